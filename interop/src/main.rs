@@ -1,0 +1,3 @@
+//! Runs Roxie against real RoCE peers.
+
+fn main() {}

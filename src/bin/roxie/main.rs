@@ -1,0 +1,3 @@
+//! `roxie`: the command line.
+
+fn main() {}

@@ -1,0 +1,126 @@
+//! A frame in up to two pieces: what ports hand up and take down.
+//!
+//! AF_XDP splits a frame that does not fit one chunk, and the UDP port keeps its
+//! synthetic Ethernet/IP/UDP headers apart from the datagram that the kernel wrote.
+//! Both are a head and a tail, so that is the one shape everything above a port knows.
+//! Where the split lies carries no meaning: it may be inside any header.
+
+use std::ops::Range;
+
+/// A received frame, borrowed from its port. Bytes `a` then `b`, without FCS.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    /// The first piece.
+    pub a: &'a [u8],
+    /// The rest, often empty.
+    pub b: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    /// A frame in one piece.
+    pub fn whole(a: &'a [u8]) -> Frame<'a> {
+        Frame { a, b: &[] }
+    }
+
+    /// Bytes in both pieces.
+    pub fn len(&self) -> usize {
+        self.a.len() + self.b.len()
+    }
+
+    /// True if there is not a single byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes of `range`, as two slices of which either may be empty.
+    ///
+    /// The range is cut to the frame: no input panics.
+    pub fn slices(&self, range: Range<usize>) -> (&'a [u8], &'a [u8]) {
+        let end = range.end.min(self.len());
+        let start = range.start.min(end);
+        let split = self.a.len();
+        let first = &self.a[start.min(split)..end.min(split)];
+        let second = &self.b[start.saturating_sub(split)..end.saturating_sub(split)];
+        (first, second)
+    }
+
+    /// Copies from `offset` into `out` and returns how many bytes there were.
+    pub fn copy_to(&self, offset: usize, out: &mut [u8]) -> usize {
+        let (x, y) = self.slices(offset..offset.saturating_add(out.len()));
+        out[..x.len()].copy_from_slice(x);
+        out[x.len()..x.len() + y.len()].copy_from_slice(y);
+        x.len() + y.len()
+    }
+
+    /// Both pieces in one vector. Allocates: for captures and tests.
+    pub fn to_vec(&self) -> Vec<u8> {
+        [self.a, self.b].concat()
+    }
+}
+
+/// A frame that is being built in its port's memory, in up to two pieces.
+#[derive(Debug)]
+pub struct FrameMut<'a> {
+    /// The first piece.
+    pub a: &'a mut [u8],
+    /// The rest, often empty.
+    pub b: &'a mut [u8],
+}
+
+impl FrameMut<'_> {
+    /// Bytes in both pieces.
+    pub fn len(&self) -> usize {
+        self.a.len() + self.b.len()
+    }
+
+    /// True if there is not a single byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The same bytes, read only.
+    pub fn as_frame(&self) -> Frame<'_> {
+        Frame { a: self.a, b: self.b }
+    }
+
+    /// The bytes of `range`, as two slices of which either may be empty; cut to the frame.
+    pub fn slices_mut(&mut self, range: Range<usize>) -> (&mut [u8], &mut [u8]) {
+        let end = range.end.min(self.len());
+        let start = range.start.min(end);
+        let split = self.a.len();
+        let first = &mut self.a[start.min(split)..end.min(split)];
+        let second = &mut self.b[start.saturating_sub(split)..end.saturating_sub(split)];
+        (first, second)
+    }
+
+    /// Writes `bytes` at `offset`; what lies beyond the frame is cut off.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) {
+        let (x, y) = self.slices_mut(offset..offset.saturating_add(bytes.len()));
+        let n = x.len();
+        let m = y.len();
+        x.copy_from_slice(&bytes[..n]);
+        y.copy_from_slice(&bytes[n..n + m]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_over_the_split_comes_as_two_slices() {
+        let f = Frame { a: &[0, 1, 2], b: &[3, 4] };
+        assert_eq!(f.slices(1..4), (&[1u8, 2][..], &[3u8][..]));
+        assert_eq!(f.slices(3..5), (&[][..], &[3u8, 4][..]));
+        assert_eq!(f.slices(4..99), (&[][..], &[4u8][..]));
+        assert_eq!(f.slices(9..4), (&[][..], &[][..]));
+    }
+
+    #[test]
+    fn a_write_over_the_split_lands_in_both_pieces() {
+        let (mut a, mut b) = ([0u8; 3], [0u8; 2]);
+        let mut f = FrameMut { a: &mut a, b: &mut b };
+        f.write(2, &[7, 8, 9, 10]);
+        assert_eq!((a, b), ([0, 0, 7], [8, 9]));
+    }
+}

@@ -1,0 +1,190 @@
+//! Moves Ethernet frames and knows no RDMA.
+//!
+//! A [`Port`] works on bursts. One turn of the engine is, in this order:
+//!
+//! ```text
+//! rx_burst -> rx_frame(i) for each i -> rx_note(i) -> rx_release
+//! tx_alloc -> tx_frame(id) to write   -> tx_arrange -> tx_frame(id) to seal -> tx_commit(id)
+//! tx_flush
+//! ```
+//!
+//! Frames of a receive burst stay valid and unchanged until `rx_release`, so payload can be
+//! copied once, late, straight to its destination. Slots that `tx_alloc` gave out must all be
+//! committed or cancelled before `tx_flush`. Ports stack: fault, pcap and loopback
+//! are ports around a port.
+//!
+//! Architecture invariant: nothing here depends on another module of the crate but
+//! `frame` and `time`, and nothing here allocates once its first bursts are through.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use crate::frame::{Frame, FrameMut};
+use crate::time::Nanos;
+
+/// How many frames a burst holds at most.
+pub const BURST: usize = 64;
+
+/// What a port is and what fits through it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortInfo {
+    /// `xdp`, `udp` or `memory`, then what stacks on it: `pcap(fault(xdp))`.
+    pub name: String,
+    /// The interface, where there is one.
+    pub interface: Option<String>,
+    /// How frames are moved and why so: `native copy: veth has no zero-copy`.
+    pub mode: String,
+    /// The station address of the port.
+    pub mac: [u8; 6],
+    /// Link MTU in bytes: the largest L3 packet.
+    pub mtu: usize,
+    /// The longest frame in bytes, without FCS, that the port can carry (it may be below `mtu + 18`).
+    pub max_frame: usize,
+}
+
+/// A received frame and what the port could not see of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    /// The bytes.
+    pub frame: Frame<'a>,
+    /// The IPv4 identification (and the DF bit) in `frame` were made up: sockets do not show them.
+    pub ip_id_hidden: bool,
+}
+
+/// Names a transmit slot from `tx_alloc` until it is committed or cancelled.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TxId(pub u32);
+
+/// Moves frames. See the module's page for the order of calls.
+pub trait Port: Send {
+    /// What this port is.
+    fn info(&self) -> &PortInfo;
+
+    /// Takes up to [`BURST`] frames from the link; they are `rx_frame(0..n)` until `rx_release`.
+    fn rx_burst(&mut self, now: Nanos) -> usize;
+
+    /// The `i`-th frame of the burst.
+    ///
+    /// # Panics
+    /// If `i` is not below what `rx_burst` returned.
+    fn rx_frame(&self, i: usize) -> Received<'_>;
+
+    /// Says what the NIC did with the `i`-th frame; captures keep it.
+    fn rx_note(&mut self, i: usize, note: std::fmt::Arguments<'_>) {
+        let _ = (i, note);
+    }
+
+    /// Returns the burst's frames to the link.
+    fn rx_release(&mut self);
+
+    /// Reserves a slot for a frame of `len` bytes (without FCS), `len <= max_frame`.
+    /// `None`: no room now, flush and come again.
+    fn tx_alloc(&mut self, len: usize) -> Option<TxId>;
+
+    /// The slot's bytes, to write. Their content starts undefined.
+    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_>;
+
+    /// Decides how the slots written so far will leave, and fixes the header fields that depend on it
+    /// (the UDP port: segmentation groups and IPv4 identification). The ICRC is computed after it.
+    fn tx_arrange(&mut self) {}
+
+    /// Hands a finished frame over. It may wait for `tx_flush`.
+    fn tx_commit(&mut self, id: TxId);
+
+    /// Says why the frame leaves, before its commit; captures keep it.
+    fn tx_note(&mut self, id: &TxId, note: std::fmt::Arguments<'_>) {
+        let _ = (id, note);
+    }
+
+    /// Gives a slot back unsent.
+    fn tx_cancel(&mut self, id: TxId);
+
+    /// One kick for all that was committed. Frames the link has no room for stay queued; an `Err` is
+    /// a link that has failed, not one that is busy.
+    fn tx_flush(&mut self, now: Nanos) -> io::Result<()>;
+
+    /// True if some layer wants notes: without it the engine does not format any.
+    fn wants_notes(&self) -> bool {
+        false
+    }
+
+    /// True if committed frames still wait for the link: come back soon, do not sleep long.
+    fn tx_pending(&self) -> bool {
+        false
+    }
+
+    /// When a layer needs a turn even if nothing arrives (a delayed frame is due); `Nanos::MAX` if never.
+    fn next_event(&self) -> Nanos {
+        Nanos::MAX
+    }
+
+    /// Descriptors that become readable when frames arrive; asked for once, at start.
+    fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    /// Called before the engine sleeps on `event_fds`: arms wake-ups. False if frames are already there.
+    fn prepare_sleep(&mut self) -> bool {
+        true
+    }
+
+    /// Appends this port's counters, those of the layers below first.
+    fn counters(&self, out: &mut Vec<(&'static str, u64)>);
+}
+
+impl<P: Port + ?Sized> Port for Box<P> {
+    fn info(&self) -> &PortInfo {
+        (**self).info()
+    }
+    fn rx_burst(&mut self, now: Nanos) -> usize {
+        (**self).rx_burst(now)
+    }
+    fn rx_frame(&self, i: usize) -> Received<'_> {
+        (**self).rx_frame(i)
+    }
+    fn rx_note(&mut self, i: usize, note: std::fmt::Arguments<'_>) {
+        (**self).rx_note(i, note);
+    }
+    fn rx_release(&mut self) {
+        (**self).rx_release();
+    }
+    fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
+        (**self).tx_alloc(len)
+    }
+    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
+        (**self).tx_frame(id)
+    }
+    fn tx_arrange(&mut self) {
+        (**self).tx_arrange();
+    }
+    fn tx_commit(&mut self, id: TxId) {
+        (**self).tx_commit(id);
+    }
+    fn tx_note(&mut self, id: &TxId, note: std::fmt::Arguments<'_>) {
+        (**self).tx_note(id, note);
+    }
+    fn tx_cancel(&mut self, id: TxId) {
+        (**self).tx_cancel(id);
+    }
+    fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
+        (**self).tx_flush(now)
+    }
+    fn wants_notes(&self) -> bool {
+        (**self).wants_notes()
+    }
+    fn tx_pending(&self) -> bool {
+        (**self).tx_pending()
+    }
+    fn next_event(&self) -> Nanos {
+        (**self).next_event()
+    }
+    fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
+        (**self).event_fds()
+    }
+    fn prepare_sleep(&mut self) -> bool {
+        (**self).prepare_sleep()
+    }
+    fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
+        (**self).counters(out);
+    }
+}
