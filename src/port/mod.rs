@@ -16,6 +16,7 @@
 //! Architecture invariant: nothing here depends on another module of the crate but
 //! `frame` and `time`, and nothing here allocates once its first bursts are through.
 
+pub mod fault;
 pub mod memory;
 
 use std::io;

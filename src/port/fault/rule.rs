@@ -1,0 +1,277 @@
+//! Who is struck: rules, their draws, and the frames that wait.
+
+use super::{Action, Direction, Fault, When};
+use crate::frame::Frame;
+use crate::time::Nanos;
+
+/// Tells whether a rule is about a frame.
+pub(super) type Predicate = Box<dyn FnMut(&Frame<'_>) -> bool + Send>;
+
+/// What is to happen to one frame.
+#[derive(Default)]
+pub(super) struct Verdict {
+    pub(super) drop: bool,
+    pub(super) duplicate: bool,
+    /// The draw that chooses the bit.
+    pub(super) corrupt: Option<u64>,
+    pub(super) hold: Option<Hold>,
+    reorder: bool,
+}
+
+impl Verdict {
+    pub(super) fn is_nothing(&self) -> bool {
+        !self.drop && !self.duplicate && !self.alters()
+    }
+
+    /// True if a copy of the frame takes its place.
+    pub(super) fn alters(&self) -> bool {
+        self.corrupt.is_some() || self.hold.is_some()
+    }
+}
+
+/// Until when a frame waits: for `due`, or for `passes` later frames if that is not 0.
+#[derive(Clone, Copy)]
+pub(super) struct Hold {
+    pub(super) due: Nanos,
+    pub(super) passes: u32,
+}
+
+/// One direction: its rules and the frames that they hold back.
+pub(super) struct Side {
+    direction: Direction,
+    rules: Vec<Rule>,
+    waiting: Vec<(Held, Hold)>,
+    next_due: Nanos,
+    counts: Counts,
+}
+
+#[derive(Default)]
+struct Counts {
+    dropped: u64,
+    duplicated: u64,
+    corrupted: u64,
+    delayed: u64,
+    reordered: u64,
+    /// Faults that did not happen because every buffer was in use.
+    unharmed: u64,
+}
+
+struct Rule {
+    fault: Fault,
+    matches: Option<Predicate>,
+    seen: u64,
+    draws: Draws,
+}
+
+impl Side {
+    pub(super) fn new(direction: Direction, held: usize) -> Side {
+        Side {
+            direction,
+            rules: Vec::new(),
+            waiting: Vec::with_capacity(held),
+            next_due: Nanos::MAX,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Adds a rule. Its draws depend on the seed, the direction and its place among the rules.
+    pub(super) fn add(&mut self, seed: u64, fault: Fault, matches: Option<Predicate>) {
+        let stream = 2 * self.rules.len() as u64 + u64::from(self.direction == Direction::Tx);
+        self.rules.push(Rule { fault, matches, seen: 0, draws: Draws::new(seed, stream) });
+    }
+
+    /// Asks every rule about `frame`.
+    pub(super) fn judge(&mut self, frame: &Frame<'_>, now: Nanos) -> Verdict {
+        let mut verdict = Verdict::default();
+        for rule in &mut self.rules {
+            if !rule.strikes(frame) {
+                continue;
+            }
+            match rule.fault.action {
+                Action::Drop => verdict.drop = true,
+                Action::Duplicate => verdict.duplicate = true,
+                Action::Corrupt => verdict.corrupt = Some(rule.draws.next()),
+                Action::Delay(time) => {
+                    verdict.hold.get_or_insert(Hold { due: now + time, passes: 0 });
+                }
+                Action::Reorder { after, within } => {
+                    verdict.reorder |= verdict.hold.is_none();
+                    verdict.hold.get_or_insert(Hold { due: now + within, passes: after });
+                }
+            }
+        }
+        self.counts.dropped += u64::from(verdict.drop);
+        verdict
+    }
+
+    /// Counts what happened to a frame that was not dropped.
+    pub(super) fn tally(&mut self, verdict: &Verdict, altered: bool, duplicated: bool) {
+        let c = &mut self.counts;
+        c.duplicated += u64::from(verdict.duplicate && duplicated);
+        c.unharmed += u64::from(verdict.duplicate && !duplicated) + u64::from(verdict.alters() && !altered);
+        if altered {
+            c.corrupted += u64::from(verdict.corrupt.is_some());
+            c.reordered += u64::from(verdict.reorder);
+            c.delayed += u64::from(verdict.hold.is_some() && !verdict.reorder);
+        }
+    }
+
+    pub(super) fn hold(&mut self, held: Held, hold: Hold) {
+        self.next_due = self.next_due.min(hold.due);
+        self.waiting.push((held, hold));
+    }
+
+    /// A frame went by: those that wait to be overtaken are one nearer.
+    pub(super) fn frame_passed(&mut self) {
+        for (_, hold) in &mut self.waiting {
+            if hold.passes > 0 {
+                hold.passes -= 1;
+                if hold.passes == 0 {
+                    hold.due = Nanos::ZERO;
+                    self.next_due = Nanos::ZERO;
+                }
+            }
+        }
+    }
+
+    /// When the first of the waiting frames goes on; `Nanos::MAX` if none waits.
+    pub(super) fn next_due(&self) -> Nanos {
+        self.next_due
+    }
+
+    /// Takes the frame that was due first, of equals the one that waited longest.
+    pub(super) fn take_due(&mut self, now: Nanos) -> Option<Held> {
+        if self.next_due > now {
+            return None;
+        }
+        let first = (0..self.waiting.len()).min_by_key(|&i| self.waiting[i].1.due)?;
+        let (held, _) = self.waiting.remove(first);
+        self.next_due = self.waiting.iter().map(|(_, hold)| hold.due).min().unwrap_or(Nanos::MAX);
+        Some(held)
+    }
+
+    pub(super) fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
+        let names = match self.direction {
+            Direction::Rx => [
+                "fault_rx_dropped",
+                "fault_rx_duplicated",
+                "fault_rx_corrupted",
+                "fault_rx_delayed",
+                "fault_rx_reordered",
+                "fault_rx_unharmed",
+            ],
+            Direction::Tx => [
+                "fault_tx_dropped",
+                "fault_tx_duplicated",
+                "fault_tx_corrupted",
+                "fault_tx_delayed",
+                "fault_tx_reordered",
+                "fault_tx_unharmed",
+            ],
+        };
+        let c = &self.counts;
+        let values = [c.dropped, c.duplicated, c.corrupted, c.delayed, c.reordered, c.unharmed];
+        out.extend(names.into_iter().zip(values));
+    }
+}
+
+impl Rule {
+    fn strikes(&mut self, frame: &Frame<'_>) -> bool {
+        if let Some(matches) = &mut self.matches
+            && !matches(frame)
+        {
+            return false;
+        }
+        self.seen += 1;
+        match self.fault.when {
+            When::Rate(rate) => self.draws.unit() < rate,
+            When::Nth(n) => self.seen == n,
+            When::Every(n) => n > 0 && self.seen.is_multiple_of(n),
+            When::First(n) => self.seen <= n,
+        }
+    }
+}
+
+/// The splitmix64 sequence (Steele, Lea, Flood 2014).
+struct Draws {
+    state: u64,
+}
+
+impl Draws {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+    fn new(seed: u64, stream: u64) -> Draws {
+        let mut draws = Draws { state: seed };
+        draws.state = draws.next() ^ stream.wrapping_mul(Draws::STEP);
+        draws.state = draws.next();
+        draws
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(Draws::STEP);
+        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in 0 (included) to 1 (not included).
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// Buffers for copies: a fixed number of them.
+pub(super) struct Pool {
+    bytes: Box<[u8]>,
+    buffer_len: usize,
+    free: Vec<usize>,
+}
+
+/// A frame in the pool. It has one owner and goes back by [`Pool::free`].
+pub(super) struct Held {
+    buffer: usize,
+    len: usize,
+    hidden: bool,
+}
+
+impl Held {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn ip_id_hidden(&self) -> bool {
+        self.hidden
+    }
+}
+
+impl Pool {
+    pub(super) fn new(buffers: usize, buffer_len: usize) -> Pool {
+        Pool {
+            bytes: vec![0; buffers * buffer_len].into_boxed_slice(),
+            buffer_len,
+            free: (0..buffers).rev().collect(),
+        }
+    }
+
+    /// Copies `frame` into a buffer, if there is one and it fits.
+    pub(super) fn copy(&mut self, frame: &Frame<'_>, ip_id_hidden: bool) -> Option<Held> {
+        if frame.len() > self.buffer_len {
+            return None;
+        }
+        let held = Held { buffer: self.free.pop()?, len: frame.len(), hidden: ip_id_hidden };
+        frame.copy_to(0, self.bytes_mut(&held));
+        Some(held)
+    }
+
+    pub(super) fn bytes(&self, held: &Held) -> &[u8] {
+        &self.bytes[held.buffer * self.buffer_len..][..held.len]
+    }
+
+    pub(super) fn bytes_mut(&mut self, held: &Held) -> &mut [u8] {
+        &mut self.bytes[held.buffer * self.buffer_len..][..held.len]
+    }
+
+    pub(super) fn free(&mut self, held: Held) {
+        self.free.push(held.buffer);
+    }
+}
