@@ -17,6 +17,7 @@
 //! `frame` and `time`, and nothing here allocates once its first bursts are through.
 
 pub mod fault;
+pub mod loopback;
 pub mod memory;
 
 use std::io;

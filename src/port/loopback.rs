@@ -1,0 +1,278 @@
+//! A port around a port that turns round what is addressed to itself.
+//!
+//! Links do not return a station's own frames, and traffic between two programs on one NIC should not
+//! need a link. Frames whose destination is the port's own MAC address are copied to a bounded queue and
+//! received from there. A capture above this layer sees them leave and arrive like any other.
+
+use std::collections::VecDeque;
+use std::fmt::Arguments;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use super::{BURST, Port, PortInfo, Received, TxId};
+use crate::frame::{Frame, FrameMut};
+use crate::time::Nanos;
+
+/// Frames that may wait to be received unless told otherwise.
+pub const DEFAULT_DEPTH: usize = 1024;
+
+/// Turns round frames to the port's own MAC address. See the module's page.
+pub struct LoopbackPort<P> {
+    inner: P,
+    info: PortInfo,
+    buffers: Box<[u8]>,
+    free: Vec<u32>,
+    queue: VecDeque<Turned>,
+    burst: Source,
+    /// The queue had the last burst: the link goes first now.
+    link_first: bool,
+    looped: u64,
+    looped_bytes: u64,
+    dropped: u64,
+}
+
+/// A frame in `buffers`.
+#[derive(Clone, Copy)]
+struct Turned {
+    buffer: u32,
+    len: usize,
+}
+
+/// Whose frames the current burst shows. Bursts do not mix: the port below decides the size of its own.
+#[derive(Clone, Copy, PartialEq)]
+enum Source {
+    Link,
+    /// The first so many of the queue.
+    Queue(usize),
+}
+
+impl<P: Port> LoopbackPort<P> {
+    /// Puts a loopback of `depth` frames around `inner`; beyond it frames are dropped and counted.
+    pub fn new(inner: P, depth: usize) -> LoopbackPort<P> {
+        let mut info = inner.info().clone();
+        info.name = format!("loopback({})", info.name);
+        let depth = u32::try_from(depth).expect("a loopback of fewer than 2^32 frames");
+        LoopbackPort {
+            buffers: vec![0; depth as usize * info.max_frame].into_boxed_slice(),
+            inner,
+            info,
+            free: (0..depth).rev().collect(),
+            queue: VecDeque::with_capacity(depth as usize),
+            burst: Source::Link,
+            link_first: false,
+            looped: 0,
+            looped_bytes: 0,
+            dropped: 0,
+        }
+    }
+
+    /// The port below.
+    pub fn inner(&self) -> &P {
+        &self.inner
+    }
+
+    fn take_queue(&mut self) -> usize {
+        let n = self.queue.len().min(BURST);
+        self.burst = Source::Queue(n);
+        self.link_first = true;
+        n
+    }
+
+    fn turn_round(&mut self, id: &TxId) {
+        let Some(buffer) = self.free.pop() else {
+            self.dropped += 1;
+            return;
+        };
+        let slot = self.inner.tx_frame(id);
+        let turned = Turned { buffer, len: slot.len() };
+        let start = buffer as usize * self.info.max_frame;
+        slot.as_frame().copy_to(0, &mut self.buffers[start..start + turned.len]);
+        self.queue.push_back(turned);
+        self.looped += 1;
+        self.looped_bytes += turned.len as u64;
+    }
+}
+
+impl<P: Port> Port for LoopbackPort<P> {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn rx_burst(&mut self, now: Nanos) -> usize {
+        if !self.queue.is_empty() && !self.link_first {
+            return self.take_queue();
+        }
+        self.link_first = false;
+        let n = self.inner.rx_burst(now);
+        if n == 0 && !self.queue.is_empty() {
+            self.inner.rx_release();
+            return self.take_queue();
+        }
+        self.burst = Source::Link;
+        n
+    }
+
+    fn rx_frame(&self, i: usize) -> Received<'_> {
+        match self.burst {
+            Source::Link => self.inner.rx_frame(i),
+            Source::Queue(n) => {
+                assert!(i < n, "frame {i} of a burst of {n}");
+                let turned = self.queue[i];
+                let start = turned.buffer as usize * self.info.max_frame;
+                let frame = Frame::whole(&self.buffers[start..start + turned.len]);
+                Received { frame, ip_id_hidden: false }
+            }
+        }
+    }
+
+    fn rx_note(&mut self, i: usize, note: Arguments<'_>) {
+        if self.burst == Source::Link {
+            self.inner.rx_note(i, note);
+        }
+    }
+
+    fn rx_release(&mut self) {
+        match self.burst {
+            Source::Link => self.inner.rx_release(),
+            Source::Queue(n) => self.free.extend(self.queue.drain(..n).map(|turned| turned.buffer)),
+        }
+        self.burst = Source::Queue(0);
+    }
+
+    fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
+        self.inner.tx_alloc(len)
+    }
+
+    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
+        self.inner.tx_frame(id)
+    }
+
+    fn tx_arrange(&mut self) {
+        self.inner.tx_arrange();
+    }
+
+    fn tx_commit(&mut self, id: TxId) {
+        let mut destination = [0; 6];
+        let known = self.inner.tx_frame(&id).as_frame().copy_to(0, &mut destination);
+        if known == destination.len() && destination == self.info.mac {
+            self.turn_round(&id);
+            self.inner.tx_cancel(id);
+        } else {
+            self.inner.tx_commit(id);
+        }
+    }
+
+    fn tx_note(&mut self, id: &TxId, note: Arguments<'_>) {
+        self.inner.tx_note(id, note);
+    }
+
+    fn tx_cancel(&mut self, id: TxId) {
+        self.inner.tx_cancel(id);
+    }
+
+    fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
+        self.inner.tx_flush(now)
+    }
+
+    fn wants_notes(&self) -> bool {
+        self.inner.wants_notes()
+    }
+
+    fn tx_pending(&self) -> bool {
+        self.inner.tx_pending()
+    }
+
+    /// At once while frames wait to be received.
+    fn next_event(&self) -> Nanos {
+        if self.queue.is_empty() { self.inner.next_event() } else { Nanos::ZERO }
+    }
+
+    fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.inner.event_fds()
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.queue.is_empty() && self.inner.prepare_sleep()
+    }
+
+    fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
+        self.inner.counters(out);
+        out.extend([
+            ("loopback_packets", self.looped),
+            ("loopback_bytes", self.looped_bytes),
+            ("loopback_dropped", self.dropped),
+        ]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::port::memory::{self, MemoryConfig, MemoryPort};
+
+    const OWN: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
+    const PEER: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
+
+    fn pair(depth: usize) -> (LoopbackPort<MemoryPort>, MemoryPort) {
+        let own = MemoryConfig { mac: OWN, split: Some(10), ..MemoryConfig::default() };
+        let peer = MemoryConfig { mac: PEER, ..MemoryConfig::default() };
+        let (a, b) = memory::pair(own, peer);
+        (LoopbackPort::new(a, depth), b)
+    }
+
+    fn send(port: &mut impl Port, to: [u8; 6], payload: &[u8]) {
+        let id = port.tx_alloc(6 + payload.len()).expect("room");
+        let mut frame = port.tx_frame(&id);
+        frame.write(0, &to);
+        frame.write(6, payload);
+        port.tx_commit(id);
+        port.tx_flush(Nanos::ZERO).expect("a memory port does not fail");
+    }
+
+    fn receive(port: &mut impl Port) -> Vec<Vec<u8>> {
+        let n = port.rx_burst(Nanos::ZERO);
+        let frames = (0..n).map(|i| port.rx_frame(i).frame.to_vec()[6..].to_vec()).collect();
+        port.rx_release();
+        frames
+    }
+
+    #[test]
+    fn frames_to_the_own_address_come_back_and_never_reach_the_link() {
+        let (mut a, mut b) = pair(8);
+        send(&mut a, OWN, b"to myself, in two pieces");
+        send(&mut a, PEER, b"to the peer");
+        assert!(a.next_event() == Nanos::ZERO && !a.prepare_sleep());
+        assert_eq!(receive(&mut a), [b"to myself, in two pieces"]);
+        assert_eq!(receive(&mut b), [b"to the peer"]);
+        assert!(receive(&mut a).is_empty() && a.next_event() == Nanos::MAX);
+    }
+
+    #[test]
+    fn the_link_gets_its_turn_while_the_queue_is_full() {
+        let (mut a, mut b) = pair(512);
+        for n in 0..200u8 {
+            send(&mut a, OWN, &[n]);
+            send(&mut b, OWN, &[n]);
+        }
+        let bursts: Vec<_> = (0..8).map(|_| receive(&mut a)).collect();
+        assert_eq!(bursts.iter().map(Vec::len).collect::<Vec<_>>(), [64, 64, 64, 64, 64, 64, 8, 8]);
+        for who in 0..2 {
+            let all: Vec<u8> = bursts.iter().skip(who).step_by(2).flatten().map(|f| f[0]).collect();
+            assert_eq!(all, (0..200).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_the_queue_is_dropped_and_counted() {
+        let (mut a, _b) = pair(3);
+        for n in 0..5 {
+            send(&mut a, OWN, &[n]);
+        }
+        assert_eq!(receive(&mut a), [[0], [1], [2]]);
+        let mut counters = Vec::new();
+        a.counters(&mut counters);
+        assert!(counters.contains(&("loopback_dropped", 2)) && counters.contains(&("loopback_packets", 3)));
+        send(&mut a, OWN, &[9]);
+        assert_eq!(receive(&mut a), [[9]], "the buffers are free again");
+    }
+}
