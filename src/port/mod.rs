@@ -19,6 +19,7 @@
 pub mod fault;
 pub mod loopback;
 pub mod memory;
+pub mod udp;
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -1,0 +1,215 @@
+//! The Ethernet, IP and UDP headers that stand before a datagram above this port.
+//!
+//! Received ones are made up from what the socket tells; of those to be sent the socket uses addresses,
+//! traffic class and source port. RFC 791, RFC 8200, RFC 768.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Ethernet + IPv4 + UDP, in bytes.
+pub(super) const V4_HEADERS: usize = 14 + 20 + 8;
+/// Ethernet + IPv6 + UDP, in bytes.
+pub(super) const V6_HEADERS: usize = 14 + 40 + 8;
+/// The longer of the two.
+pub(super) const MAX_HEADERS: usize = V6_HEADERS;
+
+/// Offset of the IPv4 identification in a frame.
+pub(super) const V4_ID: usize = 14 + 4;
+const V4_CHECKSUM: usize = 14 + 10;
+const HOP_LIMIT: u8 = 64;
+const UDP: u8 = 17;
+
+/// A station address for an IP address that is reached through sockets: `02:00` and the four bytes of an
+/// IPv4 address, `02:06` and a hash of an IPv6 address. It is locally administered and never on a wire.
+pub fn synthetic_mac(address: IpAddr) -> [u8; 6] {
+    match address.to_canonical() {
+        IpAddr::V4(a) => {
+            let [a, b, c, d] = a.octets();
+            [2, 0, a, b, c, d]
+        }
+        IpAddr::V6(a) => {
+            // FNV-1a.
+            let hash =
+                a.octets().iter().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(*b)).wrapping_mul(0x0100_0193));
+            let [a, b, c, d] = hash.to_be_bytes();
+            [2, 6, a, b, c, d]
+        }
+    }
+}
+
+/// Both ends of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    pub(super) source: IpAddr,
+    pub(super) destination: IpAddr,
+    pub(super) traffic_class: u8,
+}
+
+/// Headers of a received datagram.
+#[derive(Clone, Copy)]
+pub(super) struct Headers {
+    bytes: [u8; MAX_HEADERS],
+    len: u8,
+}
+
+impl Headers {
+    pub(super) const EMPTY: Headers = Headers { bytes: [0; MAX_HEADERS], len: 0 };
+
+    pub(super) fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// Headers of a datagram with `payload` bytes. IPv4: identification 0 and DF, as made-up as said
+    /// by `ip_id_hidden`. The UDP checksum is 0: the kernel has verified it and does not show it.
+    pub(super) fn new(macs: ([u8; 6], [u8; 6]), route: &Route, ports: (u16, u16), payload: usize) -> Headers {
+        let mut headers = Headers::EMPTY;
+        let b = &mut headers.bytes;
+        b[..6].copy_from_slice(&macs.1);
+        b[6..12].copy_from_slice(&macs.0);
+        let udp_len = payload as u16 + 8;
+        let udp = match (route.source, route.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                b[12..14].copy_from_slice(&[0x08, 0x00]);
+                b[14..16].copy_from_slice(&[0x45, route.traffic_class]);
+                b[16..18].copy_from_slice(&(udp_len + 20).to_be_bytes());
+                b[20..24].copy_from_slice(&[0x40, 0, HOP_LIMIT, UDP]);
+                b[26..30].copy_from_slice(&source.octets());
+                b[30..34].copy_from_slice(&destination.octets());
+                let sum = checksum(&b[14..34]);
+                b[V4_CHECKSUM..V4_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+                34
+            }
+            (source, destination) => {
+                b[12..14].copy_from_slice(&[0x86, 0xdd]);
+                let class = u32::from(route.traffic_class) << 20;
+                b[14..18].copy_from_slice(&(0x6000_0000 | class).to_be_bytes());
+                b[18..20].copy_from_slice(&udp_len.to_be_bytes());
+                b[20..22].copy_from_slice(&[UDP, HOP_LIMIT]);
+                b[22..38].copy_from_slice(&v6(source).octets());
+                b[38..54].copy_from_slice(&v6(destination).octets());
+                54
+            }
+        };
+        b[udp..udp + 2].copy_from_slice(&ports.0.to_be_bytes());
+        b[udp + 2..udp + 4].copy_from_slice(&ports.1.to_be_bytes());
+        b[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
+        headers.len = udp as u8 + 8;
+        headers
+    }
+}
+
+fn v6(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(a) => a.to_ipv6_mapped(),
+        IpAddr::V6(a) => a,
+    }
+}
+
+/// What the socket needs to know of a frame to be sent.
+pub(super) struct Outgoing {
+    pub(super) route: Route,
+    pub(super) source_port: u16,
+    pub(super) destination_port: u16,
+    /// Where the UDP header begins; the datagram follows 8 bytes later.
+    pub(super) udp: usize,
+}
+
+impl Outgoing {
+    /// Reads the first bytes of a frame of `frame_len`. `None` if it is not exactly an untagged Ethernet
+    /// frame with one unfragmented UDP datagram over IP without options.
+    pub(super) fn parse(b: &[u8; MAX_HEADERS], frame_len: usize) -> Option<Outgoing> {
+        let be16 = |at: usize| u16::from_be_bytes([b[at], b[at + 1]]);
+        let (route, udp) = match (be16(12), b[14] >> 4) {
+            (0x0800, 4) => {
+                let fragment = be16(20) & 0x3fff;
+                let exact = usize::from(be16(16)) + 14 == frame_len;
+                if b[14] != 0x45 || b[23] != UDP || fragment != 0 || !exact {
+                    return None;
+                }
+                let source = IpAddr::V4(Ipv4Addr::new(b[26], b[27], b[28], b[29]));
+                let destination = IpAddr::V4(Ipv4Addr::new(b[30], b[31], b[32], b[33]));
+                (Route { source, destination, traffic_class: b[15] }, 34)
+            }
+            (0x86dd, 6) => {
+                if b[20] != UDP || usize::from(be16(18)) + 54 != frame_len {
+                    return None;
+                }
+                let mut octets = [0; 16];
+                octets.copy_from_slice(&b[22..38]);
+                let source = IpAddr::V6(octets.into());
+                octets.copy_from_slice(&b[38..54]);
+                let destination = IpAddr::V6(octets.into());
+                let traffic_class = (be16(14) >> 4) as u8;
+                (Route { source, destination, traffic_class }, 54)
+            }
+            _ => return None,
+        };
+        let fits = usize::from(be16(udp + 4)) + udp == frame_len && frame_len > udp + 8;
+        fits.then(|| Outgoing { route, source_port: be16(udp), destination_port: be16(udp + 2), udp })
+    }
+}
+
+/// Sets the IPv4 identification and corrects a header checksum that was filled in (RFC 1624).
+pub(super) fn set_identification(b: &mut [u8; MAX_HEADERS], id: u16) {
+    let old = u16::from_be_bytes([b[V4_ID], b[V4_ID + 1]]);
+    if old == id {
+        return;
+    }
+    b[V4_ID..V4_ID + 2].copy_from_slice(&id.to_be_bytes());
+    let sum = u16::from_be_bytes([b[V4_CHECKSUM], b[V4_CHECKSUM + 1]]);
+    if sum != 0 {
+        let total = u32::from(!sum) + u32::from(!old) + u32::from(id);
+        b[V4_CHECKSUM..V4_CHECKSUM + 2].copy_from_slice(&(!fold(total)).to_be_bytes());
+    }
+}
+
+/// The internet checksum of an even number of bytes (RFC 1071).
+fn checksum(bytes: &[u8]) -> u16 {
+    !fold(bytes.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum())
+}
+
+fn fold(sum: u32) -> u16 {
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(source: &str, destination: &str) -> Route {
+        let ip = |text: &str| text.parse().expect("an address");
+        Route { source: ip(source), destination: ip(destination), traffic_class: 0x6a }
+    }
+
+    #[test]
+    fn made_up_headers_parse_back_to_what_the_socket_said() {
+        for (from, to, len) in [("10.1.2.3", "10.4.5.6", V4_HEADERS), ("fd00::1", "fd00::2", V6_HEADERS)] {
+            let route = route(from, to);
+            let headers = Headers::new(([1; 6], [2; 6]), &route, (0xc123, 4791), 100);
+            assert_eq!(headers.as_slice().len(), len);
+            let out = Outgoing::parse(&headers.bytes, len + 100).expect("a datagram");
+            assert_eq!((out.route, out.source_port, out.destination_port), (route, 0xc123, 4791));
+            assert_eq!(out.udp + 8, len);
+            assert!(Outgoing::parse(&headers.bytes, len + 101).is_none(), "trailing bytes are not sent");
+        }
+    }
+
+    #[test]
+    fn the_header_checksum_stays_right_when_the_identification_changes() {
+        let route = route("10.1.2.3", "10.4.5.6");
+        let mut headers = Headers::new(([1; 6], [2; 6]), &route, (0xc123, 4791), 100);
+        for id in [1, 127, 0xffff, 0] {
+            set_identification(&mut headers.bytes, id);
+            assert_eq!(checksum(&headers.bytes[14..34]), 0, "id {id}");
+        }
+    }
+
+    #[test]
+    fn synthetic_addresses_differ_and_are_local() {
+        let mac = |text: &str| synthetic_mac(text.parse().expect("an address"));
+        assert_eq!(mac("10.1.2.3"), [2, 0, 10, 1, 2, 3]);
+        assert_eq!(mac("::ffff:10.1.2.3"), mac("10.1.2.3"));
+        assert_ne!(mac("fd00::1"), mac("fd00::2"));
+        assert_eq!(mac("fd00::1")[..2], [2, 6]);
+    }
+}

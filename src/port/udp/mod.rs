@@ -1,0 +1,135 @@
+//! RoCE v2 over plain UDP sockets: no privilege, no special interface.
+//!
+//! RoCE v2 is UDP port 4791, so a socket can carry it. Above this port a frame is a frame: received
+//! datagrams get made-up Ethernet, IP and UDP headers in front, and of frames to be sent the datagram goes
+//! to a socket with the addresses, the traffic class and the source port that the headers name.
+//! Segmentation offload (`UDP_SEGMENT`, `UDP_GRO`) moves up to 128 datagrams in one pass through the
+//! kernel; between two such ports on one host nothing is faster.
+//!
+//! What the ICRC covers and a socket does not show is the IPv4 identification: `tx` says how the frames sent
+//! get the one they will have, and [`Received::ip_id_hidden`] marks received ones. IPv6 has none.
+//! Station addresses are made up from IP addresses: [`synthetic_mac`].
+
+mod headers;
+mod open;
+mod owner;
+mod probe;
+mod rx;
+mod sys;
+mod tx;
+
+use std::fmt::Arguments;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+pub use headers::synthetic_mac;
+pub use open::{UdpConfig, UdpError};
+use rx::Receiver;
+use tx::Sender;
+
+use super::{Port, PortInfo, Received, TxId};
+use crate::frame::FrameMut;
+use crate::time::Nanos;
+
+/// A port made of UDP sockets. See the module's page.
+pub struct UdpPort {
+    info: PortInfo,
+    addresses: Vec<IpAddr>,
+    receiver: Receiver,
+    sender: Sender,
+}
+
+impl UdpPort {
+    /// The addresses it receives on, those of the network namespace if it listens on any.
+    pub fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+}
+
+impl Port for UdpPort {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn rx_burst(&mut self, _now: Nanos) -> usize {
+        self.receiver.poll()
+    }
+
+    fn rx_frame(&self, i: usize) -> Received<'_> {
+        let frame = self.receiver.frame(i);
+        Received { frame, ip_id_hidden: frame.a.len() == headers::V4_HEADERS }
+    }
+
+    fn rx_note(&mut self, _i: usize, _note: Arguments<'_>) {}
+
+    fn rx_release(&mut self) {
+        self.receiver.release();
+    }
+
+    fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
+        let max = self.info.max_frame;
+        assert!(len <= max, "a frame of {len} bytes was asked for, this port carries {max}");
+        self.sender.alloc(len)
+    }
+
+    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
+        self.sender.frame(id)
+    }
+
+    fn tx_arrange(&mut self) {
+        self.sender.arrange();
+    }
+
+    fn tx_commit(&mut self, id: TxId) {
+        self.sender.commit(&id);
+    }
+
+    fn tx_cancel(&mut self, id: TxId) {
+        self.sender.cancel(&id);
+    }
+
+    /// Never fails: what a socket refuses for good is dropped, counted, and reported once for each kind.
+    fn tx_flush(&mut self, _now: Nanos) -> io::Result<()> {
+        self.sender.flush();
+        Ok(())
+    }
+
+    fn tx_pending(&self) -> bool {
+        self.sender.pending()
+    }
+
+    fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.receiver.fds()
+    }
+
+    /// Sockets stay readable until they are empty, so only what was fetched already keeps awake.
+    fn prepare_sleep(&mut self) -> bool {
+        !self.receiver.has_rest()
+    }
+
+    fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
+        let (r, s) = (&self.receiver.counts, &self.sender.counts);
+        out.extend([
+            ("rx_packets", r.packets),
+            ("rx_bytes", r.bytes),
+            ("rx_calls", r.calls),
+            ("rx_trains", r.trains),
+            ("rx_oversize", r.oversize),
+            ("rx_truncated", r.truncated),
+            ("rx_errors", r.errors),
+            ("rx_out_of_buffer", self.receiver.dropped()),
+            ("tx_packets", s.packets),
+            ("tx_bytes", s.bytes),
+            ("tx_calls", s.calls),
+            ("tx_trains", s.trains),
+            ("tx_busy", s.busy),
+            ("tx_not_roce", s.not_roce),
+            ("tx_unreachable", s.unreachable),
+            ("tx_refused", s.refused),
+            ("tx_too_long", s.too_long),
+            ("tx_failed", s.failed),
+            ("tx_id_shifted", s.id_shifted),
+        ]);
+    }
+}

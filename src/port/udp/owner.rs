@@ -1,0 +1,79 @@
+//! Who holds a UDP port that we cannot have.
+
+use std::fs;
+use std::path::Path;
+
+/// One sentence or two: the holder of local UDP port `port` as far as it can be seen, and what to do.
+pub(super) fn describe(port: u16) -> String {
+    let inodes = socket_inodes(port);
+    let mut owners: Vec<String> = inodes.iter().filter_map(|inode| process_with_socket(*inode)).collect();
+    owners.sort();
+    owners.dedup();
+    if !owners.is_empty() {
+        return format!("{} holds it: stop that process first", owners.join(" and "));
+    }
+    if inodes.is_empty() {
+        return "its holder is gone by now: try again".into();
+    }
+    if Path::new("/sys/module/rdma_rxe").exists() {
+        return "no process holds it and the kernel's rdma_rxe is loaded: remove its devices (rdma link show, \
+                rdma link delete NAME) or unload it (modprobe -r rdma_rxe)"
+            .into();
+    }
+    "no process that may be seen from here holds it: look as root (ss -ulpn), in other containers of this \
+     network namespace too"
+        .into()
+}
+
+/// The inodes of UDP sockets bound to `port` in this thread's network namespace.
+fn socket_inodes(port: u16) -> Vec<u64> {
+    ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"]
+        .into_iter()
+        .filter_map(|table| fs::read_to_string(table).ok())
+        .flat_map(|table| table.lines().skip(1).filter_map(|l| inode_if_bound(l, port)).collect::<Vec<_>>())
+        .collect()
+}
+
+/// `  12: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  0  0 34567 2 …`
+fn inode_if_bound(line: &str, port: u16) -> Option<u64> {
+    let mut fields = line.split_whitespace();
+    let (_, bound) = fields.nth(1)?.rsplit_once(':')?;
+    if u16::from_str_radix(bound, 16).ok()? != port {
+        return None;
+    }
+    fields.nth(7)?.parse().ok()
+}
+
+fn process_with_socket(inode: u64) -> Option<String> {
+    let wanted = format!("socket:[{inode}]");
+    for process in fs::read_dir("/proc").ok()?.flatten() {
+        let Ok(pid) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
+        let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
+        let holds = |fd: fs::DirEntry| fs::read_link(fd.path()).is_ok_and(|to| to.as_os_str() == &wanted[..]);
+        if descriptors.flatten().any(holds) {
+            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            return Some(format!("process {pid} ({})", name.trim()));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_that_holds_a_port_is_named() {
+        let socket = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let said = describe(socket.local_addr().unwrap().port());
+        assert!(said.contains(&format!("process {} (", std::process::id())), "{said}");
+    }
+
+    #[test]
+    fn a_line_of_the_kernels_table_gives_the_inode() {
+        let line = "  212: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 \
+                    40741 2 00000000e3f1c5d2 0";
+        assert_eq!(inode_if_bound(line, 4791), Some(40741));
+        assert_eq!(inode_if_bound(line, 4792), None);
+    }
+}

@@ -1,0 +1,216 @@
+//! Receiving: trains of datagrams from the kernel, cut into frames.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::headers::{Headers, Route, V4_HEADERS, V6_HEADERS, synthetic_mac};
+use super::sys::{INBOX, Inbox, Train};
+use crate::frame::Frame;
+use crate::port::BURST;
+
+/// A socket that had nothing for so many polls in a row is asked less often.
+const COLD_AFTER: u32 = 64;
+/// How often then: every so many polls. Sleeping is not affected, it waits on all descriptors.
+const COLD_PERIOD: usize = 8;
+
+/// Receives from all listening sockets.
+pub(super) struct Receiver {
+    listeners: Vec<Listener>,
+    inbox: Inbox,
+    /// What the inbox holds, in order.
+    trains: Vec<Cut>,
+    /// The first datagram not shown yet: its place in `trains` and its offset.
+    next: (usize, usize),
+    burst: Vec<Datagram>,
+    /// Buffers to offer in the next call: enough for a burst, so that their memory stays warm.
+    limit: usize,
+    turn: usize,
+    mac: [u8; 6],
+    port: u16,
+    max_frame: usize,
+    pub(super) counts: ReceiveCounts,
+}
+
+#[derive(Default)]
+pub(super) struct ReceiveCounts {
+    pub(super) packets: u64,
+    pub(super) bytes: u64,
+    pub(super) calls: u64,
+    pub(super) trains: u64,
+    pub(super) oversize: u64,
+    pub(super) truncated: u64,
+    pub(super) errors: u64,
+}
+
+struct Listener {
+    socket: OwnedFd,
+    /// Its own address, shown as the destination if the kernel tells none.
+    address: IpAddr,
+    idle_polls: u32,
+    dropped: u32,
+}
+
+/// A train in the inbox and the headers of its datagrams.
+struct Cut {
+    buffer: usize,
+    len: usize,
+    segment: usize,
+    headers: Headers,
+    /// Those of a shorter last datagram.
+    last_headers: Headers,
+}
+
+/// A datagram of the current burst.
+struct Datagram {
+    train: usize,
+    offset: usize,
+    len: usize,
+}
+
+impl Receiver {
+    pub(super) fn new(
+        sockets: Vec<(IpAddr, OwnedFd)>,
+        mac: [u8; 6],
+        port: u16,
+        max_frame: usize,
+    ) -> Receiver {
+        let listeners = sockets
+            .into_iter()
+            .map(|(address, socket)| Listener { socket, address, idle_polls: 0, dropped: 0 })
+            .collect();
+        Receiver {
+            listeners,
+            inbox: Inbox::new(),
+            trains: Vec::with_capacity(INBOX),
+            next: (0, 0),
+            burst: Vec::with_capacity(BURST),
+            limit: INBOX,
+            turn: 0,
+            mac,
+            port,
+            max_frame,
+            counts: ReceiveCounts::default(),
+        }
+    }
+
+    /// Takes up to [`BURST`] datagrams, first those that an earlier call brought.
+    pub(super) fn poll(&mut self) -> usize {
+        debug_assert!(self.burst.is_empty(), "rx_release comes before the next rx_burst");
+        if !self.has_rest() {
+            self.fetch();
+        }
+        while self.burst.len() < BURST && self.has_rest() {
+            let cut = &self.trains[self.next.0];
+            let len = cut.segment.min(cut.len - self.next.1);
+            self.burst.push(Datagram { train: self.next.0, offset: self.next.1, len });
+            self.counts.bytes += len as u64;
+            self.next.1 += len;
+            if self.next.1 == cut.len {
+                self.next = (self.next.0 + 1, 0);
+            }
+        }
+        self.counts.packets += self.burst.len() as u64;
+        self.burst.len()
+    }
+
+    pub(super) fn frame(&self, i: usize) -> Frame<'_> {
+        let datagram = &self.burst[i];
+        let cut = &self.trains[datagram.train];
+        let headers = if datagram.len == cut.segment { &cut.headers } else { &cut.last_headers };
+        let b = self.inbox.bytes(cut.buffer, datagram.offset, datagram.len);
+        Frame { a: headers.as_slice(), b }
+    }
+
+    pub(super) fn release(&mut self) {
+        self.burst.clear();
+    }
+
+    /// True if datagrams of an earlier call wait for the next burst.
+    pub(super) fn has_rest(&self) -> bool {
+        self.next.0 < self.trains.len()
+    }
+
+    pub(super) fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.listeners.iter().map(|l| l.socket.as_fd()).collect()
+    }
+
+    /// Datagrams that the kernel dropped because a socket buffer was full.
+    pub(super) fn dropped(&self) -> u64 {
+        self.listeners.iter().map(|l| u64::from(l.dropped)).sum()
+    }
+
+    /// Asks the sockets in turn until one has something.
+    fn fetch(&mut self) {
+        self.trains.clear();
+        self.next = (0, 0);
+        self.turn = self.turn.wrapping_add(1);
+        let sockets = self.listeners.len();
+        for k in 0..sockets {
+            let s = (self.turn + k) % sockets;
+            let listener = &mut self.listeners[s];
+            if listener.idle_polls >= COLD_AFTER && !(self.turn / sockets).is_multiple_of(COLD_PERIOD) {
+                continue;
+            }
+            match self.inbox.receive(listener.socket.as_fd(), self.limit) {
+                Ok(n) => {
+                    listener.idle_polls = 0;
+                    self.counts.calls += 1;
+                    self.counts.trains += n as u64;
+                    self.sort_in(s, n);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    listener.idle_polls = listener.idle_polls.saturating_add(1);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => self.counts.errors += 1,
+            }
+            if !self.trains.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Makes `n` trains of listener `s` ready to be cut.
+    fn sort_in(&mut self, s: usize, n: usize) {
+        let mut datagrams = 0;
+        for buffer in 0..n {
+            let Some(train) = self.inbox.train(buffer) else { continue };
+            if let Some(dropped) = train.dropped {
+                self.listeners[s].dropped = dropped;
+            }
+            if train.truncated {
+                self.counts.truncated += 1;
+            } else if train.segment + header_len(train.source) > self.max_frame {
+                self.counts.oversize += train.len.div_ceil(train.segment.max(1)) as u64;
+            } else if train.len > 0 {
+                datagrams += train.len.div_ceil(train.segment);
+                self.trains.push(self.cut(buffer, &train, self.listeners[s].address));
+            }
+        }
+        self.limit = (BURST * n).div_ceil(datagrams.max(1)).clamp(1, INBOX);
+    }
+
+    fn cut(&self, buffer: usize, train: &Train, listener: IpAddr) -> Cut {
+        let route = Route {
+            source: train.source,
+            destination: train.destination.unwrap_or(listener),
+            traffic_class: train.traffic_class,
+        };
+        let macs = (synthetic_mac(train.source), self.mac);
+        let ports = (train.source_port, self.port);
+        let last = train.len % train.segment;
+        let headers_of = |payload| Headers::new(macs, &route, ports, payload);
+        Cut {
+            buffer,
+            len: train.len,
+            segment: train.segment,
+            headers: headers_of(train.segment),
+            last_headers: if last == 0 { Headers::EMPTY } else { headers_of(last) },
+        }
+    }
+}
+
+fn header_len(source: IpAddr) -> usize {
+    if source.is_ipv4() { V4_HEADERS } else { V6_HEADERS }
+}

@@ -1,0 +1,452 @@
+//! Sending: frames gathered into trains of datagrams, a system call for many.
+//!
+//! Slots lie in one block of memory: the headers of each in a table, the datagrams one behind the other,
+//! so that a train is usually one piece. `arrange` decides the trains: datagrams of one flow, of equal
+//! length but for a shorter last, in order. The kernel numbers the datagrams of an IPv4 train 0, 1, 2 …
+//! in the IP identification, and 0 a datagram that goes alone (`IP_PMTUDISC_PROBE`, unconnected socket),
+//! so `arrange` writes just that into the headers, and the source port that the socket has.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::headers::{MAX_HEADERS, Outgoing, Route, V4_HEADERS, V6_HEADERS, set_identification};
+use super::sys::{BATCH, Envelope, Outbox};
+use crate::frame::FrameMut;
+use crate::port::{BURST, TxId};
+
+/// Slots that may wait: what one burst needs, and what a busy link left over.
+const SLOTS: usize = 4 * BURST;
+/// Bytes of the header table's rows.
+const ROW: usize = 64;
+/// Where datagrams begin.
+const ARENA: usize = SLOTS * ROW;
+/// Room for datagrams, in bytes.
+const ARENA_BYTES: usize = 1 << 20;
+/// What one send may hold: 65,535 less IPv4 and UDP headers.
+const TRAIN_LIMIT: usize = 65_507;
+/// How many trains back a datagram looks for one of its flow.
+const LOOK_BACK: usize = 16;
+
+/// A socket to send from and its port.
+pub(super) struct SendSocket {
+    pub(super) socket: OwnedFd,
+    pub(super) port: u16,
+}
+
+/// What a [`Sender`] may do.
+pub(super) struct SendLimits {
+    /// Datagrams that one send may hold; 1 without segmentation offload.
+    pub(super) segments: usize,
+    /// The port of all peers.
+    pub(super) port: u16,
+    /// Interface index for link-local destinations.
+    pub(super) scope: u32,
+}
+
+/// Sends frames through a pool of sockets for each family.
+pub(super) struct Sender {
+    /// Those of IPv4, then those of IPv6.
+    sockets: Vec<SendSocket>,
+    v4_sockets: usize,
+    limits: SendLimits,
+    memory: Box<[u8]>,
+    used: usize,
+    slots: Vec<Slot>,
+    arranged: usize,
+    trains: Vec<Train>,
+    /// Where the next slot is split: the header length of the last frame.
+    header_len: usize,
+    /// A slot was taken back after it had been arranged.
+    holes: bool,
+    outbox: Outbox,
+    /// The train behind each one in the outbox.
+    boxed: Vec<usize>,
+    pub(super) counts: SendCounts,
+    reported: [bool; 4],
+}
+
+#[derive(Default)]
+pub(super) struct SendCounts {
+    pub(super) packets: u64,
+    pub(super) bytes: u64,
+    pub(super) calls: u64,
+    pub(super) trains: u64,
+    pub(super) not_roce: u64,
+    pub(super) unreachable: u64,
+    pub(super) refused: u64,
+    pub(super) too_long: u64,
+    pub(super) failed: u64,
+    pub(super) busy: u64,
+    pub(super) id_shifted: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum State {
+    Open,
+    Committed,
+    Cancelled,
+    /// It is no datagram for the RoCE port: never sent.
+    Refused,
+}
+
+struct Slot {
+    state: State,
+    offset: usize,
+    a_len: usize,
+    b_len: usize,
+    /// Where in the frame the datagram begins.
+    datagram: usize,
+    /// The next slot of the same train.
+    follower: Option<usize>,
+}
+
+impl Slot {
+    fn datagram_len(&self) -> usize {
+        self.a_len + self.b_len - self.datagram
+    }
+}
+
+struct Train {
+    route: Route,
+    socket: usize,
+    first: usize,
+    last: usize,
+    count: usize,
+    segment: usize,
+    bytes: usize,
+    /// Its last datagram is shorter: none may follow.
+    closed: bool,
+    done: bool,
+}
+
+impl Sender {
+    pub(super) fn new(v4: Vec<SendSocket>, v6: Vec<SendSocket>, limits: SendLimits) -> Sender {
+        let v4_sockets = v4.len();
+        Sender {
+            header_len: if v4_sockets > 0 { V4_HEADERS } else { V6_HEADERS },
+            sockets: v4.into_iter().chain(v6).collect(),
+            v4_sockets,
+            limits,
+            memory: vec![0; ARENA + ARENA_BYTES].into_boxed_slice(),
+            used: 0,
+            slots: Vec::with_capacity(SLOTS),
+            arranged: 0,
+            trains: Vec::with_capacity(SLOTS),
+            holes: false,
+            outbox: Outbox::new(),
+            boxed: Vec::with_capacity(BATCH),
+            counts: SendCounts::default(),
+            reported: [false; 4],
+        }
+    }
+
+    pub(super) fn alloc(&mut self, len: usize) -> Option<TxId> {
+        let a_len = len.min(self.header_len);
+        let b_len = len - a_len;
+        let i = self.slots.len();
+        if i == SLOTS || self.used + b_len > ARENA_BYTES {
+            return None;
+        }
+        let offset = ARENA + self.used;
+        self.slots.push(Slot { state: State::Open, offset, a_len, b_len, datagram: a_len, follower: None });
+        self.used += b_len;
+        Some(TxId(i as u32))
+    }
+
+    pub(super) fn frame(&mut self, id: &TxId) -> FrameMut<'_> {
+        let i = id.0 as usize;
+        let slot = &self.slots[i];
+        let (rows, arena) = self.memory.split_at_mut(ARENA);
+        let offset = slot.offset - ARENA;
+        FrameMut { a: &mut rows[i * ROW..i * ROW + slot.a_len], b: &mut arena[offset..offset + slot.b_len] }
+    }
+
+    pub(super) fn commit(&mut self, id: &TxId) {
+        let slot = &mut self.slots[id.0 as usize];
+        match slot.state {
+            State::Open => slot.state = State::Committed,
+            State::Refused => self.counts.not_roce += 1,
+            State::Committed | State::Cancelled => {
+                debug_assert!(false, "slot {} is closed already: {:?}", id.0, slot.state);
+            }
+        }
+    }
+
+    pub(super) fn cancel(&mut self, id: &TxId) {
+        let i = id.0 as usize;
+        self.slots[i].state = State::Cancelled;
+        self.holes |= i < self.arranged;
+    }
+
+    /// Puts every slot that was written since into a train.
+    pub(super) fn arrange(&mut self) {
+        for i in self.arranged..self.slots.len() {
+            if self.slots[i].state != State::Cancelled {
+                self.arrange_slot(i);
+            }
+        }
+        self.arranged = self.slots.len();
+    }
+
+    fn arrange_slot(&mut self, i: usize) {
+        let id = TxId(i as u32);
+        let mut start = [0; MAX_HEADERS];
+        let frame = self.frame(&id);
+        frame.as_frame().copy_to(0, &mut start);
+        let outgoing = Outgoing::parse(&start, frame.len())
+            .filter(|out| out.destination_port == self.limits.port)
+            .and_then(|out| Some((self.choose_socket(&out)?, out)));
+        let Some((socket, out)) = outgoing else {
+            if self.slots[i].state == State::Committed {
+                self.counts.not_roce += 1;
+            }
+            self.slots[i].state = State::Refused;
+            return;
+        };
+        self.header_len = out.udp + 8;
+        self.slots[i].datagram = out.udp + 8;
+        let place = self.join_train(i, &out.route, socket);
+        start[out.udp..out.udp + 2].copy_from_slice(&self.sockets[socket].port.to_be_bytes());
+        if out.route.source.is_ipv4() {
+            set_identification(&mut start, place as u16);
+        }
+        self.frame(&id).write(0, &start[..out.udp + 2]);
+    }
+
+    /// The socket that has the frame's source port, else one by hash of it. `None`: family not open.
+    fn choose_socket(&self, out: &Outgoing) -> Option<usize> {
+        let range =
+            if out.route.source.is_ipv4() { 0..self.v4_sockets } else { self.v4_sockets..self.sockets.len() };
+        let pool = &self.sockets[range.clone()];
+        let known = pool.iter().position(|s| s.port == out.source_port);
+        let hash = usize::from(out.source_port.wrapping_mul(0x9e37));
+        (!pool.is_empty()).then(|| range.start + known.unwrap_or((hash * pool.len()) >> 16))
+    }
+
+    /// Appends slot `i` to the train of its flow or begins one; returns its place there.
+    fn join_train(&mut self, i: usize, route: &Route, socket: usize) -> usize {
+        let len = self.slots[i].datagram_len();
+        let limit = self.limits.segments;
+        let mine = self.trains.iter_mut().rev().take(LOOK_BACK);
+        // The newest train of the flow or none: an older one would let this datagram overtake.
+        if let Some(train) = mine.into_iter().find(|t| t.socket == socket && t.route == *route)
+            && !train.closed
+            && !train.done
+            && train.count < limit
+            && len <= train.segment
+            && train.bytes + len <= TRAIN_LIMIT
+        {
+            self.slots[train.last].follower = Some(i);
+            train.last = i;
+            train.count += 1;
+            train.bytes += len;
+            train.closed = len < train.segment;
+            return train.count - 1;
+        }
+        self.trains.push(Train {
+            route: *route,
+            socket,
+            first: i,
+            last: i,
+            count: 1,
+            segment: len,
+            bytes: len,
+            closed: false,
+            done: false,
+        });
+        0
+    }
+
+    /// Sends what can be sent now. Later calls go on with the rest.
+    pub(super) fn flush(&mut self) {
+        self.arrange();
+        if self.trains.is_empty() {
+            self.reset();
+            return;
+        }
+        if self.holes {
+            self.close_holes();
+        }
+        // From here on nothing may join: what the kernel refuses for now goes out later as it is.
+        for train in &mut self.trains {
+            train.closed = true;
+        }
+        for socket in 0..self.sockets.len() {
+            while self.fill_outbox(socket) && self.empty_outbox(socket) {}
+        }
+        if self.trains.iter().all(|t| t.done) {
+            self.reset();
+        }
+    }
+
+    pub(super) fn pending(&self) -> bool {
+        !self.trains.is_empty()
+    }
+
+    fn reset(&mut self) {
+        self.slots.clear();
+        self.trains.clear();
+        self.arranged = 0;
+        self.used = 0;
+        self.holes = false;
+    }
+
+    /// Cuts trains where slots were taken back after `arrange`. Over IPv4 what follows a hole leaves
+    /// with another identification than its headers say; that is counted.
+    fn close_holes(&mut self) {
+        self.holes = false;
+        let mut t = 0;
+        while t < self.trains.len() {
+            if let Some(rest) = self.cut_at_hole(t) {
+                self.trains.insert(t + 1, rest);
+            }
+            t += 1;
+        }
+    }
+
+    /// Takes cancelled slots off the front of train `t` and cuts it before the next one.
+    fn cut_at_hole(&mut self, t: usize) -> Option<Train> {
+        let slots = &mut self.slots;
+        let train = &mut self.trains[t];
+        let mut shifted = false;
+        while slots[train.first].state == State::Cancelled {
+            shifted = train.route.source.is_ipv4();
+            let Some(next) = slots[train.first].follower else {
+                train.done = true;
+                return None;
+            };
+            train.first = next;
+        }
+        train.segment = slots[train.first].datagram_len();
+        (train.count, train.bytes) = (1, train.segment);
+        let (mut at, end) = (train.first, train.last);
+        let mut rest = None;
+        while let Some(next) = slots[at].follower {
+            if slots[next].state == State::Cancelled {
+                slots[at].follower = None;
+                train.last = at;
+                // Counts and segment are set when its front has been cleared.
+                rest = Some(Train { first: next, last: end, ..*train });
+                break;
+            }
+            at = next;
+            train.count += 1;
+            train.bytes += slots[at].datagram_len();
+        }
+        if shifted {
+            self.counts.id_shifted += train.count as u64;
+        }
+        rest
+    }
+
+    /// Lays out the trains of `socket` that wait. False if there are none.
+    fn fill_outbox(&mut self, socket: usize) -> bool {
+        self.outbox.clear();
+        self.boxed.clear();
+        for (t, train) in self.trains.iter().enumerate() {
+            if train.done || train.socket != socket {
+                continue;
+            }
+            if !self.outbox.has_room(2 * train.count) {
+                break;
+            }
+            self.outbox.begin(&Envelope {
+                source: train.route.source,
+                destination: train.route.destination,
+                port: self.limits.port,
+                scope: if is_link_local(train.route.destination) { self.limits.scope } else { 0 },
+                traffic_class: train.route.traffic_class,
+                segment: (train.count > 1).then_some(train.segment as u16),
+            });
+            let mut at = Some(train.first);
+            while let Some(i) = at {
+                let slot = &self.slots[i];
+                let in_b = slot.datagram.saturating_sub(slot.a_len);
+                let row = i * ROW;
+                self.outbox.push(row + slot.datagram.min(slot.a_len)..row + slot.a_len);
+                self.outbox.push(slot.offset + in_b..slot.offset + slot.b_len);
+                at = slot.follower;
+            }
+            self.boxed.push(t);
+        }
+        !self.boxed.is_empty()
+    }
+
+    /// Sends what `fill_outbox` laid out. False if the link has no room for more now.
+    fn empty_outbox(&mut self, socket: usize) -> bool {
+        let mut first = 0;
+        while first < self.boxed.len() {
+            self.counts.calls += 1;
+            let fd = self.sockets[socket].socket.as_fd();
+            match self.outbox.send(fd, &self.memory, first) {
+                Ok(sent) => {
+                    for &t in &self.boxed[first..first + sent] {
+                        let train = &mut self.trains[t];
+                        train.done = true;
+                        self.counts.packets += train.count as u64;
+                        self.counts.bytes += train.bytes as u64;
+                    }
+                    self.counts.trains += sent as u64;
+                    first += sent;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_busy(&error) => {
+                    self.counts.busy += 1;
+                    return false;
+                }
+                Err(error) => {
+                    // The error is about the first train of the call.
+                    let t = self.boxed[first];
+                    self.give_up(t, &error);
+                    first += 1;
+                }
+            }
+        }
+        true
+    }
+
+    /// Drops train `t`, counts it, and says once for each kind of failure what to do.
+    fn give_up(&mut self, t: usize, error: &io::Error) {
+        let train = &mut self.trains[t];
+        train.done = true;
+        let lost = train.count as u64;
+        let (kind, remedy) = match error.raw_os_error() {
+            Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN | libc::EADDRNOTAVAIL) => {
+                self.counts.unreachable += lost;
+                (0, "look at the route (ip route get), the link and the source address")
+            }
+            Some(libc::EPERM | libc::EACCES) => {
+                self.counts.refused += lost;
+                (1, "a firewall rule of this host refuses it")
+            }
+            Some(libc::EMSGSIZE | libc::EINVAL) => {
+                self.counts.too_long += lost;
+                (2, "lower the path MTU of the QP or raise the MTU of the interface")
+            }
+            Some(libc::EIO) => {
+                self.counts.failed += lost;
+                self.limits.segments = 1;
+                (3, "the interface cannot checksum; datagrams go out one by one from now on")
+            }
+            _ => {
+                self.counts.failed += lost;
+                (3, "the link below has a fault")
+            }
+        };
+        if !std::mem::replace(&mut self.reported[kind], true) {
+            eprintln!(
+                "roxie: warning: udp: {} datagrams of {} bytes from {} to {} not sent: {error}; {remedy}. \
+                 Further ones are only counted.",
+                lost, train.segment, train.route.source, train.route.destination
+            );
+        }
+    }
+}
+
+fn is_busy(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM))
+}
+
+fn is_link_local(address: std::net::IpAddr) -> bool {
+    matches!(address, std::net::IpAddr::V6(a) if a.is_unicast_link_local())
+}
