@@ -4,6 +4,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod capture;
 pub mod frame;
 pub mod port;
 pub mod time;

@@ -1,0 +1,238 @@
+//! Writes pcapng: one section, Ethernet interfaces with nanosecond time stamps, enhanced packet
+//! blocks with the direction and an optional comment. Little-endian, as the format lets us choose.
+
+use std::io::{self, Write};
+
+use super::{BYTE_ORDER_MAGIC, LINKTYPE_ETHERNET, block, option};
+use crate::frame::Frame;
+
+/// The longest comment that is kept, in bytes. Longer ones are cut at a character.
+const MAX_COMMENT: usize = 4096;
+
+/// Which way a frame went, as seen from the interface (bits 0-1 of `epb_flags`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// Received from the link.
+    In,
+    /// Sent to the link.
+    Out,
+}
+
+/// Writes frames to a pcapng stream. Each packet is one `write_all`, so a reader of a pipe never
+/// waits for the second half of a block, and after warm-up nothing is allocated.
+#[derive(Debug)]
+pub struct PcapngWriter<W: Write> {
+    out: W,
+    interfaces: u32,
+    block: Vec<u8>,
+}
+
+impl<W: Write> PcapngWriter<W> {
+    /// Starts a section with one Ethernet interface per name; packets refer to them by position.
+    ///
+    /// # Errors
+    /// What `out` says, and `InvalidInput` if a name is longer than 65,535 bytes.
+    pub fn new(out: W, interfaces: &[&str]) -> io::Result<PcapngWriter<W>> {
+        let count = u32::try_from(interfaces.len()).map_err(|_| invalid("too many interfaces"))?;
+        let mut w = PcapngWriter { out, interfaces: count, block: Vec::with_capacity(2048) };
+        w.begin(block::SECTION_HEADER);
+        w.u32(BYTE_ORDER_MAGIC);
+        w.u16(1);
+        w.u16(0);
+        w.block.extend_from_slice(&(-1i64).to_le_bytes()); // the section's length is not known yet
+        w.option(option::SECTION_USER_APPLICATION, concat!("roxie ", env!("CARGO_PKG_VERSION")).as_bytes());
+        w.option(option::END, &[]);
+        w.finish()?;
+        for name in interfaces {
+            if name.len() > usize::from(u16::MAX) {
+                return Err(invalid(&format!("interface name of {} bytes, at most 65535 fit", name.len())));
+            }
+            w.begin(block::INTERFACE);
+            w.u16(LINKTYPE_ETHERNET);
+            w.u16(0);
+            w.u32(0); // no snap length
+            w.option(option::INTERFACE_NAME, name.as_bytes());
+            w.option(option::INTERFACE_TSRESOL, &[9]); // 10^-9 s
+            w.option(option::END, &[]);
+            w.finish()?;
+        }
+        Ok(w)
+    }
+
+    /// Appends one frame. `timestamp_ns` counts from the Unix epoch.
+    ///
+    /// # Errors
+    /// What the stream says, and `InvalidInput` if `interface` was not named to [`new`](Self::new)
+    /// or the frame is longer than a block can hold.
+    pub fn write(
+        &mut self,
+        interface: u32,
+        timestamp_ns: u64,
+        direction: Direction,
+        frame: &Frame<'_>,
+        comment: Option<&str>,
+    ) -> io::Result<()> {
+        if interface >= self.interfaces {
+            return Err(invalid(&format!(
+                "interface {interface} of a capture with {}: name it when the writer is made",
+                self.interfaces
+            )));
+        }
+        let len = u32::try_from(frame.len())
+            .ok()
+            .filter(|&n| n <= u32::MAX - 0x1_0000)
+            .ok_or_else(|| invalid(&format!("frame of {} bytes does not fit a pcapng block", frame.len())))?;
+        let [s0, s1, s2, s3, s4, s5, s6, s7] = timestamp_ns.to_be_bytes();
+        self.begin(block::ENHANCED_PACKET);
+        self.u32(interface);
+        self.u32(u32::from_be_bytes([s0, s1, s2, s3]));
+        self.u32(u32::from_be_bytes([s4, s5, s6, s7]));
+        self.u32(len);
+        self.u32(len);
+        self.block.extend_from_slice(frame.a);
+        self.block.extend_from_slice(frame.b);
+        self.pad();
+        let flags: u32 = match direction {
+            Direction::In => 1,
+            Direction::Out => 2,
+        };
+        self.option(option::PACKET_FLAGS, &flags.to_le_bytes());
+        if let Some(text) = comment {
+            self.option(option::COMMENT, cut(text, MAX_COMMENT).as_bytes());
+        }
+        self.option(option::END, &[]);
+        self.finish()
+    }
+
+    /// Flushes the stream below.
+    ///
+    /// # Errors
+    /// What the stream says.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+
+    /// The stream below.
+    pub fn into_inner(self) -> W {
+        self.out
+    }
+
+    fn begin(&mut self, kind: u32) {
+        self.block.clear();
+        self.u32(kind);
+        self.u32(0); // total length, set by `finish`
+    }
+
+    /// Sets both copies of the block's length and writes it.
+    fn finish(&mut self) -> io::Result<()> {
+        let total = u32::try_from(self.block.len() + 4).map_err(|_| invalid("block beyond 4 GiB"))?;
+        self.block[4..8].copy_from_slice(&total.to_le_bytes());
+        self.u32(total);
+        self.out.write_all(&self.block)
+    }
+
+    /// Appends an option; `value` is at most 65,535 bytes, which callers see to.
+    fn option(&mut self, code: u16, value: &[u8]) {
+        let len = u16::try_from(value.len()).unwrap_or(u16::MAX);
+        self.u16(code);
+        self.u16(len);
+        self.block.extend_from_slice(&value[..usize::from(len)]);
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        let len = self.block.len().next_multiple_of(4);
+        self.block.resize(len, 0);
+    }
+
+    fn u16(&mut self, v: u16) {
+        self.block.extend_from_slice(&v.to_le_bytes());
+    }
+
+    fn u32(&mut self, v: u32) {
+        self.block.extend_from_slice(&v.to_le_bytes());
+    }
+}
+
+/// `text` cut to at most `max` bytes, at a character.
+fn cut(text: &str, max: usize) -> &str {
+    let mut end = text.len().min(max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+fn invalid(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks of a little-endian file as (type, body), with the two lengths compared.
+    fn blocks(mut bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
+        let word = |b: &[u8], at: usize| u32::from_le_bytes(b[at..at + 4].try_into().unwrap());
+        let mut out = Vec::new();
+        while !bytes.is_empty() {
+            let len = word(bytes, 4) as usize;
+            assert_eq!(len % 4, 0);
+            assert_eq!(word(bytes, len - 4) as usize, len, "the two lengths of a block differ");
+            out.push((word(bytes, 0), bytes[8..len - 4].to_vec()));
+            bytes = &bytes[len..];
+        }
+        out
+    }
+
+    #[test]
+    fn a_packet_block_carries_time_direction_and_comment() {
+        let mut w = PcapngWriter::new(Vec::new(), &["veth0", "veth1"]).unwrap();
+        let frame = Frame { a: &[1, 2, 3], b: &[4, 5] };
+        w.write(1, 0x0000_0001_0000_0002, Direction::Out, &frame, Some("ack")).unwrap();
+        let all = blocks(&w.into_inner());
+        assert_eq!(all.iter().map(|b| b.0).collect::<Vec<_>>(), [0x0a0d_0d0a, 1, 1, 6]);
+        assert!(all[2].1.windows(5).any(|w| w == b"veth1"));
+        let want = [
+            &[1, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 5, 0, 0, 0][..],
+            &[1, 2, 3, 4, 5, 0, 0, 0][..],
+            &[2, 0, 4, 0, 2, 0, 0, 0][..],
+            &[1, 0, 3, 0, b'a', b'c', b'k', 0][..],
+            &[0, 0, 0, 0][..],
+        ]
+        .concat();
+        assert_eq!(all[3].1, want);
+    }
+
+    #[test]
+    fn a_packet_of_an_unnamed_interface_is_refused_and_nothing_is_written() {
+        let mut w = PcapngWriter::new(Vec::new(), &["veth0"]).unwrap();
+        let e = w.write(1, 0, Direction::In, &Frame::whole(&[0; 60]), None).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(blocks(&w.into_inner()).len(), 2);
+    }
+
+    #[test]
+    fn a_long_comment_is_cut_at_a_character() {
+        let mut w = PcapngWriter::new(Vec::new(), &["veth0"]).unwrap();
+        let text = format!("x{}", "é".repeat(MAX_COMMENT));
+        w.write(0, 0, Direction::In, &Frame::whole(&[0; 4]), Some(&text)).unwrap();
+        let body = blocks(&w.into_inner()).pop().unwrap().1;
+        let at = 20 + 4 + 8;
+        let len = usize::from(u16::from_le_bytes([body[at + 2], body[at + 3]]));
+        assert_eq!(len, MAX_COMMENT - 1);
+        assert_eq!(std::str::from_utf8(&body[at + 4..at + 4 + len]).unwrap(), &text[..len]);
+    }
+
+    #[test]
+    fn after_warm_up_the_block_buffer_does_not_grow() {
+        let mut w = PcapngWriter::new(io::sink(), &["veth0"]).unwrap();
+        let frame = [0u8; 9000];
+        w.write(0, 0, Direction::In, &Frame::whole(&frame), Some("first")).unwrap();
+        let (at, capacity) = (w.block.as_ptr(), w.block.capacity());
+        for i in 0..1000 {
+            w.write(0, i, Direction::In, &Frame::whole(&frame[..9000 - i as usize]), Some("again")).unwrap();
+        }
+        assert_eq!((w.block.as_ptr(), w.block.capacity()), (at, capacity));
+    }
+}
