@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 pub mod frame;
+pub mod netdev;
 pub mod port;
 pub mod time;
 pub mod wire;
