@@ -16,6 +16,8 @@
 //! Architecture invariant: nothing here depends on another module of the crate but
 //! `frame` and `time`, and nothing here allocates once its first bursts are through.
 
+pub mod xdp;
+
 use std::io;
 use std::os::fd::BorrowedFd;
 
