@@ -157,21 +157,21 @@ fn attach(
             // EBUSY: the slot is taken; EEXIST: by a program of the other hook.
             Some(libc::EBUSY | libc::EEXIST) => {
                 let now = Interface::by_name(&interface.name)?;
-                // The link of a killed owner goes away a little after it.
-                if start.elapsed() >= PATIENCE
-                    && let Some(id) = now.xdp_program
-                {
-                    return Err(XdpError::ProgramAttached {
-                        interface: now.name,
-                        program: program_name(id),
-                        id,
-                        holders: owner::of_program(id),
-                    });
+                let holders = now.xdp_program.map(owner::of_program).unwrap_or_default();
+                let late = start.elapsed() >= PATIENCE;
+                match now.xdp_program {
+                    // The link of a killed owner goes away a little after it; a living one keeps it.
+                    Some(id) if late || !holders.is_empty() => {
+                        return Err(XdpError::ProgramAttached {
+                            interface: now.name,
+                            program: program_name(id),
+                            id,
+                            holders: owner::describe(&holders),
+                        });
+                    }
+                    None if late => return Ok(Err(error)),
+                    _ => sleep(PAUSE),
                 }
-                if start.elapsed() >= PATIENCE {
-                    return Ok(Err(error));
-                }
-                sleep(PAUSE);
             }
             _ => return Ok(Err(error)),
         }
@@ -251,7 +251,7 @@ fn bind_patiently(
                     interface: interface.name.clone(),
                     queue,
                     waited_ms: start.elapsed().as_millis(),
-                    holders: owner::of_sockets(),
+                    holders: owner::describe(&owner::of_sockets()),
                 });
             }
             Some(libc::EPERM | libc::EACCES) => {

@@ -5,38 +5,40 @@ use std::fs;
 /// `BPF_MAP_TYPE_XSKMAP` in `include/uapi/linux/bpf.h`.
 const XSKMAP: u32 = 17;
 
-/// Processes that hold the BPF program with this id, or a link of it, as `name (pid 1), name (pid 2)`.
-pub(super) fn of_program(id: u32) -> String {
+/// Processes that hold the BPF program with this id, or a link of it: `name (pid 1)` each.
+pub(super) fn of_program(id: u32) -> Vec<String> {
     holders("prog_id", id)
 }
 
 /// Processes that hold an XSKMAP. An AF_XDP socket does not say in `/proc` what it is; who steers frames
 /// to one holds such a map.
-pub(super) fn of_sockets() -> String {
+pub(super) fn of_sockets() -> Vec<String> {
     holders("map_type", XSKMAP)
 }
 
-/// Processes other than ours with a descriptor whose fdinfo has the line `key: value`.
-fn holders(key: &str, value: u32) -> String {
+/// One line for an error.
+pub(super) fn describe(holders: &[String]) -> String {
+    if holders.is_empty() {
+        "no process that is visible from here (another container, a pinned program, or one without them)"
+            .to_owned()
+    } else {
+        holders.join(", ")
+    }
+}
+
+/// Processes with a descriptor whose fdinfo has the line `key: value`.
+fn holders(key: &str, value: u32) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
-    let me = std::process::id();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(pid) = name.to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
-        if pid == me {
-            continue;
-        }
         let infos = fs::read_dir(entry.path().join("fdinfo")).into_iter().flatten().flatten();
         if infos.flat_map(|info| fs::read_to_string(info.path())).any(|text| has_line(&text, key, value)) {
             let comm = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             found.push(format!("{} (pid {pid})", comm.trim()));
         }
     }
-    if found.is_empty() {
-        "no process that is visible from here (another container, or a pinned program)".to_owned()
-    } else {
-        found.join(", ")
-    }
+    found
 }
 
 /// True if fdinfo `text` has `key:<white space>value` on a line.
