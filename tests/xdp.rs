@@ -552,13 +552,16 @@ fn a_queue_with_a_foreign_socket_is_reported_after_two_seconds() {
     }
     use xsk_rs::config::{BindFlags, LibxdpFlags, SocketConfig, UmemConfig};
     let wire = Wire::new("busy", 1500, 1);
-    let (umem, _) = xsk_rs::Umem::new(UmemConfig::default(), 64.try_into().unwrap(), false).unwrap();
     let config = SocketConfig::builder()
         .libxdp_flags(LibxdpFlags::XSK_LIBXDP_FLAGS_INHIBIT_PROG_LOAD)
         .bind_flags(BindFlags::XDP_COPY)
         .build();
-    // SAFETY: the UMEM is new and has no other socket.
-    let make = || unsafe { xsk_rs::Socket::new(config, &umem, &"left".parse().unwrap(), 0).unwrap() };
+    let make = || {
+        // The first socket of a UMEM is the UMEM's own: both are made inside the namespace.
+        let (umem, _) = xsk_rs::Umem::new(UmemConfig::default(), 64.try_into().unwrap(), false).unwrap();
+        // SAFETY: the UMEM is new and has no other socket.
+        unsafe { xsk_rs::Socket::new(config, &umem, &"left".parse().unwrap(), 0).unwrap() }
+    };
     let foreign = wire.a.run(make).unwrap();
     let e = wire.left(|_| {}).err().unwrap();
     assert!(matches!(e, XdpError::QueueBusy { queue: 0, waited_ms: 2000.., .. }), "{e}");
