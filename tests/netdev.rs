@@ -1,10 +1,12 @@
 //! Interfaces, namespaces and neighbours against the real kernel. Needs root; says so and skips without.
 
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use roxie::netdev::neighbour::{NeighbourError, release, resolve};
 use roxie::netdev::{Change, IfAddr, Interface, Links, NetNs, NetdevError, Watch, interface_names};
 
 /// True if the test cannot run here; says why.
@@ -160,4 +162,93 @@ fn a_watch_tells_each_change_once() {
     far.delete("right").unwrap();
     assert_eq!(watch.poll().unwrap(), [Change::Gone]);
     assert_eq!(watch.poll().unwrap(), []);
+}
+
+/// The station address of an interface.
+fn mac(ns: &NetNs, name: &str) -> [u8; 6] {
+    ns.run(|| Interface::by_name(name)).unwrap().unwrap().mac
+}
+
+/// Resolves from `left`.
+fn from_left(a: &NetNs, ip: &str, timeout: Duration) -> Result<[u8; 6], NeighbourError> {
+    let ip: IpAddr = ip.parse().unwrap();
+    a.run(|| resolve(&Interface::by_name("left").unwrap(), ip, timeout)).unwrap()
+}
+
+const SOON: Duration = Duration::from_secs(5);
+
+#[test]
+fn neighbours_are_resolved_by_the_kernel_and_kept() {
+    if skip("neighbours_are_resolved_by_the_kernel_and_kept") {
+        return;
+    }
+    let (a, b) = pair("neigh");
+    let right = mac(&b, "right");
+    assert_eq!(from_left(&a, "192.0.2.2", SOON).unwrap(), right, "ARP");
+    assert_eq!(from_left(&a, "2001:db8::2", SOON).unwrap(), right, "neighbour discovery");
+    // Known now: needs no time at all.
+    assert_eq!(from_left(&a, "192.0.2.2", Duration::ZERO).unwrap(), right);
+    let table = || {
+        let name = a.name().unwrap();
+        let out = std::process::Command::new("ip").args(["-n", name, "neigh", "show"]).output().unwrap();
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let shown = table();
+    assert!(shown.lines().any(|l| l.starts_with("192.0.2.2 ") && l.contains("managed")), "{shown}");
+    a.run(|| release(&Interface::by_name("left").unwrap(), "192.0.2.2".parse().unwrap())).unwrap().unwrap();
+    let shown = table();
+    assert!(!shown.lines().any(|l| l.starts_with("192.0.2.2 ") && l.contains("managed")), "{shown}");
+}
+
+#[test]
+fn own_multicast_and_broadcast_addresses_need_no_neighbour() {
+    if skip("own_multicast_and_broadcast_addresses_need_no_neighbour") {
+        return;
+    }
+    let (a, _b) = pair("rule");
+    let own = mac(&a, "left");
+    let now = |ip| from_left(&a, ip, Duration::ZERO).unwrap();
+    assert_eq!((now("192.0.2.1"), now("2001:db8::1")), (own, own));
+    assert_eq!(now("192.0.2.255"), [0xff; 6]);
+    assert_eq!(now("224.0.0.1"), [1, 0, 0x5e, 0, 0, 1]);
+}
+
+#[test]
+fn what_is_behind_a_gateway_is_sent_to_the_gateway() {
+    if skip("what_is_behind_a_gateway_is_sent_to_the_gateway") {
+        return;
+    }
+    let (a, b) = pair("gateway");
+    let mut links = Links::open_in(&a).unwrap();
+    links.add_route(addr("203.0.113.0/24"), "192.0.2.2".parse().unwrap()).unwrap();
+    assert_eq!(from_left(&a, "203.0.113.9", SOON).unwrap(), mac(&b, "right"));
+    let e = from_left(&a, "2001:db8:1::9", SOON).unwrap_err();
+    assert!(matches!(e, NeighbourError::NoRoute { .. }), "{e}");
+}
+
+#[test]
+fn permanent_neighbours_are_taken_as_they_are_and_left_alone() {
+    if skip("permanent_neighbours_are_taken_as_they_are_and_left_alone") {
+        return;
+    }
+    let (a, _b) = pair("perm");
+    let mut links = Links::open_in(&a).unwrap();
+    links.add_neighbour("left", "192.0.2.77".parse().unwrap(), [2, 7, 7, 7, 7, 7]).unwrap();
+    assert_eq!(from_left(&a, "192.0.2.77", Duration::ZERO).unwrap(), [2, 7, 7, 7, 7, 7]);
+    a.run(|| release(&Interface::by_name("left").unwrap(), "192.0.2.77".parse().unwrap())).unwrap().unwrap();
+    assert_eq!(from_left(&a, "192.0.2.77", Duration::ZERO).unwrap(), [2, 7, 7, 7, 7, 7]);
+}
+
+#[test]
+fn a_silent_neighbour_and_a_link_that_is_down_are_told_apart() {
+    if skip("a_silent_neighbour_and_a_link_that_is_down_are_told_apart") {
+        return;
+    }
+    let (a, b) = pair("silent");
+    let e = from_left(&a, "192.0.2.99", Duration::from_millis(60)).unwrap_err();
+    assert!(matches!(e, NeighbourError::Unanswered { waited_ms: 60.., .. }), "{e}");
+    assert!(e.to_string().contains("192.0.2.99") && e.to_string().contains("left"), "{e}");
+    Links::open_in(&b).unwrap().set_up("right", false).unwrap();
+    let e = from_left(&a, "192.0.2.98", SOON).unwrap_err();
+    assert!(matches!(e, NeighbourError::LinkDown { .. }), "{e}");
 }
