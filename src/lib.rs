@@ -6,6 +6,7 @@
 
 pub mod capture;
 pub mod frame;
+pub mod netdev;
 pub mod port;
 pub mod time;
 pub mod wire;

@@ -20,6 +20,7 @@ pub mod fault;
 pub mod loopback;
 pub mod memory;
 pub mod udp;
+pub mod xdp;
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -1,0 +1,204 @@
+//! Network namespaces that live as long as a value, under names that `ip netns` shows.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::process;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
+
+use super::NetdevError;
+
+/// Where `ip netns` looks.
+const DIRECTORY: &str = "/run/netns";
+/// What our names begin with; the owner's process id follows.
+const PREFIX: &str = "roxie-";
+
+/// A network namespace. Dropping it removes its name, and with the last user the namespace.
+///
+/// Named ones appear as `roxie-<pid>-<name>`, so `ip netns exec roxie-<pid>-<name> tcpdump …` works
+/// while they live. Those whose owner died are removed by the next [`NetNs::create`].
+#[derive(Debug)]
+pub struct NetNs {
+    /// Keeps the namespace alive, and is what threads enter.
+    handle: File,
+    /// Where it is mounted, and the process that shall unmount it.
+    mounted: Option<(PathBuf, u32)>,
+}
+
+impl NetNs {
+    /// Makes a namespace with its loopback up, visible as `roxie-<pid>-<name>`.
+    ///
+    /// # Errors
+    /// Without CAP_SYS_ADMIN; if the name is taken by this process already.
+    pub fn create(name: &str) -> Result<NetNs, NetdevError> {
+        remove_stale();
+        let full = format!("{PREFIX}{}-{name}", process::id());
+        let action = format!("create network namespace {full}");
+        let path = Path::new(DIRECTORY).join(&full);
+        let handle = unshared().map_err(|e| NetdevError::from_io(&action, e))?;
+        publish(&handle, &path).map_err(|e| NetdevError::from_io(&action, e))?;
+        let ns = NetNs { handle, mounted: Some((path, process::id())) };
+        ns.loopback_up()?;
+        Ok(ns)
+    }
+
+    /// Makes a namespace without a name, with its loopback up; it leaves no trace in the file system.
+    ///
+    /// # Errors
+    /// Without CAP_SYS_ADMIN.
+    pub fn unnamed() -> Result<NetNs, NetdevError> {
+        let handle = unshared().map_err(|e| NetdevError::from_io("create network namespace", e))?;
+        let ns = NetNs { handle, mounted: None };
+        ns.loopback_up()?;
+        Ok(ns)
+    }
+
+    /// The namespace of the calling thread.
+    ///
+    /// # Errors
+    /// If `/proc` is not mounted.
+    pub fn current() -> Result<NetNs, NetdevError> {
+        let handle = own_namespace().map_err(|e| NetdevError::from_io("open own network namespace", e))?;
+        Ok(NetNs { handle, mounted: None })
+    }
+
+    /// A namespace that somebody else named (`ip netns add <name>`); it is not removed on drop.
+    ///
+    /// # Errors
+    /// If there is none of that name.
+    pub fn open(name: &str) -> Result<NetNs, NetdevError> {
+        let path = Path::new(DIRECTORY).join(name);
+        let handle =
+            File::open(&path).map_err(|e| NetdevError::from_io(format!("open {}", path.display()), e))?;
+        Ok(NetNs { handle, mounted: None })
+    }
+
+    /// The name under `/run/netns`, if this value made one.
+    pub fn name(&self) -> Option<&str> {
+        self.mounted.as_ref().and_then(|(path, _)| path.file_name()).and_then(|n| n.to_str())
+    }
+
+    /// Runs `f` on a fresh thread inside the namespace and returns what it returned.
+    ///
+    /// Sockets that `f` opens stay in the namespace wherever they go.
+    ///
+    /// # Errors
+    /// If the thread cannot be started or may not enter (CAP_SYS_ADMIN).
+    ///
+    /// # Panics
+    /// If `f` does, with the same payload.
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> io::Result<T> {
+        std::thread::scope(|scope| {
+            let worker = std::thread::Builder::new().name("netns".to_owned()).spawn_scoped(scope, || {
+                self.enter_thread()?;
+                Ok(f())
+            })?;
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Moves the calling thread into the namespace, for good. Other threads stay where they are.
+    ///
+    /// # Errors
+    /// Without CAP_SYS_ADMIN.
+    pub fn enter_thread(&self) -> io::Result<()> {
+        Ok(setns(&self.handle, CloneFlags::CLONE_NEWNET)?)
+    }
+
+    /// A second handle to the same namespace, without the duty to remove the name.
+    ///
+    /// # Errors
+    /// If the process is out of file descriptors.
+    pub fn try_clone(&self) -> io::Result<NetNs> {
+        Ok(NetNs { handle: self.handle.try_clone()?, mounted: None })
+    }
+
+    fn loopback_up(&self) -> Result<(), NetdevError> {
+        super::Links::open_in(self)?.set_up("lo", true)
+    }
+}
+
+impl AsFd for NetNs {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.handle.as_fd()
+    }
+}
+
+impl Drop for NetNs {
+    fn drop(&mut self) {
+        // A forked child that drops its copy must not pull the name from under its parent.
+        if let Some((path, owner)) = &self.mounted
+            && *owner == process::id()
+        {
+            remove(path);
+        }
+    }
+}
+
+/// The namespace of the calling thread, as a handle.
+fn own_namespace() -> io::Result<File> {
+    File::open("/proc/thread-self/ns/net")
+}
+
+/// A new namespace, made by a thread that then ends: the caller's own does not change.
+fn unshared() -> io::Result<File> {
+    std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        own_namespace()
+    })
+    .join()
+    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Gives the namespace a name, as `ip netns add` does: a bind mount on an empty file.
+fn publish(handle: &File, path: &Path) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+    fs::create_dir_all(DIRECTORY)?;
+    File::create_new(path)?;
+    let source = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    let none: Option<&str> = None;
+    let mounted = mount(Some(source.as_str()), path, none, MsFlags::MS_BIND, none);
+    if mounted.is_err() {
+        let _ = fs::remove_file(path);
+    }
+    Ok(mounted?)
+}
+
+/// Takes a name away. Errors mean that it is gone already.
+fn remove(path: &Path) {
+    let _ = umount2(path, MntFlags::MNT_DETACH);
+    let _ = fs::remove_file(path);
+}
+
+/// Removes the names whose owner is dead: a killed process runs no destructors.
+fn remove_stale() {
+    let Ok(entries) = fs::read_dir(DIRECTORY) else { return };
+    for entry in entries.flatten() {
+        if let Some(pid) = owner_of(&entry.file_name().to_string_lossy())
+            && !Path::new("/proc").join(pid.to_string()).exists()
+        {
+            remove(&entry.path());
+        }
+    }
+}
+
+/// The process id in a name of ours.
+fn owner_of(name: &str) -> Option<u32> {
+    name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owner_is_read_from_our_names_only() {
+        assert_eq!(owner_of("roxie-4711-left"), Some(4711));
+        assert_eq!(owner_of("roxie-4711-left-2"), Some(4711));
+        assert_eq!(owner_of("roxie-left"), None);
+        assert_eq!(owner_of("blue"), None);
+    }
+}

@@ -1,0 +1,80 @@
+//! What may be chosen about an XDP port.
+
+use std::net::IpAddr;
+
+use super::XdpError;
+
+/// Which of the kernel's ways to move frames may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// The fastest that works: zero-copy, else native copy, else generic.
+    #[default]
+    Auto,
+    /// Only zero-copy: the NIC writes into our memory.
+    ZeroCopy,
+    /// Only native copy: the driver runs the program, the kernel copies the frame.
+    Native,
+    /// Only generic: works on every driver, after the kernel has made an skb of the frame.
+    Generic,
+}
+
+/// How to open an interface through AF_XDP.
+#[derive(Clone, Debug)]
+pub struct XdpConfig {
+    /// The interface, in the namespace of the thread that opens it.
+    pub interface: String,
+    /// Receive queues to take, transmission being on the first of them; empty: all queues.
+    pub queues: Vec<u32>,
+    /// Entries of each ring and chunks of 4 KiB for each direction: a power of two, 64 to 32768.
+    /// A frame above 3,840 bytes takes two.
+    pub ring: u32,
+    /// Which modes may be used.
+    pub mode: Mode,
+    /// Destination addresses whose RoCE v2 is ours; empty: those of the interface when it is opened.
+    /// [`super::XdpPort::set_addresses`] changes them later.
+    pub addresses: Vec<IpAddr>,
+    /// Take RoCE v1 (EtherType 0x8915) too.
+    pub roce_v1: bool,
+    /// Take MAC control frames (EtherType 0x8808: pause, priority flow control) too.
+    pub mac_control: bool,
+}
+
+impl XdpConfig {
+    /// All queues of `interface`, its own addresses, the best mode, rings of 2048.
+    pub fn new(interface: impl Into<String>) -> XdpConfig {
+        XdpConfig {
+            interface: interface.into(),
+            queues: Vec::new(),
+            ring: 2048,
+            mode: Mode::Auto,
+            addresses: Vec::new(),
+            roce_v1: false,
+            mac_control: false,
+        }
+    }
+
+    /// Checks what does not depend on the interface.
+    pub(super) fn check(&self) -> Result<(), XdpError> {
+        if !self.ring.is_power_of_two() || !(64..=32768).contains(&self.ring) {
+            return Err(XdpError::Config(format!(
+                "ring of {} entries: it takes a power of two from 64 to 32768",
+                self.ring
+            )));
+        }
+        if self.queues.len() > MAX_QUEUES {
+            return Err(XdpError::Config(format!(
+                "{} queues in one port: it takes {MAX_QUEUES} at most; open several ports",
+                self.queues.len()
+            )));
+        }
+        let mut sorted = self.queues.clone();
+        sorted.sort_unstable();
+        if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(XdpError::Config(format!("queue {} is named twice", twice[0])));
+        }
+        Ok(())
+    }
+}
+
+/// Queues in one port: each gets its share of a burst, so there cannot be more than frames in one.
+pub(super) const MAX_QUEUES: usize = crate::port::BURST;

@@ -1,0 +1,205 @@
+//! Frames through AF_XDP: rings in memory that are shared with the kernel, below its network stack.
+//!
+//! A small program in the kernel (`steer.bpf.c`) gives what is RoCE for one of our addresses to a socket
+//! per receive queue and leaves the rest to the kernel, so ssh, ARP and TCP go on over the same interface and
+//! the same IP address. [`XdpConfig`] says what may be chosen, [`XdpPort`] moves the frames,
+//! `open` finds the mode, `queue` is where the rings are, `steering` is the program.
+//!
+//! UDP checksums are not looked at: local senders' frames arrive over veth with the pseudo-header's sum only
+//! (CHECKSUM_PARTIAL). The ICRC covers what it covers.
+
+mod config;
+mod error;
+mod open;
+mod owner;
+mod queue;
+mod steering;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+use super::{BURST, Port, PortInfo, Received, TxId};
+use crate::frame::FrameMut;
+use crate::time::Nanos;
+
+pub use config::{Mode, XdpConfig};
+pub use error::XdpError;
+pub use queue::ChunkAccount;
+
+use queue::{Queue, QueueCounters};
+use steering::Steering;
+
+/// A port on one interface through AF_XDP. Dropping it (or the death of the process) gives the interface
+/// back as it was.
+pub struct XdpPort {
+    info: PortInfo,
+    /// At least one; frames leave through the first.
+    queues: Vec<Queue>,
+    steering: Steering,
+    multi_buffer: bool,
+    superframe_reported: bool,
+}
+
+impl XdpPort {
+    /// Opens an interface of the calling thread's namespace.
+    ///
+    /// Waits up to 2 s for a former owner that was killed to disappear.
+    ///
+    /// # Errors
+    /// [`XdpError`] says what stood in the way and what to do about it.
+    pub fn open(config: &XdpConfig) -> Result<XdpPort, XdpError> {
+        let opened = open::open(config)?;
+        let max_frame = open::max_frame(opened.interface.mtu, opened.multi_buffer);
+        let info = PortInfo {
+            name: "xdp".to_owned(),
+            interface: Some(opened.interface.name),
+            mode: opened.mode,
+            mac: opened.interface.mac,
+            mtu: opened.interface.mtu,
+            max_frame,
+        };
+        Ok(XdpPort {
+            info,
+            queues: opened.queues,
+            steering: opened.steering,
+            multi_buffer: opened.multi_buffer,
+            superframe_reported: false,
+        })
+    }
+
+    /// Takes RoCE v2 to exactly these destination addresses from now on; to none if empty.
+    ///
+    /// # Errors
+    /// If there are more than 1024.
+    pub fn set_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), XdpError> {
+        self.steering.set_addresses(addresses)
+    }
+
+    /// Follows a change of the link's MTU, in bytes.
+    pub fn set_mtu(&mut self, mtu: usize) {
+        self.info.mtu = mtu;
+        self.info.max_frame = open::max_frame(mtu, self.multi_buffer);
+        for queue in &mut self.queues {
+            queue.longest = open::longest_frame(mtu);
+        }
+    }
+
+    /// Where the chunks of packet memory are, summed over the queues: for receiving, then for transmitting.
+    /// In each, `held + kernel == total` at all times.
+    pub fn chunks(&mut self) -> (ChunkAccount, ChunkAccount) {
+        let mut sum = (ChunkAccount::default(), ChunkAccount::default());
+        for (rx, tx) in self.queues.iter_mut().map(Queue::account) {
+            sum.0 += rx;
+            sum.1 += tx;
+        }
+        sum
+    }
+
+    /// Says once what frames longer than the link's MTU mean.
+    fn report_superframe(&mut self) {
+        self.superframe_reported = true;
+        let name = self.info.interface.as_deref().unwrap_or("the interface");
+        eprintln!(
+            "roxie: {name}: dropping received frames longer than its MTU of {} bytes: their sender leaves \
+             segmentation to the link. Use native mode (now: {}), or switch it off at the sender: \
+             `ethtool -K <its interface> tx-udp-segmentation off gso off tso off`. Counted as rx_gso_superframe.",
+            self.info.mtu, self.info.mode
+        );
+    }
+}
+
+impl Port for XdpPort {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn rx_burst(&mut self, _now: Nanos) -> usize {
+        let share = BURST / self.queues.len();
+        let mut frames = 0;
+        for queue in &mut self.queues {
+            frames += queue.receive(share);
+        }
+        if !self.superframe_reported && self.queues.iter().any(|q| q.counters.rx_gso_superframe > 0) {
+            self.report_superframe();
+        }
+        frames
+    }
+
+    fn rx_frame(&self, i: usize) -> Received<'_> {
+        let mut i = i;
+        for queue in &self.queues {
+            if i < queue.received() {
+                return Received { frame: queue.frame(i), ip_id_hidden: false };
+            }
+            i -= queue.received();
+        }
+        panic!("frame {i} past the end of the burst");
+    }
+
+    fn rx_release(&mut self) {
+        for queue in &mut self.queues {
+            queue.release();
+        }
+    }
+
+    fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
+        assert!(len <= self.info.max_frame, "frame of {len} bytes, the port takes {}", self.info.max_frame);
+        self.queues[0].alloc(len).map(TxId)
+    }
+
+    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
+        self.queues[0].slot(id.0)
+    }
+
+    fn tx_commit(&mut self, id: TxId) {
+        self.queues[0].commit(id.0);
+    }
+
+    fn tx_cancel(&mut self, id: TxId) {
+        self.queues[0].cancel(id.0);
+    }
+
+    fn tx_flush(&mut self, _now: Nanos) -> io::Result<()> {
+        self.queues[0].flush()
+    }
+
+    fn tx_pending(&self) -> bool {
+        self.queues[0].unsent()
+    }
+
+    fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.queues.iter().map(Queue::fd).collect()
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        // Wake-ups need no arming: poll() on the socket asks the driver itself if it has to.
+        !self.queues.iter_mut().any(Queue::has_frames)
+    }
+
+    fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
+        let sum = |field: fn(&QueueCounters) -> u64| self.queues.iter().map(|q| field(&q.counters)).sum();
+        out.extend([
+            ("rx_packets", sum(|c| c.rx_packets)),
+            ("rx_bytes", sum(|c| c.rx_bytes)),
+            ("rx_multi_buffer", sum(|c| c.rx_multi_buffer)),
+            ("rx_gso_superframe", sum(|c| c.rx_gso_superframe)),
+            ("rx_too_long", sum(|c| c.rx_too_long)),
+            ("tx_packets", sum(|c| c.tx_packets)),
+            ("tx_bytes", sum(|c| c.tx_bytes)),
+            ("tx_multi_buffer", sum(|c| c.tx_multi_buffer)),
+            ("tx_kicks", sum(|c| c.tx_kicks)),
+            ("tx_busy", sum(|c| c.tx_busy)),
+            ("rx_kicks", sum(|c| c.rx_kicks)),
+            ("link_down", sum(|c| c.link_down)),
+        ]);
+        let kernel: Vec<_> = self.queues.iter().map(Queue::statistics).collect();
+        out.extend([
+            ("rx_dropped", kernel.iter().map(|s| s.rx_dropped()).sum()),
+            ("rx_ring_full", kernel.iter().map(|s| s.rx_ring_full()).sum()),
+            ("rx_invalid_descs", kernel.iter().map(|s| s.rx_invalid_descs()).sum()),
+            ("tx_invalid_descs", kernel.iter().map(|s| s.tx_invalid_descs()).sum()),
+            ("fill_ring_empty", kernel.iter().map(|s| s.rx_fill_ring_empty_descs()).sum()),
+        ]);
+    }
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// Steers RoCE to the AF_XDP socket of the receive queue and leaves everything else to the kernel.
+//
+//   UDP port 4791 to an address in `addresses` (IPv4 or IPv6, behind at most one VLAN tag)
+//   EtherType 0x8915 (RoCE v1)         if OPTION_ROCE_V1 is set
+//   EtherType 0x8808 (MAC control)     if OPTION_MAC_CONTROL is set
+//
+// IP fragments pass: RoCE is never fragmented (IBTA A17.9.2), and only the first carries a port. So do IPv6
+// packets with extension headers, which RoCE does not use. A queue without a socket passes too.
+//
+// Declared for fragments in the XDP sense (frames of several buffers), or drivers refuse it on a large MTU.
+
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define ETH_P_IP 0x0800
+#define ETH_P_8021Q 0x8100
+#define ETH_P_8021AD 0x88a8
+#define ETH_P_IPV6 0x86dd
+#define ETH_P_MAC_CONTROL 0x8808
+#define ETH_P_ROCE_V1 0x8915
+
+#define IPPROTO_UDP 17
+#define IPV4_MORE_FRAGMENTS_OR_OFFSET 0x3fff
+#define ROCE_V2_PORT 4791
+
+#define OPTION_ROCE_V1 1
+#define OPTION_MAC_CONTROL 2
+
+// An IPv6 address; an IPv4 address a.b.c.d is ::ffff:a.b.c.d (RFC 4291 2.5.5.2).
+struct address {
+	__u32 word[4];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct address);
+	__type(value, __u8);
+} addresses SEC(".maps");
+
+// The sockets, by receive queue.
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, __u32);
+} sockets SEC(".maps");
+
+// OPTION_* bits in the only element.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} options SEC(".maps");
+
+struct ethernet {
+	__u8 destination[6];
+	__u8 source[6];
+	__be16 type;
+};
+
+struct vlan_tag {
+	__be16 control;
+	__be16 type;
+};
+
+struct ipv4 {
+	__u8 version_and_words;
+	__u8 tos;
+	__be16 length;
+	__be16 id;
+	__be16 fragment;
+	__u8 ttl;
+	__u8 protocol;
+	__be16 checksum;
+	__u32 source;
+	__u32 destination;
+};
+
+struct ipv6 {
+	__be32 version_class_flow;
+	__be16 length;
+	__u8 next;
+	__u8 hops;
+	struct address source;
+	struct address destination;
+};
+
+struct udp {
+	__be16 source;
+	__be16 destination;
+	__be16 length;
+	__be16 checksum;
+};
+
+static __always_inline int to_socket(struct xdp_md *ctx)
+{
+	return bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
+}
+
+static __always_inline int is_on(__u32 option)
+{
+	__u32 zero = 0;
+	__u32 *bits = bpf_map_lookup_elem(&options, &zero);
+
+	return bits && (*bits & option);
+}
+
+static __always_inline int is_roce_port(struct udp *udp, void *end)
+{
+	return (void *)(udp + 1) <= end && udp->destination == bpf_htons(ROCE_V2_PORT);
+}
+
+static __always_inline int is_ours_v4(struct ipv4 *ip, void *end)
+{
+	struct address to = { .word = { 0, 0, bpf_htonl(0xffff), 0 } };
+	__u32 words;
+
+	if ((void *)(ip + 1) > end || ip->version_and_words >> 4 != 4 || ip->protocol != IPPROTO_UDP)
+		return 0;
+	if (ip->fragment & bpf_htons(IPV4_MORE_FRAGMENTS_OR_OFFSET))
+		return 0;
+	words = ip->version_and_words & 15;
+	if (words < 5 || !is_roce_port((void *)ip + words * 4, end))
+		return 0;
+	to.word[3] = ip->destination;
+	return bpf_map_lookup_elem(&addresses, &to) != 0;
+}
+
+static __always_inline int is_ours_v6(struct ipv6 *ip, void *end)
+{
+	struct address to;
+
+	if ((void *)(ip + 1) > end || ip->next != IPPROTO_UDP || !is_roce_port((void *)(ip + 1), end))
+		return 0;
+	to = ip->destination;
+	return bpf_map_lookup_elem(&addresses, &to) != 0;
+}
+
+SEC("xdp.frags")
+int roxie_steer(struct xdp_md *ctx)
+{
+	void *end = (void *)(long)ctx->data_end;
+	struct ethernet *eth = (void *)(long)ctx->data;
+	void *next = eth + 1;
+	int ours = 0;
+	__be16 type;
+
+	if (next > end)
+		return XDP_PASS;
+	type = eth->type;
+	if (type == bpf_htons(ETH_P_8021Q) || type == bpf_htons(ETH_P_8021AD)) {
+		struct vlan_tag *tag = next;
+
+		next = tag + 1;
+		if (next > end)
+			return XDP_PASS;
+		type = tag->type;
+	}
+
+	switch (bpf_ntohs(type)) {
+	case ETH_P_IP:
+		ours = is_ours_v4(next, end);
+		break;
+	case ETH_P_IPV6:
+		ours = is_ours_v6(next, end);
+		break;
+	case ETH_P_ROCE_V1:
+		ours = is_on(OPTION_ROCE_V1);
+		break;
+	case ETH_P_MAC_CONTROL:
+		ours = is_on(OPTION_MAC_CONTROL);
+		break;
+	}
+	return ours ? to_socket(ctx) : XDP_PASS;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,158 @@
+//! The steering program in the kernel: loaded, attached, told what is ours.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+
+use aya::maps::{Array, HashMap, MapData, MapError, XskMap};
+use aya::programs::xdp::XdpLinkId;
+use aya::programs::{ProgramError, Xdp, XdpMode, loaded_programs};
+use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
+use hashbrown::HashSet;
+
+use super::XdpError;
+use crate::netdev::Interface;
+
+static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
+
+/// The program's name: in the object, in `bpftool prog`, in errors.
+const PROGRAM: &str = "roxie_steer";
+/// Bits of the `options` map, as in `steer.bpf.c`.
+const OPTION_ROCE_V1: u32 = 1;
+const OPTION_MAC_CONTROL: u32 = 2;
+
+/// The program, its maps and its link to the interface. Dropping it detaches it; so does the death of the
+/// process, because the link is a file descriptor.
+pub(super) struct Steering {
+    ebpf: Ebpf,
+    addresses: HashMap<MapData, [u8; 16], u8>,
+    sockets: XskMap<MapData>,
+    steered: HashSet<[u8; 16]>,
+    link: Option<XdpLinkId>,
+}
+
+impl Steering {
+    /// Loads the program; it steers nothing yet.
+    pub(super) fn load(roce_v1: bool, mac_control: bool) -> Result<Steering, XdpError> {
+        // No kernel BTF: the program reads packets, not kernel structures, and parsing it costs 0.1 s.
+        let mut ebpf = EbpfLoader::new().btf(None).load(OBJECT).map_err(refused)?;
+        let addresses = HashMap::try_from(taken(&mut ebpf, "addresses")?).map_err(refused)?;
+        let sockets = XskMap::try_from(taken(&mut ebpf, "sockets")?).map_err(refused)?;
+        let mut options: Array<MapData, u32> =
+            Array::try_from(taken(&mut ebpf, "options")?).map_err(refused)?;
+        let v1 = if roce_v1 { OPTION_ROCE_V1 } else { 0 };
+        let control = if mac_control { OPTION_MAC_CONTROL } else { 0 };
+        options.set(0, v1 | control, 0).map_err(refused)?;
+        let mut steering = Steering { ebpf, addresses, sockets, steered: HashSet::new(), link: None };
+        steering.program()?.load().map_err(refused)?;
+        Ok(steering)
+    }
+
+    /// Attaches the program to `interface` in the driver (`native`) or in the kernel's generic hook.
+    pub(super) fn attach(&mut self, interface: &Interface, native: bool) -> Result<(), AttachError> {
+        let mode = if native { XdpMode::Driver } else { XdpMode::Skb };
+        let program = self.program().map_err(AttachError::Other)?;
+        match program.attach_to_if_index(interface.index, mode) {
+            Ok(link) => {
+                self.link = Some(link);
+                Ok(())
+            }
+            Err(ProgramError::SyscallError(e)) => Err(AttachError::Refused(e.io_error)),
+            Err(e) => Err(AttachError::Other(refused(e))),
+        }
+    }
+
+    /// Takes the program off the interface again.
+    pub(super) fn detach(&mut self) -> Result<(), XdpError> {
+        match self.link.take() {
+            Some(link) => self.program()?.detach(link).map_err(refused),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives the frames of `queue` that are ours to a socket.
+    pub(super) fn set_socket(&mut self, queue: u32, socket: impl AsRawFd) -> Result<(), XdpError> {
+        self.sockets.set(queue, socket, 0).map_err(refused)
+    }
+
+    /// Steers exactly these destination addresses from now on.
+    pub(super) fn set_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), XdpError> {
+        let wanted: HashSet<[u8; 16]> = addresses.iter().map(|ip| key(*ip)).collect();
+        for gone in self.steered.difference(&wanted) {
+            match self.addresses.remove(gone) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(e) => return Err(refused(e)),
+            }
+        }
+        for new in wanted.difference(&self.steered) {
+            self.addresses.insert(new, 1, 0).map_err(refused)?;
+        }
+        self.steered = wanted;
+        Ok(())
+    }
+
+    fn program(&mut self) -> Result<&mut Xdp, XdpError> {
+        let program = self.ebpf.program_mut(PROGRAM);
+        let program = program.ok_or_else(|| refused(format!("no program {PROGRAM} in the object")))?;
+        program.try_into().map_err(refused)
+    }
+}
+
+/// Why a program did not attach.
+pub(super) enum AttachError {
+    /// The kernel said no.
+    Refused(io::Error),
+    /// Something else.
+    Other(XdpError),
+}
+
+/// An address as a key of the map: IPv4 as `::ffff:a.b.c.d`.
+fn key(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// The name of a loaded program.
+pub(super) fn program_name(id: u32) -> String {
+    let info = loaded_programs().flatten().find(|p| p.id() == id);
+    match info.as_ref().and_then(|p| p.name_as_str()) {
+        Some("") | None => "a program without a name".to_owned(),
+        Some(name) => name.to_owned(),
+    }
+}
+
+fn taken(ebpf: &mut Ebpf, name: &str) -> Result<aya::maps::Map, XdpError> {
+    ebpf.take_map(name).ok_or_else(|| refused(format!("no map {name} in the object")))
+}
+
+/// The loader's error with its causes; missing privileges are told apart.
+fn refused(error: impl Into<Box<dyn std::error::Error>>) -> XdpError {
+    let error = error.into();
+    let mut reason = error.to_string();
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error.as_ref());
+    while let Some(e) = cause {
+        if let Some(io) = e.downcast_ref::<io::Error>()
+            && io.kind() == io::ErrorKind::PermissionDenied
+        {
+            return XdpError::NotPermitted { action: "load the steering program".to_owned() };
+        }
+        cause = e.source();
+        if let Some(e) = cause {
+            reason = format!("{reason}: {e}");
+        }
+    }
+    XdpError::Program { reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ipv4_address_is_looked_up_as_a_mapped_one() {
+        let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1];
+        assert_eq!(key("192.0.2.1".parse().unwrap()), mapped);
+    }
+}

@@ -1,0 +1,254 @@
+//! Interfaces, namespaces and neighbours against the real kernel. Needs root; says so and skips without.
+
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use roxie::netdev::neighbour::{NeighbourError, release, resolve};
+use roxie::netdev::{Change, IfAddr, Interface, Links, NetNs, NetdevError, Watch, interface_names};
+
+/// True if the test cannot run here; says why.
+fn skip(name: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        println!("SKIP {name}: network namespaces need root");
+    }
+    !root
+}
+
+fn addr(text: &str) -> IfAddr {
+    text.parse().unwrap()
+}
+
+/// Two namespaces joined by a veth pair `left` (192.0.2.1, 2001:db8::1) - `right` (.2, ::2).
+fn pair(tag: &str) -> (NetNs, NetNs) {
+    let a = NetNs::create(&format!("{tag}-a")).unwrap();
+    let b = NetNs::create(&format!("{tag}-b")).unwrap();
+    let mut left = Links::open_in(&a).unwrap();
+    left.create_veth("left", &b, "right", 1).unwrap();
+    let mut right = Links::open_in(&b).unwrap();
+    for (links, name, v4, v6) in [
+        (&mut left, "left", "192.0.2.1/24", "2001:db8::1/64"),
+        (&mut right, "right", "192.0.2.2/24", "2001:db8::2/64"),
+    ] {
+        links.add_address(name, addr(v4)).unwrap();
+        links.add_address(name, addr(v6)).unwrap();
+        links.set_up(name, true).unwrap();
+    }
+    (a, b)
+}
+
+#[test]
+fn a_veth_pair_is_described_as_it_was_made() {
+    if skip("a_veth_pair_is_described_as_it_was_made") {
+        return;
+    }
+    let (a, b) = pair("descr");
+    let mut links = Links::open_in(&a).unwrap();
+    links.set_mtu("left", 4200).unwrap();
+    links.set_mac("left", [2, 0, 0, 0, 0, 1]).unwrap();
+    let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
+    assert_eq!((left.mtu, left.mac, left.driver.as_str()), (4200, [2, 0, 0, 0, 0, 1], "veth"));
+    assert_eq!((left.up, left.running, left.rx_queues), (true, true, 1));
+    assert!(left.has_address("192.0.2.1".parse().unwrap()));
+    assert!(left.has_address("2001:db8::1".parse().unwrap()), "{:?}", left.addresses);
+    assert_eq!(left.xdp_program, None);
+    let right = b.run(|| Interface::by_name("right")).unwrap().unwrap();
+    assert_eq!(right.mtu, 1500);
+    assert!(b.run(|| Interface::by_name("left")).unwrap().is_err(), "the ends are apart");
+}
+
+#[test]
+fn receive_queues_are_those_in_use() {
+    if skip("receive_queues_are_those_in_use") {
+        return;
+    }
+    let a = NetNs::create("queues").unwrap();
+    Links::open_in(&a).unwrap().create_veth("left", &a, "right", 2).unwrap();
+    assert_eq!(a.run(|| Interface::by_name("left")).unwrap().unwrap().rx_queues, 2);
+}
+
+#[test]
+fn a_namespace_lives_and_dies_with_its_value() {
+    if skip("a_namespace_lives_and_dies_with_its_value") {
+        return;
+    }
+    let ns = NetNs::create("life").unwrap();
+    let path = Path::new("/run/netns").join(ns.name().unwrap());
+    assert!(path.exists());
+    assert_eq!(ns.run(interface_names).unwrap().contains(&"eth0".to_owned()), false);
+    let opened = NetNs::open(ns.name().unwrap()).unwrap();
+    drop(opened);
+    assert!(path.exists(), "who only opened it does not remove it");
+    drop(ns);
+    assert!(!path.exists());
+}
+
+#[test]
+fn namespaces_of_a_dead_owner_are_swept_and_those_of_a_live_one_are_not() {
+    if skip("namespaces_of_a_dead_owner_are_swept_and_those_of_a_live_one_are_not") {
+        return;
+    }
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let dead = child.id();
+    child.wait().unwrap();
+    let keeper = NetNs::create("keeper").unwrap();
+    let kept = Path::new("/run/netns").join(keeper.name().unwrap());
+    let orphan = format!("/run/netns/roxie-{dead}-orphan");
+    std::fs::write(&orphan, "").unwrap();
+    let foreign = format!("/run/netns/roxie-test-{dead}");
+    std::fs::write(&foreign, "").unwrap();
+    drop(NetNs::create("sweeper").unwrap());
+    assert!(!Path::new(&orphan).exists());
+    assert!(kept.exists() && Path::new(&foreign).exists());
+    std::fs::remove_file(foreign).unwrap();
+}
+
+#[test]
+fn bridges_and_taps_are_made_and_deleted() {
+    if skip("bridges_and_taps_are_made_and_deleted") {
+        return;
+    }
+    let a = NetNs::create("bridge").unwrap();
+    let mut links = Links::open_in(&a).unwrap();
+    links.create_bridge("br0").unwrap();
+    links.create_tap("tap0").unwrap();
+    links.create_veth("v0", &a, "v1", 1).unwrap();
+    links.set_bridge("tap0", "br0").unwrap();
+    links.set_bridge("v0", "br0").unwrap();
+    let look = |name| a.run(|| Interface::by_name(name)).unwrap().unwrap();
+    assert_eq!((look("br0").driver.as_str(), look("tap0").driver.as_str()), ("bridge", "tun"));
+    links.delete("tap0").unwrap();
+    assert!(!a.run(interface_names).unwrap().contains(&"tap0".to_owned()));
+    let e = links.delete("tap0").unwrap_err();
+    assert!(matches!(&e, NetdevError::NoSuchInterface { existing, .. } if existing.contains("br0")), "{e}");
+}
+
+#[test]
+fn a_watch_tells_each_change_once() {
+    if skip("a_watch_tells_each_change_once") {
+        return;
+    }
+    let (a, b) = pair("watch");
+    let mut watch = a.run(|| Watch::new(&Interface::by_name("left").unwrap()).unwrap()).unwrap();
+    // Addresses that the kernel makes itself (link-local) may arrive meanwhile: let them pass.
+    std::thread::sleep(Duration::from_millis(50));
+    watch.poll().unwrap();
+    let mut links = Links::open_in(&a).unwrap();
+
+    links.add_address("left", addr("198.51.100.7/24")).unwrap();
+    let mut fds = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::from(1000u16)).unwrap(), 1, "the descriptor wakes us");
+    assert_eq!(watch.poll().unwrap(), [Change::AddressAdded(addr("198.51.100.7/24"))]);
+    assert_eq!(watch.poll().unwrap(), [], "told once");
+    assert_eq!(
+        poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).unwrap(),
+        0,
+        "the descriptor is quiet again"
+    );
+
+    links.set_mtu("left", 2000).unwrap();
+    links.delete_address("left", addr("198.51.100.7/24")).unwrap();
+    assert_eq!(watch.poll().unwrap(), [Change::Mtu(2000), Change::AddressRemoved(addr("198.51.100.7/24"))]);
+
+    let mut far = Links::open_in(&b).unwrap();
+    far.set_up("right", false).unwrap();
+    assert!(watch.poll().unwrap().contains(&Change::LinkDown), "no carrier while the peer is down");
+    far.set_up("right", true).unwrap();
+    assert!(watch.poll().unwrap().contains(&Change::LinkUp));
+
+    far.delete("right").unwrap();
+    assert_eq!(watch.poll().unwrap(), [Change::Gone]);
+    assert_eq!(watch.poll().unwrap(), []);
+}
+
+/// The station address of an interface.
+fn mac(ns: &NetNs, name: &str) -> [u8; 6] {
+    ns.run(|| Interface::by_name(name)).unwrap().unwrap().mac
+}
+
+/// Resolves from `left`.
+fn from_left(a: &NetNs, ip: &str, timeout: Duration) -> Result<[u8; 6], NeighbourError> {
+    let ip: IpAddr = ip.parse().unwrap();
+    a.run(|| resolve(&Interface::by_name("left").unwrap(), ip, timeout)).unwrap()
+}
+
+const SOON: Duration = Duration::from_secs(5);
+
+#[test]
+fn neighbours_are_resolved_by_the_kernel_and_kept() {
+    if skip("neighbours_are_resolved_by_the_kernel_and_kept") {
+        return;
+    }
+    let (a, b) = pair("neigh");
+    let right = mac(&b, "right");
+    assert_eq!(from_left(&a, "192.0.2.2", SOON).unwrap(), right, "ARP");
+    assert_eq!(from_left(&a, "2001:db8::2", SOON).unwrap(), right, "neighbour discovery");
+    // Known now: needs no time at all.
+    assert_eq!(from_left(&a, "192.0.2.2", Duration::ZERO).unwrap(), right);
+    let table = || {
+        let name = a.name().unwrap();
+        let out = std::process::Command::new("ip").args(["-n", name, "neigh", "show"]).output().unwrap();
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let shown = table();
+    assert!(shown.lines().any(|l| l.starts_with("192.0.2.2 ") && l.contains("managed")), "{shown}");
+    a.run(|| release(&Interface::by_name("left").unwrap(), "192.0.2.2".parse().unwrap())).unwrap().unwrap();
+    let shown = table();
+    assert!(!shown.lines().any(|l| l.starts_with("192.0.2.2 ") && l.contains("managed")), "{shown}");
+}
+
+#[test]
+fn own_multicast_and_broadcast_addresses_need_no_neighbour() {
+    if skip("own_multicast_and_broadcast_addresses_need_no_neighbour") {
+        return;
+    }
+    let (a, _b) = pair("rule");
+    let own = mac(&a, "left");
+    let now = |ip| from_left(&a, ip, Duration::ZERO).unwrap();
+    assert_eq!((now("192.0.2.1"), now("2001:db8::1")), (own, own));
+    assert_eq!(now("192.0.2.255"), [0xff; 6]);
+    assert_eq!(now("224.0.0.1"), [1, 0, 0x5e, 0, 0, 1]);
+}
+
+#[test]
+fn what_is_behind_a_gateway_is_sent_to_the_gateway() {
+    if skip("what_is_behind_a_gateway_is_sent_to_the_gateway") {
+        return;
+    }
+    let (a, b) = pair("gateway");
+    let mut links = Links::open_in(&a).unwrap();
+    links.add_route(addr("203.0.113.0/24"), "192.0.2.2".parse().unwrap()).unwrap();
+    assert_eq!(from_left(&a, "203.0.113.9", SOON).unwrap(), mac(&b, "right"));
+    let e = from_left(&a, "2001:db8:1::9", SOON).unwrap_err();
+    assert!(matches!(e, NeighbourError::NoRoute { .. }), "{e}");
+}
+
+#[test]
+fn permanent_neighbours_are_taken_as_they_are_and_left_alone() {
+    if skip("permanent_neighbours_are_taken_as_they_are_and_left_alone") {
+        return;
+    }
+    let (a, _b) = pair("perm");
+    let mut links = Links::open_in(&a).unwrap();
+    links.add_neighbour("left", "192.0.2.77".parse().unwrap(), [2, 7, 7, 7, 7, 7]).unwrap();
+    assert_eq!(from_left(&a, "192.0.2.77", Duration::ZERO).unwrap(), [2, 7, 7, 7, 7, 7]);
+    a.run(|| release(&Interface::by_name("left").unwrap(), "192.0.2.77".parse().unwrap())).unwrap().unwrap();
+    assert_eq!(from_left(&a, "192.0.2.77", Duration::ZERO).unwrap(), [2, 7, 7, 7, 7, 7]);
+}
+
+#[test]
+fn a_silent_neighbour_and_a_link_that_is_down_are_told_apart() {
+    if skip("a_silent_neighbour_and_a_link_that_is_down_are_told_apart") {
+        return;
+    }
+    let (a, b) = pair("silent");
+    let e = from_left(&a, "192.0.2.99", Duration::from_millis(60)).unwrap_err();
+    assert!(matches!(e, NeighbourError::Unanswered { waited_ms: 60.., .. }), "{e}");
+    assert!(e.to_string().contains("192.0.2.99") && e.to_string().contains("left"), "{e}");
+    Links::open_in(&b).unwrap().set_up("right", false).unwrap();
+    let e = from_left(&a, "192.0.2.98", SOON).unwrap_err();
+    assert!(matches!(e, NeighbourError::LinkDown { .. }), "{e}");
+}
