@@ -172,6 +172,8 @@ build() {
 
     mkdir -p "$tree"/{bin,sbin,usr/bin,usr/sbin,lib/x86_64-linux-gnu,lib64,etc,proc,sys,dev,tmp,run,root}
     mkdir -p "$tree/lib/modules/$version"
+    # libibverbs looks for its drivers below the compiled-in /usr/lib.
+    ln -s ../lib "$tree/usr/lib"
     cp -L "$cache/root/bin/busybox" "$tree/bin/busybox"
     for path in bin/sh sbin/modprobe; do ln -s /bin/busybox "$tree/$path"; done
     for path in "${programs[@]}"; do add_elf "$path" "$tree"; done
@@ -222,6 +224,8 @@ main() {
     out=$cache/guest-$hash
     if [ ! -d "$out" ]; then
         rm -rf "$cache"/guest-*.new
+        # Former versions go, but for a few: worktrees may share the cache.
+        { ls -dt "$cache"/guest-* 2>/dev/null || true; } | tail -n +4 | xargs -r rm -rf
         build "$out"
     fi
     echo "$out"
