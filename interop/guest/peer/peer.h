@@ -1,0 +1,99 @@
+/* The peer program: what its files share. protocol.md describes the commands. */
+#ifndef ROXIE_PEER_H
+#define ROXIE_PEER_H
+
+#include <infiniband/verbs.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define PROTOCOL_VERSION 1
+#define MAX_LINE 4096
+#define MAX_ARGS 48
+#define MAX_MRS 64
+#define MAX_QPS 64
+#define MAX_JOBS 16
+#define MAX_POLL 64
+
+/* One request line, split in place: a verb, then key=value words. */
+struct request {
+	const char *verb;
+	int count;
+	const char *key[MAX_ARGS];
+	const char *value[MAX_ARGS];
+	bool failed; /* a value was missing or wrong, and the error reply is out */
+};
+
+/* line.c */
+void request_parse(struct request *r, char *line);
+/* The value of `key`, or NULL. */
+const char *text_or_null(struct request *r, const char *key);
+/* The value of `key`; replies with an error and sets `failed` if there is none. */
+const char *text(struct request *r, const char *key);
+uint64_t number(struct request *r, const char *key);
+uint64_t number_or(struct request *r, const char *key, uint64_t otherwise);
+/* The whole reply to a command that worked. Starts "ok". */
+__attribute__((format(printf, 1, 2))) void ok(const char *format, ...);
+/* The whole reply to a command that did not. `code` is an errno or 0. */
+__attribute__((format(printf, 2, 3))) void err(int code, const char *format, ...);
+/* A line of a longer answer, before its "ok". */
+__attribute__((format(printf, 1, 2))) void detail(const char *format, ...);
+void raw_detail(const char *bytes, size_t length);
+/* Sends what has been said. False if the other side has gone. */
+bool flush_replies(int fd);
+
+/* memory.c */
+struct region {
+	struct ibv_mr *mr;
+	uint8_t *base;
+	size_t size;
+};
+void pattern_fill(uint8_t *to, size_t length, uint64_t seed);
+/* The region that `mr=` names, or NULL after an error reply. */
+struct region *region_of(struct request *r);
+/* True if [offset, offset+length) lies in the region; else replies with an error. */
+bool within(const struct region *region, uint64_t offset, uint64_t length);
+void cmd_mr(struct request *r);
+void cmd_mr_free(struct request *r);
+void cmd_fill(struct request *r);
+void cmd_check(struct request *r);
+void cmd_sum(struct request *r);
+void cmd_peek(struct request *r);
+void cmd_poke(struct request *r);
+void memory_reset(void);
+
+/* qp.c */
+void cmd_qp(struct request *r);
+void cmd_connect(struct request *r);
+void cmd_modify(struct request *r);
+void cmd_query(struct request *r);
+void cmd_qp_free(struct request *r);
+void cmd_recv(struct request *r);
+void cmd_send(struct request *r);
+void cmd_poll(struct request *r);
+void qp_reset(void);
+
+/* device.c */
+extern struct ibv_context *context;
+extern struct ibv_pd *pd;
+extern uint8_t port_number;
+/* Opens the device called `name`, or the first if NULL. False after a message to stderr. */
+bool device_open(const char *name);
+bool parse_gid(const char *hex, union ibv_gid *gid);
+void format_gid(const union ibv_gid *gid, char out[33]);
+void cmd_hello(struct request *r);
+void cmd_gids(struct request *r);
+void cmd_events(struct request *r);
+void cmd_counters(struct request *r);
+/* Milliseconds of the monotonic clock. */
+uint64_t now_ms(void);
+
+/* jobs.c */
+void cmd_spawn(struct request *r);
+void cmd_wait(struct request *r);
+void cmd_kill(struct request *r);
+void cmd_listening(struct request *r);
+void jobs_reset(void);
+
+#endif
