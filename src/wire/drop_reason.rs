@@ -9,7 +9,7 @@ pub enum Drop {
     /// Another protocol: ARP, TCP, UDP to another port.
     #[error("not RoCE: neither UDP port 4791 nor EtherType 0x8915")]
     NotRoce,
-    /// PAUSE or PFC: see `wire::mac_control`.
+    /// PAUSE or PFC: see [`mac_control`](super::mac_control).
     #[error("MAC control frame (EtherType 0x8808)")]
     MacControl,
     /// A length says that more bytes belong to the frame than there are.

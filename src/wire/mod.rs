@@ -11,10 +11,12 @@
 //! [`crate::frame`]; nothing here allocates or reads a clock; no input panics.
 
 pub mod build;
+pub mod display;
 mod drop_reason;
 mod gid;
 pub mod headers;
 pub mod icrc;
+pub mod mac_control;
 pub mod net;
 pub mod opcode;
 pub mod parse;

@@ -181,9 +181,9 @@ impl Envelope {
 
     fn read(chain: &[u8], link: Link, wire_len: usize) -> Result<Envelope, Drop> {
         let (net, span) = match link.ether_type {
-            ether_type::IPV4 => read_ipv4(chain, link.l3_offset, wire_len)?,
-            ether_type::IPV6 => read_ipv6(chain, link.l3_offset, wire_len)?,
-            ether_type::ROCE_V1 => read_grh(chain, link.l3_offset, wire_len)?,
+            ether_type::IPV4 => read_ipv4(chain, link.l3_offset)?,
+            ether_type::IPV6 => read_ipv6(chain, link.l3_offset)?,
+            ether_type::ROCE_V1 => read_grh(chain, link.l3_offset)?,
             ether_type::MAC_CONTROL => return Err(Drop::MacControl),
             _ => return Err(Drop::NotRoce),
         };
@@ -191,6 +191,10 @@ impl Envelope {
             NetHeader::Grh(_) => (None, span.l4, span.end),
             NetHeader::Ipv4(_) | NetHeader::Ipv6(_) => read_udp(chain, &span)?,
         };
+        // Only now: what is too short for its length is counted here only if it is RoCE.
+        if span.end > wire_len {
+            return Err(Drop::Truncated { what: "IP packet", need: span.end, have: wire_len });
+        }
         let need = bth_offset + Bth::LEN + ICRC_LEN;
         if end < need {
             return Err(Drop::Truncated { what: "BTH and ICRC", need, have: end });
@@ -282,7 +286,7 @@ impl Envelope {
     }
 }
 
-fn read_ipv4(chain: &[u8], l3: usize, wire_len: usize) -> Result<(NetHeader, Span), Drop> {
+fn read_ipv4(chain: &[u8], l3: usize) -> Result<(NetHeader, Span), Drop> {
     let bytes: &[u8; 20] = take(chain, l3, "IPv4 header")?;
     let raw: &RawIpv4 = zerocopy::transmute_ref!(bytes);
     let (version, header_len) = (raw.version_ihl >> 4, usize::from(raw.version_ihl & 0x0f) * 4);
@@ -315,26 +319,26 @@ fn read_ipv4(chain: &[u8], l3: usize, wire_len: usize) -> Result<(NetHeader, Spa
         src: raw.src.into(),
         dst: raw.dst.into(),
     };
-    Ok((NetHeader::Ipv4(header), Span { l4: l3 + header_len, end: within(l3 + total_len, wire_len)? }))
+    Ok((NetHeader::Ipv4(header), Span { l4: l3 + header_len, end: l3 + total_len }))
 }
 
-fn read_ipv6(chain: &[u8], l3: usize, wire_len: usize) -> Result<(NetHeader, Span), Drop> {
+fn read_ipv6(chain: &[u8], l3: usize) -> Result<(NetHeader, Span), Drop> {
     let (header, next_header) = read_ipv6_like(chain, l3)?;
     match next_header {
         PROTOCOL_UDP => {}
         other if is_ipv6_extension(other) => return Err(Drop::Ipv6Extension(other)),
         _ => return Err(Drop::NotRoce),
     }
-    let end = within(l3 + 40 + usize::from(header.payload_len), wire_len)?;
+    let end = l3 + 40 + usize::from(header.payload_len);
     Ok((NetHeader::Ipv6(header), Span { l4: l3 + 40, end }))
 }
 
-fn read_grh(chain: &[u8], l3: usize, wire_len: usize) -> Result<(NetHeader, Span), Drop> {
+fn read_grh(chain: &[u8], l3: usize) -> Result<(NetHeader, Span), Drop> {
     let (header, next_header) = read_ipv6_like(chain, l3)?;
     if next_header != NEXT_HEADER_IBA {
         return Err(Drop::BadGrhNextHeader(next_header));
     }
-    let end = within(l3 + 40 + usize::from(header.payload_len), wire_len)?;
+    let end = l3 + 40 + usize::from(header.payload_len);
     Ok((NetHeader::Grh(header), Span { l4: l3 + 40, end }))
 }
 
@@ -348,14 +352,6 @@ fn read_ipv6_like(chain: &[u8], l3: usize) -> Result<(Ipv6Header, u8), Drop> {
         return Err(Drop::BadIpHeader { version, header_len: 40, total_len });
     }
     Ok((Ipv6Header::from_raw(raw), raw.next_header))
-}
-
-/// `end` if the frame reaches to it.
-fn within(end: usize, wire_len: usize) -> Result<usize, Drop> {
-    if end > wire_len {
-        return Err(Drop::Truncated { what: "IP packet", need: end, have: wire_len });
-    }
-    Ok(end)
 }
 
 type Udp = (Option<UdpHeader>, usize, usize);
