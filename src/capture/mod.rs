@@ -1,16 +1,24 @@
 //! Captures: pcap and pcapng files in, pcapng files out.
 //!
-//! [`PcapngWriter`] is what a port's tee writes with: a comment on every packet says what the
-//! NIC did with it and why.
+//! [`Reader`] reads both formats as a stream, so that it follows a pipe. [`PcapngWriter`] is what a
+//! port's tee writes with: a comment on every packet says what the NIC did with it and why.
+//!
+//! Formats: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng, and the registry of link types.
 
+mod pcapng;
+mod reader;
 mod writer;
 
+pub use reader::{CaptureError, Reader, Record};
 pub use writer::{Direction, PcapngWriter};
 
 /// Block types of pcapng (draft-ietf-opsawg-pcapng, section 11.1).
 mod block {
     pub(super) const SECTION_HEADER: u32 = 0x0a0d_0d0a;
     pub(super) const INTERFACE: u32 = 1;
+    /// Obsolete, still read.
+    pub(super) const PACKET: u32 = 2;
+    pub(super) const SIMPLE_PACKET: u32 = 3;
     pub(super) const ENHANCED_PACKET: u32 = 6;
 }
 
@@ -24,8 +32,32 @@ mod option {
     pub(super) const SECTION_USER_APPLICATION: u16 = 4;
     pub(super) const INTERFACE_NAME: u16 = 2;
     pub(super) const INTERFACE_TSRESOL: u16 = 9;
+    pub(super) const INTERFACE_TSOFFSET: u16 = 14;
     pub(super) const PACKET_FLAGS: u16 = 2;
 }
 
-/// LINKTYPE_ETHERNET of the link-layer types that captures name.
-const LINKTYPE_ETHERNET: u16 = 1;
+/// Link-layer types that captures name (the registry at tcpdump.org).
+pub mod link_type {
+    /// BSD loopback: an address family in the writer's byte order.
+    pub const NULL: u32 = 0;
+    /// Ethernet.
+    pub const ETHERNET: u32 = 1;
+    /// IPv4 or IPv6, as some BSDs number it.
+    pub const RAW_BSD: u32 = 12;
+    /// IPv4 or IPv6.
+    pub const RAW: u32 = 101;
+    /// OpenBSD loopback: an address family, big-endian.
+    pub const LOOP: u32 = 108;
+    /// Linux cooked, version 1: what `-i any` writes.
+    pub const LINUX_SLL: u32 = 113;
+    /// Endace ERF records.
+    pub const ERF: u32 = 197;
+    /// IPv4.
+    pub const IPV4: u32 = 228;
+    /// IPv6.
+    pub const IPV6: u32 = 229;
+    /// Native InfiniBand, from the LRH.
+    pub const INFINIBAND: u32 = 247;
+    /// Linux cooked, version 2.
+    pub const LINUX_SLL2: u32 = 276;
+}

@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use super::{BYTE_ORDER_MAGIC, LINKTYPE_ETHERNET, block, option};
+use super::{BYTE_ORDER_MAGIC, block, link_type, option};
 use crate::frame::Frame;
 
 /// The longest comment that is kept, in bytes. Longer ones are cut at a character.
@@ -48,7 +48,7 @@ impl<W: Write> PcapngWriter<W> {
                 return Err(invalid(&format!("interface name of {} bytes, at most 65535 fit", name.len())));
             }
             w.begin(block::INTERFACE);
-            w.u16(LINKTYPE_ETHERNET);
+            w.u16(link_type::ETHERNET as u16);
             w.u16(0);
             w.u32(0); // no snap length
             w.option(option::INTERFACE_NAME, name.as_bytes());

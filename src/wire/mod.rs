@@ -1,1 +1,34 @@
-//! Bytes <-> types.
+//! Bytes <-> types: Ethernet, IP and UDP around the InfiniBand transport headers, and the ICRC.
+//!
+//! Receiving: [`parse`] turns a frame into a [`Packet`] or a counted [`Drop`], then
+//! [`Packet::check_icrc`] decides whether to believe it. Sending: a [`Template`] holds the
+//! headers below the transport, [`Template::write_headers`] puts a packet's in front of its
+//! payload and [`Template::seal`] computes the ICRC.
+//!
+//! Read first: [`opcode`], the one table of what follows a BTH, then [`headers`].
+//!
+//! Architecture invariant: nothing here depends on the rest of the crate but
+//! [`crate::frame`]; nothing here allocates or reads a clock; no input panics.
+
+pub mod build;
+pub mod display;
+mod drop_reason;
+mod gid;
+pub mod headers;
+pub mod icrc;
+pub mod mac_control;
+pub mod net;
+pub mod opcode;
+pub mod parse;
+mod psn;
+mod qpn;
+
+pub use build::{Ext, FlowSpec, MAX_HEADERS, RoceVersion, Template, entropy_port};
+pub use gid::Gid;
+pub use headers::{Aeth, AtomicEth, Bth, Deth, Feth, NakCode, Reth, Syndrome, XrcEth, credits, rnr_timer_ns};
+pub use icrc::Icrc;
+pub use net::{Ipv4Header, Ipv6Header, NetHeader, ROCE_V2_PORT, UdpHeader};
+pub use opcode::{Headers, Opcode, OpcodeInfo, Operation, Position, Service};
+pub use parse::{Drop, Envelope, Packet, parse};
+pub use psn::Psn;
+pub use qpn::Qpn;

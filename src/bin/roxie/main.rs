@@ -1,3 +1,29 @@
 //! `roxie`: the command line.
 
-fn main() {}
+#![deny(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod decode;
+
+/// A RoCE v2 NIC in software.
+#[derive(Debug, Parser)]
+#[command(name = "roxie", version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print the RoCE packets of a capture (pcap or pcapng)
+    Decode(decode::Arguments),
+}
+
+fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Command::Decode(arguments) => decode::run(&arguments),
+    }
+}

@@ -1,0 +1,260 @@
+//! `roxie decode`: the RoCE packets of a capture, one a line, in full, or as JSON.
+//!
+//! Numbers count every frame of the capture, as Wireshark does; what is not RoCE is passed over.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use nix::sys::stat::{SFlag, fstat};
+use roxie::capture::{CaptureError, Direction, Reader, Record, link_type};
+use roxie::frame::Frame;
+use roxie::wire::net::ether_type;
+use roxie::wire::{Drop, Envelope, Icrc, Packet};
+
+mod json;
+mod mad;
+mod segments;
+
+use segments::Segments;
+
+/// What to decode and how to show it.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// The capture, or - for standard input
+    file: PathBuf,
+    /// Print all fields, one header a line
+    #[arg(short, long, conflicts_with = "json")]
+    verbose: bool,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Decodes, and says on standard error what could not be read. Exit codes: 0 all was read, 1 the capture is
+/// unreadable or cut short; clap exits with 2 for wrong usage.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    match open_and_decode(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of our output has seen enough.
+        Err(Failure::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("roxie decode: {}: {failure}", arguments.file.display());
+            ExitCode::from(1)
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("cannot open it: {0}")]
+    Open(io::Error),
+    #[error("{0}")]
+    Capture(#[from] CaptureError),
+    #[error("cannot write the output: {0}")]
+    Output(#[from] io::Error),
+    #[error("frames of link type {0} were skipped: only Ethernet, Linux cooked and raw IP are decoded")]
+    LinkTypes(String),
+}
+
+fn open_and_decode(arguments: &Arguments) -> Result<(), Failure> {
+    let source: Box<dyn Read> = if arguments.file.as_os_str() == "-" {
+        Box::new(io::stdin().lock())
+    } else {
+        Box::new(File::open(&arguments.file).map_err(Failure::Open)?)
+    };
+    let stdout = io::stdout();
+    // A file gets its lines in blocks; whoever watches a pipe or a terminal gets each at once.
+    let to_file = fstat(stdout.as_fd())
+        .is_ok_and(|s| SFlag::from_bits_truncate(s.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG);
+    let mut out = BufWriter::with_capacity(1 << 16, stdout.lock());
+    let mut summary = Summary::default();
+    let read = decode(arguments, source, &mut out, !to_file, &mut summary);
+    // What was decoded is on its way before a word about what was not.
+    out.flush()?;
+    if summary.malformed != 0 {
+        eprintln!("roxie decode: {} frames look like RoCE and are not well formed", summary.malformed);
+    }
+    read?;
+    summary.into_result()
+}
+
+/// What was met and not decoded.
+#[derive(Debug, Default)]
+struct Summary {
+    malformed: u64,
+    link_types: BTreeSet<u32>,
+}
+
+impl Summary {
+    fn into_result(self) -> Result<(), Failure> {
+        if self.link_types.is_empty() {
+            return Ok(());
+        }
+        let name = |t: &u32| match *t {
+            link_type::INFINIBAND => format!("{t} (native InfiniBand)"),
+            link_type::ERF => format!("{t} (ERF)"),
+            other => other.to_string(),
+        };
+        Err(Failure::LinkTypes(self.link_types.iter().map(name).collect::<Vec<_>>().join(", ")))
+    }
+}
+
+fn decode(
+    arguments: &Arguments,
+    source: Box<dyn Read>,
+    out: &mut dyn Write,
+    flush: bool,
+    summary: &mut Summary,
+) -> Result<(), Failure> {
+    let mut reader = Reader::new(source)?;
+    while let Some(record) = reader.next()? {
+        let frame = Frame::whole(record.data);
+        match envelope(&record, &frame) {
+            Some(Ok(envelope)) => {
+                let decoded = Decoded::new(&record, &frame, envelope);
+                if arguments.json {
+                    json::write(out, &decoded)?;
+                } else {
+                    decoded.write_text(out, arguments.verbose)?;
+                }
+            }
+            Some(Err(reason)) if is_malformed(&reason) => {
+                summary.malformed += 1;
+                if arguments.json {
+                    continue;
+                }
+                writeln!(out, "{} malformed: {reason}", record.number)?;
+            }
+            Some(Err(_)) => continue,
+            None => {
+                summary.link_types.insert(record.link_type);
+                continue;
+            }
+        }
+        if flush {
+            out.flush()?;
+        }
+    }
+    Ok(())
+}
+
+/// True if the frame claims to be RoCE; false if it is something else.
+fn is_malformed(reason: &Drop) -> bool {
+    match reason {
+        Drop::NotRoce | Drop::MacControl | Drop::Fragment { .. } | Drop::Ipv6Extension(_) => false,
+        // Too short even to tell what it is.
+        Drop::Truncated { what, .. } => matches!(*what, "BTH" | "BTH and ICRC" | "IP packet"),
+        Drop::BadIpHeader { .. } => false,
+        _ => true,
+    }
+}
+
+/// Finds the packet in a frame; `None` if frames of this link type are not known here.
+fn envelope(record: &Record<'_>, frame: &Frame<'_>) -> Option<Result<Envelope, Drop>> {
+    let network = |ether_type: u16, at: usize| Envelope::from_network(frame, ether_type, at, record.wire_len);
+    let protocol_at = |at: usize| record.data.get(at..).and_then(|b| b.first_chunk()).copied();
+    // For a frame that is too short for its type field: EtherType 0 is nobody's.
+    let cooked = |at: usize| u16::from_be_bytes(protocol_at(at).unwrap_or([0; 2]));
+    let ip_at = |at: usize| match record.data.get(at).map(|b| b >> 4) {
+        Some(4) => network(ether_type::IPV4, at),
+        Some(6) => network(ether_type::IPV6, at),
+        _ => Err(Drop::NotRoce),
+    };
+    Some(match record.link_type {
+        link_type::ETHERNET => Envelope::from_ethernet(frame, record.wire_len),
+        link_type::LINUX_SLL => network(cooked(14), 16),
+        link_type::LINUX_SLL2 => network(cooked(0), 20),
+        link_type::RAW | link_type::RAW_BSD | link_type::IPV4 | link_type::IPV6 => ip_at(0),
+        link_type::NULL | link_type::LOOP => ip_at(4),
+        _ => return None,
+    })
+}
+
+/// A frame with all that can be told about it.
+struct Decoded<'a> {
+    record: &'a Record<'a>,
+    frame: Frame<'a>,
+    envelope: Envelope,
+    /// Or why its headers behind the BTH cannot be read.
+    packet: Result<Packet, Drop>,
+    icrc: Verdict,
+    segments: Option<Segments>,
+}
+
+/// The ICRC as far as the capture lets it be seen.
+enum Verdict {
+    Checked(Icrc),
+    /// The capture cut it off.
+    None,
+}
+
+impl<'a> Decoded<'a> {
+    fn new(record: &'a Record<'a>, frame: &Frame<'a>, envelope: Envelope) -> Decoded<'a> {
+        let packet = Packet::from_envelope(frame, envelope);
+        let (mut icrc, mut segments) = (Verdict::None, None);
+        if envelope.is_complete(frame) {
+            let mut checked = envelope.check_icrc(frame);
+            if checked != Icrc::Ok {
+                segments = Segments::find(&envelope, frame);
+            }
+            if let Some(s) = &segments {
+                checked = s.icrc;
+            }
+            icrc = Verdict::Checked(checked);
+        }
+        Decoded { record, frame: *frame, envelope, packet, icrc, segments }
+    }
+
+    fn write_text(&self, out: &mut dyn Write, verbose: bool) -> io::Result<()> {
+        write!(out, "{}", self.record.number)?;
+        if let Some(ns) = self.record.timestamp_ns {
+            write!(out, " {}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)?;
+        }
+        match self.record.direction {
+            Some(Direction::In) => out.write_all(b" in")?,
+            Some(Direction::Out) => out.write_all(b" out")?,
+            None => {}
+        }
+        match &self.packet {
+            Ok(packet) => write!(out, " {packet}")?,
+            Err(reason) => write!(out, " {} problem: {reason}", self.envelope)?,
+        }
+        match &self.icrc {
+            Verdict::Checked(icrc) => write!(out, " icrc {icrc}")?,
+            Verdict::None => out.write_all(b" icrc none")?,
+        }
+        if let Some(s) = &self.segments {
+            write!(out, " gso {} segments of {} bytes, psn to {}", s.count, s.len, s.last_psn)?;
+        }
+        if let Ok(packet) = &self.packet
+            && let Some(mad) = mad::Mad::read(packet, &self.frame)
+        {
+            write!(out, " {mad}")?;
+        }
+        if let Some(comment) = self.record.comment {
+            write!(out, " # {}", comment.escape_debug())?;
+        }
+        writeln!(out)?;
+        if verbose {
+            self.write_full(out)?;
+        }
+        Ok(())
+    }
+
+    fn write_full(&self, out: &mut dyn Write) -> io::Result<()> {
+        match &self.packet {
+            Ok(packet) => writeln!(out, "{}", packet.full())?,
+            Err(_) => writeln!(out, "{}", self.envelope.full())?,
+        }
+        writeln!(out, "  frame {} bytes, {} captured", self.record.wire_len, self.record.data.len())?;
+        if let Some(verdict) = self.envelope.udp_checksum(&self.frame) {
+            writeln!(out, "  UDP checksum {}", json::udp_checksum_name(verdict))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,256 @@
+//! The reading half of pcapng: sections, their interfaces, and the three kinds of packet block.
+
+use std::io::Read;
+
+use super::reader::{CaptureError, MAX_RECORD, Order, Record, Source};
+use super::{BYTE_ORDER_MAGIC, Direction, block, option};
+
+/// The section at hand. Interfaces are numbered within it.
+#[derive(Debug)]
+pub(super) struct Section {
+    order: Order,
+    interfaces: Vec<Interface>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Interface {
+    link_type: u32,
+    snap_len: u32,
+    clock: Clock,
+}
+
+/// What a time stamp counts.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    /// `None`: finer than 64 bits can say.
+    ticks_per_s: Option<u64>,
+    offset_s: i64,
+}
+
+impl Clock {
+    /// Microseconds since the epoch, unless options say otherwise.
+    const DEFAULT: Clock = Clock { ticks_per_s: Some(1_000_000), offset_s: 0 };
+
+    fn to_ns(self, ticks: u64) -> Option<u64> {
+        let ns = u128::from(ticks) * 1_000_000_000 / u128::from(self.ticks_per_s?);
+        let offset = i128::from(self.offset_s) * 1_000_000_000;
+        u64::try_from(i128::try_from(ns).ok()? + offset).ok()
+    }
+}
+
+/// Where the parts of a packet block lie in its body.
+struct Packet {
+    interface: Interface,
+    ticks: Option<u64>,
+    data_at: usize,
+    kept: usize,
+    wire_len: usize,
+}
+
+impl Section {
+    /// Reads a section header whose block type has been read.
+    pub(super) fn read<R: Read>(source: &mut Source<R>) -> Result<Section, CaptureError> {
+        let mut start = [0; 8];
+        source.fill(&mut start, "a section header")?;
+        let [l0, l1, l2, l3, magic @ ..] = start;
+        let order = match (u32::from_le_bytes(magic), u32::from_be_bytes(magic)) {
+            (BYTE_ORDER_MAGIC, _) => Order::Little,
+            (_, BYTE_ORDER_MAGIC) => Order::Big,
+            (_, other) => {
+                return Err(source.damaged(format!("a section header with byte-order magic {other:#010x}")));
+            }
+        };
+        let total = order.u32([l0, l1, l2, l3]) as usize;
+        if !(28..=MAX_RECORD).contains(&total) || !total.is_multiple_of(4) {
+            return Err(source.damaged(format!("a section header of {total} bytes")));
+        }
+        let mut rest = vec![0; total - 12];
+        source.fill(&mut rest, "a section header")?;
+        let section = Section { order, interfaces: Vec::new() };
+        section.check_end(source, &rest, total)?;
+        Ok(section)
+    }
+
+    /// Reads blocks until one holds a frame.
+    pub(super) fn next<'a, R: Read>(
+        &mut self,
+        source: &mut Source<R>,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<Option<Record<'a>>, CaptureError> {
+        let packet = loop {
+            let mut kind = [0; 4];
+            if !source.fill_or_end(&mut kind, "a block header")? {
+                return Ok(None);
+            }
+            let kind = self.order.u32(kind);
+            if kind == block::SECTION_HEADER {
+                *self = Section::read(source)?;
+                continue;
+            }
+            self.read_body(source, buffer)?;
+            match kind {
+                block::INTERFACE => self.add_interface(source, buffer)?,
+                block::ENHANCED_PACKET => break self.enhanced(source, buffer)?,
+                block::SIMPLE_PACKET => break self.simple(source, buffer)?,
+                block::PACKET => break self.obsolete(source, buffer)?,
+                _ => {}
+            }
+        };
+        source.frames += 1;
+        let body = &buffer[..];
+        let options = packet.data_at + packet.kept.next_multiple_of(4);
+        let (mut direction, mut comment) = (None, None);
+        for (code, value) in self.options(body, options) {
+            match code {
+                option::COMMENT if comment.is_none() => comment = std::str::from_utf8(value).ok(),
+                option::PACKET_FLAGS => direction = self.direction(value),
+                _ => {}
+            }
+        }
+        Ok(Some(Record {
+            number: source.frames,
+            timestamp_ns: packet.ticks.and_then(|t| packet.interface.clock.to_ns(t)),
+            link_type: packet.interface.link_type,
+            data: &body[packet.data_at..packet.data_at + packet.kept],
+            wire_len: packet.wire_len.max(packet.kept),
+            direction,
+            comment,
+        }))
+    }
+
+    /// Reads the rest of a block into `buffer`: its body, without type and lengths.
+    fn read_body<R: Read>(&self, source: &mut Source<R>, buffer: &mut Vec<u8>) -> Result<(), CaptureError> {
+        let mut total = [0; 4];
+        source.fill(&mut total, "a block header")?;
+        let total = self.order.u32(total) as usize;
+        if !(12..=MAX_RECORD).contains(&total) || !total.is_multiple_of(4) {
+            return Err(source.damaged(format!("a block claims {total} bytes")));
+        }
+        buffer.resize(total - 8, 0);
+        source.fill(buffer, "a block")?;
+        self.check_end(source, buffer, total)?;
+        buffer.truncate(total - 12);
+        Ok(())
+    }
+
+    /// A block ends with its length once more.
+    fn check_end<R: Read>(&self, source: &Source<R>, bytes: &[u8], total: usize) -> Result<(), CaptureError> {
+        let last = bytes.last_chunk().map_or(0, |b| self.order.u32(*b) as usize);
+        if last != total {
+            return Err(source.damaged(format!("a block of {total} bytes ends with length {last}")));
+        }
+        Ok(())
+    }
+
+    fn add_interface<R: Read>(&mut self, source: &Source<R>, body: &[u8]) -> Result<(), CaptureError> {
+        let (Some(link_type), Some(snap_len)) = (self.u16(body, 0), self.u32(body, 4)) else {
+            return Err(source.damaged(format!("an interface block with {} bytes of body", body.len())));
+        };
+        let mut clock = Clock::DEFAULT;
+        for (code, value) in self.options(body, 8) {
+            match (code, value) {
+                (option::INTERFACE_TSRESOL, &[r, ..]) => {
+                    let base: u64 = if r & 0x80 == 0 { 10 } else { 2 };
+                    clock.ticks_per_s = base.checked_pow(u32::from(r & 0x7f));
+                }
+                (option::INTERFACE_TSOFFSET, value) => {
+                    clock.offset_s = value.first_chunk().map_or(0, |b: &[u8; 8]| match self.order {
+                        Order::Little => i64::from_le_bytes(*b),
+                        Order::Big => i64::from_be_bytes(*b),
+                    });
+                }
+                _ => {}
+            }
+        }
+        self.interfaces.push(Interface { link_type: u32::from(link_type), snap_len, clock });
+        Ok(())
+    }
+
+    fn enhanced<R: Read>(&self, source: &Source<R>, body: &[u8]) -> Result<Packet, CaptureError> {
+        let interface = self.u32(body, 0);
+        self.timed(source, body, interface)
+    }
+
+    fn obsolete<R: Read>(&self, source: &Source<R>, body: &[u8]) -> Result<Packet, CaptureError> {
+        let interface = self.u16(body, 0).map(u32::from);
+        self.timed(source, body, interface)
+    }
+
+    /// Enhanced and obsolete packet blocks agree from byte 4 on.
+    fn timed<R: Read>(
+        &self,
+        source: &Source<R>,
+        body: &[u8],
+        interface: Option<u32>,
+    ) -> Result<Packet, CaptureError> {
+        let words = (interface, self.u32(body, 4), self.u32(body, 8), self.u32(body, 12), self.u32(body, 16));
+        let (Some(interface), Some(high), Some(low), Some(kept), Some(wire)) = words else {
+            return Err(source.damaged(format!("a packet block with {} bytes of body", body.len())));
+        };
+        let packet = Packet {
+            interface: self.interface(source, interface)?,
+            ticks: Some(u64::from(high) << 32 | u64::from(low)),
+            data_at: 20,
+            kept: kept as usize,
+            wire_len: wire as usize,
+        };
+        fits(source, body, packet)
+    }
+
+    fn simple<R: Read>(&self, source: &Source<R>, body: &[u8]) -> Result<Packet, CaptureError> {
+        let interface = self.interface(source, 0)?;
+        let Some(wire) = self.u32(body, 0) else {
+            return Err(source.damaged("a simple packet block without a body".into()));
+        };
+        let kept = if interface.snap_len == 0 { wire } else { wire.min(interface.snap_len) };
+        // Without a length of its own, what was kept also ends with the block.
+        let kept = (kept as usize).min(body.len() - 4);
+        fits(source, body, Packet { interface, ticks: None, data_at: 4, kept, wire_len: wire as usize })
+    }
+
+    fn interface<R: Read>(&self, source: &Source<R>, number: u32) -> Result<Interface, CaptureError> {
+        let found = usize::try_from(number).ok().and_then(|i| self.interfaces.get(i));
+        found.copied().ok_or_else(|| {
+            let known = self.interfaces.len();
+            source.damaged(format!("a packet of interface {number} in a section with {known}"))
+        })
+    }
+
+    /// The options from `at` on, as (code, value), until the end or the first that does not fit.
+    fn options<'a>(&self, body: &'a [u8], at: usize) -> impl Iterator<Item = (u16, &'a [u8])> {
+        let order = self.order;
+        let mut rest = body.get(at..).unwrap_or(&[]);
+        std::iter::from_fn(move || {
+            let (&[c0, c1, l0, l1], tail) = rest.split_first_chunk()?;
+            let (code, len) = (order.u16([c0, c1]), usize::from(order.u16([l0, l1])));
+            let value = tail.get(..len).filter(|_| code != option::END)?;
+            rest = tail.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+            Some((code, value))
+        })
+    }
+
+    fn direction(&self, flags: &[u8]) -> Option<Direction> {
+        match self.u32(flags, 0)? & 3 {
+            1 => Some(Direction::In),
+            2 => Some(Direction::Out),
+            _ => None,
+        }
+    }
+
+    fn u16(&self, bytes: &[u8], at: usize) -> Option<u16> {
+        bytes.get(at..)?.first_chunk().map(|b| self.order.u16(*b))
+    }
+
+    fn u32(&self, bytes: &[u8], at: usize) -> Option<u32> {
+        bytes.get(at..)?.first_chunk().map(|b| self.order.u32(*b))
+    }
+}
+
+/// `packet` if what it says it kept is there.
+fn fits<R: Read>(source: &Source<R>, body: &[u8], packet: Packet) -> Result<Packet, CaptureError> {
+    let room = body.len().saturating_sub(packet.data_at);
+    if packet.kept > room {
+        return Err(source.damaged(format!("a packet of {} bytes in a block with {room}", packet.kept)));
+    }
+    Ok(packet)
+}

@@ -1,0 +1,252 @@
+//! Reads pcap and pcapng as a stream: one record at a time, nothing asked of the source before it
+//! is needed. Written here because a reader that follows a pipe and says where a damaged file
+//! breaks is smaller than the glue around a parser that keeps its own buffer.
+
+use std::io::{self, BufReader, Read};
+
+use thiserror::Error;
+
+use super::pcapng::Section;
+use super::{Direction, block};
+
+/// A record longer than this is taken for damage, in bytes.
+pub(super) const MAX_RECORD: usize = 16 << 20;
+
+/// One frame of a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Counted from 1 over the whole file, as Wireshark does.
+    pub number: u64,
+    /// Since the Unix epoch; `None` if the format or its resolution does not tell.
+    pub timestamp_ns: Option<u64>,
+    /// One of [`link_type`](super::link_type).
+    pub link_type: u32,
+    /// The bytes that were kept.
+    pub data: &'a [u8],
+    /// Bytes the frame had on the wire: more than `data` if the capture cut it.
+    pub wire_len: usize,
+    /// Which way it went, if noted.
+    pub direction: Option<Direction>,
+    /// The first comment on the packet.
+    pub comment: Option<&'a str>,
+}
+
+/// Why a capture cannot be read, or not further.
+#[derive(Debug, Error)]
+pub enum CaptureError {
+    /// The source failed.
+    #[error("reading failed at byte {offset}: {source}")]
+    Io {
+        /// Bytes that had been read.
+        offset: u64,
+        /// What the source said.
+        source: io::Error,
+    },
+    /// Nothing there.
+    #[error("the capture is empty: not even a file header")]
+    Empty,
+    /// Another format.
+    #[error("neither pcap nor pcapng: the file begins {magic:#010x}{hint}")]
+    UnknownFormat {
+        /// The first four bytes, big-endian.
+        magic: u32,
+        /// What to do, if the format is known.
+        hint: &'static str,
+    },
+    /// The file ends within something.
+    #[error("the capture is cut short at byte {offset}, within {what} after frame {after}")]
+    Truncated {
+        /// Within what.
+        what: &'static str,
+        /// Bytes of the file.
+        offset: u64,
+        /// Number of the last whole frame.
+        after: u64,
+    },
+    /// The file contradicts itself.
+    #[error("the capture is damaged before byte {offset}, after frame {after}: {why}")]
+    Damaged {
+        /// With the numbers.
+        why: String,
+        /// Bytes that had been read.
+        offset: u64,
+        /// Number of the last whole frame.
+        after: u64,
+    },
+}
+
+/// Reads the frames of a capture one after the other.
+#[derive(Debug)]
+pub struct Reader<R: Read> {
+    source: Source<R>,
+    format: Format,
+    /// The record or block at hand.
+    buffer: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum Format {
+    Pcap { order: Order, link_type: u32, ns_per_tick: u64 },
+    Pcapng(Section),
+}
+
+/// Byte order of a file or section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Little,
+    Big,
+}
+
+impl Order {
+    pub(super) fn u16(self, bytes: [u8; 2]) -> u16 {
+        match self {
+            Order::Little => u16::from_le_bytes(bytes),
+            Order::Big => u16::from_be_bytes(bytes),
+        }
+    }
+
+    pub(super) fn u32(self, bytes: [u8; 4]) -> u32 {
+        match self {
+            Order::Little => u32::from_le_bytes(bytes),
+            Order::Big => u32::from_be_bytes(bytes),
+        }
+    }
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads the file header and tells the format by it.
+    ///
+    /// # Errors
+    /// If the source fails, is empty, or is no capture.
+    pub fn new(source: R) -> Result<Reader<R>, CaptureError> {
+        let mut source = Source { inner: BufReader::with_capacity(1 << 16, source), offset: 0, frames: 0 };
+        let mut magic = [0; 4];
+        if !source.fill_or_end(&mut magic, "the file header")? {
+            return Err(CaptureError::Empty);
+        }
+        let format = match u32::from_be_bytes(magic) {
+            0xa1b2_c3d4 => pcap_header(&mut source, Order::Big, 1_000)?,
+            0xa1b2_3c4d => pcap_header(&mut source, Order::Big, 1)?,
+            0xd4c3_b2a1 => pcap_header(&mut source, Order::Little, 1_000)?,
+            0x4d3c_b2a1 => pcap_header(&mut source, Order::Little, 1)?,
+            block::SECTION_HEADER => Format::Pcapng(Section::read(&mut source)?),
+            magic => return Err(CaptureError::UnknownFormat { magic, hint: hint(magic) }),
+        };
+        Ok(Reader { source, format, buffer: Vec::new() })
+    }
+
+    /// The next frame; `None` at the end.
+    ///
+    /// # Errors
+    /// If the source fails, the file is cut short or contradicts itself; all frames before have been
+    /// returned.
+    #[expect(clippy::should_implement_trait, reason = "a record borrows the reader's buffer")]
+    pub fn next(&mut self) -> Result<Option<Record<'_>>, CaptureError> {
+        let (source, buffer) = (&mut self.source, &mut self.buffer);
+        match &mut self.format {
+            Format::Pcap { order, link_type, ns_per_tick } => {
+                pcap_record(source, buffer, *order, *link_type, *ns_per_tick)
+            }
+            Format::Pcapng(section) => section.next(source, buffer),
+        }
+    }
+}
+
+/// What to do about a format that is recognised and not read.
+fn hint(magic: u32) -> &'static str {
+    match magic >> 16 {
+        0x1f8b => " (gzip: decompress it first, `zcat FILE | roxie decode -`)",
+        0x28b5 => " (zstd: decompress it first, `zstdcat FILE | roxie decode -`)",
+        _ if magic == 0xa1b2_cd34 || magic == 0x34cd_b2a1 => {
+            " (modified pcap: convert it with `editcap -F pcapng`)"
+        }
+        _ => "",
+    }
+}
+
+fn pcap_header<R: Read>(
+    source: &mut Source<R>,
+    order: Order,
+    ns_per_tick: u64,
+) -> Result<Format, CaptureError> {
+    let mut rest = [0; 20];
+    source.fill(&mut rest, "the file header")?;
+    let [.., a, b, c, d] = rest;
+    // The upper bits tell the length of an FCS, which is a trailer to us.
+    let link_type = order.u32([a, b, c, d]) & 0x03ff_ffff;
+    Ok(Format::Pcap { order, link_type, ns_per_tick })
+}
+
+fn pcap_record<'a, R: Read>(
+    source: &mut Source<R>,
+    buffer: &'a mut Vec<u8>,
+    order: Order,
+    link_type: u32,
+    ns_per_tick: u64,
+) -> Result<Option<Record<'a>>, CaptureError> {
+    let mut header = [0; 16];
+    if !source.fill_or_end(&mut header, "a record header")? {
+        return Ok(None);
+    }
+    let (words, _) = header.as_chunks::<4>();
+    let word = |i: usize| order.u32(words[i]);
+    let kept = word(2) as usize;
+    if kept > MAX_RECORD {
+        return Err(source.damaged(format!("a record claims {kept} bytes")));
+    }
+    buffer.resize(kept, 0);
+    source.fill(buffer, "a frame")?;
+    source.frames += 1;
+    Ok(Some(Record {
+        number: source.frames,
+        timestamp_ns: Some(u64::from(word(0)) * 1_000_000_000 + u64::from(word(1)) * ns_per_tick),
+        link_type,
+        data: buffer,
+        wire_len: (word(3) as usize).max(kept),
+        direction: None,
+        comment: None,
+    }))
+}
+
+/// The bytes of a capture, with the place where reading stands.
+#[derive(Debug)]
+pub(super) struct Source<R: Read> {
+    inner: BufReader<R>,
+    offset: u64,
+    /// Whole frames so far.
+    pub(super) frames: u64,
+}
+
+impl<R: Read> Source<R> {
+    /// Fills `out`, or returns false if the file ends before its first byte.
+    pub(super) fn fill_or_end(&mut self, out: &mut [u8], what: &'static str) -> Result<bool, CaptureError> {
+        let mut filled = 0;
+        while filled < out.len() {
+            match self.inner.read(&mut out[filled..]) {
+                Ok(0) if filled == 0 => return Ok(false),
+                Ok(0) => {
+                    return Err(CaptureError::Truncated { what, offset: self.offset, after: self.frames });
+                }
+                Ok(n) => {
+                    filled += n;
+                    self.offset += n as u64;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(CaptureError::Io { offset: self.offset, source }),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Fills `out`; the file must not end here.
+    pub(super) fn fill(&mut self, out: &mut [u8], what: &'static str) -> Result<(), CaptureError> {
+        if out.is_empty() || self.fill_or_end(out, what)? {
+            return Ok(());
+        }
+        Err(CaptureError::Truncated { what, offset: self.offset, after: self.frames })
+    }
+
+    pub(super) fn damaged(&self, why: String) -> CaptureError {
+        CaptureError::Damaged { why, offset: self.offset, after: self.frames }
+    }
+}

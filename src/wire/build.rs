@@ -1,0 +1,364 @@
+//! Headers out: what lies below the transport is prepared once per flow, a packet's own headers
+//! are written behind it.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use zerocopy::IntoBytes;
+
+use super::net::{self, NEXT_HEADER_IBA, PROTOCOL_UDP, RawIpv4, RawIpv6, RawUdp, ether_type};
+use super::parse::ICRC_LEN;
+use super::{Aeth, AtomicEth, Bth, Deth, Feth, Gid, Headers, Opcode, Qpn, ROCE_V2_PORT, Reth, XrcEth, icrc};
+use crate::frame::FrameMut;
+
+/// Room for every header chain that is ever written: Ethernet, tag, IPv6, UDP, BTH and 32 bytes of
+/// XRC atomic are 110.
+pub const MAX_HEADERS: usize = 128;
+
+/// The longest prefix: Ethernet, tag, IPv6, UDP.
+const MAX_PREFIX: usize = 14 + 4 + 40 + 8;
+
+/// The two encapsulations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum RoceVersion {
+    /// EtherType 0x8915 and a GRH.
+    V1,
+    /// UDP port 4791 over IPv4 or IPv6.
+    V2,
+}
+
+/// What all packets of a flow have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FlowSpec {
+    /// Our MAC address.
+    pub src_mac: [u8; 6],
+    /// The next hop's MAC address.
+    pub dst_mac: [u8; 6],
+    /// 802.1Q TCI, if tagged.
+    pub vlan: Option<u16>,
+    /// Our address. IPv4 is used if both ends are IPv4-mapped.
+    pub src: Gid,
+    /// The peer's address.
+    pub dst: Gid,
+    /// TOS or traffic class: DSCP and ECN.
+    pub traffic_class: u8,
+    /// IPv6 or GRH flow label, 20 bits.
+    pub flow_label: u32,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// UDP source port; see [`entropy_port`].
+    pub source_port: u16,
+    /// The encapsulation.
+    pub version: RoceVersion,
+}
+
+/// The headers behind the BTH, by combination. It must be the one that the opcode table names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ext {
+    /// None. For a CNP its 16 reserved bytes are written: it has no payload.
+    None,
+    /// WRITE, READ request, ATOMIC WRITE.
+    Reth(Reth),
+    /// WRITE ONLY with immediate.
+    RethImm(Reth, u32),
+    /// Immediate data.
+    Imm(u32),
+    /// The rkey to invalidate.
+    Ieth(u32),
+    /// ACK, NAK, READ response.
+    Aeth(Aeth),
+    /// The answer to an atomic: the original value.
+    AtomicAck(Aeth, u64),
+    /// Compare and swap, fetch and add.
+    Atomic(AtomicEth),
+    /// FLUSH.
+    FlushReth(Feth, Reth),
+    /// UD SEND.
+    Deth(Deth),
+    /// UD SEND with immediate.
+    DethImm(Deth, u32),
+    /// XRC SEND and middles.
+    Xrc(XrcEth),
+    /// XRC WRITE, READ request, ATOMIC WRITE.
+    XrcReth(XrcEth, Reth),
+    /// XRC WRITE ONLY with immediate.
+    XrcRethImm(XrcEth, Reth, u32),
+    /// XRC with immediate data.
+    XrcImm(XrcEth, u32),
+    /// XRC SEND with invalidate.
+    XrcIeth(XrcEth, u32),
+    /// XRC atomic.
+    XrcAtomic(XrcEth, AtomicEth),
+    /// XRC FLUSH.
+    XrcFlushReth(XrcEth, Feth, Reth),
+}
+
+impl Ext {
+    /// Which headers these are.
+    pub fn headers(&self) -> Headers {
+        match self {
+            Ext::None => Headers::NONE,
+            Ext::Reth(_) => Headers::RETH,
+            Ext::RethImm(..) => Headers::RETH | Headers::IMM,
+            Ext::Imm(_) => Headers::IMM,
+            Ext::Ieth(_) => Headers::IETH,
+            Ext::Aeth(_) => Headers::AETH,
+            Ext::AtomicAck(..) => Headers::AETH | Headers::ATOMIC_ACK_ETH,
+            Ext::Atomic(_) => Headers::ATOMIC_ETH,
+            Ext::FlushReth(..) => Headers::FETH | Headers::RETH,
+            Ext::Deth(_) => Headers::DETH,
+            Ext::DethImm(..) => Headers::DETH | Headers::IMM,
+            Ext::Xrc(_) => Headers::XRCETH,
+            Ext::XrcReth(..) => Headers::XRCETH | Headers::RETH,
+            Ext::XrcRethImm(..) => Headers::XRCETH | Headers::RETH | Headers::IMM,
+            Ext::XrcImm(..) => Headers::XRCETH | Headers::IMM,
+            Ext::XrcIeth(..) => Headers::XRCETH | Headers::IETH,
+            Ext::XrcAtomic(..) => Headers::XRCETH | Headers::ATOMIC_ETH,
+            Ext::XrcFlushReth(..) => Headers::XRCETH | Headers::FETH | Headers::RETH,
+        }
+    }
+
+    fn write(&self, out: &mut Cursor<'_>) {
+        match *self {
+            Ext::None => {}
+            Ext::Reth(reth) => out.put(&reth.to_bytes()),
+            Ext::RethImm(reth, imm) => {
+                out.put(&reth.to_bytes());
+                out.put(&imm.to_be_bytes());
+            }
+            Ext::Imm(word) | Ext::Ieth(word) => out.put(&word.to_be_bytes()),
+            Ext::Aeth(aeth) => out.put(&aeth.to_bytes()),
+            Ext::AtomicAck(aeth, original) => {
+                out.put(&aeth.to_bytes());
+                out.put(&original.to_be_bytes());
+            }
+            Ext::Atomic(atomic) => out.put(&atomic.to_bytes()),
+            Ext::FlushReth(feth, reth) => {
+                out.put(&feth.0.to_be_bytes());
+                out.put(&reth.to_bytes());
+            }
+            Ext::Deth(deth) => out.put(&deth.to_bytes()),
+            Ext::DethImm(deth, imm) => {
+                out.put(&deth.to_bytes());
+                out.put(&imm.to_be_bytes());
+            }
+            Ext::Xrc(xrc) => out.put(&xrc.to_bytes()),
+            Ext::XrcReth(xrc, reth) => out.xrc(xrc, Ext::Reth(reth)),
+            Ext::XrcRethImm(xrc, reth, imm) => out.xrc(xrc, Ext::RethImm(reth, imm)),
+            Ext::XrcImm(xrc, imm) => out.xrc(xrc, Ext::Imm(imm)),
+            Ext::XrcIeth(xrc, rkey) => out.xrc(xrc, Ext::Ieth(rkey)),
+            Ext::XrcAtomic(xrc, atomic) => out.xrc(xrc, Ext::Atomic(atomic)),
+            Ext::XrcFlushReth(xrc, feth, reth) => out.xrc(xrc, Ext::FlushReth(feth, reth)),
+        }
+    }
+}
+
+/// Writes headers one behind the other.
+struct Cursor<'a> {
+    out: &'a mut [u8; MAX_HEADERS],
+    at: usize,
+}
+
+impl Cursor<'_> {
+    fn put(&mut self, bytes: &[u8]) {
+        self.out[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+    }
+
+    fn xrc(&mut self, xrc: XrcEth, rest: Ext) {
+        self.put(&xrc.to_bytes());
+        rest.write(self);
+    }
+}
+
+/// The bytes below the transport, prepared once per flow. UDP checksum 0; IPv4 with DF and
+/// identification 0.
+#[derive(Clone, Debug)]
+pub struct Template {
+    prefix: [u8; MAX_PREFIX],
+    prefix_len: usize,
+    l3_offset: usize,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// With the sum of the header whose total length and checksum are zero.
+    Ipv4 {
+        header_sum: u64,
+    },
+    Ipv6,
+    Grh,
+}
+
+impl Template {
+    /// Prepares the headers of a flow.
+    pub fn new(flow: &FlowSpec) -> Template {
+        let mut t = Template { prefix: [0; MAX_PREFIX], prefix_len: 0, l3_offset: 0, kind: Kind::Ipv6 };
+        t.put(&flow.dst_mac);
+        t.put(&flow.src_mac);
+        if let Some(tci) = flow.vlan {
+            t.put(&ether_type::VLAN.to_be_bytes());
+            t.put(&tci.to_be_bytes());
+        }
+        match (flow.version, flow.src.to_ip(), flow.dst.to_ip()) {
+            (RoceVersion::V1, ..) => {
+                t.put_ipv6(flow, ether_type::ROCE_V1, NEXT_HEADER_IBA);
+                t.kind = Kind::Grh;
+            }
+            (RoceVersion::V2, IpAddr::V4(src), IpAddr::V4(dst)) => {
+                t.put_ipv4(flow, src, dst);
+                t.put_udp(flow);
+            }
+            (RoceVersion::V2, ..) => {
+                t.put_ipv6(flow, ether_type::IPV6, PROTOCOL_UDP);
+                t.put_udp(flow);
+            }
+        }
+        t
+    }
+
+    /// True if packets travel in IPv6 (RoCE v2).
+    pub fn is_ipv6(&self) -> bool {
+        self.kind == Kind::Ipv6
+    }
+
+    /// Bytes of the whole frame, without FCS: headers, payload, pad and ICRC.
+    pub fn frame_len(&self, opcode: Opcode, payload_len: usize) -> usize {
+        let ext = opcode.info().map_or(0, |info| info.headers.len());
+        self.prefix_len + Bth::LEN + ext + payload_len.next_multiple_of(4) + ICRC_LEN
+    }
+
+    /// Writes all headers of a packet and returns their length, which is where the payload goes.
+    ///
+    /// The pad count comes from `payload_len`, whatever `bth` says. What follows is the payload, up to
+    /// 3 bytes of pad and the ICRC; [`seal`](Self::seal) writes the latter two.
+    ///
+    /// # Panics
+    /// If the packet exceeds 65,535 bytes. In debug builds also if `ext` is not what the opcode
+    /// needs.
+    pub fn write_headers(
+        &self,
+        out: &mut [u8; MAX_HEADERS],
+        bth: &Bth,
+        ext: &Ext,
+        payload_len: usize,
+    ) -> usize {
+        let is_cnp = bth.opcode == Opcode::CNP;
+        debug_assert!(
+            bth.opcode.info().is_none_or(|i| i.headers == ext.headers() || is_cnp && payload_len == 0),
+            "{} cannot carry {ext:?} and {payload_len} bytes",
+            bth.opcode
+        );
+        let pad = payload_len.wrapping_neg() & 3;
+        let mut cursor = Cursor { out, at: 0 };
+        cursor.put(&self.prefix[..self.prefix_len]);
+        cursor.put(&Bth { pad: pad as u8, ..*bth }.to_bytes());
+        ext.write(&mut cursor);
+        if is_cnp {
+            cursor.put(&[0; 16]);
+        }
+        let headers = cursor.at;
+        self.write_lengths(out, headers + payload_len + pad + ICRC_LEN);
+        headers
+    }
+
+    /// Sets the pad of a finished frame to zeros, then computes its ICRC and stores it in the last
+    /// four bytes. The frame is exactly [`frame_len`](Self::frame_len) long.
+    pub fn seal(&self, frame: &mut FrameMut<'_>) {
+        let icrc_offset = frame.len().saturating_sub(ICRC_LEN);
+        let mut flags = [0];
+        frame.as_frame().copy_to(self.prefix_len + 1, &mut flags);
+        let pad = usize::from(flags[0] >> 4 & 3);
+        frame.write(icrc_offset.saturating_sub(pad), &[0; 3][..pad]);
+        let crc = icrc::compute(&frame.as_frame(), self.l3_offset, icrc_offset);
+        frame.write(icrc_offset, &crc.to_le_bytes());
+    }
+
+    /// Sets the lengths, and the checksum over them, of a frame of `frame_len` bytes.
+    fn write_lengths(&self, out: &mut [u8; MAX_HEADERS], frame_len: usize) {
+        let l3_len = frame_len - self.l3_offset;
+        let l3 = &mut out[self.l3_offset..];
+        let l4_len = match self.kind {
+            Kind::Ipv4 { header_sum } => {
+                let total = length(l3_len);
+                l3[2..4].copy_from_slice(&total.to_be_bytes());
+                let checksum = net::ipv4_checksum(header_sum + u64::from(total));
+                l3[10..12].copy_from_slice(&checksum.to_be_bytes());
+                length(l3_len - 20)
+            }
+            Kind::Ipv6 | Kind::Grh => {
+                let payload = length(l3_len - 40);
+                l3[4..6].copy_from_slice(&payload.to_be_bytes());
+                payload
+            }
+        };
+        if self.kind != Kind::Grh {
+            let udp_len = self.prefix_len - 4;
+            out[udp_len..udp_len + 2].copy_from_slice(&l4_len.to_be_bytes());
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.prefix[self.prefix_len..self.prefix_len + bytes.len()].copy_from_slice(bytes);
+        self.prefix_len += bytes.len();
+    }
+
+    fn put_ipv4(&mut self, flow: &FlowSpec, src: Ipv4Addr, dst: Ipv4Addr) {
+        self.put(&ether_type::IPV4.to_be_bytes());
+        self.l3_offset = self.prefix_len;
+        let header = RawIpv4 {
+            version_ihl: 0x45,
+            tos: flow.traffic_class,
+            total_len: 0.into(),
+            id: 0.into(),
+            flags_fragment: 0x4000.into(), // DF
+            ttl: flow.hop_limit,
+            protocol: PROTOCOL_UDP,
+            checksum: 0.into(),
+            src: src.octets(),
+            dst: dst.octets(),
+        };
+        self.put(header.as_bytes());
+        self.kind = Kind::Ipv4 { header_sum: net::sum(header.as_bytes()) };
+    }
+
+    fn put_ipv6(&mut self, flow: &FlowSpec, ether_type: u16, next_header: u8) {
+        self.put(&ether_type.to_be_bytes());
+        self.l3_offset = self.prefix_len;
+        let word = 6 << 28 | u32::from(flow.traffic_class) << 20 | flow.flow_label & 0x000f_ffff;
+        let header = RawIpv6 {
+            version_class_flow: word.into(),
+            payload_len: 0.into(),
+            next_header,
+            hop_limit: flow.hop_limit,
+            src: flow.src.0,
+            dst: flow.dst.0,
+        };
+        self.put(header.as_bytes());
+    }
+
+    fn put_udp(&mut self, flow: &FlowSpec) {
+        let header = RawUdp {
+            source_port: flow.source_port.into(),
+            dest_port: ROCE_V2_PORT.into(),
+            len: 0.into(),
+            checksum: 0.into(),
+        };
+        self.put(header.as_bytes());
+    }
+}
+
+fn length(n: usize) -> u16 {
+    u16::try_from(n).unwrap_or_else(|_| panic!("packet of {n} bytes, IP carries at most 65535"))
+}
+
+/// The UDP source port of a connected QP pair, in 0xc000..=0xffff: the same from both ends, so
+/// that both directions may take one path (`rdma_flow_label_to_udp_sport` over
+/// `rdma_calc_flow_label`, `ib_verbs.h`).
+pub fn entropy_port(lqpn: Qpn, rqpn: Qpn) -> u16 {
+    let mut flow = u64::from(lqpn.value()) * u64::from(rqpn.value());
+    flow ^= flow >> 20;
+    flow ^= flow >> 40;
+    let label = flow & 0x000f_ffff;
+    ((label & 0x3fff) ^ (label >> 14)) as u16 | 0xc000
+}

@@ -1,0 +1,69 @@
+//! GIDs: 128-bit port addresses, which for RoCE are IP addresses.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// A global identifier. RoCE v2 derives it from the IP address, IPv4 as `::ffff:a.b.c.d`
+/// (IBTA annex A17.4.5.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// The IP address it stands for: IPv4 if it is IPv4-mapped.
+    pub fn to_ip(self) -> IpAddr {
+        Ipv6Addr::from(self.0).to_canonical()
+    }
+
+    /// True if it stands for an IPv4 address.
+    pub fn is_ipv4(self) -> bool {
+        self.0[..10] == [0; 10] && self.0[10..12] == [0xff, 0xff]
+    }
+}
+
+impl From<IpAddr> for Gid {
+    fn from(ip: IpAddr) -> Gid {
+        match ip {
+            IpAddr::V4(v4) => v4.into(),
+            IpAddr::V6(v6) => v6.into(),
+        }
+    }
+}
+
+impl From<Ipv4Addr> for Gid {
+    fn from(ip: Ipv4Addr) -> Gid {
+        Gid(ip.to_ipv6_mapped().octets())
+    }
+}
+
+impl From<Ipv6Addr> for Gid {
+    fn from(ip: Ipv6Addr) -> Gid {
+        Gid(ip.octets())
+    }
+}
+
+impl fmt::Display for Gid {
+    /// As an IPv6 address: `fe80::1`, `::ffff:10.0.0.1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&Ipv6Addr::from(self.0), f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ip_address_survives_the_way_through_a_gid() {
+        for (ip, text, v4) in [
+            ("10.0.0.1", "::ffff:10.0.0.1", true),
+            ("fe80::1", "fe80::1", false),
+            ("::", "::", false),
+            ("::a00:1", "::a00:1", false),
+        ] {
+            let ip: IpAddr = ip.parse().unwrap();
+            let gid = Gid::from(ip);
+            assert_eq!((gid.to_ip(), gid.is_ipv4()), (ip, v4));
+            assert_eq!(gid.to_string(), text);
+        }
+    }
+}

@@ -1,0 +1,502 @@
+//! The InfiniBand transport headers, as values and as the bytes they are (IBTA 9.2 to 9.4).
+//!
+//! The zerocopy structs are private views: bytes under their bit diagram. The public types are
+//! what the transport works with.
+
+use std::fmt;
+
+use zerocopy::byteorder::network_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{Opcode, Psn, Qpn};
+
+/// Three bytes, big-endian, as PSNs, QPNs and MSNs are.
+type U24 = [u8; 3];
+
+fn read24(b: U24) -> u32 {
+    u32::from_be_bytes([0, b[0], b[1], b[2]])
+}
+
+fn write24(v: u32) -> U24 {
+    let [_, a, b, c] = v.to_be_bytes();
+    [a, b, c]
+}
+
+/// Base transport header, 12 bytes.
+///
+/// ```text
+///  0               8               16              24
+/// +---------------+-+-+---+-------+-------------------------------+
+/// |    opcode     |S|M|pad| tver  |            pkey               |
+/// +-+-+-----------+---------------+-------------------------------+
+/// |F|B| reserved6 |                  dest_qp                      |
+/// +-+-------------+-----------------------------------------------+
+/// |A|  reserved7  |                    psn                        |
+/// +---------------+-----------------------------------------------+
+/// ```
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawBth {
+    opcode: u8,
+    flags: u8,
+    pkey: U16,
+    congestion: u8,
+    dest_qp: U24,
+    ack: u8,
+    psn: U24,
+}
+
+/// Base transport header: every packet has one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bth {
+    /// What the packet is.
+    pub opcode: Opcode,
+    /// Solicited event: wakes a receiver that waits for one.
+    pub solicited: bool,
+    /// Migration state. ConnectX sends 1, rxe 0; both are good.
+    pub mig_req: bool,
+    /// Zero bytes between payload and ICRC, 0 to 3.
+    pub pad: u8,
+    /// Transport version, 0.
+    pub tver: u8,
+    /// Partition key; bit 15 is full membership.
+    pub pkey: u16,
+    /// Forward congestion notification.
+    pub fecn: bool,
+    /// Backward congestion notification; set in a CNP.
+    pub becn: bool,
+    /// Six reserved bits, not covered by the ICRC. Some NICs set them.
+    pub reserved6: u8,
+    /// Who the packet is for.
+    pub dest_qp: Qpn,
+    /// Asks for an acknowledgement.
+    pub ack_req: bool,
+    /// Seven reserved bits.
+    pub reserved7: u8,
+    /// Packet sequence number.
+    pub psn: Psn,
+}
+
+impl Bth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 12;
+
+    /// Reads the header; every 12 bytes are one.
+    pub fn read(bytes: &[u8; Bth::LEN]) -> Bth {
+        let raw: &RawBth = zerocopy::transmute_ref!(bytes);
+        Bth {
+            opcode: Opcode(raw.opcode),
+            solicited: raw.flags & 0x80 != 0,
+            mig_req: raw.flags & 0x40 != 0,
+            pad: raw.flags >> 4 & 3,
+            tver: raw.flags & 0x0f,
+            pkey: raw.pkey.get(),
+            fecn: raw.congestion & 0x80 != 0,
+            becn: raw.congestion & 0x40 != 0,
+            reserved6: raw.congestion & 0x3f,
+            dest_qp: Qpn::new(read24(raw.dest_qp)),
+            ack_req: raw.ack & 0x80 != 0,
+            reserved7: raw.ack & 0x7f,
+            psn: Psn::new(read24(raw.psn)),
+        }
+    }
+
+    /// The bytes; of fields narrower than their type the low bits count.
+    pub fn to_bytes(&self) -> [u8; Bth::LEN] {
+        let raw = RawBth {
+            opcode: self.opcode.0,
+            flags: u8::from(self.solicited) << 7
+                | u8::from(self.mig_req) << 6
+                | (self.pad & 3) << 4
+                | self.tver & 0x0f,
+            pkey: self.pkey.into(),
+            congestion: u8::from(self.fecn) << 7 | u8::from(self.becn) << 6 | self.reserved6 & 0x3f,
+            dest_qp: write24(self.dest_qp.value()),
+            ack: u8::from(self.ack_req) << 7 | self.reserved7 & 0x7f,
+            psn: write24(self.psn.value()),
+        };
+        zerocopy::transmute!(raw)
+    }
+}
+
+impl Default for Bth {
+    /// RC_SEND_ONLY, PSN 0 to QP 0 in the default partition: a start for struct update.
+    fn default() -> Bth {
+        Bth {
+            opcode: Opcode::RC_SEND_ONLY,
+            solicited: false,
+            mig_req: false,
+            pad: 0,
+            tver: 0,
+            pkey: 0xffff,
+            fecn: false,
+            becn: false,
+            reserved6: 0,
+            dest_qp: Qpn::new(0),
+            ack_req: false,
+            reserved7: 0,
+            psn: Psn::new(0),
+        }
+    }
+}
+
+/// `VA64 RKey32 DMALen32`
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawReth {
+    va: U64,
+    rkey: U32,
+    dma_len: U32,
+}
+
+/// RDMA extended header: the remote memory of a WRITE, READ, FLUSH or ATOMIC WRITE.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reth {
+    /// Virtual address.
+    pub va: u64,
+    /// Remote key.
+    pub rkey: u32,
+    /// Bytes of the whole message, at most 2^31.
+    pub dma_len: u32,
+}
+
+impl Reth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 16;
+
+    /// Reads the header.
+    pub fn read(bytes: &[u8; Reth::LEN]) -> Reth {
+        let raw: &RawReth = zerocopy::transmute_ref!(bytes);
+        Reth { va: raw.va.get(), rkey: raw.rkey.get(), dma_len: raw.dma_len.get() }
+    }
+
+    /// The bytes.
+    pub fn to_bytes(&self) -> [u8; Reth::LEN] {
+        zerocopy::transmute!(RawReth {
+            va: self.va.into(),
+            rkey: self.rkey.into(),
+            dma_len: self.dma_len.into()
+        })
+    }
+}
+
+/// ACK extended header: `Syndrome8 MSN24`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Aeth {
+    /// ACK, RNR NAK or NAK; see [`Syndrome`].
+    pub syndrome: u8,
+    /// Message sequence number, 24 bits: messages that the responder has completed.
+    pub msn: u32,
+}
+
+impl Aeth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 4;
+
+    /// Reads the header.
+    pub fn read(bytes: &[u8; Aeth::LEN]) -> Aeth {
+        let [syndrome, a, b, c] = *bytes;
+        Aeth { syndrome, msn: read24([a, b, c]) }
+    }
+
+    /// The bytes; the low 24 bits of the MSN count.
+    pub fn to_bytes(&self) -> [u8; Aeth::LEN] {
+        let [a, b, c] = write24(self.msn);
+        [self.syndrome, a, b, c]
+    }
+
+    /// What the syndrome says.
+    pub fn kind(&self) -> Syndrome {
+        self.syndrome.into()
+    }
+}
+
+/// `VA64 RKey32 Swap/Add64 Compare64`
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawAtomicEth {
+    va: U64,
+    rkey: U32,
+    swap_or_add: U64,
+    compare: U64,
+}
+
+/// Atomic extended header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AtomicEth {
+    /// Virtual address, a multiple of 8.
+    pub va: u64,
+    /// Remote key.
+    pub rkey: u32,
+    /// What to swap in, or to add.
+    pub swap_or_add: u64,
+    /// What compare-and-swap compares with.
+    pub compare: u64,
+}
+
+impl AtomicEth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 28;
+
+    /// Reads the header.
+    pub fn read(bytes: &[u8; AtomicEth::LEN]) -> AtomicEth {
+        let raw: &RawAtomicEth = zerocopy::transmute_ref!(bytes);
+        AtomicEth {
+            va: raw.va.get(),
+            rkey: raw.rkey.get(),
+            swap_or_add: raw.swap_or_add.get(),
+            compare: raw.compare.get(),
+        }
+    }
+
+    /// The bytes.
+    pub fn to_bytes(&self) -> [u8; AtomicEth::LEN] {
+        zerocopy::transmute!(RawAtomicEth {
+            va: self.va.into(),
+            rkey: self.rkey.into(),
+            swap_or_add: self.swap_or_add.into(),
+            compare: self.compare.into(),
+        })
+    }
+}
+
+/// Datagram extended header: `QKey32 rsv8 SrcQP24`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Deth {
+    /// Queue key, which must match the receiver's.
+    pub qkey: u32,
+    /// The sender.
+    pub src_qp: Qpn,
+}
+
+impl Deth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 8;
+
+    /// Reads the header.
+    pub fn read(bytes: &[u8; Deth::LEN]) -> Deth {
+        let [k0, k1, k2, k3, _, a, b, c] = *bytes;
+        Deth { qkey: u32::from_be_bytes([k0, k1, k2, k3]), src_qp: Qpn::new(read24([a, b, c])) }
+    }
+
+    /// The bytes, the reserved one zero.
+    pub fn to_bytes(&self) -> [u8; Deth::LEN] {
+        let [k0, k1, k2, k3] = self.qkey.to_be_bytes();
+        let [a, b, c] = write24(self.src_qp.value());
+        [k0, k1, k2, k3, 0, a, b, c]
+    }
+}
+
+/// XRC extended header: `rsv8 XRCSRQ24`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct XrcEth {
+    /// Number of the shared receive queue that the message is for, 24 bits.
+    pub srqn: u32,
+}
+
+impl XrcEth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 4;
+
+    /// Reads the header.
+    pub fn read(bytes: &[u8; XrcEth::LEN]) -> XrcEth {
+        let [_, a, b, c] = *bytes;
+        XrcEth { srqn: read24([a, b, c]) }
+    }
+
+    /// The bytes, the reserved one zero.
+    pub fn to_bytes(&self) -> [u8; XrcEth::LEN] {
+        let [a, b, c] = write24(self.srqn);
+        [0, a, b, c]
+    }
+}
+
+/// FLUSH extended header: placement type in bits 3:0, selectivity in bits 5:4 (IBTA annex A19,
+/// `rxe_hdr.h`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Feth(pub u32);
+
+impl Feth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 4;
+    /// Placement type: visible to the whole host.
+    pub const GLOBAL_VISIBILITY: u8 = 1;
+    /// Placement type: survives a power loss.
+    pub const PERSISTENCE: u8 = 2;
+
+    /// Which guarantees are asked for.
+    pub const fn placement(self) -> u8 {
+        (self.0 & 0x0f) as u8
+    }
+
+    /// 0: the range of the RETH, 1: the whole memory region.
+    pub const fn selectivity(self) -> u8 {
+        (self.0 >> 4 & 3) as u8
+    }
+}
+
+/// What an AETH says (IBTA 9.7.5.2.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Syndrome {
+    /// All is well up to this PSN; see [`credits`] for the code.
+    Ack {
+        /// Five bits of end-to-end credit code.
+        credits: u8,
+    },
+    /// No receive was posted: come again after [`rnr_timer_ns`] of the code.
+    RnrNak {
+        /// Five bits of timer code.
+        timer: u8,
+    },
+    /// The request failed.
+    Nak(NakCode),
+    /// Anything else, the byte as it came.
+    Reserved(u8),
+}
+
+/// Why a request failed (IBTA table 49).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum NakCode {
+    /// A gap: send again from this PSN.
+    PsnSequence,
+    /// The request makes no sense here.
+    InvalidRequest,
+    /// Key, bounds or rights.
+    RemoteAccess,
+    /// The responder could not do it.
+    RemoteOperational,
+    /// Reliable datagram only.
+    InvalidRdRequest,
+}
+
+impl From<u8> for Syndrome {
+    fn from(byte: u8) -> Syndrome {
+        let low = byte & 0x1f;
+        match (byte >> 5, low) {
+            (0, credits) => Syndrome::Ack { credits },
+            (1, timer) => Syndrome::RnrNak { timer },
+            (3, 0) => Syndrome::Nak(NakCode::PsnSequence),
+            (3, 1) => Syndrome::Nak(NakCode::InvalidRequest),
+            (3, 2) => Syndrome::Nak(NakCode::RemoteAccess),
+            (3, 3) => Syndrome::Nak(NakCode::RemoteOperational),
+            (3, 4) => Syndrome::Nak(NakCode::InvalidRdRequest),
+            _ => Syndrome::Reserved(byte),
+        }
+    }
+}
+
+impl From<Syndrome> for u8 {
+    fn from(s: Syndrome) -> u8 {
+        match s {
+            Syndrome::Ack { credits } => credits & 0x1f,
+            Syndrome::RnrNak { timer } => 0x20 | timer & 0x1f,
+            Syndrome::Nak(NakCode::PsnSequence) => 0x60,
+            Syndrome::Nak(NakCode::InvalidRequest) => 0x61,
+            Syndrome::Nak(NakCode::RemoteAccess) => 0x62,
+            Syndrome::Nak(NakCode::RemoteOperational) => 0x63,
+            Syndrome::Nak(NakCode::InvalidRdRequest) => 0x64,
+            Syndrome::Reserved(byte) => byte,
+        }
+    }
+}
+
+impl Syndrome {
+    /// In one word: `ACK`, `RNR_NAK`, `NAK_PSN_SEQUENCE`, … `RESERVED`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Syndrome::Ack { .. } => "ACK",
+            Syndrome::RnrNak { .. } => "RNR_NAK",
+            Syndrome::Nak(NakCode::PsnSequence) => "NAK_PSN_SEQUENCE",
+            Syndrome::Nak(NakCode::InvalidRequest) => "NAK_INVALID_REQUEST",
+            Syndrome::Nak(NakCode::RemoteAccess) => "NAK_REMOTE_ACCESS",
+            Syndrome::Nak(NakCode::RemoteOperational) => "NAK_REMOTE_OPERATIONAL",
+            Syndrome::Nak(NakCode::InvalidRdRequest) => "NAK_INVALID_RD_REQUEST",
+            Syndrome::Reserved(_) => "RESERVED",
+        }
+    }
+}
+
+impl fmt::Display for Syndrome {
+    /// `ACK credits 31`, `RNR_NAK timer 12 (0.64 ms)`, `NAK_REMOTE_ACCESS`, `RESERVED 0x40`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match *self {
+            Syndrome::Ack { credits } => write!(f, " credits {credits}"),
+            Syndrome::RnrNak { timer } => {
+                write!(f, " timer {timer} ({} ms)", rnr_timer_ns(timer) as f64 / 1e6)
+            }
+            Syndrome::Nak(_) => Ok(()),
+            Syndrome::Reserved(byte) => write!(f, " {byte:#04x}"),
+        }
+    }
+}
+
+/// How long an RNR NAK's timer code asks to wait, in nanoseconds (IBTA table 50). The low five
+/// bits count.
+pub const fn rnr_timer_ns(code: u8) -> u64 {
+    const UNITS_OF_10_US: [u32; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    UNITS_OF_10_US[(code & 0x1f) as usize] as u64 * 10_000
+}
+
+/// How many messages a credit code allows (IBTA table 47); `None` for 31, no information. The low
+/// five bits count.
+pub const fn credits(code: u8) -> Option<u32> {
+    const CREDITS: [u32; 31] = [
+        0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
+    ];
+    let i = (code & 0x1f) as usize;
+    if i < CREDITS.len() { Some(CREDITS[i]) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_twelve_bytes_are_a_bth_and_come_back_unchanged() {
+        for seed in 0..=255u8 {
+            let bytes: [u8; 12] =
+                std::array::from_fn(|i| seed.wrapping_mul(31).wrapping_add((i as u8).wrapping_mul(73)));
+            assert_eq!(Bth::read(&bytes).to_bytes(), bytes);
+        }
+    }
+
+    #[test]
+    fn a_bth_has_its_bits_where_the_specification_puts_them() {
+        let bth = Bth {
+            opcode: Opcode::CNP,
+            solicited: true,
+            pad: 2,
+            pkey: 0x7fff,
+            becn: true,
+            dest_qp: Qpn::new(0x010203),
+            ack_req: true,
+            psn: Psn::new(0xfffefd),
+            ..Bth::default()
+        };
+        assert_eq!(bth.to_bytes(), [0x81, 0xa0, 0x7f, 0xff, 0x40, 1, 2, 3, 0x80, 0xff, 0xfe, 0xfd]);
+    }
+
+    #[test]
+    fn every_syndrome_byte_survives() {
+        for byte in 0..=255u8 {
+            assert_eq!(u8::from(Syndrome::from(byte)), byte);
+        }
+        for reserved in [0x40, 0x65, 0x7f, 0x80, 0xe0] {
+            assert_eq!(Syndrome::from(reserved), Syndrome::Reserved(reserved));
+        }
+    }
+
+    #[test]
+    fn timer_and_credit_codes_have_the_tables_ends() {
+        assert_eq!(rnr_timer_ns(0), 655_360_000);
+        assert_eq!(rnr_timer_ns(1), 10_000);
+        assert_eq!(rnr_timer_ns(31), 491_520_000);
+        assert_eq!(Syndrome::from(0x2c).to_string(), "RNR_NAK timer 12 (0.64 ms)");
+        assert_eq!((credits(0), credits(30), credits(31)), (Some(0), Some(32768), None));
+    }
+}

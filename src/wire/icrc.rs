@@ -1,0 +1,189 @@
+//! The invariant CRC: a CRC-32 over what no switch or router may change (IBTA 7.8.1, annex
+//! A16.4.3 for RoCE v1, annex A17.4.5.3 for RoCE v2).
+//!
+//! It starts with eight bytes of ones in place of the LRH, covers the L3 header to the end of the
+//! pad, and counts as ones what may change on the way: IPv4 TOS, TTL and checksum; IPv6 or
+//! GRH traffic class, flow label and hop limit; the UDP checksum; byte 4 of the BTH. It is stored
+//! little-endian.
+
+use super::net::PROTOCOL_UDP;
+use crate::frame::Frame;
+
+/// What [`Envelope::check_icrc`](super::Envelope::check_icrc) found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Icrc {
+    /// The frame is as it was sent.
+    Ok,
+    /// It is not.
+    Bad {
+        /// The CRC of the bytes that arrived.
+        computed: u32,
+        /// The CRC that arrived.
+        stored: u32,
+    },
+}
+
+/// CRC-32 of eight bytes of ones: the state in which the L3 header begins.
+const AFTER_ONES: u32 = 0x2144_df1c;
+
+/// Bytes that are copied to be masked. Masks reach to at most byte 72 (an IPv4 header with all
+/// options, UDP, five bytes of BTH); with 128 a small frame is done in one go.
+const HEAD: usize = 128;
+
+/// The ICRC of the bytes from the L3 header at `l3_offset` to `end`, exclusive. Whether L3 is IPv4,
+/// IPv6 or a GRH is read from it. The range is cut to the frame.
+pub fn compute(frame: &Frame<'_>, l3_offset: usize, end: usize) -> u32 {
+    let covered = end.min(frame.len()).saturating_sub(l3_offset);
+    let mut head = [0; HEAD];
+    let head = &mut head[..covered.min(HEAD)];
+    frame.copy_to(l3_offset, head);
+    mask(head);
+    let mut crc = crc32fast::Hasher::new_with_initial(AFTER_ONES);
+    crc.update(head);
+    if covered > HEAD {
+        let (a, b) = frame.slices(l3_offset + HEAD..l3_offset + covered);
+        crc.update(a);
+        crc.update(b);
+    }
+    crc.finalize()
+}
+
+/// Sets to ones what the CRC does not cover. Bytes beyond the slice are not there to be masked.
+fn mask(head: &mut [u8]) {
+    let Some(&first) = head.first() else { return };
+    let (l4, protocol) = if first >> 4 == 4 {
+        ones(head, 1, 1);
+        ones(head, 8, 1);
+        ones(head, 10, 2);
+        (usize::from(first & 0x0f) * 4, head.get(9))
+    } else {
+        head[0] |= 0x0f;
+        ones(head, 1, 3);
+        ones(head, 7, 1);
+        (40, head.get(6))
+    };
+    if protocol == Some(&PROTOCOL_UDP) {
+        ones(head, l4 + 6, 2);
+        ones(head, l4 + 8 + 4, 1);
+    } else {
+        ones(head, l4 + 4, 1);
+    }
+}
+
+fn ones(head: &mut [u8], at: usize, n: usize) {
+    if let Some(bytes) = head.get_mut(at..at + n) {
+        bytes.fill(0xff);
+    }
+}
+
+/// The generator polynomial, reflected: bit 31 is the coefficient of x^0.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+/// x^0 in that order.
+const ONE: u32 = 1 << 31;
+/// x^-1 modulo the polynomial.
+const X_INVERSE: u32 = 0xdb71_0641;
+
+/// `a * b` modulo the polynomial.
+const fn multiply(a: u32, mut b: u32) -> u32 {
+    let mut product = 0;
+    let mut bit = ONE;
+    while bit != 0 {
+        if a & bit != 0 {
+            product ^= b;
+        }
+        b = b >> 1 ^ if b & 1 != 0 { POLYNOMIAL } else { 0 };
+        bit >>= 1;
+    }
+    product
+}
+
+/// `base^exponent` modulo the polynomial.
+const fn power(mut base: u32, mut exponent: u32) -> u32 {
+    let mut result = ONE;
+    while exponent != 0 {
+        if exponent & 1 != 0 {
+            result = multiply(result, base);
+        }
+        base = multiply(base, base);
+        exponent >>= 1;
+    }
+    result
+}
+
+/// `start * step^i` for i below 256.
+const fn powers(start: u32, step: u32) -> [u32; 256] {
+    let mut table = [start; 256];
+    let mut i = 1;
+    while i < table.len() {
+        table[i] = multiply(table[i - 1], step);
+        i += 1;
+    }
+    table
+}
+
+/// x^-(32 + 8i): undoes i bytes, and the 32 bits by which a CRC shifts its message.
+static UNDO_BYTES: [u32; 256] = powers(power(X_INVERSE, 32), power(X_INVERSE, 8));
+/// x^-(8 * 256 * i): undoes i times 256 bytes.
+static UNDO_PAGES: [u32; 256] = powers(ONE, power(X_INVERSE, 8 * 256));
+
+/// Which IPv4 identification explains a CRC that was computed with identification 0.
+///
+/// `bytes_after_id` are the covered bytes behind the identification: `end - (l3_offset + 6)`. The
+/// CRC is linear: the two CRCs differ by `id * x^(32 + 8 * bytes_after_id)`. `None` if no 16-bit
+/// number solves that, which one corrupted frame in 65,536 escapes.
+pub fn solve_ipv4_id(computed_with_id0: u32, stored: u32, bytes_after_id: usize) -> Option<u16> {
+    let pages = UNDO_PAGES.get(bytes_after_id >> 8)?;
+    let undo = multiply(UNDO_BYTES[bytes_after_id & 0xff], *pages);
+    let id = multiply(computed_with_id0 ^ stored, undo);
+    // A polynomial of degree below 16 lies in the upper half, its first wire byte lowest.
+    let [0, 0, first, second] = id.to_le_bytes() else { return None };
+    Some(u16::from_be_bytes([first, second]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_initial_state_is_that_after_eight_bytes_of_ones() {
+        assert_eq!(crc32fast::hash(&[0xff; 8]), AFTER_ONES);
+    }
+
+    #[test]
+    fn multiplying_by_the_inverse_undoes_a_shift() {
+        let x = ONE >> 1;
+        assert_eq!(multiply(x, X_INVERSE), ONE);
+        assert_eq!(multiply(power(x, 8 * 1234), power(X_INVERSE, 8 * 1234)), ONE);
+    }
+
+    #[test]
+    fn the_identification_is_found_at_any_distance() {
+        for after in [0, 1, 14, 40, 255, 256, 257, 1062, 4140, 9000, 65_529] {
+            for id in [0u16, 1, 0x00ff, 0x94cf, 0xff00, 0xffff] {
+                let mut bytes: Vec<u8> = (0..after + 6).map(|i| (i * 7 + 3) as u8).collect();
+                bytes[4..6].fill(0);
+                let zero = crc32fast::hash(&bytes);
+                bytes[4..6].copy_from_slice(&id.to_be_bytes());
+                let stored = crc32fast::hash(&bytes);
+                assert_eq!(solve_ipv4_id(zero, stored, after), Some(id), "{after} bytes after");
+            }
+        }
+    }
+
+    #[test]
+    fn a_flipped_payload_bit_is_explained_by_no_identification() {
+        let mut bytes: Vec<u8> = (0..600u32).map(|i| (i * 11) as u8).collect();
+        bytes[4..6].fill(0);
+        let zero = crc32fast::hash(&bytes);
+        for bit in 48..600 * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(solve_ipv4_id(zero, crc32fast::hash(&bytes), 594), None, "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    #[test]
+    fn a_distance_beyond_any_ip_packet_has_no_solution() {
+        assert_eq!(solve_ipv4_id(1, 1, 1 << 16), None);
+    }
+}

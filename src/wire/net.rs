@@ -1,0 +1,185 @@
+//! What lies below the transport: Ethernet, 802.1Q, IPv4, IPv6 (and the GRH, its twin), UDP.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use zerocopy::byteorder::network_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The UDP destination port of RoCE v2 (IANA; IBTA annex A17.4.5).
+pub const ROCE_V2_PORT: u16 = 4791;
+
+/// EtherTypes that matter here.
+pub mod ether_type {
+    /// IPv4.
+    pub const IPV4: u16 = 0x0800;
+    /// IPv6.
+    pub const IPV6: u16 = 0x86dd;
+    /// RoCE v1: a GRH follows (IBTA annex A16).
+    pub const ROCE_V1: u16 = 0x8915;
+    /// 802.1Q tag.
+    pub const VLAN: u16 = 0x8100;
+    /// 802.1ad service tag.
+    pub const SERVICE_VLAN: u16 = 0x88a8;
+    /// MAC control: PAUSE and PFC.
+    pub const MAC_CONTROL: u16 = 0x8808;
+}
+
+/// IP protocol number of UDP.
+pub const PROTOCOL_UDP: u8 = 17;
+/// GRH next header of an InfiniBand transport packet.
+pub const NEXT_HEADER_IBA: u8 = 0x1b;
+
+/// The IPv4 header without its options.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct RawIpv4 {
+    pub(super) version_ihl: u8,
+    pub(super) tos: u8,
+    pub(super) total_len: U16,
+    pub(super) id: U16,
+    pub(super) flags_fragment: U16,
+    pub(super) ttl: u8,
+    pub(super) protocol: u8,
+    pub(super) checksum: U16,
+    pub(super) src: [u8; 4],
+    pub(super) dst: [u8; 4],
+}
+
+/// The IPv6 header, and the GRH of RoCE v1 (IBTA 8.3), which has the same shape.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct RawIpv6 {
+    pub(super) version_class_flow: U32,
+    pub(super) payload_len: U16,
+    pub(super) next_header: u8,
+    pub(super) hop_limit: u8,
+    pub(super) src: [u8; 16],
+    pub(super) dst: [u8; 16],
+}
+
+/// The UDP header.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct RawUdp {
+    pub(super) source_port: U16,
+    pub(super) dest_port: U16,
+    pub(super) len: U16,
+    pub(super) checksum: U16,
+}
+
+/// An IPv4 header (RFC 791).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ipv4Header {
+    /// Bytes with options, 20 to 60.
+    pub header_len: u8,
+    /// DSCP in bits 7:2, ECN in bits 1:0; the traffic class of the verbs.
+    pub tos: u8,
+    /// Bytes of header and payload.
+    pub total_len: u16,
+    /// Identification, which the ICRC covers.
+    pub id: u16,
+    /// DF is set.
+    pub dont_fragment: bool,
+    /// Time to live.
+    pub ttl: u8,
+    /// Header checksum as it came.
+    pub checksum: u16,
+    /// The header checksum is right. The ICRC covers all it protects but TOS and TTL, so a
+    /// wrong one does not stop the parser.
+    pub checksum_ok: bool,
+    /// Source address.
+    pub src: Ipv4Addr,
+    /// Destination address.
+    pub dst: Ipv4Addr,
+}
+
+/// An IPv6 header (RFC 8200), or the GRH of RoCE v1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ipv6Header {
+    /// DSCP in bits 7:2, ECN in bits 1:0.
+    pub traffic_class: u8,
+    /// 20 bits.
+    pub flow_label: u32,
+    /// Bytes after this header.
+    pub payload_len: u16,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Source address.
+    pub src: Ipv6Addr,
+    /// Destination address.
+    pub dst: Ipv6Addr,
+}
+
+impl Ipv6Header {
+    pub(super) fn from_raw(raw: &RawIpv6) -> Ipv6Header {
+        let word = raw.version_class_flow.get();
+        Ipv6Header {
+            traffic_class: (word >> 20 & 0xff) as u8,
+            flow_label: word & 0x000f_ffff,
+            payload_len: raw.payload_len.get(),
+            hop_limit: raw.hop_limit,
+            src: raw.src.into(),
+            dst: raw.dst.into(),
+        }
+    }
+}
+
+/// What carries the transport over the network.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NetHeader {
+    /// RoCE v2 over IPv4.
+    Ipv4(Ipv4Header),
+    /// RoCE v2 over IPv6.
+    Ipv6(Ipv6Header),
+    /// RoCE v1: the GRH.
+    Grh(Ipv6Header),
+}
+
+/// A UDP header. Its destination port is [`ROCE_V2_PORT`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UdpHeader {
+    /// Constant per flow, for ECMP.
+    pub source_port: u16,
+    /// Bytes of header and payload.
+    pub len: u16,
+    /// Checksum as it came; 0 is none.
+    pub checksum: u16,
+}
+
+/// What the UDP checksum of a frame is worth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UdpChecksum {
+    /// Zero: not computed.
+    Zero,
+    /// Computed and right.
+    Valid,
+    /// The sum of the pseudo header alone: left for hardware to complete (Linux's
+    /// CHECKSUM_PARTIAL), as captures on the sending host show.
+    Partial,
+    /// Wrong.
+    Bad {
+        /// What it would have to be.
+        computed: u16,
+    },
+}
+
+/// Adds big-endian 16-bit words up, as RFC 1071 does; an odd last byte is a high byte. The sum is
+/// not folded: see [`fold`].
+pub(super) fn sum(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<2>();
+    let total: u64 = words.iter().map(|w| u64::from(u16::from_be_bytes(*w))).sum();
+    total + rest.first().map_or(0, |&b| u64::from(b) << 8)
+}
+
+/// Folds a sum into 16 bits with end-around carry, without the final complement.
+pub(super) const fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum >> 16) + (sum & 0xffff);
+    }
+    sum as u16
+}
+
+/// The checksum of an IPv4 header whose checksum field is zero or left out of `sum`.
+pub(super) const fn ipv4_checksum(sum: u64) -> u16 {
+    !fold(sum)
+}

@@ -1,0 +1,42 @@
+//! Queue pair numbers.
+
+use std::fmt;
+
+/// A 24-bit queue pair number. 0 and 1 are the management QPs, 0xffffff is multicast.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Qpn(u32);
+
+impl Qpn {
+    /// The general services interface, where the connection manager listens (IBTA 13.5).
+    pub const GSI: Qpn = Qpn(1);
+    /// The destination of every multicast packet (IBTA 9.6.4).
+    pub const MULTICAST: Qpn = Qpn(0x00ff_ffff);
+
+    /// The low 24 bits of `v`.
+    pub const fn new(v: u32) -> Qpn {
+        Qpn(v & 0x00ff_ffff)
+    }
+
+    /// As a number below 2^24.
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for Qpn {
+    /// As `0x000012`, the way Wireshark shows it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#08x}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_keeps_24_bits_and_shows_six_digits() {
+        assert_eq!(Qpn::new(0xff00_0012).value(), 0x12);
+        assert_eq!(Qpn::new(0x12).to_string(), "0x000012");
+    }
+}
