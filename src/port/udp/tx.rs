@@ -62,7 +62,7 @@ pub(super) struct Sender {
     /// The train behind each one in the outbox.
     boxed: Vec<usize>,
     pub(super) counts: SendCounts,
-    reported: [bool; 4],
+    reported: [bool; 5],
 }
 
 #[derive(Default)]
@@ -75,6 +75,7 @@ pub(super) struct SendCounts {
     pub(super) unreachable: u64,
     pub(super) refused: u64,
     pub(super) too_long: u64,
+    pub(super) invalid: u64,
     pub(super) failed: u64,
     pub(super) busy: u64,
     pub(super) id_shifted: u64,
@@ -136,7 +137,7 @@ impl Sender {
             outbox: Outbox::new(),
             boxed: Vec::with_capacity(BATCH),
             counts: SendCounts::default(),
-            reported: [false; 4],
+            reported: [false; 5],
         }
     }
 
@@ -419,18 +420,22 @@ impl Sender {
                 self.counts.refused += lost;
                 (1, "a firewall rule of this host refuses it")
             }
-            Some(libc::EMSGSIZE | libc::EINVAL) => {
+            Some(libc::EMSGSIZE) => {
                 self.counts.too_long += lost;
                 (2, "lower the path MTU of the QP or raise the MTU of the interface")
+            }
+            Some(libc::EINVAL) => {
+                self.counts.invalid += lost;
+                (3, "look whether the source address is one of this host and the datagrams fit the MTU")
             }
             Some(libc::EIO) => {
                 self.counts.failed += lost;
                 self.limits.segments = 1;
-                (3, "the interface cannot checksum; datagrams go out one by one from now on")
+                (4, "the interface cannot checksum; datagrams go out one by one from now on")
             }
             _ => {
                 self.counts.failed += lost;
-                (3, "the link below has a fault")
+                (4, "the link below has a fault")
             }
         };
         if !std::mem::replace(&mut self.reported[kind], true) {
