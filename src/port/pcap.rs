@@ -33,20 +33,12 @@ pub enum Timestamps {
 pub struct PcapPort<P, W: Write> {
     inner: P,
     info: PortInfo,
-    writer: PcapngWriter<W>,
-    timestamps: Timestamps,
-    /// Nanoseconds from the Unix epoch to the zero of `now`; unknown until the first call.
-    epoch: Option<u64>,
-    now: Nanos,
+    tee: Tee<W>,
     /// Frames of the current receive burst and their notes.
     received: usize,
     rx_notes: Vec<String>,
     tx_notes: Vec<(u32, String)>,
     spare_notes: Vec<String>,
-    budget: u64,
-    written: u64,
-    skipped: u64,
-    failed: u64,
 }
 
 impl<P: Port, W: Write + Send> PcapPort<P, W> {
@@ -65,20 +57,22 @@ impl<P: Port, W: Write + Send> PcapPort<P, W> {
         info.name = format!("pcap({})", info.name);
         let interface = info.interface.clone().unwrap_or_else(|| info.name.clone());
         Ok(PcapPort {
-            writer: PcapngWriter::new(out, &[&interface])?,
+            tee: Tee {
+                writer: PcapngWriter::new(out, &[&interface])?,
+                timestamps,
+                epoch: None,
+                now: Nanos::ZERO,
+                budget: max_bytes.unwrap_or(u64::MAX),
+                written: 0,
+                skipped: 0,
+                failed: 0,
+            },
             inner,
             info,
-            timestamps,
-            epoch: None,
-            now: Nanos::ZERO,
             received: 0,
             rx_notes: vec![String::new(); BURST],
             tx_notes: Vec::with_capacity(TX_NOTES),
             spare_notes: vec![String::new(); TX_NOTES],
-            budget: max_bytes.unwrap_or(u64::MAX),
-            written: 0,
-            skipped: 0,
-            failed: 0,
         })
     }
 
@@ -86,7 +80,23 @@ impl<P: Port, W: Write + Send> PcapPort<P, W> {
     pub fn inner(&self) -> &P {
         &self.inner
     }
+}
 
+/// The part that writes, apart from the port that lends the frame.
+struct Tee<W: Write> {
+    writer: PcapngWriter<W>,
+    timestamps: Timestamps,
+    /// Nanoseconds from the Unix epoch to the zero of `now`; unknown until the first call.
+    epoch: Option<u64>,
+    now: Nanos,
+    /// Bytes that may still be written.
+    budget: u64,
+    written: u64,
+    skipped: u64,
+    failed: u64,
+}
+
+impl<W: Write> Tee<W> {
     fn set_now(&mut self, now: Nanos) {
         self.now = now;
         let timestamps = self.timestamps;
@@ -98,34 +108,23 @@ impl<P: Port, W: Write + Send> PcapPort<P, W> {
             }
         });
     }
-}
 
-/// The part that writes, apart from the port that lends the frame.
-struct Tee<'a, W: Write> {
-    writer: &'a mut PcapngWriter<W>,
-    timestamp_ns: u64,
-    budget: &'a mut u64,
-    written: &'a mut u64,
-    skipped: &'a mut u64,
-    failed: &'a mut u64,
-}
-
-impl<W: Write> Tee<'_, W> {
-    fn write(self, direction: Direction, frame: &Frame<'_>, note: &str) {
+    fn write(&mut self, direction: Direction, frame: &Frame<'_>, note: &str) {
         let size = frame.len() as u64 + note.len() as u64 + BLOCK_OVERHEAD;
-        if size > *self.budget {
+        if size > self.budget {
             // From here on nothing: a capture with holes would mislead.
-            *self.budget = 0;
-            *self.skipped += 1;
+            self.budget = 0;
+            self.skipped += 1;
             return;
         }
-        *self.budget -= size;
+        self.budget -= size;
+        let timestamp_ns = self.epoch.unwrap_or(0).saturating_add(self.now.0);
         let comment = (!note.is_empty()).then_some(note);
-        match self.writer.write(0, self.timestamp_ns, direction, frame, comment) {
-            Ok(()) => *self.written += 1,
+        match self.writer.write(0, timestamp_ns, direction, frame, comment) {
+            Ok(()) => self.written += 1,
             Err(error) => {
-                *self.failed += 1;
-                if *self.failed == 1 {
+                self.failed += 1;
+                if self.failed == 1 {
                     eprintln!(
                         "roxie: warning: capture: a frame of {} bytes not written: {error}; traffic goes on, \
                          the capture has gaps (pcap_write_errors counts them)",
@@ -137,27 +136,13 @@ impl<W: Write> Tee<'_, W> {
     }
 }
 
-/// Borrows everything but the port and the notes.
-macro_rules! tee {
-    ($port:ident) => {
-        Tee {
-            writer: &mut $port.writer,
-            timestamp_ns: $port.epoch.unwrap_or(0).saturating_add($port.now.0),
-            budget: &mut $port.budget,
-            written: &mut $port.written,
-            skipped: &mut $port.skipped,
-            failed: &mut $port.failed,
-        }
-    };
-}
-
 impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
     fn info(&self) -> &PortInfo {
         &self.info
     }
 
     fn rx_burst(&mut self, now: Nanos) -> usize {
-        self.set_now(now);
+        self.tee.set_now(now);
         self.received = self.inner.rx_burst(now);
         self.received
     }
@@ -175,7 +160,7 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
     fn rx_release(&mut self) {
         for i in 0..std::mem::take(&mut self.received) {
             let frame = self.inner.rx_frame(i).frame;
-            tee!(self).write(Direction::In, &frame, &self.rx_notes[i]);
+            self.tee.write(Direction::In, &frame, &self.rx_notes[i]);
             self.rx_notes[i].clear();
         }
         self.inner.rx_release();
@@ -196,7 +181,7 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
     fn tx_commit(&mut self, id: TxId) {
         let note = take_note(&mut self.tx_notes, &id);
         let text = note.as_deref().unwrap_or_default();
-        tee!(self).write(Direction::Out, &self.inner.tx_frame(&id).as_frame(), text);
+        self.tee.write(Direction::Out, &self.inner.tx_frame(&id).as_frame(), text);
         self.spare_notes.extend(note);
         self.inner.tx_commit(id);
     }
@@ -218,7 +203,7 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
     }
 
     fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
-        self.set_now(now);
+        self.tee.set_now(now);
         self.inner.tx_flush(now)
     }
 
@@ -240,8 +225,8 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
 
     /// Also a good moment to bring the file up to date.
     fn prepare_sleep(&mut self) -> bool {
-        if self.writer.flush().is_err() {
-            self.failed += 1;
+        if self.tee.writer.flush().is_err() {
+            self.tee.failed += 1;
         }
         self.inner.prepare_sleep()
     }
@@ -249,14 +234,14 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
         self.inner.counters(out);
         out.extend([
-            ("pcap_packets", self.written),
-            ("pcap_skipped", self.skipped),
-            ("pcap_write_errors", self.failed),
+            ("pcap_packets", self.tee.written),
+            ("pcap_skipped", self.tee.skipped),
+            ("pcap_write_errors", self.tee.failed),
         ]);
     }
 }
 
-impl<P, W: Write> Drop for PcapPort<P, W> {
+impl<W: Write> Drop for Tee<W> {
     fn drop(&mut self) {
         if let Err(error) = self.writer.flush() {
             eprintln!("roxie: warning: capture: the end of it was not written: {error}");
