@@ -9,7 +9,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::headers::{MAX_HEADERS, Outgoing, Route, V4_HEADERS, V6_HEADERS, set_identification};
+use super::headers::{MAX_HEADERS, Outgoing, Route, V4_HEADERS, V6_HEADERS};
 use super::sys::{BATCH, Envelope, Outbox};
 use crate::frame::FrameMut;
 use crate::port::{BURST, TxId};
@@ -191,10 +191,18 @@ impl Sender {
 
     fn arrange_slot(&mut self, i: usize) {
         let id = TxId(i as u32);
+        let slot = &self.slots[i];
+        let frame_len = slot.a_len + slot.b_len;
+        let (row, a_len) = (i * ROW, slot.a_len);
+        // Almost always the row holds exactly the headers, and they are read and changed in place.
         let mut start = [0; MAX_HEADERS];
-        let frame = self.frame(&id);
-        frame.as_frame().copy_to(0, &mut start);
-        let outgoing = Outgoing::parse(&start, frame.len())
+        let in_place = a_len == V6_HEADERS || self.memory[row + 12..row + 14] == [0x08, 0x00];
+        let in_place = in_place && a_len >= V4_HEADERS;
+        if !in_place {
+            self.frame(&id).as_frame().copy_to(0, &mut start);
+        }
+        let headers = if in_place { self.row(row) } else { &start };
+        let outgoing = Outgoing::parse(headers, frame_len)
             .filter(|out| out.destination_port == self.limits.port)
             .and_then(|out| Some((self.choose_socket(&out)?, out)));
         let Some((socket, out)) = outgoing else {
@@ -207,11 +215,21 @@ impl Sender {
         self.header_len = out.udp + 8;
         self.slots[i].datagram = out.udp + 8;
         let place = self.join_train(i, &out.route, socket);
-        start[out.udp..out.udp + 2].copy_from_slice(&self.sockets[socket].port.to_be_bytes());
-        if out.route.source.is_ipv4() {
-            set_identification(&mut start, place as u16);
+        let port = self.sockets[socket].port;
+        if in_place {
+            out.rewrite(
+                self.memory[row..].first_chunk_mut().expect("rows lie before the arena"),
+                port,
+                place as u16,
+            );
+        } else {
+            out.rewrite(&mut start, port, place as u16);
+            self.frame(&id).write(0, &start[..out.udp + 2]);
         }
-        self.frame(&id).write(0, &start[..out.udp + 2]);
+    }
+
+    fn row(&self, row: usize) -> &[u8; MAX_HEADERS] {
+        self.memory[row..].first_chunk().expect("rows lie before the arena")
     }
 
     /// The socket that has the frame's source port, else one by hash of it. `None`: family not open.
