@@ -14,11 +14,12 @@
 //! are ports around a port.
 //!
 //! Architecture invariant: nothing here depends on another module of the crate but
-//! `frame` and `time`, and nothing here allocates once its first bursts are through.
+//! `frame`, `time` and, for the tee, `capture`; and nothing here allocates once its first bursts are through.
 
 pub mod fault;
 pub mod loopback;
 pub mod memory;
+pub mod pcap;
 pub mod udp;
 pub mod xdp;
 

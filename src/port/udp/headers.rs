@@ -13,7 +13,7 @@ pub(super) const V6_HEADERS: usize = 14 + 40 + 8;
 pub(super) const MAX_HEADERS: usize = V6_HEADERS;
 
 /// Offset of the IPv4 identification in a frame.
-pub(super) const V4_ID: usize = 14 + 4;
+const V4_ID: usize = 14 + 4;
 const V4_CHECKSUM: usize = 14 + 10;
 const HOP_LIMIT: u8 = 64;
 const UDP: u8 = 17;
@@ -146,10 +146,18 @@ impl Outgoing {
         let fits = usize::from(be16(udp + 4)) + udp == frame_len && frame_len > udp + 8;
         fits.then(|| Outgoing { route, source_port: be16(udp), destination_port: be16(udp + 2), udp })
     }
+
+    /// Writes the source port and, over IPv4, the identification that the datagram will have.
+    pub(super) fn rewrite(&self, b: &mut [u8; MAX_HEADERS], source_port: u16, identification: u16) {
+        b[self.udp..self.udp + 2].copy_from_slice(&source_port.to_be_bytes());
+        if self.route.source.is_ipv4() {
+            set_identification(b, identification);
+        }
+    }
 }
 
 /// Sets the IPv4 identification and corrects a header checksum that was filled in (RFC 1624).
-pub(super) fn set_identification(b: &mut [u8; MAX_HEADERS], id: u16) {
+fn set_identification(b: &mut [u8; MAX_HEADERS], id: u16) {
     let old = u16::from_be_bytes([b[V4_ID], b[V4_ID + 1]]);
     if old == id {
         return;

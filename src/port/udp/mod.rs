@@ -128,6 +128,7 @@ impl Port for UdpPort {
             ("tx_unreachable", s.unreachable),
             ("tx_refused", s.refused),
             ("tx_too_long", s.too_long),
+            ("tx_invalid", s.invalid),
             ("tx_failed", s.failed),
             ("tx_id_shifted", s.id_shifted),
         ]);

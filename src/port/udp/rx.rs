@@ -9,7 +9,7 @@ use super::sys::{INBOX, Inbox, Train};
 use crate::frame::Frame;
 use crate::port::BURST;
 
-/// A socket that had nothing for so many polls in a row is asked less often.
+/// A socket that had nothing for so many polls in a row is asked less often, while another has something.
 const COLD_AFTER: u32 = 64;
 /// How often then: every so many polls. Sleeping is not affected, it waits on all descriptors.
 const COLD_PERIOD: usize = 8;
@@ -146,10 +146,12 @@ impl Receiver {
         self.next = (0, 0);
         self.turn = self.turn.wrapping_add(1);
         let sockets = self.listeners.len();
+        let one_is_warm = self.listeners.iter().any(|l| l.idle_polls < COLD_AFTER);
+        let ask_cold = !one_is_warm || (self.turn / sockets).is_multiple_of(COLD_PERIOD);
         for k in 0..sockets {
             let s = (self.turn + k) % sockets;
             let listener = &mut self.listeners[s];
-            if listener.idle_polls >= COLD_AFTER && !(self.turn / sockets).is_multiple_of(COLD_PERIOD) {
+            if listener.idle_polls >= COLD_AFTER && !ask_cold {
                 continue;
             }
             match self.inbox.receive(listener.socket.as_fd(), self.limit) {

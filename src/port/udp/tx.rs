@@ -9,7 +9,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::headers::{MAX_HEADERS, Outgoing, Route, V4_HEADERS, V6_HEADERS, set_identification};
+use super::headers::{MAX_HEADERS, Outgoing, Route, V4_HEADERS, V6_HEADERS};
 use super::sys::{BATCH, Envelope, Outbox};
 use crate::frame::FrameMut;
 use crate::port::{BURST, TxId};
@@ -62,7 +62,7 @@ pub(super) struct Sender {
     /// The train behind each one in the outbox.
     boxed: Vec<usize>,
     pub(super) counts: SendCounts,
-    reported: [bool; 4],
+    reported: [bool; 5],
 }
 
 #[derive(Default)]
@@ -75,6 +75,7 @@ pub(super) struct SendCounts {
     pub(super) unreachable: u64,
     pub(super) refused: u64,
     pub(super) too_long: u64,
+    pub(super) invalid: u64,
     pub(super) failed: u64,
     pub(super) busy: u64,
     pub(super) id_shifted: u64,
@@ -136,7 +137,7 @@ impl Sender {
             outbox: Outbox::new(),
             boxed: Vec::with_capacity(BATCH),
             counts: SendCounts::default(),
-            reported: [false; 4],
+            reported: [false; 5],
         }
     }
 
@@ -190,10 +191,18 @@ impl Sender {
 
     fn arrange_slot(&mut self, i: usize) {
         let id = TxId(i as u32);
+        let slot = &self.slots[i];
+        let frame_len = slot.a_len + slot.b_len;
+        let (row, a_len) = (i * ROW, slot.a_len);
+        // Almost always the row holds exactly the headers, and they are read and changed in place.
         let mut start = [0; MAX_HEADERS];
-        let frame = self.frame(&id);
-        frame.as_frame().copy_to(0, &mut start);
-        let outgoing = Outgoing::parse(&start, frame.len())
+        let in_place = a_len == V6_HEADERS || self.memory[row + 12..row + 14] == [0x08, 0x00];
+        let in_place = in_place && a_len >= V4_HEADERS;
+        if !in_place {
+            self.frame(&id).as_frame().copy_to(0, &mut start);
+        }
+        let headers = if in_place { self.row(row) } else { &start };
+        let outgoing = Outgoing::parse(headers, frame_len)
             .filter(|out| out.destination_port == self.limits.port)
             .and_then(|out| Some((self.choose_socket(&out)?, out)));
         let Some((socket, out)) = outgoing else {
@@ -206,11 +215,21 @@ impl Sender {
         self.header_len = out.udp + 8;
         self.slots[i].datagram = out.udp + 8;
         let place = self.join_train(i, &out.route, socket);
-        start[out.udp..out.udp + 2].copy_from_slice(&self.sockets[socket].port.to_be_bytes());
-        if out.route.source.is_ipv4() {
-            set_identification(&mut start, place as u16);
+        let port = self.sockets[socket].port;
+        if in_place {
+            out.rewrite(
+                self.memory[row..].first_chunk_mut().expect("rows lie before the arena"),
+                port,
+                place as u16,
+            );
+        } else {
+            out.rewrite(&mut start, port, place as u16);
+            self.frame(&id).write(0, &start[..out.udp + 2]);
         }
-        self.frame(&id).write(0, &start[..out.udp + 2]);
+    }
+
+    fn row(&self, row: usize) -> &[u8; MAX_HEADERS] {
+        self.memory[row..].first_chunk().expect("rows lie before the arena")
     }
 
     /// The socket that has the frame's source port, else one by hash of it. `None`: family not open.
@@ -419,18 +438,22 @@ impl Sender {
                 self.counts.refused += lost;
                 (1, "a firewall rule of this host refuses it")
             }
-            Some(libc::EMSGSIZE | libc::EINVAL) => {
+            Some(libc::EMSGSIZE) => {
                 self.counts.too_long += lost;
                 (2, "lower the path MTU of the QP or raise the MTU of the interface")
+            }
+            Some(libc::EINVAL) => {
+                self.counts.invalid += lost;
+                (3, "look whether the source address is one of this host and the datagrams fit the MTU")
             }
             Some(libc::EIO) => {
                 self.counts.failed += lost;
                 self.limits.segments = 1;
-                (3, "the interface cannot checksum; datagrams go out one by one from now on")
+                (4, "the interface cannot checksum; datagrams go out one by one from now on")
             }
             _ => {
                 self.counts.failed += lost;
-                (3, "the link below has a fault")
+                (4, "the link below has a fault")
             }
         };
         if !std::mem::replace(&mut self.reported[kind], true) {
