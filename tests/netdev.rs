@@ -78,7 +78,7 @@ fn a_namespace_lives_and_dies_with_its_value() {
     let ns = NetNs::create("life").unwrap();
     let path = Path::new("/run/netns").join(ns.name().unwrap());
     assert!(path.exists());
-    assert_eq!(ns.run(interface_names).unwrap().contains(&"eth0".to_owned()), false);
+    assert!(!ns.run(interface_names).unwrap().contains(&"eth0".to_owned()));
     let opened = NetNs::open(ns.name().unwrap()).unwrap();
     drop(opened);
     assert!(path.exists(), "who only opened it does not remove it");
