@@ -360,13 +360,24 @@ fn frames_on_every_queue_arrive() {
     let wire = Wire::new("queues", 1500, 2);
     let mut right = wire.right(|_| {}).unwrap();
     // One port on each queue of the left: veth delivers on the queue of the same number.
-    for queue in [0, 1] {
-        let mut left = wire.left(|c| c.queues = vec![queue]).unwrap();
-        let sent = frame(true, false, false, 300, u64::from(queue));
-        assert!(put(&mut left, &sent));
-        flush(&mut left);
-        assert!(take(&mut right, 1, SOON) == [sent], "queue {queue}");
+    let mut lefts = wire.left(|_| {}).unwrap().split();
+    assert_eq!(lefts.len(), 2);
+    for (seed, left) in (0..).zip(&mut lefts) {
+        let sent = frame(true, false, false, 300, seed);
+        assert!(put(left, &sent));
+        flush(left);
+        assert!(take(&mut right, 1, SOON) == [sent], "queue {seed}");
     }
+    let mut rights = right.split();
+    for (left, to) in lefts.iter_mut().zip([0, 1]) {
+        assert!(put(left, &frame(true, false, false, 300, 1)));
+        flush(left);
+        let got: Vec<_> = rights.iter_mut().map(|r| take(r, 1, A_WHILE).len()).collect();
+        assert_eq!(got, if to == 0 { [1, 0] } else { [0, 1] }, "each worker gets its queue's frames");
+    }
+    drop(rights.remove(0));
+    rights[0].set_addresses(&[A6.into()]).expect("the steering lives as long as one of its ports");
+    drop(lefts);
     let e = wire.left(|c| c.queues = vec![2]).err().unwrap();
     assert!(matches!(e, XdpError::NoSuchQueue { queue: 2, count: 2, .. }), "{e}");
 }
@@ -607,6 +618,71 @@ fn a_killed_owner_leaves_the_interface_usable() {
     assert!(put(&mut left, &sent));
     flush(&mut left);
     assert!(take(&mut right, 1, SOON) == [sent]);
+}
+
+/// Not a test of its own: the process that the tests of missing privileges start with few of them.
+#[test]
+fn child_that_is_refused() {
+    let Ok(name) = std::env::var("ROXIE_TEST_REFUSED") else { return };
+    let refused = match name.as_str() {
+        // It may not enter a namespace either.
+        "" => XdpPort::open(&XdpConfig::new("lo")),
+        ns => open(&NetNs::open(ns).unwrap(), "left", |_| {}),
+    };
+    println!("REFUSED {}", refused.err().expect("an error"));
+}
+
+fn refusal(child: &mut Command, namespace: &str) -> String {
+    let child = child.args(["--exact", "child_that_is_refused", "--nocapture"]);
+    let output = child.env("ROXIE_TEST_REFUSED", namespace).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().find_map(|l| l.split_once("REFUSED ")).map(|(_, error)| error.to_owned());
+    line.unwrap_or_else(|| panic!("{text}\n{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+#[test]
+fn missing_privileges_are_named() {
+    if skip("missing_privileges_are_named") {
+        return;
+    }
+    use std::os::unix::process::CommandExt;
+    // The test's binary may lie where only root can read it.
+    let copy = tempfile::Builder::new().prefix("roxie-").tempdir_in("/tmp").unwrap();
+    let binary = copy.path().join("xdp");
+    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    for path in [copy.path(), &binary] {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let e = refusal(Command::new(&binary).current_dir("/").uid(65534).gid(65534), "");
+    assert!(e.contains("not permitted") && e.contains("CAP_BPF") && e.contains("udp port"), "{e}");
+}
+
+#[test]
+fn a_limit_of_locked_memory_is_told_with_the_remedy() {
+    if skip("a_limit_of_locked_memory_is_told_with_the_remedy") {
+        return;
+    }
+    use std::os::unix::process::CommandExt;
+    let wire = Wire::new("memlock", 1500, 1);
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let few = || {
+        const CAP_IPC_LOCK: libc::c_ulong = 14;
+        const CAP_SYS_RESOURCE: libc::c_ulong = 24;
+        let megabyte = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
+        // SAFETY: system calls with plain values, and one pointer to a local that lives across the call.
+        let failed = unsafe {
+            libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK)
+                | libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_RESOURCE)
+                | libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const megabyte)
+        };
+        if failed == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    // SAFETY: the closure makes system calls only: nothing that is unsafe between fork and exec.
+    unsafe { child.pre_exec(few) };
+    let e = refusal(&mut child, wire.a.name().unwrap());
+    assert!(e.contains("16777216 bytes") && e.contains("1048576 bytes"), "{e}");
+    assert!(e.contains("ulimit -l 16384") && e.contains("CAP_IPC_LOCK"), "{e}");
 }
 
 #[test]
