@@ -78,7 +78,7 @@ pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
     for &native in hooks {
         let hook = if native { "native" } else { "generic" };
         if let Err(e) = attach(&mut steering, &interface, native)? {
-            tried.push(format!("{hook}: {e}"));
+            tried.push(format!("{hook}: {}", short(&e)));
             continue;
         }
         // A driver may have enabled more queues for XDP (virtio-net does): look again.

@@ -188,11 +188,12 @@ impl Queue {
         queue
     }
 
-    /// Takes up to `most` frames from the rx ring and returns how many there are.
+    /// Takes frames from the rx ring until the burst has up to `most`; returns how many it has.
     pub(super) fn receive(&mut self, most: usize) -> usize {
         if self.fill.needs_wakeup() {
             self.wake_driver();
         }
+        let most = most.saturating_sub(self.burst.len());
         // One descriptor completes at most one frame, so this cannot yield too many.
         // SAFETY: the descriptors come from the ring of the socket that is bound to `self.umem`; the
         // chunks they name were given to the kernel by `refill` and are not held here.
