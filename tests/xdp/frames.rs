@@ -218,3 +218,26 @@ fn a_changed_mtu_is_followed() {
     flush(&mut left);
     assert!(take(&mut right, 1, SOON) == [sent]);
 }
+
+#[test]
+fn a_jumbo_frame_of_three_buffers_is_dropped_whole_and_counted() {
+    if skip("a_jumbo_frame_of_three_buffers_is_dropped_whole_and_counted") {
+        return;
+    }
+    let wire = Wire::new("jumbo", 9000, 1);
+    let (mut left, mut right) = wire.ports();
+    assert_eq!(left.info().max_frame, 2 * 3840, "two buffers at most, whatever the MTU");
+    let longest = frame(true, false, false, 7680, 1);
+    assert!(put(&mut left, &longest));
+    flush(&mut left);
+    assert!(take(&mut right, 1, SOON) == [longest.clone()]);
+
+    let kernel = wire.a.run(|| std::net::UdpSocket::bind((A4, 49152))).unwrap().unwrap();
+    kernel.send_to(&[1; 8900], (B4, ROCE)).unwrap();
+    assert!(put(&mut left, &longest));
+    flush(&mut left);
+    assert!(take(&mut right, 2, A_WHILE) == [longest], "the frame behind it is whole");
+    assert_eq!((counter(&right, "rx_too_long"), counter(&right, "rx_gso_superframe")), (1, 0));
+    let (rx, _) = right.chunks();
+    assert_eq!((rx.held, rx.kernel), (0, rx.total), "its three chunks went back");
+}
