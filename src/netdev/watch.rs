@@ -41,6 +41,8 @@ pub struct Watch {
     events: Socket,
     netlink: Netlink,
     last: Interface,
+    /// There may be something new: nobody has looked yet, or the last look failed.
+    due: bool,
     gone: bool,
 }
 
@@ -62,13 +64,13 @@ impl Watch {
         };
         let (events, netlink) =
             open().map_err(|e| NetdevError::from_io(format!("watch interface {}", interface.name), e))?;
-        let mut watch = Watch { events, netlink, last: interface.clone(), gone: false };
+        let mut watch = Watch { events, netlink, last: interface.clone(), due: true, gone: false };
         // The count in `interface` may be ethtool's; a look does not ask for it again.
         watch.last.addresses.sort();
         Ok(watch)
     }
 
-    /// What changed since the last poll. Does not block.
+    /// What changed since the last poll. Does not block, and costs one system call while nothing changes.
     ///
     /// # Errors
     /// If the kernel does not answer; the next poll tries again.
@@ -76,7 +78,10 @@ impl Watch {
         if self.gone {
             return Ok(Vec::new());
         }
-        self.drain();
+        self.due |= self.drain();
+        if !self.due {
+            return Ok(Vec::new());
+        }
         let key = Key::Index(self.last.index, &self.last.name);
         let mut now = match query(&mut self.netlink, &key) {
             Ok(now) => now,
@@ -90,6 +95,7 @@ impl Watch {
         now.rx_queues = self.last.rx_queues;
         let changes = difference(&self.last, &now);
         self.last = now;
+        self.due = false;
         Ok(changes)
     }
 
@@ -98,14 +104,16 @@ impl Watch {
         &self.last
     }
 
-    /// Empties the socket. An overrun (`ENOBUFS`) is as good a reason to look as a message.
-    fn drain(&self) {
+    /// Empties the socket; true if there was something. An overrun (`ENOBUFS`) is as good a reason to look as
+    /// a message.
+    fn drain(&self) -> bool {
+        let mut news = false;
         loop {
             match self.events.recv_from_full() {
-                Ok(_) => {}
-                Err(e)
-                    if e.kind() == io::ErrorKind::Interrupted || e.raw_os_error() == Some(libc::ENOBUFS) => {}
-                Err(_) => return,
+                Ok(_) => news = true,
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => news = true,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return news,
             }
         }
     }

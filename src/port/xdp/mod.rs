@@ -18,6 +18,7 @@ mod steering;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{BURST, Port, PortInfo, Received, TxId};
 use crate::frame::FrameMut;
@@ -36,7 +37,8 @@ pub struct XdpPort {
     info: PortInfo,
     /// At least one; frames leave through the first.
     queues: Vec<Queue>,
-    steering: Steering,
+    /// Shared by the ports that were split off one.
+    steering: Arc<Mutex<Steering>>,
     multi_buffer: bool,
     superframe_reported: bool,
 }
@@ -62,7 +64,7 @@ impl XdpPort {
         Ok(XdpPort {
             info,
             queues: opened.queues,
-            steering: opened.steering,
+            steering: Arc::new(Mutex::new(opened.steering)),
             multi_buffer: opened.multi_buffer,
             superframe_reported: false,
         })
@@ -73,7 +75,21 @@ impl XdpPort {
     /// # Errors
     /// If there are more than 1024.
     pub fn set_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), XdpError> {
-        self.steering.set_addresses(addresses)
+        self.steering.lock().unwrap_or_else(PoisonError::into_inner).set_addresses(addresses)
+    }
+
+    /// One port for each queue, for workers that each turn their own. They share the steering: what one
+    /// tells [`XdpPort::set_addresses`] holds for all, and the interface is given back with the last.
+    pub fn split(self) -> Vec<XdpPort> {
+        let XdpPort { info, queues, steering, multi_buffer, superframe_reported } = self;
+        let alone = |queue| XdpPort {
+            info: info.clone(),
+            queues: vec![queue],
+            steering: Arc::clone(&steering),
+            multi_buffer,
+            superframe_reported,
+        };
+        queues.into_iter().map(alone).collect()
     }
 
     /// Follows a change of the link's MTU, in bytes.

@@ -78,7 +78,7 @@ pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
     for &native in hooks {
         let hook = if native { "native" } else { "generic" };
         if let Err(e) = attach(&mut steering, &interface, native)? {
-            tried.push(format!("{hook}: {e}"));
+            tried.push(format!("{hook}: {}", short(&e)));
             continue;
         }
         // A driver may have enabled more queues for XDP (virtio-net does): look again.
@@ -217,8 +217,18 @@ fn bind_all(
 /// The queues to bind: those asked for, or all.
 fn queues_of(config: &XdpConfig, interface: &Interface) -> Result<Vec<u32>, XdpError> {
     if config.queues.is_empty() {
-        let count = interface.rx_queues.min(u32::try_from(config::MAX_QUEUES).unwrap_or(u32::MAX));
-        return Ok((0..count).collect());
+        // Frames on a queue without a socket go to the kernel, so taking only some would lose RoCE silently.
+        if interface.rx_queues as usize > config::MAX_QUEUES {
+            return Err(XdpError::Config(format!(
+                "{} has {} receive queues, a port takes {}: use fewer (`ethtool -L {} combined {}`)",
+                interface.name,
+                interface.rx_queues,
+                config::MAX_QUEUES,
+                interface.name,
+                config::MAX_QUEUES
+            )));
+        }
+        return Ok((0..interface.rx_queues).collect());
     }
     match config.queues.iter().find(|q| **q >= interface.rx_queues) {
         Some(&queue) => Err(XdpError::NoSuchQueue {

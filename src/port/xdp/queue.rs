@@ -188,11 +188,12 @@ impl Queue {
         queue
     }
 
-    /// Takes up to `most` frames from the rx ring and returns how many there are.
+    /// Takes frames from the rx ring until the burst has up to `most`; returns how many it has.
     pub(super) fn receive(&mut self, most: usize) -> usize {
         if self.fill.needs_wakeup() {
             self.wake_driver();
         }
+        let most = most.saturating_sub(self.burst.len());
         // One descriptor completes at most one frame, so this cannot yield too many.
         // SAFETY: the descriptors come from the ring of the socket that is bound to `self.umem`; the
         // chunks they name were given to the kernel by `refill` and are not held here.
@@ -334,11 +335,9 @@ impl Queue {
             }
         }
         let slot = self.free_slots.pop()?;
-        // The short piece first: the kernel copies the first into the linear part of an skb and the second
-        // into a page, and large linear parts are slow to allocate.
-        let tail = if chunks == 2 { CHUNK_DATA } else { 0 };
-        let a = self.sized_chunk(len - tail)?;
-        let b = if chunks == 2 { self.sized_chunk(tail) } else { None };
+        // Where the split lies makes no difference to the kernel (measured); this is how frames arrive.
+        let a = self.sized_chunk(len.min(CHUNK_DATA))?;
+        let b = if chunks == 2 { self.sized_chunk(len - CHUNK_DATA) } else { None };
         self.slots[slot as usize] = Some(Slot { a, b });
         Some(slot)
     }
