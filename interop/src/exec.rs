@@ -33,14 +33,14 @@ pub enum Failure {
 }
 
 /// Fails the row with a message unless the condition holds.
-macro_rules! expect {
+macro_rules! must {
     ($condition:expr, $($message:tt)+) => {
         if !$condition {
             return Err($crate::exec::Failure::Unexpected(format!($($message)+)));
         }
     };
 }
-use expect;
+use must;
 
 /// Runs a transfer or an error row. What it made at the ends is destroyed, also if it failed.
 ///

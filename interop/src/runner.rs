@@ -123,9 +123,8 @@ fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: &Path) -> Out
     }
 }
 
-fn verbs(row: &Row, requester: &mut (impl End + ?Sized), responder: &mut (impl End + ?Sized)) -> Outcome {
-    // `dyn Local` is an End behind one more reference.
-    match exec::run(row, &mut { requester }, &mut { responder }) {
+fn verbs(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Outcome {
+    match exec::run(row, requester, responder) {
         Ok(()) => Outcome::Pass,
         Err(failure) => Outcome::Fail(failure.to_string()),
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Failure, PATIENCE, Wiring, expect, expect_pattern};
+use super::{Failure, PATIENCE, Wiring, expect_pattern, must};
 use crate::end::{Access, End, Pair, Receive, Region, Request, State, Status};
 use crate::rows::{ErrorCase, Family, Op};
 
@@ -93,12 +93,12 @@ pub(super) fn run(
     let seen = requester.poll(asks, 1, PATIENCE)?;
     let statuses: Vec<Status> = seen.iter().map(|c| c.status).collect();
     let want = shape.status.0;
-    expect!(
+    must!(
         statuses == [shape.status],
         "the requester's completions are {seen:?}; one of status {want} was due"
     );
     let state = requester.state(asks)?;
-    expect!(state == State::Err, "the requester's queue pair is in {state:?} and should be in Err");
+    must!(state == State::Err, "the requester's queue pair is in {state:?} and should be in Err");
     if case == ErrorCase::TooLong {
         return check_short_receive(seed, responder, answers, far);
     }
@@ -129,7 +129,7 @@ fn check_untouched(
     expect_pattern(responder, far, 0..REGION, !seed, "the responder's memory was written to")?;
     expect_pattern(requester, near, 0..REGION, seed, "the requester's memory was written to")?;
     let seen = responder.poll(answers, 0, Duration::ZERO)?;
-    expect!(
+    must!(
         seen.iter().all(|c| c.status == Status::WR_FLUSH_ERR) && (shape.receive.is_some() || seen.is_empty()),
         "the responder completed something: {seen:?}"
     );
@@ -143,12 +143,12 @@ fn check_late_receive(
     (responder, answers, far): (&mut dyn End, Pair, Region),
 ) -> Result<(), Failure> {
     let early = requester.poll(asks, 1, Duration::from_millis(50))?;
-    expect!(early.is_empty(), "the requester completed before there was a receive: {early:?}");
+    must!(early.is_empty(), "the requester completed before there was a receive: {early:?}");
     responder.post_receive(answers, &Receive { wr_id: 1000, to: Some((far, OFFSET, LENGTH)) })?;
     let sent = requester.poll(asks, 1, PATIENCE)?;
-    expect!(sent.len() == 1 && sent[0].status == Status::SUCCESS, "the requester's completions: {sent:?}");
+    must!(sent.len() == 1 && sent[0].status == Status::SUCCESS, "the requester's completions: {sent:?}");
     let received = responder.poll(answers, 1, PATIENCE)?;
-    expect!(
+    must!(
         received.len() == 1
             && received[0].status == Status::SUCCESS
             && received[0].byte_len as usize == LENGTH,
@@ -157,7 +157,7 @@ fn check_late_receive(
     // The message is the middle of the requester's pattern: compare the two through a word.
     for offset in [OFFSET, OFFSET + LENGTH - 8] {
         let (want, got) = (word_of_pattern(seed, offset), responder.load(far, offset)?);
-        expect!(got == want, "the word at {offset} is {got:#x} and should be {want:#x}");
+        must!(got == want, "the word at {offset} is {got:#x} and should be {want:#x}");
     }
     Ok(())
 }
@@ -175,13 +175,13 @@ fn check_short_receive(
     far: Region,
 ) -> Result<(), Failure> {
     let seen = responder.poll(answers, 1, PATIENCE)?;
-    expect!(
+    must!(
         seen.len() == 1 && seen[0].wr_id == 1000 && seen[0].status == Status::LOC_LEN_ERR,
         "the responder's completions are {seen:?}; one of status 1 (length error) was due"
     );
     for offset in [OFFSET - 8, (OFFSET + SHORT).next_multiple_of(8), OFFSET + LENGTH - 8] {
         let (want, got) = (word_of_pattern(!seed, offset), responder.load(far, offset)?);
-        expect!(got == want, "the word at {offset}, outside the receive, was written to: {got:#x}");
+        must!(got == want, "the word at {offset}, outside the receive, was written to: {got:#x}");
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Rows that move data and verify it.
 
-use super::{Failure, GUARD, PATIENCE, PATIENCE_FAULTS, Wiring, expect, expect_pattern};
+use super::{Failure, GUARD, PATIENCE, PATIENCE_FAULTS, Wiring, expect_pattern, must};
 use crate::end::{Access, Completion, Done, End, Pair, Receive, Region, Request, Status};
 use crate::error::Error;
 use crate::rows::{Family, Fault, Op};
@@ -47,7 +47,11 @@ impl Layout {
     }
 }
 
-pub(super) fn run(plan: &Plan, requester: &mut dyn End, responder: &mut dyn End) -> Result<(), Failure> {
+pub(super) fn run<'a>(
+    plan: &Plan,
+    requester: &'a mut dyn End,
+    responder: &'a mut dyn End,
+) -> Result<(), Failure> {
     let count = if plan.size >= 1 << 20 { 1 } else { MESSAGES };
     let layout = Layout { size: plan.size, count };
     let near = requester.register(layout.total(), Access::ALL)?;
@@ -92,12 +96,12 @@ fn word(plan: &Plan) -> u64 {
     plan.seed.rotate_left(17)
 }
 
-fn prepare(
+fn prepare<'a>(
     plan: &Plan,
     layout: Layout,
-    requester: &mut dyn End,
+    requester: &'a mut dyn End,
     near: Region,
-    responder: &mut dyn End,
+    responder: &'a mut dyn End,
     far: Region,
 ) -> Result<(), Error> {
     // Whatever is not overwritten later is neither zero nor the right data.
@@ -141,11 +145,11 @@ fn check_requester(plan: &Plan, count: usize, end: &mut dyn End, pair: Pair) -> 
         op => op,
     };
     let seen = collect(plan, count, end, pair)?;
-    expect!(seen.len() == count, "the requester has {} of {count} completions: {seen:?}", seen.len());
+    must!(seen.len() == count, "the requester has {} of {count} completions: {seen:?}", seen.len());
     for (i, c) in seen.iter().enumerate() {
-        expect!(c.status == Status::SUCCESS, "request {i} completed with status {}: {seen:?}", c.status.0);
-        expect!(c.wr_id == i as u64, "completion {i} is of request {}: {seen:?}", c.wr_id);
-        expect!(c.done == Some(Done::Request(done)), "completion {i} is of {:?}, not of {done}", c.done);
+        must!(c.status == Status::SUCCESS, "request {i} completed with status {}: {seen:?}", c.status.0);
+        must!(c.wr_id == i as u64, "completion {i} is of request {}: {seen:?}", c.wr_id);
+        must!(c.done == Some(Done::Request(done)), "completion {i} is of {:?}, not of {done}", c.done);
     }
     Ok(())
 }
@@ -153,19 +157,19 @@ fn check_requester(plan: &Plan, count: usize, end: &mut dyn End, pair: Pair) -> 
 fn check_responder(plan: &Plan, count: usize, end: &mut dyn End, pair: Pair) -> Result<(), Failure> {
     if !plan.op.consumes_receive() {
         let seen = end.poll(pair, 0, std::time::Duration::ZERO)?;
-        expect!(seen.is_empty(), "{} must not complete anything at the responder: {seen:?}", plan.op);
+        must!(seen.is_empty(), "{} must not complete anything at the responder: {seen:?}", plan.op);
         return Ok(());
     }
     let done = if plan.op == Op::WriteImm { Done::ReceiveWriteImm } else { Done::Receive };
     let seen = collect(plan, count, end, pair)?;
-    expect!(seen.len() == count, "the responder has {} of {count} completions: {seen:?}", seen.len());
+    must!(seen.len() == count, "the responder has {} of {count} completions: {seen:?}", seen.len());
     for (i, c) in seen.iter().enumerate() {
         let want = plan.op.has_imm().then(|| imm(plan, i));
-        expect!(c.status == Status::SUCCESS, "receive {i} completed with status {}: {seen:?}", c.status.0);
-        expect!(c.wr_id == 1000 + i as u64, "completion {i} is of receive {}: {seen:?}", c.wr_id);
-        expect!(c.done == Some(done), "completion {i} is {:?} and should be {done:?}", c.done);
-        expect!(c.byte_len as usize == plan.size, "byte_len {} and should be {}", c.byte_len, plan.size);
-        expect!(c.imm == want, "immediate data {:x?} and should be {want:x?}", c.imm);
+        must!(c.status == Status::SUCCESS, "receive {i} completed with status {}: {seen:?}", c.status.0);
+        must!(c.wr_id == 1000 + i as u64, "completion {i} is of receive {}: {seen:?}", c.wr_id);
+        must!(c.done == Some(done), "completion {i} is {:?} and should be {done:?}", c.done);
+        must!(c.byte_len as usize == plan.size, "byte_len {} and should be {}", c.byte_len, plan.size);
+        must!(c.imm == want, "immediate data {:x?} and should be {want:x?}", c.imm);
     }
     Ok(())
 }
@@ -205,7 +209,7 @@ fn check_atomics(
     for i in 0..layout.count {
         let request = request(plan, layout, near, far, i);
         let returned = requester.load(near, layout.start(i))?;
-        expect!(returned == value, "{} {i} returned {returned:#x} and should have {value:#x}", plan.op);
+        must!(returned == value, "{} {i} returned {returned:#x} and should have {value:#x}", plan.op);
         value = match plan.op {
             Op::FetchAdd => value.wrapping_add(request.compare_add),
             _ if value == request.compare_add => request.swap,
@@ -213,6 +217,6 @@ fn check_atomics(
         };
     }
     let left = responder.load(far, layout.start(0))?;
-    expect!(left == value, "{} left {left:#x} at the responder and should have {value:#x}", plan.op);
+    must!(left == value, "{} left {left:#x} at the responder and should have {value:#x}", plan.op);
     check_guards(plan, layout, requester, near)
 }
