@@ -114,6 +114,10 @@ impl Status {
     pub const LOC_LEN_ERR: Status = Status(1);
     /// Flushed: the queue pair is in the error state.
     pub const WR_FLUSH_ERR: Status = Status(5);
+    /// The queue pair could not do it.
+    pub const LOC_QP_OP_ERR: Status = Status(2);
+    /// The responder could not do it.
+    pub const REM_OP_ERR: Status = Status(11);
     /// The responder refused the request as such.
     pub const REM_INV_REQ_ERR: Status = Status(9);
     /// The responder refused the key, the range or the right.
@@ -163,8 +167,23 @@ pub enum State {
     Err,
 }
 
+/// Where an implementation is known to differ from the specification or from hardware.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quirks {
+    /// As a responder it answers a SEND that is longer than the receive with NAK Remote Operational (and
+    /// completes the receive as a local operation error) instead of NAK Invalid Request and a length error.
+    pub long_send_is_operational_error: bool,
+    /// It does not post an atomic at an address that is no multiple of 8.
+    pub refuses_misaligned_atomics: bool,
+}
+
 /// One end of a row.
 pub trait End {
+    /// Known differences; none, unless the end says so.
+    fn quirks(&self) -> Quirks {
+        Quirks::default()
+    }
+
     /// The address of this end in the family, or why there is none.
     fn address(&mut self, family: Family) -> Result<IpAddr, Error>;
 

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::end::{
-    Access, Completion, Connection, Done, End, Ended, Pair, Receive, Region, Request, State, Status,
+    Access, Completion, Connection, Done, End, Ended, Pair, Quirks, Receive, Region, Request, State, Status,
 };
 use crate::error::Error;
 use crate::pattern::Mismatch;
@@ -300,6 +300,12 @@ fn completion(words: &Words) -> Option<Completion> {
 }
 
 impl End for Peer {
+    /// Those of rdma_rxe, seen on 6.1 (`rxe_resp.c`, `send_data_in`; `rxe_verbs.c`, `validate_send_wr`).
+    fn quirks(&self) -> Quirks {
+        let rxe = self.about.device.starts_with("rxe");
+        Quirks { long_send_is_operational_error: rxe, refuses_misaligned_atomics: rxe }
+    }
+
     fn address(&mut self, family: Family) -> Result<IpAddr, Error> {
         self.gid(family).map(|gid| gid.address)
     }

@@ -20,6 +20,8 @@ pub enum SkipReason {
     PeerHasNoAddress,
     /// The peer's device has no atomics.
     PeerHasNoAtomics,
+    /// The peer's driver refuses to post the wrong request that the row is about.
+    PeerRefusesToPost,
     /// The stock program is not there.
     ProgramMissing,
 }
@@ -31,6 +33,7 @@ impl fmt::Display for SkipReason {
             SkipReason::PeerMtuTooSmall => "peer-mtu-too-small",
             SkipReason::PeerHasNoAddress => "peer-has-no-address",
             SkipReason::PeerHasNoAtomics => "peer-has-no-atomics",
+            SkipReason::PeerRefusesToPost => "peer-refuses-to-post",
             SkipReason::ProgramMissing => "program-missing",
         })
     }

@@ -67,7 +67,11 @@ pub(super) fn run(
     requester: &mut dyn End,
     responder: &mut dyn End,
 ) -> Result<(), Failure> {
-    let shape = shape(case);
+    let mut shape = shape(case);
+    let operational = case == ErrorCase::TooLong && responder.quirks().long_send_is_operational_error;
+    if operational {
+        shape.status = Status::REM_OP_ERR;
+    }
     let near = requester.register(REGION, Access::ALL)?;
     let far = responder.register(REGION, shape.access)?;
     requester.fill(near, 0..REGION, seed)?;
@@ -100,7 +104,7 @@ pub(super) fn run(
     let state = requester.state(asks)?;
     must!(state == State::Err, "the requester's queue pair is in {state:?} and should be in Err");
     if case == ErrorCase::TooLong {
-        return check_short_receive(seed, responder, answers, far);
+        return check_short_receive(seed, operational, responder, answers, far);
     }
     check_untouched(&shape, seed, (requester, near), (responder, answers, far))
 }
@@ -170,14 +174,17 @@ fn word_of_pattern(seed: u64, offset: usize) -> u64 {
 /// The receive fails with a length error, and nothing beyond it is written.
 fn check_short_receive(
     seed: u64,
+    operational: bool,
     responder: &mut dyn End,
     answers: Pair,
     far: Region,
 ) -> Result<(), Failure> {
+    let want = if operational { Status::LOC_QP_OP_ERR } else { Status::LOC_LEN_ERR };
     let seen = responder.poll(answers, 1, PATIENCE)?;
     must!(
-        seen.len() == 1 && seen[0].wr_id == 1000 && seen[0].status == Status::LOC_LEN_ERR,
-        "the responder's completions are {seen:?}; one of status 1 (length error) was due"
+        seen.len() == 1 && seen[0].wr_id == 1000 && seen[0].status == want,
+        "the responder's completions are {seen:?}; one of status {} was due",
+        want.0
     );
     for offset in [OFFSET - 8, (OFFSET + SHORT).next_multiple_of(8), OFFSET + LENGTH - 8] {
         let (want, got) = (word_of_pattern(!seed, offset), responder.load(far, offset)?);
