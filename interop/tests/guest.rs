@@ -4,6 +4,7 @@
 
 #![deny(unsafe_code)]
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use interop::exec;
@@ -30,6 +31,12 @@ fn all_pass(requester: &mut Peer, responder: &mut Peer) {
     }
 }
 
+/// An emulated guest takes a core: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn milliseconds_per_command(peer: &mut Peer) -> f64 {
     const COMMANDS: u32 = 100;
     let start = Instant::now();
@@ -46,6 +53,7 @@ fn rxe_carries_verified_data_to_itself_and_to_another_guest_and_stock_pingpong()
         println!("SKIP guest: {lack}");
         return;
     }
+    let _alone = alone();
     let image = Image::build(false).expect("the guest builds");
     let namespace = Namespace::create().expect("the namespace");
     let logs = output_folder();
@@ -87,6 +95,7 @@ fn the_peer_answers_wrong_commands_with_reasons_and_goes_on() {
         println!("SKIP guest: {lack}");
         return;
     }
+    let _alone = alone();
     let image = Image::build(false).expect("the guest builds");
     let namespace = Namespace::create().expect("the namespace");
     let log = output_folder().join("test-guest-errors.log");
