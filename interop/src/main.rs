@@ -1,3 +1,192 @@
-//! Runs Roxie against real RoCE peers.
+//! `interop`: the command line of the runner.
 
-fn main() {}
+#![deny(unsafe_code)]
+
+mod runner;
+
+use std::net::IpAddr;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use interop::error::Error;
+use interop::guest::{self, Guest, Image};
+use interop::local::{self, Site};
+use interop::network::{INTERFACE, Namespace, address};
+use interop::rows::{self, Family, PortKind, Row};
+
+/// Runs Roxie against real RoCE peers.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the matrix against rdma_rxe in a guest, or against a hardware peer.
+    Run(RunArguments),
+    /// Run the verbs rows between two sessions of one guest: rxe against itself.
+    SelfCheck(Selection),
+    /// Print the names of the rows.
+    List(Selection),
+    /// The guest by itself.
+    #[command(subcommand)]
+    Guest(GuestCommand),
+}
+
+#[derive(Subcommand)]
+enum GuestCommand {
+    /// Build it, or find it in the cache; prints its folder.
+    Build {
+        /// Ask apt for newer packages.
+        #[arg(long)]
+        refresh: bool,
+    },
+    /// Start it with a shell on this terminal.
+    Shell,
+}
+
+/// Which rows.
+#[derive(Args, Clone, Debug)]
+struct Selection {
+    /// Only rows whose name contains this; given several times, all of them must be there.
+    #[arg(long)]
+    filter: Vec<String>,
+    /// Only one row of each kind.
+    #[arg(long)]
+    short: bool,
+    /// Only rows over this port.
+    #[arg(long)]
+    port: Option<PortArgument>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PortArgument {
+    Xdp,
+    Udp,
+}
+
+#[derive(Args, Clone, Debug)]
+struct RunArguments {
+    #[command(flatten)]
+    selection: Selection,
+    /// Keep the captures of rows that passed as well.
+    #[arg(long)]
+    keep: bool,
+    /// A hardware peer: the host that ssh reaches it by.
+    #[arg(long, requires_all = ["device", "interface", "address"])]
+    peer_host: Option<String>,
+    /// The user on that host.
+    #[arg(long, default_value = "root")]
+    user: String,
+    /// The RDMA device of that host, e.g. mlx5_0.
+    #[arg(long)]
+    device: Option<String>,
+    /// Use this entry of its GID table instead of the first routable RoCE v2 ones.
+    #[arg(long)]
+    gid_index: Option<u32>,
+    /// This host's interface towards it.
+    #[arg(long)]
+    interface: Option<String>,
+    /// This host's addresses on that interface.
+    #[arg(long)]
+    address: Vec<IpAddr>,
+}
+
+impl Selection {
+    fn rows(&self) -> Result<Vec<Row>, Error> {
+        let port = self.port.map(|p| match p {
+            PortArgument::Xdp => PortKind::Xdp,
+            PortArgument::Udp => PortKind::Udp,
+        });
+        let named = |row: &Row| {
+            let name = row.to_string();
+            self.filter.iter().all(|part| name.contains(part.as_str()))
+        };
+        let wanted =
+            |row: &Row| named(row) && (!self.short || row.is_short()) && port.is_none_or(|p| p == row.port);
+        let rows: Vec<Row> = rows::all().into_iter().filter(wanted).collect();
+        match rows.len() {
+            0 => Err(Error::Host(format!("no row matches {:?}: see `interop list`", self.filter))),
+            _ => Ok(rows),
+        }
+    }
+}
+
+/// The namespace and the guest; the log is `target/interop/guest.log`.
+fn start_guest() -> Result<(Namespace, Guest), Error> {
+    if let Some(lack) = guest::host_lacks() {
+        return Err(Error::Host(lack));
+    }
+    let image = Image::build(false)?;
+    let namespace = Namespace::create()?;
+    let guest = Guest::start(&image, &namespace, 2, &guest::output_folder().join("guest.log"))?;
+    println!("the guest answers after {:.1} s", guest.booted_in().as_secs_f64());
+    Ok((namespace, guest))
+}
+
+fn run(arguments: &RunArguments) -> Result<bool, Error> {
+    let rows = arguments.selection.rows()?;
+    if let Some(host) = &arguments.peer_host {
+        let mut peer = runner::hardware_peer(
+            &format!("{}@{host}", arguments.user),
+            arguments.device.as_deref().unwrap_or_default(),
+            arguments.gid_index,
+        )?;
+        let interface = arguments.interface.as_deref().unwrap_or_default();
+        let site = Site { namespace: None, interface, addresses: &arguments.address };
+        let mut roxie = local::open(&site)?;
+        return runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep);
+    }
+    let (namespace, guest) = start_guest()?;
+    let mut peer = guest.peer(&namespace)?;
+    let addresses = [address(1, Family::V4), address(1, Family::V6)];
+    let site = Site { namespace: Some(&namespace), interface: INTERFACE, addresses: &addresses };
+    let mut roxie = local::open(&site)?;
+    runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep)
+}
+
+fn self_check(selection: &Selection) -> Result<bool, Error> {
+    let rows = selection.rows()?;
+    let (namespace, guest) = start_guest()?;
+    runner::self_check(&rows, &mut guest.peer(&namespace)?, &mut guest.peer(&namespace)?)
+}
+
+fn dispatch(command: &Command) -> Result<bool, Error> {
+    match command {
+        Command::Run(arguments) => run(arguments),
+        Command::SelfCheck(selection) => self_check(selection),
+        Command::List(selection) => {
+            for row in selection.rows()? {
+                println!("{row}");
+            }
+            Ok(true)
+        }
+        Command::Guest(GuestCommand::Build { refresh }) => {
+            println!("{}", Image::build(*refresh)?.folder().display());
+            Ok(true)
+        }
+        Command::Guest(GuestCommand::Shell) => {
+            if let Some(lack) = guest::host_lacks() {
+                return Err(Error::Host(lack));
+            }
+            let image = Image::build(false)?;
+            let namespace = Namespace::create()?;
+            println!("the guest is {} in the namespace {}", address(2, Family::V4), namespace.name());
+            image.shell(&namespace, 2)?;
+            Ok(true)
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match dispatch(&Arguments::parse().command) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("interop: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

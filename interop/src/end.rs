@@ -1,0 +1,285 @@
+//! What the executor of a row needs from each of the two ends.
+//!
+//! [`End`] is the verbs of an interop row, and both sides implement it: [`crate::peer::Peer`] by
+//! commands to the peer program, Roxie by its own API. [`Local`] is what only Roxie's side has:
+//! the port, the faults and the capture.
+
+use std::net::IpAddr;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::pattern::Mismatch;
+use crate::report::SkipReason;
+use crate::rows::{Family, Fault, Op, PortKind};
+
+/// A region of registered memory. `key` names it to the end that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// The end's own name for it.
+    pub key: usize,
+    /// Its address, as a remote side gives it in a RETH.
+    pub addr: u64,
+    /// Its rkey.
+    pub rkey: u32,
+}
+
+/// What remote sides may do to a region. Local writes are always allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// RDMA READ.
+    pub read: bool,
+    /// RDMA WRITE.
+    pub write: bool,
+    /// Atomics.
+    pub atomic: bool,
+}
+
+impl Access {
+    /// Everything.
+    pub const ALL: Access = Access { read: true, write: true, atomic: true };
+}
+
+/// A queue pair, in INIT when it is made. `key` names it to the end that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// The end's own name for it.
+    pub key: usize,
+    /// Its QPN.
+    pub qpn: u32,
+}
+
+/// The attributes of INIT -> RTR -> RTS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Which address of both ends carries it.
+    pub family: Family,
+    /// The other end's address.
+    pub remote: IpAddr,
+    /// The other end's QPN.
+    pub remote_qpn: u32,
+    /// Path MTU in bytes.
+    pub mtu: usize,
+    /// The PSN that is expected first.
+    pub rq_psn: u32,
+    /// The PSN that is sent first.
+    pub sq_psn: u32,
+    /// Local ACK timeout, 4.096 us * 2^n.
+    pub timeout: u8,
+    /// Retries after timeouts and sequence errors, 0..=7.
+    pub retry: u8,
+    /// Retries after RNR NAKs, 7 being without end.
+    pub rnr_retry: u8,
+}
+
+/// A receive request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receive {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Where the message goes; `None` for no scatter entry.
+    pub to: Option<(Region, usize, usize)>,
+}
+
+/// A send request, always signalled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// The operation.
+    pub op: Op,
+    /// The local side, as (region, offset, length); `None` for no entry.
+    pub local: Option<(Region, usize, usize)>,
+    /// The remote side, for all but SEND.
+    pub remote_addr: u64,
+    /// Its key.
+    pub rkey: u32,
+    /// Immediate data, in host order.
+    pub imm: u32,
+    /// The comparand of CMP_SWAP, the addend of FETCH_ADD.
+    pub compare_add: u64,
+    /// What CMP_SWAP stores.
+    pub swap: u64,
+}
+
+/// The status of a completion: the numbers of `enum ibv_wc_status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status(pub u32);
+
+impl Status {
+    /// It worked.
+    pub const SUCCESS: Status = Status(0);
+    /// A message longer than the receive.
+    pub const LOC_LEN_ERR: Status = Status(1);
+    /// Flushed: the queue pair is in the error state.
+    pub const WR_FLUSH_ERR: Status = Status(5);
+    /// The queue pair could not do it.
+    pub const LOC_QP_OP_ERR: Status = Status(2);
+    /// The responder could not do it.
+    pub const REM_OP_ERR: Status = Status(11);
+    /// The responder refused the request as such.
+    pub const REM_INV_REQ_ERR: Status = Status(9);
+    /// The responder refused the key, the range or the right.
+    pub const REM_ACCESS_ERR: Status = Status(10);
+    /// No answer, or none that helped.
+    pub const RETRY_EXC_ERR: Status = Status(12);
+    /// No receive was posted.
+    pub const RNR_RETRY_EXC_ERR: Status = Status(13);
+}
+
+/// What a completion is for, on success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// A request of this side. SEND and SEND_IMM are one, WRITE and WRITE_IMM are one.
+    Request(Op),
+    /// A receive, consumed by a SEND.
+    Receive,
+    /// A receive, consumed by a WRITE_IMM.
+    ReceiveWriteImm,
+}
+
+/// A completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The request's.
+    pub wr_id: u64,
+    /// How it went.
+    pub status: Status,
+    /// What it was, if it went well.
+    pub done: Option<Done>,
+    /// Bytes of a receive, if it went well.
+    pub byte_len: u32,
+    /// Immediate data in host order, where the message had some.
+    pub imm: Option<u32>,
+}
+
+/// States of a queue pair (IBTA 10.3.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the specification's names")]
+pub enum State {
+    Reset,
+    Init,
+    Rtr,
+    Rts,
+    Sqd,
+    Sqe,
+    Err,
+}
+
+/// Where an implementation is known to differ from the specification or from hardware.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quirks {
+    /// As a responder it answers a SEND that is longer than the receive with NAK Remote Operational (and
+    /// completes the receive as a local operation error) instead of NAK Invalid Request and a length error.
+    pub long_send_is_operational_error: bool,
+    /// It does not post an atomic at an address that is no multiple of 8.
+    pub refuses_misaligned_atomics: bool,
+}
+
+/// One end of a row.
+pub trait End {
+    /// Known differences; none, unless the end says so.
+    fn quirks(&self) -> Quirks {
+        Quirks::default()
+    }
+
+    /// The address of this end in the family, or why there is none.
+    fn address(&mut self, family: Family) -> Result<IpAddr, Error>;
+
+    /// Registers `size` bytes, zeroed.
+    fn register(&mut self, size: usize, access: Access) -> Result<Region, Error>;
+
+    /// Writes the pattern of `seed` over a range of a region.
+    fn fill(&mut self, region: Region, range: Range<usize>, seed: u64) -> Result<(), Error>;
+
+    /// Compares a range of a region with the pattern of `seed`.
+    fn mismatch(&mut self, region: Region, range: Range<usize>, seed: u64)
+    -> Result<Option<Mismatch>, Error>;
+
+    /// Stores an 8-byte value in host order.
+    fn store(&mut self, region: Region, offset: usize, value: u64) -> Result<(), Error>;
+
+    /// Loads an 8-byte value in host order.
+    fn load(&mut self, region: Region, offset: usize) -> Result<u64, Error>;
+
+    /// An RC queue pair in INIT with a completion queue of its own, and room for 64 requests and 64 receives.
+    fn create_pair(&mut self) -> Result<Pair, Error>;
+
+    /// INIT -> RTR -> RTS.
+    fn connect(&mut self, pair: Pair, connection: &Connection) -> Result<(), Error>;
+
+    /// Posts a receive.
+    fn post_receive(&mut self, pair: Pair, receive: &Receive) -> Result<(), Error>;
+
+    /// Posts a request. It makes progress without further calls.
+    fn post_send(&mut self, pair: Pair, request: &Request) -> Result<(), Error>;
+
+    /// Waits until `least` completions are there or the time is over; returns all that are there.
+    fn poll(&mut self, pair: Pair, least: usize, timeout: Duration) -> Result<Vec<Completion>, Error>;
+
+    /// The state of the queue pair.
+    fn state(&mut self, pair: Pair) -> Result<State, Error>;
+
+    /// Destroys everything that was made.
+    fn reset(&mut self) -> Result<(), Error>;
+}
+
+/// What a row asks of Roxie before its first verb.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// The port that carries the row.
+    pub port: PortKind,
+    /// The fault that is injected in both directions, from `seed`.
+    pub fault: Fault,
+    /// What the fault's choices derive from. A failure prints it.
+    pub seed: u64,
+    /// Where the capture of the row goes. The runner removes it if the row passes.
+    pub capture: PathBuf,
+}
+
+/// Why a row cannot start.
+#[derive(Debug)]
+pub enum Unready {
+    /// The row does not apply to this site.
+    Skip(SkipReason),
+    /// The row applies, and this went wrong.
+    Failed(Error),
+}
+
+impl From<Error> for Unready {
+    fn from(error: Error) -> Unready {
+        Unready::Failed(error)
+    }
+}
+
+/// How a stock program ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit status; `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// What it printed, both streams.
+    pub output: String,
+}
+
+/// Roxie's end. Its engine must make progress on a thread of its own: the executor may wait for the
+/// peer while Roxie is the responder.
+pub trait Local: End {
+    /// Opens the port (or keeps it, if it is the one that is open), sets the fault, starts the capture.
+    fn prepare(&mut self, setup: &Setup) -> Result<(), Unready>;
+
+    /// Ends the capture, so that its file is complete.
+    fn finish(&mut self) -> Result<(), Error>;
+
+    /// The index of the family's address in the GID table that stock programs see.
+    fn gid_index(&mut self, family: Family) -> Result<u32, Error>;
+
+    /// Waits until a program listens on a TCP port in the site's namespace; false if none does in time.
+    fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error>;
+
+    /// Starts a stock verbs program on Roxie's device, in the site's namespace.
+    fn spawn(&mut self, program: &str, arguments: &[String]) -> Result<(), Error>;
+
+    /// Waits for that program; kills it when the time is over.
+    fn wait(&mut self, timeout: Duration) -> Result<Ended, Error>;
+}

@@ -1,0 +1,69 @@
+//! What can go wrong in a run, apart from a row that fails.
+
+use std::io;
+
+/// Why something outside the protocol under test did not work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A program that a run needs failed or is missing.
+    #[error("`{command}` failed: {output}")]
+    Command {
+        /// The command line.
+        command: String,
+        /// What it said, or why it could not be started.
+        output: String,
+    },
+    /// The host cannot run the guest, and what would change that.
+    #[error("this host cannot run the guest: {0}")]
+    Host(String),
+    /// The guest did not come up.
+    #[error("the guest did not come up: {0}")]
+    Guest(String),
+    /// The peer refused a command.
+    #[error("the peer refused `{command}`: {message} (errno {code})")]
+    Refused {
+        /// The command, as sent.
+        command: String,
+        /// The errno, or 0.
+        code: i32,
+        /// Its reason.
+        message: String,
+    },
+    /// The peer's answer is not one that the protocol allows.
+    #[error("the peer answered `{command}` with `{reply}`: {why}")]
+    Protocol {
+        /// The command, as sent.
+        command: String,
+        /// What came back.
+        reply: String,
+        /// What was wrong with it.
+        why: &'static str,
+    },
+    /// The connection to the peer broke.
+    #[error("the connection to the peer broke at `{command}`: {source}")]
+    Connection {
+        /// The command, as sent.
+        command: String,
+        /// What broke it.
+        source: io::Error,
+    },
+    /// Roxie's side refused.
+    #[error("roxie: {0}")]
+    Local(String),
+    /// A file could not be read or written.
+    #[error("{path}: {source}")]
+    File {
+        /// The file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Adds the file's name to an I/O error.
+    pub fn file(path: &std::path::Path) -> impl FnOnce(io::Error) -> Error {
+        let path = path.display().to_string();
+        move |source| Error::File { path, source }
+    }
+}

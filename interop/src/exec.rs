@@ -1,0 +1,133 @@
+//! Carries out a row between two ends and says whether all that was promised was seen.
+//!
+//! It knows verbs and expectations, not who the ends are: `requester` and `responder` may both be
+//! sessions with one guest, which is how the executor itself is tested against a kernel.
+
+mod errors;
+mod transfer;
+
+use std::time::Duration;
+
+use crate::end::{Connection, End, Pair, Region};
+use crate::error::Error;
+use crate::rows::{Case, Family, Row};
+
+pub use transfer::MESSAGES;
+
+/// Bytes before and after each message that must not change.
+const GUARD: usize = 64;
+/// How long completions of a clean row are waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The same under faults: each lost frame may cost some ACK timeouts.
+const PATIENCE_FAULTS: Duration = Duration::from_secs(40);
+
+/// Why a row failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// What was seen is not what the specification promises.
+    #[error("{0}")]
+    Unexpected(String),
+    /// An end did not work.
+    #[error("{0}")]
+    End(#[from] Error),
+}
+
+/// Fails the row with a message unless the condition holds.
+macro_rules! must {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err($crate::exec::Failure::Unexpected(format!($($message)+)));
+        }
+    };
+}
+use must;
+
+/// Runs a transfer or an error row. What it made at the ends is destroyed, also if it failed.
+///
+/// # Panics
+/// For [`Case::Pingpong`], which is not made of verbs.
+pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Result<(), Failure> {
+    let result = match row.case {
+        Case::Transfer { op, mtu, size, fault } => {
+            let plan = transfer::Plan { op, mtu, size, fault, family: row.family, seed: row.seed() };
+            transfer::run(&plan, requester, responder)
+        }
+        Case::Error(case) => errors::run(case, row.family, row.seed(), requester, responder),
+        Case::Pingpong => unreachable!("stock programs are not made of verbs: see Local::spawn"),
+    };
+    let cleaned = requester.reset().and(responder.reset());
+    result?;
+    Ok(cleaned?)
+}
+
+/// What the two queue pairs of a row are connected with, where it is not the usual.
+#[derive(Clone, Copy, Debug)]
+struct Wiring {
+    family: Family,
+    mtu: usize,
+    /// The requester's first PSN and what the responder expects.
+    psn: u32,
+    /// How far ahead of that the requester really starts.
+    psn_skew: u32,
+    /// Added to the QPN that the requester sends to.
+    qpn_skew: u32,
+    timeout: u8,
+    retry: u8,
+    rnr_retry: u8,
+}
+
+impl Wiring {
+    /// An initial PSN near the wrap or anywhere, by the seed, so that both kinds are in the matrix.
+    fn new(family: Family, mtu: usize, seed: u64) -> Wiring {
+        let psn = if seed.is_multiple_of(2) { 0xff_fffe } else { (seed >> 8) as u32 & 0xff_ffff };
+        // 4.096 us << 14 is 67 ms: above the round trip of an emulated guest on a busy host.
+        Wiring { family, mtu, psn, psn_skew: 0, qpn_skew: 0, timeout: 14, retry: 7, rnr_retry: 7 }
+    }
+
+    /// Makes and connects a queue pair at each end.
+    fn connect(&self, requester: &mut dyn End, responder: &mut dyn End) -> Result<(Pair, Pair), Error> {
+        let (asks, answers) = (requester.create_pair()?, responder.create_pair()?);
+        let (from, to) = (requester.address(self.family)?, responder.address(self.family)?);
+        // The other direction carries requests of nobody; its PSN is the complement, to tell them apart.
+        let back = !self.psn & 0xff_ffff;
+        let common = Connection {
+            family: self.family,
+            remote: from,
+            remote_qpn: asks.qpn,
+            mtu: self.mtu,
+            rq_psn: self.psn,
+            sq_psn: back,
+            timeout: self.timeout,
+            retry: self.retry,
+            rnr_retry: self.rnr_retry,
+        };
+        responder.connect(answers, &common)?;
+        let there = Connection {
+            remote: to,
+            remote_qpn: (answers.qpn + self.qpn_skew) & 0xff_ffff,
+            rq_psn: back,
+            sq_psn: (self.psn + self.psn_skew) & 0xff_ffff,
+            ..common
+        };
+        requester.connect(asks, &there)?;
+        Ok((asks, answers))
+    }
+}
+
+/// Fails if a range of a region is not the pattern of `seed`.
+fn expect_pattern(
+    end: &mut dyn End,
+    region: Region,
+    range: std::ops::Range<usize>,
+    seed: u64,
+    what: &str,
+) -> Result<(), Failure> {
+    let of = range.len();
+    match end.mismatch(region, range, seed)? {
+        None => Ok(()),
+        Some(m) => Err(Failure::Unexpected(format!(
+            "{what}: byte {} of {of} is {:#04x} and should be {:#04x}",
+            m.at, m.got, m.want
+        ))),
+    }
+}

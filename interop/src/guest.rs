@@ -1,0 +1,213 @@
+//! The rdma_rxe guest: build it, start it, wait for its peer program, end it.
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::unistd::Uid;
+
+use crate::error::Error;
+use crate::network::{LINK_MTU, Namespace, address, command_line};
+use crate::peer::Peer;
+use crate::rows::Family;
+
+/// Where the peer program listens in the guest.
+const CONTROL_PORT: u16 = 7471;
+/// Emulated, on a busy machine, a boot has taken 20 s; it takes 5 s on an idle one.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// A built guest: kernel, initramfs, peer program.
+#[derive(Clone, Debug)]
+pub struct Image {
+    folder: PathBuf,
+}
+
+/// The folder of the runner's sources, where the guest's script is.
+fn sources() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Where logs, captures and the report go: `target/interop` of the workspace.
+pub fn output_folder() -> PathBuf {
+    sources().join("../target/interop")
+}
+
+/// The peer program's sources, for a peer that builds its own.
+pub fn peer_sources() -> PathBuf {
+    sources().join("guest/peer")
+}
+
+/// What this host lacks to run a guest, or `None`.
+pub fn host_lacks() -> Option<String> {
+    if !Uid::effective().is_root() {
+        return Some("not root: network namespaces and taps need it (sudo -E …)".into());
+    }
+    if !Path::new("/dev/net/tun").exists() {
+        return Some("no /dev/net/tun: load the tun module".into());
+    }
+    let check = Command::new(sources().join("guest/build-guest.sh")).arg("--check").output();
+    match check {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().replace("build-guest: ", "")),
+        Err(error) => Some(format!("build-guest.sh cannot run: {error}")),
+    }
+}
+
+impl Image {
+    /// Builds the guest, or finds it in the cache.
+    pub fn build(refresh: bool) -> Result<Image, Error> {
+        let mut command = Command::new(sources().join("guest/build-guest.sh"));
+        if refresh {
+            command.arg("--refresh");
+        }
+        let line = command_line(&command);
+        let output = command
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .output()
+            .map_err(|e| Error::Command { command: line.clone(), output: e.to_string() })?;
+        let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        if !output.status.success() || folder.is_empty() {
+            return Err(Error::Command { command: line, output: format!("{}", output.status) });
+        }
+        Ok(Image { folder: folder.into() })
+    }
+
+    /// The folder with `vmlinuz`, `initramfs.gz`, `peer` and `kernel`.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The QEMU command of guest `host` of the site.
+    ///
+    /// tcg and not kvm: `/dev/kvm` may exist and still not run a stock kernel. `setpriv` ties the guest's
+    /// life to the thread that starts it, so that it cannot outlive a killed runner.
+    fn command(&self, namespace: &Namespace, host: u8, append: &str) -> Command {
+        let tap = format!("tap{host}");
+        let kernel_line = format!(
+            "console=ttyS0 panic=-1 quiet roxie.v4={}/24 roxie.v6={}/64 roxie.mtu={LINK_MTU} roxie.port={CONTROL_PORT}{append}",
+            address(host, Family::V4),
+            address(host, Family::V6),
+        );
+        let mut command = namespace.command("setpriv");
+        command.args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max"]);
+        command.args(["-m", "1024", "-smp", "1", "-nographic", "-no-reboot"]);
+        command.arg("-kernel").arg(self.folder.join("vmlinuz"));
+        command.arg("-initrd").arg(self.folder.join("initramfs.gz"));
+        command.args(["-append", &kernel_line]);
+        command.args(["-netdev", &format!("tap,id=n0,ifname={tap},script=no,downscript=no")]);
+        command.args([
+            "-device",
+            &format!("virtio-net-pci,netdev=n0,mac=52:54:00:71:00:{host:02x},host_mtu={LINK_MTU}"),
+        ]);
+        command
+    }
+
+    /// Starts a guest with a shell on this terminal and waits for its end.
+    pub fn shell(&self, namespace: &Namespace, host: u8) -> Result<(), Error> {
+        namespace.add_tap(&format!("tap{host}"))?;
+        let mut command = self.command(namespace, host, " roxie.shell");
+        let line = command_line(&command);
+        let failed = |output: String| Error::Command { command: line, output };
+        match command.status() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(failed(status.to_string())),
+            Err(error) => Err(failed(error.to_string())),
+        }
+    }
+}
+
+/// A running guest. Dropping it ends it.
+#[derive(Debug)]
+pub struct Guest {
+    qemu: Child,
+    control: SocketAddr,
+    log: PathBuf,
+    booted_in: Duration,
+}
+
+impl Guest {
+    /// Starts guest `host` (2 and up) of the site and waits until its peer program answers. The console
+    /// goes to `log`.
+    ///
+    /// The guest ends with the calling thread.
+    pub fn start(image: &Image, namespace: &Namespace, host: u8, log: &Path) -> Result<Guest, Error> {
+        namespace.add_tap(&format!("tap{host}"))?;
+        if let Some(folder) = log.parent() {
+            fs::create_dir_all(folder).map_err(Error::file(folder))?;
+        }
+        let console = File::create(log).map_err(Error::file(log))?;
+        let also = console.try_clone().map_err(Error::file(log))?;
+        let mut command = image.command(namespace, host, "");
+        let line = command_line(&command);
+        let qemu = command
+            .stdin(Stdio::null())
+            .stdout(console)
+            .stderr(also)
+            .spawn()
+            .map_err(|e| Error::Command { command: line, output: e.to_string() })?;
+        let mut guest = Guest {
+            qemu,
+            control: SocketAddr::new(address(host, Family::V4), CONTROL_PORT),
+            log: log.to_owned(),
+            booted_in: Duration::ZERO,
+        };
+        guest.wait_for_peer(namespace)?;
+        Ok(guest)
+    }
+
+    fn wait_for_peer(&mut self, namespace: &Namespace) -> Result<(), Error> {
+        let start = Instant::now();
+        loop {
+            if let Ok(Some(status)) = self.qemu.try_wait() {
+                return Err(Error::Guest(format!("QEMU ended ({status}). {}", self.last_words())));
+            }
+            // The console says it first; connecting before would wait for ARP to give up.
+            let console = fs::read(&self.log).unwrap_or_default();
+            if String::from_utf8_lossy(&console).contains("roxie-peer: listening") {
+                self.peer(namespace)?;
+                self.booted_in = start.elapsed();
+                return Ok(());
+            }
+            if start.elapsed() > BOOT_TIMEOUT {
+                let seconds = BOOT_TIMEOUT.as_secs();
+                return Err(Error::Guest(format!("silent for {seconds} s. {}", self.last_words())));
+            }
+            sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// The end of the console log, for messages.
+    fn last_words(&self) -> String {
+        let log = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = text.lines().rev().take(5).collect();
+        let lines: Vec<&str> = lines.into_iter().rev().collect();
+        format!("The console log {} ends with:\n{}", self.log.display(), lines.join("\n"))
+    }
+
+    /// A new session with the guest's peer program: verbs objects of its own.
+    pub fn peer(&self, namespace: &Namespace) -> Result<Peer, Error> {
+        let control = self.control;
+        let stream = namespace.within(|| TcpStream::connect_timeout(&control, Duration::from_secs(5)))?;
+        let stream =
+            stream.map_err(|source| Error::Connection { command: format!("connect {control}"), source })?;
+        Peer::over_tcp(stream)
+    }
+
+    /// From the start of QEMU to the first answer of the peer program.
+    pub fn booted_in(&self) -> Duration {
+        self.booted_in
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // It has no disk: nothing is lost. Either call fails only if the guest has ended already.
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}

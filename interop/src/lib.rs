@@ -1,0 +1,17 @@
+//! Runs Roxie against real RoCE peers: a Linux kernel's rdma_rxe in QEMU, or hardware.
+//!
+//! The matrix is [`rows`]; a row is carried out by [`exec`] between two [`end::End`]s, one of which is
+//! a [`peer::Peer`]. [`network`] and [`guest`] make the emulated site, [`report`] says how it went.
+
+#![deny(unsafe_code)]
+
+pub mod end;
+pub mod error;
+pub mod exec;
+pub mod guest;
+pub mod local;
+pub mod network;
+pub mod pattern;
+pub mod peer;
+pub mod report;
+pub mod rows;

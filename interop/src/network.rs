@@ -1,0 +1,190 @@
+//! A network namespace of the run's own: a bridge, a veth for Roxie, a tap for each guest.
+//!
+//! ```text
+//! roxie0 --veth-- roxie0-br --+-- br0 --+-- tap1 -- guest 1
+//! 10.71.0.1, fd71::1          |         +-- tap2 -- guest 2 ...
+//! ```
+//!
+//! The namespace's name carries the runner's pid, so that the next run removes what a killed one left.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::error::Error;
+use crate::rows::Family;
+
+/// The link MTU of every interface: path MTU 4096 and its headers fit (rxe wants 4176).
+pub const LINK_MTU: usize = 4200;
+/// Roxie's interface.
+pub const INTERFACE: &str = "roxie0";
+const PREFIX: &str = "roxie-interop-";
+
+/// The address of host `n` of the site; Roxie is 1, guests are 2 and up.
+pub fn address(host: u8, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::new(10, 71, 0, host).into(),
+        Family::V6 => Ipv6Addr::new(0xfd71, 0, 0, 0, 0, 0, 0, host.into()).into(),
+    }
+}
+
+/// A namespace with the site's links. Dropping it removes it.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+}
+
+impl Namespace {
+    /// Makes the namespace, after removing those of dead runners. Needs root.
+    pub fn create() -> Result<Namespace, Error> {
+        // One process may make several (tests do).
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        remove_stale()?;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let namespace = Namespace { name: format!("{PREFIX}{}-{count}", std::process::id()) };
+        run(Command::new("ip").args(["netns", "add", &namespace.name]))?;
+        namespace.build()?;
+        Ok(namespace)
+    }
+
+    fn build(&self) -> Result<(), Error> {
+        let mtu = LINK_MTU.to_string();
+        let v4 = format!("{}/24", address(1, Family::V4));
+        let v6 = format!("{}/64", address(1, Family::V6));
+        let bridge_port = format!("{INTERFACE}-br");
+        self.ip(&["link", "set", "lo", "up"])?;
+        // Snooping would hold back the neighbour solicitations of IPv6 until a querier is found.
+        self.ip(&["link", "add", "br0", "mtu", &mtu, "type", "bridge", "mcast_snooping", "0"])?;
+        self.ip(&[
+            "link",
+            "add",
+            INTERFACE,
+            "mtu",
+            &mtu,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            &bridge_port,
+            "mtu",
+            &mtu,
+        ])?;
+        self.ip(&["link", "set", &bridge_port, "master", "br0", "up"])?;
+        self.ip(&["link", "set", "br0", "up"])?;
+        self.ip(&["link", "set", INTERFACE, "up"])?;
+        self.ip(&["addr", "add", &v4, "dev", INTERFACE])?;
+        self.ip(&["-6", "addr", "add", &v6, "dev", INTERFACE, "nodad"])
+    }
+
+    /// Adds a tap to the bridge.
+    pub fn add_tap(&self, tap: &str) -> Result<(), Error> {
+        self.ip(&["tuntap", "add", tap, "mode", "tap"])?;
+        self.ip(&["link", "set", tap, "mtu", &LINK_MTU.to_string(), "master", "br0", "up"])
+    }
+
+    /// Runs `ip` in the namespace.
+    fn ip(&self, arguments: &[&str]) -> Result<(), Error> {
+        run(Command::new("ip").args(["-n", &self.name]).args(arguments)).map(drop)
+    }
+
+    /// A command that will run in the namespace.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name, program]);
+        command
+    }
+
+    /// The namespace's name, for `ip netns exec`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file that stands for the namespace.
+    pub fn path(&self) -> PathBuf {
+        Path::new("/run/netns").join(&self.name)
+    }
+
+    /// Runs `f` on a thread that has entered the namespace. Sockets made there stay there.
+    pub fn within<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, Error> {
+        let path = self.path();
+        let file = File::open(&path).map_err(Error::file(&path))?;
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                setns(&file, CloneFlags::CLONE_NEWNET)
+                    .map_err(|e| Error::File { path: path.display().to_string(), source: e.into() })?;
+                Ok(f())
+            });
+            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if let Err(error) = run(Command::new("ip").args(["netns", "del", &self.name])) {
+            eprintln!("the namespace {} stays behind: {error}", self.name);
+        }
+    }
+}
+
+/// Removes the namespaces of runners that are no more, and ends what still runs in them.
+fn remove_stale() -> Result<(), Error> {
+    let list = run(Command::new("ip").args(["netns", "list"]))?;
+    for name in list.lines().filter_map(|line| line.split_whitespace().next()) {
+        let Some(owner) = owner(name) else { continue };
+        if kill(owner, None).is_ok() {
+            continue;
+        }
+        for pid in run(Command::new("ip").args(["netns", "pids", name]))?.split_whitespace() {
+            if let Ok(pid) = pid.parse() {
+                // It may have ended by itself meanwhile.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+        run(Command::new("ip").args(["netns", "del", name]))?;
+    }
+    Ok(())
+}
+
+/// The pid in the name of a namespace of ours.
+fn owner(namespace: &str) -> Option<Pid> {
+    let pid = namespace.strip_prefix(PREFIX)?.split('-').next()?;
+    pid.parse().ok().filter(|pid| *pid > 0).map(Pid::from_raw)
+}
+
+/// Runs a command to its end; its output, or what it said on failing.
+pub fn run(command: &mut Command) -> Result<String, Error> {
+    let line = command_line(command);
+    let failed = |output: String| Error::Command { command: line.clone(), output };
+    let output = command.stdin(Stdio::null()).output().map_err(|e| failed(e.to_string()))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(failed(format!("{said} ({})", output.status)))
+}
+
+/// How the command would be typed.
+pub fn command_line(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_namespaces_of_runners_have_an_owner() {
+        assert_eq!(owner("roxie-interop-4711-0"), Some(Pid::from_raw(4711)));
+        assert_eq!(owner("roxie-interop-0-0"), None);
+        assert_eq!(owner("roxie-interop-x"), None);
+        assert_eq!(owner("roxie-4711"), None);
+    }
+}

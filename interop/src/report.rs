@@ -1,0 +1,185 @@
+//! How a run went: a line per row while it runs, `report.json` afterwards.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::error::Error;
+
+/// The only reasons for which a row may be skipped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SkipReason {
+    /// This host cannot open the port (no AF_XDP, no right to it).
+    PortUnavailable,
+    /// The peer's link carries no such path MTU.
+    PeerMtuTooSmall,
+    /// The peer has no GID of the IP version.
+    PeerHasNoAddress,
+    /// The peer's device has no atomics.
+    PeerHasNoAtomics,
+    /// The peer's driver refuses to post the wrong request that the row is about.
+    PeerRefusesToPost,
+    /// The stock program is not there.
+    ProgramMissing,
+}
+
+impl fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SkipReason::PortUnavailable => "port-unavailable",
+            SkipReason::PeerMtuTooSmall => "peer-mtu-too-small",
+            SkipReason::PeerHasNoAddress => "peer-has-no-address",
+            SkipReason::PeerHasNoAtomics => "peer-has-no-atomics",
+            SkipReason::PeerRefusesToPost => "peer-refuses-to-post",
+            SkipReason::ProgramMissing => "program-missing",
+        })
+    }
+}
+
+/// The outcome of a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All that was promised was seen.
+    Pass,
+    /// It was not; why, with the numbers.
+    Fail(String),
+    /// It does not apply here.
+    Skip(SkipReason),
+}
+
+/// An entry of `report.json`.
+#[derive(Clone, Debug, Serialize)]
+struct Entry {
+    name: String,
+    result: &'static str,
+    reason: String,
+    seconds: f64,
+}
+
+/// Collects outcomes and holds them against the rows that were to run.
+#[derive(Debug)]
+pub struct Report {
+    expected: Vec<String>,
+    entries: Vec<Entry>,
+}
+
+/// How many rows ended in which way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Passed.
+    pub pass: usize,
+    /// Failed.
+    pub fail: usize,
+    /// Skipped.
+    pub skip: usize,
+    /// Expected and never reported.
+    pub missing: usize,
+}
+
+impl Totals {
+    /// True if the run as a whole is good: something passed, nothing failed, nothing is missing.
+    pub fn good(&self) -> bool {
+        self.pass > 0 && self.fail == 0 && self.missing == 0
+    }
+}
+
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Totals { pass, fail, skip, missing } = self;
+        write!(f, "{pass} passed, {fail} failed, {skip} skipped, {missing} missing")
+    }
+}
+
+impl Report {
+    /// For a run of these rows.
+    pub fn new(expected: Vec<String>) -> Report {
+        Report { expected, entries: Vec::new() }
+    }
+
+    /// Takes a row's outcome and prints its line.
+    pub fn add(&mut self, name: &str, outcome: &Outcome, took: Duration) {
+        let (result, reason) = match outcome {
+            Outcome::Pass => ("pass", String::new()),
+            Outcome::Fail(reason) => ("fail", reason.clone()),
+            Outcome::Skip(reason) => ("skip", reason.to_string()),
+        };
+        self.entries.push(Entry { name: name.to_owned(), result, reason, seconds: took.as_secs_f64() });
+        println!("{}", self.line());
+    }
+
+    /// The line of the latest entry: `[ 12/980] pass   0.043 s  name`.
+    fn line(&self) -> String {
+        let Some(Entry { name, result, reason, seconds }) = self.entries.last() else {
+            return String::new();
+        };
+        let (done, of) = (self.entries.len(), self.expected.len());
+        let separator = if reason.is_empty() { "" } else { ": " };
+        format!("[{done:>4}/{of}] {result} {seconds:>7.3} s  {name}{separator}{reason}")
+    }
+
+    /// The rows that were expected and have no entry.
+    pub fn missing(&self) -> Vec<&str> {
+        let reported = |name: &&String| self.entries.iter().any(|e| e.name == **name);
+        self.expected.iter().filter(|name| !reported(name)).map(String::as_str).collect()
+    }
+
+    /// The sums.
+    pub fn totals(&self) -> Totals {
+        let count = |result: &str| self.entries.iter().filter(|e| e.result == result).count();
+        Totals {
+            pass: count("pass"),
+            fail: count("fail"),
+            skip: count("skip"),
+            missing: self.missing().len(),
+        }
+    }
+
+    /// Writes the list of `name`, `result` (pass, fail, skip), `reason`, `seconds`. A missing row is a
+    /// failed one.
+    pub fn write(&self, path: &Path) -> Result<(), Error> {
+        let mut entries = self.entries.clone();
+        entries.extend(self.missing().into_iter().map(|name| Entry {
+            name: name.to_owned(),
+            result: "fail",
+            reason: "missing: the run ended before it".into(),
+            seconds: 0.0,
+        }));
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(Error::file(folder))?;
+        }
+        let json = serde_json::to_string_pretty(&entries).map_err(std::io::Error::other);
+        json.and_then(|json| fs::write(path, json + "\n")).map_err(Error::file(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_was_never_reported_makes_the_run_bad() {
+        let mut report = Report::new(vec!["a".into(), "b".into()]);
+        report.add("a", &Outcome::Pass, Duration::from_millis(5));
+        assert_eq!(report.missing(), ["b"]);
+        assert!(!report.totals().good());
+        report.add("b", &Outcome::Skip(SkipReason::PeerHasNoAtomics), Duration::ZERO);
+        assert!(report.totals().good());
+    }
+
+    #[test]
+    fn a_run_in_which_nothing_passed_is_not_good() {
+        let mut report = Report::new(vec!["a".into()]);
+        report.add("a", &Outcome::Skip(SkipReason::PortUnavailable), Duration::ZERO);
+        assert!(!report.totals().good());
+    }
+
+    #[test]
+    fn the_line_of_a_failure_gives_its_reason() {
+        let mut report = Report::new(vec!["a".into()]);
+        report.add("a", &Outcome::Fail("byte 7 is 0x00".into()), Duration::from_millis(43));
+        assert_eq!(report.line(), "[   1/1] fail   0.043 s  a: byte 7 is 0x00");
+    }
+}

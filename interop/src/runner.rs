@@ -1,0 +1,222 @@
+//! Takes rows one after the other, reports them, keeps the captures of failures.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use interop::end::{End, Local, Setup, Unready};
+use interop::error::Error;
+use interop::exec;
+use interop::guest::{output_folder, peer_sources};
+use interop::network::{command_line, run};
+use interop::peer::Peer;
+use interop::report::{Outcome, Report, SkipReason};
+use interop::rows::{Case, ErrorCase, Fault, Row, Side};
+
+/// A full run takes no longer; the rows beyond are missing, and the run is bad.
+const BUDGET: Duration = Duration::from_secs(20 * 60);
+/// Where `ibv_rc_pingpong` listens.
+const PINGPONG_PORT: u16 = 18515;
+
+/// Runs the matrix between Roxie and the peer. True if the run as a whole is good.
+pub(crate) fn matrix(
+    rows: &[Row],
+    roxie: &mut dyn Local,
+    peer: &mut Peer,
+    keep: bool,
+) -> Result<bool, Error> {
+    let about = peer.about();
+    println!("peer: {} on kernel {}, {} rows", about.device, about.kernel, rows.len());
+    let captures = output_folder().join("captures");
+    fs::create_dir_all(&captures).map_err(Error::file(&captures))?;
+    in_order(rows, "report.json", |row| {
+        if let Some(reason) = peer_lacks(row, peer) {
+            return Outcome::Skip(reason);
+        }
+        let capture = captures.join(row.to_string().replace('/', "-") + ".pcapng");
+        let outcome = one(row, roxie, peer, &capture);
+        match outcome {
+            Outcome::Fail(reason) => Outcome::Fail(format!(
+                "{reason} (seed {:#x}, capture {}, again: interop run --filter {row})",
+                row.seed(),
+                capture.display()
+            )),
+            other => {
+                if !keep {
+                    // A row that was skipped has none.
+                    let _ = fs::remove_file(&capture);
+                }
+                other
+            }
+        }
+    })
+}
+
+/// Runs the clean and the error rows between two sessions of one peer: what rxe does with itself. The
+/// port and the requester make no difference then; each distinct row runs once.
+pub(crate) fn self_check(rows: &[Row], a: &mut Peer, b: &mut Peer) -> Result<bool, Error> {
+    let of_verbs = |row: &&Row| {
+        row.requester == Side::Peer
+            && row.port == rows[0].port
+            && matches!(row.case, Case::Transfer { fault: Fault::None, .. } | Case::Error(_))
+    };
+    let rows: Vec<Row> = rows.iter().filter(of_verbs).copied().collect();
+    in_order(&rows, "self-check.json", |row| match peer_lacks(row, a) {
+        Some(reason) => Outcome::Skip(reason),
+        None => verbs(row, a, b),
+    })
+}
+
+/// Runs rows until the time is over, and writes the report, whatever happens.
+fn in_order(rows: &[Row], report_name: &str, mut one: impl FnMut(&Row) -> Outcome) -> Result<bool, Error> {
+    let start = Instant::now();
+    let mut report = Report::new(rows.iter().map(Row::to_string).collect());
+    for row in rows {
+        if start.elapsed() > BUDGET {
+            eprintln!("the time is over: {} s", BUDGET.as_secs());
+            break;
+        }
+        let row_start = Instant::now();
+        let outcome = one(row);
+        report.add(&row.to_string(), &outcome, row_start.elapsed());
+    }
+    let path = output_folder().join(report_name);
+    report.write(&path)?;
+    let totals = report.totals();
+    println!("{totals} in {:.1} s; {}", start.elapsed().as_secs_f64(), path.display());
+    Ok(totals.good())
+}
+
+/// Why a row does not apply to the peer.
+fn peer_lacks(row: &Row, peer: &Peer) -> Option<SkipReason> {
+    let about = peer.about();
+    if !peer.has_address(row.family) {
+        return Some(SkipReason::PeerHasNoAddress);
+    }
+    match row.case {
+        Case::Transfer { mtu, .. } if mtu > about.active_mtu => Some(SkipReason::PeerMtuTooSmall),
+        Case::Transfer { op, .. } if op.is_atomic() && !about.atomics => Some(SkipReason::PeerHasNoAtomics),
+        Case::Error(ErrorCase::MisalignedAtomic)
+            if row.requester == Side::Peer && peer.quirks().refuses_misaligned_atomics =>
+        {
+            Some(SkipReason::PeerRefusesToPost)
+        }
+        _ => None,
+    }
+}
+
+fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: &Path) -> Outcome {
+    let fault = match row.case {
+        Case::Transfer { fault, .. } => fault,
+        _ => Fault::None,
+    };
+    let setup = Setup { port: row.port, fault, seed: row.seed(), capture: capture.to_owned() };
+    match roxie.prepare(&setup) {
+        Ok(()) => {}
+        Err(Unready::Skip(reason)) => return Outcome::Skip(reason),
+        Err(Unready::Failed(error)) => return Outcome::Fail(error.to_string()),
+    }
+    let outcome = match (row.case, row.requester) {
+        (Case::Pingpong, _) => pingpong(row, roxie, peer),
+        (_, Side::Roxie) => verbs(row, roxie, peer),
+        (_, Side::Peer) => verbs(row, peer, roxie),
+    };
+    match roxie.finish() {
+        Err(error) if outcome == Outcome::Pass => Outcome::Fail(error.to_string()),
+        _ => outcome,
+    }
+}
+
+fn verbs(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Outcome {
+    match exec::run(row, requester, responder) {
+        Ok(()) => Outcome::Pass,
+        Err(failure) => Outcome::Fail(failure.to_string()),
+    }
+}
+
+fn pingpong(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
+    match try_pingpong(row, roxie, peer) {
+        Ok(outcome) => outcome,
+        Err(error) => Outcome::Fail(error.to_string()),
+    }
+}
+
+/// Stock `ibv_rc_pingpong` on both sides, 1,000 exchanges of 4 KiB, with its own data check (`-c`).
+fn try_pingpong(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<Outcome, Error> {
+    const PROGRAM: &str = "ibv_rc_pingpong";
+    let patience = Duration::from_secs(30);
+    let words = |gid: u32, server: Option<String>| -> Vec<String> {
+        let fixed = format!("-g {gid} -p {PINGPONG_PORT} -m 1024 -s 4096 -n 1000 -c");
+        fixed.split(' ').map(str::to_owned).chain(server).collect()
+    };
+    let (roxie_address, peer_address) = (roxie.address(row.family)?, peer.address(row.family)?);
+    let gid_of = |gids: &[interop::peer::Gid], a| gids.iter().find(|g| g.address == a).map(|g| g.index);
+    let peer_gid = gid_of(peer.gids(), peer_address).unwrap_or_default();
+    let roxie_gid = roxie.gid_index(row.family)?;
+    let (here, there) = match row.requester {
+        Side::Roxie => {
+            let job = peer.spawn(PROGRAM, &words(peer_gid, None))?;
+            if !peer.wait_for_listener(PINGPONG_PORT, Duration::from_secs(10))? {
+                return Ok(Outcome::Fail(format!(
+                    "the peer's server is silent: {:?}",
+                    peer.wait(job, Duration::ZERO)?
+                )));
+            }
+            roxie.spawn(PROGRAM, &words(roxie_gid, Some(peer_address.to_string())))?;
+            (roxie.wait(patience)?, peer.wait(job, patience)?)
+        }
+        Side::Peer => {
+            roxie.spawn(PROGRAM, &words(roxie_gid, None))?;
+            roxie.wait_for_listener(PINGPONG_PORT, Duration::from_secs(10))?;
+            let job = peer.spawn(PROGRAM, &words(peer_gid, Some(roxie_address.to_string())))?;
+            let there = peer.wait(job, patience)?;
+            (roxie.wait(patience)?, there)
+        }
+    };
+    if here.code == Some(127) || there.code == Some(127) {
+        return Ok(Outcome::Skip(SkipReason::ProgramMissing));
+    }
+    // It exits with 0 after invalid data as well, and says so.
+    let sound = |e: &interop::end::Ended| e.code == Some(0) && !e.output.contains("invalid data");
+    match sound(&here) && sound(&there) {
+        true => Ok(Outcome::Pass),
+        false => Ok(Outcome::Fail(format!("roxie's side: {here:?}; the peer's: {there:?}"))),
+    }
+}
+
+/// Builds the peer program on a host with ssh and starts a session with it.
+pub(crate) fn hardware_peer(target: &str, device: &str, gid_index: Option<u32>) -> Result<Peer, Error> {
+    // One call to have the sources there, one to stay. Nothing listens on the network.
+    const FOLDER: &str = ".cache/roxie-peer";
+    let copy = format!(
+        "tar -C {} -cf - . | ssh -o BatchMode=yes {target} 'mkdir -p {FOLDER} && tar -C {FOLDER} -xf - && \
+         gcc -std=gnu11 -D_GNU_SOURCE -O2 {FOLDER}/*.c -o {FOLDER}/peer -libverbs'",
+        quoted(&peer_sources())
+    );
+    run(Command::new("sh").args(["-c", &copy]))?;
+    let mut session = Command::new("ssh");
+    session.args(["-o", "BatchMode=yes", target, &format!("{FOLDER}/peer --device {device} --stdio")]);
+    println!("peer: {}", command_line(&session));
+    let mut peer = Peer::over_command(session)?;
+    if let Some(index) = gid_index {
+        peer.keep_gid(index)?;
+    }
+    Ok(peer)
+}
+
+/// A path as one word of the shell.
+fn quoted(path: &Path) -> String {
+    let path: PathBuf = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_with_a_quote_stays_one_word() {
+        assert_eq!(quoted(Path::new("/no/such/it's")), r"'/no/such/it'\''s'");
+    }
+}

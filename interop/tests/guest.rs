@@ -1,0 +1,117 @@
+//! The guest is real: it boots, and rdma_rxe in it carries verified data between two queue pairs.
+//!
+//! Needs root, QEMU and (the first time) a Debian mirror; says SKIP and why where the host lacks them.
+
+#![deny(unsafe_code)]
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use interop::exec;
+use interop::guest::{Guest, Image, host_lacks, output_folder};
+use interop::network::Namespace;
+use interop::peer::Peer;
+use interop::rows::{self, Case, Fault, Row, Side};
+
+/// The rows that rxe can do with itself or with another rxe.
+fn short_rows() -> Vec<Row> {
+    let by_verbs = |row: &Row| matches!(row.case, Case::Transfer { fault: Fault::None, .. } | Case::Error(_));
+    let refused = |row: &Row| matches!(row.case, Case::Error(rows::ErrorCase::MisalignedAtomic));
+    let all = rows::all().into_iter().filter(|r| r.is_short() && by_verbs(r) && !refused(r));
+    all.filter(|r| r.requester == Side::Peer && r.port == rows::PortKind::Xdp).collect()
+}
+
+fn all_pass(requester: &mut Peer, responder: &mut Peer) {
+    let rows = short_rows();
+    assert!(rows.len() >= 20, "{} rows", rows.len());
+    for row in rows {
+        if let Err(failure) = exec::run(&row, requester, responder) {
+            panic!("{row}: {failure}");
+        }
+    }
+}
+
+/// An emulated guest takes a core: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn milliseconds_per_command(peer: &mut Peer) -> f64 {
+    const COMMANDS: u32 = 100;
+    let start = Instant::now();
+    for _ in 0..COMMANDS {
+        let listens = peer.wait_for_listener(7471, Duration::ZERO).expect("the peer answers");
+        assert!(listens, "the peer program listens on its own port");
+    }
+    start.elapsed().as_secs_f64() * 1e3 / f64::from(COMMANDS)
+}
+
+#[test]
+fn rxe_carries_verified_data_to_itself_and_to_another_guest_and_stock_pingpong() {
+    if let Some(lack) = host_lacks() {
+        println!("SKIP guest: {lack}");
+        return;
+    }
+    let _alone = alone();
+    let image = Image::build(false).expect("the guest builds");
+    let namespace = Namespace::create().expect("the namespace");
+    let logs = output_folder();
+    let first = Guest::start(&image, &namespace, 2, &logs.join("test-guest-2.log")).expect("the first guest");
+    println!("boot: {:.1} s", first.booted_in().as_secs_f64());
+
+    let (mut a, mut b) =
+        (first.peer(&namespace).expect("a session"), first.peer(&namespace).expect("another"));
+    assert_eq!(a.about().active_mtu, 4096, "the link's MTU lets rxe have path MTU 4096");
+    println!("{:.2} ms per command", milliseconds_per_command(&mut a));
+    all_pass(&mut a, &mut b);
+
+    let server = pingpong(&mut a, None);
+    assert!(a.wait_for_listener(18515, Duration::from_secs(10)).expect("the peer answers"));
+    let client = pingpong(&mut b, Some("10.71.0.2"));
+    let ended = b.wait(client, Duration::from_secs(60)).expect("the client ends");
+    assert_eq!(ended.code, Some(0), "{}", ended.output);
+    let ended = a.wait(server, Duration::from_secs(10)).expect("the server ends");
+    assert_eq!(ended.code, Some(0), "{}", ended.output);
+
+    let second =
+        Guest::start(&image, &namespace, 3, &logs.join("test-guest-3.log")).expect("the second guest");
+    all_pass(&mut a, &mut second.peer(&namespace).expect("a session with the second"));
+    let counters = a.counters().expect("counters");
+    let sent = counters.iter().find(|(name, _)| name == "sent_pkts").map(|(_, n)| *n);
+    assert!(sent > Some(0), "packets have left the first guest: {counters:?}");
+}
+
+fn pingpong(peer: &mut Peer, server: Option<&str>) -> usize {
+    let words = "-g 1 -m 1024 -s 4096 -n 100 -c".split(' ').chain(server);
+    let words: Vec<String> = words.map(str::to_owned).collect();
+    peer.spawn("ibv_rc_pingpong", &words).expect("ibv_rc_pingpong starts")
+}
+
+#[test]
+fn the_peer_answers_wrong_commands_with_reasons_and_goes_on() {
+    use interop::end::{Access, End};
+    if let Some(lack) = host_lacks() {
+        println!("SKIP guest: {lack}");
+        return;
+    }
+    let _alone = alone();
+    let image = Image::build(false).expect("the guest builds");
+    let namespace = Namespace::create().expect("the namespace");
+    let log = output_folder().join("test-guest-errors.log");
+    let guest = Guest::start(&image, &namespace, 2, &log).expect("the guest");
+    let mut peer = guest.peer(&namespace).expect("a session");
+
+    let region = peer.register(100, Access::ALL).expect("a region");
+    let beyond = peer.fill(region, 0..101, 1).expect_err("101 of 100 bytes");
+    assert!(beyond.to_string().contains("outside the region's 100"), "{beyond}");
+    peer.fill(region, 0..99, 1).expect("within");
+    let wrong = peer.mismatch(region, 0..100, 1).expect("an answer").expect("the last byte is still zero");
+    assert_eq!((wrong.at, wrong.got), (99, 0));
+
+    peer.store(region, 8, 0x0102_0304_0506_0708).expect("a store");
+    assert_eq!(peer.load(region, 8).expect("a load"), 0x0102_0304_0506_0708);
+    peer.reset().expect("a reset");
+    let gone = peer.load(region, 8).expect_err("the region is gone");
+    assert!(gone.to_string().contains("no memory region"), "{gone}");
+}
