@@ -113,7 +113,8 @@ mod tests {
         assert_eq!(f.slices(1..4), (&[1u8, 2][..], &[3u8][..]));
         assert_eq!(f.slices(3..5), (&[][..], &[3u8, 4][..]));
         assert_eq!(f.slices(4..99), (&[][..], &[4u8][..]));
-        assert_eq!(f.slices(9..4), (&[][..], &[][..]));
+        let backwards = std::ops::Range { start: 9, end: 4 };
+        assert_eq!(f.slices(backwards), (&[][..], &[][..]));
     }
 
     #[test]

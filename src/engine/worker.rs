@@ -1,0 +1,238 @@
+//! The worker: one NIC, one port, one pass.
+//!
+//! [`Worker::poll`] is the function to read first: a pass over the stages of a NIC. Everything that the project does
+//! with RDMA happens inside it, whoever calls it: a pinned thread, an application's `poll_cq`, a test in virtual time.
+
+use std::io;
+
+use crossbeam_channel::Receiver;
+
+use super::control::Request;
+use crate::nic::{self, Nic};
+use crate::port::{self, BURST, Port, TxId};
+use crate::shared::Doorbells;
+use crate::time::Nanos;
+use crate::verbs::{AsyncEvent, QpIndex};
+
+/// A frame on its way out: its slot in the port and whose it is.
+type TxSlot = (TxId, QpIndex);
+
+/// What a pass did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Frames taken in.
+    pub received: usize,
+    /// Frames sent.
+    pub sent: usize,
+    /// Commands carried out.
+    pub commands: usize,
+    /// There is more to do at once.
+    pub more: bool,
+}
+
+impl Progress {
+    /// True if the pass found nothing to do and nothing is left.
+    pub fn is_idle(&self) -> bool {
+        self.received == 0 && self.sent == 0 && self.commands == 0 && !self.more
+    }
+}
+
+/// A NIC and its port.
+pub struct Worker {
+    nic: Nic,
+    port: Box<dyn Port>,
+    requests: Receiver<Request>,
+    events: crossbeam_channel::Sender<AsyncEvent>,
+    doorbells: Doorbells,
+    slots: Vec<TxSlot>,
+    link_error: Option<String>,
+    events_lost: u64,
+}
+
+impl Worker {
+    /// A worker that takes its commands from `requests` and reports to `events`.
+    pub fn new(
+        nic: Nic,
+        port: Box<dyn Port>,
+        doorbells: Doorbells,
+        requests: Receiver<Request>,
+        events: crossbeam_channel::Sender<AsyncEvent>,
+    ) -> Worker {
+        let slots = Vec::with_capacity(nic.limits().tx_burst as usize);
+        Worker { nic, port, requests, events, doorbells, slots, link_error: None, events_lost: 0 }
+    }
+
+    /// One pass at time `now`. Never blocks; the stages are those of a NIC in hardware.
+    pub fn poll(&mut self, now: Nanos) -> Progress {
+        let commands = self.control(now);
+        let received = self.receive(now); //             parse, ICRC, transport
+        self.nic.timers(now);
+        let more_posted = self.nic.doorbells(now, &self.doorbells);
+        self.nic.look_after(now); //                     timers set, QPs made ready
+        let sent = self.transmit(now); //                arbiter, headers
+        self.gather_and_seal(); //                       payload, ICRC, hand over
+        self.nic.look_after(now);
+        self.nic.publish(); //                           completions, events
+        self.raise_events();
+        self.flush(now);
+        let more = more_posted || self.nic.has_ready() || received == BURST;
+        Progress { received, sent, commands, more }
+    }
+
+    /// Carries out the commands that wait.
+    fn control(&mut self, now: Nanos) -> usize {
+        let mut done = 0;
+        while let Ok(Request { command, answer }) = self.requests.try_recv() {
+            let result = self.nic.execute(now, command);
+            self.nic.look_after(now);
+            self.nic.publish();
+            // Nobody waits any more: the answer is not missed.
+            let _ = answer.send(result);
+            done += 1;
+        }
+        done
+    }
+
+    /// Takes a burst in, lets the QPs judge it, and copies its payload where it belongs.
+    fn receive(&mut self, now: Nanos) -> usize {
+        let count = self.port.rx_burst(now);
+        let notes = self.port.wants_notes();
+        for index in 0..count {
+            let port::Received { frame, ip_id_hidden } = self.port.rx_frame(index);
+            let received = nic::Received { frame, index: index as u16, ip_id_hidden };
+            let outcome = self.nic.receive(now, &received);
+            if notes {
+                self.port.rx_note(index, format_args!("{outcome}"));
+            }
+        }
+        if count > 0 {
+            let port = &self.port;
+            self.nic.scatter(|index| port.rx_frame(index.into()).frame);
+        }
+        // Also after an empty burst: a layer may have taken frames and kept them.
+        self.port.rx_release();
+        count
+    }
+
+    /// Lets the QPs that have something to send do so, in turn.
+    fn transmit(&mut self, now: Nanos) -> usize {
+        let (quantum, burst) = (self.nic.limits().tx_quantum, self.nic.limits().tx_burst as usize);
+        while self.slots.len() < burst
+            && let Some(qp) = self.nic.next_turn()
+        {
+            let room = self.turn(now, qp, quantum.min((burst - self.slots.len()) as u32));
+            if !room {
+                break;
+            }
+        }
+        self.slots.len()
+    }
+
+    /// Up to `quantum` packets of one QP. False: the port has no room.
+    fn turn(&mut self, now: Nanos, qp: QpIndex, quantum: u32) -> bool {
+        let notes = self.port.wants_notes();
+        for _ in 0..quantum {
+            let Some(planned) = self.nic.plan(now, qp) else {
+                self.nic.end_turn(qp, false);
+                return true;
+            };
+            let Some(id) = self.port.tx_alloc(planned.frame_len) else {
+                self.nic.end_turn(qp, true);
+                return false;
+            };
+            let slot = self.slots.len() as u16;
+            self.nic.emit(now, qp, &planned, slot, &mut self.port.tx_frame(&id));
+            if notes {
+                self.port.tx_note(&id, format_args!("{}", planned.plan.reason));
+            }
+            self.slots.push((id, qp));
+        }
+        self.nic.end_turn(qp, true);
+        true
+    }
+
+    fn gather_and_seal(&mut self) {
+        if self.slots.is_empty() {
+            return;
+        }
+        let (port, slots) = (&mut self.port, &self.slots);
+        self.nic.gather(|slot, write| write(&mut port.tx_frame(&slots[usize::from(slot)].0)));
+        self.port.tx_arrange();
+        for (id, qp) in self.slots.drain(..) {
+            self.nic.seal(qp, &mut self.port.tx_frame(&id));
+            self.port.tx_commit(id);
+        }
+    }
+
+    fn raise_events(&mut self) {
+        while let Some(event) = self.nic.take_event() {
+            if self.events.try_send(event).is_err() {
+                self.events_lost += 1;
+            }
+        }
+    }
+
+    fn flush(&mut self, now: Nanos) {
+        if let Err(error) = self.port.tx_flush(now) {
+            self.link_error.get_or_insert_with(|| error.to_string());
+        }
+    }
+
+    /// When the next pass is needed at the latest.
+    pub fn next_deadline(&self) -> Nanos {
+        self.nic.next_deadline().min(self.port.next_event())
+    }
+
+    /// The bells that applications ring.
+    pub fn doorbells(&self) -> &Doorbells {
+        &self.doorbells
+    }
+
+    /// The port.
+    pub fn port(&self) -> &dyn Port {
+        &*self.port
+    }
+
+    /// The NIC.
+    pub fn nic(&self) -> &Nic {
+        &self.nic
+    }
+
+    /// Arms the wake-ups of a worker that is about to sleep; false: there is something to do after all.
+    pub fn prepare_sleep(&mut self) -> bool {
+        self.doorbells.sleep_begins();
+        let quiet = !self.doorbells.any()
+            && self.requests.is_empty()
+            && !self.port.tx_pending()
+            && !self.nic.has_ready()
+            && self.port.prepare_sleep();
+        if !quiet {
+            self.doorbells.sleep_ends();
+        }
+        quiet
+    }
+
+    /// Awake again.
+    pub fn sleep_ends(&self) {
+        self.doorbells.sleep_ends();
+    }
+
+    /// Why the link failed, if it did; said once.
+    pub fn take_link_error(&mut self) -> Option<io::Error> {
+        self.link_error.take().map(io::Error::other)
+    }
+
+    /// Counters of the NIC, then those of the port.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut all: Vec<_> = self.nic.counters().iter().collect();
+        self.port.counters(&mut all);
+        all.push(("async_events_lost", self.events_lost));
+        all
+    }
+}
+
+impl std::fmt::Debug for Worker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker").field("port", self.port.info()).finish_non_exhaustive()
+    }
+}

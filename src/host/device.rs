@@ -1,0 +1,258 @@
+//! A device: an engine, its addresses, and the way to its neighbours.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::engine::{Drive, Engine};
+use crate::limits::Limits;
+use crate::nic::{Answer, Command, ControlError, NicConfig, QpStatus};
+use crate::port::{Port, PortInfo};
+use crate::time::Nanos;
+use crate::verbs::{AsyncEvent, Mtu};
+use crate::wire::Gid;
+
+use super::gid_table::{GidEntry, GidTable};
+
+/// Why a neighbour's MAC address could not be found.
+#[derive(Debug, thiserror::Error)]
+#[error("no way to {destination} from {device}: {reason}")]
+pub struct ResolveError {
+    /// Who was sought.
+    pub destination: IpAddr,
+    /// From where.
+    pub device: String,
+    /// What went wrong.
+    pub reason: String,
+}
+
+/// Finds the MAC address of the next hop to an IP address.
+pub trait Resolve: Send + Sync {
+    /// Looks a destination up; may wait for the kernel to ask the link.
+    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError>;
+}
+
+/// How a device behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceConfig {
+    /// Its bounds.
+    pub limits: Limits,
+    /// Who turns it.
+    pub drive: Drive,
+    /// See [`NicConfig::strict_icrc`].
+    pub strict_icrc: bool,
+    /// See [`NicConfig::mig_req`].
+    pub mig_req: bool,
+    /// A fixed secret for QPNs and keys; `None`: random, as it should be outside of tests.
+    pub seed: Option<u64>,
+}
+
+impl Default for DeviceConfig {
+    fn default() -> DeviceConfig {
+        DeviceConfig {
+            limits: Limits::default(),
+            drive: Drive::default(),
+            strict_icrc: false,
+            mig_req: false,
+            seed: None,
+        }
+    }
+}
+
+impl DeviceConfig {
+    /// Only the caller's polls turn the device.
+    pub fn caller_only() -> DeviceConfig {
+        DeviceConfig { drive: Drive::CallerOnly, ..DeviceConfig::default() }
+    }
+}
+
+/// Why something could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The device refused a command.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The operating system refused memory or a descriptor.
+    #[error("{what}: {source}")]
+    System {
+        /// What for.
+        what: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+    /// There is no such GID.
+    #[error("{device} has no GID at index {index}; it has {available}")]
+    NoGid {
+        /// The device.
+        device: String,
+        /// Which index.
+        index: usize,
+        /// What there is.
+        available: String,
+    },
+    /// The two ends of a connection are of different address families.
+    #[error("the local GID {local} and the remote GID {remote} are of different address families")]
+    Families {
+        /// Ours.
+        local: Gid,
+        /// The peer's.
+        remote: Gid,
+    },
+    /// The port cannot carry even the smallest path MTU.
+    #[error("link MTU {0} is too small: the smallest path MTU, 256, needs 336")]
+    LinkMtu(usize),
+    /// There is no way to the peer.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// A value that the device does not offer.
+    #[error("{what} = {value} is more than the device offers, {limit}")]
+    TooLarge {
+        /// Which.
+        what: &'static str,
+        /// What was asked.
+        value: u64,
+        /// What there is.
+        limit: u64,
+    },
+    /// A copy outside of a region.
+    #[error(transparent)]
+    OutOfBounds(#[from] crate::shared::memory::OutOfBounds),
+}
+
+pub(super) struct Inner {
+    pub(super) engine: Engine,
+    pub(super) name: String,
+    pub(super) info: PortInfo,
+    pub(super) gids: RwLock<GidTable>,
+    resolver: Box<dyn Resolve>,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device").field("name", &self.name).field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+/// A RoCE device. Cloning it gives another handle to the same one.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub(super) inner: Arc<Inner>,
+}
+
+impl Device {
+    /// A device on a port, with these addresses.
+    pub fn new(
+        name: &str,
+        port: Box<dyn Port>,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        resolver: Box<dyn Resolve>,
+        config: &DeviceConfig,
+    ) -> Result<Device, DeviceError> {
+        let info = port.info().clone();
+        let largest_mtu = Mtu::largest_for_link(info.mtu).ok_or(DeviceError::LinkMtu(info.mtu))?;
+        let nic = NicConfig {
+            limits: config.limits,
+            seed: config.seed.unwrap_or_else(random),
+            largest_mtu,
+            strict_icrc: config.strict_icrc,
+            mig_req: config.mig_req,
+        };
+        let engine = Engine::start(nic, port, config.drive)
+            .map_err(|source| DeviceError::System { what: "starting the engine", source })?;
+        let gids = RwLock::new(GidTable::new(addresses));
+        Ok(Device { inner: Arc::new(Inner { engine, name: name.into(), info, gids, resolver }) })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// What it stands on.
+    pub fn port(&self) -> &PortInfo {
+        &self.inner.info
+    }
+
+    /// The largest path MTU that its link carries.
+    pub fn largest_mtu(&self) -> Mtu {
+        self.inner.engine.inspect(|worker| worker.nic().largest_mtu())
+    }
+
+    /// Its addresses.
+    pub fn gids(&self) -> Vec<GidEntry> {
+        self.inner.gids.read().unwrap_or_else(PoisonError::into_inner).iter().collect()
+    }
+
+    /// The address at an index.
+    pub fn gid(&self, index: usize) -> Result<Gid, DeviceError> {
+        let gids = self.inner.gids.read().unwrap_or_else(PoisonError::into_inner);
+        gids.get(index).ok_or_else(|| DeviceError::NoGid {
+            device: self.inner.name.clone(),
+            index,
+            available: gids.iter().map(|e| format!("{}: {}", e.index, e.gid)).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// An address was added to the interface.
+    pub fn add_address(&self, address: IpAddr) {
+        self.inner.gids.write().unwrap_or_else(PoisonError::into_inner).add(address);
+    }
+
+    /// An address was removed from the interface.
+    pub fn remove_address(&self, address: IpAddr) {
+        self.inner.gids.write().unwrap_or_else(PoisonError::into_inner).remove(address);
+    }
+
+    /// The MAC address of the next hop to `destination`.
+    pub(super) fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], DeviceError> {
+        Ok(self.inner.resolver.resolve(destination)?)
+    }
+
+    /// Runs a pass if callers turn the device. Completion queues do it by themselves when they are empty.
+    pub fn poll(&self) -> bool {
+        !self.inner.engine.help().is_idle()
+    }
+
+    /// The time on the device's clock.
+    pub fn now(&self) -> Nanos {
+        self.inner.engine.now()
+    }
+
+    /// The next asynchronous event.
+    pub fn event(&self) -> Option<AsyncEvent> {
+        self.inner.engine.event()
+    }
+
+    /// All counters: the NIC's under their mlx5 and rxe names, then the port's.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.inner.engine.inspect(|worker| worker.counters())
+    }
+
+    /// One counter; 0 if there is none of this name.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters().into_iter().filter(|(n, _)| *n == name).map(|(_, value)| value).sum()
+    }
+
+    /// How its QPs are.
+    pub fn qps(&self) -> Vec<QpStatus> {
+        match self.call(Command::ListQps) {
+            Ok(Answer::Qps(qps)) => qps,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Why the link failed, if it did; said once.
+    pub fn take_link_error(&self) -> Option<io::Error> {
+        self.inner.engine.take_link_error()
+    }
+
+    pub(super) fn call(&self, command: Command) -> Result<Answer, DeviceError> {
+        Ok(self.inner.engine.call(command)?)
+    }
+}
+
+/// A number that nobody can guess: the standard library's hash keys come from the operating system.
+pub(super) fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}

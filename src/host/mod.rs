@@ -1,0 +1,51 @@
+//! What an application sees: a small, safe verbs API.
+//!
+//! ```
+//! use roxie::host::{ConnectOptions, Device, DeviceConfig};
+//! use roxie::port::memory;
+//! use roxie::verbs::{Access, QpCaps, SendWr, WcStatus};
+//!
+//! // Two devices joined in this process. `Device::open_xdp` and `Device::open_udp` take an interface instead.
+//! let (near, far) = Device::memory_pair(&DeviceConfig::caller_only())?;
+//!
+//! let (pd, peer_pd) = (near.alloc_pd()?, far.alloc_pd()?);
+//! let (cq, peer_cq) = (near.create_cq(16, None)?, far.create_cq(16, None)?);
+//! let qp = near.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
+//! let peer_qp = far.create_qp(&peer_pd, &peer_cq, &peer_cq, QpCaps::default(), true)?;
+//!
+//! // Each side needs to know the other's number, first PSN and address. Here both are at hand.
+//! let (here, there) = (qp.endpoint(0)?, peer_qp.endpoint(0)?);
+//! qp.connect(&here, &there, &ConnectOptions::default())?;
+//! peer_qp.connect(&there, &here, &ConnectOptions::default())?;
+//!
+//! let source = pd.register(4096, Access::empty())?;
+//! let target = peer_pd.register(4096, Access::LOCAL_WRITE)?;
+//! source.write_at(0, b"hello")?;
+//! peer_qp.post_recv(7, &[target.sge(0, 4096)])?;
+//! qp.post_send(&SendWr::default(), &[source.sge(0, 5)])?;
+//!
+//! // Polling turns the NICs: with `caller_only` nobody else does.
+//! let received = loop {
+//!     cq.poll_one();
+//!     if let Some(completion) = peer_cq.poll_one() {
+//!         break completion;
+//!     }
+//! };
+//! assert_eq!((received.status, received.wr_id, received.byte_len), (WcStatus::Success, 7, 5));
+//! let mut bytes = [0; 5];
+//! target.read_at(0, &mut bytes)?;
+//! assert_eq!(&bytes, b"hello");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod device;
+mod gid_table;
+mod objects;
+mod open;
+
+pub use device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
+pub use gid_table::{GidEntry, GidTable};
+pub use objects::{
+    CompletionChannel, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, ProtectionDomain, QueuePair,
+};
+pub use open::{OpenError, Stack};

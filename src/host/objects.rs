@@ -1,0 +1,526 @@
+//! The objects of the verbs API. Each frees its part of the device when it is dropped; those that use one another
+//! keep one another alive.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::device::{Device, DeviceError, random};
+use crate::limits::{MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WR};
+use crate::nic::{Answer, Command, QpHandle, QpStatus};
+use crate::shared::work_queue::Payload;
+use crate::shared::{Armed, CompletionRing, HostMemory, PostError, RecvRing, SendRing};
+use crate::verbs::{
+    Access, AddressVector, CqIndex, LKey, MrIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpState, Qpn, RKey,
+    SendWr, Sge, Wc,
+};
+use crate::wire::Gid;
+
+/// Posts without a poll after which `post_send` runs a pass itself, if callers turn the device.
+const POSTS_PER_PASS: u32 = 16;
+
+/// The device answered a command with something else than it is specified to: a bug of ours.
+fn unexpected(answer: &Answer) -> ! {
+    unreachable!("the device answered {answer:?}")
+}
+
+#[derive(Debug)]
+struct PdInner {
+    device: Device,
+    id: PdId,
+}
+
+impl Drop for PdInner {
+    fn drop(&mut self) {
+        let _ = self.device.call(Command::DeallocPd(self.id));
+    }
+}
+
+/// A protection domain. Cloning it gives another handle to the same one.
+#[derive(Clone, Debug)]
+pub struct ProtectionDomain {
+    inner: Arc<PdInner>,
+}
+
+impl Device {
+    /// Makes a protection domain.
+    pub fn alloc_pd(&self) -> Result<ProtectionDomain, DeviceError> {
+        match self.call(Command::AllocPd)? {
+            Answer::Pd(id) => Ok(ProtectionDomain { inner: Arc::new(PdInner { device: self.clone(), id }) }),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Makes a completion queue of at least `entries`, with a channel for its events if one is given.
+    pub fn create_cq(
+        &self,
+        entries: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<CompletionQueue, DeviceError> {
+        within("completion queue entries", entries, MAX_CQE)?;
+        let ring = CompletionRing::new(entries).map_err(no_memory)?;
+        let notify = channel.map(|c| Arc::clone(&c.fd));
+        match self.call(Command::CreateCq { ring: ring.clone(), notify })? {
+            Answer::Cq(index) => {
+                let inner = CqInner { device: self.clone(), index, ring, turn: Mutex::new(()) };
+                Ok(CompletionQueue { inner: Arc::new(inner) })
+            }
+            other => unexpected(&other),
+        }
+    }
+
+    /// Makes a QP in RESET. `sq_sig_all`: every send completes, signaled or not.
+    pub fn create_qp(
+        &self,
+        pd: &ProtectionDomain,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+        caps: QpCaps,
+        sq_sig_all: bool,
+    ) -> Result<QueuePair, DeviceError> {
+        within("max_send_wr", caps.max_send_wr, MAX_WR)?;
+        within("max_recv_wr", caps.max_recv_wr, MAX_WR)?;
+        within("max_send_sge", caps.max_send_sge, MAX_SGE as u32)?;
+        within("max_recv_sge", caps.max_recv_sge, MAX_SGE as u32)?;
+        within("max_inline_data", caps.max_inline, MAX_INLINE as u32)?;
+        let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).map_err(no_memory)?;
+        let receives = RecvRing::new(caps.max_recv_wr, caps.max_recv_sge).map_err(no_memory)?;
+        let answer = self.call(Command::CreateQp {
+            pd: pd.inner.id,
+            send_cq: send_cq.inner.index,
+            recv_cq: recv_cq.inner.index,
+            caps,
+            sq_sig_all,
+            sends: sends.clone(),
+            receives: receives.clone(),
+        })?;
+        let Answer::Qp(handle) = answer else { unexpected(&answer) };
+        Ok(QueuePair {
+            device: self.clone(),
+            handle,
+            sends: Mutex::new(sends),
+            receives: Mutex::new(receives),
+            state: AtomicU32::new(QpState::Reset as u32),
+            posts: AtomicU32::new(0),
+            _uses: (pd.clone(), send_cq.clone(), recv_cq.clone()),
+        })
+    }
+}
+
+fn within(what: &'static str, value: u32, limit: u32) -> Result<(), DeviceError> {
+    if value > limit {
+        return Err(DeviceError::TooLarge { what, value: value.into(), limit: limit.into() });
+    }
+    Ok(())
+}
+
+fn no_memory(source: std::io::Error) -> DeviceError {
+    DeviceError::System { what: "memory for a queue", source }
+}
+
+impl ProtectionDomain {
+    /// Allocates `length` zeroed bytes and registers them.
+    pub fn register(&self, length: usize, access: Access) -> Result<MemoryRegion, DeviceError> {
+        self.register_memory(HostMemory::allocate(length), access)
+    }
+
+    /// Registers memory of the caller's.
+    ///
+    /// # Safety
+    /// `base..base + length` stays mapped and writable until the region is dropped, and no Rust reference into it is
+    /// held while work requests or peers may use it.
+    #[allow(unsafe_code)]
+    pub unsafe fn register_borrowed(
+        &self,
+        base: NonNull<u8>,
+        length: usize,
+        access: Access,
+    ) -> Result<MemoryRegion, DeviceError> {
+        // SAFETY: the caller's promise, word for word.
+        let memory = unsafe { HostMemory::borrowed(base, length) };
+        self.register_memory(memory, access)
+    }
+
+    fn register_memory(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, DeviceError> {
+        let pd = self.inner.id;
+        let start = memory.address();
+        let command = Command::RegisterMemory { pd, access, start, memory: memory.clone() };
+        match self.inner.device.call(command)? {
+            Answer::Memory(index, key) => Ok(MemoryRegion { pd: self.clone(), index, key, memory }),
+            other => unexpected(&other),
+        }
+    }
+}
+
+/// Registered memory.
+#[derive(Debug)]
+pub struct MemoryRegion {
+    pd: ProtectionDomain,
+    index: MrIndex,
+    key: u32,
+    memory: HostMemory,
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        let _ = self.pd.inner.device.call(Command::DeregisterMemory(self.index));
+    }
+}
+
+impl MemoryRegion {
+    /// The address of its first byte, as peers and work requests name it.
+    pub fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// True if it has none.
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+
+    /// Its key for local use.
+    pub fn lkey(&self) -> LKey {
+        LKey(self.key)
+    }
+
+    /// Its key for peers.
+    pub fn rkey(&self) -> RKey {
+        RKey(self.key)
+    }
+
+    /// A scatter/gather entry of `length` bytes from `offset` on. Bounds are checked when it is used.
+    pub fn sge(&self, offset: usize, length: u32) -> Sge {
+        Sge { addr: self.address().wrapping_add(offset as u64), length, lkey: self.lkey() }
+    }
+
+    /// Copies bytes in.
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        Ok(self.memory.write(offset as u64, bytes)?)
+    }
+
+    /// Copies bytes out.
+    pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        Ok(self.memory.read(offset as u64, bytes)?)
+    }
+
+    /// Copies `length` bytes out to a vector.
+    pub fn to_vec(&self, offset: usize, length: usize) -> Result<Vec<u8>, DeviceError> {
+        let mut bytes = vec![0; length];
+        self.read_at(offset, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// Where completion queues report that an armed completion has come: a descriptor to wait on.
+#[derive(Clone, Debug)]
+pub struct CompletionChannel {
+    fd: Arc<EventFd>,
+}
+
+impl CompletionChannel {
+    /// A channel.
+    pub fn new() -> Result<CompletionChannel, DeviceError> {
+        let fd = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
+            .map_err(|e| DeviceError::System { what: "an eventfd", source: e.into() })?;
+        Ok(CompletionChannel { fd: Arc::new(fd) })
+    }
+
+    /// Readable when an event waits.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Waits for an event. False: none came in time.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+        let mut fds = [PollFd::new(self.fd(), PollFlags::POLLIN)];
+        let _ = poll(&mut fds, timeout);
+        self.fd.read().is_ok()
+    }
+}
+
+#[derive(Debug)]
+struct CqInner {
+    device: Device,
+    index: CqIndex,
+    ring: CompletionRing,
+    turn: Mutex<()>,
+}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        let _ = self.device.call(Command::DestroyCq(self.index));
+    }
+}
+
+/// A completion queue. Cloning it gives another handle to the same one.
+#[derive(Clone, Debug)]
+pub struct CompletionQueue {
+    inner: Arc<CqInner>,
+}
+
+impl CompletionQueue {
+    /// Takes up to `out.len()` completions. If there is none and callers turn the device, runs a pass first.
+    pub fn poll(&self, out: &mut [Wc]) -> usize {
+        let taken = self.take(out);
+        if taken > 0 || out.is_empty() {
+            return taken;
+        }
+        self.inner.device.inner.engine.help();
+        self.take(out)
+    }
+
+    fn take(&self, out: &mut [Wc]) -> usize {
+        let _turn = lock(&self.inner.turn);
+        let mut taken = 0;
+        for slot in out {
+            let Some(wc) = self.inner.ring.poll() else { break };
+            *slot = wc;
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Takes one completion.
+    pub fn poll_one(&self) -> Option<Wc> {
+        let mut wc = [Wc::default()];
+        (self.poll(&mut wc) == 1).then_some(wc[0])
+    }
+
+    /// Polls until a completion comes or `timeout` has passed.
+    pub fn wait(&self, timeout: Duration) -> Option<Wc> {
+        let until = std::time::Instant::now() + timeout;
+        loop {
+            if let Some(wc) = self.poll_one() {
+                return Some(wc);
+            }
+            if std::time::Instant::now() >= until {
+                return None;
+            }
+        }
+    }
+
+    /// Asks for an event on the channel. Poll once more after it: what came before raises none.
+    pub fn arm(&self, armed: Armed) {
+        self.inner.ring.arm(armed);
+    }
+}
+
+/// One end of a connection: what the other end must know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The QP's number.
+    pub qpn: Qpn,
+    /// The first PSN that it sends.
+    pub psn: Psn,
+    /// Its address.
+    pub gid: Gid,
+}
+
+/// How a QP is connected. The defaults are those of `ibv_rc_pingpong`, with more READs and atomics outstanding.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectOptions {
+    /// Payload of a full packet; `None`: the largest that the link carries.
+    pub path_mtu: Option<Mtu>,
+    /// What the peer may do.
+    pub access: Access,
+    /// Local ACK timeout code.
+    pub timeout: u8,
+    /// Transport retries.
+    pub retry_cnt: u8,
+    /// RNR retries, 7 = for ever.
+    pub rnr_retry: u8,
+    /// RNR timer code that we ask of the peer.
+    pub min_rnr_timer: u8,
+    /// READs and atomics outstanding, both ways.
+    pub max_rd_atomic: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// TTL.
+    pub hop_limit: u8,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> ConnectOptions {
+        ConnectOptions {
+            path_mtu: None,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::LOCAL_WRITE,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_rd_atomic: 16,
+            traffic_class: 0,
+            hop_limit: 64,
+        }
+    }
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub struct QueuePair {
+    device: Device,
+    handle: QpHandle,
+    sends: Mutex<SendRing>,
+    receives: Mutex<RecvRing>,
+    /// The state as last set here; the device may have gone on to ERR.
+    state: AtomicU32,
+    posts: AtomicU32,
+    _uses: (ProtectionDomain, CompletionQueue, CompletionQueue),
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        let _ = self.device.call(Command::DestroyQp(self.handle.index));
+    }
+}
+
+impl QueuePair {
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.handle.qpn
+    }
+
+    /// Its place in the device's table.
+    pub fn index(&self) -> QpIndex {
+        self.handle.index
+    }
+
+    /// What a peer must know to connect to it: its number, a random first PSN, the address at a GID index.
+    pub fn endpoint(&self, gid_index: usize) -> Result<Endpoint, DeviceError> {
+        let gid = self.device.gid(gid_index)?;
+        Ok(Endpoint { qpn: self.qpn(), psn: Psn::new(random() as u32), gid })
+    }
+
+    /// Sets attributes and state, as `ibv_modify_qp`.
+    pub fn modify(&self, attr: &QpAttr) -> Result<(), DeviceError> {
+        self.device.call(Command::ModifyQp(self.handle.index, Box::new(*attr)))?;
+        if let Some(state) = attr.state {
+            self.state.store(state as u32, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// How it is.
+    pub fn query(&self) -> Result<QpStatus, DeviceError> {
+        match self.device.call(Command::QueryQp(self.handle.index))? {
+            Answer::QpStatus(status) => Ok(*status),
+            other => unexpected(&other),
+        }
+    }
+
+    /// RESET to INIT: receives may be posted, what the peer may do is known.
+    pub fn initialize(&self, access: Access) -> Result<(), DeviceError> {
+        self.modify(&QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(access),
+            ..QpAttr::default()
+        })
+    }
+
+    /// RESET (or INIT) to RTS: resolves the way to `there` and connects.
+    pub fn connect(
+        &self,
+        here: &Endpoint,
+        there: &Endpoint,
+        options: &ConnectOptions,
+    ) -> Result<(), DeviceError> {
+        if self.state.load(Relaxed) == QpState::Reset as u32 {
+            self.initialize(options.access)?;
+        }
+        let av = self.address_vector(here.gid, there.gid, options)?;
+        self.modify(&QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(av),
+            path_mtu: Some(options.path_mtu.unwrap_or_else(|| self.device.largest_mtu())),
+            dest_qpn: Some(there.qpn),
+            rq_psn: Some(there.psn),
+            max_dest_rd_atomic: Some(options.max_rd_atomic),
+            min_rnr_timer: Some(options.min_rnr_timer),
+            ..QpAttr::default()
+        })?;
+        self.modify(&QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(here.psn),
+            timeout: Some(options.timeout),
+            retry_cnt: Some(options.retry_cnt),
+            rnr_retry: Some(options.rnr_retry),
+            max_rd_atomic: Some(options.max_rd_atomic),
+            ..QpAttr::default()
+        })
+    }
+
+    fn address_vector(
+        &self,
+        sgid: Gid,
+        dgid: Gid,
+        options: &ConnectOptions,
+    ) -> Result<AddressVector, DeviceError> {
+        let (local, remote): (IpAddr, IpAddr) = (sgid.to_ip(), dgid.to_ip());
+        if local.is_ipv4() != remote.is_ipv4() {
+            return Err(DeviceError::Families { local: sgid, remote: dgid });
+        }
+        Ok(AddressVector {
+            sgid,
+            dgid,
+            smac: self.device.port().mac,
+            dmac: self.device.resolve(remote)?,
+            traffic_class: options.traffic_class,
+            flow_label: 0,
+            hop_limit: options.hop_limit,
+        })
+    }
+
+    /// Posts a send work request with a scatter/gather list.
+    pub fn post_send(&self, wr: &SendWr, sges: &[Sge]) -> Result<(), PostError> {
+        self.post(wr, Payload::Sges(sges))
+    }
+
+    /// Posts a send work request with its payload inside.
+    pub fn post_send_inline(&self, wr: &SendWr, bytes: &[u8]) -> Result<(), PostError> {
+        self.post(wr, Payload::Inline(bytes))
+    }
+
+    fn post(&self, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
+        self.check_state(|state| matches!(state, QpState::Reset | QpState::Init | QpState::Rtr))?;
+        lock(&self.sends).post(wr, payload)?;
+        self.device.inner.engine.doorbells().ring(self.handle.index);
+        if self.posts.fetch_add(1, Relaxed) % POSTS_PER_PASS == POSTS_PER_PASS - 1 {
+            self.device.inner.engine.help();
+        }
+        Ok(())
+    }
+
+    /// Posts a receive.
+    pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        self.check_state(|state| state == QpState::Reset)?;
+        if lock(&self.receives).post(wr_id, sges)? {
+            self.device.inner.engine.doorbells().ring(self.handle.index);
+        }
+        Ok(())
+    }
+
+    fn check_state(&self, refused: impl Fn(QpState) -> bool) -> Result<(), PostError> {
+        match QpState::from_code(self.state.load(Relaxed)) {
+            Some(state) if refused(state) => Err(PostError::WrongState(state)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

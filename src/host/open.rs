@@ -1,0 +1,176 @@
+//! Opening a device: a port, what stacks on it, and the way to its neighbours.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
+use crate::netdev::{Interface, NetNs, NetdevError, neighbour};
+use crate::port::Port;
+use crate::port::fault::{FaultConfig, FaultPort};
+use crate::port::loopback::LoopbackPort;
+use crate::port::memory::{self, MemoryConfig};
+use crate::port::pcap::{PcapPort, Timestamps};
+use crate::port::udp::{UdpConfig, UdpError, UdpPort, synthetic_mac};
+use crate::port::xdp::{XdpConfig, XdpError, XdpPort};
+
+/// How long to wait for a neighbour to answer.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Frames to own addresses that may be under way.
+const LOOPBACK_DEPTH: usize = 512;
+
+/// What stacks on a port.
+#[derive(Clone, Debug, Default)]
+pub struct Stack {
+    /// Faults to inject.
+    pub fault: Option<FaultConfig>,
+    /// Where to write a capture of both directions, with the NIC's reasons as comments.
+    pub capture: Option<PathBuf>,
+}
+
+impl Stack {
+    /// The port with everything on it: faults next to the link, frames to own addresses turned round above them, and
+    /// the capture above all, so that it sees what the NIC sees.
+    pub fn on(&self, port: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
+        let port: Box<dyn Port> = match &self.fault {
+            Some(faults) => Box::new(FaultPort::new(port, faults)),
+            None => port,
+        };
+        let port = Box::new(LoopbackPort::new(port, LOOPBACK_DEPTH));
+        let Some(path) = &self.capture else { return Ok(port) };
+        let failed = |source| OpenError::Capture { path: path.clone(), source };
+        let file = BufWriter::new(File::create(path).map_err(failed)?);
+        Ok(Box::new(PcapPort::new(port, file, Timestamps::WallClock, None).map_err(failed)?))
+    }
+}
+
+/// Why a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The AF_XDP port.
+    #[error(transparent)]
+    Xdp(#[from] XdpError),
+    /// The UDP port.
+    #[error(transparent)]
+    Udp(#[from] UdpError),
+    /// The interface.
+    #[error(transparent)]
+    Netdev(#[from] NetdevError),
+    /// The device on the port.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The capture file.
+    #[error("cannot write the capture {path}: {source}")]
+    Capture {
+        /// Its path.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The interface has no address that could be a GID.
+    #[error("{0} has no IP address: give it one, for example `ip addr add 192.0.2.1/24 dev {0}`")]
+    NoAddress(String),
+}
+
+impl Device {
+    /// A device on an interface of the calling thread's network namespace, through AF_XDP.
+    pub fn open_xdp(xdp: &XdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
+        let interface = Interface::by_name(&xdp.interface)?;
+        let addresses = addresses_of(&interface, &xdp.addresses)?;
+        let port = stack.on(Box::new(XdpPort::open(xdp)?))?;
+        let namespace = NetNs::current()?;
+        let resolver = Box::new(KernelNeighbours { interface, namespace });
+        Ok(Device::new("roxie0", port, addresses, resolver, config)?)
+    }
+
+    /// A device on UDP sockets of the calling thread's network namespace.
+    pub fn open_udp(udp: &UdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
+        let port = UdpPort::open(udp)?;
+        let addresses = port.addresses().to_vec();
+        let own_mac = port.info().mac;
+        let resolver = Box::new(Synthetic { own: addresses.clone(), own_mac });
+        Ok(Device::new("roxie0", stack.on(Box::new(port))?, addresses, resolver, config)?)
+    }
+
+    /// Two devices joined in this process, with addresses 192.0.2.1 and 192.0.2.2, and fd00::1 and fd00::2.
+    pub fn memory_pair(config: &DeviceConfig) -> Result<(Device, Device), OpenError> {
+        Device::memory_pair_with(config, &Stack::default(), &Stack::default())
+    }
+
+    /// The same, with something on their ports.
+    pub fn memory_pair_with(
+        config: &DeviceConfig,
+        near: &Stack,
+        far: &Stack,
+    ) -> Result<(Device, Device), OpenError> {
+        let end = |n: u8| MemoryConfig { mac: [2, 0, 0, 0, 0, n], name: format!("memory{n}"), ..Default::default() };
+        let (a, b) = memory::pair(end(1), end(2));
+        let open = |port: memory::MemoryPort, n: u8, stack: &Stack| {
+            let addresses = [IpAddr::from([192, 0, 2, n]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n.into()])];
+            let port = stack.on(Box::new(port))?;
+            Ok::<_, OpenError>(Device::new(&format!("memory{n}"), port, addresses, Box::new(Pair), config)?)
+        };
+        Ok((open(a, 1, near)?, open(b, 2, far)?))
+    }
+}
+
+/// The addresses that become GIDs: those that were asked for, else the interface's.
+fn addresses_of(interface: &Interface, asked: &[IpAddr]) -> Result<Vec<IpAddr>, OpenError> {
+    if !asked.is_empty() {
+        return Ok(asked.to_vec());
+    }
+    let all: Vec<IpAddr> = interface.addresses.iter().map(|a| a.ip).collect();
+    if all.is_empty() {
+        return Err(OpenError::NoAddress(interface.name.clone()));
+    }
+    Ok(all)
+}
+
+/// The kernel's routes and neighbours.
+struct KernelNeighbours {
+    interface: Interface,
+    namespace: NetNs,
+}
+
+impl Resolve for KernelNeighbours {
+    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
+        let device = self.interface.name.clone();
+        let error = |reason: String| ResolveError { destination, device, reason };
+        let found = self
+            .namespace
+            .run(|| neighbour::resolve(&self.interface, destination, RESOLVE_TIMEOUT).map_err(|e| e.to_string()));
+        match found {
+            Ok(Ok(mac)) => Ok(mac),
+            Ok(Err(reason)) => Err(error(reason)),
+            Err(system) => Err(error(format!("cannot enter its network namespace: {system}"))),
+        }
+    }
+}
+
+/// Sockets have no MAC addresses: those in their frames are made of the IP addresses.
+struct Synthetic {
+    own: Vec<IpAddr>,
+    own_mac: [u8; 6],
+}
+
+impl Resolve for Synthetic {
+    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
+        let own = self.own.contains(&destination);
+        Ok(if own { self.own_mac } else { synthetic_mac(destination) })
+    }
+}
+
+/// The two ends of a memory pair know one another by the last byte of their addresses.
+struct Pair;
+
+impl Resolve for Pair {
+    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
+        let last = match destination {
+            IpAddr::V4(ip) => ip.octets()[3],
+            IpAddr::V6(ip) => ip.octets()[15],
+        };
+        Ok([2, 0, 0, 0, 0, last])
+    }
+}

@@ -1,0 +1,65 @@
+//! Every bound of the device, in one place.
+//!
+//! A value of [`Limits`] is given to a NIC when it is made, so that a simulated host among a
+//! thousand does not carry a server's tables.
+
+/// Scatter/gather entries that one work request may have at most.
+pub const MAX_SGE: usize = 32;
+/// Bytes of inline payload at most.
+pub const MAX_INLINE: usize = 512;
+/// Work requests per queue at most.
+pub const MAX_WR: u32 = 16 * 1024;
+/// Entries per completion queue at most.
+pub const MAX_CQE: u32 = 1 << 20;
+/// Bytes per message at most (IBTA 9.7.7: 2^31).
+pub const MAX_MESSAGE: u32 = 1 << 31;
+
+/// Bounds of one NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Queue pairs, at most 2^16.
+    pub qps: u32,
+    /// Completion queues.
+    pub cqs: u32,
+    /// Memory regions, at most 2^16.
+    pub mrs: u32,
+    /// `max_rd_atomic` and `max_dest_rd_atomic` at most.
+    pub rd_atomic: u8,
+    /// PSNs that a QP may have unacknowledged (rxe: 128).
+    pub window: u32,
+    /// Packets that the requester sends between two that ask for an acknowledgement (rxe: 64).
+    pub ack_request_interval: u32,
+    /// Packets that the responder takes in without having been asked for an acknowledgement
+    /// before it sends one all the same.
+    pub ack_coalesce: u32,
+    /// Packets that a QP may send in one turn of the arbiter.
+    pub tx_quantum: u32,
+    /// Packets that all QPs together send in one pass.
+    pub tx_burst: u32,
+    /// Work requests fetched from one send queue in one pass.
+    pub fetch_burst: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            qps: 16 * 1024,
+            cqs: 16 * 1024,
+            mrs: 64 * 1024,
+            rd_atomic: 16,
+            window: 128,
+            ack_request_interval: 32,
+            ack_coalesce: 64,
+            tx_quantum: 16,
+            tx_burst: 64,
+            fetch_burst: 64,
+        }
+    }
+}
+
+impl Limits {
+    /// A small NIC, for tests and simulated hosts.
+    pub fn small() -> Limits {
+        Limits { qps: 256, cqs: 256, mrs: 1024, ..Limits::default() }
+    }
+}

@@ -1,0 +1,347 @@
+//! Control commands: plain data in, plain data out, so that they can come from another process.
+
+use std::sync::Arc;
+
+use nix::sys::eventfd::EventFd;
+
+use super::{CqEntry, Nic, OwnReceives, QpEntry, Region, split};
+use crate::shared::{CompletionRing, HostMemory, RecvRing, SendRing};
+use crate::time::Nanos;
+use crate::transport::qp::Attributes;
+use crate::transport::{Counters, Qp, QpConfig};
+use crate::verbs::{
+    Access, CqIndex, ModifyError, MrIndex, PdId, Psn, QpAttr, QpCaps, QpIndex, QpState, Qpn, check_transition,
+};
+
+/// What an application asks of the device.
+#[derive(Debug)]
+pub enum Command {
+    /// Makes a protection domain.
+    AllocPd,
+    /// Removes one that nothing uses.
+    DeallocPd(PdId),
+    /// Registers memory.
+    RegisterMemory {
+        /// For users of this domain.
+        pd: PdId,
+        /// What may be done to it.
+        access: Access,
+        /// The address by which work requests and peers call its first byte.
+        start: u64,
+        /// The memory.
+        memory: HostMemory,
+    },
+    /// Takes a region out. When the answer comes, nothing touches it any more.
+    DeregisterMemory(MrIndex),
+    /// Makes a completion queue.
+    CreateCq {
+        /// Its ring.
+        ring: CompletionRing,
+        /// What to write when an armed queue gets a completion.
+        notify: Option<Arc<EventFd>>,
+    },
+    /// Removes one that no QP uses.
+    DestroyCq(CqIndex),
+    /// Makes a QP.
+    CreateQp {
+        /// Its domain.
+        pd: PdId,
+        /// Where send completions go.
+        send_cq: CqIndex,
+        /// Where receive completions go.
+        recv_cq: CqIndex,
+        /// Its sizes.
+        caps: QpCaps,
+        /// Every send completes.
+        sq_sig_all: bool,
+        /// Its send queue.
+        sends: SendRing,
+        /// Its receive queue.
+        receives: RecvRing,
+    },
+    /// Changes a QP's attributes and state.
+    ModifyQp(QpIndex, Box<QpAttr>),
+    /// Says what is so.
+    QueryQp(QpIndex),
+    /// Destroys a QP, whatever it is doing.
+    DestroyQp(QpIndex),
+    /// Reads the counters.
+    QueryCounters,
+    /// Lists the QPs.
+    ListQps,
+}
+
+/// What the device answers.
+#[derive(Debug)]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// A protection domain.
+    Pd(PdId),
+    /// A memory region and its key.
+    Memory(MrIndex, u32),
+    /// A completion queue.
+    Cq(CqIndex),
+    /// A QP.
+    Qp(QpHandle),
+    /// How a QP is.
+    QpStatus(Box<QpStatus>),
+    /// How all QPs are.
+    Qps(Vec<QpStatus>),
+    /// Counters.
+    Counters(Box<Counters>),
+}
+
+/// Names a QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpHandle {
+    /// Its place.
+    pub index: QpIndex,
+    /// Its number.
+    pub qpn: Qpn,
+}
+
+/// How a QP is.
+#[derive(Clone, Debug)]
+pub struct QpStatus {
+    /// Which.
+    pub handle: QpHandle,
+    /// Its state.
+    pub state: QpState,
+    /// Its attributes.
+    pub attributes: Attributes,
+    /// The next PSN that it sends.
+    pub sq_psn: Psn,
+    /// The PSN that it expects.
+    pub rq_psn: Psn,
+}
+
+/// Why a command was not carried out; nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// The object does not exist (`EINVAL`).
+    #[error("there is no such {0}")]
+    NotFound(&'static str),
+    /// Something still uses it (`EBUSY`).
+    #[error("the {object} is still used by {users} others; destroy those first")]
+    Busy {
+        /// What it is.
+        object: &'static str,
+        /// By how many.
+        users: u32,
+    },
+    /// The table is full (`ENOMEM`).
+    #[error("the device has no room for another {object}: its limit is {limit}")]
+    Full {
+        /// What it is.
+        object: &'static str,
+        /// How many there may be.
+        limit: u32,
+    },
+    /// A value is beyond what the device offers (`EINVAL`).
+    #[error("{what} = {value} is more than the device offers, {limit}")]
+    TooLarge {
+        /// Which.
+        what: &'static str,
+        /// What was asked.
+        value: u64,
+        /// What there is.
+        limit: u64,
+    },
+    /// The attributes do not make a transition (`EINVAL`).
+    #[error(transparent)]
+    Modify(#[from] ModifyError),
+    /// Remote write or atomic access needs local write (`EINVAL`, IBTA 10.6.3.1).
+    #[error("access {0:?}: remote write and remote atomic need local write as well")]
+    AccessNeedsLocalWrite(Access),
+}
+
+impl Nic {
+    /// Carries a command out, between two bursts.
+    pub fn execute(&mut self, now: Nanos, command: Command) -> Result<Answer, ControlError> {
+        match command {
+            Command::AllocPd => {
+                let limit = self.config.limits.mrs;
+                let pd = self.pds.insert(0).ok_or(ControlError::Full { object: "protection domain", limit })?;
+                Ok(Answer::Pd(PdId(pd)))
+            }
+            Command::DeallocPd(pd) => self.dealloc_pd(pd),
+            Command::RegisterMemory { pd, access, start, memory } => self.register(pd, access, start, memory),
+            Command::DeregisterMemory(mr) => self.deregister(mr),
+            Command::CreateCq { ring, notify } => {
+                let limit = self.config.limits.cqs;
+                let entry = CqEntry { ring, notify, users: 0, failed: false };
+                let cq = self.cqs.insert(entry).ok_or(ControlError::Full { object: "completion queue", limit })?;
+                Ok(Answer::Cq(CqIndex(cq)))
+            }
+            Command::DestroyCq(cq) => self.destroy_cq(cq),
+            Command::CreateQp { pd, send_cq, recv_cq, caps, sq_sig_all, sends, receives } => {
+                let parts = (sends, receives);
+                self.create_qp(pd, (send_cq, recv_cq), caps, sq_sig_all, parts)
+            }
+            Command::ModifyQp(qp, attr) => self.modify_qp(now, qp, &attr),
+            Command::QueryQp(qp) => {
+                let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
+                Ok(Answer::QpStatus(Box::new(status(&entry.qp))))
+            }
+            Command::DestroyQp(qp) => self.destroy_qp(qp),
+            Command::QueryCounters => Ok(Answer::Counters(Box::new(self.counters))),
+            Command::ListQps => Ok(Answer::Qps(self.qps.iter().map(|(_, e)| status(&e.qp)).collect())),
+        }
+    }
+
+    fn use_pd(&mut self, pd: PdId, change: i32) -> Result<(), ControlError> {
+        let users = self.pds.get_mut(pd.0).ok_or(ControlError::NotFound("protection domain"))?;
+        *users = users.saturating_add_signed(change);
+        Ok(())
+    }
+
+    fn dealloc_pd(&mut self, pd: PdId) -> Result<Answer, ControlError> {
+        match self.pds.get(pd.0) {
+            None => Err(ControlError::NotFound("protection domain")),
+            Some(&users) if users > 0 => Err(ControlError::Busy { object: "protection domain", users }),
+            Some(_) => {
+                self.pds.remove(pd.0);
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    fn register(
+        &mut self,
+        pd: PdId,
+        access: Access,
+        start: u64,
+        memory: HostMemory,
+    ) -> Result<Answer, ControlError> {
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
+            return Err(ControlError::AccessNeedsLocalWrite(access));
+        }
+        self.use_pd(pd, 1)?;
+        let Some((mr, key)) = self.memory.register(pd, access, start, memory.len() as u64) else {
+            self.use_pd(pd, -1)?;
+            return Err(ControlError::Full { object: "memory region", limit: self.config.limits.mrs });
+        };
+        self.regions[mr.0 as usize] = Some(Region { memory, pd });
+        Ok(Answer::Memory(mr, key))
+    }
+
+    fn deregister(&mut self, mr: MrIndex) -> Result<Answer, ControlError> {
+        if !self.memory.deregister(mr) {
+            return Err(ControlError::NotFound("memory region"));
+        }
+        // Commands run between bursts, when no copy is planned: from here on nothing knows the region.
+        debug_assert!(self.out.dma_in.is_empty() && self.dma_out.is_empty());
+        if let Some(region) = self.regions[mr.0 as usize].take() {
+            self.use_pd(region.pd, -1)?;
+        }
+        Ok(Answer::Done)
+    }
+
+    fn destroy_cq(&mut self, cq: CqIndex) -> Result<Answer, ControlError> {
+        match self.cqs.get(cq.0) {
+            None => Err(ControlError::NotFound("completion queue")),
+            Some(entry) if entry.users > 0 => {
+                Err(ControlError::Busy { object: "completion queue", users: entry.users })
+            }
+            Some(_) => {
+                self.cqs.remove(cq.0);
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    fn create_qp(
+        &mut self,
+        pd: PdId,
+        (send_cq, recv_cq): (CqIndex, CqIndex),
+        caps: QpCaps,
+        sq_sig_all: bool,
+        (sends, receives): (SendRing, RecvRing),
+    ) -> Result<Answer, ControlError> {
+        if self.cq(send_cq).is_none() || self.cq(recv_cq).is_none() {
+            return Err(ControlError::NotFound("completion queue"));
+        }
+        self.use_pd(pd, 1)?;
+        let rd_atomic_limit = self.config.limits.rd_atomic;
+        let mig_req = self.config.mig_req;
+        let made = self.qps.insert_with(|index, number| {
+            let (index, qpn) = (QpIndex(index), Qpn::new(number));
+            let config = QpConfig { index, qpn, pd, send_cq, recv_cq, caps, sq_sig_all, rd_atomic_limit };
+            let mut qp = Qp::new(&config);
+            qp.configure(mig_req, false);
+            Box::new(QpEntry {
+                qp,
+                sends,
+                receives: OwnReceives { ring: receives, position: 0 },
+                fetched: 0,
+                retired: 0,
+                ready: false,
+                touched: false,
+                flushing: false,
+                timer_at: Nanos::MAX,
+                last_ip_id: 0,
+            })
+        });
+        let Some(index) = made else {
+            self.use_pd(pd, -1)?;
+            return Err(ControlError::Full { object: "QP", limit: self.config.limits.qps });
+        };
+        for cq in [send_cq, recv_cq] {
+            self.cq(cq).expect("looked up above").users += 1;
+        }
+        let qpn = self.qps.get(index).expect("just inserted").qp.qpn;
+        Ok(Answer::Qp(QpHandle { index: QpIndex(index), qpn }))
+    }
+
+    fn modify_qp(&mut self, now: Nanos, index: QpIndex, attr: &QpAttr) -> Result<Answer, ControlError> {
+        let largest = self.config.largest_mtu;
+        let limit = self.config.limits.rd_atomic;
+        let entry = self.qps.get_mut(index.0).ok_or(ControlError::NotFound("QP"))?;
+        let next = check_transition(entry.qp.state(), attr, largest, limit)?;
+        split!(self, now, entry => qp, ctx);
+        qp.modify(&mut ctx, attr, next);
+        if next == QpState::Reset {
+            entry.sends.reset();
+            entry.receives.ring.reset();
+            entry.receives.ring.want_doorbell(false);
+            entry.receives.position = 0;
+            entry.fetched = 0;
+            entry.retired = 0;
+            entry.flushing = false;
+        }
+        // What was posted before the QP took sends, or while it drained.
+        self.fetch(now, index);
+        self.touch(index);
+        Ok(Answer::Done)
+    }
+
+    fn destroy_qp(&mut self, index: QpIndex) -> Result<Answer, ControlError> {
+        let entry = self.qps.remove(index.0).ok_or(ControlError::NotFound("QP"))?;
+        self.wheel.cancel(index.0);
+        if entry.ready {
+            self.ready.retain(|ready| *ready != index);
+        }
+        if entry.touched {
+            self.touched.retain(|touched| *touched != index);
+        }
+        for cq in [entry.qp.send_cq, entry.qp.recv_cq] {
+            if let Some(cq) = self.cq(cq) {
+                cq.users -= 1;
+            }
+        }
+        self.use_pd(entry.qp.pd, -1)?;
+        Ok(Answer::Done)
+    }
+}
+
+fn status(qp: &Qp) -> QpStatus {
+    let (sq_psn, rq_psn) = qp.psns();
+    QpStatus {
+        handle: QpHandle { index: qp.index, qpn: qp.qpn },
+        state: qp.state(),
+        attributes: *qp.attributes(),
+        sq_psn,
+        rq_psn,
+    }
+}

@@ -1,0 +1,352 @@
+//! The device: object tables, dispatch of what arrives, the arbiter of what leaves, the dma stage.
+//!
+//! A [`Nic`] is one worker's share of a device. It knows neither ports nor threads nor clocks: the engine and
+//! the simulator turn it, stage by stage, in the order of the methods here:
+//!
+//! ```text
+//! execute(command)      control
+//! receive(frame)        parse, find the QP, check the ICRC, hand it over
+//! scatter(frames)       run what the burst asked of memory
+//! timers, doorbells     retransmission; new work requests
+//! next_turn, plan, emit the arbiter picks a QP, the QP a packet, headers are written
+//! gather, seal          payload is copied, the ICRC computed
+//! publish               completions and events, after the copies they speak of
+//! ```
+
+mod control;
+mod dma;
+mod receive;
+mod table;
+mod transmit;
+
+pub use control::{Answer, Command, ControlError, QpHandle, QpStatus};
+pub use receive::{Received, RxOutcome};
+pub use transmit::Planned;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use nix::sys::eventfd::EventFd;
+
+use crate::limits::Limits;
+use crate::shared::{CompletionRing, HostMemory, RecvRing, SendRing};
+use crate::time::Nanos;
+use crate::timer::TimerWheel;
+use crate::transport::permutation::splitmix;
+use crate::transport::{Counters, MemoryTable, Output, Qp, ReceiveQueue};
+use crate::verbs::{AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpIndex, QpState, RecvWr, Sge};
+use table::{NumberedTable, Table};
+
+/// How a NIC treats what the standard leaves to it.
+#[derive(Clone, Copy, Debug)]
+pub struct NicConfig {
+    /// Its bounds.
+    pub limits: Limits,
+    /// Secret that QPNs and keys are derived from. Random, except in simulations.
+    pub seed: u64,
+    /// The largest path MTU that fits its port.
+    pub largest_mtu: Mtu,
+    /// Drop IPv4 packets whose ICRC only fits an implausible identification, where a socket hides it.
+    pub strict_icrc: bool,
+    /// MigReq in what we send: ConnectX sends 1, rxe 0.
+    pub mig_req: bool,
+}
+
+impl Default for NicConfig {
+    fn default() -> NicConfig {
+        NicConfig {
+            limits: Limits::default(),
+            seed: 0,
+            largest_mtu: Mtu::Mtu4096,
+            strict_icrc: false,
+            mig_req: false,
+        }
+    }
+}
+
+/// A QP and what the NIC keeps beside it.
+#[derive(Debug)]
+struct QpEntry {
+    qp: Qp,
+    sends: SendRing,
+    receives: OwnReceives,
+    /// The next send queue position to fetch.
+    fetched: u32,
+    /// The send queue position that the application has been told of.
+    retired: u32,
+    /// It stands in the arbiter's queue.
+    ready: bool,
+    /// It stands in the list of QPs to look after.
+    touched: bool,
+    /// It is in the error state, and each receive that is posted rings, to be flushed.
+    flushing: bool,
+    /// When its entry in the wheel fires; `MAX`: it has none.
+    timer_at: Nanos,
+    /// The last IPv4 identification that explained a frame from its peer.
+    last_ip_id: u16,
+}
+
+/// The receive queue of one QP, NIC's side.
+#[derive(Debug)]
+struct OwnReceives {
+    ring: RecvRing,
+    position: u32,
+}
+
+impl ReceiveQueue for OwnReceives {
+    fn take(&mut self, sges: &mut [Sge]) -> Option<RecvWr> {
+        let wr = self.ring.fetch(self.position, sges)?;
+        self.position = self.position.wrapping_add(1);
+        self.ring.retire(self.position);
+        Some(wr)
+    }
+
+    fn available(&self) -> u32 {
+        self.ring.waiting(self.position)
+    }
+}
+
+#[derive(Debug)]
+struct CqEntry {
+    ring: CompletionRing,
+    notify: Option<Arc<EventFd>>,
+    users: u32,
+    failed: bool,
+}
+
+/// One worker's share of a device.
+#[derive(Debug)]
+pub struct Nic {
+    config: NicConfig,
+    qps: NumberedTable<Box<QpEntry>>,
+    cqs: Table<CqEntry>,
+    pds: Table<u32>,
+    memory: MemoryTable,
+    regions: Vec<Option<Region>>,
+    wheel: TimerWheel,
+    due: Vec<QpIndex>,
+    /// QPs that have something to send, in turn.
+    ready: VecDeque<QpIndex>,
+    /// QPs whose timers, readiness or queues changed since they were last looked after.
+    touched: Vec<QpIndex>,
+    out: Output,
+    dma_out: Vec<dma::DmaOut>,
+    counters: Counters,
+    events: VecDeque<AsyncEvent>,
+}
+
+#[derive(Debug)]
+struct Region {
+    memory: HostMemory,
+    pd: PdId,
+}
+
+/// Asynchronous events that wait for the application at most; more are counted as lost.
+const MAX_EVENTS: usize = 4096;
+
+/// Splits an entry of the QP table into its QP and the surroundings that the QP's calls need.
+macro_rules! split {
+    ($nic:ident, $now:expr, $entry:ident => $qp:ident, $ctx:ident) => {
+        let $crate::nic::QpEntry { qp: $qp, receives, .. } = &mut **$entry;
+        let mut $ctx = $crate::transport::Ctx {
+            now: $now,
+            memory: &$nic.memory,
+            receives,
+            out: &mut $nic.out,
+            counters: &mut $nic.counters,
+            limits: &$nic.config.limits,
+        };
+    };
+}
+use split;
+
+impl Nic {
+    /// A NIC without objects.
+    pub fn new(config: NicConfig) -> Nic {
+        let limits = &config.limits;
+        let mut seed = config.seed;
+        let (qpn_seed, key_seed) = (splitmix(&mut seed), splitmix(&mut seed));
+        let burst = limits.tx_burst.max(crate::port::BURST as u32) as usize;
+        let qps = limits.qps.min(1 << 16);
+        Nic {
+            config,
+            qps: NumberedTable::new(qps, qpn_seed),
+            cqs: Table::new(limits.cqs),
+            pds: Table::new(limits.mrs),
+            memory: MemoryTable::new(limits.mrs, key_seed),
+            regions: (0..limits.mrs.min(1 << 16)).map(|_| None).collect(),
+            wheel: TimerWheel::new(qps),
+            due: Vec::with_capacity(qps as usize),
+            ready: VecDeque::with_capacity(qps as usize),
+            touched: Vec::with_capacity(qps as usize),
+            out: Output {
+                dma_in: Vec::with_capacity(burst * 4),
+                completions: Vec::with_capacity(burst * 16),
+                events: Vec::with_capacity(burst),
+                gather: Vec::with_capacity(crate::limits::MAX_SGE),
+            },
+            dma_out: Vec::with_capacity(burst * crate::limits::MAX_SGE),
+            counters: Counters::default(),
+            events: VecDeque::with_capacity(MAX_EVENTS),
+        }
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Its bounds.
+    pub fn limits(&self) -> &Limits {
+        &self.config.limits
+    }
+
+    /// The largest path MTU that it agrees to.
+    pub fn largest_mtu(&self) -> Mtu {
+        self.config.largest_mtu
+    }
+
+    /// When it must be turned again even if nothing arrives.
+    pub fn next_deadline(&self) -> Nanos {
+        self.wheel.next_deadline()
+    }
+
+    /// True if some QP has something to send.
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// The next asynchronous event.
+    pub fn take_event(&mut self) -> Option<AsyncEvent> {
+        self.events.pop_front()
+    }
+
+    /// Looks at the timers that are due.
+    pub fn timers(&mut self, now: Nanos) {
+        self.wheel.advance(now, |owner| self.due.push(QpIndex(owner)));
+        while let Some(index) = self.due.pop() {
+            self.fire(now, index);
+        }
+    }
+
+    fn fire(&mut self, now: Nanos, index: QpIndex) {
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        entry.timer_at = Nanos::MAX;
+        split!(self, now, entry => qp, ctx);
+        // It may have been put off since it was set: then nothing happens, and `look_after` sets it again.
+        let _ = qp.handle_timeout(&mut ctx);
+        self.touch(index);
+    }
+
+    /// Fetches the work requests of the QPs that rang. True if some have more than was fetched.
+    pub fn doorbells(&mut self, now: Nanos, bells: &crate::shared::Doorbells) -> bool {
+        let mut more = false;
+        bells.take(|index| {
+            if self.fetch(now, index) {
+                bells.ring(index);
+                more = true;
+            }
+        });
+        more
+    }
+
+    /// Fetches up to `fetch_burst` work requests of one QP. True if there are more.
+    fn fetch(&mut self, now: Nanos, index: QpIndex) -> bool {
+        let burst = self.config.limits.fetch_burst;
+        let Some(entry) = self.qps.get_mut(index.0) else { return false };
+        if !entry.qp.takes_sends() {
+            return false;
+        }
+        for _ in 0..burst {
+            let Some((sges, inline)) = entry.qp.send_buffers() else { break };
+            let Some(fetched) = entry.sends.fetch(entry.fetched, sges, inline) else { break };
+            entry.fetched = entry.fetched.wrapping_add(1);
+            split!(self, now, entry => qp, ctx);
+            qp.post_send(&mut ctx, &fetched);
+        }
+        if entry.qp.state() == QpState::Err {
+            split!(self, now, entry => qp, ctx);
+            qp.flush_receives(&mut ctx);
+        }
+        let more = entry.sends.has(entry.fetched) && entry.qp.send_buffers().is_some();
+        self.touch(index);
+        more
+    }
+
+    /// Marks a QP to be looked after.
+    fn touch(&mut self, index: QpIndex) {
+        if let Some(entry) = self.qps.get_mut(index.0)
+            && !entry.touched
+        {
+            entry.touched = true;
+            self.touched.push(index);
+        }
+    }
+
+    /// For each QP that something happened to: its timer, its place in the arbiter, its send queue.
+    pub fn look_after(&mut self, now: Nanos) {
+        while let Some(index) = self.touched.pop() {
+            let Some(entry) = self.qps.get_mut(index.0) else { continue };
+            entry.touched = false;
+            let tail = entry.qp.send_tail();
+            if tail != entry.retired {
+                entry.retired = tail;
+                entry.sends.retire(tail);
+                // Room: what was posted and did not fit can be fetched now.
+                if entry.sends.has(entry.fetched) {
+                    self.fetch(now, index);
+                }
+            }
+            let Some(entry) = self.qps.get_mut(index.0) else { continue };
+            if entry.qp.state() == QpState::Err && !entry.flushing {
+                entry.flushing = true;
+                entry.receives.ring.want_doorbell(true);
+                // Once more after the flag: what was posted in between rang no bell.
+                split!(self, now, entry => qp, ctx);
+                qp.flush_receives(&mut ctx);
+            }
+            let deadline = entry.qp.deadline();
+            if deadline < entry.timer_at {
+                entry.timer_at = deadline;
+                self.wheel.set(index.0, deadline);
+            }
+            if !entry.ready && entry.qp.wants_transmit(&self.config.limits) {
+                entry.ready = true;
+                self.ready.push_back(index);
+            }
+        }
+    }
+
+    /// Publishes completions and raises events. Call it after the copies that they speak of.
+    pub fn publish(&mut self) {
+        for (cq, wc) in self.out.completions.drain(..) {
+            let Some(entry) = self.cqs.get_mut(cq.0) else { continue };
+            match entry.ring.push(&wc) {
+                Ok(false) => {}
+                Ok(true) => notify(entry),
+                Err(_) => {
+                    self.counters.cq_overflow += 1;
+                    if !std::mem::replace(&mut entry.failed, true) {
+                        self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
+                    }
+                }
+            }
+        }
+        for event in self.out.events.drain(..) {
+            if self.events.len() < MAX_EVENTS {
+                self.events.push_back(event);
+            }
+        }
+    }
+
+    fn cq(&mut self, cq: CqIndex) -> Option<&mut CqEntry> {
+        self.cqs.get_mut(cq.0)
+    }
+}
+
+fn notify(entry: &CqEntry) {
+    if let Some(fd) = &entry.notify {
+        // Fails only if the counter is full, and then the application has events enough to read.
+        let _ = fd.write(1);
+    }
+}

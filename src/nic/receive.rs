@@ -1,0 +1,110 @@
+//! What arrives: from bytes to the QP that they are for.
+
+use std::fmt;
+
+use super::{Nic, split};
+use crate::frame::Frame;
+use crate::time::Nanos;
+use crate::transport::Verdict;
+use crate::verbs::QpIndex;
+use crate::wire::{self, Icrc, Packet};
+
+/// A frame as the NIC takes it from a port.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    /// The bytes.
+    pub frame: Frame<'a>,
+    /// Its number in the burst; dma operations name it.
+    pub index: u16,
+    /// The port made its IPv4 identification up.
+    pub ip_id_hidden: bool,
+}
+
+/// What became of a frame.
+#[derive(Clone, Debug)]
+pub enum RxOutcome {
+    /// It is no good RoCE packet.
+    Dropped(wire::Drop),
+    /// Its ICRC does not match.
+    BadIcrc {
+        /// What the bytes give.
+        computed: u32,
+        /// What the packet says.
+        stored: u32,
+    },
+    /// Nobody has its QPN.
+    UnknownQp(wire::Qpn),
+    /// A QP judged it.
+    Judged(QpIndex, Verdict),
+}
+
+impl fmt::Display for RxOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RxOutcome::Dropped(reason) => write!(f, "dropped: {reason}"),
+            RxOutcome::BadIcrc { computed, stored } => {
+                write!(f, "dropped: ICRC {stored:#010x}, computed {computed:#010x}")
+            }
+            RxOutcome::UnknownQp(qpn) => write!(f, "dropped: no QP {qpn}"),
+            RxOutcome::Judged(_, verdict) => verdict.fmt(f),
+        }
+    }
+}
+
+/// Identifications below this one are what a socket's segments carry (RFC 6864: atomic datagrams may carry any).
+const PLAUSIBLE_IDS: u16 = 128;
+
+impl Nic {
+    /// Takes one frame in. Its effects on memory wait for [`Nic::scatter`].
+    pub fn receive(&mut self, now: Nanos, received: &Received<'_>) -> RxOutcome {
+        let packet = match wire::parse(&received.frame) {
+            Ok(packet) => packet,
+            Err(reason) => {
+                match reason {
+                    wire::Drop::NotRoce | wire::Drop::MacControl => self.counters.rx_not_roce += 1,
+                    _ => self.counters.rx_malformed += 1,
+                }
+                return RxOutcome::Dropped(reason);
+            }
+        };
+        // Before the ICRC: a packet for nobody costs no more than its headers.
+        let Some(index) = self.qps.index_of(packet.bth.dest_qp.value()) else {
+            self.counters.rx_unknown_qp += 1;
+            return RxOutcome::UnknownQp(packet.bth.dest_qp);
+        };
+        if let Err((computed, stored)) = self.check_icrc(index, &packet, received) {
+            self.counters.rx_icrc_encapsulated += 1;
+            return RxOutcome::BadIcrc { computed, stored };
+        }
+        self.counters.np_ecn_marked_roce_packets += u64::from(packet.is_ce());
+        let Some(entry) = self.qps.get_mut(index) else { return RxOutcome::UnknownQp(packet.bth.dest_qp) };
+        split!(self, now, entry => qp, ctx);
+        let verdict = qp.handle_packet(&mut ctx, &packet, received.index);
+        self.touch(QpIndex(index));
+        RxOutcome::Judged(QpIndex(index), verdict)
+    }
+
+    /// The ICRC covers the IPv4 identification, which sockets do not show. The CRC is linear, so the one that would
+    /// explain a mismatch can be computed: it is believed if it is one that a peer would send.
+    fn check_icrc(&mut self, index: u32, packet: &Packet, received: &Received<'_>) -> Result<(), (u32, u32)> {
+        let Icrc::Bad { computed, stored } = packet.check_icrc(&received.frame) else { return Ok(()) };
+        let bad = Err((computed, stored));
+        if !received.ip_id_hidden {
+            return bad;
+        }
+        // The identification is the third 16-bit word of the IPv4 header.
+        let after_id = packet.icrc_offset - (packet.l3_offset + 6);
+        let Some(id) = wire::icrc::solve_ipv4_id(computed, stored, after_id) else { return bad };
+        let Some(entry) = self.qps.get_mut(index) else { return bad };
+        let ahead = id.wrapping_sub(entry.last_ip_id);
+        let plausible = id < PLAUSIBLE_IDS || ahead < PLAUSIBLE_IDS;
+        entry.last_ip_id = id;
+        if !plausible {
+            if self.config.strict_icrc {
+                return bad;
+            }
+            self.counters.icrc_weak += 1;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,136 @@
+//! Tables of objects: an index finds them, a bound holds them.
+
+use crate::transport::Permutation;
+
+/// Objects under small indices that are used again.
+#[derive(Debug)]
+pub(super) struct Table<T> {
+    slots: Vec<Option<T>>,
+    free: Vec<u32>,
+    bound: u32,
+}
+
+impl<T> Table<T> {
+    pub(super) fn new(bound: u32) -> Table<T> {
+        Table { slots: Vec::new(), free: Vec::new(), bound }
+    }
+
+    /// Puts an object in; `None`: the table is full.
+    pub(super) fn insert(&mut self, value: T) -> Option<u32> {
+        if let Some(index) = self.free.pop() {
+            self.slots[index as usize] = Some(value);
+            return Some(index);
+        }
+        let index = u32::try_from(self.slots.len()).ok().filter(|i| *i < self.bound)?;
+        self.slots.push(Some(value));
+        Some(index)
+    }
+
+    pub(super) fn get(&self, index: u32) -> Option<&T> {
+        self.slots.get(index as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.slots.get_mut(index as usize)?.as_mut()
+    }
+
+    pub(super) fn remove(&mut self, index: u32) -> Option<T> {
+        let value = self.slots.get_mut(index as usize)?.take()?;
+        self.free.push(index);
+        Some(value)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.slots.iter().enumerate().filter_map(|(i, slot)| Some((i as u32, slot.as_ref()?)))
+    }
+}
+
+/// Objects that also have an unguessable 24-bit number: QPs and their QPNs.
+#[derive(Debug)]
+pub(super) struct NumberedTable<T> {
+    table: Table<(u32, T)>,
+    generations: Vec<u8>,
+    permutation: Permutation,
+}
+
+/// QPNs 0 and 1 are the management QPs, 0xffffff is multicast: no ordinary QP gets them.
+const RESERVED: [u32; 3] = [0, 1, 0xff_ffff];
+
+impl<T> NumberedTable<T> {
+    pub(super) fn new(bound: u32, seed: u64) -> NumberedTable<T> {
+        NumberedTable {
+            table: Table::new(bound),
+            generations: vec![0; bound as usize],
+            permutation: Permutation::new(seed),
+        }
+    }
+
+    /// Puts in what `make` builds from an index and a number; `None`: the table is full.
+    pub(super) fn insert_with(&mut self, make: impl FnOnce(u32, u32) -> T) -> Option<u32> {
+        let index = self.table.free.last().copied().unwrap_or(self.table.slots.len() as u32);
+        if index >= self.table.bound {
+            return None;
+        }
+        let generation = &mut self.generations[index as usize];
+        let mut number = self.permutation.encode(index as u16, *generation);
+        while RESERVED.contains(&number) {
+            *generation = generation.wrapping_add(1);
+            number = self.permutation.encode(index as u16, *generation);
+        }
+        let value = make(index, number);
+        self.table.insert((number, value))
+    }
+
+    pub(super) fn get(&self, index: u32) -> Option<&T> {
+        self.table.get(index).map(|(_, value)| value)
+    }
+
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.table.get_mut(index).map(|(_, value)| value)
+    }
+
+    /// The index behind a number, if it is in use.
+    pub(super) fn index_of(&self, number: u32) -> Option<u32> {
+        let (index, _) = self.permutation.decode(number);
+        let index = u32::from(index);
+        self.table.get(index).filter(|(n, _)| *n == number).map(|_| index)
+    }
+
+    pub(super) fn remove(&mut self, index: u32) -> Option<T> {
+        let (_, value) = self.table.remove(index)?;
+        let generation = &mut self.generations[index as usize];
+        *generation = generation.wrapping_add(1);
+        Some(value)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.table.iter().map(|(index, (_, value))| (index, value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_leads_to_its_object_until_it_is_removed() {
+        let mut table = NumberedTable::new(2, 5);
+        let mut numbers = Vec::new();
+        let a = table.insert_with(|_, n| numbers.push(n)).unwrap();
+        assert_eq!(table.index_of(numbers[0]), Some(a));
+        table.remove(a).unwrap();
+        assert_eq!(table.index_of(numbers[0]), None);
+        let b = table.insert_with(|_, n| numbers.push(n)).unwrap();
+        assert_eq!(a, b, "the slot is used again");
+        assert_ne!(numbers[0], numbers[1], "the number is not");
+        assert_eq!(table.index_of(numbers[0]), None);
+    }
+
+    #[test]
+    fn a_full_table_takes_no_more() {
+        let mut table = NumberedTable::new(2, 5);
+        assert!(table.insert_with(|_, _| ()).is_some());
+        assert!(table.insert_with(|_, _| ()).is_some());
+        assert!(table.insert_with(|_, _| ()).is_none());
+    }
+}

@@ -1,0 +1,82 @@
+//! What leaves: the arbiter picks a QP, the QP a packet, and its headers are written.
+
+use super::dma::DmaOut;
+use super::{Nic, split};
+use crate::frame::FrameMut;
+use crate::time::Nanos;
+use crate::transport::TxPlan;
+use crate::verbs::QpIndex;
+use crate::wire::MAX_HEADERS;
+
+/// A packet that will leave as soon as it has a slot.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned {
+    /// The packet.
+    pub plan: TxPlan,
+    /// Bytes of the frame, without FCS.
+    pub frame_len: usize,
+}
+
+impl Nic {
+    /// The QP whose turn it is. It sends up to `tx_quantum` packets; then call [`Nic::end_turn`].
+    pub fn next_turn(&mut self) -> Option<QpIndex> {
+        self.ready.pop_front()
+    }
+
+    /// A QP's turn is over. `unfinished`: it stopped for lack of room or time, so it comes again.
+    pub fn end_turn(&mut self, index: QpIndex, unfinished: bool) {
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        entry.ready = unfinished;
+        if unfinished {
+            self.ready.push_back(index);
+        } else {
+            self.touch(index);
+        }
+    }
+
+    /// The next packet of a QP; nothing has changed until [`Nic::emit`].
+    pub fn plan(&mut self, now: Nanos, index: QpIndex) -> Option<Planned> {
+        let entry = self.qps.get_mut(index.0)?;
+        split!(self, now, entry => qp, ctx);
+        let plan = qp.next_packet(&mut ctx);
+        self.touch(index);
+        let plan = plan?;
+        let template = self.qps.get(index.0)?.qp.template()?;
+        Some(Planned { plan, frame_len: template.frame_len(plan.bth.opcode, plan.payload_len.into()) })
+    }
+
+    /// Writes a planned packet's headers to its frame, in transmit slot `slot`, and notes which copies it needs.
+    pub fn emit(
+        &mut self,
+        now: Nanos,
+        index: QpIndex,
+        planned: &Planned,
+        slot: u16,
+        frame: &mut FrameMut<'_>,
+    ) {
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let plan = &planned.plan;
+        let Some(template) = entry.qp.template() else { return };
+        let mut headers = [0; MAX_HEADERS];
+        let mut offset = template.write_headers(&mut headers, &plan.bth, &plan.ext, plan.payload_len.into());
+        frame.write(0, &headers[..offset]);
+        if let Some(bytes) = entry.qp.inline_payload(plan) {
+            frame.write(offset, bytes);
+        } else if plan.payload_len > 0 {
+            for piece in self.out.gather.drain(..) {
+                let (from, length) = (piece.from, piece.length);
+                self.dma_out.push(DmaOut { slot, offset: offset as u16, length, from });
+                offset += usize::from(length);
+            }
+        }
+        split!(self, now, entry => qp, ctx);
+        qp.sent(&mut ctx, plan);
+    }
+
+    /// Computes the ICRC of a finished frame of this QP.
+    pub fn seal(&self, index: QpIndex, frame: &mut FrameMut<'_>) {
+        if let Some(template) = self.qps.get(index.0).and_then(|e| e.qp.template()) {
+            template.seal(frame);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Completion queues.
+//!
+//! ```text
+//! word 0       producer: completions written so far (any worker, compare-and-swap)
+//! word 8       consumer: completions polled so far  (the application, Release)
+//! word 9       armed: 0 no, 1 for a solicited completion, 2 for any
+//! word 16 ..   slots: 0 wr_id | 1 status:8 opcode:8 flags:8 vendor:8 qpn:32 | 2 byte_len:32 imm:32 | 7 sequence
+//! ```
+//!
+//! A slot's sequence is the lap, from 1, in which it was last filled, stored with Release after the rest: several
+//! workers may produce, the application never sees half a slot, and zeroed memory reads as empty.
+
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+    fence,
+};
+
+use super::region::{LINE, Region};
+use crate::verbs::{Qpn, Wc, WcFlags, WcOpcode, WcStatus};
+
+const PRODUCER: usize = 0;
+const CONSUMER: usize = LINE;
+const ARMED: usize = LINE + 1;
+const SLOTS: usize = 2 * LINE;
+const SEQUENCE: usize = 7;
+
+/// For which completions the application wants an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Armed {
+    /// None.
+    No = 0,
+    /// The next solicited or failed one.
+    Solicited = 1,
+    /// The next one.
+    Next = 2,
+}
+
+/// The queue had no room: the completion is lost and the CQ is in error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overflow;
+
+/// A completion queue. Cloning it gives another handle to the same memory.
+#[derive(Clone, Debug)]
+pub struct CompletionRing {
+    region: Arc<Region>,
+    mask: u64,
+    capacity: u64,
+}
+
+impl CompletionRing {
+    /// Makes a queue of `capacity` completions.
+    pub fn new(capacity: u32) -> std::io::Result<CompletionRing> {
+        let slots = u64::from(capacity.max(1).next_power_of_two());
+        let region = Region::new(SLOTS + slots as usize * LINE)?;
+        Ok(CompletionRing { region, mask: slots - 1, capacity: u64::from(capacity.max(1)) })
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        &self.region.words()[index]
+    }
+
+    fn slot(&self, position: u64) -> &[AtomicU64] {
+        let at = SLOTS + (position & self.mask) as usize * LINE;
+        &self.region.words()[at..at + LINE]
+    }
+
+    fn lap(&self, position: u64) -> u64 {
+        position / (self.mask + 1) + 1
+    }
+
+    /// The NIC's side: publishes a completion. `Ok(true)`: the application wants an event for it.
+    pub fn push(&self, wc: &Wc) -> Result<bool, Overflow> {
+        let mut position = self.word(PRODUCER).load(Relaxed);
+        loop {
+            let consumer = self.word(CONSUMER).load(Acquire);
+            if position.wrapping_sub(consumer) >= self.capacity {
+                return Err(Overflow);
+            }
+            match self.word(PRODUCER).compare_exchange_weak(position, position + 1, AcqRel, Relaxed) {
+                Ok(_) => break,
+                Err(now) => position = now,
+            }
+        }
+        let slot = self.slot(position);
+        let head = wc.status as u64
+            | (wc.opcode as u64) << 8
+            | u64::from(wc.flags.bits()) << 16
+            | u64::from(wc.vendor_err) << 24
+            | u64::from(wc.qpn.value()) << 32;
+        slot[0].store(wc.wr_id, Relaxed);
+        slot[1].store(head, Relaxed);
+        slot[2].store(u64::from(wc.byte_len) | u64::from(wc.imm) << 32, Relaxed);
+        slot[SEQUENCE].store(self.lap(position), Release);
+        Ok(self.disarm_for(wc))
+    }
+
+    /// Pairs with the fence in `arm`: either the NIC sees the request, or the poll after it sees the completion.
+    fn disarm_for(&self, wc: &Wc) -> bool {
+        fence(SeqCst);
+        let armed = self.word(ARMED).load(Relaxed);
+        let solicited = wc.flags.contains(WcFlags::SOLICITED) || wc.status != WcStatus::Success;
+        let wanted = armed == Armed::Next as u64 || (armed == Armed::Solicited as u64 && solicited);
+        wanted && self.word(ARMED).compare_exchange(armed, Armed::No as u64, AcqRel, Relaxed).is_ok()
+    }
+
+    /// The application's side: takes the oldest completion. Callers take turns.
+    pub fn poll(&self) -> Option<Wc> {
+        let position = self.word(CONSUMER).load(Relaxed);
+        let slot = self.slot(position);
+        if slot[SEQUENCE].load(Acquire) != self.lap(position) {
+            return None;
+        }
+        let head = slot[1].load(Relaxed);
+        let rest = slot[2].load(Relaxed);
+        let wc = Wc {
+            wr_id: slot[0].load(Relaxed),
+            status: WcStatus::from_code(head as u8),
+            opcode: WcOpcode::from_code((head >> 8) as u8).unwrap_or_default(),
+            flags: WcFlags::from_bits_truncate((head >> 16) as u8) - WcFlags::SOLICITED,
+            vendor_err: (head >> 24) as u8,
+            qpn: Qpn::new((head >> 32) as u32),
+            byte_len: rest as u32,
+            imm: (rest >> 32) as u32,
+        };
+        self.word(CONSUMER).store(position + 1, Release);
+        Some(wc)
+    }
+
+    /// True if a completion is waiting.
+    pub fn has_completions(&self) -> bool {
+        let position = self.word(CONSUMER).load(Relaxed);
+        self.slot(position)[SEQUENCE].load(Acquire) == self.lap(position)
+    }
+
+    /// The application's side: asks for an event. Poll once more after it: what came before does not raise one.
+    pub fn arm(&self, armed: Armed) {
+        // A stronger request stays: arming for solicited must not weaken a request for any.
+        self.word(ARMED).fetch_max(armed as u64, AcqRel);
+        fence(SeqCst);
+    }
+
+    /// Completions that fit.
+    pub fn capacity(&self) -> u32 {
+        self.capacity as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wc(wr_id: u64) -> Wc {
+        Wc { wr_id, byte_len: 7, imm: u32::MAX, qpn: Qpn::new(0xabcdef), ..Wc::default() }
+    }
+
+    #[test]
+    fn completions_come_out_in_order_and_whole_over_many_laps() {
+        let cq = CompletionRing::new(3).unwrap();
+        for id in 0..100 {
+            assert_eq!(cq.push(&wc(id)), Ok(false));
+            assert_eq!(cq.poll(), Some(wc(id)));
+            assert_eq!(cq.poll(), None);
+        }
+    }
+
+    #[test]
+    fn a_full_queue_reports_overflow_and_keeps_what_it_has() {
+        let cq = CompletionRing::new(3).unwrap();
+        for id in 0..3 {
+            cq.push(&wc(id)).unwrap();
+        }
+        assert_eq!(cq.push(&wc(3)), Err(Overflow));
+        assert_eq!((0..4).filter_map(|_| cq.poll()).map(|w| w.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn an_event_is_asked_for_once_and_solicited_ones_are_told_apart() {
+        let cq = CompletionRing::new(8).unwrap();
+        cq.arm(Armed::Solicited);
+        assert_eq!(cq.push(&wc(0)), Ok(false));
+        let solicited = Wc { flags: WcFlags::SOLICITED, ..wc(1) };
+        assert_eq!(cq.push(&solicited), Ok(true));
+        assert_eq!(cq.push(&solicited), Ok(false));
+        cq.arm(Armed::Next);
+        cq.arm(Armed::Solicited);
+        assert_eq!(cq.push(&wc(2)), Ok(true), "the stronger request stays");
+    }
+}

@@ -1,0 +1,152 @@
+//! Doorbells: one bit for each QP, and a way to wake a sleeping worker.
+
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+    fence,
+};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::region::{LINE, Region};
+use crate::verbs::QpIndex;
+
+const SLEEPING: usize = 0;
+const SUMMARY: usize = LINE;
+
+/// The doorbell page of one worker.
+///
+/// ```text
+/// word 0      1 = the worker sleeps: the next ring writes the eventfd
+/// word 8 ..   summary: bit i set = word i of the bells may have bits
+/// then        one bit for each QP
+/// ```
+#[derive(Clone, Debug)]
+pub struct Doorbells {
+    region: Arc<Region>,
+    wake: Arc<EventFd>,
+    summaries: usize,
+    bells: usize,
+}
+
+impl Doorbells {
+    /// Doorbells for `qps` QPs.
+    pub fn new(qps: u32) -> std::io::Result<Doorbells> {
+        let bells = (qps as usize).div_ceil(64).max(1);
+        let summaries = bells.div_ceil(64).next_multiple_of(LINE);
+        let region = Region::new(SUMMARY + summaries + bells)?;
+        let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+        Ok(Doorbells { region, wake: Arc::new(wake), summaries, bells })
+    }
+
+    fn bell(&self, word: usize) -> &AtomicU64 {
+        &self.region.words()[SUMMARY + self.summaries + word]
+    }
+
+    fn summary(&self, word: usize) -> &AtomicU64 {
+        &self.region.words()[SUMMARY + word]
+    }
+
+    /// The application's side: the QP has new work. Wakes the worker if it sleeps.
+    pub fn ring(&self, qp: QpIndex) {
+        let index = qp.0 as usize;
+        let word = index / 64;
+        if word >= self.bells {
+            return;
+        }
+        self.bell(word).fetch_or(1 << (index % 64), Release);
+        self.summary(word / 64).fetch_or(1 << (word % 64), Release);
+        self.wake_if_sleeping();
+    }
+
+    /// Wakes the worker if it sleeps; after a command was sent, for example.
+    pub fn wake_if_sleeping(&self) {
+        // Pairs with the fence in `sleep_begins`: either the worker's last look sees the bell, or this sees
+        // that it sleeps.
+        fence(SeqCst);
+        if self.region.words()[SLEEPING].load(Relaxed) != 0 {
+            // The counter can only be full if a wake-up is pending anyway.
+            let _ = self.wake.write(1);
+        }
+    }
+
+    /// The worker's side: takes all bells, calling `each` for every QP that rang.
+    pub fn take(&self, mut each: impl FnMut(QpIndex)) {
+        for s in 0..self.summaries {
+            if self.summary(s).load(Relaxed) == 0 {
+                continue;
+            }
+            let mut words = self.summary(s).swap(0, AcqRel);
+            while words != 0 {
+                let word = s * 64 + words.trailing_zeros() as usize;
+                words &= words - 1;
+                if word >= self.bells {
+                    continue;
+                }
+                let mut bits = self.bell(word).swap(0, AcqRel);
+                while bits != 0 {
+                    each(QpIndex((word * 64) as u32 + bits.trailing_zeros()));
+                    bits &= bits - 1;
+                }
+            }
+        }
+    }
+
+    /// The worker's side: true if some bell rang.
+    pub fn any(&self) -> bool {
+        (0..self.summaries).any(|s| self.summary(s).load(Acquire) != 0)
+    }
+
+    /// The worker's side: from now on a ring writes the eventfd. Look once more before sleeping.
+    pub fn sleep_begins(&self) {
+        self.region.words()[SLEEPING].store(1, Relaxed);
+        fence(SeqCst);
+    }
+
+    /// The worker's side: awake again; clears the eventfd.
+    pub fn sleep_ends(&self) {
+        self.region.words()[SLEEPING].store(0, Relaxed);
+        let _ = self.wake.read();
+    }
+
+    /// Becomes readable when a sleeping worker is to wake.
+    pub fn wake_fd(&self) -> &EventFd {
+        &self.wake
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_qp_that_rang_is_taken_once() {
+        let bells = Doorbells::new(10_000).unwrap();
+        for qp in [0, 63, 64, 4_095, 4_096, 9_999, 9_999] {
+            bells.ring(QpIndex(qp));
+        }
+        let mut taken = Vec::new();
+        bells.take(|qp| taken.push(qp.0));
+        assert_eq!(taken, [0, 63, 64, 4_095, 4_096, 9_999]);
+        assert!(!bells.any());
+    }
+
+    #[test]
+    fn a_bell_outside_the_page_rings_nothing() {
+        let bells = Doorbells::new(10).unwrap();
+        bells.ring(QpIndex(64));
+        assert!(!bells.any());
+    }
+
+    #[test]
+    fn only_a_sleeping_worker_is_woken() {
+        let bells = Doorbells::new(10).unwrap();
+        bells.ring(QpIndex(1));
+        assert!(bells.wake.read().is_err(), "nothing was written");
+        bells.sleep_begins();
+        bells.ring(QpIndex(1));
+        assert_eq!(bells.wake.read().unwrap(), 1);
+        bells.sleep_ends();
+    }
+}

@@ -1,0 +1,189 @@
+//! Registered memory, as the NIC of the same process reaches it.
+//!
+//! Every access is checked against the region's bounds here once more, so that a mistake above becomes a
+//! refused copy and not a stray write.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
+
+const PAGE: usize = 4096;
+
+/// Page-aligned memory that lives as long as somebody holds it.
+#[derive(Debug)]
+struct Owned {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: plain memory, reached only by the raw copies of `HostMemory`.
+unsafe impl Send for Owned {}
+// SAFETY: as above.
+unsafe impl Sync for Owned {}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `HostMemory::allocate` with this layout.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+/// Memory of the application that the NIC may copy to and from.
+///
+/// The application and a peer's RDMA may touch the same bytes at the same time; as with hardware, what
+/// is read then is a mixture. Nothing here hands out a Rust reference to the bytes.
+#[derive(Clone, Debug)]
+pub struct HostMemory {
+    base: NonNull<u8>,
+    length: usize,
+    _owner: Option<Arc<Owned>>,
+}
+
+// SAFETY: copies go through raw pointers; races on the bytes are the documented behaviour of RDMA memory, and
+// `borrowed` obliges its caller to keep the memory alive.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for HostMemory {}
+
+/// An access outside the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{length} bytes at offset {offset} are outside a region of {region} bytes")]
+pub struct OutOfBounds {
+    /// Where it began.
+    pub offset: u64,
+    /// How long it was.
+    pub length: usize,
+    /// How long the region is.
+    pub region: usize,
+}
+
+impl HostMemory {
+    /// Zeroed memory of its own, page-aligned.
+    pub fn allocate(length: usize) -> HostMemory {
+        let layout = Layout::from_size_align(length.max(1), PAGE).expect("a length below isize::MAX");
+        // SAFETY: the layout is not empty.
+        let Some(base) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
+        HostMemory { base, length, _owner: Some(Arc::new(Owned { base, layout })) }
+    }
+
+    /// Memory that somebody else owns.
+    ///
+    /// # Safety
+    /// `base..base + length` stays mapped and writable until the region made of it is deregistered, and
+    /// nobody holds a Rust reference into it while the NIC may access it.
+    pub unsafe fn borrowed(base: NonNull<u8>, length: usize) -> HostMemory {
+        HostMemory { base, length, _owner: None }
+    }
+
+    /// The virtual address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// True if it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    fn at(&self, offset: u64, length: usize) -> Result<NonNull<u8>, OutOfBounds> {
+        let error = OutOfBounds { offset, length, region: self.length };
+        let start = usize::try_from(offset).map_err(|_| error)?;
+        if start.checked_add(length).is_none_or(|end| end > self.length) {
+            return Err(error);
+        }
+        // SAFETY: start <= length of the allocation, checked above.
+        Ok(unsafe { self.base.add(start) })
+    }
+
+    /// Copies `bytes` to `offset`, ascending: the last bytes become visible last (`ib_write_lat` polls them),
+    /// and an aligned 8-byte tail is stored whole.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        let to = self.at(offset, bytes.len())?;
+        let end = to.as_ptr() as usize + bytes.len();
+        let tail = if bytes.len() >= 8 && end.is_multiple_of(8) { 8 } else { bytes.len().min(1) };
+        let body = bytes.len() - tail;
+        // SAFETY: `at` checked the whole range; `bytes` is a live slice. It cannot overlap the target, which is
+        // registered memory, while frames and queues are the NIC's own.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), body) };
+        // x86 and the Release store below keep the body's stores before the tail's.
+        compiler_fence(Ordering::Release);
+        // SAFETY: within the checked range; for the 8-byte case the address is 8-aligned by choice of `tail`.
+        unsafe {
+            let last = to.as_ptr().add(body);
+            if tail == 8 {
+                let value = u64::from_ne_bytes(bytes[body..].try_into().expect("8 bytes"));
+                AtomicU64::from_ptr(last.cast()).store(value, Ordering::Release);
+            } else if tail == 1 {
+                last.write_volatile(bytes[body]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies from `offset` into `bytes`.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
+        let from = self.at(offset, bytes.len())?;
+        // SAFETY: `at` checked the range; `bytes` is the caller's own and cannot overlap registered memory.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Runs `operation` on the 8 aligned bytes at `offset`, as the CPU's own atomics would, and returns what
+    /// was there before.
+    pub fn atomic(&self, offset: u64, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, OutOfBounds> {
+        let at = self.at(offset, 8)?;
+        if !(at.as_ptr() as usize).is_multiple_of(8) {
+            return Err(OutOfBounds { offset, length: 8, region: self.length });
+        }
+        // SAFETY: 8 bytes inside the region, 8-aligned, checked above.
+        let word = unsafe { AtomicU64::from_ptr(at.as_ptr().cast()) };
+        let before = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, operation);
+        Ok(before.unwrap_or_else(|unchanged| unchanged))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_at_every_length_and_alignment() {
+        let memory = HostMemory::allocate(128);
+        for offset in 0..9u64 {
+            for length in 0..40usize {
+                let bytes: Vec<u8> = (0..length).map(|i| (i * 7 + length) as u8).collect();
+                memory.write(offset, &bytes).unwrap();
+                let mut back = vec![0; length];
+                memory.read(offset, &mut back).unwrap();
+                assert_eq!(back, bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn an_access_over_the_edge_is_refused_and_changes_nothing() {
+        let memory = HostMemory::allocate(16);
+        assert!(memory.write(9, &[1; 8]).is_err());
+        assert!(memory.write(u64::MAX, &[1; 8]).is_err());
+        assert!(memory.atomic(12, Some).is_err());
+        assert!(memory.atomic(1, Some).is_err(), "misaligned");
+        let mut all = [9; 16];
+        memory.read(0, &mut all).unwrap();
+        assert_eq!(all, [0; 16]);
+    }
+
+    #[test]
+    fn an_atomic_returns_what_was_there() {
+        let memory = HostMemory::allocate(8);
+        assert_eq!(memory.atomic(0, |v| Some(v.wrapping_add(5))), Ok(0));
+        assert_eq!(memory.atomic(0, |v| (v == 4).then_some(9)), Ok(5));
+        assert_eq!(memory.atomic(0, |v| (v == 5).then_some(9)), Ok(5));
+        assert_eq!(memory.atomic(0, |_| None), Ok(9));
+    }
+}

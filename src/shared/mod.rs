@@ -1,0 +1,23 @@
+//! Memory that an application and the NIC both touch: queues, doorbells, registered memory.
+//!
+//! Read [`region`] first, then [`work_queue`]. Queues are rings of 64-bit words in a memory
+//! file: offsets instead of pointers, fixed-size slots, indices on cache lines of their own. Every
+//! word is an atomic, so reading a slot that the other side scribbles over is defined, and what is
+//! read is copied once before it is judged.
+//!
+//! Architecture invariant: nothing here assumes one address space, except [`memory`], which is the
+//! embedded NIC's way to reach the application's registered buffers.
+
+#![allow(unsafe_code)]
+
+pub mod completion_queue;
+pub mod doorbell;
+pub mod memory;
+pub mod region;
+pub mod work_queue;
+
+pub use completion_queue::{Armed, CompletionRing};
+pub use doorbell::Doorbells;
+pub use memory::HostMemory;
+pub use region::Region;
+pub use work_queue::{PostError, RecvRing, SendRing};

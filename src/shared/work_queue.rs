@@ -1,0 +1,434 @@
+//! Send and receive queues: rings of fixed-size slots of 64-bit words.
+//!
+//! ```text
+//! word 0       producer: work requests posted so far     (the application stores, Release)
+//! word 8       consumer: work requests the NIC has done with (the NIC stores, Release)
+//! word 9       receive queues: 1 = the NIC wants a doorbell for each post
+//! word 16 ..   slots
+//!
+//! send slot:    0 wr_id | 1 opcode:8 flags:8 num_sge:8 -:8 inline_len:32 | 2 imm:32 rkey:32
+//!               3 remote_addr | 4 compare_add | 5 swap | 6,7 - | 8.. SGEs (addr, length:32 lkey:32) or payload
+//! receive slot: 0 wr_id | 1 num_sge | 2.. SGEs
+//! ```
+//!
+//! Ordering: a slot is written with relaxed stores, then published by a Release store of the
+//! producer; the NIC loads it Acquire, copies the slot, and only then looks at what it says. The
+//! application reuses a slot after an Acquire load of the consumer.
+
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    fence,
+};
+
+use super::region::{LINE, Region};
+use crate::limits::{MAX_INLINE, MAX_SGE};
+use crate::verbs::{LKey, RKey, RecvWr, SendFlags, SendWr, Sge, WrOpcode};
+
+const PRODUCER: usize = 0;
+const CONSUMER: usize = LINE;
+const WANTS_DOORBELL: usize = LINE + 1;
+const SLOTS: usize = 2 * LINE;
+const SEND_HEADER: usize = LINE;
+const RECV_HEADER: usize = 2;
+
+/// Why a work request was not posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// The queue is full (`ENOMEM`).
+    #[error("the queue is full: {outstanding} work requests of {capacity} are outstanding; poll the completion queue")]
+    QueueFull {
+        /// Work requests posted and not yet completed.
+        outstanding: u32,
+        /// Its size.
+        capacity: u32,
+    },
+    /// The list is longer than the QP was made for (`EINVAL`).
+    #[error("{given} scatter/gather entries, the queue was made for {max}")]
+    TooManySges {
+        /// Entries given.
+        given: usize,
+        /// Entries allowed.
+        max: u32,
+    },
+    /// Too much inline payload (`ENOMEM` in rdma-core's providers).
+    #[error("{given} bytes of inline payload, the queue was made for {max}")]
+    TooMuchInline {
+        /// Bytes given.
+        given: usize,
+        /// Bytes allowed.
+        max: u32,
+    },
+    /// Inline payload makes no sense for a READ or an atomic (`EINVAL`).
+    #[error("inline payload with {0:?}, which sends none")]
+    InlineNotAllowed(WrOpcode),
+    /// A message is longer than 2^31 bytes (`EINVAL`).
+    #[error("the message is {0} bytes long, the transport carries 2^31")]
+    MessageTooLong(u64),
+    /// The QP does not take work requests in this state (`EINVAL`).
+    #[error("the QP is in state {0:?}, which takes no such work requests")]
+    WrongState(crate::verbs::QpState),
+}
+
+/// A ring of slots: the part that send and receive queues have in common.
+#[derive(Clone, Debug)]
+struct Ring {
+    region: Arc<Region>,
+    capacity: u32,
+    mask: u32,
+    stride: usize,
+}
+
+impl Ring {
+    fn new(capacity: u32, stride: usize) -> std::io::Result<Ring> {
+        let slots = capacity.max(1).next_power_of_two();
+        let region = Region::new(SLOTS + slots as usize * stride)?;
+        Ok(Ring { region, capacity, mask: slots - 1, stride })
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        &self.region.words()[index]
+    }
+
+    fn slot(&self, position: u32) -> &[AtomicU64] {
+        let at = SLOTS + (position & self.mask) as usize * self.stride;
+        &self.region.words()[at..at + self.stride]
+    }
+
+    /// Positions are 32-bit counters; the words are 64 bits wide and what another process puts into the
+    /// upper half is ignored.
+    fn load(&self, index: usize) -> u32 {
+        self.word(index).load(Acquire) as u32
+    }
+
+    fn room(&self) -> Result<u32, PostError> {
+        let producer = self.word(PRODUCER).load(Relaxed) as u32;
+        let outstanding = producer.wrapping_sub(self.load(CONSUMER));
+        if outstanding >= self.capacity {
+            return Err(PostError::QueueFull { outstanding, capacity: self.capacity });
+        }
+        Ok(producer)
+    }
+
+    fn publish(&self, producer: u32) {
+        self.word(PRODUCER).store(u64::from(producer.wrapping_add(1)), Release);
+    }
+}
+
+fn put_sges(words: &[AtomicU64], sges: &[Sge]) {
+    for (pair, sge) in words.chunks_exact(2).zip(sges) {
+        pair[0].store(sge.addr, Relaxed);
+        pair[1].store(u64::from(sge.length) | u64::from(sge.lkey.0) << 32, Relaxed);
+    }
+}
+
+fn take_sges(words: &[AtomicU64], sges: &mut [Sge]) {
+    for (pair, sge) in words.chunks_exact(2).zip(sges) {
+        let addr = pair[0].load(Relaxed);
+        let rest = pair[1].load(Relaxed);
+        *sge = Sge { addr, length: rest as u32, lkey: LKey((rest >> 32) as u32) };
+    }
+}
+
+/// A send queue. Cloning it gives another handle to the same memory.
+#[derive(Clone, Debug)]
+pub struct SendRing {
+    ring: Ring,
+    max_sge: u32,
+    max_inline: u32,
+}
+
+/// What a send work request carries.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'a> {
+    /// Where it lies in registered memory.
+    Sges(&'a [Sge]),
+    /// The bytes themselves.
+    Inline(&'a [u8]),
+}
+
+/// A send work request as the NIC copied it: nothing in it has been believed yet.
+#[derive(Clone, Copy, Debug)]
+pub struct FetchedSend {
+    /// `None`: the opcode is not one.
+    pub wr: Option<SendWr>,
+    /// The id, valid even if the rest is not.
+    pub wr_id: u64,
+    /// Entries in the scatter/gather list, cut to the queue's own limit.
+    pub num_sge: usize,
+    /// Bytes of inline payload, cut likewise.
+    pub inline_len: usize,
+}
+
+impl SendRing {
+    /// Makes a queue of `capacity` work requests of up to `max_sge` entries or `max_inline` bytes.
+    pub fn new(capacity: u32, max_sge: u32, max_inline: u32) -> std::io::Result<SendRing> {
+        let max_sge = max_sge.min(MAX_SGE as u32);
+        let max_inline = max_inline.min(MAX_INLINE as u32);
+        let payload = (2 * max_sge as usize).max(max_inline.div_ceil(8) as usize);
+        let stride = (SEND_HEADER + payload).next_multiple_of(LINE);
+        Ok(SendRing { ring: Ring::new(capacity, stride)?, max_sge, max_inline })
+    }
+
+    /// The application's side: posts one work request. Callers take turns (the verbs object holds a lock).
+    pub fn post(&self, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
+        self.check(wr, payload)?;
+        let producer = self.ring.room()?;
+        let slot = self.ring.slot(producer);
+        let (num_sge, inline_len, flags) = match payload {
+            Payload::Sges(sges) => {
+                put_sges(&slot[SEND_HEADER..], sges);
+                (sges.len(), 0, wr.flags - SendFlags::INLINE)
+            }
+            Payload::Inline(bytes) => {
+                for (word, chunk) in slot[SEND_HEADER..].iter().zip(bytes.chunks(8)) {
+                    let mut padded = [0; 8];
+                    padded[..chunk.len()].copy_from_slice(chunk);
+                    word.store(u64::from_le_bytes(padded), Relaxed);
+                }
+                (0, bytes.len(), wr.flags | SendFlags::INLINE)
+            }
+        };
+        let head = wr.opcode as u64
+            | u64::from(flags.bits() & 0xff) << 8
+            | (num_sge as u64) << 16
+            | (inline_len as u64) << 32;
+        slot[0].store(wr.wr_id, Relaxed);
+        slot[1].store(head, Relaxed);
+        slot[2].store(u64::from(wr.imm) | u64::from(wr.rkey.0) << 32, Relaxed);
+        slot[3].store(wr.remote_addr, Relaxed);
+        if wr.opcode.is_atomic() {
+            slot[4].store(wr.compare_add, Relaxed);
+            slot[5].store(wr.swap, Relaxed);
+        }
+        self.ring.publish(producer);
+        Ok(())
+    }
+
+    fn check(&self, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
+        match payload {
+            Payload::Sges(sges) if sges.len() > self.max_sge as usize => {
+                Err(PostError::TooManySges { given: sges.len(), max: self.max_sge })
+            }
+            Payload::Sges(sges) => {
+                let length: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
+                if length > u64::from(crate::limits::MAX_MESSAGE) {
+                    return Err(PostError::MessageTooLong(length));
+                }
+                Ok(())
+            }
+            Payload::Inline(_) if wr.opcode.is_read_or_atomic() => {
+                Err(PostError::InlineNotAllowed(wr.opcode))
+            }
+            Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {
+                Err(PostError::TooMuchInline { given: bytes.len(), max: self.max_inline })
+            }
+            Payload::Inline(_) => Ok(()),
+        }
+    }
+
+    /// The NIC's side: true if a work request stands at `position`.
+    pub fn has(&self, position: u32) -> bool {
+        let ready = self.ring.load(PRODUCER).wrapping_sub(position);
+        // More than the ring holds: the producer was scribbled over. Taken as empty.
+        ready != 0 && ready <= self.ring.mask + 1
+    }
+
+    /// The NIC's side: copies the work request at `position` out, its entries to `sges` or its bytes to
+    /// `inline`; `None` if there is none.
+    pub fn fetch(&self, position: u32, sges: &mut [Sge], inline: &mut [u8]) -> Option<FetchedSend> {
+        if !self.has(position) {
+            return None;
+        }
+        let slot = self.ring.slot(position);
+        let head = slot[1].load(Relaxed);
+        let flags = SendFlags::from_bits_truncate((head >> 8) as u32 & 0xff);
+        let num_sge = ((head >> 16) as usize & 0xff).min(self.max_sge as usize).min(sges.len());
+        let is_inline = flags.contains(SendFlags::INLINE);
+        let inline_len = if is_inline {
+            ((head >> 32) as usize).min(self.max_inline as usize).min(inline.len())
+        } else {
+            0
+        };
+        if is_inline {
+            for (word, chunk) in slot[SEND_HEADER..].iter().zip(inline[..inline_len].chunks_mut(8)) {
+                chunk.copy_from_slice(&word.load(Relaxed).to_le_bytes()[..chunk.len()]);
+            }
+        } else {
+            take_sges(&slot[SEND_HEADER..], &mut sges[..num_sge]);
+        }
+        let wr_id = slot[0].load(Relaxed);
+        let imm_rkey = slot[2].load(Relaxed);
+        let wr = WrOpcode::from_code(head & 0xff).map(|opcode| SendWr {
+            wr_id,
+            opcode,
+            flags,
+            imm: imm_rkey as u32,
+            remote_addr: slot[3].load(Relaxed),
+            rkey: RKey((imm_rkey >> 32) as u32),
+            compare_add: slot[4].load(Relaxed),
+            swap: slot[5].load(Relaxed),
+        });
+        Some(FetchedSend { wr, wr_id, num_sge: if is_inline { 0 } else { num_sge }, inline_len })
+    }
+
+    /// The NIC's side: everything before `position` is done with.
+    pub fn retire(&self, position: u32) {
+        self.ring.word(CONSUMER).store(u64::from(position), Release);
+    }
+
+    /// Starts over from nothing; only while neither side uses the queue (a reset QP).
+    pub fn reset(&self) {
+        self.ring.word(PRODUCER).store(0, SeqCst);
+        self.ring.word(CONSUMER).store(0, SeqCst);
+    }
+
+    /// Work requests that may be outstanding.
+    pub fn capacity(&self) -> u32 {
+        self.ring.capacity
+    }
+
+    /// Entries and inline bytes that a work request may have.
+    pub fn max_payload(&self) -> (u32, u32) {
+        (self.max_sge, self.max_inline)
+    }
+}
+
+/// A receive queue. Cloning it gives another handle to the same memory.
+#[derive(Clone, Debug)]
+pub struct RecvRing {
+    ring: Ring,
+    max_sge: u32,
+}
+
+impl RecvRing {
+    /// Makes a queue of `capacity` receives of up to `max_sge` entries.
+    pub fn new(capacity: u32, max_sge: u32) -> std::io::Result<RecvRing> {
+        let max_sge = max_sge.min(MAX_SGE as u32);
+        let stride = (RECV_HEADER + 2 * max_sge as usize).next_multiple_of(LINE);
+        Ok(RecvRing { ring: Ring::new(capacity, stride)?, max_sge })
+    }
+
+    /// The application's side: posts one receive. True: the NIC wants a doorbell.
+    pub fn post(&self, wr_id: u64, sges: &[Sge]) -> Result<bool, PostError> {
+        if sges.len() > self.max_sge as usize {
+            return Err(PostError::TooManySges { given: sges.len(), max: self.max_sge });
+        }
+        let producer = self.ring.room()?;
+        let slot = self.ring.slot(producer);
+        slot[0].store(wr_id, Relaxed);
+        slot[1].store(sges.len() as u64, Relaxed);
+        put_sges(&slot[RECV_HEADER..], sges);
+        self.ring.publish(producer);
+        // Pairs with the fence in `want_doorbell`: either this load sees the flag, or the NIC's next
+        // look at the producer sees this post.
+        fence(SeqCst);
+        Ok(self.ring.word(WANTS_DOORBELL).load(Relaxed) != 0)
+    }
+
+    /// The NIC's side: true if a receive stands at `position`.
+    pub fn has(&self, position: u32) -> bool {
+        let ready = self.ring.load(PRODUCER).wrapping_sub(position);
+        ready != 0 && ready <= self.ring.mask + 1
+    }
+
+    /// The NIC's side: receives that stand from `position` on.
+    pub fn waiting(&self, position: u32) -> u32 {
+        self.ring.load(PRODUCER).wrapping_sub(position).min(self.ring.mask + 1)
+    }
+
+    /// The NIC's side: copies the receive at `position` out; `None` if there is none.
+    pub fn fetch(&self, position: u32, sges: &mut [Sge]) -> Option<RecvWr> {
+        if !self.has(position) {
+            return None;
+        }
+        let slot = self.ring.slot(position);
+        let num_sge = (slot[1].load(Relaxed) as usize).min(self.max_sge as usize).min(sges.len());
+        take_sges(&slot[RECV_HEADER..], &mut sges[..num_sge]);
+        Some(RecvWr { wr_id: slot[0].load(Relaxed), num_sge: num_sge as u32 })
+    }
+
+    /// The NIC's side: everything before `position` has been copied.
+    pub fn retire(&self, position: u32) {
+        self.ring.word(CONSUMER).store(u64::from(position), Release);
+    }
+
+    /// The NIC's side: asks for a doorbell at each post (a QP in error flushes what comes), or no longer.
+    pub fn want_doorbell(&self, wanted: bool) {
+        self.ring.word(WANTS_DOORBELL).store(u64::from(wanted), Relaxed);
+        fence(SeqCst);
+    }
+
+    /// Starts over from nothing; only while neither side uses the queue (a reset QP).
+    pub fn reset(&self) {
+        self.ring.word(PRODUCER).store(0, SeqCst);
+        self.ring.word(CONSUMER).store(0, SeqCst);
+    }
+
+    /// Receives that may be outstanding.
+    pub fn capacity(&self) -> u32 {
+        self.ring.capacity
+    }
+
+    /// Entries that a receive may have.
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_work_request_is_read_as_it_was_posted() {
+        let ring = SendRing::new(4, 2, 16).unwrap();
+        let wr = SendWr {
+            wr_id: u64::MAX,
+            opcode: WrOpcode::CompareSwap,
+            flags: SendFlags::FENCE | SendFlags::SIGNALED,
+            imm: 0xdead_beef,
+            remote_addr: 0x1234_5678_9abc_def0,
+            rkey: RKey(0xffff_fffe),
+            compare_add: 1,
+            swap: u64::MAX - 1,
+        };
+        let posted = [Sge { addr: u64::MAX, length: 8, lkey: LKey(0x8000_0001) }];
+        ring.post(&wr, Payload::Sges(&posted)).unwrap();
+        let mut sges = [Sge::default(); 2];
+        let got = ring.fetch(0, &mut sges, &mut []).unwrap();
+        assert_eq!((got.wr, got.num_sge, sges[0]), (Some(wr), 1, posted[0]));
+        assert!(ring.fetch(1, &mut sges, &mut []).is_none());
+    }
+
+    #[test]
+    fn inline_payload_travels_in_the_slot() {
+        let ring = SendRing::new(2, 1, 13).unwrap();
+        ring.post(&SendWr::default(), Payload::Inline(b"hello, world!")).unwrap();
+        let mut bytes = [0; 32];
+        let got = ring.fetch(0, &mut [], &mut bytes).unwrap();
+        assert_eq!(&bytes[..got.inline_len], b"hello, world!");
+        let error = ring.post(&SendWr::default(), Payload::Inline(&[0; 17])).unwrap_err();
+        assert_eq!(error, PostError::TooMuchInline { given: 17, max: 13 });
+    }
+
+    #[test]
+    fn a_full_queue_refuses_and_takes_again_after_retirement() {
+        let ring = RecvRing::new(3, 1).unwrap();
+        for id in 0..3 {
+            assert!(!ring.post(id, &[]).unwrap());
+        }
+        assert_eq!(ring.post(3, &[]), Err(PostError::QueueFull { outstanding: 3, capacity: 3 }));
+        ring.retire(1);
+        ring.want_doorbell(true);
+        assert!(ring.post(3, &[]).unwrap());
+    }
+
+    #[test]
+    fn a_scribbled_producer_reads_as_empty() {
+        let ring = SendRing::new(4, 1, 0).unwrap();
+        ring.ring.word(PRODUCER).store(1 << 31, Relaxed);
+        assert!(ring.fetch(0, &mut [Sge::default()], &mut []).is_none());
+    }
+}

@@ -1,0 +1,217 @@
+//! One host in virtual time: a worker, and an application's side of its queues.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::engine::{Request, Worker};
+use crate::nic::{Answer, Command, ControlError, Nic, NicConfig, QpHandle, QpStatus};
+use crate::port::Port;
+use crate::shared::work_queue::Payload;
+use crate::shared::{CompletionRing, Doorbells, HostMemory, PostError, RecvRing, SendRing};
+use crate::time::Nanos;
+use crate::verbs::{
+    Access, AddressVector, AsyncEvent, CqIndex, LKey, MrIndex, PdId, QpAttr, QpCaps, SendWr, Sge, Wc,
+};
+use crate::wire::Gid;
+
+/// A NIC, its port, and the application that uses it.
+#[derive(Debug)]
+pub struct Host {
+    /// The NIC and its port.
+    pub worker: Worker,
+    number: u8,
+    requests: Sender<Request>,
+    events: Receiver<AsyncEvent>,
+    doorbells: Doorbells,
+    pd: PdId,
+}
+
+/// A QP as its application sees it.
+#[derive(Debug)]
+pub struct HostQp {
+    /// Its place and number.
+    pub handle: QpHandle,
+    /// Its completion queue, for both directions.
+    pub cq: CompletionRing,
+    /// Its queue in the NIC.
+    pub cq_index: CqIndex,
+    sends: SendRing,
+    receives: RecvRing,
+}
+
+/// Registered memory.
+#[derive(Debug)]
+pub struct HostRegion {
+    /// The bytes.
+    pub memory: HostMemory,
+    /// lkey and rkey.
+    pub key: u32,
+    /// Its place.
+    pub index: MrIndex,
+}
+
+impl HostRegion {
+    /// An entry for `length` bytes from `offset` on.
+    pub fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge { addr: self.memory.address() + offset, length, lkey: LKey(self.key) }
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Panics
+    /// If they are not all in the region.
+    pub fn bytes(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.memory.read(offset, &mut bytes).expect("within the region");
+        bytes
+    }
+}
+
+impl Host {
+    /// Host `number` (1 or 2) with a NIC of this configuration on this port.
+    ///
+    /// # Panics
+    /// If the system has no memory for its doorbells.
+    pub fn new(number: u8, config: NicConfig, port: Box<dyn Port>) -> Host {
+        let doorbells = Doorbells::new(config.limits.qps).expect("memory for doorbells");
+        let (requests, queue) = bounded(1);
+        let (event_sender, events) = bounded(1024);
+        let mut worker = Worker::new(Nic::new(config), port, doorbells.clone(), queue, event_sender);
+        let pd = match Host::run(&mut worker, &requests, Nanos::ZERO, Command::AllocPd) {
+            Ok(Answer::Pd(pd)) => pd,
+            other => unreachable!("a new NIC answers AllocPd with {other:?}"),
+        };
+        Host { worker, number, requests, events, doorbells, pd }
+    }
+
+    /// The station address of host `number`.
+    pub fn mac(number: u8) -> [u8; 6] {
+        [2, 0, 0, 0, 0, number]
+    }
+
+    /// The IP address of host `number`.
+    pub fn address(number: u8, ipv6: bool) -> IpAddr {
+        if ipv6 {
+            Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into()).into()
+        } else {
+            Ipv4Addr::new(192, 0, 2, number).into()
+        }
+    }
+
+    /// The way from here to host `to`.
+    pub fn path(&self, to: u8, ipv6: bool) -> AddressVector {
+        AddressVector {
+            sgid: Gid::from(Host::address(self.number, ipv6)),
+            dgid: Gid::from(Host::address(to, ipv6)),
+            smac: Host::mac(self.number),
+            dmac: Host::mac(to),
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+        }
+    }
+
+    fn run(
+        worker: &mut Worker,
+        requests: &Sender<Request>,
+        now: Nanos,
+        command: Command,
+    ) -> Result<Answer, ControlError> {
+        let (answer, answered) = bounded(1);
+        requests.send(Request { command, answer }).expect("the worker is here");
+        worker.poll(now);
+        answered.recv().expect("a pass answers all commands")
+    }
+
+    /// Carries a command out.
+    pub fn call(&mut self, now: Nanos, command: Command) -> Result<Answer, ControlError> {
+        Host::run(&mut self.worker, &self.requests, now, command)
+    }
+
+    /// Registers zeroed memory.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn register(&mut self, length: usize, access: Access) -> HostRegion {
+        let memory = HostMemory::allocate(length);
+        let command = Command::RegisterMemory {
+            pd: self.pd,
+            access,
+            start: memory.address(),
+            memory: memory.clone(),
+        };
+        match self.call(Nanos::ZERO, command) {
+            Ok(Answer::Memory(index, key)) => HostRegion { memory, key, index },
+            other => panic!("registering {length} bytes: {other:?}"),
+        }
+    }
+
+    /// Makes a QP with a completion queue of its own.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn create_qp(&mut self, caps: QpCaps, sq_sig_all: bool, cq_entries: u32) -> HostQp {
+        let ring = CompletionRing::new(cq_entries).expect("memory for a queue");
+        let cq_index = match self.call(Nanos::ZERO, Command::CreateCq { ring: ring.clone(), notify: None }) {
+            Ok(Answer::Cq(index)) => index,
+            other => panic!("a completion queue: {other:?}"),
+        };
+        let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).expect("memory");
+        let receives = RecvRing::new(caps.max_recv_wr, caps.max_recv_sge).expect("memory");
+        let command = Command::CreateQp {
+            pd: self.pd,
+            send_cq: cq_index,
+            recv_cq: cq_index,
+            caps,
+            sq_sig_all,
+            sends: sends.clone(),
+            receives: receives.clone(),
+        };
+        match self.call(Nanos::ZERO, command) {
+            Ok(Answer::Qp(handle)) => HostQp { handle, cq: ring, cq_index, sends, receives },
+            other => panic!("a QP: {other:?}"),
+        }
+    }
+
+    /// Sets attributes and state.
+    pub fn modify(&mut self, now: Nanos, qp: &HostQp, attr: &QpAttr) -> Result<(), ControlError> {
+        self.call(now, Command::ModifyQp(qp.handle.index, Box::new(*attr))).map(drop)
+    }
+
+    /// How a QP is.
+    ///
+    /// # Panics
+    /// If there is no such QP.
+    pub fn query(&mut self, now: Nanos, qp: &HostQp) -> QpStatus {
+        match self.call(now, Command::QueryQp(qp.handle.index)) {
+            Ok(Answer::QpStatus(status)) => *status,
+            other => panic!("querying a QP: {other:?}"),
+        }
+    }
+
+    /// Posts a send.
+    pub fn post_send(&self, qp: &HostQp, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
+        qp.sends.post(wr, payload)?;
+        self.doorbells.ring(qp.handle.index);
+        Ok(())
+    }
+
+    /// Posts a receive.
+    pub fn post_recv(&self, qp: &HostQp, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        if qp.receives.post(wr_id, sges)? {
+            self.doorbells.ring(qp.handle.index);
+        }
+        Ok(())
+    }
+
+    /// The oldest completion.
+    pub fn poll_cq(&self, qp: &HostQp) -> Option<Wc> {
+        qp.cq.poll()
+    }
+
+    /// The next asynchronous event.
+    pub fn event(&self) -> Option<AsyncEvent> {
+        self.events.try_recv().ok()
+    }
+}

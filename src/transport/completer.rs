@@ -1,0 +1,286 @@
+//! The completer: what responses do to the requester (IBTA 9.7.6, 9.9.2).
+//!
+//! A response acknowledges everything before it, except a READ or an atomic whose own response has not come: then the
+//! response has overtaken it, which is an implied NAK, and the requester goes back to that READ.
+
+use super::planted::PlantedBug;
+use super::requester::packets_for;
+use super::scatter::{self, FramePayload};
+use super::{Cause, Ctx, Qp, Verdict};
+use crate::time::Nanos;
+use crate::verbs::{AsyncEvent, EventKind, QpState, SendFlags, Wc, WcOpcode, WcStatus, WrOpcode};
+use crate::wire::{Aeth, NakCode, Operation, Packet, Position, Psn, Syndrome, rnr_timer_ns};
+
+/// An unfinished READ or atomic stands before the PSN that was to be acknowledged.
+struct Overtaken;
+
+impl Qp {
+    /// Handles an acknowledgement, a READ response or an ATOMIC response.
+    pub(super) fn handle_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+        let psn = packet.bth.psn;
+        let r = &self.requester;
+        if !before(psn, r.sent_end) {
+            ctx.counters.ghost_acks += 1;
+            return Verdict::Ghost;
+        }
+        if before(psn, r.una) {
+            ctx.counters.duplicate_acks += 1;
+            return Verdict::OldAck;
+        }
+        match packet.info().operation {
+            Operation::ReadResponse => self.handle_read_response(ctx, packet, frame),
+            Operation::AtomicAcknowledge => self.handle_atomic_response(ctx, packet),
+            _ => match packet.aeth() {
+                Some(aeth) => self.handle_acknowledge(ctx, psn, aeth),
+                None => Verdict::Ghost,
+            },
+        }
+    }
+
+    fn handle_acknowledge(&mut self, ctx: &mut Ctx<'_>, psn: Psn, aeth: Aeth) -> Verdict {
+        match Syndrome::from(aeth.syndrome) {
+            Syndrome::Ack { credits } => {
+                self.note_credits(credits, aeth.msn);
+                match self.acknowledge_before(ctx, psn + 1) {
+                    Ok(()) => Verdict::Acknowledged,
+                    Err(Overtaken) => self.overtaken(ctx),
+                }
+            }
+            Syndrome::RnrNak { timer } => {
+                ctx.counters.rcvd_rnr_err += 1;
+                match self.acknowledge_before(ctx, psn) {
+                    Ok(()) => self.wait_for_receiver(ctx, timer),
+                    Err(Overtaken) => self.overtaken(ctx),
+                }
+            }
+            Syndrome::Nak(NakCode::PsnSequence) => {
+                ctx.counters.packet_seq_err += 1;
+                match self.acknowledge_before(ctx, psn) {
+                    Ok(()) => self.go_back(ctx, Cause::SequenceNak),
+                    Err(Overtaken) => self.overtaken(ctx),
+                }
+            }
+            Syndrome::Nak(code) => match self.acknowledge_before(ctx, psn) {
+                Ok(()) => self.refused_by_peer(ctx, code, aeth.syndrome),
+                Err(Overtaken) => self.overtaken(ctx),
+            },
+            Syndrome::Reserved(code) => {
+                ctx.counters.ghost_acks += 1;
+                Verdict::ReservedSyndrome(code)
+            }
+        }
+    }
+
+    fn refused_by_peer(&mut self, ctx: &mut Ctx<'_>, code: NakCode, syndrome: u8) -> Verdict {
+        let status = match code {
+            NakCode::RemoteAccess => {
+                ctx.counters.req_remote_access_errors += 1;
+                WcStatus::RemAccess
+            }
+            NakCode::RemoteOperational => WcStatus::RemOp,
+            NakCode::PsnSequence | NakCode::InvalidRequest | NakCode::InvalidRdRequest => {
+                ctx.counters.req_remote_invalid_request += 1;
+                WcStatus::RemInvReq
+            }
+        };
+        self.fail_oldest(ctx, status, syndrome);
+        Verdict::Failed(status)
+    }
+
+    fn overtaken(&mut self, ctx: &mut Ctx<'_>) -> Verdict {
+        if self.requester.implied_nak {
+            return Verdict::Stale;
+        }
+        ctx.counters.implied_nak_seq_err += 1;
+        let verdict = self.go_back(ctx, Cause::ImpliedNak);
+        self.requester.implied_nak = true;
+        verdict
+    }
+
+    fn handle_read_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+        let psn = packet.bth.psn;
+        if self.acknowledge_before(ctx, psn).is_err() {
+            return self.overtaken(ctx);
+        }
+        let position = self.requester.queue.tail();
+        let wqe = *self.requester.queue.at(position);
+        let k = psn.distance_from(wqe.first_psn).max(0) as u32;
+        let mtu = self.attributes().path_mtu.bytes() as u64;
+        let left = wqe.length.saturating_sub(u64::from(k) * mtu);
+        let last = k + 1 == packets_for(wqe.length, mtu as usize);
+        // A restarted READ may come as MIDDLE from its first packet on (rxe) or as FIRST (the
+        // specification): both are taken, and the PSN says where it belongs.
+        let fits = match packet.info().position {
+            Position::First | Position::Middle => !last,
+            Position::Last | Position::Only => last,
+        };
+        if wqe.wr.opcode != WrOpcode::Read || !fits || packet.payload.len() as u64 != left.min(mtu) {
+            self.fail_oldest(ctx, WcStatus::BadResp, 0);
+            return Verdict::Failed(WcStatus::BadResp);
+        }
+        let payload = FramePayload {
+            frame,
+            offset: packet.payload.start as u16,
+            length: packet.payload.len() as u16,
+        };
+        let sges = self.requester.queue.sges(position);
+        let offset = u64::from(k) * mtu;
+        if scatter::scatter(ctx.memory, self.pd, sges, offset, payload, ctx.out).is_err() {
+            self.fail_oldest(ctx, WcStatus::LocProt, 0);
+            return Verdict::Failed(WcStatus::LocProt);
+        }
+        ctx.counters.rcvd_bytes += u64::from(payload.length);
+        self.advance(ctx, psn + 1);
+        if last {
+            self.complete_oldest(ctx);
+        }
+        Verdict::Acknowledged
+    }
+
+    fn handle_atomic_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
+        let psn = packet.bth.psn;
+        if self.acknowledge_before(ctx, psn).is_err() {
+            return self.overtaken(ctx);
+        }
+        let position = self.requester.queue.tail();
+        let wqe = *self.requester.queue.at(position);
+        let value = packet.atomic_ack().filter(|_| wqe.wr.opcode.is_atomic());
+        let Some(value) = value else {
+            self.fail_oldest(ctx, WcStatus::BadResp, 0);
+            return Verdict::Failed(WcStatus::BadResp);
+        };
+        let sges = self.requester.queue.sges(position);
+        if scatter::store(ctx.memory, self.pd, sges, value, ctx.out).is_err() {
+            self.fail_oldest(ctx, WcStatus::LocProt, 0);
+            return Verdict::Failed(WcStatus::LocProt);
+        }
+        self.advance(ctx, psn + 1);
+        self.complete_oldest(ctx);
+        Verdict::Acknowledged
+    }
+
+    /// Acknowledges every PSN before `end`, completing what ends there or earlier, up to a READ or atomic that still
+    /// waits for its own response.
+    fn acknowledge_before(&mut self, ctx: &mut Ctx<'_>, end: Psn) -> Result<(), Overtaken> {
+        while before(self.requester.una, end) {
+            let r = &self.requester;
+            debug_assert!(!r.queue.is_empty(), "una is before sent_end, so something is outstanding");
+            let wqe = *r.queue.at(r.queue.tail());
+            if wqe.wr.opcode.is_read_or_atomic() && !PlantedBug::AckCompletesRead.is() {
+                return Err(Overtaken);
+            }
+            if end.is_before(wqe.end_psn()) {
+                self.advance(ctx, end);
+            } else {
+                self.advance(ctx, wqe.end_psn());
+                self.complete_oldest(ctx);
+            }
+        }
+        Ok(())
+    }
+
+    /// Something new was acknowledged: counters start again, the timer too, and the position follows if an
+    /// answer came after going back.
+    fn advance(&mut self, ctx: &mut Ctx<'_>, una: Psn) {
+        let timeout = self.attributes().ack_timeout();
+        let (retries, rnr_retries) = (self.attributes().retry_cnt, self.attributes().rnr_retry);
+        let r = &mut self.requester;
+        let behind = r.position().is_before(una);
+        r.una = una;
+        r.retries_left = retries;
+        r.rnr_retries_left = rnr_retries;
+        r.implied_nak = false;
+        r.retransmit_at = match timeout {
+            Some(timeout) if una != r.sent_end => ctx.now + timeout,
+            _ => Nanos::MAX,
+        };
+        if una == r.sent_end {
+            r.going_back = None;
+        }
+        if behind {
+            r.rewind_to(una);
+        }
+    }
+
+    /// The oldest work request is done.
+    fn complete_oldest(&mut self, ctx: &mut Ctx<'_>) {
+        let wqe = *self.requester.queue.at(self.requester.queue.tail());
+        if self.sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED) {
+            self.push_send_completion(ctx, &wqe.wr, WcStatus::Success, 0, wqe.length as u32);
+        }
+        ctx.counters.rdma_sends += u64::from(matches!(wqe.wr.opcode, WrOpcode::Send | WrOpcode::SendImm));
+        self.retire_oldest();
+        self.fail_if_oldest(ctx);
+        self.report_drained(ctx);
+    }
+
+    fn retire_oldest(&mut self) {
+        let r = &mut self.requester;
+        let position = r.queue.tail();
+        let wqe = r.queue.at(position);
+        if wqe.wr.opcode.is_read_or_atomic() && position != r.next {
+            r.reads_outstanding = r.reads_outstanding.saturating_sub(1);
+        }
+        r.queue.retire();
+        r.messages_done = r.messages_done.wrapping_add(1) & 0xff_ffff;
+        // An answer to what was to be sent again: it need not be any more.
+        if r.next == position {
+            r.next = r.queue.tail();
+            r.next_packet = 0;
+        }
+    }
+
+    /// A work request that could not be sent fails once all before it are complete.
+    pub(super) fn fail_if_oldest(&mut self, ctx: &mut Ctx<'_>) {
+        let r = &self.requester;
+        if let Some(status) = r.failed.filter(|_| r.next == r.queue.tail()) {
+            self.fail_oldest(ctx, status, 0);
+        }
+    }
+
+    /// The oldest work request carries the cause, all others flush, and the QP is in the error state.
+    pub(super) fn fail_oldest(&mut self, ctx: &mut Ctx<'_>, status: WcStatus, vendor_err: u8) {
+        let wqe = *self.requester.queue.at(self.requester.queue.tail());
+        ctx.counters.req_cqe_error += 1;
+        self.push_send_completion(ctx, &wqe.wr, status, vendor_err, 0);
+        self.requester.queue.retire();
+        self.enter_error(ctx);
+    }
+
+    pub(super) fn push_send_completion(
+        &self,
+        ctx: &mut Ctx<'_>,
+        wr: &crate::verbs::SendWr,
+        status: WcStatus,
+        vendor_err: u8,
+        byte_len: u32,
+    ) {
+        let opcode = match wr.opcode {
+            WrOpcode::Send | WrOpcode::SendImm => WcOpcode::Send,
+            WrOpcode::Write | WrOpcode::WriteImm => WcOpcode::Write,
+            WrOpcode::Read => WcOpcode::Read,
+            WrOpcode::CompareSwap => WcOpcode::CompareSwap,
+            WrOpcode::FetchAdd => WcOpcode::FetchAdd,
+        };
+        let byte_len = if wr.opcode.is_atomic() && status == WcStatus::Success { 8 } else { byte_len };
+        let wc = Wc { wr_id: wr.wr_id, status, opcode, vendor_err, qpn: self.qpn, byte_len, ..Wc::default() };
+        ctx.out.completions.push((self.send_cq, wc));
+    }
+
+    /// In SQD: once everything that was started is done, say so.
+    pub(super) fn report_drained(&mut self, ctx: &mut Ctx<'_>) {
+        let r = &self.requester;
+        let busy = !r.queue.is_empty() && r.queue.at(r.queue.tail()).started;
+        if self.state() == QpState::Sqd && !busy && self.take_drain_request() {
+            ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::SqDrained));
+        }
+    }
+
+    fn wait_for_receiver(&mut self, ctx: &mut Ctx<'_>, timer: u8) -> Verdict {
+        self.go_back_after(ctx, Nanos(rnr_timer_ns(timer)))
+    }
+}
+
+fn before(a: Psn, b: Psn) -> bool {
+    if PlantedBug::PsnCompareWithoutWrap.is() { a.value() < b.value() } else { a.is_before(b) }
+}

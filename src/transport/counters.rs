@@ -1,0 +1,109 @@
+//! What a NIC counts, under the names that mlx5 and rxe give it.
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counters of a NIC. Names are those of mlx5's and rxe's `hw_counters`, where those have one.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            /// Names and values.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// RoCE packets sent.
+    sent_pkts,
+    /// RoCE packets accepted by a QP.
+    rcvd_pkts,
+    /// Payload bytes sent.
+    sent_bytes,
+    /// Payload bytes received.
+    rcvd_bytes,
+    /// SEND messages sent and acknowledged.
+    rdma_sends,
+    /// SEND messages received.
+    rdma_recvs,
+    /// WRITE requests received.
+    rx_write_requests,
+    /// READ requests received.
+    rx_read_requests,
+    /// ATOMIC requests received.
+    rx_atomic_requests,
+    /// Requests that found no receive.
+    out_of_buffer,
+    /// Requests ahead of the expected PSN.
+    out_of_sequence,
+    /// Requests seen before.
+    duplicate_request,
+    /// Duplicates that could not be answered again: the saved result is gone.
+    duplicate_dropped,
+    /// RNR NAKs sent.
+    send_rnr_err,
+    /// RNR NAKs received.
+    rcvd_rnr_err,
+    /// RNR retries exhausted.
+    retry_rnr_exceeded_err,
+    /// PSN sequence NAKs received.
+    packet_seq_err,
+    /// Responses that overtook a READ or ATOMIC response.
+    implied_nak_seq_err,
+    /// Transport timers expired.
+    local_ack_timeout_err,
+    /// Retries exhausted.
+    retry_exceeded_err,
+    /// Packets sent again.
+    retransmitted_packets,
+    /// Acknowledgements for what was never sent, or that make no sense.
+    ghost_acks,
+    /// Acknowledgements seen before.
+    duplicate_acks,
+    /// Requester: completions in error.
+    req_cqe_error,
+    /// Requester: completions flushed.
+    req_cqe_flush_error,
+    /// Requester: NAK remote access error.
+    req_remote_access_errors,
+    /// Requester: NAK invalid request.
+    req_remote_invalid_request,
+    /// Responder: completions in error.
+    resp_cqe_error,
+    /// Responder: completions flushed.
+    resp_cqe_flush_error,
+    /// Responder: messages longer than the receive.
+    resp_local_length_error,
+    /// Responder: requests refused for access rights, keys or bounds.
+    resp_remote_access_errors,
+    /// Responder: requests refused as invalid.
+    resp_invalid_requests,
+    /// Packets for a QP in a state that takes none.
+    rx_wrong_state,
+    /// Packets for a QP from an address that is not its peer's.
+    rx_wrong_source,
+    /// Packets for a QPN that nobody has.
+    rx_unknown_qp,
+    /// Packets of another service than the QP's.
+    rx_wrong_service,
+    /// Packets with a foreign partition key.
+    rx_bad_pkey,
+    /// Packets whose ICRC does not match (`rx_icrc_encapsulated` of mlx5).
+    rx_icrc_encapsulated,
+    /// Packets accepted although the hidden IPv4 identification leaves their ICRC weak.
+    icrc_weak,
+    /// Frames that are no RoCE packet, or a broken one.
+    rx_malformed,
+    /// Frames that are not RoCE.
+    rx_not_roce,
+    /// Congestion notifications that nobody heeded.
+    rp_cnp_ignored,
+    /// Packets with CE set by a switch.
+    np_ecn_marked_roce_packets,
+    /// Completions lost to a full completion queue.
+    cq_overflow,
+}

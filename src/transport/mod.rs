@@ -1,0 +1,184 @@
+//! The transport: one QP, and nothing but the QP.
+//!
+//! A [`Qp`] is driven by these calls and no others:
+//!
+//! ```text
+//! handle_packet(ctx, packet, frame)   a packet arrived          -> dma, completions, replies queued
+//! handle_timeout(ctx)                 deadline() has passed      -> retransmission, or an error
+//! post_send(ctx, fetched, ..)         a work request was fetched
+//! next_packet(ctx) -> plan            what would leave next; changes no sequence
+//! sent(ctx, plan)                     it has a slot: it leaves
+//! ```
+//!
+//! After each of them ask `wants_transmit` and `deadline`. Effects are appended to [`Output`]: copies into
+//! memory, which run before anything that was sent because of them leaves, and completions, which are
+//! published after those copies.
+//!
+//! Read [`requester`], [`completer`], [`retry`] and [`responder`] in this order. The first three are one side of a
+//! connection, the last is the other; they share no state.
+//!
+//! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made.
+//! Whatever a peer sends ends in a counted drop, a NAK, or a completion with a status.
+
+pub mod completer;
+pub mod memory;
+pub mod permutation;
+pub mod qp;
+pub mod replies;
+pub mod requester;
+pub mod responder;
+pub mod retry;
+pub mod scatter;
+pub mod send_queue;
+pub mod verdict;
+
+mod counters;
+mod planted;
+
+pub use counters::Counters;
+pub use memory::{MemoryTable, Refusal, Span};
+pub use permutation::Permutation;
+pub use planted::PlantedBug;
+pub use qp::{Qp, QpConfig};
+pub use replies::Reply;
+pub use verdict::{Cause, TxReason, Verdict};
+
+use crate::limits::Limits;
+use crate::time::Nanos;
+use crate::verbs::{AsyncEvent, CqIndex, QpIndex, RecvWr, Sge, Wc};
+use crate::wire::{Bth, Ext};
+
+/// What a QP needs of its surroundings for one call.
+pub struct Ctx<'a> {
+    /// The time.
+    pub now: Nanos,
+    /// Which keys open what.
+    pub memory: &'a MemoryTable,
+    /// Where receives are taken from.
+    pub receives: &'a mut dyn ReceiveQueue,
+    /// Where effects go.
+    pub out: &'a mut Output,
+    /// What is counted.
+    pub counters: &'a mut Counters,
+    /// What is bounded.
+    pub limits: &'a Limits,
+}
+
+/// Where receives come from: a QP's own queue, or one shared by many.
+pub trait ReceiveQueue {
+    /// Takes the next receive and copies its scatter list; `None` if there is none.
+    fn take(&mut self, sges: &mut [Sge]) -> Option<RecvWr>;
+    /// Receives that are waiting, for the credits in an AETH.
+    fn available(&self) -> u32;
+}
+
+/// Effects of the calls so far. Reused; cleared by whoever carries them out.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// Copies into memory and atomics, in order.
+    pub dma_in: Vec<DmaIn>,
+    /// Completions, in order, with their queue.
+    pub completions: Vec<(CqIndex, Wc)>,
+    /// Asynchronous events.
+    pub events: Vec<AsyncEvent>,
+    /// The payload of the packet that `next_packet` planned last.
+    pub gather: Vec<Gather>,
+}
+
+/// An operation on host memory because of a received packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DmaIn {
+    /// Copy `length` bytes at `offset` of received frame number `frame` to memory.
+    Scatter {
+        /// Index in the receive burst.
+        frame: u16,
+        /// Byte offset in the frame.
+        offset: u16,
+        /// Bytes.
+        length: u16,
+        /// Where to.
+        to: Span,
+    },
+    /// Run an atomic and tell the QP's responder what was there.
+    Atomic {
+        /// Whose.
+        qp: QpIndex,
+        /// Which of its responder resources waits for the result.
+        resource: u8,
+        /// The 8 bytes.
+        at: Span,
+        /// What to do.
+        operation: AtomicOp,
+    },
+    /// Store the result of an atomic that we requested, in host order.
+    Store {
+        /// The 8 bytes, or the first `length` of them.
+        value: u64,
+        /// Bytes of `value`, in memory order, to skip.
+        skip: u8,
+        /// Bytes to store.
+        length: u8,
+        /// Where to.
+        to: Span,
+    },
+}
+
+/// A 64-bit atomic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOp {
+    /// Store `swap` if it is `compare`.
+    CompareSwap {
+        /// What it must be.
+        compare: u64,
+        /// What it becomes.
+        swap: u64,
+    },
+    /// Add, wrapping.
+    FetchAdd {
+        /// What is added.
+        add: u64,
+    },
+}
+
+impl AtomicOp {
+    /// The new value, or `None` if it stays.
+    pub fn apply(self, value: u64) -> Option<u64> {
+        match self {
+            AtomicOp::CompareSwap { compare, swap } => (value == compare).then_some(swap),
+            AtomicOp::FetchAdd { add } => Some(value.wrapping_add(add)),
+        }
+    }
+}
+
+/// A piece of a packet's payload, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gather {
+    /// Where it lies.
+    pub from: Span,
+    /// Bytes.
+    pub length: u16,
+}
+
+/// A packet that could leave now.
+#[derive(Clone, Copy, Debug)]
+pub struct TxPlan {
+    /// Its base transport header; the pad count is filled in by the builder.
+    pub bth: Bth,
+    /// What follows the BTH.
+    pub ext: Ext,
+    /// Bytes of payload.
+    pub payload_len: u16,
+    /// The payload is inline data of this send queue position from this byte on, instead of `Output::gather`.
+    pub inline: Option<(u32, u32)>,
+    /// Why it leaves.
+    pub reason: TxReason,
+    /// Request or reply, and which.
+    pub(crate) origin: Origin,
+}
+
+/// What `sent` has to advance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Request,
+    Reply,
+}

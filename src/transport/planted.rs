@@ -1,0 +1,49 @@
+//! Bugs on purpose, so that the test harness can show that it would find them.
+//!
+//! Without the feature `planted-bugs` (the default) [`PlantedBug::is`] is a constant `false`.
+
+/// A bug that can be planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// A duplicate SEND or WRITE is executed again.
+    NoDuplicateCheck,
+    /// Acknowledgements overtake READ responses.
+    AckBeforeReadResponse,
+    /// PSNs are compared as plain numbers.
+    PsnCompareWithoutWrap,
+    /// A lost ATOMIC acknowledgement makes the atomic run again.
+    AtomicExecutedAgain,
+    /// An acknowledgement for a later request completes a pending READ.
+    AckCompletesRead,
+    /// The last packet of a message does not ask for an acknowledgement after a retransmission.
+    NoAckRequestOnRetransmission,
+}
+
+#[cfg(feature = "planted-bugs")]
+mod switch {
+    use super::PlantedBug;
+    use std::cell::Cell;
+
+    thread_local! {
+        static PLANTED: Cell<Option<PlantedBug>> = const { Cell::new(None) };
+    }
+
+    impl PlantedBug {
+        /// Plants this bug in all QPs that this thread drives, or with `None` pulls it out.
+        pub fn plant(bug: Option<PlantedBug>) {
+            PLANTED.set(bug);
+        }
+
+        pub(crate) fn is(self) -> bool {
+            PLANTED.get() == Some(self)
+        }
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+impl PlantedBug {
+    #[inline(always)]
+    pub(crate) const fn is(self) -> bool {
+        false
+    }
+}

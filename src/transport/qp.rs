@@ -1,0 +1,404 @@
+//! A queue pair: its state, its attributes, and who handles what.
+
+use super::requester::Requester;
+use super::responder::Responder;
+use super::{Ctx, Origin, Span, TxPlan, Verdict};
+use crate::limits::Limits;
+use crate::shared::work_queue::FetchedSend;
+use crate::time::Nanos;
+use crate::verbs::{
+    Access, AddressVector, AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpAttr, QpCaps, QpIndex, QpState, Sge,
+    WcStatus,
+};
+use crate::wire::{
+    Bth, FlowSpec, NakCode, Operation, Packet, Psn, Qpn, RoceVersion, Service, Template, entropy_port,
+};
+
+/// The default partition's key: full member.
+const PKEY: u16 = 0xffff;
+
+/// What a QP is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct QpConfig {
+    /// Its place in the table.
+    pub index: QpIndex,
+    /// Its number on the wire.
+    pub qpn: Qpn,
+    /// Its protection domain.
+    pub pd: PdId,
+    /// Where send completions go.
+    pub send_cq: CqIndex,
+    /// Where receive completions go.
+    pub recv_cq: CqIndex,
+    /// Its queues' sizes.
+    pub caps: QpCaps,
+    /// Every send completes, signaled or not.
+    pub sq_sig_all: bool,
+    /// READs and atomics, both ways, at most.
+    pub rd_atomic_limit: u8,
+}
+
+/// Attributes in force.
+#[derive(Clone, Copy, Debug)]
+pub struct Attributes {
+    /// What a peer may do through the QP.
+    pub access: Access,
+    /// Payload of a full packet.
+    pub path_mtu: Mtu,
+    /// The peer's QP.
+    pub dest_qpn: Qpn,
+    /// The path, once there is one.
+    pub av: Option<AddressVector>,
+    /// Local ACK timeout code.
+    pub timeout: u8,
+    /// Transport retries.
+    pub retry_cnt: u8,
+    /// RNR retries, 7 = for ever.
+    pub rnr_retry: u8,
+    /// RNR timer code that we ask of the peer.
+    pub min_rnr_timer: u8,
+    /// READs and atomics outstanding as requester.
+    pub max_rd_atomic: u8,
+    /// READs and atomics outstanding as responder.
+    pub max_dest_rd_atomic: u8,
+    /// The BTH's MigReq bit: ConnectX sends 1, rxe 0.
+    pub mig_req: bool,
+    /// Give and heed credits in AETHs. Linux negotiates them off, so off is the default.
+    pub end_to_end_credits: bool,
+}
+
+impl Attributes {
+    fn new() -> Attributes {
+        Attributes {
+            access: Access::empty(),
+            path_mtu: Mtu::Mtu256,
+            dest_qpn: Qpn::new(0),
+            av: None,
+            timeout: 0,
+            retry_cnt: 0,
+            rnr_retry: 0,
+            min_rnr_timer: 0,
+            max_rd_atomic: 0,
+            max_dest_rd_atomic: 0,
+            mig_req: false,
+            end_to_end_credits: false,
+        }
+    }
+
+    /// How long to wait for an acknowledgement: 4.096 us * 2^code; `None`: for ever.
+    pub fn ack_timeout(&self) -> Option<Nanos> {
+        (self.timeout != 0).then(|| Nanos(4_096 << self.timeout))
+    }
+
+    fn apply(&mut self, attr: &QpAttr) {
+        fn set<T>(to: &mut T, from: Option<T>) {
+            if let Some(value) = from {
+                *to = value;
+            }
+        }
+        set(&mut self.access, attr.access);
+        set(&mut self.path_mtu, attr.path_mtu);
+        set(&mut self.dest_qpn, attr.dest_qpn);
+        set(&mut self.timeout, attr.timeout);
+        set(&mut self.retry_cnt, attr.retry_cnt);
+        set(&mut self.rnr_retry, attr.rnr_retry);
+        set(&mut self.min_rnr_timer, attr.min_rnr_timer);
+        set(&mut self.max_rd_atomic, attr.max_rd_atomic);
+        set(&mut self.max_dest_rd_atomic, attr.max_dest_rd_atomic);
+        self.av = attr.av.or(self.av);
+    }
+}
+
+/// A queue pair of the RC service.
+#[derive(Debug)]
+pub struct Qp {
+    /// Its place in the table.
+    pub index: QpIndex,
+    /// Its number on the wire.
+    pub qpn: Qpn,
+    /// Its protection domain.
+    pub pd: PdId,
+    /// Where send completions go.
+    pub send_cq: CqIndex,
+    /// Where receive completions go.
+    pub recv_cq: CqIndex,
+    /// Every send completes.
+    pub sig_all: bool,
+    state: QpState,
+    attributes: Attributes,
+    template: Option<Template>,
+    pub(super) requester: Requester,
+    pub(super) responder: Responder,
+    established: bool,
+    drain_requested: bool,
+}
+
+impl Qp {
+    /// A QP in RESET.
+    pub fn new(config: &QpConfig) -> Qp {
+        let caps = &config.caps;
+        Qp {
+            index: config.index,
+            qpn: config.qpn,
+            pd: config.pd,
+            send_cq: config.send_cq,
+            recv_cq: config.recv_cq,
+            sig_all: config.sq_sig_all,
+            state: QpState::Reset,
+            attributes: Attributes::new(),
+            template: None,
+            requester: Requester::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline),
+            responder: Responder::new(caps.max_recv_sge, config.rd_atomic_limit),
+            established: false,
+            drain_requested: false,
+        }
+    }
+
+    /// Its state.
+    pub fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// Its attributes.
+    pub fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+
+    /// The PSNs that come next: sent, expected.
+    pub fn psns(&self) -> (Psn, Psn) {
+        (self.requester.psn, self.responder.expected)
+    }
+
+    /// Headers of its flow, once there is a path.
+    pub fn template(&self) -> Option<&Template> {
+        self.template.as_ref()
+    }
+
+    /// The position of the oldest send work request that is not complete.
+    pub fn send_tail(&self) -> u32 {
+        self.requester.queue.tail()
+    }
+
+    /// Sets attributes that `check_transition` has found good, and goes to `next`.
+    pub fn modify(&mut self, ctx: &mut Ctx<'_>, attr: &QpAttr, next: QpState) {
+        if next == QpState::Reset {
+            self.reset();
+            return;
+        }
+        self.attributes.apply(attr);
+        if let Some(psn) = attr.rq_psn {
+            self.responder.expected = psn;
+        }
+        if let Some(psn) = attr.sq_psn {
+            self.requester.start(psn);
+        }
+        if attr.max_dest_rd_atomic.is_some() {
+            self.responder.set_resources(self.attributes.max_dest_rd_atomic);
+        }
+        self.requester.retries_left = self.attributes.retry_cnt;
+        self.requester.rnr_retries_left = self.attributes.rnr_retry;
+        self.template = self.attributes.av.map(|av| self.make_template(&av));
+        if next == QpState::Err {
+            self.enter_error(ctx);
+        }
+        self.state = next;
+        match next {
+            QpState::Sqd => {
+                self.drain_requested |= attr.en_sqd_async_notify == Some(true);
+                self.report_drained(ctx);
+            }
+            _ => {}
+        }
+    }
+
+    /// Sets what verbs has no attribute for.
+    pub fn configure(&mut self, mig_req: bool, end_to_end_credits: bool) {
+        self.attributes.mig_req = mig_req;
+        self.attributes.end_to_end_credits = end_to_end_credits;
+    }
+
+    fn reset(&mut self) {
+        self.state = QpState::Reset;
+        let kept = self.attributes;
+        self.attributes = Attributes::new();
+        self.configure(kept.mig_req, kept.end_to_end_credits);
+        self.template = None;
+        self.requester.reset();
+        self.responder.reset();
+        self.established = false;
+        self.drain_requested = false;
+    }
+
+    fn make_template(&self, av: &AddressVector) -> Template {
+        Template::new(&FlowSpec {
+            src_mac: av.smac,
+            dst_mac: av.dmac,
+            vlan: None,
+            src: av.sgid,
+            dst: av.dgid,
+            traffic_class: av.traffic_class,
+            flow_label: av.flow_label,
+            hop_limit: av.hop_limit,
+            source_port: entropy_port(self.qpn, self.attributes.dest_qpn),
+            version: RoceVersion::V2,
+        })
+    }
+
+    /// The BTH that all packets of this QP have in common.
+    pub(super) fn bth(&self) -> Bth {
+        Bth {
+            pkey: PKEY,
+            mig_req: self.attributes.mig_req,
+            dest_qp: self.attributes.dest_qpn,
+            ..Bth::default()
+        }
+    }
+
+    /// A packet for this QP arrived; `frame` is its number in the receive burst.
+    pub fn handle_packet(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+        if let Some(verdict) = self.unacceptable(ctx, packet) {
+            return verdict;
+        }
+        ctx.counters.rcvd_pkts += 1;
+        let is_response = is_response(packet.info().operation);
+        match (self.state, is_response) {
+            // Nothing is expected yet, or any more.
+            (QpState::Reset | QpState::Init | QpState::Err | QpState::Sqe, _) => {
+                ctx.counters.rx_wrong_state += 1;
+                Verdict::WrongState(self.state)
+            }
+            // Nothing was sent, so nothing can be answered.
+            (QpState::Rtr, true) => {
+                ctx.counters.ghost_acks += 1;
+                Verdict::Ghost
+            }
+            (QpState::Rtr, false) => {
+                if !self.established {
+                    self.established = true;
+                    let event = AsyncEvent::Qp(self.index, EventKind::CommunicationEstablished);
+                    ctx.out.events.push(event);
+                }
+                self.handle_request(ctx, packet, frame)
+            }
+            (QpState::Rts | QpState::Sqd, false) => self.handle_request(ctx, packet, frame),
+            (QpState::Rts | QpState::Sqd, true) => self.handle_response(ctx, packet, frame),
+        }
+    }
+
+    /// Why a packet is not for this QP at all (IBTA 9.6.1): service, partition, addresses.
+    fn unacceptable(&self, ctx: &mut Ctx<'_>, packet: &Packet) -> Option<Verdict> {
+        let service = packet.info().service;
+        if service == Service::Cnp {
+            ctx.counters.rp_cnp_ignored += 1;
+            return Some(Verdict::Cnp);
+        }
+        if service != Service::Rc {
+            ctx.counters.rx_wrong_service += 1;
+            return Some(Verdict::WrongService);
+        }
+        // Full and limited members of the default partition.
+        if packet.bth.pkey & 0x7fff != PKEY & 0x7fff {
+            ctx.counters.rx_bad_pkey += 1;
+            return Some(Verdict::BadPkey(packet.bth.pkey));
+        }
+        let av = self.attributes.av.as_ref();
+        let from_peer = av.is_some_and(|av| packet.source_gid() == av.dgid && packet.dest_gid() == av.sgid);
+        if av.is_some() && !from_peer {
+            ctx.counters.rx_wrong_source += 1;
+            return Some(Verdict::WrongSource);
+        }
+        None
+    }
+
+    /// Where the next send work request's list and inline bytes go; `None`: the queue is full.
+    pub fn send_buffers(&mut self) -> Option<(&mut [Sge], &mut [u8])> {
+        self.requester.queue.has_room().then(|| self.requester.queue.next_buffers())
+    }
+
+    /// A work request was fetched to `send_buffers`. In the error state it is flushed at once.
+    pub fn post_send(&mut self, ctx: &mut Ctx<'_>, fetched: &FetchedSend) {
+        self.requester.queue.push(fetched.wr, fetched.wr_id, fetched.num_sge, fetched.inline_len);
+        if self.state == QpState::Err {
+            self.flush_sends(ctx);
+        }
+    }
+
+    /// True if the NIC should fetch work requests in this state.
+    pub fn takes_sends(&self) -> bool {
+        matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err)
+    }
+
+    /// True if `next_packet` may have something. It may still find that it must wait.
+    pub fn wants_transmit(&self, limits: &Limits) -> bool {
+        self.responder.has_replies() || (self.may_send_requests() && self.requester.in_flight() < limits.window)
+    }
+
+    /// What would leave next: replies first. Its payload is described in `Output::gather`.
+    pub fn next_packet(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        self.next_reply(ctx).or_else(|| self.next_request(ctx))
+    }
+
+    /// The planned packet has left.
+    pub fn sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
+        ctx.counters.sent_pkts += 1;
+        ctx.counters.sent_bytes += u64::from(plan.payload_len);
+        match plan.origin {
+            Origin::Request => self.request_sent(ctx, plan),
+            Origin::Reply => self.reply_sent(),
+        }
+    }
+
+    /// The inline payload of a planned packet.
+    pub fn inline_payload(&self, plan: &TxPlan) -> Option<&[u8]> {
+        let (position, offset) = plan.inline?;
+        Some(self.requester.queue.inline(position, offset, plan.payload_len))
+    }
+
+    /// The dma stage ran an atomic for this QP's peer: what was there before.
+    pub fn atomic_done(&mut self, resource: u8, before: u64) {
+        self.responder.atomic_done(resource, before);
+    }
+
+    /// Both queues are flushed, in order; what is posted later is flushed then. A refusal that waits still leaves.
+    pub(super) fn enter_error(&mut self, ctx: &mut Ctx<'_>) {
+        self.state = QpState::Err;
+        self.requester.retransmit_at = Nanos::MAX;
+        self.requester.rnr_until = None;
+        self.requester.failed = None;
+        self.flush_sends(ctx);
+        self.flush_receives(ctx);
+        self.responder.keep_refusal_only();
+    }
+
+    fn flush_sends(&mut self, ctx: &mut Ctx<'_>) {
+        while !self.requester.queue.is_empty() {
+            let wr = self.requester.queue.at(self.requester.queue.tail()).wr;
+            ctx.counters.req_cqe_flush_error += 1;
+            self.push_send_completion(ctx, &wr, WcStatus::WrFlush, 0, 0);
+            self.requester.queue.retire();
+        }
+        self.requester.next = self.requester.queue.tail();
+        self.requester.next_packet = 0;
+    }
+
+    pub(super) fn take_drain_request(&mut self) -> bool {
+        std::mem::take(&mut self.drain_requested)
+    }
+
+    /// Checks a peer's key against the QP's own domain.
+    pub(super) fn check_remote(
+        &self,
+        ctx: &Ctx<'_>,
+        va: u64,
+        rkey: u32,
+        length: u64,
+        access: Access,
+    ) -> Result<Span, NakCode> {
+        ctx.memory.check(self.pd, rkey, va, length, access).map_err(|_| NakCode::RemoteAccess)
+    }
+}
+
+/// Responses go to the requester, all else to the responder.
+fn is_response(operation: Operation) -> bool {
+    matches!(operation, Operation::Acknowledge | Operation::ReadResponse | Operation::AtomicAcknowledge)
+}

@@ -1,0 +1,96 @@
+//! Replies that wait to leave, in the order in which the specification wants them seen (IBTA 9.5).
+//!
+//! An acknowledgement must not overtake the response of a READ before it, so both stand in one queue.
+//! Acknowledgements that follow one another coalesce into the last.
+
+use std::collections::VecDeque;
+
+use crate::wire::{NakCode, Psn};
+
+/// A reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Acknowledges everything up to `psn`.
+    Ack {
+        /// The last PSN in order.
+        psn: Psn,
+        /// Messages completed by then.
+        msn: u32,
+    },
+    /// Refuses `psn`, or asks for it.
+    Nak {
+        /// The PSN in question.
+        psn: Psn,
+        /// Messages completed by then.
+        msn: u32,
+        /// Why.
+        code: NakCode,
+    },
+    /// Asks the peer to come again later.
+    RnrNak {
+        /// The PSN in question.
+        psn: Psn,
+        /// Messages completed by then.
+        msn: u32,
+        /// Timer code.
+        timer: u8,
+    },
+    /// The packets of a READ response, from a responder resource.
+    Read(u8),
+    /// The response of an atomic, from a responder resource.
+    Atomic(u8),
+}
+
+/// The queue. Bounded: what does not fit is not queued, and the peer's timer asks again.
+#[derive(Debug)]
+pub struct Replies {
+    queue: VecDeque<Reply>,
+    bound: usize,
+}
+
+impl Replies {
+    /// A queue for a responder with `resources` READs and atomics.
+    pub fn new(resources: usize) -> Replies {
+        // One acknowledgement can stand behind each response, a NAK behind that.
+        let bound = 2 * resources + 4;
+        Replies { queue: VecDeque::with_capacity(bound), bound }
+    }
+
+    /// The oldest.
+    pub fn front(&self) -> Option<Reply> {
+        self.queue.front().copied()
+    }
+
+    /// Takes the oldest out.
+    pub fn pop(&mut self) {
+        self.queue.pop_front();
+    }
+
+    /// True if none waits.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.queue.clear();
+    }
+
+    /// Appends a reply; an acknowledgement directly behind another takes its place. False: full.
+    pub fn push(&mut self, reply: Reply) -> bool {
+        if let (Reply::Ack { .. }, Some(last @ Reply::Ack { .. })) = (reply, self.queue.back_mut()) {
+            *last = reply;
+            return true;
+        }
+        if self.queue.len() == self.bound {
+            return false;
+        }
+        self.queue.push_back(reply);
+        true
+    }
+
+    /// Puts a reply before all others: what the oldest turned into.
+    pub(super) fn push_front(&mut self, reply: Reply) {
+        self.queue.push_front(reply);
+    }
+}

@@ -1,0 +1,367 @@
+//! The requester: work requests become request packets (IBTA 9.7.2, 9.7.5).
+//!
+//! ```text
+//!   send queue   tail ........ next ............ head
+//!                 | sent, not   | next to be      |
+//!                 | complete    | sent            |
+//!   PSNs         una ....... position ... sent_end
+//! ```
+//!
+//! `next`/`next_packet` is where transmission stands; going back moves it to `una` and nothing else, because packets are
+//! built from work requests each time. `sent_end` never goes back: what lies beyond it was never sent, so
+//! nothing may acknowledge it.
+
+use super::planted::PlantedBug;
+use super::scatter::{self, ListError};
+use super::send_queue::{SendQueue, Wqe};
+use super::{Cause, Ctx, Origin, Qp, TxPlan, TxReason};
+use crate::limits::MAX_MESSAGE;
+use crate::time::Nanos;
+use crate::verbs::{Access, QpState, SendFlags, WcStatus, WrOpcode};
+use crate::wire::{AtomicEth, Bth, Ext, Opcode, Psn, Reth, credits};
+
+/// The requester's state.
+#[derive(Debug)]
+pub struct Requester {
+    pub(super) queue: SendQueue,
+    /// The work request that is sent next.
+    pub(super) next: u32,
+    /// Which of its packets.
+    pub(super) next_packet: u32,
+    /// The PSN that the next work request to start gets.
+    pub(super) psn: Psn,
+    /// The oldest PSN that is not acknowledged.
+    pub(super) una: Psn,
+    /// The PSN after the last that was ever sent.
+    pub(super) sent_end: Psn,
+    /// READs and atomics between tail and next.
+    pub(super) reads_outstanding: u32,
+    /// Packets since one that asked for an acknowledgement.
+    since_ack_request: u32,
+    /// When the oldest packet is given up.
+    pub(super) retransmit_at: Nanos,
+    /// The peer asked for peace until then.
+    pub(super) rnr_until: Option<Nanos>,
+    pub(super) retries_left: u8,
+    pub(super) rnr_retries_left: u8,
+    /// Why packets before `sent_end` leave again.
+    pub(super) going_back: Option<Cause>,
+    /// A response overtook another; until something new is acknowledged, more of the kind are no news.
+    pub(super) implied_nak: bool,
+    /// The work request at `next` cannot be sent; it fails when it is the oldest.
+    pub(super) failed: Option<WcStatus>,
+    /// Messages that the peer has completed, and receives that it had then (AETH credits), if that is in use.
+    pub(super) credit_limit: Option<u32>,
+    /// Messages started and completed, 24 bits, as the peer's MSN counts them.
+    pub(super) messages_done: u32,
+}
+
+impl Requester {
+    pub(super) fn new(capacity: u32, max_sge: u32, max_inline: u32) -> Requester {
+        Requester {
+            queue: SendQueue::new(capacity, max_sge, max_inline),
+            next: 0,
+            next_packet: 0,
+            psn: Psn::new(0),
+            una: Psn::new(0),
+            sent_end: Psn::new(0),
+            reads_outstanding: 0,
+            since_ack_request: 0,
+            retransmit_at: Nanos::MAX,
+            rnr_until: None,
+            retries_left: 0,
+            rnr_retries_left: 0,
+            going_back: None,
+            implied_nak: false,
+            failed: None,
+            credit_limit: None,
+            messages_done: 0,
+        }
+    }
+
+    /// Starts with nothing sent and nothing outstanding.
+    pub(super) fn start(&mut self, psn: Psn) {
+        self.psn = psn;
+        self.una = psn;
+        self.sent_end = psn;
+    }
+
+    /// Forgets everything.
+    pub(super) fn reset(&mut self) {
+        let mut queue = std::mem::replace(&mut self.queue, SendQueue::new(1, 0, 0));
+        queue.reset();
+        *self = Requester { queue, ..Requester::new(1, 0, 0) };
+    }
+
+    /// The PSN of the next packet, new or again.
+    pub(super) fn position(&self) -> Psn {
+        if self.next == self.queue.head() {
+            return self.psn;
+        }
+        let wqe = self.queue.at(self.next);
+        if wqe.started { wqe.first_psn + self.next_packet } else { self.psn }
+    }
+
+    /// Moves the position to `psn`, which is `una` or a PSN that was sent before.
+    pub(super) fn rewind_to(&mut self, psn: Psn) {
+        let mut at = self.queue.tail();
+        let mut reads = 0;
+        while at != self.queue.head() {
+            let wqe = self.queue.at(at);
+            if !wqe.started || psn.is_before(wqe.end_psn()) {
+                break;
+            }
+            reads += u32::from(wqe.wr.opcode.is_read_or_atomic());
+            at = at.wrapping_add(1);
+        }
+        self.next = at;
+        self.next_packet = match self.queue.at(at) {
+            wqe if at != self.queue.head() && wqe.started => psn.distance_from(wqe.first_psn).max(0) as u32,
+            _ => 0,
+        };
+        self.reads_outstanding = reads;
+        self.since_ack_request = 0;
+    }
+
+    /// Packets sent and not acknowledged.
+    pub(super) fn in_flight(&self) -> u32 {
+        self.position().distance_from(self.una).max(0) as u32
+    }
+}
+
+impl Qp {
+    /// A request that could leave now. A work request that cannot be sent at all is marked here, and fails when it
+    /// is the oldest.
+    pub(super) fn next_request(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        if !self.may_send_requests() {
+            return None;
+        }
+        let position = self.requester.next;
+        if let Err(status) = self.check_start(ctx) {
+            self.requester.failed = Some(status);
+            self.fail_if_oldest(ctx);
+            return None;
+        }
+        if self.must_wait(ctx) {
+            return None;
+        }
+        let wqe = *self.requester.queue.at(position);
+        let plan = self.plan_request(ctx, position, &wqe);
+        match plan {
+            Ok(plan) => Some(plan),
+            Err(_) => {
+                self.requester.failed = Some(WcStatus::LocProt);
+                self.fail_if_oldest(ctx);
+                None
+            }
+        }
+    }
+
+    /// True if there is a work request that is neither failed nor held back by the state or an RNR timer.
+    pub(super) fn may_send_requests(&self) -> bool {
+        let r = &self.requester;
+        let started = r.next != r.queue.head() && r.queue.at(r.next).started;
+        let state = match self.state() {
+            QpState::Rts => true,
+            // What was started finishes, nothing new starts.
+            QpState::Sqd => started,
+            _ => false,
+        };
+        state && r.next != r.queue.head() && r.rnr_until.is_none() && r.failed.is_none()
+    }
+
+    /// Checks that need doing once, before the first packet.
+    fn check_start(&self, ctx: &Ctx<'_>) -> Result<(), WcStatus> {
+        let r = &self.requester;
+        let wqe = r.queue.at(r.next);
+        if wqe.started {
+            return Ok(());
+        }
+        if !wqe.valid {
+            return Err(WcStatus::LocQpOp);
+        }
+        if wqe.length > u64::from(MAX_MESSAGE) {
+            return Err(WcStatus::LocLen);
+        }
+        if !wqe.wr.opcode.is_read_or_atomic() {
+            return Ok(());
+        }
+        if self.attributes().max_rd_atomic == 0 {
+            return Err(WcStatus::LocQpOp);
+        }
+        if wqe.wr.opcode.is_atomic() && wqe.length < 8 {
+            return Err(WcStatus::LocLen);
+        }
+        // A result that could not be stored must not be asked for: the peer's side of it would be done.
+        scatter::check(ctx.memory, self.pd, r.queue.sges(r.next), Access::LOCAL_WRITE)
+            .map_err(|_| WcStatus::LocProt)
+    }
+
+    /// True if the packet at the position has to wait for responses.
+    fn must_wait(&self, ctx: &Ctx<'_>) -> bool {
+        let r = &self.requester;
+        let wqe = r.queue.at(r.next);
+        let starts = !wqe.started;
+        let fenced = starts && wqe.wr.flags.contains(SendFlags::FENCE) && r.reads_outstanding > 0;
+        let reads_full = wqe.wr.opcode.is_read_or_atomic()
+            && r.reads_outstanding >= u32::from(self.attributes().max_rd_atomic);
+        let window_full = r.in_flight() >= ctx.limits.window;
+        fenced || reads_full || window_full || (starts && self.lacks_credit(wqe))
+    }
+
+    /// End-to-end credits (IBTA 9.7.7.2): a SEND or WRITE with immediate beyond the limit waits, unless it is
+    /// the only message, which may always probe.
+    fn lacks_credit(&self, wqe: &Wqe) -> bool {
+        let r = &self.requester;
+        let Some(limit) = r.credit_limit else { return false };
+        if !wqe.wr.opcode.consumes_receive() || r.next == r.queue.tail() {
+            return false;
+        }
+        let number = r.messages_done.wrapping_add(r.next.wrapping_sub(r.queue.tail()) + 1);
+        Psn::new(limit).is_before(Psn::new(number))
+    }
+
+    fn plan_request(&self, ctx: &mut Ctx<'_>, position: u32, wqe: &Wqe) -> Result<TxPlan, ListError> {
+        let r = &self.requester;
+        let k = if wqe.started { r.next_packet } else { 0 };
+        let psn = r.position();
+        let mtu = self.attributes().path_mtu.bytes() as u64;
+        let offset = u64::from(k) * mtu;
+        let (opcode, ext, payload_len, last) = match wqe.wr.opcode {
+            WrOpcode::Read => {
+                let reth = reth(wqe, offset, wqe.length - offset);
+                (Opcode::RC_READ_REQUEST, Ext::Reth(reth), 0, true)
+            }
+            WrOpcode::CompareSwap | WrOpcode::FetchAdd => {
+                let (opcode, eth) = atomic(wqe);
+                (opcode, Ext::Atomic(eth), 0, true)
+            }
+            _ => {
+                let length = (wqe.length - offset).min(mtu) as u16;
+                let last = offset + u64::from(length) == wqe.length;
+                let (opcode, ext) = segment(wqe, k == 0, last);
+                (opcode, ext, length, last)
+            }
+        };
+        ctx.out.gather.clear();
+        let inline = wqe.wr.flags.contains(SendFlags::INLINE).then_some((position, offset as u32));
+        if inline.is_none() && payload_len > 0 {
+            let sges = r.queue.sges(position);
+            scatter::gather(ctx.memory, self.pd, sges, offset, payload_len, &mut ctx.out.gather)?;
+        }
+        let again = psn.is_before(r.sent_end);
+        let window_closes = r.in_flight() + 1 >= ctx.limits.window;
+        let due = r.since_ack_request + 1 >= ctx.limits.ack_request_interval;
+        let asks = last || window_closes || due;
+        let bth = Bth {
+            opcode,
+            solicited: last && wqe.wr.flags.contains(SendFlags::SOLICITED),
+            ack_req: asks && !(again && PlantedBug::NoAckRequestOnRetransmission.is()),
+            psn,
+            ..self.bth()
+        };
+        Ok(TxPlan { bth, ext, payload_len, inline, reason: self.reason(again), origin: Origin::Request })
+    }
+
+    fn reason(&self, again: bool) -> TxReason {
+        if !again {
+            return TxReason::New;
+        }
+        let r = &self.requester;
+        let (left, of) = match r.going_back {
+            Some(Cause::Rnr) => (r.rnr_retries_left, self.attributes().rnr_retry),
+            _ => (r.retries_left, self.attributes().retry_cnt),
+        };
+        let cause = r.going_back.unwrap_or(Cause::Timeout);
+        TxReason::Again { cause, attempt: of.saturating_sub(left), of }
+    }
+
+    /// The request that `next_request` planned has left.
+    pub(super) fn request_sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
+        let packets = self.packets_of(self.requester.next);
+        let again = matches!(plan.reason, TxReason::Again { .. });
+        let timeout = self.attributes().ack_timeout();
+        let r = &mut self.requester;
+        let psn_before = r.psn;
+        let wqe = r.queue.at_mut(r.next);
+        if !wqe.started {
+            wqe.started = true;
+            wqe.first_psn = psn_before;
+            wqe.packets = packets;
+            r.psn = wqe.end_psn();
+        }
+        let takes_rest = wqe.wr.opcode.is_read_or_atomic();
+        let end = if takes_rest { wqe.end_psn() } else { plan.bth.psn + 1 };
+        r.reads_outstanding += u32::from(takes_rest);
+        r.next_packet += 1;
+        if takes_rest || r.next_packet == wqe.packets {
+            r.next = r.next.wrapping_add(1);
+            r.next_packet = 0;
+        }
+        if r.sent_end.is_before(end) {
+            r.sent_end = end;
+        }
+        r.since_ack_request = if plan.bth.ack_req { 0 } else { r.since_ack_request + 1 };
+        if r.retransmit_at == Nanos::MAX
+            && let Some(timeout) = timeout
+        {
+            r.retransmit_at = ctx.now + timeout;
+        }
+        ctx.counters.retransmitted_packets += u64::from(again);
+    }
+
+    /// PSNs that a work request takes: one for each packet of its payload, or of its response.
+    fn packets_of(&self, position: u32) -> u32 {
+        let wqe = self.requester.queue.at(position);
+        if wqe.wr.opcode.is_atomic() {
+            return 1;
+        }
+        packets_for(wqe.length, self.attributes().path_mtu.bytes())
+    }
+
+    /// Takes the credits of an AETH in.
+    pub(super) fn note_credits(&mut self, code: u8, msn: u32) {
+        if self.attributes().end_to_end_credits {
+            self.requester.credit_limit = credits(code).map(|n| msn.wrapping_add(n) & 0xff_ffff);
+        }
+    }
+}
+
+/// Packets that carry `length` bytes; an empty message takes one.
+pub(super) fn packets_for(length: u64, mtu: usize) -> u32 {
+    length.div_ceil(mtu as u64).max(1) as u32
+}
+
+fn reth(wqe: &Wqe, offset: u64, length: u64) -> Reth {
+    // The peer judges the address: one that wraps is out of every region's bounds.
+    Reth { va: wqe.wr.remote_addr.wrapping_add(offset), rkey: wqe.wr.rkey.0, dma_len: length as u32 }
+}
+
+fn atomic(wqe: &Wqe) -> (Opcode, AtomicEth) {
+    let wr = &wqe.wr;
+    let eth = |swap_or_add, compare| AtomicEth { va: wr.remote_addr, rkey: wr.rkey.0, swap_or_add, compare };
+    match wr.opcode {
+        WrOpcode::CompareSwap => (Opcode::RC_COMPARE_SWAP, eth(wr.swap, wr.compare_add)),
+        _ => (Opcode::RC_FETCH_ADD, eth(wr.compare_add, 0)),
+    }
+}
+
+/// Opcode and headers of a packet of a SEND or WRITE.
+fn segment(wqe: &Wqe, first: bool, last: bool) -> (Opcode, Ext) {
+    let imm = wqe.wr.imm;
+    let whole = reth(wqe, 0, wqe.length);
+    match (wqe.wr.opcode, first, last) {
+        (WrOpcode::Write, true, true) => (Opcode::RC_WRITE_ONLY, Ext::Reth(whole)),
+        (WrOpcode::WriteImm, true, true) => (Opcode::RC_WRITE_ONLY_IMM, Ext::RethImm(whole, imm)),
+        (WrOpcode::Write | WrOpcode::WriteImm, true, false) => (Opcode::RC_WRITE_FIRST, Ext::Reth(whole)),
+        (WrOpcode::Write | WrOpcode::WriteImm, false, false) => (Opcode::RC_WRITE_MIDDLE, Ext::None),
+        (WrOpcode::Write, false, true) => (Opcode::RC_WRITE_LAST, Ext::None),
+        (WrOpcode::WriteImm, false, true) => (Opcode::RC_WRITE_LAST_IMM, Ext::Imm(imm)),
+        (WrOpcode::SendImm, true, true) => (Opcode::RC_SEND_ONLY_IMM, Ext::Imm(imm)),
+        (WrOpcode::SendImm, false, true) => (Opcode::RC_SEND_LAST_IMM, Ext::Imm(imm)),
+        (_, true, true) => (Opcode::RC_SEND_ONLY, Ext::None),
+        (_, true, false) => (Opcode::RC_SEND_FIRST, Ext::None),
+        (_, false, false) => (Opcode::RC_SEND_MIDDLE, Ext::None),
+        (_, false, true) => (Opcode::RC_SEND_LAST, Ext::None),
+    }
+}

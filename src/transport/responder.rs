@@ -1,0 +1,678 @@
+//! The responder: requests become memory operations and replies (IBTA 9.7.4, 9.7.5.1, 9.9.3).
+//!
+//! A request is looked at in the specification's order: its PSN (in turn, ahead, seen before), then its opcode against
+//! the message under way, then its length, then its rights. Only what passes all of them touches memory.
+
+use super::planted::PlantedBug;
+use super::replies::{Replies, Reply};
+use super::requester::packets_for;
+use super::scatter::{self, FramePayload, ListError};
+use super::{AtomicOp, Ctx, DmaIn, Gather, Origin, Qp, TxPlan, TxReason, Verdict};
+use crate::limits::{MAX_MESSAGE, MAX_SGE};
+use crate::verbs::{Access, AsyncEvent, EventKind, RecvWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
+use crate::wire::{
+    Aeth, Bth, Ext, Headers, NakCode, Opcode, Operation, Packet, Position, Psn, Reth, Syndrome,
+};
+
+/// The message that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Message {
+    None,
+    /// Bytes of a SEND so far; its receive has been taken.
+    Send { received: u64 },
+    /// A WRITE and its bytes so far.
+    Write { reth: Reth, received: u64 },
+}
+
+/// A READ or an atomic that was executed, for its response and for duplicates of it.
+#[derive(Clone, Copy, Debug)]
+struct Resource {
+    operation: Operation,
+    first_psn: Psn,
+    packets: u32,
+    /// The packet of the response that leaves next.
+    next: u32,
+    reth: Reth,
+    msn: u32,
+    /// What an atomic found.
+    result: u64,
+    /// A reply for it waits in the queue.
+    queued: bool,
+    again: bool,
+}
+
+/// A request that cannot be executed.
+struct Refusal {
+    nak: NakCode,
+    /// How the receive that was taken for it completes; `None`: it is flushed.
+    receive: Option<WcStatus>,
+}
+
+impl From<NakCode> for Refusal {
+    fn from(nak: NakCode) -> Refusal {
+        Refusal { nak, receive: None }
+    }
+}
+
+/// How a request that passed went.
+enum Executed {
+    Done,
+    /// There is no receive for it.
+    NotReady,
+}
+
+/// The responder's state.
+#[derive(Debug)]
+pub struct Responder {
+    /// The PSN that is due.
+    pub(super) expected: Psn,
+    /// Messages completed, 24 bits.
+    msn: u32,
+    message: Message,
+    receive: Option<RecvWr>,
+    sges: Box<[Sge]>,
+    /// A NAK has asked for `expected`: silence until it comes.
+    nak_sent: bool,
+    /// Packets since the last acknowledgement was queued.
+    unacknowledged: u32,
+    replies: Replies,
+    resources: Vec<Option<Resource>>,
+    next_resource: usize,
+}
+
+impl Responder {
+    pub(super) fn new(max_sge: u32, max_resources: u8) -> Responder {
+        Responder {
+            expected: Psn::new(0),
+            msn: 0,
+            message: Message::None,
+            receive: None,
+            sges: vec![Sge::default(); (max_sge as usize).min(MAX_SGE)].into(),
+            nak_sent: false,
+            unacknowledged: 0,
+            replies: Replies::new(max_resources.into()),
+            resources: Vec::with_capacity(max_resources.into()),
+            next_resource: 0,
+        }
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.expected = Psn::new(0);
+        self.msn = 0;
+        self.message = Message::None;
+        self.receive = None;
+        self.nak_sent = false;
+        self.unacknowledged = 0;
+        self.replies.clear();
+        self.resources.clear();
+        self.next_resource = 0;
+    }
+
+    /// `max_dest_rd_atomic`.
+    pub(super) fn set_resources(&mut self, count: u8) {
+        self.resources.clear();
+        self.resources.resize(count.into(), None);
+        self.next_resource = 0;
+    }
+
+    pub(super) fn has_replies(&self) -> bool {
+        !self.replies.is_empty()
+    }
+
+    pub(super) fn atomic_done(&mut self, resource: u8, before: u64) {
+        if let Some(Some(resource)) = self.resources.get_mut(usize::from(resource)) {
+            resource.result = before;
+        }
+    }
+
+    /// In the error state only a refusal may still leave.
+    pub(super) fn keep_refusal_only(&mut self) {
+        let mut refusal = None;
+        while let Some(reply) = self.replies.front() {
+            if let Reply::Nak { code, .. } = reply
+                && code != NakCode::PsnSequence
+            {
+                refusal = Some(reply);
+            }
+            self.replies.pop();
+        }
+        if let Some(reply) = refusal {
+            self.replies.push(reply);
+        }
+    }
+
+    fn acknowledge(&mut self) {
+        self.unacknowledged = 0;
+        let psn = Psn::new(self.expected.value().wrapping_sub(1));
+        let ack = Reply::Ack { psn, msn: self.msn };
+        if PlantedBug::AckBeforeReadResponse.is() {
+            self.replies.push_front(ack);
+        } else {
+            self.replies.push(ack);
+        }
+    }
+
+    fn message_done(&mut self) {
+        self.msn = (self.msn + 1) & 0xff_ffff;
+        self.message = Message::None;
+    }
+
+    /// The place for another READ or atomic; `None`: all still wait for their replies to leave.
+    fn place_resource(&mut self, resource: Resource) -> Option<u8> {
+        let slot = self.next_resource;
+        if self.resources.get(slot)?.is_some_and(|r| r.queued) {
+            return None;
+        }
+        self.resources[slot] = Some(resource);
+        self.next_resource = (slot + 1) % self.resources.len();
+        Some(slot as u8)
+    }
+
+    /// The newest resource that covers a PSN: an older one may carry the same PSNs from 2^24 ago.
+    fn find_resource(&self, psn: Psn, operation: Operation) -> Option<u8> {
+        let holds = |r: &Resource| {
+            r.operation == operation && (0..r.packets as i32).contains(&psn.distance_from(r.first_psn))
+        };
+        let count = self.resources.len();
+        let newest_first = (1..=count).map(|back| (self.next_resource + count - back) % count);
+        let mut held = newest_first.filter(|slot| self.resources[*slot].as_ref().is_some_and(holds));
+        held.next().map(|slot| slot as u8)
+    }
+}
+
+impl Qp {
+    /// Handles a request packet.
+    pub(super) fn handle_request(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+        let r = &mut self.responder;
+        let mut ahead = packet.bth.psn.distance_from(r.expected);
+        if PlantedBug::PsnCompareWithoutWrap.is() {
+            ahead = packet.bth.psn.value() as i32 - r.expected.value() as i32;
+        }
+        if ahead < 0 && PlantedBug::NoDuplicateCheck.is() && packet.info().position == Position::Only {
+            ahead = 0;
+        }
+        if ahead > 0 {
+            ctx.counters.out_of_sequence += 1;
+            let (expected, nak) = (r.expected, !r.nak_sent);
+            if nak {
+                r.nak_sent = true;
+                r.replies.push(Reply::Nak { psn: expected, msn: r.msn, code: NakCode::PsnSequence });
+            }
+            return Verdict::OutOfSequence { expected, nak };
+        }
+        if ahead < 0 {
+            return self.handle_duplicate(ctx, packet);
+        }
+        r.nak_sent = false;
+        match self.execute(ctx, packet, frame) {
+            Ok(Executed::Done) => {
+                self.after_request(ctx, packet);
+                Verdict::Executed
+            }
+            Ok(Executed::NotReady) => {
+                ctx.counters.out_of_buffer += 1;
+                ctx.counters.send_rnr_err += 1;
+                let timer = self.attributes().min_rnr_timer;
+                let r = &mut self.responder;
+                // What follows is ahead of its turn and dropped in silence: the peer knows.
+                r.nak_sent = true;
+                r.replies.push(Reply::RnrNak { psn: packet.bth.psn, msn: r.msn, timer });
+                Verdict::NotReady
+            }
+            Err(refusal) => self.refuse(ctx, packet, refusal),
+        }
+    }
+
+    fn execute(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<Executed, Refusal> {
+        let info = packet.info();
+        self.check_sequence(packet)?;
+        self.check_length(packet)?;
+        match info.operation {
+            // SEND with invalidate names a key; there is nothing yet that it could invalidate.
+            Operation::Send if info.headers.contains(Headers::IETH) => Err(NakCode::InvalidRequest.into()),
+            Operation::Send => self.execute_send(ctx, packet, frame),
+            Operation::Write => self.execute_write(ctx, packet, frame),
+            Operation::ReadRequest => self.execute_read(ctx, packet),
+            Operation::CompareSwap | Operation::FetchAdd => self.execute_atomic(ctx, packet),
+            _ => Err(NakCode::InvalidRequest.into()),
+        }
+    }
+
+    /// FIRST and ONLY start a message, MIDDLE and LAST go on with one of the same kind.
+    fn check_sequence(&self, packet: &Packet) -> Result<(), Refusal> {
+        let info = packet.info();
+        let goes_on = matches!(info.position, Position::Middle | Position::Last);
+        let fits = match self.responder.message {
+            Message::None => !goes_on,
+            Message::Send { .. } => goes_on && info.operation == Operation::Send,
+            Message::Write { .. } => goes_on && info.operation == Operation::Write,
+        };
+        if fits { Ok(()) } else { Err(NakCode::InvalidRequest.into()) }
+    }
+
+    fn check_length(&self, packet: &Packet) -> Result<(), Refusal> {
+        let mtu = self.attributes().path_mtu.bytes();
+        let length = packet.payload.len();
+        let fits = match (packet.info().operation, packet.info().position) {
+            (Operation::Send | Operation::Write, Position::First | Position::Middle) => length == mtu,
+            (Operation::Send | Operation::Write, Position::Last) => (1..=mtu).contains(&length),
+            (Operation::Send | Operation::Write, Position::Only) => length <= mtu,
+            _ => length == 0,
+        };
+        if fits { Ok(()) } else { Err(NakCode::InvalidRequest.into()) }
+    }
+
+    fn execute_send(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<Executed, Refusal> {
+        let received = match self.responder.message {
+            Message::Send { received } => received,
+            _ => {
+                let r = &mut self.responder;
+                let Some(receive) = ctx.receives.take(&mut r.sges) else { return Ok(Executed::NotReady) };
+                r.receive = Some(receive);
+                0
+            }
+        };
+        let payload = payload_of(packet, frame);
+        let r = &mut self.responder;
+        let sges = &r.sges[..r.receive.map_or(0, |w| w.num_sge as usize)];
+        scatter::scatter(ctx.memory, self.pd, sges, received, payload, ctx.out).map_err(|error| match error {
+            ListError::TooShort => {
+                Refusal { nak: NakCode::InvalidRequest, receive: Some(WcStatus::LocLen) }
+            }
+            ListError::Protection => {
+                Refusal { nak: NakCode::RemoteOperational, receive: Some(WcStatus::LocProt) }
+            }
+        })?;
+        let received = received + u64::from(payload.length);
+        r.message = Message::Send { received };
+        if is_last(packet) {
+            ctx.counters.rdma_recvs += 1;
+            self.complete_receive(ctx, packet, WcOpcode::Recv, received);
+            self.responder.message_done();
+        }
+        Ok(Executed::Done)
+    }
+
+    fn execute_write(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<Executed, Refusal> {
+        let (reth, received) = match (self.responder.message, packet.reth()) {
+            (Message::Write { reth, received }, _) => (reth, received),
+            (_, Some(reth)) => {
+                self.check_write_start(ctx, &reth)?;
+                (reth, 0)
+            }
+            (_, None) => return Err(NakCode::InvalidRequest.into()),
+        };
+        let payload = payload_of(packet, frame);
+        let after = received + u64::from(payload.length);
+        let total = u64::from(reth.dma_len);
+        let fits = if is_last(packet) { after == total } else { after < total };
+        if !fits {
+            return Err(NakCode::InvalidRequest.into());
+        }
+        let with_imm = packet.imm().is_some();
+        if with_imm {
+            let r = &mut self.responder;
+            let Some(receive) = ctx.receives.take(&mut r.sges) else { return Ok(Executed::NotReady) };
+            r.receive = Some(receive);
+        }
+        if payload.length > 0 {
+            // Checked for each packet: the region may be gone since the first.
+            let va = reth.va.wrapping_add(received);
+            let to = self
+                .check_remote(ctx, va, reth.rkey, payload.length.into(), Access::REMOTE_WRITE)
+                .map_err(|nak| Refusal { nak, receive: Some(WcStatus::LocAccess) })?;
+            let FramePayload { frame, offset, length } = payload;
+            ctx.out.dma_in.push(DmaIn::Scatter { frame, offset, length, to });
+        }
+        self.responder.message = Message::Write { reth, received: after };
+        if is_last(packet) {
+            ctx.counters.rx_write_requests += 1;
+            if with_imm {
+                self.complete_receive(ctx, packet, WcOpcode::RecvWriteImm, total);
+            }
+            self.responder.message_done();
+        }
+        Ok(Executed::Done)
+    }
+
+    fn check_write_start(&self, ctx: &Ctx<'_>, reth: &Reth) -> Result<(), Refusal> {
+        if !self.attributes().access.contains(Access::REMOTE_WRITE) || reth.dma_len > MAX_MESSAGE {
+            return Err(NakCode::InvalidRequest.into());
+        }
+        // An empty WRITE does not look at the key (IBTA 9.7.4.1.5).
+        if reth.dma_len > 0 {
+            self.check_remote(ctx, reth.va, reth.rkey, reth.dma_len.into(), Access::REMOTE_WRITE)?;
+        }
+        Ok(())
+    }
+
+    fn execute_read(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, Refusal> {
+        let invalid = Refusal::from(NakCode::InvalidRequest);
+        let Some(reth) = packet.reth() else { return Err(invalid) };
+        if !self.attributes().access.contains(Access::REMOTE_READ) || reth.dma_len > MAX_MESSAGE {
+            return Err(invalid);
+        }
+        if reth.dma_len > 0 {
+            self.check_remote(ctx, reth.va, reth.rkey, reth.dma_len.into(), Access::REMOTE_READ)?;
+        }
+        let packets = packets_for(reth.dma_len.into(), self.attributes().path_mtu.bytes());
+        self.enqueue_resource(Operation::ReadRequest, packet.bth.psn, packets, reth).ok_or(invalid)?;
+        ctx.counters.rx_read_requests += 1;
+        Ok(Executed::Done)
+    }
+
+    fn execute_atomic(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, Refusal> {
+        let invalid = Refusal::from(NakCode::InvalidRequest);
+        let Some(eth) = packet.atomic_eth() else { return Err(invalid) };
+        if !self.attributes().access.contains(Access::REMOTE_ATOMIC) || eth.va % 8 != 0 {
+            return Err(invalid);
+        }
+        let at = self.check_remote(ctx, eth.va, eth.rkey, 8, Access::REMOTE_ATOMIC)?;
+        let is_swap = packet.info().operation == Operation::CompareSwap;
+        let operation = if is_swap {
+            AtomicOp::CompareSwap { compare: eth.compare, swap: eth.swap_or_add }
+        } else {
+            AtomicOp::FetchAdd { add: eth.swap_or_add }
+        };
+        let reth = Reth { va: eth.va, rkey: eth.rkey, dma_len: 8 };
+        let kind = Operation::AtomicAcknowledge;
+        let resource = self.enqueue_resource(kind, packet.bth.psn, 1, reth).ok_or(invalid)?;
+        ctx.out.dma_in.push(DmaIn::Atomic { qp: self.index, resource, at, operation });
+        ctx.counters.rx_atomic_requests += 1;
+        Ok(Executed::Done)
+    }
+
+    /// Takes a responder resource and queues its reply. `None`: the peer has more outstanding than was agreed.
+    fn enqueue_resource(&mut self, operation: Operation, psn: Psn, packets: u32, reth: Reth) -> Option<u8> {
+        let r = &mut self.responder;
+        let msn = (r.msn + 1) & 0xff_ffff;
+        let resource = r.place_resource(Resource {
+            operation,
+            first_psn: psn,
+            packets,
+            next: 0,
+            reth,
+            msn,
+            result: 0,
+            queued: true,
+            again: false,
+        })?;
+        r.replies.push(reply_for(operation, resource));
+        r.message_done();
+        Some(resource)
+    }
+
+    /// The request was executed: the next one is due; acknowledge if asked to, or now and then.
+    fn after_request(&mut self, ctx: &Ctx<'_>, packet: &Packet) {
+        let r = &mut self.responder;
+        let answers_itself = !matches!(packet.info().operation, Operation::Send | Operation::Write);
+        if answers_itself {
+            // The response acknowledges it.
+            let packets = match packet.reth() {
+                Some(reth) => packets_for(reth.dma_len.into(), self.attributes().path_mtu.bytes()),
+                None => 1,
+            };
+            let r = &mut self.responder;
+            r.expected = r.expected + packets;
+            r.unacknowledged = 0;
+            return;
+        }
+        r.expected = r.expected.next();
+        r.unacknowledged += 1;
+        if packet.bth.ack_req || r.unacknowledged >= ctx.limits.ack_coalesce {
+            r.acknowledge();
+        }
+    }
+
+    /// IBTA 9.7.5.1.2: a SEND or WRITE is acknowledged again, a READ executed again, an atomic answered with
+    /// what it found the first time.
+    fn handle_duplicate(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
+        ctx.counters.duplicate_request += 1;
+        let queued = match packet.info().operation {
+            Operation::Send | Operation::Write => {
+                self.responder.acknowledge();
+                true
+            }
+            Operation::ReadRequest => self.read_again(ctx, packet),
+            Operation::CompareSwap | Operation::FetchAdd => self.atomic_again(ctx, packet),
+            _ => false,
+        };
+        if queued {
+            return Verdict::Duplicate;
+        }
+        ctx.counters.duplicate_dropped += 1;
+        Verdict::DuplicateForgotten
+    }
+
+    /// The peer may ask for the whole READ or for the rest of it; what it asks is checked like a new request.
+    fn read_again(&mut self, ctx: &Ctx<'_>, packet: &Packet) -> bool {
+        let Some(reth) = packet.reth() else { return false };
+        let psn = packet.bth.psn;
+        let Some(slot) = self.responder.find_resource(psn, Operation::ReadRequest) else { return false };
+        let mtu = self.attributes().path_mtu.bytes();
+        let packets = packets_for(reth.dma_len.into(), mtu);
+        let r = &mut self.responder;
+        let Some(resource) = r.resources[usize::from(slot)].as_mut() else { return false };
+        let first = psn.distance_from(resource.first_psn) as u32;
+        let skipped = u64::from(first) * mtu as u64;
+        let original = resource.reth;
+        let same = reth.rkey == original.rkey
+            && reth.va == original.va.wrapping_add(skipped)
+            && u64::from(reth.dma_len) + skipped <= u64::from(original.dma_len)
+            && first + packets <= resource.packets;
+        if !same {
+            return false;
+        }
+        resource.next = first;
+        resource.again = true;
+        if !resource.queued {
+            resource.queued = r.replies.push(Reply::Read(slot));
+        }
+        let length = u64::from(reth.dma_len);
+        length == 0 || self.check_remote(ctx, reth.va, reth.rkey, length, Access::REMOTE_READ).is_ok()
+    }
+
+    fn atomic_again(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> bool {
+        let kind = Operation::AtomicAcknowledge;
+        let Some(slot) = self.responder.find_resource(packet.bth.psn, kind) else { return false };
+        if PlantedBug::AtomicExecutedAgain.is()
+            && let Some(eth) = packet.atomic_eth()
+            && let Ok(at) = self.check_remote(ctx, eth.va, eth.rkey, 8, Access::REMOTE_ATOMIC)
+        {
+            let operation = AtomicOp::FetchAdd { add: eth.swap_or_add };
+            ctx.out.dma_in.push(DmaIn::Atomic { qp: self.index, resource: slot, at, operation });
+        }
+        let r = &mut self.responder;
+        let Some(resource) = r.resources[usize::from(slot)].as_mut() else { return false };
+        resource.again = true;
+        if !resource.queued {
+            resource.queued = r.replies.push(Reply::Atomic(slot));
+        }
+        true
+    }
+
+    /// NAK, error completion of the receive if one was taken, event, error state.
+    fn refuse(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, refusal: Refusal) -> Verdict {
+        let r = &mut self.responder;
+        let nak = Reply::Nak { psn: packet.bth.psn, msn: r.msn, code: refusal.nak };
+        r.replies.push(nak);
+        let kind = match refusal.nak {
+            NakCode::RemoteAccess => {
+                ctx.counters.resp_remote_access_errors += 1;
+                EventKind::QpAccessError
+            }
+            NakCode::RemoteOperational => EventKind::QpFatal,
+            _ => {
+                ctx.counters.resp_invalid_requests += 1;
+                EventKind::QpRequestError
+            }
+        };
+        if let Some(status) = refusal.receive
+            && let Some(receive) = r.receive.take()
+        {
+            ctx.counters.resp_cqe_error += 1;
+            ctx.counters.resp_local_length_error += u64::from(status == WcStatus::LocLen);
+            let wc = Wc { wr_id: receive.wr_id, status, opcode: WcOpcode::Recv, qpn: self.qpn, ..Wc::default() };
+            ctx.out.completions.push((self.recv_cq, wc));
+        }
+        ctx.out.events.push(AsyncEvent::Qp(self.index, kind));
+        self.enter_error(ctx);
+        Verdict::Refused(refusal.nak)
+    }
+
+    fn complete_receive(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, opcode: WcOpcode, bytes: u64) {
+        let Some(receive) = self.responder.receive.take() else { return };
+        let mut flags = WcFlags::empty();
+        flags.set(WcFlags::WITH_IMM, packet.imm().is_some());
+        flags.set(WcFlags::SOLICITED, packet.bth.solicited);
+        let wc = Wc {
+            wr_id: receive.wr_id,
+            opcode,
+            flags,
+            qpn: self.qpn,
+            byte_len: bytes as u32,
+            imm: packet.imm().unwrap_or(0),
+            ..Wc::default()
+        };
+        ctx.out.completions.push((self.recv_cq, wc));
+    }
+
+    /// Flushes the receive that is under way and all that wait.
+    pub fn flush_receives(&mut self, ctx: &mut Ctx<'_>) {
+        let r = &mut self.responder;
+        r.message = Message::None;
+        let mut next = r.receive.take();
+        while let Some(receive) = next.or_else(|| ctx.receives.take(&mut r.sges)) {
+            ctx.counters.resp_cqe_flush_error += 1;
+            let wc = Wc {
+                wr_id: receive.wr_id,
+                status: WcStatus::WrFlush,
+                opcode: WcOpcode::Recv,
+                qpn: self.qpn,
+                ..Wc::default()
+            };
+            ctx.out.completions.push((self.recv_cq, wc));
+            next = None;
+        }
+    }
+
+    /// The reply that would leave next.
+    pub(super) fn next_reply(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        loop {
+            let reply = self.responder.replies.front()?;
+            let plan = match reply {
+                Reply::Ack { psn, msn } => {
+                    let credits = self.credits(ctx);
+                    Some(self.plan_ack(psn, msn, Syndrome::Ack { credits }))
+                }
+                Reply::Nak { psn, msn, code } => Some(self.plan_ack(psn, msn, Syndrome::Nak(code))),
+                Reply::RnrNak { psn, msn, timer } => {
+                    Some(self.plan_ack(psn, msn, Syndrome::RnrNak { timer }))
+                }
+                Reply::Atomic(slot) => self.plan_atomic_response(ctx, slot),
+                Reply::Read(slot) => self.plan_read_response(ctx, slot),
+            };
+            if plan.is_some() {
+                return plan;
+            }
+            self.region_vanished(ctx, reply);
+        }
+    }
+
+    /// A READ's region was deregistered before its response had left: the rest is refused.
+    fn region_vanished(&mut self, ctx: &mut Ctx<'_>, reply: Reply) {
+        let r = &mut self.responder;
+        r.replies.pop();
+        let (Reply::Read(slot) | Reply::Atomic(slot)) = reply else { return };
+        let Some(resource) = r.resources.get_mut(usize::from(slot)).and_then(Option::take) else { return };
+        let psn = resource.first_psn + resource.next;
+        r.replies.push_front(Reply::Nak { psn, msn: r.msn, code: NakCode::RemoteAccess });
+        ctx.counters.resp_remote_access_errors += 1;
+        ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
+        self.enter_error(ctx);
+    }
+
+    /// 31: no information, unless credits are in use.
+    fn credits(&self, ctx: &Ctx<'_>) -> u8 {
+        if !self.attributes().end_to_end_credits {
+            return 31;
+        }
+        let available = ctx.receives.available();
+        (0..31).rev().find(|code| crate::wire::credits(*code).is_some_and(|n| n <= available)).unwrap_or(0)
+    }
+
+    fn plan_ack(&self, psn: Psn, msn: u32, syndrome: Syndrome) -> TxPlan {
+        let bth = Bth { opcode: Opcode::RC_ACKNOWLEDGE, psn, ..self.bth() };
+        let ext = Ext::Aeth(Aeth { syndrome: syndrome.into(), msn });
+        TxPlan { bth, ext, payload_len: 0, inline: None, reason: TxReason::Answer, origin: Origin::Reply }
+    }
+
+    fn plan_atomic_response(&self, ctx: &Ctx<'_>, slot: u8) -> Option<TxPlan> {
+        let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
+        let bth = Bth { opcode: Opcode::RC_ATOMIC_ACKNOWLEDGE, psn: resource.first_psn, ..self.bth() };
+        let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
+        let ext = Ext::AtomicAck(Aeth { syndrome: syndrome.into(), msn: resource.msn }, resource.result);
+        let reason = if resource.again { TxReason::AnswerAgain } else { TxReason::Answer };
+        Some(TxPlan { bth, ext, payload_len: 0, inline: None, reason, origin: Origin::Reply })
+    }
+
+    fn plan_read_response(&self, ctx: &mut Ctx<'_>, slot: u8) -> Option<TxPlan> {
+        let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
+        let mtu = self.attributes().path_mtu.bytes() as u64;
+        let (k, reth) = (resource.next, &resource.reth);
+        let offset = u64::from(k) * mtu;
+        let length = u64::from(reth.dma_len).saturating_sub(offset).min(mtu);
+        ctx.out.gather.clear();
+        if length > 0 {
+            let va = reth.va.wrapping_add(offset);
+            let from = self.check_remote(ctx, va, reth.rkey, length, Access::REMOTE_READ).ok()?;
+            ctx.out.gather.push(Gather { from, length: length as u16 });
+        }
+        let opcode = match (k == 0, k + 1 == resource.packets) {
+            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
+            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
+            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
+            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
+        };
+        let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
+        let aeth = Aeth { syndrome: syndrome.into(), msn: resource.msn };
+        let ext = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) };
+        let bth = Bth { opcode, psn: resource.first_psn + k, ..self.bth() };
+        let reason = if resource.again { TxReason::AnswerAgain } else { TxReason::Answer };
+        Some(TxPlan { bth, ext, payload_len: length as u16, inline: None, reason, origin: Origin::Reply })
+    }
+
+    /// The reply at the front has left.
+    pub(super) fn reply_sent(&mut self) {
+        let r = &mut self.responder;
+        let slot = match r.replies.front() {
+            Some(Reply::Read(slot) | Reply::Atomic(slot)) => usize::from(slot),
+            _ => {
+                r.replies.pop();
+                return;
+            }
+        };
+        let Some(Some(resource)) = r.resources.get_mut(slot) else { return };
+        resource.next += 1;
+        if resource.next >= resource.packets {
+            resource.queued = false;
+            resource.next = 0;
+            r.replies.pop();
+        }
+    }
+}
+
+fn reply_for(operation: Operation, resource: u8) -> Reply {
+    match operation {
+        Operation::ReadRequest => Reply::Read(resource),
+        _ => Reply::Atomic(resource),
+    }
+}
+
+fn payload_of(packet: &Packet, frame: u16) -> FramePayload {
+    FramePayload { frame, offset: packet.payload.start as u16, length: packet.payload.len() as u16 }
+}
+
+fn is_last(packet: &Packet) -> bool {
+    matches!(packet.info().position, Position::Last | Position::Only)
+}

@@ -1,0 +1,128 @@
+//! Scatter/gather lists: which bytes of a message lie where.
+
+use super::{DmaIn, Gather, MemoryTable, Output, Span};
+use crate::verbs::{Access, PdId, Sge};
+
+/// Why a list cannot hold or give the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListError {
+    /// It is shorter than the bytes.
+    TooShort,
+    /// An entry's key, bounds or rights forbid it.
+    Protection,
+}
+
+/// Bytes of all entries.
+pub fn total(sges: &[Sge]) -> u64 {
+    sges.iter().map(|s| u64::from(s.length)).sum()
+}
+
+/// Calls `piece` for each stretch of memory that holds bytes `offset..offset + length` of the message.
+fn walk(
+    memory: &MemoryTable,
+    pd: PdId,
+    sges: &[Sge],
+    offset: u64,
+    length: u64,
+    access: Access,
+    mut piece: impl FnMut(Span, u64),
+) -> Result<(), ListError> {
+    let (mut skip, mut left) = (offset, length);
+    for sge in sges {
+        if left == 0 {
+            break;
+        }
+        let here = u64::from(sge.length);
+        if skip >= here {
+            skip -= here;
+            continue;
+        }
+        let take = left.min(here - skip);
+        let address = sge.addr.checked_add(skip).ok_or(ListError::Protection)?;
+        let span =
+            memory.check(pd, sge.lkey.0, address, take, access).map_err(|_| ListError::Protection)?;
+        piece(span, take);
+        skip = 0;
+        left -= take;
+    }
+    if left == 0 { Ok(()) } else { Err(ListError::TooShort) }
+}
+
+/// Checks every entry that has bytes.
+pub fn check(memory: &MemoryTable, pd: PdId, sges: &[Sge], access: Access) -> Result<(), ListError> {
+    walk(memory, pd, sges, 0, total(sges), access, |_, _| ())
+}
+
+/// The payload of a packet: bytes `offset..offset + length` of the message. On error nothing was appended.
+pub fn gather(
+    memory: &MemoryTable,
+    pd: PdId,
+    sges: &[Sge],
+    offset: u64,
+    length: u16,
+    out: &mut Vec<Gather>,
+) -> Result<(), ListError> {
+    let before = out.len();
+    // Local reading needs no right (IBTA 10.6.3.1).
+    let result = walk(memory, pd, sges, offset, length.into(), Access::empty(), |from, n| {
+        out.push(Gather { from, length: n as u16 });
+    });
+    if result.is_err() {
+        out.truncate(before);
+    }
+    result
+}
+
+/// Where the payload of a received packet is.
+#[derive(Clone, Copy, Debug)]
+pub struct FramePayload {
+    /// Index in the receive burst.
+    pub frame: u16,
+    /// Byte offset in the frame.
+    pub offset: u16,
+    /// Bytes.
+    pub length: u16,
+}
+
+/// Copies a packet's payload to byte `offset` of the message. On error nothing was appended.
+pub fn scatter(
+    memory: &MemoryTable,
+    pd: PdId,
+    sges: &[Sge],
+    offset: u64,
+    payload: FramePayload,
+    out: &mut Output,
+) -> Result<(), ListError> {
+    let before = out.dma_in.len();
+    let mut at = payload.offset;
+    let result = walk(memory, pd, sges, offset, payload.length.into(), Access::LOCAL_WRITE, |to, n| {
+        let length = n as u16;
+        out.dma_in.push(DmaIn::Scatter { frame: payload.frame, offset: at, length, to });
+        at += length;
+    });
+    if result.is_err() {
+        out.dma_in.truncate(before);
+    }
+    result
+}
+
+/// Stores the 8 bytes of an atomic's result. On error nothing was appended.
+pub fn store(
+    memory: &MemoryTable,
+    pd: PdId,
+    sges: &[Sge],
+    value: u64,
+    out: &mut Output,
+) -> Result<(), ListError> {
+    let before = out.dma_in.len();
+    let mut skip = 0;
+    let result = walk(memory, pd, sges, 0, 8, Access::LOCAL_WRITE, |to, n| {
+        let length = n as u8;
+        out.dma_in.push(DmaIn::Store { value, skip, length, to });
+        skip += length;
+    });
+    if result.is_err() {
+        out.dma_in.truncate(before);
+    }
+    result
+}

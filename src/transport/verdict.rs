@@ -1,0 +1,143 @@
+//! Why: what became of a packet that arrived, and why one leaves. Captures and logs print these.
+
+use std::fmt;
+
+use crate::time::Nanos;
+use crate::verbs::{QpState, WcStatus};
+use crate::wire::{NakCode, Psn};
+
+/// What a QP did with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A request in its turn; executed.
+    Executed,
+    /// A request ahead of its turn; `nak`: a sequence NAK answers it, else silence until back in order.
+    OutOfSequence {
+        /// The PSN that is due.
+        expected: Psn,
+        /// A NAK was queued.
+        nak: bool,
+    },
+    /// A request seen before; answered again, its memory effect not repeated.
+    Duplicate,
+    /// A request seen before whose answer is gone.
+    DuplicateForgotten,
+    /// No receive is posted: RNR NAK.
+    NotReady,
+    /// A request that is refused; the QP is in the error state.
+    Refused(NakCode),
+    /// A response that moves the requester on.
+    Acknowledged,
+    /// A response that says nothing new.
+    OldAck,
+    /// A response to nothing.
+    Ghost,
+    /// A response after which the requester goes back.
+    GoBack(Cause),
+    /// A response that was due to a request sent before the last going back.
+    Stale,
+    /// A response that ends the connection.
+    Failed(WcStatus),
+    /// The peer asked to wait.
+    Wait(Nanos),
+    /// The QP takes no packets in this state.
+    WrongState(QpState),
+    /// Not from the QP's peer, or not to its address.
+    WrongSource,
+    /// Another service's opcode.
+    WrongService,
+    /// A foreign partition.
+    BadPkey(u16),
+    /// A reserved AETH syndrome.
+    ReservedSyndrome(u8),
+    /// A congestion notification.
+    Cnp,
+}
+
+/// Why the requester goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The peer's sequence NAK.
+    SequenceNak,
+    /// A response overtook a READ or ATOMIC response.
+    ImpliedNak,
+    /// No answer in time.
+    Timeout,
+    /// The peer had no receive.
+    Rnr,
+}
+
+/// Why a packet leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TxReason {
+    /// A request, for the first time.
+    New,
+    /// A request, again.
+    Again {
+        /// Why.
+        cause: Cause,
+        /// Which try, from 1.
+        attempt: u8,
+        /// How many there are.
+        of: u8,
+    },
+    /// An answer.
+    Answer,
+    /// An answer, again.
+    AnswerAgain,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Cause::SequenceNak => "sequence NAK",
+            Cause::ImpliedNak => "implied NAK",
+            Cause::Timeout => "timeout",
+            Cause::Rnr => "RNR NAK",
+        })
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Executed => f.write_str("executed"),
+            Verdict::OutOfSequence { expected, nak: true } => {
+                write!(f, "ahead of its turn: PSN {expected} is due; sequence NAK")
+            }
+            Verdict::OutOfSequence { expected, nak: false } => {
+                write!(f, "ahead of its turn: PSN {expected} is due; silent, already asked for")
+            }
+            Verdict::Duplicate => f.write_str("duplicate: answered again, not executed again"),
+            Verdict::DuplicateForgotten => f.write_str("duplicate whose saved result is gone: dropped"),
+            Verdict::NotReady => f.write_str("no receive posted: RNR NAK"),
+            Verdict::Refused(code) => write!(f, "refused: NAK {code:?}, QP to error"),
+            Verdict::Acknowledged => f.write_str("acknowledges"),
+            Verdict::OldAck => f.write_str("old acknowledgement"),
+            Verdict::Ghost => f.write_str("ghost: acknowledges nothing that was sent; dropped"),
+            Verdict::GoBack(cause) => write!(f, "{cause}: go back and send again"),
+            Verdict::Stale => f.write_str("stale: already going back"),
+            Verdict::Failed(status) => write!(f, "work request fails: {status}"),
+            Verdict::Wait(time) => write!(f, "receiver not ready: wait {time}"),
+            Verdict::WrongState(state) => write!(f, "dropped: QP is in {state:?}"),
+            Verdict::WrongSource => f.write_str("dropped: not the QP's peer"),
+            Verdict::WrongService => f.write_str("dropped: not the QP's service"),
+            Verdict::BadPkey(pkey) => write!(f, "dropped: P_Key {pkey:#06x}"),
+            Verdict::ReservedSyndrome(code) => write!(f, "dropped: reserved syndrome {code:#04x}"),
+            Verdict::Cnp => f.write_str("congestion notification"),
+        }
+    }
+}
+
+impl fmt::Display for TxReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TxReason::New => f.write_str("request"),
+            TxReason::Again { cause, attempt, of } => {
+                write!(f, "retransmit after {cause}, try {attempt} of {of}")
+            }
+            TxReason::Answer => f.write_str("answer"),
+            TxReason::AnswerAgain => f.write_str("answer to a duplicate"),
+        }
+    }
+}

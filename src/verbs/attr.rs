@@ -1,0 +1,159 @@
+//! QP attributes: what `create_qp` and `modify_qp` take.
+
+use bitflags::bitflags;
+
+use super::{Access, Gid, Mtu, Psn, QpState, Qpn};
+
+/// The sizes of a QP's queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpCaps {
+    /// Send work requests that may be outstanding.
+    pub max_send_wr: u32,
+    /// Receive work requests that may be outstanding.
+    pub max_recv_wr: u32,
+    /// Scatter/gather entries of a send.
+    pub max_send_sge: u32,
+    /// Scatter entries of a receive.
+    pub max_recv_sge: u32,
+    /// Bytes of inline payload.
+    pub max_inline: u32,
+}
+
+impl Default for QpCaps {
+    fn default() -> QpCaps {
+        QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline: 64 }
+    }
+}
+
+/// The path to a peer, resolved down to the MAC address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressVector {
+    /// Our address on the path.
+    pub sgid: Gid,
+    /// The peer's.
+    pub dgid: Gid,
+    /// Our MAC address.
+    pub smac: [u8; 6],
+    /// The next hop's MAC address.
+    pub dmac: [u8; 6],
+    /// IPv4 TOS or IPv6 traffic class.
+    pub traffic_class: u8,
+    /// IPv6 flow label; not zero: also the source of the UDP source port's entropy.
+    pub flow_label: u32,
+    /// TTL.
+    pub hop_limit: u8,
+}
+
+bitflags! {
+    /// Which attributes a `modify_qp` sets (`ibv_qp_attr_mask`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct AttrMask: u32 {
+        /// The next state.
+        const STATE = 1;
+        /// The state that the caller assumes.
+        const CUR_STATE = 1 << 1;
+        /// Ask for the drained event.
+        const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        /// What a peer may do through this QP.
+        const ACCESS_FLAGS = 1 << 3;
+        /// Index of the partition key.
+        const PKEY_INDEX = 1 << 4;
+        /// Port number, always 1.
+        const PORT = 1 << 5;
+        /// Q_Key.
+        const QKEY = 1 << 6;
+        /// Address vector.
+        const AV = 1 << 7;
+        /// Path MTU.
+        const PATH_MTU = 1 << 8;
+        /// Local ACK timeout.
+        const TIMEOUT = 1 << 9;
+        /// Transport retries.
+        const RETRY_CNT = 1 << 10;
+        /// RNR retries.
+        const RNR_RETRY = 1 << 11;
+        /// First PSN expected.
+        const RQ_PSN = 1 << 12;
+        /// READs and atomics outstanding as requester.
+        const MAX_QP_RD_ATOMIC = 1 << 13;
+        /// Alternate path.
+        const ALT_PATH = 1 << 14;
+        /// RNR timer that we ask of the peer.
+        const MIN_RNR_TIMER = 1 << 15;
+        /// First PSN sent.
+        const SQ_PSN = 1 << 16;
+        /// READs and atomics outstanding as responder.
+        const MAX_DEST_RD_ATOMIC = 1 << 17;
+        /// Path migration state.
+        const PATH_MIG_STATE = 1 << 18;
+        /// Queue sizes.
+        const CAP = 1 << 19;
+        /// The peer's QP number.
+        const DEST_QPN = 1 << 20;
+    }
+}
+
+/// Attributes for `modify_qp`: those that are `Some` are set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpAttr {
+    /// The next state.
+    pub state: Option<QpState>,
+    /// The state that the caller assumes.
+    pub cur_state: Option<QpState>,
+    /// Ask for the drained event.
+    pub en_sqd_async_notify: Option<bool>,
+    /// What a peer may do through this QP.
+    pub access: Option<Access>,
+    /// Index into the P_Key table; only 0 (0xffff) exists.
+    pub pkey_index: Option<u16>,
+    /// Port number; only 1 exists.
+    pub port: Option<u8>,
+    /// The path to the peer.
+    pub av: Option<AddressVector>,
+    /// Payload bytes of a full packet.
+    pub path_mtu: Option<Mtu>,
+    /// The peer's QP number.
+    pub dest_qpn: Option<Qpn>,
+    /// First PSN expected.
+    pub rq_psn: Option<Psn>,
+    /// First PSN sent.
+    pub sq_psn: Option<Psn>,
+    /// READs and atomics that the peer may have outstanding here.
+    pub max_dest_rd_atomic: Option<u8>,
+    /// READs and atomics that we may have outstanding at the peer.
+    pub max_rd_atomic: Option<u8>,
+    /// RNR timer code 0..31 that we ask of the peer.
+    pub min_rnr_timer: Option<u8>,
+    /// Local ACK timeout code 0..31: 4.096 us * 2^code, 0 = never.
+    pub timeout: Option<u8>,
+    /// Retries 0..7 before RETRY_EXC.
+    pub retry_cnt: Option<u8>,
+    /// RNR retries 0..6, 7 = for ever.
+    pub rnr_retry: Option<u8>,
+}
+
+impl QpAttr {
+    /// The mask of what is set.
+    pub fn mask(&self) -> AttrMask {
+        let bits = [
+            (self.state.is_some(), AttrMask::STATE),
+            (self.cur_state.is_some(), AttrMask::CUR_STATE),
+            (self.en_sqd_async_notify.is_some(), AttrMask::EN_SQD_ASYNC_NOTIFY),
+            (self.access.is_some(), AttrMask::ACCESS_FLAGS),
+            (self.pkey_index.is_some(), AttrMask::PKEY_INDEX),
+            (self.port.is_some(), AttrMask::PORT),
+            (self.av.is_some(), AttrMask::AV),
+            (self.path_mtu.is_some(), AttrMask::PATH_MTU),
+            (self.dest_qpn.is_some(), AttrMask::DEST_QPN),
+            (self.rq_psn.is_some(), AttrMask::RQ_PSN),
+            (self.sq_psn.is_some(), AttrMask::SQ_PSN),
+            (self.max_dest_rd_atomic.is_some(), AttrMask::MAX_DEST_RD_ATOMIC),
+            (self.max_rd_atomic.is_some(), AttrMask::MAX_QP_RD_ATOMIC),
+            (self.min_rnr_timer.is_some(), AttrMask::MIN_RNR_TIMER),
+            (self.timeout.is_some(), AttrMask::TIMEOUT),
+            (self.retry_cnt.is_some(), AttrMask::RETRY_CNT),
+            (self.rnr_retry.is_some(), AttrMask::RNR_RETRY),
+        ];
+        bits.into_iter().filter(|(set, _)| *set).fold(AttrMask::empty(), |mask, (_, bit)| mask | bit)
+    }
+}

@@ -1,0 +1,171 @@
+//! Work completions and asynchronous events.
+
+use std::fmt;
+
+use bitflags::bitflags;
+
+use super::{CqIndex, QpIndex, Qpn};
+
+/// How a work request ended (`ibv_wc_status`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum WcStatus {
+    /// Done.
+    #[default]
+    Success = 0,
+    /// A message does not fit the receive.
+    LocLen = 1,
+    /// Internal consistency error of the QP.
+    LocQpOp = 2,
+    /// A local scatter/gather entry has a bad key, or lies outside its region.
+    LocProt = 4,
+    /// The QP is in the error state.
+    WrFlush = 5,
+    /// The peer's response made no sense.
+    BadResp = 7,
+    /// Protection error on an incoming WRITE with immediate.
+    LocAccess = 8,
+    /// NAK: the peer found the request invalid.
+    RemInvReq = 9,
+    /// NAK: the peer's key, bounds or access flags forbid it.
+    RemAccess = 10,
+    /// NAK: the peer could not carry it out.
+    RemOp = 11,
+    /// Retries exhausted: no answer.
+    RetryExc = 12,
+    /// RNR retries exhausted: the peer posts no receive.
+    RnrRetryExc = 13,
+    /// Anything else.
+    General = 21,
+}
+
+impl WcStatus {
+    /// All of them.
+    pub const ALL: [WcStatus; 13] = [
+        WcStatus::Success,
+        WcStatus::LocLen,
+        WcStatus::LocQpOp,
+        WcStatus::LocProt,
+        WcStatus::WrFlush,
+        WcStatus::BadResp,
+        WcStatus::LocAccess,
+        WcStatus::RemInvReq,
+        WcStatus::RemAccess,
+        WcStatus::RemOp,
+        WcStatus::RetryExc,
+        WcStatus::RnrRetryExc,
+        WcStatus::General,
+    ];
+
+    /// From the number in a completion slot; unknown numbers read as `General`.
+    pub fn from_code(code: u8) -> WcStatus {
+        WcStatus::ALL.into_iter().find(|s| *s as u8 == code).unwrap_or(WcStatus::General)
+    }
+}
+
+impl fmt::Display for WcStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WcStatus::Success => "success",
+            WcStatus::LocLen => "local length error: the message is longer than the receive",
+            WcStatus::LocQpOp => "local QP operation error",
+            WcStatus::LocProt => "local protection error: bad lkey, bounds or access of a scatter/gather entry",
+            WcStatus::WrFlush => "flushed: the QP is in the error state",
+            WcStatus::BadResp => "bad response from the peer",
+            WcStatus::LocAccess => "local access error",
+            WcStatus::RemInvReq => "remote invalid request error",
+            WcStatus::RemAccess => "remote access error: bad rkey, bounds or access flags at the peer",
+            WcStatus::RemOp => "remote operation error",
+            WcStatus::RetryExc => "retries exceeded: the peer does not answer",
+            WcStatus::RnrRetryExc => "RNR retries exceeded: the peer posts no receive",
+            WcStatus::General => "general error",
+        })
+    }
+}
+
+/// What kind of work completed (`ibv_wc_opcode`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum WcOpcode {
+    /// SEND, with or without immediate.
+    #[default]
+    Send = 0,
+    /// RDMA WRITE, with or without immediate.
+    Write = 1,
+    /// RDMA READ.
+    Read = 2,
+    /// Compare and swap.
+    CompareSwap = 3,
+    /// Fetch and add.
+    FetchAdd = 4,
+    /// A receive, filled by a SEND.
+    Recv = 128,
+    /// A receive, consumed by a WRITE with immediate.
+    RecvWriteImm = 129,
+}
+
+impl WcOpcode {
+    /// From the number in a completion slot.
+    pub fn from_code(code: u8) -> Option<WcOpcode> {
+        use WcOpcode::*;
+        [Send, Write, Read, CompareSwap, FetchAdd, Recv, RecvWriteImm].into_iter().find(|o| *o as u8 == code)
+    }
+}
+
+bitflags! {
+    /// What else a completion says (`ibv_wc_flags`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct WcFlags: u8 {
+        /// `imm` is valid.
+        const WITH_IMM = 1 << 1;
+        /// The sender asked for an event. (Roxie's own: it decides about events, the application ignores it.)
+        const SOLICITED = 1 << 7;
+    }
+}
+
+/// A work completion. After an error only `wr_id`, `status`, `qpn` and `vendor_err` mean something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wc {
+    /// As posted.
+    pub wr_id: u64,
+    /// How it ended.
+    pub status: WcStatus,
+    /// What it was.
+    pub opcode: WcOpcode,
+    /// What else is valid.
+    pub flags: WcFlags,
+    /// Why, for people: the NAK's syndrome byte, or zero.
+    pub vendor_err: u8,
+    /// The local QP.
+    pub qpn: Qpn,
+    /// Bytes received, read or exchanged.
+    pub byte_len: u32,
+    /// Immediate data in host order.
+    pub imm: u32,
+}
+
+/// What happened to an object outside the order of completions (`ibv_event_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EventKind {
+    /// A CQ overflowed; completions were lost.
+    CqError,
+    /// The QP went to the error state for a reason of its own.
+    QpFatal,
+    /// A peer's request was invalid; the QP is in the error state.
+    QpRequestError,
+    /// A peer's request violated access rights; the QP is in the error state.
+    QpAccessError,
+    /// The first packet of the peer arrived while the QP was ready to receive only.
+    CommunicationEstablished,
+    /// The send queue is drained (SQD).
+    SqDrained,
+}
+
+/// An asynchronous event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// Of a QP.
+    Qp(QpIndex, EventKind),
+    /// Of a CQ.
+    Cq(CqIndex, EventKind),
+}

@@ -1,0 +1,145 @@
+//! The nouns: ids, keys, attributes, work requests, completions.
+//!
+//! Names and numbers are those of `<infiniband/verbs.h>`, so that a shim can pass them
+//! through and a reader of ibverbs is at home.
+
+mod attr;
+mod completion;
+mod modify;
+mod work;
+
+pub use attr::{AddressVector, AttrMask, QpAttr, QpCaps};
+pub use completion::{AsyncEvent, EventKind, Wc, WcFlags, WcOpcode, WcStatus};
+pub use modify::{ModifyError, check_transition};
+pub use work::{RecvWr, SendFlags, SendWr, Sge, WrOpcode};
+
+pub use crate::wire::{Gid, Psn, Qpn};
+
+use bitflags::bitflags;
+
+/// A protection domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PdId(pub u32);
+
+/// Where a QP lies in the device's table. Stable for the QP's life; not its number on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QpIndex(pub u32);
+
+/// Where a CQ lies in the device's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CqIndex(pub u32);
+
+/// Where a memory region lies in the device's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MrIndex(pub u32);
+
+/// A key for local use of a memory region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LKey(pub u32);
+
+/// A key that a peer presents. The low 8 bits are the consumer's (the variant).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RKey(pub u32);
+
+bitflags! {
+    /// What may be done to a memory region, or through a QP (`ibv_access_flags`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Access: u32 {
+        /// The NIC may write it for local operations: receives, READ and atomic results.
+        const LOCAL_WRITE = 1;
+        /// A peer may RDMA WRITE it.
+        const REMOTE_WRITE = 1 << 1;
+        /// A peer may RDMA READ it.
+        const REMOTE_READ = 1 << 2;
+        /// A peer may run atomics on it.
+        const REMOTE_ATOMIC = 1 << 3;
+    }
+}
+
+/// Which service a QP speaks (`ibv_qp_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QpType {
+    /// Reliable connection.
+    Rc,
+}
+
+/// The state of a QP (`ibv_qp_state`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum QpState {
+    /// As created: drops everything.
+    #[default]
+    Reset = 0,
+    /// Receives may be posted, packets are dropped.
+    Init = 1,
+    /// Ready to receive.
+    Rtr = 2,
+    /// Ready to send.
+    Rts = 3,
+    /// The send queue drains: what was started finishes, nothing new starts.
+    Sqd = 4,
+    /// Send queue error (not RC).
+    Sqe = 5,
+    /// Everything is flushed.
+    Err = 6,
+}
+
+impl QpState {
+    /// From the number that `query_qp` reports.
+    pub fn from_code(code: u32) -> Option<QpState> {
+        use QpState::*;
+        [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|s| *s as u32 == code)
+    }
+}
+
+/// A path MTU: payload bytes of a full packet (`ibv_mtu`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mtu {
+    /// 256 bytes.
+    Mtu256 = 1,
+    /// 512 bytes.
+    Mtu512 = 2,
+    /// 1024 bytes.
+    Mtu1024 = 3,
+    /// 2048 bytes.
+    Mtu2048 = 4,
+    /// 4096 bytes.
+    Mtu4096 = 5,
+}
+
+impl Mtu {
+    /// All of them, smallest first.
+    pub const ALL: [Mtu; 5] = [Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096];
+
+    /// What RoCE v2 adds to a payload at most, from the IP header on: what must fit the link MTU beside
+    /// the payload. 80 bytes, as Linux reckons (`rxe_param.h`: IPv6, UDP, BTH, AtomicETH is longer but
+    /// carries no payload, so RETH + ImmDt, ICRC).
+    pub const OVERHEAD: usize = 80;
+
+    /// Bytes of payload.
+    pub const fn bytes(self) -> usize {
+        128 << self as usize
+    }
+
+    /// From bytes: 256, 512, 1024, 2048 or 4096.
+    pub fn from_bytes(bytes: usize) -> Option<Mtu> {
+        Mtu::ALL.into_iter().find(|m| m.bytes() == bytes)
+    }
+
+    /// The largest that fits a link MTU, as rdma_rxe chooses it: 1500 gives 1024, 4096 needs 4176.
+    pub fn largest_for_link(link_mtu: usize) -> Option<Mtu> {
+        Mtu::ALL.into_iter().rev().find(|m| m.bytes() + Mtu::OVERHEAD <= link_mtu)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_mtu_follows_the_link_as_rxe_does() {
+        assert_eq!(Mtu::largest_for_link(1500), Some(Mtu::Mtu1024));
+        assert_eq!(Mtu::largest_for_link(4175), Some(Mtu::Mtu2048));
+        assert_eq!(Mtu::largest_for_link(4176), Some(Mtu::Mtu4096));
+        assert_eq!(Mtu::largest_for_link(300), None);
+    }
+}

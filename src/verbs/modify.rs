@@ -1,0 +1,271 @@
+//! Which attributes a QP's state transition needs and allows (IBTA 11.2.5.2; `ib_verbs.c`, `qp_state_table`).
+
+use std::fmt;
+
+use super::{AttrMask, Mtu, QpAttr, QpState};
+
+struct Transition {
+    from: QpState,
+    to: QpState,
+    required: AttrMask,
+    optional: AttrMask,
+}
+
+const fn any(bits: &[AttrMask]) -> AttrMask {
+    let mut mask = AttrMask::empty();
+    let mut i = 0;
+    while i < bits.len() {
+        mask = mask.union(bits[i]);
+        i += 1;
+    }
+    mask
+}
+
+use AttrMask as A;
+const RTS_OPTIONAL: AttrMask = any(&[A::CUR_STATE, A::ACCESS_FLAGS, A::ALT_PATH, A::PATH_MIG_STATE, A::MIN_RNR_TIMER]);
+
+/// RC. Any state may also go to RESET and ERR with STATE alone.
+const RC: &[Transition] = &[
+    Transition {
+        from: QpState::Reset,
+        to: QpState::Init,
+        required: any(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]),
+        optional: A::empty(),
+    },
+    Transition {
+        from: QpState::Init,
+        to: QpState::Init,
+        required: A::empty(),
+        optional: any(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]),
+    },
+    Transition {
+        from: QpState::Init,
+        to: QpState::Rtr,
+        required: any(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN, A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]),
+        optional: any(&[A::ALT_PATH, A::ACCESS_FLAGS, A::PKEY_INDEX]),
+    },
+    Transition {
+        from: QpState::Rtr,
+        to: QpState::Rts,
+        required: any(&[A::SQ_PSN, A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]),
+        optional: RTS_OPTIONAL,
+    },
+    Transition { from: QpState::Rts, to: QpState::Rts, required: A::empty(), optional: RTS_OPTIONAL },
+    Transition {
+        from: QpState::Rts,
+        to: QpState::Sqd,
+        required: A::empty(),
+        optional: A::EN_SQD_ASYNC_NOTIFY,
+    },
+    Transition { from: QpState::Sqd, to: QpState::Rts, required: A::empty(), optional: RTS_OPTIONAL },
+    Transition {
+        from: QpState::Sqd,
+        to: QpState::Sqd,
+        required: A::empty(),
+        optional: any(&[
+            A::PORT,
+            A::AV,
+            A::TIMEOUT,
+            A::RETRY_CNT,
+            A::RNR_RETRY,
+            A::MAX_QP_RD_ATOMIC,
+            A::MAX_DEST_RD_ATOMIC,
+            A::ALT_PATH,
+            A::ACCESS_FLAGS,
+            A::PKEY_INDEX,
+            A::MIN_RNR_TIMER,
+            A::PATH_MIG_STATE,
+        ]),
+    },
+];
+
+/// Why a `modify_qp` was refused; nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModifyError {
+    /// The states do not lead to one another.
+    NoSuchTransition {
+        /// Where the QP is.
+        from: QpState,
+        /// Where it was to go.
+        to: QpState,
+    },
+    /// The caller assumed another state.
+    NotInAssumedState {
+        /// Where the QP is.
+        actual: QpState,
+        /// `cur_state`.
+        assumed: QpState,
+    },
+    /// Attributes are missing or not allowed here.
+    Attributes {
+        /// Where the QP is.
+        from: QpState,
+        /// Where it was to go.
+        to: QpState,
+        /// Required and not given.
+        missing: AttrMask,
+        /// Given and neither required nor optional.
+        illegal: AttrMask,
+    },
+    /// An attribute has a value that cannot be.
+    Value {
+        /// Its name.
+        attribute: &'static str,
+        /// What was given.
+        value: u64,
+        /// What may be given.
+        allowed: String,
+    },
+}
+
+impl fmt::Display for ModifyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ModifyError::NoSuchTransition { from, to } => {
+                write!(f, "modify_qp: no transition leads from {from:?} to {to:?}")
+            }
+            ModifyError::NotInAssumedState { actual, assumed } => {
+                write!(f, "modify_qp: cur_state says {assumed:?}, but the QP is in {actual:?}")
+            }
+            ModifyError::Attributes { from, to, missing, illegal } => {
+                write!(f, "modify_qp {from:?} -> {to:?}:")?;
+                if !missing.is_empty() {
+                    write!(f, " missing {}", names(*missing))?;
+                }
+                if !illegal.is_empty() {
+                    write!(f, " not allowed here {}", names(*illegal))?;
+                }
+                Ok(())
+            }
+            ModifyError::Value { attribute, value, allowed } => {
+                write!(f, "modify_qp: {attribute} = {value} is out of range, allowed: {allowed}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ModifyError {}
+
+fn names(mask: AttrMask) -> String {
+    mask.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
+}
+
+/// Checks a transition of an RC QP by table, then the values. Returns the next state.
+///
+/// `link_mtu_fits` is the largest path MTU that the port can carry, `limit_rd_atomic` the device's own limit.
+pub fn check_transition(
+    from: QpState,
+    attr: &QpAttr,
+    largest_mtu: Mtu,
+    limit_rd_atomic: u8,
+) -> Result<QpState, ModifyError> {
+    if let Some(assumed) = attr.cur_state
+        && assumed != from
+    {
+        return Err(ModifyError::NotInAssumedState { actual: from, assumed });
+    }
+    let to = attr.state.unwrap_or(from);
+    let given = attr.mask() - AttrMask::STATE;
+    let (required, optional) = if matches!(to, QpState::Reset | QpState::Err) {
+        (AttrMask::empty(), AttrMask::CUR_STATE)
+    } else {
+        let row = RC
+            .iter()
+            .find(|t| t.from == from && t.to == to)
+            .ok_or(ModifyError::NoSuchTransition { from, to })?;
+        (row.required, row.optional | AttrMask::CUR_STATE)
+    };
+    let missing = required - given;
+    let illegal = given - required - optional;
+    if !missing.is_empty() || !illegal.is_empty() {
+        return Err(ModifyError::Attributes { from, to, missing, illegal });
+    }
+    check_values(attr, largest_mtu, limit_rd_atomic)?;
+    Ok(to)
+}
+
+fn check_values(attr: &QpAttr, largest_mtu: Mtu, limit_rd_atomic: u8) -> Result<(), ModifyError> {
+    let bounded = [
+        ("pkey_index", attr.pkey_index.map(u64::from), 0, 0),
+        ("port_num", attr.port.map(u64::from), 1, 1),
+        ("min_rnr_timer", attr.min_rnr_timer.map(u64::from), 0, 31),
+        ("timeout", attr.timeout.map(u64::from), 0, 31),
+        ("retry_cnt", attr.retry_cnt.map(u64::from), 0, 7),
+        ("rnr_retry", attr.rnr_retry.map(u64::from), 0, 7),
+        ("max_rd_atomic", attr.max_rd_atomic.map(u64::from), 0, u64::from(limit_rd_atomic)),
+        ("max_dest_rd_atomic", attr.max_dest_rd_atomic.map(u64::from), 0, u64::from(limit_rd_atomic)),
+    ];
+    for (attribute, value, low, high) in bounded {
+        if let Some(value) = value.filter(|v| *v < low || *v > high) {
+            return Err(ModifyError::Value { attribute, value, allowed: format!("{low}..={high}") });
+        }
+    }
+    match attr.path_mtu {
+        Some(mtu) if mtu > largest_mtu => Err(ModifyError::Value {
+            attribute: "path_mtu",
+            value: mtu.bytes() as u64,
+            allowed: format!(
+                "at most {}: what the port carries (a link MTU of {} would do)",
+                largest_mtu.bytes(),
+                mtu.bytes() + Mtu::OVERHEAD
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::Access;
+
+    fn init() -> QpAttr {
+        QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::empty()),
+            ..QpAttr::default()
+        }
+    }
+
+    #[test]
+    fn a_missing_attribute_is_named() {
+        let attr = QpAttr { port: None, ..init() };
+        let error = check_transition(QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
+        assert_eq!(error.to_string(), "modify_qp Reset -> Init: missing PORT");
+    }
+
+    #[test]
+    fn an_attribute_that_does_not_belong_is_named() {
+        let attr = QpAttr { retry_cnt: Some(1), ..init() };
+        let error = check_transition(QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
+        assert_eq!(error.to_string(), "modify_qp Reset -> Init: not allowed here RETRY_CNT");
+    }
+
+    #[test]
+    fn a_transition_that_does_not_exist_is_refused() {
+        let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
+        assert!(matches!(
+            check_transition(QpState::Init, &attr, Mtu::Mtu1024, 16),
+            Err(ModifyError::NoSuchTransition { .. })
+        ));
+    }
+
+    #[test]
+    fn every_state_may_go_to_reset_and_error() {
+        for from in (0..7).filter_map(QpState::from_code) {
+            for to in [QpState::Reset, QpState::Err] {
+                let attr = QpAttr { state: Some(to), ..QpAttr::default() };
+                assert_eq!(check_transition(from, &attr, Mtu::Mtu1024, 16), Ok(to));
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_out_of_range_is_named_with_what_is_allowed() {
+        let attr = QpAttr { port: Some(2), ..init() };
+        let error = check_transition(QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
+        assert_eq!(error.to_string(), "modify_qp: port_num = 2 is out of range, allowed: 1..=1");
+    }
+}

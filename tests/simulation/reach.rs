@@ -1,0 +1,68 @@
+//! How often each operation, fault and recovery was reached: a run that reached nothing proves nothing.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::workload::Outcome;
+
+/// What must be reached, and how often at least in a thousand seeds.
+const LEAST: &[(&str, u64)] = &[
+    ("Send", 1_000),
+    ("SendImm", 1_000),
+    ("Write", 1_000),
+    ("WriteImm", 1_000),
+    ("Read", 1_000),
+    ("CompareSwap", 1_000),
+    ("FetchAdd", 1_000),
+    ("inline", 500),
+    ("fence", 500),
+    ("psn_wrap", 100),
+    ("fault_rx_dropped", 500),
+    ("fault_rx_duplicated", 500),
+    ("fault_rx_reordered", 500),
+    ("fault_rx_delayed", 500),
+    ("fault_rx_corrupted", 500),
+    ("retransmitted_packets", 2_000),
+    ("packet_seq_err", 300),
+    ("implied_nak_seq_err", 100),
+    ("local_ack_timeout_err", 100),
+    ("duplicate_request", 500),
+    ("rcvd_rnr_err", 300),
+    ("out_of_sequence", 500),
+    ("duplicate_acks", 100),
+    ("rx_icrc_encapsulated", 200),
+];
+
+/// Sums over seeds.
+#[derive(Debug, Default)]
+pub struct Reach {
+    counts: BTreeMap<&'static str, u64>,
+    packets: u64,
+}
+
+impl Reach {
+    pub fn add(&mut self, outcome: &Outcome) {
+        for (name, count) in &outcome.counts {
+            *self.counts.entry(name).or_default() += count;
+        }
+        self.packets += outcome.counts.get("sent_pkts").copied().unwrap_or(0);
+    }
+
+    pub fn assert_everything_was_reached(&self, seeds: u64) {
+        for (name, least) in LEAST {
+            let least = least * seeds / 1_000;
+            let reached = self.counts.get(name).copied().unwrap_or(0);
+            assert!(reached >= least, "{name} was reached {reached} times in {seeds} seeds, {least} are due");
+        }
+    }
+}
+
+impl fmt::Display for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} packets", self.packets)?;
+        for (name, _) in LEAST {
+            write!(f, ", {name} {}", self.counts.get(name).copied().unwrap_or(0))?;
+        }
+        Ok(())
+    }
+}
