@@ -47,7 +47,7 @@ host_has_everything() {
     local table=(
         qemu-system-x86_64:qemu-system-x86 gcc:gcc cpio:cpio gzip:gzip depmod:kmod modprobe:kmod
         readelf:binutils xz:xz-utils dpkg-deb:dpkg apt-get:apt apt-cache:apt sha256sum:coreutils
-        flock:util-linux ip:iproute2
+        flock:util-linux setpriv:util-linux ip:iproute2 tar:tar
     )
     for need in "${table[@]}"; do
         PATH=$PATH:/sbin:/usr/sbin command -v "${need%%:*}" >/dev/null && continue

@@ -32,7 +32,8 @@ fn sources() -> &'static Path {
 
 /// Where logs, captures and the report go: `target/interop` of the workspace.
 pub fn output_folder() -> PathBuf {
-    sources().join("../target/interop")
+    let workspace = sources().parent().unwrap_or(sources());
+    workspace.join("target/interop")
 }
 
 /// The peer program's sources, for a peer that builds its own.

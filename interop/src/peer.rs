@@ -300,7 +300,8 @@ fn completion(words: &Words) -> Option<Completion> {
 }
 
 impl End for Peer {
-    /// Those of rdma_rxe, seen on 6.1 (`rxe_resp.c`, `send_data_in`; `rxe_verbs.c`, `validate_send_wr`).
+    /// Those of rdma_rxe, seen on 6.1: the kernel's `rxe_resp.c`, `send_data_in`, and rdma-core's
+    /// `providers/rxe/rxe.c`, `validate_send_wr`.
     fn quirks(&self) -> Quirks {
         let rxe = self.about.device.starts_with("rxe");
         Quirks { long_send_is_operational_error: rxe, refuses_misaligned_atomics: rxe }

@@ -168,7 +168,10 @@ fn try_pingpong(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<Out
         }
         Side::Peer => {
             roxie.spawn(PROGRAM, &words(roxie_gid, None))?;
-            roxie.wait_for_listener(PINGPONG_PORT, Duration::from_secs(10))?;
+            if !roxie.wait_for_listener(PINGPONG_PORT, Duration::from_secs(10))? {
+                let server = roxie.wait(Duration::ZERO)?;
+                return Ok(Outcome::Fail(format!("roxie's server is silent: {server:?}")));
+            }
             let job = peer.spawn(PROGRAM, &words(peer_gid, Some(roxie_address.to_string())))?;
             let there = peer.wait(job, patience)?;
             (roxie.wait(patience)?, there)
