@@ -25,6 +25,8 @@ pub struct Host {
     events: Receiver<AsyncEvent>,
     doorbells: Doorbells,
     pd: PdId,
+    /// The virtual address of the next region: the allocator's would differ from run to run.
+    next_address: u64,
 }
 
 /// A QP as its application sees it.
@@ -45,6 +47,8 @@ pub struct HostQp {
 pub struct HostRegion {
     /// The bytes.
     pub memory: HostMemory,
+    /// The virtual address of the first.
+    pub address: u64,
     /// lkey and rkey.
     pub key: u32,
     /// Its place.
@@ -54,7 +58,7 @@ pub struct HostRegion {
 impl HostRegion {
     /// An entry for `length` bytes from `offset` on.
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
-        Sge { addr: self.memory.address() + offset, length, lkey: LKey(self.key) }
+        Sge { addr: self.address + offset, length, lkey: LKey(self.key) }
     }
 
     /// Copies bytes out.
@@ -82,7 +86,7 @@ impl Host {
             Ok(Answer::Pd(pd)) => pd,
             other => unreachable!("a new NIC answers AllocPd with {other:?}"),
         };
-        Host { worker, number, requests, events, doorbells, pd }
+        Host { worker, number, requests, events, doorbells, pd, next_address: u64::from(number) << 40 }
     }
 
     /// The station address of host `number`.
@@ -135,14 +139,11 @@ impl Host {
     /// If the NIC refuses.
     pub fn register(&mut self, length: usize, access: Access) -> HostRegion {
         let memory = HostMemory::allocate(length);
-        let command = Command::RegisterMemory {
-            pd: self.pd,
-            access,
-            start: memory.address(),
-            memory: memory.clone(),
-        };
+        let address = self.next_address;
+        self.next_address += (length as u64).next_multiple_of(4096) + 4096;
+        let command = Command::RegisterMemory { pd: self.pd, access, start: address, memory: memory.clone() };
         match self.call(Nanos::ZERO, command) {
-            Ok(Answer::Memory(index, key)) => HostRegion { memory, key, index },
+            Ok(Answer::Memory(index, key)) => HostRegion { memory, address, key, index },
             other => panic!("registering {length} bytes: {other:?}"),
         }
     }

@@ -66,6 +66,11 @@ impl Replies {
         self.queue.pop_front();
     }
 
+    /// Takes a reply out, wherever it stands.
+    pub(super) fn remove(&mut self, reply: Reply) {
+        self.queue.retain(|r| *r != reply);
+    }
+
     /// True if none waits.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()

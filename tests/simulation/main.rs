@@ -4,6 +4,8 @@
 //! nothing of how it came about. `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k; a failure prints its seed, the command
 //! that repeats it, and the path of a capture in which the NICs say why.
 
+#![allow(unreachable_pub)]
+
 mod oracle;
 mod reach;
 mod scenario;
