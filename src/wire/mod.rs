@@ -32,3 +32,6 @@ pub use opcode::{Headers, Opcode, OpcodeInfo, Operation, Position, Service};
 pub use parse::{Drop, Envelope, Packet, parse};
 pub use psn::Psn;
 pub use qpn::Qpn;
+
+#[cfg(test)]
+mod tests;
