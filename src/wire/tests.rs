@@ -299,6 +299,29 @@ fn each_fault_has_its_own_reason() {
 }
 
 #[test]
+fn headers_that_do_not_fit_are_a_reason_to_the_byte() {
+    let f = flow(RoceVersion::V2, "10.0.0.1", "10.0.0.2");
+    for row in Opcode::all() {
+        for len in (0..=44).step_by(4) {
+            for pad in 0..4u8 {
+                let mut bytes = build(&f, &Bth::default(), &Ext::None, &vec![7; len], 0);
+                bytes[46] = row.opcode.0;
+                bytes[47] = pad << 4;
+                let left = len.checked_sub(row.headers.len());
+                let parsed = parse(&Frame::whole(&bytes)).map(|p| p.payload.len());
+                match left {
+                    None => assert!(matches!(parsed, Err(Drop::Truncated { .. })), "{} in {len}", row.name),
+                    Some(available) if available < pad.into() => {
+                        assert_eq!(parsed, Err(Drop::BadPad { pad, available }), "{}", row.name);
+                    }
+                    Some(available) => assert_eq!(parsed, Ok(available - usize::from(pad)), "{}", row.name),
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_packet_reads_as_one_line() {
     let bth = Bth {
         opcode: Opcode::RC_WRITE_ONLY_IMM,
