@@ -61,3 +61,6 @@ pub mod link_type {
     /// Linux cooked, version 2.
     pub const LINUX_SLL2: u32 = 276;
 }
+
+#[cfg(test)]
+mod tests;

@@ -141,6 +141,8 @@ struct Region {
     pd: PdId,
 }
 
+/// Frames in a receive burst at most: what the buffers for their effects are made for.
+const LONGEST_BURST: usize = 64;
 /// Asynchronous events that wait for the application at most; more are counted as lost.
 const MAX_EVENTS: usize = 4096;
 
@@ -166,7 +168,7 @@ impl Nic {
         let limits = &config.limits;
         let mut seed = config.seed;
         let (qpn_seed, key_seed) = (splitmix(&mut seed), splitmix(&mut seed));
-        let burst = limits.tx_burst.max(crate::port::BURST as u32) as usize;
+        let burst = (limits.tx_burst as usize).max(LONGEST_BURST);
         let qps = limits.qps.min(1 << 16);
         Nic {
             config,

@@ -7,7 +7,9 @@ use zerocopy::IntoBytes;
 
 use super::net::{self, NEXT_HEADER_IBA, PROTOCOL_UDP, RawIpv4, RawIpv6, RawUdp, ether_type};
 use super::parse::ICRC_LEN;
-use super::{Aeth, AtomicEth, Bth, Deth, Feth, Gid, Headers, Opcode, Qpn, ROCE_V2_PORT, Reth, XrcEth, icrc};
+use super::{
+    Aeth, AtomicEth, Bth, Deth, Feth, Gid, Headers, Opcode, Packet, Qpn, ROCE_V2_PORT, Reth, XrcEth, icrc,
+};
 use crate::frame::FrameMut;
 
 /// Room for every header chain that is ever written: Ethernet, tag, IPv6, UDP, BTH and 32 bytes of
@@ -93,6 +95,39 @@ pub enum Ext {
 }
 
 impl Ext {
+    /// The headers of a received packet, to build it again. `None` for a reliable datagram, which is
+    /// never sent.
+    pub fn of(p: &Packet) -> Option<Ext> {
+        let all = p.info().headers;
+        let ext = match (p.xrceth(), p.reth(), p.imm()) {
+            (Some(x), Some(r), Some(imm)) => Ext::XrcRethImm(x, r, imm),
+            (Some(x), Some(r), None) => match p.feth() {
+                Some(feth) => Ext::XrcFlushReth(x, feth, r),
+                None => Ext::XrcReth(x, r),
+            },
+            (Some(x), None, Some(imm)) => Ext::XrcImm(x, imm),
+            (Some(x), None, None) => match (p.ieth(), p.atomic_eth()) {
+                (Some(rkey), _) => Ext::XrcIeth(x, rkey),
+                (_, Some(atomic)) => Ext::XrcAtomic(x, atomic),
+                _ => Ext::Xrc(x),
+            },
+            (None, Some(r), Some(imm)) => Ext::RethImm(r, imm),
+            (None, Some(r), None) => p.feth().map_or(Ext::Reth(r), |feth| Ext::FlushReth(feth, r)),
+            (None, None, Some(imm)) => p.deth().map_or(Ext::Imm(imm), |deth| Ext::DethImm(deth, imm)),
+            (None, None, None) => match (p.aeth(), p.atomic_ack()) {
+                (Some(aeth), Some(original)) => Ext::AtomicAck(aeth, original),
+                (Some(aeth), None) => Ext::Aeth(aeth),
+                _ => match (p.ieth(), p.atomic_eth(), p.deth()) {
+                    (Some(rkey), ..) => Ext::Ieth(rkey),
+                    (_, Some(atomic), _) => Ext::Atomic(atomic),
+                    (.., Some(deth)) => Ext::Deth(deth),
+                    _ => Ext::None,
+                },
+            },
+        };
+        (ext.headers() == all || p.bth.opcode == Opcode::CNP).then_some(ext)
+    }
+
     /// Which headers these are.
     pub fn headers(&self) -> Headers {
         match self {

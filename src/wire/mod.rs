@@ -1,7 +1,7 @@
 //! Bytes <-> types: Ethernet, IP and UDP around the InfiniBand transport headers, and the ICRC.
 //!
-//! Receiving: [`parse`] turns a frame into a [`Packet`] or a counted [`Drop`], then
-//! [`Packet::check_icrc`] decides whether to believe it. Sending: a [`Template`] holds the
+//! Receiving: [`parse()`] turns a frame into a [`Packet`] or a counted [`Drop`], then
+//! [`Envelope::check_icrc`] decides whether to believe it. Sending: a [`Template`] holds the
 //! headers below the transport, [`Template::write_headers`] puts a packet's in front of its
 //! payload and [`Template::seal`] computes the ICRC.
 //!
@@ -32,3 +32,6 @@ pub use opcode::{Headers, Opcode, OpcodeInfo, Operation, Position, Service};
 pub use parse::{Drop, Envelope, Packet, parse};
 pub use psn::Psn;
 pub use qpn::Qpn;
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@ use nix::sys::stat::{SFlag, fstat};
 use roxie::capture::{CaptureError, Direction, Reader, Record, link_type};
 use roxie::frame::Frame;
 use roxie::wire::net::ether_type;
-use roxie::wire::{Drop, Envelope, Icrc, Packet};
+use roxie::wire::{Bth, Drop, Envelope, Icrc, Packet};
 
 mod json;
 mod mad;
@@ -180,8 +180,10 @@ struct Decoded<'a> {
     record: &'a Record<'a>,
     frame: Frame<'a>,
     envelope: Envelope,
-    /// Or why its headers behind the BTH cannot be read.
-    packet: Result<Packet, Drop>,
+    /// `None` if its headers behind the BTH cannot be read.
+    packet: Option<Packet>,
+    /// What is wrong with it.
+    problem: Option<Drop>,
     icrc: Verdict,
     segments: Option<Segments>,
 }
@@ -195,7 +197,13 @@ enum Verdict {
 
 impl<'a> Decoded<'a> {
     fn new(record: &'a Record<'a>, frame: &Frame<'a>, envelope: Envelope) -> Decoded<'a> {
-        let packet = Packet::from_envelope(frame, envelope);
+        let mut packet = Packet::from_envelope(frame, envelope);
+        let problem = packet.as_ref().err().copied();
+        if let Some(Drop::BadPad { .. } | Drop::BadTransportVersion(_)) = problem {
+            // The headers do not depend on these: show them nevertheless.
+            let bth = Bth { pad: 0, tver: 0, ..envelope.bth };
+            packet = Packet::from_envelope(frame, Envelope { bth, ..envelope });
+        }
         let (mut icrc, mut segments) = (Verdict::None, None);
         if envelope.is_complete(frame) {
             let mut checked = envelope.check_icrc(frame);
@@ -207,7 +215,7 @@ impl<'a> Decoded<'a> {
             }
             icrc = Verdict::Checked(checked);
         }
-        Decoded { record, frame: *frame, envelope, packet, icrc, segments }
+        Decoded { record, frame: *frame, envelope, packet: packet.ok(), problem, icrc, segments }
     }
 
     fn write_text(&self, out: &mut dyn Write, verbose: bool) -> io::Result<()> {
@@ -221,8 +229,11 @@ impl<'a> Decoded<'a> {
             None => {}
         }
         match &self.packet {
-            Ok(packet) => write!(out, " {packet}")?,
-            Err(reason) => write!(out, " {} problem: {reason}", self.envelope)?,
+            Some(packet) => write!(out, " {packet}")?,
+            None => write!(out, " {}", self.envelope)?,
+        }
+        if let Some(reason) = &self.problem {
+            write!(out, " problem: {reason}")?;
         }
         match &self.icrc {
             Verdict::Checked(icrc) => write!(out, " icrc {icrc}")?,
@@ -231,7 +242,7 @@ impl<'a> Decoded<'a> {
         if let Some(s) = &self.segments {
             write!(out, " gso {} segments of {} bytes, psn to {}", s.count, s.len, s.last_psn)?;
         }
-        if let Ok(packet) = &self.packet
+        if let Some(packet) = &self.packet
             && let Some(mad) = mad::Mad::read(packet, &self.frame)
         {
             write!(out, " {mad}")?;
@@ -248,8 +259,8 @@ impl<'a> Decoded<'a> {
 
     fn write_full(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.packet {
-            Ok(packet) => writeln!(out, "{}", packet.full())?,
-            Err(_) => writeln!(out, "{}", self.envelope.full())?,
+            Some(packet) => writeln!(out, "{}", packet.full())?,
+            None => writeln!(out, "{}", self.envelope.full())?,
         }
         writeln!(out, "  frame {} bytes, {} captured", self.record.wire_len, self.record.data.len())?;
         if let Some(verdict) = self.envelope.udp_checksum(&self.frame) {

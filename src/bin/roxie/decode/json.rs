@@ -190,7 +190,7 @@ pub(super) fn write(out: &mut dyn Write, d: &Decoded<'_>) -> io::Result<()> {
         icrc,
         icrc_stored,
         icrc_computed,
-        problem: d.packet.as_ref().err().map(ToString::to_string),
+        problem: d.problem.map(|reason| reason.to_string()),
         se: bth.solicited,
         mig: bth.mig_req,
         pad: bth.pad,
@@ -210,7 +210,7 @@ pub(super) fn write(out: &mut dyn Write, d: &Decoded<'_>) -> io::Result<()> {
             len: s.len,
             last_psn: s.last_psn.value(),
         }),
-        mad: d.packet.as_ref().ok().and_then(|p| Mad::read(p, &d.frame)),
+        mad: d.packet.as_ref().and_then(|p| Mad::read(p, &d.frame)),
     };
     serde_json::to_writer(&mut *out, &row)?;
     out.write_all(b"\n")

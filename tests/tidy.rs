@@ -1,0 +1,151 @@
+//! The rules of the house that a program can check: layers, sizes, where unsafe may be.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Which modules each module may name with `crate::`. Dependencies point down: later rows may use earlier ones.
+const LAYERS: &[(&str, &[&str])] = &[
+    ("frame", &[]),
+    ("limits", &[]),
+    ("time", &[]),
+    ("timer", &["time"]),
+    ("capture", &["frame"]),
+    ("netdev", &[]),
+    ("port", &["frame", "time", "capture", "netdev"]),
+    ("wire", &["frame"]),
+    ("verbs", &["wire"]),
+    ("shared", &["limits", "verbs"]),
+    ("transport", &["limits", "time", "verbs", "wire", "shared"]),
+    ("nic", &["frame", "limits", "time", "timer", "verbs", "wire", "shared", "transport"]),
+    ("engine", &["frame", "limits", "time", "port", "verbs", "shared", "nic"]),
+    ("sim", &["time", "port", "verbs", "wire", "shared", "nic", "engine"]),
+    ("host", &["limits", "time", "port", "netdev", "verbs", "wire", "shared", "nic", "engine"]),
+];
+
+/// Where `unsafe` may be, and why.
+const UNSAFE: &[&str] = &[
+    "src/shared/",         // mapped queues, registered memory
+    "src/port/xdp/",       // rings and chunks shared with the kernel
+    "src/port/udp/",       // socket options and control messages that no crate wraps
+    "src/netdev/tap.rs",   // an ioctl that no crate wraps
+    "src/netdev/ethtool.rs", // likewise
+    "src/host/objects.rs", // an unsafe function that passes its obligation on
+    "uverbs-shim/src/",
+    "tests/",
+    "benches/",
+];
+
+const LONGEST_FILE: usize = 900;
+/// Lines of the function that a newcomer reads first.
+const LONGEST_PASS: usize = 50;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn rust_files(folder: &Path, into: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let hidden = entry.file_name().to_string_lossy().starts_with('.') || entry.file_name() == "target";
+        if path.is_dir() && !hidden {
+            rust_files(&path, into);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            into.push(path);
+        }
+    }
+}
+
+fn files() -> Vec<(String, String)> {
+    let mut paths = Vec::new();
+    rust_files(&root(), &mut paths);
+    let relative = |p: &PathBuf| p.strip_prefix(root()).expect("below the root").display().to_string();
+    paths.iter().map(|p| (relative(p), fs::read_to_string(p).expect("readable"))).collect()
+}
+
+/// The code of a line, without comment or text in quotes.
+fn code(line: &str) -> String {
+    let before_comment = line.split("//").next().unwrap_or("");
+    before_comment.split('"').step_by(2).collect()
+}
+
+#[test]
+fn dependencies_point_down() {
+    let mut wrong = Vec::new();
+    for (path, text) in files() {
+        let Some(rest) = path.strip_prefix("src/") else { continue };
+        let module = rest.split(['/', '.']).next().unwrap_or("");
+        let Some((_, allowed)) = LAYERS.iter().find(|(name, _)| *name == module) else { continue };
+        // A module's own tests may use what they like.
+        let is_test = path.contains("/tests");
+        let body = text.split("#[cfg(test)]\nmod tests").next().unwrap_or("");
+        for (number, line) in body.lines().enumerate().filter(|_| !is_test) {
+            for used in code(line).split("crate::").skip(1) {
+                let name: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                let known = LAYERS.iter().any(|(layer, _)| *layer == name);
+                if known && name != module && !allowed.contains(&name.as_str()) {
+                    wrong.push(format!("{path}:{}: {module} must not use {name}: {}", number + 1, line.trim()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_module_has_a_layer() {
+    let lib = fs::read_to_string(root().join("src/lib.rs")).expect("src/lib.rs");
+    for line in lib.lines().filter_map(|l| l.strip_prefix("pub mod ")) {
+        let name = line.trim_end_matches(';');
+        assert!(LAYERS.iter().any(|(layer, _)| *layer == name), "{name} has no row in LAYERS");
+    }
+}
+
+#[test]
+fn no_file_is_too_long() {
+    let long: Vec<_> = files()
+        .into_iter()
+        .map(|(path, text)| (text.lines().count(), path))
+        .filter(|(lines, _)| *lines > LONGEST_FILE)
+        .collect();
+    assert!(long.is_empty(), "more than {LONGEST_FILE} lines: {long:?}");
+}
+
+#[test]
+fn the_pass_fits_on_a_screen() {
+    let text = fs::read_to_string(root().join("src/engine/worker.rs")).expect("the worker");
+    let body = text.split("pub fn poll(&mut self").nth(1).expect("the pass");
+    let lines = body.lines().take_while(|l| *l != "    }").count();
+    assert!(lines < LONGEST_PASS, "Worker::poll has {lines} lines");
+}
+
+#[test]
+fn unsafe_code_is_where_it_belongs() {
+    let mut wrong = Vec::new();
+    for (path, text) in files() {
+        if UNSAFE.iter().any(|allowed| path.starts_with(allowed)) {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            let line = code(line);
+            if line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe") {
+                wrong.push(format!("{path}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX"), concat!("#[ig", "nore]")];
+    let mut left = Vec::new();
+    for (path, text) in files() {
+        for (number, line) in text.lines().enumerate() {
+            if marks.iter().any(|mark| line.contains(mark)) {
+                left.push(format!("{path}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(left.is_empty(), "\n{}", left.join("\n"));
+}
