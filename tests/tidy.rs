@@ -24,12 +24,12 @@ const LAYERS: &[(&str, &[&str])] = &[
 
 /// Where `unsafe` may be, and why.
 const UNSAFE: &[&str] = &[
-    "src/shared/",         // mapped queues, registered memory
-    "src/port/xdp/",       // rings and chunks shared with the kernel
-    "src/port/udp/",       // socket options and control messages that no crate wraps
-    "src/netdev/tap.rs",   // an ioctl that no crate wraps
+    "src/shared/",           // mapped queues, registered memory
+    "src/port/xdp/",         // rings and chunks shared with the kernel
+    "src/port/udp/",         // socket options and control messages that no crate wraps
+    "src/netdev/tap.rs",     // an ioctl that no crate wraps
     "src/netdev/ethtool.rs", // likewise
-    "src/host/objects.rs", // an unsafe function that passes its obligation on
+    "src/host/objects.rs",   // an unsafe function that passes its obligation on
     "uverbs-shim/src/",
     "tests/",
     "benches/",
@@ -84,7 +84,11 @@ fn dependencies_point_down() {
                 let name: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
                 let known = LAYERS.iter().any(|(layer, _)| *layer == name);
                 if known && name != module && !allowed.contains(&name.as_str()) {
-                    wrong.push(format!("{path}:{}: {module} must not use {name}: {}", number + 1, line.trim()));
+                    wrong.push(format!(
+                        "{path}:{}: {module} must not use {name}: {}",
+                        number + 1,
+                        line.trim()
+                    ));
                 }
             }
         }
