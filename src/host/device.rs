@@ -34,7 +34,7 @@ pub trait Resolve: Send + Sync {
 }
 
 /// How a device behaves.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceConfig {
     /// Its bounds.
     pub limits: Limits,
@@ -46,18 +46,6 @@ pub struct DeviceConfig {
     pub mig_req: bool,
     /// A fixed secret for QPNs and keys; `None`: random, as it should be outside of tests.
     pub seed: Option<u64>,
-}
-
-impl Default for DeviceConfig {
-    fn default() -> DeviceConfig {
-        DeviceConfig {
-            limits: Limits::default(),
-            drive: Drive::default(),
-            strict_icrc: false,
-            mig_req: false,
-            seed: None,
-        }
-    }
 }
 
 impl DeviceConfig {

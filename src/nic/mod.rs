@@ -323,15 +323,14 @@ impl Nic {
     pub fn publish(&mut self) {
         for (cq, wc) in self.out.completions.drain(..) {
             let Some(entry) = self.cqs.get_mut(cq.0) else { continue };
-            match entry.ring.push(&wc) {
-                Ok(false) => {}
-                Ok(true) => notify(entry),
-                Err(_) => {
-                    self.counters.cq_overflow += 1;
-                    if !std::mem::replace(&mut entry.failed, true) {
-                        self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
-                    }
+            if entry.ring.push(&wc).is_err() {
+                self.counters.cq_overflow += 1;
+                if !std::mem::replace(&mut entry.failed, true) {
+                    self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
                 }
+            } else if let Some(channel) = entry.notify.as_ref().filter(|_| entry.ring.disarm_for(&wc)) {
+                // Fails only if the counter is full, and then the application has events enough to read.
+                let _ = channel.write(1);
             }
         }
         for event in self.out.events.drain(..) {
@@ -343,12 +342,5 @@ impl Nic {
 
     fn cq(&mut self, cq: CqIndex) -> Option<&mut CqEntry> {
         self.cqs.get_mut(cq.0)
-    }
-}
-
-fn notify(entry: &CqEntry) {
-    if let Some(fd) = &entry.notify {
-        // Fails only if the counter is full, and then the application has events enough to read.
-        let _ = fd.write(1);
     }
 }

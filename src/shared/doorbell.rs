@@ -55,7 +55,12 @@ impl Doorbells {
         if word >= self.bells {
             return;
         }
-        self.bell(word).fetch_or(1 << (index % 64), Release);
+        let bit = 1 << (index % 64);
+        if self.bell(word).fetch_or(bit, AcqRel) & bit != 0 {
+            // Whoever rang before sets the summary and wakes, and the worker that takes this bell sees what we
+            // published before ringing.
+            return;
+        }
         self.summary(word / 64).fetch_or(1 << (word % 64), Release);
         self.wake_if_sleeping();
     }
@@ -144,6 +149,8 @@ mod tests {
         let bells = Doorbells::new(10).unwrap();
         bells.ring(QpIndex(1));
         assert!(bells.wake.read().is_err(), "nothing was written");
+        // A worker takes all bells before it sleeps.
+        bells.take(|_| ());
         bells.sleep_begins();
         bells.ring(QpIndex(1));
         assert_eq!(bells.wake.read().unwrap(), 1);

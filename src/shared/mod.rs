@@ -1,7 +1,7 @@
 //! Memory that an application and the NIC both touch: queues, doorbells, registered memory.
 //!
-//! Read [`region`] first, then [`work_queue`]. Queues are rings of 64-bit words in a memory
-//! file: offsets instead of pointers, fixed-size slots, indices on cache lines of their own. Every
+//! Read [`region`] first, then [`work_queue`]. Queues are rings of 64-bit words:
+//! offsets instead of pointers, fixed-size slots, indices on cache lines of their own. Every
 //! word is an atomic, so reading a slot that the other side scribbles over is defined, and what is
 //! read is copied once before it is judged.
 //!

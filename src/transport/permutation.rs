@@ -4,12 +4,13 @@
 //! arithmetic and an index, no hash; guessing one is guessing 24 bits, and a number that was
 //! in use before does not come back until its generation does.
 
-/// A keyed permutation of 24-bit numbers: a Feistel network of six rounds.
+/// A keyed permutation of 24-bit numbers: a Feistel network of four rounds, which is what a
+/// pseudo-random permutation needs (Luby and Rackoff 1988).
 ///
 /// It keeps off-path guessers out. It is no cipher: whoever sees many of its outputs may learn the key.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
-    keys: [u64; 6],
+    keys: [u64; 4],
 }
 
 /// Bits of the index.

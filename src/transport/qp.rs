@@ -202,12 +202,9 @@ impl Qp {
             self.enter_error(ctx);
         }
         self.state = next;
-        match next {
-            QpState::Sqd => {
-                self.drain_requested |= attr.en_sqd_async_notify == Some(true);
-                self.report_drained(ctx);
-            }
-            _ => {}
+        if next == QpState::Sqd {
+            self.drain_requested |= attr.en_sqd_async_notify == Some(true);
+            self.report_drained(ctx);
         }
     }
 

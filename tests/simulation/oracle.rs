@@ -16,7 +16,7 @@ pub const RECEIVE: u64 = 1 << 63;
 pub fn pattern(stream: u64, op: usize, length: usize) -> Vec<u8> {
     let seed = stream.wrapping_mul(31).wrapping_add(op as u64).wrapping_mul(0x9e37_79b9);
     (0..length as u64)
-        .map(|i| ((i.wrapping_mul(0x0101_6b) ^ seed) >> (i % 3)) as u8 ^ (i >> 8) as u8)
+        .map(|i| ((i.wrapping_mul(0x0001_016b) ^ seed) >> (i % 3)) as u8 ^ (i >> 8) as u8)
         .collect()
 }
 
