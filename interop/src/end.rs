@@ -234,8 +234,8 @@ pub struct Setup {
     pub fault: Fault,
     /// What the fault's choices derive from. A failure prints it.
     pub seed: u64,
-    /// Where the capture of the row goes. The runner removes it if the row passes.
-    pub capture: PathBuf,
+    /// Where a capture of the row goes, if there is to be one.
+    pub capture: Option<PathBuf>,
 }
 
 /// Why a row cannot start.

@@ -125,6 +125,7 @@ impl Image {
 #[derive(Debug)]
 pub struct Guest {
     qemu: Child,
+    number: u8,
     control: SocketAddr,
     log: PathBuf,
     booted_in: Duration,
@@ -152,6 +153,7 @@ impl Guest {
             .map_err(|e| Error::Command { command: line, output: e.to_string() })?;
         let mut guest = Guest {
             qemu,
+            number: host,
             control: SocketAddr::new(address(host, Family::V4), CONTROL_PORT),
             log: log.to_owned(),
             booted_in: Duration::ZERO,
@@ -171,6 +173,7 @@ impl Guest {
             if String::from_utf8_lossy(&console).contains("roxie-peer: listening") {
                 self.peer(namespace)?;
                 self.booted_in = start.elapsed();
+                self.meet_over_v6(namespace)?;
                 return Ok(());
             }
             if start.elapsed() > BOOT_TIMEOUT {
@@ -179,6 +182,14 @@ impl Guest {
             }
             sleep(Duration::from_millis(50));
         }
+    }
+
+    /// Has both sides resolve one another's IPv6 address, as the control connection has done for IPv4. rxe waits one
+    /// second for a neighbour (`addr.c`, `rdma_addr_find_l2_eth_by_grh`), and the first one over IPv6 takes it that long.
+    fn meet_over_v6(&self, namespace: &Namespace) -> Result<(), Error> {
+        let there = SocketAddr::new(address(self.number, Family::V6), CONTROL_PORT);
+        let met = namespace.within(|| TcpStream::connect_timeout(&there, Duration::from_secs(5)))?;
+        met.map(drop).map_err(|source| Error::Connection { command: format!("connect {there}"), source })
     }
 
     /// The end of the console log, for messages.

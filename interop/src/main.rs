@@ -136,14 +136,14 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
         )?;
         let interface = arguments.interface.as_deref().unwrap_or_default();
         let site = Site { namespace: None, interface, addresses: &arguments.address };
-        let mut roxie = local::open(&site)?;
+        let mut roxie = local::open(&site);
         return runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep);
     }
     let (namespace, guest) = start_guest()?;
     let mut peer = guest.peer(&namespace)?;
     let addresses = [address(1, Family::V4), address(1, Family::V6)];
     let site = Site { namespace: Some(&namespace), interface: INTERFACE, addresses: &addresses };
-    let mut roxie = local::open(&site)?;
+    let mut roxie = local::open(&site);
     runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep)
 }
 

@@ -258,6 +258,14 @@ impl fmt::Display for Row {
 }
 
 impl Row {
+    /// What is injected.
+    pub fn fault(&self) -> Fault {
+        match self.case {
+            Case::Transfer { fault, .. } => fault,
+            Case::Error(_) | Case::Pingpong => Fault::None,
+        }
+    }
+
     /// A seed of the row's own, from its name (FNV-1a): the same row always injects the same faults.
     pub fn seed(&self) -> u64 {
         let step = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);

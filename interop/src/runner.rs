@@ -34,23 +34,42 @@ pub(crate) fn matrix(
         if let Some(reason) = peer_lacks(row, peer) {
             return Outcome::Skip(reason);
         }
-        let capture = captures.join(row.to_string().replace('/', "-") + ".pcapng");
-        let outcome = one(row, roxie, peer, &capture);
-        match outcome {
-            Outcome::Fail(reason) => Outcome::Fail(format!(
-                "{reason} (seed {:#x}, capture {}, again: interop run --filter {row})",
-                row.seed(),
-                capture.display()
-            )),
+        match judged(row, roxie, peer, &captures, keep) {
+            Outcome::Fail(reason) => Outcome::Fail(format!("{reason} (seed {:#x})", row.seed())),
+            other => other,
+        }
+    })
+}
+
+/// Carries a row out. A failure leaves a capture. Faults come from a seed, but the times of a network do not, so
+/// rows with faults are captured as they run; others, which can share an open port, are run once more
+/// for the capture. The second outcome is told and counts for nothing.
+fn judged(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, captures: &Path, keep: bool) -> Outcome {
+    let file = captures.join(row.to_string().replace('/', "-") + ".pcapng");
+    let path = file.display();
+    if keep || row.fault() != Fault::None {
+        return match one(row, roxie, peer, Some(&file)) {
+            Outcome::Fail(reason) => Outcome::Fail(format!("{reason}; capture {path}")),
             other => {
                 if !keep {
                     // A row that was skipped has none.
-                    let _ = fs::remove_file(&capture);
+                    let _ = fs::remove_file(&file);
                 }
                 other
             }
+        };
+    }
+    match one(row, roxie, peer, None) {
+        Outcome::Fail(reason) => {
+            let again = match one(row, roxie, peer, Some(&file)) {
+                Outcome::Pass => "which passed".to_owned(),
+                Outcome::Fail(again) => format!("with: {again}"),
+                Outcome::Skip(why) => format!("which was skipped: {why}"),
+            };
+            Outcome::Fail(format!("{reason}; capture of a second run, {again}: {path}"))
         }
-    })
+        other => other,
+    }
 }
 
 /// Runs the clean and the error rows between two sessions of one peer: what rxe does with itself. The
@@ -106,12 +125,9 @@ fn peer_lacks(row: &Row, peer: &Peer) -> Option<SkipReason> {
     }
 }
 
-fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: &Path) -> Outcome {
-    let fault = match row.case {
-        Case::Transfer { fault, .. } => fault,
-        _ => Fault::None,
-    };
-    let setup = Setup { port: row.port, fault, seed: row.seed(), capture: capture.to_owned() };
+fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>) -> Outcome {
+    let capture = capture.map(Path::to_owned);
+    let setup = Setup { port: row.port, fault: row.fault(), seed: row.seed(), capture };
     match roxie.prepare(&setup) {
         Ok(()) => {}
         Err(Unready::Skip(reason)) => return Outcome::Skip(reason),

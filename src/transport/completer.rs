@@ -56,6 +56,9 @@ impl Qp {
             Syndrome::Nak(NakCode::PsnSequence) => {
                 ctx.counters.packet_seq_err += 1;
                 match self.acknowledge_before(ctx, psn) {
+                    // An answer to what had left before the RNR NAK came (rxe sends both, `rxe_resp.c`). The same
+                    // packets are to be sent again after the wait, and it is no failed try.
+                    Ok(()) if self.requester.rnr_until.is_some() => Verdict::Stale,
                     Ok(()) => self.go_back(ctx, Cause::SequenceNak),
                     Err(Overtaken) => self.overtaken(ctx),
                 }

@@ -1,0 +1,118 @@
+//! A program on Roxie's side: started in the site's namespace, waited for, killed when it is late.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::end::Ended;
+use crate::error::Error;
+use crate::network::{Namespace, command_line};
+
+/// A running program. Dropping it ends it.
+pub(super) struct Program {
+    child: Child,
+    /// Each collects a stream until its end.
+    streams: Vec<JoinHandle<String>>,
+}
+
+impl Program {
+    pub(super) fn start(
+        namespace: Option<&Namespace>,
+        program: &str,
+        arguments: &[String],
+    ) -> Result<Program, Error> {
+        let mut command = match namespace {
+            Some(namespace) => namespace.command(program),
+            None => Command::new(program),
+        };
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let line = command_line(&command);
+        let mut child =
+            command.spawn().map_err(|e| Error::Command { command: line, output: e.to_string() })?;
+        let mut streams = Vec::new();
+        streams.extend(child.stdout.take().map(collect));
+        streams.extend(child.stderr.take().map(collect));
+        Ok(Program { child, streams })
+    }
+
+    /// Waits for its end; kills it when the time is over.
+    pub(super) fn wait(mut self, timeout: Duration) -> Result<Ended, Error> {
+        let failed = |e: std::io::Error| Error::Local(format!("waiting for a program: {e}"));
+        let until = Instant::now() + timeout;
+        let code = loop {
+            if let Some(status) = self.child.try_wait().map_err(failed)? {
+                break status.code();
+            }
+            if Instant::now() >= until {
+                self.child.kill().map_err(failed)?;
+                self.child.wait().map_err(failed)?;
+                break None;
+            }
+            thread::sleep(Duration::from_millis(10));
+        };
+        let streams = std::mem::take(&mut self.streams).into_iter();
+        let output = streams.map(|s| s.join().unwrap_or_default()).collect::<String>();
+        Ok(Ended { code, output })
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Fails only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn collect(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // A stream that breaks has said what it had to say.
+        let _ = stream.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// True if a TCP socket listens on the port in the calling thread's network namespace.
+pub(super) fn somebody_listens(port: u16) -> Result<bool, Error> {
+    // The thread's own view: /proc/net is that of the process's first thread.
+    for table in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
+        let path = Path::new(table);
+        let text = fs::read_to_string(path).map_err(Error::file(path))?;
+        if text.lines().any(|line| listens(line, port)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// A line of /proc/net/tcp: number, local address:port, remote address:port, state; 0A is LISTEN.
+fn listens(line: &str, port: u16) -> bool {
+    let mut words = line.split_whitespace().skip(1);
+    let local = words.next().and_then(|l| l.rsplit_once(':')).map(|(_, port)| port);
+    local.and_then(|p| u16::from_str_radix(p, 16).ok()) == Some(port) && words.nth(1) == Some("0A")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_found_and_a_connection_is_none() {
+        let listener = "   0: 00000000:4853 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 1";
+        let connection = "   1: 0100007F:4853 0100007F:C001 01 00000000:00000000 00:00000000 00000000 0 0 1";
+        assert!(listens(listener, 18515) && !listens(listener, 18516));
+        assert!(!listens(connection, 18515));
+    }
+
+    #[test]
+    fn a_program_is_killed_when_its_time_is_over_and_its_words_are_kept() {
+        let script = ["-c".into(), "echo first; exec sleep 60".into()];
+        let program = Program::start(None, "sh", &script).unwrap();
+        let ended = program.wait(Duration::from_millis(300)).unwrap();
+        assert_eq!(ended, Ended { code: None, output: "first\n".into() });
+    }
+}
