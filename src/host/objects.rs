@@ -17,8 +17,8 @@ use crate::nic::{Answer, Command, QpHandle, QpStatus};
 use crate::shared::work_queue::Payload;
 use crate::shared::{Armed, CompletionRing, HostMemory, PostError, RecvRing, SendRing};
 use crate::verbs::{
-    Access, AddressVector, CqIndex, LKey, MrIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpState, Qpn, RKey,
-    SendWr, Sge, Wc,
+    Access, AddressVector, CqIndex, LKey, MrIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpState, Qpn,
+    RKey, SendWr, Sge, Wc,
 };
 use crate::wire::Gid;
 

@@ -105,10 +105,15 @@ impl Device {
         near: &Stack,
         far: &Stack,
     ) -> Result<(Device, Device), OpenError> {
-        let end = |n: u8| MemoryConfig { mac: [2, 0, 0, 0, 0, n], name: format!("memory{n}"), ..Default::default() };
+        let end = |n: u8| MemoryConfig {
+            mac: [2, 0, 0, 0, 0, n],
+            name: format!("memory{n}"),
+            ..Default::default()
+        };
         let (a, b) = memory::pair(end(1), end(2));
         let open = |port: memory::MemoryPort, n: u8, stack: &Stack| {
-            let addresses = [IpAddr::from([192, 0, 2, n]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n.into()])];
+            let addresses =
+                [IpAddr::from([192, 0, 2, n]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n.into()])];
             let port = stack.on(Box::new(port))?;
             Ok::<_, OpenError>(Device::new(&format!("memory{n}"), port, addresses, Box::new(Pair), config)?)
         };
@@ -138,9 +143,9 @@ impl Resolve for KernelNeighbours {
     fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
         let device = self.interface.name.clone();
         let error = |reason: String| ResolveError { destination, device, reason };
-        let found = self
-            .namespace
-            .run(|| neighbour::resolve(&self.interface, destination, RESOLVE_TIMEOUT).map_err(|e| e.to_string()));
+        let found = self.namespace.run(|| {
+            neighbour::resolve(&self.interface, destination, RESOLVE_TIMEOUT).map_err(|e| e.to_string())
+        });
         match found {
             Ok(Ok(mac)) => Ok(mac),
             Ok(Err(reason)) => Err(error(reason)),

@@ -162,7 +162,8 @@ impl Nic {
         match command {
             Command::AllocPd => {
                 let limit = self.config.limits.mrs;
-                let pd = self.pds.insert(0).ok_or(ControlError::Full { object: "protection domain", limit })?;
+                let pd =
+                    self.pds.insert(0).ok_or(ControlError::Full { object: "protection domain", limit })?;
                 Ok(Answer::Pd(PdId(pd)))
             }
             Command::DeallocPd(pd) => self.dealloc_pd(pd),
@@ -171,7 +172,8 @@ impl Nic {
             Command::CreateCq { ring, notify } => {
                 let limit = self.config.limits.cqs;
                 let entry = CqEntry { ring, notify, users: 0, failed: false };
-                let cq = self.cqs.insert(entry).ok_or(ControlError::Full { object: "completion queue", limit })?;
+                let cq =
+                    self.cqs.insert(entry).ok_or(ControlError::Full { object: "completion queue", limit })?;
                 Ok(Answer::Cq(CqIndex(cq)))
             }
             Command::DestroyCq(cq) => self.destroy_cq(cq),
@@ -214,7 +216,9 @@ impl Nic {
         start: u64,
         memory: HostMemory,
     ) -> Result<Answer, ControlError> {
-        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+            && !access.contains(Access::LOCAL_WRITE)
+        {
             return Err(ControlError::AccessNeedsLocalWrite(access));
         }
         self.use_pd(pd, 1)?;

@@ -19,7 +19,9 @@ impl Nic {
         for op in self.out.dma_in.drain(..) {
             match op {
                 DmaIn::Scatter { frame: i, offset, length, to } => {
-                    let Some(region) = self.regions.get(to.mr.0 as usize).and_then(Option::as_ref) else { continue };
+                    let Some(region) = self.regions.get(to.mr.0 as usize).and_then(Option::as_ref) else {
+                        continue;
+                    };
                     let start = usize::from(offset);
                     let (a, b) = frame(i).slices(start..start + usize::from(length));
                     // The table has checked the bounds; the region checks again and refuses what does not fit.
@@ -36,7 +38,9 @@ impl Nic {
                     }
                 }
                 DmaIn::Store { value, skip, length, to } => {
-                    let Some(region) = self.regions.get(to.mr.0 as usize).and_then(Option::as_ref) else { continue };
+                    let Some(region) = self.regions.get(to.mr.0 as usize).and_then(Option::as_ref) else {
+                        continue;
+                    };
                     let bytes = value.to_ne_bytes();
                     let piece = &bytes[usize::from(skip)..usize::from(skip) + usize::from(length)];
                     let _ = region.memory.write(to.offset, piece);
@@ -48,7 +52,9 @@ impl Nic {
     /// Runs the copies into the frames of the transmit burst; `frame(slot, write)` lends a slot's frame.
     pub fn gather(&mut self, mut frame: impl FnMut(u16, &mut dyn FnMut(&mut FrameMut<'_>))) {
         for op in self.dma_out.drain(..) {
-            let Some(region) = self.regions.get(op.from.mr.0 as usize).and_then(Option::as_ref) else { continue };
+            let Some(region) = self.regions.get(op.from.mr.0 as usize).and_then(Option::as_ref) else {
+                continue;
+            };
             frame(op.slot, &mut |frame| {
                 let start = usize::from(op.offset);
                 let (a, b) = frame.slices_mut(start..start + usize::from(op.length));

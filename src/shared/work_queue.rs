@@ -37,7 +37,9 @@ const RECV_HEADER: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
     /// The queue is full (`ENOMEM`).
-    #[error("the queue is full: {outstanding} work requests of {capacity} are outstanding; poll the completion queue")]
+    #[error(
+        "the queue is full: {outstanding} work requests of {capacity} are outstanding; poll the completion queue"
+    )]
     QueueFull {
         /// Work requests posted and not yet completed.
         outstanding: u32,

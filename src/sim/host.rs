@@ -135,12 +135,8 @@ impl Host {
     /// If the NIC refuses.
     pub fn register(&mut self, length: usize, access: Access) -> HostRegion {
         let memory = HostMemory::allocate(length);
-        let command = Command::RegisterMemory {
-            pd: self.pd,
-            access,
-            start: memory.address(),
-            memory: memory.clone(),
-        };
+        let command =
+            Command::RegisterMemory { pd: self.pd, access, start: memory.address(), memory: memory.clone() };
         match self.call(Nanos::ZERO, command) {
             Ok(Answer::Memory(index, key)) => HostRegion { memory, key, index },
             other => panic!("registering {length} bytes: {other:?}"),

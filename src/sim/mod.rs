@@ -67,7 +67,8 @@ impl Pair {
 /// Two ports joined by memory, with the addresses that [`Host::address`] gives them.
 pub fn joined_ports(mtu: usize, split: Option<usize>) -> (Box<dyn Port>, Box<dyn Port>) {
     use crate::port::memory::{MemoryConfig, pair};
-    let end = |n: u8| MemoryConfig { mac: Host::mac(n), mtu, split, name: format!("sim{n}"), ..Default::default() };
+    let end =
+        |n: u8| MemoryConfig { mac: Host::mac(n), mtu, split, name: format!("sim{n}"), ..Default::default() };
     let (a, b) = pair(end(1), end(2));
     (Box::new(a), Box::new(b))
 }

@@ -118,11 +118,8 @@ impl Qp {
             self.fail_oldest(ctx, WcStatus::BadResp, 0);
             return Verdict::Failed(WcStatus::BadResp);
         }
-        let payload = FramePayload {
-            frame,
-            offset: packet.payload.start as u16,
-            length: packet.payload.len() as u16,
-        };
+        let payload =
+            FramePayload { frame, offset: packet.payload.start as u16, length: packet.payload.len() as u16 };
         let sges = self.requester.queue.sges(position);
         let offset = u64::from(k) * mtu;
         if scatter::scatter(ctx.memory, self.pd, sges, offset, payload, ctx.out).is_err() {

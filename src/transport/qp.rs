@@ -330,7 +330,8 @@ impl Qp {
 
     /// True if `next_packet` may have something. It may still find that it must wait.
     pub fn wants_transmit(&self, limits: &Limits) -> bool {
-        self.responder.has_replies() || (self.may_send_requests() && self.requester.in_flight() < limits.window)
+        self.responder.has_replies()
+            || (self.may_send_requests() && self.requester.in_flight() < limits.window)
     }
 
     /// What would leave next: replies first. Its payload is described in `Output::gather`.

@@ -19,9 +19,14 @@ use crate::wire::{
 enum Message {
     None,
     /// Bytes of a SEND so far; its receive has been taken.
-    Send { received: u64 },
+    Send {
+        received: u64,
+    },
     /// A WRITE and its bytes so far.
-    Write { reth: Reth, received: u64 },
+    Write {
+        reth: Reth,
+        received: u64,
+    },
 }
 
 /// A READ or an atomic that was executed, for its response and for duplicates of it.
@@ -275,14 +280,16 @@ impl Qp {
         let payload = payload_of(packet, frame);
         let r = &mut self.responder;
         let sges = &r.sges[..r.receive.map_or(0, |w| w.num_sge as usize)];
-        scatter::scatter(ctx.memory, self.pd, sges, received, payload, ctx.out).map_err(|error| match error {
-            ListError::TooShort => {
-                Refusal { nak: NakCode::InvalidRequest, receive: Some(WcStatus::LocLen) }
-            }
-            ListError::Protection => {
-                Refusal { nak: NakCode::RemoteOperational, receive: Some(WcStatus::LocProt) }
-            }
-        })?;
+        scatter::scatter(ctx.memory, self.pd, sges, received, payload, ctx.out).map_err(
+            |error| match error {
+                ListError::TooShort => {
+                    Refusal { nak: NakCode::InvalidRequest, receive: Some(WcStatus::LocLen) }
+                }
+                ListError::Protection => {
+                    Refusal { nak: NakCode::RemoteOperational, receive: Some(WcStatus::LocProt) }
+                }
+            },
+        )?;
         let received = received + u64::from(payload.length);
         r.message = Message::Send { received };
         if is_last(packet) {
@@ -512,7 +519,8 @@ impl Qp {
         {
             ctx.counters.resp_cqe_error += 1;
             ctx.counters.resp_local_length_error += u64::from(status == WcStatus::LocLen);
-            let wc = Wc { wr_id: receive.wr_id, status, opcode: WcOpcode::Recv, qpn: self.qpn, ..Wc::default() };
+            let wc =
+                Wc { wr_id: receive.wr_id, status, opcode: WcOpcode::Recv, qpn: self.qpn, ..Wc::default() };
             ctx.out.completions.push((self.recv_cq, wc));
         }
         ctx.out.events.push(AsyncEvent::Qp(self.index, kind));

@@ -69,7 +69,9 @@ impl fmt::Display for WcStatus {
             WcStatus::Success => "success",
             WcStatus::LocLen => "local length error: the message is longer than the receive",
             WcStatus::LocQpOp => "local QP operation error",
-            WcStatus::LocProt => "local protection error: bad lkey, bounds or access of a scatter/gather entry",
+            WcStatus::LocProt => {
+                "local protection error: bad lkey, bounds or access of a scatter/gather entry"
+            }
             WcStatus::WrFlush => "flushed: the QP is in the error state",
             WcStatus::BadResp => "bad response from the peer",
             WcStatus::LocAccess => "local access error",

@@ -22,7 +22,8 @@ const fn any(bits: &[AttrMask]) -> AttrMask {
 }
 
 use AttrMask as A;
-const RTS_OPTIONAL: AttrMask = any(&[A::CUR_STATE, A::ACCESS_FLAGS, A::ALT_PATH, A::PATH_MIG_STATE, A::MIN_RNR_TIMER]);
+const RTS_OPTIONAL: AttrMask =
+    any(&[A::CUR_STATE, A::ACCESS_FLAGS, A::ALT_PATH, A::PATH_MIG_STATE, A::MIN_RNR_TIMER]);
 
 /// RC. Any state may also go to RESET and ERR with STATE alone.
 const RC: &[Transition] = &[

@@ -15,7 +15,9 @@ pub const RECEIVE: u64 = 1 << 63;
 /// The bytes of a message: no two messages, and no two places in one, look alike.
 pub fn pattern(stream: u64, op: usize, length: usize) -> Vec<u8> {
     let seed = stream.wrapping_mul(31).wrapping_add(op as u64).wrapping_mul(0x9e37_79b9);
-    (0..length as u64).map(|i| ((i.wrapping_mul(0x0101_6b) ^ seed) >> (i % 3)) as u8 ^ (i >> 8) as u8).collect()
+    (0..length as u64)
+        .map(|i| ((i.wrapping_mul(0x0101_6b) ^ seed) >> (i % 3)) as u8 ^ (i >> 8) as u8)
+        .collect()
 }
 
 /// Where each operation's bytes lie in a region: slices with guards between them.
@@ -108,7 +110,12 @@ impl Completions {
     pub fn receive(&mut self, wc: &Wc, qp: &HostQp, ops: &[Op]) -> usize {
         let number = self.next as u64;
         let op = self.take(wc, qp);
-        assert!(wc.wr_id == RECEIVE | number, "{}: receive {:#x} is not number {number}", self.what, wc.wr_id);
+        assert!(
+            wc.wr_id == RECEIVE | number,
+            "{}: receive {:#x} is not number {number}",
+            self.what,
+            wc.wr_id
+        );
         let sent = &ops[op];
         let (opcode, imm) = match sent.opcode {
             WrOpcode::Send => (WcOpcode::Recv, None),
@@ -116,7 +123,13 @@ impl Completions {
             _ => (WcOpcode::RecvWriteImm, Some(sent.imm)),
         };
         assert!(wc.opcode == opcode, "{}: {op} arrives as {:?}", self.what, wc.opcode);
-        assert!(wc.byte_len == sent.length, "{}: {op} has {} bytes of {}", self.what, wc.byte_len, sent.length);
+        assert!(
+            wc.byte_len == sent.length,
+            "{}: {op} has {} bytes of {}",
+            self.what,
+            wc.byte_len,
+            sent.length
+        );
         let has_imm = wc.flags.contains(roxie::verbs::WcFlags::WITH_IMM);
         assert!(has_imm == imm.is_some(), "{}: {op}: immediate data: {has_imm}", self.what);
         assert!(imm.is_none_or(|imm| imm == wc.imm), "{}: {op}: immediate {:#x}", self.what, wc.imm);

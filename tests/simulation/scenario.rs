@@ -165,12 +165,7 @@ fn stream(rng: &mut Rng, mtu: Mtu, allowed: &[WrOpcode]) -> Stream {
     for op in ops.iter_mut().rev().step_by(depth) {
         op.signaled = true;
     }
-    Stream {
-        ops,
-        depth,
-        receives_ahead: 1 + rng.below(8) as usize,
-        dawdles: rng.pick(&[3, 50, 1_000_000]),
-    }
+    Stream { ops, depth, receives_ahead: 1 + rng.below(8) as usize, dawdles: rng.pick(&[3, 50, 1_000_000]) }
 }
 
 fn op(rng: &mut Rng, mtu: Mtu, allowed: &[WrOpcode]) -> Op {

@@ -185,7 +185,8 @@ impl Flow {
             && !rng.one_in(self.stream.dawdles)
         {
             let n = self.receives_posted;
-            let op = self.stream.ops.iter().filter(|op| op.opcode.consumes_receive()).nth(n).expect("as many");
+            let op =
+                self.stream.ops.iter().filter(|op| op.opcode.consumes_receive()).nth(n).expect("as many");
             let length = if op.opcode == WrOpcode::WriteImm { 0 } else { op.length };
             let sges = split(&self.inbox, self.inbox_layout.offsets[n], length, op.pieces);
             to.post_recv(qp, RECEIVE | n as u64, &sges).expect("room for a receive");
@@ -197,7 +198,12 @@ impl Flow {
         let op = &self.stream.ops[i];
         if op.opcode == WrOpcode::Read {
             let expected = pattern(self.id, i, op.length as usize);
-            assert_bytes(&self.landing, self.local.offsets[i], &expected, &format!("READ {i} of {}", self.id));
+            assert_bytes(
+                &self.landing,
+                self.local.offsets[i],
+                &expected,
+                &format!("READ {i} of {}", self.id),
+            );
         }
     }
 
@@ -222,7 +228,12 @@ impl Flow {
             self.check_read(i);
             if matches!(op.opcode, WrOpcode::Write | WrOpcode::WriteImm) {
                 let expected = pattern(self.id, i, op.length as usize);
-                assert_bytes(&self.target, self.remote.offsets[i], &expected, &format!("WRITE {i} of {}", self.id));
+                assert_bytes(
+                    &self.target,
+                    self.remote.offsets[i],
+                    &expected,
+                    &format!("WRITE {i} of {}", self.id),
+                );
             }
         }
         for opcode in [WrOpcode::CompareSwap, WrOpcode::FetchAdd] {
@@ -280,7 +291,8 @@ fn host(number: u8, scenario: &Scenario, port: Box<dyn Port>) -> Host {
 
 fn connect(scenario: &Scenario, connection: &Connection, pair: &mut Pair) -> [HostQp; 2] {
     let caps = QpCaps { max_inline: INLINE, max_send_sge: 4, max_recv_sge: 4, ..QpCaps::default() };
-    let qps = [pair.a.create_qp(caps, connection.sig_all, 512), pair.b.create_qp(caps, connection.sig_all, 512)];
+    let qps =
+        [pair.a.create_qp(caps, connection.sig_all, 512), pair.b.create_qp(caps, connection.sig_all, 512)];
     for (i, (host, to)) in [(&mut pair.a, 2), (&mut pair.b, 1)].into_iter().enumerate() {
         let attrs = attributes(scenario, connection, i, host, to, &qps[1 - i]);
         for attr in &attrs {
@@ -388,7 +400,8 @@ fn drive(pair: &mut Pair, links: &mut [Link], rng: &mut Rng) {
         if done && !alive {
             return;
         }
-        let waits = links.iter().flat_map(|l| &l.flows).any(|f| f.receives_posted < f.inbox_layout.offsets.len());
+        let waits =
+            links.iter().flat_map(|l| &l.flows).any(|f| f.receives_posted < f.inbox_layout.offsets.len());
         assert!(alive || waits, "everything is quiet, and not everything is done: {}", progress(links));
         assert!(pair.now < PATIENCE, "not done after {} of virtual time", pair.now);
     }

@@ -35,6 +35,9 @@ pub(super) struct End {
     pub(super) receives: CompletionQueue,
     pub(super) memory: MemoryRegion,
     pub(super) device: Device,
+    /// Receives for small messages that were ever posted, and those of them that were filled.
+    small_posted: AtomicU64,
+    small_filled: AtomicU64,
 }
 
 /// Two connected QPs on two devices.
@@ -108,28 +111,28 @@ impl Connection {
             done += near.completed("WRITE")?;
             overdue(elapsed, time, "the bandwidth measurement").map(|()| None)
         };
-        self.threads.drive(|| step(near_step()), || {
-            far.device.poll();
-        })
+        self.threads.drive(
+            || step(near_step()),
+            || {
+                far.device.poll();
+            },
+        )
     }
 
     /// 64-byte SENDs a second that arrive.
     pub(super) fn send_rate(&self, time: Duration) -> Result<f64, Failure> {
         let (near, far) = (&self.near, &self.far);
         let payload = [0x5a; SMALL];
-        let arrived = AtomicU64::new(0);
-        let (mut receiving, mut trouble) = (0, None);
-        for _ in 0..RECEIVES {
-            far.post_small_receive(receiving)?;
-            receiving += 1;
-        }
+        far.post_small_receives()?;
+        let before = far.small_filled.load(Relaxed);
+        let mut trouble = None;
         let (mut posted, mut done, mut in_time) = (0, 0, None);
         let start = Instant::now();
         let mut near_step = || {
             let elapsed = start.elapsed();
             let stopping = elapsed >= time;
             if stopping {
-                let so_far = arrived.load(Relaxed);
+                let so_far = far.small_filled.load(Relaxed) - before;
                 let rate = *in_time.get_or_insert(so_far as f64 / elapsed.as_secs_f64());
                 if so_far == posted && done == posted {
                     return Ok(Some(rate));
@@ -138,27 +141,27 @@ impl Connection {
             // The last of them completes too, so that nothing stays behind.
             while posted - done < SMALL_MESSAGES && (!stopping || posted % SIGNAL_EVERY != 0) {
                 posted += 1;
-                let signaled = if posted % SIGNAL_EVERY == 0 { SendFlags::SIGNALED } else { SendFlags::empty() };
+                let signaled =
+                    if posted % SIGNAL_EVERY == 0 { SendFlags::SIGNALED } else { SendFlags::empty() };
                 let wr = SendWr { flags: signaled | SendFlags::INLINE, ..SendWr::default() };
                 near.qp.post_send_inline(&wr, &payload)?;
             }
             done += near.completed("SEND")? * SIGNAL_EVERY;
             overdue(elapsed, time, "the message rate measurement").map(|()| None)
         };
-        let mut far_step = || -> Result<(), Failure> {
-            let n = far.received()?;
-            for _ in 0..n {
-                far.post_small_receive(receiving)?;
-                receiving += 1;
-            }
-            arrived.fetch_add(n, Relaxed);
-            Ok(())
+        let far_step = || -> Result<(), Failure> {
+            let n = take(&far.receives, "receive")?;
+            far.small_filled.fetch_add(n, Relaxed);
+            far.post_small_receives()
         };
-        let rate = self.threads.drive(|| step(near_step()), || {
-            if trouble.is_none() {
-                trouble = far_step().err();
-            }
-        });
+        let rate = self.threads.drive(
+            || step(near_step()),
+            || {
+                if trouble.is_none() {
+                    trouble = far_step().err();
+                }
+            },
+        );
         trouble.map_or(rate, Err)
     }
 
@@ -200,11 +203,14 @@ impl Connection {
             }
             Ok(())
         };
-        let result = self.threads.drive(|| step(near_step()), || {
-            if trouble.is_none() {
-                trouble = far_step().err();
-            }
-        });
+        let result = self.threads.drive(
+            || step(near_step()),
+            || {
+                if trouble.is_none() {
+                    trouble = far_step().err();
+                }
+            },
+        );
         trouble.map_or(result, Err)?;
         self.settle()
     }
@@ -258,7 +264,15 @@ impl End {
         let qp = device.create_qp(&pd, &sends, &receives, caps, false)?;
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let memory = pd.register(REGION, all)?;
-        Ok(End { qp, sends, receives, memory, device })
+        Ok(End {
+            qp,
+            sends,
+            receives,
+            memory,
+            device,
+            small_posted: AtomicU64::new(0),
+            small_filled: AtomicU64::new(0),
+        })
     }
 
     /// Posts a signaled WRITE of `length` bytes at `offset` here to the same offset there.
@@ -277,13 +291,15 @@ impl End {
         take(&self.sends, what)
     }
 
-    fn received(&self) -> Result<u64, Failure> {
-        take(&self.receives, "receive")
-    }
-
-    fn post_small_receive(&self, i: u64) -> Result<(), Failure> {
-        let offset = (i % RECEIVES) as usize * SMALL;
-        Ok(self.qp.post_recv(i, &[self.memory.sge(offset, SMALL as u32)])?)
+    /// Posts receives until `RECEIVES` wait.
+    fn post_small_receives(&self) -> Result<(), Failure> {
+        let filled = self.small_filled.load(Relaxed);
+        for i in self.small_posted.load(Relaxed)..filled + RECEIVES {
+            let offset = (i % RECEIVES) as usize * SMALL;
+            self.qp.post_recv(i, &[self.memory.sge(offset, SMALL as u32)])?;
+        }
+        self.small_posted.store(filled + RECEIVES, Relaxed);
+        Ok(())
     }
 
     /// WRITEs a number to where the peer looks for it.

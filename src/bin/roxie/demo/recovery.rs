@@ -44,7 +44,8 @@ pub(super) struct Recovery {
 pub(super) fn recover(link: &Link, directory: &Path, seed: u64) -> Result<Recovery, Failure> {
     let path = |end: &str| directory.join(format!("roxie-demo-{}-{end}.pcapng", link.kind));
     let captures = [path("near"), path("far")];
-    let fault = FaultConfig::parse(&format!("tx.drop=nth{LOST}")).map_err(|e| Failure::Wrong(e.to_string()))?;
+    let fault =
+        FaultConfig::parse(&format!("tx.drop=nth{LOST}")).map_err(|e| Failure::Wrong(e.to_string()))?;
     let near = Stack { fault: Some(fault), capture: Some(captures[0].clone()) };
     let far = Stack { fault: None, capture: Some(captures[1].clone()) };
     // A local ACK timeout of 67 ms: long enough for the NAK to be what starts the recovery.
@@ -180,8 +181,11 @@ mod tests {
             event(true, 1, None, "retransmit after sequence NAK, try 1 of 7"),
             event(true, 2, None, "retransmit after sequence NAK, try 1 of 7"),
         ];
-        let far =
-            [event(false, 2, None, "ahead"), event(false, 1, None, "executed"), event(false, 2, None, "executed")];
+        let far = [
+            event(false, 2, None, "ahead"),
+            event(false, 1, None, "executed"),
+            event(false, 2, None, "executed"),
+        ];
         let text = draw(&near, &far);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].contains('X') && lines[1].ends_with("lost on the way"), "{text}");

@@ -49,6 +49,14 @@ pub(super) struct Report {
     pub(super) seed: u64,
 }
 
+impl Report {
+    /// Bytes that were compared in all, and those of them that were wrong.
+    pub(super) fn compared(&self) -> (u64, u64) {
+        let sum = |field: fn(&Row) -> u64| self.rows.iter().map(field).sum();
+        (sum(|row| row.verified_bytes), sum(|row| row.corrupt_bytes))
+    }
+}
+
 /// The middle of the values; of two in the middle, the upper one.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -70,7 +78,15 @@ pub(super) fn table(rows: &[Row]) -> String {
     let _ = writeln!(
         text,
         "{:<7} {:>7} | {:^25} | {:^25} | {:^25} | {:>9} {:>7} | {:>9} {:>7}",
-        "", "", "RC WRITE, Gb/s", "RC SEND 64 B, M/s", "round trip 8 B, us", "1 % loss", "sent", "verified", "corrupt"
+        "",
+        "",
+        "RC WRITE, Gb/s",
+        "RC SEND 64 B, M/s",
+        "round trip 8 B, us",
+        "1 % loss",
+        "sent",
+        "verified",
+        "corrupt"
     );
     let three = format!("{:>8} {:>8} {:>7}", "floor", "roxie", "ratio");
     let _ = writeln!(

@@ -98,8 +98,9 @@ impl Site {
 
     /// Why there is no port of this kind here; `None`: there may be.
     pub(super) fn rules_out(&self, kind: Kind) -> Option<&'static str> {
-        (kind == Kind::Xdp && self.place != Place::Named)
-            .then_some("AF_XDP needs root (CAP_NET_ADMIN, CAP_BPF and CAP_SYS_ADMIN outside of user namespaces)")
+        (kind == Kind::Xdp && self.place != Place::Named).then_some(
+            "AF_XDP needs root (CAP_NET_ADMIN, CAP_BPF and CAP_SYS_ADMIN outside of user namespaces)",
+        )
     }
 
     /// Makes the network for ports of one kind.
