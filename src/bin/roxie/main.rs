@@ -7,6 +7,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod decode;
+mod demo;
+mod floor;
 
 /// A RoCE v2 NIC in software.
 #[derive(Debug, Parser)]
@@ -20,10 +22,12 @@ struct Arguments {
 enum Command {
     /// Print the RoCE packets of a capture (pcap or pcapng)
     Decode(decode::Arguments),
+    Demo(demo::Arguments),
 }
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Decode(arguments) => decode::run(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
     }
 }
