@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 
 mod common;
 mod decode;
+mod perf;
 mod pingpong;
 
 /// A RoCE v2 NIC in software.
@@ -22,6 +23,8 @@ struct Arguments {
 enum Command {
     /// Print the RoCE packets of a capture (pcap or pcapng)
     Decode(decode::Arguments),
+    /// Measure bandwidth, message rate and latency percentiles
+    Perf(perf::Arguments),
     /// Send messages to and fro, with the stock `ibv_rc_pingpong` at the other end or with another roxie
     Pingpong(pingpong::Arguments),
 }
@@ -29,6 +32,7 @@ enum Command {
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Decode(arguments) => decode::run(&arguments),
+        Command::Perf(arguments) => perf::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
     }
 }
