@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 use roxie::engine::Drive;
 use roxie::host::{ConnectOptions, Device, DeviceConfig, DeviceError, OpenError, Stack};
 use roxie::netdev::{Interface, interface_names};
+use roxie::port::PortInfo;
 use roxie::port::fault::FaultConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::{Mode, XdpConfig, XdpError};
@@ -20,6 +21,7 @@ use roxie::shared::PostError;
 use roxie::time::Nanos;
 use roxie::verbs::{Mtu, Wc, WcStatus};
 
+pub(crate) mod bare;
 pub(crate) mod stream;
 
 /// What the help of every command that opens a device ends with.
@@ -201,42 +203,62 @@ impl DeviceOptions {
     }
 
     fn open_best(&self, interface: &Interface) -> Result<Device, Failure> {
-        let why = match self.open_xdp(interface) {
-            Ok(device) => return Ok(device),
-            Err(OpenError::Xdp(
-                error @ (XdpError::NotPermitted { .. }
-                | XdpError::LockedMemory { .. }
-                | XdpError::Program { .. }
-                | XdpError::Unsupported { .. }),
-            )) => error,
-            Err(other) => return Err(self.refused(interface, "AF_XDP", &other)),
+        match self.open_xdp(interface) {
+            Ok(device) => Ok(device),
+            Err(error) => {
+                self.fall_back(interface, &error)?;
+                self.open_udp(interface)
+            }
+        }
+    }
+
+    /// Says that UDP sockets are used instead, if AF_XDP failed for a reason that those do not have.
+    fn fall_back(&self, interface: &Interface, error: &OpenError) -> Result<(), Failure> {
+        let OpenError::Xdp(
+            why @ (XdpError::NotPermitted { .. }
+            | XdpError::LockedMemory { .. }
+            | XdpError::Program { .. }
+            | XdpError::Unsupported { .. }),
+        ) = error
+        else {
+            return Err(self.refused(interface, "AF_XDP", error));
         };
         eprintln!("roxie: using UDP sockets on {}, since AF_XDP did not open: {why}", interface.name);
-        self.open_udp(interface)
+        Ok(())
     }
 
     fn open_xdp(&self, interface: &Interface) -> Result<Device, OpenError> {
-        let config = XdpConfig {
+        Device::open_xdp(&self.xdp_config(interface), &self.stack(), &self.config())
+    }
+
+    fn xdp_config(&self, interface: &Interface) -> XdpConfig {
+        XdpConfig {
             mode: self.mode.map_or(Mode::Auto, Mode::from),
             addresses: self.address.clone(),
             ..XdpConfig::new(interface.name.clone())
-        };
-        Device::open_xdp(&config, &self.stack(), &self.config())
+        }
     }
 
     fn open_udp(&self, interface: &Interface) -> Result<Device, Failure> {
-        let addresses = match &self.address[..] {
-            [] => interface.addresses.iter().map(|a| a.ip).collect(),
-            asked => asked.to_vec(),
-        };
-        let config = UdpConfig {
-            addresses,
+        Device::open_udp(&self.udp_config(interface), &self.stack(), &self.config())
+            .map_err(|e| self.refused(interface, "UDP sockets", &e))
+    }
+
+    fn udp_config(&self, interface: &Interface) -> UdpConfig {
+        UdpConfig {
+            addresses: self.addresses(interface),
             interface: Some(interface.name.clone()),
             gso: !self.no_gso,
             ..UdpConfig::default()
-        };
-        Device::open_udp(&config, &self.stack(), &self.config())
-            .map_err(|e| self.refused(interface, "UDP sockets", &e))
+        }
+    }
+
+    /// The addresses that become GIDs.
+    fn addresses(&self, interface: &Interface) -> Vec<IpAddr> {
+        match &self.address[..] {
+            [] => interface.addresses.iter().map(|a| a.ip).collect(),
+            asked => asked.to_vec(),
+        }
     }
 
     /// The capture is the near end's: it sees both directions.
@@ -290,14 +312,20 @@ impl DeviceOptions {
     /// # Errors
     /// If what was asked for does not fit the link.
     pub(crate) fn path_mtu(&self, device: &Device, otherwise: Mtu) -> Result<Mtu, Failure> {
-        let largest = device.largest_mtu();
+        self.path_mtu_for(device.port(), otherwise)
+    }
+
+    /// The same for a port without a device on it.
+    pub(crate) fn path_mtu_for(&self, port: &PortInfo, otherwise: Mtu) -> Result<Mtu, Failure> {
+        let name = port.interface.as_deref().unwrap_or(&port.name);
+        let largest = Mtu::largest_for_link(port.mtu)
+            .ok_or_else(|| Failure::Device(format!("{name}: {}", DeviceError::LinkMtu(port.mtu))))?;
         match self.mtu {
             Some(mtu) if mtu > largest => Err(Failure::Usage(format!(
-                "path MTU {} does not fit: the link MTU of {} is {}, it takes {} at least; the largest path MTU \
+                "path MTU {} does not fit: the link MTU of {name} is {}, it takes {} at least; the largest path MTU \
                  that fits is {}",
                 mtu.bytes(),
-                device.port().interface.as_deref().unwrap_or(&device.port().name),
-                device.port().mtu,
+                port.mtu,
                 mtu.bytes() + Mtu::OVERHEAD,
                 largest.bytes()
             ))),
@@ -382,6 +410,26 @@ fn parse_drive(text: &str) -> Result<Drive, String> {
             _ => Err(format!("core {core:?}: there are cores 0 to {}", cores - 1)),
         },
         _ => Err("it is caller, thread or thread:CORE".into()),
+    }
+}
+
+/// Lets others run when there has been nothing to do for a while: on few cores it is the peer that waits for one.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    idle: u32,
+}
+
+impl Patience {
+    /// Looks in vain before the processor is offered to others: some tens of microseconds.
+    const SPINS: u32 = 128;
+
+    /// Tells whether a look found something.
+    pub(crate) fn found(&mut self, something: bool) {
+        self.idle = if something { 0 } else { self.idle + 1 };
+        if self.idle >= Self::SPINS {
+            self.idle = 0;
+            std::thread::yield_now();
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use roxie::shared::Armed;
 use roxie::verbs::{Access, QpCaps, SendWr, Wc, WcStatus};
 
 use super::{RcOptions, STOCK_MTU};
-use crate::common::Failure;
+use crate::common::{Failure, Patience};
 
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
@@ -128,9 +128,10 @@ impl<'a> Rc<'a> {
             self.send()?;
         }
         let mut last = start;
-        let mut completions = [Wc::default(); 2];
+        let (mut completions, mut patience) = ([Wc::default(); 2], Patience::default());
         while self.sent < iters || self.received < iters {
             let count = self.wait(&mut completions);
+            patience.found(count > 0);
             let now = Instant::now();
             if count > 0 {
                 last = now;
