@@ -126,7 +126,8 @@ struct Joined([NetNs; 2]);
 
 fn join() -> Result<Joined, String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
-    let ends = [NetNs::create("alloc-a").map_err(|e| text(&e))?, NetNs::create("alloc-b").map_err(|e| text(&e))?];
+    let ends =
+        [NetNs::create("alloc-a").map_err(|e| text(&e))?, NetNs::create("alloc-b").map_err(|e| text(&e))?];
     let mut links = Links::open_in(&ends[0]).map_err(|e| text(&e))?;
     links.create_veth("veth0", &ends[1], "veth0", 1).map_err(|e| text(&e))?;
     for (n, end) in ends.iter().enumerate() {
@@ -152,7 +153,8 @@ fn through_frames(joined: &Joined) {
 
 fn through_sockets(joined: &Joined) {
     let open = |n: usize| {
-        let udp = UdpConfig { addresses: vec![IpAddr::from([10, 78, 0, n as u8 + 1])], ..UdpConfig::default() };
+        let udp =
+            UdpConfig { addresses: vec![IpAddr::from([10, 78, 0, n as u8 + 1])], ..UdpConfig::default() };
         let open = || Device::open_udp(&udp, &lossy(n as u64 + 1), &DeviceConfig::caller_only());
         joined.0[n].run(open).expect("the namespace").expect("a udp device")
     };

@@ -170,6 +170,11 @@ impl Engine {
         look(&self.shared.lock())
     }
 
+    /// Changes the worker between two passes.
+    pub fn adjust<T>(&self, change: impl FnOnce(&mut Worker) -> T) -> T {
+        change(&mut self.shared.lock())
+    }
+
     /// Why the link failed, if it did; said once.
     pub fn take_link_error(&self) -> Option<io::Error> {
         self.shared.lock().take_link_error()

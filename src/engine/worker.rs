@@ -9,10 +9,10 @@ use crossbeam_channel::Receiver;
 
 use super::control::Request;
 use crate::nic::{self, Nic};
-use crate::port::{self, BURST, Port, TxId};
+use crate::port::{self, BURST, LinkChange, Port, TxId};
 use crate::shared::Doorbells;
 use crate::time::Nanos;
-use crate::verbs::{AsyncEvent, QpIndex};
+use crate::verbs::{AsyncEvent, Mtu, QpIndex};
 
 /// A frame on its way out: its slot in the port and whose it is.
 type TxSlot = (TxId, QpIndex);
@@ -166,15 +166,33 @@ impl Worker {
 
     fn raise_events(&mut self) {
         while let Some(event) = self.nic.take_event() {
-            if self.events.try_send(event).is_err() {
-                self.events_lost += 1;
-            }
+            self.raise(event);
         }
     }
 
     fn flush(&mut self, now: Nanos) {
         if let Err(error) = self.port.tx_flush(now) {
             self.link_error.get_or_insert_with(|| error.to_string());
+        }
+    }
+
+    /// Follows a change of the link.
+    ///
+    /// # Errors
+    /// If the port could not; it goes on as before.
+    pub fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        if let LinkChange::Mtu(mtu) = change
+            && let Some(largest) = Mtu::largest_for_link(*mtu)
+        {
+            self.nic.set_largest_mtu(largest);
+        }
+        self.port.follow(change)
+    }
+
+    /// Reports something to the application.
+    pub fn raise(&mut self, event: AsyncEvent) {
+        if self.events.try_send(event).is_err() {
+            self.events_lost += 1;
         }
     }
 

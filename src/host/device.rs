@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use crate::engine::{Drive, Engine};
 use crate::limits::Limits;
@@ -13,6 +13,7 @@ use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, Mtu};
 use crate::wire::Gid;
 
+use super::follow::Follower;
 use super::gid_table::{GidEntry, GidTable};
 
 /// Why a neighbour's MAC address could not be found.
@@ -114,6 +115,8 @@ pub(super) struct Inner {
     pub(super) info: PortInfo,
     pub(super) gids: RwLock<GidTable>,
     resolver: Box<dyn Resolve>,
+    /// Follows the interface, where there is one.
+    pub(super) follower: OnceLock<Follower>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -149,7 +152,16 @@ impl Device {
         let engine = Engine::start(nic, port, config.drive)
             .map_err(|source| DeviceError::System { what: "starting the engine", source })?;
         let gids = RwLock::new(GidTable::new(addresses));
-        Ok(Device { inner: Arc::new(Inner { engine, name: name.into(), info, gids, resolver }) })
+        Ok(Device {
+            inner: Arc::new(Inner {
+                engine,
+                name: name.into(),
+                info,
+                gids,
+                resolver,
+                follower: OnceLock::new(),
+            }),
+        })
     }
 
     /// Its name.

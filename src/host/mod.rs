@@ -39,6 +39,7 @@
 //! ```
 
 mod device;
+mod follow;
 mod gid_table;
 mod objects;
 mod open;

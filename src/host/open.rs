@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
+use super::follow::follow;
 use crate::netdev::{Interface, NetNs, NetdevError, neighbour};
 use crate::port::Port;
 use crate::port::fault::{FaultConfig, FaultPort};
@@ -81,8 +82,13 @@ impl Device {
         let addresses = addresses_of(&interface, &xdp.addresses)?;
         let port = stack.on(Box::new(XdpPort::open(xdp)?))?;
         let namespace = NetNs::current()?;
+        let followed = (interface.clone(), namespace.try_clone().map_err(system)?);
         let resolver = Box::new(KernelNeighbours { interface, namespace });
-        Ok(Device::new("roxie0", port, addresses, resolver, config)?)
+        let device = Device::new("roxie0", port, addresses, resolver, config)?;
+        let chosen = !xdp.addresses.is_empty();
+        let follower = follow(&device.inner, &followed.0, &followed.1, !chosen).map_err(system)?;
+        let _ = device.inner.follower.set(follower);
+        Ok(device)
     }
 
     /// A device on UDP sockets of the calling thread's network namespace.
@@ -119,6 +125,10 @@ impl Device {
         };
         Ok((open(a, 1, near)?, open(b, 2, far)?))
     }
+}
+
+fn system(source: std::io::Error) -> OpenError {
+    OpenError::Device(DeviceError::System { what: "following the interface", source })
 }
 
 /// The addresses that become GIDs: those that were asked for, else the interface's.

@@ -208,6 +208,11 @@ impl Nic {
         self.config.largest_mtu
     }
 
+    /// The port's link changed: new path MTUs are measured by this one.
+    pub fn set_largest_mtu(&mut self, mtu: Mtu) {
+        self.config.largest_mtu = mtu;
+    }
+
     /// When it must be turned again even if nothing arrives.
     pub fn next_deadline(&self) -> Nanos {
         self.wheel.next_deadline()

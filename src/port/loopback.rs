@@ -9,7 +9,7 @@ use std::fmt::Arguments;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use super::{BURST, Port, PortInfo, Received, TxId};
+use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
 use crate::frame::{Frame, FrameMut};
 use crate::time::Nanos;
 
@@ -193,6 +193,10 @@ impl<P: Port> Port for LoopbackPort<P> {
 
     fn prepare_sleep(&mut self) -> bool {
         self.queue.is_empty() && self.inner.prepare_sleep()
+    }
+
+    fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        self.inner.follow(change)
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

@@ -24,6 +24,7 @@ pub mod udp;
 pub mod xdp;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use crate::frame::{Frame, FrameMut};
@@ -56,6 +57,15 @@ pub struct Received<'a> {
     pub frame: Frame<'a>,
     /// The IPv4 identification (and the DF bit) in `frame` were made up: sockets do not show them.
     pub ip_id_hidden: bool,
+}
+
+/// What the kernel says of the link while a port is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkChange {
+    /// These are its addresses from now on.
+    Addresses(Vec<IpAddr>),
+    /// This is its MTU from now on, in bytes.
+    Mtu(usize),
 }
 
 /// Names a transmit slot from `tx_alloc` until it is committed or cancelled.
@@ -135,6 +145,15 @@ pub trait Port: Send {
         true
     }
 
+    /// Follows a change of the link.
+    ///
+    /// # Errors
+    /// If the kernel refuses; the port goes on as before.
+    fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        let _ = change;
+        Ok(())
+    }
+
     /// Appends this port's counters, those of the layers below first.
     fn counters(&self, out: &mut Vec<(&'static str, u64)>);
 }
@@ -190,6 +209,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn prepare_sleep(&mut self) -> bool {
         (**self).prepare_sleep()
+    }
+    fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        (**self).follow(change)
     }
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
         (**self).counters(out);

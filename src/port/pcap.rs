@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::{BURST, Port, PortInfo, Received, TxId};
+use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
 use crate::capture::{Direction, PcapngWriter};
 use crate::frame::{Frame, FrameMut};
 use crate::time::Nanos;
@@ -229,6 +229,10 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
             self.tee.failed += 1;
         }
         self.inner.prepare_sleep()
+    }
+
+    fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        self.inner.follow(change)
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

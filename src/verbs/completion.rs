@@ -161,6 +161,12 @@ pub enum EventKind {
     CommunicationEstablished,
     /// The send queue is drained (SQD).
     SqDrained,
+    /// The link is up.
+    PortActive,
+    /// The link is down.
+    PortError,
+    /// The GID table changed.
+    GidChange,
 }
 
 /// An asynchronous event.
@@ -170,4 +176,6 @@ pub enum AsyncEvent {
     Qp(QpIndex, EventKind),
     /// Of a CQ.
     Cq(CqIndex, EventKind),
+    /// Of the port.
+    Port(EventKind),
 }

@@ -6,7 +6,12 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod common;
 mod decode;
+mod demo;
+mod floor;
+mod perf;
+mod pingpong;
 
 /// A RoCE v2 NIC in software.
 #[derive(Debug, Parser)]
@@ -20,10 +25,18 @@ struct Arguments {
 enum Command {
     /// Print the RoCE packets of a capture (pcap or pcapng)
     Decode(decode::Arguments),
+    Demo(demo::Arguments),
+    /// Measure bandwidth, message rate and latency percentiles
+    Perf(perf::Arguments),
+    /// Send messages to and fro, with the stock `ibv_rc_pingpong` at the other end or with another roxie
+    Pingpong(pingpong::Arguments),
 }
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Decode(arguments) => decode::run(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
+        Command::Perf(arguments) => perf::run(&arguments),
+        Command::Pingpong(arguments) => pingpong::run(&arguments),
     }
 }

@@ -25,7 +25,7 @@ use std::os::fd::BorrowedFd;
 pub use config::{Action, Direction, Fault, FaultConfig, FaultParseError, When};
 use rule::{Held, Hold, Pool, Side};
 
-use super::{BURST, Port, PortInfo, Received, TxId};
+use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
 use crate::frame::{Frame, FrameMut};
 use crate::time::Nanos;
 
@@ -335,6 +335,10 @@ impl<P: Port> Port for FaultPort<P> {
 
     fn prepare_sleep(&mut self) -> bool {
         self.rx.next_due() > self.now && self.inner.prepare_sleep()
+    }
+
+    fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        self.inner.follow(change)
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

@@ -20,7 +20,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{BURST, Port, PortInfo, Received, TxId};
+use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
 use crate::frame::FrameMut;
 use crate::time::Nanos;
 
@@ -191,6 +191,16 @@ impl Port for XdpPort {
     fn prepare_sleep(&mut self) -> bool {
         // Wake-ups need no arming: poll() on the socket asks the driver itself if it has to.
         !self.queues.iter_mut().any(Queue::has_frames)
+    }
+
+    fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        match change {
+            LinkChange::Addresses(addresses) => self.set_addresses(addresses).map_err(io::Error::other),
+            LinkChange::Mtu(mtu) => {
+                self.set_mtu(*mtu);
+                Ok(())
+            }
+        }
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

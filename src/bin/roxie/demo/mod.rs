@@ -1,0 +1,495 @@
+//! `roxie demo`: two NICs on this machine, verified data between them, and how fast it goes beside the floor.
+//!
+//! Read [`run`] and [`measure`] first. `site` makes the network, `connection` the QPs and what is measured on them,
+//! `verify` compares data, `recovery` draws the ladder, `report` the table.
+
+mod connection;
+mod recovery;
+mod report;
+mod site;
+mod verify;
+
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use hdrhistogram::Histogram;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use roxie::host::{DeviceError, OpenError, Stack};
+use roxie::netdev::NetdevError;
+use roxie::port::fault::FaultConfig;
+use roxie::shared::PostError;
+use roxie::verbs::WcStatus;
+
+use crate::floor::{Floor, Threads};
+use connection::{Connection, SMALL};
+use report::{Report, Row, Skipped, median};
+use site::{Kind, Link, Site};
+use verify::Verified;
+
+/// Pairs of rounds, floor and ours, of each measurement.
+const PAIRS: usize = 5;
+/// Rounds of the bandwidth under loss.
+const LOSSY_ROUNDS: usize = 3;
+/// Rounds of one kind of port in all, with half a round for each in-flight number tried.
+const ROUNDS_PER_PORT: f64 = (3 * 2 * PAIRS + LOSSY_ROUNDS + 4) as f64;
+/// Local ACK timeout code without loss: 67 ms.
+const TIMEOUT: u8 = 14;
+/// And with it: 8.4 ms, so that a lost last packet does not cost a third of a round.
+const LOSSY_TIMEOUT: u8 = 11;
+/// The largest message whose data is verified, in bytes.
+const LARGEST: usize = 1 << 20;
+
+/// See RDMA work on this machine, measured beside the floor it stands on.
+#[derive(Debug, Args)]
+#[command(long_about = "\
+See RDMA work on this machine, measured beside the floor it stands on.
+
+Makes two network namespaces, joins them by veth pairs, runs a NIC in each, and drives RC SEND, WRITE, READ and \
+ATOMIC between them. All data is compared, byte for byte, in sizes around the path MTU and up to 1 MiB. Then three \
+numbers, each beside its floor:
+
+  RC WRITE      goodput of 256 KiB messages in Gb/s, against raw frames that carry as much payload each
+  RC SEND 64 B  messages a second, 256 outstanding, against raw frames with 64 bytes of payload
+  round trip    8-byte WRITEs answered by WRITEs, median, against a raw frame sent back and forth
+
+The floor is the same kind of port on a second veth pair between the same namespaces, in the same run, with no \
+transport on top: it shows what the kernel's path costs. Floor and Roxie take turns, five times; medians are shown, \
+and of the ratios the median of the five. Then the same WRITEs with 1 % of the packets lost at each end, and \
+one lost packet in slow motion: a ladder drawn from the captures of both ends.
+
+All of it over AF_XDP (`xdp`, as root) and over UDP sockets (`udp`, for anyone: in a user namespace, else between \
+loopback addresses). `memory` joins the NICs in this process: it is what is left if sockets are refused. Nothing is \
+left behind but the captures.
+
+Expect AF_XDP on veth to copy each frame inside a system call, at a few Gb/s with 4 KiB packets: that is the veth, \
+not the transport. UDP sockets with segmentation offload are several times faster there.")]
+pub(crate) struct Arguments {
+    /// Print one JSON object as the last line, and all else to standard error
+    #[arg(long)]
+    json: bool,
+    /// Seconds to measure, about, for all ports together
+    #[arg(long, default_value_t = 16.0, value_parser = positive)]
+    seconds: f64,
+    /// Ports to use, separated by commas; default: xdp and udp as far as they can be had
+    #[arg(long, value_delimiter = ',', value_enum)]
+    port: Vec<Kind>,
+    /// 1: one thread turns both NICs, right for few cores; 2: one thread each
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    threads: u8,
+    /// Where to write the captures; default: target/demo if there is a target, else the directory for temporary files
+    #[arg(long, value_name = "DIRECTORY")]
+    capture: Option<PathBuf>,
+    /// Decides the data and which packets are lost
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 3600.0 => Ok(seconds),
+        _ => Err(format!("`{text}` is no time: give seconds above 0, at most 3600")),
+    }
+}
+
+/// Why the demo did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Network(#[from] NetdevError),
+    #[error(transparent)]
+    Post(#[from] PostError),
+    #[error("{what} completed with an error: {status} (syndrome {syndrome:#04x})")]
+    Completion { what: String, status: WcStatus, syndrome: u8 },
+    #[error(
+        "{what} did not end within {seconds} s: packets are lost on the way; see the counters with --port one by one"
+    )]
+    Stalled { what: String, seconds: u64 },
+    #[error("{0}")]
+    Wrong(String),
+    #[error("capture {path}: {why}", path = path.display())]
+    Capture { path: PathBuf, why: String },
+    #[error("the link: {0}")]
+    Link(#[from] io::Error),
+    #[error("interrupted; the network namespaces are removed")]
+    Interrupted,
+    #[error("no port could be used: {0}")]
+    NoPort(String),
+}
+
+/// Runs the demo. Exit codes: 0 all went well, 1 something failed, 130 interrupted; clap exits with 2.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    // Before there is any thread: a user namespace cannot be entered with two, and a signal that is blocked in the
+    // first is blocked in all.
+    let console = Console { json: arguments.json };
+    let outcome = Interrupt::catch().and_then(|interrupt| {
+        let site = Site::find();
+        Demo { arguments, console: &console, interrupt, site }.run()
+    });
+    match outcome {
+        Ok(report) => {
+            if arguments.json {
+                let line = serde_json::to_string(&report).unwrap_or_default();
+                // Whoever closed the pipe does not want it.
+                let _ = writeln!(io::stdout(), "{line}");
+            }
+            let (bytes, corrupt) = report.compared();
+            if corrupt == 0 {
+                return ExitCode::SUCCESS;
+            }
+            eprintln!("roxie demo: {corrupt} of {bytes} bytes that were compared are wrong");
+            ExitCode::from(1)
+        }
+        Err(failure) => {
+            eprintln!("roxie demo: {failure}");
+            ExitCode::from(if matches!(failure, Failure::Interrupted) { 130 } else { 1 })
+        }
+    }
+}
+
+/// Where lines for people go.
+struct Console {
+    json: bool,
+}
+
+impl Console {
+    /// Prints a line. A reader that went away is not missed.
+    fn say(&self, line: impl std::fmt::Display) {
+        let _ = if self.json { writeln!(io::stderr(), "{line}") } else { writeln!(io::stdout(), "{line}") };
+    }
+}
+
+/// Ctrl-C and its like, looked for between rounds, so that everything is taken down in order.
+struct Interrupt {
+    signals: SignalFd,
+}
+
+impl Interrupt {
+    fn catch() -> Result<Interrupt, Failure> {
+        let mut set = SigSet::empty();
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            set.add(signal);
+        }
+        let signals = set
+            .thread_block()
+            .and_then(|()| SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK))
+            .map_err(io::Error::from)?;
+        Ok(Interrupt { signals })
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::ZERO) {
+            Ok(1..) => Err(Failure::Interrupted),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One run.
+struct Demo<'a> {
+    arguments: &'a Arguments,
+    console: &'a Console,
+    interrupt: Interrupt,
+    site: Site,
+}
+
+impl Demo<'_> {
+    fn run(&self) -> Result<Report, Failure> {
+        let Arguments { threads, seed, .. } = *self.arguments;
+        self.console.say(format_args!("Network: {}.", self.site.description));
+        let asked = !self.arguments.port.is_empty();
+        let kinds = if asked { self.arguments.port.clone() } else { vec![Kind::Xdp, Kind::Udp] };
+        let directory = self.capture_directory()?;
+        let mut report = Report {
+            rows: Vec::new(),
+            skipped: Vec::new(),
+            network: self.site.description.clone(),
+            threads,
+            seed,
+        };
+        let round = Duration::from_secs_f64(self.arguments.seconds / ROUNDS_PER_PORT / kinds.len() as f64);
+        let mut ladder = None;
+        for kind in kinds {
+            self.one(kind, asked, round, &directory, &mut report, &mut ladder)?;
+        }
+        if report.rows.is_empty() && !asked {
+            self.one(Kind::Memory, true, round, &directory, &mut report, &mut ladder)?;
+        }
+        self.conclude(&report, ladder.as_deref())?;
+        Ok(report)
+    }
+
+    /// Measures one kind of port. What cannot be had is skipped, unless it was asked for by name.
+    fn one(
+        &self,
+        kind: Kind,
+        asked: bool,
+        round: Duration,
+        directory: &Path,
+        report: &mut Report,
+        ladder: &mut Option<String>,
+    ) -> Result<(), Failure> {
+        let opened = match self.site.rules_out(kind) {
+            Some(reason) => Err(Failure::NoPort(reason.into())),
+            None => self.open(kind),
+        };
+        let (link, connection, floor) = match opened {
+            Ok(all) => all,
+            Err(failure) if asked => return Err(failure),
+            Err(failure) => {
+                let reason = match failure {
+                    Failure::NoPort(reason) => reason,
+                    other => other.to_string(),
+                };
+                self.console.say(format_args!("{kind}: skipped: {reason}"));
+                report.skipped.push(Skipped { port: kind, reason });
+                return Ok(());
+            }
+        };
+        let (row, drawing) = self.measure(&link, connection, floor, round, directory)?;
+        report.rows.push(row);
+        ladder.get_or_insert(drawing);
+        Ok(())
+    }
+
+    fn threads(&self) -> Threads {
+        if self.arguments.threads == 2 { Threads::Two } else { Threads::One }
+    }
+
+    fn open(&self, kind: Kind) -> Result<(Link, Connection, Floor), Failure> {
+        let link = self.site.link(kind)?;
+        let plain = Stack::default();
+        let connection = Connection::open(&link, [&plain, &plain], TIMEOUT, self.threads())?;
+        let floor = Floor::new(link.floor_ports()?, self.threads());
+        Ok((link, connection, floor))
+    }
+
+    /// Everything with one kind of port.
+    fn measure(
+        &self,
+        link: &Link,
+        connection: Connection,
+        mut floor: Floor,
+        round: Duration,
+        directory: &Path,
+    ) -> Result<(Row, String), Failure> {
+        let kind = link.kind;
+        let mode = connection.near.device.port().mode.clone();
+        let payload_bytes = connection.path_mtu();
+        self.console.say(format_args!("{kind}: {mode}; path MTU {payload_bytes}"));
+        let mut verified = self.verified(kind, "", &connection)?;
+        let write = self.write(&connection, &mut floor, round, &mut verified)?;
+        let send = self.send(&connection, &mut floor, round)?;
+        let rtt = self.round_trip(&connection, &mut floor, round)?;
+        drop((connection, floor));
+        let lossy = self.lossy(link, round)?;
+        verified += lossy.verified;
+        let recovery = recovery::recover(link, directory, self.arguments.seed)?;
+        verified += recovery.verified;
+        let row = Row {
+            port: kind,
+            mode,
+            payload_bytes,
+            floor_gbps: write.floor,
+            write_gbps: write.ours,
+            write_ratio: write.ratio,
+            floor_mpps: send.floor,
+            send64_mpps: send.ours,
+            send64_ratio: send.ratio,
+            floor_rtt_us: rtt.floor,
+            rtt_us: rtt.ours,
+            rtt_ratio: rtt.ratio,
+            lossy_write_gbps: lossy.gbps,
+            retransmitted_packets: lossy.retransmitted + recovery.retransmitted,
+            verified_bytes: verified.bytes,
+            corrupt_bytes: verified.corrupt,
+            capture: recovery.captures[0].display().to_string(),
+        };
+        let title = format!(
+            "One lost packet over {kind}, from {} and {}:",
+            row.capture,
+            recovery.captures[1].display()
+        );
+        Ok((row, format!("{title}\n\n{}", recovery.ladder)))
+    }
+
+    fn verified(&self, kind: Kind, with: &str, connection: &Connection) -> Result<Verified, Failure> {
+        let verified = verify::verify(connection, self.arguments.seed, LARGEST)?;
+        self.console.say(format_args!(
+            "{kind}: SEND, WRITE, READ, ATOMIC{with}: {} bytes compared, {} wrong",
+            verified.bytes, verified.corrupt
+        ));
+        Ok(verified)
+    }
+
+    fn write(
+        &self,
+        connection: &Connection,
+        floor: &mut Floor,
+        round: Duration,
+        verified: &mut Verified,
+    ) -> Result<Compared, Failure> {
+        let payload = connection.path_mtu();
+        let in_flight = floor.best_in_flight(payload, round)?;
+        verify::fill(connection, self.arguments.seed)?;
+        let mut touched = 0;
+        let compared = self.compare(
+            || Ok(floor.stream(payload, in_flight, round)? * payload as f64 * 8e-9),
+            || {
+                let (rate, bytes) = connection.write_bandwidth(round)?;
+                touched = touched.max(bytes);
+                Ok(rate * 8e-9)
+            },
+        )?;
+        *verified += verify::filled(connection, self.arguments.seed, touched)?;
+        self.console.say(compared.line("RC WRITE", "Gb/s", &format!("{in_flight} frames in flight")));
+        Ok(compared)
+    }
+
+    fn send(&self, connection: &Connection, floor: &mut Floor, round: Duration) -> Result<Compared, Failure> {
+        let in_flight = floor.best_in_flight(SMALL, round)?;
+        let compared = self.compare(
+            || Ok(floor.stream(SMALL, in_flight, round)? * 1e-6),
+            || Ok(connection.send_rate(round)? * 1e-6),
+        )?;
+        self.console.say(compared.line("RC SEND 64 B", "M/s", &format!("{in_flight} frames in flight")));
+        Ok(compared)
+    }
+
+    fn round_trip(
+        &self,
+        connection: &Connection,
+        floor: &mut Floor,
+        round: Duration,
+    ) -> Result<Compared, Failure> {
+        let compared = self.compare(
+            || median_of(|record| Ok(floor.echo(8, round, record)?)),
+            || median_of(|record| connection.round_trips(round, record)),
+        )?;
+        self.console.say(compared.line("round trip 8 B", "us", "one frame in flight"));
+        Ok(compared)
+    }
+
+    /// Lets floor and ours take turns, after one round each that does not count.
+    fn compare(
+        &self,
+        mut floor: impl FnMut() -> Result<f64, Failure>,
+        mut ours: impl FnMut() -> Result<f64, Failure>,
+    ) -> Result<Compared, Failure> {
+        let (mut floors, mut all_ours, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..PAIRS {
+            self.interrupt.check()?;
+            let (f, o) = (floor()?, ours()?);
+            floors.push(f);
+            all_ours.push(o);
+            ratios.push(o / f);
+        }
+        Ok(Compared { floor: median(floors), ours: median(all_ours), ratio: median(ratios) })
+    }
+
+    /// Data and bandwidth while each end loses one packet of a hundred that arrive.
+    fn lossy(&self, link: &Link, round: Duration) -> Result<Lossy, Failure> {
+        let stack = |seed: u64| -> Result<Stack, Failure> {
+            let text = format!("drop=0.01,dir=rx,seed={seed}");
+            let fault = FaultConfig::parse(&text).map_err(|e| Failure::Wrong(e.to_string()))?;
+            Ok(Stack { fault: Some(fault), capture: None })
+        };
+        let seed = self.arguments.seed;
+        let stacks = [&stack(seed)?, &stack(seed.wrapping_add(1))?];
+        let connection = Connection::open(link, stacks, LOSSY_TIMEOUT, self.threads())?;
+        let mut verified = self.verified(link.kind, " with 1 % loss", &connection)?;
+        verify::fill(&connection, seed)?;
+        let (mut rates, mut touched) = (Vec::new(), 0);
+        for _ in 0..LOSSY_ROUNDS {
+            self.interrupt.check()?;
+            let (rate, bytes) = connection.write_bandwidth(round)?;
+            rates.push(rate * 8e-9);
+            touched = touched.max(bytes);
+        }
+        verified += verify::filled(&connection, seed, touched)?;
+        let (gbps, retransmitted) = (median(rates), connection.counter("retransmitted_packets"));
+        self.console.say(format_args!(
+            "{:>8} {:<14} {gbps:>8.2} Gb/s with 1 % loss, {retransmitted} packets sent again",
+            "", "RC WRITE"
+        ));
+        Ok(Lossy { gbps, verified, retransmitted })
+    }
+
+    /// An existing directory for the captures.
+    fn capture_directory(&self) -> Result<PathBuf, Failure> {
+        let directory = match &self.arguments.capture {
+            Some(directory) => directory.clone(),
+            None if Path::new("target").is_dir() && std::fs::create_dir_all("target/demo").is_ok() => {
+                PathBuf::from("target/demo")
+            }
+            None => std::env::temp_dir(),
+        };
+        std::fs::create_dir_all(&directory)
+            .map_err(|e| Failure::Capture { path: directory.clone(), why: e.to_string() })?;
+        Ok(directory)
+    }
+
+    fn conclude(&self, report: &Report, ladder: Option<&str>) -> Result<(), Failure> {
+        let say = |line: &dyn std::fmt::Display| self.console.say(line);
+        self.interrupt.check()?;
+        say(&"");
+        if let Some(ladder) = ladder {
+            say(&ladder);
+        }
+        say(&report::table(&report.rows));
+        say(
+            &"floor: raw frames of the same sizes through the same kind of port, no transport, in the same run.",
+        );
+        let how = if report.threads == 1 { "one thread turns both NICs" } else { "a thread for each NIC" };
+        say(&format_args!("Medians of {PAIRS} rounds, floor and roxie in turn; {how}.\n"));
+        if let Some(row) = report.rows.first() {
+            say(&"Next:");
+            say(&format_args!("  roxie decode {}", row.capture));
+            say(&"  roxie demo --threads 2        a thread for each NIC");
+            say(&"  roxie demo --help             what is measured, and how");
+        }
+        Ok(())
+    }
+}
+
+/// Floor and ours.
+struct Compared {
+    floor: f64,
+    ours: f64,
+    ratio: f64,
+}
+
+impl Compared {
+    fn line(&self, what: &str, unit: &str, how: &str) -> String {
+        let Compared { floor, ours, ratio } = self;
+        format!("{:>8} {what:<14} {ours:>8.2} {unit}, floor {floor:.2} {unit} ({how}), ratio {ratio:.2}", "")
+    }
+}
+
+/// What came out under loss.
+struct Lossy {
+    gbps: f64,
+    verified: Verified,
+    retransmitted: u64,
+}
+
+/// The median, in microseconds, of what `measure` records in nanoseconds.
+fn median_of(measure: impl FnOnce(&mut dyn FnMut(u64)) -> Result<(), Failure>) -> Result<f64, Failure> {
+    let mut histogram = Histogram::<u64>::new_with_bounds(1, 10_000_000_000, 3)
+        .map_err(|e| Failure::Wrong(format!("latency histogram: {e}")))?;
+    measure(&mut |ns| histogram.saturating_record(ns))?;
+    if histogram.is_empty() {
+        return Err(Failure::Wrong("no round trip came to an end: give it more --seconds".into()));
+    }
+    Ok(histogram.value_at_quantile(0.5) as f64 / 1e3)
+}

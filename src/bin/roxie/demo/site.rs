@@ -1,0 +1,287 @@
+//! Where the demo plays: two network namespaces and veth pairs between them, loopback addresses, or memory.
+//!
+//! What can be had depends on who asks. [`Site::find`] takes the best and keeps the reasons for what it did not
+//! take; [`Site::link`] makes the network for one kind of port, with a second pair of the same kind for the
+//! floor; a [`Link`] takes everything away again when it is dropped.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+
+use clap::ValueEnum;
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{Gid, Uid};
+use roxie::host::{Device, DeviceConfig, Stack};
+use roxie::netdev::{IfAddr, Links, NetNs, NetdevError};
+use roxie::port::Port;
+use roxie::port::memory::{self, MemoryConfig};
+use roxie::port::udp::{UdpConfig, UdpPort};
+use roxie::port::xdp::{XdpConfig, XdpPort};
+use serde::Serialize;
+
+use super::Failure;
+
+/// Link MTU in bytes: 4,096 bytes of payload and the longest headers fit.
+const MTU: u32 = 4200;
+
+/// A kind of port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// AF_XDP sockets (root)
+    Xdp,
+    /// UDP sockets
+    Udp,
+    /// Memory of this process: no kernel in between
+    Memory,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Kind::Xdp => "xdp",
+            Kind::Udp => "udp",
+            Kind::Memory => "memory",
+        })
+    }
+}
+
+/// What this process may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Namespaces with names that `ip netns` shows.
+    Named,
+    /// Namespaces inside a user namespace.
+    Unnamed,
+    /// No namespaces.
+    Loopback,
+}
+
+/// Where the demo plays.
+#[derive(Debug)]
+pub(super) struct Site {
+    place: Place,
+    /// In a sentence, with the reasons.
+    pub(super) description: String,
+}
+
+impl Site {
+    /// Finds the best place that this process may have. Call it while the process has one thread: a user
+    /// namespace cannot be entered with more.
+    pub(super) fn find() -> Site {
+        let named = if Uid::effective().is_root() {
+            Attempt::from(NetNs::create("demo-try").map(drop))
+        } else {
+            Attempt::Refused("not root".into())
+        };
+        let refused = match named {
+            Attempt::Granted => {
+                let description = "two network namespaces joined by veth pairs".into();
+                return Site { place: Place::Named, description };
+            }
+            Attempt::Refused(why) => why,
+        };
+        match Attempt::from(enter_user_namespace()) {
+            Attempt::Granted => Site {
+                place: Place::Unnamed,
+                description: format!(
+                    "two network namespaces joined by veth pairs, in a user namespace of its own ({refused})"
+                ),
+            },
+            Attempt::Refused(why) => Site {
+                place: Place::Loopback,
+                description: format!("loopback addresses ({refused}; no user namespace either: {why})"),
+            },
+        }
+    }
+
+    /// Why there is no port of this kind here; `None`: there may be.
+    pub(super) fn rules_out(&self, kind: Kind) -> Option<&'static str> {
+        (kind == Kind::Xdp && self.place != Place::Named).then_some(
+            "AF_XDP needs root (CAP_NET_ADMIN, CAP_BPF and CAP_SYS_ADMIN outside of user namespaces)",
+        )
+    }
+
+    /// Makes the network for ports of one kind.
+    pub(super) fn link(&self, kind: Kind) -> Result<Link, Failure> {
+        let namespaces = match (kind, self.place) {
+            (Kind::Memory, _) | (_, Place::Loopback) => None,
+            (_, place) => Some(Namespaces::new(place)?),
+        };
+        Ok(Link { kind, namespaces })
+    }
+}
+
+/// How an attempt to get a place ended.
+enum Attempt {
+    Granted,
+    Refused(String),
+}
+
+impl<E: fmt::Display> From<Result<(), E>> for Attempt {
+    fn from(result: Result<(), E>) -> Attempt {
+        match result {
+            Ok(()) => Attempt::Granted,
+            Err(why) => Attempt::Refused(why.to_string()),
+        }
+    }
+}
+
+/// Enters a user namespace in which this user is root, and tries whether that is worth anything.
+fn enter_user_namespace() -> Result<(), String> {
+    let (uid, gid) = (Uid::effective(), Gid::effective());
+    unshare_user().map_err(|e| format!("unshare(CLONE_NEWUSER): {}", e.desc()))?;
+    let write = |file: &str, text: String| {
+        std::fs::write(file, text).map_err(|e| format!("{file} cannot be written: {e}"))
+    };
+    // Without it an unprivileged process may not write gid_map (user_namespaces(7)).
+    write("/proc/self/setgroups", "deny".into())?;
+    write("/proc/self/uid_map", format!("0 {uid} 1"))?;
+    write("/proc/self/gid_map", format!("0 {gid} 1"))?;
+    // Some systems grant the namespace and none of its privileges, some kernels have no veth.
+    Namespaces::new(Place::Unnamed).map(drop).map_err(|e| e.to_string())
+}
+
+fn unshare_user() -> nix::Result<()> {
+    let mut tries = 0;
+    loop {
+        match unshare(CloneFlags::CLONE_NEWUSER) {
+            // A thread that was joined may not be quite gone in the kernel's eyes.
+            Err(Errno::EINVAL) if tries < 50 => {
+                tries += 1;
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Two namespaces and the veth pairs between them.
+#[derive(Debug)]
+struct Namespaces {
+    near: NetNs,
+    far: NetNs,
+}
+
+/// The two pairs of interfaces and addresses: RDMA goes over the first, the floor is measured on the second.
+#[derive(Clone, Copy, Debug)]
+enum Lane {
+    Rdma,
+    Floor,
+}
+
+impl Lane {
+    fn interface(self) -> &'static str {
+        match self {
+            Lane::Rdma => "rdma",
+            Lane::Floor => "floor",
+        }
+    }
+
+    /// Addresses of TEST-NET-1 and TEST-NET-2 (RFC 5737).
+    fn address(self, host: u8) -> IpAddr {
+        match self {
+            Lane::Rdma => Ipv4Addr::new(192, 0, 2, host).into(),
+            Lane::Floor => Ipv4Addr::new(198, 51, 100, host).into(),
+        }
+    }
+
+    fn loopback_address(self, host: u8) -> IpAddr {
+        match self {
+            Lane::Rdma => Ipv4Addr::new(127, 0, 0, host).into(),
+            Lane::Floor => Ipv4Addr::new(127, 0, 1, host).into(),
+        }
+    }
+}
+
+impl Namespaces {
+    fn new(place: Place) -> Result<Namespaces, NetdevError> {
+        let create = |name| match place {
+            Place::Named => NetNs::create(name),
+            Place::Unnamed | Place::Loopback => NetNs::unnamed(),
+        };
+        let namespaces = Namespaces { near: create("demo-near")?, far: create("demo-far")? };
+        let mut near = Links::open_in(&namespaces.near)?;
+        let mut far = Links::open_in(&namespaces.far)?;
+        for lane in [Lane::Rdma, Lane::Floor] {
+            let name = lane.interface();
+            near.create_veth(name, &namespaces.far, name, 1)?;
+            for (links, host) in [(&mut near, 1), (&mut far, 2)] {
+                links.set_mtu(name, MTU)?;
+                links.add_address(name, IfAddr { ip: lane.address(host), prefix: 24 })?;
+                links.set_up(name, true)?;
+            }
+        }
+        Ok(namespaces)
+    }
+}
+
+/// A network for ports of one kind. Dropping it removes it.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) kind: Kind,
+    namespaces: Option<Namespaces>,
+}
+
+impl Link {
+    /// Opens a device at each end.
+    pub(super) fn devices(&self, stacks: [&Stack; 2], config: &DeviceConfig) -> Result<[Device; 2], Failure> {
+        if self.kind == Kind::Memory {
+            let (near, far) = Device::memory_pair_with(config, stacks[0], stacks[1])?;
+            return Ok([near, far]);
+        }
+        let open = |host: u8| {
+            let stack = stacks[usize::from(host) - 1];
+            self.within(host, || match self.kind {
+                Kind::Xdp => Device::open_xdp(&self.xdp(Lane::Rdma, host), stack, config),
+                Kind::Udp | Kind::Memory => Device::open_udp(&self.udp(Lane::Rdma, host), stack, config),
+            })
+        };
+        Ok([open(1)??, open(2)??])
+    }
+
+    /// Opens a bare port at each end of the lane of the floor, with the addresses to put into frames.
+    pub(super) fn floor_ports(&self) -> Result<[(Box<dyn Port>, IpAddr); 2], Failure> {
+        if self.kind == Kind::Memory {
+            let end = |n: u8| MemoryConfig { mac: [2, 0, 0, 0, 1, n], ..MemoryConfig::default() };
+            let (near, far) = memory::pair(end(1), end(2));
+            let address = |host| Lane::Floor.address(host);
+            return Ok([(Box::new(near), address(1)), (Box::new(far), address(2))]);
+        }
+        let open = |host: u8| -> Result<(Box<dyn Port>, IpAddr), Failure> {
+            let port: Box<dyn Port> = match self.kind {
+                Kind::Xdp => {
+                    let config = self.xdp(Lane::Floor, host);
+                    Box::new(self.within(host, || XdpPort::open(&config))?.map_err(super::OpenError::from)?)
+                }
+                Kind::Udp | Kind::Memory => {
+                    let config = self.udp(Lane::Floor, host);
+                    Box::new(self.within(host, || UdpPort::open(&config))?.map_err(super::OpenError::from)?)
+                }
+            };
+            Ok((port, self.address(Lane::Floor, host)))
+        };
+        Ok([open(1)?, open(2)?])
+    }
+
+    fn address(&self, lane: Lane, host: u8) -> IpAddr {
+        if self.namespaces.is_some() { lane.address(host) } else { lane.loopback_address(host) }
+    }
+
+    fn xdp(&self, lane: Lane, host: u8) -> XdpConfig {
+        XdpConfig { addresses: vec![self.address(lane, host)], ..XdpConfig::new(lane.interface()) }
+    }
+
+    fn udp(&self, lane: Lane, host: u8) -> UdpConfig {
+        UdpConfig { addresses: vec![self.address(lane, host)], ..UdpConfig::default() }
+    }
+
+    /// Runs `f` in the namespace of a host, if there are namespaces.
+    fn within<T: Send>(&self, host: u8, f: impl FnOnce() -> T + Send) -> io::Result<T> {
+        match &self.namespaces {
+            Some(namespaces) => if host == 1 { &namespaces.near } else { &namespaces.far }.run(f),
+            None => Ok(f()),
+        }
+    }
+}

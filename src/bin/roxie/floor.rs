@@ -1,0 +1,268 @@
+//! The floor: what a pair of ports moves with no transport on top.
+//!
+//! Frames have the lengths and headers of RoCE packets, written once per frame as a transport has to; the
+//! payload is whatever lies in the slot, and nobody computes an ICRC. What counts is what arrives.
+
+use std::net::IpAddr;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use roxie::port::{BURST, Port};
+use roxie::time::{Clock, Nanos};
+use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Psn, Qpn, RoceVersion, Template};
+
+/// Frames in flight that are tried for the best.
+const IN_FLIGHT: [u64; 4] = [32, 64, 128, 256];
+/// After so long without an arrival what is in flight is lost.
+const LOST_AFTER: Duration = Duration::from_millis(20);
+
+/// How the two ends of a measurement are driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Threads {
+    /// One thread turns both, in turn.
+    One,
+    /// The far end has a thread of its own.
+    Two,
+}
+
+impl Threads {
+    /// Calls `near` until it breaks, and `far` in turn with it or in a thread beside it.
+    pub(crate) fn drive<T>(
+        self,
+        mut near: impl FnMut() -> ControlFlow<T>,
+        mut far: impl FnMut() + Send,
+    ) -> T {
+        match self {
+            Threads::One => loop {
+                if let ControlFlow::Break(result) = near() {
+                    return result;
+                }
+                far();
+            },
+            Threads::Two => {
+                let stop = AtomicBool::new(false);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        while !stop.load(Relaxed) {
+                            far();
+                        }
+                    });
+                    // Also if `near` panics: the scope waits for the thread.
+                    let _stop = StopOnDrop(&stop);
+                    loop {
+                        if let ControlFlow::Break(result) = near() {
+                            return result;
+                        }
+                    }
+                })
+            }
+        }
+    }
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// One end.
+struct End {
+    port: Box<dyn Port>,
+    template: Template,
+    clock: Clock,
+}
+
+/// A pair of ports and what they can do.
+pub(crate) struct Floor {
+    near: End,
+    far: End,
+    threads: Threads,
+}
+
+/// A frame to send: its headers and its length.
+struct Shape {
+    headers: [u8; MAX_HEADERS],
+    header_len: usize,
+    frame_len: usize,
+}
+
+impl Floor {
+    /// On two open ports that reach one another at these addresses.
+    pub(crate) fn new(ends: [(Box<dyn Port>, IpAddr); 2], threads: Threads) -> Floor {
+        let [(near, near_ip), (far, far_ip)] = ends;
+        let template = |from: &dyn Port, src: IpAddr, to: &dyn Port, dst: IpAddr| {
+            Template::new(&FlowSpec {
+                src_mac: from.info().mac,
+                dst_mac: to.info().mac,
+                vlan: None,
+                src: Gid::from(src),
+                dst: Gid::from(dst),
+                traffic_class: 0,
+                flow_label: 0,
+                hop_limit: 64,
+                source_port: 0xc0de,
+                version: RoceVersion::V2,
+            })
+        };
+        let (out, back) =
+            (template(&*near, near_ip, &*far, far_ip), template(&*far, far_ip, &*near, near_ip));
+        let clock = Clock::new();
+        Floor {
+            near: End { port: near, template: out, clock },
+            far: End { port: far, template: back, clock },
+            threads,
+        }
+    }
+
+    /// Frames a second that arrive, each with `payload` bytes, with the best number in flight.
+    pub(crate) fn best_in_flight(&mut self, payload: usize, each: Duration) -> std::io::Result<u64> {
+        let mut best = (0.0, IN_FLIGHT[0]);
+        for in_flight in IN_FLIGHT {
+            let rate = self.stream(payload, in_flight, each)?;
+            if rate > best.0 {
+                best = (rate, in_flight);
+            }
+        }
+        Ok(best.1)
+    }
+
+    /// Frames a second that arrive, each with `payload` bytes, at most `in_flight` under way.
+    pub(crate) fn stream(&mut self, payload: usize, in_flight: u64, time: Duration) -> std::io::Result<f64> {
+        let Floor { near, far, threads } = self;
+        let shape = near.shape(payload);
+        let arrived = AtomicU64::new(0);
+        let (mut sent, mut lost, mut seen) = (0, 0, 0);
+        let start = Instant::now();
+        let (mut seen_at, mut in_time) = (start, None);
+        threads.drive(
+            || {
+                let now = Instant::now();
+                let so_far = arrived.load(Relaxed);
+                if now - start >= time {
+                    in_time.get_or_insert(so_far as f64 / (now - start).as_secs_f64());
+                }
+                if so_far > seen {
+                    (seen, seen_at) = (so_far, now);
+                } else if now - seen_at > LOST_AFTER {
+                    lost = sent - so_far.min(sent);
+                    seen_at = now;
+                }
+                let under_way = sent.saturating_sub(so_far + lost);
+                if let Some(rate) = in_time {
+                    if under_way == 0 {
+                        return ControlFlow::Break(Ok(rate));
+                    }
+                } else {
+                    sent += near.send(&shape, in_flight.saturating_sub(under_way));
+                }
+                match near.flush() {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(e) => ControlFlow::Break(Err(e)),
+                }
+            },
+            || {
+                arrived.fetch_add(far.receive(), Relaxed);
+            },
+        )
+    }
+
+    /// The round trips of single frames with `payload` bytes each way, in nanoseconds, for `time`.
+    pub(crate) fn echo(
+        &mut self,
+        payload: usize,
+        time: Duration,
+        mut record: impl FnMut(u64),
+    ) -> std::io::Result<()> {
+        let Floor { near, far, threads } = self;
+        let (ping, pong) = (near.shape(payload), far.shape(payload));
+        let start = Instant::now();
+        let mut sent_at: Option<Instant> = None;
+        threads.drive(
+            || {
+                let now = Instant::now();
+                match sent_at {
+                    Some(at) if near.receive() > 0 => {
+                        record(at.elapsed().as_nanos() as u64);
+                        sent_at = None;
+                    }
+                    Some(at) if now - at > LOST_AFTER => sent_at = None,
+                    Some(_) => return ControlFlow::Continue(()),
+                    None => {}
+                }
+                if now - start >= time {
+                    return ControlFlow::Break(Ok(()));
+                }
+                sent_at = Some(Instant::now());
+                near.send(&ping, 1);
+                match near.flush() {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(e) => ControlFlow::Break(Err(e)),
+                }
+            },
+            || {
+                let arrived = far.receive();
+                if arrived > 0 {
+                    far.send(&pong, arrived);
+                    // A link that failed shows at the near end: nothing comes back.
+                    let _ = far.flush();
+                }
+            },
+        )
+    }
+}
+
+impl End {
+    fn shape(&self, payload: usize) -> Shape {
+        let opcode = Opcode::RC_SEND_ONLY;
+        let bth = Bth {
+            opcode,
+            solicited: false,
+            mig_req: false,
+            pad: 0,
+            tver: 0,
+            pkey: 0xffff,
+            fecn: false,
+            becn: false,
+            reserved6: 0,
+            dest_qp: Qpn::new(0x11),
+            ack_req: false,
+            reserved7: 0,
+            psn: Psn::new(0),
+        };
+        let mut headers = [0; MAX_HEADERS];
+        let header_len = self.template.write_headers(&mut headers, &bth, &Ext::None, payload);
+        Shape { headers, header_len, frame_len: self.template.frame_len(opcode, payload) }
+    }
+
+    /// Commits up to `count` frames, one burst at most; returns how many.
+    fn send(&mut self, shape: &Shape, count: u64) -> u64 {
+        let mut ids: [_; BURST] = std::array::from_fn(|_| None);
+        let mut n = 0;
+        while n < ids.len().min(count as usize) {
+            let Some(id) = self.port.tx_alloc(shape.frame_len) else { break };
+            self.port.tx_frame(&id).write(0, &shape.headers[..shape.header_len]);
+            ids[n] = Some(id);
+            n += 1;
+        }
+        self.port.tx_arrange();
+        for id in ids.into_iter().flatten() {
+            self.port.tx_commit(id);
+        }
+        n as u64
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.port.tx_flush(self.clock.now())
+    }
+
+    /// Takes in one burst and returns how many frames it had.
+    fn receive(&mut self) -> u64 {
+        let n = self.port.rx_burst(Nanos::ZERO);
+        self.port.rx_release();
+        n as u64
+    }
+}

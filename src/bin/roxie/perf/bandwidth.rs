@@ -1,0 +1,183 @@
+//! Many operations at once: how many bytes and messages complete in a second.
+
+use std::time::{Duration, Instant};
+
+use roxie::verbs::Wc;
+
+use super::control::Control;
+use super::link::{COMPLETIONS, Event, Link, SIGNAL_EVERY, STANDSTILL};
+use super::plan::{Plan, Until};
+use super::report::Outcome;
+use crate::common::Failure;
+
+/// The part of a timed run that is not counted, while queues fill: this, or a tenth if that is less.
+const WARM_UP: Duration = Duration::from_millis(200);
+/// How often a long run says how it goes.
+const PROGRESS: Duration = Duration::from_secs(1);
+
+/// One queue pair's sends, counted from the beginning of the round.
+#[derive(Clone, Copy)]
+struct Flow {
+    posted: u64,
+    completed: u64,
+    /// How many there shall be.
+    most: u64,
+}
+
+/// Keeps every queue pair full until it is over, then waits for what is under way.
+struct Run<'a> {
+    link: &'a Link<'a>,
+    plan: &'a Plan,
+    size: u32,
+    flows: Vec<Flow>,
+    /// Every so-many-th send asks for a completion.
+    batch: u64,
+    posted: u64,
+    completed: u64,
+}
+
+pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) -> Result<Outcome, Failure> {
+    let share = |i: u64| match plan.until {
+        Until::Operations(n) => n / u64::from(plan.qps) + u64::from(i < n % u64::from(plan.qps)),
+        Until::Seconds(_) => u64::MAX,
+    };
+    let mut run = Run {
+        link,
+        plan,
+        size,
+        flows: (0..plan.qps.into()).map(|i| Flow { posted: 0, completed: 0, most: share(i) }).collect(),
+        batch: u64::from((plan.depth / 4).clamp(1, SIGNAL_EVERY)),
+        posted: 0,
+        completed: 0,
+    };
+    let mut clock = Window::new(plan.until);
+    (0..run.flows.len()).try_for_each(|i| run.fill(i, true))?;
+    let mut more = true;
+    while more || run.completed < run.posted {
+        let progressed = run.collect(more)?;
+        let now = Instant::now();
+        if progressed {
+            clock.progress(now, &run);
+        } else if now - clock.moved > STANDSTILL {
+            return Err(run.standstill());
+        }
+        if more && !(clock.goes_on(now) && run.unfinished()) {
+            more = false;
+            (0..run.flows.len()).try_for_each(|i| run.fill(i, false))?;
+        }
+        if let Some(message) = control.look()? {
+            return Err(super::control::out_of_turn(&message));
+        }
+    }
+    Ok(clock.outcome(&run))
+}
+
+impl Run<'_> {
+    /// Posts what a queue pair's depth allows; when no more shall follow, only what it takes for all to complete: an
+    /// unsignaled send is known to be complete when a signaled one behind it is.
+    fn fill(&mut self, i: usize, more: bool) -> Result<(), Failure> {
+        let flow = &mut self.flows[i];
+        let depth = u64::from(self.plan.depth);
+        while flow.posted < flow.most {
+            let complete = flow.posted % self.batch == 0;
+            let wanted = if more { flow.posted - flow.completed < depth } else { !complete };
+            if !wanted {
+                break;
+            }
+            flow.posted += 1;
+            self.posted += 1;
+            let signaled = flow.posted % self.batch == 0 || flow.posted == flow.most;
+            self.link.post(self.plan.operation, i, flow.posted, self.size, signaled)?;
+        }
+        Ok(())
+    }
+
+    /// Takes completions and posts as many again. True if there were some.
+    fn collect(&mut self, more: bool) -> Result<bool, Failure> {
+        let mut completions = [Wc::default(); COMPLETIONS];
+        let before = self.completed;
+        for event in self.link.poll(&mut completions)? {
+            if let Event::Sent { qp, number } = event {
+                let flow = &mut self.flows[qp];
+                self.completed += number - flow.completed;
+                flow.completed = number;
+                if more {
+                    self.fill(qp, true)?;
+                }
+            }
+        }
+        Ok(self.completed > before)
+    }
+
+    fn unfinished(&self) -> bool {
+        match self.plan.until {
+            Until::Operations(n) => self.posted < n,
+            Until::Seconds(_) => true,
+        }
+    }
+
+    fn standstill(&self) -> Failure {
+        Failure::Run(format!(
+            "nothing completed for {} s, after {} of {} operations; the connection is neither broken nor alive: \
+             please report it with a --capture",
+            STANDSTILL.as_secs(),
+            self.completed,
+            self.posted
+        ))
+    }
+}
+
+/// Which part of the run counts.
+struct Window {
+    until: Until,
+    start: Instant,
+    /// Where counting began, and what was complete then.
+    counted_from: Option<(Instant, u64)>,
+    moved: Instant,
+    said: Instant,
+}
+
+impl Window {
+    fn new(until: Until) -> Window {
+        let start = Instant::now();
+        let counted_from = matches!(until, Until::Operations(_)).then_some((start, 0));
+        Window { until, start, counted_from, moved: start, said: start }
+    }
+
+    fn progress(&mut self, now: Instant, run: &Run<'_>) {
+        self.moved = now;
+        if let (Until::Seconds(s), None) = (self.until, self.counted_from)
+            && now - self.start >= WARM_UP.min(Duration::from_secs_f64(s / 10.0))
+        {
+            self.counted_from = Some((now, run.completed));
+        }
+        if now - self.said >= PROGRESS {
+            self.said = now;
+            let seconds = (now - self.start).as_secs_f64();
+            let gbit = run.completed as f64 * f64::from(run.size) * 8.0 / 1e9 / seconds;
+            eprintln!("roxie: {} bytes: {seconds:.0} s, {} operations, {gbit:.3} Gb/s", run.size, run.completed);
+        }
+    }
+
+    fn goes_on(&self, now: Instant) -> bool {
+        match self.until {
+            Until::Seconds(s) => (now - self.start).as_secs_f64() < s,
+            Until::Operations(_) => true,
+        }
+    }
+
+    /// Up to the last completion; what a very slow run completed before counting began counts as well.
+    fn outcome(&self, run: &Run<'_>) -> Outcome {
+        let (from, before) = match self.counted_from {
+            Some((from, before)) if run.completed > before && self.moved > from => (from, before),
+            _ => (self.start, 0),
+        };
+        Outcome {
+            messages: run.completed - before,
+            bytes_each: run.size,
+            seconds: (self.moved - from).as_secs_f64().max(1e-9),
+            latency: None,
+            counters: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! What the port does without a transport: frames of the size that the transport's would have, sent and counted, or
+//! echoed. It is the floor under which latency, and the ceiling above which bandwidth, cannot be.
+//!
+//! The frames are well-formed RoCE (a SEND to a queue pair that nobody has), so that they are steered, checked and
+//! segmented below like the real ones.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use roxie::frame::FrameMut;
+use roxie::port::BURST;
+use roxie::time::{Clock, Nanos};
+use roxie::verbs::{Gid, Mtu, Psn, Qpn};
+use roxie::wire::{Bth, Ext, FlowSpec, MAX_HEADERS, Opcode, RoceVersion, Template};
+
+use super::control::{Control, End, Message, ServerReport, out_of_turn};
+use super::plan::{Plan, Until};
+use super::report::{Outcome, histogram};
+use super::session::Side;
+use super::Measure;
+use crate::common::bare::Bare;
+use crate::common::{DeviceOptions, Failure, Patience};
+
+/// How long an echo may take before it counts as lost.
+const LOST: Duration = Duration::from_millis(100);
+/// How long a server goes on counting after the client said that it has sent all.
+const SETTLE: Duration = Duration::from_millis(50);
+/// The queue pair that frames are addressed to.
+const NOBODY: u32 = 0xff_fff0;
+/// Frames sent in a row before the port is flushed.
+const TX_BURST: usize = BURST;
+
+/// A bare port and what is sent through it.
+pub(super) struct Floor<'a> {
+    options: &'a DeviceOptions,
+    bare: Bare,
+    clock: Clock,
+    path_mtu: Mtu,
+    flow: Option<Template>,
+    /// A finished frame.
+    frame: Vec<u8>,
+    patience: Patience,
+}
+
+impl<'a> Floor<'a> {
+    pub(super) fn new(options: &'a DeviceOptions, bare: Bare) -> Result<Floor<'a>, Failure> {
+        let floor = Floor {
+            options,
+            bare,
+            clock: Clock::new(),
+            path_mtu: Mtu::Mtu256,
+            flow: None,
+            frame: Vec::new(),
+            patience: Patience::default(),
+        };
+        floor.path_mtu()?;
+        Ok(floor)
+    }
+
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    /// Puts up to `count` frames on their way and returns how many there was room for.
+    fn send(&mut self, count: usize) -> Result<usize, Failure> {
+        let port = &mut self.bare.port;
+        let mut ids = Vec::with_capacity(count);
+        while ids.len() < count
+            && let Some(id) = port.tx_alloc(self.frame.len())
+        {
+            port.tx_frame(&id).write(0, &self.frame);
+            ids.push(id);
+        }
+        port.tx_arrange();
+        let sent = ids.len();
+        ids.into_iter().for_each(|id| port.tx_commit(id));
+        port.tx_flush(self.clock.now()).map_err(|e| Failure::Run(format!("the port failed: {e}")))?;
+        Ok(sent)
+    }
+
+    /// Takes what has arrived and returns how many frames of ours that were: of our length, since little else is
+    /// steered to this port.
+    fn receive(&mut self) -> usize {
+        let now = self.now();
+        let port = &mut self.bare.port;
+        let count = port.rx_burst(now);
+        let wanted = self.frame.len();
+        let ours = (0..count).filter(|i| port.rx_frame(*i).frame.len() == wanted).count();
+        port.rx_release();
+        self.patience.found(count > 0);
+        ours
+    }
+
+    fn send_all(&mut self, plan: &Plan, control: &Control) -> Result<Outcome, Failure> {
+        let (most, limit) = match plan.until {
+            Until::Operations(n) => (n, f64::INFINITY),
+            Until::Seconds(s) => (u64::MAX, s),
+        };
+        let (start, mut sent) = (Instant::now(), 0);
+        while sent < most && start.elapsed().as_secs_f64() < limit {
+            let count = (most - sent).min(TX_BURST as u64) as usize;
+            sent += self.send(count)? as u64;
+            if let Some(message) = control.look()? {
+                return Err(out_of_turn(&message));
+            }
+        }
+        while self.bare.port.tx_pending() {
+            self.send(0)?;
+        }
+        Ok(self.outcome(sent, start, None))
+    }
+
+    fn send_and_wait(&mut self, plan: &Plan, control: &Control) -> Result<Outcome, Failure> {
+        let (most, limit) = match plan.until {
+            Until::Operations(n) => (n, f64::INFINITY),
+            Until::Seconds(s) => (u64::MAX, s),
+        };
+        let (start, mut number) = (Instant::now(), 0);
+        let mut latency: Histogram<u64> = histogram();
+        while number < most && start.elapsed().as_secs_f64() < limit {
+            number += 1;
+            let posted = Instant::now();
+            self.send(1)?;
+            while self.receive() == 0 {
+                if let Some(message) = control.look()? {
+                    return Err(out_of_turn(&message));
+                }
+                if posted.elapsed() > LOST {
+                    break;
+                }
+            }
+            if posted.elapsed() <= LOST {
+                latency.saturating_record(posted.elapsed().as_nanos() as u64);
+            }
+        }
+        if latency.is_empty() {
+            return Err(Failure::Peer(format!("none of {number} frames came back: is UDP port 4791 open?")));
+        }
+        Ok(self.outcome(number, start, Some(latency)))
+    }
+
+    fn outcome(&self, messages: u64, start: Instant, latency: Option<Histogram<u64>>) -> Outcome {
+        Outcome {
+            messages,
+            bytes_each: 0,
+            seconds: start.elapsed().as_secs_f64().max(1e-9),
+            latency,
+            counters: Vec::new(),
+        }
+    }
+
+    /// The payload of a frame for messages of this size.
+    fn payload(&self, size: u32) -> usize {
+        (size as usize).min(self.path_mtu.bytes())
+    }
+}
+
+impl Side for Floor<'_> {
+    fn port(&self) -> (String, String) {
+        let info = self.bare.port.info();
+        (info.name.clone(), info.mode.clone())
+    }
+
+    fn path_mtu(&self) -> Result<Mtu, Failure> {
+        self.options.path_mtu_for(self.bare.port.info(), Mtu::Mtu4096)
+    }
+
+    fn prepare(&mut self, _plan: &Plan, path_mtu: Mtu) -> Result<End, Failure> {
+        self.path_mtu = path_mtu;
+        Ok(End { gid: self.bare.own.0, qps: Vec::new(), address: 0, rkey: 0 })
+    }
+
+    fn connect(&mut self, there: &End) -> Result<(), Failure> {
+        let dst = Gid(there.gid);
+        self.flow = Some(Template::new(&FlowSpec {
+            src_mac: self.bare.port.info().mac,
+            dst_mac: self.bare.mac_of(dst.to_ip())?,
+            vlan: None,
+            src: self.bare.own,
+            dst,
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            source_port: 0xc000,
+            version: RoceVersion::V2,
+        }));
+        Ok(())
+    }
+
+    fn arm(&mut self, _plan: &Plan, size: u32) -> Result<(), Failure> {
+        while self.receive() > 0 {}
+        let payload = self.payload(size);
+        let flow = self.flow.as_ref().expect("connected before it is measured");
+        let bth = Bth {
+            opcode: Opcode::RC_SEND_ONLY,
+            solicited: false,
+            mig_req: false,
+            pad: 0,
+            tver: 0,
+            pkey: 0xffff,
+            fecn: false,
+            becn: false,
+            reserved6: 0,
+            dest_qp: Qpn::new(NOBODY),
+            ack_req: false,
+            reserved7: 0,
+            psn: Psn::new(0),
+        };
+        self.frame = vec![0; flow.frame_len(bth.opcode, payload)];
+        let mut headers = [0; MAX_HEADERS];
+        let length = flow.write_headers(&mut headers, &bth, &Ext::None, payload);
+        self.frame[..length].copy_from_slice(&headers[..length]);
+        flow.seal(&mut FrameMut { a: &mut self.frame, b: &mut [] });
+        Ok(())
+    }
+
+    fn measure(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<Outcome, Failure> {
+        let outcome = match plan.measure {
+            Measure::Bw => self.send_all(plan, control)?,
+            Measure::Lat => self.send_and_wait(plan, control)?,
+        };
+        Ok(Outcome { bytes_each: self.payload(size) as u32, ..outcome })
+    }
+
+    fn serve(&mut self, plan: &Plan, _size: u32, control: &Control) -> Result<(u64, ServerReport), Failure> {
+        let (mut seen, mut span) = (0u64, None::<(Instant, Instant)>);
+        let mut done = None::<(u64, Instant)>;
+        while done.is_none_or(|(_, when)| when.elapsed() < SETTLE) {
+            let count = self.receive();
+            if count > 0 {
+                let now = Instant::now();
+                span = Some((span.map_or(now, |(first, _)| first), now));
+                seen += count as u64;
+                if plan.measure == Measure::Lat {
+                    self.send(count)?;
+                }
+            }
+            match control.look()? {
+                None => {}
+                Some(Message::Done { messages }) => done = Some((messages, Instant::now())),
+                Some(other) => return Err(out_of_turn(&other)),
+            }
+        }
+        let seconds = span.map(|(first, last)| (last - first).as_secs_f64());
+        let report = ServerReport { messages: Some(seen), seconds, ..ServerReport::default() };
+        Ok((done.map_or(0, |(messages, _)| messages), report))
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut all = Vec::new();
+        self.bare.port.counters(&mut all);
+        all
+    }
+}

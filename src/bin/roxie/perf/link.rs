@@ -1,0 +1,251 @@
+//! The queue pairs and memory of one end.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use roxie::host::{CompletionQueue, Device, Endpoint, MemoryRegion, ProtectionDomain, QueuePair};
+use roxie::verbs::{Access, Mtu, QpCaps, SendFlags, SendWr, Sge, Wc, WcStatus, WrOpcode};
+
+use super::control::{Control, End, Message, ServerReport, out_of_turn};
+use super::plan::Plan;
+use super::report::Outcome;
+use super::session::Side;
+use super::{Measure, Operation, bandwidth, latency};
+use crate::common::{DeviceOptions, Failure, Patience};
+
+/// Marks the completion of a receive; the rest of its `wr_id` is the index of the queue pair.
+const RECEIVE: u64 = 1 << 63;
+/// Bits of a send's `wr_id` that are the index of its queue pair; above them is its number on it, from 1.
+const QP_BITS: u32 = 16;
+/// How long a round may stand still.
+pub(super) const STANDSTILL: Duration = Duration::from_secs(30);
+/// Completions taken at once.
+pub(super) const COMPLETIONS: usize = 32;
+/// Sends posted beyond the depth at most: unsignaled ones that wait for a signaled one to follow.
+pub(super) const SIGNAL_EVERY: u32 = 16;
+
+/// What a completion was.
+pub(super) enum Event {
+    /// This queue pair completed its sends up to this number.
+    Sent { qp: usize, number: u64 },
+    /// A message of so many bytes arrived on this queue pair.
+    Received { qp: usize, bytes: u32 },
+}
+
+/// A device and, once prepared, what is measured on it.
+pub(super) struct Link<'a> {
+    options: &'a DeviceOptions,
+    pub(super) device: Device,
+    gid_index: usize,
+    parts: Option<Parts>,
+    patience: RefCell<Patience>,
+}
+
+/// Dropped in this order: queue pairs before what they use.
+pub(super) struct Parts {
+    pub(super) qps: Vec<QueuePair>,
+    own: Vec<Endpoint>,
+    path_mtu: Mtu,
+    pub(super) cq: CompletionQueue,
+    /// What is sent from, or where READs and atomics leave their results.
+    pub(super) source: MemoryRegion,
+    /// What the peer reaches.
+    pub(super) target: MemoryRegion,
+    _pd: ProtectionDomain,
+    there: Option<End>,
+}
+
+impl<'a> Link<'a> {
+    /// Nothing yet.
+    pub(super) fn new(
+        options: &'a DeviceOptions,
+        device: Device,
+        gid_index: usize,
+    ) -> Result<Link<'a>, Failure> {
+        let link = Link { options, device, gid_index, parts: None, patience: RefCell::default() };
+        // So that a path MTU that does not fit is said before anybody waits.
+        link.path_mtu()?;
+        Ok(link)
+    }
+
+    pub(super) fn parts(&self) -> &Parts {
+        self.parts.as_ref().expect("prepared before it is measured")
+    }
+
+    /// Posts a receive on a queue pair.
+    pub(super) fn post_receive(&self, qp: usize) -> Result<(), Failure> {
+        let parts = self.parts();
+        let length = parts.target.len() as u32;
+        Ok(parts.qps[qp].post_recv(RECEIVE | qp as u64, &[parts.target.sge(0, length)])?)
+    }
+
+    /// Posts the `number`-th operation of `size` bytes on a queue pair.
+    pub(super) fn post(
+        &self,
+        operation: Operation,
+        qp: usize,
+        number: u64,
+        size: u32,
+        signaled: bool,
+    ) -> Result<(), Failure> {
+        let parts = self.parts();
+        let there = parts.there.as_ref().expect("connected before it is measured");
+        let wr = SendWr {
+            wr_id: number << QP_BITS | qp as u64,
+            opcode: match operation {
+                Operation::Send => WrOpcode::Send,
+                Operation::Write => WrOpcode::Write,
+                Operation::Read => WrOpcode::Read,
+                Operation::Atomic => WrOpcode::FetchAdd,
+            },
+            flags: if signaled { SendFlags::SIGNALED } else { SendFlags::empty() },
+            remote_addr: there.address,
+            rkey: roxie::verbs::RKey(there.rkey),
+            compare_add: 1,
+            ..SendWr::default()
+        };
+        let sge: Sge = parts.source.sge(0, size);
+        Ok(parts.qps[qp].post_send(&wr, &[sge])?)
+    }
+
+    /// Takes completions, and turns the device if there are none.
+    pub(super) fn poll<'w>(
+        &self,
+        completions: &'w mut [Wc; COMPLETIONS],
+    ) -> Result<impl Iterator<Item = Event> + use<'w>, Failure> {
+        let count = self.parts().cq.poll(completions);
+        self.patience.borrow_mut().found(count > 0);
+        let taken = &completions[..count];
+        if let Some(wc) = taken.iter().find(|wc| wc.status != WcStatus::Success) {
+            let what = if wc.wr_id & RECEIVE != 0 { "a receive" } else { "an operation" };
+            return Err(Failure::Run(format!("{what} failed: {}", self.options.explain(wc))));
+        }
+        Ok(taken.iter().map(|wc| match wc.wr_id & RECEIVE {
+            0 => Event::Sent { qp: (wc.wr_id & ((1 << QP_BITS) - 1)) as usize, number: wc.wr_id >> QP_BITS },
+            _ => Event::Received { qp: (wc.wr_id & !RECEIVE) as usize, bytes: wc.byte_len },
+        }))
+    }
+
+    /// Serves SENDs: posts receives again. Serves the rest by turning the device.
+    fn receive_all(&self, control: &Control) -> Result<(u64, ServerReport), Failure> {
+        let mut completions = [Wc::default(); COMPLETIONS];
+        let (mut received, mut first, mut last) = (0, None, None);
+        loop {
+            let before = received;
+            for event in self.poll(&mut completions)? {
+                if let Event::Received { qp, .. } = event {
+                    received += 1;
+                    self.post_receive(qp)?;
+                }
+            }
+            if received > before {
+                let now = Instant::now();
+                first.get_or_insert(now);
+                last = Some(now);
+            }
+            match control.look()? {
+                None => {}
+                Some(Message::Done { messages }) => {
+                    let seconds = first.zip(last).map(|(a, b): (Instant, Instant)| (b - a).as_secs_f64());
+                    let seen = first.is_some().then_some(received);
+                    return Ok((messages, ServerReport { messages: seen, seconds, ..ServerReport::default() }));
+                }
+                Some(other) => return Err(out_of_turn(&other)),
+            }
+        }
+    }
+}
+
+impl Side for Link<'_> {
+    fn port(&self) -> (String, String) {
+        let info = self.device.port();
+        (info.name.clone(), info.mode.clone())
+    }
+
+    fn path_mtu(&self) -> Result<Mtu, Failure> {
+        self.options.path_mtu(&self.device, Mtu::Mtu4096)
+    }
+
+    fn prepare(&mut self, plan: &Plan, path_mtu: Mtu) -> Result<End, Failure> {
+        let pd = self.device.alloc_pd()?;
+        let receives = plan.receives();
+        let cq = self.device.create_cq(plan.qps * (plan.depth + SIGNAL_EVERY + receives), None)?;
+        let caps = QpCaps {
+            max_send_wr: plan.depth + SIGNAL_EVERY,
+            max_recv_wr: receives,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+        };
+        let create = |_| self.device.create_qp(&pd, &cq, &cq, caps, false);
+        let qps = (0..plan.qps).map(create).collect::<Result<Vec<_>, _>>()?;
+        let length = plan.largest().max(8) as usize;
+        let source = pd.register(length, Access::LOCAL_WRITE)?;
+        let everything =
+            Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let target = pd.register(length, everything)?;
+        let own = qps.iter().map(|qp| qp.endpoint(self.gid_index)).collect::<Result<Vec<_>, _>>()?;
+        let end = End {
+            gid: self.device.gid(self.gid_index)?.0,
+            qps: own.iter().map(|e| (e.qpn.value(), e.psn.value())).collect(),
+            address: target.address(),
+            rkey: target.rkey().0,
+        };
+        self.parts = Some(Parts { qps, own, path_mtu, cq, source, target, _pd: pd, there: None });
+        if plan.operation == Operation::Send {
+            self.fill_receives(receives)?;
+        }
+        Ok(end)
+    }
+
+    fn connect(&mut self, there: &End) -> Result<(), Failure> {
+        let parts = self.parts.as_mut().expect("prepared before it is connected");
+        let options = self.options.connect_options(parts.path_mtu);
+        for (i, (qp, own)) in parts.qps.iter().zip(&parts.own).enumerate() {
+            let peer = there.endpoint(i).ok_or_else(|| {
+                Failure::Peer(format!("the peer named {} queue pairs, not {}", there.qps.len(), parts.own.len()))
+            })?;
+            qp.connect(own, &peer, &options)?;
+        }
+        parts.there = Some(there.clone());
+        Ok(())
+    }
+
+    fn arm(&mut self, plan: &Plan, size: u32) -> Result<(), Failure> {
+        if (plan.measure, plan.operation) == (Measure::Lat, Operation::Write) {
+            // What an earlier round left there is no message of the next one.
+            self.parts().target.write_at(size as usize - 1, &[0])?;
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<Outcome, Failure> {
+        match plan.measure {
+            Measure::Bw => bandwidth::run(self, plan, size, control),
+            Measure::Lat => latency::run(self, plan, size, control),
+        }
+    }
+
+    fn serve(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<(u64, ServerReport), Failure> {
+        match (plan.measure, plan.operation) {
+            (Measure::Lat, Operation::Send | Operation::Write) => {
+                latency::answer(self, plan.operation, size, control)
+            }
+            _ => self.receive_all(control),
+        }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.device.counters()
+    }
+}
+
+impl Link<'_> {
+    fn fill_receives(&self, each: u32) -> Result<(), Failure> {
+        for (i, qp) in self.parts().qps.iter().enumerate() {
+            qp.initialize(self.options.connect_options(self.parts().path_mtu).access)?;
+            (0..each).try_for_each(|_| self.post_receive(i))?;
+        }
+        Ok(())
+    }
+}

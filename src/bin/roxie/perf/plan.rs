@@ -1,0 +1,225 @@
+//! What is measured: from the command line, and agreed between the two ends.
+
+use clap::Args;
+use roxie::limits::{MAX_CQE, MAX_WR};
+use roxie::verbs::Mtu;
+use serde::{Deserialize, Serialize};
+
+use super::link::SIGNAL_EVERY;
+use super::{Arguments, Measure, Operation};
+use crate::common::Failure;
+
+/// The longest message: what a buffer is allocated for.
+const MAX_SIZE: u32 = 1 << 30;
+const MAX_QPS: u32 = 4096;
+/// Both ends speak this version of the exchange.
+pub(super) const VERSION: u32 = 1;
+
+/// What a command line says about the plan; the rest has defaults, or is the client's to say.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Measurement")]
+pub(super) struct Wishes {
+    /// Bytes of a message, or several sizes to measure one after the other [default: bw 65536, lat 8, atomic 8]
+    #[arg(short, long, value_delimiter = ',', value_name = "BYTES")]
+    pub(super) size: Vec<u32>,
+    /// Queue pairs [default: 1]
+    #[arg(short, long, value_name = "COUNT")]
+    pub(super) qps: Option<u32>,
+    /// Operations outstanding on each queue pair [default: bw 128, lat 1]
+    #[arg(short = 't', long, value_name = "COUNT")]
+    pub(super) depth: Option<u32>,
+    /// Seconds for each size [default: 2]
+    #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters")]
+    pub(super) duration: Option<f64>,
+    /// Operations for each size, instead of a duration
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    pub(super) iters: Option<u64>,
+    /// Measure the port alone: raw frames or datagrams of the same size, without the transport
+    #[arg(long)]
+    pub(super) floor: bool,
+}
+
+/// How long to go on with a size.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Until {
+    /// For so many seconds.
+    Seconds(f64),
+    /// For so many operations.
+    Operations(u64),
+}
+
+/// What is measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Plan {
+    pub(super) version: u32,
+    pub(super) operation: Operation,
+    pub(super) measure: Measure,
+    pub(super) sizes: Vec<u32>,
+    pub(super) qps: u32,
+    pub(super) depth: u32,
+    pub(super) until: Until,
+    pub(super) floor: bool,
+    /// Path MTU in bytes, if one was asked for.
+    pub(super) mtu: Option<usize>,
+}
+
+impl Plan {
+    /// Completes what the command line says, and checks it.
+    pub(super) fn new(arguments: &Arguments) -> Result<Plan, Failure> {
+        let (wishes, lat) = (&arguments.wishes, arguments.measure == Measure::Lat);
+        let default_size = if lat || arguments.operation == Operation::Atomic { 8 } else { 65_536 };
+        let plan = Plan {
+            version: VERSION,
+            operation: arguments.operation,
+            measure: arguments.measure,
+            sizes: if wishes.size.is_empty() { vec![default_size] } else { wishes.size.clone() },
+            qps: wishes.qps.unwrap_or(1),
+            depth: wishes.depth.unwrap_or(if lat { 1 } else { 128 }),
+            until: wishes.iters.map_or(Until::Seconds(wishes.duration.unwrap_or(2.0)), Until::Operations),
+            floor: wishes.floor,
+            mtu: arguments.device.mtu.map(Mtu::bytes),
+        };
+        plan.check().map_err(Failure::Usage)?;
+        Ok(plan)
+    }
+
+    /// What cannot be measured; also of a peer's plan.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let lat = self.measure == Measure::Lat;
+        for size in &self.sizes {
+            match (self.operation, size) {
+                (_, size) if *size > MAX_SIZE => {
+                    return Err(format!("size {size} is above the limit of {MAX_SIZE} bytes (1 GiB)"));
+                }
+                (Operation::Atomic, size) if *size != 8 => {
+                    return Err(format!("size {size}: atomics work on exactly 8 bytes, leave -s out"));
+                }
+                (Operation::Write, 0) if lat => {
+                    return Err("size 0: a WRITE's arrival is seen in its last byte, so it needs one".into());
+                }
+                (Operation::Write | Operation::Read, 0) => {
+                    return Err("size 0: a WRITE or READ of nothing measures nothing, use at least 1".into());
+                }
+                _ => {}
+            }
+        }
+        if self.sizes.is_empty() || self.sizes.len() > 64 {
+            return Err(format!("{} sizes in one run: it takes 1 to 64", self.sizes.len()));
+        }
+        if lat && (self.qps, self.depth) != (1, 1) {
+            return Err(format!(
+                "lat runs one operation at a time on one QP, not {} on each of {}: leave --qps and --depth out, or \
+                 measure bw",
+                self.depth, self.qps
+            ));
+        }
+        range("qps", self.qps, MAX_QPS)?;
+        range("depth", self.depth, MAX_WR / 4)?;
+        let completions = u64::from(self.qps) * u64::from(self.depth + SIGNAL_EVERY + self.receives());
+        if completions > u64::from(MAX_CQE) {
+            return Err(format!(
+                "{} QPs with a depth of {} need {completions} completion queue entries, the limit is {MAX_CQE}: use \
+                 fewer of one",
+                self.qps, self.depth
+            ));
+        }
+        match self.until {
+            Until::Seconds(s) if !(0.01..=86_400.0).contains(&s) => {
+                Err(format!("a duration of {s} s: it takes 0.01 to 86400"))
+            }
+            Until::Operations(0) => Err("0 operations measure nothing: give -n at least 1".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Receives that each QP keeps posted.
+    pub(super) fn receives(&self) -> u32 {
+        if self.operation == Operation::Send { (2 * self.depth).max(64) } else { 1 }
+    }
+
+    /// The longest message.
+    pub(super) fn largest(&self) -> u32 {
+        self.sizes.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Where `own`, the plan of a server, contradicts this one, the client's: what was not asked for cannot.
+    pub(super) fn differences(&self, own: &Plan, wishes: &Wishes) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut compare = |what: &str, asked: bool, here: String, there: String| {
+            if asked && here != there {
+                found.push(format!("{what} is {there} at the client and {here} at the server"));
+            }
+        };
+        compare("the operation", true, format!("{:?}", own.operation), format!("{:?}", self.operation));
+        compare("the measure", true, format!("{:?}", own.measure), format!("{:?}", self.measure));
+        compare("--floor", true, own.floor.to_string(), self.floor.to_string());
+        compare("--size", !wishes.size.is_empty(), format!("{:?}", own.sizes), format!("{:?}", self.sizes));
+        compare("--qps", wishes.qps.is_some(), own.qps.to_string(), self.qps.to_string());
+        compare("--depth", wishes.depth.is_some(), own.depth.to_string(), self.depth.to_string());
+        let timed = wishes.duration.is_some() || wishes.iters.is_some();
+        compare("the length", timed, format!("{:?}", own.until), format!("{:?}", self.until));
+        if let (Some(here), Some(there)) = (own.mtu, self.mtu) {
+            compare("--mtu", true, here.to_string(), there.to_string());
+        }
+        found
+    }
+}
+
+fn range(what: &str, value: u32, most: u32) -> Result<(), String> {
+    if (1..=most).contains(&value) { Ok(()) } else { Err(format!("{what} {value}: it takes 1 to {most}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan {
+            version: VERSION,
+            operation: Operation::Send,
+            measure: Measure::Bw,
+            sizes: vec![64],
+            qps: 1,
+            depth: 128,
+            until: Until::Seconds(1.0),
+            floor: false,
+            mtu: None,
+        }
+    }
+
+    fn nothing_asked() -> Wishes {
+        Wishes { size: vec![], qps: None, depth: None, duration: None, iters: None, floor: false }
+    }
+
+    #[test]
+    fn only_what_the_server_was_told_too_must_agree() {
+        let (client, own) = (plan(), Plan { sizes: vec![65_536], depth: 4, ..plan() });
+        assert_eq!(client.differences(&own, &nothing_asked()), Vec::<String>::new());
+        let asked = Wishes { size: vec![65_536], depth: Some(4), ..nothing_asked() };
+        let said = client.differences(&own, &asked);
+        assert_eq!(said.len(), 2);
+        assert_eq!(said[0], "--size is [64] at the client and [65536] at the server");
+        let other = Plan { operation: Operation::Read, ..plan() };
+        assert!(client.differences(&other, &nothing_asked())[0].contains("Send at the client and Read"));
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused_with_its_number() {
+        for (wrong, part) in [
+            (Plan { sizes: vec![MAX_SIZE + 1], ..plan() }, "1073741825"),
+            (Plan { operation: Operation::Atomic, sizes: vec![16], ..plan() }, "exactly 8 bytes"),
+            (Plan { operation: Operation::Read, sizes: vec![0], ..plan() }, "size 0"),
+            (Plan { measure: Measure::Lat, ..plan() }, "128 on each of 1"),
+            (Plan { qps: 0, ..plan() }, "1 to 4096"),
+            (Plan { depth: MAX_WR, ..plan() }, "depth 16384"),
+            (Plan { qps: 4096, depth: 4096, ..plan() }, "completion queue entries"),
+            (Plan { until: Until::Seconds(f64::NAN), ..plan() }, "0.01 to 86400"),
+            (Plan { until: Until::Operations(0), ..plan() }, "-n at least 1"),
+        ] {
+            let said = wrong.check().unwrap_err();
+            assert!(said.contains(part), "{said}");
+        }
+        assert_eq!(plan().check(), Ok(()));
+    }
+}

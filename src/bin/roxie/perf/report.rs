@@ -1,0 +1,153 @@
+//! Results, as tables for people and JSON for programs.
+
+use hdrhistogram::Histogram;
+use serde_json::{Value, json};
+
+use roxie::verbs::Mtu;
+
+use super::control::ServerReport;
+use super::plan::Plan;
+use super::{Measure, Operation};
+
+/// What a client measured with one size.
+pub(super) struct Outcome {
+    /// Messages completed, or frames sent.
+    pub(super) messages: u64,
+    /// Payload bytes of one.
+    pub(super) bytes_each: u32,
+    /// How long it took.
+    pub(super) seconds: f64,
+    /// Nanoseconds of each operation.
+    pub(super) latency: Option<Histogram<u64>>,
+    /// Counters that moved meanwhile.
+    pub(super) counters: Vec<(String, u64)>,
+}
+
+/// An empty histogram of nanoseconds: up to a minute, three digits.
+pub(super) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds in order, 0 to 5 digits")
+}
+
+const PERCENTILES: [(&str, f64); 5] = [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99.9", 99.9), ("p99.99", 99.99)];
+
+/// Prints the rows of a plan.
+pub(super) struct Printer<'a> {
+    plan: &'a Plan,
+    port: (String, String),
+    path_mtu: Mtu,
+    json: bool,
+}
+
+impl<'a> Printer<'a> {
+    pub(super) fn new(plan: &'a Plan, port: (String, String), path_mtu: Mtu, json: bool) -> Printer<'a> {
+        Printer { plan, port, path_mtu, json }
+    }
+
+    /// What is measured on what, and the columns.
+    pub(super) fn heading(&self) {
+        if self.json {
+            return;
+        }
+        let plan = self.plan;
+        let what = if plan.floor {
+            "bare frames, no transport".to_owned()
+        } else {
+            format!("{:?} over RC on {} QP{}, depth {}", plan.operation, plan.qps, if plan.qps == 1 { "" } else { "s" }, plan.depth)
+        };
+        println!("{what}; port {} ({}); path MTU {}", self.port.0, self.port.1, self.path_mtu.bytes());
+        match plan.measure {
+            Measure::Bw => {
+                println!("{:>10} {:>12} {:>14} {:>10} {:>10} {:>8}", "size", "messages", "messages/s", "Gb/s", "lost", "resent");
+            }
+            Measure::Lat => {
+                println!("latency in us, {}", self.meaning());
+                print!("{:>10} {:>10} {:>9} {:>9}", "size", "count", "min", "mean");
+                PERCENTILES.iter().for_each(|(name, _)| print!(" {name:>9}"));
+                println!(" {:>9}", "max");
+            }
+        }
+    }
+
+    fn meaning(&self) -> &'static str {
+        match self.plan.operation {
+            _ if self.plan.floor => "from sending a frame to its echo",
+            Operation::Send | Operation::Write => "from posting a message to the peer's answer",
+            Operation::Read | Operation::Atomic => "from posting to completion",
+        }
+    }
+
+    /// One size.
+    pub(super) fn row(&self, size: u32, outcome: &Outcome, report: &ServerReport) {
+        if self.json {
+            println!("{}", self.object(size, outcome, report));
+            return;
+        }
+        match &outcome.latency {
+            None => {
+                let (arrived, seconds) = self.arrived(outcome, report);
+                let rate = arrived as f64 / seconds;
+                println!(
+                    "{size:>10} {arrived:>12} {rate:>14.0} {:>10.3} {:>10} {:>8}",
+                    rate * f64::from(outcome.bytes_each) * 8.0 / 1e9,
+                    outcome.messages.saturating_sub(arrived),
+                    resent(outcome, report),
+                );
+            }
+            Some(h) => {
+                let us = |ns: u64| ns as f64 / 1e3;
+                print!("{size:>10} {:>10} {:>9.2} {:>9.2}", h.len(), us(h.min()), h.mean() / 1e3);
+                PERCENTILES.iter().for_each(|(_, p)| print!(" {:>9.2}", us(h.value_at_percentile(*p))));
+                println!(" {:>9.2}", us(h.max()));
+            }
+        }
+    }
+
+    /// What counts: a reliable message has arrived when it is complete; of bare frames those that were seen.
+    fn arrived(&self, outcome: &Outcome, report: &ServerReport) -> (u64, f64) {
+        match (self.plan.floor, report.messages, report.seconds) {
+            (true, Some(messages), Some(seconds)) if seconds > 0.0 => (messages, seconds),
+            (true, ..) => (0, outcome.seconds),
+            _ => (outcome.messages, outcome.seconds),
+        }
+    }
+
+    fn object(&self, size: u32, outcome: &Outcome, report: &ServerReport) -> Value {
+        let plan = self.plan;
+        let (arrived, seconds) = self.arrived(outcome, report);
+        let rate = arrived as f64 / seconds;
+        let mut object = json!({
+            "role": "client", "operation": plan.operation, "measure": plan.measure, "floor": plan.floor,
+            "port": self.port.0, "mode": self.port.1, "path_mtu": self.path_mtu.bytes(),
+            "qps": plan.qps, "depth": plan.depth, "size": size, "payload_each": outcome.bytes_each,
+            "messages": arrived, "sent": outcome.messages, "seconds": seconds, "messages_per_second": rate,
+            "gbit_per_second": rate * f64::from(outcome.bytes_each) * 8.0 / 1e9,
+            "resent_packets": resent(outcome, report),
+            "counters": map(&outcome.counters), "server_counters": map(&report.counters),
+        });
+        if let Some(h) = &outcome.latency {
+            let mut latency = json!({ "meaning": self.meaning(), "count": h.len(), "min": h.min(), "mean": h.mean(),
+                                      "stdev": h.stdev(), "max": h.max() });
+            for (name, p) in PERCENTILES {
+                latency[name] = h.value_at_percentile(p).into();
+            }
+            object["latency_ns"] = latency;
+        }
+        object
+    }
+}
+
+/// Packets that either end sent again.
+fn resent(outcome: &Outcome, report: &ServerReport) -> u64 {
+    let all = outcome.counters.iter().chain(&report.counters);
+    all.filter(|(name, _)| name == "retransmitted_packets").map(|(_, n)| n).sum()
+}
+
+/// Counters by name. A name that a layered port has twice is summed.
+fn map(counters: &[(String, u64)]) -> Value {
+    let mut object = serde_json::Map::new();
+    for (name, n) in counters {
+        let sum = object.get(name).and_then(Value::as_u64).unwrap_or(0) + n;
+        object.insert(name.clone(), sum.into());
+    }
+    object.into()
+}

@@ -1,0 +1,215 @@
+//! How the two ends go through a plan.
+//!
+//! ```text
+//! client                      server
+//! Hello (plan)        ->
+//!                     <-      Accept (path MTU) or Failed (what differs)
+//! End                 <->     End                       QPs are connected
+//! Ready               <->     Ready
+//! Round (size)        ->                                for each size
+//!                     <-      Ready
+//!       ... RDMA, or bare frames ...
+//! Done                ->
+//!                     <-      Report
+//! Bye                 ->
+//! ```
+
+use std::time::Duration;
+
+use roxie::verbs::Mtu;
+
+use super::control::{ANSWER, Control, End, Message, ServerReport, out_of_turn};
+use super::plan::{Plan, VERSION, Wishes};
+use super::report::{Outcome, Printer};
+use crate::common::Failure;
+
+/// One end of a measurement: queue pairs, or a bare port.
+pub(super) trait Side: Send {
+    /// How frames move: the port's name and its mode.
+    fn port(&self) -> (String, String);
+    /// The path MTU to propose.
+    fn path_mtu(&self) -> Result<Mtu, Failure>;
+    /// Gets everything ready for a plan, and says where it is to be reached.
+    fn prepare(&mut self, plan: &Plan, path_mtu: Mtu) -> Result<End, Failure>;
+    /// Connects to the other end.
+    fn connect(&mut self, there: &End) -> Result<(), Failure>;
+    /// Forgets what earlier rounds left, before either end begins with this size.
+    fn arm(&mut self, plan: &Plan, size: u32) -> Result<(), Failure>;
+    /// Measures messages of one size.
+    fn measure(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<Outcome, Failure>;
+    /// Does a server's part in it until the client says that it is done; returns how many messages the client counts.
+    fn serve(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<(u64, ServerReport), Failure>;
+    /// Counters so far.
+    fn counters(&self) -> Vec<(&'static str, u64)>;
+}
+
+/// The client's part.
+pub(super) fn drive(mut control: Control, side: &mut dyn Side, plan: &Plan, json: bool) -> Result<(), Failure> {
+    let done = drive_all(&mut control, side, plan, json);
+    tell(&mut control, &done);
+    done
+}
+
+fn drive_all(control: &mut Control, side: &mut dyn Side, plan: &Plan, json: bool) -> Result<(), Failure> {
+    control.send(&Message::Hello { plan: plan.clone(), path_mtu: side.path_mtu()?.bytes() })?;
+    let path_mtu = match control.expect("its consent", ANSWER)? {
+        Message::Accept { path_mtu } => known_mtu(path_mtu)?,
+        other => return Err(out_of_turn(&other)),
+    };
+    meet(control, side, plan, path_mtu)?;
+    let printer = Printer::new(plan, side.port(), path_mtu, json);
+    printer.heading();
+    for &size in &plan.sizes {
+        side.arm(plan, size)?;
+        control.send(&Message::Round { size })?;
+        expect_ready(control)?;
+        let before = side.counters();
+        let mut outcome = side.measure(plan, size, control)?;
+        outcome.counters = moved(&before, &side.counters());
+        control.send(&Message::Done { messages: outcome.messages })?;
+        match control.expect("its report", ANSWER)? {
+            Message::Report(report) => printer.row(size, &outcome, &report),
+            other => return Err(out_of_turn(&other)),
+        }
+    }
+    control.send(&Message::Bye)
+}
+
+/// The server's part, with a summary of each round.
+pub(super) fn serve(
+    control: Control,
+    side: &mut dyn Side,
+    own: &Plan,
+    wishes: &Wishes,
+    json: bool,
+) -> Result<(), Failure> {
+    serve_all(control, side, own, wishes, &mut |size, messages, report| {
+        if json {
+            let object = serde_json::json!({ "role": "server", "size": size, "messages": messages, "report": report });
+            println!("{object}");
+        } else {
+            println!("served {messages} messages of {size} bytes");
+        }
+    })
+}
+
+/// The same without a word: where the client is in the same process.
+pub(super) fn serve_quietly(
+    control: Control,
+    side: &mut dyn Side,
+    own: &Plan,
+    wishes: &Wishes,
+) -> Result<(), Failure> {
+    serve_all(control, side, own, wishes, &mut |_, _, _| {})
+}
+
+type Summary<'a> = &'a mut dyn FnMut(u32, u64, &ServerReport);
+
+fn serve_all(
+    mut control: Control,
+    side: &mut dyn Side,
+    own: &Plan,
+    wishes: &Wishes,
+    summary: Summary<'_>,
+) -> Result<(), Failure> {
+    let done = serve_rounds(&mut control, side, own, wishes, summary);
+    tell(&mut control, &done);
+    done
+}
+
+fn serve_rounds(
+    control: &mut Control,
+    side: &mut dyn Side,
+    own: &Plan,
+    wishes: &Wishes,
+    summary: Summary<'_>,
+) -> Result<(), Failure> {
+    let (plan, theirs) = match control.expect("its plan", ANSWER)? {
+        Message::Hello { plan, path_mtu } => (plan, known_mtu(path_mtu)?),
+        other => return Err(out_of_turn(&other)),
+    };
+    if plan.version != VERSION {
+        return Err(Failure::Peer(format!("the client speaks version {}, the server {VERSION}", plan.version)));
+    }
+    plan.check().map_err(|e| Failure::Peer(format!("the client's plan cannot be: {e}")))?;
+    let differences = plan.differences(own, wishes);
+    if !differences.is_empty() {
+        return Err(Failure::Peer(format!("the two ends differ: {}", differences.join("; "))));
+    }
+    let path_mtu = agree_on_mtu(&plan, theirs, side.path_mtu()?)?;
+    control.send(&Message::Accept { path_mtu: path_mtu.bytes() })?;
+    meet(control, side, &plan, path_mtu)?;
+    loop {
+        match control.expect("the next round", Duration::from_secs(3600))? {
+            Message::Round { size } if plan.sizes.contains(&size) => {
+                let before = side.counters();
+                side.arm(&plan, size)?;
+                control.send(&Message::Ready)?;
+                let (messages, mut report) = side.serve(&plan, size, control)?;
+                report.counters = moved(&before, &side.counters());
+                summary(size, messages, &report);
+                control.send(&Message::Report(report))?;
+            }
+            Message::Bye => return Ok(()),
+            other => return Err(out_of_turn(&other)),
+        }
+    }
+}
+
+/// The smaller of both, unless the client insists on its own.
+fn agree_on_mtu(plan: &Plan, theirs: Mtu, ours: Mtu) -> Result<Mtu, Failure> {
+    if plan.mtu.is_some() && theirs > ours {
+        return Err(Failure::Peer(format!(
+            "the client asks for path MTU {}, the server can do {} at most",
+            theirs.bytes(),
+            ours.bytes()
+        )));
+    }
+    Ok(theirs.min(ours))
+}
+
+fn known_mtu(bytes: usize) -> Result<Mtu, Failure> {
+    Mtu::from_bytes(bytes).ok_or_else(|| Failure::Peer(format!("the peer named {bytes}, which is no path MTU")))
+}
+
+fn meet(control: &mut Control, side: &mut dyn Side, plan: &Plan, path_mtu: Mtu) -> Result<(), Failure> {
+    control.send(&Message::End(side.prepare(plan, path_mtu)?))?;
+    match control.expect("its address", ANSWER)? {
+        Message::End(there) => side.connect(&there)?,
+        other => return Err(out_of_turn(&other)),
+    }
+    control.send(&Message::Ready)?;
+    expect_ready(control)
+}
+
+fn expect_ready(control: &Control) -> Result<(), Failure> {
+    match control.expect("that it is ready", ANSWER)? {
+        Message::Ready => Ok(()),
+        other => Err(out_of_turn(&other)),
+    }
+}
+
+/// Lets the peer know why this end gives up.
+fn tell(control: &mut Control, done: &Result<(), Failure>) {
+    if let Err(failure) = done {
+        // If it is gone already, it does not matter.
+        let _ = control.send(&Message::Failed(failure.to_string()));
+    }
+}
+
+/// The counters that moved.
+fn moved(before: &[(&'static str, u64)], after: &[(&'static str, u64)]) -> Vec<(String, u64)> {
+    let difference = |((name, old), (_, new)): (&(&str, u64), &(&str, u64))| ((*name).to_owned(), new.wrapping_sub(*old));
+    before.iter().zip(after).map(difference).filter(|(_, n)| *n > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_counters_that_moved_are_reported() {
+        let moved = moved(&[("a", 1), ("b", 2)], &[("a", 1), ("b", 5)]);
+        assert_eq!(moved, [("b".to_owned(), 3)]);
+    }
+}

@@ -1,0 +1,135 @@
+//! What the two ends of a pingpong tell one another over TCP, as rdma-core's example programs do it.
+//!
+//! ```text
+//! client -> server   52 bytes: "LLLL:QQQQQQ:PPPPPP:" + the GID as 32 hex digits + NUL   (lid, QPN, PSN)
+//! server -> client   the same of its own; it is ready to receive before it answers
+//! client -> server   "done" + NUL
+//! ```
+//!
+//! Then both close: everything else is RDMA. (`libibverbs/examples/rc_pingpong.c` of rdma-core.)
+
+use std::io;
+
+use roxie::host::Endpoint;
+use roxie::verbs::{Gid, Psn, Qpn};
+
+use crate::common::Failure;
+use crate::common::stream::{PATIENCE, Stream};
+
+/// Bytes of an address message, its NUL included.
+const MESSAGE: usize = 52;
+/// What the client ends with.
+const DONE: &[u8; 5] = b"done\0";
+
+/// The client's part; returns the server's endpoint.
+pub(super) fn as_client(stream: &mut dyn Stream, own: &Endpoint) -> Result<Endpoint, Failure> {
+    stream.limit_reads(Some(PATIENCE)).map_err(|e| broken("set a limit", &e))?;
+    stream.write_all(&encode(own)).map_err(|e| broken("send the local address", &e))?;
+    let there = read_endpoint(stream)?;
+    stream.write_all(DONE).map_err(|e| broken("confirm the remote address", &e))?;
+    Ok(there)
+}
+
+/// The server's part; `connect` is run between hearing of the client and answering it.
+pub(super) fn as_server(
+    stream: &mut dyn Stream,
+    own: &Endpoint,
+    connect: impl FnOnce(&Endpoint) -> Result<(), Failure>,
+) -> Result<Endpoint, Failure> {
+    stream.limit_reads(Some(PATIENCE)).map_err(|e| broken("set a limit", &e))?;
+    let there = read_endpoint(stream)?;
+    connect(&there)?;
+    stream.write_all(&encode(own)).map_err(|e| broken("send the local address", &e))?;
+    let mut done = [0; DONE.len()];
+    stream.read_exact(&mut done[..]).map_err(|e| broken("hear that the client is ready", &e))?;
+    if &done != DONE {
+        return Err(Failure::Peer(format!(
+            "the client ended the exchange with {:?} instead of \"done\"",
+            String::from_utf8_lossy(&done)
+        )));
+    }
+    Ok(there)
+}
+
+fn broken(what: &str, error: &io::Error) -> Failure {
+    Failure::Peer(match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => format!(
+            "could not {what}: the peer closed the TCP connection in the middle of the exchange; its own output \
+             should say why"
+        ),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            format!("could not {what}: the peer said nothing for {} s; is it a pingpong program?", PATIENCE.as_secs())
+        }
+        _ => format!("could not {what}: {error}"),
+    })
+}
+
+fn read_endpoint(stream: &mut dyn Stream) -> Result<Endpoint, Failure> {
+    let mut message = [0; MESSAGE];
+    stream.read_exact(&mut message).map_err(|e| broken("read the remote address", &e))?;
+    decode(&message).map_err(Failure::Peer)
+}
+
+/// The message of an endpoint; RoCE has no LIDs, so it is 0.
+fn encode(own: &Endpoint) -> [u8; MESSAGE] {
+    let gid: String = own.gid.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    let text = format!("{:04x}:{:06x}:{:06x}:{gid}\0", 0, own.qpn.value(), own.psn.value());
+    text.as_bytes().try_into().expect("all fields have a fixed width")
+}
+
+fn decode(message: &[u8; MESSAGE]) -> Result<Endpoint, String> {
+    let text = String::from_utf8_lossy(message);
+    let text = text.split('\0').next().unwrap_or_default();
+    let bad = || format!("the peer sent {text:?}; an address is lid:qpn:psn:gid in hexadecimal");
+    let fields: Vec<&str> = text.split(':').collect();
+    let [lid, qpn, psn, gid] = fields[..] else { return Err(bad()) };
+    let number = |field: &str, most: u32| {
+        u32::from_str_radix(field, 16).ok().filter(|value| *value <= most).ok_or_else(bad)
+    };
+    number(lid, 0xffff)?;
+    let (qpn, psn) = (number(qpn, 0xff_ffff)?, number(psn, 0xff_ffff)?);
+    if gid.len() != 32 {
+        return Err(bad());
+    }
+    let gid = u128::from_str_radix(gid, 16).map_err(|_| bad())?;
+    if gid == 0 {
+        return Err("the peer sent no GID: RoCE needs one, start it with -g and the index of its RoCE v2 GID (the \
+                    GIDs are in /sys/class/infiniband/*/ports/1/gids, or in `ibv_devinfo -v`)"
+            .into());
+    }
+    Ok(Endpoint { qpn: Qpn::new(qpn), psn: Psn::new(psn), gid: Gid(gid.to_be_bytes()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(text: &str) -> [u8; MESSAGE] {
+        let mut bytes = [0; MESSAGE];
+        bytes[..text.len()].copy_from_slice(text.as_bytes());
+        bytes
+    }
+
+    #[test]
+    fn an_address_has_the_form_that_the_stock_program_prints_and_scans() {
+        let gid = Gid::from(std::net::Ipv4Addr::new(192, 0, 2, 1));
+        let own = Endpoint { qpn: Qpn::new(0x11), psn: Psn::new(0xabcdef), gid };
+        let bytes = encode(&own);
+        assert_eq!(&bytes, b"0000:000011:abcdef:00000000000000000000ffffc0000201\0");
+        assert_eq!(decode(&bytes), Ok(own));
+    }
+
+    #[test]
+    fn a_peer_without_a_gid_is_told_how_to_choose_one() {
+        let said = decode(&message("0000:000011:abcdef:00000000000000000000000000000000")).unwrap_err();
+        assert!(said.contains("start it with -g"), "{said}");
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_and_quoted() {
+        for text in ["GET / HTTP/1.1", "0000:1000000:000001:00000000000000000000ffffc0000201", "0:1:2:3", ""] {
+            let said = decode(&message(text)).unwrap_err();
+            assert!(said.contains("lid:qpn:psn:gid") && said.contains(text), "{text}: {said}");
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! One end of an RC pingpong.
+
+use std::time::{Duration, Instant};
+
+use roxie::host::{CompletionChannel, CompletionQueue, Device, Endpoint, MemoryRegion, QueuePair};
+use roxie::shared::Armed;
+use roxie::verbs::{Access, QpCaps, SendWr, Wc, WcStatus};
+
+use super::{RcOptions, STOCK_MTU};
+use crate::common::{Failure, Patience};
+
+const RECEIVE: u64 = 1;
+const SEND: u64 = 2;
+/// What the stock program fills its buffer with.
+const FILL: u8 = 0x7b;
+/// What it writes to the first byte of each page of this size when it is to validate.
+const PAGE: usize = 4096;
+const PAGE_MARK: u8 = 0;
+/// What a checked buffer is overwritten with, so that nothing is checked twice.
+const CHECKED: u8 = 0xee;
+
+/// A connected QP and the state of the game.
+pub(super) struct Rc<'a> {
+    options: &'a RcOptions,
+    device: &'a Device,
+    own: Endpoint,
+    // In this order they are dropped: the QP before what it uses.
+    qp: QueuePair,
+    outgoing: MemoryRegion,
+    incoming: MemoryRegion,
+    cq: CompletionQueue,
+    channel: Option<CompletionChannel>,
+    expected: Vec<u8>,
+    posted_receives: u32,
+    sent: u64,
+    received: u64,
+    /// Which of the two completions must come before the next send: bits `RECEIVE` and `SEND`.
+    pending: u64,
+}
+
+/// How it went.
+pub(super) struct Outcome {
+    port: String,
+    mode: String,
+    size: u32,
+    iters: u64,
+    elapsed: Duration,
+    retransmitted: u64,
+}
+
+impl<'a> Rc<'a> {
+    /// A QP in INIT with its receives posted.
+    pub(super) fn new(options: &'a RcOptions, device: &'a Device, gid_index: usize) -> Result<Rc<'a>, Failure> {
+        options.device.path_mtu(device, STOCK_MTU)?;
+        let channel = options.events.then(CompletionChannel::new).transpose()?;
+        let pd = device.alloc_pd()?;
+        let cq = device.create_cq(options.rx_depth + 1, channel.as_ref())?;
+        let caps = QpCaps {
+            max_send_wr: 1,
+            max_recv_wr: options.rx_depth,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+        };
+        let qp = device.create_qp(&pd, &cq, &cq, caps, true)?;
+        let length = options.size as usize;
+        let outgoing = pd.register(length.max(1), Access::empty())?;
+        let incoming = pd.register(length.max(1), Access::LOCAL_WRITE)?;
+        let mut expected = vec![FILL; length];
+        if options.chk {
+            expected.iter_mut().step_by(PAGE).for_each(|byte| *byte = PAGE_MARK);
+        }
+        outgoing.write_at(0, &expected)?;
+        let own = qp.endpoint(gid_index)?;
+        qp.initialize(Access::empty())?;
+        let mut end = Rc {
+            options,
+            device,
+            own,
+            qp,
+            outgoing,
+            incoming,
+            cq,
+            channel,
+            expected,
+            posted_receives: 0,
+            sent: 0,
+            received: 0,
+            pending: 0,
+        };
+        end.post_receives()?;
+        if end.channel.is_some() {
+            end.cq.arm(Armed::Next);
+        }
+        end.show("  local address: ", &own);
+        Ok(end)
+    }
+
+    /// What the peer must know.
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.own
+    }
+
+    /// Connects the QP to the peer's.
+    pub(super) fn connect(&mut self, there: &Endpoint) -> Result<(), Failure> {
+        self.show("  remote address:", there);
+        let path_mtu = self.options.device.path_mtu(self.device, STOCK_MTU)?;
+        Ok(self.qp.connect(&self.own, there, &self.options.device.connect_options(path_mtu))?)
+    }
+
+    fn show(&self, whose: &str, endpoint: &Endpoint) {
+        if !self.options.json {
+            println!(
+                "{whose} LID 0x0000, QPN 0x{:06x}, PSN 0x{:06x}, GID {}",
+                endpoint.qpn.value(),
+                endpoint.psn.value(),
+                endpoint.gid
+            );
+        }
+    }
+
+    /// Plays all exchanges; the client begins.
+    pub(super) fn play(&mut self, client: bool) -> Result<Outcome, Failure> {
+        let iters = self.options.iters;
+        self.pending = RECEIVE;
+        let start = Instant::now();
+        if client {
+            self.send()?;
+        }
+        let mut last = start;
+        let (mut completions, mut patience) = ([Wc::default(); 2], Patience::default());
+        while self.sent < iters || self.received < iters {
+            let count = self.wait(&mut completions);
+            patience.found(count > 0);
+            let now = Instant::now();
+            if count > 0 {
+                last = now;
+            } else if now - last > Duration::from_secs(self.options.patience) {
+                return Err(self.silence());
+            }
+            for wc in &completions[..count] {
+                self.complete(wc)?;
+            }
+        }
+        Ok(Outcome {
+            port: self.device.port().name.clone(),
+            mode: self.device.port().mode.clone(),
+            size: self.options.size,
+            iters,
+            elapsed: start.elapsed(),
+            retransmitted: self.device.counter("retransmitted_packets"),
+        })
+    }
+
+    /// Takes completions: by polling, or after sleeping for an event.
+    fn wait(&self, completions: &mut [Wc]) -> usize {
+        let count = self.cq.poll(completions);
+        let Some(channel) = &self.channel else { return count };
+        if count > 0 {
+            return count;
+        }
+        self.cq.arm(Armed::Next);
+        // What came before it was armed raises no event.
+        let count = self.cq.poll(completions);
+        if count == 0 {
+            channel.wait(Duration::from_millis(100));
+        }
+        count
+    }
+
+    fn complete(&mut self, wc: &Wc) -> Result<(), Failure> {
+        if wc.status != WcStatus::Success {
+            return Err(self.failed(wc));
+        }
+        if wc.wr_id == SEND {
+            self.sent += 1;
+        } else {
+            self.take_message(wc)?;
+        }
+        self.pending &= !wc.wr_id;
+        if self.sent < self.options.iters && self.pending == 0 {
+            self.send()?;
+        }
+        Ok(())
+    }
+
+    fn take_message(&mut self, wc: &Wc) -> Result<(), Failure> {
+        self.received += 1;
+        if wc.byte_len != self.options.size {
+            return Err(Failure::Peer(format!(
+                "message {} of {} has {} bytes, this end uses {}: start both with the same -s",
+                self.received, self.options.iters, wc.byte_len, self.options.size
+            )));
+        }
+        if self.options.chk {
+            self.check()?;
+        }
+        self.posted_receives -= 1;
+        if self.posted_receives <= 1 {
+            self.post_receives()?;
+        }
+        Ok(())
+    }
+
+    /// Compares what came with what both ends send, and wipes it.
+    fn check(&self) -> Result<(), Failure> {
+        let arrived = self.incoming.to_vec(0, self.expected.len())?;
+        if let Some(at) = arrived.iter().zip(&self.expected).position(|(a, b)| a != b) {
+            return Err(Failure::Run(format!(
+                "message {}: byte {at} (page {}) is 0x{:02x}, it should be 0x{:02x}; does the client have -c too?",
+                self.received,
+                at / PAGE,
+                arrived[at],
+                self.expected[at]
+            )));
+        }
+        Ok(self.incoming.write_at(0, &vec![CHECKED; self.expected.len()])?)
+    }
+
+    fn post_receives(&mut self) -> Result<(), Failure> {
+        let sge = [self.incoming.sge(0, self.options.size)];
+        while self.posted_receives < self.options.rx_depth {
+            self.qp.post_recv(RECEIVE, &sge)?;
+            self.posted_receives += 1;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self) -> Result<(), Failure> {
+        let wr = SendWr { wr_id: SEND, ..SendWr::default() };
+        self.qp.post_send(&wr, &[self.outgoing.sge(0, self.options.size)])?;
+        self.pending = RECEIVE | SEND;
+        Ok(())
+    }
+
+    fn failed(&self, wc: &Wc) -> Failure {
+        let what = if wc.wr_id == SEND { "sending" } else { "receiving" };
+        let done = if wc.wr_id == SEND { self.sent } else { self.received };
+        Failure::Run(format!(
+            "{what} message {} of {} failed: {}",
+            done + 1,
+            self.options.iters,
+            self.options.device.explain(wc)
+        ))
+    }
+
+    fn silence(&self) -> Failure {
+        Failure::Run(format!(
+            "no message for {} s, after {} received and {} sent of {}: the peer has stopped, or was started with \
+             fewer iterations (-n)",
+            self.options.patience, self.received, self.sent, self.options.iters
+        ))
+    }
+}
+
+impl Outcome {
+    /// As the stock program prints it, or as JSON.
+    pub(super) fn print(&self, json: bool) {
+        let bytes = u128::from(self.size) * u128::from(self.iters) * 2;
+        let seconds = self.elapsed.as_secs_f64();
+        let mbit = bytes as f64 * 8.0 / 1e6 / seconds;
+        let usec = seconds * 1e6 / self.iters as f64;
+        if json {
+            let object = serde_json::json!({
+                "port": self.port, "mode": self.mode, "size": self.size, "iters": self.iters,
+                "bytes": bytes as u64, "seconds": seconds, "mbit_per_second": mbit, "usec_per_iter": usec,
+                "retransmitted_packets": self.retransmitted,
+            });
+            println!("{object}");
+        } else {
+            println!("{bytes} bytes in {seconds:.2} seconds = {mbit:.2} Mbit/sec");
+            println!("{} iters in {seconds:.2} seconds = {usec:.2} usec/iter", self.iters);
+        }
+    }
+}
