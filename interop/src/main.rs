@@ -12,7 +12,7 @@ use interop::error::Error;
 use interop::guest::{self, Guest, Image};
 use interop::local::{self, Site};
 use interop::network::{INTERFACE, Namespace, address};
-use interop::rows::{self, Family, PortKind, Row};
+use interop::rows::{self, Case, Family, PortKind, Row};
 
 /// Runs Roxie against real RoCE peers.
 #[derive(Parser)]
@@ -128,6 +128,9 @@ fn start_guest() -> Result<(Namespace, Guest), Error> {
 
 fn run(arguments: &RunArguments) -> Result<bool, Error> {
     let rows = arguments.selection.rows()?;
+    if rows.iter().any(|row| row.case == Case::Pingpong) {
+        local::build_roxie()?;
+    }
     if let Some(host) = &arguments.peer_host {
         let mut peer = runner::hardware_peer(
             &format!("{}@{host}", arguments.user),

@@ -104,7 +104,7 @@ pub enum Case {
     },
     /// An error that the requester provokes.
     Error(ErrorCase),
-    /// Stock `ibv_rc_pingpong` on both sides; the requester is its client.
+    /// Stock `ibv_rc_pingpong` at the peer with `roxie pingpong rc` at the other end; the requester is the client.
     Pingpong,
 }
 
