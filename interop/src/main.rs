@@ -54,8 +54,11 @@ struct Selection {
     #[arg(long)]
     filter: Vec<String>,
     /// Only one row of each kind.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "thorough")]
     short: bool,
+    /// Transfers under faults in the full product as well, instead of a pairwise cover.
+    #[arg(long)]
+    thorough: bool,
     /// Only rows over this port.
     #[arg(long)]
     port: Option<PortArgument>,
@@ -104,9 +107,13 @@ impl Selection {
             let name = row.to_string();
             self.filter.iter().all(|part| name.contains(part.as_str()))
         };
-        let wanted =
-            |row: &Row| named(row) && (!self.short || row.is_short()) && port.is_none_or(|p| p == row.port);
-        let rows: Vec<Row> = rows::all().into_iter().filter(wanted).collect();
+        let all = match (self.short, self.thorough) {
+            (true, _) => rows::short(),
+            (_, true) => rows::thorough(),
+            _ => rows::all(),
+        };
+        let wanted = |row: &Row| named(row) && port.is_none_or(|p| p == row.port);
+        let rows: Vec<Row> = all.into_iter().filter(wanted).collect();
         match rows.len() {
             0 => Err(Error::Host(format!("no row matches {:?}: see `interop list`", self.filter))),
             _ => Ok(rows),
