@@ -71,6 +71,8 @@ struct Shared {
     clock: Clock,
     /// When a caller last ran a pass.
     last_caller_pass: AtomicU64,
+    /// The last caller's pass took in and did not send.
+    owes_sending: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -103,6 +105,7 @@ impl Engine {
             worker: Mutex::new(worker),
             clock: Clock::new(),
             last_caller_pass: AtomicU64::new(0),
+            owes_sending: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
         let thread = match drive {
@@ -124,6 +127,9 @@ impl Engine {
     }
 
     /// Runs a pass if callers drive this engine and nobody else is in one. Cheap otherwise.
+    ///
+    /// A pass that brings completions ends there: the caller has what it polls for, and what it posts because of them
+    /// leaves together with the acknowledgements, in one kick of the port. The next call sends at the latest.
     pub fn help(&self) -> Progress {
         if !self.caller_drives {
             return Progress::default();
@@ -131,7 +137,14 @@ impl Engine {
         let Ok(mut worker) = self.shared.worker.try_lock() else { return Progress::default() };
         let now = self.now();
         self.shared.last_caller_pass.store(now.0, Relaxed);
-        worker.poll(now)
+        let came = worker.take_in(now);
+        let owes = came.completions > 0 && !self.shared.owes_sending.load(Relaxed);
+        self.shared.owes_sending.store(owes, Relaxed);
+        if owes {
+            return Progress { more: true, ..came };
+        }
+        let left = worker.send_out(now);
+        Progress { sent: left.sent, more: came.more || left.more, ..came }
     }
 
     /// Carries a command out and waits for the answer.

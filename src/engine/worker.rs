@@ -26,6 +26,8 @@ pub struct Progress {
     pub sent: usize,
     /// Commands carried out.
     pub commands: usize,
+    /// Completions published.
+    pub completions: usize,
     /// There is more to do at once.
     pub more: bool,
 }
@@ -33,7 +35,8 @@ pub struct Progress {
 impl Progress {
     /// True if the pass found nothing to do and nothing is left.
     pub fn is_idle(&self) -> bool {
-        self.received == 0 && self.sent == 0 && self.commands == 0 && !self.more
+        let done = self.received + self.sent + self.commands + self.completions;
+        done == 0 && !self.more
     }
 }
 
@@ -64,19 +67,33 @@ impl Worker {
 
     /// One pass at time `now`. Never blocks; the stages are those of a NIC in hardware.
     pub fn poll(&mut self, now: Nanos) -> Progress {
+        let came = self.take_in(now);
+        let left = self.send_out(now);
+        Progress { sent: left.sent, more: came.more || left.more, ..came }
+    }
+
+    /// The half of a pass that looks at what came: when it returns, its completions are there.
+    pub fn take_in(&mut self, now: Nanos) -> Progress {
         let commands = self.control(now);
-        let received = self.receive(now); //             parse, ICRC, transport
+        let received = self.receive(now); //             parse, ICRC, transport, dma
         self.nic.timers(now);
-        let more_posted = self.nic.doorbells(now, &self.doorbells);
         self.nic.look_after(now); //                     timers set, QPs made ready
+        let completions = self.nic.publish(); //         completions, after their bytes
+        self.raise_events();
+        Progress { received, commands, completions, sent: 0, more: received == BURST }
+    }
+
+    /// The half of a pass that sends: new work requests, acknowledgements, what is to be sent again.
+    pub fn send_out(&mut self, now: Nanos) -> Progress {
+        let more_posted = self.nic.doorbells(now, &self.doorbells);
+        self.nic.look_after(now);
         let sent = self.transmit(now); //                arbiter, headers
         self.gather_and_seal(); //                       payload, ICRC, hand over
         self.nic.look_after(now);
-        self.nic.publish(); //                           completions, events
+        let completions = self.nic.publish(); //         those of requests that cannot be sent at all
         self.raise_events();
         self.flush(now);
-        let more = more_posted || self.nic.has_ready() || received == BURST;
-        Progress { received, sent, commands, more }
+        Progress { sent, completions, more: more_posted || self.nic.has_ready(), ..Progress::default() }
     }
 
     /// Carries out the commands that wait.
@@ -101,13 +118,11 @@ impl Worker {
             let port::Received { frame, ip_id_hidden } = self.port.rx_frame(index);
             let received = nic::Received { frame, index: index as u16, ip_id_hidden };
             let outcome = self.nic.receive(now, &received);
+            // Frame by frame: its bytes are in the cache now.
+            self.nic.scatter(|_| frame);
             if notes {
                 self.port.rx_note(index, format_args!("{outcome}"));
             }
-        }
-        if count > 0 {
-            let port = &self.port;
-            self.nic.scatter(|index| port.rx_frame(index.into()).frame);
         }
         // Also after an empty burst: a layer may have taken frames and kept them.
         self.port.rx_release();
@@ -155,11 +170,11 @@ impl Worker {
         if self.slots.is_empty() {
             return;
         }
-        let (port, slots) = (&mut self.port, &self.slots);
-        self.nic.gather(|slot, write| write(&mut port.tx_frame(&slots[usize::from(slot)].0)));
         self.port.tx_arrange();
-        for (id, qp) in self.slots.drain(..) {
-            self.nic.seal(qp, &mut self.port.tx_frame(&id));
+        for (slot, (id, qp)) in self.slots.drain(..).enumerate() {
+            let mut frame = self.port.tx_frame(&id);
+            self.nic.gather(slot as u16, &mut frame);
+            self.nic.seal(qp, &mut frame);
             self.port.tx_commit(id);
         }
     }

@@ -14,7 +14,8 @@ pub(super) struct DmaOut {
 }
 
 impl Nic {
-    /// Runs what the received burst asked of memory; `frame(i)` is its `i`-th frame.
+    /// Runs what the received frames asked of memory; `frame(i)` is the `i`-th of the burst. As often as is best for the
+    /// kind of memory: after each frame, or once for all.
     pub fn scatter<'f>(&mut self, frame: impl Fn(u16) -> Frame<'f>) {
         for op in self.out.dma_in.drain(..) {
             match op {
@@ -49,20 +50,21 @@ impl Nic {
         }
     }
 
-    /// Runs the copies into the frames of the transmit burst; `frame(slot, write)` lends a slot's frame.
-    pub fn gather(&mut self, mut frame: impl FnMut(u16, &mut dyn FnMut(&mut FrameMut<'_>))) {
-        for op in self.dma_out.drain(..) {
+    /// Copies the payload of the frame in transmit slot `slot` into it.
+    ///
+    /// Slots come in the order in which they were emitted: each takes its copies from the front of the plan.
+    pub fn gather(&mut self, slot: u16, frame: &mut FrameMut<'_>) {
+        while let Some(op) = self.dma_out.front().filter(|op| op.slot == slot).copied() {
+            self.dma_out.pop_front();
             let Some(region) = self.regions.get(op.from.mr.0 as usize).and_then(Option::as_ref) else {
                 continue;
             };
-            frame(op.slot, &mut |frame| {
-                let start = usize::from(op.offset);
-                let (a, b) = frame.slices_mut(start..start + usize::from(op.length));
-                let _ = region.memory.read(op.from.offset, a);
-                if !b.is_empty() {
-                    let _ = region.memory.read(op.from.offset + a.len() as u64, b);
-                }
-            });
+            let start = usize::from(op.offset);
+            let (a, b) = frame.slices_mut(start..start + usize::from(op.length));
+            let _ = region.memory.read(op.from.offset, a);
+            if !b.is_empty() {
+                let _ = region.memory.read(op.from.offset + a.len() as u64, b);
+            }
         }
     }
 }

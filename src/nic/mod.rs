@@ -130,7 +130,7 @@ pub struct Nic {
     /// QPs whose timers, readiness or queues changed since they were last looked after.
     touched: Vec<QpIndex>,
     out: Output,
-    dma_out: Vec<dma::DmaOut>,
+    dma_out: VecDeque<dma::DmaOut>,
     counters: Counters,
     events: VecDeque<AsyncEvent>,
 }
@@ -187,7 +187,7 @@ impl Nic {
                 events: Vec::with_capacity(burst),
                 gather: Vec::with_capacity(crate::limits::MAX_SGE),
             },
-            dma_out: Vec::with_capacity(burst * crate::limits::MAX_SGE),
+            dma_out: VecDeque::with_capacity(burst * crate::limits::MAX_SGE),
             counters: Counters::default(),
             events: VecDeque::with_capacity(MAX_EVENTS),
         }
@@ -325,7 +325,9 @@ impl Nic {
     }
 
     /// Publishes completions and raises events. Call it after the copies that they speak of.
-    pub fn publish(&mut self) {
+    /// Returns how many completions there were.
+    pub fn publish(&mut self) -> usize {
+        let completions = self.out.completions.len();
         for (cq, wc) in self.out.completions.drain(..) {
             let Some(entry) = self.cqs.get_mut(cq.0) else { continue };
             if entry.ring.push(&wc).is_err() {
@@ -343,6 +345,7 @@ impl Nic {
                 self.events.push_back(event);
             }
         }
+        completions
     }
 
     fn cq(&mut self, cq: CqIndex) -> Option<&mut CqEntry> {

@@ -65,7 +65,7 @@ impl Nic {
         } else if plan.payload_len > 0 {
             for piece in self.out.gather.drain(..) {
                 let (from, length) = (piece.from, piece.length);
-                self.dma_out.push(DmaOut { slot, offset: offset as u16, length, from });
+                self.dma_out.push_back(DmaOut { slot, offset: offset as u16, length, from });
                 offset += usize::from(length);
             }
         }

@@ -41,7 +41,10 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
         if now - said >= PROGRESS {
             said = now;
             let median = latency.value_at_percentile(50.0) as f64 / 1e3;
-            eprintln!("roxie: {size} bytes: {:.0} s, {number} operations, median {median:.2} us", (now - start).as_secs_f64());
+            eprintln!(
+                "roxie: {size} bytes: {:.0} s, {number} operations, median {median:.2} us",
+                (now - start).as_secs_f64()
+            );
         }
     }
     Ok(Outcome {
@@ -115,7 +118,10 @@ impl<'a> Game<'a> {
                     self.link.post_receive(qp)?;
                 }
                 Event::Received { bytes, .. } => {
-                    return Err(Failure::Peer(format!("a message of {bytes} bytes arrived, not of {}", self.size)));
+                    return Err(Failure::Peer(format!(
+                        "a message of {bytes} bytes arrived, not of {}",
+                        self.size
+                    )));
                 }
             }
         }
