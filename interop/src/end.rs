@@ -253,7 +253,7 @@ impl From<Error> for Unready {
     }
 }
 
-/// How a stock program ended.
+/// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// Its exit status; `None` if a signal ended it.
@@ -271,14 +271,12 @@ pub trait Local: End {
     /// Ends the capture, so that its file is complete.
     fn finish(&mut self) -> Result<(), Error>;
 
-    /// The index of the family's address in the GID table that stock programs see.
-    fn gid_index(&mut self, family: Family) -> Result<u32, Error>;
-
     /// Waits until a program listens on a TCP port in the site's namespace; false if none does in time.
     fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error>;
 
-    /// Starts a stock verbs program on Roxie's device, in the site's namespace.
-    fn spawn(&mut self, program: &str, arguments: &[String]) -> Result<(), Error>;
+    /// Starts `roxie pingpong rc` on the prepared row's port, from the family's address. `arguments` are those that it
+    /// shares with the stock program.
+    fn pingpong(&mut self, family: Family, arguments: &[String]) -> Result<(), Error>;
 
     /// Waits for that program; kills it when the time is over.
     fn wait(&mut self, timeout: Duration) -> Result<Ended, Error>;

@@ -30,6 +30,8 @@ use crate::report::SkipReason;
 use crate::rows::{Family, Fault, Op, PortKind};
 use program::Program;
 
+pub use program::build_roxie;
+
 /// How long the engine's thread looks for work before it sleeps. Its core is needed by the guest.
 const SPIN: Nanos = Nanos::from_micros(200);
 /// Room of a queue pair's queues.
@@ -48,13 +50,15 @@ pub struct Site<'a> {
 
 /// Roxie's end at a site. Its port is opened by the first row.
 pub fn open<'a>(site: &Site<'a>) -> Box<dyn Local + 'a> {
-    Box::new(Roxie { site: *site, open: None, program: None })
+    Box::new(Roxie { site: *site, open: None, program: None, said: None })
 }
 
 struct Roxie<'a> {
     site: Site<'a>,
     open: Option<Open>,
     program: Option<Program>,
+    /// The port whose mode was told last.
+    said: Option<PortKind>,
 }
 
 /// An open device and what was made on it.
@@ -138,7 +142,6 @@ impl Site<'_> {
         })?;
         let device = device.map_err(unready)?;
         let pd = device.alloc_pd().named("a protection domain")?;
-        println!("roxie: {} ({})", device.port().name, device.port().mode);
         Ok(Open { setup: setup.clone(), pairs: Vec::new(), regions: Vec::new(), pd, device })
     }
 }
@@ -371,7 +374,12 @@ impl Local for Roxie<'_> {
         }
         // The old one must be gone before the new one can have the interface.
         self.open = None;
-        self.open = Some(self.site.open(setup)?);
+        let open = self.site.open(setup)?;
+        if self.said != Some(setup.port) {
+            println!("roxie: {}, {}", setup.port, open.device.port().mode);
+            self.said = Some(setup.port);
+        }
+        self.open = Some(open);
         Ok(())
     }
 
@@ -383,14 +391,6 @@ impl Local for Roxie<'_> {
             self.open = None;
         }
         link.map_or(Ok(()), |error| Err(Error::Local(format!("the link failed: {error}"))))
-    }
-
-    fn gid_index(&mut self, family: Family) -> Result<u32, Error> {
-        // A device's GIDs are its addresses, in their order.
-        let at = self.site.addresses.iter().position(|a| Some(*a) == self.site.address(family));
-        let at =
-            at.ok_or_else(|| Error::Local(format!("{} has no {family} address", self.site.interface)))?;
-        u32::try_from(at).named("the GID index")
     }
 
     fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error> {
@@ -406,10 +406,24 @@ impl Local for Roxie<'_> {
         }
     }
 
-    fn spawn(&mut self, program: &str, arguments: &[String]) -> Result<(), Error> {
+    fn pingpong(&mut self, family: Family, arguments: &[String]) -> Result<(), Error> {
+        let setup = self.open()?.setup.clone();
         // The program opens the interface itself.
         self.open = None;
-        self.program = Some(Program::start(self.site.namespace, program, arguments)?);
+        let site = &self.site;
+        // A device's GIDs are its addresses, in their order.
+        let gid = site.addresses.iter().position(|a| Some(*a) == site.address(family));
+        let gid = gid.ok_or_else(|| Error::Local(format!("{} has no {family} address", site.interface)))?;
+        let mut words: Vec<String> = ["pingpong", "rc", "--dev", site.interface].map(String::from).into();
+        words.extend([
+            format!("--port={}", setup.port),
+            format!("--gid-index={gid}"),
+            "--drive=thread".into(),
+        ]);
+        words.extend(site.addresses.iter().map(|a| format!("--address={a}")));
+        words.extend(setup.capture.map(|path| format!("--capture={}", path.display())));
+        words.extend_from_slice(arguments);
+        self.program = Some(Program::start(site.namespace, &program::roxie()?, &words)?);
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use interop::error::Error;
 use interop::guest::{self, Guest, Image};
 use interop::local::{self, Site};
 use interop::network::{INTERFACE, Namespace, address};
-use interop::rows::{self, Family, PortKind, Row};
+use interop::rows::{self, Case, Family, PortKind, Row};
 
 /// Runs Roxie against real RoCE peers.
 #[derive(Parser)]
@@ -54,8 +54,11 @@ struct Selection {
     #[arg(long)]
     filter: Vec<String>,
     /// Only one row of each kind.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "thorough")]
     short: bool,
+    /// Transfers under faults in the full product as well, instead of a pairwise cover.
+    #[arg(long)]
+    thorough: bool,
     /// Only rows over this port.
     #[arg(long)]
     port: Option<PortArgument>,
@@ -104,9 +107,13 @@ impl Selection {
             let name = row.to_string();
             self.filter.iter().all(|part| name.contains(part.as_str()))
         };
-        let wanted =
-            |row: &Row| named(row) && (!self.short || row.is_short()) && port.is_none_or(|p| p == row.port);
-        let rows: Vec<Row> = rows::all().into_iter().filter(wanted).collect();
+        let all = match (self.short, self.thorough) {
+            (true, _) => rows::short(),
+            (_, true) => rows::thorough(),
+            _ => rows::all(),
+        };
+        let wanted = |row: &Row| named(row) && port.is_none_or(|p| p == row.port);
+        let rows: Vec<Row> = all.into_iter().filter(wanted).collect();
         match rows.len() {
             0 => Err(Error::Host(format!("no row matches {:?}: see `interop list`", self.filter))),
             _ => Ok(rows),
@@ -128,6 +135,9 @@ fn start_guest() -> Result<(Namespace, Guest), Error> {
 
 fn run(arguments: &RunArguments) -> Result<bool, Error> {
     let rows = arguments.selection.rows()?;
+    if rows.iter().any(|row| row.case == Case::Pingpong) {
+        local::build_roxie()?;
+    }
     if let Some(host) = &arguments.peer_host {
         let mut peer = runner::hardware_peer(
             &format!("{}@{host}", arguments.user),

@@ -126,6 +126,12 @@ impl Report {
         self.expected.iter().filter(|name| !reported(name)).map(String::as_str).collect()
     }
 
+    /// The rows that were skipped, and why.
+    pub fn skips(&self) -> impl Iterator<Item = (&str, &str)> {
+        let skipped = self.entries.iter().filter(|e| e.result == "skip");
+        skipped.map(|e| (e.name.as_str(), e.reason.as_str()))
+    }
+
     /// The sums.
     pub fn totals(&self) -> Totals {
         let count = |result: &str| self.entries.iter().filter(|e| e.result == result).count();

@@ -104,7 +104,7 @@ pub enum Case {
     },
     /// An error that the requester provokes.
     Error(ErrorCase),
-    /// Stock `ibv_rc_pingpong` on both sides; the requester is its client.
+    /// Stock `ibv_rc_pingpong` at the peer with `roxie pingpong rc` at the other end; the requester is the client.
     Pingpong,
 }
 
@@ -266,21 +266,41 @@ impl Row {
         }
     }
 
+    /// Packets of a message.
+    fn packets(&self) -> usize {
+        match self.case {
+            Case::Transfer { mtu, size, .. } => size.div_ceil(mtu).max(1),
+            Case::Error(_) | Case::Pingpong => 1,
+        }
+    }
+
     /// A seed of the row's own, from its name (FNV-1a): the same row always injects the same faults.
     pub fn seed(&self) -> u64 {
         let step = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         self.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, step)
     }
 
-    /// True for the rows of a short run: one of each operation, error and program per port and side.
-    pub fn is_short(&self) -> bool {
-        let v4 = self.family == Family::V4;
+    /// True for the rows of a short run. Each operation on each port and side, with the path MTUs and IP
+    /// versions taking turns; one transfer under loss for each port and side; each error and the program
+    /// once, the ports and IP versions taking turns.
+    fn is_short(&self, lossy: &[Row]) -> bool {
+        let turn = |n: usize| {
+            let port = PORTS[n % 2];
+            let family = FAMILIES[n / 2 % 2];
+            self.port == port && self.family == family
+        };
+        let side = self.requester as usize;
         match self.case {
             Case::Transfer { op, mtu, size, fault: Fault::None } => {
-                mtu == 1024 && (op.is_atomic() || size == 1025) && (v4 || op == Op::Write)
+                let n = op as usize + side + self.port as usize;
+                let family = FAMILIES[n / 2 % 2];
+                mtu == MTUS[n % 3]
+                    && self.family == family
+                    && size == if op.is_atomic() { 8 } else { mtu + 1 }
             }
-            Case::Transfer { .. } => false,
-            Case::Error(_) | Case::Pingpong => v4,
+            Case::Transfer { .. } => lossy.contains(self),
+            Case::Error(case) => turn(case as usize + side),
+            Case::Pingpong => turn(3 * side),
         }
     }
 }
@@ -298,6 +318,29 @@ pub fn all() -> Vec<Row> {
         }
     }
     rows.sort();
+    rows
+}
+
+/// The rows of a short run.
+pub fn short() -> Vec<Row> {
+    let all = all();
+    let mut lossy = Vec::new();
+    for (port, requester) in PORTS.into_iter().flat_map(|port| SIDES.map(|side| (port, side))) {
+        let here = all.iter().filter(|row| row.port == port && row.requester == requester);
+        // As few packets as make a loss likely.
+        let likely =
+            here.filter(|row| matches!(row.fault(), Fault::Loss1 | Fault::Loss5) && row.packets() >= 16);
+        lossy.extend(likely.min_by_key(|row| row.packets()));
+    }
+    all.into_iter().filter(|row| row.is_short(&lossy)).collect()
+}
+
+/// Every row, and transfers under faults in the full product instead of a cover.
+pub fn thorough() -> Vec<Row> {
+    let mut rows = all();
+    rows.extend(transfers(&FAULTS));
+    rows.sort();
+    rows.dedup();
     rows
 }
 
@@ -411,9 +454,36 @@ mod tests {
     }
 
     #[test]
-    fn a_short_run_has_each_operation_error_and_program_on_each_port_and_side() {
-        let short: Vec<Row> = all().into_iter().filter(Row::is_short).collect();
-        // Seven operations and WRITE over IPv6, the errors, the program.
-        assert_eq!(short.len(), 2 * 2 * (7 + 1 + ERRORS.len() + 1));
+    fn a_short_run_has_everything_once_and_is_short() {
+        let short = short();
+        let has = |what: &dyn Fn(&Row) -> bool| short.iter().any(what);
+        for requester in SIDES {
+            for port in PORTS {
+                let here = |row: &Row| row.port == port && row.requester == requester;
+                for wanted in OPS {
+                    assert!(
+                        has(&|r| here(r) && matches!(r.case, Case::Transfer { op, .. } if op == wanted)),
+                        "{port} {requester} {wanted}"
+                    );
+                }
+                assert!(has(&|r| here(r) && r.fault() != Fault::None), "{port} {requester} under loss");
+            }
+            for error in ERRORS {
+                assert!(has(&|r| r.requester == requester && r.case == Case::Error(error)), "{error}");
+            }
+            assert!(has(&|r| r.requester == requester && r.case == Case::Pingpong), "{requester} pingpong");
+        }
+        for port in PORTS {
+            for family in FAMILIES {
+                for wanted in MTUS {
+                    let at = |r: &Row| matches!(r.case, Case::Transfer { mtu, .. } if mtu == wanted);
+                    assert!(
+                        has(&|r| r.port == port && r.family == family && at(r)),
+                        "{port} {family} {wanted}"
+                    );
+                }
+            }
+        }
+        assert!(short.len() <= 70, "{} rows", short.len());
     }
 }

@@ -92,12 +92,24 @@ impl Qp {
 
     fn overtaken(&mut self, ctx: &mut Ctx<'_>) -> Verdict {
         if self.requester.implied_nak {
+            // The rest of a long answer that was under way when we went back. The peer is at work, and gets to our
+            // repeated request after it: only its silence is a timeout.
+            self.restart_timer(ctx);
             return Verdict::Stale;
         }
         ctx.counters.implied_nak_seq_err += 1;
         let verdict = self.go_back(ctx, Cause::ImpliedNak);
         self.requester.implied_nak = true;
         verdict
+    }
+
+    /// Waits for the peer anew, if anything has left since we last went back.
+    fn restart_timer(&mut self, ctx: &Ctx<'_>) {
+        let timeout = self.attributes().ack_timeout();
+        let r = &mut self.requester;
+        if let Some(timeout) = timeout.filter(|_| r.retransmit_at != Nanos::MAX) {
+            r.retransmit_at = ctx.now + timeout;
+        }
     }
 
     fn handle_read_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {

@@ -68,7 +68,6 @@ impl Qp {
         r.going_back = Some(cause);
         // Armed again by the first packet that leaves.
         r.retransmit_at = Nanos::MAX;
-        r.implied_nak = false;
         // A work request that failed at the old position is found again when the position comes back to it.
         r.failed = None;
         r.rewind_to(r.una);

@@ -1,15 +1,16 @@
 //! A program on Roxie's side: started in the site's namespace, waited for, killed when it is late.
 
+use std::env;
 use std::fs;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::end::Ended;
 use crate::error::Error;
-use crate::network::{Namespace, command_line};
+use crate::network::{Namespace, command_line, run};
 
 /// A running program. Dropping it ends it.
 pub(super) struct Program {
@@ -21,11 +22,11 @@ pub(super) struct Program {
 impl Program {
     pub(super) fn start(
         namespace: Option<&Namespace>,
-        program: &str,
+        program: &Path,
         arguments: &[String],
     ) -> Result<Program, Error> {
         let mut command = match namespace {
-            Some(namespace) => namespace.command(program),
+            Some(namespace) => namespace.command(&program.to_string_lossy()),
             None => Command::new(program),
         };
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -76,6 +77,33 @@ fn collect(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
     })
 }
 
+/// The `roxie` program beside this one.
+pub(super) fn roxie() -> Result<PathBuf, Error> {
+    let own = env::current_exe().map_err(|e| Error::Local(format!("where this program is: {e}")))?;
+    let path = own.with_file_name("roxie");
+    match path.exists() {
+        true => Ok(path),
+        false => {
+            Err(Error::Local(format!("{} is missing: `cargo build --bin roxie` makes it", path.display())))
+        }
+    }
+}
+
+/// Builds the `roxie` program where cargo runs this one, which it has built alone.
+///
+/// # Errors
+/// If it cannot be built.
+pub fn build_roxie() -> Result<(), Error> {
+    let Some(cargo) = env::var_os("CARGO") else { return Ok(()) };
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("Cargo.toml");
+    let mut build = Command::new(cargo);
+    build.args(["build", "--quiet", "--package=roxie", "--bin=roxie", "--manifest-path"]).arg(workspace);
+    if !cfg!(debug_assertions) {
+        build.arg("--release");
+    }
+    run(&mut build).map(drop)
+}
+
 /// True if a TCP socket listens on the port in the calling thread's network namespace.
 pub(super) fn somebody_listens(port: u16) -> Result<bool, Error> {
     // The thread's own view: /proc/net is that of the process's first thread.
@@ -111,7 +139,7 @@ mod tests {
     #[test]
     fn a_program_is_killed_when_its_time_is_over_and_its_words_are_kept() {
         let script = ["-c".into(), "echo first; exec sleep 60".into()];
-        let program = Program::start(None, "sh", &script).unwrap();
+        let program = Program::start(None, Path::new("sh"), &script).unwrap();
         let ended = program.wait(Duration::from_millis(300)).unwrap();
         assert_eq!(ended, Ended { code: None, output: "first\n".into() });
     }
