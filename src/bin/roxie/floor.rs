@@ -15,7 +15,11 @@ use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Psn, Qpn, RoceVe
 /// Frames in flight that are tried for the best.
 const IN_FLIGHT: [u64; 4] = [32, 64, 128, 256];
 /// After so long without an arrival what is in flight is lost.
-const LOST_AFTER: Duration = Duration::from_millis(20);
+const LOST_AFTER: Duration = Duration::from_millis(100);
+/// A measurement goes on beyond its time until something has arrived, but no longer than this beyond it.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Steps after which a thread lets another one have the core, when there are two.
+const STEPS_PER_YIELD: u32 = 64;
 
 /// How the two ends of a measurement are driven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,19 +48,38 @@ impl Threads {
                 let stop = AtomicBool::new(false);
                 std::thread::scope(|scope| {
                     scope.spawn(|| {
+                        let mut courtesy = Courtesy::default();
                         while !stop.load(Relaxed) {
                             far();
+                            courtesy.step();
                         }
                     });
                     // Also if `near` panics: the scope waits for the thread.
                     let _stop = StopOnDrop(&stop);
+                    let mut courtesy = Courtesy::default();
                     loop {
                         if let ControlFlow::Break(result) = near() {
                             return result;
                         }
+                        courtesy.step();
                     }
                 })
             }
+        }
+    }
+}
+
+/// Two threads that spin may have to share a core: then each would wait for the end of the other's time slice.
+#[derive(Default)]
+struct Courtesy {
+    steps: u32,
+}
+
+impl Courtesy {
+    fn step(&mut self) {
+        self.steps += 1;
+        if self.steps % STEPS_PER_YIELD == 0 {
+            std::thread::yield_now();
         }
     }
 }
@@ -142,7 +165,7 @@ impl Floor {
             || {
                 let now = Instant::now();
                 let so_far = arrived.load(Relaxed);
-                if now - start >= time {
+                if now - start >= time && so_far > 0 || now - start >= time + PATIENCE {
                     in_time.get_or_insert(so_far as f64 / (now - start).as_secs_f64());
                 }
                 if so_far > seen {
@@ -180,20 +203,20 @@ impl Floor {
         let Floor { near, far, threads } = self;
         let (ping, pong) = (near.shape(payload), far.shape(payload));
         let start = Instant::now();
-        let mut sent_at: Option<Instant> = None;
+        let (mut sent_at, mut returned): (Option<Instant>, _) = (None, false);
         threads.drive(
             || {
                 let now = Instant::now();
                 match sent_at {
                     Some(at) if near.receive() > 0 => {
                         record(at.elapsed().as_nanos() as u64);
-                        sent_at = None;
+                        (sent_at, returned) = (None, true);
                     }
                     Some(at) if now - at > LOST_AFTER => sent_at = None,
                     Some(_) => return ControlFlow::Continue(()),
                     None => {}
                 }
-                if now - start >= time {
+                if now - start >= time && returned || now - start >= time + PATIENCE {
                     return ControlFlow::Break(Ok(()));
                 }
                 sent_at = Some(Instant::now());

@@ -176,7 +176,9 @@ impl Connection {
         let mut near_step = || {
             let elapsed = start.elapsed();
             match sent_at {
-                None if elapsed >= time && sequence % SIGNAL_EVERY == 0 => return Ok(Some(())),
+                None if elapsed >= time && sequence > 0 && sequence % SIGNAL_EVERY == 0 => {
+                    return Ok(Some(()));
+                }
                 None => {
                     sequence += 1;
                     sent_at = Some(Instant::now());

@@ -96,6 +96,11 @@ impl Site {
         }
     }
 
+    /// No network: for NICs that share memory.
+    pub(super) fn memory() -> Site {
+        Site { place: Place::Loopback, description: "none, the NICs share memory".into() }
+    }
+
     /// Why there is no port of this kind here; `None`: there may be.
     pub(super) fn rules_out(&self, kind: Kind) -> Option<&'static str> {
         (kind == Kind::Xdp && self.place != Place::Named).then_some(
