@@ -10,6 +10,7 @@ mod common;
 mod decode;
 mod perf;
 mod pingpong;
+mod show;
 
 /// A RoCE v2 NIC in software.
 #[derive(Debug, Parser)]
@@ -27,6 +28,8 @@ enum Command {
     Perf(perf::Arguments),
     /// Send messages to and fro, with the stock `ibv_rc_pingpong` at the other end or with another roxie
     Pingpong(pingpong::Arguments),
+    /// Print what a device is or would be, its addresses, queue pairs and counters
+    Show(show::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -34,5 +37,6 @@ fn main() -> ExitCode {
         Command::Decode(arguments) => decode::run(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
+        Command::Show(arguments) => show::run(&arguments),
     }
 }
