@@ -72,7 +72,11 @@ impl End {
         // LOCAL_WRITE: the NIC may write arriving messages there. A peer's WRITE would need REMOTE_WRITE as well.
         let memory = pd.register(BUFFER, Access::LOCAL_WRITE)?;
         // Which of the device's addresses (GIDs) to use: the first IPv4 one.
-        let gid = device.gids().into_iter().find(|entry| entry.gid.is_ipv4()).ok_or("the device has no IPv4 address")?;
+        let gid = device
+            .gids()
+            .into_iter()
+            .find(|entry| entry.gid.is_ipv4())
+            .ok_or("the device has no IPv4 address")?;
         let here = qp.endpoint(gid.index)?;
         Ok(End { qp, cq, memory, here })
     }
@@ -91,7 +95,10 @@ impl End {
 
     fn post_send(&self, message: &[u8]) -> Result<()> {
         self.memory.write_at(0, message)?;
-        Ok(self.qp.post_send(&SendWr { wr_id: 2, ..SendWr::default() }, &[self.memory.sge(0, message.len() as u32)])?)
+        Ok(self.qp.post_send(
+            &SendWr { wr_id: 2, ..SendWr::default() },
+            &[self.memory.sge(0, message.len() as u32)],
+        )?)
     }
 
     /// Polls for the completion of what was posted. Polling is also what turns the NIC.

@@ -12,7 +12,8 @@ fn both_ends_play_pingpong_in_one_process() {
 #[test]
 fn every_operation_is_measured_in_one_process() {
     for operation in ["send", "write", "read", "atomic"] {
-        let bw = run(&format!("perf {operation} bw --port memory -n 300 -q 3 -t 8 --json")).succeeded().json();
+        let bw =
+            run(&format!("perf {operation} bw --port memory -n 300 -q 3 -t 8 --json")).succeeded().json();
         assert_eq!((bw.len(), &bw[0]["messages"], &bw[0]["qps"]), (1, &300.into(), &3.into()));
         let lat = run(&format!("perf {operation} lat --port memory -n 20 --json")).succeeded().json();
         assert_eq!(lat[0]["latency_ns"]["count"], 20);
@@ -22,7 +23,8 @@ fn every_operation_is_measured_in_one_process() {
 
 #[test]
 fn a_lossy_link_is_survived_and_what_was_sent_again_is_told() {
-    let run = run("perf write bw --port memory -n 200 -s 16384 -t 4 --timeout 8 --fault drop=0.02,seed=3 --json");
+    let run =
+        run("perf write bw --port memory -n 200 -s 16384 -t 4 --timeout 8 --fault drop=0.02,seed=3 --json");
     let result = run.succeeded().json();
     assert_eq!(result[0]["messages"], 200);
     assert!(result[0]["resent_packets"].as_u64().unwrap() > 0, "{}", result[0]);
@@ -31,7 +33,8 @@ fn a_lossy_link_is_survived_and_what_was_sent_again_is_told() {
 #[test]
 fn several_sizes_give_a_row_each_and_the_second_begins_afresh() {
     for operation in ["write", "send"] {
-        let lat = run(&format!("perf {operation} lat --port memory -n 10 -s 64,8,64 --json")).succeeded().json();
+        let lat =
+            run(&format!("perf {operation} lat --port memory -n 10 -s 64,8,64 --json")).succeeded().json();
         let sizes: Vec<_> = lat.iter().map(|row| row["size"].as_u64().unwrap()).collect();
         assert_eq!(sizes, [64, 8, 64]);
     }

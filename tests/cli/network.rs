@@ -29,7 +29,8 @@ impl Net {
         let mut left = Links::open_in(&a).unwrap();
         left.create_veth("left", &b, "right", 1).unwrap();
         let mut right = Links::open_in(&b).unwrap();
-        for (links, name, ip) in [(&mut left, "left", "192.0.2.1/24"), (&mut right, "right", "192.0.2.2/24")] {
+        for (links, name, ip) in [(&mut left, "left", "192.0.2.1/24"), (&mut right, "right", "192.0.2.2/24")]
+        {
             links.add_address(name, ip.parse().unwrap()).unwrap();
             links.set_up(name, true).unwrap();
         }

@@ -75,7 +75,10 @@ fn the_floor_is_measured_through_the_same_ports() {
             let (server, client) = net.both(&command, &format!("{command} -n 60 -s 64"));
             server.succeeded();
             let row = &client.succeeded().json()[0];
-            assert_eq!((&row["sent"], &row["floor"], &row["payload_each"]), (&60.into(), &true.into(), &64.into()));
+            assert_eq!(
+                (&row["sent"], &row["floor"], &row["payload_each"]),
+                (&60.into(), &true.into(), &64.into())
+            );
             assert!(row["messages"].as_u64().unwrap() > 0, "{row}");
         }
     }

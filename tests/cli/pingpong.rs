@@ -15,7 +15,10 @@ fn pingpong_plays_over_xdp_over_udp_and_between_them() {
         let options = "pingpong rc -n 100 -c --port";
         let (server, client) = net.both(&format!("{options} {left}"), &format!("{options} {right}"));
         for end in [server.succeeded(), client.succeeded()] {
-            assert!(end.stdout.contains("819200 bytes in ") && end.stdout.contains("100 iters in "), "{end:#?}");
+            assert!(
+                end.stdout.contains("819200 bytes in ") && end.stdout.contains("100 iters in "),
+                "{end:#?}"
+            );
             assert!(end.stdout.contains("GID ::ffff:192.0.2.1"), "{end:#?}");
         }
     }
@@ -25,7 +28,9 @@ fn pingpong_plays_over_xdp_over_udp_and_between_them() {
 #[test]
 fn pingpong_sleeps_on_events_and_takes_empty_and_long_messages() {
     let Some(net) = Net::new("pingpong-e") else { return };
-    for options in ["-e -n 20", "-s 0 -n 20", "-s 100001 -n 5 -c -m 512", "-r 1 -n 20", "--drive thread -n 20"] {
+    for options in
+        ["-e -n 20", "-s 0 -n 20", "-s 100001 -n 5 -c -m 512", "-r 1 -n 20", "--drive thread -n 20"]
+    {
         let command = format!("pingpong rc --json {options}");
         let (server, client) = net.both(&command, &command);
         assert_eq!(server.succeeded().json()[0]["iters"], client.succeeded().json()[0]["iters"]);
@@ -47,10 +52,12 @@ fn lost_frames_are_sent_again_over_both_ports() {
 #[test]
 fn ends_with_different_sizes_are_told_of_it() {
     let Some(net) = Net::new("pingpong-size") else { return };
-    let (server, client) = net.both("pingpong rc -s 100 -n 5 --patience 2", "pingpong rc -s 200 -n 5 --patience 2");
+    let (server, client) =
+        net.both("pingpong rc -s 100 -n 5 --patience 2", "pingpong rc -s 200 -n 5 --patience 2");
     server.failed(1, &["longer than the receive", "same message size"]);
     client.failed(1, &["remote invalid request", "same message size"]);
-    let (server, client) = net.both("pingpong rc -s 200 -n 5", "pingpong rc -s 100 -n 5 --timeout 8 --patience 2");
+    let (server, client) =
+        net.both("pingpong rc -s 200 -n 5", "pingpong rc -s 100 -n 5 --timeout 8 --patience 2");
     server.failed(4, &["message 1 of 5 has 100 bytes, this end uses 200"]);
     assert_eq!(client.status.code(), Some(1), "{client:#?}");
 }
@@ -60,7 +67,10 @@ fn a_peer_that_does_not_answer_is_given_up_after_the_retries() {
     let Some(net) = Net::new("pingpong-mute") else { return };
     let mut server = net.serve("pingpong rc");
     let client = net.right(&format!("pingpong rc --timeout 10 --retry 2 --fault tx.drop=1.0 {A}"));
-    client.failed(1, &["sending message 1 of 1000 failed: retries exceeded", "(2 retries, 4.2 ms each", "--capture"]);
+    client.failed(
+        1,
+        &["sending message 1 of 1000 failed: retries exceeded", "(2 retries, 4.2 ms each", "--capture"],
+    );
     server.kill();
     server.finish().was_killed();
     net.is_clean();
@@ -70,7 +80,7 @@ fn a_peer_that_does_not_answer_is_given_up_after_the_retries() {
 fn a_peer_that_dies_in_the_middle_is_noticed() {
     let Some(net) = Net::new("pingpong-dead") else { return };
     for port in ["xdp", "udp"] {
-        let options = format!("pingpong rc --port {port} -n 100000000 --timeout 8 --retry 1 --patience 2");
+        let options = format!("pingpong rc --port {port} -n 100000000 --timeout 14 --retry 2 --patience 2");
         let server = net.serve(&options);
         let mut client = net.start_right(&format!("{options} --capture /dev/null {A}"));
         std::thread::sleep(std::time::Duration::from_millis(800));
@@ -110,7 +120,11 @@ fn a_stock_client_finds_the_exchange_that_it_knows() {
     assert_eq!(stream.read(&mut answer).unwrap(), 0, "then it hangs up");
     server.kill();
     let server = server.finish();
-    assert!(server.stdout.contains("remote address: LID 0x0000, QPN 0x00002a, PSN 0xabcdef, GID ::ffff:192.0.2.2"));
+    assert!(
+        server
+            .stdout
+            .contains("remote address: LID 0x0000, QPN 0x00002a, PSN 0xabcdef, GID ::ffff:192.0.2.2")
+    );
 }
 
 #[test]

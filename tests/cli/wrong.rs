@@ -23,10 +23,8 @@ fn wrong_devices_are_refused_and_left_as_they_were() {
             &["path MTU 4096 does not fit", "link MTU of left is 1500", "4176", "that fits is 1024"],
         );
         net.left(&format!("perf send bw --port {port} -m 2048")).failed(2, &["path MTU 2048 does not fit"]);
-        net.left(&format!("{pingpong} 192.0.2.2")).failed(
-            4,
-            &["cannot connect to TCP port 18515 of 192.0.2.2", "Start the server there first"],
-        );
+        net.left(&format!("{pingpong} 192.0.2.2"))
+            .failed(4, &["cannot connect to TCP port 18515 of 192.0.2.2", "Start the server there first"]);
         net.left(&format!("{pingpong} no.such.name.invalid")).failed(4, &["no.such.name.invalid"]);
         net.is_clean();
     }
@@ -102,8 +100,14 @@ fn show_tells_what_opening_would_find() {
     let Some(net) = Net::new("show") else { return };
     let shown = net.left("show device --dev left --json").succeeded().json();
     let left = &shown[0][0];
-    assert_eq!((&left["driver"], &left["mtu"], &left["path_mtu"]), (&"veth".into(), &1500.into(), &1024.into()));
-    assert_eq!((&left["xdp_program"], &left["addresses"][0]), (&serde_json::Value::Null, &"192.0.2.1/24".into()));
+    assert_eq!(
+        (&left["driver"], &left["mtu"], &left["path_mtu"]),
+        (&"veth".into(), &1500.into(), &1024.into())
+    );
+    assert_eq!(
+        (&left["xdp_program"], &left["addresses"][0]),
+        (&serde_json::Value::Null, &"192.0.2.1/24".into())
+    );
     let opened = net.left("show device --open --port udp --json").succeeded().json();
     assert_eq!((&opened[0]["interface"], &opened[0]["path_mtu"]), (&"left".into(), &1024.into()));
     let gids = net.left("show gids --json").succeeded().json();

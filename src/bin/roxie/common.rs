@@ -189,15 +189,23 @@ impl DeviceOptions {
     fn check(&self) -> Result<(), Failure> {
         let misplaced = [
             (self.no_gso && matches!(self.port, Some(PortKind::Xdp | PortKind::Memory)), "--no-gso", "udp"),
-            (self.mode.is_some() && matches!(self.port, Some(PortKind::Udp | PortKind::Memory)), "--mode", "xdp"),
+            (
+                self.mode.is_some() && matches!(self.port, Some(PortKind::Udp | PortKind::Memory)),
+                "--mode",
+                "xdp",
+            ),
         ];
         for (wrong, option, port) in misplaced {
             if wrong {
-                return Err(Failure::Usage(format!("{option} is for --port {port}: leave one of the two out")));
+                return Err(Failure::Usage(format!(
+                    "{option} is for --port {port}: leave one of the two out"
+                )));
             }
         }
         if self.port == Some(PortKind::Memory) && (self.dev.is_some() || !self.address.is_empty()) {
-            return Err(Failure::Usage("--port memory has no interface: leave --dev and --address out".into()));
+            return Err(Failure::Usage(
+                "--port memory has no interface: leave --dev and --address out".into(),
+            ));
         }
         Ok(())
     }

@@ -99,7 +99,9 @@ fn measure(arguments: &Arguments) -> Result<(), Failure> {
     let plan = Plan::new(arguments)?;
     if arguments.device.port == Some(PortKind::Memory) {
         if arguments.server.is_some() {
-            return Err(Failure::Usage("--port memory has both ends in this process: leave the server out".into()));
+            return Err(Failure::Usage(
+                "--port memory has both ends in this process: leave the server out".into(),
+            ));
         }
         return both_ends(arguments, &plan);
     }
@@ -108,7 +110,13 @@ fn measure(arguments: &Arguments) -> Result<(), Failure> {
         let listener = stream::listen(arguments.tcp_port)?;
         let mut side = open(arguments, &plan)?;
         let stream = stream::accept(&listener, arguments.tcp_port)?;
-        return session::serve(Control::new(stream)?, side.as_mut(), &plan, &arguments.wishes, arguments.json);
+        return session::serve(
+            Control::new(stream)?,
+            side.as_mut(),
+            &plan,
+            &arguments.wishes,
+            arguments.json,
+        );
     };
     let stream = stream::connect(server, arguments.tcp_port)?;
     let control = Control::new(stream)?;
@@ -127,7 +135,8 @@ fn open<'a>(arguments: &'a Arguments, plan: &Plan) -> Result<Box<dyn Side + 'a>,
 
 /// The client here, the server on a thread.
 fn both_ends(arguments: &Arguments, plan: &Plan) -> Result<(), Failure> {
-    let (near, far) = UnixStream::pair().map_err(|e| Failure::Run(format!("cannot make a socket pair: {e}")))?;
+    let (near, far) =
+        UnixStream::pair().map_err(|e| Failure::Run(format!("cannot make a socket pair: {e}")))?;
     let (mut client, mut server): (Box<dyn Side + '_>, Box<dyn Side + '_>) = if plan.floor {
         let (a, b) = arguments.device.open_bare_pair()?;
         (Box::new(Floor::new(&arguments.device, a)?), Box::new(Floor::new(&arguments.device, b)?))
@@ -142,8 +151,10 @@ fn both_ends(arguments: &Arguments, plan: &Plan) -> Result<(), Failure> {
     let far = Control::new(far)?;
     let near_hang_up = near.duplicate().map_err(|e| Failure::Run(format!("cannot share a socket: {e}")))?;
     std::thread::scope(|scope| {
-        let served = scope.spawn(move || session::serve_quietly(far, server.as_mut(), plan, &arguments.wishes));
-        let here = Control::new(near).and_then(|near| session::drive(near, client.as_mut(), plan, arguments.json));
+        let served =
+            scope.spawn(move || session::serve_quietly(far, server.as_mut(), plan, &arguments.wishes));
+        let here =
+            Control::new(near).and_then(|near| session::drive(near, client.as_mut(), plan, arguments.json));
         near_hang_up.hang_up();
         let there = served.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         here.and(there)

@@ -101,10 +101,13 @@ fn rc(options: &RcOptions) -> Result<(), Failure> {
     let options = &options;
     let alone = options.device.port == Some(PortKind::Memory);
     if alone && options.server.is_some() {
-        return Err(Failure::Usage("--port memory plays both ends in this process: leave the server out".into()));
+        return Err(Failure::Usage(
+            "--port memory plays both ends in this process: leave the server out".into(),
+        ));
     }
     // Before the device, so that a busy port leaves nothing to clean up, and clients may come early.
-    let listener = (options.server.is_none() && !alone).then(|| stream::listen(options.tcp_port)).transpose()?;
+    let listener =
+        (options.server.is_none() && !alone).then(|| stream::listen(options.tcp_port)).transpose()?;
     let opened = options.device.open()?;
     match (&opened.far, &listener, &options.server) {
         (Some(far), ..) => both_ends(options, &opened, far),
@@ -161,7 +164,8 @@ fn both_ends(options: &RcOptions, opened: &Opened, far: &Device) -> Result<(), F
         };
         let here = client();
         near_stream.hang_up();
-        let there: Result<(), Failure> = server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let there: Result<(), Failure> =
+            server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         here.and(there)
     })
 }

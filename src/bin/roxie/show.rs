@@ -98,7 +98,10 @@ fn opened(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
         println!("{} on {}", info.name, info.interface.as_deref().unwrap_or("no interface"));
         println!("  mode       {}", info.mode);
         println!("  address    {mac}");
-        println!("  MTU        {} bytes: path MTU {largest}, frames up to {} bytes", info.mtu, info.max_frame);
+        println!(
+            "  MTU        {} bytes: path MTU {largest}, frames up to {} bytes",
+            info.mtu, info.max_frame
+        );
     }
     Ok(())
 }
@@ -110,13 +113,16 @@ fn print_interface(interface: &Interface, obstacles: &[String]) {
         _ => "down",
     };
     let addresses: Vec<String> = interface.addresses.iter().map(ToString::to_string).collect();
-    let addresses = if addresses.is_empty() { "none: no device can be opened".into() } else { addresses.join(", ") };
+    let addresses =
+        if addresses.is_empty() { "none: no device can be opened".into() } else { addresses.join(", ") };
     println!("{}: {state}, driver {}, {}", interface.name, interface.driver, mac_text(interface.mac));
     println!("  MTU        {}", mtu_text(interface.mtu));
     println!("  addresses  {addresses}");
     println!("  queues     {}", interface.rx_queues);
     match obstacles {
-        [] => println!("  AF_XDP     kernel and capabilities allow it; the mode shows when it is opened (--open)"),
+        [] => println!(
+            "  AF_XDP     kernel and capabilities allow it; the mode shows when it is opened (--open)"
+        ),
         some => println!("  AF_XDP     no: {}; the udp port works", some.join("; ")),
     }
     if let Some(id) = interface.xdp_program {
@@ -140,7 +146,8 @@ fn mtu_text(mtu: usize) -> String {
         None => format!("{mtu} bytes: too small, the smallest path MTU, 256, needs {}", 256 + Mtu::OVERHEAD),
         Some(path) => {
             let next = Mtu::ALL.into_iter().find(|m| *m > path);
-            let hint = next.map_or(String::new(), |m| format!(" ({} needs {})", m.bytes(), m.bytes() + Mtu::OVERHEAD));
+            let hint = next
+                .map_or(String::new(), |m| format!(" ({} needs {})", m.bytes(), m.bytes() + Mtu::OVERHEAD));
             format!("{mtu} bytes: path MTU {}{hint}", path.bytes())
         }
     }
@@ -170,7 +177,8 @@ fn xdp_obstacles() -> Vec<String> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     if let Some(effective) = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()) {
-        let missing: Vec<&str> = NEEDED.iter().filter(|(_, bits)| effective & bits == 0).map(|(n, _)| *n).collect();
+        let missing: Vec<&str> =
+            NEEDED.iter().filter(|(_, bits)| effective & bits == 0).map(|(n, _)| *n).collect();
         if !missing.is_empty() {
             found.push(format!("this process lacks {}", missing.join(", ")));
         }
@@ -185,7 +193,9 @@ fn reach(ip: IpAddr) -> &'static str {
         IpAddr::V4(v4) if v4.is_link_local() => "IPv4 link-local: peers on the same link only",
         IpAddr::V4(_) => "IPv4-mapped: what most peers expect for RoCE v2",
         IpAddr::V6(v6) if v6.is_loopback() => "IPv6 loopback: this host only",
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => "IPv6 link-local: peers on the same link only, not routed",
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+            "IPv6 link-local: peers on the same link only, not routed"
+        }
         IpAddr::V6(v6) if v6.is_unique_local() => "IPv6 unique local: routed within a site",
         IpAddr::V6(_) => "IPv6 global",
     }
@@ -243,7 +253,12 @@ fn qps(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     for qp in &all {
-        println!("QPN 0x{:06x} {:?} to 0x{:06x}", qp.handle.qpn.value(), qp.state, qp.attributes.dest_qpn.value());
+        println!(
+            "QPN 0x{:06x} {:?} to 0x{:06x}",
+            qp.handle.qpn.value(),
+            qp.state,
+            qp.attributes.dest_qpn.value()
+        );
     }
     if all.is_empty() {
         println!("no queue pairs");

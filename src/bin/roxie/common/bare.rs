@@ -62,7 +62,11 @@ impl DeviceOptions {
     pub(crate) fn open_bare_pair(&self) -> Result<(Bare, Bare), Failure> {
         self.check()?;
         self.refuse_layers()?;
-        let end = |n: u8| MemoryConfig { mac: [2, 0, 0, 0, 0, n], name: format!("memory{n}"), ..Default::default() };
+        let end = |n: u8| MemoryConfig {
+            mac: [2, 0, 0, 0, 0, n],
+            name: format!("memory{n}"),
+            ..Default::default()
+        };
         let (near, far) = memory::pair(end(1), end(2));
         let bare = |port, n| Bare {
             port: Box::new(port) as Box<dyn Port>,
@@ -74,7 +78,9 @@ impl DeviceOptions {
 
     fn refuse_layers(&self) -> Result<(), Failure> {
         if self.fault.is_some() || self.capture.is_some() {
-            return Err(Failure::Usage("--floor measures the bare port: leave --fault and --capture out".into()));
+            return Err(Failure::Usage(
+                "--floor measures the bare port: leave --fault and --capture out".into(),
+            ));
         }
         Ok(())
     }

@@ -65,17 +65,18 @@ pub(crate) fn listen(port: u16) -> Result<TcpListener, Failure> {
 /// Waits for a peer.
 pub(crate) fn accept(listener: &TcpListener, port: u16) -> Result<TcpStream, Failure> {
     eprintln!("roxie: waiting for a peer on TCP port {port}");
-    let (stream, _) =
-        listener.accept().map_err(|e| Failure::Run(format!("cannot accept a connection on TCP port {port}: {e}")))?;
+    let (stream, _) = listener
+        .accept()
+        .map_err(|e| Failure::Run(format!("cannot accept a connection on TCP port {port}: {e}")))?;
     tune(&stream);
     Ok(stream)
 }
 
 /// Connects to a peer that waits.
 pub(crate) fn connect(server: &str, port: u16) -> Result<TcpStream, Failure> {
-    let addresses = (server, port)
-        .to_socket_addrs()
-        .map_err(|e| Failure::Peer(format!("{server} is neither an address nor a name that resolves: {e}")))?;
+    let addresses = (server, port).to_socket_addrs().map_err(|e| {
+        Failure::Peer(format!("{server} is neither an address nor a name that resolves: {e}"))
+    })?;
     let mut last = None;
     for address in addresses {
         match TcpStream::connect_timeout(&address, PATIENCE) {

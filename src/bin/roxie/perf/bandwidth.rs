@@ -155,7 +155,10 @@ impl Window {
             self.said = now;
             let seconds = (now - self.start).as_secs_f64();
             let gbit = run.completed as f64 * f64::from(run.size) * 8.0 / 1e9 / seconds;
-            eprintln!("roxie: {} bytes: {seconds:.0} s, {} operations, {gbit:.3} Gb/s", run.size, run.completed);
+            eprintln!(
+                "roxie: {} bytes: {seconds:.0} s, {} operations, {gbit:.3} Gb/s",
+                run.size, run.completed
+            );
         }
     }
 

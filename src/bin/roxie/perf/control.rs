@@ -126,7 +126,9 @@ impl Control {
     /// A message, if one has come.
     pub(super) fn look(&self) -> Result<Option<Message>, Failure> {
         match self.inbox.try_recv() {
-            Ok(Ok(Message::Failed(why))) => Err(Failure::Peer(format!("the peer gave up in the middle: {why}"))),
+            Ok(Ok(Message::Failed(why))) => {
+                Err(Failure::Peer(format!("the peer gave up in the middle: {why}")))
+            }
             Ok(Ok(message)) => Ok(Some(message)),
             Ok(Err(gone)) => Err(Failure::Peer(format!("in the middle of a round: {gone}"))),
             Err(TryRecvError::Empty) => Ok(None),
@@ -148,7 +150,9 @@ fn read_line(reader: &mut BufReader<Box<dyn Stream>>) -> Result<Message, String>
         Ok(0) => Err("the peer closed its TCP connection; its own output should say why".into()),
         Ok(_) => serde_json::from_str(&line).map_err(|e| {
             let start: String = line.chars().take(60).collect();
-            format!("the peer sent {start:?}, which is no line of `roxie perf` ({e}): is it one, of this version?")
+            format!(
+                "the peer sent {start:?}, which is no line of `roxie perf` ({e}): is it one, of this version?"
+            )
         }),
         Err(e) => Err(format!("the TCP connection to the peer broke: {e}")),
     }

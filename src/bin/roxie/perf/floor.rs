@@ -13,11 +13,11 @@ use roxie::time::{Clock, Nanos};
 use roxie::verbs::{Gid, Mtu, Psn, Qpn};
 use roxie::wire::{Bth, Ext, FlowSpec, MAX_HEADERS, Opcode, RoceVersion, Template};
 
+use super::Measure;
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, Until};
 use super::report::{Outcome, histogram};
 use super::session::Side;
-use super::Measure;
 use crate::common::bare::Bare;
 use crate::common::{DeviceOptions, Failure, Patience};
 

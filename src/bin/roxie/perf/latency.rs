@@ -41,7 +41,10 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
         if now - said >= PROGRESS {
             said = now;
             let median = latency.value_at_percentile(50.0) as f64 / 1e3;
-            eprintln!("roxie: {size} bytes: {:.0} s, {number} operations, median {median:.2} us", (now - start).as_secs_f64());
+            eprintln!(
+                "roxie: {size} bytes: {:.0} s, {number} operations, median {median:.2} us",
+                (now - start).as_secs_f64()
+            );
         }
     }
     Ok(Outcome {
@@ -71,6 +74,7 @@ pub(super) fn answer(
         match control.look()? {
             None => {}
             Some(Message::Done { messages }) => {
+                game.settle(answered)?;
                 let report = ServerReport { messages: Some(answered), ..ServerReport::default() };
                 return Ok((messages, report));
             }
@@ -115,7 +119,10 @@ impl<'a> Game<'a> {
                     self.link.post_receive(qp)?;
                 }
                 Event::Received { bytes, .. } => {
-                    return Err(Failure::Peer(format!("a message of {bytes} bytes arrived, not of {}", self.size)));
+                    return Err(Failure::Peer(format!(
+                        "a message of {bytes} bytes arrived, not of {}",
+                        self.size
+                    )));
                 }
             }
         }
@@ -133,6 +140,21 @@ impl<'a> Game<'a> {
             }
             Operation::Read | Operation::Atomic => true,
         })
+    }
+
+    /// Waits until all answers are acknowledged: their completions would confuse the next round.
+    fn settle(&mut self, answered: u64) -> Result<(), Failure> {
+        let start = Instant::now();
+        while self.completed < answered {
+            self.poll()?;
+            if start.elapsed() > STANDSTILL {
+                return Err(Failure::Run(format!(
+                    "answer {answered} was not acknowledged for {} s",
+                    STANDSTILL.as_secs()
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Waits until the `number`-th operation is complete and answered.

@@ -148,7 +148,10 @@ impl<'a> Link<'a> {
                 Some(Message::Done { messages }) => {
                     let seconds = first.zip(last).map(|(a, b): (Instant, Instant)| (b - a).as_secs_f64());
                     let seen = first.is_some().then_some(received);
-                    return Ok((messages, ServerReport { messages: seen, seconds, ..ServerReport::default() }));
+                    return Ok((
+                        messages,
+                        ServerReport { messages: seen, seconds, ..ServerReport::default() },
+                    ));
                 }
                 Some(other) => return Err(out_of_turn(&other)),
             }
@@ -203,7 +206,11 @@ impl Side for Link<'_> {
         let options = self.options.connect_options(parts.path_mtu);
         for (i, (qp, own)) in parts.qps.iter().zip(&parts.own).enumerate() {
             let peer = there.endpoint(i).ok_or_else(|| {
-                Failure::Peer(format!("the peer named {} queue pairs, not {}", there.qps.len(), parts.own.len()))
+                Failure::Peer(format!(
+                    "the peer named {} queue pairs, not {}",
+                    there.qps.len(),
+                    parts.own.len()
+                ))
             })?;
             qp.connect(own, &peer, &options)?;
         }

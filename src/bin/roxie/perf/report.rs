@@ -28,7 +28,8 @@ pub(super) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds in order, 0 to 5 digits")
 }
 
-const PERCENTILES: [(&str, f64); 5] = [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99.9", 99.9), ("p99.99", 99.99)];
+const PERCENTILES: [(&str, f64); 5] =
+    [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99.9", 99.9), ("p99.99", 99.99)];
 
 /// Prints the rows of a plan.
 pub(super) struct Printer<'a> {
@@ -52,12 +53,21 @@ impl<'a> Printer<'a> {
         let what = if plan.floor {
             "bare frames, no transport".to_owned()
         } else {
-            format!("{:?} over RC on {} QP{}, depth {}", plan.operation, plan.qps, if plan.qps == 1 { "" } else { "s" }, plan.depth)
+            format!(
+                "{:?} over RC on {} QP{}, depth {}",
+                plan.operation,
+                plan.qps,
+                if plan.qps == 1 { "" } else { "s" },
+                plan.depth
+            )
         };
         println!("{what}; port {} ({}); path MTU {}", self.port.0, self.port.1, self.path_mtu.bytes());
         match plan.measure {
             Measure::Bw => {
-                println!("{:>10} {:>12} {:>14} {:>10} {:>10} {:>8}", "size", "messages", "messages/s", "Gb/s", "lost", "resent");
+                println!(
+                    "{:>10} {:>12} {:>14} {:>10} {:>10} {:>8}",
+                    "size", "messages", "messages/s", "Gb/s", "lost", "resent"
+                );
             }
             Measure::Lat => {
                 println!("latency in us, {}", self.meaning());
@@ -102,13 +112,14 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// What counts: a reliable message has arrived when it is complete; of bare frames those that were seen.
+    /// What counts: a reliable message has arrived when it is complete; of bare frames those that were seen, and
+    /// between the first and the last of them, unless all came in one burst.
     fn arrived(&self, outcome: &Outcome, report: &ServerReport) -> (u64, f64) {
-        match (self.plan.floor, report.messages, report.seconds) {
-            (true, Some(messages), Some(seconds)) if seconds > 0.0 => (messages, seconds),
-            (true, ..) => (0, outcome.seconds),
-            _ => (outcome.messages, outcome.seconds),
+        if !self.plan.floor {
+            return (outcome.messages, outcome.seconds);
         }
+        let seconds = report.seconds.filter(|s| *s > 0.0).unwrap_or(outcome.seconds);
+        (report.messages.unwrap_or(0), seconds)
     }
 
     fn object(&self, size: u32, outcome: &Outcome, report: &ServerReport) -> Value {

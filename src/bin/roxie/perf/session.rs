@@ -44,7 +44,12 @@ pub(super) trait Side: Send {
 }
 
 /// The client's part.
-pub(super) fn drive(mut control: Control, side: &mut dyn Side, plan: &Plan, json: bool) -> Result<(), Failure> {
+pub(super) fn drive(
+    mut control: Control,
+    side: &mut dyn Side,
+    plan: &Plan,
+    json: bool,
+) -> Result<(), Failure> {
     let done = drive_all(&mut control, side, plan, json);
     tell(&mut control, &done);
     done
@@ -85,7 +90,8 @@ pub(super) fn serve(
 ) -> Result<(), Failure> {
     serve_all(control, side, own, wishes, &mut |size, messages, report| {
         if json {
-            let object = serde_json::json!({ "role": "server", "size": size, "messages": messages, "report": report });
+            let object =
+                serde_json::json!({ "role": "server", "size": size, "messages": messages, "report": report });
             println!("{object}");
         } else {
             println!("served {messages} messages of {size} bytes");
@@ -129,7 +135,10 @@ fn serve_rounds(
         other => return Err(out_of_turn(&other)),
     };
     if plan.version != VERSION {
-        return Err(Failure::Peer(format!("the client speaks version {}, the server {VERSION}", plan.version)));
+        return Err(Failure::Peer(format!(
+            "the client speaks version {}, the server {VERSION}",
+            plan.version
+        )));
     }
     plan.check().map_err(|e| Failure::Peer(format!("the client's plan cannot be: {e}")))?;
     let differences = plan.differences(own, wishes);
@@ -169,7 +178,8 @@ fn agree_on_mtu(plan: &Plan, theirs: Mtu, ours: Mtu) -> Result<Mtu, Failure> {
 }
 
 fn known_mtu(bytes: usize) -> Result<Mtu, Failure> {
-    Mtu::from_bytes(bytes).ok_or_else(|| Failure::Peer(format!("the peer named {bytes}, which is no path MTU")))
+    Mtu::from_bytes(bytes)
+        .ok_or_else(|| Failure::Peer(format!("the peer named {bytes}, which is no path MTU")))
 }
 
 fn meet(control: &mut Control, side: &mut dyn Side, plan: &Plan, path_mtu: Mtu) -> Result<(), Failure> {
@@ -199,7 +209,8 @@ fn tell(control: &mut Control, done: &Result<(), Failure>) {
 
 /// The counters that moved.
 fn moved(before: &[(&'static str, u64)], after: &[(&'static str, u64)]) -> Vec<(String, u64)> {
-    let difference = |((name, old), (_, new)): (&(&str, u64), &(&str, u64))| ((*name).to_owned(), new.wrapping_sub(*old));
+    let difference =
+        |((name, old), (_, new)): (&(&str, u64), &(&str, u64))| ((*name).to_owned(), new.wrapping_sub(*old));
     before.iter().zip(after).map(difference).filter(|(_, n)| *n > 0).collect()
 }
 

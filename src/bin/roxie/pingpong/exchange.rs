@@ -58,7 +58,10 @@ fn broken(what: &str, error: &io::Error) -> Failure {
              should say why"
         ),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            format!("could not {what}: the peer said nothing for {} s; is it a pingpong program?", PATIENCE.as_secs())
+            format!(
+                "could not {what}: the peer said nothing for {} s; is it a pingpong program?",
+                PATIENCE.as_secs()
+            )
         }
         _ => format!("could not {what}: {error}"),
     })
@@ -93,9 +96,11 @@ fn decode(message: &[u8; MESSAGE]) -> Result<Endpoint, String> {
     }
     let gid = u128::from_str_radix(gid, 16).map_err(|_| bad())?;
     if gid == 0 {
-        return Err("the peer sent no GID: RoCE needs one, start it with -g and the index of its RoCE v2 GID (the \
+        return Err(
+            "the peer sent no GID: RoCE needs one, start it with -g and the index of its RoCE v2 GID (the \
                     GIDs are in /sys/class/infiniband/*/ports/1/gids, or in `ibv_devinfo -v`)"
-            .into());
+                .into(),
+        );
     }
     Ok(Endpoint { qpn: Qpn::new(qpn), psn: Psn::new(psn), gid: Gid(gid.to_be_bytes()) })
 }
@@ -127,7 +132,8 @@ mod tests {
 
     #[test]
     fn what_is_no_address_is_refused_and_quoted() {
-        for text in ["GET / HTTP/1.1", "0000:1000000:000001:00000000000000000000ffffc0000201", "0:1:2:3", ""] {
+        for text in ["GET / HTTP/1.1", "0000:1000000:000001:00000000000000000000ffffc0000201", "0:1:2:3", ""]
+        {
             let said = decode(&message(text)).unwrap_err();
             assert!(said.contains("lid:qpn:psn:gid") && said.contains(text), "{text}: {said}");
         }

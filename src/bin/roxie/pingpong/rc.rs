@@ -50,7 +50,11 @@ pub(super) struct Outcome {
 
 impl<'a> Rc<'a> {
     /// A QP in INIT with its receives posted.
-    pub(super) fn new(options: &'a RcOptions, device: &'a Device, gid_index: usize) -> Result<Rc<'a>, Failure> {
+    pub(super) fn new(
+        options: &'a RcOptions,
+        device: &'a Device,
+        gid_index: usize,
+    ) -> Result<Rc<'a>, Failure> {
         options.device.path_mtu(device, STOCK_MTU)?;
         let channel = options.events.then(CompletionChannel::new).transpose()?;
         let pd = device.alloc_pd()?;
