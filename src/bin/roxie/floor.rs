@@ -77,8 +77,8 @@ struct Courtesy {
 
 impl Courtesy {
     fn step(&mut self) {
-        self.steps += 1;
-        if self.steps % STEPS_PER_YIELD == 0 {
+        self.steps = self.steps.wrapping_add(1);
+        if self.steps.is_multiple_of(STEPS_PER_YIELD) {
             std::thread::yield_now();
         }
     }
@@ -91,6 +91,9 @@ impl Drop for StopOnDrop<'_> {
         self.0.store(true, Relaxed);
     }
 }
+
+/// An open port and the address to put into its frames.
+pub(crate) type AddressedPort = (Box<dyn Port>, IpAddr);
 
 /// One end.
 struct End {
@@ -115,7 +118,7 @@ struct Shape {
 
 impl Floor {
     /// On two open ports that reach one another at these addresses.
-    pub(crate) fn new(ends: [(Box<dyn Port>, IpAddr); 2], threads: Threads) -> Floor {
+    pub(crate) fn new(ends: [AddressedPort; 2], threads: Threads) -> Floor {
         let [(near, near_ip), (far, far_ip)] = ends;
         let template = |from: &dyn Port, src: IpAddr, to: &dyn Port, dst: IpAddr| {
             Template::new(&FlowSpec {
@@ -141,7 +144,7 @@ impl Floor {
         }
     }
 
-    /// Frames a second that arrive, each with `payload` bytes, with the best number in flight.
+    /// How many frames in flight bring the most frames of `payload` bytes, each number tried for `each`.
     pub(crate) fn best_in_flight(&mut self, payload: usize, each: Duration) -> std::io::Result<u64> {
         let mut best = (0.0, IN_FLIGHT[0]);
         for in_flight in IN_FLIGHT {

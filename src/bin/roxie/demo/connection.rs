@@ -306,7 +306,8 @@ impl End {
 
     /// WRITEs a number to where the peer looks for it.
     fn write_number(&self, to: &End, number: u64) -> Result<(), Failure> {
-        let signaled = if number % SIGNAL_EVERY == 0 { SendFlags::SIGNALED } else { SendFlags::empty() };
+        let signaled =
+            if number.is_multiple_of(SIGNAL_EVERY) { SendFlags::SIGNALED } else { SendFlags::empty() };
         let wr = SendWr {
             opcode: WrOpcode::Write,
             flags: signaled | SendFlags::INLINE,

@@ -114,7 +114,7 @@ pub(crate) enum Failure {
     #[error("{what} completed with an error: {status} (syndrome {syndrome:#04x})")]
     Completion { what: String, status: WcStatus, syndrome: u8 },
     #[error(
-        "{what} did not end within {seconds} s: packets are lost on the way; see the counters with --port one by one"
+        "{what} made no end within {seconds} s; `roxie demo --port memory` tells whether it is the kernel's path or not"
     )]
     Stalled { what: String, seconds: u64 },
     #[error("{0}")]
