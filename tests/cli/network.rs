@@ -9,7 +9,7 @@ use crate::{A, Finished, Running, roxie, run};
 /// Pairs of polling processes do not run at the same time: there may be only two cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// `left` with 192.0.2.1 in `a`, `right` with 192.0.2.2 in `b`.
+/// `left` with 192.0.2.1 and 2001:db8::1 in `a`, `right` with 192.0.2.2 and 2001:db8::2 in `b`.
 pub(crate) struct Net {
     pub(crate) a: NetNs,
     pub(crate) b: NetNs,
@@ -29,9 +29,13 @@ impl Net {
         let mut left = Links::open_in(&a).unwrap();
         left.create_veth("left", &b, "right", 1).unwrap();
         let mut right = Links::open_in(&b).unwrap();
-        for (links, name, ip) in [(&mut left, "left", "192.0.2.1/24"), (&mut right, "right", "192.0.2.2/24")]
-        {
-            links.add_address(name, ip.parse().unwrap()).unwrap();
+        for (links, name, ips) in [
+            (&mut left, "left", ["192.0.2.1/24", "2001:db8::1/64"]),
+            (&mut right, "right", ["192.0.2.2/24", "2001:db8::2/64"]),
+        ] {
+            for ip in ips {
+                links.add_address(name, ip.parse().unwrap()).unwrap();
+            }
             links.set_up(name, true).unwrap();
         }
         Some(Net { a, b, _turn: turn })

@@ -26,6 +26,17 @@ fn pingpong_plays_over_xdp_over_udp_and_between_them() {
 }
 
 #[test]
+fn the_gid_index_chooses_ipv6() {
+    let Some(net) = Net::new("pingpong-v6") else { return };
+    for (left, right) in PORTS {
+        let options = "pingpong rc -g 1 -n 20 -c --port";
+        let (server, client) = net.both(&format!("{options} {left}"), &format!("{options} {right}"));
+        assert!(server.succeeded().stdout.contains("GID 2001:db8::2"));
+        assert!(client.succeeded().stdout.contains("GID 2001:db8::1"));
+    }
+}
+
+#[test]
 fn pingpong_sleeps_on_events_and_takes_empty_and_long_messages() {
     let Some(net) = Net::new("pingpong-e") else { return };
     for options in
