@@ -1,0 +1,266 @@
+//! One NIC against a peer that the test plays packet by packet: each case of the transport, by script.
+//!
+//! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
+//! [`states`] the life of a QP.
+
+mod peers;
+mod requester;
+mod responder;
+mod states;
+
+use roxie::limits::Limits;
+use roxie::nic::NicConfig;
+use roxie::port::Port;
+use roxie::shared::work_queue::Payload;
+use roxie::sim::{Host, HostQp, HostRegion, joined_ports};
+use roxie::time::Nanos;
+use roxie::verbs::{
+    Access, AsyncEvent, EventKind, Gid, Mtu, Psn, QpAttr, QpCaps, QpState, Qpn, RKey, SendFlags, SendWr, Wc,
+    WcStatus, WrOpcode,
+};
+use roxie::wire::{
+    Aeth, Bth, Ext, FlowSpec, Icrc, MAX_HEADERS, NakCode, Opcode, Reth, RoceVersion, Syndrome, Template,
+    parse,
+};
+
+const PEER_QPN: Qpn = Qpn::new(0x77);
+/// What the NIC sends first. The wrap is near.
+const FIRST: Psn = Psn::new(0xff_fffe);
+const MTU: Mtu = Mtu::Mtu256;
+/// 4.096 us << 12.
+const TIMEOUT_CODE: u8 = 12;
+const TIMEOUT: Nanos = Nanos(4096 << TIMEOUT_CODE);
+const RETRIES: u8 = 2;
+
+/// A packet of the NIC's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Answer {
+    opcode: Opcode,
+    psn: u32,
+    syndrome: Option<Syndrome>,
+    original: Option<u64>,
+    payload: Vec<u8>,
+}
+
+impl Answer {
+    fn ack(psn: u32) -> Answer {
+        Answer::acknowledge(psn, Syndrome::Ack { credits: 31 })
+    }
+
+    fn nak(psn: u32, code: NakCode) -> Answer {
+        Answer::acknowledge(psn, Syndrome::Nak(code))
+    }
+
+    fn acknowledge(psn: u32, syndrome: Syndrome) -> Answer {
+        let opcode = Opcode::RC_ACKNOWLEDGE;
+        Answer { opcode, psn, syndrome: Some(syndrome), original: None, payload: Vec::new() }
+    }
+}
+
+/// A connected NIC, and the frames on the other end of its link.
+struct Stage {
+    host: Host,
+    qp: HostQp,
+    memory: HostRegion,
+    peer: Box<dyn Port>,
+    template: Template,
+    now: Nanos,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        Stage::with_timeout(TIMEOUT_CODE)
+    }
+
+    fn with_timeout(timeout: u8) -> Stage {
+        let (near, far) = joined_ports(1500, None);
+        let config = NicConfig { limits: Limits::small(), seed: 1, ..NicConfig::default() };
+        let mut host = Host::new(1, config, near);
+        let memory = host.register(1 << 16, Access::all());
+        let qp = host.create_qp(QpCaps::default(), true, 16);
+        for attr in attributes(&host, timeout) {
+            host.modify(Nanos::ZERO, &qp, &attr).expect("a legal transition");
+        }
+        let template = template(2);
+        Stage { host, qp, memory, peer: far, template, now: Nanos::ZERO }
+    }
+
+    fn post(&self, opcode: WrOpcode, length: u32) {
+        self.post_as(0, opcode, SendFlags::SIGNALED, length);
+    }
+
+    fn post_as(&self, wr_id: u64, opcode: WrOpcode, flags: SendFlags, length: u32) {
+        let wr = SendWr { wr_id, opcode, flags, remote_addr: 0x1000, rkey: RKey(1), ..SendWr::default() };
+        let sges = [self.memory.sge(0, length)];
+        self.host.post_send(&self.qp, &wr, Payload::Sges(&sges)).expect("room for a request");
+    }
+
+    /// A receive of the application's, `length` bytes from `offset` of its memory.
+    fn receive(&self, wr_id: u64, offset: u64, length: u32) {
+        self.host.post_recv(&self.qp, wr_id, &[self.memory.sge(offset, length)]).expect("room for a receive");
+    }
+
+    /// The peer asks for something and wants an acknowledgement; what the NIC answers.
+    fn request(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) -> Vec<Answer> {
+        let bth =
+            Bth { opcode, dest_qp: self.qp.handle.qpn, psn: Psn::new(psn), ack_req: true, ..Bth::default() };
+        self.send(&bth, &ext, payload);
+        self.answers()
+    }
+
+    /// What the NIC says, until it is silent.
+    fn answers(&mut self) -> Vec<Answer> {
+        let mut all = Vec::new();
+        for _ in 0..8 {
+            self.host.worker.poll(self.now);
+            let count = self.peer.rx_burst(self.now);
+            for i in 0..count {
+                let frame = self.peer.rx_frame(i).frame;
+                let packet = parse(&frame).expect("a good packet");
+                assert_eq!(packet.check_icrc(&frame), Icrc::Ok);
+                let payload = frame.slices(packet.payload.clone());
+                all.push(Answer {
+                    opcode: packet.bth.opcode,
+                    psn: packet.bth.psn.value(),
+                    syndrome: packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome)),
+                    original: packet.atomic_ack(),
+                    payload: [payload.0, payload.1].concat(),
+                });
+            }
+            self.peer.rx_release();
+        }
+        all
+    }
+
+    fn state(&mut self) -> QpState {
+        let (now, qp) = (self.now, &self.qp);
+        self.host.query(now, qp).state
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        self.host.worker.counters().into_iter().filter(|(n, _)| *n == name).map(|(_, value)| value).sum()
+    }
+
+    /// Statuses of the completions so far, with their ids.
+    fn statuses(&self) -> Vec<(u64, WcStatus)> {
+        self.completions().iter().map(|wc| (wc.wr_id, wc.status)).collect()
+    }
+
+    fn events(&self) -> Vec<EventKind> {
+        std::iter::from_fn(|| self.host.event())
+            .filter_map(|event| match event {
+                AsyncEvent::Qp(_, kind) => Some(kind),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The region as the peer names it.
+    fn reth(&self, offset: u64, dma_len: u32) -> Reth {
+        Reth { va: self.memory.address + offset, rkey: self.memory.key, dma_len }
+    }
+
+    /// Moves the time and returns the packets that leave meanwhile.
+    fn wait(&mut self, time: Nanos) -> Vec<(Opcode, Psn)> {
+        let until = self.now + time;
+        let mut seen = Vec::new();
+        while self.now < until {
+            // Once for what is there, once for what that leads to.
+            for _ in 0..4 {
+                self.host.worker.poll(self.now);
+                seen.extend(self.arrived());
+            }
+            self.now = self.host.worker.next_deadline().max(self.now + Nanos(1)).min(until);
+        }
+        seen
+    }
+
+    fn arrived(&mut self) -> Vec<(Opcode, Psn)> {
+        let count = self.peer.rx_burst(self.now);
+        let packet = |i| parse(&self.peer.rx_frame(i).frame).expect("a good packet");
+        let seen = (0..count).map(packet).map(|p| (p.bth.opcode, p.bth.psn)).collect();
+        self.peer.rx_release();
+        seen
+    }
+
+    /// The peer answers.
+    fn answer(&mut self, opcode: Opcode, psn: Psn, ext: Ext, payload: &[u8]) {
+        let bth = Bth { opcode, dest_qp: self.qp.handle.qpn, psn, ..Bth::default() };
+        self.send(&bth, &ext, payload);
+    }
+
+    fn send(&mut self, bth: &Bth, ext: &Ext, payload: &[u8]) {
+        let opcode = bth.opcode;
+        let mut headers = [0; MAX_HEADERS];
+        let at = self.template.write_headers(&mut headers, bth, ext, payload.len());
+        let id = self.peer.tx_alloc(self.template.frame_len(opcode, payload.len())).expect("room");
+        let mut frame = self.peer.tx_frame(&id);
+        frame.write(0, &headers[..at]);
+        frame.write(at, payload);
+        self.template.seal(&mut frame);
+        self.peer.tx_commit(id);
+        self.peer.tx_flush(self.now).expect("memory does not fail");
+    }
+
+    fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome, msn: u32) {
+        let aeth = Aeth { syndrome: syndrome.into(), msn };
+        self.answer(Opcode::RC_ACKNOWLEDGE, psn, Ext::Aeth(aeth), &[]);
+    }
+
+    /// A response from the midst of a READ's answer, full of `byte`.
+    fn read_middle(&mut self, psn: Psn, byte: u8) {
+        self.answer(Opcode::RC_READ_RESPONSE_MIDDLE, psn, Ext::None, &[byte; MTU.bytes()]);
+    }
+
+    fn completions(&self) -> Vec<Wc> {
+        std::iter::from_fn(|| self.host.poll_cq(&self.qp)).collect()
+    }
+}
+
+/// Headers of what host `from` sends to the NIC.
+fn template(from: u8) -> Template {
+    let gid = |n| Gid::from(Host::address(n, false));
+    Template::new(&FlowSpec {
+        src_mac: Host::mac(from),
+        dst_mac: Host::mac(1),
+        vlan: None,
+        src: gid(from),
+        dst: gid(1),
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: 64,
+        source_port: 0xc000,
+        version: RoceVersion::V2,
+    })
+}
+
+fn attributes(host: &Host, timeout: u8) -> [QpAttr; 3] {
+    [
+        QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::all()),
+            ..QpAttr::default()
+        },
+        QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(host.path(2, false)),
+            path_mtu: Some(MTU),
+            dest_qpn: Some(PEER_QPN),
+            rq_psn: Some(Psn::new(0)),
+            max_dest_rd_atomic: Some(4),
+            min_rnr_timer: Some(12),
+            ..QpAttr::default()
+        },
+        QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(FIRST),
+            timeout: Some(timeout),
+            retry_cnt: Some(RETRIES),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(4),
+            ..QpAttr::default()
+        },
+    ]
+}

@@ -1,0 +1,64 @@
+//! What other implementations do that Roxie does not.
+
+use roxie::time::Nanos;
+use roxie::verbs::{WcStatus, WrOpcode};
+use roxie::wire::{NakCode, Opcode, Syndrome, rnr_timer_ns};
+
+use crate::{FIRST, RETRIES, Stage, TIMEOUT};
+
+/// rdma_rxe answers the packets behind one that it had no receive for with a sequence NAK, after the RNR NAK.
+#[test]
+fn sequence_naks_during_an_rnr_wait_use_up_no_retries() {
+    const TIMER: u8 = 14;
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::Send, 3 * 256);
+    let message = [
+        (Opcode::RC_SEND_FIRST, FIRST),
+        (Opcode::RC_SEND_MIDDLE, FIRST + 1),
+        (Opcode::RC_SEND_LAST, FIRST + 2),
+    ];
+    assert_eq!(stage.wait(Nanos(1000)), message);
+    for round in 0..3 * u32::from(RETRIES) {
+        stage.acknowledge(FIRST, Syndrome::RnrNak { timer: TIMER }, 0);
+        stage.acknowledge(FIRST, Syndrome::Nak(NakCode::PsnSequence), 0);
+        let wait = Nanos(rnr_timer_ns(TIMER));
+        assert_eq!(
+            stage.wait(wait - Nanos(2000)),
+            [],
+            "round {round}: nothing leaves before the wait is over"
+        );
+        assert_eq!(stage.wait(Nanos(4000)), message, "round {round}");
+    }
+    assert_eq!(stage.completions(), []);
+    stage.acknowledge(FIRST + 2, Syndrome::Ack { credits: 31 }, 1);
+    stage.wait(Nanos(1000));
+    assert_eq!(stage.completions().iter().map(|wc| wc.status).collect::<Vec<_>>(), [WcStatus::Success]);
+}
+
+/// A peer that streams a long answer takes up the repeated request when it is through, as rdma_rxe does.
+#[test]
+fn the_rest_of_an_answer_that_lost_a_packet_is_no_silence() {
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::Read, 100 * 256);
+    assert_eq!(stage.wait(Nanos(1000)), [(Opcode::RC_READ_REQUEST, FIRST)]);
+    // The first packet of the answer is lost; the others come, over several times the ACK timeout.
+    stage.read_middle(FIRST + 1, 0xee);
+    assert_eq!(stage.wait(Nanos(1000)), [(Opcode::RC_READ_REQUEST, FIRST)]);
+    for k in 2..40 {
+        stage.read_middle(FIRST + k, 0xee);
+        assert_eq!(stage.wait(Nanos(TIMEOUT.0 / 4)), [], "response {k} shows that the peer is at work");
+    }
+    // Then nothing more comes: each silence costs one retry, and what is late does not cost another.
+    assert_eq!(stage.wait(TIMEOUT), [(Opcode::RC_READ_REQUEST, FIRST)]);
+    stage.read_middle(FIRST + 40, 0xee);
+    assert_eq!(stage.wait(Nanos(1000)), []);
+    // What belongs to the repeated request is taken.
+    stage.read_middle(FIRST, 0x11);
+    stage.wait(Nanos(1000));
+    assert_eq!(
+        stage.memory.bytes(0, 512),
+        [[0x11; 256], [0; 256]].concat(),
+        "only what came in order is stored"
+    );
+    assert_eq!(stage.completions(), []);
+}

@@ -1,0 +1,375 @@
+//! The responder: what a peer asks, and what it gets (IBTA 9.7.4, 9.7.5.1, 9.9.3).
+
+use roxie::verbs::{Access, EventKind, QpState, WcFlags, WcOpcode, WcStatus};
+use roxie::wire::{AtomicEth, Bth, Ext, NakCode, Opcode, Psn, Reth, Syndrome};
+
+use crate::{Answer, Stage};
+
+const MTU: usize = 256;
+
+/// The NIC refused: NAK, error state, event, and memory is as it was.
+fn assert_refused(stage: &mut Stage, answers: &[Answer], psn: u32, code: NakCode, event: EventKind) {
+    assert_eq!(answers, [Answer::nak(psn, code)]);
+    assert_eq!(stage.state(), QpState::Err);
+    assert_eq!(stage.events(), [event]);
+    let untouched = stage.memory.bytes(0, stage.memory.memory.len()).iter().all(|byte| *byte == 0);
+    assert!(untouched, "memory was written");
+}
+
+#[test]
+fn a_send_lands_in_the_receive_and_is_acknowledged() {
+    let mut stage = Stage::new();
+    stage.receive(7, 100, 500);
+    assert_eq!(stage.request(Opcode::RC_SEND_FIRST, 0, Ext::None, &[1; MTU]), [Answer::ack(0)]);
+    assert_eq!(stage.completions(), [], "half a message is no message");
+    assert_eq!(stage.request(Opcode::RC_SEND_LAST_IMM, 1, Ext::Imm(9), &[2; 3]), [Answer::ack(1)]);
+    let done = stage.completions();
+    assert_eq!((done.len(), done[0].wr_id, done[0].byte_len, done[0].imm), (1, 7, 259, 9));
+    assert_eq!((done[0].opcode, done[0].flags), (WcOpcode::Recv, WcFlags::WITH_IMM));
+    assert_eq!(stage.memory.bytes(99, 261), [&[0][..], &[1; 256], &[2; 3], &[0]].concat());
+}
+
+#[test]
+fn only_a_packet_that_asks_for_it_is_acknowledged() {
+    let mut stage = Stage::new();
+    stage.receive(1, 0, 1000);
+    let quiet = Bth { opcode: Opcode::RC_SEND_FIRST, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
+    stage.send(&quiet, &Ext::None, &[1; MTU]);
+    assert_eq!(stage.answers(), []);
+    assert_eq!(stage.request(Opcode::RC_SEND_LAST, 1, Ext::None, &[1]), [Answer::ack(1)]);
+}
+
+#[test]
+fn a_gap_is_naked_once_until_the_due_packet_comes() {
+    let mut stage = Stage::new();
+    for id in 0..3 {
+        stage.receive(id, 0, 100);
+    }
+    assert_eq!(
+        stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[5]),
+        [Answer::nak(0, NakCode::PsnSequence)]
+    );
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 2, Ext::None, &[5]), []);
+    assert_eq!(stage.statuses(), []);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[6]), [Answer::ack(0)]);
+    assert_eq!(
+        stage.request(Opcode::RC_SEND_ONLY, 2, Ext::None, &[5]),
+        [Answer::nak(1, NakCode::PsnSequence)],
+        "a new gap is told again"
+    );
+    assert_eq!(stage.statuses(), [(0, WcStatus::Success)]);
+    assert_eq!(stage.counter("out_of_sequence"), 3);
+}
+
+#[test]
+fn a_duplicate_send_is_acknowledged_again_and_not_executed() {
+    let mut stage = Stage::new();
+    stage.receive(1, 0, 10);
+    stage.receive(2, 10, 10);
+    stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 4]);
+    stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2; 4]);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[9; 4]), [Answer::ack(1)]);
+    assert_eq!(stage.statuses().len(), 2);
+    assert_eq!(stage.memory.bytes(0, 4), [1; 4]);
+    assert_eq!(stage.counter("duplicate_request"), 1);
+}
+
+#[test]
+fn without_a_receive_the_peer_is_asked_to_wait_and_what_follows_is_dropped_in_silence() {
+    let mut stage = Stage::new();
+    let rnr = Answer::acknowledge(0, Syndrome::RnrNak { timer: 12 });
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [rnr.clone()]);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), []);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [rnr]);
+    stage.receive(3, 0, 8);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [Answer::ack(0)]);
+    assert_eq!(stage.statuses(), [(3, WcStatus::Success)]);
+    assert_eq!((stage.counter("send_rnr_err"), stage.state()), (2, QpState::Rts));
+}
+
+#[test]
+fn a_write_with_immediate_waits_at_its_last_packet_and_is_written_once_it_may() {
+    let mut stage = Stage::new();
+    let reth = stage.reth(0, 260);
+    assert_eq!(stage.request(Opcode::RC_WRITE_FIRST, 0, Ext::Reth(reth), &[3; MTU]), [Answer::ack(0)]);
+    let rnr = Answer::acknowledge(1, Syndrome::RnrNak { timer: 12 });
+    assert_eq!(stage.request(Opcode::RC_WRITE_LAST_IMM, 1, Ext::Imm(4), &[3; 4]), [rnr]);
+    stage.receive(8, 1000, 0);
+    assert_eq!(stage.request(Opcode::RC_WRITE_LAST_IMM, 1, Ext::Imm(4), &[3; 4]), [Answer::ack(1)]);
+    let done = stage.completions();
+    assert_eq!((done.len(), done[0].wr_id, done[0].byte_len, done[0].imm), (1, 8, 260, 4));
+    assert_eq!(done[0].opcode, WcOpcode::RecvWriteImm);
+    assert_eq!(stage.memory.bytes(0, 261), [vec![3; 260], vec![0]].concat());
+}
+
+#[test]
+fn a_message_longer_than_the_receive_is_refused() {
+    let mut stage = Stage::new();
+    stage.receive(5, 0, 3);
+    stage.receive(6, 0, 100);
+    let answers = stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 4]);
+    assert_eq!(stage.statuses(), [(5, WcStatus::LocLen), (6, WcStatus::WrFlush)]);
+    assert_refused(&mut stage, &answers, 0, NakCode::InvalidRequest, EventKind::QpRequestError);
+}
+
+#[test]
+fn a_receive_whose_list_is_not_allowed_is_the_responders_own_fault() {
+    let mut stage = Stage::new();
+    stage.host.post_recv(&stage.qp, 5, &[stage.memory.sge(1 << 16, 4)]).expect("room");
+    let answers = stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 4]);
+    assert_eq!(stage.statuses(), [(5, WcStatus::LocProt)]);
+    assert_refused(&mut stage, &answers, 0, NakCode::RemoteOperational, EventKind::QpFatal);
+}
+
+/// A script of requests of which only the last is wrong.
+type Case = (&'static str, fn(&Stage) -> Vec<(Opcode, Ext, Vec<u8>)>);
+
+fn reth_at(stage: &Stage, offset: u64, dma_len: u32, change: fn(&mut Reth)) -> Ext {
+    let mut reth = stage.reth(offset, dma_len);
+    change(&mut reth);
+    Ext::Reth(reth)
+}
+
+fn same(_: &mut Reth) {}
+
+#[test]
+fn invalid_requests_are_refused_as_invalid() {
+    let cases: &[Case] = &[
+        ("MIDDLE without FIRST", |_| vec![(Opcode::RC_SEND_MIDDLE, Ext::None, vec![1; MTU])]),
+        ("LAST without FIRST", |_| vec![(Opcode::RC_WRITE_LAST, Ext::None, vec![1; 4])]),
+        ("FIRST shorter than the MTU", |_| vec![(Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU - 4])]),
+        ("ONLY longer than the MTU", |_| vec![(Opcode::RC_SEND_ONLY, Ext::None, vec![0; MTU + 4])]),
+        ("LAST without a byte", |s| {
+            vec![
+                (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, same), vec![0; MTU]),
+                (Opcode::RC_WRITE_LAST, Ext::None, vec![]),
+            ]
+        }),
+        ("FIRST in the middle of a message", |s| {
+            vec![
+                (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, same), vec![0; MTU]),
+                (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, same), vec![0; MTU]),
+            ]
+        }),
+        ("a SEND goes on where a WRITE began", |s| {
+            vec![
+                (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, same), vec![0; MTU]),
+                (Opcode::RC_SEND_LAST, Ext::None, vec![1; 44]),
+            ]
+        }),
+        ("a READ in the middle of a message", |s| {
+            vec![
+                (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, same), vec![0; MTU]),
+                (Opcode::RC_READ_REQUEST, reth_at(s, 0, 4, same), vec![]),
+            ]
+        }),
+        ("a WRITE that ends before its length", |s| {
+            vec![
+                (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, same), vec![0; MTU]),
+                (Opcode::RC_WRITE_LAST, Ext::None, vec![1; 40]),
+            ]
+        }),
+        ("a WRITE that goes beyond its length", |s| {
+            vec![(Opcode::RC_WRITE_ONLY, reth_at(s, 0, 4, same), vec![1; 5])]
+        }),
+        ("a length beyond 2^31", |s| {
+            let change = |r: &mut Reth| r.dma_len = (1 << 31) + 1;
+            vec![(Opcode::RC_READ_REQUEST, reth_at(s, 0, 0, change), vec![])]
+        }),
+        ("SEND with invalidate, which is not offered", |_| {
+            vec![(Opcode::RC_SEND_ONLY_INVALIDATE, Ext::Ieth(1), vec![1; 4])]
+        }),
+        ("a misaligned atomic", |s| {
+            let eth = AtomicEth { va: s.memory.address + 4, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
+            vec![(Opcode::RC_FETCH_ADD, Ext::Atomic(eth), vec![])]
+        }),
+    ];
+    for (what, script) in cases {
+        let mut stage = Stage::new();
+        let script = script(&stage);
+        let last = script.len() as u32 - 1;
+        let mut answers = Vec::new();
+        for (psn, (opcode, ext, payload)) in script.into_iter().enumerate() {
+            answers = stage.request(opcode, psn as u32, ext, &payload);
+        }
+        println!("{what}");
+        assert_refused(&mut stage, &answers, last, NakCode::InvalidRequest, EventKind::QpRequestError);
+        assert_eq!(stage.counter("resp_invalid_requests"), 1, "{what}");
+    }
+}
+
+#[test]
+fn keys_bounds_and_rights_are_refused_as_access_errors() {
+    let changes: [(&str, fn(&mut Reth)); 5] = [
+        ("an unknown key", |r| r.rkey ^= 0x1234_5600),
+        ("another variant of the key", |r| r.rkey ^= 1),
+        ("one byte beyond the end", |r| r.va += (1 << 16) - 3),
+        ("before the start", |r| r.va -= 1),
+        ("an address that wraps", |r| r.va = u64::MAX - 1),
+    ];
+    for (what, change) in changes {
+        for opcode in [Opcode::RC_WRITE_ONLY, Opcode::RC_READ_REQUEST] {
+            let mut stage = Stage::new();
+            let payload = if opcode == Opcode::RC_WRITE_ONLY { vec![1; 4] } else { vec![] };
+            let ext = reth_at(&stage, 0, 4, change);
+            let answers = stage.request(opcode, 0, ext, &payload);
+            println!("{what}, {opcode:?}");
+            assert_refused(&mut stage, &answers, 0, NakCode::RemoteAccess, EventKind::QpAccessError);
+        }
+    }
+}
+
+#[test]
+fn a_region_without_the_right_is_refused() {
+    let mut stage = Stage::new();
+    let read_only = stage.host.register(64, Access::REMOTE_READ);
+    let reth = Reth { va: read_only.address, rkey: read_only.key, dma_len: 4 };
+    let answers = stage.request(Opcode::RC_WRITE_ONLY, 0, Ext::Reth(reth), &[1; 4]);
+    assert_refused(&mut stage, &answers, 0, NakCode::RemoteAccess, EventKind::QpAccessError);
+    assert_eq!(read_only.bytes(0, 64), [0; 64]);
+}
+
+#[test]
+fn an_empty_write_or_read_does_not_look_at_the_key() {
+    let mut stage = Stage::new();
+    let nowhere = Ext::Reth(Reth { va: 1, rkey: 2, dma_len: 0 });
+    assert_eq!(stage.request(Opcode::RC_WRITE_ONLY, 0, nowhere, &[]), [Answer::ack(0)]);
+    let answers = stage.request(Opcode::RC_READ_REQUEST, 1, nowhere, &[]);
+    assert_eq!((answers.len(), answers[0].opcode), (1, Opcode::RC_READ_RESPONSE_ONLY));
+}
+
+#[test]
+fn a_read_is_answered_in_packets_and_again_from_any_of_them() {
+    let mut stage = Stage::new();
+    let bytes: Vec<u8> = (0..600u32).map(|i| i as u8).collect();
+    stage.memory.memory.write(0, &bytes).expect("within");
+    let whole = stage.request(Opcode::RC_READ_REQUEST, 0, Ext::Reth(stage.reth(0, 600)), &[]);
+    let opcodes: Vec<_> = whole.iter().map(|a| (a.opcode, a.psn)).collect();
+    assert_eq!(
+        opcodes,
+        [
+            (Opcode::RC_READ_RESPONSE_FIRST, 0),
+            (Opcode::RC_READ_RESPONSE_MIDDLE, 1),
+            (Opcode::RC_READ_RESPONSE_LAST, 2)
+        ]
+    );
+    assert_eq!(whole.iter().flat_map(|a| a.payload.clone()).collect::<Vec<_>>(), bytes);
+    let rest = Ext::Reth(stage.reth(256, 344));
+    let again = stage.request(Opcode::RC_READ_REQUEST, 1, rest, &[]);
+    assert_eq!(again.iter().map(|a| a.psn).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(again.iter().flat_map(|a| a.payload.clone()).collect::<Vec<_>>(), bytes[256..]);
+    // The same PSN with another key, place or more bytes is not the same READ.
+    for wrong in [stage.reth(257, 343), stage.reth(256, 345), Reth { rkey: 1, ..stage.reth(256, 344) }] {
+        assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 1, Ext::Reth(wrong), &[]), []);
+    }
+    assert_eq!(stage.state(), QpState::Rts, "a wrong duplicate is dropped, not refused");
+}
+
+#[test]
+fn a_region_that_goes_away_ends_a_read_in_the_middle() {
+    let mut stage = Stage::new();
+    // A receive burst executes the READ; before its answer leaves, the region goes.
+    let reth = Ext::Reth(stage.reth(0, 4096));
+    let index = stage.memory.index;
+    let bth = Bth {
+        opcode: Opcode::RC_READ_REQUEST,
+        dest_qp: stage.qp.handle.qpn,
+        psn: Psn::new(0),
+        ack_req: true,
+        ..Bth::default()
+    };
+    stage.send(&bth, &reth, &[]);
+    stage.host.worker.take_in(stage.now);
+    stage.host.call(stage.now, roxie::nic::Command::DeregisterMemory(index)).expect("it was there");
+    let answers = stage.answers();
+    assert_eq!(answers, [Answer::nak(0, NakCode::RemoteAccess)]);
+    assert_eq!(stage.state(), QpState::Err);
+}
+
+#[test]
+fn a_duplicate_atomic_gets_the_first_result_and_a_forgotten_one_nothing() {
+    let mut stage = Stage::new();
+    let add = |stage: &Stage| {
+        let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 5, compare: 0 };
+        Ext::Atomic(eth)
+    };
+    for psn in 0..5 {
+        let ext = add(&stage);
+        let answers = stage.request(Opcode::RC_FETCH_ADD, psn, ext, &[]);
+        assert_eq!((answers.len(), answers[0].original), (1, Some(u64::from(psn) * 5)));
+    }
+    let ext = add(&stage);
+    let again = stage.request(Opcode::RC_FETCH_ADD, 2, ext, &[]);
+    assert_eq!((again.len(), again[0].original, again[0].psn), (1, Some(10), 2));
+    assert_eq!(
+        stage.request(Opcode::RC_FETCH_ADD, 0, ext, &[]),
+        [],
+        "four results are kept, the fifth is gone"
+    );
+    assert_eq!(stage.memory.bytes(0, 8), 25u64.to_ne_bytes(), "executed five times");
+    assert_eq!(stage.counter("duplicate_dropped"), 1);
+}
+
+#[test]
+fn a_compare_and_swap_swaps_only_what_compares() {
+    let mut stage = Stage::new();
+    for (psn, compare, found) in [(0, 1, 0u64), (1, 0, 0), (2, 0, 7)] {
+        let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 7, compare };
+        let answers = stage.request(Opcode::RC_COMPARE_SWAP, psn, Ext::Atomic(eth), &[]);
+        assert_eq!(answers[0].original, Some(found), "PSN {psn}");
+    }
+}
+
+#[test]
+fn what_is_not_for_the_qp_is_dropped_in_silence_and_counted() {
+    let mut stage = Stage::new();
+    stage.receive(1, 0, 100);
+    let good =
+        Bth { opcode: Opcode::RC_SEND_ONLY, dest_qp: stage.qp.handle.qpn, ack_req: true, ..Bth::default() };
+    let unknown = roxie::verbs::Qpn::new(stage.qp.handle.qpn.value() ^ 1);
+    let cases = [
+        ("rx_bad_pkey", Bth { pkey: 0x8001, ..good }),
+        ("rx_wrong_service", Bth { opcode: Opcode::UC_SEND_ONLY, ..good }),
+        ("rx_unknown_qp", Bth { dest_qp: unknown, ..good }),
+        ("rx_malformed", Bth { tver: 1, ..good }),
+    ];
+    for (counter, bth) in cases {
+        stage.send(&bth, &Ext::None, &[1; 4]);
+        assert_eq!(stage.answers(), [], "{counter}");
+        assert_eq!(stage.counter(counter), 1, "{counter}");
+    }
+    assert_eq!(stage.statuses(), []);
+    stage.send(&Bth { pkey: 0x7fff, ..good }, &Ext::None, &[1; 4]);
+    assert_eq!(stage.answers(), [Answer::ack(0)], "a limited member is a member");
+}
+
+#[test]
+fn another_address_is_not_the_peer() {
+    let mut stage = Stage::new();
+    stage.receive(1, 0, 100);
+    let stranger = crate::template(3);
+    let peer = std::mem::replace(&mut stage.template, stranger);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 4]), []);
+    assert_eq!(stage.counter("rx_wrong_source"), 1);
+    stage.template = peer;
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 4]), [Answer::ack(0)]);
+}
+
+#[test]
+fn more_reads_than_agreed_are_refused() {
+    let mut stage = Stage::new();
+    // Five requests arrive before any answer could leave; four were agreed.
+    for psn in 0..5 {
+        let bth = Bth {
+            opcode: Opcode::RC_READ_REQUEST,
+            dest_qp: stage.qp.handle.qpn,
+            psn: Psn::new(psn),
+            ..Bth::default()
+        };
+        let ext = Ext::Reth(stage.reth(0, 8));
+        stage.send(&bth, &ext, &[]);
+    }
+    let answers = stage.answers();
+    assert_eq!(answers, [Answer::nak(4, NakCode::InvalidRequest)]);
+    assert_eq!(stage.state(), QpState::Err);
+}

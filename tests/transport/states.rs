@@ -1,0 +1,131 @@
+//! The life of a QP: states, transitions, and what it is when it is gone.
+
+use roxie::nic::{Command, ControlError};
+use roxie::time::Nanos;
+use roxie::verbs::{EventKind, QpAttr, QpState, SendFlags, WcStatus, WrOpcode};
+use roxie::wire::{Ext, Opcode, Syndrome};
+
+use crate::{Answer, FIRST, Stage, attributes};
+
+const SOON: Nanos = Nanos(1000);
+const ACK: Syndrome = Syndrome::Ack { credits: 31 };
+
+fn go(stage: &mut Stage, state: QpState) {
+    let attr = QpAttr { state: Some(state), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
+}
+
+#[test]
+fn draining_finishes_what_was_started_and_says_so() {
+    let mut stage = Stage::new();
+    stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 8);
+    stage.wait(SOON);
+    let attr = QpAttr { state: Some(QpState::Sqd), en_sqd_async_notify: Some(true), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
+    stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED, 8);
+    assert_eq!(stage.wait(SOON), [], "nothing new starts");
+    assert_eq!(stage.events(), [], "not drained yet");
+    stage.acknowledge(FIRST, ACK, 1);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
+    assert_eq!(stage.events(), [EventKind::SqDrained]);
+    go(&mut stage, QpState::Rts);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 1)]);
+}
+
+#[test]
+fn going_to_error_flushes_both_queues_in_order() {
+    let mut stage = Stage::new();
+    stage.receive(100, 0, 8);
+    stage.receive(101, 0, 8);
+    stage.post_as(1, WrOpcode::Write, SendFlags::empty(), 8);
+    stage.wait(SOON);
+    stage.post_as(2, WrOpcode::Write, SendFlags::empty(), 8);
+    go(&mut stage, QpState::Err);
+    stage.wait(SOON);
+    let mut statuses = stage.statuses();
+    assert!(statuses.iter().all(|(_, status)| *status == WcStatus::WrFlush), "{statuses:?}");
+    let sends: Vec<_> = statuses.iter().map(|s| s.0).filter(|id| *id < 100).collect();
+    let receives: Vec<_> = statuses.iter().map(|s| s.0).filter(|id| *id >= 100).collect();
+    assert_eq!((sends, receives), (vec![1, 2], vec![100, 101]));
+    statuses.clear();
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), []);
+    assert_eq!(stage.counter("rx_wrong_state"), 1);
+}
+
+#[test]
+fn a_reset_qp_forgets_and_can_be_connected_again() {
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::Write, 8);
+    stage.receive(1, 0, 8);
+    stage.wait(SOON);
+    go(&mut stage, QpState::Reset);
+    assert_eq!(stage.wait(Nanos::from_millis(500)), [], "no timer is left");
+    assert_eq!(stage.statuses(), [], "a reset completes nothing");
+    for attr in attributes(&stage.host, crate::TIMEOUT_CODE) {
+        stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
+    }
+    stage.receive(2, 0, 8);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [Answer::ack(0)]);
+    assert_eq!(stage.statuses(), [(2, WcStatus::Success)]);
+    stage.post_as(3, WrOpcode::Write, SendFlags::SIGNALED, 8);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST)]);
+}
+
+#[test]
+fn a_qp_that_is_ready_to_receive_executes_and_reports_its_first_packet() {
+    let mut stage = Stage::new();
+    go(&mut stage, QpState::Reset);
+    for attr in &attributes(&stage.host, crate::TIMEOUT_CODE)[..2] {
+        stage.host.modify(stage.now, &stage.qp, attr).expect("a legal transition");
+    }
+    stage.receive(1, 0, 8);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [Answer::ack(0)]);
+    assert_eq!(stage.events(), [EventKind::CommunicationEstablished]);
+    stage.acknowledge(FIRST, ACK, 0);
+    stage.wait(SOON);
+    assert_eq!(stage.counter("ghost_acks"), 1, "nothing was sent, so nothing can be acknowledged");
+}
+
+#[test]
+fn a_destroyed_qp_is_unknown_whatever_it_was_doing() {
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::Write, 100 * 256);
+    stage.wait(Nanos(1));
+    let index = stage.qp.handle.index;
+    stage.host.call(stage.now, Command::DestroyQp(index)).expect("it was there");
+    stage.wait(SOON);
+    assert_eq!(stage.wait(Nanos::from_millis(500)), [], "no timer, no packet");
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), []);
+    assert_eq!(stage.counter("rx_unknown_qp"), 1);
+    let again = stage.host.call(stage.now, Command::DestroyQp(index));
+    assert_eq!(again.err(), Some(ControlError::NotFound("QP")));
+}
+
+#[test]
+fn what_is_in_use_is_not_removed() {
+    let mut stage = Stage::new();
+    let cq = stage.qp.cq_index;
+    let busy = stage.host.call(stage.now, Command::DestroyCq(cq));
+    assert_eq!(busy.err(), Some(ControlError::Busy { object: "completion queue", users: 2 }));
+    stage.host.call(stage.now, Command::DestroyQp(stage.qp.handle.index)).expect("it was there");
+    stage.host.call(stage.now, Command::DestroyCq(cq)).expect("nobody uses it");
+}
+
+#[test]
+fn a_full_completion_queue_is_an_event_and_loses_nothing_that_it_has() {
+    let mut stage = Stage::new();
+    for id in 0..20 {
+        stage.receive(id, 0, 8);
+    }
+    for psn in 0..20 {
+        stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
+    }
+    // Sixteen fit.
+    let ids: Vec<_> = stage.statuses().into_iter().map(|(id, _)| id).collect();
+    assert_eq!(ids, (0..16).collect::<Vec<_>>());
+    assert_eq!(stage.counter("cq_overflow"), 4);
+    let events: Vec<_> = std::iter::from_fn(|| stage.host.event()).collect();
+    let error = roxie::verbs::AsyncEvent::Cq(stage.qp.cq_index, EventKind::CqError);
+    assert_eq!(events.iter().filter(|event| **event == error).count(), 1);
+}
