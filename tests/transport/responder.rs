@@ -78,9 +78,10 @@ fn a_duplicate_send_is_acknowledged_again_and_not_executed() {
 fn without_a_receive_the_peer_is_asked_to_wait_and_what_follows_is_dropped_in_silence() {
     let mut stage = Stage::new();
     let rnr = Answer::acknowledge(0, Syndrome::RnrNak { timer: 12 });
-    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [rnr.clone()]);
+    let rnr = [rnr];
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), rnr);
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), []);
-    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [rnr]);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), rnr);
     stage.receive(3, 0, 8);
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [Answer::ack(0)]);
     assert_eq!(stage.statuses(), [(3, WcStatus::Success)]);
@@ -131,6 +132,9 @@ fn reth_at(stage: &Stage, offset: u64, dma_len: u32, change: fn(&mut Reth)) -> E
 }
 
 fn same(_: &mut Reth) {}
+
+/// What is wrong, and how it becomes so.
+type Change = (&'static str, fn(&mut Reth));
 
 #[test]
 fn invalid_requests_are_refused_as_invalid() {
@@ -200,7 +204,7 @@ fn invalid_requests_are_refused_as_invalid() {
 
 #[test]
 fn keys_bounds_and_rights_are_refused_as_access_errors() {
-    let changes: [(&str, fn(&mut Reth)); 5] = [
+    let changes: &[Change] = &[
         ("an unknown key", |r| r.rkey ^= 0x1234_5600),
         ("another variant of the key", |r| r.rkey ^= 1),
         ("one byte beyond the end", |r| r.va += (1 << 16) - 3),
@@ -211,7 +215,7 @@ fn keys_bounds_and_rights_are_refused_as_access_errors() {
         for opcode in [Opcode::RC_WRITE_ONLY, Opcode::RC_READ_REQUEST] {
             let mut stage = Stage::new();
             let payload = if opcode == Opcode::RC_WRITE_ONLY { vec![1; 4] } else { vec![] };
-            let ext = reth_at(&stage, 0, 4, change);
+            let ext = reth_at(&stage, 0, 4, *change);
             let answers = stage.request(opcode, 0, ext, &payload);
             println!("{what}, {opcode:?}");
             assert_refused(&mut stage, &answers, 0, NakCode::RemoteAccess, EventKind::QpAccessError);
