@@ -35,7 +35,15 @@ pub enum RxOutcome {
     /// Nobody has its QPN.
     UnknownQp(wire::Qpn),
     /// A QP judged it.
-    Judged(QpIndex, Verdict),
+    Judged {
+        /// Which.
+        qp: QpIndex,
+        /// What it did.
+        verdict: Verdict,
+        /// The IPv4 identification that the ICRC fits, where the port could not see it: the frame as captured
+        /// carries another.
+        hidden_id: Option<u16>,
+    },
 }
 
 impl fmt::Display for RxOutcome {
@@ -46,7 +54,10 @@ impl fmt::Display for RxOutcome {
                 write!(f, "dropped: ICRC {stored:#010x}, computed {computed:#010x}")
             }
             RxOutcome::UnknownQp(qpn) => write!(f, "dropped: no QP {qpn}"),
-            RxOutcome::Judged(_, verdict) => verdict.fmt(f),
+            RxOutcome::Judged { verdict, hidden_id: None, .. } => verdict.fmt(f),
+            RxOutcome::Judged { verdict, hidden_id: Some(id), .. } => {
+                write!(f, "{verdict} (ICRC good for IPv4 id {id:#06x}, which sockets do not show)")
+            }
         }
     }
 }
@@ -72,22 +83,30 @@ impl Nic {
             self.counters.rx_unknown_qp += 1;
             return RxOutcome::UnknownQp(packet.bth.dest_qp);
         };
-        if let Err((computed, stored)) = self.check_icrc(index, &packet, received) {
-            self.counters.rx_icrc_encapsulated += 1;
-            return RxOutcome::BadIcrc { computed, stored };
-        }
+        let hidden_id = match self.check_icrc(index, &packet, received) {
+            Ok(hidden_id) => hidden_id,
+            Err((computed, stored)) => {
+                self.counters.rx_icrc_encapsulated += 1;
+                return RxOutcome::BadIcrc { computed, stored };
+            }
+        };
         self.counters.np_ecn_marked_roce_packets += u64::from(packet.is_ce());
         let Some(entry) = self.qps.get_mut(index) else { return RxOutcome::UnknownQp(packet.bth.dest_qp) };
         split!(self, now, entry => qp, ctx);
         let verdict = qp.handle_packet(&mut ctx, &packet, received.index);
         self.touch(QpIndex(index));
-        RxOutcome::Judged(QpIndex(index), verdict)
+        RxOutcome::Judged { qp: QpIndex(index), verdict, hidden_id }
     }
 
     /// The ICRC covers the IPv4 identification, which sockets do not show. The CRC is linear, so the one that would
-    /// explain a mismatch can be computed: it is believed if it is one that a peer would send.
-    fn check_icrc(&mut self, index: u32, packet: &Packet, received: &Received<'_>) -> Result<(), (u32, u32)> {
-        let Icrc::Bad { computed, stored } = packet.check_icrc(&received.frame) else { return Ok(()) };
+    /// explain a mismatch can be computed: it is believed if it is one that a peer would send, and returned.
+    fn check_icrc(
+        &mut self,
+        index: u32,
+        packet: &Packet,
+        received: &Received<'_>,
+    ) -> Result<Option<u16>, (u32, u32)> {
+        let Icrc::Bad { computed, stored } = packet.check_icrc(&received.frame) else { return Ok(None) };
         let bad = Err((computed, stored));
         if !received.ip_id_hidden {
             return bad;
@@ -105,6 +124,6 @@ impl Nic {
             }
             self.counters.icrc_weak += 1;
         }
-        Ok(())
+        Ok(Some(id))
     }
 }

@@ -20,6 +20,7 @@
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made.
 //! Whatever a peer sends ends in a counted drop, a NAK, or a completion with a status.
 
+pub mod answers;
 pub mod completer;
 pub mod memory;
 pub mod permutation;

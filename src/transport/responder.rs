@@ -7,12 +7,10 @@ use super::planted::PlantedBug;
 use super::replies::{Replies, Reply};
 use super::requester::packets_for;
 use super::scatter::{self, FramePayload, ListError};
-use super::{AtomicOp, Ctx, DmaIn, Gather, Origin, Qp, TxPlan, TxReason, Verdict};
+use super::{AtomicOp, Ctx, DmaIn, Qp, Verdict};
 use crate::limits::{MAX_MESSAGE, MAX_SGE};
 use crate::verbs::{Access, AsyncEvent, EventKind, RecvWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
-use crate::wire::{
-    Aeth, Bth, Ext, Headers, NakCode, Opcode, Operation, Packet, Position, Psn, Reth, Syndrome,
-};
+use crate::wire::{Headers, NakCode, Operation, Packet, Position, Psn, Reth};
 
 /// The message that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,19 +29,19 @@ enum Message {
 
 /// A READ or an atomic that was executed, for its response and for duplicates of it.
 #[derive(Clone, Copy, Debug)]
-struct Resource {
-    operation: Operation,
-    first_psn: Psn,
-    packets: u32,
+pub(super) struct Resource {
+    pub(super) operation: Operation,
+    pub(super) first_psn: Psn,
+    pub(super) packets: u32,
     /// The packet of the response that leaves next.
-    next: u32,
-    reth: Reth,
-    msn: u32,
+    pub(super) next: u32,
+    pub(super) reth: Reth,
+    pub(super) msn: u32,
     /// What an atomic found.
-    result: u64,
+    pub(super) result: u64,
     /// A reply for it waits in the queue.
-    queued: bool,
-    again: bool,
+    pub(super) queued: bool,
+    pub(super) again: bool,
 }
 
 /// A request that cannot be executed.
@@ -72,7 +70,7 @@ pub struct Responder {
     /// The PSN that is due.
     pub(super) expected: Psn,
     /// Messages completed, 24 bits.
-    msn: u32,
+    pub(super) msn: u32,
     message: Message,
     receive: Option<RecvWr>,
     sges: Box<[Sge]>,
@@ -80,8 +78,8 @@ pub struct Responder {
     nak_sent: bool,
     /// Packets since the last acknowledgement was queued.
     unacknowledged: u32,
-    replies: Replies,
-    resources: Vec<Option<Resource>>,
+    pub(super) replies: Replies,
+    pub(super) resources: Vec<Option<Resource>>,
     next_resource: usize,
 }
 
@@ -567,111 +565,6 @@ impl Qp {
             };
             ctx.out.completions.push((self.recv_cq, wc));
             next = None;
-        }
-    }
-
-    /// The reply that would leave next.
-    pub(super) fn next_reply(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
-        loop {
-            let reply = self.responder.replies.front()?;
-            let plan = match reply {
-                Reply::Ack { psn, msn } => {
-                    let credits = self.credits(ctx);
-                    Some(self.plan_ack(psn, msn, Syndrome::Ack { credits }))
-                }
-                Reply::Nak { psn, msn, code } => Some(self.plan_ack(psn, msn, Syndrome::Nak(code))),
-                Reply::RnrNak { psn, msn, timer } => {
-                    Some(self.plan_ack(psn, msn, Syndrome::RnrNak { timer }))
-                }
-                Reply::Atomic(slot) => self.plan_atomic_response(ctx, slot),
-                Reply::Read(slot) => self.plan_read_response(ctx, slot),
-            };
-            if plan.is_some() {
-                return plan;
-            }
-            self.region_vanished(ctx, reply);
-        }
-    }
-
-    /// A READ's region was deregistered before its response had left: the rest is refused.
-    fn region_vanished(&mut self, ctx: &mut Ctx<'_>, reply: Reply) {
-        let r = &mut self.responder;
-        r.replies.pop();
-        let (Reply::Read(slot) | Reply::Atomic(slot)) = reply else { return };
-        let Some(resource) = r.resources.get_mut(usize::from(slot)).and_then(Option::take) else { return };
-        let psn = resource.first_psn + resource.next;
-        r.replies.push_front(Reply::Nak { psn, msn: r.msn, code: NakCode::RemoteAccess });
-        ctx.counters.resp_remote_access_errors += 1;
-        ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
-        self.enter_error(ctx);
-    }
-
-    /// 31: no information, unless credits are in use.
-    fn credits(&self, ctx: &Ctx<'_>) -> u8 {
-        if !self.attributes().end_to_end_credits {
-            return 31;
-        }
-        let available = ctx.receives.available();
-        (0..31).rev().find(|code| crate::wire::credits(*code).is_some_and(|n| n <= available)).unwrap_or(0)
-    }
-
-    fn plan_ack(&self, psn: Psn, msn: u32, syndrome: Syndrome) -> TxPlan {
-        let bth = Bth { opcode: Opcode::RC_ACKNOWLEDGE, psn, ..self.bth() };
-        let ext = Ext::Aeth(Aeth { syndrome: syndrome.into(), msn });
-        TxPlan { bth, ext, payload_len: 0, inline: None, reason: TxReason::Answer, origin: Origin::Reply }
-    }
-
-    fn plan_atomic_response(&self, ctx: &Ctx<'_>, slot: u8) -> Option<TxPlan> {
-        let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
-        let bth = Bth { opcode: Opcode::RC_ATOMIC_ACKNOWLEDGE, psn: resource.first_psn, ..self.bth() };
-        let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
-        let ext = Ext::AtomicAck(Aeth { syndrome: syndrome.into(), msn: resource.msn }, resource.result);
-        let reason = if resource.again { TxReason::AnswerAgain } else { TxReason::Answer };
-        Some(TxPlan { bth, ext, payload_len: 0, inline: None, reason, origin: Origin::Reply })
-    }
-
-    fn plan_read_response(&self, ctx: &mut Ctx<'_>, slot: u8) -> Option<TxPlan> {
-        let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
-        let mtu = self.attributes().path_mtu.bytes() as u64;
-        let (k, reth) = (resource.next, &resource.reth);
-        let offset = u64::from(k) * mtu;
-        let length = u64::from(reth.dma_len).saturating_sub(offset).min(mtu);
-        ctx.out.gather.clear();
-        if length > 0 {
-            let va = reth.va.wrapping_add(offset);
-            let from = self.check_remote(ctx, va, reth.rkey, length, Access::REMOTE_READ).ok()?;
-            ctx.out.gather.push(Gather { from, length: length as u16 });
-        }
-        let opcode = match (k == 0, k + 1 == resource.packets) {
-            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
-            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
-            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
-            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
-        };
-        let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
-        let aeth = Aeth { syndrome: syndrome.into(), msn: resource.msn };
-        let ext = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) };
-        let bth = Bth { opcode, psn: resource.first_psn + k, ..self.bth() };
-        let reason = if resource.again { TxReason::AnswerAgain } else { TxReason::Answer };
-        Some(TxPlan { bth, ext, payload_len: length as u16, inline: None, reason, origin: Origin::Reply })
-    }
-
-    /// The reply at the front has left.
-    pub(super) fn reply_sent(&mut self) {
-        let r = &mut self.responder;
-        let slot = match r.replies.front() {
-            Some(Reply::Read(slot) | Reply::Atomic(slot)) => usize::from(slot),
-            _ => {
-                r.replies.pop();
-                return;
-            }
-        };
-        let Some(Some(resource)) = r.resources.get_mut(slot) else { return };
-        resource.next += 1;
-        if resource.next >= resource.packets {
-            resource.queued = false;
-            resource.next = 0;
-            r.replies.pop();
         }
     }
 }
