@@ -128,8 +128,9 @@ impl Engine {
 
     /// Runs a pass if callers drive this engine and nobody else is in one. Cheap otherwise.
     ///
-    /// A pass that brings completions ends there: the caller has what it polls for, and what it posts because of them
-    /// leaves together with the acknowledgements, in one kick of the port. The next call sends at the latest.
+    /// A pass that brings something ends there: the caller has what it polls for, a completion or bytes in memory, and what
+    /// it posts because of it leaves together with the acknowledgements, in one kick of the port. The next call sends at the
+    /// latest.
     pub fn help(&self) -> Progress {
         if !self.caller_drives {
             return Progress::default();
@@ -138,7 +139,7 @@ impl Engine {
         let now = self.now();
         self.shared.last_caller_pass.store(now.0, Relaxed);
         let came = worker.take_in(now);
-        let owes = came.completions > 0 && !self.shared.owes_sending.load(Relaxed);
+        let owes = came.received > 0 && !self.shared.owes_sending.load(Relaxed);
         self.shared.owes_sending.store(owes, Relaxed);
         if owes {
             return Progress { more: true, ..came };

@@ -262,7 +262,7 @@ impl DeviceOptions {
     }
 
     /// The addresses that become GIDs.
-    fn addresses(&self, interface: &Interface) -> Vec<IpAddr> {
+    pub(crate) fn addresses(&self, interface: &Interface) -> Vec<IpAddr> {
         match &self.address[..] {
             [] => interface.addresses.iter().map(|a| a.ip).collect(),
             asked => asked.to_vec(),

@@ -15,7 +15,11 @@ use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Psn, Qpn, RoceVe
 /// Frames in flight that are tried for the best.
 const IN_FLIGHT: [u64; 4] = [32, 64, 128, 256];
 /// After so long without an arrival what is in flight is lost.
-const LOST_AFTER: Duration = Duration::from_millis(20);
+const LOST_AFTER: Duration = Duration::from_millis(100);
+/// A measurement goes on beyond its time until something has arrived, but no longer than this beyond it.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Steps after which a thread lets another one have the core, when there are two.
+const STEPS_PER_YIELD: u32 = 64;
 
 /// How the two ends of a measurement are driven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,19 +48,38 @@ impl Threads {
                 let stop = AtomicBool::new(false);
                 std::thread::scope(|scope| {
                     scope.spawn(|| {
+                        let mut courtesy = Courtesy::default();
                         while !stop.load(Relaxed) {
                             far();
+                            courtesy.step();
                         }
                     });
                     // Also if `near` panics: the scope waits for the thread.
                     let _stop = StopOnDrop(&stop);
+                    let mut courtesy = Courtesy::default();
                     loop {
                         if let ControlFlow::Break(result) = near() {
                             return result;
                         }
+                        courtesy.step();
                     }
                 })
             }
+        }
+    }
+}
+
+/// Two threads that spin may have to share a core: then each would wait for the end of the other's time slice.
+#[derive(Default)]
+struct Courtesy {
+    steps: u32,
+}
+
+impl Courtesy {
+    fn step(&mut self) {
+        self.steps = self.steps.wrapping_add(1);
+        if self.steps.is_multiple_of(STEPS_PER_YIELD) {
+            std::thread::yield_now();
         }
     }
 }
@@ -68,6 +91,9 @@ impl Drop for StopOnDrop<'_> {
         self.0.store(true, Relaxed);
     }
 }
+
+/// An open port and the address to put into its frames.
+pub(crate) type AddressedPort = (Box<dyn Port>, IpAddr);
 
 /// One end.
 struct End {
@@ -92,7 +118,7 @@ struct Shape {
 
 impl Floor {
     /// On two open ports that reach one another at these addresses.
-    pub(crate) fn new(ends: [(Box<dyn Port>, IpAddr); 2], threads: Threads) -> Floor {
+    pub(crate) fn new(ends: [AddressedPort; 2], threads: Threads) -> Floor {
         let [(near, near_ip), (far, far_ip)] = ends;
         let template = |from: &dyn Port, src: IpAddr, to: &dyn Port, dst: IpAddr| {
             Template::new(&FlowSpec {
@@ -118,7 +144,7 @@ impl Floor {
         }
     }
 
-    /// Frames a second that arrive, each with `payload` bytes, with the best number in flight.
+    /// How many frames in flight bring the most frames of `payload` bytes, each number tried for `each`.
     pub(crate) fn best_in_flight(&mut self, payload: usize, each: Duration) -> std::io::Result<u64> {
         let mut best = (0.0, IN_FLIGHT[0]);
         for in_flight in IN_FLIGHT {
@@ -142,7 +168,7 @@ impl Floor {
             || {
                 let now = Instant::now();
                 let so_far = arrived.load(Relaxed);
-                if now - start >= time {
+                if now - start >= time && so_far > 0 || now - start >= time + PATIENCE {
                     in_time.get_or_insert(so_far as f64 / (now - start).as_secs_f64());
                 }
                 if so_far > seen {
@@ -180,20 +206,20 @@ impl Floor {
         let Floor { near, far, threads } = self;
         let (ping, pong) = (near.shape(payload), far.shape(payload));
         let start = Instant::now();
-        let mut sent_at: Option<Instant> = None;
+        let (mut sent_at, mut returned): (Option<Instant>, _) = (None, false);
         threads.drive(
             || {
                 let now = Instant::now();
                 match sent_at {
                     Some(at) if near.receive() > 0 => {
                         record(at.elapsed().as_nanos() as u64);
-                        sent_at = None;
+                        (sent_at, returned) = (None, true);
                     }
                     Some(at) if now - at > LOST_AFTER => sent_at = None,
                     Some(_) => return ControlFlow::Continue(()),
                     None => {}
                 }
-                if now - start >= time {
+                if now - start >= time && returned || now - start >= time + PATIENCE {
                     return ControlFlow::Break(Ok(()));
                 }
                 sent_at = Some(Instant::now());

@@ -12,6 +12,7 @@ mod demo;
 mod floor;
 mod perf;
 mod pingpong;
+mod show;
 
 /// A RoCE v2 NIC in software.
 #[derive(Debug, Parser)]
@@ -30,6 +31,8 @@ enum Command {
     Perf(perf::Arguments),
     /// Send messages to and fro, with the stock `ibv_rc_pingpong` at the other end or with another roxie
     Pingpong(pingpong::Arguments),
+    /// Print what a device is or would be, its addresses, queue pairs and counters
+    Show(show::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -38,5 +41,6 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
+        Command::Show(arguments) => show::run(&arguments),
     }
 }

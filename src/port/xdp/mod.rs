@@ -26,6 +26,7 @@ use crate::time::Nanos;
 
 pub use config::{Mode, XdpConfig};
 pub use error::XdpError;
+pub use owner::of_program as program_holders;
 pub use queue::ChunkAccount;
 
 use queue::{Queue, QueueCounters};

@@ -6,7 +6,7 @@ use std::fs;
 const XSKMAP: u32 = 17;
 
 /// Processes that hold the BPF program with this id, or a link of it: `name (pid 1)` each.
-pub(super) fn of_program(id: u32) -> Vec<String> {
+pub fn of_program(id: u32) -> Vec<String> {
     holders("prog_id", id)
 }
 

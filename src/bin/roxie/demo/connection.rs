@@ -176,7 +176,9 @@ impl Connection {
         let mut near_step = || {
             let elapsed = start.elapsed();
             match sent_at {
-                None if elapsed >= time && sequence % SIGNAL_EVERY == 0 => return Ok(Some(())),
+                None if elapsed >= time && sequence > 0 && sequence % SIGNAL_EVERY == 0 => {
+                    return Ok(Some(()));
+                }
                 None => {
                     sequence += 1;
                     sent_at = Some(Instant::now());
@@ -304,7 +306,8 @@ impl End {
 
     /// WRITEs a number to where the peer looks for it.
     fn write_number(&self, to: &End, number: u64) -> Result<(), Failure> {
-        let signaled = if number % SIGNAL_EVERY == 0 { SendFlags::SIGNALED } else { SendFlags::empty() };
+        let signaled =
+            if number.is_multiple_of(SIGNAL_EVERY) { SendFlags::SIGNALED } else { SendFlags::empty() };
         let wr = SendWr {
             opcode: WrOpcode::Write,
             flags: signaled | SendFlags::INLINE,

@@ -20,6 +20,7 @@ use hdrhistogram::Histogram;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::{AccessFlags, Uid, access};
 use roxie::host::{DeviceError, OpenError, Stack};
 use roxie::netdev::NetdevError;
 use roxie::port::fault::FaultConfig;
@@ -38,6 +39,8 @@ const PAIRS: usize = 5;
 const LOSSY_ROUNDS: usize = 3;
 /// Rounds of one kind of port in all, with half a round for each in-flight number tried.
 const ROUNDS_PER_PORT: f64 = (3 * 2 * PAIRS + LOSSY_ROUNDS + 4) as f64;
+/// The shortest round with a thread for each NIC: many time slices, for when the two must share a core.
+const SHORTEST_WITH_TWO: Duration = Duration::from_millis(60);
 /// Local ACK timeout code without loss: 67 ms.
 const TIMEOUT: u8 = 14;
 /// And with it: 8.4 ms, so that a lost last packet does not cost a third of a round.
@@ -111,7 +114,7 @@ pub(crate) enum Failure {
     #[error("{what} completed with an error: {status} (syndrome {syndrome:#04x})")]
     Completion { what: String, status: WcStatus, syndrome: u8 },
     #[error(
-        "{what} did not end within {seconds} s: packets are lost on the way; see the counters with --port one by one"
+        "{what} made no end within {seconds} s; `roxie demo --port memory` tells whether it is the kernel's path or not"
     )]
     Stalled { what: String, seconds: u64 },
     #[error("{0}")]
@@ -132,8 +135,9 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     // first is blocked in all.
     let console = Console { json: arguments.json };
     let outcome = Interrupt::catch().and_then(|interrupt| {
-        let site = Site::find();
-        Demo { arguments, console: &console, interrupt, site }.run()
+        // Also before: in a user namespace everybody is root.
+        let directory = capture_directory(arguments.capture.as_deref())?;
+        Demo { arguments, console: &console, interrupt, site: find_site(arguments), directory }.run()
     });
     match outcome {
         Ok(report) => {
@@ -154,6 +158,34 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
             ExitCode::from(if matches!(failure, Failure::Interrupted) { 130 } else { 1 })
         }
     }
+}
+
+fn find_site(arguments: &Arguments) -> Site {
+    let only_memory = !arguments.port.is_empty() && arguments.port.iter().all(|kind| *kind == Kind::Memory);
+    if only_memory { Site::memory() } else { Site::find() }
+}
+
+/// A directory for the captures that exists and can be written.
+fn capture_directory(asked: Option<&Path>) -> Result<PathBuf, Failure> {
+    let usable = |directory: &Path| {
+        std::fs::create_dir_all(directory)
+            .and_then(|()| Ok(access(directory, AccessFlags::W_OK | AccessFlags::X_OK)?))
+            .map_err(|e| Failure::Capture {
+                path: directory.to_owned(),
+                why: format!("cannot be written: {e}"),
+            })
+            .map(|()| directory.to_owned())
+    };
+    if let Some(directory) = asked {
+        return usable(directory);
+    }
+    if Path::new("target").is_dir()
+        && let Ok(directory) = usable(Path::new("target/demo"))
+    {
+        return Ok(directory);
+    }
+    // One for each user: files of somebody else's in a directory that all share cannot be overwritten.
+    usable(&std::env::temp_dir().join(format!("roxie-demo-{}", Uid::effective())))
 }
 
 /// Where lines for people go.
@@ -201,6 +233,8 @@ struct Demo<'a> {
     console: &'a Console,
     interrupt: Interrupt,
     site: Site,
+    /// Where captures go.
+    directory: PathBuf,
 }
 
 impl Demo<'_> {
@@ -209,7 +243,6 @@ impl Demo<'_> {
         self.console.say(format_args!("Network: {}.", self.site.description));
         let asked = !self.arguments.port.is_empty();
         let kinds = if asked { self.arguments.port.clone() } else { vec![Kind::Xdp, Kind::Udp] };
-        let directory = self.capture_directory()?;
         let mut report = Report {
             rows: Vec::new(),
             skipped: Vec::new(),
@@ -217,13 +250,14 @@ impl Demo<'_> {
             threads,
             seed,
         };
-        let round = Duration::from_secs_f64(self.arguments.seconds / ROUNDS_PER_PORT / kinds.len() as f64);
+        let share = Duration::from_secs_f64(self.arguments.seconds / ROUNDS_PER_PORT / kinds.len() as f64);
+        let round = if threads == 2 { share.max(SHORTEST_WITH_TWO) } else { share };
         let mut ladder = None;
         for kind in kinds {
-            self.one(kind, asked, round, &directory, &mut report, &mut ladder)?;
+            self.one(kind, asked, round, &mut report, &mut ladder)?;
         }
         if report.rows.is_empty() && !asked {
-            self.one(Kind::Memory, true, round, &directory, &mut report, &mut ladder)?;
+            self.one(Kind::Memory, true, round, &mut report, &mut ladder)?;
         }
         self.conclude(&report, ladder.as_deref())?;
         Ok(report)
@@ -235,7 +269,6 @@ impl Demo<'_> {
         kind: Kind,
         asked: bool,
         round: Duration,
-        directory: &Path,
         report: &mut Report,
         ladder: &mut Option<String>,
     ) -> Result<(), Failure> {
@@ -256,7 +289,7 @@ impl Demo<'_> {
                 return Ok(());
             }
         };
-        let (row, drawing) = self.measure(&link, connection, floor, round, directory)?;
+        let (row, drawing) = self.measure(&link, connection, floor, round)?;
         report.rows.push(row);
         ladder.get_or_insert(drawing);
         Ok(())
@@ -281,7 +314,6 @@ impl Demo<'_> {
         connection: Connection,
         mut floor: Floor,
         round: Duration,
-        directory: &Path,
     ) -> Result<(Row, String), Failure> {
         let kind = link.kind;
         let mode = connection.near.device.port().mode.clone();
@@ -294,7 +326,7 @@ impl Demo<'_> {
         drop((connection, floor));
         let lossy = self.lossy(link, round)?;
         verified += lossy.verified;
-        let recovery = recovery::recover(link, directory, self.arguments.seed)?;
+        let recovery = recovery::recover(link, &self.directory, self.arguments.seed)?;
         verified += recovery.verified;
         let row = Row {
             port: kind,
@@ -380,7 +412,7 @@ impl Demo<'_> {
         Ok(compared)
     }
 
-    /// Lets floor and ours take turns, after one round each that does not count.
+    /// Lets floor and ours take turns.
     fn compare(
         &self,
         mut floor: impl FnMut() -> Result<f64, Failure>,
@@ -390,6 +422,9 @@ impl Demo<'_> {
         for _ in 0..PAIRS {
             self.interrupt.check()?;
             let (f, o) = (floor()?, ours()?);
+            if f <= 0.0 || o <= 0.0 {
+                return Err(Failure::Wrong("nothing arrived within a round: give it more --seconds".into()));
+            }
             floors.push(f);
             all_ours.push(o);
             ratios.push(o / f);
@@ -423,20 +458,6 @@ impl Demo<'_> {
             "", "RC WRITE"
         ));
         Ok(Lossy { gbps, verified, retransmitted })
-    }
-
-    /// An existing directory for the captures.
-    fn capture_directory(&self) -> Result<PathBuf, Failure> {
-        let directory = match &self.arguments.capture {
-            Some(directory) => directory.clone(),
-            None if Path::new("target").is_dir() && std::fs::create_dir_all("target/demo").is_ok() => {
-                PathBuf::from("target/demo")
-            }
-            None => std::env::temp_dir(),
-        };
-        std::fs::create_dir_all(&directory)
-            .map_err(|e| Failure::Capture { path: directory.clone(), why: e.to_string() })?;
-        Ok(directory)
     }
 
     fn conclude(&self, report: &Report, ladder: Option<&str>) -> Result<(), Failure> {

@@ -106,7 +106,7 @@ fn draw(near: &[Event], far: &[Event]) -> String {
         *departures.entry(event.psn.value()).or_default() += 1;
     }
     let start = near.first().map_or(Duration::ZERO, |e| e.at);
-    let mut text = format!("{:>12}  near {:^WIDTH$} far\n", "", "");
+    let mut text = format!("{:>12}  {:<2$}far\n", "", "near", WIDTH + 1);
     for event in near.iter().take(MAX_LINES) {
         let time = format!("{:.1} us", event.at.saturating_sub(start).as_nanos() as f64 / 1e3);
         let (rung, remark) = if event.out {
@@ -119,7 +119,8 @@ fn draw(near: &[Event], far: &[Event]) -> String {
         } else {
             (rung(&label(event), Shape::Left), String::new())
         };
-        let _ = writeln!(text, "{time:>12}  |{rung}|  {remark}");
+        let line = format!("{time:>12}  |{rung}|  {remark}");
+        let _ = writeln!(text, "{}", line.trim_end());
         if !event.out && !matches!(event.syndrome, Some(Syndrome::Ack { .. })) {
             let _ = writeln!(text, "{:>12}  {}", "", event.comment);
         }

@@ -21,6 +21,7 @@ use roxie::port::xdp::{XdpConfig, XdpPort};
 use serde::Serialize;
 
 use super::Failure;
+use crate::floor::AddressedPort;
 
 /// Link MTU in bytes: 4,096 bytes of payload and the longest headers fit.
 const MTU: u32 = 4200;
@@ -94,6 +95,11 @@ impl Site {
                 description: format!("loopback addresses ({refused}; no user namespace either: {why})"),
             },
         }
+    }
+
+    /// No network: for NICs that share memory.
+    pub(super) fn memory() -> Site {
+        Site { place: Place::Loopback, description: "none, the NICs share memory".into() }
     }
 
     /// Why there is no port of this kind here; `None`: there may be.
@@ -242,14 +248,14 @@ impl Link {
     }
 
     /// Opens a bare port at each end of the lane of the floor, with the addresses to put into frames.
-    pub(super) fn floor_ports(&self) -> Result<[(Box<dyn Port>, IpAddr); 2], Failure> {
+    pub(super) fn floor_ports(&self) -> Result<[AddressedPort; 2], Failure> {
         if self.kind == Kind::Memory {
             let end = |n: u8| MemoryConfig { mac: [2, 0, 0, 0, 1, n], ..MemoryConfig::default() };
             let (near, far) = memory::pair(end(1), end(2));
             let address = |host| Lane::Floor.address(host);
             return Ok([(Box::new(near), address(1)), (Box::new(far), address(2))]);
         }
-        let open = |host: u8| -> Result<(Box<dyn Port>, IpAddr), Failure> {
+        let open = |host: u8| -> Result<AddressedPort, Failure> {
             let port: Box<dyn Port> = match self.kind {
                 Kind::Xdp => {
                     let config = self.xdp(Lane::Floor, host);

@@ -79,14 +79,14 @@ impl Run<'_> {
         let flow = &mut self.flows[i];
         let depth = u64::from(self.plan.depth);
         while flow.posted < flow.most {
-            let complete = flow.posted % self.batch == 0;
+            let complete = flow.posted.is_multiple_of(self.batch);
             let wanted = if more { flow.posted - flow.completed < depth } else { !complete };
             if !wanted {
                 break;
             }
             flow.posted += 1;
             self.posted += 1;
-            let signaled = flow.posted % self.batch == 0 || flow.posted == flow.most;
+            let signaled = flow.posted.is_multiple_of(self.batch) || flow.posted == flow.most;
             self.link.post(self.plan.operation, i, flow.posted, self.size, signaled)?;
         }
         Ok(())

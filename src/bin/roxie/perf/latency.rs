@@ -74,6 +74,7 @@ pub(super) fn answer(
         match control.look()? {
             None => {}
             Some(Message::Done { messages }) => {
+                game.settle(answered)?;
                 let report = ServerReport { messages: Some(answered), ..ServerReport::default() };
                 return Ok((messages, report));
             }
@@ -139,6 +140,21 @@ impl<'a> Game<'a> {
             }
             Operation::Read | Operation::Atomic => true,
         })
+    }
+
+    /// Waits until all answers are acknowledged: their completions would confuse the next round.
+    fn settle(&mut self, answered: u64) -> Result<(), Failure> {
+        let start = Instant::now();
+        while self.completed < answered {
+            self.poll()?;
+            if start.elapsed() > STANDSTILL {
+                return Err(Failure::Run(format!(
+                    "answer {answered} was not acknowledged for {} s",
+                    STANDSTILL.as_secs()
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Waits until the `number`-th operation is complete and answered.

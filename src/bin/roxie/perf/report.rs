@@ -112,13 +112,14 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// What counts: a reliable message has arrived when it is complete; of bare frames those that were seen.
+    /// What counts: a reliable message has arrived when it is complete; of bare frames those that were seen, and
+    /// between the first and the last of them, unless all came in one burst.
     fn arrived(&self, outcome: &Outcome, report: &ServerReport) -> (u64, f64) {
-        match (self.plan.floor, report.messages, report.seconds) {
-            (true, Some(messages), Some(seconds)) if seconds > 0.0 => (messages, seconds),
-            (true, ..) => (0, outcome.seconds),
-            _ => (outcome.messages, outcome.seconds),
+        if !self.plan.floor {
+            return (outcome.messages, outcome.seconds);
         }
+        let seconds = report.seconds.filter(|s| *s > 0.0).unwrap_or(outcome.seconds);
+        (report.messages.unwrap_or(0), seconds)
     }
 
     fn object(&self, size: u32, outcome: &Outcome, report: &ServerReport) -> Value {

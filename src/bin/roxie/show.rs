@@ -1,0 +1,305 @@
+//! `roxie show`: what a device is, or would be if it were opened.
+//!
+//! A device lives in the process that opened it, so there is no list of all devices on this host to be had. `device`
+//! and `gids` ask the kernel and disturb nobody; `qps` and `counters` open a device of their own, and say so.
+
+use std::fs;
+use std::net::IpAddr;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use roxie::host::Device;
+use roxie::netdev::{Interface, interface_names};
+use roxie::port::xdp::program_holders;
+use roxie::verbs::{Gid, Mtu};
+use serde_json::{Value, json};
+
+use crate::common::{DeviceOptions, EXIT_CODES, Failure, PortKind};
+
+/// What to show.
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Prints what a device is or would be. `device` and `gids` ask the kernel and open nothing, unless \
+        --open is given; `qps` and `counters` open a device of their own and show that one: a device lives in the \
+        process that opened it, and nothing of another process's can be seen from here. (Programs that run one, such \
+        as `roxie perf --json`, report its counters themselves.)",
+    after_help = EXIT_CODES
+)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Interfaces: driver, MTU and path MTU, what stands between them and AF_XDP, and who holds them
+    Device {
+        /// Open the device, to see which mode it gets
+        #[arg(long)]
+        open: bool,
+        #[command(flatten)]
+        options: DeviceOptions,
+    },
+    /// The addresses that a device on the interface has, with their indices
+    Gids(DeviceOptions),
+    /// The queue pairs of a device that is opened for this
+    Qps(DeviceOptions),
+    /// The counters of a device that is opened for this
+    Counters(DeviceOptions),
+}
+
+/// Shows it.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    let shown = match &arguments.what {
+        What::Device { open, options } => devices(options, *open, arguments.json),
+        What::Gids(options) => gids(options, arguments.json),
+        What::Qps(options) => qps(options, arguments.json),
+        What::Counters(options) => counters(options, arguments.json),
+    };
+    match shown {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("show"),
+    }
+}
+
+fn devices(options: &DeviceOptions, open: bool, json: bool) -> Result<(), Failure> {
+    if open || options.port == Some(PortKind::Memory) {
+        return opened(options, json);
+    }
+    let interfaces = match &options.dev {
+        Some(name) => vec![Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()))?],
+        None => interface_names().iter().filter_map(|name| Interface::by_name(name).ok()).collect(),
+    };
+    if interfaces.is_empty() {
+        return Err(Failure::Device("there is no Ethernet interface in this network namespace".into()));
+    }
+    let obstacles = xdp_obstacles();
+    if json {
+        let all: Vec<Value> = interfaces.iter().map(|i| interface_json(i, &obstacles)).collect();
+        println!("{}", Value::from(all));
+    } else {
+        interfaces.iter().for_each(|i| print_interface(i, &obstacles));
+    }
+    Ok(())
+}
+
+fn opened(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
+    let device = options.open()?.device;
+    let (info, largest) = (device.port(), device.largest_mtu().bytes());
+    let mac = mac_text(info.mac);
+    if json {
+        let object = json!({ "port": info.name, "interface": info.interface, "mode": info.mode, "mac": mac,
+                             "mtu": info.mtu, "path_mtu": largest, "max_frame": info.max_frame });
+        println!("{object}");
+    } else {
+        println!("{} on {}", info.name, info.interface.as_deref().unwrap_or("no interface"));
+        println!("  mode       {}", info.mode);
+        println!("  address    {mac}");
+        println!(
+            "  MTU        {} bytes: path MTU {largest}, frames up to {} bytes",
+            info.mtu, info.max_frame
+        );
+    }
+    Ok(())
+}
+
+fn print_interface(interface: &Interface, obstacles: &[String]) {
+    let state = match (interface.up, interface.running) {
+        (true, true) => "up",
+        (true, false) => "up, no carrier",
+        _ => "down",
+    };
+    let addresses: Vec<String> = interface.addresses.iter().map(ToString::to_string).collect();
+    let addresses =
+        if addresses.is_empty() { "none: no device can be opened".into() } else { addresses.join(", ") };
+    println!("{}: {state}, driver {}, {}", interface.name, interface.driver, mac_text(interface.mac));
+    println!("  MTU        {}", mtu_text(interface.mtu));
+    println!("  addresses  {addresses}");
+    println!("  queues     {}", interface.rx_queues);
+    match obstacles {
+        [] => println!(
+            "  AF_XDP     kernel and capabilities allow it; the mode shows when it is opened (--open)"
+        ),
+        some => println!("  AF_XDP     no: {}; the udp port works", some.join("; ")),
+    }
+    if let Some(id) = interface.xdp_program {
+        println!("  claimed    XDP program {id} is attached, held by {}", holders_text(id));
+    }
+}
+
+fn interface_json(interface: &Interface, obstacles: &[String]) -> Value {
+    let addresses: Vec<String> = interface.addresses.iter().map(ToString::to_string).collect();
+    json!({
+        "interface": interface.name, "driver": interface.driver, "mac": mac_text(interface.mac),
+        "up": interface.up, "running": interface.running, "mtu": interface.mtu,
+        "path_mtu": Mtu::largest_for_link(interface.mtu).map(Mtu::bytes), "rx_queues": interface.rx_queues,
+        "addresses": addresses, "xdp_obstacles": obstacles, "xdp_program": interface.xdp_program,
+        "xdp_holders": interface.xdp_program.map(program_holders),
+    })
+}
+
+fn mtu_text(mtu: usize) -> String {
+    match Mtu::largest_for_link(mtu) {
+        None => format!("{mtu} bytes: too small, the smallest path MTU, 256, needs {}", 256 + Mtu::OVERHEAD),
+        Some(path) => {
+            let next = Mtu::ALL.into_iter().find(|m| *m > path);
+            let hint = next
+                .map_or(String::new(), |m| format!(" ({} needs {})", m.bytes(), m.bytes() + Mtu::OVERHEAD));
+            format!("{mtu} bytes: path MTU {}{hint}", path.bytes())
+        }
+    }
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+fn holders_text(id: u32) -> String {
+    match &program_holders(id)[..] {
+        [] => "no process that is visible from here".into(),
+        some => some.join(", "),
+    }
+}
+
+/// What speaks against AF_XDP, as far as can be told without trying.
+fn xdp_obstacles() -> Vec<String> {
+    /// Bits of `capabilities(7)`.
+    const NEEDED: [(&str, u64); 3] =
+        [("CAP_NET_ADMIN", 1 << 12), ("CAP_NET_RAW", 1 << 13), ("CAP_BPF", 1 << 39 | 1 << 21)];
+    let mut found = Vec::new();
+    let protocols = fs::read_to_string("/proc/net/protocols").unwrap_or_default();
+    if !protocols.is_empty() && !protocols.lines().any(|line| line.starts_with("XDP ")) {
+        found.push("the kernel has no AF_XDP sockets (CONFIG_XDP_SOCKETS)".into());
+    }
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    if let Some(effective) = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()) {
+        let missing: Vec<&str> =
+            NEEDED.iter().filter(|(_, bits)| effective & bits == 0).map(|(n, _)| *n).collect();
+        if !missing.is_empty() {
+            found.push(format!("this process lacks {}", missing.join(", ")));
+        }
+    }
+    found
+}
+
+/// What an address is good for.
+fn reach(ip: IpAddr) -> &'static str {
+    match ip {
+        IpAddr::V4(v4) if v4.is_loopback() => "IPv4 loopback: this host only",
+        IpAddr::V4(v4) if v4.is_link_local() => "IPv4 link-local: peers on the same link only",
+        IpAddr::V4(_) => "IPv4-mapped: what most peers expect for RoCE v2",
+        IpAddr::V6(v6) if v6.is_loopback() => "IPv6 loopback: this host only",
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+            "IPv6 link-local: peers on the same link only, not routed"
+        }
+        IpAddr::V6(v6) if v6.is_unique_local() => "IPv6 unique local: routed within a site",
+        IpAddr::V6(_) => "IPv6 global",
+    }
+}
+
+fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
+    let addresses: Vec<IpAddr> = if options.port == Some(PortKind::Memory) {
+        options.open()?.device.gids().iter().map(|entry| entry.gid.to_ip()).collect()
+    } else {
+        let interface = options.interface()?;
+        options.addresses(&interface)
+    };
+    let first = options.gid_index.or_else(|| addresses.iter().position(IpAddr::is_ipv4)).unwrap_or(0);
+    if first >= addresses.len() {
+        return Err(Failure::Usage(format!("there are {} GIDs, none has index {first}", addresses.len())));
+    }
+    if json {
+        let entry = |(index, ip): (usize, &IpAddr)| {
+            json!({ "index": index, "gid": Gid::from(*ip).to_string(), "address": ip, "reach": reach(*ip),
+                    "chosen": index == first })
+        };
+        let all: Vec<Value> = addresses.iter().enumerate().map(entry).collect();
+        println!("{}", Value::from(all));
+        return Ok(());
+    }
+    println!("{:>5}  {:<40} reach", "index", "GID");
+    for (index, ip) in addresses.iter().enumerate() {
+        let chosen = if index == first { "  <- used unless -g says otherwise" } else { "" };
+        println!("{index:>5}  {:<40} {}{chosen}", Gid::from(*ip).to_string(), reach(*ip));
+    }
+    Ok(())
+}
+
+/// Opens a device and says that it is nobody else's.
+fn own_device(options: &DeviceOptions) -> Result<Device, Failure> {
+    let device = options.open()?.device;
+    eprintln!(
+        "roxie: this is a device of this process, opened just now on {}; those of other processes cannot be seen \
+         from here",
+        device.port().interface.as_deref().unwrap_or(&device.port().name)
+    );
+    Ok(device)
+}
+
+fn qps(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
+    let device = own_device(options)?;
+    let all = device.qps();
+    if json {
+        let entry = |qp: &roxie::nic::QpStatus| {
+            json!({ "qpn": qp.handle.qpn.value(), "state": format!("{:?}", qp.state),
+                    "sq_psn": qp.sq_psn.value(), "rq_psn": qp.rq_psn.value(),
+                    "dest_qpn": qp.attributes.dest_qpn.value() })
+        };
+        println!("{}", all.iter().map(entry).collect::<Value>());
+        return Ok(());
+    }
+    for qp in &all {
+        println!(
+            "QPN 0x{:06x} {:?} to 0x{:06x}",
+            qp.handle.qpn.value(),
+            qp.state,
+            qp.attributes.dest_qpn.value()
+        );
+    }
+    if all.is_empty() {
+        println!("no queue pairs");
+    }
+    Ok(())
+}
+
+fn counters(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
+    let device = own_device(options)?;
+    let all = device.counters();
+    if json {
+        let object: serde_json::Map<String, Value> =
+            all.iter().map(|(name, _)| ((*name).to_owned(), device.counter(name).into())).collect();
+        println!("{}", Value::from(object));
+    } else {
+        all.iter().for_each(|(name, value)| println!("{name:<28} {value}"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_mtu_says_what_fits_and_what_the_next_would_need() {
+        assert_eq!(mtu_text(1500), "1500 bytes: path MTU 1024 (2048 needs 2128)");
+        assert_eq!(mtu_text(9000), "9000 bytes: path MTU 4096");
+        assert!(mtu_text(300).contains("too small") && mtu_text(300).contains("336"));
+    }
+
+    #[test]
+    fn an_address_says_how_far_it_reaches() {
+        for (ip, part) in [
+            ("192.0.2.1", "most peers expect"),
+            ("127.0.0.1", "this host only"),
+            ("fe80::1", "not routed"),
+            ("fd00::1", "within a site"),
+            ("2001:db8::1", "global"),
+        ] {
+            assert!(reach(ip.parse().unwrap()).contains(part), "{ip}: {}", reach(ip.parse().unwrap()));
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Two namespaces and the cable between them.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use roxie::netdev::{Interface, Links, NetNs};
+
+use crate::{A, Finished, Running, roxie, run};
+
+/// Pairs of polling processes do not run at the same time: there may be only two cores.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// `left` with 192.0.2.1 and 2001:db8::1 in `a`, `right` with 192.0.2.2 and 2001:db8::2 in `b`.
+pub(crate) struct Net {
+    pub(crate) a: NetNs,
+    pub(crate) b: NetNs,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Net {
+    /// `None`, with a word about it, where it cannot be made.
+    pub(crate) fn new(test: &str) -> Option<Net> {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP {test}: network namespaces need root");
+            return None;
+        }
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let a = NetNs::create(&format!("{test}-a")).unwrap();
+        let b = NetNs::create(&format!("{test}-b")).unwrap();
+        let mut left = Links::open_in(&a).unwrap();
+        left.create_veth("left", &b, "right", 1).unwrap();
+        let mut right = Links::open_in(&b).unwrap();
+        for (links, name, ips) in [
+            (&mut left, "left", ["192.0.2.1/24", "2001:db8::1/64"]),
+            (&mut right, "right", ["192.0.2.2/24", "2001:db8::2/64"]),
+        ] {
+            for ip in ips {
+                links.add_address(name, ip.parse().unwrap()).unwrap();
+            }
+            links.set_up(name, true).unwrap();
+        }
+        Some(Net { a, b, _turn: turn })
+    }
+
+    /// Starts a server at the left and waits until it can be reached.
+    pub(crate) fn serve(&self, arguments: &str) -> Running {
+        let mut server = self.start_left(arguments);
+        server.wait_for("waiting for a peer");
+        server
+    }
+
+    pub(crate) fn start_left(&self, arguments: &str) -> Running {
+        self.a.run(|| Running::start(roxie(arguments))).unwrap()
+    }
+
+    pub(crate) fn start_right(&self, arguments: &str) -> Running {
+        self.b.run(|| Running::start(roxie(arguments))).unwrap()
+    }
+
+    pub(crate) fn left(&self, arguments: &str) -> Finished {
+        self.a.run(|| run(arguments)).unwrap()
+    }
+
+    pub(crate) fn right(&self, arguments: &str) -> Finished {
+        self.b.run(|| run(arguments)).unwrap()
+    }
+
+    /// A server at the left and a client at the right, both to their end.
+    pub(crate) fn both(&self, server: &str, client: &str) -> (Finished, Finished) {
+        let server = self.serve(server);
+        let client = self.right(&format!("{client} {A}"));
+        (server.finish(), client)
+    }
+
+    /// The interfaces are as they were: nothing is attached.
+    #[track_caller]
+    pub(crate) fn is_clean(&self) {
+        for (ns, name) in [(&self.a, "left"), (&self.b, "right")] {
+            let interface = ns.run(|| Interface::by_name(name)).unwrap().unwrap();
+            assert_eq!(interface.xdp_program, None, "{name} still has an XDP program");
+        }
+    }
+}

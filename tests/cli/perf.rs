@@ -1,0 +1,129 @@
+//! `roxie perf` between two namespaces.
+
+use std::io::Write;
+use std::net::TcpStream;
+
+use crate::network::Net;
+use crate::{A, A4};
+
+/// What the server's NIC counts for each message of an operation.
+const COUNTED: [(&str, &str); 4] = [
+    ("send", "rdma_recvs"),
+    ("write", "rx_write_requests"),
+    ("read", "rx_read_requests"),
+    ("atomic", "rx_atomic_requests"),
+];
+
+#[test]
+fn every_operation_is_measured_over_both_ports() {
+    let Some(net) = Net::new("perf") else { return };
+    for port in ["xdp", "udp"] {
+        for (operation, counted) in COUNTED {
+            let command = format!("perf {operation} bw --port {port} --json");
+            let (server, client) = net.both(&command, &format!("{command} -n 200 -q 2 -t 16"));
+            let (server, row) = (server.succeeded().json(), &client.succeeded().json()[0]);
+            assert_eq!((&row["messages"], &row["path_mtu"]), (&200.into(), &1024.into()), "{row}");
+            assert_eq!(row["server_counters"][counted], 200, "{row}");
+            assert!(row["gbit_per_second"].as_f64().unwrap() > 0.0, "{row}");
+            assert_eq!((&server[0]["role"], &server[0]["messages"]), (&"server".into(), &200.into()));
+
+            let command = format!("perf {operation} lat --port {port} --json");
+            let (server, client) = net.both(&command, &format!("{command} -n 50"));
+            server.succeeded();
+            let row = &client.succeeded().json()[0];
+            assert_eq!(row["latency_ns"]["count"], 50, "{row}");
+            assert_eq!(row["server_counters"][counted], 50, "{row}");
+        }
+    }
+    net.is_clean();
+}
+
+#[test]
+fn a_duration_ends_and_two_kinds_of_port_meet() {
+    let Some(net) = Net::new("perf-time") else { return };
+    let (server, client) =
+        net.both("perf write bw --port xdp", "perf write bw --port udp -D 0.3 -s 64,4096 --json");
+    let server = server.succeeded();
+    assert_eq!(server.stdout.lines().filter(|line| line.starts_with("served ")).count(), 2, "{server:#?}");
+    for row in client.succeeded().json() {
+        assert!(row["messages"].as_u64().unwrap() > 0, "{row}");
+    }
+}
+
+#[test]
+fn a_run_over_a_lossy_link_completes_every_message() {
+    let Some(net) = Net::new("perf-loss") else { return };
+    for port in ["xdp", "udp"] {
+        for operation in ["send", "read"] {
+            let command = format!("perf {operation} bw --port {port} --json --timeout 10");
+            let (server, client) =
+                net.both(&command, &format!("{command} -n 100 -s 16384 -t 4 --fault drop=0.01,seed=5"));
+            server.succeeded();
+            let row = &client.succeeded().json()[0];
+            assert_eq!(row["messages"], 100, "{row}");
+            assert!(row["resent_packets"].as_u64().unwrap() > 0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn the_floor_is_measured_through_the_same_ports() {
+    let Some(net) = Net::new("perf-floor") else { return };
+    for port in ["xdp", "udp"] {
+        for measure in ["bw", "lat"] {
+            let command = format!("perf send {measure} --port {port} --floor --json");
+            let (server, client) = net.both(&command, &format!("{command} -n 60 -s 64"));
+            server.succeeded();
+            let row = &client.succeeded().json()[0];
+            assert_eq!(
+                (&row["sent"], &row["floor"], &row["payload_each"]),
+                (&60.into(), &true.into(), &64.into())
+            );
+            assert!(row["messages"].as_u64().unwrap() > 0, "{row}");
+        }
+    }
+    net.is_clean();
+}
+
+#[test]
+fn ends_that_differ_say_in_what() {
+    let Some(net) = Net::new("perf-differ") else { return };
+    let (server, client) = net.both("perf send bw -s 64 -q 2", "perf send bw -s 128 -q 1 -D 1");
+    let parts = ["--size is [128] at the client and [64] at the server", "--qps is 1 at the client and 2"];
+    server.failed(4, &parts);
+    client.failed(4, &parts);
+    let (server, client) = net.both("perf read bw", "perf write lat");
+    server.failed(4, &["the operation is Write at the client and Read at the server"]);
+    client.failed(4, &["the measure is Lat at the client and Bw"]);
+    let (server, client) = net.both("perf read bw -m 256", "perf read bw -m 512");
+    server.failed(4, &["--mtu is 512 at the client and 256 at the server"]);
+    client.failed(4, &["--mtu"]);
+}
+
+#[test]
+fn a_server_that_dies_in_the_middle_is_noticed() {
+    let Some(net) = Net::new("perf-dead") else { return };
+    for measure in ["bw", "lat"] {
+        let mut server = net.serve(&format!("perf send {measure}"));
+        let mut client = net.start_right(&format!("perf send {measure} -D 600 {A}"));
+        // It says every second how it goes.
+        client.wait_for("operations");
+        server.kill();
+        server.finish().was_killed();
+        let client = client.finish();
+        // The TCP connection ends at once; only a very late look finds the retries exhausted first.
+        assert!(matches!(client.status.code(), Some(1 | 4)), "{client:#?}");
+        let told = client.stderr.contains("closed its TCP connection") || client.stderr.contains("broke");
+        assert!(told || client.stderr.contains("retries exceeded"), "{client:#?}");
+        net.is_clean();
+    }
+}
+
+#[test]
+fn a_peer_that_speaks_something_else_is_quoted() {
+    let Some(net) = Net::new("perf-no") else { return };
+    let server = net.serve("perf send bw");
+    let mut stream = net.b.run(|| TcpStream::connect((A4, 18516))).unwrap().unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+    server.finish().failed(4, &["GET / HTTP/1.1", "no line of `roxie perf`"]);
+}

@@ -1,0 +1,169 @@
+//! `roxie pingpong rc` between two namespaces, and against the stock program's exchange.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use crate::network::Net;
+use crate::{A, A4};
+
+const PORTS: [(&str, &str); 4] = [("xdp", "xdp"), ("udp", "udp"), ("xdp", "udp"), ("udp", "xdp")];
+
+#[test]
+fn pingpong_plays_over_xdp_over_udp_and_between_them() {
+    let Some(net) = Net::new("pingpong") else { return };
+    for (left, right) in PORTS {
+        let options = "pingpong rc -n 100 -c --port";
+        let (server, client) = net.both(&format!("{options} {left}"), &format!("{options} {right}"));
+        for end in [server.succeeded(), client.succeeded()] {
+            assert!(
+                end.stdout.contains("819200 bytes in ") && end.stdout.contains("100 iters in "),
+                "{end:#?}"
+            );
+            assert!(end.stdout.contains("GID ::ffff:192.0.2.1"), "{end:#?}");
+        }
+    }
+    net.is_clean();
+}
+
+#[test]
+fn the_gid_index_chooses_ipv6() {
+    let Some(net) = Net::new("pingpong-v6") else { return };
+    for (left, right) in PORTS {
+        let options = "pingpong rc -g 1 -n 20 -c --port";
+        let (server, client) = net.both(&format!("{options} {left}"), &format!("{options} {right}"));
+        assert!(server.succeeded().stdout.contains("GID 2001:db8::2"));
+        assert!(client.succeeded().stdout.contains("GID 2001:db8::1"));
+    }
+}
+
+#[test]
+fn pingpong_sleeps_on_events_and_takes_empty_and_long_messages() {
+    let Some(net) = Net::new("pingpong-e") else { return };
+    for options in
+        ["-e -n 20", "-s 0 -n 20", "-s 100001 -n 5 -c -m 512", "-r 1 -n 20", "--drive thread -n 20"]
+    {
+        let command = format!("pingpong rc --json {options}");
+        let (server, client) = net.both(&command, &command);
+        assert_eq!(server.succeeded().json()[0]["iters"], client.succeeded().json()[0]["iters"]);
+    }
+}
+
+#[test]
+fn lost_frames_are_sent_again_over_both_ports() {
+    let Some(net) = Net::new("pingpong-loss") else { return };
+    for port in ["xdp", "udp"] {
+        let options = format!("pingpong rc --port {port} -n 200 -c --timeout 10 --json");
+        let (server, client) = net.both(&options, &format!("{options} --fault drop=0.03"));
+        server.succeeded();
+        let client = client.succeeded();
+        assert_eq!(client.json()[0]["iters"], 200);
+    }
+}
+
+#[test]
+fn ends_with_different_sizes_are_told_of_it() {
+    let Some(net) = Net::new("pingpong-size") else { return };
+    let (server, client) =
+        net.both("pingpong rc -s 100 -n 5 --patience 2", "pingpong rc -s 200 -n 5 --patience 2");
+    server.failed(1, &["longer than the receive", "same message size"]);
+    client.failed(1, &["remote invalid request", "same message size"]);
+    let (server, client) =
+        net.both("pingpong rc -s 200 -n 5", "pingpong rc -s 100 -n 5 --timeout 8 --patience 2");
+    server.failed(4, &["message 1 of 5 has 100 bytes, this end uses 200"]);
+    assert_eq!(client.status.code(), Some(1), "{client:#?}");
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_given_up_after_the_retries() {
+    let Some(net) = Net::new("pingpong-mute") else { return };
+    let mut server = net.serve("pingpong rc");
+    let client = net.right(&format!("pingpong rc --timeout 10 --retry 2 --fault tx.drop=1.0 {A}"));
+    client.failed(
+        1,
+        &["sending message 1 of 1000 failed: retries exceeded", "(2 retries, 4.2 ms each", "--capture"],
+    );
+    server.kill();
+    server.finish().was_killed();
+    net.is_clean();
+}
+
+#[test]
+fn a_peer_that_dies_in_the_middle_is_noticed() {
+    let Some(net) = Net::new("pingpong-dead") else { return };
+    for port in ["xdp", "udp"] {
+        let options = format!("pingpong rc --port {port} -n 100000000 --timeout 14 --retry 2 --patience 2");
+        let server = net.serve(&options);
+        let mut client = net.start_right(&format!("{options} --capture /dev/null {A}"));
+        std::thread::sleep(std::time::Duration::from_millis(800));
+        client.kill();
+        client.finish().was_killed();
+        let server = server.finish();
+        assert_eq!(server.status.code(), Some(1), "{server:#?}");
+        let told = server.stderr.contains("retries exceeded") || server.stderr.contains("no message for 2 s");
+        assert!(told && !server.stderr.contains("after 0 received"), "{server:#?}");
+        net.is_clean();
+    }
+}
+
+/// As `ibv_rc_pingpong` reads and writes it: one write, one read, of exactly so many bytes.
+const STOCK: &[u8; 52] = b"0000:00002a:abcdef:00000000000000000000ffffc0000202\0";
+
+#[track_caller]
+fn is_an_address(message: &[u8], gid: &str) {
+    let text = std::str::from_utf8(message).unwrap();
+    let fields: Vec<&str> = text.trim_end_matches('\0').split(':').collect();
+    assert_eq!(fields.iter().map(|f| f.len()).collect::<Vec<_>>(), [4, 6, 6, 32], "{text}");
+    assert_eq!((fields[0], fields[3]), ("0000", gid));
+    assert!(text.ends_with('\0') && u32::from_str_radix(fields[1], 16).unwrap() > 1);
+}
+
+#[test]
+fn a_stock_client_finds_the_exchange_that_it_knows() {
+    let Some(net) = Net::new("stock-client") else { return };
+    let mut server = net.serve("pingpong rc --port udp -n 1");
+    let mut stream = net.b.run(|| TcpStream::connect((A4, 18515))).unwrap().unwrap();
+    stream.write_all(STOCK).unwrap();
+    let mut answer = [0; 100];
+    let count = stream.read(&mut answer).unwrap();
+    assert_eq!(count, 52, "one read gets all of it and no more");
+    is_an_address(&answer[..count], "00000000000000000000ffffc0000201");
+    stream.write_all(b"done\0").unwrap();
+    assert_eq!(stream.read(&mut answer).unwrap(), 0, "then it hangs up");
+    server.kill();
+    let server = server.finish();
+    assert!(
+        server
+            .stdout
+            .contains("remote address: LID 0x0000, QPN 0x00002a, PSN 0xabcdef, GID ::ffff:192.0.2.2")
+    );
+}
+
+#[test]
+fn a_stock_server_finds_the_exchange_that_it_knows() {
+    let Some(net) = Net::new("stock-server") else { return };
+    let listener = net.a.run(|| TcpListener::bind((A4, 18515))).unwrap().unwrap();
+    let mut client = net.start_right(&format!("pingpong rc --port udp {A}"));
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut message = [0; 100];
+    let count = stream.read(&mut message).unwrap();
+    assert_eq!(count, 52);
+    is_an_address(&message[..count], "00000000000000000000ffffc0000202");
+    stream.write_all(STOCK).unwrap();
+    let count = stream.read(&mut message).unwrap();
+    assert_eq!(&message[..count], b"done\0");
+    client.kill();
+    client.finish().was_killed();
+}
+
+#[test]
+fn a_peer_that_speaks_something_else_is_quoted() {
+    let Some(net) = Net::new("stock-no") else { return };
+    let server = net.serve("pingpong rc --port udp");
+    let mut stream = net.b.run(|| TcpStream::connect((A4, 18515))).unwrap().unwrap();
+    stream.write_all(&[b"GET / HTTP/1.1\r\n".as_slice(), &[b'x'; 60]].concat()).unwrap();
+    server.finish().failed(4, &["GET / HTTP/1.1", "lid:qpn:psn:gid"]);
+    let server = net.serve("pingpong rc --port udp");
+    let mut stream = net.b.run(|| TcpStream::connect((A4, 18515))).unwrap().unwrap();
+    stream.write_all(b"0000:00002a:abcdef:00000000000000000000000000000000\0").unwrap();
+    server.finish().failed(4, &["no GID", "start it with -g"]);
+}

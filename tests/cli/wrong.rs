@@ -1,0 +1,116 @@
+//! What is wrong around a device: each gets one clear error and leaves nothing behind.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use roxie::netdev::Links;
+
+use crate::network::Net;
+use crate::{A, Running};
+
+#[test]
+fn wrong_devices_are_refused_and_left_as_they_were() {
+    let Some(net) = Net::new("wrong") else { return };
+    for port in ["xdp", "udp"] {
+        let pingpong = format!("pingpong rc --port {port}");
+        net.left(&format!("{pingpong} --dev right")).failed(3, &["\"right\"", "there are: ", "left"]);
+        net.left(&format!("{pingpong} -g 9")).failed(2, &["no GID at index 9", "0: ::ffff:192.0.2.1"]);
+        net.left(&format!("{pingpong} -m 4096")).failed(
+            2,
+            &["path MTU 4096 does not fit", "link MTU of left is 1500", "4176", "that fits is 1024"],
+        );
+        net.left(&format!("perf send bw --port {port} -m 2048")).failed(2, &["path MTU 2048 does not fit"]);
+        net.left(&format!("{pingpong} 192.0.2.2"))
+            .failed(4, &["cannot connect to TCP port 18515 of 192.0.2.2", "Start the server there first"]);
+        net.left(&format!("{pingpong} no.such.name.invalid")).failed(4, &["no.such.name.invalid"]);
+        net.is_clean();
+    }
+}
+
+#[test]
+fn a_tcp_port_in_use_is_said_before_a_device_is_opened() {
+    let Some(net) = Net::new("wrong-tcp") else { return };
+    let _taken = net.a.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 18515))).unwrap().unwrap();
+    net.left("pingpong rc").failed(2, &["TCP port 18515 is in use", "ss -tlnp", "-p"]);
+    net.is_clean();
+}
+
+#[test]
+fn an_interface_in_use_names_its_user() {
+    let Some(net) = Net::new("wrong-busy") else { return };
+    let mut first = net.serve("pingpong rc --port xdp");
+    let own = format!("(pid {})", first.child.id());
+    net.left("pingpong rc --port xdp -p 2000").failed(3, &["already has an XDP program", &own]);
+    let shown = net.left("show device --dev left").succeeded();
+    assert!(shown.stdout.contains("claimed") && shown.stdout.contains(&own), "{shown:#?}");
+    first.kill();
+    first.finish().was_killed();
+    let mut first = net.serve("pingpong rc --port udp");
+    let own = format!("process {}", first.child.id());
+    net.left("pingpong rc --port udp -p 2000").failed(3, &["UDP port 4791", "is taken", &own]);
+    first.kill();
+    first.finish().was_killed();
+    net.is_clean();
+}
+
+#[test]
+fn an_interface_that_is_down_or_not_alone_is_said() {
+    let Some(net) = Net::new("wrong-down") else { return };
+    let mut links = Links::open_in(&net.a).unwrap();
+    links.create_veth("third", &net.b, "fourth", 1).unwrap();
+    links.add_address("third", "198.51.100.1/24".parse().unwrap()).unwrap();
+    net.left("pingpong rc").failed(2, &["which interface?", "left (192.0.2.1/24", "third (198.51.100.1/24"]);
+    net.left("pingpong rc --dev third").failed(3, &["third is down", "ip link set dev third up"]);
+    net.right("pingpong rc --dev fourth").failed(3, &["fourth has no IP address", "ip addr add"]);
+}
+
+/// The binary where an unprivileged user may run it, as that user.
+fn unprivileged(folder: &tempfile::TempDir, arguments: &str) -> Command {
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let binary = folder.path().join("roxie");
+    if !binary.exists() {
+        fs::copy(env!("CARGO_BIN_EXE_roxie"), &binary).unwrap();
+    }
+    let mut command = Command::new(binary);
+    command.args(arguments.split_whitespace()).uid(65_534).gid(65_534);
+    command
+}
+
+#[test]
+fn without_privilege_xdp_says_what_is_missing_and_udp_is_used() {
+    let Some(net) = Net::new("wrong-user") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let start = |arguments| net.a.run(|| Running::start(unprivileged(&folder, arguments))).unwrap();
+    start("pingpong rc --port xdp").finish().failed(3, &["not permitted", "CAP_NET_RAW", "udp port"]);
+    let shown = start("show device --dev left").finish().succeeded();
+    assert!(shown.stdout.contains("lacks CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF"), "{shown:#?}");
+
+    let mut server = start("pingpong rc -n 20");
+    server.wait_for("using UDP sockets on left, since AF_XDP did not open");
+    server.wait_for("waiting for a peer");
+    net.right(&format!("pingpong rc -n 20 {A}")).succeeded();
+    server.finish().succeeded();
+}
+
+#[test]
+fn show_tells_what_opening_would_find() {
+    let Some(net) = Net::new("show") else { return };
+    let shown = net.left("show device --dev left --json").succeeded().json();
+    let left = &shown[0][0];
+    assert_eq!(
+        (&left["driver"], &left["mtu"], &left["path_mtu"]),
+        (&"veth".into(), &1500.into(), &1024.into())
+    );
+    assert_eq!(
+        (&left["xdp_program"], &left["addresses"][0]),
+        (&serde_json::Value::Null, &"192.0.2.1/24".into())
+    );
+    let opened = net.left("show device --open --port udp --json").succeeded().json();
+    assert_eq!((&opened[0]["interface"], &opened[0]["path_mtu"]), (&"left".into(), &1024.into()));
+    let gids = net.left("show gids --json").succeeded().json();
+    assert_eq!((&gids[0][0]["index"], &gids[0][0]["gid"]), (&0.into(), &"::ffff:192.0.2.1".into()));
+    net.is_clean();
+}

@@ -1,0 +1,220 @@
+//! `roxie demo` as a user runs it: as root, without any privilege, and where it cannot do what it is asked.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const ROXIE: &str = env!("CARGO_BIN_EXE_roxie");
+/// Nobody, on every Linux.
+const NOBODY: &str = "65534";
+
+/// What measures nothing much, but runs everything.
+const SHORT: [&str; 4] = ["demo", "--json", "--seconds", "0.5"];
+
+fn root(name: &str) -> bool {
+    let root = geteuid().is_root();
+    if !root {
+        println!("SKIP {name}: needs root");
+    }
+    root
+}
+
+/// The object on the last line of standard output.
+fn object(output: &Output) -> Value {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
+    let last = out.lines().last().unwrap_or_else(|| panic!("no output\n{err}"));
+    serde_json::from_str(last).unwrap_or_else(|e| panic!("{e}: {last}\n{err}"))
+}
+
+/// Checks that a row is complete and its data whole; returns its port.
+fn check_row(row: &Value) -> String {
+    for name in [
+        "payload_bytes",
+        "floor_gbps",
+        "write_gbps",
+        "floor_mpps",
+        "send64_mpps",
+        "floor_rtt_us",
+        "rtt_us",
+        "lossy_write_gbps",
+    ] {
+        let value = row[name].as_f64().unwrap_or_else(|| panic!("{name} is no number: {row}"));
+        assert!(value.is_finite() && value > 0.0, "{name} = {value}");
+    }
+    assert!(!row["mode"].as_str().unwrap().is_empty());
+    // Twice nine sizes of three operations, up to 1 MiB each, without and with loss.
+    assert!(row["verified_bytes"].as_u64().unwrap() > 12 << 20, "{row}");
+    assert_eq!(row["corrupt_bytes"].as_u64(), Some(0), "{row}");
+    assert!(row["retransmitted_packets"].as_u64().unwrap() > 0, "1 % was lost: {row}");
+    row["port"].as_str().unwrap().to_owned()
+}
+
+/// The names that a process of ours left under /run/netns.
+fn namespaces_of(pid: u32) -> Vec<String> {
+    let Ok(entries) = fs::read_dir("/run/netns") else { return Vec::new() };
+    let names = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with(&format!("roxie-{pid}-"))).collect()
+}
+
+#[test]
+fn root_sees_both_ports_and_a_ladder_from_the_captures() {
+    if !root("root_sees_both_ports_and_a_ladder_from_the_captures") {
+        return;
+    }
+    let captures = TempDir::new().unwrap();
+    let child = Command::new(ROXIE)
+        .args(SHORT)
+        .args(["--port", "xdp,udp", "--capture"])
+        .arg(captures.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    let report = object(&output);
+    let ports: Vec<String> = report["rows"].as_array().unwrap().iter().map(check_row).collect();
+    assert_eq!(ports, ["xdp", "udp"]);
+    assert_eq!(namespaces_of(pid), Vec::<String>::new(), "namespaces are left");
+
+    // The human part: the loss, the NAK and the repetition, in this order.
+    let text = String::from_utf8_lossy(&output.stderr);
+    let ladder = text.split_once("One lost packet").expect("a ladder").1;
+    let place = |what: &str| ladder.find(what).unwrap_or_else(|| panic!("no {what:?} in\n{ladder}"));
+    assert!(place("lost on the way") < place("NAK_PSN_SEQUENCE"));
+    assert!(place("NAK_PSN_SEQUENCE") < place(" again "));
+    assert!(place(" again ") < place("<- ACK"));
+
+    for port in ["xdp", "udp"] {
+        for (end, reason) in
+            [("near", "retransmit after sequence NAK, try 1 of 7"), ("far", "is due; sequence NAK")]
+        {
+            let path = captures.path().join(format!("roxie-demo-{port}-{end}.pcapng"));
+            let decoded = Command::new(ROXIE).arg("decode").arg(&path).output().unwrap();
+            let text = String::from_utf8_lossy(&decoded.stdout);
+            assert!(decoded.status.success() && text.contains(reason), "{}:\n{text}", path.display());
+        }
+    }
+}
+
+#[test]
+fn memory_needs_no_privilege_and_can_have_two_threads() {
+    let captures = TempDir::new().unwrap();
+    let run = Command::new(ROXIE)
+        .args(SHORT)
+        .args(["--port", "memory", "--threads", "2", "--capture"])
+        .arg(captures.path())
+        .output()
+        .unwrap();
+    let report = object(&run);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(check_row).collect::<Vec<_>>(), ["memory"]);
+    assert_eq!(report["threads"].as_u64(), Some(2));
+}
+
+/// A copy of the program, and a directory for captures, where an unprivileged user can get at them.
+fn public_copy() -> (TempDir, PathBuf, PathBuf) {
+    let directory = TempDir::new().unwrap();
+    let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    open(directory.path(), 0o755);
+    let program = directory.path().join("roxie");
+    fs::copy(ROXIE, &program).unwrap();
+    open(&program, 0o755);
+    let captures = directory.path().join("captures");
+    fs::create_dir(&captures).unwrap();
+    open(&captures, 0o777);
+    (directory, program, captures)
+}
+
+/// Runs the program as nobody; `None` if that cannot be done here.
+fn as_nobody(name: &str, program: &Path, arguments: &[&str]) -> Option<Output> {
+    if !root(name) {
+        return None;
+    }
+    let run = Command::new("setpriv")
+        .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"])
+        .arg(program)
+        .args(arguments)
+        .output();
+    match run {
+        Ok(output) => Some(output),
+        Err(error) => {
+            println!("SKIP {name}: setpriv: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn nobody_gets_udp_and_hears_why_not_xdp() {
+    let (_directory, program, captures) = public_copy();
+    let arguments = [&SHORT[..], &["--capture", captures.to_str().unwrap()]].concat();
+    let Some(output) = as_nobody("nobody_gets_udp_and_hears_why_not_xdp", &program, &arguments) else {
+        return;
+    };
+    let report = object(&output);
+    assert_eq!(report["rows"].as_array().unwrap().iter().map(check_row).collect::<Vec<_>>(), ["udp"]);
+    let skipped = &report["skipped"][0];
+    assert_eq!(skipped["port"], "xdp");
+    assert!(skipped["reason"].as_str().unwrap().contains("root"), "{skipped}");
+    let network = report["network"].as_str().unwrap();
+    assert!(network.contains("user namespace") && network.contains("not root"), "{network}");
+}
+
+#[test]
+fn a_port_that_was_asked_for_and_cannot_be_had_is_an_error_that_says_why() {
+    let (_directory, program, captures) = public_copy();
+    let arguments = ["demo", "--port", "xdp", "--capture", captures.to_str().unwrap()];
+    let name = "a_port_that_was_asked_for_and_cannot_be_had_is_an_error_that_says_why";
+    let Some(output) = as_nobody(name, &program, &arguments) else { return };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("AF_XDP needs root"), "{said}");
+}
+
+#[test]
+fn an_interrupt_ends_it_soon_and_leaves_no_namespace() {
+    if !root("an_interrupt_ends_it_soon_and_leaves_no_namespace") {
+        return;
+    }
+    let captures = TempDir::new().unwrap();
+    let child = Command::new(ROXIE)
+        .args(["demo", "--seconds", "60", "--port", "udp", "--capture"])
+        .arg(captures.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    let start = Instant::now();
+    while namespaces_of(pid).len() < 2 {
+        assert!(start.elapsed() < Duration::from_secs(20), "no namespaces appear");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kill(Pid::from_raw(pid as i32), Signal::SIGINT).unwrap();
+    let interrupted = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(interrupted.elapsed() < Duration::from_secs(30), "it measures 60 s without an interrupt");
+    assert_eq!(namespaces_of(pid), Vec::<String>::new(), "namespaces are left");
+}
+
+#[test]
+fn a_capture_directory_that_cannot_be_written_is_said_at_once() {
+    let directory = TempDir::new().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    let output = Command::new(ROXIE).args(["demo", "--capture"]).arg(&file).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(file.to_str().unwrap()), "{said}");
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("RC WRITE"), "it measured first");
+}
