@@ -16,10 +16,12 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// How many datagrams one send may hold, or why only one.
 pub(super) fn segmentation() -> Result<usize, String> {
     let probe = || -> io::Result<usize> {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        // Not bound to the loopback address: a new namespace has none until its `lo` is up.
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        let to = (Ipv4Addr::LOCALHOST, socket.local_addr()?.port());
         set_int(socket.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 1)?;
         for segments in SEGMENTS {
-            match socket.send_to(&vec![0; segments], socket.local_addr()?) {
+            match socket.send_to(&vec![0; segments], to) {
                 Ok(_) => return Ok(segments),
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
                 // The loopback interface is down or filtered: the option was accepted, so it is there.
