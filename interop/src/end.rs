@@ -268,7 +268,7 @@ pub trait Local: End {
     /// Opens the port (or keeps it, if it is the one that is open), sets the fault, starts the capture.
     fn prepare(&mut self, setup: &Setup) -> Result<(), Unready>;
 
-    /// Ends the capture, so that its file is complete.
+    /// Ends the capture, so that its file is complete. Fails if the row left traces that no row may leave.
     fn finish(&mut self) -> Result<(), Error>;
 
     /// Waits until a program listens on a TCP port in the site's namespace; false if none does in time.

@@ -34,6 +34,18 @@ pub use program::build_roxie;
 
 /// How long the engine's thread looks for work before it sleeps. Its core is needed by the guest.
 const SPIN: Nanos = Nanos::from_micros(200);
+/// What no row may make the device count: a peer's packets are whole and meant for us, and queues are large enough.
+const NEVER: [&str; 9] = [
+    "rx_icrc_encapsulated",
+    "rx_malformed",
+    "rx_wrong_source",
+    "rx_wrong_service",
+    "rx_bad_pkey",
+    "cq_overflow",
+    "ghost_acks",
+    "tx_invalid",
+    "tx_failed",
+];
 /// Room of a queue pair's queues.
 const QUEUE: u32 = 64;
 
@@ -64,6 +76,8 @@ struct Roxie<'a> {
 /// An open device and what was made on it.
 struct Open {
     setup: Setup,
+    /// [`NEVER`] as it was before the row.
+    before: [u64; NEVER.len()],
     // Fields are dropped in this order: queue pairs before what they use.
     pairs: Vec<PairObjects>,
     regions: Vec<MemoryRegion>,
@@ -142,7 +156,14 @@ impl Site<'_> {
         })?;
         let device = device.map_err(unready)?;
         let pd = device.alloc_pd().named("a protection domain")?;
-        Ok(Open { setup: setup.clone(), pairs: Vec::new(), regions: Vec::new(), pd, device })
+        Ok(Open {
+            setup: setup.clone(),
+            before: [0; NEVER.len()],
+            pairs: Vec::new(),
+            regions: Vec::new(),
+            pd,
+            device,
+        })
     }
 }
 
@@ -171,6 +192,12 @@ impl Open {
         let Some((region, offset, length)) = entry else { return Ok(Vec::new()) };
         let length = u32::try_from(length).named("the length of an entry")?;
         Ok(vec![self.region(region)?.sge(offset, length)])
+    }
+
+    fn never(&self) -> [u64; NEVER.len()] {
+        let counters = self.device.counters();
+        let of = |name| counters.iter().filter(|(n, _)| *n == name).map(|(_, value)| value).sum();
+        NEVER.map(of)
     }
 
     /// True if a new row may use the device that the last one opened.
@@ -369,7 +396,8 @@ fn completion(wc: &Wc) -> Completion {
 
 impl Local for Roxie<'_> {
     fn prepare(&mut self, setup: &Setup) -> Result<(), Unready> {
-        if self.open.as_ref().is_some_and(|open| open.serves(setup)) {
+        if let Some(open) = self.open.as_mut().filter(|open| open.serves(setup)) {
+            open.before = open.never();
             return Ok(());
         }
         // The old one must be gone before the new one can have the interface.
@@ -386,11 +414,24 @@ impl Local for Roxie<'_> {
     fn finish(&mut self) -> Result<(), Error> {
         let Some(open) = &self.open else { return Ok(()) };
         let link = open.device.take_link_error();
+        let counted = NEVER.iter().zip(open.before.iter().zip(open.never()));
+        let counted: Vec<String> = counted
+            .filter(|(_, (before, after))| after > before)
+            .map(|(name, (before, after))| format!("{name} {}", after - before))
+            .collect();
         if open.setup.capture.is_some() {
             // Closing the device completes the file.
             self.open = None;
         }
-        link.map_or(Ok(()), |error| Err(Error::Local(format!("the link failed: {error}"))))
+        if let Some(error) = link {
+            return Err(Error::Local(format!("the link failed: {error}")));
+        }
+        match counted.is_empty() {
+            true => Ok(()),
+            false => {
+                Err(Error::Local(format!("the device counted what never should be: {}", counted.join(", "))))
+            }
+        }
     }
 
     fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error> {

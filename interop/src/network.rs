@@ -85,7 +85,19 @@ impl Namespace {
     /// Adds a tap to the bridge.
     pub fn add_tap(&self, tap: &str) -> Result<(), Error> {
         self.ip(&["tuntap", "add", tap, "mode", "tap"])?;
-        self.ip(&["link", "set", tap, "mtu", &LINK_MTU.to_string(), "master", "br0", "up"])
+        // The answer to a READ is thousands of packets without flow control.
+        self.ip(&[
+            "link",
+            "set",
+            tap,
+            "mtu",
+            &LINK_MTU.to_string(),
+            "txqueuelen",
+            "10000",
+            "master",
+            "br0",
+            "up",
+        ])
     }
 
     /// Runs `ip` in the namespace.
