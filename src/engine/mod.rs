@@ -81,6 +81,14 @@ impl Shared {
         // A panic in a pass is a bug of ours; the state it left is no worse for the next pass than a stop would be.
         self.worker.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Before anything is taken away: a caller that ends after its last completion, destroying its QP, must not keep
+    /// the acknowledgement of that very message from its peer.
+    fn send_what_is_owed(&self, worker: &mut Worker, now: Nanos) {
+        if self.owes_sending.swap(false, Relaxed) {
+            worker.send_out(now);
+        }
+    }
 }
 
 /// A running NIC.
@@ -162,7 +170,9 @@ impl Engine {
             }
             if self.caller_drives {
                 let now = self.now();
-                self.shared.lock().poll(now);
+                let mut worker = self.shared.lock();
+                self.shared.send_what_is_owed(&mut worker, now);
+                worker.poll(now);
             } else if let Ok(answer) = answered.recv_timeout(Duration::from_secs(10)) {
                 return answer;
             } else {
@@ -197,6 +207,8 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        let now = self.now();
+        self.shared.send_what_is_owed(&mut self.shared.lock(), now);
         self.shared.stop.store(true, Release);
         if let Some(thread) = self.thread.take() {
             // Written whether it sleeps or not.
