@@ -48,10 +48,10 @@ impl Default for Limits {
             mrs: 64 * 1024,
             rd_atomic: 16,
             window: 128,
-            ack_request_interval: 32,
+            ack_request_interval: 64,
             ack_coalesce: 64,
-            tx_quantum: 16,
-            tx_burst: 64,
+            tx_quantum: 32,
+            tx_burst: 128,
             fetch_burst: 64,
         }
     }
