@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use roxie::engine::Drive;
 use roxie::host::{ConnectOptions, Device, DeviceConfig};
+use roxie::time::Nanos;
 use roxie::verbs::{Access, QpCaps, SendWr, WcStatus};
 
 /// A receiver that destroys its QP as soon as it has its message has still acknowledged it.
@@ -30,4 +32,15 @@ fn the_last_message_is_acknowledged_by_a_receiver_that_leaves_at_once() {
     let sent = cq.wait(Duration::from_secs(5)).expect("the send completes");
     assert_eq!(sent.status, WcStatus::Success);
     assert_eq!(near.counter("retransmitted_packets"), 0);
+}
+
+/// A thread that spins on its worker lets others look at it.
+#[test]
+fn counters_can_be_read_while_a_thread_spins() {
+    let config =
+        DeviceConfig { drive: Drive::Thread { core: None, spin: Nanos::MAX }, ..DeviceConfig::default() };
+    let (near, _far) = Device::memory_pair(&config).expect("a pair");
+    for _ in 0..100 {
+        assert_eq!(near.counter("rcvd_pkts"), 0);
+    }
 }

@@ -16,7 +16,7 @@ pub use worker::{Progress, Worker};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{
-    AtomicBool, AtomicU64,
+    AtomicBool, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -74,12 +74,30 @@ struct Shared {
     /// The last caller's pass took in and did not send.
     owes_sending: AtomicBool,
     stop: AtomicBool,
+    /// How many wait for the worker besides the thread that turns it: a thread that spins on the lock lets them in.
+    waiting: AtomicU32,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Worker> {
         // A panic in a pass is a bug of ours; the state it left is no worse for the next pass than a stop would be.
         self.worker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lock, for those who do not turn the worker in a loop.
+    fn lock_between(&self) -> MutexGuard<'_, Worker> {
+        self.waiting.fetch_add(1, Relaxed);
+        let guard = self.lock();
+        self.waiting.fetch_sub(1, Relaxed);
+        guard
+    }
+
+    /// The lock, for a thread that takes it again and again.
+    fn lock_in_turn(&self) -> MutexGuard<'_, Worker> {
+        while self.waiting.load(Relaxed) > 0 && !self.stop.load(Relaxed) {
+            thread::yield_now();
+        }
+        self.lock()
     }
 
     /// Before anything is taken away: a caller that ends after its last completion, destroying its QP, must not keep
@@ -115,6 +133,7 @@ impl Engine {
             last_caller_pass: AtomicU64::new(0),
             owes_sending: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            waiting: AtomicU32::new(0),
         });
         let thread = match drive {
             Drive::CallerOnly => None,
@@ -170,7 +189,7 @@ impl Engine {
             }
             if self.caller_drives {
                 let now = self.now();
-                let mut worker = self.shared.lock();
+                let mut worker = self.shared.lock_between();
                 self.shared.send_what_is_owed(&mut worker, now);
                 worker.poll(now);
             } else if let Ok(answer) = answered.recv_timeout(Duration::from_secs(10)) {
@@ -191,24 +210,24 @@ impl Engine {
 
     /// Looks at the worker between two passes.
     pub fn inspect<T>(&self, look: impl FnOnce(&Worker) -> T) -> T {
-        look(&self.shared.lock())
+        look(&self.shared.lock_between())
     }
 
     /// Changes the worker between two passes.
     pub fn adjust<T>(&self, change: impl FnOnce(&mut Worker) -> T) -> T {
-        change(&mut self.shared.lock())
+        change(&mut self.shared.lock_between())
     }
 
     /// Why the link failed, if it did; said once.
     pub fn take_link_error(&self) -> Option<io::Error> {
-        self.shared.lock().take_link_error()
+        self.shared.lock_between().take_link_error()
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
         let now = self.now();
-        self.shared.send_what_is_owed(&mut self.shared.lock(), now);
+        self.shared.send_what_is_owed(&mut self.shared.lock_between(), now);
         self.shared.stop.store(true, Release);
         if let Some(thread) = self.thread.take() {
             // Written whether it sleeps or not.
@@ -244,7 +263,7 @@ fn spin_then_sleep(shared: &Shared, epoll: &Epoll, spin: Nanos) {
     let mut busy_at = shared.clock.now();
     while !shared.stop.load(Acquire) {
         let now = shared.clock.now();
-        let mut worker = shared.lock();
+        let mut worker = shared.lock_in_turn();
         if !worker.poll(now).is_idle() {
             busy_at = now;
         } else if now - busy_at > spin {
@@ -262,7 +281,7 @@ fn fall_back(shared: &Shared, epoll: &Epoll, after: Nanos) {
             thread::sleep(after.as_duration());
             continue;
         }
-        let mut worker = shared.lock();
+        let mut worker = shared.lock_in_turn();
         if worker.poll(now).is_idle() {
             sleep(shared, epoll, worker);
         }
