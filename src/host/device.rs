@@ -148,6 +148,7 @@ impl Device {
             largest_mtu,
             strict_icrc: config.strict_icrc,
             mig_req: config.mig_req,
+            ..NicConfig::default()
         };
         let engine = Engine::start(nic, port, config.drive)
             .map_err(|source| DeviceError::System { what: "starting the engine", source })?;

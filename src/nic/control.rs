@@ -268,12 +268,12 @@ impl Nic {
         }
         self.use_pd(pd, 1)?;
         let rd_atomic_limit = self.config.limits.rd_atomic;
-        let mig_req = self.config.mig_req;
+        let (mig_req, credits) = (self.config.mig_req, self.config.end_to_end_credits);
         let made = self.qps.insert_with(|index, number| {
             let (index, qpn) = (QpIndex(index), Qpn::new(number));
             let config = QpConfig { index, qpn, pd, send_cq, recv_cq, caps, sq_sig_all, rd_atomic_limit };
             let mut qp = Qp::new(&config);
-            qp.configure(mig_req, false);
+            qp.configure(mig_req, credits);
             Box::new(QpEntry {
                 qp,
                 sends,

@@ -50,6 +50,8 @@ pub struct NicConfig {
     pub strict_icrc: bool,
     /// MigReq in what we send: ConnectX sends 1, rxe 0.
     pub mig_req: bool,
+    /// Give and heed the credits in AETHs (IBTA 9.7.7.2). Off, as Linux negotiates it: both ends must agree.
+    pub end_to_end_credits: bool,
 }
 
 impl Default for NicConfig {
@@ -60,6 +62,7 @@ impl Default for NicConfig {
             largest_mtu: Mtu::Mtu4096,
             strict_icrc: false,
             mig_req: false,
+            end_to_end_credits: false,
         }
     }
 }

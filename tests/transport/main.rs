@@ -32,6 +32,21 @@ const TIMEOUT_CODE: u8 = 12;
 const TIMEOUT: Nanos = Nanos(4096 << TIMEOUT_CODE);
 const RETRIES: u8 = 2;
 
+/// What may differ from test to test.
+struct Setup {
+    /// Local ACK timeout code.
+    timeout: u8,
+    rnr_retry: u8,
+    /// End-to-end credits are in use.
+    credits: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup { timeout: TIMEOUT_CODE, rnr_retry: 7, credits: false }
+    }
+}
+
 /// A packet of the NIC's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Answer {
@@ -69,16 +84,18 @@ struct Stage {
 
 impl Stage {
     fn new() -> Stage {
-        Stage::with_timeout(TIMEOUT_CODE)
+        Stage::with(Setup::default())
     }
 
-    fn with_timeout(timeout: u8) -> Stage {
+    fn with(setup: Setup) -> Stage {
         let (near, far) = joined_ports(1500, None);
-        let config = NicConfig { limits: Limits::small(), seed: 1, ..NicConfig::default() };
+        let end_to_end_credits = setup.credits;
+        let config =
+            NicConfig { limits: Limits::small(), seed: 1, end_to_end_credits, ..NicConfig::default() };
         let mut host = Host::new(1, config, near);
         let memory = host.register(1 << 16, Access::all());
         let qp = host.create_qp(QpCaps::default(), true, 16);
-        for attr in attributes(&host, timeout) {
+        for attr in attributes(&host, &setup) {
             host.modify(Nanos::ZERO, &qp, &attr).expect("a legal transition");
         }
         let template = template(2);
@@ -234,7 +251,7 @@ fn template(from: u8) -> Template {
     })
 }
 
-fn attributes(host: &Host, timeout: u8) -> [QpAttr; 3] {
+fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
     [
         QpAttr {
             state: Some(QpState::Init),
@@ -256,9 +273,9 @@ fn attributes(host: &Host, timeout: u8) -> [QpAttr; 3] {
         QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(FIRST),
-            timeout: Some(timeout),
+            timeout: Some(setup.timeout),
             retry_cnt: Some(RETRIES),
-            rnr_retry: Some(7),
+            rnr_retry: Some(setup.rnr_retry),
             max_rd_atomic: Some(4),
             ..QpAttr::default()
         },

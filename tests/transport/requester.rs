@@ -5,7 +5,7 @@ use roxie::time::Nanos;
 use roxie::verbs::{LKey, QpState, SendFlags, SendWr, Sge, WcOpcode, WcStatus, WrOpcode};
 use roxie::wire::{Aeth, Ext, NakCode, Opcode, Syndrome, rnr_timer_ns};
 
-use crate::{FIRST, RETRIES, Stage, TIMEOUT};
+use crate::{FIRST, RETRIES, Setup, Stage, TIMEOUT};
 
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
@@ -49,6 +49,9 @@ fn each_nak_gives_its_status_and_flushes_the_rest() {
         let expected =
             [(0, WcStatus::Success), (1, status), flushed(2), flushed(3), flushed(100), flushed(101)];
         assert_eq!(stage.statuses(), expected, "{code:?}");
+        let counted =
+            ["req_cqe_error", "req_cqe_flush_error", "resp_cqe_flush_error"].map(|c| stage.counter(c));
+        assert_eq!(counted, [1, 2, 2], "{code:?}");
         assert_eq!(stage.state(), QpState::Err);
         stage.acknowledge(FIRST + 3, ACK, 4);
         assert_eq!(stage.wait(TIMEOUT), [], "a dead QP says nothing");
@@ -259,11 +262,56 @@ fn the_window_is_bounded_and_opens_with_acknowledgements() {
 
 #[test]
 fn a_zero_timeout_waits_for_ever() {
-    let mut stage = Stage::with_timeout(0);
+    let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     stage.post(WrOpcode::Send, 4);
     assert_eq!(stage.wait(SOON).len(), 1);
     assert_eq!(stage.wait(Nanos::from_millis(60_000)), []);
     stage.acknowledge(FIRST, ACK, 1);
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [(0, WcStatus::Success)]);
+}
+
+#[test]
+fn a_receiver_that_never_gets_ready_ends_the_connection_after_the_agreed_tries() {
+    let mut stage = Stage::with(Setup { rnr_retry: 2, ..Setup::default() });
+    stage.post_as(1, WrOpcode::Send, SendFlags::SIGNALED, 4);
+    stage.post_as(2, WrOpcode::Send, SendFlags::SIGNALED, 4);
+    stage.wait(SOON);
+    for _ in 0..2 {
+        stage.acknowledge(FIRST, Syndrome::RnrNak { timer: 1 }, 0);
+        assert_eq!(stage.wait(Nanos(20_000)).len(), 2);
+    }
+    assert_eq!(stage.statuses(), []);
+    stage.acknowledge(FIRST, Syndrome::RnrNak { timer: 1 }, 0);
+    assert_eq!(stage.wait(Nanos(20_000)), []);
+    assert_eq!(stage.statuses(), [(1, WcStatus::RnrRetryExc), (2, WcStatus::WrFlush)]);
+    assert_eq!(stage.counter("retry_rnr_exceeded_err"), 1);
+}
+
+#[test]
+fn seven_rnr_retries_stand_for_ever() {
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::Send, 4);
+    stage.wait(SOON);
+    for _ in 0..50 {
+        stage.acknowledge(FIRST, Syndrome::RnrNak { timer: 1 }, 0);
+        assert_eq!(stage.wait(Nanos(20_000)), [(Opcode::RC_SEND_ONLY, FIRST)]);
+    }
+    assert_eq!((stage.statuses().len(), stage.state()), (0, QpState::Rts));
+}
+
+#[test]
+fn credits_hold_sends_back_and_not_writes() {
+    let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
+    stage.post(WrOpcode::Send, 4);
+    stage.wait(SOON);
+    // One message done, one more receive is there.
+    stage.acknowledge(FIRST, Syndrome::Ack { credits: 1 }, 1);
+    stage.post(WrOpcode::Send, 4);
+    stage.post(WrOpcode::Send, 4);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 1)], "the second send has no credit");
+    stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 0 }, 2);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 2)], "the only message may always probe");
+    stage.post(WrOpcode::Write, 4);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 3)], "a WRITE needs none");
 }

@@ -3,7 +3,7 @@
 use roxie::verbs::{Access, EventKind, QpState, WcFlags, WcOpcode, WcStatus};
 use roxie::wire::{AtomicEth, Bth, Ext, NakCode, Opcode, Psn, Reth, Syndrome};
 
-use crate::{Answer, Stage};
+use crate::{Answer, Setup, Stage};
 
 const MTU: usize = 256;
 
@@ -376,4 +376,18 @@ fn more_reads_than_agreed_are_refused() {
     let answers = stage.answers();
     assert_eq!(answers, [Answer::nak(4, NakCode::InvalidRequest)]);
     assert_eq!(stage.state(), QpState::Err);
+}
+
+#[test]
+fn credits_say_how_many_receives_wait_where_they_are_in_use() {
+    let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
+    for id in 0..6 {
+        stage.receive(id, 0, 8);
+    }
+    // Codes stand for 0 1 2 3 4 6 8 ...: five receives are told as four.
+    let told = [(0, 4), (1, 4), (2, 3), (3, 2), (4, 1), (5, 0)];
+    for (psn, credits) in told {
+        let answers = stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
+        assert_eq!(answers, [Answer::acknowledge(psn, Syndrome::Ack { credits })], "PSN {psn}");
+    }
 }

@@ -5,7 +5,7 @@ use roxie::time::Nanos;
 use roxie::verbs::{EventKind, QpAttr, QpState, SendFlags, WcStatus, WrOpcode};
 use roxie::wire::{Ext, Opcode, Syndrome};
 
-use crate::{Answer, FIRST, Stage, attributes};
+use crate::{Answer, FIRST, Setup, Stage, attributes};
 
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
@@ -62,7 +62,7 @@ fn a_reset_qp_forgets_and_can_be_connected_again() {
     go(&mut stage, QpState::Reset);
     assert_eq!(stage.wait(Nanos::from_millis(500)), [], "no timer is left");
     assert_eq!(stage.statuses(), [], "a reset completes nothing");
-    for attr in attributes(&stage.host, crate::TIMEOUT_CODE) {
+    for attr in attributes(&stage.host, &Setup::default()) {
         stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
     }
     stage.receive(2, 0, 8);
@@ -76,7 +76,7 @@ fn a_reset_qp_forgets_and_can_be_connected_again() {
 fn a_qp_that_is_ready_to_receive_executes_and_reports_its_first_packet() {
     let mut stage = Stage::new();
     go(&mut stage, QpState::Reset);
-    for attr in &attributes(&stage.host, crate::TIMEOUT_CODE)[..2] {
+    for attr in &attributes(&stage.host, &Setup::default())[..2] {
         stage.host.modify(stage.now, &stage.qp, attr).expect("a legal transition");
     }
     stage.receive(1, 0, 8);
