@@ -391,3 +391,23 @@ fn credits_say_how_many_receives_wait_where_they_are_in_use() {
         assert_eq!(answers, [Answer::acknowledge(psn, Syndrome::Ack { credits })], "PSN {psn}");
     }
 }
+
+#[test]
+fn an_answer_to_a_late_duplicate_gives_way_to_new_reads() {
+    let mut stage = Stage::new();
+    let read = |stage: &Stage, psn: u32| {
+        let (opcode, dest_qp) = (Opcode::RC_READ_REQUEST, stage.qp.handle.qpn);
+        (Bth { opcode, dest_qp, psn: Psn::new(psn), ..Bth::default() }, Ext::Reth(stage.reth(0, 8)))
+    };
+    let (bth, ext) = read(&stage, 0);
+    stage.send(&bth, &ext, &[]);
+    assert_eq!(stage.answers().len(), 1);
+    // In one burst: the first READ once more, late, and four new ones, as many as were agreed.
+    for psn in 0..5 {
+        let (bth, ext) = read(&stage, psn);
+        stage.send(&bth, &ext, &[]);
+    }
+    let answered: Vec<_> = stage.answers().iter().map(|a| (a.opcode, a.psn)).collect();
+    assert_eq!(answered, [1, 2, 3, 4].map(|psn| (Opcode::RC_READ_RESPONSE_ONLY, psn)));
+    assert_eq!(stage.state(), QpState::Rts);
+}
