@@ -17,8 +17,8 @@ use crate::nic::{Answer, Command, QpHandle, QpStatus};
 use crate::shared::work_queue::Payload;
 use crate::shared::{Armed, CompletionRing, HostMemory, PostError, RecvRing, SendRing};
 use crate::verbs::{
-    Access, AddressVector, CqIndex, LKey, MrIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpState, Qpn,
-    RKey, SendWr, Sge, Wc,
+    Access, AddressVector, CqIndex, LKey, MrIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState,
+    QpType, Qpn, RKey, SendWr, Sge, Wc,
 };
 use crate::wire::Gid;
 
@@ -75,7 +75,7 @@ impl Device {
         }
     }
 
-    /// Makes a QP in RESET. `sq_sig_all`: every send completes, signaled or not.
+    /// Makes an RC QP in RESET. `sq_sig_all`: every send completes, signaled or not.
     pub fn create_qp(
         &self,
         pd: &ProtectionDomain,
@@ -84,6 +84,18 @@ impl Device {
         caps: QpCaps,
         sq_sig_all: bool,
     ) -> Result<QueuePair, DeviceError> {
+        self.create_qp_as(pd, send_cq, recv_cq, &QpInit { qp_type: QpType::Rc, caps, sq_sig_all })
+    }
+
+    /// Makes a QP in RESET, of any service.
+    pub fn create_qp_as(
+        &self,
+        pd: &ProtectionDomain,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+        init: &QpInit,
+    ) -> Result<QueuePair, DeviceError> {
+        let caps = &init.caps;
         within("max_send_wr", caps.max_send_wr, MAX_WR)?;
         within("max_recv_wr", caps.max_recv_wr, MAX_WR)?;
         within("max_send_sge", caps.max_send_sge, MAX_SGE as u32)?;
@@ -95,8 +107,7 @@ impl Device {
             pd: pd.inner.id,
             send_cq: send_cq.inner.index,
             recv_cq: recv_cq.inner.index,
-            caps,
-            sq_sig_all,
+            init: *init,
             sends: sends.clone(),
             receives: receives.clone(),
         })?;
@@ -104,6 +115,7 @@ impl Device {
         Ok(QueuePair {
             device: self.clone(),
             handle,
+            qp_type: init.qp_type,
             sends: Mutex::new(sends),
             receives: Mutex::new(receives),
             state: AtomicU32::new(QpState::Reset as u32),
@@ -372,6 +384,7 @@ impl Default for ConnectOptions {
 pub struct QueuePair {
     device: Device,
     handle: QpHandle,
+    qp_type: QpType,
     sends: Mutex<SendRing>,
     receives: Mutex<RecvRing>,
     /// The state as last set here; the device may have gone on to ERR.
@@ -390,6 +403,11 @@ impl QueuePair {
     /// Its number.
     pub fn qpn(&self) -> Qpn {
         self.handle.qpn
+    }
+
+    /// Its service.
+    pub fn qp_type(&self) -> QpType {
+        self.qp_type
     }
 
     /// Its place in the device's table.

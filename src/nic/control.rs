@@ -10,8 +10,12 @@ use crate::time::Nanos;
 use crate::transport::qp::Attributes;
 use crate::transport::{Counters, Qp, QpConfig};
 use crate::verbs::{
-    Access, CqIndex, ModifyError, MrIndex, PdId, Psn, QpAttr, QpCaps, QpIndex, QpState, Qpn, check_transition,
+    Access, CqIndex, ModifyError, MrIndex, PdId, Psn, QpAttr, QpIndex, QpInit, QpState, QpType, Qpn,
+    check_transition,
 };
+
+/// The services that QPs can be made for.
+const SERVED: &[QpType] = &[QpType::Rc];
 
 /// What an application asks of the device.
 #[derive(Debug)]
@@ -50,10 +54,8 @@ pub enum Command {
         send_cq: CqIndex,
         /// Where receive completions go.
         recv_cq: CqIndex,
-        /// Its sizes.
-        caps: QpCaps,
-        /// Every send completes.
-        sq_sig_all: bool,
+        /// Its service and its sizes.
+        init: QpInit,
         /// Its send queue.
         sends: SendRing,
         /// Its receive queue.
@@ -106,6 +108,8 @@ pub struct QpHandle {
 pub struct QpStatus {
     /// Which.
     pub handle: QpHandle,
+    /// Its service.
+    pub qp_type: QpType,
     /// Its state.
     pub state: QpState,
     /// Its attributes.
@@ -148,6 +152,9 @@ pub enum ControlError {
         /// What there is.
         limit: u64,
     },
+    /// A QP type that the device does not serve (`EOPNOTSUPP`).
+    #[error("the device has no QPs of type {0:?}; it has {SERVED:?}")]
+    NotServed(QpType),
     /// The attributes do not make a transition (`EINVAL`).
     #[error(transparent)]
     Modify(#[from] ModifyError),
@@ -177,9 +184,8 @@ impl Nic {
                 Ok(Answer::Cq(CqIndex(cq)))
             }
             Command::DestroyCq(cq) => self.destroy_cq(cq),
-            Command::CreateQp { pd, send_cq, recv_cq, caps, sq_sig_all, sends, receives } => {
-                let parts = (sends, receives);
-                self.create_qp(pd, (send_cq, recv_cq), caps, sq_sig_all, parts)
+            Command::CreateQp { pd, send_cq, recv_cq, init, sends, receives } => {
+                self.create_qp(pd, (send_cq, recv_cq), init, (sends, receives))
             }
             Command::ModifyQp(qp, attr) => self.modify_qp(now, qp, &attr),
             Command::QueryQp(qp) => {
@@ -259,10 +265,12 @@ impl Nic {
         &mut self,
         pd: PdId,
         (send_cq, recv_cq): (CqIndex, CqIndex),
-        caps: QpCaps,
-        sq_sig_all: bool,
+        init: QpInit,
         (sends, receives): (SendRing, RecvRing),
     ) -> Result<Answer, ControlError> {
+        if !SERVED.contains(&init.qp_type) {
+            return Err(ControlError::NotServed(init.qp_type));
+        }
         if self.cq(send_cq).is_none() || self.cq(recv_cq).is_none() {
             return Err(ControlError::NotFound("completion queue"));
         }
@@ -271,7 +279,7 @@ impl Nic {
         let (mig_req, credits) = (self.config.mig_req, self.config.end_to_end_credits);
         let made = self.qps.insert_with(|index, number| {
             let (index, qpn) = (QpIndex(index), Qpn::new(number));
-            let config = QpConfig { index, qpn, pd, send_cq, recv_cq, caps, sq_sig_all, rd_atomic_limit };
+            let config = QpConfig { index, qpn, pd, send_cq, recv_cq, init, rd_atomic_limit };
             let mut qp = Qp::new(&config);
             qp.configure(mig_req, credits);
             Box::new(QpEntry {
@@ -302,7 +310,7 @@ impl Nic {
         let largest = self.config.largest_mtu;
         let limit = self.config.limits.rd_atomic;
         let entry = self.qps.get_mut(index.0).ok_or(ControlError::NotFound("QP"))?;
-        let next = check_transition(entry.qp.state(), attr, largest, limit)?;
+        let next = check_transition(entry.qp.qp_type, entry.qp.state(), attr, largest, limit)?;
         split!(self, now, entry => qp, ctx);
         qp.modify(&mut ctx, attr, next);
         if next == QpState::Reset {
@@ -343,6 +351,7 @@ fn status(qp: &Qp) -> QpStatus {
     let (sq_psn, rq_psn) = qp.psns();
     QpStatus {
         handle: QpHandle { index: qp.index, qpn: qp.qpn },
+        qp_type: qp.qp_type,
         state: qp.state(),
         attributes: *qp.attributes(),
         sq_psn,

@@ -11,7 +11,8 @@ use crate::shared::work_queue::Payload;
 use crate::shared::{CompletionRing, Doorbells, HostMemory, PostError, RecvRing, SendRing};
 use crate::time::Nanos;
 use crate::verbs::{
-    Access, AddressVector, AsyncEvent, CqIndex, LKey, MrIndex, PdId, QpAttr, QpCaps, SendWr, Sge, Wc,
+    Access, AddressVector, AsyncEvent, CqIndex, LKey, MrIndex, PdId, QpAttr, QpCaps, QpInit, QpType, SendWr,
+    Sge, Wc,
 };
 use crate::wire::Gid;
 
@@ -148,11 +149,20 @@ impl Host {
         }
     }
 
-    /// Makes a QP with a completion queue of its own.
+    /// Makes an RC QP with a completion queue of its own.
     ///
     /// # Panics
     /// If the NIC refuses.
     pub fn create_qp(&mut self, caps: QpCaps, sq_sig_all: bool, cq_entries: u32) -> HostQp {
+        self.create_qp_as(QpInit { qp_type: QpType::Rc, caps, sq_sig_all }, cq_entries)
+    }
+
+    /// Makes a QP with a completion queue of its own.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn create_qp_as(&mut self, init: QpInit, cq_entries: u32) -> HostQp {
+        let caps = &init.caps;
         let ring = CompletionRing::new(cq_entries).expect("memory for a queue");
         let cq_index = match self.call(Nanos::ZERO, Command::CreateCq { ring: ring.clone(), notify: None }) {
             Ok(Answer::Cq(index)) => index,
@@ -164,8 +174,7 @@ impl Host {
             pd: self.pd,
             send_cq: cq_index,
             recv_cq: cq_index,
-            caps,
-            sq_sig_all,
+            init,
             sends: sends.clone(),
             receives: receives.clone(),
         };

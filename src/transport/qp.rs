@@ -7,8 +7,8 @@ use crate::limits::Limits;
 use crate::shared::work_queue::FetchedSend;
 use crate::time::Nanos;
 use crate::verbs::{
-    Access, AddressVector, AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpAttr, QpCaps, QpIndex, QpState, Sge,
-    WcStatus,
+    Access, AddressVector, AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpAttr, QpIndex, QpInit, QpState,
+    QpType, Sge, WcStatus,
 };
 use crate::wire::{
     Bth, FlowSpec, NakCode, Operation, Packet, Psn, Qpn, RoceVersion, Service, Template, entropy_port,
@@ -30,10 +30,8 @@ pub struct QpConfig {
     pub send_cq: CqIndex,
     /// Where receive completions go.
     pub recv_cq: CqIndex,
-    /// Its queues' sizes.
-    pub caps: QpCaps,
-    /// Every send completes, signaled or not.
-    pub sq_sig_all: bool,
+    /// Its service and its queues' sizes.
+    pub init: QpInit,
     /// READs and atomics, both ways, at most.
     pub rd_atomic_limit: u8,
 }
@@ -61,6 +59,8 @@ pub struct Attributes {
     pub max_rd_atomic: u8,
     /// READs and atomics outstanding as responder.
     pub max_dest_rd_atomic: u8,
+    /// The key that a datagram must present.
+    pub qkey: u32,
     /// The BTH's MigReq bit: ConnectX sends 1, rxe 0.
     pub mig_req: bool,
     /// Give and heed credits in AETHs. Linux negotiates them off, so off is the default.
@@ -80,6 +80,7 @@ impl Attributes {
             min_rnr_timer: 0,
             max_rd_atomic: 0,
             max_dest_rd_atomic: 0,
+            qkey: 0,
             mig_req: false,
             end_to_end_credits: false,
         }
@@ -105,11 +106,12 @@ impl Attributes {
         set(&mut self.min_rnr_timer, attr.min_rnr_timer);
         set(&mut self.max_rd_atomic, attr.max_rd_atomic);
         set(&mut self.max_dest_rd_atomic, attr.max_dest_rd_atomic);
+        set(&mut self.qkey, attr.qkey);
         self.av = attr.av.or(self.av);
     }
 }
 
-/// A queue pair of the RC service.
+/// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
     /// Its place in the table.
@@ -124,6 +126,8 @@ pub struct Qp {
     pub recv_cq: CqIndex,
     /// Every send completes.
     pub sig_all: bool,
+    /// Its service.
+    pub qp_type: QpType,
     state: QpState,
     attributes: Attributes,
     template: Option<Template>,
@@ -136,14 +140,15 @@ pub struct Qp {
 impl Qp {
     /// A QP in RESET.
     pub fn new(config: &QpConfig) -> Qp {
-        let caps = &config.caps;
+        let caps = &config.init.caps;
         Qp {
             index: config.index,
             qpn: config.qpn,
             pd: config.pd,
             send_cq: config.send_cq,
             recv_cq: config.recv_cq,
-            sig_all: config.sq_sig_all,
+            sig_all: config.init.sq_sig_all,
+            qp_type: config.init.qp_type,
             state: QpState::Reset,
             attributes: Attributes::new(),
             template: None,

@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 
-use super::{Access, Gid, Mtu, Psn, QpState, Qpn};
+use super::{Access, Gid, Mtu, Psn, QpState, QpType, Qpn};
 
 /// The sizes of a QP's queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,17 @@ impl Default for QpCaps {
     fn default() -> QpCaps {
         QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline: 64 }
     }
+}
+
+/// What a QP is made as (`ibv_qp_init_attr`, without its queues).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpInit {
+    /// Its service.
+    pub qp_type: QpType,
+    /// The sizes of its queues.
+    pub caps: QpCaps,
+    /// Every send completes, signaled or not.
+    pub sq_sig_all: bool,
 }
 
 /// The path to a peer, resolved down to the MAC address.
@@ -108,6 +119,8 @@ pub struct QpAttr {
     pub pkey_index: Option<u16>,
     /// Port number; only 1 exists.
     pub port: Option<u8>,
+    /// The key that a datagram must present. The highest bit marks those that only privileged consumers set.
+    pub qkey: Option<u32>,
     /// The path to the peer.
     pub av: Option<AddressVector>,
     /// Payload bytes of a full packet.
@@ -142,6 +155,7 @@ impl QpAttr {
             (self.access.is_some(), AttrMask::ACCESS_FLAGS),
             (self.pkey_index.is_some(), AttrMask::PKEY_INDEX),
             (self.port.is_some(), AttrMask::PORT),
+            (self.qkey.is_some(), AttrMask::QKEY),
             (self.av.is_some(), AttrMask::AV),
             (self.path_mtu.is_some(), AttrMask::PATH_MTU),
             (self.dest_qpn.is_some(), AttrMask::DEST_QPN),

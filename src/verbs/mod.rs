@@ -6,9 +6,10 @@
 mod attr;
 mod completion;
 mod modify;
+mod transitions;
 mod work;
 
-pub use attr::{AddressVector, AttrMask, QpAttr, QpCaps};
+pub use attr::{AddressVector, AttrMask, QpAttr, QpCaps, QpInit};
 pub use completion::{AsyncEvent, EventKind, Wc, WcFlags, WcOpcode, WcStatus};
 pub use modify::{ModifyError, check_transition};
 pub use work::{RecvWr, SendFlags, SendWr, Sge, WrOpcode};
@@ -56,11 +57,38 @@ bitflags! {
     }
 }
 
-/// Which service a QP speaks (`ibv_qp_type`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Which service a QP speaks (`ibv_qp_type`; QP1 is `IB_QPT_GSI` of the kernel).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QpType {
+    /// General services: QP1, a datagram QP that carries management datagrams.
+    Gsi = 1,
     /// Reliable connection.
-    Rc,
+    #[default]
+    Rc = 2,
+    /// Unreliable connection.
+    Uc = 3,
+    /// Unreliable datagram.
+    Ud = 4,
+    /// Extended reliable connection, the initiator's end.
+    XrcSend = 9,
+    /// Extended reliable connection, the target's end.
+    XrcRecv = 10,
+}
+
+impl QpType {
+    /// All of them.
+    pub const ALL: [QpType; 6] =
+        [QpType::Gsi, QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv];
+
+    /// From the number that `ibv_create_qp` takes.
+    pub fn from_code(code: u32) -> Option<QpType> {
+        QpType::ALL.into_iter().find(|t| *t as u32 == code)
+    }
+
+    /// Each message names its peer by an address handle: UD and QP1.
+    pub fn is_datagram(self) -> bool {
+        matches!(self, QpType::Ud | QpType::Gsi)
+    }
 }
 
 /// The state of a QP (`ibv_qp_state`).

@@ -2,89 +2,16 @@
 
 use std::fmt;
 
-use super::{AttrMask, Mtu, QpAttr, QpState};
-
-struct Transition {
-    from: QpState,
-    to: QpState,
-    required: AttrMask,
-    optional: AttrMask,
-}
-
-const fn any(bits: &[AttrMask]) -> AttrMask {
-    let mut mask = AttrMask::empty();
-    let mut i = 0;
-    while i < bits.len() {
-        mask = mask.union(bits[i]);
-        i += 1;
-    }
-    mask
-}
-
-use AttrMask as A;
-const RTS_OPTIONAL: AttrMask =
-    any(&[A::CUR_STATE, A::ACCESS_FLAGS, A::ALT_PATH, A::PATH_MIG_STATE, A::MIN_RNR_TIMER]);
-
-/// RC. Any state may also go to RESET and ERR with STATE alone.
-const RC: &[Transition] = &[
-    Transition {
-        from: QpState::Reset,
-        to: QpState::Init,
-        required: any(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]),
-        optional: A::empty(),
-    },
-    Transition {
-        from: QpState::Init,
-        to: QpState::Init,
-        required: A::empty(),
-        optional: any(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]),
-    },
-    Transition {
-        from: QpState::Init,
-        to: QpState::Rtr,
-        required: any(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN, A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]),
-        optional: any(&[A::ALT_PATH, A::ACCESS_FLAGS, A::PKEY_INDEX]),
-    },
-    Transition {
-        from: QpState::Rtr,
-        to: QpState::Rts,
-        required: any(&[A::SQ_PSN, A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]),
-        optional: RTS_OPTIONAL,
-    },
-    Transition { from: QpState::Rts, to: QpState::Rts, required: A::empty(), optional: RTS_OPTIONAL },
-    Transition {
-        from: QpState::Rts,
-        to: QpState::Sqd,
-        required: A::empty(),
-        optional: A::EN_SQD_ASYNC_NOTIFY,
-    },
-    Transition { from: QpState::Sqd, to: QpState::Rts, required: A::empty(), optional: RTS_OPTIONAL },
-    Transition {
-        from: QpState::Sqd,
-        to: QpState::Sqd,
-        required: A::empty(),
-        optional: any(&[
-            A::PORT,
-            A::AV,
-            A::TIMEOUT,
-            A::RETRY_CNT,
-            A::RNR_RETRY,
-            A::MAX_QP_RD_ATOMIC,
-            A::MAX_DEST_RD_ATOMIC,
-            A::ALT_PATH,
-            A::ACCESS_FLAGS,
-            A::PKEY_INDEX,
-            A::MIN_RNR_TIMER,
-            A::PATH_MIG_STATE,
-        ]),
-    },
-];
+use super::transitions::transition;
+use super::{AttrMask, Mtu, QpAttr, QpState, QpType};
 
 /// Why a `modify_qp` was refused; nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModifyError {
     /// The states do not lead to one another.
     NoSuchTransition {
+        /// What the QP is.
+        qp_type: QpType,
         /// Where the QP is.
         from: QpState,
         /// Where it was to go.
@@ -122,8 +49,11 @@ pub enum ModifyError {
 impl fmt::Display for ModifyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ModifyError::NoSuchTransition { from, to } => {
-                write!(f, "modify_qp: no transition leads from {from:?} to {to:?}")
+            ModifyError::NoSuchTransition { qp_type, from, to } => {
+                write!(
+                    f,
+                    "modify_qp: no transition leads from {from:?} to {to:?} in a QP of type {qp_type:?}"
+                )
             }
             ModifyError::NotInAssumedState { actual, assumed } => {
                 write!(f, "modify_qp: cur_state says {assumed:?}, but the QP is in {actual:?}")
@@ -151,10 +81,11 @@ fn names(mask: AttrMask) -> String {
     mask.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
 }
 
-/// Checks a transition of an RC QP by table, then the values. Returns the next state.
+/// Checks a transition by the table of the QP's type, then the values. Returns the next state.
 ///
-/// `link_mtu_fits` is the largest path MTU that the port can carry, `limit_rd_atomic` the device's own limit.
+/// `largest_mtu` is the largest path MTU that the port can carry, `limit_rd_atomic` the device's own limit.
 pub fn check_transition(
+    qp_type: QpType,
     from: QpState,
     attr: &QpAttr,
     largest_mtu: Mtu,
@@ -170,10 +101,7 @@ pub fn check_transition(
     let (required, optional) = if matches!(to, QpState::Reset | QpState::Err) {
         (AttrMask::empty(), AttrMask::CUR_STATE)
     } else {
-        let row = RC
-            .iter()
-            .find(|t| t.from == from && t.to == to)
-            .ok_or(ModifyError::NoSuchTransition { from, to })?;
+        let row = transition(qp_type, from, to).ok_or(ModifyError::NoSuchTransition { qp_type, from, to })?;
         (row.required, row.optional | AttrMask::CUR_STATE)
     };
     let missing = required - given;
@@ -233,14 +161,14 @@ mod tests {
     #[test]
     fn a_missing_attribute_is_named() {
         let attr = QpAttr { port: None, ..init() };
-        let error = check_transition(QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
+        let error = check_transition(QpType::Rc, QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
         assert_eq!(error.to_string(), "modify_qp Reset -> Init: missing PORT");
     }
 
     #[test]
     fn an_attribute_that_does_not_belong_is_named() {
         let attr = QpAttr { retry_cnt: Some(1), ..init() };
-        let error = check_transition(QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
+        let error = check_transition(QpType::Rc, QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
         assert_eq!(error.to_string(), "modify_qp Reset -> Init: not allowed here RETRY_CNT");
     }
 
@@ -248,7 +176,7 @@ mod tests {
     fn a_transition_that_does_not_exist_is_refused() {
         let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
         assert!(matches!(
-            check_transition(QpState::Init, &attr, Mtu::Mtu1024, 16),
+            check_transition(QpType::Rc, QpState::Init, &attr, Mtu::Mtu1024, 16),
             Err(ModifyError::NoSuchTransition { .. })
         ));
     }
@@ -258,7 +186,9 @@ mod tests {
         for from in (0..7).filter_map(QpState::from_code) {
             for to in [QpState::Reset, QpState::Err] {
                 let attr = QpAttr { state: Some(to), ..QpAttr::default() };
-                assert_eq!(check_transition(from, &attr, Mtu::Mtu1024, 16), Ok(to));
+                for qp_type in QpType::ALL {
+                    assert_eq!(check_transition(qp_type, from, &attr, Mtu::Mtu1024, 16), Ok(to));
+                }
             }
         }
     }
@@ -266,7 +196,47 @@ mod tests {
     #[test]
     fn a_value_out_of_range_is_named_with_what_is_allowed() {
         let attr = QpAttr { port: Some(2), ..init() };
-        let error = check_transition(QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
+        let error = check_transition(QpType::Rc, QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
         assert_eq!(error.to_string(), "modify_qp: port_num = 2 is out of range, allowed: 1..=1");
+    }
+
+    /// What `ibv_ud_pingpong` and `ibv_uc_pingpong` set, and nothing that they do not.
+    #[test]
+    fn each_type_asks_for_the_attributes_of_its_service() {
+        let required = |qp_type, from, to| {
+            let attr = QpAttr { state: Some(to), ..QpAttr::default() };
+            match check_transition(qp_type, from, &attr, Mtu::Mtu1024, 16) {
+                Err(ModifyError::Attributes { missing, .. }) => missing,
+                other => panic!("{qp_type:?} {from:?} -> {to:?}: {other:?}"),
+            }
+        };
+        use AttrMask as A;
+        use QpState::{Init, Reset, Rtr, Rts};
+        let path = A::AV | A::PATH_MTU | A::DEST_QPN | A::RQ_PSN;
+        assert_eq!(required(QpType::Uc, Reset, Init), A::PKEY_INDEX | A::PORT | A::ACCESS_FLAGS);
+        assert_eq!(required(QpType::Uc, Init, Rtr), path);
+        assert_eq!(required(QpType::Uc, Rtr, Rts), A::SQ_PSN);
+        assert_eq!(required(QpType::Ud, Reset, Init), A::PKEY_INDEX | A::PORT | A::QKEY);
+        assert_eq!(required(QpType::Ud, Rtr, Rts), A::SQ_PSN);
+        assert_eq!(required(QpType::Gsi, Reset, Init), A::PKEY_INDEX | A::QKEY);
+        assert_eq!(required(QpType::XrcSend, Init, Rtr), path);
+        assert_eq!(required(QpType::XrcRecv, Init, Rtr), path | A::MAX_DEST_RD_ATOMIC | A::MIN_RNR_TIMER);
+        assert_eq!(required(QpType::XrcRecv, Rtr, Rts), A::SQ_PSN | A::TIMEOUT);
+        let to_rtr = QpAttr { state: Some(Rtr), ..QpAttr::default() };
+        assert_eq!(
+            check_transition(QpType::Ud, Init, &to_rtr, Mtu::Mtu1024, 16),
+            Ok(Rtr),
+            "a datagram QP has no path"
+        );
+    }
+
+    #[test]
+    fn only_services_that_can_be_in_a_send_queue_error_leave_it() {
+        let attr = QpAttr { state: Some(QpState::Rts), cur_state: Some(QpState::Sqe), ..QpAttr::default() };
+        for qp_type in QpType::ALL {
+            let result = check_transition(qp_type, QpState::Sqe, &attr, Mtu::Mtu1024, 16);
+            let leaves = matches!(qp_type, QpType::Uc | QpType::Ud | QpType::Gsi);
+            assert_eq!(result.is_ok(), leaves, "{qp_type:?}");
+        }
     }
 }

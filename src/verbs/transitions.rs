@@ -1,0 +1,133 @@
+//! The tables of QP state transitions, one for each kind of QP (IBTA table 95; `ib_verbs.c`, `qp_state_table`).
+
+use super::AttrMask as A;
+use super::QpState::{self, Init, Reset, Rtr, Rts, Sqd, Sqe};
+use super::{AttrMask, QpType};
+
+/// A transition and what `modify_qp` must and may set on the way.
+#[derive(Debug)]
+pub(super) struct Transition {
+    from: QpState,
+    to: QpState,
+    pub(super) required: AttrMask,
+    pub(super) optional: AttrMask,
+}
+
+/// The row of a table. Every QP may also go from any state to RESET and ERR, with STATE alone: no table lists it.
+pub(super) fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<&'static Transition> {
+    let table = match qp_type {
+        QpType::Rc => RC,
+        QpType::Uc => UC,
+        QpType::Ud => UD,
+        QpType::Gsi => GSI,
+        QpType::XrcSend => XRC_SEND,
+        QpType::XrcRecv => XRC_RECV,
+    };
+    table.iter().find(|t| t.from == from && t.to == to)
+}
+
+const fn any(bits: &[AttrMask]) -> AttrMask {
+    let mut mask = AttrMask::empty();
+    let mut i = 0;
+    while i < bits.len() {
+        mask = mask.union(bits[i]);
+        i += 1;
+    }
+    mask
+}
+
+const fn row(from: QpState, to: QpState, required: AttrMask, optional: AttrMask) -> Transition {
+    Transition { from, to, required, optional }
+}
+
+const NONE: AttrMask = AttrMask::empty();
+const DRAINED: AttrMask = A::EN_SQD_ASYNC_NOTIFY;
+/// What INIT is about, connected and not.
+const CONNECTED: AttrMask = any(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]);
+const DATAGRAM: AttrMask = any(&[A::PKEY_INDEX, A::PORT, A::QKEY]);
+const MANAGEMENT: AttrMask = any(&[A::PKEY_INDEX, A::QKEY]);
+/// The way to the peer.
+const PATH: AttrMask = any(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]);
+/// What a responder that answers needs beyond the way.
+const RESPONDER: AttrMask = any(&[A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]);
+/// What a requester that waits for answers needs.
+const REQUESTER: AttrMask = any(&[A::SQ_PSN, A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]);
+const LATE_PATH: AttrMask = any(&[A::ALT_PATH, A::ACCESS_FLAGS, A::PKEY_INDEX]);
+/// What may change in RTS.
+const UC_RTS: AttrMask = any(&[A::CUR_STATE, A::ACCESS_FLAGS, A::ALT_PATH, A::PATH_MIG_STATE]);
+const RC_RTS: AttrMask = UC_RTS.union(A::MIN_RNR_TIMER);
+const UD_RTS: AttrMask = any(&[A::CUR_STATE, A::QKEY]);
+/// What may change while drained.
+const UC_SQD: AttrMask = any(&[A::AV, A::ALT_PATH, A::ACCESS_FLAGS, A::PKEY_INDEX, A::PATH_MIG_STATE]);
+const TIMERS: AttrMask = any(&[A::PORT, A::TIMEOUT]);
+const RETRIES: AttrMask = any(&[A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]);
+
+const RC: &[Transition] = &[
+    row(Reset, Init, CONNECTED, NONE),
+    row(Init, Init, NONE, CONNECTED),
+    row(Init, Rtr, PATH.union(RESPONDER), LATE_PATH),
+    row(Rtr, Rts, REQUESTER, RC_RTS),
+    row(Rts, Rts, NONE, RC_RTS),
+    row(Rts, Sqd, NONE, DRAINED),
+    row(Sqd, Rts, NONE, RC_RTS),
+    row(Sqd, Sqd, NONE, UC_SQD.union(TIMERS).union(RETRIES).union(RESPONDER)),
+];
+
+const UC: &[Transition] = &[
+    row(Reset, Init, CONNECTED, NONE),
+    row(Init, Init, NONE, CONNECTED),
+    row(Init, Rtr, PATH, LATE_PATH),
+    row(Rtr, Rts, A::SQ_PSN, UC_RTS),
+    row(Rts, Rts, NONE, UC_RTS),
+    row(Rts, Sqd, NONE, DRAINED),
+    row(Sqd, Rts, NONE, UC_RTS),
+    row(Sqd, Sqd, NONE, UC_SQD),
+    row(Sqe, Rts, NONE, any(&[A::CUR_STATE, A::ACCESS_FLAGS])),
+];
+
+const UD: &[Transition] = &[
+    row(Reset, Init, DATAGRAM, NONE),
+    row(Init, Init, NONE, DATAGRAM),
+    row(Init, Rtr, NONE, MANAGEMENT),
+    row(Rtr, Rts, A::SQ_PSN, UD_RTS),
+    row(Rts, Rts, NONE, UD_RTS),
+    row(Rts, Sqd, NONE, DRAINED),
+    row(Sqd, Rts, NONE, UD_RTS),
+    row(Sqd, Sqd, NONE, MANAGEMENT),
+    row(Sqe, Rts, NONE, UD_RTS),
+];
+
+/// As UD, but QP1 is made for a port and does not choose one.
+const GSI: &[Transition] = &[
+    row(Reset, Init, MANAGEMENT, NONE),
+    row(Init, Init, NONE, MANAGEMENT),
+    row(Init, Rtr, NONE, MANAGEMENT),
+    row(Rtr, Rts, A::SQ_PSN, UD_RTS),
+    row(Rts, Rts, NONE, UD_RTS),
+    row(Rts, Sqd, NONE, DRAINED),
+    row(Sqd, Rts, NONE, UD_RTS),
+    row(Sqd, Sqd, NONE, MANAGEMENT),
+    row(Sqe, Rts, NONE, UD_RTS),
+];
+
+const XRC_SEND: &[Transition] = &[
+    row(Reset, Init, CONNECTED, NONE),
+    row(Init, Init, NONE, CONNECTED),
+    row(Init, Rtr, PATH, LATE_PATH),
+    row(Rtr, Rts, REQUESTER, UC_RTS),
+    row(Rts, Rts, NONE, UC_RTS),
+    row(Rts, Sqd, NONE, DRAINED),
+    row(Sqd, Rts, NONE, UC_RTS),
+    row(Sqd, Sqd, NONE, UC_SQD.union(TIMERS).union(RETRIES)),
+];
+
+const XRC_RECV: &[Transition] = &[
+    row(Reset, Init, CONNECTED, NONE),
+    row(Init, Init, NONE, CONNECTED),
+    row(Init, Rtr, PATH.union(RESPONDER), LATE_PATH),
+    row(Rtr, Rts, any(&[A::SQ_PSN, A::TIMEOUT]), RC_RTS),
+    row(Rts, Rts, NONE, RC_RTS),
+    row(Rts, Sqd, NONE, DRAINED),
+    row(Sqd, Rts, NONE, RC_RTS),
+    row(Sqd, Sqd, NONE, UC_SQD.union(TIMERS).union(RESPONDER)),
+];
