@@ -66,7 +66,7 @@ impl TimerWheel {
         }
     }
 
-    /// Turns the wheel to `now` and calls `fire` for each owner that is due, in order of time.
+    /// Turns the wheel to `now` and calls `fire` for each owner that is due, the earlier before the later.
     pub fn advance(&mut self, now: Nanos, mut fire: impl FnMut(u32)) {
         let target = now.0 >> TICK_BITS;
         while self.now < target {

@@ -78,7 +78,7 @@ impl Worker {
         let received = self.receive(now); //             parse, ICRC, transport, dma
         self.nic.timers(now);
         self.nic.look_after(now); //                     timers set, QPs made ready
-        let completions = self.nic.publish(); //         completions, after their bytes
+        let completions = self.nic.publish(now); //         completions, after their bytes
         self.raise_events();
         Progress { received, commands, completions, sent: 0, more: received == BURST }
     }
@@ -90,7 +90,7 @@ impl Worker {
         let sent = self.transmit(now); //                arbiter, headers
         self.gather_and_seal(); //                       payload, ICRC, hand over
         self.nic.look_after(now);
-        let completions = self.nic.publish(); //         those of requests that cannot be sent at all
+        let completions = self.nic.publish(now); //         those of requests that cannot be sent at all
         self.raise_events();
         self.flush(now);
         Progress { sent, completions, more: more_posted || self.nic.has_ready(), ..Progress::default() }
@@ -102,7 +102,7 @@ impl Worker {
         while let Ok(Request { command, answer }) = self.requests.try_recv() {
             let result = self.nic.execute(now, command);
             self.nic.look_after(now);
-            self.nic.publish();
+            self.nic.publish(now);
             // Nobody waits any more: the answer is not missed.
             let _ = answer.send(result);
             done += 1;

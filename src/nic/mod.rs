@@ -136,6 +136,8 @@ pub struct Nic {
     dma_out: VecDeque<dma::DmaOut>,
     counters: Counters,
     events: VecDeque<AsyncEvent>,
+    /// Completion queues that had no room, until their QPs are failed.
+    overrun: Vec<CqIndex>,
 }
 
 #[derive(Debug)]
@@ -193,6 +195,7 @@ impl Nic {
             dma_out: VecDeque::with_capacity(burst * crate::limits::MAX_SGE),
             counters: Counters::default(),
             events: VecDeque::with_capacity(MAX_EVENTS),
+            overrun: Vec::new(),
         }
     }
 
@@ -234,9 +237,10 @@ impl Nic {
     /// Looks at the timers that are due.
     pub fn timers(&mut self, now: Nanos) {
         self.wheel.advance(now, |owner| self.due.push(QpIndex(owner)));
-        while let Some(index) = self.due.pop() {
-            self.fire(now, index);
+        for at in 0..self.due.len() {
+            self.fire(now, self.due[at]);
         }
+        self.due.clear();
     }
 
     fn fire(&mut self, now: Nanos, index: QpIndex) {
@@ -329,26 +333,57 @@ impl Nic {
 
     /// Publishes completions and raises events. Call it after the copies that they speak of.
     /// Returns how many completions there were.
-    pub fn publish(&mut self) -> usize {
-        let completions = self.out.completions.len();
+    pub fn publish(&mut self, now: Nanos) -> usize {
+        let mut completions = 0;
+        while !self.out.completions.is_empty() {
+            completions += self.out.completions.len();
+            self.push_completions();
+            while let Some(cq) = self.overrun.pop() {
+                self.fail_users_of(now, cq);
+            }
+        }
+        for event in self.out.events.drain(..) {
+            if self.events.len() < MAX_EVENTS {
+                self.events.push_back(event);
+            } else {
+                self.counters.events_lost += 1;
+            }
+        }
+        completions
+    }
+
+    /// Hands completions to their queues, and notes the queues that had no room.
+    fn push_completions(&mut self) {
         for (cq, wc) in self.out.completions.drain(..) {
             let Some(entry) = self.cqs.get_mut(cq.0) else { continue };
-            if entry.ring.push(&wc).is_err() {
+            // Once one is lost none follows: a gap would look like success.
+            if entry.failed || entry.ring.push(&wc).is_err() {
                 self.counters.cq_overflow += 1;
                 if !std::mem::replace(&mut entry.failed, true) {
                     self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
+                    self.overrun.push(cq);
                 }
             } else if let Some(channel) = entry.notify.as_ref().filter(|_| entry.ring.disarm_for(&wc)) {
                 // Fails only if the counter is full, and then the application has events enough to read.
                 let _ = channel.write(1);
             }
         }
-        for event in self.out.events.drain(..) {
-            if self.events.len() < MAX_EVENTS {
-                self.events.push_back(event);
+    }
+
+    /// Work of these QPs can no longer be seen to complete: they go to the error state (IBTA 11.6.3.2).
+    fn fail_users_of(&mut self, now: Nanos, cq: CqIndex) {
+        let users: Vec<_> =
+            self.qps.iter().filter(|(_, e)| e.qp.send_cq == cq || e.qp.recv_cq == cq).collect();
+        let users: Vec<_> = users.into_iter().map(|(index, _)| QpIndex(index)).collect();
+        for index in users {
+            let Some(entry) = self.qps.get_mut(index.0) else { continue };
+            split!(self, now, entry => qp, ctx);
+            if qp.fail(&mut ctx) {
+                self.out.events.push(AsyncEvent::Qp(index, EventKind::QpFatal));
             }
+            self.touch(index);
         }
-        completions
+        self.look_after(now);
     }
 
     fn cq(&mut self, cq: CqIndex) -> Option<&mut CqEntry> {

@@ -1,28 +1,40 @@
 //! Tables of objects: an index finds them, a bound holds them.
 
+use std::collections::VecDeque;
+
 use crate::transport::Permutation;
 
 /// Objects under small indices that are used again.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     slots: Vec<Option<T>>,
-    free: Vec<u32>,
+    free: VecDeque<u32>,
     bound: u32,
 }
 
 impl<T> Table<T> {
     pub(super) fn new(bound: u32) -> Table<T> {
-        Table { slots: Vec::new(), free: Vec::new(), bound }
+        Table { slots: Vec::new(), free: VecDeque::new(), bound }
+    }
+
+    /// The index of the next object: the one that has been free for longest, but not before many are free, so that
+    /// one does not come back soon.
+    fn next_index(&self) -> Option<u32> {
+        let fresh = u32::try_from(self.slots.len()).ok().filter(|index| *index < self.bound);
+        let many = (self.bound / 2).min(1024) as usize;
+        fresh.filter(|_| self.free.len() < many.max(1)).or(self.free.front().copied()).or(fresh)
     }
 
     /// Puts an object in; `None`: the table is full.
     pub(super) fn insert(&mut self, value: T) -> Option<u32> {
-        if let Some(index) = self.free.pop() {
-            self.slots[index as usize] = Some(value);
-            return Some(index);
+        let index = self.next_index()?;
+        match self.slots.get_mut(index as usize) {
+            Some(slot) => {
+                self.free.pop_front();
+                *slot = Some(value);
+            }
+            None => self.slots.push(Some(value)),
         }
-        let index = u32::try_from(self.slots.len()).ok().filter(|i| *i < self.bound)?;
-        self.slots.push(Some(value));
         Some(index)
     }
 
@@ -36,7 +48,7 @@ impl<T> Table<T> {
 
     pub(super) fn remove(&mut self, index: u32) -> Option<T> {
         let value = self.slots.get_mut(index as usize)?.take()?;
-        self.free.push(index);
+        self.free.push_back(index);
         Some(value)
     }
 
@@ -67,10 +79,7 @@ impl<T> NumberedTable<T> {
 
     /// Puts in what `make` builds from an index and a number; `None`: the table is full.
     pub(super) fn insert_with(&mut self, make: impl FnOnce(u32, u32) -> T) -> Option<u32> {
-        let index = self.table.free.last().copied().unwrap_or(self.table.slots.len() as u32);
-        if index >= self.table.bound {
-            return None;
-        }
+        let index = self.table.next_index()?;
         let generation = &mut self.generations[index as usize];
         let mut number = self.permutation.encode(index as u16, *generation);
         while RESERVED.contains(&number) {

@@ -68,7 +68,7 @@ impl CompletionRing {
     }
 
     fn lap(&self, position: u64) -> u64 {
-        position / (self.mask + 1) + 1
+        (position / (self.mask + 1)).wrapping_add(1)
     }
 
     /// The NIC's side: publishes a completion.
@@ -79,7 +79,12 @@ impl CompletionRing {
             if position.wrapping_sub(consumer) >= self.capacity {
                 return Err(Overflow);
             }
-            match self.word(PRODUCER).compare_exchange_weak(position, position + 1, AcqRel, Relaxed) {
+            match self.word(PRODUCER).compare_exchange_weak(
+                position,
+                position.wrapping_add(1),
+                AcqRel,
+                Relaxed,
+            ) {
                 Ok(_) => break,
                 Err(now) => position = now,
             }
@@ -127,7 +132,7 @@ impl CompletionRing {
             byte_len: rest as u32,
             imm: (rest >> 32) as u32,
         };
-        self.word(CONSUMER).store(position + 1, Release);
+        self.word(CONSUMER).store(position.wrapping_add(1), Release);
         Some(wc)
     }
 

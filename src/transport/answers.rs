@@ -32,12 +32,16 @@ impl Qp {
         }
     }
 
-    /// A READ's region was deregistered before its response had left: the rest is refused.
+    /// A READ's region was deregistered before its response had left: the rest is refused. Not if it is the answer to
+    /// a duplicate: silence then, the peer may have had it all long ago.
     fn region_vanished(&mut self, ctx: &mut Ctx<'_>, reply: Reply) {
         let r = &mut self.responder;
         r.replies.pop();
         let (Reply::Read(slot) | Reply::Atomic(slot)) = reply else { return };
         let Some(resource) = r.resources.get_mut(usize::from(slot)).and_then(Option::take) else { return };
+        if resource.again {
+            return;
+        }
         let psn = resource.first_psn + resource.next;
         r.replies.push_front(Reply::Nak { psn, msn: r.msn, code: NakCode::RemoteAccess });
         ctx.counters.resp_remote_access_errors += 1;

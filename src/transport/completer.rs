@@ -11,9 +11,6 @@ use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, EventKind, QpState, SendFlags, Wc, WcOpcode, WcStatus, WrOpcode};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Position, Psn, Syndrome, rnr_timer_ns};
 
-/// An unfinished READ or atomic stands before the PSN that was to be acknowledged.
-struct Overtaken;
-
 impl Qp {
     /// Handles an acknowledgement, a READ response or an ATOMIC response.
     pub(super) fn handle_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
@@ -25,6 +22,12 @@ impl Qp {
         }
         if before(psn, r.una) {
             ctx.counters.duplicate_acks += 1;
+            // What it says of PSNs is old, but its credits may be new: receives that were posted since.
+            if let Some(aeth) = packet.aeth().filter(|_| psn + 1 == r.una)
+                && let Syndrome::Ack { credits } = Syndrome::from(aeth.syndrome)
+            {
+                self.note_credits(credits, aeth.msn);
+            }
             return Verdict::OldAck;
         }
         match packet.info().operation {
@@ -41,16 +44,15 @@ impl Qp {
         match Syndrome::from(aeth.syndrome) {
             Syndrome::Ack { credits } => {
                 self.note_credits(credits, aeth.msn);
-                match self.acknowledge_before(ctx, psn + 1) {
-                    Ok(()) => Verdict::Acknowledged,
-                    Err(Overtaken) => self.overtaken(ctx),
-                }
+                self.acknowledge_before(ctx, psn + 1).err().unwrap_or(Verdict::Acknowledged)
             }
             Syndrome::RnrNak { timer } => {
                 ctx.counters.rcvd_rnr_err += 1;
                 match self.acknowledge_before(ctx, psn) {
-                    Ok(()) => self.wait_for_receiver(ctx, timer),
-                    Err(Overtaken) => self.overtaken(ctx),
+                    // Said again before the wait is over: the same refusal twice.
+                    Ok(()) if self.requester.rnr_until.is_some() => Verdict::Stale,
+                    Ok(()) => self.go_back_after(ctx, Nanos(rnr_timer_ns(timer))),
+                    Err(verdict) => verdict,
                 }
             }
             Syndrome::Nak(NakCode::PsnSequence) => {
@@ -60,12 +62,12 @@ impl Qp {
                     // packets are to be sent again after the wait, and it is no failed try.
                     Ok(()) if self.requester.rnr_until.is_some() => Verdict::Stale,
                     Ok(()) => self.go_back(ctx, Cause::SequenceNak),
-                    Err(Overtaken) => self.overtaken(ctx),
+                    Err(verdict) => verdict,
                 }
             }
             Syndrome::Nak(code) => match self.acknowledge_before(ctx, psn) {
                 Ok(()) => self.refused_by_peer(ctx, code, aeth.syndrome),
-                Err(Overtaken) => self.overtaken(ctx),
+                Err(verdict) => verdict,
             },
             Syndrome::Reserved(code) => {
                 ctx.counters.ghost_acks += 1;
@@ -114,8 +116,8 @@ impl Qp {
 
     fn handle_read_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         let psn = packet.bth.psn;
-        if self.acknowledge_before(ctx, psn).is_err() {
-            return self.overtaken(ctx);
+        if let Err(verdict) = self.acknowledge_before(ctx, psn) {
+            return verdict;
         }
         let position = self.requester.queue.tail();
         let wqe = *self.requester.queue.at(position);
@@ -129,7 +131,11 @@ impl Qp {
             Position::First | Position::Middle => !last,
             Position::Last | Position::Only => last,
         };
-        if wqe.wr.opcode != WrOpcode::Read || !fits || packet.payload.len() as u64 != left.min(mtu) {
+        if wqe.wr.opcode != WrOpcode::Read
+            || !fits
+            || !positive(packet)
+            || packet.payload.len() as u64 != left.min(mtu)
+        {
             self.fail_oldest(ctx, WcStatus::BadResp, 0);
             return Verdict::Failed(WcStatus::BadResp);
         }
@@ -151,12 +157,12 @@ impl Qp {
 
     fn handle_atomic_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
         let psn = packet.bth.psn;
-        if self.acknowledge_before(ctx, psn).is_err() {
-            return self.overtaken(ctx);
+        if let Err(verdict) = self.acknowledge_before(ctx, psn) {
+            return verdict;
         }
         let position = self.requester.queue.tail();
         let wqe = *self.requester.queue.at(position);
-        let value = packet.atomic_ack().filter(|_| wqe.wr.opcode.is_atomic());
+        let value = packet.atomic_ack().filter(|_| wqe.wr.opcode.is_atomic() && positive(packet));
         let Some(value) = value else {
             self.fail_oldest(ctx, WcStatus::BadResp, 0);
             return Verdict::Failed(WcStatus::BadResp);
@@ -171,21 +177,26 @@ impl Qp {
         Verdict::Acknowledged
     }
 
-    /// Acknowledges every PSN before `end`, completing what ends there or earlier, up to a READ or atomic that still
-    /// waits for its own response.
-    fn acknowledge_before(&mut self, ctx: &mut Ctx<'_>, end: Psn) -> Result<(), Overtaken> {
+    /// Acknowledges every PSN before `end`, completing what ends there or earlier. An error is what the response comes
+    /// to instead: it overtook that of a READ or atomic, or a work request that could not be sent has become the
+    /// oldest, has failed, and nothing is outstanding any more.
+    fn acknowledge_before(&mut self, ctx: &mut Ctx<'_>, end: Psn) -> Result<(), Verdict> {
         while before(self.requester.una, end) {
             let r = &self.requester;
             debug_assert!(!r.queue.is_empty(), "una is before sent_end, so something is outstanding");
             let wqe = *r.queue.at(r.queue.tail());
             if wqe.wr.opcode.is_read_or_atomic() && !PlantedBug::AckCompletesRead.is() {
-                return Err(Overtaken);
+                return Err(self.overtaken(ctx));
             }
             if end.is_before(wqe.end_psn()) {
                 self.advance(ctx, end);
             } else {
                 self.advance(ctx, wqe.end_psn());
+                let failed = self.requester.failed;
                 self.complete_oldest(ctx);
+                if self.state() == QpState::Err {
+                    return Err(Verdict::Failed(failed.unwrap_or(WcStatus::LocQpOp)));
+                }
             }
         }
         Ok(())
@@ -202,6 +213,8 @@ impl Qp {
         r.retries_left = retries;
         r.rnr_retries_left = rnr_retries;
         r.implied_nak = false;
+        // The receiver has gone on: what it asked us to wait for is there.
+        r.rnr_until = None;
         r.retransmit_at = match timeout {
             Some(timeout) if una != r.sent_end => ctx.now + timeout,
             _ => Nanos::MAX,
@@ -252,6 +265,7 @@ impl Qp {
 
     /// The oldest work request carries the cause, all others flush, and the QP is in the error state.
     pub(super) fn fail_oldest(&mut self, ctx: &mut Ctx<'_>, status: WcStatus, vendor_err: u8) {
+        debug_assert!(!self.requester.queue.is_empty(), "something was outstanding, or nothing could fail");
         let wqe = *self.requester.queue.at(self.requester.queue.tail());
         ctx.counters.req_cqe_error += 1;
         self.push_send_completion(ctx, &wqe.wr, status, vendor_err, 0);
@@ -287,10 +301,11 @@ impl Qp {
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::SqDrained));
         }
     }
+}
 
-    fn wait_for_receiver(&mut self, ctx: &mut Ctx<'_>, timer: u8) -> Verdict {
-        self.go_back_after(ctx, Nanos(rnr_timer_ns(timer)))
-    }
+/// True unless its AETH, if it has one, says something else than that all is well.
+fn positive(packet: &Packet) -> bool {
+    packet.aeth().is_none_or(|aeth| matches!(Syndrome::from(aeth.syndrome), Syndrome::Ack { .. }))
 }
 
 fn before(a: Psn, b: Psn) -> bool {

@@ -20,7 +20,7 @@ macro_rules! counters {
 counters! {
     /// RoCE packets sent.
     sent_pkts,
-    /// RoCE packets accepted by a QP.
+    /// RoCE packets for a QP, of its service and from its peer, whatever its state then said to them.
     rcvd_pkts,
     /// Payload bytes sent.
     sent_bytes,
@@ -106,4 +106,6 @@ counters! {
     np_ecn_marked_roce_packets,
     /// Completions lost to a full completion queue.
     cq_overflow,
+    /// Asynchronous events lost because nobody took those before them.
+    events_lost,
 }

@@ -3,6 +3,8 @@
 //! Knows keys, bounds and rights, and nothing of the bytes themselves: an answer is a [`Span`], a place in a
 //! region that the dma stage resolves.
 
+use std::collections::VecDeque;
+
 use super::permutation::Permutation;
 use crate::verbs::{Access, MrIndex, PdId};
 
@@ -43,7 +45,7 @@ pub struct MemoryTable {
     permutation: Permutation,
     entries: Vec<Option<Entry>>,
     generations: Vec<u8>,
-    free: Vec<u16>,
+    free: VecDeque<u16>,
 }
 
 impl MemoryTable {
@@ -54,15 +56,15 @@ impl MemoryTable {
             permutation: Permutation::new(seed),
             entries: vec![None; capacity],
             generations: vec![0; capacity],
-            // Taken from the end, given back to the front's side by `deregister`.
-            free: (0..capacity).rev().map(|i| i as u16).collect(),
+            // Taken from the front, given back at the end: a place does not come back soon.
+            free: (0..capacity).map(|i| i as u16).collect(),
         }
     }
 
     /// Registers `start..start + length` and returns its place and its key (lkey and rkey are one number;
     /// whether a peer may use it depends on `access`). `None`: the table is full.
     pub fn register(&mut self, pd: PdId, access: Access, start: u64, length: u64) -> Option<(MrIndex, u32)> {
-        let index = self.free.pop()?;
+        let index = self.free.pop_front()?;
         let slot = usize::from(index);
         let variant = self.generations[slot] as u32 ^ u32::from(index as u8);
         let key = self.permutation.encode(index, self.generations[slot]) << 8 | variant & 0xff;
@@ -78,7 +80,7 @@ impl MemoryTable {
         }
         let slot = mr.0 as usize;
         self.generations[slot] = self.generations[slot].wrapping_add(1);
-        self.free.insert(0, slot as u16);
+        self.free.push_back(slot as u16);
         true
     }
 

@@ -10,9 +10,7 @@ use crate::verbs::{
     Access, AddressVector, AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpAttr, QpIndex, QpInit, QpState,
     QpType, Sge, WcStatus,
 };
-use crate::wire::{
-    Bth, FlowSpec, NakCode, Operation, Packet, Psn, Qpn, RoceVersion, Service, Template, entropy_port,
-};
+use crate::wire::{Bth, FlowSpec, NakCode, Packet, Psn, Qpn, RoceVersion, Service, Template, entropy_port};
 
 /// The default partition's key: full member.
 const PKEY: u16 = 0xffff;
@@ -135,6 +133,8 @@ pub struct Qp {
     pub(super) responder: Responder,
     established: bool,
     drain_requested: bool,
+    /// A READ response has just left: a request goes before the next one.
+    request_is_due: bool,
 }
 
 impl Qp {
@@ -156,6 +156,7 @@ impl Qp {
             responder: Responder::new(caps.max_recv_sge, config.rd_atomic_limit),
             established: false,
             drain_requested: false,
+            request_is_due: false,
         }
     }
 
@@ -197,6 +198,10 @@ impl Qp {
         if let Some(psn) = attr.sq_psn {
             self.requester.start(psn);
         }
+        if attr.timeout.is_some() && self.requester.una != self.requester.sent_end {
+            let timeout = self.attributes.ack_timeout();
+            self.requester.retransmit_at = timeout.map_or(Nanos::MAX, |timeout| ctx.now + timeout);
+        }
         if attr.max_dest_rd_atomic.is_some() {
             self.responder.set_resources(self.attributes.max_dest_rd_atomic);
         }
@@ -207,10 +212,21 @@ impl Qp {
             self.enter_error(ctx);
         }
         self.state = next;
-        if next == QpState::Sqd {
+        if next != QpState::Sqd {
+            self.drain_requested = false;
+        } else {
             self.drain_requested |= attr.en_sqd_async_notify == Some(true);
             self.report_drained(ctx);
         }
+    }
+
+    /// Something around the QP broke: goes to the error state. False: it is not in use, or already there.
+    pub fn fail(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let in_use = !matches!(self.state, QpState::Reset | QpState::Err);
+        if in_use {
+            self.enter_error(ctx);
+        }
+        in_use
     }
 
     /// Sets what verbs has no attribute for.
@@ -262,7 +278,7 @@ impl Qp {
             return verdict;
         }
         ctx.counters.rcvd_pkts += 1;
-        let is_response = is_response(packet.info().operation);
+        let is_response = packet.info().is_response();
         match (self.state, is_response) {
             // Nothing is expected yet, or any more.
             (QpState::Reset | QpState::Init | QpState::Err | QpState::Sqe, _) => {
@@ -304,7 +320,10 @@ impl Qp {
             return Some(Verdict::BadPkey(packet.bth.pkey));
         }
         let av = self.attributes.av.as_ref();
-        let from_peer = av.is_some_and(|av| packet.source_gid() == av.dgid && packet.dest_gid() == av.sgid);
+        // Its own GIDs are of RoCE v2, and so are its answers.
+        let from_peer = av.is_some_and(|av| {
+            packet.source_gid() == av.dgid && packet.dest_gid() == av.sgid && !packet.is_roce_v1()
+        });
         if av.is_some() && !from_peer {
             ctx.counters.rx_wrong_source += 1;
             return Some(Verdict::WrongSource);
@@ -330,14 +349,18 @@ impl Qp {
         matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err)
     }
 
-    /// True if `next_packet` may have something. It may still find that it must wait.
+    /// True if `next_packet` has something to look at. What must wait for a response or a timer does not count: the
+    /// QP is looked after again when that comes.
     pub fn wants_transmit(&self, limits: &Limits) -> bool {
-        self.responder.has_replies()
-            || (self.may_send_requests() && self.requester.in_flight() < limits.window)
+        self.responder.has_replies() || (self.may_send_requests() && !self.must_wait(limits.window))
     }
 
-    /// What would leave next: replies first. Its payload is described in `Output::gather`.
+    /// What would leave next: replies first, but READ responses and requests take turns, so that neither starves
+    /// the other. Its payload is described in `Output::gather`.
     pub fn next_packet(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        if self.request_is_due {
+            return self.next_request(ctx).or_else(|| self.next_reply(ctx));
+        }
         self.next_reply(ctx).or_else(|| self.next_request(ctx))
     }
 
@@ -345,6 +368,7 @@ impl Qp {
     pub fn sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
         ctx.counters.sent_pkts += 1;
         ctx.counters.sent_bytes += u64::from(plan.payload_len);
+        self.request_is_due = plan.origin == Origin::Reply && plan.payload_len > 0;
         match plan.origin {
             Origin::Request => self.request_sent(ctx, plan),
             Origin::Reply => self.reply_sent(),
@@ -370,7 +394,7 @@ impl Qp {
         self.requester.failed = None;
         self.flush_sends(ctx);
         self.flush_receives(ctx);
-        self.responder.keep_refusal_only();
+        self.responder.keep_up_to_refusal();
     }
 
     fn flush_sends(&mut self, ctx: &mut Ctx<'_>) {
@@ -399,9 +423,4 @@ impl Qp {
     ) -> Result<Span, NakCode> {
         ctx.memory.check(self.pd, rkey, va, length, access).map_err(|_| NakCode::RemoteAccess)
     }
-}
-
-/// Responses go to the requester, all else to the responder.
-fn is_response(operation: Operation) -> bool {
-    matches!(operation, Operation::Acknowledge | Operation::ReadResponse | Operation::AtomicAcknowledge)
 }

@@ -53,7 +53,13 @@ impl Replies {
     pub fn new(resources: usize) -> Replies {
         // One acknowledgement can stand behind each response, a NAK behind that.
         let bound = 2 * resources + 4;
-        Replies { queue: VecDeque::with_capacity(bound), bound }
+        Replies { queue: VecDeque::with_capacity(bound + 1), bound }
+    }
+
+    /// The responder has `resources` READs and atomics now; fewer than before change nothing.
+    pub(super) fn make_room_for(&mut self, resources: usize) {
+        self.bound = self.bound.max(2 * resources + 4);
+        self.queue.reserve(self.bound + 1 - self.queue.len());
     }
 
     /// The oldest.
@@ -92,6 +98,17 @@ impl Replies {
         }
         self.queue.push_back(reply);
         true
+    }
+
+    /// Appends the refusal after which there are no more replies: there is always room for that one.
+    pub(super) fn push_last(&mut self, reply: Reply) {
+        self.queue.push_back(reply);
+    }
+
+    /// Keeps what stands before the last reply of this kind, and that; without one, nothing.
+    pub(super) fn truncate_behind(&mut self, is_last: impl Fn(&Reply) -> bool) {
+        let kept = self.queue.iter().rposition(is_last).map_or(0, |at| at + 1);
+        self.queue.truncate(kept);
     }
 
     /// Puts a reply before all others: what the oldest turned into.

@@ -20,6 +20,9 @@ use crate::time::Nanos;
 use crate::verbs::{Access, QpState, SendFlags, WcStatus, WrOpcode};
 use crate::wire::{AtomicEth, Bth, Ext, Opcode, Psn, Reth, credits};
 
+/// PSNs between which an earlier one and a later one are told apart.
+const HALF_CIRCLE: u32 = 1 << 23;
+
 /// The requester's state.
 #[derive(Debug)]
 pub struct Requester {
@@ -123,9 +126,10 @@ impl Requester {
         self.since_ack_request = 0;
     }
 
-    /// Packets sent and not acknowledged.
+    /// Packets sent and not acknowledged. The position is never behind `una`; a READ of 2^31 bytes can be 2^23 ahead,
+    /// where signed distances end.
     pub(super) fn in_flight(&self) -> u32 {
-        self.position().distance_from(self.una).max(0) as u32
+        (self.position() - self.una.value()).value()
     }
 }
 
@@ -142,7 +146,7 @@ impl Qp {
             self.fail_if_oldest(ctx);
             return None;
         }
-        if self.must_wait(ctx) {
+        if self.must_wait(ctx.limits.window) {
             return None;
         }
         let wqe = *self.requester.queue.at(position);
@@ -177,13 +181,14 @@ impl Qp {
         if wqe.started {
             return Ok(());
         }
-        if !wqe.valid {
+        let brings_data = wqe.wr.opcode.is_read_or_atomic();
+        if !wqe.valid || (brings_data && wqe.wr.flags.contains(SendFlags::INLINE)) {
             return Err(WcStatus::LocQpOp);
         }
         if wqe.length > u64::from(MAX_MESSAGE) {
             return Err(WcStatus::LocLen);
         }
-        if !wqe.wr.opcode.is_read_or_atomic() {
+        if !brings_data {
             return Ok(());
         }
         if self.attributes().max_rd_atomic == 0 {
@@ -197,16 +202,21 @@ impl Qp {
             .map_err(|_| WcStatus::LocProt)
     }
 
-    /// True if the packet at the position has to wait for responses.
-    fn must_wait(&self, ctx: &Ctx<'_>) -> bool {
+    /// True if the packet at the position has to wait for responses; `window`: packets in flight at most.
+    pub(super) fn must_wait(&self, window: u32) -> bool {
         let r = &self.requester;
         let wqe = r.queue.at(r.next);
         let starts = !wqe.started;
         let fenced = starts && wqe.wr.flags.contains(SendFlags::FENCE) && r.reads_outstanding > 0;
-        let reads_full = wqe.wr.opcode.is_read_or_atomic()
+        // What was started before and leaves again was within the limit then.
+        let reads_full = starts
+            && wqe.wr.opcode.is_read_or_atomic()
             && r.reads_outstanding >= u32::from(self.attributes().max_rd_atomic);
-        let window_full = r.in_flight() >= ctx.limits.window;
-        fenced || reads_full || window_full || (starts && self.lacks_credit(wqe))
+        let in_flight = r.in_flight();
+        let window_full = in_flight >= window;
+        // PSNs are told apart over half their circle, which a READ of 2^31 bytes in packets of 256 fills alone.
+        let too_far = starts && in_flight > 0 && in_flight + self.packets_of(r.next) > HALF_CIRCLE;
+        fenced || reads_full || window_full || too_far || (starts && self.lacks_credit(wqe))
     }
 
     /// End-to-end credits (IBTA 9.7.7.2): a SEND or WRITE with immediate beyond the limit waits, unless it is
@@ -319,11 +329,16 @@ impl Qp {
         packets_for(wqe.length, self.attributes().path_mtu.bytes())
     }
 
-    /// Takes the credits of an AETH in.
+    /// Takes the credits of an AETH in. A limit that was given is not taken back: a smaller one is an old one.
     pub(super) fn note_credits(&mut self, code: u8, msn: u32) {
-        if self.attributes().end_to_end_credits {
-            self.requester.credit_limit = credits(code).map(|n| msn.wrapping_add(n) & 0xff_ffff);
+        if !self.attributes().end_to_end_credits {
+            return;
         }
+        let limit = credits(code).map(|n| msn.wrapping_add(n) & 0xff_ffff);
+        self.requester.credit_limit = match (self.requester.credit_limit, limit) {
+            (Some(before), Some(now)) if Psn::new(now).is_before(Psn::new(before)) => Some(before),
+            (_, limit) => limit,
+        };
     }
 }
 

@@ -111,11 +111,12 @@ impl Responder {
         self.next_resource = 0;
     }
 
-    /// `max_dest_rd_atomic`.
+    /// `max_dest_rd_atomic`. What was executed is kept, for the duplicates that may come, and so are the places of a
+    /// larger number from before: the peer knows how many it may use.
     pub(super) fn set_resources(&mut self, count: u8) {
-        self.resources.clear();
-        self.resources.resize(count.into(), None);
-        self.next_resource = 0;
+        let count = usize::from(count).max(self.resources.len());
+        self.resources.resize(count, None);
+        self.replies.make_room_for(count);
     }
 
     pub(super) fn has_replies(&self) -> bool {
@@ -128,20 +129,11 @@ impl Responder {
         }
     }
 
-    /// In the error state only a refusal may still leave.
-    pub(super) fn keep_refusal_only(&mut self) {
-        let mut refusal = None;
-        while let Some(reply) = self.replies.front() {
-            if let Reply::Nak { code, .. } = reply
-                && code != NakCode::PsnSequence
-            {
-                refusal = Some(reply);
-            }
-            self.replies.pop();
-        }
-        if let Some(reply) = refusal {
-            self.replies.push(reply);
-        }
+    /// In the error state nothing leaves any more but a refusal that is on its way, and what stands before it: the
+    /// peer is owed the answers to what it asked before.
+    pub(super) fn keep_up_to_refusal(&mut self) {
+        let is_refusal = |r: &Reply| matches!(r, Reply::Nak { code, .. } if *code != NakCode::PsnSequence);
+        self.replies.truncate_behind(is_refusal);
     }
 
     fn acknowledge(&mut self) {
@@ -262,6 +254,9 @@ impl Qp {
     fn check_length(&self, packet: &Packet) -> Result<(), Refusal> {
         let mtu = self.attributes().path_mtu.bytes();
         let length = packet.payload.len();
+        if !(length + usize::from(packet.bth.pad)).is_multiple_of(4) {
+            return Err(NakCode::InvalidRequest.into());
+        }
         let fits = match (packet.info().operation, packet.info().position) {
             (Operation::Send | Operation::Write, Position::First | Position::Middle) => length == mtu,
             (Operation::Send | Operation::Write, Position::Last) => (1..=mtu).contains(&length),
@@ -462,25 +457,30 @@ impl Qp {
         let Some(slot) = self.responder.find_resource(psn, Operation::ReadRequest) else { return false };
         let mtu = self.attributes().path_mtu.bytes();
         let packets = packets_for(reth.dma_len.into(), mtu);
-        let r = &mut self.responder;
-        let Some(resource) = r.resources[usize::from(slot)].as_mut() else { return false };
+        let Some(resource) = self.responder.resources[usize::from(slot)].as_ref() else { return false };
         let first = psn.distance_from(resource.first_psn) as u32;
         let skipped = u64::from(first) * mtu as u64;
         let original = resource.reth;
         let same = reth.rkey == original.rkey
             && reth.va == original.va.wrapping_add(skipped)
-            && u64::from(reth.dma_len) + skipped <= u64::from(original.dma_len)
-            && first + packets <= resource.packets;
+            && u64::from(reth.dma_len) + skipped == u64::from(original.dma_len)
+            && first + packets == resource.packets;
         if !same {
             return false;
         }
+        // An old packet must not end a connection whose region has been deregistered since: silence.
+        let length = u64::from(reth.dma_len);
+        if length > 0 && self.check_remote(ctx, reth.va, reth.rkey, length, Access::REMOTE_READ).is_err() {
+            return false;
+        }
+        let r = &mut self.responder;
+        let Some(resource) = r.resources[usize::from(slot)].as_mut() else { return false };
         resource.next = first;
         resource.again = true;
         if !resource.queued {
             resource.queued = r.replies.push(Reply::Read(slot));
         }
-        let length = u64::from(reth.dma_len);
-        length == 0 || self.check_remote(ctx, reth.va, reth.rkey, length, Access::REMOTE_READ).is_ok()
+        true
     }
 
     fn atomic_again(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> bool {
@@ -506,7 +506,7 @@ impl Qp {
     fn refuse(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, refusal: Refusal) -> Verdict {
         let r = &mut self.responder;
         let nak = Reply::Nak { psn: packet.bth.psn, msn: r.msn, code: refusal.nak };
-        r.replies.push(nak);
+        r.replies.push_last(nak);
         let kind = match refusal.nak {
             NakCode::RemoteAccess => {
                 ctx.counters.resp_remote_access_errors += 1;
@@ -549,12 +549,14 @@ impl Qp {
         ctx.out.completions.push((self.recv_cq, wc));
     }
 
-    /// Flushes the receive that is under way and all that wait.
+    /// Flushes the receive that is under way and all that wait now. What is posted meanwhile rings.
     pub fn flush_receives(&mut self, ctx: &mut Ctx<'_>) {
         let r = &mut self.responder;
         r.message = Message::None;
         let mut next = r.receive.take();
-        while let Some(receive) = next.or_else(|| ctx.receives.take(&mut r.sges)) {
+        let waiting = ctx.receives.available() + u32::from(next.is_some());
+        for _ in 0..waiting {
+            let Some(receive) = next.or_else(|| ctx.receives.take(&mut r.sges)) else { break };
             ctx.counters.resp_cqe_flush_error += 1;
             let wc = Wc {
                 wr_id: receive.wr_id,

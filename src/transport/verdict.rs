@@ -76,7 +76,7 @@ pub enum TxReason {
     Again {
         /// Why.
         cause: Cause,
-        /// Which try, from 1.
+        /// Retries used up so far: 0 if this going back costs none.
         attempt: u8,
         /// How many there are.
         of: u8,

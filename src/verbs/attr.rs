@@ -49,7 +49,7 @@ pub struct AddressVector {
     pub dmac: [u8; 6],
     /// IPv4 TOS or IPv6 traffic class.
     pub traffic_class: u8,
-    /// IPv6 flow label; not zero: also the source of the UDP source port's entropy.
+    /// IPv6 flow label.
     pub flow_label: u32,
     /// TTL.
     pub hop_limit: u8,

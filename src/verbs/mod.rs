@@ -139,9 +139,9 @@ impl Mtu {
     pub const ALL: [Mtu; 5] = [Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096];
 
     /// What RoCE v2 adds to a payload at most, from the IP header on: what must fit the link MTU beside
-    /// the payload. 80 bytes, as Linux reckons (`rxe_param.h`: IPv6, UDP, BTH, AtomicETH is longer but
-    /// carries no payload, so RETH + ImmDt, ICRC).
-    pub const OVERHEAD: usize = 80;
+    /// the payload. IPv6 40, UDP 8, BTH 12, XRCETH 4, RETH 16, ImmDt 4, ICRC 4. (AtomicETH is longer and has no
+    /// payload.) Linux reckons with 80 (`rxe_param.h`), and chooses alike on the MTUs that links have.
+    pub const OVERHEAD: usize = 88;
 
     /// Bytes of payload.
     pub const fn bytes(self) -> usize {
@@ -153,7 +153,7 @@ impl Mtu {
         Mtu::ALL.into_iter().find(|m| m.bytes() == bytes)
     }
 
-    /// The largest that fits a link MTU, as rdma_rxe chooses it: 1500 gives 1024, 4096 needs 4176.
+    /// The largest that fits a link MTU, nearly as rdma_rxe chooses it: 1500 gives 1024, 4096 needs 4184.
     pub fn largest_for_link(link_mtu: usize) -> Option<Mtu> {
         Mtu::ALL.into_iter().rev().find(|m| m.bytes() + Mtu::OVERHEAD <= link_mtu)
     }
@@ -166,8 +166,8 @@ mod tests {
     #[test]
     fn the_path_mtu_follows_the_link_as_rxe_does() {
         assert_eq!(Mtu::largest_for_link(1500), Some(Mtu::Mtu1024));
-        assert_eq!(Mtu::largest_for_link(4175), Some(Mtu::Mtu2048));
-        assert_eq!(Mtu::largest_for_link(4176), Some(Mtu::Mtu4096));
+        assert_eq!(Mtu::largest_for_link(4183), Some(Mtu::Mtu2048));
+        assert_eq!(Mtu::largest_for_link(4184), Some(Mtu::Mtu4096));
         assert_eq!(Mtu::largest_for_link(300), None);
     }
 }

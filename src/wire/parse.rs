@@ -239,7 +239,12 @@ impl Envelope {
 
     /// A switch has marked the packet: ECN is 11 (RFC 3168 5). RoCE v1 has no ECN.
     pub fn is_ce(&self) -> bool {
-        !matches!(self.net, NetHeader::Grh(_)) && self.traffic_class() & 3 == 3
+        !self.is_roce_v1() && self.traffic_class() & 3 == 3
+    }
+
+    /// True if it came with a GRH right behind the Ethernet header (RoCE v1), not in UDP.
+    pub fn is_roce_v1(&self) -> bool {
+        matches!(self.net, NetHeader::Grh(_))
     }
 
     /// True if `frame` has all of the packet: a capture may have cut it.

@@ -1,8 +1,9 @@
 //! One NIC against a peer that the test plays packet by packet: each case of the transport, by script.
 //!
 //! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
-//! [`states`] the life of a QP.
+//! [`states`] the life of a QP, [`hostile`] the worst moments.
 
+mod hostile;
 mod peers;
 mod requester;
 mod responder;
@@ -215,6 +216,27 @@ impl Stage {
         frame.write(0, &headers[..at]);
         frame.write(at, payload);
         self.template.seal(&mut frame);
+        self.peer.tx_commit(id);
+        self.peer.tx_flush(self.now).expect("memory does not fail");
+    }
+
+    /// A packet without headers behind the BTH, whose pad count is not that of its payload.
+    fn send_padded(&mut self, bth: &Bth, payload: &[u8], pad: u8) {
+        let mut headers = [0; MAX_HEADERS];
+        let honest = self.template.write_headers(&mut headers, bth, &Ext::None, payload.len() & !3);
+        // The pad count is in bits 5:4 of the BTH's second byte.
+        headers[honest - 11] = headers[honest - 11] & !0x30 | pad << 4;
+        let length = honest + payload.len() + 4;
+        let [high, low] = ((length - 14) as u16).to_be_bytes();
+        (headers[16], headers[17]) = (high, low);
+        let [high, low] = ((length - 34) as u16).to_be_bytes();
+        (headers[38], headers[39]) = (high, low);
+        let id = self.peer.tx_alloc(length).expect("room");
+        let mut frame = self.peer.tx_frame(&id);
+        frame.write(0, &headers[..honest]);
+        frame.write(honest, payload);
+        let icrc = roxie::wire::icrc::compute(&frame.as_frame(), 14, length - 4);
+        frame.write(length - 4, &icrc.to_le_bytes());
         self.peer.tx_commit(id);
         self.peer.tx_flush(self.now).expect("memory does not fail");
     }

@@ -1,0 +1,283 @@
+//! What a peer, an application or bad luck can do at the worst moment: each of these once broke something.
+
+use roxie::limits::Limits;
+use roxie::nic::{Command, NicConfig};
+use roxie::shared::work_queue::Payload;
+use roxie::sim::{Host, HostQp, joined_ports};
+use roxie::time::Nanos;
+use roxie::verbs::{
+    Access, EventKind, LKey, Mtu, Psn, QpAttr, QpCaps, QpState, RKey, SendFlags, SendWr, Sge, WcStatus,
+    WrOpcode,
+};
+use roxie::wire::{Aeth, Bth, Ext, NakCode, Opcode, Syndrome};
+
+use crate::{Answer, FIRST, MTU, Setup, Stage, TIMEOUT, attributes};
+
+const SOON: Nanos = Nanos(1000);
+const ACK: Syndrome = Syndrome::Ack { credits: 31 };
+
+/// A WRITE of two packets, of which only the first can be gathered.
+fn post_half_bad(stage: &Stage, wr_id: u64) {
+    let length = MTU.bytes() as u32;
+    let bad = Sge { lkey: LKey(stage.memory.key ^ 0x100), ..stage.memory.sge(0, length) };
+    let wr =
+        SendWr { wr_id, remote_addr: 0x1000, rkey: RKey(1), opcode: WrOpcode::Write, ..SendWr::default() };
+    let sges = [stage.memory.sge(0, length), bad];
+    stage.host.post_send(&stage.qp, &wr, Payload::Sges(&sges)).expect("room for a request");
+}
+
+/// After a lap of the queue, whose old requests must not be seen again: one good request and one that breaks off.
+fn with_a_request_that_breaks_off() -> (Stage, Psn) {
+    let mut stage = Stage::new();
+    for i in 0..150 {
+        stage.post_as(i.into(), WrOpcode::Write, SendFlags::SIGNALED, 8);
+        stage.wait(SOON);
+        stage.acknowledge(FIRST + i, ACK, i + 1);
+        stage.wait(SOON);
+        assert_eq!(stage.statuses().len(), 1);
+    }
+    stage.post_as(1000, WrOpcode::Write, SendFlags::SIGNALED, 8);
+    post_half_bad(&stage, 1001);
+    assert_eq!(stage.wait(SOON).len(), 2, "the good one, and the first packet of the other");
+    (stage, FIRST + 151)
+}
+
+#[test]
+fn an_ack_into_a_request_that_broke_off_completes_each_request_once() {
+    let (mut stage, psn) = with_a_request_that_breaks_off();
+    stage.acknowledge(psn, ACK, 151);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(1000, WcStatus::Success), (1001, WcStatus::LocProt)]);
+    assert_eq!((stage.state(), stage.counter("cq_overflow")), (QpState::Err, 0));
+}
+
+#[test]
+fn a_refusal_of_a_request_that_broke_off_completes_each_request_once() {
+    let (mut stage, psn) = with_a_request_that_breaks_off();
+    stage.acknowledge(psn, Syndrome::Nak(NakCode::RemoteAccess), 151);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(1000, WcStatus::Success), (1001, WcStatus::LocProt)]);
+}
+
+#[test]
+fn a_late_duplicate_of_a_read_whose_region_is_gone_is_met_with_silence() {
+    let mut stage = Stage::new();
+    let reth = Ext::Reth(stage.reth(0, 8));
+    assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 0, reth, &[]).len(), 1);
+    let index = stage.memory.index;
+    stage.host.call(stage.now, Command::DeregisterMemory(index)).expect("it is there");
+    assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 0, reth, &[]), []);
+    assert_eq!((stage.state(), stage.counter("duplicate_dropped")), (QpState::Rts, 1));
+}
+
+#[test]
+fn answers_to_what_was_asked_before_leave_ahead_of_a_refusal() {
+    let mut stage = Stage::new();
+    let good = stage.reth(0, 8);
+    let mut bad = good;
+    bad.rkey ^= 0x100;
+    let bth = |opcode, psn| Bth {
+        opcode,
+        dest_qp: stage.qp.handle.qpn,
+        psn: Psn::new(psn),
+        ack_req: true,
+        ..Bth::default()
+    };
+    let (read, write) = (bth(Opcode::RC_READ_REQUEST, 0), bth(Opcode::RC_WRITE_ONLY, 1));
+    stage.send(&read, &Ext::Reth(good), &[]);
+    stage.send(&write, &Ext::Reth(bad), &[0; 8]);
+    let answers = stage.answers();
+    assert_eq!(answers.len(), 2);
+    assert_eq!((answers[0].opcode, answers[0].psn), (Opcode::RC_READ_RESPONSE_ONLY, 0));
+    assert_eq!(answers[1], Answer::nak(1, NakCode::RemoteAccess));
+    assert_eq!(stage.state(), QpState::Err);
+}
+
+#[test]
+fn a_read_of_2_to_the_31_bytes_in_packets_of_256_keeps_its_psns_apart_from_what_follows() {
+    let mut stage = Stage::new();
+    let region = stage.host.register(1 << 29, Access::all());
+    let wr = SendWr { wr_id: 1, rkey: RKey(1), opcode: WrOpcode::Read, ..SendWr::default() };
+    stage.post_as(0, WrOpcode::Write, SendFlags::SIGNALED, 8);
+    let sges = [region.sge(0, 1 << 29); 4];
+    stage.host.post_send(&stage.qp, &wr, Payload::Sges(&sges)).expect("room for a request");
+    stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED, 8);
+    assert_eq!(
+        stage.wait(SOON),
+        [(Opcode::RC_WRITE_ONLY, FIRST)],
+        "the READ needs half the circle for itself"
+    );
+    stage.acknowledge(FIRST, ACK, 1);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_READ_REQUEST, FIRST + 1)]);
+    let aeth = Ext::Aeth(Aeth { syndrome: ACK.into(), msn: 2 });
+    stage.answer(Opcode::RC_READ_RESPONSE_FIRST, FIRST + 1, aeth, &[7; 256]);
+    assert_eq!(stage.wait(SOON), []);
+    assert_eq!((stage.counter("ghost_acks"), region.bytes(0, 1)), (0, vec![7]));
+}
+
+#[test]
+fn a_request_that_waits_for_a_response_lets_the_worker_sleep() {
+    let mut stage = Stage::new();
+    stage.post_as(1, WrOpcode::Read, SendFlags::SIGNALED, 8);
+    stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED | SendFlags::FENCE, 8);
+    stage.wait(SOON);
+    let now = stage.now;
+    assert!((0..100).all(|_| stage.host.worker.poll(now).is_idle()));
+    assert!(stage.host.worker.prepare_sleep());
+    let aeth = Ext::Aeth(Aeth { syndrome: ACK.into(), msn: 1 });
+    stage.answer(Opcode::RC_READ_RESPONSE_ONLY, FIRST, aeth, &[1; 8]);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 1)], "and goes when it comes");
+}
+
+#[test]
+fn a_response_that_waits_survives_a_change_of_max_dest_rd_atomic() {
+    let mut stage = Stage::new();
+    let drained = QpAttr { state: Some(QpState::Sqd), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &drained).expect("RTS to SQD");
+    let read = Bth { opcode: Opcode::RC_READ_REQUEST, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
+    let reth = Ext::Reth(stage.reth(0, 8));
+    stage.send(&read, &reth, &[]);
+    stage.host.worker.take_in(stage.now);
+    for count in [8, 2] {
+        let attr = QpAttr { max_dest_rd_atomic: Some(count), ..QpAttr::default() };
+        stage.host.modify(stage.now, &stage.qp, &attr).expect("SQD to SQD");
+    }
+    assert_eq!(stage.answers().len(), 1);
+    stage.send(&read, &reth, &[]);
+    assert_eq!(stage.answers().len(), 1, "and is there for a duplicate");
+}
+
+#[test]
+fn reads_of_the_peer_do_not_starve_our_requests() {
+    let mut stage = Stage::new();
+    let reth = Ext::Reth(stage.reth(0, 1 << 16));
+    stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 8);
+    for n in 0..2 {
+        let psn = Psn::new(n * 256);
+        let read =
+            Bth { opcode: Opcode::RC_READ_REQUEST, dest_qp: stage.qp.handle.qpn, psn, ..Bth::default() };
+        stage.send(&read, &reth, &[]);
+    }
+    stage.host.worker.poll(stage.now);
+    let first: Vec<_> = stage.arrived().into_iter().map(|(opcode, _)| opcode).take(2).collect();
+    assert_eq!(first, [Opcode::RC_READ_RESPONSE_FIRST, Opcode::RC_WRITE_ONLY]);
+}
+
+#[test]
+fn a_part_of_a_read_that_does_not_reach_its_end_is_no_duplicate_of_it() {
+    let mut stage = Stage::new();
+    let whole = Ext::Reth(stage.reth(0, 4 * 256));
+    assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 0, whole, &[]).len(), 4);
+    let middle = Ext::Reth(stage.reth(256, 256));
+    assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 1, middle, &[]), []);
+    let rest = Ext::Reth(stage.reth(256, 3 * 256));
+    assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 1, rest, &[]).len(), 3);
+}
+
+#[test]
+fn the_largest_packet_of_a_path_mtu_fits_the_link_that_it_was_chosen_for() {
+    for link_mtu in [1104, 1111, 1112, 4183, 4184] {
+        let (near, mut far) = joined_ports(link_mtu, None);
+        let path_mtu = Mtu::largest_for_link(link_mtu).expect("large enough");
+        let config = NicConfig { limits: Limits::small(), largest_mtu: path_mtu, ..NicConfig::default() };
+        let mut host = Host::new(1, config, near);
+        let memory = host.register(4096, Access::all());
+        let qp = host.create_qp(QpCaps::default(), true, 16);
+        for mut attr in attributes(&host, &Setup::default()) {
+            if attr.av.is_some() {
+                attr.av = Some(host.path(2, true));
+                attr.path_mtu = Some(path_mtu);
+            }
+            host.modify(Nanos::ZERO, &qp, &attr).expect("a legal transition");
+        }
+        let wr = SendWr { opcode: WrOpcode::WriteImm, ..SendWr::default() };
+        let sges = [memory.sge(0, path_mtu.bytes() as u32)];
+        host.post_send(&qp, &wr, Payload::Sges(&sges)).expect("room for a request");
+        host.worker.poll(Nanos::ZERO);
+        assert_eq!(far.rx_burst(Nanos::ZERO), 1);
+        let length = far.rx_frame(0).frame.len();
+        assert!(length <= 14 + link_mtu, "{} bytes from the IP header on, link {link_mtu}", length - 14);
+    }
+}
+
+#[test]
+fn progress_ends_an_rnr_wait_and_a_second_refusal_in_it_costs_no_retry() {
+    let mut stage = Stage::with(Setup { rnr_retry: 1, ..Setup::default() });
+    stage.post(WrOpcode::Send, 8);
+    stage.wait(SOON);
+    // Timer 0 is the longest: 655 ms.
+    for _ in 0..3 {
+        stage.acknowledge(FIRST, Syndrome::RnrNak { timer: 0 }, 0);
+        assert_eq!(stage.wait(SOON), []);
+    }
+    assert_eq!(stage.state(), QpState::Rts);
+    stage.acknowledge(FIRST, ACK, 1);
+    stage.post(WrOpcode::Send, 8);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 1)]);
+    assert_eq!(stage.statuses(), [(0, WcStatus::Success)]);
+}
+
+#[test]
+fn a_pad_count_that_does_not_fit_the_payload_is_an_invalid_request() {
+    let mut stage = Stage::new();
+    stage.receive(1, 0, 64);
+    let bth = Bth { opcode: Opcode::RC_SEND_ONLY, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
+    stage.send_padded(&bth, &[1, 2, 3, 4, 5], 0);
+    assert_eq!(stage.answers(), [Answer::nak(0, NakCode::InvalidRequest)]);
+}
+
+#[test]
+fn a_full_completion_queue_fails_its_qps_and_takes_no_more() {
+    let (near, _far) = joined_ports(1500, None);
+    let mut host = Host::new(1, NicConfig { limits: Limits::small(), ..NicConfig::default() }, near);
+    let qp = host.create_qp(QpCaps::default(), true, 2);
+    for attr in attributes(&host, &Setup::default()) {
+        host.modify(Nanos::ZERO, &qp, &attr).expect("a legal transition");
+    }
+    // The requests cannot be sent: each fails or flushes, and two of those fit.
+    for wr_id in 0..3 {
+        let wr = SendWr { wr_id, ..SendWr::default() };
+        let sges = [Sge { addr: 0, length: 8, lkey: LKey(1) }];
+        host.post_send(&qp, &wr, Payload::Sges(&sges)).expect("room for a request");
+    }
+    host.worker.poll(Nanos::ZERO);
+    let events: Vec<_> = std::iter::from_fn(|| host.event()).collect();
+    assert!(
+        events.iter().any(|e| matches!(e, roxie::verbs::AsyncEvent::Cq(_, EventKind::CqError))),
+        "{events:?}"
+    );
+    let taken =
+        |host: &Host, qp: &HostQp| std::iter::from_fn(|| host.poll_cq(qp)).map(|wc| wc.wr_id).collect();
+    let first: Vec<u64> = taken(&host, &qp);
+    assert_eq!(first, [0, 1]);
+    host.post_recv(&qp, 9, &[]).expect("room for a receive");
+    host.worker.poll(Nanos::ZERO);
+    let later: Vec<u64> = taken(&host, &qp);
+    assert_eq!(later, [], "what follows a lost completion does not look as if nothing were lost");
+}
+
+#[test]
+fn a_new_timeout_counts_for_what_is_outstanding() {
+    let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
+    stage.post(WrOpcode::Write, 8);
+    stage.wait(SOON);
+    let sqd = QpAttr { state: Some(QpState::Sqd), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &sqd).expect("RTS to SQD");
+    let attr = QpAttr { timeout: Some(12), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &attr).expect("SQD to SQD");
+    assert_eq!(stage.wait(Nanos(2 * TIMEOUT.0)), [(Opcode::RC_WRITE_ONLY, FIRST)]);
+}
+
+#[test]
+fn qpns_do_not_come_back_soon() {
+    let (near, _far) = joined_ports(1500, None);
+    let mut host = Host::new(1, NicConfig { limits: Limits::small(), ..NicConfig::default() }, near);
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..1000 {
+        let qp = host.create_qp(QpCaps::default(), true, 1);
+        assert!(seen.insert(qp.handle.qpn), "QPN {} again after {}", qp.handle.qpn, seen.len());
+        host.call(Nanos::ZERO, Command::DestroyQp(qp.handle.index)).expect("it is there");
+        host.call(Nanos::ZERO, Command::DestroyCq(qp.cq_index)).expect("nothing uses it");
+    }
+    assert_eq!(seen.len(), 1000);
+}
