@@ -31,7 +31,7 @@ impl Bench {
         let config = NicConfig { limits: Limits::default(), ..NicConfig::default() };
         let mut pair = Pair::new(Host::new(1, config, a), Host::new(2, config, b));
         let source = pair.a.register(region, Access::LOCAL_WRITE);
-        let target = pair.b.register(region, Access::all());
+        let target = pair.b.register(region, Access::READ_WRITE);
         let qps = (0..qps).map(|_| connect(&mut pair)).collect();
         Bench { pair, qps, source, target, next: 0 }
     }
@@ -94,7 +94,7 @@ fn connect(pair: &mut Pair) -> [HostQp; 2] {
             state: Some(QpState::Init),
             pkey_index: Some(0),
             port: Some(1),
-            access: Some(Access::all()),
+            access: Some(Access::READ_WRITE),
             ..QpAttr::default()
         };
         let rtr = QpAttr {

@@ -53,7 +53,7 @@ impl End {
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(256, None).expect("a queue");
         let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
-        let memory = pd.register(REGION, Access::all()).expect("a region");
+        let memory = pd.register(REGION, Access::READ_WRITE).expect("a region");
         End { cq, qp, memory, _pd: pd }
     }
 }

@@ -106,7 +106,7 @@ pub enum DeviceError {
     },
     /// A copy outside of a region.
     #[error(transparent)]
-    OutOfBounds(#[from] crate::shared::memory::OutOfBounds),
+    Memory(#[from] crate::shared::memory::Fault),
 }
 
 pub(super) struct Inner {

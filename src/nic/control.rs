@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::EventFd;
 
-use super::{CqEntry, Nic, OwnReceives, QpEntry, Region, split};
-use crate::shared::{CompletionRing, HostMemory, RecvRing, SendRing};
+use super::{CqEntry, Nic, OwnReceives, QpEntry, split};
+use crate::shared::{CompletionRing, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
 use crate::transport::qp::Attributes;
 use crate::transport::{Counters, Qp, QpConfig};
 use crate::verbs::{
-    Access, CqIndex, ModifyError, MrIndex, PdId, Psn, QpAttr, QpIndex, QpInit, QpState, QpType, Qpn,
-    check_transition,
+    Access, CqIndex, ModifyError, MrIndex, MwIndex, MwType, PdId, Psn, QpAttr, QpIndex, QpInit, QpState,
+    QpType, Qpn, check_transition,
 };
 
 /// The services that QPs can be made for.
@@ -35,8 +35,39 @@ pub enum Command {
         /// The memory.
         memory: HostMemory,
     },
+    /// Registers a region again: what is `Some` changes, its key does in any case. After an error it is as it was.
+    ReregisterMemory {
+        /// The region.
+        mr: MrIndex,
+        /// Its new domain.
+        pd: Option<PdId>,
+        /// What may be done to it.
+        access: Option<Access>,
+        /// New memory, and the address of its first byte.
+        translation: Option<(u64, HostMemory)>,
+    },
     /// Takes a region out. When the answer comes, nothing touches it any more.
     DeregisterMemory(MrIndex),
+    /// Makes a region that work requests give pages and keys to.
+    AllocFastMemory {
+        /// For users of this domain.
+        pd: PdId,
+        /// The memory that pages are taken from.
+        memory: HostMemory,
+        /// Where the application writes which.
+        pages: PageList,
+    },
+    /// Makes a memory window.
+    AllocWindow {
+        /// For users of this domain.
+        pd: PdId,
+        /// Its kind.
+        kind: MwType,
+    },
+    /// Asks for the key that the next bind of a window of type 1 gives it.
+    NextWindowKey(MwIndex),
+    /// Removes a window, bound or not.
+    FreeWindow(MwIndex),
     /// Makes a completion queue.
     CreateCq {
         /// Its ring.
@@ -82,6 +113,10 @@ pub enum Answer {
     Pd(PdId),
     /// A memory region and its key.
     Memory(MrIndex, u32),
+    /// A memory window and its key.
+    Window(MwIndex, u32),
+    /// A key.
+    Key(u32),
     /// A completion queue.
     Cq(CqIndex),
     /// A QP.
@@ -161,6 +196,17 @@ pub enum ControlError {
     /// Remote write or atomic access needs local write (`EINVAL`, IBTA 10.6.3.1).
     #[error("access {0:?}: remote write and remote atomic need local write as well")]
     AccessNeedsLocalWrite(Access),
+    /// Access flags that do not go together, or not with this memory (`EINVAL`).
+    #[error("access {access:?}: {why}")]
+    Access {
+        /// What was asked.
+        access: Access,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// An object of another kind (`EINVAL`).
+    #[error("{0}")]
+    WrongKind(&'static str),
 }
 
 impl Nic {
@@ -175,7 +221,14 @@ impl Nic {
             }
             Command::DeallocPd(pd) => self.dealloc_pd(pd),
             Command::RegisterMemory { pd, access, start, memory } => self.register(pd, access, start, memory),
+            Command::ReregisterMemory { mr, pd, access, translation } => {
+                self.reregister(mr, pd, access, translation)
+            }
             Command::DeregisterMemory(mr) => self.deregister(mr),
+            Command::AllocFastMemory { pd, memory, pages } => self.alloc_fast(pd, memory, pages),
+            Command::AllocWindow { pd, kind } => self.alloc_window(pd, kind),
+            Command::NextWindowKey(window) => self.next_window_key(window),
+            Command::FreeWindow(window) => self.free_window(window),
             Command::CreateCq { ring, notify } => {
                 let limit = self.config.limits.cqs;
                 let entry = CqEntry { ring, notify, users: 0, failed: false };
@@ -198,7 +251,7 @@ impl Nic {
         }
     }
 
-    fn use_pd(&mut self, pd: PdId, change: i32) -> Result<(), ControlError> {
+    pub(super) fn use_pd(&mut self, pd: PdId, change: i32) -> Result<(), ControlError> {
         let users = self.pds.get_mut(pd.0).ok_or(ControlError::NotFound("protection domain"))?;
         *users = users.saturating_add_signed(change);
         Ok(())
@@ -213,39 +266,6 @@ impl Nic {
                 Ok(Answer::Done)
             }
         }
-    }
-
-    fn register(
-        &mut self,
-        pd: PdId,
-        access: Access,
-        start: u64,
-        memory: HostMemory,
-    ) -> Result<Answer, ControlError> {
-        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
-            && !access.contains(Access::LOCAL_WRITE)
-        {
-            return Err(ControlError::AccessNeedsLocalWrite(access));
-        }
-        self.use_pd(pd, 1)?;
-        let Some((mr, key)) = self.memory.register(pd, access, start, memory.len() as u64) else {
-            self.use_pd(pd, -1)?;
-            return Err(ControlError::Full { object: "memory region", limit: self.config.limits.mrs });
-        };
-        self.regions[mr.0 as usize] = Some(Region { memory, pd });
-        Ok(Answer::Memory(mr, key))
-    }
-
-    fn deregister(&mut self, mr: MrIndex) -> Result<Answer, ControlError> {
-        if !self.memory.deregister(mr) {
-            return Err(ControlError::NotFound("memory region"));
-        }
-        // Commands run between bursts, when no copy is planned: from here on nothing knows the region.
-        debug_assert!(self.out.dma_in.is_empty() && self.dma_out.is_empty());
-        if let Some(region) = self.regions[mr.0 as usize].take() {
-            self.use_pd(region.pd, -1)?;
-        }
-        Ok(Answer::Done)
     }
 
     fn destroy_cq(&mut self, cq: CqIndex) -> Result<Answer, ControlError> {
@@ -331,6 +351,7 @@ impl Nic {
     fn destroy_qp(&mut self, index: QpIndex) -> Result<Answer, ControlError> {
         let entry = self.qps.remove(index.0).ok_or(ControlError::NotFound("QP"))?;
         self.wheel.cancel(index.0);
+        self.memory.release_windows(index);
         if entry.ready {
             self.ready.retain(|ready| *ready != index);
         }

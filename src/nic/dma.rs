@@ -1,8 +1,11 @@
 //! The dma stage: the copies that a burst asked for, run together.
 
-use super::Nic;
+use std::sync::atomic::{Ordering, fence};
+
+use super::{Nic, Region};
 use crate::frame::{Frame, FrameMut};
-use crate::transport::{DmaIn, Span};
+use crate::shared::memory::Fault;
+use crate::transport::{DmaIn, MemoryTable, Span};
 
 /// Copy `length` bytes of host memory to byte `offset` of the frame in transmit slot `slot`.
 #[derive(Clone, Copy, Debug)]
@@ -13,40 +16,112 @@ pub(super) struct DmaOut {
     pub(super) from: Span,
 }
 
+/// The memory behind spans.
+///
+/// The table has checked bounds and rights; memory checks the bounds again, and refuses what does not fit.
+struct HostSide<'a> {
+    regions: &'a [Option<Region>],
+    table: &'a MemoryTable,
+}
+
+impl HostSide<'_> {
+    fn region(&self, span: Span) -> Result<&Region, Fault> {
+        let region = self.regions.get(span.mr.0 as usize).and_then(Option::as_ref);
+        region.ok_or(Fault::Gone)
+    }
+
+    fn write(&self, to: Span, bytes: &[u8]) -> Result<(), Fault> {
+        let region = self.region(to)?;
+        if !region.paged {
+            return region.memory.write(to.offset, bytes);
+        }
+        self.pieces(to, bytes.len(), |offset, range| region.memory.write(offset, &bytes[range]))
+    }
+
+    fn read(&self, from: Span, bytes: &mut [u8]) -> Result<(), Fault> {
+        let region = self.region(from)?;
+        if !region.paged {
+            return region.memory.read(from.offset, bytes);
+        }
+        self.pieces(from, bytes.len(), |offset, range| region.memory.read(offset, &mut bytes[range]))
+    }
+
+    /// Calls `copy` for each stretch of a paged region that holds some of the `length` bytes at `span`.
+    fn pieces(
+        &self,
+        span: Span,
+        length: usize,
+        mut copy: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let translation = self.table.translation(span.mr).ok_or(Fault::Gone)?;
+        let mut done = 0;
+        while done < length {
+            let piece = translation.piece(span.offset + done as u64, length - done).ok_or(Fault::Gone)?;
+            copy(piece.offset, done..done + piece.length)?;
+            done += piece.length;
+        }
+        Ok(())
+    }
+
+    /// Aligned bytes lie in one page.
+    fn atomic(&self, at: Span, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, Fault> {
+        let region = self.region(at)?;
+        let offset = match region.paged {
+            true => {
+                self.table.translation(at.mr).and_then(|t| t.piece(at.offset, 8)).ok_or(Fault::Gone)?.offset
+            }
+            false => at.offset,
+        };
+        region.memory.atomic(offset, operation)
+    }
+
+    fn flush(&self, at: Span, length: u64, persistent: bool) -> Result<(), Fault> {
+        // Copies before this one were made by this thread: the fence orders them for all others.
+        fence(Ordering::SeqCst);
+        if !persistent {
+            return Ok(());
+        }
+        let region = self.region(at)?;
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        match region.paged {
+            true => self.pieces(at, length, |offset, range| region.memory.persist(offset, range.len())),
+            false => region.memory.persist(at.offset, length),
+        }
+    }
+}
+
 impl Nic {
     /// Runs what the received frames asked of memory; `frame(i)` is the `i`-th of the burst. As often as is best for the
     /// kind of memory: after each frame, or once for all.
     pub fn scatter<'f>(&mut self, frame: impl Fn(u16) -> Frame<'f>) {
+        let host = HostSide { regions: &self.regions, table: &self.memory };
         for op in self.out.dma_in.drain(..) {
-            match op {
+            let done = match op {
                 DmaIn::Scatter { frame: i, offset, length, to } => {
-                    let Some(region) = self.regions.get(to.mr.0 as usize).and_then(Option::as_ref) else {
-                        continue;
-                    };
                     let start = usize::from(offset);
                     let (a, b) = frame(i).slices(start..start + usize::from(length));
-                    // The table has checked the bounds; the region checks again and refuses what does not fit.
-                    let _ = region.memory.write(to.offset, a);
-                    if !b.is_empty() {
-                        let _ = region.memory.write(to.offset + a.len() as u64, b);
-                    }
+                    let rest = Span { offset: to.offset + a.len() as u64, ..to };
+                    host.write(to, a).and_then(|()| if b.is_empty() { Ok(()) } else { host.write(rest, b) })
+                }
+                DmaIn::AtomicWrite { frame: i, offset, to } => {
+                    let mut bytes = [0; 8];
+                    frame(i).copy_to(offset.into(), &mut bytes);
+                    host.atomic(to, |_| Some(u64::from_ne_bytes(bytes))).map(drop)
                 }
                 DmaIn::Atomic { qp, resource, at, operation } => {
-                    let region = self.regions.get(at.mr.0 as usize).and_then(Option::as_ref);
-                    let before = region.and_then(|r| r.memory.atomic(at.offset, |v| operation.apply(v)).ok());
-                    if let (Some(before), Some(entry)) = (before, self.qps.get_mut(qp.0)) {
-                        entry.qp.atomic_done(resource, before);
-                    }
+                    host.atomic(at, |value| operation.apply(value)).map(|before| {
+                        if let Some(entry) = self.qps.get_mut(qp.0) {
+                            entry.qp.atomic_done(resource, before);
+                        }
+                    })
                 }
+                DmaIn::Flush { at, length, persistent } => host.flush(at, length, persistent),
                 DmaIn::Store { value, skip, length, to } => {
-                    let Some(region) = self.regions.get(to.mr.0 as usize).and_then(Option::as_ref) else {
-                        continue;
-                    };
                     let bytes = value.to_ne_bytes();
-                    let piece = &bytes[usize::from(skip)..usize::from(skip) + usize::from(length)];
-                    let _ = region.memory.write(to.offset, piece);
+                    host.write(to, &bytes[usize::from(skip)..usize::from(skip) + usize::from(length)])
                 }
-            }
+            };
+            self.counters.memory_faults += u64::from(done.is_err());
         }
     }
 
@@ -54,17 +129,15 @@ impl Nic {
     ///
     /// Slots come in the order in which they were emitted: each takes its copies from the front of the plan.
     pub fn gather(&mut self, slot: u16, frame: &mut FrameMut<'_>) {
+        let host = HostSide { regions: &self.regions, table: &self.memory };
         while let Some(op) = self.dma_out.front().filter(|op| op.slot == slot).copied() {
             self.dma_out.pop_front();
-            let Some(region) = self.regions.get(op.from.mr.0 as usize).and_then(Option::as_ref) else {
-                continue;
-            };
             let start = usize::from(op.offset);
             let (a, b) = frame.slices_mut(start..start + usize::from(op.length));
-            let _ = region.memory.read(op.from.offset, a);
-            if !b.is_empty() {
-                let _ = region.memory.read(op.from.offset + a.len() as u64, b);
-            }
+            let rest = Span { offset: op.from.offset + a.len() as u64, ..op.from };
+            let done =
+                host.read(op.from, a).and_then(|()| if b.is_empty() { Ok(()) } else { host.read(rest, b) });
+            self.counters.memory_faults += u64::from(done.is_err());
         }
     }
 }

@@ -15,6 +15,7 @@
 
 mod control;
 mod dma;
+mod memory;
 mod receive;
 mod table;
 mod transmit;
@@ -144,6 +145,8 @@ pub struct Nic {
 struct Region {
     memory: HostMemory,
     pd: PdId,
+    /// Its spans are resolved by its pages.
+    paged: bool,
 }
 
 /// Frames in a receive burst at most: what the buffers for their effects are made for.
@@ -157,7 +160,8 @@ macro_rules! split {
         let $crate::nic::QpEntry { qp: $qp, receives, .. } = &mut **$entry;
         let mut $ctx = $crate::transport::Ctx {
             now: $now,
-            memory: &$nic.memory,
+            memory: &mut $nic.memory,
+            gathers_pending: !$nic.dma_out.is_empty(),
             receives,
             out: &mut $nic.out,
             counters: &mut $nic.counters,

@@ -46,16 +46,28 @@ unsafe impl Send for HostMemory {}
 // SAFETY: as above.
 unsafe impl Sync for HostMemory {}
 
-/// An access outside the region.
+/// Why bytes were not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{length} bytes at offset {offset} are outside a region of {region} bytes")]
-pub struct OutOfBounds {
-    /// Where it began.
-    pub offset: u64,
-    /// How long it was.
-    pub length: usize,
-    /// How long the region is.
-    pub region: usize,
+pub enum Fault {
+    /// An access outside the memory.
+    #[error("{length} bytes at offset {offset} are outside a region of {region} bytes")]
+    OutOfBounds {
+        /// Where it began.
+        offset: u64,
+        /// How long it was.
+        length: usize,
+        /// How long the memory is.
+        region: usize,
+    },
+    /// An atomic on bytes that are not 8-aligned.
+    #[error("an atomic on 8 bytes at offset {0}, which is not 8-aligned in memory")]
+    Misaligned(u64),
+    /// The region is not there, or has no such page.
+    #[error("the region is gone")]
+    Gone,
+    /// The system did not write the pages back.
+    #[error("the system cannot make the pages persistent: errno {0}")]
+    NotPersistent(i32),
 }
 
 impl HostMemory {
@@ -91,8 +103,8 @@ impl HostMemory {
         self.length == 0
     }
 
-    fn at(&self, offset: u64, length: usize) -> Result<NonNull<u8>, OutOfBounds> {
-        let error = OutOfBounds { offset, length, region: self.length };
+    fn at(&self, offset: u64, length: usize) -> Result<NonNull<u8>, Fault> {
+        let error = Fault::OutOfBounds { offset, length, region: self.length };
         let start = usize::try_from(offset).map_err(|_| error)?;
         if start.checked_add(length).is_none_or(|end| end > self.length) {
             return Err(error);
@@ -103,7 +115,7 @@ impl HostMemory {
 
     /// Copies `bytes` to `offset`, ascending: the last bytes become visible last (`ib_write_lat` polls them),
     /// and an aligned 8-byte tail is stored whole.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         let to = self.at(offset, bytes.len())?;
         let end = to.as_ptr() as usize + bytes.len();
         let tail = if bytes.len() >= 8 && end.is_multiple_of(8) { 8 } else { bytes.len().min(1) };
@@ -127,7 +139,7 @@ impl HostMemory {
     }
 
     /// Copies from `offset` into `bytes`.
-    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
         let from = self.at(offset, bytes.len())?;
         // SAFETY: `at` checked the range; `bytes` is the caller's own and cannot overlap registered memory.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
@@ -136,15 +148,28 @@ impl HostMemory {
 
     /// Runs `operation` on the 8 aligned bytes at `offset`, as the CPU's own atomics would, and returns what
     /// was there before.
-    pub fn atomic(&self, offset: u64, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, OutOfBounds> {
+    pub fn atomic(&self, offset: u64, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, Fault> {
         let at = self.at(offset, 8)?;
         if !(at.as_ptr() as usize).is_multiple_of(8) {
-            return Err(OutOfBounds { offset, length: 8, region: self.length });
+            return Err(Fault::Misaligned(offset));
         }
         // SAFETY: 8 bytes inside the region, 8-aligned, checked above.
         let word = unsafe { AtomicU64::from_ptr(at.as_ptr().cast()) };
         let before = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, operation);
         Ok(before.unwrap_or_else(|unchanged| unchanged))
+    }
+
+    /// Has the system write the pages of a file or device that is mapped here back to it (`msync`), and waits for it.
+    /// Memory that no file is behind has no persistent place: nothing happens.
+    pub fn persist(&self, offset: u64, length: usize) -> Result<(), Fault> {
+        let start = self.at(offset, length)?.as_ptr() as usize;
+        let page = start & !(PAGE - 1);
+        // SAFETY: the system checks the range itself, and changes nothing that a program can see.
+        let result = unsafe { libc::msync(page as *mut libc::c_void, start - page + length, libc::MS_SYNC) };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(Fault::NotPersistent(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)))
     }
 }
 

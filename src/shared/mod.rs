@@ -13,11 +13,13 @@
 pub mod completion_queue;
 pub mod doorbell;
 pub mod memory;
+pub mod page_list;
 pub mod region;
 pub mod work_queue;
 
 pub use completion_queue::{Armed, CompletionRing};
 pub use doorbell::Doorbells;
 pub use memory::HostMemory;
+pub use page_list::PageList;
 pub use region::Region;
 pub use work_queue::{PostError, RecvRing, SendRing};

@@ -62,7 +62,7 @@ pub enum PostError {
         /// Bytes allowed.
         max: u32,
     },
-    /// Inline payload makes no sense for a READ or an atomic (`EINVAL`).
+    /// Inline payload makes no sense for a READ, an atomic, a FLUSH or a local operation (`EINVAL`).
     #[error("inline payload with {0:?}, which sends none")]
     InlineNotAllowed(WrOpcode),
     /// A message is longer than 2^31 bytes (`EINVAL`).
@@ -200,7 +200,7 @@ impl SendRing {
         slot[1].store(head, Relaxed);
         slot[2].store(u64::from(wr.imm) | u64::from(wr.rkey.0) << 32, Relaxed);
         slot[3].store(wr.remote_addr, Relaxed);
-        if wr.opcode.is_atomic() {
+        if wr.opcode.has_operands() {
             slot[4].store(wr.compare_add, Relaxed);
             slot[5].store(wr.swap, Relaxed);
         }
@@ -220,9 +220,7 @@ impl SendRing {
                 }
                 Ok(())
             }
-            Payload::Inline(_) if wr.opcode.is_read_or_atomic() => {
-                Err(PostError::InlineNotAllowed(wr.opcode))
-            }
+            Payload::Inline(_) if !wr.opcode.may_be_inline() => Err(PostError::InlineNotAllowed(wr.opcode)),
             Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {
                 Err(PostError::TooMuchInline { given: bytes.len(), max: self.max_inline })
             }

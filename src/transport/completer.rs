@@ -131,6 +131,9 @@ impl Qp {
             Position::First | Position::Middle => !last,
             Position::Last | Position::Only => last,
         };
+        if matches!(wqe.wr.opcode, WrOpcode::AtomicWrite | WrOpcode::Flush) {
+            return self.handle_empty_response(ctx, packet);
+        }
         if wqe.wr.opcode != WrOpcode::Read
             || !fits
             || !positive(packet)
@@ -152,6 +155,17 @@ impl Qp {
         if last {
             self.complete_oldest(ctx);
         }
+        Verdict::Acknowledged
+    }
+
+    /// ATOMIC WRITE and FLUSH are answered by a READ response without bytes (IBTA annex A19).
+    fn handle_empty_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
+        if packet.info().position != Position::Only || !packet.payload.is_empty() || !positive(packet) {
+            self.fail_oldest(ctx, WcStatus::BadResp, 0);
+            return Verdict::Failed(WcStatus::BadResp);
+        }
+        self.advance(ctx, packet.bth.psn + 1);
+        self.complete_oldest(ctx);
         Verdict::Acknowledged
     }
 
@@ -185,7 +199,7 @@ impl Qp {
             let r = &self.requester;
             debug_assert!(!r.queue.is_empty(), "una is before sent_end, so something is outstanding");
             let wqe = *r.queue.at(r.queue.tail());
-            if wqe.wr.opcode.is_read_or_atomic() && !PlantedBug::AckCompletesRead.is() {
+            if wqe.wr.opcode.takes_resource() && !PlantedBug::AckCompletesRead.is() {
                 return Err(self.overtaken(ctx));
             }
             if end.is_before(wqe.end_psn()) {
@@ -233,21 +247,24 @@ impl Qp {
         if self.sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED) {
             self.push_send_completion(ctx, &wqe.wr, WcStatus::Success, 0, wqe.length as u32);
         }
-        ctx.counters.rdma_sends += u64::from(matches!(wqe.wr.opcode, WrOpcode::Send | WrOpcode::SendImm));
+        ctx.counters.rdma_sends +=
+            u64::from(matches!(wqe.wr.opcode, WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInvalidate));
         self.retire_oldest();
+        self.complete_local_work(ctx);
         self.fail_if_oldest(ctx);
         self.report_drained(ctx);
     }
 
-    fn retire_oldest(&mut self) {
+    pub(super) fn retire_oldest(&mut self) {
         let r = &mut self.requester;
         let position = r.queue.tail();
         let wqe = r.queue.at(position);
-        if wqe.wr.opcode.is_read_or_atomic() && position != r.next {
+        if wqe.wr.opcode.takes_resource() && position != r.next {
             r.reads_outstanding = r.reads_outstanding.saturating_sub(1);
         }
+        let messages = u32::from(!wqe.wr.opcode.is_local());
         r.queue.retire();
-        r.messages_done = r.messages_done.wrapping_add(1) & 0xff_ffff;
+        r.messages_done = r.messages_done.wrapping_add(messages) & 0xff_ffff;
         // An answer to what was to be sent again: it need not be any more.
         if r.next == position {
             r.next = r.queue.tail();
@@ -282,11 +299,16 @@ impl Qp {
         byte_len: u32,
     ) {
         let opcode = match wr.opcode {
-            WrOpcode::Send | WrOpcode::SendImm => WcOpcode::Send,
+            WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInvalidate => WcOpcode::Send,
             WrOpcode::Write | WrOpcode::WriteImm => WcOpcode::Write,
             WrOpcode::Read => WcOpcode::Read,
             WrOpcode::CompareSwap => WcOpcode::CompareSwap,
             WrOpcode::FetchAdd => WcOpcode::FetchAdd,
+            WrOpcode::LocalInvalidate => WcOpcode::LocalInvalidate,
+            WrOpcode::BindWindow => WcOpcode::BindWindow,
+            WrOpcode::Flush => WcOpcode::Flush,
+            WrOpcode::AtomicWrite => WcOpcode::AtomicWrite,
+            WrOpcode::FastRegister => WcOpcode::FastRegister,
         };
         let byte_len = if wr.opcode.is_atomic() && status == WcStatus::Success { 8 } else { byte_len };
         let wc = Wc { wr_id: wr.wr_id, status, opcode, vendor_err, qpn: self.qpn, byte_len, ..Wc::default() };

@@ -36,6 +36,8 @@ counters! {
     rx_read_requests,
     /// ATOMIC requests received.
     rx_atomic_requests,
+    /// FLUSH requests received.
+    rx_flush_requests,
     /// Requests that found no receive.
     out_of_buffer,
     /// Requests ahead of the expected PSN.
@@ -104,6 +106,8 @@ counters! {
     rp_cnp_ignored,
     /// Packets with CE set by a switch.
     np_ecn_marked_roce_packets,
+    /// Copies that memory refused: it is not there, or not any more.
+    memory_faults,
     /// Completions lost to a full completion queue.
     cq_overflow,
     /// Asynchronous events lost because nobody took those before them.

@@ -15,15 +15,18 @@
 //! published after those copies.
 //!
 //! Read [`requester`], [`completer`], [`retry`] and [`responder`] in this order. The first three are one side of a
-//! connection, the last is the other; they share no state.
+//! connection, the last is the other; they share no state. [`local`] is the work requests that send nothing, and
+//! [`memory`] which key opens what to whom.
 //!
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made.
 //! Whatever a peer sends ends in a counted drop, a NAK, or a completion with a status.
 
 pub mod answers;
 pub mod completer;
+pub mod local;
 pub mod memory;
 pub mod permutation;
+pub mod placement;
 pub mod qp;
 pub mod replies;
 pub mod requester;
@@ -37,7 +40,7 @@ mod counters;
 mod planted;
 
 pub use counters::Counters;
-pub use memory::{MemoryTable, Refusal, Span};
+pub use memory::{MemoryTable, Refusal, RegionSpec, Span, User};
 pub use permutation::Permutation;
 pub use planted::PlantedBug;
 pub use qp::{Qp, QpConfig};
@@ -54,7 +57,9 @@ pub struct Ctx<'a> {
     /// The time.
     pub now: Nanos,
     /// Which keys open what.
-    pub memory: &'a MemoryTable,
+    pub memory: &'a mut MemoryTable,
+    /// Payload of packets that were planned has not been gathered yet: what it is made of must stay.
+    pub gathers_pending: bool,
     /// Where receives are taken from.
     pub receives: &'a mut dyn ReceiveQueue,
     /// Where effects go.
@@ -99,6 +104,24 @@ pub enum DmaIn {
         length: u16,
         /// Where to.
         to: Span,
+    },
+    /// Store the 8 bytes at `offset` of a received frame, in one piece.
+    AtomicWrite {
+        /// Index in the receive burst.
+        frame: u16,
+        /// Byte offset in the frame.
+        offset: u16,
+        /// Where to, 8-aligned.
+        to: Span,
+    },
+    /// Make what was written before visible to everyone, and if asked persistent.
+    Flush {
+        /// Where it begins.
+        at: Span,
+        /// Bytes.
+        length: u64,
+        /// Until it survives a power loss.
+        persistent: bool,
     },
     /// Run an atomic and tell the QP's responder what was there.
     Atomic {

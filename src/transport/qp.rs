@@ -2,7 +2,7 @@
 
 use super::requester::Requester;
 use super::responder::Responder;
-use super::{Ctx, Origin, Span, TxPlan, Verdict};
+use super::{Ctx, Origin, Span, TxPlan, User, Verdict};
 use crate::limits::Limits;
 use crate::shared::work_queue::FetchedSend;
 use crate::time::Nanos;
@@ -412,6 +412,11 @@ impl Qp {
         std::mem::take(&mut self.drain_requested)
     }
 
+    /// As whom it and its peer present keys.
+    pub(super) fn user(&self) -> User {
+        User { pd: self.pd, qp: self.index }
+    }
+
     /// Checks a peer's key against the QP's own domain.
     pub(super) fn check_remote(
         &self,
@@ -421,6 +426,6 @@ impl Qp {
         length: u64,
         access: Access,
     ) -> Result<Span, NakCode> {
-        ctx.memory.check(self.pd, rkey, va, length, access).map_err(|_| NakCode::RemoteAccess)
+        ctx.memory.check_remote(self.user(), rkey, va, length, access).map_err(|_| NakCode::RemoteAccess)
     }
 }

@@ -18,7 +18,7 @@ use super::{Cause, Ctx, Origin, Qp, TxPlan, TxReason};
 use crate::limits::MAX_MESSAGE;
 use crate::time::Nanos;
 use crate::verbs::{Access, QpState, SendFlags, WcStatus, WrOpcode};
-use crate::wire::{AtomicEth, Bth, Ext, Opcode, Psn, Reth, credits};
+use crate::wire::{AtomicEth, Bth, Ext, Feth, Opcode, Psn, Reth, credits};
 
 /// PSNs between which an earlier one and a later one are told apart.
 const HALF_CIRCLE: u32 = 1 << 23;
@@ -37,7 +37,7 @@ pub struct Requester {
     pub(super) una: Psn,
     /// The PSN after the last that was ever sent.
     pub(super) sent_end: Psn,
-    /// READs and atomics between tail and next.
+    /// Work requests between tail and next that wait for a response of their own.
     pub(super) reads_outstanding: u32,
     /// Packets since one that asked for an acknowledgement.
     since_ack_request: u32,
@@ -114,7 +114,7 @@ impl Requester {
             if !wqe.started || psn.is_before(wqe.end_psn()) {
                 break;
             }
-            reads += u32::from(wqe.wr.opcode.is_read_or_atomic());
+            reads += u32::from(wqe.wr.opcode.takes_resource());
             at = at.wrapping_add(1);
         }
         self.next = at;
@@ -138,6 +138,9 @@ impl Qp {
     /// is the oldest.
     pub(super) fn next_request(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         if !self.may_send_requests() {
+            return None;
+        }
+        if self.requester.queue.at(self.requester.next).wr.opcode.is_local() && !self.pass_local_work(ctx) {
             return None;
         }
         let position = self.requester.next;
@@ -181,21 +184,25 @@ impl Qp {
         if wqe.started {
             return Ok(());
         }
-        let brings_data = wqe.wr.opcode.is_read_or_atomic();
-        if !wqe.valid || (brings_data && wqe.wr.flags.contains(SendFlags::INLINE)) {
+        let inline = wqe.wr.flags.contains(SendFlags::INLINE);
+        if !wqe.valid || (inline && !wqe.wr.opcode.may_be_inline()) {
             return Err(WcStatus::LocQpOp);
         }
         if wqe.length > u64::from(MAX_MESSAGE) {
             return Err(WcStatus::LocLen);
         }
-        if !brings_data {
+        if !wqe.wr.opcode.takes_resource() {
             return Ok(());
         }
         if self.attributes().max_rd_atomic == 0 {
             return Err(WcStatus::LocQpOp);
         }
-        if wqe.wr.opcode.is_atomic() && wqe.length < 8 {
-            return Err(WcStatus::LocLen);
+        match wqe.wr.opcode {
+            WrOpcode::AtomicWrite if wqe.length != 8 => return Err(WcStatus::LocLen),
+            WrOpcode::AtomicWrite => return Ok(()),
+            WrOpcode::Flush => return check_flush(wqe),
+            opcode if opcode.is_atomic() && wqe.length < 8 => return Err(WcStatus::LocLen),
+            _ => {}
         }
         // A result that could not be stored must not be asked for: the peer's side of it would be done.
         scatter::check(ctx.memory, self.pd, r.queue.sges(r.next), Access::LOCAL_WRITE)
@@ -206,11 +213,14 @@ impl Qp {
     pub(super) fn must_wait(&self, window: u32) -> bool {
         let r = &self.requester;
         let wqe = r.queue.at(r.next);
+        if wqe.wr.opcode.is_local() {
+            return !wqe.started && self.local_work_waits();
+        }
         let starts = !wqe.started;
         let fenced = starts && wqe.wr.flags.contains(SendFlags::FENCE) && r.reads_outstanding > 0;
         // What was started before and leaves again was within the limit then.
         let reads_full = starts
-            && wqe.wr.opcode.is_read_or_atomic()
+            && wqe.wr.opcode.takes_resource()
             && r.reads_outstanding >= u32::from(self.attributes().max_rd_atomic);
         let in_flight = r.in_flight();
         let window_full = in_flight >= window;
@@ -245,6 +255,11 @@ impl Qp {
             WrOpcode::CompareSwap | WrOpcode::FetchAdd => {
                 let (opcode, eth) = atomic(wqe);
                 (opcode, Ext::Atomic(eth), 0, true)
+            }
+            WrOpcode::AtomicWrite => (Opcode::RC_ATOMIC_WRITE, Ext::Reth(reth(wqe, 0, 8)), 8, true),
+            WrOpcode::Flush => {
+                let ext = Ext::FlushReth(Feth(wqe.wr.imm), reth(wqe, 0, wqe.wr.compare_add));
+                (Opcode::RC_FLUSH, ext, 0, true)
             }
             _ => {
                 let length = (wqe.length - offset).min(mtu) as u16;
@@ -300,7 +315,7 @@ impl Qp {
             wqe.packets = packets;
             r.psn = wqe.end_psn();
         }
-        let takes_rest = wqe.wr.opcode.is_read_or_atomic();
+        let takes_rest = wqe.wr.opcode.takes_resource();
         let end = if takes_rest { wqe.end_psn() } else { plan.bth.psn + 1 };
         r.reads_outstanding += u32::from(takes_rest);
         r.next_packet += 1;
@@ -323,7 +338,7 @@ impl Qp {
     /// PSNs that a work request takes: one for each packet of its payload, or of its response.
     fn packets_of(&self, position: u32) -> u32 {
         let wqe = self.requester.queue.at(position);
-        if wqe.wr.opcode.is_atomic() {
+        if wqe.wr.opcode.takes_resource() && wqe.wr.opcode != WrOpcode::Read {
             return 1;
         }
         packets_for(wqe.length, self.attributes().path_mtu.bytes())
@@ -352,6 +367,16 @@ fn reth(wqe: &Wqe, offset: u64, length: u64) -> Reth {
     Reth { va: wqe.wr.remote_addr.wrapping_add(offset), rkey: wqe.wr.rkey.0, dma_len: length as u32 }
 }
 
+/// A FLUSH asks for something, of no more than 2^31 bytes.
+fn check_flush(wqe: &Wqe) -> Result<(), WcStatus> {
+    let asks = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
+    match wqe.wr.compare_add <= u64::from(MAX_MESSAGE) {
+        true if asks && wqe.length == 0 => Ok(()),
+        true => Err(WcStatus::LocQpOp),
+        false => Err(WcStatus::LocLen),
+    }
+}
+
 fn atomic(wqe: &Wqe) -> (Opcode, AtomicEth) {
     let wr = &wqe.wr;
     let eth = |swap_or_add, compare| AtomicEth { va: wr.remote_addr, rkey: wr.rkey.0, swap_or_add, compare };
@@ -372,6 +397,10 @@ fn segment(wqe: &Wqe, first: bool, last: bool) -> (Opcode, Ext) {
         (WrOpcode::Write | WrOpcode::WriteImm, false, false) => (Opcode::RC_WRITE_MIDDLE, Ext::None),
         (WrOpcode::Write, false, true) => (Opcode::RC_WRITE_LAST, Ext::None),
         (WrOpcode::WriteImm, false, true) => (Opcode::RC_WRITE_LAST_IMM, Ext::Imm(imm)),
+        (WrOpcode::SendInvalidate, true, true) => (Opcode::RC_SEND_ONLY_INVALIDATE, Ext::Ieth(wqe.wr.rkey.0)),
+        (WrOpcode::SendInvalidate, false, true) => {
+            (Opcode::RC_SEND_LAST_INVALIDATE, Ext::Ieth(wqe.wr.rkey.0))
+        }
         (WrOpcode::SendImm, true, true) => (Opcode::RC_SEND_ONLY_IMM, Ext::Imm(imm)),
         (WrOpcode::SendImm, false, true) => (Opcode::RC_SEND_LAST_IMM, Ext::Imm(imm)),
         (_, true, true) => (Opcode::RC_SEND_ONLY, Ext::None),

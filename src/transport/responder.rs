@@ -10,7 +10,7 @@ use super::scatter::{self, FramePayload, ListError};
 use super::{AtomicOp, Ctx, DmaIn, Qp, Verdict};
 use crate::limits::{MAX_MESSAGE, MAX_SGE};
 use crate::verbs::{Access, AsyncEvent, EventKind, RecvWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
-use crate::wire::{Headers, NakCode, Operation, Packet, Position, Psn, Reth};
+use crate::wire::{NakCode, Operation, Packet, Position, Psn, Reth};
 
 /// The message that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,10 +45,10 @@ pub(super) struct Resource {
 }
 
 /// A request that cannot be executed.
-struct Refusal {
-    nak: NakCode,
+pub(super) struct Refusal {
+    pub(super) nak: NakCode,
     /// How the receive that was taken for it completes; `None`: it is flushed.
-    receive: Option<WcStatus>,
+    pub(super) receive: Option<WcStatus>,
 }
 
 impl From<NakCode> for Refusal {
@@ -58,7 +58,7 @@ impl From<NakCode> for Refusal {
 }
 
 /// How a request that passed went.
-enum Executed {
+pub(super) enum Executed {
     Done,
     /// There is no receive for it.
     NotReady,
@@ -170,7 +170,7 @@ impl Responder {
     }
 
     /// The newest resource that covers a PSN: an older one may carry the same PSNs from 2^24 ago.
-    fn find_resource(&self, psn: Psn, operation: Operation) -> Option<u8> {
+    pub(super) fn find_resource(&self, psn: Psn, operation: Operation) -> Option<u8> {
         let holds = |r: &Resource| {
             r.operation == operation && (0..r.packets as i32).contains(&psn.distance_from(r.first_psn))
         };
@@ -178,6 +178,16 @@ impl Responder {
         let newest_first = (1..=count).map(|back| (self.next_resource + count - back) % count);
         let mut held = newest_first.filter(|slot| self.resources[*slot].as_ref().is_some_and(holds));
         held.next().map(|slot| slot as u8)
+    }
+
+    /// Queues the answer of one packet that a resource holds once more.
+    pub(super) fn answer_again(&mut self, slot: u8) -> bool {
+        let Some(resource) = self.resources[usize::from(slot)].as_mut() else { return false };
+        resource.again = true;
+        if !resource.queued {
+            resource.queued = self.replies.push(reply_for(resource.operation, slot));
+        }
+        true
     }
 }
 
@@ -229,12 +239,12 @@ impl Qp {
         self.check_sequence(packet)?;
         self.check_length(packet)?;
         match info.operation {
-            // SEND with invalidate names a key; there is nothing yet that it could invalidate.
-            Operation::Send if info.headers.contains(Headers::IETH) => Err(NakCode::InvalidRequest.into()),
             Operation::Send => self.execute_send(ctx, packet, frame),
             Operation::Write => self.execute_write(ctx, packet, frame),
             Operation::ReadRequest => self.execute_read(ctx, packet),
             Operation::CompareSwap | Operation::FetchAdd => self.execute_atomic(ctx, packet),
+            Operation::AtomicWrite => self.execute_atomic_write(ctx, packet, frame),
+            Operation::Flush => self.execute_flush(ctx, packet),
             _ => Err(NakCode::InvalidRequest.into()),
         }
     }
@@ -261,6 +271,7 @@ impl Qp {
             (Operation::Send | Operation::Write, Position::First | Position::Middle) => length == mtu,
             (Operation::Send | Operation::Write, Position::Last) => (1..=mtu).contains(&length),
             (Operation::Send | Operation::Write, Position::Only) => length <= mtu,
+            (Operation::AtomicWrite, _) => length == 8,
             _ => length == 0,
         };
         if fits { Ok(()) } else { Err(NakCode::InvalidRequest.into()) }
@@ -289,8 +300,11 @@ impl Qp {
                 }
             },
         )?;
+        if let Some(key) = packet.ieth() {
+            self.invalidate(ctx, key)?;
+        }
         let received = received + u64::from(payload.length);
-        r.message = Message::Send { received };
+        self.responder.message = Message::Send { received };
         if is_last(packet) {
             ctx.counters.rdma_recvs += 1;
             self.complete_receive(ctx, packet, WcOpcode::Recv, received);
@@ -370,10 +384,10 @@ impl Qp {
     fn execute_atomic(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, Refusal> {
         let invalid = Refusal::from(NakCode::InvalidRequest);
         let Some(eth) = packet.atomic_eth() else { return Err(invalid) };
-        if !self.attributes().access.contains(Access::REMOTE_ATOMIC) || eth.va % 8 != 0 {
+        if !self.attributes().access.contains(Access::REMOTE_ATOMIC) {
             return Err(invalid);
         }
-        let at = self.check_remote(ctx, eth.va, eth.rkey, 8, Access::REMOTE_ATOMIC)?;
+        let at = self.check_aligned(ctx, eth.va, eth.rkey, Access::REMOTE_ATOMIC)?;
         let is_swap = packet.info().operation == Operation::CompareSwap;
         let operation = if is_swap {
             AtomicOp::CompareSwap { compare: eth.compare, swap: eth.swap_or_add }
@@ -389,7 +403,13 @@ impl Qp {
     }
 
     /// Takes a responder resource and queues its reply. `None`: the peer has more outstanding than was agreed.
-    fn enqueue_resource(&mut self, operation: Operation, psn: Psn, packets: u32, reth: Reth) -> Option<u8> {
+    pub(super) fn enqueue_resource(
+        &mut self,
+        operation: Operation,
+        psn: Psn,
+        packets: u32,
+        reth: Reth,
+    ) -> Option<u8> {
         let r = &mut self.responder;
         let msn = (r.msn + 1) & 0xff_ffff;
         let resource = r.place_resource(Resource {
@@ -411,10 +431,11 @@ impl Qp {
     /// The request was executed: the next one is due; acknowledge if asked to, or now and then.
     fn after_request(&mut self, ctx: &Ctx<'_>, packet: &Packet) {
         let r = &mut self.responder;
-        let answers_itself = !matches!(packet.info().operation, Operation::Send | Operation::Write);
+        let operation = packet.info().operation;
+        let answers_itself = !matches!(operation, Operation::Send | Operation::Write);
         if answers_itself {
             // The response acknowledges it.
-            let packets = match packet.reth() {
+            let packets = match packet.reth().filter(|_| operation == Operation::ReadRequest) {
                 Some(reth) => packets_for(reth.dma_len.into(), self.attributes().path_mtu.bytes()),
                 None => 1,
             };
@@ -441,6 +462,7 @@ impl Qp {
             }
             Operation::ReadRequest => self.read_again(ctx, packet),
             Operation::CompareSwap | Operation::FetchAdd => self.atomic_again(ctx, packet),
+            operation @ (Operation::AtomicWrite | Operation::Flush) => self.empty_again(packet, operation),
             _ => false,
         };
         if queued {
@@ -493,13 +515,7 @@ impl Qp {
             let operation = AtomicOp::FetchAdd { add: eth.swap_or_add };
             ctx.out.dma_in.push(DmaIn::Atomic { qp: self.index, resource: slot, at, operation });
         }
-        let r = &mut self.responder;
-        let Some(resource) = r.resources[usize::from(slot)].as_mut() else { return false };
-        resource.again = true;
-        if !resource.queued {
-            resource.queued = r.replies.push(Reply::Atomic(slot));
-        }
-        true
+        self.responder.answer_again(slot)
     }
 
     /// NAK, error completion of the receive if one was taken, event, error state.
@@ -536,6 +552,7 @@ impl Qp {
         let Some(receive) = self.responder.receive.take() else { return };
         let mut flags = WcFlags::empty();
         flags.set(WcFlags::WITH_IMM, packet.imm().is_some());
+        flags.set(WcFlags::WITH_INV, packet.ieth().is_some());
         flags.set(WcFlags::SOLICITED, packet.bth.solicited);
         let wc = Wc {
             wr_id: receive.wr_id,
@@ -543,7 +560,7 @@ impl Qp {
             flags,
             qpn: self.qpn,
             byte_len: bytes as u32,
-            imm: packet.imm().unwrap_or(0),
+            imm: packet.imm().or_else(|| packet.ieth()).unwrap_or(0),
             ..Wc::default()
         };
         ctx.out.completions.push((self.recv_cq, wc));
@@ -573,12 +590,15 @@ impl Qp {
 
 fn reply_for(operation: Operation, resource: u8) -> Reply {
     match operation {
-        Operation::ReadRequest => Reply::Read(resource),
-        _ => Reply::Atomic(resource),
+        Operation::CompareSwap | Operation::FetchAdd | Operation::AtomicAcknowledge => {
+            Reply::Atomic(resource)
+        }
+        // ATOMIC WRITE and FLUSH are answered like a READ of nothing.
+        _ => Reply::Read(resource),
     }
 }
 
-fn payload_of(packet: &Packet, frame: u16) -> FramePayload {
+pub(super) fn payload_of(packet: &Packet, frame: u16) -> FramePayload {
     FramePayload { frame, offset: packet.payload.start as u16, length: packet.payload.len() as u16 }
 }
 

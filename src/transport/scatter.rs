@@ -39,7 +39,8 @@ fn walk(
         }
         let take = left.min(here - skip);
         let address = sge.addr.checked_add(skip).ok_or(ListError::Protection)?;
-        let span = memory.check(pd, sge.lkey.0, address, take, access).map_err(|_| ListError::Protection)?;
+        let span =
+            memory.check_local(pd, sge.lkey.0, address, take, access).map_err(|_| ListError::Protection)?;
         piece(span, take);
         skip = 0;
         left -= take;

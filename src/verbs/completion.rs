@@ -21,6 +21,8 @@ pub enum WcStatus {
     LocProt = 4,
     /// The QP is in the error state.
     WrFlush = 5,
+    /// A memory window could not be bound.
+    MwBind = 6,
     /// The peer's response made no sense.
     BadResp = 7,
     /// Protection error on an incoming WRITE with immediate.
@@ -41,12 +43,13 @@ pub enum WcStatus {
 
 impl WcStatus {
     /// All of them.
-    pub const ALL: [WcStatus; 13] = [
+    pub const ALL: [WcStatus; 14] = [
         WcStatus::Success,
         WcStatus::LocLen,
         WcStatus::LocQpOp,
         WcStatus::LocProt,
         WcStatus::WrFlush,
+        WcStatus::MwBind,
         WcStatus::BadResp,
         WcStatus::LocAccess,
         WcStatus::RemInvReq,
@@ -73,6 +76,7 @@ impl fmt::Display for WcStatus {
                 "local protection error: bad lkey, bounds or access of a scatter/gather entry"
             }
             WcStatus::WrFlush => "flushed: the QP is in the error state",
+            WcStatus::MwBind => "memory window bind error: bad key, bounds, access or state",
             WcStatus::BadResp => "bad response from the peer",
             WcStatus::LocAccess => "local access error",
             WcStatus::RemInvReq => "remote invalid request error",
@@ -89,7 +93,7 @@ impl fmt::Display for WcStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum WcOpcode {
-    /// SEND, with or without immediate.
+    /// SEND, with or without immediate or invalidation.
     #[default]
     Send = 0,
     /// RDMA WRITE, with or without immediate.
@@ -100,6 +104,16 @@ pub enum WcOpcode {
     CompareSwap = 3,
     /// Fetch and add.
     FetchAdd = 4,
+    /// A memory window was bound.
+    BindWindow = 5,
+    /// A key was invalidated.
+    LocalInvalidate = 6,
+    /// FLUSH.
+    Flush = 8,
+    /// ATOMIC WRITE.
+    AtomicWrite = 9,
+    /// A fast-registered region became valid (the kernel's `IB_WC_REG_MR`).
+    FastRegister = 10,
     /// A receive, filled by a SEND.
     Recv = 128,
     /// A receive, consumed by a WRITE with immediate.
@@ -110,7 +124,9 @@ impl WcOpcode {
     /// From the number in a completion slot.
     pub fn from_code(code: u8) -> Option<WcOpcode> {
         use WcOpcode::*;
-        [Send, Write, Read, CompareSwap, FetchAdd, Recv, RecvWriteImm].into_iter().find(|o| *o as u8 == code)
+        let sends = [Send, Write, Read, CompareSwap, FetchAdd, BindWindow, LocalInvalidate];
+        let rest = [Flush, AtomicWrite, FastRegister, Recv, RecvWriteImm];
+        sends.into_iter().chain(rest).find(|o| *o as u8 == code)
     }
 }
 
@@ -120,6 +136,8 @@ bitflags! {
     pub struct WcFlags: u8 {
         /// `imm` is valid.
         const WITH_IMM = 1 << 1;
+        /// `imm` is the key that the peer invalidated.
+        const WITH_INV = 1 << 3;
         /// The sender asked for an event. (Roxie's own: it decides about events, the application ignores it.)
         const SOLICITED = 1 << 7;
     }
@@ -142,7 +160,7 @@ pub struct Wc {
     pub qpn: Qpn,
     /// Bytes received, read or exchanged.
     pub byte_len: u32,
-    /// Immediate data in host order.
+    /// Immediate data in host order, or the key that was invalidated: `flags` says which.
     pub imm: u32,
 }
 

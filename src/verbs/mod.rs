@@ -12,7 +12,7 @@ mod work;
 pub use attr::{AddressVector, AttrMask, QpAttr, QpCaps, QpInit};
 pub use completion::{AsyncEvent, EventKind, Wc, WcFlags, WcOpcode, WcStatus};
 pub use modify::{ModifyError, check_transition};
-pub use work::{RecvWr, SendFlags, SendWr, Sge, WrOpcode};
+pub use work::{FastRegistration, FlushRange, RecvWr, SendFlags, SendWr, Sge, WindowBind, WrOpcode};
 
 pub use crate::wire::{Gid, Psn, Qpn};
 
@@ -34,6 +34,20 @@ pub struct CqIndex(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MrIndex(pub u32);
 
+/// Where a memory window lies in the device's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MwIndex(pub u32);
+
+/// The kind of a memory window (`ibv_mw_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MwType {
+    /// Open to all QPs of its protection domain; each bind gives it a new key of the device's.
+    One = 1,
+    /// Open to the QP that bound it; the consumer chooses the variant byte of its key (IBTA's 2B: the QP and its
+    /// protection domain are both checked).
+    Two = 2,
+}
+
 /// A key for local use of a memory region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LKey(pub u32);
@@ -54,7 +68,35 @@ bitflags! {
         const REMOTE_READ = 1 << 2;
         /// A peer may run atomics on it.
         const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound to it.
+        const MW_BIND = 1 << 4;
+        /// Its addresses begin at 0.
+        const ZERO_BASED = 1 << 5;
+        /// Its pages may come and go while it is registered.
+        const ON_DEMAND = 1 << 6;
+        /// A peer may ask that its WRITEs become visible to everyone.
+        const FLUSH_GLOBAL = 1 << 8;
+        /// A peer may ask that its WRITEs become persistent.
+        const FLUSH_PERSISTENT = 1 << 9;
+        /// WRITEs may become visible out of order. Accepted; Roxie keeps them in order.
+        const RELAXED_ORDERING = 1 << 20;
     }
+}
+
+impl Access {
+    /// Flags in this range a device may ignore if it does not know them (`IBV_ACCESS_OPTIONAL_RANGE`).
+    pub const OPTIONAL: Access = Access::from_bits_retain(0x3ff0_0000);
+    /// Local and remote reading and writing, and atomics.
+    pub const READ_WRITE: Access = Access::LOCAL_WRITE
+        .union(Access::REMOTE_WRITE)
+        .union(Access::REMOTE_READ)
+        .union(Access::REMOTE_ATOMIC);
+    /// What a peer may be allowed to do.
+    pub const REMOTE: Access = Access::REMOTE_WRITE
+        .union(Access::REMOTE_READ)
+        .union(Access::REMOTE_ATOMIC)
+        .union(Access::FLUSH_GLOBAL)
+        .union(Access::FLUSH_PERSISTENT);
 }
 
 /// Which service a QP speaks (`ibv_qp_type`; QP1 is `IB_QPT_GSI` of the kernel).

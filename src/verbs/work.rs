@@ -2,9 +2,9 @@
 
 use bitflags::bitflags;
 
-use super::{LKey, RKey};
+use super::{Access, LKey, RKey};
 
-/// What a send work request does (`ibv_wr_opcode`).
+/// What a send work request does (`ibv_wr_opcode`; [`FastRegister`](WrOpcode::FastRegister) is the kernel's `IB_WR_REG_MR`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WrOpcode {
     /// RDMA WRITE.
@@ -21,11 +21,23 @@ pub enum WrOpcode {
     CompareSwap = 5,
     /// 64-bit fetch and add.
     FetchAdd = 6,
+    /// Makes a key of ours open nothing: of a type 2 window or of a fast-registered region.
+    LocalInvalidate = 7,
+    /// Binds a memory window to a part of a region.
+    BindWindow = 8,
+    /// SEND that also invalidates a key of the peer's.
+    SendInvalidate = 9,
+    /// Makes earlier WRITEs visible or persistent at the peer.
+    Flush = 14,
+    /// An 8-byte WRITE that does not tear and is ordered behind all before it.
+    AtomicWrite = 15,
+    /// Gives a fast-registered region its pages and a key.
+    FastRegister = 32,
 }
 
 impl WrOpcode {
     /// All that this device executes.
-    pub const ALL: [WrOpcode; 7] = [
+    pub const ALL: [WrOpcode; 13] = [
         WrOpcode::Write,
         WrOpcode::WriteImm,
         WrOpcode::Send,
@@ -33,11 +45,32 @@ impl WrOpcode {
         WrOpcode::Read,
         WrOpcode::CompareSwap,
         WrOpcode::FetchAdd,
+        WrOpcode::LocalInvalidate,
+        WrOpcode::BindWindow,
+        WrOpcode::SendInvalidate,
+        WrOpcode::Flush,
+        WrOpcode::AtomicWrite,
+        WrOpcode::FastRegister,
     ];
 
     /// From the number in a work queue slot.
     pub fn from_code(code: u64) -> Option<WrOpcode> {
-        WrOpcode::ALL.into_iter().find(|op| *op as u64 == code)
+        Some(match code {
+            0 => WrOpcode::Write,
+            1 => WrOpcode::WriteImm,
+            2 => WrOpcode::Send,
+            3 => WrOpcode::SendImm,
+            4 => WrOpcode::Read,
+            5 => WrOpcode::CompareSwap,
+            6 => WrOpcode::FetchAdd,
+            7 => WrOpcode::LocalInvalidate,
+            8 => WrOpcode::BindWindow,
+            9 => WrOpcode::SendInvalidate,
+            14 => WrOpcode::Flush,
+            15 => WrOpcode::AtomicWrite,
+            32 => WrOpcode::FastRegister,
+            _ => return None,
+        })
     }
 
     /// Compare-and-swap or fetch-and-add.
@@ -45,14 +78,35 @@ impl WrOpcode {
         matches!(self, WrOpcode::CompareSwap | WrOpcode::FetchAdd)
     }
 
-    /// Takes one of the peer's responder resources (`max_rd_atomic`).
-    pub fn is_read_or_atomic(self) -> bool {
+    /// Brings bytes back: a READ or an atomic.
+    pub fn returns_data(self) -> bool {
         self.is_atomic() || self == WrOpcode::Read
+    }
+
+    /// Takes one of the peer's responder resources (`max_rd_atomic`) and completes by a response of its own.
+    pub fn takes_resource(self) -> bool {
+        self.returns_data() || matches!(self, WrOpcode::AtomicWrite | WrOpcode::Flush)
+    }
+
+    /// Is done here, without a packet: changes what a key opens.
+    pub fn is_local(self) -> bool {
+        matches!(self, WrOpcode::LocalInvalidate | WrOpcode::BindWindow | WrOpcode::FastRegister)
     }
 
     /// Consumes a receive at the peer.
     pub fn consumes_receive(self) -> bool {
-        matches!(self, WrOpcode::Send | WrOpcode::SendImm | WrOpcode::WriteImm)
+        let send = matches!(self, WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInvalidate);
+        send || self == WrOpcode::WriteImm
+    }
+
+    /// Has a payload that may be inline.
+    pub fn may_be_inline(self) -> bool {
+        !self.returns_data() && !self.is_local() && self != WrOpcode::Flush
+    }
+
+    /// Uses the words `compare_add` and `swap`.
+    pub fn has_operands(self) -> bool {
+        self.is_atomic() || self.is_local() || self == WrOpcode::Flush
     }
 }
 
@@ -93,14 +147,139 @@ pub struct SendWr {
     pub flags: SendFlags,
     /// Immediate data in host order, for the operations that carry it.
     pub imm: u32,
-    /// The peer's address, for WRITE, READ and atomics.
+    /// The peer's address, for WRITE, READ, FLUSH and atomics.
     pub remote_addr: u64,
-    /// The peer's key.
+    /// The peer's key; for SEND with invalidate the one to invalidate; for LOCAL_INV our own.
     pub rkey: RKey,
     /// Compare operand, or what to add.
     pub compare_add: u64,
     /// Swap operand.
     pub swap: u64,
+}
+
+/// How a memory window is bound (`ibv_mw_bind_info` and `ibv_wr_bind_mw`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowBind {
+    /// The key that the window has now.
+    pub window: RKey,
+    /// The key that it gets. Type 2: the old one with another variant byte; type 1: one that the device gave for it.
+    pub new_key: RKey,
+    /// The region.
+    pub region: LKey,
+    /// The first address, as the region counts.
+    pub address: u64,
+    /// Bytes. Zero unbinds a window of type 1.
+    pub length: u64,
+    /// What peers may do.
+    pub access: Access,
+}
+
+/// How a fast-registered region is made valid (`IB_WR_REG_MR`). The pages are those of the region's page list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FastRegistration {
+    /// The region's key with the variant byte that it gets.
+    pub key: RKey,
+    /// The address by which work requests and peers call its first byte; its low bits are the place in the first page.
+    pub start: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Bytes of a page, as a power of two: 12 to 30.
+    pub page_shift: u8,
+    /// What may be done to it.
+    pub access: Access,
+}
+
+/// What a FLUSH asks for (IBTA annex A19: FETH).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlushRange {
+    /// The peer's key.
+    pub rkey: RKey,
+    /// The peer's address.
+    pub address: u64,
+    /// Bytes, at most 2^31.
+    pub length: u32,
+    /// Visible to everyone there.
+    pub global: bool,
+    /// Persistent there.
+    pub persistent: bool,
+    /// The whole region of the key instead of the range.
+    pub whole_region: bool,
+}
+
+impl SendWr {
+    /// Binds a window. `imm` carries the access bits, `rkey` the present key, `remote_addr` and `compare_add` the range,
+    /// `swap` the region's key below the new one.
+    pub fn bind_window(wr_id: u64, flags: SendFlags, bind: &WindowBind) -> SendWr {
+        SendWr {
+            wr_id,
+            opcode: WrOpcode::BindWindow,
+            flags,
+            imm: bind.access.bits(),
+            remote_addr: bind.address,
+            rkey: bind.window,
+            compare_add: bind.length,
+            swap: u64::from(bind.region.0) | u64::from(bind.new_key.0) << 32,
+        }
+    }
+
+    /// What [`bind_window`](SendWr::bind_window) put in.
+    pub fn window_bind(&self) -> WindowBind {
+        WindowBind {
+            window: self.rkey,
+            new_key: RKey((self.swap >> 32) as u32),
+            region: LKey(self.swap as u32),
+            address: self.remote_addr,
+            length: self.compare_add,
+            access: Access::from_bits_retain(self.imm),
+        }
+    }
+
+    /// Makes a fast-registered region valid. `imm` carries the access bits, `remote_addr` and `compare_add` the range,
+    /// `swap` the page shift.
+    pub fn fast_register(wr_id: u64, flags: SendFlags, region: &FastRegistration) -> SendWr {
+        SendWr {
+            wr_id,
+            opcode: WrOpcode::FastRegister,
+            flags,
+            imm: region.access.bits(),
+            remote_addr: region.start,
+            rkey: region.key,
+            compare_add: region.length,
+            swap: region.page_shift.into(),
+        }
+    }
+
+    /// What [`fast_register`](SendWr::fast_register) put in.
+    pub fn fast_registration(&self) -> FastRegistration {
+        FastRegistration {
+            key: self.rkey,
+            start: self.remote_addr,
+            length: self.compare_add,
+            page_shift: self.swap.min(u8::MAX.into()) as u8,
+            access: Access::from_bits_retain(self.imm),
+        }
+    }
+
+    /// Invalidates a key of ours.
+    pub fn local_invalidate(wr_id: u64, flags: SendFlags, key: RKey) -> SendWr {
+        SendWr { wr_id, opcode: WrOpcode::LocalInvalidate, flags, rkey: key, ..SendWr::default() }
+    }
+
+    /// Flushes memory of the peer's. `imm` carries the FETH, `compare_add` the length.
+    pub fn flush(wr_id: u64, flags: SendFlags, range: &FlushRange) -> SendWr {
+        let feth =
+            u32::from(range.global) | u32::from(range.persistent) << 1 | u32::from(range.whole_region) << 4;
+        SendWr {
+            wr_id,
+            opcode: WrOpcode::Flush,
+            flags,
+            imm: feth,
+            remote_addr: range.address,
+            rkey: range.rkey,
+            compare_add: range.length.into(),
+            swap: 0,
+        }
+    }
 }
 
 impl Default for SendWr {
@@ -126,4 +305,38 @@ pub struct RecvWr {
     pub wr_id: u64,
     /// Entries of the scatter list.
     pub num_sge: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_opcode_is_found_by_its_number_and_nothing_else_is() {
+        let found: Vec<_> = (0..300).filter_map(WrOpcode::from_code).collect();
+        assert_eq!(found, WrOpcode::ALL);
+        assert!(WrOpcode::ALL.into_iter().all(|op| WrOpcode::from_code(op as u64) == Some(op)));
+    }
+
+    #[test]
+    fn what_is_packed_into_a_work_request_comes_out_again() {
+        let bind = WindowBind {
+            window: RKey(0x1122_3344),
+            new_key: RKey(0x5566_7788),
+            region: LKey(0x99aa_bbcc),
+            address: u64::MAX - 5,
+            length: u64::MAX - 7,
+            access: Access::REMOTE_READ | Access::ZERO_BASED,
+        };
+        assert_eq!(SendWr::bind_window(7, SendFlags::FENCE, &bind).window_bind(), bind);
+        let registration = FastRegistration {
+            key: RKey(0xdead_beef),
+            start: 1 << 60 | 5,
+            length: 1 << 40,
+            page_shift: 21,
+            access: Access::READ_WRITE,
+        };
+        let wr = SendWr::fast_register(8, SendFlags::SIGNALED, &registration);
+        assert_eq!(wr.fast_registration(), registration);
+    }
 }

@@ -69,7 +69,7 @@ impl Flow {
             region.memory.write(0, &vec![GUARD; total as usize]).expect("within the region");
             region
         };
-        let everything = Access::all();
+        let everything = Access::READ_WRITE;
         let flow = Flow {
             id,
             sig_all,
@@ -149,7 +149,7 @@ impl Flow {
     /// The list of an operation: its slice, in pieces.
     fn sges(&self, i: usize) -> Vec<Sge> {
         let op = &self.stream.ops[i];
-        let region = if op.opcode.is_read_or_atomic() { &self.landing } else { &self.source };
+        let region = if op.opcode.returns_data() { &self.landing } else { &self.source };
         split(region, self.local.offsets[i], op.length, op.pieces)
     }
 
@@ -249,7 +249,7 @@ impl Flow {
         }
         let written = |results: bool| {
             self.stream.ops.iter().map(move |op| {
-                let counts = op.opcode.is_read_or_atomic() == results;
+                let counts = op.opcode.returns_data() == results;
                 if counts { op.length.into() } else { 0 }
             })
         };
@@ -310,7 +310,7 @@ fn attributes(
     to: u8,
     peer: &HostQp,
 ) -> [QpAttr; 3] {
-    let all = Access::all();
+    let all = Access::READ_WRITE;
     [
         QpAttr {
             state: Some(QpState::Init),

@@ -94,7 +94,7 @@ impl Stage {
         let config =
             NicConfig { limits: Limits::small(), seed: 1, end_to_end_credits, ..NicConfig::default() };
         let mut host = Host::new(1, config, near);
-        let memory = host.register(1 << 16, Access::all());
+        let memory = host.register(1 << 16, Access::READ_WRITE);
         let qp = host.create_qp(QpCaps::default(), true, 16);
         for attr in attributes(&host, &setup) {
             host.modify(Nanos::ZERO, &qp, &attr).expect("a legal transition");
@@ -279,7 +279,7 @@ fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
             state: Some(QpState::Init),
             pkey_index: Some(0),
             port: Some(1),
-            access: Some(Access::all()),
+            access: Some(Access::READ_WRITE),
             ..QpAttr::default()
         },
         QpAttr {

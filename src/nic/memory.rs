@@ -1,0 +1,149 @@
+//! Control commands for memory: regions, fast-registered regions, windows.
+
+use super::{ControlError, Nic, Region};
+use crate::nic::Answer;
+use crate::shared::{HostMemory, PageList};
+use crate::transport::memory::needs_local_write;
+use crate::transport::{Refusal, RegionSpec};
+use crate::verbs::{Access, MrIndex, MwIndex, MwType, PdId};
+
+const REGION: &str = "memory region";
+const WINDOW: &str = "memory window";
+
+impl Nic {
+    pub(super) fn register(
+        &mut self,
+        pd: PdId,
+        access: Access,
+        start: u64,
+        memory: HostMemory,
+    ) -> Result<Answer, ControlError> {
+        let spec = region_spec(pd, access, start, &memory)?;
+        self.use_pd(pd, 1)?;
+        let Some((mr, key)) = self.memory.register(&spec) else {
+            self.use_pd(pd, -1)?;
+            return Err(self.full(REGION));
+        };
+        self.regions[mr.0 as usize] = Some(Region { memory, pd, paged: false });
+        Ok(Answer::Memory(mr, key))
+    }
+
+    /// All or nothing: what is asked is judged before anything changes.
+    pub(super) fn reregister(
+        &mut self,
+        mr: MrIndex,
+        pd: Option<PdId>,
+        access: Option<Access>,
+        translation: Option<(u64, HostMemory)>,
+    ) -> Result<Answer, ControlError> {
+        let now = self.memory.registered(mr).ok_or(ControlError::NotFound(REGION))?;
+        let region = self.regions.get(mr.0 as usize).and_then(Option::as_ref);
+        let region = region.ok_or(ControlError::NotFound(REGION))?;
+        let (start, memory) = translation.unwrap_or_else(|| (now.start, region.memory.clone()));
+        let pd = pd.unwrap_or(now.pd);
+        let spec = region_spec(pd, access.unwrap_or(now.access), start, &memory)?;
+        self.use_pd(pd, 1)?;
+        let key = match self.memory.reregister(mr, &spec) {
+            Ok(key) => key,
+            Err(refusal) => {
+                self.use_pd(pd, -1)?;
+                return Err(control_error(refusal, REGION));
+            }
+        };
+        self.use_pd(now.pd, -1)?;
+        self.assert_between_bursts();
+        self.regions[mr.0 as usize] = Some(Region { memory, pd, paged: false });
+        Ok(Answer::Memory(mr, key))
+    }
+
+    pub(super) fn deregister(&mut self, mr: MrIndex) -> Result<Answer, ControlError> {
+        self.memory.deregister(mr).map_err(|refusal| control_error(refusal, REGION))?;
+        self.assert_between_bursts();
+        if let Some(region) = self.regions[mr.0 as usize].take() {
+            self.use_pd(region.pd, -1)?;
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Commands run between bursts, when no copy is planned: once a region is out of the table, nothing knows it.
+    fn assert_between_bursts(&self) {
+        debug_assert!(self.out.dma_in.is_empty() && self.dma_out.is_empty());
+    }
+
+    pub(super) fn alloc_fast(
+        &mut self,
+        pd: PdId,
+        memory: HostMemory,
+        pages: PageList,
+    ) -> Result<Answer, ControlError> {
+        self.use_pd(pd, 1)?;
+        let length = memory.len() as u64;
+        let Some((mr, key)) = self.memory.alloc_fast(pd, pages, length, misalignment(&memory)) else {
+            self.use_pd(pd, -1)?;
+            return Err(self.full(REGION));
+        };
+        self.regions[mr.0 as usize] = Some(Region { memory, pd, paged: true });
+        Ok(Answer::Memory(mr, key))
+    }
+
+    pub(super) fn alloc_window(&mut self, pd: PdId, kind: MwType) -> Result<Answer, ControlError> {
+        self.use_pd(pd, 1)?;
+        let Some((window, key)) = self.memory.alloc_window(pd, kind) else {
+            self.use_pd(pd, -1)?;
+            return Err(self.full(WINDOW));
+        };
+        Ok(Answer::Window(window, key))
+    }
+
+    pub(super) fn next_window_key(&mut self, window: MwIndex) -> Result<Answer, ControlError> {
+        let key = self.memory.next_window_key(window);
+        key.map(Answer::Key).map_err(|refusal| control_error(refusal, WINDOW))
+    }
+
+    pub(super) fn free_window(&mut self, window: MwIndex) -> Result<Answer, ControlError> {
+        let pd = self.memory.free_window(window).ok_or(ControlError::NotFound(WINDOW))?;
+        self.use_pd(pd, -1)?;
+        Ok(Answer::Done)
+    }
+
+    fn full(&self, object: &'static str) -> ControlError {
+        ControlError::Full { object, limit: self.config.limits.mrs }
+    }
+}
+
+/// What a region is, if its flags go together and with its memory.
+fn region_spec(
+    pd: PdId,
+    access: Access,
+    start: u64,
+    memory: &HostMemory,
+) -> Result<RegionSpec, ControlError> {
+    // What is in the optional range and means nothing here is ignored (`ibv_reg_mr`).
+    let access = Access::from_bits_truncate(access.bits()) | access & !Access::OPTIONAL;
+    let refused = |why| Err(ControlError::Access { access, why });
+    if !Access::all().contains(access) {
+        return refused("these are not all known access flags");
+    }
+    if needs_local_write(access) && !access.contains(Access::LOCAL_WRITE) {
+        return Err(ControlError::AccessNeedsLocalWrite(access));
+    }
+    let start = if access.contains(Access::ZERO_BASED) { 0 } else { start };
+    let (length, misalignment) = (memory.len() as u64, misalignment(memory));
+    Ok(RegionSpec { pd, access, start, length, misalignment })
+}
+
+/// Where memory begins, modulo 8.
+fn misalignment(memory: &HostMemory) -> u8 {
+    (memory.address() % 8) as u8
+}
+
+fn control_error(refusal: Refusal, object: &'static str) -> ControlError {
+    match refusal {
+        Refusal::WindowsBound(users) => ControlError::Busy { object, users },
+        Refusal::WrongKind => ControlError::WrongKind(
+            "not for an object of this kind: windows are freed, regions deregistered; only ordinary regions are \
+             registered again, and only windows of type 1 get their keys from the device",
+        ),
+        _ => ControlError::NotFound(object),
+    }
+}

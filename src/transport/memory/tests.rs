@@ -1,0 +1,332 @@
+use super::*;
+use crate::shared::PageList;
+use crate::verbs::{FastRegistration, LKey, MwType, RKey, WindowBind};
+
+const PD: PdId = PdId(1);
+const USER: User = User { pd: PD, qp: QpIndex(5) };
+
+fn spec(access: Access, start: u64, length: u64) -> RegionSpec {
+    RegionSpec { pd: PD, access, start, length, misalignment: 0 }
+}
+
+fn table() -> MemoryTable {
+    MemoryTable::new(8, 1)
+}
+
+#[test]
+fn a_key_opens_its_region_to_the_last_byte_and_not_one_further() {
+    let mut table = table();
+    let (mr, key) = table.register(&spec(Access::REMOTE_READ, 0x1000, 100)).unwrap();
+    let read =
+        |table: &MemoryTable, user, key, at, n| table.check_remote(user, key, at, n, Access::REMOTE_READ);
+    assert_eq!(read(&table, USER, key, 0x1000 + 36, 64), Ok(Span { mr, offset: 36 }));
+    assert_eq!(read(&table, USER, key, 0x1000 + 37, 64), Err(Refusal::OutOfBounds));
+    assert_eq!(read(&table, USER, key, 0xfff, 1), Err(Refusal::OutOfBounds));
+    assert_eq!(read(&table, USER, key, u64::MAX, 64), Err(Refusal::OutOfBounds));
+    let write = table.check_remote(USER, key, 0x1000, 1, Access::REMOTE_WRITE);
+    assert_eq!(write, Err(Refusal::AccessDenied));
+    assert_eq!(read(&table, User { pd: PdId(2), ..USER }, key, 0x1000, 1), Err(Refusal::OtherPd));
+    assert_eq!(read(&table, USER, key ^ 1, 0x1000, 1), Err(Refusal::UnknownKey), "the variant counts");
+    assert_eq!(table.check_local(PD, key, 0x1000, 100, Access::empty()), Ok(Span { mr, offset: 0 }));
+}
+
+#[test]
+fn a_key_is_dead_after_deregistration_and_the_next_one_differs() {
+    let mut table = MemoryTable::new(1, 1);
+    let empty = spec(Access::empty(), 0, 8);
+    let (mr, old) = table.register(&empty).unwrap();
+    assert!(table.register(&empty).is_none(), "the table is full");
+    assert_eq!(table.deregister(mr), Ok(()));
+    assert_eq!(table.deregister(mr), Err(Refusal::UnknownKey));
+    let (_, new) = table.register(&empty).unwrap();
+    assert_ne!(old, new);
+    assert_eq!(table.check_local(PD, old, 0, 8, Access::empty()), Err(Refusal::UnknownKey));
+}
+
+#[test]
+fn no_key_comes_back_for_65_536_generations() {
+    let mut table = MemoryTable::new(1, 1);
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..1 << 16 {
+        let (mr, key) = table.register(&spec(Access::empty(), 0, 8)).unwrap();
+        assert!(seen.insert(key));
+        table.deregister(mr).unwrap();
+    }
+}
+
+#[test]
+fn registering_again_kills_the_old_key_and_changes_what_is_asked() {
+    let mut table = table();
+    let (mr, old) = table.register(&spec(Access::REMOTE_READ, 0, 64)).unwrap();
+    let new = table.reregister(mr, &spec(Access::READ_WRITE, 0x100, 32)).unwrap();
+    assert_eq!(table.check_remote(USER, old, 0, 1, Access::REMOTE_READ), Err(Refusal::UnknownKey));
+    let span = table.check_remote(USER, new, 0x110, 16, Access::REMOTE_WRITE);
+    assert_eq!(span, Ok(Span { mr, offset: 16 }));
+}
+
+fn bound(kind: MwType) -> (MemoryTable, MwIndex, WindowBind, MrIndex) {
+    let mut table = table();
+    let (mr, region) = table.register(&spec(Access::READ_WRITE | Access::MW_BIND, 0x1000, 100)).unwrap();
+    let (window, key) = table.alloc_window(PD, kind).unwrap();
+    let new_key = match kind {
+        MwType::One => table.next_window_key(window).unwrap(),
+        MwType::Two => key ^ 0x55,
+    };
+    let bind = WindowBind {
+        window: RKey(key),
+        new_key: RKey(new_key),
+        region: LKey(region),
+        address: 0x1010,
+        length: 16,
+        access: Access::REMOTE_WRITE,
+    };
+    table.bind(USER, &bind).unwrap();
+    (table, window, bind, mr)
+}
+
+use crate::verbs::MwIndex;
+
+#[test]
+fn a_window_opens_its_part_for_peers_only_and_type_2_for_one_qp_only() {
+    for kind in [MwType::One, MwType::Two] {
+        let (table, _, bind, mr) = bound(kind);
+        let key = bind.new_key.0;
+        let write = |user, at, n| table.check_remote(user, key, at, n, Access::REMOTE_WRITE);
+        assert_eq!(write(USER, 0x1010, 16), Ok(Span { mr, offset: 16 }));
+        assert_eq!(write(USER, 0x1010, 17), Err(Refusal::OutOfBounds));
+        assert_eq!(write(USER, 0x100f, 1), Err(Refusal::OutOfBounds));
+        let other = User { qp: QpIndex(6), ..USER };
+        let expected = if kind == MwType::Two { Err(Refusal::OtherQp) } else { Ok(Span { mr, offset: 16 }) };
+        assert_eq!(write(other, 0x1010, 16), expected);
+        assert_eq!(write(User { pd: PdId(2), ..USER }, 0x1010, 1), Err(Refusal::OtherPd));
+        let read = table.check_remote(USER, key, 0x1010, 1, Access::REMOTE_READ);
+        assert_eq!(read, Err(Refusal::AccessDenied));
+        let local = table.check_local(PD, key, 0x1010, 1, Access::empty());
+        assert_eq!(local, Err(Refusal::AccessDenied), "a window has no lkey");
+        assert_eq!(
+            table.check_remote(USER, bind.window.0, 0x1010, 1, Access::REMOTE_WRITE),
+            Err(Refusal::UnknownKey)
+        );
+    }
+}
+
+#[test]
+fn a_zero_based_window_counts_from_zero() {
+    let (mut table, _, bind, mr) = bound(MwType::Two);
+    table.invalidate(USER, bind.new_key.0, false).unwrap();
+    let bind = WindowBind { window: bind.new_key, access: bind.access | Access::ZERO_BASED, ..bind };
+    table.bind(USER, &bind).unwrap();
+    let write = |at, n| table.check_remote(USER, bind.new_key.0, at, n, Access::REMOTE_WRITE);
+    assert_eq!(write(0, 16), Ok(Span { mr, offset: 16 }));
+    assert_eq!(write(1, 16), Err(Refusal::OutOfBounds));
+}
+
+#[test]
+fn a_region_with_windows_stays() {
+    for kind in [MwType::One, MwType::Two] {
+        let (mut table, window, ..) = bound(kind);
+        let mr = MrIndex(0);
+        assert_eq!(table.deregister(mr), Err(Refusal::WindowsBound(1)));
+        let again = table.reregister(mr, &spec(Access::empty(), 0, 1));
+        assert_eq!(again, Err(Refusal::WindowsBound(1)));
+        assert_eq!(table.free_window(window), Some(PD));
+        assert_eq!(table.free_window(window), None);
+        assert_eq!(table.deregister(mr), Ok(()));
+        assert!(table.is_empty());
+    }
+}
+
+#[test]
+fn type_1_takes_only_keys_that_were_given_out_and_each_once() {
+    let (mut table, window, bind, _) = bound(MwType::One);
+    let again = WindowBind { window: bind.new_key, ..bind };
+    assert_eq!(table.bind(USER, &again), Err(Refusal::UnknownKey), "the key it has");
+    let (first, second) = (table.next_window_key(window).unwrap(), table.next_window_key(window).unwrap());
+    let skip = WindowBind { new_key: RKey(second), ..again };
+    table.bind(USER, &skip).unwrap();
+    let back = WindowBind { window: RKey(second), new_key: RKey(first), ..bind };
+    assert_eq!(table.bind(USER, &back), Err(Refusal::UnknownKey), "an older one");
+    let third = table.next_window_key(window).unwrap();
+    let unbind = WindowBind { window: RKey(second), new_key: RKey(third), length: 0, ..bind };
+    table.bind(USER, &unbind).unwrap();
+    assert_eq!(table.deregister(MrIndex(0)), Ok(()), "nothing is bound to it any more");
+}
+
+/// Each rule of binding, by what is wrong.
+#[test]
+fn what_may_not_be_bound_is_not_bound() {
+    let (mut table, _, good, _) = bound(MwType::Two);
+    table.invalidate(USER, good.new_key.0, false).unwrap();
+    let good = WindowBind { window: good.new_key, ..good };
+    let plain = table.register(&spec(Access::READ_WRITE, 0x1000, 100)).unwrap().1;
+    let read_only = table.register(&spec(Access::REMOTE_READ | Access::MW_BIND, 0x1000, 100)).unwrap().1;
+    let elsewhere = RegionSpec { pd: PdId(2), ..spec(Access::READ_WRITE | Access::MW_BIND, 0x1000, 100) };
+    let elsewhere = table.register(&elsewhere).unwrap().1;
+    let one = table.alloc_window(PD, MwType::One).unwrap().1;
+    let cases = [
+        (WindowBind { region: LKey(plain), ..good }, Refusal::AccessDenied, "C10-73: no MW_BIND"),
+        (WindowBind { region: LKey(read_only), ..good }, Refusal::AccessDenied, "C10-74: no local write"),
+        (WindowBind { region: LKey(elsewhere), ..good }, Refusal::OtherPd, "another domain's region"),
+        (WindowBind { region: LKey(1), ..good }, Refusal::UnknownKey, "no region"),
+        (WindowBind { region: LKey(one), ..good }, Refusal::WrongKind, "a window is no region"),
+        (WindowBind { window: RKey(plain), ..good }, Refusal::WrongKind, "a region is no window"),
+        (WindowBind { window: RKey(good.window.0 ^ 1), ..good }, Refusal::UnknownKey, "another variant"),
+        (WindowBind { address: 0xfff, ..good }, Refusal::OutOfBounds, "C10-75: before it"),
+        (WindowBind { length: 85, ..good }, Refusal::OutOfBounds, "C10-75: behind it"),
+        (WindowBind { address: u64::MAX, ..good }, Refusal::OutOfBounds, "C10-75: wraps"),
+        (WindowBind { length: 0, ..good }, Refusal::WrongState, "o10-37.2.40: type 2 of nothing"),
+        (
+            WindowBind { new_key: RKey(good.new_key.0 ^ 0x100), ..good },
+            Refusal::UnknownKey,
+            "no variant of it",
+        ),
+        (WindowBind { access: Access::LOCAL_WRITE, ..good }, Refusal::AccessDenied, "local access"),
+        (WindowBind { access: Access::FLUSH_GLOBAL, ..good }, Refusal::AccessDenied, "more than the region"),
+    ];
+    for (bind, refusal, what) in cases {
+        assert_eq!(table.bind(USER, &bind), Err(refusal), "{what}");
+    }
+    let stranger = User { pd: PdId(2), ..USER };
+    assert_eq!(table.bind(stranger, &good), Err(Refusal::OtherPd), "C10-72");
+    table.bind(USER, &good).unwrap();
+    let again = WindowBind { window: good.new_key, ..good };
+    assert_eq!(table.bind(USER, &again), Err(Refusal::WrongState), "o10-37.2.30: not free");
+}
+
+#[test]
+fn only_type_2_windows_and_fast_regions_are_invalidated_and_by_their_own_qp() {
+    let (mut table, _, two, _) = bound(MwType::Two);
+    let other = User { qp: QpIndex(6), ..USER };
+    assert_eq!(table.invalidate(other, two.new_key.0, true), Err(Refusal::OtherQp));
+    let stranger = User { pd: PdId(2), ..USER };
+    assert_eq!(table.invalidate(stranger, two.new_key.0, true), Err(Refusal::OtherPd));
+    assert_eq!(table.invalidate(USER, two.region.0, true), Err(Refusal::WrongKind));
+    assert_eq!(table.invalidate(USER, two.new_key.0, true), Ok(()));
+    let write = table.check_remote(USER, two.new_key.0, 0x1010, 1, Access::REMOTE_WRITE);
+    assert_eq!(write, Err(Refusal::AccessDenied));
+    assert_eq!(table.invalidate(USER, two.new_key.0, true), Ok(()), "it is free already");
+    let (mut table, _, one, _) = bound(MwType::One);
+    assert_eq!(table.invalidate(USER, one.new_key.0, false), Err(Refusal::WrongKind), "o10-37.2.26");
+}
+
+#[test]
+fn a_qp_that_goes_takes_the_bindings_of_its_windows_along() {
+    let (mut table, _, two, mr) = bound(MwType::Two);
+    table.release_windows(QpIndex(6));
+    assert!(table.check_remote(USER, two.new_key.0, 0x1010, 1, Access::REMOTE_WRITE).is_ok());
+    table.release_windows(USER.qp);
+    assert!(table.check_remote(USER, two.new_key.0, 0x1010, 1, Access::REMOTE_WRITE).is_err());
+    assert_eq!(table.deregister(mr), Ok(()));
+}
+
+fn fast() -> (MemoryTable, MrIndex, PageList, FastRegistration) {
+    let mut table = table();
+    let list = PageList::new(4).unwrap();
+    let (mr, key) = table.alloc_fast(PD, list.clone(), 16 * 4096, 0).unwrap();
+    for (page, place) in [7, 2, 9, 0].into_iter().enumerate() {
+        assert!(list.set(page as u32, place * 4096));
+    }
+    let asked = FastRegistration {
+        key: RKey(key ^ 3),
+        start: 0x5_0010,
+        length: 2 * 4096,
+        page_shift: 12,
+        access: Access::READ_WRITE,
+    };
+    (table, mr, list, asked)
+}
+
+#[test]
+fn a_fast_registered_region_is_its_pages_in_their_order() {
+    let (mut table, mr, _, asked) = fast();
+    assert!(table.check_local(PD, asked.key.0 ^ 3, 0, 0, Access::empty()).is_err(), "it opens nothing yet");
+    table.fast_register(USER, &asked).unwrap();
+    let read = |at, n| table.check_remote(USER, asked.key.0, at, n, Access::REMOTE_READ);
+    assert_eq!(read(0x5_0010, 8192), Ok(Span { mr, offset: 0 }));
+    assert_eq!(read(0x5_000f, 1), Err(Refusal::OutOfBounds), "the first page's bytes before the start");
+    let pages = table.translation(mr).unwrap();
+    let piece = |offset, length| pages.piece(offset, length).map(|p| (p.offset, p.length));
+    assert_eq!(piece(0, 10_000), Some((7 * 4096 + 16, 4096 - 16)));
+    assert_eq!(piece(4096 - 16, 10_000), Some((2 * 4096, 4096)));
+    assert_eq!(piece(8192 - 16, 16), Some((9 * 4096, 16)));
+}
+
+#[test]
+fn a_fast_registered_region_goes_from_free_to_valid_and_back() {
+    let (mut table, _, _, asked) = fast();
+    table.fast_register(USER, &asked).unwrap();
+    let again = FastRegistration { key: RKey(asked.key.0 ^ 1), ..asked };
+    assert_eq!(table.fast_register(USER, &again), Err(Refusal::WrongState));
+    assert_eq!(table.invalidate(USER, asked.key.0, true), Ok(()));
+    assert!(table.check_remote(USER, asked.key.0, asked.start, 1, Access::REMOTE_READ).is_err());
+    table.fast_register(USER, &again).unwrap();
+    assert!(table.check_remote(USER, again.key.0, asked.start, 1, Access::REMOTE_READ).is_ok());
+    let stale = table.check_remote(USER, asked.key.0, asked.start, 1, Access::REMOTE_READ);
+    assert_eq!(stale, Err(Refusal::UnknownKey));
+}
+
+#[test]
+fn a_peer_does_not_invalidate_what_it_may_not_use() {
+    let (mut table, _, _, asked) = fast();
+    let private = FastRegistration { access: Access::LOCAL_WRITE, ..asked };
+    table.fast_register(USER, &private).unwrap();
+    assert_eq!(table.invalidate(USER, asked.key.0, true), Err(Refusal::AccessDenied));
+    assert_eq!(table.invalidate(USER, asked.key.0, false), Ok(()));
+}
+
+#[test]
+fn what_may_not_be_fast_registered_is_not() {
+    let (mut table, _, list, good) = fast();
+    let ordinary = table.register(&spec(Access::READ_WRITE, 0, 8)).unwrap().1;
+    let cases = [
+        (FastRegistration { length: 4 * 4096, ..good }, Refusal::OutOfBounds, "five pages of four"),
+        (FastRegistration { length: u64::MAX, ..good }, Refusal::OutOfBounds, "it wraps"),
+        (FastRegistration { start: u64::MAX - 9, length: 64, ..good }, Refusal::OutOfBounds, "so does this"),
+        (FastRegistration { page_shift: 11, ..good }, Refusal::OutOfBounds, "pages too small"),
+        (FastRegistration { page_shift: 63, ..good }, Refusal::OutOfBounds, "pages too large"),
+        (FastRegistration { access: Access::REMOTE_WRITE, ..good }, Refusal::AccessDenied, "no local write"),
+        (FastRegistration { access: Access::ON_DEMAND, ..good }, Refusal::AccessDenied, "not of its kind"),
+        (FastRegistration { key: RKey(good.key.0 ^ 0x100), ..good }, Refusal::UnknownKey, "no variant of it"),
+        (FastRegistration { key: RKey(ordinary), ..good }, Refusal::WrongKind, "an ordinary region"),
+    ];
+    for (asked, refusal, what) in cases {
+        assert_eq!(table.fast_register(USER, &asked), Err(refusal), "{what}");
+    }
+    for place in [16 * 4096, 4096 + 8, u64::MAX - 4095] {
+        list.set(1, place);
+        assert_eq!(table.fast_register(USER, &good), Err(Refusal::OutOfBounds), "a page at {place:#x}");
+    }
+    list.set(1, 15 * 4096);
+    assert_eq!(table.fast_register(User { pd: PdId(2), ..USER }, &good), Err(Refusal::OtherPd));
+    table.fast_register(USER, &good).unwrap();
+}
+
+proptest::proptest! {
+    /// Whatever keys, addresses and binds come, what is granted lies inside the region.
+    #[test]
+    fn no_bind_opens_a_byte_outside_its_region(
+        address: u64, length: u64, near in 0u64..200, n in 0u64..200, access: u32, at: u64, take in 0u64..200,
+    ) {
+        let (mut table, _, good, mr) = bound(MwType::Two);
+        table.invalidate(USER, good.new_key.0, false).unwrap();
+        for (address, length) in [(address, length), (0x0fc0 + near, n)] {
+            let access = Access::from_bits_retain(access);
+            let bind = WindowBind { window: good.new_key, address, length, access, ..good };
+            if table.bind(USER, &bind).is_err() {
+                continue;
+            }
+            for at in [at, address.wrapping_add(near), near] {
+                for right in [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC] {
+                    if let Ok(span) = table.check_remote(USER, good.new_key.0, at, take, right) {
+                        proptest::prop_assert!(access.contains(right));
+                        proptest::prop_assert_eq!(span.mr, mr);
+                        let begin = address - 0x1000;
+                        proptest::prop_assert!(span.offset >= begin && span.offset + take <= begin + length);
+                        proptest::prop_assert!(span.offset + take <= 100);
+                    }
+                }
+            }
+            table.invalidate(USER, good.new_key.0, false).unwrap();
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Memory windows: keys to parts of regions, given and taken by work requests (IBTA 10.6.6, 10.6.7).
+
+use super::{ANY_QP, Entry, Kind, LOCAL_USE, MemoryTable, Refusal, Span, User, allowed, needs_local_write};
+use crate::verbs::{Access, MwIndex, MwType, PdId, QpIndex, WindowBind};
+
+/// What a window of type 1 has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct One {
+    region: Option<u16>,
+    /// The newest generation whose key was given out for a bind to come.
+    reserved: u16,
+}
+
+impl MemoryTable {
+    /// Makes a window that opens nothing yet, and its key. `None`: the table is full.
+    pub fn alloc_window(&mut self, pd: PdId, kind: MwType) -> Option<(MwIndex, u32)> {
+        let index = self.insert(pd, Kind::Window2 { region: None })?;
+        let reserved = self.generations[usize::from(index)];
+        let entry = self.entries[usize::from(index)].as_mut()?;
+        if kind == MwType::One {
+            entry.kind = Kind::Window1(One { region: None, reserved });
+        }
+        Some((MwIndex(index.into()), entry.key))
+    }
+
+    /// Takes a window out, bound or not: its key opens nothing from now on. Its protection domain; `None`: there is none.
+    pub fn free_window(&mut self, window: MwIndex) -> Option<PdId> {
+        let index = u16::try_from(window.0).ok()?;
+        let entry = self.entries.get(usize::from(index))?.as_ref()?;
+        let pd = entry.pd;
+        match entry.kind {
+            Kind::Region { .. } | Kind::Fast { .. } => return None,
+            // Keys that were given out for a bind are used up as well.
+            Kind::Window1(one) => self.generations[usize::from(index)] = one.reserved,
+            Kind::Window2 { .. } => {}
+        }
+        self.unbind(index);
+        self.remove(index);
+        Some(pd)
+    }
+
+    /// The key that the next bind of a window of type 1 gives it. Each call gives another one.
+    ///
+    /// # Errors
+    /// There is no such window, or it is of type 2, whose keys the consumer chooses.
+    pub fn next_window_key(&mut self, window: MwIndex) -> Result<u32, Refusal> {
+        let entry = self.entries.get_mut(window.0 as usize).and_then(Option::as_mut);
+        let entry = entry.ok_or(Refusal::UnknownKey)?;
+        let Kind::Window1(one) = &mut entry.kind else { return Err(Refusal::WrongKind) };
+        one.reserved = one.reserved.wrapping_add(1);
+        let generation = one.reserved;
+        Ok(self.key_of(window.0 as u16, generation))
+    }
+
+    /// Binds a window, as a work request of the QP of `user` asks (IBTA C10-71 to C10-76, o10-36 and o10-37).
+    ///
+    /// # Errors
+    /// Why not; then nothing has changed.
+    pub fn bind(&mut self, user: User, bind: &WindowBind) -> Result<(), Refusal> {
+        let window = *self.find(bind.window.0).ok_or(Refusal::UnknownKey)?;
+        let index = self.index_of(bind.window.0);
+        if window.pd != user.pd {
+            return Err(Refusal::OtherPd);
+        }
+        let generation = self.check_new_key(index, &window, bind)?;
+        let region = if bind.length == 0 { None } else { Some(self.check_region(user, bind)?) };
+        self.unbind(index);
+        if let Some(generation) = generation {
+            self.generations[usize::from(index)] = generation;
+        }
+        let kind = match window.kind {
+            Kind::Window1(one) => Kind::Window1(One { region: region.map(|r| r.0), ..one }),
+            _ => Kind::Window2 { region: region.map(|r| r.0) },
+        };
+        let of_type_2 = generation.is_none();
+        let zero_based = bind.access.contains(Access::ZERO_BASED);
+        let Some(entry) = &mut self.entries[usize::from(index)] else { return Err(Refusal::UnknownKey) };
+        *entry = Entry { key: bind.new_key.0, kind, ..*entry };
+        let Some((region, base)) = region else { return Ok(()) };
+        *entry = Entry {
+            grants: bind.access.bits() & !LOCAL_USE,
+            qp: if of_type_2 { user.qp.0 } else { ANY_QP },
+            start: if zero_based { 0 } else { bind.address },
+            length: bind.length,
+            base,
+            ..*entry
+        };
+        self.bound_to_qps += u32::from(of_type_2);
+        self.count_window(region, 1);
+        Ok(())
+    }
+
+    /// Unbinds the windows of type 2 that a QP has bound: it is about to go.
+    pub fn release_windows(&mut self, qp: QpIndex) {
+        if self.bound_to_qps == 0 {
+            return;
+        }
+        for index in 0..self.entries.len() {
+            if self.entries[index].is_some_and(|e| e.qp == qp.0) {
+                self.unbind(index as u16);
+            }
+        }
+    }
+
+    /// A window's state and the key that it is to get. `Some`: the generation of a window of type 1.
+    fn check_new_key(&self, index: u16, window: &Entry, bind: &WindowBind) -> Result<Option<u16>, Refusal> {
+        match window.kind {
+            Kind::Window1(one) => {
+                // o10-36.2.2: no zero-based windows of type 1.
+                if bind.access.contains(Access::ZERO_BASED) {
+                    return Err(Refusal::WrongKind);
+                }
+                let generation = self.generation_of(index, bind.new_key.0).ok_or(Refusal::UnknownKey)?;
+                let now = self.generations[usize::from(index)];
+                let ahead = generation.wrapping_sub(now);
+                let given_out = (1..=one.reserved.wrapping_sub(now)).contains(&ahead);
+                if given_out { Ok(Some(generation)) } else { Err(Refusal::UnknownKey) }
+            }
+            Kind::Window2 { region } => {
+                // o10-37.2.30: only a free window is bound. o10-37.2.40: a bind of nothing does not invalidate it.
+                if region.is_some() || bind.length == 0 {
+                    return Err(Refusal::WrongState);
+                }
+                let same = (window.key ^ bind.new_key.0) >> 8 == 0;
+                if same { Ok(None) } else { Err(Refusal::UnknownKey) }
+            }
+            Kind::Region { .. } | Kind::Fast { .. } => Err(Refusal::WrongKind),
+        }
+    }
+
+    /// The region that is to be bound to, and where the window begins in it.
+    fn check_region(&self, user: User, bind: &WindowBind) -> Result<(u16, Span), Refusal> {
+        let region = self.find(bind.region.0).ok_or(Refusal::UnknownKey)?;
+        if !matches!(region.kind, Kind::Region { .. } | Kind::Fast { .. }) {
+            return Err(Refusal::WrongKind);
+        }
+        if region.pd != user.pd {
+            return Err(Refusal::OtherPd);
+        }
+        let grants = Access::from_bits_retain(region.grants);
+        // C10-73; and a region of which addresses mean nothing to a window (`rxe_mw.c` refuses it as well).
+        if !grants.contains(Access::MW_BIND) || grants.contains(Access::ZERO_BASED) {
+            return Err(Refusal::AccessDenied);
+        }
+        // C10-74.
+        if needs_local_write(bind.access) && !grants.contains(Access::LOCAL_WRITE) {
+            return Err(Refusal::AccessDenied);
+        }
+        // A window gives no more of FLUSH than its region does.
+        let flush = bind.access & (Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT);
+        if !allowed(bind.access, Access::REMOTE | Access::ZERO_BASED) || !grants.contains(flush) {
+            return Err(Refusal::AccessDenied);
+        }
+        // C10-75.
+        let base = region.place(bind.address, bind.length, LOCAL_USE)?;
+        Ok((self.index_of(bind.region.0), base))
+    }
+
+    /// Lets a window open nothing.
+    pub(super) fn unbind(&mut self, index: u16) {
+        let Some(entry) = &mut self.entries[usize::from(index)] else { return };
+        let region = match &mut entry.kind {
+            Kind::Window1(one) => one.region.take(),
+            Kind::Window2 { region } => region.take(),
+            Kind::Region { .. } | Kind::Fast { .. } => return,
+        };
+        self.bound_to_qps -= u32::from(entry.qp != ANY_QP);
+        self.close(index);
+        if let Some(region) = region {
+            self.count_window(region, -1);
+        }
+    }
+}

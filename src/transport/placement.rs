@@ -1,0 +1,108 @@
+//! Requests beyond READ and WRITE that act on the responder's memory: SEND with invalidate, ATOMIC WRITE, FLUSH (IBTA
+//! 9.4.1.1.3; annex A19, memory placement extensions).
+//!
+//! ATOMIC WRITE and FLUSH count among the READs and atomics of a QP, and are answered by a READ response without bytes.
+
+use super::responder::{Executed, Refusal, payload_of};
+use super::{Ctx, DmaIn, Qp, Span};
+use crate::limits::MAX_MESSAGE;
+use crate::verbs::{Access, WcStatus};
+use crate::wire::{Feth, NakCode, Operation, Packet, Reth};
+
+/// FETH: the range of the RETH.
+const SELECT_RANGE: u8 = 0;
+/// FETH: all of the key's memory.
+const SELECT_REGION: u8 = 1;
+
+impl Qp {
+    /// The invalidation that a SEND carries. A key that is not to be invalidated is an access error to the peer, and
+    /// the receive completes as rdma_rxe's does (class J in `rxe_resp.c`; its peer gets an acknowledgement all the same).
+    pub(super) fn invalidate(&mut self, ctx: &mut Ctx<'_>, key: u32) -> Result<(), Refusal> {
+        let refusal = Refusal { nak: NakCode::RemoteAccess, receive: Some(WcStatus::RemInvReq) };
+        ctx.memory.invalidate(self.user(), key, true).map_err(|_| refusal)
+    }
+
+    /// The 8 bytes of an atomic or an ATOMIC WRITE: aligned as the peer counts, and in our memory.
+    pub(super) fn check_aligned(
+        &self,
+        ctx: &Ctx<'_>,
+        va: u64,
+        rkey: u32,
+        access: Access,
+    ) -> Result<Span, NakCode> {
+        if !va.is_multiple_of(8) {
+            return Err(NakCode::InvalidRequest);
+        }
+        let at = self.check_remote(ctx, va, rkey, 8, access)?;
+        if ctx.memory.misalignment(at) == 0 { Ok(at) } else { Err(NakCode::InvalidRequest) }
+    }
+
+    pub(super) fn execute_atomic_write(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        packet: &Packet,
+        frame: u16,
+    ) -> Result<Executed, Refusal> {
+        let invalid = Refusal::from(NakCode::InvalidRequest);
+        let Some(reth) = packet.reth() else { return Err(invalid) };
+        if !self.attributes().access.contains(Access::REMOTE_WRITE) || reth.dma_len != 8 {
+            return Err(invalid);
+        }
+        let to = self.check_aligned(ctx, reth.va, reth.rkey, Access::REMOTE_WRITE)?;
+        self.enqueue_empty_answer(packet, Operation::AtomicWrite).ok_or(invalid)?;
+        let offset = payload_of(packet, frame).offset;
+        ctx.out.dma_in.push(DmaIn::AtomicWrite { frame, offset, to });
+        ctx.counters.rx_write_requests += 1;
+        Ok(Executed::Done)
+    }
+
+    pub(super) fn execute_flush(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, Refusal> {
+        let invalid = Refusal::from(NakCode::InvalidRequest);
+        let (Some(reth), Some(feth)) = (packet.reth(), packet.feth()) else { return Err(invalid) };
+        let needed = flush_access(feth).ok_or(NakCode::InvalidRequest)?;
+        if !self.attributes().access.contains(needed) || reth.dma_len > MAX_MESSAGE {
+            return Err(invalid);
+        }
+        let persistent = needed.contains(Access::FLUSH_PERSISTENT);
+        let flush = match feth.selectivity() {
+            SELECT_RANGE if reth.dma_len == 0 => None,
+            SELECT_RANGE => {
+                let length = reth.dma_len.into();
+                let at = self.check_remote(ctx, reth.va, reth.rkey, length, needed)?;
+                Some(DmaIn::Flush { at, length, persistent })
+            }
+            SELECT_REGION => {
+                let whole = ctx.memory.check_whole(self.user(), reth.rkey, needed);
+                let (at, length) = whole.map_err(|_| NakCode::RemoteAccess)?;
+                Some(DmaIn::Flush { at, length, persistent })
+            }
+            _ => return Err(invalid),
+        };
+        self.enqueue_empty_answer(packet, Operation::Flush).ok_or(invalid)?;
+        ctx.out.dma_in.extend(flush);
+        ctx.counters.rx_flush_requests += 1;
+        Ok(Executed::Done)
+    }
+
+    /// `None`: the peer has more outstanding than was agreed.
+    fn enqueue_empty_answer(&mut self, packet: &Packet, operation: Operation) -> Option<u8> {
+        let nothing = Reth { va: 0, rkey: 0, dma_len: 0 };
+        self.enqueue_resource(operation, packet.bth.psn, 1, nothing)
+    }
+
+    /// A duplicate: it was done, and is answered again.
+    pub(super) fn empty_again(&mut self, packet: &Packet, operation: Operation) -> bool {
+        let Some(slot) = self.responder.find_resource(packet.bth.psn, operation) else { return false };
+        self.responder.answer_again(slot)
+    }
+}
+
+/// The rights that a FLUSH needs; `None`: it asks for nothing that there is.
+fn flush_access(feth: Feth) -> Option<Access> {
+    let placement = feth.placement();
+    let mut access = Access::empty();
+    access.set(Access::FLUSH_GLOBAL, placement & Feth::GLOBAL_VISIBILITY != 0);
+    access.set(Access::FLUSH_PERSISTENT, placement & Feth::PERSISTENCE != 0);
+    let known = placement & !(Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) == 0;
+    (known && !access.is_empty()).then_some(access)
+}
