@@ -96,7 +96,10 @@ fn rebuild(bytes: &[u8], p: &Packet) -> Vec<u8> {
     if p.udp.is_some() {
         out[p.bth_offset - 2..p.bth_offset].copy_from_slice(&bytes[p.bth_offset - 2..p.bth_offset]);
     }
-    template.seal(&mut FrameMut { a: &mut out, b: &mut [] });
+    let mut frame = FrameMut { a: &mut out, b: &mut [] };
+    template.seal(&mut frame);
+    // That peer's FLUSH has a wrong ICRC, which we can make as well.
+    template.seal_as_rxe(&mut frame);
     out
 }
 
@@ -147,11 +150,7 @@ fn every_frame_is_built_again_to_the_same_bytes() {
             Err(Drop::NotRoce | Drop::Ipv6Extension(_)) => continue,
             Err(e) => panic!("{e}"),
         };
-        // That peer's FLUSH has a wrong ICRC.
-        let end = bytes.len() - if p.bth.opcode == Opcode::RC_FLUSH { 4 } else { 0 };
-        let again = rebuild(&bytes, &p);
-        assert_eq!(again[..end], bytes[..end], "{p}");
-        assert_eq!(again.len(), bytes.len());
+        assert_eq!(rebuild(&bytes, &p), bytes, "{p}");
         count += 1;
     }
     assert_eq!(count, 111 + 282 + 85 + 190);

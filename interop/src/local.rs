@@ -384,6 +384,7 @@ fn completion(wc: &Wc) -> Completion {
         WcOpcode::FetchAdd => Done::Request(Op::FetchAdd),
         WcOpcode::Recv => Done::Receive,
         WcOpcode::RecvWriteImm => Done::ReceiveWriteImm,
+        other => panic!("the matrix posts nothing that completes as {other:?}"),
     };
     Completion {
         wr_id: wc.wr_id,

@@ -45,6 +45,8 @@ pub struct DeviceConfig {
     pub strict_icrc: bool,
     /// See [`NicConfig::mig_req`].
     pub mig_req: bool,
+    /// See [`NicConfig::rxe_flush_icrc`].
+    pub rxe_flush_icrc: bool,
     /// A fixed secret for QPNs and keys; `None`: random, as it should be outside of tests.
     pub seed: Option<u64>,
 }
@@ -148,6 +150,7 @@ impl Device {
             largest_mtu,
             strict_icrc: config.strict_icrc,
             mig_req: config.mig_req,
+            rxe_flush_icrc: config.rxe_flush_icrc,
             ..NicConfig::default()
         };
         let engine = Engine::start(nic, port, config.drive)

@@ -77,6 +77,9 @@ impl Nic {
     pub fn seal(&self, index: QpIndex, frame: &mut FrameMut<'_>) {
         if let Some(template) = self.qps.get(index.0).and_then(|e| e.qp.template()) {
             template.seal(frame);
+            if self.config.rxe_flush_icrc {
+                template.seal_as_rxe(frame);
+            }
         }
     }
 }

@@ -134,6 +134,11 @@ impl Host {
         Host::run(&mut self.worker, &self.requests, now, command)
     }
 
+    /// The protection domain of all that it makes.
+    pub fn pd(&self) -> PdId {
+        self.pd
+    }
+
     /// Registers zeroed memory.
     ///
     /// # Panics

@@ -8,7 +8,8 @@ use zerocopy::IntoBytes;
 use super::net::{self, NEXT_HEADER_IBA, PROTOCOL_UDP, RawIpv4, RawIpv6, RawUdp, ether_type};
 use super::parse::ICRC_LEN;
 use super::{
-    Aeth, AtomicEth, Bth, Deth, Feth, Gid, Headers, Opcode, Packet, Qpn, ROCE_V2_PORT, Reth, XrcEth, icrc,
+    Aeth, AtomicEth, Bth, Deth, Feth, Gid, Headers, Opcode, Operation, Packet, Qpn, ROCE_V2_PORT, Reth,
+    XrcEth, icrc,
 };
 use crate::frame::FrameMut;
 
@@ -307,6 +308,21 @@ impl Template {
         frame.write(icrc_offset.saturating_sub(pad), &[0; 3][..pad]);
         let crc = icrc::compute(&frame.as_frame(), self.l3_offset, icrc_offset);
         frame.write(icrc_offset, &crc.to_le_bytes());
+    }
+
+    /// Replaces the ICRC of a sealed FLUSH by that of rdma_rxe ([`icrc::of_rxe_flush`]); other packets stay as they are.
+    pub fn seal_as_rxe(&self, frame: &mut FrameMut<'_>) {
+        let mut opcode = [0];
+        frame.as_frame().copy_to(self.prefix_len, &mut opcode);
+        let is_flush = Opcode(opcode[0]).info().is_some_and(|info| info.operation == Operation::Flush);
+        let icrc_offset = frame.len().saturating_sub(ICRC_LEN);
+        if is_flush {
+            let mut right = [0; ICRC_LEN];
+            frame.as_frame().copy_to(icrc_offset, &mut right);
+            let right = u32::from_le_bytes(right);
+            let crc = icrc::of_rxe_flush(&frame.as_frame(), right, self.prefix_len, icrc_offset);
+            frame.write(icrc_offset, &crc.to_le_bytes());
+        }
     }
 
     /// Sets the lengths, and the checksum over them, of a frame of `frame_len` bytes.

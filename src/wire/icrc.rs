@@ -61,6 +61,17 @@ fn head_len(first_byte: u8, covered: usize) -> usize {
     if beside_strides <= HEAD { beside_strides } else { HEAD }
 }
 
+/// What rdma_rxe of Linux 6.12 puts on a FLUSH: having hashed the frame, it takes the BTH and what follows it, as they are on
+/// the wire, for the payload, and hashes them once more. `icrc` is the right one.
+pub fn of_rxe_flush(frame: &Frame<'_>, icrc: u32, bth_offset: usize, end: usize) -> u32 {
+    let end = end.min(frame.len());
+    let (a, b) = frame.slices(bth_offset.min(end)..end);
+    let mut crc = crc32fast::Hasher::new_with_initial(icrc);
+    crc.update(a);
+    crc.update(b);
+    crc.finalize()
+}
+
 /// Sets to ones what the CRC does not cover. Bytes beyond the slice are not there to be masked.
 fn mask(head: &mut [u8]) {
     let Some(&first) = head.first() else { return };

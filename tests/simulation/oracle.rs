@@ -102,6 +102,9 @@ impl Completions {
             WrOpcode::Read => WcOpcode::Read,
             WrOpcode::CompareSwap => WcOpcode::CompareSwap,
             WrOpcode::FetchAdd => WcOpcode::FetchAdd,
+            WrOpcode::AtomicWrite => WcOpcode::AtomicWrite,
+            WrOpcode::Flush => WcOpcode::Flush,
+            other => panic!("{}: {op} is {other:?}, which no stream has", self.what),
         };
         assert!(wc.opcode == opcode, "{}: {op} is {opcode:?}, not {:?}", self.what, wc.opcode);
         op

@@ -14,6 +14,8 @@ const LEAST: &[(&str, u64)] = &[
     ("Read", 1_000),
     ("CompareSwap", 1_000),
     ("FetchAdd", 1_000),
+    ("AtomicWrite", 1_000),
+    ("Flush", 1_000),
     ("inline", 500),
     ("fence", 500),
     ("psn_wrap", 100),

@@ -113,7 +113,7 @@ impl Scenario {
 }
 
 /// What a stream is made of.
-const OPERATIONS: [WrOpcode; 7] = [
+const OPERATIONS: [WrOpcode; 9] = [
     WrOpcode::Write,
     WrOpcode::WriteImm,
     WrOpcode::Send,
@@ -121,6 +121,8 @@ const OPERATIONS: [WrOpcode; 7] = [
     WrOpcode::Read,
     WrOpcode::CompareSwap,
     WrOpcode::FetchAdd,
+    WrOpcode::AtomicWrite,
+    WrOpcode::Flush,
 ];
 
 fn allowed_operations(rng: &mut Rng) -> Vec<WrOpcode> {
@@ -184,11 +186,12 @@ fn op(rng: &mut Rng, mtu: Mtu, allowed: &[WrOpcode]) -> Op {
     let full = mtu.bytes() as u64;
     let edges = [0, 1, 3, 4, full - 1, full, full + 1, 2 * full, 3 * full + 2];
     let length = match rng.below(3) {
-        _ if opcode.is_atomic() => 8,
+        _ if opcode.is_atomic() || opcode == WrOpcode::AtomicWrite => 8,
+        _ if opcode == WrOpcode::Flush => 0,
         0 => rng.below(20 * full) + 1,
         _ => rng.pick(&edges),
     };
-    let inline = length <= 64 && !opcode.returns_data() && rng.one_in(3);
+    let inline = length <= 64 && opcode.may_be_inline() && rng.one_in(3);
     Op {
         opcode,
         length: length as u32,

@@ -69,7 +69,7 @@ impl Flow {
             region.memory.write(0, &vec![GUARD; total as usize]).expect("within the region");
             region
         };
-        let everything = Access::READ_WRITE;
+        let everything = Access::READ_WRITE | Access::FLUSH_GLOBAL;
         let flow = Flow {
             id,
             sig_all,
@@ -137,6 +137,10 @@ impl Flow {
             compare_add: 1,
             swap: 0,
         };
+        if op.opcode == WrOpcode::Flush {
+            wr.imm = 1 | u32::from(op.wrong_compare) << 4;
+            wr.compare_add = 8;
+        }
         if op.opcode == WrOpcode::CompareSwap {
             let (history, _) = self.atomic_history(op.opcode);
             let finds = history.iter().find(|(n, _)| *n == i).expect("it is one of them").1;
@@ -226,7 +230,7 @@ impl Flow {
     fn check_end(&self) {
         for (i, op) in self.stream.ops.iter().enumerate() {
             self.check_read(i);
-            if matches!(op.opcode, WrOpcode::Write | WrOpcode::WriteImm) {
+            if matches!(op.opcode, WrOpcode::Write | WrOpcode::WriteImm | WrOpcode::AtomicWrite) {
                 let expected = pattern(self.id, i, op.length as usize);
                 assert_bytes(
                     &self.target,
@@ -310,7 +314,7 @@ fn attributes(
     to: u8,
     peer: &HostQp,
 ) -> [QpAttr; 3] {
-    let all = Access::READ_WRITE;
+    let all = Access::READ_WRITE | Access::FLUSH_GLOBAL;
     [
         QpAttr {
             state: Some(QpState::Init),
@@ -443,6 +447,9 @@ fn outcome(scenario: &Scenario, pair: &Pair, links: &[Link]) -> Outcome {
             WrOpcode::Read => "Read",
             WrOpcode::CompareSwap => "CompareSwap",
             WrOpcode::FetchAdd => "FetchAdd",
+            WrOpcode::AtomicWrite => "AtomicWrite",
+            WrOpcode::Flush => "Flush",
+            _ => "other",
         };
         *counts.entry(name).or_default() += 1;
         *counts.entry("inline").or_default() += u64::from(op.inline);

@@ -1,13 +1,15 @@
 //! One NIC against a peer that the test plays packet by packet: each case of the transport, by script.
 //!
 //! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
-//! [`states`] the life of a QP, [`hostile`] the worst moments.
+//! [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`] and [`placement`] memory beyond plain regions.
 
 mod hostile;
 mod peers;
+mod placement;
 mod requester;
 mod responder;
 mod states;
+mod windows;
 
 use roxie::limits::Limits;
 use roxie::nic::NicConfig;
@@ -40,11 +42,13 @@ struct Setup {
     rnr_retry: u8,
     /// End-to-end credits are in use.
     credits: bool,
+    /// FLUSH has rdma_rxe's ICRC.
+    rxe_flush_icrc: bool,
 }
 
 impl Default for Setup {
     fn default() -> Setup {
-        Setup { timeout: TIMEOUT_CODE, rnr_retry: 7, credits: false }
+        Setup { timeout: TIMEOUT_CODE, rnr_retry: 7, credits: false, rxe_flush_icrc: false }
     }
 }
 
@@ -90,11 +94,15 @@ impl Stage {
 
     fn with(setup: Setup) -> Stage {
         let (near, far) = joined_ports(1500, None);
-        let end_to_end_credits = setup.credits;
-        let config =
-            NicConfig { limits: Limits::small(), seed: 1, end_to_end_credits, ..NicConfig::default() };
+        let config = NicConfig {
+            limits: Limits::small(),
+            seed: 1,
+            end_to_end_credits: setup.credits,
+            rxe_flush_icrc: setup.rxe_flush_icrc,
+            ..NicConfig::default()
+        };
         let mut host = Host::new(1, config, near);
-        let memory = host.register(1 << 16, Access::READ_WRITE);
+        let memory = host.register(1 << 16, Access::READ_WRITE | Access::MW_BIND | Access::FLUSH_GLOBAL);
         let qp = host.create_qp(QpCaps::default(), true, 16);
         for attr in attributes(&host, &setup) {
             host.modify(Nanos::ZERO, &qp, &attr).expect("a legal transition");
@@ -279,7 +287,7 @@ fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
             state: Some(QpState::Init),
             pkey_index: Some(0),
             port: Some(1),
-            access: Some(Access::READ_WRITE),
+            access: Some(Access::READ_WRITE | Access::FLUSH_GLOBAL),
             ..QpAttr::default()
         },
         QpAttr {

@@ -180,9 +180,6 @@ fn invalid_requests_are_refused_as_invalid() {
             let change = |r: &mut Reth| r.dma_len = (1 << 31) + 1;
             vec![(Opcode::RC_READ_REQUEST, reth_at(s, 0, 0, change), vec![])]
         }),
-        ("SEND with invalidate, which is not offered", |_| {
-            vec![(Opcode::RC_SEND_ONLY_INVALIDATE, Ext::Ieth(1), vec![1; 4])]
-        }),
         ("a misaligned atomic", |s| {
             let eth = AtomicEth { va: s.memory.address + 4, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
             vec![(Opcode::RC_FETCH_ADD, Ext::Atomic(eth), vec![])]

@@ -1,0 +1,276 @@
+//! ATOMIC WRITE and FLUSH, both roles (IBTA annex A19).
+
+use roxie::shared::work_queue::Payload;
+use roxie::time::Nanos;
+use roxie::verbs::{
+    Access, EventKind, FlushRange, QpState, RKey, SendFlags, SendWr, WcOpcode, WcStatus, WrOpcode,
+};
+use roxie::wire::{Aeth, Bth, Ext, Feth, Icrc, MAX_HEADERS, NakCode, Opcode, Psn, Reth, Syndrome};
+
+use crate::{Answer, FIRST, Setup, Stage};
+
+const SOON: Nanos = Nanos(1000);
+const ACK: Syndrome = Syndrome::Ack { credits: 31 };
+/// FETH: globally visible, the range of the RETH.
+const GLOBAL: Feth = Feth(1);
+const BYTES: [u8; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
+
+/// The answer to both: a READ response without bytes.
+fn done(psn: u32) -> Answer {
+    let opcode = Opcode::RC_READ_RESPONSE_ONLY;
+    Answer { opcode, psn, syndrome: Some(ACK), original: None, payload: Vec::new() }
+}
+
+impl Stage {
+    fn atomic_write(&mut self, psn: u32, offset: u64, bytes: &[u8]) -> Vec<Answer> {
+        let reth = self.reth(offset, bytes.len() as u32);
+        self.request(Opcode::RC_ATOMIC_WRITE, psn, Ext::Reth(reth), bytes)
+    }
+
+    fn flush(&mut self, psn: u32, feth: Feth, reth: Reth) -> Vec<Answer> {
+        self.request(Opcode::RC_FLUSH, psn, Ext::FlushReth(feth, reth), &[])
+    }
+
+    fn assert_refused(&mut self, what: &str, answers: &[Answer], code: NakCode) {
+        assert_eq!(answers, [Answer::nak(0, code)], "{what}");
+        assert_eq!(self.state(), QpState::Err, "{what}");
+        let event = match code {
+            NakCode::RemoteAccess => EventKind::QpAccessError,
+            _ => EventKind::QpRequestError,
+        };
+        assert_eq!(self.events(), [event], "{what}");
+        assert!(self.memory.bytes(0, 1 << 16).iter().all(|byte| *byte == 0), "{what}: memory was written");
+    }
+
+    /// The peer answers with a READ response of `payload`.
+    fn respond(&mut self, opcode: Opcode, psn: Psn, payload: &[u8]) {
+        let aeth = Aeth { syndrome: ACK.into(), msn: 1 };
+        self.answer(opcode, psn, Ext::Aeth(aeth), payload);
+    }
+
+    fn post_flush(&self, wr_id: u64, range: &FlushRange) {
+        let wr = SendWr::flush(wr_id, SendFlags::SIGNALED, range);
+        self.host.post_send(&self.qp, &wr, Payload::Sges(&[])).expect("room");
+    }
+}
+
+const RANGE: FlushRange = FlushRange {
+    rkey: RKey(7),
+    address: 0x1000,
+    length: 64,
+    global: true,
+    persistent: false,
+    whole_region: false,
+};
+
+#[test]
+fn an_atomic_write_stores_its_bytes_and_is_answered_like_a_read_of_nothing() {
+    let mut stage = Stage::new();
+    assert_eq!(stage.atomic_write(0, 64, &BYTES), [done(0)]);
+    assert_eq!(stage.memory.bytes(63, 10), [&[0][..], &BYTES, &[0]].concat());
+    assert_eq!(stage.atomic_write(1, 72, &BYTES), [done(1)], "it takes one PSN");
+}
+
+#[test]
+fn a_duplicate_atomic_write_is_answered_and_not_executed() {
+    let mut stage = Stage::new();
+    assert_eq!(stage.atomic_write(0, 64, &BYTES), [done(0)]);
+    stage.memory.memory.write(64, &[9; 8]).expect("inside");
+    assert_eq!(stage.atomic_write(0, 64, &BYTES), [done(0)]);
+    assert_eq!(stage.memory.bytes(64, 8), [9; 8]);
+    assert_eq!(stage.counter("duplicate_request"), 1);
+}
+
+#[test]
+fn atomic_writes_that_are_not_of_8_aligned_bytes_are_invalid() {
+    let cases: [(&str, u64, u32, usize); 4] = [
+        ("misaligned", 4, 8, 8),
+        ("four bytes", 0, 4, 4),
+        ("sixteen bytes", 0, 16, 16),
+        ("a length that is not the payload's", 0, 16, 8),
+    ];
+    for (what, offset, dma_len, payload) in cases {
+        let mut stage = Stage::new();
+        let reth = stage.reth(offset, dma_len);
+        let answers = stage.request(Opcode::RC_ATOMIC_WRITE, 0, Ext::Reth(reth), &vec![1; payload]);
+        stage.assert_refused(what, &answers, NakCode::InvalidRequest);
+    }
+}
+
+#[test]
+fn an_atomic_write_beyond_the_region_or_under_a_wrong_key_is_an_access_error() {
+    for change in [|r: &mut Reth| r.rkey ^= 1, |r: &mut Reth| r.va += 1 << 16, |r: &mut Reth| r.va -= 8] {
+        let mut stage = Stage::new();
+        let mut reth = stage.reth(0, 8);
+        change(&mut reth);
+        let answers = stage.request(Opcode::RC_ATOMIC_WRITE, 0, Ext::Reth(reth), &BYTES);
+        stage.assert_refused("ATOMIC WRITE", &answers, NakCode::RemoteAccess);
+    }
+}
+
+#[test]
+fn a_flush_is_answered_like_a_read_of_nothing_after_the_writes_before_it() {
+    let mut stage = Stage::new();
+    let reth = stage.reth(0, 8);
+    stage.request(Opcode::RC_WRITE_ONLY, 0, Ext::Reth(reth), &BYTES);
+    assert_eq!(stage.flush(1, GLOBAL, reth), [done(1)]);
+    assert_eq!(stage.flush(1, GLOBAL, reth), [done(1)], "a duplicate");
+    let whole = Reth { va: 0, dma_len: 0, ..reth };
+    assert_eq!(stage.flush(2, Feth(1 | 1 << 4), whole), [done(2)], "the whole region");
+    assert_eq!(stage.counter("rx_flush_requests"), 2);
+}
+
+#[test]
+fn a_flush_that_asks_for_what_there_is_not_is_refused() {
+    type Change = fn(&mut Feth, &mut Reth);
+    let cases: [(&str, NakCode, Change); 7] = [
+        ("no placement", NakCode::InvalidRequest, |f, _| f.0 = 0),
+        ("an unknown placement", NakCode::InvalidRequest, |f, _| f.0 = 5),
+        ("an unknown selectivity", NakCode::InvalidRequest, |f, _| f.0 = 1 | 2 << 4),
+        ("persistence, which the QP does not allow", NakCode::InvalidRequest, |f, _| f.0 = 2),
+        ("beyond the region", NakCode::RemoteAccess, |_, r| r.dma_len = (1 << 16) + 1),
+        ("a wrong key", NakCode::RemoteAccess, |_, r| r.rkey ^= 1),
+        ("a wrong key for the whole region", NakCode::RemoteAccess, |f, r| (f.0, r.rkey) = (1 | 1 << 4, 1)),
+    ];
+    for (what, code, change) in cases {
+        let mut stage = Stage::new();
+        let (mut feth, mut reth) = (GLOBAL, stage.reth(0, 64));
+        change(&mut feth, &mut reth);
+        let answers = stage.flush(0, feth, reth);
+        stage.assert_refused(what, &answers, code);
+    }
+}
+
+#[test]
+fn a_region_that_does_not_grant_flush_refuses_it() {
+    let mut stage = Stage::new();
+    let plain = stage.host.register(64, Access::READ_WRITE);
+    let reth = Reth { va: plain.address, rkey: plain.key, dma_len: 64 };
+    let answers = stage.flush(0, GLOBAL, reth);
+    stage.assert_refused("FLUSH", &answers, NakCode::RemoteAccess);
+}
+
+#[test]
+fn an_atomic_write_of_ours_completes_by_its_response_and_by_no_acknowledgement() {
+    for inline in [false, true] {
+        let mut stage = Stage::new();
+        stage.memory.memory.write(0, &BYTES).expect("inside");
+        let wr = SendWr { wr_id: 4, opcode: WrOpcode::AtomicWrite, remote_addr: 0x1000, ..SendWr::default() };
+        let sges = [stage.memory.sge(0, 8)];
+        let payload = if inline { Payload::Inline(&BYTES) } else { Payload::Sges(&sges) };
+        stage.host.post_send(&stage.qp, &wr, payload).expect("room");
+        let sent = stage.answers();
+        assert_eq!((sent.len(), sent[0].opcode), (1, Opcode::RC_ATOMIC_WRITE));
+        assert_eq!((sent[0].psn, &sent[0].payload[..]), (FIRST.value(), &BYTES[..]));
+        // An acknowledgement says that the response is lost: it is asked for again.
+        stage.acknowledge(FIRST, ACK, 1);
+        assert_eq!(stage.wait(SOON), [(Opcode::RC_ATOMIC_WRITE, FIRST)]);
+        stage.respond(Opcode::RC_READ_RESPONSE_ONLY, FIRST, &[]);
+        stage.wait(SOON);
+        let completions = stage.completions();
+        let first = &completions[0];
+        assert_eq!((first.wr_id, first.status, first.opcode), (4, WcStatus::Success, WcOpcode::AtomicWrite));
+    }
+}
+
+#[test]
+fn an_atomic_write_of_another_length_is_not_sent() {
+    let mut stage = Stage::new();
+    stage.post_as(1, WrOpcode::AtomicWrite, SendFlags::SIGNALED, 7);
+    assert_eq!(stage.wait(SOON), []);
+    assert_eq!(stage.statuses(), [(1, WcStatus::LocLen)]);
+}
+
+#[test]
+fn a_flush_of_ours_carries_what_it_asks_and_completes_by_its_response() {
+    let mut stage = Stage::new();
+    stage.post_flush(5, &FlushRange { persistent: true, whole_region: true, ..RANGE });
+    stage.host.worker.poll(stage.now);
+    let count = stage.peer.rx_burst(stage.now);
+    assert_eq!(count, 1);
+    let packet = roxie::wire::parse(&stage.peer.rx_frame(0).frame).expect("a good packet");
+    assert_eq!((packet.bth.opcode, packet.bth.psn), (Opcode::RC_FLUSH, FIRST));
+    assert_eq!(packet.feth(), Some(Feth(1 | 2 | 1 << 4)));
+    assert_eq!(packet.reth(), Some(Reth { va: 0x1000, rkey: 7, dma_len: 64 }));
+    assert!(packet.payload.is_empty() && packet.bth.ack_req);
+    stage.peer.rx_release();
+    stage.respond(Opcode::RC_READ_RESPONSE_ONLY, FIRST, &[]);
+    stage.wait(SOON);
+    let completions = stage.completions();
+    let first = &completions[0];
+    assert_eq!((first.wr_id, first.status, first.opcode), (5, WcStatus::Success, WcOpcode::Flush));
+}
+
+#[test]
+fn a_flush_of_ours_that_asks_nothing_or_too_much_is_not_sent() {
+    let cases = [
+        (FlushRange { global: false, ..RANGE }, WcStatus::LocQpOp),
+        (FlushRange { length: (1 << 31) + 1, ..RANGE }, WcStatus::LocLen),
+    ];
+    for (range, status) in cases {
+        let mut stage = Stage::new();
+        stage.post_flush(1, &range);
+        assert_eq!(stage.wait(SOON), []);
+        assert_eq!(stage.statuses(), [(1, status)]);
+    }
+}
+
+#[test]
+fn a_response_with_bytes_to_one_that_wants_none_is_bad() {
+    for (opcode, payload) in [(Opcode::RC_READ_RESPONSE_ONLY, 4), (Opcode::RC_READ_RESPONSE_FIRST, 256)] {
+        let mut stage = Stage::new();
+        stage.post_flush(1, &RANGE);
+        stage.wait(SOON);
+        stage.respond(opcode, FIRST, &vec![1; payload]);
+        stage.wait(SOON);
+        assert_eq!(stage.statuses(), [(1, WcStatus::BadResp)]);
+    }
+}
+
+#[test]
+fn they_count_among_the_reads_and_atomics_that_may_be_outstanding() {
+    let mut stage = Stage::new();
+    for id in 0..3 {
+        stage.post_flush(id, &RANGE);
+    }
+    stage.post_as(3, WrOpcode::AtomicWrite, SendFlags::SIGNALED, 8);
+    stage.post_as(4, WrOpcode::AtomicWrite, SendFlags::SIGNALED, 8);
+    let sent = stage.wait(SOON);
+    assert_eq!(sent.len(), 4, "max_rd_atomic is 4: {sent:?}");
+    stage.respond(Opcode::RC_READ_RESPONSE_ONLY, FIRST, &[]);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_ATOMIC_WRITE, FIRST + 4)]);
+}
+
+/// Linux 6.12 hashes a FLUSH from its BTH on twice, and drops those of others that do not.
+#[test]
+fn the_icrc_of_rxes_flush_is_sent_and_taken_only_where_asked_for() {
+    for quirk in [false, true] {
+        let mut stage = Stage::with(Setup { rxe_flush_icrc: quirk, ..Setup::default() });
+        stage.post_flush(1, &RANGE);
+        stage.host.worker.poll(stage.now);
+        assert_eq!(stage.peer.rx_burst(stage.now), 1);
+        let frame = stage.peer.rx_frame(0).frame;
+        let packet = roxie::wire::parse(&frame).expect("a good packet");
+        assert_eq!(packet.check_icrc(&frame) == Icrc::Ok, !quirk);
+        stage.peer.rx_release();
+
+        let reth = stage.reth(0, 8);
+        let bth = Bth { opcode: Opcode::RC_FLUSH, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
+        let ext = Ext::FlushReth(GLOBAL, reth);
+        let mut headers = [0; MAX_HEADERS];
+        let at = stage.template.write_headers(&mut headers, &bth, &ext, 0);
+        let id = stage.peer.tx_alloc(stage.template.frame_len(Opcode::RC_FLUSH, 0)).expect("room");
+        let mut frame = stage.peer.tx_frame(&id);
+        frame.write(0, &headers[..at]);
+        stage.template.seal(&mut frame);
+        stage.template.seal_as_rxe(&mut frame);
+        stage.peer.tx_commit(id);
+        stage.peer.tx_flush(stage.now).expect("memory does not fail");
+        let answers = stage.answers();
+        assert_eq!(answers, if quirk { vec![done(0)] } else { vec![] });
+        assert_eq!(stage.counter("rx_icrc_encapsulated"), u64::from(!quirk));
+        // Others send the right one.
+        let psn = u32::from(quirk);
+        assert_eq!(stage.flush(psn, GLOBAL, reth), [done(psn)]);
+    }
+}

@@ -1,0 +1,365 @@
+//! Memory windows and invalidation: what peers may do with the keys that work requests give and take (IBTA 9.4.1.1.3,
+//! 10.6.5 to 10.6.7). The rules of binding by themselves are tests of `transport::memory`.
+
+use roxie::nic::{Answer as Reply, Command, ControlError};
+use roxie::shared::work_queue::Payload;
+use roxie::time::Nanos;
+use roxie::verbs::{
+    Access, EventKind, LKey, MwIndex, MwType, QpCaps, QpState, RKey, SendFlags, SendWr, WcFlags, WcOpcode,
+    WcStatus, WindowBind, WrOpcode,
+};
+use roxie::wire::{Ext, NakCode, Opcode, Reth, Syndrome};
+
+use crate::{Answer, FIRST, Stage};
+
+const SOON: Nanos = Nanos(1000);
+const ACK: Syndrome = Syndrome::Ack { credits: 31 };
+
+/// A window and the key that it has.
+struct Window {
+    index: MwIndex,
+    key: u32,
+}
+
+impl Stage {
+    fn window(&mut self, kind: MwType) -> Window {
+        let pd = self.host.pd();
+        match self.host.call(self.now, Command::AllocWindow { pd, kind }) {
+            Ok(Reply::Window(index, key)) => Window { index, key },
+            other => panic!("a window: {other:?}"),
+        }
+    }
+
+    /// A key of the device's for a window of type 1, of the consumer's for one of type 2.
+    fn new_key(&mut self, window: &Window, kind: MwType) -> u32 {
+        if kind == MwType::Two {
+            return window.key.wrapping_add(1) & 0xff | window.key & !0xff;
+        }
+        match self.host.call(self.now, Command::NextWindowKey(window.index)) {
+            Ok(Reply::Key(key)) => key,
+            other => panic!("a key: {other:?}"),
+        }
+    }
+
+    fn post_wr(&self, wr: &SendWr) {
+        self.host.post_send(&self.qp, wr, Payload::Sges(&[])).expect("room for a request");
+    }
+
+    /// Posts the bind of `length` bytes from 0x100 of the region on.
+    fn post_bind(&mut self, wr_id: u64, window: &mut Window, kind: MwType, length: u64) {
+        let new_key = self.new_key(window, kind);
+        let bind = WindowBind {
+            window: RKey(window.key),
+            new_key: RKey(new_key),
+            region: LKey(self.memory.key),
+            address: self.memory.address + 0x100,
+            length,
+            access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+        };
+        self.post_wr(&SendWr::bind_window(wr_id, SendFlags::SIGNALED, &bind));
+        window.key = new_key;
+    }
+
+    fn bound(&mut self, kind: MwType) -> Window {
+        let mut window = self.window(kind);
+        self.post_bind(1, &mut window, kind, 64);
+        self.wait(SOON);
+        assert_eq!(self.statuses(), [(1, WcStatus::Success)]);
+        window
+    }
+
+    /// Asks, by another QP: a window of type 2 that is bound is not bound again.
+    fn is_bound(&mut self, key: u32) -> bool {
+        let bind = WindowBind {
+            window: RKey(key),
+            new_key: RKey(key),
+            region: LKey(self.memory.key),
+            address: self.memory.address,
+            length: 8,
+            access: Access::REMOTE_READ,
+        };
+        let other = self.host.create_qp(QpCaps::default(), true, 16);
+        for attr in crate::attributes(&self.host, &crate::Setup::default()) {
+            self.host.modify(self.now, &other, &attr).expect("a legal transition");
+        }
+        let wr = SendWr::bind_window(1, SendFlags::SIGNALED, &bind);
+        self.host.post_send(&other, &wr, Payload::Sges(&[])).expect("room");
+        self.answers();
+        self.host.poll_cq(&other).map(|wc| wc.status) == Some(WcStatus::MwBind)
+    }
+
+    /// The peer writes 4 bytes to 0x100 of the region under a key.
+    fn write_under(&mut self, psn: u32, key: u32) -> Vec<Answer> {
+        let reth = Reth { va: self.memory.address + 0x100, rkey: key, dma_len: 4 };
+        self.request(Opcode::RC_WRITE_ONLY, psn, Ext::Reth(reth), &[7; 4])
+    }
+
+    fn assert_access_error(&mut self, answers: &[Answer], psn: u32) {
+        assert_eq!(answers, [Answer::nak(psn, NakCode::RemoteAccess)]);
+        assert_eq!(self.state(), QpState::Err);
+        assert_eq!(self.events(), [EventKind::QpAccessError]);
+    }
+}
+
+#[test]
+fn a_bound_window_opens_its_part_to_the_peer_and_completes_as_a_bind() {
+    for kind in [MwType::One, MwType::Two] {
+        let mut stage = Stage::new();
+        let mut window = stage.window(kind);
+        stage.post_bind(5, &mut window, kind, 64);
+        assert_eq!(stage.wait(SOON), [], "a bind sends nothing");
+        let done = stage.completions();
+        assert_eq!((done[0].wr_id, done[0].status), (5, WcStatus::Success));
+        assert_eq!(done[0].opcode, WcOpcode::BindWindow);
+        assert_eq!(stage.write_under(0, window.key), [Answer::ack(0)]);
+        assert_eq!(stage.memory.bytes(0x100, 5), [7, 7, 7, 7, 0]);
+        let beyond = Reth { va: stage.memory.address + 0x100 + 61, rkey: window.key, dma_len: 4 };
+        let answers = stage.request(Opcode::RC_WRITE_ONLY, 1, Ext::Reth(beyond), &[7; 4]);
+        stage.assert_access_error(&answers, 1);
+        assert_eq!(stage.memory.bytes(0x100 + 61, 4), [0; 4]);
+    }
+}
+
+#[test]
+fn a_window_of_type_2_is_closed_to_the_other_qps_of_its_domain() {
+    let mut stage = Stage::new();
+    let window = stage.bound(MwType::Two);
+    let other = stage.host.create_qp(QpCaps::default(), true, 16);
+    for attr in crate::attributes(&stage.host, &crate::Setup::default()) {
+        stage.host.modify(stage.now, &other, &attr).expect("a legal transition");
+    }
+    let bound_by = std::mem::replace(&mut stage.qp, other);
+    let answers = stage.write_under(0, window.key);
+    stage.assert_access_error(&answers, 0);
+    stage.qp = bound_by;
+    assert_eq!(stage.write_under(0, window.key), [Answer::ack(0)]);
+}
+
+#[test]
+fn a_bind_that_breaks_a_rule_fails_as_a_bind_and_ends_the_connection() {
+    let mut stage = Stage::new();
+    let mut window = stage.window(MwType::Two);
+    stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
+    stage.post_bind(2, &mut window, MwType::Two, 1 << 20);
+    stage.post_as(3, WrOpcode::Write, SendFlags::SIGNALED, 4);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST)], "what is behind it waits");
+    assert_eq!(stage.statuses(), [], "it fails in its turn");
+    stage.acknowledge(FIRST, ACK, 1);
+    stage.wait(SOON);
+    let statuses = [(1, WcStatus::Success), (2, WcStatus::MwBind), (3, WcStatus::WrFlush)];
+    assert_eq!(stage.statuses(), statuses);
+    assert_eq!(stage.state(), QpState::Err);
+}
+
+#[test]
+fn a_bind_of_nothing_takes_a_type_1_window_back() {
+    let mut stage = Stage::new();
+    let mut window = stage.bound(MwType::One);
+    let old = window.key;
+    stage.post_bind(2, &mut window, MwType::One, 0);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(2, WcStatus::Success)]);
+    assert_ne!(old, window.key);
+    let answers = stage.write_under(0, old);
+    stage.assert_access_error(&answers, 0);
+}
+
+#[test]
+fn a_type_1_window_bound_again_has_a_new_key_and_the_old_one_is_dead() {
+    let mut stage = Stage::new();
+    let mut window = stage.bound(MwType::One);
+    let old = window.key;
+    // Two at once: each has its key before the first has happened.
+    stage.post_bind(2, &mut window, MwType::One, 32);
+    stage.post_bind(3, &mut window, MwType::One, 16);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(2, WcStatus::Success), (3, WcStatus::Success)]);
+    assert_eq!(stage.write_under(0, window.key), [Answer::ack(0)]);
+    let answers = stage.write_under(1, old);
+    stage.assert_access_error(&answers, 1);
+}
+
+#[test]
+fn a_region_with_a_window_on_it_is_busy_until_the_window_is_gone() {
+    for kind in [MwType::One, MwType::Two] {
+        let mut stage = Stage::new();
+        let window = stage.bound(kind);
+        let mr = stage.memory.index;
+        let busy = stage.host.call(stage.now, Command::DeregisterMemory(mr));
+        assert_eq!(busy.err(), Some(ControlError::Busy { object: "memory region", users: 1 }));
+        stage.host.call(stage.now, Command::FreeWindow(window.index)).expect("it is there");
+        stage.host.call(stage.now, Command::DeregisterMemory(mr)).expect("nothing is bound to it");
+        let answers = stage.write_under(0, window.key);
+        stage.assert_access_error(&answers, 0);
+    }
+}
+
+#[test]
+fn a_local_invalidation_waits_for_what_is_before_it_and_then_closes_the_window() {
+    let mut stage = Stage::new();
+    let window = stage.bound(MwType::Two);
+    stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED, 4);
+    stage.post_wr(&SendWr::local_invalidate(3, SendFlags::SIGNALED, RKey(window.key)));
+    stage.post_as(4, WrOpcode::Write, SendFlags::SIGNALED, 4);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST)]);
+    assert_eq!(stage.write_under(0, window.key), [Answer::ack(0)], "not yet");
+    stage.acknowledge(FIRST, ACK, 1);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 1)]);
+    let done = stage.completions();
+    let ids: Vec<_> = done.iter().map(|wc| (wc.wr_id, wc.status, wc.opcode)).collect();
+    let success = WcStatus::Success;
+    assert_eq!(ids, [(2, success, WcOpcode::Write), (3, success, WcOpcode::LocalInvalidate)]);
+    let answers = stage.write_under(1, window.key);
+    stage.assert_access_error(&answers, 1);
+}
+
+#[test]
+fn a_window_is_bound_and_taken_back_again_and_again() {
+    let mut stage = Stage::new();
+    let mut window = stage.window(MwType::Two);
+    for round in 0..5 {
+        stage.post_bind(1, &mut window, MwType::Two, 64);
+        stage.wait(SOON);
+        assert_eq!(stage.write_under(round, window.key), [Answer::ack(round)]);
+        stage.post_wr(&SendWr::local_invalidate(2, SendFlags::SIGNALED, RKey(window.key)));
+        stage.wait(SOON);
+        assert_eq!(stage.statuses(), [(1, WcStatus::Success), (2, WcStatus::Success)], "round {round}");
+    }
+}
+
+#[test]
+fn a_key_that_is_not_to_be_invalidated_is_a_local_fault() {
+    type Wrong = fn(&mut Stage) -> u32;
+    let cases: [(&str, Wrong); 3] = [
+        ("an ordinary region", |stage| stage.memory.key),
+        ("a window of type 1", |stage| stage.bound(MwType::One).key),
+        ("no key at all", |stage| stage.memory.key ^ 1),
+    ];
+    for (what, wrong) in cases {
+        let mut stage = Stage::new();
+        let key = wrong(&mut stage);
+        stage.post_wr(&SendWr::local_invalidate(9, SendFlags::SIGNALED, RKey(key)));
+        stage.wait(SOON);
+        assert_eq!(stage.statuses(), [(9, WcStatus::LocQpOp)], "{what}");
+        assert_eq!(stage.state(), QpState::Err, "{what}");
+    }
+}
+
+#[test]
+fn a_send_with_invalidate_delivers_its_bytes_and_closes_the_window() {
+    let mut stage = Stage::new();
+    let window = stage.bound(MwType::Two);
+    stage.receive(7, 0x1000, 600);
+    stage.request(Opcode::RC_SEND_FIRST, 0, Ext::None, &[1; 256]);
+    assert!(stage.is_bound(window.key), "it is closed by the last packet only");
+    let last = stage.request(Opcode::RC_SEND_LAST_INVALIDATE, 1, Ext::Ieth(window.key), &[2; 3]);
+    assert_eq!(last, [Answer::ack(1)]);
+    let done = stage.completions();
+    assert_eq!((done[0].wr_id, done[0].byte_len, done[0].imm), (7, 259, window.key));
+    assert_eq!((done[0].opcode, done[0].flags), (WcOpcode::Recv, WcFlags::WITH_INV));
+    assert_eq!(stage.memory.bytes(0x1000 + 255, 4), [1, 2, 2, 2]);
+    let answers = stage.write_under(2, window.key);
+    stage.assert_access_error(&answers, 2);
+}
+
+#[test]
+fn a_duplicate_of_a_send_with_invalidate_is_acknowledged_and_closes_nothing() {
+    let mut stage = Stage::new();
+    let old = stage.bound(MwType::Two).key;
+    stage.receive(7, 0x1000, 8);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY_INVALIDATE, 0, Ext::Ieth(old), &[1]), [Answer::ack(0)]);
+    // Bound again under the very same key: the duplicate must not reach it.
+    let bind = WindowBind {
+        window: RKey(old),
+        new_key: RKey(old),
+        region: LKey(stage.memory.key),
+        address: stage.memory.address + 0x100,
+        length: 64,
+        access: Access::REMOTE_WRITE,
+    };
+    stage.post_wr(&SendWr::bind_window(2, SendFlags::SIGNALED, &bind));
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(7, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY_INVALIDATE, 0, Ext::Ieth(old), &[1]), [Answer::ack(0)]);
+    assert_eq!(stage.write_under(1, old), [Answer::ack(1)]);
+}
+
+#[test]
+fn a_peer_that_invalidates_what_it_may_not_is_refused_and_the_receive_says_so() {
+    type Wrong = fn(&mut Stage) -> u32;
+    let cases: [(&str, Wrong); 3] = [
+        ("an ordinary region", |stage| stage.memory.key),
+        ("a window of type 1", |stage| stage.bound(MwType::One).key),
+        ("no key at all", |_| 0x1234_5678),
+    ];
+    for (what, wrong) in cases {
+        let mut stage = Stage::new();
+        let key = wrong(&mut stage);
+        stage.receive(7, 0x1000, 8);
+        stage.receive(8, 0x1000, 8);
+        let answers = stage.request(Opcode::RC_SEND_ONLY_INVALIDATE, 0, Ext::Ieth(key), &[1]);
+        println!("{what}");
+        assert_eq!(stage.statuses(), [(7, WcStatus::RemInvReq), (8, WcStatus::WrFlush)]);
+        stage.assert_access_error(&answers, 0);
+    }
+}
+
+#[test]
+fn a_send_with_invalidate_of_ours_names_the_key_in_its_last_packet() {
+    let mut stage = Stage::new();
+    let wr = SendWr { wr_id: 1, opcode: WrOpcode::SendInvalidate, rkey: RKey(0xabcd), ..SendWr::default() };
+    let sges = [stage.memory.sge(0, 300)];
+    stage.host.post_send(&stage.qp, &wr, Payload::Sges(&sges)).expect("room");
+    let packets = [(Opcode::RC_SEND_FIRST, FIRST), (Opcode::RC_SEND_LAST_INVALIDATE, FIRST + 1)];
+    assert_eq!(stage.wait(SOON), packets);
+    stage.acknowledge(FIRST + 1, ACK, 1);
+    stage.wait(SOON);
+    let done = stage.completions();
+    assert_eq!((done[0].wr_id, done[0].status, done[0].opcode), (1, WcStatus::Success, WcOpcode::Send));
+}
+
+#[test]
+fn binds_are_not_repeated_when_the_packets_around_them_are() {
+    let mut stage = Stage::new();
+    let mut window = stage.window(MwType::Two);
+    stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
+    stage.post_bind(2, &mut window, MwType::Two, 64);
+    stage.post_as(3, WrOpcode::Write, SendFlags::SIGNALED, 4);
+    let both = [(Opcode::RC_WRITE_ONLY, FIRST), (Opcode::RC_WRITE_ONLY, FIRST + 1)];
+    assert_eq!(stage.wait(SOON), both);
+    stage.acknowledge(FIRST, Syndrome::Nak(NakCode::PsnSequence), 0);
+    assert_eq!(stage.wait(SOON), both, "a second bind of a bound window would have failed");
+    assert_eq!(stage.write_under(0, window.key), [Answer::ack(0)]);
+    stage.acknowledge(FIRST + 1, ACK, 2);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [1, 2, 3].map(|id| (id, WcStatus::Success)));
+}
+
+#[test]
+fn a_fenced_bind_waits_for_reads_and_one_without_does_not() {
+    for fence in [false, true] {
+        let mut stage = Stage::new();
+        let mut window = stage.window(MwType::Two);
+        stage.post_as(1, WrOpcode::Read, SendFlags::SIGNALED, 4);
+        let new_key = stage.new_key(&window, MwType::Two);
+        let bind = WindowBind {
+            window: RKey(window.key),
+            new_key: RKey(new_key),
+            region: LKey(stage.memory.key),
+            address: stage.memory.address + 0x100,
+            length: 64,
+            access: Access::REMOTE_WRITE,
+        };
+        window.key = new_key;
+        let flags = if fence { SendFlags::FENCE | SendFlags::SIGNALED } else { SendFlags::SIGNALED };
+        stage.post_wr(&SendWr::bind_window(2, flags, &bind));
+        stage.wait(SOON);
+        let answers = stage.write_under(0, window.key);
+        if fence {
+            stage.assert_access_error(&answers, 0);
+        } else {
+            assert_eq!(answers, [Answer::ack(0)]);
+            assert_eq!(stage.statuses(), [], "it completes after the READ");
+        }
+    }
+}
