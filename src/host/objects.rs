@@ -161,7 +161,7 @@ impl ProtectionDomain {
 
     fn register_memory(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, DeviceError> {
         let pd = self.inner.id;
-        let start = memory.address();
+        let start = if access.contains(Access::ZERO_BASED) { 0 } else { memory.address() };
         let command = Command::RegisterMemory { pd, access, start, memory: memory.clone() };
         match self.inner.device.call(command)? {
             Answer::Memory(index, key) => Ok(MemoryRegion { pd: self.clone(), index, key, memory }),

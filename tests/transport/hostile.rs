@@ -96,7 +96,7 @@ fn answers_to_what_was_asked_before_leave_ahead_of_a_refusal() {
 #[test]
 fn a_read_of_2_to_the_31_bytes_in_packets_of_256_keeps_its_psns_apart_from_what_follows() {
     let mut stage = Stage::new();
-    let region = stage.host.register(1 << 29, Access::all());
+    let region = stage.host.register(1 << 29, Access::READ_WRITE);
     let wr = SendWr { wr_id: 1, rkey: RKey(1), opcode: WrOpcode::Read, ..SendWr::default() };
     stage.post_as(0, WrOpcode::Write, SendFlags::SIGNALED, 8);
     let sges = [region.sge(0, 1 << 29); 4];
@@ -181,7 +181,7 @@ fn the_largest_packet_of_a_path_mtu_fits_the_link_that_it_was_chosen_for() {
         let path_mtu = Mtu::largest_for_link(link_mtu).expect("large enough");
         let config = NicConfig { limits: Limits::small(), largest_mtu: path_mtu, ..NicConfig::default() };
         let mut host = Host::new(1, config, near);
-        let memory = host.register(4096, Access::all());
+        let memory = host.register(4096, Access::READ_WRITE);
         let qp = host.create_qp(QpCaps::default(), true, 16);
         for mut attr in attributes(&host, &Setup::default()) {
             if attr.av.is_some() {
