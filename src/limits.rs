@@ -23,6 +23,12 @@ pub struct Limits {
     pub cqs: u32,
     /// Memory regions, at most 2^16.
     pub mrs: u32,
+    /// Address handles, at most 2^16.
+    pub ahs: u32,
+    /// Multicast groups.
+    pub groups: u32,
+    /// QPs in one multicast group.
+    pub group_members: u32,
     /// `max_rd_atomic` and `max_dest_rd_atomic` at most.
     pub rd_atomic: u8,
     /// PSNs that a QP may have unacknowledged (rxe: 128).
@@ -46,6 +52,9 @@ impl Default for Limits {
             qps: 16 * 1024,
             cqs: 16 * 1024,
             mrs: 64 * 1024,
+            ahs: 16 * 1024,
+            groups: 1024,
+            group_members: 56,
             rd_atomic: 16,
             window: 128,
             ack_request_interval: 64,
@@ -60,6 +69,6 @@ impl Default for Limits {
 impl Limits {
     /// A small NIC, for tests and simulated hosts.
     pub fn small() -> Limits {
-        Limits { qps: 256, cqs: 256, mrs: 1024, ..Limits::default() }
+        Limits { qps: 256, cqs: 256, mrs: 1024, ahs: 256, groups: 16, ..Limits::default() }
     }
 }

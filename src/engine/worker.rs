@@ -8,7 +8,7 @@ use std::io;
 use crossbeam_channel::Receiver;
 
 use super::control::Request;
-use crate::nic::{self, Nic};
+use crate::nic::{self, Answer, ControlError, GroupChange, Nic};
 use crate::port::{self, BURST, LinkChange, Port, TxId};
 use crate::shared::Doorbells;
 use crate::time::Nanos;
@@ -101,6 +101,7 @@ impl Worker {
         let mut done = 0;
         while let Ok(Request { command, answer }) = self.requests.try_recv() {
             let result = self.nic.execute(now, command);
+            let result = self.follow_groups(result);
             self.nic.look_after(now);
             self.nic.publish(now);
             // Nobody waits any more: the answer is not missed.
@@ -108,6 +109,24 @@ impl Worker {
             done += 1;
         }
         done
+    }
+
+    /// Tells the port which multicast groups the NIC is in. One that the port cannot join is forgotten, and the
+    /// command that asked for it fails.
+    fn follow_groups(&mut self, result: Result<Answer, ControlError>) -> Result<Answer, ControlError> {
+        let mut result = result;
+        while let Some(change) = self.nic.take_group_change() {
+            match change {
+                GroupChange::Left(group) => self.port.leave(group.to_ip()),
+                GroupChange::Joined(group) => {
+                    if let Err(error) = self.port.join(group.to_ip()) {
+                        self.nic.forget_group(group);
+                        result = Err(ControlError::Join { group, reason: error.to_string() });
+                    }
+                }
+            }
+        }
+        result
     }
 
     /// Takes a burst in, lets the QPs judge it, and copies its payload where it belongs.

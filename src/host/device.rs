@@ -12,6 +12,7 @@ use crate::port::{Port, PortInfo};
 use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, Mtu};
 use crate::wire::Gid;
+use crate::wire::net::multicast_mac;
 
 use super::follow::Follower;
 use super::gid_table::{GidEntry, GidTable};
@@ -208,9 +209,12 @@ impl Device {
         self.inner.gids.write().unwrap_or_else(PoisonError::into_inner).remove(address);
     }
 
-    /// The MAC address of the next hop to `destination`.
+    /// The MAC address of the next hop to `destination`, or of the group that it names.
     pub(super) fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], DeviceError> {
-        Ok(self.inner.resolver.resolve(destination)?)
+        match multicast_mac(destination) {
+            Some(mac) => Ok(mac),
+            None => Ok(self.inner.resolver.resolve(destination)?),
+        }
     }
 
     /// Runs a pass if callers turn the device. Completion queues do it by themselves when they are empty.

@@ -38,12 +38,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod datagram;
 mod device;
 mod follow;
 mod gid_table;
 mod objects;
 mod open;
 
+pub use datagram::{AddressHandle, AhOptions};
 pub use device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
 pub use gid_table::{GidEntry, GidTable};
 pub use objects::{

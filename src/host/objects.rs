@@ -1,7 +1,6 @@
 //! The objects of the verbs API. Each frees its part of the device when it is dropped; those that use one another
 //! keep one another alive.
 
-use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -11,14 +10,15 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::datagram::AhOptions;
 use super::device::{Device, DeviceError, random};
 use crate::limits::{MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WR};
 use crate::nic::{Answer, Command, QpHandle, QpStatus};
 use crate::shared::work_queue::Payload;
 use crate::shared::{Armed, CompletionRing, HostMemory, PostError, RecvRing, SendRing};
 use crate::verbs::{
-    Access, AddressVector, CqIndex, LKey, MrIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState,
-    QpType, Qpn, RKey, SendWr, Sge, Wc,
+    Access, CqIndex, LKey, MrIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn,
+    RKey, SendWr, Sge, Wc,
 };
 use crate::wire::Gid;
 
@@ -137,6 +137,14 @@ fn no_memory(source: std::io::Error) -> DeviceError {
 }
 
 impl ProtectionDomain {
+    pub(super) fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    pub(super) fn id(&self) -> PdId {
+        self.inner.id
+    }
+
     /// Allocates `length` zeroed bytes and registers them.
     pub fn register(&self, length: usize, access: Access) -> Result<MemoryRegion, DeviceError> {
         self.register_memory(HostMemory::allocate(length), access)
@@ -410,6 +418,10 @@ impl QueuePair {
         self.qp_type
     }
 
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Its place in the device's table.
     pub fn index(&self) -> QpIndex {
         self.handle.index
@@ -459,46 +471,33 @@ impl QueuePair {
         if self.state.load(Relaxed) == QpState::Reset as u32 {
             self.initialize(options.access)?;
         }
-        let av = self.address_vector(here.gid, there.gid, options)?;
+        let way = AhOptions {
+            traffic_class: options.traffic_class,
+            hop_limit: options.hop_limit,
+            ..AhOptions::default()
+        };
+        let av = self.device.address_vector(here.gid, there.gid, &way)?;
+        // An unreliable connection has no answers to bound or to wait for.
+        let reliable = self.qp_type != QpType::Uc;
+        let of_answers = |value: u8| reliable.then_some(value);
         self.modify(&QpAttr {
             state: Some(QpState::Rtr),
             av: Some(av),
             path_mtu: Some(options.path_mtu.unwrap_or_else(|| self.device.largest_mtu())),
             dest_qpn: Some(there.qpn),
             rq_psn: Some(there.psn),
-            max_dest_rd_atomic: Some(options.max_rd_atomic),
-            min_rnr_timer: Some(options.min_rnr_timer),
+            max_dest_rd_atomic: of_answers(options.max_rd_atomic),
+            min_rnr_timer: of_answers(options.min_rnr_timer),
             ..QpAttr::default()
         })?;
         self.modify(&QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(here.psn),
-            timeout: Some(options.timeout),
-            retry_cnt: Some(options.retry_cnt),
-            rnr_retry: Some(options.rnr_retry),
-            max_rd_atomic: Some(options.max_rd_atomic),
+            timeout: of_answers(options.timeout),
+            retry_cnt: of_answers(options.retry_cnt),
+            rnr_retry: of_answers(options.rnr_retry),
+            max_rd_atomic: of_answers(options.max_rd_atomic),
             ..QpAttr::default()
-        })
-    }
-
-    fn address_vector(
-        &self,
-        sgid: Gid,
-        dgid: Gid,
-        options: &ConnectOptions,
-    ) -> Result<AddressVector, DeviceError> {
-        let (local, remote): (IpAddr, IpAddr) = (sgid.to_ip(), dgid.to_ip());
-        if local.is_ipv4() != remote.is_ipv4() {
-            return Err(DeviceError::Families { local: sgid, remote: dgid });
-        }
-        Ok(AddressVector {
-            sgid,
-            dgid,
-            smac: self.device.port().mac,
-            dmac: self.device.resolve(remote)?,
-            traffic_class: options.traffic_class,
-            flow_label: 0,
-            hop_limit: options.hop_limit,
         })
     }
 
@@ -514,6 +513,9 @@ impl QueuePair {
 
     fn post(&self, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         self.check_state(|state| matches!(state, QpState::Reset | QpState::Init | QpState::Rtr))?;
+        if !self.qp_type.serves(wr.opcode) {
+            return Err(PostError::NotServed { opcode: wr.opcode, qp_type: self.qp_type });
+        }
         lock(&self.sends).post(wr, payload)?;
         self.device.inner.engine.doorbells().ring(self.handle.index);
         if self.posts.fetch_add(1, Relaxed) % POSTS_PER_PASS == POSTS_PER_PASS - 1 {

@@ -10,12 +10,12 @@ use crate::time::Nanos;
 use crate::transport::qp::Attributes;
 use crate::transport::{Counters, Qp, QpConfig};
 use crate::verbs::{
-    Access, CqIndex, ModifyError, MrIndex, MwIndex, MwType, PdId, Psn, QpAttr, QpIndex, QpInit, QpState,
-    QpType, Qpn, check_transition,
+    Access, AddressVector, AhId, CqIndex, Gid, ModifyError, MrIndex, MwIndex, MwType, PdId, Psn, QpAttr,
+    QpIndex, QpInit, QpState, QpType, Qpn, check_transition,
 };
 
 /// The services that QPs can be made for.
-const SERVED: &[QpType] = &[QpType::Rc];
+const SERVED: &[QpType] = &[QpType::Rc, QpType::Uc, QpType::Ud, QpType::Gsi];
 
 /// What an application asks of the device.
 #[derive(Debug)]
@@ -98,6 +98,14 @@ pub enum Command {
     QueryQp(QpIndex),
     /// Destroys a QP, whatever it is doing.
     DestroyQp(QpIndex),
+    /// Makes an address handle.
+    CreateAh(PdId, Box<AddressVector>),
+    /// Removes one. Work requests that still name it fail.
+    DestroyAh(AhId),
+    /// Has a datagram QP get what is sent to a group.
+    AttachMulticast(QpIndex, Gid),
+    /// Ends that.
+    DetachMulticast(QpIndex, Gid),
     /// Reads the counters.
     QueryCounters,
     /// Lists the QPs.
@@ -121,6 +129,8 @@ pub enum Answer {
     Cq(CqIndex),
     /// A QP.
     Qp(QpHandle),
+    /// An address handle.
+    Ah(AhId),
     /// How a QP is.
     QpStatus(Box<QpStatus>),
     /// How all QPs are.
@@ -190,6 +200,23 @@ pub enum ControlError {
     /// A QP type that the device does not serve (`EOPNOTSUPP`).
     #[error("the device has no QPs of type {0:?}; it has {SERVED:?}")]
     NotServed(QpType),
+    /// There may be one of it (`EBUSY`).
+    #[error("the device has its {0} already; destroy that first")]
+    Taken(&'static str),
+    /// Only datagram QPs can be in a group (`EINVAL`).
+    #[error("a QP of type {0:?} cannot be in a multicast group, only a datagram QP can")]
+    NotDatagram(QpType),
+    /// Not the address of a group (`EINVAL`).
+    #[error("{0} is no multicast address: those are 224.0.0.0/4 and ff00::/8")]
+    NotMulticast(Gid),
+    /// The port could not join (what the system said).
+    #[error("cannot join the multicast group {group}: {reason}")]
+    Join {
+        /// Which.
+        group: Gid,
+        /// Why.
+        reason: String,
+    },
     /// The attributes do not make a transition (`EINVAL`).
     #[error(transparent)]
     Modify(#[from] ModifyError),
@@ -246,6 +273,14 @@ impl Nic {
                 Ok(Answer::QpStatus(Box::new(status(&entry.qp))))
             }
             Command::DestroyQp(qp) => self.destroy_qp(qp),
+            Command::CreateAh(pd, av) => self.create_ah(pd, &av),
+            Command::DestroyAh(ah) => {
+                let pd = self.handles.destroy(ah).ok_or(ControlError::NotFound("address handle"))?;
+                self.use_pd(pd, -1)?;
+                Ok(Answer::Done)
+            }
+            Command::AttachMulticast(qp, gid) => self.attach_multicast(qp, gid),
+            Command::DetachMulticast(qp, gid) => self.detach_multicast(qp, gid),
             Command::QueryCounters => Ok(Answer::Counters(Box::new(self.counters))),
             Command::ListQps => Ok(Answer::Qps(self.qps.iter().map(|(_, e)| status(&e.qp)).collect())),
         }
@@ -281,6 +316,17 @@ impl Nic {
         }
     }
 
+    fn create_ah(&mut self, pd: PdId, av: &AddressVector) -> Result<Answer, ControlError> {
+        self.use_pd(pd, 1)?;
+        match self.handles.create(pd, av) {
+            Some(ah) => Ok(Answer::Ah(ah)),
+            None => {
+                self.use_pd(pd, -1)?;
+                Err(ControlError::Full { object: "address handle", limit: self.handles.bound() })
+            }
+        }
+    }
+
     fn create_qp(
         &mut self,
         pd: PdId,
@@ -291,13 +337,17 @@ impl Nic {
         if !SERVED.contains(&init.qp_type) {
             return Err(ControlError::NotServed(init.qp_type));
         }
+        let reserved = (init.qp_type == QpType::Gsi).then_some(Qpn::GSI.value());
+        if reserved.is_some() && self.gsi.is_some() {
+            return Err(ControlError::Taken("QP1"));
+        }
         if self.cq(send_cq).is_none() || self.cq(recv_cq).is_none() {
             return Err(ControlError::NotFound("completion queue"));
         }
         self.use_pd(pd, 1)?;
         let rd_atomic_limit = self.config.limits.rd_atomic;
         let (mig_req, credits) = (self.config.mig_req, self.config.end_to_end_credits);
-        let made = self.qps.insert_with(|index, number| {
+        let made = self.qps.insert_with(reserved, |index, number| {
             let (index, qpn) = (QpIndex(index), Qpn::new(number));
             let config = QpConfig { index, qpn, pd, send_cq, recv_cq, init, rd_atomic_limit };
             let mut qp = Qp::new(&config);
@@ -321,6 +371,9 @@ impl Nic {
         };
         for cq in [send_cq, recv_cq] {
             self.cq(cq).expect("looked up above").users += 1;
+        }
+        if reserved.is_some() {
+            self.gsi = Some(QpIndex(index));
         }
         let qpn = self.qps.get(index).expect("just inserted").qp.qpn;
         Ok(Answer::Qp(QpHandle { index: QpIndex(index), qpn }))
@@ -350,6 +403,8 @@ impl Nic {
 
     fn destroy_qp(&mut self, index: QpIndex) -> Result<Answer, ControlError> {
         let entry = self.qps.remove(index.0).ok_or(ControlError::NotFound("QP"))?;
+        self.gsi.take_if(|gsi| *gsi == index);
+        self.detach_from_all(index);
         self.wheel.cancel(index.0);
         self.memory.release_windows(index);
         if entry.ready {

@@ -19,7 +19,10 @@ impl Nic {
         memory: HostMemory,
     ) -> Result<Answer, ControlError> {
         if access.contains(Access::ZERO_BASED) && start != 0 {
-            return Err(ControlError::Access { access, why: "the first address of a zero-based region is 0" });
+            return Err(ControlError::Access {
+                access,
+                why: "the first address of a zero-based region is 0",
+            });
         }
         let spec = region_spec(pd, access, start, &memory)?;
         self.use_pd(pd, 1)?;

@@ -16,11 +16,13 @@
 mod control;
 mod dma;
 mod memory;
+mod multicast;
 mod receive;
 mod table;
 mod transmit;
 
 pub use control::{Answer, Command, ControlError, QpHandle, QpStatus};
+pub use multicast::GroupChange;
 pub use receive::{Received, RxOutcome};
 pub use transmit::Planned;
 
@@ -34,8 +36,9 @@ use crate::shared::{CompletionRing, HostMemory, RecvRing, SendRing};
 use crate::time::Nanos;
 use crate::timer::TimerWheel;
 use crate::transport::permutation::splitmix;
-use crate::transport::{Counters, MemoryTable, Output, Qp, ReceiveQueue};
+use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp, ReceiveQueue};
 use crate::verbs::{AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpIndex, QpState, RecvWr, Sge};
+use multicast::Groups;
 use table::{NumberedTable, Table};
 
 /// How a NIC treats what the standard leaves to it.
@@ -129,6 +132,11 @@ pub struct Nic {
     cqs: Table<CqEntry>,
     pds: Table<u32>,
     memory: MemoryTable,
+    handles: AddressHandles,
+    /// QP1, once it is made.
+    gsi: Option<QpIndex>,
+    groups: Groups,
+    group_changes: VecDeque<GroupChange>,
     regions: Vec<Option<Region>>,
     wheel: TimerWheel,
     due: Vec<QpIndex>,
@@ -154,6 +162,8 @@ struct Region {
 
 /// Frames in a receive burst at most: what the buffers for their effects are made for.
 const LONGEST_BURST: usize = 64;
+/// Copies that one receive may take: its entries, and the header in front of a datagram.
+const PIECES: usize = crate::limits::MAX_SGE + 8;
 /// Asynchronous events that wait for the application at most; more are counted as lost.
 const MAX_EVENTS: usize = 4096;
 
@@ -165,6 +175,7 @@ macro_rules! split {
             now: $now,
             memory: &mut $nic.memory,
             gathers_pending: !$nic.dma_out.is_empty(),
+            handles: &$nic.handles,
             receives,
             out: &mut $nic.out,
             counters: &mut $nic.counters,
@@ -188,13 +199,17 @@ impl Nic {
             cqs: Table::new(limits.cqs),
             pds: Table::new(limits.mrs),
             memory: MemoryTable::new(limits.mrs, key_seed),
+            handles: AddressHandles::new(limits.ahs, config.largest_mtu),
+            gsi: None,
+            groups: Groups::default(),
+            group_changes: VecDeque::new(),
             regions: (0..limits.mrs.min(1 << 16)).map(|_| None).collect(),
             wheel: TimerWheel::new(qps),
             due: Vec::with_capacity(qps as usize),
             ready: VecDeque::with_capacity(qps as usize),
             touched: Vec::with_capacity(qps as usize),
             out: Output {
-                dma_in: Vec::with_capacity(burst * 4),
+                dma_in: Vec::with_capacity(burst * 4 + limits.group_members as usize * PIECES),
                 completions: Vec::with_capacity(burst * 16),
                 events: Vec::with_capacity(burst),
                 gather: Vec::with_capacity(crate::limits::MAX_SGE),
@@ -224,6 +239,7 @@ impl Nic {
     /// The port's link changed: new path MTUs are measured by this one.
     pub fn set_largest_mtu(&mut self, mtu: Mtu) {
         self.config.largest_mtu = mtu;
+        self.handles.set_largest_mtu(mtu);
     }
 
     /// When it must be turned again even if nothing arrives.

@@ -7,7 +7,7 @@ use crate::frame::Frame;
 use crate::time::Nanos;
 use crate::transport::Verdict;
 use crate::verbs::QpIndex;
-use crate::wire::{self, Icrc, Operation, Packet};
+use crate::wire::{self, Icrc, Operation, Packet, Qpn};
 
 /// A frame as the NIC takes it from a port.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,15 @@ pub enum RxOutcome {
     },
     /// Nobody has its QPN.
     UnknownQp(wire::Qpn),
+    /// It was for a multicast group.
+    Multicast {
+        /// QPs in the group.
+        members: usize,
+        /// How many of them took it.
+        taken: usize,
+        /// As below.
+        hidden_id: Option<u16>,
+    },
     /// A QP judged it.
     Judged {
         /// Which.
@@ -52,6 +61,9 @@ impl fmt::Display for RxOutcome {
             RxOutcome::Dropped(reason) => write!(f, "dropped: {reason}"),
             RxOutcome::BadIcrc { computed, stored } => {
                 write!(f, "dropped: ICRC {stored:#010x}, computed {computed:#010x}")
+            }
+            RxOutcome::Multicast { members, taken, .. } => {
+                write!(f, "multicast: taken by {taken} of {members} QPs")
             }
             RxOutcome::UnknownQp(qpn) => write!(f, "dropped: no QP {qpn}"),
             RxOutcome::Judged { verdict, hidden_id: None, .. } => verdict.fmt(f),
@@ -80,22 +92,67 @@ impl Nic {
         };
         // Before the ICRC: a packet for nobody costs no more than its headers.
         let Some(index) = self.qps.index_of(packet.bth.dest_qp.value()) else {
-            self.counters.rx_unknown_qp += 1;
-            return RxOutcome::UnknownQp(packet.bth.dest_qp);
+            return self.receive_reserved(now, &packet, received);
         };
-        let hidden_id = match self.check_icrc(index, &packet, received) {
+        self.receive_for(now, index, &packet, received)
+    }
+
+    /// A packet whose number no ordinary QP has.
+    #[cold]
+    fn receive_reserved(&mut self, now: Nanos, packet: &Packet, received: &Received<'_>) -> RxOutcome {
+        match (packet.bth.dest_qp, self.gsi) {
+            (Qpn::MULTICAST, _) => self.receive_multicast(now, packet, received),
+            (Qpn::GSI, Some(gsi)) => self.receive_for(now, gsi.0, packet, received),
+            (qpn, _) => {
+                self.counters.rx_unknown_qp += 1;
+                RxOutcome::UnknownQp(qpn)
+            }
+        }
+    }
+
+    fn receive_for(&mut self, now: Nanos, index: u32, packet: &Packet, received: &Received<'_>) -> RxOutcome {
+        let hidden_id = match self.believe(index, packet, received) {
             Ok(hidden_id) => hidden_id,
+            Err(outcome) => return outcome,
+        };
+        match self.deliver(now, index, packet, received) {
+            Some(verdict) => RxOutcome::Judged { qp: QpIndex(index), verdict, hidden_id },
+            None => RxOutcome::UnknownQp(packet.bth.dest_qp),
+        }
+    }
+
+    /// Checks the ICRC, and counts.
+    pub(super) fn believe(
+        &mut self,
+        index: u32,
+        packet: &Packet,
+        received: &Received<'_>,
+    ) -> Result<Option<u16>, RxOutcome> {
+        match self.check_icrc(index, packet, received) {
+            Ok(hidden_id) => {
+                self.counters.np_ecn_marked_roce_packets += u64::from(packet.is_ce());
+                Ok(hidden_id)
+            }
             Err((computed, stored)) => {
                 self.counters.rx_icrc_encapsulated += 1;
-                return RxOutcome::BadIcrc { computed, stored };
+                Err(RxOutcome::BadIcrc { computed, stored })
             }
-        };
-        self.counters.np_ecn_marked_roce_packets += u64::from(packet.is_ce());
-        let Some(entry) = self.qps.get_mut(index) else { return RxOutcome::UnknownQp(packet.bth.dest_qp) };
+        }
+    }
+
+    /// Hands a packet to a QP; `None`: there is none.
+    pub(super) fn deliver(
+        &mut self,
+        now: Nanos,
+        index: u32,
+        packet: &Packet,
+        received: &Received<'_>,
+    ) -> Option<Verdict> {
+        let entry = self.qps.get_mut(index)?;
         split!(self, now, entry => qp, ctx);
-        let verdict = qp.handle_packet(&mut ctx, &packet, received.index);
+        let verdict = qp.handle_packet(&mut ctx, packet, received.index);
         self.touch(QpIndex(index));
-        RxOutcome::Judged { qp: QpIndex(index), verdict, hidden_id }
+        Some(verdict)
     }
 
     /// The ICRC covers the IPv4 identification, which sockets do not show. The CRC is linear, so the one that would

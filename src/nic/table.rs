@@ -77,8 +77,13 @@ impl<T> NumberedTable<T> {
         }
     }
 
-    /// Puts in what `make` builds from an index and a number; `None`: the table is full.
-    pub(super) fn insert_with(&mut self, make: impl FnOnce(u32, u32) -> T) -> Option<u32> {
+    /// Puts in what `make` builds from an index and a number; `None`: the table is full. `reserved` is a number that is not
+    /// drawn, and that [`index_of`](Self::index_of) does not know.
+    pub(super) fn insert_with(
+        &mut self,
+        reserved: Option<u32>,
+        make: impl FnOnce(u32, u32) -> T,
+    ) -> Option<u32> {
         let index = self.table.next_index()?;
         let generation = &mut self.generations[index as usize];
         let mut number = self.permutation.encode(index as u16, *generation);
@@ -86,6 +91,7 @@ impl<T> NumberedTable<T> {
             *generation = generation.wrapping_add(1);
             number = self.permutation.encode(index as u16, *generation);
         }
+        let number = reserved.unwrap_or(number);
         let value = make(index, number);
         self.table.insert((number, value))
     }
@@ -125,11 +131,11 @@ mod tests {
     fn a_number_leads_to_its_object_until_it_is_removed() {
         let mut table = NumberedTable::new(2, 5);
         let mut numbers = Vec::new();
-        let a = table.insert_with(|_, n| numbers.push(n)).unwrap();
+        let a = table.insert_with(None, |_, n| numbers.push(n)).unwrap();
         assert_eq!(table.index_of(numbers[0]), Some(a));
         table.remove(a).unwrap();
         assert_eq!(table.index_of(numbers[0]), None);
-        let b = table.insert_with(|_, n| numbers.push(n)).unwrap();
+        let b = table.insert_with(None, |_, n| numbers.push(n)).unwrap();
         assert_eq!(a, b, "the slot is used again");
         assert_ne!(numbers[0], numbers[1], "the number is not");
         assert_eq!(table.index_of(numbers[0]), None);
@@ -138,8 +144,8 @@ mod tests {
     #[test]
     fn a_full_table_takes_no_more() {
         let mut table = NumberedTable::new(2, 5);
-        assert!(table.insert_with(|_, _| ()).is_some());
-        assert!(table.insert_with(|_, _| ()).is_some());
-        assert!(table.insert_with(|_, _| ()).is_none());
+        assert!(table.insert_with(None, |_, _| ()).is_some());
+        assert!(table.insert_with(None, |_, _| ()).is_some());
+        assert!(table.insert_with(None, |_, _| ()).is_none());
     }
 }

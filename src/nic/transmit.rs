@@ -6,7 +6,7 @@ use crate::frame::FrameMut;
 use crate::time::Nanos;
 use crate::transport::TxPlan;
 use crate::verbs::QpIndex;
-use crate::wire::MAX_HEADERS;
+use crate::wire::{self, MAX_HEADERS, datagram_port};
 
 /// A packet that will leave as soon as it has a slot.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,10 @@ impl Nic {
         let plan = qp.next_packet(&mut ctx);
         self.touch(index);
         let plan = plan?;
-        let template = self.qps.get(index.0)?.qp.template()?;
+        let template = match plan.way {
+            None => self.qps.get(index.0)?.qp.template()?,
+            Some(way) => &self.handles.find(way)?.template,
+        };
         Some(Planned { plan, frame_len: template.frame_len(plan.bth.opcode, plan.payload_len.into()) })
     }
 
@@ -56,9 +59,16 @@ impl Nic {
     ) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let plan = &planned.plan;
-        let Some(template) = entry.qp.template() else { return };
+        let template = match plan.way {
+            None => entry.qp.template(),
+            Some(way) => self.handles.find(way).map(|handle| &handle.template),
+        };
+        let Some(template) = template else { return };
         let mut headers = [0; MAX_HEADERS];
         let mut offset = template.write_headers(&mut headers, &plan.bth, &plan.ext, plan.payload_len.into());
+        if plan.way.is_some() {
+            template.set_source_port(&mut headers, datagram_port(entry.qp.qpn));
+        }
         frame.write(0, &headers[..offset]);
         if let Some(bytes) = entry.qp.inline_payload(plan) {
             frame.write(offset, bytes);
@@ -75,11 +85,15 @@ impl Nic {
 
     /// Computes the ICRC of a finished frame of this QP.
     pub fn seal(&self, index: QpIndex, frame: &mut FrameMut<'_>) {
-        if let Some(template) = self.qps.get(index.0).and_then(|e| e.qp.template()) {
-            template.seal(frame);
-            if self.config.rxe_flush_icrc {
-                template.seal_as_rxe(frame);
+        match self.qps.get(index.0).and_then(|e| e.qp.template()) {
+            Some(template) => {
+                template.seal(frame);
+                if self.config.rxe_flush_icrc {
+                    template.seal_as_rxe(frame);
+                }
             }
+            // Datagrams go many ways.
+            None => wire::seal(frame),
         }
     }
 }

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::fmt::Arguments;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
@@ -197,6 +198,14 @@ impl<P: Port> Port for LoopbackPort<P> {
 
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
         self.inner.follow(change)
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

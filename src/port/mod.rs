@@ -154,6 +154,20 @@ pub trait Port: Send {
         Ok(())
     }
 
+    /// Takes frames for a multicast group from now on; what lies below joins it if it must.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        let _ = group;
+        Ok(())
+    }
+
+    /// Ends that. A group that was not joined is none to leave.
+    fn leave(&mut self, group: IpAddr) {
+        let _ = group;
+    }
+
     /// Appends this port's counters, those of the layers below first.
     fn counters(&self, out: &mut Vec<(&'static str, u64)>);
 }
@@ -212,6 +226,12 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
         (**self).follow(change)
+    }
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        (**self).join(group)
+    }
+    fn leave(&mut self, group: IpAddr) {
+        (**self).leave(group);
     }
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
         (**self).counters(out);

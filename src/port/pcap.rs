@@ -7,6 +7,7 @@
 
 use std::fmt::{Arguments, Write as _};
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -233,6 +234,14 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
 
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
         self.inner.follow(change)
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

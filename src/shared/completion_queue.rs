@@ -4,7 +4,8 @@
 //! word 0       producer: completions written so far (any worker, compare-and-swap)
 //! word 8       consumer: completions polled so far  (the application, Release)
 //! word 9       armed: 0 no, 1 for a solicited completion, 2 for any
-//! word 16 ..   slots: 0 wr_id | 1 status:8 opcode:8 flags:8 vendor:8 qpn:32 | 2 byte_len:32 imm:32 | 7 sequence
+//! word 16 ..   slots: 0 wr_id | 1 status:8 opcode:8 flags:8 vendor:8 qpn:32 | 2 byte_len:32 imm:32
+//!              3 src_qp:24 sl:8 pkey_index:16 slid:16 | 7 sequence
 //! ```
 //!
 //! A slot's sequence is the lap, from 1, in which it was last filled, stored with Release after the rest: several
@@ -98,6 +99,11 @@ impl CompletionRing {
         slot[0].store(wc.wr_id, Relaxed);
         slot[1].store(head, Relaxed);
         slot[2].store(u64::from(wc.byte_len) | u64::from(wc.imm) << 32, Relaxed);
+        let source = u64::from(wc.src_qp.value())
+            | u64::from(wc.sl) << 24
+            | u64::from(wc.pkey_index) << 32
+            | u64::from(wc.slid) << 48;
+        slot[3].store(source, Relaxed);
         slot[SEQUENCE].store(self.lap(position), Release);
         Ok(())
     }
@@ -122,6 +128,7 @@ impl CompletionRing {
         }
         let head = slot[1].load(Relaxed);
         let rest = slot[2].load(Relaxed);
+        let source = slot[3].load(Relaxed);
         let wc = Wc {
             wr_id: slot[0].load(Relaxed),
             status: WcStatus::from_code(head as u8),
@@ -131,6 +138,10 @@ impl CompletionRing {
             qpn: Qpn::new((head >> 32) as u32),
             byte_len: rest as u32,
             imm: (rest >> 32) as u32,
+            src_qp: Qpn::new(source as u32),
+            sl: (source >> 24) as u8,
+            pkey_index: (source >> 32) as u16,
+            slid: (source >> 48) as u16,
         };
         self.word(CONSUMER).store(position.wrapping_add(1), Release);
         Some(wc)
@@ -160,7 +171,17 @@ mod tests {
     use super::*;
 
     fn wc(wr_id: u64) -> Wc {
-        Wc { wr_id, byte_len: 7, imm: u32::MAX, qpn: Qpn::new(0xabcdef), ..Wc::default() }
+        Wc {
+            wr_id,
+            byte_len: 7,
+            imm: u32::MAX,
+            qpn: Qpn::new(0xabcdef),
+            src_qp: Qpn::new(0xfedcba),
+            sl: 0x81,
+            pkey_index: 0x8002,
+            slid: 0x8003,
+            ..Wc::default()
+        }
     }
 
     #[test]

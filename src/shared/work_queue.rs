@@ -7,7 +7,7 @@
 //! word 16 ..   slots
 //!
 //! send slot:    0 wr_id | 1 opcode:8 flags:8 num_sge:8 -:8 inline_len:32 | 2 imm:32 rkey:32
-//!               3 remote_addr | 4 compare_add | 5 swap | 6,7 - | 8.. SGEs (addr, length:32 lkey:32) or payload
+//!               3 remote_addr | 4 compare_add | 5 swap | 6 ah:32 remote_qpn:32 | 7 remote_qkey:32 -:32 | 8.. SGEs (addr, length:32 lkey:32) or payload
 //! receive slot: 0 wr_id | 1 num_sge | 2.. SGEs
 //! ```
 //!
@@ -24,7 +24,7 @@ use std::sync::atomic::{
 
 use super::region::{LINE, Region};
 use crate::limits::{MAX_INLINE, MAX_SGE};
-use crate::verbs::{LKey, RKey, RecvWr, SendFlags, SendWr, Sge, WrOpcode};
+use crate::verbs::{AhId, LKey, QpType, Qpn, RKey, RecvWr, SendFlags, SendWr, Sge, UdAddress, WrOpcode};
 
 const PRODUCER: usize = 0;
 const CONSUMER: usize = LINE;
@@ -65,6 +65,14 @@ pub enum PostError {
     /// Inline payload makes no sense for a READ, an atomic, a FLUSH or a local operation (`EINVAL`).
     #[error("inline payload with {0:?}, which sends none")]
     InlineNotAllowed(WrOpcode),
+    /// The QP's service has no such operation (`EINVAL`).
+    #[error("a QP of type {qp_type:?} cannot {opcode:?}")]
+    NotServed {
+        /// What was asked.
+        opcode: WrOpcode,
+        /// Of whom.
+        qp_type: QpType,
+    },
     /// A message is longer than 2^31 bytes (`EINVAL`).
     #[error("the message is {0} bytes long, the transport carries 2^31")]
     MessageTooLong(u64),
@@ -204,6 +212,9 @@ impl SendRing {
             slot[4].store(wr.compare_add, Relaxed);
             slot[5].store(wr.swap, Relaxed);
         }
+        let UdAddress { ah, remote_qpn, remote_qkey } = wr.ud;
+        slot[6].store(u64::from(ah.0) | u64::from(remote_qpn.value()) << 32, Relaxed);
+        slot[7].store(remote_qkey.into(), Relaxed);
         self.ring.publish(producer);
         Ok(())
     }
@@ -260,6 +271,7 @@ impl SendRing {
         }
         let wr_id = slot[0].load(Relaxed);
         let imm_rkey = slot[2].load(Relaxed);
+        let to = slot[6].load(Relaxed);
         let wr = WrOpcode::from_code(head & 0xff).map(|opcode| SendWr {
             wr_id,
             opcode,
@@ -269,6 +281,11 @@ impl SendRing {
             rkey: RKey((imm_rkey >> 32) as u32),
             compare_add: slot[4].load(Relaxed),
             swap: slot[5].load(Relaxed),
+            ud: UdAddress {
+                ah: AhId(to as u32),
+                remote_qpn: Qpn::new((to >> 32) as u32),
+                remote_qkey: slot[7].load(Relaxed) as u32,
+            },
         });
         Some(FetchedSend { wr, wr_id, num_sge: if is_inline { 0 } else { num_sge }, inline_len })
     }
@@ -393,6 +410,7 @@ mod tests {
             rkey: RKey(0xffff_fffe),
             compare_add: 1,
             swap: u64::MAX - 1,
+            ud: UdAddress { ah: AhId(u32::MAX), remote_qpn: Qpn::new(0xff_fffe), remote_qkey: 0x8001_0000 },
         };
         let posted = [Sge { addr: u64::MAX, length: 8, lkey: LKey(0x8000_0001) }];
         ring.post(&wr, Payload::Sges(&posted)).unwrap();

@@ -11,8 +11,8 @@ use crate::shared::work_queue::Payload;
 use crate::shared::{CompletionRing, Doorbells, HostMemory, PostError, RecvRing, SendRing};
 use crate::time::Nanos;
 use crate::verbs::{
-    Access, AddressVector, AsyncEvent, CqIndex, LKey, MrIndex, PdId, QpAttr, QpCaps, QpInit, QpType, SendWr,
-    Sge, Wc,
+    Access, AddressVector, AhId, AsyncEvent, CqIndex, LKey, MrIndex, PdId, QpAttr, QpCaps, QpInit, QpType,
+    SendWr, Sge, Wc,
 };
 use crate::wire::Gid;
 
@@ -186,6 +186,17 @@ impl Host {
         match self.call(Nanos::ZERO, command) {
             Ok(Answer::Qp(handle)) => HostQp { handle, cq: ring, cq_index, sends, receives },
             other => panic!("a QP: {other:?}"),
+        }
+    }
+
+    /// Makes an address handle.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn create_ah(&mut self, av: &AddressVector) -> AhId {
+        match self.call(Nanos::ZERO, Command::CreateAh(self.pd, Box::new(*av))) {
+            Ok(Answer::Ah(ah)) => ah,
+            other => panic!("an address handle: {other:?}"),
         }
     }
 

@@ -61,7 +61,15 @@ impl Qp {
     fn plan_ack(&self, psn: Psn, msn: u32, syndrome: Syndrome) -> TxPlan {
         let bth = Bth { opcode: Opcode::RC_ACKNOWLEDGE, psn, ..self.bth() };
         let ext = Ext::Aeth(Aeth { syndrome: syndrome.into(), msn });
-        TxPlan { bth, ext, payload_len: 0, inline: None, reason: TxReason::Answer, origin: Origin::Reply }
+        TxPlan {
+            bth,
+            ext,
+            payload_len: 0,
+            inline: None,
+            way: None,
+            reason: TxReason::Answer,
+            origin: Origin::Reply,
+        }
     }
 
     fn plan_atomic_response(&self, ctx: &Ctx<'_>, slot: u8) -> Option<TxPlan> {
@@ -70,7 +78,7 @@ impl Qp {
         let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
         let ext = Ext::AtomicAck(Aeth { syndrome: syndrome.into(), msn: resource.msn }, resource.result);
         let reason = if resource.again { TxReason::AnswerAgain } else { TxReason::Answer };
-        Some(TxPlan { bth, ext, payload_len: 0, inline: None, reason, origin: Origin::Reply })
+        Some(TxPlan { bth, ext, payload_len: 0, inline: None, way: None, reason, origin: Origin::Reply })
     }
 
     fn plan_read_response(&self, ctx: &mut Ctx<'_>, slot: u8) -> Option<TxPlan> {
@@ -96,7 +104,15 @@ impl Qp {
         let ext = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) };
         let bth = Bth { opcode, psn: resource.first_psn + k, ..self.bth() };
         let reason = if resource.again { TxReason::AnswerAgain } else { TxReason::Answer };
-        Some(TxPlan { bth, ext, payload_len: length as u16, inline: None, reason, origin: Origin::Reply })
+        Some(TxPlan {
+            bth,
+            ext,
+            payload_len: length as u16,
+            inline: None,
+            way: None,
+            reason,
+            origin: Origin::Reply,
+        })
     }
 
     /// The reply at the front has left.

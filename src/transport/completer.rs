@@ -8,7 +8,7 @@ use super::requester::packets_for;
 use super::scatter::{self, FramePayload};
 use super::{Cause, Ctx, Qp, Verdict};
 use crate::time::Nanos;
-use crate::verbs::{AsyncEvent, EventKind, QpState, SendFlags, Wc, WcOpcode, WcStatus, WrOpcode};
+use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, SendFlags, Wc, WcOpcode, WcStatus, WrOpcode};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Position, Psn, Syndrome, rnr_timer_ns};
 
 impl Qp {
@@ -242,7 +242,7 @@ impl Qp {
     }
 
     /// The oldest work request is done.
-    fn complete_oldest(&mut self, ctx: &mut Ctx<'_>) {
+    pub(super) fn complete_oldest(&mut self, ctx: &mut Ctx<'_>) {
         let wqe = *self.requester.queue.at(self.requester.queue.tail());
         if self.sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED) {
             self.push_send_completion(ctx, &wqe.wr, WcStatus::Success, 0, wqe.length as u32);
@@ -280,14 +280,18 @@ impl Qp {
         }
     }
 
-    /// The oldest work request carries the cause, all others flush, and the QP is in the error state.
+    /// The oldest work request carries the cause, all others flush, and the QP is in the error state: of its send queue
+    /// alone, where the service has that (IBTA 9.9.2.2).
     pub(super) fn fail_oldest(&mut self, ctx: &mut Ctx<'_>, status: WcStatus, vendor_err: u8) {
         debug_assert!(!self.requester.queue.is_empty(), "something was outstanding, or nothing could fail");
         let wqe = *self.requester.queue.at(self.requester.queue.tail());
         ctx.counters.req_cqe_error += 1;
         self.push_send_completion(ctx, &wqe.wr, status, vendor_err, 0);
         self.requester.queue.retire();
-        self.enter_error(ctx);
+        match self.qp_type {
+            QpType::Uc | QpType::Ud | QpType::Gsi => self.enter_send_queue_error(ctx),
+            QpType::Rc | QpType::XrcSend | QpType::XrcRecv => self.enter_error(ctx),
+        }
     }
 
     pub(super) fn push_send_completion(

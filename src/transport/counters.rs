@@ -26,7 +26,7 @@ counters! {
     sent_bytes,
     /// Payload bytes received.
     rcvd_bytes,
-    /// SEND messages sent and acknowledged.
+    /// SEND messages sent, and acknowledged where the service does that.
     rdma_sends,
     /// SEND messages received.
     rdma_recvs,
@@ -90,10 +90,16 @@ counters! {
     rx_wrong_source,
     /// Packets for a QPN that nobody has.
     rx_unknown_qp,
+    /// Packets for a multicast group with members.
+    rx_multicast,
     /// Packets of another service than the QP's.
     rx_wrong_service,
     /// Packets with a foreign partition key.
     rx_bad_pkey,
+    /// Datagrams that presented another Q_Key than their QP's (`qkey_viol_cntr` of a port's attributes).
+    qkey_viol_cntr,
+    /// Packets of UC and UD dropped without a word: their message lost a packet, or there was no receive.
+    rx_dropped_unacknowledged,
     /// Packets whose ICRC does not match (`rx_icrc_encapsulated` of mlx5).
     rx_icrc_encapsulated,
     /// Packets accepted although the hidden IPv4 identification leaves their ICRC weak.

@@ -16,11 +16,13 @@
 //!
 //! Read [`requester`], [`completer`], [`retry`] and [`responder`] in this order. The first three are one side of a
 //! connection, the last is the other; they share no state. [`local`] is the work requests that send nothing, and
-//! [`memory`] which key opens what to whom.
+//! [`memory`] which key opens what to whom. [`uc`] and [`ud`] are the services without acknowledgements, in which a request
+//! is done when it has left.
 //!
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made.
 //! Whatever a peer sends ends in a counted drop, a NAK, or a completion with a status.
 
+pub mod address;
 pub mod answers;
 pub mod completer;
 pub mod local;
@@ -34,11 +36,14 @@ pub mod responder;
 pub mod retry;
 pub mod scatter;
 pub mod send_queue;
+pub mod uc;
+pub mod ud;
 pub mod verdict;
 
 mod counters;
 mod planted;
 
+pub use address::AddressHandles;
 pub use counters::Counters;
 pub use memory::{MemoryTable, Refusal, RegionSpec, Span, User};
 pub use permutation::Permutation;
@@ -49,7 +54,7 @@ pub use verdict::{Cause, TxReason, Verdict};
 
 use crate::limits::Limits;
 use crate::time::Nanos;
-use crate::verbs::{AsyncEvent, CqIndex, QpIndex, RecvWr, Sge, Wc};
+use crate::verbs::{AhId, AsyncEvent, CqIndex, QpIndex, RecvWr, Sge, Wc};
 use crate::wire::{Bth, Ext};
 
 /// What a QP needs of its surroundings for one call.
@@ -60,6 +65,8 @@ pub struct Ctx<'a> {
     pub memory: &'a mut MemoryTable,
     /// Payload of packets that were planned has not been gathered yet: what it is made of must stay.
     pub gathers_pending: bool,
+    /// The ways of datagrams.
+    pub handles: &'a AddressHandles,
     /// Where receives are taken from.
     pub receives: &'a mut dyn ReceiveQueue,
     /// Where effects go.
@@ -194,6 +201,8 @@ pub struct TxPlan {
     pub payload_len: u16,
     /// The payload is inline data of this send queue position from this byte on, instead of `Output::gather`.
     pub inline: Option<(u32, u32)>,
+    /// The way it takes, if not the QP's own.
+    pub way: Option<AhId>,
     /// Why it leaves.
     pub reason: TxReason,
     /// Request or reply, and which.
@@ -205,4 +214,6 @@ pub struct TxPlan {
 pub(crate) enum Origin {
     Request,
     Reply,
+    /// A request that is done when its last packet has left.
+    Unacknowledged,
 }

@@ -17,6 +17,10 @@ pub enum PlantedBug {
     AckCompletesRead,
     /// The last packet of a message does not ask for an acknowledgement after a retransmission.
     NoAckRequestOnRetransmission,
+    /// An unreliable connection goes on with a message that lost a packet.
+    UcIgnoresGaps,
+    /// Datagrams are taken whatever Q_Key they present.
+    UdIgnoresQkey,
 }
 
 #[cfg(feature = "planted-bugs")]

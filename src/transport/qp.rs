@@ -1,5 +1,6 @@
 //! A queue pair: its state, its attributes, and who handles what.
 
+use super::address::template_of;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::{Ctx, Origin, Span, TxPlan, User, Verdict};
@@ -10,7 +11,7 @@ use crate::verbs::{
     Access, AddressVector, AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpAttr, QpIndex, QpInit, QpState,
     QpType, Sge, WcStatus,
 };
-use crate::wire::{Bth, FlowSpec, NakCode, Packet, Psn, Qpn, RoceVersion, Service, Template, entropy_port};
+use crate::wire::{Bth, Gid, NakCode, Packet, Psn, Qpn, Service, Template, entropy_port};
 
 /// The default partition's key: full member.
 const PKEY: u16 = 0xffff;
@@ -126,6 +127,7 @@ pub struct Qp {
     pub sig_all: bool,
     /// Its service.
     pub qp_type: QpType,
+    service: Service,
     state: QpState,
     attributes: Attributes,
     template: Option<Template>,
@@ -135,12 +137,17 @@ pub struct Qp {
     drain_requested: bool,
     /// A READ response has just left: a request goes before the next one.
     request_is_due: bool,
+    /// Our address in what was last sent to a multicast group.
+    pub(super) group_source: Option<Gid>,
 }
 
 impl Qp {
     /// A QP in RESET.
     pub fn new(config: &QpConfig) -> Qp {
         let caps = &config.init.caps;
+        // Only a reliable responder keeps what it answered.
+        let reliable = config.init.qp_type == QpType::Rc;
+        let resources = if reliable { config.rd_atomic_limit } else { 0 };
         Qp {
             index: config.index,
             qpn: config.qpn,
@@ -149,14 +156,16 @@ impl Qp {
             recv_cq: config.recv_cq,
             sig_all: config.init.sq_sig_all,
             qp_type: config.init.qp_type,
+            service: service_of(config.init.qp_type),
             state: QpState::Reset,
             attributes: Attributes::new(),
             template: None,
             requester: Requester::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline),
-            responder: Responder::new(caps.max_recv_sge, config.rd_atomic_limit),
+            responder: Responder::new(caps.max_recv_sge, resources),
             established: false,
             drain_requested: false,
             request_is_due: false,
+            group_source: None,
         }
     }
 
@@ -207,7 +216,8 @@ impl Qp {
         }
         self.requester.retries_left = self.attributes.retry_cnt;
         self.requester.rnr_retries_left = self.attributes.rnr_retry;
-        self.template = self.attributes.av.map(|av| self.make_template(&av));
+        let port = entropy_port(self.qpn, self.attributes.dest_qpn);
+        self.template = self.attributes.av.map(|av| template_of(&av, port));
         if next == QpState::Err {
             self.enter_error(ctx);
         }
@@ -245,21 +255,7 @@ impl Qp {
         self.responder.reset();
         self.established = false;
         self.drain_requested = false;
-    }
-
-    fn make_template(&self, av: &AddressVector) -> Template {
-        Template::new(&FlowSpec {
-            src_mac: av.smac,
-            dst_mac: av.dmac,
-            vlan: None,
-            src: av.sgid,
-            dst: av.dgid,
-            traffic_class: av.traffic_class,
-            flow_label: av.flow_label,
-            hop_limit: av.hop_limit,
-            source_port: entropy_port(self.qpn, self.attributes.dest_qpn),
-            version: RoceVersion::V2,
-        })
+        self.group_source = None;
     }
 
     /// The BTH that all packets of this QP have in common.
@@ -278,6 +274,9 @@ impl Qp {
             return verdict;
         }
         ctx.counters.rcvd_pkts += 1;
+        if self.qp_type != QpType::Rc {
+            return self.handle_unacknowledged(ctx, packet, frame);
+        }
         let is_response = packet.info().is_response();
         match (self.state, is_response) {
             // Nothing is expected yet, or any more.
@@ -291,15 +290,18 @@ impl Qp {
                 Verdict::Ghost
             }
             (QpState::Rtr, false) => {
-                if !self.established {
-                    self.established = true;
-                    let event = AsyncEvent::Qp(self.index, EventKind::CommunicationEstablished);
-                    ctx.out.events.push(event);
-                }
+                self.note_established(ctx);
                 self.handle_request(ctx, packet, frame)
             }
             (QpState::Rts | QpState::Sqd, false) => self.handle_request(ctx, packet, frame),
             (QpState::Rts | QpState::Sqd, true) => self.handle_response(ctx, packet, frame),
+        }
+    }
+
+    /// The first packet of the peer, before the application has gone on to RTS.
+    pub(super) fn note_established(&mut self, ctx: &mut Ctx<'_>) {
+        if !std::mem::replace(&mut self.established, true) {
+            ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::CommunicationEstablished));
         }
     }
 
@@ -310,7 +312,7 @@ impl Qp {
             ctx.counters.rp_cnp_ignored += 1;
             return Some(Verdict::Cnp);
         }
-        if service != Service::Rc {
+        if service != self.service {
             ctx.counters.rx_wrong_service += 1;
             return Some(Verdict::WrongService);
         }
@@ -336,10 +338,10 @@ impl Qp {
         self.requester.queue.has_room().then(|| self.requester.queue.next_buffers())
     }
 
-    /// A work request was fetched to `send_buffers`. In the error state it is flushed at once.
+    /// A work request was fetched to `send_buffers`. In an error state it is flushed at once.
     pub fn post_send(&mut self, ctx: &mut Ctx<'_>, fetched: &FetchedSend) {
         self.requester.queue.push(fetched.wr, fetched.wr_id, fetched.num_sge, fetched.inline_len);
-        if self.state == QpState::Err {
+        if matches!(self.state, QpState::Err | QpState::Sqe) {
             self.flush_sends(ctx);
         }
     }
@@ -358,6 +360,9 @@ impl Qp {
     /// What would leave next: replies first, but READ responses and requests take turns, so that neither starves
     /// the other. Its payload is described in `Output::gather`.
     pub fn next_packet(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        if self.qp_type != QpType::Rc {
+            return self.next_unacknowledged(ctx);
+        }
         if self.request_is_due {
             return self.next_request(ctx).or_else(|| self.next_reply(ctx));
         }
@@ -372,6 +377,7 @@ impl Qp {
         match plan.origin {
             Origin::Request => self.request_sent(ctx, plan),
             Origin::Reply => self.reply_sent(),
+            Origin::Unacknowledged => self.unacknowledged_sent(ctx, plan),
         }
     }
 
@@ -397,7 +403,12 @@ impl Qp {
         self.responder.keep_up_to_refusal();
     }
 
-    fn flush_sends(&mut self, ctx: &mut Ctx<'_>) {
+    /// Only the state: `enter_send_queue_error` does the rest.
+    pub(super) fn set_send_queue_error(&mut self) {
+        self.state = QpState::Sqe;
+    }
+
+    pub(super) fn flush_sends(&mut self, ctx: &mut Ctx<'_>) {
         while !self.requester.queue.is_empty() {
             let wr = self.requester.queue.at(self.requester.queue.tail()).wr;
             ctx.counters.req_cqe_flush_error += 1;
@@ -427,5 +438,14 @@ impl Qp {
         access: Access,
     ) -> Result<Span, NakCode> {
         ctx.memory.check_remote(self.user(), rkey, va, length, access).map_err(|_| NakCode::RemoteAccess)
+    }
+}
+
+fn service_of(qp_type: QpType) -> Service {
+    match qp_type {
+        QpType::Rc => Service::Rc,
+        QpType::Uc => Service::Uc,
+        QpType::Ud | QpType::Gsi => Service::Ud,
+        QpType::XrcSend | QpType::XrcRecv => Service::Xrc,
     }
 }

@@ -218,10 +218,11 @@ impl Qp {
         }
         let starts = !wqe.started;
         let fenced = starts && wqe.wr.flags.contains(SendFlags::FENCE) && r.reads_outstanding > 0;
-        // What was started before and leaves again was within the limit then.
+        // What was started before and leaves again was within the limit then. A limit of 0 is none to wait for: the work
+        // request fails when its turn comes.
         let reads_full = starts
             && wqe.wr.opcode.takes_resource()
-            && r.reads_outstanding >= u32::from(self.attributes().max_rd_atomic);
+            && r.reads_outstanding >= u32::from(self.attributes().max_rd_atomic.max(1));
         let in_flight = r.in_flight();
         let window_full = in_flight >= window;
         // PSNs are told apart over half their circle, which a READ of 2^31 bytes in packets of 256 fills alone.
@@ -285,7 +286,15 @@ impl Qp {
             psn,
             ..self.bth()
         };
-        Ok(TxPlan { bth, ext, payload_len, inline, reason: self.reason(again), origin: Origin::Request })
+        Ok(TxPlan {
+            bth,
+            ext,
+            payload_len,
+            inline,
+            way: None,
+            reason: self.reason(again),
+            origin: Origin::Request,
+        })
     }
 
     fn reason(&self, again: bool) -> TxReason {
@@ -386,8 +395,8 @@ fn atomic(wqe: &Wqe) -> (Opcode, AtomicEth) {
     }
 }
 
-/// Opcode and headers of a packet of a SEND or WRITE.
-fn segment(wqe: &Wqe, first: bool, last: bool) -> (Opcode, Ext) {
+/// Opcode and headers of a packet of a SEND or WRITE of RC; those of UC differ in the bits of the service.
+pub(super) fn segment(wqe: &Wqe, first: bool, last: bool) -> (Opcode, Ext) {
     let imm = wqe.wr.imm;
     let whole = reth(wqe, 0, wqe.length);
     match (wqe.wr.opcode, first, last) {

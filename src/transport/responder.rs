@@ -14,7 +14,7 @@ use crate::wire::{NakCode, Operation, Packet, Position, Psn, Reth};
 
 /// The message that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Message {
+pub(super) enum Message {
     None,
     /// Bytes of a SEND so far; its receive has been taken.
     Send {
@@ -71,9 +71,9 @@ pub struct Responder {
     pub(super) expected: Psn,
     /// Messages completed, 24 bits.
     pub(super) msn: u32,
-    message: Message,
-    receive: Option<RecvWr>,
-    sges: Box<[Sge]>,
+    pub(super) message: Message,
+    pub(super) receive: Option<RecvWr>,
+    pub(super) sges: Box<[Sge]>,
     /// A NAK has asked for `expected`: silence until it comes.
     nak_sent: bool,
     /// Packets since the last acknowledgement was queued.
@@ -250,7 +250,7 @@ impl Qp {
     }
 
     /// FIRST and ONLY start a message, MIDDLE and LAST go on with one of the same kind.
-    fn check_sequence(&self, packet: &Packet) -> Result<(), Refusal> {
+    pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Refusal> {
         let info = packet.info();
         let goes_on = matches!(info.position, Position::Middle | Position::Last);
         let fits = match self.responder.message {
@@ -261,7 +261,7 @@ impl Qp {
         if fits { Ok(()) } else { Err(NakCode::InvalidRequest.into()) }
     }
 
-    fn check_length(&self, packet: &Packet) -> Result<(), Refusal> {
+    pub(super) fn check_length(&self, packet: &Packet) -> Result<(), Refusal> {
         let mtu = self.attributes().path_mtu.bytes();
         let length = packet.payload.len();
         if !(length + usize::from(packet.bth.pad)).is_multiple_of(4) {
@@ -548,7 +548,13 @@ impl Qp {
         Verdict::Refused(refusal.nak)
     }
 
-    fn complete_receive(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, opcode: WcOpcode, bytes: u64) {
+    pub(super) fn complete_receive(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        packet: &Packet,
+        opcode: WcOpcode,
+        bytes: u64,
+    ) {
         let Some(receive) = self.responder.receive.take() else { return };
         let mut flags = WcFlags::empty();
         flags.set(WcFlags::WITH_IMM, packet.imm().is_some());
@@ -602,6 +608,6 @@ pub(super) fn payload_of(packet: &Packet, frame: u16) -> FramePayload {
     FramePayload { frame, offset: packet.payload.start as u16, length: packet.payload.len() as u16 }
 }
 
-fn is_last(packet: &Packet) -> bool {
+pub(super) fn is_last(packet: &Packet) -> bool {
     matches!(packet.info().position, Position::Last | Position::Only)
 }

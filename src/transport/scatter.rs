@@ -106,6 +106,27 @@ pub fn scatter(
     result
 }
 
+/// Zeroes the first `length` bytes of the message. On error nothing was appended.
+pub fn zero(
+    memory: &MemoryTable,
+    pd: PdId,
+    sges: &[Sge],
+    length: u64,
+    out: &mut Output,
+) -> Result<(), ListError> {
+    let before = out.dma_in.len();
+    let result = walk(memory, pd, sges, 0, length, Access::LOCAL_WRITE, |to, n| {
+        for done in (0..n).step_by(8) {
+            let to = Span { offset: to.offset + done, ..to };
+            out.dma_in.push(DmaIn::Store { value: 0, skip: 0, length: (n - done).min(8) as u8, to });
+        }
+    });
+    if result.is_err() {
+        out.dma_in.truncate(before);
+    }
+    result
+}
+
 /// Stores the 8 bytes of an atomic's result. On error nothing was appended.
 pub fn store(
     memory: &MemoryTable,

@@ -48,6 +48,21 @@ pub enum Verdict {
     WrongService,
     /// A foreign partition.
     BadPkey(u16),
+    /// Part of a message that lost a packet; dropped in silence.
+    Incomplete {
+        /// The PSN that would have gone on with it.
+        expected: Psn,
+    },
+    /// No receive is posted, and nobody is told.
+    NoReceive,
+    /// A request of a service without acknowledgements that is not allowed; nobody is told.
+    Unsuitable,
+    /// The receive cannot hold the message; the QP is in the error state.
+    ReceiveFailed(WcStatus),
+    /// A datagram with another key than the QP's.
+    BadQkey(u32),
+    /// What the QP itself sent to a group.
+    OwnMulticast,
     /// A reserved AETH syndrome.
     ReservedSyndrome(u8),
     /// A congestion notification.
@@ -123,6 +138,14 @@ impl fmt::Display for Verdict {
             Verdict::WrongSource => f.write_str("dropped: not the QP's peer"),
             Verdict::WrongService => f.write_str("dropped: not the QP's service"),
             Verdict::BadPkey(pkey) => write!(f, "dropped: P_Key {pkey:#06x}"),
+            Verdict::Incomplete { expected } => {
+                write!(f, "dropped: part of a message that lost a packet, PSN {expected} was due")
+            }
+            Verdict::NoReceive => f.write_str("dropped: no receive posted"),
+            Verdict::Unsuitable => f.write_str("dropped: length, key or rights do not fit"),
+            Verdict::ReceiveFailed(status) => write!(f, "receive fails, QP to error: {status}"),
+            Verdict::BadQkey(qkey) => write!(f, "dropped: Q_Key {qkey:#010x} is not the QP's"),
+            Verdict::OwnMulticast => f.write_str("not to the sender itself"),
             Verdict::ReservedSyndrome(code) => write!(f, "dropped: reserved syndrome {code:#04x}"),
             Verdict::Cnp => f.write_str("congestion notification"),
         }

@@ -134,6 +134,8 @@ bitflags! {
     /// What else a completion says (`ibv_wc_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct WcFlags: u8 {
+        /// The first 40 bytes of the receive are a GRH, or the IP header in its place.
+        const GRH = 1;
         /// `imm` is valid.
         const WITH_IMM = 1 << 1;
         /// `imm` is the key that the peer invalidated.
@@ -162,6 +164,14 @@ pub struct Wc {
     pub byte_len: u32,
     /// Immediate data in host order, or the key that was invalidated: `flags` says which.
     pub imm: u32,
+    /// Who sent a datagram.
+    pub src_qp: Qpn,
+    /// Index of the partition key that a datagram came with.
+    pub pkey_index: u16,
+    /// The sender's LID: RoCE has none, so 0.
+    pub slid: u16,
+    /// Service level.
+    pub sl: u8,
 }
 
 /// What happened to an object outside the order of completions (`ibv_event_type`).

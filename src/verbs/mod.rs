@@ -12,7 +12,9 @@ mod work;
 pub use attr::{AddressVector, AttrMask, QpAttr, QpCaps, QpInit};
 pub use completion::{AsyncEvent, EventKind, Wc, WcFlags, WcOpcode, WcStatus};
 pub use modify::{ModifyError, check_transition};
-pub use work::{FastRegistration, FlushRange, RecvWr, SendFlags, SendWr, Sge, WindowBind, WrOpcode};
+pub use work::{
+    FastRegistration, FlushRange, RecvWr, SendFlags, SendWr, Sge, UdAddress, WindowBind, WrOpcode,
+};
 
 pub use crate::wire::{Gid, Psn, Qpn};
 
@@ -47,6 +49,10 @@ pub enum MwType {
     /// protection domain are both checked).
     Two = 2,
 }
+
+/// Names an address handle. The number of one that was destroyed names nothing for a long time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct AhId(pub u32);
 
 /// A key for local use of a memory region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -125,6 +131,19 @@ impl QpType {
     /// From the number that `ibv_create_qp` takes.
     pub fn from_code(code: u32) -> Option<QpType> {
         QpType::ALL.into_iter().find(|t| *t as u32 == code)
+    }
+
+    /// True if its send queue carries out `opcode` (IBTA table 72).
+    pub fn serves(self, opcode: WrOpcode) -> bool {
+        match self {
+            QpType::Rc | QpType::XrcSend => true,
+            QpType::Uc => {
+                use WrOpcode::{Send, SendImm, Write, WriteImm};
+                opcode.is_local() || matches!(opcode, Send | SendImm | Write | WriteImm)
+            }
+            QpType::Ud | QpType::Gsi => matches!(opcode, WrOpcode::Send | WrOpcode::SendImm),
+            QpType::XrcRecv => false,
+        }
     }
 
     /// Each message names its peer by an address handle: UD and QP1.

@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 
-use super::{Access, LKey, RKey};
+use super::{Access, AhId, LKey, Qpn, RKey};
 
 /// What a send work request does (`ibv_wr_opcode`; [`FastRegister`](WrOpcode::FastRegister) is the kernel's `IB_WR_REG_MR`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -136,6 +136,17 @@ pub struct Sge {
     pub lkey: LKey,
 }
 
+/// Whom a datagram is for (`ibv_send_wr.wr.ud`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdAddress {
+    /// The way there.
+    pub ah: AhId,
+    /// The QP there.
+    pub remote_qpn: Qpn,
+    /// Its Q_Key. With the highest bit set: the sending QP's own is used instead (IBTA 10.2.5).
+    pub remote_qkey: u32,
+}
+
 /// A send work request without its scatter/gather list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendWr {
@@ -155,6 +166,8 @@ pub struct SendWr {
     pub compare_add: u64,
     /// Swap operand.
     pub swap: u64,
+    /// Whom it is for, from a UD QP.
+    pub ud: UdAddress,
 }
 
 /// How a memory window is bound (`ibv_mw_bind_info` and `ibv_wr_bind_mw`).
@@ -219,6 +232,7 @@ impl SendWr {
             rkey: bind.window,
             compare_add: bind.length,
             swap: u64::from(bind.region.0) | u64::from(bind.new_key.0) << 32,
+            ..SendWr::default()
         }
     }
 
@@ -246,6 +260,7 @@ impl SendWr {
             rkey: region.key,
             compare_add: region.length,
             swap: region.page_shift.into(),
+            ..SendWr::default()
         }
     }
 
@@ -277,7 +292,7 @@ impl SendWr {
             remote_addr: range.address,
             rkey: range.rkey,
             compare_add: range.length.into(),
-            swap: 0,
+            ..SendWr::default()
         }
     }
 }
@@ -294,6 +309,7 @@ impl Default for SendWr {
             rkey: RKey(0),
             compare_add: 0,
             swap: 0,
+            ud: UdAddress::default(),
         }
     }
 }

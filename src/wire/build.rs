@@ -301,13 +301,15 @@ impl Template {
     /// Sets the pad of a finished frame to zeros, then computes its ICRC and stores it in the last
     /// four bytes. The frame is exactly [`frame_len`](Self::frame_len) long.
     pub fn seal(&self, frame: &mut FrameMut<'_>) {
-        let icrc_offset = frame.len().saturating_sub(ICRC_LEN);
-        let mut flags = [0];
-        frame.as_frame().copy_to(self.prefix_len + 1, &mut flags);
-        let pad = usize::from(flags[0] >> 4 & 3);
-        frame.write(icrc_offset.saturating_sub(pad), &[0; 3][..pad]);
-        let crc = icrc::compute(&frame.as_frame(), self.l3_offset, icrc_offset);
-        frame.write(icrc_offset, &crc.to_le_bytes());
+        seal_at(frame, self.l3_offset, self.prefix_len);
+    }
+
+    /// Replaces the UDP source port in headers that this template wrote: one way, many senders.
+    pub fn set_source_port(&self, headers: &mut [u8; MAX_HEADERS], port: u16) {
+        if self.kind != Kind::Grh {
+            let at = self.prefix_len - 8;
+            headers[at..at + 2].copy_from_slice(&port.to_be_bytes());
+        }
     }
 
     /// Replaces the ICRC of a sealed FLUSH by that of rdma_rxe ([`icrc::of_rxe_flush`]); other packets stay as they are.
@@ -401,6 +403,39 @@ impl Template {
 
 fn length(n: usize) -> u16 {
     u16::try_from(n).unwrap_or_else(|_| panic!("packet of {n} bytes, IP carries at most 65535"))
+}
+
+/// The UDP source port of a datagram QP, in 0xc000..=0xffff: it depends on the sender alone (`rxe_qp.c`:
+/// `hash_32(qpn, 14)` of the kernel, a multiplication by the golden ratio).
+pub fn datagram_port(qpn: Qpn) -> u16 {
+    0xc000 + (qpn.value().wrapping_mul(0x61c8_8647) >> (32 - 14)) as u16
+}
+
+/// Seals a finished frame of any flow, as [`Template::seal`] does, with offsets read from the frame's own
+/// headers, which [`Template::write_headers`] wrote.
+pub fn seal(frame: &mut FrameMut<'_>) {
+    let mut chain = [0; MAX_PREFIX];
+    frame.as_frame().copy_to(0, &mut chain);
+    let ether_type = |at: usize| u16::from_be_bytes([chain[at], chain[at + 1]]);
+    let l3_offset = if ether_type(12) == ether_type::VLAN { 18 } else { 14 };
+    let prefix_len = l3_offset
+        + match ether_type(l3_offset - 2) {
+            ether_type::IPV4 => 20 + 8,
+            ether_type::IPV6 => 40 + 8,
+            _ => 40,
+        };
+    seal_at(frame, l3_offset, prefix_len);
+}
+
+/// The pad, then the ICRC, of a frame whose L3 header begins at `l3_offset` and whose BTH at `prefix_len`.
+fn seal_at(frame: &mut FrameMut<'_>, l3_offset: usize, prefix_len: usize) {
+    let icrc_offset = frame.len().saturating_sub(ICRC_LEN);
+    let mut flags = [0];
+    frame.as_frame().copy_to(prefix_len + 1, &mut flags);
+    let pad = usize::from(flags[0] >> 4 & 3);
+    frame.write(icrc_offset.saturating_sub(pad), &[0; 3][..pad]);
+    let crc = icrc::compute(&frame.as_frame(), l3_offset, icrc_offset);
+    frame.write(icrc_offset, &crc.to_le_bytes());
 }
 
 /// The UDP source port of a connected QP pair, in 0xc000..=0xffff: the same from both ends, so

@@ -23,7 +23,7 @@ pub mod parse;
 mod psn;
 mod qpn;
 
-pub use build::{Ext, FlowSpec, MAX_HEADERS, RoceVersion, Template, entropy_port};
+pub use build::{Ext, FlowSpec, MAX_HEADERS, RoceVersion, Template, datagram_port, entropy_port, seal};
 pub use gid::Gid;
 pub use headers::{Aeth, AtomicEth, Bth, Deth, Feth, NakCode, Reth, Syndrome, XrcEth, credits, rnr_timer_ns};
 pub use icrc::Icrc;

@@ -1,6 +1,6 @@
 //! What lies below the transport: Ethernet, 802.1Q, IPv4, IPv6 (and the GRH, its twin), UDP.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use zerocopy::byteorder::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -146,6 +146,21 @@ pub struct UdpHeader {
     pub checksum: u16,
 }
 
+/// The MAC address that frames for a multicast group carry (RFC 1112 6.4, RFC 2464 7); `None`: no group's address.
+pub fn multicast_mac(group: IpAddr) -> Option<[u8; 6]> {
+    match group {
+        IpAddr::V4(v4) if v4.is_multicast() => {
+            let [_, b, c, d] = v4.octets();
+            Some([0x01, 0x00, 0x5e, b & 0x7f, c, d])
+        }
+        IpAddr::V6(v6) if v6.is_multicast() => {
+            let [.., a, b, c, d] = v6.octets();
+            Some([0x33, 0x33, a, b, c, d])
+        }
+        _ => None,
+    }
+}
+
 /// What the UDP checksum of a frame is worth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UdpChecksum {
@@ -182,4 +197,22 @@ pub(super) const fn fold(mut sum: u64) -> u16 {
 /// The checksum of an IPv4 header whose checksum field is zero or left out of `sum`.
 pub(super) const fn ipv4_checksum(sum: u64) -> u16 {
     !fold(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_has_the_mac_address_of_its_low_bits() {
+        for (group, mac) in [
+            ("239.1.2.3", Some([0x01, 0x00, 0x5e, 1, 2, 3])),
+            ("224.129.0.1", Some([0x01, 0x00, 0x5e, 1, 0, 1])),
+            ("ff0e::1:2345:6789", Some([0x33, 0x33, 0x23, 0x45, 0x67, 0x89])),
+            ("192.0.2.1", None),
+            ("fd00::1", None),
+        ] {
+            assert_eq!(multicast_mac(group.parse().expect("an address")), mac, "{group}");
+        }
+    }
 }

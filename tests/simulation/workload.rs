@@ -136,6 +136,7 @@ impl Flow {
             rkey: RKey(self.target.key),
             compare_add: 1,
             swap: 0,
+            ..SendWr::default()
         };
         if op.opcode == WrOpcode::Flush {
             wr.imm = 1 | u32::from(op.wrong_compare) << 4;

@@ -2,6 +2,7 @@
 //!
 //! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
 //! [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`] and [`placement`] memory beyond plain regions.
+//! [`uc`] and [`ud`] are the services without acknowledgements.
 
 mod hostile;
 mod peers;
@@ -9,6 +10,8 @@ mod placement;
 mod requester;
 mod responder;
 mod states;
+mod uc;
+mod ud;
 mod windows;
 
 use roxie::limits::Limits;
@@ -18,12 +21,12 @@ use roxie::shared::work_queue::Payload;
 use roxie::sim::{Host, HostQp, HostRegion, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{
-    Access, AsyncEvent, EventKind, Gid, Mtu, Psn, QpAttr, QpCaps, QpState, Qpn, RKey, SendFlags, SendWr, Wc,
-    WcStatus, WrOpcode,
+    Access, AsyncEvent, EventKind, Gid, Mtu, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, RKey,
+    SendFlags, SendWr, Wc, WcStatus, WrOpcode,
 };
 use roxie::wire::{
-    Aeth, Bth, Ext, FlowSpec, Icrc, MAX_HEADERS, NakCode, Opcode, Reth, RoceVersion, Syndrome, Template,
-    parse,
+    Aeth, Bth, Ext, FlowSpec, Icrc, MAX_HEADERS, NakCode, Opcode, Packet, Reth, RoceVersion, Syndrome,
+    Template, parse,
 };
 
 const PEER_QPN: Qpn = Qpn::new(0x77);
@@ -37,6 +40,7 @@ const RETRIES: u8 = 2;
 
 /// What may differ from test to test.
 struct Setup {
+    qp_type: QpType,
     /// Local ACK timeout code.
     timeout: u8,
     rnr_retry: u8,
@@ -48,7 +52,13 @@ struct Setup {
 
 impl Default for Setup {
     fn default() -> Setup {
-        Setup { timeout: TIMEOUT_CODE, rnr_retry: 7, credits: false, rxe_flush_icrc: false }
+        Setup {
+            qp_type: QpType::Rc,
+            timeout: TIMEOUT_CODE,
+            rnr_retry: 7,
+            credits: false,
+            rxe_flush_icrc: false,
+        }
     }
 }
 
@@ -97,13 +107,15 @@ impl Stage {
         let config = NicConfig {
             limits: Limits::small(),
             seed: 1,
+            largest_mtu: Mtu::Mtu1024,
             end_to_end_credits: setup.credits,
             rxe_flush_icrc: setup.rxe_flush_icrc,
             ..NicConfig::default()
         };
         let mut host = Host::new(1, config, near);
         let memory = host.register(1 << 16, Access::READ_WRITE | Access::MW_BIND | Access::FLUSH_GLOBAL);
-        let qp = host.create_qp(QpCaps::default(), true, 16);
+        let qp = host
+            .create_qp_as(QpInit { qp_type: setup.qp_type, caps: QpCaps::default(), sq_sig_all: true }, 16);
         for attr in attributes(&host, &setup) {
             host.modify(Nanos::ZERO, &qp, &attr).expect("a legal transition");
         }
@@ -152,6 +164,23 @@ impl Stage {
                     original: packet.atomic_ack(),
                     payload: [payload.0, payload.1].concat(),
                 });
+            }
+            self.peer.rx_release();
+        }
+        all
+    }
+
+    /// The packets that the NIC sends until it is silent, with their payload.
+    fn packets(&mut self) -> Vec<(Packet, Vec<u8>)> {
+        let mut all = Vec::new();
+        for _ in 0..8 {
+            self.host.worker.poll(self.now);
+            for i in 0..self.peer.rx_burst(self.now) {
+                let frame = self.peer.rx_frame(i).frame;
+                let packet = parse(&frame).expect("a good packet");
+                assert_eq!(packet.check_icrc(&frame), Icrc::Ok);
+                let payload = frame.slices(packet.payload.clone());
+                all.push((packet, [payload.0, payload.1].concat()));
             }
             self.peer.rx_release();
         }
@@ -282,6 +311,11 @@ fn template(from: u8) -> Template {
 }
 
 fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
+    if setup.qp_type.is_datagram() {
+        return ud::attributes(setup.qp_type);
+    }
+    let reliable = setup.qp_type == QpType::Rc;
+    let of_answers = |value: u8| reliable.then_some(value);
     [
         QpAttr {
             state: Some(QpState::Init),
@@ -296,17 +330,17 @@ fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
             path_mtu: Some(MTU),
             dest_qpn: Some(PEER_QPN),
             rq_psn: Some(Psn::new(0)),
-            max_dest_rd_atomic: Some(4),
-            min_rnr_timer: Some(12),
+            max_dest_rd_atomic: of_answers(4),
+            min_rnr_timer: of_answers(12),
             ..QpAttr::default()
         },
         QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(FIRST),
-            timeout: Some(setup.timeout),
-            retry_cnt: Some(RETRIES),
-            rnr_retry: Some(setup.rnr_retry),
-            max_rd_atomic: Some(4),
+            timeout: of_answers(setup.timeout),
+            retry_cnt: of_answers(RETRIES),
+            rnr_retry: of_answers(setup.rnr_retry),
+            max_rd_atomic: of_answers(4),
             ..QpAttr::default()
         },
     ]

@@ -20,6 +20,7 @@ mod tests;
 
 use std::fmt::Arguments;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 pub use config::{Action, Direction, Fault, FaultConfig, FaultParseError, When};
@@ -339,6 +340,14 @@ impl<P: Port> Port for FaultPort<P> {
 
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
         self.inner.follow(change)
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

@@ -1,0 +1,126 @@
+//! What datagram QPs need beside the other objects: address handles and multicast groups.
+
+use std::net::IpAddr;
+
+use super::device::{Device, DeviceError};
+use super::objects::{ProtectionDomain, QueuePair};
+use crate::nic::{Answer, Command};
+use crate::verbs::{AddressVector, AhId, Psn, QpAttr, QpState, Qpn, SendWr, UdAddress};
+use crate::wire::Gid;
+
+/// How datagrams travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AhOptions {
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// TTL.
+    pub hop_limit: u8,
+    /// IPv6 flow label, 20 bits.
+    pub flow_label: u32,
+}
+
+impl Default for AhOptions {
+    fn default() -> AhOptions {
+        AhOptions { traffic_class: 0, hop_limit: 64, flow_label: 0 }
+    }
+}
+
+/// A way that datagrams take. Keep it until the work requests that name it are complete.
+#[derive(Debug)]
+pub struct AddressHandle {
+    pd: ProtectionDomain,
+    id: AhId,
+}
+
+impl Drop for AddressHandle {
+    fn drop(&mut self) {
+        let _ = self.pd.device().call(Command::DestroyAh(self.id));
+    }
+}
+
+impl AddressHandle {
+    /// What work requests call it.
+    pub fn id(&self) -> AhId {
+        self.id
+    }
+
+    /// A signaled SEND to a QP at the end of this way.
+    pub fn send_to(&self, remote_qpn: Qpn, remote_qkey: u32) -> SendWr {
+        SendWr { ud: UdAddress { ah: self.id, remote_qpn, remote_qkey }, ..SendWr::default() }
+    }
+}
+
+impl ProtectionDomain {
+    /// Resolves the way from the address at `gid_index` to `dgid`, which may be a multicast group's.
+    ///
+    /// # Errors
+    /// If there is no such address or no way, or the device has no room for another handle.
+    pub fn create_ah(
+        &self,
+        gid_index: usize,
+        dgid: Gid,
+        options: &AhOptions,
+    ) -> Result<AddressHandle, DeviceError> {
+        let device = self.device();
+        let av = device.address_vector(device.gid(gid_index)?, dgid, options)?;
+        match device.call(Command::CreateAh(self.id(), Box::new(av)))? {
+            Answer::Ah(id) => Ok(AddressHandle { pd: self.clone(), id }),
+            other => unreachable!("the device answered {other:?}"),
+        }
+    }
+}
+
+impl Device {
+    /// The way from `sgid` to `dgid`, resolved down to the MAC address.
+    pub(super) fn address_vector(
+        &self,
+        sgid: Gid,
+        dgid: Gid,
+        options: &AhOptions,
+    ) -> Result<AddressVector, DeviceError> {
+        let (local, remote): (IpAddr, IpAddr) = (sgid.to_ip(), dgid.to_ip());
+        if local.is_ipv4() != remote.is_ipv4() {
+            return Err(DeviceError::Families { local: sgid, remote: dgid });
+        }
+        Ok(AddressVector {
+            sgid,
+            dgid,
+            smac: self.port().mac,
+            dmac: self.resolve(remote)?,
+            traffic_class: options.traffic_class,
+            flow_label: options.flow_label,
+            hop_limit: options.hop_limit,
+        })
+    }
+}
+
+impl QueuePair {
+    /// A datagram QP from RESET to RTS: it takes what presents `qkey`, and sends from PSN `psn` on. Receives may be posted
+    /// once it is in INIT: what comes before the first is dropped.
+    ///
+    /// # Errors
+    /// If the QP is not of a datagram service, or not in RESET.
+    pub fn start_datagrams(&self, qkey: u32, psn: Psn) -> Result<(), DeviceError> {
+        let port = (self.qp_type() == crate::verbs::QpType::Ud).then_some(1);
+        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        self.modify(&QpAttr { pkey_index: Some(0), port, qkey: Some(qkey), ..to(QpState::Init) })?;
+        self.modify(&to(QpState::Rtr))?;
+        self.modify(&QpAttr { sq_psn: Some(psn), ..to(QpState::Rts) })
+    }
+
+    /// Has a datagram QP get what is sent to a multicast group, on its port and by itself.
+    ///
+    /// # Errors
+    /// If the QP is not of a datagram service, `group` is no group, or the system does not let the port join.
+    pub fn attach_multicast(&self, group: Gid) -> Result<(), DeviceError> {
+        self.device().call(Command::AttachMulticast(self.index(), group)).map(drop)
+    }
+
+    /// Ends that.
+    ///
+    /// # Errors
+    /// If the QP is not in the group.
+    pub fn detach_multicast(&self, group: Gid) -> Result<(), DeviceError> {
+        self.device().call(Command::DetachMulticast(self.index(), group)).map(drop)
+    }
+}

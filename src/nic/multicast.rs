@@ -1,0 +1,149 @@
+//! Multicast groups: which QPs get what is sent to a group (IBTA 10.5, A17.4.9).
+
+use super::control::{Answer, ControlError};
+use super::{Nic, RxOutcome};
+use crate::nic::Received;
+use crate::time::Nanos;
+use crate::transport::Verdict;
+use crate::verbs::{Gid, QpIndex};
+use crate::wire::Packet;
+
+/// The groups of a NIC, in the order of their GIDs.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    groups: Vec<Group>,
+}
+
+#[derive(Debug)]
+struct Group {
+    gid: Gid,
+    members: Vec<QpIndex>,
+}
+
+/// What the port has to know: the NIC has its first member of a group, or its last has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupChange {
+    /// Frames for the group are wanted from now on.
+    Joined(Gid),
+    /// They are not any more.
+    Left(Gid),
+}
+
+impl Groups {
+    fn position(&self, gid: Gid) -> Result<usize, usize> {
+        self.groups.binary_search_by_key(&gid, |group| group.gid)
+    }
+
+    fn members(&self, gid: Gid) -> &[QpIndex] {
+        self.position(gid).map_or(&[], |at| &self.groups[at].members)
+    }
+
+    /// Takes a member out; true if it was the last.
+    fn remove(&mut self, gid: Gid, qp: QpIndex) -> Option<bool> {
+        let at = self.position(gid).ok()?;
+        let members = &mut self.groups[at].members;
+        let place = members.iter().position(|member| *member == qp)?;
+        members.remove(place);
+        let last = members.is_empty();
+        if last {
+            self.groups.remove(at);
+        }
+        Some(last)
+    }
+}
+
+impl Nic {
+    /// Attaches a QP to a group. Attaching it again changes nothing.
+    pub(super) fn attach_multicast(&mut self, qp: QpIndex, gid: Gid) -> Result<Answer, ControlError> {
+        let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
+        if !entry.qp.qp_type.is_datagram() {
+            return Err(ControlError::NotDatagram(entry.qp.qp_type));
+        }
+        if !gid.to_ip().is_multicast() {
+            return Err(ControlError::NotMulticast(gid));
+        }
+        let limits = &self.config.limits;
+        match self.groups.position(gid) {
+            Ok(at) => {
+                let members = &mut self.groups.groups[at].members;
+                if !members.contains(&qp) {
+                    if members.len() >= limits.group_members as usize {
+                        return Err(ControlError::Full {
+                            object: "group member",
+                            limit: limits.group_members,
+                        });
+                    }
+                    members.push(qp);
+                }
+            }
+            Err(_) if self.groups.groups.len() >= limits.groups as usize => {
+                return Err(ControlError::Full { object: "multicast group", limit: limits.groups });
+            }
+            Err(at) => {
+                self.groups.groups.insert(at, Group { gid, members: vec![qp] });
+                self.group_changes.push_back(GroupChange::Joined(gid));
+            }
+        }
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn detach_multicast(&mut self, qp: QpIndex, gid: Gid) -> Result<Answer, ControlError> {
+        let last = self.groups.remove(gid, qp).ok_or(ControlError::NotFound("member of this group"))?;
+        if last {
+            self.group_changes.push_back(GroupChange::Left(gid));
+        }
+        Ok(Answer::Done)
+    }
+
+    /// A QP is gone, and with it its memberships.
+    pub(super) fn detach_from_all(&mut self, qp: QpIndex) {
+        let changes = &mut self.group_changes;
+        self.groups.groups.retain_mut(|group| {
+            let before = group.members.len();
+            group.members.retain(|member| *member != qp);
+            let last = before > 0 && group.members.is_empty();
+            if last {
+                changes.push_back(GroupChange::Left(group.gid));
+            }
+            !last
+        });
+    }
+
+    /// The next thing that the port has to know. Asked for after each command.
+    pub fn take_group_change(&mut self) -> Option<GroupChange> {
+        self.group_changes.pop_front()
+    }
+
+    /// The port could not join a group: nobody is in it.
+    pub fn forget_group(&mut self, gid: Gid) {
+        if let Ok(at) = self.groups.position(gid) {
+            self.groups.groups.remove(at);
+        }
+    }
+
+    /// A packet for a group: each member gets it, or drops it, for itself.
+    pub(super) fn receive_multicast(
+        &mut self,
+        now: Nanos,
+        packet: &Packet,
+        received: &Received<'_>,
+    ) -> RxOutcome {
+        let gid = packet.dest_gid();
+        let Some(first) = self.groups.members(gid).first().copied() else {
+            self.counters.rx_unknown_qp += 1;
+            return RxOutcome::UnknownQp(packet.bth.dest_qp);
+        };
+        let hidden_id = match self.believe(first.0, packet, received) {
+            Ok(hidden_id) => hidden_id,
+            Err(outcome) => return outcome,
+        };
+        let (mut members, mut taken) = (0, 0);
+        while let Some(member) = self.groups.members(gid).get(members).copied() {
+            members += 1;
+            let verdict = self.deliver(now, member.0, packet, received);
+            taken += usize::from(verdict == Some(Verdict::Executed));
+        }
+        self.counters.rx_multicast += 1;
+        RxOutcome::Multicast { members, taken, hidden_id }
+    }
+}

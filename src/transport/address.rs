@@ -1,0 +1,133 @@
+//! Address handles: the ways that datagrams take, prepared once (IBTA 11.2.2.1).
+//!
+//! A datagram names its way by a number in the work request. The number carries a generation, so that one kept
+//! beyond the handle's life names nothing, instead of another's way.
+
+use crate::verbs::{AddressVector, AhId, Mtu, PdId};
+use crate::wire::{FlowSpec, Gid, RoceVersion, Template};
+
+/// The headers of a flow along a path.
+pub fn template_of(av: &AddressVector, source_port: u16) -> Template {
+    Template::new(&FlowSpec {
+        src_mac: av.smac,
+        dst_mac: av.dmac,
+        vlan: None,
+        src: av.sgid,
+        dst: av.dgid,
+        traffic_class: av.traffic_class,
+        flow_label: av.flow_label,
+        hop_limit: av.hop_limit,
+        source_port,
+        version: RoceVersion::V2,
+    })
+}
+
+/// A way.
+#[derive(Clone, Debug)]
+pub struct AddressHandle {
+    /// For QPs of this domain.
+    pub pd: PdId,
+    /// Our address on it.
+    pub sgid: Gid,
+    /// Headers below the transport. The UDP source port is the sender's to fill in.
+    pub template: Template,
+}
+
+/// All address handles of a NIC.
+#[derive(Debug)]
+pub struct AddressHandles {
+    slots: Vec<Option<AddressHandle>>,
+    generations: Vec<u16>,
+    free: Vec<u16>,
+    bound: usize,
+    largest_mtu: Mtu,
+}
+
+impl AddressHandles {
+    /// A table of at most `bound` handles, at most 2^16. `largest_mtu` bounds what a datagram carries.
+    pub fn new(bound: u32, largest_mtu: Mtu) -> AddressHandles {
+        let bound = bound.min(1 << 16) as usize;
+        AddressHandles { slots: Vec::new(), generations: Vec::new(), free: Vec::new(), bound, largest_mtu }
+    }
+
+    /// Makes a handle; `None`: the table is full.
+    pub fn create(&mut self, pd: PdId, av: &AddressVector) -> Option<AhId> {
+        let index = match self.free.pop() {
+            Some(index) => usize::from(index),
+            None if self.slots.len() < self.bound => {
+                self.slots.push(None);
+                // Not from 0: a work request that was never told of a handle names none.
+                self.generations.push(1);
+                self.slots.len() - 1
+            }
+            None => return None,
+        };
+        self.slots[index] = Some(AddressHandle { pd, sgid: av.sgid, template: template_of(av, 0) });
+        Some(AhId(u32::from(self.generations[index]) << 16 | index as u32))
+    }
+
+    /// Takes a handle out and returns its domain; `None`: there is none of this number.
+    pub fn destroy(&mut self, id: AhId) -> Option<PdId> {
+        let handle = self.find(id)?;
+        let pd = handle.pd;
+        let index = (id.0 & 0xffff) as usize;
+        self.slots[index] = None;
+        self.generations[index] = self.generations[index].checked_add(1).unwrap_or(1);
+        self.free.push(index as u16);
+        Some(pd)
+    }
+
+    /// The handle of this number.
+    pub fn find(&self, id: AhId) -> Option<&AddressHandle> {
+        let index = (id.0 & 0xffff) as usize;
+        let generation = self.generations.get(index)?;
+        self.slots[index].as_ref().filter(|_| u32::from(*generation) == id.0 >> 16)
+    }
+
+    /// Bytes that a datagram carries at most.
+    pub fn largest_payload(&self) -> usize {
+        self.largest_mtu.bytes()
+    }
+
+    /// The link changed.
+    pub fn set_largest_mtu(&mut self, mtu: Mtu) {
+        self.largest_mtu = mtu;
+    }
+
+    /// How many there may be.
+    pub fn bound(&self) -> u32 {
+        self.bound as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path() -> AddressVector {
+        AddressVector {
+            sgid: Gid([1; 16]),
+            dgid: Gid([2; 16]),
+            smac: [0; 6],
+            dmac: [0; 6],
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 1,
+        }
+    }
+
+    #[test]
+    fn a_number_names_its_handle_until_it_is_destroyed() {
+        let mut handles = AddressHandles::new(1, Mtu::Mtu1024);
+        let first = handles.create(PdId(1), &path()).expect("room");
+        assert_eq!(handles.find(first).map(|h| h.pd), Some(PdId(1)));
+        assert_eq!(handles.create(PdId(1), &path()), None, "the table is full");
+        assert_eq!(handles.destroy(first), Some(PdId(1)));
+        assert_eq!(handles.destroy(first), None);
+        let second = handles.create(PdId(2), &path()).expect("room again");
+        assert_ne!(first, second);
+        assert!(handles.find(first).is_none(), "the old number does not name the new handle");
+        assert!(handles.find(AhId::default()).is_none());
+        assert!(handles.find(AhId(u32::MAX)).is_none());
+    }
+}

@@ -1,0 +1,127 @@
+//! Datagrams (IBTA 9.8.3): one packet a message, to any QP, named by an address handle, a QPN and a Q_Key.
+//!
+//! A receive begins with 40 bytes for the network header: an IPv6 header fills them, an IPv4 header stands in the last 20
+//! behind zeros (IBTA annex A17.9.1; `rxe_resp.c`, `build_rdma_network_hdr`). They count in the receive's length even when nobody
+//! looks at them.
+//!
+//! Where devices differ: a datagram that is longer than the port's MTU completes with LOC_LEN, as ConnectX does (IBTA
+//! C10-93.1.1 lets it vanish with success, and rxe does so). A receive that is too short for what came fails with
+//! LOC_LEN and takes the QP to the error state (rxe: LOC_QP_OP and the same state).
+
+use super::planted::PlantedBug;
+use super::responder::payload_of;
+use super::scatter::{self, FramePayload, ListError};
+use super::send_queue::Wqe;
+use super::uc::status_of;
+use super::{Ctx, Origin, Qp, TxPlan, TxReason, Verdict};
+use crate::verbs::{QpType, SendFlags, UdAddress, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode};
+use crate::wire::{Bth, Deth, Ext, NetHeader, Opcode, Packet, Qpn};
+
+/// Bytes that every receive of a datagram begins with.
+pub const GRH_LEN: u32 = 40;
+/// Bytes of an IPv4 header without options.
+const IPV4_LEN: u32 = 20;
+/// The Q_Key of QP1 (IBTA 13.5.3).
+pub const GSI_QKEY: u32 = 0x8001_0000;
+/// In a work request's Q_Key: take the QP's own (IBTA 10.2.5).
+const OWN_QKEY: u32 = 1 << 31;
+
+impl Qp {
+    /// The key that a datagram to this QP must present.
+    fn qkey(&self) -> u32 {
+        if self.qp_type == QpType::Gsi { GSI_QKEY } else { self.attributes().qkey }
+    }
+
+    pub(super) fn plan_datagram(
+        &self,
+        ctx: &mut Ctx<'_>,
+        position: u32,
+        wqe: &Wqe,
+    ) -> Result<TxPlan, WcStatus> {
+        let UdAddress { ah, remote_qpn, remote_qkey } = wqe.wr.ud;
+        // Not there any more, or another domain's: no way that this QP may take.
+        ctx.handles.find(ah).filter(|handle| handle.pd == self.pd).ok_or(WcStatus::LocQpOp)?;
+        if wqe.length > ctx.handles.largest_payload() as u64 {
+            return Err(WcStatus::LocLen);
+        }
+        let payload_len = wqe.length as u16;
+        let inline = self.gather_payload(ctx, position, wqe, 0, payload_len)?;
+        let qkey = if remote_qkey & OWN_QKEY != 0 { self.qkey() } else { remote_qkey };
+        let deth = Deth { qkey, src_qp: self.qpn };
+        let (opcode, ext) = match wqe.wr.opcode {
+            WrOpcode::SendImm => (Opcode::UD_SEND_ONLY_IMM, Ext::DethImm(deth, wqe.wr.imm)),
+            _ => (Opcode::UD_SEND_ONLY, Ext::Deth(deth)),
+        };
+        let bth = Bth {
+            opcode,
+            solicited: wqe.wr.flags.contains(SendFlags::SOLICITED),
+            psn: self.requester.position(),
+            dest_qp: remote_qpn,
+            ..self.bth()
+        };
+        let (reason, origin) = (TxReason::New, Origin::Unacknowledged);
+        Ok(TxPlan { bth, ext, payload_len, inline, way: Some(ah), reason, origin })
+    }
+
+    /// A datagram for this QP, which is in a state that takes them.
+    pub(super) fn handle_datagram(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+        let Some(deth) = packet.deth() else {
+            ctx.counters.rx_wrong_service += 1;
+            return Verdict::WrongService;
+        };
+        if deth.qkey != self.qkey() && !PlantedBug::UdIgnoresQkey.is() {
+            ctx.counters.qkey_viol_cntr += 1;
+            return Verdict::BadQkey(deth.qkey);
+        }
+        // What it said itself comes round to the other members of the group, not to it.
+        let own = packet.bth.dest_qp == Qpn::MULTICAST && deth.src_qp == self.qpn;
+        if own && self.group_source == Some(packet.source_gid()) {
+            return Verdict::OwnMulticast;
+        }
+        let r = &mut self.responder;
+        r.receive = ctx.receives.take(&mut r.sges);
+        let Some(receive) = r.receive else {
+            ctx.counters.out_of_buffer += 1;
+            ctx.counters.rx_dropped_unacknowledged += 1;
+            return Verdict::NoReceive;
+        };
+        let before = ctx.out.dma_in.len();
+        if let Err(error) = self.scatter_datagram(ctx, packet, frame) {
+            ctx.out.dma_in.truncate(before);
+            return self.fail_receive(ctx, status_of(error));
+        }
+        self.responder.receive = None;
+        ctx.counters.rdma_recvs += 1;
+        ctx.counters.rcvd_bytes += packet.payload.len() as u64;
+        let mut flags = WcFlags::GRH;
+        flags.set(WcFlags::WITH_IMM, packet.imm().is_some());
+        flags.set(WcFlags::SOLICITED, packet.bth.solicited);
+        let wc = Wc {
+            wr_id: receive.wr_id,
+            opcode: WcOpcode::Recv,
+            flags,
+            qpn: self.qpn,
+            byte_len: GRH_LEN + packet.payload.len() as u32,
+            imm: packet.imm().unwrap_or(0),
+            src_qp: deth.src_qp,
+            ..Wc::default()
+        };
+        ctx.out.completions.push((self.recv_cq, wc));
+        Verdict::Executed
+    }
+
+    /// The network header, then the payload.
+    fn scatter_datagram(&self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<(), ListError> {
+        let r = &self.responder;
+        let sges = &r.sges[..r.receive.map_or(0, |w| w.num_sge as usize)];
+        let header_len = match packet.net {
+            NetHeader::Ipv4(_) => IPV4_LEN,
+            NetHeader::Ipv6(_) | NetHeader::Grh(_) => GRH_LEN,
+        };
+        let zeros = u64::from(GRH_LEN - header_len);
+        scatter::zero(ctx.memory, self.pd, sges, zeros, ctx.out)?;
+        let header = FramePayload { frame, offset: packet.l3_offset as u16, length: header_len as u16 };
+        scatter::scatter(ctx.memory, self.pd, sges, zeros, header, ctx.out)?;
+        scatter::scatter(ctx.memory, self.pd, sges, GRH_LEN.into(), payload_of(packet, frame), ctx.out)
+    }
+}

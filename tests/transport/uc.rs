@@ -1,0 +1,319 @@
+//! The unreliable connection (IBTA 9.8.2, 9.9.2.2, 9.9.3.2).
+
+use roxie::nic::{Answer as Reply, Command};
+use roxie::shared::work_queue::Payload;
+use roxie::time::Nanos;
+use roxie::verbs::{
+    Access, EventKind, LKey, MwType, QpAttr, QpState, QpType, RKey, SendFlags, SendWr, Sge, WcOpcode,
+    WcStatus, WindowBind, WrOpcode,
+};
+use roxie::wire::{Ext, Opcode, Reth};
+
+use crate::{Answer, FIRST, MTU, Setup, Stage, TIMEOUT};
+
+const SOON: Nanos = Nanos(1000);
+const FULL: [u8; 256] = [0x5a; MTU.bytes()];
+const SILENT: [Answer; 0] = [];
+
+fn stage() -> Stage {
+    Stage::with(Setup { qp_type: QpType::Uc, ..Setup::default() })
+}
+
+fn success(id: u64) -> (u64, WcStatus) {
+    (id, WcStatus::Success)
+}
+
+#[test]
+fn a_request_is_done_when_its_last_packet_has_left() {
+    let mut stage = stage();
+    stage.post_as(1, WrOpcode::Send, SendFlags::SIGNALED, 3 * 256);
+    stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED, 10);
+    let packets = stage.packets();
+    let seen: Vec<_> = packets.iter().map(|(p, _)| (p.bth.opcode, p.bth.psn)).collect();
+    let expected = [
+        (Opcode::UC_SEND_FIRST, FIRST),
+        (Opcode::UC_SEND_MIDDLE, FIRST + 1),
+        (Opcode::UC_SEND_LAST, FIRST + 2),
+        (Opcode::UC_WRITE_ONLY, FIRST + 3),
+    ];
+    assert_eq!(seen, expected);
+    assert!(packets.iter().all(|(p, _)| !p.bth.ack_req), "nobody will acknowledge it");
+    assert_eq!(stage.statuses(), [success(1), success(2)]);
+    assert_eq!(stage.wait(Nanos(100 * TIMEOUT.0)), [], "nothing is sent again");
+    assert_eq!(stage.counter("retransmitted_packets"), 0);
+}
+
+#[test]
+fn a_completion_says_that_the_memory_may_be_used_again() {
+    let mut stage = stage();
+    stage.memory.memory.write(0, &[7; 600]).expect("within the region");
+    stage.post_as(1, WrOpcode::Send, SendFlags::SIGNALED, 600);
+    stage.host.worker.poll(stage.now);
+    assert_eq!(stage.statuses(), [success(1)]);
+    stage.memory.memory.write(0, &[8; 600]).expect("within the region");
+    let bytes: Vec<u8> = stage.packets().into_iter().flat_map(|(_, payload)| payload).collect();
+    assert_eq!(bytes, [7; 600], "what leaves is what was there when it was posted");
+}
+
+#[test]
+fn each_operation_has_its_opcodes() {
+    let cases = [
+        (WrOpcode::Send, 8, vec![Opcode::UC_SEND_ONLY]),
+        (WrOpcode::SendImm, 8, vec![Opcode::UC_SEND_ONLY_IMM]),
+        (WrOpcode::SendImm, 300, vec![Opcode::UC_SEND_FIRST, Opcode::UC_SEND_LAST_IMM]),
+        (WrOpcode::Write, 0, vec![Opcode::UC_WRITE_ONLY]),
+        (WrOpcode::WriteImm, 8, vec![Opcode::UC_WRITE_ONLY_IMM]),
+        (
+            WrOpcode::WriteImm,
+            600,
+            vec![Opcode::UC_WRITE_FIRST, Opcode::UC_WRITE_MIDDLE, Opcode::UC_WRITE_LAST_IMM],
+        ),
+    ];
+    for (opcode, length, expected) in cases {
+        let mut stage = stage();
+        stage.post(opcode, length);
+        let seen: Vec<_> = stage.packets().iter().map(|(p, _)| p.bth.opcode).collect();
+        assert_eq!(seen, expected, "{opcode:?} of {length} bytes");
+    }
+}
+
+#[test]
+fn what_the_service_does_not_have_fails_without_a_packet() {
+    for opcode in [WrOpcode::Read, WrOpcode::CompareSwap, WrOpcode::FetchAdd] {
+        let mut stage = stage();
+        stage.post_as(1, opcode, SendFlags::SIGNALED, 8);
+        assert_eq!(stage.packets(), [], "{opcode:?}");
+        assert_eq!(stage.statuses(), [(1, WcStatus::LocQpOp)], "{opcode:?}");
+        assert_eq!(stage.state(), QpState::Sqe);
+    }
+}
+
+#[test]
+fn a_failed_send_stops_the_send_queue_alone_until_it_is_told_to_go_on() {
+    let mut stage = stage();
+    stage.receive(100, 0, 8);
+    let bad = [stage.memory.sge(0, 256), Sge { lkey: LKey(1), ..stage.memory.sge(256, 256) }];
+    let wr = SendWr { wr_id: 1, ..SendWr::default() };
+    stage.host.post_send(&stage.qp, &wr, Payload::Sges(&bad)).expect("room for a request");
+    stage.post_as(2, WrOpcode::Send, SendFlags::empty(), 8);
+    assert_eq!(stage.wait(SOON), [(Opcode::UC_SEND_FIRST, FIRST)], "the rest of the message cannot be read");
+    assert_eq!(stage.statuses(), [(1, WcStatus::LocProt), (2, WcStatus::WrFlush)]);
+    assert_eq!(stage.state(), QpState::Sqe);
+    // Receives live on.
+    assert_eq!(stage.request(Opcode::UC_SEND_ONLY, 0, Ext::None, &[1, 2]), SILENT);
+    assert_eq!(stage.statuses(), [success(100)]);
+    // What is posted meanwhile flushes.
+    stage.post_as(3, WrOpcode::Send, SendFlags::SIGNALED, 8);
+    assert_eq!(stage.wait(SOON), []);
+    assert_eq!(stage.statuses(), [(3, WcStatus::WrFlush)]);
+    let attr = QpAttr { state: Some(QpState::Rts), cur_state: Some(QpState::Sqe), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &attr).expect("SQE leads to RTS");
+    stage.post_as(4, WrOpcode::Send, SendFlags::SIGNALED, 8);
+    assert_eq!(stage.wait(SOON), [(Opcode::UC_SEND_ONLY, FIRST + 1)], "no number was lost");
+    assert_eq!(stage.statuses(), [success(4)]);
+}
+
+#[test]
+fn whole_messages_are_taken_without_a_word() {
+    let mut stage = stage();
+    stage.receive(1, 0, 1000);
+    stage.receive(2, 1000, 8);
+    assert_eq!(stage.request(Opcode::UC_SEND_FIRST, 0, Ext::None, &FULL), SILENT);
+    assert_eq!(stage.statuses(), [], "not whole yet");
+    assert_eq!(stage.request(Opcode::UC_SEND_MIDDLE, 1, Ext::None, &FULL), SILENT);
+    assert_eq!(stage.request(Opcode::UC_SEND_LAST_IMM, 2, Ext::Imm(9), &[1, 2, 3]), SILENT);
+    assert_eq!(stage.request(Opcode::UC_SEND_ONLY, 3, Ext::None, &[4]), SILENT);
+    let done = stage.completions();
+    let seen: Vec<_> = done.iter().map(|wc| (wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.imm)).collect();
+    let ok = WcStatus::Success;
+    assert_eq!(seen, [(1, ok, WcOpcode::Recv, 515, 9), (2, ok, WcOpcode::Recv, 1, 0)]);
+    assert_eq!(stage.memory.bytes(0, 515), [&FULL[..], &FULL, &[1, 2, 3]].concat());
+    assert_eq!(stage.memory.bytes(1000, 2), [4, 0]);
+}
+
+#[test]
+fn a_gap_drops_the_message_and_the_next_one_uses_its_receive() {
+    let mut stage = stage();
+    stage.receive(1, 0, 1000);
+    stage.receive(2, 1000, 8);
+    stage.request(Opcode::UC_SEND_FIRST, 0, Ext::None, &FULL);
+    // PSN 1 is lost.
+    assert_eq!(stage.request(Opcode::UC_SEND_MIDDLE, 2, Ext::None, &FULL), SILENT);
+    assert_eq!(stage.request(Opcode::UC_SEND_LAST, 3, Ext::None, &[1]), SILENT);
+    assert_eq!(stage.statuses(), []);
+    // Nor does it come to life when what was missing arrives late.
+    stage.request(Opcode::UC_SEND_MIDDLE, 1, Ext::None, &FULL);
+    stage.request(Opcode::UC_SEND_LAST, 2, Ext::None, &[1]);
+    assert_eq!(stage.statuses(), []);
+    // It resumes with whatever begins a message, far ahead as well.
+    stage.request(Opcode::UC_SEND_ONLY, 500, Ext::None, &[6, 6]);
+    stage.request(Opcode::UC_SEND_ONLY, 501, Ext::None, &[7]);
+    let done: Vec<_> = stage.completions().iter().map(|wc| (wc.wr_id, wc.byte_len)).collect();
+    assert_eq!(done, [(1, 2), (2, 1)]);
+    assert_eq!(stage.memory.bytes(0, 3), [6, 6, 0x5a], "over what had come of the lost message");
+    assert_eq!(stage.state(), QpState::Rts);
+    assert_eq!(stage.counter("rx_dropped_unacknowledged"), 4);
+}
+
+#[test]
+fn a_message_that_begins_in_the_midst_of_another_replaces_it() {
+    let mut stage = stage();
+    stage.receive(1, 0, 1000);
+    stage.request(Opcode::UC_SEND_FIRST, 0, Ext::None, &FULL);
+    stage.request(Opcode::UC_WRITE_ONLY, 1, Ext::Reth(stage.reth(2000, 4)), &[1, 2, 3, 4]);
+    stage.request(Opcode::UC_SEND_MIDDLE, 2, Ext::None, &FULL);
+    assert_eq!(stage.statuses(), [], "the SEND is gone");
+    assert_eq!(stage.memory.bytes(2000, 4), [1, 2, 3, 4]);
+    // The receive that the SEND had taken is there for a WRITE with immediate.
+    let reth = Ext::RethImm(stage.reth(3000, 1), 77);
+    stage.request(Opcode::UC_WRITE_ONLY_IMM, 3, reth, &[5]);
+    let done: Vec<_> = stage.completions().iter().map(|wc| (wc.wr_id, wc.opcode, wc.imm)).collect();
+    assert_eq!(done, [(1, WcOpcode::RecvWriteImm, 77)]);
+}
+
+#[test]
+fn a_message_without_a_receive_is_lost_and_nothing_else() {
+    let mut stage = stage();
+    assert_eq!(stage.request(Opcode::UC_SEND_FIRST, 0, Ext::None, &FULL), SILENT);
+    stage.receive(1, 0, 1000);
+    assert_eq!(stage.request(Opcode::UC_SEND_LAST, 1, Ext::None, &[1]), SILENT);
+    assert_eq!(stage.statuses(), [], "the receive came too late for this message");
+    stage.request(Opcode::UC_SEND_ONLY, 2, Ext::None, &[1]);
+    assert_eq!(stage.statuses(), [success(1)]);
+    let imm = Ext::RethImm(stage.reth(3000, 1), 77);
+    assert_eq!(stage.request(Opcode::UC_WRITE_ONLY_IMM, 3, imm, &[5]), SILENT);
+    assert_eq!(stage.memory.bytes(3000, 1), [0], "a WRITE with immediate is judged before it is carried out");
+    assert_eq!(stage.counter("out_of_buffer"), 2);
+    assert_eq!(stage.counter("send_rnr_err"), 0);
+    assert_eq!(stage.state(), QpState::Rts);
+}
+
+#[test]
+fn a_message_longer_than_its_receive_ends_the_connection() {
+    let mut stage = stage();
+    stage.receive(1, 0, 300);
+    stage.receive(2, 1000, 8);
+    stage.request(Opcode::UC_SEND_FIRST, 0, Ext::None, &FULL);
+    assert_eq!(stage.request(Opcode::UC_SEND_LAST, 1, Ext::None, &[1; 45]), SILENT, "the peer is not told");
+    assert_eq!(stage.statuses(), [(1, WcStatus::LocLen), (2, WcStatus::WrFlush)]);
+    assert_eq!(stage.state(), QpState::Err);
+    assert_eq!(stage.events(), [EventKind::QpRequestError]);
+    assert_eq!(stage.counter("resp_local_length_error"), 1);
+}
+
+#[test]
+fn a_receive_with_a_bad_key_fails_and_ends_the_connection() {
+    let mut stage = stage();
+    let sge = Sge { lkey: LKey(1), ..stage.memory.sge(0, 8) };
+    stage.host.post_recv(&stage.qp, 1, &[sge]).expect("room for a receive");
+    assert_eq!(stage.request(Opcode::UC_SEND_ONLY, 0, Ext::None, &[1]), SILENT);
+    assert_eq!(stage.statuses(), [(1, WcStatus::LocProt)]);
+    assert_eq!(stage.events(), [EventKind::QpFatal]);
+    assert_eq!(stage.state(), QpState::Err);
+}
+
+#[test]
+fn a_write_that_is_not_allowed_is_dropped_in_silence() {
+    let mut stage = stage();
+    let good = stage.reth(2000, 4);
+    let cases = [
+        ("an unknown key", Reth { rkey: good.rkey ^ 0x100, ..good }, 4),
+        ("beyond the region", Reth { va: good.va + (1 << 16), ..good }, 4),
+        ("fewer bytes than it says", Reth { dma_len: 5, ..good }, 4),
+        ("more bytes than it says", Reth { dma_len: 3, ..good }, 4),
+    ];
+    for (psn, (what, reth, length)) in cases.into_iter().enumerate() {
+        let answers = stage.request(Opcode::UC_WRITE_ONLY, psn as u32, Ext::Reth(reth), &[9; 4][..length]);
+        assert_eq!(answers, SILENT, "{what}");
+        assert_eq!(stage.state(), QpState::Rts, "{what}");
+        assert_eq!(stage.memory.bytes(2000, 8), [0; 8], "{what}");
+    }
+    let attr = QpAttr { access: Some(Access::LOCAL_WRITE), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &attr).expect("RTS allows it");
+    stage.request(Opcode::UC_WRITE_ONLY, 4, Ext::Reth(good), &[9; 4]);
+    assert_eq!(stage.memory.bytes(2000, 4), [0; 4], "the QP does not let anyone write");
+    assert_eq!((stage.events(), stage.statuses()), (vec![], vec![]));
+    assert_eq!(stage.counter("resp_remote_access_errors"), 3);
+    assert_eq!(stage.counter("resp_invalid_requests"), 2);
+}
+
+#[test]
+fn a_packet_of_the_wrong_length_drops_its_message() {
+    let mut stage = stage();
+    stage.receive(1, 0, 1000);
+    assert_eq!(stage.request(Opcode::UC_SEND_FIRST, 0, Ext::None, &FULL[1..]), SILENT);
+    assert_eq!(stage.request(Opcode::UC_SEND_LAST, 1, Ext::None, &[1]), SILENT);
+    assert_eq!(stage.request(Opcode::UC_SEND_FIRST, 2, Ext::None, &FULL), SILENT);
+    assert_eq!(stage.request(Opcode::UC_SEND_LAST, 3, Ext::None, &[]), SILENT);
+    assert_eq!(stage.statuses(), []);
+    assert_eq!(stage.counter("resp_invalid_requests"), 2);
+    stage.request(Opcode::UC_SEND_ONLY, 4, Ext::None, &[1]);
+    assert_eq!(stage.statuses(), [success(1)]);
+}
+
+#[test]
+fn packets_of_another_service_are_none_of_its_business() {
+    let mut stage = stage();
+    stage.receive(1, 0, 1000);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), SILENT);
+    assert_eq!(stage.statuses(), []);
+    assert_eq!(stage.counter("rx_wrong_service"), 1);
+}
+
+#[test]
+fn work_that_changes_keys_takes_its_turn() {
+    let mut stage = stage();
+    let pd = stage.host.pd();
+    let Ok(Reply::Window(index, window)) =
+        stage.host.call(stage.now, Command::AllocWindow { pd, kind: MwType::One })
+    else {
+        panic!("no window")
+    };
+    let Ok(Reply::Key(key)) = stage.host.call(stage.now, Command::NextWindowKey(index)) else {
+        panic!("no key")
+    };
+    let bind = WindowBind {
+        window: RKey(window),
+        new_key: RKey(key),
+        region: LKey(stage.memory.key),
+        address: stage.memory.address,
+        length: 64,
+        access: Access::REMOTE_WRITE,
+    };
+    let post = |stage: &Stage, wr: &SendWr| {
+        stage.host.post_send(&stage.qp, wr, Payload::Sges(&[])).expect("room for a request");
+    };
+    stage.post_as(1, WrOpcode::Send, SendFlags::SIGNALED, 300);
+    post(&stage, &SendWr::bind_window(2, SendFlags::SIGNALED, &bind));
+    stage.post_as(3, WrOpcode::Send, SendFlags::SIGNALED, 8);
+    assert_eq!(stage.packets().len(), 3, "a bind sends nothing");
+    assert_eq!(stage.statuses(), [success(1), success(2), success(3)]);
+    let reth = Reth { va: stage.memory.address, rkey: key, dma_len: 4 };
+    stage.request(Opcode::UC_WRITE_ONLY, 0, Ext::Reth(reth), &[7; 4]);
+    assert_eq!(stage.memory.bytes(0, 4), [7; 4]);
+    // A key that is none: as any other request that cannot be carried out.
+    post(&stage, &SendWr::local_invalidate(4, SendFlags::SIGNALED, RKey(1)));
+    stage.post_as(5, WrOpcode::Send, SendFlags::SIGNALED, 8);
+    assert_eq!(stage.packets(), []);
+    assert_eq!(stage.statuses(), [(4, WcStatus::LocQpOp), (5, WcStatus::WrFlush)]);
+    assert_eq!(stage.state(), QpState::Sqe);
+}
+
+#[test]
+fn draining_finishes_the_message_that_has_begun() {
+    let mut stage = stage();
+    stage.post_as(1, WrOpcode::Send, SendFlags::SIGNALED, 200 * 256);
+    stage.post_as(2, WrOpcode::Send, SendFlags::SIGNALED, 8);
+    // A pass sends no more than a burst.
+    stage.host.worker.poll(stage.now);
+    assert_eq!(stage.statuses(), []);
+    let attr = QpAttr { state: Some(QpState::Sqd), en_sqd_async_notify: Some(true), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &attr).expect("RTS leads to SQD");
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [success(1)]);
+    assert_eq!(stage.events(), [EventKind::SqDrained]);
+    let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &attr).expect("SQD leads to RTS");
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [success(2)]);
+}
