@@ -1,7 +1,7 @@
 //! Two NICs joined by a faulty link in virtual time. One seed decides everything.
 //!
 //! [`scenario`] turns a seed into parameters, [`workload`] is the applications, [`oracle`] judges what they see and knows
-//! nothing of how it came about. `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k; a failure prints its seed, the command
+//! nothing of how it came about. [`unreliable`] is all three for the services without acknowledgements. `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k; a failure prints its seed, the command
 //! that repeats it, and the path of a capture in which the NICs say why.
 
 #![allow(unreachable_pub)]
@@ -9,6 +9,7 @@
 mod oracle;
 mod reach;
 mod scenario;
+mod unreliable;
 mod workload;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +17,7 @@ use std::path::PathBuf;
 
 use roxie::transport::PlantedBug;
 
-use reach::Reach;
+use reach::{RELIABLE, Reach, UNRELIABLE};
 use scenario::Scenario;
 use workload::Outcome;
 
@@ -54,7 +55,7 @@ fn explain(seed: u64, why: &str) -> String {
 #[test]
 fn every_seed_delivers_exactly_once_in_order_and_in_bounds() {
     let (first, count) = (variable("FIRST", 1), variable("SEEDS", SEEDS));
-    let mut reach = Reach::default();
+    let mut reach = Reach::new(RELIABLE);
     std::panic::set_hook(Box::new(|_| {}));
     for seed in first..first + count {
         match run(seed, None) {
@@ -69,6 +70,56 @@ fn every_seed_delivers_exactly_once_in_order_and_in_bounds() {
     println!("{count} seeds: {reach}");
     if count >= SEEDS {
         reach.assert_everything_was_reached(count);
+    }
+}
+
+/// Runs one seed of the services without acknowledgements.
+fn run_unreliable(seed: u64) -> Result<workload::Outcome, String> {
+    let scenario = unreliable::Scenario::from_seed(seed);
+    catch_unwind(AssertUnwindSafe(|| unreliable::run(&scenario))).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
+    })
+}
+
+#[test]
+fn every_seed_loses_only_what_the_link_lost_where_nothing_is_acknowledged() {
+    let (first, count) = (variable("FIRST", 1), variable("SEEDS", SEEDS));
+    let mut reach = Reach::new(UNRELIABLE);
+    std::panic::set_hook(Box::new(|_| {}));
+    for seed in first..first + count {
+        match run_unreliable(seed) {
+            Ok(outcome) => reach.add(&outcome),
+            Err(why) => {
+                let _ = std::panic::take_hook();
+                panic!(
+                    "seed {seed}: {why}\n  scenario: {:?}\n  again: FIRST={seed} SEEDS=1 cargo test --release \
+                     --features planted-bugs --test simulation every_seed_loses",
+                    unreliable::Scenario::from_seed(seed)
+                );
+            }
+        }
+    }
+    let _ = std::panic::take_hook();
+    println!("{count} seeds: {reach}");
+    if count >= SEEDS {
+        reach.assert_everything_was_reached(count);
+    }
+}
+
+#[test]
+fn every_planted_bug_of_the_unreliable_services_is_found() {
+    std::panic::set_hook(Box::new(|_| {}));
+    let found = [PlantedBug::UcIgnoresGaps, PlantedBug::UdIgnoresQkey].map(|bug| {
+        PlantedBug::plant(Some(bug));
+        let seed = (1..=SEEDS).find(|seed| run_unreliable(*seed).is_err());
+        PlantedBug::plant(None);
+        (bug, seed)
+    });
+    let _ = std::panic::take_hook();
+    for (bug, seed) in &found {
+        println!("{bug:?}: found by seed {seed:?}");
+        assert!(seed.is_some(), "{bug:?} was not found in {SEEDS} seeds");
     }
 }
 

@@ -133,7 +133,7 @@ fn allowed_operations(rng: &mut Rng) -> Vec<WrOpcode> {
     allowed
 }
 
-fn faults(rng: &mut Rng) -> FaultConfig {
+pub fn faults(rng: &mut Rng) -> FaultConfig {
     let mut rx = Vec::new();
     let mut maybe = |rng: &mut Rng, action: Action| {
         if rng.one_in(2) {
