@@ -39,6 +39,39 @@ fn every_operation_is_measured_over_both_ports() {
 }
 
 #[test]
+fn services_without_acknowledgements_are_measured_and_their_losses_counted() {
+    let Some(net) = Net::new("perf-u") else { return };
+    for port in ["xdp", "udp"] {
+        for what in
+            ["send bw --service uc -s 4096", "send bw --service ud -s 1000", "write bw --service uc -s 4096"]
+        {
+            let command = format!("perf {what} --port {port} --json");
+            // Fewer than there are receives: nothing is lost for want of one.
+            let (server, client) = net.both(&command, &format!("{command} -n 60 -t 64"));
+            server.succeeded();
+            let row = &client.succeeded().json()[0];
+            assert_eq!((&row["messages"], &row["sent"]), (&60.into(), &60.into()), "{what}: {row}");
+        }
+        for what in ["send lat --service uc", "send lat --service ud", "write lat --service uc"] {
+            let command = format!("perf {what} --port {port} --json");
+            let (server, client) = net.both(&command, &format!("{command} -n 50"));
+            server.succeeded();
+            let row = &client.succeeded().json()[0];
+            assert_eq!(row["latency_ns"]["count"], 50, "{what}: {row}");
+            assert_eq!(row["counters"]["retransmitted_packets"], serde_json::Value::Null, "{row}");
+        }
+    }
+    let command = "perf send bw --service ud -s 500 --json";
+    let (server, client) = net.both(command, &format!("{command} -n 400 -t 16 --fault tx.drop=0.2,seed=3"));
+    server.succeeded();
+    let row = &client.succeeded().json()[0];
+    let (sent, arrived) = (row["sent"].as_u64().unwrap(), row["messages"].as_u64().unwrap());
+    assert!(sent == 400 && (200..390).contains(&arrived), "{row}");
+    net.right("perf read bw --service uc").failed(2, &["Uc has no Read"]);
+    net.is_clean();
+}
+
+#[test]
 fn a_duration_ends_and_two_kinds_of_port_meet() {
     let Some(net) = Net::new("perf-time") else { return };
     let (server, client) =

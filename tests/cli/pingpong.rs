@@ -1,4 +1,4 @@
-//! `roxie pingpong rc` between two namespaces, and against the stock program's exchange.
+//! `roxie pingpong` between two namespaces, and against the stock program's exchange.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -23,6 +23,39 @@ fn pingpong_plays_over_xdp_over_udp_and_between_them() {
         }
     }
     net.is_clean();
+}
+
+#[test]
+fn the_services_without_acknowledgements_play_over_every_port_and_ip_version() {
+    let Some(net) = Net::new("pingpong-u") else { return };
+    for (left, right) in PORTS {
+        for game in ["uc -s 5000", "uc -g 1 -s 5000", "ud -s 1000", "ud -g 1 -s 0"] {
+            let options = format!("pingpong {game} -n 50 -c --json --port");
+            let (server, client) = net.both(&format!("{options} {left}"), &format!("{options} {right}"));
+            for end in [server.succeeded(), client.succeeded()] {
+                assert_eq!(end.json()[0]["iters"], 50, "{end:#?}");
+            }
+        }
+    }
+    net.is_clean();
+}
+
+#[test]
+fn a_lost_message_that_nobody_repeats_ends_the_game_and_is_named_as_a_cause() {
+    let Some(net) = Net::new("pingpong-ul") else { return };
+    for game in ["uc", "ud"] {
+        let options = format!("pingpong {game} -n 500 --patience 2");
+        let (server, client) = net.both(&options, &format!("{options} --fault drop=0.05"));
+        server.failed(1, &["no message for 2 s", "this service sends nothing again"]);
+        client.failed(1, &["no message for 2 s", "this service sends nothing again"]);
+    }
+}
+
+#[test]
+fn a_datagram_that_the_link_does_not_carry_is_refused_with_the_limit() {
+    let Some(net) = Net::new("pingpong-ub") else { return };
+    net.right("pingpong ud -s 5000").failed(2, &["a datagram of 5000 bytes", "at most"]);
+    net.right("pingpong ud -m 256").failed(2, &["-m with datagrams"]);
 }
 
 #[test]

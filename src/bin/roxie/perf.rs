@@ -51,6 +51,19 @@ pub(crate) enum Measure {
     Lat,
 }
 
+/// Over which service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Service {
+    /// Reliable connection: everything arrives, and is acknowledged
+    #[default]
+    Rc,
+    /// Unreliable connection: send and write
+    Uc,
+    /// Datagrams: send, up to the MTU
+    Ud,
+}
+
 /// What to measure and how.
 #[derive(Clone, Debug, Args)]
 #[command(

@@ -7,15 +7,15 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use roxie::host::Device;
 use roxie::limits::MAX_WR;
-use roxie::verbs::Mtu;
+use roxie::verbs::{Mtu, QpType};
 
 use crate::common::stream::{self, Stream};
-use crate::common::{DeviceOptions, EXIT_CODES, Failure, Opened, PortKind, THREAD, linger};
+use crate::common::{DeviceOptions, EXIT_CODES, Failure, Opened, PortKind, THREAD};
 
+mod end;
 mod exchange;
-mod rc;
 
-use rc::Rc;
+use end::End;
 
 /// The longest message: what a buffer is allocated for, twice.
 const MAX_SIZE: u32 = 1 << 30;
@@ -44,21 +44,46 @@ enum Service {
              it\n  ibv_rc_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock program\n\n{EXIT_CODES}"
         )
     )]
-    Rc(RcOptions),
+    Rc(Options),
+    /// Send messages to and fro over an unreliable connection, as `ibv_uc_pingpong` does
+    #[command(
+        long_about = "Sends messages to and fro over an unreliable connection. Without SERVER it waits for a client, \
+            with SERVER it is the client.\n\nThe other end may be the same command or `ibv_uc_pingpong` of rdma-core, \
+            as for `pingpong rc`. Nothing is acknowledged or sent again: a message that is lost ends the game.",
+        after_help = format!(
+            "Examples:\n  roxie pingpong uc --dev eth0                waits for a client\n  roxie pingpong uc --dev \
+             eth0 192.0.2.1      plays with it\n  ibv_uc_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock \
+             program\n\n{EXIT_CODES}"
+        )
+    )]
+    Uc(Options),
+    /// Send datagrams to and fro, as `ibv_ud_pingpong` does
+    #[command(
+        long_about = "Sends datagrams to and fro. Without SERVER it waits for a client, with SERVER it is the \
+            client.\n\nThe other end may be the same command or `ibv_ud_pingpong` of rdma-core, as for `pingpong rc`. A \
+            datagram is one packet, so a message is no longer than the MTU; each has 40 bytes of network header in \
+            front of it in the receive. Nothing is acknowledged or sent again: a datagram that is lost ends the game.",
+        after_help = format!(
+            "Examples:\n  roxie pingpong ud --dev eth0                waits for a client\n  roxie pingpong ud --dev \
+             eth0 192.0.2.1      plays with it\n  ibv_ud_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock \
+             program\n\n{EXIT_CODES}"
+        )
+    )]
+    Ud(Options),
 }
 
-/// Options of `ibv_rc_pingpong`, under its letters.
+/// Options of the stock programs, under their letters.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct RcOptions {
+pub(crate) struct Options {
     /// Host name or address of the server; without it this is the server
     server: Option<String>,
     /// TCP port for the exchange of addresses
     #[arg(short = 'p', long, default_value_t = 18515, value_name = "PORT")]
     tcp_port: u16,
-    /// Bytes of a message, 0 to 2^30
-    #[arg(short, long, default_value_t = 4096, value_name = "BYTES",
+    /// Bytes of a message, 0 to 2^30; of a datagram up to the MTU [default: 4096, of a datagram 1024]
+    #[arg(short, long, value_name = "BYTES",
           value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_SIZE)))]
-    size: u32,
+    size: Option<u32>,
     /// Receives to keep posted
     #[arg(short, long, default_value_t = 500, value_name = "COUNT",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WR)))]
@@ -85,14 +110,23 @@ pub(crate) struct RcOptions {
 
 /// Plays.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
-    let Service::Rc(options) = &arguments.service;
-    match rc(options) {
+    let (service, options) = match &arguments.service {
+        Service::Rc(options) => (QpType::Rc, options),
+        Service::Uc(options) => (QpType::Uc, options),
+        Service::Ud(options) => (QpType::Ud, options),
+    };
+    match play(service, options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("pingpong"),
     }
 }
 
-fn rc(options: &RcOptions) -> Result<(), Failure> {
+fn play(service: QpType, options: &Options) -> Result<(), Failure> {
+    if service == QpType::Ud && options.device.mtu.is_some() {
+        return Err(Failure::Usage(
+            "-m with datagrams: they are bounded by the link's MTU, leave it out".into(),
+        ));
+    }
     let mut options = options.clone();
     if options.events {
         // Nobody polls: a thread of its own answers at once, the caller's fallback only after a while.
@@ -110,57 +144,54 @@ fn rc(options: &RcOptions) -> Result<(), Failure> {
         (options.server.is_none() && !alone).then(|| stream::listen(options.tcp_port)).transpose()?;
     let opened = options.device.open()?;
     match (&opened.far, &listener, &options.server) {
-        (Some(far), ..) => both_ends(options, &opened, far),
-        (None, Some(listener), _) => serve(options, &opened, listener),
+        (Some(far), ..) => both_ends(service, options, &opened, far),
+        (None, Some(listener), _) => serve(service, options, &opened, listener),
         (None, None, server) => {
-            let mut end = Rc::new(options, &opened.device, opened.gid_index)?;
+            let mut end = End::new(service, options, &opened.device, opened.gid_index)?;
             let server = server.as_deref().unwrap_or_default();
             let mut stream = stream::connect(server, options.tcp_port)?;
             let there = exchange::as_client(&mut stream, end.endpoint())?;
             drop(stream);
             end.connect(&there)?;
-            finish(options, &opened.device, end, true)
+            finish(options, end, true)
         }
     }
 }
 
-fn serve(options: &RcOptions, opened: &Opened, listener: &TcpListener) -> Result<(), Failure> {
-    let mut end = Rc::new(options, &opened.device, opened.gid_index)?;
+fn serve(service: QpType, options: &Options, opened: &Opened, listener: &TcpListener) -> Result<(), Failure> {
+    let mut end = End::new(service, options, &opened.device, opened.gid_index)?;
     let mut stream = stream::accept(listener, options.tcp_port)?;
     let own = *end.endpoint();
     exchange::as_server(&mut stream, &own, |there| end.connect(there))?;
     drop(stream);
-    finish(options, &opened.device, end, false)
+    finish(options, end, false)
 }
 
-fn finish(options: &RcOptions, device: &Device, mut end: Rc<'_>, client: bool) -> Result<(), Failure> {
+fn finish(options: &Options, mut end: End<'_>, client: bool) -> Result<(), Failure> {
     end.play(client)?.print(options.json);
-    // Its queue pair must live while the peer may still ask for an acknowledgement.
-    linger(device, options.device.timeout);
-    drop(end);
+    end.leave(options.device.timeout);
     Ok(())
 }
 
 /// The client here, the server on a thread.
-fn both_ends(options: &RcOptions, opened: &Opened, far: &Device) -> Result<(), Failure> {
+fn both_ends(service: QpType, options: &Options, opened: &Opened, far: &Device) -> Result<(), Failure> {
     let (mut near_stream, mut far_stream) =
         UnixStream::pair().map_err(|e| Failure::Run(format!("cannot make a socket pair: {e}")))?;
-    let quiet = RcOptions { json: true, ..options.clone() };
+    let quiet = Options { json: true, ..options.clone() };
     std::thread::scope(|scope| {
         let server = scope.spawn(move || {
-            let mut end = Rc::new(&quiet, far, 0)?;
+            let mut end = End::new(service, &quiet, far, 0)?;
             let own = *end.endpoint();
             exchange::as_server(&mut far_stream, &own, |there| end.connect(there))?;
             end.play(false)?;
-            linger(far, quiet.device.timeout);
-            drop(end);
+            end.leave(quiet.device.timeout);
             Ok(())
         });
         let mut client = || {
-            let mut end = Rc::new(options, &opened.device, opened.gid_index)?;
+            let mut end = End::new(service, options, &opened.device, opened.gid_index)?;
             let there = exchange::as_client(&mut near_stream, end.endpoint())?;
             end.connect(&there)?;
-            finish(options, &opened.device, end, true)
+            finish(options, end, true)
         };
         let here = client();
         near_stream.hang_up();

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use roxie::verbs::Wc;
 
+use super::Service;
 use super::control::Control;
 use super::link::{COMPLETIONS, Event, Link, SIGNAL_EVERY, STANDSTILL};
 use super::plan::{Plan, Until};
@@ -50,7 +51,7 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
         posted: 0,
         completed: 0,
     };
-    let mut clock = Window::new(plan.until);
+    let mut clock = Window::new(plan.until, plan.service);
     (0..run.flows.len()).try_for_each(|i| run.fill(i, true))?;
     let mut more = true;
     while more || run.completed < run.posted {
@@ -118,11 +119,11 @@ impl Run<'_> {
 
     fn standstill(&self) -> Failure {
         Failure::Run(format!(
-            "nothing completed for {} s, after {} of {} operations; the connection is neither broken nor alive: \
-             please report it with a --capture",
+            "nothing completed for {} s, after {} of {} operations; {}",
             STANDSTILL.as_secs(),
             self.completed,
-            self.posted
+            self.posted,
+            self.link.standstill()
         ))
     }
 }
@@ -138,9 +139,11 @@ struct Window {
 }
 
 impl Window {
-    fn new(until: Until) -> Window {
+    fn new(until: Until, service: Service) -> Window {
         let start = Instant::now();
-        let counted_from = matches!(until, Until::Operations(_)).then_some((start, 0));
+        // What a server counts has no beginning of its own.
+        let whole = matches!(until, Until::Operations(_)) || service != Service::Rc;
+        let counted_from = whole.then_some((start, 0));
         Window { until, start, counted_from, moved: start, said: start }
     }
 

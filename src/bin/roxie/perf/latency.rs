@@ -167,9 +167,9 @@ impl<'a> Game<'a> {
             }
             if start.elapsed() > STANDSTILL {
                 return Err(Failure::Run(format!(
-                    "operation {number} was not answered for {} s; the connection is neither broken nor alive: please \
-                     report it with a --capture",
-                    STANDSTILL.as_secs()
+                    "operation {number} was not answered for {} s; {}",
+                    STANDSTILL.as_secs(),
+                    self.link.standstill()
                 )));
             }
         }

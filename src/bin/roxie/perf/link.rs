@@ -3,14 +3,18 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use roxie::host::{CompletionQueue, Device, Endpoint, MemoryRegion, ProtectionDomain, QueuePair};
-use roxie::verbs::{Access, Mtu, QpCaps, SendFlags, SendWr, Sge, Wc, WcStatus, WrOpcode};
+use roxie::host::{
+    AddressHandle, AhOptions, CompletionQueue, Device, Endpoint, MemoryRegion, ProtectionDomain, QueuePair,
+};
+use roxie::verbs::{
+    Access, Mtu, QpCaps, QpInit, QpType, SendFlags, SendWr, Sge, UdAddress, Wc, WcStatus, WrOpcode,
+};
 
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::Plan;
 use super::report::Outcome;
 use super::session::Side;
-use super::{Measure, Operation, bandwidth, latency};
+use super::{Measure, Operation, Service, bandwidth, latency};
 use crate::common::{DeviceOptions, Failure, Patience};
 
 /// Marks the completion of a receive; the rest of its `wr_id` is the index of the queue pair.
@@ -23,6 +27,13 @@ pub(super) const STANDSTILL: Duration = Duration::from_secs(30);
 pub(super) const COMPLETIONS: usize = 32;
 /// Sends posted beyond the depth at most: unsignaled ones that wait for a signaled one to follow.
 pub(super) const SIGNAL_EVERY: u32 = 16;
+
+/// The Q_Key of the datagrams.
+const QKEY: u32 = 0x1111_1111;
+/// The network header in front of a datagram.
+const HEADER: u32 = 40;
+/// What is still under way when a client without acknowledgements is through arrives within this time of silence.
+const STRAGGLERS: Duration = Duration::from_millis(50);
 
 /// What a completion was.
 pub(super) enum Event {
@@ -44,6 +55,9 @@ pub(super) struct Link<'a> {
 /// Dropped in this order: queue pairs before what they use.
 pub(super) struct Parts {
     pub(super) qps: Vec<QueuePair>,
+    /// The way of each one's datagrams, and whom they are for.
+    ways: Vec<(AddressHandle, UdAddress)>,
+    service: Service,
     own: Vec<Endpoint>,
     path_mtu: Mtu,
     pub(super) cq: CompletionQueue,
@@ -51,7 +65,7 @@ pub(super) struct Parts {
     pub(super) source: MemoryRegion,
     /// What the peer reaches.
     pub(super) target: MemoryRegion,
-    _pd: ProtectionDomain,
+    pd: ProtectionDomain,
     there: Option<End>,
 }
 
@@ -70,6 +84,14 @@ impl<'a> Link<'a> {
 
     pub(super) fn parts(&self) -> &Parts {
         self.parts.as_ref().expect("prepared before it is measured")
+    }
+
+    /// What it means that nothing goes on.
+    pub(super) fn standstill(&self) -> &'static str {
+        match self.parts().service {
+            Service::Rc => "the connection is neither broken nor alive: please report it with a --capture",
+            Service::Uc | Service::Ud => "a message was lost, and this service sends nothing again",
+        }
     }
 
     /// Posts a receive on a queue pair.
@@ -102,6 +124,7 @@ impl<'a> Link<'a> {
             remote_addr: there.address,
             rkey: roxie::verbs::RKey(there.rkey),
             compare_add: 1,
+            ud: parts.ways.get(qp).map(|(_, to)| *to).unwrap_or_default(),
             ..SendWr::default()
         };
         let sge: Sge = parts.source.sge(0, size);
@@ -115,21 +138,26 @@ impl<'a> Link<'a> {
     ) -> Result<impl Iterator<Item = Event> + use<'w>, Failure> {
         let count = self.parts().cq.poll(completions);
         self.patience.borrow_mut().found(count > 0);
+        let header = if self.parts().service == Service::Ud { HEADER } else { 0 };
         let taken = &completions[..count];
         if let Some(wc) = taken.iter().find(|wc| wc.status != WcStatus::Success) {
             let what = if wc.wr_id & RECEIVE != 0 { "a receive" } else { "an operation" };
             return Err(Failure::Run(format!("{what} failed: {}", self.options.explain(wc))));
         }
-        Ok(taken.iter().map(|wc| match wc.wr_id & RECEIVE {
+        Ok(taken.iter().map(move |wc| match wc.wr_id & RECEIVE {
             0 => Event::Sent { qp: (wc.wr_id & ((1 << QP_BITS) - 1)) as usize, number: wc.wr_id >> QP_BITS },
-            _ => Event::Received { qp: (wc.wr_id & !RECEIVE) as usize, bytes: wc.byte_len },
+            _ => Event::Received {
+                qp: (wc.wr_id & !RECEIVE) as usize,
+                bytes: wc.byte_len.saturating_sub(header),
+            },
         }))
     }
 
     /// Serves SENDs: posts receives again. Serves the rest by turning the device.
     fn receive_all(&self, control: &Control) -> Result<(u64, ServerReport), Failure> {
         let mut completions = [Wc::default(); COMPLETIONS];
-        let (mut received, mut first, mut last) = (0, None, None);
+        let (mut received, mut first, mut last) = (0, None, None::<Instant>);
+        let mut done = None;
         loop {
             let before = received;
             for event in self.poll(&mut completions)? {
@@ -143,16 +171,20 @@ impl<'a> Link<'a> {
                 first.get_or_insert(now);
                 last = Some(now);
             }
-            match control.look()? {
-                None => {}
-                Some(Message::Done { messages }) => {
+            // What is acknowledged has arrived by then; what is not may still be on its way.
+            if let Some((messages, when)) = done {
+                let silent: Instant = last.map_or(when, |last| last.max(when));
+                if self.parts().service == Service::Rc || silent.elapsed() > STRAGGLERS {
                     let seconds = first.zip(last).map(|(a, b): (Instant, Instant)| (b - a).as_secs_f64());
                     let seen = first.is_some().then_some(received);
-                    return Ok((
-                        messages,
-                        ServerReport { messages: seen, seconds, ..ServerReport::default() },
-                    ));
+                    let report = ServerReport { messages: seen, seconds, ..ServerReport::default() };
+                    return Ok((messages, report));
                 }
+                continue;
+            }
+            match control.look()? {
+                None => {}
+                Some(Message::Done { messages }) => done = Some((messages, Instant::now())),
                 Some(other) => return Err(out_of_turn(&other)),
             }
         }
@@ -180,13 +212,26 @@ impl Side for Link<'_> {
             max_recv_sge: 1,
             max_inline: 0,
         };
-        let create = |_| self.device.create_qp(&pd, &cq, &cq, caps, false);
+        let most = self.device.largest_mtu().bytes();
+        if plan.service == Service::Ud && plan.largest() as usize > most {
+            return Err(Failure::Usage(format!(
+                "a datagram of {} bytes: the link carries {most} at most, choose -s accordingly",
+                plan.largest()
+            )));
+        }
+        let qp_type = match plan.service {
+            Service::Rc => QpType::Rc,
+            Service::Uc => QpType::Uc,
+            Service::Ud => QpType::Ud,
+        };
+        let init = QpInit { qp_type, caps, sq_sig_all: false };
+        let create = |_| self.device.create_qp_as(&pd, &cq, &cq, &init);
         let qps = (0..plan.qps).map(create).collect::<Result<Vec<_>, _>>()?;
         let length = plan.largest().max(8) as usize;
         let source = pd.register(length, Access::LOCAL_WRITE)?;
         let everything =
             Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let target = pd.register(length, everything)?;
+        let target = pd.register(length + HEADER as usize, everything)?;
         let own = qps.iter().map(|qp| qp.endpoint(self.gid_index)).collect::<Result<Vec<_>, _>>()?;
         let end = End {
             gid: self.device.gid(self.gid_index)?.0,
@@ -194,7 +239,18 @@ impl Side for Link<'_> {
             address: target.address(),
             rkey: target.rkey().0,
         };
-        self.parts = Some(Parts { qps, own, path_mtu, cq, source, target, _pd: pd, there: None });
+        self.parts = Some(Parts {
+            qps,
+            ways: Vec::new(),
+            service: plan.service,
+            own,
+            path_mtu,
+            cq,
+            source,
+            target,
+            pd,
+            there: None,
+        });
         if plan.operation == Operation::Send {
             self.fill_receives(receives)?;
         }
@@ -212,7 +268,13 @@ impl Side for Link<'_> {
                     parts.own.len()
                 ))
             })?;
-            qp.connect(own, &peer, &options)?;
+            if parts.service == Service::Ud {
+                let way = parts.pd.create_ah(self.gid_index, peer.gid, &AhOptions::default())?;
+                let to = UdAddress { ah: way.id(), remote_qpn: peer.qpn, remote_qkey: QKEY };
+                parts.ways.push((way, to));
+            } else {
+                qp.connect(own, &peer, &options)?;
+            }
         }
         parts.there = Some(there.clone());
         Ok(())
@@ -250,7 +312,12 @@ impl Side for Link<'_> {
 impl Link<'_> {
     fn fill_receives(&self, each: u32) -> Result<(), Failure> {
         for (i, qp) in self.parts().qps.iter().enumerate() {
-            qp.initialize(self.options.connect_options(self.parts().path_mtu).access)?;
+            let parts = self.parts();
+            if parts.service == Service::Ud {
+                qp.start_datagrams(QKEY, parts.own[i].psn)?;
+            } else {
+                qp.initialize(self.options.connect_options(parts.path_mtu).access)?;
+            }
             (0..each).try_for_each(|_| self.post_receive(i))?;
         }
         Ok(())

@@ -6,14 +6,14 @@ use roxie::verbs::Mtu;
 use serde::{Deserialize, Serialize};
 
 use super::link::SIGNAL_EVERY;
-use super::{Arguments, Measure, Operation};
+use super::{Arguments, Measure, Operation, Service};
 use crate::common::Failure;
 
 /// The longest message: what a buffer is allocated for.
 const MAX_SIZE: u32 = 1 << 30;
 const MAX_QPS: u32 = 4096;
 /// Both ends speak this version of the exchange.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// What a command line says about the plan; the rest has defaults, or is the client's to say.
 #[derive(Clone, Debug, Args)]
@@ -22,6 +22,9 @@ pub(super) struct Wishes {
     /// Bytes of a message, or several sizes to measure one after the other [default: bw 65536, lat 8, atomic 8]
     #[arg(short, long, value_delimiter = ',', value_name = "BYTES")]
     pub(super) size: Vec<u32>,
+    /// The service of the queue pairs: without acknowledgements, what is lost stays lost [default: rc]
+    #[arg(long, value_name = "SERVICE", conflicts_with = "floor")]
+    pub(super) service: Option<Service>,
     /// Queue pairs [default: 1]
     #[arg(short, long, value_name = "COUNT")]
     pub(super) qps: Option<u32>,
@@ -53,6 +56,7 @@ pub(super) enum Until {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Plan {
     pub(super) version: u32,
+    pub(super) service: Service,
     pub(super) operation: Operation,
     pub(super) measure: Measure,
     pub(super) sizes: Vec<u32>,
@@ -68,9 +72,15 @@ impl Plan {
     /// Completes what the command line says, and checks it.
     pub(super) fn new(arguments: &Arguments) -> Result<Plan, Failure> {
         let (wishes, lat) = (&arguments.wishes, arguments.measure == Measure::Lat);
-        let default_size = if lat || arguments.operation == Operation::Atomic { 8 } else { 65_536 };
+        let default_size = match (arguments.operation, wishes.service) {
+            _ if lat => 8,
+            (Operation::Atomic, _) => 8,
+            (_, Some(Service::Ud)) => 1024,
+            _ => 65_536,
+        };
         let plan = Plan {
             version: VERSION,
+            service: wishes.service.unwrap_or_default(),
             operation: arguments.operation,
             measure: arguments.measure,
             sizes: if wishes.size.is_empty() { vec![default_size] } else { wishes.size.clone() },
@@ -87,6 +97,12 @@ impl Plan {
     /// What cannot be measured; also of a peer's plan.
     pub(super) fn check(&self) -> Result<(), String> {
         let lat = self.measure == Measure::Lat;
+        match (self.service, self.operation) {
+            (Service::Rc, _) | (_, Operation::Send) | (Service::Uc, Operation::Write) => {}
+            (service, operation) => {
+                return Err(format!("{service:?} has no {operation:?}: use --service rc"));
+            }
+        }
         for size in &self.sizes {
             match (self.operation, size) {
                 (_, size) if *size > MAX_SIZE => {
@@ -153,6 +169,12 @@ impl Plan {
         };
         compare("the operation", true, format!("{:?}", own.operation), format!("{:?}", self.operation));
         compare("the measure", true, format!("{:?}", own.measure), format!("{:?}", self.measure));
+        compare(
+            "--service",
+            wishes.service.is_some(),
+            format!("{:?}", own.service),
+            format!("{:?}", self.service),
+        );
         compare("--floor", true, own.floor.to_string(), self.floor.to_string());
         compare("--size", !wishes.size.is_empty(), format!("{:?}", own.sizes), format!("{:?}", self.sizes));
         compare("--qps", wishes.qps.is_some(), own.qps.to_string(), self.qps.to_string());
@@ -177,6 +199,7 @@ mod tests {
     fn plan() -> Plan {
         Plan {
             version: VERSION,
+            service: Service::Rc,
             operation: Operation::Send,
             measure: Measure::Bw,
             sizes: vec![64],
@@ -189,7 +212,15 @@ mod tests {
     }
 
     fn nothing_asked() -> Wishes {
-        Wishes { size: vec![], qps: None, depth: None, duration: None, iters: None, floor: false }
+        Wishes {
+            size: vec![],
+            service: None,
+            qps: None,
+            depth: None,
+            duration: None,
+            iters: None,
+            floor: false,
+        }
     }
 
     #[test]
@@ -210,6 +241,8 @@ mod tests {
             (Plan { sizes: vec![MAX_SIZE + 1], ..plan() }, "1073741825"),
             (Plan { operation: Operation::Atomic, sizes: vec![16], ..plan() }, "exactly 8 bytes"),
             (Plan { operation: Operation::Read, sizes: vec![0], ..plan() }, "size 0"),
+            (Plan { service: Service::Uc, operation: Operation::Read, ..plan() }, "Uc has no Read"),
+            (Plan { service: Service::Ud, operation: Operation::Write, ..plan() }, "Ud has no Write"),
             (Plan { measure: Measure::Lat, ..plan() }, "128 on each of 1"),
             (Plan { qps: 0, ..plan() }, "1 to 4096"),
             (Plan { depth: MAX_WR, ..plan() }, "depth 16384"),

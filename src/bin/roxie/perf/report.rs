@@ -7,7 +7,7 @@ use roxie::verbs::Mtu;
 
 use super::control::ServerReport;
 use super::plan::Plan;
-use super::{Measure, Operation};
+use super::{Measure, Operation, Service};
 
 /// What a client measured with one size.
 pub(super) struct Outcome {
@@ -54,8 +54,9 @@ impl<'a> Printer<'a> {
             "bare frames, no transport".to_owned()
         } else {
             format!(
-                "{:?} over RC on {} QP{}, depth {}",
+                "{:?} over {} on {} QP{}, depth {}",
                 plan.operation,
+                format!("{:?}", plan.service).to_uppercase(),
                 plan.qps,
                 if plan.qps == 1 { "" } else { "s" },
                 plan.depth
@@ -112,10 +113,12 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// What counts: a reliable message has arrived when it is complete; of bare frames those that were seen, and
-    /// between the first and the last of them, unless all came in one burst.
+    /// What counts: a reliable message has arrived when it is complete; of bare frames and of what nobody acknowledges those
+    /// that were seen, and between the first and the last of them, unless all came in one burst. A WRITE is not seen.
     fn arrived(&self, outcome: &Outcome, report: &ServerReport) -> (u64, f64) {
-        if !self.plan.floor {
+        let seen =
+            self.plan.floor || (self.plan.service != Service::Rc && self.plan.operation == Operation::Send);
+        if !seen {
             return (outcome.messages, outcome.seconds);
         }
         let seconds = report.seconds.filter(|s| *s > 0.0).unwrap_or(outcome.seconds);
@@ -127,7 +130,7 @@ impl<'a> Printer<'a> {
         let (arrived, seconds) = self.arrived(outcome, report);
         let rate = arrived as f64 / seconds;
         let mut object = json!({
-            "role": "client", "operation": plan.operation, "measure": plan.measure, "floor": plan.floor,
+            "role": "client", "service": plan.service, "operation": plan.operation, "measure": plan.measure, "floor": plan.floor,
             "port": self.port.0, "mode": self.port.1, "path_mtu": self.path_mtu.bytes(),
             "qps": plan.qps, "depth": plan.depth, "size": size, "payload_each": outcome.bytes_each,
             "messages": arrived, "sent": outcome.messages, "seconds": seconds, "messages_per_second": rate,

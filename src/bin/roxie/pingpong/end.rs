@@ -1,13 +1,16 @@
-//! One end of an RC pingpong.
+//! One end of a pingpong.
 
 use std::time::{Duration, Instant};
 
-use roxie::host::{CompletionChannel, CompletionQueue, Device, Endpoint, MemoryRegion, QueuePair};
+use roxie::host::{
+    AddressHandle, AhOptions, CompletionChannel, CompletionQueue, Device, Endpoint, MemoryRegion,
+    ProtectionDomain, QueuePair,
+};
 use roxie::shared::Armed;
-use roxie::verbs::{Access, QpCaps, SendWr, Wc, WcStatus};
+use roxie::verbs::{Access, QpCaps, QpInit, QpType, SendWr, Wc, WcStatus};
 
-use super::{RcOptions, STOCK_MTU};
-use crate::common::{Failure, Patience};
+use super::{Options, STOCK_MTU};
+use crate::common::{Failure, Patience, linger};
 
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
@@ -19,16 +22,31 @@ const PAGE_MARK: u8 = 0;
 /// What a checked buffer is overwritten with, so that nothing is checked twice.
 const CHECKED: u8 = 0xee;
 
+/// The Q_Key of the stock program's datagrams.
+const QKEY: u32 = 0x1111_1111;
+/// The network header in front of a datagram.
+const HEADER: u32 = 40;
+/// Bytes of a message unless told otherwise, as the stock programs have it.
+const SIZE: u32 = 4096;
+const DATAGRAM_SIZE: u32 = 1024;
+
 /// A connected QP and the state of the game.
-pub(super) struct Rc<'a> {
-    options: &'a RcOptions,
+pub(super) struct End<'a> {
+    options: &'a Options,
     device: &'a Device,
+    service: QpType,
+    /// Bytes of a message.
+    size: u32,
     own: Endpoint,
+    gid_index: usize,
     // In this order they are dropped: the QP before what it uses.
     qp: QueuePair,
     outgoing: MemoryRegion,
     incoming: MemoryRegion,
     cq: CompletionQueue,
+    /// The way to the peer, and its QP, of datagrams.
+    way: Option<(AddressHandle, Endpoint)>,
+    pd: ProtectionDomain,
     channel: Option<CompletionChannel>,
     expected: Vec<u8>,
     posted_receives: u32,
@@ -48,14 +66,24 @@ pub(super) struct Outcome {
     retransmitted: u64,
 }
 
-impl<'a> Rc<'a> {
+impl<'a> End<'a> {
     /// A QP in INIT with its receives posted.
     pub(super) fn new(
-        options: &'a RcOptions,
+        service: QpType,
+        options: &'a Options,
         device: &'a Device,
         gid_index: usize,
-    ) -> Result<Rc<'a>, Failure> {
+    ) -> Result<End<'a>, Failure> {
         options.device.path_mtu(device, STOCK_MTU)?;
+        let datagrams = service.is_datagram();
+        let size = options.size.unwrap_or(if datagrams { DATAGRAM_SIZE } else { SIZE });
+        let most = device.largest_mtu().bytes();
+        if datagrams && size as usize > most {
+            return Err(Failure::Usage(format!(
+                "a datagram of {size} bytes: the link carries {most} at most, choose -s accordingly"
+            )));
+        }
+        let header = if datagrams { HEADER } else { 0 };
         let channel = options.events.then(CompletionChannel::new).transpose()?;
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(options.rx_depth + 1, channel.as_ref())?;
@@ -66,25 +94,35 @@ impl<'a> Rc<'a> {
             max_recv_sge: 1,
             max_inline: 0,
         };
-        let qp = device.create_qp(&pd, &cq, &cq, caps, true)?;
-        let length = options.size as usize;
+        let init = QpInit { qp_type: service, caps, sq_sig_all: true };
+        let qp = device.create_qp_as(&pd, &cq, &cq, &init)?;
+        let length = size as usize;
         let outgoing = pd.register(length.max(1), Access::empty())?;
-        let incoming = pd.register(length.max(1), Access::LOCAL_WRITE)?;
+        let incoming = pd.register((header as usize + length).max(1), Access::LOCAL_WRITE)?;
         let mut expected = vec![FILL; length];
         if options.chk {
             expected.iter_mut().step_by(PAGE).for_each(|byte| *byte = PAGE_MARK);
         }
         outgoing.write_at(0, &expected)?;
         let own = qp.endpoint(gid_index)?;
-        qp.initialize(Access::empty())?;
-        let mut end = Rc {
+        if datagrams {
+            qp.start_datagrams(QKEY, own.psn)?;
+        } else {
+            qp.initialize(Access::empty())?;
+        }
+        let mut end = End {
             options,
             device,
+            service,
+            size,
             own,
+            gid_index,
             qp,
             outgoing,
             incoming,
             cq,
+            way: None,
+            pd,
             channel,
             expected,
             posted_receives: 0,
@@ -108,6 +146,11 @@ impl<'a> Rc<'a> {
     /// Connects the QP to the peer's.
     pub(super) fn connect(&mut self, there: &Endpoint) -> Result<(), Failure> {
         self.show("  remote address:", there);
+        if self.service.is_datagram() {
+            let way = self.pd.create_ah(self.gid_index, there.gid, &AhOptions::default())?;
+            self.way = Some((way, *there));
+            return Ok(());
+        }
         let path_mtu = self.options.device.path_mtu(self.device, STOCK_MTU)?;
         Ok(self.qp.connect(&self.own, there, &self.options.device.connect_options(path_mtu))?)
     }
@@ -121,6 +164,18 @@ impl<'a> Rc<'a> {
                 endpoint.gid
             );
         }
+    }
+
+    /// Lets go. A reliable QP must live while the peer may still ask for an acknowledgement.
+    pub(super) fn leave(self, timeout_code: u8) {
+        if self.service == QpType::Rc {
+            linger(self.device, timeout_code);
+        }
+    }
+
+    /// Bytes in front of a message in its receive.
+    fn header(&self) -> u32 {
+        if self.service.is_datagram() { HEADER } else { 0 }
     }
 
     /// Plays all exchanges; the client begins.
@@ -149,7 +204,7 @@ impl<'a> Rc<'a> {
         Ok(Outcome {
             port: self.device.port().name.clone(),
             mode: self.device.port().mode.clone(),
-            size: self.options.size,
+            size: self.size,
             iters,
             elapsed: start.elapsed(),
             retransmitted: self.device.counter("retransmitted_packets"),
@@ -190,10 +245,11 @@ impl<'a> Rc<'a> {
 
     fn take_message(&mut self, wc: &Wc) -> Result<(), Failure> {
         self.received += 1;
-        if wc.byte_len != self.options.size {
+        let bytes = wc.byte_len.saturating_sub(self.header());
+        if bytes != self.size {
             return Err(Failure::Peer(format!(
                 "message {} of {} has {} bytes, this end uses {}: start both with the same -s",
-                self.received, self.options.iters, wc.byte_len, self.options.size
+                self.received, self.options.iters, bytes, self.size
             )));
         }
         if self.options.chk {
@@ -208,7 +264,7 @@ impl<'a> Rc<'a> {
 
     /// Compares what came with what both ends send, and wipes it.
     fn check(&self) -> Result<(), Failure> {
-        let arrived = self.incoming.to_vec(0, self.expected.len())?;
+        let arrived = self.incoming.to_vec(self.header() as usize, self.expected.len())?;
         if let Some(at) = arrived.iter().zip(&self.expected).position(|(a, b)| a != b) {
             return Err(Failure::Run(format!(
                 "message {}: byte {at} (page {}) is 0x{:02x}, it should be 0x{:02x}; does the client have -c too?",
@@ -218,11 +274,11 @@ impl<'a> Rc<'a> {
                 self.expected[at]
             )));
         }
-        Ok(self.incoming.write_at(0, &vec![CHECKED; self.expected.len()])?)
+        Ok(self.incoming.write_at(self.header() as usize, &vec![CHECKED; self.expected.len()])?)
     }
 
     fn post_receives(&mut self) -> Result<(), Failure> {
-        let sge = [self.incoming.sge(0, self.options.size)];
+        let sge = [self.incoming.sge(0, self.header() + self.size)];
         while self.posted_receives < self.options.rx_depth {
             self.qp.post_recv(RECEIVE, &sge)?;
             self.posted_receives += 1;
@@ -231,8 +287,11 @@ impl<'a> Rc<'a> {
     }
 
     fn send(&mut self) -> Result<(), Failure> {
-        let wr = SendWr { wr_id: SEND, ..SendWr::default() };
-        self.qp.post_send(&wr, &[self.outgoing.sge(0, self.options.size)])?;
+        let wr = match &self.way {
+            Some((way, there)) => way.send_to(there.qpn, QKEY),
+            None => SendWr::default(),
+        };
+        self.qp.post_send(&SendWr { wr_id: SEND, ..wr }, &[self.outgoing.sge(0, self.size)])?;
         self.pending = RECEIVE | SEND;
         Ok(())
     }
@@ -249,10 +308,14 @@ impl<'a> Rc<'a> {
     }
 
     fn silence(&self) -> Failure {
+        let lost = match self.service {
+            QpType::Rc => "",
+            _ => ", or a message was lost: this service sends nothing again",
+        };
         Failure::Run(format!(
             "no message for {} s, after {} received and {} sent of {}: the peer has stopped, or was started with \
-             fewer iterations (-n)",
-            self.options.patience, self.received, self.sent, self.options.iters
+             fewer iterations (-n){}",
+            self.options.patience, self.received, self.sent, self.options.iters, lost
         ))
     }
 }
