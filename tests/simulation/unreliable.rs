@@ -206,7 +206,7 @@ fn init_attributes(kind: Kind) -> QpAttr {
         state: Some(QpState::Init),
         pkey_index: Some(0),
         port: Some(1),
-        access: connected.then_some(Access::all()),
+        access: connected.then_some(Access::READ_WRITE),
         qkey: (!connected).then_some(QKEY),
         ..QpAttr::default()
     }
@@ -240,7 +240,7 @@ impl Flow {
             id,
             way: None,
             source: fresh(from, Access::empty()),
-            target: fresh(to, Access::all()),
+            target: fresh(to, Access::READ_WRITE),
             source_layout,
             remote_qpn: receivers[0].qp.handle.qpn,
             sender,
