@@ -6,8 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use roxie::netdev::neighbour::{NeighbourError, release, resolve};
-use roxie::netdev::{Change, IfAddr, Interface, Links, NetNs, NetdevError, Watch, interface_names};
+use roxie::netdev::neighbour::{NeighbourError, resolve};
+use roxie::netdev::{
+    Change, IfAddr, Interface, Links, Neighbours, NetNs, NetdevError, Watch, interface_names,
+};
 
 /// True if the test cannot run here; says why.
 fn skip(name: &str) -> bool {
@@ -196,28 +198,86 @@ fn from_left(a: &NetNs, ip: &str, timeout: Duration) -> Result<[u8; 6], Neighbou
 
 const SOON: Duration = Duration::from_secs(5);
 
+/// True if the kernel manages a neighbour in `ns`.
+fn is_managed(ns: &NetNs, ip: &str) -> bool {
+    let shown = std::process::Command::new("ip").args(["-n", ns.name().unwrap(), "neigh", "show"]).output();
+    let out = shown.expect("the ip command of iproute2, to look at the table from outside");
+    let table = String::from_utf8(out.stdout).unwrap();
+    table.lines().any(|l| l.starts_with(&format!("{ip} ")) && l.contains("managed"))
+}
+
 #[test]
-fn neighbours_are_resolved_by_the_kernel_and_kept() {
-    if skip("neighbours_are_resolved_by_the_kernel_and_kept") {
+fn neighbours_are_resolved_by_the_kernel_and_kept_until_dropped() {
+    if skip("neighbours_are_resolved_by_the_kernel_and_kept_until_dropped") {
         return;
     }
     let (a, b) = pair("neigh");
     let right = mac(&b, "right");
-    assert_eq!(from_left(&a, "192.0.2.2", SOON).unwrap(), right, "ARP");
-    assert_eq!(from_left(&a, "2001:db8::2", SOON).unwrap(), right, "neighbour discovery");
+    let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
+    let open = || a.run(|| Neighbours::open(&left)).unwrap().unwrap();
+    let neighbours = open();
+    let resolve = |ip: &str, timeout| neighbours.resolve(&left, ip.parse().unwrap(), timeout).unwrap();
+    assert_eq!(resolve("192.0.2.2", SOON), right, "ARP");
+    assert_eq!(resolve("2001:db8::2", SOON), right, "neighbour discovery");
     // Known now: needs no time at all.
-    assert_eq!(from_left(&a, "192.0.2.2", Duration::ZERO).unwrap(), right);
-    let table = || {
-        let name = a.name().unwrap();
-        let shown = std::process::Command::new("ip").args(["-n", name, "neigh", "show"]).output();
-        let out = shown.expect("the ip command of iproute2, to look at the table from outside");
-        String::from_utf8(out.stdout).unwrap()
-    };
-    let shown = table();
-    assert!(shown.lines().any(|l| l.starts_with("192.0.2.2 ") && l.contains("managed")), "{shown}");
-    a.run(|| release(&Interface::by_name("left").unwrap(), "192.0.2.2".parse().unwrap())).unwrap().unwrap();
-    let shown = table();
-    assert!(!shown.lines().any(|l| l.starts_with("192.0.2.2 ") && l.contains("managed")), "{shown}");
+    assert_eq!(resolve("192.0.2.2", Duration::ZERO), right);
+    assert!(is_managed(&a, "192.0.2.2") && is_managed(&a, "2001:db8::2"));
+
+    // Whom somebody else had the kernel keep stays kept.
+    let others = open();
+    others.resolve(&left, "192.0.2.2".parse().unwrap(), SOON).unwrap();
+    drop(others);
+    assert!(is_managed(&a, "192.0.2.2"));
+    drop(neighbours);
+    assert!(!is_managed(&a, "192.0.2.2") && !is_managed(&a, "2001:db8::2"));
+}
+
+#[test]
+fn nobody_is_kept_who_did_not_answer() {
+    if skip("nobody_is_kept_who_did_not_answer") {
+        return;
+    }
+    let (a, _b) = pair("nobody");
+    let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
+    let neighbours = a.run(|| Neighbours::open(&left)).unwrap().unwrap();
+    let silent = neighbours.resolve(&left, "192.0.2.99".parse().unwrap(), Duration::from_millis(20));
+    assert!(matches!(silent, Err(NeighbourError::Unanswered { .. })), "{silent:?}");
+    assert!(!is_managed(&a, "192.0.2.99"));
+}
+
+#[test]
+fn a_neighbour_with_another_station_address_or_forgotten_is_followed() {
+    if skip("a_neighbour_with_another_station_address_or_forgotten_is_followed") {
+        return;
+    }
+    let (a, _b) = pair("moved");
+    let mut links = Links::open_in(&a).unwrap();
+    links.add_neighbour("left", "192.0.2.77".parse().unwrap(), [2, 7, 7, 7, 7, 7]).unwrap();
+    let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
+    let neighbours = a.run(|| Neighbours::open(&left)).unwrap().unwrap();
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    neighbours.resolve(&left, ip("192.0.2.77"), SOON).unwrap();
+    neighbours.resolve(&left, ip("192.0.2.2"), SOON).unwrap();
+    neighbours.poll(&left);
+    assert!(neighbours.poll(&left).is_empty(), "nothing is new");
+
+    links.add_neighbour("left", ip("192.0.2.77"), [2, 8, 8, 8, 8, 8]).unwrap();
+    wait_readable(&neighbours);
+    assert_eq!(neighbours.poll(&left), [(ip("192.0.2.77"), [2, 8, 8, 8, 8, 8])]);
+
+    let flush = ["-n", a.name().unwrap(), "neigh", "del", "192.0.2.2", "dev", "left"];
+    assert!(std::process::Command::new("ip").args(flush).status().unwrap().success());
+    assert!(!is_managed(&a, "192.0.2.2"));
+    wait_readable(&neighbours);
+    neighbours.poll(&left);
+    assert!(is_managed(&a, "192.0.2.2"), "it is asked for again");
+    drop(neighbours);
+    assert!(!is_managed(&a, "192.0.2.2"));
+}
+
+fn wait_readable(what: &impl AsFd) {
+    let mut fds = [PollFd::new(what.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::from(5000u16)).unwrap(), 1, "the kernel tells");
 }
 
 #[test]
@@ -255,7 +315,6 @@ fn permanent_neighbours_are_taken_as_they_are_and_left_alone() {
     let mut links = Links::open_in(&a).unwrap();
     links.add_neighbour("left", "192.0.2.77".parse().unwrap(), [2, 7, 7, 7, 7, 7]).unwrap();
     assert_eq!(from_left(&a, "192.0.2.77", Duration::ZERO).unwrap(), [2, 7, 7, 7, 7, 7]);
-    a.run(|| release(&Interface::by_name("left").unwrap(), "192.0.2.77".parse().unwrap())).unwrap().unwrap();
     assert_eq!(from_left(&a, "192.0.2.77", Duration::ZERO).unwrap(), [2, 7, 7, 7, 7, 7]);
 }
 
@@ -271,4 +330,63 @@ fn a_silent_neighbour_and_a_link_that_is_down_are_told_apart() {
     Links::open_in(&b).unwrap().set_up("right", false).unwrap();
     let e = from_left(&a, "192.0.2.98", SOON).unwrap_err();
     assert!(matches!(e, NeighbourError::LinkDown { .. }), "{e}");
+}
+
+#[test]
+fn a_watch_of_a_deleted_interface_says_so_once_and_is_quiet() {
+    if skip("a_watch_of_a_deleted_interface_says_so_once_and_is_quiet") {
+        return;
+    }
+    let (a, _b) = pair("quiet");
+    let mut watch = a.run(|| Watch::new(&Interface::by_name("left").unwrap()).unwrap()).unwrap();
+    watch.poll().unwrap();
+    let mut links = Links::open_in(&a).unwrap();
+    links.delete("left").unwrap();
+    wait_readable(&watch);
+    assert_eq!(watch.poll().unwrap(), [Change::Gone]);
+    // What other links do later is in the same socket.
+    links.create_bridge("other").unwrap();
+    wait_readable(&watch);
+    assert!(watch.poll().unwrap().is_empty());
+    let mut fds = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::ZERO).unwrap(), 0, "it does not stay readable");
+}
+
+#[test]
+fn names_are_stale_when_nobody_holds_their_lock_whatever_their_number_says() {
+    if skip("names_are_stale_when_nobody_holds_their_lock_whatever_their_number_says") {
+        return;
+    }
+    // Process 1 lives, but it is not who made this one; 4194305 is above any pid, as of another pid namespace.
+    let (left_over, foreign) = ("roxie-1-left-over", "roxie-4194305-foreign");
+    let ip = |arguments: [&str; 3]| {
+        std::process::Command::new("ip").args(arguments).status().expect("iproute2").success()
+    };
+    for name in [left_over, foreign] {
+        let _ = ip(["netns", "del", name]);
+        assert!(ip(["netns", "add", name]));
+    }
+    let held = std::fs::File::open(Path::new("/run/netns").join(foreign)).unwrap();
+    let held = nix::fcntl::Flock::lock(held, nix::fcntl::FlockArg::LockExclusiveNonblock).unwrap();
+    let made = NetNs::create("stale").unwrap();
+    assert!(!Path::new("/run/netns").join(left_over).exists(), "removed");
+    assert!(Path::new("/run/netns").join(foreign).exists(), "somebody has it");
+    drop(held);
+    let _again = NetNs::create("stale-2").unwrap();
+    assert!(!Path::new("/run/netns").join(foreign).exists(), "removed once its owner is gone");
+    assert!(Path::new("/run/netns").join(made.name().unwrap()).exists(), "ours lives");
+}
+
+#[test]
+fn a_namespace_is_entered_only_from_outside() {
+    if skip("a_namespace_is_entered_only_from_outside") {
+        return;
+    }
+    let thread = || std::thread::current().id();
+    let own = NetNs::current().unwrap();
+    assert!(own.is_current().unwrap());
+    assert_eq!(own.run(thread).unwrap(), thread(), "no other thread, no privilege");
+    let other = NetNs::unnamed().unwrap();
+    assert!(!other.is_current().unwrap());
+    assert_ne!(other.run(thread).unwrap(), thread());
 }

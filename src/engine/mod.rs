@@ -5,7 +5,12 @@
 //! answered while the application computes or sleeps. On many cores a pinned thread spins, then sleeps.
 //!
 //! Sleeping loses no wake-up: [`Worker::prepare_sleep`] first makes every ring of a doorbell write an eventfd, then
-//! looks once more.
+//! looks once more. While the thread sleeps, a caller's pass may take what would have woken it (a socket that was
+//! read is no longer readable) and leave something behind: an acknowledgement that is owed, a timer. Such a pass
+//! wakes the thread, once.
+//!
+//! A pass that panics is a bug of ours, and what it leaves is not to be trusted. The engine is dead then: whoever
+//! waits is woken, an event says so, and posts and commands fail instead of waiting.
 
 pub mod control;
 pub mod worker;
@@ -19,11 +24,10 @@ use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, SendTimeoutError, Sender, TryRecvError, bounded};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use crate::nic::{Answer, Command, ControlError, Nic, NicConfig};
@@ -38,6 +42,10 @@ const EVENT_QUEUE: usize = 4096;
 const COMMAND_QUEUE: usize = 64;
 /// The longest sleep: a bound on how late a missed wake-up of the kernel's could be noticed.
 const LONGEST_SLEEP: Nanos = Nanos::from_millis(100);
+/// How long a caller that took something in may be away before the fallback thread sends what is owed for it.
+const OWED_GRACE: Nanos = Nanos::from_micros(100);
+/// No deadline: the thread is awake.
+const AWAKE: u64 = 0;
 
 /// Who turns the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,19 +81,35 @@ struct Shared {
     last_caller_pass: AtomicU64,
     /// The last caller's pass took in and did not send.
     owes_sending: AtomicBool,
+    /// When the thread will wake by itself; [`AWAKE`]: it does not sleep. Changes only under the worker's lock.
+    asleep_until: AtomicU64,
     stop: AtomicBool,
+    /// A pass panicked: nobody turns the worker any more.
+    dead: AtomicBool,
     /// How many wait for the worker besides the thread that turns it: a thread that spins on the lock lets them in.
     waiting: AtomicU32,
 }
 
+/// The engine is dead: a pass panicked.
+#[derive(Debug)]
+struct Dead;
+
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Worker> {
-        // A panic in a pass is a bug of ours; the state it left is no worse for the next pass than a stop would be.
-        self.worker.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The worker, to turn it.
+    fn lock(&self) -> Result<MutexGuard<'_, Worker>, Dead> {
+        self.worker.lock().map_err(|poisoned| self.declare_dead(&mut poisoned.into_inner()))
+    }
+
+    /// The worker, to look at what is left of it in any case.
+    fn lock_to_look(&self) -> MutexGuard<'_, Worker> {
+        self.waiting.fetch_add(1, Relaxed);
+        let guard = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Relaxed);
+        guard
     }
 
     /// The lock, for those who do not turn the worker in a loop.
-    fn lock_between(&self) -> MutexGuard<'_, Worker> {
+    fn lock_between(&self) -> Result<MutexGuard<'_, Worker>, Dead> {
         self.waiting.fetch_add(1, Relaxed);
         let guard = self.lock();
         self.waiting.fetch_sub(1, Relaxed);
@@ -93,11 +117,29 @@ impl Shared {
     }
 
     /// The lock, for a thread that takes it again and again.
-    fn lock_in_turn(&self) -> MutexGuard<'_, Worker> {
+    fn lock_in_turn(&self) -> Result<MutexGuard<'_, Worker>, Dead> {
         while self.waiting.load(Relaxed) > 0 && !self.stop.load(Relaxed) {
             thread::yield_now();
         }
         self.lock()
+    }
+
+    /// A pass has panicked. Tells everybody, the first time.
+    fn declare_dead(&self, worker: &mut Worker) -> Dead {
+        if !self.dead.swap(true, Relaxed) {
+            worker.die();
+        }
+        Dead
+    }
+
+    fn is_dead(&self) -> bool {
+        self.dead.load(Relaxed)
+    }
+
+    /// A whole pass; nothing is owed after it.
+    fn turn(&self, worker: &mut Worker, now: Nanos) -> Progress {
+        self.owes_sending.store(false, Relaxed);
+        worker.poll(now)
     }
 
     /// Before anything is taken away: a caller that ends after its last completion, destroying its QP, must not keep
@@ -105,6 +147,32 @@ impl Shared {
     fn send_what_is_owed(&self, worker: &mut Worker, now: Nanos) {
         if self.owes_sending.swap(false, Relaxed) {
             worker.send_out(now);
+        }
+    }
+
+    /// After a caller's pass that did something: wakes the thread if it sleeps and has reason to come earlier than it will.
+    fn rouse(&self, worker: &mut Worker) {
+        let until = self.asleep_until.load(Relaxed);
+        if until == AWAKE {
+            return;
+        }
+        let owes = self.owes_sending.load(Relaxed);
+        if owes || worker.next_deadline().0 < until || !worker.is_quiet() {
+            // Once for each sleep: from here on it counts as awake.
+            self.asleep_until.store(AWAKE, Relaxed);
+            // The counter can only be full if a wake-up is pending anyway.
+            let _ = worker.doorbells().wake_fd().write(1);
+        }
+    }
+}
+
+/// Held by a thread that turns the worker: if it unwinds, the engine is dead.
+struct Obituary(Arc<Shared>);
+
+impl Drop for Obituary {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.declare_dead(&mut self.0.lock_to_look());
         }
     }
 }
@@ -132,6 +200,8 @@ impl Engine {
             clock: Clock::new(),
             last_caller_pass: AtomicU64::new(0),
             owes_sending: AtomicBool::new(false),
+            asleep_until: AtomicU64::new(AWAKE),
+            dead: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             waiting: AtomicU32::new(0),
         });
@@ -162,45 +232,74 @@ impl Engine {
         if !self.caller_drives {
             return Progress::default();
         }
-        let Ok(mut worker) = self.shared.worker.try_lock() else { return Progress::default() };
+        let mut worker = match self.shared.worker.try_lock() {
+            Ok(worker) => worker,
+            Err(TryLockError::WouldBlock) => return Progress::default(),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                self.shared.declare_dead(&mut poisoned.into_inner());
+                return Progress::default();
+            }
+        };
         let now = self.now();
         self.shared.last_caller_pass.store(now.0, Relaxed);
         let came = worker.take_in(now);
         let owes = came.received > 0 && !self.shared.owes_sending.load(Relaxed);
         self.shared.owes_sending.store(owes, Relaxed);
         if owes {
+            self.shared.rouse(&mut worker);
             return Progress { more: true, ..came };
         }
         let left = worker.send_out(now);
-        Progress { sent: left.sent, more: came.more || left.more, ..came }
+        let progress = Progress { sent: left.sent, more: came.more || left.more, ..came };
+        if !progress.is_idle() {
+            self.shared.rouse(&mut worker);
+        }
+        progress
+    }
+
+    /// True if a pass panicked: nothing turns the NIC any more, posts and commands fail.
+    pub fn is_dead(&self) -> bool {
+        self.shared.is_dead()
     }
 
     /// Carries a command out and waits for the answer.
     ///
-    /// # Panics
-    /// If the engine's thread has died.
+    /// # Errors
+    /// As the command's; [`ControlError::DeviceFatal`] if the engine is dead.
     pub fn call(&self, command: Command) -> Result<Answer, ControlError> {
         let (answer, answered) = bounded(1);
-        self.requests.send(Request { command, answer }).expect("the worker outlives the engine");
+        self.submit(Request { command, answer })?;
         self.doorbells.wake_if_sleeping();
         loop {
-            if let Ok(answer) = answered.try_recv() {
-                return answer;
+            match answered.try_recv() {
+                Ok(answer) => return answer,
+                Err(TryRecvError::Disconnected) => return Err(ControlError::DeviceFatal),
+                Err(TryRecvError::Empty) if self.is_dead() => return Err(ControlError::DeviceFatal),
+                Err(TryRecvError::Empty) => {}
             }
-            if self.caller_drives {
+            if !self.caller_drives {
+                // The thread answers at once; a look now and then whether it lives.
+                if let Ok(answer) = answered.recv_timeout(LONGEST_SLEEP.as_duration()) {
+                    return answer;
+                }
+            } else if let Ok(mut worker) = self.shared.lock_between() {
                 let now = self.now();
-                let mut worker = self.shared.lock_between();
                 self.shared.send_what_is_owed(&mut worker, now);
-                worker.poll(now);
-            } else if let Ok(answer) = answered.recv_timeout(Duration::from_secs(10)) {
-                return answer;
-            } else {
-                assert!(
-                    self.thread.as_ref().is_some_and(|t| !t.is_finished()),
-                    "the engine's thread has died"
-                );
+                self.shared.turn(&mut worker, now);
+                self.shared.rouse(&mut worker);
             }
         }
+    }
+
+    fn submit(&self, mut request: Request) -> Result<(), ControlError> {
+        while !self.is_dead() {
+            match self.requests.send_timeout(request, LONGEST_SLEEP.as_duration()) {
+                Ok(()) => return Ok(()),
+                Err(SendTimeoutError::Timeout(back)) => request = back,
+                Err(SendTimeoutError::Disconnected(_)) => break,
+            }
+        }
+        Err(ControlError::DeviceFatal)
     }
 
     /// The next asynchronous event, if one waits.
@@ -208,30 +307,36 @@ impl Engine {
         self.events.try_recv().ok()
     }
 
-    /// Looks at the worker between two passes.
+    /// Looks at the worker between two passes; also at what is left of a dead one.
     pub fn inspect<T>(&self, look: impl FnOnce(&Worker) -> T) -> T {
-        look(&self.shared.lock_between())
+        look(&self.shared.lock_to_look())
     }
 
-    /// Changes the worker between two passes.
-    pub fn adjust<T>(&self, change: impl FnOnce(&mut Worker) -> T) -> T {
-        change(&mut self.shared.lock_between())
+    /// Changes the worker between two passes. `None`: the engine is dead.
+    pub fn adjust<T>(&self, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+        let mut worker = self.shared.lock_between().ok()?;
+        let result = change(&mut worker);
+        self.shared.rouse(&mut worker);
+        Some(result)
     }
 
     /// Why the link failed, if it did; said once.
     pub fn take_link_error(&self) -> Option<io::Error> {
-        self.shared.lock_between().take_link_error()
+        self.shared.lock_to_look().take_link_error()
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        let now = self.now();
-        self.shared.send_what_is_owed(&mut self.shared.lock_between(), now);
+        if let Ok(mut worker) = self.shared.lock_between() {
+            let now = self.now();
+            self.shared.send_what_is_owed(&mut worker, now);
+        }
         self.shared.stop.store(true, Release);
         if let Some(thread) = self.thread.take() {
-            // Written whether it sleeps or not.
+            // However it waits: in epoll, whether that began already or not, or in a nap.
             let _ = self.doorbells.wake_fd().write(1);
+            thread.thread().unpark();
             let _ = thread.join();
         }
     }
@@ -240,65 +345,88 @@ impl Drop for Engine {
 fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<()>> {
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     {
-        let worker = shared.lock();
+        let worker = shared.lock_to_look();
         let wake = worker.doorbells().wake_fd().as_fd();
         for fd in worker.port().event_fds().into_iter().chain([wake]) {
             epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, fd.as_raw_fd() as u64))?;
         }
     }
-    thread::Builder::new().name("roxie-worker".into()).spawn(move || match drive {
-        Drive::Caller { fallback_after } => fall_back(&shared, &epoll, fallback_after),
-        Drive::Thread { core, spin } => {
-            if let Some(id) = core {
-                core_affinity::set_for_current(core_affinity::CoreId { id });
+    thread::Builder::new().name("roxie-worker".into()).spawn(move || {
+        let _obituary = Obituary(Arc::clone(&shared));
+        let _dead = match drive {
+            Drive::Caller { fallback_after } => fall_back(&shared, &epoll, fallback_after),
+            Drive::Thread { core, spin } => {
+                if let Some(id) = core
+                    && !core_affinity::set_for_current(core_affinity::CoreId { id })
+                {
+                    eprintln!(
+                        "roxie: the engine's thread cannot be pinned to core {id}, it runs on any: is the core online \
+                         and allowed (`taskset -p {}`, cpuset of the container)?",
+                        std::process::id()
+                    );
+                }
+                spin_then_sleep(&shared, &epoll, spin)
             }
-            spin_then_sleep(&shared, &epoll, spin);
-        }
-        Drive::CallerOnly => {}
+            Drive::CallerOnly => Ok(()),
+        };
     })
 }
 
 /// The loop of a thread that owns its worker.
-fn spin_then_sleep(shared: &Shared, epoll: &Epoll, spin: Nanos) {
+fn spin_then_sleep(shared: &Shared, epoll: &Epoll, spin: Nanos) -> Result<(), Dead> {
     let mut busy_at = shared.clock.now();
     while !shared.stop.load(Acquire) {
         let now = shared.clock.now();
-        let mut worker = shared.lock_in_turn();
+        let mut worker = shared.lock_in_turn()?;
         if !worker.poll(now).is_idle() {
             busy_at = now;
         } else if now - busy_at > spin {
-            sleep(shared, epoll, worker);
+            sleep(shared, epoll, worker)?;
             busy_at = shared.clock.now();
         }
     }
+    Ok(())
 }
 
 /// The loop of a thread that only works while callers do not.
-fn fall_back(shared: &Shared, epoll: &Epoll, after: Nanos) {
+fn fall_back(shared: &Shared, epoll: &Epoll, after: Nanos) -> Result<(), Dead> {
+    let mut hurried = false;
     while !shared.stop.load(Acquire) {
         let now = shared.clock.now();
-        if now - Nanos(shared.last_caller_pass.load(Relaxed)) < after {
-            thread::sleep(after.as_duration());
+        let away = now - Nanos(shared.last_caller_pass.load(Relaxed));
+        let owes = shared.owes_sending.load(Relaxed);
+        let patience = if owes && !hurried { OWED_GRACE.min(after) } else { after };
+        if away < patience {
+            // One short nap to see whether a caller that owes comes back; one who does is left alone for longer.
+            hurried = owes && !hurried;
+            thread::park_timeout((patience - away).as_duration());
             continue;
         }
-        let mut worker = shared.lock_in_turn();
-        if worker.poll(now).is_idle() {
-            sleep(shared, epoll, worker);
+        hurried = false;
+        let mut worker = shared.lock_in_turn()?;
+        if shared.turn(&mut worker, now).is_idle() {
+            sleep(shared, epoll, worker)?;
         }
     }
+    Ok(())
 }
 
-/// Sleeps until a frame, a doorbell, a command or a timer. The lock is free meanwhile.
-fn sleep(shared: &Shared, epoll: &Epoll, mut worker: MutexGuard<'_, Worker>) {
+/// Sleeps until a frame, a doorbell, a command, a timer or a caller's pass that leaves something. The lock is free
+/// meanwhile.
+fn sleep(shared: &Shared, epoll: &Epoll, mut worker: MutexGuard<'_, Worker>) -> Result<(), Dead> {
     if !worker.prepare_sleep() {
-        return;
+        return Ok(());
     }
-    let until = worker.next_deadline() - shared.clock.now();
+    let now = shared.clock.now();
+    let until = worker.next_deadline().min(now + LONGEST_SLEEP);
+    shared.asleep_until.store(until.0.max(AWAKE + 1), Relaxed);
     drop(worker);
-    let timeout = until.min(LONGEST_SLEEP).0.div_ceil(1_000_000);
-    let timeout = EpollTimeout::try_from(timeout).unwrap_or(EpollTimeout::ZERO);
+    let timeout = EpollTimeout::try_from((until - now).0.div_ceil(1_000_000)).unwrap_or(EpollTimeout::ZERO);
     let mut events = [EpollEvent::empty(); 8];
     // An interrupted or failed wait is a short one: the next pass looks at everything anyway.
     let _ = epoll.wait(&mut events, timeout);
-    shared.lock().sleep_ends();
+    let worker = shared.lock()?;
+    shared.asleep_until.store(AWAKE, Relaxed);
+    worker.sleep_ends();
+    Ok(())
 }

@@ -12,7 +12,7 @@ use crate::nic::{self, Answer, ControlError, GroupChange, Nic};
 use crate::port::{self, BURST, LinkChange, Port, TxId};
 use crate::shared::Doorbells;
 use crate::time::Nanos;
-use crate::verbs::{AsyncEvent, Mtu, QpIndex};
+use crate::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
 
 /// A frame on its way out: its slot in the port and whose it is.
 type TxSlot = (TxId, QpIndex);
@@ -171,8 +171,7 @@ impl Worker {
                 return true;
             };
             let Some(id) = self.port.tx_alloc(planned.frame_len) else {
-                self.nic.end_turn(qp, true);
-                return false;
+                return self.no_slot(now, qp, planned.frame_len);
             };
             let slot = self.slots.len() as u16;
             self.nic.emit(now, qp, &planned, slot, &mut self.port.tx_frame(&id));
@@ -183,6 +182,16 @@ impl Worker {
         }
         self.nic.end_turn(qp, true);
         true
+    }
+
+    /// The port gave no slot for the next packet of a QP. False: for want of room.
+    fn no_slot(&mut self, now: Nanos, qp: QpIndex, frame_len: usize) -> bool {
+        let never = frame_len > self.port.info().max_frame;
+        self.nic.end_turn(qp, !never);
+        if never {
+            self.nic.fail_qp(now, qp);
+        }
+        never
     }
 
     fn gather_and_seal(&mut self) {
@@ -210,17 +219,40 @@ impl Worker {
         }
     }
 
-    /// Follows a change of the link.
+    /// Follows a change of the link. QPs whose packets no longer fit go to the error state; returns how many.
     ///
     /// # Errors
     /// If the port could not; it goes on as before.
-    pub fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
-        if let LinkChange::Mtu(mtu) = change
-            && let Some(largest) = Mtu::largest_for_link(*mtu)
-        {
-            self.nic.set_largest_mtu(largest);
+    pub fn follow(&mut self, now: Nanos, change: &LinkChange) -> io::Result<u32> {
+        self.port.follow(change)?;
+        match change {
+            LinkChange::Addresses(_) => Ok(0),
+            LinkChange::Mac(_) => {
+                self.nic.set_station(self.port.info().mac);
+                Ok(0)
+            }
+            LinkChange::Mtu(_) => {
+                let largest = Mtu::largest_for_link(self.port.info().largest_packet());
+                let failed = self.nic.set_largest_mtu(now, largest);
+                self.nic.look_after(now);
+                self.nic.publish(now);
+                self.raise_events();
+                Ok(failed)
+            }
         }
-        self.port.follow(change)
+    }
+
+    /// The way to a peer leads to another station. Returns how many QPs go there.
+    pub fn set_next_hop(&mut self, peer: Gid, mac: [u8; 6]) -> u32 {
+        self.nic.set_next_hop(peer, mac)
+    }
+
+    /// Nobody will turn it again: tells all who wait for something.
+    pub(super) fn die(&mut self) {
+        self.raise(AsyncEvent::Device(EventKind::DeviceFatal));
+        self.nic.wake_all();
+        // With a request goes the sender of its answer, and who waits for it is told.
+        while self.requests.try_recv().is_ok() {}
     }
 
     /// Reports something to the application.
@@ -253,15 +285,20 @@ impl Worker {
     /// Arms the wake-ups of a worker that is about to sleep; false: there is something to do after all.
     pub fn prepare_sleep(&mut self) -> bool {
         self.doorbells.sleep_begins();
-        let quiet = !self.doorbells.any()
-            && self.requests.is_empty()
-            && !self.port.tx_pending()
-            && !self.nic.has_ready()
-            && self.port.prepare_sleep();
+        let quiet = self.is_quiet();
         if !quiet {
             self.doorbells.sleep_ends();
         }
         quiet
+    }
+
+    /// True if nothing is to be done before the next deadline, and the port will wake whoever sleeps on it.
+    pub(super) fn is_quiet(&mut self) -> bool {
+        !self.doorbells.any()
+            && self.requests.is_empty()
+            && !self.port.tx_pending()
+            && !self.nic.has_ready()
+            && self.port.prepare_sleep()
     }
 
     /// Awake again.

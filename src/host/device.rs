@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use crate::engine::{Drive, Engine};
 use crate::limits::Limits;
 use crate::nic::{Answer, Command, ControlError, NicConfig, QpStatus};
-use crate::port::{Port, PortInfo};
+use crate::port::{LinkChange, Port, PortInfo};
 use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, Mtu};
 use crate::wire::Gid;
@@ -97,16 +97,6 @@ pub enum DeviceError {
     /// There is no way to the peer.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// A value that the device does not offer.
-    #[error("{what} = {value} is more than the device offers, {limit}")]
-    TooLarge {
-        /// Which.
-        what: &'static str,
-        /// What was asked.
-        value: u64,
-        /// What there is.
-        limit: u64,
-    },
     /// A copy outside of a region.
     #[error(transparent)]
     Memory(#[from] crate::shared::memory::Fault),
@@ -115,7 +105,6 @@ pub enum DeviceError {
 pub(super) struct Inner {
     pub(super) engine: Engine,
     pub(super) name: String,
-    pub(super) info: PortInfo,
     pub(super) gids: RwLock<GidTable>,
     resolver: Box<dyn Resolve>,
     /// Follows the interface, where there is one.
@@ -124,7 +113,32 @@ pub(super) struct Inner {
 
 impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Device").field("name", &self.name).field("info", &self.info).finish_non_exhaustive()
+        f.debug_struct("Device").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    /// See [`Device::follow_link`].
+    pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(), DeviceError> {
+        let now = self.engine.now();
+        let followed = self.engine.adjust(|worker| {
+            let failed = worker.follow(now, change)?;
+            Ok((failed, worker.nic().largest_mtu()))
+        });
+        let (failed, largest) = followed
+            .ok_or(ControlError::DeviceFatal)?
+            .map_err(|source| DeviceError::System { what: "following a change of the link", source })?;
+        if let LinkChange::Mtu(mtu) = change
+            && failed > 0
+        {
+            eprintln!(
+                "roxie: {}: the link MTU is {mtu} now: {failed} QPs of a larger path MTU are in the error state; \
+                 connect them again with a path MTU of {} at most, or raise the link MTU",
+                self.name,
+                largest.bytes()
+            );
+        }
+        Ok(())
     }
 }
 
@@ -143,8 +157,8 @@ impl Device {
         resolver: Box<dyn Resolve>,
         config: &DeviceConfig,
     ) -> Result<Device, DeviceError> {
-        let info = port.info().clone();
-        let largest_mtu = Mtu::largest_for_link(info.mtu).ok_or(DeviceError::LinkMtu(info.mtu))?;
+        let packet = port.info().largest_packet();
+        let largest_mtu = Mtu::largest_for_link(packet).ok_or(DeviceError::LinkMtu(packet))?;
         let nic = NicConfig {
             limits: config.limits,
             seed: config.seed.unwrap_or_else(random),
@@ -158,14 +172,7 @@ impl Device {
             .map_err(|source| DeviceError::System { what: "starting the engine", source })?;
         let gids = RwLock::new(GidTable::new(addresses));
         Ok(Device {
-            inner: Arc::new(Inner {
-                engine,
-                name: name.into(),
-                info,
-                gids,
-                resolver,
-                follower: OnceLock::new(),
-            }),
+            inner: Arc::new(Inner { engine, name: name.into(), gids, resolver, follower: OnceLock::new() }),
         })
     }
 
@@ -174,9 +181,9 @@ impl Device {
         &self.inner.name
     }
 
-    /// What it stands on.
-    pub fn port(&self) -> &PortInfo {
-        &self.inner.info
+    /// What it stands on, as it is now: the link may change while the device is open.
+    pub fn port(&self) -> PortInfo {
+        self.inner.engine.inspect(|worker| worker.port().info().clone())
     }
 
     /// The largest path MTU that its link carries.
@@ -209,8 +216,22 @@ impl Device {
         self.inner.gids.write().unwrap_or_else(PoisonError::into_inner).remove(address);
     }
 
+    /// The link changed: the port follows, and QPs whose path MTU no longer fits go to the error state, each with an
+    /// event. Devices on an interface are told by the kernel; this is for ports of other kinds.
+    ///
+    /// # Errors
+    /// If the port cannot follow; it goes on as before. Or if the device has failed.
+    pub fn follow_link(&self, change: &LinkChange) -> Result<(), DeviceError> {
+        self.inner.follow_link(change)
+    }
+
     /// The MAC address of the next hop to `destination`, or of the group that it names.
     pub(super) fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], DeviceError> {
+        let own = self.gids().iter().any(|entry| entry.gid == Gid::from(destination));
+        if own {
+            // Turned round in the port.
+            return Ok(self.port().mac);
+        }
         match multicast_mac(destination) {
             Some(mac) => Ok(mac),
             None => Ok(self.inner.resolver.resolve(destination)?),
@@ -225,6 +246,12 @@ impl Device {
     /// The time on the device's clock.
     pub fn now(&self) -> Nanos {
         self.inner.engine.now()
+    }
+
+    /// True if the device has failed: a pass of its engine panicked. Posts and commands fail from then on, completions do
+    /// not come, and an event tells ([`EventKind::DeviceFatal`](crate::verbs::EventKind::DeviceFatal)).
+    pub fn has_failed(&self) -> bool {
+        self.inner.engine.is_dead()
     }
 
     /// The next asynchronous event.

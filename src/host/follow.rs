@@ -1,19 +1,52 @@
-//! Follows an interface while a device is open: addresses become GIDs, the MTU bounds new path MTUs, and the
-//! link's state is told to the application.
+//! Follows an interface while a device is open: addresses become GIDs, the MTU bounds path MTUs, station addresses, ours
+//! and the neighbours', go into the frames of the QPs, and the link's state is told to the application.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::thread::{self, JoinHandle};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::device::Inner;
-use crate::netdev::{Change, Interface, NetNs, Watch};
+use super::device::{DeviceError, Inner};
+use super::open::OpenError;
+use crate::netdev::{Change, Interface, Neighbours, Watch};
 use crate::port::LinkChange;
 use crate::verbs::{AsyncEvent, EventKind};
+use crate::wire::Gid;
+
+/// How soon a look that failed is repeated, in milliseconds: the message that asked for it will not come again.
+const RETRY_MS: u16 = 100;
+
+/// The interface as it was last seen, for all who need it.
+#[derive(Clone, Debug)]
+pub(super) struct Live(Arc<RwLock<Interface>>);
+
+impl Live {
+    pub(super) fn new(interface: Interface) -> Live {
+        Live(Arc::new(RwLock::new(interface)))
+    }
+
+    pub(super) fn get(&self) -> Interface {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, interface: &Interface) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).clone_from(interface);
+    }
+}
+
+/// What is followed, and what of it concerns the device.
+pub(super) struct Followed {
+    /// The interface; the follower keeps it up to date.
+    pub(super) interface: Live,
+    /// Addresses become GIDs. False: they were chosen by the user and stay.
+    pub(super) addresses: bool,
+    /// The neighbours that the device sends to, where frames carry their station addresses.
+    pub(super) neighbours: Option<Arc<Neighbours>>,
+}
 
 /// The thread that follows; ends when dropped.
 #[derive(Debug)]
@@ -36,63 +69,107 @@ impl Drop for Follower {
     }
 }
 
-/// Starts to follow `interface` of `namespace` for a device. `addresses` false: they were chosen by the user and stay.
-pub(super) fn follow(
-    device: &Arc<Inner>,
-    interface: &Interface,
-    namespace: &NetNs,
-    addresses: bool,
-) -> std::io::Result<Follower> {
-    let watch = namespace.run(|| Watch::new(interface))?.map_err(std::io::Error::other)?;
-    let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
-    let stopping = Arc::new(AtomicBool::new(false));
-    let (device, stop_fd, stop_flag) = (Arc::downgrade(device), Arc::clone(&stop), Arc::clone(&stopping));
-    let run = move || run(watch, &device, &stop_fd, &stop_flag, addresses);
-    let thread = thread::Builder::new().name("roxie-follow".into()).spawn(run)?;
+/// Starts to follow an interface of the calling thread's namespace for a device.
+pub(super) fn follow(device: &Arc<Inner>, followed: Followed) -> Result<Follower, OpenError> {
+    let failed = |what| move |source| DeviceError::System { what, source };
+    let watch = Watch::new(&followed.interface.get())?;
+    let stop = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
+        .map_err(std::io::Error::from)
+        .map_err(failed("an eventfd for the thread that follows the interface"))?;
+    let (stop, stopping) = (Arc::new(stop), Arc::new(AtomicBool::new(false)));
+    let run = Run {
+        watch,
+        followed,
+        device: Arc::downgrade(device),
+        stop: Arc::clone(&stop),
+        stopping: Arc::clone(&stopping),
+    };
+    let thread = thread::Builder::new()
+        .name("roxie-follow".into())
+        .spawn(move || run.run())
+        .map_err(failed("the thread that follows the interface"))?;
     Ok(Follower { stop, stopping, thread: Some(thread) })
 }
 
-fn run(mut watch: Watch, device: &Weak<Inner>, stop: &EventFd, stopping: &AtomicBool, addresses: bool) {
-    while !stopping.load(Relaxed) {
-        let changes = watch.poll().unwrap_or_default();
-        let Some(device) = device.upgrade() else { return };
-        let now: Vec<IpAddr> = watch.interface().addresses.iter().map(|a| a.ip).collect();
-        for change in &changes {
-            apply(&device, change, &now, addresses);
-        }
-        drop(device);
-        let mut fds =
-            [PollFd::new(watch.as_fd(), PollFlags::POLLIN), PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
-        // A failed wait is a short one: the next look shows what changed.
-        let _ = poll(&mut fds, PollTimeout::NONE);
-    }
+/// What the thread has.
+struct Run {
+    watch: Watch,
+    followed: Followed,
+    device: Weak<Inner>,
+    stop: Arc<EventFd>,
+    stopping: Arc<AtomicBool>,
 }
 
-fn apply(device: &Inner, change: &Change, now: &[IpAddr], addresses: bool) {
-    let gids = || device.gids.write().unwrap_or_else(PoisonError::into_inner);
-    let tell = |change: &LinkChange| {
-        if let Err(error) = device.engine.adjust(|worker| worker.follow(change)) {
-            eprintln!("roxie: {}: cannot follow {change:?}: {error}", device.name);
+impl Run {
+    fn run(mut self) {
+        while !self.stopping.load(Relaxed) {
+            let looked = self.watch.poll();
+            let again = if looked.is_ok() { PollTimeout::NONE } else { PollTimeout::from(RETRY_MS) };
+            let changes = looked.unwrap_or_default();
+            self.followed.interface.set(self.watch.interface());
+            let Some(device) = self.device.upgrade() else { return };
+            for change in &changes {
+                self.apply(&device, change);
+            }
+            self.follow_neighbours(&device, &changes);
+            drop(device);
+            if changes.contains(&Change::Gone) {
+                // Nothing follows on that.
+                return;
+            }
+            self.wait(again);
         }
-    };
-    let event = match change {
-        Change::AddressAdded(address) if addresses => {
-            gids().add(address.ip);
-            tell(&LinkChange::Addresses(now.to_vec()));
-            EventKind::GidChange
+    }
+
+    /// Until there is something to look at.
+    fn wait(&self, timeout: PollTimeout) {
+        let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let (watch, stop) = (readable(self.watch.as_fd()), readable(self.stop.as_fd()));
+        // A failed wait is a short one: the next look shows what changed.
+        let _ = match &self.followed.neighbours {
+            Some(neighbours) => poll(&mut [watch, stop, readable(neighbours.as_fd())], timeout),
+            None => poll(&mut [watch, stop], timeout),
+        };
+    }
+
+    fn apply(&self, device: &Inner, change: &Change) {
+        let gids = || device.gids.write().unwrap_or_else(PoisonError::into_inner);
+        let tell = |change: &LinkChange| {
+            if let Err(error) = device.follow_link(change) {
+                eprintln!("roxie: {}: {change:?}: {error}", device.name);
+            }
+        };
+        let addresses = || -> Vec<IpAddr> { self.watch.interface().addresses.iter().map(|a| a.ip).collect() };
+        let event = match change {
+            Change::AddressAdded(address) if self.followed.addresses => {
+                gids().add(address.ip);
+                tell(&LinkChange::Addresses(addresses()));
+                EventKind::GidChange
+            }
+            Change::AddressRemoved(address) if self.followed.addresses => {
+                gids().remove(address.ip);
+                tell(&LinkChange::Addresses(addresses()));
+                EventKind::GidChange
+            }
+            Change::Mtu(mtu) => return tell(&LinkChange::Mtu(*mtu)),
+            Change::Mac(mac) => return tell(&LinkChange::Mac(*mac)),
+            Change::LinkUp => EventKind::PortActive,
+            Change::LinkDown | Change::Gone => EventKind::PortError,
+            Change::AddressAdded(_) | Change::AddressRemoved(_) | Change::Renamed(_) => return,
+        };
+        device.engine.adjust(|worker| worker.raise(AsyncEvent::Port(event)));
+    }
+
+    /// Frames to a peer whose station address changed go to the new one.
+    fn follow_neighbours(&self, device: &Inner, changes: &[Change]) {
+        let Some(neighbours) = &self.followed.neighbours else { return };
+        let interface = self.watch.interface();
+        let mut moved = neighbours.poll(interface);
+        if changes.iter().any(|c| matches!(c, Change::LinkUp | Change::Mac(_))) {
+            moved.extend(neighbours.look_again(interface));
         }
-        Change::AddressRemoved(address) if addresses => {
-            gids().remove(address.ip);
-            tell(&LinkChange::Addresses(now.to_vec()));
-            EventKind::GidChange
+        for (destination, mac) in moved {
+            device.engine.adjust(|worker| worker.set_next_hop(Gid::from(destination), mac));
         }
-        Change::Mtu(mtu) => {
-            tell(&LinkChange::Mtu(*mtu));
-            return;
-        }
-        Change::LinkUp => EventKind::PortActive,
-        Change::LinkDown | Change::Gone => EventKind::PortError,
-        _ => return,
-    };
-    device.engine.adjust(|worker| worker.raise(AsyncEvent::Port(event)));
+    }
 }

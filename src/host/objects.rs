@@ -4,8 +4,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -13,7 +13,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::datagram::AhOptions;
 use super::device::{Device, DeviceError, random};
 use crate::limits::{MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WR};
-use crate::nic::{Answer, Command, QpHandle, QpStatus};
+use crate::nic::{Answer, Command, ControlError, QpHandle, QpStatus};
 use crate::shared::work_queue::Payload;
 use crate::shared::{Armed, CompletionRing, HostMemory, PostError, RecvRing, SendRing};
 use crate::verbs::{
@@ -127,7 +127,7 @@ impl Device {
 
 fn within(what: &'static str, value: u32, limit: u32) -> Result<(), DeviceError> {
     if value > limit {
-        return Err(DeviceError::TooLarge { what, value: value.into(), limit: limit.into() });
+        return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into());
     }
     Ok(())
 }
@@ -146,8 +146,13 @@ impl ProtectionDomain {
     }
 
     /// Allocates `length` zeroed bytes and registers them.
+    ///
+    /// # Errors
+    /// If the system has no such memory, or the device no room for another region.
     pub fn register(&self, length: usize, access: Access) -> Result<MemoryRegion, DeviceError> {
-        self.register_memory(HostMemory::allocate(length), access)
+        let memory = HostMemory::allocate(length)
+            .map_err(|source| DeviceError::System { what: "memory for a region", source })?;
+        self.register_memory(memory, access)
     }
 
     /// Registers memory of the caller's.
@@ -172,7 +177,9 @@ impl ProtectionDomain {
         let start = if access.contains(Access::ZERO_BASED) { 0 } else { memory.address() };
         let command = Command::RegisterMemory { pd, access, start, memory: memory.clone() };
         match self.inner.device.call(command)? {
-            Answer::Memory(index, key) => Ok(MemoryRegion { pd: self.clone(), index, key, memory }),
+            Answer::Memory(index, key) => {
+                Ok(MemoryRegion { pd: self.clone(), index, key, memory, copies: RwLock::new(()) })
+            }
             other => unexpected(&other),
         }
     }
@@ -185,6 +192,8 @@ pub struct MemoryRegion {
     index: MrIndex,
     key: u32,
     memory: HostMemory,
+    /// Keeps the application's threads from racing with one another; the NIC does not take it.
+    copies: RwLock<()>,
 }
 
 impl Drop for MemoryRegion {
@@ -225,12 +234,20 @@ impl MemoryRegion {
     }
 
     /// Copies bytes in.
+    ///
+    /// Other threads' copies see all of it or nothing. Work requests under way and peers do not wait for it: what they
+    /// read or write of these bytes meanwhile is mixed with it, as with any NIC (see [`crate::shared::memory`]).
+    ///
+    /// # Errors
+    /// If it does not fit the region; nothing was copied. The same for the other copies.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let _alone = self.copies.write().unwrap_or_else(PoisonError::into_inner);
         Ok(self.memory.write(offset as u64, bytes)?)
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out; mixed with what a peer or a work request writes meanwhile.
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let _shared = self.copies.read().unwrap_or_else(PoisonError::into_inner);
         Ok(self.memory.read(offset as u64, bytes)?)
     }
 
@@ -318,14 +335,15 @@ impl CompletionQueue {
         (self.poll(&mut wc) == 1).then_some(wc[0])
     }
 
-    /// Polls until a completion comes or `timeout` has passed.
+    /// Polls until a completion comes or `timeout` has passed; a timeout beyond the clock's range (`Duration::MAX`) is
+    /// for ever. `None` at once if the device has failed.
     pub fn wait(&self, timeout: Duration) -> Option<Wc> {
-        let until = std::time::Instant::now() + timeout;
+        let until = Instant::now().checked_add(timeout);
         loop {
             if let Some(wc) = self.poll_one() {
                 return Some(wc);
             }
-            if std::time::Instant::now() >= until {
+            if self.inner.device.has_failed() || until.is_some_and(|until| Instant::now() >= until) {
                 return None;
             }
         }
@@ -534,6 +552,9 @@ impl QueuePair {
     }
 
     fn check_state(&self, refused: impl Fn(QpState) -> bool) -> Result<(), PostError> {
+        if self.device.has_failed() {
+            return Err(PostError::DeviceFatal);
+        }
         match QpState::from_code(self.state.load(Relaxed)) {
             Some(state) if refused(state) => Err(PostError::WrongState(state)),
             _ => Ok(()),

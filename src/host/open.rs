@@ -4,11 +4,13 @@ use std::fs::File;
 use std::io::BufWriter;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
-use super::follow::follow;
-use crate::netdev::{Interface, NetNs, NetdevError, neighbour};
+use super::follow::{Followed, Live, follow};
+use crate::netdev::neighbour::NeighbourError;
+use crate::netdev::{Interface, Neighbours, NetdevError};
 use crate::port::Port;
 use crate::port::fault::{FaultConfig, FaultPort};
 use crate::port::loopback::LoopbackPort;
@@ -59,6 +61,9 @@ pub enum OpenError {
     /// The interface.
     #[error(transparent)]
     Netdev(#[from] NetdevError),
+    /// The way to its neighbours.
+    #[error(transparent)]
+    Neighbour(#[from] NeighbourError),
     /// The device on the port.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -81,23 +86,40 @@ impl Device {
         let interface = Interface::by_name(&xdp.interface)?;
         let addresses = addresses_of(&interface, &xdp.addresses)?;
         let port = stack.on(Box::new(XdpPort::open(xdp)?))?;
-        let namespace = NetNs::current()?;
-        let followed = (interface.clone(), namespace.try_clone().map_err(system)?);
-        let resolver = Box::new(KernelNeighbours { interface, namespace });
-        let device = Device::new("roxie0", port, addresses, resolver, config)?;
-        let chosen = !xdp.addresses.is_empty();
-        let follower = follow(&device.inner, &followed.0, &followed.1, !chosen).map_err(system)?;
-        let _ = device.inner.follower.set(follower);
+        let neighbours = Arc::new(Neighbours::open(&interface)?);
+        let interface = Live::new(interface);
+        let resolver = KernelNeighbours { interface: interface.clone(), neighbours: Arc::clone(&neighbours) };
+        let device = Device::new("roxie0", port, addresses, Box::new(resolver), config)?;
+        let addresses = xdp.addresses.is_empty();
+        device.follow(Followed { interface, addresses, neighbours: Some(neighbours) })?;
         Ok(device)
     }
 
-    /// A device on UDP sockets of the calling thread's network namespace.
+    /// A device on UDP sockets of the calling thread's network namespace. It follows the interface that its port shows,
+    /// if that is Ethernet or loopback: addresses, unless they were chosen; the MTU, unless that was; the link's state.
     pub fn open_udp(udp: &UdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
         let port = UdpPort::open(udp)?;
         let addresses = port.addresses().to_vec();
-        let own_mac = port.info().mac;
-        let resolver = Box::new(Synthetic { own: addresses.clone(), own_mac });
-        Ok(Device::new("roxie0", stack.on(Box::new(port))?, addresses, resolver, config)?)
+        let interface = port.info().interface.as_deref().map(Interface::by_name);
+        let device =
+            Device::new("roxie0", stack.on(Box::new(port))?, addresses, Box::new(Synthetic), config)?;
+        match interface {
+            Some(Ok(interface)) => {
+                let interface = Live::new(interface);
+                let addresses = udp.addresses.is_empty();
+                device.follow(Followed { interface, addresses, neighbours: None })?;
+            }
+            Some(Err(NetdevError::NotEthernet { .. })) | None => {}
+            Some(Err(error)) => return Err(error.into()),
+        }
+        Ok(device)
+    }
+
+    fn follow(&self, followed: Followed) -> Result<(), OpenError> {
+        let follower = follow(&self.inner, followed)?;
+        // Set once: the device was made by the caller just now.
+        let _ = self.inner.follower.set(follower);
+        Ok(())
     }
 
     /// Two devices joined in this process, with addresses 192.0.2.1 and 192.0.2.2, and fd00::1 and fd00::2.
@@ -127,10 +149,6 @@ impl Device {
     }
 }
 
-fn system(source: std::io::Error) -> OpenError {
-    OpenError::Device(DeviceError::System { what: "following the interface", source })
-}
-
 /// The addresses that become GIDs: those that were asked for, else the interface's.
 fn addresses_of(interface: &Interface, asked: &[IpAddr]) -> Result<Vec<IpAddr>, OpenError> {
     if !asked.is_empty() {
@@ -145,35 +163,27 @@ fn addresses_of(interface: &Interface, asked: &[IpAddr]) -> Result<Vec<IpAddr>, 
 
 /// The kernel's routes and neighbours.
 struct KernelNeighbours {
-    interface: Interface,
-    namespace: NetNs,
+    interface: Live,
+    neighbours: Arc<Neighbours>,
 }
 
 impl Resolve for KernelNeighbours {
     fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
-        let device = self.interface.name.clone();
-        let error = |reason: String| ResolveError { destination, device, reason };
-        let found = self.namespace.run(|| {
-            neighbour::resolve(&self.interface, destination, RESOLVE_TIMEOUT).map_err(|e| e.to_string())
-        });
-        match found {
-            Ok(Ok(mac)) => Ok(mac),
-            Ok(Err(reason)) => Err(error(reason)),
-            Err(system) => Err(error(format!("cannot enter its network namespace: {system}"))),
-        }
+        let interface = self.interface.get();
+        self.neighbours.resolve(&interface, destination, RESOLVE_TIMEOUT).map_err(|error| ResolveError {
+            destination,
+            device: interface.name,
+            reason: error.to_string(),
+        })
     }
 }
 
 /// Sockets have no MAC addresses: those in their frames are made of the IP addresses.
-struct Synthetic {
-    own: Vec<IpAddr>,
-    own_mac: [u8; 6],
-}
+struct Synthetic;
 
 impl Resolve for Synthetic {
     fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
-        let own = self.own.contains(&destination);
-        Ok(if own { self.own_mac } else { synthetic_mac(destination) })
+        Ok(synthetic_mac(destination))
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the kernel knows about network interfaces: links, addresses, routes, neighbours, namespaces.
 //!
 //! All of it over rtnetlink with plain blocking sockets. Read [`Interface`] first, then [`Watch`], which
-//! follows one while it changes, and [`neighbour`], which turns an IP address into a station address.
+//! follows one while it changes, and [`Neighbours`], which turn IP addresses into station addresses.
 //! [`NetNs`] and [`Links`] make the networks that tests, labs and the interop runner play in.
 //!
 //! A netlink socket belongs for life to the namespace of the thread that opened it. So everything here
@@ -11,6 +11,7 @@ mod ethtool;
 pub mod interface;
 pub mod link;
 pub mod neighbour;
+mod neighbours;
 mod netlink;
 pub mod netns;
 mod tap;
@@ -20,6 +21,7 @@ use std::io;
 
 pub use interface::{IfAddr, Interface};
 pub use link::Links;
+pub use neighbours::Neighbours;
 pub use netns::NetNs;
 pub use watch::{Change, Watch};
 

@@ -3,12 +3,12 @@
 //! The kernel has routes and a neighbour table and knows how to ask (ARP, neighbour discovery), so it does
 //! the work. But frames that leave through AF_XDP are not seen by it and keep no entry alive: a neighbour is
 //! entered as *managed* (`NTF_EXT_MANAGED`, Linux 5.16), which makes the kernel resolve it at once and
-//! refresh it from then on. [`release`] takes that back.
+//! refresh it from then on. [`Neighbours`](super::Neighbours) remembers whom it asked for, follows them, and takes that
+//! back in the end.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use netlink_packet_core::NLM_F_CREATE;
 use netlink_packet_route::RouteNetlinkMessage;
@@ -19,14 +19,13 @@ use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, Ro
 
 use super::Interface;
 use super::link::family;
+use super::neighbours::Neighbours;
 use super::netlink::Netlink;
 
-/// How often the table is looked at while the kernel asks.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// The discard service (RFC 863).
 const DISCARD: u16 = 9;
 /// The station address of everybody.
-const BROADCAST_MAC: [u8; 6] = [0xff; 6];
+pub(super) const BROADCAST_MAC: [u8; 6] = [0xff; 6];
 
 /// Why an address was not resolved.
 #[derive(Debug, thiserror::Error)]
@@ -85,11 +84,8 @@ fn by_way(destination: &IpAddr, next_hop: &IpAddr) -> String {
     if destination == next_hop { String::new() } else { format!(" (the gateway to {destination})") }
 }
 
-/// The station address for frames from `interface` to `destination`, with the kernel keeping it fresh.
-///
-/// An address of the interface is its own station address, multicast maps by rule (RFC 1112 6.4, RFC 2464 7),
-/// broadcast is broadcast, and what lies behind a gateway is the gateway's. Blocks up to `timeout`; a known
-/// neighbour is answered at once. To be called in the namespace of the interface.
+/// The station address for frames from `interface` to `destination`, asked once and not kept: as
+/// [`Neighbours::resolve`], in the calling thread's namespace.
 ///
 /// # Errors
 /// [`NeighbourError`] tells a missing route from a silent neighbour.
@@ -98,69 +94,11 @@ pub fn resolve(
     destination: IpAddr,
     timeout: Duration,
 ) -> Result<[u8; 6], NeighbourError> {
-    if interface.has_address(destination) || destination.is_loopback() {
-        return Ok(interface.mac);
-    }
-    if let Some(mac) = multicast(destination) {
-        return Ok(mac);
-    }
-    let mut netlink = open(interface)?;
-    let next_hop = match route(&mut netlink, interface, destination)? {
-        Route::Own => return Ok(interface.mac),
-        Route::Broadcast => return Ok(BROADCAST_MAC),
-        Route::Via(next_hop) => next_hop,
-    };
-    let start = Instant::now();
-    let mut entry = look(&mut netlink, interface, next_hop)?;
-    if entry.state != NeighbourState::Permanent && entry.state != NeighbourState::Noarp {
-        if !interface.running && entry.mac.is_none() {
-            return Err(NeighbourError::LinkDown { interface: interface.name.clone(), destination });
-        }
-        ask(&mut netlink, interface, next_hop)?;
-    }
-    loop {
-        if let Some(mac) = entry.mac {
-            return Ok(mac);
-        }
-        if start.elapsed() >= timeout {
-            return Err(NeighbourError::Unanswered {
-                destination,
-                next_hop,
-                interface: interface.name.clone(),
-                waited_ms: start.elapsed().as_millis(),
-                state: entry.state.to_string(),
-            });
-        }
-        sleep(LOOK_EVERY);
-        entry = look(&mut netlink, interface, next_hop)?;
-    }
-}
-
-/// Lets the kernel forget the neighbour that [`resolve`] had it keep, unless it is permanent. A neighbour
-/// that is not there is no error.
-///
-/// # Errors
-/// As [`resolve`].
-pub fn release(interface: &Interface, destination: IpAddr) -> Result<(), NeighbourError> {
-    if interface.has_address(destination) || multicast(destination).is_some() {
-        return Ok(());
-    }
-    let mut netlink = open(interface)?;
-    let Route::Via(next_hop) = route(&mut netlink, interface, destination)? else { return Ok(()) };
-    if !look(&mut netlink, interface, next_hop)?.managed {
-        return Ok(());
-    }
-    let message = RouteNetlinkMessage::DelNeighbour(entry_for(interface, next_hop));
-    match netlink.request(message, 0) {
-        Err(e) if e.raw_os_error() != Some(libc::ENOENT) => {
-            Err(kernel(format!("release neighbour {next_hop} on {}", interface.name), e))
-        }
-        _ => Ok(()),
-    }
+    Neighbours::open(interface)?.resolve(interface, destination, timeout)
 }
 
 /// The station address of a multicast group, or of limited broadcast.
-fn multicast(destination: IpAddr) -> Option<[u8; 6]> {
+pub(super) fn multicast(destination: IpAddr) -> Option<[u8; 6]> {
     match destination {
         IpAddr::V4(ip) if ip.is_broadcast() => Some(BROADCAST_MAC),
         IpAddr::V4(ip) if ip.is_multicast() => {
@@ -176,7 +114,7 @@ fn multicast(destination: IpAddr) -> Option<[u8; 6]> {
 }
 
 /// Where routing leads.
-enum Route {
+pub(super) enum Route {
     /// To this host.
     Own,
     /// To everybody on the link.
@@ -185,16 +123,16 @@ enum Route {
     Via(IpAddr),
 }
 
-fn open(interface: &Interface) -> Result<Netlink, NeighbourError> {
-    Netlink::open().map_err(|e| kernel(format!("open a netlink socket for {}", interface.name), e))
-}
-
-fn kernel(action: String, source: io::Error) -> NeighbourError {
+pub(super) fn kernel(action: String, source: io::Error) -> NeighbourError {
     NeighbourError::Kernel { action, source }
 }
 
 /// Asks routing for the next hop through `interface`.
-fn route(netlink: &mut Netlink, interface: &Interface, destination: IpAddr) -> Result<Route, NeighbourError> {
+pub(super) fn route(
+    netlink: &mut Netlink,
+    interface: &Interface,
+    destination: IpAddr,
+) -> Result<Route, NeighbourError> {
     let refused =
         |reason: String| NeighbourError::NoRoute { destination, interface: interface.name.clone(), reason };
     let mut message = RouteMessage::default();
@@ -233,12 +171,19 @@ fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
 }
 
 /// The kernel's entry for a neighbour.
-struct Entry {
-    state: NeighbourState,
+pub(super) struct Entry {
+    pub(super) state: NeighbourState,
     /// The station address, if it may be used.
-    mac: Option<[u8; 6]>,
+    pub(super) mac: Option<[u8; 6]>,
     /// Entered by [`ask`], or by somebody with the same wish.
-    managed: bool,
+    pub(super) managed: bool,
+}
+
+impl Entry {
+    /// It is what it is for good: nobody is asked about it.
+    pub(super) fn is_fixed(&self) -> bool {
+        matches!(self.state, NeighbourState::Permanent | NeighbourState::Noarp)
+    }
 }
 
 fn entry_for(interface: &Interface, ip: IpAddr) -> NeighbourMessage {
@@ -250,7 +195,11 @@ fn entry_for(interface: &Interface, ip: IpAddr) -> NeighbourMessage {
 }
 
 /// Looks a neighbour up; an entry that is not there is one in state `none`.
-fn look(netlink: &mut Netlink, interface: &Interface, ip: IpAddr) -> Result<Entry, NeighbourError> {
+pub(super) fn look(
+    netlink: &mut Netlink,
+    interface: &Interface,
+    ip: IpAddr,
+) -> Result<Entry, NeighbourError> {
     let mut entry = Entry { state: NeighbourState::None, mac: None, managed: false };
     let answers = match netlink.request(RouteNetlinkMessage::GetNeighbour(entry_for(interface, ip)), 0) {
         Ok(answers) => answers,
@@ -282,25 +231,58 @@ fn look(netlink: &mut Netlink, interface: &Interface, ip: IpAddr) -> Result<Entr
     Ok(entry)
 }
 
-/// Has the kernel resolve a neighbour and keep it: managed, else used once, else by sending it something.
-fn ask(netlink: &mut Netlink, interface: &Interface, ip: IpAddr) -> Result<(), NeighbourError> {
+/// Has the kernel resolve a neighbour: managed, else used once. False: it does neither.
+pub(super) fn ask(netlink: &mut Netlink, interface: &Interface, ip: IpAddr) -> Result<bool, NeighbourError> {
     let mut message = entry_for(interface, ip);
     message.header.flags = NeighbourFlags::Use;
     let used = message.clone();
     message.attributes.push(NeighbourAttribute::ExtFlags(NeighbourExtFlags::Managed));
     for attempt in [message, used] {
         match netlink.request(RouteNetlinkMessage::NewNeighbour(attempt), NLM_F_CREATE) {
-            Ok(_) => return Ok(()),
+            Ok(_) => return Ok(true),
             // Linux before 5.16 does not know the attribute, and without CAP_NET_ADMIN neither is allowed.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPERM)) => {}
             Err(e) => return Err(kernel(format!("ask for neighbour {ip} on {}", interface.name), e)),
         }
     }
-    nudge(interface, ip).map_err(|e| kernel(format!("send a datagram to {ip} on {}", interface.name), e))
+    Ok(false)
+}
+
+/// Lets the kernel forget a managed neighbour. One that is not there, or not managed any more, is no error.
+pub(super) fn release(
+    netlink: &mut Netlink,
+    interface: &Interface,
+    ip: IpAddr,
+) -> Result<(), NeighbourError> {
+    if !look(netlink, interface, ip)?.managed {
+        return Ok(());
+    }
+    match netlink.request(RouteNetlinkMessage::DelNeighbour(entry_for(interface, ip)), 0) {
+        Err(e) if e.raw_os_error() != Some(libc::ENOENT) => {
+            Err(kernel(format!("release neighbour {ip} on {}", interface.name), e))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The neighbour on link `index` that a message of the kernel's is about.
+pub(super) fn subject(message: &RouteNetlinkMessage, index: u32) -> Option<IpAddr> {
+    let (RouteNetlinkMessage::NewNeighbour(entry) | RouteNetlinkMessage::DelNeighbour(entry)) = message
+    else {
+        return None;
+    };
+    if entry.header.ifindex != index {
+        return None;
+    }
+    entry.attributes.iter().find_map(|attribute| match attribute {
+        NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => Some((*ip).into()),
+        NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => Some((*ip).into()),
+        _ => None,
+    })
 }
 
 /// Makes the kernel resolve a neighbour by sending it an empty datagram to the discard port.
-fn nudge(interface: &Interface, ip: IpAddr) -> io::Result<()> {
+pub(super) fn nudge(interface: &Interface, ip: IpAddr) -> io::Result<()> {
     let any: IpAddr = match ip {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),

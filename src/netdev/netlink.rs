@@ -14,6 +14,7 @@ use super::NetNs;
 const DUMP_ATTEMPTS: usize = 8;
 
 /// One rtnetlink socket. It stays in the namespace it was opened in.
+#[derive(Debug)]
 pub(super) struct Netlink {
     socket: Socket,
     sequence: u32,
@@ -104,7 +105,9 @@ pub(super) fn receive(socket: &Socket) -> io::Result<Vec<u8>> {
 }
 
 /// The messages of a datagram. Ends after the first that cannot be read.
-fn messages(datagram: &[u8]) -> impl Iterator<Item = io::Result<NetlinkMessage<RouteNetlinkMessage>>> {
+pub(super) fn messages(
+    datagram: &[u8],
+) -> impl Iterator<Item = io::Result<NetlinkMessage<RouteNetlinkMessage>>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
         if rest.is_empty() {

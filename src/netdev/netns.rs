@@ -2,12 +2,14 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 
 use super::NetdevError;
 
@@ -19,7 +21,8 @@ const PREFIX: &str = "roxie-";
 /// A network namespace. Dropping it removes its name, and with the last user the namespace.
 ///
 /// Named ones appear as `roxie-<pid>-<name>`, so `ip netns exec roxie-<pid>-<name> tcpdump …` works
-/// while they live. Those whose owner died are removed by the next [`NetNs::create`].
+/// while they live. Those whose owner died are removed by the next [`NetNs::create`], which knows them by their lock
+/// (`flock`): process ids come again, and mean other processes in other containers.
 #[derive(Debug)]
 pub struct NetNs {
     /// Keeps the namespace alive, and is what threads enter.
@@ -39,6 +42,7 @@ impl NetNs {
         let action = format!("create network namespace {full}");
         let path = Path::new(DIRECTORY).join(&full);
         let handle = unshared().map_err(|e| NetdevError::from_io(&action, e))?;
+        lock(&handle).map_err(|e| NetdevError::from_io(&action, e))?;
         publish(&handle, &path).map_err(|e| NetdevError::from_io(&action, e))?;
         let ns = NetNs { handle, mounted: Some((path, process::id())) };
         ns.loopback_up()?;
@@ -81,7 +85,8 @@ impl NetNs {
         self.mounted.as_ref().and_then(|(path, _)| path.file_name()).and_then(|n| n.to_str())
     }
 
-    /// Runs `f` on a fresh thread inside the namespace and returns what it returned.
+    /// Runs `f` inside the namespace and returns what it returned: on a fresh thread that enters it, or, if the calling
+    /// thread is there already, right here, which takes no privilege.
     ///
     /// Sockets that `f` opens stay in the namespace wherever they go.
     ///
@@ -91,6 +96,9 @@ impl NetNs {
     /// # Panics
     /// If `f` does, with the same payload.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> io::Result<T> {
+        if self.is_current()? {
+            return Ok(f());
+        }
         std::thread::scope(|scope| {
             let worker = std::thread::Builder::new().name("netns".to_owned()).spawn_scoped(scope, || {
                 self.enter_thread()?;
@@ -106,6 +114,15 @@ impl NetNs {
     /// Without CAP_SYS_ADMIN.
     pub fn enter_thread(&self) -> io::Result<()> {
         Ok(setns(&self.handle, CloneFlags::CLONE_NEWNET)?)
+    }
+
+    /// True if the calling thread is in it.
+    ///
+    /// # Errors
+    /// If `/proc` is not mounted.
+    pub fn is_current(&self) -> io::Result<bool> {
+        let (own, this) = (own_namespace()?.metadata()?, self.handle.metadata()?);
+        Ok((own.dev(), own.ino()) == (this.dev(), this.ino()))
     }
 
     /// A second handle to the same namespace, without the duty to remove the name.
@@ -155,7 +172,6 @@ fn unshared() -> io::Result<File> {
 
 /// Gives the namespace a name, as `ip netns add` does: a bind mount on an empty file.
 fn publish(handle: &File, path: &Path) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
     fs::create_dir_all(DIRECTORY)?;
     File::create_new(path)?;
     let source = format!("/proc/self/fd/{}", handle.as_raw_fd());
@@ -173,16 +189,35 @@ fn remove(path: &Path) {
     let _ = fs::remove_file(path);
 }
 
+/// Marks a namespace as owned, as long as the handle or a clone of it is open.
+fn lock(handle: &File) -> io::Result<()> {
+    // nix's `Flock` unlocks when it is dropped, also in a forked child; this lock ends with its descriptors.
+    #[expect(deprecated)]
+    Ok(nix::fcntl::flock(handle.as_raw_fd(), nix::fcntl::FlockArg::LockExclusiveNonblock)?)
+}
+
 /// Removes the names whose owner is dead: a killed process runs no destructors.
 fn remove_stale() {
     let Ok(entries) = fs::read_dir(DIRECTORY) else { return };
     for entry in entries.flatten() {
         if let Some(pid) = owner_of(&entry.file_name().to_string_lossy())
-            && !Path::new("/proc").join(pid.to_string()).exists()
+            && is_stale(&entry.path(), pid)
         {
             remove(&entry.path());
         }
     }
+}
+
+/// True if nobody owns the namespace of that name.
+fn is_stale(path: &Path, pid: u32) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    let named = fstatfs(&file).is_ok_and(|fs| fs.filesystem_type() == NSFS_MAGIC);
+    if named {
+        // The lock is the namespace's, whoever opens it; ours ends with `file`.
+        return lock(&file).is_ok();
+    }
+    // A name without a namespace: being made right now, or left by a process that died meanwhile.
+    !Path::new("/proc").join(pid.to_string()).exists()
 }
 
 /// The process id in a name of ours.

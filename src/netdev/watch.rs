@@ -75,11 +75,9 @@ impl Watch {
     /// # Errors
     /// If the kernel does not answer; the next poll tries again.
     pub fn poll(&mut self) -> Result<Vec<Change>, NetdevError> {
-        if self.gone {
-            return Ok(Vec::new());
-        }
+        // In any case: what waits in the socket keeps it readable.
         self.due |= self.drain();
-        if !self.due {
+        if self.gone || !self.due {
             return Ok(Vec::new());
         }
         let key = Key::Index(self.last.index, &self.last.name);

@@ -8,7 +8,7 @@ use super::{CqEntry, Nic, OwnReceives, QpEntry, split};
 use crate::shared::{CompletionRing, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
 use crate::transport::qp::Attributes;
-use crate::transport::{Counters, Qp, QpConfig};
+use crate::transport::{Qp, QpConfig};
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, Gid, ModifyError, MrIndex, MwIndex, MwType, PdId, Psn, QpAttr,
     QpIndex, QpInit, QpState, QpType, Qpn, check_transition,
@@ -106,8 +106,6 @@ pub enum Command {
     AttachMulticast(QpIndex, Gid),
     /// Ends that.
     DetachMulticast(QpIndex, Gid),
-    /// Reads the counters.
-    QueryCounters,
     /// Lists the QPs.
     ListQps,
 }
@@ -135,8 +133,6 @@ pub enum Answer {
     QpStatus(Box<QpStatus>),
     /// How all QPs are.
     Qps(Vec<QpStatus>),
-    /// Counters.
-    Counters(Box<Counters>),
 }
 
 /// Names a QP.
@@ -220,6 +216,12 @@ pub enum ControlError {
     /// The attributes do not make a transition (`EINVAL`).
     #[error(transparent)]
     Modify(#[from] ModifyError),
+    /// The device has failed (`EIO`).
+    #[error(
+        "the device has failed: its engine panicked (see standard error), which is a bug of roxie's; \
+         nothing turns it any more, so close it and open it again"
+    )]
+    DeviceFatal,
     /// Remote write or atomic access needs local write (`EINVAL`, IBTA 10.6.3.1).
     #[error("access {0:?}: remote write and remote atomic need local write as well")]
     AccessNeedsLocalWrite(Access),
@@ -281,7 +283,6 @@ impl Nic {
             }
             Command::AttachMulticast(qp, gid) => self.attach_multicast(qp, gid),
             Command::DetachMulticast(qp, gid) => self.detach_multicast(qp, gid),
-            Command::QueryCounters => Ok(Answer::Counters(Box::new(self.counters))),
             Command::ListQps => Ok(Answer::Qps(self.qps.iter().map(|(_, e)| status(&e.qp)).collect())),
         }
     }

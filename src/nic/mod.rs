@@ -17,6 +17,7 @@ mod control;
 mod dma;
 mod memory;
 mod multicast;
+mod path;
 mod receive;
 mod table;
 mod transmit;
@@ -236,12 +237,6 @@ impl Nic {
         self.config.largest_mtu
     }
 
-    /// The port's link changed: new path MTUs are measured by this one.
-    pub fn set_largest_mtu(&mut self, mtu: Mtu) {
-        self.config.largest_mtu = mtu;
-        self.handles.set_largest_mtu(mtu);
-    }
-
     /// When it must be turned again even if nothing arrives.
     pub fn next_deadline(&self) -> Nanos {
         self.wheel.next_deadline()
@@ -399,14 +394,19 @@ impl Nic {
             self.qps.iter().filter(|(_, e)| e.qp.send_cq == cq || e.qp.recv_cq == cq).collect();
         let users: Vec<_> = users.into_iter().map(|(index, _)| QpIndex(index)).collect();
         for index in users {
-            let Some(entry) = self.qps.get_mut(index.0) else { continue };
-            split!(self, now, entry => qp, ctx);
-            if qp.fail(&mut ctx) {
-                self.out.events.push(AsyncEvent::Qp(index, EventKind::QpFatal));
-            }
-            self.touch(index);
+            self.fail_qp(now, index);
         }
         self.look_after(now);
+    }
+
+    /// Wakes everybody who waits for completions: none will come.
+    pub fn wake_all(&self) {
+        for (_, cq) in self.cqs.iter() {
+            if let Some(channel) = &cq.notify {
+                // Fails only if the counter is full, and then the application wakes anyway.
+                let _ = channel.write(1);
+            }
+        }
     }
 
     fn cq(&mut self, cq: CqIndex) -> Option<&mut CqEntry> {

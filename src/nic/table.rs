@@ -118,6 +118,11 @@ impl<T> NumberedTable<T> {
         Some(value)
     }
 
+    /// All indices that are in use lie below this one.
+    pub(super) fn places(&self) -> u32 {
+        self.table.slots.len() as u32
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.table.iter().map(|(index, (_, value))| (index, value))
     }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::{BURST, Port, PortInfo, Received, TxId};
+use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
 use crate::frame::{Frame, FrameMut};
 use crate::time::Nanos;
 
@@ -80,6 +80,7 @@ struct Counts {
     tx_bytes: u64,
     tx_no_peer: u64,
     tx_stalled: u64,
+    tx_too_long: u64,
 }
 
 struct Buffer {
@@ -196,12 +197,18 @@ impl Port for MemoryPort {
     }
 
     fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
-        let max_frame = self.info.max_frame;
-        assert!(len <= max_frame, "a frame of {len} bytes was asked for, this port carries {max_frame}");
+        if len > self.info.max_frame {
+            self.counts.tx_too_long += 1;
+            return None;
+        }
         let Some(mut buffer) = self.free.pop() else {
             self.counts.tx_stalled += 1;
             return None;
         };
+        if buffer.bytes.len() < len {
+            // Once for each buffer after the MTU was raised.
+            buffer.bytes = vec![0; self.info.max_frame].into_boxed_slice();
+        }
         buffer.len = len;
         let id = TxId(u32::try_from(self.open.len()).expect("the pool is smaller than 2^32"));
         self.open.push(Some(buffer));
@@ -272,6 +279,18 @@ impl Port for MemoryPort {
         lane.armed
     }
 
+    fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        match change {
+            LinkChange::Mtu(mtu) => {
+                self.info.mtu = *mtu;
+                self.info.max_frame = mtu + L2_OVERHEAD;
+            }
+            LinkChange::Mac(mac) => self.info.mac = *mac,
+            LinkChange::Addresses(_) => {}
+        }
+        Ok(())
+    }
+
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
         let c = &self.counts;
         out.extend([
@@ -282,6 +301,7 @@ impl Port for MemoryPort {
             ("tx_bytes", c.tx_bytes),
             ("tx_no_peer", c.tx_no_peer),
             ("tx_stalled", c.tx_stalled),
+            ("tx_too_long", c.tx_too_long),
         ]);
     }
 }
@@ -375,6 +395,20 @@ mod tests {
         a.tx_flush(Nanos::ZERO).unwrap();
         assert_eq!(receive(&mut b), [[2; 1518]]);
         assert_eq!(count(&b, "rx_oversize"), 1);
+    }
+
+    #[test]
+    fn a_frame_beyond_the_own_mtu_gets_no_slot_and_is_counted() {
+        let (mut a, mut b) = pair(MemoryConfig::default(), MemoryConfig::default());
+        a.follow(&LinkChange::Mtu(1500)).unwrap();
+        assert!(a.tx_alloc(1519).is_none() && a.tx_alloc(usize::MAX).is_none());
+        assert_eq!(count(&a, "tx_too_long"), 2);
+        for port in [&mut a, &mut b] {
+            port.follow(&LinkChange::Mtu(9000)).unwrap();
+        }
+        send(&mut a, &[7; 9018]);
+        a.tx_flush(Nanos::ZERO).unwrap();
+        assert_eq!(receive(&mut b), [[7; 9018]], "a raised MTU makes room");
     }
 
     #[test]

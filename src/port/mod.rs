@@ -16,6 +16,9 @@
 //! Architecture invariant: nothing here depends on another module of the crate but
 //! `frame`, `time` and, for the tee, `capture`; and nothing here allocates once its first bursts are through.
 
+#[macro_use]
+mod layer;
+
 pub mod fault;
 pub mod loopback;
 pub mod memory;
@@ -32,6 +35,8 @@ use crate::time::Nanos;
 
 /// How many frames a burst holds at most.
 pub const BURST: usize = 64;
+/// Destination, source, EtherType: bytes of a frame that the MTU does not count.
+const ETHERNET_HEADER: usize = 14;
 
 /// What a port is and what fits through it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +55,21 @@ pub struct PortInfo {
     pub max_frame: usize,
 }
 
+impl PortInfo {
+    /// The largest L3 packet, in bytes, that both the link and the port's frames have room for.
+    pub fn largest_packet(&self) -> usize {
+        self.mtu.min(self.max_frame.saturating_sub(ETHERNET_HEADER))
+    }
+
+    /// For a layer: takes over what a change of the link may have changed in the port below.
+    fn renew(&mut self, below: &PortInfo) {
+        self.mac = below.mac;
+        self.mtu = below.mtu;
+        self.max_frame = below.max_frame;
+        self.mode.clone_from(&below.mode);
+    }
+}
+
 /// A received frame and what the port could not see of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
@@ -66,6 +86,8 @@ pub enum LinkChange {
     Addresses(Vec<IpAddr>),
     /// This is its MTU from now on, in bytes.
     Mtu(usize),
+    /// This is its station address from now on.
+    Mac([u8; 6]),
 }
 
 /// Names a transmit slot from `tx_alloc` until it is committed or cancelled.
@@ -94,8 +116,8 @@ pub trait Port: Send {
     /// Returns the burst's frames to the link.
     fn rx_release(&mut self);
 
-    /// Reserves a slot for a frame of `len` bytes (without FCS), `len <= max_frame`.
-    /// `None`: no room now, flush and come again.
+    /// Reserves a slot for a frame of `len` bytes (without FCS).
+    /// `None`: no room now, flush and come again; or, if `len > max_frame`, never: it is counted and waiting is in vain.
     fn tx_alloc(&mut self, len: usize) -> Option<TxId>;
 
     /// The slot's bytes, to write. Their content starts undefined.
@@ -145,7 +167,7 @@ pub trait Port: Send {
         true
     }
 
-    /// Follows a change of the link.
+    /// Follows a change of the link, between two turns. Layers follow the port below: afterwards `info` says what holds now.
     ///
     /// # Errors
     /// If the kernel refuses; the port goes on as before.

@@ -233,7 +233,9 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
     }
 
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
-        self.inner.follow(change)
+        self.inner.follow(change)?;
+        self.info.renew(self.inner.info());
+        Ok(())
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

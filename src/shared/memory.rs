@@ -2,11 +2,30 @@
 //!
 //! Every access is checked against the region's bounds here once more, so that a mistake above becomes a
 //! refused copy and not a stray write.
+//!
+//! # Who may race with whom
+//!
+//! The NIC copies here as a device does: when a packet asks for it, whatever the application is doing with the same
+//! bytes. What is read then is a mixture of old and new, on this NIC as on one in hardware, and no type system can
+//! rule it out, because the other party is a peer. What is done about it:
+//!
+//! * No Rust reference to the bytes exists anywhere, and nothing that was read from them is believed: the NIC copies
+//!   payload and looks at none of it, so a mixture stays a mixture.
+//! * One worker, under its lock, does all copies of the NIC: it does not race with itself.
+//! * Threads of the application do not race with one another: [`MemoryRegion`](crate::host::MemoryRegion) has a lock
+//!   for its own `read_at` and `write_at`, which the NIC does not take.
+//! * The bytes that say "the rest is there" (the last 8, or the last one) are stored by an atomic `Release`, so a
+//!   program that polls them finds what came before.
+//!
+//! The copies themselves are `memcpy`. Copies of relaxed atomic words would have no race in the language's terms
+//! either, but compilers do not widen them: they move 8 bytes at a time where `memcpy` moves 32 or 64, on the one path
+//! of the NIC that is bound by copying.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const PAGE: usize = 4096;
 
@@ -32,7 +51,7 @@ impl Drop for Owned {
 /// Memory of the application that the NIC may copy to and from.
 ///
 /// The application and a peer's RDMA may touch the same bytes at the same time; as with hardware, what
-/// is read then is a mixture. Nothing here hands out a Rust reference to the bytes.
+/// is read then is a mixture. The module's page says what holds all the same.
 #[derive(Clone, Debug)]
 pub struct HostMemory {
     base: NonNull<u8>,
@@ -72,11 +91,16 @@ pub enum Fault {
 
 impl HostMemory {
     /// Zeroed memory of its own, page-aligned.
-    pub fn allocate(length: usize) -> HostMemory {
-        let layout = Layout::from_size_align(length.max(1), PAGE).expect("a length below isize::MAX");
+    ///
+    /// # Errors
+    /// If the system has no `length` bytes.
+    pub fn allocate(length: usize) -> io::Result<HostMemory> {
+        let refused =
+            || io::Error::new(io::ErrorKind::OutOfMemory, format!("the system has no {length} bytes"));
+        let layout = Layout::from_size_align(length.max(1), PAGE).map_err(|_| refused())?;
         // SAFETY: the layout is not empty.
-        let Some(base) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
-        HostMemory { base, length, _owner: Some(Arc::new(Owned { base, layout })) }
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
+        Ok(HostMemory { base, length, _owner: Some(Arc::new(Owned { base, layout })) })
     }
 
     /// Memory that somebody else owns.
@@ -123,8 +147,6 @@ impl HostMemory {
         // SAFETY: `at` checked the whole range; `bytes` is a live slice. It cannot overlap the target, which is
         // registered memory, while frames and queues are the NIC's own.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), body) };
-        // x86 and the Release store below keep the body's stores before the tail's.
-        compiler_fence(Ordering::Release);
         // SAFETY: within the checked range; for the 8-byte case the address is 8-aligned by choice of `tail`.
         unsafe {
             let last = to.as_ptr().add(body);
@@ -132,7 +154,7 @@ impl HostMemory {
                 let value = u64::from_ne_bytes(bytes[body..].try_into().expect("8 bytes"));
                 AtomicU64::from_ptr(last.cast()).store(value, Ordering::Release);
             } else if tail == 1 {
-                last.write_volatile(bytes[body]);
+                AtomicU8::from_ptr(last).store(bytes[body], Ordering::Release);
             }
         }
         Ok(())
@@ -179,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_at_every_length_and_alignment() {
-        let memory = HostMemory::allocate(128);
+        let memory = HostMemory::allocate(128).unwrap();
         for offset in 0..9u64 {
             for length in 0..40usize {
                 let bytes: Vec<u8> = (0..length).map(|i| (i * 7 + length) as u8).collect();
@@ -192,8 +214,17 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_the_system_does_not_have_is_an_error_with_the_size() {
+        for length in [usize::MAX, usize::MAX >> 1, 1 << 62] {
+            let error = HostMemory::allocate(length).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+            assert!(error.to_string().contains(&length.to_string()), "{error}");
+        }
+    }
+
+    #[test]
     fn an_access_over_the_edge_is_refused_and_changes_nothing() {
-        let memory = HostMemory::allocate(16);
+        let memory = HostMemory::allocate(16).unwrap();
         assert!(memory.write(9, &[1; 8]).is_err());
         assert!(memory.write(u64::MAX, &[1; 8]).is_err());
         assert!(memory.atomic(12, Some).is_err());
@@ -205,7 +236,7 @@ mod tests {
 
     #[test]
     fn an_atomic_returns_what_was_there() {
-        let memory = HostMemory::allocate(8);
+        let memory = HostMemory::allocate(8).unwrap();
         assert_eq!(memory.atomic(0, |v| Some(v.wrapping_add(5))), Ok(0));
         assert_eq!(memory.atomic(0, |v| (v == 4).then_some(9)), Ok(5));
         assert_eq!(memory.atomic(0, |v| (v == 5).then_some(9)), Ok(5));

@@ -79,6 +79,9 @@ pub enum PostError {
     /// The QP does not take work requests in this state (`EINVAL`).
     #[error("the QP is in state {0:?}, which takes no such work requests")]
     WrongState(crate::verbs::QpState),
+    /// The device has failed: nobody would carry it out (`EIO`).
+    #[error("the device has failed and carries nothing out any more; close it and open it again")]
+    DeviceFatal,
 }
 
 /// A ring of slots: the part that send and receive queues have in common.

@@ -144,7 +144,7 @@ impl Host {
     /// # Panics
     /// If the NIC refuses.
     pub fn register(&mut self, length: usize, access: Access) -> HostRegion {
-        let memory = HostMemory::allocate(length);
+        let memory = HostMemory::allocate(length).expect("memory for a simulated region");
         let address = self.next_address;
         self.next_address += (length as u64).next_multiple_of(4096) + 4096;
         let command = Command::RegisterMemory { pd: self.pd, access, start: address, memory: memory.clone() };

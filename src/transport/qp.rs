@@ -403,6 +403,15 @@ impl Qp {
         self.responder.keep_up_to_refusal();
     }
 
+    /// Changes the path by `change`, whatever the state: stations of a link may get other addresses at any time.
+    pub fn readdress(&mut self, change: impl FnOnce(&mut AddressVector)) {
+        if let Some(mut av) = self.attributes.av {
+            change(&mut av);
+            self.attributes.av = Some(av);
+            self.template = Some(self.make_template(&av));
+        }
+    }
+
     /// Only the state: `enter_send_queue_error` does the rest.
     pub(super) fn set_send_queue_error(&mut self) {
         self.state = QpState::Sqe;

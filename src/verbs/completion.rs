@@ -195,6 +195,8 @@ pub enum EventKind {
     PortError,
     /// The GID table changed.
     GidChange,
+    /// The device failed: nothing turns it any more.
+    DeviceFatal,
 }
 
 /// An asynchronous event.
@@ -206,4 +208,6 @@ pub enum AsyncEvent {
     Cq(CqIndex, EventKind),
     /// Of the port.
     Port(EventKind),
+    /// Of the device as a whole.
+    Device(EventKind),
 }

@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 use roxie::engine::Drive;
 use roxie::host::{ConnectOptions, Device, DeviceConfig, DeviceError, OpenError, Stack};
 use roxie::netdev::{Interface, interface_names};
+use roxie::nic::ControlError;
 use roxie::port::PortInfo;
 use roxie::port::fault::FaultConfig;
 use roxie::port::udp::UdpConfig;
@@ -67,7 +68,9 @@ impl fmt::Display for Failure {
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Failure {
         match error {
-            DeviceError::NoGid { .. } | DeviceError::TooLarge { .. } => Failure::Usage(error.to_string()),
+            DeviceError::NoGid { .. } | DeviceError::Control(ControlError::TooLarge { .. }) => {
+                Failure::Usage(error.to_string())
+            }
             DeviceError::Resolve(_) | DeviceError::Families { .. } => Failure::Peer(error.to_string()),
             _ => Failure::Run(error.to_string()),
         }
@@ -83,7 +86,7 @@ impl From<PostError> for Failure {
 /// Which port moves the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PortKind {
-    /// AF_XDP: frames below the kernel's network stack; needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN
+    /// AF_XDP: frames below the kernel's network stack; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN
     Xdp,
     /// UDP sockets: no privilege, any interface
     Udp,
@@ -320,13 +323,13 @@ impl DeviceOptions {
     /// # Errors
     /// If what was asked for does not fit the link.
     pub(crate) fn path_mtu(&self, device: &Device, otherwise: Mtu) -> Result<Mtu, Failure> {
-        self.path_mtu_for(device.port(), otherwise)
+        self.path_mtu_for(&device.port(), otherwise)
     }
 
     /// The same for a port without a device on it.
     pub(crate) fn path_mtu_for(&self, port: &PortInfo, otherwise: Mtu) -> Result<Mtu, Failure> {
         let name = port.interface.as_deref().unwrap_or(&port.name);
-        let largest = Mtu::largest_for_link(port.mtu)
+        let largest = Mtu::largest_for_link(port.largest_packet())
             .ok_or_else(|| Failure::Device(format!("{name}: {}", DeviceError::LinkMtu(port.mtu))))?;
         match self.mtu {
             Some(mtu) if mtu > largest => Err(Failure::Usage(format!(

@@ -167,8 +167,12 @@ fn holders_text(id: u32) -> String {
 /// What speaks against AF_XDP, as far as can be told without trying.
 fn xdp_obstacles() -> Vec<String> {
     /// Bits of `capabilities(7)`.
-    const NEEDED: [(&str, u64); 3] =
-        [("CAP_NET_ADMIN", 1 << 12), ("CAP_NET_RAW", 1 << 13), ("CAP_BPF", 1 << 39 | 1 << 21)];
+    const NEEDED: [(&str, u64); 4] = [
+        ("CAP_NET_ADMIN", 1 << 12),
+        ("CAP_NET_RAW", 1 << 13),
+        ("CAP_BPF", 1 << 39 | 1 << 21),
+        ("CAP_PERFMON", 1 << 38 | 1 << 21),
+    ];
     let mut found = Vec::new();
     let protocols = fs::read_to_string("/proc/net/protocols").unwrap_or_default();
     if !protocols.is_empty() && !protocols.lines().any(|line| line.starts_with("XDP ")) {

@@ -20,8 +20,6 @@ mod tests;
 
 use std::fmt::Arguments;
 use std::io;
-use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
 
 pub use config::{Action, Direction, Fault, FaultConfig, FaultParseError, When};
 use rule::{Held, Hold, Pool, Side};
@@ -45,6 +43,8 @@ pub struct FaultPort<P> {
     now: Nanos,
     /// A failure to flush held frames outside of `tx_flush`, told by the next one.
     failure: Option<io::Error>,
+    /// Held frames that no longer fit the link when their time came.
+    too_long: u64,
 }
 
 enum Seen {
@@ -72,6 +72,7 @@ impl<P: Port> FaultPort<P> {
             leaving: Vec::with_capacity(config.held),
             now: Nanos::ZERO,
             failure: None,
+            too_long: 0,
         };
         for fault in &config.rx {
             port.rx.add(port.seed, *fault, None);
@@ -167,6 +168,11 @@ impl<P: Port> FaultPort<P> {
     fn emit_due_tx(&mut self) -> bool {
         let mut all = true;
         while let Some(held) = self.tx.take_due(self.now) {
+            if held.len() > self.inner.info().max_frame {
+                self.too_long += 1;
+                self.pool.free(held);
+                continue;
+            }
             let Some(id) = self.inner.tx_alloc(held.len()) else {
                 self.tx.hold(held, Hold { due: Nanos::ZERO, passes: 0 });
                 all = false;
@@ -254,17 +260,7 @@ impl<P: Port> Port for FaultPort<P> {
         self.inner.rx_release();
     }
 
-    fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
-        self.inner.tx_alloc(len)
-    }
-
-    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
-        self.inner.tx_frame(id)
-    }
-
-    fn tx_arrange(&mut self) {
-        self.inner.tx_arrange();
-    }
+    pass_on!(tx_alloc, tx_frame, tx_arrange, tx_note, tx_cancel, wants_notes, event_fds);
 
     fn tx_commit(&mut self, id: TxId) {
         let slot = self.inner.tx_frame(&id);
@@ -300,14 +296,6 @@ impl<P: Port> Port for FaultPort<P> {
         self.tx.frame_passed();
     }
 
-    fn tx_note(&mut self, id: &TxId, note: Arguments<'_>) {
-        self.inner.tx_note(id, note);
-    }
-
-    fn tx_cancel(&mut self, id: TxId) {
-        self.inner.tx_cancel(id);
-    }
-
     fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
         self.now = now;
         let flushed = self.flush_below();
@@ -315,10 +303,6 @@ impl<P: Port> Port for FaultPort<P> {
             Some(earlier) => Err(earlier),
             None => flushed,
         }
-    }
-
-    fn wants_notes(&self) -> bool {
-        self.inner.wants_notes()
     }
 
     fn tx_pending(&self) -> bool {
@@ -330,29 +314,21 @@ impl<P: Port> Port for FaultPort<P> {
         self.inner.next_event().min(self.rx.next_due()).min(self.tx.next_due())
     }
 
-    fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.inner.event_fds()
-    }
-
     fn prepare_sleep(&mut self) -> bool {
         self.rx.next_due() > self.now && self.inner.prepare_sleep()
     }
 
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
-        self.inner.follow(change)
-    }
-
-    fn join(&mut self, group: IpAddr) -> io::Result<()> {
-        self.inner.join(group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
+        self.inner.follow(change)?;
+        self.info.renew(self.inner.info());
+        self.pool.fit(self.info.max_frame);
+        Ok(())
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
         self.inner.counters(out);
         self.rx.counters(out);
         self.tx.counters(out);
+        out.push(("fault_tx_too_long", self.too_long));
     }
 }

@@ -253,6 +253,20 @@ impl Pool {
         }
     }
 
+    /// Makes room for frames of `len` bytes; what is held stays.
+    pub(super) fn fit(&mut self, len: usize) {
+        if len <= self.buffer_len {
+            return;
+        }
+        let buffers = self.bytes.len() / self.buffer_len.max(1);
+        let mut bytes = vec![0; buffers * len].into_boxed_slice();
+        for (new, old) in bytes.chunks_exact_mut(len).zip(self.bytes.chunks_exact(self.buffer_len.max(1))) {
+            new[..old.len()].copy_from_slice(old);
+        }
+        self.bytes = bytes;
+        self.buffer_len = len;
+    }
+
     /// Copies `frame` into a buffer, if there is one and it fits.
     pub(super) fn copy(&mut self, frame: &Frame<'_>, ip_id_hidden: bool) -> Option<Held> {
         if frame.len() > self.buffer_len {

@@ -240,3 +240,32 @@ fn layers_stack_each_with_its_own_faults() {
     assert_eq!(receive(&mut b, T0), [2, 3]);
     assert_eq!(port.info().name, "fault(fault(memory))");
 }
+
+#[test]
+fn a_held_frame_that_no_longer_fits_the_link_is_dropped_and_counted() {
+    let (mut a, mut b) = pair_with("delay=nth1:1ms,dir=tx");
+    send(&mut a, 0..1, Nanos::ZERO);
+    a.follow(&LinkChange::Mtu(20)).unwrap();
+    assert_eq!(a.info().mtu, 20);
+    let later = Nanos::from_millis(2);
+    a.tx_flush(later).unwrap();
+    assert!(receive(&mut b, later).is_empty());
+    assert_eq!((count(&a, "fault_tx_too_long"), a.tx_pending()), (1, false), "it is not tried again");
+    a.follow(&LinkChange::Mtu(4200)).unwrap();
+    send(&mut a, 1..2, later);
+    assert_eq!(receive(&mut b, later), [1]);
+}
+
+#[test]
+fn copies_have_room_for_the_frames_of_a_raised_mtu() {
+    let (mut a, mut b) = pair_with("dup=nth1,dir=tx");
+    for port in [&mut a as &mut dyn Port, &mut b] {
+        port.follow(&LinkChange::Mtu(9000)).unwrap();
+    }
+    let id = a.tx_alloc(9018).expect("room");
+    a.tx_frame(&id).write(0, &[7; 9018]);
+    a.tx_commit(id);
+    a.tx_flush(T0).unwrap();
+    assert_eq!(receive_raw(&mut b, T0), [[7; 9018], [7; 9018]]);
+    assert_eq!(count(&a, "fault_tx_duplicated"), 1);
+}

@@ -28,7 +28,7 @@ pub use open::{UdpConfig, UdpError};
 use rx::Receiver;
 use tx::Sender;
 
-use super::{Port, PortInfo, Received, TxId};
+use super::{LinkChange, Port, PortInfo, Received, TxId};
 use crate::frame::FrameMut;
 use crate::time::Nanos;
 
@@ -36,6 +36,8 @@ use crate::time::Nanos;
 pub struct UdpPort {
     info: PortInfo,
     addresses: Vec<IpAddr>,
+    /// The MTU was configured: that of the link does not matter.
+    fixed_mtu: bool,
     receiver: Receiver,
     sender: Sender,
 }
@@ -68,8 +70,10 @@ impl Port for UdpPort {
     }
 
     fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
-        let max = self.info.max_frame;
-        assert!(len <= max, "a frame of {len} bytes was asked for, this port carries {max}");
+        if len > self.info.max_frame {
+            self.sender.counts.too_long += 1;
+            return None;
+        }
         self.sender.alloc(len)
     }
 
@@ -106,6 +110,18 @@ impl Port for UdpPort {
     /// Sockets stay readable until they are empty, so only what was fetched already keeps awake.
     fn prepare_sleep(&mut self) -> bool {
         !self.receiver.has_rest()
+    }
+
+    /// Sockets listen on their addresses or on any, and station addresses are made up: only the MTU is followed.
+    fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        if let LinkChange::Mtu(mtu) = change
+            && !self.fixed_mtu
+        {
+            self.info.mtu = *mtu;
+            self.info.max_frame = open::max_frame(*mtu);
+            self.receiver.set_max_frame(self.info.max_frame);
+        }
+        Ok(())
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

@@ -127,7 +127,7 @@ impl UdpPort {
         };
         let first = own.first().copied().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let mac = config.mac.unwrap_or_else(|| synthetic_mac(first));
-        let max_frame = mtu.min(MAX_PACKET) + ETHERNET;
+        let max_frame = max_frame(mtu);
         let segmentation = if config.gso { probe::segmentation() } else { Err("as configured".into()) };
         let segments = *segmentation.as_ref().unwrap_or(&1);
         let mode = describe_mode(&segmentation, any_socket, config.socket_buffer, &listeners);
@@ -142,10 +142,16 @@ impl UdpPort {
         Ok(UdpPort {
             info: PortInfo { name: "udp".into(), interface: named, mode, mac, mtu, max_frame },
             addresses: own,
+            fixed_mtu: config.mtu.is_some(),
             sender: Sender::new(pool(true)?, pool(false)?, limits),
             receiver: Receiver::new(listeners, mac, config.port, max_frame),
         })
     }
+}
+
+/// The longest frame, in bytes, on a link of that MTU.
+pub(super) fn max_frame(mtu: usize) -> usize {
+    mtu.min(MAX_PACKET) + ETHERNET
 }
 
 /// One listening socket per address, or one per family that this host has.
@@ -177,7 +183,11 @@ fn unspecified(v4: bool) -> IpAddr {
 }
 
 fn listen_socket(address: IpAddr, config: &UdpConfig) -> Result<OwnedFd, UdpError> {
-    let socket = bound_socket(address, config.port)?;
+    let socket = bound_socket(address, config.port)?.ok_or_else(|| UdpError::InUse {
+        address,
+        port: config.port,
+        owner: owner::describe(config.port),
+    })?;
     let fd = socket.as_fd();
     let set = |what, level, name| {
         sys::set_int(fd, level, name, 1).map_err(|error| UdpError::Socket { what, address, error })
@@ -207,30 +217,24 @@ fn send_socket(address: IpAddr, i: usize, config: &UdpConfig) -> Result<SendSock
     let start = std::process::id().wrapping_mul(40_503).wrapping_add(i as u32 * 4_099);
     for attempt in 0..range {
         let port = SOURCE_PORTS.start() + (start.wrapping_add(attempt * 7) % range) as u16;
-        match bound_socket(address, port) {
-            Ok(socket) => {
-                let fd = socket.as_fd();
-                let (level, name, value) = if address.is_ipv4() {
-                    (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)
-                } else {
-                    (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)
-                };
-                sys::set_int(fd, level, name, value).map_err(|error| UdpError::Socket {
-                    what: "MTU_DISCOVER=PROBE",
-                    address,
-                    error,
-                })?;
-                enlarge(fd, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.socket_buffer);
-                return Ok(SendSocket { socket, port });
-            }
-            Err(UdpError::InUse { .. }) => {}
-            Err(other) => return Err(other),
-        }
+        // One that is taken is passed over: the next will do.
+        let Some(socket) = bound_socket(address, port)? else { continue };
+        let fd = socket.as_fd();
+        let (level, name, value) = if address.is_ipv4() {
+            (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)
+        } else {
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)
+        };
+        let what = "MTU_DISCOVER=PROBE";
+        sys::set_int(fd, level, name, value).map_err(|error| UdpError::Socket { what, address, error })?;
+        enlarge(fd, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.socket_buffer);
+        return Ok(SendSocket { socket, port });
     }
     Err(UdpError::NoSourcePort(address))
 }
 
-fn bound_socket(address: IpAddr, port: u16) -> Result<OwnedFd, UdpError> {
+/// A socket on that port. `None`: somebody has it.
+fn bound_socket(address: IpAddr, port: u16) -> Result<Option<OwnedFd>, UdpError> {
     let refused = |what| move |error: nix::Error| UdpError::Socket { what, address, error: error.into() };
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
@@ -245,12 +249,8 @@ fn bound_socket(address: IpAddr, port: u16) -> Result<OwnedFd, UdpError> {
         }
     };
     match bound {
-        Ok(()) => Ok(socket),
-        Err(nix::Error::EADDRINUSE) => {
-            // Only for the port that peers know: among source ports the next will do.
-            let owner = if SOURCE_PORTS.contains(&port) { String::new() } else { owner::describe(port) };
-            Err(UdpError::InUse { address, port, owner })
-        }
+        Ok(()) => Ok(Some(socket)),
+        Err(nix::Error::EADDRINUSE) => Ok(None),
         Err(nix::Error::EADDRNOTAVAIL) => Err(UdpError::NoSuchAddress { address }),
         Err(error) => Err(refused("bind")(error)),
     }

@@ -94,6 +94,11 @@ impl Receiver {
         }
     }
 
+    /// Frames up to this length are taken from now on.
+    pub(super) fn set_max_frame(&mut self, max_frame: usize) {
+        self.max_frame = max_frame;
+    }
+
     /// Takes up to [`BURST`] datagrams, first those that an earlier call brought.
     pub(super) fn poll(&mut self) -> usize {
         debug_assert!(self.burst.is_empty(), "rx_release comes before the next rx_burst");

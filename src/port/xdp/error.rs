@@ -57,9 +57,9 @@ pub enum XdpError {
     },
     /// The caller lacks privileges.
     #[error(
-        "{action}: not permitted. An XDP port needs CAP_NET_RAW (the socket), CAP_BPF (the program) and \
-         CAP_NET_ADMIN (to attach it): run as root, or `setcap cap_net_raw,cap_bpf,cap_net_admin+ep` the \
-         binary; without them use the udp port"
+        "{action}: not permitted. An XDP port needs CAP_NET_RAW (the socket), CAP_BPF and CAP_PERFMON (the program), \
+         CAP_NET_ADMIN (to attach it) and, where little memory may be locked, CAP_IPC_LOCK: run as root, or `setcap \
+         cap_net_raw,cap_bpf,cap_perfmon,cap_net_admin,cap_ipc_lock+ep` the binary; without them use the udp port"
     )]
     NotPermitted {
         /// What was refused.

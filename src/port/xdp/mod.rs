@@ -42,6 +42,8 @@ pub struct XdpPort {
     steering: Arc<Mutex<Steering>>,
     multi_buffer: bool,
     superframe_reported: bool,
+    /// Slots refused because the frame would not fit the link.
+    too_long: u64,
 }
 
 impl XdpPort {
@@ -68,6 +70,7 @@ impl XdpPort {
             steering: Arc::new(Mutex::new(opened.steering)),
             multi_buffer: opened.multi_buffer,
             superframe_reported: false,
+            too_long: 0,
         })
     }
 
@@ -82,13 +85,14 @@ impl XdpPort {
     /// One port for each queue, for workers that each turn their own. They share the steering: what one
     /// tells [`XdpPort::set_addresses`] holds for all, and the interface is given back with the last.
     pub fn split(self) -> Vec<XdpPort> {
-        let XdpPort { info, queues, steering, multi_buffer, superframe_reported } = self;
+        let XdpPort { info, queues, steering, multi_buffer, superframe_reported, too_long: _ } = self;
         let alone = |queue| XdpPort {
             info: info.clone(),
             queues: vec![queue],
             steering: Arc::clone(&steering),
             multi_buffer,
             superframe_reported,
+            too_long: 0,
         };
         queues.into_iter().map(alone).collect()
     }
@@ -161,7 +165,10 @@ impl Port for XdpPort {
     }
 
     fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
-        assert!(len <= self.info.max_frame, "frame of {len} bytes, the port takes {}", self.info.max_frame);
+        if len > self.info.max_frame {
+            self.too_long += 1;
+            return None;
+        }
         self.queues[0].alloc(len).map(TxId)
     }
 
@@ -201,6 +208,10 @@ impl Port for XdpPort {
                 self.set_mtu(*mtu);
                 Ok(())
             }
+            LinkChange::Mac(mac) => {
+                self.info.mac = *mac;
+                Ok(())
+            }
         }
     }
 
@@ -217,6 +228,7 @@ impl Port for XdpPort {
             ("tx_multi_buffer", sum(|c| c.tx_multi_buffer)),
             ("tx_kicks", sum(|c| c.tx_kicks)),
             ("tx_busy", sum(|c| c.tx_busy)),
+            ("tx_too_long", self.too_long),
             ("rx_kicks", sum(|c| c.rx_kicks)),
             ("link_down", sum(|c| c.link_down)),
         ]);

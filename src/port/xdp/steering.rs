@@ -44,7 +44,7 @@ impl Steering {
         let control = if mac_control { OPTION_MAC_CONTROL } else { 0 };
         options.set(0, v1 | control, 0).map_err(refused)?;
         let mut steering = Steering { ebpf, addresses, sockets, steered: HashSet::new(), link: None };
-        steering.program()?.load().map_err(refused)?;
+        steering.program()?.load().map_err(not_loaded)?;
         Ok(steering)
     }
 
@@ -78,16 +78,19 @@ impl Steering {
     /// Steers exactly these destination addresses from now on.
     pub(super) fn set_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), XdpError> {
         let wanted: HashSet<[u8; 16]> = addresses.iter().map(|ip| key(*ip)).collect();
-        for gone in self.steered.difference(&wanted) {
-            match self.addresses.remove(gone) {
-                Ok(()) | Err(MapError::KeyNotFound) => {}
+        // `steered` is what the map has at every moment, so that what a failure left half-way is set right next time.
+        let gone: Vec<_> = self.steered.difference(&wanted).copied().collect();
+        for key in gone {
+            match self.addresses.remove(&key) {
+                Ok(()) | Err(MapError::KeyNotFound) => self.steered.remove(&key),
                 Err(e) => return Err(refused(e)),
-            }
+            };
         }
-        for new in wanted.difference(&self.steered) {
-            self.addresses.insert(new, 1, 0).map_err(refused)?;
+        let new: Vec<_> = wanted.difference(&self.steered).copied().collect();
+        for key in new {
+            self.addresses.insert(key, 1, 0).map_err(refused)?;
+            self.steered.insert(key);
         }
-        self.steered = wanted;
         Ok(())
     }
 
@@ -125,6 +128,26 @@ pub(super) fn program_name(id: u32) -> String {
 
 fn taken(ebpf: &mut Ebpf, name: &str) -> Result<aya::maps::Map, XdpError> {
     ebpf.take_map(name).ok_or_else(|| refused(format!("no map {name} in the object")))
+}
+
+/// Lines of the verifier's log that an error shows: the complaint stands at the end.
+const LOG_LINES: usize = 4;
+
+/// Why the program did not load. A verifier that complains is no missing privilege, though both are `EACCES`.
+fn not_loaded(error: ProgramError) -> XdpError {
+    let ProgramError::LoadError { io_error, verifier_log } = &error else { return refused(error) };
+    let log = verifier_log.to_string();
+    let said: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if said.is_empty() {
+        return refused(error);
+    }
+    let end = said[said.len().saturating_sub(LOG_LINES)..].join(" | ");
+    let remedy = if io_error.kind() == io::ErrorKind::PermissionDenied {
+        ". Without CAP_PERFMON the verifier allows less: give it to the program as well, or use the udp port"
+    } else {
+        ""
+    };
+    XdpError::Program { reason: format!("{io_error}; the verifier says: {end}{remedy}") }
 }
 
 /// The loader's error with its causes; missing privileges are told apart.

@@ -1,0 +1,225 @@
+//! The neighbours that somebody sends to: resolved, kept fresh, followed, and released in the end.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use netlink_packet_core::NetlinkPayload;
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+
+use super::neighbour::{
+    BROADCAST_MAC, Entry, NeighbourError, Route, ask, kernel, look, multicast, nudge, release, route, subject,
+};
+use super::netlink::{Netlink, messages};
+use super::{Interface, NetNs};
+
+/// How often the table is looked at while the kernel asks.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// `RTNLGRP_NEIGH` (`include/uapi/linux/rtnetlink.h`).
+const GROUP: u32 = 3;
+
+/// The neighbours of one interface that were asked for. Dropping it releases those that the kernel keeps for its sake.
+///
+/// It belongs to the namespace of the thread that opened it; its methods may be called from any.
+#[derive(Debug)]
+pub struct Neighbours {
+    namespace: NetNs,
+    events: Socket,
+    /// Requests, one at a time.
+    netlink: Mutex<Netlink>,
+    known: Mutex<Known>,
+}
+
+/// What was found so far.
+#[derive(Debug)]
+struct Known {
+    interface: Interface,
+    ways: Vec<Way>,
+}
+
+/// The way to one destination.
+#[derive(Clone, Debug)]
+struct Way {
+    destination: IpAddr,
+    next_hop: IpAddr,
+    mac: [u8; 6],
+    /// The kernel manages the next hop because it was asked to from here.
+    ours: bool,
+}
+
+impl Neighbours {
+    /// Opens sockets in the calling thread's namespace, which is that of `interface`.
+    ///
+    /// # Errors
+    /// If the kernel refuses one.
+    pub fn open(interface: &Interface) -> Result<Neighbours, NeighbourError> {
+        let open = || {
+            let mut events = Socket::new(NETLINK_ROUTE)?;
+            events.bind(&SocketAddr::new(0, 0))?;
+            events.add_membership(GROUP)?;
+            events.set_non_blocking(true)?;
+            Ok((events, Netlink::open()?, NetNs::current().map_err(io::Error::other)?))
+        };
+        let action = || format!("watch the neighbours of {}", interface.name);
+        let (events, netlink, namespace) = open().map_err(|e| kernel(action(), e))?;
+        let known = Mutex::new(Known { interface: interface.clone(), ways: Vec::new() });
+        Ok(Neighbours { namespace, events, netlink: Mutex::new(netlink), known })
+    }
+
+    /// The station address for frames from `interface` to `destination`, with the kernel keeping it fresh.
+    ///
+    /// An address of the interface is its own station address, multicast maps by rule (RFC 1112 6.4, RFC 2464 7),
+    /// broadcast is broadcast, and what lies behind a gateway is the gateway's. Blocks up to `timeout`; a known
+    /// neighbour is answered at once. `interface` is as it is now: it may have changed since it was opened.
+    ///
+    /// # Errors
+    /// [`NeighbourError`] tells a missing route from a silent neighbour.
+    pub fn resolve(
+        &self,
+        interface: &Interface,
+        destination: IpAddr,
+        timeout: Duration,
+    ) -> Result<[u8; 6], NeighbourError> {
+        if interface.has_address(destination) || destination.is_loopback() {
+            return Ok(interface.mac);
+        }
+        if let Some(mac) = multicast(destination) {
+            return Ok(mac);
+        }
+        let next_hop = match route(&mut self.netlink(), interface, destination)? {
+            Route::Own => return Ok(interface.mac),
+            Route::Broadcast => return Ok(BROADCAST_MAC),
+            Route::Via(next_hop) => next_hop,
+        };
+        let start = Instant::now();
+        let mut entry = look(&mut self.netlink(), interface, next_hop)?;
+        let mut ours = false;
+        if !entry.is_fixed() {
+            if !interface.running && entry.mac.is_none() {
+                return Err(NeighbourError::LinkDown { interface: interface.name.clone(), destination });
+            }
+            ours = self.keep(interface, next_hop, &entry)?;
+        }
+        loop {
+            if let Some(mac) = entry.mac {
+                self.remember(interface, Way { destination, next_hop, mac, ours });
+                return Ok(mac);
+            }
+            if start.elapsed() >= timeout {
+                if ours {
+                    release(&mut self.netlink(), interface, next_hop)?;
+                }
+                return Err(NeighbourError::Unanswered {
+                    destination,
+                    next_hop,
+                    interface: interface.name.clone(),
+                    waited_ms: start.elapsed().as_millis(),
+                    state: entry.state.to_string(),
+                });
+            }
+            sleep(LOOK_EVERY);
+            entry = look(&mut self.netlink(), interface, next_hop)?;
+        }
+    }
+
+    /// The destinations to which frames must carry another station address from now on. Does not block.
+    ///
+    /// A neighbour that the kernel was made to forget (`ip neigh flush`, a link that was down) is asked for again.
+    pub fn poll(&self, interface: &Interface) -> Vec<(IpAddr, [u8; 6])> {
+        let Some(told) = self.drain(interface.index) else { return Vec::new() };
+        self.refresh(interface, |next_hop| told.as_ref().is_none_or(|told| told.contains(&next_hop)))
+    }
+
+    /// As [`Neighbours::poll`], looking at every neighbour: the link was down, or the interface changed.
+    pub fn look_again(&self, interface: &Interface) -> Vec<(IpAddr, [u8; 6])> {
+        self.refresh(interface, |_| true)
+    }
+
+    fn refresh(&self, interface: &Interface, concerned: impl Fn(IpAddr) -> bool) -> Vec<(IpAddr, [u8; 6])> {
+        let mut known = lock(&self.known);
+        known.interface.clone_from(interface);
+        let mut moved = Vec::new();
+        for way in known.ways.iter_mut().filter(|way| concerned(way.next_hop)) {
+            let Ok(entry) = look(&mut self.netlink(), interface, way.next_hop) else { continue };
+            if !entry.is_fixed() && !entry.managed && interface.running {
+                // If the kernel refuses now, the next message about it is the next chance.
+                way.ours |= self.keep(interface, way.next_hop, &entry).unwrap_or(false);
+            }
+            if let Some(mac) = entry.mac.filter(|mac| *mac != way.mac) {
+                way.mac = mac;
+                moved.push((way.destination, mac));
+            }
+        }
+        moved
+    }
+
+    /// Has the kernel keep a neighbour. True if it was not managed before and is now.
+    fn keep(&self, interface: &Interface, next_hop: IpAddr, before: &Entry) -> Result<bool, NeighbourError> {
+        if !ask(&mut self.netlink(), interface, next_hop)? {
+            let nudged = self.namespace.run(|| nudge(interface, next_hop)).and_then(|sent| sent);
+            let action = || format!("send a datagram to {next_hop} on {}", interface.name);
+            nudged.map_err(|e| kernel(action(), e))?;
+        }
+        Ok(!before.managed && look(&mut self.netlink(), interface, next_hop)?.managed)
+    }
+
+    fn remember(&self, interface: &Interface, way: Way) {
+        let mut known = lock(&self.known);
+        known.interface.clone_from(interface);
+        match known.ways.iter_mut().find(|w| w.destination == way.destination) {
+            Some(old) if old.next_hop == way.next_hop => *old = Way { ours: old.ours || way.ours, ..way },
+            _ => known.ways.push(way),
+        }
+    }
+
+    /// Empties the socket. `None`: there was nothing. `Some(None)`: messages were lost, anything may have changed.
+    fn drain(&self, index: u32) -> Option<Option<Vec<IpAddr>>> {
+        let mut news = false;
+        let mut lost = false;
+        let mut told = Vec::new();
+        loop {
+            match self.events.recv_from_full() {
+                Ok((datagram, _)) => {
+                    news = true;
+                    told.extend(messages(&datagram).flatten().filter_map(|message| match message.payload {
+                        NetlinkPayload::InnerMessage(inner) => subject(&inner, index),
+                        _ => None,
+                    }));
+                }
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        (news || lost).then(|| (!lost).then_some(told))
+    }
+
+    fn netlink(&self) -> MutexGuard<'_, Netlink> {
+        lock(&self.netlink)
+    }
+}
+
+impl AsFd for Neighbours {
+    /// Readable when it is worth while to poll.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}
+
+impl Drop for Neighbours {
+    fn drop(&mut self) {
+        let known = lock(&self.known);
+        let ours = known.ways.iter().filter(|way| way.ours);
+        for way in ours {
+            // If the interface is gone, so is the entry.
+            let _ = release(&mut self.netlink(), &known.interface, way.next_hop);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,53 @@
+//! What a layer passes on.
+
+/// Methods of [`Port`](super::Port) that a layer leaves to the port below it, its field `inner`.
+///
+/// A layer lists them by name, so that one that it must not pass on unseen (`follow`, `info`) is a decision that shows.
+macro_rules! pass_on {
+    ($($method:ident),+ $(,)?) => { $( pass_on!(@$method); )+ };
+    (@tx_alloc) => {
+        fn tx_alloc(&mut self, len: usize) -> Option<$crate::port::TxId> {
+            self.inner.tx_alloc(len)
+        }
+    };
+    (@tx_frame) => {
+        fn tx_frame(&mut self, id: &$crate::port::TxId) -> $crate::frame::FrameMut<'_> {
+            self.inner.tx_frame(id)
+        }
+    };
+    (@tx_arrange) => {
+        fn tx_arrange(&mut self) {
+            self.inner.tx_arrange();
+        }
+    };
+    (@tx_note) => {
+        fn tx_note(&mut self, id: &$crate::port::TxId, note: std::fmt::Arguments<'_>) {
+            self.inner.tx_note(id, note);
+        }
+    };
+    (@tx_cancel) => {
+        fn tx_cancel(&mut self, id: $crate::port::TxId) {
+            self.inner.tx_cancel(id);
+        }
+    };
+    (@tx_flush) => {
+        fn tx_flush(&mut self, now: $crate::time::Nanos) -> std::io::Result<()> {
+            self.inner.tx_flush(now)
+        }
+    };
+    (@wants_notes) => {
+        fn wants_notes(&self) -> bool {
+            self.inner.wants_notes()
+        }
+    };
+    (@tx_pending) => {
+        fn tx_pending(&self) -> bool {
+            self.inner.tx_pending()
+        }
+    };
+    (@event_fds) => {
+        fn event_fds(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
+            self.inner.event_fds()
+        }
+    };
+}

@@ -1,0 +1,152 @@
+//! A memory port that is bent in one respect, and what a device on it needs.
+
+use std::fmt::Arguments;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use roxie::frame::FrameMut;
+use roxie::host::{Resolve, ResolveError};
+use roxie::port::memory::MemoryPort;
+use roxie::port::{LinkChange, Port, PortInfo, Received, TxId};
+use roxie::time::Nanos;
+
+/// The station address of end `n`.
+pub(super) fn mac(n: u8) -> [u8; 6] {
+    [2, 0, 0, 0, 0, n]
+}
+
+/// Its addresses: one of each family.
+pub(super) fn addresses(n: u8) -> [IpAddr; 2] {
+    [IpAddr::from([192, 0, 2, n]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n.into()])]
+}
+
+/// Knows the station by the last byte of its address.
+pub(super) struct Neighbour;
+
+impl Resolve for Neighbour {
+    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
+        Ok(match destination {
+            IpAddr::V4(ip) => mac(ip.octets()[3]),
+            IpAddr::V6(ip) => mac(ip.octets()[15]),
+        })
+    }
+}
+
+/// See the page.
+pub(super) struct Bent {
+    inner: MemoryPort,
+    info: PortInfo,
+    /// Set: the next burst panics.
+    fuse: Arc<AtomicBool>,
+    /// Readable instead of the port's descriptor, namely never: a reader was faster each time, as is possible with
+    /// sockets, whose readiness is consumed by reading.
+    never: Option<EventFd>,
+    no_vlan: bool,
+}
+
+impl Bent {
+    pub(super) fn new(inner: MemoryPort) -> Bent {
+        let info = inner.info().clone();
+        Bent { inner, info, fuse: Arc::default(), never: None, no_vlan: false }
+    }
+
+    pub(super) fn whose_readiness_is_taken(mut self) -> Bent {
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        self.never = Some(EventFd::from_flags(flags).expect("an eventfd"));
+        self
+    }
+
+    /// Frames are the MTU and 14 bytes at most, as through sockets.
+    pub(super) fn without_room_for_a_vlan_tag(mut self) -> Bent {
+        self.no_vlan = true;
+        self.renew();
+        self
+    }
+
+    pub(super) fn fuse(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.fuse)
+    }
+
+    fn renew(&mut self) {
+        self.info = self.inner.info().clone();
+        if self.no_vlan {
+            self.info.max_frame = self.info.mtu + 14;
+        }
+    }
+}
+
+impl Port for Bent {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn rx_burst(&mut self, now: Nanos) -> usize {
+        assert!(!self.fuse.load(Relaxed), "the fuse is lit: this panic is part of the test");
+        self.inner.rx_burst(now)
+    }
+
+    fn rx_frame(&self, i: usize) -> Received<'_> {
+        self.inner.rx_frame(i)
+    }
+
+    fn rx_note(&mut self, i: usize, note: Arguments<'_>) {
+        self.inner.rx_note(i, note);
+    }
+
+    fn rx_release(&mut self) {
+        self.inner.rx_release();
+    }
+
+    fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
+        if len > self.info.max_frame { None } else { self.inner.tx_alloc(len) }
+    }
+
+    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
+        self.inner.tx_frame(id)
+    }
+
+    fn tx_commit(&mut self, id: TxId) {
+        self.inner.tx_commit(id);
+    }
+
+    fn tx_cancel(&mut self, id: TxId) {
+        self.inner.tx_cancel(id);
+    }
+
+    fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
+        self.inner.tx_flush(now)
+    }
+
+    fn tx_pending(&self) -> bool {
+        self.inner.tx_pending()
+    }
+
+    fn next_event(&self) -> Nanos {
+        self.inner.next_event()
+    }
+
+    fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
+        match &self.never {
+            Some(never) => vec![never.as_fd()],
+            None => self.inner.event_fds(),
+        }
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.inner.prepare_sleep()
+    }
+
+    fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        self.inner.follow(change)?;
+        self.renew();
+        Ok(())
+    }
+
+    fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
+        self.inner.counters(out);
+    }
+}

@@ -1,0 +1,360 @@
+//! The engine as callers drive it.
+
+mod bent;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use bent::Bent;
+use roxie::engine::Drive;
+use roxie::host::{
+    CompletionChannel, CompletionQueue, ConnectOptions, Device, DeviceConfig, DeviceError, MemoryRegion,
+    ProtectionDomain, QueuePair, Stack,
+};
+use roxie::nic::ControlError;
+use roxie::port::memory::{self, MemoryConfig};
+use roxie::port::{LinkChange, Port};
+use roxie::shared::{Armed, PostError};
+use roxie::time::Nanos;
+use roxie::verbs::{Access, AsyncEvent, EventKind, Mtu, QpCaps, QpState, SendWr, WcStatus, WrOpcode};
+
+/// A device's end of a connection.
+struct End {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+    _pd: ProtectionDomain,
+    device: Device,
+}
+
+impl End {
+    fn new(device: &Device, length: usize) -> End {
+        let pd = device.alloc_pd().expect("a domain");
+        let cq = device.create_cq(64, None).expect("a queue");
+        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let memory = pd.register(length, access).expect("memory");
+        End { qp, cq, memory, _pd: pd, device: device.clone() }
+    }
+
+    fn receive(&self, wr_id: u64) {
+        let length = self.memory.len() as u32;
+        self.qp.post_recv(wr_id, &[self.memory.sge(0, length)]).expect("room");
+    }
+
+    fn send(&self, length: u32) {
+        self.qp.post_send(&SendWr::default(), &[self.memory.sge(0, length)]).expect("room");
+    }
+
+    fn events(&self) -> Vec<AsyncEvent> {
+        std::iter::from_fn(|| self.device.event()).collect()
+    }
+}
+
+/// Connects a QP on each of two devices, with `length` bytes of memory each.
+fn joined(near: &Device, far: &Device, length: usize, options: &ConnectOptions) -> (End, End) {
+    joined_at(near, far, length, options, 0)
+}
+
+fn joined_at(near: &Device, far: &Device, length: usize, options: &ConnectOptions, gid: usize) -> (End, End) {
+    let (a, b) = (End::new(near, length), End::new(far, length));
+    let (here, there) = (a.qp.endpoint(gid).expect("a GID"), b.qp.endpoint(gid).expect("a GID"));
+    a.qp.connect(&here, &there, options).expect("connected");
+    b.qp.connect(&there, &here, options).expect("connected");
+    (a, b)
+}
+
+fn with_mtu(path_mtu: Mtu) -> ConnectOptions {
+    ConnectOptions { path_mtu: Some(path_mtu), ..ConnectOptions::default() }
+}
+
+/// Nobody's timeout expires while a test looks.
+fn patient() -> ConnectOptions {
+    ConnectOptions { timeout: 20, ..ConnectOptions::default() }
+}
+
+fn driven(drive: Drive) -> DeviceConfig {
+    DeviceConfig { drive, ..DeviceConfig::default() }
+}
+
+/// One of two devices joined by memory, with `bend` around its port.
+fn bent_pair<P: Port + 'static>(
+    mtu: usize,
+    bend: impl FnOnce(memory::MemoryPort) -> P,
+    near: &DeviceConfig,
+    far: &DeviceConfig,
+) -> (Device, Device) {
+    let end = |n: u8| MemoryConfig { mac: bent::mac(n), mtu, ..MemoryConfig::default() };
+    let (a, b) = memory::pair(end(1), end(2));
+    let open = |port: Box<dyn Port>, n: u8, config: &DeviceConfig| {
+        let port = Stack::default().on(port).expect("no capture");
+        Device::new("bent", port, bent::addresses(n), Box::new(bent::Neighbour), config).expect("a device")
+    };
+    (open(Box::new(bend(a)), 1, near), open(Box::new(b), 2, far))
+}
+
+/// Runs `step` until `done` gives something; how long that took.
+fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> (T, Duration) {
+    let start = Instant::now();
+    loop {
+        if let Some(result) = done() {
+            return (result, start.elapsed());
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{what}: not within 10 s");
+    }
+}
+
+/// A receiver that destroys its QP as soon as it has its message has still acknowledged it.
+#[test]
+fn the_last_message_is_acknowledged_by_a_receiver_that_leaves_at_once() {
+    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&near, &far, 8, &ConnectOptions::default());
+    b.receive(1);
+    a.send(8);
+    while b.cq.poll_one().is_none() {
+        near.poll();
+    }
+    drop(b);
+    let sent = a.cq.wait(Duration::from_secs(5)).expect("the send completes");
+    assert_eq!(sent.status, WcStatus::Success);
+    assert_eq!(near.counter("retransmitted_packets"), 0);
+}
+
+/// A thread that spins on its worker lets others look at it.
+#[test]
+fn counters_can_be_read_while_a_thread_spins() {
+    let config = driven(Drive::Thread { core: None, spin: Nanos::MAX });
+    let (near, _far) = Device::memory_pair(&config).expect("a pair");
+    for _ in 0..100 {
+        assert_eq!(near.counter("rcvd_pkts"), 0);
+    }
+}
+
+#[test]
+fn a_lowered_link_mtu_fails_the_qps_that_no_longer_fit_and_no_others() {
+    for drive in [Drive::CallerOnly, Drive::Thread { core: None, spin: Nanos::from_micros(10) }] {
+        let (near, far) = Device::memory_pair(&driven(drive)).expect("a pair");
+        let (large, _large_peer) = joined(&near, &far, 1 << 20, &with_mtu(Mtu::Mtu4096));
+        let (small, small_peer) = joined(&near, &far, 4096, &with_mtu(Mtu::Mtu1024));
+        // Nobody receives it, so it is under way when the MTU changes.
+        large.send(1 << 20);
+        near.poll();
+        near.follow_link(&LinkChange::Mtu(1500)).expect("a memory port follows");
+
+        let (failed, _) = until("the completion", || large.cq.poll_one());
+        assert_eq!(failed.status, WcStatus::WrFlush);
+        assert_eq!(large.qp.query().expect("a status").state, QpState::Err);
+        let fatal = AsyncEvent::Qp(large.qp.index(), EventKind::QpFatal);
+        assert_eq!(large.events(), [fatal], "said once, of this QP alone");
+        assert_eq!((near.port().mtu, near.largest_mtu()), (1500, Mtu::Mtu1024));
+
+        small_peer.receive(1);
+        small.send(4096);
+        let (received, _) = until("the small one goes on", || {
+            near.poll();
+            small_peer.cq.poll_one()
+        });
+        assert_eq!((received.status, received.byte_len), (WcStatus::Success, 4096));
+    }
+}
+
+#[test]
+fn a_packet_that_the_port_never_takes_fails_its_qp_instead_of_blocking_the_others() {
+    // A WRITE with immediate over IPv6 has 84 bytes of headers: 4 more than the path MTU is reckoned with.
+    let config = DeviceConfig::caller_only();
+    let (near, far) = bent_pair(1104, |port| Bent::new(port).without_room_for_a_vlan_tag(), &config, &config);
+    let (bad, _bad_peer) = joined_at(&near, &far, 1024, &with_mtu(Mtu::Mtu1024), 1);
+    let (good, good_peer) = joined_at(&near, &far, 1024, &with_mtu(Mtu::Mtu1024), 1);
+    let write = SendWr {
+        opcode: WrOpcode::WriteImm,
+        remote_addr: bad.memory.address(),
+        rkey: bad.memory.rkey(),
+        ..SendWr::default()
+    };
+    bad.qp.post_send(&write, &[bad.memory.sge(0, 1024)]).expect("room");
+    good_peer.receive(1);
+    good.send(1024);
+    let (received, _) = until("the other QP", || {
+        near.poll();
+        good_peer.cq.poll_one()
+    });
+    assert_eq!(received.status, WcStatus::Success);
+    assert_eq!(bad.cq.poll_one().expect("a completion").status, WcStatus::WrFlush);
+    assert_eq!(bad.events(), [AsyncEvent::Qp(bad.qp.index(), EventKind::QpFatal)]);
+}
+
+#[test]
+fn two_own_qps_use_the_room_that_a_raised_link_mtu_gives() {
+    const LENGTH: usize = 256 << 10;
+    let config = DeviceConfig::caller_only();
+    let (near, _far) = bent_pair(1500, Bent::new, &config, &config);
+    assert_eq!(near.largest_mtu(), Mtu::Mtu1024);
+    near.follow_link(&LinkChange::Mtu(9000)).expect("a memory port follows");
+    assert_eq!((near.port().mtu, near.largest_mtu()), (9000, Mtu::Mtu4096));
+    let (a, b) = joined(&near, &near, LENGTH, &with_mtu(Mtu::Mtu4096));
+    let pattern: Vec<u8> = (0..LENGTH).map(|i| (i * 31 + i / 4096) as u8).collect();
+    a.memory.write_at(0, &pattern).expect("it fits");
+    b.receive(1);
+    a.send(LENGTH as u32);
+    let (received, _) = until("the message", || b.cq.poll_one());
+    assert_eq!((received.status, received.byte_len as usize), (WcStatus::Success, LENGTH));
+    assert!(b.memory.to_vec(0, LENGTH).expect("it fits") == pattern, "no frame overwrites another");
+    assert_eq!(near.counter("retransmitted_packets"), 0);
+}
+
+/// What must hold once a pass has panicked, whoever ran it.
+fn is_dead(a: &End, channel: &CompletionChannel) {
+    until("the death is noticed", || {
+        a.device.poll();
+        a.device.has_failed().then_some(())
+    });
+    assert!(channel.wait(Duration::from_secs(5)), "who sleeps on completions is woken");
+    assert_eq!(a.events(), [AsyncEvent::Device(EventKind::DeviceFatal)]);
+    let wr = SendWr::default();
+    assert_eq!(a.qp.post_send(&wr, &[a.memory.sge(0, 8)]), Err(PostError::DeviceFatal));
+    assert_eq!(a.qp.post_recv(1, &[a.memory.sge(0, 8)]), Err(PostError::DeviceFatal));
+    let start = Instant::now();
+    for _ in 0..200 {
+        // More than the queue of commands holds.
+        let refused = a.device.alloc_pd().err().expect("an error");
+        assert!(matches!(refused, DeviceError::Control(ControlError::DeviceFatal)), "{refused}");
+    }
+    assert_eq!(a.cq.wait(Duration::from_secs(3600)), None);
+    assert_eq!(a.device.counter("retransmitted_packets"), 0, "counters can still be read");
+    assert!(start.elapsed() < Duration::from_secs(2), "nobody waits for the dead: {:?}", start.elapsed());
+}
+
+/// An engine whose next pass panics: an end of it, and the channel of an armed queue.
+fn doomed(drive: Drive) -> (End, CompletionChannel, Device) {
+    let mut fuse = None;
+    let bend = |port| {
+        let port = Bent::new(port);
+        fuse = Some(port.fuse());
+        port
+    };
+    let (near, far) = bent_pair(4200, bend, &driven(drive), &DeviceConfig::caller_only());
+    let (a, _b) = joined(&near, &far, 8, &ConnectOptions::default());
+    let channel = CompletionChannel::new().expect("an eventfd");
+    let armed = near.create_cq(8, Some(&channel)).expect("a queue");
+    armed.arm(Armed::Next);
+    fuse.expect("the port was bent").store(true, Relaxed);
+    (a, channel, far)
+}
+
+#[test]
+fn a_panic_on_the_engines_thread_fails_the_device_and_hangs_nobody() {
+    let (a, channel, _far) = doomed(Drive::Thread { core: None, spin: Nanos::MAX });
+    is_dead(&a, &channel);
+}
+
+#[test]
+fn a_panic_on_the_fallback_thread_fails_the_device_and_hangs_nobody() {
+    let (a, channel, _far) = doomed(Drive::Caller { fallback_after: Nanos::from_millis(1) });
+    // Only the fallback thread turns it now.
+    until("the thread panics", || a.device.has_failed().then_some(()));
+    is_dead(&a, &channel);
+}
+
+#[test]
+fn a_panic_in_a_callers_pass_fails_the_device_and_hangs_nobody() {
+    let (a, channel, _far) = doomed(Drive::CallerOnly);
+    assert!(catch_unwind(AssertUnwindSafe(|| a.device.poll())).is_err(), "the caller sees it");
+    is_dead(&a, &channel);
+}
+
+/// The fallback thread of the first device sleeps, and nothing that arrives wakes it: a caller reads it first.
+fn asleep() -> (Device, Device) {
+    let drive = driven(Drive::Caller { fallback_after: Nanos::from_millis(1) });
+    bent_pair(4200, |port| Bent::new(port).whose_readiness_is_taken(), &drive, &DeviceConfig::caller_only())
+}
+
+/// By when a sleeping thread that was not woken is still asleep: it looks after 100 ms by itself.
+const WELL_BEFORE: Duration = Duration::from_millis(40);
+/// The thread has gone to sleep by then.
+const IT_SLEEPS: Duration = Duration::from_millis(25);
+
+#[test]
+fn what_a_caller_owes_and_does_not_send_is_sent_by_the_sleeping_thread() {
+    let (near, far) = asleep();
+    let (a, b) = joined(&near, &far, 8, &patient());
+    a.receive(1);
+    b.send(8);
+    std::thread::sleep(IT_SLEEPS);
+    far.poll();
+    until("the message", || a.cq.poll_one());
+    // The caller goes away with its message; the acknowledgement is owed.
+    let (sent, took) = until("the acknowledgement", || b.cq.poll_one());
+    assert_eq!(sent.status, WcStatus::Success);
+    assert!(took < WELL_BEFORE, "{took:?}");
+    assert_eq!(far.counter("retransmitted_packets"), 0);
+}
+
+#[test]
+fn a_timer_that_a_callers_pass_sets_wakes_the_sleeping_thread_in_time() {
+    let (near, far) = asleep();
+    // No acknowledgement timer: the thread has no deadline of its own. The peer asks for 0.64 ms.
+    let options = ConnectOptions { timeout: 0, min_rnr_timer: 12, ..ConnectOptions::default() };
+    let (a, b) = joined(&near, &far, 8, &options);
+    a.send(8);
+    near.poll();
+    std::thread::sleep(IT_SLEEPS);
+    far.poll();
+    // The caller takes the RNR NAK in and goes away.
+    until("the NAK", || (near.poll() && near.counter("rcvd_pkts") > 0).then_some(()));
+    b.receive(1);
+    let (received, took) = until("the message again", || b.cq.poll_one());
+    assert_eq!(received.status, WcStatus::Success);
+    assert!(took < WELL_BEFORE, "{took:?}");
+}
+
+#[test]
+fn a_device_is_dropped_at_once_however_long_its_thread_would_wait() {
+    let config = driven(Drive::Caller { fallback_after: Nanos::from_millis(60_000) });
+    let (near, far) = Device::memory_pair(&config).expect("a pair");
+    near.poll();
+    std::thread::sleep(Duration::from_millis(10));
+    let start = Instant::now();
+    drop((near, far));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn waiting_for_ever_ends_with_a_completion() {
+    let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
+    let (a, b) = joined(&near, &far, 8, &ConnectOptions::default());
+    b.receive(7);
+    a.send(8);
+    assert_eq!(b.cq.wait(Duration::MAX).expect("the message").wr_id, 7);
+}
+
+#[test]
+fn memory_that_the_system_does_not_have_is_an_error_of_registering() {
+    let (near, _far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let pd = near.alloc_pd().expect("a domain");
+    let error = pd.register(usize::MAX >> 2, Access::LOCAL_WRITE).err().expect("too much").to_string();
+    assert!(error.contains("memory for a region") && error.contains("4611686018427387903 bytes"), "{error}");
+}
+
+/// Two threads that copy to one region: each copy is there as a whole, or not at all.
+#[test]
+fn copies_of_two_threads_do_not_mix() {
+    const LENGTH: usize = 64 << 10;
+    let (near, _far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let pd = near.alloc_pd().expect("a domain");
+    let region = pd.register(LENGTH, Access::LOCAL_WRITE).expect("memory");
+    std::thread::scope(|scope| {
+        for byte in [1, 2] {
+            let region = &region;
+            scope.spawn(move || {
+                for _ in 0..500 {
+                    region.write_at(0, &vec![byte; LENGTH]).expect("it fits");
+                }
+            });
+        }
+        for _ in 0..500 {
+            let seen = region.to_vec(0, LENGTH).expect("it fits");
+            assert!(seen.iter().all(|b| *b == seen[0]), "a mixture");
+        }
+    });
+}
