@@ -1,12 +1,14 @@
 //! A device follows its interface while it is open.
 
 use std::net::IpAddr;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use roxie::host::{Device, DeviceConfig, Stack};
-use roxie::netdev::{IfAddr, Links, NetNs};
+use roxie::host::{CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair, Stack};
+use roxie::netdev::{IfAddr, Interface, Links, NetNs};
+use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
-use roxie::verbs::{AsyncEvent, EventKind, Mtu};
+use roxie::verbs::{Access, AsyncEvent, EventKind, Mtu, QpCaps, QpState, SendWr, Wc, WcStatus};
 
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
@@ -20,50 +22,242 @@ fn saw(device: &Device, wanted: EventKind) -> bool {
     std::iter::from_fn(|| device.event()).any(|event| event == AsyncEvent::Port(wanted))
 }
 
-#[test]
-fn addresses_mtu_and_link_state_are_followed_while_open() {
-    let (here, there) = match (NetNs::create("follow-a"), NetNs::create("follow-b")) {
+/// Two namespaces with a veth pair, `veth0` in each, 10.79.0.1 here and 10.79.0.2 there; `None` without privileges.
+fn network(test: &str, tag: &str) -> Option<(NetNs, NetNs)> {
+    let (here, there) = match (NetNs::create(&format!("{tag}-a")), NetNs::create(&format!("{tag}-b"))) {
         (Ok(here), Ok(there)) => (here, there),
         (Err(why), _) | (_, Err(why)) => {
-            println!("SKIP addresses_mtu_and_link_state_are_followed_while_open: {why}");
-            return;
+            println!("SKIP {test}: {why}");
+            return None;
         }
     };
-    let address = |text: &str| text.parse::<IfAddr>().expect("an address");
-    let mut links = Links::open_in(&here).expect("netlink");
-    links.create_veth("veth0", &there, "veth0", 1).expect("a pair");
-    links.set_mtu("veth0", 4200).expect("an MTU");
-    links.add_address("veth0", address("10.79.0.1/24")).expect("an address");
-    links.set_up("veth0", true).expect("up");
-    let mut far = Links::open_in(&there).expect("netlink");
-    far.set_mtu("veth0", 4200).expect("an MTU");
-    far.set_up("veth0", true).expect("up");
+    Links::open_in(&here).expect("netlink").create_veth("veth0", &there, "veth0", 1).expect("a pair");
+    for (ns, own) in [(&here, "10.79.0.1/24"), (&there, "10.79.0.2/24")] {
+        let mut links = Links::open_in(ns).expect("netlink");
+        links.set_mtu("veth0", 4200).expect("an MTU");
+        links.add_address("veth0", address(own)).expect("an address");
+        links.set_up("veth0", true).expect("up");
+    }
+    Some((here, there))
+}
 
+fn address(text: &str) -> IfAddr {
+    text.parse().expect("an address")
+}
+
+fn mac(ns: &NetNs) -> [u8; 6] {
+    ns.run(|| Interface::by_name("veth0")).expect("the namespace").expect("an interface").mac
+}
+
+fn open_xdp(ns: &NetNs) -> Device {
     let open = || Device::open_xdp(&XdpConfig::new("veth0"), &Stack::default(), &DeviceConfig::default());
-    let device = here.run(open).expect("the namespace").expect("a device");
+    ns.run(open).expect("the namespace").expect("a device")
+}
+
+fn open_udp(ns: &NetNs, config: &UdpConfig) -> Device {
+    let open = || Device::open_udp(config, &Stack::default(), &DeviceConfig::default());
+    ns.run(open).expect("the namespace").expect("a device")
+}
+
+fn has(device: &Device, ip: &str) -> Option<usize> {
+    let ip: IpAddr = ip.parse().expect("an address");
+    device.gids().iter().find(|e| e.gid.to_ip() == ip).map(|e| e.index)
+}
+
+/// A QP and what it stands on.
+struct End {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+}
+
+impl End {
+    fn new(device: &Device) -> End {
+        let pd = device.alloc_pd().expect("a domain");
+        let cq = device.create_cq(16, None).expect("a queue");
+        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+        let memory = pd.register(64, Access::LOCAL_WRITE).expect("memory");
+        End { qp, cq, memory }
+    }
+
+    /// Sends 64 bytes; true if they arrived and were acknowledged.
+    fn send_to(&self, there: &End) -> bool {
+        there.qp.post_recv(1, &[there.memory.sge(0, 64)]).expect("room");
+        self.qp.post_send(&SendWr::default(), &[self.memory.sge(0, 64)]).expect("room");
+        let ok = |wc: Option<Wc>| wc.is_some_and(|wc| wc.status == WcStatus::Success);
+        ok(there.cq.wait(Duration::from_secs(5))) && ok(self.cq.wait(Duration::from_secs(5)))
+    }
+}
+
+fn connected(near: &Device, far: &Device) -> (End, End) {
+    let (a, b) = (End::new(near), End::new(far));
+    let (here, there) = (a.qp.endpoint(0).expect("a GID"), b.qp.endpoint(0).expect("a GID"));
+    a.qp.connect(&here, &there, &ConnectOptions::default()).expect("connected");
+    b.qp.connect(&there, &here, &ConnectOptions::default()).expect("connected");
+    (a, b)
+}
+
+/// Threads of this process that follow an interface.
+fn followers() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("/proc").flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "roxie-follow").count()
+}
+
+#[test]
+fn addresses_mtu_and_link_state_are_followed_while_open() {
+    let Some((here, there)) = network("addresses_mtu_and_link_state_are_followed_while_open", "follow")
+    else {
+        return;
+    };
+    let mut links = Links::open_in(&here).expect("netlink");
+    let device = open_xdp(&here);
     assert_eq!(device.largest_mtu(), Mtu::Mtu4096);
 
     links.add_address("veth0", address("10.79.0.9/24")).expect("an address");
-    let has = |ip: &str| {
-        let ip: IpAddr = ip.parse().expect("an address");
-        device.gids().iter().find(|e| e.gid.to_ip() == ip).map(|e| e.index)
-    };
-    eventually("the new address is a GID", || has("10.79.0.9").is_some());
-    let index = has("10.79.0.9");
+    eventually("the new address is a GID", || has(&device, "10.79.0.9").is_some());
+    let index = has(&device, "10.79.0.9");
     eventually("the event", || saw(&device, EventKind::GidChange));
 
     links.delete_address("veth0", address("10.79.0.1/24")).expect("removed");
-    eventually("the old address is gone", || has("10.79.0.1").is_none());
+    eventually("the old address is gone", || has(&device, "10.79.0.1").is_none());
     // Removing the first address of a subnet removes its secondaries too, unless they are promoted.
     links.add_address("veth0", address("10.79.0.9/24")).ok();
-    eventually("the new address is there", || has("10.79.0.9").is_some());
-    assert!(has("10.79.0.9") <= index, "indices do not grow");
+    eventually("the new address is there", || has(&device, "10.79.0.9").is_some());
+    assert!(has(&device, "10.79.0.9") <= index, "indices do not grow");
 
     links.set_mtu("veth0", 1500).expect("an MTU");
     eventually("the path MTU follows", || device.largest_mtu() == Mtu::Mtu1024);
+    assert_eq!(device.port().mtu, 1500);
 
+    let mut far = Links::open_in(&there).expect("netlink");
     far.set_up("veth0", false).expect("down");
     eventually("the loss of the link is told", || saw(&device, EventKind::PortError));
     far.set_up("veth0", true).expect("up");
     eventually("its return is told", || saw(&device, EventKind::PortActive));
+}
+
+#[test]
+fn a_lowered_mtu_during_a_transfer_fails_the_qp_and_nothing_else() {
+    let test = "a_lowered_mtu_during_a_transfer_fails_the_qp_and_nothing_else";
+    let Some((here, there)) = network(test, "shrink") else { return };
+    let (near, far) = (open_xdp(&here), open_xdp(&there));
+    let (a, b) = connected(&near, &far);
+    assert!(a.send_to(&b));
+    Links::open_in(&here).expect("netlink").set_mtu("veth0", 1500).expect("an MTU");
+    eventually("the QP fails", || a.qp.query().expect("a status").state == QpState::Err);
+    assert!(saw_qp(&near, &a, EventKind::QpFatal));
+    let (c, d) = connected(&near, &far);
+    assert!(c.send_to(&d), "a new connection takes the path MTU that fits");
+}
+
+fn saw_qp(device: &Device, end: &End, wanted: EventKind) -> bool {
+    std::iter::from_fn(|| device.event()).any(|event| event == AsyncEvent::Qp(end.qp.index(), wanted))
+}
+
+#[test]
+fn stations_that_get_another_address_stay_connected() {
+    let test = "stations_that_get_another_address_stay_connected";
+    let Some((here, there)) = network(test, "station") else { return };
+    let (near, far) = (open_xdp(&here), open_xdp(&there));
+    let (a, b) = connected(&near, &far);
+    assert!(a.send_to(&b));
+    let (old, new) = (mac(&there), [2, 0x79, 0, 0, 0, 9]);
+    assert_ne!(old, new);
+    let mut links = Links::open_in(&there).expect("netlink");
+    links.set_mac("veth0", new).expect("an address");
+    eventually("the device has it", || far.port().mac == new);
+    // The kernel may still believe the old one until it asks again; who administers both ends says so.
+    let mut near_links = Links::open_in(&here).expect("netlink");
+    near_links.add_neighbour("veth0", "10.79.0.2".parse().expect("an address"), new).expect("a neighbour");
+    let goes_to = |device: &Device| device.qps()[0].attributes.av.expect("a path");
+    eventually("its frames come from there", || goes_to(&far).smac == new);
+    eventually("the peer's frames go there", || goes_to(&near).dmac == new);
+    assert!(a.send_to(&b) && b.send_to(&a));
+}
+
+#[test]
+fn a_device_that_was_opened_without_carrier_connects_once_there_is_one() {
+    let test = "a_device_that_was_opened_without_carrier_connects_once_there_is_one";
+    let Some((here, there)) = network(test, "carrier") else { return };
+    let mut links = Links::open_in(&there).expect("netlink");
+    links.set_up("veth0", false).expect("down");
+    let near = open_xdp(&here);
+    links.set_up("veth0", true).expect("up");
+    let far = open_xdp(&there);
+    eventually("the link is up", || saw(&near, EventKind::PortActive));
+    let (a, b) = connected(&near, &far);
+    assert!(a.send_to(&b));
+}
+
+#[test]
+fn neighbours_are_released_when_the_device_closes() {
+    let Some((here, there)) = network("neighbours_are_released_when_the_device_closes", "release") else {
+        return;
+    };
+    let (near, far) = (open_xdp(&here), open_xdp(&there));
+    let (a, b) = connected(&near, &far);
+    assert!(a.send_to(&b));
+    let managed = || {
+        let arguments = ["-n", here.name().expect("a name"), "neigh", "show"];
+        let shown = Command::new("ip").args(arguments).output().expect("iproute2").stdout;
+        String::from_utf8_lossy(&shown).lines().any(|l| l.starts_with("10.79.0.2 ") && l.contains("managed"))
+    };
+    assert!(managed());
+    drop((a, b, near, far));
+    assert!(!managed());
+}
+
+#[test]
+fn a_device_on_sockets_follows_its_interface_too() {
+    let Some((here, there)) = network("a_device_on_sockets_follows_its_interface_too", "sockets") else {
+        return;
+    };
+    let config = UdpConfig { interface: Some("veth0".into()), ..UdpConfig::default() };
+    let (near, far) = (open_udp(&here, &config), open_udp(&there, &config));
+    let mut links = Links::open_in(&here).expect("netlink");
+    links.add_address("veth0", address("10.79.0.9/24")).expect("an address");
+    eventually("the new address is a GID", || has(&near, "10.79.0.9").is_some());
+    let (a, b) = connected(&near, &far);
+    assert!(a.send_to(&b));
+    links.set_mtu("veth0", 1500).expect("an MTU");
+    eventually("the QP fails", || a.qp.query().expect("a status").state == QpState::Err);
+    assert_eq!((near.port().mtu, near.largest_mtu()), (1500, Mtu::Mtu1024));
+    links.set_mtu("veth0", 4200).expect("an MTU");
+    eventually("the path MTU follows", || near.largest_mtu() == Mtu::Mtu4096);
+    Links::open_in(&there).expect("netlink").set_up("veth0", false).expect("down");
+    eventually("the loss of the link is told", || saw(&near, EventKind::PortError));
+
+    // What was chosen stays.
+    let chosen = UdpConfig {
+        addresses: vec!["10.79.0.9".parse().expect("an address")],
+        mtu: Some(4200),
+        port: 4792,
+        ..UdpConfig::default()
+    };
+    let fixed = open_udp(&here, &chosen);
+    links.add_address("veth0", address("10.79.0.10/24")).expect("an address");
+    links.set_mtu("veth0", 1500).expect("an MTU");
+    eventually("the other device sees both", || {
+        has(&near, "10.79.0.10").is_some() && near.largest_mtu() == Mtu::Mtu1024
+    });
+    assert_eq!((fixed.gids().len(), fixed.largest_mtu()), (1, Mtu::Mtu4096));
+}
+
+/// In a process of its own: it counts threads.
+#[test]
+fn the_follower_of_a_deleted_interface_ends() {
+    if std::env::var_os("ROXIE_TEST_DELETED").is_none() {
+        let mut child = Command::new(std::env::current_exe().expect("a path"));
+        child.args(["--exact", "the_follower_of_a_deleted_interface_ends", "--nocapture"]);
+        let output = child.env("ROXIE_TEST_DELETED", "1").output().expect("this program");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let Some((here, _there)) = network("the_follower_of_a_deleted_interface_ends", "deleted") else { return };
+    let device = open_xdp(&here);
+    assert_eq!(followers(), 1);
+    Links::open_in(&here).expect("netlink").delete("veth0").expect("deleted");
+    eventually("it is told", || saw(&device, EventKind::PortError));
+    eventually("the thread ends", || followers() == 0);
 }

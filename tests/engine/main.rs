@@ -225,8 +225,8 @@ fn is_dead(a: &End, channel: &CompletionChannel) {
     assert!(start.elapsed() < Duration::from_secs(2), "nobody waits for the dead: {:?}", start.elapsed());
 }
 
-/// An engine whose next pass panics: an end of it, and the channel of an armed queue.
-fn doomed(drive: Drive) -> (End, CompletionChannel, Device) {
+/// An engine whose next pass panics: an end of it, the channel of an armed queue, and what must stay.
+fn doomed(drive: Drive) -> (End, CompletionChannel, (CompletionQueue, End)) {
     let mut fuse = None;
     let bend = |port| {
         let port = Bent::new(port);
@@ -234,23 +234,23 @@ fn doomed(drive: Drive) -> (End, CompletionChannel, Device) {
         port
     };
     let (near, far) = bent_pair(4200, bend, &driven(drive), &DeviceConfig::caller_only());
-    let (a, _b) = joined(&near, &far, 8, &ConnectOptions::default());
+    let (a, b) = joined(&near, &far, 8, &ConnectOptions::default());
     let channel = CompletionChannel::new().expect("an eventfd");
     let armed = near.create_cq(8, Some(&channel)).expect("a queue");
     armed.arm(Armed::Next);
     fuse.expect("the port was bent").store(true, Relaxed);
-    (a, channel, far)
+    (a, channel, (armed, b))
 }
 
 #[test]
 fn a_panic_on_the_engines_thread_fails_the_device_and_hangs_nobody() {
-    let (a, channel, _far) = doomed(Drive::Thread { core: None, spin: Nanos::MAX });
+    let (a, channel, _stay) = doomed(Drive::Thread { core: None, spin: Nanos::MAX });
     is_dead(&a, &channel);
 }
 
 #[test]
 fn a_panic_on_the_fallback_thread_fails_the_device_and_hangs_nobody() {
-    let (a, channel, _far) = doomed(Drive::Caller { fallback_after: Nanos::from_millis(1) });
+    let (a, channel, _stay) = doomed(Drive::Caller { fallback_after: Nanos::from_millis(1) });
     // Only the fallback thread turns it now.
     until("the thread panics", || a.device.has_failed().then_some(()));
     is_dead(&a, &channel);
@@ -258,7 +258,7 @@ fn a_panic_on_the_fallback_thread_fails_the_device_and_hangs_nobody() {
 
 #[test]
 fn a_panic_in_a_callers_pass_fails_the_device_and_hangs_nobody() {
-    let (a, channel, _far) = doomed(Drive::CallerOnly);
+    let (a, channel, _stay) = doomed(Drive::CallerOnly);
     assert!(catch_unwind(AssertUnwindSafe(|| a.device.poll())).is_err(), "the caller sees it");
     is_dead(&a, &channel);
 }
@@ -299,9 +299,14 @@ fn a_timer_that_a_callers_pass_sets_wakes_the_sleeping_thread_in_time() {
     a.send(8);
     near.poll();
     std::thread::sleep(IT_SLEEPS);
+    // Takes the message in, then answers.
+    far.poll();
     far.poll();
     // The caller takes the RNR NAK in and goes away.
-    until("the NAK", || (near.poll() && near.counter("rcvd_pkts") > 0).then_some(()));
+    until("the NAK", || {
+        near.poll();
+        (near.counter("rcvd_pkts") > 0).then_some(())
+    });
     b.receive(1);
     let (received, took) = until("the message again", || b.cq.poll_one());
     assert_eq!(received.status, WcStatus::Success);

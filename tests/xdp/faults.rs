@@ -213,3 +213,61 @@ fn rings_that_cannot_be_are_refused() {
         assert!(e.contains(&ring.to_string()) && e.contains("power of two"), "{e}");
     }
 }
+
+/// Not a test of its own: the process that `the_capabilities_that_are_named_suffice` starts with few of them.
+#[test]
+fn child_with_few_capabilities() {
+    if std::env::var_os("ROXIE_TEST_CAPABILITIES").is_none() {
+        return;
+    }
+    // In the namespace already, as an application is: it may not enter one.
+    let opened = roxie::host::Device::open_xdp(
+        &XdpConfig::new("left"),
+        &roxie::host::Stack::default(),
+        &roxie::host::DeviceConfig::default(),
+    );
+    match opened {
+        Ok(_) => println!("OPENED"),
+        Err(e) => println!("REFUSED {e}"),
+    }
+}
+
+/// What that process says if it has these capabilities alone (`include/uapi/linux/capability.h`).
+fn with_capabilities(ns: &NetNs, kept: &'static [libc::c_ulong]) -> String {
+    use std::os::unix::process::CommandExt;
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "faults::child_with_few_capabilities", "--nocapture"]);
+    child.env("ROXIE_TEST_CAPABILITIES", "1");
+    let drop_others = move || {
+        for capability in (0..=40).filter(|c| !kept.contains(c)) {
+            // SAFETY: a system call with plain values.
+            if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability) } != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes system calls only: nothing that is unsafe between fork and exec.
+    unsafe { child.pre_exec(drop_others) };
+    let output = ns.run(|| child.output()).unwrap().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().find(|l| l.contains("OPENED") || l.contains("REFUSED")).map(str::to_owned);
+    line.unwrap_or_else(|| panic!("{text}\n{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+#[test]
+fn the_capabilities_that_are_named_suffice() {
+    if skip("the_capabilities_that_are_named_suffice") {
+        return;
+    }
+    const NET_ADMIN: libc::c_ulong = 12;
+    const NET_RAW: libc::c_ulong = 13;
+    const IPC_LOCK: libc::c_ulong = 14;
+    const PERFMON: libc::c_ulong = 38;
+    const BPF: libc::c_ulong = 39;
+    let wire = Wire::new("caps", 1500, 1);
+    let said = with_capabilities(&wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF]);
+    assert!(said.contains("verifier") && said.contains("CAP_PERFMON"), "{said}");
+    let said = with_capabilities(&wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF, PERFMON]);
+    assert!(said.contains("OPENED"), "{said}");
+}
