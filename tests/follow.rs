@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use roxie::host::{CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair, Stack};
 use roxie::netdev::{IfAddr, Interface, Links, NetNs};
 use roxie::port::udp::UdpConfig;
@@ -260,4 +261,38 @@ fn the_follower_of_a_deleted_interface_ends() {
     Links::open_in(&here).expect("netlink").delete("veth0").expect("deleted");
     eventually("it is told", || saw(&device, EventKind::PortError));
     eventually("the thread ends", || followers() == 0);
+}
+
+/// In a process of its own: it lowers its limits.
+#[test]
+fn running_out_of_descriptors_is_told_with_what_they_were_for() {
+    let test = "running_out_of_descriptors_is_told_with_what_they_were_for";
+    if std::env::var_os("ROXIE_TEST_DESCRIPTORS").is_none() {
+        let mut child = Command::new(std::env::current_exe().expect("a path"));
+        let output = child.args(["--exact", test, "--nocapture"]).env("ROXIE_TEST_DESCRIPTORS", "1").output();
+        let output = output.expect("this program");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let Some((here, _there)) = network(test, "few") else { return };
+    let open = || Device::open_xdp(&XdpConfig::new("veth0"), &Stack::default(), &DeviceConfig::default());
+    let tries = || -> Vec<String> {
+        here.enter_thread().expect("the namespace");
+        let used = std::fs::read_dir("/proc/self/fd").expect("/proc").count() as u64;
+        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+        let with = |limit| {
+            setrlimit(Resource::RLIMIT_NOFILE, limit, most).expect("a lower limit");
+            open().err().map(|error| error.to_string())
+        };
+        (used + 1..).map_while(with).collect()
+    };
+    // Everything in the namespace: entering it takes a descriptor too.
+    let said = std::thread::scope(|scope| scope.spawn(tries).join()).expect("no panic");
+    assert!(said.len() > 5, "{said:?}");
+    for error in &said {
+        let (what, _) = error.split_once(": ").unwrap_or_default();
+        assert!(what.len() > 8 && !what.contains("following"), "{error}");
+    }
+    assert!(said.iter().any(|error| error.contains("veth0")), "{said:#?}");
+    println!("{said:#?}");
 }

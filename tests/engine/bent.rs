@@ -45,13 +45,16 @@ pub(super) struct Bent {
     /// Readable instead of the port's descriptor, namely never: a reader was faster each time, as is possible with
     /// sockets, whose readiness is consumed by reading.
     never: Option<EventFd>,
-    no_vlan: bool,
+    /// Set: it carries small frames only, and the NIC has not been told yet.
+    shrunk: Arc<AtomicBool>,
+    small: PortInfo,
 }
 
 impl Bent {
     pub(super) fn new(inner: MemoryPort) -> Bent {
         let info = inner.info().clone();
-        Bent { inner, info, fuse: Arc::default(), never: None, no_vlan: false }
+        let small = PortInfo { mtu: 600, max_frame: 614, ..info.clone() };
+        Bent { inner, info, fuse: Arc::default(), never: None, shrunk: Arc::default(), small }
     }
 
     pub(super) fn whose_readiness_is_taken(mut self) -> Bent {
@@ -60,28 +63,18 @@ impl Bent {
         self
     }
 
-    /// Frames are the MTU and 14 bytes at most, as through sockets.
-    pub(super) fn without_room_for_a_vlan_tag(mut self) -> Bent {
-        self.no_vlan = true;
-        self.renew();
-        self
+    pub(super) fn shrinks(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.shrunk)
     }
 
     pub(super) fn fuse(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.fuse)
     }
-
-    fn renew(&mut self) {
-        self.info = self.inner.info().clone();
-        if self.no_vlan {
-            self.info.max_frame = self.info.mtu + 14;
-        }
-    }
 }
 
 impl Port for Bent {
     fn info(&self) -> &PortInfo {
-        &self.info
+        if self.shrunk.load(Relaxed) { &self.small } else { &self.info }
     }
 
     fn rx_burst(&mut self, now: Nanos) -> usize {
@@ -102,7 +95,7 @@ impl Port for Bent {
     }
 
     fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
-        if len > self.info.max_frame { None } else { self.inner.tx_alloc(len) }
+        if len > self.info().max_frame { None } else { self.inner.tx_alloc(len) }
     }
 
     fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
@@ -142,7 +135,7 @@ impl Port for Bent {
 
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
         self.inner.follow(change)?;
-        self.renew();
+        self.info = self.inner.info().clone();
         Ok(())
     }
 

@@ -33,7 +33,7 @@ impl End {
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(64, None).expect("a queue");
         let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let access = Access::LOCAL_WRITE;
         let memory = pd.register(length, access).expect("memory");
         End { qp, cq, memory, _pd: pd, device: device.clone() }
     }
@@ -54,12 +54,8 @@ impl End {
 
 /// Connects a QP on each of two devices, with `length` bytes of memory each.
 fn joined(near: &Device, far: &Device, length: usize, options: &ConnectOptions) -> (End, End) {
-    joined_at(near, far, length, options, 0)
-}
-
-fn joined_at(near: &Device, far: &Device, length: usize, options: &ConnectOptions, gid: usize) -> (End, End) {
     let (a, b) = (End::new(near, length), End::new(far, length));
-    let (here, there) = (a.qp.endpoint(gid).expect("a GID"), b.qp.endpoint(gid).expect("a GID"));
+    let (here, there) = (a.qp.endpoint(0).expect("a GID"), b.qp.endpoint(0).expect("a GID"));
     a.qp.connect(&here, &there, options).expect("connected");
     b.qp.connect(&there, &here, options).expect("connected");
     (a, b)
@@ -159,29 +155,30 @@ fn a_lowered_link_mtu_fails_the_qps_that_no_longer_fit_and_no_others() {
     }
 }
 
+/// Between the moment when a link shrinks and the one when the NIC hears of it.
 #[test]
 fn a_packet_that_the_port_never_takes_fails_its_qp_instead_of_blocking_the_others() {
-    // A WRITE with immediate over IPv6 has 84 bytes of headers: 4 more than the path MTU is reckoned with.
     let config = DeviceConfig::caller_only();
-    let (near, far) = bent_pair(1104, |port| Bent::new(port).without_room_for_a_vlan_tag(), &config, &config);
-    let (bad, _bad_peer) = joined_at(&near, &far, 1024, &with_mtu(Mtu::Mtu1024), 1);
-    let (good, good_peer) = joined_at(&near, &far, 1024, &with_mtu(Mtu::Mtu1024), 1);
-    let write = SendWr {
-        opcode: WrOpcode::WriteImm,
-        remote_addr: bad.memory.address(),
-        rkey: bad.memory.rkey(),
-        ..SendWr::default()
+    let mut shrunk = None;
+    let bend = |port| {
+        let port = Bent::new(port);
+        shrunk = Some(port.shrinks());
+        port
     };
-    bad.qp.post_send(&write, &[bad.memory.sge(0, 1024)]).expect("room");
-    good_peer.receive(1);
-    good.send(1024);
+    let (near, far) = bent_pair(4200, bend, &config, &config);
+    let (large, _large_peer) = joined(&near, &far, 4096, &with_mtu(Mtu::Mtu1024));
+    let (small, small_peer) = joined(&near, &far, 4096, &with_mtu(Mtu::Mtu512));
+    shrunk.expect("the port was bent").store(true, Relaxed);
+    large.send(4096);
+    small_peer.receive(1);
+    small.send(4096);
     let (received, _) = until("the other QP", || {
         near.poll();
-        good_peer.cq.poll_one()
+        small_peer.cq.poll_one()
     });
     assert_eq!(received.status, WcStatus::Success);
-    assert_eq!(bad.cq.poll_one().expect("a completion").status, WcStatus::WrFlush);
-    assert_eq!(bad.events(), [AsyncEvent::Qp(bad.qp.index(), EventKind::QpFatal)]);
+    assert_eq!(large.cq.poll_one().expect("a completion").status, WcStatus::WrFlush);
+    assert_eq!(large.events(), [AsyncEvent::Qp(large.qp.index(), EventKind::QpFatal)]);
 }
 
 #[test]
@@ -217,7 +214,7 @@ fn is_dead(a: &End, channel: &CompletionChannel) {
     let start = Instant::now();
     for _ in 0..200 {
         // More than the queue of commands holds.
-        let refused = a.device.alloc_pd().err().expect("an error");
+        let refused = a.device.alloc_pd().expect_err("an error");
         assert!(matches!(refused, DeviceError::Control(ControlError::DeviceFatal)), "{refused}");
     }
     assert_eq!(a.cq.wait(Duration::from_secs(3600)), None);
@@ -325,6 +322,16 @@ fn a_device_is_dropped_at_once_however_long_its_thread_would_wait() {
 }
 
 #[test]
+fn a_thread_that_cannot_be_pinned_works_all_the_same() {
+    let (near, far) =
+        Device::memory_pair(&driven(Drive::Thread { core: Some(1000), spin: Nanos::ZERO })).expect("a pair");
+    let (a, b) = joined(&near, &far, 8, &ConnectOptions::default());
+    b.receive(1);
+    a.send(8);
+    assert_eq!(b.cq.wait(Duration::from_secs(5)).expect("the message").status, WcStatus::Success);
+}
+
+#[test]
 fn waiting_for_ever_ends_with_a_completion() {
     let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
     let (a, b) = joined(&near, &far, 8, &ConnectOptions::default());
@@ -337,7 +344,7 @@ fn waiting_for_ever_ends_with_a_completion() {
 fn memory_that_the_system_does_not_have_is_an_error_of_registering() {
     let (near, _far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let pd = near.alloc_pd().expect("a domain");
-    let error = pd.register(usize::MAX >> 2, Access::LOCAL_WRITE).err().expect("too much").to_string();
+    let error = pd.register(usize::MAX >> 2, Access::LOCAL_WRITE).expect_err("too much").to_string();
     assert!(error.contains("memory for a region") && error.contains("4611686018427387903 bytes"), "{error}");
 }
 
