@@ -10,14 +10,15 @@ use bent::Bent;
 use roxie::engine::Drive;
 use roxie::host::{
     CompletionChannel, CompletionQueue, ConnectOptions, Device, DeviceConfig, DeviceError, MemoryRegion,
-    ProtectionDomain, QueuePair, Stack,
+    ProtectionDomain, QueuePair,
 };
 use roxie::nic::ControlError;
+use roxie::port::loopback::LoopbackPort;
 use roxie::port::memory::{self, MemoryConfig};
 use roxie::port::{LinkChange, Port};
 use roxie::shared::{Armed, PostError};
 use roxie::time::Nanos;
-use roxie::verbs::{Access, AsyncEvent, EventKind, Mtu, QpCaps, QpState, SendWr, WcStatus, WrOpcode};
+use roxie::verbs::{Access, AsyncEvent, EventKind, Mtu, QpCaps, QpState, SendWr, WcStatus};
 
 /// A device's end of a connection.
 struct End {
@@ -84,7 +85,6 @@ fn bent_pair<P: Port + 'static>(
     let end = |n: u8| MemoryConfig { mac: bent::mac(n), mtu, ..MemoryConfig::default() };
     let (a, b) = memory::pair(end(1), end(2));
     let open = |port: Box<dyn Port>, n: u8, config: &DeviceConfig| {
-        let port = Stack::default().on(port).expect("no capture");
         Device::new("bent", port, bent::addresses(n), Box::new(bent::Neighbour), config).expect("a device")
     };
     (open(Box::new(bend(a)), 1, near), open(Box::new(b), 2, far))
@@ -185,7 +185,7 @@ fn a_packet_that_the_port_never_takes_fails_its_qp_instead_of_blocking_the_other
 fn two_own_qps_use_the_room_that_a_raised_link_mtu_gives() {
     const LENGTH: usize = 256 << 10;
     let config = DeviceConfig::caller_only();
-    let (near, _far) = bent_pair(1500, Bent::new, &config, &config);
+    let (near, _far) = bent_pair(1500, |port| LoopbackPort::new(port, 512), &config, &config);
     assert_eq!(near.largest_mtu(), Mtu::Mtu1024);
     near.follow_link(&LinkChange::Mtu(9000)).expect("a memory port follows");
     assert_eq!((near.port().mtu, near.largest_mtu()), (9000, Mtu::Mtu4096));
