@@ -231,6 +231,21 @@ fn a_flipped_bit_an_unknown_opcode_and_too_much_pad_still_print() {
 }
 
 #[test]
+fn a_malformed_frame_has_an_object_too() {
+    let good = frame(Opcode::RC_SEND_ONLY, 3, b"abcd", 0);
+    // The UDP length says more than the IP packet has.
+    let mut long = good.clone();
+    long[38..40].copy_from_slice(&200u16.to_be_bytes());
+    let output = decode(&["--json"], &pcap(1, false, false, &[(&long, long.len()), (&good, good.len())]));
+    let rows = rows(&output);
+    assert_eq!(rows.len(), 2, "{rows:?}");
+    assert_eq!((&rows[0]["number"], &rows[1]["number"]), (&1.into(), &2.into()));
+    assert!(rows[0]["malformed"].as_str().is_some_and(|why| why.contains("UDP")), "{}", rows[0]);
+    assert_eq!(rows[0]["timestamp_ns"], 1_000_007_000u64);
+    assert!(rows[1].get("malformed").is_none());
+}
+
+#[test]
 fn cooked_and_raw_captures_are_read() {
     let f = frame(Opcode::RC_SEND_ONLY, 3, b"abcd", 0);
     let l3 = &f[14..];

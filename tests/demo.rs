@@ -176,7 +176,7 @@ fn a_port_that_was_asked_for_and_cannot_be_had_is_an_error_that_says_why() {
     let name = "a_port_that_was_asked_for_and_cannot_be_had_is_an_error_that_says_why";
     let Some(output) = as_nobody(name, &program, &arguments) else { return };
     let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(said.contains("AF_XDP needs root"), "{said}");
 }
 
@@ -185,6 +185,12 @@ fn an_interrupt_ends_it_soon_and_leaves_no_namespace() {
     if !root("an_interrupt_ends_it_soon_and_leaves_no_namespace") {
         return;
     }
+    for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
+        is_interrupted(signal, code);
+    }
+}
+
+fn is_interrupted(signal: Signal, code: i32) {
     let captures = TempDir::new().unwrap();
     let child = Command::new(ROXIE)
         .args(["demo", "--seconds", "60", "--port", "udp", "--capture"])
@@ -199,10 +205,10 @@ fn an_interrupt_ends_it_soon_and_leaves_no_namespace() {
         assert!(start.elapsed() < Duration::from_secs(20), "no namespaces appear");
         std::thread::sleep(Duration::from_millis(20));
     }
-    kill(Pid::from_raw(pid as i32), Signal::SIGINT).unwrap();
+    kill(Pid::from_raw(pid as i32), signal).unwrap();
     let interrupted = Instant::now();
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(interrupted.elapsed() < Duration::from_secs(30), "it measures 60 s without an interrupt");
     assert_eq!(namespaces_of(pid), Vec::<String>::new(), "namespaces are left");
 }
@@ -214,7 +220,23 @@ fn a_capture_directory_that_cannot_be_written_is_said_at_once() {
     fs::write(&file, "").unwrap();
     let output = Command::new(ROXIE).args(["demo", "--capture"]).arg(&file).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(said.contains(file.to_str().unwrap()), "{said}");
     assert!(!String::from_utf8_lossy(&output.stdout).contains("RC WRITE"), "it measured first");
+}
+
+#[test]
+fn a_full_disk_under_the_report_is_exit_code_1() {
+    let captures = TempDir::new().unwrap();
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = Command::new(ROXIE)
+        .args(["demo", "--json", "--seconds", "0.2", "--port", "memory", "--capture"])
+        .arg(captures.path())
+        .stdout(full)
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot write the output"), "{said}");
 }

@@ -1,14 +1,17 @@
 //! Captures: pcap and pcapng files in, pcapng files out.
 //!
 //! [`Reader`] reads both formats as a stream, so that it follows a pipe. [`PcapngWriter`] is what a
-//! port's tee writes with: a comment on every packet says what the NIC did with it and why.
+//! port's tee writes with: a comment on every packet says what the NIC did with it and why. [`Background`] is the file
+//! under it, written by a thread so that a full pipe stops nobody.
 //!
 //! Formats: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng, and the registry of link types.
 
+mod background;
 mod pcapng;
 mod reader;
 mod writer;
 
+pub use background::{Background, Progress};
 pub use reader::{CaptureError, Reader, Record};
 pub use writer::{Direction, PcapngWriter};
 

@@ -1,7 +1,6 @@
 //! Opening a device: a port, what stacks on it, and the way to its neighbours.
 
 use std::fs::File;
-use std::io::BufWriter;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,8 +43,8 @@ impl Stack {
         let port = Box::new(LoopbackPort::new(port, LOOPBACK_DEPTH));
         let Some(path) = &self.capture else { return Ok(port) };
         let failed = |source| OpenError::Capture { path: path.clone(), source };
-        let file = BufWriter::new(File::create(path).map_err(failed)?);
-        Ok(Box::new(PcapPort::new(port, file, Timestamps::WallClock, None).map_err(failed)?))
+        let file = File::create(path).map_err(failed)?;
+        Ok(Box::new(PcapPort::to_file(port, file, Timestamps::WallClock).map_err(failed)?))
     }
 }
 

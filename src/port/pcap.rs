@@ -3,16 +3,19 @@
 //! Received frames are written when they are released, by then the NIC has said what it did with them;
 //! frames to be sent when they are committed, as they leave. The notes become packet comments.
 //!
-//! A capture never stops traffic: what cannot be written is counted, and the first failure is reported.
+//! A capture never stops traffic: its file is written by a thread ([`crate::capture::Background`]), and what does not
+//! fit the queue before it, because a disk or the reader of a pipe is too slow, is counted and left out; the next frame's
+//! comment says how many are missing. The first failure ends the file and is reported.
 
 use std::fmt::{Arguments, Write as _};
+use std::fs::File;
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
-use crate::capture::{Direction, PcapngWriter};
+use crate::capture::{Background, Direction, PcapngWriter, Progress};
 use crate::frame::{Frame, FrameMut};
 use crate::time::Nanos;
 
@@ -40,6 +43,21 @@ pub struct PcapPort<P, W: Write> {
     rx_notes: Vec<String>,
     tx_notes: Vec<(u32, String)>,
     spare_notes: Vec<String>,
+    /// How far the thread is that writes the file, if there is one.
+    progress: Option<Progress>,
+}
+
+impl<P: Port> PcapPort<P, Background> {
+    /// Puts a capture around `inner` that a thread writes to `file`: a pipe that nobody reads stops no traffic.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn to_file(inner: P, file: File, timestamps: Timestamps) -> io::Result<PcapPort<P, Background>> {
+        let out = Background::new(file)?;
+        let progress = out.progress();
+        let port = PcapPort::new(inner, out, timestamps, None)?;
+        Ok(PcapPort { progress: Some(progress), ..port })
+    }
 }
 
 impl<P: Port, W: Write + Send> PcapPort<P, W> {
@@ -66,6 +84,7 @@ impl<P: Port, W: Write + Send> PcapPort<P, W> {
                 budget: max_bytes.unwrap_or(u64::MAX),
                 written: 0,
                 skipped: 0,
+                missing: 0,
                 failed: 0,
             },
             inner,
@@ -74,6 +93,7 @@ impl<P: Port, W: Write + Send> PcapPort<P, W> {
             rx_notes: vec![String::new(); BURST],
             tx_notes: Vec::with_capacity(TX_NOTES),
             spare_notes: vec![String::new(); TX_NOTES],
+            progress: None,
         })
     }
 
@@ -94,6 +114,8 @@ struct Tee<W: Write> {
     budget: u64,
     written: u64,
     skipped: u64,
+    /// Of those, how many since the last frame that was written.
+    missing: u64,
     failed: u64,
 }
 
@@ -120,19 +142,42 @@ impl<W: Write> Tee<W> {
         }
         self.budget -= size;
         let timestamp_ns = self.epoch.unwrap_or(0).saturating_add(self.now.0);
-        let comment = (!note.is_empty()).then_some(note);
-        match self.writer.write(0, timestamp_ns, direction, frame, comment) {
-            Ok(()) => self.written += 1,
-            Err(error) => {
-                self.failed += 1;
-                if self.failed == 1 {
-                    eprintln!(
-                        "roxie: warning: capture: a frame of {} bytes not written: {error}; traffic goes on, \
-                         the capture has gaps (pcap_write_errors counts them)",
-                        frame.len()
-                    );
-                }
+        let holed;
+        let comment = match self.missing {
+            0 => (!note.is_empty()).then_some(note),
+            n => {
+                let joint = if note.is_empty() { "" } else { "; " };
+                holed = format!("capture: {n} frames before this one were not written{joint}{note}");
+                Some(&holed[..])
             }
+        };
+        match self.writer.write(0, timestamp_ns, direction, frame, comment) {
+            Ok(()) => {
+                self.written += 1;
+                self.missing = 0;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.leave_out(),
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn leave_out(&mut self) {
+        self.skipped += 1;
+        self.missing += 1;
+        if self.skipped == 1 {
+            warn(format_args!(
+                "its disk or reader is slower than the traffic, frames are left out (pcap_skipped counts them, \
+                 comments show where)"
+            ));
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        self.failed += 1;
+        if self.failed == 1 {
+            warn(format_args!(
+                "writing failed: {error}; traffic goes on, the capture does not (pcap_write_errors counts frames)"
+            ));
         }
     }
 }
@@ -226,8 +271,10 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
 
     /// Also a good moment to bring the file up to date.
     fn prepare_sleep(&mut self) -> bool {
-        if self.tee.writer.flush().is_err() {
-            self.tee.failed += 1;
+        if self.tee.failed == 0
+            && let Err(error) = self.tee.writer.flush()
+        {
+            self.tee.fail(&error);
         }
         self.inner.prepare_sleep()
     }
@@ -248,20 +295,30 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
         self.inner.counters(out);
+        // The thread may have failed after the last frame was handed to it.
+        let failed = self.progress.as_ref().is_some_and(Progress::has_failed);
         out.extend([
             ("pcap_packets", self.tee.written),
             ("pcap_skipped", self.tee.skipped),
-            ("pcap_write_errors", self.tee.failed),
+            ("pcap_write_errors", self.tee.failed.max(failed.into())),
+            ("pcap_unwritten_bytes", self.progress.as_ref().map_or(0, |p| p.unwritten() as u64)),
         ]);
     }
 }
 
 impl<W: Write> Drop for Tee<W> {
     fn drop(&mut self) {
-        if let Err(error) = self.writer.flush() {
-            eprintln!("roxie: warning: capture: the end of it was not written: {error}");
+        if self.failed == 0
+            && let Err(error) = self.writer.flush()
+        {
+            warn(format_args!("the end of it was not written: {error}"));
         }
     }
+}
+
+/// Nobody has to listen.
+fn warn(text: Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "roxie: warning: capture: {text}");
 }
 
 fn append(text: &mut String, note: Arguments<'_>) {
@@ -392,6 +449,38 @@ mod tests {
         let mut counters = Vec::new();
         a.counters(&mut counters);
         assert!(counters.contains(&("pcap_write_errors", 3)) && counters.contains(&("pcap_packets", 0)));
+    }
+
+    #[test]
+    fn what_a_slow_reader_does_not_take_is_counted_and_the_next_frame_tells_of_it() {
+        /// Has no room while it is told so.
+        #[derive(Clone, Default)]
+        struct Slow(Shared);
+        impl Write for Slow {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.write(bytes).map_err(|_| io::ErrorKind::WouldBlock.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let (a, _b) = memory::pair(MemoryConfig::default(), MemoryConfig::default());
+        let file = Slow::default();
+        let mut a = PcapPort::new(a, file.clone(), Timestamps::Virtual, None).expect("a capture");
+        let full = |is| file.0.0.lock().unwrap().1 = is;
+        full(true);
+        send(&mut a, b"one", Some("lost"));
+        send(&mut a, b"two", None);
+        full(false);
+        send(&mut a, b"three", Some("kept"));
+        send(&mut a, b"four", None);
+        let all = packets(&file.0);
+        assert_eq!(all.iter().map(|p| &p.1[..]).collect::<Vec<_>>(), [&b"three"[..], b"four"]);
+        assert!(says(&all[0].2, "capture: 2 frames before this one were not written; kept"));
+        assert!(!says(&all[1].2, "capture:"), "once is enough");
+        let mut counters = Vec::new();
+        a.counters(&mut counters);
+        assert!(counters.contains(&("pcap_skipped", 2)) && counters.contains(&("pcap_write_errors", 0)));
     }
 
     #[test]

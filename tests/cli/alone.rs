@@ -60,9 +60,14 @@ fn a_capture_of_a_run_can_be_decoded() {
 
 #[test]
 fn help_teaches_and_names_the_exit_codes() {
-    for command in ["pingpong rc", "perf", "show"] {
+    for command in ["pingpong rc", "perf", "show", "show gids", "demo", "decode"] {
         let help = run(&format!("{command} --help")).succeeded();
-        assert!(help.stdout.contains("Exit codes: 0 done"), "{help:#?}");
+        assert!(help.stdout.contains("Exit codes: 0 "), "{help:#?}");
+    }
+    for command in ["pingpong rc", "perf", "show gids", "decode"] {
+        let help = run(&format!("{command} --help")).succeeded();
+        let examples = help.stdout.split_once("Examples:").expect("examples").1;
+        assert!(examples.lines().filter(|line| line.contains("roxie ")).count() >= 3, "{examples}");
     }
 }
 
@@ -103,6 +108,12 @@ fn what_makes_no_sense_is_refused_before_anything_is_opened() {
         ("pingpong rc --port memory --dev eth9", &["no interface", "--dev"]),
         ("pingpong rc --port memory --mode native", &["--mode is for --port xdp"]),
         ("pingpong rc --port xdp --no-gso", &["--no-gso is for --port udp"]),
+        ("pingpong rc --mode native --no-gso", &["--mode is for --port xdp", "--no-gso for --port udp"]),
+        ("show device --port udp --mode native", &["--mode is for --port xdp"]),
+        ("show gids --port xdp --no-gso", &["--no-gso is for --port udp"]),
+        ("pingpong rc -p 0", &["0 stands for any free port", "1 to 65535"]),
+        ("perf send bw -p 65536", &["from 1 to 65535"]),
+        ("show gids --port memory -g 7", &["no GID at index 7", "0: ::ffff:192.0.2.1"]),
     ] {
         run(arguments).failed(2, parts);
     }

@@ -3,6 +3,7 @@
 
 mod alone;
 mod network;
+mod output;
 mod perf;
 mod pingpong;
 mod wrong;

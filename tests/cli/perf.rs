@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::net::TcpStream;
 
+use roxie::netdev::Links;
+
 use crate::network::Net;
 use crate::{A, A4};
 
@@ -149,6 +151,32 @@ fn a_server_that_dies_in_the_middle_is_noticed() {
         let told = client.stderr.contains("closed its TCP connection") || client.stderr.contains("broke");
         assert!(told || client.stderr.contains("retries exceeded"), "{client:#?}");
         net.is_clean();
+    }
+}
+
+#[test]
+fn a_client_that_vanishes_is_noticed_by_a_server_that_only_serves() {
+    let Some(net) = Net::new("perf-gone") else { return };
+    let server = net.serve("perf read bw --port xdp");
+    let mut client = net.start_right(&format!("perf read bw --port xdp -D 600 {A}"));
+    client.wait_for("operations");
+    // As if it had lost its power: it says no more, neither over TCP nor otherwise.
+    Links::open_in(&net.b).unwrap().set_up("right", false).unwrap();
+    server.finish().failed(4, &["the TCP connection to the peer broke", "left: the link is down"]);
+    client.kill();
+    client.finish().was_killed();
+}
+
+#[test]
+fn a_second_client_is_refused_at_once() {
+    let Some(net) = Net::new("perf-two") else { return };
+    let mut server = net.serve("perf send bw --port udp");
+    let mut first = net.start_right(&format!("perf send bw --port udp -D 600 {A}"));
+    first.wait_for("operations");
+    net.left(&format!("perf send bw --port xdp {A}"))
+        .failed(4, &["cannot connect to TCP port 18516", "serves another client and takes no second"]);
+    for end in [&mut first, &mut server] {
+        end.kill();
     }
 }
 

@@ -25,6 +25,10 @@ fn wrong_devices_are_refused_and_left_as_they_were() {
         net.left(&format!("perf send bw --port {port} -m 2048")).failed(2, &["path MTU 2048 does not fit"]);
         net.left(&format!("{pingpong} 192.0.2.2"))
             .failed(4, &["cannot connect to TCP port 18515 of 192.0.2.2", "Start the server there first"]);
+        net.left(&format!("perf send bw --floor --port {port} -g 7"))
+            .failed(2, &["left has no GID at index 7", "0: ::ffff:192.0.2.1, 1: 2001:db8::1"]);
+        net.left(&format!("show counters --port {port} --address 8.8.8.8"))
+            .failed(2, &["--address 8.8.8.8", "left does not have it; it has 192.0.2.1/24"]);
         net.left(&format!("{pingpong} no.such.name.invalid")).failed(4, &["no.such.name.invalid"]);
         net.is_clean();
     }
@@ -44,6 +48,8 @@ fn an_interface_in_use_names_its_user() {
     let mut first = net.serve("pingpong rc --port xdp");
     let own = format!("(pid {})", first.child.id());
     net.left("pingpong rc --port xdp -p 2000").failed(3, &["already has an XDP program", &own]);
+    let refused = net.left("show device --open --port xdp");
+    assert!(!refused.stderr.contains("xdp off"), "a held program cannot be detached: {refused:#?}");
     let shown = net.left("show device --dev left").succeeded();
     assert!(shown.stdout.contains("claimed") && shown.stdout.contains(&own), "{shown:#?}");
     first.kill();
@@ -84,6 +90,9 @@ fn without_privilege_xdp_says_what_is_missing_and_udp_is_used() {
     let Some(net) = Net::new("wrong-user") else { return };
     let folder = tempfile::tempdir().unwrap();
     let start = |arguments| net.a.run(|| Running::start(unprivileged(&folder, arguments))).unwrap();
+    start("pingpong rc --port udp -p 80")
+        .finish()
+        .failed(2, &["TCP port 80", "as those below 1024 here", "higher one with -p"]);
     start("pingpong rc --port xdp").finish().failed(3, &["not permitted", "CAP_NET_RAW", "udp port"]);
     let shown = start("show device --dev left").finish().succeeded();
     assert!(shown.stdout.contains("lacks CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF"), "{shown:#?}");
@@ -110,6 +119,13 @@ fn show_tells_what_opening_would_find() {
     );
     let opened = net.left("show device --open --port udp --json").succeeded().json();
     assert_eq!((&opened[0]["interface"], &opened[0]["path_mtu"]), (&"left".into(), &1024.into()));
+    let opened = net.left("show device --open --no-gso --json").succeeded().json();
+    assert!(opened[0]["port"].as_str().unwrap().contains("udp"), "--no-gso chooses the port: {}", opened[0]);
+    // No veth can do it, and sockets are not what was asked for.
+    net.left("show device --open --mode zero-copy").failed(3, &["cannot open left through AF_XDP"]);
+    net.left("show gids --address 8.8.8.8").failed(2, &["--address 8.8.8.8", "left does not have it"]);
+    let own = net.left("show gids --address 2001:db8::1 --json").succeeded().json();
+    assert_eq!(own[0][0]["gid"], "2001:db8::1");
     let gids = net.left("show gids --json").succeeded().json();
     assert_eq!((&gids[0][0]["index"], &gids[0][0]["gid"]), (&0.into(), &"::ffff:192.0.2.1".into()));
     net.is_clean();

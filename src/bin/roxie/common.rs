@@ -4,6 +4,7 @@
 //! reached or disagrees.
 
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,9 +21,11 @@ use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::{Mode, XdpConfig, XdpError};
 use roxie::shared::PostError;
 use roxie::time::Nanos;
-use roxie::verbs::{Mtu, Wc, WcStatus};
+use roxie::verbs::{Gid, Mtu, Wc, WcStatus};
 
 pub(crate) mod bare;
+pub(crate) mod health;
+pub(crate) mod output;
 pub(crate) mod stream;
 
 /// What the help of every command that opens a device ends with.
@@ -40,18 +43,29 @@ pub(crate) enum Failure {
     Device(String),
     /// The other end is not there, or wants something else.
     Peer(String),
+    /// Standard output does not take what it should.
+    Output(io::Error),
 }
 
 impl Failure {
     /// Says so on standard error, and how the process shall end.
     pub(crate) fn report(&self, command: &str) -> ExitCode {
-        eprintln!("roxie {command}: {self}");
-        ExitCode::from(match self {
-            Failure::Run(_) => 1,
+        if matches!(self, Failure::Output(e) if e.kind() == io::ErrorKind::BrokenPipe) {
+            // The reader of our output has seen enough.
+            return ExitCode::SUCCESS;
+        }
+        output::complain(command, self);
+        ExitCode::from(self.exit_code())
+    }
+
+    /// See the module's page.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Run(_) | Failure::Output(_) => 1,
             Failure::Usage(_) => 2,
             Failure::Device(_) => 3,
             Failure::Peer(_) => 4,
-        })
+        }
     }
 }
 
@@ -61,6 +75,7 @@ impl fmt::Display for Failure {
             Failure::Run(why) | Failure::Usage(why) | Failure::Device(why) | Failure::Peer(why) => {
                 f.write_str(why)
             }
+            Failure::Output(e) => write!(f, "cannot write the output: {e}"),
         }
     }
 }
@@ -122,7 +137,7 @@ impl From<ModeName> for Mode {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Device")]
 pub(crate) struct DeviceOptions {
-    /// How frames move [default: xdp if it is permitted, else udp]
+    /// How frames move [default: xdp if it is permitted, else udp; --mode and --no-gso choose too]
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<PortKind>,
     /// The interface [default: the only one besides loopback that has an address]
@@ -143,10 +158,10 @@ pub(crate) struct DeviceOptions {
     /// Write a pcapng of both directions, with what the NIC did with each packet and why
     #[arg(long, value_name = "FILE")]
     pub(crate) capture: Option<PathBuf>,
-    /// udp: send each datagram alone instead of many in one call
+    /// Send each datagram alone instead of many in one call; implies --port udp
     #[arg(long)]
     pub(crate) no_gso: bool,
-    /// xdp: which of the kernel's ways may be used
+    /// Which of the kernel's ways may be used; implies --port xdp
     #[arg(long, value_name = "MODE")]
     pub(crate) mode: Option<ModeName>,
     /// Who turns the NIC: `caller` (the program's polls; best on few cores), `thread` or `thread:CORE`
@@ -172,10 +187,19 @@ pub(crate) struct Opened {
 }
 
 impl DeviceOptions {
+    /// The port that was asked for: by name, or by an option that only one of them has.
+    pub(crate) fn asked_port(&self) -> Option<PortKind> {
+        match self.port {
+            None if self.mode.is_some() => Some(PortKind::Xdp),
+            None if self.no_gso => Some(PortKind::Udp),
+            port => port,
+        }
+    }
+
     /// Opens what was chosen, and says on standard error what was chosen for the user.
     pub(crate) fn open(&self) -> Result<Opened, Failure> {
         self.check()?;
-        let (device, far) = match self.port {
+        let (device, far) = match self.asked_port() {
             Some(PortKind::Memory) => self.open_memory()?,
             Some(PortKind::Udp) => (self.open_udp(&self.interface()?)?, None),
             Some(PortKind::Xdp) => {
@@ -189,7 +213,12 @@ impl DeviceOptions {
     }
 
     /// What contradicts itself, before anything is opened.
-    fn check(&self) -> Result<(), Failure> {
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.no_gso && self.mode.is_some() {
+            return Err(Failure::Usage(
+                "--mode is for --port xdp and --no-gso for --port udp: leave one of the two out".into(),
+            ));
+        }
         let misplaced = [
             (self.no_gso && matches!(self.port, Some(PortKind::Xdp | PortKind::Memory)), "--no-gso", "udp"),
             (
@@ -234,7 +263,10 @@ impl DeviceOptions {
         else {
             return Err(self.refused(interface, "AF_XDP", error));
         };
-        eprintln!("roxie: using UDP sockets on {}, since AF_XDP did not open: {why}", interface.name);
+        output::note(format_args!(
+            "using UDP sockets on {}, since AF_XDP did not open: {why}",
+            interface.name
+        ));
         Ok(())
     }
 
@@ -305,7 +337,17 @@ impl DeviceOptions {
             let name = &interface.name;
             return Err(Failure::Device(format!("{name} is down: `ip link set dev {name} up` first")));
         }
-        Ok(interface)
+        match self.address.iter().find(|ip| !is_own(&interface, **ip)) {
+            None => Ok(interface),
+            Some(stranger) => Err(Failure::Usage(format!(
+                "--address {stranger}: {} does not have it; it has {}",
+                interface.name,
+                match &interface.addresses[..] {
+                    [] => "none".to_owned(),
+                    some => some.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+                }
+            ))),
+        }
     }
 
     fn choose_gid(&self, device: &Device) -> Result<usize, Failure> {
@@ -345,6 +387,43 @@ impl DeviceOptions {
         }
     }
 
+    /// Waits until the capture is in its file; nothing if there is none.
+    ///
+    /// # Errors
+    /// If it is not whole.
+    pub(crate) fn finish_capture(&self, device: &Device) -> Result<(), Failure> {
+        /// A file that takes nothing for so long takes no more.
+        const STANDSTILL: Duration = Duration::from_secs(2);
+        let Some(path) = &self.capture else { return Ok(()) };
+        let broken =
+            |why: String| Err(Failure::Run(format!("the capture {} is not whole: {why}", path.display())));
+        let (mut left, mut moved) = (u64::MAX, Instant::now());
+        loop {
+            let now = device.counter("pcap_unwritten_bytes");
+            match device.counter("pcap_write_errors") {
+                0 => {}
+                n => return broken(format!("{n} frames or more could not be written; is the disk full?")),
+            }
+            if now == 0 {
+                break;
+            }
+            if now < left {
+                (left, moved) = (now, Instant::now());
+            } else if moved.elapsed() > STANDSTILL {
+                return broken(format!(
+                    "{now} bytes are left and it takes nothing: is anybody reading the pipe?"
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        match device.counter("pcap_skipped") {
+            0 => Ok(()),
+            n => broken(format!(
+                "{n} frames were left out, since its disk or reader was slower than the traffic"
+            )),
+        }
+    }
+
     /// How QPs are connected.
     pub(crate) fn connect_options(&self, path_mtu: Mtu) -> ConnectOptions {
         ConnectOptions {
@@ -373,6 +452,19 @@ impl DeviceOptions {
         };
         format!("{}{advice}", wc.status)
     }
+}
+
+/// What is said about a GID index that an interface with these addresses does not have.
+pub(crate) fn no_gid(interface: &str, addresses: &[IpAddr], index: Option<usize>) -> Failure {
+    let gid = |(i, ip): (usize, &IpAddr)| format!("{i}: {}", Gid::from(*ip));
+    let available = addresses.iter().enumerate().map(gid).collect::<Vec<_>>().join(", ");
+    DeviceError::NoGid { device: interface.into(), index: index.unwrap_or(0), available }.into()
+}
+
+/// True if frames to `ip` come to this interface: the whole of 127.0.0.0/8 belongs to the loopback.
+fn is_own(interface: &Interface, ip: IpAddr) -> bool {
+    let own = &interface.addresses;
+    own.iter().any(|a| a.ip == ip) || ip.is_loopback() && own.iter().any(|a| a.ip.is_loopback())
 }
 
 fn only_interface() -> Result<Interface, Failure> {

@@ -16,14 +16,40 @@ use roxie::frame::Frame;
 use roxie::wire::net::ether_type;
 use roxie::wire::{Bth, Drop, Envelope, Icrc, Packet};
 
+use crate::common::output;
+
 mod json;
 mod mad;
 mod segments;
 
 use segments::Segments;
 
+const EXAMPLES: &str = "\
+Examples:
+  roxie decode run.pcapng                       one line a packet
+  roxie decode -v run.pcapng | less             every header
+  roxie decode --json run.pcapng | jq 'select(.aeth.kind == \"NAK_PSN_SEQUENCE\")'
+  tcpdump -U -i eth0 -w - udp port 4791 | roxie decode -      as it happens
+  roxie pingpong rc --port memory -n 2 --capture x.pcapng     makes one to look at
+
+Exit codes: 0 all was read, 1 the capture cannot be read, is cut short or damaged, or holds frames of a link type that \
+is not decoded, 2 wrong usage.";
+
 /// What to decode and how to show it.
 #[derive(Debug, Args)]
+#[command(
+    long_about = "Prints the RoCE v2 and v1 packets of a capture, in the order of the file.\n\nIt reads pcap (both byte \
+        orders, micro- and nanoseconds) and pcapng, from a file or a pipe, which it follows line by line; of the link \
+        types Ethernet, Linux cooked (`tcpdump -i any`), raw IP and BSD loopback. Frames that are not RoCE are passed \
+        over, but counted, so that the numbers are those of Wireshark.\n\nA line is: frame number, time, direction if \
+        the capture has it, source > destination, opcode, destination QP, PSN, flags that are set, the fields of the \
+        extension headers, payload length, and the verdict on the ICRC (none: the capture cut it off; gso: a \
+        super-frame that was captured before the NIC cut it into packets). What follows # is the packet's comment: in \
+        captures of Roxie what the NIC did with it and why.\n\n--json has a key for each field; extension headers are \
+        objects (reth, aeth, deth, ...). A frame that claims to be RoCE and is not well formed has the key malformed \
+        with the reason instead.",
+    after_help = EXAMPLES
+)]
 pub(crate) struct Arguments {
     /// The capture, or - for standard input
     file: PathBuf,
@@ -43,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         // The reader of our output has seen enough.
         Err(Failure::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("roxie decode: {}: {failure}", arguments.file.display());
+            output::complain("decode", format_args!("{}: {failure}", arguments.file.display()));
             ExitCode::from(1)
         }
     }
@@ -77,7 +103,8 @@ fn open_and_decode(arguments: &Arguments) -> Result<(), Failure> {
     // What was decoded is on its way before a word about what was not.
     out.flush()?;
     if summary.malformed != 0 {
-        eprintln!("roxie decode: {} frames look like RoCE and are not well formed", summary.malformed);
+        let what = format_args!("{} frames look like RoCE and are not well formed", summary.malformed);
+        output::complain("decode", what);
     }
     read?;
     summary.into_result()
@@ -126,9 +153,10 @@ fn decode(
             Some(Err(reason)) if is_malformed(&reason) => {
                 summary.malformed += 1;
                 if arguments.json {
-                    continue;
+                    json::write_malformed(out, &record, &reason)?;
+                } else {
+                    writeln!(out, "{} malformed: {reason}", record.number)?;
                 }
-                writeln!(out, "{} malformed: {reason}", record.number)?;
             }
             Some(Err(_)) => continue,
             None => {

@@ -89,7 +89,7 @@ pub(crate) struct Arguments {
     /// Host name or address of the server; without it this is the server
     server: Option<String>,
     /// TCP port on which the two ends agree
-    #[arg(short = 'p', long, default_value_t = 18516, value_name = "PORT")]
+    #[arg(short = 'p', long, default_value_t = 18516, value_name = "PORT", value_parser = stream::parse_port)]
     tcp_port: u16,
     #[command(flatten)]
     wishes: Wishes,
@@ -122,7 +122,7 @@ fn measure(arguments: &Arguments) -> Result<(), Failure> {
         // Before the device, so that a busy port leaves nothing to clean up, and the client may come early.
         let listener = stream::listen(arguments.tcp_port)?;
         let mut side = open(arguments, &plan)?;
-        let stream = stream::accept(&listener, arguments.tcp_port)?;
+        let stream = stream::accept(listener, arguments.tcp_port)?;
         return session::serve(
             Control::new(stream)?,
             side.as_mut(),

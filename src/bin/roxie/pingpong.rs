@@ -78,7 +78,7 @@ pub(crate) struct Options {
     /// Host name or address of the server; without it this is the server
     server: Option<String>,
     /// TCP port for the exchange of addresses
-    #[arg(short = 'p', long, default_value_t = 18515, value_name = "PORT")]
+    #[arg(short = 'p', long, default_value_t = 18515, value_name = "PORT", value_parser = stream::parse_port)]
     tcp_port: u16,
     /// Bytes of a message, 0 to 2^30; of a datagram up to the MTU [default: 4096, of a datagram 1024]
     #[arg(short, long, value_name = "BYTES",
@@ -143,7 +143,7 @@ fn play(service: QpType, options: &Options) -> Result<(), Failure> {
     let listener =
         (options.server.is_none() && !alone).then(|| stream::listen(options.tcp_port)).transpose()?;
     let opened = options.device.open()?;
-    match (&opened.far, &listener, &options.server) {
+    match (&opened.far, listener, &options.server) {
         (Some(far), ..) => both_ends(service, options, &opened, far),
         (None, Some(listener), _) => serve(service, options, &opened, listener),
         (None, None, server) => {
@@ -158,7 +158,7 @@ fn play(service: QpType, options: &Options) -> Result<(), Failure> {
     }
 }
 
-fn serve(service: QpType, options: &Options, opened: &Opened, listener: &TcpListener) -> Result<(), Failure> {
+fn serve(service: QpType, options: &Options, opened: &Opened, listener: TcpListener) -> Result<(), Failure> {
     let mut end = End::new(service, options, &opened.device, opened.gid_index)?;
     let mut stream = stream::accept(listener, options.tcp_port)?;
     let own = *end.endpoint();
@@ -168,9 +168,10 @@ fn serve(service: QpType, options: &Options, opened: &Opened, listener: &TcpList
 }
 
 fn finish(options: &Options, mut end: End<'_>, client: bool) -> Result<(), Failure> {
-    end.play(client)?.print(options.json);
+    let (outcome, device) = (end.play(client)?, end.device());
     end.leave(options.device.timeout);
-    Ok(())
+    outcome.print(options.json)?;
+    options.device.finish_capture(device)
 }
 
 /// The client here, the server on a thread.

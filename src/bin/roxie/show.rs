@@ -14,7 +14,7 @@ use roxie::port::xdp::program_holders;
 use roxie::verbs::{Gid, Mtu};
 use serde_json::{Value, json};
 
-use crate::common::{DeviceOptions, EXIT_CODES, Failure, PortKind};
+use crate::common::{DeviceOptions, EXIT_CODES, Failure, PortKind, no_gid, output};
 
 /// What to show.
 #[derive(Debug, Args)]
@@ -44,6 +44,18 @@ enum What {
         options: DeviceOptions,
     },
     /// The addresses that a device on the interface has, with their indices
+    #[command(
+        long_about = "Prints the GIDs that a device on the interface has, with the index by which -g of the other \
+            commands, and of programs on a RoCE device, chooses one.\n\nA GID is an IP address in 16 bytes: IPv6 as it \
+            is, IPv4 as ::ffff:a.b.c.d. Both ends of a connection must use the same family, and the peer must have a \
+            route to it; the last column says how far each reaches. The marked one is used unless -g says otherwise. \
+            Nothing is opened, so this needs no privilege.\n\nWith --json it is an array of objects with the keys \
+            index, gid, address, reach and chosen.",
+        after_help = format!(
+            "Examples:\n  roxie show gids                    of the only interface that has an address\n  roxie show gids \
+             --dev eth0 --json  for scripts\n  roxie pingpong rc --dev eth0 -g 1  uses the one at index 1\n\n{EXIT_CODES}"
+        )
+    )]
     Gids(DeviceOptions),
     /// The queue pairs of a device that is opened for this
     Qps(DeviceOptions),
@@ -66,6 +78,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 }
 
 fn devices(options: &DeviceOptions, open: bool, json: bool) -> Result<(), Failure> {
+    options.check()?;
     if open || options.port == Some(PortKind::Memory) {
         return opened(options, json);
     }
@@ -79,11 +92,10 @@ fn devices(options: &DeviceOptions, open: bool, json: bool) -> Result<(), Failur
     let obstacles = xdp_obstacles();
     if json {
         let all: Vec<Value> = interfaces.iter().map(|i| interface_json(i, &obstacles)).collect();
-        println!("{}", Value::from(all));
+        output::line(Value::from(all))
     } else {
-        interfaces.iter().for_each(|i| print_interface(i, &obstacles));
+        interfaces.iter().try_for_each(|i| print_interface(i, &obstacles))
     }
-    Ok(())
 }
 
 fn opened(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
@@ -93,20 +105,19 @@ fn opened(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     if json {
         let object = json!({ "port": info.name, "interface": info.interface, "mode": info.mode, "mac": mac,
                              "mtu": info.mtu, "path_mtu": largest, "max_frame": info.max_frame });
-        println!("{object}");
-    } else {
-        println!("{} on {}", info.name, info.interface.as_deref().unwrap_or("no interface"));
-        println!("  mode       {}", info.mode);
-        println!("  address    {mac}");
-        println!(
-            "  MTU        {} bytes: path MTU {largest}, frames up to {} bytes",
-            info.mtu, info.max_frame
-        );
+        return output::line(object);
     }
-    Ok(())
+    let on = info.interface.as_deref().unwrap_or("no interface");
+    output::line(format_args!("{} on {on}", info.name))?;
+    output::line(format_args!("  mode       {}", info.mode))?;
+    output::line(format_args!("  address    {mac}"))?;
+    output::line(format_args!(
+        "  MTU        {} bytes: path MTU {largest}, frames up to {} bytes",
+        info.mtu, info.max_frame
+    ))
 }
 
-fn print_interface(interface: &Interface, obstacles: &[String]) {
+fn print_interface(interface: &Interface, obstacles: &[String]) -> Result<(), Failure> {
     let state = match (interface.up, interface.running) {
         (true, true) => "up",
         (true, false) => "up, no carrier",
@@ -115,19 +126,21 @@ fn print_interface(interface: &Interface, obstacles: &[String]) {
     let addresses: Vec<String> = interface.addresses.iter().map(ToString::to_string).collect();
     let addresses =
         if addresses.is_empty() { "none: no device can be opened".into() } else { addresses.join(", ") };
-    println!("{}: {state}, driver {}, {}", interface.name, interface.driver, mac_text(interface.mac));
-    println!("  MTU        {}", mtu_text(interface.mtu));
-    println!("  addresses  {addresses}");
-    println!("  queues     {}", interface.rx_queues);
-    match obstacles {
-        [] => println!(
-            "  AF_XDP     kernel and capabilities allow it; the mode shows when it is opened (--open)"
-        ),
-        some => println!("  AF_XDP     no: {}; the udp port works", some.join("; ")),
-    }
+    let mac = mac_text(interface.mac);
+    output::line(format_args!("{}: {state}, driver {}, {mac}", interface.name, interface.driver))?;
+    output::line(format_args!("  MTU        {}", mtu_text(interface.mtu)))?;
+    output::line(format_args!("  addresses  {addresses}"))?;
+    output::line(format_args!("  queues     {}", interface.rx_queues))?;
+    let xdp = match obstacles {
+        [] => "kernel and capabilities allow it; the mode shows when it is opened (--open)".to_owned(),
+        some => format!("no: {}; the udp port works", some.join("; ")),
+    };
+    output::line(format_args!("  AF_XDP     {xdp}"))?;
     if let Some(id) = interface.xdp_program {
-        println!("  claimed    XDP program {id} is attached, held by {}", holders_text(id));
+        let holders = holders_text(id);
+        output::line(format_args!("  claimed    XDP program {id} is attached, held by {holders}"))?;
     }
+    Ok(())
 }
 
 fn interface_json(interface: &Interface, obstacles: &[String]) -> Value {
@@ -206,15 +219,18 @@ fn reach(ip: IpAddr) -> &'static str {
 }
 
 fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
-    let addresses: Vec<IpAddr> = if options.port == Some(PortKind::Memory) {
-        options.open()?.device.gids().iter().map(|entry| entry.gid.to_ip()).collect()
+    options.check()?;
+    let (name, addresses): (String, Vec<IpAddr>) = if options.port == Some(PortKind::Memory) {
+        let device = options.open()?.device;
+        (device.name().into(), device.gids().iter().map(|entry| entry.gid.to_ip()).collect())
     } else {
         let interface = options.interface()?;
-        options.addresses(&interface)
+        let addresses = options.addresses(&interface);
+        (interface.name, addresses)
     };
     let first = options.gid_index.or_else(|| addresses.iter().position(IpAddr::is_ipv4)).unwrap_or(0);
     if first >= addresses.len() {
-        return Err(Failure::Usage(format!("there are {} GIDs, none has index {first}", addresses.len())));
+        return Err(no_gid(&name, &addresses, Some(first)));
     }
     if json {
         let entry = |(index, ip): (usize, &IpAddr)| {
@@ -222,13 +238,13 @@ fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
                     "chosen": index == first })
         };
         let all: Vec<Value> = addresses.iter().enumerate().map(entry).collect();
-        println!("{}", Value::from(all));
-        return Ok(());
+        return output::line(Value::from(all));
     }
-    println!("{:>5}  {:<40} reach", "index", "GID");
+    output::line(format_args!("{:>5}  {:<40} reach", "index", "GID"))?;
     for (index, ip) in addresses.iter().enumerate() {
         let chosen = if index == first { "  <- used unless -g says otherwise" } else { "" };
-        println!("{index:>5}  {:<40} {}{chosen}", Gid::from(*ip).to_string(), reach(*ip));
+        let gid = Gid::from(*ip).to_string();
+        output::line(format_args!("{index:>5}  {gid:<40} {}{chosen}", reach(*ip)))?;
     }
     Ok(())
 }
@@ -236,11 +252,10 @@ fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
 /// Opens a device and says that it is nobody else's.
 fn own_device(options: &DeviceOptions) -> Result<Device, Failure> {
     let device = options.open()?.device;
-    eprintln!(
-        "roxie: this is a device of this process, opened just now on {}; those of other processes cannot be seen \
-         from here",
+    output::note(format_args!(
+        "this is a device of this process, opened just now on {}; those of other processes cannot be seen from here",
         device.port().interface.as_deref().unwrap_or(&device.port().name)
-    );
+    ));
     Ok(device)
 }
 
@@ -253,19 +268,18 @@ fn qps(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
                     "sq_psn": qp.sq_psn.value(), "rq_psn": qp.rq_psn.value(),
                     "dest_qpn": qp.attributes.dest_qpn.value() })
         };
-        println!("{}", all.iter().map(entry).collect::<Value>());
-        return Ok(());
+        return output::line(all.iter().map(entry).collect::<Value>());
     }
     for qp in &all {
-        println!(
+        output::line(format_args!(
             "QPN 0x{:06x} {:?} to 0x{:06x}",
             qp.handle.qpn.value(),
             qp.state,
             qp.attributes.dest_qpn.value()
-        );
+        ))?;
     }
     if all.is_empty() {
-        println!("no queue pairs");
+        output::line("no queue pairs")?;
     }
     Ok(())
 }
@@ -276,11 +290,9 @@ fn counters(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     if json {
         let object: serde_json::Map<String, Value> =
             all.iter().map(|(name, _)| ((*name).to_owned(), device.counter(name).into())).collect();
-        println!("{}", Value::from(object));
-    } else {
-        all.iter().for_each(|(name, value)| println!("{name:<28} {value}"));
+        return output::line(Value::from(object));
     }
-    Ok(())
+    all.iter().try_for_each(|(name, value)| output::line(format_args!("{name:<28} {value}")))
 }
 
 #[cfg(test)]

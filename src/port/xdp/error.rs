@@ -27,8 +27,8 @@ pub enum XdpError {
     },
     /// Somebody else's program has the interface's only slot.
     #[error(
-        "{interface} already has an XDP program attached: {program} (id {id}), held by {holders}; \
-         stop its owner or detach it (`ip link set dev {interface} xdp off`), or use another interface"
+        "{interface} already has an XDP program attached: {program} (id {id}), {}; or use another interface",
+        remedy(interface, holders)
     )]
     ProgramAttached {
         /// The interface.
@@ -37,8 +37,8 @@ pub enum XdpError {
         program: String,
         /// The kernel's id of it.
         id: u32,
-        /// The processes that hold it.
-        holders: String,
+        /// The processes that hold it, as far as they are visible from here.
+        holders: Vec<String>,
     },
     /// Somebody else's socket is bound to the queue.
     #[error(
@@ -101,4 +101,36 @@ pub enum XdpError {
         /// The kernel's answer.
         source: io::Error,
     },
+}
+
+/// A program that a process attached by a link (`bpf_link`) goes with that process alone: the kernel refuses to detach it
+/// otherwise. One that nobody holds was attached by `ip link set xdp`, or its holder is in another PID namespace.
+fn remedy(interface: &str, holders: &[String]) -> String {
+    match holders {
+        [] => format!(
+            "held by no process that is visible from here: detach it (`ip link set dev {interface} xdp off`)"
+        ),
+        some => format!("held by {}: stop that first", some.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attached(holders: &[&str]) -> String {
+        let holders = holders.iter().map(ToString::to_string).collect();
+        XdpError::ProgramAttached { interface: "eth0".into(), program: "p".into(), id: 7, holders }
+            .to_string()
+    }
+
+    #[test]
+    fn only_a_program_that_nobody_holds_can_be_detached_from_outside() {
+        let held = attached(&["roxie (pid 42)"]);
+        assert!(
+            held.contains("held by roxie (pid 42): stop that first") && !held.contains("xdp off"),
+            "{held}"
+        );
+        assert!(attached(&[]).contains("ip link set dev eth0 xdp off"));
+    }
 }

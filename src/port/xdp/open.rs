@@ -166,7 +166,7 @@ fn attach(
                             interface: now.name,
                             program: program_name(id),
                             id,
-                            holders: owner::describe(&holders),
+                            holders,
                         });
                     }
                     None if late => return Ok(Err(error)),

@@ -11,7 +11,7 @@ use roxie::port::udp::{UdpPort, synthetic_mac};
 use roxie::port::xdp::XdpPort;
 use roxie::wire::Gid;
 
-use super::{DeviceOptions, Failure, PortKind};
+use super::{DeviceOptions, Failure, PortKind, no_gid};
 
 /// How long a neighbour may take to answer.
 const RESOLVE: Duration = Duration::from_secs(3);
@@ -43,13 +43,13 @@ impl DeviceOptions {
         self.check()?;
         self.refuse_layers()?;
         let interface = self.interface()?;
-        if self.port != Some(PortKind::Udp) {
+        if self.asked_port() != Some(PortKind::Udp) {
             match XdpPort::open(&self.xdp_config(&interface)).map_err(OpenError::from) {
                 Ok(port) => {
                     let own = self.own_gid(&interface)?;
                     return Ok(Bare { port: Box::new(port), own, interface: Some(interface) });
                 }
-                Err(error) if self.port.is_none() => self.fall_back(&interface, &error)?,
+                Err(error) if self.asked_port().is_none() => self.fall_back(&interface, &error)?,
                 Err(error) => return Err(self.refused(&interface, "AF_XDP", &error)),
             }
         }
@@ -92,7 +92,6 @@ impl DeviceOptions {
             Some(index) => addresses.get(index),
             None => addresses.iter().find(|a| a.is_ipv4()).or(addresses.first()),
         };
-        let none = || format!("{} has {} addresses, none at that index", interface.name, addresses.len());
-        chosen.map(|ip| Gid::from(*ip)).ok_or_else(|| Failure::Usage(none()))
+        chosen.map(|ip| Gid::from(*ip)).ok_or_else(|| no_gid(&interface.name, &addresses, self.gid_index))
     }
 }

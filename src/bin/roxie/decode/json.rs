@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
-use roxie::capture::Direction;
+use roxie::capture::{Direction, Record};
 use roxie::wire::display::Mac;
 use roxie::wire::net::UdpChecksum;
-use roxie::wire::{Aeth, AtomicEth, Icrc, NetHeader, Packet, Reth, Syndrome, credits, rnr_timer_ns};
+use roxie::wire::{Aeth, AtomicEth, Drop, Icrc, NetHeader, Packet, Reth, Syndrome, credits, rnr_timer_ns};
 use serde::Serialize;
 
 use super::{Decoded, Verdict, mad::Mad};
@@ -214,6 +214,16 @@ pub(super) fn write(out: &mut dyn Write, d: &Decoded<'_>) -> io::Result<()> {
     };
     serde_json::to_writer(&mut *out, &row)?;
     out.write_all(b"\n")
+}
+
+/// Writes the object of a frame that claims to be RoCE and cannot be read.
+pub(super) fn write_malformed(out: &mut dyn Write, record: &Record<'_>, reason: &Drop) -> io::Result<()> {
+    let mut row = serde_json::json!({ "number": record.number, "malformed": reason.to_string(),
+                                      "frame_len": record.wire_len, "captured_len": record.data.len() });
+    if let Some(ns) = record.timestamp_ns {
+        row["timestamp_ns"] = ns.into();
+    }
+    writeln!(out, "{row}")
 }
 
 /// As it is called in both forms of output.

@@ -11,12 +11,15 @@ use super::Failure;
 use super::site::Link;
 use crate::floor::Threads;
 
-/// Bytes of registered memory at each end.
+/// Bytes of registered memory at each end: what the bandwidth measurement has outstanding.
 pub(super) const REGION: usize = 4 << 20;
 /// Bytes of a message of the bandwidth measurement.
-const MESSAGE: u32 = 256 << 10;
-/// Such messages outstanding.
-const MESSAGES: u64 = 8;
+///
+/// Long ones: a FIRST packet is longer than a MIDDLE by its RETH, so it starts a segmentation train of its own, and short
+/// messages would measure the length of trains.
+const MESSAGE: u32 = 1 << 20;
+/// Such messages outstanding: together they fill the region.
+const MESSAGES: u64 = 4;
 /// Bytes of a message of the rate measurement.
 pub(super) const SMALL: usize = 64;
 /// Such messages outstanding.

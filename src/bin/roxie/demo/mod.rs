@@ -9,6 +9,7 @@ mod report;
 mod site;
 mod verify;
 
+use std::cell::Cell;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ use roxie::port::fault::FaultConfig;
 use roxie::shared::PostError;
 use roxie::verbs::WcStatus;
 
+use crate::common::output;
 use crate::floor::{Floor, Threads};
 use connection::{Connection, SMALL};
 use report::{Report, Row, Skipped, median};
@@ -48,6 +50,9 @@ const LOSSY_TIMEOUT: u8 = 11;
 /// The largest message whose data is verified, in bytes.
 const LARGEST: usize = 1 << 20;
 
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 something failed, 2 wrong usage, 3 a port that was asked for or the \
+                          directory for captures cannot be had, 128 and the number of the signal that interrupted it.";
+
 /// See RDMA work on this machine, measured beside the floor it stands on.
 #[derive(Debug, Args)]
 #[command(long_about = "\
@@ -57,7 +62,7 @@ Makes two network namespaces, joins them by veth pairs, runs a NIC in each, and 
 ATOMIC between them. All data is compared, byte for byte, in sizes around the path MTU and up to 1 MiB. Then three \
 numbers, each beside its floor:
 
-  RC WRITE      goodput of 256 KiB messages in Gb/s, against raw frames that carry as much payload each
+  RC WRITE      goodput of 1 MiB messages in Gb/s, against raw frames that carry as much payload each
   RC SEND 64 B  messages a second, 256 outstanding, against raw frames with 64 bytes of payload
   round trip    8-byte WRITEs answered by WRITEs, median, against a raw frame sent back and forth
 
@@ -71,7 +76,8 @@ loopback addresses). `memory` joins the NICs in this process: it is what is left
 left behind but the captures.
 
 Expect AF_XDP on veth to copy each frame inside a system call, at a few Gb/s with 4 KiB packets: that is the veth, \
-not the transport. UDP sockets with segmentation offload are several times faster there.")]
+not the transport. UDP sockets with segmentation offload are several times faster there.",
+    after_help = EXIT_CODES)]
 pub(crate) struct Arguments {
     /// Print one JSON object as the last line, and all else to standard error
     #[arg(long)]
@@ -121,43 +127,58 @@ pub(crate) enum Failure {
     Wrong(String),
     #[error("capture {path}: {why}", path = path.display())]
     Capture { path: PathBuf, why: String },
+    #[error("captures cannot go to {path}: {source}", path = path.display())]
+    Directory { path: PathBuf, source: io::Error },
     #[error("the link: {0}")]
     Link(#[from] io::Error),
-    #[error("interrupted; the network namespaces are removed")]
-    Interrupted,
+    #[error("interrupted by {0}; the network namespaces are removed")]
+    Interrupted(Signal),
     #[error("no port could be used: {0}")]
     NoPort(String),
+    #[error("cannot write the output: {0}")]
+    Output(io::Error),
 }
 
-/// Runs the demo. Exit codes: 0 all went well, 1 something failed, 130 interrupted; clap exits with 2.
+impl Failure {
+    /// As of the other commands, and 128 and the number of the signal as shells have it.
+    fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Open(_) | Failure::Network(_) | Failure::NoPort(_) | Failure::Directory { .. } => 3,
+            Failure::Interrupted(signal) => 128 + *signal as u8,
+            _ => 1,
+        }
+    }
+}
+
+/// Runs the demo.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     // Before there is any thread: a user namespace cannot be entered with two, and a signal that is blocked in the
     // first is blocked in all.
-    let console = Console { json: arguments.json };
+    let console = Console { json: arguments.json, failed: Cell::new(None) };
     let outcome = Interrupt::catch().and_then(|interrupt| {
         // Also before: in a user namespace everybody is root.
         let directory = capture_directory(arguments.capture.as_deref())?;
         Demo { arguments, console: &console, interrupt, site: find_site(arguments), directory }.run()
     });
-    match outcome {
-        Ok(report) => {
-            if arguments.json {
-                let line = serde_json::to_string(&report).unwrap_or_default();
-                // Whoever closed the pipe does not want it.
-                let _ = writeln!(io::stdout(), "{line}");
-            }
-            let (bytes, corrupt) = report.compared();
-            if corrupt == 0 {
-                return ExitCode::SUCCESS;
-            }
-            eprintln!("roxie demo: {corrupt} of {bytes} bytes that were compared are wrong");
-            ExitCode::from(1)
-        }
+    match outcome.and_then(|report| conclude(&report, &console)) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("roxie demo: {failure}");
-            ExitCode::from(if matches!(failure, Failure::Interrupted) { 130 } else { 1 })
+            output::complain("demo", &failure);
+            ExitCode::from(failure.exit_code())
         }
     }
+}
+
+/// What is left when all is measured: the object, and whether everything was right.
+fn conclude(report: &Report, console: &Console) -> Result<(), Failure> {
+    if console.json {
+        console.keep(writeln!(io::stdout(), "{}", serde_json::json!(report)));
+    }
+    let (bytes, corrupt) = report.compared();
+    if corrupt > 0 {
+        return Err(Failure::Wrong(format!("{corrupt} of {bytes} bytes that were compared are wrong")));
+    }
+    console.failed.take().map_or(Ok(()), |e| Err(Failure::Output(e)))
 }
 
 fn find_site(arguments: &Arguments) -> Site {
@@ -170,10 +191,7 @@ fn capture_directory(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     let usable = |directory: &Path| {
         std::fs::create_dir_all(directory)
             .and_then(|()| Ok(access(directory, AccessFlags::W_OK | AccessFlags::X_OK)?))
-            .map_err(|e| Failure::Capture {
-                path: directory.to_owned(),
-                why: format!("cannot be written: {e}"),
-            })
+            .map_err(|source| Failure::Directory { path: directory.to_owned(), source })
             .map(|()| directory.to_owned())
     };
     if let Some(directory) = asked {
@@ -191,12 +209,27 @@ fn capture_directory(asked: Option<&Path>) -> Result<PathBuf, Failure> {
 /// Where lines for people go.
 struct Console {
     json: bool,
+    /// Why standard output did not take something. The measurement goes on: it has much to take down.
+    failed: Cell<Option<io::Error>>,
 }
 
 impl Console {
-    /// Prints a line. A reader that went away is not missed.
+    /// Prints a line.
     fn say(&self, line: impl std::fmt::Display) {
-        let _ = if self.json { writeln!(io::stderr(), "{line}") } else { writeln!(io::stdout(), "{line}") };
+        if self.json {
+            let _ = writeln!(io::stderr(), "{line}");
+        } else {
+            self.keep(writeln!(io::stdout(), "{line}"));
+        }
+    }
+
+    /// Remembers what went wrong with standard output. A reader that went away is not missed.
+    fn keep(&self, written: io::Result<()>) {
+        if let Err(error) = written
+            && error.kind() != io::ErrorKind::BrokenPipe
+        {
+            self.failed.set(Some(error));
+        }
     }
 }
 
@@ -221,9 +254,14 @@ impl Interrupt {
     fn check(&self) -> Result<(), Failure> {
         let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::ZERO) {
-            Ok(1..) => Err(Failure::Interrupted),
+            Ok(1..) => Err(Failure::Interrupted(self.which())),
             _ => Ok(()),
         }
+    }
+
+    fn which(&self) -> Signal {
+        let told = self.signals.read_signal().ok().flatten();
+        told.and_then(|info| Signal::try_from(info.ssi_signo as i32).ok()).unwrap_or(Signal::SIGINT)
     }
 }
 

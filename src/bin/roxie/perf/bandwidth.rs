@@ -9,7 +9,7 @@ use super::control::Control;
 use super::link::{COMPLETIONS, Event, Link, SIGNAL_EVERY, STANDSTILL};
 use super::plan::{Plan, Until};
 use super::report::Outcome;
-use crate::common::Failure;
+use crate::common::{Failure, output};
 
 /// The part of a timed run that is not counted, while queues fill: this, or a tenth if that is less.
 const WARM_UP: Duration = Duration::from_millis(200);
@@ -65,6 +65,7 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
         if more && !(clock.goes_on(now) && run.unfinished()) {
             more = false;
             (0..run.flows.len()).try_for_each(|i| run.fill(i, false))?;
+            clock.drain(now);
         }
         if let Some(message) = control.look()? {
             return Err(super::control::out_of_turn(&message));
@@ -77,20 +78,31 @@ impl Run<'_> {
     /// Posts what a queue pair's depth allows; when no more shall follow, only what it takes for all to complete: an
     /// unsignaled send is known to be complete when a signaled one behind it is.
     fn fill(&mut self, i: usize, more: bool) -> Result<(), Failure> {
-        let flow = &mut self.flows[i];
-        let depth = u64::from(self.plan.depth);
+        let mut flow = self.flows[i];
         while flow.posted < flow.most {
-            let complete = flow.posted.is_multiple_of(self.batch);
-            let wanted = if more { flow.posted - flow.completed < depth } else { !complete };
+            let complete = self.is_signaled(flow.posted);
+            let wanted = if more { flow.posted - flow.completed < self.window(flow) } else { !complete };
             if !wanted {
                 break;
             }
             flow.posted += 1;
             self.posted += 1;
-            let signaled = flow.posted.is_multiple_of(self.batch) || flow.posted == flow.most;
+            let signaled = self.is_signaled(flow.posted) || flow.posted == flow.most;
             self.link.post(self.plan.operation, i, flow.posted, self.size, signaled)?;
         }
+        self.flows[i] = flow;
         Ok(())
+    }
+
+    /// How many may be outstanding.
+    fn window(&self, flow: Flow) -> u64 {
+        window(self.plan.until, self.plan.depth.into(), flow.completed)
+    }
+
+    /// Every so-many-th, and the first ones of a timed run, whose window grows by them.
+    fn is_signaled(&self, number: u64) -> bool {
+        number.is_multiple_of(self.batch)
+            || number <= u64::from(self.plan.depth) && matches!(self.plan.until, Until::Seconds(_))
     }
 
     /// Takes completions and posts as many again. True if there were some.
@@ -128,6 +140,15 @@ impl Run<'_> {
     }
 }
 
+/// A timed run begins with one operation on each queue pair and adds one for each that completes: it never has more to
+/// drain in the end than it has done by then, however many queue pairs there are.
+fn window(until: Until, depth: u64, completed: u64) -> u64 {
+    match until {
+        Until::Seconds(_) => depth.min(1 + completed),
+        Until::Operations(_) => depth,
+    }
+}
+
 /// Which part of the run counts.
 struct Window {
     until: Until,
@@ -136,6 +157,8 @@ struct Window {
     counted_from: Option<(Instant, u64)>,
     moved: Instant,
     said: Instant,
+    /// Nothing is posted any more.
+    draining: bool,
 }
 
 impl Window {
@@ -144,7 +167,7 @@ impl Window {
         // What a server counts has no beginning of its own.
         let whole = matches!(until, Until::Operations(_)) || service != Service::Rc;
         let counted_from = whole.then_some((start, 0));
-        Window { until, start, counted_from, moved: start, said: start }
+        Window { until, start, counted_from, moved: start, said: start, draining: false }
     }
 
     fn progress(&mut self, now: Instant, run: &Run<'_>) {
@@ -158,11 +181,20 @@ impl Window {
             self.said = now;
             let seconds = (now - self.start).as_secs_f64();
             let gbit = run.completed as f64 * f64::from(run.size) * 8.0 / 1e9 / seconds;
-            eprintln!(
-                "roxie: {} bytes: {seconds:.0} s, {} operations, {gbit:.3} Gb/s",
+            let left = if self.draining {
+                format!("; time is up, waiting for {} more", run.posted - run.completed)
+            } else {
+                String::new()
+            };
+            output::note(format_args!(
+                "{} bytes: {seconds:.0} s, {} operations, {gbit:.3} Gb/s{left}",
                 run.size, run.completed
-            );
+            ));
         }
+    }
+
+    fn drain(&mut self, now: Instant) {
+        (self.draining, self.said) = (true, now);
     }
 
     fn goes_on(&self, now: Instant) -> bool {
@@ -184,6 +216,20 @@ impl Window {
             seconds: (self.moved - from).as_secs_f64().max(1e-9),
             latency: None,
             counters: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timed_run_has_no_more_under_way_than_it_has_done_and_one() {
+        for completed in 0..300 {
+            let timed = window(Until::Seconds(0.2), 128, completed);
+            assert!(timed <= completed + 1 && timed <= 128 && timed > 0);
+            assert_eq!(window(Until::Operations(1000), 128, completed), 128);
         }
     }
 }

@@ -1,17 +1,13 @@
-//! What the port does without a transport: frames of the size that the transport's would have, sent and counted, or
-//! echoed. It is the floor under which latency, and the ceiling above which bandwidth, cannot be.
-//!
-//! The frames are well-formed RoCE (a SEND to a queue pair that nobody has), so that they are steered, checked and
-//! segmented below like the real ones.
+//! What the port does without a transport, between two processes: frames of the size that the transport's would have,
+//! sent and counted, or echoed. It is the floor under which latency, and the ceiling above which bandwidth, cannot be.
 
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use roxie::frame::FrameMut;
 use roxie::port::BURST;
-use roxie::time::{Clock, Nanos};
-use roxie::verbs::{Gid, Mtu, Psn, Qpn};
-use roxie::wire::{Bth, Ext, FlowSpec, MAX_HEADERS, Opcode, RoceVersion, Template};
+use roxie::time::Clock;
+use roxie::verbs::{Gid, Mtu};
+use roxie::wire::Template;
 
 use super::Measure;
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
@@ -19,16 +15,14 @@ use super::plan::{Plan, Until};
 use super::report::{Outcome, histogram};
 use super::session::Side;
 use crate::common::bare::Bare;
+use crate::common::health::Silence;
 use crate::common::{DeviceOptions, Failure, Patience};
+use crate::floor::frames::{self, Shape};
 
 /// How long an echo may take before it counts as lost.
 const LOST: Duration = Duration::from_millis(100);
 /// How long a server goes on counting after the client said that it has sent all.
 const SETTLE: Duration = Duration::from_millis(50);
-/// The queue pair that frames are addressed to.
-const NOBODY: u32 = 0xff_fff0;
-/// Frames sent in a row before the port is flushed.
-const TX_BURST: usize = BURST;
 
 /// A bare port and what is sent through it.
 pub(super) struct Floor<'a> {
@@ -36,9 +30,10 @@ pub(super) struct Floor<'a> {
     bare: Bare,
     clock: Clock,
     path_mtu: Mtu,
+    /// Once connected.
     flow: Option<Template>,
-    /// A finished frame.
-    frame: Vec<u8>,
+    /// Once armed.
+    shape: Option<Shape>,
     patience: Patience,
 }
 
@@ -50,45 +45,27 @@ impl<'a> Floor<'a> {
             clock: Clock::new(),
             path_mtu: Mtu::Mtu256,
             flow: None,
-            frame: Vec::new(),
+            shape: None,
             patience: Patience::default(),
         };
         floor.path_mtu()?;
         Ok(floor)
     }
 
-    fn now(&self) -> Nanos {
-        self.clock.now()
-    }
-
-    /// Puts up to `count` frames on their way and returns how many there was room for.
-    fn send(&mut self, count: usize) -> Result<usize, Failure> {
+    /// Puts up to `count` frames on their way, one burst at most, and returns how many there was room for.
+    fn send(&mut self, count: u64) -> Result<u64, Failure> {
         let port = &mut self.bare.port;
-        let mut ids = Vec::with_capacity(count);
-        while ids.len() < count
-            && let Some(id) = port.tx_alloc(self.frame.len())
-        {
-            port.tx_frame(&id).write(0, &self.frame);
-            ids.push(id);
-        }
-        port.tx_arrange();
-        let sent = ids.len();
-        ids.into_iter().for_each(|id| port.tx_commit(id));
+        let sent = self.shape.as_ref().map_or(0, |shape| shape.send(&mut **port, count));
         port.tx_flush(self.clock.now()).map_err(|e| Failure::Run(format!("the port failed: {e}")))?;
         Ok(sent)
     }
 
-    /// Takes what has arrived and returns how many frames of ours that were: of our length, since little else is
-    /// steered to this port.
-    fn receive(&mut self) -> usize {
-        let now = self.now();
-        let port = &mut self.bare.port;
-        let count = port.rx_burst(now);
-        let wanted = self.frame.len();
-        let ours = (0..count).filter(|i| port.rx_frame(*i).frame.len() == wanted).count();
-        port.rx_release();
+    /// Takes what has arrived and returns how many frames of ours that were.
+    fn receive(&mut self) -> u64 {
+        let (port, now) = (&mut self.bare.port, self.clock.now());
+        let count = self.shape.as_ref().map_or(0, |shape| shape.receive(&mut **port, now));
         self.patience.found(count > 0);
-        ours
+        count
     }
 
     fn send_all(&mut self, plan: &Plan, control: &Control) -> Result<Outcome, Failure> {
@@ -98,8 +75,7 @@ impl<'a> Floor<'a> {
         };
         let (start, mut sent) = (Instant::now(), 0);
         while sent < most && start.elapsed().as_secs_f64() < limit {
-            let count = (most - sent).min(TX_BURST as u64) as usize;
-            sent += self.send(count)? as u64;
+            sent += self.send((most - sent).min(BURST as u64))?;
             if let Some(message) = control.look()? {
                 return Err(out_of_turn(&message));
             }
@@ -172,18 +148,8 @@ impl Side for Floor<'_> {
 
     fn connect(&mut self, there: &End) -> Result<(), Failure> {
         let dst = Gid(there.gid);
-        self.flow = Some(Template::new(&FlowSpec {
-            src_mac: self.bare.port.info().mac,
-            dst_mac: self.bare.mac_of(dst.to_ip())?,
-            vlan: None,
-            src: self.bare.own,
-            dst,
-            traffic_class: 0,
-            flow_label: 0,
-            hop_limit: 64,
-            source_port: 0xc000,
-            version: RoceVersion::V2,
-        }));
+        let own = (self.bare.port.info().mac, self.bare.own);
+        self.flow = Some(frames::flow(own, (self.bare.mac_of(dst.to_ip())?, dst)));
         Ok(())
     }
 
@@ -191,26 +157,7 @@ impl Side for Floor<'_> {
         while self.receive() > 0 {}
         let payload = self.payload(size);
         let flow = self.flow.as_ref().expect("connected before it is measured");
-        let bth = Bth {
-            opcode: Opcode::RC_SEND_ONLY,
-            solicited: false,
-            mig_req: false,
-            pad: 0,
-            tver: 0,
-            pkey: 0xffff,
-            fecn: false,
-            becn: false,
-            reserved6: 0,
-            dest_qp: Qpn::new(NOBODY),
-            ack_req: false,
-            reserved7: 0,
-            psn: Psn::new(0),
-        };
-        self.frame = vec![0; flow.frame_len(bth.opcode, payload)];
-        let mut headers = [0; MAX_HEADERS];
-        let length = flow.write_headers(&mut headers, &bth, &Ext::None, payload);
-        self.frame[..length].copy_from_slice(&headers[..length]);
-        flow.seal(&mut FrameMut { a: &mut self.frame, b: &mut [] });
+        self.shape = Some(Shape::new(flow, payload));
         Ok(())
     }
 
@@ -225,16 +172,18 @@ impl Side for Floor<'_> {
     fn serve(&mut self, plan: &Plan, _size: u32, control: &Control) -> Result<(u64, ServerReport), Failure> {
         let (mut seen, mut span) = (0u64, None::<(Instant, Instant)>);
         let mut done = None::<(u64, Instant)>;
+        let mut silence = Silence::new(Instant::now());
         while done.is_none_or(|(_, when)| when.elapsed() < SETTLE) {
             let count = self.receive();
             if count > 0 {
                 let now = Instant::now();
                 span = Some((span.map_or(now, |(first, _)| first), now));
-                seen += count as u64;
+                seen += count;
                 if plan.measure == Measure::Lat {
                     self.send(count)?;
                 }
             }
+            silence.check(Instant::now(), || seen)?;
             match control.look()? {
                 None => {}
                 Some(Message::Done { messages }) => done = Some((messages, Instant::now())),

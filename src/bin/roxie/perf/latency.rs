@@ -13,7 +13,8 @@ use super::control::{Control, Message, ServerReport, out_of_turn};
 use super::link::{COMPLETIONS, Event, Link, STANDSTILL};
 use super::plan::{Plan, Until};
 use super::report::{Outcome, histogram};
-use crate::common::Failure;
+use crate::common::health::Silence;
+use crate::common::{Failure, output};
 
 /// Operations before the first that counts, in a timed run: caches and branch predictors settle.
 const WARM_UP: u64 = 100;
@@ -41,10 +42,10 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
         if now - said >= PROGRESS {
             said = now;
             let median = latency.value_at_percentile(50.0) as f64 / 1e3;
-            eprintln!(
-                "roxie: {size} bytes: {:.0} s, {number} operations, median {median:.2} us",
+            output::note(format_args!(
+                "{size} bytes: {:.0} s, {number} operations, median {median:.2} us",
                 (now - start).as_secs_f64()
-            );
+            ));
         }
     }
     Ok(Outcome {
@@ -65,8 +66,10 @@ pub(super) fn answer(
 ) -> Result<(u64, ServerReport), Failure> {
     let mut game = Game::new(link, operation, size);
     let mut answered = 0;
+    let mut silence = Silence::new(Instant::now());
     loop {
         game.poll()?;
+        silence.check(Instant::now(), || link.arrivals())?;
         if game.arrived(answered + 1)? && game.completed == answered {
             answered += 1;
             game.post(answered)?;

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use roxie::host::{
-    AddressHandle, AhOptions, CompletionQueue, Device, Endpoint, MemoryRegion, ProtectionDomain, QueuePair,
+    AddressHandle, AhOptions, CompletionQueue, Device, DeviceError, Endpoint, MemoryRegion, ProtectionDomain,
+    QueuePair,
 };
 use roxie::verbs::{
     Access, Mtu, QpCaps, QpInit, QpType, SendFlags, SendWr, Sge, UdAddress, Wc, WcStatus, WrOpcode,
@@ -15,6 +16,7 @@ use super::plan::Plan;
 use super::report::Outcome;
 use super::session::Side;
 use super::{Measure, Operation, Service, bandwidth, latency};
+use crate::common::health::{Health, Silence};
 use crate::common::{DeviceOptions, Failure, Patience};
 
 /// Marks the completion of a receive; the rest of its `wr_id` is the index of the queue pair.
@@ -50,6 +52,7 @@ pub(super) struct Link<'a> {
     gid_index: usize,
     parts: Option<Parts>,
     patience: RefCell<Patience>,
+    health: RefCell<Health>,
 }
 
 /// Dropped in this order: queue pairs before what they use.
@@ -76,7 +79,14 @@ impl<'a> Link<'a> {
         device: Device,
         gid_index: usize,
     ) -> Result<Link<'a>, Failure> {
-        let link = Link { options, device, gid_index, parts: None, patience: RefCell::default() };
+        let link = Link {
+            options,
+            device,
+            gid_index,
+            parts: None,
+            patience: RefCell::default(),
+            health: RefCell::default(),
+        };
         // So that a path MTU that does not fit is said before anybody waits.
         link.path_mtu()?;
         Ok(link)
@@ -138,6 +148,9 @@ impl<'a> Link<'a> {
     ) -> Result<impl Iterator<Item = Event> + use<'w>, Failure> {
         let count = self.parts().cq.poll(completions);
         self.patience.borrow_mut().found(count > 0);
+        if count == 0 {
+            self.health.borrow_mut().ask(&self.device);
+        }
         let header = if self.parts().service == Service::Ud { HEADER } else { 0 };
         let taken = &completions[..count];
         if let Some(wc) = taken.iter().find(|wc| wc.status != WcStatus::Success) {
@@ -158,6 +171,7 @@ impl<'a> Link<'a> {
         let mut completions = [Wc::default(); COMPLETIONS];
         let (mut received, mut first, mut last) = (0, None, None::<Instant>);
         let mut done = None;
+        let mut silence = Silence::new(Instant::now());
         loop {
             let before = received;
             for event in self.poll(&mut completions)? {
@@ -166,11 +180,12 @@ impl<'a> Link<'a> {
                     self.post_receive(qp)?;
                 }
             }
+            let now = Instant::now();
             if received > before {
-                let now = Instant::now();
                 first.get_or_insert(now);
                 last = Some(now);
             }
+            silence.check(now, || self.arrivals())?;
             // What is acknowledged has arrived by then; what is not may still be on its way.
             if let Some((messages, when)) = done {
                 let silent: Instant = last.map_or(when, |last| last.max(when));
@@ -189,6 +204,15 @@ impl<'a> Link<'a> {
             }
         }
     }
+}
+
+fn register(pd: &ProtectionDomain, length: usize, access: Access) -> Result<MemoryRegion, Failure> {
+    pd.register(length, access).map_err(|e| match e {
+        DeviceError::System { .. } => Failure::Run(format!(
+            "there is no memory for messages of {length} bytes (twice at each end): {e}. Measure a smaller --size"
+        )),
+        other => other.into(),
+    })
 }
 
 impl Side for Link<'_> {
@@ -228,10 +252,10 @@ impl Side for Link<'_> {
         let create = |_| self.device.create_qp_as(&pd, &cq, &cq, &init);
         let qps = (0..plan.qps).map(create).collect::<Result<Vec<_>, _>>()?;
         let length = plan.largest().max(8) as usize;
-        let source = pd.register(length, Access::LOCAL_WRITE)?;
+        let source = register(&pd, length, Access::LOCAL_WRITE)?;
         let everything =
             Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let target = pd.register(length + HEADER as usize, everything)?;
+        let target = register(&pd, length + HEADER as usize, everything)?;
         let own = qps.iter().map(|qp| qp.endpoint(self.gid_index)).collect::<Result<Vec<_>, _>>()?;
         let end = End {
             gid: self.device.gid(self.gid_index)?.0,
@@ -307,9 +331,18 @@ impl Side for Link<'_> {
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.device.counters()
     }
+
+    fn finish(&self) -> Result<(), Failure> {
+        self.options.finish_capture(&self.device)
+    }
 }
 
 impl Link<'_> {
+    /// Packets that have arrived, of whatever kind.
+    pub(super) fn arrivals(&self) -> u64 {
+        self.device.counter("rcvd_pkts")
+    }
+
     fn fill_receives(&self, each: u32) -> Result<(), Failure> {
         for (i, qp) in self.parts().qps.iter().enumerate() {
             let parts = self.parts();

@@ -8,6 +8,7 @@ use roxie::verbs::Mtu;
 use super::control::ServerReport;
 use super::plan::Plan;
 use super::{Measure, Operation, Service};
+use crate::common::{Failure, output};
 
 /// What a client measured with one size.
 pub(super) struct Outcome {
@@ -45,9 +46,9 @@ impl<'a> Printer<'a> {
     }
 
     /// What is measured on what, and the columns.
-    pub(super) fn heading(&self) {
+    pub(super) fn heading(&self) -> Result<(), Failure> {
         if self.json {
-            return;
+            return Ok(());
         }
         let plan = self.plan;
         let what = if plan.floor {
@@ -62,19 +63,24 @@ impl<'a> Printer<'a> {
                 plan.depth
             )
         };
-        println!("{what}; port {} ({}); path MTU {}", self.port.0, self.port.1, self.path_mtu.bytes());
+        output::line(format_args!(
+            "{what}; port {} ({}); path MTU {}",
+            self.port.0,
+            self.port.1,
+            self.path_mtu.bytes()
+        ))?;
         match plan.measure {
-            Measure::Bw => {
-                println!(
-                    "{:>10} {:>12} {:>14} {:>10} {:>10} {:>8}",
-                    "size", "messages", "messages/s", "Gb/s", "lost", "resent"
-                );
-            }
+            Measure::Bw => output::line(format_args!(
+                "{:>10} {:>12} {:>14} {:>10} {:>10} {:>8}",
+                "size", "messages", "messages/s", "Gb/s", "lost", "resent"
+            )),
             Measure::Lat => {
-                println!("latency in us, {}", self.meaning());
-                print!("{:>10} {:>10} {:>9} {:>9}", "size", "count", "min", "mean");
-                PERCENTILES.iter().for_each(|(name, _)| print!(" {name:>9}"));
-                println!(" {:>9}", "max");
+                output::line(format_args!("latency in us, {}", self.meaning()))?;
+                let percentiles = PERCENTILES.map(|(name, _)| format!(" {name:>9}")).concat();
+                output::line(format_args!(
+                    "{:>10} {:>10} {:>9} {:>9}{percentiles} {:>9}",
+                    "size", "count", "min", "mean", "max"
+                ))
             }
         }
     }
@@ -88,27 +94,32 @@ impl<'a> Printer<'a> {
     }
 
     /// One size.
-    pub(super) fn row(&self, size: u32, outcome: &Outcome, report: &ServerReport) {
+    pub(super) fn row(&self, size: u32, outcome: &Outcome, report: &ServerReport) -> Result<(), Failure> {
         if self.json {
-            println!("{}", self.object(size, outcome, report));
-            return;
+            return output::line(self.object(size, outcome, report));
         }
         match &outcome.latency {
             None => {
                 let (arrived, seconds) = self.arrived(outcome, report);
                 let rate = arrived as f64 / seconds;
-                println!(
+                output::line(format_args!(
                     "{size:>10} {arrived:>12} {rate:>14.0} {:>10.3} {:>10} {:>8}",
                     rate * f64::from(outcome.bytes_each) * 8.0 / 1e9,
                     outcome.messages.saturating_sub(arrived),
                     resent(outcome, report),
-                );
+                ))
             }
             Some(h) => {
                 let us = |ns: u64| ns as f64 / 1e3;
-                print!("{size:>10} {:>10} {:>9.2} {:>9.2}", h.len(), us(h.min()), h.mean() / 1e3);
-                PERCENTILES.iter().for_each(|(_, p)| print!(" {:>9.2}", us(h.value_at_percentile(*p))));
-                println!(" {:>9.2}", us(h.max()));
+                let percentiles =
+                    PERCENTILES.map(|(_, p)| format!(" {:>9.2}", us(h.value_at_percentile(p)))).concat();
+                output::line(format_args!(
+                    "{size:>10} {:>10} {:>9.2} {:>9.2}{percentiles} {:>9.2}",
+                    h.len(),
+                    us(h.min()),
+                    h.mean() / 1e3,
+                    us(h.max())
+                ))
             }
         }
     }

@@ -21,7 +21,7 @@ use roxie::verbs::Mtu;
 use super::control::{ANSWER, Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, VERSION, Wishes};
 use super::report::{Outcome, Printer};
-use crate::common::Failure;
+use crate::common::{Failure, output};
 
 /// One end of a measurement: queue pairs, or a bare port.
 pub(super) trait Side: Send {
@@ -41,6 +41,10 @@ pub(super) trait Side: Send {
     fn serve(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<(u64, ServerReport), Failure>;
     /// Counters so far.
     fn counters(&self) -> Vec<(&'static str, u64)>;
+    /// Brings what is written beside the results to its end.
+    fn finish(&self) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
 /// The client's part.
@@ -52,7 +56,7 @@ pub(super) fn drive(
 ) -> Result<(), Failure> {
     let done = drive_all(&mut control, side, plan, json);
     tell(&mut control, &done);
-    done
+    done.and_then(|()| side.finish())
 }
 
 fn drive_all(control: &mut Control, side: &mut dyn Side, plan: &Plan, json: bool) -> Result<(), Failure> {
@@ -63,7 +67,7 @@ fn drive_all(control: &mut Control, side: &mut dyn Side, plan: &Plan, json: bool
     };
     meet(control, side, plan, path_mtu)?;
     let printer = Printer::new(plan, side.port(), path_mtu, json);
-    printer.heading();
+    printer.heading()?;
     for &size in &plan.sizes {
         side.arm(plan, size)?;
         control.send(&Message::Round { size })?;
@@ -73,7 +77,7 @@ fn drive_all(control: &mut Control, side: &mut dyn Side, plan: &Plan, json: bool
         outcome.counters = moved(&before, &side.counters());
         control.send(&Message::Done { messages: outcome.messages })?;
         match control.expect("its report", ANSWER)? {
-            Message::Report(report) => printer.row(size, &outcome, &report),
+            Message::Report(report) => printer.row(size, &outcome, &report)?,
             other => return Err(out_of_turn(&other)),
         }
     }
@@ -92,9 +96,9 @@ pub(super) fn serve(
         if json {
             let object =
                 serde_json::json!({ "role": "server", "size": size, "messages": messages, "report": report });
-            println!("{object}");
+            output::line(object)
         } else {
-            println!("served {messages} messages of {size} bytes");
+            output::line(format_args!("served {messages} messages of {size} bytes"))
         }
     })
 }
@@ -106,10 +110,10 @@ pub(super) fn serve_quietly(
     own: &Plan,
     wishes: &Wishes,
 ) -> Result<(), Failure> {
-    serve_all(control, side, own, wishes, &mut |_, _, _| {})
+    serve_all(control, side, own, wishes, &mut |_, _, _| Ok(()))
 }
 
-type Summary<'a> = &'a mut dyn FnMut(u32, u64, &ServerReport);
+type Summary<'a> = &'a mut dyn FnMut(u32, u64, &ServerReport) -> Result<(), Failure>;
 
 fn serve_all(
     mut control: Control,
@@ -120,7 +124,7 @@ fn serve_all(
 ) -> Result<(), Failure> {
     let done = serve_rounds(&mut control, side, own, wishes, summary);
     tell(&mut control, &done);
-    done
+    done.and_then(|()| side.finish())
 }
 
 fn serve_rounds(
@@ -156,8 +160,9 @@ fn serve_rounds(
                 control.send(&Message::Ready)?;
                 let (messages, mut report) = side.serve(&plan, size, control)?;
                 report.counters = moved(&before, &side.counters());
-                summary(size, messages, &report);
-                control.send(&Message::Report(report))?;
+                // The client first: what is wrong with this end's output is no business of its.
+                control.send(&Message::Report(report.clone()))?;
+                summary(size, messages, &report)?;
             }
             Message::Bye => return Ok(()),
             other => return Err(out_of_turn(&other)),

@@ -10,7 +10,8 @@ use roxie::shared::Armed;
 use roxie::verbs::{Access, QpCaps, QpInit, QpType, SendWr, Wc, WcStatus};
 
 use super::{Options, STOCK_MTU};
-use crate::common::{Failure, Patience, linger};
+use crate::common::health::Health;
+use crate::common::{Failure, Patience, linger, output};
 
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
@@ -134,7 +135,7 @@ impl<'a> End<'a> {
         if end.channel.is_some() {
             end.cq.arm(Armed::Next);
         }
-        end.show("  local address: ", &own);
+        end.show("  local address: ", &own)?;
         Ok(end)
     }
 
@@ -145,7 +146,7 @@ impl<'a> End<'a> {
 
     /// Connects the QP to the peer's.
     pub(super) fn connect(&mut self, there: &Endpoint) -> Result<(), Failure> {
-        self.show("  remote address:", there);
+        self.show("  remote address:", there)?;
         if self.service.is_datagram() {
             let way = self.pd.create_ah(self.gid_index, there.gid, &AhOptions::default())?;
             self.way = Some((way, *there));
@@ -155,15 +156,21 @@ impl<'a> End<'a> {
         Ok(self.qp.connect(&self.own, there, &self.options.device.connect_options(path_mtu))?)
     }
 
-    fn show(&self, whose: &str, endpoint: &Endpoint) {
-        if !self.options.json {
-            println!(
-                "{whose} LID 0x0000, QPN 0x{:06x}, PSN 0x{:06x}, GID {}",
-                endpoint.qpn.value(),
-                endpoint.psn.value(),
-                endpoint.gid
-            );
+    fn show(&self, whose: &str, endpoint: &Endpoint) -> Result<(), Failure> {
+        if self.options.json {
+            return Ok(());
         }
+        output::line(format_args!(
+            "{whose} LID 0x0000, QPN 0x{:06x}, PSN 0x{:06x}, GID {}",
+            endpoint.qpn.value(),
+            endpoint.psn.value(),
+            endpoint.gid
+        ))
+    }
+
+    /// What it plays on.
+    pub(super) fn device(&self) -> &'a Device {
+        self.device
     }
 
     /// Lets go. A reliable QP must live while the peer may still ask for an acknowledgement.
@@ -188,14 +195,18 @@ impl<'a> End<'a> {
         }
         let mut last = start;
         let (mut completions, mut patience) = ([Wc::default(); 2], Patience::default());
+        let mut health = Health::default();
         while self.sent < iters || self.received < iters {
             let count = self.wait(&mut completions);
             patience.found(count > 0);
             let now = Instant::now();
             if count > 0 {
                 last = now;
-            } else if now - last > Duration::from_secs(self.options.patience) {
-                return Err(self.silence());
+            } else {
+                health.ask(self.device);
+                if now - last > Duration::from_secs(self.options.patience) {
+                    return Err(self.silence());
+                }
             }
             for wc in &completions[..count] {
                 self.complete(wc)?;
@@ -322,7 +333,7 @@ impl<'a> End<'a> {
 
 impl Outcome {
     /// As the stock program prints it, or as JSON.
-    pub(super) fn print(&self, json: bool) {
+    pub(super) fn print(&self, json: bool) -> Result<(), Failure> {
         let bytes = u128::from(self.size) * u128::from(self.iters) * 2;
         let seconds = self.elapsed.as_secs_f64();
         let mbit = bytes as f64 * 8.0 / 1e6 / seconds;
@@ -333,10 +344,10 @@ impl Outcome {
                 "bytes": bytes as u64, "seconds": seconds, "mbit_per_second": mbit, "usec_per_iter": usec,
                 "retransmitted_packets": self.retransmitted,
             });
-            println!("{object}");
+            output::line(object)
         } else {
-            println!("{bytes} bytes in {seconds:.2} seconds = {mbit:.2} Mbit/sec");
-            println!("{} iters in {seconds:.2} seconds = {usec:.2} usec/iter", self.iters);
+            output::line(format_args!("{bytes} bytes in {seconds:.2} seconds = {mbit:.2} Mbit/sec"))?;
+            output::line(format_args!("{} iters in {seconds:.2} seconds = {usec:.2} usec/iter", self.iters))
         }
     }
 }

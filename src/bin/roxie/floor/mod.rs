@@ -1,16 +1,20 @@
-//! The floor: what a pair of ports moves with no transport on top.
+//! The floor: what ports move with no transport on top. What counts is what arrives.
 //!
-//! Frames have the lengths and headers of RoCE packets, written once per frame as a transport has to; the
-//! payload is whatever lies in the slot, and nobody computes an ICRC. What counts is what arrives.
+//! [`frames`] are what is sent, headers written once per frame as a transport has to. [`Floor`] drives a pair of ports
+//! in one process, for `roxie demo`; `roxie perf --floor` has an end in each process.
 
 use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use roxie::port::{BURST, Port};
-use roxie::time::{Clock, Nanos};
-use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Psn, Qpn, RoceVersion, Template};
+use roxie::port::Port;
+use roxie::time::Clock;
+use roxie::wire::{Gid, Template};
+
+pub(crate) mod frames;
+
+use frames::Shape;
 
 /// Frames in flight that are tried for the best.
 const IN_FLIGHT: [u64; 4] = [32, 64, 128, 256];
@@ -98,7 +102,7 @@ pub(crate) type AddressedPort = (Box<dyn Port>, IpAddr);
 /// One end.
 struct End {
     port: Box<dyn Port>,
-    template: Template,
+    flow: Template,
     clock: Clock,
 }
 
@@ -109,37 +113,17 @@ pub(crate) struct Floor {
     threads: Threads,
 }
 
-/// A frame to send: its headers and its length.
-struct Shape {
-    headers: [u8; MAX_HEADERS],
-    header_len: usize,
-    frame_len: usize,
-}
-
 impl Floor {
     /// On two open ports that reach one another at these addresses.
     pub(crate) fn new(ends: [AddressedPort; 2], threads: Threads) -> Floor {
         let [(near, near_ip), (far, far_ip)] = ends;
-        let template = |from: &dyn Port, src: IpAddr, to: &dyn Port, dst: IpAddr| {
-            Template::new(&FlowSpec {
-                src_mac: from.info().mac,
-                dst_mac: to.info().mac,
-                vlan: None,
-                src: Gid::from(src),
-                dst: Gid::from(dst),
-                traffic_class: 0,
-                flow_label: 0,
-                hop_limit: 64,
-                source_port: 0xc0de,
-                version: RoceVersion::V2,
-            })
-        };
-        let (out, back) =
-            (template(&*near, near_ip, &*far, far_ip), template(&*far, far_ip, &*near, near_ip));
+        let station = |port: &dyn Port, ip: IpAddr| (port.info().mac, Gid::from(ip));
+        let (here, there) = (station(&*near, near_ip), station(&*far, far_ip));
+        let (out, back) = (frames::flow(here, there), frames::flow(there, here));
         let clock = Clock::new();
         Floor {
-            near: End { port: near, template: out, clock },
-            far: End { port: far, template: back, clock },
+            near: End { port: near, flow: out, clock },
+            far: End { port: far, flow: back, clock },
             threads,
         }
     }
@@ -159,7 +143,7 @@ impl Floor {
     /// Frames a second that arrive, each with `payload` bytes, at most `in_flight` under way.
     pub(crate) fn stream(&mut self, payload: usize, in_flight: u64, time: Duration) -> std::io::Result<f64> {
         let Floor { near, far, threads } = self;
-        let shape = near.shape(payload);
+        let shape = Shape::new(&near.flow, payload);
         let arrived = AtomicU64::new(0);
         let (mut sent, mut lost, mut seen) = (0, 0, 0);
         let start = Instant::now();
@@ -191,7 +175,7 @@ impl Floor {
                 }
             },
             || {
-                arrived.fetch_add(far.receive(), Relaxed);
+                arrived.fetch_add(far.receive(&shape), Relaxed);
             },
         )
     }
@@ -204,14 +188,14 @@ impl Floor {
         mut record: impl FnMut(u64),
     ) -> std::io::Result<()> {
         let Floor { near, far, threads } = self;
-        let (ping, pong) = (near.shape(payload), far.shape(payload));
+        let (ping, pong) = (Shape::new(&near.flow, payload), Shape::new(&far.flow, payload));
         let start = Instant::now();
         let (mut sent_at, mut returned): (Option<Instant>, _) = (None, false);
         threads.drive(
             || {
                 let now = Instant::now();
                 match sent_at {
-                    Some(at) if near.receive() > 0 => {
+                    Some(at) if near.receive(&pong) > 0 => {
                         record(at.elapsed().as_nanos() as u64);
                         (sent_at, returned) = (None, true);
                     }
@@ -230,7 +214,7 @@ impl Floor {
                 }
             },
             || {
-                let arrived = far.receive();
+                let arrived = far.receive(&ping);
                 if arrived > 0 {
                     far.send(&pong, arrived);
                     // A link that failed shows at the near end: nothing comes back.
@@ -242,53 +226,15 @@ impl Floor {
 }
 
 impl End {
-    fn shape(&self, payload: usize) -> Shape {
-        let opcode = Opcode::RC_SEND_ONLY;
-        let bth = Bth {
-            opcode,
-            solicited: false,
-            mig_req: false,
-            pad: 0,
-            tver: 0,
-            pkey: 0xffff,
-            fecn: false,
-            becn: false,
-            reserved6: 0,
-            dest_qp: Qpn::new(0x11),
-            ack_req: false,
-            reserved7: 0,
-            psn: Psn::new(0),
-        };
-        let mut headers = [0; MAX_HEADERS];
-        let header_len = self.template.write_headers(&mut headers, &bth, &Ext::None, payload);
-        Shape { headers, header_len, frame_len: self.template.frame_len(opcode, payload) }
-    }
-
-    /// Commits up to `count` frames, one burst at most; returns how many.
     fn send(&mut self, shape: &Shape, count: u64) -> u64 {
-        let mut ids: [_; BURST] = std::array::from_fn(|_| None);
-        let mut n = 0;
-        while n < ids.len().min(count as usize) {
-            let Some(id) = self.port.tx_alloc(shape.frame_len) else { break };
-            self.port.tx_frame(&id).write(0, &shape.headers[..shape.header_len]);
-            ids[n] = Some(id);
-            n += 1;
-        }
-        self.port.tx_arrange();
-        for id in ids.into_iter().flatten() {
-            self.port.tx_commit(id);
-        }
-        n as u64
+        shape.send(&mut *self.port, count)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
         self.port.tx_flush(self.clock.now())
     }
 
-    /// Takes in one burst and returns how many frames it had.
-    fn receive(&mut self) -> u64 {
-        let n = self.port.rx_burst(Nanos::ZERO);
-        self.port.rx_release();
-        n as u64
+    fn receive(&mut self, shape: &Shape) -> u64 {
+        shape.receive(&mut *self.port, self.clock.now())
     }
 }

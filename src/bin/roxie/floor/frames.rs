@@ -1,0 +1,93 @@
+//! The frames of a floor: RoCE packets in length and headers (a SEND to a queue pair that nobody has), so that they are
+//! steered and segmented like real ones. The payload is whatever lies in the slot, and nobody computes an ICRC.
+
+use roxie::port::{BURST, Port};
+use roxie::time::Nanos;
+use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Qpn, RoceVersion, Template};
+
+/// The queue pair that they are addressed to.
+const NOBODY: u32 = 0xff_fff0;
+
+/// A station and the address of one end.
+pub(crate) type Station = ([u8; 6], Gid);
+
+/// The headers of all frames from one end to the other.
+pub(crate) fn flow((src_mac, src): Station, (dst_mac, dst): Station) -> Template {
+    Template::new(&FlowSpec {
+        src_mac,
+        dst_mac,
+        vlan: None,
+        src,
+        dst,
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: 64,
+        source_port: 0xc0de,
+        version: RoceVersion::V2,
+    })
+}
+
+/// A frame to send over and over: its headers and its length.
+pub(crate) struct Shape {
+    headers: [u8; MAX_HEADERS],
+    header_len: usize,
+    frame_len: usize,
+}
+
+impl Shape {
+    /// With `payload` bytes behind the headers.
+    pub(crate) fn new(flow: &Template, payload: usize) -> Shape {
+        let opcode = Opcode::RC_SEND_ONLY;
+        let bth = Bth { opcode, pkey: 0xffff, dest_qp: Qpn::new(NOBODY), ..Bth::default() };
+        let mut headers = [0; MAX_HEADERS];
+        let header_len = flow.write_headers(&mut headers, &bth, &Ext::None, payload);
+        Shape { headers, header_len, frame_len: flow.frame_len(opcode, payload) }
+    }
+
+    /// Commits up to `count` frames, one burst at most; returns for how many there was room. They leave with the flush.
+    pub(crate) fn send(&self, port: &mut dyn Port, count: u64) -> u64 {
+        let mut ids: [_; BURST] = std::array::from_fn(|_| None);
+        let mut n = 0;
+        while n < ids.len().min(count as usize) {
+            let Some(id) = port.tx_alloc(self.frame_len) else { break };
+            port.tx_frame(&id).write(0, &self.headers[..self.header_len]);
+            ids[n] = Some(id);
+            n += 1;
+        }
+        port.tx_arrange();
+        for id in ids.into_iter().flatten() {
+            port.tx_commit(id);
+        }
+        n as u64
+    }
+
+    /// Takes in one burst; returns how many of its frames are of this length, since little else is steered to the port.
+    pub(crate) fn receive(&self, port: &mut dyn Port, now: Nanos) -> u64 {
+        let count = port.rx_burst(now);
+        let ours = (0..count).filter(|i| port.rx_frame(*i).frame.len() == self.frame_len).count();
+        port.rx_release();
+        ours as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use roxie::port::memory::{self, MemoryConfig};
+
+    use super::*;
+
+    #[test]
+    fn frames_arrive_and_only_those_of_the_length_are_counted() {
+        let (mut a, mut b) = memory::pair(MemoryConfig::default(), MemoryConfig::default());
+        let station = |n| ([2, 0, 0, 0, 0, n], Gid::from(IpAddr::from([192, 0, 2, n])));
+        let flow = flow(station(1), station(2));
+        let (short, long) = (Shape::new(&flow, 64), Shape::new(&flow, 1024));
+        assert_eq!((short.send(&mut a, 3), long.send(&mut a, 5)), (3, 5));
+        a.tx_flush(Nanos::ZERO).unwrap();
+        assert_eq!(long.receive(&mut b, Nanos::ZERO), 5);
+        assert_eq!(short.receive(&mut b, Nanos::ZERO), 0, "they came in the same burst");
+        assert_eq!(short.send(&mut a, 10 * BURST as u64), BURST as u64, "no more than a burst at once");
+    }
+}

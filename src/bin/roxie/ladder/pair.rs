@@ -1,0 +1,149 @@
+//! Which packets belong together: flows, and the two flows of a connection.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use roxie::wire::{Psn, Qpn, Service};
+
+use super::Seen;
+
+/// The packets between two queue pairs, in the order of the capture.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(super) service: Service,
+    /// The end that the first packet came from, and the other: address and queue pair, as far as one is known.
+    pub(super) ends: [(IpAddr, Option<Qpn>); 2],
+    pub(super) packets: Vec<Seen>,
+}
+
+impl Connection {
+    /// True if it goes from left to right.
+    pub(super) fn goes_right(&self, seen: &Seen) -> bool {
+        match seen.src_qp {
+            // Two queue pairs of one host.
+            _ if seen.src == seen.dst => self.ends[1].1 == Some(seen.dest_qp),
+            _ => seen.src == self.ends[0].0,
+        }
+    }
+
+    /// True if this is one of its queue pairs.
+    pub(crate) fn has(&self, qp: Qpn) -> bool {
+        self.ends.iter().any(|(_, own)| *own == Some(qp))
+    }
+}
+
+/// All packets from one host to one queue pair of another; of datagrams those of one sender only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    src: IpAddr,
+    dst: IpAddr,
+    dest_qp: Qpn,
+    src_qp: Option<Qpn>,
+}
+
+impl Key {
+    fn of(seen: &Seen) -> Key {
+        Key { src: seen.src, dst: seen.dst, dest_qp: seen.dest_qp, src_qp: seen.src_qp }
+    }
+
+    fn may_answer(&self, other: &Key) -> bool {
+        (self.src, self.dst) == (other.dst, other.src)
+    }
+}
+
+struct Flow {
+    key: Key,
+    service: Service,
+    packets: Vec<usize>,
+    partner: Option<usize>,
+}
+
+/// Sorts packets into connections, in the order in which these begin.
+pub(crate) fn pair(packets: Vec<Seen>) -> Vec<Connection> {
+    let mut flows = Vec::new();
+    let mut index: HashMap<Key, usize> = HashMap::new();
+    for (i, seen) in packets.iter().enumerate() {
+        let key = Key::of(seen);
+        let flow = *index.entry(key).or_insert_with(|| {
+            flows.push(Flow { key, service: seen.service, packets: Vec::new(), partner: None });
+            flows.len() - 1
+        });
+        flows[flow].packets.push(i);
+    }
+    marry(&mut flows, &evidence(&packets, &index));
+    let mut packets: Vec<Option<Seen>> = packets.into_iter().map(Some).collect();
+    let mut connections = Vec::new();
+    for i in 0..flows.len() {
+        let flow = &flows[i];
+        if flow.partner.is_some_and(|partner| partner < i) {
+            continue;
+        }
+        let back = flow.partner.map(|partner| &flows[partner]);
+        let left = back.map(|flow| flow.key.dest_qp).or(flow.key.src_qp);
+        let mut members = flow.packets.clone();
+        members.extend(back.iter().flat_map(|flow| &flow.packets));
+        members.sort_unstable();
+        connections.push(Connection {
+            service: flow.service,
+            ends: [(flow.key.src, left), (flow.key.dst, Some(flow.key.dest_qp))],
+            packets: members.into_iter().filter_map(|member| packets[member].take()).collect(),
+        });
+    }
+    connections
+}
+
+/// How many answers of the second flow have the PSN that was last asked for by the first, among those that could be.
+fn evidence(packets: &[Seen], index: &HashMap<Key, usize>) -> HashMap<(usize, usize), u64> {
+    let mut asked: HashMap<(IpAddr, IpAddr, Psn), usize> = HashMap::new();
+    let mut found = HashMap::new();
+    for seen in packets.iter().filter(|seen| seen.service != Service::Ud) {
+        let flow = index[&Key::of(seen)];
+        if !seen.is_answer() {
+            (0..seen.count).for_each(|i| {
+                asked.insert((seen.src, seen.dst, seen.psn + i), flow);
+            });
+        } else if let Some(request) = asked.get(&(seen.dst, seen.src, seen.psn)) {
+            *found.entry((*request, flow)).or_default() += 1;
+        }
+    }
+    found
+}
+
+/// Gives each flow the one that answers it: first where the evidence is, then where the numbers are those of both ends.
+fn marry(flows: &mut [Flow], evidence: &HashMap<(usize, usize), u64>) {
+    let mut scores: HashMap<(usize, usize), u64> = HashMap::new();
+    for ((a, b), n) in evidence.iter().filter(|((a, b), _)| a != b) {
+        *scores.entry((*a.min(b), *a.max(b))).or_default() += n;
+    }
+    let mut candidates: Vec<_> = scores.into_iter().collect();
+    let same_number = |(a, b): (usize, usize)| flows[a].key.dest_qp == flows[b].key.dest_qp;
+    candidates.sort_by_key(|(pair, n)| (std::cmp::Reverse(*n), !same_number(*pair), *pair));
+    let mut wed = |a: usize, b: usize| {
+        if flows[a].partner.is_none() && flows[b].partner.is_none() {
+            flows[a].partner = Some(b);
+            flows[b].partner = Some(a);
+        }
+    };
+    candidates.iter().for_each(|((a, b), _)| wed(*a, *b));
+    // Datagrams name both ends. Of connections without answers equal numbers are the best guess there is.
+    let mut waiting: HashMap<(IpAddr, IpAddr, Qpn, Option<Qpn>), usize> = HashMap::new();
+    for i in 0..flows.len() {
+        let key = flows[i].key;
+        if flows[i].partner.is_some() {
+            continue;
+        }
+        let looked_for = match key.src_qp {
+            Some(src_qp) => (key.dst, key.src, src_qp, Some(key.dest_qp)),
+            None => (key.dst, key.src, key.dest_qp, None),
+        };
+        match waiting.get(&looked_for) {
+            Some(&other) if flows[other].service == flows[i].service && flows[i].key.may_answer(&flows[other].key) => {
+                flows[i].partner = Some(other);
+                flows[other].partner = Some(i);
+            }
+            _ => {
+                waiting.insert((key.src, key.dst, key.dest_qp, key.src_qp), i);
+            }
+        }
+    }
+}

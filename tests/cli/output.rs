@@ -1,0 +1,100 @@
+//! Where the output goes: a reader that leaves, a full disk, a capture that cannot be written or is not read.
+
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+use crate::{roxie, run};
+
+/// Commands that print, each from a place of its own.
+const PRINTING: [&str; 8] = [
+    "pingpong rc --port memory -n 2",
+    "pingpong rc --port memory -n 2 --json",
+    "perf send bw --port memory -n 20",
+    "perf send lat --port memory -n 5 --json",
+    "show device --port memory",
+    "show gids --port memory",
+    "show counters --port memory",
+    "show qps --port memory",
+];
+
+/// The exit code and what was said on standard error.
+fn with_stdout(mut command: Command, stdout: impl Into<Stdio>) -> (Option<i32>, String) {
+    let output = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// The writing end of a pipe that nobody reads any more.
+fn broken_pipe() -> OwnedFd {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer.into()
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    for command in PRINTING {
+        let (code, said) = with_stdout(roxie(command), broken_pipe());
+        assert_eq!(code, Some(0), "{command}: {said}");
+        assert!(!said.contains("panicked") && !said.contains("Broken pipe"), "{command}: {said}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_one_line_and_exit_code_1() {
+    for command in PRINTING {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let (code, said) = with_stdout(roxie(command), full);
+        assert_eq!(code, Some(1), "{command}: {said}");
+        assert!(said.contains("cannot write the output: No space left"), "{command}: {said}");
+        assert!(!said.contains("panicked"), "{command}: {said}");
+    }
+}
+
+#[test]
+fn nobody_has_to_read_standard_error() {
+    for command in [
+        "show counters --port memory",
+        "pingpong rc --port memory -m 1500",
+        "perf send bw -s 0 --port memory",
+    ] {
+        let status = roxie(command).stdout(Stdio::null()).stderr(broken_pipe()).status().unwrap();
+        assert!(matches!(status.code(), Some(0 | 2)), "{command}: {status}");
+    }
+}
+
+#[test]
+fn a_capture_on_a_full_disk_is_exit_code_1() {
+    for command in ["pingpong rc --port memory -n 2", "perf send bw --port memory -n 20"] {
+        let done = run(&format!("{command} --capture /dev/full"));
+        assert!(!done.stdout.is_empty(), "traffic goes on and is told of: {done:#?}");
+        done.failed(1, &["the capture /dev/full is not whole", "No space left"]);
+    }
+}
+
+#[test]
+fn a_pipe_that_nobody_reads_stops_no_traffic() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
+    mkfifo(&path, Mode::S_IRWXU).unwrap();
+    // Open for reading, so that opening it for writing does not wait; and never read.
+    let reader = File::options().read(true).write(true).open(&path).unwrap();
+    let done = run(&format!("pingpong rc --port memory -n 200 -s 4096 --capture {}", path.display()));
+    assert!(done.stdout.contains("200 iters in "), "{done:#?}");
+    done.failed(1, &["is not whole", "is anybody reading the pipe?"]);
+    drop(reader);
+}
+
+#[test]
+fn a_capture_is_whole_when_the_command_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.pcapng");
+    run(&format!("perf write bw --port memory -n 50 -s 65536 --capture {}", path.display())).succeeded();
+    let decoded = run(&format!("decode {}", path.display())).succeeded();
+    let count = |what: &str| decoded.stdout.lines().filter(|line| line.contains(what)).count();
+    assert_eq!((count("RC_WRITE_FIRST"), count("RC_WRITE_LAST")), (50, 50));
+    assert!(fs::metadata(&path).unwrap().len() > 50 * 65536);
+}
