@@ -163,8 +163,7 @@ fn a_client_that_vanishes_is_noticed_by_a_server_that_only_serves() {
     // As if it had lost its power: it says no more, neither over TCP nor otherwise.
     Links::open_in(&net.b).unwrap().set_up("right", false).unwrap();
     server.finish().failed(4, &["the TCP connection to the peer broke", "left: the link is down"]);
-    client.kill();
-    client.finish().was_killed();
+    client.finish().failed(1, &["right: the link is down", "retries exceeded"]);
 }
 
 #[test]
