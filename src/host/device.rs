@@ -92,7 +92,7 @@ pub enum DeviceError {
         remote: Gid,
     },
     /// The port cannot carry even the smallest path MTU.
-    #[error("link MTU {0} is too small: the smallest path MTU, 256, needs 336")]
+    #[error("link MTU {0} is too small: the smallest path MTU, 256, needs {needs}", needs = 256 + Mtu::OVERHEAD)]
     LinkMtu(usize),
     /// There is no way to the peer.
     #[error(transparent)]

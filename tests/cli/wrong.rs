@@ -20,7 +20,7 @@ fn wrong_devices_are_refused_and_left_as_they_were() {
         net.left(&format!("{pingpong} -g 9")).failed(2, &["no GID at index 9", "0: ::ffff:192.0.2.1"]);
         net.left(&format!("{pingpong} -m 4096")).failed(
             2,
-            &["path MTU 4096 does not fit", "link MTU of left is 1500", "4176", "that fits is 1024"],
+            &["path MTU 4096 does not fit", "link MTU of left is 1500", "4184", "that fits is 1024"],
         );
         net.left(&format!("perf send bw --port {port} -m 2048")).failed(2, &["path MTU 2048 does not fit"]);
         net.left(&format!("{pingpong} 192.0.2.2"))

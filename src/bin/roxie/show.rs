@@ -301,9 +301,9 @@ mod tests {
 
     #[test]
     fn an_mtu_says_what_fits_and_what_the_next_would_need() {
-        assert_eq!(mtu_text(1500), "1500 bytes: path MTU 1024 (2048 needs 2128)");
+        assert_eq!(mtu_text(1500), "1500 bytes: path MTU 1024 (2048 needs 2136)");
         assert_eq!(mtu_text(9000), "9000 bytes: path MTU 4096");
-        assert!(mtu_text(300).contains("too small") && mtu_text(300).contains("336"));
+        assert!(mtu_text(300).contains("too small") && mtu_text(300).contains("344"));
     }
 
     #[test]

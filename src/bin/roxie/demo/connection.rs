@@ -100,7 +100,8 @@ impl Connection {
         let start = Instant::now();
         let mut near_step = || {
             let elapsed = start.elapsed();
-            if elapsed >= time {
+            // However short the time, something is measured.
+            if elapsed >= time && done > 0 {
                 let rate = *in_time.get_or_insert(done as f64 * f64::from(MESSAGE) / elapsed.as_secs_f64());
                 if done == posted {
                     return Ok(Some((rate, posted.min(MESSAGES) as usize * MESSAGE as usize)));
