@@ -1,0 +1,126 @@
+//! Two NICs joined by memory, both sides summed, one thread: what the engine's benchmarks measure.
+
+use std::hint::black_box;
+
+use roxie::limits::Limits;
+use roxie::nic::NicConfig;
+use roxie::shared::work_queue::Payload;
+use roxie::sim::{Host, HostQp, HostRegion, Pair, joined_ports};
+use roxie::time::Nanos;
+use roxie::verbs::{Access, Mtu, Psn, QpAttr, QpCaps, QpState, RKey, SendFlags, SendWr, WrOpcode};
+
+/// Operations and message sizes that are measured.
+pub(crate) const CASES: [(WrOpcode, u32); 9] = [
+    (WrOpcode::Send, 64),
+    (WrOpcode::Write, 64),
+    (WrOpcode::Read, 64),
+    (WrOpcode::FetchAdd, 8),
+    (WrOpcode::Send, 4096),
+    (WrOpcode::Write, 4096),
+    (WrOpcode::Read, 4096),
+    (WrOpcode::Write, 65_536),
+    (WrOpcode::Read, 65_536),
+];
+
+/// Messages outstanding in all.
+pub(crate) const BATCH: usize = 64;
+
+pub(crate) struct Bench {
+    pair: Pair,
+    qps: Vec<[HostQp; 2]>,
+    source: HostRegion,
+    target: HostRegion,
+    /// Messages in a row on one QP.
+    in_a_row: usize,
+    next: usize,
+}
+
+impl Bench {
+    /// `qps` connected QPs, of which each gets `in_a_row` messages, then the next; messages of up to `region` bytes.
+    pub(crate) fn new(qps: usize, in_a_row: usize, region: usize) -> Bench {
+        let (a, b) = joined_ports(4200, None);
+        let config = NicConfig { limits: Limits::default(), ..NicConfig::default() };
+        let mut pair = Pair::new(Host::new(1, config, a), Host::new(2, config, b));
+        let source = pair.a.register(region, Access::LOCAL_WRITE);
+        let target = pair.b.register(region, Access::READ_WRITE);
+        let qps = (0..qps).map(|_| connect(&mut pair)).collect();
+        Bench { pair, qps, source, target, in_a_row, next: 0 }
+    }
+
+    /// Posts a batch over the QPs in turn and turns both NICs until all of it is complete.
+    pub(crate) fn batch(&mut self, opcode: WrOpcode, length: u32) {
+        let first = self.next;
+        for i in 0..BATCH {
+            let [near, far] = &self.qps[(first + i / self.in_a_row) % self.qps.len()];
+            if opcode == WrOpcode::Send {
+                self.pair.b.post_recv(far, 0, &[self.target.sge(0, length)]).expect("room");
+            }
+            let wr = SendWr {
+                opcode,
+                flags: SendFlags::SIGNALED,
+                remote_addr: self.target.address,
+                rkey: RKey(self.target.key),
+                ..SendWr::default()
+            };
+            let sges = [self.source.sge(0, length)];
+            self.pair.a.post_send(near, &wr, Payload::Sges(&sges)).expect("room");
+        }
+        let (mut near_done, mut far_done) = (0, if opcode == WrOpcode::Send { 0 } else { BATCH });
+        while near_done < BATCH || far_done < BATCH {
+            self.pair.now = self.pair.now + Nanos(1_000);
+            self.pair.a.worker.poll(self.pair.now);
+            self.pair.b.worker.poll(self.pair.now);
+            for i in 0..BATCH.div_ceil(self.in_a_row).min(self.qps.len()) {
+                let [near, far] = &self.qps[(first + i) % self.qps.len()];
+                while let Some(wc) = self.pair.a.poll_cq(near) {
+                    black_box(wc);
+                    near_done += 1;
+                }
+                while let Some(wc) = self.pair.b.poll_cq(far) {
+                    black_box(wc);
+                    far_done += 1;
+                }
+            }
+        }
+        self.next = (first + BATCH.div_ceil(self.in_a_row)) % self.qps.len();
+    }
+}
+
+fn connect(pair: &mut Pair) -> [HostQp; 2] {
+    let caps = QpCaps { max_send_sge: 1, max_recv_sge: 1, max_send_wr: 64, max_recv_wr: 64, max_inline: 0 };
+    let qps = [pair.a.create_qp(caps, false, 128), pair.b.create_qp(caps, false, 128)];
+    for end in 0..2 {
+        let peer = qps[1 - end].handle.qpn;
+        let (host, to) = if end == 0 { (&mut pair.a, 2) } else { (&mut pair.b, 1) };
+        let init = QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::all()),
+            ..QpAttr::default()
+        };
+        let rtr = QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(host.path(to, false)),
+            path_mtu: Some(Mtu::Mtu4096),
+            dest_qpn: Some(peer),
+            rq_psn: Some(Psn::new(0)),
+            max_dest_rd_atomic: Some(16),
+            min_rnr_timer: Some(12),
+            ..QpAttr::default()
+        };
+        let rts = QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(Psn::new(0)),
+            timeout: Some(18),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(16),
+            ..QpAttr::default()
+        };
+        for attr in [init, rtr, rts] {
+            host.modify(Nanos::ZERO, &qps[end], &attr).expect("a legal transition");
+        }
+    }
+    qps
+}
