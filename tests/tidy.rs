@@ -13,7 +13,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("netdev", &[]),
     ("port", &["frame", "time", "capture", "netdev"]),
     ("wire", &["frame"]),
-    ("verbs", &["wire"]),
+    ("verbs", &["limits", "wire"]),
     ("shared", &["limits", "verbs"]),
     ("transport", &["limits", "time", "verbs", "wire", "shared"]),
     ("nic", &["frame", "limits", "time", "timer", "verbs", "wire", "shared", "transport"]),

@@ -96,7 +96,7 @@ fn connect(pair: &mut Pair) -> [HostQp; 2] {
             state: Some(QpState::Init),
             pkey_index: Some(0),
             port: Some(1),
-            access: Some(Access::all()),
+            access: Some(Access::READ_WRITE),
             ..QpAttr::default()
         };
         let rtr = QpAttr {

@@ -12,7 +12,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::datagram::AhOptions;
 use super::device::{Device, DeviceError, random};
-use crate::limits::{MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WR};
+use crate::limits::MAX_CQE;
 use crate::nic::{Answer, Command, ControlError, QpHandle, QpStatus};
 use crate::shared::work_queue::Payload;
 use crate::shared::{Armed, CompletionRing, HostMemory, PostError, RecvRing, SendRing};
@@ -96,11 +96,9 @@ impl Device {
         init: &QpInit,
     ) -> Result<QueuePair, DeviceError> {
         let caps = &init.caps;
-        within("max_send_wr", caps.max_send_wr, MAX_WR)?;
-        within("max_recv_wr", caps.max_recv_wr, MAX_WR)?;
-        within("max_send_sge", caps.max_send_sge, MAX_SGE as u32)?;
-        within("max_recv_sge", caps.max_recv_sge, MAX_SGE as u32)?;
-        within("max_inline_data", caps.max_inline, MAX_INLINE as u32)?;
+        if let Some((what, value, limit)) = caps.beyond_limit() {
+            return Err(DeviceError::TooLarge { what, value: value.into(), limit: limit.into() });
+        }
         let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).map_err(no_memory)?;
         let receives = RecvRing::new(caps.max_recv_wr, caps.max_recv_sge).map_err(no_memory)?;
         let answer = self.call(Command::CreateQp {

@@ -338,6 +338,9 @@ impl Nic {
         if !SERVED.contains(&init.qp_type) {
             return Err(ControlError::NotServed(init.qp_type));
         }
+        if let Some((what, value, limit)) = init.caps.beyond_limit() {
+            return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() });
+        }
         let reserved = (init.qp_type == QpType::Gsi).then_some(Qpn::GSI.value());
         if reserved.is_some() && self.gsi.is_some() {
             return Err(ControlError::Taken("QP1"));

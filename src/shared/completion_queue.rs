@@ -160,6 +160,11 @@ impl CompletionRing {
         fence(SeqCst);
     }
 
+    /// All of its memory, as whoever shares it may write it.
+    pub fn words(&self) -> &[AtomicU64] {
+        self.region.words()
+    }
+
     /// Completions that fit.
     pub fn capacity(&self) -> u32 {
         self.capacity as u32

@@ -304,6 +304,11 @@ impl SendRing {
         self.ring.word(CONSUMER).store(0, SeqCst);
     }
 
+    /// All of its memory, as whoever shares it may write it.
+    pub fn words(&self) -> &[AtomicU64] {
+        self.ring.region.words()
+    }
+
     /// Work requests that may be outstanding.
     pub fn capacity(&self) -> u32 {
         self.ring.capacity
@@ -384,6 +389,11 @@ impl RecvRing {
     pub fn reset(&self) {
         self.ring.word(PRODUCER).store(0, SeqCst);
         self.ring.word(CONSUMER).store(0, SeqCst);
+    }
+
+    /// All of its memory, as whoever shares it may write it.
+    pub fn words(&self) -> &[AtomicU64] {
+        self.ring.region.words()
     }
 
     /// Receives that may be outstanding.

@@ -1,6 +1,7 @@
 //! One host in virtual time: a worker, and an application's side of its queues.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::AtomicU64;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -234,6 +235,16 @@ impl Host {
     /// The oldest completion.
     pub fn poll_cq(&self, qp: &HostQp) -> Option<Wc> {
         qp.cq.poll()
+    }
+
+    /// Tells the NIC that a QP's queues have changed.
+    pub fn ring(&self, qp: &HostQp) {
+        self.doorbells.ring(qp.handle.index);
+    }
+
+    /// The memory of a QP's send, receive and completion queue, to be written over by a test.
+    pub fn shared_words<'a>(&self, qp: &'a HostQp) -> [&'a [AtomicU64]; 3] {
+        [qp.sends.words(), qp.receives.words(), qp.cq.words()]
     }
 
     /// The next asynchronous event.

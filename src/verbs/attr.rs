@@ -2,6 +2,8 @@
 
 use bitflags::bitflags;
 
+use crate::limits::{MAX_INLINE, MAX_SGE, MAX_WR};
+
 use super::{Access, Gid, Mtu, Psn, QpState, QpType, Qpn};
 
 /// The sizes of a QP's queues.
@@ -17,6 +19,21 @@ pub struct QpCaps {
     pub max_recv_sge: u32,
     /// Bytes of inline payload.
     pub max_inline: u32,
+}
+
+impl QpCaps {
+    /// The first size that is beyond the device's limit, with that limit.
+    pub fn beyond_limit(&self) -> Option<(&'static str, u32, u32)> {
+        [
+            ("max_send_wr", self.max_send_wr, MAX_WR),
+            ("max_recv_wr", self.max_recv_wr, MAX_WR),
+            ("max_send_sge", self.max_send_sge, MAX_SGE as u32),
+            ("max_recv_sge", self.max_recv_sge, MAX_SGE as u32),
+            ("max_inline_data", self.max_inline, MAX_INLINE as u32),
+        ]
+        .into_iter()
+        .find(|(_, value, limit)| value > limit)
+    }
 }
 
 impl Default for QpCaps {

@@ -1,0 +1,449 @@
+//! What is fuzzed, and what must hold whatever the bytes say.
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering::Relaxed;
+
+use roxie::capture::Reader;
+use roxie::frame::Frame;
+use roxie::limits::Limits;
+use roxie::nic::{Command, NicConfig};
+use roxie::port::Port;
+use roxie::shared::work_queue::Payload;
+use roxie::shared::{CompletionRing, HostMemory, RecvRing, SendRing};
+use roxie::sim::{Host, HostQp, HostRegion, joined_ports};
+use roxie::time::Nanos;
+use roxie::verbs::{
+    Access, CqIndex, LKey, MrIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn,
+    RKey, SendFlags, SendWr, Sge, WrOpcode,
+};
+use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, RoceVersion, Template, icrc, parse};
+
+use crate::input::Input;
+
+/// Passes after which a NIC that nobody feeds must have come to rest.
+const PATIENCE: usize = 20_000;
+const PEER: Qpn = Qpn::new(0x77);
+
+/// Any bytes are a packet or a reason, whole or in two pieces, and can be printed.
+pub fn parser(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let split = usize::from(input.u8()).min(bytes.len());
+    let whole = Frame::whole(bytes);
+    let (a, b) = bytes.split_at(split);
+    let pieces = Frame { a, b };
+    let mut text = String::new();
+    match (parse(&whole), parse(&pieces)) {
+        (Ok(one), Ok(two)) => {
+            assert_eq!(one.bth, two.bth);
+            assert_eq!(one.check_icrc(&whole), two.check_icrc(&pieces));
+            assert!(one.payload.end <= bytes.len());
+            write!(text, "{one}{one:#}").expect("a string takes everything");
+        }
+        (Err(one), Err(two)) => {
+            assert_eq!(one, two);
+            write!(text, "{one}").expect("a string takes everything");
+        }
+        (one, two) => panic!("whole {one:?}, in pieces {two:?}"),
+    }
+    let _ = icrc::compute(&whole, split, bytes.len());
+}
+
+/// Any bytes are a capture that ends, in records or in one error.
+pub fn capture(bytes: &[u8]) {
+    let Ok(mut reader) = Reader::new(bytes) else { return };
+    let mut records = 0;
+    while let Ok(Some(record)) = reader.next() {
+        assert!(record.data.len() <= bytes.len());
+        records += 1;
+        assert!(records <= bytes.len(), "more records than bytes");
+    }
+}
+
+/// A NIC with two QPs, and the far end of its link.
+struct Stage {
+    host: Host,
+    peer: Box<dyn Port>,
+    template: Template,
+    qps: Vec<HostQp>,
+    memory: HostRegion,
+    /// Nobody may write here.
+    forbidden: HostRegion,
+    posted: u64,
+    completed: u64,
+    now: Nanos,
+}
+
+const FORBIDDEN: usize = 8192;
+
+impl Stage {
+    fn new() -> Stage {
+        let (near, peer) = joined_ports(1500, None);
+        let mut host =
+            Host::new(1, NicConfig { limits: Limits::small(), seed: 7, ..NicConfig::default() }, near);
+        let memory = host.register(1 << 14, Access::READ_WRITE);
+        let forbidden = host.register(FORBIDDEN, Access::LOCAL_WRITE);
+        let gid = |n| Gid::from(Host::address(n, false));
+        let template = Template::new(&FlowSpec {
+            src_mac: Host::mac(2),
+            dst_mac: Host::mac(1),
+            vlan: None,
+            src: gid(2),
+            dst: gid(1),
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            source_port: 0xc000,
+            version: RoceVersion::V2,
+        });
+        Stage {
+            host,
+            peer,
+            template,
+            qps: Vec::new(),
+            memory,
+            forbidden,
+            posted: 0,
+            completed: 0,
+            now: Nanos(1),
+        }
+    }
+
+    fn create(&mut self, qp_type: QpType) {
+        let caps =
+            QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline: 16 };
+        let qp = self.host.create_qp_as(QpInit { qp_type, caps, sq_sig_all: true }, 64);
+        self.qps.push(qp);
+    }
+
+    fn modify(&mut self, qp: usize, attr: &QpAttr) {
+        // Refused or not: both are answers.
+        let _ = self.host.modify(self.now, &self.qps[qp], attr);
+    }
+
+    /// Takes a QP as far as a byte says.
+    fn bring_up(&mut self, qp: usize, how_far: u8) {
+        let init = QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::READ_WRITE),
+            ..QpAttr::default()
+        };
+        let rtr = QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(self.host.path(2, false)),
+            path_mtu: Some(Mtu::Mtu256),
+            dest_qpn: Some(PEER),
+            rq_psn: Some(Psn::new(0)),
+            max_dest_rd_atomic: Some(2),
+            min_rnr_timer: Some(1),
+            ..QpAttr::default()
+        };
+        let rts = QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(Psn::new(0xff_fffe)),
+            timeout: Some(1),
+            retry_cnt: Some(1),
+            rnr_retry: Some(1),
+            max_rd_atomic: Some(2),
+            ..QpAttr::default()
+        };
+        let after = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        let steps = [init, rtr, rts, after(QpState::Sqd), after(QpState::Err)];
+        for attr in &steps[..usize::from(how_far) % (steps.len() + 1)] {
+            self.modify(qp, attr);
+        }
+    }
+
+    fn post(&mut self, input: &mut Input<'_>) {
+        let qp = usize::from(input.u8()) % self.qps.len();
+        let sge = Sge {
+            addr: input.number(self.memory.address),
+            length: input.number(300) as u32,
+            lkey: LKey(input.number(self.memory.key.into()) as u32),
+        };
+        let ok = if input.flag() {
+            self.host.post_recv(&self.qps[qp], 0, &[sge]).is_ok()
+        } else {
+            let wr = SendWr {
+                opcode: input.pick(&WrOpcode::ALL),
+                flags: SendFlags::from_bits_truncate(u32::from(input.u8())) - SendFlags::INLINE,
+                imm: input.u32(),
+                remote_addr: input.u64(),
+                rkey: RKey(input.u32()),
+                ..SendWr::default()
+            };
+            self.host.post_send(&self.qps[qp], &wr, Payload::Sges(&[sge])).is_ok()
+        };
+        self.posted += u64::from(ok);
+    }
+
+    /// A packet whose ICRC is good and of which all else may be anything.
+    fn packet(&mut self, input: &mut Input<'_>) {
+        let qp = usize::from(input.u8()) % self.qps.len();
+        let near = input.pick(&[0, 0xff_fffe]);
+        let bth = Bth {
+            opcode: Opcode::RC_SEND_ONLY,
+            dest_qp: if input.u8() % 16 == 0 {
+                Qpn::new(input.u32() & 0xff_ffff)
+            } else {
+                self.qps[qp].handle.qpn
+            },
+            psn: Psn::new((near + u32::from(input.u8())).wrapping_sub(4) & 0xff_ffff),
+            ack_req: input.flag(),
+            solicited: input.flag(),
+            ..Bth::default()
+        };
+        let opcode = if input.u8() % 8 == 0 { input.u8() } else { input.u8() % 0x20 };
+        let mut tail = Vec::new();
+        if input.flag() {
+            // As a RETH or the beginning of an AtomicETH.
+            tail.extend(input.number(self.memory.address).to_be_bytes());
+            tail.extend((input.number(self.memory.key.into()) as u32).to_be_bytes());
+            tail.extend((input.number(256) as u32).to_be_bytes());
+        } else {
+            // As an AETH.
+            tail.extend([input.u8(), 0, 0, input.u8()]);
+        }
+        tail.extend(input.bytes(1024));
+        let mut headers = [0; MAX_HEADERS];
+        let at = self.template.write_headers(&mut headers, &bth, &Ext::None, tail.len());
+        // The BTH is the last 12 bytes of the headers.
+        headers[at - 12] = opcode;
+        if input.u8() % 16 == 0 {
+            headers[at - 11] ^= input.u8();
+        }
+        let length = self.template.frame_len(Opcode::RC_SEND_ONLY, tail.len());
+        let Some(id) = self.peer.tx_alloc(length) else { return };
+        let mut frame = self.peer.tx_frame(&id);
+        frame.write(0, &headers[..at]);
+        frame.write(at, &tail);
+        self.template.seal(&mut frame);
+        self.peer.tx_commit(id);
+        self.peer.tx_flush(self.now).expect("memory does not fail");
+    }
+
+    fn turn(&mut self) {
+        self.host.worker.poll(self.now);
+        while self.peer.rx_burst(self.now) > 0 {
+            self.peer.rx_release();
+        }
+        self.take_completions();
+    }
+
+    fn take_completions(&mut self) {
+        for qp in &self.qps {
+            while self.host.poll_cq(qp).is_some() {
+                self.completed += 1;
+            }
+        }
+        while self.host.event().is_some() {}
+    }
+
+    /// Nothing more comes: in time the NIC rests, and nothing happened that nobody asked for.
+    fn settle(&mut self) {
+        for pass in 0.. {
+            let idle = self.host.worker.poll(self.now).is_idle();
+            while self.peer.rx_burst(self.now) > 0 {
+                self.peer.rx_release();
+            }
+            self.take_completions();
+            if idle {
+                match self.host.worker.next_deadline() {
+                    Nanos::MAX => break,
+                    next => self.now = next.max(self.now + Nanos(1)),
+                }
+            }
+            assert!(pass < PATIENCE, "the NIC does not come to rest");
+        }
+        assert!(self.completed <= self.posted, "{} completions of {} requests", self.completed, self.posted);
+        assert!(
+            self.forbidden.bytes(0, FORBIDDEN).iter().all(|b| *b == 0),
+            "memory outside the region changed"
+        );
+    }
+}
+
+/// Packets into QPs in every state, between work requests and the passing of time.
+pub fn packets(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let mut stage = Stage::new();
+    for qp in 0..2 {
+        stage.create(QpType::Rc);
+        stage.bring_up(qp, input.u8());
+    }
+    while !input.is_empty() {
+        match input.u8() % 8 {
+            0 | 1 => stage.post(&mut input),
+            2 => stage.turn(),
+            3 => stage.now = stage.now + Nanos(u64::from(input.u16()) << 6),
+            4 if input.u8() % 8 == 0 => {
+                let qp = usize::from(input.u8()) % 2;
+                stage.modify(qp, &QpAttr { state: Some(QpState::Reset), ..QpAttr::default() });
+                stage.posted += 16;
+                stage.bring_up(qp, input.u8());
+            }
+            _ => stage.packet(&mut input),
+        }
+    }
+    stage.settle();
+}
+
+/// Commands as a broken or malicious client of the device sends them.
+pub fn commands(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let mut stage = Stage::new();
+    let mut rings = Vec::new();
+    while !input.is_empty() {
+        let command = command(&mut input, &mut rings);
+        // Any answer is one.
+        let _ = stage.host.call(stage.now, command);
+        if input.flag() {
+            stage.now = stage.now + Nanos(u64::from(input.u16()));
+            stage.turn();
+        }
+    }
+    // Numbers may have hit the regions; what they say is no concern of this target.
+    stage.turn();
+}
+
+fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) -> Command {
+    let small = |input: &mut Input<'_>| u32::from(input.u8() % 8);
+    match input.u8() % 13 {
+        0 => Command::AllocPd,
+        1 => Command::DeallocPd(PdId(small(input))),
+        2 => Command::RegisterMemory {
+            pd: PdId(small(input)),
+            access: Access::from_bits_truncate(input.u32()),
+            start: input.number(1 << 40),
+            memory: memory(input),
+        },
+        3 => Command::DeregisterMemory(MrIndex(small(input))),
+        4 => {
+            let ring = CompletionRing::new(u32::from(input.u8() % 32)).expect("memory");
+            rings.push(ring.clone());
+            Command::CreateCq { ring, notify: None }
+        }
+        5 => Command::DestroyCq(CqIndex(small(input))),
+        6 | 7 => create_qp(input),
+        8 | 9 => Command::ModifyQp(QpIndex(small(input)), Box::new(attributes(input))),
+        10 => Command::QueryQp(QpIndex(small(input))),
+        11 => Command::DestroyQp(QpIndex(small(input))),
+        _ => Command::ListQps,
+    }
+}
+
+fn memory(input: &mut Input<'_>) -> HostMemory {
+    HostMemory::allocate(usize::from(input.u16()))
+}
+
+/// Sizes that need not be those of the rings.
+fn create_qp(input: &mut Input<'_>) -> Command {
+    let number = |input: &mut Input<'_>| input.number(16) as u32;
+    let caps = QpCaps {
+        max_send_wr: number(input),
+        max_recv_wr: number(input),
+        max_send_sge: number(input),
+        max_recv_sge: number(input),
+        max_inline: number(input),
+    };
+    let ring = |input: &mut Input<'_>| u32::from(input.u8() % 32);
+    Command::CreateQp {
+        pd: PdId(u32::from(input.u8() % 4)),
+        send_cq: CqIndex(u32::from(input.u8() % 4)),
+        recv_cq: CqIndex(u32::from(input.u8() % 4)),
+        init: QpInit {
+            qp_type: input.pick(&[QpType::Rc, QpType::Uc, QpType::Ud]),
+            caps,
+            sq_sig_all: input.flag(),
+        },
+        sends: SendRing::new(ring(input), ring(input), ring(input)).expect("memory"),
+        receives: RecvRing::new(ring(input), ring(input)).expect("memory"),
+    }
+}
+
+fn attributes(input: &mut Input<'_>) -> QpAttr {
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    // Either a usual step or any set of attributes.
+    let any = input.flag();
+    let has = |input: &mut Input<'_>| !any || input.flag();
+    let path = roxie::verbs::AddressVector {
+        sgid: Gid::from(Host::address(1, input.flag())),
+        dgid: Gid::from(Host::address(2, input.flag())),
+        smac: Host::mac(1),
+        dmac: Host::mac(2),
+        traffic_class: input.u8(),
+        flow_label: input.u32(),
+        hop_limit: input.u8(),
+    };
+    let state = input.pick(&[Init, Rtr, Rts, Sqd, Sqe, Err, Reset]);
+    let (init, rtr, rts) = (any || state == Init, any || state == Rtr, any || state == Rts);
+    QpAttr {
+        state: Some(state),
+        pkey_index: (init && has(input)).then(|| u16::from(input.u8() % 2)),
+        port: (init && has(input)).then(|| input.u8() % 3),
+        access: (init && has(input)).then(|| Access::from_bits_truncate(input.u32())),
+        av: (rtr && has(input)).then_some(path),
+        path_mtu: (rtr && has(input)).then(|| input.pick(&Mtu::ALL)),
+        dest_qpn: (rtr && has(input)).then(|| Qpn::new(input.u32() & 0xff_ffff)),
+        rq_psn: (rtr && has(input)).then(|| Psn::new(input.u32() & 0xff_ffff)),
+        max_dest_rd_atomic: (rtr && has(input)).then(|| input.u8()),
+        min_rnr_timer: (rtr && has(input)).then(|| input.u8()),
+        sq_psn: (rts && has(input)).then(|| Psn::new(input.u32() & 0xff_ffff)),
+        timeout: (rts && has(input)).then(|| input.u8()),
+        retry_cnt: (rts && has(input)).then(|| input.u8()),
+        rnr_retry: (rts && has(input)).then(|| input.u8()),
+        max_rd_atomic: (rts && has(input)).then(|| input.u8()),
+        ..QpAttr::default()
+    }
+}
+
+/// An application that writes anything anywhere in the memory that it shares with the NIC.
+pub fn queues(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let mut stage = Stage::new();
+    stage.create(QpType::Rc);
+    stage.bring_up(0, 3 + input.u8() % 3);
+    let before = stage.forbidden.bytes(0, FORBIDDEN);
+    while !input.is_empty() {
+        match input.u8() % 8 {
+            0 => stage.post(&mut input),
+            1 => stage.packet(&mut input),
+            2 => stage.turn(),
+            _ => scribble(&stage, &mut input),
+        }
+    }
+    // Its own queues may be ruined, so nothing is said of completions; the NIC goes on with others.
+    for _ in 0..64 {
+        stage.host.worker.poll(stage.now);
+        stage.now = stage.now + Nanos(1 << 16);
+        while stage.peer.rx_burst(stage.now) > 0 {
+            stage.peer.rx_release();
+        }
+    }
+    assert_eq!(stage.forbidden.bytes(0, FORBIDDEN), before, "memory that no key opened has changed");
+    stage.create(QpType::Rc);
+    stage.bring_up(1, 3);
+    let sge = stage.memory.sge(0, 8);
+    let wr = SendWr { opcode: WrOpcode::Write, ..SendWr::default() };
+    stage.host.post_send(&stage.qps[1], &wr, Payload::Sges(&[sge])).expect("a new QP has room");
+    let sent = (0..64).any(|_| {
+        stage.host.worker.poll(stage.now);
+        let qpn = stage.qps[1].handle.qpn;
+        let count = stage.peer.rx_burst(stage.now);
+        let ours = (0..count).any(|i| {
+            parse(&stage.peer.rx_frame(i).frame).is_ok_and(|p| p.bth.opcode == Opcode::RC_WRITE_ONLY)
+        });
+        stage.peer.rx_release();
+        ours && qpn != Qpn::new(0)
+    });
+    assert!(sent, "another QP of the same NIC no longer works");
+}
+
+fn scribble(stage: &Stage, input: &mut Input<'_>) {
+    let words = stage.host.shared_words(&stage.qps[0]);
+    let ring = words[usize::from(input.u8()) % words.len()];
+    let at = usize::from(input.u16()) % ring.len();
+    ring[at].store(input.number(8), Relaxed);
+    stage.host.ring(&stage.qps[0]);
+}
