@@ -97,7 +97,7 @@ impl Device {
     ) -> Result<QueuePair, DeviceError> {
         let caps = &init.caps;
         if let Some((what, value, limit)) = caps.beyond_limit() {
-            return Err(DeviceError::TooLarge { what, value: value.into(), limit: limit.into() });
+            return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into());
         }
         let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).map_err(no_memory)?;
         let receives = RecvRing::new(caps.max_recv_wr, caps.max_recv_sge).map_err(no_memory)?;

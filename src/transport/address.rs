@@ -29,6 +29,7 @@ pub struct AddressHandle {
     pub pd: PdId,
     /// Our address on it.
     pub sgid: Gid,
+    av: AddressVector,
     /// Headers below the transport. The UDP source port is the sender's to fill in.
     pub template: Template,
 }
@@ -62,7 +63,7 @@ impl AddressHandles {
             }
             None => return None,
         };
-        self.slots[index] = Some(AddressHandle { pd, sgid: av.sgid, template: template_of(av, 0) });
+        self.slots[index] = Some(AddressHandle { pd, sgid: av.sgid, av: *av, template: template_of(av, 0) });
         Some(AhId(u32::from(self.generations[index]) << 16 | index as u32))
     }
 
@@ -94,6 +95,20 @@ impl AddressHandles {
         self.largest_mtu = mtu;
     }
 
+    /// Changes the paths by `change`: stations of a link may get other addresses. Returns how many it changed.
+    pub fn readdress(&mut self, change: impl Fn(&mut AddressVector)) -> u32 {
+        let mut changed = 0;
+        for handle in self.slots.iter_mut().flatten() {
+            let before = handle.av;
+            change(&mut handle.av);
+            if handle.av != before {
+                handle.template = template_of(&handle.av, 0);
+                changed += 1;
+            }
+        }
+        changed
+    }
+
     /// How many there may be.
     pub fn bound(&self) -> u32 {
         self.bound as u32
@@ -114,6 +129,27 @@ mod tests {
             flow_label: 0,
             hop_limit: 1,
         }
+    }
+
+    #[test]
+    fn a_station_that_changes_its_address_is_sent_to_at_the_new_one() {
+        let mut handles = AddressHandles::new(2, Mtu::Mtu1024);
+        let [here, there] = [[2; 16], [3; 16]].map(|dgid| {
+            let av = AddressVector { dgid: Gid(dgid), ..path() };
+            handles.create(PdId(1), &av).expect("room")
+        });
+        let moved = |av: &mut AddressVector| {
+            if av.dgid == Gid([2; 16]) {
+                av.dmac = [9; 6];
+            }
+        };
+        assert_eq!(handles.readdress(moved), 1);
+        assert_eq!(handles.readdress(moved), 0, "it is there already");
+        let now_at = |id| handles.find(id).expect("a handle").av.dmac;
+        assert_eq!((now_at(here), now_at(there)), ([9; 6], [0; 6]));
+        let expected = AddressVector { dmac: [9; 6], ..path() };
+        let template = &handles.find(here).expect("a handle").template;
+        assert_eq!(format!("{template:?}"), format!("{:?}", template_of(&expected, 0)));
     }
 
     #[test]

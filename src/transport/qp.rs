@@ -216,8 +216,7 @@ impl Qp {
         }
         self.requester.retries_left = self.attributes.retry_cnt;
         self.requester.rnr_retries_left = self.attributes.rnr_retry;
-        let port = entropy_port(self.qpn, self.attributes.dest_qpn);
-        self.template = self.attributes.av.map(|av| template_of(&av, port));
+        self.rebuild_template();
         if next == QpState::Err {
             self.enter_error(ctx);
         }
@@ -408,8 +407,13 @@ impl Qp {
         if let Some(mut av) = self.attributes.av {
             change(&mut av);
             self.attributes.av = Some(av);
-            self.template = Some(self.make_template(&av));
+            self.rebuild_template();
         }
+    }
+
+    fn rebuild_template(&mut self) {
+        let port = entropy_port(self.qpn, self.attributes.dest_qpn);
+        self.template = self.attributes.av.map(|av| template_of(&av, port));
     }
 
     /// Only the state: `enter_send_queue_error` does the rest.

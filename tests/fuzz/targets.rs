@@ -334,7 +334,7 @@ fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) -> Command {
 }
 
 fn memory(input: &mut Input<'_>) -> HostMemory {
-    HostMemory::allocate(usize::from(input.u16()))
+    HostMemory::allocate(usize::from(input.u16())).expect("memory for a region")
 }
 
 /// Sizes that need not be those of the rings.

@@ -3,10 +3,14 @@
 //! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
 //! [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`] and [`placement`] memory beyond plain regions.
 //! [`uc`] and [`ud`] are the services without acknowledgements.
+//! [`counters`] is what is counted, [`reasons`] what a capture is told, [`parts`] the pieces that can be had without a NIC.
 
+mod counters;
 mod hostile;
+mod parts;
 mod peers;
 mod placement;
+mod reasons;
 mod requester;
 mod responder;
 mod states;
@@ -48,6 +52,12 @@ struct Setup {
     credits: bool,
     /// FLUSH has rdma_rxe's ICRC.
     rxe_flush_icrc: bool,
+    mig_req: bool,
+    caps: QpCaps,
+    /// What the peer may do through the QP.
+    access: Access,
+    /// READs and atomics that the NIC may have outstanding.
+    max_rd_atomic: u8,
 }
 
 impl Default for Setup {
@@ -58,6 +68,10 @@ impl Default for Setup {
             rnr_retry: 7,
             credits: false,
             rxe_flush_icrc: false,
+            mig_req: false,
+            caps: QpCaps::default(),
+            access: Access::READ_WRITE | Access::FLUSH_GLOBAL,
+            max_rd_atomic: 4,
         }
     }
 }
@@ -95,6 +109,8 @@ struct Stage {
     peer: Box<dyn Port>,
     template: Template,
     now: Nanos,
+    /// The MSN in the last answer that had one.
+    msn: Option<u32>,
 }
 
 impl Stage {
@@ -104,23 +120,27 @@ impl Stage {
 
     fn with(setup: Setup) -> Stage {
         let (near, far) = joined_ports(1500, None);
+        Stage::on(setup, near, far)
+    }
+
+    /// On this pair of ports.
+    fn on(setup: Setup, near: Box<dyn Port>, far: Box<dyn Port>) -> Stage {
         let config = NicConfig {
             limits: Limits::small(),
             seed: 1,
             largest_mtu: Mtu::Mtu1024,
+            mig_req: setup.mig_req,
             end_to_end_credits: setup.credits,
             rxe_flush_icrc: setup.rxe_flush_icrc,
             ..NicConfig::default()
         };
         let mut host = Host::new(1, config, near);
         let memory = host.register(1 << 16, Access::READ_WRITE | Access::MW_BIND | Access::FLUSH_GLOBAL);
-        let qp = host
-            .create_qp_as(QpInit { qp_type: setup.qp_type, caps: QpCaps::default(), sq_sig_all: true }, 16);
-        for attr in attributes(&host, &setup) {
-            host.modify(Nanos::ZERO, &qp, &attr).expect("a legal transition");
-        }
+        let qp = host.create_qp_as(QpInit { qp_type: setup.qp_type, caps: setup.caps, sq_sig_all: true }, 16);
         let template = template(2);
-        Stage { host, qp, memory, peer: far, template, now: Nanos::ZERO }
+        let mut stage = Stage { host, qp, memory, peer: far, template, now: Nanos::ZERO, msn: None };
+        stage.connect(&setup);
+        stage
     }
 
     fn post(&self, opcode: WrOpcode, length: u32) {
@@ -157,6 +177,7 @@ impl Stage {
                 let packet = parse(&frame).expect("a good packet");
                 assert_eq!(packet.check_icrc(&frame), Icrc::Ok);
                 let payload = frame.slices(packet.payload.clone());
+                self.msn = packet.aeth().map(|aeth| aeth.msn).or(self.msn);
                 all.push(Answer {
                     opcode: packet.bth.opcode,
                     psn: packet.bth.psn.value(),
@@ -170,7 +191,7 @@ impl Stage {
         all
     }
 
-    /// The packets that the NIC sends until it is silent, with their payload.
+    /// The packets that leave now, with their payload.
     fn packets(&mut self) -> Vec<(Packet, Vec<u8>)> {
         let mut all = Vec::new();
         for _ in 0..8 {
@@ -185,6 +206,13 @@ impl Stage {
             self.peer.rx_release();
         }
         all
+    }
+
+    /// Goes through INIT and RTR to RTS.
+    fn connect(&mut self, setup: &Setup) {
+        for attr in attributes(&self.host, setup) {
+            self.host.modify(self.now, &self.qp, &attr).expect("a legal transition");
+        }
     }
 
     fn state(&mut self) -> QpState {
@@ -321,7 +349,7 @@ fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
             state: Some(QpState::Init),
             pkey_index: Some(0),
             port: Some(1),
-            access: Some(Access::READ_WRITE | Access::FLUSH_GLOBAL),
+            access: Some(setup.access),
             ..QpAttr::default()
         },
         QpAttr {
@@ -340,7 +368,7 @@ fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
             timeout: of_answers(setup.timeout),
             retry_cnt: of_answers(RETRIES),
             rnr_retry: of_answers(setup.rnr_retry),
-            max_rd_atomic: of_answers(4),
+            max_rd_atomic: of_answers(setup.max_rd_atomic),
             ..QpAttr::default()
         },
     ]

@@ -2,7 +2,7 @@
 
 use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
-use roxie::verbs::{LKey, QpState, SendFlags, SendWr, Sge, WcOpcode, WcStatus, WrOpcode};
+use roxie::verbs::{Access, LKey, QpCaps, QpState, SendFlags, SendWr, Sge, WcOpcode, WcStatus, WrOpcode};
 use roxie::wire::{Aeth, Ext, NakCode, Opcode, Syndrome, rnr_timer_ns};
 
 use crate::{FIRST, RETRIES, Setup, Stage, TIMEOUT};
@@ -314,4 +314,241 @@ fn credits_hold_sends_back_and_not_writes() {
     assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 2)], "the only message may always probe");
     stage.post(WrOpcode::Write, 4);
     assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 3)], "a WRITE needs none");
+}
+
+#[test]
+fn credits_count_from_the_messages_that_the_peer_has_done() {
+    let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
+    for _ in 0..3 {
+        stage.post(WrOpcode::Send, 4);
+    }
+    stage.wait(SOON);
+    // The second is the last that the peer knows of, and it has two receives more.
+    stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 2 }, 2);
+    for _ in 0..3 {
+        stage.post(WrOpcode::Send, 4);
+    }
+    // The third is under way and takes one of them.
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 3)]);
+}
+
+#[test]
+fn an_atomic_completes_with_eight_bytes_and_a_failed_one_with_none() {
+    let mut stage = Stage::new();
+    stage.post_as(1, WrOpcode::FetchAdd, SendFlags::SIGNALED, 16);
+    stage.post_as(2, WrOpcode::FetchAdd, SendFlags::SIGNALED, 16);
+    stage.wait(SOON);
+    let result = Ext::AtomicAck(Aeth { syndrome: 0x1f, msn: 1 }, 0x1122_3344_5566_7788);
+    stage.answer(Opcode::RC_ATOMIC_ACKNOWLEDGE, FIRST, result, &[]);
+    stage.acknowledge(FIRST + 1, Syndrome::Nak(NakCode::RemoteAccess), 1);
+    stage.wait(SOON);
+    let done: Vec<_> = stage.completions().iter().map(|wc| (wc.wr_id, wc.status, wc.byte_len)).collect();
+    assert_eq!(done, [(1, WcStatus::Success, 8), (2, WcStatus::RemAccess, 0)]);
+    let stored = [&0x1122_3344_5566_7788u64.to_ne_bytes()[..], &[0; 8]].concat();
+    assert_eq!(stage.memory.bytes(0, 16), stored, "the rest of the list is left alone");
+}
+
+#[test]
+fn a_completion_in_error_names_its_qp_and_carries_the_syndrome() {
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::Write, 4);
+    stage.post(WrOpcode::Write, 4);
+    stage.wait(SOON);
+    let refused = Syndrome::Nak(NakCode::RemoteAccess);
+    stage.acknowledge(FIRST, refused, 0);
+    stage.wait(SOON);
+    let done: Vec<_> = stage.completions().iter().map(|wc| (wc.qpn, wc.vendor_err)).collect();
+    let qpn = stage.qp.handle.qpn;
+    assert_eq!(done, [(qpn, u8::from(refused)), (qpn, 0)]);
+}
+
+#[test]
+fn the_send_queue_takes_more_than_it_holds_as_it_completes() {
+    const SLOTS: u32 = 4;
+    let caps = QpCaps { max_send_wr: SLOTS, ..QpCaps::default() };
+    let mut stage = Stage::with(Setup { caps, ..Setup::default() });
+    for round in 0..3 {
+        for _ in 0..SLOTS {
+            stage.post(WrOpcode::Write, 4);
+        }
+        let first = FIRST + round * SLOTS;
+        assert_eq!(stage.wait(SOON).len(), SLOTS as usize, "round {round}");
+        stage.acknowledge(first + (SLOTS - 1), ACK, (round + 1) * SLOTS);
+        stage.wait(SOON);
+        assert_eq!(stage.statuses().len(), SLOTS as usize, "round {round}");
+    }
+}
+
+#[test]
+fn an_answer_that_comes_during_an_rnr_wait_leaves_nothing_to_repeat() {
+    const WAIT: Nanos = Nanos(20_000);
+    const SLOTS: u32 = 4;
+    let caps = QpCaps { max_send_wr: SLOTS, ..QpCaps::default() };
+    let mut stage = Stage::with(Setup { caps, ..Setup::default() });
+    // Twice round the queue: what stood in a slot before must not matter.
+    for round in 0..2 {
+        let first = FIRST + round * (SLOTS + 1);
+        for _ in 0..SLOTS {
+            stage.post(WrOpcode::Send, 4);
+        }
+        assert_eq!(stage.wait(SOON).len(), SLOTS as usize);
+        stage.acknowledge(first, Syndrome::RnrNak { timer: 1 }, 0);
+        stage.wait(SOON);
+        // The peer had executed all of them: its answers were late.
+        stage.acknowledge(first + (SLOTS - 1), ACK, SLOTS);
+        assert_eq!(stage.wait(WAIT), [], "round {round}");
+        assert_eq!(stage.statuses().len(), SLOTS as usize, "round {round}");
+        stage.post(WrOpcode::Send, 4);
+        assert_eq!(stage.wait(WAIT), [(Opcode::RC_SEND_ONLY, first + SLOTS)], "round {round}");
+        stage.acknowledge(first + SLOTS, ACK, SLOTS + 1);
+        stage.wait(SOON);
+        assert_eq!(stage.statuses().len(), 1, "round {round}");
+    }
+}
+
+#[test]
+fn acknowledgements_are_asked_for_at_the_end_now_and_then_and_when_the_window_closes() {
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::Write, 200 * 256);
+    let asking = |stage: &mut Stage| -> Vec<u32> {
+        let packets = stage.packets();
+        packets
+            .iter()
+            .filter(|(packet, _)| packet.bth.ack_req)
+            .map(|(packet, _)| packet.bth.psn.distance_from(FIRST) as u32)
+            .collect()
+    };
+    assert_eq!(asking(&mut stage), [63, 127]);
+    stage.acknowledge(FIRST + 9, ACK, 0);
+    assert_eq!(asking(&mut stage), [137], "ten more, and the window is closed");
+    stage.acknowledge(FIRST + 127, ACK, 0);
+    assert_eq!(asking(&mut stage), [199]);
+}
+
+#[test]
+fn the_last_packet_of_a_solicited_message_says_so_and_no_other() {
+    let mut stage = Stage::new();
+    stage.post_as(1, WrOpcode::Send, SendFlags::SOLICITED, 3 * 256);
+    stage.post_as(2, WrOpcode::Send, SendFlags::empty(), 2 * 256);
+    let solicited: Vec<_> = stage.packets().iter().map(|(packet, _)| packet.bth.solicited).collect();
+    assert_eq!(solicited, [false, false, true, false, false]);
+}
+
+#[test]
+fn packets_carry_the_default_partition_and_mig_req_as_configured() {
+    for mig_req in [false, true] {
+        let mut stage = Stage::with(Setup { mig_req, ..Setup::default() });
+        stage.post(WrOpcode::Write, 4);
+        let sent: Vec<_> =
+            stage.packets().iter().map(|(packet, _)| (packet.bth.pkey, packet.bth.mig_req)).collect();
+        assert_eq!(sent, [(0xffff, mig_req)]);
+    }
+}
+
+#[test]
+fn inline_payload_of_several_packets_is_cut_where_they_are() {
+    let caps = QpCaps { max_inline: 512, ..QpCaps::default() };
+    let mut stage = Stage::with(Setup { caps, ..Setup::default() });
+    let bytes: Vec<u8> = (0..300u32).map(|i| (i / 3) as u8).collect();
+    let wr = SendWr { opcode: WrOpcode::Send, ..SendWr::default() };
+    stage.host.post_send(&stage.qp, &wr, Payload::Inline(&bytes)).expect("room");
+    let payloads: Vec<_> = stage.packets().into_iter().map(|(_, payload)| payload).collect();
+    assert_eq!(payloads, [&bytes[..256], &bytes[256..]]);
+}
+
+#[test]
+fn an_atomic_without_a_place_for_eight_bytes_fails_without_a_packet() {
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::FetchAdd, 7);
+    assert_eq!(stage.wait(SOON), []);
+    assert_eq!((stage.statuses(), stage.state()), (vec![(0, WcStatus::LocLen)], QpState::Err));
+}
+
+#[test]
+fn what_could_not_be_stored_is_not_asked_for() {
+    for opcode in [WrOpcode::Read, WrOpcode::FetchAdd] {
+        let mut stage = Stage::new();
+        let read_only = stage.host.register(64, Access::REMOTE_READ);
+        let wr = SendWr { wr_id: 1, opcode, flags: SendFlags::SIGNALED, ..SendWr::default() };
+        stage.host.post_send(&stage.qp, &wr, Payload::Sges(&[read_only.sge(0, 8)])).expect("room");
+        assert_eq!(stage.wait(SOON), [], "{opcode:?}");
+        assert_eq!(stage.statuses(), [(1, WcStatus::LocProt)], "{opcode:?}");
+    }
+}
+
+#[test]
+fn a_message_of_two_gigabytes_is_not_too_long() {
+    let mut stage = Stage::new();
+    // The list goes beyond the region; its first packets do not.
+    stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 1 << 31);
+    let sent = stage.wait(SOON);
+    assert_eq!(sent.first(), Some(&(Opcode::RC_WRITE_FIRST, FIRST)));
+    assert_eq!((sent.len(), stage.statuses()), (128, vec![]));
+}
+
+#[test]
+fn the_timeout_is_over_when_its_time_has_come_and_not_a_moment_later() {
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::Send, 4);
+    let sent = [(Opcode::RC_SEND_ONLY, FIRST)];
+    assert_eq!(stage.wait(Nanos(1)), sent);
+    assert_eq!(stage.wait(TIMEOUT - Nanos(1)), []);
+    assert_eq!(stage.now, TIMEOUT);
+    assert_eq!(stage.wait(Nanos(1)), sent);
+}
+
+#[test]
+fn credits_that_were_given_are_not_taken_back_and_new_ones_may_come_with_an_old_ack() {
+    let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
+    stage.post(WrOpcode::Send, 4);
+    stage.post(WrOpcode::Send, 4);
+    stage.wait(SOON);
+    stage.acknowledge(FIRST, Syndrome::Ack { credits: 3 }, 1);
+    // Said before the first was told of, and late: up to the fourth message it stays.
+    stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 0 }, 2);
+    for _ in 0..3 {
+        stage.post(WrOpcode::Send, 4);
+    }
+    assert_eq!(stage.wait(SOON).len(), 2, "the fifth waits");
+    // The peer posts a receive and says so with its last acknowledgement.
+    stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 3 }, 2);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 4)]);
+}
+
+#[test]
+fn an_answer_that_says_nak_in_its_own_aeth_is_a_bad_response() {
+    for syndrome in [Syndrome::Nak(NakCode::RemoteAccess), Syndrome::RnrNak { timer: 1 }] {
+        let aeth = Aeth { syndrome: syndrome.into(), msn: 1 };
+        let cases: [(WrOpcode, Opcode, Ext, &[u8]); 2] = [
+            (WrOpcode::Read, Opcode::RC_READ_RESPONSE_ONLY, Ext::Aeth(aeth), &[9; 8]),
+            (WrOpcode::FetchAdd, Opcode::RC_ATOMIC_ACKNOWLEDGE, Ext::AtomicAck(aeth, 5), &[]),
+        ];
+        for (request, opcode, ext, payload) in cases {
+            let mut stage = Stage::new();
+            stage.post(request, 8);
+            stage.wait(SOON);
+            stage.answer(opcode, FIRST, ext, payload);
+            stage.wait(SOON);
+            assert_eq!(stage.statuses(), [(0, WcStatus::BadResp)], "{opcode:?}, {syndrome:?}");
+            assert_eq!(stage.memory.bytes(0, 8), [0; 8], "{opcode:?}, {syndrome:?}");
+        }
+    }
+}
+
+#[test]
+fn a_read_that_just_fits_into_half_the_circle_goes_behind_what_is_in_flight() {
+    const PIECE: u32 = 1 << 26;
+    let caps = QpCaps { max_send_sge: 32, ..QpCaps::default() };
+    let mut stage = Stage::with(Setup { caps, ..Setup::default() });
+    let region = stage.host.register(PIECE as usize, Access::READ_WRITE);
+    stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
+    // One PSN is taken, and this takes 2^23 - 1.
+    let mut sges = [region.sge(0, PIECE); 32];
+    sges[31].length -= 256;
+    let wr = SendWr { wr_id: 2, opcode: WrOpcode::Read, ..SendWr::default() };
+    stage.host.post_send(&stage.qp, &wr, Payload::Sges(&sges)).expect("room");
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST), (Opcode::RC_READ_REQUEST, FIRST + 1)]);
+    stage.acknowledge(FIRST, ACK, 1);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
 }

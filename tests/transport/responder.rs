@@ -1,6 +1,6 @@
 //! The responder: what a peer asks, and what it gets (IBTA 9.7.4, 9.7.5.1, 9.9.3).
 
-use roxie::verbs::{Access, EventKind, QpState, WcFlags, WcOpcode, WcStatus};
+use roxie::verbs::{Access, EventKind, QpState, WcFlags, WcOpcode, WcStatus, WrOpcode};
 use roxie::wire::{AtomicEth, Bth, Ext, NakCode, Opcode, Psn, Reth, Syndrome};
 
 use crate::{Answer, Setup, Stage};
@@ -161,6 +161,20 @@ fn invalid_requests_are_refused_as_invalid() {
                 (Opcode::RC_SEND_LAST, Ext::None, vec![1; 44]),
             ]
         }),
+        ("a SEND begins where a SEND goes on", |s| {
+            s.receive(1, 0, 1000);
+            vec![
+                (Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]),
+                (Opcode::RC_SEND_ONLY, Ext::None, vec![1; 4]),
+            ]
+        }),
+        ("a WRITE goes on where a SEND began", |s| {
+            s.receive(1, 0, 1000);
+            vec![
+                (Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]),
+                (Opcode::RC_WRITE_LAST, Ext::None, vec![1; 4]),
+            ]
+        }),
         ("a READ in the middle of a message", |s| {
             vec![
                 (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, same), vec![0; MTU]),
@@ -176,9 +190,16 @@ fn invalid_requests_are_refused_as_invalid() {
         ("a WRITE that goes beyond its length", |s| {
             vec![(Opcode::RC_WRITE_ONLY, reth_at(s, 0, 4, same), vec![1; 5])]
         }),
-        ("a length beyond 2^31", |s| {
+        ("a WRITE that is complete and not at its end", |s| {
+            vec![(Opcode::RC_WRITE_FIRST, reth_at(s, 0, 256, same), vec![1; MTU])]
+        }),
+        ("a READ beyond 2^31", |s| {
             let change = |r: &mut Reth| r.dma_len = (1 << 31) + 1;
             vec![(Opcode::RC_READ_REQUEST, reth_at(s, 0, 0, change), vec![])]
+        }),
+        ("a WRITE beyond 2^31", |s| {
+            let change = |r: &mut Reth| r.dma_len = (1 << 31) + 1;
+            vec![(Opcode::RC_WRITE_FIRST, reth_at(s, 0, 0, change), vec![1; MTU])]
         }),
         ("a misaligned atomic", |s| {
             let eth = AtomicEth { va: s.memory.address + 4, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
@@ -237,6 +258,8 @@ fn an_empty_write_or_read_does_not_look_at_the_key() {
     assert_eq!(stage.request(Opcode::RC_WRITE_ONLY, 0, nowhere, &[]), [Answer::ack(0)]);
     let answers = stage.request(Opcode::RC_READ_REQUEST, 1, nowhere, &[]);
     assert_eq!((answers.len(), answers[0].opcode), (1, Opcode::RC_READ_RESPONSE_ONLY));
+    assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 1, nowhere, &[]), answers, "and again");
+    assert_eq!(stage.counter("duplicate_dropped"), 0);
 }
 
 #[test]
@@ -259,6 +282,7 @@ fn a_read_is_answered_in_packets_and_again_from_any_of_them() {
     let again = stage.request(Opcode::RC_READ_REQUEST, 1, rest, &[]);
     assert_eq!(again.iter().map(|a| a.psn).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(again.iter().flat_map(|a| a.payload.clone()).collect::<Vec<_>>(), bytes[256..]);
+    assert_eq!((stage.counter("duplicate_request"), stage.counter("duplicate_dropped")), (1, 0));
     // The same PSN with another key, place or more bytes is not the same READ.
     for wrong in [stage.reth(257, 343), stage.reth(256, 345), Reth { rkey: 1, ..stage.reth(256, 344) }] {
         assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 1, Ext::Reth(wrong), &[]), []);
@@ -409,4 +433,122 @@ fn an_answer_to_a_late_duplicate_gives_way_to_new_reads() {
     let answered: Vec<_> = stage.answers().iter().map(|a| (a.opcode, a.psn)).collect();
     assert_eq!(answered, [1, 2, 3, 4].map(|psn| (Opcode::RC_READ_RESPONSE_ONLY, psn)));
     assert_eq!(stage.state(), QpState::Rts);
+}
+
+#[test]
+fn a_message_that_leaves_its_region_later_is_refused_at_its_first_packet() {
+    // The first packet's bytes are inside, and the second's are not; 2^31 bytes are allowed, if there are as many.
+    for (offset, dma_len) in [((1 << 16) - 256, 257), (0, 1 << 31)] {
+        for (opcode, payload) in [(Opcode::RC_WRITE_FIRST, vec![1; MTU]), (Opcode::RC_READ_REQUEST, vec![])] {
+            let mut stage = Stage::new();
+            let reth = Ext::Reth(stage.reth(offset, dma_len));
+            let answers = stage.request(opcode, 0, reth, &payload);
+            println!("{opcode:?} of {dma_len} bytes");
+            assert_refused(&mut stage, &answers, 0, NakCode::RemoteAccess, EventKind::QpAccessError);
+            assert_eq!(stage.counter("rx_read_requests"), 0);
+        }
+    }
+}
+
+#[test]
+fn what_the_qp_does_not_grant_is_refused_whatever_the_region_grants() {
+    let atomic =
+        |s: &Stage| AtomicEth { va: s.memory.address, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
+    type Request = fn(&Stage) -> Ext;
+    let cases: [(Access, Opcode, Request, usize); 3] = [
+        (Access::REMOTE_WRITE, Opcode::RC_WRITE_ONLY, |s| Ext::Reth(s.reth(0, 4)), 4),
+        (Access::REMOTE_READ, Opcode::RC_READ_REQUEST, |s| Ext::Reth(s.reth(0, 4)), 0),
+        (Access::REMOTE_ATOMIC, Opcode::RC_FETCH_ADD, |_| Ext::None, 0),
+    ];
+    for (right, opcode, ext, length) in cases {
+        let mut stage = Stage::with(Setup { access: Setup::default().access - right, ..Setup::default() });
+        let ext = if right == Access::REMOTE_ATOMIC { Ext::Atomic(atomic(&stage)) } else { ext(&stage) };
+        let answers = stage.request(opcode, 0, ext, &vec![1; length]);
+        println!("{opcode:?}");
+        assert_refused(&mut stage, &answers, 0, NakCode::InvalidRequest, EventKind::QpRequestError);
+    }
+}
+
+#[test]
+fn a_region_that_goes_away_is_told_by_the_psn_that_it_ends() {
+    let mut stage = Stage::new();
+    let bth = Bth { opcode: Opcode::RC_READ_REQUEST, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
+    let reth = Ext::Reth(stage.reth(0, 1 << 16));
+    stage.send(&bth, &reth, &[]);
+    // A pass sends some of the 256 packets.
+    stage.host.worker.poll(stage.now);
+    let index = stage.memory.index;
+    stage.host.call(stage.now, roxie::nic::Command::DeregisterMemory(index)).expect("it was there");
+    let mut answers = stage.answers();
+    let last = answers.pop().expect("an answer");
+    assert!((1..256).contains(&answers.len()), "{} packets left before", answers.len());
+    assert!(answers.iter().all(|a| a.opcode != Opcode::RC_READ_RESPONSE_LAST));
+    assert_eq!(last, Answer::nak(answers.len() as u32, NakCode::RemoteAccess));
+}
+
+#[test]
+fn acknowledgements_come_now_and_then_even_if_nobody_asks() {
+    let mut stage = Stage::new();
+    let reth = stage.reth(0, 1 << 16);
+    let dest_qp = stage.qp.handle.qpn;
+    let mut answered = Vec::new();
+    for psn in 0..200 {
+        let opcode = if psn == 0 { Opcode::RC_WRITE_FIRST } else { Opcode::RC_WRITE_MIDDLE };
+        let ext = if psn == 0 { Ext::Reth(reth) } else { Ext::None };
+        let bth = Bth { opcode, dest_qp, psn: Psn::new(psn), ..Bth::default() };
+        stage.send(&bth, &ext, &[1; MTU]);
+        answered.extend(stage.answers());
+    }
+    assert_eq!(answered, [63, 127, 191].map(Answer::ack));
+}
+
+#[test]
+fn the_msn_counts_messages_and_not_packets() {
+    let mut stage = Stage::new();
+    let reth = Ext::Reth(stage.reth(0, 300));
+    let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 1, compare: 0 };
+    let script = [
+        (Opcode::RC_WRITE_FIRST, reth, vec![0; MTU], 0),
+        (Opcode::RC_WRITE_LAST, Ext::None, vec![0; 44], 1),
+        (Opcode::RC_READ_REQUEST, Ext::Reth(stage.reth(0, 8)), vec![], 2),
+        (Opcode::RC_FETCH_ADD, Ext::Atomic(eth), vec![], 3),
+        (Opcode::RC_WRITE_ONLY, Ext::Reth(stage.reth(0, 0)), vec![], 4),
+    ];
+    for (psn, (opcode, ext, payload, msn)) in script.into_iter().enumerate() {
+        assert_eq!(stage.request(opcode, psn as u32, ext, &payload).len(), 1, "{opcode:?}");
+        assert_eq!(stage.msn, Some(msn), "{opcode:?}");
+    }
+}
+
+#[test]
+fn a_receive_that_completes_in_error_is_known_as_one_of_its_qp() {
+    let mut stage = Stage::new();
+    stage.receive(5, 0, 3);
+    stage.receive(6, 0, 100);
+    stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 4]);
+    let done: Vec<_> = stage.completions().iter().map(|wc| (wc.wr_id, wc.opcode, wc.qpn)).collect();
+    let qpn = stage.qp.handle.qpn;
+    assert_eq!(done, [(5, WcOpcode::Recv, qpn), (6, WcOpcode::Recv, qpn)]);
+}
+
+#[test]
+fn requests_take_turns_with_packets_of_a_read_and_wait_for_all_other_answers() {
+    let eth = |s: &Stage| AtomicEth { va: s.memory.address, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
+    let sent = |opcode: Opcode, ext: fn(&Stage, AtomicEth) -> Ext, requests: u32| {
+        let mut stage = Stage::new();
+        for psn in 0..requests {
+            let bth = Bth { opcode, dest_qp: stage.qp.handle.qpn, psn: Psn::new(psn), ..Bth::default() };
+            let ext = ext(&stage, eth(&stage));
+            stage.send(&bth, &ext, &[]);
+        }
+        stage.post(WrOpcode::Write, 8);
+        stage.packets().into_iter().map(|(packet, _)| packet.bth.opcode).collect::<Vec<_>>()
+    };
+    let read = sent(Opcode::RC_READ_REQUEST, |s, _| Ext::Reth(s.reth(0, 600)), 1);
+    let parts =
+        [Opcode::RC_READ_RESPONSE_FIRST, Opcode::RC_READ_RESPONSE_MIDDLE, Opcode::RC_READ_RESPONSE_LAST];
+    assert_eq!(read, [parts[0], Opcode::RC_WRITE_ONLY, parts[1], parts[2]]);
+    let atomics = sent(Opcode::RC_FETCH_ADD, |_, eth| Ext::Atomic(eth), 2);
+    let answer = Opcode::RC_ATOMIC_ACKNOWLEDGE;
+    assert_eq!(atomics, [answer, answer, Opcode::RC_WRITE_ONLY]);
 }

@@ -2,10 +2,10 @@
 
 use roxie::nic::{Command, ControlError};
 use roxie::time::Nanos;
-use roxie::verbs::{EventKind, QpAttr, QpInit, QpState, QpType, SendFlags, WcStatus, WrOpcode};
-use roxie::wire::{Ext, Opcode, Syndrome};
+use roxie::verbs::{EventKind, Psn, QpAttr, QpInit, QpState, QpType, SendFlags, WcStatus, WrOpcode};
+use roxie::wire::{Bth, Ext, Opcode, Syndrome};
 
-use crate::{Answer, FIRST, Setup, Stage, attributes};
+use crate::{Answer, FIRST, Setup, Stage, TIMEOUT, attributes};
 
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
@@ -62,9 +62,7 @@ fn a_reset_qp_forgets_and_can_be_connected_again() {
     go(&mut stage, QpState::Reset);
     assert_eq!(stage.wait(Nanos::from_millis(500)), [], "no timer is left");
     assert_eq!(stage.statuses(), [], "a reset completes nothing");
-    for attr in attributes(&stage.host, &Setup::default()) {
-        stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
-    }
+    stage.connect(&Setup::default());
     stage.receive(2, 0, 8);
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [Answer::ack(0)]);
     assert_eq!(stage.statuses(), [(2, WcStatus::Success)]);
@@ -142,4 +140,106 @@ fn a_full_completion_queue_is_an_event_and_loses_nothing_that_it_has() {
     let events: Vec<_> = std::iter::from_fn(|| stage.host.event()).collect();
     let error = roxie::verbs::AsyncEvent::Cq(stage.qp.cq_index, EventKind::CqError);
     assert_eq!(events.iter().filter(|event| **event == error).count(), 1);
+}
+
+#[test]
+fn draining_finishes_a_message_of_which_a_part_has_left() {
+    let mut stage = Stage::new();
+    stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 200 * 256);
+    assert_eq!(stage.wait(SOON).len(), 128, "the window is full");
+    go(&mut stage, QpState::Sqd);
+    stage.acknowledge(FIRST + 127, ACK, 0);
+    assert_eq!(stage.wait(SOON).len(), 72);
+    stage.acknowledge(FIRST + 199, ACK, 1);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
+    assert_eq!(stage.events(), [], "nobody asked to be told");
+}
+
+#[test]
+fn a_reset_qp_counts_from_the_beginning_and_has_no_old_answers() {
+    let mut stage = Stage::new();
+    for psn in 0..3 {
+        let ext = Ext::Reth(stage.reth(0, 8));
+        stage.request(Opcode::RC_WRITE_ONLY, psn, ext, &[1; 8]);
+    }
+    // One more arrives, and the reset comes before its answer has left.
+    let (opcode, dest_qp) = (Opcode::RC_WRITE_ONLY, stage.qp.handle.qpn);
+    let ext = Ext::Reth(stage.reth(0, 8));
+    let bth = Bth { opcode, dest_qp, psn: Psn::new(3), ack_req: true, ..Bth::default() };
+    stage.send(&bth, &ext, &[1; 8]);
+    stage.host.worker.take_in(stage.now);
+    go(&mut stage, QpState::Reset);
+    stage.connect(&Setup::default());
+    assert_eq!(stage.answers(), []);
+    assert_eq!(stage.request(Opcode::RC_WRITE_ONLY, 0, ext, &[2; 8]), [Answer::ack(0)]);
+    assert_eq!(stage.msn, Some(1));
+}
+
+#[test]
+fn a_reset_qp_keeps_its_queues() {
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::Write, 8);
+    stage.wait(SOON);
+    go(&mut stage, QpState::Reset);
+    stage.connect(&Setup::default());
+    stage.memory.memory.write(0, &[7; 8]).expect("within");
+    stage.post(WrOpcode::Write, 8);
+    stage.post(WrOpcode::Write, 8);
+    let payloads: Vec<_> = stage.packets().into_iter().map(|(_, payload)| payload).collect();
+    assert_eq!(payloads, [[7; 8], [7; 8]]);
+}
+
+#[test]
+fn a_query_tells_the_psns_that_come_next() {
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::Write, 300);
+    let ext = Ext::Reth(stage.reth(0, 8));
+    stage.request(Opcode::RC_WRITE_ONLY, 0, ext, &[1; 8]);
+    let status = stage.host.query(stage.now, &stage.qp);
+    assert_eq!((status.sq_psn, status.rq_psn), (FIRST + 2, Psn::new(1)));
+}
+
+#[test]
+fn an_acknowledgement_that_waits_does_not_leave_in_the_error_state() {
+    let mut stage = Stage::new();
+    let (opcode, dest_qp) = (Opcode::RC_WRITE_ONLY, stage.qp.handle.qpn);
+    let bth = Bth { opcode, dest_qp, ack_req: true, ..Bth::default() };
+    let ext = Ext::Reth(stage.reth(0, 8));
+    stage.send(&bth, &ext, &[1; 8]);
+    stage.host.worker.take_in(stage.now);
+    go(&mut stage, QpState::Err);
+    assert_eq!(stage.answers(), []);
+}
+
+#[test]
+fn a_full_completion_queue_ends_the_qp_that_uses_it_and_says_so_once() {
+    let mut stage = Stage::new();
+    for id in 0..17 {
+        stage.receive(id, 0, 8);
+    }
+    for psn in 0..17 {
+        assert_eq!(stage.state(), QpState::Rts, "{psn} completions fit");
+        stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
+    }
+    assert_eq!(stage.state(), QpState::Err);
+    assert_eq!(stage.events(), [EventKind::QpFatal]);
+}
+
+#[test]
+fn a_connection_on_which_nothing_happens_has_no_timer() {
+    let mut stage = Stage::new();
+    assert_eq!(stage.wait(Nanos(TIMEOUT.0 * 8)), []);
+    assert_eq!((stage.counter("local_ack_timeout_err"), stage.state()), (0, QpState::Rts));
+}
+
+#[test]
+fn a_change_of_state_does_not_wind_the_timer_up_again() {
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::Write, 8);
+    let sent = [(Opcode::RC_WRITE_ONLY, FIRST)];
+    assert_eq!(stage.wait(SOON), sent);
+    stage.wait(Nanos(TIMEOUT.0 / 2));
+    go(&mut stage, QpState::Sqd);
+    assert_eq!(stage.wait(Nanos(TIMEOUT.0 / 2)), sent);
 }

@@ -26,7 +26,8 @@ impl Health {
             return;
         }
         self.asked = Some(now);
-        let name = device.port().interface.as_deref().unwrap_or(&device.port().name);
+        let port = device.port();
+        let name = port.interface.as_deref().unwrap_or(&port.name);
         while let Some(event) = device.event() {
             if let Some(meaning) = meaning(&event) {
                 output::note(format_args!("{name}: {meaning}"));

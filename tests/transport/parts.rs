@@ -1,0 +1,116 @@
+//! Pieces of the transport that can be had without a NIC.
+
+use roxie::limits::Limits;
+use roxie::shared::work_queue::FetchedSend;
+use roxie::time::Nanos;
+use roxie::transport::permutation::splitmix;
+use roxie::transport::send_queue::SendQueue;
+use roxie::transport::{AddressHandles, Counters, Ctx, MemoryTable, Output, Qp, QpConfig, ReceiveQueue};
+use roxie::verbs::{
+    CqIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RecvWr, SendFlags,
+    SendWr, Sge, WcStatus, WrOpcode,
+};
+
+#[test]
+fn splitmix_is_the_published_generator() {
+    // The sequence of Vigna's splitmix64.c from seed 0.
+    let mut state = 0;
+    let first: Vec<u64> = (0..3).map(|_| splitmix(&mut state)).collect();
+    assert_eq!(first, [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]);
+}
+
+#[test]
+fn a_send_queue_holds_as_many_as_it_was_made_for_and_not_as_it_has_slots() {
+    let mut queue = SendQueue::new(3, 1, 0);
+    for id in 0..3 {
+        assert!(queue.has_room(), "{id} are in");
+        queue.push(Some(SendWr::default()), id, 0, 0);
+    }
+    assert!(!queue.has_room(), "four slots, and room for three");
+    queue.retire();
+    assert!(queue.has_room());
+}
+
+#[test]
+fn a_work_request_that_is_none_keeps_its_id_for_the_completion() {
+    let mut queue = SendQueue::new(2, 1, 0);
+    queue.push(None, 7, 0, 0);
+    let wqe = queue.at(0);
+    assert_eq!((wqe.valid, wqe.wr.wr_id), (false, 7));
+}
+
+#[test]
+fn each_position_has_its_own_list_and_inline_bytes() {
+    const INLINE: u32 = 16;
+    let mut queue = SendQueue::new(4, 2, INLINE);
+    let wr = Some(SendWr { flags: SendFlags::INLINE, ..SendWr::default() });
+    for n in 0..4u8 {
+        let (sges, inline) = queue.next_buffers();
+        sges.fill(Sge { length: n.into(), ..Sge::default() });
+        inline.iter_mut().zip(n * 16..).for_each(|(to, byte)| *to = byte);
+        queue.push(wr, n.into(), 2, INLINE as usize);
+    }
+    for n in 0..4u8 {
+        let at = u32::from(n);
+        assert_eq!(queue.at(at).length, u64::from(INLINE));
+        assert_eq!(queue.sges(at).iter().map(|sge| sge.length).collect::<Vec<_>>(), [at, at]);
+        assert_eq!(queue.inline(at, 5, 3), [n * 16 + 5, n * 16 + 6, n * 16 + 7]);
+    }
+}
+
+struct NoReceives;
+
+impl ReceiveQueue for NoReceives {
+    fn take(&mut self, _: &mut [Sge]) -> Option<RecvWr> {
+        None
+    }
+    fn available(&self) -> u32 {
+        0
+    }
+}
+
+/// The library lets no application post these; one that writes into the shared queue itself can.
+#[test]
+fn what_no_library_would_post_fails_without_a_packet() {
+    let read = SendWr { wr_id: 7, opcode: WrOpcode::Read, flags: SendFlags::INLINE, ..SendWr::default() };
+    let write = SendWr { wr_id: 7, ..SendWr::default() };
+    let cases = [
+        (None, 0, WcStatus::LocQpOp, "an opcode that is none"),
+        (Some(read), 0, WcStatus::LocQpOp, "a READ with inline data"),
+        (Some(write), 2, WcStatus::LocLen, "a message longer than 2^31"),
+    ];
+    for (wr, num_sge, status, what) in cases {
+        let config = QpConfig {
+            index: QpIndex(0),
+            qpn: Qpn::new(1),
+            pd: PdId(0),
+            send_cq: CqIndex(0),
+            recv_cq: CqIndex(0),
+            init: QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true },
+            rd_atomic_limit: 4,
+        };
+        let mut qp = Qp::new(&config);
+        let (mut memory, limits) = (MemoryTable::new(1, 1), Limits::small());
+        let handles = AddressHandles::new(1, Mtu::Mtu1024);
+        let (mut out, mut counters) = (Output::default(), Counters::default());
+        let mut ctx = Ctx {
+            now: Nanos::ZERO,
+            memory: &mut memory,
+            receives: &mut NoReceives,
+            handles: &handles,
+            gathers_pending: false,
+            out: &mut out,
+            counters: &mut counters,
+            limits: &limits,
+        };
+        let attr = QpAttr { sq_psn: Some(Psn::new(0)), max_rd_atomic: Some(1), ..QpAttr::default() };
+        qp.modify(&mut ctx, &attr, QpState::Rts);
+        let (sges, _) = qp.send_buffers().expect("room for one");
+        sges.fill(Sge { length: u32::MAX, ..Sge::default() });
+        qp.post_send(&mut ctx, &FetchedSend { wr, wr_id: 7, num_sge, inline_len: 8 });
+        assert!(qp.wants_transmit(&limits), "{what}: somebody must look at it");
+        assert!(qp.next_packet(&mut ctx).is_none(), "{what}");
+        let done: Vec<_> = out.completions.iter().map(|(_, wc)| (wc.wr_id, wc.status)).collect();
+        assert_eq!(done, [(7, status)], "{what}");
+    }
+}
