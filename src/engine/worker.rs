@@ -88,7 +88,7 @@ impl Worker {
         let more_posted = self.nic.doorbells(now, &self.doorbells);
         self.nic.look_after(now);
         let sent = self.transmit(now); //                arbiter, headers
-        self.gather_and_seal(); //                       payload, ICRC, hand over
+        self.gather_and_seal(now); //                       payload, ICRC, hand over
         self.nic.look_after(now);
         let completions = self.nic.publish(now); //         those of requests that cannot be sent at all
         self.raise_events();
@@ -194,16 +194,20 @@ impl Worker {
         never
     }
 
-    fn gather_and_seal(&mut self) {
+    fn gather_and_seal(&mut self, now: Nanos) {
         if self.slots.is_empty() {
             return;
         }
         self.port.tx_arrange();
         for (slot, (id, qp)) in self.slots.drain(..).enumerate() {
             let mut frame = self.port.tx_frame(&id);
-            self.nic.gather(slot as u16, &mut frame);
-            self.nic.seal(qp, &mut frame);
-            self.port.tx_commit(id);
+            if self.nic.gather(slot as u16, &mut frame) {
+                self.nic.seal(qp, &mut frame);
+                self.port.tx_commit(id);
+            } else {
+                self.nic.payload_missing(now, qp, &frame.as_frame());
+                self.port.tx_cancel(id);
+            }
         }
     }
 

@@ -2,10 +2,13 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::{Nic, Region};
+use super::{Nic, Received, Region, split};
 use crate::frame::{Frame, FrameMut};
 use crate::shared::memory::Fault;
-use crate::transport::{DmaIn, MemoryTable, Span};
+use crate::time::Nanos;
+use crate::transport::{DmaIn, MemoryTable, Span, Verdict};
+use crate::verbs::QpIndex;
+use crate::wire::{self, Packet};
 
 /// Copy `length` bytes of host memory to byte `offset` of the frame in transmit slot `slot`.
 #[derive(Clone, Copy, Debug)]
@@ -94,8 +97,14 @@ impl Nic {
     /// Runs what the received frames asked of memory; `frame(i)` is the `i`-th of the burst. As often as is best for the
     /// kind of memory: after each frame, or once for all.
     pub fn scatter<'f>(&mut self, frame: impl Fn(u16) -> Frame<'f>) {
+        self.run(0, frame);
+    }
+
+    /// Runs the operations from number `first` on. False: at least one failed.
+    pub(super) fn run<'f>(&mut self, first: usize, frame: impl Fn(u16) -> Frame<'f>) -> bool {
         let host = HostSide { regions: &self.regions, table: &self.memory };
-        for op in self.out.dma_in.drain(..) {
+        let mut faults = 0;
+        for op in self.out.dma_in.drain(first..) {
             let done = match op {
                 DmaIn::Scatter { frame: i, offset, length, to } => {
                     let start = usize::from(offset);
@@ -121,15 +130,39 @@ impl Nic {
                     host.write(to, &bytes[usize::from(skip)..usize::from(skip) + usize::from(length)])
                 }
             };
-            self.counters.memory_faults += u64::from(done.is_err());
+            faults += u64::from(done.is_err());
         }
+        self.counters.memory_faults += faults;
+        faults == 0
     }
 
-    /// Copies the payload of the frame in transmit slot `slot` into it.
+    /// Runs the operations of a packet that may fail, from number `first` on, and takes back what it led to if one does.
+    pub(super) fn settle(
+        &mut self,
+        now: Nanos,
+        index: QpIndex,
+        packet: &Packet,
+        received: &Received<'_>,
+        (first, completions): (usize, usize),
+    ) -> Option<Verdict> {
+        self.out.may_fault = false;
+        let done = self.run(first, |_| received.frame);
+        if done {
+            self.out.result = None;
+            return None;
+        }
+        let entry = self.qps.get_mut(index.0)?;
+        split!(self, now, entry => qp, ctx);
+        Some(qp.memory_fault(&mut ctx, packet, completions))
+    }
+
+    /// Copies the payload of the frame in transmit slot `slot` into it. False: it is not there, and the frame must not
+    /// leave; say so by [`Nic::payload_missing`].
     ///
     /// Slots come in the order in which they were emitted: each takes its copies from the front of the plan.
-    pub fn gather(&mut self, slot: u16, frame: &mut FrameMut<'_>) {
+    pub fn gather(&mut self, slot: u16, frame: &mut FrameMut<'_>) -> bool {
         let host = HostSide { regions: &self.regions, table: &self.memory };
+        let mut whole = true;
         while let Some(op) = self.dma_out.front().filter(|op| op.slot == slot).copied() {
             self.dma_out.pop_front();
             let start = usize::from(op.offset);
@@ -137,7 +170,17 @@ impl Nic {
             let rest = Span { offset: op.from.offset + a.len() as u64, ..op.from };
             let done =
                 host.read(op.from, a).and_then(|()| if b.is_empty() { Ok(()) } else { host.read(rest, b) });
-            self.counters.memory_faults += u64::from(done.is_err());
+            whole &= done.is_ok();
         }
+        self.counters.memory_faults += u64::from(!whole);
+        whole
+    }
+
+    /// The payload of this frame of a QP was not there: the frame does not leave.
+    pub fn payload_missing(&mut self, now: Nanos, index: QpIndex, frame: &Frame<'_>) {
+        let (Ok(packet), Some(entry)) = (wire::parse(frame), self.qps.get_mut(index.0)) else { return };
+        split!(self, now, entry => qp, ctx);
+        qp.payload_missing(&mut ctx, packet.bth.psn, packet.info().is_response());
+        self.touch(index);
     }
 }

@@ -124,14 +124,24 @@ fn region_spec(
     start: u64,
     memory: &HostMemory,
 ) -> Result<RegionSpec, ControlError> {
-    // What is in the optional range and means nothing here is ignored (`ibv_reg_mr`).
-    let access = Access::from_bits_truncate(access.bits()) | access & !Access::OPTIONAL;
     let refused = |why| Err(ControlError::Access { access, why });
-    if !Access::all().contains(access) {
+    // What is in the optional range and means nothing here is ignored (`ibv_reg_mr`).
+    if access.bits() & !(Access::all().bits() | Access::OPTIONAL.bits()) != 0 {
         return refused("these are not all known access flags");
     }
+    let access = Access::from_bits_truncate(access.bits());
     if needs_local_write(access) && !access.contains(Access::LOCAL_WRITE) {
         return Err(ControlError::AccessNeedsLocalWrite(access));
+    }
+    if access.contains(Access::ON_DEMAND) != memory.is_on_demand() {
+        return refused("ON_DEMAND goes with memory that is reached on demand, and only with such");
+    }
+    if access.contains(Access::ON_DEMAND | Access::REMOTE_ATOMIC) {
+        return refused("no atomics on memory on demand: the system copies it");
+    }
+    let everything = memory.len() == usize::MAX;
+    if everything && access.intersects(Access::REMOTE | Access::MW_BIND) {
+        return refused("a region of all addresses, or of none, is not for peers");
     }
     let start = if access.contains(Access::ZERO_BASED) { 0 } else { start };
     let (length, misalignment) = (memory.len() as u64, misalignment(memory));

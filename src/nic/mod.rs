@@ -9,7 +9,7 @@
 //! scatter(frames)       run what the burst asked of memory
 //! timers, doorbells     retransmission; new work requests
 //! next_turn, plan, emit the arbiter picks a QP, the QP a packet, headers are written
-//! gather, seal          payload is copied, the ICRC computed
+//! gather, seal          payload is copied, the ICRC computed; or payload_missing
 //! publish               completions and events, after the copies they speak of
 //! ```
 
@@ -214,6 +214,7 @@ impl Nic {
                 completions: Vec::with_capacity(burst * 16),
                 events: Vec::with_capacity(burst),
                 gather: Vec::with_capacity(crate::limits::MAX_SGE),
+                ..Output::default()
             },
             dma_out: VecDeque::with_capacity(burst * crate::limits::MAX_SGE),
             counters: Counters::default(),

@@ -148,9 +148,13 @@ impl Nic {
         packet: &Packet,
         received: &Received<'_>,
     ) -> Option<Verdict> {
+        let before = (self.out.dma_in.len(), self.out.completions.len());
         let entry = self.qps.get_mut(index)?;
         split!(self, now, entry => qp, ctx);
-        let verdict = qp.handle_packet(&mut ctx, packet, received.index);
+        let mut verdict = qp.handle_packet(&mut ctx, packet, received.index);
+        if self.out.may_fault {
+            verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);
+        }
         self.touch(QpIndex(index));
         Some(verdict)
     }

@@ -27,6 +27,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use super::on_demand;
+
 const PAGE: usize = 4096;
 
 /// Page-aligned memory that lives as long as somebody holds it.
@@ -48,6 +50,17 @@ impl Drop for Owned {
     }
 }
 
+/// How bytes are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// They are there, at `base`.
+    Mapped,
+    /// The system is asked each time whether they are there, at this address.
+    OnDemand(u64),
+    /// There are none: reads give zeros, writes vanish.
+    Null,
+}
+
 /// Memory of the application that the NIC may copy to and from.
 ///
 /// The application and a peer's RDMA may touch the same bytes at the same time; as with hardware, what
@@ -56,6 +69,7 @@ impl Drop for Owned {
 pub struct HostMemory {
     base: NonNull<u8>,
     length: usize,
+    kind: Kind,
     _owner: Option<Arc<Owned>>,
 }
 
@@ -84,6 +98,17 @@ pub enum Fault {
     /// The region is not there, or has no such page.
     #[error("the region is gone")]
     Gone,
+    /// Memory on demand whose pages are not there, or not writable.
+    #[error("{length} bytes at {address:#x} are not mapped, or not for this")]
+    NotMapped {
+        /// The address in the process.
+        address: u64,
+        /// How many.
+        length: usize,
+    },
+    /// An atomic on memory that the CPU's own atomics do not reach.
+    #[error("atomics are not possible on memory on demand")]
+    NoAtomics,
     /// The system did not write the pages back.
     #[error("the system cannot make the pages persistent: errno {0}")]
     NotPersistent(i32),
@@ -100,7 +125,8 @@ impl HostMemory {
         let layout = Layout::from_size_align(length.max(1), PAGE).map_err(|_| refused())?;
         // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
-        Ok(HostMemory { base, length, _owner: Some(Arc::new(Owned { base, layout })) })
+        let owner = Some(Arc::new(Owned { base, layout }));
+        Ok(HostMemory { base, length, kind: Kind::Mapped, _owner: owner })
     }
 
     /// Memory that somebody else owns.
@@ -109,12 +135,46 @@ impl HostMemory {
     /// `base..base + length` stays mapped and writable until the region made of it is deregistered, and
     /// nobody holds a Rust reference into it while the NIC may access it.
     pub unsafe fn borrowed(base: NonNull<u8>, length: usize) -> HostMemory {
-        HostMemory { base, length, _owner: None }
+        HostMemory { base, length, kind: Kind::Mapped, _owner: None }
+    }
+
+    /// Addresses of this process whose pages may come and go. Each copy asks the system (`process_vm_readv` and
+    /// `process_vm_writev` on the process itself), and fails where there is no page; nothing is ever touched that is not there.
+    ///
+    /// # Errors
+    /// If the system does not let the process do so to itself.
+    ///
+    /// # Safety
+    /// While the NIC may access `address..address + length`, nobody holds a Rust reference to what lies there.
+    pub unsafe fn on_demand(address: u64, length: usize) -> io::Result<HostMemory> {
+        let (probe, mut copy) = ([0x5au8; 1], [0u8; 1]);
+        on_demand::read(probe.as_ptr() as u64, &mut copy).map_err(|_| io::Error::last_os_error())?;
+        let kind = Kind::OnDemand(address);
+        Ok(HostMemory { base: NonNull::dangling(), length, kind, _owner: None })
+    }
+
+    /// No memory, from address 0 to the last: reads give zeros, writes vanish (`ibv_alloc_null_mr`).
+    pub fn null() -> HostMemory {
+        HostMemory { base: NonNull::dangling(), length: usize::MAX, kind: Kind::Null, _owner: None }
+    }
+
+    /// True if its pages may come and go.
+    pub fn is_on_demand(&self) -> bool {
+        matches!(self.kind, Kind::OnDemand(_))
+    }
+
+    /// True if there is no memory behind it.
+    pub fn is_null(&self) -> bool {
+        self.kind == Kind::Null
     }
 
     /// The virtual address of the first byte.
     pub fn address(&self) -> u64 {
-        self.base.as_ptr() as u64
+        match self.kind {
+            Kind::Mapped => self.base.as_ptr() as u64,
+            Kind::OnDemand(address) => address,
+            Kind::Null => 0,
+        }
     }
 
     /// Bytes.
@@ -127,20 +187,34 @@ impl HostMemory {
         self.length == 0
     }
 
-    fn at(&self, offset: u64, length: usize) -> Result<NonNull<u8>, Fault> {
+    /// Where bytes of mapped memory lie; `None`: they lie elsewhere, and `offset` is inside.
+    fn at(&self, offset: u64, length: usize) -> Result<Option<NonNull<u8>>, Fault> {
         let error = Fault::OutOfBounds { offset, length, region: self.length };
         let start = usize::try_from(offset).map_err(|_| error)?;
         if start.checked_add(length).is_none_or(|end| end > self.length) {
             return Err(error);
         }
+        if self.kind != Kind::Mapped {
+            return Ok(None);
+        }
         // SAFETY: start <= length of the allocation, checked above.
-        Ok(unsafe { self.base.add(start) })
+        Ok(Some(unsafe { self.base.add(start) }))
+    }
+
+    /// The address of a byte of memory on demand; `None`: there is no memory.
+    fn on_demand_at(&self, offset: u64) -> Option<u64> {
+        match self.kind {
+            Kind::OnDemand(address) => Some(address.wrapping_add(offset)),
+            Kind::Mapped | Kind::Null => None,
+        }
     }
 
     /// Copies `bytes` to `offset`, ascending: the last bytes become visible last (`ib_write_lat` polls them),
     /// and an aligned 8-byte tail is stored whole.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
-        let to = self.at(offset, bytes.len())?;
+        let Some(to) = self.at(offset, bytes.len())? else {
+            return self.on_demand_at(offset).map_or(Ok(()), |address| on_demand::write(address, bytes));
+        };
         let end = to.as_ptr() as usize + bytes.len();
         let tail = if bytes.len() >= 8 && end.is_multiple_of(8) { 8 } else { bytes.len().min(1) };
         let body = bytes.len() - tail;
@@ -162,7 +236,10 @@ impl HostMemory {
 
     /// Copies from `offset` into `bytes`.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        let from = self.at(offset, bytes.len())?;
+        let Some(from) = self.at(offset, bytes.len())? else {
+            bytes.fill(0);
+            return self.on_demand_at(offset).map_or(Ok(()), |address| on_demand::read(address, bytes));
+        };
         // SAFETY: `at` checked the range; `bytes` is the caller's own and cannot overlap registered memory.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
@@ -171,7 +248,7 @@ impl HostMemory {
     /// Runs `operation` on the 8 aligned bytes at `offset`, as the CPU's own atomics would, and returns what
     /// was there before.
     pub fn atomic(&self, offset: u64, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, Fault> {
-        let at = self.at(offset, 8)?;
+        let Some(at) = self.at(offset, 8)? else { return Err(Fault::NoAtomics) };
         if !(at.as_ptr() as usize).is_multiple_of(8) {
             return Err(Fault::Misaligned(offset));
         }
@@ -184,14 +261,17 @@ impl HostMemory {
     /// Has the system write the pages of a file or device that is mapped here back to it (`msync`), and waits for it.
     /// Memory that no file is behind has no persistent place: nothing happens.
     pub fn persist(&self, offset: u64, length: usize) -> Result<(), Fault> {
-        let start = self.at(offset, length)?.as_ptr() as usize;
+        if self.at(offset, length)?.is_none() && self.kind == Kind::Null {
+            return Ok(());
+        }
+        let start = self.address().wrapping_add(offset) as usize;
         let page = start & !(PAGE - 1);
         // SAFETY: the system checks the range itself, and changes nothing that a program can see.
         let result = unsafe { libc::msync(page as *mut libc::c_void, start - page + length, libc::MS_SYNC) };
         if result == 0 {
             return Ok(());
         }
-        Err(Fault::NotPersistent(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)))
+        Err(Fault::NotPersistent(io::Error::last_os_error().raw_os_error().unwrap_or(0)))
     }
 }
 

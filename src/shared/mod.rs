@@ -13,6 +13,7 @@
 pub mod completion_queue;
 pub mod doorbell;
 pub mod memory;
+mod on_demand;
 pub mod page_list;
 pub mod region;
 pub mod work_queue;

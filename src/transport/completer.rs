@@ -151,6 +151,7 @@ impl Qp {
             return Verdict::Failed(WcStatus::LocProt);
         }
         ctx.counters.rcvd_bytes += u64::from(payload.length);
+        self.note_result(ctx);
         self.advance(ctx, psn + 1);
         if last {
             self.complete_oldest(ctx);
@@ -186,6 +187,7 @@ impl Qp {
             self.fail_oldest(ctx, WcStatus::LocProt, 0);
             return Verdict::Failed(WcStatus::LocProt);
         }
+        self.note_result(ctx);
         self.advance(ctx, psn + 1);
         self.complete_oldest(ctx);
         Verdict::Acknowledged

@@ -25,6 +25,7 @@
 pub mod address;
 pub mod answers;
 pub mod completer;
+pub mod fault;
 pub mod local;
 pub mod memory;
 pub mod permutation;
@@ -96,6 +97,18 @@ pub struct Output {
     pub events: Vec<AsyncEvent>,
     /// The payload of the packet that `next_packet` planned last.
     pub gather: Vec<Gather>,
+    /// Some of `dma_in` may fail: it is for memory on demand, or makes it persistent. See [`fault`].
+    pub may_fault: bool,
+    /// A response whose bytes may not find their place.
+    pub(crate) result: Option<fault::ResultPoint>,
+}
+
+impl Output {
+    /// Adds an operation on memory.
+    fn push_dma(&mut self, operation: DmaIn) {
+        self.may_fault |= operation.may_fault();
+        self.dma_in.push(operation);
+    }
 }
 
 /// An operation on host memory because of a received packet.
@@ -152,6 +165,19 @@ pub enum DmaIn {
         /// Where to.
         to: Span,
     },
+}
+
+impl DmaIn {
+    /// True if it may turn out that memory is not there.
+    fn may_fault(&self) -> bool {
+        match self {
+            DmaIn::Scatter { to, .. } | DmaIn::AtomicWrite { to, .. } | DmaIn::Store { to, .. } => {
+                to.on_demand
+            }
+            DmaIn::Atomic { at, .. } => at.on_demand,
+            DmaIn::Flush { persistent, .. } => *persistent,
+        }
+    }
 }
 
 /// A 64-bit atomic.

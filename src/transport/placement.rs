@@ -51,7 +51,7 @@ impl Qp {
         let to = self.check_aligned(ctx, reth.va, reth.rkey, Access::REMOTE_WRITE)?;
         self.enqueue_empty_answer(packet, Operation::AtomicWrite).ok_or(invalid)?;
         let offset = payload_of(packet, frame).offset;
-        ctx.out.dma_in.push(DmaIn::AtomicWrite { frame, offset, to });
+        ctx.out.push_dma(DmaIn::AtomicWrite { frame, offset, to });
         ctx.counters.rx_write_requests += 1;
         Ok(Executed::Done)
     }
@@ -79,7 +79,9 @@ impl Qp {
             _ => return Err(invalid),
         };
         self.enqueue_empty_answer(packet, Operation::Flush).ok_or(invalid)?;
-        ctx.out.dma_in.extend(flush);
+        if let Some(flush) = flush {
+            ctx.out.push_dma(flush);
+        }
         ctx.counters.rx_flush_requests += 1;
         Ok(Executed::Done)
     }

@@ -105,6 +105,13 @@ impl Replies {
         self.queue.push_back(reply);
     }
 
+    /// Takes the newest out if it is so.
+    pub(super) fn pop_back_if(&mut self, is_so: impl Fn(&Reply) -> bool) {
+        if self.queue.back().is_some_and(is_so) {
+            self.queue.pop_back();
+        }
+    }
+
     /// Keeps what stands before the last reply of this kind, and that; without one, nothing.
     pub(super) fn truncate_behind(&mut self, is_last: impl Fn(&Reply) -> bool) {
         let kept = self.queue.iter().rposition(is_last).map_or(0, |at| at + 1);

@@ -342,7 +342,7 @@ impl Qp {
                 .check_remote(ctx, va, reth.rkey, payload.length.into(), Access::REMOTE_WRITE)
                 .map_err(|nak| Refusal { nak, receive: Some(WcStatus::LocAccess) })?;
             let FramePayload { frame, offset, length } = payload;
-            ctx.out.dma_in.push(DmaIn::Scatter { frame, offset, length, to });
+            ctx.out.push_dma(DmaIn::Scatter { frame, offset, length, to });
         }
         self.responder.message = Message::Write { reth, received: after };
         if is_last(packet) {
@@ -397,7 +397,7 @@ impl Qp {
         let reth = Reth { va: eth.va, rkey: eth.rkey, dma_len: 8 };
         let kind = Operation::AtomicAcknowledge;
         let resource = self.enqueue_resource(kind, packet.bth.psn, 1, reth).ok_or(invalid)?;
-        ctx.out.dma_in.push(DmaIn::Atomic { qp: self.index, resource, at, operation });
+        ctx.out.push_dma(DmaIn::Atomic { qp: self.index, resource, at, operation });
         ctx.counters.rx_atomic_requests += 1;
         Ok(Executed::Done)
     }
@@ -513,13 +513,13 @@ impl Qp {
             && let Ok(at) = self.check_remote(ctx, eth.va, eth.rkey, 8, Access::REMOTE_ATOMIC)
         {
             let operation = AtomicOp::FetchAdd { add: eth.swap_or_add };
-            ctx.out.dma_in.push(DmaIn::Atomic { qp: self.index, resource: slot, at, operation });
+            ctx.out.push_dma(DmaIn::Atomic { qp: self.index, resource: slot, at, operation });
         }
         self.responder.answer_again(slot)
     }
 
     /// NAK, error completion of the receive if one was taken, event, error state.
-    fn refuse(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, refusal: Refusal) -> Verdict {
+    pub(super) fn refuse(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, refusal: Refusal) -> Verdict {
         let r = &mut self.responder;
         let nak = Reply::Nak { psn: packet.bth.psn, msn: r.msn, code: refusal.nak };
         r.replies.push_last(nak);

@@ -97,7 +97,7 @@ pub fn scatter(
     let mut at = payload.offset;
     let result = walk(memory, pd, sges, offset, payload.length.into(), Access::LOCAL_WRITE, |to, n| {
         let length = n as u16;
-        out.dma_in.push(DmaIn::Scatter { frame: payload.frame, offset: at, length, to });
+        out.push_dma(DmaIn::Scatter { frame: payload.frame, offset: at, length, to });
         at += length;
     });
     if result.is_err() {
@@ -139,7 +139,7 @@ pub fn store(
     let mut skip = 0;
     let result = walk(memory, pd, sges, 0, 8, Access::LOCAL_WRITE, |to, n| {
         let length = n as u8;
-        out.dma_in.push(DmaIn::Store { value, skip, length, to });
+        out.push_dma(DmaIn::Store { value, skip, length, to });
         skip += length;
     });
     if result.is_err() {

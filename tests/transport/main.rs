@@ -1,7 +1,7 @@
 //! One NIC against a peer that the test plays packet by packet: each case of the transport, by script.
 //!
 //! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
-//! [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`] and [`placement`] memory beyond plain regions.
+//! [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and [`placement`] memory.
 //! [`uc`] and [`ud`] are the services without acknowledgements.
 //! [`counters`] is what is counted, [`reasons`] what a capture is told, [`parts`] the pieces that can be had without a NIC.
 
@@ -11,6 +11,7 @@ mod parts;
 mod peers;
 mod placement;
 mod reasons;
+mod regions;
 mod requester;
 mod responder;
 mod states;

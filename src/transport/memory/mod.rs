@@ -35,6 +35,8 @@ use fast::Translation;
 pub struct Span {
     /// The region.
     pub mr: MrIndex,
+    /// Its pages may come and go: a copy may fail.
+    pub on_demand: bool,
     /// Bytes from its start.
     pub offset: u64,
 }
@@ -327,7 +329,7 @@ impl MemoryTable {
             qp: ANY_QP,
             start: 0,
             length: 0,
-            base: Span { mr: MrIndex(index.into()), offset: 0 },
+            base: Span { mr: MrIndex(index.into()), on_demand: false, offset: 0 },
             misalignment: 0,
             kind,
         });
@@ -344,6 +346,7 @@ impl MemoryTable {
             entry.start = spec.start;
             entry.length = spec.length;
             entry.misalignment = spec.misalignment;
+            entry.base.on_demand = spec.access.contains(Access::ON_DEMAND);
         }
         key
     }
@@ -384,9 +387,7 @@ impl Entry {
         }
         let offset = address.checked_sub(self.start).ok_or(Refusal::OutOfBounds)?;
         match offset.checked_add(length) {
-            Some(end) if end <= self.length => {
-                Ok(Span { mr: self.base.mr, offset: self.base.offset + offset })
-            }
+            Some(end) if end <= self.length => Ok(Span { offset: self.base.offset + offset, ..self.base }),
             _ => Err(Refusal::OutOfBounds),
         }
     }

@@ -1,0 +1,134 @@
+//! Memory that was not there when a copy came to it.
+//!
+//! The table grants bytes; whether pages are behind them is seen when they are copied. For most memory that is no question.
+//! For memory on demand, and for writing pages back, the copy may fail, and then what the packet led to is taken back
+//! before anyone has seen it: the NIC runs such copies at once, before it takes the next packet in and long before it
+//! publishes completions or sends acknowledgements.
+//!
+//! ```text
+//! what failed                        to whom it is told
+//! bytes of a SEND                    our receive: LOC_PROT; the peer: remote operational error
+//! a WRITE, ATOMIC WRITE, FLUSH       the peer: remote access error
+//! bytes of a READ's or atomic's      our work request: LOC_PROT
+//! answer
+//! payload of a request of ours       our work request: LOC_PROT, once all before it are complete
+//! payload of a READ response         the peer: remote access error
+//! ```
+
+use super::replies::Reply;
+use super::responder::{Refusal, is_last};
+use super::{Ctx, Qp, Verdict};
+use crate::verbs::{AsyncEvent, EventKind, QpState, RecvWr, SendFlags, SendWr, WcOpcode, WcStatus};
+use crate::wire::{NakCode, Operation, Packet, Psn};
+
+/// The state before a response completed its work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ResultPoint {
+    /// The work request's place in the send queue.
+    position: u32,
+    wr: SendWr,
+    /// Completions that were there before its own.
+    completions: usize,
+}
+
+impl Qp {
+    /// Notes where the oldest work request's completion will stand, should its bytes not find their place.
+    pub(super) fn note_result(&self, ctx: &mut Ctx<'_>) {
+        if ctx.out.may_fault {
+            let queue = &self.requester.queue;
+            let (position, completions) = (queue.tail(), ctx.out.completions.len());
+            ctx.out.result = Some(ResultPoint { position, wr: queue.at(position).wr, completions });
+        }
+    }
+
+    /// What this packet, the last one that was handled, asked of memory could not be done. `completions`: how many there were
+    /// before it.
+    pub(crate) fn memory_fault(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, completions: usize) -> Verdict {
+        match ctx.out.result.take() {
+            Some(point) => self.result_lost(ctx, &point),
+            None => self.request_failed(ctx, packet, completions),
+        }
+    }
+
+    /// Refuses a request that was executed.
+    fn request_failed(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, completions: usize) -> Verdict {
+        let r = &mut self.responder;
+        // The receive that it filled is taken again.
+        if let Some((_, wc)) = ctx.out.completions.drain(completions..).next() {
+            r.receive = Some(RecvWr { wr_id: wc.wr_id, num_sge: 0 });
+        }
+        let resources = &r.resources;
+        let psn = packet.bth.psn;
+        r.replies.pop_back_if(|reply| match *reply {
+            Reply::Ack { psn: acknowledged, .. } => acknowledged == psn,
+            Reply::Read(slot) | Reply::Atomic(slot) => {
+                resources[usize::from(slot)].as_ref().is_some_and(|resource| resource.first_psn == psn)
+            }
+            _ => false,
+        });
+        if is_last(packet) {
+            r.msn = r.msn.wrapping_sub(1) & 0xff_ffff;
+        }
+        let refusal = match packet.info().operation {
+            Operation::Send => Refusal { nak: NakCode::RemoteOperational, receive: Some(WcStatus::LocProt) },
+            _ => Refusal { nak: NakCode::RemoteAccess, receive: Some(WcStatus::LocAccess) },
+        };
+        self.refuse(ctx, packet, refusal)
+    }
+
+    /// Fails a work request whose result has come and could not be stored.
+    fn result_lost(&mut self, ctx: &mut Ctx<'_>, point: &ResultPoint) -> Verdict {
+        let status = WcStatus::LocProt;
+        if point.position == self.requester.queue.tail() && self.state() != QpState::Err {
+            self.fail_oldest(ctx, status, 0);
+            return Verdict::Failed(status);
+        }
+        // It has completed: its completion, and those of what came after it, have not been published.
+        let later = ctx.out.completions.split_off(point.completions);
+        self.push_send_completion(ctx, &point.wr, status, 0, 0);
+        let signaled = self.sig_all || point.wr.flags.contains(SendFlags::SIGNALED);
+        for (cq, mut wc) in later.into_iter().skip(usize::from(signaled)) {
+            if !matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvWriteImm) {
+                wc.status = WcStatus::WrFlush;
+            }
+            ctx.out.completions.push((cq, wc));
+        }
+        ctx.counters.req_cqe_error += 1;
+        if self.state() != QpState::Err {
+            self.enter_error(ctx);
+        }
+        Verdict::Failed(status)
+    }
+
+    /// The payload of a packet that was planned could not be gathered, and the packet has not left.
+    pub(crate) fn payload_missing(&mut self, ctx: &mut Ctx<'_>, psn: Psn, is_reply: bool) {
+        if self.state() == QpState::Err {
+            return;
+        }
+        if is_reply {
+            self.reply_missing(ctx, psn);
+            return;
+        }
+        let r = &mut self.requester;
+        if !psn.is_before(r.una) && psn.is_before(r.sent_end) {
+            r.rewind_to(psn);
+            r.failed = Some(WcStatus::LocProt);
+            self.fail_if_oldest(ctx);
+        }
+    }
+
+    /// A READ response cannot be had: the rest is refused, or if it is the answer to a duplicate, left unsaid.
+    fn reply_missing(&mut self, ctx: &mut Ctx<'_>, psn: Psn) {
+        let r = &mut self.responder;
+        let Some(slot) = r.find_resource(psn, Operation::ReadRequest) else { return };
+        r.replies.remove(Reply::Read(slot));
+        let again = r.resources[usize::from(slot)].take().is_some_and(|resource| resource.again);
+        if again {
+            return;
+        }
+        r.replies.push_front(Reply::Nak { psn, msn: r.msn, code: NakCode::RemoteAccess });
+        ctx.counters.resp_remote_access_errors += 1;
+        ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
+        self.enter_error(ctx);
+    }
+}
