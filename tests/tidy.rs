@@ -29,7 +29,7 @@ const UNSAFE: &[&str] = &[
     "src/port/udp/",         // socket options and control messages that no crate wraps
     "src/netdev/tap.rs",     // an ioctl that no crate wraps
     "src/netdev/ethtool.rs", // likewise
-    "src/host/objects.rs",   // an unsafe function that passes its obligation on
+    "src/host/memory.rs",    // unsafe functions that pass their obligation on
     "uverbs-shim/src/",
     "tests/",
     "benches/",

@@ -100,6 +100,9 @@ pub enum DeviceError {
     /// A copy outside of a region.
     #[error(transparent)]
     Memory(#[from] crate::shared::memory::Fault),
+    /// A work request was not posted.
+    #[error(transparent)]
+    Post(#[from] crate::shared::PostError),
 }
 
 pub(super) struct Inner {

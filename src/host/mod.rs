@@ -42,13 +42,15 @@ mod datagram;
 mod device;
 mod follow;
 mod gid_table;
+mod memory;
 mod objects;
 mod open;
 
 pub use datagram::{AddressHandle, AhOptions};
 pub use device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
 pub use gid_table::{GidEntry, GidTable};
+pub use memory::{FastRegion, MemoryRegion, MemoryWindow, WindowRange};
 pub use objects::{
-    CompletionChannel, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, ProtectionDomain, QueuePair,
+    CompletionChannel, CompletionQueue, ConnectOptions, Endpoint, ProtectionDomain, QueuePair,
 };
 pub use open::{OpenError, Stack};

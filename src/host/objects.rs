@@ -2,9 +2,8 @@
 //! keep one another alive.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -15,10 +14,9 @@ use super::device::{Device, DeviceError, random};
 use crate::limits::MAX_CQE;
 use crate::nic::{Answer, Command, ControlError, QpHandle, QpStatus};
 use crate::shared::work_queue::Payload;
-use crate::shared::{Armed, CompletionRing, HostMemory, PostError, RecvRing, SendRing};
+use crate::shared::{Armed, CompletionRing, PostError, RecvRing, SendRing};
 use crate::verbs::{
-    Access, CqIndex, LKey, MrIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn,
-    RKey, SendWr, Sge, Wc,
+    Access, CqIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SendWr, Sge, Wc,
 };
 use crate::wire::Gid;
 
@@ -26,14 +24,14 @@ use crate::wire::Gid;
 const POSTS_PER_PASS: u32 = 16;
 
 /// The device answered a command with something else than it is specified to: a bug of ours.
-fn unexpected(answer: &Answer) -> ! {
+pub(super) fn unexpected(answer: &Answer) -> ! {
     unreachable!("the device answered {answer:?}")
 }
 
 #[derive(Debug)]
-struct PdInner {
-    device: Device,
-    id: PdId,
+pub(super) struct PdInner {
+    pub(super) device: Device,
+    pub(super) id: PdId,
 }
 
 impl Drop for PdInner {
@@ -45,7 +43,7 @@ impl Drop for PdInner {
 /// A protection domain. Cloning it gives another handle to the same one.
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain {
-    inner: Arc<PdInner>,
+    pub(super) inner: Arc<PdInner>,
 }
 
 impl Device {
@@ -130,7 +128,7 @@ fn within(what: &'static str, value: u32, limit: u32) -> Result<(), DeviceError>
     Ok(())
 }
 
-fn no_memory(source: std::io::Error) -> DeviceError {
+pub(super) fn no_memory(source: std::io::Error) -> DeviceError {
     DeviceError::System { what: "memory for a queue", source }
 }
 
@@ -141,119 +139,6 @@ impl ProtectionDomain {
 
     pub(super) fn id(&self) -> PdId {
         self.inner.id
-    }
-
-    /// Allocates `length` zeroed bytes and registers them.
-    ///
-    /// # Errors
-    /// If the system has no such memory, or the device no room for another region.
-    pub fn register(&self, length: usize, access: Access) -> Result<MemoryRegion, DeviceError> {
-        let memory = HostMemory::allocate(length)
-            .map_err(|source| DeviceError::System { what: "memory for a region", source })?;
-        self.register_memory(memory, access)
-    }
-
-    /// Registers memory of the caller's.
-    ///
-    /// # Safety
-    /// `base..base + length` stays mapped and writable until the region is dropped, and no Rust reference into it is
-    /// held while work requests or peers may use it.
-    #[allow(unsafe_code)]
-    pub unsafe fn register_borrowed(
-        &self,
-        base: NonNull<u8>,
-        length: usize,
-        access: Access,
-    ) -> Result<MemoryRegion, DeviceError> {
-        // SAFETY: the caller's promise, word for word.
-        let memory = unsafe { HostMemory::borrowed(base, length) };
-        self.register_memory(memory, access)
-    }
-
-    fn register_memory(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, DeviceError> {
-        let pd = self.inner.id;
-        let start = if access.contains(Access::ZERO_BASED) { 0 } else { memory.address() };
-        let command = Command::RegisterMemory { pd, access, start, memory: memory.clone() };
-        match self.inner.device.call(command)? {
-            Answer::Memory(index, key) => {
-                Ok(MemoryRegion { pd: self.clone(), index, key, memory, copies: RwLock::new(()) })
-            }
-            other => unexpected(&other),
-        }
-    }
-}
-
-/// Registered memory.
-#[derive(Debug)]
-pub struct MemoryRegion {
-    pd: ProtectionDomain,
-    index: MrIndex,
-    key: u32,
-    memory: HostMemory,
-    /// Keeps the application's threads from racing with one another; the NIC does not take it.
-    copies: RwLock<()>,
-}
-
-impl Drop for MemoryRegion {
-    fn drop(&mut self) {
-        let _ = self.pd.inner.device.call(Command::DeregisterMemory(self.index));
-    }
-}
-
-impl MemoryRegion {
-    /// The address of its first byte, as peers and work requests name it.
-    pub fn address(&self) -> u64 {
-        self.memory.address()
-    }
-
-    /// Bytes.
-    pub fn len(&self) -> usize {
-        self.memory.len()
-    }
-
-    /// True if it has none.
-    pub fn is_empty(&self) -> bool {
-        self.memory.is_empty()
-    }
-
-    /// Its key for local use.
-    pub fn lkey(&self) -> LKey {
-        LKey(self.key)
-    }
-
-    /// Its key for peers.
-    pub fn rkey(&self) -> RKey {
-        RKey(self.key)
-    }
-
-    /// A scatter/gather entry of `length` bytes from `offset` on. Bounds are checked when it is used.
-    pub fn sge(&self, offset: usize, length: u32) -> Sge {
-        Sge { addr: self.address().wrapping_add(offset as u64), length, lkey: self.lkey() }
-    }
-
-    /// Copies bytes in.
-    ///
-    /// Other threads' copies see all of it or nothing. Work requests under way and peers do not wait for it: what they
-    /// read or write of these bytes meanwhile is mixed with it, as with any NIC (see [`crate::shared::memory`]).
-    ///
-    /// # Errors
-    /// If it does not fit the region; nothing was copied. The same for the other copies.
-    pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        let _alone = self.copies.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(self.memory.write(offset as u64, bytes)?)
-    }
-
-    /// Copies bytes out; mixed with what a peer or a work request writes meanwhile.
-    pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        let _shared = self.copies.read().unwrap_or_else(PoisonError::into_inner);
-        Ok(self.memory.read(offset as u64, bytes)?)
-    }
-
-    /// Copies `length` bytes out to a vector.
-    pub fn to_vec(&self, offset: usize, length: usize) -> Result<Vec<u8>, DeviceError> {
-        let mut bytes = vec![0; length];
-        self.read_at(offset, &mut bytes)?;
-        Ok(bytes)
     }
 }
 

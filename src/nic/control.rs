@@ -48,6 +48,8 @@ pub enum Command {
     },
     /// Takes a region out. When the answer comes, nothing touches it any more.
     DeregisterMemory(MrIndex),
+    /// The same for a region whose owner is gone: windows that are bound to it are unbound first.
+    ReleaseMemory(MrIndex),
     /// Makes a region that work requests give pages and keys to.
     AllocFastMemory {
         /// For users of this domain.
@@ -254,6 +256,10 @@ impl Nic {
                 self.reregister(mr, pd, access, translation)
             }
             Command::DeregisterMemory(mr) => self.deregister(mr),
+            Command::ReleaseMemory(mr) => {
+                self.memory.unbind_windows(mr);
+                self.deregister(mr)
+            }
             Command::AllocFastMemory { pd, memory, pages } => self.alloc_fast(pd, memory, pages),
             Command::AllocWindow { pd, kind } => self.alloc_window(pd, kind),
             Command::NextWindowKey(window) => self.next_window_key(window),

@@ -1,7 +1,7 @@
 //! Memory windows: keys to parts of regions, given and taken by work requests (IBTA 10.6.6, 10.6.7).
 
 use super::{ANY_QP, Entry, Kind, LOCAL_USE, MemoryTable, Refusal, Span, User, allowed, needs_local_write};
-use crate::verbs::{Access, MwIndex, MwType, PdId, QpIndex, WindowBind};
+use crate::verbs::{Access, MrIndex, MwIndex, MwType, PdId, QpIndex, WindowBind};
 
 /// What a window of type 1 has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +97,24 @@ impl MemoryTable {
         }
         for index in 0..self.entries.len() {
             if self.entries[index].is_some_and(|e| e.qp == qp.0) {
+                self.unbind(index as u16);
+            }
+        }
+    }
+
+    /// Unbinds all windows of a region: its owner is gone.
+    pub fn unbind_windows(&mut self, mr: MrIndex) {
+        let bound =
+            |e: &Entry| matches!(e.kind, Kind::Region { windows } | Kind::Fast { windows } if windows > 0);
+        if !self.entry(mr).is_some_and(bound) {
+            return;
+        }
+        for index in 0..self.entries.len() {
+            let to_this = self.entries[index].is_some_and(|e| match e.kind {
+                Kind::Window1(One { region, .. }) | Kind::Window2 { region } => region == Some(mr.0 as u16),
+                Kind::Region { .. } | Kind::Fast { .. } => false,
+            });
+            if to_this {
                 self.unbind(index as u16);
             }
         }
