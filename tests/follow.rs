@@ -257,7 +257,7 @@ fn the_follower_of_a_deleted_interface_ends() {
     }
     let Some((here, _there)) = network("the_follower_of_a_deleted_interface_ends", "deleted") else { return };
     let device = open_xdp(&here);
-    assert_eq!(followers(), 1);
+    eventually("it has its thread, under its name", || followers() == 1);
     Links::open_in(&here).expect("netlink").delete("veth0").expect("deleted");
     eventually("it is told", || saw(&device, EventKind::PortError));
     eventually("the thread ends", || followers() == 0);

@@ -10,6 +10,7 @@
 mod ethtool;
 pub mod interface;
 pub mod link;
+mod membership;
 pub mod neighbour;
 mod neighbours;
 mod netlink;
@@ -21,6 +22,7 @@ use std::io;
 
 pub use interface::{IfAddr, Interface};
 pub use link::Links;
+pub use membership::Membership;
 pub use neighbours::Neighbours;
 pub use netns::NetNs;
 pub use watch::{Change, Watch};

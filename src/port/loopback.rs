@@ -2,11 +2,13 @@
 //!
 //! Links do not return a station's own frames, and traffic between two programs on one NIC should not
 //! need a link. Frames whose destination is the port's own MAC address are copied to a bounded queue and
-//! received from there. A capture above this layer sees them leave and arrive like any other.
+//! received from there; so are those to multicast groups while a member is here, and these leave as well. A
+//! capture above this layer sees them leave and arrive like any other.
 
 use std::collections::VecDeque;
 use std::fmt::Arguments;
 use std::io;
+use std::net::IpAddr;
 
 use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
 use crate::frame::Frame;
@@ -29,6 +31,8 @@ pub struct LoopbackPort<P> {
     looped_bytes: u64,
     dropped: u64,
     too_long: u64,
+    /// Multicast groups with a member here: what is sent to a group comes round as well as it leaves.
+    groups: Vec<IpAddr>,
 }
 
 /// A frame in `buffers`.
@@ -66,6 +70,7 @@ impl<P: Port> LoopbackPort<P> {
             looped_bytes: 0,
             dropped: 0,
             too_long: 0,
+            groups: Vec::new(),
         }
     }
 
@@ -176,6 +181,11 @@ impl<P: Port> Port for LoopbackPort<P> {
             self.turn_round(&id);
             self.inner.tx_cancel(id);
         } else {
+            // Which group it is for, and whether its members are to have it, is the NIC's to say.
+            let is_group = known == destination.len() && destination[0] & 1 == 1;
+            if is_group && !self.groups.is_empty() {
+                self.turn_round(&id);
+            }
             self.inner.tx_commit(id);
         }
     }
@@ -196,6 +206,17 @@ impl<P: Port> Port for LoopbackPort<P> {
             self.grow(self.info.max_frame);
         }
         Ok(())
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.inner.join(group)?;
+        self.groups.push(group);
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.groups.retain(|joined| *joined != group);
+        self.inner.leave(group);
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

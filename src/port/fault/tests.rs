@@ -193,7 +193,7 @@ fn a_delayed_frame_comes_when_it_is_due_and_not_before() {
 fn a_delayed_frame_leaves_even_if_the_engine_only_receives() {
     let (mut a, mut b) = pair_with("tx.delay=1:1us");
     send(&mut a, [9], T0);
-    assert_eq!(receive(&mut a, T0 + Nanos(1_000)), []);
+    assert!(receive(&mut a, T0 + Nanos(1_000)).is_empty());
     assert_eq!(receive(&mut b, T0), [9]);
 }
 

@@ -21,7 +21,7 @@ mod tx;
 use std::fmt::Arguments;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub use headers::synthetic_mac;
 pub use open::{UdpConfig, UdpError};
@@ -30,6 +30,7 @@ use tx::Sender;
 
 use super::{LinkChange, Port, PortInfo, Received, TxId};
 use crate::frame::FrameMut;
+use crate::netdev::{Interface, Membership, NetNs};
 use crate::time::Nanos;
 
 /// A port made of UDP sockets. See the module's page.
@@ -40,6 +41,10 @@ pub struct UdpPort {
     fixed_mtu: bool,
     receiver: Receiver,
     sender: Sender,
+    config: UdpConfig,
+    /// Where its sockets are.
+    namespace: NetNs,
+    memberships: Vec<(IpAddr, Membership)>,
 }
 
 impl UdpPort {
@@ -122,6 +127,40 @@ impl Port for UdpPort {
             self.receiver.set_max_frame(self.info.max_frame);
         }
         Ok(())
+    }
+
+    /// A socket that is bound to no address gets what comes to the group; beside those that are, the group gets one
+    /// of its own.
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        let name = self.info.interface.as_deref().ok_or_else(|| {
+            io::Error::other("the port stands on no interface: name one, a group is joined on it")
+        })?;
+        let (unbound, config) = (self.receiver.unbound(group.is_ipv4()), &self.config);
+        let join = || -> io::Result<(Option<OwnedFd>, Membership)> {
+            let interface = Interface::by_name(name).map_err(io::Error::other)?;
+            match unbound {
+                Some(socket) => {
+                    let socket = socket.try_clone_to_owned()?;
+                    Ok((None, Membership::of(socket.into(), &interface, group)?))
+                }
+                None => {
+                    let socket = open::listen_socket(group, config).map_err(io::Error::other)?;
+                    let membership = Membership::of(socket.try_clone()?.into(), &interface, group)?;
+                    Ok((Some(socket), membership))
+                }
+            }
+        };
+        let (socket, membership) = self.namespace.run(join)??;
+        if let Some(socket) = socket {
+            self.receiver.listen(group, socket)?;
+        }
+        self.memberships.push((group, membership));
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.memberships.retain(|(joined, _)| *joined != group);
+        self.receiver.hang_up(group);
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

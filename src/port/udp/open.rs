@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrLike, bind, getsockopt, socket,
     sockopt,
@@ -14,6 +15,7 @@ use nix::sys::socket::{
 use super::rx::Receiver;
 use super::tx::{SendLimits, SendSocket, Sender};
 use super::{UdpPort, owner, probe, synthetic_mac, sys};
+use crate::netdev::NetNs;
 use crate::port::PortInfo;
 
 /// UDP destination port of RoCE v2 (IBTA A17.4.3).
@@ -138,13 +140,18 @@ impl UdpPort {
             let count = if wanted { config.send_sockets.max(1) } else { 0 };
             (0..count).map(|i| send_socket(address, i, config)).collect::<Result<Vec<_>, _>>()
         };
+        let waiting = |error| UdpError::Socket { what: "epoll", address: first, error };
+        let any = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| waiting(e.into()))?;
         let limits = SendLimits { segments, port: config.port, scope };
         Ok(UdpPort {
             info: PortInfo { name: "udp".into(), interface: named, mode, mac, mtu, max_frame },
             addresses: own,
             fixed_mtu: config.mtu.is_some(),
             sender: Sender::new(pool(true)?, pool(false)?, limits),
-            receiver: Receiver::new(listeners, mac, config.port, max_frame),
+            receiver: Receiver::new(any, listeners, mac, config.port, max_frame).map_err(waiting)?,
+            config: config.clone(),
+            namespace: NetNs::current().map_err(|e| waiting(io::Error::other(e)))?,
+            memberships: Vec::new(),
         })
     }
 }
@@ -182,7 +189,7 @@ fn unspecified(v4: bool) -> IpAddr {
     if v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
-fn listen_socket(address: IpAddr, config: &UdpConfig) -> Result<OwnedFd, UdpError> {
+pub(super) fn listen_socket(address: IpAddr, config: &UdpConfig) -> Result<OwnedFd, UdpError> {
     let socket = bound_socket(address, config.port)?.ok_or_else(|| UdpError::InUse {
         address,
         port: config.port,
@@ -220,13 +227,22 @@ fn send_socket(address: IpAddr, i: usize, config: &UdpConfig) -> Result<SendSock
         // One that is taken is passed over: the next will do.
         let Some(socket) = bound_socket(address, port)? else { continue };
         let fd = socket.as_fd();
-        let (level, name, value) = if address.is_ipv4() {
-            (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)
-        } else {
-            (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)
+        let set = |what, level, name, value| {
+            sys::set_int(fd, level, name, value).map_err(|error| UdpError::Socket { what, address, error })
         };
-        let what = "MTU_DISCOVER=PROBE";
-        sys::set_int(fd, level, name, value).map_err(|error| UdpError::Socket { what, address, error })?;
+        // What is sent to a group comes round above this port: not here as well.
+        if address.is_ipv4() {
+            set("MTU_DISCOVER=PROBE", libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+            set("MULTICAST_LOOP=0", libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP, 0)?;
+        } else {
+            set(
+                "MTU_DISCOVER=PROBE",
+                libc::IPPROTO_IPV6,
+                libc::IPV6_MTU_DISCOVER,
+                libc::IPV6_PMTUDISC_PROBE,
+            )?;
+            set("MULTICAST_LOOP=0", libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, 0)?;
+        }
         enlarge(fd, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.socket_buffer);
         return Ok(SendSocket { socket, port });
     }

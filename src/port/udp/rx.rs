@@ -4,6 +4,8 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+
 use super::headers::{Headers, Route, V4_HEADERS, V6_HEADERS, synthetic_mac};
 use super::sys::{INBOX, Inbox, Train};
 use crate::frame::Frame;
@@ -17,6 +19,8 @@ const COLD_PERIOD: usize = 8;
 /// Receives from all listening sockets.
 pub(super) struct Receiver {
     listeners: Vec<Listener>,
+    /// Readable while one of them is: they come and go with multicast groups.
+    any: Epoll,
     inbox: Inbox,
     /// What the inbox holds, in order.
     trains: Vec<Cut>,
@@ -70,17 +74,15 @@ struct Datagram {
 
 impl Receiver {
     pub(super) fn new(
+        any: Epoll,
         sockets: Vec<(IpAddr, OwnedFd)>,
         mac: [u8; 6],
         port: u16,
         max_frame: usize,
-    ) -> Receiver {
-        let listeners = sockets
-            .into_iter()
-            .map(|(address, socket)| Listener { socket, address, idle_polls: 0, dropped: 0 })
-            .collect();
-        Receiver {
-            listeners,
+    ) -> io::Result<Receiver> {
+        let mut receiver = Receiver {
+            listeners: Vec::new(),
+            any,
             inbox: Inbox::new(),
             trains: Vec::with_capacity(INBOX),
             next: (0, 0),
@@ -91,7 +93,33 @@ impl Receiver {
             port,
             max_frame,
             counts: ReceiveCounts::default(),
+        };
+        for (address, socket) in sockets {
+            receiver.listen(address, socket)?;
         }
+        Ok(receiver)
+    }
+
+    /// Receives from another socket as well.
+    pub(super) fn listen(&mut self, address: IpAddr, socket: OwnedFd) -> io::Result<()> {
+        self.any.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        self.listeners.push(Listener { socket, address, idle_polls: 0, dropped: 0 });
+        Ok(())
+    }
+
+    /// Closes the socket of an address.
+    pub(super) fn hang_up(&mut self, address: IpAddr) {
+        if let Some(at) = self.listeners.iter().position(|l| l.address == address) {
+            // Before it is closed: a copy of it elsewhere would keep it in the set.
+            let _ = self.any.delete(&self.listeners[at].socket);
+            self.listeners.remove(at);
+        }
+    }
+
+    /// The socket that is bound to no address of a family, if there is one.
+    pub(super) fn unbound(&self, v4: bool) -> Option<BorrowedFd<'_>> {
+        let fits = |l: &&Listener| l.address.is_unspecified() && l.address.is_ipv4() == v4;
+        self.listeners.iter().find(fits).map(|l| l.socket.as_fd())
     }
 
     /// Frames up to this length are taken from now on.
@@ -137,7 +165,7 @@ impl Receiver {
     }
 
     pub(super) fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.listeners.iter().map(|l| l.socket.as_fd()).collect()
+        vec![self.any.0.as_fd()]
     }
 
     /// Datagrams that the kernel dropped because a socket buffer was full.

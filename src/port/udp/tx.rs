@@ -7,6 +7,7 @@
 //! so `arrange` writes just that into the headers, and the source port that the socket has.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::headers::{MAX_HEADERS, Outgoing, Route, V4_HEADERS, V6_HEADERS};
@@ -373,7 +374,7 @@ impl Sender {
                 source: train.route.source,
                 destination: train.route.destination,
                 port: self.limits.port,
-                scope: if is_link_local(train.route.destination) { self.limits.scope } else { 0 },
+                scope: if needs_interface(train.route.destination) { self.limits.scope } else { 0 },
                 traffic_class: train.route.traffic_class,
                 segment: (train.count > 1).then_some(train.segment as u16),
             });
@@ -470,6 +471,10 @@ fn is_busy(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM))
 }
 
-fn is_link_local(address: std::net::IpAddr) -> bool {
-    matches!(address, std::net::IpAddr::V6(a) if a.is_unicast_link_local())
+/// An address that says nothing of where it is: link-local, or a group.
+fn needs_interface(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(a) => a.is_unicast_link_local() || a.is_multicast(),
+    }
 }

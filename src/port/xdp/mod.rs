@@ -215,6 +215,15 @@ impl Port for XdpPort {
         }
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        let interface = self.info.interface.as_deref().unwrap_or_default();
+        self.steering.lock().unwrap_or_else(PoisonError::into_inner).join(interface, group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.steering.lock().unwrap_or_else(PoisonError::into_inner).leave(group);
+    }
+
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
         let sum = |field: fn(&QueueCounters) -> u64| self.queues.iter().map(|q| field(&q.counters)).sum();
         out.extend([

@@ -11,7 +11,7 @@ use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use hashbrown::HashSet;
 
 use super::XdpError;
-use crate::netdev::Interface;
+use crate::netdev::{Interface, Membership, NetNs};
 
 static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
 
@@ -28,6 +28,10 @@ pub(super) struct Steering {
     addresses: HashMap<MapData, [u8; 16], u8>,
     sockets: XskMap<MapData>,
     steered: HashSet<[u8; 16]>,
+    /// What is steered beside the addresses, and what keeps the kernel in the groups.
+    groups: Vec<(IpAddr, Membership)>,
+    /// Where the interface is.
+    namespace: NetNs,
     link: Option<XdpLinkId>,
 }
 
@@ -43,7 +47,15 @@ impl Steering {
         let v1 = if roce_v1 { OPTION_ROCE_V1 } else { 0 };
         let control = if mac_control { OPTION_MAC_CONTROL } else { 0 };
         options.set(0, v1 | control, 0).map_err(refused)?;
-        let mut steering = Steering { ebpf, addresses, sockets, steered: HashSet::new(), link: None };
+        let mut steering = Steering {
+            ebpf,
+            addresses,
+            sockets,
+            steered: HashSet::new(),
+            groups: Vec::new(),
+            namespace: NetNs::current().map_err(refused)?,
+            link: None,
+        };
         steering.program()?.load().map_err(not_loaded)?;
         Ok(steering)
     }
@@ -75,7 +87,28 @@ impl Steering {
         self.sockets.set(queue, socket, 0).map_err(refused)
     }
 
-    /// Steers exactly these destination addresses from now on.
+    /// Steers a multicast group as well, and has the kernel join it on the interface.
+    pub(super) fn join(&mut self, interface: &str, group: IpAddr) -> io::Result<()> {
+        let membership = self.namespace.run(|| {
+            let interface = Interface::by_name(interface).map_err(io::Error::other)?;
+            Membership::join(&interface, group)
+        })??;
+        self.addresses.insert(key(group), 1, 0).map_err(|e| io::Error::other(refused(e)))?;
+        self.groups.push((group, membership));
+        Ok(())
+    }
+
+    /// Ends that.
+    pub(super) fn leave(&mut self, group: IpAddr) {
+        let before = self.groups.len();
+        self.groups.retain(|(joined, _)| *joined != group);
+        if self.groups.len() < before {
+            // Fails only if it is not there.
+            let _ = self.addresses.remove(&key(group));
+        }
+    }
+
+    /// Steers exactly these destination addresses from now on, and the groups that were joined.
     pub(super) fn set_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), XdpError> {
         let wanted: HashSet<[u8; 16]> = addresses.iter().map(|ip| key(*ip)).collect();
         // `steered` is what the map has at every moment, so that what a failure left half-way is set right next time.
