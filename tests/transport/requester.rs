@@ -552,3 +552,14 @@ fn a_read_that_just_fits_into_half_the_circle_goes_behind_what_is_in_flight() {
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
 }
+
+#[test]
+fn a_read_or_an_atomic_where_none_is_agreed_fails_without_a_packet() {
+    for opcode in [WrOpcode::Read, WrOpcode::CompareSwap] {
+        let mut stage = Stage::with(Setup { max_rd_atomic: 0, ..Setup::default() });
+        stage.post(opcode, 8);
+        assert_eq!(stage.wait(SOON), [], "{opcode:?}");
+        assert_eq!(stage.statuses(), [(0, WcStatus::LocQpOp)], "{opcode:?}");
+        assert_eq!(stage.state(), QpState::Err, "{opcode:?}");
+    }
+}
