@@ -184,7 +184,7 @@ impl Stage {
         let near = input.pick(&[0, 0xff_fffe]);
         let bth = Bth {
             opcode: Opcode::RC_SEND_ONLY,
-            dest_qp: if input.u8() % 16 == 0 {
+            dest_qp: if input.u8().is_multiple_of(16) {
                 Qpn::new(input.u32() & 0xff_ffff)
             } else {
                 self.qps[qp].handle.qpn
@@ -194,7 +194,7 @@ impl Stage {
             solicited: input.flag(),
             ..Bth::default()
         };
-        let opcode = if input.u8() % 8 == 0 { input.u8() } else { input.u8() % 0x20 };
+        let opcode = if input.u8().is_multiple_of(8) { input.u8() } else { input.u8() % 0x20 };
         let mut tail = Vec::new();
         if input.flag() {
             // As a RETH or the beginning of an AtomicETH.
@@ -210,7 +210,7 @@ impl Stage {
         let at = self.template.write_headers(&mut headers, &bth, &Ext::None, tail.len());
         // The BTH is the last 12 bytes of the headers.
         headers[at - 12] = opcode;
-        if input.u8() % 16 == 0 {
+        if input.u8().is_multiple_of(16) {
             headers[at - 11] ^= input.u8();
         }
         let length = self.template.frame_len(Opcode::RC_SEND_ONLY, tail.len());
@@ -277,7 +277,7 @@ pub fn packets(bytes: &[u8]) {
             0 | 1 => stage.post(&mut input),
             2 => stage.turn(),
             3 => stage.now = stage.now + Nanos(u64::from(input.u16()) << 6),
-            4 if input.u8() % 8 == 0 => {
+            4 if input.u8().is_multiple_of(8) => {
                 let qp = usize::from(input.u8()) % 2;
                 stage.modify(qp, &QpAttr { state: Some(QpState::Reset), ..QpAttr::default() });
                 stage.posted += 16;
