@@ -3,7 +3,7 @@
 //! The kernel has routes and a neighbour table and knows how to ask (ARP, neighbour discovery), so it does
 //! the work. But frames that leave through AF_XDP are not seen by it and keep no entry alive: a neighbour is
 //! entered as *managed* (`NTF_EXT_MANAGED`, Linux 5.16), which makes the kernel resolve it at once and
-//! refresh it from then on. [`Neighbours`](super::Neighbours) remembers whom it asked for, follows them, and takes that
+//! refresh it from then on. [`Neighbours`] remembers whom it asked for, follows them, and takes that
 //! back in the end.
 
 use std::io;
