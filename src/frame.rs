@@ -48,8 +48,20 @@ impl<'a> Frame<'a> {
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) -> usize {
         let (x, y) = self.slices(offset..offset.saturating_add(out.len()));
         out[..x.len()].copy_from_slice(x);
-        out[x.len()..x.len() + y.len()].copy_from_slice(y);
+        if !y.is_empty() {
+            out[x.len()..x.len() + y.len()].copy_from_slice(y);
+        }
         x.len() + y.len()
+    }
+
+    /// The `N` bytes at `offset`; `None` if the frame ends before. Quick where they are in one piece.
+    #[inline]
+    pub fn array<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        if let Some(bytes) = self.a.get(offset..).and_then(|rest| rest.first_chunk()) {
+            return Some(*bytes);
+        }
+        let mut bytes = [0; N];
+        (self.copy_to(offset, &mut bytes) == N).then_some(bytes)
     }
 
     /// Both pieces in one vector. Allocates: for captures and tests.
@@ -99,7 +111,18 @@ impl FrameMut<'_> {
         let n = x.len();
         let m = y.len();
         x.copy_from_slice(&bytes[..n]);
-        y.copy_from_slice(&bytes[n..n + m]);
+        if m > 0 {
+            y.copy_from_slice(&bytes[n..n + m]);
+        }
+    }
+
+    /// As [`write`](Self::write), quick where the place is in one piece.
+    #[inline]
+    pub fn write_array<const N: usize>(&mut self, offset: usize, bytes: [u8; N]) {
+        match self.a.get_mut(offset..).and_then(|rest| rest.first_chunk_mut()) {
+            Some(place) => *place = bytes,
+            None => self.write(offset, &bytes),
+        }
     }
 }
 
@@ -115,6 +138,19 @@ mod tests {
         assert_eq!(f.slices(4..99), (&[][..], &[4u8][..]));
         let backwards = std::ops::Range { start: 9, end: 4 };
         assert_eq!(f.slices(backwards), (&[][..], &[][..]));
+    }
+
+    #[test]
+    fn an_array_is_read_and_written_wherever_the_split_is() {
+        for split in 0..=6 {
+            let mut bytes = [0, 1, 2, 3, 4, 5];
+            let (a, b) = bytes.split_at_mut(split);
+            let mut f = FrameMut { a, b };
+            assert_eq!(f.as_frame().array(1), Some([1, 2, 3, 4]), "split at {split}");
+            assert_eq!(f.as_frame().array::<4>(3), None, "split at {split}");
+            f.write_array(2, [7, 8, 9]);
+            assert_eq!(bytes, [0, 1, 7, 8, 9, 5], "split at {split}");
+        }
     }
 
     #[test]

@@ -80,21 +80,20 @@ const PLAUSIBLE_IDS: u16 = 128;
 impl Nic {
     /// Takes one frame in. Its effects on memory wait for [`Nic::scatter`].
     pub fn receive(&mut self, now: Nanos, received: &Received<'_>) -> RxOutcome {
-        let packet = match wire::parse(&received.frame) {
-            Ok(packet) => packet,
+        match &wire::parse(&received.frame) {
+            // Before the ICRC: a packet for nobody costs no more than its headers.
+            Ok(packet) => match self.qps.index_of(packet.bth.dest_qp.value()) {
+                Some(index) => self.receive_for(now, index, packet, received),
+                None => self.receive_reserved(now, packet, received),
+            },
             Err(reason) => {
                 match reason {
                     wire::Drop::NotRoce | wire::Drop::MacControl => self.counters.rx_not_roce += 1,
                     _ => self.counters.rx_malformed += 1,
                 }
-                return RxOutcome::Dropped(reason);
+                RxOutcome::Dropped(*reason)
             }
-        };
-        // Before the ICRC: a packet for nobody costs no more than its headers.
-        let Some(index) = self.qps.index_of(packet.bth.dest_qp.value()) else {
-            return self.receive_reserved(now, &packet, received);
-        };
-        self.receive_for(now, index, &packet, received)
+        }
     }
 
     /// A packet whose number no ordinary QP has.

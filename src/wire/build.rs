@@ -430,12 +430,13 @@ pub fn seal(frame: &mut FrameMut<'_>) {
 /// The pad, then the ICRC, of a frame whose L3 header begins at `l3_offset` and whose BTH at `prefix_len`.
 fn seal_at(frame: &mut FrameMut<'_>, l3_offset: usize, prefix_len: usize) {
     let icrc_offset = frame.len().saturating_sub(ICRC_LEN);
-    let mut flags = [0];
-    frame.as_frame().copy_to(prefix_len + 1, &mut flags);
-    let pad = usize::from(flags[0] >> 4 & 3);
-    frame.write(icrc_offset.saturating_sub(pad), &[0; 3][..pad]);
+    let [flags] = frame.as_frame().array(prefix_len + 1).unwrap_or_default();
+    let pad = usize::from(flags >> 4 & 3);
+    if pad > 0 {
+        frame.write(icrc_offset.saturating_sub(pad), &[0; 3][..pad]);
+    }
     let crc = icrc::compute(&frame.as_frame(), l3_offset, icrc_offset);
-    frame.write(icrc_offset, &crc.to_le_bytes());
+    frame.write_array(icrc_offset, crc.to_le_bytes());
 }
 
 /// The UDP source port of a connected QP pair, in 0xc000..=0xffff: the same from both ends, so

@@ -6,6 +6,10 @@
 //! GRH traffic class, flow label and hop limit; the UDP checksum; byte 4 of the BTH. It is stored
 //! little-endian.
 
+use std::sync::LazyLock;
+
+use crc32fast::Hasher;
+
 use super::net::PROTOCOL_UDP;
 use crate::frame::Frame;
 
@@ -25,6 +29,8 @@ pub enum Icrc {
 
 /// CRC-32 of eight bytes of ones: the state in which the L3 header begins.
 const AFTER_ONES: u32 = 0x2144_df1c;
+/// A hasher in that state. To make one is to ask what the CPU can do, so it is made once and copied.
+static START: LazyLock<Hasher> = LazyLock::new(|| Hasher::new_with_initial(AFTER_ONES));
 
 /// Bytes that are copied to be masked. Masks reach to at most byte 72 (an IPv4 header with all
 /// options, UDP, five bytes of BTH); with 128 a small frame is done in one go.
@@ -37,17 +43,18 @@ const STRIDE: usize = 256;
 pub fn compute(frame: &Frame<'_>, l3_offset: usize, end: usize) -> u32 {
     let covered = end.min(frame.len()).saturating_sub(l3_offset);
     let mut head = [0; HEAD];
-    let mut first = [0];
-    frame.copy_to(l3_offset, &mut first);
-    let head = &mut head[..head_len(first[0], covered)];
+    let [first] = frame.array(l3_offset).unwrap_or_default();
+    let head = &mut head[..head_len(first, covered)];
     frame.copy_to(l3_offset, head);
     mask(head);
-    let mut crc = crc32fast::Hasher::new_with_initial(AFTER_ONES);
+    let mut crc = START.clone();
     crc.update(head);
     if covered > head.len() {
         let (a, b) = frame.slices(l3_offset + head.len()..l3_offset + covered);
         crc.update(a);
-        crc.update(b);
+        if !b.is_empty() {
+            crc.update(b);
+        }
     }
     crc.finalize()
 }
@@ -66,7 +73,7 @@ fn head_len(first_byte: u8, covered: usize) -> usize {
 pub fn of_rxe_flush(frame: &Frame<'_>, icrc: u32, bth_offset: usize, end: usize) -> u32 {
     let end = end.min(frame.len());
     let (a, b) = frame.slices(bth_offset.min(end)..end);
-    let mut crc = crc32fast::Hasher::new_with_initial(icrc);
+    let mut crc = Hasher::new_with_initial(icrc);
     crc.update(a);
     crc.update(b);
     crc.finalize()
@@ -74,6 +81,12 @@ pub fn of_rxe_flush(frame: &Frame<'_>, icrc: u32, bth_offset: usize, end: usize)
 
 /// Sets to ones what the CRC does not cover. Bytes beyond the slice are not there to be masked.
 fn mask(head: &mut [u8]) {
+    if let Some(head) = head.first_chunk_mut()
+        && head[0] == 0x45
+        && head[9] == PROTOCOL_UDP
+    {
+        return mask_usual(head);
+    }
     let Some(&first) = head.first() else { return };
     let (l4, protocol) = if first >> 4 == 4 {
         ones(head, 1, 1);
@@ -91,6 +104,13 @@ fn mask(head: &mut [u8]) {
         ones(head, l4 + 8 + 4, 1);
     } else {
         ones(head, l4 + 4, 1);
+    }
+}
+
+/// IPv4 without options, UDP, and the BTH up to its last masked byte.
+fn mask_usual(head: &mut [u8; 33]) {
+    for at in [1, 8, 10, 11, 26, 27, 32] {
+        head[at] = 0xff;
     }
 }
 

@@ -186,6 +186,14 @@ pub(super) fn sum(bytes: &[u8]) -> u64 {
     total + rest.first().map_or(0, |&b| u64::from(b) << 8)
 }
 
+/// True if the checksum of an IPv4 header without options is right: all ones in any byte order (RFC 1071, 2 B), so
+/// whole words are summed as they lie.
+pub(super) fn sums_up(header: &[u8; 20]) -> bool {
+    let (words, _) = header.as_chunks::<4>();
+    let total: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
+    fold(total) == 0xffff
+}
+
 /// Folds a sum into 16 bits with end-around carry, without the final complement.
 pub(super) const fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
@@ -202,6 +210,22 @@ pub(super) const fn ipv4_checksum(sum: u64) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_sum_up_where_halves_do() {
+        let mut header: [u8; 20] =
+            *b"\x45\x00\x00\x54\x12\x34\x40\x00\x40\x11\x00\x00\x0a\x00\x00\x01\x0a\xff\xfe\x02";
+        let checksum = ipv4_checksum(sum(&header));
+        header[10..12].copy_from_slice(&checksum.to_be_bytes());
+        assert!(sums_up(&header));
+        for bit in 0..160 {
+            header[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(sums_up(&header), fold(sum(&header)) == 0xffff, "bit {bit}");
+            assert!(!sums_up(&header), "bit {bit}");
+            header[bit / 8] ^= 1 << (bit % 8);
+        }
+        assert!(!sums_up(&[0; 20]), "no header is all zeros");
+    }
 
     #[test]
     fn a_group_has_the_mac_address_of_its_low_bits() {

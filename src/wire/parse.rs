@@ -255,10 +255,10 @@ impl Envelope {
     /// Compares the ICRC of `frame`, which must be the one that was parsed.
     pub fn check_icrc(&self, frame: &Frame<'_>) -> Icrc {
         let computed = icrc::compute(frame, self.l3_offset, self.icrc_offset);
-        let mut bytes = [0; ICRC_LEN];
-        let n = frame.copy_to(self.icrc_offset, &mut bytes);
-        let stored = u32::from_le_bytes(bytes);
-        if computed == stored && n == ICRC_LEN { Icrc::Ok } else { Icrc::Bad { computed, stored } }
+        match frame.array(self.icrc_offset).map(u32::from_le_bytes) {
+            Some(stored) if stored == computed => Icrc::Ok,
+            stored => Icrc::Bad { computed, stored: stored.unwrap_or_default() },
+        }
     }
 
     /// What the UDP checksum is worth; `None` for RoCE v1 and for a frame that was cut.
@@ -320,7 +320,11 @@ fn read_ipv4(chain: &[u8], l3: usize) -> Result<(NetHeader, Span), Drop> {
         dont_fragment: fragment & 0x4000 != 0,
         ttl: raw.ttl,
         checksum: raw.checksum.get(),
-        checksum_ok: net::fold(net::sum(covered)) == 0xffff,
+        checksum_ok: if header_len == 20 {
+            net::sums_up(bytes)
+        } else {
+            net::fold(net::sum(covered)) == 0xffff
+        },
         src: raw.src.into(),
         dst: raw.dst.into(),
     };
