@@ -25,6 +25,10 @@ pub struct Limits {
     pub mrs: u32,
     /// Address handles, at most 2^16.
     pub ahs: u32,
+    /// Shared receive queues, at most 2^16.
+    pub srqs: u32,
+    /// XRC domains.
+    pub xrcds: u32,
     /// Multicast groups.
     pub groups: u32,
     /// QPs in one multicast group.
@@ -53,6 +57,8 @@ impl Default for Limits {
             cqs: 16 * 1024,
             mrs: 64 * 1024,
             ahs: 16 * 1024,
+            srqs: 16 * 1024,
+            xrcds: 1024,
             groups: 1024,
             group_members: 56,
             rd_atomic: 16,
@@ -69,6 +75,15 @@ impl Default for Limits {
 impl Limits {
     /// A small NIC, for tests and simulated hosts.
     pub fn small() -> Limits {
-        Limits { qps: 256, cqs: 256, mrs: 1024, ahs: 256, groups: 16, ..Limits::default() }
+        Limits {
+            qps: 256,
+            cqs: 256,
+            mrs: 1024,
+            ahs: 256,
+            srqs: 64,
+            xrcds: 16,
+            groups: 16,
+            ..Limits::default()
+        }
     }
 }

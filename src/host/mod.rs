@@ -45,6 +45,7 @@ mod gid_table;
 mod memory;
 mod objects;
 mod open;
+mod srq;
 
 pub use datagram::{AddressHandle, AhOptions};
 pub use device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
@@ -54,3 +55,4 @@ pub use objects::{
     CompletionChannel, CompletionQueue, ConnectOptions, Endpoint, ProtectionDomain, QueuePair,
 };
 pub use open::{OpenError, Stack};
+pub use srq::{SharedReceiveQueue, XrcDomain};

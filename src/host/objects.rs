@@ -12,7 +12,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::datagram::AhOptions;
 use super::device::{Device, DeviceError, random};
 use crate::limits::MAX_CQE;
-use crate::nic::{Answer, Command, ControlError, QpHandle, QpStatus};
+use crate::nic::{Answer, Command, ControlError, QpHandle, QpStatus, ReceiveSource};
 use crate::shared::work_queue::Payload;
 use crate::shared::{Armed, CompletionRing, PostError, RecvRing, SendRing};
 use crate::verbs::{
@@ -94,34 +94,51 @@ impl Device {
         init: &QpInit,
     ) -> Result<QueuePair, DeviceError> {
         let caps = &init.caps;
-        if let Some((what, value, limit)) = caps.beyond_limit() {
-            return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into());
-        }
-        let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).map_err(no_memory)?;
+        check_caps(caps)?;
         let receives = RecvRing::new(caps.max_recv_wr, caps.max_recv_sge).map_err(no_memory)?;
+        self.create_qp_from(pd, (send_cq, recv_cq), init, (ReceiveSource::Own(receives), Kept::new()))
+    }
+
+    /// Makes a QP that takes its receives from a source, and keeps what else it needs alive.
+    pub(super) fn create_qp_from(
+        &self,
+        pd: &ProtectionDomain,
+        (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
+        init: &QpInit,
+        (source, also): (ReceiveSource, Kept),
+    ) -> Result<QueuePair, DeviceError> {
+        let caps = &init.caps;
+        check_caps(caps)?;
+        let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).map_err(no_memory)?;
+        let receives = match &source {
+            ReceiveSource::Own(ring) => Some(ring.clone()),
+            _ => None,
+        };
         let answer = self.call(Command::CreateQp {
             pd: pd.inner.id,
             send_cq: send_cq.inner.index,
             recv_cq: recv_cq.inner.index,
             init: *init,
             sends: sends.clone(),
-            receives: receives.clone(),
+            receives: source,
         })?;
         let Answer::Qp(handle) = answer else { unexpected(&answer) };
-        Ok(QueuePair {
-            device: self.clone(),
-            handle,
-            qp_type: init.qp_type,
-            sends: Mutex::new(sends),
-            receives: Mutex::new(receives),
-            state: AtomicU32::new(QpState::Reset as u32),
-            posts: AtomicU32::new(0),
-            _uses: (pd.clone(), send_cq.clone(), recv_cq.clone()),
-        })
+        let mut uses: Kept = vec![Arc::clone(&pd.inner) as _, send_cq.kept(), recv_cq.kept()];
+        uses.extend(also);
+        Ok(QueuePair::new(self, handle, init.qp_type, sends, receives, uses))
     }
 }
 
-fn within(what: &'static str, value: u32, limit: u32) -> Result<(), DeviceError> {
+fn check_caps(caps: &QpCaps) -> Result<(), DeviceError> {
+    match caps.beyond_limit() {
+        Some((what, value, limit)) => {
+            Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into())
+        }
+        None => Ok(()),
+    }
+}
+
+pub(super) fn within(what: &'static str, value: u32, limit: u32) -> Result<(), DeviceError> {
     if value > limit {
         return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into());
     }
@@ -191,6 +208,14 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
+    pub(super) fn index(&self) -> CqIndex {
+        self.inner.index
+    }
+
+    pub(super) fn kept(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
+        Arc::clone(&self.inner) as _
+    }
+
     /// Takes up to `out.len()` completions. If there is none and callers turn the device, runs a pass first.
     pub fn poll(&self, out: &mut [Wc]) -> usize {
         let taken = self.take(out);
@@ -295,12 +320,16 @@ pub struct QueuePair {
     handle: QpHandle,
     qp_type: QpType,
     sends: Mutex<SendRing>,
-    receives: Mutex<RecvRing>,
+    /// Its own; `None`: it shares one, or has none.
+    receives: Option<Mutex<RecvRing>>,
     /// The state as last set here; the device may have gone on to ERR.
     state: AtomicU32,
     posts: AtomicU32,
-    _uses: (ProtectionDomain, CompletionQueue, CompletionQueue),
+    _uses: Kept,
 }
+
+/// What an object keeps alive.
+pub(super) type Kept = Vec<Arc<dyn std::fmt::Debug + Send + Sync>>;
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
@@ -309,6 +338,26 @@ impl Drop for QueuePair {
 }
 
 impl QueuePair {
+    pub(super) fn new(
+        device: &Device,
+        handle: QpHandle,
+        qp_type: QpType,
+        sends: SendRing,
+        receives: Option<RecvRing>,
+        uses: Kept,
+    ) -> QueuePair {
+        QueuePair {
+            device: device.clone(),
+            handle,
+            qp_type,
+            sends: Mutex::new(sends),
+            receives: receives.map(Mutex::new),
+            state: AtomicU32::new(QpState::Reset as u32),
+            posts: AtomicU32::new(0),
+            _uses: uses,
+        }
+    }
+
     /// Its number.
     pub fn qpn(&self) -> Qpn {
         self.handle.qpn
@@ -378,26 +427,25 @@ impl QueuePair {
             ..AhOptions::default()
         };
         let av = self.device.address_vector(here.gid, there.gid, &way)?;
-        // An unreliable connection has no answers to bound or to wait for.
-        let reliable = self.qp_type != QpType::Uc;
-        let of_answers = |value: u8| reliable.then_some(value);
+        // What goes without answers, or has none to give, has none to bound or to wait for.
+        let (answers, asks) = (self.qp_type.is_reliable_responder(), self.qp_type.is_reliable_requester());
         self.modify(&QpAttr {
             state: Some(QpState::Rtr),
             av: Some(av),
             path_mtu: Some(options.path_mtu.unwrap_or_else(|| self.device.largest_mtu())),
             dest_qpn: Some(there.qpn),
             rq_psn: Some(there.psn),
-            max_dest_rd_atomic: of_answers(options.max_rd_atomic),
-            min_rnr_timer: of_answers(options.min_rnr_timer),
+            max_dest_rd_atomic: answers.then_some(options.max_rd_atomic),
+            min_rnr_timer: answers.then_some(options.min_rnr_timer),
             ..QpAttr::default()
         })?;
         self.modify(&QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(here.psn),
-            timeout: of_answers(options.timeout),
-            retry_cnt: of_answers(options.retry_cnt),
-            rnr_retry: of_answers(options.rnr_retry),
-            max_rd_atomic: of_answers(options.max_rd_atomic),
+            timeout: (asks || answers).then_some(options.timeout),
+            retry_cnt: asks.then_some(options.retry_cnt),
+            rnr_retry: asks.then_some(options.rnr_retry),
+            max_rd_atomic: asks.then_some(options.max_rd_atomic),
             ..QpAttr::default()
         })
     }
@@ -428,13 +476,14 @@ impl QueuePair {
     /// Posts a receive.
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         self.check_state(|state| state == QpState::Reset)?;
-        if lock(&self.receives).post(wr_id, sges)? {
+        let receives = self.receives.as_ref().ok_or(PostError::NoReceiveQueue)?;
+        if lock(receives).post(wr_id, sges)? {
             self.device.inner.engine.doorbells().ring(self.handle.index);
         }
         Ok(())
     }
 
-    fn check_state(&self, refused: impl Fn(QpState) -> bool) -> Result<(), PostError> {
+    pub(super) fn check_state(&self, refused: impl Fn(QpState) -> bool) -> Result<(), PostError> {
         if self.device.has_failed() {
             return Err(PostError::DeviceFatal);
         }
@@ -445,6 +494,6 @@ impl QueuePair {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

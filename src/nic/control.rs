@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::EventFd;
 
-use super::{CqEntry, Nic, OwnReceives, QpEntry, split};
+use super::srq::Receives;
+use super::{CqEntry, Nic, QpEntry, split};
+use crate::limits::MAX_SGE;
 use crate::shared::{CompletionRing, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
 use crate::transport::qp::Attributes;
 use crate::transport::{Qp, QpConfig};
 use crate::verbs::{
-    Access, AddressVector, AhId, CqIndex, Gid, ModifyError, MrIndex, MwIndex, MwType, PdId, Psn, QpAttr,
-    QpIndex, QpInit, QpState, QpType, Qpn, check_transition,
+    Access, AddressVector, AhId, CqIndex, Gid, ModifyError, MrIndex, MwIndex, MwType, OpenXrcd, PdId, Psn,
+    QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SrqIndex, SrqInit, SrqKind, Srqn, XrcdId,
+    check_transition,
 };
-
-/// The services that QPs can be made for.
-const SERVED: &[QpType] = &[QpType::Rc, QpType::Uc, QpType::Ud, QpType::Gsi];
 
 /// What an application asks of the device.
 #[derive(Debug)]
@@ -79,6 +79,34 @@ pub enum Command {
     },
     /// Removes one that no QP uses.
     DestroyCq(CqIndex),
+    /// Makes a shared receive queue.
+    CreateSrq {
+        /// Its domain: that of the memory in its lists, and for XRC of what peers reach through it.
+        pd: PdId,
+        /// What it is for.
+        init: SrqInit,
+        /// Its ring, which has its sizes.
+        ring: RecvRing,
+    },
+    /// Changes one. Nothing may be posted to it meanwhile.
+    ModifySrq {
+        /// Which.
+        srq: SrqIndex,
+        /// A ring of another size: what waits is moved there in its order, and posts go there from then on.
+        ring: Option<RecvRing>,
+        /// Arms the limit: an event comes, once, when fewer receives are left. 0 disarms it.
+        limit: Option<u32>,
+    },
+    /// Says what is so.
+    QuerySrq(SrqIndex),
+    /// Removes one that no QP was made for. What waits in it is forgotten.
+    DestroySrq(SrqIndex),
+    /// Opens an XRC domain.
+    OpenXrcd(OpenXrcd),
+    /// Closes one. The last to do so removes it; then nothing may be in it.
+    CloseXrcd(XrcdId),
+    /// Makes the target of an XRC connection: it has neither queues nor a protection domain of its own.
+    CreateXrcTarget(XrcdId),
     /// Makes a QP.
     CreateQp {
         /// Its domain.
@@ -91,8 +119,8 @@ pub enum Command {
         init: QpInit,
         /// Its send queue.
         sends: SendRing,
-        /// Its receive queue.
-        receives: RecvRing,
+        /// Where it takes receives from.
+        receives: ReceiveSource,
     },
     /// Changes a QP's attributes and state.
     ModifyQp(QpIndex, Box<QpAttr>),
@@ -110,6 +138,17 @@ pub enum Command {
     DetachMulticast(QpIndex, Gid),
     /// Lists the QPs.
     ListQps,
+}
+
+/// Where a QP takes receives from.
+#[derive(Clone, Debug)]
+pub enum ReceiveSource {
+    /// A queue of its own.
+    Own(RecvRing),
+    /// One that it shares with others.
+    Shared(SrqIndex),
+    /// Nowhere: the initiator of an XRC connection.
+    None,
 }
 
 /// What the device answers.
@@ -131,6 +170,12 @@ pub enum Answer {
     Qp(QpHandle),
     /// An address handle.
     Ah(AhId),
+    /// A shared receive queue and its number.
+    Srq(SrqIndex, Srqn),
+    /// How a shared receive queue is.
+    SrqStatus(SrqStatus),
+    /// An XRC domain.
+    Xrcd(XrcdId),
     /// How a QP is.
     QpStatus(Box<QpStatus>),
     /// How all QPs are.
@@ -157,10 +202,50 @@ pub struct QpStatus {
     pub state: QpState,
     /// Its attributes.
     pub attributes: Attributes,
+    /// The sizes of its queues. Those of a receive queue that is not its own are 0.
+    pub caps: QpCaps,
+    /// Every send completes.
+    pub sq_sig_all: bool,
+    /// In SQD: something that was started is not complete yet.
+    pub draining: bool,
+    /// The shared receive queue that it was made for.
+    pub srq: Option<SrqIndex>,
     /// The next PSN that it sends.
     pub sq_psn: Psn,
     /// The PSN that it expects.
     pub rq_psn: Psn,
+}
+
+/// How a shared receive queue is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqStatus {
+    /// Which.
+    pub index: SrqIndex,
+    /// Its number.
+    pub number: Srqn,
+    /// Its domain.
+    pub pd: PdId,
+    /// What it is for.
+    pub kind: SrqKind,
+    /// Receives that it holds at most.
+    pub max_wr: u32,
+    /// Entries that a receive may have.
+    pub max_sge: u32,
+    /// The armed limit; 0: none, or it was reached.
+    pub limit: u32,
+    /// Receives that wait.
+    pub waiting: u32,
+    /// It is broken.
+    pub failed: bool,
+}
+
+/// What a QP holds on to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Uses {
+    pd: Option<PdId>,
+    cqs: [Option<CqIndex>; 2],
+    srq: Option<SrqIndex>,
+    xrcd: Option<XrcdId>,
 }
 
 /// Why a command was not carried out; nothing was changed.
@@ -195,9 +280,27 @@ pub enum ControlError {
         /// What there is.
         limit: u64,
     },
-    /// A QP type that the device does not serve (`EOPNOTSUPP`).
-    #[error("the device has no QPs of type {0:?}; it has {SERVED:?}")]
-    NotServed(QpType),
+    /// A smaller queue than what is in it (`EINVAL`).
+    #[error(
+        "the {object} holds {holds} now, which do not fit {size}; take some out first or ask for more room"
+    )]
+    TooSmall {
+        /// What it is.
+        object: &'static str,
+        /// What was asked.
+        size: u32,
+        /// What is in it.
+        holds: u32,
+    },
+    /// Receives from a place that does not go with the QP's type (`EINVAL`).
+    #[error(
+        "a QP of type {0:?} does not go with this place for receives: XRC initiators have none, XRC targets are made by a \
+         command of their own, all others have a queue or share one"
+    )]
+    Receives(QpType),
+    /// The system has no memory for it (`ENOMEM`).
+    #[error("no memory for a {0}")]
+    NoMemory(&'static str),
     /// There may be one of it (`EBUSY`).
     #[error("the device has its {0} already; destroy that first")]
     Taken(&'static str),
@@ -273,12 +376,19 @@ impl Nic {
             }
             Command::DestroyCq(cq) => self.destroy_cq(cq),
             Command::CreateQp { pd, send_cq, recv_cq, init, sends, receives } => {
-                self.create_qp(pd, (send_cq, recv_cq), init, (sends, receives))
+                self.create_qp(pd, (send_cq, recv_cq), init, sends, receives)
             }
+            Command::CreateXrcTarget(xrcd) => self.create_xrc_target(xrcd),
+            Command::CreateSrq { pd, init, ring } => self.create_srq(pd, init, ring),
+            Command::ModifySrq { srq, ring, limit } => self.modify_srq(srq, ring, limit),
+            Command::QuerySrq(srq) => self.query_srq(srq),
+            Command::DestroySrq(srq) => self.destroy_srq(srq),
+            Command::OpenXrcd(open) => self.open_xrcd(open),
+            Command::CloseXrcd(xrcd) => self.close_xrcd(xrcd),
             Command::ModifyQp(qp, attr) => self.modify_qp(now, qp, &attr),
             Command::QueryQp(qp) => {
                 let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
-                Ok(Answer::QpStatus(Box::new(status(&entry.qp))))
+                Ok(Answer::QpStatus(Box::new(status(entry))))
             }
             Command::DestroyQp(qp) => self.destroy_qp(qp),
             Command::CreateAh(pd, av) => self.create_ah(pd, &av),
@@ -289,7 +399,7 @@ impl Nic {
             }
             Command::AttachMulticast(qp, gid) => self.attach_multicast(qp, gid),
             Command::DetachMulticast(qp, gid) => self.detach_multicast(qp, gid),
-            Command::ListQps => Ok(Answer::Qps(self.qps.iter().map(|(_, e)| status(&e.qp)).collect())),
+            Command::ListQps => Ok(Answer::Qps(self.qps.iter().map(|(_, e)| status(e)).collect())),
         }
     }
 
@@ -339,33 +449,90 @@ impl Nic {
         pd: PdId,
         (send_cq, recv_cq): (CqIndex, CqIndex),
         init: QpInit,
-        (sends, receives): (SendRing, RecvRing),
+        sends: SendRing,
+        receives: ReceiveSource,
     ) -> Result<Answer, ControlError> {
-        if !SERVED.contains(&init.qp_type) {
-            return Err(ControlError::NotServed(init.qp_type));
-        }
         if let Some((what, value, limit)) = init.caps.beyond_limit() {
             return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() });
         }
-        let reserved = (init.qp_type == QpType::Gsi).then_some(Qpn::GSI.value());
-        if reserved.is_some() && self.gsi.is_some() {
+        if init.qp_type == QpType::Gsi && self.gsi.is_some() {
             return Err(ControlError::Taken("QP1"));
         }
         if self.cq(send_cq).is_none() || self.cq(recv_cq).is_none() {
             return Err(ControlError::NotFound("completion queue"));
         }
-        self.use_pd(pd, 1)?;
-        let rd_atomic_limit = self.config.limits.rd_atomic;
+        let mut uses = Uses { pd: Some(pd), cqs: [Some(send_cq), Some(recv_cq)], ..Uses::default() };
+        let mut config = QpConfig {
+            index: QpIndex(0),
+            qpn: Qpn::default(),
+            pd,
+            send_cq,
+            recv_cq,
+            init,
+            rd_atomic_limit: self.config.limits.rd_atomic,
+            srq_pd: None,
+        };
+        let receives = match (init.qp_type, receives) {
+            (QpType::XrcSend, ReceiveSource::None) => Receives::None,
+            (QpType::XrcSend | QpType::XrcRecv, _) | (_, ReceiveSource::None) => {
+                return Err(ControlError::Receives(init.qp_type));
+            }
+            (_, ReceiveSource::Own(ring)) => Receives::Own(ring, 0),
+            (_, ReceiveSource::Shared(srq)) => {
+                let (srq_pd, max_sge) = self.srqs.for_qp(srq)?;
+                config.srq_pd = Some(srq_pd);
+                config.init.caps.max_recv_sge = max_sge;
+                uses.srq = Some(srq);
+                Receives::Shared(srq)
+            }
+        };
+        self.insert_qp(&config, uses, sends, receives)
+    }
+
+    fn create_xrc_target(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
+        // Its domain and its completion queue are those of the queue that each request names.
+        let (pd, cq) = (PdId(u32::MAX), CqIndex(u32::MAX));
+        let caps = QpCaps {
+            max_send_wr: 0,
+            max_recv_wr: 0,
+            max_send_sge: 0,
+            max_recv_sge: MAX_SGE as u32,
+            max_inline: 0,
+        };
+        let config = QpConfig {
+            index: QpIndex(0),
+            qpn: Qpn::default(),
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            init: QpInit { qp_type: QpType::XrcRecv, caps, sq_sig_all: false },
+            rd_atomic_limit: self.config.limits.rd_atomic,
+            srq_pd: Some(pd),
+        };
+        // Nobody posts to it.
+        let sends = SendRing::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
+        let uses = Uses { xrcd: Some(xrcd), ..Uses::default() };
+        self.insert_qp(&config, uses, sends, Receives::Named(xrcd, None))
+    }
+
+    fn insert_qp(
+        &mut self,
+        config: &QpConfig,
+        uses: Uses,
+        sends: SendRing,
+        receives: Receives,
+    ) -> Result<Answer, ControlError> {
+        let reserved = (config.init.qp_type == QpType::Gsi).then_some(Qpn::GSI.value());
         let (mig_req, credits) = (self.config.mig_req, self.config.end_to_end_credits);
+        self.take_hold(&uses, 1)?;
         let made = self.qps.insert_with(reserved, |index, number| {
-            let (index, qpn) = (QpIndex(index), Qpn::new(number));
-            let config = QpConfig { index, qpn, pd, send_cq, recv_cq, init, rd_atomic_limit };
-            let mut qp = Qp::new(&config);
+            let mut qp = Qp::new(&QpConfig { index: QpIndex(index), qpn: Qpn::new(number), ..*config });
             qp.configure(mig_req, credits);
             Box::new(QpEntry {
                 qp,
                 sends,
-                receives: OwnReceives { ring: receives, position: 0 },
+                receives,
+                uses,
                 fetched: 0,
                 retired: 0,
                 ready: false,
@@ -376,17 +543,34 @@ impl Nic {
             })
         });
         let Some(index) = made else {
-            self.use_pd(pd, -1)?;
+            self.take_hold(&uses, -1)?;
             return Err(ControlError::Full { object: "QP", limit: self.config.limits.qps });
         };
-        for cq in [send_cq, recv_cq] {
-            self.cq(cq).expect("looked up above").users += 1;
-        }
         if reserved.is_some() {
             self.gsi = Some(QpIndex(index));
         }
         let qpn = self.qps.get(index).expect("just inserted").qp.qpn;
         Ok(Answer::Qp(QpHandle { index: QpIndex(index), qpn }))
+    }
+
+    /// A QP takes hold of what it uses (1), or lets go of it (-1). Completion queues and shared receive queues are known to
+    /// be there.
+    fn take_hold(&mut self, uses: &Uses, change: i32) -> Result<(), ControlError> {
+        if let Some(pd) = uses.pd {
+            self.use_pd(pd, change)?;
+        }
+        if let Some(xrcd) = uses.xrcd {
+            self.srqs.use_xrcd(xrcd, change)?;
+        }
+        if let Some(srq) = uses.srq {
+            self.srqs.use_srq(srq, change);
+        }
+        for cq in uses.cqs.into_iter().flatten() {
+            if let Some(cq) = self.cq(cq) {
+                cq.users = cq.users.saturating_add_signed(change);
+            }
+        }
+        Ok(())
     }
 
     fn modify_qp(&mut self, now: Nanos, index: QpIndex, attr: &QpAttr) -> Result<Answer, ControlError> {
@@ -398,9 +582,7 @@ impl Nic {
         qp.modify(&mut ctx, attr, next);
         if next == QpState::Reset {
             entry.sends.reset();
-            entry.receives.ring.reset();
-            entry.receives.ring.want_doorbell(false);
-            entry.receives.position = 0;
+            entry.receives.reset();
             entry.fetched = 0;
             entry.retired = 0;
             entry.flushing = false;
@@ -423,23 +605,27 @@ impl Nic {
         if entry.touched {
             self.touched.retain(|touched| *touched != index);
         }
-        for cq in [entry.qp.send_cq, entry.qp.recv_cq] {
-            if let Some(cq) = self.cq(cq) {
-                cq.users -= 1;
-            }
-        }
-        self.use_pd(entry.qp.pd, -1)?;
+        self.take_hold(&entry.uses, -1)?;
         Ok(Answer::Done)
     }
 }
 
-fn status(qp: &Qp) -> QpStatus {
+fn status(entry: &QpEntry) -> QpStatus {
+    let qp = &entry.qp;
     let (sq_psn, rq_psn) = qp.psns();
+    let mut caps = qp.caps;
+    if !matches!(entry.receives, Receives::Own(..)) {
+        (caps.max_recv_wr, caps.max_recv_sge) = (0, 0);
+    }
     QpStatus {
         handle: QpHandle { index: qp.index, qpn: qp.qpn },
         qp_type: qp.qp_type,
         state: qp.state(),
         attributes: *qp.attributes(),
+        caps,
+        sq_sig_all: qp.sig_all,
+        draining: qp.is_draining(),
+        srq: entry.uses.srq,
         sq_psn,
         rq_psn,
     }

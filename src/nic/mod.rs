@@ -19,10 +19,11 @@ mod memory;
 mod multicast;
 mod path;
 mod receive;
+mod srq;
 mod table;
 mod transmit;
 
-pub use control::{Answer, Command, ControlError, QpHandle, QpStatus};
+pub use control::{Answer, Command, ControlError, QpHandle, QpStatus, ReceiveSource, SrqStatus};
 pub use multicast::GroupChange;
 pub use receive::{Received, RxOutcome};
 pub use transmit::Planned;
@@ -33,13 +34,14 @@ use std::sync::Arc;
 use nix::sys::eventfd::EventFd;
 
 use crate::limits::Limits;
-use crate::shared::{CompletionRing, HostMemory, RecvRing, SendRing};
+use crate::shared::{CompletionRing, HostMemory, SendRing};
 use crate::time::Nanos;
 use crate::timer::TimerWheel;
 use crate::transport::permutation::splitmix;
-use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp, ReceiveQueue};
-use crate::verbs::{AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpIndex, QpState, RecvWr, Sge};
+use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp};
+use crate::verbs::{AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpIndex, QpState};
 use multicast::Groups;
+use srq::{Receives, Srqs};
 use table::{NumberedTable, Table};
 
 /// How a NIC treats what the standard leaves to it.
@@ -80,7 +82,9 @@ impl Default for NicConfig {
 struct QpEntry {
     qp: Qp,
     sends: SendRing,
-    receives: OwnReceives,
+    receives: Receives,
+    /// What it holds on to.
+    uses: control::Uses,
     /// The next send queue position to fetch.
     fetched: u32,
     /// The send queue position that the application has been told of.
@@ -95,26 +99,6 @@ struct QpEntry {
     timer_at: Nanos,
     /// The last IPv4 identification that explained a frame from its peer.
     last_ip_id: u16,
-}
-
-/// The receive queue of one QP, NIC's side.
-#[derive(Debug)]
-struct OwnReceives {
-    ring: RecvRing,
-    position: u32,
-}
-
-impl ReceiveQueue for OwnReceives {
-    fn take(&mut self, sges: &mut [Sge]) -> Option<RecvWr> {
-        let wr = self.ring.fetch(self.position, sges)?;
-        self.position = self.position.wrapping_add(1);
-        self.ring.retire(self.position);
-        Some(wr)
-    }
-
-    fn available(&self) -> u32 {
-        self.ring.waiting(self.position)
-    }
 }
 
 #[derive(Debug)]
@@ -136,6 +120,7 @@ pub struct Nic {
     handles: AddressHandles,
     /// QP1, once it is made.
     gsi: Option<QpIndex>,
+    srqs: Srqs,
     groups: Groups,
     group_changes: VecDeque<GroupChange>,
     regions: Vec<Option<Region>>,
@@ -177,7 +162,7 @@ macro_rules! split {
             memory: &mut $nic.memory,
             gathers_pending: !$nic.dma_out.is_empty(),
             handles: &$nic.handles,
-            receives,
+            receives: &mut $crate::nic::srq::ReceiveSide { own: receives, srqs: &mut $nic.srqs },
             out: &mut $nic.out,
             counters: &mut $nic.counters,
             limits: &$nic.config.limits,
@@ -191,7 +176,7 @@ impl Nic {
     pub fn new(config: NicConfig) -> Nic {
         let limits = &config.limits;
         let mut seed = config.seed;
-        let (qpn_seed, key_seed) = (splitmix(&mut seed), splitmix(&mut seed));
+        let [qpn_seed, key_seed, srqn_seed] = std::array::from_fn(|_| splitmix(&mut seed));
         let burst = (limits.tx_burst as usize).max(LONGEST_BURST);
         let qps = limits.qps.min(1 << 16);
         Nic {
@@ -202,6 +187,7 @@ impl Nic {
             memory: MemoryTable::new(limits.mrs, key_seed),
             handles: AddressHandles::new(limits.ahs, config.largest_mtu),
             gsi: None,
+            srqs: Srqs::new(limits.srqs.min(1 << 16), limits.xrcds, srqn_seed),
             groups: Groups::default(),
             group_changes: VecDeque::new(),
             regions: (0..limits.mrs.min(1 << 16)).map(|_| None).collect(),
@@ -333,7 +319,7 @@ impl Nic {
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
             if entry.qp.state() == QpState::Err && !entry.flushing {
                 entry.flushing = true;
-                entry.receives.ring.want_doorbell(true);
+                entry.receives.want_doorbell();
                 // Once more after the flag: what was posted in between rang no bell.
                 split!(self, now, entry => qp, ctx);
                 qp.flush_receives(&mut ctx);
@@ -354,6 +340,9 @@ impl Nic {
     /// Returns how many completions there were.
     pub fn publish(&mut self, now: Nanos) -> usize {
         let mut completions = 0;
+        if self.srqs.has_reports() {
+            self.report_srqs(now);
+        }
         while !self.out.completions.is_empty() {
             completions += self.out.completions.len();
             self.push_completions();
@@ -397,6 +386,8 @@ impl Nic {
         for index in users {
             self.fail_qp(now, index);
         }
+        self.srqs.fail_users_of(cq);
+        self.report_srqs(now);
         self.look_after(now);
     }
 

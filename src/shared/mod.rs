@@ -16,6 +16,7 @@ pub mod memory;
 mod on_demand;
 pub mod page_list;
 pub mod region;
+pub mod shared_receives;
 pub mod work_queue;
 
 pub use completion_queue::{Armed, CompletionRing};
@@ -23,4 +24,5 @@ pub use doorbell::Doorbells;
 pub use memory::HostMemory;
 pub use page_list::PageList;
 pub use region::Region;
+pub use shared_receives::SharedReceives;
 pub use work_queue::{PostError, RecvRing, SendRing};

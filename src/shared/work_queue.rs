@@ -7,7 +7,7 @@
 //! word 16 ..   slots
 //!
 //! send slot:    0 wr_id | 1 opcode:8 flags:8 num_sge:8 -:8 inline_len:32 | 2 imm:32 rkey:32
-//!               3 remote_addr | 4 compare_add | 5 swap | 6 ah:32 remote_qpn:32 | 7 remote_qkey:32 -:32 | 8.. SGEs (addr, length:32 lkey:32) or payload
+//!               3 remote_addr | 4 compare_add | 5 swap | 6 ah:32 remote_qpn:32 | 7 remote_qkey:32 remote_srqn:32 | 8.. SGEs (addr, length:32 lkey:32) or payload
 //! receive slot: 0 wr_id | 1 num_sge | 2.. SGEs
 //! ```
 //!
@@ -18,13 +18,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicU64,
-    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
     fence,
 };
 
 use super::region::{LINE, Region};
 use crate::limits::{MAX_INLINE, MAX_SGE};
-use crate::verbs::{AhId, LKey, QpType, Qpn, RKey, RecvWr, SendFlags, SendWr, Sge, UdAddress, WrOpcode};
+use crate::verbs::{
+    AhId, LKey, QpType, Qpn, RKey, RecvWr, SendFlags, SendWr, Sge, Srqn, UdAddress, WrOpcode,
+};
 
 const PRODUCER: usize = 0;
 const CONSUMER: usize = LINE;
@@ -76,6 +78,9 @@ pub enum PostError {
     /// A message is longer than 2^31 bytes (`EINVAL`).
     #[error("the message is {0} bytes long, the transport carries 2^31")]
     MessageTooLong(u64),
+    /// The QP has no receive queue of its own (`EINVAL`).
+    #[error("the QP has no receive queue of its own; post to the shared receive queue that it takes from")]
+    NoReceiveQueue,
     /// The QP does not take work requests in this state (`EINVAL`).
     #[error("the QP is in state {0:?}, which takes no such work requests")]
     WrongState(crate::verbs::QpState),
@@ -217,7 +222,7 @@ impl SendRing {
         }
         let UdAddress { ah, remote_qpn, remote_qkey } = wr.ud;
         slot[6].store(u64::from(ah.0) | u64::from(remote_qpn.value()) << 32, Relaxed);
-        slot[7].store(remote_qkey.into(), Relaxed);
+        slot[7].store(u64::from(remote_qkey) | u64::from(wr.remote_srqn.0) << 32, Relaxed);
         self.ring.publish(producer);
         Ok(())
     }
@@ -275,6 +280,7 @@ impl SendRing {
         let wr_id = slot[0].load(Relaxed);
         let imm_rkey = slot[2].load(Relaxed);
         let to = slot[6].load(Relaxed);
+        let rest = slot[7].load(Relaxed);
         let wr = WrOpcode::from_code(head & 0xff).map(|opcode| SendWr {
             wr_id,
             opcode,
@@ -287,8 +293,9 @@ impl SendRing {
             ud: UdAddress {
                 ah: AhId(to as u32),
                 remote_qpn: Qpn::new((to >> 32) as u32),
-                remote_qkey: slot[7].load(Relaxed) as u32,
+                remote_qkey: rest as u32,
             },
+            remote_srqn: Srqn((rest >> 32) as u32 & 0xff_ffff),
         });
         Some(FetchedSend { wr, wr_id, num_sge: if is_inline { 0 } else { num_sge }, inline_len })
     }
@@ -379,6 +386,16 @@ impl RecvRing {
         self.ring.word(CONSUMER).store(u64::from(position), Release);
     }
 
+    /// The same for a queue with several takers: the consumer only goes forward.
+    pub(super) fn retire_at_least(&self, position: u64) {
+        self.ring.word(CONSUMER).fetch_max(position, AcqRel);
+    }
+
+    /// The NIC's side: true if the producer claims more than the ring holds from `position` on.
+    pub(super) fn overruns(&self, position: u32) -> bool {
+        self.ring.load(PRODUCER).wrapping_sub(position) > self.ring.mask + 1
+    }
+
     /// The NIC's side: asks for a doorbell at each post (a QP in error flushes what comes), or no longer.
     pub fn want_doorbell(&self, wanted: bool) {
         self.ring.word(WANTS_DOORBELL).store(u64::from(wanted), Relaxed);
@@ -424,6 +441,7 @@ mod tests {
             compare_add: 1,
             swap: u64::MAX - 1,
             ud: UdAddress { ah: AhId(u32::MAX), remote_qpn: Qpn::new(0xff_fffe), remote_qkey: 0x8001_0000 },
+            remote_srqn: Srqn(0xff_fffe),
         };
         let posted = [Sge { addr: u64::MAX, length: 8, lkey: LKey(0x8000_0001) }];
         ring.post(&wr, Payload::Sges(&posted)).unwrap();

@@ -6,14 +6,16 @@ use std::sync::atomic::AtomicU64;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::engine::{Request, Worker};
-use crate::nic::{Answer, Command, ControlError, Nic, NicConfig, QpHandle, QpStatus};
+use crate::nic::{
+    Answer, Command, ControlError, Nic, NicConfig, QpHandle, QpStatus, ReceiveSource, SrqStatus,
+};
 use crate::port::Port;
 use crate::shared::work_queue::Payload;
 use crate::shared::{CompletionRing, Doorbells, HostMemory, PostError, RecvRing, SendRing};
 use crate::time::Nanos;
 use crate::verbs::{
-    Access, AddressVector, AhId, AsyncEvent, CqIndex, LKey, MrIndex, PdId, QpAttr, QpCaps, QpInit, QpType,
-    SendWr, Sge, Wc,
+    Access, AddressVector, AhId, AsyncEvent, CqIndex, LKey, MrIndex, OpenXrcd, PdId, QpAttr, QpCaps, QpIndex,
+    QpInit, QpType, SendWr, Sge, SrqIndex, SrqInit, Srqn, Wc, XrcdId,
 };
 use crate::wire::Gid;
 
@@ -41,7 +43,18 @@ pub struct HostQp {
     /// Its queue in the NIC.
     pub cq_index: CqIndex,
     sends: SendRing,
-    receives: RecvRing,
+    /// Its own; `None`: it shares one, or has none.
+    receives: Option<RecvRing>,
+}
+
+/// A shared receive queue as its application sees it.
+#[derive(Debug)]
+pub struct HostSrq {
+    /// Its place.
+    pub index: SrqIndex,
+    /// Its number.
+    pub number: Srqn,
+    ring: RecvRing,
 }
 
 /// Registered memory.
@@ -169,25 +182,115 @@ impl Host {
     /// If the NIC refuses.
     pub fn create_qp_as(&mut self, init: QpInit, cq_entries: u32) -> HostQp {
         let caps = &init.caps;
-        let ring = CompletionRing::new(cq_entries).expect("memory for a queue");
-        let cq_index = match self.call(Nanos::ZERO, Command::CreateCq { ring: ring.clone(), notify: None }) {
-            Ok(Answer::Cq(index)) => index,
-            other => panic!("a completion queue: {other:?}"),
-        };
-        let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).expect("memory");
         let receives = RecvRing::new(caps.max_recv_wr, caps.max_recv_sge).expect("memory");
+        self.create_qp_from(init, ReceiveSource::Own(receives), cq_entries)
+    }
+
+    /// Makes a QP that takes its receives from `source`, with a completion queue of its own.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn create_qp_from(&mut self, init: QpInit, source: ReceiveSource, cq_entries: u32) -> HostQp {
+        let caps = &init.caps;
+        let (cq_index, cq) = self.create_cq(cq_entries);
+        let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).expect("memory");
+        let receives = match &source {
+            ReceiveSource::Own(ring) => Some(ring.clone()),
+            _ => None,
+        };
         let command = Command::CreateQp {
             pd: self.pd,
             send_cq: cq_index,
             recv_cq: cq_index,
             init,
             sends: sends.clone(),
-            receives: receives.clone(),
+            receives: source,
         };
         match self.call(Nanos::ZERO, command) {
-            Ok(Answer::Qp(handle)) => HostQp { handle, cq: ring, cq_index, sends, receives },
+            Ok(Answer::Qp(handle)) => HostQp { handle, cq, cq_index, sends, receives },
             other => panic!("a QP: {other:?}"),
         }
+    }
+
+    /// Makes a completion queue.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn create_cq(&mut self, entries: u32) -> (CqIndex, CompletionRing) {
+        let ring = CompletionRing::new(entries).expect("memory for a queue");
+        match self.call(Nanos::ZERO, Command::CreateCq { ring: ring.clone(), notify: None }) {
+            Ok(Answer::Cq(index)) => (index, ring),
+            other => panic!("a completion queue: {other:?}"),
+        }
+    }
+
+    /// Makes a shared receive queue.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn create_srq(&mut self, init: SrqInit, max_wr: u32, max_sge: u32) -> HostSrq {
+        let ring = RecvRing::new(max_wr, max_sge).expect("memory for a queue");
+        let command = Command::CreateSrq { pd: self.pd, init, ring: ring.clone() };
+        match self.call(Nanos::ZERO, command) {
+            Ok(Answer::Srq(index, number)) => HostSrq { index, number, ring },
+            other => panic!("a shared receive queue: {other:?}"),
+        }
+    }
+
+    /// Has a shared receive queue go on in a ring of another size.
+    pub fn resize_srq(&mut self, now: Nanos, srq: &mut HostSrq, max_wr: u32) -> Result<(), ControlError> {
+        let ring = RecvRing::new(max_wr, srq.ring.max_sge()).expect("memory for a queue");
+        self.call(now, Command::ModifySrq { srq: srq.index, ring: Some(ring.clone()), limit: None })?;
+        srq.ring = ring;
+        Ok(())
+    }
+
+    /// Arms the limit of a shared receive queue.
+    pub fn arm_srq(&mut self, now: Nanos, srq: &HostSrq, limit: u32) -> Result<(), ControlError> {
+        self.call(now, Command::ModifySrq { srq: srq.index, ring: None, limit: Some(limit) }).map(drop)
+    }
+
+    /// How a shared receive queue is.
+    ///
+    /// # Panics
+    /// If there is no such queue.
+    pub fn query_srq(&mut self, now: Nanos, srq: &HostSrq) -> SrqStatus {
+        match self.call(now, Command::QuerySrq(srq.index)) {
+            Ok(Answer::SrqStatus(status)) => status,
+            other => panic!("querying a shared receive queue: {other:?}"),
+        }
+    }
+
+    /// Opens an XRC domain of its own.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn open_xrcd(&mut self) -> XrcdId {
+        match self.call(Nanos::ZERO, Command::OpenXrcd(OpenXrcd::default())) {
+            Ok(Answer::Xrcd(xrcd)) => xrcd,
+            other => panic!("an XRC domain: {other:?}"),
+        }
+    }
+
+    /// Makes the target of an XRC connection.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn create_xrc_target(&mut self, xrcd: XrcdId) -> QpHandle {
+        match self.call(Nanos::ZERO, Command::CreateXrcTarget(xrcd)) {
+            Ok(Answer::Qp(handle)) => handle,
+            other => panic!("an XRC target: {other:?}"),
+        }
+    }
+
+    /// Posts a receive to a shared queue.
+    pub fn post_srq_recv(&self, srq: &HostSrq, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        srq.ring.post(wr_id, sges).map(drop)
+    }
+
+    /// The memory of a shared receive queue, to be written over by a test.
+    pub fn srq_words<'a>(&self, srq: &'a HostSrq) -> &'a [AtomicU64] {
+        srq.ring.words()
     }
 
     /// Makes an address handle.
@@ -203,7 +306,12 @@ impl Host {
 
     /// Sets attributes and state.
     pub fn modify(&mut self, now: Nanos, qp: &HostQp, attr: &QpAttr) -> Result<(), ControlError> {
-        self.call(now, Command::ModifyQp(qp.handle.index, Box::new(*attr))).map(drop)
+        self.modify_at(now, qp.handle.index, attr)
+    }
+
+    /// The same for a QP that has no queues here.
+    pub fn modify_at(&mut self, now: Nanos, qp: QpIndex, attr: &QpAttr) -> Result<(), ControlError> {
+        self.call(now, Command::ModifyQp(qp, Box::new(*attr))).map(drop)
     }
 
     /// How a QP is.
@@ -211,7 +319,15 @@ impl Host {
     /// # Panics
     /// If there is no such QP.
     pub fn query(&mut self, now: Nanos, qp: &HostQp) -> QpStatus {
-        match self.call(now, Command::QueryQp(qp.handle.index)) {
+        self.query_at(now, qp.handle.index)
+    }
+
+    /// The same for a QP that has no queues here.
+    ///
+    /// # Panics
+    /// If there is no such QP.
+    pub fn query_at(&mut self, now: Nanos, qp: QpIndex) -> QpStatus {
+        match self.call(now, Command::QueryQp(qp)) {
             Ok(Answer::QpStatus(status)) => *status,
             other => panic!("querying a QP: {other:?}"),
         }
@@ -226,7 +342,7 @@ impl Host {
 
     /// Posts a receive.
     pub fn post_recv(&self, qp: &HostQp, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
-        if qp.receives.post(wr_id, sges)? {
+        if qp.receives.as_ref().ok_or(PostError::NoReceiveQueue)?.post(wr_id, sges)? {
             self.doorbells.ring(qp.handle.index);
         }
         Ok(())
@@ -244,7 +360,7 @@ impl Host {
 
     /// The memory of a QP's send, receive and completion queue, to be written over by a test.
     pub fn shared_words<'a>(&self, qp: &'a HostQp) -> [&'a [AtomicU64]; 3] {
-        [qp.sends.words(), qp.receives.words(), qp.cq.words()]
+        [qp.sends.words(), qp.receives.as_ref().map_or(&[], RecvRing::words), qp.cq.words()]
     }
 
     /// The next asynchronous event.

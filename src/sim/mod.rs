@@ -5,7 +5,7 @@
 
 mod host;
 
-pub use host::{Host, HostQp, HostRegion};
+pub use host::{Host, HostQp, HostRegion, HostSrq};
 
 use crate::port::Port;
 use crate::time::Nanos;

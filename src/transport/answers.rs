@@ -3,7 +3,7 @@
 use super::replies::Reply;
 use super::{Ctx, Gather, Origin, Qp, TxPlan, TxReason};
 use crate::verbs::{Access, AsyncEvent, EventKind};
-use crate::wire::{Aeth, Bth, Ext, NakCode, Opcode, Psn, Syndrome};
+use crate::wire::{Aeth, Bth, Ext, NakCode, Opcode, Psn, Reth, Syndrome};
 
 /// Credits in an AETH that say nothing (IBTA 9.7.7.2).
 const NO_CREDITS: u8 = 31;
@@ -51,7 +51,8 @@ impl Qp {
 
     /// 31: no information, unless credits are in use.
     fn credits(&self, ctx: &Ctx<'_>) -> u8 {
-        if !self.attributes().end_to_end_credits {
+        // Receives that others may take are no credit (IBTA 9.7.7.2).
+        if !self.attributes().end_to_end_credits || self.shares_receives {
             return NO_CREDITS;
         }
         let available = ctx.receives.available();
@@ -90,7 +91,8 @@ impl Qp {
         ctx.out.gather.clear();
         if length > 0 {
             let va = reth.va.wrapping_add(offset);
-            let from = self.check_remote(ctx, va, reth.rkey, length, Access::REMOTE_READ).ok()?;
+            let here = Reth { va, dma_len: length as u32, ..*reth };
+            let from = self.check_remote_in(resource.pd, ctx, &here, Access::REMOTE_READ).ok()?;
             ctx.out.gather.push(Gather { from, length: length as u16 });
         }
         let opcode = match (k == 0, k + 1 == resource.packets) {

@@ -17,7 +17,7 @@
 //! Read [`requester`], [`completer`], [`retry`] and [`responder`] in this order. The first three are one side of a
 //! connection, the last is the other; they share no state. [`local`] is the work requests that send nothing, and
 //! [`memory`] which key opens what to whom. [`uc`] and [`ud`] are the services without acknowledgements, in which a request
-//! is done when it has left.
+//! is done when it has left. [`xrc`] is what the extended reliable connection adds.
 //!
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made.
 //! Whatever a peer sends ends in a counted drop, a NAK, or a completion with a status.
@@ -40,6 +40,7 @@ pub mod send_queue;
 pub mod uc;
 pub mod ud;
 pub mod verdict;
+pub mod xrc;
 
 mod counters;
 mod planted;
@@ -55,7 +56,7 @@ pub use verdict::{Cause, TxReason, Verdict};
 
 use crate::limits::Limits;
 use crate::time::Nanos;
-use crate::verbs::{AhId, AsyncEvent, CqIndex, QpIndex, RecvWr, Sge, Wc};
+use crate::verbs::{AhId, AsyncEvent, CqIndex, PdId, QpIndex, RecvWr, Sge, Srqn, Wc};
 use crate::wire::{Bth, Ext};
 
 /// What a QP needs of its surroundings for one call.
@@ -84,6 +85,17 @@ pub trait ReceiveQueue {
     fn take(&mut self, sges: &mut [Sge]) -> Option<RecvWr>;
     /// Receives that are waiting, for the credits in an AETH.
     fn available(&self) -> u32;
+    /// Of an XRC target: takes from the queue of this number from now on. `None`: its domain has none.
+    fn choose(&mut self, srqn: Srqn) -> Option<SharedQueue>;
+}
+
+/// What a shared receive queue that a request names lends to the QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedQueue {
+    /// The domain of the memory that the request touches.
+    pub pd: PdId,
+    /// Where receives complete.
+    pub cq: CqIndex,
 }
 
 /// Effects of the calls so far. Reused; cleared by whoever carries them out.

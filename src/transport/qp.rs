@@ -8,10 +8,10 @@ use crate::limits::Limits;
 use crate::shared::work_queue::FetchedSend;
 use crate::time::Nanos;
 use crate::verbs::{
-    Access, AddressVector, AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpAttr, QpIndex, QpInit, QpState,
-    QpType, Sge, WcStatus,
+    Access, AddressVector, AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpAttr, QpCaps, QpIndex, QpInit,
+    QpState, QpType, Sge, WcStatus,
 };
-use crate::wire::{Bth, Gid, NakCode, Packet, Psn, Qpn, Service, Template, entropy_port};
+use crate::wire::{Bth, Gid, NakCode, Packet, Psn, Qpn, Reth, Service, Template, entropy_port};
 
 /// The default partition's key: full member.
 const PKEY: u16 = 0xffff;
@@ -33,6 +33,8 @@ pub struct QpConfig {
     pub init: QpInit,
     /// READs and atomics, both ways, at most.
     pub rd_atomic_limit: u8,
+    /// It takes its receives from a shared queue: the domain of their memory.
+    pub srq_pd: Option<PdId>,
 }
 
 /// Attributes in force.
@@ -127,12 +129,16 @@ pub struct Qp {
     pub sig_all: bool,
     /// Its service.
     pub qp_type: QpType,
+    /// The sizes that it was made with.
+    pub caps: QpCaps,
     service: Service,
     state: QpState,
     attributes: Attributes,
     template: Option<Template>,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
+    /// Its receives are of a shared queue: they outlive its errors.
+    pub(super) shares_receives: bool,
     established: bool,
     drain_requested: bool,
     /// A READ response has just left: a request goes before the next one.
@@ -146,7 +152,7 @@ impl Qp {
     pub fn new(config: &QpConfig) -> Qp {
         let caps = &config.init.caps;
         // Only a reliable responder keeps what it answered.
-        let reliable = config.init.qp_type == QpType::Rc;
+        let reliable = config.init.qp_type.is_reliable_responder();
         let resources = if reliable { config.rd_atomic_limit } else { 0 };
         Qp {
             index: config.index,
@@ -156,12 +162,14 @@ impl Qp {
             recv_cq: config.recv_cq,
             sig_all: config.init.sq_sig_all,
             qp_type: config.init.qp_type,
+            caps: *caps,
             service: service_of(config.init.qp_type),
             state: QpState::Reset,
             attributes: Attributes::new(),
             template: None,
             requester: Requester::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline),
-            responder: Responder::new(caps.max_recv_sge, resources),
+            responder: Responder::new(caps.max_recv_sge, resources, config.srq_pd.unwrap_or(config.pd)),
+            shares_receives: config.srq_pd.is_some(),
             established: false,
             drain_requested: false,
             request_is_due: false,
@@ -274,8 +282,23 @@ impl Qp {
         }
         ctx.counters.rcvd_pkts += 1;
         if self.qp_type != QpType::Rc {
+            return self.handle_other_service(ctx, packet, frame);
+        }
+        self.handle_reliable(ctx, packet, frame)
+    }
+
+    fn handle_other_service(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+        if !self.qp_type.is_extended() {
             return self.handle_unacknowledged(ctx, packet, frame);
         }
+        match self.wrong_direction(ctx, packet) {
+            Some(verdict) => verdict,
+            None => self.handle_reliable(ctx, packet, frame),
+        }
+    }
+
+    #[inline]
+    fn handle_reliable(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         let is_response = packet.info().is_response();
         match (self.state, is_response) {
             // Nothing is expected yet, or any more.
@@ -359,8 +382,10 @@ impl Qp {
     /// What would leave next: replies first, but READ responses and requests take turns, so that neither starves
     /// the other. Its payload is described in `Output::gather`.
     pub fn next_packet(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
-        if self.qp_type != QpType::Rc {
-            return self.next_unacknowledged(ctx);
+        match self.qp_type {
+            QpType::Rc => {}
+            QpType::XrcSend | QpType::XrcRecv => return self.next_extended(ctx),
+            _ => return self.next_unacknowledged(ctx),
         }
         if self.request_is_due {
             return self.next_request(ctx).or_else(|| self.next_reply(ctx));
@@ -393,13 +418,16 @@ impl Qp {
 
     /// Both queues are flushed, in order; what is posted later is flushed then. A refusal that waits still leaves.
     pub(super) fn enter_error(&mut self, ctx: &mut Ctx<'_>) {
-        self.state = QpState::Err;
+        let before = std::mem::replace(&mut self.state, QpState::Err);
         self.requester.retransmit_at = Nanos::MAX;
         self.requester.rnr_until = None;
         self.requester.failed = None;
         self.flush_sends(ctx);
         self.flush_receives(ctx);
         self.responder.keep_up_to_refusal();
+        if self.shares_receives && before != QpState::Err {
+            ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::LastWqeReached));
+        }
     }
 
     /// Changes the path by `change`, whatever the state: stations of a link may get other addresses at any time.
@@ -432,6 +460,12 @@ impl Qp {
         self.requester.next_packet = 0;
     }
 
+    /// In SQD, and something that was started is not complete yet.
+    pub fn is_draining(&self) -> bool {
+        let queue = &self.requester.queue;
+        self.state == QpState::Sqd && !queue.is_empty() && queue.at(queue.tail()).started
+    }
+
     pub(super) fn take_drain_request(&mut self) -> bool {
         std::mem::take(&mut self.drain_requested)
     }
@@ -439,6 +473,19 @@ impl Qp {
     /// As whom it and its peer present keys.
     pub(super) fn user(&self) -> User {
         User { pd: self.pd, qp: self.index }
+    }
+
+    /// Checks what a request asks for against the domain that it was taken in.
+    pub(super) fn check_remote_in(
+        &self,
+        pd: PdId,
+        ctx: &Ctx<'_>,
+        reth: &Reth,
+        access: Access,
+    ) -> Result<Span, NakCode> {
+        let user = User { pd, qp: self.index };
+        let checked = ctx.memory.check_remote(user, reth.rkey, reth.va, reth.dma_len.into(), access);
+        checked.map_err(|_| NakCode::RemoteAccess)
     }
 
     /// Checks a peer's key against the QP's own domain.

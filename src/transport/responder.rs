@@ -9,7 +9,9 @@ use super::requester::packets_for;
 use super::scatter::{self, FramePayload, ListError};
 use super::{AtomicOp, Ctx, DmaIn, Qp, Verdict};
 use crate::limits::{MAX_MESSAGE, MAX_SGE};
-use crate::verbs::{Access, AsyncEvent, EventKind, RecvWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
+use crate::verbs::{
+    Access, AsyncEvent, EventKind, PdId, QpType, RecvWr, Sge, Srqn, Wc, WcFlags, WcOpcode, WcStatus,
+};
 use crate::wire::{NakCode, Operation, Packet, Position, Psn, Reth};
 
 /// The message that is under way.
@@ -37,6 +39,8 @@ pub(super) struct Resource {
     pub(super) next: u32,
     pub(super) reth: Reth,
     pub(super) msn: u32,
+    /// The domain in which its key was good.
+    pub(super) pd: PdId,
     /// What an atomic found.
     pub(super) result: u64,
     /// A reply for it waits in the queue.
@@ -74,6 +78,10 @@ pub struct Responder {
     pub(super) message: Message,
     pub(super) receive: Option<RecvWr>,
     pub(super) sges: Box<[Sge]>,
+    /// The domain of the memory in `sges`.
+    pub(super) receive_pd: PdId,
+    /// XRC: the queue that the message under way named.
+    pub(super) srqn: Srqn,
     /// A NAK has asked for `expected`: silence until it comes.
     nak_sent: bool,
     /// Packets since the last acknowledgement was queued.
@@ -84,13 +92,15 @@ pub struct Responder {
 }
 
 impl Responder {
-    pub(super) fn new(max_sge: u32, max_resources: u8) -> Responder {
+    pub(super) fn new(max_sge: u32, max_resources: u8, receive_pd: PdId) -> Responder {
         Responder {
             expected: Psn::new(0),
             msn: 0,
             message: Message::None,
             receive: None,
             sges: vec![Sge::default(); (max_sge as usize).min(MAX_SGE)].into(),
+            receive_pd,
+            srqn: Srqn::default(),
             nak_sent: false,
             unacknowledged: 0,
             replies: Replies::new(max_resources.into()),
@@ -238,6 +248,9 @@ impl Qp {
         let info = packet.info();
         self.check_sequence(packet)?;
         self.check_length(packet)?;
+        if self.qp_type == QpType::XrcRecv {
+            self.choose_receives(ctx, packet)?;
+        }
         match info.operation {
             Operation::Send => self.execute_send(ctx, packet, frame),
             Operation::Write => self.execute_write(ctx, packet, frame),
@@ -290,16 +303,16 @@ impl Qp {
         let payload = payload_of(packet, frame);
         let r = &mut self.responder;
         let sges = &r.sges[..r.receive.map_or(0, |w| w.num_sge as usize)];
-        scatter::scatter(ctx.memory, self.pd, sges, received, payload, ctx.out).map_err(
-            |error| match error {
+        scatter::scatter(ctx.memory, r.receive_pd, sges, received, payload, ctx.out).map_err(|error| {
+            match error {
                 ListError::TooShort => {
                     Refusal { nak: NakCode::InvalidRequest, receive: Some(WcStatus::LocLen) }
                 }
                 ListError::Protection => {
                     Refusal { nak: NakCode::RemoteOperational, receive: Some(WcStatus::LocProt) }
                 }
-            },
-        )?;
+            }
+        })?;
         if let Some(key) = packet.ieth() {
             self.invalidate(ctx, key)?;
         }
@@ -410,6 +423,7 @@ impl Qp {
         packets: u32,
         reth: Reth,
     ) -> Option<u8> {
+        let pd = self.pd;
         let r = &mut self.responder;
         let msn = (r.msn + 1) & 0xff_ffff;
         let resource = r.place_resource(Resource {
@@ -419,6 +433,7 @@ impl Qp {
             next: 0,
             reth,
             msn,
+            pd,
             result: 0,
             queued: true,
             again: false,
@@ -482,7 +497,7 @@ impl Qp {
         let Some(resource) = self.responder.resources[usize::from(slot)].as_ref() else { return false };
         let first = psn.distance_from(resource.first_psn) as u32;
         let skipped = u64::from(first) * mtu as u64;
-        let original = resource.reth;
+        let (original, pd) = (resource.reth, resource.pd);
         let same = reth.rkey == original.rkey
             && reth.va == original.va.wrapping_add(skipped)
             && u64::from(reth.dma_len) + skipped == u64::from(original.dma_len)
@@ -492,7 +507,7 @@ impl Qp {
         }
         // An old packet must not end a connection whose region has been deregistered since: silence.
         let length = u64::from(reth.dma_len);
-        if length > 0 && self.check_remote(ctx, reth.va, reth.rkey, length, Access::REMOTE_READ).is_err() {
+        if length > 0 && self.check_remote_in(pd, ctx, &reth, Access::REMOTE_READ).is_err() {
             return false;
         }
         let r = &mut self.responder;
@@ -577,7 +592,9 @@ impl Qp {
         let r = &mut self.responder;
         r.message = Message::None;
         let mut next = r.receive.take();
-        let waiting = ctx.receives.available() + u32::from(next.is_some());
+        // What is shared is the others' as well.
+        let own = if self.shares_receives { 0 } else { ctx.receives.available() };
+        let waiting = own + u32::from(next.is_some());
         for _ in 0..waiting {
             let Some(receive) = next.or_else(|| ctx.receives.take(&mut r.sges)) else { break };
             ctx.counters.resp_cqe_flush_error += 1;

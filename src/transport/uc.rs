@@ -231,7 +231,7 @@ impl Qp {
         let payload = payload_of(packet, frame);
         let r = &mut self.responder;
         let sges = &r.sges[..r.receive.map_or(0, |w| w.num_sge as usize)];
-        scatter::scatter(ctx.memory, self.pd, sges, received, payload, ctx.out)
+        scatter::scatter(ctx.memory, r.receive_pd, sges, received, payload, ctx.out)
             .map_err(|error| Fault::Receive(status_of(error)))?;
         let received = received + u64::from(payload.length);
         ctx.counters.rcvd_bytes += u64::from(payload.length);

@@ -119,9 +119,9 @@ impl Qp {
             NetHeader::Ipv6(_) | NetHeader::Grh(_) => GRH_LEN,
         };
         let zeros = u64::from(GRH_LEN - header_len);
-        scatter::zero(ctx.memory, self.pd, sges, zeros, ctx.out)?;
+        scatter::zero(ctx.memory, r.receive_pd, sges, zeros, ctx.out)?;
         let header = FramePayload { frame, offset: packet.l3_offset as u16, length: header_len as u16 };
-        scatter::scatter(ctx.memory, self.pd, sges, zeros, header, ctx.out)?;
-        scatter::scatter(ctx.memory, self.pd, sges, GRH_LEN.into(), payload_of(packet, frame), ctx.out)
+        scatter::scatter(ctx.memory, r.receive_pd, sges, zeros, header, ctx.out)?;
+        scatter::scatter(ctx.memory, r.receive_pd, sges, GRH_LEN.into(), payload_of(packet, frame), ctx.out)
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use bitflags::bitflags;
 
-use super::{CqIndex, QpIndex, Qpn};
+use super::{CqIndex, QpIndex, Qpn, SrqIndex};
 
 /// How a work request ended (`ibv_wc_status`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -187,6 +187,12 @@ pub enum EventKind {
     QpAccessError,
     /// The first packet of the peer arrived while the QP was ready to receive only.
     CommunicationEstablished,
+    /// A QP that takes from a shared receive queue went to the error state: it completes no more receives.
+    LastWqeReached,
+    /// Fewer receives are left in a shared receive queue than the limit that was armed.
+    SrqLimitReached,
+    /// A shared receive queue is broken: nothing is taken from it any more.
+    SrqError,
     /// The send queue is drained (SQD).
     SqDrained,
     /// The link is up.
@@ -206,6 +212,8 @@ pub enum AsyncEvent {
     Qp(QpIndex, EventKind),
     /// Of a CQ.
     Cq(CqIndex, EventKind),
+    /// Of a shared receive queue.
+    Srq(SrqIndex, EventKind),
     /// Of the port.
     Port(EventKind),
     /// Of the device as a whole.

@@ -6,12 +6,14 @@
 mod attr;
 mod completion;
 mod modify;
+mod srq;
 mod transitions;
 mod work;
 
 pub use attr::{AddressVector, AttrMask, QpAttr, QpCaps, QpInit};
 pub use completion::{AsyncEvent, EventKind, Wc, WcFlags, WcOpcode, WcStatus};
 pub use modify::{ModifyError, check_transition};
+pub use srq::{FileId, OpenXrcd, SrqInit, SrqKind};
 pub use work::{
     FastRegistration, FlushRange, RecvWr, SendFlags, SendWr, Sge, UdAddress, WindowBind, WrOpcode,
 };
@@ -39,6 +41,18 @@ pub struct MrIndex(pub u32);
 /// Where a memory window lies in the device's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MwIndex(pub u32);
+
+/// Where a shared receive queue lies in the device's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SrqIndex(pub u32);
+
+/// The number of a shared receive queue, 24 bits: by it XRC requests name one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Srqn(pub u32);
+
+/// An XRC domain: which shared receive queues the peers of an XRC target may name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct XrcdId(pub u32);
 
 /// The kind of a memory window (`ibv_mw_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -144,6 +158,21 @@ impl QpType {
             QpType::Ud | QpType::Gsi => matches!(opcode, WrOpcode::Send | WrOpcode::SendImm),
             QpType::XrcRecv => false,
         }
+    }
+
+    /// One end of an extended reliable connection.
+    pub fn is_extended(self) -> bool {
+        matches!(self, QpType::XrcSend | QpType::XrcRecv)
+    }
+
+    /// Answers requests, and keeps the answers for duplicates.
+    pub fn is_reliable_responder(self) -> bool {
+        matches!(self, QpType::Rc | QpType::XrcRecv)
+    }
+
+    /// Sends requests that are answered.
+    pub fn is_reliable_requester(self) -> bool {
+        matches!(self, QpType::Rc | QpType::XrcSend)
     }
 
     /// Each message names its peer by an address handle: UD and QP1.

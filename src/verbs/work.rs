@@ -2,7 +2,7 @@
 
 use bitflags::bitflags;
 
-use super::{Access, AhId, LKey, Qpn, RKey};
+use super::{Access, AhId, LKey, Qpn, RKey, Srqn};
 
 /// What a send work request does (`ibv_wr_opcode`; [`FastRegister`](WrOpcode::FastRegister) is the kernel's `IB_WR_REG_MR`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -168,6 +168,8 @@ pub struct SendWr {
     pub swap: u64,
     /// Whom it is for, from a UD QP.
     pub ud: UdAddress,
+    /// The shared receive queue that it is for, from an XRC QP.
+    pub remote_srqn: Srqn,
 }
 
 /// How a memory window is bound (`ibv_mw_bind_info` and `ibv_wr_bind_mw`).
@@ -310,6 +312,7 @@ impl Default for SendWr {
             compare_add: 0,
             swap: 0,
             ud: UdAddress::default(),
+            remote_srqn: Srqn::default(),
         }
     }
 }

@@ -6,15 +6,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use roxie::capture::Reader;
 use roxie::frame::Frame;
 use roxie::limits::Limits;
-use roxie::nic::{Command, NicConfig};
+use roxie::nic::{Command, NicConfig, ReceiveSource};
 use roxie::port::Port;
 use roxie::shared::work_queue::Payload;
 use roxie::shared::{CompletionRing, HostMemory, RecvRing, SendRing};
 use roxie::sim::{Host, HostQp, HostRegion, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{
-    Access, CqIndex, LKey, MrIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn,
-    RKey, SendFlags, SendWr, Sge, WrOpcode,
+    Access, CqIndex, LKey, MrIndex, Mtu, OpenXrcd, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState,
+    QpType, Qpn, RKey, SendFlags, SendWr, Sge, SrqIndex, SrqInit, SrqKind, WrOpcode, XrcdId,
 };
 use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, RoceVersion, Template, icrc, parse};
 
@@ -309,7 +309,7 @@ pub fn commands(bytes: &[u8]) {
 
 fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) -> Command {
     let small = |input: &mut Input<'_>| u32::from(input.u8() % 8);
-    match input.u8() % 13 {
+    match input.u8() % 20 {
         0 => Command::AllocPd,
         1 => Command::DeallocPd(PdId(small(input))),
         2 => Command::RegisterMemory {
@@ -329,12 +329,39 @@ fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) -> Command {
         8 | 9 => Command::ModifyQp(QpIndex(small(input)), Box::new(attributes(input))),
         10 => Command::QueryQp(QpIndex(small(input))),
         11 => Command::DestroyQp(QpIndex(small(input))),
+        12 | 13 => Command::CreateSrq {
+            pd: PdId(small(input)),
+            init: SrqInit {
+                kind: match input.flag() {
+                    true => SrqKind::Basic,
+                    false => SrqKind::Xrc { xrcd: XrcdId(small(input)), cq: CqIndex(small(input)) },
+                },
+                limit: small(input),
+            },
+            ring: receives(input),
+        },
+        14 => Command::ModifySrq {
+            srq: SrqIndex(small(input)),
+            ring: input.flag().then(|| receives(input)),
+            limit: input.flag().then(|| small(input)),
+        },
+        15 => Command::QuerySrq(SrqIndex(small(input))),
+        16 => Command::DestroySrq(SrqIndex(small(input))),
+        17 => Command::OpenXrcd(OpenXrcd::default()),
+        18 => match input.flag() {
+            true => Command::CloseXrcd(XrcdId(small(input))),
+            false => Command::CreateXrcTarget(XrcdId(small(input))),
+        },
         _ => Command::ListQps,
     }
 }
 
 fn memory(input: &mut Input<'_>) -> HostMemory {
     HostMemory::allocate(usize::from(input.u16())).expect("memory for a region")
+}
+
+fn receives(input: &mut Input<'_>) -> RecvRing {
+    RecvRing::new(u32::from(input.u8() % 32), u32::from(input.u8() % 32)).expect("memory")
 }
 
 /// Sizes that need not be those of the rings.
@@ -353,12 +380,16 @@ fn create_qp(input: &mut Input<'_>) -> Command {
         send_cq: CqIndex(u32::from(input.u8() % 4)),
         recv_cq: CqIndex(u32::from(input.u8() % 4)),
         init: QpInit {
-            qp_type: input.pick(&[QpType::Rc, QpType::Uc, QpType::Ud]),
+            qp_type: input.pick(&[QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv]),
             caps,
             sq_sig_all: input.flag(),
         },
         sends: SendRing::new(ring(input), ring(input), ring(input)).expect("memory"),
-        receives: RecvRing::new(ring(input), ring(input)).expect("memory"),
+        receives: match input.u8() % 4 {
+            0 => ReceiveSource::Shared(SrqIndex(u32::from(input.u8() % 4))),
+            1 => ReceiveSource::None,
+            _ => ReceiveSource::Own(receives(input)),
+        },
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
 //! [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and [`placement`] memory.
-//! [`uc`] and [`ud`] are the services without acknowledgements.
+//! [`uc`] and [`ud`] are the services without acknowledgements, [`srq`] and [`xrc`] receives that many share.
 //! [`counters`] is what is counted, [`reasons`] what a capture is told, [`parts`] the pieces that can be had without a NIC.
 
 mod counters;
@@ -14,10 +14,12 @@ mod reasons;
 mod regions;
 mod requester;
 mod responder;
+mod srq;
 mod states;
 mod uc;
 mod ud;
 mod windows;
+mod xrc;
 
 use roxie::limits::Limits;
 use roxie::nic::NicConfig;
@@ -343,8 +345,7 @@ fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
     if setup.qp_type.is_datagram() {
         return ud::attributes(setup.qp_type);
     }
-    let reliable = setup.qp_type == QpType::Rc;
-    let of_answers = |value: u8| reliable.then_some(value);
+    let (answers, asks) = (setup.qp_type.is_reliable_responder(), setup.qp_type.is_reliable_requester());
     [
         QpAttr {
             state: Some(QpState::Init),
@@ -359,17 +360,17 @@ fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
             path_mtu: Some(MTU),
             dest_qpn: Some(PEER_QPN),
             rq_psn: Some(Psn::new(0)),
-            max_dest_rd_atomic: of_answers(4),
-            min_rnr_timer: of_answers(12),
+            max_dest_rd_atomic: answers.then_some(4),
+            min_rnr_timer: answers.then_some(12),
             ..QpAttr::default()
         },
         QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(FIRST),
-            timeout: of_answers(setup.timeout),
-            retry_cnt: of_answers(RETRIES),
-            rnr_retry: of_answers(setup.rnr_retry),
-            max_rd_atomic: of_answers(setup.max_rd_atomic),
+            timeout: (answers || asks).then_some(setup.timeout),
+            retry_cnt: asks.then_some(RETRIES),
+            rnr_retry: asks.then_some(setup.rnr_retry),
+            max_rd_atomic: asks.then_some(setup.max_rd_atomic),
             ..QpAttr::default()
         },
     ]

@@ -5,10 +5,12 @@ use roxie::shared::work_queue::FetchedSend;
 use roxie::time::Nanos;
 use roxie::transport::permutation::splitmix;
 use roxie::transport::send_queue::SendQueue;
-use roxie::transport::{AddressHandles, Counters, Ctx, MemoryTable, Output, Qp, QpConfig, ReceiveQueue};
+use roxie::transport::{
+    AddressHandles, Counters, Ctx, MemoryTable, Output, Qp, QpConfig, ReceiveQueue, SharedQueue,
+};
 use roxie::verbs::{
     CqIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RecvWr, SendFlags,
-    SendWr, Sge, WcStatus, WrOpcode,
+    SendWr, Sge, Srqn, WcStatus, WrOpcode,
 };
 
 #[test]
@@ -67,6 +69,9 @@ impl ReceiveQueue for NoReceives {
     fn available(&self) -> u32 {
         0
     }
+    fn choose(&mut self, _: Srqn) -> Option<SharedQueue> {
+        None
+    }
 }
 
 /// The library lets no application post these; one that writes into the shared queue itself can.
@@ -88,6 +93,7 @@ fn what_no_library_would_post_fails_without_a_packet() {
             recv_cq: CqIndex(0),
             init: QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true },
             rd_atomic_limit: 4,
+            srq_pd: None,
         };
         let mut qp = Qp::new(&config);
         let (mut memory, limits) = (MemoryTable::new(1, 1), Limits::small());

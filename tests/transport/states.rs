@@ -2,7 +2,7 @@
 
 use roxie::nic::{Command, ControlError};
 use roxie::time::Nanos;
-use roxie::verbs::{EventKind, Psn, QpAttr, QpInit, QpState, QpType, SendFlags, WcStatus, WrOpcode};
+use roxie::verbs::{EventKind, Psn, QpAttr, QpState, SendFlags, WcStatus, WrOpcode};
 use roxie::wire::{Bth, Ext, Opcode, Syndrome};
 
 use crate::{Answer, FIRST, Setup, Stage, TIMEOUT, attributes};
@@ -98,20 +98,6 @@ fn a_destroyed_qp_is_unknown_whatever_it_was_doing() {
     assert_eq!(stage.counter("rx_unknown_qp"), 1);
     let again = stage.host.call(stage.now, Command::DestroyQp(index));
     assert_eq!(again.err(), Some(ControlError::NotFound("QP")));
-}
-
-#[test]
-fn a_type_that_the_device_does_not_serve_is_refused_by_name() {
-    let mut stage = Stage::new();
-    for qp_type in [QpType::XrcSend, QpType::XrcRecv] {
-        let init = QpInit { qp_type, ..QpInit::default() };
-        let refused =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stage.host.create_qp_as(init, 16)));
-        let said = refused.err().and_then(|why| why.downcast_ref::<String>().cloned()).expect("a refusal");
-        assert!(said.contains(&format!("{:?}", ControlError::NotServed(qp_type))), "{said}");
-    }
-    let said = ControlError::NotServed(QpType::XrcSend).to_string();
-    assert_eq!(said, "the device has no QPs of type XrcSend; it has [Rc, Uc, Ud, Gsi]");
 }
 
 #[test]

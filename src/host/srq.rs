@@ -1,0 +1,245 @@
+//! Shared receive queues, and the extended reliable connections (XRC) that name them.
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+
+use nix::sys::stat::fstat;
+
+use super::device::{Device, DeviceError};
+use super::objects::{
+    CompletionQueue, Kept, ProtectionDomain, QueuePair, lock, no_memory, unexpected, within,
+};
+use crate::limits::{MAX_SGE, MAX_WR};
+use crate::nic::{Answer, Command, ReceiveSource, SrqStatus};
+use crate::shared::{PostError, RecvRing, SendRing};
+use crate::verbs::{FileId, OpenXrcd, QpInit, QpType, Sge, SrqIndex, SrqInit, SrqKind, Srqn, XrcdId};
+
+#[derive(Debug)]
+struct SrqInner {
+    device: Device,
+    index: SrqIndex,
+    number: Srqn,
+    ring: Mutex<RecvRing>,
+    _uses: Kept,
+}
+
+impl Drop for SrqInner {
+    fn drop(&mut self) {
+        let _ = self.device.call(Command::DestroySrq(self.index));
+    }
+}
+
+/// A receive queue that many QPs take from, in the order in which receives were posted. Cloning it gives another handle to
+/// the same one.
+#[derive(Clone, Debug)]
+pub struct SharedReceiveQueue {
+    inner: Arc<SrqInner>,
+}
+
+impl SharedReceiveQueue {
+    /// Its place in the device's table: events carry it.
+    pub fn index(&self) -> SrqIndex {
+        self.inner.index
+    }
+
+    /// Its number: what the peer of an XRC connection puts into its work requests (`ibv_get_srq_num`).
+    pub fn number(&self) -> Srqn {
+        self.inner.number
+    }
+
+    /// Posts a receive (`ibv_post_srq_recv`).
+    ///
+    /// # Errors
+    /// If the queue is full, the list too long, or the device has failed.
+    pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        if self.inner.device.has_failed() {
+            return Err(PostError::DeviceFatal);
+        }
+        lock(&self.inner.ring).post(wr_id, sges).map(drop)
+    }
+
+    /// Asks for an event, once, when fewer than `limit` receives are left; at once if there are fewer already. 0 takes that
+    /// back.
+    ///
+    /// # Errors
+    /// If the queue does not hold as many.
+    pub fn arm(&self, limit: u32) -> Result<(), DeviceError> {
+        let change = Command::ModifySrq { srq: self.inner.index, ring: None, limit: Some(limit) };
+        self.inner.device.call(change).map(drop)
+    }
+
+    /// Makes it hold at least `max_wr` receives. Those that wait stay in their order.
+    ///
+    /// # Errors
+    /// If more wait than that, or it is beyond the device's limit; the queue is as before then.
+    pub fn resize(&self, max_wr: u32) -> Result<(), DeviceError> {
+        within("max_wr", max_wr, MAX_WR)?;
+        // Nothing is posted while the NIC moves what waits.
+        let mut ring = lock(&self.inner.ring);
+        let larger = RecvRing::new(max_wr, ring.max_sge()).map_err(no_memory)?;
+        let change = Command::ModifySrq { srq: self.inner.index, ring: Some(larger.clone()), limit: None };
+        self.inner.device.call(change)?;
+        *ring = larger;
+        Ok(())
+    }
+
+    /// How it is.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    pub fn query(&self) -> Result<SrqStatus, DeviceError> {
+        match self.inner.device.call(Command::QuerySrq(self.inner.index))? {
+            Answer::SrqStatus(status) => Ok(status),
+            other => unexpected(&other),
+        }
+    }
+}
+
+impl ProtectionDomain {
+    /// Makes a shared receive queue for `max_wr` receives of up to `max_sge` entries.
+    ///
+    /// # Errors
+    /// If a size is beyond the device's limits, or it has no room for another.
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, DeviceError> {
+        self.make_srq(max_wr, max_sge, SrqKind::Basic, Kept::new())
+    }
+
+    /// Makes one that requests of XRC connections name: completions of its receives go to `cq`, and peers reach the memory of
+    /// this protection domain.
+    ///
+    /// # Errors
+    /// As of [`create_srq`](Self::create_srq).
+    pub fn create_xrc_srq(
+        &self,
+        max_wr: u32,
+        max_sge: u32,
+        xrcd: &XrcDomain,
+        cq: &CompletionQueue,
+    ) -> Result<SharedReceiveQueue, DeviceError> {
+        let kind = SrqKind::Xrc { xrcd: xrcd.inner.id, cq: cq.index() };
+        self.make_srq(max_wr, max_sge, kind, vec![cq.kept(), Arc::clone(&xrcd.inner) as _])
+    }
+
+    fn make_srq(
+        &self,
+        max_wr: u32,
+        max_sge: u32,
+        kind: SrqKind,
+        mut uses: Kept,
+    ) -> Result<SharedReceiveQueue, DeviceError> {
+        within("max_wr", max_wr, MAX_WR)?;
+        within("max_sge", max_sge, MAX_SGE as u32)?;
+        let ring = RecvRing::new(max_wr, max_sge).map_err(no_memory)?;
+        let init = SrqInit { kind, limit: 0 };
+        let device = self.device().clone();
+        match device.call(Command::CreateSrq { pd: self.id(), init, ring: ring.clone() })? {
+            Answer::Srq(index, number) => {
+                uses.push(Arc::clone(&self.inner) as _);
+                let inner = SrqInner { device, index, number, ring: Mutex::new(ring), _uses: uses };
+                Ok(SharedReceiveQueue { inner: Arc::new(inner) })
+            }
+            other => unexpected(&other),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct XrcdInner {
+    device: Device,
+    id: XrcdId,
+}
+
+impl Drop for XrcdInner {
+    fn drop(&mut self) {
+        let _ = self.device.call(Command::CloseXrcd(self.id));
+    }
+}
+
+/// An XRC domain: the targets in it serve the shared receive queues in it. Cloning it gives another handle to the same one.
+#[derive(Clone, Debug)]
+pub struct XrcDomain {
+    inner: Arc<XrcdInner>,
+}
+
+impl XrcDomain {
+    /// Makes the target of a connection (XRC_TGT) in RESET. It only receives.
+    ///
+    /// # Errors
+    /// If the device has no room for another QP.
+    pub fn create_target(&self) -> Result<QueuePair, DeviceError> {
+        let device = &self.inner.device;
+        let nothing = SendRing::new(1, 0, 0).map_err(no_memory)?;
+        match device.call(Command::CreateXrcTarget(self.inner.id))? {
+            Answer::Qp(handle) => {
+                let uses = vec![Arc::clone(&self.inner) as _];
+                Ok(QueuePair::new(device, handle, QpType::XrcRecv, nothing, None, uses))
+            }
+            other => unexpected(&other),
+        }
+    }
+}
+
+impl Device {
+    /// Opens an XRC domain that is the caller's alone.
+    ///
+    /// # Errors
+    /// If the device has no room for another.
+    pub fn open_xrcd(&self) -> Result<XrcDomain, DeviceError> {
+        self.xrcd(OpenXrcd::default())
+    }
+
+    /// Opens the XRC domain that stands for a file (`ibv_open_xrcd`). `create`: makes it if there is none; `exclusive`: there
+    /// must be none.
+    ///
+    /// # Errors
+    /// If there is none, or one where there must be none, or the device has no room.
+    pub fn open_xrcd_of(
+        &self,
+        file: impl AsFd,
+        create: bool,
+        exclusive: bool,
+    ) -> Result<XrcDomain, DeviceError> {
+        let stat = fstat(file)
+            .map_err(|e| DeviceError::System { what: "the file of an XRC domain", source: e.into() })?;
+        let file = Some(FileId { device: stat.st_dev, inode: stat.st_ino });
+        self.xrcd(OpenXrcd { file, create, exclusive })
+    }
+
+    fn xrcd(&self, open: OpenXrcd) -> Result<XrcDomain, DeviceError> {
+        match self.call(Command::OpenXrcd(open))? {
+            Answer::Xrcd(id) => Ok(XrcDomain { inner: Arc::new(XrcdInner { device: self.clone(), id }) }),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Makes a QP in RESET that takes its receives from a shared queue. The sizes for receives in `init` do not count.
+    ///
+    /// # Errors
+    /// If `srq` is one that XRC requests name, a size is beyond the device's limits, or it has no room.
+    pub fn create_qp_sharing(
+        &self,
+        pd: &ProtectionDomain,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+        init: &QpInit,
+        srq: &SharedReceiveQueue,
+    ) -> Result<QueuePair, DeviceError> {
+        let source = ReceiveSource::Shared(srq.index());
+        self.create_qp_from(pd, (send_cq, recv_cq), init, (source, vec![Arc::clone(&srq.inner) as _]))
+    }
+
+    /// Makes the initiator of an XRC connection (XRC_INI) in RESET. It only sends, and each work request names the shared
+    /// receive queue at the peer that it is for ([`SendWr::remote_srqn`](crate::verbs::SendWr::remote_srqn)).
+    ///
+    /// # Errors
+    /// If a size is beyond the device's limits, or it has no room.
+    pub fn create_xrc_initiator(
+        &self,
+        pd: &ProtectionDomain,
+        send_cq: &CompletionQueue,
+        init: &QpInit,
+    ) -> Result<QueuePair, DeviceError> {
+        let init = QpInit { qp_type: QpType::XrcSend, ..*init };
+        self.create_qp_from(pd, (send_cq, send_cq), &init, (ReceiveSource::None, Kept::new()))
+    }
+}

@@ -1,0 +1,382 @@
+//! Shared receive queues and XRC domains: the tables, their commands, and where each QP takes its receives from.
+
+use super::Nic;
+use super::control::{Answer, ControlError, SrqStatus};
+use super::table::{NumberedTable, Table};
+use crate::limits::{MAX_SGE, MAX_WR};
+use crate::shared::{RecvRing, SharedReceives};
+use crate::time::Nanos;
+use crate::transport::{ReceiveQueue, SharedQueue};
+use crate::verbs::{
+    AsyncEvent, CqIndex, EventKind, FileId, OpenXrcd, PdId, QpIndex, RecvWr, Sge, SrqIndex, SrqInit, SrqKind,
+    Srqn, XrcdId,
+};
+
+pub(super) const SRQ: &str = "shared receive queue";
+const XRCD: &str = "XRC domain";
+
+/// Where a QP takes its receives from.
+#[derive(Debug)]
+pub(super) enum Receives {
+    /// A queue of its own, and the position in it.
+    Own(RecvRing, u32),
+    /// One that it was made for.
+    Shared(SrqIndex),
+    /// The one that each request names: of this domain, and the last one named.
+    Named(XrcdId, Option<SrqIndex>),
+    /// It receives nothing.
+    None,
+}
+
+impl Receives {
+    /// The QP's own queue starts over.
+    pub(super) fn reset(&mut self) {
+        if let Receives::Own(ring, position) = self {
+            ring.reset();
+            ring.want_doorbell(false);
+            *position = 0;
+        }
+    }
+
+    /// The QP is in the error state: what is posted to its own queue rings, to be flushed.
+    pub(super) fn want_doorbell(&self) {
+        if let Receives::Own(ring, _) = self {
+            ring.want_doorbell(true);
+        }
+    }
+}
+
+/// The receives of one QP, for one of its calls.
+pub(super) struct ReceiveSide<'a> {
+    pub(super) own: &'a mut Receives,
+    pub(super) srqs: &'a mut Srqs,
+}
+
+impl ReceiveQueue for ReceiveSide<'_> {
+    fn take(&mut self, sges: &mut [Sge]) -> Option<RecvWr> {
+        match self.own {
+            Receives::Own(ring, position) => {
+                let wr = ring.fetch(*position, sges)?;
+                *position = position.wrapping_add(1);
+                ring.retire(*position);
+                Some(wr)
+            }
+            Receives::Shared(srq) | Receives::Named(_, Some(srq)) => self.srqs.take(*srq, sges),
+            Receives::Named(_, None) | Receives::None => None,
+        }
+    }
+
+    fn available(&self) -> u32 {
+        match &*self.own {
+            Receives::Own(ring, position) => ring.waiting(*position),
+            _ => 0,
+        }
+    }
+
+    fn choose(&mut self, srqn: Srqn) -> Option<SharedQueue> {
+        let Receives::Named(domain, chosen) = self.own else { return None };
+        let index = SrqIndex(self.srqs.table.index_of(srqn.0)?);
+        let srq = self.srqs.table.get(index.0)?;
+        match srq.kind {
+            SrqKind::Xrc { xrcd, cq } if xrcd == *domain && !srq.failed => {
+                *chosen = Some(index);
+                Some(SharedQueue { pd: srq.pd, cq })
+            }
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Srq {
+    number: Srqn,
+    pd: PdId,
+    kind: SrqKind,
+    receives: SharedReceives,
+    /// QPs that were made for it.
+    users: u32,
+    failed: bool,
+}
+
+#[derive(Debug)]
+struct Xrcd {
+    file: Option<FileId>,
+    opens: u32,
+    /// Queues and targets in it.
+    users: u32,
+}
+
+/// The shared receive queues of a NIC, and the domains of those that XRC requests name.
+#[derive(Debug)]
+pub(super) struct Srqs {
+    table: NumberedTable<Srq>,
+    xrcds: Table<Xrcd>,
+    /// What there is to tell.
+    reports: Vec<(SrqIndex, EventKind)>,
+}
+
+impl Srqs {
+    pub(super) fn new(srqs: u32, xrcds: u32, seed: u64) -> Srqs {
+        // Each queue has two things to tell at most between two looks: its limit, and that it broke.
+        let reports = Vec::with_capacity(2 * srqs as usize);
+        Srqs { table: NumberedTable::new(srqs, seed), xrcds: Table::new(xrcds), reports }
+    }
+
+    fn take(&mut self, index: SrqIndex, sges: &mut [Sge]) -> Option<RecvWr> {
+        let srq = self.table.get_mut(index.0)?;
+        if srq.failed {
+            return None;
+        }
+        let Some(taken) = srq.receives.take(sges) else {
+            if srq.receives.is_broken() {
+                self.fail(index);
+            }
+            return None;
+        };
+        if taken.limit_reached {
+            self.reports.push((index, EventKind::SrqLimitReached));
+        }
+        Some(taken.wr)
+    }
+
+    fn fail(&mut self, index: SrqIndex) {
+        if let Some(srq) = self.table.get_mut(index.0)
+            && !std::mem::replace(&mut srq.failed, true)
+        {
+            self.reports.push((index, EventKind::SrqError));
+        }
+    }
+
+    /// Completions of these queues can no longer be seen.
+    pub(super) fn fail_users_of(&mut self, cq: CqIndex) {
+        for index in 0..self.table.places() {
+            let uses = |srq: &Srq| matches!(srq.kind, SrqKind::Xrc { cq: its, .. } if its == cq);
+            if self.table.get(index).is_some_and(uses) {
+                self.fail(SrqIndex(index));
+            }
+        }
+    }
+
+    pub(super) fn has_reports(&self) -> bool {
+        !self.reports.is_empty()
+    }
+
+    fn get(&self, index: SrqIndex) -> Result<&Srq, ControlError> {
+        self.table.get(index.0).ok_or(ControlError::NotFound(SRQ))
+    }
+
+    fn get_mut(&mut self, index: SrqIndex) -> Result<&mut Srq, ControlError> {
+        self.table.get_mut(index.0).ok_or(ControlError::NotFound(SRQ))
+    }
+
+    /// What a QP that is made to take from a queue has to know: the domain of its lists, and how long they are.
+    pub(super) fn for_qp(&self, index: SrqIndex) -> Result<(PdId, u32), ControlError> {
+        let srq = self.get(index)?;
+        if srq.kind != SrqKind::Basic {
+            return Err(ControlError::WrongKind(
+                "an XRC shared receive queue is named by requests; QPs are made for a basic one",
+            ));
+        }
+        Ok((srq.pd, srq.receives.max_sge()))
+    }
+
+    /// A QP is made for a queue, or is gone.
+    pub(super) fn use_srq(&mut self, index: SrqIndex, change: i32) {
+        if let Some(srq) = self.table.get_mut(index.0) {
+            srq.users = srq.users.saturating_add_signed(change);
+        }
+    }
+
+    pub(super) fn use_xrcd(&mut self, xrcd: XrcdId, change: i32) -> Result<(), ControlError> {
+        let entry = self.xrcds.get_mut(xrcd.0).ok_or(ControlError::NotFound(XRCD))?;
+        entry.users = entry.users.saturating_add_signed(change);
+        Ok(())
+    }
+}
+
+impl Nic {
+    pub(super) fn create_srq(
+        &mut self,
+        pd: PdId,
+        init: SrqInit,
+        ring: RecvRing,
+    ) -> Result<Answer, ControlError> {
+        check_sizes(&ring)?;
+        check_limit(init.limit, ring.capacity())?;
+        if let SrqKind::Xrc { xrcd, cq } = init.kind {
+            self.cq(cq).ok_or(ControlError::NotFound("completion queue"))?;
+            self.srqs.xrcds.get(xrcd.0).ok_or(ControlError::NotFound(XRCD))?;
+        }
+        self.use_pd(pd, 1)?;
+        let kind = init.kind;
+        let made = self.srqs.table.insert_with(None, |_, number| Srq {
+            number: Srqn(number),
+            pd,
+            kind,
+            receives: SharedReceives::new(ring),
+            users: 0,
+            failed: false,
+        });
+        let Some(index) = made.map(SrqIndex) else {
+            self.use_pd(pd, -1)?;
+            return Err(ControlError::Full { object: SRQ, limit: self.config.limits.srqs });
+        };
+        if let SrqKind::Xrc { xrcd, cq } = kind {
+            self.srqs.use_xrcd(xrcd, 1)?;
+            self.cq(cq).expect("looked up above").users += 1;
+        }
+        self.arm_srq(index, init.limit)?;
+        Ok(Answer::Srq(index, self.srqs.get(index)?.number))
+    }
+
+    /// All or nothing: what is asked is judged before anything changes.
+    pub(super) fn modify_srq(
+        &mut self,
+        index: SrqIndex,
+        ring: Option<RecvRing>,
+        limit: Option<u32>,
+    ) -> Result<Answer, ControlError> {
+        let srq = self.srqs.get_mut(index)?;
+        let capacity = ring.as_ref().map_or(srq.receives.capacity(), RecvRing::capacity);
+        if let Some(limit) = limit {
+            check_limit(limit, capacity)?;
+        }
+        if let Some(ring) = ring {
+            check_sizes(&ring)?;
+            let needs = srq.receives.waiting();
+            srq.receives.move_to(ring).map_err(|_| ControlError::TooSmall {
+                object: SRQ,
+                size: capacity,
+                holds: needs,
+            })?;
+        }
+        if let Some(limit) = limit {
+            self.arm_srq(index, limit)?;
+        }
+        Ok(Answer::Done)
+    }
+
+    /// There may be fewer than the limit already: then that is told at once.
+    fn arm_srq(&mut self, index: SrqIndex, limit: u32) -> Result<(), ControlError> {
+        if self.srqs.get(index)?.receives.arm(limit) {
+            self.srqs.reports.push((index, EventKind::SrqLimitReached));
+        }
+        Ok(())
+    }
+
+    pub(super) fn query_srq(&self, index: SrqIndex) -> Result<Answer, ControlError> {
+        let srq = self.srqs.get(index)?;
+        Ok(Answer::SrqStatus(SrqStatus {
+            index,
+            number: srq.number,
+            pd: srq.pd,
+            kind: srq.kind,
+            max_wr: srq.receives.capacity(),
+            max_sge: srq.receives.max_sge(),
+            limit: srq.receives.limit(),
+            waiting: srq.receives.waiting(),
+            failed: srq.failed,
+        }))
+    }
+
+    pub(super) fn destroy_srq(&mut self, index: SrqIndex) -> Result<Answer, ControlError> {
+        let users = self.srqs.get(index)?.users;
+        if users > 0 {
+            return Err(ControlError::Busy { object: SRQ, users });
+        }
+        let srq = self.srqs.table.remove(index.0).ok_or(ControlError::NotFound(SRQ))?;
+        self.srqs.reports.retain(|(reported, _)| *reported != index);
+        self.use_pd(srq.pd, -1)?;
+        if let SrqKind::Xrc { xrcd, cq } = srq.kind {
+            self.srqs.use_xrcd(xrcd, -1)?;
+            self.cq(cq).ok_or(ControlError::NotFound("completion queue"))?.users -= 1;
+            self.forget_receives_of(index);
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Targets that have taken a receive from a queue that is gone have nobody to complete it to.
+    fn forget_receives_of(&mut self, index: SrqIndex) {
+        for at in 0..self.qps.places() {
+            let Some(entry) = self.qps.get_mut(at) else { continue };
+            if let Receives::Named(_, chosen) = &mut entry.receives
+                && chosen.take_if(|chosen| *chosen == index).is_some()
+            {
+                entry.qp.forget_receive();
+            }
+        }
+    }
+
+    pub(super) fn open_xrcd(&mut self, open: OpenXrcd) -> Result<Answer, ControlError> {
+        let there = open.file.and_then(|file| {
+            let mut open = self.srqs.xrcds.iter();
+            open.find(|(_, xrcd)| xrcd.file == Some(file)).map(|(index, _)| index)
+        });
+        match there {
+            Some(_) if open.exclusive => Err(ControlError::Taken("XRC domain of this file")),
+            Some(index) => {
+                let xrcd = self.srqs.xrcds.get_mut(index).ok_or(ControlError::NotFound(XRCD))?;
+                xrcd.opens += 1;
+                Ok(Answer::Xrcd(XrcdId(index)))
+            }
+            None if open.file.is_some() && !open.create => {
+                Err(ControlError::NotFound("XRC domain of this file"))
+            }
+            None => {
+                let limit = self.config.limits.xrcds;
+                let made = self.srqs.xrcds.insert(Xrcd { file: open.file, opens: 1, users: 0 });
+                made.map(|index| Answer::Xrcd(XrcdId(index)))
+                    .ok_or(ControlError::Full { object: XRCD, limit })
+            }
+        }
+    }
+
+    pub(super) fn close_xrcd(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
+        let entry = self.srqs.xrcds.get_mut(xrcd.0).ok_or(ControlError::NotFound(XRCD))?;
+        match (entry.opens, entry.users) {
+            (1, 0) => {
+                self.srqs.xrcds.remove(xrcd.0);
+            }
+            (1, users) => return Err(ControlError::Busy { object: XRCD, users }),
+            _ => entry.opens -= 1,
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Tells what happened to shared receive queues. QPs that take from a broken one have nothing to go on with.
+    pub(super) fn report_srqs(&mut self, now: Nanos) {
+        while let Some((index, kind)) = self.srqs.reports.pop() {
+            self.out.events.push(AsyncEvent::Srq(index, kind));
+            if kind == EventKind::SrqError {
+                for at in 0..self.qps.places() {
+                    let takes = |r: &Receives| matches!(r, Receives::Shared(srq) if *srq == index);
+                    if self.qps.get(at).is_some_and(|entry| takes(&entry.receives)) {
+                        self.fail_qp(now, QpIndex(at));
+                    }
+                }
+                self.look_after(now);
+            }
+        }
+    }
+}
+
+fn check_sizes(ring: &RecvRing) -> Result<(), ControlError> {
+    let sizes = [("max_wr", ring.capacity(), MAX_WR), ("max_sge", ring.max_sge(), MAX_SGE as u32)];
+    match sizes.into_iter().find(|(_, value, limit)| value > limit) {
+        Some((what, value, limit)) => {
+            Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() })
+        }
+        None => Ok(()),
+    }
+}
+
+fn check_limit(limit: u32, capacity: u32) -> Result<(), ControlError> {
+    if limit > capacity {
+        return Err(ControlError::TooLarge {
+            what: "srq_limit",
+            value: limit.into(),
+            limit: capacity.into(),
+        });
+    }
+    Ok(())
+}
