@@ -1,8 +1,10 @@
 # `make demo` shows what Roxie does, `make test` runs all tests. Both install what they need.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 SEEDS ?= 100000
+SECONDS ?= 600
+TARGET ?=
 
-.PHONY: demo test bench interop soak build
+.PHONY: demo test bench interop soak fuzz build
 
 build:
 	@.ci/setup build
@@ -24,7 +26,11 @@ interop:
 	cargo build --release
 	cargo run --release -p interop -- run
 
-# SEEDS=n: how many seeds; FIRST=k: the first of them.
-soak:
-	@.ci/setup build
+# SEEDS=n: how many seeds; FIRST=k: the first of them; SECONDS=n: how long each fuzzer runs.
+soak: fuzz
 	SEEDS=$(SEEDS) cargo test --release --features planted-bugs --test simulation every_seed -- --nocapture
+
+# TARGET=packets SECONDS=3600: one of parser, capture, packets, commands, queues; without TARGET all of them.
+fuzz:
+	@.ci/setup fuzz
+	@.ci/fuzz $(SECONDS) $(TARGET)

@@ -9,12 +9,13 @@ use roxie::limits::Limits;
 use roxie::nic::{Command, NicConfig, ReceiveSource};
 use roxie::port::Port;
 use roxie::shared::work_queue::Payload;
-use roxie::shared::{CompletionRing, HostMemory, RecvRing, SendRing};
+use roxie::shared::{CompletionRing, HostMemory, PageList, RecvRing, SendRing};
 use roxie::sim::{Host, HostQp, HostRegion, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{
-    Access, CqIndex, LKey, MrIndex, Mtu, OpenXrcd, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState,
-    QpType, Qpn, RKey, SendFlags, SendWr, Sge, SrqIndex, SrqInit, SrqKind, WrOpcode, XrcdId,
+    Access, AddressVector, AhId, CqIndex, LKey, MrIndex, Mtu, MwIndex, MwType, OpenXrcd, PdId, Psn, QpAttr,
+    QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RKey, SendFlags, SendWr, Sge, SrqIndex, SrqInit, SrqKind,
+    UdAddress, WrOpcode, XrcdId,
 };
 use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, RoceVersion, Template, icrc, parse};
 
@@ -23,6 +24,9 @@ use crate::input::Input;
 /// Passes after which a NIC that nobody feeds must have come to rest.
 const PATIENCE: usize = 20_000;
 const PEER: Qpn = Qpn::new(0x77);
+const QKEY: u32 = 0x1111_1111;
+/// 239.1.2.3
+const GROUP: Gid = Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3]);
 
 /// Any bytes are a packet or a reason, whole or in two pieces, and can be printed.
 pub fn parser(bytes: &[u8]) {
@@ -59,12 +63,16 @@ pub fn capture(bytes: &[u8]) {
     }
 }
 
-/// A NIC with two QPs, and the far end of its link.
+/// A NIC with a few QPs, and the far end of its link.
 struct Stage {
     host: Host,
     peer: Box<dyn Port>,
-    template: Template,
+    /// To the NIC, and to a group.
+    templates: [Template; 2],
     qps: Vec<HostQp>,
+    types: Vec<QpType>,
+    /// A way to the peer.
+    way: AhId,
     memory: HostRegion,
     /// Nobody may write here.
     forbidden: HostRegion,
@@ -83,23 +91,28 @@ impl Stage {
         let memory = host.register(1 << 14, Access::READ_WRITE);
         let forbidden = host.register(FORBIDDEN, Access::LOCAL_WRITE);
         let gid = |n| Gid::from(Host::address(n, false));
-        let template = Template::new(&FlowSpec {
-            src_mac: Host::mac(2),
-            dst_mac: Host::mac(1),
-            vlan: None,
-            src: gid(2),
-            dst: gid(1),
-            traffic_class: 0,
-            flow_label: 0,
-            hop_limit: 64,
-            source_port: 0xc000,
-            version: RoceVersion::V2,
-        });
+        let towards = |dst, dst_mac| {
+            Template::new(&FlowSpec {
+                src_mac: Host::mac(2),
+                dst_mac,
+                vlan: None,
+                src: gid(2),
+                dst,
+                traffic_class: 0,
+                flow_label: 0,
+                hop_limit: 64,
+                source_port: 0xc000,
+                version: RoceVersion::V2,
+            })
+        };
+        let way = host.create_ah(&host.path(2, false));
         Stage {
             host,
             peer,
-            template,
+            templates: [towards(gid(1), Host::mac(1)), towards(GROUP, [1, 0, 0x5e, 1, 2, 3])],
             qps: Vec::new(),
+            types: Vec::new(),
+            way,
             memory,
             forbidden,
             posted: 0,
@@ -112,7 +125,12 @@ impl Stage {
         let caps =
             QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline: 16 };
         let qp = self.host.create_qp_as(QpInit { qp_type, caps, sq_sig_all: true }, 64);
+        if qp_type == QpType::Ud {
+            let joined = self.host.call(self.now, Command::AttachMulticast(qp.handle.index, GROUP));
+            assert!(joined.is_ok(), "{joined:?}");
+        }
         self.qps.push(qp);
+        self.types.push(qp_type);
     }
 
     fn modify(&mut self, qp: usize, attr: &QpAttr) {
@@ -122,6 +140,35 @@ impl Stage {
 
     /// Takes a QP as far as a byte says.
     fn bring_up(&mut self, qp: usize, how_far: u8) {
+        let steps = match self.types[qp] {
+            QpType::Ud => self.datagram_steps(),
+            QpType::Uc => {
+                // What only acknowledgements need is no attribute of its.
+                self.steps().map(|attr| QpAttr {
+                    max_dest_rd_atomic: None,
+                    min_rnr_timer: None,
+                    timeout: None,
+                    retry_cnt: None,
+                    rnr_retry: None,
+                    max_rd_atomic: None,
+                    ..attr
+                })
+            }
+            _ => self.steps(),
+        };
+        for attr in &steps[..usize::from(how_far) % (steps.len() + 1)] {
+            self.modify(qp, attr);
+        }
+    }
+
+    fn datagram_steps(&self) -> [QpAttr; 5] {
+        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        let init = QpAttr { qkey: Some(QKEY), pkey_index: Some(0), port: Some(1), ..to(QpState::Init) };
+        let rts = QpAttr { sq_psn: Some(Psn::new(0xff_fffe)), ..to(QpState::Rts) };
+        [init, to(QpState::Rtr), rts, to(QpState::Sqd), to(QpState::Err)]
+    }
+
+    fn steps(&self) -> [QpAttr; 5] {
         let init = QpAttr {
             state: Some(QpState::Init),
             pkey_index: Some(0),
@@ -149,10 +196,7 @@ impl Stage {
             ..QpAttr::default()
         };
         let after = |state| QpAttr { state: Some(state), ..QpAttr::default() };
-        let steps = [init, rtr, rts, after(QpState::Sqd), after(QpState::Err)];
-        for attr in &steps[..usize::from(how_far) % (steps.len() + 1)] {
-            self.modify(qp, attr);
-        }
+        [init, rtr, rts, after(QpState::Sqd), after(QpState::Err)]
     }
 
     fn post(&mut self, input: &mut Input<'_>) {
@@ -171,6 +215,11 @@ impl Stage {
                 imm: input.u32(),
                 remote_addr: input.u64(),
                 rkey: RKey(input.u32()),
+                ud: UdAddress {
+                    ah: AhId(input.number(self.way.0.into()) as u32),
+                    remote_qpn: PEER,
+                    remote_qkey: input.number(QKEY.into()) as u32,
+                },
                 ..SendWr::default()
             };
             self.host.post_send(&self.qps[qp], &wr, Payload::Sges(&[sge])).is_ok()
@@ -182,9 +231,13 @@ impl Stage {
     fn packet(&mut self, input: &mut Input<'_>) {
         let qp = usize::from(input.u8()) % self.qps.len();
         let near = input.pick(&[0, 0xff_fffe]);
+        let to_group = self.types[qp] == QpType::Ud && input.u8().is_multiple_of(4);
+        let template = &self.templates[usize::from(to_group)];
         let bth = Bth {
             opcode: Opcode::RC_SEND_ONLY,
-            dest_qp: if input.u8().is_multiple_of(16) {
+            dest_qp: if to_group {
+                Qpn::MULTICAST
+            } else if input.u8().is_multiple_of(16) {
                 Qpn::new(input.u32() & 0xff_ffff)
             } else {
                 self.qps[qp].handle.qpn
@@ -194,9 +247,18 @@ impl Stage {
             solicited: input.flag(),
             ..Bth::default()
         };
-        let opcode = if input.u8().is_multiple_of(8) { input.u8() } else { input.u8() % 0x20 };
+        let service = match self.types[qp] {
+            QpType::Uc => 0x20,
+            QpType::Ud => 0x60,
+            _ => 0,
+        };
+        let opcode = if input.u8().is_multiple_of(8) { input.u8() } else { service | input.u8() % 0x20 };
         let mut tail = Vec::new();
-        if input.flag() {
+        if self.types[qp] == QpType::Ud && input.flag() {
+            // As a DETH.
+            tail.extend((input.number(QKEY.into()) as u32).to_be_bytes());
+            tail.extend(input.u32().to_be_bytes());
+        } else if input.flag() {
             // As a RETH or the beginning of an AtomicETH.
             tail.extend(input.number(self.memory.address).to_be_bytes());
             tail.extend((input.number(self.memory.key.into()) as u32).to_be_bytes());
@@ -207,18 +269,18 @@ impl Stage {
         }
         tail.extend(input.bytes(1024));
         let mut headers = [0; MAX_HEADERS];
-        let at = self.template.write_headers(&mut headers, &bth, &Ext::None, tail.len());
+        let at = template.write_headers(&mut headers, &bth, &Ext::None, tail.len());
         // The BTH is the last 12 bytes of the headers.
         headers[at - 12] = opcode;
         if input.u8().is_multiple_of(16) {
             headers[at - 11] ^= input.u8();
         }
-        let length = self.template.frame_len(Opcode::RC_SEND_ONLY, tail.len());
+        let length = template.frame_len(Opcode::RC_SEND_ONLY, tail.len());
         let Some(id) = self.peer.tx_alloc(length) else { return };
         let mut frame = self.peer.tx_frame(&id);
         frame.write(0, &headers[..at]);
         frame.write(at, &tail);
-        self.template.seal(&mut frame);
+        template.seal(&mut frame);
         self.peer.tx_commit(id);
         self.peer.tx_flush(self.now).expect("memory does not fail");
     }
@@ -269,7 +331,7 @@ pub fn packets(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut stage = Stage::new();
     for qp in 0..2 {
-        stage.create(QpType::Rc);
+        stage.create(input.pick(&[QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud]));
         stage.bring_up(qp, input.u8());
     }
     while !input.is_empty() {
@@ -309,7 +371,8 @@ pub fn commands(bytes: &[u8]) {
 
 fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) -> Command {
     let small = |input: &mut Input<'_>| u32::from(input.u8() % 8);
-    match input.u8() % 20 {
+    match input.u8() % 32 {
+        kind @ 20.. => command_of_ways_and_windows(input, kind),
         0 => Command::AllocPd,
         1 => Command::DeallocPd(PdId(small(input))),
         2 => Command::RegisterMemory {
@@ -356,6 +419,34 @@ fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) -> Command {
     }
 }
 
+/// What is made of regions, domains and QPs.
+fn command_of_ways_and_windows(input: &mut Input<'_>, kind: u8) -> Command {
+    let small = |input: &mut Input<'_>| u32::from(input.u8() % 8);
+    match kind {
+        20 => Command::ReregisterMemory {
+            mr: MrIndex(small(input)),
+            pd: input.flag().then(|| PdId(small(input))),
+            access: input.flag().then(|| Access::from_bits_truncate(input.u32())),
+            translation: input.flag().then(|| (input.number(1 << 40), memory(input))),
+        },
+        21 => Command::ReleaseMemory(MrIndex(small(input))),
+        22 => Command::AllocFastMemory {
+            pd: PdId(small(input)),
+            memory: memory(input),
+            pages: PageList::new(input.number(8) as u32 % 1024).expect("memory"),
+        },
+        23 => Command::AllocWindow { pd: PdId(small(input)), kind: input.pick(&[MwType::One, MwType::Two]) },
+        24 => Command::NextWindowKey(MwIndex(small(input))),
+        25 => Command::FreeWindow(MwIndex(small(input))),
+        26 => Command::CreateAh(PdId(small(input)), Box::new(path(input))),
+        27 => Command::DestroyAh(AhId(1 << 16 | small(input))),
+        28 => Command::AttachMulticast(QpIndex(small(input)), group(input)),
+        29 => Command::DetachMulticast(QpIndex(small(input)), group(input)),
+        30 => create_qp(input),
+        _ => Command::ModifyQp(QpIndex(small(input)), Box::new(attributes(input))),
+    }
+}
+
 fn memory(input: &mut Input<'_>) -> HostMemory {
     HostMemory::allocate(usize::from(input.u16())).expect("memory for a region")
 }
@@ -380,7 +471,14 @@ fn create_qp(input: &mut Input<'_>) -> Command {
         send_cq: CqIndex(u32::from(input.u8() % 4)),
         recv_cq: CqIndex(u32::from(input.u8() % 4)),
         init: QpInit {
-            qp_type: input.pick(&[QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv]),
+            qp_type: input.pick(&[
+                QpType::Rc,
+                QpType::Uc,
+                QpType::Ud,
+                QpType::Gsi,
+                QpType::XrcSend,
+                QpType::XrcRecv,
+            ]),
             caps,
             sq_sig_all: input.flag(),
         },
@@ -393,12 +491,17 @@ fn create_qp(input: &mut Input<'_>) -> Command {
     }
 }
 
-fn attributes(input: &mut Input<'_>) -> QpAttr {
-    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
-    // Either a usual step or any set of attributes.
-    let any = input.flag();
-    let has = |input: &mut Input<'_>| !any || input.flag();
-    let path = roxie::verbs::AddressVector {
+fn group(input: &mut Input<'_>) -> Gid {
+    let mut gid = GROUP;
+    gid.0[15] = input.u8() % 8;
+    if input.u8().is_multiple_of(8) {
+        gid.0[usize::from(input.u8()) % 16] = input.u8();
+    }
+    gid
+}
+
+fn path(input: &mut Input<'_>) -> AddressVector {
+    AddressVector {
         sgid: Gid::from(Host::address(1, input.flag())),
         dgid: Gid::from(Host::address(2, input.flag())),
         smac: Host::mac(1),
@@ -406,13 +509,22 @@ fn attributes(input: &mut Input<'_>) -> QpAttr {
         traffic_class: input.u8(),
         flow_label: input.u32(),
         hop_limit: input.u8(),
-    };
+    }
+}
+
+fn attributes(input: &mut Input<'_>) -> QpAttr {
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    // Either a usual step or any set of attributes.
+    let any = input.flag();
+    let has = |input: &mut Input<'_>| !any || input.flag();
+    let path = path(input);
     let state = input.pick(&[Init, Rtr, Rts, Sqd, Sqe, Err, Reset]);
     let (init, rtr, rts) = (any || state == Init, any || state == Rtr, any || state == Rts);
     QpAttr {
         state: Some(state),
         pkey_index: (init && has(input)).then(|| u16::from(input.u8() % 2)),
         port: (init && has(input)).then(|| input.u8() % 3),
+        qkey: (init && has(input)).then(|| input.u32()),
         access: (init && has(input)).then(|| Access::from_bits_truncate(input.u32())),
         av: (rtr && has(input)).then_some(path),
         path_mtu: (rtr && has(input)).then(|| input.pick(&Mtu::ALL)),
