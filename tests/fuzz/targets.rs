@@ -252,7 +252,7 @@ impl Stage {
             QpType::Ud => 0x60,
             _ => 0,
         };
-        let opcode = if input.u8().is_multiple_of(8) { input.u8() } else { service | input.u8() % 0x20 };
+        let opcode = if input.u8().is_multiple_of(8) { input.u8() } else { service + input.u8() % 0x20 };
         let mut tail = Vec::new();
         if self.types[qp] == QpType::Ud && input.flag() {
             // As a DETH.
