@@ -16,6 +16,9 @@ pub enum Error {
     /// The host cannot run the guest, and what would change that.
     #[error("this host cannot run the guest: {0}")]
     Host(String),
+    /// The selection is empty.
+    #[error("no row matches {0:?}: see `interop list`")]
+    NoRow(Vec<String>),
     /// The guest did not come up.
     #[error("the guest did not come up: {0}")]
     Guest(String),
