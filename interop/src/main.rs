@@ -16,10 +16,10 @@ use interop::rows::{self, Case, Family, PortKind, Row};
 
 /// Runs Roxie against real RoCE peers.
 ///
-/// Exit codes: 0 all rows passed or were skipped for a known reason, 1 a row failed or is missing, 2 something else is wrong,
-/// 77 this host cannot run the guest (no root, no QEMU): skipped.
+/// Exit codes: 0 all rows passed or were skipped for a known reason, 1 a row failed or is missing, 77 this host cannot run
+/// the guest (no root, no QEMU), 2 anything else.
 #[derive(Parser)]
-#[command(version, verbatim_doc_comment)]
+#[command(version)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
