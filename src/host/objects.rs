@@ -15,6 +15,7 @@ use crate::limits::MAX_CQE;
 use crate::nic::{Answer, Command, ControlError, QpHandle, QpStatus, ReceiveSource};
 use crate::shared::work_queue::Payload;
 use crate::shared::{Armed, CompletionRing, PostError, RecvRing, SendRing};
+use crate::time::Nanos;
 use crate::verbs::{
     Access, CqIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SendWr, Sge, Wc,
 };
@@ -66,7 +67,7 @@ impl Device {
         let notify = channel.map(|c| Arc::clone(&c.fd));
         match self.call(Command::CreateCq { ring: ring.clone(), notify })? {
             Answer::Cq(index) => {
-                let inner = CqInner { device: self.clone(), index, ring, turn: Mutex::new(()) };
+                let inner = CqInner { device: self.clone(), index, ring: Mutex::new(ring) };
                 Ok(CompletionQueue { inner: Arc::new(inner) })
             }
             other => unexpected(&other),
@@ -191,8 +192,8 @@ impl CompletionChannel {
 struct CqInner {
     device: Device,
     index: CqIndex,
-    ring: CompletionRing,
-    turn: Mutex<()>,
+    /// Who polls, arms or changes it takes turns.
+    ring: Mutex<CompletionRing>,
 }
 
 impl Drop for CqInner {
@@ -227,10 +228,10 @@ impl CompletionQueue {
     }
 
     fn take(&self, out: &mut [Wc]) -> usize {
-        let _turn = lock(&self.inner.turn);
+        let ring = lock(&self.inner.ring);
         let mut taken = 0;
         for slot in out {
-            let Some(wc) = self.inner.ring.poll() else { break };
+            let Some(wc) = ring.poll() else { break };
             *slot = wc;
             taken += 1;
         }
@@ -259,7 +260,39 @@ impl CompletionQueue {
 
     /// Asks for an event on the channel. Poll once more after it: what came before raises none.
     pub fn arm(&self, armed: Armed) {
-        self.inner.ring.arm(armed);
+        lock(&self.inner.ring).arm(armed);
+    }
+
+    /// Takes one completion with the time at which it came about, on the [device's clock](Device::now).
+    pub fn poll_timed(&self) -> Option<(Wc, Nanos)> {
+        let take = || lock(&self.inner.ring).poll_timed().map(|(wc, time_ns)| (wc, Nanos(time_ns)));
+        take().or_else(|| {
+            self.inner.device.inner.engine.help();
+            take()
+        })
+    }
+
+    /// Makes it hold at least `entries` completions. Those that wait stay in their order, and what was armed stays armed.
+    ///
+    /// # Errors
+    /// If more wait than that, or it is beyond the device's limit; the queue is as before then.
+    pub fn resize(&self, entries: u32) -> Result<(), DeviceError> {
+        within("completion queue entries", entries, MAX_CQE)?;
+        let mut ring = lock(&self.inner.ring);
+        let other = CompletionRing::new(entries).map_err(no_memory)?;
+        self.inner.device.call(Command::ResizeCq { cq: self.inner.index, ring: other.clone() })?;
+        *ring = other;
+        Ok(())
+    }
+
+    /// Holds events back (`ibv_modify_cq`): one for `count` completions, or `period` after the first of them. 0 or 1: at
+    /// once. A completion in error waits for nothing. Completions themselves come as ever.
+    ///
+    /// # Errors
+    /// If there is a count and no period.
+    pub fn moderate(&self, count: u32, period: Duration) -> Result<(), DeviceError> {
+        let period = Nanos(u64::try_from(period.as_nanos()).unwrap_or(u64::MAX));
+        self.inner.device.call(Command::ModerateCq { cq: self.inner.index, count, period }).map(drop)
     }
 }
 

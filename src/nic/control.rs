@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::EventFd;
 
+use super::cq::CQ;
 use super::srq::Receives;
-use super::{CqEntry, Nic, QpEntry, split};
+use super::{Nic, QpEntry, split};
 use crate::limits::MAX_SGE;
 use crate::shared::{CompletionRing, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
@@ -76,6 +77,23 @@ pub enum Command {
         ring: CompletionRing,
         /// What to write when an armed queue gets a completion.
         notify: Option<Arc<EventFd>>,
+    },
+    /// Has a completion queue go on in a ring of another size: what waits is moved there in its order. Nobody may poll or
+    /// arm meanwhile.
+    ResizeCq {
+        /// Which.
+        cq: CqIndex,
+        /// The new ring.
+        ring: CompletionRing,
+    },
+    /// Holds the events of a completion queue back (`ibv_modify_cq`); completions come as ever.
+    ModerateCq {
+        /// Which.
+        cq: CqIndex,
+        /// Completions for one event; 0 or 1: an event comes at once.
+        count: u32,
+        /// From the first of them on, when it comes at the latest.
+        period: Nanos,
     },
     /// Removes one that no QP uses.
     DestroyCq(CqIndex),
@@ -239,6 +257,25 @@ pub struct SrqStatus {
     pub failed: bool,
 }
 
+/// How many objects a device has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ObjectCounts {
+    /// Protection domains.
+    pub pds: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Queue pairs.
+    pub qps: usize,
+    /// Shared receive queues.
+    pub srqs: usize,
+    /// XRC domains.
+    pub xrcds: usize,
+    /// Memory regions and windows.
+    pub memory: usize,
+    /// Address handles.
+    pub handles: usize,
+}
+
 /// What a QP holds on to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Uses {
@@ -367,13 +404,9 @@ impl Nic {
             Command::AllocWindow { pd, kind } => self.alloc_window(pd, kind),
             Command::NextWindowKey(window) => self.next_window_key(window),
             Command::FreeWindow(window) => self.free_window(window),
-            Command::CreateCq { ring, notify } => {
-                let limit = self.config.limits.cqs;
-                let entry = CqEntry { ring, notify, users: 0, failed: false };
-                let cq =
-                    self.cqs.insert(entry).ok_or(ControlError::Full { object: "completion queue", limit })?;
-                Ok(Answer::Cq(CqIndex(cq)))
-            }
+            Command::CreateCq { ring, notify } => self.create_cq(ring, notify),
+            Command::ResizeCq { cq, ring } => self.resize_cq(cq, ring),
+            Command::ModerateCq { cq, count, period } => self.moderate_cq(cq, count, period),
             Command::DestroyCq(cq) => self.destroy_cq(cq),
             Command::CreateQp { pd, send_cq, recv_cq, init, sends, receives } => {
                 self.create_qp(pd, (send_cq, recv_cq), init, sends, receives)
@@ -403,6 +436,20 @@ impl Nic {
         }
     }
 
+    /// How many objects there are.
+    pub fn objects(&self) -> ObjectCounts {
+        let (srqs, xrcds) = self.srqs.counts();
+        ObjectCounts {
+            pds: self.pds.len(),
+            cqs: self.cqs.len(),
+            qps: self.qps.len(),
+            srqs,
+            xrcds,
+            memory: self.memory.len(),
+            handles: self.handles.len(),
+        }
+    }
+
     pub(super) fn use_pd(&mut self, pd: PdId, change: i32) -> Result<(), ControlError> {
         let users = self.pds.get_mut(pd.0).ok_or(ControlError::NotFound("protection domain"))?;
         *users = users.saturating_add_signed(change);
@@ -415,19 +462,6 @@ impl Nic {
             Some(&users) if users > 0 => Err(ControlError::Busy { object: "protection domain", users }),
             Some(_) => {
                 self.pds.remove(pd.0);
-                Ok(Answer::Done)
-            }
-        }
-    }
-
-    fn destroy_cq(&mut self, cq: CqIndex) -> Result<Answer, ControlError> {
-        match self.cqs.get(cq.0) {
-            None => Err(ControlError::NotFound("completion queue")),
-            Some(entry) if entry.users > 0 => {
-                Err(ControlError::Busy { object: "completion queue", users: entry.users })
-            }
-            Some(_) => {
-                self.cqs.remove(cq.0);
                 Ok(Answer::Done)
             }
         }
@@ -459,7 +493,7 @@ impl Nic {
             return Err(ControlError::Taken("QP1"));
         }
         if self.cq(send_cq).is_none() || self.cq(recv_cq).is_none() {
-            return Err(ControlError::NotFound("completion queue"));
+            return Err(ControlError::NotFound(CQ));
         }
         let mut uses = Uses { pd: Some(pd), cqs: [Some(send_cq), Some(recv_cq)], ..Uses::default() };
         let mut config = QpConfig {

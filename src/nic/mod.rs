@@ -14,6 +14,7 @@
 //! ```
 
 mod control;
+mod cq;
 mod dma;
 mod memory;
 mod multicast;
@@ -23,23 +24,23 @@ mod srq;
 mod table;
 mod transmit;
 
-pub use control::{Answer, Command, ControlError, QpHandle, QpStatus, ReceiveSource, SrqStatus};
+pub use control::{
+    Answer, Command, ControlError, ObjectCounts, QpHandle, QpStatus, ReceiveSource, SrqStatus,
+};
 pub use multicast::GroupChange;
 pub use receive::{Received, RxOutcome};
 pub use transmit::Planned;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-
-use nix::sys::eventfd::EventFd;
 
 use crate::limits::Limits;
-use crate::shared::{CompletionRing, HostMemory, SendRing};
+use crate::shared::{HostMemory, SendRing};
 use crate::time::Nanos;
 use crate::timer::TimerWheel;
 use crate::transport::permutation::splitmix;
 use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp};
-use crate::verbs::{AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpIndex, QpState};
+use crate::verbs::{AsyncEvent, CqIndex, Mtu, PdId, QpIndex, QpState};
+use cq::CqEntry;
 use multicast::Groups;
 use srq::{Receives, Srqs};
 use table::{NumberedTable, Table};
@@ -101,14 +102,6 @@ struct QpEntry {
     last_ip_id: u16,
 }
 
-#[derive(Debug)]
-struct CqEntry {
-    ring: CompletionRing,
-    notify: Option<Arc<EventFd>>,
-    users: u32,
-    failed: bool,
-}
-
 /// One worker's share of a device.
 #[derive(Debug)]
 pub struct Nic {
@@ -134,6 +127,8 @@ pub struct Nic {
     dma_out: VecDeque<dma::DmaOut>,
     counters: Counters,
     events: VecDeque<AsyncEvent>,
+    /// When the next event that is held back is due; `MAX`: none is.
+    events_due: Nanos,
     /// Completion queues that had no room, until their QPs are failed.
     overrun: Vec<CqIndex>,
 }
@@ -205,6 +200,7 @@ impl Nic {
             dma_out: VecDeque::with_capacity(burst * crate::limits::MAX_SGE),
             counters: Counters::default(),
             events: VecDeque::with_capacity(MAX_EVENTS),
+            events_due: Nanos::MAX,
             overrun: Vec::new(),
         }
     }
@@ -226,7 +222,7 @@ impl Nic {
 
     /// When it must be turned again even if nothing arrives.
     pub fn next_deadline(&self) -> Nanos {
-        self.wheel.next_deadline()
+        self.wheel.next_deadline().min(self.events_due)
     }
 
     /// True if some QP has something to send.
@@ -246,6 +242,9 @@ impl Nic {
             self.fire(now, self.due[at]);
         }
         self.due.clear();
+        if now >= self.events_due {
+            self.release_events(now);
+        }
     }
 
     fn fire(&mut self, now: Nanos, index: QpIndex) {
@@ -345,7 +344,7 @@ impl Nic {
         }
         while !self.out.completions.is_empty() {
             completions += self.out.completions.len();
-            self.push_completions();
+            self.push_completions(now);
             while let Some(cq) = self.overrun.pop() {
                 self.fail_users_of(now, cq);
             }
@@ -358,47 +357,6 @@ impl Nic {
             }
         }
         completions
-    }
-
-    /// Hands completions to their queues, and notes the queues that had no room.
-    fn push_completions(&mut self) {
-        for (cq, wc) in self.out.completions.drain(..) {
-            let Some(entry) = self.cqs.get_mut(cq.0) else { continue };
-            // Once one is lost none follows: a gap would look like success.
-            if entry.failed || entry.ring.push(&wc).is_err() {
-                self.counters.cq_overflow += 1;
-                if !std::mem::replace(&mut entry.failed, true) {
-                    self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
-                    self.overrun.push(cq);
-                }
-            } else if let Some(channel) = entry.notify.as_ref().filter(|_| entry.ring.disarm_for(&wc)) {
-                // Fails only if the counter is full, and then the application has events enough to read.
-                let _ = channel.write(1);
-            }
-        }
-    }
-
-    /// Work of these QPs can no longer be seen to complete: they go to the error state (IBTA 11.6.3.2).
-    fn fail_users_of(&mut self, now: Nanos, cq: CqIndex) {
-        let users: Vec<_> =
-            self.qps.iter().filter(|(_, e)| e.qp.send_cq == cq || e.qp.recv_cq == cq).collect();
-        let users: Vec<_> = users.into_iter().map(|(index, _)| QpIndex(index)).collect();
-        for index in users {
-            self.fail_qp(now, index);
-        }
-        self.srqs.fail_users_of(cq);
-        self.report_srqs(now);
-        self.look_after(now);
-    }
-
-    /// Wakes everybody who waits for completions: none will come.
-    pub fn wake_all(&self) {
-        for (_, cq) in self.cqs.iter() {
-            if let Some(channel) = &cq.notify {
-                // Fails only if the counter is full, and then the application wakes anyway.
-                let _ = channel.write(1);
-            }
-        }
     }
 
     fn cq(&mut self, cq: CqIndex) -> Option<&mut CqEntry> {

@@ -2,6 +2,7 @@
 
 use super::Nic;
 use super::control::{Answer, ControlError, SrqStatus};
+use super::cq::CQ;
 use super::table::{NumberedTable, Table};
 use crate::limits::{MAX_SGE, MAX_WR};
 use crate::shared::{RecvRing, SharedReceives};
@@ -69,7 +70,10 @@ impl ReceiveQueue for ReceiveSide<'_> {
     fn available(&self) -> u32 {
         match &*self.own {
             Receives::Own(ring, position) => ring.waiting(*position),
-            _ => 0,
+            Receives::Shared(srq) | Receives::Named(_, Some(srq)) => {
+                self.srqs.table.get(srq.0).map_or(0, |srq| srq.receives.waiting())
+            }
+            Receives::Named(_, None) | Receives::None => 0,
         }
     }
 
@@ -157,6 +161,11 @@ impl Srqs {
         }
     }
 
+    /// Queues and domains.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.table.len(), self.xrcds.len())
+    }
+
     pub(super) fn has_reports(&self) -> bool {
         !self.reports.is_empty()
     }
@@ -204,7 +213,7 @@ impl Nic {
         check_sizes(&ring)?;
         check_limit(init.limit, ring.capacity())?;
         if let SrqKind::Xrc { xrcd, cq } = init.kind {
-            self.cq(cq).ok_or(ControlError::NotFound("completion queue"))?;
+            self.cq(cq).ok_or(ControlError::NotFound(CQ))?;
             self.srqs.xrcds.get(xrcd.0).ok_or(ControlError::NotFound(XRCD))?;
         }
         self.use_pd(pd, 1)?;
@@ -289,7 +298,7 @@ impl Nic {
         self.use_pd(srq.pd, -1)?;
         if let SrqKind::Xrc { xrcd, cq } = srq.kind {
             self.srqs.use_xrcd(xrcd, -1)?;
-            self.cq(cq).ok_or(ControlError::NotFound("completion queue"))?.users -= 1;
+            self.cq(cq).ok_or(ControlError::NotFound(CQ))?.users -= 1;
             self.forget_receives_of(index);
         }
         Ok(Answer::Done)

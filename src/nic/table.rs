@@ -52,6 +52,16 @@ impl<T> Table<T> {
         Some(value)
     }
 
+    /// All indices that are in use lie below this one.
+    pub(super) fn places(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// Objects in it.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slots.iter().enumerate().filter_map(|(i, slot)| Some((i as u32, slot.as_ref()?)))
     }
@@ -120,7 +130,12 @@ impl<T> NumberedTable<T> {
 
     /// All indices that are in use lie below this one.
     pub(super) fn places(&self) -> u32 {
-        self.table.slots.len() as u32
+        self.table.places()
+    }
+
+    /// Objects in it.
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {

@@ -5,7 +5,7 @@
 //! word 8       consumer: completions polled so far  (the application, Release)
 //! word 9       armed: 0 no, 1 for a solicited completion, 2 for any
 //! word 16 ..   slots: 0 wr_id | 1 status:8 opcode:8 flags:8 vendor:8 qpn:32 | 2 byte_len:32 imm:32
-//!              3 src_qp:24 sl:8 pkey_index:16 slid:16 | 7 sequence
+//!              3 src_qp:24 sl:8 pkey_index:16 slid:16 | 4 time in ns on the device's clock | 5, 6 unused | 7 sequence
 //! ```
 //!
 //! A slot's sequence is the lap, from 1, in which it was last filled, stored with Release after the rest: several
@@ -25,6 +25,7 @@ const PRODUCER: usize = 0;
 const CONSUMER: usize = LINE;
 const ARMED: usize = LINE + 1;
 const SLOTS: usize = 2 * LINE;
+const TIME: usize = 4;
 const SEQUENCE: usize = 7;
 
 /// For which completions the application wants an event.
@@ -72,8 +73,8 @@ impl CompletionRing {
         (position / (self.mask + 1)).wrapping_add(1)
     }
 
-    /// The NIC's side: publishes a completion.
-    pub fn push(&self, wc: &Wc) -> Result<(), Overflow> {
+    /// The NIC's side: publishes a completion that came about at `time_ns`.
+    pub fn push(&self, wc: &Wc, time_ns: u64) -> Result<(), Overflow> {
         let mut position = self.word(PRODUCER).load(Relaxed);
         loop {
             let consumer = self.word(CONSUMER).load(Acquire);
@@ -104,6 +105,7 @@ impl CompletionRing {
             | u64::from(wc.pkey_index) << 32
             | u64::from(wc.slid) << 48;
         slot[3].store(source, Relaxed);
+        slot[TIME].store(time_ns, Relaxed);
         slot[SEQUENCE].store(self.lap(position), Release);
         Ok(())
     }
@@ -121,6 +123,15 @@ impl CompletionRing {
 
     /// The application's side: takes the oldest completion. Callers take turns.
     pub fn poll(&self) -> Option<Wc> {
+        self.poll_with(|_| ()).map(|(wc, ())| wc)
+    }
+
+    /// The same with the time at which it came about, in ns on the device's clock.
+    pub fn poll_timed(&self) -> Option<(Wc, u64)> {
+        self.poll_with(|slot| slot[TIME].load(Relaxed))
+    }
+
+    fn poll_with<T>(&self, more: impl FnOnce(&[AtomicU64]) -> T) -> Option<(Wc, T)> {
         let position = self.word(CONSUMER).load(Relaxed);
         let slot = self.slot(position);
         if slot[SEQUENCE].load(Acquire) != self.lap(position) {
@@ -143,8 +154,27 @@ impl CompletionRing {
             pkey_index: (source >> 32) as u16,
             slid: (source >> 48) as u16,
         };
+        let more = more(slot);
         self.word(CONSUMER).store(position.wrapping_add(1), Release);
-        Some(wc)
+        Some((wc, more))
+    }
+
+    /// Moves all completions that wait to another ring, in their order, and what is armed. Only while nobody polls, arms or
+    /// pushes.
+    ///
+    /// # Errors
+    /// How many wait, if the other ring does not hold as many; nothing has changed then.
+    pub fn move_to(&self, ring: &CompletionRing) -> Result<(), u32> {
+        let waiting = self.word(PRODUCER).load(Acquire).wrapping_sub(self.word(CONSUMER).load(Acquire));
+        if ring.capacity < waiting {
+            return Err(waiting.try_into().unwrap_or(u32::MAX));
+        }
+        while let Some((wc, time)) = self.poll_timed() {
+            // It has the room: looked up above.
+            let _ = ring.push(&wc, time);
+        }
+        ring.word(ARMED).store(self.word(ARMED).load(Acquire), Release);
+        Ok(())
     }
 
     /// True if a completion is waiting.
@@ -193,8 +223,8 @@ mod tests {
     fn completions_come_out_in_order_and_whole_over_many_laps() {
         let cq = CompletionRing::new(3).unwrap();
         for id in 0..100 {
-            assert_eq!(cq.push(&wc(id)), Ok(()));
-            assert_eq!(cq.poll(), Some(wc(id)));
+            assert_eq!(cq.push(&wc(id), id + 7), Ok(()));
+            assert_eq!(cq.poll_timed(), Some((wc(id), id + 7)));
             assert_eq!(cq.poll(), None);
         }
     }
@@ -203,9 +233,9 @@ mod tests {
     fn a_full_queue_reports_overflow_and_keeps_what_it_has() {
         let cq = CompletionRing::new(3).unwrap();
         for id in 0..3 {
-            cq.push(&wc(id)).unwrap();
+            cq.push(&wc(id), 0).unwrap();
         }
-        assert_eq!(cq.push(&wc(3)), Err(Overflow));
+        assert_eq!(cq.push(&wc(3), 0), Err(Overflow));
         assert_eq!((0..4).filter_map(|_| cq.poll()).map(|w| w.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
     }
 
@@ -213,7 +243,7 @@ mod tests {
     fn an_event_is_asked_for_once_and_solicited_ones_are_told_apart() {
         let cq = CompletionRing::new(8).unwrap();
         let event = |wc: Wc| {
-            cq.push(&wc).unwrap();
+            cq.push(&wc, 0).unwrap();
             cq.disarm_for(&wc)
         };
         cq.arm(Armed::Solicited);

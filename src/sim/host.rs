@@ -191,8 +191,21 @@ impl Host {
     /// # Panics
     /// If the NIC refuses.
     pub fn create_qp_from(&mut self, init: QpInit, source: ReceiveSource, cq_entries: u32) -> HostQp {
+        let queue = self.create_cq(cq_entries);
+        self.create_qp_on(init, source, queue)
+    }
+
+    /// The same with a completion queue that is there.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn create_qp_on(
+        &mut self,
+        init: QpInit,
+        source: ReceiveSource,
+        (cq_index, cq): (CqIndex, CompletionRing),
+    ) -> HostQp {
         let caps = &init.caps;
-        let (cq_index, cq) = self.create_cq(cq_entries);
         let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).expect("memory");
         let receives = match &source {
             ReceiveSource::Own(ring) => Some(ring.clone()),

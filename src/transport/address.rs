@@ -45,6 +45,16 @@ pub struct AddressHandles {
 }
 
 impl AddressHandles {
+    /// Handles in it.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// True if there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// A table of at most `bound` handles, at most 2^16. `largest_mtu` bounds what a datagram carries.
     pub fn new(bound: u32, largest_mtu: Mtu) -> AddressHandles {
         let bound = bound.min(1 << 16) as usize;

@@ -21,6 +21,8 @@ pub enum PlantedBug {
     UcIgnoresGaps,
     /// Datagrams are taken whatever Q_Key they present.
     UdIgnoresQkey,
+    /// A QP that fails flushes what waits in the shared receive queue.
+    FlushesSharedReceives,
 }
 
 #[cfg(feature = "planted-bugs")]

@@ -593,7 +593,8 @@ impl Qp {
         r.message = Message::None;
         let mut next = r.receive.take();
         // What is shared is the others' as well.
-        let own = if self.shares_receives { 0 } else { ctx.receives.available() };
+        let flushes = !self.shares_receives || PlantedBug::FlushesSharedReceives.is();
+        let own = if flushes { ctx.receives.available() } else { 0 };
         let waiting = own + u32::from(next.is_some());
         for _ in 0..waiting {
             let Some(receive) = next.or_else(|| ctx.receives.take(&mut r.sges)) else { break };

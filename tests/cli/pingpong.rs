@@ -82,6 +82,55 @@ fn pingpong_sleeps_on_events_and_takes_empty_and_long_messages() {
 }
 
 #[test]
+fn many_connections_with_shared_receives_play_over_both_ports_and_sleep_on_events() {
+    let Some(net) = Net::new("pingpong-srq") else { return };
+    for (left, right) in PORTS {
+        for game in ["-q 1 -n 50", "-q 16 -n 200 -c", "-q 4 -n 50 -r 4 -s 9000 -e"] {
+            let options = format!("pingpong srq {game} --json --port");
+            let (server, client) = net.both(&format!("{options} {left}"), &format!("{options} {right}"));
+            for end in [server.succeeded(), client.succeeded()] {
+                assert_eq!(end.json().len(), 1, "{end:#?}");
+            }
+        }
+    }
+    net.is_clean();
+}
+
+#[test]
+fn ends_with_different_numbers_of_connections_are_told_of_it() {
+    let Some(net) = Net::new("pingpong-srq-q") else { return };
+    let (server, client) =
+        net.both("pingpong srq -q 3 -n 5 --patience 2", "pingpong srq -q 2 -n 5 --patience 2");
+    server.failed(4, &["the peer has 2 QPs, this end has 3", "same -q"]);
+    assert_ne!(client.status.code(), Some(0), "{client:#?}");
+    net.right("pingpong srq -q 5 -r 4").failed(2, &["-r 4 is too small for 5 QPs"]);
+}
+
+/// As `ibv_srq_pingpong` writes them: 256 addresses, of which the first two are of QPs.
+#[test]
+fn a_stock_client_of_many_finds_the_exchange_that_it_knows() {
+    let Some(net) = Net::new("stock-srq") else { return };
+    let mut server = net.serve("pingpong srq --port udp -n 1 -q 2");
+    let mut stream = net.b.run(|| TcpStream::connect((A4, 18515))).unwrap().unwrap();
+    for at in 0..256 {
+        let used = [STOCK, b"0000:00002b:abcdee:00000000000000000000ffffc0000202\0"];
+        let unused = b"0000:000000:000000:00000000000000000000000000000000\0";
+        stream.write_all(*used.get(at).unwrap_or(&unused)).unwrap();
+    }
+    let mut answer = vec![0; 256 * 52];
+    stream.read_exact(&mut answer).unwrap();
+    for message in answer[..104].chunks(52) {
+        is_an_address(message, "00000000000000000000ffffc0000201");
+    }
+    assert!(answer[104..].chunks(52).all(|message| message.starts_with(b"0000:000000:000000:0000")));
+    stream.write_all(b"done\0").unwrap();
+    assert_eq!(stream.read(&mut answer).unwrap(), 0, "then it hangs up");
+    server.kill();
+    let server = server.finish();
+    assert!(server.stdout.contains("QPN 0x00002b, PSN 0xabcdee, GID ::ffff:192.0.2.2"), "{server:#?}");
+}
+
+#[test]
 fn lost_frames_are_sent_again_over_both_ports() {
     let Some(net) = Net::new("pingpong-loss") else { return };
     for port in ["xdp", "udp"] {

@@ -1,14 +1,17 @@
 //! Two NICs joined by a faulty link in virtual time. One seed decides everything.
 //!
 //! [`scenario`] turns a seed into parameters, [`workload`] is the applications, [`oracle`] judges what they see and knows
-//! nothing of how it came about. [`unreliable`] is all three for the services without acknowledgements. `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k; a failure prints its seed, the command
+//! nothing of how it came about. [`unreliable`] is all three for the services without acknowledgements, [`shared`] for
+//! connections that share receive queues, [`chaos`] for objects that come and go under traffic. `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k; a failure prints its seed, the command
 //! that repeats it, and the path of a capture in which the NICs say why.
 
 #![allow(unreachable_pub)]
 
+mod chaos;
 mod oracle;
 mod reach;
 mod scenario;
+mod shared;
 mod unreliable;
 mod workload;
 
@@ -17,7 +20,7 @@ use std::path::PathBuf;
 
 use roxie::transport::PlantedBug;
 
-use reach::{RELIABLE, Reach, UNRELIABLE};
+use reach::{CHAOS, RELIABLE, Reach, SHARED, UNRELIABLE};
 use scenario::Scenario;
 use workload::Outcome;
 
@@ -105,6 +108,74 @@ fn every_seed_loses_only_what_the_link_lost_where_nothing_is_acknowledged() {
     if count >= SEEDS {
         reach.assert_everything_was_reached(count);
     }
+}
+
+/// Runs one seed; an oracle that objects becomes an `Err` with its words.
+fn judge(run: impl FnOnce() -> Outcome) -> Result<Outcome, String> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
+    })
+}
+
+/// Runs all seeds of a workload, of which this test is the name.
+fn every_seed(
+    test: &str,
+    least: &'static [(&'static str, u64)],
+    run: impl Fn(u64) -> Result<Outcome, String>,
+    describe: impl Fn(u64) -> String,
+) {
+    let (first, count) = (variable("FIRST", 1), variable("SEEDS", SEEDS));
+    let mut reach = Reach::new(least);
+    std::panic::set_hook(Box::new(|_| {}));
+    for seed in first..first + count {
+        match run(seed) {
+            Ok(outcome) => reach.add(&outcome),
+            Err(why) => {
+                let _ = std::panic::take_hook();
+                panic!(
+                    "seed {seed}: {why}\n  scenario: {}\n  again: FIRST={seed} SEEDS=1 cargo test --release \
+                     --features planted-bugs --test simulation {test}",
+                    describe(seed)
+                );
+            }
+        }
+    }
+    let _ = std::panic::take_hook();
+    println!("{count} seeds: {reach}");
+    if count >= SEEDS {
+        reach.assert_everything_was_reached(count);
+    }
+}
+
+fn run_shared(seed: u64) -> Result<Outcome, String> {
+    let scenario = shared::Scenario::from_seed(seed);
+    judge(|| shared::run(&scenario))
+}
+
+#[test]
+fn every_seed_takes_shared_receives_in_order_whoever_ends() {
+    let describe = |seed| format!("{:?}", shared::Scenario::from_seed(seed));
+    every_seed("every_seed_takes", SHARED, run_shared, describe);
+}
+
+#[test]
+fn every_seed_accounts_for_everything_whatever_is_taken_away() {
+    let run = |seed| judge(|| chaos::run(&chaos::Scenario::from_seed(seed)));
+    let describe = |seed| format!("{:?}", chaos::Scenario::from_seed(seed));
+    every_seed("every_seed_accounts", CHAOS, run, describe);
+}
+
+#[test]
+fn a_qp_that_flushes_what_others_share_is_found() {
+    std::panic::set_hook(Box::new(|_| {}));
+    PlantedBug::plant(Some(PlantedBug::FlushesSharedReceives));
+    let seed = (1..=SEEDS).find(|seed| run_shared(*seed).is_err());
+    PlantedBug::plant(None);
+    let without = seed.map(run_shared);
+    let _ = std::panic::take_hook();
+    println!("found by seed {seed:?}");
+    assert!(matches!(without, Some(Ok(_))), "{without:?}");
 }
 
 #[test]

@@ -55,6 +55,46 @@ pub const UNRELIABLE: &[(&str, u64)] = &[
     ("calm", 10),
 ];
 
+/// The same for connections that share receive queues.
+pub const SHARED: &[(&str, u64)] = &[
+    ("shared_taken", 1_000),
+    ("extended_taken", 1_000),
+    ("limit_reached", 500),
+    ("resized", 500),
+    ("resize_refused", 100),
+    ("ended_by_error", 50),
+    ("ended_by_reset", 50),
+    ("ended_by_destruction", 50),
+    ("flushed_under_way", 5),
+    ("rcvd_rnr_err", 300),
+    ("retransmitted_packets", 1_000),
+    ("fault_rx_dropped", 100),
+    ("fault_rx_reordered", 100),
+];
+
+/// The same for objects that come and go.
+pub const CHAOS: &[(&str, u64)] = &[
+    ("completions", 20_000),
+    ("connected", 2_000),
+    ("destroyed", 1_000),
+    ("reset", 1_000),
+    ("failed", 1_000),
+    ("drains", 200),
+    ("resumes", 50),
+    ("drained", 50),
+    ("last_wqe", 500),
+    ("handles_destroyed", 500),
+    ("windows_freed", 500),
+    ("regions_deregistered", 500),
+    ("regions_busy", 20),
+    ("shared_queue_busy", 500),
+    ("shared_queues_destroyed", 100),
+    ("rx_unknown_qp", 500),
+    ("rx_wrong_state", 500),
+    ("req_cqe_flush_error", 1_000),
+    ("resp_cqe_flush_error", 1_000),
+];
+
 /// Sums over seeds.
 #[derive(Debug)]
 pub struct Reach {

@@ -2,9 +2,9 @@
 //!
 //! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
 //! [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and [`placement`] memory.
-//! [`uc`] and [`ud`] are the services without acknowledgements, [`srq`] and [`xrc`] receives that many share.
-//! [`off_path`] is what strangers send, [`counters`] what is counted, [`reasons`] what a capture is told, [`parts`] the pieces
-//! that can be had without a NIC.
+//! [`uc`] and [`ud`] are the services without acknowledgements, [`srq`] and [`xrc`] receives that many share, [`queues`] completion
+//! queues. [`off_path`] is what strangers send, [`counters`] what is counted, [`reasons`] what a capture is told, [`parts`] the
+//! pieces that can be had without a NIC.
 
 mod counters;
 mod hostile;
@@ -12,6 +12,7 @@ mod off_path;
 mod parts;
 mod peers;
 mod placement;
+mod queues;
 mod reasons;
 mod regions;
 mod requester;

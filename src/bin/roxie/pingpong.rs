@@ -14,8 +14,10 @@ use crate::common::{DeviceOptions, EXIT_CODES, Failure, Opened, PortKind, THREAD
 
 mod end;
 mod exchange;
+mod shared;
 
-use end::End;
+use end::{End, Outcome};
+use shared::SharedEnd;
 
 /// The longest message: what a buffer is allocated for, twice.
 const MAX_SIZE: u32 = 1 << 30;
@@ -70,6 +72,62 @@ enum Service {
         )
     )]
     Ud(Options),
+    /// Send messages to and fro on many reliable connections with a shared receive queue, as `ibv_srq_pingpong` does
+    #[command(
+        long_about = "Sends messages to and fro on several reliable connections at once, which take their receives from \
+            one shared queue. Without SERVER it waits for a client, with SERVER it is the client.\n\nThe other end may \
+            be the same command or `ibv_srq_pingpong` of rdma-core, as for `pingpong rc`, with the same number of QPs \
+            (-q). The exchanges of all connections count together.",
+        after_help = format!(
+            "Examples:\n  roxie pingpong srq --dev eth0 -q 4            waits for a client\n  roxie pingpong srq --dev \
+             eth0 -q 4 192.0.2.1  plays with it\n  ibv_srq_pingpong -d rxe0 -g 1 -q 4 192.0.2.1  so does the stock \
+             program\n\n{EXIT_CODES}"
+        )
+    )]
+    Srq(SharedOptions),
+}
+
+#[derive(Clone, Debug, Args)]
+struct SharedOptions {
+    /// Connections
+    #[arg(short = 'q', long, default_value_t = 16, value_name = "COUNT",
+          value_parser = clap::value_parser!(u32).range(1..=exchange::SHARED_SLOTS as i64))]
+    num_qp: u32,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// What is played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// On a QP of this service.
+    One(QpType),
+    /// On so many connections with a shared receive queue.
+    Shared(u32),
+}
+
+/// One end of a game, from the exchange of addresses to the last acknowledgement.
+trait Game {
+    /// The client's exchange; connected after it.
+    fn meet_server(&mut self, stream: &mut dyn Stream) -> Result<(), Failure>;
+    /// The server's.
+    fn meet_client(&mut self, stream: &mut dyn Stream) -> Result<(), Failure>;
+    /// Plays all exchanges; the client begins.
+    fn play(&mut self, client: bool) -> Result<Outcome, Failure>;
+    /// Lets go.
+    fn leave(self: Box<Self>, timeout_code: u8);
+}
+
+fn new_game<'a>(
+    kind: Kind,
+    options: &'a Options,
+    device: &'a Device,
+    gid_index: usize,
+) -> Result<Box<dyn Game + 'a>, Failure> {
+    Ok(match kind {
+        Kind::One(service) => Box::new(End::new(service, options, device, gid_index)?),
+        Kind::Shared(count) => Box::new(SharedEnd::new(count, options, device, gid_index)?),
+    })
 }
 
 /// Options of the stock programs, under their letters.
@@ -110,19 +168,20 @@ pub(crate) struct Options {
 
 /// Plays.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
-    let (service, options) = match &arguments.service {
-        Service::Rc(options) => (QpType::Rc, options),
-        Service::Uc(options) => (QpType::Uc, options),
-        Service::Ud(options) => (QpType::Ud, options),
+    let (kind, options) = match &arguments.service {
+        Service::Rc(options) => (Kind::One(QpType::Rc), options),
+        Service::Uc(options) => (Kind::One(QpType::Uc), options),
+        Service::Ud(options) => (Kind::One(QpType::Ud), options),
+        Service::Srq(shared) => (Kind::Shared(shared.num_qp), &shared.options),
     };
-    match play(service, options) {
+    match play(kind, options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("pingpong"),
     }
 }
 
-fn play(service: QpType, options: &Options) -> Result<(), Failure> {
-    if service == QpType::Ud && options.device.mtu.is_some() {
+fn play(kind: Kind, options: &Options) -> Result<(), Failure> {
+    if kind == Kind::One(QpType::Ud) && options.device.mtu.is_some() {
         return Err(Failure::Usage(
             "-m with datagrams: they are bounded by the link's MTU, leave it out".into(),
         ));
@@ -144,55 +203,56 @@ fn play(service: QpType, options: &Options) -> Result<(), Failure> {
         (options.server.is_none() && !alone).then(|| stream::listen(options.tcp_port)).transpose()?;
     let opened = options.device.open()?;
     match (&opened.far, listener, &options.server) {
-        (Some(far), ..) => both_ends(service, options, &opened, far),
-        (None, Some(listener), _) => serve(service, options, &opened, listener),
+        (Some(far), ..) => both_ends(kind, options, &opened, far),
+        (None, Some(listener), _) => serve(kind, options, &opened, listener),
         (None, None, server) => {
-            let mut end = End::new(service, options, &opened.device, opened.gid_index)?;
+            let mut end = new_game(kind, options, &opened.device, opened.gid_index)?;
             let server = server.as_deref().unwrap_or_default();
             let mut stream = stream::connect(server, options.tcp_port)?;
-            let there = exchange::as_client(&mut stream, end.endpoint())?;
+            end.meet_server(&mut stream)?;
             drop(stream);
-            end.connect(&there)?;
-            finish(options, end, true)
+            finish(options, &opened.device, end, true)
         }
     }
 }
 
-fn serve(service: QpType, options: &Options, opened: &Opened, listener: TcpListener) -> Result<(), Failure> {
-    let mut end = End::new(service, options, &opened.device, opened.gid_index)?;
+fn serve(kind: Kind, options: &Options, opened: &Opened, listener: TcpListener) -> Result<(), Failure> {
+    let mut end = new_game(kind, options, &opened.device, opened.gid_index)?;
     let mut stream = stream::accept(listener, options.tcp_port)?;
-    let own = *end.endpoint();
-    exchange::as_server(&mut stream, &own, |there| end.connect(there))?;
+    end.meet_client(&mut stream)?;
     drop(stream);
-    finish(options, end, false)
+    finish(options, &opened.device, end, false)
 }
 
-fn finish(options: &Options, mut end: End<'_>, client: bool) -> Result<(), Failure> {
-    let (outcome, device) = (end.play(client)?, end.device());
+fn finish(
+    options: &Options,
+    device: &Device,
+    mut end: Box<dyn Game + '_>,
+    client: bool,
+) -> Result<(), Failure> {
+    let outcome = end.play(client)?;
     end.leave(options.device.timeout);
     outcome.print(options.json)?;
     options.device.finish_capture(device)
 }
 
 /// The client here, the server on a thread.
-fn both_ends(service: QpType, options: &Options, opened: &Opened, far: &Device) -> Result<(), Failure> {
+fn both_ends(kind: Kind, options: &Options, opened: &Opened, far: &Device) -> Result<(), Failure> {
     let (mut near_stream, mut far_stream) =
         UnixStream::pair().map_err(|e| Failure::Run(format!("cannot make a socket pair: {e}")))?;
     let quiet = Options { json: true, ..options.clone() };
     std::thread::scope(|scope| {
         let server = scope.spawn(move || {
-            let mut end = End::new(service, &quiet, far, 0)?;
-            let own = *end.endpoint();
-            exchange::as_server(&mut far_stream, &own, |there| end.connect(there))?;
+            let mut end = new_game(kind, &quiet, far, 0)?;
+            end.meet_client(&mut far_stream)?;
             end.play(false)?;
             end.leave(quiet.device.timeout);
             Ok(())
         });
         let mut client = || {
-            let mut end = End::new(service, options, &opened.device, opened.gid_index)?;
-            let there = exchange::as_client(&mut near_stream, end.endpoint())?;
-            end.connect(&there)?;
-            finish(options, end, true)
+            let mut end = new_game(kind, options, &opened.device, opened.gid_index)?;
+            end.meet_server(&mut near_stream)?;
+            finish(options, &opened.device, end, true)
         };
         let here = client();
         near_stream.hang_up();

@@ -9,12 +9,13 @@ use roxie::host::{
 use roxie::shared::Armed;
 use roxie::verbs::{Access, QpCaps, QpInit, QpType, SendWr, Wc, WcStatus};
 
-use super::{Options, STOCK_MTU};
+use super::{Game, Options, STOCK_MTU, exchange};
 use crate::common::health::Health;
+use crate::common::stream::Stream;
 use crate::common::{Failure, Patience, linger, output};
 
-const RECEIVE: u64 = 1;
-const SEND: u64 = 2;
+pub(super) const RECEIVE: u64 = 1;
+pub(super) const SEND: u64 = 2;
 /// What the stock program fills its buffer with.
 const FILL: u8 = 0x7b;
 /// What it writes to the first byte of each page of this size when it is to validate.
@@ -100,10 +101,7 @@ impl<'a> End<'a> {
         let length = size as usize;
         let outgoing = pd.register(length.max(1), Access::empty())?;
         let incoming = pd.register((header as usize + length).max(1), Access::LOCAL_WRITE)?;
-        let mut expected = vec![FILL; length];
-        if options.chk {
-            expected.iter_mut().step_by(PAGE).for_each(|byte| *byte = PAGE_MARK);
-        }
+        let expected = message(size, options.chk);
         outgoing.write_at(0, &expected)?;
         let own = qp.endpoint(gid_index)?;
         if datagrams {
@@ -135,18 +133,13 @@ impl<'a> End<'a> {
         if end.channel.is_some() {
             end.cq.arm(Armed::Next);
         }
-        end.show("  local address: ", &own)?;
+        show(options, "  local address: ", &own)?;
         Ok(end)
     }
 
-    /// What the peer must know.
-    pub(super) fn endpoint(&self) -> &Endpoint {
-        &self.own
-    }
-
     /// Connects the QP to the peer's.
-    pub(super) fn connect(&mut self, there: &Endpoint) -> Result<(), Failure> {
-        self.show("  remote address:", there)?;
+    fn connect(&mut self, there: &Endpoint) -> Result<(), Failure> {
+        show(self.options, "  remote address:", there)?;
         if self.service.is_datagram() {
             let way = self.pd.create_ah(self.gid_index, there.gid, &AhOptions::default())?;
             self.way = Some((way, *there));
@@ -156,86 +149,9 @@ impl<'a> End<'a> {
         Ok(self.qp.connect(&self.own, there, &self.options.device.connect_options(path_mtu))?)
     }
 
-    fn show(&self, whose: &str, endpoint: &Endpoint) -> Result<(), Failure> {
-        if self.options.json {
-            return Ok(());
-        }
-        output::line(format_args!(
-            "{whose} LID 0x0000, QPN 0x{:06x}, PSN 0x{:06x}, GID {}",
-            endpoint.qpn.value(),
-            endpoint.psn.value(),
-            endpoint.gid
-        ))
-    }
-
-    /// What it plays on.
-    pub(super) fn device(&self) -> &'a Device {
-        self.device
-    }
-
-    /// Lets go. A reliable QP must live while the peer may still ask for an acknowledgement.
-    pub(super) fn leave(self, timeout_code: u8) {
-        if self.service == QpType::Rc {
-            linger(self.device, timeout_code);
-        }
-    }
-
     /// Bytes in front of a message in its receive.
     fn header(&self) -> u32 {
         if self.service.is_datagram() { HEADER } else { 0 }
-    }
-
-    /// Plays all exchanges; the client begins.
-    pub(super) fn play(&mut self, client: bool) -> Result<Outcome, Failure> {
-        let iters = self.options.iters;
-        self.pending = RECEIVE;
-        let start = Instant::now();
-        if client {
-            self.send()?;
-        }
-        let mut last = start;
-        let (mut completions, mut patience) = ([Wc::default(); 2], Patience::default());
-        let mut health = Health::default();
-        while self.sent < iters || self.received < iters {
-            let count = self.wait(&mut completions);
-            patience.found(count > 0);
-            let now = Instant::now();
-            if count > 0 {
-                last = now;
-            } else {
-                health.ask(self.device);
-                if now - last > Duration::from_secs(self.options.patience) {
-                    return Err(self.silence());
-                }
-            }
-            for wc in &completions[..count] {
-                self.complete(wc)?;
-            }
-        }
-        Ok(Outcome {
-            port: self.device.port().name.clone(),
-            mode: self.device.port().mode.clone(),
-            size: self.size,
-            iters,
-            elapsed: start.elapsed(),
-            retransmitted: self.device.counter("retransmitted_packets"),
-        })
-    }
-
-    /// Takes completions: by polling, or after sleeping for an event.
-    fn wait(&self, completions: &mut [Wc]) -> usize {
-        let count = self.cq.poll(completions);
-        let Some(channel) = &self.channel else { return count };
-        if count > 0 {
-            return count;
-        }
-        self.cq.arm(Armed::Next);
-        // What came before it was armed raises no event.
-        let count = self.cq.poll(completions);
-        if count == 0 {
-            channel.wait(Duration::from_millis(100));
-        }
-        count
     }
 
     fn complete(&mut self, wc: &Wc) -> Result<(), Failure> {
@@ -257,12 +173,7 @@ impl<'a> End<'a> {
     fn take_message(&mut self, wc: &Wc) -> Result<(), Failure> {
         self.received += 1;
         let bytes = wc.byte_len.saturating_sub(self.header());
-        if bytes != self.size {
-            return Err(Failure::Peer(format!(
-                "message {} of {} has {} bytes, this end uses {}: start both with the same -s",
-                self.received, self.options.iters, bytes, self.size
-            )));
-        }
+        check_length(self.options, bytes, self.size, self.received)?;
         if self.options.chk {
             self.check()?;
         }
@@ -276,15 +187,7 @@ impl<'a> End<'a> {
     /// Compares what came with what both ends send, and wipes it.
     fn check(&self) -> Result<(), Failure> {
         let arrived = self.incoming.to_vec(self.header() as usize, self.expected.len())?;
-        if let Some(at) = arrived.iter().zip(&self.expected).position(|(a, b)| a != b) {
-            return Err(Failure::Run(format!(
-                "message {}: byte {at} (page {}) is 0x{:02x}, it should be 0x{:02x}; does the client have -c too?",
-                self.received,
-                at / PAGE,
-                arrived[at],
-                self.expected[at]
-            )));
-        }
+        check_bytes(&arrived, &self.expected, self.received)?;
         Ok(self.incoming.write_at(self.header() as usize, &vec![CHECKED; self.expected.len()])?)
     }
 
@@ -331,7 +234,131 @@ impl<'a> End<'a> {
     }
 }
 
+impl Game for End<'_> {
+    fn meet_server(&mut self, stream: &mut dyn Stream) -> Result<(), Failure> {
+        let there = exchange::as_client(stream, &[self.own], exchange::ONE)?;
+        self.connect(&there[0])
+    }
+
+    fn meet_client(&mut self, stream: &mut dyn Stream) -> Result<(), Failure> {
+        let own = [self.own];
+        exchange::as_server(stream, &own, exchange::ONE, |there| self.connect(&there[0]))
+    }
+
+    fn play(&mut self, client: bool) -> Result<Outcome, Failure> {
+        let iters = self.options.iters;
+        self.pending = RECEIVE;
+        let start = Instant::now();
+        if client {
+            self.send()?;
+        }
+        let mut last = start;
+        let (mut completions, mut patience) = ([Wc::default(); 2], Patience::default());
+        let mut health = Health::default();
+        while self.sent < iters || self.received < iters {
+            let count = wait(&self.cq, self.channel.as_ref(), &mut completions);
+            patience.found(count > 0);
+            let now = Instant::now();
+            if count > 0 {
+                last = now;
+            } else {
+                health.ask(self.device);
+                if now - last > Duration::from_secs(self.options.patience) {
+                    return Err(self.silence());
+                }
+            }
+            for wc in &completions[..count] {
+                self.complete(wc)?;
+            }
+        }
+        Ok(Outcome::new(self.device, self.size, iters, start.elapsed()))
+    }
+
+    /// A reliable QP must live while the peer may still ask for an acknowledgement.
+    fn leave(self: Box<Self>, timeout_code: u8) {
+        if self.service == QpType::Rc {
+            linger(self.device, timeout_code);
+        }
+    }
+}
+
+/// What is sent.
+pub(super) fn message(size: u32, marked: bool) -> Vec<u8> {
+    let mut bytes = vec![FILL; size as usize];
+    if marked {
+        bytes.iter_mut().step_by(PAGE).for_each(|byte| *byte = PAGE_MARK);
+    }
+    bytes
+}
+
+pub(super) fn show(options: &Options, whose: &str, endpoint: &Endpoint) -> Result<(), Failure> {
+    if options.json {
+        return Ok(());
+    }
+    output::line(format_args!(
+        "{whose} LID 0x0000, QPN 0x{:06x}, PSN 0x{:06x}, GID {}",
+        endpoint.qpn.value(),
+        endpoint.psn.value(),
+        endpoint.gid
+    ))
+}
+
+/// Takes completions: by polling, or after sleeping for an event.
+pub(super) fn wait(
+    cq: &CompletionQueue,
+    channel: Option<&CompletionChannel>,
+    completions: &mut [Wc],
+) -> usize {
+    let count = cq.poll(completions);
+    let Some(channel) = channel else { return count };
+    if count > 0 {
+        return count;
+    }
+    cq.arm(Armed::Next);
+    // What came before it was armed raises no event.
+    let count = cq.poll(completions);
+    if count == 0 {
+        channel.wait(Duration::from_millis(100));
+    }
+    count
+}
+
+/// The message is as long as this end's.
+pub(super) fn check_length(options: &Options, bytes: u32, size: u32, number: u64) -> Result<(), Failure> {
+    if bytes == size {
+        return Ok(());
+    }
+    Err(Failure::Peer(format!(
+        "message {number} of {} has {bytes} bytes, this end uses {size}: start both with the same -s",
+        options.iters
+    )))
+}
+
+/// The message has the bytes that both ends send.
+pub(super) fn check_bytes(arrived: &[u8], expected: &[u8], number: u64) -> Result<(), Failure> {
+    match arrived.iter().zip(expected).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(at) => Err(Failure::Run(format!(
+            "message {number}: byte {at} (page {}) is 0x{:02x}, it should be 0x{:02x}; does the client have -c too?",
+            at / PAGE,
+            arrived[at],
+            expected[at]
+        ))),
+    }
+}
+
 impl Outcome {
+    pub(super) fn new(device: &Device, size: u32, iters: u64, elapsed: Duration) -> Outcome {
+        Outcome {
+            port: device.port().name.clone(),
+            mode: device.port().mode.clone(),
+            size,
+            iters,
+            elapsed,
+            retransmitted: device.counter("retransmitted_packets"),
+        }
+    }
+
     /// As the stock program prints it, or as JSON.
     pub(super) fn print(&self, json: bool) -> Result<(), Failure> {
         let bytes = u128::from(self.size) * u128::from(self.iters) * 2;

@@ -6,7 +6,8 @@
 //! client -> server   "done" + NUL
 //! ```
 //!
-//! Then both close: everything else is RDMA. (`libibverbs/examples/rc_pingpong.c` of rdma-core.)
+//! Then both close: everything else is RDMA. (`libibverbs/examples/rc_pingpong.c` of rdma-core.) `ibv_srq_pingpong` sends 256
+//! such addresses, of which those that it has no QP for are zeros (`srq_pingpong.c`).
 
 use std::io;
 
@@ -18,14 +19,24 @@ use crate::common::stream::{PATIENCE, Stream};
 
 /// Bytes of an address message, its NUL included.
 const MESSAGE: usize = 52;
+/// Addresses that an end with one QP sends.
+pub(super) const ONE: usize = 1;
+/// Addresses that an end with many QPs that share their receives sends, however many it has.
+pub(super) const SHARED_SLOTS: usize = 256;
+/// The address of a QP that there is not.
+const NONE: &[u8; MESSAGE] = b"0000:000000:000000:00000000000000000000000000000000\0";
 /// What the client ends with.
 const DONE: &[u8; 5] = b"done\0";
 
-/// The client's part; returns the server's endpoint.
-pub(super) fn as_client(stream: &mut dyn Stream, own: &Endpoint) -> Result<Endpoint, Failure> {
+/// The client's part; returns the server's endpoints, as many as it has itself. `slots`: addresses that either side sends.
+pub(super) fn as_client(
+    stream: &mut dyn Stream,
+    own: &[Endpoint],
+    slots: usize,
+) -> Result<Vec<Endpoint>, Failure> {
     stream.limit_reads(Some(PATIENCE)).map_err(|e| broken("set a limit", &e))?;
-    stream.write_all(&encode(own)).map_err(|e| broken("send the local address", &e))?;
-    let there = read_endpoint(stream)?;
+    stream.write_all(&addresses(own, slots)).map_err(|e| broken("send the local address", &e))?;
+    let there = read_endpoints(stream, own.len(), slots)?;
     stream.write_all(DONE).map_err(|e| broken("confirm the remote address", &e))?;
     Ok(there)
 }
@@ -33,13 +44,14 @@ pub(super) fn as_client(stream: &mut dyn Stream, own: &Endpoint) -> Result<Endpo
 /// The server's part; `connect` is run between hearing of the client and answering it.
 pub(super) fn as_server(
     stream: &mut dyn Stream,
-    own: &Endpoint,
-    connect: impl FnOnce(&Endpoint) -> Result<(), Failure>,
-) -> Result<Endpoint, Failure> {
+    own: &[Endpoint],
+    slots: usize,
+    connect: impl FnOnce(&[Endpoint]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     stream.limit_reads(Some(PATIENCE)).map_err(|e| broken("set a limit", &e))?;
-    let there = read_endpoint(stream)?;
+    let there = read_endpoints(stream, own.len(), slots)?;
     connect(&there)?;
-    stream.write_all(&encode(own)).map_err(|e| broken("send the local address", &e))?;
+    stream.write_all(&addresses(own, slots)).map_err(|e| broken("send the local address", &e))?;
     let mut done = [0; DONE.len()];
     stream.read_exact(&mut done[..]).map_err(|e| broken("hear that the client is ready", &e))?;
     if &done != DONE {
@@ -48,7 +60,13 @@ pub(super) fn as_server(
             String::from_utf8_lossy(&done)
         )));
     }
-    Ok(there)
+    Ok(())
+}
+
+/// The messages of all endpoints, and zeros for those that there are not.
+fn addresses(own: &[Endpoint], slots: usize) -> Vec<u8> {
+    let there_are = own.iter().map(encode);
+    there_are.chain(std::iter::repeat(*NONE)).take(slots).flatten().collect()
 }
 
 fn broken(what: &str, error: &io::Error) -> Failure {
@@ -67,10 +85,22 @@ fn broken(what: &str, error: &io::Error) -> Failure {
     })
 }
 
-fn read_endpoint(stream: &mut dyn Stream) -> Result<Endpoint, Failure> {
-    let mut message = [0; MESSAGE];
-    stream.read_exact(&mut message).map_err(|e| broken("read the remote address", &e))?;
-    decode(&message).map_err(Failure::Peer)
+/// The first `count` of so many addresses.
+fn read_endpoints(stream: &mut dyn Stream, count: usize, slots: usize) -> Result<Vec<Endpoint>, Failure> {
+    let mut there = Vec::with_capacity(count);
+    for at in 0..slots {
+        let mut message = [0; MESSAGE];
+        stream.read_exact(&mut message).map_err(|e| broken("read the remote address", &e))?;
+        if at < count {
+            if at > 0 && &message == NONE {
+                return Err(Failure::Peer(format!(
+                    "the peer has {at} QPs, this end has {count}: start both with the same -q"
+                )));
+            }
+            there.push(decode(&message).map_err(Failure::Peer)?);
+        }
+    }
+    Ok(there)
 }
 
 /// The message of an endpoint; RoCE has no LIDs, so it is 0.
@@ -122,6 +152,17 @@ mod tests {
         let bytes = encode(&own);
         assert_eq!(&bytes, b"0000:000011:abcdef:00000000000000000000ffffc0000201\0");
         assert_eq!(decode(&bytes), Ok(own));
+    }
+
+    #[test]
+    fn an_end_of_many_sends_as_many_addresses_as_the_stock_program_whatever_it_has() {
+        let gid = Gid::from(std::net::Ipv4Addr::new(192, 0, 2, 1));
+        let own = [1, 2].map(|qpn| Endpoint { qpn: Qpn::new(qpn), psn: Psn::new(7), gid });
+        let bytes = addresses(&own, SHARED_SLOTS);
+        assert_eq!(bytes.len(), 256 * 52);
+        assert_eq!(bytes[..52], encode(&own[0]));
+        assert_eq!(bytes[52..104], encode(&own[1]));
+        assert!(bytes[104..].chunks(52).all(|message| message == NONE));
     }
 
     #[test]

@@ -1,0 +1,188 @@
+//! Completion queues: what is published to them, and when somebody is woken.
+//!
+//! Moderation holds events back, never completions. From the first completion that an armed queue wants told, an event waits
+//! until `count` completions have come or `period` is over, and not at all if one of them failed. The request is taken when the
+//! first comes, so that an application that polls meanwhile and asks again loses nothing: it gets one event more.
+
+use std::sync::Arc;
+
+use nix::sys::eventfd::EventFd;
+
+use super::Nic;
+use super::control::{Answer, ControlError};
+use crate::shared::CompletionRing;
+use crate::time::Nanos;
+use crate::verbs::{AsyncEvent, CqIndex, EventKind, QpIndex, Wc, WcStatus};
+
+pub(super) const CQ: &str = "completion queue";
+
+#[derive(Debug)]
+pub(super) struct CqEntry {
+    ring: CompletionRing,
+    notify: Option<Arc<EventFd>>,
+    /// QPs and shared receive queues that complete here.
+    pub(super) users: u32,
+    failed: bool,
+    moderation: Option<Moderation>,
+}
+
+/// How events are held back, and the one that is.
+#[derive(Debug)]
+struct Moderation {
+    count: u32,
+    period: Nanos,
+    /// Completions that the event stands for; 0: none is held back.
+    held: u32,
+    /// When it leaves at the latest.
+    due: Nanos,
+}
+
+impl Moderation {
+    /// A completion came. True: an event leaves now.
+    fn note(&mut self, now: Nanos, ring: &CompletionRing, wc: &Wc) -> bool {
+        if self.held == 0 {
+            if !ring.disarm_for(wc) {
+                return false;
+            }
+            self.due = now + self.period;
+        }
+        self.held += 1;
+        let leaves = self.held >= self.count || wc.status != WcStatus::Success;
+        if leaves {
+            self.release();
+        }
+        leaves
+    }
+
+    fn release(&mut self) {
+        self.held = 0;
+        self.due = Nanos::MAX;
+    }
+}
+
+impl CqEntry {
+    pub(super) fn new(ring: CompletionRing, notify: Option<Arc<EventFd>>) -> CqEntry {
+        CqEntry { ring, notify, users: 0, failed: false, moderation: None }
+    }
+
+    fn wake(&self) {
+        if let Some(channel) = &self.notify {
+            // Fails only if the counter is full, and then the application has events enough to read.
+            let _ = channel.write(1);
+        }
+    }
+}
+
+impl Nic {
+    /// Hands completions to their queues, and notes the queues that had no room.
+    pub(super) fn push_completions(&mut self, now: Nanos) {
+        for (cq, wc) in self.out.completions.drain(..) {
+            let Some(entry) = self.cqs.get_mut(cq.0) else { continue };
+            // Once one is lost none follows: a gap would look like success.
+            if entry.failed || entry.ring.push(&wc, now.0).is_err() {
+                self.counters.cq_overflow += 1;
+                if !std::mem::replace(&mut entry.failed, true) {
+                    self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
+                    self.overrun.push(cq);
+                }
+            } else if entry.notify.is_some() {
+                let wakes = match &mut entry.moderation {
+                    None => entry.ring.disarm_for(&wc),
+                    Some(moderation) => {
+                        let wakes = moderation.note(now, &entry.ring, &wc);
+                        self.events_due = self.events_due.min(moderation.due);
+                        wakes
+                    }
+                };
+                if wakes {
+                    entry.wake();
+                }
+            }
+        }
+    }
+
+    /// Lets the events leave that have been held back long enough.
+    #[cold]
+    pub(super) fn release_events(&mut self, now: Nanos) {
+        self.events_due = Nanos::MAX;
+        for index in 0..self.cqs.places() {
+            let Some(entry) = self.cqs.get_mut(index) else { continue };
+            let Some(moderation) = &mut entry.moderation else { continue };
+            if moderation.due <= now {
+                moderation.release();
+                entry.wake();
+            } else {
+                self.events_due = self.events_due.min(moderation.due);
+            }
+        }
+    }
+
+    /// Work of these QPs can no longer be seen to complete: they go to the error state (IBTA 11.6.3.2).
+    pub(super) fn fail_users_of(&mut self, now: Nanos, cq: CqIndex) {
+        let users: Vec<_> =
+            self.qps.iter().filter(|(_, e)| e.qp.send_cq == cq || e.qp.recv_cq == cq).collect();
+        let users: Vec<_> = users.into_iter().map(|(index, _)| QpIndex(index)).collect();
+        for index in users {
+            self.fail_qp(now, index);
+        }
+        self.srqs.fail_users_of(cq);
+        self.report_srqs(now);
+        self.look_after(now);
+    }
+
+    /// Wakes everybody who waits for completions: none will come.
+    pub fn wake_all(&self) {
+        for (_, cq) in self.cqs.iter() {
+            cq.wake();
+        }
+    }
+
+    pub(super) fn create_cq(
+        &mut self,
+        ring: CompletionRing,
+        notify: Option<Arc<EventFd>>,
+    ) -> Result<Answer, ControlError> {
+        let limit = self.config.limits.cqs;
+        let cq = self.cqs.insert(CqEntry::new(ring, notify));
+        cq.map(|cq| Answer::Cq(CqIndex(cq))).ok_or(ControlError::Full { object: CQ, limit })
+    }
+
+    pub(super) fn resize_cq(&mut self, cq: CqIndex, ring: CompletionRing) -> Result<Answer, ControlError> {
+        let entry = self.cq(cq).ok_or(ControlError::NotFound(CQ))?;
+        let too_small = |holds| ControlError::TooSmall { object: CQ, size: ring.capacity(), holds };
+        entry.ring.move_to(&ring).map_err(too_small)?;
+        entry.ring = ring;
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn moderate_cq(
+        &mut self,
+        cq: CqIndex,
+        count: u32,
+        period: Nanos,
+    ) -> Result<Answer, ControlError> {
+        if count > 1 && period == Nanos::ZERO {
+            return Err(ControlError::WrongKind(
+                "an event that waits for several completions needs a period, or it may wait for ever",
+            ));
+        }
+        let entry = self.cq(cq).ok_or(ControlError::NotFound(CQ))?;
+        // What was held back by the old rule leaves.
+        if entry.moderation.as_ref().is_some_and(|moderation| moderation.held > 0) {
+            entry.wake();
+        }
+        entry.moderation = (count > 1).then_some(Moderation { count, period, held: 0, due: Nanos::MAX });
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn destroy_cq(&mut self, cq: CqIndex) -> Result<Answer, ControlError> {
+        match self.cqs.get(cq.0) {
+            None => Err(ControlError::NotFound(CQ)),
+            Some(entry) if entry.users > 0 => Err(ControlError::Busy { object: CQ, users: entry.users }),
+            Some(_) => {
+                self.cqs.remove(cq.0);
+                Ok(Answer::Done)
+            }
+        }
+    }
+}

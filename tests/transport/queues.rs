@@ -1,0 +1,319 @@
+//! Completion queues: their size, their events, what stands in a completion (IBTA 10.2.6, 10.4.2, 11.2.8).
+
+use std::sync::Arc;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use roxie::nic::{Answer as Reply, Command, ControlError, ReceiveSource};
+use roxie::shared::work_queue::Payload;
+use roxie::shared::{Armed, CompletionRing, RecvRing};
+use roxie::time::Nanos;
+use roxie::verbs::{CqIndex, QpCaps, QpInit, QpState, QpType, Qpn, SendWr, Wc, WcFlags, WcStatus};
+use roxie::wire::{Bth, Ext, NakCode, Opcode, Psn};
+
+use crate::{Answer, FIRST, Setup, Stage};
+
+const PERIOD: Nanos = Nanos::from_micros(50);
+
+/// A stage whose QP completes to a queue with a channel.
+struct Watched {
+    stage: Stage,
+    cq: CqIndex,
+    ring: CompletionRing,
+    channel: Arc<EventFd>,
+    psn: u32,
+}
+
+impl Watched {
+    fn new(entries: u32) -> Watched {
+        let mut stage = Stage::new();
+        let channel = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("a descriptor"));
+        let ring = CompletionRing::new(entries).expect("memory");
+        let make = Command::CreateCq { ring: ring.clone(), notify: Some(Arc::clone(&channel)) };
+        let Ok(Reply::Cq(cq)) = stage.host.call(stage.now, make) else { panic!("no queue") };
+        let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true };
+        let source = ReceiveSource::Own(RecvRing::new(64, 1).expect("memory"));
+        stage.qp = stage.host.create_qp_on(init, source, (cq, ring.clone()));
+        stage.connect(&Setup::default());
+        for id in 0..64 {
+            stage.receive(id, 0, 8);
+        }
+        Watched { stage, cq, ring, channel, psn: 0 }
+    }
+
+    fn deliver(&mut self, solicited: bool) {
+        let dest_qp = self.stage.qp.handle.qpn;
+        let opcode = Opcode::RC_SEND_ONLY;
+        let psn = Psn::new(self.psn);
+        self.stage.send(&Bth { opcode, dest_qp, psn, solicited, ..Bth::default() }, &Ext::None, &[1]);
+        self.stage.host.worker.poll(self.stage.now);
+        self.psn += 1;
+    }
+
+    fn deliver_many(&mut self, count: u32) {
+        (0..count).for_each(|_| self.deliver(false));
+    }
+
+    /// Events since the last look.
+    fn events(&self) -> u64 {
+        self.channel.read().unwrap_or(0)
+    }
+
+    fn moderate(&mut self, count: u32, period: Nanos) -> Result<(), ControlError> {
+        let command = Command::ModerateCq { cq: self.cq, count, period };
+        self.stage.host.call(self.stage.now, command).map(drop)
+    }
+
+    fn resize(&mut self, entries: u32) -> Result<(), ControlError> {
+        let ring = CompletionRing::new(entries).expect("memory");
+        self.stage.host.call(self.stage.now, Command::ResizeCq { cq: self.cq, ring: ring.clone() })?;
+        self.ring = ring;
+        Ok(())
+    }
+
+    fn ids(&self) -> Vec<u64> {
+        std::iter::from_fn(|| self.ring.poll()).map(|wc| wc.wr_id).collect()
+    }
+
+    /// Moves the time on, and the NIC with it.
+    fn sleep(&mut self, time: Nanos) {
+        self.stage.now = self.stage.now + time;
+        self.stage.host.worker.poll(self.stage.now);
+    }
+}
+
+#[test]
+fn completions_are_kept_in_their_order_when_the_size_changes_and_those_after_it_follow() {
+    let mut watched = Watched::new(4);
+    watched.deliver_many(3);
+    watched.resize(16).expect("larger");
+    watched.deliver_many(8);
+    watched.resize(11).expect("as many as wait");
+    assert_eq!(watched.ids(), (0..11).collect::<Vec<_>>());
+    watched.deliver_many(2);
+    assert_eq!(watched.ids(), [11, 12]);
+    assert_eq!(watched.stage.counter("cq_overflow"), 0);
+}
+
+#[test]
+fn a_smaller_queue_than_what_waits_is_refused_and_nothing_changes() {
+    let mut watched = Watched::new(8);
+    watched.deliver_many(5);
+    let refused = ControlError::TooSmall { object: "completion queue", size: 4, holds: 5 };
+    assert_eq!(watched.resize(4), Err(refused));
+    watched.deliver_many(3);
+    assert_eq!(watched.ids(), (0..8).collect::<Vec<_>>());
+    watched.resize(4).expect("nothing waits");
+    watched.deliver_many(5);
+    assert_eq!(watched.ids(), [8, 9, 10, 11], "four fit, and the QP has failed");
+    assert_eq!(watched.stage.state(), QpState::Err);
+}
+
+#[test]
+fn what_was_armed_is_armed_in_the_new_ring() {
+    let mut watched = Watched::new(4);
+    watched.ring.arm(Armed::Solicited);
+    watched.resize(16).expect("larger");
+    watched.deliver(false);
+    assert_eq!(watched.events(), 0);
+    watched.deliver(true);
+    assert_eq!(watched.events(), 1);
+}
+
+#[test]
+fn an_event_stands_for_so_many_completions() {
+    let mut watched = Watched::new(64);
+    watched.moderate(3, PERIOD).expect("a count and a period");
+    watched.deliver_many(5);
+    assert_eq!(watched.events(), 0, "nobody asked");
+    watched.ring.arm(Armed::Next);
+    watched.deliver_many(2);
+    assert_eq!(watched.events(), 0);
+    watched.deliver(false);
+    assert_eq!(watched.events(), 1);
+    watched.deliver_many(5);
+    assert_eq!(watched.events(), 0, "once for each asking");
+}
+
+#[test]
+fn an_event_that_is_held_back_leaves_when_its_period_is_over() {
+    let mut watched = Watched::new(64);
+    watched.moderate(100, PERIOD).expect("a count and a period");
+    watched.ring.arm(Armed::Next);
+    let first = watched.stage.now;
+    watched.deliver(false);
+    watched.sleep(Nanos(PERIOD.0 / 2));
+    watched.deliver(false);
+    assert_eq!(watched.stage.host.worker.next_deadline(), first + PERIOD, "from the first on");
+    watched.sleep(Nanos(PERIOD.0 / 2 - 1));
+    assert_eq!(watched.events(), 0);
+    watched.sleep(Nanos(1));
+    assert_eq!(watched.events(), 1);
+    watched.sleep(Nanos(10 * PERIOD.0));
+    assert_eq!(watched.events(), 0);
+    assert_eq!(watched.stage.host.worker.next_deadline(), Nanos::MAX);
+}
+
+/// The application polls what the held event is for, and asks again: the event comes all the same, and so does the next.
+#[test]
+fn asking_again_while_an_event_is_held_back_loses_none() {
+    let mut watched = Watched::new(64);
+    watched.moderate(2, PERIOD).expect("a count and a period");
+    watched.ring.arm(Armed::Next);
+    watched.deliver(false);
+    assert_eq!(watched.ids().len(), 1);
+    watched.ring.arm(Armed::Next);
+    watched.deliver(false);
+    assert_eq!(watched.events(), 1);
+    watched.deliver(false);
+    watched.sleep(PERIOD);
+    assert_eq!(watched.events(), 1, "for the second asking");
+}
+
+#[test]
+fn a_completion_in_error_waits_for_nothing() {
+    let mut watched = Watched::new(64);
+    watched.moderate(100, PERIOD).expect("a count and a period");
+    watched.ring.arm(Armed::Solicited);
+    let long = [0; 9];
+    let to = watched.stage.qp.handle.qpn;
+    let bth = Bth { opcode: Opcode::RC_SEND_ONLY, dest_qp: to, ..Bth::default() };
+    watched.stage.send(&bth, &Ext::None, &long);
+    let answers = watched.stage.answers();
+    assert_eq!(answers, [Answer::nak(0, NakCode::InvalidRequest)]);
+    assert_eq!(watched.ring.poll().map(|wc| wc.status), Some(WcStatus::LocLen));
+    assert_eq!(watched.events(), 1);
+}
+
+#[test]
+fn moderation_that_ends_lets_go_of_what_it_held() {
+    let mut watched = Watched::new(64);
+    watched.moderate(100, PERIOD).expect("a count and a period");
+    watched.ring.arm(Armed::Next);
+    watched.deliver(false);
+    watched.moderate(0, Nanos::ZERO).expect("none");
+    assert_eq!(watched.events(), 1);
+    watched.ring.arm(Armed::Next);
+    watched.deliver(false);
+    assert_eq!(watched.events(), 1, "at once");
+    let forever = watched.moderate(2, Nanos::ZERO);
+    assert!(matches!(forever, Err(ControlError::WrongKind(_))), "{forever:?}");
+}
+
+#[test]
+fn a_completion_tells_when_it_came_about() {
+    let mut watched = Watched::new(64);
+    watched.sleep(Nanos(1_234));
+    let first = watched.stage.now;
+    watched.deliver(false);
+    watched.sleep(Nanos(5_000));
+    watched.deliver(true);
+    let timed: Vec<_> = std::iter::from_fn(|| watched.ring.poll_timed()).collect();
+    let times: Vec<_> = timed.iter().map(|(_, time)| *time).collect();
+    assert_eq!(times, [first.0, watched.stage.now.0]);
+    let own = watched.stage.qp.handle.qpn;
+    let expected =
+        |wr_id| Wc { wr_id, opcode: roxie::verbs::WcOpcode::Recv, qpn: own, byte_len: 1, ..Wc::default() };
+    assert_eq!(timed.iter().map(|(wc, _)| *wc).collect::<Vec<_>>(), [expected(0), expected(1)]);
+}
+
+/// All orders in which a NIC's steps (push, look whether to tell) and an application's (ask, poll) can fall. The application
+/// never sleeps on something that it was not told of.
+#[test]
+fn no_order_of_steps_loses_an_event() {
+    const COMPLETIONS: usize = 3;
+    const ROUNDS: usize = 2;
+    let (nic_steps, app_steps) = (2 * COMPLETIONS, 2 * ROUNDS);
+    let mut orders = 0;
+    for order in 0..1u32 << (nic_steps + app_steps) {
+        if order.count_ones() as usize != app_steps {
+            continue;
+        }
+        for solicited in 0..1u32 << COMPLETIONS {
+            for armed in [Armed::Next, Armed::Solicited] {
+                play(order, nic_steps + app_steps, solicited, armed);
+                orders += 1;
+            }
+        }
+    }
+    assert_eq!(orders, 210 * 8 * 2);
+}
+
+fn play(order: u32, steps: usize, solicited: u32, armed: Armed) {
+    let ring = CompletionRing::new(4).expect("memory");
+    let completion = |n: usize| Wc {
+        wr_id: n as u64,
+        flags: if solicited >> n & 1 != 0 { WcFlags::SOLICITED } else { WcFlags::empty() },
+        qpn: Qpn::new(1),
+        ..Wc::default()
+    };
+    let wanted = |n: usize| armed == Armed::Next || solicited >> n & 1 != 0;
+    let (mut nic, mut app, mut seen, mut asked, mut told, mut told_since) = (0, 0, 0, 0, 0, 0);
+    for step in 0..steps {
+        match (order >> step & 1 != 0, nic % 2, app % 2) {
+            (true, _, 0) => {
+                ring.arm(armed);
+                (asked, told_since, app) = (asked + 1, 0, app + 1);
+            }
+            (true, ..) => {
+                seen += std::iter::from_fn(|| ring.poll()).count();
+                app += 1;
+            }
+            (false, 0, _) => {
+                ring.push(&completion(nic / 2), 0).expect("room");
+                nic += 1;
+            }
+            (false, ..) => {
+                let tells = u32::from(ring.disarm_for(&completion(nic / 2)));
+                (told, told_since, nic) = (told + tells, told_since + tells, nic + 1);
+            }
+        }
+    }
+    let case = format!("order {order:#b}, solicited {solicited:#b}, {armed:?}");
+    let waits = (seen..nic / 2).any(wanted);
+    assert!(!waits || told_since > 0, "{case}: a completion waits and nobody was told");
+    assert!(told <= asked, "{case}: told {told} times, asked {asked} times");
+}
+
+/// The same with a processor's orders: an application that sleeps on its channel sees every completion.
+#[test]
+fn threads_that_race_lose_no_event() {
+    const COUNT: u64 = 20_000;
+    let ring = CompletionRing::new(COUNT as u32).expect("memory");
+    let (wake, woken) = std::sync::mpsc::channel();
+    let nic = ring.clone();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for wr_id in 0..COUNT {
+                let wc = Wc { wr_id, ..Wc::default() };
+                nic.push(&wc, 0).expect("room");
+                if nic.disarm_for(&wc) {
+                    wake.send(()).expect("somebody listens");
+                }
+            }
+        });
+        let mut seen = 0;
+        while seen < COUNT {
+            ring.arm(Armed::Next);
+            let new = std::iter::from_fn(|| ring.poll()).count() as u64;
+            seen += new;
+            if new == 0 {
+                let told = woken.recv_timeout(std::time::Duration::from_secs(20));
+                assert!(told.is_ok(), "asleep with {seen} of {COUNT} seen");
+            }
+        }
+    });
+}
+
+/// A message to send is no less alive for a queue of another size.
+#[test]
+fn sends_complete_in_the_new_ring() {
+    let mut watched = Watched::new(4);
+    let sges = [watched.stage.memory.sge(0, 8)];
+    let wr = SendWr { wr_id: 99, ..SendWr::default() };
+    watched.stage.host.post_send(&watched.stage.qp, &wr, Payload::Sges(&sges)).expect("room");
+    watched.stage.wait(Nanos(1000));
+    watched.resize(32).expect("larger");
+    watched.stage.acknowledge(FIRST, roxie::wire::Syndrome::Ack { credits: 31 }, 1);
+    watched.stage.wait(Nanos(1000));
+    assert_eq!(watched.ids(), [99]);
+}
