@@ -18,7 +18,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("transport", &["limits", "time", "verbs", "wire", "shared"]),
     ("nic", &["frame", "limits", "time", "timer", "verbs", "wire", "shared", "transport"]),
     ("engine", &["frame", "limits", "time", "port", "verbs", "shared", "nic"]),
-    ("sim", &["time", "port", "verbs", "wire", "shared", "nic", "engine"]),
+    ("sim", &["frame", "time", "port", "verbs", "wire", "shared", "nic", "engine"]),
     ("host", &["limits", "time", "port", "netdev", "verbs", "wire", "shared", "nic", "engine"]),
 ];
 

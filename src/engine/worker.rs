@@ -69,7 +69,8 @@ impl Worker {
     pub fn poll(&mut self, now: Nanos) -> Progress {
         let came = self.take_in(now);
         let left = self.send_out(now);
-        Progress { sent: left.sent, more: came.more || left.more, ..came }
+        let completions = came.completions + left.completions;
+        Progress { sent: left.sent, completions, more: came.more || left.more, ..came }
     }
 
     /// The half of a pass that looks at what came: when it returns, its completions are there.

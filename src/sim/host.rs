@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::engine::{Request, Worker};
+use crate::engine::{Progress, Request, Worker};
 use crate::nic::{
     Answer, Command, ControlError, Nic, NicConfig, QpHandle, QpStatus, ReceiveSource, SrqStatus,
 };
@@ -31,6 +31,8 @@ pub struct Host {
     pd: PdId,
     /// The virtual address of the next region: the allocator's would differ from run to run.
     next_address: u64,
+    /// When it was last turned by [`Host::poll`] or [`Host::call`].
+    now: Nanos,
 }
 
 /// A QP as its application sees it.
@@ -101,7 +103,14 @@ impl Host {
             Ok(Answer::Pd(pd)) => pd,
             other => unreachable!("a new NIC answers AllocPd with {other:?}"),
         };
-        Host { worker, number, requests, events, doorbells, pd, next_address: u64::from(number) << 40 }
+        let next_address = u64::from(number) << 40;
+        Host { worker, number, requests, events, doorbells, pd, next_address, now: Nanos::ZERO }
+    }
+
+    /// One pass of its worker.
+    pub fn poll(&mut self, now: Nanos) -> Progress {
+        self.now = now;
+        self.worker.poll(now)
     }
 
     /// The station address of host `number`.
@@ -145,6 +154,7 @@ impl Host {
 
     /// Carries a command out.
     pub fn call(&mut self, now: Nanos, command: Command) -> Result<Answer, ControlError> {
+        self.now = now;
         Host::run(&mut self.worker, &self.requests, now, command)
     }
 
@@ -159,10 +169,19 @@ impl Host {
     /// If the NIC refuses.
     pub fn register(&mut self, length: usize, access: Access) -> HostRegion {
         let memory = HostMemory::allocate(length).expect("memory for a simulated region");
+        self.register_memory(memory, access)
+    }
+
+    /// Registers memory that is there already.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn register_memory(&mut self, memory: HostMemory, access: Access) -> HostRegion {
+        let length = memory.len() as usize;
         let address = self.next_address;
         self.next_address += (length as u64).next_multiple_of(4096) + 4096;
         let command = Command::RegisterMemory { pd: self.pd, access, start: address, memory: memory.clone() };
-        match self.call(Nanos::ZERO, command) {
+        match self.call(self.now, command) {
             Ok(Answer::Memory(index, key)) => HostRegion { memory, address, key, index },
             other => panic!("registering {length} bytes: {other:?}"),
         }
@@ -219,7 +238,7 @@ impl Host {
             sends: sends.clone(),
             receives: source,
         };
-        match self.call(Nanos::ZERO, command) {
+        match self.call(self.now, command) {
             Ok(Answer::Qp(handle)) => HostQp { handle, cq, cq_index, sends, receives },
             other => panic!("a QP: {other:?}"),
         }
@@ -231,7 +250,7 @@ impl Host {
     /// If the NIC refuses.
     pub fn create_cq(&mut self, entries: u32) -> (CqIndex, CompletionRing) {
         let ring = CompletionRing::new(entries).expect("memory for a queue");
-        match self.call(Nanos::ZERO, Command::CreateCq { ring: ring.clone(), notify: None }) {
+        match self.call(self.now, Command::CreateCq { ring: ring.clone(), notify: None }) {
             Ok(Answer::Cq(index)) => (index, ring),
             other => panic!("a completion queue: {other:?}"),
         }
@@ -244,7 +263,7 @@ impl Host {
     pub fn create_srq(&mut self, init: SrqInit, max_wr: u32, max_sge: u32) -> HostSrq {
         let ring = RecvRing::new(max_wr, max_sge).expect("memory for a queue");
         let command = Command::CreateSrq { pd: self.pd, init, ring: ring.clone() };
-        match self.call(Nanos::ZERO, command) {
+        match self.call(self.now, command) {
             Ok(Answer::Srq(index, number)) => HostSrq { index, number, ring },
             other => panic!("a shared receive queue: {other:?}"),
         }
@@ -279,7 +298,7 @@ impl Host {
     /// # Panics
     /// If the NIC refuses.
     pub fn open_xrcd(&mut self) -> XrcdId {
-        match self.call(Nanos::ZERO, Command::OpenXrcd(OpenXrcd::default())) {
+        match self.call(self.now, Command::OpenXrcd(OpenXrcd::default())) {
             Ok(Answer::Xrcd(xrcd)) => xrcd,
             other => panic!("an XRC domain: {other:?}"),
         }
@@ -290,7 +309,7 @@ impl Host {
     /// # Panics
     /// If the NIC refuses.
     pub fn create_xrc_target(&mut self, xrcd: XrcdId) -> QpHandle {
-        match self.call(Nanos::ZERO, Command::CreateXrcTarget(xrcd)) {
+        match self.call(self.now, Command::CreateXrcTarget(xrcd)) {
             Ok(Answer::Qp(handle)) => handle,
             other => panic!("an XRC target: {other:?}"),
         }
@@ -311,7 +330,7 @@ impl Host {
     /// # Panics
     /// If the NIC refuses.
     pub fn create_ah(&mut self, av: &AddressVector) -> AhId {
-        match self.call(Nanos::ZERO, Command::CreateAh(self.pd, Box::new(*av))) {
+        match self.call(self.now, Command::CreateAh(self.pd, Box::new(*av))) {
             Ok(Answer::Ah(ah)) => ah,
             other => panic!("an address handle: {other:?}"),
         }

@@ -1,11 +1,16 @@
 //! NICs in virtual time: the same [`crate::engine::Worker`] that drives hardware, turned by hand.
 //!
 //! A [`Host`] is a NIC, its port and the application's side of its queues, without threads or clocks. [`Pair`] joins two of
-//! them and moves time to whatever is due next. What happens is a function of the seeds alone.
+//! them by a cable, [`Network`] any number by a [`Switch`]; both move time to whatever is due next. What happens is a function
+//! of the seeds alone.
 
 mod host;
+mod network;
+mod switch;
 
 pub use host::{Host, HostQp, HostRegion, HostSrq};
+pub use network::Network;
+pub use switch::{Arrival, Calm, LATENCY, Switch, SwitchPort, SwitchPortConfig, Traffic, Weather};
 
 use crate::port::Port;
 use crate::time::Nanos;

@@ -19,8 +19,9 @@ use roxie::verbs::{
     QpState, QpType, Qpn, RKey, SendFlags, SendWr, SrqInit, UdAddress, Wc, WindowBind, WrOpcode,
 };
 
-use crate::scenario::{Rng, faults};
-use crate::workload::Outcome;
+use super::faults;
+use crate::generate::Rng;
+use crate::world::Outcome;
 
 const QKEY: u32 = 0x0bad_cafe;
 const REGION: u64 = 1 << 14;

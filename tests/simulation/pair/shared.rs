@@ -21,8 +21,9 @@ use roxie::verbs::{
 };
 
 use crate::oracle::pattern;
-use crate::scenario::{Rng, faults};
-use crate::workload::Outcome;
+use super::faults;
+use crate::generate::Rng;
+use crate::world::Outcome;
 
 const PATIENCE: Nanos = Nanos::from_millis(60_000);
 /// What a shared queue is resized to at most.

@@ -1,0 +1,186 @@
+//! When everything is quiet: what must be true of the whole. Bytes, messages, counters that add up, nothing left over.
+
+use std::collections::BTreeMap;
+
+use roxie::nic::{Answer, Command};
+use roxie::verbs::WrOpcode;
+
+use crate::flow::Fate;
+use crate::script::{Action, Service, Trouble};
+use crate::world::{Outcome, World};
+
+impl World<'_> {
+    /// Checks everything, and returns what was counted.
+    pub fn audit(mut self) -> Outcome {
+        let now = self.net.now;
+        for link in &self.links {
+            link.check_end(&mut self.net.hosts, now);
+            for flow in &link.flows {
+                flow.check_memory();
+                flow.check_inboxes();
+            }
+        }
+        let totals: Vec<_> = (0..self.net.hosts.len()).map(|host| self.totals(host)).collect();
+        for (host, counts) in totals.iter().enumerate() {
+            self.check_counters(host, counts);
+        }
+        self.check_sums(&totals);
+        self.check_missing(&totals);
+        self.count_operations();
+        for (name, value) in totals.iter().flatten() {
+            self.outcome.add(name, *value);
+        }
+        self.take_down();
+        self.outcome.strikes = std::mem::take(&mut self.records.get().strikes);
+        self.outcome
+    }
+
+    /// What a host has counted, with what its former NICs had.
+    fn totals(&self, host: usize) -> BTreeMap<&'static str, u64> {
+        let mut totals = self.past[host].clone();
+        for (name, value) in self.net.hosts[host].worker.counters() {
+            *totals.entry(name).or_default() += value;
+        }
+        totals
+    }
+
+    /// What the NIC, its port and the switch counted is the same.
+    fn check_counters(&self, host: usize, counts: &BTreeMap<&'static str, u64>) {
+        let of = |name: &str| counts.get(name).copied().unwrap_or_else(|| panic!("no counter {name}"));
+        let traffic = self.traffic(host);
+        let equal = |what: &str, a: u64, b: u64| assert!(a == b, "host {}: {what}: {a}, {b}", host + 1);
+        equal("sent by NIC and port", of("sent_pkts"), of("tx_packets"));
+        equal("sent by port and switch", of("tx_packets"), traffic.sent);
+        equal("sent bytes by port and switch", of("tx_bytes"), traffic.sent_bytes);
+        equal("received by switch and port", traffic.delivered, of("rx_packets"));
+        equal("received bytes by switch and port", traffic.delivered_bytes, of("rx_bytes"));
+        equal("still under way", traffic.under_way(), 0);
+        let dropped = ["rx_not_roce", "rx_malformed", "rx_unknown_qp", "rx_icrc_encapsulated"];
+        let refused = ["rx_wrong_service", "rx_bad_pkey", "rx_wrong_source", "rp_cnp_ignored"];
+        let sum = |names: &[&str]| names.iter().map(|name| of(name)).sum::<u64>();
+        let judged = of("rcvd_pkts") + sum(&refused);
+        let groups = of("rx_multicast");
+        let single = of("rx_packets") - sum(&dropped) - groups;
+        if groups == 0 {
+            equal("received by port and QPs", single, judged);
+        } else {
+            let members = self.links.iter().map(|link| link.ends.len() as u64).max().unwrap_or(0);
+            let range = single + groups..=single + groups * members;
+            assert!(range.contains(&judged), "host {}: {judged} judged, {range:?} came", host + 1);
+        }
+        equal("events lost", of("events_lost") + of("async_events_lost"), 0);
+    }
+
+    /// What the NICs dropped together is explained by what the switch did.
+    fn check_sums(&mut self, totals: &[BTreeMap<&'static str, u64>]) {
+        let of = |name: &str| totals.iter().map(|counts| counts[name]).sum::<u64>();
+        let traffic = |field: fn(&roxie::sim::Traffic) -> u64| -> u64 {
+            (0..totals.len()).map(|host| field(&self.traffic(host))).sum()
+        };
+        let corrupted = traffic(|t| t.corrupted);
+        let broken = of("rx_icrc_encapsulated") + of("rx_malformed") + of("rx_not_roce");
+        assert!(broken <= corrupted, "{broken} broken frames, {corrupted} corrupted");
+        let disturbed = corrupted + traffic(|t| t.delayed + t.dropped + t.duplicated + t.link_down);
+        let jumps = self.script.has(|action| matches!(action, Action::Jump(_)));
+        let calm = disturbed == 0 && !jumps && self.links.iter().all(|link| link.law.is_strict());
+        if calm {
+            for name in ["local_ack_timeout_err", "packet_seq_err", "implied_nak_seq_err", "ghost_acks"] {
+                assert!(of(name) == 0, "{name} = {} without a fault", of(name));
+            }
+        }
+        self.outcome.add("calm", u64::from(calm));
+    }
+
+    /// Of services without acknowledgements nothing is missing that neither the link nor a missing receive explains.
+    fn check_missing(&self, totals: &[BTreeMap<&'static str, u64>]) {
+        let out_of_buffer: u64 = totals.iter().map(|counts| counts["out_of_buffer"]).sum();
+        let late = self.script.weather.iter().any(|rule| {
+            let (crate::script::Rule::Rate { trouble, .. } | crate::script::Rule::Strike { trouble, .. }) = rule;
+            matches!(trouble, Trouble::Delay(_))
+        });
+        for link in self.links.iter().filter(|link| link.law.is_strict()) {
+            for flow in link.flows.iter().filter(|flow| flow.service != Service::Rc) {
+                // A frame that is lost or late costs its own message, and one more if it falls into another.
+                let struck = self.records.struck(flow.way);
+                // One frame to a host may be missed by each member of a group there.
+                let members = flow.receivers.len() as u64;
+                let explained = struck * members * if late { 3 } else { 2 } + out_of_buffer;
+                let missing = flow.missing();
+                assert!(missing <= explained, "{}: {missing} are missing, {explained} explained", flow.way);
+            }
+        }
+    }
+
+    fn count_operations(&mut self) {
+        let mut counted = Vec::new();
+        for flow in self.links.iter().flat_map(|link| &link.flows) {
+            for (op, fate) in flow.ops.iter().zip(&flow.fates) {
+                if *fate != Fate::Done {
+                    counted.push(match fate {
+                        Fate::Waiting => "never posted",
+                        Fate::Failed => "failed",
+                        _ => "unknown",
+                    });
+                    continue;
+                }
+                counted.push(operation_name(flow.service, op.opcode));
+                let flags = [(op.inline, "inline"), (op.fence, "fence"), (op.granted, "granted")];
+                counted.extend(flags.iter().filter(|(set, _)| *set).map(|(_, name)| *name));
+            }
+        }
+        counted.into_iter().for_each(|name| self.outcome.add(name, 1));
+        for link in &self.links {
+            self.outcome.add("lives", link.life.into());
+        }
+        let struck = self.records.get().strikes.clone();
+        for (_, trouble) in struck {
+            self.outcome.add(
+                match trouble {
+                    Trouble::Lose => "frames lost",
+                    Trouble::Double => "frames doubled",
+                    Trouble::Delay(_) => "frames delayed",
+                    Trouble::Harm => "frames harmed",
+                },
+                1,
+            );
+        }
+    }
+
+    /// Everything can be removed: nothing is left that uses something else.
+    fn take_down(&mut self) {
+        let now = self.net.now;
+        let hosts = &mut self.net.hosts;
+        for link in &mut self.links {
+            link.take_down(now, hosts);
+        }
+        for (i, host) in hosts.iter_mut().enumerate() {
+            let left = host.call(now, Command::ListQps);
+            assert!(matches!(&left, Ok(Answer::Qps(qps)) if qps.is_empty()), "host {}: {left:?}", i + 1);
+            let pd = host.pd();
+            let freed = host.call(now, Command::DeallocPd(pd));
+            assert!(freed.is_ok(), "host {}: something is left over: {freed:?}", i + 1);
+        }
+    }
+}
+
+fn operation_name(service: Service, opcode: WrOpcode) -> &'static str {
+    match (service, opcode) {
+        (Service::Rc, WrOpcode::Send) => "rc Send",
+        (Service::Rc, WrOpcode::SendImm) => "rc SendImm",
+        (Service::Rc, WrOpcode::SendInvalidate) => "rc SendInvalidate",
+        (Service::Rc, WrOpcode::Write) => "rc Write",
+        (Service::Rc, WrOpcode::WriteImm) => "rc WriteImm",
+        (Service::Rc, WrOpcode::Read) => "rc Read",
+        (Service::Rc, WrOpcode::CompareSwap) => "rc CompareSwap",
+        (Service::Rc, WrOpcode::FetchAdd) => "rc FetchAdd",
+        (Service::Rc, WrOpcode::AtomicWrite) => "rc AtomicWrite",
+        (Service::Rc, WrOpcode::Flush) => "rc Flush",
+        (Service::Uc, WrOpcode::Send) => "uc Send",
+        (Service::Uc, WrOpcode::SendImm) => "uc SendImm",
+        (Service::Uc, WrOpcode::Write) => "uc Write",
+        (Service::Uc, WrOpcode::WriteImm) => "uc WriteImm",
+        (Service::Ud, _) => "ud",
+        (Service::Group, _) => "group",
+        _ => "other operation",
+    }
+}

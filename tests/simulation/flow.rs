@@ -1,0 +1,496 @@
+//! One way of a channel: what the sending application wants done, and what must come of it.
+
+use std::collections::VecDeque;
+
+use roxie::shared::HostMemory;
+use roxie::shared::work_queue::Payload;
+use roxie::sim::{Host, HostQp, HostRegion};
+use roxie::time::Nanos;
+use roxie::verbs::{
+    Access, AhId, Qpn, RKey, SendFlags, SendWr, Sge, UdAddress, Wc, WcOpcode, WcStatus, WrOpcode,
+};
+
+use crate::grant::{Access as Granted, Granter};
+use crate::law::Law;
+use crate::oracle::{GUARD, Layout, assert_bytes, assert_in_part, pattern};
+use crate::receiver::Receiver;
+use crate::script::{Channel, Op, Part, Script, Service, Way};
+
+/// The longest inline payload.
+pub const INLINE: u32 = 64;
+/// The key of all datagram QPs.
+pub const QKEY: u32 = 0x0bad_cafe;
+/// Work requests of ours that are no [`Op`] carry this bit in their id.
+pub const LOCAL: u64 = 1 << 62;
+
+/// How far a work request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Waiting,
+    Posted,
+    Done,
+    Failed,
+    /// Its QP went away under it: nobody will ever say.
+    Unknown,
+}
+
+/// Memory of an application's, and as what it is registered.
+#[derive(Debug)]
+pub struct Patch {
+    pub memory: HostMemory,
+    access: Access,
+    /// As it was registered last.
+    pub region: HostRegion,
+    pub open: bool,
+}
+
+impl Patch {
+    pub fn new(host: &mut Host, length: u64, access: Access) -> Patch {
+        let region = host.register(length as usize, access);
+        region.memory.write(0, &vec![GUARD; length as usize]).expect("within the region");
+        Patch { memory: region.memory.clone(), access, region, open: true }
+    }
+
+    /// Registers it again, if it is not.
+    pub fn reopen(&mut self, host: &mut Host) {
+        if !self.open {
+            self.region = host.register_memory(self.memory.clone(), self.access);
+            self.open = true;
+        }
+    }
+}
+
+/// A work request that is under way.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    wr_id: u64,
+    signaled: bool,
+}
+
+/// How a sending end stands, as its application knows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Standing {
+    /// Its send queue has failed.
+    pub failed: bool,
+    /// It went to the error state for a reason that a completion need not tell.
+    pub fatal: bool,
+    /// The other end has failed or is not there.
+    pub peer_gone: bool,
+}
+
+/// One way.
+#[derive(Debug)]
+pub struct Flow {
+    pub way: Way,
+    pub service: Service,
+    pub ops: Vec<Op>,
+    pub fates: Vec<Fate>,
+    due: Vec<Nanos>,
+    signaled: Vec<bool>,
+    depth: usize,
+    sig_all: bool,
+    pub source: Patch,
+    pub landing: Patch,
+    pub target: Patch,
+    pub layout: Layout,
+    pub receivers: Vec<Receiver>,
+    /// The next to be posted.
+    pub posted: usize,
+    outstanding: VecDeque<Posted>,
+    /// The first of this life.
+    first: usize,
+    /// Where datagrams go.
+    pub handle: Option<AhId>,
+    pub remote_qpn: Qpn,
+    pub granted: Granted,
+    pub granter: Granter,
+    /// Receives that a peer's success promises, in this life.
+    promised: usize,
+}
+
+impl Flow {
+    /// `hosts`: of the sender, and of the receivers.
+    pub fn new(script: &Script, way: Way, hosts: &mut [Host], from: usize, to: &[usize]) -> Flow {
+        let spec = &script.channels[way.channel];
+        let served = |op: &Op| service_has(spec.service, op.opcode);
+        let (due, ops): (Vec<Nanos>, Vec<Op>) =
+            script.ops(way).filter(|(_, op)| served(op)).map(|(at, op)| (at, op.clone())).unzip();
+        let signaled = (0..ops.len())
+            .map(|i| !ops[i].unsignaled || i + 1 == ops.len() || (i + 1).is_multiple_of(spec.depth))
+            .collect();
+        let layout = Layout::new(ops.iter().map(|op| op.length.into()));
+        let remote = Access::READ_WRITE | Access::FLUSH_GLOBAL | Access::MW_BIND;
+        let receivers = to.iter().map(|host| Receiver::new(spec, way, *host, &ops, hosts)).collect();
+        let mut flow = Flow {
+            way,
+            service: spec.service,
+            fates: vec![Fate::Waiting; ops.len()],
+            due,
+            signaled,
+            depth: spec.depth,
+            sig_all: spec.sig_all,
+            source: Patch::new(&mut hosts[from], layout.total, Access::empty()),
+            landing: Patch::new(&mut hosts[from], layout.total, Access::LOCAL_WRITE),
+            target: Patch::new(&mut hosts[to[0]], layout.total, remote),
+            receivers,
+            layout,
+            ops,
+            posted: 0,
+            outstanding: VecDeque::new(),
+            first: 0,
+            handle: None,
+            remote_qpn: Qpn::new(0),
+            granted: Granted::default(),
+            granter: Granter::default(),
+            promised: 0,
+        };
+        flow.fill();
+        flow
+    }
+
+    pub fn number(&self) -> u64 {
+        self.way.channel as u64 * 2 + u64::from(self.way.back)
+    }
+
+    pub fn pattern(&self, i: usize) -> Vec<u8> {
+        pattern(self.number(), i, self.ops[i].length as usize)
+    }
+
+    fn fill(&mut self) {
+        for (i, op) in self.ops.iter().enumerate() {
+            let at = self.layout.offsets[i];
+            let (patch, bytes) = match op.opcode {
+                WrOpcode::Read => (&self.target, self.pattern(i)),
+                WrOpcode::CompareSwap | WrOpcode::FetchAdd => (&self.target, vec![0; 8]),
+                _ => (&self.source, self.pattern(i)),
+            };
+            patch.memory.write(at, &bytes).expect("within the region");
+        }
+    }
+
+    pub fn patch_mut(&mut self, part: Part) -> &mut Patch {
+        match part {
+            Part::Source => &mut self.source,
+            Part::Landing => &mut self.landing,
+            Part::Target => &mut self.target,
+            Part::Inbox => &mut self.receivers[0].inbox,
+        }
+    }
+
+    /// A new life: what was under way is nobody's any more.
+    pub fn begin_life(&mut self) {
+        self.abandon();
+        self.first = self.posted;
+        self.promised = 0;
+        for receiver in &mut self.receivers {
+            receiver.begin_life(self.posted, &self.ops);
+        }
+    }
+
+    /// The sending QP is gone, or was reset.
+    pub fn abandon(&mut self) {
+        for posted in self.outstanding.drain(..).filter(|posted| posted.wr_id & LOCAL == 0) {
+            self.fates[posted.wr_id as usize] = Fate::Unknown;
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.outstanding.is_empty()
+    }
+
+    pub fn all_posted(&self) -> bool {
+        self.posted == self.ops.len()
+    }
+
+    /// The words that atomics count in are the first of their kind's slices.
+    fn word(&self, opcode: WrOpcode) -> u64 {
+        let first = self.ops.iter().position(|op| op.opcode == opcode).expect("there is one");
+        self.layout.offsets[first]
+    }
+
+    /// What an atomic finds if all before it were done.
+    fn finds(&self, i: usize) -> u64 {
+        let opcode = self.ops[i].opcode;
+        let counts = |op: &&Op| op.opcode == opcode && (opcode == WrOpcode::FetchAdd || !op.odd);
+        self.ops[..i].iter().filter(counts).count() as u64
+    }
+
+    fn work_request(&self, i: usize) -> SendWr {
+        let op = &self.ops[i];
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::SIGNALED, self.signaled[i]);
+        flags.set(SendFlags::FENCE, op.fence || op.opcode == WrOpcode::SendInvalidate);
+        flags.set(SendFlags::SOLICITED, op.solicited);
+        let offset = if op.opcode.is_atomic() { self.word(op.opcode) } else { self.layout.offsets[i] };
+        let key = self.granted.key().filter(|_| op.granted).unwrap_or(self.target.region.key);
+        let mut wr = SendWr {
+            wr_id: i as u64,
+            opcode: op.opcode,
+            flags,
+            imm: op.imm,
+            remote_addr: self.target.region.address + offset,
+            rkey: RKey(key),
+            compare_add: 1,
+            ud: UdAddress {
+                ah: self.handle.unwrap_or_default(),
+                remote_qpn: self.remote_qpn,
+                remote_qkey: QKEY ^ u32::from(op.odd),
+            },
+            ..SendWr::default()
+        };
+        match op.opcode {
+            WrOpcode::Flush => {
+                wr.imm = 1 | u32::from(op.odd) << 4;
+                wr.compare_add = 8;
+            }
+            WrOpcode::CompareSwap => {
+                let finds = self.finds(i);
+                wr.compare_add = if op.odd { finds + 1000 } else { finds };
+                wr.swap = finds + 1;
+            }
+            WrOpcode::SendInvalidate => match self.granted.key_to_invalidate() {
+                Some(key) => wr.rkey = RKey(key),
+                None => wr.opcode = WrOpcode::Send,
+            },
+            _ => {}
+        }
+        wr
+    }
+
+    fn sges(&self, i: usize) -> Vec<Sge> {
+        let op = &self.ops[i];
+        let patch = if op.opcode.returns_data() { &self.landing } else { &self.source };
+        split(&patch.region, self.layout.offsets[i], op.length, op.pieces)
+    }
+
+    /// Posts what is due and has room.
+    pub fn post(&mut self, now: Nanos, host: &Host, qp: &HostQp) {
+        while self.posted < self.ops.len()
+            && self.due[self.posted] <= now
+            && self.outstanding.len() < self.depth
+        {
+            let i = self.posted;
+            let wr = self.work_request(i);
+            let bytes;
+            let sges;
+            let payload = if self.ops[i].inline {
+                bytes = self.pattern(i);
+                Payload::Inline(&bytes)
+            } else {
+                sges = self.sges(i);
+                Payload::Sges(&sges)
+            };
+            if host.post_send(qp, &wr, payload).is_err() {
+                break;
+            }
+            let invalidates = wr.opcode == WrOpcode::SendInvalidate;
+            self.granted.note_use(i, self.ops[i].granted, invalidates);
+            self.fates[i] = Fate::Posted;
+            self.outstanding.push_back(Posted { wr_id: wr.wr_id, signaled: self.signaled[i] || self.sig_all });
+            self.posted += 1;
+        }
+    }
+
+    /// Posts a work request that sends nothing. False: there is no room.
+    pub fn post_local(&mut self, host: &Host, qp: &HostQp, wr: &SendWr) -> bool {
+        debug_assert!(wr.wr_id & LOCAL != 0);
+        let posted = host.post_send(qp, wr, Payload::Sges(&[])).is_ok();
+        if posted {
+            self.outstanding.push_back(Posted { wr_id: wr.wr_id, signaled: true });
+        }
+        posted
+    }
+
+    /// A send completed. Returns its id and how the end stands now.
+    pub fn sent(&mut self, wc: &Wc, standing: Standing, law: &Law) -> Standing {
+        let what = format!("{}: {wc:?}", self.way);
+        let mut standing = standing;
+        loop {
+            let Some(posted) = self.outstanding.pop_front() else { panic!("{what}: a completion too many") };
+            if posted.wr_id == wc.wr_id {
+                break;
+            }
+            assert!(!posted.signaled && !standing.failed, "{what}: {:#x} is due", posted.wr_id);
+            self.done(posted.wr_id as usize);
+        }
+        if wc.status == WcStatus::Success {
+            assert!(!standing.failed, "{what}: success behind a failure");
+            self.check_sent(wc, &what);
+            return standing;
+        }
+        let first = !std::mem::replace(&mut standing.failed, true);
+        let explained = if first {
+            let flushed = wc.status == WcStatus::WrFlush && standing.fatal;
+            flushed || law.send_may_fail(self.way, wc.status, standing.peer_gone)
+        } else {
+            wc.status == WcStatus::WrFlush
+        };
+        assert!(explained, "{what}: nothing explains this failure");
+        if wc.wr_id & LOCAL == 0 {
+            self.fates[wc.wr_id as usize] = Fate::Failed;
+        }
+        standing
+    }
+
+    fn done(&mut self, i: usize) {
+        self.fates[i] = Fate::Done;
+        self.promised += usize::from(self.ops[i].opcode.consumes_receive());
+    }
+
+    fn check_sent(&mut self, wc: &Wc, what: &str) {
+        if wc.wr_id & LOCAL != 0 {
+            return;
+        }
+        let i = wc.wr_id as usize;
+        self.done(i);
+        let op = &self.ops[i];
+        let opcode = match op.opcode {
+            WrOpcode::Write | WrOpcode::WriteImm => WcOpcode::Write,
+            WrOpcode::Read => WcOpcode::Read,
+            WrOpcode::CompareSwap => WcOpcode::CompareSwap,
+            WrOpcode::FetchAdd => WcOpcode::FetchAdd,
+            WrOpcode::AtomicWrite => WcOpcode::AtomicWrite,
+            WrOpcode::Flush => WcOpcode::Flush,
+            _ => WcOpcode::Send,
+        };
+        assert!(wc.opcode == opcode, "{what}: not {opcode:?}");
+        if op.opcode == WrOpcode::Read {
+            assert_bytes(&self.landing.memory, self.layout.offsets[i], &self.pattern(i), what);
+        }
+        if op.opcode.is_atomic() {
+            self.check_atomic(i, what);
+        }
+    }
+
+    /// Each atomic ran once, in turn: exactly known unless one before it has an unknown end.
+    fn check_atomic(&self, i: usize, what: &str) {
+        let mut found = [0; 8];
+        self.landing.memory.read(self.layout.offsets[i], &mut found).expect("within the region");
+        let found = u64::from_ne_bytes(found);
+        let opcode = self.ops[i].opcode;
+        let expected = self.finds(i);
+        let before = (0..i).filter(|n| self.ops[*n].opcode == opcode);
+        let known = before.clone().all(|n| self.fates[n] == Fate::Done);
+        if known {
+            assert!(found == expected, "{what}: finds {found}, not {expected}");
+            return;
+        }
+        assert!(found <= expected, "{what}: finds {found}, and {expected} at most can have run");
+        if opcode == WrOpcode::FetchAdd {
+            let least = before.filter(|n| self.fates[*n] == Fate::Done).count() as u64;
+            assert!(found >= least, "{what}: finds {found}, and {least} at least have run");
+        }
+    }
+
+    /// What the sender was told to have arrived has arrived. For a life whose receiver has looked at everything.
+    pub fn check_promises(&self) {
+        if self.service != Service::Rc {
+            return;
+        }
+        let came = self.receivers[0].messages_of_life();
+        assert!(
+            came >= self.promised,
+            "{}: {} messages were acknowledged, {came} have come",
+            self.way,
+            self.promised
+        );
+    }
+
+    /// After everything: bytes are where they belong, and nothing else was touched.
+    pub fn check_memory(&self) {
+        let what = |i: usize| format!("{:?} {i} of {}", self.ops[i].opcode, self.way);
+        for (i, op) in self.ops.iter().enumerate() {
+            let (at, bytes) = (self.layout.offsets[i], self.pattern(i));
+            let reliable = self.service == Service::Rc;
+            match op.opcode {
+                WrOpcode::Write | WrOpcode::WriteImm | WrOpcode::AtomicWrite => {
+                    let done = self.fates[i] == Fate::Done && reliable;
+                    let check = if done { assert_bytes } else { assert_in_part };
+                    check(&self.target.memory, at, &bytes, &what(i));
+                }
+                WrOpcode::Read => {
+                    let done = self.fates[i] == Fate::Done;
+                    let check = if done { assert_bytes } else { assert_in_part };
+                    check(&self.landing.memory, at, &bytes, &what(i));
+                }
+                _ => {}
+            }
+        }
+        for opcode in [WrOpcode::CompareSwap, WrOpcode::FetchAdd] {
+            self.check_word(opcode);
+        }
+        let lengths = |touched: fn(&Op) -> bool| {
+            self.ops.iter().map(move |op| if touched(op) { u64::from(op.length) } else { 0 })
+        };
+        self.layout.assert_guards(
+            &self.landing.memory,
+            lengths(|op| op.opcode.returns_data()),
+            &format!("{} landing", self.way),
+        );
+        let touched: fn(&Op) -> bool = |op| {
+            let send = op.opcode.consumes_receive() && op.opcode != WrOpcode::WriteImm;
+            !send && op.opcode != WrOpcode::Flush
+        };
+        self.layout.assert_guards(&self.target.memory, lengths(touched), &format!("{} target", self.way));
+    }
+
+    /// The word that atomics of a kind count in: between what is known to have run and what was posted.
+    fn check_word(&self, opcode: WrOpcode) {
+        let counts = |i: &usize| {
+            let op = &self.ops[*i];
+            op.opcode == opcode && (opcode == WrOpcode::FetchAdd || !op.odd)
+        };
+        let ours = (0..self.ops.len()).filter(counts);
+        if !self.ops.iter().any(|op| op.opcode == opcode) {
+            return;
+        }
+        let mut word = [0; 8];
+        self.target.memory.read(self.word(opcode), &mut word).expect("within the region");
+        let word = u64::from_ne_bytes(word);
+        let all_known = ours.clone().all(|i| matches!(self.fates[i], Fate::Done | Fate::Waiting));
+        let done = ours.clone().filter(|i| self.fates[*i] == Fate::Done).count() as u64;
+        let most = ours.filter(|i| self.fates[*i] != Fate::Waiting).count() as u64;
+        let least = if all_known || opcode == WrOpcode::FetchAdd { done } else { 0 };
+        assert!((least..=most).contains(&word), "{} {opcode:?}: the word is {word}, not {least}..={most}", self.way);
+    }
+
+    /// True if operation `i` has been posted.
+    pub fn was_posted(&self, i: usize) -> bool {
+        self.fates[i] != Fate::Waiting
+    }
+}
+
+/// True if a way of this service can carry the operation.
+pub fn service_has(service: Service, opcode: WrOpcode) -> bool {
+    match service {
+        Service::Rc => true,
+        Service::Uc => {
+            matches!(opcode, WrOpcode::Send | WrOpcode::SendImm | WrOpcode::Write | WrOpcode::WriteImm)
+        }
+        Service::Ud | Service::Group => matches!(opcode, WrOpcode::Send | WrOpcode::SendImm),
+    }
+}
+
+/// Entries for `length` bytes from `offset` on.
+pub fn split(region: &HostRegion, offset: u64, length: u32, pieces: u32) -> Vec<Sge> {
+    let pieces = pieces.max(1);
+    let piece = length / pieces;
+    (0..pieces)
+        .map(|i| {
+            let at = i * piece;
+            let n = if i + 1 == pieces { length - at } else { piece };
+            region.sge(offset + u64::from(at), n)
+        })
+        .collect()
+}
+
+/// Capacities that every QP of a channel is made with.
+pub fn caps(spec: &Channel) -> roxie::verbs::QpCaps {
+    roxie::verbs::QpCaps {
+        max_inline: INLINE,
+        max_send_wr: spec.depth as u32 + 4,
+        max_send_sge: 4,
+        max_recv_sge: 4,
+        max_recv_wr: 128,
+    }
+}

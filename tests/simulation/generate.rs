@@ -1,0 +1,314 @@
+//! From a seed to a script. Each seed turns a random subset of services, operations, troubles and actions on (swarm
+//! testing): what is seldom together otherwise meets, and what hides something is off now and then.
+
+use roxie::time::Nanos;
+use roxie::transport::permutation::splitmix;
+use roxie::verbs::{Mtu, WrOpcode};
+
+use crate::flow::{INLINE, service_has};
+use crate::script::{
+    Action, Channel, Grant, Hosts, Op, Part, Place, Rule, Script, Service, Timed, Trouble, Way,
+};
+
+/// A sequence of numbers that a seed decides.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5eed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        splitmix(&mut self.0)
+    }
+
+    /// Below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    /// True once in `n`.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+
+    /// Some of them, but not none.
+    fn some<T: Copy>(&mut self, from: &[T]) -> Vec<T> {
+        let mut some: Vec<T> = from.iter().copied().filter(|_| !self.one_in(3)).collect();
+        if some.is_empty() {
+            some.push(self.pick(from));
+        }
+        some
+    }
+}
+
+const OPERATIONS: [WrOpcode; 10] = [
+    WrOpcode::Write,
+    WrOpcode::WriteImm,
+    WrOpcode::Send,
+    WrOpcode::SendImm,
+    WrOpcode::SendInvalidate,
+    WrOpcode::Read,
+    WrOpcode::CompareSwap,
+    WrOpcode::FetchAdd,
+    WrOpcode::AtomicWrite,
+    WrOpcode::Flush,
+];
+
+/// Link MTUs that carry packets of each path MTU.
+fn link_for(mtu: Mtu) -> usize {
+    mtu.bytes() + Mtu::OVERHEAD + 16
+}
+
+/// What this seed has on.
+struct Swarm {
+    rng: Rng,
+    operations: Vec<WrOpcode>,
+    mtus: Vec<Mtu>,
+    /// How long work is asked for.
+    span: u64,
+}
+
+/// The script of a seed.
+pub fn script(seed: u64) -> Script {
+    let mut rng = Rng::new(seed);
+    let hosts = hosts(&mut rng);
+    let fitting: Vec<Mtu> =
+        [Mtu::Mtu256, Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu4096].into_iter().filter(|mtu| link_for(*mtu) <= hosts.link_mtu).collect();
+    let mtus = rng.some(&fitting);
+    let operations = rng.some(&OPERATIONS);
+    let services = rng.some(&[Service::Rc, Service::Rc, Service::Rc, Service::Uc, Service::Ud, Service::Group]);
+    let span = rng.pick(&[1, 200_000, 3_000_000]);
+    let mut swarm = Swarm { rng, operations, mtus, span };
+    let count = 1 + swarm.rng.below(6);
+    let channels: Vec<Channel> = (0..count)
+        .map(|_| {
+            let service = swarm.rng.pick(&services);
+            swarm.channel(service, hosts.count)
+        })
+        .collect();
+    let mut actions = Vec::new();
+    for (number, channel) in channels.iter().enumerate() {
+        swarm.operations_of(number, channel, &mut actions);
+    }
+    let calm = swarm.rng.one_in(6);
+    let weather = (0..hosts.count).filter(|_| !calm).flat_map(|host| swarm.weather(host)).collect();
+    swarm.disturbances(&hosts, &channels, &mut actions);
+    actions.sort_by_key(|timed| timed.at);
+    Script { seed, hosts, channels, weather, actions }
+}
+
+fn hosts(rng: &mut Rng) -> Hosts {
+    Hosts {
+        count: rng.pick(&[2, 2, 2, 3, 3, 4, 6]),
+        link_mtu: rng.pick(&[4200, 4200, 1500, 600]),
+        ipv6: rng.one_in(3),
+        split: rng.one_in(2).then(|| 20 + rng.below(100) as usize),
+        window: rng.pick(&[8, 32, 128, 128]),
+        ack_coalesce: rng.pick(&[4, 64, 1000]),
+        slots: rng.pick(&[1024, 1024, 5]),
+    }
+}
+
+impl Swarm {
+    fn channel(&mut self, service: Service, hosts: usize) -> Channel {
+        let rng = &mut self.rng;
+        let first = rng.below(hosts as u64) as usize;
+        let other = |rng: &mut Rng| (first + 1 + rng.below(hosts as u64 - 1) as usize) % hosts;
+        let mut ends = vec![first, other(rng)];
+        if service == Service::Group {
+            (0..rng.below(3)).for_each(|_| ends.push(other(rng)));
+        }
+        let psn = |rng: &mut Rng| match rng.below(3) {
+            // Just before the wrap.
+            0 => 0xff_ffff - rng.below(40) as u32,
+            // Just before the sign changes.
+            1 => 0x7f_ffff - rng.below(40) as u32,
+            _ => rng.below(1 << 24) as u32,
+        };
+        let rare = |rng: &mut Rng, usual: u8, others: &[u8]| if rng.one_in(5) { rng.pick(others) } else { usual };
+        Channel {
+            service,
+            ends,
+            mtu: rng.pick(&self.mtus),
+            psns: [psn(rng), psn(rng)],
+            rd_atomic: rng.pick(&[1, 2, 4, 16]),
+            depth: 1 + rng.below(16) as usize,
+            ahead: 1 + rng.pick(&[0, 1, 3, 7, 30]),
+            dawdles: rng.pick(&[0, 0, 3, 50]),
+            timeout: rng.pick(&[8, 10, 12]),
+            retries: rare(rng, 7, &[0, 1, 3]),
+            rnr_retries: rare(rng, 7, &[0, 1, 6]),
+            rnr_timer: rng.pick(&[1, 5, 12]),
+            cq: if rng.one_in(10) { rng.pick(&[2, 4, 8]) } else { 512 },
+            sig_all: rng.one_in(4),
+        }
+    }
+
+    fn operations_of(&mut self, number: usize, channel: &Channel, actions: &mut Vec<Timed>) {
+        let ways: &[bool] = if channel.service.is_datagram() { &[false] } else { &[false, true] };
+        for back in ways {
+            let way = Way { channel: number, back: *back };
+            let mut allowed: Vec<_> =
+                self.operations.iter().copied().filter(|op| service_has(channel.service, *op)).collect();
+            if allowed.is_empty() {
+                allowed.push(WrOpcode::Send);
+            }
+            let most = self.rng.pick(&[8, 25, 25, 60]);
+            let count = self.rng.below(most);
+            let mut times: Vec<u64> = (0..count).map(|_| self.rng.below(self.span)).collect();
+            times.sort_unstable();
+            for at in times {
+                let op = self.op(channel, &allowed);
+                actions.push(Timed { at: Nanos(at / 1000 * 1000), action: Action::Post(way, op) });
+            }
+        }
+    }
+
+    fn op(&mut self, channel: &Channel, allowed: &[WrOpcode]) -> Op {
+        let rng = &mut self.rng;
+        let opcode = rng.pick(allowed);
+        let full = channel.mtu.bytes() as u64;
+        let most = if channel.service.is_datagram() { full } else { 20 * full };
+        let edges = [0, 1, 3, 4, full - 1, full, full + 1, 2 * full, 3 * full + 2];
+        let length = match rng.below(3) {
+            _ if opcode.is_atomic() || opcode == WrOpcode::AtomicWrite => 8,
+            _ if opcode == WrOpcode::Flush => 0,
+            0 => rng.below(most) + 1,
+            _ => rng.pick(&edges).min(most),
+        };
+        let has_imm = matches!(opcode, WrOpcode::SendImm | WrOpcode::WriteImm);
+        Op {
+            pieces: 1 + rng.below(4) as u32,
+            inline: length <= INLINE.into() && opcode.may_be_inline() && rng.one_in(3),
+            unsignaled: rng.one_in(3),
+            fence: rng.one_in(5),
+            solicited: opcode.consumes_receive() && rng.one_in(5),
+            imm: if has_imm { rng.next() as u32 } else { 0 },
+            odd: rng.one_in(4),
+            granted: rng.one_in(2),
+            ..Op::new(opcode, length as u32)
+        }
+    }
+
+    /// What goes wrong with frames to a host.
+    fn weather(&mut self, to: usize) -> Vec<Rule> {
+        let rng = &mut self.rng;
+        if rng.one_in(8) {
+            return Vec::new();
+        }
+        let short = Trouble::Delay(Nanos(1_000 * (1 + rng.below(10))));
+        let long = Trouble::Delay(Nanos::from_micros(10 + rng.below(3_000)));
+        let all = [Trouble::Lose, Trouble::Double, Trouble::Harm, short, long];
+        let on: Vec<Trouble> = all.into_iter().filter(|_| rng.one_in(2)).collect();
+        on.into_iter()
+            .map(|trouble| Rule::Rate { to, trouble, of_10_000: rng.pick(&[20, 100, 300]) })
+            .collect()
+    }
+
+    /// What somebody does while all this goes on.
+    fn disturbances(&mut self, hosts: &Hosts, channels: &[Channel], actions: &mut Vec<Timed>) {
+        let span = self.span.max(100_000) * 3 / 2;
+        if self.rng.one_in(3) {
+            return;
+        }
+        let kinds = self.rng.some(&(0..KINDS).collect::<Vec<_>>());
+        let count = 1 + self.rng.below(6);
+        for _ in 0..count {
+            let at = self.rng.below(span) / 1000 * 1000;
+            let kind = self.rng.pick(&kinds);
+            let channel = self.rng.below(channels.len() as u64) as usize;
+            self.disturb(kind, at, hosts, channel, &channels[channel], actions);
+        }
+    }
+
+    fn disturb(
+        &mut self,
+        kind: u64,
+        at: u64,
+        hosts: &Hosts,
+        channel: usize,
+        spec: &Channel,
+        actions: &mut Vec<Timed>,
+    ) {
+        let rng = &mut self.rng;
+        let end = rng.below(spec.ends.len() as u64) as usize;
+        let (host, place) = (spec.ends[end], Place { channel, end });
+        let back = !spec.service.is_datagram() && rng.one_in(2);
+        let way = Way { channel, back };
+        let later = at + 1000 * rng.pick(&[1, 20, 300, 4_000]);
+        let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });
+        let again = Action::Connect { channel, anew: rng.one_in(2) };
+        match kind {
+            0 => {
+                act(at, Action::Restart(host));
+                act(later, again);
+            }
+            1 => {
+                let mtu = rng.pick(&[4200, 1500, 600, 360]);
+                act(at, Action::LinkMtu(host, mtu.min(hosts.link_mtu)));
+                act(later, again);
+            }
+            2 => act(at, Action::Move(host, Nanos(1000 * rng.pick(&[0, 50, 2_000])))),
+            3 => {
+                act(at, Action::Readdress(host));
+                act(later, again);
+            }
+            4 => {
+                act(at, Action::PortDown(host));
+                act(later, Action::PortUp(host));
+            }
+            5 => act(at, Action::Jump(Nanos::from_millis(rng.pick(&[1, 40, 70_000_000])))),
+            6 => {
+                act(at, Action::Reset(place));
+                act(later, again);
+            }
+            7 => {
+                act(at, Action::Destroy(place));
+                act(later, again);
+            }
+            8 => {
+                act(at, Action::Error(place));
+                act(later, again);
+            }
+            9 => {
+                act(at, Action::Drain(place));
+                act(later, Action::Resume(place));
+            }
+            10 => act(at, Action::Sleep(place, Nanos(later - at))),
+            11 => {
+                let part = rng.pick(&[Part::Source, Part::Landing, Part::Target, Part::Inbox]);
+                act(at, Action::Deregister(way, part));
+                if rng.one_in(2) {
+                    act(later, again);
+                } else {
+                    act(later, Action::Resume(place));
+                }
+            }
+            12 if spec.service.is_datagram() => {
+                act(at, Action::DestroyHandle(channel));
+                act(later, Action::Resume(Place { channel, end: 0 }));
+                act(later + 1000, again);
+            }
+            _ => {
+                let kinds = [Grant::WindowOne, Grant::WindowTwo, Grant::FastRegion];
+                for at in [at / 4, at / 2] {
+                    act(at, Action::Grant(way, rng.pick(&kinds)));
+                    act((at + later) / 2, Action::Revoke(way));
+                    act(later, Action::Grant(way, rng.pick(&kinds)));
+                }
+                if kind == 13 {
+                    act(later, Action::FreeWindow(way));
+                }
+            }
+        }
+    }
+}
+
+/// Kinds of disturbances.
+const KINDS: u64 = 17;

@@ -1,0 +1,131 @@
+//! Which endings a script permits. Without a reason in the script nothing may fail.
+
+use roxie::verbs::{EventKind, WcStatus};
+
+use crate::script::{Action, Part, Place, Rule, Script, Trouble, Way};
+
+/// What may happen to one channel.
+#[derive(Clone, Debug)]
+pub struct Law {
+    /// The link may be silent for so long, or lose so much, that retries run out.
+    pub retries_may_end: bool,
+    pub rnr_retries_may_end: bool,
+    /// Ends of the channel, or their NICs, go away or begin anew.
+    pub broken: bool,
+    /// Of each way: which of its regions go away.
+    gone: Vec<(Way, Part)>,
+    /// Keys that were granted may be gone when they are used.
+    grants: bool,
+    handles_go: bool,
+    mtu_shrinks: bool,
+    queues_overflow: bool,
+    /// What arrives arrives as it left, if it does.
+    pub keeps_order: bool,
+    pub most_copies: u32,
+}
+
+impl Law {
+    pub fn of(script: &Script, channel: usize) -> Law {
+        let spec = &script.channels[channel];
+        let ours = |host: &usize| spec.ends.contains(host);
+        let here = |place: &Place| place.channel == channel;
+        let weather = |rule: &Rule, like: fn(&Trouble) -> bool| match rule {
+            Rule::Rate { to, trouble, .. } => ours(to) && like(trouble),
+            Rule::Strike { frame, trouble } => frame.way.channel == channel && like(trouble),
+        };
+        let any = |like: fn(&Trouble) -> bool| script.weather.iter().filter(move |r| weather(r, like)).count();
+        let harsh = script.has(|action| match action {
+            Action::PortDown(host) | Action::LinkMtu(host, _) | Action::Move(host, _) => ours(host),
+            _ => false,
+        });
+        let broken = script.has(|action| match action {
+            Action::Restart(host) => ours(host),
+            Action::Reset(place) | Action::Destroy(place) | Action::Error(place) => here(place),
+            Action::Connect { channel: of, .. } => *of == channel,
+            _ => false,
+        });
+        let gone = script.actions.iter().filter_map(|timed| match timed.action {
+            Action::Deregister(way, part) if way.channel == channel => Some((way, part)),
+            _ => None,
+        });
+        // Time that jumps is time in which nobody answers.
+        let jumps = script.has(|action| matches!(action, Action::Jump(_)));
+        let disturbed = jumps || any(|trouble| *trouble != Trouble::Double) > 0;
+        Law {
+            retries_may_end: harsh || (spec.retries < 7 && disturbed),
+            rnr_retries_may_end: spec.rnr_retries < 7,
+            broken,
+            gone: gone.collect(),
+            grants: script.has(|action| {
+                matches!(action, Action::FreeWindow(way) if way.channel == channel)
+            }),
+            handles_go: script.has(|action| matches!(action, Action::DestroyHandle(of) if *of == channel)),
+            mtu_shrinks: script.has(|action| matches!(action, Action::LinkMtu(host, _) if ours(host))),
+            queues_overflow: spec.cq < 512,
+            keeps_order: any(|t| matches!(t, Trouble::Double | Trouble::Delay(_))) == 0,
+            most_copies: 1 << any(|trouble| *trouble == Trouble::Double).min(8),
+        }
+    }
+
+    fn targets_go(&self) -> bool {
+        self.gone.iter().any(|(_, part)| *part == Part::Target)
+    }
+
+    fn goes(&self, way: Way, part: Part) -> bool {
+        self.gone.contains(&(way, part))
+    }
+
+    /// True if all that was asked for must be done in the end.
+    pub fn is_strict(&self) -> bool {
+        !self.broken
+            && !self.retries_may_end
+            && !self.rnr_retries_may_end
+            && self.gone.is_empty()
+            && !self.grants
+            && !self.handles_go
+            && !self.mtu_shrinks
+            && !self.queues_overflow
+    }
+
+    /// True if the first send of a QP to fail may fail so. `peer_gone`: the other end has failed before, or is not there.
+    pub fn send_may_fail(&self, way: Way, status: WcStatus, peer_gone: bool) -> bool {
+        match status {
+            // A READ whose answer was lost is met with silence once its region is gone.
+            WcStatus::RetryExc => {
+                self.retries_may_end || self.broken || peer_gone || self.goes(way, Part::Target) || self.grants
+            }
+            WcStatus::RnrRetryExc => self.rnr_retries_may_end,
+            WcStatus::RemAccess => self.goes(way, Part::Target) || self.grants,
+            WcStatus::RemOp => self.goes(way, Part::Inbox),
+            WcStatus::LocProt => self.goes(way, Part::Source) || self.goes(way, Part::Landing),
+            WcStatus::LocQpOp => self.handles_go || self.grants || self.targets_go(),
+            WcStatus::MwBind => self.grants || self.targets_go(),
+            WcStatus::LocLen => self.mtu_shrinks,
+            _ => false,
+        }
+    }
+
+    /// The same for the receive that fails first.
+    pub fn receive_may_fail(&self, way: Way, status: WcStatus) -> bool {
+        match status {
+            WcStatus::LocProt => self.goes(way, Part::Inbox),
+            WcStatus::LocAccess => self.goes(way, Part::Target) || self.grants,
+            // An invalidation of a key that is gone.
+            WcStatus::RemInvReq => self.goes(way, Part::Target) || self.grants,
+            _ => false,
+        }
+    }
+
+    /// True if an end at which `way` arrives may report this.
+    pub fn may_report(&self, way: Way, kind: EventKind) -> bool {
+        match kind {
+            EventKind::QpAccessError => self.goes(way, Part::Target) || self.grants,
+            EventKind::QpFatal => {
+                self.mtu_shrinks || self.queues_overflow || self.goes(way, Part::Inbox)
+            }
+            EventKind::CqError => self.queues_overflow,
+            EventKind::SqDrained | EventKind::CommunicationEstablished => true,
+            _ => false,
+        }
+    }
+}

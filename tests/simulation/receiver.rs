@@ -1,0 +1,249 @@
+//! The receiving end of a way: receives that are posted, and what may come in them.
+
+use std::collections::VecDeque;
+
+use roxie::sim::{Host, HostQp};
+use roxie::verbs::{Access, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode};
+
+use crate::flow::{Fate, Flow, Patch, split};
+use crate::generate::Rng;
+use crate::law::Law;
+use crate::oracle::{Layout, assert_bytes, bytes, pattern};
+use crate::script::{Channel, Op, Service, Way};
+
+/// Receives carry this bit in their id, sends do not.
+pub const RECEIVE: u64 = 1 << 63;
+/// The network header in front of a datagram.
+pub const HEADER: u32 = 40;
+
+/// One QP at which a way arrives.
+#[derive(Debug)]
+pub struct Receiver {
+    way: Way,
+    service: Service,
+    pub inbox: Patch,
+    layout: Layout,
+    capacity: Vec<u32>,
+    pieces: u32,
+    ahead: usize,
+    dawdles: u64,
+    rng: Rng,
+    /// The next slot to be posted.
+    next_slot: usize,
+    posted: VecDeque<usize>,
+    /// Of a reliable connection: the operation that the next message is, and how many came in this life.
+    next_message: usize,
+    messages: usize,
+    /// A receive has failed in this life.
+    failed: bool,
+    /// How often each operation came.
+    pub came: Vec<u32>,
+}
+
+impl Receiver {
+    pub fn new(spec: &Channel, way: Way, host: usize, ops: &[Op], hosts: &mut [Host]) -> Receiver {
+        // A connection's receives fit to the byte. Of the others nobody knows which message a receive gets; there is one
+        // for each message and each of its copies.
+        let capacity: Vec<u32> = match spec.service {
+            Service::Rc => ops.iter().map(Op::received).collect(),
+            _ => {
+                let header = if spec.service.is_datagram() { HEADER } else { 0 };
+                let longest = ops.iter().map(|op| op.length).max().unwrap_or(0) + header;
+                vec![longest; 2 * ops.len() + 16]
+            }
+        };
+        let layout = Layout::new(capacity.iter().map(|length| u64::from(*length)));
+        Receiver {
+            way,
+            service: spec.service,
+            inbox: Patch::new(&mut hosts[host], layout.total, Access::LOCAL_WRITE),
+            layout,
+            capacity,
+            pieces: 1 + (way.channel as u32 + ops.len() as u32) % 4,
+            ahead: spec.ahead,
+            dawdles: spec.dawdles,
+            rng: Rng::new(way.channel as u64 * 64 + host as u64 * 2 + u64::from(way.back)),
+            next_slot: 0,
+            posted: VecDeque::new(),
+            next_message: 0,
+            messages: 0,
+            failed: false,
+            came: vec![0; ops.len()],
+        }
+    }
+
+    /// The sender goes on with operation `first`.
+    pub fn begin_life(&mut self, first: usize, ops: &[Op]) {
+        self.posted.clear();
+        self.messages = 0;
+        self.failed = false;
+        if self.service == Service::Rc {
+            self.next_slot = next_receiving(ops, first);
+            self.next_message = first;
+        }
+    }
+
+    /// The QP is gone.
+    pub fn abandon(&mut self) {
+        self.posted.clear();
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.posted.is_empty()
+    }
+
+    pub fn messages_of_life(&self) -> usize {
+        self.messages
+    }
+
+    /// Posts receives. True: the application dawdled, and there is more to post.
+    pub fn post(&mut self, host: &Host, qp: &HostQp, ops: &[Op]) -> bool {
+        while self.next_slot < self.capacity.len() && self.posted.len() < self.ahead {
+            if self.dawdles > 0 && self.rng.one_in(self.dawdles) {
+                return true;
+            }
+            let slot = self.next_slot;
+            let sges =
+                split(&self.inbox.region, self.layout.offsets[slot], self.capacity[slot], self.pieces);
+            if host.post_recv(qp, RECEIVE | slot as u64, &sges).is_err() {
+                return false;
+            }
+            self.posted.push_back(slot);
+            self.next_slot = match self.service {
+                Service::Rc => next_receiving(ops, slot + 1),
+                _ => slot + 1,
+            };
+        }
+        false
+    }
+
+    /// The receive that a completion is for.
+    fn take(&mut self, wc: &Wc, what: &str) -> usize {
+        let Some(slot) = self.posted.pop_front() else { panic!("{what}: a completion too many") };
+        assert!(wc.wr_id == RECEIVE | slot as u64, "{what}: receive {slot} is due");
+        slot
+    }
+
+    /// A receive failed. `fatal`: the QP is known to be in the error state.
+    pub fn failed(&mut self, wc: &Wc, fatal: bool, law: &Law) {
+        let what = format!("{}: {wc:?}", self.way);
+        self.take(wc, &what);
+        let explained = match wc.status {
+            WcStatus::WrFlush => fatal || self.failed,
+            status => !self.failed && law.receive_may_fail(self.way, status),
+        };
+        self.failed = true;
+        assert!(explained, "{what}: nothing explains this failure");
+    }
+}
+
+/// The first operation from `at` on that takes a receive.
+fn next_receiving(ops: &[Op], at: usize) -> usize {
+    (at..ops.len()).find(|i| ops[*i].opcode.consumes_receive()).unwrap_or(ops.len())
+}
+
+impl Flow {
+    /// A receive of receiver `r` completed with a message.
+    pub fn received(&mut self, r: usize, wc: &Wc, law: &Law, checks: &Checks) {
+        let what = format!("{}: {wc:?}", self.way);
+        let slot = self.receivers[r].take(wc, &what);
+        let i = match self.service {
+            Service::Rc => self.next_in_order(r, wc, slot, &what),
+            _ => self.find_message(r, wc, slot, law, checks, &what),
+        };
+        let receiver = &mut self.receivers[r];
+        receiver.came[i] += 1;
+        receiver.messages += 1;
+        let op = &self.ops[i];
+        if op.opcode == WrOpcode::WriteImm {
+            assert_bytes(&self.target.memory, self.layout.offsets[i], &self.pattern(i), &what);
+        }
+    }
+
+    /// The message of a reliable connection that is due.
+    fn next_in_order(&mut self, r: usize, wc: &Wc, slot: usize, what: &str) -> usize {
+        let receiver = &self.receivers[r];
+        let i = next_receiving(&self.ops, receiver.next_message);
+        assert!(i < self.ops.len() && self.was_posted(i), "{what}: nothing was sent that could have come");
+        assert!(i == slot, "{what}: message {i} comes in the receive for {slot}");
+        let op = &self.ops[i];
+        let opcode = if op.opcode == WrOpcode::WriteImm { WcOpcode::RecvWriteImm } else { WcOpcode::Recv };
+        assert!(wc.opcode == opcode, "{what}: {i} arrives as {:?}", wc.opcode);
+        assert!(wc.byte_len == op.length, "{what}: {i} has {} bytes of {}", wc.byte_len, op.length);
+        let has_imm = wc.flags.contains(WcFlags::WITH_IMM);
+        assert!(has_imm == op.has_imm(), "{what}: {i}: immediate data: {has_imm}");
+        assert!(!has_imm || wc.imm == op.imm, "{what}: {i}: immediate {:#x}", wc.imm);
+        if opcode == WcOpcode::Recv {
+            let memory = &receiver.inbox.memory;
+            assert_bytes(memory, receiver.layout.offsets[slot], &self.pattern(i), what);
+        }
+        self.receivers[r].next_message = i + 1;
+        i
+    }
+
+    /// The message without acknowledgement that came: whole, one that was sent, and in order unless the link changed that.
+    fn find_message(
+        &mut self,
+        r: usize,
+        wc: &Wc,
+        slot: usize,
+        law: &Law,
+        checks: &Checks,
+        what: &str,
+    ) -> usize {
+        let receiver = &self.receivers[r];
+        let write = wc.opcode == WcOpcode::RecvWriteImm;
+        let length = if write { 0 } else { wc.byte_len as usize };
+        let mut content = bytes(&receiver.inbox.memory, receiver.layout.offsets[slot], length);
+        let mut payload = wc.byte_len;
+        if self.service.is_datagram() {
+            assert!(wc.flags.contains(WcFlags::GRH) && checks.senders.contains(&wc.src_qp), "{what}");
+            let header: Vec<u8> = content.drain(..HEADER as usize).collect();
+            payload -= HEADER;
+            (checks.header)(&header, what);
+        }
+        let imm = wc.flags.contains(WcFlags::WITH_IMM).then_some(wc.imm);
+        let is_it = |i: &usize| {
+            let op = &self.ops[*i];
+            let kind = op.opcode.consumes_receive() && (op.opcode == WrOpcode::WriteImm) == write;
+            let wrong_key = op.odd && self.service.is_datagram();
+            kind && !wrong_key
+                && self.was_posted(*i)
+                && op.length == payload
+                && op.has_imm().then_some(op.imm) == imm
+                && (write || content == pattern(self.number(), *i, op.length as usize))
+        };
+        let from = if law.keeps_order { receiver.next_message } else { 0 };
+        let found = (from..self.ops.len()).filter(is_it).min_by_key(|i| receiver.came[*i]);
+        let i = found.unwrap_or_else(|| panic!("{what}: no such message from number {from} on"));
+        assert!(receiver.came[i] < law.most_copies, "{what}: message {i} comes once too often");
+        self.receivers[r].next_message = i + 1;
+        i
+    }
+
+    /// Messages that should have come, over all receivers.
+    pub fn missing(&self) -> u64 {
+        let due = |i: &usize| {
+            let op = &self.ops[*i];
+            let wrong_key = op.odd && self.service.is_datagram();
+            op.opcode.consumes_receive() && !wrong_key && self.fates[*i] == Fate::Done
+        };
+        let due = (0..self.ops.len()).filter(due).count();
+        let missing = |r: &Receiver| due.saturating_sub(r.came.iter().filter(|n| **n > 0).count()) as u64;
+        self.receivers.iter().map(missing).sum()
+    }
+
+    pub fn check_inboxes(&self) {
+        for receiver in &self.receivers {
+            let lengths = receiver.capacity.iter().map(|length| u64::from(*length));
+            receiver.layout.assert_guards(&receiver.inbox.memory, lengths, &format!("{} inbox", self.way));
+        }
+    }
+}
+
+/// What is known of a datagram's sender.
+pub struct Checks<'a> {
+    /// Its numbers, now and before.
+    pub senders: &'a [roxie::wire::Qpn],
+    pub header: &'a dyn Fn(&[u8], &str),
+}

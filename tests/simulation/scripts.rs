@@ -1,0 +1,60 @@
+//! Scripts that taught something: each in `tests/scripts` runs with every test.
+
+use std::path::Path;
+
+use crate::campaign::run;
+use crate::generate;
+use crate::script::Script;
+
+#[test]
+fn every_script_that_taught_something_still_holds() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts");
+    let mut failed = Vec::new();
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).expect("the scripts").flatten() {
+        let text = std::fs::read_to_string(entry.path()).expect("a script");
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let script = Script::parse(&text).unwrap_or_else(|why| panic!("{name}: {why}"));
+        assert!(text.starts_with('#'), "{name} begins by saying what it is about");
+        count += 1;
+        if let Err(why) = run(&script, None) {
+            failed.push(format!("{name}: {why}"));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!(count > 0, "there are scripts");
+}
+
+/// `SCRIPT=path` runs that script alone.
+#[test]
+fn one_script() {
+    let Ok(path) = std::env::var("SCRIPT") else { return };
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|why| panic!("{path}: {why}"));
+    let script = Script::parse(&text).unwrap_or_else(|why| panic!("{path}: {why}"));
+    let captures = Path::new(&path).with_extension("captures");
+    std::fs::create_dir_all(&captures).expect("a folder for captures");
+    match run(&script, Some(&captures)) {
+        Ok(outcome) => println!("{path} holds: {:?}", outcome.counts),
+        Err(why) => panic!("{path}: {why}\ncaptures: {}", captures.display()),
+    }
+}
+
+#[test]
+fn a_script_reads_back_as_it_was_written() {
+    for seed in 1..200 {
+        let script = generate::script(seed);
+        let text = script.to_string();
+        assert_eq!(Script::parse(&text).as_ref(), Ok(&script), "seed {seed}:\n{text}");
+    }
+}
+
+#[test]
+fn a_line_that_means_nothing_is_named_with_what_would_be_right() {
+    let said = |text: &str| Script::parse(text).expect_err("an error");
+    assert_eq!(said("seed 1\nq1 rx h1 h2"), "line 2: `rx` is none of rc, uc, ud, group");
+    assert_eq!(said("q1 rc h1 h3"), "q1: there is no h3");
+    assert_eq!(said("at 5 restart h1"), "line 1: `5` is no time: 5ns, 5us and 5ms are");
+    assert_eq!(said("lose q1> h1 RC_SEND +0"), "line 1: `RC_SEND` is no opcode: RC_SEND_ONLY is");
+    assert_eq!(said("at 5us restart h1 h2"), "line 1: nothing may follow at `h2`");
+    assert_eq!(said("at 5us"), "line 1: the line ends where an action should stand");
+}

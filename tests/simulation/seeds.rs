@@ -1,0 +1,118 @@
+//! Many seeds, and what they must reach.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::campaign::{explain, folder, run};
+use crate::generate;
+use crate::reach::Reach;
+
+const SEEDS: u64 = 2_000;
+/// Failures after which even a long run stops.
+const MANY: usize = 20;
+
+fn variable(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")),
+        Err(_) => default,
+    }
+}
+
+/// Seeds to run, and what is known so far.
+struct Seeds {
+    next: AtomicU64,
+    end: u64,
+    /// Stop after so many failures.
+    patience: usize,
+    /// Say how far it is.
+    progress: bool,
+    started: Instant,
+    done: Mutex<(Reach, Instant)>,
+    failures: Mutex<Vec<(u64, String)>>,
+}
+
+impl Seeds {
+    fn work(&self) {
+        loop {
+            let seed = self.next.fetch_add(1, Relaxed);
+            if seed >= self.end || self.failures.lock().expect("no panic").len() >= self.patience {
+                break;
+            }
+            match run(&generate::script(seed), None) {
+                Ok(outcome) => {
+                    let mut done = self.done.lock().expect("no panic");
+                    done.0.add(&outcome);
+                    self.tell(seed, &mut done);
+                }
+                Err(why) => self.fail(seed, &why),
+            }
+        }
+    }
+
+    fn tell(&self, seed: u64, (reach, told): &mut (Reach, Instant)) {
+        if self.progress && told.elapsed() > Duration::from_secs(20) {
+            *told = Instant::now();
+            let failures = self.failures.lock().expect("no panic").len();
+            let (packets, troubles) = (reach.of("sent_pkts"), reach.troubles());
+            println!(
+                "seed {seed}, {:.0} s: {packets} packets, {troubles} faults, {failures} failures",
+                self.started.elapsed().as_secs_f64()
+            );
+        }
+    }
+
+    fn fail(&self, seed: u64, why: &str) {
+        let text = explain(&format!("seed-{seed}"), &generate::script(seed), why);
+        if self.progress {
+            println!("{text}");
+        }
+        self.failures.lock().expect("no panic").push((seed, text));
+    }
+}
+
+/// `SEEDS` and `FIRST` say which, `THREADS` how many at once. With `SOAK=1` it tells how far it is, and a failure does not end
+/// it.
+#[test]
+fn every_seed_keeps_the_promises_of_every_service() {
+    let (first, count) = (variable("FIRST", 1), variable("SEEDS", SEEDS));
+    let soak = variable("SOAK", 0) > 0;
+    let now = Instant::now();
+    let seeds = Seeds {
+        next: AtomicU64::new(first),
+        end: first.saturating_add(count),
+        patience: if soak { MANY } else { 1 },
+        progress: soak,
+        started: now,
+        done: Mutex::new((Reach::default(), now)),
+        failures: Mutex::new(Vec::new()),
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..variable("THREADS", 2) {
+            scope.spawn(|| seeds.work());
+        }
+    });
+    let failures = seeds.failures.into_inner().expect("no panic");
+    let texts: Vec<_> = failures.into_iter().map(|(_, text)| text).collect();
+    assert!(texts.is_empty(), "{}\nall is kept in {}", texts.join("\n\n"), folder().display());
+    let reach = seeds.done.into_inner().expect("no panic").0;
+    println!("{count} seeds: {reach}");
+    if count >= SEEDS {
+        reach.assert_everything_was_reached(count);
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_packets() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = generate::script(7);
+    let capture = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::create_dir(&path).expect("a folder");
+        run(&script, Some(&path)).expect("seed 7 holds");
+        std::fs::read(path.join("h1-0.pcapng")).expect("the capture")
+    };
+    let (one, two) = (capture("one"), capture("two"));
+    assert!(one.len() > 10_000, "{} bytes", one.len());
+    assert!(one == two, "two runs of one seed differ");
+}

@@ -1,0 +1,264 @@
+//! Cuts a failing script down to what its failure needs.
+//!
+//! First what the weather did is said frame by frame, instead of in rates. Then lines are taken out, many at a time and then
+//! fewer, and what is left is made plainer, as long as the script still fails.
+
+use roxie::time::Nanos;
+use roxie::verbs::Mtu;
+
+use crate::script::{Action, Channel, Hosts, Op, Rule, Script, Service, Timed, Way};
+
+/// A script that fails, and what it takes to know that.
+pub struct Shrinker<'a> {
+    /// True if a script fails as it should.
+    fails: &'a mut dyn FnMut(&Script) -> bool,
+    /// Runs that are left.
+    runs: u32,
+}
+
+impl<'a> Shrinker<'a> {
+    pub fn new(runs: u32, fails: &'a mut dyn FnMut(&Script) -> bool) -> Shrinker<'a> {
+        Shrinker { fails, runs }
+    }
+
+    /// Takes `smaller` over if it fails too.
+    fn attempt(&mut self, script: &mut Script, smaller: Script) -> bool {
+        if self.runs == 0 || smaller == *script {
+            return false;
+        }
+        self.runs -= 1;
+        let fails = (self.fails)(&smaller);
+        if fails {
+            *script = smaller;
+        }
+        fails
+    }
+
+    /// The smallest script found.
+    pub fn shrink(&mut self, script: &Script, strikes: &[Rule]) -> Script {
+        let mut script = script.clone();
+        let mut said = script.clone();
+        said.weather = strikes.to_vec();
+        self.attempt(&mut script, said);
+        loop {
+            let before = script.to_string().len();
+            self.without_channels(&mut script);
+            self.without(&mut script, |s| &mut s.weather);
+            self.without(&mut script, |s| &mut s.actions);
+            self.without_lives(&mut script);
+            self.plainer_hosts(&mut script);
+            self.plainer_channels(&mut script);
+            self.plainer_actions(&mut script);
+            if script.to_string().len() == before || self.runs == 0 {
+                self.without_idle_hosts(&mut script);
+                return script;
+            }
+        }
+    }
+
+    /// Takes stretches out of a list, half of it first.
+    fn without<T: Clone>(&mut self, script: &mut Script, list: fn(&mut Script) -> &mut Vec<T>) {
+        let mut size = list(script).len().div_ceil(2);
+        while size > 0 {
+            let mut at = 0;
+            while at < list(script).len() {
+                let mut smaller = script.clone();
+                let items = list(&mut smaller);
+                items.drain(at..(at + size).min(items.len()));
+                if !self.attempt(script, smaller) {
+                    at += size;
+                }
+            }
+            size = if size == 1 { 0 } else { size.div_ceil(2) };
+        }
+    }
+
+    fn without_channels(&mut self, script: &mut Script) {
+        let mut number = script.channels.len();
+        while number > 0 && script.channels.len() > 1 {
+            number -= 1;
+            let smaller = without_channel(script, number);
+            self.attempt(script, smaller);
+        }
+    }
+
+    fn plainer_hosts(&mut self, script: &mut Script) {
+        let usual = Hosts::default();
+        let plain: [fn(&mut Hosts, &Hosts); 6] = [
+            |h, u| h.link_mtu = u.link_mtu,
+            |h, u| h.ipv6 = u.ipv6,
+            |h, u| h.split = u.split,
+            |h, u| h.window = u.window,
+            |h, u| h.ack_coalesce = u.ack_coalesce,
+            |h, u| h.slots = u.slots,
+        ];
+        for make in plain {
+            let mut smaller = script.clone();
+            make(&mut smaller.hosts, &usual);
+            self.attempt(script, smaller);
+        }
+    }
+
+    fn plainer_channels(&mut self, script: &mut Script) {
+        let usual = Channel::default();
+        let plain: [fn(&mut Channel, &Channel); 11] = [
+            |c, _| c.mtu = Mtu::Mtu256,
+            |c, u| c.psns = u.psns,
+            |c, u| c.rd_atomic = u.rd_atomic,
+            |c, u| c.depth = u.depth,
+            |c, u| c.ahead = u.ahead,
+            |c, u| c.dawdles = u.dawdles,
+            |c, u| c.timeout = u.timeout,
+            |c, u| (c.retries, c.rnr_retries) = (u.retries, u.rnr_retries),
+            |c, u| c.rnr_timer = u.rnr_timer,
+            |c, u| c.cq = u.cq,
+            |c, u| c.sig_all = u.sig_all,
+        ];
+        for number in 0..script.channels.len() {
+            for make in plain {
+                let mut smaller = script.clone();
+                make(&mut smaller.channels[number], &usual);
+                self.attempt(script, smaller);
+            }
+            while script.channels[number].ends.len() > 2 && script.channels[number].service == Service::Group {
+                let mut smaller = script.clone();
+                smaller.channels[number].ends.pop();
+                if !self.attempt(script, smaller) {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn plainer_actions(&mut self, script: &mut Script) {
+        let plain: [fn(&mut Op); 7] = [
+            |op| op.length = op.length.min(8),
+            |op| op.length = op.length.min(300),
+            |op| op.pieces = 1,
+            |op| (op.fence, op.solicited, op.granted) = (false, false, false),
+            |op| op.inline = false,
+            |op| op.unsignaled = false,
+            |op| (op.imm, op.odd) = (0, false),
+        ];
+        for at in 0..script.actions.len() {
+            let mut smaller = script.clone();
+            smaller.actions[at].at = Nanos::ZERO;
+            smaller.actions.sort_by_key(|timed| timed.at);
+            self.attempt(script, smaller);
+        }
+        for at in 0..script.actions.len() {
+            for make in plain {
+                let mut smaller = script.clone();
+                let Action::Post(way, op) = &mut smaller.actions[at].action else { break };
+                let (way, before) = (*way, op.length);
+                make(op);
+                let after = op.length;
+                if !self.attempt(script, smaller.clone()) {
+                    let gone = packets(script, way, before) - packets(script, way, after);
+                    renumber(&mut smaller, way, gone);
+                    self.attempt(script, smaller);
+                }
+            }
+        }
+    }
+
+    /// Takes work requests out and renumbers the frames behind them that something happens to.
+    fn without_numbers(&mut self, script: &mut Script) {
+        let mut at = script.actions.len();
+        while at > 0 {
+            at -= 1;
+            let mut smaller = script.clone();
+            let Action::Post(way, op) = smaller.actions.remove(at).action else { continue };
+            let gone = packets(script, way, op.length);
+            renumber(&mut smaller, way, gone);
+            self.attempt(script, smaller);
+        }
+    }
+
+    /// Takes connections out: what happened in a later life may happen in an earlier one.
+    fn without_lives(&mut self, script: &mut Script) {
+        let mut at = script.actions.len();
+        while at > 0 {
+            at -= 1;
+            let mut smaller = script.clone();
+            let Action::Connect { channel, .. } = smaller.actions.remove(at).action else { continue };
+            for rule in &mut smaller.weather {
+                if let Rule::Strike { frame, .. } = rule
+                    && frame.way.channel == channel
+                {
+                    frame.life = frame.life.saturating_sub(1);
+                }
+            }
+            self.attempt(script, smaller);
+        }
+        self.without_numbers(script);
+    }
+
+    /// Hosts that no channel is on are taken out.
+    fn without_idle_hosts(&mut self, script: &mut Script) {
+        let used = script.channels.iter().flat_map(|channel| &channel.ends).max();
+        let mut smaller = script.clone();
+        smaller.hosts.count = used.map_or(2, |host| host + 1).max(2);
+        smaller.weather.retain(|rule| !matches!(rule, Rule::Rate { to, .. } if *to >= smaller.hosts.count));
+        self.runs += 1;
+        self.attempt(script, smaller);
+    }
+}
+
+/// PSNs of a message of this many bytes.
+fn packets(script: &Script, way: Way, length: u32) -> i32 {
+    let mtu = script.channels.get(way.channel).map_or(256, |channel| channel.mtu.bytes() as u32);
+    length.div_ceil(mtu).max(1) as i32
+}
+
+/// The frames that something happens to come `gone` PSNs earlier in the exchange that `way` asks for.
+fn renumber(script: &mut Script, way: Way, gone: i32) {
+    for rule in &mut script.weather {
+        let Rule::Strike { frame, .. } = rule else { continue };
+        let answers = frame.opcode.info().is_some_and(|info| info.is_response());
+        let asked = Way { back: frame.way.back != answers, ..frame.way };
+        if asked == way {
+            frame.psn -= gone;
+        }
+    }
+}
+
+/// The script without a channel and what belongs to it; those behind it move up.
+fn without_channel(script: &Script, number: usize) -> Script {
+    let mut smaller = script.clone();
+    smaller.channels.remove(number);
+    let moved = |channel: usize| match channel {
+        c if c == number => None,
+        c if c > number => Some(c - 1),
+        c => Some(c),
+    };
+    let way = |way: Way| moved(way.channel).map(|channel| Way { channel, ..way });
+    smaller.weather.retain_mut(|rule| match rule {
+        Rule::Rate { .. } => true,
+        Rule::Strike { frame, .. } => way(frame.way).map(|way| frame.way = way).is_some(),
+    });
+    smaller.actions.retain_mut(|Timed { action, .. }| match action {
+        Action::Post(of, _)
+        | Action::Deregister(of, _)
+        | Action::Grant(of, _)
+        | Action::Revoke(of)
+        | Action::FreeWindow(of) => way(*of).map(|way| *of = way).is_some(),
+        Action::Reset(place)
+        | Action::Destroy(place)
+        | Action::Error(place)
+        | Action::Drain(place)
+        | Action::Resume(place)
+        | Action::Sleep(place, _) => moved(place.channel).map(|channel| place.channel = channel).is_some(),
+        Action::DestroyHandle(channel) | Action::Connect { channel, .. } => {
+            moved(*channel).map(|to| *channel = to).is_some()
+        }
+        Action::Restart(_)
+        | Action::LinkMtu(..)
+        | Action::Move(..)
+        | Action::Readdress(_)
+        | Action::PortDown(_)
+        | Action::PortUp(_)
+        | Action::Jump(_) => true,
+    });
+    smaller
+}

@@ -1,0 +1,88 @@
+//! Where hosts can be reached: station addresses, IP addresses and link MTUs, all of which may change.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use roxie::verbs::{AddressVector, Mtu};
+use roxie::wire::Gid;
+
+use crate::script::Hosts;
+
+/// One host on the link.
+#[derive(Clone, Copy, Debug)]
+pub struct Station {
+    moves: u8,
+    readdressed: u8,
+    pub link_mtu: usize,
+    /// How often its NIC was restarted.
+    pub incarnation: u64,
+}
+
+/// All of them.
+#[derive(Clone, Debug)]
+pub struct Stations(Vec<Station>);
+
+impl Stations {
+    pub fn new(hosts: &Hosts) -> Stations {
+        let station = Station { moves: 0, readdressed: 0, link_mtu: hosts.link_mtu, incarnation: 0 };
+        Stations(vec![station; hosts.count])
+    }
+
+    pub fn get_mut(&mut self, host: usize) -> &mut Station {
+        &mut self.0[host]
+    }
+
+    pub fn mac(&self, host: usize) -> [u8; 6] {
+        [2, 0, 0, 0, self.0[host].moves, host as u8 + 1]
+    }
+
+    pub fn address(&self, host: usize, ipv6: bool) -> IpAddr {
+        let (low, times) = (host as u8 + 1, self.0[host].readdressed);
+        if ipv6 {
+            Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, times.into(), low.into()).into()
+        } else {
+            Ipv4Addr::new(192, 0, times, low).into()
+        }
+    }
+
+    /// All that the host has ever been reached by.
+    pub fn gids(&self, host: usize, ipv6: bool) -> Vec<Gid> {
+        let before = |times| {
+            let mut past = self.clone();
+            past.0[host].readdressed = times;
+            Gid::from(past.address(host, ipv6))
+        };
+        (0..=self.0[host].readdressed).map(before).collect()
+    }
+
+    /// The way from one host to another.
+    pub fn path(&self, from: usize, to: usize, ipv6: bool) -> AddressVector {
+        AddressVector {
+            sgid: Gid::from(self.address(from, ipv6)),
+            dgid: Gid::from(self.address(to, ipv6)),
+            smac: self.mac(from),
+            dmac: self.mac(to),
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+        }
+    }
+
+    /// The host gets another station address.
+    pub fn move_away(&mut self, host: usize) {
+        self.0[host].moves = self.0[host].moves.wrapping_add(1);
+    }
+
+    /// The host gets another IP address.
+    pub fn readdress(&mut self, host: usize) {
+        self.0[host].readdressed = self.0[host].readdressed.wrapping_add(1);
+    }
+
+    /// The largest path MTU that its link carries.
+    pub fn largest_mtu(&self, host: usize) -> Option<Mtu> {
+        Mtu::largest_for_link(self.0[host].link_mtu)
+    }
+
+    pub fn all(&self) -> &[Station] {
+        &self.0
+    }
+}

@@ -1,0 +1,165 @@
+//! Weather that a script decides: each frame has a name, and what happens to it follows from its name alone.
+//!
+//! So a frame meets the same fate whatever else is taken out of the script, and what struck it can be said in a line.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use roxie::frame::Frame;
+use roxie::sim::{Arrival, Weather};
+use roxie::time::Nanos;
+use roxie::transport::permutation::splitmix;
+use roxie::wire::{Psn, Qpn, parse};
+
+use crate::script::{FrameName, Rule, Trouble, Way};
+
+/// A number that follows from others.
+pub fn hash(parts: &[u64]) -> u64 {
+    parts.iter().fold(0x5eed, |state, part| {
+        let mut state = state ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        splitmix(&mut state)
+    })
+}
+
+/// Whose a queue pair is.
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    /// The way of what it sends.
+    way: Way,
+    /// The first PSNs that it sends, and that it is sent.
+    first: [Psn; 2],
+    life: u32,
+}
+
+/// What the weather knows and remembers.
+#[derive(Debug, Default)]
+pub struct Record {
+    owners: HashMap<(usize, Qpn), Owner>,
+    seen: HashMap<FrameName, u32>,
+    /// What happened to which frame.
+    pub strikes: Vec<(FrameName, Trouble)>,
+    /// How often something happened to frames of a way.
+    struck: HashMap<Way, u64>,
+    nameless: u64,
+}
+
+/// A handle to the record.
+#[derive(Clone, Debug, Default)]
+pub struct Records(Arc<Mutex<Record>>);
+
+impl Records {
+    pub fn get(&self) -> MutexGuard<'_, Record> {
+        self.0.lock().expect("nobody panics with it")
+    }
+
+    /// The QP `qpn` on `host` sends along `way` from now on.
+    pub fn learn(&self, host: usize, qpn: Qpn, way: Way, first: [Psn; 2], life: u32) {
+        self.get().owners.insert((host, qpn), Owner { way, first, life });
+    }
+
+    pub fn struck(&self, way: Way) -> u64 {
+        self.get().struck.get(&way).copied().unwrap_or(0)
+    }
+}
+
+impl Record {
+    /// What a frame is called; `None`: it is no packet of anybody's.
+    fn name(&mut self, from: usize, to: usize, frame: &[u8]) -> Option<FrameName> {
+        let packet = parse(&Frame::whole(frame)).ok()?;
+        let (bth, info) = (&packet.bth, packet.info());
+        let (way, first, life) = match packet.deth() {
+            // Of datagrams the sender is known, and receivers may be many.
+            Some(deth) => {
+                let owner = self.owners.get(&(from, deth.src_qp))?;
+                (owner.way, owner.first[0], owner.life)
+            }
+            None => {
+                let owner = self.owners.get(&(to, bth.dest_qp))?;
+                let way = Way { back: !owner.way.back, ..owner.way };
+                (way, owner.first[usize::from(!info.is_response())], owner.life)
+            }
+        };
+        let psn = bth.psn.distance_from(first);
+        let mut name = FrameName { way, to, opcode: bth.opcode, psn, earlier: 0, life };
+        let seen = self.seen.entry(name).or_default();
+        name.earlier = *seen;
+        *seen += 1;
+        Some(name)
+    }
+}
+
+/// The weather of a script.
+pub struct Forecast {
+    seed: u64,
+    rules: Vec<Rule>,
+    records: Records,
+}
+
+impl Forecast {
+    pub fn new(seed: u64, rules: &[Rule], records: Records) -> Forecast {
+        Forecast { seed, rules: rules.to_vec(), records }
+    }
+}
+
+fn number(name: &FrameName) -> u64 {
+    let FrameName { way, to, opcode, psn, earlier, life } = *name;
+    let way = way.channel as u64 * 2 + u64::from(way.back);
+    hash(&[way, to as u64, opcode.0.into(), psn as u64, earlier.into(), life.into()])
+}
+
+impl Weather for Forecast {
+    fn judge(&mut self, _now: Nanos, from: usize, to: usize, frame: &[u8], arrivals: &mut Vec<Arrival>) {
+        let mut arrival = Arrival::default();
+        let mut copies = 1;
+        if self.rules.is_empty() {
+            arrivals.push(arrival);
+            return;
+        }
+        let mut record = self.records.get();
+        let Some(name) = record.name(from, to, frame) else {
+            record.nameless += 1;
+            arrivals.push(arrival);
+            return;
+        };
+        let number = hash(&[self.seed, number(&name)]);
+        for (i, rule) in self.rules.iter().enumerate() {
+            let draw = hash(&[number, i as u64]);
+            let strikes = match rule {
+                Rule::Rate { to: host, of_10_000, .. } => {
+                    *host == to && draw % 10_000 < u64::from(*of_10_000)
+                }
+                Rule::Strike { frame, .. } => *frame == name,
+            };
+            if !strikes {
+                continue;
+            }
+            let (Rule::Rate { trouble, .. } | Rule::Strike { trouble, .. }) = rule;
+            match trouble {
+                Trouble::Lose => copies = 0,
+                Trouble::Double => copies *= 2,
+                Trouble::Delay(time) => arrival.delay = arrival.delay + *time,
+                Trouble::Harm => {
+                    // Which bit follows from the frame, not from the rule: a strike harms as the rate did.
+                    arrival.flipped_bit = Some((hash(&[number]) % (frame.len() as u64 * 8)) as usize);
+                }
+            }
+            record.strikes.push((name, *trouble));
+            *record.struck.entry(name.way).or_default() += 1;
+        }
+        // The copy of a doubled frame is the unharmed one, and passes at once.
+        arrivals.extend((1..copies).map(|_| Arrival::default()));
+        arrivals.extend((copies > 0).then_some(arrival));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_follows_from_all_its_parts() {
+        assert_ne!(hash(&[1, 2]), hash(&[2, 1]));
+        assert_ne!(hash(&[1, 2]), hash(&[1, 3]));
+        assert_eq!(hash(&[1, 2]), hash(&[1, 2]));
+    }
+}

@@ -1,0 +1,404 @@
+//! Runs a script: hosts on a switch, applications on the hosts, and what the script does to them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+
+use roxie::limits::Limits;
+use roxie::nic::{Command, NicConfig};
+use roxie::port::pcap::{PcapPort, Timestamps};
+use roxie::port::{LinkChange, Port};
+use roxie::sim::{Host, Network, Switch, SwitchPortConfig, Traffic};
+use roxie::time::Nanos;
+use roxie::verbs::{AsyncEvent, EventKind, Mtu, QpAttr, QpState};
+
+use crate::flow::Patch;
+use crate::link::{Link, state};
+use crate::script::{Action, FrameName, Part, Place, Script, Trouble, Way};
+use crate::stations::Stations;
+use crate::weather::{Forecast, Records, hash};
+
+/// Longer than any recovery takes.
+const PATIENCE: Nanos = Nanos::from_millis(60_000);
+
+/// What a run counted.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub counts: BTreeMap<&'static str, u64>,
+    /// What happened to which frame.
+    pub strikes: Vec<(FrameName, Trouble)>,
+}
+
+impl Outcome {
+    pub fn add(&mut self, name: &'static str, n: u64) {
+        *self.counts.entry(name).or_default() += n;
+    }
+}
+
+/// A run.
+pub struct World<'a> {
+    pub script: &'a Script,
+    pub net: Network,
+    pub switch: Switch,
+    pub stations: Stations,
+    pub records: Records,
+    pub links: Vec<Link>,
+    pub outcome: Outcome,
+    /// What NICs that are gone had counted, by host.
+    pub past: Vec<BTreeMap<&'static str, u64>>,
+    next_action: usize,
+    /// When hosts hear of the new station address of another.
+    hearsay: Vec<(Nanos, usize)>,
+    capture: Option<PathBuf>,
+}
+
+/// Runs a script. An oracle that objects panics. `capture`: a folder that each host's capture goes to.
+pub fn run(script: &Script, capture: Option<&Path>) -> Outcome {
+    let mut world = World::new(script, capture, Records::default());
+    world.live();
+    world.audit()
+}
+
+/// What the weather of a script does to which frames, to the end or to where it fails.
+pub fn strikes_of(script: &Script) -> Vec<(FrameName, Trouble)> {
+    let records = Records::default();
+    let run = || {
+        let mut world = World::new(script, None, records.clone());
+        world.live();
+    };
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+    let strikes = std::mem::take(&mut records.get().strikes);
+    strikes
+}
+
+impl<'a> World<'a> {
+    fn new(script: &'a Script, capture: Option<&Path>, records: Records) -> World<'a> {
+        let weather = Forecast::new(script.seed, &script.weather, records.clone());
+        let mut world = World {
+            script,
+            net: Network::default(),
+            switch: Switch::new(Box::new(weather)),
+            stations: Stations::new(&script.hosts),
+            records,
+            links: Vec::new(),
+            outcome: Outcome::default(),
+            past: vec![BTreeMap::new(); script.hosts.count],
+            next_action: 0,
+            hearsay: Vec::new(),
+            capture: capture.map(Path::to_owned),
+        };
+        for number in 0..script.hosts.count {
+            let host = world.host(number, None);
+            world.net.hosts.push(host);
+        }
+        world.links =
+            (0..script.channels.len()).map(|c| Link::new(script, c, &mut world.net.hosts)).collect();
+        world
+    }
+
+    /// A host with a NIC that knows nothing.
+    fn host(&self, number: usize, again: Option<usize>) -> Host {
+        let (hosts, station) = (&self.script.hosts, self.stations.all()[number]);
+        let config = SwitchPortConfig {
+            mac: self.stations.mac(number),
+            mtu: station.link_mtu,
+            slots: hosts.slots,
+            split: hosts.split,
+        };
+        let mut port: Box<dyn Port> = Box::new(self.switch.port(&config, again));
+        if let Some(folder) = &self.capture {
+            let name = format!("h{}-{}.pcapng", number + 1, station.incarnation);
+            let file = BufWriter::new(File::create(folder.join(name)).expect("a capture file"));
+            port = Box::new(PcapPort::new(port, file, Timestamps::Virtual, None).expect("a capture"));
+        }
+        let small = Limits { qps: 64, cqs: 64, mrs: 256, ahs: 64, ..Limits::small() };
+        let limits = Limits { ack_coalesce: hosts.ack_coalesce, window: hosts.window, ..small };
+        let config = NicConfig {
+            limits,
+            seed: hash(&[self.script.seed, number as u64, station.incarnation]),
+            largest_mtu: Mtu::largest_for_link(station.link_mtu).unwrap_or(Mtu::Mtu256),
+            ..NicConfig::default()
+        };
+        Host::new(number as u8 + 1, config, port)
+    }
+
+    /// From the first connection to when nothing happens any more.
+    fn live(&mut self) {
+        for channel in 0..self.links.len() {
+            self.connect(channel, true);
+        }
+        loop {
+            self.hear();
+            while let Some(timed) = self.script.actions.get(self.next_action)
+                && timed.at <= self.net.now
+            {
+                self.next_action += 1;
+                self.take_events();
+                self.act(&timed.action);
+            }
+            let dawdles = self.applications();
+            let limit = self.next_time();
+            let alive = self.net.step(limit);
+            if !alive && limit == Nanos::MAX && !dawdles {
+                break;
+            }
+            let now = self.net.now;
+            assert!(now < self.end() + PATIENCE, "not quiet {PATIENCE} after the last action");
+        }
+        self.take_events();
+        for link in &mut self.links {
+            link.look(self.net.now, &self.net.hosts, true);
+        }
+    }
+
+    /// When the script is over, jumps included.
+    fn end(&self) -> Nanos {
+        let jump = |timed: &crate::script::Timed| match timed.action {
+            Action::Jump(time) => time.0,
+            _ => 0,
+        };
+        let last = self.script.actions.last().map_or(Nanos::ZERO, |timed| timed.at);
+        last + Nanos(self.script.actions.iter().map(jump).sum())
+    }
+
+    fn next_time(&self) -> Nanos {
+        let action = self.script.actions.get(self.next_action).map_or(Nanos::MAX, |timed| timed.at);
+        let hearsay = self.hearsay.iter().map(|(at, _)| *at).min().unwrap_or(Nanos::MAX);
+        let wake = self.links.iter().map(|link| link.next_wake(self.net.now)).min().unwrap_or(Nanos::MAX);
+        action.min(hearsay).min(wake)
+    }
+
+    /// A turn of all applications. True: one dawdles.
+    fn applications(&mut self) -> bool {
+        self.take_events();
+        let mut dawdles = false;
+        for link in &mut self.links {
+            link.look(self.net.now, &self.net.hosts, false);
+            dawdles |= link.post(self.net.now, &self.net.hosts);
+        }
+        dawdles
+    }
+
+    fn take_events(&mut self) {
+        for number in 0..self.net.hosts.len() {
+            while let Some(event) = self.net.hosts[number].event() {
+                self.outcome.add(event_name(event), 1);
+                let ports = matches!(event, AsyncEvent::Port(_));
+                let known = ports || self.links.iter_mut().any(|link| link.take_event(number, event));
+                assert!(known, "host {}: {event:?} is about nothing that is there", number + 1);
+            }
+        }
+    }
+
+    fn connect(&mut self, channel: usize, anew: bool) {
+        let World { net, links, stations, records, .. } = self;
+        links[channel].connect(net.now, &mut net.hosts, stations, records, anew);
+    }
+
+    /// Who has moved is found again.
+    fn hear(&mut self) {
+        let now = self.net.now;
+        let heard: Vec<_> = self.hearsay.extract_if(.., |(at, _)| *at <= now).collect();
+        for (_, moved) in heard {
+            let mac = self.stations.mac(moved);
+            for gid in self.stations.gids(moved, self.script.hosts.ipv6) {
+                for (_, host) in self.net.hosts.iter_mut().enumerate().filter(|(i, _)| *i != moved) {
+                    host.worker.set_next_hop(gid, mac);
+                }
+            }
+        }
+    }
+
+    /// The channel of this number, if the script has it.
+    fn link(&mut self, channel: usize) -> Option<&mut Link> {
+        self.links.get_mut(channel)
+    }
+
+    fn act(&mut self, action: &Action) {
+        self.outcome.add(action_name(action), 1);
+        let known = |host: usize| host < self.script.hosts.count;
+        match *action {
+            // Applications post what is due in their own time.
+            Action::Post(..) => {}
+            Action::Restart(host) if known(host) => self.restart(host),
+            Action::LinkMtu(host, mtu) if known(host) => {
+                self.stations.get_mut(host).link_mtu = mtu;
+                self.follow(host, &LinkChange::Mtu(mtu), None);
+            }
+            Action::Move(host, late) if known(host) => {
+                self.stations.move_away(host);
+                self.follow(host, &LinkChange::Mac(self.stations.mac(host)), None);
+                self.hearsay.push((self.net.now + late, host));
+            }
+            Action::Readdress(host) if known(host) => {
+                self.stations.readdress(host);
+                let address = self.stations.address(host, self.script.hosts.ipv6);
+                self.follow(host, &LinkChange::Addresses(vec![address]), Some(EventKind::GidChange));
+            }
+            Action::PortDown(host) | Action::PortUp(host) if known(host) => {
+                let up = matches!(action, Action::PortUp(_));
+                self.switch.set_up(host, up);
+                let kind = if up { EventKind::PortActive } else { EventKind::PortError };
+                self.net.hosts[host].worker.raise(AsyncEvent::Port(kind));
+            }
+            Action::Jump(time) => self.net.jump(time),
+            Action::Reset(place) => self.reset(place),
+            Action::Destroy(place) => self.destroy(place),
+            Action::Error(place) => self.modify(place, ALIVE, state(QpState::Err)),
+            Action::Drain(place) => {
+                let attr = QpAttr { en_sqd_async_notify: Some(true), ..state(QpState::Sqd) };
+                self.modify(place, &[QpState::Rts], attr);
+            }
+            Action::Resume(place) => {
+                self.modify(place, &[QpState::Sqd, QpState::Sqe], state(QpState::Rts));
+            }
+            Action::Sleep(place, time) => {
+                let until = self.net.now + time;
+                if let Some(end) = self.link(place.channel).and_then(|link| link.ends.get_mut(place.end)) {
+                    end.asleep_until = until;
+                }
+            }
+            Action::Deregister(way, part) => self.deregister(way, part),
+            Action::DestroyHandle(channel) => self.destroy_handle(channel),
+            Action::Grant(way, grant) => self.grant(way, grant),
+            Action::Revoke(way) => self.revoke(way),
+            Action::FreeWindow(way) => self.free_window(way),
+            Action::Connect { channel, anew } if channel < self.links.len() => self.connect(channel, anew),
+            _ => {}
+        }
+    }
+
+    fn follow(&mut self, host: usize, change: &LinkChange, event: Option<EventKind>) {
+        let worker = &mut self.net.hosts[host].worker;
+        worker.follow(self.net.now, change).expect("a switch follows");
+        if let Some(kind) = event {
+            worker.raise(AsyncEvent::Port(kind));
+        }
+    }
+
+    fn restart(&mut self, number: usize) {
+        for link in self.links.iter_mut().filter(|link| link.uses(number)) {
+            link.forget(self.net.now, &mut self.net.hosts, number);
+        }
+        for (name, value) in self.net.hosts[number].worker.counters() {
+            *self.past[number].entry(name).or_default() += value;
+        }
+        self.stations.get_mut(number).incarnation += 1;
+        let host = self.host(number, Some(number));
+        self.net.hosts[number] = host;
+    }
+
+    fn reset(&mut self, place: Place) {
+        let World { net, links, .. } = self;
+        let Some(link) = links.get_mut(place.channel).filter(|link| place.end < link.ends.len()) else { return };
+        let any = [ALIVE, &[QpState::Err, QpState::Reset]].concat();
+        if link.modify(net.now, &mut net.hosts, place.end, &any, &state(QpState::Reset)) {
+            // What completed before is there to be seen.
+            link.look(net.now, &net.hosts, true);
+            link.abandon(place.end);
+        }
+    }
+
+    fn destroy(&mut self, place: Place) {
+        let World { net, links, .. } = self;
+        let Some(link) = links.get_mut(place.channel).filter(|link| place.end < link.ends.len()) else { return };
+        link.destroy(net.now, &mut net.hosts, place.end);
+    }
+
+    /// Sets attributes of an end that is connected and in one of these states.
+    fn modify(&mut self, place: Place, from: &[QpState], attr: QpAttr) {
+        let World { net, links, .. } = self;
+        let Some(link) = links.get_mut(place.channel) else { return };
+        if !link.ends.get(place.end).is_some_and(|end| end.usable) {
+            return;
+        }
+        link.look(net.now, &net.hosts, true);
+        if !link.modify(net.now, &mut net.hosts, place.end, from, &attr) {
+            return;
+        }
+        let end = &mut link.ends[place.end];
+        end.drains[0] += u32::from(attr.en_sqd_async_notify == Some(true));
+        match attr.state {
+            Some(QpState::Err) => link.note_error(place.end),
+            Some(QpState::Rts) => end.standing.failed = false,
+            _ => {}
+        }
+    }
+
+    fn deregister(&mut self, way: Way, part: Part) {
+        let World { net, links, .. } = self;
+        let Some(link) = links.get_mut(way.channel) else { return };
+        let Some(flow) = link.flows.get_mut(usize::from(way.back)) else { return };
+        let sender = usize::from(way.back);
+        let local = matches!(part, Part::Source | Part::Landing);
+        let host = link.ends[if local { sender } else { 1 - sender }].host;
+        let patch: &mut Patch = flow.patch_mut(part);
+        if std::mem::take(&mut patch.open) {
+            let command = Command::ReleaseMemory(patch.region.index);
+            net.hosts[host].call(net.now, command).expect("a region that is there");
+        }
+    }
+
+    fn destroy_handle(&mut self, channel: usize) {
+        let World { net, links, .. } = self;
+        let Some(link) = links.get_mut(channel) else { return };
+        // The application goes on to name it.
+        if let Some(handle) = link.flows[0].handle {
+            let _ = net.hosts[link.ends[0].host].call(net.now, Command::DestroyAh(handle));
+        }
+    }
+
+    /// What the switch saw of a host.
+    pub fn traffic(&self, host: usize) -> Traffic {
+        self.switch.traffic(host)
+    }
+}
+
+/// States in which a QP may be taken to the error state.
+const ALIVE: &[QpState] = &[QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe];
+
+fn event_name(event: AsyncEvent) -> &'static str {
+    let (AsyncEvent::Qp(_, kind)
+    | AsyncEvent::Cq(_, kind)
+    | AsyncEvent::Port(kind)
+    | AsyncEvent::Device(kind)) = event;
+    match kind {
+        EventKind::CqError => "event CqError",
+        EventKind::QpFatal => "event QpFatal",
+        EventKind::QpRequestError => "event QpRequestError",
+        EventKind::QpAccessError => "event QpAccessError",
+        EventKind::SqDrained => "event SqDrained",
+        EventKind::PortActive | EventKind::PortError | EventKind::GidChange => "event of the port",
+        _ => "event other",
+    }
+}
+
+fn action_name(action: &Action) -> &'static str {
+    match action {
+        Action::Post(..) => "post",
+        Action::Restart(_) => "restart",
+        Action::LinkMtu(..) => "link_mtu",
+        Action::Move(..) => "move",
+        Action::Readdress(_) => "readdress",
+        Action::PortDown(_) => "down",
+        Action::PortUp(_) => "up",
+        Action::Jump(_) => "jump",
+        Action::Reset(_) => "reset",
+        Action::Destroy(_) => "destroy",
+        Action::Error(_) => "error",
+        Action::Drain(_) => "drain",
+        Action::Resume(_) => "resume",
+        Action::Sleep(..) => "sleep",
+        Action::Deregister(_, Part::Source) => "deregister source",
+        Action::Deregister(_, Part::Landing) => "deregister landing",
+        Action::Deregister(_, Part::Target) => "deregister target",
+        Action::Deregister(_, Part::Inbox) => "deregister inbox",
+        Action::DestroyHandle(_) => "destroy_handle",
+        Action::Grant(..) => "grant",
+        Action::Revoke(_) => "revoke",
+        Action::FreeWindow(_) => "free_window",
+        Action::Connect { anew: true, .. } => "connect anew",
+        Action::Connect { anew: false, .. } => "connect again",
+    }
+}
