@@ -26,9 +26,10 @@ interop:
 	cargo build --release
 	cargo run --release -p interop -- run
 
-# SEEDS=n: how many seeds; FIRST=k: the first of them; SECONDS=n: how long each fuzzer runs.
+# SEEDS=n: how many seeds; FIRST=k: the first of them; THREADS=n; SECONDS=n: how long each fuzzer runs. Seeds that fail leave
+# their scripts, whole and short, and captures in target/tmp/simulation.
 soak: fuzz
-	SEEDS=$(SEEDS) cargo test --release --features planted-bugs --test simulation every_seed -- --nocapture
+	SOAK=1 SEEDS=$(SEEDS) cargo test --release --features planted-bugs --test simulation every_seed -- --nocapture
 
 # TARGET=packets SECONDS=3600: one of parser, capture, packets, commands, queues; without TARGET all of them.
 fuzz:

@@ -177,7 +177,7 @@ impl Host {
     /// # Panics
     /// If the NIC refuses.
     pub fn register_memory(&mut self, memory: HostMemory, access: Access) -> HostRegion {
-        let length = memory.len() as usize;
+        let length = memory.len();
         let address = self.next_address;
         self.next_address += (length as u64).next_multiple_of(4096) + 4096;
         let command = Command::RegisterMemory { pd: self.pd, access, start: address, memory: memory.clone() };

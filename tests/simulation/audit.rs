@@ -31,6 +31,10 @@ impl World<'_> {
             self.outcome.add(name, *value);
         }
         self.take_down();
+        for (name, due) in &self.script.expected {
+            let count = self.outcome.counts.get(name.as_str()).copied().unwrap_or(0);
+            assert!(count == *due, "{name}: {count} times, and {due} are due");
+        }
         self.outcome.strikes = std::mem::take(&mut self.records.get().strikes);
         self.outcome
     }
@@ -95,7 +99,8 @@ impl World<'_> {
     fn check_missing(&self, totals: &[BTreeMap<&'static str, u64>]) {
         let out_of_buffer: u64 = totals.iter().map(|counts| counts["out_of_buffer"]).sum();
         let late = self.script.weather.iter().any(|rule| {
-            let (crate::script::Rule::Rate { trouble, .. } | crate::script::Rule::Strike { trouble, .. }) = rule;
+            let (crate::script::Rule::Rate { trouble, .. } | crate::script::Rule::Strike { trouble, .. }) =
+                rule;
             matches!(trouble, Trouble::Delay(_))
         });
         for link in self.links.iter().filter(|link| link.law.is_strict()) {

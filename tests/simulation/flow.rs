@@ -286,7 +286,8 @@ impl Flow {
             let invalidates = wr.opcode == WrOpcode::SendInvalidate;
             self.granted.note_use(i, self.ops[i].granted, invalidates);
             self.fates[i] = Fate::Posted;
-            self.outstanding.push_back(Posted { wr_id: wr.wr_id, signaled: self.signaled[i] || self.sig_all });
+            self.outstanding
+                .push_back(Posted { wr_id: wr.wr_id, signaled: self.signaled[i] || self.sig_all });
             self.posted += 1;
         }
     }
@@ -451,7 +452,11 @@ impl Flow {
         let done = ours.clone().filter(|i| self.fates[*i] == Fate::Done).count() as u64;
         let most = ours.filter(|i| self.fates[*i] != Fate::Waiting).count() as u64;
         let least = if all_known || opcode == WrOpcode::FetchAdd { done } else { 0 };
-        assert!((least..=most).contains(&word), "{} {opcode:?}: the word is {word}, not {least}..={most}", self.way);
+        assert!(
+            (least..=most).contains(&word),
+            "{} {opcode:?}: the word is {word}, not {least}..={most}",
+            self.way
+        );
     }
 
     /// True if operation `i` has been posted.

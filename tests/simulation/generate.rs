@@ -78,11 +78,14 @@ struct Swarm {
 pub fn script(seed: u64) -> Script {
     let mut rng = Rng::new(seed);
     let hosts = hosts(&mut rng);
-    let fitting: Vec<Mtu> =
-        [Mtu::Mtu256, Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu4096].into_iter().filter(|mtu| link_for(*mtu) <= hosts.link_mtu).collect();
+    let fitting: Vec<Mtu> = [Mtu::Mtu256, Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu4096]
+        .into_iter()
+        .filter(|mtu| link_for(*mtu) <= hosts.link_mtu)
+        .collect();
     let mtus = rng.some(&fitting);
     let operations = rng.some(&OPERATIONS);
-    let services = rng.some(&[Service::Rc, Service::Rc, Service::Rc, Service::Uc, Service::Ud, Service::Group]);
+    let services =
+        rng.some(&[Service::Rc, Service::Rc, Service::Rc, Service::Uc, Service::Ud, Service::Group]);
     let span = rng.pick(&[1, 200_000, 3_000_000]);
     let mut swarm = Swarm { rng, operations, mtus, span };
     let count = 1 + swarm.rng.below(6);
@@ -100,7 +103,7 @@ pub fn script(seed: u64) -> Script {
     let weather = (0..hosts.count).filter(|_| !calm).flat_map(|host| swarm.weather(host)).collect();
     swarm.disturbances(&hosts, &channels, &mut actions);
     actions.sort_by_key(|timed| timed.at);
-    Script { seed, hosts, channels, weather, actions }
+    Script { seed, hosts, channels, weather, actions, expected: Vec::new() }
 }
 
 fn hosts(rng: &mut Rng) -> Hosts {
@@ -131,7 +134,8 @@ impl Swarm {
             1 => 0x7f_ffff - rng.below(40) as u32,
             _ => rng.below(1 << 24) as u32,
         };
-        let rare = |rng: &mut Rng, usual: u8, others: &[u8]| if rng.one_in(5) { rng.pick(others) } else { usual };
+        let rare =
+            |rng: &mut Rng, usual: u8, others: &[u8]| if rng.one_in(5) { rng.pick(others) } else { usual };
         Channel {
             service,
             ends,

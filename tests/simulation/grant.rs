@@ -131,9 +131,9 @@ impl Flow {
         match self.granter.object.as_mut().expect("made above") {
             Object::Window(window, kind, key) => {
                 let new_key = match kind {
-                    Grant::WindowOne => key_of(
-                        &host.call(now, Command::NextWindowKey(*window)).expect("a window of type 1"),
-                    ),
+                    Grant::WindowOne => {
+                        key_of(&host.call(now, Command::NextWindowKey(*window)).expect("a window of type 1"))
+                    }
                     _ => varied(*key),
                 };
                 let bind = WindowBind {

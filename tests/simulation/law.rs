@@ -2,7 +2,7 @@
 
 use roxie::verbs::{EventKind, WcStatus};
 
-use crate::script::{Action, Part, Place, Rule, Script, Trouble, Way};
+use crate::script::{Action, Part, Place, Rule, Script, Service, Trouble, Way};
 
 /// What may happen to one channel.
 #[derive(Clone, Debug)]
@@ -33,7 +33,8 @@ impl Law {
             Rule::Rate { to, trouble, .. } => ours(to) && like(trouble),
             Rule::Strike { frame, trouble } => frame.way.channel == channel && like(trouble),
         };
-        let any = |like: fn(&Trouble) -> bool| script.weather.iter().filter(move |r| weather(r, like)).count();
+        let any =
+            |like: fn(&Trouble) -> bool| script.weather.iter().filter(move |r| weather(r, like)).count();
         let harsh = script.has(|action| match action {
             Action::PortDown(host) | Action::LinkMtu(host, _) | Action::Move(host, _) => ours(host),
             _ => false,
@@ -56,8 +57,11 @@ impl Law {
             rnr_retries_may_end: spec.rnr_retries < 7,
             broken,
             gone: gone.collect(),
-            grants: script.has(|action| {
-                matches!(action, Action::FreeWindow(way) if way.channel == channel)
+            grants: script.has(|action| match action {
+                Action::FreeWindow(way) => way.channel == channel,
+                // Nobody says when a message without acknowledgement has used a key for the last time.
+                Action::Revoke(way) => way.channel == channel && spec.service != Service::Rc,
+                _ => false,
             }),
             handles_go: script.has(|action| matches!(action, Action::DestroyHandle(of) if *of == channel)),
             mtu_shrinks: script.has(|action| matches!(action, Action::LinkMtu(host, _) if ours(host))),
@@ -92,7 +96,11 @@ impl Law {
         match status {
             // A READ whose answer was lost is met with silence once its region is gone.
             WcStatus::RetryExc => {
-                self.retries_may_end || self.broken || peer_gone || self.goes(way, Part::Target) || self.grants
+                self.retries_may_end
+                    || self.broken
+                    || peer_gone
+                    || self.goes(way, Part::Target)
+                    || self.grants
             }
             WcStatus::RnrRetryExc => self.rnr_retries_may_end,
             WcStatus::RemAccess => self.goes(way, Part::Target) || self.grants,
@@ -120,9 +128,7 @@ impl Law {
     pub fn may_report(&self, way: Way, kind: EventKind) -> bool {
         match kind {
             EventKind::QpAccessError => self.goes(way, Part::Target) || self.grants,
-            EventKind::QpFatal => {
-                self.mtu_shrinks || self.queues_overflow || self.goes(way, Part::Inbox)
-            }
+            EventKind::QpFatal => self.mtu_shrinks || self.queues_overflow || self.goes(way, Part::Inbox),
             EventKind::CqError => self.queues_overflow,
             EventKind::SqDrained | EventKind::CommunicationEstablished => true,
             _ => false,

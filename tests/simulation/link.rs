@@ -354,11 +354,8 @@ impl Link {
         if spec.service == Service::Uc {
             return [init, rtr, rts];
         }
-        let rtr = QpAttr {
-            max_dest_rd_atomic: Some(spec.rd_atomic),
-            min_rnr_timer: Some(spec.rnr_timer),
-            ..rtr
-        };
+        let rtr =
+            QpAttr { max_dest_rd_atomic: Some(spec.rd_atomic), min_rnr_timer: Some(spec.rnr_timer), ..rtr };
         let rts = QpAttr {
             timeout: Some(spec.timeout),
             retry_cnt: Some(spec.retries),
@@ -469,9 +466,7 @@ impl Link {
     pub fn take_event(&mut self, host: usize, event: AsyncEvent) -> bool {
         let found = self.ends.iter().position(|end| match event {
             AsyncEvent::Qp(index, _) => end.is(host, index),
-            AsyncEvent::Cq(cq, _) => {
-                end.host == host && end.qp.as_ref().is_some_and(|qp| qp.cq_index == cq)
-            }
+            AsyncEvent::Cq(cq, _) => end.host == host && end.qp.as_ref().is_some_and(|qp| qp.cq_index == cq),
             _ => false,
         });
         let Some(at) = found else { return false };
@@ -536,7 +531,9 @@ impl Link {
                     assert!(receiver.is_none_or(|r| r.is_idle()), "{what}: receives were not flushed");
                 }
                 QpState::Sqe => assert!(end.standing.failed, "{what}: nobody was told"),
-                QpState::Sqd => assert!(end.drains[0] == end.drains[1], "{what}: it drains, and says nothing"),
+                QpState::Sqd => {
+                    assert!(end.drains[0] == end.drains[1], "{what}: it drains, and says nothing")
+                }
                 _ => assert!(!end.standing.fatal, "{what}: it should have failed"),
             }
         }

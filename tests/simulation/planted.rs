@@ -45,7 +45,10 @@ fn every_planted_bug_is_found_and_shrinks_to_a_lesson() {
         if text.lines().count() > LINES {
             long.push(format!("{bug:?}, seed {seed}: {} lines", text.lines().count()));
         }
-        assert!(is_due_to(bug, &Script::parse(&text).expect("a script")), "{bug:?}: the text is not the script");
+        assert!(
+            is_due_to(bug, &Script::parse(&text).expect("a script")),
+            "{bug:?}: the text is not the script"
+        );
     }
     assert!(long.is_empty(), "longer than {LINES} lines: {long:?}");
 }

@@ -103,8 +103,7 @@ impl Receiver {
                 return true;
             }
             let slot = self.next_slot;
-            let sges =
-                split(&self.inbox.region, self.layout.offsets[slot], self.capacity[slot], self.pieces);
+            let sges = split(&self.inbox.region, self.layout.offsets[slot], self.capacity[slot], self.pieces);
             if host.post_recv(qp, RECEIVE | slot as u64, &sges).is_err() {
                 return false;
             }

@@ -18,6 +18,8 @@ pub struct Script {
     pub weather: Vec<Rule>,
     /// In the order of time.
     pub actions: Vec<Timed>,
+    /// How often something must have been counted in the end, by its name.
+    pub expected: Vec<(String, u64)>,
 }
 
 /// What all hosts have in common.
@@ -38,7 +40,15 @@ pub struct Hosts {
 
 impl Default for Hosts {
     fn default() -> Hosts {
-        Hosts { count: 2, link_mtu: 4200, ipv6: false, split: None, window: 128, ack_coalesce: 64, slots: 1024 }
+        Hosts {
+            count: 2,
+            link_mtu: 4200,
+            ipv6: false,
+            split: None,
+            window: 128,
+            ack_coalesce: 64,
+            slots: 1024,
+        }
     }
 }
 
@@ -257,7 +267,10 @@ pub enum Action {
     /// The receiver of a way destroys the window that grants access.
     FreeWindow(Way),
     /// Both ends of a channel begin again, with the QPs that there are or with new ones.
-    Connect { channel: usize, anew: bool },
+    Connect {
+        channel: usize,
+        anew: bool,
+    },
 }
 
 /// An action and its time.

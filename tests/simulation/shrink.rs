@@ -120,7 +120,8 @@ impl<'a> Shrinker<'a> {
                 make(&mut smaller.channels[number], &usual);
                 self.attempt(script, smaller);
             }
-            while script.channels[number].ends.len() > 2 && script.channels[number].service == Service::Group {
+            while script.channels[number].ends.len() > 2 && script.channels[number].service == Service::Group
+            {
                 let mut smaller = script.clone();
                 smaller.channels[number].ends.pop();
                 if !self.attempt(script, smaller) {

@@ -11,6 +11,7 @@
 //! delay q1< ACKNOWLEDGE +2 3ms
 //! at 10us q1> write 600 fence    from end a; < is back to it
 //! at 20us reset q1.b
+//! expect 1 rc Write              so often in the end
 //! ```
 
 use std::fmt;
@@ -42,11 +43,8 @@ const OPCODES: [(&str, WrOpcode); 10] = [
 const PARTS: [(&str, Part); 4] =
     [("source", Part::Source), ("landing", Part::Landing), ("target", Part::Target), ("inbox", Part::Inbox)];
 
-const GRANTS: [(&str, Grant); 3] = [
-    ("window1", Grant::WindowOne),
-    ("window2", Grant::WindowTwo),
-    ("fast_region", Grant::FastRegion),
-];
+const GRANTS: [(&str, Grant); 3] =
+    [("window1", Grant::WindowOne), ("window2", Grant::WindowTwo), ("fast_region", Grant::FastRegion)];
 
 fn word<T: PartialEq + Copy>(table: &[(&'static str, T)], value: T) -> &'static str {
     table.iter().find(|(_, v)| *v == value).expect("every value has its word").0
@@ -235,6 +233,9 @@ impl fmt::Display for Script {
         for Timed { at, action } in &self.actions {
             writeln!(f, "at {} {action}", Time(*at))?;
         }
+        for (name, count) in &self.expected {
+            writeln!(f, "expect {count} {name}")?;
+        }
         Ok(())
     }
 }
@@ -292,7 +293,8 @@ fn host(text: &str) -> Parsed<usize> {
 
 fn way(text: &str) -> Parsed<Way> {
     let back = text.ends_with('<');
-    let channel = text.strip_suffix(['<', '>']).ok_or_else(|| format!("`{text}` is no way: q1> and q1< are"))?;
+    let channel =
+        text.strip_suffix(['<', '>']).ok_or_else(|| format!("`{text}` is no way: q1> and q1< are"))?;
     Ok(Way { channel: numbered(channel, 'q')?, back })
 }
 
@@ -319,7 +321,7 @@ fn trouble(text: &str) -> Parsed<Trouble> {
 
 fn parse_hosts(words: &mut Words<'_>) -> Parsed<Hosts> {
     let mut hosts = Hosts { count: words.number("how many hosts")?, ..Hosts::default() };
-    while let Some(word) = words.words.next() {
+    for word in words.words.by_ref() {
         match word.split_once('=') {
             Some(("link", n)) => hosts.link_mtu = number(n, "link")?,
             Some(("split", n)) => hosts.split = Some(number(n, "split")?),
@@ -339,7 +341,7 @@ fn parse_channel(words: &mut Words<'_>) -> Parsed<Channel> {
     while let Some(word) = words.words.next_if(|word| word.starts_with('h')) {
         channel.ends.push(host(word)?);
     }
-    while let Some(word) = words.words.next() {
+    for word in words.words.by_ref() {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         match name {
             "psn" => {
@@ -447,6 +449,7 @@ impl Script {
             channels: Vec::new(),
             weather: Vec::new(),
             actions: Vec::new(),
+            expected: Vec::new(),
         };
         for (i, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or("").trim();
@@ -473,6 +476,11 @@ impl Script {
             "at" => {
                 let at = words.time()?;
                 self.actions.push(Timed { at, action: parse_action(&mut words)? });
+            }
+            "expect" => {
+                let count = words.number("how often")?;
+                let name: Vec<&str> = words.words.by_ref().collect();
+                self.expected.push((name.join(" "), count));
             }
             name if name.starts_with('q') => {
                 let number = numbered(name, 'q')?;

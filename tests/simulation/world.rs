@@ -68,8 +68,7 @@ pub fn strikes_of(script: &Script) -> Vec<(FrameName, Trouble)> {
         world.live();
     };
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-    let strikes = std::mem::take(&mut records.get().strikes);
-    strikes
+    std::mem::take(&mut records.get().strikes)
 }
 
 impl<'a> World<'a> {
@@ -291,7 +290,9 @@ impl<'a> World<'a> {
 
     fn reset(&mut self, place: Place) {
         let World { net, links, .. } = self;
-        let Some(link) = links.get_mut(place.channel).filter(|link| place.end < link.ends.len()) else { return };
+        let Some(link) = links.get_mut(place.channel).filter(|link| place.end < link.ends.len()) else {
+            return;
+        };
         let any = [ALIVE, &[QpState::Err, QpState::Reset]].concat();
         if link.modify(net.now, &mut net.hosts, place.end, &any, &state(QpState::Reset)) {
             // What completed before is there to be seen.
@@ -302,7 +303,9 @@ impl<'a> World<'a> {
 
     fn destroy(&mut self, place: Place) {
         let World { net, links, .. } = self;
-        let Some(link) = links.get_mut(place.channel).filter(|link| place.end < link.ends.len()) else { return };
+        let Some(link) = links.get_mut(place.channel).filter(|link| place.end < link.ends.len()) else {
+            return;
+        };
         link.destroy(net.now, &mut net.hosts, place.end);
     }
 
@@ -361,6 +364,7 @@ const ALIVE: &[QpState] = &[QpState::Init, QpState::Rtr, QpState::Rts, QpState::
 fn event_name(event: AsyncEvent) -> &'static str {
     let (AsyncEvent::Qp(_, kind)
     | AsyncEvent::Cq(_, kind)
+    | AsyncEvent::Srq(_, kind)
     | AsyncEvent::Port(kind)
     | AsyncEvent::Device(kind)) = event;
     match kind {
