@@ -35,7 +35,12 @@ fn quietly<T>(work: impl FnOnce() -> T) -> T {
 
 /// Runs a script; an oracle that objects becomes an `Err` with its words.
 pub fn run(script: &Script, capture: Option<&Path>) -> Result<Outcome, String> {
-    quietly(|| catch_unwind(AssertUnwindSafe(|| world::run(script, capture)))).map_err(|panic| {
+    judge(|| world::run(script, capture))
+}
+
+/// Runs something; an oracle that objects becomes an `Err` with its words.
+pub fn judge(run: impl FnOnce() -> Outcome) -> Result<Outcome, String> {
+    quietly(|| catch_unwind(AssertUnwindSafe(run))).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
     })

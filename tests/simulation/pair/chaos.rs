@@ -102,7 +102,7 @@ pub fn run(scenario: &Scenario) -> Outcome {
     for (name, value) in counters.into_iter().flatten() {
         *run.counts.entry(name).or_default() += value;
     }
-    Outcome { counts: run.counts }
+    Outcome { counts: run.counts, ..Outcome::default() }
 }
 
 impl Side {

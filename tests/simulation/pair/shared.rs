@@ -20,9 +20,9 @@ use roxie::verbs::{
     SrqInit, SrqKind, Srqn, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode,
 };
 
-use crate::oracle::pattern;
 use super::faults;
 use crate::generate::Rng;
+use crate::oracle::pattern;
 use crate::world::Outcome;
 
 const PATIENCE: Nanos = Nanos::from_millis(60_000);
@@ -181,7 +181,7 @@ pub fn run(scenario: &Scenario) -> Outcome {
     for (name, value) in counters.into_iter().flatten() {
         *run.counts.entry(name).or_default() += value;
     }
-    Outcome { counts: run.counts }
+    Outcome { counts: run.counts, ..Outcome::default() }
 }
 
 impl<'a> Run<'a> {
