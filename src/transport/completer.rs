@@ -9,7 +9,7 @@ use super::scatter::{self, FramePayload};
 use super::{Cause, Ctx, Qp, Verdict};
 use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, SendFlags, Wc, WcOpcode, WcStatus, WrOpcode};
-use crate::wire::{Aeth, NakCode, Operation, Packet, Position, Psn, Syndrome, rnr_timer_ns};
+use crate::wire::{Aeth, NakCode, Operation, Packet, Position, Psn, Syndrome};
 
 impl Qp {
     /// Handles an acknowledgement, a READ response or an ATOMIC response.
@@ -51,7 +51,7 @@ impl Qp {
                 match self.acknowledge_before(ctx, psn) {
                     // Said again before the wait is over: the same refusal twice.
                     Ok(()) if self.requester.rnr_until.is_some() => Verdict::Stale,
-                    Ok(()) => self.go_back_after(ctx, Nanos(rnr_timer_ns(timer))),
+                    Ok(()) => self.go_back_after(ctx, timer),
                     Err(verdict) => verdict,
                 }
             }

@@ -6,6 +6,7 @@
 use super::{Cause, Ctx, Qp, Verdict};
 use crate::time::Nanos;
 use crate::verbs::WcStatus;
+use crate::wire::{Syndrome, rnr_timer_ns};
 
 /// `rnr_retry` that stands for ever.
 const RNR_FOR_EVER: u8 = 7;
@@ -46,18 +47,19 @@ impl Qp {
         Verdict::GoBack(cause)
     }
 
-    /// The peer had no receive: the same, after a while.
-    pub(super) fn go_back_after(&mut self, ctx: &mut Ctx<'_>, wait: Nanos) -> Verdict {
+    /// The peer had no receive: the same, after as long as its timer code says.
+    pub(super) fn go_back_after(&mut self, ctx: &mut Ctx<'_>, timer: u8) -> Verdict {
         let for_ever = self.attributes().rnr_retry == RNR_FOR_EVER;
         let r = &mut self.requester;
         if !for_ever {
             if r.rnr_retries_left == 0 {
                 ctx.counters.retry_rnr_exceeded_err += 1;
-                self.fail_oldest(ctx, WcStatus::RnrRetryExc, 0);
+                self.fail_oldest(ctx, WcStatus::RnrRetryExc, Syndrome::RnrNak { timer }.into());
                 return Verdict::Failed(WcStatus::RnrRetryExc);
             }
             r.rnr_retries_left -= 1;
         }
+        let wait = Nanos(rnr_timer_ns(timer));
         self.rewind(Cause::Rnr);
         self.requester.rnr_until = Some(ctx.now + wait);
         Verdict::Wait(wait)

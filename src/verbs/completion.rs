@@ -5,6 +5,7 @@ use std::fmt;
 use bitflags::bitflags;
 
 use super::{CqIndex, QpIndex, Qpn, SrqIndex};
+use crate::wire::Syndrome;
 
 /// How a work request ended (`ibv_wc_status`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -156,7 +157,7 @@ pub struct Wc {
     pub opcode: WcOpcode,
     /// What else is valid.
     pub flags: WcFlags,
-    /// Why, for people: the NAK's syndrome byte, or zero.
+    /// Why, for people: the syndrome byte (AETH, IBTA 9.7.5.1) of the answer that ended it, or zero. See [`Wc::explain`].
     pub vendor_err: u8,
     /// The local QP.
     pub qpn: Qpn,
@@ -172,6 +173,16 @@ pub struct Wc {
     pub slid: u16,
     /// Service level.
     pub sl: u8,
+}
+
+impl Wc {
+    /// How it ended, in words, and what the peer said if it said something.
+    pub fn explain(&self) -> String {
+        match self.vendor_err {
+            0 => self.status.to_string(),
+            byte => format!("{}; the peer answered {}", self.status, Syndrome::from(byte)),
+        }
+    }
 }
 
 /// What happened to an object outside the order of completions (`ibv_event_type`).

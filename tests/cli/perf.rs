@@ -63,12 +63,12 @@ fn services_without_acknowledgements_are_measured_and_their_losses_counted() {
             assert_eq!(row["counters"]["retransmitted_packets"], serde_json::Value::Null, "{row}");
         }
     }
+    // Again fewer than there are receives, so that only the fault loses: one in four.
     let command = "perf send bw --service ud -s 500 --json";
-    let (server, client) = net.both(command, &format!("{command} -n 400 -t 16 --fault tx.drop=0.2,seed=3"));
+    let (server, client) = net.both(command, &format!("{command} -n 60 -t 16 --fault tx.drop=every4"));
     server.succeeded();
     let row = &client.succeeded().json()[0];
-    let (sent, arrived) = (row["sent"].as_u64().unwrap(), row["messages"].as_u64().unwrap());
-    assert!(sent == 400 && (200..390).contains(&arrived), "{row}");
+    assert_eq!((&row["sent"], &row["messages"]), (&60.into(), &45.into()), "{row}");
     net.right("perf read bw --service uc").failed(2, &["Uc has no Read"]);
     net.is_clean();
 }

@@ -1,0 +1,111 @@
+//! The error table, row by row, over a link between two NICs: what each side's application, its state, the wire, the counters
+//! and the events say, and that no memory changed that should not.
+//!
+//! Each row plays both ways round. The requester posts three requests: a good one, the one that fails, and a good one that
+//! nobody will carry out. [`rows`] has the table, [`link`] the two NICs.
+
+mod link;
+mod rows;
+
+use std::panic::catch_unwind;
+
+use link::{Link, PATTERN, REQUESTER, RESPONDER, Setup};
+use roxie::verbs::{EventKind, QpState, WcStatus};
+use roxie::wire::{NakCode, Syndrome};
+
+/// What the table says of one error.
+struct Row {
+    name: &'static str,
+    /// Where it is written: a clause of the InfiniBand specification, volume 1.
+    source: &'static str,
+    setup: Setup,
+    /// The middle request, and what goes wrong around it.
+    provoke: fn(&mut Link),
+    expect: Expect,
+}
+
+/// What must be so when all is quiet.
+#[derive(Clone, Copy)]
+struct Expect {
+    /// Completions of the requester's three requests, in order.
+    requests: [WcStatus; 3],
+    /// Why, as the middle one's `vendor_err` says: the NAK's syndrome byte, or 0.
+    vendor_err: u8,
+    /// Completions of the responder's receives, in order.
+    receives: &'static [WcStatus],
+    states: [QpState; 2],
+    /// NAKs on the wire.
+    naks: &'static [NakCode],
+    /// RNR NAKs on the wire.
+    rnr_naks: u64,
+    events: [&'static [EventKind]; 2],
+    /// Counters that are not zero because of it, of either side.
+    counters: [&'static [(&'static str, u64)]; 2],
+    /// What changed in the responder's memory: from, to (exclusive).
+    written: &'static [(u64, u64)],
+}
+
+fn play(row: &Row, swapped: bool) {
+    let what = format!("{}{}", row.name, if swapped { ", the other way round" } else { "" });
+    let mut link = Link::new(&row.setup, swapped);
+    link.post_good(1, 0);
+    (row.provoke)(&mut link);
+    link.post_good(3, 8);
+    assert!(link.settle(), "{what}: it does not come to rest");
+
+    let Expect { requests, vendor_err, receives, states, naks, rnr_naks, events, counters, written } =
+        row.expect;
+    let done = link.completions(REQUESTER);
+    let statuses: Vec<_> = done.iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    let wanted: Vec<_> = (1..).zip(requests).collect();
+    assert_eq!(statuses, wanted, "{what}: the requests");
+    assert_eq!(done[1].vendor_err, vendor_err, "{what}: vendor_err");
+    let answer = Syndrome::from(vendor_err);
+    let told = vendor_err == 0 || done[1].explain().contains(&answer.to_string());
+    assert!(told, "{what}: {} does not tell of {answer}", done[1].explain());
+    let taken: Vec<_> = link.completions(RESPONDER).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    let wanted: Vec<_> = (100..).zip(receives.iter().copied()).collect();
+    assert_eq!(taken, wanted, "{what}: the receives");
+    assert_eq!([link.state(REQUESTER), link.state(RESPONDER)], states, "{what}: states");
+    assert_eq!(link.naks(), (naks.to_vec(), rnr_naks), "{what}: NAKs");
+    for side in [REQUESTER, RESPONDER] {
+        let who = ["the requester", "the responder"][side];
+        assert_eq!(link.events(side), events[side], "{what}: events of {who}");
+        for &(name, value) in counters[side] {
+            assert_eq!(link.counter(side, name), value, "{what}: {name} of {who}");
+        }
+    }
+    let (bytes, outside) = link.memory(RESPONDER);
+    assert!(outside.iter().all(|byte| *byte == PATTERN), "{what}: memory outside the region changed");
+    for (at, byte) in (0..).zip(bytes) {
+        let may = written.iter().any(|(from, to)| (*from..*to).contains(&at));
+        assert_eq!(byte == PATTERN, !may, "{what}: byte {at} of the responder's region");
+    }
+}
+
+#[test]
+fn the_error_table_holds_row_by_row() {
+    let rows = rows::all();
+    println!("{:<58} {:<22} {:<14} NAK", "error", "source", "completion");
+    let mut failed = 0;
+    for row in &rows {
+        for swapped in [false, true] {
+            // The others are played too: a table is read as a whole.
+            failed += u32::from(catch_unwind(|| play(row, swapped)).is_err());
+        }
+        let naks: Vec<_> = row.expect.naks.iter().map(|nak| format!("{nak:?}")).collect();
+        let status = format!("{:?}", row.expect.requests[1]);
+        println!("{:<58} {:<22} {status:<14} {}", row.name, row.source, naks.join(", "));
+    }
+    assert_eq!(failed, 0, "rows that do not hold, each both ways round");
+    println!("{} errors, each both ways round", rows.len());
+    let provoked = |status: WcStatus| {
+        rows.iter().any(|row| row.expect.requests[1] == status || row.expect.receives.contains(&status))
+    };
+    use WcStatus as S;
+    let all =
+        [S::LocLen, S::LocQpOp, S::LocProt, S::WrFlush, S::MwBind, S::RemInvReq, S::RemAccess, S::RemOp];
+    for status in all.into_iter().chain([S::RetryExc, S::RnrRetryExc]) {
+        assert!(provoked(status), "no row ends in {status:?}");
+    }
+}
