@@ -1,0 +1,198 @@
+//! Shared receive queues, extended connections and completion queues as an application has them, between two devices.
+
+use std::time::Duration;
+
+use roxie::host::{
+    CompletionChannel, CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair,
+};
+use roxie::nic::ControlError;
+use roxie::shared::{Armed, PostError};
+use roxie::verbs::{
+    Access, AsyncEvent, EventKind, QpAttr, QpCaps, QpInit, QpState, QpType, SendWr, Wc, WcStatus, WrOpcode,
+};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn devices() -> (Device, Device) {
+    Device::memory_pair(&DeviceConfig::caller_only()).expect("two devices in this process")
+}
+
+fn join(one: &QueuePair, two: &QueuePair) {
+    let (here, there) = (one.endpoint(0).expect("an address"), two.endpoint(0).expect("an address"));
+    let options = ConnectOptions { timeout: 10, ..ConnectOptions::default() };
+    one.connect(&here, &there, &options).expect("a way");
+    two.connect(&there, &here, &options).expect("a way");
+}
+
+/// Turns the sender until the receiver has a completion.
+fn arrival(sender: &CompletionQueue, receiver: &CompletionQueue) -> Wc {
+    let until = std::time::Instant::now() + SOON;
+    loop {
+        sender.poll_one();
+        if let Some(wc) = receiver.poll_one() {
+            return wc;
+        }
+        assert!(std::time::Instant::now() < until, "nothing arrives");
+    }
+}
+
+fn init() -> QpInit {
+    QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true }
+}
+
+fn bytes(region: &MemoryRegion, length: usize) -> Vec<u8> {
+    region.to_vec(0, length).expect("within the region")
+}
+
+#[test]
+fn two_connections_share_receives_and_their_owner_is_told_when_few_are_left() {
+    let (near, far) = devices();
+    let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
+    let (cq, peer_cq) = (near.create_cq(16, None).unwrap(), far.create_cq(16, None).unwrap());
+    let srq = peer_pd.create_srq(4, 1).unwrap();
+    let target = peer_pd.register(64, Access::LOCAL_WRITE).unwrap();
+    let source = pd.register(64, Access::empty()).unwrap();
+    let pairs: Vec<_> = (0..2)
+        .map(|_| {
+            let one = near.create_qp_as(&pd, &cq, &cq, &init()).unwrap();
+            let two = far.create_qp_sharing(&peer_pd, &peer_cq, &peer_cq, &init(), &srq).unwrap();
+            join(&one, &two);
+            (one, two)
+        })
+        .collect();
+    assert_eq!(pairs[0].1.post_recv(1, &[]), Err(PostError::NoReceiveQueue));
+    for id in 0..4 {
+        srq.post_recv(id, &[target.sge(0, 64)]).unwrap();
+    }
+    assert!(matches!(srq.post_recv(4, &[]), Err(PostError::QueueFull { outstanding: 4, capacity: 4 })));
+    srq.arm(3).unwrap();
+    for (id, turn) in [0, 1, 1].into_iter().enumerate() {
+        pairs[turn].0.post_send(&SendWr::default(), &[source.sge(0, 8)]).unwrap();
+        let wc = arrival(&cq, &peer_cq);
+        assert_eq!((wc.status, wc.wr_id, wc.qpn), (WcStatus::Success, id as u64, pairs[turn].1.qpn()));
+    }
+    assert_eq!(far.event(), Some(AsyncEvent::Srq(srq.index(), EventKind::SrqLimitReached)));
+    assert_eq!(far.event(), None);
+    srq.resize(9).unwrap();
+    let status = srq.query().unwrap();
+    assert_eq!((status.max_wr, status.waiting, status.limit), (9, 1, 0));
+    for id in 5..13 {
+        srq.post_recv(id, &[target.sge(0, 64)]).unwrap();
+    }
+    pairs[0].0.post_send(&SendWr::default(), &[source.sge(0, 8)]).unwrap();
+    assert_eq!(arrival(&cq, &peer_cq).wr_id, 3, "what was posted before comes first");
+    let fail = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+    pairs[0].1.modify(&fail).unwrap();
+    assert_eq!(far.event(), Some(AsyncEvent::Qp(pairs[0].1.index(), EventKind::LastWqeReached)));
+    assert_eq!(srq.query().unwrap().waiting, 8, "the others' receives are still there");
+}
+
+#[test]
+fn an_extended_connection_reaches_each_queue_of_its_domain_by_number() {
+    let (near, far) = devices();
+    let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
+    let (cq, peer_cq) = (near.create_cq(16, None).unwrap(), far.create_cq(16, None).unwrap());
+    let xrcd = far.open_xrcd().unwrap();
+    let queues = [(); 2].map(|()| peer_pd.create_xrc_srq(4, 1, &xrcd, &peer_cq).unwrap());
+    let target = xrcd.create_target().unwrap();
+    let initiator = near.create_xrc_initiator(&pd, &cq, &init()).unwrap();
+    assert_eq!((initiator.qp_type(), target.qp_type()), (QpType::XrcSend, QpType::XrcRecv));
+    join(&initiator, &target);
+    let inboxes = [(); 2].map(|()| peer_pd.register(64, Access::READ_WRITE).unwrap());
+    for (id, (queue, inbox)) in queues.iter().zip(&inboxes).enumerate() {
+        queue.post_recv(id as u64, &[inbox.sge(0, 64)]).unwrap();
+    }
+    let source = pd.register(64, Access::LOCAL_WRITE).unwrap();
+    source.write_at(0, b"by number").unwrap();
+    let to = |queue: usize| SendWr { remote_srqn: queues[queue].number(), ..SendWr::default() };
+    for queue in [1, 0] {
+        initiator.post_send(&to(queue), &[source.sge(0, 9)]).unwrap();
+        let wc = arrival(&cq, &peer_cq);
+        assert_eq!((wc.status, wc.wr_id, wc.qpn), (WcStatus::Success, queue as u64, target.qpn()));
+        assert_eq!(bytes(&inboxes[queue], 9), b"by number");
+    }
+    let read = SendWr {
+        opcode: WrOpcode::Read,
+        remote_addr: inboxes[0].sge(0, 9).addr,
+        rkey: inboxes[0].rkey(),
+        ..to(0)
+    };
+    initiator.post_send(&read, &[source.sge(32, 9)]).unwrap();
+    let until = std::time::Instant::now() + SOON;
+    while bytes(&source, 41)[32..] != *b"by number" {
+        far.poll();
+        near.poll();
+        assert!(std::time::Instant::now() < until, "the READ does not come back");
+    }
+    let refused = target.post_send(&SendWr::default(), &[]);
+    assert!(matches!(refused, Err(PostError::NotServed { .. })), "{refused:?}");
+    assert_eq!(initiator.post_recv(1, &[]), Err(PostError::NoReceiveQueue));
+}
+
+#[test]
+fn a_file_stands_for_an_extended_domain() {
+    let (_, far) = devices();
+    let file = tempfile::tempfile().unwrap();
+    assert!(far.open_xrcd_of(&file, false, false).is_err(), "nobody has made it");
+    let one = far.open_xrcd_of(&file, true, true).unwrap();
+    let taken = far.open_xrcd_of(&file, true, true).unwrap_err().to_string();
+    assert!(taken.contains("XRC domain of this file"), "{taken}");
+    // Both are the same: a target made through one reaches a queue made through the other.
+    let two = far.open_xrcd_of(&file, false, false).unwrap();
+    let (pd, cq) = (far.alloc_pd().unwrap(), far.create_cq(4, None).unwrap());
+    let _srq = pd.create_xrc_srq(4, 1, &one, &cq).unwrap();
+    drop(one);
+    let _target = two.create_target().unwrap();
+    assert!(far.open_xrcd_of(&file, false, false).is_ok(), "it is there while somebody has it open");
+}
+
+#[test]
+fn a_completion_queue_changes_its_size_while_somebody_sleeps_on_it() {
+    let (near, far) = devices();
+    let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
+    let channel = CompletionChannel::new().unwrap();
+    let (cq, peer_cq) = (near.create_cq(64, None).unwrap(), far.create_cq(4, Some(&channel)).unwrap());
+    let one = near.create_qp_as(&pd, &cq, &cq, &init()).unwrap();
+    let two = far.create_qp_as(&peer_pd, &peer_cq, &peer_cq, &init()).unwrap();
+    join(&one, &two);
+    let deliver = |count: usize| {
+        for _ in 0..count {
+            two.post_recv(7, &[]).unwrap();
+            one.post_send(&SendWr::default(), &[]).unwrap();
+        }
+        for _ in 0..50 {
+            near.poll();
+            far.poll();
+        }
+    };
+    deliver(3);
+    let small = peer_cq.resize(2).unwrap_err();
+    let expected = ControlError::TooSmall { object: "completion queue", size: 2, holds: 3 };
+    assert_eq!(small.to_string(), expected.to_string());
+    peer_cq.resize(32).unwrap();
+    peer_cq.arm(Armed::Next);
+    assert!(!channel.wait(Duration::ZERO), "what came before raises none");
+    deliver(20);
+    assert!(channel.wait(SOON));
+    let mut all = [Wc::default(); 32];
+    assert_eq!(peer_cq.poll(&mut all), 23);
+
+    // Events for ten at a time, or when it takes too long.
+    peer_cq.moderate(10, Duration::from_millis(20)).unwrap();
+    peer_cq.arm(Armed::Next);
+    let before = far.now();
+    deliver(10);
+    assert!(channel.wait(SOON));
+    deliver(1);
+    let times: Vec<_> = std::iter::from_fn(|| peer_cq.poll_timed()).map(|(_, time)| time).collect();
+    assert_eq!(times.len(), 11);
+    assert!(times.is_sorted() && times[0] >= before && times[10] <= far.now(), "{before:?} {times:?}");
+    peer_cq.arm(Armed::Next);
+    deliver(1);
+    let until = std::time::Instant::now() + SOON;
+    while !channel.wait(Duration::ZERO) {
+        far.poll();
+        assert!(std::time::Instant::now() < until, "no event after its period");
+    }
+    assert!(peer_cq.moderate(2, Duration::ZERO).is_err());
+}
