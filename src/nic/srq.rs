@@ -126,6 +126,8 @@ impl Srqs {
         Srqs { table: NumberedTable::new(srqs, seed), xrcds: Table::new(xrcds), reports }
     }
 
+    // Apart from the way of a QP's own queue.
+    #[inline(never)]
     fn take(&mut self, index: SrqIndex, sges: &mut [Sge]) -> Option<RecvWr> {
         let srq = self.table.get_mut(index.0)?;
         if srq.failed {

@@ -343,6 +343,7 @@ impl RecvRing {
     }
 
     /// The application's side: posts one receive. True: the NIC wants a doorbell.
+    #[inline]
     pub fn post(&self, wr_id: u64, sges: &[Sge]) -> Result<bool, PostError> {
         if sges.len() > self.max_sge as usize {
             return Err(PostError::TooManySges { given: sges.len(), max: self.max_sge });
@@ -371,6 +372,8 @@ impl RecvRing {
     }
 
     /// The NIC's side: copies the receive at `position` out; `None` if there is none.
+    // Each message of a QP with its own queue passes here: a call would cost more than the copy.
+    #[inline(always)]
     pub fn fetch(&self, position: u32, sges: &mut [Sge]) -> Option<RecvWr> {
         if !self.has(position) {
             return None;

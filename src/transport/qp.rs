@@ -287,6 +287,7 @@ impl Qp {
         self.handle_reliable(ctx, packet, frame)
     }
 
+    #[inline(never)]
     fn handle_other_service(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         if !self.qp_type.is_extended() {
             return self.handle_unacknowledged(ctx, packet, frame);
