@@ -1,4 +1,4 @@
-//! `roxie decode`: the RoCE packets of a capture, one a line, in full, or as JSON.
+//! `roxie decode`: the RoCE packets of a capture, one a line, in full, as JSON, or as a ladder.
 //!
 //! Numbers count every frame of the capture, as Wireshark does; what is not RoCE is passed over.
 
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -14,26 +14,30 @@ use nix::sys::stat::{SFlag, fstat};
 use roxie::capture::{CaptureError, Direction, Reader, Record, link_type};
 use roxie::frame::Frame;
 use roxie::wire::net::ether_type;
-use roxie::wire::{Bth, Drop, Envelope, Icrc, Packet};
+use roxie::wire::{Bth, Drop, Envelope, Icrc, Packet, Qpn};
 
 use crate::common::output;
 
+mod draw;
 mod json;
 mod mad;
 mod segments;
 
-use segments::Segments;
+pub(crate) use segments::Segments;
 
 const EXAMPLES: &str = "\
 Examples:
   roxie decode run.pcapng                       one line a packet
   roxie decode -v run.pcapng | less             every header
+  roxie decode --ladder run.pcapng              what the queue pairs said to one another
+  roxie decode --ladder --qp 0x11 near.pcapng far.pcapng      of both ends: shows what was lost between them
+  roxie decode --svg run.svg run.pcapng         the same as a picture
   roxie decode --json run.pcapng | jq 'select(.aeth.kind == \"NAK_PSN_SEQUENCE\")'
   tcpdump -U -i eth0 -w - udp port 4791 | roxie decode -      as it happens
   roxie pingpong rc --port memory -n 2 --capture x.pcapng     makes one to look at
 
 Exit codes: 0 all was read, 1 the capture cannot be read, is cut short or damaged, or holds frames of a link type that \
-is not decoded, 2 wrong usage.";
+is not decoded, or nothing to draw, 2 wrong usage.";
 
 /// What to decode and how to show it.
 #[derive(Debug, Args)]
@@ -47,29 +51,81 @@ is not decoded, 2 wrong usage.";
         super-frame that was captured before the NIC cut it into packets). What follows # is the packet's comment: in \
         captures of Roxie what the NIC did with it and why.\n\n--json has a key for each field; extension headers are \
         objects (reth, aeth, deth, ...). A frame that claims to be RoCE and is not well formed has the key malformed \
-        with the reason instead.",
+        with the reason instead.\n\n\
+        --ladder draws a sequence diagram of each connection. Its ends are the two lines, the left one spoke first; \
+        time goes down. Packets that follow one another and are alike are one rung, with the range of their PSNs \
+        (-v: a rung for each).\n\n  \
+        --->  a packet            ===>  sent before: a retransmission, or an answer once more\n  \
+        ~~~>  a NAK, or an answer that cannot be used       ---X  lost on the way\n  \
+        o-->  came more often than it left                  - -   PSNs that this capture does not have\n\n\
+        Behind each rung stands why: the comments of the NIC where the capture has them, else what the PSNs tell. \
+        A request's PSN is one more than the last; lower means sent again, higher that something is missing. An \
+        ACK's PSN acknowledges everything up to it. A sequence NAK's PSN is the one that the receiver misses: it \
+        drops all that come after, so the sender goes back to that PSN and sends everything from there again \
+        (go-back-N). An RNR NAK means that no receive was posted: the sender waits and comes again. Without any \
+        answer the sender goes back by itself when its timer ends; then the ladder shows the silence before.\n\n\
+        One capture shows what passed where it was made: at the sender a lost packet looks like any other until it is \
+        sent again, at the receiver it is missing. Give the captures of both ends and each packet is one rung, lost \
+        ones end on the way. Clocks need not agree, nor must the captures say where they were made: packets that \
+        went both ways tell.",
     after_help = EXAMPLES
 )]
 pub(crate) struct Arguments {
-    /// The capture, or - for standard input
-    file: PathBuf,
-    /// Print all fields, one header a line
+    /// The capture, or - for standard input; two for a ladder of both ends
+    #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Print all fields, one header a line; with --ladder a rung for each packet
     #[arg(short, long, conflicts_with = "json")]
     verbose: bool,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
+    /// Draw what queue pairs said to one another, as text
+    #[arg(long, conflicts_with = "json", group = "drawing")]
+    ladder: bool,
+    /// Draw it as an SVG, into this file or to standard output (-)
+    #[arg(long, value_name = "OUT", conflicts_with = "json", group = "drawing")]
+    svg: Option<PathBuf>,
+    /// Draw only connections of this queue pair, a number such as 17 or 0x11
+    #[arg(long, value_name = "N", value_parser = queue_pair, requires = "drawing")]
+    qp: Option<Qpn>,
+}
+
+fn queue_pair(text: &str) -> Result<Qpn, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    match number {
+        Ok(n) if Qpn::new(n).value() == n => Ok(Qpn::new(n)),
+        _ => Err(format!("`{text}` is no queue pair number: give one below 16777216, such as 17 or 0x11")),
+    }
 }
 
 /// Decodes, and says on standard error what could not be read. Exit codes: 0 all was read, 1 the capture is
 /// unreadable or cut short; clap exits with 2 for wrong usage.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
-    match open_and_decode(arguments) {
+    if arguments.ladder || arguments.svg.is_some() {
+        return conclude(draw::run(arguments));
+    }
+    match &arguments.files[..] {
+        [file] => {
+            conclude(open_and_decode(arguments, file).map_err(|failure| draw::Trouble::of(file, failure)))
+        }
+        _ => {
+            output::complain("decode", "two captures make a ladder: add --ladder or --svg OUT, or give one");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn conclude(outcome: Result<(), draw::Trouble>) -> ExitCode {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         // The reader of our output has seen enough.
-        Err(Failure::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(failure) => {
-            output::complain("decode", format_args!("{}: {failure}", arguments.file.display()));
+        Err(trouble) if trouble.is_closed_pipe() => ExitCode::SUCCESS,
+        Err(trouble) => {
+            output::complain("decode", trouble);
             ExitCode::from(1)
         }
     }
@@ -87,12 +143,16 @@ enum Failure {
     LinkTypes(String),
 }
 
-fn open_and_decode(arguments: &Arguments) -> Result<(), Failure> {
-    let source: Box<dyn Read> = if arguments.file.as_os_str() == "-" {
-        Box::new(io::stdin().lock())
-    } else {
-        Box::new(File::open(&arguments.file).map_err(Failure::Open)?)
-    };
+/// A file, or standard input.
+fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
+    Ok(match file.as_os_str() == "-" {
+        true => Box::new(io::stdin().lock()),
+        false => Box::new(File::open(file).map_err(Failure::Open)?),
+    })
+}
+
+fn open_and_decode(arguments: &Arguments, file: &Path) -> Result<(), Failure> {
+    let source = open(file)?;
     let stdout = io::stdout();
     // A file gets its lines in blocks; whoever watches a pipe or a terminal gets each at once.
     let to_file = fstat(stdout.as_fd())
@@ -102,10 +162,7 @@ fn open_and_decode(arguments: &Arguments) -> Result<(), Failure> {
     let read = decode(arguments, source, &mut out, !to_file, &mut summary);
     // What was decoded is on its way before a word about what was not.
     out.flush()?;
-    if summary.malformed != 0 {
-        let what = format_args!("{} frames look like RoCE and are not well formed", summary.malformed);
-        output::complain("decode", what);
-    }
+    summary.tell_of_malformed();
     read?;
     summary.into_result()
 }
@@ -118,6 +175,13 @@ struct Summary {
 }
 
 impl Summary {
+    fn tell_of_malformed(&self) {
+        if self.malformed != 0 {
+            let what = format_args!("{} frames look like RoCE and are not well formed", self.malformed);
+            output::complain("decode", what);
+        }
+    }
+
     fn into_result(self) -> Result<(), Failure> {
         if self.link_types.is_empty() {
             return Ok(());
@@ -172,7 +236,7 @@ fn decode(
 }
 
 /// True if the frame claims to be RoCE; false if it is something else.
-fn is_malformed(reason: &Drop) -> bool {
+pub(crate) fn is_malformed(reason: &Drop) -> bool {
     match reason {
         Drop::NotRoce | Drop::MacControl | Drop::Fragment { .. } | Drop::Ipv6Extension(_) => false,
         // Too short even to tell what it is.
@@ -183,7 +247,7 @@ fn is_malformed(reason: &Drop) -> bool {
 }
 
 /// Finds the packet in a frame; `None` if frames of this link type are not known here.
-fn envelope(record: &Record<'_>, frame: &Frame<'_>) -> Option<Result<Envelope, Drop>> {
+pub(crate) fn envelope(record: &Record<'_>, frame: &Frame<'_>) -> Option<Result<Envelope, Drop>> {
     let network = |ether_type: u16, at: usize| Envelope::from_network(frame, ether_type, at, record.wire_len);
     let protocol_at = |at: usize| record.data.get(at..).and_then(|b| b.first_chunk()).copied();
     // For a frame that is too short for its type field: EtherType 0 is nobody's.
@@ -204,16 +268,16 @@ fn envelope(record: &Record<'_>, frame: &Frame<'_>) -> Option<Result<Envelope, D
 }
 
 /// A frame with all that can be told about it.
-struct Decoded<'a> {
+pub(crate) struct Decoded<'a> {
     record: &'a Record<'a>,
-    frame: Frame<'a>,
+    pub(crate) frame: Frame<'a>,
     envelope: Envelope,
     /// `None` if its headers behind the BTH cannot be read.
-    packet: Option<Packet>,
+    pub(crate) packet: Option<Packet>,
     /// What is wrong with it.
     problem: Option<Drop>,
     icrc: Verdict,
-    segments: Option<Segments>,
+    pub(crate) segments: Option<Segments>,
 }
 
 /// The ICRC as far as the capture lets it be seen.
@@ -224,7 +288,7 @@ enum Verdict {
 }
 
 impl<'a> Decoded<'a> {
-    fn new(record: &'a Record<'a>, frame: &Frame<'a>, envelope: Envelope) -> Decoded<'a> {
+    pub(crate) fn new(record: &'a Record<'a>, frame: &Frame<'a>, envelope: Envelope) -> Decoded<'a> {
         let mut packet = Packet::from_envelope(frame, envelope);
         let problem = packet.as_ref().err().copied();
         if let Some(Drop::BadPad { .. } | Drop::BadTransportVersion(_)) = problem {
@@ -244,6 +308,20 @@ impl<'a> Decoded<'a> {
             icrc = Verdict::Checked(checked);
         }
         Decoded { record, frame: *frame, envelope, packet: packet.ok(), problem, icrc, segments }
+    }
+
+    /// Why whoever gets it will drop it.
+    pub(crate) fn problem_in_words(&self) -> Option<String> {
+        match (&self.problem, &self.icrc) {
+            (Some(problem), _) => Some(problem.to_string()),
+            (None, Verdict::Checked(Icrc::Bad { .. })) => Some("bad ICRC".into()),
+            _ => None,
+        }
+    }
+
+    /// The management datagram in it, in words.
+    pub(crate) fn carries(&self) -> Option<String> {
+        mad::Mad::read(self.packet.as_ref()?, &self.frame).map(|mad| mad.to_string())
     }
 
     fn write_text(&self, out: &mut dyn Write, verbose: bool) -> io::Result<()> {
@@ -270,9 +348,7 @@ impl<'a> Decoded<'a> {
         if let Some(s) = &self.segments {
             write!(out, " gso {} segments of {} bytes, psn to {}", s.count, s.len, s.last_psn)?;
         }
-        if let Some(packet) = &self.packet
-            && let Some(mad) = mad::Mad::read(packet, &self.frame)
-        {
+        if let Some(mad) = self.carries() {
             write!(out, " {mad}")?;
         }
         if let Some(comment) = self.record.comment {

@@ -10,6 +10,7 @@ mod common;
 mod decode;
 mod demo;
 mod floor;
+mod ladder;
 mod perf;
 mod pingpong;
 mod show;
@@ -24,7 +25,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Print the RoCE packets of a capture (pcap or pcapng)
+    /// Print the RoCE packets of a capture (pcap or pcapng), or draw them as a ladder
     Decode(decode::Arguments),
     Demo(demo::Arguments),
     /// Measure bandwidth, message rate and latency percentiles

@@ -8,11 +8,11 @@ use roxie::wire::{Bth, Envelope, Icrc, NetHeader, Psn};
 
 /// The packets of a super-frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Segments {
+pub(crate) struct Segments {
     /// How many packets.
-    pub(super) count: usize,
+    pub(crate) count: usize,
     /// Bytes from BTH to ICRC of all but the last, which may be shorter.
-    pub(super) len: usize,
+    pub(crate) len: usize,
     /// PSN of the last.
     pub(super) last_psn: Psn,
     /// `Ok` if all are, else the first that is bad.

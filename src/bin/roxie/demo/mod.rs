@@ -1,7 +1,7 @@
 //! `roxie demo`: two NICs on this machine, verified data between them, and how fast it goes beside the floor.
 //!
 //! Read [`run`] and [`measure`] first. `site` makes the network, `connection` the QPs and what is measured on them,
-//! `verify` compares data, `recovery` draws the ladder, `report` the table.
+//! `verify` compares data, `recovery` loses a packet and has the ladder drawn, `report` the table.
 
 mod connection;
 mod recovery;
@@ -514,6 +514,7 @@ impl Demo<'_> {
         if let Some(row) = report.rows.first() {
             say(&"Next:");
             say(&format_args!("  roxie decode {}", row.capture));
+            say(&format_args!("  roxie decode --ladder {}", row.capture));
             say(&"  roxie demo --threads 2        a thread for each NIC");
             say(&"  roxie demo --help             what is measured, and how");
         }

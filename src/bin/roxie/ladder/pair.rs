@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use roxie::wire::{Psn, Qpn, Service};
 
-use super::Seen;
+use super::{Facts, Fate, Passage, service_name};
 
 /// The packets between two queue pairs, in the order of the capture.
 #[derive(Debug)]
@@ -13,22 +13,49 @@ pub(crate) struct Connection {
     pub(super) service: Service,
     /// The end that the first packet came from, and the other: address and queue pair, as far as one is known.
     pub(super) ends: [(IpAddr, Option<Qpn>); 2],
-    pub(super) packets: Vec<Seen>,
+    pub(super) packets: Vec<Passage>,
+    /// Both ends were captured.
+    pub(super) two_sided: bool,
 }
 
 impl Connection {
+    fn new(service: Service, ends: [(IpAddr, Option<Qpn>); 2], packets: Vec<Passage>) -> Connection {
+        let two_sided = packets.iter().any(|passage| passage.fate == Fate::Delivered);
+        let mut connection = Connection { service, ends, packets, two_sided };
+        if two_sided {
+            // In the order and at the times of the left end.
+            let mut packets = std::mem::take(&mut connection.packets);
+            for passage in &mut packets {
+                if !connection.goes_right(&passage.facts)
+                    && let Some(arrived) = &passage.arrived
+                {
+                    passage.at = arrived.at.map(u64::cast_signed);
+                }
+            }
+            packets.sort_by_key(|passage| passage.at);
+            connection.packets = packets;
+        }
+        connection
+    }
+
     /// True if it goes from left to right.
-    pub(super) fn goes_right(&self, seen: &Seen) -> bool {
-        match seen.src_qp {
-            // Two queue pairs of one host.
-            _ if seen.src == seen.dst => self.ends[1].1 == Some(seen.dest_qp),
-            _ => seen.src == self.ends[0].0,
+    pub(super) fn goes_right(&self, facts: &Facts) -> bool {
+        // Two queue pairs of one host differ by their numbers.
+        if facts.src == facts.dst {
+            self.ends[1].1 == Some(facts.dest_qp)
+        } else {
+            facts.src == self.ends[0].0
         }
     }
 
     /// True if this is one of its queue pairs.
     pub(crate) fn has(&self, qp: Qpn) -> bool {
         self.ends.iter().any(|(_, own)| *own == Some(qp))
+    }
+
+    /// Its queue pairs, as far as they are known: number, service and address.
+    pub(crate) fn queue_pairs(&self) -> impl Iterator<Item = (Qpn, IpAddr, &'static str)> {
+        self.ends.iter().filter_map(|(address, qp)| Some(((*qp)?, *address, service_name(self.service))))
     }
 }
 
@@ -42,7 +69,7 @@ struct Key {
 }
 
 impl Key {
-    fn of(seen: &Seen) -> Key {
+    fn of(seen: &Facts) -> Key {
         Key { src: seen.src, dst: seen.dst, dest_qp: seen.dest_qp, src_qp: seen.src_qp }
     }
 
@@ -59,19 +86,24 @@ struct Flow {
 }
 
 /// Sorts packets into connections, in the order in which these begin.
-pub(crate) fn pair(packets: Vec<Seen>) -> Vec<Connection> {
-    let mut flows = Vec::new();
+pub(crate) fn pair(packets: Vec<Passage>) -> Vec<Connection> {
+    let mut flows: Vec<Flow> = Vec::new();
     let mut index: HashMap<Key, usize> = HashMap::new();
-    for (i, seen) in packets.iter().enumerate() {
-        let key = Key::of(seen);
+    for (i, passage) in packets.iter().enumerate() {
+        let key = Key::of(&passage.facts);
+        let service = passage.facts.service;
         let flow = *index.entry(key).or_insert_with(|| {
-            flows.push(Flow { key, service: seen.service, packets: Vec::new(), partner: None });
+            flows.push(Flow { key, service, packets: Vec::new(), partner: None });
             flows.len() - 1
         });
+        // A congestion notification is sent to a queue pair of any service.
+        if flows[flow].service == Service::Cnp {
+            flows[flow].service = service;
+        }
         flows[flow].packets.push(i);
     }
     marry(&mut flows, &evidence(&packets, &index));
-    let mut packets: Vec<Option<Seen>> = packets.into_iter().map(Some).collect();
+    let mut packets: Vec<Option<Passage>> = packets.into_iter().map(Some).collect();
     let mut connections = Vec::new();
     for i in 0..flows.len() {
         let flow = &flows[i];
@@ -83,26 +115,22 @@ pub(crate) fn pair(packets: Vec<Seen>) -> Vec<Connection> {
         let mut members = flow.packets.clone();
         members.extend(back.iter().flat_map(|flow| &flow.packets));
         members.sort_unstable();
-        connections.push(Connection {
-            service: flow.service,
-            ends: [(flow.key.src, left), (flow.key.dst, Some(flow.key.dest_qp))],
-            packets: members.into_iter().filter_map(|member| packets[member].take()).collect(),
-        });
+        let members = members.into_iter().filter_map(|member| packets[member].take()).collect();
+        let ends = [(flow.key.src, left), (flow.key.dst, Some(flow.key.dest_qp))];
+        connections.push(Connection::new(flow.service, ends, members));
     }
     connections
 }
 
 /// How many answers of the second flow have the PSN that was last asked for by the first, among those that could be.
-fn evidence(packets: &[Seen], index: &HashMap<Key, usize>) -> HashMap<(usize, usize), u64> {
+fn evidence(packets: &[Passage], index: &HashMap<Key, usize>) -> HashMap<(usize, usize), u64> {
     let mut asked: HashMap<(IpAddr, IpAddr, Psn), usize> = HashMap::new();
     let mut found = HashMap::new();
-    for seen in packets.iter().filter(|seen| seen.service != Service::Ud) {
-        let flow = index[&Key::of(seen)];
-        if !seen.is_answer() {
-            (0..seen.count).for_each(|i| {
-                asked.insert((seen.src, seen.dst, seen.psn + i), flow);
-            });
-        } else if let Some(request) = asked.get(&(seen.dst, seen.src, seen.psn)) {
+    for facts in packets.iter().map(|passage| &passage.facts).filter(|facts| facts.is_ordered()) {
+        let flow = index[&Key::of(facts)];
+        if !facts.is_answer() {
+            asked.insert((facts.src, facts.dst, facts.psn), flow);
+        } else if let Some(request) = asked.get(&(facts.dst, facts.src, facts.psn)) {
             *found.entry((*request, flow)).or_default() += 1;
         }
     }
@@ -125,7 +153,12 @@ fn marry(flows: &mut [Flow], evidence: &HashMap<(usize, usize), u64>) {
         }
     };
     candidates.iter().for_each(|((a, b), _)| wed(*a, *b));
-    // Datagrams name both ends. Of connections without answers equal numbers are the best guess there is.
+    wed_namesakes(flows);
+    wed_the_last(flows);
+}
+
+/// Datagrams name both ends. Of connections without answers equal numbers are the best guess there is.
+fn wed_namesakes(flows: &mut [Flow]) {
     let mut waiting: HashMap<(IpAddr, IpAddr, Qpn, Option<Qpn>), usize> = HashMap::new();
     for i in 0..flows.len() {
         let key = flows[i].key;
@@ -137,13 +170,30 @@ fn marry(flows: &mut [Flow], evidence: &HashMap<(usize, usize), u64>) {
             None => (key.dst, key.src, key.dest_qp, None),
         };
         match waiting.get(&looked_for) {
-            Some(&other) if flows[other].service == flows[i].service && flows[i].key.may_answer(&flows[other].key) => {
+            Some(&other)
+                if flows[other].service == flows[i].service && flows[i].key.may_answer(&flows[other].key) =>
+            {
                 flows[i].partner = Some(other);
                 flows[other].partner = Some(i);
             }
             _ => {
                 waiting.insert((key.src, key.dst, key.dest_qp, key.src_qp), i);
             }
+        }
+    }
+}
+
+/// Where one flow each way is left between two hosts, they are of one connection.
+fn wed_the_last(flows: &mut [Flow]) {
+    let mut left: HashMap<(IpAddr, IpAddr, Service), Vec<usize>> = HashMap::new();
+    let single =
+        |flow: &&Flow| flow.partner.is_none() && flow.key.src_qp.is_none() && flow.key.src != flow.key.dst;
+    for (i, flow) in flows.iter().enumerate().filter(|(_, flow)| single(flow)) {
+        left.entry((flow.key.src, flow.key.dst, flow.service)).or_default().push(i);
+    }
+    for (&(src, dst, service), there) in &left {
+        if let ([there], Some([back])) = (&there[..], left.get(&(dst, src, service)).map(|back| &back[..])) {
+            flows[*there].partner = Some(*back);
         }
     }
 }

@@ -1,11 +1,15 @@
 //! What each packet of a connection is, told by its PSN and by what came before it (IBTA 9.7).
 
+use std::collections::VecDeque;
+
 use roxie::wire::{NakCode, Operation, Position, Psn, Service, Syndrome, rnr_timer_ns};
 
-use super::{Connection, Seen, duration, plural};
+use super::{Connection, Facts, Fate, Passage, duration, plural, psn_range};
 
 /// A jump of more PSNs than any window is another connection on the same queue pair.
 const ANOTHER_LIFE: i32 = 1 << 16;
+/// READs and atomics that are followed at once: more than any responder takes.
+const MOST_READS: usize = 1024;
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +31,10 @@ pub(super) enum Kind {
 /// PSNs between two packets that are not in the capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Missing {
-    pub(super) from: Psn,
+    from: Psn,
     pub(super) count: u32,
     /// Of answers.
-    pub(super) answers: bool,
+    answers: bool,
 }
 
 /// What was found out about a packet.
@@ -42,19 +46,40 @@ pub(super) struct Mark {
     pub(super) missing: Option<Missing>,
 }
 
+impl Mark {
+    fn new(kind: Kind, remark: impl Into<String>) -> Mark {
+        Mark { kind, remark: remark.into(), missing: None }
+    }
+}
+
+/// A READ or an atomic whose answers are awaited.
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    first: Psn,
+    /// The answer that is due.
+    due: Psn,
+    /// After its last answer.
+    end: Psn,
+    /// A later answer has come: the implied NAK was told of.
+    overtaken: bool,
+}
+
 /// The requests of one end, and the answers to them.
 #[derive(Debug, Default)]
 struct Stream {
-    /// The PSN after the last request.
+    /// The PSN after the highest request.
     next: Option<Psn>,
-    /// PSNs below it that never came: first, count.
+    /// The PSN after the last request: below `next` while requests are sent again.
+    cursor: Psn,
+    /// Why requests are sent again, while they are.
+    again: Option<String>,
+    /// PSNs below `next` that never came: first, count.
     holes: Vec<(Psn, u32)>,
-    /// The last that was acknowledged.
+    /// The highest that was acknowledged.
     acknowledged: Option<Psn>,
-    /// What the last answer complained of.
+    /// What an answer complained of, until requests are sent again.
     trouble: Option<&'static str>,
-    /// The PSN after the last READ response.
-    answers: Option<Psn>,
+    awaited: VecDeque<Awaited>,
     /// The last PSN may be higher than it seems: a READ takes as many as it has responses.
     open_ended: bool,
 }
@@ -64,80 +89,139 @@ pub(super) struct Trace {
     streams: [Stream; 2],
     /// Payload bytes of a full packet, as far as the capture shows any.
     path_mtu: Option<usize>,
+    /// Lost packets are known.
+    two_sided: bool,
+    /// When the last packet was.
+    last_at: Option<i64>,
 }
 
 impl Trace {
     pub(super) fn new(connection: &Connection) -> Trace {
-        Trace { streams: Default::default(), path_mtu: path_mtu(connection) }
+        Trace {
+            streams: Default::default(),
+            path_mtu: path_mtu(connection),
+            two_sided: connection.two_sided,
+            last_at: None,
+        }
     }
 
     /// What the next packet is. `right`: which way it goes.
-    pub(super) fn mark(&mut self, seen: &Seen, right: bool) -> Mark {
-        let plain = |kind| Mark { kind, remark: String::new(), missing: None };
-        if !seen.is_ordered() || seen.operation == Operation::Cnp {
-            return match seen.operation {
-                Operation::Cnp => Mark { remark: "congestion: slow down".into(), ..plain(Kind::Datagram) },
-                _ => plain(Kind::Datagram),
-            };
+    pub(super) fn mark(&mut self, passage: &Passage, right: bool) -> Mark {
+        let facts = &passage.facts;
+        let silence = self.last_at.zip(passage.at).map(|(last, at)| (at - last).max(0).cast_unsigned());
+        self.last_at = passage.at.or(self.last_at);
+        if facts.operation == Operation::Cnp {
+            return Mark::new(Kind::Datagram, "congestion: slow down");
         }
-        if seen.is_answer() { self.streams[usize::from(right)].answer(seen) } else { self.request(seen, right) }
-    }
-
-    fn request(&mut self, seen: &Seen, right: bool) -> Mark {
-        let span = match (seen.asks, self.path_mtu) {
-            (Some(bytes), Some(mtu)) => (bytes as usize).div_ceil(mtu).max(1) as u32,
-            _ => seen.count,
-        };
-        let stream = &mut self.streams[usize::from(!right)];
-        let open_ended = seen.asks.is_some() && self.path_mtu.is_none();
-        stream.request(seen, span, open_ended)
+        if !facts.is_ordered() {
+            return Mark::new(Kind::Datagram, "");
+        }
+        if passage.fate == Fate::Extra {
+            return Mark::new(if facts.is_answer() { Kind::AnswerAgain } else { Kind::Again }, "");
+        }
+        if !facts.is_answer() {
+            let span = match (facts.asks, self.path_mtu) {
+                (Some(bytes), Some(mtu)) => (bytes as usize).div_ceil(mtu).max(1) as u32,
+                _ => 1,
+            };
+            let open_ended = facts.asks.is_some() && self.path_mtu.is_none();
+            return self.streams[usize::from(!right)].request(facts, span, open_ended, silence);
+        }
+        let stream = &mut self.streams[usize::from(right)];
+        if passage.is_void() {
+            // The requester does not know of it.
+            let kind = if matches!(facts.syndrome, Some(Syndrome::Ack { .. }) | None) {
+                Kind::Answer
+            } else {
+                Kind::Trouble
+            };
+            return Mark::new(kind, "");
+        }
+        let mut mark = stream.answer(facts);
+        if self.two_sided {
+            mark.missing = None;
+        }
+        mark
     }
 }
 
 /// The payload of a packet that is followed by another of its message is a full one.
-pub(super) fn path_mtu(connection: &Connection) -> Option<usize> {
-    let full = |seen: &&Seen| matches!(seen.position, Position::First | Position::Middle) && seen.count == 1;
-    connection.packets.iter().filter(full).map(|seen| seen.payload).filter(|n| *n > 0).max()
+fn path_mtu(connection: &Connection) -> Option<usize> {
+    let full = |facts: &&Facts| matches!(facts.position, Position::First | Position::Middle);
+    let facts = connection.packets.iter().map(|passage| &passage.facts);
+    facts.filter(full).map(|facts| facts.payload).filter(|n| *n > 0).max()
 }
 
 impl Stream {
-    fn request(&mut self, seen: &Seen, span: u32, open_ended: bool) -> Mark {
-        let (psn, end) = (seen.psn, seen.psn + span);
-        let mark = |kind, remark: &str| Mark { kind, remark: remark.into(), missing: None };
-        let Some(next) = self.next else {
-            (self.next, self.open_ended) = (Some(end), open_ended);
-            return mark(Kind::Request, "");
-        };
-        let ahead = psn.distance_from(next);
+    fn request(&mut self, facts: &Facts, span: u32, open_ended: bool, silence: Option<u64>) -> Mark {
+        let (psn, end) = (facts.psn, facts.psn + span);
+        let ahead = self.next.map_or(0, |next| psn.distance_from(next));
         if ahead.abs() > ANOTHER_LIFE {
-            *self = Stream { next: Some(end), open_ended, ..Stream::default() };
-            return mark(Kind::Request, "PSNs begin anew: another connection of this queue pair");
+            *self = Stream { next: Some(end), cursor: end, open_ended, ..Stream::default() };
+            return Mark::new(Kind::Request, "PSNs begin anew: another connection of this queue pair");
         }
-        if ahead >= 0 {
-            let gap = (ahead > 0 && !self.open_ended).then_some(Missing {
-                from: next,
-                count: ahead as u32,
-                answers: false,
-            });
-            self.holes.extend(gap.map(|gap| (gap.from, gap.count)));
-            (self.next, self.open_ended) = (Some(end), open_ended);
-            return Mark { missing: gap, ..mark(Kind::Request, "") };
+        self.expect(facts, end, open_ended);
+        if let Some(next) = self.next.filter(|_| ahead < 0) {
+            let mark = self.request_again(facts, silence);
+            self.cursor = end;
+            self.next = Some(if next.is_before(end) { end } else { next });
+            return mark;
         }
-        if end.distance_from(next) > 0 {
-            self.next = Some(end);
+        let from = self.next.unwrap_or(psn);
+        let gap =
+            (ahead > 0 && !self.open_ended).then_some(Missing { from, count: ahead as u32, answers: false });
+        self.holes.extend(gap.map(|gap| (gap.from, gap.count)));
+        (self.next, self.cursor, self.open_ended, self.again) = (Some(end), end, open_ended, None);
+        let remark = match facts.asks {
+            Some(_) if span > 1 => format!("asks for {}", psn_range(psn, end - 1)),
+            _ => String::new(),
+        };
+        Mark { missing: gap, ..Mark::new(Kind::Request, remark) }
+    }
+
+    /// A request below the highest one.
+    fn request_again(&mut self, facts: &Facts, silence: Option<u64>) -> Mark {
+        let psn = facts.psn;
+        let was_missing = self.fill(psn, 1);
+        if facts.service == Service::Uc {
+            return Mark::new(Kind::Again, if was_missing { "late: out of order" } else { "seen before" });
         }
-        let was_missing = self.fill(psn, span);
-        if seen.service == Service::Uc {
-            return mark(Kind::Again, if was_missing { "late: out of order" } else { "seen before" });
+        // Whoever goes back does so for one reason, which holds until it has caught up.
+        if self.again.is_none() || psn.is_before(self.cursor) {
+            let unanswered = self.awaited.iter().any(|read| read.contains(psn));
+            let acknowledged = self.acknowledged.is_some_and(|last| !last.is_before(psn));
+            let reason = match (self.trouble.take(), silence) {
+                (Some(trouble), _) => trouble.into(),
+                _ if was_missing => "fills the gap: late, or sent again".into(),
+                _ if acknowledged && !unanswered => {
+                    "sent again though it was acknowledged: the answer came late or not at all".into()
+                }
+                (None, Some(silence)) => format!("sent again: no answer, nothing for {}", duration(silence)),
+                (None, None) => "sent again: no answer came in time".to_owned(),
+            };
+            self.again = Some(reason);
         }
-        if self.acknowledged.is_some_and(|last| !last.is_before(psn)) {
-            return mark(Kind::Again, "a duplicate: acknowledged already, the acknowledgement came too late");
+        Mark::new(Kind::Again, self.again.clone().unwrap_or_default())
+    }
+
+    /// Notes which answers a READ or an atomic will have.
+    fn expect(&mut self, facts: &Facts, end: Psn, open_ended: bool) {
+        let answered = matches!(
+            facts.operation,
+            Operation::ReadRequest
+                | Operation::CompareSwap
+                | Operation::FetchAdd
+                | Operation::Flush
+                | Operation::AtomicWrite
+        );
+        // One that begins within another repeats the rest of it.
+        if !answered || open_ended || self.awaited.iter().any(|read| read.contains(facts.psn)) {
+            return;
         }
-        let why = self.trouble.unwrap_or("sent again: no answer came in time");
-        if was_missing {
-            return mark(Kind::Again, &format!("{why}; the first time that this capture has it"));
+        if self.awaited.len() == MOST_READS {
+            self.awaited.pop_front();
         }
-        mark(Kind::Again, why)
+        self.awaited.push_back(Awaited { first: facts.psn, due: facts.psn, end, overtaken: false });
     }
 
     /// Takes PSNs out of the holes; true if the first of them was in one.
@@ -156,52 +240,72 @@ impl Stream {
         true
     }
 
-    fn answer(&mut self, seen: &Seen) -> Mark {
-        let psn = seen.psn;
-        let known = self.acknowledged.is_some_and(|last| {
-            let behind = last.distance_from(psn);
-            (0..ANOTHER_LIFE).contains(&behind)
-        });
-        let mark = |kind, remark: String| Mark { kind, remark, missing: None };
-        match seen.syndrome {
+    fn answer(&mut self, facts: &Facts) -> Mark {
+        let psn = facts.psn;
+        if let (Some(next), false) = (self.next, self.open_ended)
+            && (0..ANOTHER_LIFE).contains(&psn.distance_from(next))
+            && facts.syndrome.is_none_or(|s| matches!(s, Syndrome::Ack { .. }))
+        {
+            let sent = format!("answers nothing that was sent, the last was psn {}: a ghost", next - 1);
+            return Mark::new(Kind::Trouble, sent + ", unless the capture lacks requests");
+        }
+        match facts.syndrome {
             Some(Syndrome::Nak(NakCode::PsnSequence)) => {
                 self.acknowledge(psn - 1);
                 self.trouble = Some("sent again after the sequence NAK");
-                mark(Kind::Trouble, format!("sequence NAK: {psn} is missing, send again from there"))
+                Mark::new(Kind::Trouble, format!("sequence NAK: psn {psn} is missing, send again from there"))
             }
             Some(Syndrome::RnrNak { timer }) => {
                 self.acknowledge(psn - 1);
                 self.trouble = Some("sent again after the RNR NAK");
                 let wait = duration(rnr_timer_ns(timer));
-                mark(Kind::Trouble, format!("receiver not ready: no receive is posted, come again after {wait}"))
+                Mark::new(
+                    Kind::Trouble,
+                    format!("receiver not ready: no receive is posted, come again after {wait}"),
+                )
             }
-            Some(Syndrome::Nak(code)) => mark(Kind::Trouble, meaning(code).into()),
-            Some(Syndrome::Reserved(byte)) => mark(Kind::Trouble, format!("reserved syndrome {byte:#04x}")),
-            Some(Syndrome::Ack { .. }) | None => {
-                let missing = self.missing_answers(seen);
-                let again = known && (seen.operation != Operation::ReadResponse || missing.is_none());
-                self.acknowledge(psn);
-                self.trouble = None;
-                let remark = if again { "answered before" } else { "" };
-                let kind = if again { Kind::AnswerAgain } else { Kind::Answer };
-                Mark { kind, remark: remark.into(), missing }
+            Some(Syndrome::Nak(code)) => Mark::new(Kind::Trouble, meaning(code)),
+            Some(Syndrome::Reserved(byte)) => {
+                Mark::new(Kind::Trouble, format!("reserved syndrome {byte:#04x}"))
             }
+            Some(Syndrome::Ack { .. }) | None => self.good_answer(facts),
         }
     }
 
-    /// READ responses of one message follow one another.
-    fn missing_answers(&mut self, seen: &Seen) -> Option<Missing> {
-        if seen.operation != Operation::ReadResponse {
-            return None;
+    /// An ACK, or what was asked for.
+    fn good_answer(&mut self, facts: &Facts) -> Mark {
+        let psn = facts.psn;
+        if let Some(read) = self.awaited.iter_mut().find(|read| !psn.is_before(read.end) && !read.overtaken) {
+            // Nothing is acknowledged beyond an answer that is due (IBTA 9.7.5.1.4).
+            read.overtaken = true;
+            self.trouble = Some("sent again after the implied NAK");
+            let due = psn_range(read.due, read.end - 1);
+            return Mark::new(Kind::Trouble, format!("implies a NAK: the answer {due} never came"));
         }
-        let expected = self.answers.replace(seen.psn + seen.count)?;
-        let ahead = seen.psn.distance_from(expected);
-        let inside = matches!(seen.position, Position::Middle | Position::Last);
-        (inside && (1..ANOTHER_LIFE).contains(&ahead)).then_some(Missing {
-            from: expected,
-            count: ahead as u32,
-            answers: true,
-        })
+        let known = self.acknowledged.is_some_and(|last| !last.is_before(psn));
+        let missing = if facts.operation == Operation::Acknowledge { None } else { self.take_answer(facts) };
+        let again = known && missing.is_none();
+        self.acknowledge(psn);
+        if again {
+            Mark::new(Kind::AnswerAgain, "answered before")
+        } else {
+            Mark { missing, ..Mark::new(Kind::Answer, "") }
+        }
+    }
+
+    /// Takes what a READ or an atomic is answered with; returns what should have come before.
+    fn take_answer(&mut self, facts: &Facts) -> Option<Missing> {
+        let place = self.awaited.iter().position(|read| read.contains(facts.psn))?;
+        let read = &mut self.awaited[place];
+        let ahead = facts.psn.distance_from(read.due);
+        let missing = (ahead > 0).then_some(Missing { from: read.due, count: ahead as u32, answers: true });
+        if ahead >= 0 {
+            read.due = facts.psn.next();
+        }
+        if read.due == read.end {
+            self.awaited.remove(place);
+        }
+        missing
     }
 
     fn acknowledge(&mut self, psn: Psn) {
@@ -228,17 +332,21 @@ fn meaning(code: NakCode) -> &'static str {
     }
 }
 
+impl Awaited {
+    fn contains(&self, psn: Psn) -> bool {
+        !psn.is_before(self.first) && psn.is_before(self.end)
+    }
+}
+
 impl Missing {
-    /// In words.
+    /// In a word.
     pub(super) fn label(&self) -> String {
-        let what = if self.answers { "answers, " } else { "" };
-        match self.count {
-            1 => format!("{what}psn {}", self.from),
-            n => format!("{what}psn {}..{}", self.from, self.from + (n - 1)),
-        }
+        let what = if self.answers { "answer " } else { "" };
+        format!("{what}{}", psn_range(self.from, self.from + (self.count - 1)))
     }
 
+    /// In words.
     pub(super) fn remark(&self) -> String {
-        format!("{} not in this capture: lost before it, or not captured", plural(self.count.into(), "packet"))
+        format!("{} not in this capture: lost before it, or late", plural(self.count.into(), "packet"))
     }
 }

@@ -1,0 +1,129 @@
+//! The RoCE packets of a capture.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+
+use roxie::capture::{CaptureError, Direction, Reader, Record};
+use roxie::frame::Frame;
+use roxie::wire::{Bth, Envelope, Packet, parse::ICRC_LEN};
+
+use super::{Facts, Seen, Sight};
+use crate::decode::{Decoded, Segments, envelope, is_malformed};
+
+/// Packets of one capture that are read at most: each takes some hundred bytes, and nobody looks so far.
+const MOST: usize = 1_000_000;
+/// Bytes of a comment that are kept.
+const LONGEST_COMMENT: usize = 300;
+
+/// What a capture has.
+#[derive(Debug, Default)]
+pub(crate) struct Reading {
+    pub(crate) seen: Vec<Seen>,
+    /// Frames of any kind.
+    pub(crate) frames: u64,
+    /// Frames that claim to be RoCE and cannot be read.
+    pub(crate) malformed: u64,
+    /// Link types that are not decoded.
+    pub(crate) link_types: BTreeSet<u32>,
+    /// Where reading ended before the capture did, and why.
+    pub(crate) broken: Option<CaptureError>,
+    /// There are more packets than a ladder takes.
+    pub(crate) too_many: bool,
+}
+
+/// Reads a capture to its end, or to where it breaks.
+///
+/// # Errors
+/// If it is no capture at all.
+pub(crate) fn read(source: impl Read) -> Result<Reading, CaptureError> {
+    let mut reader = Reader::new(source)?;
+    let mut reading = Reading::default();
+    while reading.seen.len() < MOST {
+        match reader.next() {
+            Ok(Some(record)) => reading.take(&record),
+            Ok(None) => return Ok(reading),
+            Err(error) => {
+                reading.broken = Some(error);
+                return Ok(reading);
+            }
+        }
+    }
+    reading.too_many = true;
+    Ok(reading)
+}
+
+impl Reading {
+    fn take(&mut self, record: &Record<'_>) {
+        self.frames += 1;
+        let frame = Frame::whole(record.data);
+        match envelope(record, &frame) {
+            None => {
+                self.link_types.insert(record.link_type);
+            }
+            Some(Err(reason)) => self.malformed += u64::from(is_malformed(&reason)),
+            Some(Ok(envelope)) => self.take_packet(record, &Decoded::new(record, &frame, envelope)),
+        }
+    }
+
+    fn take_packet(&mut self, record: &Record<'_>, decoded: &Decoded<'_>) {
+        let Some(packet) = &decoded.packet else {
+            self.malformed += 1;
+            return;
+        };
+        let comment = one_line(record.comment.unwrap_or_default());
+        let problem = decoded.problem_in_words();
+        let told = match &problem {
+            // The comment of a NIC says it already, and sockets that made up an IPv4 identification are no damage.
+            Some(problem) if comment.is_empty() => format!("{problem}: whoever gets it drops it"),
+            _ => comment.clone(),
+        };
+        let seen = |packet: &Packet| Seen {
+            facts: Facts {
+                carries: decoded.carries().unwrap_or_default(),
+                damaged: problem.is_some() && comment.is_empty(),
+                ..Facts::of(packet)
+            },
+            sight: Sight { number: record.number, at: record.timestamp_ns, comment: told.clone() },
+            out: record.direction.map(|way| way == Direction::Out),
+        };
+        match &decoded.segments {
+            Some(segments) => {
+                self.seen.extend(cut(packet, &decoded.frame, segments).iter().map(seen));
+            }
+            None => self.seen.push(seen(packet)),
+        }
+    }
+}
+
+/// The packets that a super-frame will be, or was.
+fn cut(whole: &Envelope, frame: &Frame<'_>, segments: &Segments) -> Vec<Packet> {
+    let end = whole.icrc_offset + ICRC_LEN;
+    let packets = (0..segments.count).filter_map(|i| {
+        let start = whole.bth_offset + i * segments.len;
+        let mut bth = [0; Bth::LEN];
+        if frame.copy_to(start, &mut bth) < Bth::LEN {
+            return None;
+        }
+        let envelope = Envelope {
+            bth: Bth::read(&bth),
+            bth_offset: start,
+            icrc_offset: (start + segments.len).min(end) - ICRC_LEN,
+            ..*whole
+        };
+        Packet::from_envelope(frame, envelope).ok()
+    });
+    packets.collect()
+}
+
+/// A comment may hold whatever its writer liked.
+fn one_line(comment: &str) -> String {
+    let mut line = String::new();
+    for c in comment.chars() {
+        if line.len() >= LONGEST_COMMENT {
+            line.push_str("...");
+            break;
+        }
+        line.push(if c.is_control() { ' ' } else { c });
+    }
+    line
+}
