@@ -137,13 +137,17 @@ impl Nic {
             Ok(hidden_id) => hidden_id,
             Err(outcome) => return outcome,
         };
-        let (mut members, mut taken) = (0, 0);
+        let (mut members, mut taken, mut refused) = (0, 0, None);
         while let Some(member) = self.groups.members(gid).get(members).copied() {
             members += 1;
             let verdict = self.deliver(now, member.0, packet, received);
-            taken += usize::from(verdict == Some(Verdict::Executed));
+            if verdict == Some(Verdict::Executed) {
+                taken += 1;
+            } else {
+                refused = refused.or(verdict);
+            }
         }
         self.counters.rx_multicast += 1;
-        RxOutcome::Multicast { members, taken, hidden_id }
+        RxOutcome::Multicast { members, taken, refused, hidden_id }
     }
 }

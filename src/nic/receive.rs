@@ -40,6 +40,8 @@ pub enum RxOutcome {
         members: usize,
         /// How many of them took it.
         taken: usize,
+        /// Why the first of those that did not take it did not.
+        refused: Option<Verdict>,
         /// As below.
         hidden_id: Option<u16>,
     },
@@ -62,9 +64,13 @@ impl fmt::Display for RxOutcome {
             RxOutcome::BadIcrc { computed, stored } => {
                 write!(f, "dropped: ICRC {stored:#010x}, computed {computed:#010x}")
             }
-            RxOutcome::Multicast { members, taken, .. } => {
+            RxOutcome::Multicast { members, taken, refused: None, .. } => {
                 write!(f, "multicast: taken by {taken} of {members} QPs")
             }
+            RxOutcome::Multicast { members, taken, refused: Some(verdict), .. } => {
+                write!(f, "multicast: taken by {taken} of {members} QPs; {verdict}")
+            }
+            RxOutcome::UnknownQp(Qpn::MULTICAST) => f.write_str("dropped: no QP is attached to its group"),
             RxOutcome::UnknownQp(qpn) => write!(f, "dropped: no QP {qpn}"),
             RxOutcome::Judged { verdict, hidden_id: None, .. } => verdict.fmt(f),
             RxOutcome::Judged { verdict, hidden_id: Some(id), .. } => {

@@ -68,7 +68,11 @@ impl Qp {
             payload_len: 0,
             inline: None,
             way: None,
-            reason: TxReason::Answer,
+            reason: match syndrome {
+                Syndrome::Nak(code) => TxReason::Nak(code),
+                Syndrome::RnrNak { .. } => TxReason::RnrNak,
+                Syndrome::Ack { .. } | Syndrome::Reserved(_) => TxReason::Answer,
+            },
             origin: Origin::Reply,
         }
     }

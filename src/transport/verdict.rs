@@ -98,6 +98,10 @@ pub enum TxReason {
     },
     /// An answer.
     Answer,
+    /// An answer that says no.
+    Nak(NakCode),
+    /// There was no receive.
+    RnrNak,
     /// An answer, again.
     AnswerAgain,
 }
@@ -132,7 +136,7 @@ impl fmt::Display for Verdict {
             Verdict::Ghost => f.write_str("ghost: acknowledges nothing that was sent; dropped"),
             Verdict::GoBack(cause) => write!(f, "{cause}: go back and send again"),
             Verdict::Stale => f.write_str("stale: already going back"),
-            Verdict::Failed(status) => write!(f, "work request fails: {status}"),
+            Verdict::Failed(status) => write!(f, "work request fails, QP to error: {status}"),
             Verdict::Wait(time) => write!(f, "receiver not ready: wait {time}"),
             Verdict::WrongState(state) => write!(f, "dropped: QP is in {state:?}"),
             Verdict::WrongSource => f.write_str("dropped: not the QP's peer"),
@@ -160,6 +164,17 @@ impl fmt::Display for TxReason {
                 write!(f, "retransmit after {cause}, try {attempt} of {of}")
             }
             TxReason::Answer => f.write_str("answer"),
+            TxReason::Nak(NakCode::PsnSequence) => f.write_str("asks for everything from this PSN again"),
+            TxReason::Nak(NakCode::RemoteAccess) => {
+                f.write_str("refuses: key, bounds or rights forbid it; QP to error")
+            }
+            TxReason::Nak(NakCode::RemoteOperational) => {
+                f.write_str("refuses: it cannot be done here; QP to error")
+            }
+            TxReason::Nak(NakCode::InvalidRequest | NakCode::InvalidRdRequest) => {
+                f.write_str("refuses: opcode, order, length or number of requests is wrong; QP to error")
+            }
+            TxReason::RnrNak => f.write_str("no receive is posted: asks to come again later"),
             TxReason::AnswerAgain => f.write_str("answer to a duplicate"),
         }
     }

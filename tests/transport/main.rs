@@ -24,6 +24,7 @@ mod ud;
 mod windows;
 mod xrc;
 
+use roxie::frame::FrameMut;
 use roxie::limits::Limits;
 use roxie::nic::NicConfig;
 use roxie::port::Port;
@@ -308,6 +309,21 @@ impl Stage {
         frame.write(honest, payload);
         let icrc = roxie::wire::icrc::compute(&frame.as_frame(), 14, length - 4);
         frame.write(length - 4, &icrc.to_le_bytes());
+        self.peer.tx_commit(id);
+        self.peer.tx_flush(self.now).expect("memory does not fail");
+    }
+
+    /// A good SEND to the QP whose bytes are changed before it leaves. It has 8 bytes of payload.
+    fn send_bytes(&mut self, change: impl Fn(&mut [u8])) {
+        let bth = Bth { opcode: Opcode::RC_SEND_ONLY, dest_qp: self.qp.handle.qpn, ..Bth::default() };
+        let mut headers = [0; MAX_HEADERS];
+        let at = self.template.write_headers(&mut headers, &bth, &Ext::None, 8);
+        let mut bytes = vec![0; self.template.frame_len(bth.opcode, 8)];
+        bytes[..at].copy_from_slice(&headers[..at]);
+        self.template.seal(&mut FrameMut { a: &mut bytes, b: &mut [] });
+        change(&mut bytes);
+        let id = self.peer.tx_alloc(bytes.len()).expect("room");
+        self.peer.tx_frame(&id).write(0, &bytes);
         self.peer.tx_commit(id);
         self.peer.tx_flush(self.now).expect("memory does not fail");
     }

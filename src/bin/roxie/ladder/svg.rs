@@ -13,7 +13,7 @@ const TIME_X: f64 = 150.0;
 const LEFT_X: f64 = 190.0;
 const RIGHT_X: f64 = 690.0;
 const REMARK_X: f64 = 716.0;
-const ROW: f64 = 34.0;
+const ROW: f64 = 36.0;
 const REMARK_LINE: f64 = 16.0;
 /// By how much an arrow falls: time goes down.
 const FALL: f64 = 9.0;
@@ -101,14 +101,14 @@ impl Canvas {
                 &format!("{more} more rungs: draw them as text"),
             );
         }
-        self.y += 52.0;
+        self.y += 44.0;
         self.add(format_args!("</g>"));
     }
 
     /// The boxes on top of the lines of life.
     fn ends(&mut self, names: &[String; 2]) {
         for (x, name) in [LEFT_X, RIGHT_X].into_iter().zip(names) {
-            let width = (name.chars().count() as f64 * 7.6 + 24.0).max(90.0);
+            let width = box_width(name);
             let (left, top) = ((x - width / 2.0).max(8.0), self.y);
             self.add(format_args!(
                 "<rect class=\"end\" x=\"{left:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"26\" rx=\"5\"/>"
@@ -116,7 +116,7 @@ impl Canvas {
             self.text("name", left + width / 2.0, top + 17.5, name);
         }
         self.y += 26.0;
-        self.lives("life", 10.0);
+        self.lives("life", 8.0);
     }
 
     /// Goes down by `height`, and the lines of life with it.
@@ -132,12 +132,12 @@ impl Canvas {
 
     fn rung(&mut self, rung: &Rung) {
         let remark = wrap(&rung.remark);
-        let (top, height) = (self.y, ROW.max(18.0 + remark.len() as f64 * REMARK_LINE));
+        let (top, height) = (self.y, ROW.max(22.0 + remark.len() as f64 * REMARK_LINE));
         self.lives("life", height);
-        let y = top + 19.0;
+        let y = top + 22.0;
         self.add(format_args!("<g class=\"rung\">"));
+        self.text("label", (LEFT_X + RIGHT_X) / 2.0, y - 5.0, &rung.label);
         self.arrow(rung, y);
-        self.text("label", (LEFT_X + RIGHT_X) / 2.0, y - 2.0, &rung.label);
         if let Some(number) = rung.number {
             self.text("number", NUMBER_X, y + 4.0, &number.to_string());
         }
@@ -151,11 +151,7 @@ impl Canvas {
     }
 
     fn arrow(&mut self, rung: &Rung, y: f64) {
-        let (kind, head) = match rung.line {
-            Line::Plain => ("plain", "plain-head"),
-            Line::Again => ("again", "again-head"),
-            Line::Trouble => ("trouble", "trouble-head"),
-        };
+        let (kind, head) = classes(rung.line);
         let (from, to) = if rung.right { (LEFT_X, RIGHT_X) } else { (RIGHT_X, LEFT_X) };
         let at = |part: f64| (from + (to - from) * part, y + FALL * part);
         let ((x1, y1), (x2, y2)) = match rung.end {
@@ -215,11 +211,7 @@ impl Canvas {
         let (mut x, y) = (24.0, self.y);
         self.add(format_args!("<g class=\"legend\">"));
         for (line, end, words) in entries {
-            let (kind, head) = match line {
-                Line::Plain => ("plain", "plain-head"),
-                Line::Again => ("again", "again-head"),
-                Line::Trouble => ("trouble", "trouble-head"),
-            };
+            let (kind, head) = classes(line);
             let tip = x + 46.0;
             self.add(format_args!(
                 "<line class=\"{kind}\" x1=\"{x}\" y1=\"{y:.1}\" x2=\"{tip}\" y2=\"{y:.1}\"/>"
@@ -237,6 +229,11 @@ impl Canvas {
             self.text("soft", tip + 16.0, y + 4.5, words);
             x = tip + 40.0 + words.len() as f64 * 7.4;
         }
+        let top = y - 8.0;
+        self.add(format_args!(
+            "<rect class=\"gap\" x=\"{x}\" y=\"{top}\" width=\"46\" height=\"16\" rx=\"4\"/>"
+        ));
+        self.text("soft", x + 56.0, y + 4.5, "missing in the capture");
         self.add(format_args!("</g>"));
         self.y += 16.0;
     }
@@ -248,6 +245,20 @@ impl Canvas {
     fn add(&mut self, element: std::fmt::Arguments<'_>) {
         let _ = writeln!(self.body, "{element}");
     }
+}
+
+/// The classes of a line and of its head.
+fn classes(line: Line) -> (&'static str, &'static str) {
+    match line {
+        Line::Plain => ("plain", "plain-head"),
+        Line::Again => ("again", "again-head"),
+        Line::Trouble => ("trouble", "trouble-head"),
+    }
+}
+
+/// The width of a box with a name in it.
+fn box_width(name: &str) -> f64 {
+    (name.chars().count() as f64 * 7.6 + 24.0).max(90.0)
 }
 
 /// Breaks a remark into lines at its spaces.
