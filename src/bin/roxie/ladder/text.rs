@@ -28,7 +28,7 @@ pub(crate) fn draw(ladder: &Ladder) -> String {
         let line = match step {
             Step::Rung(rung) => {
                 let number = rung.number.map_or(String::new(), |n| n.to_string());
-                let time = rung.at.map_or(String::new(), |at| super::signed_duration(at));
+                let time = rung.at.map_or(String::new(), super::signed_duration);
                 format!("{number:>6} {time:>12}  |{}|  {}", line(rung, width), rung.remark)
             }
             Step::Missing(missing) => {
