@@ -10,6 +10,7 @@ use super::{Nic, QpEntry, split};
 use crate::limits::MAX_SGE;
 use crate::shared::{CompletionRing, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
+use crate::transport::coverage::{Mover, Watch};
 use crate::transport::qp::Attributes;
 use crate::transport::{Qp, QpConfig};
 use crate::verbs::{
@@ -613,7 +614,9 @@ impl Nic {
         let entry = self.qps.get_mut(index.0).ok_or(ControlError::NotFound("QP"))?;
         let next = check_transition(entry.qp.qp_type, entry.qp.state(), attr, largest, limit)?;
         split!(self, now, entry => qp, ctx);
+        let watch = Watch::timer(qp);
         qp.modify(&mut ctx, attr, next);
+        watch.moved(qp, Mover::Command);
         if next == QpState::Reset {
             entry.sends.reset();
             entry.receives.reset();

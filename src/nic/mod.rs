@@ -37,6 +37,7 @@ use crate::limits::Limits;
 use crate::shared::{HostMemory, SendRing};
 use crate::time::Nanos;
 use crate::timer::TimerWheel;
+use crate::transport::coverage::{Mover, Watch};
 use crate::transport::permutation::splitmix;
 use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp};
 use crate::verbs::{AsyncEvent, CqIndex, Mtu, PdId, QpIndex, QpState};
@@ -252,7 +253,9 @@ impl Nic {
         entry.timer_at = Nanos::MAX;
         split!(self, now, entry => qp, ctx);
         // It may have been put off since it was set: then nothing happens, and `look_after` sets it again.
+        let watch = Watch::timer(qp);
         let _ = qp.handle_timeout(&mut ctx);
+        watch.moved(qp, Mover::Time);
         self.touch(index);
     }
 

@@ -6,6 +6,7 @@ use super::{Nic, split};
 use crate::frame::Frame;
 use crate::time::Nanos;
 use crate::transport::Verdict;
+use crate::transport::coverage::{Mover, Watch};
 use crate::verbs::QpIndex;
 use crate::wire::{self, Icrc, Operation, Packet, Qpn};
 
@@ -156,7 +157,9 @@ impl Nic {
         let before = (self.out.dma_in.len(), self.out.completions.len());
         let entry = self.qps.get_mut(index)?;
         split!(self, now, entry => qp, ctx);
+        let watch = Watch::arrival(qp, packet);
         let mut verdict = qp.handle_packet(&mut ctx, packet, received.index);
+        watch.moved(qp, Mover::Packet);
         if self.out.may_fault {
             verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);
         }

@@ -5,6 +5,7 @@ use super::{Nic, split};
 use crate::frame::FrameMut;
 use crate::time::Nanos;
 use crate::transport::TxPlan;
+use crate::transport::coverage::{Mover, Watch};
 use crate::verbs::QpIndex;
 use crate::wire::{self, MAX_HEADERS, datagram_port};
 
@@ -80,7 +81,9 @@ impl Nic {
             }
         }
         split!(self, now, entry => qp, ctx);
+        let watch = Watch::timer(qp);
         qp.sent(&mut ctx, plan);
+        watch.moved(qp, Mover::Sent);
     }
 
     /// Computes the ICRC of a finished frame of this QP.

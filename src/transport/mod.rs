@@ -25,6 +25,7 @@
 pub mod address;
 pub mod answers;
 pub mod completer;
+pub mod coverage;
 pub mod fault;
 pub mod local;
 pub mod memory;

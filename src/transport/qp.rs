@@ -131,7 +131,7 @@ pub struct Qp {
     pub qp_type: QpType,
     /// The sizes that it was made with.
     pub caps: QpCaps,
-    service: Service,
+    pub(super) service: Service,
     state: QpState,
     attributes: Attributes,
     template: Option<Template>,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use roxie::nic::{Answer, Command};
+use roxie::time::Nanos;
 use roxie::verbs::WrOpcode;
 
 use crate::flow::Fate;
@@ -86,7 +87,8 @@ impl World<'_> {
         assert!(broken <= corrupted, "{broken} broken frames, {corrupted} corrupted");
         let disturbed = corrupted + traffic(|t| t.delayed + t.dropped + t.duplicated + t.link_down);
         let jumps = self.script.has(|action| matches!(action, Action::Jump(_)));
-        let calm = disturbed == 0 && !jumps && self.links.iter().all(|link| link.law.is_strict());
+        let slow = self.script.channels.iter().any(|channel| channel.slow > Nanos::ZERO);
+        let calm = disturbed == 0 && !jumps && !slow && self.links.iter().all(|link| link.law.is_strict());
         if calm {
             for name in ["local_ack_timeout_err", "packet_seq_err", "implied_nak_seq_err", "ghost_acks"] {
                 assert!(of(name) == 0, "{name} = {} without a fault", of(name));

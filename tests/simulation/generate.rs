@@ -151,6 +151,7 @@ impl Swarm {
             rnr_timer: rng.pick(&[1, 5, 12]),
             cq: if rng.one_in(10) { rng.pick(&[2, 4, 8]) } else { 512 },
             sig_all: rng.one_in(4),
+            slow: if rng.one_in(6) { Nanos(1_000 * rng.pick(&[2, 40, 400])) } else { Nanos::ZERO },
         }
     }
 
@@ -206,12 +207,17 @@ impl Swarm {
         if rng.one_in(8) {
             return Vec::new();
         }
+        let stormy = rng.one_in(15);
         let short = Trouble::Delay(Nanos(1_000 * (1 + rng.below(10))));
         let long = Trouble::Delay(Nanos::from_micros(10 + rng.below(3_000)));
         let all = [Trouble::Lose, Trouble::Double, Trouble::Harm, short, long];
         let on: Vec<Trouble> = all.into_iter().filter(|_| rng.one_in(2)).collect();
         on.into_iter()
-            .map(|trouble| Rule::Rate { to, trouble, of_10_000: rng.pick(&[20, 100, 300]) })
+            .map(|trouble| Rule::Rate {
+                to,
+                trouble,
+                of_10_000: if stormy { rng.pick(&[1_000, 2_500]) } else { rng.pick(&[20, 100, 300]) },
+            })
             .collect()
     }
 

@@ -1,5 +1,6 @@
 //! Which endings a script permits. Without a reason in the script nothing may fail.
 
+use roxie::time::Nanos;
 use roxie::verbs::{EventKind, WcStatus};
 
 use crate::script::{Action, Part, Place, Rule, Script, Service, Trouble, Way};
@@ -39,6 +40,11 @@ impl Law {
             Action::PortDown(host) | Action::LinkMtu(host, _) | Action::Move(host, _) => ours(host),
             _ => false,
         });
+        // So much goes wrong that it may go wrong for as many tries as there are.
+        let stormy = script
+            .weather
+            .iter()
+            .any(|rule| matches!(rule, Rule::Rate { to, of_10_000, .. } if ours(to) && *of_10_000 >= 1_000));
         let broken = script.has(|action| match action {
             Action::Restart(host) => ours(host),
             Action::Reset(place) | Action::Destroy(place) | Action::Error(place) => here(place),
@@ -51,11 +57,11 @@ impl Law {
         });
         // Time that jumps is time in which nobody answers.
         let jumps = script.has(|action| matches!(action, Action::Jump(_)));
-        let disturbed = jumps || any(|trouble| *trouble != Trouble::Double) > 0;
+        let disturbed = jumps || spec.slow > Nanos::ZERO || any(|trouble| *trouble != Trouble::Double) > 0;
         Law {
-            retries_may_end: harsh || (spec.retries < 7 && disturbed),
+            retries_may_end: harsh || stormy || (spec.retries < 7 && disturbed),
             rnr_retries_may_end: spec.rnr_retries < 7,
-            broken,
+            broken: broken || (spec.slow > Nanos::ZERO && spec.service != Service::Rc),
             gone: gone.collect(),
             grants: script.has(|action| match action {
                 Action::FreeWindow(way) => way.channel == channel,

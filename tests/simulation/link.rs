@@ -1,5 +1,7 @@
 //! A channel at work: its ends, how they are connected, and what their applications do in a turn.
 
+use std::collections::VecDeque;
+
 use roxie::nic::Command;
 use roxie::sim::{Host, HostQp};
 use roxie::time::Nanos;
@@ -34,6 +36,8 @@ pub struct End {
     /// Events of that.
     overflow_events: u32,
     pub asleep_until: Nanos,
+    /// What is still to be set, and when.
+    late: VecDeque<(Nanos, QpAttr)>,
 }
 
 impl End {
@@ -48,11 +52,17 @@ impl End {
             overflowed: false,
             overflow_events: 0,
             asleep_until: Nanos::ZERO,
+            late: VecDeque::new(),
         }
     }
 
     pub fn is(&self, host: usize, index: QpIndex) -> bool {
         self.host == host && self.qp.as_ref().is_some_and(|qp| qp.handle.index == index)
+    }
+
+    /// It can send.
+    pub fn is_ready(&self) -> bool {
+        self.usable && self.late.is_empty()
     }
 
     fn can_be_reset(&self) -> bool {
@@ -135,7 +145,10 @@ impl Link {
             return self.spec.psns.map(Psn::new);
         }
         let far = u32::try_from(hash(&[self.seed, self.number as u64, 7]) % 0x4_0000).expect("below 2^18");
-        self.spec.psns.map(|psn| Psn::new(psn) + (self.life * 0x14_0000 + far))
+        let jump = self.life * 0x14_0000 + far;
+        // Ahead of what old packets carry, or behind it.
+        let back = hash(&[self.seed, self.number as u64, 8]) % 2 == 0;
+        self.spec.psns.map(|psn| if back { Psn::new(psn) - jump } else { Psn::new(psn) + jump })
     }
 
     /// Ends the life of all ends, and begins another. `anew`: with new QPs.
@@ -261,6 +274,7 @@ impl Link {
     /// What the QP of an end had under way is nobody's any more, and its peer is alone.
     pub fn abandon(&mut self, end: usize) {
         self.ends[end].usable = false;
+        self.ends[end].late.clear();
         if let Some(flow) = self.way_from(end) {
             self.flows[flow].abandon();
         }
@@ -329,10 +343,38 @@ impl Link {
         let path = stations.path(self.ends[end].host, self.ends[other].host, self.ipv6);
         let own = psns[usize::from(end > 0)];
         let theirs = psns[usize::from(end == 0)];
-        for attr in self.attributes(path, mtu, peer, own, theirs) {
-            self.set(now, hosts, end, &attr);
-        }
+        let [init, rtr, rts] = self.attributes(path, mtu, peer, own, theirs);
+        self.set(now, hosts, end, &init);
+        let slow = if end > 0 { self.spec.slow } else { Nanos::ZERO };
+        self.ends[end].late = [(now + Nanos(slow.0 / 2), rtr), (now + slow, rts)].into();
         self.ends[end].usable = true;
+        self.set_late(now, hosts);
+    }
+
+    /// Sets what is due by now.
+    pub fn set_late(&mut self, now: Nanos, hosts: &mut [Host]) {
+        for end in 0..self.ends.len() {
+            while let Some((at, attr)) = self.ends[end].late.front().copied()
+                && at <= now
+            {
+                self.ends[end].late.pop_front();
+                // An end that has failed meanwhile stays as it is.
+                let before = if attr.state == Some(QpState::Rtr) { QpState::Init } else { QpState::Rtr };
+                if self.modify(now, hosts, end, &[before], &attr) {
+                    continue;
+                }
+                // Its path MTU does not fit the link any more: it stays where it is.
+                if self.modify(now, hosts, end, &[before], &QpAttr::default()) {
+                    self.abandon(end);
+                }
+            }
+        }
+    }
+
+    /// When something is to be set next.
+    pub fn next_late(&self) -> Nanos {
+        let late = self.ends.iter().filter_map(|end| end.late.front());
+        late.map(|(at, _)| *at).min().unwrap_or(Nanos::MAX)
     }
 
     /// INIT, RTR, RTS.
@@ -398,7 +440,7 @@ impl Link {
                 let flow = &mut self.flows[flow];
                 dawdles |= flow.receivers[receiver].post(host, qp, &flow.ops);
             }
-            if let Some(flow) = self.way_from(end) {
+            if let Some(flow) = self.way_from(end).filter(|_| place.late.is_empty()) {
                 self.flows[flow].post(now, host, qp);
             }
         }

@@ -14,6 +14,7 @@
 
 mod audit;
 mod campaign;
+mod coverage;
 mod flow;
 mod generate;
 mod grant;

@@ -92,6 +92,8 @@ pub struct Channel {
     /// Entries of each end's completion queue.
     pub cq: u32,
     pub sig_all: bool,
+    /// Ends other than a come to RTR and RTS so much later.
+    pub slow: Nanos,
 }
 
 impl Default for Channel {
@@ -111,6 +113,7 @@ impl Default for Channel {
             rnr_timer: 1,
             cq: 512,
             sig_all: false,
+            slow: Nanos::ZERO,
         }
     }
 }

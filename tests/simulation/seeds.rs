@@ -4,7 +4,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use roxie::transport::coverage::Coverage;
+
 use crate::campaign::{explain, folder, run};
+use crate::coverage::{Table, unreached};
 use crate::generate;
 use crate::reach::{LEAST, Reach};
 
@@ -30,6 +33,7 @@ struct Seeds {
     started: Instant,
     done: Mutex<(Reach, Instant)>,
     failures: Mutex<Vec<(u64, String)>>,
+    coverage: Mutex<Coverage>,
 }
 
 impl Seeds {
@@ -86,10 +90,14 @@ fn every_seed_keeps_the_promises_of_every_service() {
         started: now,
         done: Mutex::new((Reach::new(LEAST), now)),
         failures: Mutex::new(Vec::new()),
+        coverage: Mutex::default(),
     };
     std::thread::scope(|scope| {
         for _ in 0..variable("THREADS", 2) {
-            scope.spawn(|| seeds.work());
+            scope.spawn(|| {
+                seeds.work();
+                seeds.coverage.lock().expect("no panic").merge(&Coverage::take());
+            });
         }
     });
     let failures = seeds.failures.into_inner().expect("no panic");
@@ -97,6 +105,11 @@ fn every_seed_keeps_the_promises_of_every_service() {
     assert!(texts.is_empty(), "{}\nall is kept in {}", texts.join("\n\n"), folder().display());
     let reach = seeds.done.into_inner().expect("no panic").0;
     println!("{count} seeds: {reach}");
+    let coverage = seeds.coverage.into_inner().expect("no panic");
+    let missing = unreached(&coverage);
+    if soak || variable("TABLE", 0) > 0 {
+        println!("{}\n{} not reached: {missing:#?}", Table(&coverage), missing.len());
+    }
     if count >= SEEDS {
         reach.assert_everything_was_reached(count);
     }

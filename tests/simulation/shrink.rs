@@ -101,7 +101,7 @@ impl<'a> Shrinker<'a> {
 
     fn plainer_channels(&mut self, script: &mut Script) {
         let usual = Channel::default();
-        let plain: [fn(&mut Channel, &Channel); 11] = [
+        let plain: [fn(&mut Channel, &Channel); 12] = [
             |c, _| c.mtu = Mtu::Mtu256,
             |c, u| c.psns = u.psns,
             |c, u| c.rd_atomic = u.rd_atomic,
@@ -113,6 +113,7 @@ impl<'a> Shrinker<'a> {
             |c, u| c.rnr_timer = u.rnr_timer,
             |c, u| c.cq = u.cq,
             |c, u| c.sig_all = u.sig_all,
+            |c, u| c.slow = u.slow,
         ];
         for number in 0..script.channels.len() {
             for make in plain {

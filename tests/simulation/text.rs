@@ -134,6 +134,9 @@ impl fmt::Display for Channel {
                 write!(f, " {name}={value}")?;
             }
         }
+        if self.slow > Nanos::ZERO {
+            write!(f, " slow={}", Time(self.slow))?;
+        }
         if self.sig_all { write!(f, " sig_all") } else { Ok(()) }
     }
 }
@@ -362,6 +365,7 @@ fn parse_channel(words: &mut Words<'_>) -> Parsed<Channel> {
             "rnr_timer" => channel.rnr_timer = number(value, name)?,
             "cq" => channel.cq = number(value, name)?,
             "sig_all" => channel.sig_all = true,
+            "slow" => channel.slow = time(value)?,
             _ => return Err(format!("`{word}` is nothing that a channel has")),
         }
     }

@@ -136,6 +136,9 @@ impl<'a> World<'a> {
                 self.take_events();
                 self.act(&timed.action);
             }
+            for link in &mut self.links {
+                link.set_late(self.net.now, &mut self.net.hosts);
+            }
             let dawdles = self.applications();
             let limit = self.next_time();
             let alive = self.net.step(limit);
@@ -164,8 +167,9 @@ impl<'a> World<'a> {
     fn next_time(&self) -> Nanos {
         let action = self.script.actions.get(self.next_action).map_or(Nanos::MAX, |timed| timed.at);
         let hearsay = self.hearsay.iter().map(|(at, _)| *at).min().unwrap_or(Nanos::MAX);
+        let late = self.links.iter().map(Link::next_late).min().unwrap_or(Nanos::MAX);
         let wake = self.links.iter().map(|link| link.next_wake(self.net.now)).min().unwrap_or(Nanos::MAX);
-        action.min(hearsay).min(wake)
+        action.min(hearsay).min(late).min(wake)
     }
 
     /// A turn of all applications. True: one dawdles.

@@ -1,0 +1,241 @@
+//! What a simulation has reached: which packet found a QP in which state and where in its sequence, and what the timers did.
+//!
+//! Recorded with the feature `planted-bugs`, for the thread that turns the NIC. Without it all of this is empty.
+
+use crate::verbs::QpState;
+use crate::wire::Opcode;
+
+/// Where a packet falls in the sequence of its QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// A request in its turn, or an answer to the oldest request that is not done.
+    Expected,
+    /// A request or an answer that came before.
+    Duplicate,
+    /// A request ahead of its turn.
+    Ahead,
+    /// An answer to a request behind the oldest that is not done.
+    Later,
+    /// An answer to what was never sent.
+    Ghost,
+    /// The state takes no packets, or the service knows no sequence.
+    Unordered,
+}
+
+impl Place {
+    /// All of them.
+    pub const ALL: [Place; 6] =
+        [Place::Expected, Place::Duplicate, Place::Ahead, Place::Later, Place::Ghost, Place::Unordered];
+}
+
+/// What a QP waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Timer {
+    /// Nothing.
+    Idle,
+    /// An acknowledgement, until the packets are sent again.
+    Ack,
+    /// The end of a pause that the receiver asked for.
+    Rnr,
+}
+
+impl Timer {
+    /// All of them.
+    pub const ALL: [Timer; 3] = [Timer::Idle, Timer::Ack, Timer::Rnr];
+}
+
+/// What moves a timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mover {
+    /// A packet that left.
+    Sent,
+    /// A packet that came.
+    Packet,
+    /// Time that passed.
+    Time,
+    /// A command of the application's.
+    Command,
+}
+
+impl Mover {
+    /// All of them.
+    pub const ALL: [Mover; 4] = [Mover::Sent, Mover::Packet, Mover::Time, Mover::Command];
+}
+
+/// A move of a timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Move {
+    /// What the QP waited for before.
+    pub from: Timer,
+    /// What moved it.
+    pub by: Mover,
+    /// What it waits for after.
+    pub to: Timer,
+    /// It waits for the same, but for another time.
+    pub renewed: bool,
+}
+
+/// A packet that came, as it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// The state of the QP.
+    pub state: QpState,
+    /// The packet.
+    pub opcode: Opcode,
+    /// Where it fell.
+    pub place: Place,
+}
+
+const STATES: usize = 7;
+const PLACES: usize = 6;
+const OPCODES: usize = 256;
+const MOVES: usize = 3 * 4 * 3 * 2;
+
+/// How often what was reached.
+#[derive(Clone, Debug)]
+pub struct Coverage {
+    arrivals: Vec<u64>,
+    moves: Vec<u64>,
+}
+
+impl Default for Coverage {
+    fn default() -> Coverage {
+        Coverage { arrivals: vec![0; STATES * PLACES * OPCODES], moves: vec![0; MOVES] }
+    }
+}
+
+impl Coverage {
+    fn arrival_index(arrival: Arrival) -> usize {
+        let place = arrival.place as usize;
+        (arrival.state as usize * PLACES + place) * OPCODES + usize::from(arrival.opcode.0)
+    }
+
+    fn move_index(step: Move) -> usize {
+        ((step.from as usize * 4 + step.by as usize) * 3 + step.to as usize) * 2 + usize::from(step.renewed)
+    }
+
+    /// How often a packet was found so.
+    pub fn arrivals(&self, arrival: Arrival) -> u64 {
+        self.arrivals[Coverage::arrival_index(arrival)]
+    }
+
+    /// How often a timer moved so.
+    pub fn moves(&self, step: Move) -> u64 {
+        self.moves[Coverage::move_index(step)]
+    }
+
+    /// Adds what was recorded elsewhere.
+    pub fn merge(&mut self, other: &Coverage) {
+        let pairs = self.arrivals.iter_mut().zip(&other.arrivals);
+        pairs.chain(self.moves.iter_mut().zip(&other.moves)).for_each(|(to, from)| *to += from);
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+mod record {
+    use super::{Arrival, Coverage, Move, Mover, Place, Timer};
+    use crate::time::Nanos;
+    use crate::transport::Qp;
+    use crate::verbs::{QpState, QpType};
+    use crate::wire::Packet;
+    use std::cell::RefCell;
+
+    thread_local! {
+        static RECORD: RefCell<Coverage> = RefCell::default();
+    }
+
+    impl Coverage {
+        /// Takes what this thread has recorded since it was taken last.
+        pub fn take() -> Coverage {
+            RECORD.take()
+        }
+    }
+
+    /// How the timer of a QP stands before something happens to it.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Watch(Timer, Nanos);
+
+    impl Watch {
+        pub(crate) fn timer(qp: &Qp) -> Watch {
+            let r = &qp.requester;
+            let timer = match (r.rnr_until, r.retransmit_at) {
+                (Some(_), _) => Timer::Rnr,
+                (None, Nanos::MAX) => Timer::Idle,
+                _ => Timer::Ack,
+            };
+            Watch(timer, qp.deadline())
+        }
+
+        /// A packet came.
+        pub(crate) fn arrival(qp: &Qp, packet: &Packet) -> Watch {
+            if let Some(place) = place_of(qp, packet) {
+                let arrival = Arrival { state: qp.state(), opcode: packet.bth.opcode, place };
+                RECORD.with_borrow_mut(|record| record.arrivals[Coverage::arrival_index(arrival)] += 1);
+            }
+            Watch::timer(qp)
+        }
+
+        pub(crate) fn moved(self, qp: &Qp, by: Mover) {
+            let Watch(to, deadline) = Watch::timer(qp);
+            let step = Move { from: self.0, by, to, renewed: self.0 == to && self.1 != deadline };
+            RECORD.with_borrow_mut(|record| record.moves[Coverage::move_index(step)] += 1);
+        }
+    }
+
+    /// Where a packet of the QP's service falls; `None`: it is not for this QP.
+    fn place_of(qp: &Qp, packet: &Packet) -> Option<Place> {
+        if packet.info().service != qp.service {
+            return None;
+        }
+        let sequenced = !matches!(qp.state(), QpState::Reset | QpState::Init | QpState::Err);
+        if !sequenced || matches!(qp.qp_type, QpType::Ud | QpType::Gsi) {
+            return Some(Place::Unordered);
+        }
+        let psn = packet.bth.psn;
+        if !packet.info().is_response() {
+            let ahead = psn.distance_from(qp.responder.expected);
+            return Some(match ahead {
+                0 => Place::Expected,
+                1.. => Place::Ahead,
+                _ => Place::Duplicate,
+            });
+        }
+        let r = &qp.requester;
+        if !psn.is_before(r.sent_end) {
+            return Some(Place::Ghost);
+        }
+        if psn.is_before(r.una) {
+            return Some(Place::Duplicate);
+        }
+        let oldest = r.queue.at(r.queue.tail());
+        let answers_oldest = !r.queue.is_empty() && psn.is_before(oldest.end_psn());
+        Some(if answers_oldest { Place::Expected } else { Place::Later })
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+mod record {
+    use super::Mover;
+    use crate::transport::Qp;
+    use crate::wire::Packet;
+
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Watch;
+
+    impl Watch {
+        #[inline(always)]
+        pub(crate) fn timer(_: &Qp) -> Watch {
+            Watch
+        }
+
+        #[inline(always)]
+        pub(crate) fn arrival(_: &Qp, _: &Packet) -> Watch {
+            Watch
+        }
+
+        #[inline(always)]
+        pub(crate) fn moved(self, _: &Qp, _: Mover) {}
+    }
+}
+
+pub(crate) use record::Watch;
