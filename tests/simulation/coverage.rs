@@ -1,12 +1,13 @@
 //! Which packet found a QP in which state and where in its sequence, and how timers moved: as a table, and what must be in it.
 //!
-//! What cannot be reached is listed with its reason; all else must be.
+//! Moves that cannot be are listed with their reason, and must not happen; all else must be reached.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use roxie::transport::coverage::{Arrival, Coverage, Move, Mover, Place, Timer};
 use roxie::verbs::QpState;
-use roxie::wire::{Opcode, Service};
+use roxie::wire::{Opcode, Operation, Service};
 
 /// A column of the table.
 type Column = (QpState, Place);
@@ -26,10 +27,12 @@ fn columns(service: Service, opcode: Opcode) -> Vec<Column> {
     each.chain([Reset, Init, Err].map(|state| (state, Unordered))).collect()
 }
 
-/// Why a QP of ours never finds a packet of ours so; `None`: it can.
-fn unreachable(service: Service, opcode: Opcode, (state, place): Column) -> Option<&'static str> {
-    let _ = (service, opcode, state, place);
-    None
+/// Packets that the transport tells apart: opcodes that differ in immediate data, invalidation or the kind of atomic are one.
+fn kind(opcode: Opcode) -> String {
+    let Some(info) = opcode.info() else { return opcode.to_string() };
+    let atomic = matches!(info.operation, Operation::CompareSwap | Operation::FetchAdd);
+    let operation = if atomic { "Atomic".into() } else { format!("{:?}", info.operation) };
+    format!("{:?} {operation} {:?}", info.service, info.position)
 }
 
 fn rows(service: Service) -> impl Iterator<Item = Opcode> {
@@ -38,21 +41,46 @@ fn rows(service: Service) -> impl Iterator<Item = Opcode> {
 
 const SERVICES: [Service; 3] = [Service::Rc, Service::Uc, Service::Ud];
 
-/// What is reachable and was not reached.
+/// What was not reached: kinds of packets in states and places, and moves of timers.
 pub fn unreached(coverage: &Coverage) -> Vec<String> {
-    let mut missing = Vec::new();
+    let mut found: BTreeMap<String, u64> = BTreeMap::new();
     for service in SERVICES {
         for opcode in rows(service) {
-            for column in columns(service, opcode) {
-                let (state, place) = column;
-                let count = coverage.arrivals(Arrival { state, opcode, place });
-                if count == 0 && unreachable(service, opcode, column).is_none() {
-                    missing.push(format!("{opcode} in {state:?}, {place:?}"));
-                }
+            for (state, place) in columns(service, opcode) {
+                let name = format!("{} in {state:?}, {place:?}", kind(opcode));
+                *found.entry(name).or_default() += coverage.arrivals(Arrival { state, opcode, place });
             }
         }
     }
-    missing
+    for step in moves() {
+        let reached = coverage.moves(step);
+        match impossible(step) {
+            None => *found.entry(describe(step)).or_default() += reached,
+            Some(why) => assert!(reached == 0, "{}: {reached} times, but {why}", describe(step)),
+        }
+    }
+    found.into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
+}
+
+/// Why a timer never moves so; `None`: it can.
+fn impossible(step: Move) -> Option<&'static str> {
+    use Mover::{Command, Sent, Time};
+    use Timer::{Ack, Idle, Rnr};
+    match (step.from, step.by, step.to) {
+        (Idle | Ack, Sent, Rnr) => Some("a packet that leaves asks for no pause"),
+        (Ack | Rnr, Sent, Idle) => Some("a packet that leaves ends no wait"),
+        (Rnr, Sent, Ack) => Some("only answers leave during a pause"),
+        (Idle, Time, Ack | Rnr) => Some("time ends waits and begins none"),
+        (Ack, Time, Rnr) => Some("time asks for no pause"),
+        (Rnr, Time, Ack) => Some("a pause ends before the first packet leaves again"),
+        (Idle, Command, Ack | Rnr) => Some("a command sends nothing"),
+        (Ack, Command, Rnr) | (Rnr, Command, Ack) => Some("a command is no answer"),
+        (Ack, Sent, Ack) if step.renewed => Some("the oldest packet decides, not the newest"),
+        (Rnr, Sent | Time | Command, Rnr) if step.renewed => Some("a pause is not prolonged"),
+        (Ack, Time, Ack) if step.renewed => Some("a timer that was put off keeps its time"),
+        (Ack, Command, Ack) if step.renewed => Some("no script changes the timeout: `tests/transport` does"),
+        _ => None,
+    }
 }
 
 /// The table.
@@ -95,7 +123,8 @@ impl fmt::Display for Table<'_> {
         }
         writeln!(f, "\ntimers")?;
         for step in moves() {
-            writeln!(f, "{:>10}  {}", short(self.0.moves(step)), describe(step))?;
+            let note = impossible(step).map(|why| format!(" (cannot be: {why})")).unwrap_or_default();
+            writeln!(f, "{:>10}  {}{note}", short(self.0.moves(step)), describe(step))?;
         }
         Ok(())
     }

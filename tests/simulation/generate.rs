@@ -89,7 +89,7 @@ pub fn script(seed: u64) -> Script {
     let span = rng.pick(&[1, 200_000, 3_000_000]);
     let mut swarm = Swarm { rng, operations, mtus, span };
     let count = 1 + swarm.rng.below(6);
-    let channels: Vec<Channel> = (0..count)
+    let mut channels: Vec<Channel> = (0..count)
         .map(|_| {
             let service = swarm.rng.pick(&services);
             swarm.channel(service, hosts.count)
@@ -102,6 +102,11 @@ pub fn script(seed: u64) -> Script {
     let calm = swarm.rng.one_in(6);
     let weather = (0..hosts.count).filter(|_| !calm).flat_map(|host| swarm.weather(host)).collect();
     swarm.disturbances(&hosts, &channels, &mut actions);
+    let mut weather: Vec<Rule> = weather;
+    if swarm.rng.one_in(2) {
+        let focus = swarm.rng.pick(&Focus::ALL);
+        swarm.focus(focus, &mut channels, &mut weather, &mut actions);
+    }
     actions.sort_by_key(|timed| timed.at);
     Script { seed, hosts, channels, weather, actions, expected: Vec::new() }
 }
@@ -156,7 +161,7 @@ impl Swarm {
     }
 
     fn operations_of(&mut self, number: usize, channel: &Channel, actions: &mut Vec<Timed>) {
-        let ways: &[bool] = if channel.service.is_datagram() { &[false] } else { &[false, true] };
+        let ways: &[bool] = if channel.service == Service::Group { &[false] } else { &[false, true] };
         for back in ways {
             let way = Way { channel: number, back: *back };
             let mut allowed: Vec<_> =
@@ -249,7 +254,7 @@ impl Swarm {
         let rng = &mut self.rng;
         let end = rng.below(spec.ends.len() as u64) as usize;
         let (host, place) = (spec.ends[end], Place { channel, end });
-        let back = !spec.service.is_datagram() && rng.one_in(2);
+        let back = spec.service != Service::Group && rng.one_in(2);
         let way = Way { channel, back };
         let later = at + 1000 * rng.pick(&[1, 20, 300, 4_000]);
         let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });
@@ -314,6 +319,125 @@ impl Swarm {
                 }
                 if kind == 13 {
                     act(later, Action::FreeWindow(way));
+                }
+            }
+        }
+    }
+}
+
+/// What is seldom reached unless one aims at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Focus {
+    /// Send queues drain while answers and requests arrive.
+    Drained,
+    /// Ends come late, and old packets meet new lives.
+    Reborn,
+    /// Send queues fail while receives live on.
+    SendQueueFailed,
+    /// Keys are granted and invalidated.
+    Granted,
+}
+
+impl Focus {
+    const ALL: [Focus; 7] = [
+        Focus::Drained,
+        Focus::Drained,
+        Focus::Reborn,
+        Focus::Reborn,
+        Focus::Reborn,
+        Focus::SendQueueFailed,
+        Focus::Granted,
+    ];
+}
+
+impl Swarm {
+    /// Bad weather on the first channels, and again and again what the focus is on.
+    fn focus(
+        &mut self,
+        focus: Focus,
+        channels: &mut [Channel],
+        weather: &mut Vec<Rule>,
+        actions: &mut Vec<Timed>,
+    ) {
+        for (number, spec) in channels.iter_mut().enumerate().take(2) {
+            spec.ends.iter().for_each(|host| self.storm(*host, weather));
+            if focus == Focus::Reborn {
+                spec.slow = Nanos(1_000 * self.rng.pick(&[20, 200, 1_000]));
+            }
+            let mut at = 0;
+            for _ in 0..4 + self.rng.below(8) {
+                at += 1_000 * self.rng.pick(&[1, 2, 4, 10, 60, 500, 2_000]);
+                self.aim(focus, at, number, spec, actions);
+            }
+            // Work for each of its lives.
+            for timed in actions.iter_mut() {
+                if matches!(timed.action, Action::Post(way, _) if way.channel == number) {
+                    timed.at = Nanos(self.rng.below(at) / 1_000 * 1_000);
+                    let answers = matches!(focus, Focus::Drained | Focus::Reborn);
+                    if answers && spec.service == Service::Rc && self.rng.one_in(3) {
+                        let long = spec.mtu.bytes() as u32 * (2 + self.rng.below(5) as u32);
+                        let reads = [(WrOpcode::Read, long), (WrOpcode::Read, long), (WrOpcode::Read, 8)];
+                        let (opcode, length) =
+                            self.rng.pick(&[reads[0], reads[1], reads[2], (WrOpcode::FetchAdd, 8)]);
+                        let way = Way { channel: number, back: self.rng.one_in(2) };
+                        timed.action = Action::Post(way, Op::new(opcode, length));
+                    }
+                }
+            }
+            if self.rng.one_in(3) {
+                (spec.ahead, spec.dawdles) = (1, 3);
+            }
+            let last = Nanos(at + 5_000_000);
+            let ends = 0..spec.ends.len();
+            let resume = |end| Timed { at: last, action: Action::Resume(Place { channel: number, end }) };
+            actions.extend(ends.map(resume));
+        }
+    }
+
+    fn storm(&mut self, to: usize, weather: &mut Vec<Rule>) {
+        let late = Trouble::Delay(Nanos(1_000 * (1 + self.rng.below(400))));
+        let overtaken = Trouble::Delay(Nanos(1_000 * (1 + self.rng.below(5))));
+        for trouble in [Trouble::Lose, Trouble::Double, overtaken, late] {
+            weather.push(Rule::Rate { to, trouble, of_10_000: self.rng.pick(&[500, 1_000]) });
+        }
+    }
+
+    fn aim(&mut self, focus: Focus, at: u64, channel: usize, spec: &Channel, actions: &mut Vec<Timed>) {
+        let rng = &mut self.rng;
+        let place = Place { channel, end: rng.below(spec.ends.len() as u64) as usize };
+        let way = Way { channel, back: spec.service != Service::Group && rng.one_in(2) };
+        let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });
+        match focus {
+            Focus::Drained => {
+                act(at, Action::Drain(place));
+                act(at + 1_000 * rng.pick(&[5, 300, 2_000]), Action::Resume(place));
+            }
+            Focus::Reborn => {
+                act(at, Action::Reset(place));
+                let again = Action::Connect { channel, anew: rng.one_in(5) };
+                let later = at + 1_000 * rng.pick(&[1, 5, 300]);
+                act(later, again);
+                if rng.one_in(2) {
+                    act(later + spec.slow.0 + 1_000 * rng.pick(&[1, 20]), Action::Drain(place));
+                }
+            }
+            Focus::SendQueueFailed => {
+                if spec.service.is_datagram() && rng.one_in(2) {
+                    act(at, Action::DestroyHandle(channel));
+                } else {
+                    act(at, Action::Deregister(way, Part::Source));
+                }
+                let later = at + 1_000 * rng.pick(&[200, 2_000]);
+                act(later, Action::Connect { channel, anew: false });
+            }
+            Focus::Granted => {
+                let kind = rng.pick(&[Grant::WindowTwo, Grant::FastRegion]);
+                act(at, Action::Grant(way, kind));
+                for later in [1, 3, 9] {
+                    let length = rng.pick(&[0, 8, 700]);
+                    let op = Op { granted: true, ..Op::new(WrOpcode::SendInvalidate, length) };
+                    act(at + later * 10_000, Action::Post(way, op));
+                    act(at + later * 10_000 + 2_000, Action::Grant(way, kind));
                 }
             }
         }

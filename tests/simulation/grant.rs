@@ -226,7 +226,10 @@ impl Link {
     /// Posts what the receiver of a way does about its grant.
     fn post_grant(&mut self, now: Nanos, hosts: &mut [Host], back: bool, kind: Option<Grant>) {
         let (index, receiver) = (usize::from(back), usize::from(!back));
-        if self.flows.len() < 2 || !self.ends.iter().all(|end| end.is_ready() && !end.standing.failed) {
+        if self.flows.len() < 2
+            || self.flows[0].service.is_datagram()
+            || !self.ends.iter().all(|end| end.is_ready() && !end.standing.failed)
+        {
             return;
         }
         let end = &self.ends[receiver];

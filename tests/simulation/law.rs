@@ -44,7 +44,7 @@ impl Law {
         let stormy = script
             .weather
             .iter()
-            .any(|rule| matches!(rule, Rule::Rate { to, of_10_000, .. } if ours(to) && *of_10_000 >= 1_000));
+            .any(|rule| matches!(rule, Rule::Rate { to, of_10_000, .. } if ours(to) && *of_10_000 >= 500));
         let broken = script.has(|action| match action {
             Action::Restart(host) => ours(host),
             Action::Reset(place) | Action::Destroy(place) | Action::Error(place) => here(place),

@@ -92,7 +92,7 @@ impl Link {
         let spec = &script.channels[number];
         let there = Way { channel: number, back: false };
         let mut flows = vec![Flow::new(script, there, hosts, spec.ends[0], &spec.ends[1..])];
-        if !spec.service.is_datagram() {
+        if spec.service != Service::Group {
             let back = Way { channel: number, back: true };
             flows.push(Flow::new(script, back, hosts, spec.ends[1], &spec.ends[..1]));
         }
@@ -122,7 +122,7 @@ impl Link {
 
     /// The way that arrives at `end`, and which of its receivers that is.
     fn way_to(&self, end: usize) -> Option<(usize, usize)> {
-        match (self.spec.service.is_datagram(), end) {
+        match (self.spec.service == Service::Group, end) {
             (true, 0) => None,
             (true, end) => Some((0, end - 1)),
             (false, end) => Some((1 - end, 0)),
@@ -147,7 +147,7 @@ impl Link {
         let far = u32::try_from(hash(&[self.seed, self.number as u64, 7]) % 0x4_0000).expect("below 2^18");
         let jump = self.life * 0x14_0000 + far;
         // Ahead of what old packets carry, or behind it.
-        let back = hash(&[self.seed, self.number as u64, 8]) % 2 == 0;
+        let back = hash(&[self.seed, self.number as u64, 8]).is_multiple_of(2);
         self.spec.psns.map(|psn| if back { Psn::new(psn) - jump } else { Psn::new(psn) + jump })
     }
 
@@ -188,7 +188,7 @@ impl Link {
             records.learn(self.ends[end].host, qp.handle.qpn, way, first, self.life);
         }
         self.life += 1;
-        self.senders.extend(self.ends[0].qp.as_ref().map(|qp| qp.handle.qpn));
+        self.senders.extend(self.ends.iter().filter_map(|end| end.qp.as_ref()).map(|qp| qp.handle.qpn));
         if self.spec.service.is_datagram() {
             self.address(now, hosts, stations);
         }
@@ -213,10 +213,7 @@ impl Link {
                 hosts[host].call(now, command).expect("a region that is there");
             }
         });
-        if let Some(handle) = self.flows[0].handle.take() {
-            // The script may have taken it.
-            let _ = hosts[self.ends[0].host].call(now, Command::DestroyAh(handle));
-        }
+        self.destroy_handles(now, hosts);
     }
 
     /// Each region of the channel, with its host.
@@ -235,10 +232,15 @@ impl Link {
     /// Regions and handles that went away are made again.
     fn reopen(&mut self, now: Nanos, hosts: &mut [Host]) {
         self.for_each_patch(|patch, host| patch.reopen(&mut hosts[host]));
+        self.destroy_handles(now, hosts);
+    }
+
+    fn destroy_handles(&mut self, now: Nanos, hosts: &mut [Host]) {
         for flow in &mut self.flows {
             if let Some(handle) = flow.handle.take() {
+                let sender = usize::from(flow.way.back);
                 // It may be gone already: the script or a restart took it.
-                let _ = hosts[self.ends[0].host].call(now, Command::DestroyAh(handle));
+                let _ = hosts[self.ends[sender].host].call(now, Command::DestroyAh(handle));
             }
         }
     }
@@ -298,7 +300,7 @@ impl Link {
             self.ends[end].qp = None;
             self.abandon(end);
             for flow in &mut self.flows {
-                flow.handle.take_if(|_| end == 0);
+                flow.handle.take_if(|_| end == usize::from(flow.way.back));
                 if usize::from(!flow.way.back) == end {
                     flow.release_grants(now, &mut hosts[host], true);
                 }
@@ -410,21 +412,23 @@ impl Link {
 
     /// Names the receivers of datagrams.
     fn address(&mut self, now: Nanos, hosts: &mut [Host], stations: &Stations) {
-        let from = self.ends[0].host;
-        let mut path = stations.path(from, self.ends[1].host, self.ipv6);
-        let mut remote = self.ends[1].qp.as_ref().expect("created above").handle.qpn;
-        if let Some(group) = self.group {
-            path.dgid = group;
-            path.dmac = multicast_mac(group.to_ip()).expect("a group");
-            remote = Qpn::MULTICAST;
-            for end in &self.ends[1..] {
-                let index = end.qp.as_ref().expect("created above").handle.index;
-                let attach = Command::AttachMulticast(index, group);
-                hosts[end.host].call(now, attach).expect("a datagram QP and a group");
+        for end in 0..self.flows.len() {
+            let (from, to) = (&self.ends[end], &self.ends[1 - end.min(1)]);
+            let mut path = stations.path(from.host, to.host, self.ipv6);
+            let mut remote = to.qp.as_ref().expect("created above").handle.qpn;
+            if let Some(group) = self.group {
+                path.dgid = group;
+                path.dmac = multicast_mac(group.to_ip()).expect("a group");
+                remote = Qpn::MULTICAST;
+                for end in &self.ends[1..] {
+                    let index = end.qp.as_ref().expect("created above").handle.index;
+                    let attach = Command::AttachMulticast(index, group);
+                    hosts[end.host].call(now, attach).expect("a datagram QP and a group");
+                }
             }
+            self.flows[end].handle = Some(hosts[from.host].create_ah(&path));
+            self.flows[end].remote_qpn = remote;
         }
-        self.flows[0].handle = Some(hosts[from].create_ah(&path));
-        self.flows[0].remote_qpn = remote;
     }
 
     /// The applications post what they have. True: one of them dawdles.

@@ -28,7 +28,7 @@ pub const LEAST: &[(&str, u64)] = &[
     ("fence", 5_000),
     ("granted", 10_000),
     ("lives", 2_000),
-    ("calm", 15),
+    ("calm", 8),
     // What happened to frames.
     ("frames lost", 600),
     ("frames doubled", 600),

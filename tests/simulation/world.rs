@@ -350,9 +350,12 @@ impl<'a> World<'a> {
     fn destroy_handle(&mut self, channel: usize) {
         let World { net, links, .. } = self;
         let Some(link) = links.get_mut(channel) else { return };
-        // The application goes on to name it.
-        if let Some(handle) = link.flows[0].handle {
-            let _ = net.hosts[link.ends[0].host].call(net.now, Command::DestroyAh(handle));
+        // The applications go on to name them.
+        for flow in &link.flows {
+            let host = link.ends[usize::from(flow.way.back)].host;
+            if let Some(handle) = flow.handle {
+                let _ = net.hosts[host].call(net.now, Command::DestroyAh(handle));
+            }
         }
     }
 
