@@ -408,6 +408,14 @@ fn a_wrong_question_is_answered_with_what_there_is() {
     assert_eq!(rungs(&drawing).len(), 2, "17 is 0x11: {drawing}");
 }
 
+#[test]
+fn the_help_teaches() {
+    let help = text(&decode(&["--help"], &[]).stdout);
+    for lesson in ["go-back-N", "~~~>", "retransmission", "RNR NAK", "Clocks need not agree"] {
+        assert!(help.contains(lesson), "{lesson}:\n{help}");
+    }
+}
+
 /// Checks that all elements are closed in order, and returns how often each was opened, with its class.
 fn elements(svg: &str) -> Vec<String> {
     let (mut open, mut all) = (Vec::new(), Vec::new());

@@ -39,7 +39,7 @@ Examples:
 Exit codes: 0 all was read, 1 the capture cannot be read, is cut short or damaged, or holds frames of a link type that \
 is not decoded, or nothing to draw, 2 wrong usage.";
 
-/// What to decode and how to show it.
+/// Print the RoCE packets of a capture (pcap or pcapng), or draw them as a ladder.
 #[derive(Debug, Args)]
 #[command(
     long_about = "Prints the RoCE v2 and v1 packets of a capture, in the order of the file.\n\nIt reads pcap (both byte \

@@ -23,16 +23,14 @@ struct Arguments {
     command: Command,
 }
 
+// A doc comment here would take the place of the command's own long help: only where that has none.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Print the RoCE packets of a capture (pcap or pcapng), or draw them as a ladder
     Decode(decode::Arguments),
     Demo(demo::Arguments),
-    /// Measure bandwidth, message rate and latency percentiles
     Perf(perf::Arguments),
     /// Send messages to and fro, with the stock `ibv_rc_pingpong` at the other end or with another roxie
     Pingpong(pingpong::Arguments),
-    /// Print what a device is or would be, its addresses, queue pairs and counters
     Show(show::Arguments),
 }
 

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::common::{DeviceOptions, EXIT_CODES, Failure, PortKind, no_gid, output};
 
-/// What to show.
+/// Print what a device is or would be, its addresses, queue pairs and counters.
 #[derive(Debug, Args)]
 #[command(
     long_about = "Prints what a device is or would be. `device` and `gids` ask the kernel and open nothing, unless \
