@@ -343,7 +343,7 @@ impl RecvRing {
     }
 
     /// The application's side: posts one receive. True: the NIC wants a doorbell.
-    #[inline]
+    #[inline(always)]
     pub fn post(&self, wr_id: u64, sges: &[Sge]) -> Result<bool, PostError> {
         if sges.len() > self.max_sge as usize {
             return Err(PostError::TooManySges { given: sges.len(), max: self.max_sge });
