@@ -58,12 +58,26 @@ impl Qp {
     }
 
     /// Completes local work requests that have taken effect and have nothing incomplete before them.
+    #[inline]
     pub(super) fn complete_local_work(&mut self, ctx: &mut Ctx<'_>) {
-        loop {
-            let queue = &self.requester.queue;
-            let oldest = (!queue.is_empty()).then(|| queue.at(queue.tail()));
-            let Some(wqe) = oldest.filter(|w| w.started && w.wr.opcode.is_local()) else { return };
-            let wr = wqe.wr;
+        if self.oldest_is_done_local_work() {
+            self.complete_done_local_work(ctx);
+        }
+    }
+
+    #[inline]
+    fn oldest_is_done_local_work(&self) -> bool {
+        let queue = &self.requester.queue;
+        let is_done = || {
+            let wqe = queue.at(queue.tail());
+            wqe.started && wqe.wr.opcode.is_local()
+        };
+        !queue.is_empty() && is_done()
+    }
+
+    fn complete_done_local_work(&mut self, ctx: &mut Ctx<'_>) {
+        while self.oldest_is_done_local_work() {
+            let wr = self.requester.queue.at(self.requester.queue.tail()).wr;
             if self.sig_all || wr.flags.contains(SendFlags::SIGNALED) {
                 self.push_send_completion(ctx, &wr, WcStatus::Success, 0, 0);
             }

@@ -152,9 +152,7 @@ impl Qp {
         if self.must_wait(ctx.limits.window) {
             return None;
         }
-        let wqe = *self.requester.queue.at(position);
-        let plan = self.plan_request(ctx, position, &wqe);
-        match plan {
+        match self.plan_request(ctx, position) {
             Ok(plan) => Some(plan),
             Err(_) => {
                 self.requester.failed = Some(WcStatus::LocProt);
@@ -167,14 +165,14 @@ impl Qp {
     /// True if there is a work request that is neither failed nor held back by the state or an RNR timer.
     pub(super) fn may_send_requests(&self) -> bool {
         let r = &self.requester;
-        let started = r.next != r.queue.head() && r.queue.at(r.next).started;
-        let state = match self.state() {
-            QpState::Rts => true,
-            // What was started finishes, nothing new starts.
-            QpState::Sqd => started,
-            _ => false,
-        };
-        state && r.next != r.queue.head() && r.rnr_until.is_none() && r.failed.is_none()
+        let is_there = r.next != r.queue.head() && r.rnr_until.is_none() && r.failed.is_none();
+        is_there
+            && match self.state() {
+                QpState::Rts => true,
+                // What was started finishes, nothing new starts.
+                QpState::Sqd => r.queue.at(r.next).started,
+                _ => false,
+            }
     }
 
     /// Checks that need doing once, before the first packet.
@@ -242,8 +240,9 @@ impl Qp {
         Psn::new(limit).is_before(Psn::new(number))
     }
 
-    fn plan_request(&self, ctx: &mut Ctx<'_>, position: u32, wqe: &Wqe) -> Result<TxPlan, ListError> {
+    fn plan_request(&self, ctx: &mut Ctx<'_>, position: u32) -> Result<TxPlan, ListError> {
         let r = &self.requester;
+        let wqe = r.queue.at(position);
         let k = if wqe.started { r.next_packet } else { 0 };
         let psn = r.position();
         let mtu = self.attributes().path_mtu.bytes() as u64;
