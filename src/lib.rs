@@ -8,6 +8,7 @@
 // What everything stands on.
 pub mod frame;
 pub mod limits;
+pub mod threads;
 pub mod time;
 pub mod timer;
 

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[(&str, &[&str])] = &[
     ("frame", &[]),
     ("limits", &[]),
+    ("threads", &[]),
     ("time", &[]),
     ("timer", &["time"]),
-    ("capture", &["frame"]),
+    ("capture", &["frame", "threads"]),
     ("netdev", &[]),
     ("port", &["frame", "time", "capture", "netdev"]),
     ("wire", &["frame"]),
@@ -17,9 +18,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("shared", &["limits", "verbs"]),
     ("transport", &["limits", "time", "verbs", "wire", "shared"]),
     ("nic", &["frame", "limits", "time", "timer", "verbs", "wire", "shared", "transport"]),
-    ("engine", &["frame", "limits", "time", "port", "verbs", "shared", "nic"]),
+    ("engine", &["frame", "limits", "threads", "time", "port", "verbs", "shared", "nic"]),
     ("sim", &["frame", "time", "port", "verbs", "wire", "shared", "nic", "engine"]),
-    ("host", &["limits", "time", "port", "netdev", "verbs", "wire", "shared", "nic", "engine"]),
+    ("host", &["limits", "threads", "time", "port", "netdev", "verbs", "wire", "shared", "nic", "engine"]),
 ];
 
 /// Where `unsafe` may be, and why.

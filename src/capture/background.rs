@@ -5,8 +5,10 @@
 
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
+
+use crate::threads::spawn_unsignalled;
 
 /// Bytes that may wait for the thread. Touched only as far as they are used.
 const CAPACITY: usize = 64 << 20;
@@ -99,7 +101,7 @@ impl Background {
             Arc::new(Shared { state: Mutex::new(state), work: Condvar::new(), done: Condvar::new() });
         let of_thread = Arc::clone(&shared);
         let run = move || run(&of_thread, Vec::with_capacity(capacity), out);
-        let thread = thread::Builder::new().name("roxie-capture".into()).spawn(run)?;
+        let thread = spawn_unsignalled("roxie-capture", run)?;
         Ok(Background { shared, capacity, grace, thread: Some(thread) })
     }
 

@@ -16,10 +16,10 @@ pub mod control;
 pub mod worker;
 
 pub use control::Request;
-pub use worker::{Progress, Worker};
+pub use worker::{EventSink, Progress, Worker};
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -33,6 +33,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use crate::nic::{Answer, Command, ControlError, Nic, NicConfig};
 use crate::port::Port;
 use crate::shared::Doorbells;
+use crate::threads::spawn_unsignalled;
 use crate::time::{Clock, Nanos};
 use crate::verbs::AsyncEvent;
 
@@ -86,6 +87,8 @@ struct Shared {
     stop: AtomicBool,
     /// A pass panicked: nobody turns the worker any more.
     dead: AtomicBool,
+    /// What wakes the thread: the bell, and the port's descriptors.
+    epoll: Epoll,
     /// How many wait for the worker besides the thread that turns it: a thread that spins on the lock lets them in.
     waiting: AtomicU32,
 }
@@ -203,8 +206,11 @@ impl Engine {
             asleep_until: AtomicU64::new(AWAKE),
             dead: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             waiting: AtomicU32::new(0),
         });
+        shared.epoll.add(doorbells.wake_fd(), EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX))?;
+        watch_port(&shared.epoll, shared.lock_to_look().port())?;
         let thread = match drive {
             Drive::CallerOnly => None,
             _ => Some(spawn(Arc::clone(&shared), drive)?),
@@ -255,6 +261,32 @@ impl Engine {
             self.shared.rouse(&mut worker);
         }
         progress
+    }
+
+    /// The caller is about to wait for something and will not poll meanwhile: the fallback thread takes over at once.
+    pub fn step_aside(&self) {
+        if let (true, Some(thread)) = (self.caller_drives, &self.thread) {
+            self.shared.last_caller_pass.store(0, Relaxed);
+            thread.thread().unpark();
+        }
+    }
+
+    /// Puts another port under the NIC, and takes over what it carries. The one before must have carried nothing yet.
+    ///
+    /// # Errors
+    /// If the thread cannot wait for its frames, or the engine is dead; the port is closed again.
+    pub fn set_port(&self, port: Box<dyn Port>) -> io::Result<()> {
+        watch_port(&self.shared.epoll, &*port)?;
+        let now = self.now();
+        self.adjust(|worker| worker.set_port(now, port)).ok_or_else(|| io::Error::other("the engine is dead"))?;
+        self.doorbells.wake_if_sleeping();
+        Ok(())
+    }
+
+    /// From now on events go to `sink`, which is called by whoever turns the NIC: it must be short, and not use the
+    /// device. False: there is one already.
+    pub fn set_event_sink(&self, sink: EventSink) -> bool {
+        self.adjust(|worker| worker.set_event_sink(sink)).unwrap_or(false)
     }
 
     /// True if a pass panicked: nothing turns the NIC any more, posts and commands fail.
@@ -342,19 +374,19 @@ impl Drop for Engine {
     }
 }
 
-fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<()>> {
-    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-    {
-        let worker = shared.lock_to_look();
-        let wake = worker.doorbells().wake_fd().as_fd();
-        for fd in worker.port().event_fds().into_iter().chain([wake]) {
-            epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, fd.as_raw_fd() as u64))?;
-        }
+/// Has `epoll` wait for what comes to a port as well.
+fn watch_port(epoll: &Epoll, port: &dyn Port) -> io::Result<()> {
+    for fd in port.event_fds() {
+        epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, fd.as_raw_fd() as u64))?;
     }
-    thread::Builder::new().name("roxie-worker".into()).spawn(move || {
+    Ok(())
+}
+
+fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<()>> {
+    spawn_unsignalled("roxie-worker", move || {
         let _obituary = Obituary(Arc::clone(&shared));
         let _dead = match drive {
-            Drive::Caller { fallback_after } => fall_back(&shared, &epoll, fallback_after),
+            Drive::Caller { fallback_after } => fall_back(&shared, fallback_after),
             Drive::Thread { core, spin } => {
                 if let Some(id) = core
                     && !core_affinity::set_for_current(core_affinity::CoreId { id })
@@ -365,7 +397,7 @@ fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<()>> {
                         std::process::id()
                     );
                 }
-                spin_then_sleep(&shared, &epoll, spin)
+                spin_then_sleep(&shared, spin)
             }
             Drive::CallerOnly => Ok(()),
         };
@@ -373,7 +405,7 @@ fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<()>> {
 }
 
 /// The loop of a thread that owns its worker.
-fn spin_then_sleep(shared: &Shared, epoll: &Epoll, spin: Nanos) -> Result<(), Dead> {
+fn spin_then_sleep(shared: &Shared, spin: Nanos) -> Result<(), Dead> {
     let mut busy_at = shared.clock.now();
     while !shared.stop.load(Acquire) {
         let now = shared.clock.now();
@@ -381,7 +413,7 @@ fn spin_then_sleep(shared: &Shared, epoll: &Epoll, spin: Nanos) -> Result<(), De
         if !worker.poll(now).is_idle() {
             busy_at = now;
         } else if now - busy_at > spin {
-            sleep(shared, epoll, worker)?;
+            sleep(shared, worker)?;
             busy_at = shared.clock.now();
         }
     }
@@ -389,7 +421,7 @@ fn spin_then_sleep(shared: &Shared, epoll: &Epoll, spin: Nanos) -> Result<(), De
 }
 
 /// The loop of a thread that only works while callers do not.
-fn fall_back(shared: &Shared, epoll: &Epoll, after: Nanos) -> Result<(), Dead> {
+fn fall_back(shared: &Shared, after: Nanos) -> Result<(), Dead> {
     let mut hurried = false;
     while !shared.stop.load(Acquire) {
         let now = shared.clock.now();
@@ -405,7 +437,7 @@ fn fall_back(shared: &Shared, epoll: &Epoll, after: Nanos) -> Result<(), Dead> {
         hurried = false;
         let mut worker = shared.lock_in_turn()?;
         if shared.turn(&mut worker, now).is_idle() {
-            sleep(shared, epoll, worker)?;
+            sleep(shared, worker)?;
         }
     }
     Ok(())
@@ -413,7 +445,7 @@ fn fall_back(shared: &Shared, epoll: &Epoll, after: Nanos) -> Result<(), Dead> {
 
 /// Sleeps until a frame, a doorbell, a command, a timer or a caller's pass that leaves something. The lock is free
 /// meanwhile.
-fn sleep(shared: &Shared, epoll: &Epoll, mut worker: MutexGuard<'_, Worker>) -> Result<(), Dead> {
+fn sleep(shared: &Shared, mut worker: MutexGuard<'_, Worker>) -> Result<(), Dead> {
     if !worker.prepare_sleep() {
         return Ok(());
     }
@@ -424,7 +456,7 @@ fn sleep(shared: &Shared, epoll: &Epoll, mut worker: MutexGuard<'_, Worker>) -> 
     let timeout = EpollTimeout::try_from((until - now).0.div_ceil(1_000_000)).unwrap_or(EpollTimeout::ZERO);
     let mut events = [EpollEvent::empty(); 8];
     // An interrupted or failed wait is a short one: the next pass looks at everything anyway.
-    let _ = epoll.wait(&mut events, timeout);
+    let _ = shared.epoll.wait(&mut events, timeout);
     let worker = shared.lock()?;
     shared.asleep_until.store(AWAKE, Relaxed);
     worker.sleep_ends();

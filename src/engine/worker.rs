@@ -40,12 +40,16 @@ impl Progress {
     }
 }
 
+/// Where events go as they are raised.
+pub type EventSink = Box<dyn Fn(AsyncEvent) + Send>;
+
 /// A NIC and its port.
 pub struct Worker {
     nic: Nic,
     port: Box<dyn Port>,
     requests: Receiver<Request>,
     events: crossbeam_channel::Sender<AsyncEvent>,
+    sink: Option<EventSink>,
     doorbells: Doorbells,
     slots: Vec<TxSlot>,
     link_error: Option<String>,
@@ -62,7 +66,7 @@ impl Worker {
         events: crossbeam_channel::Sender<AsyncEvent>,
     ) -> Worker {
         let slots = Vec::with_capacity(nic.limits().tx_burst as usize);
-        Worker { nic, port, requests, events, doorbells, slots, link_error: None, events_lost: 0 }
+        Worker { nic, port, requests, events, sink: None, doorbells, slots, link_error: None, events_lost: 0 }
     }
 
     /// One pass at time `now`. Never blocks; the stages are those of a NIC in hardware.
@@ -262,9 +266,27 @@ impl Worker {
 
     /// Reports something to the application.
     pub fn raise(&mut self, event: AsyncEvent) {
-        if self.events.try_send(event).is_err() {
+        if let Some(sink) = &self.sink {
+            sink(event);
+        } else if self.events.try_send(event).is_err() {
             self.events_lost += 1;
         }
+    }
+
+    /// Hands events to `sink` from now on. False: there is one already.
+    pub(super) fn set_event_sink(&mut self, sink: EventSink) -> bool {
+        let first = self.sink.is_none();
+        self.sink.get_or_insert(sink);
+        first
+    }
+
+    /// Goes on with another port. Between two passes no slot of the old one is held.
+    pub(super) fn set_port(&mut self, now: Nanos, port: Box<dyn Port>) {
+        self.port = port;
+        let info = self.port.info();
+        let (mac, largest) = (info.mac, Mtu::largest_for_link(info.largest_packet()));
+        self.nic.set_station(mac);
+        self.nic.set_largest_mtu(now, largest);
     }
 
     /// When the next pass is needed at the latest.

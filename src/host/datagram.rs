@@ -63,7 +63,15 @@ impl ProtectionDomain {
     ) -> Result<AddressHandle, DeviceError> {
         let device = self.device();
         let av = device.address_vector(device.gid(gid_index)?, dgid, options)?;
-        match device.call(Command::CreateAh(self.id(), Box::new(av)))? {
+        self.create_ah_along(av)
+    }
+
+    /// An address handle for a way that was resolved already.
+    ///
+    /// # Errors
+    /// If the device has no room for another.
+    pub fn create_ah_along(&self, av: AddressVector) -> Result<AddressHandle, DeviceError> {
+        match self.device().call(Command::CreateAh(self.id(), Box::new(av)))? {
             Answer::Ah(id) => Ok(AddressHandle { pd: self.clone(), id }),
             other => unreachable!("the device answered {other:?}"),
         }
@@ -72,7 +80,10 @@ impl ProtectionDomain {
 
 impl Device {
     /// The way from `sgid` to `dgid`, resolved down to the MAC address.
-    pub(super) fn address_vector(
+    ///
+    /// # Errors
+    /// If the two are of different families, or there is no way.
+    pub fn address_vector(
         &self,
         sgid: Gid,
         dgid: Gid,

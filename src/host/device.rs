@@ -3,9 +3,9 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use crate::engine::{Drive, Engine};
+use crate::engine::{Drive, Engine, EventSink};
 use crate::limits::Limits;
 use crate::nic::{Answer, Command, ControlError, NicConfig, QpStatus};
 use crate::port::{LinkChange, Port, PortInfo};
@@ -14,8 +14,10 @@ use crate::verbs::{AsyncEvent, Mtu};
 use crate::wire::Gid;
 use crate::wire::net::multicast_mac;
 
+use super::claim::Claim;
 use super::follow::Follower;
 use super::gid_table::{GidEntry, GidTable};
+use super::open::OpenError;
 
 /// Why a neighbour's MAC address could not be found.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +50,8 @@ pub struct DeviceConfig {
     pub mig_req: bool,
     /// See [`NicConfig::rxe_flush_icrc`].
     pub rxe_flush_icrc: bool,
+    /// The interface's addresses become GIDs in the order of [`GidTable::customary`]; else as the kernel lists them.
+    pub customary_gids: bool,
     /// A fixed secret for QPNs and keys; `None`: random, as it should be outside of tests.
     pub seed: Option<u64>,
 }
@@ -94,6 +98,9 @@ pub enum DeviceError {
     /// The port cannot carry even the smallest path MTU.
     #[error("link MTU {0} is too small: the smallest path MTU, 256, needs {needs}", needs = 256 + Mtu::OVERHEAD)]
     LinkMtu(usize),
+    /// The interface could not be claimed for the first queue pair.
+    #[error(transparent)]
+    Claim(Box<OpenError>),
     /// There is no way to the peer.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
@@ -110,6 +117,8 @@ pub(super) struct Inner {
     pub(super) name: String,
     pub(super) gids: RwLock<GidTable>,
     resolver: Box<dyn Resolve>,
+    /// What the first queue pair has to claim yet.
+    pub(super) claim: Mutex<Option<Claim>>,
     /// Follows the interface, where there is one.
     pub(super) follower: OnceLock<Follower>,
 }
@@ -160,6 +169,9 @@ impl Device {
         resolver: Box<dyn Resolve>,
         config: &DeviceConfig,
     ) -> Result<Device, DeviceError> {
+        let addresses = addresses.into_iter();
+        let gids =
+            if config.customary_gids { GidTable::customary(addresses) } else { GidTable::new(addresses) };
         let packet = port.info().largest_packet();
         let largest_mtu = Mtu::largest_for_link(packet).ok_or(DeviceError::LinkMtu(packet))?;
         let nic = NicConfig {
@@ -173,10 +185,15 @@ impl Device {
         };
         let engine = Engine::start(nic, port, config.drive)
             .map_err(|source| DeviceError::System { what: "starting the engine", source })?;
-        let gids = RwLock::new(GidTable::new(addresses));
-        Ok(Device {
-            inner: Arc::new(Inner { engine, name: name.into(), gids, resolver, follower: OnceLock::new() }),
-        })
+        let inner = Inner {
+            engine,
+            name: name.into(),
+            gids: RwLock::new(gids),
+            resolver,
+            claim: Mutex::new(None),
+            follower: OnceLock::new(),
+        };
+        Ok(Device { inner: Arc::new(inner) })
     }
 
     /// Its name.
@@ -255,6 +272,17 @@ impl Device {
     /// not come, and an event tells ([`EventKind::DeviceFatal`](crate::verbs::EventKind::DeviceFatal)).
     pub fn has_failed(&self) -> bool {
         self.inner.engine.is_dead()
+    }
+
+    /// From now on asynchronous events go to `sink`. Whoever turns the device calls it, under its lock: it must be short, and
+    /// not use the device. False: there is one already.
+    pub fn set_event_sink(&self, sink: EventSink) -> bool {
+        self.inner.engine.set_event_sink(sink)
+    }
+
+    /// The caller is about to wait for something and will not poll meanwhile: the fallback thread takes over at once.
+    pub fn step_aside(&self) {
+        self.inner.engine.step_aside();
     }
 
     /// The next asynchronous event.

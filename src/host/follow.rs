@@ -14,6 +14,7 @@ use super::device::{DeviceError, Inner};
 use super::open::OpenError;
 use crate::netdev::{Change, Interface, Neighbours, Watch};
 use crate::port::LinkChange;
+use crate::threads::spawn_unsignalled;
 use crate::verbs::{AsyncEvent, EventKind};
 use crate::wire::Gid;
 
@@ -84,9 +85,7 @@ pub(super) fn follow(device: &Arc<Inner>, followed: Followed) -> Result<Follower
         stop: Arc::clone(&stop),
         stopping: Arc::clone(&stopping),
     };
-    let thread = thread::Builder::new()
-        .name("roxie-follow".into())
-        .spawn(move || run.run())
+    let thread = spawn_unsignalled("roxie-follow", move || run.run())
         .map_err(failed("the thread that follows the interface"))?;
     Ok(Follower { stop, stopping, thread: Some(thread) })
 }

@@ -79,8 +79,18 @@ impl ProtectionDomain {
 
     /// Registers memory of any kind.
     pub fn register_memory(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, DeviceError> {
-        let pd = self.inner.id;
         let start = start_of(&memory, access);
+        self.register_memory_at(memory, start, access)
+    }
+
+    /// The same, with the address by which work requests and peers call its first byte (`ibv_reg_mr_iova`).
+    pub fn register_memory_at(
+        &self,
+        memory: HostMemory,
+        start: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, DeviceError> {
+        let pd = self.inner.id;
         let command = Command::RegisterMemory { pd, access, start, memory: memory.clone() };
         match self.inner.device.call(command)? {
             Answer::Memory(index, key) => Ok(MemoryRegion {

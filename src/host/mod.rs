@@ -38,6 +38,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod claim;
 mod datagram;
 mod device;
 mod follow;
@@ -47,6 +48,7 @@ mod objects;
 mod open;
 mod srq;
 
+pub use claim::PortPlan;
 pub use datagram::{AddressHandle, AhOptions};
 pub use device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
 pub use gid_table::{GidEntry, GidTable};

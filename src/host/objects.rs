@@ -94,6 +94,7 @@ impl Device {
         recv_cq: &CompletionQueue,
         init: &QpInit,
     ) -> Result<QueuePair, DeviceError> {
+        self.claim()?;
         let caps = &init.caps;
         check_caps(caps)?;
         let receives = RecvRing::new(caps.max_recv_wr, caps.max_recv_sge).map_err(no_memory)?;
@@ -169,7 +170,18 @@ pub struct CompletionChannel {
 impl CompletionChannel {
     /// A channel.
     pub fn new() -> Result<CompletionChannel, DeviceError> {
-        let fd = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
+        CompletionChannel::of(EfdFlags::EFD_NONBLOCK)
+    }
+
+    /// A channel as a verbs program knows it: its descriptor blocks, and is readable as long as events wait that were not
+    /// taken one by one. Read 8 bytes of it for each, then ask its queues which of them it was
+    /// ([`CompletionQueue::take_event`]).
+    pub fn counting() -> Result<CompletionChannel, DeviceError> {
+        CompletionChannel::of(EfdFlags::EFD_SEMAPHORE)
+    }
+
+    fn of(kind: EfdFlags) -> Result<CompletionChannel, DeviceError> {
+        let fd = EventFd::from_flags(kind | EfdFlags::EFD_CLOEXEC)
             .map_err(|e| DeviceError::System { what: "an eventfd", source: e.into() })?;
         Ok(CompletionChannel { fd: Arc::new(fd) })
     }
@@ -256,6 +268,16 @@ impl CompletionQueue {
                 return None;
             }
         }
+    }
+
+    /// Takes an event that the queue has raised on its channel; false: it has none.
+    pub fn take_event(&self) -> bool {
+        self.inner.ring.take_event()
+    }
+
+    /// Its place in the device's table: what events call it.
+    pub fn index(&self) -> CqIndex {
+        self.inner.index
     }
 
     /// Asks for an event on the channel. Poll once more after it: what came before raises none.
@@ -494,16 +516,38 @@ impl QueuePair {
     }
 
     fn post(&self, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
+        self.check_send(wr)?;
+        lock(&self.sends).post(wr, payload)?;
+        self.ring();
+        Ok(())
+    }
+
+    /// Writes a send work request behind `staged` others that are written and not published: the NIC sees none of them before
+    /// [`publish`](QueuePair::publish), and what never is published never was. Meanwhile nobody else may post to the QP.
+    pub fn stage(&self, staged: u32, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
+        self.check_send(wr)?;
+        lock(&self.sends).stage(staged, wr, payload)
+    }
+
+    /// Shows the NIC `count` staged work requests, with one ring of the doorbell.
+    pub fn publish(&self, count: u32) {
+        lock(&self.sends).publish(count);
+        self.ring();
+    }
+
+    fn check_send(&self, wr: &SendWr) -> Result<(), PostError> {
         self.check_state(|state| matches!(state, QpState::Reset | QpState::Init | QpState::Rtr))?;
         if !self.qp_type.serves(wr.opcode) {
             return Err(PostError::NotServed { opcode: wr.opcode, qp_type: self.qp_type });
         }
-        lock(&self.sends).post(wr, payload)?;
+        Ok(())
+    }
+
+    fn ring(&self) {
         self.device.inner.engine.doorbells().ring(self.handle.index);
         if self.posts.fetch_add(1, Relaxed) % POSTS_PER_PASS == POSTS_PER_PASS - 1 {
             self.device.inner.engine.help();
         }
-        Ok(())
     }
 
     /// Posts a receive.

@@ -114,7 +114,7 @@ impl Device {
         Ok(device)
     }
 
-    fn follow(&self, followed: Followed) -> Result<(), OpenError> {
+    pub(super) fn follow(&self, followed: Followed) -> Result<(), OpenError> {
         let follower = follow(&self.inner, followed)?;
         // Set once: the device was made by the caller just now.
         let _ = self.inner.follower.set(follower);
@@ -161,9 +161,9 @@ fn addresses_of(interface: &Interface, asked: &[IpAddr]) -> Result<Vec<IpAddr>, 
 }
 
 /// The kernel's routes and neighbours.
-struct KernelNeighbours {
-    interface: Live,
-    neighbours: Arc<Neighbours>,
+pub(super) struct KernelNeighbours {
+    pub(super) interface: Live,
+    pub(super) neighbours: Arc<Neighbours>,
 }
 
 impl Resolve for KernelNeighbours {
@@ -178,7 +178,7 @@ impl Resolve for KernelNeighbours {
 }
 
 /// Sockets have no MAC addresses: those in their frames are made of the IP addresses.
-struct Synthetic;
+pub(super) struct Synthetic;
 
 impl Resolve for Synthetic {
     fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {

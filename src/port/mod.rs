@@ -24,6 +24,7 @@ pub mod loopback;
 pub mod memory;
 pub mod pcap;
 pub mod udp;
+pub mod unclaimed;
 pub mod xdp;
 
 use std::io;

@@ -4,6 +4,7 @@
 //! word 0       producer: completions written so far (any worker, compare-and-swap)
 //! word 8       consumer: completions polled so far  (the application, Release)
 //! word 9       armed: 0 no, 1 for a solicited completion, 2 for any
+//! word 10      events raised and not yet taken
 //! word 16 ..   slots: 0 wr_id | 1 status:8 opcode:8 flags:8 vendor:8 qpn:32 | 2 byte_len:32 imm:32
 //!              3 src_qp:24 sl:8 pkey_index:16 slid:16 | 4 time in ns on the device's clock | 5, 6 unused | 7 sequence
 //! ```
@@ -24,6 +25,7 @@ use crate::verbs::{Qpn, Wc, WcFlags, WcOpcode, WcStatus};
 const PRODUCER: usize = 0;
 const CONSUMER: usize = LINE;
 const ARMED: usize = LINE + 1;
+const EVENTS: usize = LINE + 2;
 const SLOTS: usize = 2 * LINE;
 const TIME: usize = 4;
 const SEQUENCE: usize = 7;
@@ -118,7 +120,17 @@ impl CompletionRing {
         let armed = self.word(ARMED).load(Relaxed);
         let solicited = wc.flags.contains(WcFlags::SOLICITED) || wc.status != WcStatus::Success;
         let wanted = armed == Armed::Next as u64 || (armed == Armed::Solicited as u64 && solicited);
-        wanted && self.word(ARMED).compare_exchange(armed, Armed::No as u64, AcqRel, Relaxed).is_ok()
+        let raised =
+            wanted && self.word(ARMED).compare_exchange(armed, Armed::No as u64, AcqRel, Relaxed).is_ok();
+        if raised {
+            self.word(EVENTS).fetch_add(1, Release);
+        }
+        raised
+    }
+
+    /// The application's side: takes one event that was raised; false: there is none.
+    pub fn take_event(&self) -> bool {
+        self.word(EVENTS).fetch_update(AcqRel, Relaxed, |events| events.checked_sub(1)).is_ok()
     }
 
     /// The application's side: takes the oldest completion. Callers take turns.
@@ -254,5 +266,6 @@ mod tests {
         cq.arm(Armed::Next);
         cq.arm(Armed::Solicited);
         assert!(event(wc(2)), "the stronger request stays");
+        assert_eq!((0..4).filter(|_| cq.take_event()).count(), 2, "each that was raised is taken once");
     }
 }

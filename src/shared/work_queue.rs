@@ -120,8 +120,9 @@ impl Ring {
         self.word(index).load(Acquire) as u32
     }
 
-    fn room(&self) -> Result<u32, PostError> {
-        let producer = self.word(PRODUCER).load(Relaxed) as u32;
+    /// Where the next work request goes, `staged` of which are written and not yet published.
+    fn room(&self, staged: u32) -> Result<u32, PostError> {
+        let producer = (self.word(PRODUCER).load(Relaxed) as u32).wrapping_add(staged);
         let outstanding = producer.wrapping_sub(self.load(CONSUMER));
         if outstanding >= self.capacity {
             return Err(PostError::QueueFull { outstanding, capacity: self.capacity });
@@ -129,8 +130,9 @@ impl Ring {
         Ok(producer)
     }
 
-    fn publish(&self, producer: u32) {
-        self.word(PRODUCER).store(u64::from(producer.wrapping_add(1)), Release);
+    fn publish(&self, count: u32) {
+        let producer = self.word(PRODUCER).load(Relaxed) as u32;
+        self.word(PRODUCER).store(u64::from(producer.wrapping_add(count)), Release);
     }
 }
 
@@ -191,8 +193,16 @@ impl SendRing {
 
     /// The application's side: posts one work request. Callers take turns (the verbs object holds a lock).
     pub fn post(&self, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
+        self.stage(0, wr, payload)?;
+        self.ring.publish(1);
+        Ok(())
+    }
+
+    /// The application's side: writes a work request behind `staged` others that were written and not published. The NIC
+    /// does not see it before it is; one that never is was never there.
+    pub fn stage(&self, staged: u32, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         self.check(wr, payload)?;
-        let producer = self.ring.room()?;
+        let producer = self.ring.room(staged)?;
         let slot = self.ring.slot(producer);
         let (num_sge, inline_len, flags) = match payload {
             Payload::Sges(sges) => {
@@ -223,8 +233,12 @@ impl SendRing {
         let UdAddress { ah, remote_qpn, remote_qkey } = wr.ud;
         slot[6].store(u64::from(ah.0) | u64::from(remote_qpn.value()) << 32, Relaxed);
         slot[7].store(u64::from(remote_qkey) | u64::from(wr.remote_srqn.0) << 32, Relaxed);
-        self.ring.publish(producer);
         Ok(())
+    }
+
+    /// The application's side: shows the NIC `count` work requests that were staged.
+    pub fn publish(&self, count: u32) {
+        self.ring.publish(count);
     }
 
     fn check(&self, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
@@ -348,12 +362,12 @@ impl RecvRing {
         if sges.len() > self.max_sge as usize {
             return Err(PostError::TooManySges { given: sges.len(), max: self.max_sge });
         }
-        let producer = self.ring.room()?;
+        let producer = self.ring.room(0)?;
         let slot = self.ring.slot(producer);
         slot[0].store(wr_id, Relaxed);
         slot[1].store(sges.len() as u64, Relaxed);
         put_sges(&slot[RECV_HEADER..], sges);
-        self.ring.publish(producer);
+        self.ring.publish(1);
         // Pairs with the fence in `want_doorbell`: either this load sees the flag, or the NIC's next
         // look at the producer sees this post.
         fence(SeqCst);
@@ -463,6 +477,20 @@ mod tests {
         assert_eq!(&bytes[..got.inline_len], b"hello, world!");
         let error = ring.post(&SendWr::default(), Payload::Inline(&[0; 17])).unwrap_err();
         assert_eq!(error, PostError::TooMuchInline { given: 17, max: 13 });
+    }
+
+    #[test]
+    fn what_is_staged_is_seen_when_it_is_published_and_not_before() {
+        let ring = SendRing::new(2, 1, 0).unwrap();
+        for id in 0..2u32 {
+            ring.stage(id, &SendWr { wr_id: id.into(), ..SendWr::default() }, Payload::Sges(&[])).unwrap();
+        }
+        let full = PostError::QueueFull { outstanding: 2, capacity: 2 };
+        assert_eq!(ring.stage(2, &SendWr::default(), Payload::Sges(&[])), Err(full));
+        assert!(!ring.has(0));
+        ring.publish(2);
+        assert_eq!(ring.fetch(1, &mut [], &mut []).unwrap().wr_id, 1);
+        assert!(!ring.has(2));
     }
 
     #[test]

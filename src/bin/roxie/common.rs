@@ -18,7 +18,7 @@ use roxie::nic::ControlError;
 use roxie::port::PortInfo;
 use roxie::port::fault::FaultConfig;
 use roxie::port::udp::UdpConfig;
-use roxie::port::xdp::{Mode, XdpConfig, XdpError};
+use roxie::port::xdp::{Mode, XdpConfig};
 use roxie::shared::PostError;
 use roxie::time::Nanos;
 use roxie::verbs::{Gid, Mtu, Wc, WcStatus};
@@ -254,15 +254,10 @@ impl DeviceOptions {
 
     /// Says that UDP sockets are used instead, if AF_XDP failed for a reason that those do not have.
     fn fall_back(&self, interface: &Interface, error: &OpenError) -> Result<(), Failure> {
-        let OpenError::Xdp(
-            why @ (XdpError::NotPermitted { .. }
-            | XdpError::LockedMemory { .. }
-            | XdpError::Program { .. }
-            | XdpError::Unsupported { .. }),
-        ) = error
-        else {
+        let OpenError::Xdp(why) = error else { return Err(self.refused(interface, "AF_XDP", error)) };
+        if !why.leaves_sockets() {
             return Err(self.refused(interface, "AF_XDP", error));
-        };
+        }
         output::note(format_args!(
             "using UDP sockets on {}, since AF_XDP did not open: {why}",
             interface.name

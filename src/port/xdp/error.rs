@@ -114,6 +114,17 @@ fn remedy(interface: &str, holders: &[String]) -> String {
     }
 }
 
+impl XdpError {
+    /// True if it has a reason that UDP sockets on the same interface do not have.
+    pub fn leaves_sockets(&self) -> bool {
+        use XdpError::{LockedMemory, NotPermitted, Program, Unsupported};
+        matches!(
+            self,
+            NotPermitted { .. } | LockedMemory { .. } | Program { .. } | Unsupported { .. }
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,94 @@
+//! A port that is not open yet: it knows what it will be, and moves nothing.
+//!
+//! A device that is only asked about takes nothing from others; the first queue pair claims the interface, and the real
+//! port takes this one's place.
+
+use std::fmt::Arguments;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+use super::{LinkChange, Port, PortInfo, Received, TxId};
+use crate::frame::FrameMut;
+use crate::time::Nanos;
+
+/// Stands where a port will be. See the module's page.
+#[derive(Debug)]
+pub struct UnclaimedPort {
+    info: PortInfo,
+}
+
+impl UnclaimedPort {
+    /// In the place of a port that will have these properties.
+    pub fn new(info: PortInfo) -> UnclaimedPort {
+        UnclaimedPort { info }
+    }
+}
+
+impl Port for UnclaimedPort {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn rx_burst(&mut self, _now: Nanos) -> usize {
+        0
+    }
+
+    fn rx_frame(&self, i: usize) -> Received<'_> {
+        panic!("frame {i} of a port that is not open");
+    }
+
+    fn rx_note(&mut self, _i: usize, _note: Arguments<'_>) {}
+
+    fn rx_release(&mut self) {}
+
+    fn tx_alloc(&mut self, _len: usize) -> Option<TxId> {
+        None
+    }
+
+    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
+        panic!("slot {} of a port that is not open", id.0);
+    }
+
+    fn tx_commit(&mut self, id: TxId) {
+        panic!("slot {} of a port that is not open", id.0);
+    }
+
+    fn tx_cancel(&mut self, id: TxId) {
+        panic!("slot {} of a port that is not open", id.0);
+    }
+
+    fn tx_flush(&mut self, _now: Nanos) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn tx_pending(&self) -> bool {
+        false
+    }
+
+    fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        true
+    }
+
+    fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        match change {
+            LinkChange::Mtu(mtu) => {
+                self.info.max_frame = self.info.max_frame - self.info.mtu + mtu;
+                self.info.mtu = *mtu;
+            }
+            LinkChange::Mac(mac) => self.info.mac = *mac,
+            LinkChange::Addresses(_) => {}
+        }
+        Ok(())
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        Err(io::Error::other(format!("the port is not open yet: {group} is joined once it is")))
+    }
+
+    fn counters(&self, _out: &mut Vec<(&'static str, u64)>) {}
+}

@@ -1,0 +1,34 @@
+//! Takes the layouts of the verbs ABI from the installed `<infiniband/verbs.h>`.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::exit;
+
+const HEADER: &str = "/usr/include/infiniband/verbs.h";
+
+fn main() {
+    println!("cargo:rerun-if-changed={HEADER}");
+    if !Path::new(HEADER).exists() {
+        eprintln!("error: {HEADER} is not there: install it (Debian: apt install libibverbs-dev libclang-dev)");
+        exit(1);
+    }
+    let bindings = bindgen::Builder::default()
+        .header(HEADER)
+        .allowlist_type("(ibv|verbs)_.*|_compat_ibv_port_attr")
+        .allowlist_var("(IBV|VERBS)_.*")
+        // The applications' inline functions live in the applications; ours have the same names.
+        .ignore_functions()
+        // C enums come from applications: any number may be in them.
+        .default_enum_style(bindgen::EnumVariation::ModuleConsts)
+        .layout_tests(true)
+        .derive_debug(false)
+        .derive_default(true)
+        .wrap_unsafe_ops(true)
+        .generate()
+        .unwrap_or_else(|e| {
+            eprintln!("error: {HEADER}: {e} (Debian: apt install libclang-dev)");
+            exit(1);
+        });
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("abi.rs");
+    bindings.write_to_file(out).expect("OUT_DIR is writable");
+}
