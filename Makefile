@@ -8,7 +8,8 @@ TARGET ?=
 
 build:
 	@.ci/setup build
-	cargo build --release
+	cargo build --release -p roxie -p uverbs-shim
+	uverbs-shim/link target/release
 
 demo: build
 	./target/release/roxie demo

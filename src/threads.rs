@@ -25,7 +25,8 @@ mod tests {
     fn the_thread_blocks_all_signals_and_its_starter_none() {
         let before = SigSet::thread_get_mask().unwrap();
         let (tell, told) = std::sync::mpsc::channel();
-        let thread = spawn_unsignalled("quiet", move || tell.send(SigSet::thread_get_mask()).unwrap()).unwrap();
+        let thread =
+            spawn_unsignalled("quiet", move || tell.send(SigSet::thread_get_mask()).unwrap()).unwrap();
         let mask = told.recv().unwrap().unwrap();
         thread.join().unwrap();
         for signal in [nix::sys::signal::Signal::SIGINT, nix::sys::signal::Signal::SIGALRM] {

@@ -25,12 +25,13 @@ const LAYERS: &[(&str, &[&str])] = &[
 
 /// Where `unsafe` may be, and why.
 const UNSAFE: &[&str] = &[
-    "src/shared/",           // mapped queues, registered memory
-    "src/port/xdp/",         // rings and chunks shared with the kernel
-    "src/port/udp/",         // socket options and control messages that no crate wraps
-    "src/netdev/tap.rs",     // an ioctl that no crate wraps
-    "src/netdev/ethtool.rs", // likewise
-    "src/host/memory.rs",    // unsafe functions that pass their obligation on
+    "src/shared/",                // mapped queues, registered memory
+    "src/port/xdp/",              // rings and chunks shared with the kernel
+    "src/port/udp/",              // socket options and control messages that no crate wraps
+    "src/netdev/tap.rs",          // an ioctl that no crate wraps
+    "src/netdev/ethtool.rs",      // likewise
+    "src/host/memory.rs",         // unsafe functions that pass their obligation on
+    "src/bin/roxie/run/child.rs", // the signal mask between fork and exec
     "uverbs-shim/src/",
     "tests/",
     "benches/",

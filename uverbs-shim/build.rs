@@ -5,16 +5,21 @@ use std::path::{Path, PathBuf};
 use std::process::exit;
 
 const HEADER: &str = "/usr/include/infiniband/verbs.h";
+/// With it, what the kernel's connection manager answers and libibverbs translates.
+const HEADERS: &str = "#include <infiniband/verbs.h>\n#include <infiniband/sa.h>\n#include <rdma/ib_user_verbs.h>\n\
+    #include <rdma/ib_user_sa.h>\n";
 
 fn main() {
     println!("cargo:rerun-if-changed={HEADER}");
     if !Path::new(HEADER).exists() {
-        eprintln!("error: {HEADER} is not there: install it (Debian: apt install libibverbs-dev libclang-dev)");
+        eprintln!(
+            "error: {HEADER} is not there: install it (Debian: apt install libibverbs-dev libclang-dev)"
+        );
         exit(1);
     }
     let bindings = bindgen::Builder::default()
-        .header(HEADER)
-        .allowlist_type("(ibv|verbs)_.*|_compat_ibv_port_attr")
+        .header_contents("verbs-abi.h", HEADERS)
+        .allowlist_type("(ibv|verbs)_.*|_compat_ibv_port_attr|ib_uverbs_(ah|qp)_attr|ib_user_path_rec")
         .allowlist_var("(IBV|VERBS)_.*")
         // The applications' inline functions live in the applications; ours have the same names.
         .ignore_functions()

@@ -232,7 +232,7 @@ mod tests {
         let start = Instant::now();
         while !condition() {
             assert!(start.elapsed() < Duration::from_secs(20), "it never happened");
-            thread::yield_now();
+            std::thread::yield_now();
         }
     }
 

@@ -278,7 +278,8 @@ impl Engine {
     pub fn set_port(&self, port: Box<dyn Port>) -> io::Result<()> {
         watch_port(&self.shared.epoll, &*port)?;
         let now = self.now();
-        self.adjust(|worker| worker.set_port(now, port)).ok_or_else(|| io::Error::other("the engine is dead"))?;
+        self.adjust(|worker| worker.set_port(now, port))
+            .ok_or_else(|| io::Error::other("the engine is dead"))?;
         self.doorbells.wake_if_sleeping();
         Ok(())
     }

@@ -8,8 +8,8 @@ use super::device::{Device, DeviceConfig, DeviceError, Resolve};
 use super::follow::{Followed, Live};
 use super::open::{KernelNeighbours, OpenError, Stack, Synthetic};
 use crate::netdev::{Interface, Neighbours};
-use crate::port::unclaimed::UnclaimedPort;
 use crate::port::udp::{UdpConfig, UdpPort, synthetic_mac};
+use crate::port::unclaimed::UnclaimedPort;
 use crate::port::xdp::{XdpConfig, XdpError, XdpPort};
 use crate::port::{Port, PortInfo};
 
@@ -108,7 +108,10 @@ impl Claim {
             PortPlan::Best => match self.open_xdp() {
                 Ok(port) => Box::new(port),
                 Err(why) if why.leaves_sockets() => {
-                    eprintln!("roxie: using UDP sockets on {}, since AF_XDP did not open: {why}", self.interface);
+                    eprintln!(
+                        "roxie: using UDP sockets on {}, since AF_XDP did not open: {why}",
+                        self.interface
+                    );
                     Box::new(self.open_udp(mac)?)
                 }
                 Err(why) => return Err(why.into()),

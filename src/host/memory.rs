@@ -100,6 +100,7 @@ impl ProtectionDomain {
                 access,
                 start,
                 memory,
+                registered: true,
                 copies: RwLock::new(()),
             }),
             other => unexpected(&other),
@@ -145,6 +146,7 @@ pub struct MemoryRegion {
     access: Access,
     start: u64,
     memory: HostMemory,
+    registered: bool,
     /// Keeps the application's threads from racing with one another; the NIC does not take it.
     copies: RwLock<()>,
 }
@@ -152,7 +154,9 @@ pub struct MemoryRegion {
 impl Drop for MemoryRegion {
     /// Windows that are still bound to it are unbound: nothing may reach memory whose region is gone.
     fn drop(&mut self) {
-        let _ = self.pd.inner.device.call(Command::ReleaseMemory(self.index));
+        if self.registered {
+            let _ = self.pd.inner.device.call(Command::ReleaseMemory(self.index));
+        }
     }
 }
 
@@ -180,6 +184,21 @@ impl MemoryRegion {
     /// Its key for peers.
     pub fn rkey(&self) -> RKey {
         RKey(self.key)
+    }
+
+    /// What may be done to it.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Takes it out before it is dropped (`ibv_dereg_mr`): from then on its keys open nothing.
+    ///
+    /// # Errors
+    /// If windows are bound to it (`EBUSY`); then it is as it was. (Dropping it unbinds them.)
+    pub fn deregister(&mut self) -> Result<(), DeviceError> {
+        self.pd.inner.device.call(Command::DeregisterMemory(self.index))?;
+        self.registered = false;
+        Ok(())
     }
 
     /// A scatter/gather entry of `length` bytes from `offset` on. Bounds are checked when it is used.
@@ -212,7 +231,8 @@ impl MemoryRegion {
         Ok(bytes)
     }
 
-    /// Registers it again (`ibv_rereg_mr`): what is `Some` changes, the keys do in any case, and the old ones are dead.
+    /// Registers it again (`ibv_rereg_mr`): what is `Some` changes. With new memory the keys change too, and the old ones
+    /// are dead.
     /// When it returns, nothing touches memory that it no longer has.
     ///
     /// # Errors

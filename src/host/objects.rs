@@ -67,7 +67,11 @@ impl Device {
         let notify = channel.map(|c| Arc::clone(&c.fd));
         match self.call(Command::CreateCq { ring: ring.clone(), notify })? {
             Answer::Cq(index) => {
-                let inner = CqInner { device: self.clone(), index, ring: Mutex::new(ring) };
+                let inner = CqInner {
+                    device: self.clone(),
+                    index,
+                    ring: Mutex::new(Polled { ring, forgotten: Vec::new() }),
+                };
                 Ok(CompletionQueue { inner: Arc::new(inner) })
             }
             other => unexpected(&other),
@@ -94,7 +98,6 @@ impl Device {
         recv_cq: &CompletionQueue,
         init: &QpInit,
     ) -> Result<QueuePair, DeviceError> {
-        self.claim()?;
         let caps = &init.caps;
         check_caps(caps)?;
         let receives = RecvRing::new(caps.max_recv_wr, caps.max_recv_sge).map_err(no_memory)?;
@@ -109,6 +112,7 @@ impl Device {
         init: &QpInit,
         (source, also): (ReceiveSource, Kept),
     ) -> Result<QueuePair, DeviceError> {
+        self.claim()?;
         let caps = &init.caps;
         check_caps(caps)?;
         let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).map_err(no_memory)?;
@@ -205,7 +209,32 @@ struct CqInner {
     device: Device,
     index: CqIndex,
     /// Who polls, arms or changes it takes turns.
-    ring: Mutex<CompletionRing>,
+    ring: Mutex<Polled>,
+}
+
+/// A ring as the application polls it.
+#[derive(Debug)]
+struct Polled {
+    ring: CompletionRing,
+    /// QPs whose completions below a position are not to be seen any more.
+    forgotten: Vec<(Qpn, u64)>,
+}
+
+impl Polled {
+    fn poll(&mut self) -> Option<Wc> {
+        if self.forgotten.is_empty() { self.ring.poll() } else { self.poll_timed().map(|(wc, _)| wc) }
+    }
+
+    fn poll_timed(&mut self) -> Option<(Wc, u64)> {
+        loop {
+            let (position, _) = self.ring.positions();
+            self.forgotten.retain(|(_, end)| *end > position);
+            let (wc, time) = self.ring.poll_timed()?;
+            if !self.forgotten.iter().any(|(qpn, _)| *qpn == wc.qpn) {
+                return Some((wc, time));
+            }
+        }
+    }
 }
 
 impl Drop for CqInner {
@@ -221,10 +250,6 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(super) fn index(&self) -> CqIndex {
-        self.inner.index
-    }
-
     pub(super) fn kept(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
         Arc::clone(&self.inner) as _
     }
@@ -240,7 +265,7 @@ impl CompletionQueue {
     }
 
     fn take(&self, out: &mut [Wc]) -> usize {
-        let ring = lock(&self.inner.ring);
+        let mut ring = lock(&self.inner.ring);
         let mut taken = 0;
         for slot in out {
             let Some(wc) = ring.poll() else { break };
@@ -270,9 +295,18 @@ impl CompletionQueue {
         }
     }
 
+    /// Completions of a QP that wait are not seen any more: it was reset or destroyed, and its work requests are nobody's.
+    pub fn forget(&self, qpn: Qpn) {
+        let mut polled = lock(&self.inner.ring);
+        let (position, end) = polled.ring.positions();
+        if end != position {
+            polled.forgotten.push((qpn, end));
+        }
+    }
+
     /// Takes an event that the queue has raised on its channel; false: it has none.
     pub fn take_event(&self) -> bool {
-        self.inner.ring.take_event()
+        lock(&self.inner.ring).ring.take_event()
     }
 
     /// Its place in the device's table: what events call it.
@@ -282,7 +316,7 @@ impl CompletionQueue {
 
     /// Asks for an event on the channel. Poll once more after it: what came before raises none.
     pub fn arm(&self, armed: Armed) {
-        lock(&self.inner.ring).arm(armed);
+        lock(&self.inner.ring).ring.arm(armed);
     }
 
     /// Takes one completion with the time at which it came about, on the [device's clock](Device::now).
@@ -300,10 +334,15 @@ impl CompletionQueue {
     /// If more wait than that, or it is beyond the device's limit; the queue is as before then.
     pub fn resize(&self, entries: u32) -> Result<(), DeviceError> {
         within("completion queue entries", entries, MAX_CQE)?;
-        let mut ring = lock(&self.inner.ring);
+        let mut polled = lock(&self.inner.ring);
         let other = CompletionRing::new(entries).map_err(no_memory)?;
+        let (gone, _) = polled.ring.positions();
         self.inner.device.call(Command::ResizeCq { cq: self.inner.index, ring: other.clone() })?;
-        *ring = other;
+        polled.ring = other;
+        // What waited is at the new one's beginning.
+        for (_, end) in &mut polled.forgotten {
+            *end = end.saturating_sub(gone);
+        }
         Ok(())
     }
 

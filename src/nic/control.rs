@@ -37,7 +37,7 @@ pub enum Command {
         /// The memory.
         memory: HostMemory,
     },
-    /// Registers a region again: what is `Some` changes, its key does in any case. After an error it is as it was.
+    /// Registers a region again: what is `Some` changes, with new memory its key as well. After an error it is as it was.
     ReregisterMemory {
         /// The region.
         mr: MrIndex,

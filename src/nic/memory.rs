@@ -45,11 +45,12 @@ impl Nic {
         let now = self.memory.registered(mr).ok_or(ControlError::NotFound(REGION))?;
         let region = self.regions.get(mr.0 as usize).and_then(Option::as_ref);
         let region = region.ok_or(ControlError::NotFound(REGION))?;
+        let moved = translation.is_some();
         let (start, memory) = translation.unwrap_or_else(|| (now.start, region.memory.clone()));
         let pd = pd.unwrap_or(now.pd);
         let spec = region_spec(pd, access.unwrap_or(now.access), start, &memory)?;
         self.use_pd(pd, 1)?;
-        let key = match self.memory.reregister(mr, &spec) {
+        let key = match self.memory.reregister(mr, &spec, moved) {
             Ok(key) => key,
             Err(refusal) => {
                 self.use_pd(pd, -1)?;

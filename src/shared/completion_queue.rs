@@ -186,7 +186,13 @@ impl CompletionRing {
             let _ = ring.push(&wc, time);
         }
         ring.word(ARMED).store(self.word(ARMED).load(Acquire), Release);
+        ring.word(EVENTS).store(self.word(EVENTS).load(Acquire), Release);
         Ok(())
+    }
+
+    /// The application's side: how many completions have been polled, and how many published, since it was made.
+    pub fn positions(&self) -> (u64, u64) {
+        (self.word(CONSUMER).load(Relaxed), self.word(PRODUCER).load(Acquire))
     }
 
     /// True if a completion is waiting.

@@ -158,6 +158,15 @@ impl HostMemory {
         HostMemory { base: NonNull::dangling(), length: usize::MAX, kind: Kind::Null, _owner: None }
     }
 
+    /// A part of mapped memory, which keeps all of it alive if it is its own.
+    ///
+    /// # Errors
+    /// If it is not inside, or nothing is mapped.
+    pub fn part(&self, offset: u64, length: usize) -> Result<HostMemory, Fault> {
+        let base = self.at(offset, length)?.ok_or(Fault::Gone)?;
+        Ok(HostMemory { base, length, ..self.clone() })
+    }
+
     /// True if its pages may come and go.
     pub fn is_on_demand(&self) -> bool {
         matches!(self.kind, Kind::OnDemand(_))
@@ -312,6 +321,19 @@ mod tests {
         let mut all = [9; 16];
         memory.read(0, &mut all).unwrap();
         assert_eq!(all, [0; 16]);
+    }
+
+    #[test]
+    fn a_part_is_the_same_bytes_and_outlives_the_whole() {
+        let memory = HostMemory::allocate(64).unwrap();
+        let part = memory.part(16, 8).unwrap();
+        memory.write(16, b"together").unwrap();
+        assert!(memory.part(60, 8).is_err());
+        drop(memory);
+        let mut bytes = [0; 8];
+        part.read(0, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"together");
+        assert!(part.read(1, &mut bytes).is_err());
     }
 
     #[test]

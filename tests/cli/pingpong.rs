@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use crate::network::Net;
-use crate::{A, A4};
+use crate::{A, A4, Finished};
 
 const PORTS: [(&str, &str); 4] = [("xdp", "xdp"), ("udp", "udp"), ("xdp", "udp"), ("udp", "xdp")];
 
@@ -62,8 +62,18 @@ fn a_datagram_that_the_link_does_not_carry_is_refused_with_the_limit() {
 fn the_gid_index_chooses_ipv6() {
     let Some(net) = Net::new("pingpong-v6") else { return };
     for (left, right) in PORTS {
-        let options = "pingpong rc -g 1 -n 20 -c --port";
-        let (server, client) = net.both(&format!("{options} {left}"), &format!("{options} {right}"));
+        // Its index depends on whether the link-local address, which comes before it, is usable yet.
+        let index = |gids: Finished| {
+            let table = gids.succeeded().json()[0].clone();
+            let entry =
+                table.as_array().unwrap().iter().find(|e| e["gid"].as_str().unwrap().starts_with("2001"));
+            entry.unwrap()["index"].clone()
+        };
+        let (near, far) = (index(net.left("show gids --json")), index(net.right("show gids --json")));
+        let (server, client) = net.both(
+            &format!("pingpong rc -g {near} -n 20 -c --port {left}"),
+            &format!("pingpong rc -g {far} -n 20 -c --port {right}"),
+        );
         assert!(server.succeeded().stdout.contains("GID 2001:db8::2"));
         assert!(client.succeeded().stdout.contains("GID 2001:db8::1"));
     }

@@ -127,6 +127,7 @@ fn show_tells_what_opening_would_find() {
     let own = net.left("show gids --address 2001:db8::1 --json").succeeded().json();
     assert_eq!(own[0][0]["gid"], "2001:db8::1");
     let gids = net.left("show gids --json").succeeded().json();
-    assert_eq!((&gids[0][0]["index"], &gids[0][0]["gid"]), (&0.into(), &"::ffff:192.0.2.1".into()));
+    assert_eq!((&gids[0][1]["index"], &gids[0][1]["gid"]), (&1.into(), &"::ffff:192.0.2.1".into()));
+    assert!(gids[0][1]["place"].as_str().unwrap().contains("first IPv4"), "{gids:?}");
     net.is_clean();
 }

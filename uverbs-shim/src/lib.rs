@@ -1,3 +1,65 @@
-//! x
-#![allow(missing_docs, non_camel_case_types, non_upper_case_globals, non_snake_case, dead_code, clippy::all)]
-pub mod abi { include!(concat!(env!("OUT_DIR"), "/abi.rs")); }
+//! `libibverbs.so.1` on top of Roxie, so that unmodified verbs programs run on it.
+//!
+//! Read [`object`] first: how a C structure and the Rust object behind it are one. Then [`context`], [`qp`] and [`post`]: the
+//! way of a work request from `ibv_post_send` to [`roxie::host::QueuePair`]. `link` beside this crate makes the shared library of it.
+//!
+//! # The discipline at the boundary
+//!
+//! Every function that C calls checks what can be checked (null pointers, numbers in enumerations, masks, objects of a process
+//! before a fork) and then calls the safe API of [`roxie::host`]. What it cannot check is the contract of the verbs API, and that
+//! alone is what the `SAFETY` comments lean on:
+//!
+//! * **objects**: a pointer to an object came from the function that makes such objects, and nobody has destroyed it;
+//! * **structures**: a pointer to a structure or array of the caller's points to as much of it as the flags and counts beside it
+//!   say, for the length of the call. Callers may be older than this library: no reference to a whole structure is ever made,
+//!   fields are read one by one, and those at the end only if a flag says that they are there;
+//! * **memory**: what is registered stays mapped until it is deregistered, as with any RDMA device.
+//!
+//! A panic never crosses into C: `extern "C"` functions abort instead.
+
+// Names of C, as C programs call them.
+#![allow(non_camel_case_types, unreachable_pub)]
+// The safety contract of all functions that C calls is the one on this page.
+#![allow(clippy::missing_safety_doc)]
+
+#[allow(missing_docs, non_upper_case_globals, non_snake_case, clippy::all)]
+#[allow(dead_code, clippy::undocumented_unsafe_blocks, unreachable_pub, unsafe_op_in_unsafe_fn, rustdoc::all)]
+mod abi {
+    include!(concat!(env!("OUT_DIR"), "/abi.rs"));
+}
+
+// What every call stands on.
+mod fork;
+mod object;
+mod report;
+mod waiting;
+
+// The device.
+mod device;
+mod nic;
+
+mod context;
+mod query;
+
+// Its objects.
+mod memory;
+mod pd;
+
+mod cq;
+mod poll_ex;
+
+mod ah;
+mod qp;
+mod qp_attr;
+
+mod post;
+mod post_ex;
+
+mod srq;
+
+mod events;
+
+// What needs no device.
+mod marshal;
+mod private;
+mod strings;

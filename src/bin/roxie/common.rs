@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use roxie::engine::Drive;
-use roxie::host::{ConnectOptions, Device, DeviceConfig, DeviceError, OpenError, Stack};
+use roxie::host::{ConnectOptions, Device, DeviceConfig, DeviceError, GidEntry, GidTable, OpenError, Stack};
 use roxie::netdev::{Interface, interface_names};
 use roxie::nic::ControlError;
 use roxie::port::PortInfo;
@@ -21,7 +21,7 @@ use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::{Mode, XdpConfig};
 use roxie::shared::PostError;
 use roxie::time::Nanos;
-use roxie::verbs::{Gid, Mtu, Wc, WcStatus};
+use roxie::verbs::{Mtu, Wc, WcStatus};
 
 pub(crate) mod bare;
 pub(crate) mod health;
@@ -299,6 +299,12 @@ impl DeviceOptions {
         }
     }
 
+    /// The GIDs of a device on an interface, by index: in the customary order, or as they were asked for.
+    pub(crate) fn gid_table(&self, interface: &Interface) -> GidTable {
+        let addresses = self.addresses(interface);
+        if self.address.is_empty() { GidTable::customary(addresses) } else { GidTable::new(addresses) }
+    }
+
     /// The capture is the near end's: it sees both directions.
     fn open_memory(&self) -> Result<(Device, Option<Device>), Failure> {
         let pair = Device::memory_pair_with(&self.config(), &self.stack(), &Stack::default());
@@ -315,23 +321,17 @@ impl DeviceOptions {
     }
 
     fn config(&self) -> DeviceConfig {
-        DeviceConfig { drive: self.drive.unwrap_or_default(), ..DeviceConfig::default() }
+        let customary_gids = self.address.is_empty() && self.port != Some(PortKind::Memory);
+        DeviceConfig { drive: self.drive.unwrap_or_default(), customary_gids, ..DeviceConfig::default() }
     }
 
     /// The interface that was named, or the only one that can be meant.
     pub(crate) fn interface(&self) -> Result<Interface, Failure> {
-        let look_up = |name: &str| Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()));
-        let interface = match &self.dev {
-            Some(name) => look_up(name)?,
-            None => only_interface()?,
+        let interface = match (&self.dev, self.address.is_empty()) {
+            (Some(name), false) => Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()))?,
+            (dev, _) => usable_interface(dev.as_deref())?,
         };
-        if interface.addresses.is_empty() && self.address.is_empty() {
-            return Err(Failure::Device(OpenError::NoAddress(interface.name).to_string()));
-        }
-        if !interface.up {
-            let name = &interface.name;
-            return Err(Failure::Device(format!("{name} is down: `ip link set dev {name} up` first")));
-        }
+        check_up(&interface)?;
         match self.address.iter().find(|ip| !is_own(&interface, **ip)) {
             None => Ok(interface),
             Some(stranger) => Err(Failure::Usage(format!(
@@ -449,17 +449,42 @@ impl DeviceOptions {
     }
 }
 
-/// What is said about a GID index that an interface with these addresses does not have.
-pub(crate) fn no_gid(interface: &str, addresses: &[IpAddr], index: Option<usize>) -> Failure {
-    let gid = |(i, ip): (usize, &IpAddr)| format!("{i}: {}", Gid::from(*ip));
-    let available = addresses.iter().enumerate().map(gid).collect::<Vec<_>>().join(", ");
+/// What is said about a GID index that an interface with this table does not have.
+pub(crate) fn no_gid(interface: &str, table: &GidTable, index: Option<usize>) -> Failure {
+    let available = table.iter().map(|e| format!("{}: {}", e.index, e.gid)).collect::<Vec<_>>().join(", ");
     DeviceError::NoGid { device: interface.into(), index: index.unwrap_or(0), available }.into()
+}
+
+/// The one that is used unless the user says otherwise: the first IPv4 one.
+pub(crate) fn first_gid(table: &GidTable) -> Option<GidEntry> {
+    table.iter().find(|entry| entry.gid.is_ipv4()).or(table.iter().next())
 }
 
 /// True if frames to `ip` come to this interface: the whole of 127.0.0.0/8 belongs to the loopback.
 fn is_own(interface: &Interface, ip: IpAddr) -> bool {
     let own = &interface.addresses;
     own.iter().any(|a| a.ip == ip) || ip.is_loopback() && own.iter().any(|a| a.ip.is_loopback())
+}
+
+/// The interface that was named, or the only one that can be meant; with an address, and up.
+pub(crate) fn usable_interface(name: Option<&str>) -> Result<Interface, Failure> {
+    let interface = match name {
+        Some(name) => Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()))?,
+        None => only_interface()?,
+    };
+    if interface.addresses.is_empty() {
+        return Err(Failure::Device(OpenError::NoAddress(interface.name).to_string()));
+    }
+    check_up(&interface)?;
+    Ok(interface)
+}
+
+fn check_up(interface: &Interface) -> Result<(), Failure> {
+    if interface.up {
+        return Ok(());
+    }
+    let name = &interface.name;
+    Err(Failure::Device(format!("{name} is down: `ip link set dev {name} up` first")))
 }
 
 fn only_interface() -> Result<Interface, Failure> {

@@ -13,6 +13,7 @@ mod floor;
 mod ladder;
 mod perf;
 mod pingpong;
+mod run;
 mod show;
 
 /// A RoCE v2 NIC in software.
@@ -31,6 +32,10 @@ enum Command {
     Perf(perf::Arguments),
     /// Send messages to and fro, with the stock `ibv_rc_pingpong` at the other end or with another roxie
     Pingpong(pingpong::Arguments),
+    /// Run an unmodified verbs program on a device of Roxie's
+    Run(run::Arguments),
+    /// Print what to export for a program that `roxie run` cannot start
+    Env(run::EnvArguments),
     Show(show::Arguments),
 }
 
@@ -40,6 +45,8 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Env(arguments) => run::env(&arguments),
         Command::Show(arguments) => show::run(&arguments),
     }
 }

@@ -8,13 +8,13 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use roxie::host::Device;
+use roxie::host::{Device, GidEntry, GidTable};
 use roxie::netdev::{Interface, interface_names};
 use roxie::port::xdp::program_holders;
-use roxie::verbs::{Gid, Mtu};
+use roxie::verbs::Mtu;
 use serde_json::{Value, json};
 
-use crate::common::{DeviceOptions, EXIT_CODES, Failure, PortKind, no_gid, output};
+use crate::common::{DeviceOptions, EXIT_CODES, Failure, PortKind, first_gid, no_gid, output};
 
 /// Print what a device is or would be, its addresses, queue pairs and counters.
 #[derive(Debug, Args)]
@@ -48,9 +48,11 @@ enum What {
         long_about = "Prints the GIDs that a device on the interface has, with the index by which -g of the other \
             commands, and of programs on a RoCE device, chooses one.\n\nA GID is an IP address in 16 bytes: IPv6 as it \
             is, IPv4 as ::ffff:a.b.c.d. Both ends of a connection must use the same family, and the peer must have a \
-            route to it; the last column says how far each reaches. The marked one is used unless -g says otherwise. \
+            route to it; the third column says how far each reaches, and why it is at its index: 0 is the link-local address (empty \
+            if there is none), 1 the first IPv4 address, as on adapters in hardware and as programs under `roxie run` find \
+            them. The marked one is used unless -g says otherwise. \
             Nothing is opened, so this needs no privilege.\n\nWith --json it is an array of objects with the keys \
-            index, gid, address, reach and chosen.",
+            index, gid, address, reach, place and chosen.",
         after_help = format!(
             "Examples:\n  roxie show gids                    of the only interface that has an address\n  roxie show gids \
              --dev eth0 --json  for scripts\n  roxie pingpong rc --dev eth0 -g 1  uses the one at index 1\n\n{EXIT_CODES}"
@@ -178,7 +180,7 @@ fn holders_text(id: u32) -> String {
 }
 
 /// What speaks against AF_XDP, as far as can be told without trying.
-fn xdp_obstacles() -> Vec<String> {
+pub(crate) fn xdp_obstacles() -> Vec<String> {
     /// Bits of `capabilities(7)`.
     const NEEDED: [(&str, u64); 4] = [
         ("CAP_NET_ADMIN", 1 << 12),
@@ -218,33 +220,49 @@ fn reach(ip: IpAddr) -> &'static str {
     }
 }
 
+/// Why an address is at its index.
+fn place(index: usize, ip: IpAddr, customary: bool) -> &'static str {
+    let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    match (customary, index) {
+        (false, _) => "in the order that was asked for",
+        (true, 0) if link_local => "0 is the link-local address, as on adapters in hardware",
+        (true, 0) => "0 is an IPv6 address: the link-local one is not there",
+        (true, 1) if ip.is_ipv4() => "1 is the first IPv4 address, as programs expect (-x 1, -g 1)",
+        (true, 1) => "1 is IPv6: there is no IPv4 address",
+        (true, _) => "then the others, IPv4 first",
+    }
+}
+
 fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     options.check()?;
-    let (name, addresses): (String, Vec<IpAddr>) = if options.port == Some(PortKind::Memory) {
+    let (name, table) = if options.port == Some(PortKind::Memory) {
         let device = options.open()?.device;
-        (device.name().into(), device.gids().iter().map(|entry| entry.gid.to_ip()).collect())
+        (device.name().to_owned(), GidTable::new(device.gids().iter().map(|entry| entry.gid.to_ip())))
     } else {
         let interface = options.interface()?;
-        let addresses = options.addresses(&interface);
-        (interface.name, addresses)
+        let table = options.gid_table(&interface);
+        (interface.name, table)
     };
-    let first = options.gid_index.or_else(|| addresses.iter().position(IpAddr::is_ipv4)).unwrap_or(0);
-    if first >= addresses.len() {
-        return Err(no_gid(&name, &addresses, Some(first)));
+    let customary = options.address.is_empty() && options.port != Some(PortKind::Memory);
+    let first = options.gid_index.or_else(|| first_gid(&table).map(|entry| entry.index)).unwrap_or(0);
+    if table.get(first).is_none() {
+        return Err(no_gid(&name, &table, Some(first)));
     }
     if json {
-        let entry = |(index, ip): (usize, &IpAddr)| {
-            json!({ "index": index, "gid": Gid::from(*ip).to_string(), "address": ip, "reach": reach(*ip),
-                    "chosen": index == first })
+        let entry = |GidEntry { index, gid }| {
+            let ip = gid.to_ip();
+            json!({ "index": index, "gid": gid.to_string(), "address": ip, "reach": reach(ip),
+                    "place": place(index, ip, customary), "chosen": index == first })
         };
-        let all: Vec<Value> = addresses.iter().enumerate().map(entry).collect();
+        let all: Vec<Value> = table.iter().map(entry).collect();
         return output::line(Value::from(all));
     }
-    output::line(format_args!("{:>5}  {:<40} reach", "index", "GID"))?;
-    for (index, ip) in addresses.iter().enumerate() {
+    output::line(format_args!("{:>5}  {:<40} reach; why at this index", "index", "GID"))?;
+    for GidEntry { index, gid } in table.iter() {
+        let (ip, gid) = (gid.to_ip(), gid.to_string());
         let chosen = if index == first { "  <- used unless -g says otherwise" } else { "" };
-        let gid = Gid::from(*ip).to_string();
-        output::line(format_args!("{index:>5}  {gid:<40} {}{chosen}", reach(*ip)))?;
+        let place = place(index, ip, customary);
+        output::line(format_args!("{index:>5}  {gid:<40} {}; {place}{chosen}", reach(ip)))?;
     }
     Ok(())
 }

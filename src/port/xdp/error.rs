@@ -118,10 +118,7 @@ impl XdpError {
     /// True if it has a reason that UDP sockets on the same interface do not have.
     pub fn leaves_sockets(&self) -> bool {
         use XdpError::{LockedMemory, NotPermitted, Program, Unsupported};
-        matches!(
-            self,
-            NotPermitted { .. } | LockedMemory { .. } | Program { .. } | Unsupported { .. }
-        )
+        matches!(self, NotPermitted { .. } | LockedMemory { .. } | Program { .. } | Unsupported { .. })
     }
 }
 

@@ -151,14 +151,16 @@ impl MemoryTable {
         Some((MrIndex(index.into()), key))
     }
 
-    /// Registers a region again, as something else: its old key opens nothing from now on (IBTA 11.2.8.5).
+    /// Registers a region again, as something else. If it moved, its old key opens nothing from now on; if not, it keeps its key, as
+    /// in Linux (IBTA 11.2.8.5 leaves that open).
     ///
     /// # Errors
     /// It is no ordinary region, or windows are bound to it; then it stays as it was.
-    pub fn reregister(&mut self, mr: MrIndex, spec: &RegionSpec) -> Result<u32, Refusal> {
+    pub fn reregister(&mut self, mr: MrIndex, spec: &RegionSpec, moved: bool) -> Result<u32, Refusal> {
         match self.entry(mr).ok_or(Refusal::UnknownKey)?.kind {
             Kind::Region { windows: 0 } => {
-                self.generations[mr.0 as usize] = self.generations[mr.0 as usize].wrapping_add(1);
+                let generation = &mut self.generations[mr.0 as usize];
+                *generation = generation.wrapping_add(moved.into());
                 Ok(self.open(mr.0 as u16, spec))
             }
             Kind::Region { windows } => Err(Refusal::WindowsBound(windows)),

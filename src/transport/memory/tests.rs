@@ -61,10 +61,19 @@ fn no_key_comes_back_for_65_536_generations() {
 fn registering_again_kills_the_old_key_and_changes_what_is_asked() {
     let mut table = table();
     let (mr, old) = table.register(&spec(Access::REMOTE_READ, 0, 64)).unwrap();
-    let new = table.reregister(mr, &spec(Access::READ_WRITE, 0x100, 32)).unwrap();
+    let new = table.reregister(mr, &spec(Access::READ_WRITE, 0x100, 32), true).unwrap();
     assert_eq!(table.check_remote(USER, old, 0, 1, Access::REMOTE_READ), Err(Refusal::UnknownKey));
     let span = table.check_remote(USER, new, 0x110, 16, Access::REMOTE_WRITE);
     assert_eq!(span, Ok(Span { mr, on_demand: false, offset: 16 }));
+}
+
+#[test]
+fn a_region_that_stays_where_it_is_keeps_its_key() {
+    let mut table = table();
+    let (mr, key) = table.register(&spec(Access::READ_WRITE, 0, 64)).unwrap();
+    assert_eq!(table.reregister(mr, &spec(Access::REMOTE_READ, 0, 64), false), Ok(key));
+    assert!(table.check_remote(USER, key, 0, 1, Access::REMOTE_READ).is_ok());
+    assert!(table.check_remote(USER, key, 0, 1, Access::REMOTE_WRITE).is_err());
 }
 
 fn bound(kind: MwType) -> (MemoryTable, MwIndex, WindowBind, MrIndex) {
@@ -134,7 +143,7 @@ fn a_region_with_windows_stays() {
         let (mut table, window, ..) = bound(kind);
         let mr = MrIndex(0);
         assert_eq!(table.deregister(mr), Err(Refusal::WindowsBound(1)));
-        let again = table.reregister(mr, &spec(Access::empty(), 0, 1));
+        let again = table.reregister(mr, &spec(Access::empty(), 0, 1), true);
         assert_eq!(again, Err(Refusal::WindowsBound(1)));
         assert_eq!(table.free_window(window), Some(PD));
         assert_eq!(table.free_window(window), None);

@@ -11,7 +11,7 @@ use roxie::port::udp::{UdpPort, synthetic_mac};
 use roxie::port::xdp::XdpPort;
 use roxie::wire::Gid;
 
-use super::{DeviceOptions, Failure, PortKind, no_gid};
+use super::{DeviceOptions, Failure, PortKind, first_gid, no_gid};
 
 /// How long a neighbour may take to answer.
 const RESOLVE: Duration = Duration::from_secs(3);
@@ -87,11 +87,11 @@ impl DeviceOptions {
 
     /// By the rules of a device: the index that was given, else the first IPv4 address.
     fn own_gid(&self, interface: &Interface) -> Result<Gid, Failure> {
-        let addresses = self.addresses(interface);
+        let table = self.gid_table(interface);
         let chosen = match self.gid_index {
-            Some(index) => addresses.get(index),
-            None => addresses.iter().find(|a| a.is_ipv4()).or(addresses.first()),
+            Some(index) => table.get(index),
+            None => first_gid(&table).map(|entry| entry.gid),
         };
-        chosen.map(|ip| Gid::from(*ip)).ok_or_else(|| no_gid(&interface.name, &addresses, self.gid_index))
+        chosen.ok_or_else(|| no_gid(&interface.name, &table, self.gid_index))
     }
 }

@@ -1,0 +1,207 @@
+//! `roxie run`: an unmodified verbs program on a device of Roxie's, and `roxie env` for those who cannot use a launcher.
+//!
+//! The program gets Roxie's `libibverbs.so.1` by `LD_PRELOAD` and `LD_LIBRARY_PATH`, and in a mount namespace of its own what a kernel
+//! with an RDMA device shows in `/sys/class/infiniband` and `/dev/infiniband` ([`overlay`], [`view`]). The device itself lives in the
+//! program's process; this one waits, forwards signals, and ends as the program does ([`child`]).
+
+mod child;
+mod library;
+mod overlay;
+mod preflight;
+mod view;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use clap::{Args, ValueEnum};
+use roxie::netdev::Interface;
+use roxie::port::fault::FaultConfig;
+
+use crate::common::{Failure, output, usable_interface};
+use library::Library;
+use preflight::Preflight;
+
+/// Which port the device stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Port {
+    /// AF_XDP: frames below the kernel's network stack; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN
+    Xdp,
+    /// UDP sockets: no privilege, any interface
+    Udp,
+}
+
+impl Port {
+    fn name(self) -> &'static str {
+        match self {
+            Port::Xdp => "xdp",
+            Port::Udp => "udp",
+        }
+    }
+}
+
+/// What device the program gets.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Device")]
+pub(crate) struct Options {
+    /// The interface [default: the only one besides loopback that has an address]
+    #[arg(short, long, value_name = "IFACE")]
+    dev: Option<String>,
+    /// How frames move [default: xdp if it is permitted, else udp]
+    #[arg(long, value_name = "PORT")]
+    port: Option<Port>,
+    /// Give the NIC a thread of its own on the first of these cores, instead of the program's polling calls
+    #[arg(long, value_name = "LIST")]
+    cores: Option<String>,
+    /// Harm frames on purpose: drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx
+    #[arg(long, value_name = "SPEC", value_parser = parse_fault)]
+    fault: Option<String>,
+    /// Write a pcapng of both directions, with what the NIC did with each packet and why
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+    /// Say nothing but errors before the program starts
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+fn parse_fault(spec: &str) -> Result<String, String> {
+    spec.parse::<FaultConfig>().map_err(|e| e.to_string()).map(|_| spec.to_owned())
+}
+
+/// A program to run.
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Runs an unmodified program of the verbs API (ibv_rc_pingpong, ib_write_bw, anything on libibverbs) with an RDMA \
+        device named roxie0, on an ordinary interface: no RDMA adapter, no kernel module.\n\nThe program loads Roxie's \
+        libibverbs.so.1 in place of the system's; the NIC lives in its process and claims the interface when it makes its \
+        first queue pair. One program at a time can have an interface (with --port udp: a network namespace); a second is told \
+        who has it. Programs that only ask, as ibv_devinfo, work beside it.\n\nThe other end may be another roxie, an RDMA \
+        adapter with RoCE v2, or Linux's rdma_rxe. Use GID index 1, the first IPv4 address: `-x 1` for perftest, `-g 1` for \
+        the ibv_*_pingpong; `roxie show gids` lists all.\n\nWithout root it works over UDP sockets, which is what it takes by \
+        itself where AF_XDP is not permitted.",
+    after_help = "Examples:\n  \
+        roxie run -- ibv_devinfo -v\n  \
+        roxie run --dev eth0 -- ibv_rc_pingpong -g 1              on one host\n  \
+        roxie run --dev eth0 -- ibv_rc_pingpong -g 1 192.0.2.1    on the other\n  \
+        roxie run --dev eth0 --port udp -- ib_write_bw -x 1 -F\n  \
+        ROXIE_LOG=info roxie run -- PROGRAM                       says which attribute a failed call did not like, and why\n\n\
+        Programs that are linked statically or run with more rights than you (setuid) load no library of ours.\n\n\
+        Exit codes: the program's own; 128 + n if signal n ended it; 126 and 127 if it cannot be started or found; 2 wrong usage, 3 \
+        there is no device for it."
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// What to export instead.
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Prints the environment that `roxie run` gives to a program, as lines for a shell: for job schedulers, containers and \
+        debuggers that start programs themselves. What it cannot give is the view of /sys/class/infiniband, which some \
+        libraries read (UCX, NCCL); programs that use libibverbs alone do not need it.",
+    after_help = "Example:\n  eval \"$(roxie env --dev eth0)\"; ibv_devinfo"
+)]
+pub(crate) struct EnvArguments {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Runs the program.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    match prepare(&arguments.options).and_then(|prepared| start(arguments, &prepared)) {
+        Ok(code) => code,
+        Err(failure) => failure.report("run"),
+    }
+}
+
+/// Prints the environment.
+pub(crate) fn env(arguments: &EnvArguments) -> ExitCode {
+    let printed = prepare(&arguments.options).and_then(|prepared| {
+        for (name, value) in prepared.environment(&arguments.options) {
+            output::line(format_args!("export {name}={}", quoted(&value.to_string_lossy())))?;
+        }
+        Ok(())
+    });
+    match printed {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("env"),
+    }
+}
+
+/// What a program will be given.
+struct Prepared {
+    library: Library,
+    interface: Interface,
+    port: Port,
+}
+
+fn prepare(options: &Options) -> Result<Prepared, Failure> {
+    let library = Library::find()?;
+    let interface = usable_interface(options.dev.as_deref())?;
+    let preflight = Preflight::of(&interface, options.port);
+    if !options.quiet {
+        for remark in &preflight.remarks {
+            output::note(remark);
+        }
+    }
+    Ok(Prepared { library, interface, port: preflight.port })
+}
+
+impl Prepared {
+    fn environment(&self, options: &Options) -> Vec<(&'static str, OsString)> {
+        let mut all = self.library.environment();
+        all.push(("ROXIE_DEV", self.interface.name.clone().into()));
+        all.push(("ROXIE_PORT", self.port.name().into()));
+        let more = [
+            ("ROXIE_CORES", options.cores.clone().map(OsString::from)),
+            ("ROXIE_FAULT", options.fault.clone().map(OsString::from)),
+            ("ROXIE_CAPTURE", options.capture.clone().map(OsString::from)),
+        ];
+        all.extend(more.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        all
+    }
+}
+
+fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure> {
+    let [program, rest @ ..] = &arguments.program[..] else {
+        return Err(Failure::Usage("which program? roxie run -- PROGRAM ARGUMENTS".into()));
+    };
+    let view = view::View::of(&prepared.interface);
+    if let Err(why) = overlay::enter(&view)
+        && !arguments.options.quiet
+    {
+        output::note(format_args!(
+            "no view of /sys/class/infiniband for the program ({why}): programs on libibverbs alone do not miss it, UCX, \
+             NCCL and Open MPI do"
+        ));
+    }
+    let mut command = Command::new(program);
+    command.args(rest).envs(prepared.environment(&arguments.options));
+    child::run(command, program)
+}
+
+/// A value for a shell.
+fn quoted(value: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=,+@".contains(c);
+    if !value.is_empty() && value.chars().all(plain) {
+        return value.to_owned();
+    }
+    format!("'{}'", value.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_quoted_so_that_a_shell_reads_it_as_it_is() {
+        assert_eq!(quoted("/usr/lib/libibverbs.so.1"), "/usr/lib/libibverbs.so.1");
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted(""), "''");
+    }
+}

@@ -1,0 +1,115 @@
+//! What will not work, said before the program starts, and how to change it.
+
+use roxie::netdev::Interface;
+use roxie::port::xdp::program_holders;
+use roxie::verbs::Mtu;
+
+use super::Port;
+use crate::show::xdp_obstacles;
+
+/// What is chosen for the program, and what its user should know.
+pub(super) struct Preflight {
+    pub(super) port: Port,
+    pub(super) remarks: Vec<String>,
+}
+
+impl Preflight {
+    pub(super) fn of(interface: &Interface, asked: Option<Port>) -> Preflight {
+        let mut remarks = Vec::new();
+        let port = asked.unwrap_or_else(|| choose(interface, &mut remarks));
+        if !interface.running {
+            remarks.push(format!(
+                "{} has no carrier: packets leave when its other end is connected (the port is DOWN until then)",
+                interface.name
+            ));
+        }
+        mtu(interface, &mut remarks);
+        if let (Port::Xdp, Some(id)) = (port, interface.xdp_program) {
+            let holders = program_holders(id).join(", ");
+            let holders =
+                if holders.is_empty() { "a process that is not visible from here" } else { &holders };
+            remarks.push(format!(
+                "{} is claimed by {holders}: a program can ask about the device, its first queue pair will be refused; stop \
+                 that process first, or take another interface",
+                interface.name
+            ));
+        }
+        if port == Port::Udp && std::path::Path::new("/sys/module/rdma_rxe").exists() {
+            remarks.push(
+                "the kernel's rdma_rxe is loaded and may hold UDP port 4791: if the first queue pair is refused, `rdma link \
+                 delete NAME` its devices or use --port xdp"
+                    .into(),
+            );
+        }
+        Preflight { port, remarks }
+    }
+}
+
+fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
+    if interface.name == "lo" {
+        return Port::Udp;
+    }
+    match &xdp_obstacles()[..] {
+        [] => Port::Xdp,
+        obstacles => {
+            remarks.push(format!(
+                "using UDP sockets on {}, since AF_XDP is not possible: {}. It is faster: run as root to have it, or say --port \
+                 udp to hear this no more",
+                interface.name,
+                obstacles.join("; ")
+            ));
+            Port::Udp
+        }
+    }
+}
+
+fn mtu(interface: &Interface, remarks: &mut Vec<String>) {
+    let name = &interface.name;
+    match Mtu::largest_for_link(interface.mtu) {
+        None => remarks.push(format!(
+            "the MTU of {name}, {}, is too small for RoCE: `ip link set dev {name} mtu 1500`",
+            interface.mtu
+        )),
+        Some(path) if path < Mtu::Mtu1024 => remarks.push(format!(
+            "the MTU of {name}, {}, gives a path MTU of {}: programs that ask for 1024 are refused",
+            interface.mtu,
+            path.bytes()
+        )),
+        Some(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(mtu: usize) -> Interface {
+        Interface {
+            index: 7,
+            name: "eth9".into(),
+            mac: [2; 6],
+            mtu,
+            up: true,
+            running: true,
+            driver: "veth".into(),
+            rx_queues: 1,
+            addresses: Vec::new(),
+            xdp_program: None,
+        }
+    }
+
+    #[test]
+    fn what_is_in_order_is_not_talked_about() {
+        let quiet = Preflight::of(&interface(1500), Some(Port::Xdp));
+        assert_eq!((quiet.port, quiet.remarks.len()), (Port::Xdp, 0));
+    }
+
+    #[test]
+    fn a_small_mtu_and_a_missing_carrier_are_told_with_what_to_do() {
+        let said = |interface: &Interface| Preflight::of(interface, Some(Port::Xdp)).remarks.join("\n");
+        assert!(said(&interface(300)).contains("mtu 1500"));
+        assert!(said(&interface(1000)).contains("path MTU of 512"));
+        assert_eq!(said(&interface(1400)), "");
+        assert!(said(&Interface { running: false, ..interface(1500) }).contains("no carrier"));
+    }
+}

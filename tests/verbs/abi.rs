@@ -1,0 +1,165 @@
+//! The library as others link to it: symbols, versions, and what loads them.
+//!
+//! `exports.txt` is what `libibverbs.so.1` of rdma-core 44 (Debian 12) exports: `readelf -Ws --dyn-syms`, names with versions, `@@`
+//! being the one that new programs get. Layouts are asserted when the crate compiles: bindgen states size and offsets of each
+//! structure of the installed headers, and C's compiler agrees below.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use super::{folder, installed};
+
+const EXPORTS: &str = include_str!("exports.txt");
+
+fn exports(library: &Path) -> BTreeSet<String> {
+    let output = Command::new("readelf").args(["-Ws", "--dyn-syms"]).arg(library).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut found = BTreeSet::new();
+    for line in text.lines() {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        // Num: Value Size Type Bind Vis Ndx Name
+        if fields.len() >= 8
+            && fields[4] != "LOCAL"
+            && fields[6] != "UND"
+            && fields[6] != "ABS"
+            && fields[7].contains('@')
+        {
+            found.insert(fields[7].to_owned());
+        }
+    }
+    found
+}
+
+#[test]
+fn all_symbols_of_rdma_core_are_there_with_their_versions_and_no_others() {
+    let wanted: BTreeSet<String> = EXPORTS.lines().map(str::to_owned).collect();
+    let found = exports(&folder().join("libibverbs.so.1"));
+    let missing: Vec<_> = wanted.difference(&found).collect();
+    let surplus: Vec<_> = found.difference(&wanted).collect();
+    assert!(missing.is_empty() && surplus.is_empty(), "missing {missing:?}, surplus {surplus:?}");
+}
+
+#[test]
+fn the_list_is_that_of_the_installed_library() {
+    let name = "the_list_is_that_of_the_installed_library";
+    let Some(theirs) = distribution() else {
+        println!("SKIP {name}: the distribution's libibverbs.so.1 of rdma-core 44 is not installed");
+        return;
+    };
+    let wanted: BTreeSet<String> = EXPORTS.lines().map(str::to_owned).collect();
+    assert_eq!(exports(&theirs), wanted);
+}
+
+/// Debian 12's own library.
+fn distribution() -> Option<std::path::PathBuf> {
+    let folder = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+    let path = Path::new(&folder).join("libibverbs.so.1").canonicalize().ok()?;
+    path.to_string_lossy().ends_with("libibverbs.so.1.14.44.0").then_some(path)
+}
+
+/// Compiles a C program against the installed headers and our library, and runs it.
+fn c_program(name: &str, source: &str) -> Option<String> {
+    if !Path::new("/usr/include/infiniband/verbs.h").exists() || !installed("cc") {
+        println!("SKIP {name}: no C compiler, or no <infiniband/verbs.h> (.ci/setup test)");
+        return None;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let (file, program) = (place.path().join("test.c"), place.path().join("test"));
+    std::fs::write(&file, source).unwrap();
+    let library = folder().join("libibverbs.so.1");
+    let mut compile = Command::new("cc");
+    compile
+        .args(["-Wall", "-Werror", "-o"])
+        .arg(&program)
+        .arg(&file)
+        .arg(&library)
+        .args(["-ldl", "-lpthread"]);
+    let compiled = compile.output().unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let ran =
+        Command::new(&program).env("LD_LIBRARY_PATH", folder()).env_remove("ROXIE_DEV").output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(ran.status.success(), "{:?}: {said}{}", ran.status, String::from_utf8_lossy(&ran.stderr));
+    Some(said)
+}
+
+#[test]
+fn symbols_are_found_by_name_and_version_as_nccl_looks_for_them() {
+    c_program(
+        "symbols_are_found_by_name_and_version_as_nccl_looks_for_them",
+        r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+int main(void)
+{
+    void *library = dlopen("libibverbs.so", RTLD_NOW);
+    if (!library)
+        return printf("%s\n", dlerror()), 1;
+    static const char *const wanted[][2] = {
+        { "ibv_get_device_list", "IBVERBS_1.1" }, { "ibv_reg_mr_iova2", "IBVERBS_1.8" },
+        { "ibv_reg_dmabuf_mr", "IBVERBS_1.12" }, { "ibv_query_ece", "IBVERBS_1.10" },
+        { "ibv_create_qp", "IBVERBS_1.0" }, { "verbs_register_driver_34", "IBVERBS_PRIVATE_34" },
+    };
+    for (unsigned i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++)
+        if (!dlvsym(library, wanted[i][0], wanted[i][1]))
+            return printf("%s@%s\n", wanted[i][0], wanted[i][1]), 1;
+    if (dlvsym(library, "ibv_create_qp", "IBVERBS_1.0") == dlvsym(library, "ibv_create_qp", "IBVERBS_1.1"))
+        return printf("both versions of ibv_create_qp are the same\n"), 1;
+    return dlvsym(library, "ibv_reg_mr_iova2", "IBVERBS_1.1") != NULL;
+}
+"#,
+    );
+}
+
+#[test]
+fn objects_are_laid_out_as_programs_and_their_inline_functions_expect() {
+    c_program(
+        "objects_are_laid_out_as_programs_and_their_inline_functions_expect",
+        r#"
+#include <infiniband/verbs.h>
+#include <stddef.h>
+/* What bindgen took from the headers, C takes from them too; these are the places that the library counts on. */
+_Static_assert(sizeof(struct ibv_context) == 328 && offsetof(struct ibv_context, abi_compat) == 320, "ibv_context");
+_Static_assert(sizeof(struct ibv_device) == 664, "ibv_device: what is behind it begins at 664");
+_Static_assert(sizeof(struct verbs_context) <= 696, "verbs_context fits the long form");
+_Static_assert(offsetof(struct verbs_context, context) - offsetof(struct verbs_context, sz) == 8, "sz is before the context");
+_Static_assert(sizeof(struct ibv_qp_ex) <= 360 && offsetof(struct ibv_qp_ex, qp_base) == 0, "ibv_qp_ex");
+_Static_assert(offsetof(struct ibv_cq_ex, async_events_completed) == offsetof(struct ibv_cq, async_events_completed), "ibv_cq_ex");
+_Static_assert(sizeof(struct ibv_wc) == 48 && sizeof(struct ibv_send_wr) == 128, "work requests and completions");
+int main(void)
+{
+    return ibv_fork_init();
+}
+"#,
+    );
+}
+
+#[test]
+fn a_missing_device_is_no_error_and_wrong_arguments_are() {
+    c_program(
+        "a_missing_device_is_no_error_and_wrong_arguments_are",
+        r#"
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#define CHECK(what) do { if (!(what)) return printf("line %d: %s, errno %d\n", __LINE__, #what, errno), 1; } while (0)
+int main(void)
+{
+    int count = -1;
+    setenv("ROXIE_DEV", "no-such-interface", 1);
+    struct ibv_device **list = ibv_get_device_list(&count);
+    CHECK(list && count == 0 && !list[0]);
+    ibv_free_device_list(list);
+    CHECK(!ibv_open_device(NULL) && errno == EINVAL);
+    CHECK(!ibv_alloc_pd(NULL) && errno == EINVAL);
+    CHECK(ibv_close_device(NULL) == EINVAL && ibv_destroy_qp(NULL) == EINVAL && ibv_dereg_mr(NULL) == EINVAL);
+    CHECK(ibv_modify_qp(NULL, NULL, 0) == EINVAL);
+    CHECK(ibv_is_fork_initialized() == IBV_FORK_UNNEEDED);
+    return 0;
+}
+"#,
+    );
+}

@@ -1,0 +1,80 @@
+//! What `roxie run` and `roxie env` give to a program.
+
+use std::process::Command;
+
+use super::{Running, Site, folder, launcher, skip};
+
+#[test]
+fn a_program_sees_the_device_in_sysfs_and_nobody_else_does() {
+    if skip("a_program_sees_the_device_in_sysfs_and_nobody_else_does", &["cat", "ls"]) {
+        return;
+    }
+    let site = Site::new("l-sysfs");
+    let port = "/sys/class/infiniband/roxie0/ports/1";
+    let files = ["gids/1", "gid_attrs/types/1", "gid_attrs/ndevs/1", "link_layer", "state", "pkeys/0"];
+    let paths: Vec<_> = files.iter().map(|file| format!("{port}/{file}")).collect();
+    let read = site.near("udp", &format!("cat {}", paths.join(" "))).finish();
+    let wanted = "0000:0000:0000:0000:0000:ffff:c000:0201\nRoCE v2\nleft\nEthernet\n4: ACTIVE\n0xffff\n";
+    assert_eq!(read.said, wanted, "{read:?}");
+    let nodes = site.near("udp", "test -c /dev/infiniband/uverbs0 -a -w /dev/infiniband/roxie0").finish();
+    assert!(nodes.status.success(), "{nodes:?}");
+    let others = site.near("udp", "test -d /sys/class/net/lo -a -c /dev/zero -a -d /dev/fd").finish();
+    assert!(others.status.success(), "what was there before is gone: {others:?}");
+    assert!(!std::path::Path::new("/sys/class/infiniband/roxie0").exists());
+}
+
+#[test]
+fn without_root_a_program_has_the_device_over_sockets() {
+    if skip("without_root_a_program_has_the_device_over_sockets", &["setpriv", "ibv_devinfo", "unshare"]) {
+        return;
+    }
+    let site = Site::new("l-user");
+    let mut command = Command::new("setpriv");
+    // Without root the build folder may be out of reach: the two files are taken to a place that is not.
+    let place = tempfile::tempdir().unwrap();
+    for name in ["roxie", "libibverbs.so.1"] {
+        std::fs::copy(folder().join(name), place.path().join(name)).unwrap();
+    }
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(place.path(), open).unwrap();
+    command.args([
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--inh-caps=-all",
+        "--bounding-set=-all",
+    ]);
+    command.arg(place.path().join("roxie")).args(["run", "--", "ibv_devinfo", "-v"]);
+    let found = Running::start(&site.near, command).finish();
+    assert!(found.status.success() && found.said.contains("::ffff:192.0.2.1"), "{found:?}");
+    assert!(found.said.contains("using UDP sockets on left, since AF_XDP is not possible"), "{found:?}");
+}
+
+#[test]
+fn the_environment_alone_is_enough_for_libibverbs() {
+    if skip("the_environment_alone_is_enough_for_libibverbs", &["sh", "ibv_devices"]) {
+        return;
+    }
+    let site = Site::new("l-env");
+    let mut command = Command::new("sh");
+    let roxie = env!("CARGO_BIN_EXE_roxie");
+    command.args(["-c", &format!("eval \"$({roxie} env --dev left --port udp)\" && ibv_devices")]);
+    let listed = Running::start(&site.near, command).finish();
+    assert!(listed.status.success() && listed.said.contains("roxie0"), "{listed:?}");
+}
+
+#[test]
+fn what_cannot_be_run_says_why_and_ends_as_shells_do() {
+    if skip("what_cannot_be_run_says_why_and_ends_as_shells_do", &["true"]) {
+        return;
+    }
+    let site = Site::new("l-wrong");
+    let absent = site.near("udp", "no-such-program").finish();
+    assert_eq!(absent.status.code(), Some(127), "{absent:?}");
+    assert!(absent.said.contains("cannot start no-such-program"), "{absent:?}");
+    let failed = site.near("udp", "false").finish();
+    assert_eq!(failed.status.code(), Some(1), "{failed:?}");
+    let nowhere = Running::start(&site.near, launcher(&["--dev", "nowhere"], "true")).finish();
+    assert_eq!(nowhere.status.code(), Some(3), "{nowhere:?}");
+    assert!(nowhere.said.contains("nowhere") && nowhere.said.contains("left"), "{nowhere:?}");
+}

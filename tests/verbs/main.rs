@@ -1,0 +1,213 @@
+//! Unmodified programs of the verbs API on Roxie, in two network namespaces that a veth pair joins, over both kinds of port.
+//!
+//! The library is built and linked beside the `roxie` under test, so that `roxie run` finds it as users' does. Network tests need
+//! root, and each names the program that it needs: without either it says so and is skipped. Two programs run at a time.
+
+mod abi;
+mod launcher;
+mod perftest;
+mod pingpong;
+mod pyverbs;
+mod query;
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use roxie::netdev::{Links, NetNs};
+
+/// How long a program may take before it is killed and the test fails. Machines that do other things too are slow.
+const LIMIT: Duration = Duration::from_secs(120);
+/// The ports that a device can stand on.
+const PORTS: [&str; 2] = ["xdp", "udp"];
+/// The near end's address.
+const NEAR: &str = "192.0.2.1";
+
+/// The folder of `roxie` and of the library, which is made if it is not there or older than its sources.
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_BIN_EXE_roxie")).parent().unwrap().to_owned();
+        let root = env!("CARGO_MANIFEST_DIR");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", "uverbs-shim"]).current_dir(root);
+        if cfg!(feature = "planted-bugs") {
+            build.args(["--features", "roxie/planted-bugs"]);
+        }
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success(), "{build:?}");
+        let mut link = Command::new(Path::new(root).join("uverbs-shim/link"));
+        assert!(link.arg(&folder).status().unwrap().success(), "{link:?}");
+        folder
+    })
+}
+
+/// Says why a test cannot run here, if it cannot.
+fn skip(test: &str, programs: &[&str]) -> bool {
+    let why = if !nix::unistd::geteuid().is_root() {
+        Some("network namespaces need root".to_owned())
+    } else {
+        let missing: Vec<_> = programs.iter().copied().filter(|program| !installed(program)).collect();
+        (!missing.is_empty()).then(|| format!("{} not installed (.ci/setup test)", missing.join(", ")))
+    };
+    if let Some(why) = &why {
+        println!("SKIP {test}: {why}");
+    }
+    why.is_some()
+}
+
+fn installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// Two namespaces that a veth pair `left` (192.0.2.1) - `right` (192.0.2.2) joins, MTU 4200. One test has them at a time.
+struct Site {
+    near: NetNs,
+    far: NetNs,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Site {
+    fn new(tag: &str) -> Site {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        folder();
+        let near = NetNs::create(&format!("{tag}-a")).unwrap();
+        let far = NetNs::create(&format!("{tag}-b")).unwrap();
+        let mut left = Links::open_in(&near).unwrap();
+        left.create_veth("left", &far, "right", 1).unwrap();
+        let mut right = Links::open_in(&far).unwrap();
+        for (links, name, address) in
+            [(&mut left, "left", "192.0.2.1/24"), (&mut right, "right", "192.0.2.2/24")]
+        {
+            links.add_address(name, address.parse().unwrap()).unwrap();
+            links.set_mtu(name, 4200).unwrap();
+            links.set_up(name, true).unwrap();
+        }
+        Site { near, far, _turn: turn }
+    }
+
+    /// Starts a program on the near device.
+    fn near(&self, port: &str, program: &str) -> Running {
+        Running::start(&self.near, launcher(&["--dev", "left", "--port", port], program))
+    }
+
+    /// Starts a program on the far device.
+    fn far(&self, port: &str, program: &str) -> Running {
+        Running::start(&self.far, launcher(&["--dev", "right", "--port", port], program))
+    }
+
+    /// Runs `program` as a server, then again as its client, and returns what both said. Both must end well.
+    fn play(&self, port: &str, program: &str, tcp_port: u16) -> (String, String) {
+        let mut server = self.near(port, program);
+        server.wait_until_it_listens(tcp_port);
+        let client = self.far(port, &format!("{program} {NEAR}"));
+        let (client, server) = (client.finish(), server.finish());
+        let told = format!("{port}: {program}\nclient: {client:?}\nserver: {server:?}");
+        assert!(client.status.success() && server.status.success(), "{told}");
+        (client.said, server.said)
+    }
+}
+
+/// `roxie run OPTIONS -- PROGRAM`, quiet.
+fn launcher(options: &[&str], program: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
+    command.args(["run", "--quiet"]).args(options).arg("--").args(program.split_whitespace());
+    command.env("ROXIE_LOG", "info");
+    command
+}
+
+/// A program that runs. Killed when it is dropped.
+struct Running {
+    what: String,
+    child: Child,
+    output: Vec<JoinHandle<String>>,
+    until: Instant,
+}
+
+/// What a program left.
+#[derive(Debug)]
+struct Finished {
+    status: ExitStatus,
+    /// Standard output, then standard error.
+    said: String,
+}
+
+impl Running {
+    fn start(namespace: &NetNs, mut command: Command) -> Running {
+        let what = format!("{command:?}");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = namespace.run(move || command.spawn()).unwrap();
+        let mut child = child.unwrap_or_else(|e| panic!("{what}: {e}"));
+        let output = vec![reader(child.stdout.take().unwrap()), reader(child.stderr.take().unwrap())];
+        Running { what, child, output, until: Instant::now() + LIMIT }
+    }
+
+    /// Until it takes TCP connections, by which these programs exchange their addresses.
+    fn wait_until_it_listens(&mut self, port: u16) {
+        // `sl local_address rem_address st`, the state LISTEN being 0A.
+        let wanted = format!(":{port:04X}");
+        let listens = |pid: u32| {
+            ["tcp", "tcp6"].iter().any(|table| {
+                let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+                text.lines().any(|line| {
+                    let fields: Vec<_> = line.split_whitespace().collect();
+                    fields.len() > 3 && fields[1].ends_with(&wanted) && fields[3] == "0A"
+                })
+            })
+        };
+        while !listens(self.child.id()) {
+            let ended = self.child.try_wait().unwrap();
+            if ended.is_some() || Instant::now() > self.until {
+                let said = self.said();
+                panic!("{} does not listen ({ended:?}): {said}", self.what);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn said(&mut self) -> String {
+        let _ = self.child.kill();
+        self.output.drain(..).map(|reader| reader.join().unwrap()).collect()
+    }
+
+    /// Its end, and what it said until then.
+    fn finish(mut self) -> Finished {
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                let said = self.output.drain(..).map(|reader| reader.join().unwrap()).collect();
+                return Finished { status, said };
+            }
+            if Instant::now() > self.until {
+                let said = self.said();
+                panic!("{} has not ended after {LIMIT:?}: {said}", self.what);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The launcher hands it on, so the program ends as well.
+        if let Ok(None) = self.child.try_wait() {
+            let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn reader(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}

@@ -1,0 +1,74 @@
+//! rdma-core's own Python tests, against a table of what each is expected to come to (`pyverbs.txt`), which may only get better.
+//!
+//! They are the tests of the release whose `python3-pyverbs` Debian 12 has. They are not part of this repository:
+//! `.ci/rdma-core-tests` puts them into `target/cache/rdma-core-44.0`, from Debian's source archive and checked against its sum, or
+//! from the folder that `RDMA_CORE_TESTS` names. One device, one process, both ends in it: frames are turned round in the port.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Running, Site, skip};
+
+const EXPECTED: &str = include_str!("pyverbs.txt");
+
+/// Lines `name outcome why`; a `#` begins a comment.
+fn outcomes(text: &str) -> BTreeMap<&str, (&str, &str)> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let words = lines.filter_map(|line| line.split_once(' '));
+    words.map(|(name, rest)| (name, rest.split_once(' ').unwrap_or((rest, "")))).collect()
+}
+
+fn sources() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let script = Command::new(root.join(".ci/rdma-core-tests")).output().unwrap();
+    script.status.success().then(|| PathBuf::from(String::from_utf8(script.stdout).unwrap().trim()))
+}
+
+/// How good an outcome is: a test that passes is better than one that is skipped, and that is better than a failure.
+fn rank(outcome: &str) -> u32 {
+    ["fail", "skip", "pass"].iter().position(|known| *known == outcome).map_or(0, |rank| rank as u32)
+}
+
+#[test]
+fn the_tests_of_rdma_core_come_to_what_is_expected_or_better() {
+    let name = "the_tests_of_rdma_core_come_to_what_is_expected_or_better";
+    if skip(name, &["python3"]) {
+        return;
+    }
+    if !Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir() {
+        println!("SKIP {name}: python3-pyverbs is not installed (.ci/setup test)");
+        return;
+    }
+    let Some(sources) = sources() else {
+        println!(
+            "SKIP {name}: the source of rdma-core 44.0 cannot be had here (RDMA_CORE_TESTS names a folder with its tests/)"
+        );
+        return;
+    };
+    let site = Site::new("pyverbs");
+    let runner = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/run_pyverbs.py");
+    for port in super::PORTS {
+        let program = format!("/usr/bin/python3 {} {} roxie0 1", runner.display(), sources.display());
+        let ended = Running::start(&site.near, super::launcher(&["--dev", "left", "--port", port], &program))
+            .finish();
+        let found = outcomes(&ended.said);
+        let mut worse = Vec::new();
+        for (test, (expected, _)) in outcomes(EXPECTED) {
+            let (outcome, why) = found.get(test).copied().unwrap_or(("fail", "it did not end"));
+            if rank(outcome) < rank(expected) {
+                worse.push(format!("{test}: {outcome} instead of {expected}: {why}"));
+            }
+        }
+        assert!(worse.is_empty(), "{port}:\n{}", worse.join("\n"));
+    }
+}
+
+#[test]
+fn each_skip_and_each_failure_names_its_reason() {
+    let expected = outcomes(EXPECTED);
+    assert!(expected.values().filter(|(outcome, _)| *outcome == "pass").count() > 100);
+    for (test, (outcome, why)) in expected {
+        assert!(rank(outcome) == 2 || !why.is_empty(), "{test} {outcome}: why?");
+    }
+}

@@ -1,0 +1,82 @@
+//! Programs that ask about the device.
+
+use std::time::Duration;
+
+use super::{Running, Site, launcher, skip};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use roxie::netdev::Links;
+
+#[test]
+fn the_device_is_listed_and_described() {
+    if skip("the_device_is_listed_and_described", &["ibv_devices", "ibv_devinfo"]) {
+        return;
+    }
+    let site = Site::new("q-info");
+    let listed = site.near("xdp", "ibv_devices").finish();
+    assert!(listed.status.success() && listed.said.contains("roxie0"), "{listed:?}");
+    let described = site.near("xdp", "ibv_devinfo -v").finish();
+    assert!(described.status.success(), "{described:?}");
+    for part in [
+        "hca_id:\troxie0",
+        "PORT_ACTIVE (4)",
+        "active_mtu:\t\t4096 (5)",
+        "::ffff:192.0.2.1",
+        "Ethernet",
+        "ATOMIC_HCA",
+    ] {
+        assert!(described.said.contains(part), "{part:?} is not in {}", described.said);
+    }
+}
+
+#[test]
+fn asking_works_beside_a_program_that_has_the_interface_and_a_second_program_is_told_who() {
+    let name = "asking_works_beside_a_program_that_has_the_interface_and_a_second_program_is_told_who";
+    if skip(name, &["ibv_devinfo", "ibv_rc_pingpong"]) {
+        return;
+    }
+    let site = Site::new("q-beside");
+    for port in super::PORTS {
+        let mut first = site.near(port, "ibv_rc_pingpong -g 1");
+        first.wait_until_it_listens(18515);
+        let asked = site.near(port, "ibv_devinfo").finish();
+        assert!(asked.status.success() && asked.said.contains("roxie0"), "{port}: {asked:?}");
+        let second = site.near(port, "ibv_rc_pingpong -g 1 -p 18600").finish();
+        assert!(!second.status.success(), "{port}: {second:?}");
+        assert!(second.said.contains("ibv_rc_pingpon"), "{port}: the holder is not named: {second:?}");
+        assert!(second.said.contains("pid") || second.said.contains("process"), "{port}: {second:?}");
+    }
+}
+
+#[test]
+fn a_link_that_goes_down_is_an_event() {
+    if skip("a_link_that_goes_down_is_an_event", &["ibv_asyncwatch", "stdbuf"]) {
+        return;
+    }
+    let site = Site::new("q-async");
+    let command = launcher(&["--dev", "left", "--port", "udp"], "timeout 5 stdbuf -oL ibv_asyncwatch");
+    let watch = Running::start(&site.near, command);
+    std::thread::sleep(Duration::from_secs(2));
+    Links::open_in(&site.far).unwrap().set_up("right", false).unwrap();
+    let seen = watch.finish();
+    assert!(seen.said.contains("IBV_EVENT_PORT_ERR"), "{seen:?}");
+}
+
+#[test]
+fn signals_reach_the_program_and_its_end_is_ours() {
+    if skip("signals_reach_the_program_and_its_end_is_ours", &["sh", "sleep"]) {
+        return;
+    }
+    let site = Site::new("q-signal");
+    let script = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(
+        script.path(),
+        "trap 'echo heard; exit 9' TERM\necho ready\nwhile :; do sleep 0.05; done\n",
+    )
+    .unwrap();
+    let waiting = site.near("udp", &format!("sh {}", script.path().display()));
+    std::thread::sleep(Duration::from_secs(1));
+    kill(Pid::from_raw(waiting.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    let ended = waiting.finish();
+    assert_eq!((ended.status.code(), ended.said.contains("heard")), (Some(9), true), "{ended:?}");
+}

@@ -1,0 +1,57 @@
+/* Version 1.0 of the interface, of 2006: its structures were others. Programs that old are told so by ENOSYS. */
+
+#include <errno.h>
+#include <stddef.h>
+
+#define OLD(name) __asm__(".symver roxie_1_0_" #name ", " #name "@IBVERBS_1.0")
+#define REFUSE(type, name, value)              \
+	type roxie_1_0_##name(void);           \
+	type roxie_1_0_##name(void)            \
+	{                                      \
+		errno = ENOSYS;                \
+		return value;                  \
+	}                                      \
+	OLD(name)
+
+REFUSE(int, ibv_ack_async_event, 0);
+REFUSE(int, ibv_ack_cq_events, 0);
+REFUSE(void *, ibv_alloc_pd, NULL);
+REFUSE(int, ibv_attach_mcast, ENOSYS);
+REFUSE(int, ibv_close_device, ENOSYS);
+REFUSE(void *, ibv_create_ah, NULL);
+REFUSE(void *, ibv_create_cq, NULL);
+REFUSE(void *, ibv_create_qp, NULL);
+REFUSE(void *, ibv_create_srq, NULL);
+REFUSE(int, ibv_dealloc_pd, ENOSYS);
+REFUSE(int, ibv_dereg_mr, ENOSYS);
+REFUSE(int, ibv_destroy_ah, ENOSYS);
+REFUSE(int, ibv_destroy_cq, ENOSYS);
+REFUSE(int, ibv_destroy_qp, ENOSYS);
+REFUSE(int, ibv_destroy_srq, ENOSYS);
+REFUSE(int, ibv_detach_mcast, ENOSYS);
+REFUSE(int, ibv_free_device_list, 0);
+REFUSE(int, ibv_get_async_event, -1);
+REFUSE(int, ibv_get_cq_event, -1);
+REFUSE(unsigned long long, ibv_get_device_guid, 0);
+REFUSE(void *, ibv_get_device_list, NULL);
+REFUSE(void *, ibv_get_device_name, NULL);
+REFUSE(int, ibv_modify_qp, ENOSYS);
+REFUSE(int, ibv_modify_srq, ENOSYS);
+REFUSE(void *, ibv_open_device, NULL);
+REFUSE(int, ibv_query_device, ENOSYS);
+REFUSE(int, ibv_query_gid, -1);
+REFUSE(int, ibv_query_pkey, -1);
+REFUSE(int, ibv_query_port, ENOSYS);
+REFUSE(int, ibv_query_qp, ENOSYS);
+REFUSE(int, ibv_query_srq, ENOSYS);
+REFUSE(void *, ibv_reg_mr, NULL);
+REFUSE(int, ibv_resize_cq, ENOSYS);
+
+/* How providers registered before 2017. */
+void roxie_old_register_driver(const char *name, const void *init);
+void roxie_register_driver_1_1(const char *name, const void *init);
+void roxie_old_register_driver(const char *name, const void *init)
+{
+	roxie_register_driver_1_1(name, init);
+}
+__asm__(".symver roxie_old_register_driver, ibv_register_driver@IBVERBS_1.1");

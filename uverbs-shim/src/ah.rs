@@ -1,0 +1,260 @@
+//! Address handles and multicast groups.
+
+use std::ffi::c_int;
+use std::net::Ipv4Addr;
+
+use roxie::host::{AddressHandle, AhOptions, Device};
+use roxie::verbs::{AddressVector, Gid};
+
+use crate::abi::{
+    ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_qp, ibv_wc,
+};
+use crate::context::context;
+use crate::object::{Errno, Face, behind, code, give, minus_one, pointer, take_back};
+use crate::report::{device, refuse};
+
+/// TTL where a program leaves it 0: it means "as usual".
+const USUAL_TTL: u8 = 64;
+
+/// What is behind an address handle.
+pub(crate) struct Ah {
+    pub(crate) handle: AddressHandle,
+}
+
+impl Face for ibv_ah {
+    type Whole = ibv_ah;
+    type Behind = Ah;
+}
+
+/// The way that attributes describe.
+///
+/// # Safety
+/// The contract: attributes of all releases.
+pub(crate) unsafe fn way(
+    call: &'static str,
+    nic: &Device,
+    attr: *const ibv_ah_attr,
+) -> Result<AddressVector, Errno> {
+    // SAFETY: the caller's promise; fields are copied.
+    let (grh, is_global, port) = unsafe { ((*attr).grh, (*attr).is_global, (*attr).port_num) };
+    if is_global == 0 {
+        return refuse(
+            call,
+            libc::EINVAL,
+            "ah_attr.is_global = 0: RoCE addresses are GIDs, set is_global, grh.dgid and grh.sgid_index",
+        );
+    }
+    // Some programs leave the port to modify_qp's own attribute.
+    if port > 1 {
+        return refuse(call, libc::EINVAL, format_args!("ah_attr.port_num = {port}: the device has port 1"));
+    }
+    let sgid = nic.gid(grh.sgid_index.into()).map_err(device(call))?;
+    // SAFETY: all of a GID's forms are the same 16 bytes.
+    let dgid = Gid(unsafe { grh.dgid.raw });
+    let options = AhOptions {
+        traffic_class: grh.traffic_class,
+        hop_limit: if grh.hop_limit == 0 { USUAL_TTL } else { grh.hop_limit },
+        flow_label: grh.flow_label & 0xf_ffff,
+    };
+    nic.address_vector(sgid, dgid, &options).map_err(device(call))
+}
+
+/// Makes an address handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: the contract: an object, and attributes.
+    pointer(unsafe {
+        behind(pd).and_then(|found| {
+            if attr.is_null() {
+                return Err(libc::EINVAL);
+            }
+            let nic = &context((*pd).context)?.nic.device;
+            let way = way("ibv_create_ah", nic, attr)?;
+            let handle = found.domain.create_ah_along(way).map_err(device("ibv_create_ah"))?;
+            found.users.add();
+            Ok(give(ibv_ah { context: (*pd).context, pd, handle: 0 }, Ah { handle }))
+        })
+    })
+}
+
+/// Removes one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    // SAFETY: the contract: an object, with its domain still there.
+    code(unsafe {
+        behind(ah).and_then(|_| {
+            let pd = (*ah).pd;
+            drop(take_back(ah));
+            behind(pd)?.users.remove();
+            Ok(())
+        })
+    })
+}
+
+/// The two addresses in the 40 bytes before a datagram, sender first, with traffic class, flow label and TTL.
+fn addresses(header: &[u8; 40]) -> Option<(Gid, Gid, ibv_global_route)> {
+    let mut route = ibv_global_route::default();
+    // An IPv6 header fills the bytes; an IPv4 header without options is in the last 20.
+    let (sender, receiver) = match (header[0] >> 4, header[20]) {
+        (6, _) => {
+            let word = u32::from_be_bytes(header[..4].try_into().ok()?);
+            route.traffic_class = (word >> 20) as u8;
+            route.flow_label = word & 0xf_ffff;
+            route.hop_limit = header[7];
+            (Gid(header[8..24].try_into().ok()?), Gid(header[24..].try_into().ok()?))
+        }
+        (_, 0x45) => {
+            let v4 = |at: usize| Ipv4Addr::from(<[u8; 4]>::try_from(&header[at..at + 4]).expect("4 bytes"));
+            route.traffic_class = header[21];
+            route.hop_limit = header[28];
+            (Gid::from(std::net::IpAddr::from(v4(32))), Gid::from(std::net::IpAddr::from(v4(36))))
+        }
+        _ => return None,
+    };
+    Some((sender, receiver, route))
+}
+
+/// The attributes of an answer to a datagram that was received with its network header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_init_ah_from_wc(
+    of: *mut ibv_context,
+    port: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    attr: *mut ibv_ah_attr,
+) -> c_int {
+    const CALL: &str = "ibv_init_ah_from_wc";
+    const WITH_GRH: u32 = crate::abi::ibv_wc_flags::IBV_WC_GRH;
+    // SAFETY: the contract: an object, a completion, the 40 bytes that it says are there, and attributes.
+    minus_one(unsafe {
+        context(of).and_then(|found| {
+            if (*wc).wc_flags & WITH_GRH == 0 {
+                return refuse(
+                    CALL,
+                    libc::EINVAL,
+                    "a completion without IBV_WC_GRH: there is no sender's address in it",
+                );
+            }
+            let header = grh.cast::<[u8; 40]>().read_unaligned();
+            let Some((sender, receiver, mut route)) = addresses(&header) else {
+                return refuse(
+                    CALL,
+                    libc::EINVAL,
+                    "the 40 bytes before the datagram are neither an IPv4 nor an IPv6 header",
+                );
+            };
+            let gids = found.nic.device.gids();
+            // What was sent to a group is answered from the first address of the family.
+            let own = gids.iter().find(|entry| entry.gid == receiver);
+            let own = own.or_else(|| gids.iter().find(|entry| entry.gid.is_ipv4() == receiver.is_ipv4()));
+            let Some(own) = own else {
+                return refuse(
+                    CALL,
+                    libc::EINVAL,
+                    format_args!("{receiver} is no address of the device any more"),
+                );
+            };
+            route.dgid = ibv_gid { raw: sender.0 };
+            route.sgid_index = own.index as u8;
+            // The TTL that is left says nothing of the way back.
+            route.hop_limit = USUAL_TTL;
+            attr.write(ibv_ah_attr {
+                grh: route,
+                is_global: 1,
+                sl: (*wc).sl,
+                port_num: port,
+                ..ibv_ah_attr::default()
+            });
+            Ok(())
+        })
+    })
+}
+
+/// The same, and the address handle made of it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_ah_from_wc(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    port: u8,
+) -> *mut ibv_ah {
+    let mut attr = ibv_ah_attr::default();
+    // SAFETY: the contract: an object; the rest is handed on.
+    unsafe {
+        if behind(pd).is_err() || ibv_init_ah_from_wc((*pd).context, port, wc, grh, &raw mut attr) != 0 {
+            return std::ptr::null_mut();
+        }
+        ibv_create_ah(pd, &raw mut attr)
+    }
+}
+
+/// The station address of the next hop to a GID; RoCE v2 has no VLAN to tell here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
+    of: *mut ibv_context,
+    attr: *mut ibv_ah_attr,
+    mac: *mut u8,
+    vlan: *mut u16,
+) -> c_int {
+    // SAFETY: the contract: an object, attributes, 6 bytes and a word, either of which may be null.
+    code(unsafe {
+        context(of).and_then(|found| {
+            let way = way("ibv_resolve_eth_l2_from_gid", &found.nic.device, attr)?;
+            if !mac.is_null() {
+                mac.cast::<[u8; 6]>().write(way.dmac);
+            }
+            if !vlan.is_null() {
+                vlan.write(0xffff);
+            }
+            Ok(())
+        })
+    })
+}
+
+/// Has a datagram QP get what is sent to a group.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, group: *const ibv_gid, _lid: u16) -> c_int {
+    // SAFETY: the contract: an object and a GID.
+    code(unsafe {
+        behind(qp)
+            .and_then(|qp| qp.pair.attach_multicast(Gid((*group).raw)).map_err(device("ibv_attach_mcast")))
+    })
+}
+
+/// Ends that.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, group: *const ibv_gid, _lid: u16) -> c_int {
+    // SAFETY: the contract: an object and a GID.
+    code(unsafe {
+        behind(qp)
+            .and_then(|qp| qp.pair.detach_multicast(Gid((*group).raw)).map_err(device("ibv_detach_mcast")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sender_is_found_in_either_network_header() {
+        let mut v4 = [0xaa; 40];
+        v4[20..]
+            .copy_from_slice(&[0x45, 0x0c, 0, 48, 0, 0, 0x40, 0, 63, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]);
+        let (sender, receiver, route) = addresses(&v4).unwrap();
+        assert_eq!(
+            (sender.to_string(), receiver.to_string()),
+            ("::ffff:192.0.2.1".into(), "::ffff:192.0.2.2".into())
+        );
+        assert_eq!((route.traffic_class, route.hop_limit), (0x0c, 63));
+
+        let mut v6 = [0; 40];
+        v6[..8].copy_from_slice(&[0x60, 0xc1, 0x23, 0x45, 0, 28, 17, 7]);
+        v6[8..10].copy_from_slice(&[0xfd, 1]);
+        v6[24..26].copy_from_slice(&[0xfd, 2]);
+        let (sender, receiver, route) = addresses(&v6).unwrap();
+        assert_eq!((sender.0[..2].to_vec(), receiver.0[..2].to_vec()), (vec![0xfd, 1], vec![0xfd, 2]));
+        assert_eq!((route.traffic_class, route.flow_label, route.hop_limit), (0x0c, 0x1_2345, 7));
+
+        assert!(addresses(&[0; 40]).is_none());
+    }
+}

@@ -1,0 +1,131 @@
+//! A context: what `ibv_open_device` returns, with the table of functions that applications call through it.
+//!
+//! `verbs_context` grows downwards from the `ibv_context` that applications hold, so the longer form of later releases is allocated,
+//! with nothing in the slots that this library does not know.
+
+use std::ffi::{c_int, c_void};
+use std::mem::{offset_of, size_of};
+use std::sync::Arc;
+
+use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
+use crate::events::EventQueue;
+use crate::nic::Nic;
+use crate::object::{Errno, code};
+use crate::{cq, fork, memory, pd, poll_ex, post, qp, query, srq};
+
+/// Bytes of `verbs_context` in the releases of 2024 and later; it was shorter before.
+const LONG_FORM: usize = 696;
+/// `abi_compat` of a context that has a `verbs_context` around it.
+const EXTENDED: usize = usize::MAX;
+
+/// What is behind a context.
+pub(crate) struct Context {
+    pub(crate) nic: Arc<Nic>,
+    pub(crate) events: Arc<EventQueue>,
+    generation: u32,
+}
+
+/// The allocation: the C structures end with the `ibv_context` that applications hold.
+#[repr(C)]
+struct Block {
+    unknown: [u64; (LONG_FORM - size_of::<verbs_context>()) / 8],
+    verbs: verbs_context,
+    behind: Context,
+}
+
+/// From the block's start to what applications hold.
+const HELD: usize = offset_of!(Block, verbs) + offset_of!(verbs_context, context);
+
+fn block(held: *mut ibv_context) -> *mut Block {
+    held.cast::<u8>().wrapping_sub(HELD).cast()
+}
+
+/// What is behind a context.
+///
+/// # Safety
+/// The contract: null, or a context that is open.
+pub(crate) unsafe fn context<'a>(held: *mut ibv_context) -> Result<&'a Context, Errno> {
+    if held.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: `open` made it as part of a block.
+    let behind = unsafe { &(*block(held)).behind };
+    if behind.generation == fork::generation() { Ok(behind) } else { Err(libc::EIO) }
+}
+
+/// Opens the device for a program or a library in it.
+pub(crate) fn open(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
+    let nic = Nic::open("ibv_open_device")?;
+    let events = Arc::new(EventQueue::new()?);
+    nic.add_context(&events);
+    let context = ibv_context {
+        device,
+        ops: legacy_operations(),
+        // Programs hand it to system calls of their own only after having found a driver that they know.
+        cmd_fd: -1,
+        async_fd: events.raw_fd(),
+        num_comp_vectors: query::COMPLETION_VECTORS,
+        abi_compat: EXTENDED as *mut c_void,
+        ..ibv_context::default()
+    };
+    let block = Box::new(Block {
+        unknown: [0; (LONG_FORM - size_of::<verbs_context>()) / 8],
+        verbs: verbs_context { sz: LONG_FORM, context, ..operations() },
+        behind: Context { nic, events, generation: fork::generation() },
+    });
+    // The block is reached through what applications hold, so the pointer has to cover all of it.
+    Ok(Box::into_raw(block).cast::<u8>().wrapping_add(HELD).cast())
+}
+
+/// Closes a context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_close_device(held: *mut ibv_context) -> c_int {
+    // SAFETY: the contract: an open context, of which nothing is left.
+    code(unsafe { context(held) }.map(|_| {
+        // SAFETY: `open` made it of a box.
+        drop(unsafe { Box::from_raw(block(held)) });
+    }))
+}
+
+/// The functions that applications have called through the context since the first release.
+fn legacy_operations() -> ibv_context_ops {
+    ibv_context_ops {
+        _compat_query_device: Some(query::ibv_query_device),
+        _compat_query_port: Some(query::query_port_short),
+        alloc_mw: Some(memory::alloc_mw),
+        bind_mw: Some(memory::bind_mw),
+        dealloc_mw: Some(memory::dealloc_mw),
+        poll_cq: Some(cq::poll_cq),
+        req_notify_cq: Some(cq::req_notify_cq),
+        post_srq_recv: Some(srq::post_srq_recv),
+        post_send: Some(post::post_send),
+        post_recv: Some(post::post_recv),
+        ..ibv_context_ops::default()
+    }
+}
+
+/// The functions that came later. An empty slot makes the caller's inline function return `EOPNOTSUPP`.
+fn operations() -> verbs_context {
+    verbs_context {
+        query_port: Some(query::query_port),
+        advise_mr: Some(memory::advise_mr),
+        alloc_null_mr: Some(memory::alloc_null_mr),
+        alloc_dm: Some(memory::alloc_dm),
+        free_dm: Some(memory::free_dm),
+        reg_dm_mr: Some(memory::reg_dm_mr),
+        alloc_parent_domain: Some(pd::alloc_parent_domain),
+        alloc_td: Some(pd::alloc_td),
+        dealloc_td: Some(pd::dealloc_td),
+        modify_cq: Some(cq::modify_cq),
+        query_rt_values: Some(query::query_rt_values),
+        create_cq_ex: Some(poll_ex::create_cq_ex),
+        query_device_ex: Some(query::query_device_ex),
+        create_qp_ex: Some(qp::create_qp_ex),
+        open_qp: Some(qp::open_qp),
+        get_srq_num: Some(srq::get_srq_num),
+        create_srq_ex: Some(srq::create_srq_ex),
+        open_xrcd: Some(srq::open_xrcd),
+        close_xrcd: Some(srq::close_xrcd),
+        ..verbs_context::default()
+    }
+}

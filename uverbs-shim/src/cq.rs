@@ -1,0 +1,348 @@
+//! Completion queues, and the channels on which they raise events.
+
+use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
+use std::os::fd::AsRawFd;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use roxie::host::{CompletionChannel, CompletionQueue};
+use roxie::shared::Armed;
+use roxie::verbs::{Wc, WcFlags};
+
+use crate::abi::{
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_attr_mask, ibv_cq_ex, ibv_modify_cq_attr, ibv_wc,
+    ibv_wc_flags as wc_flags,
+};
+use crate::context::context;
+use crate::events::Element;
+use crate::nic::{Source, lock};
+use crate::object::{Errno, Face, behind, code, give, minus_one, pointer, put, set_errno, take_back};
+use crate::pd::Users;
+use crate::poll_ex::Poll;
+use crate::query::COMPLETION_VECTORS;
+use crate::report::{device, refuse};
+use crate::waiting::{Acknowledgements, Turn, take_count, take_count_now};
+
+/// What is behind a completion queue. Applications hold the shorter `ibv_cq`, which `ibv_cq_ex` begins with.
+pub(crate) struct Cq {
+    pub(crate) queue: CompletionQueue,
+    channel: Option<*mut ibv_comp_channel>,
+    pub(crate) users: Users,
+    comp_acknowledgements: Acknowledgements,
+    pub(crate) async_acknowledgements: Acknowledgements,
+    /// Who polls by `ibv_start_poll`, and what it found.
+    pub(crate) poll_turn: Turn,
+    pub(crate) poll: Poll,
+}
+
+impl Face for ibv_cq_ex {
+    type Whole = ibv_cq_ex;
+    type Behind = Cq;
+}
+
+impl Face for ibv_cq {
+    type Whole = ibv_cq_ex;
+    type Behind = Cq;
+}
+
+const _: () = assert!(
+    offset_of!(ibv_cq_ex, async_events_completed) == offset_of!(ibv_cq, async_events_completed),
+    "an extended queue begins as a queue"
+);
+
+/// What is behind a channel.
+pub(crate) struct Channel {
+    channel: CompletionChannel,
+    /// Its queues; who was last asked goes to the end.
+    queues: Mutex<Vec<*mut ibv_cq_ex>>,
+}
+
+impl Face for ibv_comp_channel {
+    type Whole = ibv_comp_channel;
+    type Behind = Channel;
+}
+
+/// Makes a channel.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_comp_channel(of: *mut ibv_context) -> *mut ibv_comp_channel {
+    // SAFETY: the contract: an object.
+    pointer(unsafe { context(of) }.and_then(|_| {
+        let channel = CompletionChannel::counting().map_err(device("ibv_create_comp_channel"))?;
+        let face = ibv_comp_channel { context: of, fd: channel.fd().as_raw_fd(), refcnt: 0 };
+        Ok(give(face, Channel { channel, queues: Mutex::default() }))
+    }))
+}
+
+/// Removes one that no queue uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: the contract: an object.
+    code(unsafe { behind(channel) }.and_then(|found| {
+        let users = lock(&found.queues).len();
+        if users > 0 {
+            return refuse(
+                "ibv_destroy_comp_channel",
+                libc::EBUSY,
+                format_args!("{users} completion queues still use it"),
+            );
+        }
+        // SAFETY: nothing uses it any more.
+        drop(unsafe { take_back(channel) });
+        Ok(())
+    }))
+}
+
+/// Makes a queue as both forms of `ibv_create_cq` do.
+pub(crate) fn create(
+    call: &'static str,
+    of: *mut ibv_context,
+    entries: u32,
+    user: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: u32,
+) -> Result<*mut ibv_cq_ex, Errno> {
+    // SAFETY: the contract: objects; a channel or null.
+    let (nic, found) =
+        unsafe { (context(of)?, if channel.is_null() { None } else { Some(behind(channel)?) }) };
+    if entries == 0 || entries > roxie::limits::MAX_CQE {
+        return refuse(
+            call,
+            libc::EINVAL,
+            format_args!("{entries} entries: 1 to {}", roxie::limits::MAX_CQE),
+        );
+    }
+    if vector >= COMPLETION_VECTORS as u32 {
+        return refuse(call, libc::EINVAL, format_args!("comp_vector {vector}: there is vector 0"));
+    }
+    let queue = nic.nic.device.create_cq(entries, found.map(|f| &f.channel)).map_err(device(call))?;
+    let source = Source::Cq(queue.index().0);
+    let face =
+        ibv_cq_ex { context: of, channel, cq_context: user, cqe: entries as c_int, ..ibv_cq_ex::default() };
+    let cq = give(
+        face,
+        Cq {
+            queue,
+            channel: found.map(|_| channel),
+            users: Users::default(),
+            comp_acknowledgements: Acknowledgements::default(),
+            async_acknowledgements: Acknowledgements::default(),
+            poll_turn: Turn::default(),
+            poll: Poll::default(),
+        },
+    );
+    nic.nic.add_source(source, &nic.events, Element::Cq(cq as usize));
+    if let Some(found) = found {
+        lock(&found.queues).push(cq);
+        // SAFETY: as above; the count is for those who look.
+        unsafe { (*channel).refcnt += 1 };
+    }
+    Ok(cq)
+}
+
+/// Makes a completion queue.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_cq(
+    of: *mut ibv_context,
+    entries: c_int,
+    user: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
+    let entries = u32::try_from(entries).unwrap_or(0);
+    let vector = u32::try_from(vector).unwrap_or(u32::MAX);
+    pointer(create("ibv_create_cq", of, entries, user, channel, vector).map(<*mut ibv_cq_ex>::cast))
+}
+
+/// Removes one that no QP uses, once its events are acknowledged.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    let cq = cq.cast::<ibv_cq_ex>();
+    // SAFETY: the contract: objects that live, and nobody uses the queue while it goes.
+    code(unsafe {
+        behind(cq).and_then(|found| {
+            found.users.none("ibv_destroy_cq", "completion queue")?;
+            context((*cq).context)?.nic.remove_source(Source::Cq(found.queue.index().0));
+            if let Some(channel) = found.channel {
+                let of = behind(channel)?;
+                lock(&of.queues).retain(|queue| *queue != cq);
+                (*channel).refcnt -= 1;
+                while found.queue.take_event() {
+                    take_count_now(of.channel.fd());
+                }
+            }
+            found.comp_acknowledgements.wait();
+            found.async_acknowledgements.wait();
+            drop(take_back(cq));
+            Ok(())
+        })
+    })
+}
+
+/// Changes the size of a queue; completions that wait stay.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
+    // SAFETY: the contract: an object.
+    code(unsafe { behind(cq) }.and_then(|found| {
+        let Some(entries) = u32::try_from(entries).ok().filter(|entries| *entries > 0) else {
+            return refuse("ibv_resize_cq", libc::EINVAL, format_args!("{entries} entries: one at least"));
+        };
+        found.queue.resize(entries).map_err(device("ibv_resize_cq"))?;
+        // SAFETY: as above; the field is the library's to change.
+        unsafe { (*cq).cqe = entries as c_int };
+        Ok(())
+    }))
+}
+
+/// Holds events back: one for so many completions, or so many microseconds after the first of them.
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    const CALL: &str = "ibv_modify_cq";
+    // SAFETY: the contract: an object, and attributes.
+    code(unsafe {
+        behind(cq).and_then(|found| {
+            let (mask, moderate) = ((*attr).attr_mask, (*attr).moderate);
+            if mask != ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE {
+                return refuse(
+                    CALL,
+                    libc::EINVAL,
+                    format_args!("attr_mask {mask:#x}: MODERATE (1) is known"),
+                );
+            }
+            let period = Duration::from_micros(moderate.cq_period.into());
+            found.queue.moderate(moderate.cq_count.into(), period).map_err(device(CALL))
+        })
+    })
+}
+
+/// Waits for the next event of a channel, unless its descriptor was made non-blocking.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    user: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: the contract: objects that live.
+    minus_one(unsafe {
+        behind(channel).and_then(|found| {
+            let fd = found.channel.fd();
+            loop {
+                if !take_count_now(fd) {
+                    let device = &context((*channel).context)?.nic.device;
+                    if device.has_failed() {
+                        return Err(libc::EIO);
+                    }
+                    device.step_aside();
+                    take_count(fd).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+                }
+                // None: the queue of the event went in between.
+                if let Some(raised) = next_event(found) {
+                    put(cq, raised.cast());
+                    put(user, (*raised).cq_context);
+                    return Ok(());
+                }
+            }
+        })
+    })
+}
+
+/// A queue of the channel that has an event, which is taken from it and counted as handed over.
+fn next_event(channel: &Channel) -> Option<*mut ibv_cq_ex> {
+    let mut queues = lock(&channel.queues);
+    let place = queues.iter().position(|cq| {
+        // SAFETY: queues leave the list before they go, under its lock.
+        unsafe { behind(*cq) }.is_ok_and(|cq| {
+            let raised = cq.queue.take_event();
+            if raised {
+                cq.comp_acknowledgements.handed_over();
+            }
+            raised
+        })
+    })?;
+    // The next event is looked for behind it first: no queue keeps the others from being heard.
+    queues.rotate_left(place + 1);
+    queues.last().copied()
+}
+
+/// Acknowledges events; the queue can be destroyed after the last.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
+    // SAFETY: the contract: an object.
+    if let Ok(found) = unsafe { behind(cq) } {
+        found.comp_acknowledgements.acknowledge(count);
+    }
+}
+
+/// Asks for an event with the next completion.
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: the contract: an object.
+    code(unsafe { behind(cq) }.map(|found| {
+        found.queue.arm(if solicited_only != 0 { Armed::Solicited } else { Armed::Next });
+    }))
+}
+
+/// Completions that are taken from the ring at a time.
+const BATCH: usize = 16;
+
+/// Takes completions; returns how many, or -1.
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
+    // SAFETY: the contract: an object.
+    let found = match unsafe { behind(cq) } {
+        Ok(found) => found,
+        Err(errno) => {
+            set_errno(errno);
+            return -1;
+        }
+    };
+    let room = usize::try_from(room).unwrap_or(0);
+    let mut batch = [Wc::default(); BATCH];
+    let mut taken = 0;
+    while taken < room {
+        let wanted = BATCH.min(room - taken);
+        let came = found.queue.poll(&mut batch[..wanted]);
+        for (place, wc) in batch[..came].iter().enumerate() {
+            // SAFETY: the contract: `room` completions, and `taken + place` is below that.
+            unsafe { write_wc(to.add(taken + place), wc) };
+        }
+        taken += came;
+        if came < wanted {
+            break;
+        }
+    }
+    taken as c_int
+}
+
+/// # Safety
+/// `to` may be written.
+unsafe fn write_wc(to: *mut ibv_wc, wc: &Wc) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        (*to).wr_id = wc.wr_id;
+        (*to).status = wc.status as u32;
+        (*to).opcode = wc.opcode as u32;
+        (*to).vendor_err = wc.vendor_err.into();
+        (*to).byte_len = wc.byte_len;
+        (*to).__bindgen_anon_1.imm_data = imm_or_key(wc);
+        (*to).qp_num = wc.qpn.value();
+        (*to).src_qp = wc.src_qp.value();
+        (*to).wc_flags = flags(wc);
+        (*to).pkey_index = wc.pkey_index;
+        (*to).slid = wc.slid;
+        (*to).sl = wc.sl;
+        (*to).dlid_path_bits = 0;
+    }
+}
+
+/// Immediate data in network order, or an invalidated key as it is.
+pub(crate) fn imm_or_key(wc: &Wc) -> u32 {
+    if wc.flags.contains(WcFlags::WITH_INV) { wc.imm } else { wc.imm.to_be() }
+}
+
+/// `enum ibv_wc_flags`.
+pub(crate) fn flags(wc: &Wc) -> u32 {
+    let bits = [
+        (WcFlags::GRH, wc_flags::IBV_WC_GRH),
+        (WcFlags::WITH_IMM, wc_flags::IBV_WC_WITH_IMM),
+        (WcFlags::WITH_INV, wc_flags::IBV_WC_WITH_INV),
+    ];
+    bits.into_iter().filter(|(flag, _)| wc.flags.contains(*flag)).map(|(_, bit)| bit).sum()
+}

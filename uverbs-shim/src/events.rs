@@ -1,0 +1,206 @@
+//! Asynchronous events: a queue and a descriptor for each context.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Mutex;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use roxie::verbs::EventKind;
+
+use crate::abi::{ibv_async_event, ibv_context, ibv_cq, ibv_event_type as event_type, ibv_qp, ibv_srq};
+use crate::context::context;
+use crate::nic::lock;
+use crate::object::{Errno, behind, minus_one};
+use crate::waiting::{take_count, take_count_now};
+
+/// Events that may wait; beyond them they are lost, as a kernel without memory loses them.
+const CAPACITY: usize = 4096;
+
+/// What an event names, by its address in C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    Qp(usize),
+    Cq(usize),
+    Srq(usize),
+    Port,
+}
+
+/// The events of a context.
+#[derive(Debug)]
+pub(crate) struct EventQueue {
+    /// Counts them: readable while one waits.
+    fd: EventFd,
+    waiting: Mutex<VecDeque<(Element, EventKind)>>,
+}
+
+impl EventQueue {
+    pub(crate) fn new() -> Result<EventQueue, Errno> {
+        let fd =
+            EventFd::from_flags(EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC).map_err(|e| e as c_int)?;
+        Ok(EventQueue { fd, waiting: Mutex::default() })
+    }
+
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    pub(crate) fn push(&self, element: Element, kind: EventKind) {
+        let mut waiting = lock(&self.waiting);
+        if waiting.len() < CAPACITY {
+            waiting.push_back((element, kind));
+            // Never full: the queue is bounded far below.
+            let _ = self.fd.write(1);
+        }
+    }
+
+    /// Takes back what waits of an object that goes.
+    pub(crate) fn forget(&self, element: Element) {
+        let mut waiting = lock(&self.waiting);
+        let before = waiting.len();
+        waiting.retain(|(of, _)| *of != element);
+        for _ in waiting.len()..before {
+            take_count_now(self.fd.as_fd());
+        }
+    }
+
+    /// Waits for the next. `hand_over` runs before its object can be taken back.
+    fn next<T>(&self, hand_over: impl Fn(Element, EventKind) -> T) -> Result<T, Errno> {
+        loop {
+            take_count(self.fd.as_fd()).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+            let mut waiting = lock(&self.waiting);
+            // Empty: the object of the event went in between.
+            if let Some((element, kind)) = waiting.pop_front() {
+                return Ok(hand_over(element, kind));
+            }
+        }
+    }
+}
+
+/// The number of an event.
+fn number(kind: EventKind) -> event_type::Type {
+    match kind {
+        EventKind::CqError => event_type::IBV_EVENT_CQ_ERR,
+        EventKind::QpFatal => event_type::IBV_EVENT_QP_FATAL,
+        EventKind::QpRequestError => event_type::IBV_EVENT_QP_REQ_ERR,
+        EventKind::QpAccessError => event_type::IBV_EVENT_QP_ACCESS_ERR,
+        EventKind::CommunicationEstablished => event_type::IBV_EVENT_COMM_EST,
+        EventKind::SqDrained => event_type::IBV_EVENT_SQ_DRAINED,
+        EventKind::LastWqeReached => event_type::IBV_EVENT_QP_LAST_WQE_REACHED,
+        EventKind::SrqLimitReached => event_type::IBV_EVENT_SRQ_LIMIT_REACHED,
+        EventKind::SrqError => event_type::IBV_EVENT_SRQ_ERR,
+        EventKind::PortActive => event_type::IBV_EVENT_PORT_ACTIVE,
+        EventKind::PortError => event_type::IBV_EVENT_PORT_ERR,
+        EventKind::GidChange => event_type::IBV_EVENT_GID_CHANGE,
+        EventKind::DeviceFatal => event_type::IBV_EVENT_DEVICE_FATAL,
+    }
+}
+
+/// Fills in an event that is handed to the application, which has to acknowledge it before its object can go.
+fn hand_over(element: Element, kind: EventKind) -> ibv_async_event {
+    let mut event = ibv_async_event { event_type: number(kind), ..ibv_async_event::default() };
+    // SAFETY: objects take their events back before they go, and that waits for this.
+    unsafe {
+        match element {
+            Element::Qp(at) => {
+                event.element.qp = at as *mut ibv_qp;
+                if let Ok(qp) = behind(event.element.qp) {
+                    qp.acknowledgements.handed_over();
+                }
+            }
+            Element::Cq(at) => {
+                event.element.cq = at as *mut ibv_cq;
+                if let Ok(cq) = behind(event.element.cq) {
+                    cq.async_acknowledgements.handed_over();
+                }
+            }
+            Element::Srq(at) => {
+                event.element.srq = at as *mut ibv_srq;
+                if let Ok(srq) = behind(event.element.srq) {
+                    srq.acknowledgements.handed_over();
+                }
+            }
+            Element::Port => event.element.port_num = 1,
+        }
+    }
+    event
+}
+
+/// Waits for the next event of a context, unless its descriptor was made non-blocking.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_async_event(of: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    // SAFETY: the contract: an object, and room for an event.
+    minus_one(unsafe {
+        context(of).and_then(|context| {
+            event.write(context.events.next(hand_over)?);
+            Ok(())
+        })
+    })
+}
+
+/// Acknowledges an event; its object can be destroyed after it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    use event_type::*;
+    // SAFETY: the contract: `ibv_get_async_event` filled it, and its object waits for this call.
+    unsafe {
+        match (*event).event_type {
+            IBV_EVENT_CQ_ERR => {
+                if let Ok(cq) = behind((*event).element.cq) {
+                    cq.async_acknowledgements.acknowledge(1);
+                }
+            }
+            IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_COMM_EST
+            | IBV_EVENT_SQ_DRAINED
+            | IBV_EVENT_PATH_MIG
+            | IBV_EVENT_PATH_MIG_ERR
+            | IBV_EVENT_QP_LAST_WQE_REACHED => {
+                if let Ok(qp) = behind((*event).element.qp) {
+                    qp.acknowledgements.acknowledge(1);
+                }
+            }
+            IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
+                if let Ok(srq) = behind((*event).element.srq) {
+                    srq.acknowledgements.acknowledge(1);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    fn readable(queue: &EventQueue) -> bool {
+        let mut fds = [PollFd::new(queue.fd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
+    }
+
+    #[test]
+    fn events_come_in_order_one_for_each_count() {
+        let queue = EventQueue::new().unwrap();
+        assert!(!readable(&queue));
+        queue.push(Element::Port, EventKind::PortError);
+        queue.push(Element::Port, EventKind::PortActive);
+        let next = || queue.next(|_, kind| kind).unwrap();
+        assert_eq!((next(), readable(&queue), next()), (EventKind::PortError, true, EventKind::PortActive));
+        assert!(!readable(&queue));
+    }
+
+    #[test]
+    fn events_of_an_object_that_goes_are_taken_back() {
+        let queue = EventQueue::new().unwrap();
+        queue.push(Element::Qp(8), EventKind::QpFatal);
+        queue.push(Element::Qp(16), EventKind::SqDrained);
+        queue.push(Element::Qp(8), EventKind::QpFatal);
+        queue.forget(Element::Qp(8));
+        assert_eq!(queue.next(|element, _| element).unwrap(), Element::Qp(16));
+        assert!(!readable(&queue), "nothing is left to wake for");
+    }
+}

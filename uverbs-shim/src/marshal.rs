@@ -1,0 +1,181 @@
+//! Translations between the kernel's connection manager's structures and those of the verbs API, for `librdmacm`.
+
+use crate::abi::{
+    ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_ah_attr, ibv_qp_attr, ibv_sa_path_rec,
+};
+
+/// # Safety
+/// Both structures are there, as they are in all releases.
+unsafe fn ah_attr(to: *mut ibv_ah_attr, from: *const ib_uverbs_ah_attr) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        (*to).grh.dgid.raw = (*from).grh.dgid;
+        (*to).grh.flow_label = (*from).grh.flow_label;
+        (*to).grh.sgid_index = (*from).grh.sgid_index;
+        (*to).grh.hop_limit = (*from).grh.hop_limit;
+        (*to).grh.traffic_class = (*from).grh.traffic_class;
+        (*to).dlid = (*from).dlid;
+        (*to).sl = (*from).sl;
+        (*to).src_path_bits = (*from).src_path_bits;
+        (*to).static_rate = (*from).static_rate;
+        (*to).is_global = (*from).is_global;
+        (*to).port_num = (*from).port_num;
+    }
+}
+
+/// Attributes of a path.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_copy_ah_attr_from_kern(to: *mut ibv_ah_attr, from: *const ib_uverbs_ah_attr) {
+    // SAFETY: the contract: two structures.
+    unsafe { ah_attr(to, from) };
+}
+
+/// Attributes of a queue pair.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_copy_qp_attr_from_kern(to: *mut ibv_qp_attr, from: *const ib_uverbs_qp_attr) {
+    // SAFETY: the contract: two structures.
+    unsafe {
+        (*to).cur_qp_state = (*from).cur_qp_state;
+        (*to).path_mtu = (*from).path_mtu;
+        (*to).path_mig_state = (*from).path_mig_state;
+        (*to).qkey = (*from).qkey;
+        (*to).rq_psn = (*from).rq_psn;
+        (*to).sq_psn = (*from).sq_psn;
+        (*to).dest_qp_num = (*from).dest_qp_num;
+        (*to).qp_access_flags = (*from).qp_access_flags;
+        (*to).cap.max_send_wr = (*from).max_send_wr;
+        (*to).cap.max_recv_wr = (*from).max_recv_wr;
+        (*to).cap.max_send_sge = (*from).max_send_sge;
+        (*to).cap.max_recv_sge = (*from).max_recv_sge;
+        (*to).cap.max_inline_data = (*from).max_inline_data;
+        ah_attr(&raw mut (*to).ah_attr, &raw const (*from).ah_attr);
+        ah_attr(&raw mut (*to).alt_ah_attr, &raw const (*from).alt_ah_attr);
+        (*to).pkey_index = (*from).pkey_index;
+        (*to).alt_pkey_index = (*from).alt_pkey_index;
+        (*to).en_sqd_async_notify = (*from).en_sqd_async_notify;
+        (*to).sq_draining = (*from).sq_draining;
+        (*to).max_rd_atomic = (*from).max_rd_atomic;
+        (*to).max_dest_rd_atomic = (*from).max_dest_rd_atomic;
+        (*to).min_rnr_timer = (*from).min_rnr_timer;
+        (*to).port_num = (*from).port_num;
+        (*to).timeout = (*from).timeout;
+        (*to).retry_cnt = (*from).retry_cnt;
+        (*to).rnr_retry = (*from).rnr_retry;
+        (*to).alt_port_num = (*from).alt_port_num;
+        (*to).alt_timeout = (*from).alt_timeout;
+    }
+}
+
+/// A path record from the kernel.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(
+    to: *mut ibv_sa_path_rec,
+    from: *const ib_user_path_rec,
+) {
+    // SAFETY: the contract: two structures.
+    unsafe {
+        (*to).dgid.raw = (*from).dgid;
+        (*to).sgid.raw = (*from).sgid;
+        (*to).dlid = (*from).dlid;
+        (*to).slid = (*from).slid;
+        (*to).raw_traffic = (*from).raw_traffic as i32;
+        (*to).flow_label = (*from).flow_label;
+        (*to).hop_limit = (*from).hop_limit;
+        (*to).traffic_class = (*from).traffic_class;
+        (*to).reversible = (*from).reversible as i32;
+        (*to).numb_path = (*from).numb_path;
+        (*to).pkey = (*from).pkey;
+        (*to).sl = (*from).sl;
+        (*to).mtu_selector = (*from).mtu_selector;
+        (*to).mtu = (*from).mtu as u8;
+        (*to).rate_selector = (*from).rate_selector;
+        (*to).rate = (*from).rate;
+        (*to).packet_life_time_selector = (*from).packet_life_time_selector;
+        (*to).packet_life_time = (*from).packet_life_time;
+        (*to).preference = (*from).preference;
+    }
+}
+
+/// A path record for the kernel.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_copy_path_rec_to_kern(to: *mut ib_user_path_rec, from: *const ibv_sa_path_rec) {
+    // SAFETY: the contract: two structures; all of a GID's forms are the same bytes.
+    unsafe {
+        (*to).dgid = (*from).dgid.raw;
+        (*to).sgid = (*from).sgid.raw;
+        (*to).dlid = (*from).dlid;
+        (*to).slid = (*from).slid;
+        (*to).raw_traffic = (*from).raw_traffic as u32;
+        (*to).flow_label = (*from).flow_label;
+        (*to).reversible = (*from).reversible as u32;
+        (*to).mtu = (*from).mtu.into();
+        (*to).pkey = (*from).pkey;
+        (*to).hop_limit = (*from).hop_limit;
+        (*to).traffic_class = (*from).traffic_class;
+        (*to).numb_path = (*from).numb_path;
+        (*to).sl = (*from).sl;
+        (*to).mtu_selector = (*from).mtu_selector;
+        (*to).rate_selector = (*from).rate_selector;
+        (*to).rate = (*from).rate;
+        (*to).packet_life_time_selector = (*from).packet_life_time_selector;
+        (*to).packet_life_time = (*from).packet_life_time;
+        (*to).preference = (*from).preference;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_record_survives_the_way_to_the_kernel_and_back() {
+        let mut record = ibv_sa_path_rec {
+            dlid: 1,
+            slid: 2,
+            raw_traffic: 1,
+            flow_label: 3,
+            hop_limit: 4,
+            ..Default::default()
+        };
+        (record.dgid.raw, record.sgid.raw) = ([5; 16], [6; 16]);
+        (record.traffic_class, record.reversible, record.numb_path, record.pkey) = (7, 1, 8, 9);
+        (record.sl, record.mtu_selector, record.mtu, record.rate_selector) = (10, 2, 4, 2);
+        (record.rate, record.packet_life_time_selector, record.packet_life_time, record.preference) =
+            (11, 2, 12, 13);
+        let (mut kernel, mut back) = (ib_user_path_rec::default(), ibv_sa_path_rec::default());
+        // SAFETY: three structures of this function.
+        unsafe {
+            ibv_copy_path_rec_to_kern(&raw mut kernel, &raw const record);
+            ibv_copy_path_rec_from_kern(&raw mut back, &raw const kernel);
+        }
+        let bytes = |record: &ibv_sa_path_rec| {
+            // SAFETY: unions of plain bytes.
+            let gids = unsafe { (record.dgid.raw, record.sgid.raw) };
+            let words = (
+                record.dlid,
+                record.slid,
+                record.raw_traffic,
+                record.flow_label,
+                record.pkey,
+                record.reversible,
+            );
+            let head = [
+                record.hop_limit,
+                record.traffic_class,
+                record.numb_path,
+                record.sl,
+                record.mtu_selector,
+                record.mtu,
+            ];
+            let tail = [
+                record.rate_selector,
+                record.rate,
+                record.packet_life_time_selector,
+                record.packet_life_time,
+                record.preference,
+            ];
+            (gids, words, head, tail)
+        };
+        assert_eq!(bytes(&back), bytes(&record));
+    }
+}

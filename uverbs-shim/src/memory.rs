@@ -1,0 +1,526 @@
+//! Memory regions, memory windows, and device memory (which is ordinary memory here).
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+use roxie::host::{MemoryRegion, MemoryWindow, WindowRange};
+use roxie::shared::HostMemory;
+use roxie::verbs::{Access, MwType, SendFlags};
+
+use crate::abi::{
+    ib_uverbs_advise_mr_advice as advice, ibv_access_flags, ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr,
+    ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp, ibv_rereg_mr_flags as rereg, ibv_sge,
+};
+use crate::context::context;
+use crate::nic::lock;
+use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
+use crate::pd::{Pd, Users};
+use crate::query::DEVICE_MEMORY;
+use crate::report::{device, refuse};
+
+/// What is behind a memory region.
+pub(crate) struct Mr {
+    pub(crate) region: Mutex<MemoryRegion>,
+    pd: Mutex<*mut ibv_pd>,
+    dm: Option<*mut ibv_dm>,
+}
+
+impl Face for ibv_mr {
+    type Whole = ibv_mr;
+    type Behind = Mr;
+}
+
+/// Reads access flags. Large pages are a hint that changes nothing here.
+pub(crate) fn access(call: &str, flags: c_uint) -> Result<Access, Errno> {
+    let known = flags & !(ibv_access_flags::IBV_ACCESS_HUGETLB | Access::OPTIONAL.bits());
+    Access::from_bits(known).map_or_else(
+        || refuse(call, libc::EINVAL, format_args!("access flags {flags:#x}: some are unknown")),
+        Ok,
+    )
+}
+
+/// Access flags of a window. Local use is the region's own: to name it is no error, and means nothing.
+pub(crate) fn window_access(call: &str, flags: c_uint) -> Result<Access, Errno> {
+    Ok(access(call, flags)? - Access::LOCAL_WRITE)
+}
+
+/// Has the system bring the pages in, as a device that pins them would: what is not mapped, or not writable and to be
+/// written, is refused here, where a program can be told, and not in the middle of a transfer.
+fn populate(call: &str, address: *mut c_void, length: usize, access: Access) -> Result<(), Errno> {
+    const PAGE: usize = 4096;
+    let start = address as usize & !(PAGE - 1);
+    let Some(end) = (address as usize).checked_add(length) else {
+        return refuse(call, libc::EINVAL, format_args!("{length} bytes from {address:p} on wrap around"));
+    };
+    if length == 0 {
+        return Ok(());
+    }
+    let writes = access.contains(Access::LOCAL_WRITE);
+    let how = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: bringing pages in changes nothing that a program can see; the system checks the range.
+    let result = unsafe { libc::madvise(start as *mut c_void, end - start, how) };
+    match (result, std::io::Error::last_os_error().raw_os_error()) {
+        (0, _) => Ok(()),
+        // Kernels before 5.14 do not know it: then at least something must be mapped.
+        (_, Some(libc::EINVAL)) => mapped(start, end).map_err(|_| libc::EFAULT),
+        (_, Some(errno @ (libc::ENOMEM | libc::EFAULT))) => refuse(
+            call,
+            if errno == libc::ENOMEM { libc::EFAULT } else { errno },
+            format_args!(
+                "{length} bytes from {address:p} on are not all mapped{}",
+                if writes { " and writable (IBV_ACCESS_LOCAL_WRITE asks for that)" } else { "" }
+            ),
+        ),
+        (_, errno) => Err(errno.unwrap_or(libc::EFAULT)),
+    }
+}
+
+fn mapped(start: usize, end: usize) -> Result<(), ()> {
+    const PIECE: usize = 4096 * 1024;
+    let mut found = [0u8; 1024];
+    for at in (start..end).step_by(PIECE) {
+        let length = (end - at).min(PIECE);
+        // SAFETY: one byte of `found` for each page of `length` bytes.
+        if unsafe { libc::mincore(at as *mut c_void, length, found.as_mut_ptr()) } != 0 {
+            return Err(());
+        }
+    }
+    Ok(())
+}
+
+/// What a program asks to be registered.
+struct Wanted {
+    address: *mut c_void,
+    length: usize,
+    /// What work requests and peers call the first byte; `None`: its address.
+    iova: Option<u64>,
+    access: Access,
+}
+
+impl Wanted {
+    fn memory(&self, call: &'static str) -> Result<HostMemory, Errno> {
+        if self.access.contains(Access::ON_DEMAND) {
+            // SAFETY: the contract: the application knows that the NIC may access what it registered.
+            return unsafe { HostMemory::on_demand(self.address as u64, self.length) }
+                .map_err(|e| e.raw_os_error().unwrap_or(libc::EPERM));
+        }
+        populate(call, self.address, self.length, self.access)?;
+        let base = NonNull::new(self.address.cast::<u8>()).unwrap_or(NonNull::dangling());
+        let length = if self.address.is_null() { 0 } else { self.length };
+        // SAFETY: the contract: it stays mapped until it is deregistered. Null is no memory: length 0.
+        Ok(unsafe { HostMemory::borrowed(base, length) })
+    }
+
+    /// The address of the first byte.
+    fn start(&self) -> u64 {
+        match self.iova {
+            Some(iova) => iova,
+            None if self.access.contains(Access::ZERO_BASED) => 0,
+            None => self.address as u64,
+        }
+    }
+}
+
+fn register(call: &'static str, pd: *mut ibv_pd, wanted: &Wanted) -> Result<*mut ibv_mr, Errno> {
+    // SAFETY: the contract: an object.
+    let found = unsafe { behind(pd) }?;
+    let memory = wanted.memory(call)?;
+    let region =
+        found.domain.register_memory_at(memory, wanted.start(), wanted.access).map_err(device(call))?;
+    Ok(give_mr(pd, found, region, (wanted.address, wanted.length), None))
+}
+
+fn give_mr(
+    pd: *mut ibv_pd,
+    found: &Pd,
+    region: MemoryRegion,
+    (addr, length): (*mut c_void, usize),
+    dm: Option<*mut ibv_dm>,
+) -> *mut ibv_mr {
+    found.users.add();
+    let face = ibv_mr {
+        // SAFETY: the contract: an object, whose context does not change.
+        context: unsafe { (*pd).context },
+        pd,
+        addr,
+        length,
+        handle: 0,
+        lkey: region.lkey().0,
+        rkey: region.rkey().0,
+    };
+    give(face, Mr { region: Mutex::new(region), pd: Mutex::new(pd), dm })
+}
+
+/// Registers memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    flags: c_int,
+) -> *mut ibv_mr {
+    pointer(
+        access("ibv_reg_mr", flags as c_uint)
+            .and_then(|access| register("ibv_reg_mr", pd, &Wanted { address, length, iova: None, access })),
+    )
+}
+
+/// The same, with the address by which the first byte is called.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    flags: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: handed on.
+    unsafe { ibv_reg_mr_iova2(pd, address, length, iova, flags as c_uint) }
+}
+
+/// What the header's `ibv_reg_mr` calls.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    flags: c_uint,
+) -> *mut ibv_mr {
+    pointer(access("ibv_reg_mr", flags).and_then(|access| {
+        let zero_based = access.contains(Access::ZERO_BASED);
+        let iova = (!zero_based).then_some(iova);
+        register("ibv_reg_mr", pd, &Wanted { address, length, iova, access })
+    }))
+}
+
+/// Memory behind a descriptor of another device: there is no device here that could reach it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    _pd: *mut ibv_pd,
+    _offset: u64,
+    _length: usize,
+    _iova: u64,
+    _fd: c_int,
+    _access: c_int,
+) -> *mut ibv_mr {
+    pointer(refuse(
+        "ibv_reg_dmabuf_mr",
+        libc::EOPNOTSUPP,
+        "DMA buffers are not supported: map the buffer and register the mapping",
+    ))
+}
+
+/// A region without memory: what is written vanishes, what is read is zeros.
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    // SAFETY: the contract: an object.
+    pointer(unsafe { behind(pd) }.and_then(|found| {
+        let region = found.domain.register_null().map_err(device("ibv_alloc_null_mr"))?;
+        Ok(give_mr(pd, found, region, (std::ptr::null_mut(), usize::MAX), None))
+    }))
+}
+
+/// Takes a region out.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: the contract: an object, with its domain and memory still there.
+    code(unsafe { behind(mr) }.and_then(|found| {
+        lock(&found.region).deregister().map_err(device("ibv_dereg_mr"))?;
+        let (pd, dm) = (*lock(&found.pd), found.dm);
+        // SAFETY: as above; nobody else uses the region.
+        unsafe {
+            drop(take_back(mr));
+            behind(pd)?.users.remove();
+            if let Some(dm) = dm {
+                behind(dm)?.users.remove();
+            }
+        }
+        Ok(())
+    }))
+}
+
+/// Registers a region again. 0, or a number of `enum ibv_rereg_mr_err_code`: after all errors here the region is as it was.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    new_access: c_int,
+) -> c_int {
+    const INPUT: c_int = crate::abi::ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_INPUT as c_int;
+    let flags = flags as c_uint;
+    let wants = |flag| flags & flag != 0;
+    // SAFETY: the contract: objects.
+    let done = unsafe { behind(mr) }.and_then(|found| {
+        let all = rereg::IBV_REREG_MR_CHANGE_TRANSLATION
+            | rereg::IBV_REREG_MR_CHANGE_PD
+            | rereg::IBV_REREG_MR_CHANGE_ACCESS;
+        if flags == 0 || flags & !all != 0 {
+            return refuse(
+                "ibv_rereg_mr",
+                libc::EINVAL,
+                format_args!("flags {flags:#x}: {all:#x} are known, one at least"),
+            );
+        }
+        // SAFETY: as above.
+        let to = if wants(rereg::IBV_REREG_MR_CHANGE_PD) { Some(unsafe { behind(pd) }?) } else { None };
+        let change = wants(rereg::IBV_REREG_MR_CHANGE_ACCESS);
+        let change = change.then(|| access("ibv_rereg_mr", new_access as c_uint)).transpose()?;
+        let mut region = lock(&found.region);
+        let memory = if wants(rereg::IBV_REREG_MR_CHANGE_TRANSLATION) {
+            if address.is_null() || length == 0 {
+                return refuse("ibv_rereg_mr", libc::EINVAL, "new memory at a null address, or of no bytes");
+            }
+            let access = change.unwrap_or(region.access());
+            Some(Wanted { address, length, iova: None, access }.memory("ibv_rereg_mr")?)
+        } else {
+            None
+        };
+        let moved = memory.is_some();
+        region.reregister(to.map(|pd| &pd.domain), change, memory).map_err(device("ibv_rereg_mr"))?;
+        // SAFETY: as above; the fields are the library's to change.
+        unsafe {
+            (*mr).lkey = region.lkey().0;
+            (*mr).rkey = region.rkey().0;
+            if moved {
+                (*mr).addr = address;
+                (*mr).length = length;
+            }
+            if let Some(to) = to {
+                let before = std::mem::replace(&mut *lock(&found.pd), pd);
+                behind(before)?.users.remove();
+                to.users.add();
+                (*mr).pd = pd;
+            }
+        }
+        Ok(())
+    });
+    done.map_or_else(
+        |errno| {
+            crate::object::set_errno(errno);
+            INPUT
+        },
+        |()| 0,
+    )
+}
+
+/// Brings pages of on-demand regions in before they are used.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    kind: advice::Type,
+    _flags: u32,
+    list: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    // SAFETY: the contract: an object, and `count` entries.
+    code(unsafe { behind(pd) }.and_then(|_| {
+        let writes = match kind {
+            advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => true,
+            advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
+            | advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => false,
+            _ => return Err(libc::EINVAL),
+        };
+        let wanted = if writes { Access::LOCAL_WRITE } else { Access::empty() };
+        if kind == advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT {
+            return Ok(());
+        }
+        for index in 0..count as usize {
+            // SAFETY: as above.
+            let (address, length) = unsafe { ((*list.add(index)).addr, (*list.add(index)).length) };
+            populate("ibv_advise_mr", address as *mut c_void, length as usize, wanted)?;
+        }
+        Ok(())
+    }))
+}
+
+/// What is behind a memory window.
+pub(crate) struct Mw {
+    pub(crate) window: Mutex<MemoryWindow>,
+    pd: *mut ibv_pd,
+}
+
+impl Face for ibv_mw {
+    type Whole = ibv_mw;
+    type Behind = Mw;
+}
+
+pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
+    // SAFETY: the contract: an object.
+    pointer(unsafe { behind(pd) }.and_then(|found| {
+        let which = match kind {
+            1 => MwType::One,
+            2 => MwType::Two,
+            _ => {
+                return refuse(
+                    "ibv_alloc_mw",
+                    libc::EINVAL,
+                    format_args!("type {kind}: windows are of type 1 or 2"),
+                );
+            }
+        };
+        let window = found.domain.alloc_window(which).map_err(device("ibv_alloc_mw"))?;
+        found.users.add();
+        // SAFETY: as above.
+        let context = unsafe { (*pd).context };
+        let face = ibv_mw { context, pd, rkey: window.rkey().0, handle: 0, type_: kind };
+        Ok(give(face, Mw { window: Mutex::new(window), pd }))
+    }))
+}
+
+pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: the contract: an object, with its domain still there.
+    code(unsafe { behind(mw) }.and_then(|found| {
+        let pd = found.pd;
+        // SAFETY: as above.
+        unsafe {
+            drop(take_back(mw));
+            behind(pd)?.users.remove();
+        }
+        Ok(())
+    }))
+}
+
+/// Binds a window of type 1: the device chooses its key.
+pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    // SAFETY: the contract: objects, and a structure whose fields are there in all releases.
+    code(unsafe {
+        behind(qp).and_then(|qp| {
+            let found = behind(mw)?;
+            let info = &raw const (*bind).bind_info;
+            let (mr, address, length) = ((*info).mr, (*info).addr, (*info).length);
+            let range_access = window_access("ibv_bind_mw", (*info).mw_access_flags)?;
+            let flags = SendFlags::from_bits((*bind).send_flags).ok_or(libc::EINVAL)?;
+            let mut window = lock(&found.window);
+            if window.kind() != MwType::One {
+                return refuse(
+                    "ibv_bind_mw",
+                    libc::EINVAL,
+                    "a window of type 2 is bound by a work request (IBV_WR_BIND_MW)",
+                );
+            }
+            if mr.is_null() && length > 0 {
+                return Err(libc::EINVAL);
+            }
+            if mr.is_null() {
+                // Unbinding names no region: nothing is open that would have to be closed by it but the old key.
+                return refuse(
+                    "ibv_bind_mw",
+                    libc::EINVAL,
+                    "a null region: name the region with length 0 to unbind",
+                );
+            }
+            let region = lock(&behind(mr)?.region);
+            let offset = address.wrapping_sub(region.address()) as usize;
+            let range =
+                WindowRange { region: &region, offset, length: length as usize, access: range_access };
+            qp.turn.take();
+            let bound = qp.pair.bind_window((*bind).wr_id, flags, &mut window, &range);
+            qp.turn.give_back();
+            (*mw).rkey = bound.map_err(device("ibv_bind_mw"))?.0;
+            Ok(())
+        })
+    })
+}
+
+/// What is behind device memory.
+pub(crate) struct Dm {
+    memory: HostMemory,
+    pub(crate) users: Users,
+}
+
+impl Face for ibv_dm {
+    type Whole = ibv_dm;
+    type Behind = Dm;
+}
+
+pub(crate) unsafe extern "C" fn alloc_dm(of: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
+    // SAFETY: the contract: an object, and attributes.
+    pointer(unsafe { context(of) }.and_then(|_| {
+        // SAFETY: as above.
+        let (length, mask) = unsafe { ((*attr).length, (*attr).comp_mask) };
+        if mask != 0 || length == 0 || length as u64 > DEVICE_MEMORY {
+            return refuse(
+                "ibv_alloc_dm",
+                libc::EINVAL,
+                format_args!("{length} bytes of {DEVICE_MEMORY}, comp_mask {mask:#x}"),
+            );
+        }
+        let memory = HostMemory::allocate(length).map_err(|_| libc::ENOMEM)?;
+        let face = ibv_dm {
+            context: of,
+            memcpy_to_dm: Some(copy_to_dm),
+            memcpy_from_dm: Some(copy_from_dm),
+            ..ibv_dm::default()
+        };
+        Ok(give(face, Dm { memory, users: Users::default() }))
+    }))
+}
+
+pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
+    // SAFETY: the contract: an object.
+    code(unsafe { behind(dm) }.and_then(|found| {
+        found.users.none("ibv_free_dm", "device memory")?;
+        // SAFETY: nothing uses it any more.
+        drop(unsafe { take_back(dm) });
+        Ok(())
+    }))
+}
+
+/// Device memory is read and written in words of 4 bytes.
+fn check_words(call: &str, offset: u64, length: usize) -> Result<(), Errno> {
+    if offset.is_multiple_of(4) && length.is_multiple_of(4) {
+        return Ok(());
+    }
+    refuse(call, libc::EINVAL, format_args!("{length} bytes at offset {offset}: both are multiples of 4"))
+}
+
+unsafe extern "C" fn copy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
+    // SAFETY: the contract: an object, and `length` bytes to read.
+    code(unsafe { behind(dm) }.and_then(|found| {
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(from.cast(), length) };
+        check_words("ibv_memcpy_to_dm", offset, length)?;
+        found.memory.write(offset, bytes).or_else(|why| refuse("ibv_memcpy_to_dm", libc::EINVAL, why))
+    }))
+}
+
+unsafe extern "C" fn copy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int {
+    // SAFETY: the contract: an object, and `length` bytes to write.
+    code(unsafe { behind(dm) }.and_then(|found| {
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(to.cast(), length) };
+        check_words("ibv_memcpy_from_dm", offset, length)?;
+        found.memory.read(offset, bytes).or_else(|why| refuse("ibv_memcpy_from_dm", libc::EINVAL, why))
+    }))
+}
+
+/// Registers a part of device memory; work requests and peers call its first byte 0.
+pub(crate) unsafe extern "C" fn reg_dm_mr(
+    pd: *mut ibv_pd,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    flags: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: the contract: objects.
+    pointer(unsafe { behind(pd) }.and_then(|found| {
+        // SAFETY: as above.
+        let of = unsafe { behind(dm) }?;
+        let access = access("ibv_reg_dm_mr", flags)?;
+        if !access.contains(Access::ZERO_BASED) {
+            return refuse(
+                "ibv_reg_dm_mr",
+                libc::EINVAL,
+                "device memory has no addresses: IBV_ACCESS_ZERO_BASED is needed",
+            );
+        }
+        let part = of.memory.part(offset, length);
+        let part = part.or_else(|why| refuse("ibv_reg_dm_mr", libc::EINVAL, why))?;
+        let region = found.domain.register_memory_at(part, 0, access).map_err(device("ibv_reg_dm_mr"))?;
+        of.users.add();
+        Ok(give_mr(pd, found, region, (std::ptr::null_mut(), length), Some(dm)))
+    }))
+}

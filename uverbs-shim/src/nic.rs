@@ -1,0 +1,123 @@
+//! The NIC of this process: one for all contexts that programs and libraries open, and the way of its events to them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use roxie::host::{Device, DeviceConfig, PortPlan, Stack};
+use roxie::verbs::AsyncEvent;
+
+use crate::events::{Element, EventQueue};
+use crate::object::Errno;
+use crate::{device, fork, report};
+
+/// The NIC, while somebody has it open.
+pub(crate) struct Nic {
+    pub(crate) device: Device,
+    router: Arc<Mutex<Router>>,
+}
+
+/// Whose events are whose.
+#[derive(Default)]
+struct Router {
+    objects: HashMap<Source, (Arc<EventQueue>, Element)>,
+    contexts: Vec<Weak<EventQueue>>,
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Source {
+    Qp(u32),
+    Cq(u32),
+    Srq(u32),
+}
+
+/// The NIC that is open, and in which process.
+static OPEN: Mutex<(u32, Weak<Nic>)> = Mutex::new((0, Weak::new()));
+
+impl Nic {
+    /// The NIC of this process; opens it for the first.
+    pub(crate) fn open(call: &'static str) -> Result<Arc<Nic>, Errno> {
+        fork::watch();
+        let mut open = lock(&OPEN);
+        if let (true, Some(nic)) = (open.0 == fork::generation(), open.1.upgrade()) {
+            return Ok(nic);
+        }
+        let nic = Arc::new(Nic::start(call)?);
+        *open = (fork::generation(), Arc::downgrade(&nic));
+        Ok(nic)
+    }
+
+    fn start(call: &'static str) -> Result<Nic, Errno> {
+        let settings = device::settings();
+        let Some(interface) = device::interface(settings) else { return Err(libc::ENODEV) };
+        let config = DeviceConfig { drive: settings.drive, customary_gids: true, ..DeviceConfig::default() };
+        let stack = Stack { fault: settings.fault.clone(), capture: settings.capture.clone() };
+        let opened = Device::open_unclaimed(&interface, settings.port, stack, &config);
+        let device = opened.map_err(|error| {
+            report::say(call, &error);
+            report::errno_of_open(&error)
+        })?;
+        let router = Arc::new(Mutex::new(Router::default()));
+        let weak = Arc::downgrade(&router);
+        device.set_event_sink(Box::new(move |event| {
+            if let Some(router) = weak.upgrade() {
+                lock(&router).route(event);
+            }
+        }));
+        Ok(Nic { device, router })
+    }
+
+    /// Events of the port and the device as a whole come to `queue` as well, while it lives.
+    pub(crate) fn add_context(&self, queue: &Arc<EventQueue>) {
+        let mut router = lock(&self.router);
+        router.contexts.retain(|context| context.strong_count() > 0);
+        router.contexts.push(Arc::downgrade(queue));
+    }
+
+    /// Events of `source` come to `queue`, and name `element`.
+    pub(crate) fn add_source(&self, source: Source, queue: &Arc<EventQueue>, element: Element) {
+        lock(&self.router).objects.insert(source, (Arc::clone(queue), element));
+    }
+
+    /// They come no more, and those that wait are taken back.
+    pub(crate) fn remove_source(&self, source: Source) {
+        let removed = lock(&self.router).objects.remove(&source);
+        if let Some((queue, element)) = removed {
+            queue.forget(element);
+        }
+    }
+}
+
+impl Router {
+    /// Called by whoever turns the NIC.
+    fn route(&self, event: AsyncEvent) {
+        let (source, kind) = match event {
+            AsyncEvent::Qp(index, kind) => (Source::Qp(index.0), kind),
+            AsyncEvent::Cq(index, kind) => (Source::Cq(index.0), kind),
+            AsyncEvent::Srq(index, kind) => (Source::Srq(index.0), kind),
+            AsyncEvent::Port(kind) | AsyncEvent::Device(kind) => {
+                for context in self.contexts.iter().filter_map(Weak::upgrade) {
+                    context.push(Element::Port, kind);
+                }
+                return;
+            }
+        };
+        if let Some((queue, element)) = self.objects.get(&source) {
+            queue.push(*element, kind);
+        }
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The plan as it is named on the command line and in the environment.
+pub(crate) fn port_plan(name: &str) -> Option<PortPlan> {
+    match name {
+        "" | "auto" => Some(PortPlan::Best),
+        "xdp" => Some(PortPlan::Xdp),
+        "udp" => Some(PortPlan::Udp),
+        _ => None,
+    }
+}

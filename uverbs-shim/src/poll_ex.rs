@@ -1,0 +1,199 @@
+//! Polling in steps: `ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll`, and functions that read one field of the completion at hand.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_uint};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use roxie::time::Nanos;
+use roxie::verbs::Wc;
+
+use crate::abi::{
+    ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_cq_init_attr_mask as mask,
+    ibv_create_cq_attr_flags as create, ibv_create_cq_wc_flags as wants, ibv_poll_cq_attr,
+};
+use crate::context::context;
+use crate::cq::{self, flags, imm_or_key};
+use crate::object::{behind, pointer};
+use crate::report::refuse;
+
+/// The completion at hand and when it came about. Only who has the queue's `poll_turn` touches it.
+#[derive(Default)]
+pub(crate) struct Poll(UnsafeCell<(Wc, Nanos)>);
+
+// SAFETY: see the type: its users exclude one another.
+unsafe impl Sync for Poll {}
+
+/// Fields that completions have here.
+const OFFERED: u32 = wants::IBV_WC_EX_WITH_BYTE_LEN
+    | wants::IBV_WC_EX_WITH_IMM
+    | wants::IBV_WC_EX_WITH_QP_NUM
+    | wants::IBV_WC_EX_WITH_SRC_QP
+    | wants::IBV_WC_EX_WITH_SLID
+    | wants::IBV_WC_EX_WITH_SL
+    | wants::IBV_WC_EX_WITH_DLID_PATH_BITS
+    | wants::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+    | wants::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+
+/// Makes a completion queue that is polled in steps, or in the old way.
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    of: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    const CALL: &str = "ibv_create_cq_ex";
+    if attr.is_null() {
+        return pointer(Err(libc::EINVAL));
+    }
+    // SAFETY: the contract: attributes, those at the end if `comp_mask` says so.
+    let (fields, given) = unsafe { ((*attr).wc_flags, (*attr).comp_mask) };
+    if fields & !u64::from(OFFERED) != 0 {
+        return pointer(refuse(
+            CALL,
+            libc::EOPNOTSUPP,
+            format_args!(
+                "wc_flags {fields:#x}: completions here have the fields {OFFERED:#x}, and no tags or VLANs"
+            ),
+        ));
+    }
+    if given & !(mask::IBV_CQ_INIT_ATTR_MASK_FLAGS | mask::IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
+        return pointer(refuse(CALL, libc::EINVAL, format_args!("comp_mask {given:#x}: 0x3 are known")));
+    }
+    if given & mask::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
+        // SAFETY: as above.
+        let how = unsafe { (*attr).flags };
+        // One thread alone is no trouble. Overruns are always errors: a completion that is lost is never ignored.
+        if how & !create::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
+            return pointer(refuse(
+                CALL,
+                libc::EOPNOTSUPP,
+                format_args!("flags {how:#x}: only SINGLE_THREADED is served"),
+            ));
+        }
+    }
+    // SAFETY: as above.
+    let made = unsafe {
+        cq::create(CALL, of, (*attr).cqe, (*attr).cq_context, (*attr).channel, (*attr).comp_vector)
+    };
+    pointer(made.inspect(|cq| {
+        // SAFETY: just made, and nobody else has it yet.
+        unsafe { offer(*cq) };
+    }))
+}
+
+/// # Safety
+/// `cq` is a queue that nobody else has yet.
+unsafe fn offer(cq: *mut ibv_cq_ex) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        (*cq).start_poll = Some(start_poll);
+        (*cq).next_poll = Some(next_poll);
+        (*cq).end_poll = Some(end_poll);
+        (*cq).read_opcode = Some(read_opcode);
+        (*cq).read_vendor_err = Some(read_vendor_err);
+        (*cq).read_byte_len = Some(read_byte_len);
+        (*cq).read_imm_data = Some(read_imm_data);
+        (*cq).read_qp_num = Some(read_qp_num);
+        (*cq).read_src_qp = Some(read_src_qp);
+        (*cq).read_wc_flags = Some(read_wc_flags);
+        (*cq).read_slid = Some(read_slid);
+        (*cq).read_sl = Some(read_sl);
+        (*cq).read_dlid_path_bits = Some(read_dlid_path_bits);
+        (*cq).read_completion_ts = Some(read_completion_ts);
+        (*cq).read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
+    }
+}
+
+/// Takes the next completion to hand; `ENOENT` if there is none.
+///
+/// # Safety
+/// The caller has the queue's turn.
+unsafe fn advance(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the contract: an object.
+    let Ok(found) = (unsafe { behind(cq) }) else { return libc::EIO };
+    let Some((wc, at)) = found.queue.poll_timed() else { return libc::ENOENT };
+    // SAFETY: the caller has the turn.
+    unsafe {
+        (*cq).wr_id = wc.wr_id;
+        (*cq).status = wc.status as c_uint;
+        *found.poll.0.get() = (wc, at);
+    }
+    0
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: the contract: an object, and attributes.
+    unsafe {
+        if !attr.is_null() && (*attr).comp_mask != 0 {
+            return libc::EINVAL;
+        }
+        let Ok(found) = behind(cq) else { return libc::EIO };
+        found.poll_turn.take();
+        let came = advance(cq);
+        if came != 0 {
+            // There is no end to a poll that found nothing.
+            found.poll_turn.give_back();
+        }
+        came
+    }
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the contract: between start and end, so the caller has the turn.
+    unsafe { advance(cq) }
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: the contract: an object.
+    if let Ok(found) = unsafe { behind(cq) } {
+        found.poll_turn.give_back();
+    }
+}
+
+/// The completion at hand.
+///
+/// # Safety
+/// The contract: between start and end.
+unsafe fn at_hand(cq: *mut ibv_cq_ex) -> Wc {
+    // SAFETY: the caller has the turn.
+    unsafe { behind(cq).map_or_else(|_| Wc::default(), |found| (*found.poll.0.get()).0) }
+}
+
+/// When the completion at hand came about, in nanoseconds on the device's clock.
+unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: the contract: between start and end, so the caller has the turn.
+    unsafe { behind(cq).map_or(0, |found| (*found.poll.0.get()).1.0) }
+}
+
+/// The same on the wall clock, in nanoseconds since 1970.
+unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: the contract: an object, between start and end.
+    unsafe {
+        let age = context((*cq).context)
+            .map_or(0, |of| of.nic.device.now().0.saturating_sub(read_completion_ts(cq)));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).saturating_sub(age)
+    }
+}
+
+/// Functions that read one field.
+macro_rules! readers {
+    ($($name:ident -> $type:ty: |$wc:ident| $value:expr;)*) => {
+        $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: the contract: between start and end.
+            let $wc = unsafe { at_hand(cq) };
+            $value
+        })*
+    };
+}
+
+readers! {
+    read_opcode -> c_uint: |wc| wc.opcode as c_uint;
+    read_vendor_err -> u32: |wc| wc.vendor_err.into();
+    read_byte_len -> u32: |wc| wc.byte_len;
+    read_imm_data -> u32: |wc| imm_or_key(&wc);
+    read_qp_num -> u32: |wc| wc.qpn.value();
+    read_src_qp -> u32: |wc| wc.src_qp.value();
+    read_wc_flags -> c_uint: |wc| flags(&wc);
+    read_slid -> u32: |wc| wc.slid.into();
+    read_sl -> u8: |wc| wc.sl;
+    read_dlid_path_bits -> u8: |_wc| 0;
+}

@@ -1,0 +1,291 @@
+//! Work requests in the old way: lists of structures.
+//!
+//! Nothing here allocates or calls the system: entries are copied to the stack, from there to the ring that the NIC reads, and a whole
+//! list is shown to the NIC by one store and one ring of the doorbell.
+
+use std::ffi::{c_int, c_uint};
+use std::slice;
+
+use roxie::limits::{MAX_INLINE, MAX_SGE};
+use roxie::shared::PostError;
+use roxie::shared::work_queue::Payload;
+use roxie::verbs::{LKey, Qpn, RKey, SendFlags, SendWr, Sge, Srqn, UdAddress, WindowBind, WrOpcode};
+
+use crate::abi::{ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge};
+use crate::memory::window_access;
+use crate::nic::lock;
+use crate::object::{Errno, behind, put};
+use crate::qp::Qp;
+use crate::report::{self, refuse};
+
+/// Posts a list of sends. After an error those before it are posted, and `bad` says which it was.
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    first: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the contract: an object.
+    let found = match unsafe { behind(qp) } {
+        Ok(found) => found,
+        Err(errno) => {
+            // SAFETY: the contract: a place for a pointer, or null.
+            unsafe { put(bad, first) };
+            return errno;
+        }
+    };
+    found.turn.take();
+    let (mut wr, mut staged, mut result) = (first, 0, 0);
+    while !wr.is_null() {
+        // SAFETY: the contract: a work request of a release that knows its opcode, in a list that ends with null.
+        unsafe {
+            if let Err(errno) = stage(found, wr, staged) {
+                put(bad, wr);
+                result = errno;
+                break;
+            }
+            wr = (*wr).next;
+        }
+        staged += 1;
+    }
+    if staged > 0 {
+        found.pair.publish(staged);
+    }
+    found.turn.give_back();
+    result
+}
+
+/// # Safety
+/// The contract: a work request with the fields that its opcode has.
+unsafe fn stage(qp: &Qp, wr: *const ibv_send_wr, staged: u32) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let send = request(qp, wr)?;
+        let entries = entries("ibv_post_send", (*wr).sg_list, (*wr).num_sge)?;
+        if send.opcode.is_local() {
+            // A list would mean nothing.
+            return staged_as(qp, staged, &send, Payload::Sges(&[]));
+        }
+        if send.flags.contains(SendFlags::INLINE) {
+            let mut bytes = [0; MAX_INLINE];
+            let length = gather(entries.pieces(), &mut bytes)?;
+            return staged_as(qp, staged, &send, Payload::Inline(&bytes[..length]));
+        }
+        let mut sges = [Sge::default(); MAX_SGE];
+        let sges = entries.copy(&mut sges);
+        staged_as(qp, staged, &send, Payload::Sges(sges))
+    }
+}
+
+pub(crate) fn staged_as(qp: &Qp, staged: u32, wr: &SendWr, payload: Payload<'_>) -> Result<(), Errno> {
+    qp.pair.stage(staged, wr, payload).map_err(report::post("ibv_post_send"))
+}
+
+/// The work request without its list.
+///
+/// # Safety
+/// The contract: the fields that its opcode has.
+unsafe fn request(qp: &Qp, wr: *const ibv_send_wr) -> Result<SendWr, Errno> {
+    const CALL: &str = "ibv_post_send";
+    // SAFETY: the caller's promise; fields beyond the first are read only where the opcode, or the service, has them.
+    unsafe {
+        let (code, flags) = ((*wr).opcode, (*wr).send_flags);
+        let opcode = WrOpcode::from_code(code.into()).filter(|opcode| *opcode != WrOpcode::FastRegister);
+        let Some(opcode) = opcode else {
+            return refuse(
+                CALL,
+                libc::EINVAL,
+                format_args!("opcode {code}: there is no such operation here"),
+            );
+        };
+        let flags = send_flags(CALL, flags)?;
+        let id = (*wr).wr_id;
+        if opcode == WrOpcode::BindWindow {
+            let bind = &raw const (*wr).__bindgen_anon_2.bind_mw;
+            return bind_window(id, flags, (*bind).mw, (*bind).rkey, &raw const (*bind).bind_info);
+        }
+        let mut send = SendWr { wr_id: id, opcode, flags, ..SendWr::default() };
+        match opcode {
+            WrOpcode::SendImm | WrOpcode::WriteImm => {
+                send.imm = u32::from_be((*wr).__bindgen_anon_1.imm_data);
+            }
+            WrOpcode::SendInvalidate | WrOpcode::LocalInvalidate => {
+                send.rkey = RKey((*wr).__bindgen_anon_1.invalidate_rkey);
+            }
+            _ => {}
+        }
+        match opcode {
+            WrOpcode::Write | WrOpcode::WriteImm | WrOpcode::Read | WrOpcode::AtomicWrite => {
+                send.remote_addr = (*wr).wr.rdma.remote_addr;
+                send.rkey = RKey((*wr).wr.rdma.rkey);
+            }
+            WrOpcode::CompareSwap | WrOpcode::FetchAdd => {
+                send.remote_addr = (*wr).wr.atomic.remote_addr;
+                send.rkey = RKey((*wr).wr.atomic.rkey);
+                send.compare_add = (*wr).wr.atomic.compare_add;
+                send.swap = (*wr).wr.atomic.swap;
+            }
+            _ => {}
+        }
+        if qp.pair.qp_type().is_datagram() {
+            let ud = &raw const (*wr).wr.ud;
+            let ah = behind((*ud).ah).or_else(|_| refuse(CALL, libc::EINVAL, "wr.ud.ah is null"))?;
+            send.ud = UdAddress {
+                ah: ah.handle.id(),
+                remote_qpn: Qpn::new((*ud).remote_qpn),
+                remote_qkey: (*ud).remote_qkey,
+            };
+        } else if qp.pair.qp_type().is_extended() {
+            send.remote_srqn = Srqn((*wr).qp_type.xrc.remote_srqn);
+        }
+        Ok(send)
+    }
+}
+
+pub(crate) fn send_flags(call: &str, flags: c_uint) -> Result<SendFlags, Errno> {
+    match SendFlags::from_bits(flags) {
+        Some(flags) => Ok(flags),
+        None => refuse(
+            call,
+            libc::EINVAL,
+            format_args!("send_flags {flags:#x}: 0xf are known (no checksums are offloaded)"),
+        ),
+    }
+}
+
+/// The bind of a window of type 2.
+///
+/// # Safety
+/// The contract: objects, and what the window is bound to.
+pub(crate) unsafe fn bind_window(
+    id: u64,
+    flags: SendFlags,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) -> Result<SendWr, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let window = lock(&behind(mw)?.window).rkey();
+        let region = behind((*info).mr)?;
+        let bind = WindowBind {
+            window,
+            new_key: RKey(rkey),
+            region: lock(&region.region).lkey(),
+            address: (*info).addr,
+            length: (*info).length,
+            access: window_access("IBV_WR_BIND_MW", (*info).mw_access_flags)?,
+        };
+        Ok(SendWr::bind_window(id, flags, &bind))
+    }
+}
+
+/// A scatter/gather list of the caller's.
+#[derive(Clone, Copy)]
+pub(crate) struct Entries<'a>(&'a [ibv_sge]);
+
+/// # Safety
+/// The contract: `count` entries, of which no release has another form.
+pub(crate) unsafe fn entries<'a>(
+    call: &str,
+    list: *const ibv_sge,
+    count: c_int,
+) -> Result<Entries<'a>, Errno> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(Entries(&[])),
+        Ok(count) if count <= MAX_SGE && !list.is_null() => {
+            // SAFETY: the caller's promise.
+            Ok(Entries(unsafe { slice::from_raw_parts(list, count) }))
+        }
+        _ => refuse(
+            call,
+            libc::EINVAL,
+            format_args!("num_sge = {count}: 0 to {MAX_SGE}, in a list that is there"),
+        ),
+    }
+}
+
+impl<'a> Entries<'a> {
+    pub(crate) fn copy(self, to: &mut [Sge; MAX_SGE]) -> &[Sge] {
+        for (to, from) in to.iter_mut().zip(self.0) {
+            *to = Sge { addr: from.addr, length: from.length, lkey: LKey(from.lkey) };
+        }
+        &to[..self.0.len()]
+    }
+
+    /// Where the bytes are, as pointers of this process.
+    pub(crate) fn pieces(self) -> impl Iterator<Item = (*const u8, usize)> + 'a {
+        self.0.iter().map(|entry| (entry.addr as *const u8, entry.length as usize))
+    }
+}
+
+/// Copies pieces of the caller's memory one behind the other; returns their length.
+///
+/// # Safety
+/// The contract: bytes that may be read.
+pub(crate) unsafe fn gather(
+    pieces: impl Iterator<Item = (*const u8, usize)>,
+    to: &mut [u8; MAX_INLINE],
+) -> Result<usize, Errno> {
+    let mut at = 0usize;
+    for (from, length) in pieces {
+        let end = at.checked_add(length).filter(|end| *end <= MAX_INLINE);
+        let Some(end) = end else {
+            let given = at.saturating_add(length);
+            return Err(report::post("ibv_post_send")(PostError::TooMuchInline {
+                given,
+                max: MAX_INLINE as u32,
+            }));
+        };
+        if length > 0 {
+            // SAFETY: the caller's promise; `end` is inside of `to`, which is ours alone.
+            unsafe { std::ptr::copy_nonoverlapping(from, to[at..].as_mut_ptr(), length) };
+        }
+        at = end;
+    }
+    Ok(at)
+}
+
+/// Posts a list of receives, as [`post_send`].
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the contract: an object; the rest is handed on.
+    unsafe {
+        match behind(qp) {
+            Ok(found) => post_receives(first, bad, |id, sges| found.pair.post_recv(id, sges)),
+            Err(errno) => {
+                put(bad, first);
+                errno
+            }
+        }
+    }
+}
+
+/// Posts a list of receives to any queue.
+///
+/// # Safety
+/// The contract: a list that ends with null.
+pub(crate) unsafe fn post_receives(
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    post: impl Fn(u64, &[Sge]) -> Result<(), PostError>,
+) -> c_int {
+    let mut wr = first;
+    while !wr.is_null() {
+        let mut sges = [Sge::default(); MAX_SGE];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let posted = entries("ibv_post_recv", (*wr).sg_list, (*wr).num_sge).and_then(|list| {
+                post((*wr).wr_id, list.copy(&mut sges)).map_err(report::post("ibv_post_recv"))
+            });
+            if let Err(errno) = posted {
+                put(bad, wr);
+                return errno;
+            }
+            wr = (*wr).next;
+        }
+    }
+    0
+}

@@ -1,0 +1,110 @@
+//! Errors: the right errno for the program, and for people a line on standard error that says which attribute it was and why.
+//!
+//! `ROXIE_LOG=info` shows the lines, each once. Without it a program's own message is all there is, but for what concerns the
+//! device as a whole.
+
+use std::collections::HashSet;
+use std::fmt::Display;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use roxie::host::{DeviceError, OpenError};
+use roxie::nic::ControlError;
+use roxie::port::udp::UdpError;
+use roxie::port::xdp::XdpError;
+use roxie::shared::PostError;
+
+use crate::object::Errno;
+
+/// Different lines that are remembered as said.
+const REMEMBERED: usize = 1024;
+
+static WANTED: LazyLock<bool> = LazyLock::new(|| {
+    std::env::var("ROXIE_LOG").is_ok_and(|level| matches!(&*level, "info" | "debug" | "trace"))
+});
+static SAID: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
+
+/// Says why a call failed, if that is wanted and was not said yet.
+pub(crate) fn info(call: &str, why: impl Display) {
+    if *WANTED {
+        say(call, why);
+    }
+}
+
+/// Says it in any case, once.
+pub(crate) fn say(call: &str, why: impl Display) {
+    let line = format!("roxie: {call}: {why}");
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if said.len() < REMEMBERED && said.insert(line.clone()) {
+        eprintln!("{line}");
+    }
+}
+
+/// A refusal of the shim's own.
+pub(crate) fn refuse<T>(call: &str, errno: Errno, why: impl Display) -> Result<T, Errno> {
+    info(call, why);
+    Err(errno)
+}
+
+/// The errno of an error of the device's, which is told on the way.
+pub(crate) fn device(call: &'static str) -> impl Fn(DeviceError) -> Errno {
+    move |error| {
+        match &error {
+            // Without the interface nothing works at all.
+            DeviceError::Claim(_) => say(call, &error),
+            _ => info(call, &error),
+        }
+        errno_of(&error)
+    }
+}
+
+/// The errno of a post that failed, which is told on the way.
+pub(crate) fn post(call: &'static str) -> impl Fn(PostError) -> Errno {
+    move |error| {
+        // Programs fill queues until they are full on purpose.
+        if !matches!(error, PostError::QueueFull { .. }) {
+            info(call, error);
+        }
+        errno_of_post(&error)
+    }
+}
+
+/// The errno of an interface that could not be opened.
+pub(crate) fn errno_of_open(error: &OpenError) -> Errno {
+    match error {
+        OpenError::Xdp(XdpError::ProgramAttached { .. } | XdpError::QueueBusy { .. })
+        | OpenError::Udp(UdpError::InUse { .. }) => libc::EBUSY,
+        OpenError::Xdp(XdpError::NotPermitted { .. }) => libc::EPERM,
+        OpenError::Xdp(XdpError::LockedMemory { .. }) => libc::ENOMEM,
+        OpenError::Device(error) => errno_of(error),
+        _ => libc::ENODEV,
+    }
+}
+
+fn errno_of(error: &DeviceError) -> Errno {
+    match error {
+        DeviceError::Control(error) => errno_of_control(error),
+        DeviceError::System { source, .. } => source.raw_os_error().unwrap_or(libc::ENOMEM),
+        DeviceError::Claim(error) => errno_of_open(error),
+        DeviceError::Resolve(_) => libc::EHOSTUNREACH,
+        DeviceError::Memory(_) => libc::EFAULT,
+        DeviceError::Post(error) => errno_of_post(error),
+        _ => libc::EINVAL,
+    }
+}
+
+fn errno_of_control(error: &ControlError) -> Errno {
+    match error {
+        ControlError::Busy { .. } | ControlError::Taken(_) => libc::EBUSY,
+        ControlError::Full { .. } => libc::ENOMEM,
+        ControlError::DeviceFatal => libc::EIO,
+        _ => libc::EINVAL,
+    }
+}
+
+fn errno_of_post(error: &PostError) -> Errno {
+    match error {
+        PostError::QueueFull { .. } | PostError::TooMuchInline { .. } => libc::ENOMEM,
+        PostError::DeviceFatal => libc::EIO,
+        _ => libc::EINVAL,
+    }
+}

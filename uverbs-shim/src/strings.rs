@@ -1,0 +1,176 @@
+//! Names of numbers, and static rates.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use crate::abi::{
+    ibv_event_type as event, ibv_node_type as node, ibv_port_state as port, ibv_rate, ibv_wc_status as wc,
+};
+
+/// A table of numbers and their names.
+macro_rules! names {
+    ($(#[$doc:meta])* $function:ident($type:ty) else $unknown:literal: $($number:path => $name:literal,)*) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $function(number: $type) -> *const c_char {
+            let name: &'static CStr = match number {
+                $($number => $name,)*
+                _ => $unknown,
+            };
+            name.as_ptr()
+        }
+    };
+}
+
+names! {
+    /// What kind of node a device is.
+    ibv_node_type_str(node::Type) else c"unknown":
+    node::IBV_NODE_CA => c"channel adapter",
+    node::IBV_NODE_SWITCH => c"switch",
+    node::IBV_NODE_ROUTER => c"router",
+    node::IBV_NODE_RNIC => c"iWARP NIC",
+    node::IBV_NODE_USNIC => c"usNIC",
+    node::IBV_NODE_USNIC_UDP => c"usNIC over UDP",
+    node::IBV_NODE_UNSPECIFIED => c"unspecified",
+}
+
+names! {
+    /// The state of a port.
+    ibv_port_state_str(port::Type) else c"unknown":
+    port::IBV_PORT_NOP => c"no state change (NOP)",
+    port::IBV_PORT_DOWN => c"down",
+    port::IBV_PORT_INIT => c"init",
+    port::IBV_PORT_ARMED => c"armed",
+    port::IBV_PORT_ACTIVE => c"active",
+    port::IBV_PORT_ACTIVE_DEFER => c"active defer",
+}
+
+names! {
+    /// What an asynchronous event says.
+    ibv_event_type_str(event::Type) else c"unknown":
+    event::IBV_EVENT_CQ_ERR => c"completion queue error",
+    event::IBV_EVENT_QP_FATAL => c"local work queue fatal error",
+    event::IBV_EVENT_QP_REQ_ERR => c"invalid request of the peer",
+    event::IBV_EVENT_QP_ACCESS_ERR => c"access violation by the peer",
+    event::IBV_EVENT_COMM_EST => c"communication established",
+    event::IBV_EVENT_SQ_DRAINED => c"send queue drained",
+    event::IBV_EVENT_PATH_MIG => c"path migrated",
+    event::IBV_EVENT_PATH_MIG_ERR => c"path migration failed",
+    event::IBV_EVENT_DEVICE_FATAL => c"device failed",
+    event::IBV_EVENT_PORT_ACTIVE => c"port active",
+    event::IBV_EVENT_PORT_ERR => c"port error",
+    event::IBV_EVENT_LID_CHANGE => c"LID changed",
+    event::IBV_EVENT_PKEY_CHANGE => c"P_Key table changed",
+    event::IBV_EVENT_SM_CHANGE => c"subnet manager changed",
+    event::IBV_EVENT_SRQ_ERR => c"shared receive queue error",
+    event::IBV_EVENT_SRQ_LIMIT_REACHED => c"shared receive queue limit reached",
+    event::IBV_EVENT_QP_LAST_WQE_REACHED => c"last receive taken",
+    event::IBV_EVENT_CLIENT_REREGISTER => c"clients are to register again",
+    event::IBV_EVENT_GID_CHANGE => c"GID table changed",
+    event::IBV_EVENT_WQ_FATAL => c"work queue fatal error",
+}
+
+names! {
+    /// How a work request ended.
+    ibv_wc_status_str(wc::Type) else c"unknown":
+    wc::IBV_WC_SUCCESS => c"success",
+    wc::IBV_WC_LOC_LEN_ERR => c"local length error",
+    wc::IBV_WC_LOC_QP_OP_ERR => c"local QP operation error",
+    wc::IBV_WC_LOC_EEC_OP_ERR => c"local EE context operation error",
+    wc::IBV_WC_LOC_PROT_ERR => c"local protection error",
+    wc::IBV_WC_WR_FLUSH_ERR => c"work request flushed",
+    wc::IBV_WC_MW_BIND_ERR => c"memory window bind error",
+    wc::IBV_WC_BAD_RESP_ERR => c"bad response",
+    wc::IBV_WC_LOC_ACCESS_ERR => c"local access error",
+    wc::IBV_WC_REM_INV_REQ_ERR => c"remote invalid request error",
+    wc::IBV_WC_REM_ACCESS_ERR => c"remote access error",
+    wc::IBV_WC_REM_OP_ERR => c"remote operation error",
+    wc::IBV_WC_RETRY_EXC_ERR => c"transport retries exceeded",
+    wc::IBV_WC_RNR_RETRY_EXC_ERR => c"RNR retries exceeded",
+    wc::IBV_WC_LOC_RDD_VIOL_ERR => c"local RDD violation",
+    wc::IBV_WC_REM_INV_RD_REQ_ERR => c"remote invalid RD request",
+    wc::IBV_WC_REM_ABORT_ERR => c"aborted by the peer",
+    wc::IBV_WC_INV_EECN_ERR => c"invalid EE context number",
+    wc::IBV_WC_INV_EEC_STATE_ERR => c"invalid EE context state",
+    wc::IBV_WC_FATAL_ERR => c"fatal error",
+    wc::IBV_WC_RESP_TIMEOUT_ERR => c"response timeout",
+    wc::IBV_WC_GENERAL_ERR => c"general error",
+    wc::IBV_WC_TM_ERR => c"tag matching error",
+    wc::IBV_WC_TM_RNDV_INCOMPLETE => c"tag matching: rendezvous incomplete",
+}
+
+/// Static rates: the code, the multiple of 2.5 Gb/s (0: none), and Mb/s as the link carries them.
+const RATES: &[(ibv_rate::Type, c_int, c_int)] = &[
+    (ibv_rate::IBV_RATE_2_5_GBPS, 1, 2_500),
+    (ibv_rate::IBV_RATE_5_GBPS, 2, 5_000),
+    (ibv_rate::IBV_RATE_10_GBPS, 4, 10_000),
+    (ibv_rate::IBV_RATE_20_GBPS, 8, 20_000),
+    (ibv_rate::IBV_RATE_30_GBPS, 12, 30_000),
+    (ibv_rate::IBV_RATE_40_GBPS, 16, 40_000),
+    (ibv_rate::IBV_RATE_60_GBPS, 24, 60_000),
+    (ibv_rate::IBV_RATE_80_GBPS, 32, 80_000),
+    (ibv_rate::IBV_RATE_120_GBPS, 48, 120_000),
+    (ibv_rate::IBV_RATE_14_GBPS, 0, 14_062),
+    (ibv_rate::IBV_RATE_28_GBPS, 11, 28_125),
+    (ibv_rate::IBV_RATE_50_GBPS, 20, 53_125),
+    (ibv_rate::IBV_RATE_56_GBPS, 0, 56_250),
+    (ibv_rate::IBV_RATE_112_GBPS, 0, 112_500),
+    (ibv_rate::IBV_RATE_168_GBPS, 0, 168_750),
+    (ibv_rate::IBV_RATE_25_GBPS, 0, 25_781),
+    (ibv_rate::IBV_RATE_100_GBPS, 0, 103_125),
+    (ibv_rate::IBV_RATE_200_GBPS, 0, 206_250),
+    (ibv_rate::IBV_RATE_300_GBPS, 0, 309_375),
+    (ibv_rate::IBV_RATE_400_GBPS, 160, 425_000),
+    (ibv_rate::IBV_RATE_600_GBPS, 240, 637_500),
+    (ibv_rate::IBV_RATE_800_GBPS, 320, 850_000),
+    (ibv_rate::IBV_RATE_1200_GBPS, 480, 1_275_000),
+];
+
+/// A rate as a multiple of 2.5 Gb/s; -1 for those that are none.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_rate_to_mult(rate: ibv_rate::Type) -> c_int {
+    RATES.iter().find(|(code, multiple, _)| *code == rate && *multiple > 0).map_or(-1, |row| row.1)
+}
+
+/// The rate that is a multiple of 2.5 Gb/s; the largest one if there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn mult_to_ibv_rate(multiple: c_int) -> ibv_rate::Type {
+    let row = RATES.iter().find(|(_, known, _)| *known == multiple && multiple > 0);
+    row.map_or(ibv_rate::IBV_RATE_MAX, |row| row.0)
+}
+
+/// A rate in Mb/s; -1 for an unknown one.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_rate_to_mbps(rate: ibv_rate::Type) -> c_int {
+    RATES.iter().find(|(code, ..)| *code == rate).map_or(-1, |row| row.2)
+}
+
+/// The rate of so many Mb/s; the largest one if there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> ibv_rate::Type {
+    RATES.iter().find(|(.., known)| *known == mbps).map_or(ibv_rate::IBV_RATE_MAX, |row| row.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rate_goes_to_mbps_and_back() {
+        for (code, multiple, mbps) in RATES {
+            assert_eq!(mbps_to_ibv_rate(ibv_rate_to_mbps(*code)), *code);
+            assert_eq!(ibv_rate_to_mult(*code), if *multiple > 0 { *multiple } else { -1 });
+            assert_eq!(ibv_rate_to_mbps(*code), *mbps);
+        }
+        assert_eq!(mult_to_ibv_rate(0), ibv_rate::IBV_RATE_MAX);
+        assert_eq!(ibv_rate_to_mbps(9_999), -1);
+    }
+
+    #[test]
+    fn a_number_without_a_name_is_unknown() {
+        // SAFETY: text of the program's.
+        let of = |name| unsafe { CStr::from_ptr(name) }.to_str().unwrap();
+        assert_eq!(of(ibv_wc_status_str(12)), "transport retries exceeded");
+        assert_eq!(of(ibv_wc_status_str(9_999)), "unknown");
+        assert_eq!(of(ibv_node_type_str(-1)), "unknown");
+    }
+}

@@ -1,0 +1,122 @@
+//! Waiting: locks and descriptors as verbs programs know them.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// A lock that one call takes and another gives back (`ibv_wr_start` and `ibv_wr_complete`), held for a few stores.
+#[derive(Debug, Default)]
+pub(crate) struct Turn(AtomicBool);
+
+impl Turn {
+    /// Looks in vain before the processor is offered to others.
+    const SPINS: u32 = 64;
+
+    pub(crate) fn take(&self) {
+        let mut spins = 0;
+        while self.0.swap(true, Acquire) {
+            while self.0.load(Relaxed) {
+                spins += 1;
+                if spins % Turn::SPINS == 0 {
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
+            }
+        }
+    }
+
+    pub(crate) fn give_back(&self) {
+        self.0.store(false, Release);
+    }
+}
+
+/// Events that an application was handed and has to acknowledge before their object can go.
+#[derive(Debug, Default)]
+pub(crate) struct Acknowledgements {
+    /// Handed over and not acknowledged.
+    open: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Acknowledgements {
+    pub(crate) fn handed_over(&self) {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    pub(crate) fn acknowledge(&self, count: u32) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        *open = open.saturating_sub(count);
+        self.changed.notify_all();
+    }
+
+    /// Waits until all are.
+    pub(crate) fn wait(&self) {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_while(open, |open| *open > 0).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Takes one count of an eventfd, waiting for it unless the application has made it non-blocking.
+pub(crate) fn take_count(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut count = [0; 8];
+    nix::unistd::read(fd, &mut count)?;
+    Ok(())
+}
+
+/// Takes one count if there is one, and does not wait whatever the descriptor's flags say.
+pub(crate) fn take_count_now(fd: BorrowedFd<'_>) -> bool {
+    let mut count = [0u8; 8];
+    let part = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
+    // SAFETY: one part, of the 8 bytes of `count`, which outlives the call. An offset of -1 is for descriptors without one.
+    unsafe { libc::preadv2(fd.as_raw_fd(), &part, 1, -1, libc::RWF_NOWAIT) == 8 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::eventfd::{EfdFlags, EventFd};
+    use std::os::fd::AsFd;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    #[test]
+    fn a_blocking_eventfd_is_taken_without_waiting() {
+        let fd = EventFd::from_flags(EfdFlags::EFD_SEMAPHORE).unwrap();
+        assert!(!take_count_now(fd.as_fd()));
+        fd.write(2).unwrap();
+        assert!(take_count_now(fd.as_fd()));
+        take_count(fd.as_fd()).unwrap();
+        assert!(!take_count_now(fd.as_fd()));
+    }
+
+    #[test]
+    fn who_waits_for_acknowledgements_goes_on_with_the_last() {
+        let acks = Arc::new(Acknowledgements::default());
+        acks.handed_over();
+        acks.handed_over();
+        acks.acknowledge(1);
+        let other = Arc::clone(&acks);
+        let waiting = std::thread::spawn(move || other.wait());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waiting.is_finished());
+        acks.acknowledge(1);
+        waiting.join().unwrap();
+    }
+
+    #[test]
+    fn a_turn_excludes_others_until_it_is_given_back() {
+        let turn = Arc::new(Turn::default());
+        turn.take();
+        let other = Arc::clone(&turn);
+        let waiting = std::thread::spawn(move || other.take());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waiting.is_finished());
+        turn.give_back();
+        waiting.join().unwrap();
+    }
+}
