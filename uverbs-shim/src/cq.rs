@@ -179,6 +179,9 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     })
 }
 
+/// Passes of the NIC that a change of size waits for at most.
+const PASSES_BEFORE_A_RESIZE: u32 = 64;
+
 /// Changes the size of a queue; completions that wait stay.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
@@ -187,6 +190,13 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
         let Some(entries) = u32::try_from(entries).ok().filter(|entries| *entries > 0) else {
             return refuse("ibv_resize_cq", libc::EINVAL, format_args!("{entries} entries: one at least"));
         };
+        // SAFETY: as above. Completions that are on their way count: a queue that would be too small for them is refused.
+        let nic = unsafe { context((*cq).context) }?;
+        for _ in 0..PASSES_BEFORE_A_RESIZE {
+            if !nic.nic.device.poll() {
+                break;
+            }
+        }
         found.queue.resize(entries).map_err(device("ibv_resize_cq"))?;
         // SAFETY: as above; the field is the library's to change.
         unsafe { (*cq).cqe = entries as c_int };

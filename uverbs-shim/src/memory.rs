@@ -126,8 +126,13 @@ fn register(call: &'static str, pd: *mut ibv_pd, wanted: &Wanted) -> Result<*mut
     // SAFETY: the contract: an object.
     let found = unsafe { behind(pd) }?;
     let memory = wanted.memory(call)?;
-    let region =
-        found.domain.register_memory_at(memory, wanted.start(), wanted.access).map_err(device(call))?;
+    let mut access = wanted.access;
+    if access.contains(Access::ON_DEMAND) {
+        // `odp_caps` says that atomics do not reach such memory: a peer that tries is refused.
+        access -= Access::REMOTE_ATOMIC;
+    }
+    let made = found.domain.register_memory_at(memory, wanted.start(), access);
+    let region = made.map_err(device(call))?;
     Ok(give_mr(pd, found, region, (wanted.address, wanted.length), None))
 }
 

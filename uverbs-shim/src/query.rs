@@ -133,7 +133,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         all.cq_mod_caps.max_cq_count = u16::MAX;
         all.cq_mod_caps.max_cq_period = u16::MAX;
         all.odp_caps.general_caps = (odp::IBV_ODP_SUPPORT | odp::IBV_ODP_SUPPORT_IMPLICIT).into();
-        all.odp_caps.per_transport_caps.rc_odp_caps = connected;
+        all.odp_caps.per_transport_caps.rc_odp_caps = connected | odp_can::IBV_ODP_SUPPORT_SRQ_RECV;
+        all.xrc_odp_caps = connected | odp_can::IBV_ODP_SUPPORT_SRQ_RECV;
         all.odp_caps.per_transport_caps.uc_odp_caps = connected & !odp_can::IBV_ODP_SUPPORT_READ;
         all.odp_caps.per_transport_caps.ud_odp_caps =
             odp_can::IBV_ODP_SUPPORT_SEND | odp_can::IBV_ODP_SUPPORT_RECV;

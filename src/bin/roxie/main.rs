@@ -32,9 +32,7 @@ enum Command {
     Perf(perf::Arguments),
     /// Send messages to and fro, with the stock `ibv_rc_pingpong` at the other end or with another roxie
     Pingpong(pingpong::Arguments),
-    /// Run an unmodified verbs program on a device of Roxie's
     Run(run::Arguments),
-    /// Print what to export for a program that `roxie run` cannot start
     Env(run::EnvArguments),
     Show(show::Arguments),
 }

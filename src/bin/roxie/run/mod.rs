@@ -68,7 +68,7 @@ fn parse_fault(spec: &str) -> Result<String, String> {
     spec.parse::<FaultConfig>().map_err(|e| e.to_string()).map(|_| spec.to_owned())
 }
 
-/// A program to run.
+/// Run an unmodified verbs program on a device of Roxie's
 #[derive(Debug, Args)]
 #[command(
     long_about = "Runs an unmodified program of the verbs API (ibv_rc_pingpong, ib_write_bw, anything on libibverbs) with an RDMA \
@@ -97,7 +97,7 @@ pub(crate) struct Arguments {
     program: Vec<OsString>,
 }
 
-/// What to export instead.
+/// Print what to export for a program that `roxie run` cannot start
 #[derive(Debug, Args)]
 #[command(
     long_about = "Prints the environment that `roxie run` gives to a program, as lines for a shell: for job schedulers, containers and \
