@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use crate::engine::{Drive, Engine, EventSink};
 use crate::limits::Limits;
-use crate::nic::{Answer, Command, ControlError, NicConfig, QpStatus};
+use crate::nic::{Answer, Command, ControlError, NicConfig, QpRecord, QpStatus};
 use crate::port::{LinkChange, Port, PortInfo};
 use crate::time::Nanos;
-use crate::verbs::{AsyncEvent, Mtu};
+use crate::verbs::{AsyncEvent, Mtu, QpIndex};
 use crate::wire::Gid;
 use crate::wire::net::multicast_mac;
 
@@ -304,6 +304,14 @@ impl Device {
     pub fn qps(&self) -> Vec<QpStatus> {
         match self.call(Command::ListQps) {
             Ok(Answer::Qps(qps)) => qps,
+            _ => Vec::new(),
+        }
+    }
+
+    /// What happened to one of its QPs that was not routine, oldest first; nothing if there is no such QP.
+    pub fn qp_log(&self, qp: QpIndex) -> Vec<QpRecord> {
+        match self.call(Command::QueryLog(qp)) {
+            Ok(Answer::QpLog(records)) => records,
             _ => Vec::new(),
         }
     }

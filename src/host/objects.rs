@@ -12,7 +12,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::datagram::AhOptions;
 use super::device::{Device, DeviceError, random};
 use crate::limits::MAX_CQE;
-use crate::nic::{Answer, Command, ControlError, QpHandle, QpStatus, ReceiveSource};
+use crate::nic::{Answer, Command, ControlError, QpHandle, QpRecord, QpStatus, ReceiveSource};
 use crate::shared::work_queue::Payload;
 use crate::shared::{Armed, CompletionRing, PostError, RecvRing, SendRing};
 use crate::time::Nanos;
@@ -490,6 +490,15 @@ impl QueuePair {
     pub fn query(&self) -> Result<QpStatus, DeviceError> {
         match self.device.call(Command::QueryQp(self.handle.index))? {
             Answer::QpStatus(status) => Ok(*status),
+            other => unexpected(&other),
+        }
+    }
+
+    /// What happened to it that was not routine, oldest first: states, what it dropped and refused, when it went back and
+    /// why. The newest [`LOG_LENGTH`](crate::nic::LOG_LENGTH) are kept, and what repeats is one.
+    pub fn log(&self) -> Result<Vec<QpRecord>, DeviceError> {
+        match self.device.call(Command::QueryLog(self.handle.index))? {
+            Answer::QpLog(records) => Ok(records),
             other => unexpected(&other),
         }
     }

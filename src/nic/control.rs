@@ -5,6 +5,7 @@ use std::sync::Arc;
 use nix::sys::eventfd::EventFd;
 
 use super::cq::CQ;
+use super::log::{QpLog, QpRecord};
 use super::srq::Receives;
 use super::{Nic, QpEntry, split};
 use crate::limits::MAX_SGE;
@@ -145,6 +146,8 @@ pub enum Command {
     ModifyQp(QpIndex, Box<QpAttr>),
     /// Says what is so.
     QueryQp(QpIndex),
+    /// Tells what happened to a QP that was not routine.
+    QueryLog(QpIndex),
     /// Destroys a QP, whatever it is doing.
     DestroyQp(QpIndex),
     /// Makes an address handle.
@@ -197,6 +200,8 @@ pub enum Answer {
     Xrcd(XrcdId),
     /// How a QP is.
     QpStatus(Box<QpStatus>),
+    /// What happened to a QP, oldest first.
+    QpLog(Vec<QpRecord>),
     /// How all QPs are.
     Qps(Vec<QpStatus>),
 }
@@ -424,6 +429,10 @@ impl Nic {
                 let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
                 Ok(Answer::QpStatus(Box::new(status(entry))))
             }
+            Command::QueryLog(qp) => {
+                let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
+                Ok(Answer::QpLog(entry.log.records()))
+            }
             Command::DestroyQp(qp) => self.destroy_qp(qp),
             Command::CreateAh(pd, av) => self.create_ah(pd, &av),
             Command::DestroyAh(ah) => {
@@ -575,6 +584,7 @@ impl Nic {
                 flushing: false,
                 timer_at: Nanos::MAX,
                 last_ip_id: 0,
+                log: QpLog::new(),
             })
         });
         let Some(index) = made else {

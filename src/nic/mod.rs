@@ -16,6 +16,7 @@
 mod control;
 mod cq;
 mod dma;
+mod log;
 mod memory;
 mod multicast;
 mod path;
@@ -27,6 +28,7 @@ mod transmit;
 pub use control::{
     Answer, Command, ControlError, ObjectCounts, QpHandle, QpStatus, ReceiveSource, SrqStatus,
 };
+pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use multicast::GroupChange;
 pub use receive::{Received, RxOutcome};
 pub use transmit::Planned;
@@ -101,6 +103,7 @@ struct QpEntry {
     timer_at: Nanos,
     /// The last IPv4 identification that explained a frame from its peer.
     last_ip_id: u16,
+    log: log::QpLog,
 }
 
 /// One worker's share of a device.
@@ -254,8 +257,11 @@ impl Nic {
         split!(self, now, entry => qp, ctx);
         // It may have been put off since it was set: then nothing happens, and `look_after` sets it again.
         let watch = Watch::timer(qp);
-        let _ = qp.handle_timeout(&mut ctx);
+        let expired = qp.handle_timeout(&mut ctx);
         watch.moved(qp, Mover::Time);
+        if let Some(verdict) = expired {
+            entry.log.note_timeout(now, verdict);
+        }
         self.touch(index);
     }
 
@@ -309,6 +315,7 @@ impl Nic {
         while let Some(index) = self.touched.pop() {
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
             entry.touched = false;
+            entry.log.note_state(now, entry.qp.state());
             let tail = entry.qp.send_tail();
             if tail != entry.retired {
                 entry.retired = tail;

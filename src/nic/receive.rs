@@ -163,6 +163,11 @@ impl Nic {
         if self.out.may_fault {
             verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);
         }
+        if !verdict.is_routine()
+            && let Some(entry) = self.qps.get_mut(index)
+        {
+            entry.log.note_packet(now, packet.bth.opcode, packet.bth.psn, verdict);
+        }
         self.touch(QpIndex(index));
         Some(verdict)
     }

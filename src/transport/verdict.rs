@@ -106,6 +106,14 @@ pub enum TxReason {
     AnswerAgain,
 }
 
+impl Verdict {
+    /// True if there is nothing to tell: the packet did what it was sent for.
+    #[inline]
+    pub fn is_routine(&self) -> bool {
+        matches!(self, Verdict::Executed | Verdict::Acknowledged | Verdict::Cnp)
+    }
+}
+
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

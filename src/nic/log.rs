@@ -1,0 +1,156 @@
+//! What happened to a QP that is not routine: its states, what it dropped and refused, when it went back and why.
+//!
+//! The log of a QP is bounded and made with it. What repeats is one record with a count, so that a flood of the same does
+//! not wash away what led to it. Packets that are executed or acknowledge something leave no trace.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use crate::time::Nanos;
+use crate::transport::Verdict;
+use crate::verbs::QpState;
+use crate::wire::{Opcode, Psn};
+
+/// Records that a QP keeps: the newest.
+pub const LOG_LENGTH: usize = 32;
+
+/// Something that happened to a QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QpEvent {
+    /// It went from one state to another.
+    State {
+        /// Where it was.
+        from: QpState,
+        /// Where it is.
+        to: QpState,
+    },
+    /// A packet came to this, and it was not routine.
+    Packet {
+        /// The packet.
+        opcode: Opcode,
+        /// Its PSN.
+        psn: Psn,
+        /// What became of it.
+        verdict: Verdict,
+    },
+    /// No acknowledgement came in time.
+    Timeout {
+        /// What that led to.
+        verdict: Verdict,
+    },
+}
+
+/// A record of a QP's log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpRecord {
+    /// When it happened, or happened first.
+    pub at: Nanos,
+    /// What happened.
+    pub event: QpEvent,
+    /// How often the like followed at once.
+    pub repeated: u32,
+}
+
+impl fmt::Display for QpRecord {
+    /// `1.234 ms RC_SEND_ONLY psn 7: dropped: QP is in Err, and 3 more`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ", self.at)?;
+        match self.event {
+            QpEvent::State { from, to } => write!(f, "{from:?} -> {to:?}")?,
+            QpEvent::Packet { opcode, psn, verdict } => write!(f, "{opcode} psn {psn}: {verdict}")?,
+            QpEvent::Timeout { verdict } => write!(f, "no acknowledgement in time: {verdict}")?,
+        }
+        if self.repeated > 0 { write!(f, ", and {} more", self.repeated) } else { Ok(()) }
+    }
+}
+
+/// The log of one QP.
+#[derive(Debug)]
+pub(super) struct QpLog {
+    records: VecDeque<QpRecord>,
+    state: QpState,
+}
+
+impl QpLog {
+    pub(super) fn new() -> QpLog {
+        QpLog { records: VecDeque::with_capacity(LOG_LENGTH), state: QpState::Reset }
+    }
+
+    /// Records, oldest first.
+    pub(super) fn records(&self) -> Vec<QpRecord> {
+        self.records.iter().copied().collect()
+    }
+
+    /// The QP is in this state now.
+    #[inline]
+    pub(super) fn note_state(&mut self, now: Nanos, state: QpState) {
+        if state != self.state {
+            let from = std::mem::replace(&mut self.state, state);
+            self.push(now, QpEvent::State { from, to: state });
+        }
+    }
+
+    /// A packet came to `verdict`.
+    #[cold]
+    pub(super) fn note_packet(&mut self, now: Nanos, opcode: Opcode, psn: Psn, verdict: Verdict) {
+        self.push(now, QpEvent::Packet { opcode, psn, verdict });
+    }
+
+    /// The timer expired.
+    #[cold]
+    pub(super) fn note_timeout(&mut self, now: Nanos, verdict: Verdict) {
+        self.push(now, QpEvent::Timeout { verdict });
+    }
+
+    fn push(&mut self, now: Nanos, event: QpEvent) {
+        if let Some(last) = self.records.back_mut()
+            && alike(&last.event, &event)
+        {
+            last.repeated = last.repeated.saturating_add(1);
+            return;
+        }
+        if self.records.len() == LOG_LENGTH {
+            self.records.pop_front();
+        }
+        self.records.push_back(QpRecord { at: now, event, repeated: 0 });
+    }
+}
+
+/// True if two events differ in nothing but where in the sequence they happened.
+fn alike(a: &QpEvent, b: &QpEvent) -> bool {
+    match (a, b) {
+        (QpEvent::Packet { opcode: a, verdict: x, .. }, QpEvent::Packet { opcode: b, verdict: y, .. }) => {
+            a == b && std::mem::discriminant(x) == std::mem::discriminant(y)
+        }
+        _ => a == b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_the_same_is_one_record_and_the_newest_are_kept() {
+        let mut log = QpLog::new();
+        log.note_state(Nanos(1), QpState::Init);
+        for psn in 0..1000 {
+            log.note_packet(Nanos(2), Opcode::RC_SEND_ONLY, Psn::new(psn), Verdict::Duplicate);
+        }
+        let records = log.records();
+        assert_eq!(records.len(), 2);
+        assert_eq!(
+            records[1].to_string(),
+            format!("{} RC_SEND_ONLY psn 0: {}, and 999 more", Nanos(2), Verdict::Duplicate)
+        );
+        for psn in 0..40 {
+            let opcode = if psn % 2 == 0 { Opcode::RC_SEND_ONLY } else { Opcode::RC_WRITE_ONLY };
+            log.note_packet(Nanos(3), opcode, Psn::new(psn), Verdict::OldAck);
+        }
+        let records = log.records();
+        assert_eq!(records.len(), LOG_LENGTH);
+        let newest =
+            QpEvent::Packet { opcode: Opcode::RC_WRITE_ONLY, psn: Psn::new(39), verdict: Verdict::OldAck };
+        assert_eq!(records.last().map(|record| record.event), Some(newest));
+    }
+}
