@@ -320,6 +320,8 @@ impl<'a> World<'a> {
         if !link.ends.get(place.end).is_some_and(|end| end.usable) {
             return;
         }
+        // What was posted before is fetched, and flushed if it must be, and its end is seen before.
+        net.hosts[link.ends[place.end].host].poll(net.now);
         link.look(net.now, &net.hosts, true);
         if !link.modify(net.now, &mut net.hosts, place.end, from, &attr) {
             return;
