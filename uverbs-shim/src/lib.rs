@@ -1,7 +1,8 @@
 //! `libibverbs.so.1` on top of Roxie, so that unmodified verbs programs run on it.
 //!
-//! Read [`object`] first: how a C structure and the Rust object behind it are one. Then [`context`], [`qp`] and [`post`]: the
-//! way of a work request from `ibv_post_send` to [`roxie::host::QueuePair`]. `link` beside this crate makes the shared library of it.
+//! Read `object.rs` first: how a C structure and the Rust object behind it are one. Then `context.rs`, `qp.rs` and `post.rs`: the
+//! way of a work request from `ibv_post_send` to [`roxie::host::QueuePair`]. `link` beside this crate makes the shared library of
+//! it.
 //!
 //! # The discipline at the boundary
 //!
