@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::pattern::Mismatch;
 use crate::report::SkipReason;
-use crate::rows::{Family, Fault, Op, PortKind};
+use crate::rows::{Family, Fault, Op, PortKind, Stock};
 
 /// A region of registered memory. `key` names it to the end that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,14 +34,57 @@ pub struct Access {
     pub write: bool,
     /// Atomics.
     pub atomic: bool,
+    /// Windows may be bound to it.
+    pub bind: bool,
+    /// Its addresses begin at 0.
+    pub zero_based: bool,
 }
 
 impl Access {
-    /// Everything.
-    pub const ALL: Access = Access { read: true, write: true, atomic: true };
+    /// Everything that a remote side may do.
+    pub const ALL: Access = Access { read: true, write: true, atomic: true, bind: false, zero_based: false };
 }
 
-/// A queue pair, in INIT when it is made. `key` names it to the end that made it.
+/// What a queue pair is made as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairKind {
+    /// A reliable connection.
+    Rc,
+    /// A reliable connection whose receives are those of a shared queue.
+    RcSharing(Queue),
+    /// An unreliable connection.
+    Uc,
+    /// Unreliable datagrams; in RTS at once.
+    Ud {
+        /// What a datagram must present.
+        qkey: u32,
+        /// The PSN that is sent first.
+        psn: u32,
+    },
+}
+
+/// A shared receive queue. `key` names it to the end that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// The end's own name for it.
+    pub key: usize,
+}
+
+/// A way that datagrams take. `key` names it to the end that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handle {
+    /// The end's own name for it.
+    pub key: usize,
+}
+
+/// A memory window of type 2. `key` names it to the end that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The end's own name for it.
+    pub key: usize,
+}
+
+/// A queue pair, in INIT when it is made, or in RTS for datagrams. `key` names it to the end that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
     /// The end's own name for it.
@@ -101,7 +144,31 @@ pub struct Request {
     pub compare_add: u64,
     /// What CMP_SWAP stores.
     pub swap: u64,
+    /// Whom a datagram is for.
+    pub datagram: Option<Destination>,
 }
+
+impl Request {
+    /// An operation with neither local nor remote side.
+    pub fn new(wr_id: u64, op: Op) -> Request {
+        let (local, datagram) = (None, None);
+        Request { wr_id, op, local, remote_addr: 0, rkey: 0, imm: 0, compare_add: 0, swap: 0, datagram }
+    }
+}
+
+/// Whom a datagram is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The way there.
+    pub handle: Handle,
+    /// The QPN there; [`MULTICAST_QPN`] for a group.
+    pub qpn: u32,
+    /// The Q_Key there.
+    pub qkey: u32,
+}
+
+/// The QPN of a multicast group (IBTA 10.5.1).
+pub const MULTICAST_QPN: u32 = 0xff_ffff;
 
 /// The status of a completion: the numbers of `enum ibv_wc_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,8 +198,12 @@ impl Status {
 /// What a completion is for, on success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// A request of this side. SEND and SEND_IMM are one, WRITE and WRITE_IMM are one.
+    /// A request of this side. SEND, SEND_IMM and SEND_INV are one, WRITE and WRITE_IMM are one.
     Request(Op),
+    /// The bind of a window.
+    Bind,
+    /// The invalidation of a key of this side's.
+    LocalInvalidate,
     /// A receive, consumed by a SEND.
     Receive,
     /// A receive, consumed by a WRITE_IMM.
@@ -152,6 +223,10 @@ pub struct Completion {
     pub byte_len: u32,
     /// Immediate data in host order, where the message had some.
     pub imm: Option<u32>,
+    /// The key that the message invalidated.
+    pub invalidated: Option<u32>,
+    /// The sender of a datagram, whose receive begins with a network header.
+    pub datagram_from: Option<u32>,
 }
 
 /// States of a queue pair (IBTA 10.3.1).
@@ -175,6 +250,11 @@ pub struct Quirks {
     pub long_send_is_operational_error: bool,
     /// It does not post an atomic at an address that is no multiple of 8.
     pub refuses_misaligned_atomics: bool,
+    /// The completion of a SEND with invalidate does not say that it invalidated a key: the kernel's number of that flag
+    /// reaches the user, for whom it means another.
+    pub hides_invalidations: bool,
+    /// A window's key opens all of its region: the range is compared with the region's alone.
+    pub windows_are_as_wide_as_regions: bool,
 }
 
 /// One end of a row.
@@ -203,8 +283,11 @@ pub trait End {
     /// Loads an 8-byte value in host order.
     fn load(&mut self, region: Region, offset: usize) -> Result<u64, Error>;
 
-    /// An RC queue pair in INIT with a completion queue of its own, and room for 64 requests and 64 receives.
-    fn create_pair(&mut self) -> Result<Pair, Error>;
+    /// A range's bytes, 1024 at most.
+    fn read(&mut self, region: Region, range: Range<usize>) -> Result<Vec<u8>, Error>;
+
+    /// A queue pair with a completion queue of its own, and room for 64 requests and 64 receives.
+    fn create_pair(&mut self, kind: PairKind) -> Result<Pair, Error>;
 
     /// INIT -> RTR -> RTS.
     fn connect(&mut self, pair: Pair, connection: &Connection) -> Result<(), Error>;
@@ -217,6 +300,45 @@ pub trait End {
 
     /// Waits until `least` completions are there or the time is over; returns all that are there.
     fn poll(&mut self, pair: Pair, least: usize, timeout: Duration) -> Result<Vec<Completion>, Error>;
+
+    /// A way for datagrams, to an address or a multicast group.
+    fn create_handle(&mut self, family: Family, to: IpAddr) -> Result<Handle, Error>;
+
+    /// A shared receive queue with room for 64 receives.
+    fn create_queue(&mut self) -> Result<Queue, Error>;
+
+    /// Posts a receive to it.
+    fn post_shared(&mut self, queue: Queue, receive: &Receive) -> Result<(), Error>;
+
+    /// Asks for an event when it holds fewer receives.
+    fn arm_limit(&mut self, queue: Queue, limit: u32) -> Result<(), Error>;
+
+    /// Waits for that event. False: it did not come in time.
+    fn limit_reached(&mut self, timeout: Duration) -> Result<bool, Error>;
+
+    /// A window of type 2, unbound.
+    fn create_window(&mut self) -> Result<Window, Error>;
+
+    /// Posts the bind of a window to a range of a region, for READ and WRITE; its new key.
+    fn post_bind(
+        &mut self,
+        pair: Pair,
+        wr_id: u64,
+        window: Window,
+        to: (Region, usize, usize),
+    ) -> Result<u32, Error>;
+
+    /// Posts the invalidation of a key of this side's.
+    fn post_invalidate(&mut self, pair: Pair, wr_id: u64, rkey: u32) -> Result<(), Error>;
+
+    /// Has a datagram queue pair get what is sent to a multicast group.
+    fn attach(&mut self, pair: Pair, group: IpAddr) -> Result<(), Error>;
+
+    /// Ends that.
+    fn detach(&mut self, pair: Pair, group: IpAddr) -> Result<(), Error>;
+
+    /// True if the kernel of this end is in the multicast group on some interface.
+    fn is_member(&mut self, group: IpAddr) -> Result<bool, Error>;
 
     /// The state of the queue pair.
     fn state(&mut self, pair: Pair) -> Result<State, Error>;
@@ -274,9 +396,12 @@ pub trait Local: End {
     /// Waits until a program listens on a TCP port in the site's namespace; false if none does in time.
     fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error>;
 
-    /// Starts `roxie pingpong rc` on the prepared row's port, from the family's address. `arguments` are those that it
+    /// True if `roxie pingpong` has a program for this stock one.
+    fn has_pingpong(&mut self, program: Stock) -> Result<bool, Error>;
+
+    /// Starts `roxie pingpong` on the prepared row's port, from the family's address. `arguments` are those that it
     /// shares with the stock program.
-    fn pingpong(&mut self, family: Family, arguments: &[String]) -> Result<(), Error>;
+    fn pingpong(&mut self, program: Stock, family: Family, arguments: &[String]) -> Result<(), Error>;
 
     /// Waits for that program; kills it when the time is over.
     fn wait(&mut self, timeout: Duration) -> Result<Ended, Error>;

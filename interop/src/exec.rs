@@ -3,14 +3,18 @@
 //! It knows verbs and expectations, not who the ends are: `requester` and `responder` may both be
 //! sessions with one guest, which is how the executor itself is tested against a kernel.
 
+mod datagram;
 mod errors;
+mod shared;
 mod transfer;
+mod unreliable;
+mod windows;
 
 use std::time::Duration;
 
-use crate::end::{Connection, End, Pair, Region};
+use crate::end::{Completion, Connection, Done, End, Pair, PairKind, Region, Request, Status};
 use crate::error::Error;
-use crate::rows::{Case, Family, Row};
+use crate::rows::{Case, Family, Feature, Row, Service};
 
 pub use transfer::MESSAGES;
 
@@ -42,28 +46,63 @@ macro_rules! must {
 }
 use must;
 
-/// Runs a transfer or an error row. What it made at the ends is destroyed, also if it failed.
+/// Runs a transfer, an error or a feature row. What it made at the ends is destroyed, also if it failed.
 ///
 /// # Panics
 /// For [`Case::Pingpong`], which is not made of verbs.
 pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Result<(), Failure> {
     let result = match row.case {
-        Case::Transfer { op, mtu, size, fault } => {
-            let plan = transfer::Plan { op, mtu, size, fault, family: row.family, seed: row.seed() };
-            transfer::run(&plan, requester, responder)
+        Case::Transfer { service, op, mtu, size, fault } => {
+            let (family, seed) = (row.family, row.seed());
+            let plan = transfer::Plan { service, op, mtu, size, fault, family, seed };
+            match service {
+                Service::Ud => datagram::transfer(&plan, requester, responder),
+                _ => transfer::run(&plan, requester, responder),
+            }
         }
         Case::Error(case) => errors::run(case, row.family, row.seed(), requester, responder),
-        Case::Pingpong => unreachable!("stock programs are not made of verbs: see Local::spawn"),
+        Case::Feature(feature) => use_feature(feature, row, requester, responder),
+        Case::Pingpong(_) => unreachable!("stock programs are not made of verbs: see Local::spawn"),
     };
     let cleaned = requester.reset().and(responder.reset());
     result?;
     Ok(cleaned?)
 }
 
+fn use_feature(
+    feature: Feature,
+    row: &Row,
+    requester: &mut dyn End,
+    responder: &mut dyn End,
+) -> Result<(), Failure> {
+    let (family, seed) = (row.family, row.seed());
+    match feature {
+        Feature::UcBadRkey => unreliable::refused_writes(true, family, seed, requester, responder),
+        Feature::UcOutOfBounds => unreliable::refused_writes(false, family, seed, requester, responder),
+        Feature::UcNoReceive => unreliable::no_receive(family, seed, requester, responder),
+        Feature::UdWrongQkey => datagram::wrong_qkey(family, seed, requester, responder),
+        Feature::UdNoReceive => datagram::no_receive(family, seed, requester, responder),
+        Feature::Multicast => datagram::multicast(family, seed, requester, responder),
+        Feature::SrqShared => shared::many_pairs(family, seed, requester, responder),
+        Feature::SrqLimit => shared::limit(family, seed, requester, responder),
+        Feature::WindowAccess => windows::access(family, seed, requester, responder),
+        Feature::WindowLocalInvalidate => {
+            windows::invalidation(windows::By::Owner, family, seed, requester, responder)
+        }
+        Feature::WindowSendInvalidate => {
+            windows::invalidation(windows::By::Requester, family, seed, requester, responder)
+        }
+        Feature::ZeroBased => windows::zero_based(family, seed, requester, responder),
+    }
+}
+
 /// What the two queue pairs of a row are connected with, where it is not the usual.
 #[derive(Clone, Copy, Debug)]
 struct Wiring {
     family: Family,
+    /// What the requester's is; the responder's too, unless it is said.
+    kind: PairKind,
+    answers_kind: Option<PairKind>,
     mtu: usize,
     /// The requester's first PSN and what the responder expects.
     psn: u32,
@@ -81,12 +120,24 @@ impl Wiring {
     fn new(family: Family, mtu: usize, seed: u64) -> Wiring {
         let psn = if seed.is_multiple_of(2) { 0xff_fffe } else { (seed >> 8) as u32 & 0xff_ffff };
         // 4.096 us << 14 is 67 ms: above the round trip of an emulated guest on a busy host.
-        Wiring { family, mtu, psn, psn_skew: 0, qpn_skew: 0, timeout: 14, retry: 7, rnr_retry: 7 }
+        Wiring {
+            family,
+            kind: PairKind::Rc,
+            answers_kind: None,
+            mtu,
+            psn,
+            psn_skew: 0,
+            qpn_skew: 0,
+            timeout: 14,
+            retry: 7,
+            rnr_retry: 7,
+        }
     }
 
     /// Makes and connects a queue pair at each end.
     fn connect(&self, requester: &mut dyn End, responder: &mut dyn End) -> Result<(Pair, Pair), Error> {
-        let (asks, answers) = (requester.create_pair()?, responder.create_pair()?);
+        let asks = requester.create_pair(self.kind)?;
+        let answers = responder.create_pair(self.answers_kind.unwrap_or(self.kind))?;
         let (from, to) = (requester.address(self.family)?, responder.address(self.family)?);
         // The other direction carries requests of nobody; its PSN is the complement, to tell them apart.
         let back = !self.psn & 0xff_ffff;
@@ -112,6 +163,37 @@ impl Wiring {
         requester.connect(asks, &there)?;
         Ok((asks, answers))
     }
+}
+
+/// Posts a request and waits for its completion, which is the only one that is due.
+fn carry_out(
+    end: &mut dyn End,
+    pair: Pair,
+    request: &Request,
+    status: Status,
+) -> Result<Completion, Failure> {
+    end.post_send(pair, request)?;
+    let want = if status == Status::SUCCESS { Some(Done::Request(request.op.completes_as())) } else { None };
+    let seen = end.poll(pair, 1, PATIENCE)?;
+    must!(
+        seen.len() == 1 && (seen[0].wr_id, seen[0].status, seen[0].done) == (request.wr_id, status, want),
+        "{} {} completed as {seen:?}, status {} was due",
+        request.op,
+        request.wr_id,
+        status.0
+    );
+    Ok(seen[0])
+}
+
+/// Waits for the completions of receives, which are these and no others, in this order.
+fn expect_receives(end: &mut dyn End, pair: Pair, wr_ids: &[u64]) -> Result<Vec<Completion>, Failure> {
+    let seen = end.poll(pair, wr_ids.len(), PATIENCE)?;
+    let good = |c: &Completion| c.status == Status::SUCCESS && c.done == Some(Done::Receive);
+    must!(
+        seen.iter().map(|c| c.wr_id).eq(wr_ids.iter().copied()) && seen.iter().all(good),
+        "the responder's completions are {seen:?}; those of the receives {wr_ids:?} were due"
+    );
+    Ok(seen)
 }
 
 /// Fails if a range of a region is not the pattern of `seed`.

@@ -1,39 +1,36 @@
 //! Roxie's end of a run: its verbs API on a port of its own.
 
 mod program;
+mod verbs;
 
 use std::net::IpAddr;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use roxie::engine::Drive;
 use roxie::host::{
-    CompletionChannel, CompletionQueue, ConnectOptions, Device, DeviceConfig, DeviceError, Endpoint,
-    MemoryRegion, OpenError, ProtectionDomain, QueuePair, Stack,
+    AddressHandle, CompletionChannel, CompletionQueue, Device, DeviceConfig, MemoryRegion, MemoryWindow,
+    OpenError, ProtectionDomain, QueuePair, SharedReceiveQueue, Stack,
 };
 use roxie::port::fault::FaultConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::{XdpConfig, XdpError};
-use roxie::shared::Armed;
 use roxie::time::Nanos;
-use roxie::verbs::{self, Mtu, Psn, QpCaps, QpState, Qpn, RKey, SendWr, Wc, WcFlags, WcOpcode, WrOpcode};
+use roxie::verbs::Sge;
 use roxie::wire::Gid;
 
-use crate::end::{
-    Access, Completion, Connection, Done, End, Ended, Local, Pair, Receive, Region, Request, Setup, State,
-    Status, Unready,
-};
+use crate::end::{Ended, Local, Pair, Region, Setup, Unready};
 use crate::error::Error;
 use crate::network::Namespace;
-use crate::pattern::{self, Mismatch};
 use crate::report::SkipReason;
-use crate::rows::{Family, Fault, Op, PortKind};
+use crate::rows::{Family, Fault, PortKind, Stock};
 use program::Program;
 
 pub use program::build_roxie;
 
 /// How long the engine's thread looks for work before it sleeps. Its core is needed by the guest.
 const SPIN: Nanos = Nanos::from_micros(200);
+/// How long `roxie pingpong … --help` may take.
+const HELP_WITHIN: Duration = Duration::from_secs(10);
 /// What no row may make the device count: a peer's packets are whole and meant for us, and queues are large enough.
 const NEVER: [&str; 9] = [
     "rx_icrc_encapsulated",
@@ -46,9 +43,6 @@ const NEVER: [&str; 9] = [
     "tx_invalid",
     "tx_failed",
 ];
-/// Room of a queue pair's queues.
-const QUEUE: u32 = 64;
-
 /// Where Roxie works.
 #[derive(Clone, Copy, Debug)]
 pub struct Site<'a> {
@@ -78,8 +72,11 @@ struct Open {
     setup: Setup,
     /// [`NEVER`] as it was before the row.
     before: [u64; NEVER.len()],
-    // Fields are dropped in this order: queue pairs before what they use.
+    // Fields are dropped in this order: queue pairs before what they use, windows before regions.
     pairs: Vec<PairObjects>,
+    handles: Vec<AddressHandle>,
+    queues: Vec<SharedReceiveQueue>,
+    windows: Vec<MemoryWindow>,
     regions: Vec<MemoryRegion>,
     pd: ProtectionDomain,
     device: Device,
@@ -160,6 +157,9 @@ impl Site<'_> {
             setup: setup.clone(),
             before: [0; NEVER.len()],
             pairs: Vec::new(),
+            handles: Vec::new(),
+            queues: Vec::new(),
+            windows: Vec::new(),
             regions: Vec::new(),
             pd,
             device,
@@ -188,7 +188,7 @@ impl Open {
     }
 
     /// The scatter/gather list of a request: one entry or none.
-    fn entries(&self, entry: Option<(Region, usize, usize)>) -> Result<Vec<verbs::Sge>, Error> {
+    fn entries(&self, entry: Option<(Region, usize, usize)>) -> Result<Vec<Sge>, Error> {
         let Some((region, offset, length)) = entry else { return Ok(Vec::new()) };
         let length = u32::try_from(length).named("the length of an entry")?;
         Ok(vec![self.region(region)?.sge(offset, length)])
@@ -206,10 +206,12 @@ impl Open {
         self.setup.port == setup.port && plain(&self.setup) && plain(setup)
     }
 
-    fn endpoint(&self, family: Family, qpn: Qpn, psn: u32) -> Result<Endpoint, Error> {
-        let entry = self.device.gids().into_iter().find(|e| e.gid.is_ipv4() == (family == Family::V4));
-        let entry = entry.ok_or_else(|| Error::Local(format!("the device has no {family} GID")))?;
-        Ok(Endpoint { qpn, psn: Psn::new(psn), gid: entry.gid })
+    /// The place and the value of the device's first GID of the family.
+    fn gid(&self, family: Family) -> Result<(usize, Gid), Error> {
+        let gids = self.device.gids();
+        let found = gids.iter().position(|e| e.gid.is_ipv4() == (family == Family::V4));
+        let index = found.ok_or_else(|| Error::Local(format!("the device has no {family} GID")))?;
+        Ok((index, gids[index].gid))
     }
 }
 
@@ -220,178 +222,6 @@ impl Roxie<'_> {
 
     fn open_mut(&mut self) -> Result<&mut Open, Error> {
         self.open.as_mut().ok_or_else(|| Error::Local("no port is open: prepare comes first".into()))
-    }
-}
-
-impl End for Roxie<'_> {
-    fn address(&mut self, family: Family) -> Result<IpAddr, Error> {
-        let found = self.site.address(family);
-        found.ok_or_else(|| Error::Local(format!("{} has no {family} address", self.site.interface)))
-    }
-
-    fn register(&mut self, size: usize, access: Access) -> Result<Region, Error> {
-        let mut rights = verbs::Access::LOCAL_WRITE;
-        rights.set(verbs::Access::REMOTE_READ, access.read);
-        rights.set(verbs::Access::REMOTE_WRITE, access.write);
-        rights.set(verbs::Access::REMOTE_ATOMIC, access.atomic);
-        let open = self.open_mut()?;
-        let region = open.pd.register(size, rights).named("register")?;
-        let made = Region { key: open.regions.len(), addr: region.address(), rkey: region.rkey().0 };
-        open.regions.push(region);
-        Ok(made)
-    }
-
-    fn fill(&mut self, region: Region, range: Range<usize>, seed: u64) -> Result<(), Error> {
-        let mut bytes = vec![0; range.len()];
-        pattern::fill(&mut bytes, seed);
-        self.open()?.region(region)?.write_at(range.start, &bytes).named("fill")
-    }
-
-    fn mismatch(
-        &mut self,
-        region: Region,
-        range: Range<usize>,
-        seed: u64,
-    ) -> Result<Option<Mismatch>, Error> {
-        let bytes = self.open()?.region(region)?.to_vec(range.start, range.len()).named("check")?;
-        Ok(pattern::mismatch(&bytes, seed))
-    }
-
-    fn store(&mut self, region: Region, offset: usize, value: u64) -> Result<(), Error> {
-        self.open()?.region(region)?.write_at(offset, &value.to_ne_bytes()).named("store")
-    }
-
-    fn load(&mut self, region: Region, offset: usize) -> Result<u64, Error> {
-        let mut bytes = [0; 8];
-        self.open()?.region(region)?.read_at(offset, &mut bytes).named("load")?;
-        Ok(u64::from_ne_bytes(bytes))
-    }
-
-    fn create_pair(&mut self) -> Result<Pair, Error> {
-        let open = self.open_mut()?;
-        let objects = open.create_pair().named("create a queue pair")?;
-        let made = Pair { key: open.pairs.len(), qpn: objects.qp.qpn().value() };
-        open.pairs.push(objects);
-        Ok(made)
-    }
-
-    fn connect(&mut self, pair: Pair, c: &Connection) -> Result<(), Error> {
-        let open = self.open()?;
-        let here = open.endpoint(c.family, Qpn::new(pair.qpn), c.sq_psn)?;
-        let there =
-            Endpoint { qpn: Qpn::new(c.remote_qpn), psn: Psn::new(c.rq_psn), gid: Gid::from(c.remote) };
-        let options = ConnectOptions {
-            path_mtu: Some(Mtu::from_bytes(c.mtu).ok_or(c.mtu).named("no path MTU")?),
-            timeout: c.timeout,
-            retry_cnt: c.retry,
-            rnr_retry: c.rnr_retry,
-            ..ConnectOptions::default()
-        };
-        let qp = &open.pair(pair)?.qp;
-        // Neighbours are asked for in the calling thread's network namespace.
-        self.site.within(|| qp.connect(&here, &there, &options))?.named("connect")
-    }
-
-    fn post_receive(&mut self, pair: Pair, receive: &Receive) -> Result<(), Error> {
-        let open = self.open()?;
-        let entries = open.entries(receive.to)?;
-        open.pair(pair)?.qp.post_recv(receive.wr_id, &entries).named("post a receive")
-    }
-
-    fn post_send(&mut self, pair: Pair, request: &Request) -> Result<(), Error> {
-        let open = self.open()?;
-        let entries = open.entries(request.local)?;
-        let wr = SendWr {
-            wr_id: request.wr_id,
-            opcode: opcode(request.op),
-            imm: request.imm,
-            remote_addr: request.remote_addr,
-            rkey: RKey(request.rkey),
-            compare_add: request.compare_add,
-            swap: request.swap,
-            ..SendWr::default()
-        };
-        open.pair(pair)?.qp.post_send(&wr, &entries).named("post a request")
-    }
-
-    fn poll(&mut self, pair: Pair, least: usize, timeout: Duration) -> Result<Vec<Completion>, Error> {
-        let objects = self.open()?.pair(pair)?;
-        let until = Instant::now() + timeout;
-        let mut seen = Vec::new();
-        loop {
-            // Armed first: what comes after this look raises an event.
-            objects.cq.arm(Armed::Next);
-            seen.extend(std::iter::from_fn(|| objects.cq.poll_one()).map(|wc| completion(&wc)));
-            let left = until.saturating_duration_since(Instant::now());
-            if seen.len() >= least || left.is_zero() {
-                return Ok(seen);
-            }
-            objects.channel.wait(left);
-        }
-    }
-
-    fn state(&mut self, pair: Pair) -> Result<State, Error> {
-        Ok(match self.open()?.pair(pair)?.qp.query().named("query")?.state {
-            QpState::Reset => State::Reset,
-            QpState::Init => State::Init,
-            QpState::Rtr => State::Rtr,
-            QpState::Rts => State::Rts,
-            QpState::Sqd => State::Sqd,
-            QpState::Sqe => State::Sqe,
-            QpState::Err => State::Err,
-        })
-    }
-
-    fn reset(&mut self) -> Result<(), Error> {
-        let open = self.open_mut()?;
-        open.pairs.clear();
-        open.regions.clear();
-        Ok(())
-    }
-}
-
-impl Open {
-    fn create_pair(&self) -> Result<PairObjects, DeviceError> {
-        let channel = CompletionChannel::new()?;
-        let cq = self.device.create_cq(2 * QUEUE, Some(&channel))?;
-        let caps = QpCaps { max_send_wr: QUEUE, max_recv_wr: QUEUE, ..QpCaps::default() };
-        let qp = self.device.create_qp(&self.pd, &cq, &cq, caps, true)?;
-        qp.initialize(ConnectOptions::default().access)?;
-        Ok(PairObjects { qp, cq, channel })
-    }
-}
-
-fn opcode(op: Op) -> WrOpcode {
-    match op {
-        Op::Send => WrOpcode::Send,
-        Op::SendImm => WrOpcode::SendImm,
-        Op::Write => WrOpcode::Write,
-        Op::WriteImm => WrOpcode::WriteImm,
-        Op::Read => WrOpcode::Read,
-        Op::CmpSwap => WrOpcode::CompareSwap,
-        Op::FetchAdd => WrOpcode::FetchAdd,
-    }
-}
-
-fn completion(wc: &Wc) -> Completion {
-    let status = Status(wc.status as u32);
-    let good = status == Status::SUCCESS;
-    let done = match wc.opcode {
-        WcOpcode::Send => Done::Request(Op::Send),
-        WcOpcode::Write => Done::Request(Op::Write),
-        WcOpcode::Read => Done::Request(Op::Read),
-        WcOpcode::CompareSwap => Done::Request(Op::CmpSwap),
-        WcOpcode::FetchAdd => Done::Request(Op::FetchAdd),
-        WcOpcode::Recv => Done::Receive,
-        WcOpcode::RecvWriteImm => Done::ReceiveWriteImm,
-        other => panic!("the matrix posts nothing that completes as {other:?}"),
-    };
-    Completion {
-        wr_id: wc.wr_id,
-        status,
-        done: good.then_some(done),
-        byte_len: if good { wc.byte_len } else { 0 },
-        imm: (good && wc.flags.contains(WcFlags::WITH_IMM)).then_some(wc.imm),
     }
 }
 
@@ -448,7 +278,13 @@ impl Local for Roxie<'_> {
         }
     }
 
-    fn pingpong(&mut self, family: Family, arguments: &[String]) -> Result<(), Error> {
+    fn has_pingpong(&mut self, program: Stock) -> Result<bool, Error> {
+        let words = ["pingpong".to_owned(), program.to_string(), "--help".to_owned()];
+        let ended = Program::start(None, &program::roxie()?, &words)?.wait(HELP_WITHIN)?;
+        Ok(ended.code == Some(0))
+    }
+
+    fn pingpong(&mut self, program: Stock, family: Family, arguments: &[String]) -> Result<(), Error> {
         let setup = self.open()?.setup.clone();
         // The program opens the interface itself.
         self.open = None;
@@ -456,7 +292,8 @@ impl Local for Roxie<'_> {
         // A device's GIDs are its addresses, in their order.
         let gid = site.addresses.iter().position(|a| Some(*a) == site.address(family));
         let gid = gid.ok_or_else(|| Error::Local(format!("{} has no {family} address", site.interface)))?;
-        let mut words: Vec<String> = ["pingpong", "rc", "--dev", site.interface].map(String::from).into();
+        let service = program.to_string();
+        let mut words: Vec<String> = ["pingpong", &service, "--dev", site.interface].map(String::from).into();
         words.extend([
             format!("--port={}", setup.port),
             format!("--gid-index={gid}"),

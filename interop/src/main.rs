@@ -138,7 +138,7 @@ fn start_guest() -> Result<(Namespace, Guest), Error> {
 
 fn run(arguments: &RunArguments) -> Result<bool, Error> {
     let rows = arguments.selection.rows()?;
-    if rows.iter().any(|row| row.case == Case::Pingpong) {
+    if rows.iter().any(|row| matches!(row.case, Case::Pingpong(_))) {
         local::build_roxie()?;
     }
     if let Some(host) = &arguments.peer_host {

@@ -1,21 +1,19 @@
-//! The client of the peer program: an [`End`] whose verbs are lines of text.
+//! The client of the peer program: an [`End`](crate::end::End) whose verbs are lines of text.
 //!
 //! `guest/peer/protocol.md` describes the lines.
 
+mod verbs;
+
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpStream};
-use std::ops::Range;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::end::{
-    Access, Completion, Connection, Done, End, Ended, Pair, Quirks, Receive, Region, Request, State, Status,
-};
+use crate::end::Ended;
 use crate::error::Error;
-use crate::pattern::Mismatch;
-use crate::rows::{Family, Op};
+use crate::rows::Family;
 
-const PROTOCOL: u64 = 1;
+const PROTOCOL: u64 = 2;
 /// A command is answered within its own timeout and this; longer means that the peer is dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -266,163 +264,5 @@ impl Drop for Peer {
             let _ = child.kill();
             let _ = child.wait();
         }
-    }
-}
-
-/// The words that name a gather or scatter entry.
-fn entry(entry: Option<(Region, usize, usize)>) -> String {
-    match entry {
-        Some((region, offset, length)) => format!(" mr={} off={offset} len={length}", region.key),
-        None => String::new(),
-    }
-}
-
-fn completion(words: &Words) -> Option<Completion> {
-    let done = match words.text("opcode")? {
-        "send" => Some(Done::Request(Op::Send)),
-        "write" => Some(Done::Request(Op::Write)),
-        "read" => Some(Done::Request(Op::Read)),
-        "cmp_swap" => Some(Done::Request(Op::CmpSwap)),
-        "fetch_add" => Some(Done::Request(Op::FetchAdd)),
-        "recv" => Some(Done::Receive),
-        "recv_imm" => Some(Done::ReceiveWriteImm),
-        _ => None,
-    };
-    // IBV_WC_WITH_IMM
-    let with_imm = words.number("flags")? & 2 != 0;
-    Some(Completion {
-        wr_id: words.number("wr_id")?,
-        status: Status(words.number("status")?.try_into().ok()?),
-        done,
-        byte_len: words.number("byte_len")?.try_into().ok()?,
-        imm: with_imm.then_some(words.number("imm")?.try_into().ok()?),
-    })
-}
-
-impl End for Peer {
-    /// Those of rdma_rxe, seen on 6.1: the kernel's `rxe_resp.c`, `send_data_in`, and rdma-core's
-    /// `providers/rxe/rxe.c`, `validate_send_wr`.
-    fn quirks(&self) -> Quirks {
-        let rxe = self.about.device.starts_with("rxe");
-        Quirks { long_send_is_operational_error: rxe, refuses_misaligned_atomics: rxe }
-    }
-
-    fn address(&mut self, family: Family) -> Result<IpAddr, Error> {
-        self.gid(family).map(|gid| gid.address)
-    }
-
-    fn register(&mut self, size: usize, access: Access) -> Result<Region, Error> {
-        let mut flags = String::from("l");
-        for (allowed, flag) in [(access.read, 'r'), (access.write, 'w'), (access.atomic, 'a')] {
-            flags.extend(allowed.then_some(flag));
-        }
-        let reply = self.command(&format!("mr size={size} access={flags}"))?;
-        Ok(Region { key: reply.number("mr")?, addr: reply.number("addr")?, rkey: reply.number("rkey")? })
-    }
-
-    fn fill(&mut self, region: Region, range: Range<usize>, seed: u64) -> Result<(), Error> {
-        let (mr, off, len) = (region.key, range.start, range.len());
-        self.command(&format!("fill mr={mr} off={off} len={len} seed={seed}")).map(drop)
-    }
-
-    fn mismatch(
-        &mut self,
-        region: Region,
-        range: Range<usize>,
-        seed: u64,
-    ) -> Result<Option<Mismatch>, Error> {
-        let (mr, off, len) = (region.key, range.start, range.len());
-        let reply = self.command(&format!("check mr={mr} off={off} len={len} seed={seed}"))?;
-        if reply.number::<u32>("match")? == 1 {
-            return Ok(None);
-        }
-        Ok(Some(Mismatch { at: reply.number("at")?, got: reply.number("got")?, want: reply.number("want")? }))
-    }
-
-    fn store(&mut self, region: Region, offset: usize, value: u64) -> Result<(), Error> {
-        // Little-endian hosts only, on both sides.
-        let hex = u64::from_be_bytes(value.to_le_bytes());
-        self.command(&format!("poke mr={} off={offset} hex={hex:016x}", region.key)).map(drop)
-    }
-
-    fn load(&mut self, region: Region, offset: usize) -> Result<u64, Error> {
-        let reply = self.command(&format!("peek mr={} off={offset} len=8", region.key))?;
-        let value = u64::from_str_radix(reply.text("hex")?, 16).map_err(|_| reply.malformed("hex"))?;
-        Ok(u64::from_le_bytes(value.to_be_bytes()))
-    }
-
-    fn create_pair(&mut self) -> Result<Pair, Error> {
-        let reply = self.command("qp sq=64 rq=64")?;
-        Ok(Pair { key: reply.number("qp")?, qpn: reply.number("qpn")? })
-    }
-
-    fn connect(&mut self, pair: Pair, c: &Connection) -> Result<(), Error> {
-        let gid_index = self.gid(c.family)?.index;
-        let gid = match c.remote {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-            IpAddr::V6(v6) => v6,
-        };
-        self.command(&format!(
-            "connect qp={} qpn={} gid={:032x} gid_index={gid_index} mtu={} rq_psn={} sq_psn={} timeout={} \
-             retry={} rnr_retry={} min_rnr_timer=12",
-            pair.key,
-            c.remote_qpn,
-            u128::from(gid),
-            c.mtu,
-            c.rq_psn,
-            c.sq_psn,
-            c.timeout,
-            c.retry,
-            c.rnr_retry
-        ))
-        .map(drop)
-    }
-
-    fn post_receive(&mut self, pair: Pair, receive: &Receive) -> Result<(), Error> {
-        let to = entry(receive.to);
-        self.command(&format!("recv qp={} wr_id={}{to}", pair.key, receive.wr_id)).map(drop)
-    }
-
-    fn post_send(&mut self, pair: Pair, r: &Request) -> Result<(), Error> {
-        self.command(&format!(
-            "send qp={} wr_id={} op={}{} raddr=0x{:x} rkey=0x{:x} imm=0x{:x} compare_add=0x{:x} swap=0x{:x} flags=s",
-            pair.key,
-            r.wr_id,
-            r.op,
-            entry(r.local),
-            r.remote_addr,
-            r.rkey,
-            r.imm,
-            r.compare_add,
-            r.swap
-        ))
-        .map(drop)
-    }
-
-    fn poll(&mut self, pair: Pair, least: usize, timeout: Duration) -> Result<Vec<Completion>, Error> {
-        let reply =
-            self.command(&format!("poll qp={} min={least} timeout_ms={}", pair.key, timeout.as_millis()))?;
-        let parse = |line: &String| {
-            completion(&Words::parse(line)).ok_or_else(|| reply.malformed("a completion line"))
-        };
-        reply.details.iter().map(parse).collect()
-    }
-
-    fn state(&mut self, pair: Pair) -> Result<State, Error> {
-        let reply = self.command(&format!("query qp={}", pair.key))?;
-        Ok(match reply.text("state")? {
-            "reset" => State::Reset,
-            "init" => State::Init,
-            "rtr" => State::Rtr,
-            "rts" => State::Rts,
-            "sqd" => State::Sqd,
-            "sqe" => State::Sqe,
-            "err" => State::Err,
-            _ => return Err(reply.malformed("state")),
-        })
-    }
-
-    fn reset(&mut self) -> Result<(), Error> {
-        self.command("reset").map(drop)
     }
 }

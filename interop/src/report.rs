@@ -24,6 +24,8 @@ pub enum SkipReason {
     PeerRefusesToPost,
     /// The stock program is not there.
     ProgramMissing,
+    /// Roxie has no counterpart of the stock program yet.
+    RoxieHasNoProgram,
 }
 
 impl fmt::Display for SkipReason {
@@ -35,6 +37,7 @@ impl fmt::Display for SkipReason {
             SkipReason::PeerHasNoAtomics => "peer-has-no-atomics",
             SkipReason::PeerRefusesToPost => "peer-refuses-to-post",
             SkipReason::ProgramMissing => "program-missing",
+            SkipReason::RoxieHasNoProgram => "roxie-has-no-program",
         })
     }
 }

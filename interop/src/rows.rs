@@ -1,13 +1,25 @@
 //! The matrix: every row's parameters and name.
 //!
-//! Clean transfers are the full product. Transfers under loss and reordering are a pairwise cover of the
-//! same: any two parameter values meet in some row. Error cases and stock programs follow. The names are
+//! Clean transfers are the full product. RC transfers under loss and reordering are a pairwise cover of the
+//! same: any two parameter values meet in some row. Error cases, features and stock programs follow. The names are
 //! committed in `rows.txt`; a test holds the two equal, so that a row cannot vanish unseen.
 
-use std::collections::BTreeSet;
+mod matrix;
+
 use std::fmt;
 
-/// The RC operations.
+pub use matrix::{all, short, thorough};
+
+/// The service of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the specification's names")]
+pub enum Service {
+    Rc,
+    Uc,
+    Ud,
+}
+
+/// The operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the specification's names")]
 pub enum Op {
@@ -18,6 +30,7 @@ pub enum Op {
     Read,
     CmpSwap,
     FetchAdd,
+    SendInv,
 }
 
 /// Who requests.
@@ -88,11 +101,52 @@ pub enum ErrorCase {
     NoSuchPair,
 }
 
+/// What an end offers beside transfers, used once and checked. The responder's end is the one that offers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Feature {
+    /// UC: WRITEs with an rkey that nobody gave out vanish, the next message arrives.
+    UcBadRkey,
+    /// UC: WRITEs that end beyond the region vanish, the next message arrives.
+    UcOutOfBounds,
+    /// UC: a SEND without a receive vanishes, the next message arrives.
+    UcNoReceive,
+    /// UD: a datagram with another Q_Key vanishes, the next arrives.
+    UdWrongQkey,
+    /// UD: a datagram without a receive vanishes, the next arrives.
+    UdNoReceive,
+    /// Three queue pairs take from one shared receive queue.
+    SrqShared,
+    /// A shared receive queue tells once when fewer receives are left than the limit.
+    SrqLimit,
+    /// A window of type 2 opens its range to its queue pair, and nothing beyond.
+    WindowAccess,
+    /// A window that its owner invalidated opens nothing.
+    WindowLocalInvalidate,
+    /// A window that the requester's SEND invalidated opens nothing, and the receive says which it was.
+    WindowSendInvalidate,
+    /// A queue pair in a multicast group gets what is sent there; after it has left, no more.
+    Multicast,
+    /// A region whose addresses begin at 0.
+    ZeroBased,
+}
+
+/// The stock pingpongs, without `ibv_` and `_pingpong`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the programs' names")]
+pub enum Stock {
+    Rc,
+    Uc,
+    Ud,
+    Srq,
+}
+
 /// What a row does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Case {
     /// Verified transfers of one operation.
     Transfer {
+        /// The service.
+        service: Service,
         /// The operation.
         op: Op,
         /// Path MTU in bytes.
@@ -104,8 +158,10 @@ pub enum Case {
     },
     /// An error that the requester provokes.
     Error(ErrorCase),
-    /// Stock `ibv_rc_pingpong` at the peer with `roxie pingpong rc` at the other end; the requester is the client.
-    Pingpong,
+    /// Something that an end offers beside transfers.
+    Feature(Feature),
+    /// Stock `ibv_…_pingpong` at the peer with `roxie pingpong …` at the other end; the requester is the client.
+    Pingpong(Stock),
 }
 
 /// A row of the matrix.
@@ -121,7 +177,7 @@ pub struct Row {
     pub family: Family,
 }
 
-/// Every operation.
+/// Every operation of RC transfers.
 pub const OPS: [Op; 7] =
     [Op::Send, Op::SendImm, Op::Write, Op::WriteImm, Op::Read, Op::CmpSwap, Op::FetchAdd];
 const PORTS: [PortKind; 2] = [PortKind::Xdp, PortKind::Udp];
@@ -146,6 +202,94 @@ pub const ERRORS: [ErrorCase; 13] = [
     ErrorCase::NoSuchPair,
 ];
 
+/// Every feature.
+pub const FEATURES: [Feature; 12] = [
+    Feature::UcBadRkey,
+    Feature::UcOutOfBounds,
+    Feature::UcNoReceive,
+    Feature::UdWrongQkey,
+    Feature::UdNoReceive,
+    Feature::SrqShared,
+    Feature::SrqLimit,
+    Feature::WindowAccess,
+    Feature::WindowLocalInvalidate,
+    Feature::WindowSendInvalidate,
+    Feature::Multicast,
+    Feature::ZeroBased,
+];
+/// Every stock program.
+pub const STOCK: [Stock; 4] = [Stock::Rc, Stock::Uc, Stock::Ud, Stock::Srq];
+
+impl Service {
+    /// The operations of its transfers.
+    pub fn ops(self) -> &'static [Op] {
+        match self {
+            Service::Rc => &OPS,
+            Service::Uc => &[Op::Send, Op::SendImm, Op::Write, Op::WriteImm],
+            Service::Ud => &[Op::Send, Op::SendImm],
+        }
+    }
+
+    /// The path MTUs of its transfers. A datagram has the link's.
+    fn mtus(self) -> &'static [usize] {
+        match self {
+            Service::Ud => &[4096],
+            _ => &MTUS,
+        }
+    }
+
+    /// The sizes of an operation's messages at a path MTU.
+    fn sizes(self, op: Op, mtu: usize) -> Vec<usize> {
+        match self {
+            Service::Ud => vec![0, 1, mtu - 1, mtu],
+            // Nothing paces a UC message: what is larger overruns the queues between the two.
+            Service::Uc => op.sizes(mtu).into_iter().filter(|size| *size <= 64 << 10).collect(),
+            Service::Rc => op.sizes(mtu),
+        }
+    }
+}
+
+impl fmt::Display for Service {
+    /// As the peer program names it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Service::Rc => "rc",
+            Service::Uc => "uc",
+            Service::Ud => "ud",
+        })
+    }
+}
+
+impl fmt::Display for Stock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stock::Rc => "rc",
+            Stock::Uc => "uc",
+            Stock::Ud => "ud",
+            Stock::Srq => "srq",
+        })
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Feature::UcBadRkey => "uc/bad_rkey",
+            Feature::UcOutOfBounds => "uc/out_of_bounds",
+            Feature::UcNoReceive => "uc/no_receive",
+            Feature::UdWrongQkey => "ud/wrong_qkey",
+            Feature::UdNoReceive => "ud/no_receive",
+            Feature::SrqShared => "srq/shared",
+            Feature::SrqLimit => "srq/limit",
+            Feature::WindowAccess => "window/access",
+            Feature::WindowLocalInvalidate => "window/local_invalidate",
+            Feature::WindowSendInvalidate => "window/send_invalidate",
+            Feature::Multicast => "multicast",
+            Feature::ZeroBased => "zero_based",
+        })
+    }
+}
+
 impl Op {
     /// Atomics have 8 bytes, always.
     pub fn is_atomic(self) -> bool {
@@ -157,9 +301,18 @@ impl Op {
         matches!(self, Op::SendImm | Op::WriteImm)
     }
 
+    /// What its completion says: the variants of SEND and of WRITE are one each.
+    pub fn completes_as(self) -> Op {
+        match self {
+            Op::SendImm | Op::SendInv => Op::Send,
+            Op::WriteImm => Op::Write,
+            other => other,
+        }
+    }
+
     /// Uses up a receive at the responder.
     pub fn consumes_receive(self) -> bool {
-        matches!(self, Op::Send | Op::SendImm | Op::WriteImm)
+        matches!(self, Op::Send | Op::SendImm | Op::SendInv | Op::WriteImm)
     }
 
     /// The sizes of its messages at a path MTU.
@@ -182,6 +335,7 @@ impl fmt::Display for Op {
             Op::Read => "read",
             Op::CmpSwap => "cmp_swap",
             Op::FetchAdd => "fetch_add",
+            Op::SendInv => "send_inv",
         })
     }
 }
@@ -245,14 +399,21 @@ impl fmt::Display for ErrorCase {
 }
 
 impl fmt::Display for Row {
-    /// The name: `xdp/v4/roxie/write_imm/mtu1024/1025B/clean`. The third part is the requester.
+    /// The name: `xdp/v4/roxie/write_imm/mtu1024/1025B/clean`. The third part is the requester. Services other than RC
+    /// are named before the operation.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Row { port, family, requester, case } = self;
         write!(f, "{port}/{family}/{requester}/")?;
         match case {
-            Case::Transfer { op, mtu, size, fault } => write!(f, "{op}/mtu{mtu}/{size}B/{fault}"),
+            Case::Transfer { service: Service::Rc, op, mtu, size, fault } => {
+                write!(f, "{op}/mtu{mtu}/{size}B/{fault}")
+            }
+            Case::Transfer { service, op, mtu, size, fault } => {
+                write!(f, "{service}/{op}/mtu{mtu}/{size}B/{fault}")
+            }
             Case::Error(case) => write!(f, "error/{case}"),
-            Case::Pingpong => f.write_str("ibv_rc_pingpong"),
+            Case::Feature(feature) => write!(f, "{feature}"),
+            Case::Pingpong(program) => write!(f, "ibv_{program}_pingpong"),
         }
     }
 }
@@ -262,7 +423,7 @@ impl Row {
     pub fn fault(&self) -> Fault {
         match self.case {
             Case::Transfer { fault, .. } => fault,
-            Case::Error(_) | Case::Pingpong => Fault::None,
+            Case::Error(_) | Case::Feature(_) | Case::Pingpong(_) => Fault::None,
         }
     }
 
@@ -270,7 +431,7 @@ impl Row {
     fn packets(&self) -> usize {
         match self.case {
             Case::Transfer { mtu, size, .. } => size.div_ceil(mtu).max(1),
-            Case::Error(_) | Case::Pingpong => 1,
+            Case::Error(_) | Case::Feature(_) | Case::Pingpong(_) => 1,
         }
     }
 
@@ -278,212 +439,5 @@ impl Row {
     pub fn seed(&self) -> u64 {
         let step = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         self.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, step)
-    }
-
-    /// True for the rows of a short run. Each operation on each port and side, with the path MTUs and IP
-    /// versions taking turns; one transfer under loss for each port and side; each error and the program
-    /// once, the ports and IP versions taking turns.
-    fn is_short(&self, lossy: &[Row]) -> bool {
-        let turn = |n: usize| {
-            let port = PORTS[n % 2];
-            let family = FAMILIES[n / 2 % 2];
-            self.port == port && self.family == family
-        };
-        let side = self.requester as usize;
-        match self.case {
-            Case::Transfer { op, mtu, size, fault: Fault::None } => {
-                let n = op as usize + side + self.port as usize;
-                let family = FAMILIES[n / 2 % 2];
-                mtu == MTUS[n % 3]
-                    && self.family == family
-                    && size == if op.is_atomic() { 8 } else { mtu + 1 }
-            }
-            Case::Transfer { .. } => lossy.contains(self),
-            Case::Error(case) => turn(case as usize + side),
-            Case::Pingpong => turn(3 * side),
-        }
-    }
-}
-
-/// Every row, in the order in which they run: by port first, since opening one takes time.
-pub fn all() -> Vec<Row> {
-    let mut rows = transfers(&[Fault::None]);
-    rows.extend(pairwise_cover(&transfers(&FAULTS)));
-    for &port in &PORTS {
-        for &family in &FAMILIES {
-            for &requester in &SIDES {
-                rows.extend(ERRORS.iter().map(|&e| Row { port, family, requester, case: Case::Error(e) }));
-                rows.push(Row { port, family, requester, case: Case::Pingpong });
-            }
-        }
-    }
-    rows.sort();
-    rows
-}
-
-/// The rows of a short run.
-pub fn short() -> Vec<Row> {
-    let all = all();
-    let mut lossy = Vec::new();
-    for (port, requester) in PORTS.into_iter().flat_map(|port| SIDES.map(|side| (port, side))) {
-        let here = all.iter().filter(|row| row.port == port && row.requester == requester);
-        // As few packets as make a loss likely.
-        let likely =
-            here.filter(|row| matches!(row.fault(), Fault::Loss1 | Fault::Loss5) && row.packets() >= 16);
-        lossy.extend(likely.min_by_key(|row| row.packets()));
-    }
-    all.into_iter().filter(|row| row.is_short(&lossy)).collect()
-}
-
-/// Every row, and transfers under faults in the full product instead of a cover.
-pub fn thorough() -> Vec<Row> {
-    let mut rows = all();
-    rows.extend(transfers(&FAULTS));
-    rows.sort();
-    rows.dedup();
-    rows
-}
-
-/// The full product of transfers with these faults.
-fn transfers(faults: &[Fault]) -> Vec<Row> {
-    let mut rows = Vec::new();
-    for &port in &PORTS {
-        for &family in &FAMILIES {
-            for &requester in &SIDES {
-                for &op in &OPS {
-                    for &mtu in &MTUS {
-                        for size in op.sizes(mtu) {
-                            rows.extend(faults.iter().map(|&fault| Row {
-                                port,
-                                family,
-                                requester,
-                                case: Case::Transfer { op, mtu, size, fault },
-                            }));
-                        }
-                    }
-                }
-            }
-        }
-    }
-    rows
-}
-
-/// A parameter of a transfer: which one, and its value as a small number.
-type Parameter = (usize, usize);
-
-/// The parameters of a transfer. Sizes are compared by what they are to the MTU.
-fn parameters(row: &Row) -> Vec<Parameter> {
-    let Case::Transfer { op, mtu, size, fault } = row.case else { return Vec::new() };
-    // Atomics' 8 is a class of its own, after the others.
-    let class = if op.is_atomic() { None } else { op.sizes(mtu).iter().position(|s| *s == size) };
-    vec![
-        (0, row.port as usize),
-        (1, row.family as usize),
-        (2, row.requester as usize),
-        (3, op as usize),
-        (4, mtu),
-        (5, class.unwrap_or(usize::MAX)),
-        (6, fault as usize),
-    ]
-}
-
-/// Every two parameters of the row.
-fn pairs(row: &Row) -> Vec<(Parameter, Parameter)> {
-    let p = parameters(row);
-    (0..p.len()).flat_map(|i| (i + 1..p.len()).map(move |j| (i, j))).map(|(i, j)| (p[i], p[j])).collect()
-}
-
-/// A subset in which any two parameter values that meet in `rows` meet: greedy, the first of the best each
-/// time, so that it is the same on every machine.
-fn pairwise_cover(rows: &[Row]) -> Vec<Row> {
-    let mut open: BTreeSet<_> = rows.iter().flat_map(pairs).collect();
-    let mut cover = Vec::new();
-    while !open.is_empty() {
-        let gain = |row: &&Row| pairs(row).iter().filter(|pair| open.contains(*pair)).count();
-        // max_by_key would take the last of the best; reversed, that is the first.
-        let Some(best) = rows.iter().rev().max_by_key(gain) else { break };
-        for pair in pairs(best) {
-            open.remove(&pair);
-        }
-        cover.push(*best);
-    }
-    cover
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_committed_list_is_the_generated_one() {
-        let committed: Vec<&str> = include_str!("../rows.txt").lines().collect();
-        let generated: Vec<String> = all().iter().map(Row::to_string).collect();
-        let missing: Vec<_> = committed.iter().filter(|c| !generated.iter().any(|g| g == *c)).collect();
-        let new: Vec<_> = generated.iter().filter(|g| !committed.contains(&g.as_str())).collect();
-        assert!(
-            committed == generated,
-            "rows.txt differs. Gone: {missing:?}. New: {new:?}. If that is meant: `cargo run -p interop -- list > interop/rows.txt`"
-        );
-    }
-
-    #[test]
-    fn names_are_unique() {
-        let rows = all();
-        let names: BTreeSet<String> = rows.iter().map(Row::to_string).collect();
-        assert_eq!(names.len(), rows.len());
-    }
-
-    #[test]
-    fn the_clean_matrix_is_the_full_product() {
-        let clean = |row: &&Row| matches!(row.case, Case::Transfer { fault: Fault::None, .. });
-        // 2 ports x 2 families x 2 sides x 3 MTUs x (5 operations x 7 sizes + 2 atomics).
-        assert_eq!(all().iter().filter(clean).count(), 2 * 2 * 2 * 3 * (5 * 7 + 2));
-    }
-
-    #[test]
-    fn any_two_values_meet_under_faults_in_few_rows() {
-        let full = transfers(&FAULTS);
-        let cover: Vec<Row> = all()
-            .into_iter()
-            .filter(|r| matches!(r.case, Case::Transfer { fault, .. } if fault != Fault::None))
-            .collect();
-        let want: BTreeSet<_> = full.iter().flat_map(pairs).collect();
-        let have: BTreeSet<_> = cover.iter().flat_map(pairs).collect();
-        assert_eq!(want, have);
-        assert!(cover.len() < full.len() / 20, "{} of {} rows", cover.len(), full.len());
-    }
-
-    #[test]
-    fn a_short_run_has_everything_once_and_is_short() {
-        let short = short();
-        let has = |what: &dyn Fn(&Row) -> bool| short.iter().any(what);
-        for requester in SIDES {
-            for port in PORTS {
-                let here = |row: &Row| row.port == port && row.requester == requester;
-                for wanted in OPS {
-                    assert!(
-                        has(&|r| here(r) && matches!(r.case, Case::Transfer { op, .. } if op == wanted)),
-                        "{port} {requester} {wanted}"
-                    );
-                }
-                assert!(has(&|r| here(r) && r.fault() != Fault::None), "{port} {requester} under loss");
-            }
-            for error in ERRORS {
-                assert!(has(&|r| r.requester == requester && r.case == Case::Error(error)), "{error}");
-            }
-            assert!(has(&|r| r.requester == requester && r.case == Case::Pingpong), "{requester} pingpong");
-        }
-        for port in PORTS {
-            for family in FAMILIES {
-                for wanted in MTUS {
-                    let at = |r: &Row| matches!(r.case, Case::Transfer { mtu, .. } if mtu == wanted);
-                    assert!(
-                        has(&|r| r.port == port && r.family == family && at(r)),
-                        "{port} {family} {wanted}"
-                    );
-                }
-            }
-        }
-        assert!(short.len() <= 70, "{} rows", short.len());
     }
 }

@@ -12,7 +12,7 @@ use interop::guest::{output_folder, peer_sources};
 use interop::network::{command_line, run};
 use interop::peer::Peer;
 use interop::report::{Outcome, Report, SkipReason};
-use interop::rows::{self, Case, ErrorCase, Family, Fault, Row, Side};
+use interop::rows::{self, Case, ErrorCase, Family, Fault, Row, Side, Stock};
 
 /// A full run takes no longer, a thorough one as many times more as it has more rows; the rows beyond are
 /// missing, and the run is bad.
@@ -87,7 +87,10 @@ pub(crate) fn self_check(rows: &[Row], a: &mut Peer, b: &mut Peer) -> Result<boo
     let of_verbs = |row: &&Row| {
         row.requester == Side::Peer
             && row.port == rows[0].port
-            && matches!(row.case, Case::Transfer { fault: Fault::None, .. } | Case::Error(_))
+            && matches!(
+                row.case,
+                Case::Transfer { fault: Fault::None, .. } | Case::Error(_) | Case::Feature(_)
+            )
     };
     let rows: Vec<Row> = rows.iter().filter(of_verbs).copied().collect();
     in_order(&rows, "self-check.json", |row| match peer_lacks(row, a) {
@@ -147,7 +150,7 @@ fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>
         Err(Unready::Failed(error)) => return Outcome::Fail(error.to_string()),
     }
     let outcome = match (row.case, row.requester) {
-        (Case::Pingpong, _) => pingpong(row, roxie, peer),
+        (Case::Pingpong(program), _) => pingpong(program, row, roxie, peer),
         (_, Side::Roxie) => verbs(row, roxie, peer),
         (_, Side::Peer) => verbs(row, peer, roxie),
     };
@@ -164,20 +167,26 @@ fn verbs(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Outcome
     }
 }
 
-fn pingpong(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
-    match try_pingpong(row, roxie, peer) {
+fn pingpong(program: Stock, row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
+    match try_pingpong(program, row, roxie, peer) {
         Ok(outcome) => outcome,
         Err(error) => Outcome::Fail(error.to_string()),
     }
 }
 
-/// Stock `ibv_rc_pingpong` on the peer, `roxie pingpong rc` here: 1,000 exchanges of 4 KiB, with the
-/// programs' own data check (`-c`).
-fn try_pingpong(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<Outcome, Error> {
-    const PROGRAM: &str = "ibv_rc_pingpong";
-    const OPTIONS: &str = "-m 1024 -s 4096 -n 1000 -c";
+/// A stock pingpong on the peer, `roxie pingpong` here: 300 exchanges of 4 KiB, or of one packet where datagrams go,
+/// with the programs' own data check (`-c`).
+fn try_pingpong(program: Stock, row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<Outcome, Error> {
+    if !roxie.has_pingpong(program)? {
+        return Ok(Outcome::Skip(SkipReason::RoxieHasNoProgram));
+    }
+    let stock_program = format!("ibv_{program}_pingpong");
+    let options = match program {
+        Stock::Ud => "-s 1024 -n 300 -c",
+        _ => "-m 1024 -s 4096 -n 300 -c",
+    };
     let words = |head: String, server: Option<String>| -> Vec<String> {
-        let line = format!("{head} -p {PINGPONG_PORT} {OPTIONS}");
+        let line = format!("{head} -p {PINGPONG_PORT} {options}");
         line.split_whitespace().map(str::to_owned).chain(server).collect()
     };
     let peer_address = peer.address(row.family)?;
@@ -190,7 +199,7 @@ fn try_pingpong(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<Out
     let stock = |server| words(format!("-g {peer_gid}"), server);
     let (here, there) = match row.requester {
         Side::Roxie => {
-            let job = peer.spawn(PROGRAM, &stock(None))?;
+            let job = peer.spawn(&stock_program, &stock(None))?;
             if !peer.wait_for_listener(PINGPONG_PORT, LISTENS_WITHIN)? {
                 let server = peer.wait(job, Duration::ZERO)?;
                 return Ok(match server.code {
@@ -198,18 +207,18 @@ fn try_pingpong(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<Out
                     _ => Outcome::Fail(format!("the peer's server is silent: {server:?}")),
                 });
             }
-            roxie.pingpong(row.family, &words(String::new(), Some(peer_host.to_string())))?;
+            roxie.pingpong(program, row.family, &words(String::new(), Some(peer_host.to_string())))?;
             let here = roxie.wait(PINGPONG_WITHIN)?;
             let left = if here.code == Some(0) { PINGPONG_WITHIN } else { LOSER_WITHIN };
             (here, peer.wait(job, left)?)
         }
         Side::Peer => {
-            roxie.pingpong(row.family, &words(String::new(), None))?;
+            roxie.pingpong(program, row.family, &words(String::new(), None))?;
             if !roxie.wait_for_listener(PINGPONG_PORT, LISTENS_WITHIN)? {
                 let server = roxie.wait(Duration::ZERO)?;
                 return Ok(Outcome::Fail(format!("roxie's server is silent: {server:?}")));
             }
-            let job = peer.spawn(PROGRAM, &stock(Some(roxie_host.to_string())))?;
+            let job = peer.spawn(&stock_program, &stock(Some(roxie_host.to_string())))?;
             let there = peer.wait(job, PINGPONG_WITHIN)?;
             if there.code == Some(NO_SUCH_PROGRAM) {
                 roxie.wait(Duration::ZERO)?;

@@ -82,7 +82,7 @@ bool within(const struct region *region, uint64_t offset, uint64_t length)
 	return false;
 }
 
-static int access_flags(struct request *r)
+int access_flags(struct request *r)
 {
 	const char *access = text_or_null(r, "access");
 	int flags = 0;
@@ -93,9 +93,11 @@ static int access_flags(struct request *r)
 		case 'r': flags |= IBV_ACCESS_REMOTE_READ; break;
 		case 'w': flags |= IBV_ACCESS_REMOTE_WRITE; break;
 		case 'a': flags |= IBV_ACCESS_REMOTE_ATOMIC; break;
+		case 'b': flags |= IBV_ACCESS_MW_BIND; break;
+		case 'z': break; /* see cmd_mr */
 		case '0': break;
 		default:
-			err(EINVAL, "access=%s: known are l, r, w, a and 0", access);
+			err(EINVAL, "access=%s: known are l, r, w, a, b, z and 0", access);
 			r->failed = true;
 			return 0;
 		}
@@ -123,7 +125,11 @@ void cmd_mr(struct request *r)
 	if (posix_memalign(&base, 4096, (size + 4095) & ~4095ull))
 		return err(ENOMEM, "no memory for %llu bytes", (unsigned long long)size);
 	memset(base, 0, size);
-	region->mr = ibv_reg_mr(pd, base, size, flags);
+	/* Drivers pass over IBV_ACCESS_ZERO_BASED (rxe does); what begins at 0 is registered at that address. */
+	bool zero_based = text_or_null(r, "access") && strchr(text(r, "access"), 'z');
+	/* What work requests and peers call its first byte. */
+	uint64_t start = zero_based ? 0 : (uintptr_t)base;
+	region->mr = ibv_reg_mr_iova(pd, base, size, start, flags);
 	if (!region->mr) {
 		int code = errno;
 		free(base);
@@ -132,7 +138,8 @@ void cmd_mr(struct request *r)
 	}
 	region->base = base;
 	region->size = size;
-	ok("mr=%d addr=0x%llx lkey=0x%x rkey=0x%x size=%llu", id, (unsigned long long)(uintptr_t)base,
+	region->start = start;
+	ok("mr=%d addr=0x%llx lkey=0x%x rkey=0x%x size=%llu", id, (unsigned long long)start,
 	   region->mr->lkey, region->mr->rkey, (unsigned long long)size);
 }
 

@@ -27,7 +27,9 @@ static void cmd_reset(struct request *r)
 {
 	(void)r;
 	jobs_reset();
+	windows_reset();
 	qp_reset();
+	objects_reset();
 	memory_reset();
 	ok(" ");
 }
@@ -44,6 +46,9 @@ static const struct {
 	{ "qp_free", cmd_qp_free },   { "recv", cmd_recv },         { "send", cmd_send },
 	{ "poll", cmd_poll },         { "spawn", cmd_spawn },       { "wait", cmd_wait },
 	{ "kill", cmd_kill },         { "listening", cmd_listening }, { "reset", cmd_reset },
+	{ "ah", cmd_ah },             { "srq", cmd_srq },           { "srq_limit", cmd_srq_limit },
+	{ "mw", cmd_mw },             { "attach", cmd_attach },     { "detach", cmd_detach },
+	{ "member", cmd_member },
 };
 
 static void dispatch(char *line)

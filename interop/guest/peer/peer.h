@@ -8,12 +8,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PROTOCOL_VERSION 1
+#define PROTOCOL_VERSION 2
 #define MAX_LINE 4096
 #define MAX_ARGS 48
 #define MAX_MRS 64
 #define MAX_QPS 64
 #define MAX_JOBS 16
+#define MAX_AHS 16
+#define MAX_SRQS 8
+#define MAX_MWS 8
 #define MAX_POLL 64
 
 /* One request line, split in place: a verb, then key=value words. */
@@ -47,6 +50,7 @@ bool flush_replies(int fd);
 struct region {
 	struct ibv_mr *mr;
 	uint8_t *base;
+	uint64_t start; /* as work requests name it: 0 for a zero-based one */
 	size_t size;
 };
 void pattern_fill(uint8_t *to, size_t length, uint64_t seed);
@@ -54,6 +58,8 @@ void pattern_fill(uint8_t *to, size_t length, uint64_t seed);
 struct region *region_of(struct request *r);
 /* True if [offset, offset+length) lies in the region; else replies with an error. */
 bool within(const struct region *region, uint64_t offset, uint64_t length);
+/* The flags of `access=`. */
+int access_flags(struct request *r);
 void cmd_mr(struct request *r);
 void cmd_mr_free(struct request *r);
 void cmd_fill(struct request *r);
@@ -64,15 +70,46 @@ void cmd_poke(struct request *r);
 void memory_reset(void);
 
 /* qp.c */
+/* A queue pair has a completion queue of its own, for sends and receives alike. */
+struct pair {
+	struct ibv_qp *qp;
+	struct ibv_cq *cq;
+	uint32_t qkey;
+	bool attached; /* to the multicast group, which the socket has joined */
+	union ibv_gid group;
+	int membership;
+};
+/* The queue pair that `qp=` names, or NULL after an error reply. */
+struct pair *pair_of(struct request *r);
 void cmd_qp(struct request *r);
 void cmd_connect(struct request *r);
 void cmd_modify(struct request *r);
 void cmd_query(struct request *r);
 void cmd_qp_free(struct request *r);
+void qp_reset(void);
+
+/* work.c */
 void cmd_recv(struct request *r);
 void cmd_send(struct request *r);
 void cmd_poll(struct request *r);
-void qp_reset(void);
+
+/* objects.c: what a request names, or NULL after an error reply. */
+struct ibv_ah *ah_of(struct request *r);
+struct ibv_srq *srq_of(struct request *r);
+struct ibv_mw *mw_of(struct request *r);
+void cmd_ah(struct request *r);
+void cmd_srq(struct request *r);
+void cmd_srq_limit(struct request *r);
+void cmd_mw(struct request *r);
+void windows_reset(void);
+void objects_reset(void);
+
+/* multicast.c */
+void cmd_attach(struct request *r);
+void cmd_detach(struct request *r);
+void cmd_member(struct request *r);
+/* Before the queue pair is destroyed: one in a group cannot be. */
+int leave_group(struct pair *pair);
 
 /* device.c */
 extern struct ibv_context *context;

@@ -112,14 +112,11 @@ pub(super) fn run(
 fn request(shape: &Shape, near: Region, far: Region) -> Request {
     let length = if shape.op.is_atomic() { 8 } else { LENGTH };
     Request {
-        wr_id: 7,
-        op: shape.op,
         local: Some((near, OFFSET, length)),
         remote_addr: far.addr + OFFSET as u64 + shape.shift,
         rkey: far.rkey ^ shape.rkey_flip,
-        imm: 0,
         compare_add: 1,
-        swap: 0,
+        ..Request::new(7, shape.op)
     }
 }
 

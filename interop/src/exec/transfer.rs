@@ -1,16 +1,22 @@
 //! Rows that move data and verify it.
 
-use super::{Failure, GUARD, PATIENCE, PATIENCE_FAULTS, Wiring, expect_pattern, must};
-use crate::end::{Access, Completion, Done, End, Pair, Receive, Region, Request, Status};
+use super::{
+    Failure, GUARD, PATIENCE, PATIENCE_FAULTS, Wiring, carry_out, expect_pattern, expect_receives, must,
+};
+use crate::end::{Access, Completion, Done, End, Pair, PairKind, Receive, Region, Request, Status};
 use crate::error::Error;
-use crate::rows::{Family, Fault, Op};
+use crate::rows::{Family, Fault, Op, Service};
 
 /// Messages of a row, posted together. A megabyte is one message.
 pub const MESSAGES: usize = 3;
 
+/// The number of a message that comes behind those that are looked at.
+const BEHIND: u64 = 2000;
+
 /// What a transfer row is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
+    pub(super) service: Service,
     pub(super) op: Op,
     pub(super) mtu: usize,
     pub(super) size: usize,
@@ -57,7 +63,9 @@ pub(super) fn run<'a>(
     let near = requester.register(layout.total(), Access::ALL)?;
     let far = responder.register(layout.total(), Access::ALL)?;
     prepare(plan, layout, requester, near, responder, far)?;
-    let (asks, answers) = Wiring::new(plan.family, plan.mtu, plan.seed).connect(requester, responder)?;
+    let kind = if plan.service == Service::Uc { PairKind::Uc } else { PairKind::Rc };
+    let wiring = Wiring { kind, ..Wiring::new(plan.family, plan.mtu, plan.seed) };
+    let (asks, answers) = wiring.connect(requester, responder)?;
 
     if plan.op.consumes_receive() {
         // A WRITE_IMM brings its own place; its receive needs none.
@@ -71,6 +79,12 @@ pub(super) fn run<'a>(
     }
     check_requester(plan, count, requester, asks)?;
     check_responder(plan, count, responder, answers)?;
+    if (plan.service, plan.op) == (Service::Uc, Op::Write) {
+        // Such WRITEs are complete when they are sent; what comes behind them on the link says that they are there.
+        responder.post_receive(answers, &Receive { wr_id: BEHIND, to: None })?;
+        carry_out(requester, asks, &Request::new(BEHIND, Op::Send), Status::SUCCESS)?;
+        expect_receives(responder, answers, &[BEHIND])?;
+    }
     if plan.op.is_atomic() {
         return check_atomics(plan, layout, requester, near, responder, far);
     }
@@ -126,8 +140,6 @@ fn prepare<'a>(
 fn request(plan: &Plan, layout: Layout, near: Region, far: Region, i: usize) -> Request {
     let remote = if plan.op.is_atomic() { 0 } else { i };
     Request {
-        wr_id: i as u64,
-        op: plan.op,
         local: Some((near, layout.start(i), plan.size)),
         remote_addr: far.addr + layout.start(remote) as u64,
         rkey: far.rkey,
@@ -135,15 +147,12 @@ fn request(plan: &Plan, layout: Layout, near: Region, far: Region, i: usize) -> 
         // CMP_SWAP: the first compares with what is there, the others with what no longer is.
         compare_add: word(plan),
         swap: word(plan) ^ 0xff << i,
+        ..Request::new(i as u64, plan.op)
     }
 }
 
 fn check_requester(plan: &Plan, count: usize, end: &mut dyn End, pair: Pair) -> Result<(), Failure> {
-    let done = match plan.op {
-        Op::SendImm => Op::Send,
-        Op::WriteImm => Op::Write,
-        op => op,
-    };
+    let done = plan.op.completes_as();
     let seen = collect(plan, count, end, pair)?;
     must!(seen.len() == count, "the requester has {} of {count} completions: {seen:?}", seen.len());
     for (i, c) in seen.iter().enumerate() {

@@ -3,6 +3,7 @@
 use std::env;
 use std::fs;
 use std::io::Read;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
@@ -122,6 +123,18 @@ fn listens(line: &str, port: u16) -> bool {
     let mut words = line.split_whitespace().skip(1);
     let local = words.next().and_then(|l| l.rsplit_once(':')).map(|(_, port)| port);
     local.and_then(|p| u16::from_str_radix(p, 16).ok()) == Some(port) && words.nth(1) == Some("0A")
+}
+
+/// True if the calling thread's network namespace is in the multicast group on some interface.
+pub(super) fn somebody_is_in(group: IpAddr) -> Result<bool, Error> {
+    let (table, name) = match group {
+        // /proc/net/igmp has addresses as the numbers that this host makes of their bytes.
+        IpAddr::V4(v4) => ("igmp", format!("{:08X}", u32::from_ne_bytes(v4.octets()))),
+        IpAddr::V6(v6) => ("igmp6", format!("{:032x}", u128::from(v6))),
+    };
+    let path = Path::new("/proc/thread-self/net").join(table);
+    let text = fs::read_to_string(&path).map_err(Error::file(&path))?;
+    Ok(text.split_whitespace().any(|word| word == name))
 }
 
 #[cfg(test)]

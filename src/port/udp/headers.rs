@@ -15,7 +15,8 @@ pub(super) const MAX_HEADERS: usize = V6_HEADERS;
 /// Offset of the IPv4 identification in a frame.
 const V4_ID: usize = 14 + 4;
 const V4_CHECKSUM: usize = 14 + 10;
-const HOP_LIMIT: u8 = 64;
+/// The system's usual one, of which a received datagram says nothing.
+pub(super) const HOP_LIMIT: u8 = 64;
 const UDP: u8 = 17;
 
 /// A station address for an IP address that is reached through sockets: `02:00` and the four bytes of an

@@ -12,6 +12,7 @@ use nix::sys::socket::{
     sockopt,
 };
 
+use super::headers::HOP_LIMIT;
 use super::rx::Receiver;
 use super::tx::{SendLimits, SendSocket, Sender};
 use super::{UdpPort, owner, probe, synthetic_mac, sys};
@@ -234,6 +235,7 @@ fn send_socket(address: IpAddr, i: usize, config: &UdpConfig) -> Result<SendSock
         if address.is_ipv4() {
             set("MTU_DISCOVER=PROBE", libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
             set("MULTICAST_LOOP=0", libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP, 0)?;
+            set("MULTICAST_TTL", libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, HOP_LIMIT.into())?;
         } else {
             set(
                 "MTU_DISCOVER=PROBE",
@@ -242,6 +244,9 @@ fn send_socket(address: IpAddr, i: usize, config: &UdpConfig) -> Result<SendSock
                 libc::IPV6_PMTUDISC_PROBE,
             )?;
             set("MULTICAST_LOOP=0", libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, 0)?;
+            // Otherwise groups get 1 and all get a label of the system's making: not what the NIC's header says.
+            set("MULTICAST_HOPS", libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, HOP_LIMIT.into())?;
+            set("AUTOFLOWLABEL=0", libc::IPPROTO_IPV6, libc::IPV6_AUTOFLOWLABEL, 0)?;
         }
         enlarge(fd, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.socket_buffer);
         return Ok(SendSocket { socket, port });

@@ -1,0 +1,141 @@
+//! What UC lets vanish, and that what comes after it arrives (IBTA 9.8.2.2, 9.9.3: class D and E errors).
+
+use super::{Failure, Wiring, carry_out, expect_pattern, expect_receives, must};
+use crate::end::{Access, End, Pair, PairKind, Receive, Region, Request, State, Status};
+use crate::error::Error;
+use crate::rows::{Family, Op};
+
+const MTU: usize = 1024;
+/// Bytes of the regions. The message lies in the middle, and has three packets.
+const REGION: usize = 8192;
+const OFFSET: usize = 1024;
+const LENGTH: usize = 3000;
+
+/// Two ends with a region each, filled with patterns of their own, and a UC connection.
+struct Stage<'a> {
+    requester: &'a mut dyn End,
+    responder: &'a mut dyn End,
+    near: Region,
+    far: Region,
+    asks: Pair,
+    answers: Pair,
+    seed: u64,
+}
+
+impl<'a> Stage<'a> {
+    fn set(
+        family: Family,
+        seed: u64,
+        requester: &'a mut dyn End,
+        responder: &'a mut dyn End,
+    ) -> Result<Stage<'a>, Error> {
+        let near = requester.register(REGION, Access::ALL)?;
+        let far = responder.register(REGION, Access::ALL)?;
+        requester.fill(near, OFFSET..OFFSET + LENGTH, seed)?;
+        responder.fill(far, 0..REGION, !seed)?;
+        let wiring = Wiring { kind: PairKind::Uc, ..Wiring::new(family, MTU, seed) };
+        let (asks, answers) = wiring.connect(requester, responder)?;
+        Ok(Stage { requester, responder, near, far, asks, answers, seed })
+    }
+
+    fn request(&self, wr_id: u64, op: Op) -> Request {
+        Request { local: Some((self.near, OFFSET, LENGTH)), ..Request::new(wr_id, op) }
+    }
+
+    /// A SEND to a receive that is posted for it arrives; nothing else has completed, and both ends go on.
+    fn next_arrives(&mut self) -> Result<(), Failure> {
+        let to = Some((self.far, OFFSET, LENGTH));
+        self.responder.post_receive(self.answers, &Receive { wr_id: 1001, to })?;
+        self.send_and_expect(1001)
+    }
+
+    fn send_and_expect(&mut self, receive: u64) -> Result<(), Failure> {
+        let request = self.request(9, Op::Send);
+        carry_out(self.requester, self.asks, &request, Status::SUCCESS)?;
+        let seen = expect_receives(self.responder, self.answers, &[receive])?;
+        must!(seen[0].byte_len as usize == LENGTH, "byte_len {} and should be {LENGTH}", seen[0].byte_len);
+        expect_pattern(self.responder, self.far, OFFSET..OFFSET + LENGTH, self.seed, "the next message")?;
+        let states = (self.requester.state(self.asks)?, self.responder.state(self.answers)?);
+        must!(states == (State::Rts, State::Rts), "the states are {states:?} and should be Rts");
+        Ok(())
+    }
+
+    fn expect_untouched(&mut self) -> Result<(), Failure> {
+        expect_pattern(
+            self.responder,
+            self.far,
+            0..REGION,
+            !self.seed,
+            "the responder's memory was written to",
+        )
+    }
+}
+
+/// WRITEs with and without immediate data, by a key that nobody gave out or to an address beyond the region: complete at
+/// the requester, nothing at the responder, whose receive is there for the next message.
+pub(super) fn refused_writes(
+    bad_rkey: bool,
+    family: Family,
+    seed: u64,
+    requester: &mut dyn End,
+    responder: &mut dyn End,
+) -> Result<(), Failure> {
+    let mut stage = Stage::set(family, seed, requester, responder)?;
+    let (far, asks) = (stage.far, stage.asks);
+    let to = Some((far, OFFSET, LENGTH));
+    stage.responder.post_receive(stage.answers, &Receive { wr_id: 1000, to })?;
+    // The last byte of the message is the first beyond the region.
+    let beyond = if bad_rkey { 0 } else { REGION - OFFSET - LENGTH + 1 };
+    for (wr_id, op) in [(7, Op::Write), (8, Op::WriteImm)] {
+        let request = Request {
+            remote_addr: far.addr + (OFFSET + beyond) as u64,
+            rkey: if bad_rkey { far.rkey ^ 0x5a_5a00 } else { far.rkey },
+            ..stage.request(wr_id, op)
+        };
+        carry_out(stage.requester, asks, &request, Status::SUCCESS)?;
+    }
+    stage.send_and_expect(1000)?;
+    // Of the WRITEs beyond the region not even the part that lies in it may be there: the first packet says the length.
+    expect_pattern(stage.responder, far, 0..OFFSET, !seed, "memory before the message was written to")?;
+    check_rest(stage.responder, far, seed)
+}
+
+/// Behind the message everything is as it was. A pattern starts where its filling did: the rest is compared by words.
+fn check_rest(responder: &mut dyn End, far: Region, seed: u64) -> Result<(), Failure> {
+    let want: Vec<u8> = crate::pattern::bytes(!seed).take(REGION).collect();
+    for start in (OFFSET + LENGTH..REGION).step_by(1024) {
+        let range = start..REGION.min(start + 1024);
+        let got = responder.read(far, range.clone())?;
+        must!(got == want[range.clone()], "memory behind the message was written to, in {range:?}");
+    }
+    Ok(())
+}
+
+/// A SEND without a receive: complete at the requester, lost at the responder.
+pub(super) fn no_receive(
+    family: Family,
+    seed: u64,
+    requester: &mut dyn End,
+    responder: &mut dyn End,
+) -> Result<(), Failure> {
+    let mut stage = Stage::set(family, seed, requester, responder)?;
+    let request = stage.request(7, Op::Send);
+    carry_out(stage.requester, stage.asks, &request, Status::SUCCESS)?;
+    overtake(family, seed, stage.requester, stage.responder)?;
+    stage.expect_untouched()?;
+    stage.next_arrives()
+}
+
+/// Sends an empty message over a connection of its own and waits for it: what was sent before it has arrived by then.
+pub(super) fn overtake(
+    family: Family,
+    seed: u64,
+    requester: &mut dyn End,
+    responder: &mut dyn End,
+) -> Result<(), Failure> {
+    let wiring = Wiring { kind: PairKind::Uc, ..Wiring::new(family, MTU, seed.rotate_left(13)) };
+    let (asks, answers) = wiring.connect(requester, responder)?;
+    responder.post_receive(answers, &Receive { wr_id: 2000, to: None })?;
+    carry_out(requester, asks, &Request::new(2000, Op::Send), Status::SUCCESS)?;
+    expect_receives(responder, answers, &[2000]).map(drop)
+}

@@ -1,0 +1,199 @@
+//! Memory windows of type 2, invalidation from both sides, and regions whose addresses begin at 0.
+
+use super::{Failure, PATIENCE, Wiring, carry_out, expect_pattern, expect_receives, must};
+use crate::end::{Access, Done, End, Pair, Receive, Region, Request, State, Status};
+use crate::error::Error;
+use crate::rows::{Family, Op};
+
+const MTU: usize = 1024;
+/// Bytes of the regions, and the part that the window opens.
+const REGION: usize = 8192;
+const OFFSET: usize = 1024;
+const LENGTH: usize = 3000;
+
+/// Who makes a window's key invalid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// Its owner, by a work request.
+    Owner,
+    /// The other side, by SEND with invalidate.
+    Requester,
+}
+
+/// Two ends with a connection and a region each; the responder has bound a window to a part of its own.
+struct Stage<'a> {
+    requester: &'a mut dyn End,
+    responder: &'a mut dyn End,
+    near: Region,
+    far: Region,
+    asks: Pair,
+    answers: Pair,
+    rkey: u32,
+    seed: u64,
+}
+
+impl<'a> Stage<'a> {
+    fn set(
+        family: Family,
+        seed: u64,
+        requester: &'a mut dyn End,
+        responder: &'a mut dyn End,
+    ) -> Result<Stage<'a>, Failure> {
+        let (asks, answers, near, far) =
+            prepare(family, seed, requester, responder, Access { bind: true, ..NOTHING })?;
+        let window = responder.create_window()?;
+        let rkey = responder.post_bind(answers, 500, window, (far, OFFSET, LENGTH))?;
+        let bound = responder.poll(answers, 1, PATIENCE)?;
+        must!(
+            bound.len() == 1 && (bound[0].status, bound[0].done) == (Status::SUCCESS, Some(Done::Bind)),
+            "the bind completed as {bound:?}"
+        );
+        Ok(Stage { requester, responder, near, far, asks, answers, rkey, seed })
+    }
+
+    fn write(&mut self, wr_id: u64, rkey: u32, shift: usize, status: Status) -> Result<(), Failure> {
+        let request = Request {
+            local: Some((self.near, OFFSET, LENGTH)),
+            remote_addr: self.far.addr + (OFFSET + shift) as u64,
+            rkey,
+            ..Request::new(wr_id, Op::Write)
+        };
+        carry_out(self.requester, self.asks, &request, status).map(drop)
+    }
+
+    /// The window's part is what the requester wrote, or still what it was; all else is what it was.
+    fn expect_written(&mut self, written: bool) -> Result<(), Failure> {
+        check_memory(self.responder, self.far, self.seed, written)
+    }
+
+    /// A WRITE by the key is refused, and both ends are in the error state.
+    fn expect_refused(&mut self, rkey: u32, shift: usize) -> Result<(), Failure> {
+        self.write(90, rkey, shift, Status::REM_ACCESS_ERR)?;
+        let state = self.requester.state(self.asks)?;
+        must!(state == State::Err, "the requester's queue pair is in {state:?} and should be in Err");
+        Ok(())
+    }
+}
+
+/// Remote sides may do nothing with the region by its own key.
+const NOTHING: Access = Access { read: false, write: false, atomic: false, bind: false, zero_based: false };
+
+fn prepare(
+    family: Family,
+    seed: u64,
+    requester: &mut dyn End,
+    responder: &mut dyn End,
+    access: Access,
+) -> Result<(Pair, Pair, Region, Region), Error> {
+    let near = requester.register(REGION, Access::ALL)?;
+    let far = responder.register(REGION, access)?;
+    requester.fill(near, OFFSET..OFFSET + LENGTH, seed)?;
+    responder.fill(far, 0..REGION, !seed)?;
+    let (asks, answers) = Wiring::new(family, MTU, seed).connect(requester, responder)?;
+    Ok((asks, answers, near, far))
+}
+
+fn check_memory(responder: &mut dyn End, far: Region, seed: u64, written: bool) -> Result<(), Failure> {
+    let mut want: Vec<u8> = crate::pattern::bytes(!seed).take(REGION).collect();
+    if written {
+        let part = &mut want[OFFSET..OFFSET + LENGTH];
+        part.iter_mut().zip(crate::pattern::bytes(seed)).for_each(|(byte, pattern)| *byte = pattern);
+    }
+    for start in (0..REGION).step_by(1024) {
+        let got = responder.read(far, start..start + 1024)?;
+        let wrong = got.iter().zip(&want[start..]).position(|(got, want)| got != want);
+        must!(wrong.is_none(), "byte {} of the responder's memory is wrong", start + wrong.unwrap_or(0));
+    }
+    Ok(())
+}
+
+/// The window opens its range for WRITE and READ, and one byte beyond is refused.
+pub(super) fn access(
+    family: Family,
+    seed: u64,
+    requester: &mut dyn End,
+    responder: &mut dyn End,
+) -> Result<(), Failure> {
+    let mut stage = Stage::set(family, seed, requester, responder)?;
+    let rkey = stage.rkey;
+    stage.write(1, rkey, 0, Status::SUCCESS)?;
+    stage.expect_written(true)?;
+    let (near, far) = (stage.near, stage.far);
+    stage.requester.fill(near, OFFSET..OFFSET + LENGTH, !seed)?;
+    let read = Request {
+        local: Some((near, OFFSET, LENGTH)),
+        remote_addr: far.addr + OFFSET as u64,
+        rkey,
+        ..Request::new(2, Op::Read)
+    };
+    carry_out(stage.requester, stage.asks, &read, Status::SUCCESS)?;
+    expect_pattern(stage.requester, near, OFFSET..OFFSET + LENGTH, seed, "what was read through the window")?;
+    if stage.responder.quirks().windows_are_as_wide_as_regions {
+        // What the region does not have is refused all the same.
+        stage.expect_refused(rkey, REGION - LENGTH - OFFSET + 1)?;
+    } else {
+        stage.expect_refused(rkey, 1)?;
+    }
+    stage.expect_written(true)
+}
+
+/// A key that was made invalid opens nothing.
+pub(super) fn invalidation(
+    by: By,
+    family: Family,
+    seed: u64,
+    requester: &mut dyn End,
+    responder: &mut dyn End,
+) -> Result<(), Failure> {
+    let mut stage = Stage::set(family, seed, requester, responder)?;
+    let rkey = stage.rkey;
+    match by {
+        By::Owner => {
+            stage.responder.post_invalidate(stage.answers, 501, rkey)?;
+            let done = stage.responder.poll(stage.answers, 1, PATIENCE)?;
+            must!(
+                done.len() == 1
+                    && (done[0].status, done[0].done) == (Status::SUCCESS, Some(Done::LocalInvalidate)),
+                "the invalidation completed as {done:?}"
+            );
+        }
+        By::Requester => {
+            // Before it, it works.
+            stage.write(1, rkey, 0, Status::SUCCESS)?;
+            stage.responder.post_receive(stage.answers, &Receive { wr_id: 1000, to: None })?;
+            let request = Request { rkey, ..Request::new(2, Op::SendInv) };
+            carry_out(stage.requester, stage.asks, &request, Status::SUCCESS)?;
+            let seen = expect_receives(stage.responder, stage.answers, &[1000])?;
+            let want = (!stage.responder.quirks().hides_invalidations).then_some(rkey);
+            let told = seen[0].invalidated;
+            must!(told == want, "the receive says that {told:x?} is invalid and should say {want:x?}");
+        }
+    }
+    stage.expect_refused(rkey, 0)?;
+    stage.expect_written(by == By::Requester)
+}
+
+/// A region whose addresses begin at 0 is written and read as any other.
+pub(super) fn zero_based(
+    family: Family,
+    seed: u64,
+    requester: &mut dyn End,
+    responder: &mut dyn End,
+) -> Result<(), Failure> {
+    let zero_based = Access { zero_based: true, ..Access::ALL };
+    let (asks, _, near, far) = prepare(family, seed, requester, responder, zero_based)?;
+    must!(far.addr == 0, "its first address is {:#x}", far.addr);
+    let request = |wr_id, op, offset: usize, length| Request {
+        local: Some((near, OFFSET, length)),
+        remote_addr: offset as u64,
+        rkey: far.rkey,
+        ..Request::new(wr_id, op)
+    };
+    carry_out(requester, asks, &request(1, Op::Write, OFFSET, LENGTH), Status::SUCCESS)?;
+    check_memory(responder, far, seed, true)?;
+    requester.fill(near, OFFSET..OFFSET + LENGTH, !seed)?;
+    carry_out(requester, asks, &request(2, Op::Read, OFFSET, LENGTH), Status::SUCCESS)?;
+    expect_pattern(requester, near, OFFSET..OFFSET + LENGTH, seed, "what was read")?;
+    carry_out(requester, asks, &request(3, Op::Write, REGION - LENGTH + 1, LENGTH), Status::REM_ACCESS_ERR)?;
+    check_memory(responder, far, seed, true)
+}

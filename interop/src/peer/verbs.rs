@@ -1,0 +1,278 @@
+//! The verbs of a session with a peer program.
+
+use std::net::IpAddr;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::{Peer, Words};
+use crate::end::{
+    Access, Completion, Connection, Done, End, Handle, Pair, PairKind, Queue, Quirks, Receive, Region,
+    Request, State, Status, Window,
+};
+use crate::error::Error;
+use crate::pattern::Mismatch;
+use crate::rows::{Family, Op};
+
+/// `IBV_EVENT_SRQ_LIMIT_REACHED`.
+const SRQ_LIMIT_REACHED: u64 = 15;
+
+/// The words that name a gather or scatter entry.
+fn entry(entry: Option<(Region, usize, usize)>) -> String {
+    match entry {
+        Some((region, offset, length)) => format!(" mr={} off={offset} len={length}", region.key),
+        None => String::new(),
+    }
+}
+
+/// An address as a GID of 32 hex digits.
+fn gid_hex(address: IpAddr) -> String {
+    let v6 = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    format!("{:032x}", u128::from(v6))
+}
+
+fn completion(words: &Words) -> Option<Completion> {
+    let done = match words.text("opcode")? {
+        "send" => Some(Done::Request(Op::Send)),
+        "write" => Some(Done::Request(Op::Write)),
+        "read" => Some(Done::Request(Op::Read)),
+        "cmp_swap" => Some(Done::Request(Op::CmpSwap)),
+        "fetch_add" => Some(Done::Request(Op::FetchAdd)),
+        "bind_mw" => Some(Done::Bind),
+        "local_inv" => Some(Done::LocalInvalidate),
+        "recv" => Some(Done::Receive),
+        "recv_imm" => Some(Done::ReceiveWriteImm),
+        _ => None,
+    };
+    // IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV
+    let flag = |mask| words.number("flags").map(|flags| flags & mask != 0);
+    let word = |key| words.number(key).and_then(|n| u32::try_from(n).ok());
+    let (with_header, with_imm, with_inv) = (flag(1)?, flag(2)?, flag(8)?);
+    Some(Completion {
+        wr_id: words.number("wr_id")?,
+        status: Status(words.number("status")?.try_into().ok()?),
+        done,
+        byte_len: word("byte_len")?,
+        imm: with_imm.then_some(word("imm")?),
+        invalidated: with_inv.then_some(word("inv")?),
+        datagram_from: with_header.then_some(word("src_qp")?),
+    })
+}
+
+impl End for Peer {
+    /// Those of rdma_rxe, seen on 6.1: the kernel's `rxe_resp.c`, `send_data_in`, and rdma-core's
+    /// `providers/rxe/rxe.c`, `validate_send_wr`.
+    fn quirks(&self) -> Quirks {
+        let rxe = self.about.device.starts_with("rxe");
+        Quirks {
+            long_send_is_operational_error: rxe,
+            refuses_misaligned_atomics: rxe,
+            hides_invalidations: rxe,
+            windows_are_as_wide_as_regions: rxe,
+        }
+    }
+
+    fn address(&mut self, family: Family) -> Result<IpAddr, Error> {
+        self.gid(family).map(|gid| gid.address)
+    }
+
+    fn register(&mut self, size: usize, access: Access) -> Result<Region, Error> {
+        let mut flags = String::from("l");
+        let rights = [
+            (access.read, 'r'),
+            (access.write, 'w'),
+            (access.atomic, 'a'),
+            (access.bind, 'b'),
+            (access.zero_based, 'z'),
+        ];
+        flags.extend(rights.into_iter().filter_map(|(allowed, flag)| allowed.then_some(flag)));
+        let reply = self.command(&format!("mr size={size} access={flags}"))?;
+        Ok(Region { key: reply.number("mr")?, addr: reply.number("addr")?, rkey: reply.number("rkey")? })
+    }
+
+    fn fill(&mut self, region: Region, range: Range<usize>, seed: u64) -> Result<(), Error> {
+        let (mr, off, len) = (region.key, range.start, range.len());
+        self.command(&format!("fill mr={mr} off={off} len={len} seed={seed}")).map(drop)
+    }
+
+    fn mismatch(
+        &mut self,
+        region: Region,
+        range: Range<usize>,
+        seed: u64,
+    ) -> Result<Option<Mismatch>, Error> {
+        let (mr, off, len) = (region.key, range.start, range.len());
+        let reply = self.command(&format!("check mr={mr} off={off} len={len} seed={seed}"))?;
+        if reply.number::<u32>("match")? == 1 {
+            return Ok(None);
+        }
+        Ok(Some(Mismatch { at: reply.number("at")?, got: reply.number("got")?, want: reply.number("want")? }))
+    }
+
+    fn store(&mut self, region: Region, offset: usize, value: u64) -> Result<(), Error> {
+        // Little-endian hosts only, on both sides.
+        let hex = u64::from_be_bytes(value.to_le_bytes());
+        self.command(&format!("poke mr={} off={offset} hex={hex:016x}", region.key)).map(drop)
+    }
+
+    fn load(&mut self, region: Region, offset: usize) -> Result<u64, Error> {
+        let reply = self.command(&format!("peek mr={} off={offset} len=8", region.key))?;
+        let value = u64::from_str_radix(reply.text("hex")?, 16).map_err(|_| reply.malformed("hex"))?;
+        Ok(u64::from_le_bytes(value.to_be_bytes()))
+    }
+
+    fn read(&mut self, region: Region, range: Range<usize>) -> Result<Vec<u8>, Error> {
+        let (mr, off, len) = (region.key, range.start, range.len());
+        let reply = self.command(&format!("peek mr={mr} off={off} len={len}"))?;
+        let hex = reply.text("hex")?;
+        let byte = |i| hex.get(2 * i..2 * i + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        (0..len).map(byte).collect::<Option<_>>().ok_or_else(|| reply.malformed("hex"))
+    }
+
+    fn create_pair(&mut self, kind: PairKind) -> Result<Pair, Error> {
+        let words = match kind {
+            PairKind::Rc => "type=rc rq=64".to_owned(),
+            PairKind::RcSharing(queue) => format!("type=rc srq={}", queue.key),
+            PairKind::Uc => "type=uc rq=64".to_owned(),
+            PairKind::Ud { qkey, psn } => format!("type=ud rq=64 qkey=0x{qkey:x} sq_psn=0x{psn:x}"),
+        };
+        let reply = self.command(&format!("qp sq=64 {words}"))?;
+        Ok(Pair { key: reply.number("qp")?, qpn: reply.number("qpn")? })
+    }
+
+    fn connect(&mut self, pair: Pair, c: &Connection) -> Result<(), Error> {
+        let gid_index = self.gid(c.family)?.index;
+        let gid = gid_hex(c.remote);
+        self.command(&format!(
+            "connect qp={} qpn={} gid={} gid_index={gid_index} mtu={} rq_psn={} sq_psn={} timeout={} \
+             retry={} rnr_retry={} min_rnr_timer=12",
+            pair.key, c.remote_qpn, gid, c.mtu, c.rq_psn, c.sq_psn, c.timeout, c.retry, c.rnr_retry
+        ))
+        .map(drop)
+    }
+
+    fn post_receive(&mut self, pair: Pair, receive: &Receive) -> Result<(), Error> {
+        let to = entry(receive.to);
+        self.command(&format!("recv qp={} wr_id={}{to}", pair.key, receive.wr_id)).map(drop)
+    }
+
+    fn post_send(&mut self, pair: Pair, r: &Request) -> Result<(), Error> {
+        let to = match r.datagram {
+            Some(to) => {
+                format!(" ah={} remote_qpn={} remote_qkey=0x{:x}", to.handle.key, to.qpn, to.qkey)
+            }
+            None => String::new(),
+        };
+        self.command(&format!(
+            "send qp={} wr_id={} op={}{} raddr=0x{:x} rkey=0x{:x} imm=0x{:x} compare_add=0x{:x} swap=0x{:x} flags=s{to}",
+            pair.key,
+            r.wr_id,
+            r.op,
+            entry(r.local),
+            r.remote_addr,
+            r.rkey,
+            r.imm,
+            r.compare_add,
+            r.swap
+        ))
+        .map(drop)
+    }
+
+    fn poll(&mut self, pair: Pair, least: usize, timeout: Duration) -> Result<Vec<Completion>, Error> {
+        let reply =
+            self.command(&format!("poll qp={} min={least} timeout_ms={}", pair.key, timeout.as_millis()))?;
+        let parse = |line: &String| {
+            completion(&Words::parse(line)).ok_or_else(|| reply.malformed("a completion line"))
+        };
+        reply.details.iter().map(parse).collect()
+    }
+
+    fn create_handle(&mut self, family: Family, to: IpAddr) -> Result<Handle, Error> {
+        let index = self.gid(family)?.index;
+        let reply = self.command(&format!("ah gid={} gid_index={index}", gid_hex(to)))?;
+        Ok(Handle { key: reply.number("ah")? })
+    }
+
+    fn create_queue(&mut self) -> Result<Queue, Error> {
+        Ok(Queue { key: self.command("srq max=64")?.number("srq")? })
+    }
+
+    fn post_shared(&mut self, queue: Queue, receive: &Receive) -> Result<(), Error> {
+        let to = entry(receive.to);
+        self.command(&format!("recv srq={} wr_id={}{to}", queue.key, receive.wr_id)).map(drop)
+    }
+
+    fn arm_limit(&mut self, queue: Queue, limit: u32) -> Result<(), Error> {
+        self.command(&format!("srq_limit srq={} limit={limit}", queue.key)).map(drop)
+    }
+
+    fn limit_reached(&mut self, timeout: Duration) -> Result<bool, Error> {
+        let until = Instant::now() + timeout;
+        loop {
+            // Others may come before it.
+            let left = until.saturating_duration_since(Instant::now()).as_millis();
+            let reply = self.command(&format!("events timeout_ms={left}"))?;
+            let mut events = reply.details.iter().map(|line| Words::parse(line).number("event"));
+            if events.any(|event| event == Some(SRQ_LIMIT_REACHED)) {
+                return Ok(true);
+            }
+            if left == 0 {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn create_window(&mut self) -> Result<Window, Error> {
+        Ok(Window { key: self.command("mw")?.number("mw")? })
+    }
+
+    fn post_bind(
+        &mut self,
+        pair: Pair,
+        wr_id: u64,
+        window: Window,
+        to: (Region, usize, usize),
+    ) -> Result<u32, Error> {
+        let to = entry(Some(to));
+        let words = format!("qp={} wr_id={wr_id} op=bind_mw mw={}{to} access=rw", pair.key, window.key);
+        self.command(&format!("send {words}"))?.number("rkey")
+    }
+
+    fn post_invalidate(&mut self, pair: Pair, wr_id: u64, rkey: u32) -> Result<(), Error> {
+        self.command(&format!("send qp={} wr_id={wr_id} op=local_inv rkey=0x{rkey:x}", pair.key)).map(drop)
+    }
+
+    fn attach(&mut self, pair: Pair, group: IpAddr) -> Result<(), Error> {
+        let family = if group.is_ipv4() { Family::V4 } else { Family::V6 };
+        let (gid, index) = (gid_hex(group), self.gid(family)?.index);
+        self.command(&format!("attach qp={} gid={gid} gid_index={index}", pair.key)).map(drop)
+    }
+
+    fn detach(&mut self, pair: Pair, _group: IpAddr) -> Result<(), Error> {
+        self.command(&format!("detach qp={}", pair.key)).map(drop)
+    }
+
+    fn is_member(&mut self, group: IpAddr) -> Result<bool, Error> {
+        Ok(self.command(&format!("member gid={}", gid_hex(group)))?.number::<u32>("member")? == 1)
+    }
+
+    fn state(&mut self, pair: Pair) -> Result<State, Error> {
+        let reply = self.command(&format!("query qp={}", pair.key))?;
+        Ok(match reply.text("state")? {
+            "reset" => State::Reset,
+            "init" => State::Init,
+            "rtr" => State::Rtr,
+            "rts" => State::Rts,
+            "sqd" => State::Sqd,
+            "sqe" => State::Sqe,
+            "err" => State::Err,
+            _ => return Err(reply.malformed("state")),
+        })
+    }
+
+    fn reset(&mut self) -> Result<(), Error> {
+        self.command("reset").map(drop)
+    }
+}

@@ -1,0 +1,237 @@
+//! Which rows there are, and which of them a short run takes.
+
+use std::collections::BTreeSet;
+
+use super::{Case, ERRORS, FAMILIES, FAULTS, FEATURES, Fault, PORTS, Row, SIDES, STOCK, Service};
+
+const SERVICES: [Service; 3] = [Service::Rc, Service::Uc, Service::Ud];
+
+/// Every row, in the order in which they run: by port first, since opening one takes time.
+pub fn all() -> Vec<Row> {
+    let mut rows: Vec<Row> = SERVICES.into_iter().flat_map(|s| transfers(s, &[Fault::None])).collect();
+    rows.extend(pairwise_cover(&transfers(Service::Rc, &FAULTS)));
+    for &port in &PORTS {
+        for &family in &FAMILIES {
+            for &requester in &SIDES {
+                let row = |case| Row { port, family, requester, case };
+                rows.extend(ERRORS.map(|e| row(Case::Error(e))));
+                rows.extend(FEATURES.map(|f| row(Case::Feature(f))));
+                rows.extend(STOCK.map(|s| row(Case::Pingpong(s))));
+            }
+        }
+    }
+    rows.sort();
+    rows
+}
+
+/// The rows of a short run.
+pub fn short() -> Vec<Row> {
+    let all = all();
+    let mut lossy = Vec::new();
+    for (port, requester) in PORTS.into_iter().flat_map(|port| SIDES.map(|side| (port, side))) {
+        let here = all.iter().filter(|row| row.port == port && row.requester == requester);
+        // As few packets as make a loss likely.
+        let likely =
+            here.filter(|row| matches!(row.fault(), Fault::Loss1 | Fault::Loss5) && row.packets() >= 16);
+        lossy.extend(likely.min_by_key(|row| row.packets()));
+    }
+    all.into_iter().filter(|row| row.is_short(&lossy)).collect()
+}
+
+/// Every row, and transfers under faults in the full product instead of a cover.
+pub fn thorough() -> Vec<Row> {
+    let mut rows = all();
+    rows.extend(transfers(Service::Rc, &FAULTS));
+    rows.sort();
+    rows.dedup();
+    rows
+}
+
+/// The full product of a service's transfers with these faults.
+fn transfers(service: Service, faults: &[Fault]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for &port in &PORTS {
+        for &family in &FAMILIES {
+            for &requester in &SIDES {
+                for &op in service.ops() {
+                    for &mtu in service.mtus() {
+                        for size in service.sizes(op, mtu) {
+                            rows.extend(faults.iter().map(|&fault| Row {
+                                port,
+                                family,
+                                requester,
+                                case: Case::Transfer { service, op, mtu, size, fault },
+                            }));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    rows
+}
+
+impl Row {
+    /// True for the rows of a short run. Each operation of each service and each feature on each port and side, with the
+    /// path MTUs and IP versions taking turns; one transfer under loss for each port and side; each error and program
+    /// once, the ports and IP versions taking turns.
+    fn is_short(&self, lossy: &[Row]) -> bool {
+        let turn = |n: usize| {
+            let port = PORTS[n % 2];
+            let family = FAMILIES[n / 2 % 2];
+            self.port == port && self.family == family
+        };
+        let side = self.requester as usize;
+        match self.case {
+            Case::Transfer { service, op, mtu, size, fault: Fault::None } => {
+                let n = op as usize + service as usize + side + self.port as usize;
+                let mtus = service.mtus();
+                let large = match service {
+                    Service::Ud => mtu,
+                    _ if op.is_atomic() => 8,
+                    _ => mtu + 1,
+                };
+                mtu == mtus[n % mtus.len()] && self.family == FAMILIES[n / 2 % 2] && size == large
+            }
+            Case::Transfer { .. } => lossy.contains(self),
+            Case::Error(case) => turn(case as usize + side),
+            Case::Feature(feature) => {
+                self.family == FAMILIES[(feature as usize + side + self.port as usize) % 2]
+            }
+            Case::Pingpong(program) => turn(3 * side + program as usize),
+        }
+    }
+}
+
+/// A parameter of a transfer: which one, and its value as a small number.
+type Parameter = (usize, usize);
+
+/// The parameters of a transfer. Sizes are compared by what they are to the MTU.
+fn parameters(row: &Row) -> Vec<Parameter> {
+    let Case::Transfer { op, mtu, size, fault, .. } = row.case else { return Vec::new() };
+    // Atomics' 8 is a class of its own, after the others.
+    let class = if op.is_atomic() { None } else { op.sizes(mtu).iter().position(|s| *s == size) };
+    vec![
+        (0, row.port as usize),
+        (1, row.family as usize),
+        (2, row.requester as usize),
+        (3, op as usize),
+        (4, mtu),
+        (5, class.unwrap_or(usize::MAX)),
+        (6, fault as usize),
+    ]
+}
+
+/// Every two parameters of the row.
+fn pairs(row: &Row) -> Vec<(Parameter, Parameter)> {
+    let p = parameters(row);
+    (0..p.len()).flat_map(|i| (i + 1..p.len()).map(move |j| (i, j))).map(|(i, j)| (p[i], p[j])).collect()
+}
+
+/// A subset in which any two parameter values that meet in `rows` meet: greedy, the first of the best each
+/// time, so that it is the same on every machine.
+fn pairwise_cover(rows: &[Row]) -> Vec<Row> {
+    let mut open: BTreeSet<_> = rows.iter().flat_map(pairs).collect();
+    let mut cover = Vec::new();
+    while !open.is_empty() {
+        let gain = |row: &&Row| pairs(row).iter().filter(|pair| open.contains(*pair)).count();
+        // max_by_key would take the last of the best; reversed, that is the first.
+        let Some(best) = rows.iter().rev().max_by_key(gain) else { break };
+        for pair in pairs(best) {
+            open.remove(&pair);
+        }
+        cover.push(*best);
+    }
+    cover
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_list_is_the_generated_one() {
+        let committed: Vec<&str> = include_str!("../../rows.txt").lines().collect();
+        let generated: Vec<String> = all().iter().map(Row::to_string).collect();
+        let missing: Vec<_> = committed.iter().filter(|c| !generated.iter().any(|g| g == *c)).collect();
+        let new: Vec<_> = generated.iter().filter(|g| !committed.contains(&g.as_str())).collect();
+        assert!(
+            committed == generated,
+            "rows.txt differs. Gone: {missing:?}. New: {new:?}. If that is meant: `cargo run -p interop -- list > interop/rows.txt`"
+        );
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let rows = all();
+        let names: BTreeSet<String> = rows.iter().map(Row::to_string).collect();
+        assert_eq!(names.len(), rows.len());
+    }
+
+    #[test]
+    fn the_clean_matrix_is_the_full_product() {
+        let clean = |row: &&Row| matches!(row.case, Case::Transfer { fault: Fault::None, .. });
+        // RC: 3 MTUs x (5 operations x 7 sizes + 2 atomics); UC: 3 MTUs x 4 operations x 6 sizes; UD: 2 operations x 4 sizes.
+        let each = 3 * (5 * 7 + 2) + 3 * 4 * 6 + 2 * 4;
+        // 2 ports x 2 families x 2 sides.
+        assert_eq!(all().iter().filter(clean).count(), 2 * 2 * 2 * each);
+    }
+
+    #[test]
+    fn any_two_values_meet_under_faults_in_few_rows() {
+        let full = transfers(Service::Rc, &FAULTS);
+        let cover: Vec<Row> = all()
+            .into_iter()
+            .filter(|r| matches!(r.case, Case::Transfer { fault, .. } if fault != Fault::None))
+            .collect();
+        let want: BTreeSet<_> = full.iter().flat_map(pairs).collect();
+        let have: BTreeSet<_> = cover.iter().flat_map(pairs).collect();
+        assert_eq!(want, have);
+        assert!(cover.len() < full.len() / 20, "{} of {} rows", cover.len(), full.len());
+    }
+
+    #[test]
+    fn a_short_run_has_everything_once_and_is_short() {
+        let short = short();
+        let has = |what: &dyn Fn(&Row) -> bool| short.iter().any(what);
+        for requester in SIDES {
+            for port in PORTS {
+                let here = |row: &Row| row.port == port && row.requester == requester;
+                for of in SERVICES {
+                    for wanted in of.ops() {
+                        assert!(
+                            has(&|r| here(r)
+                                && matches!(r.case, Case::Transfer { service, op, .. } if service == of && op == *wanted)),
+                            "{port} {requester} {of} {wanted}"
+                        );
+                    }
+                }
+                for feature in FEATURES {
+                    assert!(
+                        has(&|r| here(r) && r.case == Case::Feature(feature)),
+                        "{port} {requester} {feature}"
+                    );
+                }
+                assert!(has(&|r| here(r) && r.fault() != Fault::None), "{port} {requester} under loss");
+            }
+            for error in ERRORS {
+                assert!(has(&|r| r.requester == requester && r.case == Case::Error(error)), "{error}");
+            }
+            for program in STOCK {
+                assert!(has(&|r| r.requester == requester && r.case == Case::Pingpong(program)), "{program}");
+            }
+        }
+        for port in PORTS {
+            for family in FAMILIES {
+                for wanted in MTUS {
+                    let at = |r: &Row| matches!(r.case, Case::Transfer { mtu, .. } if mtu == wanted);
+                    assert!(
+                        has(&|r| r.port == port && r.family == family && at(r)),
+                        "{port} {family} {wanted}"
+                    );
+                }
+            }
+        }
+        assert!(short.len() <= 150, "{} rows", short.len());
+    }
+}
