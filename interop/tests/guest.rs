@@ -16,7 +16,7 @@ use interop::rows::{self, Case, Family, Fault, PortKind, Row, Side};
 /// One row of each operation and error that rxe can do with itself or with another rxe.
 fn short_rows() -> Vec<Row> {
     let plain = |row: &Row| match row.case {
-        Case::Transfer { op, mtu, size, fault: Fault::None } => {
+        Case::Transfer { op, mtu, size, fault: Fault::None, .. } => {
             mtu == 1024 && (op.is_atomic() || size == 1025)
         }
         Case::Error(error) => error != rows::ErrorCase::MisalignedAtomic,

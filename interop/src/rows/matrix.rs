@@ -147,6 +147,7 @@ fn pairwise_cover(rows: &[Row]) -> Vec<Row> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::MTUS;
     use super::*;
 
     #[test]
