@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::pattern::Mismatch;
 use crate::report::SkipReason;
 use crate::rows::{Family, Fault, Op, PortKind, Stock};
+use crate::wire::Wire;
 
 /// A region of registered memory. `key` names it to the end that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -395,6 +396,9 @@ pub trait Local: End {
 
     /// Waits until a program listens on a TCP port in the site's namespace; false if none does in time.
     fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error>;
+
+    /// Closes the port and opens a socket for a script in its place, at the family's address.
+    fn step_aside(&mut self, family: Family) -> Result<Wire, Error>;
 
     /// True if `roxie pingpong` has a program for this stock one.
     fn has_pingpong(&mut self, program: Stock) -> Result<bool, Error>;

@@ -9,6 +9,7 @@ mod shared;
 mod transfer;
 mod unreliable;
 mod windows;
+pub mod wrong;
 
 use std::time::Duration;
 
@@ -49,7 +50,7 @@ use must;
 /// Runs a transfer, an error or a feature row. What it made at the ends is destroyed, also if it failed.
 ///
 /// # Panics
-/// For [`Case::Pingpong`], which is not made of verbs.
+/// For [`Case::Pingpong`] and [`Case::Wrong`], which are not made of verbs.
 pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Result<(), Failure> {
     let result = match row.case {
         Case::Transfer { service, op, mtu, size, fault } => {
@@ -62,6 +63,7 @@ pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Resul
         }
         Case::Error(case) => errors::run(case, row.family, row.seed(), requester, responder),
         Case::Feature(feature) => use_feature(feature, row, requester, responder),
+        Case::Wrong(_) => unreachable!("scripts have no requester: see wrong::run"),
         Case::Pingpong(_) => unreachable!("stock programs are not made of verbs: see Local::spawn"),
     };
     let cleaned = requester.reset().and(responder.reset());

@@ -41,10 +41,16 @@ pub fn peer_sources() -> PathBuf {
     sources().join("guest/peer")
 }
 
+/// What this host lacks to make network namespaces, or `None`.
+pub fn host_lacks_root() -> Option<String> {
+    let root = Uid::effective().is_root();
+    (!root).then(|| "not root: network namespaces and taps need it (sudo -E …)".into())
+}
+
 /// What this host lacks to run a guest, or `None`.
 pub fn host_lacks() -> Option<String> {
-    if !Uid::effective().is_root() {
-        return Some("not root: network namespaces and taps need it (sudo -E …)".into());
+    if let Some(lack) = host_lacks_root() {
+        return Some(lack);
     }
     if !Path::new("/dev/net/tun").exists() {
         return Some("no /dev/net/tun: load the tun module".into());

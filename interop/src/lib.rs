@@ -15,3 +15,4 @@ pub mod pattern;
 pub mod peer;
 pub mod report;
 pub mod rows;
+pub mod wire;

@@ -23,6 +23,7 @@ use crate::error::Error;
 use crate::network::Namespace;
 use crate::report::SkipReason;
 use crate::rows::{Family, Fault, PortKind, Stock};
+use crate::wire::Wire;
 use program::Program;
 
 pub use program::build_roxie;
@@ -276,6 +277,14 @@ impl Local for Roxie<'_> {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    fn step_aside(&mut self, family: Family) -> Result<Wire, Error> {
+        self.open = None;
+        let here = self.site.address(family);
+        let here =
+            here.ok_or_else(|| Error::Local(format!("{} has no {family} address", self.site.interface)))?;
+        self.site.within(|| Wire::open(here))?
     }
 
     fn has_pingpong(&mut self, program: Stock) -> Result<bool, Error> {

@@ -33,6 +33,8 @@ enum Command {
     SelfCheck(Selection),
     /// Print the names of the rows.
     List(Selection),
+    /// Print the table of packets that no requester should send, as `wrong.md` has it.
+    Wrong,
     /// The guest by itself.
     #[command(subcommand)]
     Guest(GuestCommand),
@@ -174,6 +176,10 @@ fn dispatch(command: &Command) -> Result<bool, Error> {
             for row in selection.rows()? {
                 println!("{row}");
             }
+            Ok(true)
+        }
+        Command::Wrong => {
+            print!("{}", interop::exec::wrong::page());
             Ok(true)
         }
         Command::Guest(GuestCommand::Build { refresh }) => {

@@ -130,6 +130,34 @@ pub enum Feature {
     ZeroBased,
 }
 
+/// Packets that no requester should send; [`crate::exec::wrong`] says what they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the table of crate::exec::wrong says it")]
+pub enum Wrong {
+    DuplicateSend,
+    DuplicateFarBehind,
+    Ahead,
+    GhostAck,
+    UnaskedReadResponse,
+    UnknownOpcode,
+    OtherService,
+    BadVersion,
+    BadPkey,
+    BadIcrc,
+    MiddleFirst,
+    LastFirst,
+    FirstTwice,
+    OnlyAfterFirst,
+    OtherMiddle,
+    ShortFirst,
+    EmptyLast,
+    WrongLength,
+    LongOnly,
+    LongSend,
+    PartialReadReplay,
+    WiderReadReplay,
+}
+
 /// The stock pingpongs, without `ibv_` and `_pingpong`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the programs' names")]
@@ -160,6 +188,8 @@ pub enum Case {
     Error(ErrorCase),
     /// Something that an end offers beside transfers.
     Feature(Feature),
+    /// Packets by script, at the peer.
+    Wrong(Wrong),
     /// Stock `ibv_…_pingpong` at the peer with `roxie pingpong …` at the other end; the requester is the client.
     Pingpong(Stock),
 }
@@ -217,6 +247,31 @@ pub const FEATURES: [Feature; 12] = [
     Feature::Multicast,
     Feature::ZeroBased,
 ];
+/// Every script of wrong packets.
+pub const WRONG: [Wrong; 22] = [
+    Wrong::DuplicateSend,
+    Wrong::DuplicateFarBehind,
+    Wrong::Ahead,
+    Wrong::GhostAck,
+    Wrong::UnaskedReadResponse,
+    Wrong::UnknownOpcode,
+    Wrong::OtherService,
+    Wrong::BadVersion,
+    Wrong::BadPkey,
+    Wrong::BadIcrc,
+    Wrong::MiddleFirst,
+    Wrong::LastFirst,
+    Wrong::FirstTwice,
+    Wrong::OnlyAfterFirst,
+    Wrong::OtherMiddle,
+    Wrong::ShortFirst,
+    Wrong::EmptyLast,
+    Wrong::WrongLength,
+    Wrong::LongOnly,
+    Wrong::LongSend,
+    Wrong::PartialReadReplay,
+    Wrong::WiderReadReplay,
+];
 /// Every stock program.
 pub const STOCK: [Stock; 4] = [Stock::Rc, Stock::Uc, Stock::Ud, Stock::Srq];
 
@@ -267,6 +322,35 @@ impl fmt::Display for Stock {
             Stock::Uc => "uc",
             Stock::Ud => "ud",
             Stock::Srq => "srq",
+        })
+    }
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Wrong::DuplicateSend => "duplicate_send",
+            Wrong::DuplicateFarBehind => "duplicate_far_behind",
+            Wrong::Ahead => "ahead",
+            Wrong::GhostAck => "ghost_ack",
+            Wrong::UnaskedReadResponse => "unasked_read_response",
+            Wrong::UnknownOpcode => "unknown_opcode",
+            Wrong::OtherService => "other_service",
+            Wrong::BadVersion => "bad_version",
+            Wrong::BadPkey => "bad_pkey",
+            Wrong::BadIcrc => "bad_icrc",
+            Wrong::MiddleFirst => "middle_first",
+            Wrong::LastFirst => "last_first",
+            Wrong::FirstTwice => "first_twice",
+            Wrong::OnlyAfterFirst => "only_after_first",
+            Wrong::OtherMiddle => "other_middle",
+            Wrong::ShortFirst => "short_first",
+            Wrong::EmptyLast => "empty_last",
+            Wrong::WrongLength => "wrong_length",
+            Wrong::LongOnly => "long_only",
+            Wrong::LongSend => "long_send",
+            Wrong::PartialReadReplay => "partial_read_replay",
+            Wrong::WiderReadReplay => "wider_read_replay",
         })
     }
 }
@@ -413,6 +497,7 @@ impl fmt::Display for Row {
             }
             Case::Error(case) => write!(f, "error/{case}"),
             Case::Feature(feature) => write!(f, "{feature}"),
+            Case::Wrong(wrong) => write!(f, "wrong/{wrong}"),
             Case::Pingpong(program) => write!(f, "ibv_{program}_pingpong"),
         }
     }
@@ -423,7 +508,7 @@ impl Row {
     pub fn fault(&self) -> Fault {
         match self.case {
             Case::Transfer { fault, .. } => fault,
-            Case::Error(_) | Case::Feature(_) | Case::Pingpong(_) => Fault::None,
+            Case::Error(_) | Case::Feature(_) | Case::Wrong(_) | Case::Pingpong(_) => Fault::None,
         }
     }
 
@@ -431,7 +516,7 @@ impl Row {
     fn packets(&self) -> usize {
         match self.case {
             Case::Transfer { mtu, size, .. } => size.div_ceil(mtu).max(1),
-            Case::Error(_) | Case::Feature(_) | Case::Pingpong(_) => 1,
+            Case::Error(_) | Case::Feature(_) | Case::Wrong(_) | Case::Pingpong(_) => 1,
         }
     }
 

@@ -12,7 +12,7 @@ use interop::guest::{output_folder, peer_sources};
 use interop::network::{command_line, run};
 use interop::peer::Peer;
 use interop::report::{Outcome, Report, SkipReason};
-use interop::rows::{self, Case, ErrorCase, Family, Fault, Row, Side, Stock};
+use interop::rows::{self, Case, ErrorCase, Family, Fault, Row, Side, Stock, Wrong};
 
 /// A full run takes no longer, a thorough one as many times more as it has more rows; the rows beyond are
 /// missing, and the run is bad.
@@ -151,6 +151,7 @@ fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>
     }
     let outcome = match (row.case, row.requester) {
         (Case::Pingpong(program), _) => pingpong(program, row, roxie, peer),
+        (Case::Wrong(wrong), _) => play_wrong(wrong, row.family, roxie, peer),
         (_, Side::Roxie) => verbs(row, roxie, peer),
         (_, Side::Peer) => verbs(row, peer, roxie),
     };
@@ -162,6 +163,20 @@ fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>
 
 fn verbs(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Outcome {
     match exec::run(row, requester, responder) {
+        Ok(()) => Outcome::Pass,
+        Err(failure) => Outcome::Fail(failure.to_string()),
+    }
+}
+
+/// A script from a socket in Roxie's place.
+fn play_wrong(wrong: Wrong, family: Family, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
+    let played = roxie.step_aside(family).map_err(exec::Failure::End).and_then(|mut wire| {
+        let result = exec::wrong::run(wrong, family, &mut wire, peer, &wrong.rule().rxe);
+        let cleaned = peer.reset();
+        result?;
+        Ok(cleaned?)
+    });
+    match played {
         Ok(()) => Outcome::Pass,
         Err(failure) => Outcome::Fail(failure.to_string()),
     }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{Case, ERRORS, FAMILIES, FAULTS, FEATURES, Fault, PORTS, Row, SIDES, STOCK, Service};
+use super::{
+    Case, ERRORS, FAMILIES, FAULTS, FEATURES, Fault, PORTS, PortKind, Row, SIDES, STOCK, Service, Side, WRONG,
+};
 
 const SERVICES: [Service; 3] = [Service::Rc, Service::Uc, Service::Ud];
 
@@ -16,6 +18,10 @@ pub fn all() -> Vec<Row> {
                 let row = |case| Row { port, family, requester, case };
                 rows.extend(ERRORS.map(|e| row(Case::Error(e))));
                 rows.extend(FEATURES.map(|f| row(Case::Feature(f))));
+                // The scripts play from a socket, and at the peer.
+                if (port, requester) == (PortKind::Udp, Side::Roxie) {
+                    rows.extend(WRONG.map(|w| row(Case::Wrong(w))));
+                }
                 rows.extend(STOCK.map(|s| row(Case::Pingpong(s))));
             }
         }
@@ -98,6 +104,7 @@ impl Row {
             Case::Feature(feature) => {
                 self.family == FAMILIES[(feature as usize + side + self.port as usize) % 2]
             }
+            Case::Wrong(wrong) => self.family == FAMILIES[wrong as usize % 2],
             Case::Pingpong(program) => turn(3 * side + program as usize),
         }
     }
@@ -222,6 +229,9 @@ mod tests {
                 assert!(has(&|r| r.requester == requester && r.case == Case::Pingpong(program)), "{program}");
             }
         }
+        for wrong in WRONG {
+            assert!(has(&|r| r.case == Case::Wrong(wrong)), "{wrong}");
+        }
         for port in PORTS {
             for family in FAMILIES {
                 for wanted in MTUS {
@@ -233,6 +243,6 @@ mod tests {
                 }
             }
         }
-        assert!(short.len() <= 150, "{} rows", short.len());
+        assert!(short.len() <= 170, "{} rows", short.len());
     }
 }

@@ -1,0 +1,330 @@
+//! Packets that no requester should send, by script: what the specification wants, what rdma_rxe does, what Roxie does.
+//!
+//! [`RULES`] is the table; a row holds the peer against its column, `tests/wrong.rs` holds Roxie against the other and the
+//! page in `wrong.md` against the table.
+
+use std::fmt;
+
+use roxie::verbs::Qpn;
+use roxie::wire::{Aeth, Bth, Deth, Opcode, Psn, Reth};
+
+use super::{Failure, must};
+use crate::end::{Access, Connection, End, Pair, PairKind, Receive, Region, State, Status};
+use crate::rows::{Family, Wrong};
+use crate::wire::{Packet, Wire};
+
+const MTU: usize = 1024;
+const REGION: usize = 8192;
+/// Bytes of each posted receive.
+const ROOM: usize = 100;
+const RECEIVES: u64 = 4;
+/// The script's QPN, and its first PSN: the wrap is near.
+const OWN_QPN: u32 = 0x77;
+const FIRST: Psn = Psn::new(0xff_fffe);
+/// A PSN that the responder has not sent and will not send soon.
+const GHOST: u32 = 5000;
+
+/// How a responder takes a script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reaction {
+    /// Its answers; PSNs count from the script's first.
+    pub answers: &'static [&'static str],
+    /// The state that the queue pair is in afterwards.
+    pub state: State,
+    /// Receives that have completed with success.
+    pub received: usize,
+}
+
+const fn goes_on(answers: &'static [&'static str], received: usize) -> Reaction {
+    Reaction { answers, state: State::Rts, received }
+}
+
+const fn ends(answers: &'static [&'static str]) -> Reaction {
+    Reaction { answers, state: State::Err, received: 0 }
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// Which.
+    pub case: Wrong,
+    /// What the script sends.
+    pub script: &'static str,
+    /// What the specification says, and where.
+    pub specification: &'static str,
+    /// What rdma_rxe of Linux 6.1 does.
+    pub rxe: Reaction,
+    /// What Roxie does.
+    pub roxie: Reaction,
+}
+
+const fn same(case: Wrong, script: &'static str, specification: &'static str, both: Reaction) -> Rule {
+    Rule { case, script, specification, rxe: both, roxie: both }
+}
+
+/// All of them.
+pub const RULES: [Rule; 22] = [
+    same(
+        Wrong::DuplicateSend,
+        "a SEND twice",
+        "executed once, acknowledged twice (9.7.5.1.2)",
+        goes_on(&["ACK+0", "ACK+0"], 1),
+    ),
+    same(
+        Wrong::DuplicateFarBehind,
+        "a SEND, then one of a PSN 1000 before it",
+        "acknowledged with the last PSN (9.7.5.1.2)",
+        goes_on(&["ACK+0", "ACK+0"], 1),
+    ),
+    same(
+        Wrong::Ahead,
+        "two SENDs from 100 PSNs ahead",
+        "one sequence NAK of the expected PSN, then silence (9.7.5)",
+        goes_on(&["NAK60+0"], 0),
+    ),
+    same(Wrong::GhostAck, "an ACK of a PSN that was never sent", "dropped (9.9.2)", goes_on(&[], 0)),
+    same(Wrong::UnaskedReadResponse, "a READ response without a request", "dropped (9.9.2)", goes_on(&[], 0)),
+    same(Wrong::UnknownOpcode, "RC opcode 0x1f", "dropped (9.6.1)", goes_on(&[], 0)),
+    same(Wrong::OtherService, "a UD SEND", "dropped (9.6.1)", goes_on(&[], 0)),
+    same(Wrong::BadVersion, "a SEND of transport version 1", "dropped (9.6.1)", goes_on(&[], 0)),
+    same(Wrong::BadPkey, "a SEND of another partition", "dropped, counted (9.6.1)", goes_on(&[], 0)),
+    same(Wrong::BadIcrc, "a SEND whose ICRC is wrong", "dropped (7.8.1)", goes_on(&[], 0)),
+    same(Wrong::MiddleFirst, "SEND MIDDLE without FIRST", "NAK invalid request (9.7.4)", ends(&["NAK61+0"])),
+    same(Wrong::LastFirst, "SEND LAST without FIRST", "NAK invalid request (9.7.4)", ends(&["NAK61+0"])),
+    same(
+        Wrong::FirstTwice,
+        "WRITE FIRST, then WRITE FIRST",
+        "NAK invalid request (9.7.4)",
+        ends(&["ACK+0", "NAK61+1"]),
+    ),
+    same(
+        Wrong::OnlyAfterFirst,
+        "WRITE FIRST, then SEND ONLY",
+        "NAK invalid request (9.7.4)",
+        ends(&["ACK+0", "NAK61+1"]),
+    ),
+    same(
+        Wrong::OtherMiddle,
+        "WRITE FIRST, then SEND MIDDLE",
+        "NAK invalid request (9.7.4)",
+        ends(&["ACK+0", "NAK61+1"]),
+    ),
+    same(
+        Wrong::ShortFirst,
+        "WRITE FIRST shorter than the path MTU",
+        "NAK invalid request (9.7.4)",
+        ends(&["NAK61+0"]),
+    ),
+    same(
+        Wrong::EmptyLast,
+        "WRITE FIRST, then WRITE LAST without a byte",
+        "NAK invalid request (9.7.4)",
+        ends(&["ACK+0", "NAK61+1"]),
+    ),
+    same(
+        Wrong::WrongLength,
+        "WRITE ONLY of 8 bytes whose RETH says 100",
+        "NAK invalid request (9.7.4)",
+        ends(&["NAK61+0"]),
+    ),
+    same(
+        Wrong::LongOnly,
+        "WRITE ONLY longer than the path MTU",
+        "NAK invalid request (9.7.4)",
+        ends(&["NAK61+0"]),
+    ),
+    Rule {
+        case: Wrong::LongSend,
+        script: "SEND longer than the receive",
+        specification: "NAK invalid request (9.9.3)",
+        rxe: ends(&["NAK63+0"]),
+        roxie: ends(&["NAK61+0"]),
+    },
+    same(
+        Wrong::PartialReadReplay,
+        "READ of 3 packets, then the last 2 of them again",
+        "the rest is sent again (9.7.5.1.2)",
+        goes_on(&["READ+0", "READ+1", "READ+2", "READ+1", "READ+2"], 0),
+    ),
+    same(
+        Wrong::WiderReadReplay,
+        "READ of 1 packet, then of 2 at the same PSN",
+        "dropped (9.7.5.1.2)",
+        goes_on(&["READ+0"], 0),
+    ),
+];
+
+impl Wrong {
+    /// Its row of the table.
+    pub fn rule(self) -> &'static Rule {
+        RULES.iter().find(|rule| rule.case == self).expect("each case has a row")
+    }
+}
+
+impl fmt::Display for Reaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let answers = if self.answers.is_empty() { "silence".to_owned() } else { self.answers.join(", ") };
+        match self.state {
+            State::Err => write!(f, "{answers}; ERR"),
+            _ => write!(f, "{answers}"),
+        }
+    }
+}
+
+/// What the script needs to know of the responder.
+struct Target {
+    qpn: Qpn,
+    region: Region,
+}
+
+impl Target {
+    fn bth(&self, opcode: u8, psn: u32) -> Bth {
+        Bth {
+            opcode: Opcode(opcode),
+            dest_qp: self.qpn,
+            psn: Psn::new(FIRST.value().wrapping_add(psn) & 0xff_ffff),
+            pkey: 0xffff,
+            ack_req: true,
+            ..Bth::default()
+        }
+    }
+
+    /// The pad count comes from the payload.
+    fn packet(&self, opcode: u8, psn: u32, ext: &[u8], payload: usize) -> Packet {
+        let pad = payload.wrapping_neg() & 3;
+        let bth = Bth { pad: pad as u8, ..self.bth(opcode, psn) };
+        let mut rest = ext.to_vec();
+        rest.extend(std::iter::repeat_n(0x5a, payload));
+        rest.extend(std::iter::repeat_n(0, pad));
+        Packet { bth, rest, spoiled: false }
+    }
+
+    fn reth(&self, offset: usize, dma_len: usize) -> [u8; Reth::LEN] {
+        let (va, rkey) = (self.region.addr + offset as u64, self.region.rkey);
+        Reth { va, rkey, dma_len: dma_len as u32 }.to_bytes()
+    }
+
+    /// What the case sends.
+    fn script(&self, case: Wrong) -> Vec<Packet> {
+        let send = |psn| self.packet(0x04, psn, &[], 8);
+        let with = |bth: Bth| Packet { bth, ..send(0) };
+        let write_first = self.packet(0x06, 0, &self.reth(0, 2 * MTU), MTU);
+        let read = |psn: u32, packets: usize| {
+            self.packet(0x0c, psn, &self.reth(psn as usize * MTU, packets * MTU), 0)
+        };
+        let ack = Aeth { syndrome: 0x1f, msn: 1 }.to_bytes();
+        match case {
+            Wrong::DuplicateSend => vec![send(0), send(0)],
+            Wrong::DuplicateFarBehind => vec![send(0), send(1000u32.wrapping_neg())],
+            Wrong::Ahead => vec![send(100), send(101)],
+            Wrong::GhostAck => vec![self.packet(0x11, GHOST, &ack, 0)],
+            Wrong::UnaskedReadResponse => vec![self.packet(0x10, GHOST, &ack, 8)],
+            Wrong::UnknownOpcode => vec![with(self.bth(0x1f, 0))],
+            Wrong::OtherService => vec![self.packet(0x64, 0, &Deth::default().to_bytes(), 8)],
+            Wrong::BadVersion => vec![with(Bth { tver: 1, ..self.bth(0x04, 0) })],
+            Wrong::BadPkey => vec![with(Bth { pkey: 0x8123, ..self.bth(0x04, 0) })],
+            Wrong::BadIcrc => vec![Packet { spoiled: true, ..send(0) }],
+            Wrong::MiddleFirst => vec![self.packet(0x01, 0, &[], MTU)],
+            Wrong::LastFirst => vec![self.packet(0x02, 0, &[], 8)],
+            Wrong::FirstTwice => vec![write_first.clone(), self.packet(0x06, 1, &self.reth(0, 2 * MTU), MTU)],
+            Wrong::OnlyAfterFirst => vec![write_first, send(1)],
+            Wrong::OtherMiddle => vec![write_first, self.packet(0x01, 1, &[], MTU)],
+            Wrong::ShortFirst => vec![self.packet(0x06, 0, &self.reth(0, 2 * MTU), MTU - 4)],
+            Wrong::EmptyLast => vec![write_first, self.packet(0x08, 1, &[], 0)],
+            Wrong::WrongLength => vec![self.packet(0x0a, 0, &self.reth(0, 100), 8)],
+            Wrong::LongOnly => vec![self.packet(0x0a, 0, &self.reth(0, MTU + 4), MTU + 4)],
+            Wrong::LongSend => vec![self.packet(0x04, 0, &[], ROOM + 4)],
+            Wrong::PartialReadReplay => vec![read(0, 3), read(1, 2)],
+            Wrong::WiderReadReplay => vec![read(0, 1), read(0, 2)],
+        }
+    }
+}
+
+/// The PSN of the first message that the responder has not taken.
+fn next_psn(case: Wrong) -> u32 {
+    match case {
+        Wrong::DuplicateSend | Wrong::DuplicateFarBehind | Wrong::WiderReadReplay => 1,
+        Wrong::PartialReadReplay => 3,
+        _ => 0,
+    }
+}
+
+/// Plays the script to a responder and compares how it takes it; then, if it goes on, that it really does.
+pub fn run(
+    case: Wrong,
+    family: Family,
+    wire: &mut Wire,
+    responder: &mut dyn End,
+    want: &Reaction,
+) -> Result<(), Failure> {
+    let region = responder.register(REGION, Access::ALL)?;
+    let pair = responder.create_pair(PairKind::Rc)?;
+    connect(family, wire, responder, pair)?;
+    for wr_id in 0..RECEIVES {
+        let to = Some((region, wr_id as usize * ROOM, ROOM));
+        responder.post_receive(pair, &Receive { wr_id, to })?;
+    }
+    let to = responder.address(family)?;
+    let target = Target { qpn: Qpn::new(pair.qpn), region };
+    let mut seen = Vec::new();
+    for packet in target.script(case) {
+        wire.send(to, &packet)?;
+        // One after the other: answers to two at once may be one.
+        let due = want.answers.len().saturating_sub(seen.len()).min(1);
+        seen.extend(wire.answers(due, FIRST));
+    }
+    let said: Vec<String> = seen.iter().map(ToString::to_string).collect();
+    must!(said == want.answers, "the answers are {said:?} and should be {:?}", want.answers);
+    let state = responder.state(pair)?;
+    must!(state == want.state, "the queue pair is in {state:?} and should be in {:?}", want.state);
+    let received = |responder: &mut dyn End, least| -> Result<usize, Failure> {
+        let seen = responder.poll(pair, least, super::PATIENCE)?;
+        Ok(seen.iter().filter(|c| c.status == Status::SUCCESS).count())
+    };
+    let got = received(responder, want.received)?;
+    must!(got == want.received, "{got} receives completed and should have: {}", want.received);
+    if want.state == State::Rts {
+        let psn = next_psn(case);
+        wire.send(to, &target.packet(0x04, psn, &[], 8))?;
+        let said: Vec<String> = wire.answers(1, FIRST).iter().map(ToString::to_string).collect();
+        must!(said == [format!("ACK+{psn}")], "the next message was answered with {said:?}");
+        must!(received(responder, 1)? == 1, "the next message did not arrive");
+    }
+    Ok(())
+}
+
+fn connect(family: Family, wire: &Wire, responder: &mut dyn End, pair: Pair) -> Result<(), Failure> {
+    Ok(responder.connect(
+        pair,
+        &Connection {
+            family,
+            remote: wire.address(),
+            remote_qpn: OWN_QPN,
+            mtu: MTU,
+            rq_psn: FIRST.value(),
+            sq_psn: 1,
+            timeout: 14,
+            retry: 7,
+            rnr_retry: 7,
+        },
+    )?)
+}
+
+/// The table as a page.
+pub fn page() -> String {
+    let mut page = String::from(
+        "# Packets that no requester should send\n\n\
+         What a responder makes of them. `NAK60` is a PSN sequence error, `NAK61` an invalid request, `NAK62` a remote\n\
+         access error, `NAK63` a remote operational error; `+1` is the PSN, from the script's first; `ERR` says that the\n\
+         queue pair has gone to the error state. Where it goes on, the next good message arrives. The column of rdma_rxe is\n\
+         held by the rows `wrong/…`, the last by `tests/wrong.rs`. Clauses are those of the IBTA's volume 1.\n\n\
+         | case | the script sends | specification | rdma_rxe of Linux 6.1 | Roxie |\n| --- | --- | --- | --- | --- |\n",
+    );
+    for rule in RULES {
+        page += &format!(
+            "| `{}` | {} | {} | {} | {} |\n",
+            rule.case, rule.script, rule.specification, rule.rxe, rule.roxie
+        );
+    }
+    page
+}

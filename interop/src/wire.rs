@@ -1,0 +1,148 @@
+//! A requester that is a bare port and a script: packets that no transport would send, and what comes back.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use roxie::port::Port;
+use roxie::port::udp::{UdpConfig, UdpPort};
+use roxie::time::Nanos;
+use roxie::wire::{
+    Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Psn, ROCE_V2_PORT, RoceVersion, Template, parse, seal,
+};
+
+use crate::error::Error;
+
+/// Bytes of the ICRC.
+const ICRC: usize = 4;
+/// How long the first answers may take, on a busy host with an emulated peer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long nothing must come for the answers to be all.
+const QUIET: Duration = Duration::from_millis(30);
+/// How long a look at the port is apart from the next.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A packet, byte for byte behind the BTH.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// The base header; its pad count is sent as it is.
+    pub bth: Bth,
+    /// Extended headers, payload and pad.
+    pub rest: Vec<u8>,
+    /// The ICRC is wrong by one bit.
+    pub spoiled: bool,
+}
+
+/// What came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    opcode: Opcode,
+    psn: Psn,
+    syndrome: u8,
+    /// What its PSN is told from.
+    first: Psn,
+}
+
+impl fmt::Display for Answer {
+    /// `ACK+1`, `RNR+0`, `NAK61+2`, `READ+3`: the PSN as a distance from the script's first.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ahead = self.psn.distance_from(self.first);
+        match (self.opcode, self.syndrome >> 5) {
+            (Opcode::RC_ACKNOWLEDGE, 0) => write!(f, "ACK{ahead:+}"),
+            (Opcode::RC_ACKNOWLEDGE, 1) => write!(f, "RNR{ahead:+}"),
+            (Opcode::RC_ACKNOWLEDGE, _) => write!(f, "NAK{:02x}{ahead:+}", self.syndrome),
+            // READ RESPONSE FIRST, MIDDLE, LAST, ONLY.
+            (Opcode(0x0d..=0x10), _) => write!(f, "READ{ahead:+}"),
+            (opcode, _) => write!(f, "opcode {:#04x}{ahead:+}", opcode.0),
+        }
+    }
+}
+
+/// The port.
+pub struct Wire {
+    port: UdpPort,
+    here: IpAddr,
+}
+
+impl Wire {
+    /// Opens it in the calling thread's network namespace. Nothing else may have RoCE's UDP port on that address.
+    ///
+    /// # Errors
+    /// If the port is taken, or the address is none of this host's.
+    pub fn open(here: IpAddr) -> Result<Wire, Error> {
+        let config = UdpConfig { addresses: vec![here], gso: false, ..UdpConfig::default() };
+        let port = UdpPort::open(&config).map_err(|e| Error::Local(format!("a script's port: {e}")))?;
+        Ok(Wire { port, here })
+    }
+
+    /// Its address.
+    pub fn address(&self) -> IpAddr {
+        self.here
+    }
+
+    /// Sends a packet.
+    ///
+    /// # Errors
+    /// If the port has no room for it, or fails.
+    pub fn send(&mut self, to: IpAddr, packet: &Packet) -> Result<(), Error> {
+        let mac = self.port.info().mac;
+        let template = Template::new(&FlowSpec {
+            src_mac: mac,
+            dst_mac: mac,
+            vlan: None,
+            src: Gid::from(self.here),
+            dst: Gid::from(to),
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            source_port: ROCE_V2_PORT,
+            version: RoceVersion::V2,
+        });
+        let mut headers = [0; MAX_HEADERS];
+        // A SEND has no other headers: what follows the BTH is all payload to it.
+        let stand_in = Bth { opcode: Opcode::RC_SEND_ONLY, ..packet.bth };
+        let behind = template.write_headers(&mut headers, &stand_in, &Ext::None, packet.rest.len());
+        let length = behind + packet.rest.len() + ICRC;
+        let refused = || Error::Local(format!("the script's port has no room for {length} bytes"));
+        let id = self.port.tx_alloc(length).ok_or_else(refused)?;
+        let mut frame = self.port.tx_frame(&id);
+        frame.write(0, &headers[..behind - Bth::LEN]);
+        frame.write(behind - Bth::LEN, &packet.bth.to_bytes());
+        frame.write(behind, &packet.rest);
+        self.port.tx_arrange();
+        let mut frame = self.port.tx_frame(&id);
+        seal(&mut frame);
+        if packet.spoiled {
+            let [last] = frame.as_frame().array(length - 1).unwrap_or_default();
+            frame.write(length - 1, &[last ^ 1]);
+        }
+        self.port.tx_commit(id);
+        self.port.tx_flush(Nanos::ZERO).map_err(|e| Error::Local(format!("the script's port: {e}")))
+    }
+
+    /// All answers: waits for as many, and then until nothing more comes.
+    pub fn answers(&mut self, least: usize, first: Psn) -> Vec<Answer> {
+        let start = Instant::now();
+        let (mut answers, mut last) = (Vec::new(), start);
+        loop {
+            let count = self.port.rx_burst(Nanos::ZERO);
+            for i in 0..count {
+                answers.extend(parse(&self.port.rx_frame(i).frame).ok().map(|p| Answer {
+                    opcode: p.bth.opcode,
+                    psn: p.bth.psn,
+                    syndrome: p.aeth().map_or(0, |aeth| aeth.syndrome),
+                    first,
+                }));
+            }
+            self.port.rx_release();
+            if count > 0 {
+                last = Instant::now();
+            }
+            if last.elapsed() > QUIET && (answers.len() >= least || start.elapsed() > PATIENCE) {
+                return answers;
+            }
+            sleep(PAUSE);
+        }
+    }
+}
