@@ -132,8 +132,8 @@ impl Link {
 
     /// A WRITE of 4 bytes to `offset` of the responder's region.
     pub(crate) fn post_good(&mut self, wr_id: u64, offset: u64) {
-        let wr = SendWr { wr_id, ..self.request(WrOpcode::Write, offset) };
-        self.post(&wr, &[self.source(4)]);
+        let (wr, sge) = (SendWr { wr_id, ..self.request(WrOpcode::Write, offset) }, self.source(4));
+        self.post(&wr, &[sge]);
     }
 
     /// The middle request: `opcode` to `offset` of the responder's region.
@@ -149,9 +149,22 @@ impl Link {
         }
     }
 
-    /// The middle request, to memory that no peer has a right to.
-    pub(crate) fn trespass(&self, opcode: WrOpcode) -> SendWr {
-        SendWr { remote_addr: self.outside.address, rkey: RKey(self.outside.key), ..self.request(opcode, 0) }
+    /// Posts it with `length` bytes of its own.
+    pub(crate) fn ask(&mut self, opcode: WrOpcode, offset: u64, length: u32) {
+        let (wr, sge) = (self.request(opcode, offset), self.source(length));
+        self.post(&wr, &[sge]);
+    }
+
+    /// Posts it to memory that no peer has a right to.
+    pub(crate) fn trespass(&mut self, opcode: WrOpcode) {
+        let (remote_addr, rkey) = (self.outside.address, RKey(self.outside.key));
+        self.post_8(&SendWr { remote_addr, rkey, ..self.request(opcode, 0) });
+    }
+
+    /// Posts it under a key that is none.
+    pub(crate) fn ask_under_no_key(&mut self, opcode: WrOpcode) {
+        let good = self.request(opcode, 0);
+        self.post_8(&SendWr { rkey: RKey(good.rkey.0 ^ 0x5500), ..good });
     }
 
     /// Bytes of the requester's region: the source of what it sends, the sink of what it reads.
@@ -159,7 +172,7 @@ impl Link {
         self.regions[REQUESTER].sge(0, length)
     }
 
-    /// Posts it with 8 bytes of its own.
+    /// Posts a request with 8 bytes of its own.
     pub(crate) fn post_8(&mut self, wr: &SendWr) {
         let sge = self.source(8);
         self.post(wr, &[sge]);

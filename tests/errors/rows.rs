@@ -74,19 +74,17 @@ pub(crate) fn all() -> Vec<Row> {
 fn invalid_requests() -> Vec<Row> {
     let unequal = |requester, responder| Setup { path_mtu: [requester, responder], ..Setup::default() };
     let no_reads = Setup { qp_access: Access::LOCAL_WRITE | Access::REMOTE_WRITE, ..Setup::default() };
-    let misaligned = |link: &mut Link| {
-        let wr = link.request(WrOpcode::FetchAdd, 17);
-        link.post_8(&wr);
-    };
     vec![
-        row("an atomic at an address that is no multiple of 8", "9.7.4.1.3", misaligned, REFUSED),
+        row(
+            "an atomic at an address that is no multiple of 8",
+            "9.7.4.1.3",
+            |link| link.ask(WrOpcode::FetchAdd, 17, 8),
+            REFUSED,
+        ),
         row(
             "an ATOMIC WRITE at an address that is no multiple of 8",
             "A19.4.5.2",
-            |link| {
-                let wr = link.request(WrOpcode::AtomicWrite, 20);
-                link.post_8(&wr);
-            },
+            |link| link.ask(WrOpcode::AtomicWrite, 20, 8),
             REFUSED,
         ),
         with(
@@ -94,10 +92,7 @@ fn invalid_requests() -> Vec<Row> {
             row(
                 "a READ that the QP does not grant",
                 "9.7.4.1.2",
-                |link| {
-                    let wr = link.request(WrOpcode::Read, 0);
-                    link.post_8(&wr);
-                },
+                |link| link.ask(WrOpcode::Read, 0, 8),
                 REFUSED,
             ),
         ),
@@ -106,10 +101,7 @@ fn invalid_requests() -> Vec<Row> {
             row(
                 "an atomic that the QP does not grant",
                 "9.7.4.1.2",
-                |link| {
-                    let wr = link.request(WrOpcode::CompareSwap, 0);
-                    link.post_8(&wr);
-                },
+                |link| link.ask(WrOpcode::CompareSwap, 0, 8),
                 REFUSED,
             ),
         ),
@@ -118,10 +110,7 @@ fn invalid_requests() -> Vec<Row> {
             row(
                 "a READ where the responder has no resource for one",
                 "9.7.4.1.4",
-                |link| {
-                    let wr = link.request(WrOpcode::Read, 0);
-                    link.post_8(&wr);
-                },
+                |link| link.ask(WrOpcode::Read, 0, 8),
                 REFUSED,
             ),
         ),
@@ -130,11 +119,7 @@ fn invalid_requests() -> Vec<Row> {
             row(
                 "an ONLY packet beyond the responder's path MTU",
                 "9.7.4.1.6",
-                |link| {
-                    let wr = link.request(WrOpcode::Write, 0);
-                    let sge = link.source(1000);
-                    link.post(&wr, &[sge]);
-                },
+                |link| link.ask(WrOpcode::Write, 0, 1000),
                 REFUSED,
             ),
         ),
@@ -143,11 +128,7 @@ fn invalid_requests() -> Vec<Row> {
             row(
                 "a FIRST packet beyond the responder's path MTU",
                 "9.7.4.1.6",
-                |link| {
-                    let wr = link.request(WrOpcode::Write, 0);
-                    let sge = link.source(2000);
-                    link.post(&wr, &[sge]);
-                },
+                |link| link.ask(WrOpcode::Write, 0, 2000),
                 REFUSED,
             ),
         ),
@@ -156,11 +137,7 @@ fn invalid_requests() -> Vec<Row> {
             row(
                 "a FIRST packet short of the responder's path MTU",
                 "9.7.4.1.6",
-                |link| {
-                    let wr = link.request(WrOpcode::Write, 0);
-                    let sge = link.source(600);
-                    link.post(&wr, &[sge]);
-                },
+                |link| link.ask(WrOpcode::Write, 0, 600),
                 REFUSED,
             ),
         ),
@@ -174,28 +151,19 @@ fn access_errors() -> Vec<Row> {
         row(
             "a WRITE under a key that is none",
             "9.7.4.1.5",
-            |link| {
-                let good = link.request(WrOpcode::Write, 0);
-                link.post_8(&SendWr { rkey: RKey(good.rkey.0 ^ 0x5500), ..good });
-            },
+            |link| link.ask_under_no_key(WrOpcode::Write),
             DENIED,
         ),
         row(
             "a READ under a key that is none",
             "9.7.4.1.5",
-            |link| {
-                let good = link.request(WrOpcode::Read, 0);
-                link.post_8(&SendWr { rkey: RKey(good.rkey.0 ^ 0x5500), ..good });
-            },
+            |link| link.ask_under_no_key(WrOpcode::Read),
             DENIED,
         ),
         row(
             "an atomic under a key that is none",
             "9.7.4.1.5",
-            |link| {
-                let good = link.request(WrOpcode::FetchAdd, 0);
-                link.post_8(&SendWr { rkey: RKey(good.rkey.0 ^ 0x5500), ..good });
-            },
+            |link| link.ask_under_no_key(WrOpcode::FetchAdd),
             DENIED,
         ),
         row(
@@ -210,29 +178,19 @@ fn access_errors() -> Vec<Row> {
         row(
             "a WRITE that ends beyond its region",
             "9.7.4.1.5",
-            |link| {
-                let wr = link.request(WrOpcode::Write, 8192 - 7);
-                link.post_8(&wr);
-            },
+            |link| link.ask(WrOpcode::Write, 8192 - 7, 8),
             DENIED,
         ),
         row(
             "a WRITE of many packets that ends beyond its region",
             "9.7.4.1.5",
-            |link| {
-                let wr = link.request(WrOpcode::Write, 4096);
-                let sge = link.source(4097);
-                link.post(&wr, &[sge]);
-            },
+            |link| link.ask(WrOpcode::Write, 4096, 4097),
             DENIED,
         ),
         row(
             "a READ that ends beyond its region",
             "9.7.4.1.5",
-            |link| {
-                let wr = link.request(WrOpcode::Read, 8192 - 7);
-                link.post_8(&wr);
-            },
+            |link| link.ask(WrOpcode::Read, 8192 - 7, 8),
             DENIED,
         ),
         row(
@@ -247,37 +205,25 @@ fn access_errors() -> Vec<Row> {
         row(
             "a WRITE to a region that grants none",
             "9.7.4.1.5",
-            |link| {
-                let wr = link.trespass(WrOpcode::Write);
-                link.post_8(&wr);
-            },
+            |link| link.trespass(WrOpcode::Write),
             DENIED,
         ),
         row(
             "a READ from a region that grants none",
             "9.7.4.1.5",
-            |link| {
-                let wr = link.trespass(WrOpcode::Read);
-                link.post_8(&wr);
-            },
+            |link| link.trespass(WrOpcode::Read),
             DENIED,
         ),
         row(
             "an atomic in a region that grants none",
             "9.7.4.1.5",
-            |link| {
-                let wr = link.trespass(WrOpcode::CompareSwap);
-                link.post_8(&wr);
-            },
+            |link| link.trespass(WrOpcode::CompareSwap),
             DENIED,
         ),
         row(
             "an ATOMIC WRITE in a region that grants no WRITE",
             "A19.4.5.2",
-            |link| {
-                let wr = link.trespass(WrOpcode::AtomicWrite);
-                link.post_8(&wr);
-            },
+            |link| link.trespass(WrOpcode::AtomicWrite),
             DENIED,
         ),
         with(
@@ -310,11 +256,7 @@ fn receives() -> Vec<Row> {
             row(
                 "a SEND longer than the receive",
                 "9.7.4.1.6",
-                |link| {
-                    let wr = link.request(WrOpcode::Send, 0);
-                    let sge = link.source(16);
-                    link.post(&wr, &[sge]);
-                },
+                |link| link.ask(WrOpcode::Send, 0, 16),
                 Expect { receives: &[LocLen, WrFlush], ..REFUSED },
             ),
         ),
@@ -323,11 +265,7 @@ fn receives() -> Vec<Row> {
             row(
                 "a SEND of many packets longer than the receive",
                 "9.7.4.1.6",
-                |link| {
-                    let wr = link.request(WrOpcode::Send, 0);
-                    let sge = link.source(600);
-                    link.post(&wr, &[sge]);
-                },
+                |link| link.ask(WrOpcode::Send, 0, 600),
                 Expect { receives: &[LocLen, WrFlush], ..REFUSED },
             ),
         ),
@@ -336,10 +274,7 @@ fn receives() -> Vec<Row> {
             row(
                 "receives that wait when a WRITE is refused",
                 "10.3.1",
-                |link| {
-                    let wr = link.trespass(WrOpcode::Write);
-                    link.post_8(&wr);
-                },
+                |link| link.trespass(WrOpcode::Write),
                 Expect { receives: &[WrFlush, WrFlush], ..DENIED },
             ),
         ),
@@ -348,10 +283,7 @@ fn receives() -> Vec<Row> {
             row(
                 "a WRITE with immediate under a key that is none",
                 "9.7.4.1.5",
-                |link| {
-                    let good = link.request(WrOpcode::WriteImm, 0);
-                    link.post_8(&SendWr { rkey: RKey(good.rkey.0 ^ 0x5500), ..good });
-                },
+                |link| link.ask_under_no_key(WrOpcode::WriteImm),
                 Expect { receives: &[WrFlush, WrFlush], ..DENIED },
             ),
         ),
@@ -360,8 +292,7 @@ fn receives() -> Vec<Row> {
             "9.7.4.1.5",
             |link| {
                 link.post_bad_receive();
-                let wr = link.request(WrOpcode::Send, 0);
-                link.post_8(&wr);
+                link.ask(WrOpcode::Send, 0, 8);
             },
             Expect {
                 requests: [Success, RemOp, WrFlush],
@@ -411,11 +342,7 @@ fn local_errors() -> Vec<Row> {
         row(
             "an atomic whose result has less than 8 bytes of room",
             "10.7.2.2",
-            |link| {
-                let wr = link.request(WrOpcode::FetchAdd, 0);
-                let sge = link.source(4);
-                link.post(&wr, &[sge]);
-            },
+            |link| link.ask(WrOpcode::FetchAdd, 0, 4),
             Expect { requests: [Success, LocLen, WrFlush], ..LOCAL },
         ),
         with(
@@ -423,10 +350,7 @@ fn local_errors() -> Vec<Row> {
             row(
                 "a READ where none may be outstanding",
                 "10.7.2",
-                |link| {
-                    let wr = link.request(WrOpcode::Read, 0);
-                    link.post_8(&wr);
-                },
+                |link| link.ask(WrOpcode::Read, 0, 8),
                 Expect { requests: [Success, LocQpOp, WrFlush], ..LOCAL },
             ),
         ),
@@ -461,8 +385,7 @@ fn exhaustion() -> Vec<Row> {
             |link| {
                 link.settle();
                 link.lose(REQUESTER, |_| true);
-                let wr = link.request(WrOpcode::Write, 16);
-                link.post_8(&wr);
+                link.ask(WrOpcode::Write, 16, 8);
             },
             SILENCE,
         ),
@@ -472,8 +395,7 @@ fn exhaustion() -> Vec<Row> {
             |link| {
                 link.settle();
                 link.lose(RESPONDER, |_| true);
-                let wr = link.request(WrOpcode::Write, 16);
-                link.post_8(&wr);
+                link.ask(WrOpcode::Write, 16, 8);
             },
             arrived,
         ),
@@ -483,8 +405,7 @@ fn exhaustion() -> Vec<Row> {
             |link| {
                 link.settle();
                 link.lose(RESPONDER, |_| true);
-                let wr = link.request(WrOpcode::Read, 16);
-                link.post_8(&wr);
+                link.ask(WrOpcode::Read, 16, 8);
             },
             Expect { written: &[(0, 4), (8, 12)], ..SILENCE },
         ),
@@ -512,8 +433,7 @@ fn exhaustion() -> Vec<Row> {
                     }
                     packet.bth.psn.value() + 1 == second
                 });
-                let wr = link.request(WrOpcode::Write, 16);
-                link.post_8(&wr);
+                link.ask(WrOpcode::Write, 16, 8);
             },
             Expect {
                 naks: &[NakCode::PsnSequence],
@@ -527,8 +447,7 @@ fn exhaustion() -> Vec<Row> {
             |link| {
                 link.settle();
                 link.modify_responder(QpState::Err);
-                let wr = link.request(WrOpcode::Write, 16);
-                link.post_8(&wr);
+                link.ask(WrOpcode::Write, 16, 8);
             },
             Expect { states: [QpState::Err, QpState::Err], ..SILENCE },
         ),
@@ -538,18 +457,14 @@ fn exhaustion() -> Vec<Row> {
             |link| {
                 link.settle();
                 link.modify_responder(QpState::Reset);
-                let wr = link.request(WrOpcode::Write, 16);
-                link.post_8(&wr);
+                link.ask(WrOpcode::Write, 16, 8);
             },
             Expect { states: [QpState::Err, QpState::Reset], ..SILENCE },
         ),
         row(
             "a SEND for which no receive is ever posted",
             "9.7.5.2.8",
-            |link| {
-                let wr = link.request(WrOpcode::Send, 0);
-                link.post_8(&wr);
-            },
+            |link| link.ask(WrOpcode::Send, 0, 8),
             Expect {
                 requests: [Success, RnrRetryExc, WrFlush],
                 vendor_err: 0x21,
@@ -561,10 +476,7 @@ fn exhaustion() -> Vec<Row> {
         row(
             "a WRITE with immediate for which no receive is ever posted",
             "9.7.5.2.8",
-            |link| {
-                let wr = link.request(WrOpcode::WriteImm, 16);
-                link.post_8(&wr);
-            },
+            |link| link.ask(WrOpcode::WriteImm, 16, 8),
             Expect {
                 requests: [Success, RnrRetryExc, WrFlush],
                 vendor_err: 0x21,
