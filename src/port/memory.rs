@@ -280,14 +280,7 @@ impl Port for MemoryPort {
     }
 
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
-        match change {
-            LinkChange::Mtu(mtu) => {
-                self.info.mtu = *mtu;
-                self.info.max_frame = mtu + L2_OVERHEAD;
-            }
-            LinkChange::Mac(mac) => self.info.mac = *mac,
-            LinkChange::Addresses(_) => {}
-        }
+        self.info.follow(change);
         Ok(())
     }
 

@@ -62,6 +62,18 @@ impl PortInfo {
         self.mtu.min(self.max_frame.saturating_sub(ETHERNET_HEADER))
     }
 
+    /// For a port whose frames are as large as its link allows: what holds after `change`. Framing keeps its size.
+    pub(crate) fn follow(&mut self, change: &LinkChange) {
+        match change {
+            LinkChange::Mtu(mtu) => {
+                self.max_frame = self.max_frame - self.mtu + mtu;
+                self.mtu = *mtu;
+            }
+            LinkChange::Mac(mac) => self.mac = *mac,
+            LinkChange::Addresses(_) => {}
+        }
+    }
+
     /// For a layer: takes over what a change of the link may have changed in the port below.
     fn renew(&mut self, below: &PortInfo) {
         self.mac = below.mac;

@@ -75,14 +75,7 @@ impl Port for UnclaimedPort {
     }
 
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
-        match change {
-            LinkChange::Mtu(mtu) => {
-                self.info.max_frame = self.info.max_frame - self.info.mtu + mtu;
-                self.info.mtu = *mtu;
-            }
-            LinkChange::Mac(mac) => self.info.mac = *mac,
-            LinkChange::Addresses(_) => {}
-        }
+        self.info.follow(change);
         Ok(())
     }
 

@@ -360,20 +360,10 @@ impl Port for SwitchPort {
     }
 
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        self.info.follow(change);
         let mut fabric = self.switch.fabric();
         let station = &mut fabric.stations[self.number];
-        match change {
-            LinkChange::Mtu(mtu) => {
-                self.info.mtu = *mtu;
-                self.info.max_frame = mtu + L2_OVERHEAD;
-                station.max_frame = self.info.max_frame;
-            }
-            LinkChange::Mac(mac) => {
-                self.info.mac = *mac;
-                station.mac = *mac;
-            }
-            LinkChange::Addresses(_) => {}
-        }
+        (station.max_frame, station.mac) = (self.info.max_frame, self.info.mac);
         Ok(())
     }
 
