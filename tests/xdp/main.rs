@@ -2,7 +2,6 @@
 
 mod faults;
 mod frames;
-mod rate;
 mod steering;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
