@@ -2,6 +2,7 @@
 export PATH := $(PATH):$(HOME)/.cargo/bin
 SEEDS ?= 100000
 SECONDS ?= 600
+KERNEL ?= 6.1
 TARGET ?=
 
 .PHONY: demo test bench interop soak fuzz build
@@ -22,10 +23,11 @@ bench:
 	@.ci/setup build
 	cargo bench
 
+# KERNEL=newest: against the newest kernel that Debian has.
 interop:
 	@.ci/setup test
 	cargo build --release
-	cargo run --release -p interop -- run
+	cargo run --release -p interop -- run --kernel $(KERNEL)
 
 # SEEDS=n: how many seeds; FIRST=k: the first of them; THREADS=n; SECONDS=n: how long each fuzzer runs. Seeds that fail leave
 # their scripts, whole and short, and captures in target/tmp/simulation.

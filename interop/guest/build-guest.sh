@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Builds the rdma_rxe guest: Debian's kernel, stock RDMA tools and the peer program, as a kernel
-# image and an initramfs that QEMU boots directly. Nothing is installed on the host.
+# Builds a rdma_rxe guest: a Debian kernel, its suite's RDMA tools and the peer program, as a kernel image and an
+# initramfs that QEMU boots directly. Nothing is installed on the host.
 #
-#   build-guest.sh [--check] [--refresh]
+#   build-guest.sh [--check] [--refresh] [--kernel 6.1|newest]
 #
 #   --check    only say which programs the host lacks
-#   --refresh  ask apt for newer packages; without it, what the cache holds is used
+#   --refresh  ask the mirror for newer packages; without it, what the cache holds is used
+#   --kernel   6.1: Debian 12's. newest: the newest that Debian has, with the tools of the same suite
 #
-# Prints the folder that holds `vmlinuz`, `initramfs.gz` and `peer` as its last line of output.
-# The cache is $ROXIE_CACHE, by default target/interop/cache of the workspace. Its layout:
+# Prints the folder that holds `vmlinuz`, `initramfs.gz` and `peer` as its last line of output. Exits with 3 if the
+# host lacks programs, with 4 if the packages cannot be had. The cache is $ROXIE_CACHE, by default
+# target/interop/cache of the workspace, with a folder for each kernel:
 #
 #   debs/            packages as downloaded
 #   root/            the same, unpacked
@@ -16,29 +18,25 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-cache=${ROXIE_CACHE:-$here/../../target/interop/cache}
+top=${ROXIE_CACHE:-$here/../../target/interop/cache}
+kernel=6.1
 
-# What the guest is made of. The kernel package's name carries its version and is looked up.
-packages=(
-    busybox-static iproute2 ibverbs-utils rdmacm-utils perftest
-    libibverbs1 ibverbs-providers librdmacm1 libibumad3 libibverbs-dev
-    libnl-3-200 libnl-route-3-200 libpci3 libudev1 zlib1g libgcc-s1 libc6
-    libmnl0 libcap2 libelf1 libbpf1 libbsd0 libmd0
-)
-# Modules by need: the NIC, RoCE, its user interfaces, and emulated networks. On 6.1 rxe asks
-# for "crc32" by name, and without crc32_generic `rdma link add` fails with ENOENT.
-modules=(virtio_pci virtio_net crc32_generic rdma_rxe ib_uverbs rdma_ucm ib_umad sch_netem)
+# Modules by need: the NIC, RoCE, its user interfaces, emulated networks.
+modules=(virtio_pci virtio_net rdma_rxe ib_uverbs rdma_ucm ib_umad sch_netem)
+# Where the kernel has them: 6.1's rxe asks for "crc32" by name, and without crc32_generic `rdma link add` fails with
+# ENOENT; later ones have it built in.
+modules_if_there=(crc32_generic)
 programs=(
-    usr/bin/rdma bin/ip
-    usr/bin/ibv_devices usr/bin/ibv_devinfo
-    usr/bin/ibv_rc_pingpong usr/bin/ibv_srq_pingpong usr/bin/ibv_uc_pingpong usr/bin/ibv_ud_pingpong
-    usr/bin/rping usr/bin/ucmatose usr/bin/rdma_server usr/bin/rdma_client
-    usr/bin/ib_send_bw usr/bin/ib_send_lat usr/bin/ib_write_bw usr/bin/ib_write_lat
-    usr/bin/ib_read_bw usr/bin/ib_read_lat usr/bin/ib_atomic_bw usr/bin/ib_atomic_lat
+    rdma ip ibv_devices ibv_devinfo ibv_rc_pingpong ibv_srq_pingpong ibv_uc_pingpong ibv_ud_pingpong
+    rping ucmatose rdma_server rdma_client
+    ib_send_bw ib_send_lat ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_atomic_bw ib_atomic_lat
 )
 
 say() { printf 'build-guest: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
+
+# shellcheck source=packages.sh
+. "$here/packages.sh"
 
 # Every host program that building or running the guest needs, with the package that has it.
 # Prints what is missing and the command that installs it; false if anything is.
@@ -60,58 +58,26 @@ host_has_everything() {
     return 1
 }
 
-# The newest kernel image that linux-image-amd64 stands for, e.g. linux-image-6.1.0-40-amd64.
-kernel_package() {
-    apt-cache depends linux-image-amd64 2>/dev/null |
-        sed -n 's/^ *Depends: \(linux-image-[0-9][^ ]*-amd64\)$/\1/p' | head -n 1
+# Of rdma-core, e.g. 44.0: the last part of the number that libibverbs has for pkg-config, 1.14.44.0.
+rdma_core_version() {
+    sed -n 's/^Version: [0-9]*\.[0-9]*\.//p' "$cache/root/usr/lib/x86_64-linux-gnu/pkgconfig/libibverbs.pc"
 }
 
-cache_is_complete() {
-    local name
-    for name in linux-image-* "${packages[@]/%/_*}"; do
-        # shellcheck disable=SC2086  # the pattern is meant to expand
-        ls "$cache"/debs/$name.deb >/dev/null 2>&1 || return 1
-    done
+# The same for the peer program.
+rdma_core_defines() {
+    local version
+    version=$(rdma_core_version)
+    echo "-DRDMA_CORE_MAJOR=${version%%.*} -DRDMA_CORE_MINOR=${version#*.}"
 }
 
-download() {
-    local kernel
-    kernel=$(kernel_package)
-    if [ -z "$kernel" ]; then
-        die "apt knows no linux-image-amd64: run 'apt-get update' on a Debian host, or put the packages' .deb files in $cache/debs"
-    fi
-    say "downloading $kernel and ${#packages[@]} packages to $cache/debs"
-    rm -rf "$cache/debs.new"
-    mkdir -p "$cache/debs.new"
-    # apt's sandbox user cannot write below a private home: download as ourselves.
-    (cd "$cache/debs.new" &&
-        apt-get -q -o APT::Sandbox::User=root download "$kernel" "${packages[@]}" >apt.log 2>&1) ||
-        die "apt-get download failed; try 'apt-get update'. It said: $(tail -n 3 "$cache/debs.new/apt.log")"
-    rm -f "$cache/debs.new/apt.log"
-    rm -rf "$cache/debs" "$cache/root"
-    mv "$cache/debs.new" "$cache/debs"
-}
-
-unpack() {
-    local deb
-    say "unpacking"
-    rm -rf "$cache/root" "$cache/root.new"
-    mkdir -p "$cache/root.new"
-    # Hosts that merged /usr and packages that did not must agree on where a library is.
-    mkdir -p "$cache/root.new/usr/bin" "$cache/root.new/usr/sbin" "$cache/root.new/usr/lib"
-    ln -s usr/bin "$cache/root.new/bin"
-    ln -s usr/sbin "$cache/root.new/sbin"
-    ln -s usr/lib "$cache/root.new/lib"
-    for deb in "$cache"/debs/*.deb; do
-        dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$cache/root.new" --keep-directory-symlink
-    done
-    mv "$cache/root.new" "$cache/root"
-}
-
+# Against the guest's libibverbs and this host's C library, which is not newer than the guest's: what the guest's
+# libraries want of theirs is there when it runs.
 compile_peer() {
     local root=$cache/root lib=$cache/root/usr/lib/x86_64-linux-gnu
-    gcc -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -I"$root/usr/include" "$here"/peer/*.c -o "$1" \
-        -L"$lib" -Wl,-rpath-link,"$lib" -l:libibverbs.so.1
+    # shellcheck disable=SC2046  # two words are meant
+    gcc -std=gnu11 -D_GNU_SOURCE $(rdma_core_defines) -O2 -Wall -Wextra -Werror \
+        -I"$root/usr/include" "$here"/peer/*.c -o "$1" \
+        -L"$lib" -Wl,-rpath-link,"$lib" -Wl,--unresolved-symbols=ignore-in-shared-libs -l:libibverbs.so.1
 }
 
 # Copies `$1` (a path in the unpacked root, or $3 for a file of ours) with every library it
@@ -130,24 +96,66 @@ add_elf() {
     done
 }
 
+# The release of the one kernel whose modules were downloaded.
+kernel_version() {
+    local folders=("$cache"/root/lib/modules/*)
+    [ ${#folders[@]} -eq 1 ] || die "${#folders[@]} kernels in $cache/root/lib/modules, and should be one; try --refresh"
+    basename "${folders[0]}"
+}
+
+# Its image: in /boot, or with its modules since Debian 14.
+kernel_image() {
+    local path
+    for path in "$cache/root/boot/vmlinuz-$1" "$cache/root/lib/modules/$1/vmlinuz"; do
+        if [ -e "$path" ]; then
+            echo "$path"
+            return
+        fi
+    done
+    die "the packages of kernel $1 have no vmlinuz; try --refresh"
+}
+
+# A program's path in the unpacked root; suites differ in which of the folders has it.
+program_path() {
+    local folder
+    for folder in usr/bin usr/sbin; do
+        if [ -e "$cache/root/$folder/$1" ]; then
+            echo "$folder/$1"
+            return
+        fi
+    done
+    die "$1 is not in the downloaded packages; try --refresh"
+}
+
+# Copies a module, unpacked: busybox's modprobe knows no compression that later kernels use.
+add_module() {
+    local file=$1 to=$2${1#"$cache/root"}
+    mkdir -p "$(dirname "$to")"
+    case $file in
+    *.xz) xz -dc "$file" >"${to%.xz}" ;;
+    *.zst)
+        command -v zstd >/dev/null || die "this kernel's modules are compressed by zstd: apt-get install -y zstd"
+        zstd -dcq "$file" >"${to%.zst}"
+        ;;
+    *) cp "$file" "$to" ;;
+    esac
+}
+
 add_modules() {
     local tree=$1 version=$2 module file base=$cache/root
+    local need=("${modules[@]}") shown=("modprobe" -d "$base" -S "$version" -C /dev/null --show-depends)
     # The image package leaves modules.dep to its postinst.
     [ -e "$base/lib/modules/$version/modules.dep.bin" ] || depmod -b "$base" "$version"
-    for module in "${modules[@]}"; do
-        # Built-in ones print "builtin NAME"; some insmod lines carry parameters after the path.
-        modprobe -d "$base" -S "$version" -C /dev/null --show-depends "$module" |
-            sed -n 's/^insmod \([^ ]*\).*/\1/p'
-    done | sort -u | while read -r file; do
-        mkdir -p "$tree/$(dirname "${file#"$base"}")"
-        case $file in
-        *.xz) xz -dc "$file" >"$tree/${file#"$base"}" ; mv "$tree/${file#"$base"}" "$tree/$(dirname "${file#"$base"}")/$(basename "$file" .xz)" ;;
-        *) cp "$file" "$tree/${file#"$base"}" ;;
-        esac
+    for module in "${modules_if_there[@]}"; do
+        if "${shown[@]}" "$module" >/dev/null 2>&1; then need=("$module" "${need[@]}"); fi
     done
+    for module in "${need[@]}"; do
+        # Built-in ones print "builtin NAME"; some insmod lines carry parameters after the path.
+        "${shown[@]}" "$module" | sed -n 's/^insmod \([^ ]*\).*/\1/p'
+    done | sort -u | while read -r file; do add_module "$file" "$tree"; done
     cp "$base/lib/modules/$version/modules.order" "$base/lib/modules/$version/"modules.builtin* "$tree/lib/modules/$version/"
     depmod -b "$tree" "$version"
-    printf '%s\n' "${modules[@]}" >"$tree/etc/modules"
+    printf '%s\n' "${need[@]}" >"$tree/etc/modules"
 }
 
 # Newest time stamps and inode numbers stay out of the archive, so that the same inputs give
@@ -160,15 +168,14 @@ pack() {
 }
 
 build() {
-    local out=$1 tree version path
+    local out=$1 tree version image path
     tree=$(mktemp -d)
     # shellcheck disable=SC2064  # the folder's name is wanted as it is now
     trap "rm -rf '$tree' '$out.new'" EXIT
     mkdir -p "$out.new"
-    version=$(basename "$(echo "$cache"/root/boot/vmlinuz-*)")
-    version=${version#vmlinuz-}
-    [ -e "$cache/root/boot/vmlinuz-$version" ] || die "the kernel package has no /boot/vmlinuz; try --refresh"
-    say "building the guest of kernel $version"
+    version=$(kernel_version)
+    image=$(kernel_image "$version")
+    say "building the guest of kernel $version, rdma-core $(rdma_core_version)"
 
     mkdir -p "$tree"/{bin,sbin,usr/bin,usr/sbin,lib/x86_64-linux-gnu,lib64,etc,proc,sys,dev,tmp,run,root}
     mkdir -p "$tree/lib/modules/$version"
@@ -176,7 +183,10 @@ build() {
     ln -s ../lib "$tree/usr/lib"
     cp -L "$cache/root/bin/busybox" "$tree/bin/busybox"
     for path in bin/sh sbin/modprobe; do ln -s /bin/busybox "$tree/$path"; done
-    for path in "${programs[@]}"; do add_elf "$path" "$tree"; done
+    for path in "${programs[@]}"; do
+        path=$(program_path "$path")
+        add_elf "usr/bin/$(basename "$path")" "$tree" "$cache/root/$path"
+    done
 
     # librxe is named by a configuration file and loaded by path; libgcc_s by pthread_exit.
     path=$(cd "$cache/root" && find usr/lib -name 'librxe-rdmav*.so' | head -n 1)
@@ -192,7 +202,7 @@ build() {
     install -m 0755 "$here/init" "$tree/init"
 
     pack "$tree" "$out.new/initramfs.gz"
-    cp "$cache/root/boot/vmlinuz-$version" "$out.new/vmlinuz"
+    cp "$image" "$out.new/vmlinuz"
     echo "$version" >"$out.new/kernel"
     mv "$out.new" "$out"
     say "$(du -h "$out/initramfs.gz" | cut -f1) initramfs, kernel $version"
@@ -205,14 +215,17 @@ main() {
         case $1 in
         --check) host_has_everything; exit ;;
         --refresh) refresh=yes ;;
-        *) die "unknown option $1; known: --check, --refresh" ;;
+        --kernel) kernel=${2:-}; shift ;;
+        *) die "unknown option $1; known: --check, --refresh, --kernel" ;;
         esac
         shift
     done
+    sources "$kernel" >/dev/null
     host_has_everything || exit 3
 
-    mkdir -p "$cache"
-    cache=$(cd "$cache" && pwd)
+    mkdir -p "$top/$kernel"
+    top=$(cd "$top" && pwd)
+    cache=$top/$kernel
     # Two runners may start at once; the second finds the first one's guest.
     exec 9>"$cache/lock"
     flock 9

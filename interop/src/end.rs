@@ -254,6 +254,8 @@ pub struct Quirks {
     /// The completion of a SEND with invalidate does not say that it invalidated a key: the kernel's number of that flag
     /// reaches the user, for whom it means another.
     pub hides_invalidations: bool,
+    /// The completion of the request that failed is there before the queue pair is in the error state.
+    pub completes_before_it_errs: bool,
     /// A window's key opens all of its region: the range is compared with the region's alone.
     pub windows_are_as_wide_as_regions: bool,
 }

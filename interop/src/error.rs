@@ -16,6 +16,9 @@ pub enum Error {
     /// The host cannot run the guest, and what would change that.
     #[error("this host cannot run the guest: {0}")]
     Host(String),
+    /// The guest's packages could not be had from the mirror; the build script has told the reason.
+    #[error("the packages of the guest of kernel {0} cannot be had: see above")]
+    Packages(String),
     /// The selection is empty.
     #[error("no row matches {0:?}: see `interop list`")]
     NoRow(Vec<String>),

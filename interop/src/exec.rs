@@ -11,9 +11,9 @@ mod unreliable;
 mod windows;
 pub mod wrong;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::end::{Completion, Connection, Done, End, Pair, PairKind, Region, Request, Status};
+use crate::end::{Completion, Connection, Done, End, Pair, PairKind, Region, Request, State, Status};
 use crate::error::Error;
 use crate::rows::{Case, Family, Feature, Row, Service};
 
@@ -196,6 +196,22 @@ fn expect_receives(end: &mut dyn End, pair: Pair, wr_ids: &[u64]) -> Result<Vec<
         "the responder's completions are {seen:?}; those of the receives {wr_ids:?} were due"
     );
     Ok(seen)
+}
+
+/// How long a queue pair may take into the error state behind the completion that put it there, where it may at all.
+const ERRS_WITHIN: Duration = Duration::from_secs(1);
+
+/// Fails unless the requester's queue pair is in the error state.
+fn expect_error_state(end: &mut dyn End, pair: Pair) -> Result<(), Failure> {
+    let patience = if end.quirks().completes_before_it_errs { ERRS_WITHIN } else { Duration::ZERO };
+    let start = Instant::now();
+    loop {
+        let state = end.state(pair)?;
+        if state == State::Err {
+            return Ok(());
+        }
+        must!(start.elapsed() < patience, "the requester's queue pair is in {state:?} and should be in Err");
+    }
 }
 
 /// Fails if a range of a region is not the pattern of `seed`.

@@ -1,5 +1,6 @@
 //! The rdma_rxe guest: build it, start it, wait for its peer program, end it.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -16,8 +17,29 @@ use crate::rows::Family;
 
 /// Where the peer program listens in the guest.
 const CONTROL_PORT: u16 = 7471;
+/// How `build-guest.sh` ends when the mirror has not given it the packages. It has said why.
+const NO_PACKAGES: i32 = 4;
 /// Emulated, on a busy machine, a boot has taken 20 s; it takes 5 s on an idle one.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Which kernel a guest runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// Debian 12's.
+    V6_1,
+    /// The newest that Debian has in any suite, with that suite's rdma-core.
+    Newest,
+}
+
+impl fmt::Display for Kernel {
+    /// As the runner's `--kernel` names it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kernel::V6_1 => "6.1",
+            Kernel::Newest => "newest",
+        })
+    }
+}
 
 /// A built guest: kernel, initramfs, peer program.
 #[derive(Clone, Debug)]
@@ -64,9 +86,17 @@ pub fn host_lacks() -> Option<String> {
 }
 
 impl Image {
-    /// Builds the guest, or finds it in the cache.
-    pub fn build(refresh: bool) -> Result<Image, Error> {
+    /// Builds the guest of a kernel, or finds it in the cache. With `refresh` the packages are downloaded anew.
+    ///
+    /// # Errors
+    /// [`Error::Packages`] if they cannot be had.
+    pub fn build(kernel: Kernel, refresh: bool) -> Result<Image, Error> {
         let mut command = Command::new(sources().join("guest/build-guest.sh"));
+        command.args(["--kernel", &kernel.to_string()]);
+        Image::built_by(command, kernel, refresh)
+    }
+
+    fn built_by(mut command: Command, kernel: Kernel, refresh: bool) -> Result<Image, Error> {
         if refresh {
             command.arg("--refresh");
         }
@@ -76,6 +106,9 @@ impl Image {
             .stderr(Stdio::inherit())
             .output()
             .map_err(|e| Error::Command { command: line.clone(), output: e.to_string() })?;
+        if output.status.code() == Some(NO_PACKAGES) {
+            return Err(Error::Packages(kernel.to_string()));
+        }
         let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         if !output.status.success() || folder.is_empty() {
             return Err(Error::Command { command: line, output: format!("{}", output.status) });

@@ -5,11 +5,12 @@
 mod runner;
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use interop::error::Error;
-use interop::guest::{self, Guest, Image};
+use interop::guest::{self, Guest, Image, Kernel};
 use interop::local::{self, Site};
 use interop::network::{INTERFACE, Namespace, address};
 use interop::rows::{self, Case, Family, PortKind, Row};
@@ -30,7 +31,13 @@ enum Command {
     /// Run the matrix against rdma_rxe in a guest, or against a hardware peer.
     Run(RunArguments),
     /// Run the verbs rows between two sessions of one guest: rxe against itself.
-    SelfCheck(Selection),
+    SelfCheck {
+        #[command(flatten)]
+        selection: Selection,
+        /// The guest's kernel.
+        #[arg(long, value_enum, default_value_t)]
+        kernel: KernelArgument,
+    },
     /// Print the names of the rows.
     List(Selection),
     /// Print the table of packets that no requester should send, as `wrong.md` has it.
@@ -44,12 +51,19 @@ enum Command {
 enum GuestCommand {
     /// Build it, or find it in the cache; prints its folder.
     Build {
-        /// Ask apt for newer packages.
+        /// Ask the mirror for newer packages.
         #[arg(long)]
         refresh: bool,
+        /// Its kernel.
+        #[arg(long, value_enum, default_value_t)]
+        kernel: KernelArgument,
     },
     /// Start it with a shell on this terminal.
-    Shell,
+    Shell {
+        /// Its kernel.
+        #[arg(long, value_enum, default_value_t)]
+        kernel: KernelArgument,
+    },
 }
 
 /// Which rows.
@@ -75,10 +89,35 @@ enum PortArgument {
     Udp,
 }
 
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum KernelArgument {
+    /// Debian 12's.
+    #[default]
+    #[value(name = "6.1")]
+    V6_1,
+    /// The newest that Debian has, with the rdma-core of its suite.
+    Newest,
+}
+
+impl From<KernelArgument> for Kernel {
+    fn from(argument: KernelArgument) -> Kernel {
+        match argument {
+            KernelArgument::V6_1 => Kernel::V6_1,
+            KernelArgument::Newest => Kernel::Newest,
+        }
+    }
+}
+
 #[derive(Args, Clone, Debug)]
 struct RunArguments {
     #[command(flatten)]
     selection: Selection,
+    /// The guest's kernel.
+    #[arg(long, value_enum, default_value_t, conflicts_with = "peer_host")]
+    kernel: KernelArgument,
+    /// Where the report goes, instead of target/interop/report.json (or report-newest.json).
+    #[arg(long)]
+    json: Option<PathBuf>,
     /// Keep the captures of rows that passed as well.
     #[arg(long)]
     keep: bool,
@@ -100,6 +139,17 @@ struct RunArguments {
     /// This host's addresses on that interface.
     #[arg(long)]
     address: Vec<IpAddr>,
+}
+
+impl RunArguments {
+    /// Where the report goes.
+    fn report(&self) -> PathBuf {
+        let name = match self.kernel {
+            KernelArgument::V6_1 => "report.json",
+            KernelArgument::Newest => "report-newest.json",
+        };
+        self.json.clone().unwrap_or_else(|| guest::output_folder().join(name))
+    }
 }
 
 impl Selection {
@@ -127,11 +177,11 @@ impl Selection {
 }
 
 /// The namespace and the guest; the log is `target/interop/guest.log`.
-fn start_guest() -> Result<(Namespace, Guest), Error> {
+fn start_guest(kernel: Kernel) -> Result<(Namespace, Guest), Error> {
     if let Some(lack) = guest::host_lacks() {
         return Err(Error::Host(lack));
     }
-    let image = Image::build(false)?;
+    let image = Image::build(kernel, false)?;
     let namespace = Namespace::create()?;
     let guest = Guest::start(&image, &namespace, 2, &guest::output_folder().join("guest.log"))?;
     println!("the guest answers after {:.1} s", guest.booted_in().as_secs_f64());
@@ -152,26 +202,26 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
         let interface = arguments.interface.as_deref().unwrap_or_default();
         let site = Site { namespace: None, interface, addresses: &arguments.address };
         let mut roxie = local::open(&site);
-        return runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep);
+        return runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep, &arguments.report());
     }
-    let (namespace, guest) = start_guest()?;
+    let (namespace, guest) = start_guest(arguments.kernel.into())?;
     let mut peer = guest.peer(&namespace)?;
     let addresses = [address(1, Family::V4), address(1, Family::V6)];
     let site = Site { namespace: Some(&namespace), interface: INTERFACE, addresses: &addresses };
     let mut roxie = local::open(&site);
-    runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep)
+    runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep, &arguments.report())
 }
 
-fn self_check(selection: &Selection) -> Result<bool, Error> {
+fn self_check(selection: &Selection, kernel: Kernel) -> Result<bool, Error> {
     let rows = selection.rows()?;
-    let (namespace, guest) = start_guest()?;
+    let (namespace, guest) = start_guest(kernel)?;
     runner::self_check(&rows, &mut guest.peer(&namespace)?, &mut guest.peer(&namespace)?)
 }
 
 fn dispatch(command: &Command) -> Result<bool, Error> {
     match command {
         Command::Run(arguments) => run(arguments),
-        Command::SelfCheck(selection) => self_check(selection),
+        Command::SelfCheck { selection, kernel } => self_check(selection, (*kernel).into()),
         Command::List(selection) => {
             for row in selection.rows()? {
                 println!("{row}");
@@ -182,15 +232,15 @@ fn dispatch(command: &Command) -> Result<bool, Error> {
             print!("{}", interop::exec::wrong::page());
             Ok(true)
         }
-        Command::Guest(GuestCommand::Build { refresh }) => {
-            println!("{}", Image::build(*refresh)?.folder().display());
+        Command::Guest(GuestCommand::Build { refresh, kernel }) => {
+            println!("{}", Image::build((*kernel).into(), *refresh)?.folder().display());
             Ok(true)
         }
-        Command::Guest(GuestCommand::Shell) => {
+        Command::Guest(GuestCommand::Shell { kernel }) => {
             if let Some(lack) = guest::host_lacks() {
                 return Err(Error::Host(lack));
             }
-            let image = Image::build(false)?;
+            let image = Image::build((*kernel).into(), false)?;
             let namespace = Namespace::create()?;
             println!("the guest is {} in the namespace {}", address(2, Family::V4), namespace.name());
             image.shell(&namespace, 2)?;

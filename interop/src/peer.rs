@@ -9,11 +9,13 @@ use std::net::{IpAddr, Ipv6Addr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::end::Ended;
 use crate::error::Error;
 use crate::rows::Family;
 
-const PROTOCOL: u64 = 2;
+const PROTOCOL: u64 = 3;
 /// A command is answered within its own timeout and this; longer means that the peer is dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -27,12 +29,14 @@ pub struct Gid {
 }
 
 /// What the peer says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct About {
     /// The RDMA device, `rxe0`.
     pub device: String,
     /// The kernel's release.
     pub kernel: String,
+    /// The release of rdma-core that its program is compiled against, `44.0`; `0.0` where that is not known.
+    pub rdma_core: String,
     /// The port's active MTU in bytes: the largest path MTU.
     pub active_mtu: usize,
     /// `enum ibv_atomic_cap` is not `NONE`.
@@ -123,7 +127,7 @@ impl Peer {
         writer: Box<dyn Write + Send>,
         carrier: Option<Child>,
     ) -> Result<Peer, Error> {
-        let about = About { device: String::new(), kernel: String::new(), active_mtu: 0, atomics: false };
+        let about = About::default();
         let mut peer = Peer { reader, writer, about, gids: Vec::new(), carrier };
         let hello = peer.command("hello")?;
         if hello.number::<u64>("protocol")? != PROTOCOL {
@@ -135,6 +139,7 @@ impl Peer {
         peer.about = About {
             device: hello.text("device")?.to_owned(),
             kernel: hello.text("kernel")?.to_owned(),
+            rdma_core: hello.text("rdma_core")?.to_owned(),
             active_mtu: hello.number("active_mtu")?,
             atomics: hello.number::<u32>("atomic_cap")? != 0,
         };

@@ -1,4 +1,4 @@
-//! How a run went: a line per row while it runs, `report.json` afterwards.
+//! How a run went: a line per row while it runs, `report.json` afterwards, which names the peer and its versions.
 
 use std::fmt;
 use std::fs;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::error::Error;
+use crate::peer::About;
 
 /// The only reasons for which a row may be skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +54,14 @@ pub enum Outcome {
     Skip(SkipReason),
 }
 
-/// An entry of `report.json`.
+/// `report.json`.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    peer: &'a About,
+    rows: Vec<Entry>,
+}
+
+/// A row of `report.json`.
 #[derive(Clone, Debug, Serialize)]
 struct Entry {
     name: String,
@@ -65,6 +73,7 @@ struct Entry {
 /// Collects outcomes and holds them against the rows that were to run.
 #[derive(Debug)]
 pub struct Report {
+    peer: About,
     expected: Vec<String>,
     entries: Vec<Entry>,
 }
@@ -97,9 +106,9 @@ impl fmt::Display for Totals {
 }
 
 impl Report {
-    /// For a run of these rows.
-    pub fn new(expected: Vec<String>) -> Report {
-        Report { expected, entries: Vec::new() }
+    /// For a run of these rows against a peer.
+    pub fn new(peer: About, expected: Vec<String>) -> Report {
+        Report { peer, expected, entries: Vec::new() }
     }
 
     /// Takes a row's outcome and prints its line.
@@ -146,8 +155,8 @@ impl Report {
         }
     }
 
-    /// Writes the list of `name`, `result` (pass, fail, skip), `reason`, `seconds`. A missing row is a
-    /// failed one.
+    /// Writes the `peer` (`device`, `kernel`, `rdma_core`, `active_mtu`, `atomics`) and the `rows`, each with `name`, `result`
+    /// (pass, fail, skip), `reason`, `seconds`. A missing row is a failed one.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         let mut entries = self.entries.clone();
         entries.extend(self.missing().into_iter().map(|name| Entry {
@@ -159,7 +168,8 @@ impl Report {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(Error::file(folder))?;
         }
-        let json = serde_json::to_string_pretty(&entries).map_err(std::io::Error::other);
+        let json = serde_json::to_string_pretty(&Document { peer: &self.peer, rows: entries })
+            .map_err(std::io::Error::other);
         json.and_then(|json| fs::write(path, json + "\n")).map_err(Error::file(path))
     }
 }
@@ -170,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_row_that_was_never_reported_makes_the_run_bad() {
-        let mut report = Report::new(vec!["a".into(), "b".into()]);
+        let mut report = Report::new(About::default(), vec!["a".into(), "b".into()]);
         report.add("a", &Outcome::Pass, Duration::from_millis(5));
         assert_eq!(report.missing(), ["b"]);
         assert!(!report.totals().good());
@@ -180,14 +190,14 @@ mod tests {
 
     #[test]
     fn a_run_in_which_nothing_passed_is_not_good() {
-        let mut report = Report::new(vec!["a".into()]);
+        let mut report = Report::new(About::default(), vec!["a".into()]);
         report.add("a", &Outcome::Skip(SkipReason::PortUnavailable), Duration::ZERO);
         assert!(!report.totals().good());
     }
 
     #[test]
     fn the_line_of_a_failure_gives_its_reason() {
-        let mut report = Report::new(vec!["a".into()]);
+        let mut report = Report::new(About::default(), vec!["a".into()]);
         report.add("a", &Outcome::Fail("byte 7 is 0x00".into()), Duration::from_millis(43));
         assert_eq!(report.line(), "[   1/1] fail   0.043 s  a: byte 7 is 0x00");
     }

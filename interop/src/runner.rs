@@ -10,7 +10,7 @@ use interop::error::Error;
 use interop::exec;
 use interop::guest::{output_folder, peer_sources};
 use interop::network::{command_line, run};
-use interop::peer::Peer;
+use interop::peer::{About, Peer};
 use interop::report::{Outcome, Report, SkipReason};
 use interop::rows::{self, Case, ErrorCase, Family, Fault, Row, Side, Stock, Wrong};
 
@@ -34,12 +34,14 @@ pub(crate) fn matrix(
     roxie: &mut dyn Local,
     peer: &mut Peer,
     keep: bool,
+    report: &Path,
 ) -> Result<bool, Error> {
-    let about = peer.about();
-    println!("peer: {} on kernel {}, {} rows", about.device, about.kernel, rows.len());
+    let about = peer.about().clone();
+    let (device, kernel, rdma_core) = (&about.device, &about.kernel, &about.rdma_core);
+    println!("peer: {device} on kernel {kernel}, rdma-core {rdma_core}, {} rows", rows.len());
     let captures = output_folder().join("captures");
     fs::create_dir_all(&captures).map_err(Error::file(&captures))?;
-    in_order(rows, "report.json", |row| {
+    in_order(rows, about, report, |row| {
         if let Some(reason) = peer_lacks(row, peer) {
             return Outcome::Skip(reason);
         }
@@ -93,17 +95,23 @@ pub(crate) fn self_check(rows: &[Row], a: &mut Peer, b: &mut Peer) -> Result<boo
             )
     };
     let rows: Vec<Row> = rows.iter().filter(of_verbs).copied().collect();
-    in_order(&rows, "self-check.json", |row| match peer_lacks(row, a) {
+    let report = output_folder().join("self-check.json");
+    in_order(&rows, a.about().clone(), &report, |row| match peer_lacks(row, a) {
         Some(reason) => Outcome::Skip(reason),
         None => verbs(row, a, b),
     })
 }
 
 /// Runs rows until the time is over, and writes the report, whatever happens.
-fn in_order(rows: &[Row], report_name: &str, mut one: impl FnMut(&Row) -> Outcome) -> Result<bool, Error> {
+fn in_order(
+    rows: &[Row],
+    about: About,
+    path: &Path,
+    mut one: impl FnMut(&Row) -> Outcome,
+) -> Result<bool, Error> {
     let start = Instant::now();
     let budget = BUDGET.max(BUDGET.mul_f64(rows.len() as f64 / rows::all().len() as f64));
-    let mut report = Report::new(rows.iter().map(Row::to_string).collect());
+    let mut report = Report::new(about, rows.iter().map(Row::to_string).collect());
     for row in rows {
         if start.elapsed() > budget {
             eprintln!("the time is over: {} s", budget.as_secs());
@@ -113,8 +121,7 @@ fn in_order(rows: &[Row], report_name: &str, mut one: impl FnMut(&Row) -> Outcom
         let outcome = one(row);
         report.add(&row.to_string(), &outcome, row_start.elapsed());
     }
-    let path = output_folder().join(report_name);
-    report.write(&path)?;
+    report.write(path)?;
     for (name, reason) in report.skips() {
         println!("SKIP interop {name}: {reason}");
     }
@@ -259,7 +266,8 @@ pub(crate) fn hardware_peer(target: &str, device: &str, gid_index: Option<u32>) 
     const FOLDER: &str = ".cache/roxie-peer";
     let copy = format!(
         "tar -C {} -cf - . | ssh -o BatchMode=yes {target} 'mkdir -p {FOLDER} && tar -C {FOLDER} -xf - && \
-         gcc -std=gnu11 -D_GNU_SOURCE -O2 {FOLDER}/*.c -o {FOLDER}/peer -libverbs'",
+         set -- $(pkg-config --modversion libibverbs | tr . \" \") && \
+         gcc -std=gnu11 -D_GNU_SOURCE -DRDMA_CORE_MAJOR=$3 -DRDMA_CORE_MINOR=$4 -O2 {FOLDER}/*.c -o {FOLDER}/peer -libverbs'",
         quoted(&peer_sources())
     );
     run(Command::new("sh").args(["-c", &copy]))?;

@@ -4,11 +4,14 @@
 
 #![deny(unsafe_code)]
 
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use interop::exec;
-use interop::guest::{Guest, Image, host_lacks, output_folder};
+use interop::guest::{Guest, Image, Kernel, host_lacks, output_folder};
 use interop::network::Namespace;
 use interop::peer::Peer;
 use interop::rows::{self, Case, Family, Fault, PortKind, Row, Side};
@@ -63,7 +66,7 @@ fn rxe_carries_verified_data_to_itself_and_to_another_guest_and_stock_pingpong()
         return;
     }
     let _alone = alone();
-    let image = Image::build(false).expect("the guest builds");
+    let image = Image::build(Kernel::V6_1, false).expect("the guest builds");
     let namespace = Namespace::create().expect("the namespace");
     let logs = output_folder();
     let first = Guest::start(&image, &namespace, 2, &logs.join("test-guest-2.log")).expect("the first guest");
@@ -98,6 +101,29 @@ fn pingpong(peer: &mut Peer, server: Option<&str>) -> usize {
 }
 
 #[test]
+fn a_mirror_that_cannot_be_reached_is_an_error_that_names_it_and_the_cache_stays() {
+    if let Some(lack) = host_lacks() {
+        println!("SKIP guest: {lack}");
+        return;
+    }
+    let cache = output_folder().join(format!("no-mirror-{}", std::process::id()));
+    let kept = cache.join("newest/debs/kept");
+    fs::create_dir_all(kept.parent().expect("a folder")).expect("the cache's folder");
+    fs::write(&kept, "").expect("a file in the cache");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/build-guest.sh");
+    let mut build = Command::new(script);
+    build.args(["--kernel", "newest"]).env("ROXIE_CACHE", &cache);
+    // Nobody listens on the discard port.
+    let built = build.env("ROXIE_DEBIAN_MIRROR", "http://127.0.0.1:9").output().expect("the script runs");
+    let said = String::from_utf8_lossy(&built.stderr).into_owned();
+    let stays = kept.exists();
+    fs::remove_dir_all(&cache).expect("the cache's folder goes");
+    assert_eq!(built.status.code(), Some(4), "{said}");
+    assert!(said.contains("the package index cannot be had from http://127.0.0.1:9"), "{said}");
+    assert!(stays, "what the cache held is gone");
+}
+
+#[test]
 fn the_peer_answers_wrong_commands_with_reasons_and_goes_on() {
     use interop::end::{Access, End};
     if let Some(lack) = host_lacks() {
@@ -105,7 +131,7 @@ fn the_peer_answers_wrong_commands_with_reasons_and_goes_on() {
         return;
     }
     let _alone = alone();
-    let image = Image::build(false).expect("the guest builds");
+    let image = Image::build(Kernel::V6_1, false).expect("the guest builds");
     let namespace = Namespace::create().expect("the namespace");
     let log = output_folder().join("test-guest-errors.log");
     let guest = Guest::start(&image, &namespace, 2, &log).expect("the guest");

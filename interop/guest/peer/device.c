@@ -12,9 +12,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#if HAS_PLACEMENT
+/* As the kernel has them (ib_user_verbs.h, enum ib_uverbs_device_cap_flags): verbs.h does not name them. */
+#define DEVICE_FLUSH_GLOBAL (1ull << 38)
+#define DEVICE_FLUSH_PERSISTENT (1ull << 39)
+#define DEVICE_ATOMIC_WRITE (1ull << 40)
+#endif
+
 struct ibv_context *context;
 struct ibv_pd *pd;
 uint8_t port_number = 1;
+int flush_rights;
 
 uint64_t now_ms(void)
 {
@@ -44,6 +52,15 @@ bool device_open(const char *name)
 	pd = ibv_alloc_pd(context);
 	if (!pd)
 		fprintf(stderr, "roxie-peer: ibv_alloc_pd: %s\n", strerror(errno));
+#if HAS_PLACEMENT
+	struct ibv_device_attr_ex device;
+	if (ibv_query_device_ex(context, NULL, &device) == 0) {
+		if (device.device_cap_flags_ex & DEVICE_FLUSH_GLOBAL)
+			flush_rights |= IBV_ACCESS_FLUSH_GLOBAL;
+		if (device.device_cap_flags_ex & DEVICE_FLUSH_PERSISTENT)
+			flush_rights |= IBV_ACCESS_FLUSH_PERSISTENT;
+	}
+#endif
 	return pd != NULL;
 }
 
@@ -68,22 +85,29 @@ void format_gid(const union ibv_gid *gid, char out[33])
 void cmd_hello(struct request *r)
 {
 	struct ibv_port_attr port;
-	struct ibv_device_attr device;
+	struct ibv_device_attr_ex ex;
+	const struct ibv_device_attr *device = &ex.orig_attr;
 	struct utsname system;
+	bool global = false, persistent = false, atomic_write = false;
 	int code = ibv_query_port(context, port_number, &port);
 
 	(void)r;
 	if (!code)
-		code = ibv_query_device(context, &device);
+		code = ibv_query_device_ex(context, NULL, &ex);
 	if (code)
 		return err(code, "query of %s: %s", ibv_get_device_name(context->device), strerror(code));
 	uname(&system);
-	ok("protocol=%d device=%s kernel=%s fw=%s state=%s active_mtu=%d max_mtu=%d max_qp_wr=%d max_sge=%d "
-	   "max_qp_rd_atom=%d max_qp_init_rd_atom=%d atomic_cap=%d gids=%d",
-	   PROTOCOL_VERSION, ibv_get_device_name(context->device), system.release,
-	   device.fw_ver[0] ? device.fw_ver : "-", port.state == IBV_PORT_ACTIVE ? "active" : "down",
-	   128 << port.active_mtu, 128 << port.max_mtu, device.max_qp_wr, device.max_sge, device.max_qp_rd_atom,
-	   device.max_qp_init_rd_atom, device.atomic_cap, port.gid_tbl_len);
+#if HAS_PLACEMENT
+	global = ex.device_cap_flags_ex & DEVICE_FLUSH_GLOBAL;
+	persistent = ex.device_cap_flags_ex & DEVICE_FLUSH_PERSISTENT;
+	atomic_write = ex.device_cap_flags_ex & DEVICE_ATOMIC_WRITE;
+#endif
+	ok("protocol=%d device=%s kernel=%s rdma_core=%d.%d fw=%s state=%s active_mtu=%d max_mtu=%d max_qp_wr=%d max_sge=%d "
+	   "max_qp_rd_atom=%d max_qp_init_rd_atom=%d atomic_cap=%d flush_global=%d flush_persistent=%d atomic_write=%d gids=%d",
+	   PROTOCOL_VERSION, ibv_get_device_name(context->device), system.release, RDMA_CORE_MAJOR, RDMA_CORE_MINOR,
+	   device->fw_ver[0] ? device->fw_ver : "-", port.state == IBV_PORT_ACTIVE ? "active" : "down",
+	   128 << port.active_mtu, 128 << port.max_mtu, device->max_qp_wr, device->max_sge, device->max_qp_rd_atom,
+	   device->max_qp_init_rd_atom, device->atomic_cap, global, persistent, atomic_write, port.gid_tbl_len);
 }
 
 /* The type that sysfs gives: "v2", "v1" or "ib". */

@@ -95,9 +95,13 @@ int access_flags(struct request *r)
 		case 'a': flags |= IBV_ACCESS_REMOTE_ATOMIC; break;
 		case 'b': flags |= IBV_ACCESS_MW_BIND; break;
 		case 'z': break; /* see cmd_mr */
+#if HAS_PLACEMENT
+		case 'g': flags |= IBV_ACCESS_FLUSH_GLOBAL; break;
+		case 'p': flags |= IBV_ACCESS_FLUSH_PERSISTENT; break;
+#endif
 		case '0': break;
 		default:
-			err(EINVAL, "access=%s: known are l, r, w, a, b, z and 0", access);
+			err(EINVAL, "access=%s: known are l, r, w, a, b, z, 0 and, of rdma-core 45, g, p", access);
 			r->failed = true;
 			return 0;
 		}

@@ -8,7 +8,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PROTOCOL_VERSION 2
+#define PROTOCOL_VERSION 3
+/* The release of rdma-core that the program is compiled against; 0 where its builder does not know. */
+#ifndef RDMA_CORE_MAJOR
+#define RDMA_CORE_MAJOR 0
+#define RDMA_CORE_MINOR 0
+#endif
+/* FLUSH and ATOMIC WRITE. */
+#define HAS_PLACEMENT (RDMA_CORE_MAJOR >= 45)
 #define MAX_LINE 4096
 #define MAX_ARGS 48
 #define MAX_MRS 64
@@ -115,6 +122,8 @@ int leave_group(struct pair *pair);
 extern struct ibv_context *context;
 extern struct ibv_pd *pd;
 extern uint8_t port_number;
+/* What queue pairs let remote sides do by FLUSH: all that the device can. */
+extern int flush_rights;
 /* Opens the device called `name`, or the first if NULL. False after a message to stderr. */
 bool device_open(const char *name);
 bool parse_gid(const char *hex, union ibv_gid *gid);

@@ -53,7 +53,7 @@ static int to_init(struct pair *pair)
 		.port_num = port_number,
 		.qkey = pair->qkey,
 		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE |
-				   (reliable ? IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC : 0),
+				   (reliable ? IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | flush_rights : 0),
 	};
 
 	return ibv_modify_qp(pair->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
@@ -82,6 +82,34 @@ static enum ibv_qp_type service_of(struct request *r)
 	err(EINVAL, "type=%s is none of rc, uc, ud", name);
 	r->failed = true;
 	return IBV_QPT_RC;
+}
+
+/*
+ * As extended ones, reliable queue pairs have FLUSH and ATOMIC WRITE, where rdma-core and the device know them. The usual
+ * requests are posted to such a queue pair as to any.
+ */
+static struct ibv_qp *create(struct ibv_qp_init_attr *init)
+{
+#if HAS_PLACEMENT
+	if (init->qp_type == IBV_QPT_RC) {
+		struct ibv_qp_init_attr_ex ex = {
+			.send_cq = init->send_cq,
+			.recv_cq = init->recv_cq,
+			.srq = init->srq,
+			.cap = init->cap,
+			.qp_type = init->qp_type,
+			.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+			.pd = pd,
+			.send_ops_flags = IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_ATOMIC_WRITE,
+		};
+		struct ibv_qp *qp = ibv_create_qp_ex(context, &ex);
+		if (qp)
+			init->cap = ex.cap;
+		if (qp || errno != EOPNOTSUPP)
+			return qp;
+	}
+#endif
+	return ibv_create_qp(pd, init);
 }
 
 void cmd_qp(struct request *r)
@@ -114,7 +142,7 @@ void cmd_qp(struct request *r)
 		return err(errno, "ibv_create_cq: %s", strerror(errno));
 	init.send_cq = init.recv_cq = pair->cq;
 	pair->qkey = qkey;
-	pair->qp = ibv_create_qp(pd, &init);
+	pair->qp = create(&init);
 	int code = pair->qp ? to_init(pair) : errno;
 	if (!code && init.qp_type == IBV_QPT_UD)
 		code = start_datagrams(pair, psn);

@@ -21,6 +21,10 @@ static const struct {
 	{ "fetch_add", IBV_WR_ATOMIC_FETCH_AND_ADD },
 	{ "bind_mw", IBV_WR_BIND_MW },
 	{ "local_inv", IBV_WR_LOCAL_INV },
+#if HAS_PLACEMENT
+	{ "atomic_write", IBV_WR_ATOMIC_WRITE },
+	{ "flush", IBV_WR_FLUSH },
+#endif
 };
 
 /* mr=, off=, len=: a gather or scatter entry. A work request without mr= has none. */
@@ -96,7 +100,7 @@ static bool operation_of(struct request *r, struct ibv_send_wr *wr)
 	}
 	if (name)
 		err(EINVAL, "op=%s is none of send, send_imm, send_inv, write, write_imm, read, cmp_swap, fetch_add, "
-			    "bind_mw, local_inv", name);
+			    "bind_mw, local_inv, nor, of rdma-core 45, atomic_write, flush", name);
 	return false;
 }
 
@@ -155,11 +159,46 @@ static void set_operation(struct request *r, struct ibv_send_wr *wr, const struc
 		wr->imm_data = htobe32(number_or(r, "imm", 0));
 }
 
+#if HAS_PLACEMENT
+/* The requests that have no struct ibv_send_wr. Returns an errno. */
+static int post_extended(struct pair *pair, const struct ibv_send_wr *wr, struct request *r, const struct ibv_sge *sge)
+{
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(pair->qp);
+	uint64_t raddr = number(r, "raddr"), length = number_or(r, "len", 0);
+	struct region *from = wr->opcode == IBV_WR_FLUSH ? NULL : region_of(r);
+	uint32_t rkey = number(r, "rkey"), type = number_or(r, "type", 1), level = number_or(r, "level", 0);
+
+	if (r->failed || !qp)
+		return EOPNOTSUPP;
+	ibv_wr_start(qp);
+	qp->wr_id = wr->wr_id;
+	qp->wr_flags = wr->send_flags;
+	if (wr->opcode == IBV_WR_FLUSH)
+		ibv_wr_flush(qp, rkey, raddr, length, type, level);
+	else
+		ibv_wr_atomic_write(qp, rkey, raddr, from->base + (sge->addr - from->start));
+	return ibv_wr_complete(qp);
+}
+#endif
+
+static int post(struct pair *pair, struct ibv_send_wr *wr, struct request *r, const struct ibv_sge *sge)
+{
+	struct ibv_send_wr *bad;
+
+#if HAS_PLACEMENT
+	if (wr->opcode == IBV_WR_FLUSH || (wr->opcode == IBV_WR_ATOMIC_WRITE && wr->num_sge == 1 && sge->length == 8))
+		return post_extended(pair, wr, r, sge);
+#endif
+	(void)r;
+	(void)sge;
+	return ibv_post_send(pair->qp, wr, &bad);
+}
+
 void cmd_send(struct request *r)
 {
 	struct pair *pair = pair_of(r);
 	struct ibv_sge sge;
-	struct ibv_send_wr *bad, wr = { .wr_id = number_or(r, "wr_id", 0), .sg_list = &sge };
+	struct ibv_send_wr wr = { .wr_id = number_or(r, "wr_id", 0), .sg_list = &sge };
 	uint64_t count = number_or(r, "n", 1);
 
 	if (!pair || !operation_of(r, &wr) || !entry_of(r, &sge, &wr.num_sge))
@@ -171,9 +210,9 @@ void cmd_send(struct request *r)
 	if (r->failed)
 		return;
 	for (uint64_t i = 0; i < count; i++, wr.wr_id++) {
-		int code = ibv_post_send(pair->qp, &wr, &bad);
+		int code = post(pair, &wr, r, &sge);
 		if (code)
-			return err(code, "ibv_post_send, %llu of %llu: %s", (unsigned long long)i + 1,
+			return err(code, "posting, %llu of %llu: %s", (unsigned long long)i + 1,
 				   (unsigned long long)count, strerror(code));
 	}
 	if (wr.opcode == IBV_WR_BIND_MW) {
@@ -194,6 +233,10 @@ static const char *completion_name(const struct ibv_wc *wc)
 	case IBV_WC_FETCH_ADD: return "fetch_add";
 	case IBV_WC_BIND_MW: return "bind_mw";
 	case IBV_WC_LOCAL_INV: return "local_inv";
+#if HAS_PLACEMENT
+	case IBV_WC_ATOMIC_WRITE: return "atomic_write";
+	case IBV_WC_FLUSH: return "flush";
+#endif
 	case IBV_WC_RECV: return "recv";
 	case IBV_WC_RECV_RDMA_WITH_IMM: return "recv_imm";
 	default: return "other";

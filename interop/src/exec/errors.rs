@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Failure, PATIENCE, Wiring, expect_pattern, must};
-use crate::end::{Access, End, Pair, Receive, Region, Request, State, Status};
+use super::{Failure, PATIENCE, Wiring, expect_error_state, expect_pattern, must};
+use crate::end::{Access, End, Pair, Receive, Region, Request, Status};
 use crate::rows::{ErrorCase, Family, Op};
 
 const MTU: usize = 1024;
@@ -101,8 +101,7 @@ pub(super) fn run(
         statuses == [shape.status],
         "the requester's completions are {seen:?}; one of status {want} was due"
     );
-    let state = requester.state(asks)?;
-    must!(state == State::Err, "the requester's queue pair is in {state:?} and should be in Err");
+    expect_error_state(requester, asks)?;
     if case == ErrorCase::TooLong {
         return check_short_receive(seed, operational, responder, answers, far);
     }

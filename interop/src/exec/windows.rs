@@ -1,7 +1,9 @@
 //! Memory windows of type 2, invalidation from both sides, and regions whose addresses begin at 0.
 
-use super::{Failure, PATIENCE, Wiring, carry_out, expect_pattern, expect_receives, must};
-use crate::end::{Access, Done, End, Pair, Receive, Region, Request, State, Status};
+use super::{
+    Failure, PATIENCE, Wiring, carry_out, expect_error_state, expect_pattern, expect_receives, must,
+};
+use crate::end::{Access, Done, End, Pair, Receive, Region, Request, Status};
 use crate::error::Error;
 use crate::rows::{Family, Op};
 
@@ -69,9 +71,7 @@ impl<'a> Stage<'a> {
     /// A WRITE by the key is refused, and both ends are in the error state.
     fn expect_refused(&mut self, rkey: u32, shift: usize) -> Result<(), Failure> {
         self.write(90, rkey, shift, Status::REM_ACCESS_ERR)?;
-        let state = self.requester.state(self.asks)?;
-        must!(state == State::Err, "the requester's queue pair is in {state:?} and should be in Err");
-        Ok(())
+        expect_error_state(self.requester, self.asks)
     }
 }
 

@@ -70,6 +70,7 @@ impl End for Peer {
             long_send_is_operational_error: rxe,
             refuses_misaligned_atomics: rxe,
             hides_invalidations: rxe,
+            completes_before_it_errs: rxe,
             windows_are_as_wide_as_regions: rxe,
         }
     }

@@ -1,0 +1,109 @@
+# Sourced by build-guest.sh: Debian's packages for a guest, from a suite of their own.
+#
+# apt does the work, with lists, sources and a package state beside the host's: whatever Debian the host is, the guest
+# of a kernel is the same. apt holds the index against its signature and each package against the index.
+#
+#   $cache/debs/           packages as downloaded; `complete` says for which names
+#   $cache/root/           the same, unpacked
+
+mirror=${ROXIE_DEBIAN_MIRROR:-http://deb.debian.org}
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+
+# What the guest is made of, beside the kernel. What else of libraries they need, the index says.
+packages=(busybox-static iproute2 ibverbs-utils rdmacm-utils perftest ibverbs-providers libibverbs-dev libgcc-s1)
+
+# The lines of sources.list for the kernel `$1`, and for "newest" the suite whose linux-image-amd64 is that.
+sources() {
+    case $1 in
+    6.1)
+        echo "deb [signed-by=$keyring] $mirror/debian bookworm main"
+        echo "deb [signed-by=$keyring] $mirror/debian-security bookworm-security main"
+        ;;
+    newest) echo "deb [signed-by=$keyring] $mirror/debian sid main" ;;
+    *) die "there is no guest of kernel $1: known are 6.1 and newest" ;;
+    esac
+}
+
+cache_is_complete() {
+    [ "$(cat "$cache/debs/complete" 2>/dev/null)" = "${packages[*]}" ]
+}
+
+# apt-get or apt-cache with state of its own in `$lists`. Its sandbox user cannot write below a private home:
+# it downloads as ourselves.
+apt_here() {
+    local program=$1
+    shift
+    "$program" -q -o APT::Sandbox::User=root -o APT::Update::Error-Mode=any -o Acquire::Retries=1 \
+        -o Acquire::Languages=none -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 \
+        -o Dir::Etc::SourceList="$lists/sources.list" -o Dir::Etc::SourceParts=/dev/null \
+        -o Dir::Etc::Preferences=/dev/null -o Dir::Etc::PreferencesParts=/dev/null \
+        -o Dir::State="$lists" -o Dir::State::Lists="$lists/lists" -o Dir::State::Status="$lists/status" \
+        -o Dir::Cache="$lists/cache" "$@"
+}
+
+# The kernel image that linux-image-amd64 stands for in the index, e.g. linux-image-6.1.0-40-amd64.
+kernel_package() {
+    apt_here apt-cache depends linux-image-amd64 2>/dev/null |
+        sed -n 's/^ *Depends: \(linux-image-[0-9][^ ]*-amd64\)$/\1/p' | head -n 1
+}
+
+# The packages `$@` and, again and again, the libraries and the parts of a kernel that they depend on. Names differ
+# between suites (libelf1, libelf1t64) and kernels come in one package or in several: the index knows.
+with_libraries() {
+    local -A seen=()
+    local todo=("$@") name
+    while [ ${#todo[@]} -gt 0 ]; do
+        for name in "${todo[@]}"; do seen[$name]=1; done
+        mapfile -t todo < <(apt_here apt-cache depends --important "${todo[@]}" 2>/dev/null |
+            sed -n 's/^ [ |]\(Pre\)\?Depends: \(lib[^ :]*\|zlib1g\|linux-\(base\|binary\|modules\)-[0-9][^ ]*\)$/\2/p' | sort -u)
+        for name in "${!todo[@]}"; do
+            if [ -n "${seen[${todo[name]}]:-}" ]; then unset "todo[name]"; fi
+        done
+        todo=("${todo[@]}")
+    done
+    printf '%s\n' "${!seen[@]}" | sort
+}
+
+# `$1`: what could not be had; `$2`: apt's words.
+network_failed() {
+    say "$1 cannot be had from $mirror: $(grep -E '^(E|Err|W):' "$2" | tail -n 2 | tr '\n' ' ')"
+    say "check the network (or set ROXIE_DEBIAN_MIRROR to a mirror's http://HOST) and run again; what $cache holds is left as it was"
+    exit 4
+}
+
+download() {
+    local kernel_image wanted new=$cache/debs.new
+    lists=$cache/apt.new
+    [ -e "$keyring" ] || die "$keyring is missing: install debian-archive-keyring"
+    rm -rf "$new" "$lists"
+    mkdir -p "$new" "$lists"/lists/partial "$lists"/cache/archives/partial
+    : >"$lists/status"
+    sources "$kernel" >"$lists/sources.list"
+    say "reading the package index for kernel $kernel"
+    apt_here apt-get update >"$lists/log" 2>&1 || network_failed "the package index" "$lists/log"
+    kernel_image=$(kernel_package)
+    [ -n "$kernel_image" ] || die "the index knows no kernel that linux-image-amd64 stands for: $(cat "$lists/sources.list")"
+    mapfile -t wanted < <(with_libraries "$kernel_image" "${packages[@]}")
+    say "downloading $kernel_image and ${#wanted[@]} packages to $cache/debs"
+    (cd "$new" && apt_here apt-get download "${wanted[@]}" >"$lists/log" 2>&1) ||
+        network_failed "a package" "$lists/log"
+    echo "${packages[*]}" >"$new/complete"
+    rm -rf "$cache/debs" "$cache/root" "$lists"
+    mv "$new" "$cache/debs"
+}
+
+unpack() {
+    local deb
+    say "unpacking"
+    rm -rf "$cache/root" "$cache/root.new"
+    mkdir -p "$cache/root.new"
+    # Hosts that merged /usr and packages that did not must agree on where a library is.
+    mkdir -p "$cache/root.new/usr/bin" "$cache/root.new/usr/sbin" "$cache/root.new/usr/lib"
+    ln -s usr/bin "$cache/root.new/bin"
+    ln -s usr/sbin "$cache/root.new/sbin"
+    ln -s usr/lib "$cache/root.new/lib"
+    for deb in "$cache"/debs/*.deb; do
+        dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$cache/root.new" --keep-directory-symlink
+    done
+    mv "$cache/root.new" "$cache/root"
+}
