@@ -4,6 +4,7 @@
 //! commands to the peer program, Roxie by its own API. [`Local`] is what only Roxie's side has:
 //! the port, the faults and the capture.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -39,11 +40,25 @@ pub struct Access {
     pub bind: bool,
     /// Its addresses begin at 0.
     pub zero_based: bool,
+    /// FLUSH for global visibility.
+    pub flush_global: bool,
+    /// FLUSH for persistence.
+    pub flush_persistent: bool,
 }
 
 impl Access {
-    /// Everything that a remote side may do.
-    pub const ALL: Access = Access { read: true, write: true, atomic: true, bind: false, zero_based: false };
+    /// Nothing that a remote side may do.
+    pub const NONE: Access = Access {
+        read: false,
+        write: false,
+        atomic: false,
+        bind: false,
+        zero_based: false,
+        flush_global: false,
+        flush_persistent: false,
+    };
+    /// READ, WRITE and atomics.
+    pub const ALL: Access = Access { read: true, write: true, atomic: true, ..Access::NONE };
 }
 
 /// What a queue pair is made as.
@@ -147,13 +162,39 @@ pub struct Request {
     pub swap: u64,
     /// Whom a datagram is for.
     pub datagram: Option<Destination>,
+    /// What a FLUSH asks for.
+    pub flush: Option<Flush>,
+}
+
+/// What a FLUSH asks for, beside its address and key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flush {
+    /// Bytes.
+    pub length: usize,
+    /// Visible to everyone there.
+    pub global: bool,
+    /// Persistent there.
+    pub persistent: bool,
+    /// The whole region instead of the range.
+    pub whole_region: bool,
 }
 
 impl Request {
     /// An operation with neither local nor remote side.
     pub fn new(wr_id: u64, op: Op) -> Request {
-        let (local, datagram) = (None, None);
-        Request { wr_id, op, local, remote_addr: 0, rkey: 0, imm: 0, compare_add: 0, swap: 0, datagram }
+        let (local, datagram, flush) = (None, None, None);
+        Request {
+            wr_id,
+            op,
+            local,
+            remote_addr: 0,
+            rkey: 0,
+            imm: 0,
+            compare_add: 0,
+            swap: 0,
+            datagram,
+            flush,
+        }
     }
 }
 
@@ -182,6 +223,12 @@ impl Status {
     pub const LOC_LEN_ERR: Status = Status(1);
     /// Flushed: the queue pair is in the error state.
     pub const WR_FLUSH_ERR: Status = Status(5);
+    /// The answer is none to the request.
+    pub const BAD_RESP_ERR: Status = Status(7);
+    /// The local memory or its key does not allow it.
+    pub const LOC_PROT_ERR: Status = Status(4);
+    /// What no other status says.
+    pub const FATAL_ERR: Status = Status(19);
     /// The queue pair could not do it.
     pub const LOC_QP_OP_ERR: Status = Status(2);
     /// The responder could not do it.
@@ -194,6 +241,27 @@ impl Status {
     pub const RETRY_EXC_ERR: Status = Status(12);
     /// No receive was posted.
     pub const RNR_RETRY_EXC_ERR: Status = Status(13);
+}
+
+impl fmt::Display for Status {
+    /// As verbs names it, without `IBV_WC_`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Status::SUCCESS => f.write_str("SUCCESS"),
+            Status::LOC_LEN_ERR => f.write_str("LOC_LEN_ERR"),
+            Status::LOC_PROT_ERR => f.write_str("LOC_PROT_ERR"),
+            Status::FATAL_ERR => f.write_str("FATAL_ERR"),
+            Status::LOC_QP_OP_ERR => f.write_str("LOC_QP_OP_ERR"),
+            Status::WR_FLUSH_ERR => f.write_str("WR_FLUSH_ERR"),
+            Status::BAD_RESP_ERR => f.write_str("BAD_RESP_ERR"),
+            Status::REM_INV_REQ_ERR => f.write_str("REM_INV_REQ_ERR"),
+            Status::REM_ACCESS_ERR => f.write_str("REM_ACCESS_ERR"),
+            Status::REM_OP_ERR => f.write_str("REM_OP_ERR"),
+            Status::RETRY_EXC_ERR => f.write_str("RETRY_EXC_ERR"),
+            Status::RNR_RETRY_EXC_ERR => f.write_str("RNR_RETRY_EXC_ERR"),
+            Status(other) => write!(f, "status {other}"),
+        }
+    }
 }
 
 /// What a completion is for, on success.
@@ -254,6 +322,10 @@ pub struct Quirks {
     /// The completion of a SEND with invalidate does not say that it invalidated a key: the kernel's number of that flag
     /// reaches the user, for whom it means another.
     pub hides_invalidations: bool,
+    /// Only persistent memory can be registered for FLUSH to persistence.
+    pub wants_persistent_memory: bool,
+    /// Its FLUSH has a wrong ICRC, and it takes no other.
+    pub flush_has_wrong_icrc: bool,
     /// The completion of the request that failed is there before the queue pair is in the error state.
     pub completes_before_it_errs: bool,
     /// A window's key opens all of its region: the range is compared with the region's alone.
@@ -265,6 +337,11 @@ pub trait End {
     /// Known differences; none, unless the end says so.
     fn quirks(&self) -> Quirks {
         Quirks::default()
+    }
+
+    /// True if it has FLUSH and ATOMIC WRITE.
+    fn has_placement(&self) -> bool {
+        true
     }
 
     /// The address of this end in the family, or why there is none.

@@ -22,6 +22,9 @@ pub enum Error {
     /// The selection is empty.
     #[error("no row matches {0:?}: see `interop list`")]
     NoRow(Vec<String>),
+    /// All selected rows are of FLUSH and ATOMIC WRITE.
+    #[error("kernel 6.1 has neither FLUSH nor ATOMIC WRITE: --kernel newest")]
+    NeedsNewest,
     /// The guest did not come up.
     #[error("the guest did not come up: {0}")]
     Guest(String),

@@ -5,7 +5,10 @@
 
 mod datagram;
 mod errors;
+pub mod odd;
+mod placement;
 mod shared;
+pub mod table;
 mod transfer;
 mod unreliable;
 mod windows;
@@ -50,7 +53,7 @@ use must;
 /// Runs a transfer, an error or a feature row. What it made at the ends is destroyed, also if it failed.
 ///
 /// # Panics
-/// For [`Case::Pingpong`] and [`Case::Wrong`], which are not made of verbs.
+/// For [`Case::Pingpong`], [`Case::Wrong`] and [`Case::Odd`], which are not made of verbs.
 pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Result<(), Failure> {
     let result = match row.case {
         Case::Transfer { service, op, mtu, size, fault } => {
@@ -63,7 +66,9 @@ pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Resul
         }
         Case::Error(case) => errors::run(case, row.family, row.seed(), requester, responder),
         Case::Feature(feature) => use_feature(feature, row, requester, responder),
-        Case::Wrong(_) => unreachable!("scripts have no requester: see wrong::run"),
+        Case::Wrong(_) | Case::Odd(_) => {
+            unreachable!("scripts have one end: see wrong::run and odd::run")
+        }
         Case::Pingpong(_) => unreachable!("stock programs are not made of verbs: see Local::spawn"),
     };
     let cleaned = requester.reset().and(responder.reset());
@@ -95,6 +100,9 @@ fn use_feature(
             windows::invalidation(windows::By::Requester, family, seed, requester, responder)
         }
         Feature::ZeroBased => windows::zero_based(family, seed, requester, responder),
+        Feature::FlushRange | Feature::FlushRegion | Feature::FlushNothing | Feature::FlushPersistent => {
+            placement::flush(feature, family, seed, requester, responder)
+        }
     }
 }
 

@@ -53,6 +53,8 @@ pub struct Site<'a> {
     pub interface: &'a str,
     /// The interface's addresses, one per IP version that is to be tested.
     pub addresses: &'a [IpAddr],
+    /// The peer's FLUSH has rdma_rxe's ICRC, and it takes no other.
+    pub rxe_flush_icrc: bool,
 }
 
 /// Roxie's end at a site. Its port is opened by the first row.
@@ -138,6 +140,7 @@ impl Site<'_> {
             drive: Drive::Thread { core: None, spin: SPIN },
             // The row's own numbers, so that the same row sends the same frames.
             seed: Some(setup.seed),
+            rxe_flush_icrc: self.rxe_flush_icrc,
             ..DeviceConfig::default()
         };
         let (interface, addresses) = (self.interface, self.addresses.to_vec());
@@ -284,7 +287,8 @@ impl Local for Roxie<'_> {
         let here = self.site.address(family);
         let here =
             here.ok_or_else(|| Error::Local(format!("{} has no {family} address", self.site.interface)))?;
-        self.site.within(|| Wire::open(here))?
+        let rxe_flush_icrc = self.site.rxe_flush_icrc;
+        self.site.within(|| Wire::open(here, rxe_flush_icrc))?
     }
 
     fn has_pingpong(&mut self, program: Stock) -> Result<bool, Error> {

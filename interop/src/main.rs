@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use interop::end::End;
 use interop::error::Error;
 use interop::guest::{self, Guest, Image, Kernel};
 use interop::local::{self, Site};
@@ -40,7 +41,7 @@ enum Command {
     },
     /// Print the names of the rows.
     List(Selection),
-    /// Print the table of packets that no requester should send, as `wrong.md` has it.
+    /// Print the tables of packets that nobody should send, as `wrong.md` has them.
     Wrong,
     /// The guest by itself.
     #[command(subcommand)]
@@ -89,7 +90,7 @@ enum PortArgument {
     Udp,
 }
 
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum KernelArgument {
     /// Debian 12's.
     #[default]
@@ -189,7 +190,13 @@ fn start_guest(kernel: Kernel) -> Result<(Namespace, Guest), Error> {
 }
 
 fn run(arguments: &RunArguments) -> Result<bool, Error> {
-    let rows = arguments.selection.rows()?;
+    let mut rows = arguments.selection.rows()?;
+    if arguments.peer_host.is_none() && arguments.kernel == KernelArgument::V6_1 {
+        rows.retain(|row| !row.is_placement());
+        if rows.is_empty() {
+            return Err(Error::NeedsNewest);
+        }
+    }
     if rows.iter().any(|row| matches!(row.case, Case::Pingpong(_))) {
         local::build_roxie()?;
     }
@@ -200,14 +207,17 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
             arguments.gid_index,
         )?;
         let interface = arguments.interface.as_deref().unwrap_or_default();
-        let site = Site { namespace: None, interface, addresses: &arguments.address };
+        let rxe_flush_icrc = peer.quirks().flush_has_wrong_icrc;
+        let site = Site { namespace: None, interface, addresses: &arguments.address, rxe_flush_icrc };
         let mut roxie = local::open(&site);
         return runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep, &arguments.report());
     }
     let (namespace, guest) = start_guest(arguments.kernel.into())?;
     let mut peer = guest.peer(&namespace)?;
     let addresses = [address(1, Family::V4), address(1, Family::V6)];
-    let site = Site { namespace: Some(&namespace), interface: INTERFACE, addresses: &addresses };
+    let rxe_flush_icrc = peer.quirks().flush_has_wrong_icrc;
+    let site =
+        Site { namespace: Some(&namespace), interface: INTERFACE, addresses: &addresses, rxe_flush_icrc };
     let mut roxie = local::open(&site);
     runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep, &arguments.report())
 }
@@ -229,7 +239,7 @@ fn dispatch(command: &Command) -> Result<bool, Error> {
             Ok(true)
         }
         Command::Wrong => {
-            print!("{}", interop::exec::wrong::page());
+            print!("{}", interop::exec::table::page());
             Ok(true)
         }
         Command::Guest(GuestCommand::Build { refresh, kernel }) => {

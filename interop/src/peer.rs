@@ -41,6 +41,12 @@ pub struct About {
     pub active_mtu: usize,
     /// `enum ibv_atomic_cap` is not `NONE`.
     pub atomics: bool,
+    /// It has FLUSH for global visibility.
+    pub flush_global: bool,
+    /// It has FLUSH for persistence.
+    pub flush_persistent: bool,
+    /// It has ATOMIC WRITE.
+    pub atomic_write: bool,
 }
 
 /// A session with a peer program.
@@ -142,6 +148,9 @@ impl Peer {
             rdma_core: hello.text("rdma_core")?.to_owned(),
             active_mtu: hello.number("active_mtu")?,
             atomics: hello.number::<u32>("atomic_cap")? != 0,
+            flush_global: hello.number::<u32>("flush_global")? != 0,
+            flush_persistent: hello.number::<u32>("flush_persistent")? != 0,
+            atomic_write: hello.number::<u32>("atomic_write")? != 0,
         };
         peer.gids = peer.read_gids()?;
         Ok(peer)

@@ -21,6 +21,10 @@ pub enum SkipReason {
     PeerHasNoAddress,
     /// The peer's device has no atomics.
     PeerHasNoAtomics,
+    /// The peer's device has no FLUSH or no ATOMIC WRITE.
+    PeerHasNoPlacement,
+    /// The peer has no persistent memory to register for FLUSH.
+    PeerHasNoPersistentMemory,
     /// The peer's driver refuses to post the wrong request that the row is about.
     PeerRefusesToPost,
     /// The stock program is not there.
@@ -36,6 +40,8 @@ impl fmt::Display for SkipReason {
             SkipReason::PeerMtuTooSmall => "peer-mtu-too-small",
             SkipReason::PeerHasNoAddress => "peer-has-no-address",
             SkipReason::PeerHasNoAtomics => "peer-has-no-atomics",
+            SkipReason::PeerHasNoPlacement => "peer-has-no-placement",
+            SkipReason::PeerHasNoPersistentMemory => "peer-has-no-persistent-memory",
             SkipReason::PeerRefusesToPost => "peer-refuses-to-post",
             SkipReason::ProgramMissing => "program-missing",
             SkipReason::RoxieHasNoProgram => "roxie-has-no-program",

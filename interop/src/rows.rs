@@ -5,10 +5,12 @@
 //! committed in `rows.txt`; a test holds the two equal, so that a row cannot vanish unseen.
 
 mod matrix;
+mod scripts;
 
 use std::fmt;
 
 pub use matrix::{all, short, thorough};
+pub use scripts::{ODD, Odd, WRONG, Wrong};
 
 /// The service of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +33,8 @@ pub enum Op {
     CmpSwap,
     FetchAdd,
     SendInv,
+    AtomicWrite,
+    Flush,
 }
 
 /// Who requests.
@@ -95,6 +99,22 @@ pub enum ErrorCase {
     TooLong,
     /// FETCH_ADD at an address that is no multiple of 8.
     MisalignedAtomic,
+    /// ATOMIC WRITE with an rkey that nobody gave out.
+    BadRkeyAtomicWrite,
+    /// ATOMIC WRITE whose last bytes are beyond the region.
+    OutOfBoundsAtomicWrite,
+    /// ATOMIC WRITE to a region without the right to write.
+    NoRightToAtomicWrite,
+    /// ATOMIC WRITE at an address that is no multiple of 8.
+    MisalignedAtomicWrite,
+    /// FLUSH with an rkey that nobody gave out.
+    BadRkeyFlush,
+    /// FLUSH of a range whose last byte is beyond the region.
+    OutOfBoundsFlush,
+    /// FLUSH of a region without that right.
+    NoRightToFlush,
+    /// FLUSH for persistence of a region that has the right to visibility alone.
+    NoRightToPersist,
     /// The requester starts 100 PSNs ahead of what is expected.
     WrongPsn,
     /// The destination QPN does not exist.
@@ -128,34 +148,14 @@ pub enum Feature {
     Multicast,
     /// A region whose addresses begin at 0.
     ZeroBased,
-}
-
-/// Packets that no requester should send; [`crate::exec::wrong`] says what they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[expect(missing_docs, reason = "the table of crate::exec::wrong says it")]
-pub enum Wrong {
-    DuplicateSend,
-    DuplicateFarBehind,
-    Ahead,
-    GhostAck,
-    UnaskedReadResponse,
-    UnknownOpcode,
-    OtherService,
-    BadVersion,
-    BadPkey,
-    BadIcrc,
-    MiddleFirst,
-    LastFirst,
-    FirstTwice,
-    OnlyAfterFirst,
-    OtherMiddle,
-    ShortFirst,
-    EmptyLast,
-    WrongLength,
-    LongOnly,
-    LongSend,
-    PartialReadReplay,
-    WiderReadReplay,
+    /// WRITE, FLUSH of its range for global visibility, READ, posted together.
+    FlushRange,
+    /// FLUSH of a whole region, whatever the range is.
+    FlushRegion,
+    /// FLUSH of no bytes.
+    FlushNothing,
+    /// FLUSH for persistence, and for both.
+    FlushPersistent,
 }
 
 /// The stock pingpongs, without `ibv_` and `_pingpong`.
@@ -190,6 +190,8 @@ pub enum Case {
     Feature(Feature),
     /// Packets by script, at the peer.
     Wrong(Wrong),
+    /// Answers by script, to the peer's requests.
+    Odd(Odd),
     /// Stock `ibv_…_pingpong` at the peer with `roxie pingpong …` at the other end; the requester is the client.
     Pingpong(Stock),
 }
@@ -208,15 +210,15 @@ pub struct Row {
 }
 
 /// Every operation of RC transfers.
-pub const OPS: [Op; 7] =
-    [Op::Send, Op::SendImm, Op::Write, Op::WriteImm, Op::Read, Op::CmpSwap, Op::FetchAdd];
+pub const OPS: [Op; 8] =
+    [Op::Send, Op::SendImm, Op::Write, Op::WriteImm, Op::Read, Op::CmpSwap, Op::FetchAdd, Op::AtomicWrite];
 const PORTS: [PortKind; 2] = [PortKind::Xdp, PortKind::Udp];
 const SIDES: [Side; 2] = [Side::Roxie, Side::Peer];
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 const MTUS: [usize; 3] = [256, 1024, 4096];
 const FAULTS: [Fault; 3] = [Fault::Loss1, Fault::Loss5, Fault::Reorder];
 /// Every error case.
-pub const ERRORS: [ErrorCase; 13] = [
+pub const ERRORS: [ErrorCase; 21] = [
     ErrorCase::BadRkeyWrite,
     ErrorCase::BadRkeyRead,
     ErrorCase::BadRkeyAtomic,
@@ -228,12 +230,20 @@ pub const ERRORS: [ErrorCase; 13] = [
     ErrorCase::LateReceive,
     ErrorCase::TooLong,
     ErrorCase::MisalignedAtomic,
+    ErrorCase::BadRkeyAtomicWrite,
+    ErrorCase::OutOfBoundsAtomicWrite,
+    ErrorCase::NoRightToAtomicWrite,
+    ErrorCase::MisalignedAtomicWrite,
+    ErrorCase::BadRkeyFlush,
+    ErrorCase::OutOfBoundsFlush,
+    ErrorCase::NoRightToFlush,
+    ErrorCase::NoRightToPersist,
     ErrorCase::WrongPsn,
     ErrorCase::NoSuchPair,
 ];
 
 /// Every feature.
-pub const FEATURES: [Feature; 12] = [
+pub const FEATURES: [Feature; 16] = [
     Feature::UcBadRkey,
     Feature::UcOutOfBounds,
     Feature::UcNoReceive,
@@ -246,31 +256,10 @@ pub const FEATURES: [Feature; 12] = [
     Feature::WindowSendInvalidate,
     Feature::Multicast,
     Feature::ZeroBased,
-];
-/// Every script of wrong packets.
-pub const WRONG: [Wrong; 22] = [
-    Wrong::DuplicateSend,
-    Wrong::DuplicateFarBehind,
-    Wrong::Ahead,
-    Wrong::GhostAck,
-    Wrong::UnaskedReadResponse,
-    Wrong::UnknownOpcode,
-    Wrong::OtherService,
-    Wrong::BadVersion,
-    Wrong::BadPkey,
-    Wrong::BadIcrc,
-    Wrong::MiddleFirst,
-    Wrong::LastFirst,
-    Wrong::FirstTwice,
-    Wrong::OnlyAfterFirst,
-    Wrong::OtherMiddle,
-    Wrong::ShortFirst,
-    Wrong::EmptyLast,
-    Wrong::WrongLength,
-    Wrong::LongOnly,
-    Wrong::LongSend,
-    Wrong::PartialReadReplay,
-    Wrong::WiderReadReplay,
+    Feature::FlushRange,
+    Feature::FlushRegion,
+    Feature::FlushNothing,
+    Feature::FlushPersistent,
 ];
 /// Every stock program.
 pub const STOCK: [Stock; 4] = [Stock::Rc, Stock::Uc, Stock::Ud, Stock::Srq];
@@ -326,35 +315,6 @@ impl fmt::Display for Stock {
     }
 }
 
-impl fmt::Display for Wrong {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Wrong::DuplicateSend => "duplicate_send",
-            Wrong::DuplicateFarBehind => "duplicate_far_behind",
-            Wrong::Ahead => "ahead",
-            Wrong::GhostAck => "ghost_ack",
-            Wrong::UnaskedReadResponse => "unasked_read_response",
-            Wrong::UnknownOpcode => "unknown_opcode",
-            Wrong::OtherService => "other_service",
-            Wrong::BadVersion => "bad_version",
-            Wrong::BadPkey => "bad_pkey",
-            Wrong::BadIcrc => "bad_icrc",
-            Wrong::MiddleFirst => "middle_first",
-            Wrong::LastFirst => "last_first",
-            Wrong::FirstTwice => "first_twice",
-            Wrong::OnlyAfterFirst => "only_after_first",
-            Wrong::OtherMiddle => "other_middle",
-            Wrong::ShortFirst => "short_first",
-            Wrong::EmptyLast => "empty_last",
-            Wrong::WrongLength => "wrong_length",
-            Wrong::LongOnly => "long_only",
-            Wrong::LongSend => "long_send",
-            Wrong::PartialReadReplay => "partial_read_replay",
-            Wrong::WiderReadReplay => "wider_read_replay",
-        })
-    }
-}
-
 impl fmt::Display for Feature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -370,14 +330,23 @@ impl fmt::Display for Feature {
             Feature::WindowSendInvalidate => "window/send_invalidate",
             Feature::Multicast => "multicast",
             Feature::ZeroBased => "zero_based",
+            Feature::FlushRange => "flush/range",
+            Feature::FlushRegion => "flush/region",
+            Feature::FlushNothing => "flush/nothing",
+            Feature::FlushPersistent => "flush/persistent",
         })
     }
 }
 
 impl Op {
-    /// Atomics have 8 bytes, always.
+    /// Brings the old value back.
     pub fn is_atomic(self) -> bool {
         matches!(self, Op::CmpSwap | Op::FetchAdd)
+    }
+
+    /// 8 bytes, always: an atomic or an ATOMIC WRITE.
+    pub fn is_one_word(self) -> bool {
+        self.is_atomic() || self == Op::AtomicWrite
     }
 
     /// Carries immediate data.
@@ -401,7 +370,7 @@ impl Op {
 
     /// The sizes of its messages at a path MTU.
     fn sizes(self, mtu: usize) -> Vec<usize> {
-        match self.is_atomic() {
+        match self.is_one_word() {
             true => vec![8],
             false => vec![0, 1, mtu - 1, mtu, mtu + 1, 64 << 10, 1 << 20],
         }
@@ -420,6 +389,8 @@ impl fmt::Display for Op {
             Op::CmpSwap => "cmp_swap",
             Op::FetchAdd => "fetch_add",
             Op::SendInv => "send_inv",
+            Op::AtomicWrite => "atomic_write",
+            Op::Flush => "flush",
         })
     }
 }
@@ -476,6 +447,14 @@ impl fmt::Display for ErrorCase {
             ErrorCase::LateReceive => "late_receive",
             ErrorCase::TooLong => "too_long",
             ErrorCase::MisalignedAtomic => "misaligned_atomic",
+            ErrorCase::BadRkeyAtomicWrite => "bad_rkey_atomic_write",
+            ErrorCase::OutOfBoundsAtomicWrite => "out_of_bounds_atomic_write",
+            ErrorCase::NoRightToAtomicWrite => "no_right_to_atomic_write",
+            ErrorCase::MisalignedAtomicWrite => "misaligned_atomic_write",
+            ErrorCase::BadRkeyFlush => "bad_rkey_flush",
+            ErrorCase::OutOfBoundsFlush => "out_of_bounds_flush",
+            ErrorCase::NoRightToFlush => "no_right_to_flush",
+            ErrorCase::NoRightToPersist => "no_right_to_persist",
             ErrorCase::WrongPsn => "wrong_psn",
             ErrorCase::NoSuchPair => "no_such_pair",
         })
@@ -498,6 +477,7 @@ impl fmt::Display for Row {
             Case::Error(case) => write!(f, "error/{case}"),
             Case::Feature(feature) => write!(f, "{feature}"),
             Case::Wrong(wrong) => write!(f, "wrong/{wrong}"),
+            Case::Odd(odd) => write!(f, "odd/{odd}"),
             Case::Pingpong(program) => write!(f, "ibv_{program}_pingpong"),
         }
     }
@@ -508,7 +488,19 @@ impl Row {
     pub fn fault(&self) -> Fault {
         match self.case {
             Case::Transfer { fault, .. } => fault,
-            Case::Error(_) | Case::Feature(_) | Case::Wrong(_) | Case::Pingpong(_) => Fault::None,
+            _ => Fault::None,
+        }
+    }
+
+    /// True for FLUSH and ATOMIC WRITE, which rdma_rxe has since Linux 6.2.
+    pub fn is_placement(&self) -> bool {
+        match self.case {
+            Case::Transfer { op, .. } => op == Op::AtomicWrite,
+            Case::Error(error) => {
+                error >= ErrorCase::BadRkeyAtomicWrite && error <= ErrorCase::NoRightToPersist
+            }
+            Case::Feature(feature) => feature >= Feature::FlushRange,
+            Case::Wrong(_) | Case::Odd(_) | Case::Pingpong(_) => false,
         }
     }
 
@@ -516,7 +508,7 @@ impl Row {
     fn packets(&self) -> usize {
         match self.case {
             Case::Transfer { mtu, size, .. } => size.div_ceil(mtu).max(1),
-            Case::Error(_) | Case::Feature(_) | Case::Wrong(_) | Case::Pingpong(_) => 1,
+            _ => 1,
         }
     }
 

@@ -12,7 +12,8 @@ use interop::guest::{output_folder, peer_sources};
 use interop::network::{command_line, run};
 use interop::peer::{About, Peer};
 use interop::report::{Outcome, Report, SkipReason};
-use interop::rows::{self, Case, ErrorCase, Family, Fault, Row, Side, Stock, Wrong};
+use interop::rows::{self, Case, ErrorCase, Family, Fault, Feature, Odd, Row, Side, Stock, Wrong};
+use interop::wire::Wire;
 
 /// A full run takes no longer, a thorough one as many times more as it has more rows; the rows beyond are
 /// missing, and the run is bad.
@@ -136,10 +137,18 @@ fn peer_lacks(row: &Row, peer: &Peer) -> Option<SkipReason> {
     if !peer.has_address(row.family) {
         return Some(SkipReason::PeerHasNoAddress);
     }
+    if row.is_placement() && !peer.has_placement() {
+        return Some(SkipReason::PeerHasNoPlacement);
+    }
     match row.case {
         Case::Transfer { mtu, .. } if mtu > about.active_mtu => Some(SkipReason::PeerMtuTooSmall),
         Case::Transfer { op, .. } if op.is_atomic() && !about.atomics => Some(SkipReason::PeerHasNoAtomics),
-        Case::Error(ErrorCase::MisalignedAtomic)
+        Case::Feature(Feature::FlushPersistent)
+            if row.requester == Side::Roxie && peer.quirks().wants_persistent_memory =>
+        {
+            Some(SkipReason::PeerHasNoPersistentMemory)
+        }
+        Case::Error(ErrorCase::MisalignedAtomic | ErrorCase::MisalignedAtomicWrite)
             if row.requester == Side::Peer && peer.quirks().refuses_misaligned_atomics =>
         {
             Some(SkipReason::PeerRefusesToPost)
@@ -159,6 +168,7 @@ fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>
     let outcome = match (row.case, row.requester) {
         (Case::Pingpong(program), _) => pingpong(program, row, roxie, peer),
         (Case::Wrong(wrong), _) => play_wrong(wrong, row.family, roxie, peer),
+        (Case::Odd(odd), _) => play_odd(odd, row.family, roxie, peer),
         (_, Side::Roxie) => verbs(row, roxie, peer),
         (_, Side::Peer) => verbs(row, peer, roxie),
     };
@@ -177,8 +187,24 @@ fn verbs(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Outcome
 
 /// A script from a socket in Roxie's place.
 fn play_wrong(wrong: Wrong, family: Family, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
+    let want = wrong.rule().of_rxe(&peer.about().kernel);
+    played(roxie, peer, family, |wire, peer| exec::wrong::run(wrong, family, wire, peer, want))
+}
+
+/// The same, answering the peer's requests.
+fn play_odd(odd: Odd, family: Family, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
+    let want = odd.rule().of_rxe(&peer.about().kernel);
+    played(roxie, peer, family, |wire, peer| exec::odd::run(odd, family, wire, peer, want))
+}
+
+fn played(
+    roxie: &mut dyn Local,
+    peer: &mut Peer,
+    family: Family,
+    script: impl FnOnce(&mut Wire, &mut Peer) -> Result<(), exec::Failure>,
+) -> Outcome {
     let played = roxie.step_aside(family).map_err(exec::Failure::End).and_then(|mut wire| {
-        let result = exec::wrong::run(wrong, family, &mut wire, peer, &wrong.rule().rxe);
+        let result = script(&mut wire, peer);
         let cleaned = peer.reset();
         result?;
         Ok(cleaned?)

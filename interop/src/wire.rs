@@ -1,4 +1,4 @@
-//! A requester that is a bare port and a script: packets that no transport would send, and what comes back.
+//! An end that is a bare port and a script: packets that no transport would send, and what comes back.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -34,9 +34,9 @@ pub struct Packet {
     pub spoiled: bool,
 }
 
-/// What came back.
+/// What came: an answer to the script's requests, or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct Seen {
     opcode: Opcode,
     psn: Psn,
     syndrome: u8,
@@ -44,8 +44,15 @@ pub struct Answer {
     first: Psn,
 }
 
-impl fmt::Display for Answer {
-    /// `ACK+1`, `RNR+0`, `NAK61+2`, `READ+3`: the PSN as a distance from the script's first.
+impl Seen {
+    /// How far the PSN of a READ request is ahead of the script's first.
+    pub fn read_request(&self) -> Option<i32> {
+        (self.opcode == Opcode::RC_READ_REQUEST).then(|| self.psn.distance_from(self.first))
+    }
+}
+
+impl fmt::Display for Seen {
+    /// `ACK+1`, `RNR+0`, `NAK61+2`, `READ+3`, `SEND+0`, `READ_REQ+0`: the PSN as a distance from the script's first.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ahead = self.psn.distance_from(self.first);
         match (self.opcode, self.syndrome >> 5) {
@@ -54,6 +61,8 @@ impl fmt::Display for Answer {
             (Opcode::RC_ACKNOWLEDGE, _) => write!(f, "NAK{:02x}{ahead:+}", self.syndrome),
             // READ RESPONSE FIRST, MIDDLE, LAST, ONLY.
             (Opcode(0x0d..=0x10), _) => write!(f, "READ{ahead:+}"),
+            (Opcode::RC_SEND_ONLY, _) => write!(f, "SEND{ahead:+}"),
+            (Opcode::RC_READ_REQUEST, _) => write!(f, "READ_REQ{ahead:+}"),
             (opcode, _) => write!(f, "opcode {:#04x}{ahead:+}", opcode.0),
         }
     }
@@ -63,17 +72,19 @@ impl fmt::Display for Answer {
 pub struct Wire {
     port: UdpPort,
     here: IpAddr,
+    rxe_flush_icrc: bool,
 }
 
 impl Wire {
-    /// Opens it in the calling thread's network namespace. Nothing else may have RoCE's UDP port on that address.
+    /// Opens it in the calling thread's network namespace. Nothing else may have RoCE's UDP port on that address. FLUSH gets
+    /// rdma_rxe's ICRC if the other end takes no other.
     ///
     /// # Errors
     /// If the port is taken, or the address is none of this host's.
-    pub fn open(here: IpAddr) -> Result<Wire, Error> {
+    pub fn open(here: IpAddr, rxe_flush_icrc: bool) -> Result<Wire, Error> {
         let config = UdpConfig { addresses: vec![here], gso: false, ..UdpConfig::default() };
         let port = UdpPort::open(&config).map_err(|e| Error::Local(format!("a script's port: {e}")))?;
-        Ok(Wire { port, here })
+        Ok(Wire { port, here, rxe_flush_icrc })
     }
 
     /// Its address.
@@ -113,6 +124,9 @@ impl Wire {
         self.port.tx_arrange();
         let mut frame = self.port.tx_frame(&id);
         seal(&mut frame);
+        if self.rxe_flush_icrc {
+            template.seal_as_rxe(&mut frame);
+        }
         if packet.spoiled {
             let [last] = frame.as_frame().array(length - 1).unwrap_or_default();
             frame.write(length - 1, &[last ^ 1]);
@@ -121,14 +135,14 @@ impl Wire {
         self.port.tx_flush(Nanos::ZERO).map_err(|e| Error::Local(format!("the script's port: {e}")))
     }
 
-    /// All answers: waits for as many, and then until nothing more comes.
-    pub fn answers(&mut self, least: usize, first: Psn) -> Vec<Answer> {
+    /// All that comes: waits for as many, and then until nothing more comes.
+    pub fn answers(&mut self, least: usize, first: Psn) -> Vec<Seen> {
         let start = Instant::now();
         let (mut answers, mut last) = (Vec::new(), start);
         loop {
             let count = self.port.rx_burst(Nanos::ZERO);
             for i in 0..count {
-                answers.extend(parse(&self.port.rx_frame(i).frame).ok().map(|p| Answer {
+                answers.extend(parse(&self.port.rx_frame(i).frame).ok().map(|p| Seen {
                     opcode: p.bth.opcode,
                     psn: p.bth.psn,
                     syndrome: p.aeth().map_or(0, |aeth| aeth.syndrome),

@@ -63,7 +63,7 @@ pub struct NicConfig {
     pub mig_req: bool,
     /// Give and heed the credits in AETHs (IBTA 9.7.7.2). Off, as Linux negotiates it: both ends must agree.
     pub end_to_end_credits: bool,
-    /// Send FLUSH with the ICRC that rdma_rxe of Linux 6.12 gives it, which is wrong, and take both. Off: the right one.
+    /// Send FLUSH with the ICRC that rdma_rxe of Linux 6.12 to 7.2 gives it, which is wrong, and take both. Off: the right one.
     pub rxe_flush_icrc: bool,
 }
 

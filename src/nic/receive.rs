@@ -182,18 +182,19 @@ impl Nic {
     ) -> Result<Option<u16>, (u32, u32)> {
         let Icrc::Bad { computed, stored } = packet.check_icrc(&received.frame) else { return Ok(None) };
         let bad = Err((computed, stored));
+        // The identification is the third 16-bit word of the IPv4 header.
+        let after_id = packet.icrc_offset.saturating_sub(packet.l3_offset + 6);
+        let mut id = solve_id(received, computed, stored, after_id);
         if self.config.rxe_flush_icrc && packet.info().operation == Operation::Flush {
             let (start, end) = (packet.bth_offset, packet.icrc_offset);
-            if wire::icrc::of_rxe_flush(&received.frame, computed, start, end) == stored {
+            let rxes = wire::icrc::of_rxe_flush(&received.frame, computed, start, end);
+            if rxes == stored {
                 return Ok(None);
             }
+            // What is hashed twice is twice behind the identification.
+            id = id.or_else(|| solve_id(received, rxes, stored, after_id + end - start));
         }
-        if !received.ip_id_hidden {
-            return bad;
-        }
-        // The identification is the third 16-bit word of the IPv4 header.
-        let after_id = packet.icrc_offset - (packet.l3_offset + 6);
-        let Some(id) = wire::icrc::solve_ipv4_id(computed, stored, after_id) else { return bad };
+        let Some(id) = id else { return bad };
         let Some(entry) = self.qps.get_mut(index) else { return bad };
         let ahead = id.wrapping_sub(entry.last_ip_id);
         let plausible = id < PLAUSIBLE_IDS || ahead < PLAUSIBLE_IDS;
@@ -206,4 +207,9 @@ impl Nic {
         }
         Ok(Some(id))
     }
+}
+
+/// The identification that a socket hid, if one explains the mismatch.
+fn solve_id(received: &Received<'_>, computed: u32, stored: u32, after_id: usize) -> Option<u16> {
+    received.ip_id_hidden.then(|| wire::icrc::solve_ipv4_id(computed, stored, after_id)).flatten()
 }

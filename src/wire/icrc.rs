@@ -68,7 +68,7 @@ fn head_len(first_byte: u8, covered: usize) -> usize {
     if beside_strides <= HEAD { beside_strides } else { HEAD }
 }
 
-/// What rdma_rxe of Linux 6.12 puts on a FLUSH: having hashed the frame, it takes the BTH and what follows it, as they are on
+/// What rdma_rxe of Linux 6.12 to 7.2 puts on a FLUSH: having hashed the frame, it takes the BTH and what follows it, as they are on
 /// the wire, for the payload, and hashes them once more. `icrc` is the right one.
 pub fn of_rxe_flush(frame: &Frame<'_>, icrc: u32, bth_offset: usize, end: usize) -> u32 {
     let end = end.min(frame.len());

@@ -1,6 +1,9 @@
 //! ATOMIC WRITE and FLUSH, both roles (IBTA annex A19).
 
+use roxie::frame::FrameMut;
+use roxie::port::{Port, PortInfo, Received, TxId};
 use roxie::shared::work_queue::Payload;
+use roxie::sim::joined_ports;
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access, EventKind, FlushRange, QpState, RKey, SendFlags, SendWr, WcOpcode, WcStatus, WrOpcode,
@@ -241,7 +244,7 @@ fn they_count_among_the_reads_and_atomics_that_may_be_outstanding() {
     assert_eq!(stage.wait(SOON), [(Opcode::RC_ATOMIC_WRITE, FIRST + 4)]);
 }
 
-/// Linux 6.12 hashes a FLUSH from its BTH on twice, and drops those of others that do not.
+/// Linux 6.12 to 7.2 hashes a FLUSH from its BTH on twice, and drops those of others that do not.
 #[test]
 fn the_icrc_of_rxes_flush_is_sent_and_taken_only_where_asked_for() {
     for quirk in [false, true] {
@@ -272,5 +275,83 @@ fn the_icrc_of_rxes_flush_is_sent_and_taken_only_where_asked_for() {
         // Others send the right one.
         let psn = u32::from(quirk);
         assert_eq!(stage.flush(psn, GLOBAL, reth), [done(psn)]);
+    }
+}
+
+/// A port on sockets: it does not see the identification of IPv4 packets.
+struct Sockets(Box<dyn Port>);
+
+impl Port for Sockets {
+    fn info(&self) -> &PortInfo {
+        self.0.info()
+    }
+    fn rx_burst(&mut self, now: Nanos) -> usize {
+        self.0.rx_burst(now)
+    }
+    fn rx_frame(&self, i: usize) -> Received<'_> {
+        Received { ip_id_hidden: true, ..self.0.rx_frame(i) }
+    }
+    fn rx_release(&mut self) {
+        self.0.rx_release();
+    }
+    fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
+        self.0.tx_alloc(len)
+    }
+    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
+        self.0.tx_frame(id)
+    }
+    fn tx_commit(&mut self, id: TxId) {
+        self.0.tx_commit(id);
+    }
+    fn tx_cancel(&mut self, id: TxId) {
+        self.0.tx_cancel(id);
+    }
+    fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
+        self.0.counters(out);
+    }
+    fn tx_flush(&mut self, now: Nanos) -> std::io::Result<()> {
+        self.0.tx_flush(now)
+    }
+}
+
+/// Over IPv4, rxe's FLUSH has an identification that its ICRC covers, in its own way, and that sockets do not show.
+#[test]
+fn the_icrc_of_rxes_flush_is_taken_with_an_identification_that_sockets_hide() {
+    // Ethernet, and the first two words of the IPv4 header.
+    const IDENTIFICATION: usize = 14 + 4;
+    for rxes in [false, true] {
+        let (near, far) = joined_ports(1500, None);
+        let setup = Setup { rxe_flush_icrc: true, ..Setup::default() };
+        let mut stage = Stage::on(setup, Box::new(Sockets(near)), far);
+        for (psn, id, spoiled) in [(0, 0x66d3u16, 0), (1, 0xfffe, 0), (2, 0x66d4, 1)] {
+            let bth = Bth {
+                opcode: Opcode::RC_FLUSH,
+                dest_qp: stage.qp.handle.qpn,
+                psn: Psn::new(psn),
+                ..Bth::default()
+            };
+            let ext = Ext::FlushReth(GLOBAL, stage.reth(0, 8));
+            let mut headers = [0; MAX_HEADERS];
+            let at = stage.template.write_headers(&mut headers, &bth, &ext, 0);
+            let slot = stage.peer.tx_alloc(stage.template.frame_len(Opcode::RC_FLUSH, 0)).expect("room");
+            let mut frame = stage.peer.tx_frame(&slot);
+            frame.write(0, &headers[..at]);
+            frame.write(IDENTIFICATION, &id.to_be_bytes());
+            stage.template.seal(&mut frame);
+            if rxes {
+                stage.template.seal_as_rxe(&mut frame);
+            }
+            frame.write(IDENTIFICATION, &[0, 0]);
+            let [last] = frame.as_frame().array(at + 3).expect("the last byte of the ICRC");
+            frame.write(at + 3, &[last ^ spoiled]);
+            stage.peer.tx_commit(slot);
+            stage.peer.tx_flush(stage.now).expect("memory does not fail");
+            assert_eq!(
+                stage.answers(),
+                if spoiled == 0 { vec![done(psn)] } else { vec![] },
+                "{rxes} {id:#x}"
+            );
+            assert_eq!(stage.counter("rx_icrc_encapsulated"), u64::from(spoiled));
+        }
     }
 }

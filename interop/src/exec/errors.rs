@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Failure, PATIENCE, Wiring, expect_error_state, expect_pattern, must};
-use crate::end::{Access, End, Pair, Receive, Region, Request, Status};
+use crate::end::{Access, End, Flush, Pair, Receive, Region, Request, Status};
 use crate::rows::{ErrorCase, Family, Op};
 
 const MTU: usize = 1024;
@@ -17,6 +17,8 @@ const SHORT: usize = 100;
 /// What a case is made of, and what it must lead to.
 struct Shape {
     op: Op,
+    /// What a FLUSH asks for beside visibility.
+    persistent: bool,
     access: Access,
     /// Added to the message's place in the responder's region.
     shift: u64,
@@ -25,9 +27,13 @@ struct Shape {
     status: Status,
 }
 
+/// What a region needs for FLUSH.
+const FLUSHED: Access = Access { flush_global: true, ..Access::ALL };
+
 fn shape(case: ErrorCase) -> Shape {
     let usual = Shape {
         op: Op::Write,
+        persistent: false,
         access: Access::ALL,
         shift: 0,
         rkey_flip: 0,
@@ -54,6 +60,21 @@ fn shape(case: ErrorCase) -> Shape {
         ErrorCase::MisalignedAtomic => {
             Shape { op: Op::FetchAdd, shift: 4, status: Status::REM_INV_REQ_ERR, ..usual }
         }
+        ErrorCase::BadRkeyAtomicWrite => Shape { op: Op::AtomicWrite, rkey_flip: 0x5a_5a00, ..usual },
+        // Its first byte is the first beyond the region: at a multiple of 8 there is nothing between.
+        ErrorCase::OutOfBoundsAtomicWrite => {
+            Shape { op: Op::AtomicWrite, shift: (REGION - OFFSET) as u64, ..usual }
+        }
+        ErrorCase::NoRightToAtomicWrite => {
+            Shape { op: Op::AtomicWrite, access: Access { write: false, ..Access::ALL }, ..usual }
+        }
+        ErrorCase::MisalignedAtomicWrite => {
+            Shape { op: Op::AtomicWrite, shift: 4, status: Status::REM_INV_REQ_ERR, ..usual }
+        }
+        ErrorCase::BadRkeyFlush => Shape { op: Op::Flush, access: FLUSHED, rkey_flip: 0x5a_5a00, ..usual },
+        ErrorCase::OutOfBoundsFlush => Shape { op: Op::Flush, access: FLUSHED, shift: beyond, ..usual },
+        ErrorCase::NoRightToFlush => Shape { op: Op::Flush, ..usual },
+        ErrorCase::NoRightToPersist => Shape { op: Op::Flush, persistent: true, access: FLUSHED, ..usual },
         ErrorCase::WrongPsn | ErrorCase::NoSuchPair => {
             Shape { op: Op::Send, receive: Some(LENGTH), status: Status::RETRY_EXC_ERR, ..usual }
         }
@@ -109,9 +130,13 @@ pub(super) fn run(
 }
 
 fn request(shape: &Shape, near: Region, far: Region) -> Request {
-    let length = if shape.op.is_atomic() { 8 } else { LENGTH };
+    let length = if shape.op.is_one_word() { 8 } else { LENGTH };
+    let flush =
+        Flush { length, global: !shape.persistent, persistent: shape.persistent, whole_region: false };
+    let flush = (shape.op == Op::Flush).then_some(flush);
     Request {
-        local: Some((near, OFFSET, length)),
+        flush,
+        local: flush.is_none().then_some((near, OFFSET, length)),
         remote_addr: far.addr + OFFSET as u64 + shape.shift,
         rkey: far.rkey ^ shape.rkey_flip,
         compare_add: 1,

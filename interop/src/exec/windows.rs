@@ -42,7 +42,7 @@ impl<'a> Stage<'a> {
         responder: &'a mut dyn End,
     ) -> Result<Stage<'a>, Failure> {
         let (asks, answers, near, far) =
-            prepare(family, seed, requester, responder, Access { bind: true, ..NOTHING })?;
+            prepare(family, seed, requester, responder, Access { bind: true, ..Access::NONE })?;
         let window = responder.create_window()?;
         let rkey = responder.post_bind(answers, 500, window, (far, OFFSET, LENGTH))?;
         let bound = responder.poll(answers, 1, PATIENCE)?;
@@ -74,9 +74,6 @@ impl<'a> Stage<'a> {
         expect_error_state(self.requester, self.asks)
     }
 }
-
-/// Remote sides may do nothing with the region by its own key.
-const NOTHING: Access = Access { read: false, write: false, atomic: false, bind: false, zero_based: false };
 
 fn prepare(
     family: Family,

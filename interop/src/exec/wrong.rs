@@ -1,6 +1,6 @@
 //! Packets that no requester should send, by script: what the specification wants, what rdma_rxe does, what Roxie does.
 //!
-//! [`RULES`] is the table; a row holds the peer against its column, `tests/wrong.rs` holds Roxie against the other and the
+//! [`RULES`] is the table; a row holds the peer against its column, `tests/wrong.rs` holds Roxie against the last and the
 //! page in `wrong.md` against the table.
 
 use std::fmt;
@@ -8,6 +8,7 @@ use std::fmt;
 use roxie::verbs::Qpn;
 use roxie::wire::{Aeth, Bth, Deth, Opcode, Psn, Reth};
 
+use super::table::{self, Rule};
 use super::{Failure, must};
 use crate::end::{Access, Connection, End, Pair, PairKind, Receive, Region, State, Status};
 use crate::rows::{Family, Wrong};
@@ -43,27 +44,28 @@ const fn ends(answers: &'static [&'static str]) -> Reaction {
     Reaction { answers, state: State::Err, received: 0 }
 }
 
-/// A row of the table.
-#[derive(Clone, Copy, Debug)]
-pub struct Rule {
-    /// Which.
-    pub case: Wrong,
-    /// What the script sends.
-    pub script: &'static str,
-    /// What the specification says, and where.
-    pub specification: &'static str,
-    /// What rdma_rxe of Linux 6.1 does.
-    pub rxe: Reaction,
-    /// What Roxie does.
-    pub roxie: Reaction,
+const fn same(
+    case: Wrong,
+    script: &'static str,
+    specification: &'static str,
+    all: Reaction,
+) -> Rule<Wrong, Reaction> {
+    Rule { case, script, specification, rxe_6_1: all, rxe_newest: all, roxie: all }
 }
 
-const fn same(case: Wrong, script: &'static str, specification: &'static str, both: Reaction) -> Rule {
-    Rule { case, script, specification, rxe: both, roxie: both }
+/// Where Linux 6.1 does not know the operation.
+const fn since_6_2(
+    case: Wrong,
+    script: &'static str,
+    specification: &'static str,
+    rxe_newest: Reaction,
+    roxie: Reaction,
+) -> Rule<Wrong, Reaction> {
+    Rule { case, script, specification, rxe_6_1: goes_on(&[], 0), rxe_newest, roxie }
 }
 
 /// All of them.
-pub const RULES: [Rule; 22] = [
+pub const RULES: [Rule<Wrong, Reaction>; 30] = [
     same(
         Wrong::DuplicateSend,
         "a SEND twice",
@@ -128,6 +130,19 @@ pub const RULES: [Rule; 22] = [
         ends(&["NAK61+0"]),
     ),
     same(
+        Wrong::WrongPad,
+        "WRITE ONLY of 8 bytes, one of which the pad count takes for pad",
+        "NAK invalid request (9.7.4)",
+        ends(&["NAK61+0"]),
+    ),
+    same(
+        Wrong::PaddedFirst,
+        "WRITE FIRST, one byte of which the pad count takes for pad",
+        "NAK invalid request (9.7.4)",
+        ends(&["NAK61+0"]),
+    ),
+    same(Wrong::UnpaddedSend, "SEND ONLY of 7 bytes without a pad", "dropped (9.2.3)", goes_on(&[], 0)),
+    same(
         Wrong::LongOnly,
         "WRITE ONLY longer than the path MTU",
         "NAK invalid request (9.7.4)",
@@ -137,7 +152,8 @@ pub const RULES: [Rule; 22] = [
         case: Wrong::LongSend,
         script: "SEND longer than the receive",
         specification: "NAK invalid request (9.9.3)",
-        rxe: ends(&["NAK63+0"]),
+        rxe_6_1: ends(&["NAK63+0"]),
+        rxe_newest: ends(&["NAK63+0"]),
         roxie: ends(&["NAK61+0"]),
     },
     same(
@@ -152,11 +168,46 @@ pub const RULES: [Rule; 22] = [
         "dropped (9.7.5.1.2)",
         goes_on(&["READ+0"], 0),
     ),
+    since_6_2(
+        Wrong::AtomicWriteOfFour,
+        "ATOMIC WRITE of 4 bytes",
+        "NAK invalid request (A19.4.3)",
+        ends(&["NAK61+0"]),
+        ends(&["NAK61+0"]),
+    ),
+    since_6_2(
+        Wrong::AtomicWriteOfSixteen,
+        "ATOMIC WRITE of 16 bytes",
+        "NAK invalid request (A19.4.3)",
+        ends(&["NAK61+0"]),
+        ends(&["NAK61+0"]),
+    ),
+    since_6_2(
+        Wrong::FlushOfNoType,
+        "FLUSH for nothing",
+        "NAK invalid request (A19.4.2)",
+        goes_on(&["READ+0"], 0),
+        ends(&["NAK61+0"]),
+    ),
+    since_6_2(
+        Wrong::FlushOfOtherType,
+        "FLUSH for a placement type that does not exist",
+        "NAK invalid request (A19.4.2)",
+        goes_on(&["READ+0"], 0),
+        ends(&["NAK61+0"]),
+    ),
+    since_6_2(
+        Wrong::FlushOfOtherLevel,
+        "FLUSH of a selectivity that does not exist",
+        "NAK invalid request (A19.4.2)",
+        goes_on(&["READ+0"], 0),
+        ends(&["NAK61+0"]),
+    ),
 ];
 
 impl Wrong {
     /// Its row of the table.
-    pub fn rule(self) -> &'static Rule {
+    pub fn rule(self) -> &'static Rule<Wrong, Reaction> {
         RULES.iter().find(|rule| rule.case == self).expect("each case has a row")
     }
 }
@@ -204,6 +255,13 @@ impl Target {
         Reth { va, rkey, dma_len: dma_len as u32 }.to_bytes()
     }
 
+    /// The 32 bits are the FETH: the placement type in the lowest four, the selectivity in the next two.
+    fn flush(&self, feth: u32) -> Packet {
+        let reth = self.reth(0, 64);
+        let ext: Vec<u8> = feth.to_be_bytes().into_iter().chain(reth).collect();
+        self.packet(0x1c, 0, &ext, 0)
+    }
+
     /// What the case sends.
     fn script(&self, case: Wrong) -> Vec<Packet> {
         let send = |psn| self.packet(0x04, psn, &[], 8);
@@ -232,18 +290,36 @@ impl Target {
             Wrong::ShortFirst => vec![self.packet(0x06, 0, &self.reth(0, 2 * MTU), MTU - 4)],
             Wrong::EmptyLast => vec![write_first, self.packet(0x08, 1, &[], 0)],
             Wrong::WrongLength => vec![self.packet(0x0a, 0, &self.reth(0, 100), 8)],
+            Wrong::WrongPad => vec![padded(self.packet(0x0a, 0, &self.reth(0, 8), 8))],
+            Wrong::PaddedFirst => vec![padded(write_first)],
+            Wrong::UnpaddedSend => {
+                let mut short = send(0);
+                short.rest.pop();
+                vec![short]
+            }
             Wrong::LongOnly => vec![self.packet(0x0a, 0, &self.reth(0, MTU + 4), MTU + 4)],
             Wrong::LongSend => vec![self.packet(0x04, 0, &[], ROOM + 4)],
             Wrong::PartialReadReplay => vec![read(0, 3), read(1, 2)],
             Wrong::WiderReadReplay => vec![read(0, 1), read(0, 2)],
+            Wrong::AtomicWriteOfFour => vec![self.packet(0x1d, 0, &self.reth(0, 4), 4)],
+            Wrong::AtomicWriteOfSixteen => vec![self.packet(0x1d, 0, &self.reth(0, 16), 16)],
+            Wrong::FlushOfNoType => vec![self.flush(0)],
+            Wrong::FlushOfOtherType => vec![self.flush(4)],
+            Wrong::FlushOfOtherLevel => vec![self.flush(0x21)],
         }
     }
 }
 
+/// The pad count is one more than the packet's.
+fn padded(packet: Packet) -> Packet {
+    Packet { bth: Bth { pad: packet.bth.pad + 1, ..packet.bth }, ..packet }
+}
+
 /// The PSN of the first message that the responder has not taken.
-fn next_psn(case: Wrong) -> u32 {
+fn next_psn(case: Wrong, answered: bool) -> u32 {
     match case {
         Wrong::DuplicateSend | Wrong::DuplicateFarBehind | Wrong::WiderReadReplay => 1,
+        Wrong::FlushOfNoType | Wrong::FlushOfOtherType | Wrong::FlushOfOtherLevel => u32::from(answered),
         Wrong::PartialReadReplay => 3,
         _ => 0,
     }
@@ -257,7 +333,8 @@ pub fn run(
     responder: &mut dyn End,
     want: &Reaction,
 ) -> Result<(), Failure> {
-    let region = responder.register(REGION, Access::ALL)?;
+    let access = Access { flush_global: responder.has_placement(), ..Access::ALL };
+    let region = responder.register(REGION, access)?;
     let pair = responder.create_pair(PairKind::Rc)?;
     connect(family, wire, responder, pair)?;
     for wr_id in 0..RECEIVES {
@@ -284,7 +361,7 @@ pub fn run(
     let got = received(responder, want.received)?;
     must!(got == want.received, "{got} receives completed and should have: {}", want.received);
     if want.state == State::Rts {
-        let psn = next_psn(case);
+        let psn = next_psn(case, !want.answers.is_empty());
         wire.send(to, &target.packet(0x04, psn, &[], 8))?;
         let said: Vec<String> = wire.answers(1, FIRST).iter().map(ToString::to_string).collect();
         must!(said == [format!("ACK+{psn}")], "the next message was answered with {said:?}");
@@ -310,21 +387,7 @@ fn connect(family: Family, wire: &Wire, responder: &mut dyn End, pair: Pair) -> 
     )?)
 }
 
-/// The table as a page.
-pub fn page() -> String {
-    let mut page = String::from(
-        "# Packets that no requester should send\n\n\
-         What a responder makes of them. `NAK60` is a PSN sequence error, `NAK61` an invalid request, `NAK62` a remote\n\
-         access error, `NAK63` a remote operational error; `+1` is the PSN, from the script's first; `ERR` says that the\n\
-         queue pair has gone to the error state. Where it goes on, the next good message arrives. The column of rdma_rxe is\n\
-         held by the rows `wrong/…`, the last by `tests/wrong.rs`. Clauses are those of the IBTA's volume 1.\n\n\
-         | case | the script sends | specification | rdma_rxe of Linux 6.1 | Roxie |\n| --- | --- | --- | --- | --- |\n",
-    );
-    for rule in RULES {
-        page += &format!(
-            "| `{}` | {} | {} | {} | {} |\n",
-            rule.case, rule.script, rule.specification, rule.rxe, rule.roxie
-        );
-    }
-    page
+/// The table as a page's lines.
+pub(super) fn lines() -> String {
+    table::lines(&RULES, "the script sends")
 }

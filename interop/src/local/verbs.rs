@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use roxie::host::{AhOptions, CompletionChannel, ConnectOptions, Endpoint, SharedReceiveQueue, WindowRange};
 use roxie::shared::Armed;
 use roxie::verbs::{
-    self, AsyncEvent, EventKind, Mtu, MwType, Psn, QpCaps, QpInit, QpState, QpType, Qpn, RKey, SendFlags,
-    SendWr, UdAddress, Wc, WcFlags, WcOpcode, WrOpcode,
+    self, AsyncEvent, EventKind, FlushRange, Mtu, MwType, Psn, QpCaps, QpInit, QpState, QpType, Qpn, RKey,
+    SendFlags, SendWr, UdAddress, Wc, WcFlags, WcOpcode, WrOpcode,
 };
 use roxie::wire::Gid;
 
 use super::{Named, Open, PairObjects, Roxie, program};
 use crate::end::{
-    Access, Completion, Connection, Destination, Done, End, Handle, Pair, PairKind, Queue, Receive, Region,
-    Request, State, Status, Window,
+    Access, Completion, Connection, Destination, Done, End, Flush, Handle, Pair, PairKind, Queue, Receive,
+    Region, Request, State, Status, Window,
 };
 use crate::error::Error;
 use crate::pattern::{self, Mismatch};
@@ -37,6 +37,8 @@ impl End for Roxie<'_> {
         rights.set(verbs::Access::REMOTE_ATOMIC, access.atomic);
         rights.set(verbs::Access::MW_BIND, access.bind);
         rights.set(verbs::Access::ZERO_BASED, access.zero_based);
+        rights.set(verbs::Access::FLUSH_GLOBAL, access.flush_global);
+        rights.set(verbs::Access::FLUSH_PERSISTENT, access.flush_persistent);
         let open = self.open_mut()?;
         let region = open.pd.register(size, rights).named("register")?;
         let made = Region { key: open.regions.len(), addr: region.address(), rkey: region.rkey().0 };
@@ -109,16 +111,19 @@ impl End for Roxie<'_> {
     fn post_send(&mut self, pair: Pair, request: &Request) -> Result<(), Error> {
         let open = self.open()?;
         let entries = open.entries(request.local)?;
-        let wr = SendWr {
-            wr_id: request.wr_id,
-            opcode: opcode(request.op),
-            imm: request.imm,
-            remote_addr: request.remote_addr,
-            rkey: RKey(request.rkey),
-            compare_add: request.compare_add,
-            swap: request.swap,
-            ud: open.destination(request.datagram)?,
-            ..SendWr::default()
+        let wr = match request.flush {
+            Some(flush) => SendWr::flush(request.wr_id, SendFlags::SIGNALED, &flush_range(request, flush)?),
+            None => SendWr {
+                wr_id: request.wr_id,
+                opcode: opcode(request.op),
+                imm: request.imm,
+                remote_addr: request.remote_addr,
+                rkey: RKey(request.rkey),
+                compare_add: request.compare_add,
+                swap: request.swap,
+                ud: open.destination(request.datagram)?,
+                ..SendWr::default()
+            },
         };
         open.pair(pair)?.qp.post_send(&wr, &entries).named("post a request")
     }
@@ -265,7 +270,11 @@ impl Open {
         let qp = qp.named("create a queue pair")?;
         match kind {
             PairKind::Ud { qkey, psn } => qp.start_datagrams(qkey, Psn::new(psn)),
-            _ => qp.initialize(ConnectOptions::default().access),
+            _ => qp.initialize(
+                ConnectOptions::default().access
+                    | verbs::Access::FLUSH_GLOBAL
+                    | verbs::Access::FLUSH_PERSISTENT,
+            ),
         }
         .named("the first states of a queue pair")?;
         Ok(PairObjects { qp, cq, channel })
@@ -285,6 +294,17 @@ impl Open {
     }
 }
 
+fn flush_range(request: &Request, flush: Flush) -> Result<FlushRange, Error> {
+    Ok(FlushRange {
+        rkey: RKey(request.rkey),
+        address: request.remote_addr,
+        length: u32::try_from(flush.length).named("the length of a FLUSH")?,
+        global: flush.global,
+        persistent: flush.persistent,
+        whole_region: flush.whole_region,
+    })
+}
+
 fn opcode(op: Op) -> WrOpcode {
     match op {
         Op::Send => WrOpcode::Send,
@@ -295,6 +315,8 @@ fn opcode(op: Op) -> WrOpcode {
         Op::CmpSwap => WrOpcode::CompareSwap,
         Op::FetchAdd => WrOpcode::FetchAdd,
         Op::SendInv => WrOpcode::SendInvalidate,
+        Op::AtomicWrite => WrOpcode::AtomicWrite,
+        Op::Flush => WrOpcode::Flush,
     }
 }
 
@@ -307,6 +329,8 @@ fn completion(wc: &Wc) -> Completion {
         WcOpcode::Read => Done::Request(Op::Read),
         WcOpcode::CompareSwap => Done::Request(Op::CmpSwap),
         WcOpcode::FetchAdd => Done::Request(Op::FetchAdd),
+        WcOpcode::AtomicWrite => Done::Request(Op::AtomicWrite),
+        WcOpcode::Flush => Done::Request(Op::Flush),
         WcOpcode::BindWindow => Done::Bind,
         WcOpcode::LocalInvalidate => Done::LocalInvalidate,
         WcOpcode::Recv => Done::Receive,

@@ -40,6 +40,8 @@ fn completion(words: &Words) -> Option<Completion> {
         "read" => Some(Done::Request(Op::Read)),
         "cmp_swap" => Some(Done::Request(Op::CmpSwap)),
         "fetch_add" => Some(Done::Request(Op::FetchAdd)),
+        "atomic_write" => Some(Done::Request(Op::AtomicWrite)),
+        "flush" => Some(Done::Request(Op::Flush)),
         "bind_mw" => Some(Done::Bind),
         "local_inv" => Some(Done::LocalInvalidate),
         "recv" => Some(Done::Receive),
@@ -70,9 +72,15 @@ impl End for Peer {
             long_send_is_operational_error: rxe,
             refuses_misaligned_atomics: rxe,
             hides_invalidations: rxe,
+            wants_persistent_memory: rxe,
+            flush_has_wrong_icrc: rxe,
             completes_before_it_errs: rxe,
             windows_are_as_wide_as_regions: rxe,
         }
+    }
+
+    fn has_placement(&self) -> bool {
+        self.about.flush_global && self.about.atomic_write
     }
 
     fn address(&mut self, family: Family) -> Result<IpAddr, Error> {
@@ -87,6 +95,8 @@ impl End for Peer {
             (access.atomic, 'a'),
             (access.bind, 'b'),
             (access.zero_based, 'z'),
+            (access.flush_global, 'g'),
+            (access.flush_persistent, 'p'),
         ];
         flags.extend(rights.into_iter().filter_map(|(allowed, flag)| allowed.then_some(flag)));
         let reply = self.command(&format!("mr size={size} access={flags}"))?;
@@ -166,8 +176,14 @@ impl End for Peer {
             }
             None => String::new(),
         };
+        let flush = r.flush.map(|flush| {
+            let (kind, level) =
+                (u8::from(flush.global) | u8::from(flush.persistent) << 1, flush.whole_region);
+            format!(" len={} type={kind} level={}", flush.length, u8::from(level))
+        });
+        let flush = flush.unwrap_or_default();
         self.command(&format!(
-            "send qp={} wr_id={} op={}{} raddr=0x{:x} rkey=0x{:x} imm=0x{:x} compare_add=0x{:x} swap=0x{:x} flags=s{to}",
+            "send qp={} wr_id={} op={}{} raddr=0x{:x} rkey=0x{:x} imm=0x{:x} compare_add=0x{:x} swap=0x{:x} flags=s{to}{flush}",
             pair.key,
             r.wr_id,
             r.op,

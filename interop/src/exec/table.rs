@@ -1,0 +1,61 @@
+//! What becomes of a script: as the specification wants it, and as each implementation was seen to take it.
+
+use std::fmt::Display;
+
+/// A row of a table of scripts.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule<C, R> {
+    /// Which script.
+    pub case: C,
+    /// What it sends.
+    pub script: &'static str,
+    /// What the specification says, and where.
+    pub specification: &'static str,
+    /// What rdma_rxe of Linux 6.1 does.
+    pub rxe_6_1: R,
+    /// What rdma_rxe of the newest kernel does that was looked at.
+    pub rxe_newest: R,
+    /// What Roxie does.
+    pub roxie: R,
+}
+
+/// The kernel of the column `rxe_newest`.
+const NEWEST: &str = "7.2";
+
+impl<C, R> Rule<C, R> {
+    /// What rdma_rxe of a kernel does.
+    pub fn of_rxe(&self, kernel: &str) -> &R {
+        if kernel.starts_with("6.1.") { &self.rxe_6_1 } else { &self.rxe_newest }
+    }
+}
+
+/// A table of Markdown.
+pub(super) fn lines<C: Display, R: Display>(rules: &[Rule<C, R>], script: &str) -> String {
+    let mut lines = format!(
+        "| case | {script} | specification | rdma_rxe of Linux 6.1 | of Linux {NEWEST} | Roxie |\n\
+         | --- | --- | --- | --- | --- | --- |\n"
+    );
+    for Rule { case, script, specification, rxe_6_1, rxe_newest, roxie } in rules {
+        lines += &format!("| `{case}` | {script} | {specification} | {rxe_6_1} | {rxe_newest} | {roxie} |\n");
+    }
+    lines
+}
+
+/// The page of all tables.
+pub fn page() -> String {
+    format!(
+        "# Packets that nobody should send\n\n\
+         What a responder makes of wrong requests and a requester of wrong answers. `NAK60` is a PSN sequence error, `NAK61` an\n\
+         invalid request, `NAK62` a remote access error, `NAK63` a remote operational error; `+1` is the PSN, from the script's\n\
+         first; `ERR` says that the queue pair has gone to the error state. The columns of rdma_rxe are held by the rows `wrong/…`\n\
+         and `odd/…`, the last by `tests/wrong.rs`. Clauses are those of the IBTA's volume 1; annex A19 has the memory placement\n\
+         extensions.\n\n\
+         ## Wrong requests\n\n\
+         What the responder answers. Where it goes on, the next good message arrives.\n\n{}\n\
+         ## Wrong answers\n\n\
+         The requester's first packets have gone out when the script answers. What it sends thereupon, and how its requests\n\
+         complete; where it goes on, right answers to what it asked last have followed. `READ_REQ` is a READ request.\n\n{}",
+        super::wrong::lines(),
+        super::odd::lines()
+    )
+}
