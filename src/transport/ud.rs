@@ -104,6 +104,11 @@ impl Qp {
             byte_len: GRH_LEN + packet.payload.len() as u32,
             imm: packet.imm().unwrap_or(0),
             src_qp: deth.src_qp,
+            sl: match packet.net {
+                NetHeader::Grh(_) => 0,
+                NetHeader::Ipv6(_) => 1,
+                NetHeader::Ipv4(_) => 2,
+            },
             ..Wc::default()
         };
         ctx.out.completions.push((self.recv_cq, wc));

@@ -171,7 +171,8 @@ pub struct Wc {
     pub pkey_index: u16,
     /// The sender's LID: RoCE has none, so 0.
     pub slid: u16,
-    /// Service level.
+    /// Of a datagram, which network header stands before it: 0 a GRH (RoCE v1), 1 IPv6, 2 IPv4. RoCE has no service level, and
+    /// this is what ConnectX puts here (`MLX5_CQE_ROCE_L3_HEADER_TYPE_*`, Linux drivers/infiniband/hw/mlx5/cq.c): UCX goes by it.
     pub sl: u8,
 }
 

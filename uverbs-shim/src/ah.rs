@@ -158,13 +158,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
             route.sgid_index = own.index as u8;
             // The TTL that is left says nothing of the way back.
             route.hop_limit = USUAL_TTL;
-            attr.write(ibv_ah_attr {
-                grh: route,
-                is_global: 1,
-                sl: (*wc).sl,
-                port_num: port,
-                ..ibv_ah_attr::default()
-            });
+            attr.write(ibv_ah_attr { grh: route, is_global: 1, port_num: port, ..ibv_ah_attr::default() });
             Ok(())
         })
     })
