@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::device::{Device, DeviceConfig, DeviceError, Resolve};
 use super::follow::{Followed, Live};
+use super::gid_table::GidOrder;
 use super::open::{KernelNeighbours, OpenError, Stack, Synthetic};
 use crate::netdev::{Interface, Neighbours};
 use crate::port::udp::{UdpConfig, UdpPort, synthetic_mac};
@@ -61,6 +62,7 @@ impl Device {
         };
         let addresses: Vec<_> = found.addresses.iter().map(|a| a.ip).collect();
         let neighbours = if frames { Some(Arc::new(Neighbours::open(&found)?)) } else { None };
+        let config = DeviceConfig { gid_order: GidOrder::Customary { station: found.mac }, ..*config };
         let interface = Live::new(found);
         let resolver: Box<dyn Resolve> = match &neighbours {
             Some(neighbours) => Box::new(KernelNeighbours {
@@ -70,7 +72,7 @@ impl Device {
             None => Box::new(Synthetic),
         };
         let port = Box::new(UnclaimedPort::new(info.clone()));
-        let device = Device::new("roxie0", port, addresses, resolver, config)?;
+        let device = Device::new("roxie0", port, addresses, resolver, &config)?;
         let claim = Claim { interface: info.interface.unwrap_or_default(), plan, stack };
         *device.inner.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
         device.follow(Followed { interface, addresses: true, neighbours })?;

@@ -16,7 +16,7 @@ use crate::wire::net::multicast_mac;
 
 use super::claim::Claim;
 use super::follow::Follower;
-use super::gid_table::{GidEntry, GidTable};
+use super::gid_table::{GidEntry, GidOrder, GidTable};
 use super::open::OpenError;
 
 /// Why a neighbour's MAC address could not be found.
@@ -50,8 +50,8 @@ pub struct DeviceConfig {
     pub mig_req: bool,
     /// See [`NicConfig::rxe_flush_icrc`].
     pub rxe_flush_icrc: bool,
-    /// The interface's addresses become GIDs in the order of [`GidTable::customary`]; else as the kernel lists them.
-    pub customary_gids: bool,
+    /// In which order the interface's addresses become GIDs.
+    pub gid_order: GidOrder,
     /// A fixed secret for QPNs and keys; `None`: random, as it should be outside of tests.
     pub seed: Option<u64>,
 }
@@ -169,9 +169,7 @@ impl Device {
         resolver: Box<dyn Resolve>,
         config: &DeviceConfig,
     ) -> Result<Device, DeviceError> {
-        let addresses = addresses.into_iter();
-        let gids =
-            if config.customary_gids { GidTable::customary(addresses) } else { GidTable::new(addresses) };
+        let gids = GidTable::in_order(config.gid_order, addresses);
         let packet = port.info().largest_packet();
         let largest_mtu = Mtu::largest_for_link(packet).ok_or(DeviceError::LinkMtu(packet))?;
         let nic = NicConfig {
@@ -222,7 +220,7 @@ impl Device {
         gids.get(index).ok_or_else(|| DeviceError::NoGid {
             device: self.inner.name.clone(),
             index,
-            available: gids.iter().map(|e| format!("{}: {}", e.index, e.gid)).collect::<Vec<_>>().join(", "),
+            available: gids.listed(),
         })
     }
 
@@ -247,7 +245,7 @@ impl Device {
 
     /// The MAC address of the next hop to `destination`, or of the group that it names.
     pub(super) fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], DeviceError> {
-        let own = self.gids().iter().any(|entry| entry.gid == Gid::from(destination));
+        let own = self.gids().iter().any(|entry| entry.assigned && entry.gid == Gid::from(destination));
         if own {
             // Turned round in the port.
             return Ok(self.port().mac);

@@ -12,15 +12,40 @@ pub struct GidEntry {
     pub index: usize,
     /// The address; IPv4 is v4-mapped.
     pub gid: Gid,
+    /// The interface has it. Only the link-local address at index 0 may be listed while the interface does not.
+    pub assigned: bool,
+}
+
+/// In which order addresses become GIDs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GidOrder {
+    /// As they are listed.
+    #[default]
+    Listed,
+    /// As users of RDMA devices know it: see [`GidTable::customary`].
+    Customary {
+        /// The interface's station address.
+        station: [u8; 6],
+    },
 }
 
 /// All addresses of the device. Removal leaves a hole; a new address takes the first hole.
 #[derive(Clone, Debug, Default)]
 pub struct GidTable {
     slots: Vec<Option<Gid>>,
+    /// What index 0 is kept for.
+    default: Option<Gid>,
 }
 
 impl GidTable {
+    /// A table of these addresses.
+    pub fn in_order(order: GidOrder, addresses: impl IntoIterator<Item = IpAddr>) -> GidTable {
+        match order {
+            GidOrder::Listed => GidTable::new(addresses),
+            GidOrder::Customary { station } => GidTable::customary(station, addresses),
+        }
+    }
+
     /// A table of these addresses, in this order.
     pub fn new(addresses: impl IntoIterator<Item = IpAddr>) -> GidTable {
         let mut table = GidTable::default();
@@ -30,19 +55,28 @@ impl GidTable {
         table
     }
 
-    /// The addresses of an interface in the order that users of RDMA devices know: index 0 the link-local address (another
-    /// IPv6 one if there is none), or empty; index 1 the first IPv4 address; then the others, IPv4 first.
-    pub fn customary(addresses: impl IntoIterator<Item = IpAddr>) -> GidTable {
+    /// The addresses of an interface as users of RDMA devices know them. Index 0 is the link-local address of its station
+    /// address, also while the interface does not have it (it comes a second or two after the interface): Linux lists it so, and
+    /// programs stop looking at an empty index (UCX). An interface without a station address has another IPv6 address there, or
+    /// none. Index 1 is the first IPv4 address; then come the others, IPv4 first.
+    pub fn customary(station: [u8; 6], addresses: impl IntoIterator<Item = IpAddr>) -> GidTable {
         let (mut v4, mut v6): (VecDeque<_>, VecDeque<_>) = addresses.into_iter().partition(IpAddr::is_ipv4);
-        let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
-        let zero = v6.remove(v6.iter().position(link_local).unwrap_or(0));
+        let default = (station != [0; 6]).then(|| Gid::link_local_of(station));
+        let link_local = |ip: &IpAddr| match default {
+            Some(default) => Gid::from(*ip) == default,
+            None => matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()),
+        };
+        let zero = match (v6.iter().position(link_local), default) {
+            (None, Some(_)) => None,
+            (place, _) => v6.remove(place.unwrap_or(0)),
+        };
         let one = v4.pop_front().or_else(|| v6.pop_front());
         let mut slots: Vec<_> = [zero, one].into_iter().map(|ip| ip.map(Gid::from)).collect();
         slots.extend(v4.into_iter().chain(v6).map(|ip| Some(Gid::from(ip))));
         while slots.last() == Some(&None) {
             slots.pop();
         }
-        GidTable { slots }
+        GidTable { slots, default }
     }
 
     /// Puts an address in, if it is not there, and returns its index.
@@ -51,10 +85,12 @@ impl GidTable {
         if let Some(index) = self.slots.iter().position(|slot| *slot == Some(gid)) {
             return index;
         }
-        let hole = self.slots.iter().position(Option::is_none);
-        let index = hole.unwrap_or(self.slots.len());
-        if hole.is_none() {
-            self.slots.push(None);
+        // Index 0 may be kept for one.
+        let kept = self.default.is_some_and(|default| default != gid);
+        let hole = (usize::from(kept)..self.slots.len()).find(|index| self.slots[*index].is_none());
+        let index = hole.unwrap_or(self.slots.len().max(kept.into()));
+        if index >= self.slots.len() {
+            self.slots.resize(index + 1, None);
         }
         self.slots[index] = Some(gid);
         index
@@ -68,14 +104,27 @@ impl GidTable {
         }
     }
 
-    /// The address at an index.
+    /// The address at an index, if the interface has it.
     pub fn get(&self, index: usize) -> Option<Gid> {
         *self.slots.get(index)?
     }
 
+    /// All addresses in a line, for people.
+    pub fn listed(&self) -> String {
+        let text = |entry: GidEntry| {
+            let note = if entry.assigned { "" } else { " (the interface does not have it)" };
+            format!("{}: {}{note}", entry.index, entry.gid)
+        };
+        self.iter().map(text).collect::<Vec<_>>().join(", ")
+    }
+
     /// All addresses.
     pub fn iter(&self) -> impl Iterator<Item = GidEntry> {
-        self.slots.iter().enumerate().filter_map(|(index, gid)| Some(GidEntry { index, gid: (*gid)? }))
+        let waits = self.default.filter(|_| self.get(0).is_none());
+        let waits = waits.map(|gid| GidEntry { index: 0, gid, assigned: false });
+        let there =
+            |(index, gid): (usize, &Option<Gid>)| Some(GidEntry { index, gid: (*gid)?, assigned: true });
+        waits.into_iter().chain(self.slots.iter().enumerate().filter_map(there))
     }
 }
 
@@ -86,7 +135,7 @@ mod tests {
     #[test]
     fn the_first_ipv4_address_is_at_index_1_whatever_else_there_is() {
         let slots = |addresses: &[&str]| {
-            let table = GidTable::customary(addresses.iter().map(|a| a.parse().unwrap()));
+            let table = GidTable::customary([0; 6], addresses.iter().map(|a| a.parse().unwrap()));
             table.iter().map(|e| (e.index, e.gid.to_ip().to_string())).collect::<Vec<_>>()
         };
         let entry = |(i, a): &(usize, &str)| (*i, (*a).to_owned());
@@ -101,6 +150,28 @@ mod tests {
         is(slots(&["127.0.0.1", "::1"]), &[(0, "::1"), (1, "127.0.0.1")]);
         is(slots(&["fd00::1", "fe80::1"]), &[(0, "fe80::1"), (1, "fd00::1")]);
         is(slots(&[]), &[]);
+    }
+
+    #[test]
+    fn index_0_is_the_link_local_address_whether_the_interface_has_it_yet_or_not() {
+        let address = |s: &str| s.parse::<IpAddr>().unwrap();
+        let (default, station) = (address("fe80::ff:fe11:2233"), [2, 0, 0, 0x11, 0x22, 0x33]);
+        let mut table = GidTable::customary(station, [address("10.0.0.1"), address("fe80::1")]);
+        let seen = |table: &GidTable| {
+            table.iter().map(|e| (e.index, e.gid.to_ip().to_string(), e.assigned)).collect::<Vec<_>>()
+        };
+        let entry = |index: usize, text: &str, assigned| (index, text.to_owned(), assigned);
+        let others = [entry(1, "10.0.0.1", true), entry(2, "fe80::1", true)];
+        assert_eq!(seen(&table)[0], entry(0, "fe80::ff:fe11:2233", false));
+        assert_eq!(seen(&table)[1..], others);
+        assert_eq!(table.get(0), None, "nothing is sent from it");
+        assert_eq!(table.add(address("10.0.0.2")), 3, "index 0 is kept for it");
+        assert_eq!(table.add(default), 0);
+        assert_eq!((table.get(0), seen(&table).len()), (Some(Gid::from(default)), 4));
+        table.remove(default);
+        assert_eq!(seen(&table)[0], entry(0, "fe80::ff:fe11:2233", false));
+        let mut alone = GidTable::customary(station, []);
+        assert_eq!(alone.add(address("10.0.0.1")), 1);
     }
 
     #[test]

@@ -51,7 +51,7 @@ mod srq;
 pub use claim::PortPlan;
 pub use datagram::{AddressHandle, AhOptions};
 pub use device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
-pub use gid_table::{GidEntry, GidTable};
+pub use gid_table::{GidEntry, GidOrder, GidTable};
 pub use memory::{FastRegion, MemoryRegion, MemoryWindow, WindowRange};
 pub use objects::{
     CompletionChannel, CompletionQueue, ConnectOptions, Endpoint, ProtectionDomain, QueuePair,

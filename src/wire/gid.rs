@@ -9,6 +9,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
+    /// The IPv6 link-local address that a station address stands for: EUI-64 with the universal bit turned (RFC 4291, appendix A).
+    pub fn link_local_of([a, b, c, d, e, f]: [u8; 6]) -> Gid {
+        Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+    }
+
     /// The IP address it stands for: IPv4 if it is IPv4-mapped.
     pub fn to_ip(self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()

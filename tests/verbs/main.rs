@@ -9,6 +9,7 @@ mod perftest;
 mod pingpong;
 mod pyverbs;
 mod query;
+mod upper;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -143,7 +143,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
                     "the 40 bytes before the datagram are neither an IPv4 nor an IPv6 header",
                 );
             };
-            let gids = found.nic.device.gids();
+            let gids: Vec<_> = found.nic.device.gids().into_iter().filter(|entry| entry.assigned).collect();
             // What was sent to a group is answered from the first address of the family.
             let own = gids.iter().find(|entry| entry.gid == receiver);
             let own = own.or_else(|| gids.iter().find(|entry| entry.gid.is_ipv4() == receiver.is_ipv4()));

@@ -50,7 +50,7 @@ impl Nic {
     fn start(call: &'static str) -> Result<Nic, Errno> {
         let settings = device::settings();
         let Some(interface) = device::interface(settings) else { return Err(libc::ENODEV) };
-        let config = DeviceConfig { drive: settings.drive, customary_gids: true, ..DeviceConfig::default() };
+        let config = DeviceConfig { drive: settings.drive, ..DeviceConfig::default() };
         let stack = Stack { fault: settings.fault.clone(), capture: settings.capture.clone() };
         let opened = Device::open_unclaimed(&interface, settings.port, stack, &config);
         let device = opened.map_err(|error| {

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use roxie::engine::Drive;
-use roxie::host::{ConnectOptions, Device, DeviceConfig, DeviceError, GidEntry, GidTable, OpenError, Stack};
+use roxie::host::{
+    ConnectOptions, Device, DeviceConfig, DeviceError, GidEntry, GidOrder, GidTable, OpenError, Stack,
+};
 use roxie::netdev::{Interface, interface_names};
 use roxie::nic::ControlError;
 use roxie::port::PortInfo;
@@ -266,7 +268,7 @@ impl DeviceOptions {
     }
 
     fn open_xdp(&self, interface: &Interface) -> Result<Device, OpenError> {
-        Device::open_xdp(&self.xdp_config(interface), &self.stack(), &self.config())
+        Device::open_xdp(&self.xdp_config(interface), &self.stack(), &self.config(self.gid_order(interface)))
     }
 
     fn xdp_config(&self, interface: &Interface) -> XdpConfig {
@@ -278,7 +280,7 @@ impl DeviceOptions {
     }
 
     fn open_udp(&self, interface: &Interface) -> Result<Device, Failure> {
-        Device::open_udp(&self.udp_config(interface), &self.stack(), &self.config())
+        Device::open_udp(&self.udp_config(interface), &self.stack(), &self.config(self.gid_order(interface)))
             .map_err(|e| self.refused(interface, "UDP sockets", &e))
     }
 
@@ -301,13 +303,12 @@ impl DeviceOptions {
 
     /// The GIDs of a device on an interface, by index: in the customary order, or as they were asked for.
     pub(crate) fn gid_table(&self, interface: &Interface) -> GidTable {
-        let addresses = self.addresses(interface);
-        if self.address.is_empty() { GidTable::customary(addresses) } else { GidTable::new(addresses) }
+        GidTable::in_order(self.gid_order(interface), self.addresses(interface))
     }
 
     /// The capture is the near end's: it sees both directions.
     fn open_memory(&self) -> Result<(Device, Option<Device>), Failure> {
-        let pair = Device::memory_pair_with(&self.config(), &self.stack(), &Stack::default());
+        let pair = Device::memory_pair_with(&self.config(GidOrder::Listed), &self.stack(), &Stack::default());
         let (near, far) = pair.map_err(|e| Failure::Device(e.to_string()))?;
         Ok((near, Some(far)))
     }
@@ -320,9 +321,17 @@ impl DeviceOptions {
         Stack { fault: self.fault.clone(), capture: self.capture.clone() }
     }
 
-    fn config(&self) -> DeviceConfig {
-        let customary_gids = self.address.is_empty() && self.port != Some(PortKind::Memory);
-        DeviceConfig { drive: self.drive.unwrap_or_default(), customary_gids, ..DeviceConfig::default() }
+    fn config(&self, gid_order: GidOrder) -> DeviceConfig {
+        DeviceConfig { drive: self.drive.unwrap_or_default(), gid_order, ..DeviceConfig::default() }
+    }
+
+    /// Addresses that were asked for stay in their order.
+    fn gid_order(&self, interface: &Interface) -> GidOrder {
+        if self.address.is_empty() {
+            GidOrder::Customary { station: interface.mac }
+        } else {
+            GidOrder::Listed
+        }
     }
 
     /// The interface that was named, or the only one that can be meant.
@@ -350,7 +359,7 @@ impl DeviceOptions {
             device.gid(index)?;
             return Ok(index);
         }
-        let gids = device.gids();
+        let gids: Vec<_> = device.gids().into_iter().filter(|entry| entry.assigned).collect();
         let first = gids.iter().find(|entry| entry.gid.is_ipv4()).or(gids.first());
         first.map(|entry| entry.index).ok_or_else(|| Failure::Device(format!("{} has no GID", device.name())))
     }
@@ -451,13 +460,14 @@ impl DeviceOptions {
 
 /// What is said about a GID index that an interface with this table does not have.
 pub(crate) fn no_gid(interface: &str, table: &GidTable, index: Option<usize>) -> Failure {
-    let available = table.iter().map(|e| format!("{}: {}", e.index, e.gid)).collect::<Vec<_>>().join(", ");
-    DeviceError::NoGid { device: interface.into(), index: index.unwrap_or(0), available }.into()
+    DeviceError::NoGid { device: interface.into(), index: index.unwrap_or(0), available: table.listed() }
+        .into()
 }
 
 /// The one that is used unless the user says otherwise: the first IPv4 one.
 pub(crate) fn first_gid(table: &GidTable) -> Option<GidEntry> {
-    table.iter().find(|entry| entry.gid.is_ipv4()).or(table.iter().next())
+    let assigned = || table.iter().filter(|entry| entry.assigned);
+    assigned().find(|entry| entry.gid.is_ipv4()).or_else(|| assigned().next())
 }
 
 /// True if frames to `ip` come to this interface: the whole of 127.0.0.0/8 belongs to the loopback.

@@ -227,10 +227,14 @@ fn reach(ip: IpAddr) -> &'static str {
 }
 
 /// Why an address is at its index.
-fn place(index: usize, ip: IpAddr, customary: bool) -> &'static str {
+fn place(GidEntry { index, gid, assigned }: GidEntry, customary: bool) -> &'static str {
+    let ip = gid.to_ip();
     let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     match (customary, index) {
         (false, _) => "in the order that was asked for",
+        (true, 0) if !assigned => {
+            "0 is kept for the link-local address: the interface does not have it (yet)"
+        }
         (true, 0) if link_local => "0 is the link-local address, as on adapters in hardware",
         (true, 0) => "0 is an IPv6 address: the link-local one is not there",
         (true, 1) if ip.is_ipv4() => "1 is the first IPv4 address, as programs expect (-x 1, -g 1)",
@@ -255,19 +259,20 @@ fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
         return Err(no_gid(&name, &table, Some(first)));
     }
     if json {
-        let entry = |GidEntry { index, gid }| {
+        let entry = |entry: GidEntry| {
+            let GidEntry { index, gid, assigned } = entry;
             let ip = gid.to_ip();
-            json!({ "index": index, "gid": gid.to_string(), "address": ip, "reach": reach(ip),
-                    "place": place(index, ip, customary), "chosen": index == first })
+            json!({ "index": index, "gid": gid.to_string(), "address": ip, "assigned": assigned, "reach": reach(ip),
+                    "place": place(entry, customary), "chosen": index == first })
         };
         let all: Vec<Value> = table.iter().map(entry).collect();
         return output::line(Value::from(all));
     }
     output::line(format_args!("{:>5}  {:<40} reach; why at this index", "index", "GID"))?;
-    for GidEntry { index, gid } in table.iter() {
-        let (ip, gid) = (gid.to_ip(), gid.to_string());
+    for entry in table.iter() {
+        let (index, ip, gid) = (entry.index, entry.gid.to_ip(), entry.gid.to_string());
         let chosen = if index == first { "  <- used unless -g says otherwise" } else { "" };
-        let place = place(index, ip, customary);
+        let place = place(entry, customary);
         output::line(format_args!("{index:>5}  {gid:<40} {}; {place}{chosen}", reach(ip)))?;
     }
     Ok(())

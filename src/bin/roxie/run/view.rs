@@ -91,9 +91,9 @@ impl View {
         ] {
             self.file(format!("{base}/{name}"), content);
         }
-        let table = GidTable::customary(interface.addresses.iter().map(|a| a.ip));
+        let table = GidTable::customary(interface.mac, interface.addresses.iter().map(|a| a.ip));
         for index in 0..GIDS {
-            let gid = table.get(index);
+            let gid = table.iter().find(|entry| entry.index == index).map(|entry| entry.gid);
             self.file(format!("{base}/gids/{index}"), in_words(gid.unwrap_or(Gid([0; 16]))));
             if gid.is_some() {
                 self.file(format!("{base}/gid_attrs/types/{index}"), "RoCE v2");
@@ -168,14 +168,15 @@ mod tests {
         let read = |path: &str| fs::read_to_string(folder.path().join(path)).unwrap();
         assert_eq!(read("infiniband/roxie0/node_guid"), "0000:00ff:fe11:2233\n");
         let port = |path: &str| read(&format!("infiniband/roxie0/ports/1/{path}"));
-        assert_eq!(port("gids/0"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
+        assert_eq!(port("gids/0"), "fe80:0000:0000:0000:0000:00ff:fe11:2233\n");
+        assert_eq!(port("gids/2"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
         assert_eq!(port("gids/1"), "0000:0000:0000:0000:0000:ffff:c000:0201\n");
         assert_eq!(
             (port("gid_attrs/types/1"), port("gid_attrs/ndevs/1")),
             ("RoCE v2\n".into(), "eth9\n".into())
         );
         assert_eq!((port("state"), port("pkeys/0")), ("4: ACTIVE\n".into(), "0xffff\n".into()));
-        assert!(!folder.path().join("infiniband/roxie0/ports/1/gid_attrs/types/0").exists());
+        assert!(!folder.path().join("infiniband/roxie0/ports/1/gid_attrs/types/2").exists());
         assert!(fs::symlink_metadata(folder.path().join("infiniband/roxie0/device/net/eth9")).is_ok());
         assert_eq!(read("infiniband_verbs/uverbs0/ibdev"), "roxie0\n");
     }

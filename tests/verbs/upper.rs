@@ -1,0 +1,110 @@
+//! Libraries that stand on verbs, and programs on those: libfabric, UCX, Open MPI.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use super::{PORTS, Running, Site, skip};
+
+/// The TCP port by which `ucx_perftest` exchanges addresses.
+const UCX_PORT: u16 = 13337;
+/// Its transports on plain verbs.
+const UCX_TRANSPORTS: [&str; 2] = ["rc_v", "ud_v"];
+
+#[test]
+fn libfabric_and_ucx_find_the_device() {
+    if skip("libfabric_and_ucx_find_the_device", &["fi_info", "ucx_info"]) {
+        return;
+    }
+    let site = Site::new("upper-find");
+    for port in PORTS {
+        let seen = site.near(port, "fi_info -p verbs").finish();
+        for domain in ["domain: roxie0\n", "domain: roxie0-dgram\n"] {
+            assert!(seen.status.success() && seen.said.contains(domain), "{domain}: {seen:?}");
+        }
+        let seen = site.near(port, "ucx_info -d").finish();
+        for transport in ["rc_verbs", "ud_verbs"] {
+            let entry = format!("Transport: {transport}\n#         Device: roxie0:1\n");
+            assert!(seen.status.success() && seen.said.contains(&entry), "{entry}: {}", seen.said);
+        }
+    }
+}
+
+#[test]
+fn ucx_passes_messages_and_reaches_into_memory() {
+    if skip("ucx_passes_messages_and_reaches_into_memory", &["ucx_perftest"]) {
+        return;
+    }
+    let site = Site::new("upper-ucx");
+    for port in PORTS {
+        for transport in UCX_TRANSPORTS {
+            // By tags with and without a rendezvous, by active messages, and from one side.
+            for test in [
+                "tag_lat -s 64",
+                "tag_bw -s 100000",
+                "ucp_am_bw -s 3000",
+                "ucp_put_bw -s 5000",
+                "ucp_get -s 5000",
+            ] {
+                let program = format!(
+                    "env UCX_TLS={transport} UCX_NET_DEVICES=roxie0:1 ucx_perftest -n 200 -w 20 -t {test}"
+                );
+                let (client, _) = site.play(port, &program, UCX_PORT);
+                let last = client.lines().find(|line| line.starts_with("Final:"));
+                let count = last.and_then(|line| line.split_whitespace().nth(1));
+                assert_eq!(count, Some("200"), "{port} {program}: {client}");
+            }
+        }
+    }
+}
+
+#[test]
+fn two_ranks_of_open_mpi_exchange_what_they_say() {
+    if skip("two_ranks_of_open_mpi_exchange_what_they_say", &["mpirun", "mpicc", "unshare"]) {
+        return;
+    }
+    let site = Site::new("upper-mpi");
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("mpi_exchange");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/mpi_exchange.c");
+    let compiled = Command::new("mpicc").arg("-O1").arg("-o").arg(&program).arg(source).status().unwrap();
+    assert!(compiled.success(), "mpicc: {compiled}");
+    let agent = folder.path().join("agent");
+    write_agent(&agent, site.far.name().unwrap());
+    for port in PORTS {
+        // What it says of itself, to tell the device from what else might carry messages.
+        let counted = folder.path().join(format!("{port}.pcapng"));
+        let ran = Running::start(&site.near, mpirun(&agent, port, &counted, &program)).finish();
+        for rank in 0..2 {
+            let line = format!("rank {rank}: 1398101 bytes, 0 wrong, sum 3");
+            assert!(ran.status.success() && ran.said.contains(&line), "{port}, {line}: {ran:?}");
+        }
+        let carried = std::fs::metadata(&counted).unwrap().len();
+        assert!(carried > 2 * 1_398_101, "{port}: {carried} bytes of capture: did it go over roxie0?");
+    }
+}
+
+/// Ranks on two hosts: names of their own, and the second one reached through `agent`.
+fn mpirun(agent: &Path, port: &str, capture: &Path, program: &Path) -> Command {
+    let roxie = env!("CARGO_BIN_EXE_roxie");
+    let mut command = Command::new("unshare");
+    let run = format!(
+        "hostname near; exec mpirun --allow-run-as-root -H near,far --mca plm_rsh_agent {agent} --mca pml ucx --mca btl self \
+         --mca oob_tcp_if_include 192.0.2.0/24 -x UCX_TLS=rc_v,self -x UCX_NET_DEVICES=roxie0:1 \
+         -np 1 {roxie} run -q --port {port} --capture {capture} -- {program} : -np 1 {roxie} run -q --port {port} -- {program}",
+        agent = agent.display(),
+        capture = capture.display(),
+        program = program.display(),
+    );
+    command.args(["--uts", "sh", "-c", &run]);
+    command
+}
+
+/// What `mpirun` takes for `ssh`: it is called with a host and a command line.
+fn write_agent(path: &Path, namespace: &str) {
+    let text = format!(
+        "#!/bin/sh\nhost=$1\nshift\nexec ip netns exec {namespace} unshare --uts sh -c \"hostname $host; $*\"\n"
+    );
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
