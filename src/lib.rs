@@ -27,6 +27,8 @@ pub mod transport;
 
 pub mod nic;
 
+pub mod cm;
+
 // Who runs it, and what an application sees.
 pub mod engine;
 

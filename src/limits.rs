@@ -87,3 +87,24 @@ impl Limits {
         }
     }
 }
+
+/// Bounds of one connection manager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CmLimits {
+    /// Connections and resolutions, those that linger included; at most 2^16.
+    pub connections: u32,
+    /// Listeners.
+    pub listeners: u32,
+    /// Events that may wait for the consumer before requests of peers are dropped.
+    pub events: usize,
+    /// Messages that may wait to be sent; more are dropped, and come again.
+    pub transmits: usize,
+    /// The largest timeout code of a peer that is believed: 4.096 us * 2^24 is 69 s, what Linux asks for in an MRA.
+    pub timeout_code: u8,
+}
+
+impl Default for CmLimits {
+    fn default() -> CmLimits {
+        CmLimits { connections: 16 * 1024, listeners: 1024, events: 4096, transmits: 4096, timeout_code: 24 }
+    }
+}

@@ -18,6 +18,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("shared", &["limits", "verbs"]),
     ("transport", &["limits", "time", "verbs", "wire", "shared"]),
     ("nic", &["frame", "limits", "time", "timer", "verbs", "wire", "shared", "transport"]),
+    ("cm", &["limits", "time", "timer", "verbs", "wire", "transport"]),
     ("engine", &["frame", "limits", "threads", "time", "port", "verbs", "shared", "nic"]),
     ("sim", &["frame", "time", "port", "verbs", "wire", "shared", "nic", "engine"]),
     ("host", &["limits", "threads", "time", "port", "netdev", "verbs", "wire", "shared", "nic", "engine"]),

@@ -15,14 +15,13 @@ use super::send_queue::Wqe;
 use super::uc::status_of;
 use super::{Ctx, Origin, Qp, TxPlan, TxReason, Verdict};
 use crate::verbs::{QpType, SendFlags, UdAddress, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode};
+pub use crate::wire::mad::GSI_QKEY;
 use crate::wire::{Bth, Deth, Ext, NetHeader, Opcode, Packet, Qpn};
 
 /// Bytes that every receive of a datagram begins with.
 pub const GRH_LEN: u32 = 40;
 /// Bytes of an IPv4 header without options.
 const IPV4_LEN: u32 = 20;
-/// The Q_Key of QP1 (IBTA 13.5.3).
-pub const GSI_QKEY: u32 = 0x8001_0000;
 /// In a work request's Q_Key: take the QP's own (IBTA 10.2.5).
 const OWN_QKEY: u32 = 1 << 31;
 

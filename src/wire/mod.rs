@@ -5,23 +5,26 @@
 //! headers below the transport, [`Template::write_headers`] puts a packet's in front of its
 //! payload and [`Template::seal`] computes the ICRC.
 //!
-//! Read first: [`opcode`], the one table of what follows a BTH, then [`headers`].
+//! Read first: [`opcode`], the one table of what follows a BTH, then [`headers`]. What QP1 carries is in [`mad`] and [`cm`].
 //!
 //! Architecture invariant: nothing here depends on the rest of the crate but
 //! [`crate::frame`]; nothing here allocates or reads a clock; no input panics.
 
 pub mod build;
+pub mod cm;
 pub mod display;
 mod drop_reason;
 mod gid;
 pub mod headers;
 pub mod icrc;
 pub mod mac_control;
+pub mod mad;
 pub mod net;
 pub mod opcode;
 pub mod parse;
 mod psn;
 mod qpn;
+pub mod service_id;
 
 pub use build::{Ext, FlowSpec, MAX_HEADERS, RoceVersion, Template, datagram_port, entropy_port, seal};
 pub use gid::Gid;
@@ -32,6 +35,7 @@ pub use opcode::{Headers, Opcode, OpcodeInfo, Operation, Position, Service};
 pub use parse::{Drop, Envelope, Packet, parse};
 pub use psn::Psn;
 pub use qpn::Qpn;
+pub use service_id::{CmaHeader, PortSpace, ServiceId};
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,186 @@
+//! One connection, or one resolution.
+
+use crate::time::Nanos;
+use crate::verbs::{Mtu, Psn};
+use crate::wire::cm::{CommId, Kind, Stage, Transport};
+use crate::wire::mad::MAD_LEN;
+use crate::wire::{Gid, Qpn, ServiceId};
+
+use super::{Listener, Parameters, Route};
+
+/// Where a connection is (IBTA 12.9.7; the names are those of its diagrams).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Active: our REQ is out.
+    ReqSent,
+    /// Active: the peer said with an MRA that its REP will take longer.
+    RepWait,
+    /// Passive: the consumer knows of a REQ and has not answered.
+    ReqRcvd,
+    /// Passive: likewise, and the peer knows that it takes longer.
+    MraReqSent,
+    /// Passive: our REP is out.
+    RepSent,
+    /// Passive: the peer said with an MRA that its RTU will take longer.
+    MraRepRcvd,
+    /// Active: the consumer knows of a REP and is not ready.
+    RepRcvd,
+    /// Active: likewise, and the peer knows that it takes longer.
+    MraRepSent,
+    /// Both may send.
+    Established,
+    /// Our DREQ is out.
+    DreqSent,
+    /// The consumer knows of a DREQ and has not agreed.
+    DreqRcvd,
+    /// It is over; what is still under way is waited for.
+    TimeWait,
+    /// Our SIDR_REQ is out.
+    SidrReqSent,
+    /// The consumer knows of a SIDR_REQ and has not answered.
+    SidrReqRcvd,
+}
+
+impl State {
+    /// The consumer has not answered the peer's request yet.
+    pub(super) fn is_pending(self) -> bool {
+        matches!(self, State::ReqRcvd | State::MraReqSent | State::SidrReqRcvd)
+    }
+}
+
+/// The last message that may have to be sent again.
+#[derive(Clone, Debug)]
+pub(super) struct Outgoing {
+    pub(super) kind: Kind,
+    pub(super) mad: [u8; MAD_LEN],
+}
+
+/// Which table knows a connection by the peer's names for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct RemoteKey {
+    /// The peer's address: what one host says of another's connections counts for nothing.
+    pub(super) address: Gid,
+    /// The peer's channel adapter.
+    pub(super) ca_guid: u64,
+    /// Its name for the connection.
+    pub(super) comm_id: CommId,
+    /// A resolution, whose names are of another kind.
+    pub(super) resolution: bool,
+}
+
+/// A connection that the manager knows.
+#[derive(Clone, Debug)]
+pub(super) struct Connection {
+    pub(super) state: State,
+    /// The consumer hears of it no more.
+    pub(super) orphan: bool,
+    /// The way of its messages.
+    pub(super) route: Route,
+    /// The transaction of the exchange that is going on.
+    pub(super) tid: u64,
+    /// The peer's name for it, once it is known.
+    pub(super) remote_id: CommId,
+    /// What it is found by in the table of peers' names.
+    pub(super) remote_key: Option<RemoteKey>,
+    /// The peer's QP, as it is found by in the table of connected QPs.
+    pub(super) connected: Option<(u64, Qpn)>,
+    pub(super) local_qpn: Qpn,
+    /// What is resolved.
+    pub(super) service: ServiceId,
+    pub(super) parameters: Parameters,
+    /// How long a packet is under way at most, as a code; the active side's.
+    pub(super) packet_lifetime: u8,
+    /// Whose backlog it counts in.
+    pub(super) listener: Option<Listener>,
+    /// Sent again when time is up or the peer shows that it did not come.
+    pub(super) outgoing: Option<Outgoing>,
+    /// How long an answer may take.
+    pub(super) patience: Nanos,
+    /// How often a message of this connection is sent again.
+    pub(super) max_retries: u8,
+    /// How often the present one will be.
+    pub(super) retries_left: u8,
+    /// How long it lingers when it is over.
+    pub(super) linger: Nanos,
+}
+
+/// How long a resolution lingers: as long as a connection with the timeout code that Linux uses on RoCE.
+const RESOLUTION_LINGERS: u8 = 17;
+
+impl Connection {
+    /// One whose messages are not known yet.
+    pub(super) fn new(state: State, route: Route, parameters: Parameters) -> Connection {
+        Connection {
+            state,
+            orphan: false,
+            route,
+            tid: 0,
+            remote_id: CommId(0),
+            remote_key: None,
+            connected: None,
+            local_qpn: Qpn::default(),
+            service: ServiceId(0),
+            parameters,
+            packet_lifetime: 0,
+            listener: None,
+            outgoing: None,
+            patience: Nanos::ZERO,
+            max_retries: 0,
+            retries_left: 0,
+            linger: Nanos::ZERO,
+        }
+    }
+
+    /// A resolution, which has no parameters.
+    pub(super) fn resolution(state: State, route: Route) -> Connection {
+        let parameters = Parameters {
+            route,
+            transport: Transport::Reserved(0),
+            active: state == State::SidrReqSent,
+            path_mtu: Mtu::Mtu256,
+            dest_qpn: None,
+            rq_psn: Psn::new(0),
+            sq_psn: Psn::new(0),
+            max_dest_rd_atomic: 0,
+            max_rd_atomic: 0,
+            timeout: 0,
+            retry_cnt: 0,
+            rnr_retry: 0,
+            peer_srq: false,
+            peer_flow_control: false,
+        };
+        let linger = span(RESOLUTION_LINGERS, RESOLUTION_LINGERS);
+        Connection { linger, ..Connection::new(state, route, parameters) }
+    }
+
+    /// Which message of the peer's a REJ would refuse now.
+    pub(super) fn stage(&self) -> Stage {
+        match self.state {
+            State::ReqRcvd | State::MraReqSent => Stage::Req,
+            State::RepRcvd | State::MraRepSent => Stage::Rep,
+            _ => Stage::Other,
+        }
+    }
+
+    /// The peer's QP and adapter, for the table of connected QPs.
+    pub(super) fn connected_key(&self) -> Option<(Gid, u64, Qpn)> {
+        self.connected.map(|(guid, qpn)| (self.route.remote, guid, qpn))
+    }
+}
+
+/// 4.096 us * 2^code (IBTA 9.9.2.1.1), of the codes up to `largest`.
+pub(super) fn span(code: u8, largest: u8) -> Nanos {
+    Nanos(4096 << code.min(largest).min(31))
+}
+
+/// The local ACK timeout code for a path, from how long packets are under way and the other end takes to acknowledge: 2 *
+/// lifetime + delay, rounded up to a code as Linux does (`cm_ack_timeout`).
+pub(super) fn ack_timeout(ack_delay: u8, packet_lifetime: u8) -> u8 {
+    let round_trip = packet_lifetime + 1;
+    let code = if round_trip >= ack_delay {
+        round_trip + u8::from(ack_delay >= round_trip - 1)
+    } else {
+        ack_delay + u8::from(round_trip >= ack_delay - 1)
+    };
+    code.min(31)
+}

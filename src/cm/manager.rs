@@ -1,0 +1,306 @@
+//! The manager: what it holds, what comes out of it, and how it sends.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::limits::CmLimits;
+use crate::time::Nanos;
+use crate::timer::TimerWheel;
+use crate::wire::cm::{Ari, CmMessage, CommId, Kind, PrivateData, Rej, RejReason, Stage};
+use crate::wire::mad::MAD_LEN;
+use crate::wire::{Gid, Qpn};
+
+use super::connection::{Connection, Outgoing, RemoteKey, State, span};
+use super::counters::CmCounters;
+use super::listeners::Listeners;
+use super::table::Table;
+use super::{CmError, Event, HowDisconnected, Parameters, Route};
+
+/// How a manager behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Its bounds.
+    pub limits: CmLimits,
+    /// What its IDs are made from: they are as hard to guess as it is.
+    pub seed: u64,
+    /// The GUID of its channel adapter: by it peers tell its connections from others'.
+    pub ca_guid: u64,
+    /// How long its QPs take to acknowledge: 4.096 us * 2^code (rxe: 15).
+    pub ack_delay: u8,
+    /// How long its consumer may take to answer, as an MRA says: 4.096 us * 2^code (Linux: 24).
+    pub service_timeout: u8,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { limits: CmLimits::default(), seed: 0, ca_guid: 0, ack_delay: 15, service_timeout: 24 }
+    }
+}
+
+/// A message to be sent from QP1 to QP1, with the Q_Key [`GSI_QKEY`](crate::wire::mad::GSI_QKEY).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// The way.
+    pub route: Route,
+    /// The management datagram.
+    pub mad: [u8; MAD_LEN],
+}
+
+/// A connection manager. See [`crate::cm`] for how it is driven.
+#[derive(Debug)]
+pub struct Manager {
+    pub(super) config: Config,
+    pub(super) table: Table,
+    pub(super) listeners: Listeners,
+    /// Connections by the peer's names for them.
+    pub(super) by_remote: BTreeMap<RemoteKey, CommId>,
+    /// Connections by the peer's QP, while they may be in use.
+    pub(super) by_peer_qp: BTreeMap<(Gid, u64, Qpn), CommId>,
+    pub(super) wheel: TimerWheel,
+    pub(super) transmits: VecDeque<Transmit>,
+    pub(super) events: VecDeque<Event>,
+    pub(super) counters: CmCounters,
+    pub(super) due: Vec<u32>,
+    transactions: u32,
+}
+
+impl Manager {
+    /// One with no connections.
+    pub fn new(config: Config) -> Manager {
+        let table = Table::new(config.limits.connections, config.seed);
+        Manager {
+            wheel: TimerWheel::new(table.limit()),
+            table,
+            listeners: Listeners::new(config.limits.listeners),
+            by_remote: BTreeMap::new(),
+            by_peer_qp: BTreeMap::new(),
+            transmits: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: CmCounters::default(),
+            due: Vec::new(),
+            transactions: 0,
+            config,
+        }
+    }
+
+    /// The next message to send.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.transmits.pop_front()
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When [`handle_timeouts`](Manager::handle_timeouts) must be called at the latest; at most early. `Nanos::MAX`: never.
+    pub fn next_deadline(&self) -> Nanos {
+        self.wheel.next_deadline()
+    }
+
+    /// Where a connection is. `None`: there is none of that name.
+    pub fn state(&self, id: CommId) -> Option<State> {
+        self.table.get(id).map(|connection| connection.state)
+    }
+
+    /// What the two ends agreed on so far.
+    ///
+    /// # Errors
+    /// If there is no such connection, or it is a resolution.
+    pub fn parameters(&self, id: CommId) -> Result<Parameters, CmError> {
+        const CALL: &str = "parameters";
+        let connection = self.table.get(id).ok_or(CmError::Unknown { call: CALL, id })?;
+        match connection.state {
+            state @ (State::SidrReqSent | State::SidrReqRcvd) => {
+                Err(CmError::State { call: CALL, id, state })
+            }
+            _ => Ok(connection.parameters),
+        }
+    }
+
+    /// Connections and resolutions that are known, those that linger included.
+    pub fn connections(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Their names, in no order that means anything.
+    pub fn ids(&self) -> impl Iterator<Item = CommId> + '_ {
+        self.table.ids()
+    }
+
+    /// Listeners.
+    pub fn listeners(&self) -> usize {
+        self.listeners.len()
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &CmCounters {
+        &self.counters
+    }
+
+    /// How it was set up.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// How long a timeout code of a peer lasts.
+    pub(super) fn span(&self, code: u8) -> Nanos {
+        span(code, self.config.limits.timeout_code)
+    }
+
+    /// A transaction ID that was not used for long.
+    pub(super) fn new_tid(&mut self, id: CommId) -> u64 {
+        self.transactions = self.transactions.wrapping_add(1);
+        u64::from(self.transactions) << 32 | u64::from(id.0)
+    }
+
+    pub(super) fn emit(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    /// Sends a message that nobody keeps.
+    pub(super) fn send(&mut self, route: Route, tid: u64, message: &CmMessage) {
+        self.put(route, message.kind(), message.to_mad(tid), false);
+    }
+
+    fn put(&mut self, route: Route, kind: Kind, mad: [u8; MAD_LEN], again: bool) {
+        if self.transmits.len() >= self.config.limits.transmits {
+            self.counters.transmits_full += 1;
+            return;
+        }
+        self.counters.count_sent(kind, again);
+        self.transmits.push_back(Transmit { route, mad });
+    }
+
+    /// Sends a connection's message, and keeps it for when it is needed again.
+    pub(super) fn send_and_keep(&mut self, id: CommId, message: &CmMessage) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let outgoing = Outgoing { kind: message.kind(), mad: message.to_mad(connection.tid) };
+        let (route, kind, mad) = (connection.route, outgoing.kind, outgoing.mad);
+        connection.outgoing = Some(outgoing);
+        self.put(route, kind, mad, false);
+    }
+
+    /// Sends what was kept once more, if it is of this kind.
+    pub(super) fn send_again(&mut self, id: CommId, kind: Kind) {
+        let Some(connection) = self.table.get(id) else { return };
+        if let Some(outgoing) = connection.outgoing.as_ref().filter(|outgoing| outgoing.kind == kind) {
+            let (route, mad) = (connection.route, outgoing.mad);
+            self.put(route, kind, mad, true);
+        }
+    }
+
+    /// Waits for an answer from now on, for the connection's patience.
+    pub(super) fn await_answer(&mut self, now: Nanos, id: CommId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        connection.retries_left = connection.max_retries;
+        let deadline = now + connection.patience;
+        self.set_timer(id, deadline);
+    }
+
+    pub(super) fn set_timer(&mut self, id: CommId, deadline: Nanos) {
+        if let Some(index) = self.table.index(id) {
+            self.wheel.set(index.into(), deadline);
+        }
+    }
+
+    pub(super) fn cancel_timer(&mut self, id: CommId) {
+        if let Some(index) = self.table.index(id) {
+            self.wheel.cancel(index.into());
+        }
+    }
+
+    /// Goes to a state other than TimeWait. A request that was pending is not any more when it is answered.
+    pub(super) fn set_state(&mut self, id: CommId, state: State) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        connection.state = state;
+        if !state.is_pending()
+            && let Some(listener) = connection.listener.take()
+        {
+            self.listeners.release(listener);
+        }
+    }
+
+    /// Sends a REJ on behalf of a connection, and keeps it to say it again.
+    pub(super) fn send_rej(
+        &mut self,
+        id: CommId,
+        message: Stage,
+        reason: RejReason,
+        ari: Ari,
+        private_data: PrivateData,
+    ) {
+        let Some(connection) = self.table.get(id) else { return };
+        let rej = Rej {
+            local_comm_id: id,
+            remote_comm_id: connection.remote_id,
+            message,
+            reason,
+            ari,
+            private_data,
+        };
+        self.send_and_keep(id, &CmMessage::Rej(rej));
+    }
+
+    /// That an answer did not come. It names our adapter, since the peer may not know our name for the connection.
+    pub(super) fn send_rej_timeout(&mut self, id: CommId, message: Stage) {
+        let ari = Ari::new(&self.config.ca_guid.to_be_bytes());
+        self.send_rej(id, message, RejReason::TIMEOUT, ari, PrivateData::EMPTY);
+    }
+
+    /// Both ends have agreed that it is over: the consumer hears of it, and once more when nothing is under way.
+    pub(super) fn disconnected(&mut self, now: Nanos, id: CommId, how: HowDisconnected) {
+        let Some(connection) = self.table.get(id) else { return };
+        if !connection.orphan {
+            self.emit(Event::Disconnected { id, how });
+        }
+        self.linger(now, id);
+    }
+
+    /// It is over for the consumer; what may still come of it is dealt with for a while.
+    pub(super) fn abandon(&mut self, now: Nanos, id: CommId) {
+        if let Some(connection) = self.table.get_mut(id) {
+            connection.orphan = true;
+            self.linger(now, id);
+        }
+    }
+
+    fn linger(&mut self, now: Nanos, id: CommId) {
+        self.set_state(id, State::TimeWait);
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let deadline = now + connection.linger;
+        let key = connection.connected_key();
+        connection.connected = None;
+        self.forget_peer_qp(key, id);
+        self.set_timer(id, deadline);
+    }
+
+    fn forget_peer_qp(&mut self, key: Option<(Gid, u64, Qpn)>, id: CommId) {
+        if let Some(key) = key
+            && self.by_peer_qp.get(&key) == Some(&id)
+        {
+            self.by_peer_qp.remove(&key);
+        }
+    }
+
+    /// Forgets a connection altogether.
+    pub(super) fn remove(&mut self, id: CommId) {
+        self.cancel_timer(id);
+        let Some(connection) = self.table.remove(id) else { return };
+        if let Some(listener) = connection.listener {
+            self.listeners.release(listener);
+        }
+        if let Some(key) = connection.remote_key {
+            self.by_remote.remove(&key);
+        }
+        self.forget_peer_qp(connection.connected_key(), id);
+    }
+
+    /// Takes a new connection in.
+    ///
+    /// # Errors
+    /// If the table is full.
+    pub(super) fn insert(&mut self, connection: Connection) -> Result<CommId, CmError> {
+        let limit = self.table.limit();
+        self.table.insert(connection).ok_or(CmError::Full { what: "connections", limit })
+    }
+}

@@ -1,0 +1,157 @@
+//! Communication IDs and what they name.
+//!
+//! An ID is a keyed permutation of (generation, index): a look-up is arithmetic and an index, a guess is a guess of 32 bits
+//! among few, and an ID does not come back before its place was used 2^16 times.
+
+use std::collections::VecDeque;
+
+use crate::transport::permutation::splitmix;
+use crate::wire::cm::CommId;
+
+use super::connection::Connection;
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u16,
+    connection: Option<Box<Connection>>,
+}
+
+/// All connections of a manager.
+#[derive(Debug)]
+pub(super) struct Table {
+    slots: Vec<Slot>,
+    /// Places that are free, that for longest first.
+    free: VecDeque<u16>,
+    keys: [u32; 4],
+    limit: u32,
+}
+
+impl Table {
+    /// For at most `limit` connections, which is at most 2^16.
+    pub(super) fn new(limit: u32, seed: u64) -> Table {
+        let mut state = seed;
+        let keys = std::array::from_fn(|_| splitmix(&mut state) as u32 | 1);
+        Table { slots: Vec::new(), free: VecDeque::new(), keys, limit: limit.min(1 << 16) }
+    }
+
+    pub(super) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Connections in it.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.len() >= self.limit as usize
+    }
+
+    /// Takes a connection in; `None`: it is full.
+    pub(super) fn insert(&mut self, connection: Connection) -> Option<CommId> {
+        if self.is_full() {
+            return None;
+        }
+        // A place that was used is left alone as long as there are fresh ones, so that names come back late.
+        let fresh = self.slots.len() < self.limit as usize;
+        let index = if fresh {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u16
+        } else {
+            self.free.pop_front()?
+        };
+        let mut generation = self.slots[usize::from(index)].generation;
+        // 0 is no name.
+        if self.encode(index, generation) == CommId(0) {
+            generation = generation.wrapping_add(1);
+        }
+        let slot = &mut self.slots[usize::from(index)];
+        slot.generation = generation;
+        slot.connection = Some(Box::new(connection));
+        Some(self.encode(index, generation))
+    }
+
+    pub(super) fn remove(&mut self, id: CommId) -> Option<Box<Connection>> {
+        let index = self.index(id)?;
+        let slot = self.slots.get_mut(usize::from(index))?;
+        let connection = slot.connection.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push_back(index);
+        Some(connection)
+    }
+
+    pub(super) fn get(&self, id: CommId) -> Option<&Connection> {
+        let index = self.index(id)?;
+        self.slots[usize::from(index)].connection.as_deref()
+    }
+
+    pub(super) fn get_mut(&mut self, id: CommId) -> Option<&mut Connection> {
+        let index = self.index(id)?;
+        self.slots[usize::from(index)].connection.as_deref_mut()
+    }
+
+    /// The place of a connection: what its timer is called by.
+    pub(super) fn index(&self, id: CommId) -> Option<u16> {
+        let (index, generation) = self.decode(id);
+        let slot = self.slots.get(usize::from(index))?;
+        (slot.generation == generation && slot.connection.is_some()).then_some(index)
+    }
+
+    /// What is at a place.
+    pub(super) fn id_at(&self, index: u16) -> Option<CommId> {
+        let slot = self.slots.get(usize::from(index))?;
+        slot.connection.as_ref().map(|_| self.encode(index, slot.generation))
+    }
+
+    /// All names, in the order of their places.
+    pub(super) fn ids(&self) -> impl Iterator<Item = CommId> + '_ {
+        (0..self.slots.len()).filter_map(|index| self.id_at(index as u16))
+    }
+
+    fn encode(&self, index: u16, generation: u16) -> CommId {
+        let (mut left, mut right) = (generation, index);
+        for key in self.keys {
+            (left, right) = (right, left ^ mix(key, right));
+        }
+        CommId(u32::from(left) << 16 | u32::from(right))
+    }
+
+    fn decode(&self, id: CommId) -> (u16, u16) {
+        let (mut left, mut right) = ((id.0 >> 16) as u16, id.0 as u16);
+        for key in self.keys.into_iter().rev() {
+            (left, right) = (right ^ mix(key, left), left);
+        }
+        (right, left)
+    }
+}
+
+/// The round function of the permutation (Feistel, four rounds).
+fn mix(key: u32, half: u16) -> u16 {
+    let mixed = (u64::from(half) ^ u64::from(key >> 7)).wrapping_mul(u64::from(key) << 16 | 0x9e37);
+    (mixed >> 32) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decoding_undoes_encoding() {
+        let table = Table::new(8, 7);
+        let mut state = 1;
+        for _ in 0..100_000 {
+            let id = CommId(splitmix(&mut state) as u32);
+            let (index, generation) = table.decode(id);
+            assert_eq!(table.encode(index, generation), id);
+        }
+    }
+
+    #[test]
+    fn neighbours_do_not_look_like_neighbours() {
+        let table = Table::new(8, 7);
+        let close = (0..10_000)
+            .filter(|i| table.encode(*i, 0).0.abs_diff(table.encode(i + 1, 0).0) < 1 << 20)
+            .count();
+        assert!(close < 25, "{close} of 10,000 within 2^20; chance gives about 5");
+    }
+}

@@ -1,0 +1,81 @@
+//! What happens when no answer came in time (IBTA 12.9.8.4), and when a connection has lingered long enough.
+
+use crate::time::Nanos;
+use crate::wire::cm::{CommId, Kind, Stage};
+
+use super::connection::State;
+use super::manager::Manager;
+use super::{Event, HowDisconnected};
+
+impl Manager {
+    /// Does what is due at `now`.
+    pub fn handle_timeouts(&mut self, now: Nanos) {
+        let mut due = std::mem::take(&mut self.due);
+        self.wheel.advance(now, |index| due.push(index));
+        for index in due.drain(..) {
+            if let Some(id) = self.table.id_at(index as u16) {
+                self.time_is_up(now, id);
+            }
+        }
+        self.due = due;
+    }
+
+    fn time_is_up(&mut self, now: Nanos, id: CommId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let orphan = connection.orphan;
+        if connection.state == State::TimeWait {
+            self.remove(id);
+            if !orphan {
+                self.emit(Event::TimeWaitExit { id });
+            }
+            return;
+        }
+        let Some(kind) = connection.outgoing.as_ref().map(|outgoing| outgoing.kind) else { return };
+        if connection.retries_left > 0 {
+            connection.retries_left -= 1;
+            let deadline = now + connection.patience;
+            // What the peer asked for with an MRA is over; it may ask once more.
+            let state = match connection.state {
+                State::RepWait => State::ReqSent,
+                State::MraRepRcvd => State::RepSent,
+                other => other,
+            };
+            self.set_state(id, state);
+            self.send_again(id, kind);
+            self.set_timer(id, deadline);
+            return;
+        }
+        self.give_up(now, id, kind);
+    }
+
+    /// The peer was asked often enough.
+    fn give_up(&mut self, now: Nanos, id: CommId, unanswered: Kind) {
+        let Some(connection) = self.table.get(id) else { return };
+        let (state, orphan) = (connection.state, connection.orphan);
+        let unreachable = Event::Unreachable { id, unanswered };
+        match state {
+            State::ReqSent | State::RepWait => {
+                self.send_rej_timeout(id, Stage::Req);
+                self.abandon(now, id);
+            }
+            State::RepSent | State::MraRepRcvd => {
+                self.send_rej_timeout(id, Stage::Rep);
+                self.abandon(now, id);
+            }
+            State::SidrReqSent => self.remove(id),
+            State::DreqSent => return self.disconnected(now, id, HowDisconnected::NoAnswer),
+            // Nobody is asked in these.
+            State::ReqRcvd
+            | State::MraReqSent
+            | State::RepRcvd
+            | State::MraRepSent
+            | State::Established
+            | State::DreqRcvd
+            | State::SidrReqRcvd
+            | State::TimeWait => return,
+        }
+        if !orphan {
+            self.emit(unreachable);
+        }
+    }
+}
