@@ -304,3 +304,45 @@ fn text_is_one_line_a_packet_and_verbose_has_every_header() {
         assert!(full.contains(header), "{header}");
     }
 }
+
+#[test]
+fn verbose_tells_of_connection_management_what_tshark_does() {
+    let full = String::from_utf8(decode(&["-v"], &data("rxe-6.12-cm.pcap")).stdout).unwrap();
+    let table = String::from_utf8(data("rxe-6.12-cm.messages.tsv")).unwrap();
+    // Each message with its indented lines.
+    let messages: Vec<&str> =
+        full.split("\n  CM ").skip(1).map(|m| m.split("\n  frame ").next().unwrap()).collect();
+    assert_eq!(messages.len(), table.lines().count());
+    let number = |hex: &str| u32::from_str_radix(hex.trim_start_matches("0x"), 16).unwrap();
+    for (message, row) in messages.iter().zip(table.lines()) {
+        let c: Vec<&str> = row.split('\t').collect();
+        let expected = match c[1] {
+            "0x0010" => vec![
+                format!("REQ {} service 0x000000000106{} (TCP port {})", c[3], &c[5][2..], number(c[5])),
+                format!("qp {} psn {}", c[7], number(c[13])),
+                format!("CA GUID {}", c[6]),
+                format!("responder resources {} initiator depth {}", number(c[8]), number(c[9])),
+                format!("retry count {} RNR retry count {}", number(c[15]), number(c[18])),
+                format!("response timeout remote {} local {}", number(c[10]), number(c[14])),
+                format!("hop {} ", number(c[21])),
+                format!("ack timeout {}", number(c[22])),
+                format!(" port {} > ", number(c[23])),
+            ],
+            "0x0013" => vec![
+                format!("REP {} to {} qp {} psn {}", c[24], c[25], c[26], number(c[27])),
+                format!("RNR retry count {}", number(c[33])),
+                format!("target ack delay {}", number(c[30])),
+            ],
+            "0x0014" => vec![format!("RTU {} to {}", c[36], c[37])],
+            "0x0012" => {
+                vec![format!("REJ {} to {} of Req: {} (invalid service ID", c[38], c[39], number(c[42]))]
+            }
+            "0x0015" => vec![format!("DREQ {} to {} remote qp {}", c[43], c[44], c[45])],
+            "0x0016" => vec![format!("DREP {} to {}", c[46], c[47])],
+            other => panic!("{other} in the table"),
+        };
+        for part in expected {
+            assert!(message.contains(&part), "frame {}: no `{part}` in\n{message}", c[0]);
+        }
+    }
+}

@@ -192,7 +192,11 @@ impl Manager {
 
     fn on_rep(&mut self, now: Nanos, tid: u64, rep: Rep, route: Route) {
         let id = rep.remote_comm_id;
-        if self.table.get(id).is_none() {
+        let other = |c: &Connection| {
+            c.route.remote == route.remote && c.remote_id != CommId(0) && c.remote_id != rep.local_comm_id
+        };
+        // Gone, or connected by another reply: a copy of our request came when the first answer to it was over.
+        if self.table.get(id).is_none_or(other) {
             self.counters.unknown_id += 1;
             let rej = refusal(&rep, RejReason::INVALID_COMM_ID);
             return self.send(route, tid, &CmMessage::Rej(rej));

@@ -321,7 +321,11 @@ impl<'a> Decoded<'a> {
 
     /// The management datagram in it, in words.
     pub(crate) fn carries(&self) -> Option<String> {
-        mad::Mad::read(self.packet.as_ref()?, &self.frame).map(|mad| mad.to_string())
+        self.mad().map(|mad| mad.to_string())
+    }
+
+    fn mad(&self) -> Option<mad::Mad> {
+        mad::Mad::read(self.packet.as_ref()?, &self.frame)
     }
 
     fn write_text(&self, out: &mut dyn Write, verbose: bool) -> io::Result<()> {
@@ -365,6 +369,9 @@ impl<'a> Decoded<'a> {
         match &self.packet {
             Some(packet) => writeln!(out, "{}", packet.full())?,
             None => writeln!(out, "{}", self.envelope.full())?,
+        }
+        if let Some(message) = self.mad().as_ref().and_then(mad::Mad::message) {
+            writeln!(out, "  CM {message:#}")?;
         }
         writeln!(out, "  frame {} bytes, {} captured", self.record.wire_len, self.record.data.len())?;
         if let Some(verdict) = self.envelope.udp_checksum(&self.frame) {

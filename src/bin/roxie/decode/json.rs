@@ -210,7 +210,7 @@ pub(super) fn write(out: &mut dyn Write, d: &Decoded<'_>) -> io::Result<()> {
             len: s.len,
             last_psn: s.last_psn.value(),
         }),
-        mad: d.packet.as_ref().and_then(|p| Mad::read(p, &d.frame)),
+        mad: d.mad(),
     };
     serde_json::to_writer(&mut *out, &row)?;
     out.write_all(b"\n")

@@ -3,11 +3,13 @@
 use std::fmt;
 
 use roxie::frame::Frame;
+use roxie::wire::cm::{CmMessage, Kind};
+use roxie::wire::mad::{CLASS_CM, MAD_LEN, MadHeader};
 use roxie::wire::{Operation, Packet, Qpn, Service};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-/// The header of a MAD.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// A MAD, and what it says if it is one of communication management.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Mad {
     class: u8,
     method: u8,
@@ -16,10 +18,10 @@ pub(super) struct Mad {
     attribute: u16,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'static str>,
+    /// The message in words; `None`: the capture cut it, or it is of another class.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "in_words")]
+    message: Option<Box<CmMessage>>,
 }
-
-/// The management class of the connection manager.
-const CLASS_CM: u8 = 0x07;
 
 impl Mad {
     /// The MAD of a packet, if it carries one.
@@ -29,40 +31,33 @@ impl Mad {
         {
             return None;
         }
-        let mut bytes = [0; 24];
-        if packet.payload.len() < 24 || frame.copy_to(packet.payload.start, &mut bytes) < 24 {
-            return None;
-        }
-        let [1, class, _, method, s0, s1, _, _, tid @ .., a0, a1, _, _, _, _, _, _] = bytes else {
-            return None; // base version 1 is the only one
-        };
-        let attribute = u16::from_be_bytes([a0, a1]);
+        let mut bytes = [0; MAD_LEN];
+        let len = frame.copy_to(packet.payload.start, &mut bytes).min(packet.payload.len());
+        let bytes = bytes.get(..len)?;
+        let header = MadHeader::read(bytes)?;
+        let cm = header.class == CLASS_CM;
         Some(Mad {
-            class,
-            method,
-            status: u16::from_be_bytes([s0, s1]),
-            tid: u64::from_be_bytes(tid),
-            attribute,
-            name: if class == CLASS_CM { cm_name(attribute) } else { None },
+            class: header.class,
+            method: header.method,
+            status: header.status,
+            tid: header.tid,
+            attribute: header.attribute,
+            name: Kind::from_attribute(header.attribute).filter(|_| cm).map(Kind::name),
+            message: CmMessage::read(bytes).ok().map(|(_, message)| Box::new(message)),
         })
+    }
+
+    /// Its message with all fields, if it is one of communication management.
+    pub(super) fn message(&self) -> Option<&CmMessage> {
+        self.message.as_deref()
     }
 }
 
-fn cm_name(attribute: u16) -> Option<&'static str> {
-    Some(match attribute {
-        0x10 => "REQ",
-        0x11 => "MRA",
-        0x12 => "REJ",
-        0x13 => "REP",
-        0x14 => "RTU",
-        0x15 => "DREQ",
-        0x16 => "DREP",
-        0x17 => "SIDR_REQ",
-        0x18 => "SIDR_REP",
-        0x19 => "LAP",
-        0x1a => "APR",
-        _ => return None,
-    })
+fn in_words<S: Serializer>(message: &Option<Box<CmMessage>>, out: S) -> Result<S::Ok, S::Error> {
+    match message {
+        Some(message) => out.collect_str(message),
+        None => out.serialize_none(),
+    }
 }
 
 impl fmt::Display for Mad {

@@ -1,0 +1,123 @@
+//! What a flood does: it fills its places, and is counted.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use roxie::cm::{Arrival, CmError, Config, Event, ListenOn, Route};
+use roxie::limits::CmLimits;
+use roxie::verbs::Qpn;
+use roxie::wire::cm::{CmMessage, CommId, Kind, Req};
+use roxie::wire::{PortSpace, ServiceId};
+
+use super::pair::{A, B, Pair, SERVICE, address, config, request};
+
+/// A REQ from an address of its own.
+fn flood(pair: &mut Pair, number: u32, service: ServiceId) {
+    let from: IpAddr = Ipv4Addr::from(0x0a01_0000 + number).into();
+    let mut req = Req {
+        local_comm_id: CommId(number),
+        service_id: service,
+        local_ca_guid: number.into(),
+        local_qpn: Qpn::new(number),
+        path_mtu: 3,
+        ..Req::default()
+    };
+    req.primary_path.local_gid = from.into();
+    req.primary_path.remote_gid = address(B).into();
+    let arrival = Arrival { route: Route::new(address(B), from), src_qp: Qpn::GSI };
+    let now = pair.now;
+    pair.ends[B].handle_mad(now, &CmMessage::Req(req).to_mad(number.into()), &arrival);
+}
+
+#[test]
+fn a_backlog_takes_no_more_than_it_says_and_room_comes_back() {
+    let mut pair = Pair::new();
+    let other = ServiceId::of_port(PortSpace::Tcp, 1);
+    pair.ends[B].listen(SERVICE, ListenOn::Any, 3).unwrap();
+    pair.ends[B].listen(other, ListenOn::Any, 3).unwrap();
+    for number in 1..=10 {
+        flood(&mut pair, number, SERVICE);
+    }
+    let events = pair.events(B);
+    assert_eq!((events.len(), pair.ends[B].counters().backlog_full), (3, 7));
+    // Dropped without a word: they come again.
+    assert!(pair.lose(B).is_empty());
+    // Another listener is not affected.
+    flood(&mut pair, 11, other);
+    assert_eq!(pair.events(B).len(), 1);
+    // One answered, one withdrawn: room for two.
+    pair.ends[B].accept(pair.now, events[0].id(), &super::pair::acceptance()).unwrap();
+    pair.ends[B].destroy(pair.now, events[1].id());
+    for number in 12..=14 {
+        flood(&mut pair, number, SERVICE);
+    }
+    assert_eq!(pair.events(B).len(), 2);
+}
+
+#[test]
+fn a_full_table_drops_requests_and_refuses_calls() {
+    let limits = CmLimits { connections: 5, ..CmLimits::default() };
+    let mut pair = Pair::with(config(A), Config { limits, ..config(B) });
+    pair.ends[B].listen(SERVICE, ListenOn::Any, 100).unwrap();
+    for number in 1..=20 {
+        flood(&mut pair, number, SERVICE);
+    }
+    assert_eq!((pair.events(B).len(), pair.ends[B].connections()), (5, 5));
+    assert_eq!(pair.ends[B].counters().table_full, 15);
+    let error = pair.ends[B].connect(pair.now, &request()).unwrap_err();
+    assert_eq!(error, CmError::Full { what: "connections", limit: 5 });
+}
+
+#[test]
+fn a_consumer_that_does_not_listen_stops_requests() {
+    let limits = CmLimits { events: 4, ..CmLimits::default() };
+    let mut pair = Pair::with(config(A), Config { limits, ..config(B) });
+    pair.ends[B].listen(SERVICE, ListenOn::Any, 100).unwrap();
+    for number in 1..=20 {
+        flood(&mut pair, number, SERVICE);
+    }
+    assert_eq!(pair.ends[B].counters().events_full, 16);
+    assert_eq!(pair.events(B).len(), 4);
+    flood(&mut pair, 21, SERVICE);
+    assert!(matches!(pair.event(B), Event::Request { .. }));
+}
+
+#[test]
+fn answers_wait_in_a_bounded_queue() {
+    let limits = CmLimits { transmits: 7, ..CmLimits::default() };
+    let mut pair = Pair::with(config(A), Config { limits, ..config(B) });
+    for number in 1..=20 {
+        flood(&mut pair, number, SERVICE);
+    }
+    assert_eq!(pair.lose(B), [Kind::Rej; 7]);
+    assert_eq!(pair.ends[B].counters().transmits_full, 13);
+}
+
+#[test]
+fn listeners_are_bounded() {
+    let mut pair = Pair::new();
+    for port in 0..4 {
+        pair.ends[A].listen(ServiceId::of_port(PortSpace::Tcp, port), ListenOn::Any, 1).unwrap();
+    }
+    let error = pair.ends[A].listen(SERVICE, ListenOn::Any, 1).unwrap_err();
+    assert_eq!(error, CmError::Full { what: "listeners", limit: 4 });
+}
+
+#[test]
+fn what_is_no_message_is_counted() {
+    let mut pair = Pair::new();
+    pair.connect();
+    let mad = pair.outbox(A)[0].mad;
+    let route = Route::new(address(B), address(A));
+    let from = Arrival { route, src_qp: Qpn::GSI };
+    let end = &mut pair.ends[B];
+    end.handle_mad(pair.now, &mad[..255], &from);
+    for (at, value) in [(0, 2), (1, 0x03), (2, 1), (3, 0x83), (17, 0x1b)] {
+        let mut wrong = mad;
+        wrong[at] = value;
+        end.handle_mad(pair.now, &wrong, &from);
+    }
+    assert_eq!(end.counters().not_cm, 6);
+    end.handle_mad(pair.now, &mad, &Arrival { src_qp: Qpn::new(5), ..from });
+    assert_eq!(end.counters().not_from_gsi, 1);
+    assert!(pair.lose(B).is_empty());
+}

@@ -1,0 +1,278 @@
+//! How a connection ends.
+
+use roxie::cm::{CmError, Event, HowDisconnected, State};
+use roxie::verbs::Qpn;
+use roxie::wire::cm::{CmMessage, CommId, Dreq, Kind, PrivateData, Rep};
+
+use super::pair::{A, B, Pair};
+
+fn how(event: &Event) -> HowDisconnected {
+    match event {
+        Event::Disconnected { how, .. } => *how,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn either_end_asks_and_the_other_agrees() {
+    for (asks, agrees) in [(A, B), (B, A)] {
+        let (mut pair, _) = Pair::listening();
+        let (a, b) = pair.established();
+        let ids = [a, b];
+        let now = pair.now;
+        let goodbye = PrivateData::new(Kind::Dreq, b"goodbye").unwrap();
+        pair.ends[asks].disconnect(now, ids[asks], goodbye).unwrap();
+        assert_eq!(pair.deliver(asks), [Kind::Dreq]);
+        let event = pair.event(agrees);
+        let Event::DisconnectRequested { id, private_data } = event else { panic!("{event:?}") };
+        assert!(id == ids[agrees] && private_data.starts_with(b"goodbye\0"));
+        pair.ends[agrees].disconnect(now, id, PrivateData::EMPTY).unwrap();
+        assert_eq!(how(&pair.event(agrees)), HowDisconnected::AsAsked);
+        assert_eq!(pair.deliver(agrees), [Kind::Drep]);
+        assert_eq!(how(&pair.event(asks)), HowDisconnected::Agreed);
+        for end in [A, B] {
+            assert_eq!(pair.state(end, ids[end]), Some(State::TimeWait));
+        }
+        pair.nothing_is_left();
+        for end in [A, B] {
+            assert_eq!(pair.events(end), [Event::TimeWaitExit { id: ids[end] }]);
+        }
+    }
+}
+
+#[test]
+fn both_may_ask_at_once() {
+    let (mut pair, _) = Pair::listening();
+    let (a, b) = pair.established();
+    let now = pair.now;
+    pair.ends[A].disconnect(now, a, PrivateData::EMPTY).unwrap();
+    pair.ends[B].disconnect(now, b, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    assert_eq!(
+        (how(&pair.event(A)), how(&pair.event(B))),
+        (HowDisconnected::Agreed, HowDisconnected::Agreed)
+    );
+    pair.nothing_is_left();
+}
+
+#[test]
+fn a_name_is_kept_until_nothing_is_under_way() {
+    let (mut pair, _) = Pair::listening();
+    let (a, b) = pair.established();
+    pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    pair.events(B);
+    pair.ends[B].disconnect(pair.now, b, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    let ended = pair.now;
+    pair.events(A);
+    let error = pair.ends[A].disconnect(ended, a, PrivateData::EMPTY).unwrap_err();
+    assert!(matches!(error, CmError::State { state: State::TimeWait, .. }));
+    while pair.state(A, a).is_some() {
+        pair.step(A);
+    }
+    // 4.096 us * 2^17: the local ACK timeout.
+    let lingered = (pair.now - ended).0;
+    assert!((4096 << 17..(4096 << 17) + 2_000_000).contains(&lingered), "{lingered} ns");
+}
+
+#[test]
+fn a_request_for_release_that_comes_again_is_answered_again() {
+    let (mut pair, _) = Pair::listening();
+    let (a, b) = pair.established();
+    pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
+    let dreq = pair.outbox(A)[0].clone();
+    pair.deliver(A);
+    // The consumer has not agreed: nothing is said for it.
+    pair.give(B, &dreq);
+    assert!(pair.lose(B).is_empty());
+    assert!(matches!(pair.event(B), Event::DisconnectRequested { .. }));
+    pair.ends[B].disconnect(pair.now, b, PrivateData::EMPTY).unwrap();
+    assert_eq!(pair.lose(B), [Kind::Drep]);
+    pair.wait_for(A);
+    assert_eq!(pair.deliver(A), [Kind::Dreq]);
+    assert_eq!(pair.deliver(B), [Kind::Drep]);
+    assert_eq!(how(&pair.event(A)), HowDisconnected::Agreed);
+}
+
+#[test]
+fn a_request_for_release_of_what_is_gone_is_answered() {
+    let mut pair = Pair::new();
+    let dreq = Dreq { local_comm_id: CommId(5), remote_comm_id: CommId(6), ..Dreq::default() };
+    pair.forge(B, 77, &CmMessage::Dreq(dreq));
+    let (tid, answer) = pair.take(B).remove(0);
+    let CmMessage::Drep(drep) = answer else { panic!("{answer}") };
+    assert_eq!((tid, drep.local_comm_id, drep.remote_comm_id), (77, CommId(6), CommId(5)));
+    pair.no_events();
+}
+
+#[test]
+fn a_request_for_release_must_name_the_qp() {
+    let (mut pair, _) = Pair::listening();
+    let (a, b) = pair.established();
+    let dreq = Dreq { local_comm_id: a, remote_comm_id: b, remote_qpn: Qpn::new(0x23), ..Dreq::default() };
+    pair.forge(B, 1, &CmMessage::Dreq(dreq.clone()));
+    assert_eq!((pair.state(B, b), pair.lose(B).len()), (Some(State::Established), 0));
+    pair.no_events();
+    pair.forge(B, 1, &CmMessage::Dreq(Dreq { remote_qpn: Qpn::new(0x22), ..dreq }));
+    assert_eq!(pair.state(B, b), Some(State::DreqRcvd));
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_asked_as_often_as_agreed_and_then_let_go() {
+    let (mut pair, _) = Pair::listening();
+    let (a, _) = pair.established();
+    pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
+    let mut asked = 0;
+    loop {
+        pair.wait_for(A);
+        match pair.lose(A)[..] {
+            [Kind::Dreq] => asked += 1,
+            _ => break,
+        }
+        if pair.state(A, a) == Some(State::TimeWait) {
+            break;
+        }
+    }
+    assert_eq!(asked, 16);
+    let events = pair.events(A);
+    assert_eq!(how(&events[0]), HowDisconnected::NoAnswer);
+}
+
+#[test]
+fn a_release_overtakes_a_lost_ready() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    pair.settle();
+    let b = pair.accept();
+    pair.settle();
+    pair.events(A);
+    pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
+    assert_eq!(pair.lose(A), [Kind::Rtu]);
+    pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
+    pair.deliver(A);
+    assert!(matches!(pair.event(B), Event::DisconnectRequested { id, .. } if id == b));
+    // The REP is not sent again.
+    pair.ends[B].disconnect(pair.now, b, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    assert_eq!(how(&pair.event(A)), HowDisconnected::Agreed);
+    pair.nothing_is_left();
+}
+
+/// The active end's QP is in RTS before it says so, and its data may have told the passive end.
+#[test]
+fn a_release_may_come_before_the_consumer_is_ready() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    pair.settle();
+    let b = pair.accept();
+    pair.settle();
+    assert!(matches!(pair.event(A), Event::Reply { .. }));
+    pair.ends[B].established(b).unwrap();
+    pair.ends[B].disconnect(pair.now, b, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    assert!(matches!(pair.event(A), Event::DisconnectRequested { id, .. } if id == a));
+    assert!(matches!(pair.ends[A].ready(a, PrivateData::EMPTY), Err(CmError::State { .. })));
+    pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    pair.nothing_is_left();
+}
+
+#[test]
+fn a_destroyed_connection_is_released_without_its_consumer() {
+    for end in [A, B] {
+        let (mut pair, _) = Pair::listening();
+        let (a, b) = pair.established();
+        let ids = [a, b];
+        pair.ends[end].destroy(pair.now, ids[end]);
+        assert!(matches!(
+            pair.ends[end].disconnect(pair.now, ids[end], PrivateData::EMPTY),
+            Err(CmError::Unknown { .. })
+        ));
+        // The first one is lost.
+        assert_eq!(pair.lose(end), [Kind::Dreq]);
+        pair.wait_for(end);
+        pair.settle();
+        let other = 1 - end;
+        assert!(matches!(pair.event(other), Event::DisconnectRequested { .. }));
+        pair.ends[other].destroy(pair.now, ids[other]);
+        pair.settle();
+        pair.nothing_is_left();
+        pair.no_events();
+    }
+}
+
+/// In each state, with the peer there and with the peer silent: nothing stays, and nothing is heard.
+#[test]
+fn destroying_leaves_nothing_in_any_state() {
+    for stop in 0..8 {
+        for silent in [false, true] {
+            let (mut pair, _) = Pair::listening();
+            let (end, id) = bring_to(&mut pair, stop);
+            let state = pair.state(end, id).unwrap();
+            pair.events(end);
+            pair.ends[end].destroy(pair.now, id);
+            if !silent {
+                pair.settle();
+                for event in pair.events(1 - end) {
+                    pair.ends[1 - end].destroy(pair.now, event.id());
+                }
+                pair.settle();
+            }
+            pair.exhaust();
+            assert_eq!(pair.state(end, id), None, "{state:?} silent {silent}");
+            let events = pair.events(end);
+            assert!(events.is_empty(), "{state:?} silent {silent}: {events:?}");
+        }
+    }
+}
+
+/// A connection in one of the states, and at which end.
+fn bring_to(pair: &mut Pair, stop: u32) -> (usize, CommId) {
+    if stop >= 5 {
+        let (a, b) = pair.established();
+        if stop == 5 {
+            return (A, a);
+        }
+        pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
+        pair.deliver(A);
+        return if stop == 6 { (A, a) } else { (B, b) };
+    }
+    let a = pair.connect();
+    if stop == 0 {
+        return (A, a);
+    }
+    pair.settle();
+    if stop == 1 {
+        let event = pair.event(B);
+        return (B, event.id());
+    }
+    let b = pair.accept();
+    if stop == 2 {
+        return (B, b);
+    }
+    pair.settle();
+    if stop == 3 {
+        return (A, a);
+    }
+    pair.ends[A].delay(a, 20, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    (B, b)
+}
+
+#[test]
+fn messages_that_answer_nothing_are_counted_and_no_more() {
+    let (mut pair, _) = Pair::listening();
+    let (a, b) = pair.established();
+    let answers = [
+        CmMessage::Rep(Rep { local_comm_id: a, remote_comm_id: b, ..Rep::default() }),
+        CmMessage::Drep(roxie::wire::cm::Drep { local_comm_id: a, remote_comm_id: b, ..Default::default() }),
+        CmMessage::Apr(roxie::wire::cm::Apr { local_comm_id: a, remote_comm_id: b, ..Default::default() }),
+    ];
+    for message in answers {
+        pair.forge(B, 4, &message);
+    }
+    assert_eq!(pair.ends[B].counters().out_of_state, 2);
+    assert_eq!(pair.state(B, b), Some(State::Established));
+    pair.no_events();
+}

@@ -1,0 +1,203 @@
+//! Messages that are lost, late or doubled on the way to a connection.
+
+use roxie::cm::{ConnectRequest, Event, State};
+use roxie::time::Nanos;
+use roxie::wire::cm::{CmMessage, Kind, Mra, PrivateData, RejReason, Stage};
+
+use super::pair::{A, B, Pair, request};
+
+#[test]
+fn a_lost_request_comes_again() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    let began = pair.now;
+    let first = pair.outbox(A)[0].clone();
+    pair.lose(A);
+    pair.wait_for(A);
+    // Twice a lifetime of code 16 and a response timeout of code 20: 4.83 s; a kernel's came after 4.86 s.
+    let waited = (pair.now - began).0;
+    assert!((2 * (4096 << 16) + (4096 << 20)..4_860_000_000).contains(&waited), "{waited} ns");
+    assert_eq!(pair.outbox(A)[0], first, "the same message, transaction included");
+    pair.settle();
+    assert!(matches!(pair.event(B), Event::Request { .. }));
+    assert_eq!(pair.state(A, a), Some(State::ReqSent));
+    assert_eq!(pair.ends[A].counters().sent_again(Kind::Req), 1);
+}
+
+#[test]
+fn a_peer_that_never_answers_is_given_up_and_told() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.ends[A].connect(pair.now, &ConnectRequest { max_cm_retries: 3, ..request() }).unwrap();
+    let mut sent = pair.lose(A);
+    while pair.state(A, a) == Some(State::ReqSent) {
+        pair.wait_for(A);
+        sent.extend(pair.take(A).iter().map(|(_, message)| {
+            if let CmMessage::Rej(rej) = message {
+                assert_eq!((rej.reason, rej.message), (RejReason::TIMEOUT, Stage::Req));
+            }
+            message.kind()
+        }));
+    }
+    assert_eq!(sent, [Kind::Req, Kind::Req, Kind::Req, Kind::Req, Kind::Rej]);
+    assert_eq!(pair.event(A), Event::Unreachable { id: a, unanswered: Kind::Req });
+    pair.nothing_is_left();
+    pair.no_events();
+}
+
+#[test]
+fn a_request_that_comes_again_while_the_consumer_decides_is_told_to_wait() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    pair.settle();
+    pair.wait_for(A);
+    assert_eq!(pair.deliver(A), [Kind::Req]);
+    let began = pair.now;
+    assert_eq!(pair.deliver(B), [Kind::Mra]);
+    assert_eq!(pair.state(A, a), Some(State::RepWait));
+    // One event for two copies, and 4.096 us * 2^24 to wait.
+    let id = pair.event(B).id();
+    assert_eq!(pair.state(B, id), Some(State::MraReqSent));
+    pair.wait_for(A);
+    assert!(pair.now - began > Nanos(4096 << 24), "{}", pair.now - began);
+    assert_eq!(pair.lose(A), [Kind::Req]);
+    assert_eq!(pair.state(A, a), Some(State::ReqSent));
+    // The consumer decides after all.
+    pair.ends[B].accept(pair.now, id, &super::pair::acceptance()).unwrap();
+    pair.settle();
+    assert!(matches!(pair.event(A), Event::Reply { .. }));
+}
+
+#[test]
+fn a_consumer_may_ask_for_time_at_once() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    pair.settle();
+    let b = pair.event(B).id();
+    pair.ends[B].delay(b, 22, PrivateData::new(Kind::Mra, b"soon").unwrap()).unwrap();
+    let (_, CmMessage::Mra(mra)) = CmMessage::read(&pair.outbox(B)[0].mad).unwrap() else { panic!("no MRA") };
+    assert_eq!((mra.message, mra.service_timeout, mra.remote_comm_id), (Stage::Req, 22, a));
+    pair.settle();
+    assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::RepWait), Some(State::MraReqSent)));
+    // Only once for each message: who says it again and again does not hold the peer for ever.
+    let deadline = pair.ends[A].next_deadline();
+    pair.now = pair.now + Nanos::from_millis(5);
+    pair.ends[B].delay(b, 22, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    assert_eq!(pair.ends[A].next_deadline(), deadline);
+}
+
+#[test]
+fn a_lost_reply_comes_again_by_itself_and_on_demand() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    let req = pair.outbox(A)[0].clone();
+    pair.settle();
+    let b = pair.accept();
+    assert_eq!(pair.lose(B), [Kind::Rep]);
+    pair.give(B, &req);
+    assert_eq!(pair.lose(B), [Kind::Rep]);
+    pair.wait_for(B);
+    assert_eq!(pair.deliver(B), [Kind::Rep]);
+    assert!(matches!(pair.event(A), Event::Reply { id, .. } if id == a));
+    assert_eq!(pair.state(B, b), Some(State::RepSent));
+}
+
+#[test]
+fn a_reply_that_comes_again_while_the_consumer_gets_ready_is_told_to_wait() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    pair.settle();
+    let b = pair.accept();
+    pair.settle();
+    pair.wait_for(B);
+    pair.deliver(B);
+    assert_eq!(pair.deliver(A), [Kind::Mra]);
+    assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::MraRepSent), Some(State::MraRepRcvd)));
+    assert_eq!(pair.events(A).len(), 1);
+    pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    assert!(matches!(pair.event(B), Event::Established { id, .. } if id == b));
+}
+
+#[test]
+fn a_lost_ready_is_recovered_by_the_reply_that_comes_again() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    pair.settle();
+    let b = pair.accept();
+    pair.settle();
+    pair.events(A);
+    pair.ends[A].ready(a, PrivateData::new(Kind::Rtu, b"x").unwrap()).unwrap();
+    assert_eq!(pair.lose(A), [Kind::Rtu]);
+    pair.wait_for(B);
+    assert_eq!(pair.deliver(B), [Kind::Rep]);
+    assert_eq!(pair.deliver(A), [Kind::Rtu]);
+    let event = pair.event(B);
+    assert!(matches!(event, Event::Established { id, private_data } if id == b && private_data[0] == b'x'));
+    assert!(pair.events(A).is_empty());
+}
+
+#[test]
+fn a_passive_end_that_hears_nothing_gives_up_and_the_active_end_learns_it() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    pair.settle();
+    let b = pair.accept();
+    pair.settle();
+    pair.events(A);
+    pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
+    pair.lose(A);
+    let mut last = Vec::new();
+    while pair.state(B, b) != Some(State::TimeWait) {
+        pair.wait_for(B);
+        last = std::mem::take(pair.outbox(B));
+    }
+    assert_eq!(pair.event(B), Event::Unreachable { id: b, unanswered: Kind::Rep });
+    let (_, CmMessage::Rej(rej)) = CmMessage::read(&last[0].mad).unwrap() else { panic!("no REJ") };
+    assert_eq!((rej.reason, rej.message), (RejReason::TIMEOUT, Stage::Rep));
+    pair.give(A, &last[0]);
+    assert!(matches!(pair.event(A), Event::Disconnected { id, .. } if id == a));
+}
+
+#[test]
+fn copies_of_everything_change_nothing() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    let both = |pair: &mut Pair, from: usize| {
+        for transmit in std::mem::take(pair.outbox(from)) {
+            pair.give(1 - from, &transmit);
+            pair.give(1 - from, &transmit);
+        }
+    };
+    both(&mut pair, A);
+    assert_eq!(pair.lose(B), [Kind::Mra]);
+    let b = pair.accept();
+    both(&mut pair, B);
+    assert_eq!(pair.lose(A), [Kind::Mra]);
+    assert!(matches!(pair.event(A), Event::Reply { .. }));
+    pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
+    both(&mut pair, A);
+    assert!(matches!(pair.event(B), Event::Established { .. }));
+    pair.ends[B].disconnect(pair.now, b, PrivateData::EMPTY).unwrap();
+    both(&mut pair, B);
+    assert!(matches!(pair.event(A), Event::DisconnectRequested { .. }));
+    pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
+    both(&mut pair, A);
+    assert!(matches!(pair.event(A), Event::Disconnected { .. }));
+    assert!(matches!(pair.event(B), Event::Disconnected { .. }));
+    pair.nothing_is_left();
+    assert_eq!((pair.events(A).len(), pair.events(B).len()), (1, 1));
+}
+
+#[test]
+fn a_timeout_code_of_a_peer_is_believed_within_limits() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    pair.settle();
+    let b = pair.event(B).id();
+    let mra = Mra { local_comm_id: b, remote_comm_id: a, service_timeout: 31, ..Mra::default() };
+    pair.forge(A, 1, &CmMessage::Mra(mra));
+    assert_eq!(pair.state(A, a), Some(State::RepWait));
+    let wait = pair.ends[A].next_deadline() - pair.now;
+    assert!(wait < Nanos(2 * (4096 << 24)), "{wait}");
+}

@@ -1,0 +1,14 @@
+//! Communication management: two managers by script, each message and each state.
+
+#![allow(unreachable_pub)]
+
+mod bounds;
+mod connect;
+mod disconnect;
+mod lost;
+mod pair;
+mod refuse;
+mod resolve;
+mod simulation;
+mod stale;
+mod wire;

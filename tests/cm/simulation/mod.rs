@@ -1,0 +1,48 @@
+//! Many managers over a link that loses, doubles, delays and reorders, with consumers of all kinds; a seed decides everything.
+//!
+//! [`world`] moves messages and time, [`consumer`] does what applications do, [`truth`] knows what everybody did and objects
+//! to what cannot be. A failing seed repeats with `CM_SEED=n`; `CM_SEEDS=n` runs n of them.
+
+mod consumer;
+mod truth;
+mod world;
+
+use world::{Summary, World};
+
+const SEEDS: u64 = 3_000;
+
+fn variable(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+#[test]
+fn both_ends_agree_whatever_the_link_does() {
+    let (first, count) = match (variable("CM_SEED"), variable("CM_SEEDS")) {
+        (Some(seed), _) => (seed, 1),
+        (None, count) => (0, count.unwrap_or(SEEDS)),
+    };
+    let mut all = Summary::default();
+    for seed in first..first + count {
+        let run = std::panic::catch_unwind(|| World::new(seed).run());
+        match run {
+            Ok(summary) => all.add(&summary),
+            Err(_) => panic!("seed {seed} failed; repeat it with CM_SEED={seed}"),
+        }
+    }
+    if count >= SEEDS {
+        // What the seeds must reach, or the oracles saw nothing.
+        let reached = format!("{all:?}");
+        assert!(all.connected > 3 * count && all.rejected > count, "{reached}");
+        assert!(all.unreachable > count / 2 && all.resolved > count && all.crashes > count / 4, "{reached}");
+        assert!(all.stale > 20 && all.invalid_comm_id > 20 && all.waited > count, "{reached}");
+        assert!(all.by_data > 20 && all.refused_later > 20, "{reached}");
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_messages_to_the_byte() {
+    for seed in [3, 77, 1234] {
+        assert_eq!(World::new(seed).run(), World::new(seed).run(), "seed {seed}");
+    }
+}
