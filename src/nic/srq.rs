@@ -276,8 +276,16 @@ impl Nic {
     }
 
     pub(super) fn query_srq(&self, index: SrqIndex) -> Result<Answer, ControlError> {
+        self.srq_status(index).map(Answer::SrqStatus)
+    }
+
+    /// How a shared receive queue is.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn srq_status(&self, index: SrqIndex) -> Result<SrqStatus, ControlError> {
         let srq = self.srqs.get(index)?;
-        Ok(Answer::SrqStatus(SrqStatus {
+        Ok(SrqStatus {
             index,
             number: srq.number,
             pd: srq.pd,
@@ -287,7 +295,7 @@ impl Nic {
             limit: srq.receives.limit(),
             waiting: srq.receives.waiting(),
             failed: srq.failed,
-        }))
+        })
     }
 
     pub(super) fn destroy_srq(&mut self, index: SrqIndex) -> Result<Answer, ControlError> {

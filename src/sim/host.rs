@@ -315,6 +315,17 @@ impl Host {
         }
     }
 
+    /// The same with queues that stay empty, so that it can be handled as any other QP.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn create_xrc_target_qp(&mut self, xrcd: XrcdId) -> HostQp {
+        let handle = self.create_xrc_target(xrcd);
+        let (cq_index, cq) = self.create_cq(1);
+        let sends = SendRing::new(1, 0, 0).expect("memory");
+        HostQp { handle, cq, cq_index, sends, receives: None }
+    }
+
     /// Posts a receive to a shared queue.
     pub fn post_srq_recv(&self, srq: &HostSrq, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         srq.ring.post(wr_id, sges).map(drop)

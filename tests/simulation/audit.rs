@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roxie::nic::{Answer, Command};
+use roxie::nic::{Answer, Command, ObjectCounts};
 use roxie::time::Nanos;
 use roxie::verbs::WrOpcode;
 
@@ -14,6 +14,7 @@ impl World<'_> {
     /// Checks everything, and returns what was counted.
     pub fn audit(mut self) -> Outcome {
         let now = self.net.now;
+        self.check_shared();
         for link in &self.links {
             link.check_end(&mut self.net.hosts, now);
             for flow in &link.flows {
@@ -106,7 +107,7 @@ impl World<'_> {
             matches!(trouble, Trouble::Delay(_))
         });
         for link in self.links.iter().filter(|link| link.law.is_strict()) {
-            for flow in link.flows.iter().filter(|flow| flow.service != Service::Rc) {
+            for flow in link.flows.iter().filter(|flow| !flow.service.is_reliable()) {
                 // A frame that is lost or late costs its own message, and one more if it falls into another.
                 let struck = self.records.struck(flow.way);
                 // One frame to a host may be missed by each member of a group there.
@@ -156,16 +157,20 @@ impl World<'_> {
     /// Everything can be removed: nothing is left that uses something else.
     fn take_down(&mut self) {
         let now = self.net.now;
-        let hosts = &mut self.net.hosts;
         for link in &mut self.links {
-            link.take_down(now, hosts);
+            link.take_down(now, &mut self.net.hosts);
         }
+        self.take_shared_down();
+        let hosts = &mut self.net.hosts;
         for (i, host) in hosts.iter_mut().enumerate() {
             let left = host.call(now, Command::ListQps);
             assert!(matches!(&left, Ok(Answer::Qps(qps)) if qps.is_empty()), "host {}: {left:?}", i + 1);
             let pd = host.pd();
             let freed = host.call(now, Command::DeallocPd(pd));
             assert!(freed.is_ok(), "host {}: something is left over: {freed:?}", i + 1);
+            let left = host.worker.nic().objects();
+            assert!(left == ObjectCounts::default(), "host {}: left over: {left:?}", i + 1);
+            assert!(!host.worker.nic().has_ready(), "host {}: something is still to be sent", i + 1);
         }
     }
 }
@@ -182,6 +187,11 @@ fn operation_name(service: Service, opcode: WrOpcode) -> &'static str {
         (Service::Rc, WrOpcode::FetchAdd) => "rc FetchAdd",
         (Service::Rc, WrOpcode::AtomicWrite) => "rc AtomicWrite",
         (Service::Rc, WrOpcode::Flush) => "rc Flush",
+        (Service::Xrc, WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInvalidate) => "xrc Send",
+        (Service::Xrc, WrOpcode::Write | WrOpcode::WriteImm) => "xrc Write",
+        (Service::Xrc, WrOpcode::Read) => "xrc Read",
+        (Service::Xrc, WrOpcode::CompareSwap | WrOpcode::FetchAdd) => "xrc atomic",
+        (Service::Xrc, WrOpcode::AtomicWrite | WrOpcode::Flush) => "xrc AtomicWrite or Flush",
         (Service::Uc, WrOpcode::Send) => "uc Send",
         (Service::Uc, WrOpcode::SendImm) => "uc SendImm",
         (Service::Uc, WrOpcode::Write) => "uc Write",

@@ -14,7 +14,8 @@ use crate::grant::{Access as Granted, Granter};
 use crate::law::Law;
 use crate::oracle::{GUARD, Layout, assert_bytes, assert_in_part, pattern};
 use crate::receiver::Receiver;
-use crate::script::{Channel, Op, Part, Script, Service, Way};
+use crate::script::{Channel, Op, Part, Script, Service, SrqPlace, Way};
+use crate::srq::Shared;
 
 /// The longest inline payload.
 pub const INLINE: u32 = 64;
@@ -109,8 +110,15 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// `hosts`: of the sender, and of the receivers.
-    pub fn new(script: &Script, way: Way, hosts: &mut [Host], from: usize, to: &[usize]) -> Flow {
+    /// `from`, `to`: the hosts of the sender and of the receivers; `srqs`: the shared receive queues of the script.
+    pub fn new(
+        script: &Script,
+        way: Way,
+        hosts: &mut [Host],
+        from: usize,
+        to: &[usize],
+        srqs: &[Shared],
+    ) -> Flow {
         let spec = &script.channels[way.channel];
         let served = |op: &Op| service_has(spec.service, op.opcode);
         let (due, ops): (Vec<Nanos>, Vec<Op>) =
@@ -120,7 +128,15 @@ impl Flow {
             .collect();
         let layout = Layout::new(ops.iter().map(|op| op.length.into()));
         let remote = Access::READ_WRITE | Access::FLUSH_GLOBAL | Access::MW_BIND;
-        let receivers = to.iter().map(|host| Receiver::new(spec, way, *host, &ops, hosts)).collect();
+        let shared = |host: usize| {
+            let on_host = |srq: &usize| {
+                let place = SrqPlace { srq: *srq, host };
+                srqs.iter().find(|srq| srq.borrow().place == place).cloned()
+            };
+            spec.srqs.iter().filter_map(on_host).collect()
+        };
+        let receivers =
+            to.iter().map(|host| Receiver::new(spec, way, *host, &ops, hosts, shared(*host))).collect();
         let mut flow = Flow {
             way,
             service: spec.service,
@@ -223,7 +239,11 @@ impl Flow {
         flags.set(SendFlags::SOLICITED, op.solicited);
         let offset = if op.opcode.is_atomic() { self.word(op.opcode) } else { self.layout.offsets[i] };
         let key = self.granted.key().filter(|_| op.granted).unwrap_or(self.target.region.key);
+        let queues = &self.receivers[0].srqs;
+        let queue = (self.service == Service::Xrc).then(|| queues[op.queue % queues.len()].borrow().number());
         let mut wr = SendWr {
+            // A queue that is gone: a number that nobody has.
+            remote_srqn: queue.flatten().unwrap_or_default(),
             wr_id: i as u64,
             opcode: op.opcode,
             flags,
@@ -385,7 +405,7 @@ impl Flow {
 
     /// What the sender was told to have arrived has arrived. For a life whose receiver has looked at everything.
     pub fn check_promises(&self) {
-        if self.service != Service::Rc {
+        if !self.service.is_reliable() {
             return;
         }
         let came = self.receivers[0].messages_of_life();
@@ -402,7 +422,7 @@ impl Flow {
         let what = |i: usize| format!("{:?} {i} of {}", self.ops[i].opcode, self.way);
         for (i, op) in self.ops.iter().enumerate() {
             let (at, bytes) = (self.layout.offsets[i], self.pattern(i));
-            let reliable = self.service == Service::Rc;
+            let reliable = self.service.is_reliable();
             match op.opcode {
                 WrOpcode::Write | WrOpcode::WriteImm | WrOpcode::AtomicWrite => {
                     let done = self.fates[i] == Fate::Done && reliable;
@@ -468,7 +488,7 @@ impl Flow {
 /// True if a way of this service can carry the operation.
 pub fn service_has(service: Service, opcode: WrOpcode) -> bool {
     match service {
-        Service::Rc => true,
+        Service::Rc | Service::Xrc => true,
         Service::Uc => {
             matches!(opcode, WrOpcode::Send | WrOpcode::SendImm | WrOpcode::Write | WrOpcode::WriteImm)
         }

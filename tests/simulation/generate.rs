@@ -6,9 +6,11 @@ use roxie::transport::permutation::splitmix;
 use roxie::verbs::{Mtu, WrOpcode};
 
 use crate::flow::{INLINE, service_has};
+use crate::focus::Focus;
 use crate::script::{
-    Action, Channel, Grant, Hosts, Op, Part, Place, Rule, Script, Service, Timed, Trouble, Way,
+    Action, Channel, Grant, Hosts, Op, Part, Place, Rule, Script, Service, Srq, SrqPlace, Timed, Trouble, Way,
 };
+use crate::srq::LARGEST;
 
 /// A sequence of numbers that a seed decides.
 #[derive(Clone, Debug)]
@@ -66,10 +68,12 @@ fn link_for(mtu: Mtu) -> usize {
 }
 
 /// What this seed has on.
-struct Swarm {
-    rng: Rng,
+pub struct Swarm {
+    pub rng: Rng,
     operations: Vec<WrOpcode>,
     mtus: Vec<Mtu>,
+    /// Shared receive queues; the last, if any, is extended.
+    srqs: Vec<Srq>,
     /// How long work is asked for.
     span: u64,
 }
@@ -84,14 +88,17 @@ pub fn script(seed: u64) -> Script {
         .collect();
     let mtus = rng.some(&fitting);
     let operations = rng.some(&OPERATIONS);
-    let services =
-        rng.some(&[Service::Rc, Service::Rc, Service::Rc, Service::Uc, Service::Ud, Service::Group]);
+    use Service::{Group, Rc, Uc, Ud, Xrc};
+    let services = rng.some(&[Rc, Rc, Rc, Uc, Ud, Group, Xrc]);
     let span = rng.pick(&[1, 200_000, 3_000_000]);
-    let mut swarm = Swarm { rng, operations, mtus, span };
+    let srqs = srqs(&mut rng);
+    let mut swarm = Swarm { rng, operations, mtus, srqs, span };
     let count = 1 + swarm.rng.below(6);
     let mut channels: Vec<Channel> = (0..count)
         .map(|_| {
             let service = swarm.rng.pick(&services);
+            // Without an extended queue there is nothing that its requests could name.
+            let service = if swarm.srqs.is_empty() && service == Xrc { Rc } else { service };
             swarm.channel(service, hosts.count)
         })
         .collect();
@@ -108,7 +115,23 @@ pub fn script(seed: u64) -> Script {
         swarm.focus(focus, &mut channels, &mut weather, &mut actions);
     }
     actions.sort_by_key(|timed| timed.at);
-    Script { seed, hosts, channels, weather, actions, expected: Vec::new() }
+    Script { seed, hosts, srqs: swarm.srqs, channels, weather, actions, expected: Vec::new() }
+}
+
+/// None, or basic ones and an extended one or two.
+fn srqs(rng: &mut Rng) -> Vec<Srq> {
+    if rng.one_in(2) {
+        return Vec::new();
+    }
+    let srq = |rng: &mut Rng, extended| Srq {
+        extended,
+        size: 1 + rng.below(LARGEST.into()) as u32,
+        ahead: rng.pick(&[1, 2, 4, 16]),
+        dawdles: rng.pick(&[0, 3, 3, 50]),
+    };
+    let basic = 1 + rng.below(2);
+    let extended = 1 + rng.below(2);
+    (0..basic + extended).map(|number| srq(rng, number >= basic)).collect()
 }
 
 fn hosts(rng: &mut Rng) -> Hosts {
@@ -124,7 +147,20 @@ fn hosts(rng: &mut Rng) -> Hosts {
 }
 
 impl Swarm {
+    /// What the ends of a channel share: nothing, one queue, or all that requests may name.
+    fn shared(&mut self, service: Service) -> Vec<usize> {
+        let extended = service == Service::Xrc;
+        let all = self.srqs.iter().enumerate().filter(|(_, srq)| srq.extended == extended);
+        let all: Vec<usize> = all.map(|(number, _)| number).collect();
+        match extended {
+            true => self.rng.some(&all),
+            false if all.is_empty() || self.rng.one_in(2) => Vec::new(),
+            false => vec![self.rng.pick(&all)],
+        }
+    }
+
     fn channel(&mut self, service: Service, hosts: usize) -> Channel {
+        let srqs = self.shared(service);
         let rng = &mut self.rng;
         let first = rng.below(hosts as u64) as usize;
         let other = |rng: &mut Rng| (first + 1 + rng.below(hosts as u64 - 1) as usize) % hosts;
@@ -157,11 +193,12 @@ impl Swarm {
             cq: if rng.one_in(10) { rng.pick(&[2, 4, 8]) } else { 512 },
             sig_all: rng.one_in(4),
             slow: if rng.one_in(6) { Nanos(1_000 * rng.pick(&[2, 40, 400])) } else { Nanos::ZERO },
+            srqs,
         }
     }
 
     fn operations_of(&mut self, number: usize, channel: &Channel, actions: &mut Vec<Timed>) {
-        let ways: &[bool] = if channel.service == Service::Group { &[false] } else { &[false, true] };
+        let ways: &[bool] = if channel.service.is_one_way() { &[false] } else { &[false, true] };
         for back in ways {
             let way = Way { channel: number, back: *back };
             let mut allowed: Vec<_> =
@@ -184,7 +221,12 @@ impl Swarm {
         let rng = &mut self.rng;
         let opcode = rng.pick(allowed);
         let full = channel.mtu.bytes() as u64;
-        let most = if channel.service.is_datagram() { full } else { 20 * full };
+        let most = match (channel.service.is_datagram(), channel.srqs.is_empty()) {
+            (true, _) => full,
+            (false, true) => 20 * full,
+            // Receives of a shared queue have room for the longest of all.
+            (false, false) => 4 * full,
+        };
         let edges = [0, 1, 3, 4, full - 1, full, full + 1, 2 * full, 3 * full + 2];
         let length = match rng.below(3) {
             _ if opcode.is_atomic() || opcode == WrOpcode::AtomicWrite => 8,
@@ -202,6 +244,7 @@ impl Swarm {
             imm: if has_imm { rng.next() as u32 } else { 0 },
             odd: rng.one_in(4),
             granted: rng.one_in(2),
+            queue: if channel.srqs.len() > 1 { rng.below(channel.srqs.len() as u64) as usize } else { 0 },
             ..Op::new(opcode, length as u32)
         }
     }
@@ -254,7 +297,7 @@ impl Swarm {
         let rng = &mut self.rng;
         let end = rng.below(spec.ends.len() as u64) as usize;
         let (host, place) = (spec.ends[end], Place { channel, end });
-        let back = spec.service != Service::Group && rng.one_in(2);
+        let back = !spec.service.is_one_way() && rng.one_in(2);
         let way = Way { channel, back };
         let later = at + 1000 * rng.pick(&[1, 20, 300, 4_000]);
         let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });
@@ -310,6 +353,10 @@ impl Swarm {
                 act(later, Action::Resume(Place { channel, end: 0 }));
                 act(later + 1000, again);
             }
+            17.. if !spec.srqs.is_empty() => {
+                let place = SrqPlace { srq: rng.pick(&spec.srqs), host };
+                self.disturb_srq(kind, at, later, place, actions);
+            }
             _ => {
                 let kinds = [Grant::WindowOne, Grant::WindowTwo, Grant::FastRegion];
                 for at in [at / 4, at / 2] {
@@ -325,124 +372,23 @@ impl Swarm {
     }
 }
 
-/// What is seldom reached unless one aims at it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Focus {
-    /// Send queues drain while answers and requests arrive.
-    Drained,
-    /// Ends come late, and old packets meet new lives.
-    Reborn,
-    /// Send queues fail while receives live on.
-    SendQueueFailed,
-    /// Keys are granted and invalidated.
-    Granted,
-}
-
-impl Focus {
-    const ALL: [Focus; 7] = [
-        Focus::Drained,
-        Focus::Drained,
-        Focus::Reborn,
-        Focus::Reborn,
-        Focus::Reborn,
-        Focus::SendQueueFailed,
-        Focus::Granted,
-    ];
-}
-
 impl Swarm {
-    /// Bad weather on the first channels, and again and again what the focus is on.
-    fn focus(
-        &mut self,
-        focus: Focus,
-        channels: &mut [Channel],
-        weather: &mut Vec<Rule>,
-        actions: &mut Vec<Timed>,
-    ) {
-        for (number, spec) in channels.iter_mut().enumerate().take(2) {
-            spec.ends.iter().for_each(|host| self.storm(*host, weather));
-            if focus == Focus::Reborn {
-                spec.slow = Nanos(1_000 * self.rng.pick(&[20, 200, 1_000]));
-            }
-            let mut at = 0;
-            for _ in 0..4 + self.rng.below(8) {
-                at += 1_000 * self.rng.pick(&[1, 2, 4, 10, 60, 500, 2_000]);
-                self.aim(focus, at, number, spec, actions);
-            }
-            // Work for each of its lives.
-            for timed in actions.iter_mut() {
-                if matches!(timed.action, Action::Post(way, _) if way.channel == number) {
-                    timed.at = Nanos(self.rng.below(at) / 1_000 * 1_000);
-                    let answers = matches!(focus, Focus::Drained | Focus::Reborn);
-                    if answers && spec.service == Service::Rc && self.rng.one_in(3) {
-                        let long = spec.mtu.bytes() as u32 * (2 + self.rng.below(5) as u32);
-                        let reads = [(WrOpcode::Read, long), (WrOpcode::Read, long), (WrOpcode::Read, 8)];
-                        let (opcode, length) =
-                            self.rng.pick(&[reads[0], reads[1], reads[2], (WrOpcode::FetchAdd, 8)]);
-                        let way = Way { channel: number, back: self.rng.one_in(2) };
-                        timed.action = Action::Post(way, Op::new(opcode, length));
-                    }
-                }
-            }
-            if self.rng.one_in(3) {
-                (spec.ahead, spec.dawdles) = (1, 3);
-            }
-            let last = Nanos(at + 5_000_000);
-            let ends = 0..spec.ends.len();
-            let resume = |end| Timed { at: last, action: Action::Resume(Place { channel: number, end }) };
-            actions.extend(ends.map(resume));
-        }
-    }
-
-    fn storm(&mut self, to: usize, weather: &mut Vec<Rule>) {
-        let late = Trouble::Delay(Nanos(1_000 * (1 + self.rng.below(400))));
-        let overtaken = Trouble::Delay(Nanos(1_000 * (1 + self.rng.below(5))));
-        for trouble in [Trouble::Lose, Trouble::Double, overtaken, late] {
-            weather.push(Rule::Rate { to, trouble, of_10_000: self.rng.pick(&[500, 1_000]) });
-        }
-    }
-
-    fn aim(&mut self, focus: Focus, at: u64, channel: usize, spec: &Channel, actions: &mut Vec<Timed>) {
+    fn disturb_srq(&mut self, kind: u64, at: u64, later: u64, place: SrqPlace, actions: &mut Vec<Timed>) {
         let rng = &mut self.rng;
-        let place = Place { channel, end: rng.below(spec.ends.len() as u64) as usize };
-        let way = Way { channel, back: spec.service != Service::Group && rng.one_in(2) };
         let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });
-        match focus {
-            Focus::Drained => {
-                act(at, Action::Drain(place));
-                act(at + 1_000 * rng.pick(&[5, 300, 2_000]), Action::Resume(place));
+        match kind {
+            17 => {
+                act(at, Action::Arm(place, 1 + rng.below(8) as u32));
+                act(later, Action::Arm(place, rng.below(8) as u32));
             }
-            Focus::Reborn => {
-                act(at, Action::Reset(place));
-                let again = Action::Connect { channel, anew: rng.one_in(5) };
-                let later = at + 1_000 * rng.pick(&[1, 5, 300]);
-                act(later, again);
-                if rng.one_in(2) {
-                    act(later + spec.slow.0 + 1_000 * rng.pick(&[1, 20]), Action::Drain(place));
-                }
+            18 => {
+                act(at, Action::ResizeSrq(place, 1 + rng.below(LARGEST.into()) as u32));
+                act(later, Action::ResizeSrq(place, 1 + rng.below(4) as u32));
             }
-            Focus::SendQueueFailed => {
-                if spec.service.is_datagram() && rng.one_in(2) {
-                    act(at, Action::DestroyHandle(channel));
-                } else {
-                    act(at, Action::Deregister(way, Part::Source));
-                }
-                let later = at + 1_000 * rng.pick(&[200, 2_000]);
-                act(later, Action::Connect { channel, anew: false });
-            }
-            Focus::Granted => {
-                let kind = rng.pick(&[Grant::WindowTwo, Grant::FastRegion]);
-                act(at, Action::Grant(way, kind));
-                for later in [1, 3, 9] {
-                    let length = rng.pick(&[0, 8, 700]);
-                    let op = Op { granted: true, ..Op::new(WrOpcode::SendInvalidate, length) };
-                    act(at + later * 10_000, Action::Post(way, op));
-                    act(at + later * 10_000 + 2_000, Action::Grant(way, kind));
-                }
-            }
+            _ => act(at, Action::DestroySrq(place)),
         }
     }
 }
 
 /// Kinds of disturbances.
-const KINDS: u64 = 17;
+const KINDS: u64 = 20;

@@ -18,6 +18,8 @@ pub struct Law {
     /// Keys that were granted may be gone when they are used.
     grants: bool,
     handles_go: bool,
+    /// Shared receive queues that requests name may be gone when they come.
+    srqs_go: bool,
     mtu_shrinks: bool,
     queues_overflow: bool,
     /// What arrives arrives as it left, if it does.
@@ -51,6 +53,14 @@ impl Law {
             Action::Connect { channel: of, .. } => *of == channel,
             _ => false,
         });
+        // Whose receives are in memory that goes is not only the one who is named.
+        let shares = |other: usize| spec.srqs.iter().any(|srq| script.channels[other].srqs.contains(srq));
+        let shared_inboxes = script.actions.iter().filter_map(|timed| match timed.action {
+            Action::Deregister(way, Part::Inbox) if way.channel < script.channels.len() && shares(way.channel) => {
+                Some([false, true].map(|back| (Way { channel, back }, Part::Inbox)))
+            }
+            _ => None,
+        });
         let gone = script.actions.iter().filter_map(|timed| match timed.action {
             Action::Deregister(way, part) if way.channel == channel => Some((way, part)),
             _ => None,
@@ -61,15 +71,17 @@ impl Law {
         Law {
             retries_may_end: harsh || stormy || (spec.retries < 7 && disturbed),
             rnr_retries_may_end: spec.rnr_retries < 7,
-            broken: broken || (spec.slow > Nanos::ZERO && spec.service != Service::Rc),
-            gone: gone.collect(),
+            broken: broken || (spec.slow > Nanos::ZERO && !spec.service.is_reliable()),
+            gone: gone.chain(shared_inboxes.flatten()).collect(),
             grants: script.has(|action| match action {
                 Action::FreeWindow(way) => way.channel == channel,
                 // Nobody says when a message without acknowledgement has used a key for the last time.
-                Action::Revoke(way) => way.channel == channel && spec.service != Service::Rc,
+                Action::Revoke(way) => way.channel == channel && !spec.service.is_reliable(),
                 _ => false,
             }),
             handles_go: script.has(|action| matches!(action, Action::DestroyHandle(of) if *of == channel)),
+            srqs_go: spec.service == Service::Xrc
+                && script.has(|action| matches!(action, Action::DestroySrq(of) if spec.srqs.contains(&of.srq))),
             mtu_shrinks: script.has(|action| matches!(action, Action::LinkMtu(host, _) if ours(host))),
             queues_overflow: spec.cq < 512,
             keeps_order: any(|t| matches!(t, Trouble::Double | Trouble::Delay(_))) == 0,
@@ -93,6 +105,7 @@ impl Law {
             && self.gone.is_empty()
             && !self.grants
             && !self.handles_go
+            && !self.srqs_go
             && !self.mtu_shrinks
             && !self.queues_overflow
     }
@@ -110,6 +123,7 @@ impl Law {
             }
             WcStatus::RnrRetryExc => self.rnr_retries_may_end,
             WcStatus::RemAccess => self.goes(way, Part::Target) || self.grants,
+            WcStatus::RemInvReq => self.srqs_go,
             WcStatus::RemOp => self.goes(way, Part::Inbox),
             WcStatus::LocProt => self.goes(way, Part::Source) || self.goes(way, Part::Landing),
             WcStatus::LocQpOp => self.handles_go || self.grants || self.targets_go(),
@@ -135,8 +149,9 @@ impl Law {
         match kind {
             EventKind::QpAccessError => self.goes(way, Part::Target) || self.grants,
             EventKind::QpFatal => self.mtu_shrinks || self.queues_overflow || self.goes(way, Part::Inbox),
+            EventKind::QpRequestError => self.srqs_go,
             EventKind::CqError => self.queues_overflow,
-            EventKind::SqDrained | EventKind::CommunicationEstablished => true,
+            EventKind::SqDrained | EventKind::CommunicationEstablished | EventKind::LastWqeReached => true,
             _ => false,
         }
     }

@@ -10,7 +10,7 @@ const SEEDS: u64 = 2_000;
 /// Lines of a lesson at most.
 const LINES: usize = 15;
 
-const BUGS: [PlantedBug; 8] = [
+const BUGS: [PlantedBug; 9] = [
     PlantedBug::NoDuplicateCheck,
     PlantedBug::AckBeforeReadResponse,
     PlantedBug::PsnCompareWithoutWrap,
@@ -19,6 +19,7 @@ const BUGS: [PlantedBug; 8] = [
     PlantedBug::NoAckRequestOnRetransmission,
     PlantedBug::UcIgnoresGaps,
     PlantedBug::UdIgnoresQkey,
+    PlantedBug::FlushesSharedReceives,
 ];
 
 /// True if a script fails with the bug, and not without it.

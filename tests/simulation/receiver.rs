@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use roxie::shared::HostMemory;
 use roxie::sim::{Host, HostQp};
 use roxie::verbs::{Access, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode};
 
@@ -10,11 +11,22 @@ use crate::generate::Rng;
 use crate::law::Law;
 use crate::oracle::{Layout, assert_bytes, bytes, pattern};
 use crate::script::{Channel, Op, Service, Way};
+use crate::srq::Shared;
 
 /// Receives carry this bit in their id, sends do not.
 pub const RECEIVE: u64 = 1 << 63;
 /// The network header in front of a datagram.
 pub const HEADER: u32 = 40;
+
+/// Where the bytes of a receive that completed are.
+struct Place {
+    memory: HostMemory,
+    offset: u64,
+    /// Its number, if it is of the QP's own queue.
+    slot: Option<usize>,
+    /// Which of the queues that requests name it is of.
+    queue: usize,
+}
 
 /// One QP at which a way arrives.
 #[derive(Debug)]
@@ -31,20 +43,36 @@ pub struct Receiver {
     /// The next slot to be posted.
     next_slot: usize,
     posted: VecDeque<usize>,
-    /// Of a reliable connection: the operation that the next message is, and how many came in this life.
-    next_message: usize,
+    /// Shared receive queues that it takes from instead of its own.
+    pub srqs: Vec<Shared>,
+    /// The last receive that it took from each of them.
+    last: Vec<Option<u64>>,
+    /// Of a reliable connection: the operation that the next message is, for each queue that requests name, and how many
+    /// came in this life.
+    next_message: Vec<usize>,
     messages: usize,
     /// A receive has failed in this life.
     failed: bool,
+    /// Receives that were flushed in this life.
+    flushed: u32,
     /// How often each operation came.
     pub came: Vec<u32>,
 }
 
 impl Receiver {
-    pub fn new(spec: &Channel, way: Way, host: usize, ops: &[Op], hosts: &mut [Host]) -> Receiver {
+    /// `srqs`: the shared receive queues on its host that it takes from.
+    pub fn new(
+        spec: &Channel,
+        way: Way,
+        host: usize,
+        ops: &[Op],
+        hosts: &mut [Host],
+        srqs: Vec<Shared>,
+    ) -> Receiver {
         // A connection's receives fit to the byte. Of the others nobody knows which message a receive gets; there is one
         // for each message and each of its copies.
         let capacity: Vec<u32> = match spec.service {
+            _ if !srqs.is_empty() => Vec::new(),
             Service::Rc => ops.iter().map(Op::received).collect(),
             _ => {
                 let header = if spec.service.is_datagram() { HEADER } else { 0 };
@@ -65,9 +93,12 @@ impl Receiver {
             rng: Rng::new(way.channel as u64 * 64 + host as u64 * 2 + u64::from(way.back)),
             next_slot: 0,
             posted: VecDeque::new(),
-            next_message: 0,
+            last: vec![None; srqs.len()],
+            next_message: vec![0; srqs.len().max(1)],
+            srqs,
             messages: 0,
             failed: false,
+            flushed: 0,
             came: vec![0; ops.len()],
         }
     }
@@ -76,10 +107,10 @@ impl Receiver {
     pub fn begin_life(&mut self, first: usize, ops: &[Op]) {
         self.posted.clear();
         self.messages = 0;
-        self.failed = false;
-        if self.service == Service::Rc {
+        (self.failed, self.flushed) = (false, 0);
+        if self.service.is_reliable() {
             self.next_slot = next_receiving(ops, first);
-            self.next_message = first;
+            self.next_message.fill(first);
         }
     }
 
@@ -117,22 +148,37 @@ impl Receiver {
     }
 
     /// The receive that a completion is for.
-    fn take(&mut self, wc: &Wc, what: &str) -> usize {
+    fn take(&mut self, wc: &Wc, queue: usize, what: &str) -> Place {
+        if let Some(srq) = self.srqs.get(queue) {
+            let (number, memory, offset) = srq.borrow_mut().take(wc, what);
+            let last = self.last[queue].replace(number);
+            assert!(last.is_none_or(|last| last < number), "{what}: receive {number} comes after {last:?}");
+            return Place { memory, offset, slot: None, queue };
+        }
         let Some(slot) = self.posted.pop_front() else { panic!("{what}: a completion too many") };
         assert!(wc.wr_id == RECEIVE | slot as u64, "{what}: receive {slot} is due");
-        slot
+        let (memory, offset) = (self.inbox.memory.clone(), self.layout.offsets[slot]);
+        Place { memory, offset, slot: Some(slot), queue }
     }
 
     /// A receive failed. `fatal`: the QP is known to be in the error state.
-    pub fn failed(&mut self, wc: &Wc, fatal: bool, law: &Law) {
+    pub fn failed(&mut self, wc: &Wc, queue: usize, fatal: bool, law: &Law) {
         let what = format!("{}: {wc:?}", self.way);
-        self.take(wc, &what);
+        self.take(wc, queue, &what);
         let explained = match wc.status {
             WcStatus::WrFlush => fatal || self.failed,
             status => !self.failed && law.receive_may_fail(self.way, status),
         };
+        self.flushed += u32::from(wc.status == WcStatus::WrFlush);
         self.failed = true;
         assert!(explained, "{what}: nothing explains this failure");
+        let shares = !self.srqs.is_empty();
+        assert!(!shares || self.flushed <= 1, "{what}: more is flushed than what was under way");
+    }
+
+    /// True if a message for one of its queues comes in `queue`.
+    fn is_for(&self, op: &Op, queue: usize) -> bool {
+        self.srqs.len() < 2 || op.queue % self.srqs.len() == queue
     }
 }
 
@@ -142,13 +188,13 @@ fn next_receiving(ops: &[Op], at: usize) -> usize {
 }
 
 impl Flow {
-    /// A receive of receiver `r` completed with a message.
-    pub fn received(&mut self, r: usize, wc: &Wc, law: &Law, checks: &Checks) {
+    /// A receive of receiver `r` completed with a message; `queue`: of which of the shared receive queues, if of one.
+    pub fn received(&mut self, r: usize, wc: &Wc, queue: usize, law: &Law, checks: &Checks) {
         let what = format!("{}: {wc:?}", self.way);
-        let slot = self.receivers[r].take(wc, &what);
+        let place = self.receivers[r].take(wc, queue, &what);
         let i = match self.service {
-            Service::Rc => self.next_in_order(r, wc, slot, &what),
-            _ => self.find_message(r, wc, slot, law, checks, &what),
+            Service::Rc | Service::Xrc => self.next_in_order(r, wc, &place, &what),
+            _ => self.find_message(r, wc, &place, law, checks, &what),
         };
         let receiver = &mut self.receivers[r];
         receiver.came[i] += 1;
@@ -160,11 +206,16 @@ impl Flow {
     }
 
     /// The message of a reliable connection that is due.
-    fn next_in_order(&mut self, r: usize, wc: &Wc, slot: usize, what: &str) -> usize {
+    fn next_in_order(&mut self, r: usize, wc: &Wc, place: &Place, what: &str) -> usize {
         let receiver = &self.receivers[r];
-        let i = next_receiving(&self.ops, receiver.next_message);
+        let from = receiver.next_message[place.queue];
+        let is_next = |i: &usize| {
+            let op = &self.ops[*i];
+            op.opcode.consumes_receive() && receiver.is_for(op, place.queue)
+        };
+        let i = (from..self.ops.len()).find(is_next).unwrap_or(self.ops.len());
         assert!(i < self.ops.len() && self.was_posted(i), "{what}: nothing was sent that could have come");
-        assert!(i == slot, "{what}: message {i} comes in the receive for {slot}");
+        assert!(place.slot.is_none_or(|slot| i == slot), "{what}: message {i} comes in another's receive");
         let op = &self.ops[i];
         let opcode = if op.opcode == WrOpcode::WriteImm { WcOpcode::RecvWriteImm } else { WcOpcode::Recv };
         assert!(wc.opcode == opcode, "{what}: {i} arrives as {:?}", wc.opcode);
@@ -173,10 +224,9 @@ impl Flow {
         assert!(has_imm == op.has_imm(), "{what}: {i}: immediate data: {has_imm}");
         assert!(!has_imm || wc.imm == op.imm, "{what}: {i}: immediate {:#x}", wc.imm);
         if opcode == WcOpcode::Recv {
-            let memory = &receiver.inbox.memory;
-            assert_bytes(memory, receiver.layout.offsets[slot], &self.pattern(i), what);
+            assert_bytes(&place.memory, place.offset, &self.pattern(i), what);
         }
-        self.receivers[r].next_message = i + 1;
+        self.receivers[r].next_message[place.queue] = i + 1;
         i
     }
 
@@ -185,7 +235,7 @@ impl Flow {
         &mut self,
         r: usize,
         wc: &Wc,
-        slot: usize,
+        place: &Place,
         law: &Law,
         checks: &Checks,
         what: &str,
@@ -193,7 +243,7 @@ impl Flow {
         let receiver = &self.receivers[r];
         let write = wc.opcode == WcOpcode::RecvWriteImm;
         let length = if write { 0 } else { wc.byte_len as usize };
-        let mut content = bytes(&receiver.inbox.memory, receiver.layout.offsets[slot], length);
+        let mut content = bytes(&place.memory, place.offset, length);
         let mut payload = wc.byte_len;
         if self.service.is_datagram() {
             assert!(wc.flags.contains(WcFlags::GRH) && checks.senders.contains(&wc.src_qp), "{what}");
@@ -212,11 +262,11 @@ impl Flow {
                 && op.has_imm().then_some(op.imm) == imm
                 && (write || content == pattern(self.number(), *i, op.length as usize))
         };
-        let from = if law.keeps_order { receiver.next_message } else { 0 };
+        let from = if law.keeps_order { receiver.next_message[0] } else { 0 };
         let found = (from..self.ops.len()).filter(is_it).min_by_key(|i| receiver.came[*i]);
         let i = found.unwrap_or_else(|| panic!("{what}: no such message from number {from} on"));
         assert!(receiver.came[i] < law.most_copies, "{what}: message {i} comes once too often");
-        self.receivers[r].next_message = i + 1;
+        self.receivers[r].next_message[0] = i + 1;
         i
     }
 

@@ -14,6 +14,7 @@ pub struct Script {
     /// Decides what no line says: which bits flip, when an application dawdles, which PSNs a second life begins with.
     pub seed: u64,
     pub hosts: Hosts,
+    pub srqs: Vec<Srq>,
     pub channels: Vec<Channel>,
     pub weather: Vec<Rule>,
     /// In the order of time.
@@ -60,12 +61,50 @@ pub enum Service {
     Ud,
     /// Datagrams to a group.
     Group,
+    /// From an initiator to a target, into shared receive queues that each request names.
+    Xrc,
 }
 
 impl Service {
     pub fn is_datagram(self) -> bool {
         matches!(self, Service::Ud | Service::Group)
     }
+
+    /// Everything is acknowledged.
+    pub fn is_reliable(self) -> bool {
+        matches!(self, Service::Rc | Service::Xrc)
+    }
+
+    /// Only end a sends.
+    pub fn is_one_way(self) -> bool {
+        matches!(self, Service::Group | Service::Xrc)
+    }
+}
+
+/// A shared receive queue: one of the kind stands on each host where a QP takes from it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Srq {
+    /// Of an XRC domain, and named by requests.
+    pub extended: bool,
+    /// Receives that it holds at first.
+    pub size: u32,
+    /// Receives that wait in it at most.
+    pub ahead: u32,
+    /// Nothing is posted in one of so many turns.
+    pub dawdles: u64,
+}
+
+impl Default for Srq {
+    fn default() -> Srq {
+        Srq { extended: false, size: 16, ahead: 8, dawdles: 0 }
+    }
+}
+
+/// A shared receive queue on a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SrqPlace {
+    pub srq: usize,
+    pub host: usize,
 }
 
 /// QPs that talk to one another: two ends of a connection, or a sender of datagrams and its receivers.
@@ -94,6 +133,8 @@ pub struct Channel {
     pub sig_all: bool,
     /// Ends other than a come to RTR and RTS so much later.
     pub slow: Nanos,
+    /// Where its ends take receives from; empty: each from a queue of its own. More than one only where requests name them.
+    pub srqs: Vec<usize>,
 }
 
 impl Default for Channel {
@@ -114,6 +155,7 @@ impl Default for Channel {
             cq: 512,
             sig_all: false,
             slow: Nanos::ZERO,
+            srqs: Vec::new(),
         }
     }
 }
@@ -184,6 +226,8 @@ pub struct Op {
     pub odd: bool,
     /// It names the peer's memory by the key that was granted last, if one is in force.
     pub granted: bool,
+    /// Which of the channel's shared receive queues it is for, where requests name them.
+    pub queue: usize,
 }
 
 impl Op {
@@ -199,6 +243,7 @@ impl Op {
             imm: 0,
             odd: false,
             granted: false,
+            queue: 0,
         }
     }
 
@@ -269,6 +314,12 @@ pub enum Action {
     Revoke(Way),
     /// The receiver of a way destroys the window that grants access.
     FreeWindow(Way),
+    /// A shared receive queue is to tell when fewer than this many receives are left.
+    Arm(SrqPlace, u32),
+    /// A shared receive queue goes on in a ring of this size, if what waits in it fits.
+    ResizeSrq(SrqPlace, u32),
+    /// A shared receive queue is removed, if no QP was made for it. The next connection makes it anew.
+    DestroySrq(SrqPlace),
     /// Both ends of a channel begin again, with the QPs that there are or with new ones.
     Connect {
         channel: usize,
@@ -290,6 +341,16 @@ impl Script {
             Action::Post(of, op) if *of == way => Some((timed.at, op)),
             _ => None,
         })
+    }
+
+    /// Hosts on which a shared receive queue stands: all at which something arrives that takes from it.
+    pub fn hosts_of(&self, srq: usize) -> Vec<usize> {
+        let users = self.channels.iter().filter(|channel| channel.srqs.contains(&srq));
+        let receivers = |channel: &Channel| channel.ends[usize::from(channel.service.is_one_way())..].to_vec();
+        let mut hosts: Vec<usize> = users.flat_map(receivers).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        hosts
     }
 
     /// True if some action is like this.

@@ -6,7 +6,7 @@
 use roxie::time::Nanos;
 use roxie::verbs::Mtu;
 
-use crate::script::{Action, Channel, Hosts, Op, Rule, Script, Service, Timed, Way};
+use crate::script::{Action, Channel, Hosts, Op, Rule, Script, Service, Srq, Timed, Way};
 
 /// A script that fails, and what it takes to know that.
 pub struct Shrinker<'a> {
@@ -43,6 +43,7 @@ impl<'a> Shrinker<'a> {
         loop {
             let before = script.to_string().len();
             self.without_channels(&mut script);
+            self.without_srqs(&mut script);
             self.without(&mut script, |s| &mut s.weather);
             self.without(&mut script, |s| &mut s.actions);
             self.without_lives(&mut script);
@@ -79,6 +80,26 @@ impl<'a> Shrinker<'a> {
             number -= 1;
             let smaller = without_channel(script, number);
             self.attempt(script, smaller);
+        }
+    }
+
+    /// Takes shared receive queues out, with those who take from them or leaving each its own.
+    fn without_srqs(&mut self, script: &mut Script) {
+        let mut number = script.srqs.len();
+        while number > 0 {
+            number -= 1;
+            let smaller = without_srq(script, number);
+            self.attempt(script, smaller);
+        }
+        let usual = Srq::default();
+        let plain: [fn(&mut Srq, &Srq); 3] =
+            [|s, u| s.size = u.size, |s, u| s.ahead = u.ahead, |s, u| s.dawdles = u.dawdles];
+        for number in 0..script.srqs.len() {
+            for make in plain {
+                let mut smaller = script.clone();
+                make(&mut smaller.srqs[number], &usual);
+                self.attempt(script, smaller);
+            }
         }
     }
 
@@ -140,7 +161,7 @@ impl<'a> Shrinker<'a> {
             |op| (op.fence, op.solicited, op.granted) = (false, false, false),
             |op| op.inline = false,
             |op| op.unsignaled = false,
-            |op| (op.imm, op.odd) = (0, false),
+            |op| (op.imm, op.odd, op.queue) = (0, false, 0),
         ];
         for at in 0..script.actions.len() {
             let mut smaller = script.clone();
@@ -225,6 +246,34 @@ fn renumber(script: &mut Script, way: Way, gone: i32) {
     }
 }
 
+/// The script without a shared receive queue; those behind it move up. Who must name one takes the next of its kind.
+fn without_srq(script: &Script, number: usize) -> Script {
+    let mut smaller = script.clone();
+    let gone = smaller.srqs.remove(number);
+    let moved = |srq: usize| if srq > number { srq - 1 } else { srq };
+    let other = smaller.srqs.iter().position(|srq| srq.extended == gone.extended);
+    for channel in &mut smaller.channels {
+        channel.srqs.retain(|srq| *srq != number);
+        channel.srqs.iter_mut().for_each(|srq| *srq = moved(*srq));
+        if channel.service == Service::Xrc && channel.srqs.is_empty() {
+            channel.srqs.extend(other);
+        }
+    }
+    // An initiator without a queue to name becomes a plain connection.
+    for channel in smaller.channels.iter_mut().filter(|c| c.service == Service::Xrc && c.srqs.is_empty()) {
+        channel.service = Service::Rc;
+    }
+    smaller.actions.retain_mut(|timed| match &mut timed.action {
+        Action::Arm(place, _) | Action::ResizeSrq(place, _) | Action::DestroySrq(place) => {
+            let stays = place.srq != number;
+            place.srq = moved(place.srq);
+            stays
+        }
+        _ => true,
+    });
+    smaller
+}
+
 /// The script without a channel and what belongs to it; those behind it move up.
 fn without_channel(script: &Script, number: usize) -> Script {
     let mut smaller = script.clone();
@@ -260,6 +309,9 @@ fn without_channel(script: &Script, number: usize) -> Script {
         | Action::Readdress(_)
         | Action::PortDown(_)
         | Action::PortUp(_)
+        | Action::Arm(..)
+        | Action::ResizeSrq(..)
+        | Action::DestroySrq(_)
         | Action::Jump(_) => true,
     });
     smaller

@@ -4,30 +4,43 @@
 //! # Words for people.
 //! seed 7
 //! hosts 3 link=1500 window=8
-//! q1 rc h1 h2 psn=16777214,5 depth=4
+//! s1 basic size=4 ahead=2        a shared receive queue, on each host where something takes from it
+//! s2 xrc
+//! q1 rc h1 h2 psn=16777214,5 depth=4 srq=s1
 //! q2 group h3 h1 h2
+//! q3 xrc h1 h2 srq=s2            each request names one of its queues: queue=1 the second
 //! weather h2 lose 100            of ten thousand frames to h2
 //! lose q1> WRITE_LAST +2         that frame, when it goes for the first time
 //! delay q1< ACKNOWLEDGE +2 3ms
 //! at 10us q1> write 600 fence    from end a; < is back to it
 //! at 20us reset q1.b
+//! at 20us arm s1 h2 3
 //! expect 1 rc Write              so often in the end
 //! ```
+//!
+//! [`crate::parse`] reads it.
 
 use std::fmt;
 
 use roxie::time::Nanos;
-use roxie::verbs::{Mtu, WrOpcode};
-use roxie::wire::Opcode;
+use roxie::verbs::WrOpcode;
 
 use crate::script::{
-    Action, Channel, FrameName, Grant, Hosts, Op, Part, Place, Rule, Script, Service, Timed, Trouble, Way,
+    Action, Channel, FrameName, Grant, Hosts, Op, Part, Place, Rule, Script, Service, Srq, SrqPlace, Timed,
+    Trouble, Way,
 };
 
-const SERVICES: [(&str, Service); 4] =
-    [("rc", Service::Rc), ("uc", Service::Uc), ("ud", Service::Ud), ("group", Service::Group)];
+pub const SERVICES: [(&str, Service); 5] = [
+    ("rc", Service::Rc),
+    ("uc", Service::Uc),
+    ("ud", Service::Ud),
+    ("group", Service::Group),
+    ("xrc", Service::Xrc),
+];
 
-const OPCODES: [(&str, WrOpcode); 10] = [
+pub const KINDS: [(&str, bool); 2] = [("basic", false), ("xrc", true)];
+
+pub const OPCODES: [(&str, WrOpcode); 10] = [
     ("write", WrOpcode::Write),
     ("write_imm", WrOpcode::WriteImm),
     ("send", WrOpcode::Send),
@@ -40,20 +53,14 @@ const OPCODES: [(&str, WrOpcode); 10] = [
     ("atomic_write", WrOpcode::AtomicWrite),
 ];
 
-const PARTS: [(&str, Part); 4] =
+pub const PARTS: [(&str, Part); 4] =
     [("source", Part::Source), ("landing", Part::Landing), ("target", Part::Target), ("inbox", Part::Inbox)];
 
-const GRANTS: [(&str, Grant); 3] =
+pub const GRANTS: [(&str, Grant); 3] =
     [("window1", Grant::WindowOne), ("window2", Grant::WindowTwo), ("fast_region", Grant::FastRegion)];
 
 fn word<T: PartialEq + Copy>(table: &[(&'static str, T)], value: T) -> &'static str {
     table.iter().find(|(_, v)| *v == value).expect("every value has its word").0
-}
-
-fn meaning<T: Copy>(table: &[(&'static str, T)], word: &str) -> Result<T, String> {
-    let found = table.iter().find(|(w, _)| *w == word).map(|(_, v)| *v);
-    let words = || table.iter().map(|(w, _)| *w).collect::<Vec<_>>().join(", ");
-    found.ok_or_else(|| format!("`{word}` is none of {}", words()))
 }
 
 /// A time without loss.
@@ -107,6 +114,31 @@ impl fmt::Display for Hosts {
     }
 }
 
+impl fmt::Display for Srq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let usual = Srq::default();
+        write!(f, "{}", word(&KINDS, self.extended))?;
+        let numbers = [
+            ("size", self.size.into(), usual.size.into()),
+            ("ahead", self.ahead.into(), usual.ahead.into()),
+            ("dawdles", self.dawdles, usual.dawdles),
+        ];
+        write_numbers(f, &numbers)
+    }
+}
+
+impl fmt::Display for SrqPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "s{} h{}", self.srq + 1, self.host + 1)
+    }
+}
+
+/// Numbers that are not as usual: name, value, usual value.
+fn write_numbers(f: &mut fmt::Formatter<'_>, numbers: &[(&str, u64, u64)]) -> fmt::Result {
+    let unusual = numbers.iter().filter(|(_, value, usual)| value != usual);
+    unusual.into_iter().try_for_each(|(name, value, _)| write!(f, " {name}={value}"))
+}
+
 impl fmt::Display for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let usual = Channel::default();
@@ -129,10 +161,10 @@ impl fmt::Display for Channel {
             ("rnr_timer", self.rnr_timer.into(), usual.rnr_timer.into()),
             ("cq", self.cq.into(), usual.cq.into()),
         ];
-        for (name, value, usual) in numbers {
-            if value != usual {
-                write!(f, " {name}={value}")?;
-            }
+        write_numbers(f, &numbers)?;
+        if !self.srqs.is_empty() {
+            let names: Vec<String> = self.srqs.iter().map(|srq| format!("s{}", srq + 1)).collect();
+            write!(f, " srq={}", names.join(","))?;
         }
         if self.slow > Nanos::ZERO {
             write!(f, " slow={}", Time(self.slow))?;
@@ -149,6 +181,9 @@ impl fmt::Display for Op {
         }
         if self.imm != 0 {
             write!(f, " imm={}", self.imm)?;
+        }
+        if self.queue != 0 {
+            write!(f, " queue={}", self.queue)?;
         }
         let flags = [
             (self.inline, "inline"),
@@ -216,6 +251,9 @@ impl fmt::Display for Action {
             Action::Grant(way, grant) => write!(f, "grant {way} {}", word(&GRANTS, *grant)),
             Action::Revoke(way) => write!(f, "revoke {way}"),
             Action::FreeWindow(way) => write!(f, "free_window {way}"),
+            Action::Arm(place, limit) => write!(f, "arm {place} {limit}"),
+            Action::ResizeSrq(place, size) => write!(f, "resize_srq {place} {size}"),
+            Action::DestroySrq(place) => write!(f, "destroy_srq {place}"),
             Action::Connect { channel, anew } => {
                 write!(f, "connect q{}> {}", channel + 1, if *anew { "anew" } else { "again" })
             }
@@ -227,6 +265,9 @@ impl fmt::Display for Script {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "seed {}", self.seed)?;
         writeln!(f, "{}", self.hosts)?;
+        for (i, srq) in self.srqs.iter().enumerate() {
+            writeln!(f, "s{} {srq}", i + 1)?;
+        }
         for (i, channel) in self.channels.iter().enumerate() {
             writeln!(f, "q{} {channel}", i + 1)?;
         }
@@ -238,279 +279,6 @@ impl fmt::Display for Script {
         }
         for (name, count) in &self.expected {
             writeln!(f, "expect {count} {name}")?;
-        }
-        Ok(())
-    }
-}
-
-/// The words of a line, one by one.
-struct Words<'a> {
-    words: std::iter::Peekable<std::str::SplitWhitespace<'a>>,
-}
-
-type Parsed<T> = Result<T, String>;
-
-impl<'a> Words<'a> {
-    fn next(&mut self, what: &str) -> Parsed<&'a str> {
-        self.words.next().ok_or_else(|| format!("the line ends where {what} should stand"))
-    }
-
-    fn number<T: std::str::FromStr>(&mut self, what: &str) -> Parsed<T> {
-        number(self.next(what)?, what)
-    }
-
-    fn host(&mut self) -> Parsed<usize> {
-        host(self.next("a host")?)
-    }
-
-    fn time(&mut self) -> Parsed<Nanos> {
-        time(self.next("a time")?)
-    }
-
-    fn way(&mut self) -> Parsed<Way> {
-        way(self.next("a way like q1> or q1<")?)
-    }
-
-    fn place(&mut self) -> Parsed<Place> {
-        let text = self.next("an end like q1.a")?;
-        let wrong = || format!("`{text}` is no end of a channel: q1.a is");
-        let (channel, end) = text.split_once('.').ok_or_else(wrong)?;
-        let end = end.bytes().next().and_then(|b| b.checked_sub(b'a')).ok_or_else(wrong)?;
-        Ok(Place { channel: numbered(channel, 'q')?, end: end.into() })
-    }
-}
-
-fn number<T: std::str::FromStr>(text: &str, what: &str) -> Parsed<T> {
-    text.parse().map_err(|_| format!("`{text}` is no number for {what}"))
-}
-
-/// The index behind `h1` or `q1`.
-fn numbered(text: &str, letter: char) -> Parsed<usize> {
-    let digits = text.strip_prefix(letter).and_then(|digits| digits.parse::<usize>().ok());
-    digits.and_then(|n| n.checked_sub(1)).ok_or_else(|| format!("`{text}` is not like {letter}1"))
-}
-
-fn host(text: &str) -> Parsed<usize> {
-    numbered(text, 'h')
-}
-
-fn way(text: &str) -> Parsed<Way> {
-    let back = text.ends_with('<');
-    let channel =
-        text.strip_suffix(['<', '>']).ok_or_else(|| format!("`{text}` is no way: q1> and q1< are"))?;
-    Ok(Way { channel: numbered(channel, 'q')?, back })
-}
-
-fn time(text: &str) -> Parsed<Nanos> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let scale = match &text[digits..] {
-        "ns" => 1,
-        "us" => 1_000,
-        "ms" => 1_000_000,
-        _ => return Err(format!("`{text}` is no time: 5ns, 5us and 5ms are")),
-    };
-    Ok(Nanos(number::<u64>(&text[..digits], "a time")? * scale))
-}
-
-fn trouble(text: &str) -> Parsed<Trouble> {
-    match text.split_once('=') {
-        Some(("delay", late)) => Ok(Trouble::Delay(time(late)?)),
-        None if text == "lose" => Ok(Trouble::Lose),
-        None if text == "double" => Ok(Trouble::Double),
-        None if text == "harm" => Ok(Trouble::Harm),
-        _ => Err(format!("`{text}` is none of lose, double, harm, delay=5us")),
-    }
-}
-
-fn parse_hosts(words: &mut Words<'_>) -> Parsed<Hosts> {
-    let mut hosts = Hosts { count: words.number("how many hosts")?, ..Hosts::default() };
-    for word in words.words.by_ref() {
-        match word.split_once('=') {
-            Some(("link", n)) => hosts.link_mtu = number(n, "link")?,
-            Some(("split", n)) => hosts.split = Some(number(n, "split")?),
-            Some(("window", n)) => hosts.window = number(n, "window")?,
-            Some(("coalesce", n)) => hosts.ack_coalesce = number(n, "coalesce")?,
-            Some(("slots", n)) => hosts.slots = number(n, "slots")?,
-            None if word == "ipv6" => hosts.ipv6 = true,
-            _ => return Err(format!("`{word}` is nothing that hosts have")),
-        }
-    }
-    Ok(hosts)
-}
-
-fn parse_channel(words: &mut Words<'_>) -> Parsed<Channel> {
-    let service = meaning(&SERVICES, words.next("a service")?)?;
-    let mut channel = Channel { service, ends: Vec::new(), ..Channel::default() };
-    while let Some(word) = words.words.next_if(|word| word.starts_with('h')) {
-        channel.ends.push(host(word)?);
-    }
-    for word in words.words.by_ref() {
-        let (name, value) = word.split_once('=').unwrap_or((word, ""));
-        match name {
-            "psn" => {
-                let (a, b) = value.split_once(',').ok_or("psn=0,0 names the first of a and of b")?;
-                channel.psns = [number(a, "psn")?, number(b, "psn")?];
-            }
-            "mtu" => {
-                let bytes = number(value, "mtu")?;
-                channel.mtu = Mtu::from_bytes(bytes).ok_or_else(|| format!("{bytes} is no path MTU"))?;
-            }
-            "rd" => channel.rd_atomic = number(value, name)?,
-            "depth" => channel.depth = number(value, name)?,
-            "ahead" => channel.ahead = number(value, name)?,
-            "dawdles" => channel.dawdles = number(value, name)?,
-            "timeout" => channel.timeout = number(value, name)?,
-            "retries" => channel.retries = number(value, name)?,
-            "rnr_retries" => channel.rnr_retries = number(value, name)?,
-            "rnr_timer" => channel.rnr_timer = number(value, name)?,
-            "cq" => channel.cq = number(value, name)?,
-            "sig_all" => channel.sig_all = true,
-            "slow" => channel.slow = time(value)?,
-            _ => return Err(format!("`{word}` is nothing that a channel has")),
-        }
-    }
-    Ok(channel)
-}
-
-fn parse_op(opcode: WrOpcode, words: &mut Words<'_>) -> Parsed<Op> {
-    let mut op = Op::new(opcode, words.number("a length")?);
-    for word in words.words.by_ref() {
-        match word.split_once('=') {
-            Some(("pieces", n)) => op.pieces = number(n, "pieces")?,
-            Some(("imm", n)) => op.imm = number(n, "imm")?,
-            None if word == "inline" => op.inline = true,
-            None if word == "unsignaled" => op.unsignaled = true,
-            None if word == "fence" => op.fence = true,
-            None if word == "solicited" => op.solicited = true,
-            None if word == "odd" => op.odd = true,
-            None if word == "granted" => op.granted = true,
-            _ => return Err(format!("`{word}` is nothing that a work request has")),
-        }
-    }
-    Ok(op)
-}
-
-fn parse_frame(words: &mut Words<'_>) -> Parsed<FrameName> {
-    let (way, to) = (words.way()?, words.host()?);
-    let name = words.next("an opcode")?;
-    let row = Opcode::all().find(|row| row.name == name);
-    let opcode = row.ok_or_else(|| format!("`{name}` is no opcode: RC_SEND_ONLY is"))?.opcode;
-    let psn = words.number("a PSN")?;
-    let mut frame = FrameName { way, to, opcode, psn, earlier: 0, life: 0 };
-    for word in words.words.by_ref() {
-        match word.split_once('=') {
-            Some(("earlier", n)) => frame.earlier = number(n, "earlier")?,
-            Some(("life", n)) => frame.life = number(n, "life")?,
-            _ => return Err(format!("`{word}` is nothing that a frame has")),
-        }
-    }
-    Ok(frame)
-}
-
-fn parse_action(words: &mut Words<'_>) -> Parsed<Action> {
-    let name = words.next("an action")?;
-    if name.starts_with('q') {
-        let way = way(name)?;
-        let opcode = meaning(&OPCODES, words.next("an operation")?)?;
-        return Ok(Action::Post(way, parse_op(opcode, words)?));
-    }
-    Ok(match name {
-        "restart" => Action::Restart(words.host()?),
-        "link_mtu" => Action::LinkMtu(words.host()?, words.number("an MTU")?),
-        "move" => Action::Move(words.host()?, words.time()?),
-        "readdress" => Action::Readdress(words.host()?),
-        "down" => Action::PortDown(words.host()?),
-        "up" => Action::PortUp(words.host()?),
-        "jump" => Action::Jump(words.time()?),
-        "reset" => Action::Reset(words.place()?),
-        "destroy" => Action::Destroy(words.place()?),
-        "error" => Action::Error(words.place()?),
-        "drain" => Action::Drain(words.place()?),
-        "resume" => Action::Resume(words.place()?),
-        "sleep" => Action::Sleep(words.place()?, words.time()?),
-        "deregister" => Action::Deregister(words.way()?, meaning(&PARTS, words.next("a region")?)?),
-        "destroy_handle" => Action::DestroyHandle(words.way()?.channel),
-        "grant" => Action::Grant(words.way()?, meaning(&GRANTS, words.next("a kind of grant")?)?),
-        "revoke" => Action::Revoke(words.way()?),
-        "free_window" => Action::FreeWindow(words.way()?),
-        "connect" => Action::Connect {
-            channel: words.way()?.channel,
-            anew: meaning(&[("anew", true), ("again", false)], words.next("anew or again")?)?,
-        },
-        _ => return Err(format!("`{name}` is no action")),
-    })
-}
-
-impl Script {
-    /// Reads the text form.
-    ///
-    /// # Errors
-    /// Names the line and what would be right.
-    pub fn parse(text: &str) -> Result<Script, String> {
-        let mut script = Script {
-            seed: 0,
-            hosts: Hosts::default(),
-            channels: Vec::new(),
-            weather: Vec::new(),
-            actions: Vec::new(),
-            expected: Vec::new(),
-        };
-        for (i, line) in text.lines().enumerate() {
-            let line = line.split('#').next().unwrap_or("").trim();
-            if !line.is_empty() {
-                let read = script.read_line(line).map_err(|why| format!("line {}: {why}", i + 1));
-                read?;
-            }
-        }
-        script.actions.sort_by_key(|timed| timed.at);
-        script.check()?;
-        Ok(script)
-    }
-
-    fn read_line(&mut self, line: &str) -> Parsed<()> {
-        let mut words = Words { words: line.split_whitespace().peekable() };
-        match words.next("a word")? {
-            "seed" => self.seed = words.number("the seed")?,
-            "hosts" => self.hosts = parse_hosts(&mut words)?,
-            "weather" => {
-                let to = words.host()?;
-                let trouble = trouble(words.next("a trouble")?)?;
-                self.weather.push(Rule::Rate { to, trouble, of_10_000: words.number("a rate")? });
-            }
-            "at" => {
-                let at = words.time()?;
-                self.actions.push(Timed { at, action: parse_action(&mut words)? });
-            }
-            "expect" => {
-                let count = words.number("how often")?;
-                let name: Vec<&str> = words.words.by_ref().collect();
-                self.expected.push((name.join(" "), count));
-            }
-            name if name.starts_with('q') => {
-                let number = numbered(name, 'q')?;
-                if number != self.channels.len() {
-                    return Err(format!("q{} comes next", self.channels.len() + 1));
-                }
-                self.channels.push(parse_channel(&mut words)?);
-            }
-            name => {
-                let trouble = trouble(name)?;
-                self.weather.push(Rule::Strike { frame: parse_frame(&mut words)?, trouble });
-            }
-        }
-        words.words.next().map_or(Ok(()), |word| Err(format!("nothing may follow at `{word}`")))
-    }
-
-    /// Every name means something.
-    fn check(&self) -> Parsed<()> {
-        for (i, channel) in self.channels.iter().enumerate() {
-            let ends = if channel.service == Service::Group { 2..=8 } else { 2..=2 };
-            if !ends.contains(&channel.ends.len()) {
-                return Err(format!("q{} has {} ends", i + 1, channel.ends.len()));
-            }
-            if let Some(host) = channel.ends.iter().find(|host| **host >= self.hosts.count) {
-                return Err(format!("q{}: there is no h{}", i + 1, host + 1));
-            }
         }
         Ok(())
     }

@@ -14,8 +14,10 @@ use roxie::time::Nanos;
 use roxie::verbs::{AsyncEvent, EventKind, Mtu, QpAttr, QpState};
 
 use crate::flow::Patch;
-use crate::link::{Link, state};
+use crate::life::state;
+use crate::link::Link;
 use crate::script::{Action, FrameName, Part, Place, Script, Trouble, Way};
+use crate::srq::{self, Shared};
 use crate::stations::Stations;
 use crate::weather::{Forecast, Records, hash};
 
@@ -44,6 +46,7 @@ pub struct World<'a> {
     pub stations: Stations,
     pub records: Records,
     pub links: Vec<Link>,
+    pub srqs: Vec<Shared>,
     pub outcome: Outcome,
     /// What NICs that are gone had counted, by host.
     pub past: Vec<BTreeMap<&'static str, u64>>,
@@ -81,6 +84,7 @@ impl<'a> World<'a> {
             stations: Stations::new(&script.hosts),
             records,
             links: Vec::new(),
+            srqs: Vec::new(),
             outcome: Outcome::default(),
             past: vec![BTreeMap::new(); script.hosts.count],
             next_action: 0,
@@ -91,8 +95,10 @@ impl<'a> World<'a> {
             let host = world.host(number, None);
             world.net.hosts.push(host);
         }
-        world.links =
-            (0..script.channels.len()).map(|c| Link::new(script, c, &mut world.net.hosts)).collect();
+        world.srqs = srq::all(script, &mut world.net.hosts);
+        let World { net, srqs, .. } = &mut world;
+        let link = |channel| Link::new(script, channel, &mut net.hosts, srqs);
+        world.links = (0..script.channels.len()).map(link).collect();
         world
     }
 
@@ -175,7 +181,7 @@ impl<'a> World<'a> {
     /// A turn of all applications. True: one dawdles.
     fn applications(&mut self) -> bool {
         self.take_events();
-        let mut dawdles = false;
+        let mut dawdles = self.post_shared();
         for link in &mut self.links {
             link.look(self.net.now, &self.net.hosts, false);
             dawdles |= link.post(self.net.now, &self.net.hosts);
@@ -183,12 +189,12 @@ impl<'a> World<'a> {
         dawdles
     }
 
-    fn take_events(&mut self) {
+    pub fn take_events(&mut self) {
         for number in 0..self.net.hosts.len() {
             while let Some(event) = self.net.hosts[number].event() {
                 self.outcome.add(event_name(event), 1);
                 let ports = matches!(event, AsyncEvent::Port(_));
-                let known = ports || self.links.iter_mut().any(|link| link.take_event(number, event));
+                let known = ports || self.take_shared_event(number, event) || self.links.iter_mut().any(|link| link.take_event(number, event));
                 assert!(known, "host {}: {event:?} is about nothing that is there", number + 1);
             }
         }
@@ -267,6 +273,9 @@ impl<'a> World<'a> {
             Action::Grant(way, grant) => self.grant(way, grant),
             Action::Revoke(way) => self.revoke(way),
             Action::FreeWindow(way) => self.free_window(way),
+            Action::Arm(place, limit) => self.arm(place, limit),
+            Action::ResizeSrq(place, size) => self.resize_srq(place, size),
+            Action::DestroySrq(place) => self.destroy_srq(place),
             Action::Connect { channel, anew } if channel < self.links.len() => self.connect(channel, anew),
             _ => {}
         }
@@ -284,6 +293,9 @@ impl<'a> World<'a> {
         for link in self.links.iter_mut().filter(|link| link.uses(number)) {
             link.forget(self.net.now, &mut self.net.hosts, number);
         }
+        self.srqs.iter().map(|srq| srq.borrow_mut()).filter(|srq| srq.place.host == number).for_each(|mut srq| {
+            srq.forget();
+        });
         for (name, value) in self.net.hosts[number].worker.counters() {
             *self.past[number].entry(name).or_default() += value;
         }
@@ -342,6 +354,12 @@ impl<'a> World<'a> {
         let sender = usize::from(way.back);
         let local = matches!(part, Part::Source | Part::Landing);
         let host = link.ends[if local { sender } else { 1 - sender }].host;
+        if part == Part::Inbox && !flow.receivers[0].srqs.is_empty() {
+            for srq in &flow.receivers[0].srqs {
+                srq.borrow_mut().deregister_inbox(net.now, &mut net.hosts[host]);
+            }
+            return;
+        }
         let patch: &mut Patch = flow.patch_mut(part);
         if std::mem::take(&mut patch.open) {
             let command = Command::ReleaseMemory(patch.region.index);
@@ -382,6 +400,8 @@ fn event_name(event: AsyncEvent) -> &'static str {
         EventKind::QpRequestError => "event QpRequestError",
         EventKind::QpAccessError => "event QpAccessError",
         EventKind::SqDrained => "event SqDrained",
+        EventKind::LastWqeReached => "event LastWqeReached",
+        EventKind::SrqLimitReached => "event SrqLimitReached",
         EventKind::PortActive | EventKind::PortError | EventKind::GidChange => "event of the port",
         _ => "event other",
     }
@@ -411,6 +431,9 @@ fn action_name(action: &Action) -> &'static str {
         Action::Grant(..) => "grant",
         Action::Revoke(_) => "revoke",
         Action::FreeWindow(_) => "free_window",
+        Action::Arm(..) => "arm",
+        Action::ResizeSrq(..) => "resize_srq",
+        Action::DestroySrq(_) => "destroy_srq",
         Action::Connect { anew: true, .. } => "connect anew",
         Action::Connect { anew: false, .. } => "connect again",
     }

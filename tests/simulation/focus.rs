@@ -1,0 +1,152 @@
+//! What is seldom reached unless one aims at it: scripts that do the same again and again, in bad weather.
+
+use roxie::time::Nanos;
+use roxie::verbs::WrOpcode;
+
+use crate::generate::Swarm;
+use crate::script::{Action, Channel, Grant, Op, Part, Place, Rule, Service, SrqPlace, Timed, Trouble, Way};
+use crate::srq::LARGEST;
+
+/// What is seldom reached unless one aims at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Focus {
+    /// Send queues drain while answers and requests arrive.
+    Drained,
+    /// Ends come late, and old packets meet new lives.
+    Reborn,
+    /// Send queues fail while receives live on.
+    SendQueueFailed,
+    /// Keys are granted and invalidated.
+    Granted,
+    /// Shared receive queues change, and QPs that take from them end.
+    Shared,
+}
+
+impl Focus {
+    pub const ALL: [Focus; 9] = [
+        Focus::Drained,
+        Focus::Drained,
+        Focus::Reborn,
+        Focus::Reborn,
+        Focus::Reborn,
+        Focus::SendQueueFailed,
+        Focus::Granted,
+        Focus::Shared,
+        Focus::Shared,
+    ];
+}
+
+impl Swarm {
+    /// Bad weather on the first channels, and again and again what the focus is on.
+    pub fn focus(
+        &mut self,
+        focus: Focus,
+        channels: &mut [Channel],
+        weather: &mut Vec<Rule>,
+        actions: &mut Vec<Timed>,
+    ) {
+        for (number, spec) in channels.iter_mut().enumerate().take(2) {
+            spec.ends.iter().for_each(|host| self.storm(*host, weather));
+            if focus == Focus::Reborn {
+                spec.slow = Nanos(1_000 * self.rng.pick(&[20, 200, 1_000]));
+            }
+            let mut at = 0;
+            for _ in 0..4 + self.rng.below(8) {
+                at += 1_000 * self.rng.pick(&[1, 2, 4, 10, 60, 500, 2_000]);
+                self.aim(focus, at, number, spec, actions);
+            }
+            // Work for each of its lives.
+            for timed in actions.iter_mut() {
+                if matches!(timed.action, Action::Post(way, _) if way.channel == number) {
+                    timed.at = Nanos(self.rng.below(at) / 1_000 * 1_000);
+                    let answers = matches!(focus, Focus::Drained | Focus::Reborn);
+                    if answers && spec.service.is_reliable() && self.rng.one_in(3) {
+                        let long = spec.mtu.bytes() as u32 * (2 + self.rng.below(5) as u32);
+                        let reads = [(WrOpcode::Read, long), (WrOpcode::Read, long), (WrOpcode::Read, 8)];
+                        let (opcode, length) =
+                            self.rng.pick(&[reads[0], reads[1], reads[2], (WrOpcode::FetchAdd, 8)]);
+                        let back = spec.service == Service::Rc && self.rng.one_in(2);
+                        let way = Way { channel: number, back };
+                        timed.action = Action::Post(way, Op::new(opcode, length));
+                    }
+                }
+            }
+            if self.rng.one_in(3) {
+                (spec.ahead, spec.dawdles) = (1, 3);
+            }
+            let last = Nanos(at + 5_000_000);
+            let ends = 0..spec.ends.len();
+            let resume = |end| Timed { at: last, action: Action::Resume(Place { channel: number, end }) };
+            actions.extend(ends.map(resume));
+        }
+    }
+
+    fn storm(&mut self, to: usize, weather: &mut Vec<Rule>) {
+        let late = Trouble::Delay(Nanos(1_000 * (1 + self.rng.below(400))));
+        let overtaken = Trouble::Delay(Nanos(1_000 * (1 + self.rng.below(5))));
+        for trouble in [Trouble::Lose, Trouble::Double, overtaken, late] {
+            weather.push(Rule::Rate { to, trouble, of_10_000: self.rng.pick(&[500, 1_000]) });
+        }
+    }
+
+    fn aim(&mut self, focus: Focus, at: u64, channel: usize, spec: &Channel, actions: &mut Vec<Timed>) {
+        let rng = &mut self.rng;
+        let place = Place { channel, end: rng.below(spec.ends.len() as u64) as usize };
+        let way = Way { channel, back: !spec.service.is_one_way() && rng.one_in(2) };
+        let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });
+        match focus {
+            Focus::Drained => {
+                act(at, Action::Drain(place));
+                act(at + 1_000 * rng.pick(&[5, 300, 2_000]), Action::Resume(place));
+            }
+            Focus::Reborn => {
+                act(at, Action::Reset(place));
+                let again = Action::Connect { channel, anew: rng.one_in(5) };
+                let later = at + 1_000 * rng.pick(&[1, 5, 300]);
+                act(later, again);
+                if rng.one_in(2) {
+                    act(later + spec.slow.0 + 1_000 * rng.pick(&[1, 20]), Action::Drain(place));
+                }
+            }
+            Focus::SendQueueFailed => {
+                if spec.service.is_datagram() && rng.one_in(2) {
+                    act(at, Action::DestroyHandle(channel));
+                } else {
+                    act(at, Action::Deregister(way, Part::Source));
+                }
+                let later = at + 1_000 * rng.pick(&[200, 2_000]);
+                act(later, Action::Connect { channel, anew: false });
+            }
+            Focus::Granted => {
+                let kind = rng.pick(&[Grant::WindowTwo, Grant::FastRegion]);
+                act(at, Action::Grant(way, kind));
+                for later in [1, 3, 9] {
+                    let length = rng.pick(&[0, 8, 700]);
+                    let op = Op { granted: true, ..Op::new(WrOpcode::SendInvalidate, length) };
+                    act(at + later * 10_000, Action::Post(way, op));
+                    act(at + later * 10_000 + 2_000, Action::Grant(way, kind));
+                }
+            }
+            Focus::Shared => self.aim_at_shared(at, place, spec, actions),
+        }
+    }
+
+    fn aim_at_shared(&mut self, at: u64, place: Place, spec: &Channel, actions: &mut Vec<Timed>) {
+        let rng = &mut self.rng;
+        let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });
+        let host = spec.ends[place.end];
+        for srq in &spec.srqs {
+            let srq = SrqPlace { srq: *srq, host };
+            act(at, Action::Arm(srq, 1 + rng.below(8) as u32));
+            act(at + 1_000, Action::ResizeSrq(srq, 1 + rng.below(u64::from(LARGEST)) as u32));
+            if rng.one_in(6) {
+                act(at + 2_000, Action::DestroySrq(srq));
+            }
+        }
+        let later = at + 1_000 * rng.pick(&[3, 20, 200]);
+        act(later, rng.pick(&[Action::Error, Action::Reset, Action::Destroy])(place));
+        if rng.one_in(2) {
+            act(later + 50_000, Action::Connect { channel: place.channel, anew: rng.one_in(2) });
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! How a channel comes to be connected, and how it ends: objects made and removed, states, paths.
+
+use roxie::nic::{Command, ReceiveSource};
+use roxie::sim::Host;
+use roxie::time::Nanos;
+use roxie::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpInit, QpState, QpType};
+use roxie::wire::Qpn;
+use roxie::wire::net::multicast_mac;
+
+use crate::flow::{Flow, Patch, QKEY, Standing, caps};
+use crate::link::Link;
+use crate::script::{Service, Way};
+use crate::stations::Stations;
+use crate::weather::{Records, hash};
+
+impl Link {
+    /// First PSNs: the script's, and later ones far from all before.
+    fn psns(&self) -> [Psn; 2] {
+        if self.life == 0 {
+            return self.spec.psns.map(Psn::new);
+        }
+        let far = u32::try_from(hash(&[self.seed, self.number as u64, 7]) % 0x4_0000).expect("below 2^18");
+        let jump = self.life * 0x14_0000 + far;
+        // Ahead of what old packets carry, or behind it.
+        let back = hash(&[self.seed, self.number as u64, 8]).is_multiple_of(2);
+        self.spec.psns.map(|psn| if back { Psn::new(psn) - jump } else { Psn::new(psn) + jump })
+    }
+
+    /// Ends the life of all ends, and begins another. `anew`: with new QPs.
+    pub fn connect(
+        &mut self,
+        now: Nanos,
+        hosts: &mut [Host],
+        stations: &Stations,
+        records: &Records,
+        anew: bool,
+    ) {
+        self.look(now, hosts, true);
+        self.flows.iter().for_each(Flow::check_promises);
+        for end in 0..self.ends.len() {
+            for srq in self.srqs_of(end) {
+                srq.borrow_mut().ensure(&mut hosts[self.ends[end].host]);
+            }
+            if anew || !self.ends[end].can_be_reset() {
+                self.destroy(now, hosts, end);
+                self.create(hosts, end);
+            } else {
+                self.set(now, hosts, end, &state(QpState::Reset));
+                self.look_at(hosts, end);
+                self.note_leak(end);
+            }
+            let end = &mut self.ends[end];
+            (end.standing, end.usable) = (Standing::default(), false);
+            (end.fatal_events, end.last_receives, end.drains) = (0, 0, [0; 2]);
+        }
+        self.release_grants(now, hosts);
+        self.reopen(now, hosts);
+        self.flows.iter_mut().for_each(Flow::begin_life);
+        let smallest = self.ends.iter().map(|end| stations.largest_mtu(end.host)).min().flatten();
+        let Some(mtu) = smallest.map(|mtu| mtu.min(self.spec.mtu)) else { return };
+        let psns = self.psns();
+        for end in 0..self.ends.len() {
+            self.bring_up(now, hosts, stations, end, mtu, psns);
+            let way = Way { channel: self.number, back: end > 0 };
+            let first = if end == 0 { psns } else { [psns[1], psns[0]] };
+            let qp = self.ends[end].qp.as_ref().expect("created above");
+            records.learn(self.ends[end].host, qp.handle.qpn, way, first, self.life);
+        }
+        self.life += 1;
+        self.senders.extend(self.ends.iter().filter_map(|end| end.qp.as_ref()).map(|qp| qp.handle.qpn));
+        if self.spec.service.is_datagram() {
+            self.address(now, hosts, stations);
+        }
+    }
+
+    fn release_grants(&mut self, now: Nanos, hosts: &mut [Host]) {
+        for flow in &mut self.flows {
+            let receiver = &self.ends[usize::from(!flow.way.back)];
+            flow.release_grants(now, &mut hosts[receiver.host], false);
+        }
+    }
+
+    /// Everything that the channel has is removed.
+    pub fn take_down(&mut self, now: Nanos, hosts: &mut [Host]) {
+        for end in 0..self.ends.len() {
+            self.destroy(now, hosts, end);
+        }
+        self.release_grants(now, hosts);
+        self.for_each_patch(|patch, host| {
+            if std::mem::take(&mut patch.open) {
+                let command = Command::DeregisterMemory(patch.region.index);
+                hosts[host].call(now, command).expect("a region that is there");
+            }
+        });
+        self.destroy_handles(now, hosts);
+    }
+
+    /// Each region of the channel, with its host.
+    fn for_each_patch(&mut self, mut f: impl FnMut(&mut Patch, usize)) {
+        for flow in &mut self.flows {
+            let (from, to) = if flow.way.back { (1, 0) } else { (0, 1) };
+            f(&mut flow.source, self.ends[from].host);
+            f(&mut flow.landing, self.ends[from].host);
+            f(&mut flow.target, self.ends[to].host);
+            for (i, receiver) in flow.receivers.iter_mut().enumerate() {
+                f(&mut receiver.inbox, self.ends[if flow.way.back { 0 } else { i + 1 }].host);
+            }
+        }
+    }
+
+    /// Regions and handles that went away are made again.
+    fn reopen(&mut self, now: Nanos, hosts: &mut [Host]) {
+        self.for_each_patch(|patch, host| patch.reopen(&mut hosts[host]));
+        self.destroy_handles(now, hosts);
+    }
+
+    fn destroy_handles(&mut self, now: Nanos, hosts: &mut [Host]) {
+        for flow in &mut self.flows {
+            if let Some(handle) = flow.handle.take() {
+                let sender = usize::from(flow.way.back);
+                // It may be gone already: the script or a restart took it.
+                let _ = hosts[self.ends[sender].host].call(now, Command::DestroyAh(handle));
+            }
+        }
+    }
+
+    fn create(&mut self, hosts: &mut [Host], end: usize) {
+        let qp_type = match self.spec.service {
+            Service::Rc => QpType::Rc,
+            Service::Uc => QpType::Uc,
+            Service::Ud | Service::Group => QpType::Ud,
+            Service::Xrc => QpType::XrcSend,
+        };
+        let init = QpInit { qp_type, caps: caps(&self.spec), sq_sig_all: self.spec.sig_all };
+        let host = &mut hosts[self.ends[end].host];
+        let srq = self.srqs_of(end).first().map(|srq| srq.borrow());
+        let qp = match (self.spec.service, srq) {
+            (Service::Xrc, None) => host.create_qp_from(init, ReceiveSource::None, self.spec.cq),
+            (Service::Xrc, Some(srq)) => {
+                host.create_xrc_target_qp(srq.domain().expect("open while a queue is there"))
+            }
+            (_, None) => host.create_qp_as(init, self.spec.cq),
+            (_, Some(srq)) => {
+                let shared = ReceiveSource::Shared(srq.index().expect("made before the QP"));
+                host.create_qp_from(init, shared, self.spec.cq)
+            }
+        };
+        let end = &mut self.ends[end];
+        end.qp = Some(qp);
+        (end.overflowed, end.overflow_events) = (false, 0);
+    }
+
+    /// Destroys the QP and the completion queue of an end.
+    pub fn destroy(&mut self, now: Nanos, hosts: &mut [Host], end: usize) {
+        let host = self.ends[end].host;
+        if let Some(qp) = &self.ends[end].qp {
+            let command = Command::DestroyQp(qp.handle.index);
+            hosts[host].call(now, command).expect("a QP that is there");
+            // What completed before is there to be seen.
+            self.look_at(hosts, end);
+        }
+        if let Some(qp) = self.ends[end].qp.take() {
+            let command = Command::DestroyCq(qp.cq_index);
+            hosts[host].call(now, command).expect("a completion queue without users");
+        }
+        self.abandon(end);
+    }
+
+    /// A QP that ends may take a shared receive along.
+    fn note_leak(&self, end: usize) {
+        self.srqs_of(end).iter().for_each(|srq| srq.borrow_mut().note_leak());
+    }
+
+    /// What the QP of an end had under way is nobody's any more, and its peer is alone.
+    pub fn abandon(&mut self, end: usize) {
+        self.note_leak(end);
+        self.ends[end].usable = false;
+        self.ends[end].late.clear();
+        if let Some(flow) = self.way_from(end) {
+            self.flows[flow].abandon();
+        }
+        if let Some((flow, receiver)) = self.way_to(end) {
+            self.flows[flow].receivers[receiver].abandon();
+        }
+        self.desert(end);
+    }
+
+    /// The others learn that this end is gone or has failed, which explains their failures.
+    pub fn desert(&mut self, end: usize) {
+        for (i, other) in self.ends.iter_mut().enumerate() {
+            other.standing.peer_gone |= i != end;
+        }
+    }
+
+    /// A NIC has forgotten everything: so must its applications.
+    pub fn forget(&mut self, now: Nanos, hosts: &mut [Host], host: usize) {
+        self.look(now, hosts, true);
+        for end in (0..self.ends.len()).filter(|end| self.ends[*end].host == host).collect::<Vec<_>>() {
+            self.ends[end].qp = None;
+            self.abandon(end);
+            for flow in &mut self.flows {
+                flow.handle.take_if(|_| end == usize::from(flow.way.back));
+                if usize::from(!flow.way.back) == end {
+                    flow.release_grants(now, &mut hosts[host], true);
+                }
+            }
+        }
+        self.for_each_patch(|patch, of| patch.open &= of != host);
+    }
+
+    fn set(&mut self, now: Nanos, hosts: &mut [Host], end: usize, attr: &QpAttr) {
+        let end = &self.ends[end];
+        let qp = end.qp.as_ref().expect("an end with a QP");
+        hosts[end.host].modify(now, qp, attr).expect("a legal transition");
+    }
+
+    /// Sets attributes of an end, if it has a QP in one of these states. True: it had.
+    pub fn modify(
+        &mut self,
+        now: Nanos,
+        hosts: &mut [Host],
+        end: usize,
+        from: &[QpState],
+        attr: &QpAttr,
+    ) -> bool {
+        let place = &self.ends[end];
+        let Some(qp) = &place.qp else { return false };
+        let host = &mut hosts[place.host];
+        // The pass that carries the command out may also be the one in which the QP fails.
+        from.contains(&host.query(now, qp).state) && host.modify(now, qp, attr).is_ok()
+    }
+
+    fn bring_up(
+        &mut self,
+        now: Nanos,
+        hosts: &mut [Host],
+        stations: &Stations,
+        end: usize,
+        mtu: Mtu,
+        psns: [Psn; 2],
+    ) {
+        let other = if end == 0 { 1 } else { 0 };
+        let peer = self.ends[other].qp.as_ref().map_or(Qpn::new(0), |qp| qp.handle.qpn);
+        let path = stations.path(self.ends[end].host, self.ends[other].host, self.ipv6);
+        let own = psns[usize::from(end > 0)];
+        let theirs = psns[usize::from(end == 0)];
+        let [init, rtr, rts] = self.attributes(end, path, mtu, peer, [own, theirs]);
+        self.set(now, hosts, end, &init);
+        let slow = if end > 0 { self.spec.slow } else { Nanos::ZERO };
+        self.ends[end].late = [(now + Nanos(slow.0 / 2), rtr), (now + slow, rts)].into();
+        self.ends[end].usable = true;
+        self.set_late(now, hosts);
+    }
+
+    /// Sets what is due by now.
+    pub fn set_late(&mut self, now: Nanos, hosts: &mut [Host]) {
+        for end in 0..self.ends.len() {
+            while let Some((at, attr)) = self.ends[end].late.front().copied()
+                && at <= now
+            {
+                self.ends[end].late.pop_front();
+                // An end that has failed meanwhile stays as it is.
+                let before = if attr.state == Some(QpState::Rtr) { QpState::Init } else { QpState::Rtr };
+                if self.modify(now, hosts, end, &[before], &attr) {
+                    continue;
+                }
+                // Its path MTU does not fit the link any more: it stays where it is.
+                if self.modify(now, hosts, end, &[before], &QpAttr::default()) {
+                    self.abandon(end);
+                }
+            }
+        }
+    }
+
+    /// When something is to be set next.
+    pub fn next_late(&self) -> Nanos {
+        let late = self.ends.iter().filter_map(|end| end.late.front());
+        late.map(|(at, _)| *at).min().unwrap_or(Nanos::MAX)
+    }
+
+    /// INIT, RTR, RTS.
+    fn attributes(
+        &self,
+        end: usize,
+        path: AddressVector,
+        mtu: Mtu,
+        peer: Qpn,
+        [own, theirs]: [Psn; 2],
+    ) -> [QpAttr; 3] {
+        let spec = &self.spec;
+        let init = QpAttr { pkey_index: Some(0), port: Some(1), ..state(QpState::Init) };
+        let rts = QpAttr { sq_psn: Some(own), ..state(QpState::Rts) };
+        if spec.service.is_datagram() {
+            return [QpAttr { qkey: Some(QKEY), ..init }, state(QpState::Rtr), rts];
+        }
+        let init = QpAttr { access: Some(Access::READ_WRITE | Access::FLUSH_GLOBAL), ..init };
+        let rtr = QpAttr {
+            av: Some(path),
+            path_mtu: Some(mtu),
+            dest_qpn: Some(peer),
+            rq_psn: Some(theirs),
+            ..state(QpState::Rtr)
+        };
+        if spec.service == Service::Uc {
+            return [init, rtr, rts];
+        }
+        let (asks, answers) = (self.way_from(end).is_some(), self.way_to(end).is_some());
+        let rtr = QpAttr {
+            max_dest_rd_atomic: answers.then_some(spec.rd_atomic),
+            min_rnr_timer: answers.then_some(spec.rnr_timer),
+            ..rtr
+        };
+        let rts = QpAttr {
+            timeout: Some(spec.timeout),
+            retry_cnt: asks.then_some(spec.retries),
+            rnr_retry: asks.then_some(spec.rnr_retries),
+            max_rd_atomic: asks.then_some(spec.rd_atomic),
+            ..rts
+        };
+        [init, rtr, rts]
+    }
+
+    /// Names the receivers of datagrams.
+    fn address(&mut self, now: Nanos, hosts: &mut [Host], stations: &Stations) {
+        for end in 0..self.flows.len() {
+            let (from, to) = (&self.ends[end], &self.ends[1 - end.min(1)]);
+            let mut path = stations.path(from.host, to.host, self.ipv6);
+            let mut remote = to.qp.as_ref().expect("created above").handle.qpn;
+            if let Some(group) = self.group {
+                path.dgid = group;
+                path.dmac = multicast_mac(group.to_ip()).expect("a group");
+                remote = Qpn::MULTICAST;
+                for end in &self.ends[1..] {
+                    let index = end.qp.as_ref().expect("created above").handle.index;
+                    let attach = Command::AttachMulticast(index, group);
+                    hosts[end.host].call(now, attach).expect("a datagram QP and a group");
+                }
+            }
+            self.flows[end].handle = Some(hosts[from.host].create_ah(&path));
+            self.flows[end].remote_qpn = remote;
+        }
+    }
+}
+
+/// Only the state.
+pub fn state(state: QpState) -> QpAttr {
+    QpAttr { state: Some(state), ..QpAttr::default() }
+}
