@@ -12,6 +12,7 @@ use super::Nic;
 use super::control::{Answer, ControlError};
 use crate::shared::CompletionRing;
 use crate::time::Nanos;
+use crate::transport::coverage::{Notice, Watch};
 use crate::verbs::{AsyncEvent, CqIndex, EventKind, QpIndex, Wc, WcStatus};
 
 pub(super) const CQ: &str = "completion queue";
@@ -42,12 +43,20 @@ impl Moderation {
     fn note(&mut self, now: Nanos, ring: &CompletionRing, wc: &Wc) -> bool {
         if self.held == 0 {
             if !ring.disarm_for(wc) {
+                Watch::notice(Notice::Unasked);
                 return false;
             }
             self.due = now + self.period;
         }
         self.held += 1;
-        let leaves = self.held >= self.count || wc.status != WcStatus::Success;
+        let failed = wc.status != WcStatus::Success;
+        let leaves = self.held >= self.count || failed;
+        Watch::notice(match (leaves, failed, self.held) {
+            (true, true, _) => Notice::ByFailure,
+            (true, false, _) => Notice::ByCount,
+            (false, _, 1) => Notice::HeldBack,
+            (false, ..) => Notice::Joined,
+        });
         if leaves {
             self.release();
         }
@@ -87,7 +96,11 @@ impl Nic {
                 }
             } else if entry.notify.is_some() {
                 let wakes = match &mut entry.moderation {
-                    None => entry.ring.disarm_for(&wc),
+                    None => {
+                        let wakes = entry.ring.disarm_for(&wc);
+                        Watch::notice(if wakes { Notice::AtOnce } else { Notice::Unasked });
+                        wakes
+                    }
                     Some(moderation) => {
                         let wakes = moderation.note(now, &entry.ring, &wc);
                         self.events_due = self.events_due.min(moderation.due);
@@ -110,6 +123,7 @@ impl Nic {
             let Some(moderation) = &mut entry.moderation else { continue };
             if moderation.due <= now {
                 moderation.release();
+                Watch::notice(Notice::ByTime);
                 entry.wake();
             } else {
                 self.events_due = self.events_due.min(moderation.due);
@@ -169,6 +183,7 @@ impl Nic {
         let entry = self.cq(cq).ok_or(ControlError::NotFound(CQ))?;
         // What was held back by the old rule leaves.
         if entry.moderation.as_ref().is_some_and(|moderation| moderation.held > 0) {
+            Watch::notice(Notice::ByCommand);
             entry.wake();
         }
         entry.moderation = (count > 1).then_some(Moderation { count, period, held: 0, due: Nanos::MAX });

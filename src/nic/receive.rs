@@ -160,6 +160,7 @@ impl Nic {
         let watch = Watch::arrival(qp, packet);
         let mut verdict = qp.handle_packet(&mut ctx, packet, received.index);
         watch.moved(qp, Mover::Packet);
+        Watch::judged(qp, packet, &verdict);
         if self.out.may_fault {
             verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);
         }

@@ -1,9 +1,11 @@
 //! One host in virtual time: a worker, and an application's side of its queues.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use nix::sys::eventfd::EventFd;
 
 use crate::engine::{Progress, Request, Worker};
 use crate::nic::{
@@ -158,6 +160,11 @@ impl Host {
         Host::run(&mut self.worker, &self.requests, now, command)
     }
 
+    /// The same when it was turned last.
+    pub fn call_now(&mut self, command: Command) -> Result<Answer, ControlError> {
+        self.call(self.now, command)
+    }
+
     /// The protection domain of all that it makes.
     pub fn pd(&self) -> PdId {
         self.pd
@@ -249,8 +256,20 @@ impl Host {
     /// # Panics
     /// If the NIC refuses.
     pub fn create_cq(&mut self, entries: u32) -> (CqIndex, CompletionRing) {
+        self.create_cq_with(entries, None)
+    }
+
+    /// Makes a completion queue whose events are counted in `notify`.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn create_cq_with(
+        &mut self,
+        entries: u32,
+        notify: Option<Arc<EventFd>>,
+    ) -> (CqIndex, CompletionRing) {
         let ring = CompletionRing::new(entries).expect("memory for a queue");
-        match self.call(self.now, Command::CreateCq { ring: ring.clone(), notify: None }) {
+        match self.call(self.now, Command::CreateCq { ring: ring.clone(), notify }) {
             Ok(Answer::Cq(index)) => (index, ring),
             other => panic!("a completion queue: {other:?}"),
         }
@@ -319,9 +338,12 @@ impl Host {
     ///
     /// # Panics
     /// If the NIC refuses.
-    pub fn create_xrc_target_qp(&mut self, xrcd: XrcdId) -> HostQp {
+    pub fn create_xrc_target_on(
+        &mut self,
+        xrcd: XrcdId,
+        (cq_index, cq): (CqIndex, CompletionRing),
+    ) -> HostQp {
         let handle = self.create_xrc_target(xrcd);
-        let (cq_index, cq) = self.create_cq(1);
         let sends = SendRing::new(1, 0, 0).expect("memory");
         HostQp { handle, cq, cq_index, sends, receives: None }
     }

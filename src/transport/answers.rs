@@ -1,9 +1,10 @@
 //! What the responder's replies look like as packets, and when they have left.
 
+use super::check::Check;
 use super::replies::Reply;
 use super::{Ctx, Gather, Origin, Qp, TxPlan, TxReason};
 use crate::verbs::{Access, AsyncEvent, EventKind};
-use crate::wire::{Aeth, Bth, Ext, NakCode, Opcode, Psn, Reth, Syndrome};
+use crate::wire::{Aeth, Bth, Ext, Opcode, Psn, Reth, Syndrome};
 
 /// Credits in an AETH that say nothing (IBTA 9.7.7.2).
 const NO_CREDITS: u8 = 31;
@@ -14,13 +15,16 @@ impl Qp {
         loop {
             let reply = self.responder.replies.front()?;
             let plan = match reply {
-                Reply::Ack { psn, msn } => {
-                    let credits = self.credits(ctx);
-                    Some(self.plan_ack(psn, msn, Syndrome::Ack { credits }))
+                Reply::Ack { psn, msn, again } => {
+                    let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
+                    let reason = if again { TxReason::AnswerAgain } else { TxReason::Answer };
+                    Some(self.plan_ack(psn, msn, syndrome, reason))
                 }
-                Reply::Nak { psn, msn, code } => Some(self.plan_ack(psn, msn, Syndrome::Nak(code))),
+                Reply::Nak { psn, msn, why } => {
+                    Some(self.plan_ack(psn, msn, Syndrome::Nak(why.nak()), TxReason::Nak(why)))
+                }
                 Reply::RnrNak { psn, msn, timer } => {
-                    Some(self.plan_ack(psn, msn, Syndrome::RnrNak { timer }))
+                    Some(self.plan_ack(psn, msn, Syndrome::RnrNak { timer }, TxReason::RnrNak))
                 }
                 Reply::Atomic(slot) => self.plan_atomic_response(ctx, slot),
                 Reply::Read(slot) => self.plan_read_response(ctx, slot),
@@ -43,7 +47,7 @@ impl Qp {
             return;
         }
         let psn = resource.first_psn + resource.next;
-        r.replies.push_front(Reply::Nak { psn, msn: r.msn, code: NakCode::RemoteAccess });
+        r.replies.push_front(Reply::Nak { psn, msn: r.msn, why: Check::Gone });
         ctx.counters.resp_remote_access_errors += 1;
         ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
         self.enter_error(ctx);
@@ -59,7 +63,7 @@ impl Qp {
         (0..31).rev().find(|code| crate::wire::credits(*code).is_some_and(|n| n <= available)).unwrap_or(0)
     }
 
-    fn plan_ack(&self, psn: Psn, msn: u32, syndrome: Syndrome) -> TxPlan {
+    fn plan_ack(&self, psn: Psn, msn: u32, syndrome: Syndrome, reason: TxReason) -> TxPlan {
         let bth = Bth { opcode: Opcode::RC_ACKNOWLEDGE, psn, ..self.bth() };
         let ext = Ext::Aeth(Aeth { syndrome: syndrome.into(), msn });
         TxPlan {
@@ -68,11 +72,7 @@ impl Qp {
             payload_len: 0,
             inline: None,
             way: None,
-            reason: match syndrome {
-                Syndrome::Nak(code) => TxReason::Nak(code),
-                Syndrome::RnrNak { .. } => TxReason::RnrNak,
-                Syndrome::Ack { .. } | Syndrome::Reserved(_) => TxReason::Answer,
-            },
+            reason,
             origin: Origin::Reply,
         }
     }

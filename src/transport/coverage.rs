@@ -1,9 +1,10 @@
-//! What a simulation has reached: which packet found a QP in which state and where in its sequence, and what the timers did.
+//! What a simulation has reached: which packet found a QP in which state and where in its sequence, where it found its receive,
+//! what the timers did, and what became of the events of completion queues.
 //!
 //! Recorded with the feature `planted-bugs`, for the thread that turns the NIC. Without it all of this is empty.
 
 use crate::verbs::QpState;
-use crate::wire::Opcode;
+use crate::wire::{Opcode, Service};
 
 /// Where a packet falls in the sequence of its QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,6 +87,89 @@ pub struct Arrival {
     pub place: Place,
 }
 
+/// Where receives are taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// The QP's own queue.
+    Own,
+    /// The shared queue that the QP was made for.
+    Shared,
+    /// The shared queue that the request names.
+    Named,
+}
+
+impl Source {
+    /// All of them.
+    pub const ALL: [Source; 3] = [Source::Own, Source::Shared, Source::Named];
+}
+
+/// What a message that takes a receive found there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Found {
+    /// A receive.
+    Receive,
+    /// No receive.
+    Nothing,
+    /// No such queue.
+    NoQueue,
+    /// A receive that cannot hold it.
+    Unfit,
+}
+
+impl Found {
+    /// All of them.
+    pub const ALL: [Found; 4] = [Found::Receive, Found::Nothing, Found::NoQueue, Found::Unfit];
+}
+
+/// A message that takes a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// The service of its QP.
+    pub service: Service,
+    /// Where its receive is to come from.
+    pub source: Source,
+    /// What it found.
+    pub found: Found,
+}
+
+/// What a completion, or the time, did to the event of a completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Notice {
+    /// Nobody asked for one.
+    Unasked,
+    /// It left at once.
+    AtOnce,
+    /// It is held back from now on.
+    HeldBack,
+    /// It stands for one completion more.
+    Joined,
+    /// It left: it stood for enough completions.
+    ByCount,
+    /// It left: a completion was a failure.
+    ByFailure,
+    /// It left: it had been held back long enough.
+    ByTime,
+    /// It left: the rule was changed.
+    ByCommand,
+}
+
+impl Notice {
+    /// All of them.
+    pub const ALL: [Notice; 8] = [
+        Notice::Unasked,
+        Notice::AtOnce,
+        Notice::HeldBack,
+        Notice::Joined,
+        Notice::ByCount,
+        Notice::ByFailure,
+        Notice::ByTime,
+        Notice::ByCommand,
+    ];
+}
+
+const SERVICES: usize = 8;
+const RECEIPTS: usize = SERVICES * 3 * 4;
+const NOTICES: usize = 8;
 const STATES: usize = 7;
 const PLACES: usize = 6;
 const OPCODES: usize = 256;
@@ -96,11 +180,18 @@ const MOVES: usize = 3 * 4 * 3 * 2;
 pub struct Coverage {
     arrivals: Vec<u64>,
     moves: Vec<u64>,
+    receipts: Vec<u64>,
+    notices: Vec<u64>,
 }
 
 impl Default for Coverage {
     fn default() -> Coverage {
-        Coverage { arrivals: vec![0; STATES * PLACES * OPCODES], moves: vec![0; MOVES] }
+        Coverage {
+            arrivals: vec![0; STATES * PLACES * OPCODES],
+            moves: vec![0; MOVES],
+            receipts: vec![0; RECEIPTS],
+            notices: vec![0; NOTICES],
+        }
     }
 }
 
@@ -112,6 +203,20 @@ impl Coverage {
 
     fn move_index(step: Move) -> usize {
         ((step.from as usize * 4 + step.by as usize) * 3 + step.to as usize) * 2 + usize::from(step.renewed)
+    }
+
+    fn receipt_index(receipt: Receipt) -> usize {
+        (receipt.service as usize % SERVICES * 3 + receipt.source as usize) * 4 + receipt.found as usize
+    }
+
+    /// How often a message found this where its receive was to come from.
+    pub fn receipts(&self, receipt: Receipt) -> u64 {
+        self.receipts[Coverage::receipt_index(receipt)]
+    }
+
+    /// How often this became of the event of a completion queue.
+    pub fn notices(&self, notice: Notice) -> u64 {
+        self.notices[notice as usize]
     }
 
     /// How often a packet was found so.
@@ -126,18 +231,25 @@ impl Coverage {
 
     /// Adds what was recorded elsewhere.
     pub fn merge(&mut self, other: &Coverage) {
-        let pairs = self.arrivals.iter_mut().zip(&other.arrivals);
-        pairs.chain(self.moves.iter_mut().zip(&other.moves)).for_each(|(to, from)| *to += from);
+        let all = [
+            (&mut self.arrivals, &other.arrivals),
+            (&mut self.moves, &other.moves),
+            (&mut self.receipts, &other.receipts),
+            (&mut self.notices, &other.notices),
+        ];
+        for (to, from) in all {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+        }
     }
 }
 
 #[cfg(feature = "planted-bugs")]
 mod record {
-    use super::{Arrival, Coverage, Move, Mover, Place, Timer};
+    use super::{Arrival, Coverage, Found, Move, Mover, Notice, Place, Receipt, Source, Timer};
     use crate::time::Nanos;
-    use crate::transport::Qp;
+    use crate::transport::{Check, Qp, Verdict};
     use crate::verbs::{QpState, QpType};
-    use crate::wire::Packet;
+    use crate::wire::{Operation, Packet, Position};
     use std::cell::RefCell;
 
     thread_local! {
@@ -175,10 +287,44 @@ mod record {
             Watch::timer(qp)
         }
 
+        /// The packet came to this.
+        pub(crate) fn judged(qp: &Qp, packet: &Packet, verdict: &Verdict) {
+            let Some(found) = found(packet, verdict) else { return };
+            let source = match (qp.qp_type, qp.shares_receives) {
+                (QpType::XrcRecv, _) => Source::Named,
+                (_, true) => Source::Shared,
+                (_, false) => Source::Own,
+            };
+            let receipt = Receipt { service: qp.service, source, found };
+            RECORD.with_borrow_mut(|record| record.receipts[Coverage::receipt_index(receipt)] += 1);
+        }
+
+        pub(crate) fn notice(notice: Notice) {
+            RECORD.with_borrow_mut(|record| record.notices[notice as usize] += 1);
+        }
+
         pub(crate) fn moved(self, qp: &Qp, by: Mover) {
             let Watch(to, deadline) = Watch::timer(qp);
             let step = Move { from: self.0, by, to, renewed: self.0 == to && self.1 != deadline };
             RECORD.with_borrow_mut(|record| record.moves[Coverage::move_index(step)] += 1);
+        }
+    }
+
+    /// What a packet that takes a receive found; `None`: it takes none, or did not come so far.
+    fn found(packet: &Packet, verdict: &Verdict) -> Option<Found> {
+        let takes = match (packet.info().operation, packet.info().position) {
+            (Operation::Send, Position::First | Position::Only) => true,
+            (Operation::Write, _) => packet.imm().is_some(),
+            _ => false,
+        };
+        match verdict {
+            _ if !takes => None,
+            Verdict::Executed => Some(Found::Receive),
+            Verdict::NotReady | Verdict::NoReceive => Some(Found::Nothing),
+            Verdict::Refused(Check::NoSuchQueue) => Some(Found::NoQueue),
+            Verdict::Refused(Check::ReceiveLength | Check::ReceiveProtection | Check::ReceiveNoPage)
+            | Verdict::ReceiveFailed(_) => Some(Found::Unfit),
+            _ => None,
         }
     }
 
@@ -215,8 +361,8 @@ mod record {
 
 #[cfg(not(feature = "planted-bugs"))]
 mod record {
-    use super::Mover;
-    use crate::transport::Qp;
+    use super::{Mover, Notice};
+    use crate::transport::{Qp, Verdict};
     use crate::wire::Packet;
 
     #[derive(Clone, Copy, Debug)]
@@ -232,6 +378,12 @@ mod record {
         pub(crate) fn arrival(_: &Qp, _: &Packet) -> Watch {
             Watch
         }
+
+        #[inline(always)]
+        pub(crate) fn judged(_: &Qp, _: &Packet, _: &Verdict) {}
+
+        #[inline(always)]
+        pub(crate) fn notice(_: Notice) {}
 
         #[inline(always)]
         pub(crate) fn moved(self, _: &Qp, _: Mover) {}

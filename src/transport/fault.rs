@@ -16,10 +16,11 @@
 //! ```
 
 use super::replies::Reply;
+use super::check::Check;
 use super::responder::{Refusal, is_last};
 use super::{Ctx, Qp, Verdict};
 use crate::verbs::{AsyncEvent, EventKind, QpState, RecvWr, SendFlags, SendWr, WcOpcode, WcStatus};
-use crate::wire::{NakCode, Operation, Packet, Psn};
+use crate::wire::{Operation, Packet, Psn};
 
 /// The state before a response completed its work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,8 +71,8 @@ impl Qp {
             r.msn = r.msn.wrapping_sub(1) & 0xff_ffff;
         }
         let refusal = match packet.info().operation {
-            Operation::Send => Refusal { nak: NakCode::RemoteOperational, receive: Some(WcStatus::LocProt) },
-            _ => Refusal { nak: NakCode::RemoteAccess, receive: Some(WcStatus::LocAccess) },
+            Operation::Send => Refusal { check: Check::ReceiveNoPage, receive: Some(WcStatus::LocProt) },
+            _ => Refusal { check: Check::NoPage, receive: Some(WcStatus::LocAccess) },
         };
         self.refuse(ctx, packet, refusal)
     }
@@ -126,7 +127,7 @@ impl Qp {
         if again {
             return;
         }
-        r.replies.push_front(Reply::Nak { psn, msn: r.msn, code: NakCode::RemoteAccess });
+        r.replies.push_front(Reply::Nak { psn, msn: r.msn, why: Check::NoPage });
         ctx.counters.resp_remote_access_errors += 1;
         ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
         self.enter_error(ctx);

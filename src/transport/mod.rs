@@ -24,6 +24,7 @@
 
 pub mod address;
 pub mod answers;
+pub mod check;
 pub mod completer;
 pub mod coverage;
 pub mod fault;
@@ -47,6 +48,7 @@ mod counters;
 mod planted;
 
 pub use address::AddressHandles;
+pub use check::Check;
 pub use counters::Counters;
 pub use memory::{MemoryTable, Refusal, RegionSpec, Span, User};
 pub use permutation::Permutation;

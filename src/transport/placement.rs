@@ -3,11 +3,12 @@
 //!
 //! ATOMIC WRITE and FLUSH count among the READs and atomics of a QP, and are answered by a READ response without bytes.
 
+use super::check::Check;
+use super::memory;
 use super::responder::{Executed, Refusal, payload_of};
 use super::{Ctx, DmaIn, Qp, Span};
-use crate::limits::MAX_MESSAGE;
 use crate::verbs::{Access, WcStatus};
-use crate::wire::{Feth, NakCode, Operation, Packet, Reth};
+use crate::wire::{Feth, Operation, Packet, Reth};
 
 /// FETH: the range of the RETH.
 const SELECT_RANGE: u8 = 0;
@@ -18,8 +19,8 @@ impl Qp {
     /// The invalidation that a SEND carries. A key that is not to be invalidated is an access error to the peer, and
     /// the receive completes as rdma_rxe's does (class J in `rxe_resp.c`; its peer gets an acknowledgement all the same).
     pub(super) fn invalidate(&mut self, ctx: &mut Ctx<'_>, key: u32) -> Result<(), Refusal> {
-        let refusal = Refusal { nak: NakCode::RemoteAccess, receive: Some(WcStatus::RemInvReq) };
-        ctx.memory.invalidate(self.user(), key, true).map_err(|_| refusal)
+        let refused = |why: memory::Refusal| Refusal { check: why.into(), receive: Some(WcStatus::RemInvReq) };
+        ctx.memory.invalidate(self.user(), key, true).map_err(refused)
     }
 
     /// The 8 bytes of an atomic or an ATOMIC WRITE: aligned as the peer counts, and in our memory.
@@ -29,12 +30,12 @@ impl Qp {
         va: u64,
         rkey: u32,
         access: Access,
-    ) -> Result<Span, NakCode> {
+    ) -> Result<Span, Check> {
         if !va.is_multiple_of(8) {
-            return Err(NakCode::InvalidRequest);
+            return Err(Check::Alignment);
         }
         let at = self.check_remote(ctx, va, rkey, 8, access)?;
-        if ctx.memory.misalignment(at) == 0 { Ok(at) } else { Err(NakCode::InvalidRequest) }
+        if ctx.memory.misalignment(at) == 0 { Ok(at) } else { Err(Check::Alignment) }
     }
 
     pub(super) fn execute_atomic_write(
@@ -43,13 +44,15 @@ impl Qp {
         packet: &Packet,
         frame: u16,
     ) -> Result<Executed, Refusal> {
-        let invalid = Refusal::from(NakCode::InvalidRequest);
-        let Some(reth) = packet.reth() else { return Err(invalid) };
-        if !self.attributes().access.contains(Access::REMOTE_WRITE) || reth.dma_len != 8 {
-            return Err(invalid);
+        let reth = packet.reth().ok_or(Check::Opcode)?;
+        if !self.attributes().access.contains(Access::REMOTE_WRITE) {
+            return Err(Check::NotEnabled.into());
+        }
+        if reth.dma_len != 8 {
+            return Err(Check::MessageLength.into());
         }
         let to = self.check_aligned(ctx, reth.va, reth.rkey, Access::REMOTE_WRITE)?;
-        self.enqueue_empty_answer(packet, Operation::AtomicWrite).ok_or(invalid)?;
+        self.enqueue_empty_answer(packet, Operation::AtomicWrite)?;
         let offset = payload_of(packet, frame).offset;
         ctx.out.push_dma(DmaIn::AtomicWrite { frame, offset, to });
         ctx.counters.rx_write_requests += 1;
@@ -57,12 +60,9 @@ impl Qp {
     }
 
     pub(super) fn execute_flush(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, Refusal> {
-        let invalid = Refusal::from(NakCode::InvalidRequest);
-        let (Some(reth), Some(feth)) = (packet.reth(), packet.feth()) else { return Err(invalid) };
-        let needed = flush_access(feth).ok_or(NakCode::InvalidRequest)?;
-        if !self.attributes().access.contains(needed) || reth.dma_len > MAX_MESSAGE {
-            return Err(invalid);
-        }
+        let (reth, feth) = packet.reth().zip(packet.feth()).ok_or(Check::Opcode)?;
+        let needed = flush_access(feth).ok_or(Check::Placement)?;
+        self.check_allowed(needed, &reth)?;
         let persistent = needed.contains(Access::FLUSH_PERSISTENT);
         let flush = match feth.selectivity() {
             SELECT_RANGE if reth.dma_len == 0 => None,
@@ -73,12 +73,12 @@ impl Qp {
             }
             SELECT_REGION => {
                 let whole = ctx.memory.check_whole(self.user(), reth.rkey, needed);
-                let (at, length) = whole.map_err(|_| NakCode::RemoteAccess)?;
+                let (at, length) = whole.map_err(Check::from)?;
                 Some(DmaIn::Flush { at, length, persistent })
             }
-            _ => return Err(invalid),
+            _ => return Err(Check::Placement.into()),
         };
-        self.enqueue_empty_answer(packet, Operation::Flush).ok_or(invalid)?;
+        self.enqueue_empty_answer(packet, Operation::Flush)?;
         if let Some(flush) = flush {
             ctx.out.push_dma(flush);
         }
@@ -86,8 +86,7 @@ impl Qp {
         Ok(Executed::Done)
     }
 
-    /// `None`: the peer has more outstanding than was agreed.
-    fn enqueue_empty_answer(&mut self, packet: &Packet, operation: Operation) -> Option<u8> {
+    fn enqueue_empty_answer(&mut self, packet: &Packet, operation: Operation) -> Result<u8, Check> {
         let nothing = Reth { va: 0, rkey: 0, dma_len: 0 };
         self.enqueue_resource(operation, packet.bth.psn, 1, nothing)
     }

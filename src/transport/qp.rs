@@ -1,6 +1,7 @@
 //! A queue pair: its state, its attributes, and who handles what.
 
 use super::address::template_of;
+use super::check::Check;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::{Ctx, Origin, Span, TxPlan, User, Verdict};
@@ -11,7 +12,7 @@ use crate::verbs::{
     Access, AddressVector, AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpAttr, QpCaps, QpIndex, QpInit,
     QpState, QpType, Sge, WcStatus,
 };
-use crate::wire::{Bth, Gid, NakCode, Packet, Psn, Qpn, Reth, Service, Template, entropy_port};
+use crate::wire::{Bth, Gid, Packet, Psn, Qpn, Reth, Service, Template, entropy_port};
 
 /// The default partition's key: full member.
 const PKEY: u16 = 0xffff;
@@ -484,10 +485,10 @@ impl Qp {
         ctx: &Ctx<'_>,
         reth: &Reth,
         access: Access,
-    ) -> Result<Span, NakCode> {
+    ) -> Result<Span, Check> {
         let user = User { pd, qp: self.index };
         let checked = ctx.memory.check_remote(user, reth.rkey, reth.va, reth.dma_len.into(), access);
-        checked.map_err(|_| NakCode::RemoteAccess)
+        checked.map_err(Check::from)
     }
 
     /// Checks a peer's key against the QP's own domain.
@@ -498,8 +499,8 @@ impl Qp {
         rkey: u32,
         length: u64,
         access: Access,
-    ) -> Result<Span, NakCode> {
-        ctx.memory.check_remote(self.user(), rkey, va, length, access).map_err(|_| NakCode::RemoteAccess)
+    ) -> Result<Span, Check> {
+        ctx.memory.check_remote(self.user(), rkey, va, length, access).map_err(Check::from)
     }
 }
 

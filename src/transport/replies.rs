@@ -5,7 +5,8 @@
 
 use std::collections::VecDeque;
 
-use crate::wire::{NakCode, Psn};
+use super::check::Check;
+use crate::wire::Psn;
 
 /// A reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub enum Reply {
         psn: Psn,
         /// Messages completed by then.
         msn: u32,
+        /// It answers nothing but duplicates.
+        again: bool,
     },
     /// Refuses `psn`, or asks for it.
     Nak {
@@ -23,8 +26,8 @@ pub enum Reply {
         psn: Psn,
         /// Messages completed by then.
         msn: u32,
-        /// Why.
-        code: NakCode,
+        /// Why, which gives the code.
+        why: Check,
     },
     /// Asks the peer to come again later.
     RnrNak {
@@ -89,8 +92,9 @@ impl Replies {
 
     /// Appends a reply; an acknowledgement directly behind another takes its place. False: full.
     pub fn push(&mut self, reply: Reply) -> bool {
-        if let (Reply::Ack { .. }, Some(last @ Reply::Ack { .. })) = (reply, self.queue.back_mut()) {
-            *last = reply;
+        if let (Reply::Ack { psn, msn, again }, Some(last @ Reply::Ack { .. })) = (reply, self.queue.back_mut()) {
+            let answers_anew = matches!(last, Reply::Ack { again: false, .. });
+            *last = Reply::Ack { psn, msn, again: again && !answers_anew };
             return true;
         }
         if self.queue.len() == self.bound {

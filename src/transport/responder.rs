@@ -3,6 +3,7 @@
 //! A request is looked at in the specification's order: its PSN (in turn, ahead, seen before), then its opcode against
 //! the message under way, then its length, then its rights. Only what passes all of them touches memory.
 
+use super::check::Check;
 use super::planted::PlantedBug;
 use super::replies::{Replies, Reply};
 use super::requester::packets_for;
@@ -50,14 +51,14 @@ pub(super) struct Resource {
 
 /// A request that cannot be executed.
 pub(super) struct Refusal {
-    pub(super) nak: NakCode,
+    pub(super) check: Check,
     /// How the receive that was taken for it completes; `None`: it is flushed.
     pub(super) receive: Option<WcStatus>,
 }
 
-impl From<NakCode> for Refusal {
-    fn from(nak: NakCode) -> Refusal {
-        Refusal { nak, receive: None }
+impl From<Check> for Refusal {
+    fn from(check: Check) -> Refusal {
+        Refusal { check, receive: None }
     }
 }
 
@@ -142,14 +143,15 @@ impl Responder {
     /// In the error state nothing leaves any more but a refusal that is on its way, and what stands before it: the
     /// peer is owed the answers to what it asked before.
     pub(super) fn keep_up_to_refusal(&mut self) {
-        let is_refusal = |r: &Reply| matches!(r, Reply::Nak { code, .. } if *code != NakCode::PsnSequence);
+        let is_refusal = |r: &Reply| matches!(r, Reply::Nak { why, .. } if *why != Check::Turn);
         self.replies.truncate_behind(is_refusal);
     }
 
-    fn acknowledge(&mut self) {
+    /// `again`: a duplicate, and nothing new.
+    fn acknowledge(&mut self, again: bool) {
         self.unacknowledged = 0;
         let psn = Psn::new(self.expected.value().wrapping_sub(1));
-        let ack = Reply::Ack { psn, msn: self.msn };
+        let ack = Reply::Ack { psn, msn: self.msn, again };
         if PlantedBug::AckBeforeReadResponse.is() {
             self.replies.push_front(ack);
         } else {
@@ -217,7 +219,7 @@ impl Qp {
             let (expected, nak) = (r.expected, !r.nak_sent);
             if nak {
                 r.nak_sent = true;
-                r.replies.push(Reply::Nak { psn: expected, msn: r.msn, code: NakCode::PsnSequence });
+                r.replies.push(Reply::Nak { psn: expected, msn: r.msn, why: Check::Turn });
             }
             return Verdict::OutOfSequence { expected, nak };
         }
@@ -258,12 +260,12 @@ impl Qp {
             Operation::CompareSwap | Operation::FetchAdd => self.execute_atomic(ctx, packet),
             Operation::AtomicWrite => self.execute_atomic_write(ctx, packet, frame),
             Operation::Flush => self.execute_flush(ctx, packet),
-            _ => Err(NakCode::InvalidRequest.into()),
+            _ => Err(Check::Opcode.into()),
         }
     }
 
     /// FIRST and ONLY start a message, MIDDLE and LAST go on with one of the same kind.
-    pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Refusal> {
+    pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Check> {
         let info = packet.info();
         let goes_on = matches!(info.position, Position::Middle | Position::Last);
         let fits = match self.responder.message {
@@ -271,14 +273,18 @@ impl Qp {
             Message::Send { .. } => goes_on && info.operation == Operation::Send,
             Message::Write { .. } => goes_on && info.operation == Operation::Write,
         };
-        if fits { Ok(()) } else { Err(NakCode::InvalidRequest.into()) }
+        match (fits, self.responder.message) {
+            (true, _) => Ok(()),
+            (false, Message::None) => Err(Check::NotBegun),
+            (false, _) => Err(Check::MidMessage),
+        }
     }
 
-    pub(super) fn check_length(&self, packet: &Packet) -> Result<(), Refusal> {
+    pub(super) fn check_length(&self, packet: &Packet) -> Result<(), Check> {
         let mtu = self.attributes().path_mtu.bytes();
         let length = packet.payload.len();
         if !(length + usize::from(packet.bth.pad)).is_multiple_of(4) {
-            return Err(NakCode::InvalidRequest.into());
+            return Err(Check::Padding);
         }
         let fits = match (packet.info().operation, packet.info().position) {
             (Operation::Send | Operation::Write, Position::First | Position::Middle) => length == mtu,
@@ -287,7 +293,7 @@ impl Qp {
             (Operation::AtomicWrite, _) => length == 8,
             _ => length == 0,
         };
-        if fits { Ok(()) } else { Err(NakCode::InvalidRequest.into()) }
+        if fits { Ok(()) } else { Err(Check::PacketLength) }
     }
 
     fn execute_send(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<Executed, Refusal> {
@@ -306,10 +312,10 @@ impl Qp {
         scatter::scatter(ctx.memory, r.receive_pd, sges, received, payload, ctx.out).map_err(|error| {
             match error {
                 ListError::TooShort => {
-                    Refusal { nak: NakCode::InvalidRequest, receive: Some(WcStatus::LocLen) }
+                    Refusal { check: Check::ReceiveLength, receive: Some(WcStatus::LocLen) }
                 }
                 ListError::Protection => {
-                    Refusal { nak: NakCode::RemoteOperational, receive: Some(WcStatus::LocProt) }
+                    Refusal { check: Check::ReceiveProtection, receive: Some(WcStatus::LocProt) }
                 }
             }
         })?;
@@ -333,14 +339,14 @@ impl Qp {
                 self.check_write_start(ctx, &reth)?;
                 (reth, 0)
             }
-            (_, None) => return Err(NakCode::InvalidRequest.into()),
+            (_, None) => return Err(Check::Opcode.into()),
         };
         let payload = payload_of(packet, frame);
         let after = received + u64::from(payload.length);
         let total = u64::from(reth.dma_len);
         let fits = if is_last(packet) { after == total } else { after < total };
         if !fits {
-            return Err(NakCode::InvalidRequest.into());
+            return Err(Check::MessageLength.into());
         }
         let with_imm = packet.imm().is_some();
         if with_imm {
@@ -353,7 +359,7 @@ impl Qp {
             let va = reth.va.wrapping_add(received);
             let to = self
                 .check_remote(ctx, va, reth.rkey, payload.length.into(), Access::REMOTE_WRITE)
-                .map_err(|nak| Refusal { nak, receive: Some(WcStatus::LocAccess) })?;
+                .map_err(|check| Refusal { check, receive: Some(WcStatus::LocAccess) })?;
             let FramePayload { frame, offset, length } = payload;
             ctx.out.push_dma(DmaIn::Scatter { frame, offset, length, to });
         }
@@ -369,9 +375,7 @@ impl Qp {
     }
 
     fn check_write_start(&self, ctx: &Ctx<'_>, reth: &Reth) -> Result<(), Refusal> {
-        if !self.attributes().access.contains(Access::REMOTE_WRITE) || reth.dma_len > MAX_MESSAGE {
-            return Err(NakCode::InvalidRequest.into());
-        }
+        self.check_allowed(Access::REMOTE_WRITE, reth)?;
         // An empty WRITE does not look at the key (IBTA 9.7.4.1.5).
         if reth.dma_len > 0 {
             self.check_remote(ctx, reth.va, reth.rkey, reth.dma_len.into(), Access::REMOTE_WRITE)?;
@@ -379,26 +383,30 @@ impl Qp {
         Ok(())
     }
 
-    fn execute_read(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, Refusal> {
-        let invalid = Refusal::from(NakCode::InvalidRequest);
-        let Some(reth) = packet.reth() else { return Err(invalid) };
-        if !self.attributes().access.contains(Access::REMOTE_READ) || reth.dma_len > MAX_MESSAGE {
-            return Err(invalid);
+    /// What the QP's peer may ask for at all.
+    pub(super) fn check_allowed(&self, needed: Access, reth: &Reth) -> Result<(), Check> {
+        if !self.attributes().access.contains(needed) {
+            return Err(Check::NotEnabled);
         }
+        if reth.dma_len > MAX_MESSAGE { Err(Check::TooLong) } else { Ok(()) }
+    }
+
+    fn execute_read(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, Refusal> {
+        let reth = packet.reth().ok_or(Check::Opcode)?;
+        self.check_allowed(Access::REMOTE_READ, &reth)?;
         if reth.dma_len > 0 {
             self.check_remote(ctx, reth.va, reth.rkey, reth.dma_len.into(), Access::REMOTE_READ)?;
         }
         let packets = packets_for(reth.dma_len.into(), self.attributes().path_mtu.bytes());
-        self.enqueue_resource(Operation::ReadRequest, packet.bth.psn, packets, reth).ok_or(invalid)?;
+        self.enqueue_resource(Operation::ReadRequest, packet.bth.psn, packets, reth)?;
         ctx.counters.rx_read_requests += 1;
         Ok(Executed::Done)
     }
 
     fn execute_atomic(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, Refusal> {
-        let invalid = Refusal::from(NakCode::InvalidRequest);
-        let Some(eth) = packet.atomic_eth() else { return Err(invalid) };
+        let eth = packet.atomic_eth().ok_or(Check::Opcode)?;
         if !self.attributes().access.contains(Access::REMOTE_ATOMIC) {
-            return Err(invalid);
+            return Err(Check::NotEnabled.into());
         }
         let at = self.check_aligned(ctx, eth.va, eth.rkey, Access::REMOTE_ATOMIC)?;
         let is_swap = packet.info().operation == Operation::CompareSwap;
@@ -409,20 +417,20 @@ impl Qp {
         };
         let reth = Reth { va: eth.va, rkey: eth.rkey, dma_len: 8 };
         let kind = Operation::AtomicAcknowledge;
-        let resource = self.enqueue_resource(kind, packet.bth.psn, 1, reth).ok_or(invalid)?;
+        let resource = self.enqueue_resource(kind, packet.bth.psn, 1, reth)?;
         ctx.out.push_dma(DmaIn::Atomic { qp: self.index, resource, at, operation });
         ctx.counters.rx_atomic_requests += 1;
         Ok(Executed::Done)
     }
 
-    /// Takes a responder resource and queues its reply. `None`: the peer has more outstanding than was agreed.
+    /// Takes a responder resource and queues its reply, unless the peer has more outstanding than was agreed.
     pub(super) fn enqueue_resource(
         &mut self,
         operation: Operation,
         psn: Psn,
         packets: u32,
         reth: Reth,
-    ) -> Option<u8> {
+    ) -> Result<u8, Check> {
         let pd = self.pd;
         let r = &mut self.responder;
         let msn = (r.msn + 1) & 0xff_ffff;
@@ -437,10 +445,11 @@ impl Qp {
             result: 0,
             queued: true,
             again: false,
-        })?;
+        });
+        let resource = resource.ok_or(Check::Resources)?;
         r.replies.push(reply_for(operation, resource));
         r.message_done();
-        Some(resource)
+        Ok(resource)
     }
 
     /// The request was executed: the next one is due; acknowledge if asked to, or now and then.
@@ -462,7 +471,7 @@ impl Qp {
         r.expected = r.expected.next();
         r.unacknowledged += 1;
         if packet.bth.ack_req || r.unacknowledged >= ctx.limits.ack_coalesce {
-            r.acknowledge();
+            r.acknowledge(false);
         }
     }
 
@@ -472,7 +481,7 @@ impl Qp {
         ctx.counters.duplicate_request += 1;
         let queued = match packet.info().operation {
             Operation::Send | Operation::Write => {
-                self.responder.acknowledge();
+                self.responder.acknowledge(true);
                 true
             }
             Operation::ReadRequest => self.read_again(ctx, packet),
@@ -536,9 +545,9 @@ impl Qp {
     /// NAK, error completion of the receive if one was taken, event, error state.
     pub(super) fn refuse(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, refusal: Refusal) -> Verdict {
         let r = &mut self.responder;
-        let nak = Reply::Nak { psn: packet.bth.psn, msn: r.msn, code: refusal.nak };
+        let nak = Reply::Nak { psn: packet.bth.psn, msn: r.msn, why: refusal.check };
         r.replies.push_last(nak);
-        let kind = match refusal.nak {
+        let kind = match refusal.check.nak() {
             NakCode::RemoteAccess => {
                 ctx.counters.resp_remote_access_errors += 1;
                 EventKind::QpAccessError
@@ -560,7 +569,7 @@ impl Qp {
         }
         ctx.out.events.push(AsyncEvent::Qp(self.index, kind));
         self.enter_error(ctx);
-        Verdict::Refused(refusal.nak)
+        Verdict::Refused(refusal.check)
     }
 
     pub(super) fn complete_receive(

@@ -4,6 +4,7 @@
 //! whole messages and drops, without a word, those that lost a packet. The message after a gap begins with a FIRST or
 //! ONLY, which is where it resumes.
 
+use super::check::Check;
 use super::planted::PlantedBug;
 use super::requester::{packets_for, segment};
 use super::responder::{Message, is_last, payload_of};
@@ -23,6 +24,10 @@ enum Fault {
     Silent(Verdict),
     /// The receive that it was for fails, and the QP with it.
     Receive(WcStatus),
+}
+
+fn unsuitable(check: Check) -> Fault {
+    Fault::Silent(Verdict::Unsuitable(check))
 }
 
 /// The requester.
@@ -185,9 +190,9 @@ impl Qp {
             return self.drop_message(ctx, Verdict::Incomplete { expected });
         }
         self.responder.expected = psn.next();
-        if self.check_length(packet).is_err() {
+        if let Err(check) = self.check_length(packet) {
             ctx.counters.resp_invalid_requests += 1;
-            return self.drop_message(ctx, Verdict::Unsuitable);
+            return self.drop_message(ctx, Verdict::Unsuitable(check));
         }
         let executed = match packet.info().operation {
             Operation::Send => self.execute_uc_send(ctx, packet, frame),
@@ -248,30 +253,36 @@ impl Qp {
         let (reth, received) = match (self.responder.message, packet.reth()) {
             (Message::Write { reth, received }, _) => (reth, received),
             (_, Some(reth)) => (reth, 0),
-            (_, None) => return Err(Fault::Silent(Verdict::Unsuitable)),
+            (_, None) => return Err(unsuitable(Check::Opcode)),
         };
         let payload = payload_of(packet, frame);
         let (after, total) = (received + u64::from(payload.length), u64::from(reth.dma_len));
         let fits = if is_last(packet) { after == total } else { after < total };
         if !fits || reth.dma_len > MAX_MESSAGE {
             ctx.counters.resp_invalid_requests += 1;
-            return Err(Fault::Silent(Verdict::Unsuitable));
+            return Err(unsuitable(if fits { Check::TooLong } else { Check::MessageLength }));
         }
         // The whole of it when it begins, and each packet: the region may be gone meanwhile. An empty WRITE does not
         // look at the key (IBTA 9.7.4.1.5).
         let allowed = self.attributes().access.contains(Access::REMOTE_WRITE);
-        let check = |va, length| self.check_remote(ctx, va, reth.rkey, length, Access::REMOTE_WRITE).ok();
-        let whole = received > 0 || total == 0 || check(reth.va, total).is_some();
-        let to = check(reth.va.wrapping_add(received), payload.length.into()).filter(|_| allowed && whole);
-        if !allowed || (payload.length > 0 && to.is_none()) {
+        let check = |va, length| self.check_remote(ctx, va, reth.rkey, length, Access::REMOTE_WRITE);
+        let begins = received == 0 && total > 0;
+        let whole = if begins { check(reth.va, total).map(drop) } else { Ok(()) };
+        let piece = || check(reth.va.wrapping_add(received), payload.length.into()).map(Some);
+        let to = match (allowed, payload.length) {
+            (false, _) => Err(Check::NotEnabled),
+            (true, 0) => Ok(None),
+            (true, _) => whole.and_then(|()| piece()),
+        };
+        let to = to.map_err(|check| {
             ctx.counters.resp_remote_access_errors += 1;
-            return Err(Fault::Silent(Verdict::Unsuitable));
-        }
+            unsuitable(check)
+        })?;
         let with_imm = packet.imm().is_some();
         if with_imm {
             self.receive_at_hand(ctx)?;
         }
-        if let Some(to) = to.filter(|_| payload.length > 0) {
+        if let Some(to) = to {
             let FramePayload { frame, offset, length } = payload;
             ctx.out.dma_in.push(DmaIn::Scatter { frame, offset, length, to });
             ctx.counters.rcvd_bytes += u64::from(length);

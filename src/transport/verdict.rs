@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use super::check::Check;
 use crate::time::Nanos;
 use crate::verbs::{QpState, WcStatus};
-use crate::wire::{NakCode, Psn};
+use crate::wire::Psn;
 
 /// What a QP did with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +25,8 @@ pub enum Verdict {
     DuplicateForgotten,
     /// No receive is posted: RNR NAK.
     NotReady,
-    /// A request that is refused; the QP is in the error state.
-    Refused(NakCode),
+    /// A request that is refused for this; the QP is in the error state.
+    Refused(Check),
     /// A response that moves the requester on.
     Acknowledged,
     /// A response that says nothing new.
@@ -55,8 +56,8 @@ pub enum Verdict {
     },
     /// No receive is posted, and nobody is told.
     NoReceive,
-    /// A request of a service without acknowledgements that is not allowed; nobody is told.
-    Unsuitable,
+    /// A request of a service without acknowledgements that is not allowed for this; nobody is told.
+    Unsuitable(Check),
     /// The receive cannot hold the message; the QP is in the error state.
     ReceiveFailed(WcStatus),
     /// A datagram with another key than the QP's.
@@ -98,8 +99,8 @@ pub enum TxReason {
     },
     /// An answer.
     Answer,
-    /// An answer that says no.
-    Nak(NakCode),
+    /// An answer that says no, for this.
+    Nak(Check),
     /// There was no receive.
     RnrNak,
     /// An answer, again.
@@ -138,7 +139,7 @@ impl fmt::Display for Verdict {
             Verdict::Duplicate => f.write_str("duplicate: answered again, not executed again"),
             Verdict::DuplicateForgotten => f.write_str("duplicate whose saved result is gone: dropped"),
             Verdict::NotReady => f.write_str("no receive posted: RNR NAK"),
-            Verdict::Refused(code) => write!(f, "refused: NAK {code:?}, QP to error"),
+            Verdict::Refused(check) => write!(f, "refused: NAK {:?}: {check}; QP to error", check.nak()),
             Verdict::Acknowledged => f.write_str("acknowledges"),
             Verdict::OldAck => f.write_str("old acknowledgement"),
             Verdict::Ghost => f.write_str("ghost: acknowledges nothing that was sent; dropped"),
@@ -154,7 +155,7 @@ impl fmt::Display for Verdict {
                 write!(f, "dropped: part of a message that lost a packet, PSN {expected} was due")
             }
             Verdict::NoReceive => f.write_str("dropped: no receive posted"),
-            Verdict::Unsuitable => f.write_str("dropped: length, key or rights do not fit"),
+            Verdict::Unsuitable(check) => write!(f, "dropped: {check}"),
             Verdict::ReceiveFailed(status) => write!(f, "receive fails, QP to error: {status}"),
             Verdict::BadQkey(qkey) => write!(f, "dropped: Q_Key {qkey:#010x} is not the QP's"),
             Verdict::OwnMulticast => f.write_str("not to the sender itself"),
@@ -172,16 +173,8 @@ impl fmt::Display for TxReason {
                 write!(f, "retransmit after {cause}, try {attempt} of {of}")
             }
             TxReason::Answer => f.write_str("answer"),
-            TxReason::Nak(NakCode::PsnSequence) => f.write_str("asks for everything from this PSN again"),
-            TxReason::Nak(NakCode::RemoteAccess) => {
-                f.write_str("refuses: key, bounds or rights forbid it; QP to error")
-            }
-            TxReason::Nak(NakCode::RemoteOperational) => {
-                f.write_str("refuses: it cannot be done here; QP to error")
-            }
-            TxReason::Nak(NakCode::InvalidRequest | NakCode::InvalidRdRequest) => {
-                f.write_str("refuses: opcode, order, length or number of requests is wrong; QP to error")
-            }
+            TxReason::Nak(Check::Turn) => f.write_str("asks for everything from this PSN again"),
+            TxReason::Nak(check) => write!(f, "refuses: {check}; QP to error"),
             TxReason::RnrNak => f.write_str("no receive is posted: asks to come again later"),
             TxReason::AnswerAgain => f.write_str("answer to a duplicate"),
         }

@@ -9,10 +9,11 @@
 //! queue that it names: the domain in which keys are looked up, the receives, and the queue where they complete. A number that
 //! no queue of the target's XRC domain has is an invalid request, be there such a queue in another domain or not.
 
+use super::check::Check;
 use super::responder::Refusal;
 use super::{Ctx, Origin, Qp, TxPlan, Verdict};
 use crate::verbs::{QpType, SendWr, Srqn};
-use crate::wire::{Ext, NakCode, Opcode, Packet, Position, XrcEth};
+use crate::wire::{Ext, Opcode, Packet, Position, XrcEth};
 
 /// Bits that tell an opcode of XRC from the same of RC.
 const XRC: u8 = 0xa0;
@@ -49,13 +50,12 @@ impl Qp {
 
     /// Takes receives, keys and completions from where the request says. All packets of a message say the same.
     pub(super) fn choose_receives(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<(), Refusal> {
-        let invalid = NakCode::InvalidRequest;
-        let srqn = Srqn(packet.xrceth().ok_or(invalid)?.srqn);
+        let srqn = Srqn(packet.xrceth().ok_or(Check::Opcode)?.srqn);
         let goes_on = matches!(packet.info().position, Position::Middle | Position::Last);
         if goes_on && srqn != self.responder.srqn {
-            return Err(invalid.into());
+            return Err(Check::OtherQueue.into());
         }
-        let chosen = ctx.receives.choose(srqn).ok_or(invalid)?;
+        let chosen = ctx.receives.choose(srqn).ok_or(Check::NoSuchQueue)?;
         self.pd = chosen.pd;
         self.recv_cq = chosen.cq;
         self.responder.receive_pd = chosen.pd;

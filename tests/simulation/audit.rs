@@ -137,6 +137,14 @@ impl World<'_> {
             }
         }
         counted.into_iter().for_each(|name| self.outcome.add(name, 1));
+        for flow in self.links.iter().flat_map(|link| &link.flows) {
+            let named = flow.service == Service::Xrc;
+            let taken = if named { "taken from a named queue" } else { "taken from a shared queue" };
+            for receiver in &flow.receivers {
+                self.outcome.add(taken, receiver.from_shared[0]);
+                self.outcome.add("flushed under way", receiver.from_shared[1]);
+            }
+        }
         for link in &self.links {
             self.outcome.add("lives", link.life.into());
         }

@@ -5,7 +5,9 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-use roxie::transport::coverage::{Arrival, Coverage, Move, Mover, Place, Timer};
+use roxie::transport::coverage::{
+    Arrival, Coverage, Found, Move, Mover, Notice, Place, Receipt, Source, Timer,
+};
 use roxie::verbs::QpState;
 use roxie::wire::{Opcode, Operation, Service};
 
@@ -20,6 +22,7 @@ fn columns(service: Service, opcode: Opcode) -> Vec<Column> {
     let (states, places): (&[QpState], &[Place]) = match (service, response) {
         (Service::Ud, _) => (&[Rtr, Rts, Sqd, Sqe], &[Unordered]),
         (Service::Uc, _) => (&[Rtr, Rts, Sqd, Sqe], &[Expected, Duplicate, Ahead]),
+        // XRC: requests come to targets, answers to initiators.
         (_, false) => (&[Rtr, Rts, Sqd], &[Expected, Duplicate, Ahead]),
         (_, true) => (&[Rts, Sqd], &[Expected, Later, Duplicate, Ghost]),
     };
@@ -39,7 +42,29 @@ fn rows(service: Service) -> impl Iterator<Item = Opcode> {
     Opcode::all().filter(move |row| row.service == service).map(|row| row.opcode)
 }
 
-const SERVICES: [Service; 3] = [Service::Rc, Service::Uc, Service::Ud];
+const SERVICES: [Service; 4] = [Service::Rc, Service::Uc, Service::Ud, Service::Xrc];
+
+/// Where messages of each service take their receives from, and what they may find there.
+fn receipts() -> Vec<Receipt> {
+    let mut all = Vec::new();
+    for service in SERVICES {
+        for source in Source::ALL {
+            all.extend(Found::ALL.map(|found| Receipt { service, source, found }));
+        }
+    }
+    all
+}
+
+/// Why a message never finds that; `None`: it can.
+fn cannot_find(receipt: Receipt) -> Option<&'static str> {
+    match (receipt.service, receipt.source, receipt.found) {
+        (Service::Xrc, Source::Named, _) => None,
+        (Service::Xrc, ..) => Some("each request of XRC names its queue"),
+        (_, Source::Named, _) => Some("only requests of XRC name a queue"),
+        (_, _, Found::NoQueue) => Some("a queue that a QP was made for stays as long as the QP"),
+        _ => None,
+    }
+}
 
 /// What was not reached: kinds of packets in states and places, and moves of timers.
 pub fn unreached(coverage: &Coverage) -> Vec<String> {
@@ -58,6 +83,16 @@ pub fn unreached(coverage: &Coverage) -> Vec<String> {
             None => *found.entry(describe(step)).or_default() += reached,
             Some(why) => assert!(reached == 0, "{}: {reached} times, but {why}", describe(step)),
         }
+    }
+    for receipt in receipts() {
+        let reached = coverage.receipts(receipt);
+        match cannot_find(receipt) {
+            None => *found.entry(describe_receipt(receipt)).or_default() += reached,
+            Some(why) => assert!(reached == 0, "{}: {reached} times, but {why}", describe_receipt(receipt)),
+        }
+    }
+    for notice in Notice::ALL {
+        *found.entry(describe_notice(notice).into()).or_default() += coverage.notices(notice);
     }
     found.into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
 }
@@ -126,7 +161,46 @@ impl fmt::Display for Table<'_> {
             let note = impossible(step).map(|why| format!(" (cannot be: {why})")).unwrap_or_default();
             writeln!(f, "{:>10}  {}{note}", short(self.0.moves(step)), describe(step))?;
         }
+        writeln!(f, "\nreceives")?;
+        for receipt in receipts() {
+            let note = cannot_find(receipt).map(|why| format!(" (cannot be: {why})")).unwrap_or_default();
+            let count = short(self.0.receipts(receipt));
+            writeln!(f, "{count:>10}  {}{note}", describe_receipt(receipt))?;
+        }
+        writeln!(f, "\nevents of completion queues")?;
+        for notice in Notice::ALL {
+            writeln!(f, "{:>10}  {}", short(self.0.notices(notice)), describe_notice(notice))?;
+        }
         Ok(())
+    }
+}
+
+fn describe_receipt(receipt: Receipt) -> String {
+    let source = match receipt.source {
+        Source::Own => "its own queue",
+        Source::Shared => "a shared queue",
+        Source::Named => "the shared queue that it names",
+    };
+    let found = match receipt.found {
+        Found::Receive => "a receive",
+        Found::Nothing => "no receive",
+        Found::NoQueue => "no such queue",
+        Found::Unfit => "a receive that cannot hold it",
+    };
+    let service = format!("{:?}", receipt.service).to_uppercase();
+    format!("a message of {service} looks in {source}: {found}")
+}
+
+fn describe_notice(notice: Notice) -> &'static str {
+    match notice {
+        Notice::Unasked => "a completion: nobody asked for an event",
+        Notice::AtOnce => "a completion: the event leaves at once",
+        Notice::HeldBack => "a completion: the event is held back, and its timer starts",
+        Notice::Joined => "a completion: the event that is held back stands for one more",
+        Notice::ByCount => "a completion: the event that was held back leaves, there are enough",
+        Notice::ByFailure => "a completion: the event that was held back leaves with a failure",
+        Notice::ByTime => "time passed: the event that was held back leaves",
+        Notice::ByCommand => "a command: the event that was held back leaves",
     }
 }
 

@@ -18,12 +18,14 @@ pub enum Focus {
     SendQueueFailed,
     /// Keys are granted and invalidated.
     Granted,
+    /// Receivers are late, and what says so comes twice and late.
+    NotReady,
     /// Shared receive queues change, and QPs that take from them end.
     Shared,
 }
 
 impl Focus {
-    pub const ALL: [Focus; 9] = [
+    pub const ALL: [Focus; 10] = [
         Focus::Drained,
         Focus::Drained,
         Focus::Reborn,
@@ -33,6 +35,7 @@ impl Focus {
         Focus::Granted,
         Focus::Shared,
         Focus::Shared,
+        Focus::NotReady,
     ];
 }
 
@@ -47,6 +50,10 @@ impl Swarm {
     ) {
         for (number, spec) in channels.iter_mut().enumerate().take(2) {
             spec.ends.iter().for_each(|host| self.storm(*host, weather));
+            if focus == Focus::NotReady {
+                spec.ends.iter().for_each(|host| self.echo(*host, weather));
+                (spec.rnr_timer, spec.ahead, spec.dawdles) = (self.rng.pick(&[12, 14, 18]), 1, 3);
+            }
             if focus == Focus::Reborn {
                 spec.slow = Nanos(1_000 * self.rng.pick(&[20, 200, 1_000]));
             }
@@ -62,9 +69,9 @@ impl Swarm {
                     let answers = matches!(focus, Focus::Drained | Focus::Reborn);
                     if answers && spec.service.is_reliable() && self.rng.one_in(3) {
                         let long = spec.mtu.bytes() as u32 * (2 + self.rng.below(5) as u32);
-                        let reads = [(WrOpcode::Read, long), (WrOpcode::Read, long), (WrOpcode::Read, 8)];
+                        let (read, add) = ((WrOpcode::Read, long), (WrOpcode::FetchAdd, 8));
                         let (opcode, length) =
-                            self.rng.pick(&[reads[0], reads[1], reads[2], (WrOpcode::FetchAdd, 8)]);
+                            self.rng.pick(&[read, read, (WrOpcode::Read, 8), (WrOpcode::Read, 8), add, add]);
                         let back = spec.service == Service::Rc && self.rng.one_in(2);
                         let way = Way { channel: number, back };
                         timed.action = Action::Post(way, Op::new(opcode, length));
@@ -78,6 +85,14 @@ impl Swarm {
             let ends = 0..spec.ends.len();
             let resume = |end| Timed { at: last, action: Action::Resume(Place { channel: number, end }) };
             actions.extend(ends.map(resume));
+        }
+    }
+
+    /// Many frames come twice, and one of the two later.
+    fn echo(&mut self, to: usize, weather: &mut Vec<Rule>) {
+        let late = Trouble::Delay(Nanos(1_000 * (1 + self.rng.below(20))));
+        for trouble in [Trouble::Double, late] {
+            weather.push(Rule::Rate { to, trouble, of_10_000: 5_000 });
         }
     }
 
@@ -125,6 +140,14 @@ impl Swarm {
                     let op = Op { granted: true, ..Op::new(WrOpcode::SendInvalidate, length) };
                     act(at + later * 10_000, Action::Post(way, op));
                     act(at + later * 10_000 + 2_000, Action::Grant(way, kind));
+                }
+            }
+            Focus::NotReady => {
+                let far = Place { channel, end: spec.ends.len() - 1 };
+                act(at, Action::Sleep(far, Nanos(1_000 * rng.pick(&[200, 1_000]))));
+                for later in [1, 2, 50, 400] {
+                    let op = Op::new(WrOpcode::Send, 8);
+                    act(at + 1_000 * later, Action::Post(Way { channel, back: false }, op));
                 }
             }
             Focus::Shared => self.aim_at_shared(at, place, spec, actions),

@@ -8,7 +8,7 @@ use roxie::verbs::{Mtu, WrOpcode};
 use crate::flow::{INLINE, service_has};
 use crate::focus::Focus;
 use crate::script::{
-    Action, Channel, Grant, Hosts, Op, Part, Place, Rule, Script, Service, Srq, SrqPlace, Timed, Trouble, Way,
+    Action, Channel, Grant, Held, Hosts, Op, Part, Place, Rule, Script, Service, Srq, SrqPlace, Timed, Trouble, Way,
 };
 use crate::srq::LARGEST;
 
@@ -89,7 +89,7 @@ pub fn script(seed: u64) -> Script {
     let mtus = rng.some(&fitting);
     let operations = rng.some(&OPERATIONS);
     use Service::{Group, Rc, Uc, Ud, Xrc};
-    let services = rng.some(&[Rc, Rc, Rc, Uc, Ud, Group, Xrc]);
+    let services = rng.some(&[Rc, Rc, Rc, Uc, Ud, Group, Xrc, Xrc]);
     let span = rng.pick(&[1, 200_000, 3_000_000]);
     let srqs = srqs(&mut rng);
     let mut swarm = Swarm { rng, operations, mtus, srqs, span };
@@ -118,9 +118,15 @@ pub fn script(seed: u64) -> Script {
     Script { seed, hosts, srqs: swarm.srqs, channels, weather, actions, expected: Vec::new() }
 }
 
+/// Each completion tells of itself, or events are held back.
+fn held(rng: &mut Rng) -> Held {
+    let period = Nanos(1_000 * rng.pick(&[1, 20, 500]));
+    Held { count: rng.pick(&[1, 2, 3, 16]), period }
+}
+
 /// None, or basic ones and an extended one or two.
 fn srqs(rng: &mut Rng) -> Vec<Srq> {
-    if rng.one_in(2) {
+    if rng.one_in(3) {
         return Vec::new();
     }
     let srq = |rng: &mut Rng, extended| Srq {
@@ -189,10 +195,12 @@ impl Swarm {
             timeout: rng.pick(&[8, 10, 12]),
             retries: rare(rng, 7, &[0, 1, 3]),
             rnr_retries: rare(rng, 7, &[0, 1, 6]),
-            rnr_timer: rng.pick(&[1, 5, 12]),
+            // 0 is the longest pause: 655 ms.
+            rnr_timer: rng.pick(&[1, 1, 5, 5, 12, 12, 0]),
             cq: if rng.one_in(10) { rng.pick(&[2, 4, 8]) } else { 512 },
             sig_all: rng.one_in(4),
             slow: if rng.one_in(6) { Nanos(1_000 * rng.pick(&[2, 40, 400])) } else { Nanos::ZERO },
+            events: rng.one_in(4).then(|| held(rng)),
             srqs,
         }
     }
@@ -352,6 +360,10 @@ impl Swarm {
                 act(at, Action::DestroyHandle(channel));
                 act(later, Action::Resume(Place { channel, end: 0 }));
                 act(later + 1000, again);
+            }
+            16 => {
+                act(at, Action::Moderate(place, held(rng)));
+                act(later, Action::Moderate(place, Held { count: 1, period: Nanos::ZERO }));
             }
             17.. if !spec.srqs.is_empty() => {
                 let place = SrqPlace { srq: rng.pick(&spec.srqs), host };

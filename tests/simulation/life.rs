@@ -1,15 +1,19 @@
 //! How a channel comes to be connected, and how it ends: objects made and removed, states, paths.
 
-use roxie::nic::{Command, ReceiveSource};
+use std::sync::Arc;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use roxie::nic::{Answer, Command, ControlError, ReceiveSource};
+use roxie::shared::RecvRing;
 use roxie::sim::Host;
 use roxie::time::Nanos;
-use roxie::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpInit, QpState, QpType};
+use roxie::verbs::{Access, AddressVector, CqIndex, Mtu, Psn, QpAttr, QpInit, QpState, QpType};
 use roxie::wire::Qpn;
 use roxie::wire::net::multicast_mac;
 
 use crate::flow::{Flow, Patch, QKEY, Standing, caps};
 use crate::link::Link;
-use crate::script::{Service, Way};
+use crate::script::{Held, Service, Way};
 use crate::stations::Stations;
 use crate::weather::{Records, hash};
 
@@ -45,8 +49,9 @@ impl Link {
                 self.destroy(now, hosts, end);
                 self.create(hosts, end);
             } else {
-                self.set(now, hosts, end, &state(QpState::Reset));
                 self.look_at(hosts, end);
+                self.set(now, hosts, end, &state(QpState::Reset));
+                self.check_silent(hosts, end);
                 self.note_leak(end);
             }
             let end = &mut self.ends[end];
@@ -132,38 +137,65 @@ impl Link {
             Service::Xrc => QpType::XrcSend,
         };
         let init = QpInit { qp_type, caps: caps(&self.spec), sq_sig_all: self.spec.sig_all };
+        // The completions of a target are those of the queues that requests name: nobody waits for its own.
+        let target = self.spec.service == Service::Xrc && !self.srqs_of(end).is_empty();
+        let events = self.spec.events.filter(|_| !target);
+        let notify = events.map(|_| {
+            let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+            Arc::new(EventFd::from_flags(flags).expect("a counter of events"))
+        });
         let host = &mut hosts[self.ends[end].host];
+        let cq = host.create_cq_with(self.spec.cq, notify.clone());
+        if let Some(held) = events {
+            moderate(host, cq.0, held).expect("a queue that is there");
+        }
         let srq = self.srqs_of(end).first().map(|srq| srq.borrow());
         let qp = match (self.spec.service, srq) {
-            (Service::Xrc, None) => host.create_qp_from(init, ReceiveSource::None, self.spec.cq),
+            (Service::Xrc, None) => host.create_qp_on(init, ReceiveSource::None, cq),
             (Service::Xrc, Some(srq)) => {
-                host.create_xrc_target_qp(srq.domain().expect("open while a queue is there"))
+                let domain = srq.domain().expect("open while a queue is there");
+                host.create_xrc_target_on(domain, cq)
             }
-            (_, None) => host.create_qp_as(init, self.spec.cq),
+            (_, None) => {
+                let caps = &init.caps;
+                let receives = RecvRing::new(caps.max_recv_wr, caps.max_recv_sge).expect("memory");
+                host.create_qp_on(init, ReceiveSource::Own(receives), cq)
+            }
             (_, Some(srq)) => {
                 let shared = ReceiveSource::Shared(srq.index().expect("made before the QP"));
-                host.create_qp_from(init, shared, self.spec.cq)
+                host.create_qp_on(init, shared, cq)
             }
         };
         let end = &mut self.ends[end];
         end.qp = Some(qp);
+        end.notify = notify;
+        end.ask();
         (end.overflowed, end.overflow_events) = (false, 0);
     }
 
     /// Destroys the QP and the completion queue of an end.
     pub fn destroy(&mut self, now: Nanos, hosts: &mut [Host], end: usize) {
         let host = self.ends[end].host;
+        // What completed before is there to be seen.
+        self.look_at(hosts, end);
         if let Some(qp) = &self.ends[end].qp {
             let command = Command::DestroyQp(qp.handle.index);
             hosts[host].call(now, command).expect("a QP that is there");
-            // What completed before is there to be seen.
-            self.look_at(hosts, end);
         }
+        self.check_silent(hosts, end);
         if let Some(qp) = self.ends[end].qp.take() {
             let command = Command::DestroyCq(qp.cq_index);
             hosts[host].call(now, command).expect("a completion queue without users");
         }
         self.abandon(end);
+    }
+
+    /// Nothing completes to a QP that was destroyed or reset.
+    fn check_silent(&self, hosts: &[Host], end: usize) {
+        let Some(qp) = &self.ends[end].qp else { return };
+        let shared = self.srqs_of(end).iter().find_map(|srq| srq.borrow_mut().poll_for(qp.handle.qpn));
+        let late = hosts[self.ends[end].host].poll_cq(qp).or(shared);
+        assert!(late.is_none(), "q{} end {end}: {late:?} comes after its end", self.number + 1);
     }
 
     /// A QP that ends may take a shared receive along.
@@ -340,6 +372,12 @@ impl Link {
             self.flows[end].remote_qpn = remote;
         }
     }
+}
+
+/// Has events of a completion queue held back.
+pub fn moderate(host: &mut Host, cq: CqIndex, held: Held) -> Result<Answer, ControlError> {
+    let Held { count, period } = held;
+    host.call_now(Command::ModerateCq { cq, count, period })
 }
 
 /// Only the state.

@@ -4,7 +4,10 @@
 //! [`crate::life`] is how a channel comes to be connected, and how it ends.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
+use nix::sys::eventfd::EventFd;
+use roxie::shared::Armed;
 use roxie::sim::{Host, HostQp};
 use roxie::time::Nanos;
 use roxie::verbs::{AsyncEvent, EventKind, Gid, QpAttr, QpIndex, QpState, Wc, WcStatus};
@@ -35,6 +38,10 @@ pub struct End {
     /// Events of that.
     pub overflow_events: u32,
     pub asleep_until: Nanos,
+    /// Where events of its completion queue are counted, if its application waits for them.
+    pub notify: Option<Arc<EventFd>>,
+    /// An event has come, and it has not looked since.
+    told: bool,
     /// What is still to be set, and when.
     pub late: VecDeque<(Nanos, QpAttr)>,
 }
@@ -52,12 +59,27 @@ impl End {
             overflowed: false,
             overflow_events: 0,
             asleep_until: Nanos::ZERO,
+            notify: None,
+            told: false,
             late: VecDeque::new(),
         }
     }
 
     pub fn is(&self, host: usize, index: QpIndex) -> bool {
         self.host == host && self.qp.as_ref().is_some_and(|qp| qp.handle.index == index)
+    }
+
+    /// True if an event has told its application to look.
+    fn hear(&mut self) -> bool {
+        self.told |= self.notify.as_ref().is_some_and(|notify| notify.read().is_ok());
+        self.told
+    }
+
+    /// Asks for an event. What came before raises none: look once more after it.
+    pub fn ask(&self) {
+        if let Some(qp) = self.qp.as_ref().filter(|_| self.notify.is_some()) {
+            qp.cq.arm(Armed::Next);
+        }
     }
 
     /// It can send.
@@ -174,11 +196,31 @@ impl Link {
     /// The applications look at their completions, and at `last` even those that sleep.
     pub fn look(&mut self, now: Nanos, hosts: &[Host], last: bool) {
         for end in 0..self.ends.len() {
-            let place = &self.ends[end];
+            let place = &mut self.ends[end];
             if place.qp.is_none() || (place.asleep_until > now && !last) {
                 continue;
             }
-            self.look_at(hosts, end);
+            if place.notify.is_none() || last {
+                self.look_at(hosts, end);
+            } else if place.hear() {
+                place.told = false;
+                self.look_at(hosts, end);
+                self.ends[end].ask();
+                self.look_at(hosts, end);
+            }
+        }
+    }
+
+    /// True if an event has come that its application has not followed.
+    pub fn hear(&mut self) -> bool {
+        self.ends.iter_mut().fold(false, |told, end| told | (end.qp.is_some() && end.hear()))
+    }
+
+    /// When all is quiet: no application waits for an event that should have come.
+    pub fn check_told(&self) {
+        for (i, end) in self.ends.iter().enumerate().filter(|(_, end)| end.notify.is_some() && end.usable) {
+            let waits = end.qp.as_ref().is_some_and(|qp| qp.cq.has_completions());
+            assert!(!waits, "q{} end {i}: completions wait, and no event came", self.number + 1);
         }
     }
 

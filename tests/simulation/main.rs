@@ -6,7 +6,7 @@
 //! explains, [`audit`] what must be true when all is quiet. [`shrink`] cuts a failing script down, and `tests/scripts` keeps those
 //! that taught something.
 //!
-//! [`pair`] is two hosts on a cable, with workloads that scripts do not say: shared receive queues, and objects that vanish.
+//! [`srq`] is queues that QPs share.
 //!
 //! `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k. A failure prints its seed and leaves its script and captures.
 
@@ -23,7 +23,6 @@ mod law;
 mod life;
 mod link;
 mod oracle;
-mod pair;
 mod parse;
 mod planted;
 mod reach;

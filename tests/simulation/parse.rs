@@ -5,7 +5,7 @@ use roxie::verbs::{Mtu, WrOpcode};
 use roxie::wire::Opcode;
 
 use crate::script::{
-    Action, Channel, FrameName, Hosts, Op, Place, Rule, Script, Service, Srq, SrqPlace, Timed, Trouble, Way,
+    Action, Channel, FrameName, Held, Hosts, Op, Place, Rule, Script, Service, Srq, SrqPlace, Timed, Trouble, Way,
 };
 use crate::text::{GRANTS, KINDS, OPCODES, PARTS, SERVICES};
 
@@ -161,6 +161,10 @@ fn parse_channel(words: &mut Words<'_>) -> Parsed<Channel> {
             "cq" => channel.cq = number(value, name)?,
             "sig_all" => channel.sig_all = true,
             "slow" => channel.slow = time(value)?,
+            "events" => {
+                let (count, period) = value.split_once(',').ok_or("events=1,0us tells of each completion")?;
+                channel.events = Some(Held { count: number(count, name)?, period: time(period)? });
+            }
             "srq" => channel.srqs = value.split(',').map(|name| numbered(name, 's')).collect::<Parsed<_>>()?,
             _ => return Err(format!("`{word}` is nothing that a channel has")),
         }
@@ -230,6 +234,10 @@ fn parse_action(words: &mut Words<'_>) -> Parsed<Action> {
         "grant" => Action::Grant(words.way()?, meaning(&GRANTS, words.next("a kind of grant")?)?),
         "revoke" => Action::Revoke(words.way()?),
         "free_window" => Action::FreeWindow(words.way()?),
+        "moderate" => {
+            let (place, count) = (words.place()?, words.number("how many completions")?);
+            Action::Moderate(place, Held { count, period: words.time()? })
+        }
         "arm" => Action::Arm(words.srq()?, words.number("a limit")?),
         "resize_srq" => Action::ResizeSrq(words.srq()?, words.number("a size")?),
         "destroy_srq" => Action::DestroySrq(words.srq()?),

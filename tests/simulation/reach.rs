@@ -22,6 +22,14 @@ pub const LEAST: &[(&str, u64)] = &[
     ("uc SendImm", 1_500),
     ("uc Write", 1_500),
     ("uc WriteImm", 1_500),
+    ("xrc Send", 1_500),
+    ("xrc Write", 1_000),
+    ("xrc Read", 500),
+    ("xrc atomic", 500),
+    ("xrc AtomicWrite or Flush", 500),
+    ("taken from a shared queue", 1_000),
+    ("taken from a named queue", 1_000),
+    ("flushed under way", 5),
     ("ud", 3_000),
     ("group", 3_000),
     ("inline", 2_500),
@@ -56,6 +64,15 @@ pub const LEAST: &[(&str, u64)] = &[
     ("grant", 1_000),
     ("revoke", 500),
     ("free_window", 50),
+    ("region busy", 20),
+    ("moderate", 50),
+    ("arm", 100),
+    ("resize_srq", 100),
+    ("srq resized", 100),
+    ("srq resize refused", 20),
+    ("destroy_srq", 50),
+    ("srq destroyed", 20),
+    ("srq busy", 20),
     ("connect again", 150),
     ("connect anew", 150),
     // Events.
@@ -63,6 +80,9 @@ pub const LEAST: &[(&str, u64)] = &[
     ("event CqError", 40),
     ("event QpFatal", 50),
     ("event QpAccessError", 3),
+    ("event QpRequestError", 3),
+    ("event LastWqeReached", 100),
+    ("event SrqLimitReached", 100),
     ("event of the port", 150),
     // How the NICs coped.
     ("retransmitted_packets", 10_000),
@@ -112,7 +132,7 @@ impl Reach {
 
     /// Frames that something happened to, and what was done to hosts, links and objects.
     pub fn troubles(&self) -> u64 {
-        const ACTIONS: [&str; 21] = [
+        const ACTIONS: [&str; 24] = [
             "frames lost",
             "frames doubled",
             "frames delayed",
@@ -134,6 +154,9 @@ impl Reach {
             "deregister inbox",
             "destroy_handle",
             "free_window",
+            "arm",
+            "resize_srq",
+            "destroy_srq",
         ];
         ACTIONS.iter().map(|name| self.of(name)).sum()
     }

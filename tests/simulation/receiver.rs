@@ -55,6 +55,8 @@ pub struct Receiver {
     failed: bool,
     /// Receives that were flushed in this life.
     flushed: u32,
+    /// Messages that came in receives of shared queues, and such receives that were flushed, over all lives.
+    pub from_shared: [u64; 2],
     /// How often each operation came.
     pub came: Vec<u32>,
 }
@@ -99,6 +101,7 @@ impl Receiver {
             messages: 0,
             failed: false,
             flushed: 0,
+            from_shared: [0; 2],
             came: vec![0; ops.len()],
         }
     }
@@ -173,6 +176,7 @@ impl Receiver {
         self.failed = true;
         assert!(explained, "{what}: nothing explains this failure");
         let shares = !self.srqs.is_empty();
+        self.from_shared[1] += u64::from(shares && wc.status == WcStatus::WrFlush);
         assert!(!shares || self.flushed <= 1, "{what}: more is flushed than what was under way");
     }
 
@@ -199,6 +203,7 @@ impl Flow {
         let receiver = &mut self.receivers[r];
         receiver.came[i] += 1;
         receiver.messages += 1;
+        receiver.from_shared[0] += u64::from(!receiver.srqs.is_empty());
         let op = &self.ops[i];
         if op.opcode == WrOpcode::WriteImm {
             assert_bytes(&self.target.memory, self.layout.offsets[i], &self.pattern(i), &what);

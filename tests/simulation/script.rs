@@ -133,6 +133,9 @@ pub struct Channel {
     pub sig_all: bool,
     /// Ends other than a come to RTR and RTS so much later.
     pub slow: Nanos,
+    /// Its applications look at their completions when an event tells of one, and events are held back so. `None`: they look all
+    /// the time.
+    pub events: Option<Held>,
     /// Where its ends take receives from; empty: each from a queue of its own. More than one only where requests name them.
     pub srqs: Vec<usize>,
 }
@@ -155,9 +158,19 @@ impl Default for Channel {
             cq: 512,
             sig_all: false,
             slow: Nanos::ZERO,
+            events: None,
             srqs: Vec::new(),
         }
     }
+}
+
+/// How events of a completion queue are held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Until there are so many completions; 1: not at all.
+    pub count: u32,
+    /// For so long at most.
+    pub period: Nanos,
 }
 
 /// One direction of a channel: from end a, or back to it.
@@ -314,6 +327,8 @@ pub enum Action {
     Revoke(Way),
     /// The receiver of a way destroys the window that grants access.
     FreeWindow(Way),
+    /// The events of an end are held back so from now on.
+    Moderate(Place, Held),
     /// A shared receive queue is to tell when fewer than this many receives are left.
     Arm(SrqPlace, u32),
     /// A shared receive queue goes on in a ring of this size, if what waits in it fits.

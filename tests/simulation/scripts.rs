@@ -51,7 +51,7 @@ fn a_script_reads_back_as_it_was_written() {
 #[test]
 fn a_line_that_means_nothing_is_named_with_what_would_be_right() {
     let said = |text: &str| Script::parse(text).expect_err("an error");
-    assert_eq!(said("seed 1\nq1 rx h1 h2"), "line 2: `rx` is none of rc, uc, ud, group");
+    assert_eq!(said("seed 1\nq1 rx h1 h2"), "line 2: `rx` is none of rc, uc, ud, group, xrc");
     assert_eq!(said("q1 rc h1 h3"), "q1: there is no h3");
     assert_eq!(said("at 5 restart h1"), "line 1: `5` is no time: 5ns, 5us and 5ms are");
     assert_eq!(said("lose q1> h1 RC_SEND +0"), "line 1: `RC_SEND` is no opcode: RC_SEND_ONLY is");

@@ -122,7 +122,7 @@ impl<'a> Shrinker<'a> {
 
     fn plainer_channels(&mut self, script: &mut Script) {
         let usual = Channel::default();
-        let plain: [fn(&mut Channel, &Channel); 12] = [
+        let plain: [fn(&mut Channel, &Channel); 13] = [
             |c, _| c.mtu = Mtu::Mtu256,
             |c, u| c.psns = u.psns,
             |c, u| c.rd_atomic = u.rd_atomic,
@@ -135,6 +135,7 @@ impl<'a> Shrinker<'a> {
             |c, u| c.cq = u.cq,
             |c, u| c.sig_all = u.sig_all,
             |c, u| c.slow = u.slow,
+            |c, u| c.events = u.events,
         ];
         for number in 0..script.channels.len() {
             for make in plain {
@@ -299,6 +300,7 @@ fn without_channel(script: &Script, number: usize) -> Script {
         | Action::Error(place)
         | Action::Drain(place)
         | Action::Resume(place)
+        | Action::Moderate(place, _)
         | Action::Sleep(place, _) => moved(place.channel).map(|channel| place.channel = channel).is_some(),
         Action::DestroyHandle(channel) | Action::Connect { channel, .. } => {
             moved(*channel).map(|to| *channel = to).is_some()

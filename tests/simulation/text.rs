@@ -166,6 +166,9 @@ impl fmt::Display for Channel {
             let names: Vec<String> = self.srqs.iter().map(|srq| format!("s{}", srq + 1)).collect();
             write!(f, " srq={}", names.join(","))?;
         }
+        if let Some(held) = &self.events {
+            write!(f, " events={},{}", held.count, Time(held.period))?;
+        }
         if self.slow > Nanos::ZERO {
             write!(f, " slow={}", Time(self.slow))?;
         }
@@ -251,6 +254,9 @@ impl fmt::Display for Action {
             Action::Grant(way, grant) => write!(f, "grant {way} {}", word(&GRANTS, *grant)),
             Action::Revoke(way) => write!(f, "revoke {way}"),
             Action::FreeWindow(way) => write!(f, "free_window {way}"),
+            Action::Moderate(place, held) => {
+                write!(f, "moderate {place} {} {}", held.count, Time(held.period))
+            }
             Action::Arm(place, limit) => write!(f, "arm {place} {limit}"),
             Action::ResizeSrq(place, size) => write!(f, "resize_srq {place} {size}"),
             Action::DestroySrq(place) => write!(f, "destroy_srq {place}"),
