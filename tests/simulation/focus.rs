@@ -18,6 +18,8 @@ pub enum Focus {
     SendQueueFailed,
     /// Keys are granted and invalidated.
     Granted,
+    /// Answers come when who asked has begun a new life.
+    Reanswered,
     /// Receivers are late, and what says so comes twice and late.
     NotReady,
     /// Shared receive queues change, and QPs that take from them end.
@@ -25,7 +27,7 @@ pub enum Focus {
 }
 
 impl Focus {
-    pub const ALL: [Focus; 10] = [
+    pub const ALL: [Focus; 12] = [
         Focus::Drained,
         Focus::Drained,
         Focus::Reborn,
@@ -36,6 +38,8 @@ impl Focus {
         Focus::Shared,
         Focus::Shared,
         Focus::NotReady,
+        Focus::Reanswered,
+        Focus::Reanswered,
     ];
 }
 
@@ -49,10 +53,19 @@ impl Swarm {
         actions: &mut Vec<Timed>,
     ) {
         for (number, spec) in channels.iter_mut().enumerate().take(2) {
+            let answered = spec.service.is_reliable();
+            let focus = if focus == Focus::Reanswered && !answered { Focus::Reborn } else { focus };
             spec.ends.iter().for_each(|host| self.storm(*host, weather));
             if focus == Focus::NotReady {
                 spec.ends.iter().for_each(|host| self.echo(*host, weather));
                 (spec.rnr_timer, spec.ahead, spec.dawdles) = (self.rng.pick(&[12, 14, 18]), 1, 3);
+            }
+            if focus == Focus::Reanswered {
+                let late = Trouble::Delay(Nanos(1_000 * (20 + self.rng.below(60))));
+                weather.push(Rule::Rate { to: spec.ends[0], trouble: late, of_10_000: 5_000 });
+                weather.push(Rule::Rate { to: spec.ends[1], trouble: late, of_10_000: 2_000 });
+                weather.push(Rule::Rate { to: spec.ends[1], trouble: Trouble::Double, of_10_000: 3_000 });
+                (spec.slow, spec.depth) = (Nanos(1_000 * self.rng.pick(&[10, 40, 100])), 16);
             }
             if focus == Focus::Reborn {
                 spec.slow = Nanos(1_000 * self.rng.pick(&[20, 200, 1_000]));
@@ -63,11 +76,13 @@ impl Swarm {
                 self.aim(focus, at, number, spec, actions);
             }
             // Work for each of its lives.
-            for timed in actions.iter_mut() {
+            let spread = focus != Focus::Reanswered;
+            for timed in actions.iter_mut().filter(|_| spread) {
                 if matches!(timed.action, Action::Post(way, _) if way.channel == number) {
                     timed.at = Nanos(self.rng.below(at) / 1_000 * 1_000);
                     let answers = matches!(focus, Focus::Drained | Focus::Reborn);
-                    if answers && spec.service.is_reliable() && self.rng.one_in(3) {
+                    let often = if focus == Focus::Reborn { 2 } else { 3 };
+                    if answers && spec.service.is_reliable() && self.rng.one_in(often) {
                         let long = spec.mtu.bytes() as u32 * (2 + self.rng.below(5) as u32);
                         let (read, add) = ((WrOpcode::Read, long), (WrOpcode::FetchAdd, 8));
                         let (opcode, length) =
@@ -119,15 +134,22 @@ impl Swarm {
                 let again = Action::Connect { channel, anew: rng.one_in(5) };
                 let later = at + 1_000 * rng.pick(&[1, 5, 300]);
                 act(later, again);
-                if rng.one_in(2) {
-                    act(later + spec.slow.0 + 1_000 * rng.pick(&[1, 20]), Action::Drain(place));
+                // Answers of the life before are under way to end a.
+                let first = Place { channel, end: 0 };
+                match rng.below(4) {
+                    0 => act(later + spec.slow.0 + 1_000 * rng.pick(&[1, 20]), Action::Drain(place)),
+                    1 => {
+                        act(later, Action::Drain(first));
+                        act(later + spec.slow.0 + 1_000, Action::Drain(first));
+                    }
+                    _ => {}
                 }
             }
             Focus::SendQueueFailed => {
-                if spec.service.is_datagram() && rng.one_in(2) {
-                    act(at, Action::DestroyHandle(channel));
-                } else {
-                    act(at, Action::Deregister(way, Part::Source));
+                match rng.below(4) {
+                    0 | 1 if spec.service.is_datagram() => act(at, Action::DestroyHandle(channel)),
+                    0 => act(at, Action::Deregister(way, Part::Inbox)),
+                    _ => act(at, Action::Deregister(way, Part::Source)),
                 }
                 let later = at + 1_000 * rng.pick(&[200, 2_000]);
                 act(later, Action::Connect { channel, anew: false });
@@ -135,11 +157,42 @@ impl Swarm {
             Focus::Granted => {
                 let kind = rng.pick(&[Grant::WindowTwo, Grant::FastRegion]);
                 act(at, Action::Grant(way, kind));
+                if rng.one_in(2) {
+                    act(at + 100_000, Action::Deregister(way, Part::Target));
+                    act(at + 900_000, Action::Connect { channel, anew: rng.one_in(2) });
+                }
                 for later in [1, 3, 9] {
                     let length = rng.pick(&[0, 8, 700]);
                     let op = Op { granted: true, ..Op::new(WrOpcode::SendInvalidate, length) };
                     act(at + later * 10_000, Action::Post(way, op));
                     act(at + later * 10_000 + 2_000, Action::Grant(way, kind));
+                }
+            }
+            Focus::Reanswered => {
+                let long = spec.mtu.bytes() as u32 * 4;
+                for _ in 0..3 {
+                    let asked = [(WrOpcode::Read, long), (WrOpcode::Read, 8), (WrOpcode::FetchAdd, 8)];
+                    let (opcode, length) = rng.pick(&asked);
+                    act(at, Action::Post(Way { channel, back: false }, Op::new(opcode, length)));
+                }
+                use WrOpcode::{AtomicWrite, CompareSwap, Flush, Send, Write};
+                for _ in 0..4 {
+                    let opcode = rng.pick(&[Flush, Flush, AtomicWrite, CompareSwap, Write, Send]);
+                    let length = match opcode {
+                        Flush => 0,
+                        AtomicWrite | CompareSwap => 8,
+                        _ => rng.pick(&[8, long]),
+                    };
+                    // Some find the peer before it is ready.
+                    let at = at + rng.pick(&[0, 0, 8_000, 20_000]);
+                    act(at, Action::Post(Way { channel, back: false }, Op::new(opcode, length)));
+                }
+                let again = at + 1_000 * rng.pick(&[3, 6, 15]);
+                act(again, Action::Connect { channel, anew: false });
+                let first = Place { channel, end: 0 };
+                if rng.one_in(2) {
+                    act(again + 1_000, Action::Drain(first));
+                    act(again + spec.slow.0 + 1_000, Action::Drain(first));
                 }
             }
             Focus::NotReady => {

@@ -89,7 +89,7 @@ pub fn script(seed: u64) -> Script {
     let mtus = rng.some(&fitting);
     let operations = rng.some(&OPERATIONS);
     use Service::{Group, Rc, Uc, Ud, Xrc};
-    let services = rng.some(&[Rc, Rc, Rc, Uc, Ud, Group, Xrc, Xrc]);
+    let services = rng.some(&[Rc, Rc, Rc, Uc, Ud, Group, Xrc, Xrc, Xrc]);
     let span = rng.pick(&[1, 200_000, 3_000_000]);
     let srqs = srqs(&mut rng);
     let mut swarm = Swarm { rng, operations, mtus, srqs, span };

@@ -54,7 +54,9 @@ impl Link {
                 self.check_silent(hosts, end);
                 self.note_leak(end);
             }
-            let end = &mut self.ends[end];
+        }
+        // Not before all of them have ended: each that ends leaves the others alone.
+        for end in &mut self.ends {
             (end.standing, end.usable) = (Standing::default(), false);
             (end.fatal_events, end.last_receives, end.drains) = (0, 0, [0; 2]);
         }
@@ -278,7 +280,9 @@ impl Link {
         let theirs = psns[usize::from(end == 0)];
         let [init, rtr, rts] = self.attributes(end, path, mtu, peer, [own, theirs]);
         self.set(now, hosts, end, &init);
-        let slow = if end > 0 { self.spec.slow } else { Nanos::ZERO };
+        // Initiator and target take turns: answers find the one not ready, and requests the other.
+        let a_is_slow = self.spec.service == Service::Xrc && !self.life.is_multiple_of(2);
+        let slow = if (end == 0) == a_is_slow { self.spec.slow } else { Nanos::ZERO };
         self.ends[end].late = [(now + Nanos(slow.0 / 2), rtr), (now + slow, rts)].into();
         self.ends[end].usable = true;
         self.set_late(now, hosts);

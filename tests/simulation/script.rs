@@ -131,7 +131,8 @@ pub struct Channel {
     /// Entries of each end's completion queue.
     pub cq: u32,
     pub sig_all: bool,
-    /// Ends other than a come to RTR and RTS so much later.
+    /// Ends other than a come to RTR and RTS so much later; of an extended connection a instead of b
+    /// in every other life.
     pub slow: Nanos,
     /// Its applications look at their completions when an event tells of one, and events are held back so. `None`: they look all
     /// the time.
