@@ -66,15 +66,7 @@ impl Qp {
     fn plan_ack(&self, psn: Psn, msn: u32, syndrome: Syndrome, reason: TxReason) -> TxPlan {
         let bth = Bth { opcode: Opcode::RC_ACKNOWLEDGE, psn, ..self.bth() };
         let ext = Ext::Aeth(Aeth { syndrome: syndrome.into(), msn });
-        TxPlan {
-            bth,
-            ext,
-            payload_len: 0,
-            inline: None,
-            way: None,
-            reason,
-            origin: Origin::Reply,
-        }
+        TxPlan { bth, ext, payload_len: 0, inline: None, way: None, reason, origin: Origin::Reply }
     }
 
     fn plan_atomic_response(&self, ctx: &Ctx<'_>, slot: u8) -> Option<TxPlan> {

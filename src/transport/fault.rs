@@ -15,8 +15,8 @@
 //! payload of a READ response         the peer: remote access error
 //! ```
 
-use super::replies::Reply;
 use super::check::Check;
+use super::replies::Reply;
 use super::responder::{Refusal, is_last};
 use super::{Ctx, Qp, Verdict};
 use crate::verbs::{AsyncEvent, EventKind, QpState, RecvWr, SendFlags, SendWr, WcOpcode, WcStatus};

@@ -19,7 +19,8 @@ impl Qp {
     /// The invalidation that a SEND carries. A key that is not to be invalidated is an access error to the peer, and
     /// the receive completes as rdma_rxe's does (class J in `rxe_resp.c`; its peer gets an acknowledgement all the same).
     pub(super) fn invalidate(&mut self, ctx: &mut Ctx<'_>, key: u32) -> Result<(), Refusal> {
-        let refused = |why: memory::Refusal| Refusal { check: why.into(), receive: Some(WcStatus::RemInvReq) };
+        let refused =
+            |why: memory::Refusal| Refusal { check: why.into(), receive: Some(WcStatus::RemInvReq) };
         ctx.memory.invalidate(self.user(), key, true).map_err(refused)
     }
 

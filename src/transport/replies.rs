@@ -92,7 +92,9 @@ impl Replies {
 
     /// Appends a reply; an acknowledgement directly behind another takes its place. False: full.
     pub fn push(&mut self, reply: Reply) -> bool {
-        if let (Reply::Ack { psn, msn, again }, Some(last @ Reply::Ack { .. })) = (reply, self.queue.back_mut()) {
+        if let (Reply::Ack { psn, msn, again }, Some(last @ Reply::Ack { .. })) =
+            (reply, self.queue.back_mut())
+        {
             let answers_anew = matches!(last, Reply::Ack { again: false, .. });
             *last = Reply::Ack { psn, msn, again: again && !answers_anew };
             return true;

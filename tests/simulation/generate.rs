@@ -8,7 +8,8 @@ use roxie::verbs::{Mtu, WrOpcode};
 use crate::flow::{INLINE, service_has};
 use crate::focus::Focus;
 use crate::script::{
-    Action, Channel, Grant, Held, Hosts, Op, Part, Place, Rule, Script, Service, Srq, SrqPlace, Timed, Trouble, Way,
+    Action, Channel, Grant, Held, Hosts, Op, Part, Place, Rule, Script, Service, Srq, SrqPlace, Timed,
+    Trouble, Way,
 };
 use crate::srq::LARGEST;
 

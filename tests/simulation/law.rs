@@ -56,7 +56,9 @@ impl Law {
         // Whose receives are in memory that goes is not only the one who is named.
         let shares = |other: usize| spec.srqs.iter().any(|srq| script.channels[other].srqs.contains(srq));
         let shared_inboxes = script.actions.iter().filter_map(|timed| match timed.action {
-            Action::Deregister(way, Part::Inbox) if way.channel < script.channels.len() && shares(way.channel) => {
+            Action::Deregister(way, Part::Inbox)
+                if way.channel < script.channels.len() && shares(way.channel) =>
+            {
                 Some([false, true].map(|back| (Way { channel, back }, Part::Inbox)))
             }
             _ => None,
@@ -81,7 +83,8 @@ impl Law {
             }),
             handles_go: script.has(|action| matches!(action, Action::DestroyHandle(of) if *of == channel)),
             srqs_go: spec.service == Service::Xrc
-                && script.has(|action| matches!(action, Action::DestroySrq(of) if spec.srqs.contains(&of.srq))),
+                && script
+                    .has(|action| matches!(action, Action::DestroySrq(of) if spec.srqs.contains(&of.srq))),
             mtu_shrinks: script.has(|action| matches!(action, Action::LinkMtu(host, _) if ours(host))),
             queues_overflow: spec.cq < 512,
             keeps_order: any(|t| matches!(t, Trouble::Double | Trouble::Delay(_))) == 0,

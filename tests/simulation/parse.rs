@@ -5,7 +5,8 @@ use roxie::verbs::{Mtu, WrOpcode};
 use roxie::wire::Opcode;
 
 use crate::script::{
-    Action, Channel, FrameName, Held, Hosts, Op, Place, Rule, Script, Service, Srq, SrqPlace, Timed, Trouble, Way,
+    Action, Channel, FrameName, Held, Hosts, Op, Place, Rule, Script, Service, Srq, SrqPlace, Timed, Trouble,
+    Way,
 };
 use crate::text::{GRANTS, KINDS, OPCODES, PARTS, SERVICES};
 
@@ -165,7 +166,9 @@ fn parse_channel(words: &mut Words<'_>) -> Parsed<Channel> {
                 let (count, period) = value.split_once(',').ok_or("events=1,0us tells of each completion")?;
                 channel.events = Some(Held { count: number(count, name)?, period: time(period)? });
             }
-            "srq" => channel.srqs = value.split(',').map(|name| numbered(name, 's')).collect::<Parsed<_>>()?,
+            "srq" => {
+                channel.srqs = value.split(',').map(|name| numbered(name, 's')).collect::<Parsed<_>>()?
+            }
             _ => return Err(format!("`{word}` is nothing that a channel has")),
         }
     }

@@ -362,7 +362,8 @@ impl Script {
     /// Hosts on which a shared receive queue stands: all at which something arrives that takes from it.
     pub fn hosts_of(&self, srq: usize) -> Vec<usize> {
         let users = self.channels.iter().filter(|channel| channel.srqs.contains(&srq));
-        let receivers = |channel: &Channel| channel.ends[usize::from(channel.service.is_one_way())..].to_vec();
+        let receivers =
+            |channel: &Channel| channel.ends[usize::from(channel.service.is_one_way())..].to_vec();
         let mut hosts: Vec<usize> = users.flat_map(receivers).collect();
         hosts.sort_unstable();
         hosts.dedup();

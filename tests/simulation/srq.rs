@@ -229,11 +229,15 @@ impl SharedQueue {
         assert!(armed == 0 || status.waiting >= armed, "{place}: {status:?}: nobody was told");
         let taken = self.posted - u64::from(status.waiting);
         let late = self.open.range(taken..).count() as u64;
-        assert!(late == u64::from(status.waiting), "{place}: {late} of {status:?} were not taken in their order");
+        assert!(
+            late == u64::from(status.waiting),
+            "{place}: {late} of {status:?} were not taken in their order"
+        );
         let missing = self.open.range(..taken).count();
         // A completion queue that was full has lost some.
         let counters = host.worker.counters();
-        let lost = counters.iter().find(|(name, _)| *name == "cq_overflow").map_or(0, |(_, lost)| *lost as usize);
+        let lost =
+            counters.iter().find(|(name, _)| *name == "cq_overflow").map_or(0, |(_, lost)| *lost as usize);
         let explained = self.leaks + users + lost;
         assert!(missing <= explained, "{place}: {missing} receives are missing, {explained} may be");
         let lengths = self.layout.offsets.iter().map(|_| u64::from(self.room));

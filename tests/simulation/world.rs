@@ -200,7 +200,9 @@ impl<'a> World<'a> {
             while let Some(event) = self.net.hosts[number].event() {
                 self.outcome.add(event_name(event), 1);
                 let ports = matches!(event, AsyncEvent::Port(_));
-                let known = ports || self.take_shared_event(number, event) || self.links.iter_mut().any(|link| link.take_event(number, event));
+                let known = ports
+                    || self.take_shared_event(number, event)
+                    || self.links.iter_mut().any(|link| link.take_event(number, event));
                 assert!(known, "host {}: {event:?} is about nothing that is there", number + 1);
             }
         }
@@ -300,9 +302,11 @@ impl<'a> World<'a> {
         for link in self.links.iter_mut().filter(|link| link.uses(number)) {
             link.forget(self.net.now, &mut self.net.hosts, number);
         }
-        self.srqs.iter().map(|srq| srq.borrow_mut()).filter(|srq| srq.place.host == number).for_each(|mut srq| {
-            srq.forget();
-        });
+        self.srqs.iter().map(|srq| srq.borrow_mut()).filter(|srq| srq.place.host == number).for_each(
+            |mut srq| {
+                srq.forget();
+            },
+        );
         for (name, value) in self.net.hosts[number].worker.counters() {
             *self.past[number].entry(name).or_default() += value;
         }
@@ -385,7 +389,9 @@ impl<'a> World<'a> {
     fn moderate(&mut self, place: Place, held: Held) {
         let World { net, links, .. } = self;
         let end = links.get(place.channel).and_then(|link| link.ends.get(place.end));
-        let Some((host, cq)) = end.and_then(|end| Some((end.host, end.qp.as_ref()?.cq_index))) else { return };
+        let Some((host, cq)) = end.and_then(|end| Some((end.host, end.qp.as_ref()?.cq_index))) else {
+            return;
+        };
         moderate(&mut net.hosts[host], cq, held).expect("a queue that is there");
     }
 

@@ -3,10 +3,10 @@
 //! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
 //! [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and [`placement`] memory.
 //! [`uc`] and [`ud`] are the services without acknowledgements, [`srq`] and [`xrc`] receives that many share, [`queues`] completion
-//! queues. [`off_path`] is what strangers send, [`counters`] what is counted, [`reasons`] what a capture is told and [`log`] a QP remembers,
-//! [`parts`] the
-//! pieces that can be had without a NIC.
+//! queues. [`off_path`] is what strangers send, [`counters`] what is counted, [`reasons`] what a capture is told, [`checks`] that
+//! it names each check of a request, and [`log`] what a QP remembers, [`parts`] the pieces that can be had without a NIC.
 
+mod checks;
 mod counters;
 mod hostile;
 mod log;

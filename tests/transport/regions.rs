@@ -18,7 +18,12 @@ const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 const PAGE: usize = 4096;
 
 impl Stage {
-    fn register(&mut self, access: Access, start: u64, memory: HostMemory) -> Result<Region, ControlError> {
+    pub(crate) fn register(
+        &mut self,
+        access: Access,
+        start: u64,
+        memory: HostMemory,
+    ) -> Result<Region, ControlError> {
         let pd = self.host.pd();
         match self.host.call(self.now, Command::RegisterMemory { pd, access, start, memory })? {
             Reply::Memory(index, key) => Ok(Region { index, key }),
@@ -76,9 +81,9 @@ fn memory(length: usize) -> HostMemory {
 }
 
 #[derive(Clone, Copy)]
-struct Region {
+pub(crate) struct Region {
     index: MrIndex,
-    key: u32,
+    pub(crate) key: u32,
 }
 
 fn bytes(memory: &HostMemory, offset: u64, length: usize) -> Vec<u8> {
@@ -88,13 +93,13 @@ fn bytes(memory: &HostMemory, offset: u64, length: usize) -> Vec<u8> {
 }
 
 /// Pages of which any can be taken away.
-struct Pages {
+pub(crate) struct Pages {
     base: *mut u8,
     count: usize,
 }
 
 impl Pages {
-    fn new(count: usize) -> Pages {
+    pub(crate) fn new(count: usize) -> Pages {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping anywhere.
@@ -103,25 +108,25 @@ impl Pages {
         Pages { base: base.cast(), count }
     }
 
-    fn take_away(&self, page: usize) {
+    pub(crate) fn take_away(&self, page: usize) {
         self.protect(page, libc::PROT_NONE);
     }
 
-    fn give_back(&self, page: usize) {
+    pub(crate) fn give_back(&self, page: usize) {
         self.protect(page, libc::PROT_READ | libc::PROT_WRITE);
     }
 
-    fn protect(&self, page: usize, protection: i32) {
+    pub(crate) fn protect(&self, page: usize, protection: i32) {
         assert!(page < self.count);
         // SAFETY: a page of the mapping, into which no reference exists.
         assert_eq!(unsafe { libc::mprotect(self.base.add(page * PAGE).cast(), PAGE, protection) }, 0);
     }
 
-    fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.base as u64
     }
 
-    fn memory(&self) -> HostMemory {
+    pub(crate) fn memory(&self) -> HostMemory {
         // SAFETY: no reference into the mapping exists.
         unsafe { HostMemory::on_demand(self.address(), self.count * PAGE) }.expect("allowed on oneself")
     }
@@ -134,7 +139,7 @@ impl Drop for Pages {
     }
 }
 
-const ON_DEMAND: Access =
+pub(crate) const ON_DEMAND: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::ON_DEMAND);
 
 fn on_demand(count: usize) -> (Stage, Pages, Region) {

@@ -16,9 +16,9 @@ const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
 /// A window and the key that it has.
-struct Window {
+pub(crate) struct Window {
     index: MwIndex,
-    key: u32,
+    pub(crate) key: u32,
 }
 
 impl Stage {
@@ -60,7 +60,7 @@ impl Stage {
         window.key = new_key;
     }
 
-    fn bound(&mut self, kind: MwType) -> Window {
+    pub(crate) fn bound(&mut self, kind: MwType) -> Window {
         let mut window = self.window(kind);
         self.post_bind(1, &mut window, kind, 64);
         self.wait(SOON);

@@ -18,7 +18,7 @@ const SRQN: Srqn = Srqn(0x12_3456);
 const FULL: [u8; 256] = [0x5a; 256];
 
 /// What answers say, without what other tests look at.
-type Said = Vec<(Opcode, u32, Option<Syndrome>)>;
+pub(crate) type Said = Vec<(Opcode, u32, Option<Syndrome>)>;
 
 fn ack(psn: u32) -> (Opcode, u32, Option<Syndrome>) {
     (Opcode::XRC_ACKNOWLEDGE, psn, Some(Syndrome::Ack { credits: 31 }))
@@ -29,7 +29,7 @@ fn nak(psn: u32, code: NakCode) -> (Opcode, u32, Option<Syndrome>) {
 }
 
 /// A target and two queues in its domain.
-struct Target {
+pub(crate) struct Target {
     stage: Stage,
     xrcd: XrcdId,
     qp: QpHandle,
@@ -38,7 +38,10 @@ struct Target {
 
 impl Target {
     fn new() -> Target {
-        let mut stage = Stage::new();
+        Target::on(Stage::new())
+    }
+
+    pub(crate) fn on(mut stage: Stage) -> Target {
         let xrcd = stage.host.open_xrcd();
         let queues = [(); 2].map(|()| queue(&mut stage, xrcd));
         let qp = stage.host.create_xrc_target(xrcd);
@@ -54,12 +57,12 @@ impl Target {
         }
     }
 
-    fn post(&self, queue: usize, wr_id: u64, length: u32) {
+    pub(crate) fn post(&self, queue: usize, wr_id: u64, length: u32) {
         let sges = [self.stage.memory.sge(0, length)];
         self.stage.host.post_srq_recv(&self.queues[queue].0, wr_id, &sges).expect("room");
     }
 
-    fn ask(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) -> Said {
+    pub(crate) fn ask(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) -> Said {
         let dest_qp = self.qp.qpn;
         let bth = Bth { opcode, dest_qp, psn: Psn::new(psn), ack_req: true, ..Bth::default() };
         self.stage.send(&bth, &ext, payload);
@@ -69,6 +72,10 @@ impl Target {
     fn send(&mut self, queue: usize, psn: u32) -> Said {
         let srqn = self.queues[queue].0.number;
         self.ask(Opcode::XRC_SEND_ONLY, psn, Ext::Xrc(XrcEth { srqn: srqn.0 }), &[7, 8, 9])
+    }
+
+    pub(crate) fn number(&self, queue: usize) -> Srqn {
+        self.queues[queue].0.number
     }
 
     fn completed(&self, queue: usize) -> Vec<Wc> {
