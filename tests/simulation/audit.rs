@@ -32,6 +32,7 @@ impl World<'_> {
         for (name, value) in totals.iter().flatten() {
             self.outcome.add(name, *value);
         }
+        self.check_logs();
         self.take_down();
         for (name, due) in &self.script.expected {
             let count = self.outcome.counts.get(name.as_str()).copied().unwrap_or(0);
@@ -39,6 +40,22 @@ impl World<'_> {
         }
         self.outcome.strikes = std::mem::take(&mut self.records.get().strikes);
         self.outcome
+    }
+
+    /// The event logs say what the script expects, in its order.
+    fn check_logs(&mut self) {
+        let mut seen: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        for (place, text) in &self.script.logs {
+            let end = &self.links[place.channel].ends[place.end];
+            let qp = end.qp.as_ref().unwrap_or_else(|| panic!("{place} has no QP"));
+            let answer = self.net.hosts[end.host].call(self.net.now, Command::QueryLog(qp.handle.index));
+            let Ok(Answer::QpLog(records)) = answer else { panic!("the log of {place}: {answer:?}") };
+            let lines: Vec<String> = records.iter().map(ToString::to_string).collect();
+            let from = seen.entry((place.channel, place.end)).or_default();
+            let found = lines[*from..].iter().position(|line| line.contains(text.as_str()));
+            let found = found.unwrap_or_else(|| panic!("{place}: no `{text}` from {from} on in {lines:#?}"));
+            *from += found + 1;
+        }
     }
 
     /// What a host has counted, with what its former NICs had.

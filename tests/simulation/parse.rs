@@ -266,6 +266,7 @@ impl Script {
             weather: Vec::new(),
             actions: Vec::new(),
             expected: Vec::new(),
+            logs: Vec::new(),
         };
         for (i, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or("").trim();
@@ -297,6 +298,11 @@ impl Script {
                 let count = words.number("how often")?;
                 let name: Vec<&str> = words.words.by_ref().collect();
                 self.expected.push((name.join(" "), count));
+            }
+            "log" => {
+                let place = words.place()?;
+                let text: Vec<&str> = words.words.by_ref().collect();
+                self.logs.push((place, text.join(" ")));
             }
             name if is_numbered(name, 's') => {
                 if numbered(name, 's')? != self.srqs.len() {

@@ -21,6 +21,8 @@ pub struct Script {
     pub actions: Vec<Timed>,
     /// How often something must have been counted in the end, by its name.
     pub expected: Vec<(String, u64)>,
+    /// What the event log of an end's QP must say in the end, in this order.
+    pub logs: Vec<(Place, String)>,
 }
 
 /// What all hosts have in common.

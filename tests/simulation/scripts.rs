@@ -25,6 +25,36 @@ fn every_script_that_taught_something_still_holds() {
     assert!(count > 0, "there are scripts");
 }
 
+/// What recovery has to teach: one script each, whose name says so.
+const LESSONS: [&str; 9] = [
+    "a_lost_last_packet_is_found_by_time",
+    "a_gap_is_asked_for_once",
+    "a_receiver_that_is_not_ready_is_asked_again_later",
+    "a_duplicate_read_is_read_again",
+    "an_acknowledgement_that_overtakes_a_read_is_a_nak",
+    "a_silent_peer_ends_the_retries_one_by_one",
+    "a_lost_atomic_answer_is_given_again",
+    "a_peer_that_forgets_ends_the_retries",
+    "a_shared_queue_that_runs_dry_makes_one_wait_and_all_arrive",
+];
+
+#[test]
+fn each_lesson_says_what_completes_and_what_the_log_tells() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts");
+    for name in LESSONS {
+        let text = std::fs::read_to_string(folder.join(name).with_extension("txt"));
+        let text = text.unwrap_or_else(|why| panic!("{name}: {why}"));
+        let words = text.lines().filter(|line| line.starts_with('#')).count();
+        let script = Script::parse(&text).unwrap_or_else(|why| panic!("{name}: {why}"));
+        assert!(words >= 1 && !script.expected.is_empty() && !script.logs.is_empty(), "{name} says too little");
+        assert!(run(&script, None).is_ok(), "{name}");
+        // It would notice: none of what it expects is there by itself.
+        let mut other = script.clone();
+        other.logs.push((other.logs[0].0, "what no log says".into()));
+        assert!(run(&other, None).is_err(), "{name} expects nothing of the log");
+    }
+}
+
 /// `SCRIPT=path` runs that script alone.
 #[test]
 fn one_script() {

@@ -16,6 +16,7 @@
 //! at 20us reset q1.b
 //! at 20us arm s1 h2 3
 //! expect 1 rc Write              so often in the end
+//! log q1.a sequence NAK          the event log of the QP says so
 //! ```
 //!
 //! [`crate::parse`] reads it.
@@ -285,6 +286,9 @@ impl fmt::Display for Script {
         }
         for (name, count) in &self.expected {
             writeln!(f, "expect {count} {name}")?;
+        }
+        for (place, text) in &self.logs {
+            writeln!(f, "log {place} {text}")?;
         }
         Ok(())
     }
