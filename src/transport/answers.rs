@@ -15,9 +15,9 @@ impl Qp {
         loop {
             let reply = self.responder.replies.front()?;
             let plan = match reply {
-                Reply::Ack { psn, msn, again } => {
+                Reply::Ack { psn, msn } => {
                     let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
-                    let reason = if again { TxReason::AnswerAgain } else { TxReason::Answer };
+                    let reason = self.responder.reason_of_ack();
                     Some(self.plan_ack(psn, msn, syndrome, reason))
                 }
                 Reply::Nak { psn, msn, why } => {

@@ -17,8 +17,6 @@ pub enum Reply {
         psn: Psn,
         /// Messages completed by then.
         msn: u32,
-        /// It answers nothing but duplicates.
-        again: bool,
     },
     /// Refuses `psn`, or asks for it.
     Nak {
@@ -80,6 +78,16 @@ impl Replies {
         self.queue.retain(|r| *r != reply);
     }
 
+    /// True if an acknowledgement stands last, with which the next one becomes one.
+    pub(super) fn ends_with_ack(&self) -> bool {
+        matches!(self.queue.back(), Some(Reply::Ack { .. }))
+    }
+
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
     /// True if none waits.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
@@ -92,11 +100,8 @@ impl Replies {
 
     /// Appends a reply; an acknowledgement directly behind another takes its place. False: full.
     pub fn push(&mut self, reply: Reply) -> bool {
-        if let (Reply::Ack { psn, msn, again }, Some(last @ Reply::Ack { .. })) =
-            (reply, self.queue.back_mut())
-        {
-            let answers_anew = matches!(last, Reply::Ack { again: false, .. });
-            *last = Reply::Ack { psn, msn, again: again && !answers_anew };
+        if let (Reply::Ack { .. }, Some(last @ Reply::Ack { .. })) = (reply, self.queue.back_mut()) {
+            *last = reply;
             return true;
         }
         if self.queue.len() == self.bound {

@@ -8,7 +8,7 @@ use super::planted::PlantedBug;
 use super::replies::{Replies, Reply};
 use super::requester::packets_for;
 use super::scatter::{self, FramePayload, ListError};
-use super::{AtomicOp, Ctx, DmaIn, Qp, Verdict};
+use super::{AtomicOp, Ctx, DmaIn, Qp, TxReason, Verdict};
 use crate::limits::{MAX_MESSAGE, MAX_SGE};
 use crate::verbs::{
     Access, AsyncEvent, EventKind, PdId, QpType, RecvWr, Sge, Srqn, Wc, WcFlags, WcOpcode, WcStatus,
@@ -85,6 +85,8 @@ pub struct Responder {
     pub(super) srqn: Srqn,
     /// A NAK has asked for `expected`: silence until it comes.
     nak_sent: bool,
+    /// The acknowledgement that was queued last answers nothing but duplicates.
+    answers_duplicates: bool,
     /// Packets since the last acknowledgement was queued.
     unacknowledged: u32,
     pub(super) replies: Replies,
@@ -103,6 +105,7 @@ impl Responder {
             receive_pd,
             srqn: Srqn::default(),
             nak_sent: false,
+            answers_duplicates: false,
             unacknowledged: 0,
             replies: Replies::new(max_resources.into()),
             resources: Vec::with_capacity(max_resources.into()),
@@ -147,11 +150,31 @@ impl Responder {
         self.replies.truncate_behind(is_refusal);
     }
 
-    /// `again`: a duplicate, and nothing new.
-    fn acknowledge(&mut self, again: bool) {
+    /// Acknowledges a duplicate.
+    #[cold]
+    fn acknowledge_again(&mut self) {
+        let nothing_new = self.answers_duplicates || !self.replies.ends_with_ack();
+        self.acknowledge();
+        self.answers_duplicates = nothing_new;
+    }
+
+    /// The check that a packet failed which does not go on with the message under way.
+    #[cold]
+    fn out_of_order(&self) -> Check {
+        if self.message == Message::None { Check::NotBegun } else { Check::MidMessage }
+    }
+
+    /// Why the acknowledgement leaves that is the oldest reply.
+    pub(super) fn reason_of_ack(&self) -> TxReason {
+        let again = self.answers_duplicates && self.replies.len() == 1;
+        if again { TxReason::AnswerAgain } else { TxReason::Answer }
+    }
+
+    fn acknowledge(&mut self) {
         self.unacknowledged = 0;
+        self.answers_duplicates = false;
         let psn = Psn::new(self.expected.value().wrapping_sub(1));
-        let ack = Reply::Ack { psn, msn: self.msn, again };
+        let ack = Reply::Ack { psn, msn: self.msn };
         if PlantedBug::AckBeforeReadResponse.is() {
             self.replies.push_front(ack);
         } else {
@@ -273,11 +296,7 @@ impl Qp {
             Message::Send { .. } => goes_on && info.operation == Operation::Send,
             Message::Write { .. } => goes_on && info.operation == Operation::Write,
         };
-        match (fits, self.responder.message) {
-            (true, _) => Ok(()),
-            (false, Message::None) => Err(Check::NotBegun),
-            (false, _) => Err(Check::MidMessage),
-        }
+        if fits { Ok(()) } else { Err(self.responder.out_of_order()) }
     }
 
     pub(super) fn check_length(&self, packet: &Packet) -> Result<(), Check> {
@@ -471,7 +490,7 @@ impl Qp {
         r.expected = r.expected.next();
         r.unacknowledged += 1;
         if packet.bth.ack_req || r.unacknowledged >= ctx.limits.ack_coalesce {
-            r.acknowledge(false);
+            r.acknowledge();
         }
     }
 
@@ -481,7 +500,7 @@ impl Qp {
         ctx.counters.duplicate_request += 1;
         let queued = match packet.info().operation {
             Operation::Send | Operation::Write => {
-                self.responder.acknowledge(true);
+                self.responder.acknowledge_again();
                 true
             }
             Operation::ReadRequest => self.read_again(ctx, packet),

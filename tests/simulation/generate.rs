@@ -116,7 +116,16 @@ pub fn script(seed: u64) -> Script {
         swarm.focus(focus, &mut channels, &mut weather, &mut actions);
     }
     actions.sort_by_key(|timed| timed.at);
-    Script { seed, hosts, srqs: swarm.srqs, channels, weather, actions, expected: Vec::new(), logs: Vec::new() }
+    Script {
+        seed,
+        hosts,
+        srqs: swarm.srqs,
+        channels,
+        weather,
+        actions,
+        expected: Vec::new(),
+        logs: Vec::new(),
+    }
 }
 
 /// Each completion tells of itself, or events are held back.

@@ -46,7 +46,10 @@ fn each_lesson_says_what_completes_and_what_the_log_tells() {
         let text = text.unwrap_or_else(|why| panic!("{name}: {why}"));
         let words = text.lines().filter(|line| line.starts_with('#')).count();
         let script = Script::parse(&text).unwrap_or_else(|why| panic!("{name}: {why}"));
-        assert!(words >= 1 && !script.expected.is_empty() && !script.logs.is_empty(), "{name} says too little");
+        assert!(
+            words >= 1 && !script.expected.is_empty() && !script.logs.is_empty(),
+            "{name} says too little"
+        );
         assert!(run(&script, None).is_ok(), "{name}");
         // It would notice: none of what it expects is there by itself.
         let mut other = script.clone();

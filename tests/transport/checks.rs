@@ -192,7 +192,8 @@ fn requests_of_xrc_say_which_queue_they_should_have_named() {
 
 #[test]
 fn what_an_unreliable_connection_drops_is_dropped_for_a_check_as_well() {
-    let cases: [(Check, Opcode, fn(&Stage) -> (Reth, usize)); 6] = [
+    type Wrong = fn(&Stage) -> (Reth, usize);
+    let cases: [(Check, Opcode, Wrong); 6] = [
         (Check::PacketLength, Opcode::UC_WRITE_FIRST, |stage| (stage.reth(0, 600), 8)),
         (Check::MessageLength, Opcode::UC_WRITE_ONLY, |stage| (stage.reth(0, 8), 4)),
         (Check::TooLong, Opcode::UC_WRITE_FIRST, |stage| (stage.reth(0, u32::MAX), 256)),
