@@ -322,7 +322,10 @@ impl<'a> World<'a> {
         };
         let any = [ALIVE, &[QpState::Err, QpState::Reset]].concat();
         if link.modify(net.now, &mut net.hosts, place.end, &any, &state(QpState::Reset)) {
-            // What completed before is there to be seen.
+            // What happened before is there to be seen.
+            self.take_events();
+            let World { net, links, .. } = self;
+            let link = &mut links[place.channel];
             link.look(net.now, &net.hosts, true);
             link.abandon(place.end);
         }
@@ -345,6 +348,9 @@ impl<'a> World<'a> {
         }
         // What was posted before is fetched, and flushed if it must be, and its end is seen before.
         net.hosts[link.ends[place.end].host].poll(net.now);
+        self.take_events();
+        let World { net, links, .. } = self;
+        let link = &mut links[place.channel];
         link.look(net.now, &net.hosts, true);
         if !link.modify(net.now, &mut net.hosts, place.end, from, &attr) {
             return;
