@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::limits::CmLimits;
 use crate::time::Nanos;
 use crate::timer::TimerWheel;
-use crate::wire::cm::{Ari, CmMessage, CommId, Kind, PrivateData, Rej, RejReason, Stage};
+use crate::wire::cm::{Ari, CmMessage, CommId, Dreq, Kind, PrivateData, Rej, RejReason, Stage};
 use crate::wire::mad::MAD_LEN;
 use crate::wire::{Gid, Qpn};
 
@@ -115,6 +115,21 @@ impl Manager {
             }
             _ => Ok(connection.parameters),
         }
+    }
+
+    /// The DREQ that would end an established connection, for whoever outlives this manager: if it dies with its consumer, the
+    /// peer can still be told. `None`: the connection is not established.
+    pub fn farewell(&self, id: CommId) -> Option<Transmit> {
+        let connection = self.table.get(id).filter(|connection| connection.state == State::Established)?;
+        let dreq = Dreq {
+            local_comm_id: id,
+            remote_comm_id: connection.remote_id,
+            remote_qpn: connection.parameters.dest_qpn?,
+            private_data: PrivateData::EMPTY,
+        };
+        // A transaction that no message of ours has: they count from 1.
+        let tid = u64::from(id.0);
+        Some(Transmit { route: connection.route, mad: CmMessage::Dreq(dreq).to_mad(tid) })
     }
 
     /// Connections and resolutions that are known, those that linger included.
@@ -269,7 +284,6 @@ impl Manager {
         let Some(connection) = self.table.get_mut(id) else { return };
         let deadline = now + connection.linger;
         let key = connection.connected_key();
-        connection.connected = None;
         self.forget_peer_qp(key, id);
         self.set_timer(id, deadline);
     }

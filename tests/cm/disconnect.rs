@@ -260,6 +260,23 @@ fn bring_to(pair: &mut Pair, stop: u32) -> (usize, CommId) {
     (B, b)
 }
 
+/// As a launcher does for a program that was killed.
+#[test]
+fn a_farewell_ends_the_connection_at_the_peer_when_the_manager_is_no_more() {
+    for end in [A, B] {
+        let (mut pair, _) = Pair::listening();
+        let ids = pair.established();
+        let ids = [ids.0, ids.1];
+        let farewell = pair.ends[end].farewell(ids[end]).unwrap();
+        assert!(pair.lose(end).is_empty(), "it is only made");
+        pair.ends[end] = roxie::cm::Manager::new(super::pair::config(end));
+        assert_eq!(pair.ends[end].farewell(ids[end]), None);
+        pair.give(1 - end, &farewell);
+        let event = pair.event(1 - end);
+        assert!(matches!(event, Event::DisconnectRequested { id, .. } if id == ids[1 - end]));
+    }
+}
+
 #[test]
 fn messages_that_answer_nothing_are_counted_and_no_more() {
     let (mut pair, _) = Pair::listening();

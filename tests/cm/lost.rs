@@ -120,6 +120,25 @@ fn a_reply_that_comes_again_while_the_consumer_gets_ready_is_told_to_wait() {
 }
 
 #[test]
+fn a_reply_comes_again_when_the_time_that_the_peer_asked_for_is_over() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    pair.settle();
+    let b = pair.accept();
+    pair.settle();
+    pair.ends[A].delay(a, 21, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    let began = pair.now;
+    assert_eq!(pair.state(B, b), Some(State::MraRepRcvd));
+    pair.wait_for(B);
+    assert!(pair.now - began > Nanos(4096 << 21));
+    // The peer may ask for more time once more.
+    assert_eq!((pair.state(B, b), pair.deliver(B)), (Some(State::RepSent), vec![Kind::Rep]));
+    assert_eq!(pair.deliver(A), [Kind::Mra]);
+    assert_eq!(pair.state(B, b), Some(State::MraRepRcvd));
+}
+
+#[test]
 fn a_lost_ready_is_recovered_by_the_reply_that_comes_again() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();

@@ -2,7 +2,7 @@
 
 use roxie::cm::{ConnectRequest, Event, HowDisconnected, LocalQp, Manager, State};
 use roxie::verbs::{Psn, Qpn};
-use roxie::wire::cm::{Kind, RejReason};
+use roxie::wire::cm::{CmMessage, Dreq, Kind, Rej, RejReason};
 
 use super::pair::{A, B, Pair, acceptance, config, request};
 
@@ -96,6 +96,43 @@ fn old_copies_of_a_request_do_not_open_a_connection_that_is_over() {
     pair.give(B, &req);
     pair.no_events();
     assert_eq!((pair.ends[B].connections(), pair.lose(B).len()), (1, 0));
+}
+
+/// The request came twice, and the second copy when the first acceptance was over for B but not for A.
+#[test]
+fn a_second_acceptance_of_one_request_is_refused() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    let req = pair.outbox(A)[0].clone();
+    pair.settle();
+    pair.accept();
+    pair.settle();
+    assert!(matches!(pair.event(A), Event::Reply { .. }));
+    forget(&mut pair, B);
+    pair.ends[B].listen(super::pair::SERVICE, roxie::cm::ListenOn::Any, 1).unwrap();
+    pair.give(B, &req);
+    let second = pair.accept();
+    pair.settle();
+    let event = pair.event(B);
+    assert!(
+        matches!(&event, Event::Rejected { id, reject } if *id == second && reject.reason == RejReason::INVALID_COMM_ID),
+        "{event:?}"
+    );
+    assert_eq!((pair.state(A, a), pair.events(A).len()), (Some(State::RepRcvd), 0));
+}
+
+#[test]
+fn messages_of_another_connection_of_the_peer_do_not_count() {
+    let (mut pair, _) = Pair::listening();
+    let (a, b) = pair.established();
+    let other = roxie::wire::cm::CommId(a.0 ^ 1);
+    let remote_qpn = Qpn::new(0x22);
+    let dreq = Dreq { local_comm_id: other, remote_comm_id: b, remote_qpn, ..Dreq::default() };
+    pair.forge(B, 1, &CmMessage::Dreq(dreq));
+    let rej = Rej { local_comm_id: other, remote_comm_id: b, reason: RejReason::CONSUMER, ..Rej::default() };
+    pair.forge(B, 1, &CmMessage::Rej(rej));
+    assert_eq!((pair.state(B, b), pair.ends[B].counters().unknown_id), (Some(State::Established), 2));
+    pair.no_events();
 }
 
 #[test]

@@ -8,6 +8,7 @@
 #![allow(unreachable_pub)]
 
 mod input;
+mod management;
 mod targets;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -125,4 +126,9 @@ fn commands_take_any_numbers() {
 #[test]
 fn queues_may_be_scribbled_over() {
     run("queues", targets::queues);
+}
+
+#[test]
+fn management_datagrams_leave_a_manager_in_bounds() {
+    run("management", management::management);
 }

@@ -5,6 +5,8 @@
 
 #[path = "../input.rs"]
 mod input;
+#[path = "../management.rs"]
+mod management;
 #[path = "../targets.rs"]
 mod targets;
 
@@ -12,12 +14,13 @@ use std::sync::OnceLock;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 5] = [
+const TARGETS: [(&str, Target); 6] = [
     ("parser", targets::parser),
     ("capture", targets::capture),
     ("packets", targets::packets),
     ("commands", targets::commands),
     ("queues", targets::queues),
+    ("management", management::management),
 ];
 
 fn chosen() -> Target {
