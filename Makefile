@@ -13,6 +13,7 @@ build:
 	uverbs-shim/link target/release
 
 demo: build
+	@.ci/setup demo
 	./target/release/roxie demo
 
 test:

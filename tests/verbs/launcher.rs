@@ -78,3 +78,25 @@ fn what_cannot_be_run_says_why_and_ends_as_shells_do() {
     assert_eq!(nowhere.status.code(), Some(3), "{nowhere:?}");
     assert!(nowhere.said.contains("nowhere") && nowhere.said.contains("left"), "{nowhere:?}");
 }
+
+#[test]
+fn the_demo_measures_unmodified_programs_beside_its_own() {
+    if skip("the_demo_measures_unmodified_programs_beside_its_own", &["ib_write_bw", "ib_send_lat"]) {
+        return;
+    }
+    // Its turn, though the network is the demo's own.
+    let site = Site::new("l-demo");
+    let captures = tempfile::tempdir().unwrap();
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_roxie"));
+    demo.args(["demo", "--json", "--seconds", "0.2", "--port", "udp", "--capture"]).arg(captures.path());
+    let measured = Running::start(&site.near, demo).finish();
+    assert!(measured.status.success(), "{measured:?}");
+    let object = measured.said.lines().find(|line| line.starts_with('{')).expect("the object");
+    let report: serde_json::Value = serde_json::from_str(object).unwrap();
+    for figure in
+        ["perf_gbps", "ib_write_bw_gbps", "bandwidth_ratio", "perf_us", "ib_send_lat_us", "latency_ratio"]
+    {
+        let value = report["programs"][0][figure].as_f64();
+        assert!(value.is_some_and(|value| value > 0.0), "{figure}: {report}");
+    }
+}

@@ -4,6 +4,7 @@
 //! `verify` compares data, `recovery` loses a packet and has the ladder drawn, `report` the table.
 
 mod connection;
+mod programs;
 mod recovery;
 mod report;
 mod site;
@@ -31,6 +32,7 @@ use roxie::verbs::WcStatus;
 use crate::common::output;
 use crate::floor::{Floor, Threads};
 use connection::{Connection, SMALL};
+use programs::Programs;
 use report::{Report, Row, Skipped, median};
 use site::{Kind, Link, Site};
 use verify::Verified;
@@ -69,7 +71,8 @@ numbers, each beside its floor:
 The floor is the same kind of port on a second veth pair between the same namespaces, in the same run, with no \
 transport on top: it shows what the kernel's path costs. Floor and Roxie take turns, five times; medians are shown, \
 and of the ratios the median of the five. Then the same WRITEs with 1 % of the packets lost at each end, and \
-one lost packet in slow motion: a ladder drawn from the captures of both ends.
+one lost packet in slow motion: a ladder drawn from the captures of both ends. Last, unmodified programs: ib_write_bw and \
+ib_send_lat of perftest through `roxie run`, in turn with `roxie perf`, which does the same without the verbs library.
 
 All of it over AF_XDP (`xdp`, as root) and over UDP sockets (`udp`, for anyone: in a user namespace, else between \
 loopback addresses). `memory` joins the NICs in this process: it is what is left if sockets are refused. Nothing is \
@@ -91,6 +94,9 @@ pub(crate) struct Arguments {
     /// 1: one thread turns both NICs, right for few cores; 2: one thread each
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     threads: u8,
+    /// Leave out the unmodified programs
+    #[arg(long)]
+    no_programs: bool,
     /// Where to write the captures; default: target/demo if there is a target, else the directory for temporary files
     #[arg(long, value_name = "DIRECTORY")]
     capture: Option<PathBuf>,
@@ -283,6 +289,7 @@ impl Demo<'_> {
         let kinds = if asked { self.arguments.port.clone() } else { vec![Kind::Xdp, Kind::Udp] };
         let mut report = Report {
             rows: Vec::new(),
+            programs: Vec::new(),
             skipped: Vec::new(),
             network: self.site.description.clone(),
             threads,
@@ -330,7 +337,37 @@ impl Demo<'_> {
         let (row, drawing) = self.measure(&link, connection, floor, round)?;
         report.rows.push(row);
         ladder.get_or_insert(drawing);
+        if !self.arguments.no_programs {
+            report.programs.extend(self.programs(&link)?);
+        }
         Ok(())
+    }
+
+    /// Unmodified programs, if they can be run.
+    fn programs(&self, link: &Link) -> Result<Option<Programs>, Failure> {
+        if let Some(why) = programs::missing(link) {
+            self.console.say(format_args!("{:>8} unmodified programs: skipped: {why}", ""));
+            return Ok(None);
+        }
+        let found = programs::measure(link, &self.interrupt)?;
+        let Programs {
+            perf_gbps,
+            ib_write_bw_gbps,
+            bandwidth_ratio,
+            perf_us,
+            ib_send_lat_us,
+            latency_ratio,
+            ..
+        } = found;
+        self.console.say(format_args!(
+            "{:>8} {:<14} {ib_write_bw_gbps:>8.2} Gb/s, roxie perf {perf_gbps:.2} Gb/s (64 KiB WRITEs), ratio {bandwidth_ratio:.2}",
+            "", "ib_write_bw"
+        ));
+        self.console.say(format_args!(
+            "{:>8} {:<14} {ib_send_lat_us:>8.2} us, roxie perf {perf_us:.2} us (8 B, half a round trip), ratio {latency_ratio:.2}",
+            "", "ib_send_lat"
+        ));
+        Ok(Some(found))
     }
 
     fn threads(&self) -> Threads {

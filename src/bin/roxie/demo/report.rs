@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::programs::Programs;
 use super::site::Kind;
 
 /// What was measured with one kind of port.
@@ -43,6 +44,8 @@ pub(super) struct Skipped {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
     pub(super) rows: Vec<Row>,
+    /// Unmodified programs beside their like in Rust.
+    pub(super) programs: Vec<Programs>,
     pub(super) skipped: Vec<Skipped>,
     pub(super) network: String,
     pub(super) threads: u8,

@@ -271,6 +271,21 @@ impl Link {
         Ok([open(1)?, open(2)?])
     }
 
+    /// True if the two ends are namespaces, which other processes can enter.
+    pub(super) fn has_namespaces(&self) -> bool {
+        self.namespaces.is_some()
+    }
+
+    /// The interface that RDMA goes over, at either end.
+    pub(super) fn interface(&self) -> &'static str {
+        Lane::Rdma.interface()
+    }
+
+    /// The address of the near end on it.
+    pub(super) fn server(&self) -> IpAddr {
+        self.address(Lane::Rdma, 1)
+    }
+
     fn address(&self, lane: Lane, host: u8) -> IpAddr {
         if self.namespaces.is_some() { lane.address(host) } else { lane.loopback_address(host) }
     }
@@ -284,7 +299,7 @@ impl Link {
     }
 
     /// Runs `f` in the namespace of a host, if there are namespaces.
-    fn within<T: Send>(&self, host: u8, f: impl FnOnce() -> T + Send) -> io::Result<T> {
+    pub(super) fn within<T: Send>(&self, host: u8, f: impl FnOnce() -> T + Send) -> io::Result<T> {
         match &self.namespaces {
             Some(namespaces) => if host == 1 { &namespaces.near } else { &namespaces.far }.run(f),
             None => Ok(f()),

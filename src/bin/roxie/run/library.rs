@@ -10,7 +10,7 @@ const NAME: &str = "libibverbs.so.1";
 
 /// The library.
 #[derive(Debug)]
-pub(super) struct Library {
+pub(crate) struct Library {
     path: PathBuf,
 }
 
@@ -19,7 +19,7 @@ impl Library {
     ///
     /// # Errors
     /// If it is in none of them.
-    pub(super) fn find() -> Result<Library, Failure> {
+    pub(crate) fn find() -> Result<Library, Failure> {
         let here = env::current_exe().ok();
         let beside = here.as_deref().and_then(Path::parent).map(Path::to_owned);
         let named = env::var_os("ROXIE_LIB").map(PathBuf::from);

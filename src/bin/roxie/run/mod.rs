@@ -19,7 +19,7 @@ use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
 
 use crate::common::{Failure, output, usable_interface};
-use library::Library;
+pub(crate) use library::Library;
 use preflight::Preflight;
 
 /// Which port the device stands on.
