@@ -23,6 +23,8 @@ kernel=6.1
 
 # Modules by need: the NIC, RoCE, its user interfaces, emulated networks.
 modules=(virtio_pci virtio_net rdma_rxe ib_uverbs rdma_ucm ib_umad sch_netem)
+# Packed and loaded only where the host's programs are to run in the guest.
+modules_for_host=(9pnet_virtio 9p overlay)
 # Where the kernel has them: 6.1's rxe asks for "crc32" by name, and without crc32_generic `rdma link add` fails with
 # ENOENT; later ones have it built in.
 modules_if_there=(crc32_generic)
@@ -143,13 +145,14 @@ add_module() {
 
 add_modules() {
     local tree=$1 version=$2 module file base=$cache/root
-    local need=("${modules[@]}") shown=("modprobe" -d "$base" -S "$version" -C /dev/null --show-depends)
+    local need=("${modules[@]}") packed shown=(modprobe -d "$base" -S "$version" -C /dev/null --show-depends)
     # The image package leaves modules.dep to its postinst.
     [ -e "$base/lib/modules/$version/modules.dep.bin" ] || depmod -b "$base" "$version"
     for module in "${modules_if_there[@]}"; do
         if "${shown[@]}" "$module" >/dev/null 2>&1; then need=("$module" "${need[@]}"); fi
     done
-    for module in "${need[@]}"; do
+    packed=("${need[@]}" "${modules_for_host[@]}")
+    for module in "${packed[@]}"; do
         # Built-in ones print "builtin NAME"; some insmod lines carry parameters after the path.
         "${shown[@]}" "$module" | sed -n 's/^insmod \([^ ]*\).*/\1/p'
     done | sort -u | while read -r file; do add_module "$file" "$tree"; done

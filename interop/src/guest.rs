@@ -41,6 +41,15 @@ impl fmt::Display for Kernel {
     }
 }
 
+/// What a guest has beside its own files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Files {
+    /// Nothing.
+    Own,
+    /// The host's root below `/host`, to be read; what is written there stays in the guest's memory.
+    Host,
+}
+
 /// A built guest: kernel, initramfs, peer program.
 #[derive(Clone, Debug)]
 pub struct Image {
@@ -176,13 +185,31 @@ impl Guest {
     ///
     /// The guest ends with the calling thread.
     pub fn start(image: &Image, namespace: &Namespace, host: u8, log: &Path) -> Result<Guest, Error> {
+        Guest::start_with(image, namespace, host, log, Files::Own)
+    }
+
+    /// The same, with these files.
+    pub fn start_with(
+        image: &Image,
+        namespace: &Namespace,
+        host: u8,
+        log: &Path,
+        files: Files,
+    ) -> Result<Guest, Error> {
         namespace.add_tap(&format!("tap{host}"))?;
         if let Some(folder) = log.parent() {
             fs::create_dir_all(folder).map_err(Error::file(folder))?;
         }
         let console = File::create(log).map_err(Error::file(log))?;
         let also = console.try_clone().map_err(Error::file(log))?;
-        let mut command = image.command(namespace, host, "");
+        let append = if files == Files::Host { " roxie.host" } else { "" };
+        let mut command = image.command(namespace, host, append);
+        if files == Files::Host {
+            command.args([
+                "-virtfs",
+                "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
+            ]);
+        }
         let line = command_line(&command);
         let qemu = command
             .stdin(Stdio::null())

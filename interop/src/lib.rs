@@ -13,6 +13,7 @@ pub mod local;
 pub mod network;
 pub mod pattern;
 pub mod peer;
+pub mod pyverbs;
 pub mod report;
 pub mod rows;
 pub mod wire;

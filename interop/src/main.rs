@@ -4,6 +4,7 @@
 
 mod runner;
 
+use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,9 +12,10 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use interop::end::End;
 use interop::error::Error;
-use interop::guest::{self, Guest, Image, Kernel};
+use interop::guest::{self, Files, Guest, Image, Kernel};
 use interop::local::{self, Site};
 use interop::network::{INTERFACE, Namespace, address};
+use interop::pyverbs;
 use interop::rows::{self, Case, Family, PortKind, Row};
 
 /// Runs Roxie against real RoCE peers.
@@ -43,6 +45,16 @@ enum Command {
     List(Selection),
     /// Print the tables of packets that nobody should send, as `wrong.md` has them.
     Wrong,
+    /// Run rdma-core's own Python tests on rdma_rxe, and hold what they come to against its column in
+    /// tests/verbs/pyverbs.txt (of kernel 6.1).
+    Pyverbs {
+        /// The guest's kernel.
+        #[arg(long, value_enum, default_value_t)]
+        kernel: KernelArgument,
+        /// Write the column anew.
+        #[arg(long, conflicts_with = "kernel")]
+        write: bool,
+    },
     /// The guest by itself.
     #[command(subcommand)]
     Guest(GuestCommand),
@@ -178,13 +190,13 @@ impl Selection {
 }
 
 /// The namespace and the guest; the log is `target/interop/guest.log`.
-fn start_guest(kernel: Kernel) -> Result<(Namespace, Guest), Error> {
+fn start_guest(kernel: Kernel, files: Files) -> Result<(Namespace, Guest), Error> {
     if let Some(lack) = guest::host_lacks() {
         return Err(Error::Host(lack));
     }
     let image = Image::build(kernel, false)?;
     let namespace = Namespace::create()?;
-    let guest = Guest::start(&image, &namespace, 2, &guest::output_folder().join("guest.log"))?;
+    let guest = Guest::start_with(&image, &namespace, 2, &guest::output_folder().join("guest.log"), files)?;
     println!("the guest answers after {:.1} s", guest.booted_in().as_secs_f64());
     Ok((namespace, guest))
 }
@@ -212,7 +224,7 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
         let mut roxie = local::open(&site);
         return runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep, &arguments.report());
     }
-    let (namespace, guest) = start_guest(arguments.kernel.into())?;
+    let (namespace, guest) = start_guest(arguments.kernel.into(), Files::Own)?;
     let mut peer = guest.peer(&namespace)?;
     let addresses = [address(1, Family::V4), address(1, Family::V6)];
     let rxe_flush_icrc = peer.quirks().flush_has_wrong_icrc;
@@ -224,8 +236,35 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
 
 fn self_check(selection: &Selection, kernel: Kernel) -> Result<bool, Error> {
     let rows = selection.rows()?;
-    let (namespace, guest) = start_guest(kernel)?;
+    let (namespace, guest) = start_guest(kernel, Files::Own)?;
     runner::self_check(&rows, &mut guest.peer(&namespace)?, &mut guest.peer(&namespace)?)
+}
+
+/// Prints what each test comes to; true if that is what the table says, or, of another kernel than the table's, no less.
+fn run_pyverbs(kernel: Kernel, write: bool) -> Result<bool, Error> {
+    if let Some(lack) = pyverbs::host_lacks() {
+        return Err(Error::Host(lack));
+    }
+    let (namespace, guest) = start_guest(kernel, Files::Host)?;
+    let mut peer = guest.peer(&namespace)?;
+    println!("peer: {} on kernel {}", peer.about().device, peer.about().kernel);
+    let found = pyverbs::outcomes(&mut peer)?;
+    for (test, outcome) in &found {
+        println!("{test} {outcome}");
+    }
+    let path = pyverbs::table_path();
+    let table = fs::read_to_string(&path).map_err(Error::file(&path))?;
+    if write {
+        fs::write(&path, pyverbs::with_column(&table, &found)).map_err(Error::file(&path))?;
+    }
+    let differences = pyverbs::differences(&table, &found);
+    for (difference, _) in &differences {
+        println!("differs: {difference}");
+    }
+    let count = |wanted: &str| found.values().filter(|outcome| *outcome == wanted).count();
+    println!("{} pass, {} skip, {} fail", count("pass"), count("skip"), count("fail"));
+    let bad = differences.iter().any(|(_, less)| *less || kernel == Kernel::V6_1);
+    Ok(write || !bad)
 }
 
 fn dispatch(command: &Command) -> Result<bool, Error> {
@@ -242,6 +281,7 @@ fn dispatch(command: &Command) -> Result<bool, Error> {
             print!("{}", interop::exec::table::page());
             Ok(true)
         }
+        Command::Pyverbs { kernel, write } => run_pyverbs((*kernel).into(), *write),
         Command::Guest(GuestCommand::Build { refresh, kernel }) => {
             println!("{}", Image::build((*kernel).into(), *refresh)?.folder().display());
             Ok(true)

@@ -40,6 +40,22 @@ class Lines(unittest.TestResult):
         self.line(test, "fail", f"{err[0].__name__}: {err[1]}")
 
 
+def know_interfaces_by_parent(base):
+    """rdma_rxe's devices have no device/net in sysfs, but a file that names their interface. Without it, tests that need an
+    address are skipped."""
+    by_device = base.RDMATestCase._get_ip_mac
+
+    def by_parent(self, device, port, index):
+        parent = f"/sys/class/infiniband/{device}/parent"
+        if not os.path.exists(parent):
+            return by_device(self, device, port, index)
+        with open(parent) as file:
+            address, mac = self.get_ip_mac_address(file.read().strip())
+        self.args.append([device, port, index, address, mac])
+
+    base.RDMATestCase._get_ip_mac = by_parent
+
+
 def flat(suite):
     for test in suite:
         if isinstance(test, unittest.TestSuite):
@@ -59,7 +75,9 @@ def main():
     sys.argv = [sys.argv[0], "--dev", device, "--gid", gid]
     parser.parse_args()
     import tests
+    from tests import base
 
+    know_interfaces_by_parent(base)
     loader = unittest.TestLoader()
     names = wanted or [m for m in tests.__test_modules__]
     suite = unittest.TestSuite(

@@ -1,0 +1,130 @@
+//! rdma-core's own Python tests on rdma_rxe in the guest, for the column of rxe in `tests/verbs/pyverbs.txt`.
+//!
+//! They are the same tests, by the same runner, as those that `tests/verbs/pyverbs.rs` has Roxie pass: the host's Python, in a
+//! guest that sees the host's files.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::network::run;
+use crate::peer::Peer;
+
+/// They take some 20 s on an idle host.
+const WITHIN: Duration = Duration::from_secs(110);
+/// The guest's IPv4 GID.
+const GID_INDEX: &str = "1";
+/// The places of a line's words: the test, what it comes to on Roxie, and on rdma_rxe.
+const NAME: usize = 0;
+const RXE: usize = 2;
+
+/// The workspace, whose files the guest sees in the same place below `/host`.
+fn workspace() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}
+
+/// The table's file.
+pub fn table_path() -> PathBuf {
+    workspace().join("tests/verbs/pyverbs.txt")
+}
+
+/// What this host lacks to run them, or `None`.
+pub fn host_lacks() -> Option<String> {
+    let pyverbs = Path::new("/usr/lib/python3/dist-packages/pyverbs");
+    (!pyverbs.is_dir()).then(|| "python3-pyverbs is not installed (.ci/setup test)".into())
+}
+
+/// Runs the tests in a guest that sees the host's files. What each comes to, by name: `pass`, `skip` or `fail`.
+///
+/// # Errors
+/// If the tests cannot be had or do not end.
+pub fn outcomes(peer: &mut Peer) -> Result<BTreeMap<String, String>, Error> {
+    let sources = run(&mut Command::new(workspace().join(".ci/rdma-core-tests")))?;
+    let runner = workspace().join("tests/verbs/run_pyverbs.py").display().to_string();
+    let device = peer.about().device.clone();
+    let words = ["/host", "/usr/bin/python3", &runner, sources.trim(), &device, GID_INDEX];
+    let job = peer.spawn("chroot", &words.map(str::to_owned))?;
+    let ended = peer.wait(job, WITHIN)?;
+    let found: BTreeMap<String, String> = ended.output.lines().filter_map(outcome).collect();
+    if ended.code == Some(0) {
+        return Ok(found);
+    }
+    let last: Vec<&str> = ended.output.lines().rev().take(3).collect();
+    Err(Error::Guest(format!("the Python tests did not end well ({:?}): {}", ended.code, last.join(" / "))))
+}
+
+/// A line of the runner: the test, what it came to, why. What tests print themselves is none.
+fn outcome(line: &str) -> Option<(String, String)> {
+    let mut words = line.split(' ');
+    let (name, outcome) = (words.next()?, words.next()?);
+    let known = name.starts_with("tests.") && ["pass", "skip", "fail"].contains(&outcome);
+    known.then(|| (name.to_owned(), outcome.to_owned()))
+}
+
+/// The table with rxe's column as found. A test that was not found keeps its word.
+pub fn with_column(table: &str, found: &BTreeMap<String, String>) -> String {
+    let line = |line: &str| {
+        let mut words: Vec<&str> = line.splitn(RXE + 2, ' ').collect();
+        if let Some(outcome) = words.first().and_then(|name| found.get(*name))
+            && words.len() > RXE
+        {
+            words[RXE] = outcome;
+        }
+        words.join(" ") + "\n"
+    };
+    table.lines().map(line).collect()
+}
+
+/// How good an outcome is; no outcome is worse than any.
+fn rank(outcome: &str) -> usize {
+    ["fail", "skip", "pass"].iter().position(|known| *known == outcome).map_or(0, |rank| rank + 1)
+}
+
+/// Where the column is not what was found: `test: found instead of expected`, and whether that is less.
+pub fn differences(table: &str, found: &BTreeMap<String, String>) -> Vec<(String, bool)> {
+    let mut differences = Vec::new();
+    for line in table.lines().filter(|line| !line.starts_with('#')) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let (name, expected) = (words[NAME], words.get(RXE).copied().unwrap_or_default());
+        let got = found.get(name).map_or("nothing", String::as_str);
+        if got != expected {
+            differences.push((format!("{name}: {got} instead of {expected}"), rank(got) < rank(expected)));
+        }
+    }
+    differences
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "# made by hand\ntests.a.b pass fail\ntests.a.c skip pass no such thing here\n";
+
+    #[test]
+    fn a_column_is_replaced_and_all_else_stays() {
+        let found = ["tests.a.b pass", "tests.a.c skip for a reason", "# tests.a.d", "a print"];
+        let found: BTreeMap<String, String> = found.into_iter().filter_map(outcome).collect();
+        assert_eq!(found.len(), 2);
+        assert_eq!(
+            differences(TABLE, &found),
+            [
+                ("tests.a.b: pass instead of fail".to_owned(), false),
+                ("tests.a.c: skip instead of pass".to_owned(), true)
+            ]
+        );
+        let table = with_column(TABLE, &found);
+        assert_eq!(table, "# made by hand\ntests.a.b pass pass\ntests.a.c skip skip no such thing here\n");
+        assert!(differences(&table, &found).is_empty());
+    }
+
+    #[test]
+    fn a_test_that_did_not_run_differs() {
+        assert_eq!(
+            differences("tests.a.b pass pass\n", &BTreeMap::new()),
+            [("tests.a.b: nothing instead of pass".to_owned(), true)]
+        );
+    }
+}
