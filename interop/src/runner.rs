@@ -90,10 +90,15 @@ pub(crate) fn self_check(rows: &[Row], a: &mut Peer, b: &mut Peer) -> Result<boo
     let of_verbs = |row: &&Row| {
         row.requester == Side::Peer
             && row.port == rows[0].port
-            && matches!(
-                row.case,
-                Case::Transfer { fault: Fault::None, .. } | Case::Error(_) | Case::Feature(_)
-            )
+            && match row.case {
+                Case::Transfer { fault, .. } => fault == Fault::None,
+                Case::Error(_) => true,
+                // Neither side has memory for it.
+                Case::Feature(feature) => {
+                    feature != Feature::FlushPersistent || !a.quirks().wants_persistent_memory
+                }
+                _ => false,
+            }
     };
     let rows: Vec<Row> = rows.iter().filter(of_verbs).copied().collect();
     let report = output_folder().join("self-check.json");
