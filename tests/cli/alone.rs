@@ -22,6 +22,25 @@ fn every_operation_is_measured_in_one_process() {
 }
 
 #[test]
+fn a_failure_is_told_with_what_led_to_it() {
+    // No packet gets through: the retries end.
+    for command in ["pingpong rc", "perf send bw"] {
+        let run = run(&format!("{command} --port memory -n 100000 --timeout 8 --retry 2 --fault drop=1.0"));
+        run.failed(
+            1,
+            &[
+                "the event log of QPN 0x",
+                "no acknowledgement in time: timeout: go back and send again",
+                "no acknowledgement in time: work request fails, QP to error",
+                "Rts -> Err",
+            ],
+        );
+    }
+    let good = run("pingpong rc --port memory -n 50").succeeded();
+    assert!(!good.stderr.contains("event log"), "{good:#?}");
+}
+
+#[test]
 fn a_lossy_link_is_survived_and_what_was_sent_again_is_told() {
     let run =
         run("perf write bw --port memory -n 200 -s 16384 -t 4 --timeout 8 --fault drop=0.02,seed=3 --json");

@@ -9,6 +9,7 @@ use roxie::host::Device;
 use roxie::limits::MAX_WR;
 use roxie::verbs::{Mtu, QpType};
 
+use crate::common::health::tell_logs;
 use crate::common::stream::{self, Stream};
 use crate::common::{DeviceOptions, EXIT_CODES, Failure, Opened, PortKind, THREAD};
 
@@ -230,7 +231,8 @@ fn finish(
     mut end: Box<dyn Game + '_>,
     client: bool,
 ) -> Result<(), Failure> {
-    let outcome = end.play(client)?;
+    // While its queue pairs are there to be asked.
+    let outcome = end.play(client).inspect_err(|_| tell_logs(device))?;
     end.leave(options.device.timeout);
     outcome.print(options.json)?;
     options.device.finish_capture(device)
@@ -245,7 +247,7 @@ fn both_ends(kind: Kind, options: &Options, opened: &Opened, far: &Device) -> Re
         let server = scope.spawn(move || {
             let mut end = new_game(kind, &quiet, far, 0)?;
             end.meet_client(&mut far_stream)?;
-            end.play(false)?;
+            end.play(false).inspect_err(|_| tell_logs(far))?;
             end.leave(quiet.device.timeout);
             Ok(())
         });

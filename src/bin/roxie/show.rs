@@ -22,7 +22,7 @@ use crate::common::{DeviceOptions, EXIT_CODES, Failure, PortKind, first_gid, no_
     long_about = "Prints what a device is or would be. `device` and `gids` ask the kernel and open nothing, unless \
         --open is given; `qps` and `counters` open a device of their own and show that one: a device lives in the \
         process that opened it, and nothing of another process's can be seen from here. (Programs that run one, such \
-        as `roxie perf --json`, report its counters themselves.)",
+        as `roxie perf --json`, report its counters themselves, and when they fail the event logs of their queue pairs.)",
     after_help = EXIT_CODES
 )]
 pub(crate) struct Arguments {
@@ -60,13 +60,7 @@ enum What {
     )]
     Gids(DeviceOptions),
     /// The queue pairs of a device that is opened for this
-    Qps {
-        /// Tell of each what happened to it that was not routine
-        #[arg(long)]
-        events: bool,
-        #[command(flatten)]
-        options: DeviceOptions,
-    },
+    Qps(DeviceOptions),
     /// The counters of a device that is opened for this
     Counters(DeviceOptions),
 }
@@ -76,7 +70,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let shown = match &arguments.what {
         What::Device { open, options } => devices(options, *open, arguments.json),
         What::Gids(options) => gids(options, arguments.json),
-        What::Qps { events, options } => qps(options, *events, arguments.json),
+        What::Qps(options) => qps(options, arguments.json),
         What::Counters(options) => counters(options, arguments.json),
     };
     match shown {
@@ -288,18 +282,14 @@ fn own_device(options: &DeviceOptions) -> Result<Device, Failure> {
     Ok(device)
 }
 
-fn qps(options: &DeviceOptions, events: bool, json: bool) -> Result<(), Failure> {
+fn qps(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     let device = own_device(options)?;
     let all = device.qps();
-    let log = |qp: &roxie::nic::QpStatus| -> Vec<String> {
-        let records = if events { device.qp_log(qp.handle.index) } else { Vec::new() };
-        records.iter().map(ToString::to_string).collect()
-    };
     if json {
         let entry = |qp: &roxie::nic::QpStatus| {
             json!({ "qpn": qp.handle.qpn.value(), "state": format!("{:?}", qp.state),
                     "sq_psn": qp.sq_psn.value(), "rq_psn": qp.rq_psn.value(),
-                    "dest_qpn": qp.attributes.dest_qpn.value(), "events": log(qp) })
+                    "dest_qpn": qp.attributes.dest_qpn.value() })
         };
         return output::line(all.iter().map(entry).collect::<Value>());
     }
@@ -310,7 +300,6 @@ fn qps(options: &DeviceOptions, events: bool, json: bool) -> Result<(), Failure>
             qp.state,
             qp.attributes.dest_qpn.value()
         ))?;
-        log(qp).iter().try_for_each(|record| output::line(format_args!("  {record}")))?;
     }
     if all.is_empty() {
         output::line("no queue pairs")?;

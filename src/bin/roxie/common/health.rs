@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use roxie::host::Device;
-use roxie::verbs::{AsyncEvent, EventKind};
+use roxie::nic::QpEvent;
+use roxie::verbs::{AsyncEvent, EventKind, QpState};
 
 use super::{Failure, output};
 
@@ -42,6 +43,22 @@ impl Health {
             }
         }
     }
+}
+
+/// Tells what happened to the QPs of a device that was not routine: who reads of a failure wants to know what led to it.
+pub(crate) fn tell_logs(device: &Device) {
+    for qp in device.qps() {
+        let records = device.qp_log(qp.handle.index);
+        if records.iter().any(|record| !is_on_the_way_up(&record.event)) {
+            output::note(format_args!("the event log of QPN 0x{:06x}:", qp.handle.qpn.value()));
+            records.iter().for_each(|record| output::note(format_args!("  {record}")));
+        }
+    }
+}
+
+/// What every QP that is used goes through.
+fn is_on_the_way_up(event: &QpEvent) -> bool {
+    matches!(event, QpEvent::State { to: QpState::Init | QpState::Rtr | QpState::Rts, .. })
 }
 
 /// What an event means to somebody who waits; those of QPs show in their completions.

@@ -16,7 +16,7 @@ use super::plan::Plan;
 use super::report::Outcome;
 use super::session::Side;
 use super::{Measure, Operation, Service, bandwidth, latency};
-use crate::common::health::{Health, Silence};
+use crate::common::health::{Health, Silence, tell_logs};
 use crate::common::{DeviceOptions, Failure, Patience};
 
 /// Marks the completion of a receive; the rest of its `wr_id` is the index of the queue pair.
@@ -330,6 +330,10 @@ impl Side for Link<'_> {
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.device.counters()
+    }
+
+    fn tell_logs(&self) {
+        tell_logs(&self.device);
     }
 
     fn finish(&self) -> Result<(), Failure> {

@@ -41,6 +41,8 @@ pub(super) trait Side: Send {
     fn serve(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<(u64, ServerReport), Failure>;
     /// Counters so far.
     fn counters(&self) -> Vec<(&'static str, u64)>;
+    /// Tells what happened to its queue pairs that was not routine.
+    fn tell_logs(&self) {}
     /// Brings what is written beside the results to its end.
     fn finish(&self) -> Result<(), Failure> {
         Ok(())
@@ -54,7 +56,7 @@ pub(super) fn drive(
     plan: &Plan,
     json: bool,
 ) -> Result<(), Failure> {
-    let done = drive_all(&mut control, side, plan, json);
+    let done = drive_all(&mut control, side, plan, json).inspect_err(|_| side.tell_logs());
     tell(&mut control, &done);
     done.and_then(|()| side.finish())
 }
@@ -122,7 +124,7 @@ fn serve_all(
     wishes: &Wishes,
     summary: Summary<'_>,
 ) -> Result<(), Failure> {
-    let done = serve_rounds(&mut control, side, own, wishes, summary);
+    let done = serve_rounds(&mut control, side, own, wishes, summary).inspect_err(|_| side.tell_logs());
     tell(&mut control, &done);
     done.and_then(|()| side.finish())
 }
