@@ -21,7 +21,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cm", &["limits", "time", "timer", "verbs", "wire", "transport"]),
     ("engine", &["frame", "limits", "threads", "time", "port", "verbs", "shared", "nic"]),
     ("sim", &["frame", "time", "port", "verbs", "wire", "shared", "nic", "engine"]),
-    ("host", &["limits", "threads", "time", "port", "netdev", "verbs", "wire", "shared", "nic", "engine"]),
+    (
+        "host",
+        &["limits", "threads", "time", "port", "netdev", "verbs", "wire", "shared", "nic", "cm", "engine"],
+    ),
 ];
 
 /// Where `unsafe` may be, and why.

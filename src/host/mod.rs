@@ -39,6 +39,7 @@
 //! ```
 
 mod claim;
+mod connections;
 mod datagram;
 mod device;
 mod follow;
@@ -49,6 +50,7 @@ mod open;
 mod srq;
 
 pub use claim::PortPlan;
+pub use connections::{ConnectionService, Consumer};
 pub use datagram::{AddressHandle, AhOptions};
 pub use device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
 pub use gid_table::{GidEntry, GidOrder, GidTable};

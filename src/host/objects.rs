@@ -195,6 +195,11 @@ impl CompletionChannel {
         self.fd.as_fd()
     }
 
+    /// Takes back that an event waits.
+    pub(super) fn forget(&self) {
+        let _ = self.fd.read();
+    }
+
     /// Waits for an event. False: none came in time.
     pub fn wait(&self, timeout: Duration) -> bool {
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
@@ -256,15 +261,21 @@ impl CompletionQueue {
 
     /// Takes up to `out.len()` completions. If there is none and callers turn the device, runs a pass first.
     pub fn poll(&self, out: &mut [Wc]) -> usize {
-        let taken = self.take(out);
+        let taken = self.poll_ready(out);
         if taken > 0 || out.is_empty() {
             return taken;
         }
-        self.inner.device.inner.engine.help();
-        self.take(out)
+        self.turn();
+        self.poll_ready(out)
     }
 
-    fn take(&self, out: &mut [Wc]) -> usize {
+    /// Runs a pass if callers turn the device: what [`CompletionQueue::poll`] does when it finds nothing.
+    pub fn turn(&self) {
+        self.inner.device.inner.engine.help();
+    }
+
+    /// Takes up to `out.len()` completions that are there, and runs no pass.
+    pub fn poll_ready(&self, out: &mut [Wc]) -> usize {
         let mut ring = lock(&self.inner.ring);
         let mut taken = 0;
         for slot in out {

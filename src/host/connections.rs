@@ -1,0 +1,421 @@
+//! A connection manager on a device: [`cm::Manager`](crate::cm::Manager) behind QP1, with a thread that carries its messages.
+//!
+//! Whoever calls the manager sends what it wants sent, at once: a program that says good-bye and ends has said it. Two threads do
+//! the rest, both asleep as long as nothing happens. One takes what QP1 received and keeps the manager's time. The other finds the
+//! way to hosts that were not spoken to before, which may take a second if they do not answer; meanwhile the first goes on. The
+//! consumer is told under the lock that also guards the manager, so that what it knows of a connection and what the manager
+//! knows change together.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::datagram::{AddressHandle, AhOptions};
+use super::device::{Device, DeviceError};
+use super::memory::MemoryRegion;
+use super::objects::{CompletionChannel, CompletionQueue, ProtectionDomain, QueuePair};
+use crate::cm::{Arrival, Event, Manager, Route, Transmit};
+use crate::shared::Armed;
+use crate::threads::spawn_unsignalled;
+use crate::time::Nanos;
+use crate::verbs::{
+    Access, Mtu, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, SendWr, Wc, WcOpcode, WcStatus,
+};
+use crate::wire::Gid;
+use crate::wire::mad::{GSI_QKEY, MAD_LEN};
+
+/// Datagrams that may come before the thread looks.
+const RECEIVES: u32 = 256;
+/// Datagrams under way to the link.
+const SENDS: u32 = 64;
+/// Bytes before each datagram: the network header.
+const HEADER: usize = 40;
+/// Room for each: whatever a link carries, so that no peer fails QP1 with a datagram that is too long.
+const ROOM: usize = HEADER + Mtu::Mtu4096.bytes();
+/// Messages that wait for the way to a host to be found; more are dropped, and come again.
+const LOOKING: usize = 64;
+/// Ways that are kept.
+const WAYS: usize = 1024;
+/// Completions that are looked at together.
+const BATCH: usize = 32;
+/// Hops of an answer.
+const HOP_LIMIT: u8 = 64;
+
+/// Who uses a connection manager.
+pub trait Consumer: Send + 'static {
+    /// Something happened to a connection. The consumer may call the manager from here; it must not wait.
+    fn event(&mut self, manager: &mut Manager, now: Nanos, event: Event);
+}
+
+/// A connection manager with its consumer; see the module's page. Ends when it is dropped: connections are forgotten, peers are not
+/// told.
+#[derive(Debug)]
+pub struct ConnectionService<C: Consumer> {
+    inner: Arc<Inner<C>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Inner<C> {
+    core: Mutex<Core<C>>,
+    device: Device,
+    /// Messages whose way is not known; `None`: there are no more.
+    ask: SyncSender<Option<Transmit>>,
+    /// Wakes the first thread.
+    wake: EventFd,
+    stop: AtomicBool,
+}
+
+/// What changes together.
+#[derive(Debug)]
+struct Core<C> {
+    manager: Manager,
+    consumer: C,
+    gsi: Gsi,
+    outbox: VecDeque<Transmit>,
+    ways: HashMap<Way, Arc<AddressHandle>>,
+    /// What messages under way go along; free slots are empty.
+    under_way: Vec<Option<Arc<AddressHandle>>>,
+}
+
+/// The way of messages between two hosts. Flow labels are left out: no switch of RoCE's looks at QP1's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Way {
+    local: Gid,
+    remote: Gid,
+    traffic_class: u8,
+    hop_limit: u8,
+}
+
+impl Way {
+    fn of(route: &Route) -> Way {
+        Way {
+            local: route.local,
+            remote: route.remote,
+            traffic_class: route.traffic_class,
+            hop_limit: route.hop_limit,
+        }
+    }
+}
+
+impl<C: Consumer> ConnectionService<C> {
+    /// Claims the device's interface if that was left for later, makes QP1, and starts.
+    ///
+    /// # Errors
+    /// If the interface cannot be had, there is a QP1 already, or the system lacks memory, descriptors or threads.
+    pub fn start(
+        device: &Device,
+        manager: Manager,
+        consumer: C,
+    ) -> Result<ConnectionService<C>, DeviceError> {
+        let system = |what| move |source| DeviceError::System { what, source };
+        let (gsi, queue, channel) = Gsi::new(device)?;
+        let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
+        let wake =
+            wake.map_err(std::io::Error::from).map_err(system("an eventfd for the connection manager"))?;
+        let domain = gsi.domain.clone();
+        let core = Core {
+            manager,
+            consumer,
+            gsi,
+            outbox: VecDeque::new(),
+            ways: HashMap::new(),
+            under_way: vec![None; SENDS as usize],
+        };
+        let (ask, asked) = sync_channel(LOOKING);
+        let (core, stop) = (Mutex::new(core), AtomicBool::new(false));
+        let inner = Arc::new(Inner { core, device: device.clone(), ask, wake, stop });
+        let mut service = ConnectionService { inner: Arc::clone(&inner), threads: Vec::new() };
+        let finder = Arc::clone(&inner);
+        let started = [
+            spawn_unsignalled("roxie-cm-ways", move || finder.find_ways(&domain, &asked)),
+            spawn_unsignalled("roxie-cm", move || Carrier { inner: &inner, queue, channel }.run()),
+        ];
+        for thread in started {
+            service.threads.push(thread.map_err(system("a thread for the connection manager"))?);
+        }
+        Ok(service)
+    }
+
+    /// Calls the manager, under the lock of manager and consumer. What it wants sent is on its way when this returns, if the way is
+    /// known; the consumer has heard what there was to hear.
+    pub fn with<R>(&self, call: impl FnOnce(&mut Manager, &mut C, Nanos) -> R) -> R {
+        let inner = &*self.inner;
+        let mut core = inner.lock();
+        let now = inner.device.now();
+        let before = core.manager.next_deadline();
+        let result = {
+            let Core { manager, consumer, .. } = &mut *core;
+            call(manager, consumer, now)
+        };
+        core.settle(now);
+        let posted = core.send(&inner.ask);
+        let waiting = !core.outbox.is_empty() || core.manager.next_deadline() < before;
+        drop(core);
+        if posted {
+            inner.device.poll();
+        }
+        if waiting {
+            inner.wake();
+        }
+        result
+    }
+}
+
+impl<C: Consumer> Drop for ConnectionService<C> {
+    fn drop(&mut self) {
+        self.inner.stop.store(true, Relaxed);
+        self.inner.wake();
+        // Full: it finds out by itself that it is to stop.
+        let _ = self.inner.ask.try_send(None);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<C: Consumer> Core<C> {
+    /// Takes out what the manager has to tell and to send.
+    fn settle(&mut self, now: Nanos) {
+        while let Some(event) = self.manager.poll_event() {
+            self.consumer.event(&mut self.manager, now, event);
+        }
+        while let Some(transmit) = self.manager.poll_transmit() {
+            self.outbox.push_back(transmit);
+        }
+    }
+
+    /// Posts what is to be sent, as far as there is room. True: something was posted.
+    fn send(&mut self, ask: &SyncSender<Option<Transmit>>) -> bool {
+        let mut posted = false;
+        while let Some(slot) = self.under_way.iter().position(Option::is_none) {
+            let Some(transmit) = self.outbox.pop_front() else { break };
+            let Some(way) = self.ways.get(&Way::of(&transmit.route)) else {
+                // Full: the message is dropped, and comes again.
+                let _ = ask.try_send(Some(transmit));
+                continue;
+            };
+            let wr = SendWr { wr_id: slot as u64, ..way.send_to(Qpn::GSI, GSI_QKEY) };
+            if self.gsi.qp.post_send_inline(&wr, &transmit.mad).is_ok() {
+                self.under_way[slot] = Some(Arc::clone(way));
+                posted = true;
+            }
+        }
+        posted
+    }
+
+    /// A message has left, or has not.
+    fn sent(&mut self, wc: &Wc) {
+        if let Some(slot) = self.under_way.get_mut(wc.wr_id as usize) {
+            *slot = None;
+        }
+        if !matches!(wc.status, WcStatus::Success | WcStatus::WrFlush) {
+            // An error of a message stops the queue; those after it were flushed, and come again.
+            let _ = self.gsi.qp.modify(&QpAttr { state: Some(QpState::Rts), ..QpAttr::default() });
+        }
+    }
+
+    fn take_in(&mut self, now: Nanos, wc: &Wc) {
+        if wc.status != WcStatus::Success {
+            // QP1 is on its way out: nothing is received any more.
+            return;
+        }
+        let mut bytes = [0; HEADER + MAD_LEN];
+        let whole = wc.byte_len as usize == bytes.len();
+        if whole && self.gsi.received.read_at(wc.wr_id as usize * ROOM, &mut bytes).is_ok() {
+            let (header, mad) = bytes.split_at(HEADER);
+            if let Some(route) = way_back(header) {
+                self.manager.handle_mad(now, mad, &Arrival { route, src_qp: wc.src_qp });
+                self.settle(now);
+            }
+        }
+        // The queue has room: this receive has just left it.
+        let _ = self.gsi.post_receive(wc.wr_id);
+    }
+}
+
+impl<C: Consumer> Inner<C> {
+    fn lock(&self) -> MutexGuard<'_, Core<C>> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        // It can only be full if a wake-up is pending.
+        let _ = self.wake.write(1);
+    }
+
+    /// The second thread: from addresses to ways. A message whose way is not found is dropped, and comes again.
+    fn find_ways(&self, domain: &ProtectionDomain, asked: &Receiver<Option<Transmit>>) {
+        while let Ok(Some(transmit)) = asked.recv() {
+            if self.stop.load(Relaxed) {
+                return;
+            }
+            let way = Way::of(&transmit.route);
+            let options =
+                AhOptions { traffic_class: way.traffic_class, hop_limit: way.hop_limit, flow_label: 0 };
+            let found = self.device.address_vector(way.local, way.remote, &options);
+            if let Ok(handle) = found.and_then(|av| domain.create_ah_along(av)) {
+                let mut core = self.lock();
+                if core.ways.len() >= WAYS {
+                    // Those under way are kept by their messages.
+                    core.ways.clear();
+                }
+                core.ways.insert(way, Arc::new(handle));
+                core.outbox.push_front(transmit);
+                core.send(&self.ask);
+                drop(core);
+                self.device.poll();
+                self.device.step_aside();
+            }
+        }
+    }
+}
+
+/// QP1, and where its receives go.
+#[derive(Debug)]
+struct Gsi {
+    qp: QueuePair,
+    received: MemoryRegion,
+    domain: ProtectionDomain,
+}
+
+impl Gsi {
+    fn new(device: &Device) -> Result<(Gsi, CompletionQueue, CompletionChannel), DeviceError> {
+        let domain = device.alloc_pd()?;
+        let channel = CompletionChannel::new()?;
+        let queue = device.create_cq(RECEIVES + SENDS, Some(&channel))?;
+        let caps = QpCaps {
+            max_send_wr: SENDS,
+            max_recv_wr: RECEIVES,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: MAD_LEN as u32,
+        };
+        let init = QpInit { qp_type: QpType::Gsi, caps, sq_sig_all: true };
+        let qp = device.create_qp_as(&domain, &queue, &queue, &init)?;
+        let received = domain.register(RECEIVES as usize * ROOM, Access::LOCAL_WRITE)?;
+        qp.start_datagrams(GSI_QKEY, Psn::new(0))?;
+        let gsi = Gsi { qp, received, domain };
+        for slot in 0..RECEIVES {
+            gsi.post_receive(slot.into())?;
+        }
+        Ok((gsi, queue, channel))
+    }
+
+    fn post_receive(&self, slot: u64) -> Result<(), DeviceError> {
+        let place = self.received.sge(slot as usize * ROOM, ROOM as u32);
+        Ok(self.qp.post_recv(slot, &[place])?)
+    }
+}
+
+/// The first thread.
+struct Carrier<'a, C: Consumer> {
+    inner: &'a Inner<C>,
+    queue: CompletionQueue,
+    channel: CompletionChannel,
+}
+
+impl<C: Consumer> Carrier<'_, C> {
+    fn run(self) {
+        while !self.inner.stop.load(Relaxed) && !self.inner.device.has_failed() {
+            self.queue.arm(Armed::Next);
+            let mut batch = [Wc::default(); BATCH];
+            let came = self.queue.poll_ready(&mut batch);
+            let posted = self.turn(&batch[..came]);
+            if posted {
+                // It should leave now, and whoever else turns the device may be away.
+                self.inner.device.poll();
+                self.inner.device.step_aside();
+            }
+            if came == 0 {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Takes in what came, lets time pass for the manager, and sends what it wants sent. True: something was posted.
+    fn turn(&self, came: &[Wc]) -> bool {
+        let mut core = self.inner.lock();
+        let now = self.inner.device.now();
+        for wc in came {
+            if wc.opcode == WcOpcode::Recv {
+                core.take_in(now, wc);
+            } else {
+                core.sent(wc);
+            }
+        }
+        core.manager.handle_timeouts(now);
+        core.settle(now);
+        core.send(&self.inner.ask)
+    }
+
+    fn sleep(&self) {
+        let (deadline, now) = (self.inner.lock().manager.next_deadline(), self.inner.device.now());
+        let timeout = if deadline == Nanos::MAX {
+            PollTimeout::NONE
+        } else {
+            // Rounded up: a wake-up that is early finds nothing to do.
+            let milliseconds = deadline.0.saturating_sub(now.0).div_ceil(1_000_000);
+            PollTimeout::try_from(milliseconds.min(i32::MAX as u64) as i32).unwrap_or(PollTimeout::MAX)
+        };
+        let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds = [readable(self.channel.fd()), readable(self.inner.wake.as_fd())];
+        // A failed wait is a short one.
+        let _ = poll(&mut fds, timeout);
+        self.channel.forget();
+        let _ = self.inner.wake.read();
+        while self.queue.take_event() {}
+    }
+}
+
+/// The way back to the sender of a datagram, by its network header: IPv6 fills the bytes, IPv4 is in the last 20.
+fn way_back(header: &[u8]) -> Option<Route> {
+    let gid = |at: usize| -> Option<Gid> { Some(Gid(header.get(at..at + 16)?.try_into().ok()?)) };
+    let v4 = |at: usize| -> Option<Gid> {
+        let octets: [u8; 4] = header.get(at..at + 4)?.try_into().ok()?;
+        Some(Gid::from(IpAddr::from(octets)))
+    };
+    let (local, remote, traffic_class, flow_label) = match (header.first()? >> 4, header.get(20)?) {
+        (6, _) => {
+            let word = u32::from_be_bytes(header.get(..4)?.try_into().ok()?);
+            (gid(24)?, gid(8)?, (word >> 20) as u8, word & 0x000f_ffff)
+        }
+        (_, 0x45) => (v4(36)?, v4(32)?, header[21], 0),
+        _ => return None,
+    };
+    Some(Route { local, remote, traffic_class, flow_label, hop_limit: HOP_LIMIT })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_back_leads_to_the_sender_in_either_network_header() {
+        let mut v4 = [0; HEADER];
+        v4[20..]
+            .copy_from_slice(&[0x45, 0x0c, 0, 48, 0, 0, 0x40, 0, 63, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]);
+        let route = way_back(&v4).unwrap();
+        assert_eq!(
+            (route.remote.to_string(), route.local.to_string()),
+            ("::ffff:192.0.2.1".into(), "::ffff:192.0.2.2".into())
+        );
+        assert_eq!((route.traffic_class, route.hop_limit), (0x0c, 64));
+
+        let mut v6 = [0; HEADER];
+        v6[..8].copy_from_slice(&[0x60, 0xc1, 0x23, 0x45, 0, 28, 17, 7]);
+        (v6[8], v6[24]) = (0xfd, 0xfc);
+        let route = way_back(&v6).unwrap();
+        assert_eq!((route.remote.0[0], route.local.0[0]), (0xfd, 0xfc));
+        assert_eq!((route.traffic_class, route.flow_label), (0x0c, 0x1_2345));
+
+        assert_eq!(way_back(&[0; HEADER]), None);
+    }
+}
