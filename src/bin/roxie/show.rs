@@ -8,9 +8,10 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use nix::sys::resource::{Resource, getrlimit};
 use roxie::host::{Device, GidEntry, GidTable};
 use roxie::netdev::{Interface, interface_names};
-use roxie::port::xdp::program_holders;
+use roxie::port::xdp::{XdpConfig, program_holders};
 use roxie::verbs::Mtu;
 use serde_json::{Value, json};
 
@@ -91,12 +92,11 @@ fn devices(options: &DeviceOptions, open: bool, json: bool) -> Result<(), Failur
     if interfaces.is_empty() {
         return Err(Failure::Device("there is no Ethernet interface in this network namespace".into()));
     }
-    let obstacles = xdp_obstacles();
     if json {
-        let all: Vec<Value> = interfaces.iter().map(|i| interface_json(i, &obstacles)).collect();
+        let all: Vec<Value> = interfaces.iter().map(|i| interface_json(i, &xdp_obstacles(i))).collect();
         output::line(Value::from(all))
     } else {
-        interfaces.iter().try_for_each(|i| print_interface(i, &obstacles))
+        interfaces.iter().try_for_each(|i| print_interface(i, &xdp_obstacles(i)))
     }
 }
 
@@ -179,8 +179,8 @@ fn holders_text(id: u32) -> String {
     }
 }
 
-/// What speaks against AF_XDP, as far as can be told without trying.
-pub(crate) fn xdp_obstacles() -> Vec<String> {
+/// What speaks against AF_XDP on an interface, as far as can be told without trying.
+pub(crate) fn xdp_obstacles(interface: &Interface) -> Vec<String> {
     /// Bits of `capabilities(7)`.
     const NEEDED: [(&str, u64); 4] = [
         ("CAP_NET_ADMIN", 1 << 12),
@@ -201,8 +201,24 @@ pub(crate) fn xdp_obstacles() -> Vec<String> {
         if !missing.is_empty() {
             found.push(format!("this process lacks {}", missing.join(", ")));
         }
+        let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(u64::MAX, |(_, hard)| hard);
+        let needed = XdpConfig::new(interface.name.as_str()).packet_memory(interface.rx_queues as usize);
+        found.extend(locked_memory(effective, limit, needed));
     }
     found
+}
+
+/// Why the packet memory cannot be locked, given the effective capabilities, the hard limit and what is needed in bytes.
+fn locked_memory(capabilities: u64, limit: u64, needed: u64) -> Option<String> {
+    /// With either of them the limit is no obstacle (`capabilities(7)`): CAP_IPC_LOCK, CAP_SYS_RESOURCE.
+    const UNBOUND: u64 = 1 << 14 | 1 << 24;
+    (capabilities & UNBOUND == 0 && limit < needed).then(|| {
+        format!(
+            "{needed} bytes of packet memory are more than this process may lock ({limit}): `ulimit -l {}` as root first, \
+             LimitMEMLOCK={needed} in a systemd unit, or CAP_IPC_LOCK",
+            needed.div_ceil(1024)
+        )
+    })
 }
 
 /// What an address is good for.
@@ -327,6 +343,16 @@ mod tests {
         assert_eq!(mtu_text(1500), "1500 bytes: path MTU 1024 (2048 needs 2136)");
         assert_eq!(mtu_text(9000), "9000 bytes: path MTU 4096");
         assert!(mtu_text(300).contains("too small") && mtu_text(300).contains("344"));
+    }
+
+    #[test]
+    fn too_little_lockable_memory_is_told_with_what_would_be_enough() {
+        let needed = XdpConfig::new("eth0").packet_memory(2);
+        assert_eq!(needed, 2 * 2 * 2048 * 4096, "two queues, two directions, 2048 chunks of 4 KiB");
+        let told = locked_memory(0, 8 << 20, needed).expect("an obstacle");
+        assert!(told.contains("33554432 bytes") && told.contains("ulimit -l 32768"), "{told}");
+        assert_eq!(locked_memory(0, needed, needed), None);
+        assert_eq!(locked_memory(1 << 14, 0, needed), None, "CAP_IPC_LOCK");
     }
 
     #[test]

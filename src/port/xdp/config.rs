@@ -53,6 +53,13 @@ impl XdpConfig {
         }
     }
 
+    /// Bytes of packet memory that it locks on an interface with this many receive queues.
+    pub fn packet_memory(&self, rx_queues: usize) -> u64 {
+        let queues = if self.queues.is_empty() { rx_queues.max(1) } else { self.queues.len() };
+        // Chunks for each direction.
+        queues as u64 * 2 * u64::from(self.ring) * u64::from(super::open::CHUNK)
+    }
+
     /// Checks what does not depend on the interface.
     pub(super) fn check(&self) -> Result<(), XdpError> {
         if !self.ring.is_power_of_two() || !(64..=32768).contains(&self.ring) {

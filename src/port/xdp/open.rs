@@ -20,7 +20,7 @@ use super::{Mode, XdpConfig, XdpError, config, owner};
 use crate::netdev::Interface;
 
 /// Chunk size of the UMEM: a page, the largest that the kernel takes without huge pages.
-const CHUNK: u32 = 4096;
+pub(super) const CHUNK: u32 = 4096;
 /// Ethernet header and one VLAN tag, which the MTU does not count.
 const L2_HEADER: usize = 14 + 4;
 /// How long a former owner's socket or program may take to go away; measured: about 100 ms after a kill.

@@ -49,7 +49,7 @@ fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
     if interface.name == "lo" {
         return Port::Udp;
     }
-    match &xdp_obstacles()[..] {
+    match &xdp_obstacles(interface)[..] {
         [] => Port::Xdp,
         obstacles => {
             remarks.push(format!(
