@@ -80,13 +80,20 @@ fn kill_one(site: &Site, port: &str, victim: Victim) -> String {
     }
     std::thread::sleep(victim.after);
     let (dies, lives) = if victim.client { (client, server) } else { (server, client) };
-    let program = program_of(&dies);
-    if victim.launcher_too {
-        end(dies.child.id());
+    let launcher = dies.child.id();
+    // A launcher that stands still starts nothing while it is looked at.
+    signal(launcher, Signal::SIGSTOP);
+    while runs(launcher) {
+        std::thread::sleep(Duration::from_millis(1));
     }
+    let program = program_of(launcher);
     if let Some(program) = program {
-        end(program);
+        signal(program, Signal::SIGKILL);
     }
+    if program.is_none() || victim.launcher_too {
+        signal(launcher, Signal::SIGKILL);
+    }
+    signal(launcher, Signal::SIGCONT);
     let start = Instant::now();
     let dead = dies.finish();
     assert!(!dead.status.success(), "{port}, {victim:?}: {dead:?}");
@@ -105,15 +112,24 @@ fn sent(program: &Running, interface: &str) -> u64 {
 }
 
 /// The program that a launcher started, once it has.
-fn program_of(launcher: &Running) -> Option<u32> {
-    let id = launcher.child.id();
-    let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).ok()?;
+fn program_of(launcher: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?;
     children.split_whitespace().next()?.parse().ok()
 }
 
-fn end(process: u32) {
+/// True until a process is stopped or at its end.
+fn runs(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The state stands behind the name, which is in parentheses.
+    stat.rsplit(')')
+        .next()
+        .and_then(|rest| rest.trim().chars().next())
+        .is_some_and(|state| !"TZX".contains(state))
+}
+
+fn signal(process: u32, signal: Signal) {
     // It may have ended by itself meanwhile.
-    let _ = kill(Pid::from_raw(process.cast_signed()), Signal::SIGKILL);
+    let _ = kill(Pid::from_raw(process.cast_signed()), signal);
 }
 
 /// The kernel takes down what a dead process held a moment after.
