@@ -47,6 +47,7 @@ mod gid_table;
 mod memory;
 mod objects;
 mod open;
+mod rdma_cm;
 mod srq;
 
 pub use claim::PortPlan;
@@ -59,4 +60,5 @@ pub use objects::{
     CompletionChannel, CompletionQueue, ConnectOptions, Endpoint, ProtectionDomain, QueuePair,
 };
 pub use open::{OpenError, Stack};
+pub use rdma_cm::{Connection, ConnectionManager, ConnectionRequest, DialError, DialOptions, PortListener};
 pub use srq::{SharedReceiveQueue, XrcDomain};

@@ -477,6 +477,11 @@ impl QueuePair {
         &self.device
     }
 
+    /// It takes its receives from a queue of its own.
+    pub(super) fn has_own_receives(&self) -> bool {
+        self.receives.is_some()
+    }
+
     /// Its place in the device's table.
     pub fn index(&self) -> QpIndex {
         self.handle.index

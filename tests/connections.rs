@@ -1,0 +1,331 @@
+//! Connections by address and port: two devices in one process, and two network namespaces joined by a link.
+//! Those over real links need root and skip without.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc::channel;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use roxie::host::{
+    CompletionQueue, Connection, ConnectionManager, Device, DeviceConfig, DialError, DialOptions,
+    MemoryRegion, QueuePair, Stack,
+};
+use roxie::netdev::{IfAddr, Links, NetNs};
+use roxie::port::fault::FaultConfig;
+use roxie::port::udp::UdpConfig;
+use roxie::port::xdp::XdpConfig;
+use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendWr, WcStatus, WrOpcode};
+use roxie::wire::cm::{Kind, RejReason};
+
+const PORT: u16 = 7174;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A QP in INIT with a receive posted, and what it needs. Dropped in this order.
+struct End {
+    qp: Option<QueuePair>,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+}
+
+impl End {
+    fn new(device: &Device) -> End {
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(16, None).unwrap();
+        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let memory = pd.register(4096, access).unwrap();
+        qp.initialize(access).unwrap();
+        qp.post_recv(1, &[memory.sge(0, 1024)]).unwrap();
+        End { qp: Some(qp), cq, memory }
+    }
+
+    fn qp(&mut self) -> QueuePair {
+        self.qp.take().expect("a QP")
+    }
+
+    fn completed(&self) -> u32 {
+        let wc = self.cq.wait(PATIENCE).expect("a completion");
+        assert_eq!(wc.status, WcStatus::Success);
+        wc.byte_len
+    }
+}
+
+fn options(text: &str) -> DialOptions {
+    DialOptions { private_data: text.as_bytes().to_vec(), ..DialOptions::default() }
+}
+
+/// Takes one connection, answers what it receives with itself backwards, and lets the peer read it from memory as well.
+fn serve(device: Device, address: SocketAddr) -> JoinHandle<()> {
+    let (listening, is_listening) = channel();
+    let server = thread::spawn(move || {
+        let manager = ConnectionManager::start(&device).unwrap();
+        let listener = manager.listen(address, 4).unwrap();
+        listening.send(()).unwrap();
+        let request = listener.accept(PATIENCE).unwrap().expect("a request");
+        assert!(request.private_data().starts_with(b"may I?\0"));
+        let mut end = End::new(&device);
+        let key = end.memory.rkey().0.to_be_bytes();
+        let at = end.memory.sge(2048, 0).addr.to_be_bytes();
+        let given = DialOptions { private_data: [&key[..], &at].concat(), ..DialOptions::default() };
+        let connection = request.accept(end.qp(), &given).unwrap();
+        let length = end.completed();
+        let mut bytes = end.memory.to_vec(0, length as usize).unwrap();
+        bytes.reverse();
+        end.memory.write_at(2048, &bytes).unwrap();
+        connection.qp().post_send(&SendWr::default(), &[end.memory.sge(2048, length)]).unwrap();
+        end.completed();
+        assert!(connection.wait_for_end(PATIENCE), "nobody ended the connection");
+        // What was posted and not used is flushed.
+        connection.qp().post_recv(2, &[]).unwrap();
+        assert_eq!(end.cq.wait(PATIENCE).expect("a flush").status, WcStatus::WrFlush);
+        drop(connection);
+        rests(&manager);
+    });
+    is_listening.recv_timeout(PATIENCE).unwrap();
+    server
+}
+
+/// All connections of a manager come to their end.
+fn rests(manager: &ConnectionManager) {
+    let until = Instant::now() + PATIENCE;
+    while manager.connections() > 0 {
+        assert!(Instant::now() < until, "{} connections linger", manager.connections());
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Connects, says something, hears it backwards, reads it again, parts.
+fn speak(device: &Device, to: SocketAddr) {
+    let manager = ConnectionManager::start(device).unwrap();
+    let mut end = End::new(device);
+    let connection = manager.connect(end.qp(), to, &options("may I?")).unwrap();
+    assert_eq!(connection.peer(), to);
+    end.memory.write_at(2048, b"a man, a plan").unwrap();
+    connection.qp().post_send(&SendWr::default(), &[end.memory.sge(2048, 13)]).unwrap();
+    end.completed();
+    end.completed();
+    assert_eq!(end.memory.to_vec(0, 13).unwrap(), b"nalp a ,nam a");
+    read_back(&connection, &end);
+    connection.disconnect().unwrap();
+    rests(&manager);
+}
+
+/// READs are asked and answered as the two ends agreed.
+fn read_back(connection: &Connection, end: &End) {
+    let agreed = connection.parameters().unwrap();
+    assert_eq!((agreed.max_rd_atomic, agreed.max_dest_rd_atomic), (16, 16));
+    let given = connection.private_data();
+    let rkey = RKey(u32::from_be_bytes(given[..4].try_into().unwrap()));
+    let remote_addr = u64::from_be_bytes(given[4..12].try_into().unwrap());
+    let wr = SendWr { opcode: WrOpcode::Read, remote_addr, rkey, ..SendWr::default() };
+    connection.qp().post_send(&wr, &[end.memory.sge(3000, 13)]).unwrap();
+    end.completed();
+    assert_eq!(end.memory.to_vec(3000, 13).unwrap(), b"nalp a ,nam a");
+}
+
+fn pair() -> (Device, Device) {
+    Device::memory_pair(&DeviceConfig::default()).unwrap()
+}
+
+fn address(device: &Device) -> SocketAddr {
+    SocketAddr::new(device.gids()[0].gid.to_ip(), PORT)
+}
+
+#[test]
+fn two_devices_connect_exchange_and_part() {
+    let (near, far) = pair();
+    let to = address(&far);
+    let server = serve(far, to);
+    speak(&near, to);
+    server.join().unwrap();
+}
+
+#[test]
+fn a_device_connects_to_itself() {
+    let (near, _far) = pair();
+    let to = address(&near);
+    let manager = ConnectionManager::start(&near).unwrap();
+    let listener = manager.listen(to, 1).unwrap();
+    let device = near.clone();
+    let server = thread::spawn(move || {
+        let request = listener.accept(PATIENCE).unwrap().expect("a request");
+        let mut end = End::new(&device);
+        let connection = request.accept(end.qp(), &DialOptions::default()).unwrap();
+        end.completed();
+        assert!(connection.wait_for_end(PATIENCE));
+    });
+    let mut end = End::new(&near);
+    let connection = manager.connect(end.qp(), to, &options("")).unwrap();
+    connection.qp().post_send_inline(&SendWr::default(), b"me").unwrap();
+    end.completed();
+    connection.disconnect().unwrap();
+    server.join().unwrap();
+    rests(&manager);
+}
+
+#[test]
+fn refusals_say_why() {
+    let (near, far) = pair();
+    let to = address(&far);
+    let (client, server) =
+        (ConnectionManager::start(&near).unwrap(), ConnectionManager::start(&far).unwrap());
+    let dial = |options: &DialOptions| client.connect(End::new(&near).qp(), to, options);
+    let error = dial(&options("")).unwrap_err();
+    assert!(matches!(error, DialError::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }), "{error}");
+
+    let listener = server.listen(to, 2).unwrap();
+    let refusing = thread::spawn(move || {
+        listener.accept(PATIENCE).unwrap().expect("a request").reject(b"closed").unwrap();
+        listener
+    });
+    let error = dial(&options("")).unwrap_err();
+    let said = |text: &[u8]| match &error {
+        DialError::Rejected { reason: RejReason::CONSUMER, private_data, .. } => {
+            private_data.starts_with(text)
+        }
+        _ => false,
+    };
+    assert!(said(b"closed\0"), "{error}");
+    let listener = refusing.join().unwrap();
+
+    // A request that nobody takes is refused when its listener goes.
+    let leaving = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(200));
+        drop(listener);
+    });
+    let error = dial(&options("")).unwrap_err();
+    assert!(matches!(error, DialError::Rejected { reason: RejReason::CONSUMER, .. }), "{error}");
+    leaving.join().unwrap();
+
+    let error = dial(&DialOptions { private_data: vec![0; 57], ..DialOptions::default() }).unwrap_err();
+    assert!(error.to_string().contains("93 bytes of private data, but REQ has room for 92"), "{error}");
+    rests(&client);
+    rests(&server);
+}
+
+#[test]
+fn one_port_has_one_listener_and_one_device_one_manager() {
+    let (near, far) = pair();
+    let server = ConnectionManager::start(&far).unwrap();
+    let on = address(&far);
+    let listener = server.listen(on, 1).unwrap();
+    assert!(matches!(server.listen(on, 1), Err(DialError::Manager(_))));
+    drop(listener);
+    server.listen(on, 1).unwrap();
+    let error = ConnectionManager::start(&far).unwrap_err();
+    assert!(matches!(error, DialError::Device(_)), "{error}");
+    drop(near);
+}
+
+#[test]
+fn nobody_there_is_found_out_in_the_time_that_was_given() {
+    let (near, far) = pair();
+    let to = address(&far);
+    // No QP1 at the other end.
+    let client = ConnectionManager::start(&near).unwrap();
+    let hurried = DialOptions { response_timeout: 12, max_cm_retries: 2, ..DialOptions::default() };
+    let error = client.connect(End::new(&near).qp(), to, &hurried).unwrap_err();
+    assert!(matches!(error, DialError::Unreachable { sent: Kind::Req, .. }), "{error}");
+    let counters = client.counters();
+    assert_eq!((counters.sent(Kind::Req), counters.sent(Kind::Rej)), (3, 1));
+    rests(&client);
+}
+
+#[test]
+fn a_path_mtu_that_does_not_fit_is_refused_with_what_would() {
+    let (near, far) = pair();
+    let to = address(&far);
+    far.follow_link(&roxie::port::LinkChange::Mtu(1500)).unwrap();
+    let (client, server) =
+        (ConnectionManager::start(&near).unwrap(), ConnectionManager::start(&far).unwrap());
+    let listener = server.listen(to, 1).unwrap();
+    let device = far.clone();
+    let serving = thread::spawn(move || {
+        let accept = || listener.accept(PATIENCE).unwrap().expect("a request");
+        let error = accept().accept(End::new(&device).qp(), &DialOptions::default()).unwrap_err();
+        assert!(matches!(error, DialError::PathMtu { asked: 4096, largest: 1024, .. }), "{error}");
+        let connection = accept().accept(End::new(&device).qp(), &DialOptions::default()).unwrap();
+        assert!(connection.wait_for_end(PATIENCE));
+    });
+    let error = client.connect(End::new(&near).qp(), to, &options("")).unwrap_err();
+    assert!(matches!(error, DialError::Rejected { reason: RejReason::INVALID_MTU, .. }), "{error}");
+    let smaller = DialOptions { path_mtu: Some(Mtu::Mtu1024), ..DialOptions::default() };
+    let connection = client.connect(End::new(&near).qp(), to, &smaller).unwrap();
+    connection.disconnect().unwrap();
+    serving.join().unwrap();
+}
+
+/// Each message may be lost, of management and of data: all of it comes again.
+#[test]
+fn a_lossy_link_delays_connections_and_does_not_prevent_them() {
+    for seed in 1..=3 {
+        let stack = |seed| {
+            let fault: FaultConfig = format!("tx.drop=0.2,tx.duplicate=0.1,seed={seed}").parse().unwrap();
+            Stack { fault: Some(fault), ..Stack::default() }
+        };
+        let config = DeviceConfig::default();
+        let (near, far) = Device::memory_pair_with(&config, &stack(seed), &stack(seed + 10)).unwrap();
+        let to = address(&far);
+        let manager = ConnectionManager::start(&far).unwrap();
+        let listener = manager.listen(to, 4).unwrap();
+        let serving = thread::spawn(move || {
+            let request = listener.accept(PATIENCE).unwrap().expect("a request");
+            let mut end = End::new(&far);
+            let connection = request.accept(end.qp(), &DialOptions::default()).unwrap();
+            end.completed();
+            assert!(connection.wait_for_end(PATIENCE));
+        });
+        let client = ConnectionManager::start(&near).unwrap();
+        let mut end = End::new(&near);
+        let hurried = DialOptions { response_timeout: 13, ..DialOptions::default() };
+        let connection = client.connect(end.qp(), to, &hurried).unwrap();
+        connection.qp().post_send_inline(&SendWr::default(), b"through").unwrap();
+        end.completed();
+        connection.disconnect().unwrap();
+        serving.join().unwrap();
+    }
+}
+
+fn open(port: &str, namespace: &NetNs, address: IpAddr) -> Device {
+    let config = DeviceConfig::default();
+    let open = || {
+        if port == "xdp" {
+            return Device::open_xdp(&XdpConfig::new("veth0"), &Stack::default(), &config);
+        }
+        let interface = Some("veth0".to_owned());
+        let udp = UdpConfig { addresses: vec![address], interface, ..UdpConfig::default() };
+        Device::open_udp(&udp, &Stack::default(), &config)
+    };
+    namespace.run(open).expect("the namespace").expect("a device")
+}
+
+#[test]
+fn hosts_connect_over_both_kinds_of_port_and_both_families() {
+    let ends = match (NetNs::create("cm-a"), NetNs::create("cm-b")) {
+        (Ok(here), Ok(there)) => [here, there],
+        (Err(why), _) | (_, Err(why)) => {
+            println!("SKIP hosts_connect_over_both_kinds_of_port_and_both_families: {why}");
+            return;
+        }
+    };
+    let mut links = Links::open_in(&ends[0]).expect("netlink");
+    links.create_veth("veth0", &ends[1], "veth0", 1).expect("a pair");
+    for (n, end) in (1..).zip(&ends) {
+        let mut links = Links::open_in(end).expect("netlink");
+        for text in [format!("10.83.0.{n}/24"), format!("fd83::{n}/64")] {
+            links.add_address("veth0", text.parse::<IfAddr>().expect("an address")).expect("an address");
+        }
+        links.set_up("veth0", true).expect("up");
+    }
+    for (near_port, far_port) in [("xdp", "xdp"), ("udp", "udp"), ("xdp", "udp")] {
+        for network in ["10.83.0.", "fd83::"] {
+            let ip = |n: u32| format!("{network}{n}").parse::<IpAddr>().expect("an address");
+            let near = open(near_port, &ends[0], ip(1));
+            let far = open(far_port, &ends[1], ip(2));
+            let to = SocketAddr::new(ip(2), PORT);
+            let server = serve(far, to);
+            speak(&near, to);
+            server.join().unwrap_or_else(|_| panic!("{near_port} to {far_port} at {to}"));
+        }
+    }
+}
