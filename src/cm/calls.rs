@@ -55,8 +55,8 @@ impl Manager {
             active: true,
             path_mtu: request.path_mtu,
             dest_qpn: None,
-            rq_psn: Psn::new(0),
-            sq_psn: request.qp.psn,
+            rq_psn: request.qp.psn,
+            sq_psn: Psn::new(0),
             max_dest_rd_atomic: request.responder_resources,
             max_rd_atomic: request.initiator_depth,
             timeout,
@@ -98,7 +98,7 @@ impl Manager {
         // The request said what the peer answers and uses; more would be of no use.
         p.max_rd_atomic = p.max_rd_atomic.min(options.initiator_depth);
         p.max_dest_rd_atomic = p.max_dest_rd_atomic.min(options.responder_resources);
-        p.sq_psn = options.qp.psn;
+        p.rq_psn = options.qp.psn;
         connection.local_qpn = options.qp.qpn;
         let LocalQp { qpn, psn, srq } = options.qp;
         let rep = Rep {

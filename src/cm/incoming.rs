@@ -122,8 +122,8 @@ impl Manager {
             active: false,
             path_mtu: mtu(req.path_mtu).unwrap_or(Mtu::Mtu256),
             dest_qpn: Some(req.local_qpn),
-            rq_psn: req.starting_psn,
-            sq_psn: Psn::new(0),
+            rq_psn: Psn::new(0),
+            sq_psn: req.starting_psn,
             max_dest_rd_atomic: req.initiator_depth,
             max_rd_atomic: req.responder_resources,
             timeout: path.local_ack_timeout.max(1),
@@ -267,7 +267,7 @@ impl Manager {
         connection.connected = Some((rep.local_ca_guid, rep.local_qpn));
         let p = &mut connection.parameters;
         p.dest_qpn = Some(rep.local_qpn);
-        p.rq_psn = rep.starting_psn;
+        p.sq_psn = rep.starting_psn;
         // No more than we offered and asked for.
         p.max_dest_rd_atomic = p.max_dest_rd_atomic.min(rep.initiator_depth);
         p.max_rd_atomic = p.max_rd_atomic.min(rep.responder_resources);

@@ -6,7 +6,7 @@ use crate::wire::cm::Transport;
 use super::Route;
 
 /// What a QP of a connection is to be set to: what `rdma_init_qp_attr` gives. On the passive side complete as soon as there is
-/// a request, but for [`sq_psn`](Parameters::sq_psn) and the depths, which `accept` decides; on the active side with the reply.
+/// a request, but for [`rq_psn`](Parameters::rq_psn) and the depths, which `accept` decides; on the active side with the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
     /// The way to the peer.
@@ -19,9 +19,9 @@ pub struct Parameters {
     pub path_mtu: Mtu,
     /// The peer's QP; `None`: not known yet.
     pub dest_qpn: Option<Qpn>,
-    /// The first PSN that the peer sends.
+    /// The first PSN that the peer sends: what we told it.
     pub rq_psn: Psn,
-    /// The first PSN that we send.
+    /// The first PSN that we send: what the peer told us.
     pub sq_psn: Psn,
     /// READs and atomics that we answer at a time: the smaller of what we offer and the peer uses.
     pub max_dest_rd_atomic: u8,

@@ -42,7 +42,7 @@ pub struct Arrival {
 pub struct LocalQp {
     /// Its number.
     pub qpn: Qpn,
-    /// The first PSN that it sends.
+    /// The first PSN that it expects: the peer begins to send with it.
     pub psn: Psn,
     /// It takes its receives from a shared queue.
     pub srq: bool,

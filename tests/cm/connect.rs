@@ -61,7 +61,8 @@ fn both_ends_have_each_others_parameters() {
     let (a, b) = (pair.ends[A].parameters(a).unwrap(), pair.ends[B].parameters(b).unwrap());
     assert_eq!((a.dest_qpn, b.dest_qpn), (Some(Qpn::new(0x22)), Some(Qpn::new(0x11))));
     assert_eq!((a.sq_psn, a.rq_psn), (b.rq_psn, b.sq_psn));
-    assert_eq!((a.sq_psn, b.sq_psn), (Psn::new(0x00ab_cdef), Psn::new(0x0012_3456)));
+    // Each tells the other with which PSN to begin.
+    assert_eq!((a.rq_psn, b.rq_psn), (Psn::new(0x00ab_cdef), Psn::new(0x0012_3456)));
     assert_eq!((a.path_mtu, b.path_mtu), (Mtu::Mtu1024, Mtu::Mtu1024));
     // A answers 4 and wants 16; B answers 8 and wants 9.
     assert_eq!((a.max_rd_atomic, b.max_dest_rd_atomic), (8, 8));

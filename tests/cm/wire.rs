@@ -178,6 +178,34 @@ fn a_kernels_request_says_what_rdma_cm_says() {
     assert_eq!(requests, 5);
 }
 
+/// Who tells a starting PSN is sent to from there on, not the other way round.
+#[test]
+fn a_kernels_first_request_to_a_qp_has_the_starting_psn_that_this_end_told() {
+    let mut told = Vec::new();
+    for (number, mad) in mads("rxe-6.12-cm.pcap") {
+        match CmMessage::read(&mad).unwrap().1 {
+            CmMessage::Req(m) => told.push((number, m.local_qpn, m.starting_psn)),
+            CmMessage::Rep(m) => told.push((number, m.local_qpn, m.starting_psn)),
+            _ => {}
+        }
+    }
+    let mut reader = Reader::new(File::open(data("rxe-6.12-cm.pcap")).unwrap()).unwrap();
+    let mut found = 0;
+    while let Some(record) = reader.next().unwrap() {
+        let Ok(packet) = parse(&Frame::whole(record.data)) else { continue };
+        let request = packet.bth.opcode == Opcode::RC_SEND_ONLY;
+        // The last that was said of the QP; a QP's first request comes soon after.
+        let last = told.iter().rposition(|(n, qpn, _)| *n < record.number && *qpn == packet.bth.dest_qp);
+        if let (true, Some(last)) = (request, last) {
+            let (_, _, psn) = told.remove(last);
+            if psn == packet.bth.psn {
+                found += 1;
+            }
+        }
+    }
+    assert!(found >= 4, "{found} first requests with the PSN that was told");
+}
+
 fn template() -> Template {
     let ip = |n| Gid::from(std::net::Ipv4Addr::new(10, 0, 0, n));
     Template::new(&FlowSpec {

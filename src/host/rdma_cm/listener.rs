@@ -110,7 +110,7 @@ impl ConnectionRequest {
             return Err(DialError::PathMtu { peer, asked, largest: largest.bytes() });
         }
         let local = local_qp(&qp);
-        parameters.sq_psn = local.psn;
+        parameters.rq_psn = local.psn;
         parameters.max_dest_rd_atomic = parameters.max_dest_rd_atomic.min(options.responder_resources);
         parameters.max_rd_atomic = parameters.max_rd_atomic.min(options.initiator_depth);
         // The QP answers before the peer hears that it may ask.

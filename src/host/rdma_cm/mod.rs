@@ -297,7 +297,7 @@ impl Shared {
     }
 }
 
-/// Our QP as the peer gets to know it, with a random first PSN.
+/// Our QP as the peer gets to know it, with a random PSN for the peer to begin with.
 fn local_qp(qp: &QueuePair) -> LocalQp {
     LocalQp { qpn: qp.qpn(), psn: Psn::new(random() as u32), srq: !qp.has_own_receives() }
 }

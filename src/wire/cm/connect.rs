@@ -132,7 +132,7 @@ pub struct Req {
     pub transport: Transport,
     /// The sender's QP keeps end-to-end credits.
     pub end_to_end_flow_control: bool,
-    /// The first PSN that the sender sends.
+    /// The PSN with which the receiver of this begins to send (IBTA 12.7.31; Linux: the sender's `rq_psn`).
     pub starting_psn: Psn,
     /// Within how long the sender will answer a REP: code as above.
     pub local_cm_response_timeout: u8,
@@ -231,7 +231,7 @@ pub struct Rep {
     pub local_qpn: Qpn,
     /// The sender's end-to-end context (RD), 24 bits.
     pub local_eecn: u32,
-    /// The first PSN that the sender sends.
+    /// The PSN with which the receiver of this begins to send (IBTA 12.7.31; Linux: the sender's `rq_psn`).
     pub starting_psn: Psn,
     /// READs and atomics that the sender answers at a time.
     pub responder_resources: u8,

@@ -89,8 +89,8 @@ impl Truth {
     pub fn accepted(&mut self, number: u64, acceptance: Acceptance) {
         let attempt = self.of(number);
         let p = &acceptance.parameters;
-        assert_eq!((p.dest_qpn, p.rq_psn), (Some(attempt.qp.qpn), attempt.qp.psn), "attempt {number}");
-        assert_eq!((p.sq_psn, p.peer_srq), (acceptance.qp.psn, attempt.qp.srq), "attempt {number}");
+        assert_eq!((p.dest_qpn, p.sq_psn), (Some(attempt.qp.qpn), attempt.qp.psn), "attempt {number}");
+        assert_eq!((p.rq_psn, p.peer_srq), (acceptance.qp.psn, attempt.qp.srq), "attempt {number}");
         attempt.acceptances.push(acceptance);
     }
 
@@ -98,7 +98,7 @@ impl Truth {
     pub fn replied(&mut self, number: u64, p: &Parameters) {
         let attempt = self.of(number);
         let accepted =
-            attempt.acceptances.iter().find(|a| Some(a.qp.qpn) == p.dest_qpn && a.qp.psn == p.rq_psn);
+            attempt.acceptances.iter().find(|a| Some(a.qp.qpn) == p.dest_qpn && a.qp.psn == p.sq_psn);
         let Some(a) = accepted else { panic!("attempt {number}: nobody accepted with {p:?}") };
         let q = &a.parameters;
         assert_eq!((p.path_mtu, p.max_rd_atomic), (q.path_mtu, q.max_dest_rd_atomic), "attempt {number}");
