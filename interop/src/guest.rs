@@ -136,8 +136,9 @@ impl Image {
     /// life to the thread that starts it, so that it cannot outlive a killed runner.
     fn command(&self, namespace: &Namespace, host: u8, append: &str) -> Command {
         let tap = format!("tap{host}");
+        // The kernel waits for ten ticks of an emulated timer, which a busy host may not give it, and panics without.
         let kernel_line = format!(
-            "console=ttyS0 panic=-1 quiet roxie.v4={}/24 roxie.v6={}/64 roxie.mtu={LINK_MTU} roxie.port={CONTROL_PORT}{append}",
+            "console=ttyS0 panic=-1 quiet no_timer_check roxie.v4={}/24 roxie.v6={}/64 roxie.mtu={LINK_MTU} roxie.port={CONTROL_PORT}{append}",
             address(host, Family::V4),
             address(host, Family::V6),
         );
