@@ -1,0 +1,241 @@
+//! Connections with a kernel's connection manager: `rping` of the guest with Roxie's native API, either way round.
+//!
+//! rping's exchange (rdma-core, `librdmacm/examples/rping.c`): the client tells where its text is, the server READs it and says so; the
+//! client tells where it wants it back, the server WRITEs it and says so. What tells is 16 bytes: address, rkey, length.
+//!
+//! Needs root, QEMU and (the first time) a Debian mirror; says SKIP and why where the host lacks them.
+
+#![deny(unsafe_code)]
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use interop::guest::{Guest, Image, Kernel, host_lacks, output_folder};
+use interop::network::{INTERFACE, Namespace, address};
+use interop::peer::Peer;
+use interop::rows::Family;
+use roxie::host::{
+    CompletionQueue, Connection, ConnectionManager, Device, DeviceConfig, DialError, DialOptions,
+    MemoryRegion, QueuePair, Stack,
+};
+use roxie::port::udp::UdpConfig;
+use roxie::port::xdp::XdpConfig;
+use roxie::verbs::{Access, QpCaps, RKey, SendWr, WcOpcode, WcStatus, WrOpcode};
+use roxie::wire::cm::RejReason;
+
+const PORT: u16 = 7174;
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes that tell where something is.
+const TELL: usize = 16;
+const ROUNDS: usize = 4;
+const LENGTH: usize = 3000;
+/// Where the parts of our memory are: text to go out, text that came, what we tell, what we are told.
+const SOURCE: usize = 0;
+const SINK: usize = 4096;
+const TOLD: usize = 8192;
+const TELLING: usize = 8192 + TELL;
+
+/// Our end of rping.
+struct Rping {
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+    /// Receives that have come and were not waited for.
+    received: usize,
+}
+
+impl Rping {
+    /// With a QP in INIT that has a receive.
+    fn new(device: &Device) -> (Rping, QueuePair) {
+        let pd = device.alloc_pd().expect("a domain");
+        let cq = device.create_cq(16, None).expect("a queue");
+        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let memory = pd.register(TELLING + TELL, access).expect("memory");
+        qp.initialize(access).expect("INIT");
+        let end = Rping { cq, memory, received: 0 };
+        end.offer(&qp);
+        (end, qp)
+    }
+
+    fn offer(&self, qp: &QueuePair) {
+        qp.post_recv(0, &[self.memory.sge(TOLD, TELL as u32)]).expect("room");
+    }
+
+    /// Waits until what was posted last is done.
+    fn sent(&mut self) {
+        loop {
+            let wc = self.cq.wait(PATIENCE).expect("a completion");
+            assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
+            if wc.opcode != WcOpcode::Recv {
+                return;
+            }
+            self.received += 1;
+        }
+    }
+
+    /// Waits until the peer tells something; the next may come.
+    fn told(&mut self, qp: &QueuePair) -> [u8; TELL] {
+        if self.received == 0 {
+            let wc = self.cq.wait(PATIENCE).expect("a message");
+            assert_eq!((wc.status, wc.opcode, wc.byte_len), (WcStatus::Success, WcOpcode::Recv, TELL as u32));
+        } else {
+            self.received -= 1;
+        }
+        let mut bytes = [0; TELL];
+        self.memory.read_at(TOLD, &mut bytes).expect("within the region");
+        self.offer(qp);
+        bytes
+    }
+
+    fn tell(&mut self, qp: &QueuePair, offset: usize, length: usize) {
+        let mut bytes = [0; TELL];
+        bytes[..8].copy_from_slice(&self.memory.sge(offset, 0).addr.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.memory.rkey().0.to_be_bytes());
+        bytes[12..].copy_from_slice(&(length as u32).to_be_bytes());
+        self.memory.write_at(TELLING, &bytes).expect("within the region");
+        qp.post_send(&SendWr::default(), &[self.memory.sge(TELLING, TELL as u32)]).expect("room");
+        self.sent();
+    }
+
+    /// One round as the client.
+    fn ping(&mut self, qp: &QueuePair, round: usize) {
+        // A text of C: the server WRITEs up to the zero.
+        let mut text: Vec<u8> = (0..LENGTH).map(|i| ((i * 7 + round) % 255) as u8 + 1).collect();
+        text[LENGTH - 1] = 0;
+        self.memory.write_at(SOURCE, &text).expect("within the region");
+        self.tell(qp, SOURCE, LENGTH);
+        self.told(qp);
+        self.tell(qp, SINK, LENGTH);
+        self.told(qp);
+        let back = self.memory.to_vec(SINK, LENGTH).expect("within the region");
+        assert!(back == text, "round {round}: another text came back");
+    }
+
+    /// One round as the server: where the client says, and as much.
+    fn pong(&mut self, qp: &QueuePair) {
+        let (source, length) = self.place(qp, WrOpcode::Read);
+        qp.post_send(&source, &[self.memory.sge(SOURCE, length)]).expect("room");
+        self.sent();
+        self.tell(qp, SOURCE, 0);
+        let (sink, length) = self.place(qp, WrOpcode::Write);
+        qp.post_send(&sink, &[self.memory.sge(SOURCE, length)]).expect("room");
+        self.sent();
+        self.tell(qp, SOURCE, 0);
+    }
+
+    fn place(&mut self, qp: &QueuePair, opcode: WrOpcode) -> (SendWr, u32) {
+        let told = self.told(qp);
+        let word = |at: usize| u32::from_be_bytes(told[at..at + 4].try_into().expect("4 bytes"));
+        let remote_addr = u64::from(word(0)) << 32 | u64::from(word(4));
+        (SendWr { opcode, remote_addr, rkey: RKey(word(8)), ..SendWr::default() }, word(12))
+    }
+}
+
+fn options() -> DialOptions {
+    // What rping gives and takes.
+    DialOptions { responder_resources: 1, initiator_depth: 1, ..DialOptions::default() }
+}
+
+/// Connects as soon as somebody listens: until then the kernel's refusals say that nobody does.
+fn connect(device: &Device, manager: &ConnectionManager, to: SocketAddr) -> (Rping, Connection, u32) {
+    let until = Instant::now() + PATIENCE;
+    let mut refusals = 0;
+    loop {
+        let (end, qp) = Rping::new(device);
+        match manager.connect(qp, to, &options()) {
+            Ok(connection) => return (end, connection, refusals),
+            Err(DialError::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }) => refusals += 1,
+            Err(error) => panic!("{to}: {error}"),
+        }
+        assert!(Instant::now() < until, "{to}: nobody listens");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(str::to_owned).collect()
+}
+
+/// Roxie connects to `rping -s`.
+fn to_the_kernel(device: &Device, manager: &ConnectionManager, peer: &mut Peer, there: SocketAddr) {
+    // Before anybody listens.
+    let (_end, qp) = Rping::new(device);
+    let refused = manager.connect(qp, there, &options()).map(drop).expect_err("nobody listens");
+    let reason = RejReason::INVALID_SERVICE_ID;
+    assert!(matches!(refused, DialError::Rejected { reason: r, .. } if r == reason), "{refused}");
+
+    let server = peer
+        .spawn("rping", &words(&format!("-s -v -S {LENGTH} -a {} -p {PORT}", there.ip())))
+        .expect("rping starts");
+    let (mut end, connection, _) = connect(device, manager, there);
+    let agreed = connection.parameters().expect("it is there");
+    assert_eq!((agreed.max_rd_atomic, agreed.max_dest_rd_atomic, agreed.timeout), (1, 1, 17));
+    for round in 0..ROUNDS {
+        end.ping(connection.qp(), round);
+    }
+    connection.disconnect().expect("the kernel agrees");
+    let ended = peer.wait(server, PATIENCE).expect("rping ends");
+    assert_eq!(ended.code, Some(0), "{}", ended.output);
+    assert!(ended.output.matches("server ping data").count() >= ROUNDS, "{}", ended.output);
+}
+
+/// `rping -c` connects to Roxie.
+fn from_the_kernel(device: &Device, manager: &ConnectionManager, peer: &mut Peer, here: SocketAddr) {
+    let line = format!("-c -v -V -C {ROUNDS} -S {LENGTH} -a {} -p {PORT}", here.ip());
+    // Before anybody listens.
+    let client = peer.spawn("rping", &words(&line)).expect("rping starts");
+    let ended = peer.wait(client, PATIENCE).expect("rping ends");
+    assert!(ended.code != Some(0) && ended.output.contains("REJECTED"), "{}", ended.output);
+
+    let listener = manager.listen(here, 4).expect("a free port");
+    let client = peer.spawn("rping", &words(&line)).expect("rping starts");
+    let request = listener.accept(PATIENCE).expect("the device lives").expect("a request");
+    let (mut end, qp) = Rping::new(device);
+    let connection = request.accept(qp, &options()).expect("a connection");
+    for _ in 0..ROUNDS {
+        end.pong(connection.qp());
+    }
+    assert!(connection.wait_for_end(PATIENCE), "the kernel ends it");
+    let ended = peer.wait(client, PATIENCE).expect("rping ends");
+    assert_eq!(ended.code, Some(0), "{}", ended.output);
+    assert_eq!(ended.output.matches("ping data").count(), ROUNDS, "{}", ended.output);
+}
+
+fn open(namespace: &Namespace, xdp: bool, family: Family) -> Device {
+    let opened = namespace.within(|| {
+        let (stack, config) = (Stack::default(), DeviceConfig::default());
+        if xdp {
+            return Device::open_xdp(&XdpConfig::new(INTERFACE), &stack, &config);
+        }
+        let (interface, addresses) = (Some(INTERFACE.to_owned()), vec![address(1, family)]);
+        Device::open_udp(&UdpConfig { interface, addresses, ..UdpConfig::default() }, &stack, &config)
+    });
+    opened.expect("the namespace").expect("a device")
+}
+
+#[test]
+fn rping_and_roxie_connect_exchange_and_part_either_way_round() {
+    if let Some(lack) = host_lacks() {
+        println!("SKIP cm: {lack}");
+        return;
+    }
+    let image = Image::build(Kernel::V6_1, false).expect("the guest builds");
+    let namespace = Namespace::create().expect("the namespace");
+    let log = output_folder().join("test-guest-cm.log");
+    let guest = Guest::start(&image, &namespace, 2, &log).expect("the guest");
+    let mut peer = guest.peer(&namespace).expect("a session");
+    for xdp in [true, false] {
+        for family in [Family::V4, Family::V6] {
+            println!("{} {family:?}", if xdp { "xdp" } else { "udp" });
+            let device = open(&namespace, xdp, family);
+            let manager = ConnectionManager::start(&device).expect("QP1");
+            to_the_kernel(&device, &manager, &mut peer, SocketAddr::new(address(2, family), PORT));
+            from_the_kernel(&device, &manager, &mut peer, SocketAddr::new(address(1, family), PORT));
+            let until = Instant::now() + PATIENCE;
+            while manager.connections() > 0 {
+                assert!(Instant::now() < until, "{} connections linger", manager.connections());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+}
