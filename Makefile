@@ -1,6 +1,7 @@
 # `make demo` shows what Roxie does, `make test` runs all tests. Both install what they need.
 export PATH := $(PATH):$(HOME)/.cargo/bin
-SEEDS ?= 100000
+SEEDS ?= 100000000
+MINUTES ?= 60
 SECONDS ?= 600
 KERNEL ?= 6.1
 TARGET ?=
@@ -30,10 +31,11 @@ interop:
 	cargo build --release
 	cargo run --release -p interop -- run --kernel $(KERNEL)
 
-# SEEDS=n: how many seeds; FIRST=k: the first of them; THREADS=n; SECONDS=n: how long each fuzzer runs. Seeds that fail leave
+# SECONDS=n: how long each fuzzer runs; MINUTES=n: how long the simulation does then, or SEEDS=n: how many seeds; FIRST=k: the first
+# of them; THREADS=n. Seeds that fail leave
 # their scripts, whole and short, and captures in target/tmp/simulation.
 soak: fuzz
-	SOAK=1 SEEDS=$(SEEDS) cargo test --release --features planted-bugs --test simulation every_seed -- --nocapture
+	SOAK=1 SEEDS=$(SEEDS) MINUTES=$(MINUTES) cargo test --release --features planted-bugs --test simulation every_seed -- --nocapture
 
 # TARGET=packets SECONDS=3600: one of parser, capture, packets, commands, queues; without TARGET all of them.
 fuzz:

@@ -26,6 +26,8 @@ pub fn variable(name: &str, default: u64) -> u64 {
 struct Seeds {
     next: AtomicU64,
     end: u64,
+    /// Begin none after this.
+    until: Option<Instant>,
     /// Stop after so many failures.
     patience: usize,
     /// Say how far it is.
@@ -39,6 +41,9 @@ struct Seeds {
 impl Seeds {
     fn work(&self) {
         loop {
+            if self.until.is_some_and(|until| Instant::now() > until) {
+                break;
+            }
             let seed = self.next.fetch_add(1, Relaxed);
             if seed >= self.end || self.failures.lock().expect("no panic").len() >= self.patience {
                 break;
@@ -75,16 +80,18 @@ impl Seeds {
     }
 }
 
-/// `SEEDS` and `FIRST` say which, `THREADS` how many at once. With `SOAK=1` it tells how far it is, and a failure does not end
-/// it.
+/// `SEEDS` and `FIRST` say which, `MINUTES` how long at most, `THREADS` how many at once. With `SOAK=1` it tells how far it is, and a
+/// failure does not end it.
 #[test]
 fn every_seed_keeps_the_promises_of_every_service() {
     let (first, count) = (variable("FIRST", 1), variable("SEEDS", SEEDS));
     let soak = variable("SOAK", 0) > 0;
     let now = Instant::now();
+    let minutes = variable("MINUTES", 0);
     let seeds = Seeds {
         next: AtomicU64::new(first),
         end: first.saturating_add(count),
+        until: (minutes > 0).then(|| now + Duration::from_secs(60 * minutes)),
         patience: if soak { MANY } else { 1 },
         progress: soak,
         started: now,
@@ -104,7 +111,8 @@ fn every_seed_keeps_the_promises_of_every_service() {
     let texts: Vec<_> = failures.into_iter().map(|(_, text)| text).collect();
     assert!(texts.is_empty(), "{}\nall is kept in {}", texts.join("\n\n"), folder().display());
     let reach = seeds.done.into_inner().expect("no panic").0;
-    println!("{count} seeds: {reach}");
+    let count = seeds.next.into_inner().min(seeds.end) - first;
+    println!("{count} seeds, {:.0} s: {reach}", now.elapsed().as_secs_f64());
     let coverage = seeds.coverage.into_inner().expect("no panic");
     let missing = unreached(&coverage);
     if soak || variable("TABLE", 0) > 0 {
