@@ -29,6 +29,8 @@ pub struct Host {
     number: u8,
     requests: Sender<Request>,
     events: Receiver<AsyncEvent>,
+    /// Puts events back that were taken out.
+    unread: Sender<AsyncEvent>,
     doorbells: Doorbells,
     pd: PdId,
     /// The virtual address of the next region: the allocator's would differ from run to run.
@@ -100,13 +102,14 @@ impl Host {
         let doorbells = Doorbells::new(config.limits.qps).expect("memory for doorbells");
         let (requests, queue) = bounded(1);
         let (event_sender, events) = bounded(1024);
+        let unread = event_sender.clone();
         let mut worker = Worker::new(Nic::new(config), port, doorbells.clone(), queue, event_sender);
         let pd = match Host::run(&mut worker, &requests, Nanos::ZERO, Command::AllocPd) {
             Ok(Answer::Pd(pd)) => pd,
             other => unreachable!("a new NIC answers AllocPd with {other:?}"),
         };
         let next_address = u64::from(number) << 40;
-        Host { worker, number, requests, events, doorbells, pd, next_address, now: Nanos::ZERO }
+        Host { worker, number, requests, events, unread, doorbells, pd, next_address, now: Nanos::ZERO }
     }
 
     /// One pass of its worker.
@@ -431,5 +434,15 @@ impl Host {
     /// The next asynchronous event.
     pub fn event(&self) -> Option<AsyncEvent> {
         self.events.try_recv().ok()
+    }
+
+    /// Takes back the events about something that was destroyed and that nobody has read, as `ibv_destroy_qp` and its like do: its
+    /// index may soon be another's. The others keep their order.
+    pub fn take_back_events(&self, about: impl Fn(AsyncEvent) -> bool) {
+        let waiting: Vec<_> = self.events.try_iter().collect();
+        for event in waiting.into_iter().filter(|event| !about(*event)) {
+            // There is room: it was in the queue a moment ago, and nobody else turns this NIC.
+            let _ = self.unread.try_send(event);
+        }
     }
 }

@@ -7,7 +7,7 @@ use roxie::nic::{Answer, Command, ControlError, ReceiveSource};
 use roxie::shared::RecvRing;
 use roxie::sim::Host;
 use roxie::time::Nanos;
-use roxie::verbs::{Access, AddressVector, CqIndex, Mtu, Psn, QpAttr, QpInit, QpState, QpType};
+use roxie::verbs::{Access, AddressVector, AsyncEvent, CqIndex, Mtu, Psn, QpAttr, QpInit, QpState, QpType};
 use roxie::wire::Qpn;
 use roxie::wire::net::multicast_mac;
 
@@ -181,13 +181,15 @@ impl Link {
         // What completed before is there to be seen.
         self.look_at(hosts, end);
         if let Some(qp) = &self.ends[end].qp {
-            let command = Command::DestroyQp(qp.handle.index);
-            hosts[host].call(now, command).expect("a QP that is there");
+            let index = qp.handle.index;
+            hosts[host].call(now, Command::DestroyQp(index)).expect("a QP that is there");
+            hosts[host].take_back_events(|event| matches!(event, AsyncEvent::Qp(of, _) if of == index));
         }
         self.check_silent(hosts, end);
         if let Some(qp) = self.ends[end].qp.take() {
-            let command = Command::DestroyCq(qp.cq_index);
-            hosts[host].call(now, command).expect("a completion queue without users");
+            let index = qp.cq_index;
+            hosts[host].call(now, Command::DestroyCq(index)).expect("a completion queue without users");
+            hosts[host].take_back_events(|event| matches!(event, AsyncEvent::Cq(of, _) if of == index));
         }
         self.abandon(end);
     }
