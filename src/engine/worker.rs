@@ -171,17 +171,19 @@ impl Worker {
     fn turn(&mut self, now: Nanos, qp: QpIndex, quantum: u32) -> bool {
         let notes = self.port.wants_notes();
         for _ in 0..quantum {
-            let Some(planned) = self.nic.plan(now, qp) else {
+            let plan = self.nic.plan(now, qp);
+            let with_length = plan.as_ref().and_then(|plan| Some((plan, self.nic.frame_len(qp, plan)?)));
+            let Some((plan, frame_len)) = with_length else {
                 self.nic.end_turn(qp, false);
                 return true;
             };
-            let Some(id) = self.port.tx_alloc(planned.frame_len) else {
-                return self.no_slot(now, qp, planned.frame_len);
+            let Some(id) = self.port.tx_alloc(frame_len) else {
+                return self.no_slot(now, qp, frame_len);
             };
             let slot = self.slots.len() as u16;
-            self.nic.emit(now, qp, &planned, slot, &mut self.port.tx_frame(&id));
+            self.nic.emit(now, qp, plan, slot, &mut self.port.tx_frame(&id));
             if notes {
-                self.port.tx_note(&id, format_args!("{}", planned.plan.reason));
+                self.port.tx_note(&id, format_args!("{}", plan.reason));
             }
             self.slots.push((id, qp));
         }

@@ -31,7 +31,6 @@ pub use control::{
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use multicast::GroupChange;
 pub use receive::{Received, RxOutcome};
-pub use transmit::Planned;
 
 use std::collections::VecDeque;
 

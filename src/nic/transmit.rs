@@ -9,15 +9,6 @@ use crate::transport::coverage::{Mover, Watch};
 use crate::verbs::QpIndex;
 use crate::wire::{self, MAX_HEADERS, datagram_port};
 
-/// A packet that will leave as soon as it has a slot.
-#[derive(Clone, Copy, Debug)]
-pub struct Planned {
-    /// The packet.
-    pub plan: TxPlan,
-    /// Bytes of the frame, without FCS.
-    pub frame_len: usize,
-}
-
 impl Nic {
     /// The QP whose turn it is. It sends up to `tx_quantum` packets; then call [`Nic::end_turn`].
     pub fn next_turn(&mut self) -> Option<QpIndex> {
@@ -36,30 +27,26 @@ impl Nic {
     }
 
     /// The next packet of a QP; nothing has changed until [`Nic::emit`].
-    pub fn plan(&mut self, now: Nanos, index: QpIndex) -> Option<Planned> {
+    pub fn plan(&mut self, now: Nanos, index: QpIndex) -> Option<TxPlan> {
         let entry = self.qps.get_mut(index.0)?;
         split!(self, now, entry => qp, ctx);
         let plan = qp.next_packet(&mut ctx);
         self.touch(index);
-        let plan = plan?;
+        plan
+    }
+
+    /// Bytes of a planned packet's frame, without FCS; `None`: there is no way to where it goes.
+    pub fn frame_len(&self, index: QpIndex, plan: &TxPlan) -> Option<usize> {
         let template = match plan.way {
             None => self.qps.get(index.0)?.qp.template()?,
             Some(way) => &self.handles.find(way)?.template,
         };
-        Some(Planned { plan, frame_len: template.frame_len(plan.bth.opcode, plan.payload_len.into()) })
+        Some(template.frame_len(plan.bth.opcode, plan.payload_len.into()))
     }
 
     /// Writes a planned packet's headers to its frame, in transmit slot `slot`, and notes which copies it needs.
-    pub fn emit(
-        &mut self,
-        now: Nanos,
-        index: QpIndex,
-        planned: &Planned,
-        slot: u16,
-        frame: &mut FrameMut<'_>,
-    ) {
+    pub fn emit(&mut self, now: Nanos, index: QpIndex, plan: &TxPlan, slot: u16, frame: &mut FrameMut<'_>) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
-        let plan = &planned.plan;
         let template = match plan.way {
             None => entry.qp.template(),
             Some(way) => self.handles.find(way).map(|handle| &handle.template),

@@ -390,6 +390,9 @@ impl Qp {
             QpType::XrcSend | QpType::XrcRecv => return self.next_extended(ctx),
             _ => return self.next_unacknowledged(ctx),
         }
+        if !self.responder.has_replies() {
+            return self.next_request(ctx);
+        }
         if self.request_is_due {
             return self.next_request(ctx).or_else(|| self.next_reply(ctx));
         }

@@ -12,7 +12,7 @@
 //! nothing may acknowledge it.
 
 use super::planted::PlantedBug;
-use super::scatter::{self, ListError};
+use super::scatter;
 use super::send_queue::{SendQueue, Wqe};
 use super::{Cause, Ctx, Origin, Qp, TxPlan, TxReason};
 use crate::limits::MAX_MESSAGE;
@@ -152,14 +152,12 @@ impl Qp {
         if self.must_wait(ctx.limits.window) {
             return None;
         }
-        match self.plan_request(ctx, position) {
-            Ok(plan) => Some(plan),
-            Err(_) => {
-                self.requester.failed = Some(WcStatus::LocProt);
-                self.fail_if_oldest(ctx);
-                None
-            }
+        let plan = self.plan_request(ctx, position);
+        if plan.is_none() {
+            self.requester.failed = Some(WcStatus::LocProt);
+            self.fail_if_oldest(ctx);
         }
+        plan
     }
 
     /// True if there is a work request that is neither failed nor held back by the state or an RNR timer.
@@ -240,7 +238,8 @@ impl Qp {
         Psn::new(limit).is_before(Psn::new(number))
     }
 
-    fn plan_request(&self, ctx: &mut Ctx<'_>, position: u32) -> Result<TxPlan, ListError> {
+    /// The packet at the position; `None`: its payload may not be read.
+    fn plan_request(&self, ctx: &mut Ctx<'_>, position: u32) -> Option<TxPlan> {
         let r = &self.requester;
         let wqe = r.queue.at(position);
         let k = if wqe.started { r.next_packet } else { 0 };
@@ -272,7 +271,7 @@ impl Qp {
         let inline = wqe.wr.flags.contains(SendFlags::INLINE).then_some((position, offset as u32));
         if inline.is_none() && payload_len > 0 {
             let sges = r.queue.sges(position);
-            scatter::gather(ctx.memory, self.pd, sges, offset, payload_len, &mut ctx.out.gather)?;
+            scatter::gather(ctx.memory, self.pd, sges, offset, payload_len, &mut ctx.out.gather).ok()?;
         }
         let again = psn.is_before(r.sent_end);
         let window_closes = r.in_flight() + 1 >= ctx.limits.window;
@@ -285,7 +284,7 @@ impl Qp {
             psn,
             ..self.bth()
         };
-        Ok(TxPlan {
+        Some(TxPlan {
             bth,
             ext,
             payload_len,

@@ -63,7 +63,22 @@ impl WcStatus {
 
     /// From the number in a completion slot; unknown numbers read as `General`.
     pub fn from_code(code: u8) -> WcStatus {
-        WcStatus::ALL.into_iter().find(|s| *s as u8 == code).unwrap_or(WcStatus::General)
+        match code {
+            0 => WcStatus::Success,
+            1 => WcStatus::LocLen,
+            2 => WcStatus::LocQpOp,
+            4 => WcStatus::LocProt,
+            5 => WcStatus::WrFlush,
+            6 => WcStatus::MwBind,
+            7 => WcStatus::BadResp,
+            8 => WcStatus::LocAccess,
+            9 => WcStatus::RemInvReq,
+            10 => WcStatus::RemAccess,
+            11 => WcStatus::RemOp,
+            12 => WcStatus::RetryExc,
+            13 => WcStatus::RnrRetryExc,
+            _ => WcStatus::General,
+        }
     }
 }
 
@@ -124,10 +139,21 @@ pub enum WcOpcode {
 impl WcOpcode {
     /// From the number in a completion slot.
     pub fn from_code(code: u8) -> Option<WcOpcode> {
-        use WcOpcode::*;
-        let sends = [Send, Write, Read, CompareSwap, FetchAdd, BindWindow, LocalInvalidate];
-        let rest = [Flush, AtomicWrite, FastRegister, Recv, RecvWriteImm];
-        sends.into_iter().chain(rest).find(|o| *o as u8 == code)
+        Some(match code {
+            0 => WcOpcode::Send,
+            1 => WcOpcode::Write,
+            2 => WcOpcode::Read,
+            3 => WcOpcode::CompareSwap,
+            4 => WcOpcode::FetchAdd,
+            5 => WcOpcode::BindWindow,
+            6 => WcOpcode::LocalInvalidate,
+            8 => WcOpcode::Flush,
+            9 => WcOpcode::AtomicWrite,
+            10 => WcOpcode::FastRegister,
+            128 => WcOpcode::Recv,
+            129 => WcOpcode::RecvWriteImm,
+            _ => return None,
+        })
     }
 }
 
@@ -230,4 +256,17 @@ pub enum AsyncEvent {
     Port(EventKind),
     /// Of the device as a whole.
     Device(EventKind),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opcodes_and_statuses_are_found_by_their_numbers() {
+        let opcodes = (0..=u8::MAX).filter_map(|code| Some((code, WcOpcode::from_code(code)?)));
+        assert_eq!(opcodes.filter(|(code, opcode)| *opcode as u8 == *code).count(), 12);
+        assert!((0..=u8::MAX).all(|code| WcOpcode::from_code(code).is_none_or(|o| o as u8 == code)));
+        assert!(WcStatus::ALL.into_iter().all(|status| WcStatus::from_code(status as u8) == status));
+    }
 }

@@ -45,7 +45,10 @@ pub fn compute(frame: &Frame<'_>, l3_offset: usize, end: usize) -> u32 {
     let mut head = [0; HEAD];
     let [first] = frame.array(l3_offset).unwrap_or_default();
     let head = &mut head[..head_len(first, covered)];
-    frame.copy_to(l3_offset, head);
+    match frame.a.get(l3_offset..l3_offset + head.len()) {
+        Some(bytes) => head.copy_from_slice(bytes),
+        None => _ = frame.copy_to(l3_offset, head),
+    }
     mask(head);
     let mut crc = START.clone();
     crc.update(head);

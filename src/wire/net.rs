@@ -57,6 +57,15 @@ pub(super) struct RawIpv6 {
     pub(super) dst: [u8; 16],
 }
 
+/// The Ethernet header, up to a tag if there is one.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct RawEthernet {
+    pub(super) dst: [u8; 6],
+    pub(super) src: [u8; 6],
+    pub(super) ether_type: U16,
+}
+
 /// The UDP header.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

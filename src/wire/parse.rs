@@ -11,7 +11,7 @@
 use std::ops::{Deref, Range};
 
 use super::drop_reason::is_ipv6_extension;
-use super::net::{self, NEXT_HEADER_IBA, PROTOCOL_UDP, RawIpv4, RawIpv6, RawUdp, ether_type};
+use super::net::{self, NEXT_HEADER_IBA, PROTOCOL_UDP, RawEthernet, RawIpv4, RawIpv6, RawUdp, ether_type};
 use super::{
     Aeth, AtomicEth, Bth, Deth, Feth, Gid, Headers, Icrc, Ipv4Header, Ipv6Header, NetHeader, OpcodeInfo,
     ROCE_V2_PORT, Reth, UdpHeader, XrcEth, icrc,
@@ -114,13 +114,13 @@ struct Link {
 impl Link {
     fn read(chain: &[u8]) -> Result<Link, Drop> {
         let bytes: &[u8; 14] = take(chain, 0, "Ethernet header")?;
-        let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1] = *bytes;
+        let raw: &RawEthernet = zerocopy::transmute_ref!(bytes);
         let mut link = Link {
-            dst_mac: [d0, d1, d2, d3, d4, d5],
-            src_mac: [s0, s1, s2, s3, s4, s5],
+            dst_mac: raw.dst,
+            src_mac: raw.src,
             outer_vlan: None,
             vlan: None,
-            ether_type: u16::from_be_bytes([t0, t1]),
+            ether_type: raw.ether_type.get(),
             l3_offset: 14,
         };
         link.read_tags(chain)?;
@@ -415,7 +415,10 @@ impl Packet {
             return Err(Drop::Truncated { what: "headers behind the BTH", need: start, have });
         };
         let mut ext = [0; MAX_EXT];
-        ext[..bytes.len()].copy_from_slice(bytes);
+        // Most packets have none, and to copy nothing is a call as well.
+        if !bytes.is_empty() {
+            ext[..bytes.len()].copy_from_slice(bytes);
+        }
         Ok(Packet { envelope, info, ext, payload: start..envelope.icrc_offset - usize::from(bth.pad) })
     }
 
