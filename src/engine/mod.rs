@@ -198,6 +198,16 @@ impl Engine {
     /// Starts a NIC on a port.
     pub fn start(config: NicConfig, port: Box<dyn Port>, drive: Drive) -> io::Result<Engine> {
         let doorbells = Doorbells::new(config.limits.qps)?;
+        Engine::start_on(config, port, drive, doorbells)
+    }
+
+    /// The same with doorbells that are there already, made for as many QPs as the NIC has: another process may ring them.
+    pub fn start_on(
+        config: NicConfig,
+        port: Box<dyn Port>,
+        drive: Drive,
+        doorbells: Doorbells,
+    ) -> io::Result<Engine> {
         let (requests, request_queue) = bounded(COMMAND_QUEUE);
         let (event_sender, events) = bounded(EVENT_QUEUE);
         let worker = Worker::new(Nic::new(config), port, doorbells.clone(), request_queue, event_sender);

@@ -19,7 +19,7 @@ use std::sync::atomic::{
     fence,
 };
 
-use super::region::{LINE, Region};
+use super::region::{LINE, Region, slots_for};
 use crate::verbs::{Qpn, Wc, WcFlags, WcOpcode, WcStatus};
 
 const PRODUCER: usize = 0;
@@ -57,9 +57,22 @@ pub struct CompletionRing {
 impl CompletionRing {
     /// Makes a queue of `capacity` completions.
     pub fn new(capacity: u32) -> std::io::Result<CompletionRing> {
-        let slots = u64::from(capacity.max(1).next_power_of_two());
-        let region = Region::new(SLOTS + slots as usize * LINE)?;
-        Ok(CompletionRing { region, mask: slots - 1, capacity: u64::from(capacity.max(1)) })
+        CompletionRing::on(&Region::new(CompletionRing::size(capacity))?, capacity)
+    }
+
+    /// Words of a queue of `capacity` completions.
+    pub fn size(capacity: u32) -> usize {
+        SLOTS + slots_for(capacity) * LINE
+    }
+
+    /// A handle to the queue of `capacity` completions in this region, whoever else has one; a new one if it is zeroed.
+    ///
+    /// # Errors
+    /// If the region is too small.
+    pub fn on(region: &Arc<Region>, capacity: u32) -> std::io::Result<CompletionRing> {
+        let region = region.part(0, CompletionRing::size(capacity))?;
+        let mask = slots_for(capacity) as u64 - 1;
+        Ok(CompletionRing { region, mask, capacity: u64::from(capacity.max(1)) })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {

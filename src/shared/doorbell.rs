@@ -1,5 +1,6 @@
 //! Doorbells: one bit for each QP, and a way to wake a sleeping worker.
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicU64,
@@ -33,11 +34,43 @@ pub struct Doorbells {
 impl Doorbells {
     /// Doorbells for `qps` QPs.
     pub fn new(qps: u32) -> std::io::Result<Doorbells> {
+        Ok(Doorbells::on(Region::new(Doorbells::size(qps))?, new_wake()?, qps))
+    }
+
+    /// The same with the descriptor by which another process maps the page; it also needs that of [`wake_fd`](Self::wake_fd).
+    pub fn shared(qps: u32) -> std::io::Result<(Doorbells, OwnedFd)> {
+        let (region, fd) = Region::shared(Doorbells::size(qps))?;
+        Ok((Doorbells::on(region, new_wake()?, qps), fd))
+    }
+
+    /// Maps the page that another process made by [`shared`](Self::shared) for as many QPs; `wake` is what its
+    /// [`wake_fd`](Self::wake_fd) names.
+    ///
+    /// # Errors
+    /// If the descriptor of the page is of something else, or has fewer bells.
+    pub fn map(page: BorrowedFd<'_>, wake: OwnedFd, qps: u32) -> std::io::Result<Doorbells> {
+        let region = Region::map(page, Doorbells::size(qps))?;
+        // SAFETY: a wrapper for reads and writes of 8 bytes each; that the descriptor is of a file on which that means
+        // something is the other side's word, and no memory depends on it.
+        let wake = unsafe { EventFd::from_owned_fd(wake) };
+        Ok(Doorbells::on(region, wake, qps))
+    }
+
+    fn on(region: Arc<Region>, wake: EventFd, qps: u32) -> Doorbells {
+        let (summaries, bells) = Doorbells::counts(qps);
+        Doorbells { region, wake: Arc::new(wake), summaries, bells }
+    }
+
+    /// Words of summary, and of bells.
+    fn counts(qps: u32) -> (usize, usize) {
         let bells = (qps as usize).div_ceil(64).max(1);
-        let summaries = bells.div_ceil(64).next_multiple_of(LINE);
-        let region = Region::new(SUMMARY + summaries + bells)?;
-        let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-        Ok(Doorbells { region, wake: Arc::new(wake), summaries, bells })
+        (bells.div_ceil(64).next_multiple_of(LINE), bells)
+    }
+
+    /// Words of the page.
+    fn size(qps: u32) -> usize {
+        let (summaries, bells) = Doorbells::counts(qps);
+        SUMMARY + summaries + bells
     }
 
     fn bell(&self, word: usize) -> &AtomicU64 {
@@ -119,6 +152,10 @@ impl Doorbells {
     pub fn wake_fd(&self) -> &EventFd {
         &self.wake
     }
+}
+
+fn new_wake() -> std::io::Result<EventFd> {
+    Ok(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Registered memory, as the NIC of the same process reaches it.
+//! Registered memory, as the NIC reaches it: at an address of its own process.
 //!
 //! Every access is checked against the region's bounds here once more, so that a mistake above becomes a
 //! refused copy and not a stray write.
@@ -22,11 +22,14 @@
 //! of the NIC that is bound by copying.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fmt::Debug;
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use super::mapping::Mapping;
 use super::on_demand;
 
 const PAGE: usize = 4096;
@@ -70,7 +73,8 @@ pub struct HostMemory {
     base: NonNull<u8>,
     length: usize,
     kind: Kind,
-    _owner: Option<Arc<Owned>>,
+    /// Keeps the bytes where they are, if that is ours to do.
+    _owner: Option<Arc<dyn Debug + Send + Sync>>,
 }
 
 // SAFETY: copies go through raw pointers; races on the bytes are the documented behaviour of RDMA memory, and
@@ -125,8 +129,30 @@ impl HostMemory {
         let layout = Layout::from_size_align(length.max(1), PAGE).map_err(|_| refused())?;
         // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
-        let owner = Some(Arc::new(Owned { base, layout }));
-        Ok(HostMemory { base, length, kind: Kind::Mapped, _owner: owner })
+        let owner = Arc::new(Owned { base, layout });
+        Ok(HostMemory { base, length, kind: Kind::Mapped, _owner: Some(owner) })
+    }
+
+    /// The same with the descriptor by which another process maps it.
+    ///
+    /// # Errors
+    /// If the system has no `length` bytes, or no descriptor.
+    pub fn shared(length: usize) -> io::Result<(HostMemory, OwnedFd)> {
+        let (mapping, fd) = Mapping::create(length)?;
+        Ok((HostMemory::mapped(mapping, length), fd))
+    }
+
+    /// Maps `length` bytes that another process made by [`shared`](Self::shared): one side registers what the other fills.
+    ///
+    /// # Errors
+    /// If the descriptor is of something else, or has fewer bytes.
+    pub fn map(fd: BorrowedFd<'_>, length: usize) -> io::Result<HostMemory> {
+        Ok(HostMemory::mapped(Mapping::of(fd, length)?, length))
+    }
+
+    fn mapped(mapping: Mapping, length: usize) -> HostMemory {
+        let base = mapping.base().cast();
+        HostMemory { base, length, kind: Kind::Mapped, _owner: Some(Arc::new(mapping)) }
     }
 
     /// Memory that somebody else owns.

@@ -5,13 +5,14 @@
 //! word is an atomic, so reading a slot that the other side scribbles over is defined, and what is
 //! read is copied once before it is judged.
 //!
-//! Architecture invariant: nothing here assumes one address space, except [`memory`], which is the
-//! embedded NIC's way to reach the application's registered buffers.
+//! Architecture invariant: nothing here assumes one address space (`tests/two_processes` runs the two sides in two), except what
+//! [`memory`] offers to reach buffers that the application has anyway.
 
 #![allow(unsafe_code)]
 
 pub mod completion_queue;
 pub mod doorbell;
+mod mapping;
 pub mod memory;
 mod on_demand;
 pub mod page_list;

@@ -26,6 +26,14 @@ impl PageList {
         Ok(PageList { region: Region::new(capacity as usize)?, capacity })
     }
 
+    /// A handle to the list in this region, whoever else has one; all at 0 if it is zeroed.
+    ///
+    /// # Errors
+    /// If the region is too small: a page takes a word.
+    pub fn on(region: &Arc<Region>, capacity: u32) -> io::Result<PageList> {
+        Ok(PageList { region: region.part(0, (capacity as usize).max(1))?, capacity })
+    }
+
     /// Pages that it can name.
     pub fn capacity(&self) -> u32 {
         self.capacity

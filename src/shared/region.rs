@@ -1,14 +1,19 @@
 //! A piece of memory that queues live in: 64-bit words, on cache lines of its own.
 //!
 //! Queues name places in it by offset and touch it only through atomics, so that it may lie in memory that another
-//! process maps as well. For now both sides are in one process and it comes from the heap: a descriptor and a mapping for
-//! each queue would cost a process with thousands of QPs its limits and its TLB.
+//! process maps as well ([`Region::shared`], [`Region::map`]). Where both sides are in one process it comes from the heap.
+//! A descriptor and a mapping for each queue would cost a process with thousands of QPs its limits and its TLB: many queues lie in
+//! one region, each in a [`part`](Region::part).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fmt::Debug;
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+
+use super::mapping::Mapping;
 
 /// Words on a cache line.
 pub const LINE: usize = 8;
@@ -18,13 +23,33 @@ pub const LINE: usize = 8;
 pub struct Region {
     base: NonNull<AtomicU64>,
     words: usize,
-    layout: Layout,
+    /// Keeps the words where they are: the heap's, a mapping, or the region that this one is a part of.
+    _owner: Arc<dyn Debug + Send + Sync>,
 }
 
 // SAFETY: the memory is only reached as `&[AtomicU64]`, which any thread may use.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
+
+/// Words of the heap.
+#[derive(Debug)]
+struct Heap {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: it only frees what nobody else holds.
+unsafe impl Send for Heap {}
+// SAFETY: as above.
+unsafe impl Sync for Heap {}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `Region::new` with this layout, and every region that reaches it holds it.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
 
 impl Region {
     /// Makes a region of `words` 64-bit words.
@@ -38,20 +63,88 @@ impl Region {
             .map_err(io::Error::other)?;
         // SAFETY: the layout is not empty: there is at least one word.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Arc::new(Region { base: base.cast(), words, layout }))
+        let owner = Arc::new(Heap { base, layout });
+        Ok(Arc::new(Region { base: base.cast(), words, _owner: owner }))
+    }
+
+    /// The same with the descriptor by which another process maps it.
+    ///
+    /// # Errors
+    /// If there is no memory or no descriptor for it.
+    pub fn shared(words: usize) -> io::Result<(Arc<Region>, OwnedFd)> {
+        let (mapping, fd) = Mapping::create(bytes(words)?)?;
+        Ok((Region::mapped(mapping, words), fd))
+    }
+
+    /// Maps a region of `words` words that another process made by [`shared`](Self::shared).
+    ///
+    /// # Errors
+    /// If the descriptor is of something else, or has fewer words.
+    pub fn map(fd: BorrowedFd<'_>, words: usize) -> io::Result<Arc<Region>> {
+        Ok(Region::mapped(Mapping::of(fd, bytes(words)?)?, words))
+    }
+
+    fn mapped(mapping: Mapping, words: usize) -> Arc<Region> {
+        let base = mapping.base().cast();
+        Arc::new(Region { base, words: words.max(1), _owner: Arc::new(mapping) })
+    }
+
+    /// The `words` words from word `at` on, which begin on a cache line.
+    ///
+    /// # Errors
+    /// If they are not all inside, or begin elsewhere.
+    pub fn part(self: &Arc<Region>, at: usize, words: usize) -> io::Result<Arc<Region>> {
+        let inside = at.checked_add(words).is_some_and(|end| end <= self.words);
+        if words == 0 || !inside || !at.is_multiple_of(LINE) {
+            let (whole, error) = (self.words, io::ErrorKind::InvalidInput);
+            let why = format!("{words} words from word {at} on: the region has {whole}, in lines of {LINE}");
+            return Err(io::Error::new(error, why));
+        }
+        // SAFETY: `at` lies before the end of the region.
+        let base = unsafe { self.base.add(at) };
+        Ok(Arc::new(Region { base, words, _owner: Arc::clone(self) as _ }))
     }
 
     /// All words.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: `base` holds `words` words until drop, aligned to a cache line, and is only ever reached
-        // through atomics; zero bytes are a valid AtomicU64.
+        // SAFETY: `base` holds `words` words for as long as the owner lives, aligned to a cache line, and they are only ever
+        // reached through atomics; any bytes are a valid AtomicU64.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 }
 
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, and no reference outlives `self`.
-        unsafe { dealloc(self.base.as_ptr().cast(), self.layout) }
+/// Slots of a ring that holds `capacity` entries: a power of two, as many as that at least.
+pub(super) fn slots_for(capacity: u32) -> usize {
+    (capacity.max(1) as usize).next_power_of_two()
+}
+
+fn bytes(words: usize) -> io::Result<usize> {
+    words.checked_mul(size_of::<AtomicU64>()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn what_is_written_through_one_mapping_is_read_through_another() {
+        let (here, fd) = Region::shared(64).expect("a region");
+        let there = Region::map(fd.as_fd(), 64).expect("the same");
+        let part = there.part(16, 8).expect("inside");
+        drop((fd, there));
+        here.words()[17].store(7, Relaxed);
+        assert_eq!(part.words()[1].load(Relaxed), 7);
+        assert_ne!(here.words()[16..].as_ptr(), part.words().as_ptr());
+    }
+
+    #[test]
+    fn a_part_lies_inside_on_a_line() {
+        let region = Region::new(32).expect("a region");
+        for (at, words) in [(0, 33), (32, 1), (4, 8), (usize::MAX - 7, 16), (0, 0)] {
+            assert!(region.part(at, words).is_err(), "{words} words at {at}");
+        }
+        assert_eq!(region.part(24, 8).expect("the last line").words().len(), 8);
     }
 }

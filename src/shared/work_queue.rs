@@ -15,6 +15,7 @@
 //! producer; the NIC loads it Acquire, copies the slot, and only then looks at what it says. The
 //! application reuses a slot after an Acquire load of the consumer.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicU64,
@@ -22,7 +23,7 @@ use std::sync::atomic::{
     fence,
 };
 
-use super::region::{LINE, Region};
+use super::region::{LINE, Region, slots_for};
 use crate::limits::{MAX_INLINE, MAX_SGE};
 use crate::verbs::{
     AhId, LKey, QpType, Qpn, RKey, RecvWr, SendFlags, SendWr, Sge, Srqn, UdAddress, WrOpcode,
@@ -99,10 +100,13 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(capacity: u32, stride: usize) -> std::io::Result<Ring> {
-        let slots = capacity.max(1).next_power_of_two();
-        let region = Region::new(SLOTS + slots as usize * stride)?;
-        Ok(Ring { region, capacity, mask: slots - 1, stride })
+    fn size(capacity: u32, stride: usize) -> usize {
+        SLOTS + slots_for(capacity) * stride
+    }
+
+    fn on(region: &Arc<Region>, capacity: u32, stride: usize) -> io::Result<Ring> {
+        let region = region.part(0, Ring::size(capacity, stride))?;
+        Ok(Ring { region, capacity, mask: (slots_for(capacity) - 1) as u32, stride })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
@@ -183,12 +187,31 @@ pub struct FetchedSend {
 
 impl SendRing {
     /// Makes a queue of `capacity` work requests of up to `max_sge` entries or `max_inline` bytes.
-    pub fn new(capacity: u32, max_sge: u32, max_inline: u32) -> std::io::Result<SendRing> {
-        let max_sge = max_sge.min(MAX_SGE as u32);
-        let max_inline = max_inline.min(MAX_INLINE as u32);
-        let payload = (2 * max_sge as usize).max(max_inline.div_ceil(8) as usize);
-        let stride = (SEND_HEADER + payload).next_multiple_of(LINE);
-        Ok(SendRing { ring: Ring::new(capacity, stride)?, max_sge, max_inline })
+    pub fn new(capacity: u32, max_sge: u32, max_inline: u32) -> io::Result<SendRing> {
+        let region = Region::new(SendRing::size(capacity, max_sge, max_inline))?;
+        SendRing::on(&region, capacity, max_sge, max_inline)
+    }
+
+    /// Words of such a queue.
+    pub fn size(capacity: u32, max_sge: u32, max_inline: u32) -> usize {
+        Ring::size(capacity, SendRing::stride(max_sge, max_inline))
+    }
+
+    /// A handle to such a queue in this region, whoever else has one; a new one if it is zeroed.
+    ///
+    /// # Errors
+    /// If the region is too small.
+    pub fn on(region: &Arc<Region>, capacity: u32, max_sge: u32, max_inline: u32) -> io::Result<SendRing> {
+        let ring = Ring::on(region, capacity, SendRing::stride(max_sge, max_inline))?;
+        let (max_sge, max_inline) = (max_sge.min(MAX_SGE as u32), max_inline.min(MAX_INLINE as u32));
+        Ok(SendRing { ring, max_sge, max_inline })
+    }
+
+    /// Words of a slot.
+    fn stride(max_sge: u32, max_inline: u32) -> usize {
+        let sges = 2 * (max_sge as usize).min(MAX_SGE);
+        let inline = (max_inline as usize).min(MAX_INLINE).div_ceil(8);
+        (SEND_HEADER + sges.max(inline)).next_multiple_of(LINE)
     }
 
     /// The application's side: posts one work request. Callers take turns (the verbs object holds a lock).
@@ -350,10 +373,27 @@ pub struct RecvRing {
 
 impl RecvRing {
     /// Makes a queue of `capacity` receives of up to `max_sge` entries.
-    pub fn new(capacity: u32, max_sge: u32) -> std::io::Result<RecvRing> {
-        let max_sge = max_sge.min(MAX_SGE as u32);
-        let stride = (RECV_HEADER + 2 * max_sge as usize).next_multiple_of(LINE);
-        Ok(RecvRing { ring: Ring::new(capacity, stride)?, max_sge })
+    pub fn new(capacity: u32, max_sge: u32) -> io::Result<RecvRing> {
+        RecvRing::on(&Region::new(RecvRing::size(capacity, max_sge))?, capacity, max_sge)
+    }
+
+    /// Words of such a queue.
+    pub fn size(capacity: u32, max_sge: u32) -> usize {
+        Ring::size(capacity, RecvRing::stride(max_sge))
+    }
+
+    /// A handle to such a queue in this region, whoever else has one; a new one if it is zeroed.
+    ///
+    /// # Errors
+    /// If the region is too small.
+    pub fn on(region: &Arc<Region>, capacity: u32, max_sge: u32) -> io::Result<RecvRing> {
+        let ring = Ring::on(region, capacity, RecvRing::stride(max_sge))?;
+        Ok(RecvRing { ring, max_sge: max_sge.min(MAX_SGE as u32) })
+    }
+
+    /// Words of a slot.
+    fn stride(max_sge: u32) -> usize {
+        (RECV_HEADER + 2 * (max_sge as usize).min(MAX_SGE)).next_multiple_of(LINE)
     }
 
     /// The application's side: posts one receive. True: the NIC wants a doorbell.

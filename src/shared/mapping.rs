@@ -1,0 +1,108 @@
+//! Memory that two processes map: a descriptor goes from one to the other, and each has the pages at an address of its own.
+//!
+//! The file behind it (`memfd_create`) is sealed against shrinking when it is made, and a descriptor that comes from elsewhere is
+//! mapped only if it is: pages that another process could take away would end this one by a signal at the next touch.
+
+use std::ffi::c_void;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::stat::fstat;
+use nix::unistd::ftruncate;
+
+/// Pages that may be mapped in several processes; unmapped here when it is dropped.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: NonNull<c_void>,
+    length: usize,
+}
+
+// SAFETY: it is an address range; whoever reaches into it answers for how.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Makes `length` bytes, zeroed, and the descriptor by which another process maps them.
+    ///
+    /// # Errors
+    /// If there is no memory or no descriptor for it.
+    pub(super) fn create(length: usize) -> io::Result<(Mapping, OwnedFd)> {
+        let fd = memfd_create("roxie", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+        let length = length.max(1);
+        let size = length.try_into().map_err(|_| too_long(length))?;
+        ftruncate(&fd, size)?;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(sealed()))?;
+        Ok((Mapping::of(fd.as_fd(), length)?, fd))
+    }
+
+    /// Maps the first `length` bytes behind a descriptor that [`create`](Self::create) made, here or elsewhere.
+    ///
+    /// # Errors
+    /// If it is another kind of file, could shrink, or has fewer bytes.
+    pub(super) fn of(fd: BorrowedFd<'_>, length: usize) -> io::Result<Mapping> {
+        let length = length.max(1);
+        let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map_or(SealFlag::empty(), SealFlag::from_bits_truncate);
+        if !seals.contains(SealFlag::F_SEAL_SHRINK) {
+            return Err(invalid("the file is not sealed against shrinking (F_SEAL_SHRINK)".into()));
+        }
+        let size = fstat(fd)?.st_size;
+        if usize::try_from(size).is_ok_and(|size| size < length) {
+            return Err(invalid(format!("the file has {size} bytes, {length} were to be mapped")));
+        }
+        let bytes = NonZeroUsize::new(length).ok_or_else(|| too_long(length))?;
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the system's choice touches no memory that is in use.
+        let base = unsafe { mmap(None, bytes, access, MapFlags::MAP_SHARED, fd, 0) }?;
+        Ok(Mapping { base, length })
+    }
+
+    /// Where it begins in this process: on a page.
+    pub(super) fn base(&self) -> NonNull<c_void> {
+        self.base
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `of` with this length; whoever holds an address in it holds the mapping as well. It cannot
+        // fail for a range that is mapped.
+        let _ = unsafe { munmap(self.base, self.length) };
+    }
+}
+
+fn sealed() -> SealFlag {
+    SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
+}
+
+fn invalid(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}
+
+fn too_long(length: usize) -> io::Error {
+    io::Error::new(io::ErrorKind::OutOfMemory, format!("the system has no {length} bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_shrink_or_is_too_short_is_not_mapped() {
+        let (_mapping, fd) = Mapping::create(4096).expect("a page");
+        assert!(Mapping::of(fd.as_fd(), 4096).is_ok());
+        assert!(ftruncate(&fd, 0).is_err(), "sealed");
+        let error = Mapping::of(fd.as_fd(), 4097).expect_err("a byte more than there is");
+        assert!(error.to_string().contains("4096"), "{error}");
+        let open = memfd_create("open", MFdFlags::MFD_CLOEXEC).expect("a file");
+        ftruncate(&open, 4096).expect("room");
+        assert!(Mapping::of(open.as_fd(), 4096).is_err(), "it could shrink");
+        let (pipe, _) = nix::unistd::pipe().expect("a pipe");
+        assert!(Mapping::of(pipe.as_fd(), 1).is_err(), "no memory at all");
+    }
+}

@@ -1,0 +1,273 @@
+//! The first process: queues and buffers in memory that it shares with the engine's, and nothing else of it.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::read;
+use roxie::shared::work_queue::Payload;
+use roxie::shared::{Armed, CompletionRing, Doorbells, HostMemory, RecvRing, Region, SendRing};
+use roxie::verbs::{
+    Access, AddressVector, Gid, LKey, Mtu, Psn, QpAttr, QpIndex, QpState, Qpn, RKey, SendFlags, SendWr, Sge,
+    Wc, WcStatus, WrOpcode,
+};
+
+use crate::engine::{QPS, mac};
+use crate::message::{
+    ALLOC_PD, CREATE_CQ, CREATE_QP, DONE, JOIN, Link, MODIFY_QP, Message, REGISTER, words_of,
+};
+
+/// Words for the queues of an application.
+const ARENA: usize = 1 << 16;
+/// Work requests in a queue, their entries, and completions.
+pub(crate) const DEPTH: u32 = 8;
+const SGES: u32 = 2;
+/// Bytes of each end's buffer.
+pub(crate) const LENGTH: usize = 20_000;
+/// Longer than anything takes here.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why there is no answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The engine refuses, for this reason.
+    Refused(String),
+    /// The engine's process is gone.
+    Gone,
+}
+
+/// The application, and the engine's process that it started.
+pub(crate) struct Application {
+    engine: Child,
+    link: Link,
+    arena: Arc<Region>,
+    taken: usize,
+    doorbells: Vec<Doorbells>,
+}
+
+/// One end of a connection.
+pub(crate) struct End {
+    pub(crate) nic: u64,
+    pub(crate) qp: QpIndex,
+    pub(crate) qpn: Qpn,
+    pub(crate) memory: HostMemory,
+    pub(crate) key: u32,
+    pub(crate) cq: CompletionRing,
+    pub(crate) sends: SendRing,
+    pub(crate) receives: RecvRing,
+    /// What an armed queue writes.
+    event: std::os::fd::OwnedFd,
+    doorbells: Doorbells,
+}
+
+impl Drop for Application {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Application {
+    /// Starts the engine's process and joins it.
+    pub(crate) fn start() -> Application {
+        let (link, theirs) = Link::pair();
+        let own = std::env::current_exe().expect("this program");
+        let engine = Command::new(own)
+            .args(["--ignored", "--exact", "engine_process", "--nocapture"])
+            .stdin(Stdio::from(theirs.0))
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the engine's process");
+        let (arena, fd) = Region::shared(ARENA).expect("a region");
+        let mut application = Application { engine, link, arena, taken: 0, doorbells: Vec::new() };
+        let joined = application.ask(&[JOIN, ARENA as u64], &[fd.as_fd()]).expect("joined");
+        let mut fds = joined.fds.into_iter();
+        while let (Some(page), Some(wake)) = (fds.next(), fds.next()) {
+            application.doorbells.push(Doorbells::map(page.as_fd(), wake, QPS).expect("a page of bells"));
+        }
+        application
+    }
+
+    /// Asks the engine and waits for the answer.
+    pub(crate) fn ask(&self, words: &[u64], fds: &[BorrowedFd<'_>]) -> Result<Message, Failure> {
+        self.link.send(words, fds).map_err(|_| Failure::Gone)?;
+        let mut answer = self.link.receive().expect("a socket of messages").ok_or(Failure::Gone)?;
+        if answer.words.remove(0) == DONE {
+            return Ok(answer);
+        }
+        let text: Vec<u8> = answer.words.iter().map(|word| *word as u8).collect();
+        Err(Failure::Refused(String::from_utf8(text).expect("text")))
+    }
+
+    /// Ends the engine's process at once, in the middle of whatever it does.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.engine.kill();
+        let _ = self.engine.wait();
+    }
+
+    /// Room for a queue in the arena, and where it begins.
+    fn place(&mut self, words: usize) -> (u64, Arc<Region>) {
+        let at = self.taken;
+        self.taken += words.next_multiple_of(roxie::shared::region::LINE);
+        (at as u64, self.arena.part(at, words).expect("room in the arena"))
+    }
+
+    /// A QP on NIC `nic` with queues and a buffer of its own.
+    pub(crate) fn end(&mut self, nic: u64) -> End {
+        let pd = self.ask(&[ALLOC_PD, nic], &[]).expect("a domain").words[0];
+
+        let (memory, fd) = HostMemory::shared(LENGTH).expect("a buffer");
+        let (access, start) = (Access::READ_WRITE.bits().into(), memory.address());
+        let words = [REGISTER, nic, pd, access, start, LENGTH as u64];
+        let key = self.ask(&words, &[fd.as_fd()]).expect("registered").words[1] as u32;
+
+        let (at, part) = self.place(CompletionRing::size(2 * DEPTH));
+        let cq = CompletionRing::on(&part, 2 * DEPTH).expect("a ring");
+        let made = self.ask(&[CREATE_CQ, nic, at, (2 * DEPTH).into()], &[]).expect("a queue");
+        let (cq_index, event) = (made.words[0], made.fds.into_iter().next().expect("its event"));
+
+        let (sends_at, part) = self.place(SendRing::size(DEPTH, SGES, 0));
+        let sends = SendRing::on(&part, DEPTH, SGES, 0).expect("a ring");
+        let (receives_at, part) = self.place(RecvRing::size(DEPTH, SGES));
+        let receives = RecvRing::on(&part, DEPTH, SGES).expect("a ring");
+        let (depth, sges) = (DEPTH.into(), SGES.into());
+        let words = [CREATE_QP, nic, pd, cq_index, sends_at, receives_at, depth, depth, sges];
+        let made = self.ask(&words, &[]).expect("a QP").words;
+        let (qp, qpn) = (QpIndex(made[0] as u32), Qpn::new(made[1] as u32));
+        let doorbells = self.doorbells[nic as usize].clone();
+        End { nic, qp, qpn, memory, key, cq, sends, receives, event, doorbells }
+    }
+
+    /// A connection between the two NICs.
+    pub(crate) fn connection(&mut self) -> [End; 2] {
+        let ends = [self.end(0), self.end(1)];
+        self.connect(&ends[0], &ends[1]);
+        self.connect(&ends[1], &ends[0]);
+        ends
+    }
+
+    fn connect(&self, end: &End, to: &End) {
+        let gid = |nic: u64| Gid::from(IpAddr::from(Ipv4Addr::new(192, 0, 2, nic as u8 + 1)));
+        let init = QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::READ_WRITE),
+            ..QpAttr::default()
+        };
+        let rtr = QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(AddressVector {
+                sgid: gid(end.nic),
+                dgid: gid(to.nic),
+                smac: mac(end.nic as usize),
+                dmac: mac(to.nic as usize),
+                traffic_class: 0,
+                flow_label: 0,
+                hop_limit: 64,
+            }),
+            path_mtu: Some(Mtu::Mtu1024),
+            dest_qpn: Some(to.qpn),
+            rq_psn: Some(Psn::new(to.qpn.value())),
+            max_dest_rd_atomic: Some(4),
+            min_rnr_timer: Some(12),
+            ..QpAttr::default()
+        };
+        let rts = QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(Psn::new(end.qpn.value())),
+            timeout: Some(14),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(4),
+            ..QpAttr::default()
+        };
+        for attr in [init, rtr, rts] {
+            let head = [MODIFY_QP, end.nic, end.qp.0.into()];
+            self.ask(&[&head[..], &words_of(&attr)].concat(), &[]).expect("a legal transition");
+        }
+    }
+
+    /// Sleeps until the armed queue of an end has an event.
+    pub(crate) fn sleep(&self, end: &End) -> Result<(), Failure> {
+        let fds = [end.event.as_fd(), self.link.as_fd()];
+        let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let timeout = PollTimeout::try_from(PATIENCE).expect("seconds");
+        let ready = poll(&mut fds, timeout).expect("descriptors to poll");
+        assert!(ready > 0, "neither an event nor the end of the engine within {PATIENCE:?}");
+        if fds[0].any() == Some(true) {
+            return Ok(());
+        }
+        Err(Failure::Gone)
+    }
+}
+
+impl End {
+    pub(crate) fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge { addr: self.memory.address() + offset, length, lkey: LKey(self.key) }
+    }
+
+    /// Posts a request for the buffer's first `length` bytes, and at the peer for those at `offset`.
+    pub(crate) fn post(&self, opcode: WrOpcode, length: u32, to: &End, offset: u64) {
+        let wr = SendWr {
+            wr_id: opcode as u64,
+            opcode,
+            flags: SendFlags::SIGNALED,
+            remote_addr: to.memory.address() + offset,
+            rkey: RKey(to.key),
+            compare_add: 5,
+            ..SendWr::default()
+        };
+        self.sends.post(&wr, Payload::Sges(&[self.sge(0, length)])).expect("room");
+        self.ring();
+    }
+
+    pub(crate) fn receive(&self, wr_id: u64, offset: u64, length: u32) {
+        if self.receives.post(wr_id, &[self.sge(offset, length)]).expect("room") {
+            self.ring();
+        }
+    }
+
+    pub(crate) fn ring(&self) {
+        self.doorbells.ring(self.qp);
+    }
+
+    /// Polls until a completion is there, which must be a success.
+    pub(crate) fn completion(&self) -> Wc {
+        let start = Instant::now();
+        loop {
+            if let Some(wc) = self.cq.poll() {
+                assert_eq!(wc.status, WcStatus::Success);
+                return wc;
+            }
+            assert!(start.elapsed() < PATIENCE, "no completion within {PATIENCE:?}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Asks for an event with the next completion. There is none yet.
+    pub(crate) fn arm(&self) {
+        self.cq.arm(Armed::Next);
+        assert_eq!(self.cq.poll(), None, "it would have come before the question");
+    }
+
+    /// Takes the events of the descriptor.
+    pub(crate) fn take_events(&self) -> u64 {
+        let mut count = [0; 8];
+        read(&self.event, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    }
+
+    pub(crate) fn fill(&self, seed: usize) -> Vec<u8> {
+        let bytes: Vec<u8> = (0..LENGTH).map(|i| (i * 7 + i / 251 + seed) as u8).collect();
+        self.memory.write(0, &bytes).expect("its own length");
+        bytes
+    }
+
+    pub(crate) fn bytes(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.memory.read(offset, &mut bytes).expect("inside");
+        bytes
+    }
+}

@@ -1,0 +1,148 @@
+//! Application and engine in two processes: what they share is the memory of queues and buffers, the doorbell page, descriptors of
+//! events, and a socket on which commands are messages.
+//!
+//! The test program starts itself as the second process ([`engine_process`]), with the socket as its standard input.
+
+mod application;
+mod engine;
+mod message;
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use application::{Application, DEPTH, End, Failure, LENGTH};
+use message::{ALLOC_PD, CREATE_CQ, CREATE_QP, Link, REGISTER};
+use roxie::shared::work_queue::Payload;
+use roxie::shared::{HostMemory, PostError};
+use roxie::verbs::{Access, SendWr, WcOpcode, WrOpcode};
+
+/// Not a test: the second process.
+#[test]
+#[ignore = "the other tests start it as their second process"]
+fn engine_process() {
+    let input = std::io::stdin().as_fd().try_clone_to_owned().expect("a descriptor");
+    engine::run(&Link(input));
+}
+
+/// SEND, WRITE, READ and an atomic from one end to the other; several packets each.
+fn exchange(from: &End, to: &End, seed: usize) {
+    let sent = from.fill(seed);
+    to.fill(seed + 1);
+    to.receive(77, 100, 9_000);
+    from.post(WrOpcode::Send, 9_000, to, 0);
+    let (done, received) = (from.completion(), to.completion());
+    assert_eq!((done.opcode, done.qpn), (WcOpcode::Send, from.qpn));
+    assert_eq!((received.opcode, received.wr_id, received.byte_len), (WcOpcode::Recv, 77, 9_000));
+    assert_eq!(to.bytes(100, 9_000), sent[..9_000]);
+
+    from.post(WrOpcode::Write, 5_000, to, 12_000);
+    assert_eq!(from.completion().opcode, WcOpcode::Write);
+    assert_eq!(to.bytes(12_000, 5_000), sent[..5_000]);
+
+    let asked = to.fill(seed + 2);
+    from.post(WrOpcode::Read, 7_000, to, 3);
+    assert_eq!(from.completion().opcode, WcOpcode::Read);
+    assert_eq!(from.bytes(0, 7_000), asked[3..7_003]);
+    assert_eq!(from.bytes(7_000, 1_000), sent[7_000..8_000], "and no byte more");
+
+    to.memory.write(64, &10u64.to_ne_bytes()).expect("inside");
+    from.post(WrOpcode::FetchAdd, 8, to, 64);
+    assert_eq!(from.completion().opcode, WcOpcode::FetchAdd);
+    assert_eq!(from.bytes(0, 8), 10u64.to_ne_bytes());
+    assert_eq!(to.bytes(64, 8), 15u64.to_ne_bytes());
+    assert_eq!((from.cq.poll(), to.cq.poll()), (None, None));
+}
+
+#[test]
+fn messages_go_both_ways_through_queues_of_another_process() {
+    let mut application = Application::start();
+    let [a, b] = application.connection();
+    // More often than the rings have slots.
+    for round in 0..3 * DEPTH as usize {
+        exchange(&a, &b, round);
+        exchange(&b, &a, round + 1);
+    }
+}
+
+#[test]
+fn an_armed_queue_wakes_an_application_that_sleeps_and_a_bell_an_engine_that_does() {
+    let mut application = Application::start();
+    let [a, b] = application.connection();
+    for round in 0..5 {
+        b.receive(round, 0, 64);
+        b.arm();
+        // Long enough for the engine to sleep.
+        std::thread::sleep(Duration::from_millis(20));
+        a.post(WrOpcode::Send, 64, &b, 0);
+        application.sleep(&b).expect("the engine lives");
+        assert_eq!(b.take_events(), 1);
+        assert!(b.cq.take_event(), "counted in the queue as well");
+        assert_eq!(b.completion().wr_id, round);
+        a.completion();
+        assert_eq!(a.take_events(), 0, "nobody asked there");
+    }
+}
+
+#[test]
+fn an_engine_that_is_killed_leaves_nobody_waiting() {
+    let mut application = Application::start();
+    let [a, b] = application.connection();
+    exchange(&a, &b, 1);
+    b.arm();
+    application.kill();
+    assert_eq!(application.sleep(&b), Err(Failure::Gone));
+    assert_eq!(application.ask(&[ALLOC_PD, 0], &[]).expect_err("nobody answers"), Failure::Gone);
+    let full = (0..=DEPTH).find_map(|_| {
+        a.ring();
+        a.sends.post(&SendWr::default(), Payload::Sges(&[a.sge(0, 8)])).err()
+    });
+    assert_eq!(full, Some(PostError::QueueFull { outstanding: DEPTH, capacity: DEPTH }));
+    assert_eq!((a.cq.poll(), b.cq.poll()), (None, None));
+    assert_eq!(a.bytes(0, LENGTH).len(), LENGTH, "memory stays");
+}
+
+#[test]
+fn what_is_not_inside_the_shared_memory_is_refused_and_the_engine_goes_on() {
+    let mut application = Application::start();
+    let refused = |application: &Application, words: &[u64], fds: &[_]| match application.ask(words, fds) {
+        Err(Failure::Refused(why)) => why,
+        other => panic!("{words:?}: {other:?}"),
+    };
+    let (_memory, fd) = HostMemory::shared(4096).expect("a page");
+    let (fd, access) = (fd.as_fd(), u64::from(Access::LOCAL_WRITE.bits()));
+    let pd = application.ask(&[ALLOC_PD, 0], &[]).expect("a domain").words[0];
+    let why = refused(&application, &[REGISTER, 0, pd, access, 0, 4097], &[fd]);
+    assert!(why.contains("4096") && why.contains("4097"), "{why}");
+    let (socket, _) = Link::pair();
+    refused(&application, &[REGISTER, 0, pd, access, 0, 1], &[socket.as_fd()]);
+    for (at, capacity) in [(u64::MAX - 7, 8), (3, 8), (1 << 16, 8), (0, u64::from(u32::MAX))] {
+        refused(&application, &[CREATE_CQ, 0, at, capacity], &[]);
+        refused(&application, &[CREATE_QP, 0, pd, 0, at, 0, capacity, 8, 1], &[]);
+    }
+    refused(&application, &[ALLOC_PD, 2], &[]);
+    refused(&application, &[99, 0], &[]);
+    let [a, b] = application.connection();
+    exchange(&a, &b, 3);
+}
+
+#[test]
+fn an_application_that_writes_over_its_queues_harms_none_but_those() {
+    let mut application = Application::start();
+    let [a, b] = application.connection();
+    let mut word = 1u64;
+    for _ in 0..50 {
+        for end in [&a, &b] {
+            let queues = [end.sends.words(), end.receives.words(), end.cq.words()];
+            for place in queues.into_iter().flatten() {
+                word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                place.store(word >> (word & 63), Relaxed);
+            }
+            end.ring();
+        }
+        std::thread::yield_now();
+    }
+    let [c, d] = application.connection();
+    exchange(&c, &d, 5);
+    exchange(&d, &c, 6);
+}
