@@ -9,7 +9,7 @@ mod message;
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use application::{Application, DEPTH, End, Failure, LENGTH};
 use message::{ALLOC_PD, CREATE_CQ, CREATE_QP, Link, REGISTER};
@@ -69,19 +69,25 @@ fn messages_go_both_ways_through_queues_of_another_process() {
 fn an_armed_queue_wakes_an_application_that_sleeps_and_a_bell_an_engine_that_does() {
     let mut application = Application::start();
     let [a, b] = application.connection();
-    for round in 0..5 {
+    let mut times = Vec::new();
+    for round in 0..10 {
         b.receive(round, 0, 64);
         b.arm();
         // Long enough for the engine to sleep.
         std::thread::sleep(Duration::from_millis(20));
+        let posted = Instant::now();
         a.post(WrOpcode::Send, 64, &b, 0);
         application.sleep(&b).expect("the engine lives");
+        times.push(posted.elapsed());
         assert_eq!(b.take_events(), 1);
         assert!(b.cq.take_event(), "counted in the queue as well");
         assert_eq!(b.completion().wr_id, round);
         a.completion();
         assert_eq!(a.take_events(), 0, "nobody asked there");
     }
+    // Without the bell the engine sleeps on, mostly for tens of milliseconds.
+    times.sort_unstable();
+    assert!(times[5] < Duration::from_millis(20), "{times:?}: it was not the bell that woke the engine");
 }
 
 #[test]
