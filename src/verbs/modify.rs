@@ -69,7 +69,12 @@ impl fmt::Display for ModifyError {
                 Ok(())
             }
             ModifyError::Value { attribute, value, allowed } => {
-                write!(f, "modify_qp: {attribute} = {value} is out of range, allowed: {allowed}")
+                write!(f, "modify_qp: {attribute} = {value} is out of range, allowed: {allowed}")?;
+                if attribute.ends_with("rd_atomic") {
+                    // perftest (perftest_resources.c, ctx_modify_qp_to_rts) gives the peer's limit: rdma_rxe's is 128.
+                    write!(f, "; a peer may have a larger limit: give both ends the lesser (perftest: -o)")?;
+                }
+                Ok(())
             }
         }
     }
@@ -146,7 +151,7 @@ fn check_values(attr: &QpAttr, largest_mtu: Mtu, limit_rd_atomic: u8) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::Access;
+    use crate::verbs::{Access, Psn};
 
     fn init() -> QpAttr {
         QpAttr {
@@ -198,6 +203,25 @@ mod tests {
         let attr = QpAttr { port: Some(2), ..init() };
         let error = check_transition(QpType::Rc, QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
         assert_eq!(error.to_string(), "modify_qp: port_num = 2 is out of range, allowed: 1..=1");
+    }
+
+    #[test]
+    fn more_reads_than_the_device_has_says_what_to_tell_both_ends() {
+        let attr = QpAttr {
+            state: Some(QpState::Rts),
+            timeout: Some(14),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            sq_psn: Some(Psn::new(0)),
+            max_rd_atomic: Some(128),
+            ..QpAttr::default()
+        };
+        let error = check_transition(QpType::Rc, QpState::Rtr, &attr, Mtu::Mtu1024, 16).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "modify_qp: max_rd_atomic = 128 is out of range, allowed: 0..=16; a peer may have a larger limit: give both ends \
+             the lesser (perftest: -o)"
+        );
     }
 
     /// What `ibv_ud_pingpong` and `ibv_uc_pingpong` set, and nothing that they do not.
