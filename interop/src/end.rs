@@ -330,6 +330,8 @@ pub struct Quirks {
     pub completes_before_it_errs: bool,
     /// A window's key opens all of its region: the range is compared with the region's alone.
     pub windows_are_as_wide_as_regions: bool,
+    /// It has no XRC domains.
+    pub has_no_xrc: bool,
 }
 
 /// One end of a row.
@@ -486,6 +488,15 @@ pub trait Local: End {
     /// shares with the stock program.
     fn pingpong(&mut self, program: Stock, family: Family, arguments: &[String]) -> Result<(), Error>;
 
-    /// Waits for that program; kills it when the time is over.
+    /// The place of the family's address in the GID table that programs under `roxie run` see.
+    fn gid_index(&mut self, family: Family) -> Result<usize, Error>;
+
+    /// Starts an unmodified program on the prepared row's port.
+    fn program(&mut self, name: &str, arguments: &[String]) -> Result<(), Error>;
+
+    /// Waits for the program that was started last; kills it when the time is over.
     fn wait(&mut self, timeout: Duration) -> Result<Ended, Error>;
+
+    /// Ends that program, if it runs.
+    fn end_program(&mut self);
 }

@@ -69,7 +69,9 @@ pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Resul
         Case::Wrong(_) | Case::Odd(_) => {
             unreachable!("scripts have one end: see wrong::run and odd::run")
         }
-        Case::Pingpong(_) => unreachable!("stock programs are not made of verbs: see Local::spawn"),
+        Case::Pingpong(_) | Case::Program(_) => {
+            unreachable!("stock programs are not made of verbs: see Local::program")
+        }
     };
     let cleaned = requester.reset().and(responder.reset());
     result?;

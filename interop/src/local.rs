@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use roxie::engine::Drive;
 use roxie::host::{
-    AddressHandle, CompletionChannel, CompletionQueue, Device, DeviceConfig, MemoryRegion, MemoryWindow,
-    OpenError, ProtectionDomain, QueuePair, SharedReceiveQueue, Stack,
+    AddressHandle, CompletionChannel, CompletionQueue, Device, DeviceConfig, GidTable, MemoryRegion,
+    MemoryWindow, OpenError, ProtectionDomain, QueuePair, SharedReceiveQueue, Stack,
 };
+use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::{XdpConfig, XdpError};
@@ -18,7 +19,7 @@ use roxie::time::Nanos;
 use roxie::verbs::Sge;
 use roxie::wire::Gid;
 
-use crate::end::{Ended, Local, Pair, Region, Setup, Unready};
+use crate::end::{End, Ended, Local, Pair, Region, Setup, Unready};
 use crate::error::Error;
 use crate::network::Namespace;
 use crate::report::SkipReason;
@@ -26,7 +27,7 @@ use crate::rows::{Family, Fault, PortKind, Stock};
 use crate::wire::Wire;
 use program::Program;
 
-pub use program::build_roxie;
+pub use program::{build_library, build_roxie};
 
 /// How long the engine's thread looks for work before it sleeps. Its core is needed by the guest.
 const SPIN: Nanos = Nanos::from_micros(200);
@@ -319,10 +320,39 @@ impl Local for Roxie<'_> {
         Ok(())
     }
 
+    fn gid_index(&mut self, family: Family) -> Result<usize, Error> {
+        let interface =
+            self.site.within(|| Interface::by_name(self.site.interface))?.named("the interface")?;
+        let table = GidTable::customary(interface.mac, interface.addresses.iter().map(|a| a.ip));
+        let wanted = self.address(family)?;
+        let found = table.iter().find(|entry| entry.gid == Gid::from(wanted));
+        found
+            .map(|entry| entry.index)
+            .ok_or_else(|| Error::Local(format!("{wanted} is none of {}", table.listed())))
+    }
+
+    fn program(&mut self, name: &str, arguments: &[String]) -> Result<(), Error> {
+        let setup = self.open()?.setup.clone();
+        // The program's device claims the interface.
+        self.open = None;
+        let mut words: Vec<String> =
+            ["run", "--quiet", "--dev", self.site.interface].map(String::from).into();
+        words.push(format!("--port={}", setup.port));
+        words.extend(setup.capture.map(|path| format!("--capture={}", path.display())));
+        words.extend(["--".to_owned(), name.to_owned()]);
+        words.extend_from_slice(arguments);
+        self.program = Some(Program::start(self.site.namespace, &program::roxie()?, &words)?);
+        Ok(())
+    }
+
     fn wait(&mut self, timeout: Duration) -> Result<Ended, Error> {
         match self.program.take() {
             Some(program) => program.wait(timeout),
             None => Err(Error::Local("no program was started".into())),
         }
+    }
+
+    fn end_program(&mut self) {
+        self.program = None;
     }
 }

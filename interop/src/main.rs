@@ -209,8 +209,12 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
             return Err(Error::NeedsNewest);
         }
     }
-    if rows.iter().any(|row| matches!(row.case, Case::Pingpong(_))) {
+    let unmodified = rows.iter().any(|row| matches!(row.case, Case::Program(_)));
+    if unmodified || rows.iter().any(|row| matches!(row.case, Case::Pingpong(_))) {
         local::build_roxie()?;
+    }
+    if unmodified {
+        local::build_library()?;
     }
     if let Some(host) = &arguments.peer_host {
         let mut peer = runner::hardware_peer(

@@ -57,6 +57,8 @@ pub struct Peer {
     gids: Vec<Gid>,
     /// ssh, where the peer is reached by it. Ended with the session.
     carrier: Option<Child>,
+    /// The connection broke, or an answer did not come in time.
+    lost: bool,
 }
 
 /// The words of a reply line, by key.
@@ -134,7 +136,7 @@ impl Peer {
         carrier: Option<Child>,
     ) -> Result<Peer, Error> {
         let about = About::default();
-        let mut peer = Peer { reader, writer, about, gids: Vec::new(), carrier };
+        let mut peer = Peer { reader, writer, about, gids: Vec::new(), carrier, lost: false };
         let hello = peer.command("hello")?;
         if hello.number::<u64>("protocol")? != PROTOCOL {
             return Err(hello.malformed("another protocol version: build the peer program anew"));
@@ -205,7 +207,18 @@ impl Peer {
         self.gid(family).is_ok()
     }
 
+    /// True if the session is over: the connection broke, or an answer did not come in time.
+    pub fn is_lost(&self) -> bool {
+        self.lost
+    }
+
     fn command(&mut self, command: &str) -> Result<Reply, Error> {
+        let reply = self.exchange(command);
+        self.lost |= matches!(reply, Err(Error::Connection { .. }));
+        reply
+    }
+
+    fn exchange(&mut self, command: &str) -> Result<Reply, Error> {
         let broken = |source| Error::Connection { command: command.to_owned(), source };
         self.writer.write_all(format!("{command}\n").as_bytes()).map_err(broken)?;
         self.writer.flush().map_err(broken)?;

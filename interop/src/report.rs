@@ -27,6 +27,8 @@ pub enum SkipReason {
     PeerHasNoPersistentMemory,
     /// The peer's driver refuses to post the wrong request that the row is about.
     PeerRefusesToPost,
+    /// The peer's device has no XRC.
+    PeerHasNoXrc,
     /// The stock program is not there.
     ProgramMissing,
     /// Roxie has no counterpart of the stock program yet.
@@ -43,6 +45,7 @@ impl fmt::Display for SkipReason {
             SkipReason::PeerHasNoPlacement => "peer-has-no-placement",
             SkipReason::PeerHasNoPersistentMemory => "peer-has-no-persistent-memory",
             SkipReason::PeerRefusesToPost => "peer-refuses-to-post",
+            SkipReason::PeerHasNoXrc => "peer-has-no-xrc",
             SkipReason::ProgramMissing => "program-missing",
             SkipReason::RoxieHasNoProgram => "roxie-has-no-program",
         })

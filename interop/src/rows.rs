@@ -5,11 +5,13 @@
 //! committed in `rows.txt`; a test holds the two equal, so that a row cannot vanish unseen.
 
 mod matrix;
+mod programs;
 mod scripts;
 
 use std::fmt;
 
 pub use matrix::{all, short, thorough};
+pub use programs::Program;
 pub use scripts::{ODD, Odd, WRONG, Wrong};
 
 /// The service of a transfer.
@@ -194,6 +196,8 @@ pub enum Case {
     Odd(Odd),
     /// Stock `ibv_…_pingpong` at the peer with `roxie pingpong …` at the other end; the requester is the client.
     Pingpong(Stock),
+    /// A stock program at both ends, unmodified: here under `roxie run`; the requester is the client.
+    Program(Program),
 }
 
 /// A row of the matrix.
@@ -479,6 +483,7 @@ impl fmt::Display for Row {
             Case::Wrong(wrong) => write!(f, "wrong/{wrong}"),
             Case::Odd(odd) => write!(f, "odd/{odd}"),
             Case::Pingpong(program) => write!(f, "ibv_{program}_pingpong"),
+            Case::Program(program) => write!(f, "{program}"),
         }
     }
 }
@@ -500,7 +505,7 @@ impl Row {
                 error >= ErrorCase::BadRkeyAtomicWrite && error <= ErrorCase::NoRightToPersist
             }
             Case::Feature(feature) => feature >= Feature::FlushRange,
-            Case::Wrong(_) | Case::Odd(_) | Case::Pingpong(_) => false,
+            Case::Wrong(_) | Case::Odd(_) | Case::Pingpong(_) | Case::Program(_) => false,
         }
     }
 

@@ -1,33 +1,25 @@
 //! Takes rows one after the other, reports them, keeps the captures of failures.
 
+mod programs;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use interop::end::{End, Ended, Local, Setup, Unready};
+use interop::end::{End, Local, Setup, Unready};
 use interop::error::Error;
 use interop::exec;
 use interop::guest::{output_folder, peer_sources};
 use interop::network::{command_line, run};
 use interop::peer::{About, Peer};
 use interop::report::{Outcome, Report, SkipReason};
-use interop::rows::{self, Case, ErrorCase, Family, Fault, Feature, Odd, Row, Side, Stock, Wrong};
+use interop::rows::{self, Case, ErrorCase, Family, Fault, Feature, Odd, Row, Side, Wrong};
 use interop::wire::Wire;
 
 /// A full run takes no longer, a thorough one as many times more as it has more rows; the rows beyond are
 /// missing, and the run is bad.
 const BUDGET: Duration = Duration::from_secs(20 * 60);
-/// Where `ibv_rc_pingpong` listens.
-const PINGPONG_PORT: u16 = 18515;
-/// How long a server may take until it listens.
-const LISTENS_WITHIN: Duration = Duration::from_secs(10);
-/// How long a pingpong may take.
-const PINGPONG_WITHIN: Duration = Duration::from_secs(30);
-/// How long a program is waited for whose other end has failed.
-const LOSER_WITHIN: Duration = Duration::from_secs(1);
-/// How the peer says that a program is not there.
-const NO_SUCH_PROGRAM: i32 = 127;
 
 /// Runs the matrix between Roxie and the peer. True if the run as a whole is good.
 pub(crate) fn matrix(
@@ -43,6 +35,9 @@ pub(crate) fn matrix(
     let captures = output_folder().join("captures");
     fs::create_dir_all(&captures).map_err(Error::file(&captures))?;
     in_order(rows, about, report, |row| {
+        if peer.is_lost() {
+            return Outcome::Fail("the peer is gone: see a row before".into());
+        }
         if let Some(reason) = peer_lacks(row, peer) {
             return Outcome::Skip(reason);
         }
@@ -72,7 +67,7 @@ fn judged(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, captures: &Path, ke
         };
     }
     match one(row, roxie, peer, None) {
-        Outcome::Fail(reason) => {
+        Outcome::Fail(reason) if !peer.is_lost() => {
             let again = match one(row, roxie, peer, Some(&file)) {
                 Outcome::Pass => "which passed".to_owned(),
                 Outcome::Fail(again) => format!("with: {again}"),
@@ -158,6 +153,9 @@ fn peer_lacks(row: &Row, peer: &Peer) -> Option<SkipReason> {
         {
             Some(SkipReason::PeerRefusesToPost)
         }
+        Case::Program(program) if program.is_xrc() && peer.quirks().has_no_xrc => {
+            Some(SkipReason::PeerHasNoXrc)
+        }
         _ => None,
     }
 }
@@ -171,7 +169,8 @@ fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>
         Err(Unready::Failed(error)) => return Outcome::Fail(error.to_string()),
     }
     let outcome = match (row.case, row.requester) {
-        (Case::Pingpong(program), _) => pingpong(program, row, roxie, peer),
+        (Case::Pingpong(program), _) => programs::pingpong(program, row, roxie, peer),
+        (Case::Program(program), _) => programs::unmodified(program, row, roxie, peer),
         (Case::Wrong(wrong), _) => play_wrong(wrong, row.family, roxie, peer),
         (Case::Odd(odd), _) => play_odd(odd, row.family, roxie, peer),
         (_, Side::Roxie) => verbs(row, roxie, peer),
@@ -217,77 +216,6 @@ fn played(
     match played {
         Ok(()) => Outcome::Pass,
         Err(failure) => Outcome::Fail(failure.to_string()),
-    }
-}
-
-fn pingpong(program: Stock, row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
-    match try_pingpong(program, row, roxie, peer) {
-        Ok(outcome) => outcome,
-        Err(error) => Outcome::Fail(error.to_string()),
-    }
-}
-
-/// A stock pingpong on the peer, `roxie pingpong` here: 300 exchanges of 4 KiB, or of one packet where datagrams go,
-/// with the programs' own data check (`-c`) where they agree on the data.
-fn try_pingpong(program: Stock, row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<Outcome, Error> {
-    if !roxie.has_pingpong(program)? {
-        return Ok(Outcome::Skip(SkipReason::RoxieHasNoProgram));
-    }
-    let stock_program = format!("ibv_{program}_pingpong");
-    let options = match program {
-        Stock::Ud => "-s 1024 -n 300 -c",
-        // The stock program fills its buffer with other bytes than the others do: what they check would be wrong.
-        Stock::Srq => "-m 1024 -s 4096 -n 300",
-        _ => "-m 1024 -s 4096 -n 300 -c",
-    };
-    let words = |head: String, server: Option<String>| -> Vec<String> {
-        let line = format!("{head} -p {PINGPONG_PORT} {options}");
-        line.split_whitespace().map(str::to_owned).chain(server).collect()
-    };
-    let peer_address = peer.address(row.family)?;
-    // The stock server listens on IPv4 alone, whatever its GID is.
-    let (roxie_host, peer_host) = match (roxie.address(Family::V4), peer.address(Family::V4)) {
-        (Ok(here), Ok(there)) => (here, there),
-        _ => (roxie.address(row.family)?, peer_address),
-    };
-    let peer_gid = peer.gids().iter().find(|g| g.address == peer_address).map_or(0, |g| g.index);
-    let stock = |server| words(format!("-g {peer_gid}"), server);
-    let (here, there) = match row.requester {
-        Side::Roxie => {
-            let job = peer.spawn(&stock_program, &stock(None))?;
-            if !peer.wait_for_listener(PINGPONG_PORT, LISTENS_WITHIN)? {
-                let server = peer.wait(job, Duration::ZERO)?;
-                return Ok(match server.code {
-                    Some(NO_SUCH_PROGRAM) => Outcome::Skip(SkipReason::ProgramMissing),
-                    _ => Outcome::Fail(format!("the peer's server is silent: {server:?}")),
-                });
-            }
-            roxie.pingpong(program, row.family, &words(String::new(), Some(peer_host.to_string())))?;
-            let here = roxie.wait(PINGPONG_WITHIN)?;
-            let left = if here.code == Some(0) { PINGPONG_WITHIN } else { LOSER_WITHIN };
-            (here, peer.wait(job, left)?)
-        }
-        Side::Peer => {
-            roxie.pingpong(program, row.family, &words(String::new(), None))?;
-            if !roxie.wait_for_listener(PINGPONG_PORT, LISTENS_WITHIN)? {
-                let server = roxie.wait(Duration::ZERO)?;
-                return Ok(Outcome::Fail(format!("roxie's server is silent: {server:?}")));
-            }
-            let job = peer.spawn(&stock_program, &stock(Some(roxie_host.to_string())))?;
-            let there = peer.wait(job, PINGPONG_WITHIN)?;
-            if there.code == Some(NO_SUCH_PROGRAM) {
-                roxie.wait(Duration::ZERO)?;
-                return Ok(Outcome::Skip(SkipReason::ProgramMissing));
-            }
-            let left = if there.code == Some(0) { PINGPONG_WITHIN } else { LOSER_WITHIN };
-            (roxie.wait(left)?, there)
-        }
-    };
-    // The stock program exits with 0 after invalid data as well, and says so.
-    let sound = |e: &Ended| e.code == Some(0) && !e.output.contains("invalid data");
-    match sound(&here) && sound(&there) {
-        true => Ok(Outcome::Pass),
-        false => Ok(Outcome::Fail(format!("roxie's side: {here:?}; the peer's: {there:?}"))),
     }
 }
 

@@ -4,10 +4,14 @@ use std::env;
 use std::fs;
 use std::io::Read;
 use std::net::IpAddr;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 
 use crate::end::Ended;
 use crate::error::Error;
@@ -31,6 +35,8 @@ impl Program {
             None => Command::new(program),
         };
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A group of its own, so that what a launcher has started is ended with it.
+        command.process_group(0).env("ROXIE_LOG", "info");
         let line = command_line(&command);
         let mut child =
             command.spawn().map_err(|e| Error::Command { command: line, output: e.to_string() })?;
@@ -49,7 +55,7 @@ impl Program {
                 break status.code();
             }
             if Instant::now() >= until {
-                self.child.kill().map_err(failed)?;
+                self.kill();
                 self.child.wait().map_err(failed)?;
                 break None;
             }
@@ -61,11 +67,20 @@ impl Program {
     }
 }
 
+impl Program {
+    /// Ends it, and what it has started.
+    fn kill(&mut self) {
+        // Not waited for yet, so that the number is still its own. Fails only if all have ended.
+        let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL);
+    }
+}
+
 impl Drop for Program {
     fn drop(&mut self) {
-        // Fails only if it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Ok(None) = self.child.try_wait() {
+            self.kill();
+            let _ = self.child.wait();
+        }
     }
 }
 
@@ -95,10 +110,29 @@ pub(super) fn roxie() -> Result<PathBuf, Error> {
 /// # Errors
 /// If it cannot be built.
 pub fn build_roxie() -> Result<(), Error> {
+    build("roxie")
+}
+
+/// Builds the library that unmodified programs load, and links it beside the `roxie` program, likewise.
+///
+/// # Errors
+/// If it cannot be built or linked.
+pub fn build_library() -> Result<(), Error> {
+    if env::var_os("CARGO").is_none() {
+        return Ok(());
+    }
+    build("uverbs-shim")?;
+    let roxie = roxie()?;
+    let link = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("uverbs-shim").join("link");
+    run(Command::new(link).arg(roxie.parent().unwrap_or(Path::new("."))))?;
+    Ok(())
+}
+
+fn build(package: &str) -> Result<(), Error> {
     let Some(cargo) = env::var_os("CARGO") else { return Ok(()) };
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("Cargo.toml");
     let mut build = Command::new(cargo);
-    build.args(["build", "--quiet", "--package=roxie", "--bin=roxie", "--manifest-path"]).arg(workspace);
+    build.args(["build", "--quiet", "--package", package, "--manifest-path"]).arg(workspace);
     if !cfg!(debug_assertions) {
         build.arg("--release");
     }
@@ -155,5 +189,16 @@ mod tests {
         let program = Program::start(None, Path::new("sh"), &script).unwrap();
         let ended = program.wait(Duration::from_millis(300)).unwrap();
         assert_eq!(ended, Ended { code: None, output: "first\n".into() });
+    }
+
+    #[test]
+    fn what_a_killed_program_has_started_ends_with_it() {
+        // It holds the pipe open, so that waiting for the last words would take a minute.
+        let script = ["-c".into(), "sleep 60 & echo first; wait".into()];
+        let start = Instant::now();
+        let program = Program::start(None, Path::new("sh"), &script).unwrap();
+        let ended = program.wait(Duration::from_millis(300)).unwrap();
+        assert_eq!(ended, Ended { code: None, output: "first\n".into() });
+        assert!(start.elapsed() < Duration::from_secs(30));
     }
 }

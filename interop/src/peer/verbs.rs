@@ -76,6 +76,7 @@ impl End for Peer {
             flush_has_wrong_icrc: rxe,
             completes_before_it_errs: rxe,
             windows_are_as_wide_as_regions: rxe,
+            has_no_xrc: rxe,
         }
     }
 

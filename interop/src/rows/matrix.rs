@@ -4,10 +4,17 @@ use std::collections::BTreeSet;
 
 use super::{
     Case, ERRORS, FAMILIES, FAULTS, FEATURES, Fault, ODD, PORTS, PortKind, Row, SIDES, STOCK, Service, Side,
-    WRONG,
+    WRONG, programs,
 };
 
 const SERVICES: [Service; 3] = [Service::Rc, Service::Uc, Service::Ud];
+/// The rows of unmodified programs that a short run takes: each takes a second or two.
+const SHORT_PROGRAMS: [&str; 4] = [
+    "xdp/v4/roxie/program/ibv_rc_pingpong/events",
+    "xdp/v4/peer/program/ib_read_bw/rc",
+    "udp/v4/roxie/program/ib_send_bw/rc/both/qps3",
+    "udp/v6/peer/program/ibv_ud_pingpong/events",
+];
 
 /// Every row, in the order in which they run: by port first, since opening one takes time.
 pub fn all() -> Vec<Row> {
@@ -26,6 +33,8 @@ pub fn all() -> Vec<Row> {
                     _ => {}
                 }
                 rows.extend(STOCK.map(|s| row(Case::Pingpong(s))));
+                let over = programs::all().into_iter().filter(|(_, families)| families.contains(&family));
+                rows.extend(over.map(|(program, _)| row(Case::Program(program))));
             }
         }
     }
@@ -110,6 +119,7 @@ impl Row {
             Case::Wrong(wrong) => self.family == FAMILIES[wrong as usize % 2],
             Case::Odd(odd) => self.family == FAMILIES[odd as usize % 2],
             Case::Pingpong(program) => turn(3 * side + program as usize),
+            Case::Program(_) => SHORT_PROGRAMS.contains(&self.to_string().as_str()),
         }
     }
 }
@@ -232,6 +242,9 @@ mod tests {
             for program in STOCK {
                 assert!(has(&|r| r.requester == requester && r.case == Case::Pingpong(program)), "{program}");
             }
+        }
+        for name in SHORT_PROGRAMS {
+            assert!(has(&|r| r.to_string() == name), "{name}");
         }
         for wrong in WRONG {
             assert!(has(&|r| r.case == Case::Wrong(wrong)), "{wrong}");

@@ -1,0 +1,196 @@
+//! Stock programs that run unmodified at both ends: here on Roxie, there on the peer's own libibverbs.
+
+use std::fmt;
+
+use super::{FAMILIES, Family};
+
+/// A stock program with its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Program {
+    /// Its name and its options, but for those that both ends do not share: the GID index and the server's address.
+    line: &'static str,
+    /// What sets this use of it apart, as the row's name has it.
+    way: &'static str,
+}
+
+/// Every use of a program: what sets it apart, its name and options.
+///
+/// Messages are longer than a packet where the service has such. Without acknowledgements nothing paces a sender: UC and UD
+/// send no more messages than the receiver has receives (512) and the links between have room for. perftest sets
+/// `max_rd_atomic` to what the other end takes in, 128 at rxe, and not to the lesser of both, so it is told the lesser (`-o`).
+/// By `ibv_wr_*` it posts on adapters alone whose numbers it knows; everywhere else by `ibv_post_send`, told so or not.
+const USES: [(&str, &str); 47] = [
+    ("polling", "ibv_rc_pingpong -m 1024 -s 5000 -n 100 -c"),
+    ("events", "ibv_rc_pingpong -m 1024 -s 5000 -n 100 -c -e"),
+    ("new", "ibv_rc_pingpong -m 1024 -s 5000 -n 100 -c -N"),
+    ("polling", "ibv_uc_pingpong -m 1024 -s 5000 -n 100 -c"),
+    ("events", "ibv_uc_pingpong -m 1024 -s 5000 -n 100 -c -e"),
+    ("polling", "ibv_ud_pingpong -s 2000 -n 100 -c"),
+    ("events", "ibv_ud_pingpong -s 2000 -n 100 -c -e"),
+    ("polling", "ibv_srq_pingpong -m 1024 -s 5000 -n 100 -c"),
+    ("events", "ibv_srq_pingpong -m 1024 -s 5000 -n 100 -c -e"),
+    ("polling", "ibv_xsrq_pingpong -m 1024 -s 5000 -n 100"),
+    ("rc", "ib_send_bw -c RC -n 200 -s 5000"),
+    ("uc", "ib_send_bw -c UC -n 200 -s 5000"),
+    ("ud", "ib_send_bw -c UD -n 200 -s 2000"),
+    ("rc/old", "ib_send_bw -c RC -n 200 -s 5000 --use_old_post_send"),
+    ("xrc", "ib_send_bw -c XRC -n 200 -s 5000"),
+    ("rc/qps3", "ib_send_bw -c RC -n 200 -s 5000 -q 3"),
+    ("rc/both", "ib_send_bw -c RC -n 200 -s 5000 -b"),
+    ("rc/both/qps3", "ib_send_bw -c RC -n 200 -s 5000 -b -q 3"),
+    ("rc/events", "ib_send_bw -c RC -n 200 -s 5000 -e"),
+    ("rc/srq", "ib_send_bw -c RC -n 200 -s 5000 -q 3 --use-srq"),
+    ("uc/qps3", "ib_send_bw -c UC -n 100 -s 2000 -q 3"),
+    ("ud/events", "ib_send_bw -c UD -n 200 -s 2000 -e"),
+    ("rc", "ib_send_lat -c RC -n 100 -s 5000"),
+    ("uc", "ib_send_lat -c UC -n 100 -s 5000"),
+    ("ud", "ib_send_lat -c UD -n 100 -s 2000"),
+    ("rc/events", "ib_send_lat -c RC -n 100 -s 5000 -e"),
+    ("uc/events", "ib_send_lat -c UC -n 100 -s 5000 -e"),
+    ("ud/events", "ib_send_lat -c UD -n 100 -s 2000 -e"),
+    ("rc/srq", "ib_send_lat -c RC -n 100 -s 5000 --use-srq"),
+    ("rc", "ib_write_bw -c RC -n 200 -s 5000"),
+    ("uc", "ib_write_bw -c UC -n 200 -s 5000"),
+    ("rc/qps3", "ib_write_bw -c RC -n 200 -s 5000 -q 3"),
+    ("rc/both", "ib_write_bw -c RC -n 200 -s 5000 -b"),
+    ("rc/both/qps3", "ib_write_bw -c RC -n 200 -s 5000 -b -q 3"),
+    ("rc/all", "ib_write_bw -c RC -n 5 -a"),
+    ("rc", "ib_write_lat -c RC -n 100 -s 5000"),
+    ("uc", "ib_write_lat -c UC -n 100 -s 5000"),
+    ("rc", "ib_read_bw -c RC -o 16 -n 200 -s 5000"),
+    ("rc/qps3", "ib_read_bw -c RC -o 16 -n 200 -s 5000 -q 3"),
+    ("rc/both", "ib_read_bw -c RC -o 16 -n 200 -s 5000 -b"),
+    ("rc/events", "ib_read_bw -c RC -o 16 -n 200 -s 5000 -e"),
+    ("rc", "ib_read_lat -c RC -o 16 -n 100 -s 5000"),
+    ("fetch_and_add", "ib_atomic_bw -A FETCH_AND_ADD -o 16 -n 200"),
+    ("cmp_and_swap", "ib_atomic_bw -A CMP_AND_SWAP -o 16 -n 200"),
+    ("fetch_and_add/qps3", "ib_atomic_bw -A FETCH_AND_ADD -o 16 -n 200 -q 3"),
+    ("fetch_and_add", "ib_atomic_lat -A FETCH_AND_ADD -o 16 -n 100"),
+    ("cmp_and_swap", "ib_atomic_lat -A CMP_AND_SWAP -o 16 -n 100"),
+];
+
+/// Those that run over IPv6 too: one of each service, with the other kind of QP in another program.
+const OVER_V6: [&str; 4] = [
+    "program/ibv_rc_pingpong/polling",
+    "program/ibv_ud_pingpong/events",
+    "program/ib_send_lat/uc",
+    "program/ib_read_bw/rc",
+];
+
+/// Every use of a program with the IP versions that it runs over.
+pub(super) fn all() -> Vec<(Program, &'static [Family])> {
+    let uses = USES.into_iter().map(|(way, line)| Program { line, way });
+    uses.map(|program| {
+        let both = OVER_V6.contains(&program.to_string().as_str());
+        (program, if both { &FAMILIES[..] } else { &FAMILIES[..1] })
+    })
+    .collect()
+}
+
+impl fmt::Display for Program {
+    /// `program/ib_send_bw/rc/qps3`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "program/{}/{}", self.name(), self.way)
+    }
+}
+
+impl Program {
+    /// The program's name.
+    pub fn name(&self) -> &'static str {
+        self.line.split(' ').next().unwrap_or_default()
+    }
+
+    /// Its options at an end whose device has the address at this index of its GID table; `server`: where the other end
+    /// is, if that one listens.
+    pub fn words(&self, gid_index: usize, server: Option<String>) -> Vec<String> {
+        let own = self.line.split(' ').skip(1).map(str::to_owned);
+        let place = if self.measures() {
+            // -F: perftest is not to complain of the processor's frequency.
+            vec!["-F".to_owned(), format!("-x{gid_index}")]
+        } else {
+            vec![format!("-g{gid_index}")]
+        };
+        own.chain(place).chain(server).collect()
+    }
+
+    /// It needs XRC at both ends.
+    pub fn is_xrc(&self) -> bool {
+        self.name() == "ibv_xsrq_pingpong" || self.line.contains("-c XRC")
+    }
+
+    /// One of perftest, which ends with a table of measurements.
+    fn measures(&self) -> bool {
+        !self.name().starts_with("ibv_")
+    }
+
+    /// The value of an option.
+    fn option(&self, name: &str) -> Option<usize> {
+        let mut words = self.line.split(' ').skip_while(|word| *word != name);
+        words.nth(1)?.parse().ok()
+    }
+
+    /// What is wrong with what both printed, if anything is: data that is not what was sent, where the programs look; a
+    /// measurement that is missing.
+    pub fn complaint(&self, client: &str, server: &str) -> Option<String> {
+        if !self.measures() {
+            // They exit with 0 after invalid data as well, and say so.
+            let invalid = client.contains("invalid data") || server.contains("invalid data");
+            return invalid.then(|| "data is invalid".to_owned());
+        }
+        let numbers = |line: &str| -> Option<(usize, usize)> {
+            let mut words = line.split_whitespace();
+            Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+        };
+        let measured: Vec<(usize, usize)> = client.lines().filter_map(numbers).collect();
+        let sizes = match self.line.contains(" -a") {
+            true => (1..=23).map(|power| 1 << power).collect(),
+            false => vec![self.option("-s").unwrap_or(8)],
+        };
+        let iterations = self.option("-n").unwrap_or_default() * self.option("-q").unwrap_or(1);
+        let wanted: Vec<(usize, usize)> = sizes.into_iter().map(|size| (size, iterations)).collect();
+        (measured != wanted)
+            .then(|| format!("sizes and iterations are {measured:?}, and should be {wanted:?}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str) -> Program {
+        all().into_iter().map(|(program, _)| program).find(|p| p.to_string() == name).unwrap()
+    }
+
+    #[test]
+    fn both_ends_share_a_line_but_for_the_gid_and_the_server() {
+        let words = named("program/ib_read_bw/rc").words(1, Some("10.71.0.1".into()));
+        assert_eq!(words.join(" "), "-c RC -o 16 -n 200 -s 5000 -F -x1 10.71.0.1");
+        let words = named("program/ibv_ud_pingpong/events").words(2, None);
+        assert_eq!(words.join(" "), "-s 2000 -n 100 -c -e -g2");
+    }
+
+    #[test]
+    fn every_program_that_is_named_for_ipv6_is_there() {
+        assert!(OVER_V6.iter().all(|name| named(name).to_string() == **name));
+    }
+
+    #[test]
+    fn a_table_without_all_that_was_asked_for_is_a_complaint() {
+        let program = named("program/ib_write_bw/rc/qps3");
+        let table = |line: &str| format!(" #bytes  #iterations  BW peak[MB/sec]\n {line}\n------\n");
+        assert_eq!(program.complaint(&table("5000     600              41.31"), ""), None);
+        assert!(program.complaint(&table("5000     200              41.31"), "").is_some());
+        assert!(program.complaint(&table(""), "").is_some());
+        let all = named("program/ib_write_bw/rc/all");
+        assert!(all.complaint(&table("2          5                1.0"), "").unwrap().contains("8388608"));
+    }
+
+    #[test]
+    fn invalid_data_is_a_complaint() {
+        let program = named("program/ibv_rc_pingpong/polling");
+        let fine = "1000000 bytes in 0.01 seconds";
+        assert_eq!(program.complaint(fine, fine), None);
+        assert!(program.complaint("invalid data in page 0", fine).is_some());
+        assert!(program.complaint(fine, "invalid data in page 0").is_some());
+    }
+}
