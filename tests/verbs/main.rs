@@ -5,6 +5,7 @@
 
 mod abi;
 mod killed;
+mod late;
 mod launcher;
 mod perftest;
 mod pingpong;

@@ -93,6 +93,13 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     }))
 }
 
+/// What a queue has at least, as on adapters (hns has 64, others as many as fit a page).
+///
+/// Programs that ask for no more entries than they have requests under way may look for completions one request late:
+/// `ib_send_lat -e`, with one request and one entry, takes the event of an answer that overtook its request's acknowledgement
+/// for that of the acknowledgement. With one entry alone the queue would overflow then, and the QP fail.
+const LEAST_ENTRIES: u32 = 64;
+
 /// Makes a queue as both forms of `ibv_create_cq` do.
 pub(crate) fn create(
     call: &'static str,
@@ -115,6 +122,7 @@ pub(crate) fn create(
     if vector >= COMPLETION_VECTORS as u32 {
         return refuse(call, libc::EINVAL, format_args!("comp_vector {vector}: there is vector 0"));
     }
+    let entries = entries.max(LEAST_ENTRIES);
     let queue = nic.nic.device.create_cq(entries, found.map(|f| &f.channel)).map_err(device(call))?;
     let source = Source::Cq(queue.index().0);
     let face =
