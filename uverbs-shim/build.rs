@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::exit;
 
 const HEADER: &str = "/usr/include/infiniband/verbs.h";
-/// With it, what the kernel's connection manager answers and libibverbs translates.
+/// With it, what the kernel's connection manager is asked and answers.
 const HEADERS: &str = "#include <infiniband/verbs.h>\n#include <infiniband/sa.h>\n#include <rdma/ib_user_verbs.h>\n\
-    #include <rdma/ib_user_sa.h>\n";
+    #include <rdma/ib_user_sa.h>\n#include <rdma/rdma_user_cm.h>\n";
 
 fn main() {
     println!("cargo:rerun-if-changed={HEADER}");
@@ -19,12 +19,14 @@ fn main() {
     }
     let bindings = bindgen::Builder::default()
         .header_contents("verbs-abi.h", HEADERS)
-        .allowlist_type("(ibv|verbs)_.*|_compat_ibv_port_attr|ib_uverbs_(ah|qp)_attr|ib_user_path_rec")
-        .allowlist_var("(IBV|VERBS)_.*")
+        .allowlist_type("(ibv|verbs)_.*|_compat_ibv_port_attr|ib_uverbs_(ah|qp)_attr|ib_user_path_rec|rdma_ucm_.*|ib_path_rec_data")
+        .allowlist_var("(IBV|VERBS|RDMA|IB_PATH)_.*")
         // The applications' inline functions live in the applications; ours have the same names.
         .ignore_functions()
         // C enums come from applications: any number may be in them.
         .default_enum_style(bindgen::EnumVariation::ModuleConsts)
+        // Those without a name are constants, as macros are.
+        .constified_enum("(RDMA|IB_PATH)_.*")
         .layout_tests(true)
         .derive_debug(false)
         .derive_default(true)

@@ -55,3 +55,10 @@ void roxie_old_register_driver(const char *name, const void *init)
 	roxie_register_driver_1_1(name, init);
 }
 __asm__(".symver roxie_old_register_driver, ibv_register_driver@IBVERBS_1.1");
+
+/* Calls of the C library that this one stands before have to know who is next. */
+void roxie_find_next(void);
+__attribute__((constructor)) static void find_next(void)
+{
+	roxie_find_next();
+}

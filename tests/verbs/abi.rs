@@ -31,13 +31,39 @@ fn exports(library: &Path) -> BTreeSet<String> {
     found
 }
 
+/// A call of the C library's that stands before it.
+fn is_of_libc(symbol: &str) -> bool {
+    symbol.contains("@@GLIBC_")
+}
+
 #[test]
 fn all_symbols_of_rdma_core_are_there_with_their_versions_and_no_others() {
     let wanted: BTreeSet<String> = EXPORTS.lines().map(str::to_owned).collect();
-    let found = exports(&folder().join("libibverbs.so.1"));
+    let mut found = exports(&folder().join("libibverbs.so.1"));
+    found.retain(|symbol| !is_of_libc(symbol));
     let missing: Vec<_> = wanted.difference(&found).collect();
     let surplus: Vec<_> = found.difference(&wanted).collect();
     assert!(missing.is_empty() && surplus.is_empty(), "missing {missing:?}, surplus {surplus:?}");
+}
+
+#[test]
+fn calls_that_reach_the_connection_managers_file_have_the_versions_of_the_c_library() {
+    let name = "calls_that_reach_the_connection_managers_file_have_the_versions_of_the_c_library";
+    let place = format!("/lib/{}-linux-gnu/libc.so.6", std::env::consts::ARCH);
+    if !Path::new(&place).exists() {
+        return println!("SKIP {name}: {place} is not there");
+    }
+    // Old names have one @: no new program is linked to them.
+    let bare = |symbols: BTreeSet<String>| -> BTreeSet<String> {
+        symbols.iter().map(|symbol| symbol.replace("@@", "@")).collect()
+    };
+    let theirs = bare(exports(Path::new(&place)));
+    let mut ours = exports(&folder().join("libibverbs.so.1"));
+    ours.retain(|symbol| is_of_libc(symbol));
+    let ours = bare(ours);
+    assert!(ours.contains("write@GLIBC_2.2.5") && ours.contains("fstat@GLIBC_2.33"), "{ours:?}");
+    let unknown: Vec<_> = ours.difference(&theirs).collect();
+    assert!(unknown.is_empty(), "the C library has no {unknown:?}");
 }
 
 #[test]

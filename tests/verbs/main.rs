@@ -11,6 +11,7 @@ mod perftest;
 mod pingpong;
 mod pyverbs;
 mod query;
+mod rdmacm;
 mod upper;
 
 use std::io::Read;
@@ -28,6 +29,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 const PORTS: [&str; 2] = ["xdp", "udp"];
 /// The near end's address.
 const NEAR: &str = "192.0.2.1";
+/// Likewise of IPv6.
+const NEAR_V6: &str = "fd00::1";
 
 /// The folder of `roxie` and of the library, which is made if it is not there or older than its sources.
 fn folder() -> &'static Path {
@@ -69,7 +72,7 @@ fn installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// Two namespaces that a veth pair `left` (192.0.2.1) - `right` (192.0.2.2) joins, MTU 4200. One test has them at a time.
+/// Two namespaces that a veth pair `left` (192.0.2.1, fd00::1) - `right` (192.0.2.2, fd00::2) joins, MTU 4200. One test has them at a time.
 struct Site {
     near: NetNs,
     far: NetNs,
@@ -86,10 +89,13 @@ impl Site {
         let mut left = Links::open_in(&near).unwrap();
         left.create_veth("left", &far, "right", 1).unwrap();
         let mut right = Links::open_in(&far).unwrap();
-        for (links, name, address) in
-            [(&mut left, "left", "192.0.2.1/24"), (&mut right, "right", "192.0.2.2/24")]
-        {
-            links.add_address(name, address.parse().unwrap()).unwrap();
+        for (links, name, addresses) in [
+            (&mut left, "left", ["192.0.2.1/24", "fd00::1/64"]),
+            (&mut right, "right", ["192.0.2.2/24", "fd00::2/64"]),
+        ] {
+            for address in addresses {
+                links.add_address(name, address.parse().unwrap()).unwrap();
+            }
             links.set_mtu(name, 4200).unwrap();
             links.set_up(name, true).unwrap();
         }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use crate::abi::{
     ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_attr_mask, ibv_cq_ex, ibv_modify_cq_attr, ibv_wc,
     ibv_wc_flags as wc_flags,
 };
+use crate::cancellation::Uncancelled;
 use crate::context::context;
 use crate::events::Element;
 use crate::nic::{Source, lock};
@@ -232,35 +233,66 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
     })
 }
 
-/// Waits for the next event of a channel, unless its descriptor was made non-blocking.
+/// Waits for the next event of a channel, unless its descriptor was made non-blocking. A thread that waits may be cancelled: there is
+/// nothing to destroy here.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_cq_event(
+pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     user: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: the contract: objects that live.
-    minus_one(unsafe {
-        behind(channel).and_then(|found| {
-            let fd = found.channel.fd();
-            loop {
-                if !take_count_now(fd) {
-                    let device = &context((*channel).context)?.nic.device;
-                    if device.has_failed() {
-                        return Err(libc::EIO);
-                    }
-                    device.step_aside();
-                    take_count(fd).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
-                }
-                // None: the queue of the event went in between.
-                if let Some(raised) = next_event(found) {
-                    put(cq, raised.cast());
-                    put(user, (*raised).cq_context);
-                    return Ok(());
+    loop {
+        // SAFETY: the contract: objects that live.
+        match unsafe { count_of(channel) } {
+            Count::Taken => {}
+            Count::Wanted(fd) => {
+                if !take_count(fd) {
+                    return -1;
                 }
             }
-        })
-    })
+            Count::Failed(errno) => return minus_one(Err(errno)),
+        }
+        // None: the queue of the event went in between.
+        // SAFETY: as above, and room for two pointers.
+        unsafe {
+            if let Ok(found) = behind(channel)
+                && let Some(raised) = next_event(found)
+            {
+                put(cq, raised.cast());
+                put(user, (*raised).cq_context);
+                return 0;
+            }
+        }
+    }
+}
+
+/// What there is of a channel's counts.
+enum Count {
+    Taken,
+    /// Of this descriptor: it has to be waited for.
+    Wanted(RawFd),
+    Failed(Errno),
+}
+
+/// Takes a count, or prepares to wait for one.
+///
+/// # Safety
+/// The contract: an object.
+unsafe fn count_of(channel: *mut ibv_comp_channel) -> Count {
+    // SAFETY: the caller's promise.
+    let (found, nic) =
+        match unsafe { behind(channel).and_then(|found| Ok((found, context((*channel).context)?))) } {
+            Ok(both) => both,
+            Err(errno) => return Count::Failed(errno),
+        };
+    if take_count_now(found.channel.fd()) {
+        return Count::Taken;
+    }
+    if nic.nic.device.has_failed() {
+        return Count::Failed(libc::EIO);
+    }
+    nic.nic.device.step_aside();
+    Count::Wanted(found.channel.fd().as_raw_fd())
 }
 
 /// A queue of the channel that has an event, which is taken from it and counted as handed over.
@@ -316,7 +348,13 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut i
     let mut taken = 0;
     while taken < room {
         let wanted = BATCH.min(room - taken);
-        let came = found.queue.poll(&mut batch[..wanted]);
+        let mut came = found.queue.poll_ready(&mut batch[..wanted]);
+        if came + taken == 0 {
+            // Such a pass makes system calls, in which a thread must not be cancelled.
+            let _uncancelled = Uncancelled::new();
+            found.queue.turn();
+            came = found.queue.poll_ready(&mut batch[..wanted]);
+        }
         for (place, wc) in batch[..came].iter().enumerate() {
             // SAFETY: the contract: `room` completions, and `taken + place` is below that.
             unsafe { write_wc(to.add(taken + place), wc) };

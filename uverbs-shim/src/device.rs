@@ -179,6 +179,11 @@ pub unsafe extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int
 /// Its GUID in network order: the interface's station address, widened as EUI-64.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_guid(_device: *mut ibv_device) -> u64 {
+    node_guid()
+}
+
+/// As [`ibv_get_device_guid`].
+pub(crate) fn node_guid() -> u64 {
     let found = interface(settings()).and_then(|name| Interface::by_name(&name).ok());
     u64::from_ne_bytes(guid(found.map_or([0; 6], |interface| interface.mac)))
 }

@@ -64,16 +64,11 @@ impl EventQueue {
         }
     }
 
-    /// Waits for the next. `hand_over` runs before its object can be taken back.
-    fn next<T>(&self, hand_over: impl Fn(Element, EventKind) -> T) -> Result<T, Errno> {
-        loop {
-            take_count(self.fd.as_fd()).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
-            let mut waiting = lock(&self.waiting);
-            // Empty: the object of the event went in between.
-            if let Some((element, kind)) = waiting.pop_front() {
-                return Ok(hand_over(element, kind));
-            }
-        }
+    /// The next, whose count was taken; `hand_over` runs before its object can be taken back. `None`: the object of the event went in
+    /// between.
+    fn next<T>(&self, hand_over: impl Fn(Element, EventKind) -> T) -> Option<T> {
+        let mut waiting = lock(&self.waiting);
+        waiting.pop_front().map(|(element, kind)| hand_over(element, kind))
     }
 }
 
@@ -126,16 +121,29 @@ fn hand_over(element: Element, kind: EventKind) -> ibv_async_event {
     event
 }
 
-/// Waits for the next event of a context, unless its descriptor was made non-blocking.
+/// Waits for the next event of a context, unless its descriptor was made non-blocking. A thread that waits may be cancelled.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_async_event(of: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
-    // SAFETY: the contract: an object, and room for an event.
-    minus_one(unsafe {
-        context(of).and_then(|context| {
-            event.write(context.events.next(hand_over)?);
-            Ok(())
-        })
-    })
+pub unsafe extern "C-unwind" fn ibv_get_async_event(
+    of: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
+    // SAFETY: the contract: an object.
+    let fd = match unsafe { context(of) } {
+        Ok(context) => context.events.raw_fd(),
+        Err(errno) => return minus_one(Err(errno)),
+    };
+    while take_count(fd) {
+        // SAFETY: as above, and room for an event.
+        unsafe {
+            if let Ok(context) = context(of)
+                && let Some(next) = context.events.next(hand_over)
+            {
+                event.write(next);
+                return 0;
+            }
+        }
+    }
+    -1
 }
 
 /// Acknowledges an event; its object can be destroyed after it.
@@ -188,7 +196,10 @@ mod tests {
         assert!(!readable(&queue));
         queue.push(Element::Port, EventKind::PortError);
         queue.push(Element::Port, EventKind::PortActive);
-        let next = || queue.next(|_, kind| kind).unwrap();
+        let next = || {
+            assert!(take_count(queue.raw_fd()));
+            queue.next(|_, kind| kind).unwrap()
+        };
         assert_eq!((next(), readable(&queue), next()), (EventKind::PortError, true, EventKind::PortActive));
         assert!(!readable(&queue));
     }
@@ -200,7 +211,8 @@ mod tests {
         queue.push(Element::Qp(16), EventKind::SqDrained);
         queue.push(Element::Qp(8), EventKind::QpFatal);
         queue.forget(Element::Qp(8));
-        assert_eq!(queue.next(|element, _| element).unwrap(), Element::Qp(16));
+        assert!(take_count(queue.raw_fd()));
+        assert_eq!(queue.next(|element, _| element), Some(Element::Qp(16)));
         assert!(!readable(&queue), "nothing is left to wake for");
     }
 }

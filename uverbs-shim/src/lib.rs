@@ -1,7 +1,8 @@
 //! `libibverbs.so.1` on top of Roxie, so that unmodified verbs programs run on it.
 //!
 //! Read `object.rs` first: how a C structure and the Rust object behind it are one. Then `context.rs`, `qp.rs` and `post.rs`: the
-//! way of a work request from `ibv_post_send` to [`roxie::host::QueuePair`]. `link` beside this crate makes the shared library of
+//! way of a work request from `ibv_post_send` to [`roxie::host::QueuePair`]. `ucma` is the other half: the file through which the stock
+//! `librdmacm` connects, with `interpose.rs` before it. `link` beside this crate makes the shared library of
 //! it.
 //!
 //! # The discipline at the boundary
@@ -30,6 +31,7 @@ mod abi {
 }
 
 // What every call stands on.
+mod cancellation;
 mod fork;
 mod object;
 mod report;
@@ -59,6 +61,10 @@ mod post_ex;
 mod srq;
 
 mod events;
+
+// The connection manager's file, for librdmacm.
+mod interpose;
+mod ucma;
 
 // What needs no device.
 mod marshal;

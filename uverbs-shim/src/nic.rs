@@ -8,16 +8,18 @@ use roxie::verbs::AsyncEvent;
 
 use crate::events::{Element, EventQueue};
 use crate::object::Errno;
-use crate::{device, fork, report};
+use crate::{device, fork, report, ucma};
 
 /// The NIC, while somebody has it open.
+#[derive(Debug)]
 pub(crate) struct Nic {
     pub(crate) device: Device,
+    generation: u32,
     router: Arc<Mutex<Router>>,
 }
 
 /// Whose events are whose.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Router {
     objects: HashMap<Source, (Arc<EventQueue>, Element)>,
     contexts: Vec<Weak<EventQueue>>,
@@ -64,7 +66,12 @@ impl Nic {
                 lock(&router).route(event);
             }
         }));
-        Ok(Nic { device, router })
+        Ok(Nic { device, generation: fork::generation(), router })
+    }
+
+    /// In which process it was opened, as [`fork::generation`] counts them.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
     }
 
     /// Events of the port and the device as a whole come to `queue` as well, while it lives.
@@ -96,6 +103,7 @@ impl Router {
             AsyncEvent::Cq(index, kind) => (Source::Cq(index.0), kind),
             AsyncEvent::Srq(index, kind) => (Source::Srq(index.0), kind),
             AsyncEvent::Port(kind) | AsyncEvent::Device(kind) => {
+                ucma::port_changed();
                 for context in self.contexts.iter().filter_map(Weak::upgrade) {
                     context.push(Element::Port, kind);
                 }

@@ -6,6 +6,7 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 
 use roxie::host::QueuePair;
+use roxie::limits::MAX_SGE;
 use roxie::verbs::{QpCaps, QpInit, QpState, QpType};
 
 use crate::abi::{
@@ -67,6 +68,9 @@ impl Face for ibv_qp_ex {
 }
 
 const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0 && size_of::<QpFace>() == LONG_FORM);
+
+/// Bytes of an entry of a scatter/gather list in a send queue.
+const SGE_BYTES: u32 = 16;
 
 /// What is wanted, from either structure.
 struct Wanted {
@@ -231,7 +235,8 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
         max_recv_wr: if wanted.uses.srq.is_null() { wanted.cap.max_recv_wr } else { 0 },
         max_send_sge: wanted.cap.max_send_sge,
         max_recv_sge: if wanted.uses.srq.is_null() { wanted.cap.max_recv_sge } else { 0 },
-        max_inline: wanted.cap.max_inline_data,
+        // Inline bytes lie where the list would be: so much is there anyway, and programs rely on devices that say so.
+        max_inline: wanted.cap.max_inline_data.max(wanted.cap.max_send_sge.min(MAX_SGE as u32) * SGE_BYTES),
     };
     if wanted.operations.is_some_and(|flags| flags & u64::from(ops::IBV_QP_EX_WITH_ATOMIC_WRITE) != 0) {
         // The 8 bytes of `ibv_wr_atomic_write` are in the work request.

@@ -16,7 +16,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::Mode;
 use nix::unistd::{getgid, getuid};
 
-use super::view::View;
+use super::view::{Class, View};
 
 /// Why there is no view.
 #[derive(Debug)]
@@ -44,16 +44,23 @@ fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> NoView {
 pub(super) fn enter(view: &View) -> Result<(), NoView> {
     own_mounts()?;
     let class = Path::new("/sys/class");
-    for name in View::classes() {
-        if !class.join(name).is_dir() {
-            shadow(class)?;
-            break;
-        }
+    if !View::classes().iter().all(|part| class.join(part.name()).is_dir()) {
+        shadow(class)?;
     }
-    for name in View::classes() {
-        let folder = class.join(name);
+    for part in View::classes() {
+        let folder = class.join(part.name());
         make_folder(&folder)?;
-        empty_over(&folder)?;
+        match part {
+            Class::Whole(_) => empty_over(&folder)?,
+            Class::Part(_, entry) => {
+                shadow(&folder)?;
+                // The kernel's own, if it has one: a link.
+                let entry = folder.join(entry);
+                if entry.is_symlink() {
+                    fs::remove_file(&entry).map_err(failed(format!("replacing {}", entry.display())))?;
+                }
+            }
+        }
     }
     view.write(class).map_err(failed("writing below /sys/class"))?;
     nodes()

@@ -15,8 +15,29 @@ use roxie::wire::Gid;
 const DEVICE: &str = "roxie0";
 /// The name of its node.
 const NODE: &str = "uverbs0";
+/// Version of what `librdmacm` writes to its node (`RDMA_USER_CM_ABI_VERSION`).
+const RDMA_CM_ABI: u32 = 4;
+/// Its number: `misc` has 10, and the last minor that Linux gives away by itself.
+const RDMA_CM_DEV: &str = "10:254";
 /// Entries of the GID table that are shown.
 const GIDS: usize = 32;
+
+/// A folder below `/sys/class`.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Class {
+    /// All that is in it is the device's.
+    Whole(&'static str),
+    /// One entry of it is.
+    Part(&'static str, &'static str),
+}
+
+impl Class {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Class::Whole(name) | Class::Part(name, _) => name,
+        }
+    }
+}
 
 /// The device as files.
 pub(super) struct View {
@@ -109,17 +130,19 @@ impl View {
         }
         let device = PathBuf::from(format!("/sys/class/infiniband/{DEVICE}/device"));
         self.links.push((format!("infiniband_verbs/{NODE}/device"), device));
+        self.file("misc/rdma_cm/abi_version".into(), RDMA_CM_ABI);
+        self.file("misc/rdma_cm/dev".into(), RDMA_CM_DEV);
     }
 
-    /// The folders below `/sys/class` that it fills.
-    pub(super) fn classes() -> [&'static str; 2] {
-        ["infiniband", "infiniband_verbs"]
+    /// The folders below `/sys/class` that it fills. Others may have entries of the kernel's, which stay.
+    pub(super) fn classes() -> [Class; 3] {
+        [Class::Whole("infiniband"), Class::Whole("infiniband_verbs"), Class::Part("misc", "rdma_cm")]
     }
 
     /// Names of character nodes in `/dev/infiniband` that programs look for.
-    pub(super) fn nodes() -> [&'static str; 2] {
-        // UCX looks for the one, others for what `ibv_get_device_list` calls `dev_name`.
-        [NODE, DEVICE]
+    pub(super) fn nodes() -> [&'static str; 3] {
+        // UCX looks for the second, others for what `ibv_get_device_list` calls `dev_name`.
+        [NODE, DEVICE, "rdma_cm"]
     }
 
     /// Writes it below `class`, which stands for `/sys/class`.
@@ -179,5 +202,6 @@ mod tests {
         assert!(!folder.path().join("infiniband/roxie0/ports/1/gid_attrs/types/2").exists());
         assert!(fs::symlink_metadata(folder.path().join("infiniband/roxie0/device/net/eth9")).is_ok());
         assert_eq!(read("infiniband_verbs/uverbs0/ibdev"), "roxie0\n");
+        assert_eq!(read("misc/rdma_cm/abi_version"), "4\n");
     }
 }

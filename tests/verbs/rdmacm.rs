@@ -1,0 +1,342 @@
+//! Programs of rdma_cm, under the distribution's own `librdmacm`: rping, ucmatose, udaddy, mckey, rdma_client and rdma_xclient,
+//! rsockets, cmtime, perftest with `-R`, qperf, fio. Where one can compare what it received, it does.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::{NEAR, NEAR_V6, PORTS, Running, Site, launcher, skip};
+
+impl Running {
+    /// Until it has the interface for a connection manager: the thread of that is there from the first listener on.
+    fn wait_until_it_serves(&mut self) {
+        self.wait_until("it serves", |pid| {
+            descendants(pid).into_iter().any(|pid| {
+                let mut tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+                tasks.any(|task| {
+                    fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name == "roxie-cm\n")
+                })
+            })
+        });
+        // The listener itself follows within the same call.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
+    /// Ends the program without a chance to say good-bye; the launcher lives on.
+    fn kill_program(&self) {
+        for pid in descendants(self.child.id()).into_iter().filter(|pid| *pid != self.child.id()) {
+            let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+    }
+
+    fn wait_until(&mut self, what: &str, is_so: impl Fn(u32) -> bool) {
+        while !is_so(self.child.id()) {
+            let ended = self.child.try_wait().unwrap();
+            if ended.is_some() || Instant::now() > self.until {
+                let said = self.said();
+                panic!("{}: not {what} ({ended:?}): {said}", self.what);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// A process and all that came from it.
+fn descendants(pid: u32) -> Vec<u32> {
+    let mut all = vec![pid];
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    for task in tasks {
+        let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        all.extend(children.split_whitespace().filter_map(|pid| pid.parse().ok()).flat_map(descendants));
+    }
+    all
+}
+
+/// Runs a server and a client; both must end well. What they said.
+fn meet(site: &Site, port: &str, server: &str, client: &str) -> (String, String) {
+    let mut serving = site.near(port, server);
+    serving.wait_until_it_serves();
+    let (client_end, server_end) = (site.far(port, client).finish(), serving.finish());
+    let told = format!("{port}: {client}\nclient: {client_end:?}\nserver: {server_end:?}");
+    assert!(client_end.status.success() && server_end.status.success(), "{told}");
+    (client_end.said, server_end.said)
+}
+
+fn meets(test: &str, tag: &str, programs: &[&str], pairs: &[(&str, &str)]) {
+    if skip(test, programs) {
+        return;
+    }
+    let site = Site::new(tag);
+    for port in PORTS {
+        for (server, client) in pairs {
+            meet(&site, port, server, client);
+        }
+    }
+}
+
+#[test]
+fn rping_verifies_over_ipv4_and_ipv6() {
+    let name = "rping_verifies_over_ipv4_and_ipv6";
+    if skip(name, &["rping"]) {
+        return;
+    }
+    let site = Site::new("cm-rping");
+    for port in PORTS {
+        for address in [NEAR, NEAR_V6] {
+            let (client, server) = meet(
+                &site,
+                port,
+                &format!("rping -s -a {address} -v -V -C 20 -S 2000 -d"),
+                &format!("rping -c -a {address} -v -V -C 20 -S 2000"),
+            );
+            assert_eq!(client.matches("ping data: rdma-ping-").count(), 20, "{client}");
+            assert_eq!(server.matches("server ping data: rdma-ping-").count(), 20, "{server}");
+            assert!(server.contains("RDMA_CM_EVENT_DISCONNECTED"), "{server}");
+        }
+    }
+}
+
+#[test]
+fn a_persistent_rping_server_serves_one_client_after_another() {
+    let name = "a_persistent_rping_server_serves_one_client_after_another";
+    if skip(name, &["rping"]) {
+        return;
+    }
+    let site = Site::new("cm-persist");
+    for port in PORTS {
+        let mut server = site.near(port, &format!("rping -s -P -a {NEAR} -V"));
+        server.wait_until_it_serves();
+        for _ in 0..3 {
+            let client = site.far(port, &format!("rping -c -a {NEAR} -V -C 5")).finish();
+            assert!(client.status.success(), "{port}: {client:?}");
+        }
+    }
+}
+
+#[test]
+fn ucmatose_and_udaddy_exchange_messages_and_disconnect() {
+    let pairs = [
+        ("ucmatose -c 3 -C 20 -S 1000", "ucmatose -c 3 -C 20 -S 1000 -s 192.0.2.1"),
+        ("ucmatose -b fd00::1", "ucmatose -s fd00::1"),
+        ("udaddy -c 3 -C 20 -S 500", "udaddy -c 3 -C 20 -S 500 -s 192.0.2.1"),
+    ];
+    let name = "ucmatose_and_udaddy_exchange_messages_and_disconnect";
+    meets(name, "cm-ucmatose", &["ucmatose", "udaddy"], &pairs);
+}
+
+#[test]
+fn ucmatose_moves_its_identifiers_to_another_channel() {
+    let pairs = [("ucmatose -m", "ucmatose -m -s 192.0.2.1")];
+    meets("ucmatose_moves_its_identifiers_to_another_channel", "cm-migrate", &["ucmatose"], &pairs);
+}
+
+#[test]
+fn mckey_sends_to_a_group_and_receives_from_it() {
+    let name = "mckey_sends_to_a_group_and_receives_from_it";
+    if skip(name, &["mckey"]) {
+        return;
+    }
+    let site = Site::new("cm-mckey");
+    for port in PORTS {
+        let mut receiver = site.near(port, "mckey -m 239.1.2.3 -b 192.0.2.1 -C 10");
+        // Datagrams before it has joined are nobody's.
+        receiver.wait_until("it has joined", |pid| {
+            let groups = fs::read_to_string(format!("/proc/{pid}/net/igmp")).unwrap_or_default();
+            groups.contains("030201EF")
+        });
+        let sender = site.far(port, "mckey -m 239.1.2.3 -b 192.0.2.2 -s -C 10").finish();
+        let receiver = receiver.finish();
+        assert!(sender.status.success() && receiver.status.success(), "{port}: {sender:?} {receiver:?}");
+    }
+}
+
+#[test]
+fn the_examples_with_endpoints_connect_also_over_xrc() {
+    let pairs = [
+        ("rdma_server", "rdma_client -s 192.0.2.1"),
+        ("rdma_xserver -c r", "rdma_xclient -c r -s 192.0.2.1"),
+        ("rdma_xserver -c x", "rdma_xclient -c x -s 192.0.2.1"),
+    ];
+    let programs = ["rdma_server", "rdma_client", "rdma_xserver", "rdma_xclient"];
+    meets("the_examples_with_endpoints_connect_also_over_xrc", "cm-endpoint", &programs, &pairs);
+}
+
+#[test]
+fn rsockets_carry_streams_that_are_verified() {
+    let stream = "-S 2000 -C 100 -T v";
+    let pairs = ["", "-T a", "-T n"]
+        .map(|more| (format!("rstream {stream} {more}"), format!("rstream {stream} {more} -s 192.0.2.1")));
+    let mut pairs: Vec<_> = pairs.iter().map(|(server, client)| (&**server, &**client)).collect();
+    pairs.push(("riostream -S 2000 -C 100 -T v", "riostream -S 2000 -C 100 -T v -s 192.0.2.1"));
+    meets("rsockets_carry_streams_that_are_verified", "cm-rsocket", &["rstream", "riostream"], &pairs);
+}
+
+#[test]
+fn cmtime_connects_and_disconnects_many_at_once() {
+    let name = "cmtime_connects_and_disconnects_many_at_once";
+    if skip(name, &["cmtime"]) {
+        return;
+    }
+    let site = Site::new("cm-time");
+    for port in PORTS {
+        // The server goes on for ever.
+        let mut server = site.near(port, "cmtime");
+        server.wait_until_it_serves();
+        let client = site.far(port, "cmtime -c 50 -s 192.0.2.1").finish();
+        assert!(client.status.success(), "{port}: {client:?}");
+        for step in ["connect", "disconnect"] {
+            let row = client.said.lines().find(|line| line.starts_with(step) && line.contains(':'));
+            assert!(row.is_some(), "{step} was not measured: {client:?}");
+        }
+    }
+}
+
+#[test]
+fn perftest_measures_over_connections_of_rdma_cm() {
+    let programs =
+        ["ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_atomic_lat"];
+    let mut commands: Vec<String> =
+        programs.iter().map(|program| format!("{program} -R -F -n 200 -s 4000")).collect();
+    commands.push("ib_send_lat -R -F -n 200 -s 1000 -c UD".into());
+    commands.push("ib_write_bw -R -F -n 200 -s 4000 -q 3 -b".into());
+    let pairs: Vec<_> =
+        commands.iter().map(|command| (command.clone(), format!("{command} {NEAR}"))).collect();
+    let pairs: Vec<_> = pairs.iter().map(|(server, client)| (&**server, &**client)).collect();
+    meets("perftest_measures_over_connections_of_rdma_cm", "cm-perftest", &programs, &pairs);
+}
+
+#[test]
+fn qperf_measures_over_connections_of_rdma_cm() {
+    let name = "qperf_measures_over_connections_of_rdma_cm";
+    if skip(name, &["qperf"]) {
+        return;
+    }
+    let site = Site::new("cm-qperf");
+    for port in PORTS {
+        let mut server = site.near(port, "qperf");
+        server.wait_until_it_listens(19765);
+        let tests = ["rc_bi_bw", "rc_lat", "rc_rdma_read_bw", "rc_rdma_write_lat"];
+        let client = site.far(port, &format!("qperf {NEAR} -cm1 -t 1 {}", tests.join(" "))).finish();
+        assert!(client.status.success(), "{port}: {client:?}");
+        assert!(tests.iter().all(|test| client.said.contains(test)), "{client:?}");
+    }
+}
+
+#[test]
+fn fio_writes_and_the_receiver_verifies() {
+    let name = "fio_writes_and_the_receiver_verifies";
+    if skip(name, &["fio"]) {
+        return;
+    }
+    let site = Site::new("cm-fio");
+    let common = "--ioengine=rdma --port=4321 --bs=64k --size=4m --iodepth=4";
+    let place = tempfile::tempdir().unwrap();
+    // fio leaves a file in its working folder.
+    let within = |command: &mut Command| {
+        command.current_dir(place.path());
+    };
+    let play = |port: &str, ours: &str, theirs: &str| {
+        let serve = format!("fio --name=s {common} --rw=read --verify=pattern --verify_pattern={ours}");
+        let send = format!(
+            "fio --name=c {common} --hostname={NEAR} --verb=send --rw=write --verify=pattern --verify_pattern={theirs} \
+             --do_verify=0"
+        );
+        let start = |namespace, dev: &str, program: &str| {
+            let mut command = launcher(&["--dev", dev, "--port", port], program);
+            within(&mut command);
+            Running::start(namespace, command)
+        };
+        let mut server = start(&site.near, "left", &serve);
+        server.wait_until_it_serves();
+        (start(&site.far, "right", &send), server)
+    };
+    for port in PORTS {
+        let (client, server) = play(port, "0x5aa5", "0x5aa5");
+        let (client, server) = (client.finish(), server.finish());
+        assert!(client.status.success() && server.status.success(), "{port}: {client:?} {server:?}");
+    }
+    let (client, server) = play("udp", "0x5aa5", "0x1234");
+    let server = server.finish();
+    client.kill_program();
+    assert!(!server.status.success(), "the receiver compares: {server:?}");
+}
+
+#[test]
+fn a_way_that_is_not_on_the_device_is_told_with_what_to_do() {
+    let name = "a_way_that_is_not_on_the_device_is_told_with_what_to_do";
+    if skip(name, &["rping"]) {
+        return;
+    }
+    let site = Site::new("cm-way");
+    let lost = site.far("udp", "rping -c -a 127.0.0.1 -C 1").finish();
+    assert!(
+        !lost.status.success() && lost.said.contains("begins at 127.0.0.1, which is not on right"),
+        "{lost:?}"
+    );
+    let nowhere = site.far("udp", "rping -c -a 203.0.113.9 -C 1").finish();
+    assert!(!nowhere.status.success() && nowhere.said.contains("Network is unreachable"), "{nowhere:?}");
+    let refused = site.far("udp", &format!("rping -c -a {NEAR} -C 1")).finish();
+    assert!(!refused.status.success(), "nobody serves there: {refused:?}");
+}
+
+#[test]
+fn other_files_and_children_are_left_alone() {
+    let name = "other_files_and_children_are_left_alone";
+    if skip(name, &["python3"]) {
+        return;
+    }
+    let site = Site::new("cm-files");
+    let program = r#"
+import ctypes, errno, os, select, stat, sys
+libc = ctypes.CDLL(None, use_errno=True)
+device = b"/dev/infiniband/rdma_cm"
+def opened():
+    fd = libc.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    assert fd >= 0, os.strerror(ctypes.get_errno())
+    return fd
+def command(fd, number, body, out=0):
+    data = number.to_bytes(4, "little") + len(body).to_bytes(2, "little") + out.to_bytes(2, "little") + body
+    written = libc.write(fd, data, len(data))
+    return 0 if written == len(data) else ctypes.get_errno()
+answer = ctypes.create_string_buffer(512)
+to = ctypes.addressof(answer).to_bytes(8, "little")
+create = (1).to_bytes(8, "little") + to + (0x0106).to_bytes(2, "little") + bytes(6)
+fd = opened()
+# A character device for those who ask, readable only while an event waits.
+assert stat.S_ISCHR(os.fstat(fd).st_mode)
+assert select.select([fd], [], [], 0)[0] == []
+assert command(fd, 12, to, 512) == errno.EAGAIN
+assert command(fd, 0, create, 4) == 0
+assert command(fd, 0, create, 3) == errno.ENOSPC
+assert command(fd, 99, create, 4) == errno.EINVAL
+# Duplicates are the same file, until the last is closed.
+other = libc.dup(fd)
+assert libc.close(fd) == 0
+assert command(other, 1, to + bytes(8), 4) == 0, "the identifier is still there"
+assert command(other, 1, to + bytes(8), 4) == errno.ENOENT
+# A child finds it dead, and may open its own.
+pid = os.fork()
+if pid == 0:
+    dead = command(other, 0, create, 4)
+    libc.close(other)
+    file = os.open("/dev/null", os.O_RDWR)
+    fine = os.write(file, b"eight by") == 8
+    own = opened()
+    os._exit(0 if dead == errno.EIO and fine and command(own, 0, create, 4) == 0 else 1)
+assert os.waitpid(pid, 0)[1] == 0
+assert command(other, 0, create, 4) == 0, "the parent's is as it was"
+# A number that became another file's is that file's.
+libc.close(other)
+read, write = os.pipe()
+os.dup2(write, other)
+assert os.write(other, bytes(16)) == 16 and os.read(read, 64) == bytes(16)
+assert libc.open(b"/dev/infiniband/none", os.O_RDWR) == -1 and ctypes.get_errno() == errno.ENOENT
+print("fine")
+"#;
+    let place = tempfile::NamedTempFile::new().unwrap();
+    fs::write(place.path(), program).unwrap();
+    let path = place.path().display().to_string();
+    let ran = site.near("udp", &format!("python3 {path}")).finish();
+    assert!(ran.status.success() && ran.said.contains("fine"), "{ran:?}");
+}

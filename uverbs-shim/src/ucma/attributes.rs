@@ -1,0 +1,119 @@
+//! What a QP of an identifier is to be set to: `rdma_init_qp_attr`.
+
+use roxie::cm::Parameters;
+use roxie::verbs::QpState;
+use roxie::wire::cm::Transport;
+use roxie::wire::service_id::RDMA_UDP_QKEY;
+
+use super::incoming::Surroundings;
+use super::state::{Cm, State};
+use crate::abi::{
+    ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_access_flags as access, ibv_qp_attr_mask as mask,
+};
+use crate::object::Errno;
+
+impl State {
+    /// Attributes for a state of the identifier's QP, with the mask that names them.
+    ///
+    /// # Errors
+    /// `EINVAL` if the identifier is not on the device, or the connection has not come so far.
+    pub(super) fn attributes(
+        &mut self,
+        cm: Option<&Cm<'_>>,
+        around: &Surroundings<'_>,
+        channel: u64,
+        handle: u32,
+        state: QpState,
+    ) -> Result<ib_uverbs_qp_attr, Errno> {
+        let id = self.id_on_device(channel, handle)?;
+        let (Some(comm), Some(cm), false) = (id.comm, cm, id.is_datagram()) else {
+            return Ok(unconnected(id.is_datagram(), state));
+        };
+        let agreed = cm.manager.parameters(comm).map_err(|_| libc::EINVAL)?;
+        match state {
+            QpState::Init => Ok(init(&agreed)),
+            QpState::Rtr => rtr(&agreed, (around.sgid_index)(agreed.route.local).ok_or(libc::EINVAL)?),
+            QpState::Rts => Ok(ib_uverbs_qp_attr { sq_psn: id.psn.value(), ..rts(&agreed) }),
+            _ => Err(libc::EINVAL),
+        }
+    }
+}
+
+/// Of a QP that is not connected yet, or never will be.
+fn unconnected(datagram: bool, state: QpState) -> ib_uverbs_qp_attr {
+    let attr = ib_uverbs_qp_attr { qp_state: state as u32, port_num: 1, ..ib_uverbs_qp_attr::default() };
+    let given = mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT;
+    if datagram {
+        ib_uverbs_qp_attr { qp_attr_mask: given | mask::IBV_QP_QKEY, qkey: RDMA_UDP_QKEY, ..attr }
+    } else {
+        ib_uverbs_qp_attr { qp_attr_mask: given | mask::IBV_QP_ACCESS_FLAGS, ..attr }
+    }
+}
+
+fn init(agreed: &Parameters) -> ib_uverbs_qp_attr {
+    let reads = access::IBV_ACCESS_REMOTE_READ | access::IBV_ACCESS_REMOTE_ATOMIC;
+    let rights = if agreed.max_dest_rd_atomic > 0 { reads } else { 0 };
+    ib_uverbs_qp_attr {
+        qp_attr_mask: mask::IBV_QP_STATE
+            | mask::IBV_QP_ACCESS_FLAGS
+            | mask::IBV_QP_PKEY_INDEX
+            | mask::IBV_QP_PORT,
+        qp_state: QpState::Init as u32,
+        qp_access_flags: access::IBV_ACCESS_REMOTE_WRITE | rights,
+        port_num: 1,
+        ..ib_uverbs_qp_attr::default()
+    }
+}
+
+fn rtr(agreed: &Parameters, sgid_index: u8) -> Result<ib_uverbs_qp_attr, Errno> {
+    let answers = match agreed.transport {
+        Transport::Rc => true,
+        // The end that asks has no receives; the other has nothing else.
+        Transport::Xrc => !agreed.active,
+        _ => false,
+    };
+    let mut given = mask::IBV_QP_STATE
+        | mask::IBV_QP_AV
+        | mask::IBV_QP_PATH_MTU
+        | mask::IBV_QP_DEST_QPN
+        | mask::IBV_QP_RQ_PSN;
+    if answers {
+        given |= mask::IBV_QP_MAX_DEST_RD_ATOMIC | mask::IBV_QP_MIN_RNR_TIMER;
+    }
+    let mut ah_attr = ib_uverbs_ah_attr { is_global: 1, port_num: 1, ..ib_uverbs_ah_attr::default() };
+    ah_attr.grh.dgid = agreed.route.remote.0;
+    ah_attr.grh.sgid_index = sgid_index;
+    ah_attr.grh.flow_label = agreed.route.flow_label;
+    ah_attr.grh.hop_limit = agreed.route.hop_limit;
+    ah_attr.grh.traffic_class = agreed.route.traffic_class;
+    Ok(ib_uverbs_qp_attr {
+        qp_attr_mask: given,
+        qp_state: QpState::Rtr as u32,
+        ah_attr,
+        path_mtu: agreed.path_mtu as u32,
+        dest_qp_num: agreed.dest_qpn.ok_or(libc::EINVAL)?.value(),
+        rq_psn: agreed.rq_psn.value(),
+        max_dest_rd_atomic: agreed.max_dest_rd_atomic,
+        ..ib_uverbs_qp_attr::default()
+    })
+}
+
+fn rts(agreed: &Parameters) -> ib_uverbs_qp_attr {
+    let asks = mask::IBV_QP_RETRY_CNT | mask::IBV_QP_RNR_RETRY | mask::IBV_QP_MAX_QP_RD_ATOMIC;
+    let given = mask::IBV_QP_STATE | mask::IBV_QP_SQ_PSN;
+    let given = match agreed.transport {
+        Transport::Rc => given | mask::IBV_QP_TIMEOUT | asks,
+        Transport::Xrc if agreed.active => given | mask::IBV_QP_TIMEOUT | asks,
+        Transport::Xrc => given | mask::IBV_QP_TIMEOUT,
+        _ => given,
+    };
+    ib_uverbs_qp_attr {
+        qp_attr_mask: given,
+        qp_state: QpState::Rts as u32,
+        timeout: agreed.timeout,
+        retry_cnt: agreed.retry_cnt,
+        rnr_retry: agreed.rnr_retry,
+        max_rd_atomic: agreed.max_rd_atomic,
+        ..ib_uverbs_qp_attr::default()
+    }
+}

@@ -1,0 +1,474 @@
+//! Commands as programs write them to the file (`rdma/rdma_user_cm.h`): a header, a structure, and for some an address for the answer.
+//!
+//! A structure may be shorter than this library knows it (what is missing is zeros), and room for an answer shorter than the answer (it
+//! is cut). What is behind a pointer is the program's promise, as it is to the kernel; a null pointer is `EFAULT`.
+
+use std::mem::{offset_of, size_of};
+use std::net::SocketAddr;
+
+use roxie::verbs::QpState;
+use roxie::wire::cm::RejReason;
+
+use super::answer;
+use super::connect::Wish;
+use super::id::Made;
+use super::ports::Space;
+use super::process::Process;
+use super::sockaddr;
+use super::state::State;
+use crate::abi::*;
+use crate::object::Errno;
+use crate::report;
+
+/// A structure of plain numbers: any bytes are a value of it.
+///
+/// # Safety
+/// It is.
+pub(super) unsafe trait Plain: Copy {}
+
+macro_rules! plain {
+    ($($name:ty)*) => {
+        $(
+            // SAFETY: integers and arrays of integers, of which zeros and all other bytes are values.
+            unsafe impl Plain for $name {}
+        )*
+    };
+}
+
+plain! {
+    rdma_ucm_cmd_hdr rdma_ucm_create_id rdma_ucm_create_id_resp rdma_ucm_destroy_id rdma_ucm_destroy_id_resp rdma_ucm_bind_ip
+    rdma_ucm_bind rdma_ucm_resolve_ip rdma_ucm_resolve_addr rdma_ucm_resolve_route rdma_ucm_query rdma_ucm_query_route_resp
+    rdma_ucm_query_addr_resp rdma_ucm_connect rdma_ucm_listen rdma_ucm_accept rdma_ucm_reject rdma_ucm_disconnect
+    rdma_ucm_init_qp_attr rdma_ucm_notify rdma_ucm_join_ip_mcast rdma_ucm_join_mcast rdma_ucm_get_event rdma_ucm_event_resp
+    rdma_ucm_set_option rdma_ucm_migrate_id rdma_ucm_migrate_resp ib_uverbs_qp_attr ib_path_rec_data u8 u32
+}
+
+/// A command, and where it came from.
+pub(super) struct Command<'a> {
+    process: &'static Process,
+    /// The open file.
+    channel: u64,
+    number: u32,
+    body: &'a [u8],
+    /// Room for the answer.
+    room: usize,
+}
+
+/// What a program wrote, before it is looked at. `None`: less than a header, or less than the header says.
+pub(super) fn parse(bytes: &[u8]) -> Option<(u32, &[u8], usize)> {
+    let header: rdma_ucm_cmd_hdr = read(bytes.get(..size_of::<rdma_ucm_cmd_hdr>())?);
+    let body = bytes.get(size_of::<rdma_ucm_cmd_hdr>()..)?.get(..header.in_.into())?;
+    Some((header.cmd, body, header.out.into()))
+}
+
+/// As much of a structure as there is, the rest zeros.
+fn read<T: Plain>(bytes: &[u8]) -> T {
+    let length = bytes.len().min(size_of::<T>());
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: `length` is in both; any bytes are a value of a plain structure.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.as_mut_ptr().cast(), length);
+        value.assume_init()
+    }
+}
+
+/// The bytes of a structure.
+pub(super) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
+    // SAFETY: a plain structure of the ABI, which states its padding; it is read as the kernel's are by programs.
+    unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
+}
+
+impl Command<'_> {
+    /// Does what a program wants of an open file.
+    ///
+    /// # Safety
+    /// The contract: pointers in the command lead where the header of the command says.
+    ///
+    /// # Errors
+    /// As the kernel's `ucma.c`.
+    pub(super) unsafe fn run(
+        process: &'static Process,
+        channel: u64,
+        (number, body, room): (u32, &[u8], usize),
+    ) -> Result<(), Errno> {
+        let command = Command { process, channel, number, body, room };
+        // SAFETY: the caller's promise.
+        unsafe { command.dispatch() }
+    }
+
+    unsafe fn dispatch(&self) -> Result<(), Errno> {
+        // SAFETY: the caller's promise, for each.
+        unsafe {
+            match self.number {
+                RDMA_USER_CM_CMD_CREATE_ID => self.create_id(),
+                RDMA_USER_CM_CMD_DESTROY_ID => self.destroy_id(),
+                RDMA_USER_CM_CMD_BIND_IP => self.bind_ip(),
+                RDMA_USER_CM_CMD_BIND => self.bind(),
+                RDMA_USER_CM_CMD_RESOLVE_IP => self.resolve_ip(),
+                RDMA_USER_CM_CMD_RESOLVE_ADDR => self.resolve_addr(),
+                RDMA_USER_CM_CMD_RESOLVE_ROUTE => self.resolve_route(),
+                RDMA_USER_CM_CMD_QUERY_ROUTE => self.query_route(),
+                RDMA_USER_CM_CMD_QUERY => self.query(),
+                RDMA_USER_CM_CMD_CONNECT => self.connect(),
+                RDMA_USER_CM_CMD_LISTEN => self.listen(),
+                RDMA_USER_CM_CMD_ACCEPT => self.accept(),
+                RDMA_USER_CM_CMD_REJECT => self.reject(),
+                RDMA_USER_CM_CMD_DISCONNECT => self.disconnect(),
+                RDMA_USER_CM_CMD_INIT_QP_ATTR => self.init_qp_attr(),
+                RDMA_USER_CM_CMD_SET_OPTION => self.set_option(),
+                RDMA_USER_CM_CMD_NOTIFY => self.notify(),
+                RDMA_USER_CM_CMD_JOIN_IP_MCAST => self.join_ip_mcast(),
+                RDMA_USER_CM_CMD_JOIN_MCAST => self.join_mcast(),
+                RDMA_USER_CM_CMD_LEAVE_MCAST => self.leave_mcast(),
+                RDMA_USER_CM_CMD_MIGRATE_ID => self.migrate_id(),
+                // The kernel has nothing behind it either.
+                RDMA_USER_CM_CMD_GET_OPTION => Err(libc::ENOSYS),
+                other => {
+                    report::refuse("rdma_cm", libc::EINVAL, format_args!("command {other} is not known"))
+                }
+            }
+        }
+    }
+
+    fn structure<T: Plain>(&self) -> T {
+        read(self.body)
+    }
+
+    /// Room for at least so many bytes of answer.
+    fn needs(&self, bytes: usize) -> Result<(), Errno> {
+        if self.room < bytes { Err(libc::ENOSPC) } else { Ok(()) }
+    }
+
+    /// # Safety
+    /// `to` is null or has the room that the command says.
+    unsafe fn answer<T: Plain>(&self, to: u64, answer: &T) -> Result<(), Errno> {
+        let bytes = bytes_of(answer);
+        // SAFETY: the caller's promise.
+        unsafe { put(to, &bytes[..bytes.len().min(self.room)]) }
+    }
+
+    unsafe fn create_id(&self) -> Result<(), Errno> {
+        self.needs(size_of::<rdma_ucm_create_id_resp>())?;
+        let told: rdma_ucm_create_id = self.structure();
+        let space = Space::from_code(told.ps).ok_or(libc::EINVAL)?;
+        let made = Made {
+            uid: told.uid,
+            channel: self.channel,
+            space,
+            qp_type: space.qp_type(told.qp_type),
+            psn: State::psn(self.process.random()),
+        };
+        let id = self.process.state().create(made)?;
+        // SAFETY: the contract.
+        unsafe { self.answer(told.response, &rdma_ucm_create_id_resp { id }) }
+    }
+
+    unsafe fn destroy_id(&self) -> Result<(), Errno> {
+        self.needs(size_of::<rdma_ucm_destroy_id_resp>())?;
+        let told: rdma_ucm_destroy_id = self.structure();
+        let events_reported = self.process.with(|state, cm| state.destroy(cm, self.channel, told.id))?;
+        // SAFETY: the contract.
+        unsafe { self.answer(told.response, &rdma_ucm_destroy_id_resp { events_reported }) }
+    }
+
+    unsafe fn bind_ip(&self) -> Result<(), Errno> {
+        let told: rdma_ucm_bind_ip = self.structure();
+        let at = offset_of!(rdma_ucm_bind_ip, addr);
+        let address = self.address(at, size_of::<sockaddr_in6>())?.ok_or(libc::EINVAL)?;
+        self.process.bind(self.channel, told.id, address)
+    }
+
+    unsafe fn bind(&self) -> Result<(), Errno> {
+        let told: rdma_ucm_bind = self.structure();
+        let address = self.address(offset_of!(rdma_ucm_bind, addr), told.addr_size.into())?;
+        let address = address.filter(|_| told.reserved == 0).ok_or(libc::EINVAL)?;
+        self.process.bind(self.channel, told.id, address)
+    }
+
+    unsafe fn resolve_ip(&self) -> Result<(), Errno> {
+        let told: rdma_ucm_resolve_ip = self.structure();
+        let length = size_of::<sockaddr_in6>();
+        let source = self.address(offset_of!(rdma_ucm_resolve_ip, src_addr), length)?;
+        let destination = self.address(offset_of!(rdma_ucm_resolve_ip, dst_addr), length)?;
+        let destination = destination.ok_or(libc::EINVAL)?;
+        self.process.resolve_address(self.channel, told.id, source, destination, told.timeout_ms)
+    }
+
+    unsafe fn resolve_addr(&self) -> Result<(), Errno> {
+        let told: rdma_ucm_resolve_addr = self.structure();
+        let source = match told.src_size {
+            0 => None,
+            size => self.address(offset_of!(rdma_ucm_resolve_addr, src_addr), size.into())?,
+        };
+        let at = offset_of!(rdma_ucm_resolve_addr, dst_addr);
+        let destination = self.address(at, told.dst_size.into())?;
+        let destination = destination.filter(|_| told.reserved == 0).ok_or(libc::EINVAL)?;
+        self.process.resolve_address(self.channel, told.id, source, destination, told.timeout_ms)
+    }
+
+    /// A socket address in the structure.
+    fn address(&self, at: usize, length: usize) -> Result<Option<SocketAddr>, Errno> {
+        let bytes = self.body.get(at..).ok_or(libc::EINVAL)?;
+        sockaddr::read(&bytes[..bytes.len().min(length)])
+    }
+
+    unsafe fn resolve_route(&self) -> Result<(), Errno> {
+        let told: rdma_ucm_resolve_route = self.structure();
+        let mtu = self.process.nic().device.largest_mtu();
+        self.process.state().resolve_route(self.channel, told.id, mtu)
+    }
+
+    unsafe fn query_route(&self) -> Result<(), Errno> {
+        self.needs(offset_of!(rdma_ucm_query_route_resp, ibdev_index))?;
+        let told: rdma_ucm_query = self.structure();
+        let response = answer::route(self.process.state().id(self.channel, told.id)?);
+        // SAFETY: the contract.
+        unsafe { self.answer(told.response, &response) }
+    }
+
+    unsafe fn query(&self) -> Result<(), Errno> {
+        let told: rdma_ucm_query = self.structure();
+        let id = self.process.state().id(self.channel, told.id)?.clone();
+        // SAFETY: the contract.
+        unsafe {
+            match told.option {
+                RDMA_USER_CM_QUERY_ADDR => {
+                    self.needs(offset_of!(rdma_ucm_query_addr_resp, ibdev_index))?;
+                    self.answer(told.response, &answer::address(&id))
+                }
+                RDMA_USER_CM_QUERY_GID => {
+                    self.needs(offset_of!(rdma_ucm_query_addr_resp, ibdev_index))?;
+                    self.answer(told.response, &answer::gid(&id))
+                }
+                RDMA_USER_CM_QUERY_PATH => {
+                    self.needs(size_of::<rdma_ucm_query_path_resp>())?;
+                    put(told.response, &answer::path(&id, self.room))
+                }
+                _ => Err(libc::ENOSYS),
+            }
+        }
+    }
+
+    unsafe fn connect(&self) -> Result<(), Errno> {
+        let told: rdma_ucm_connect = self.structure();
+        if self.body.len() < offset_of!(rdma_ucm_connect, ece) || told.conn_param.valid == 0 {
+            return Err(libc::EINVAL);
+        }
+        let wish = wish(&told.conn_param);
+        self.process.connected("rdma_connect", |state, cm| state.connect(cm, self.channel, told.id, &wish))
+    }
+
+    unsafe fn listen(&self) -> Result<(), Errno> {
+        let told: rdma_ucm_listen = self.structure();
+        self.process.listen(self.channel, told.id, told.backlog)
+    }
+
+    unsafe fn accept(&self) -> Result<(), Errno> {
+        let told: rdma_ucm_accept = self.structure();
+        if self.body.len() < offset_of!(rdma_ucm_accept, ece) {
+            return Err(libc::EINVAL);
+        }
+        let accepted = (told.conn_param.valid != 0).then(|| (told.uid, wish(&told.conn_param)));
+        self.process.connected("rdma_accept", |state, cm| state.accept(cm, self.channel, told.id, accepted))
+    }
+
+    unsafe fn reject(&self) -> Result<(), Errno> {
+        const VENDOR_OPTION: u16 = 35;
+        let told: rdma_ucm_reject = self.structure();
+        let reason = match u16::from(told.reason) {
+            0 => RejReason::CONSUMER,
+            reason if reason == RejReason::CONSUMER.0 || reason == VENDOR_OPTION => RejReason(reason),
+            _ => return Err(libc::EINVAL),
+        };
+        let data = &told.private_data[..told.private_data_len.into()];
+        self.process
+            .connected("rdma_reject", |state, cm| state.reject(cm, self.channel, told.id, reason, data))
+    }
+
+    unsafe fn disconnect(&self) -> Result<(), Errno> {
+        let told: rdma_ucm_disconnect = self.structure();
+        self.process.with(|state, cm| match cm {
+            Some(mut cm) => state.disconnect(&mut cm, self.channel, told.id),
+            None => state.id_on_device(self.channel, told.id).and(Err(libc::EINVAL)),
+        })
+    }
+
+    unsafe fn init_qp_attr(&self) -> Result<(), Errno> {
+        self.needs(size_of::<ib_uverbs_qp_attr>())?;
+        let told: rdma_ucm_init_qp_attr = self.structure();
+        let wanted = QpState::from_code(told.qp_state).ok_or(libc::EINVAL)?;
+        let attributes = self.process.around(|around| {
+            self.process
+                .with(|state, cm| state.attributes(cm.as_ref(), around, self.channel, told.id, wanted))
+        })?;
+        // SAFETY: the contract.
+        unsafe { self.answer(told.response, &attributes) }
+    }
+
+    unsafe fn set_option(&self) -> Result<(), Errno> {
+        let told: rdma_ucm_set_option = self.structure();
+        self.process.state().id(self.channel, told.id)?;
+        match (told.level, told.optname) {
+            (RDMA_OPTION_ID, name) => {
+                // SAFETY: the contract: as many bytes as the command says, of which a number's are read.
+                let value = unsafe { number(told.optval, told.optlen) };
+                let mut state = self.process.state();
+                super::options::set(state.id(self.channel, told.id)?, name, value)
+            }
+            (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) => report::refuse(
+                "rdma_set_option",
+                libc::EINVAL,
+                "RDMA_OPTION_IB_PATH: a path of a subnet manager's, which RoCE has not; resolve the route instead",
+            ),
+            _ => Err(libc::ENOSYS),
+        }
+    }
+
+    unsafe fn notify(&self) -> Result<(), Errno> {
+        let told: rdma_ucm_notify = self.structure();
+        if told.event != ibv_event_type::IBV_EVENT_COMM_EST {
+            return Err(libc::EINVAL);
+        }
+        self.process.with(|state, cm| match cm {
+            Some(mut cm) => state.established(&mut cm, self.channel, told.id),
+            None => state.id(self.channel, told.id).and(Err(libc::EINVAL)),
+        })
+    }
+
+    unsafe fn join_ip_mcast(&self) -> Result<(), Errno> {
+        self.needs(size_of::<rdma_ucm_create_id_resp>())?;
+        let told: rdma_ucm_join_ip_mcast = self.structure();
+        let at = offset_of!(rdma_ucm_join_ip_mcast, addr);
+        let address = self.address(at, size_of::<sockaddr_in6>())?.ok_or(libc::EINVAL)?;
+        // SAFETY: the contract.
+        unsafe { self.join(told.id, told.uid, address, told.response) }
+    }
+
+    unsafe fn join_mcast(&self) -> Result<(), Errno> {
+        self.needs(size_of::<rdma_ucm_create_id_resp>())?;
+        let told: rdma_ucm_join_mcast = self.structure();
+        let address = self.address(offset_of!(rdma_ucm_join_mcast, addr), told.addr_size.into())?;
+        let flags = u32::from(told.join_flags);
+        let known = flags == RDMA_MC_JOIN_FLAG_FULLMEMBER || flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
+        let address = address.filter(|_| known).ok_or(libc::EINVAL)?;
+        // SAFETY: the contract.
+        unsafe { self.join(told.id, told.uid, address, told.response) }
+    }
+
+    unsafe fn join(&self, id: u32, uid: u64, address: SocketAddr, response: u64) -> Result<(), Errno> {
+        let id = self.process.around(|around| {
+            let mut state = self.process.state();
+            state.join(around, self.channel, id, uid, address)
+        })?;
+        // SAFETY: the contract.
+        unsafe { self.answer(response, &rdma_ucm_create_id_resp { id }) }
+    }
+
+    unsafe fn leave_mcast(&self) -> Result<(), Errno> {
+        self.needs(size_of::<rdma_ucm_destroy_id_resp>())?;
+        let told: rdma_ucm_destroy_id = self.structure();
+        let events_reported = self.process.state().leave(self.channel, told.id)?;
+        // SAFETY: the contract.
+        unsafe { self.answer(told.response, &rdma_ucm_destroy_id_resp { events_reported }) }
+    }
+
+    unsafe fn migrate_id(&self) -> Result<(), Errno> {
+        self.needs(size_of::<rdma_ucm_migrate_resp>())?;
+        let told: rdma_ucm_migrate_id = self.structure();
+        let mut state = self.process.state();
+        // Here the number of the file that has it.
+        let from =
+            i32::try_from(told.fd).ok().and_then(|fd| state.descriptors.file(fd)).ok_or(libc::EINVAL)?;
+        let events_reported = state.migrate(from, self.channel, told.id)?;
+        drop(state);
+        // SAFETY: the contract.
+        unsafe { self.answer(told.response, &rdma_ucm_migrate_resp { events_reported }) }
+    }
+}
+
+/// Hands the next event to the program.
+///
+/// # Safety
+/// The contract: the answer's address has the room that the header says.
+pub(super) unsafe fn give(
+    event: &super::event::Event,
+    (_, body, room): (u32, &[u8], usize),
+) -> Result<(), Errno> {
+    let told: rdma_ucm_get_event = read(body);
+    let response = answer::event(event);
+    let bytes = bytes_of(&response);
+    // SAFETY: the caller's promise.
+    unsafe { put(told.response, &bytes[..bytes.len().min(room)]) }
+}
+
+/// Room that an event needs at least: its last fields came later.
+pub(super) const EVENT_ROOM: usize = offset_of!(rdma_ucm_event_resp, reserved);
+
+/// # Safety
+/// `to` is null, or room for the bytes.
+unsafe fn put(to: u64, bytes: &[u8]) -> Result<(), Errno> {
+    if to == 0 {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: the caller's promise; the program's memory and ours are different.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+    Ok(())
+}
+
+/// The value of an option: a byte or an `int`. `None`: another length, or no address.
+///
+/// # Safety
+/// `at` is null, or `length` bytes.
+unsafe fn number(at: u64, length: u32) -> Option<(u32, u32)> {
+    if at == 0 {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match length {
+            1 => Some((1, (at as *const u8).read().into())),
+            4 => Some((4, (at as *const u32).read_unaligned())),
+            _ => None,
+        }
+    }
+}
+
+fn wish(told: &rdma_ucm_conn_param) -> Wish {
+    let length = usize::from(told.private_data_len).min(told.private_data.len());
+    Wish {
+        qpn: told.qp_num,
+        srq: told.srq != 0,
+        responder_resources: told.responder_resources,
+        initiator_depth: told.initiator_depth,
+        flow_control: told.flow_control != 0,
+        retry_count: told.retry_count,
+        rnr_retry_count: told.rnr_retry_count,
+        private_data: told.private_data[..length].to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(cmd: u32, in_: u16, out: u16, body: &[u8]) -> Vec<u8> {
+        [bytes_of(&rdma_ucm_cmd_hdr { cmd, in_, out }), body].concat()
+    }
+
+    #[test]
+    fn what_is_written_is_a_header_and_as_much_as_it_says() {
+        assert_eq!(parse(&written(7, 3, 9, b"abc")), Some((7, &b"abc"[..], 9)));
+        assert_eq!(parse(&written(7, 2, 9, b"abc")), Some((7, &b"ab"[..], 9)), "more is left alone");
+        assert_eq!(parse(&written(7, 4, 9, b"abc")), None, "less is not a command");
+        assert_eq!(parse(&[0; 7]), None);
+    }
+
+    #[test]
+    fn a_structure_that_is_cut_off_ends_with_zeros() {
+        let whole = rdma_ucm_listen { id: 0x0102_0304, backlog: 9 };
+        let cut: rdma_ucm_listen = read(&bytes_of(&whole)[..4]);
+        assert_eq!((cut.id, cut.backlog), (0x0102_0304, 0));
+        let longer: rdma_ucm_listen = read(&[bytes_of(&whole), &[0xff; 8]].concat());
+        assert_eq!((longer.id, longer.backlog), (0x0102_0304, 9));
+    }
+}

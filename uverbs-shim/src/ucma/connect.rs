@@ -1,0 +1,278 @@
+//! Connections: `rdma_listen`, `rdma_connect`, `rdma_accept`, `rdma_reject`, `rdma_disconnect`.
+
+use std::net::SocketAddr;
+
+use roxie::cm::{
+    AcceptOptions, CmError, ConnectRequest, ListenOn, Listener, LocalQp, ResolveAnswer, ResolveRequest,
+    Route, State as CmState,
+};
+use roxie::wire::cm::{Ari, Kind, PrivateData, RejReason, SidrStatus};
+use roxie::wire::service_id::{CmaHeader, RDMA_UDP_QKEY, port_flow_label};
+use roxie::wire::{Gid, Qpn};
+
+use super::id::{Id, Stage, transport_of};
+use super::state::{Cm, State};
+use crate::object::Errno;
+use crate::report;
+
+/// Requests that wait for a listener that did not say how many (`net.rdma_ucm.max_backlog`).
+const BACKLOG: u32 = 1024;
+/// Requests of a listener that the manager keeps unanswered: how many the program has not heard of is bounded here.
+const UNANSWERED: u32 = 1 << 14;
+
+/// What a program says of its end: `rdma_ucm_conn_param`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wish {
+    pub(super) qpn: u32,
+    pub(super) srq: bool,
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    pub(super) flow_control: bool,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry_count: u8,
+    pub(super) private_data: Vec<u8>,
+}
+
+impl State {
+    /// Listens.
+    ///
+    /// # Errors
+    /// `EINVAL` if the identifier is not bound; `EADDRINUSE`, `EADDRNOTAVAIL` if others share its port; `ENOMEM`.
+    pub(super) fn listen(
+        &mut self,
+        cm: &mut Cm<'_>,
+        channel: u64,
+        handle: u32,
+        backlog: u32,
+    ) -> Result<(), Errno> {
+        let id = self.id(channel, handle)?;
+        let (Stage::Bound, Some(source)) = (id.stage, id.source) else { return Err(libc::EINVAL) };
+        let (service, one_family) = (id.service(source.port()), id.options.one_family == Some(true));
+        let (space, port) = State::port_of(id).ok_or(libc::EINVAL)?;
+        self.ports.listen(space, port, handle)?;
+        let on = match source.ip() {
+            ip if !ip.is_unspecified() => ListenOn::Address(Gid::from(ip)),
+            ip if ip.is_ipv4() => ListenOn::AnyIpv4,
+            _ if one_family => ListenOn::AnyIpv6,
+            _ => ListenOn::Any,
+        };
+        let listener = cm.manager.listen(service, on, UNANSWERED).map_err(errno("rdma_listen"))?;
+        self.by_listener.insert(listener, handle);
+        let id = self.id(channel, handle)?;
+        id.listeners.push(listener);
+        id.stage = Stage::Listen;
+        id.backlog_left = if backlog == 0 || backlog > BACKLOG { BACKLOG } else { backlog };
+        Ok(())
+    }
+
+    /// Asks the destination for a connection, or which QP serves a datagram port.
+    ///
+    /// # Errors
+    /// `EINVAL` if there is no route yet, too much private data, or a kind of QP that is not connected.
+    pub(super) fn connect(
+        &mut self,
+        cm: &mut Cm<'_>,
+        channel: u64,
+        handle: u32,
+        wish: &Wish,
+    ) -> Result<(), Errno> {
+        const CALL: &str = "rdma_connect";
+        let id = self.id_on_device(channel, handle)?;
+        let (Stage::RouteResolved, Some(source), Some(destination)) = (id.stage, id.source, id.destination)
+        else {
+            return Err(libc::EINVAL);
+        };
+        let kind = if id.is_datagram() { Kind::SidrReq } else { Kind::Req };
+        let header =
+            CmaHeader { source: source.ip(), source_port: source.port(), destination: destination.ip() };
+        let private_data = private_data(CALL, kind, &header.to_bytes(), &wish.private_data)?;
+        (id.qpn, id.srq) = (qpn(wish.qpn), wish.srq);
+        let comm = if id.is_datagram() {
+            let request = ResolveRequest {
+                private_data,
+                ..ResolveRequest::new(id.service(destination.port()), route(id, source, destination))
+            };
+            cm.manager.resolve(cm.now, &request)
+        } else {
+            let request = request(id, source, destination, wish, private_data)?;
+            cm.manager.connect(cm.now, &request)
+        };
+        let comm = comm.map_err(errno(CALL))?;
+        (id.stage, id.comm) = (Stage::Connect, Some(comm));
+        self.by_comm.insert(comm, handle);
+        Ok(())
+    }
+
+    /// Accepts a request; or, without a wish, says that a reply was taken and the QP is ready.
+    ///
+    /// # Errors
+    /// `EINVAL` if nothing waits for that, or too much private data. The peer is refused then, as the kernel does.
+    pub(super) fn accept(
+        &mut self,
+        cm: &mut Cm<'_>,
+        channel: u64,
+        handle: u32,
+        accepted: Option<(u64, Wish)>,
+    ) -> Result<(), Errno> {
+        const CALL: &str = "rdma_accept";
+        let id = self.id_on_device(channel, handle)?;
+        let (Stage::Connect, Some(comm)) = (id.stage, id.comm) else { return Err(libc::EINVAL) };
+        let done = match &accepted {
+            Some((_, wish)) if id.is_datagram() => private_data(CALL, Kind::SidrRep, &[], &wish.private_data)
+                .and_then(|private_data| {
+                    let answer = ResolveAnswer {
+                        status: SidrStatus::VALID,
+                        qpn: qpn(wish.qpn),
+                        qkey: RDMA_UDP_QKEY,
+                        private_data,
+                        ..ResolveAnswer::default()
+                    };
+                    cm.manager.answer_resolution(cm.now, comm, &answer).map_err(errno(CALL))
+                }),
+            Some((_, wish)) => {
+                (id.qpn, id.srq) = (qpn(wish.qpn), wish.srq);
+                private_data(CALL, Kind::Rep, &[], &wish.private_data).and_then(|private_data| {
+                    let options = AcceptOptions {
+                        qp: LocalQp { qpn: id.qpn, psn: id.psn, srq: wish.srq },
+                        responder_resources: wish.responder_resources,
+                        initiator_depth: wish.initiator_depth,
+                        rnr_retry_count: wish.rnr_retry_count.min(7),
+                        flow_control: wish.flow_control,
+                        private_data,
+                    };
+                    cm.manager.accept(cm.now, comm, &options).map_err(errno(CALL))
+                })
+            }
+            None if id.is_datagram() => Err(libc::EINVAL),
+            None => cm.manager.ready(comm, PrivateData::EMPTY).map_err(errno(CALL)),
+        };
+        match (done, accepted) {
+            (Ok(()), accepted) => {
+                if let Some((uid, _)) = accepted {
+                    id.uid = uid;
+                }
+                Ok(())
+            }
+            (Err(errno), _) => {
+                let _ = self.reject(cm, channel, handle, RejReason::CONSUMER, &[]);
+                Err(errno)
+            }
+        }
+    }
+
+    /// Refuses a request, or a reply.
+    ///
+    /// # Errors
+    /// `EINVAL` if nothing waits for that, or too much private data.
+    pub(super) fn reject(
+        &mut self,
+        cm: &mut Cm<'_>,
+        channel: u64,
+        handle: u32,
+        reason: RejReason,
+        data: &[u8],
+    ) -> Result<(), Errno> {
+        const CALL: &str = "rdma_reject";
+        let id = self.id_on_device(channel, handle)?;
+        let Some(comm) = id.comm else { return Err(libc::EINVAL) };
+        if id.is_datagram() {
+            let private_data = private_data(CALL, Kind::SidrRep, &[], data)?;
+            let answer =
+                ResolveAnswer { status: SidrStatus::REJECTED, private_data, ..ResolveAnswer::default() };
+            return cm.manager.answer_resolution(cm.now, comm, &answer).map_err(errno(CALL));
+        }
+        let private_data = private_data(CALL, Kind::Rej, &[], data)?;
+        cm.manager.reject(cm.now, comm, reason, Ari::NONE, private_data).map_err(errno(CALL))?;
+        // Nothing more is heard of it.
+        id.comm = None;
+        self.by_comm.remove(&comm);
+        Ok(())
+    }
+
+    /// Ends a connection, or agrees to its end. Where there is none to end, nothing happens.
+    ///
+    /// # Errors
+    /// `EINVAL` if it never came to one.
+    pub(super) fn disconnect(&mut self, cm: &mut Cm<'_>, channel: u64, handle: u32) -> Result<(), Errno> {
+        let id = self.id_on_device(channel, handle)?;
+        let Some(comm) = id.comm else {
+            // It was, and is over.
+            let over = matches!(id.stage, Stage::Connect | Stage::Disconnect);
+            return if over { Ok(()) } else { Err(libc::EINVAL) };
+        };
+        match cm.manager.disconnect(cm.now, comm, PrivateData::EMPTY) {
+            Ok(()) | Err(CmError::State { .. } | CmError::Unknown { .. }) => Ok(()),
+            Err(error) => Err(errno("rdma_disconnect")(error)),
+        }
+    }
+
+    /// Data came over a connection before its RTU did.
+    ///
+    /// # Errors
+    /// `EISCONN` if that is known, `EINVAL` if nothing waits for it.
+    pub(super) fn established(&mut self, cm: &mut Cm<'_>, channel: u64, handle: u32) -> Result<(), Errno> {
+        let id = self.id_on_device(channel, handle)?;
+        let Some(comm) = id.comm else { return Err(libc::EINVAL) };
+        if cm.manager.state(comm) == Some(CmState::Established) {
+            return Err(libc::EISCONN);
+        }
+        cm.manager.established(comm).map_err(errno("rdma_notify"))
+    }
+
+    /// Who listens, by the manager's name for it.
+    pub(super) fn listening(&self, listener: Listener) -> Option<u32> {
+        self.by_listener.get(&listener).copied()
+    }
+}
+
+/// The way of an identifier's messages.
+fn route(id: &Id, source: SocketAddr, destination: SocketAddr) -> Route {
+    Route {
+        traffic_class: id.path.map_or(0, |path| path.traffic_class),
+        flow_label: port_flow_label(source.port(), destination.port()),
+        ..Route::new(source.ip(), destination.ip())
+    }
+}
+
+fn request(
+    id: &Id,
+    source: SocketAddr,
+    destination: SocketAddr,
+    wish: &Wish,
+    private_data: PrivateData,
+) -> Result<ConnectRequest, Errno> {
+    let (Some(transport), Some(path)) = (transport_of(id.qp_type), id.path) else { return Err(libc::EINVAL) };
+    let qp = LocalQp { qpn: id.qpn, psn: id.psn, srq: wish.srq };
+    let service = id.service(destination.port());
+    Ok(ConnectRequest {
+        transport,
+        packet_lifetime: path.packet_lifetime.min(30),
+        responder_resources: wish.responder_resources,
+        initiator_depth: wish.initiator_depth,
+        retry_count: wish.retry_count.min(7),
+        rnr_retry_count: wish.rnr_retry_count.min(7),
+        flow_control: wish.flow_control,
+        private_data,
+        ..ConnectRequest::new(service, route(id, source, destination), qp, path.mtu)
+    })
+}
+
+fn qpn(told: u32) -> Qpn {
+    Qpn::new(told & 0x00ff_ffff)
+}
+
+fn private_data(call: &str, kind: Kind, header: &[u8], data: &[u8]) -> Result<PrivateData, Errno> {
+    let all = [header, data].concat();
+    PrivateData::new(kind, &all).or_else(|error| report::refuse(call, libc::EINVAL, error))
+}
+
+fn errno(call: &'static str) -> impl Fn(CmError) -> Errno {
+    move |error| {
+        report::info(call, &error);
+        match error {
+            CmError::Full { .. } => libc::ENOMEM,
+            CmError::InUse { .. } => libc::EADDRINUSE,
+            _ => libc::EINVAL,
+        }
+    }
+}

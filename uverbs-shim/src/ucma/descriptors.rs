@@ -1,0 +1,124 @@
+//! Which descriptors are ours, in which process.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+
+/// Descriptors that can be ours: what a process may have at most where nobody raised `fs.nr_open`.
+pub(super) const LIMIT: usize = 1 << 20;
+
+/// A bit for each.
+static OURS: [AtomicU64; LIMIT / 64] = [const { AtomicU64::new(0) }; LIMIT / 64];
+
+/// True if a descriptor was ours when it was last heard of. A look without a lock: what other descriptors pay.
+#[inline]
+pub(crate) fn is_ours(fd: c_int) -> bool {
+    let Ok(fd) = usize::try_from(fd) else { return false };
+    OURS.get(fd / 64).is_some_and(|word| word.load(Relaxed) >> (fd % 64) & 1 != 0)
+}
+
+fn mark(fd: c_int, ours: bool) -> bool {
+    let Ok(fd) = usize::try_from(fd) else { return false };
+    let Some(word) = OURS.get(fd / 64) else { return false };
+    let bit = 1 << (fd % 64);
+    if ours {
+        word.fetch_or(bit, SeqCst)
+    } else {
+        word.fetch_and(!bit, SeqCst)
+    };
+    true
+}
+
+/// No descriptor of a process that was forked off is ours, whatever it does with it.
+pub(super) fn forget(fd: c_int) {
+    mark(fd, false);
+}
+
+/// What identifies the kind of file behind our descriptors: device and inode, which all event counters of a system share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind(u64, u64);
+
+impl Kind {
+    /// Of a descriptor. `None`: it is not open.
+    pub(super) fn of(fd: c_int) -> Option<Kind> {
+        let mut stat = MaybeUninit::<libc::stat>::zeroed();
+        // SAFETY: room for the answer; the system call itself, since `fstat` is ours.
+        let result = unsafe { libc::syscall(libc::SYS_fstat, fd, stat.as_mut_ptr()) };
+        // SAFETY: zeros are a value of it, whatever the kernel wrote.
+        let stat = unsafe { stat.assume_init() };
+        (result == 0).then_some(Kind(stat.st_dev, stat.st_ino))
+    }
+}
+
+/// What is behind our descriptors: the number of an open file, of which several may be the same.
+#[derive(Debug, Default)]
+pub(super) struct Descriptors(HashMap<c_int, (u64, Option<Kind>)>);
+
+impl Descriptors {
+    /// A descriptor is ours from now on. False: its number is too large.
+    pub(super) fn add(&mut self, fd: c_int, file: u64) -> bool {
+        let possible = mark(fd, true);
+        if possible {
+            self.0.insert(fd, (file, Kind::of(fd)));
+        }
+        possible
+    }
+
+    /// The file behind a descriptor. `None`: it is not ours, or the program has closed it in a way that went past us and
+    /// the number is something else's now.
+    pub(super) fn file(&self, fd: c_int) -> Option<u64> {
+        let (file, kind) = self.0.get(&fd)?;
+        (Kind::of(fd) == *kind).then_some(*file)
+    }
+
+    /// It is ours no more. The file, and whether it was the last descriptor of it.
+    pub(super) fn remove(&mut self, fd: c_int) -> Option<(u64, bool)> {
+        mark(fd, false);
+        let (file, _) = self.0.remove(&fd)?;
+        Some((file, self.0.values().all(|(other, _)| *other != file)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::eventfd::EventFd;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_descriptor_is_ours_until_it_is_removed_and_a_file_until_its_last_is() {
+        let (one, two) = (EventFd::new().unwrap(), EventFd::new().unwrap());
+        let (one, two) = (one.as_raw_fd(), two.as_raw_fd());
+        let mut descriptors = Descriptors::default();
+        assert!(!is_ours(one) && descriptors.add(one, 7) && descriptors.add(two, 7) && is_ours(one));
+        assert_eq!((descriptors.file(one), descriptors.file(two)), (Some(7), Some(7)));
+        assert_eq!(descriptors.remove(one), Some((7, false)));
+        assert!(!is_ours(one) && is_ours(two));
+        assert_eq!(descriptors.remove(two), Some((7, true)));
+        assert_eq!(descriptors.remove(two), None);
+    }
+
+    #[test]
+    fn a_number_that_became_something_else_is_not_ours() {
+        let place = EventFd::new().unwrap();
+        let fd = place.as_raw_fd();
+        let mut descriptors = Descriptors::default();
+        descriptors.add(fd, 1);
+        let file = std::fs::File::open("/dev/null").unwrap();
+        // Past us, as a program does that makes system calls by itself.
+        // SAFETY: two descriptors of this function.
+        unsafe { libc::syscall(libc::SYS_dup3, file.as_raw_fd(), fd, 0) };
+        assert_eq!(descriptors.file(fd), None);
+        descriptors.remove(fd);
+    }
+
+    #[test]
+    fn numbers_that_no_descriptor_can_have_are_not_ours() {
+        assert!(!is_ours(-1) && !is_ours(c_int::MAX));
+        assert!(!Descriptors::default().add(c_int::MAX, 1));
+    }
+}

@@ -1,0 +1,177 @@
+//! Identifiers: what `rdma_create_id` makes.
+
+use std::net::{IpAddr, SocketAddr};
+
+use roxie::cm::Listener;
+use roxie::verbs::{Mtu, Psn};
+use roxie::wire::cm::{CommId, Transport};
+use roxie::wire::{Qpn, ServiceId};
+
+use super::ports::Space;
+use crate::abi::ibv_qp_type;
+
+/// How far an identifier has come (`enum rdma_cm_state` of `cma.c`). Calls that come at the wrong time fail with `EINVAL`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Idle,
+    AddressQuery,
+    AddressResolved,
+    RouteResolved,
+    /// It asks or is asked for a connection, or has one.
+    Connect,
+    Disconnect,
+    /// It has an address of its own.
+    Bound,
+    Listen,
+    /// Its device is gone.
+    Removed,
+}
+
+/// What `RDMA_USER_CM_CMD_SET_OPTION` sets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Options {
+    pub(super) service_type: u8,
+    pub(super) reuse_address: bool,
+    /// It takes nothing of the other address family; `None`: as is customary.
+    pub(super) one_family: Option<bool>,
+    /// Local ACK timeout code; 0: as is customary.
+    pub(super) ack_timeout: u8,
+}
+
+/// The way to the destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Path {
+    pub(super) mtu: Mtu,
+    pub(super) hop_limit: u8,
+    pub(super) traffic_class: u8,
+    /// 4.096 us * 2^code.
+    pub(super) packet_lifetime: u8,
+}
+
+/// An identifier.
+#[derive(Clone, Debug)]
+pub(super) struct Id {
+    /// The program's word for it. 0: it was made by a request, and the program has not accepted that yet.
+    pub(super) uid: u64,
+    /// The open file that gets its events.
+    pub(super) channel: u64,
+    pub(super) space: Space,
+    pub(super) qp_type: ibv_qp_type::Type,
+    pub(super) stage: Stage,
+    pub(super) options: Options,
+    pub(super) source: Option<SocketAddr>,
+    pub(super) destination: Option<SocketAddr>,
+    /// It has its source's port, and gives it back.
+    pub(super) has_port: bool,
+    /// Its source is an address of the device.
+    pub(super) on_device: bool,
+    pub(super) path: Option<Path>,
+    /// Numbers resolutions of addresses: the answer to an older one is no answer.
+    pub(super) resolution: u32,
+    /// Requests that may wait before the program fetches one.
+    pub(super) backlog_left: u32,
+    pub(super) listeners: Vec<Listener>,
+    pub(super) comm: Option<CommId>,
+    /// The first PSN that its QP sends.
+    pub(super) psn: Psn,
+    /// The QP of the connection, as the program gave it.
+    pub(super) qpn: Qpn,
+    pub(super) srq: bool,
+    /// Events that the program has fetched. It waits until it has acknowledged as many before it frees the identifier.
+    pub(super) events_reported: u32,
+}
+
+/// What an identifier is made with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Made {
+    pub(super) uid: u64,
+    pub(super) channel: u64,
+    pub(super) space: Space,
+    pub(super) qp_type: ibv_qp_type::Type,
+    pub(super) psn: Psn,
+}
+
+impl Id {
+    pub(super) fn new(made: Made) -> Id {
+        Id {
+            uid: made.uid,
+            channel: made.channel,
+            space: made.space,
+            qp_type: made.qp_type,
+            stage: Stage::Idle,
+            options: Options::default(),
+            source: None,
+            destination: None,
+            has_port: false,
+            on_device: false,
+            path: None,
+            resolution: 0,
+            backlog_left: 0,
+            listeners: Vec::new(),
+            comm: None,
+            psn: made.psn,
+            qpn: Qpn::default(),
+            srq: false,
+            events_reported: 0,
+        }
+    }
+
+    pub(super) fn is_datagram(&self) -> bool {
+        self.qp_type == ibv_qp_type::IBV_QPT_UD
+    }
+
+    /// The service ID of its port, or of a destination's (`rdma_get_service_id`).
+    pub(super) fn service(&self, port: u16) -> ServiceId {
+        ServiceId(u64::from(self.space.code()) << 16 | u64::from(port))
+    }
+
+    /// It takes nothing of the other address family, whatever it was told: IPv4 never does.
+    pub(super) fn one_family(&self, address: IpAddr, customary: bool) -> bool {
+        address.is_ipv4() || self.options.one_family.unwrap_or(customary)
+    }
+}
+
+impl Space {
+    /// The number in programs and in service IDs.
+    pub(super) fn code(self) -> u16 {
+        match self {
+            Space::Ipoib => 0x0002,
+            Space::Tcp => 0x0106,
+            Space::Udp => 0x0111,
+            Space::Ib => 0x013f,
+        }
+    }
+
+    pub(super) fn from_code(code: u16) -> Option<Space> {
+        [Space::Ipoib, Space::Ib, Space::Tcp, Space::Udp].into_iter().find(|space| space.code() == code)
+    }
+
+    /// The kind of QP that it is for; the program says which for RDMA_PS_IB.
+    pub(super) fn qp_type(self, told: u8) -> ibv_qp_type::Type {
+        match self {
+            Space::Tcp => ibv_qp_type::IBV_QPT_RC,
+            Space::Udp | Space::Ipoib => ibv_qp_type::IBV_QPT_UD,
+            Space::Ib => told.into(),
+        }
+    }
+}
+
+/// How a kind of QP is asked for.
+pub(super) fn transport_of(qp_type: ibv_qp_type::Type) -> Option<Transport> {
+    match qp_type {
+        ibv_qp_type::IBV_QPT_RC => Some(Transport::Rc),
+        ibv_qp_type::IBV_QPT_UC => Some(Transport::Uc),
+        ibv_qp_type::IBV_QPT_XRC_SEND => Some(Transport::Xrc),
+        _ => None,
+    }
+}
+
+/// The kind of QP that answers such a request.
+pub(super) fn answering_qp_type(transport: Transport) -> Option<ibv_qp_type::Type> {
+    match transport {
+        Transport::Rc => Some(ibv_qp_type::IBV_QPT_RC),
+        Transport::Uc => Some(ibv_qp_type::IBV_QPT_UC),
+        Transport::Xrc => Some(ibv_qp_type::IBV_QPT_XRC_RECV),
+        Transport::Rd | Transport::Reserved(_) => None,
+    }
+}

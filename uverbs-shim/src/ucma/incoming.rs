@@ -1,0 +1,264 @@
+//! What peers do, as programs hear of it.
+
+use std::net::SocketAddr;
+
+use roxie::cm::{Event as CmEvent, HowDisconnected, Listener, Route};
+use roxie::verbs::Mtu;
+use roxie::wire::cm::{CommId, Rep, Req, SidrRep, SidrReq, SidrStatus};
+use roxie::wire::service_id::CmaHeader;
+use roxie::wire::{Gid, ServiceId};
+
+use super::event::{ConnectionFacts, DatagramFacts, Event, Facts, Waiting, Way, What, padded};
+use super::id::{Made, Path, Stage, answering_qp_type};
+use super::state::{Cm, State};
+use crate::abi::ibv_qp_type;
+use crate::report;
+
+/// Room for the program's private data behind the header that RDMA-CM has in a REQ, and in a SIDR_REQ.
+const REQ_ROOM: usize = 92 - CmaHeader::LEN;
+const SIDR_REQ_ROOM: usize = 216 - CmaHeader::LEN;
+/// In a REP, a REJ and a SIDR_REP.
+const REP_ROOM: usize = 196;
+const REJ_ROOM: usize = 148;
+const SIDR_REP_ROOM: usize = 136;
+
+/// Where the addresses of the device are in its table, and a number that nobody can guess.
+pub(super) struct Surroundings<'a> {
+    pub(super) sgid_index: &'a dyn Fn(Gid) -> Option<u8>,
+    pub(super) random: u64,
+}
+
+/// A request, of either kind.
+struct Asked<'a> {
+    comm: CommId,
+    listener: Listener,
+    route: Route,
+    service: ServiceId,
+    qp_type: ibv_qp_type::Type,
+    header: CmaHeader,
+    path: Option<Path>,
+    facts: Facts,
+    random: u64,
+    kind: &'a str,
+}
+
+impl State {
+    /// Takes an event of the manager's.
+    pub(super) fn hear(&mut self, cm: &mut Cm<'_>, around: &Surroundings<'_>, event: CmEvent) {
+        let comm = event.id();
+        let last = event.is_last();
+        match event {
+            CmEvent::Request { listener, route, request, .. } => {
+                return self.hear_request(cm, around, comm, listener, route, &request);
+            }
+            CmEvent::ResolutionRequest { listener, route, request, .. } => {
+                return self.hear_question(cm, around, comm, listener, route, &request);
+            }
+            _ => {}
+        }
+        let Some(handle) = self.by_comm.get(&comm).copied() else { return };
+        match event {
+            CmEvent::Reply { reply, .. } => {
+                let facts = Facts::Connection(facts_of_reply(&reply));
+                self.tell(handle, What::ConnectResponse, 0, facts);
+            }
+            CmEvent::Established { .. } => self.tell(handle, What::Established, 0, Facts::None),
+            CmEvent::Rejected { reject, .. } => {
+                let private_data = padded(&reject.private_data, REJ_ROOM);
+                let facts = Facts::Connection(ConnectionFacts { private_data, ..ConnectionFacts::default() });
+                self.tell(handle, What::Rejected, reject.reason.0.into(), facts);
+            }
+            CmEvent::Unreachable { .. } => {
+                self.tell(handle, What::Unreachable, -libc::ETIMEDOUT, Facts::None);
+            }
+            CmEvent::DisconnectRequested { .. } => self.hear_end(handle, 0),
+            CmEvent::Disconnected { how, .. } => {
+                let status = if how == HowDisconnected::NoAnswer { -libc::ETIMEDOUT } else { 0 };
+                self.hear_end(handle, status);
+            }
+            CmEvent::TimeWaitExit { .. } => self.tell(handle, What::TimeWaitExit, 0, Facts::None),
+            CmEvent::Resolved { route, reply, .. } => self.hear_answer(around, handle, &route, &reply),
+            CmEvent::Request { .. } | CmEvent::ResolutionRequest { .. } => {}
+        }
+        if last {
+            self.by_comm.remove(&comm);
+            if let Some(id) = self.ids.get_mut(handle) {
+                id.comm = None;
+            }
+        }
+    }
+
+    /// The program hears once that a connection ended, whoever ended it.
+    fn hear_end(&mut self, handle: u32, status: i32) {
+        let Some(id) = self.ids.get_mut(handle) else { return };
+        if id.stage == Stage::Connect {
+            id.stage = Stage::Disconnect;
+            self.tell(handle, What::Disconnected, status, Facts::None);
+        }
+    }
+
+    fn hear_request(
+        &mut self,
+        cm: &mut Cm<'_>,
+        around: &Surroundings<'_>,
+        comm: CommId,
+        listener: Listener,
+        route: Route,
+        request: &Req,
+    ) {
+        let header = CmaHeader::read(&request.private_data);
+        let (Some(header), Some(qp_type)) = (header, answering_qp_type(request.transport)) else {
+            report::info(
+                "a request",
+                format_args!("{} from {}: not of RDMA-CM's", request.service_id, route.remote),
+            );
+            return cm.manager.destroy(cm.now, comm);
+        };
+        let facts = Facts::Connection(ConnectionFacts {
+            qpn: request.local_qpn.value(),
+            private_data: padded(CmaHeader::behind(&request.private_data), REQ_ROOM),
+            srq: request.srq,
+            // What the one may have outstanding is what the other answers.
+            responder_resources: request.initiator_depth,
+            initiator_depth: request.responder_resources,
+            flow_control: request.end_to_end_flow_control,
+            retry_count: request.retry_count,
+            rnr_retry_count: request.rnr_retry_count,
+        });
+        let mtu = Mtu::ALL.into_iter().find(|mtu| *mtu as u8 == request.path_mtu);
+        let path = mtu.map(|mtu| Path {
+            mtu,
+            hop_limit: route.hop_limit,
+            traffic_class: route.traffic_class,
+            packet_lifetime: request.primary_path.local_ack_timeout.saturating_sub(1),
+        });
+        let service = request.service_id;
+        let random = around.random;
+        self.be_asked(
+            cm,
+            Asked {
+                comm,
+                listener,
+                route,
+                service,
+                qp_type,
+                header,
+                path,
+                facts,
+                random,
+                kind: "connection",
+            },
+        );
+    }
+
+    fn hear_question(
+        &mut self,
+        cm: &mut Cm<'_>,
+        around: &Surroundings<'_>,
+        comm: CommId,
+        listener: Listener,
+        route: Route,
+        request: &SidrReq,
+    ) {
+        let Some(header) = CmaHeader::read(&request.private_data) else {
+            return cm.manager.destroy(cm.now, comm);
+        };
+        let private_data = padded(CmaHeader::behind(&request.private_data), SIDR_REQ_ROOM);
+        let facts = Facts::Datagram(DatagramFacts { private_data, ..DatagramFacts::default() });
+        let (service, qp_type) = (request.service_id, ibv_qp_type::IBV_QPT_UD);
+        let random = around.random;
+        self.be_asked(
+            cm,
+            Asked {
+                comm,
+                listener,
+                route,
+                service,
+                qp_type,
+                header,
+                path: None,
+                facts,
+                random,
+                kind: "datagram",
+            },
+        );
+    }
+
+    /// Makes an identifier for a request and has its listener hear of it; refuses it if that cannot be.
+    fn be_asked(&mut self, cm: &mut Cm<'_>, asked: Asked<'_>) {
+        let refused = |why: &str| {
+            let (service, from) = (asked.service, asked.route.remote);
+            report::info("a request", format_args!("{} {service} from {from} refused: {why}", asked.kind));
+        };
+        let Some(handle) = self.listening(asked.listener) else {
+            return cm.manager.destroy(cm.now, asked.comm);
+        };
+        let Some(listener) = self.ids.get_mut(handle) else { return cm.manager.destroy(cm.now, asked.comm) };
+        if listener.qp_type != asked.qp_type {
+            refused("the listener is for another kind of QP");
+            return cm.manager.destroy(cm.now, asked.comm);
+        }
+        if listener.backlog_left == 0 {
+            refused("the listener's backlog is full");
+            return cm.manager.destroy(cm.now, asked.comm);
+        }
+        let (channel, uid) = (listener.channel, listener.uid);
+        let made = Made {
+            uid: 0,
+            channel,
+            space: listener.space,
+            qp_type: asked.qp_type,
+            psn: State::psn(asked.random),
+        };
+        let Ok(child) = self.create(made) else { return cm.manager.destroy(cm.now, asked.comm) };
+        let port = asked.service.0 as u16;
+        if let Some(id) = self.ids.get_mut(child) {
+            id.source = Some(SocketAddr::new(asked.route.local.to_ip(), port));
+            id.destination = Some(SocketAddr::new(asked.header.source, asked.header.source_port));
+            (id.stage, id.on_device, id.comm, id.path) = (Stage::Connect, true, Some(asked.comm), asked.path);
+        }
+        if let Some(listener) = self.ids.get_mut(handle) {
+            listener.backlog_left -= 1;
+        }
+        self.by_comm.insert(asked.comm, child);
+        let event = Event { uid, handle: child, what: What::ConnectRequest, status: 0, facts: asked.facts };
+        self.queue(channel, Waiting { of: handle, group: None, event });
+    }
+
+    /// Which QP serves a datagram port, and how it is reached.
+    fn hear_answer(&mut self, around: &Surroundings<'_>, handle: u32, route: &Route, reply: &SidrRep) {
+        if reply.status != SidrStatus::VALID {
+            let facts = Facts::Datagram(DatagramFacts::default());
+            return self.tell(handle, What::Unreachable, reply.status.0.into(), facts);
+        }
+        let Some(sgid_index) = (around.sgid_index)(route.local) else {
+            return self.tell(handle, What::AddressError, -libc::EINVAL, Facts::None);
+        };
+        let facts = Facts::Datagram(DatagramFacts {
+            qpn: reply.qpn.value(),
+            qkey: reply.qkey,
+            way: Some(Way {
+                sgid_index,
+                dgid: route.remote,
+                flow_label: route.flow_label,
+                hop_limit: route.hop_limit,
+                traffic_class: route.traffic_class,
+            }),
+            private_data: padded(&reply.private_data, SIDR_REP_ROOM),
+        });
+        self.tell(handle, What::Established, 0, facts);
+    }
+}
+
+fn facts_of_reply(reply: &Rep) -> ConnectionFacts {
+    ConnectionFacts {
+        qpn: reply.local_qpn.value(),
+        private_data: padded(&reply.private_data, REP_ROOM),
+        srq: reply.srq,
+        responder_resources: reply.initiator_depth,
+        initiator_depth: reply.responder_resources,
+        flow_control: reply.end_to_end_flow_control,
+        retry_count: 0,
+        rnr_retry_count: reply.rnr_retry_count,
+    }
+}

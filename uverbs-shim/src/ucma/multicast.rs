@@ -1,0 +1,71 @@
+//! Multicast groups: `rdma_join_multicast`, `rdma_leave_multicast`.
+//!
+//! On RoCE a group is its IP address. The QP is attached to it by `librdmacm` when it hears that the identifier has joined; that is
+//! when the interface joins.
+
+use std::net::SocketAddr;
+
+use roxie::wire::Gid;
+use roxie::wire::service_id::RDMA_UDP_QKEY;
+
+use super::event::{DatagramFacts, Event, Facts, Waiting, Way, What, gid_of};
+use super::id::Stage;
+use super::incoming::Surroundings;
+use super::state::{Group, State};
+use crate::object::Errno;
+
+/// The QPN of all members of a group.
+const MULTICAST_QPN: u32 = 0x00ff_ffff;
+/// Hops, as `cma.c` has them for groups.
+const HOP_LIMIT: u8 = 64;
+
+impl State {
+    /// Joins a group: the number of the membership. An event follows.
+    ///
+    /// # Errors
+    /// `EINVAL` if the identifier is not bound to the device, not for datagrams, or the address no group's; `ENOMEM`.
+    pub(super) fn join(
+        &mut self,
+        around: &Surroundings<'_>,
+        channel: u64,
+        handle: u32,
+        uid: u64,
+        address: SocketAddr,
+    ) -> Result<u32, Errno> {
+        let id = self.id_on_device(channel, handle)?;
+        let at_rest = matches!(id.stage, Stage::Bound | Stage::AddressResolved);
+        if !at_rest || !id.is_datagram() || !address.ip().is_multicast() {
+            return Err(libc::EINVAL);
+        }
+        let sgid_index = (around.sgid_index)(gid_of(id.source)).ok_or(libc::EINVAL)?;
+        let traffic_class = id.options.service_type;
+        let dgid = Gid::from(address.ip());
+        let group = Group { id: handle, channel, events_reported: 0 };
+        let number = self.groups.add(group).ok_or(libc::ENOMEM)?;
+        let way = Way { sgid_index, dgid, flow_label: 0, hop_limit: HOP_LIMIT, traffic_class };
+        let facts = Facts::Datagram(DatagramFacts {
+            qpn: MULTICAST_QPN,
+            qkey: RDMA_UDP_QKEY,
+            way: Some(way),
+            private_data: Vec::new(),
+        });
+        let event = Event { uid, handle: number, what: What::MulticastJoin, status: 0, facts };
+        self.queue(channel, Waiting { of: handle, group: Some(number), event });
+        Ok(number)
+    }
+
+    /// Leaves a group: how many events of the membership the program has fetched.
+    ///
+    /// # Errors
+    /// `ENOENT` if there is no such membership, `EINVAL` if another file has it.
+    pub(super) fn leave(&mut self, channel: u64, number: u32) -> Result<u32, Errno> {
+        match self.groups.get(number) {
+            None => Err(libc::ENOENT),
+            Some(group) if group.channel != channel => Err(libc::EINVAL),
+            Some(_) => {
+                self.forget_group(channel, number);
+                Ok(self.groups.remove(number).map_or(0, |group| group.events_reported))
+            }
+        }
+    }
+}

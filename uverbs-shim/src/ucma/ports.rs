@@ -1,0 +1,175 @@
+//! Port numbers, and who has them: what `cma.c` does with addresses and `RDMA_OPTION_ID_REUSEADDR`.
+//!
+//! Each port space has numbers of its own. They are the process's, as the device is: they have nothing to do with the ports of TCP.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use crate::object::Errno;
+
+/// `enum rdma_ucm_port_space`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Space {
+    Ipoib,
+    Ib,
+    Tcp,
+    Udp,
+}
+
+/// Who has a port, or wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner {
+    /// The identifier's handle.
+    pub(super) id: u32,
+    /// The address; unspecified: all.
+    pub(super) address: IpAddr,
+    /// Shares with those that share too, until one listens.
+    pub(super) reuse: bool,
+    /// Takes nothing of the other address family.
+    pub(super) one_family: bool,
+}
+
+impl Owner {
+    /// What keeps the two from having the same port.
+    fn conflict(&self, other: &Owner, sharing: bool) -> Option<Errno> {
+        if sharing && self.reuse && other.reuse {
+            return None;
+        }
+        let families = self.address.is_ipv4() == other.address.is_ipv4();
+        if self.one_family && other.one_family && !families {
+            return None;
+        }
+        if self.address.is_unspecified() || other.address.is_unspecified() {
+            return Some(libc::EADDRNOTAVAIL);
+        }
+        (self.address == other.address).then_some(libc::EADDRINUSE)
+    }
+}
+
+/// All ports that are taken.
+#[derive(Debug, Default)]
+pub(super) struct Ports(BTreeMap<(Space, u16), Vec<Owner>>);
+
+impl Ports {
+    /// Takes a port for its owner.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` if another has it on the same address, `EADDRNOTAVAIL` if one of the two wants it on all.
+    pub(super) fn take(&mut self, space: Space, port: u16, owner: Owner) -> Result<(), Errno> {
+        let owners = self.0.entry((space, port)).or_default();
+        match owners.iter().find_map(|other| owner.conflict(other, true)) {
+            Some(errno) => Err(errno),
+            None => {
+                owners.push(owner);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes a port that nobody has, looking from a random place on.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` if there is none.
+    pub(super) fn take_any(
+        &mut self,
+        space: Space,
+        range: RangeInclusive<u16>,
+        random: u64,
+        owner: Owner,
+    ) -> Result<u16, Errno> {
+        let (first, count) = (*range.start(), range.len() as u64);
+        let start = random.checked_rem(count).ok_or(libc::EADDRNOTAVAIL)?;
+        let free = (0..count).map(|step| first + ((start + step) % count) as u16);
+        let port = free.into_iter().find(|port| !self.0.contains_key(&(space, *port)));
+        let port = port.ok_or(libc::EADDRNOTAVAIL)?;
+        self.take(space, port, owner)?;
+        Ok(port)
+    }
+
+    /// A listener shares with nobody, whatever it and the others said.
+    ///
+    /// # Errors
+    /// As [`Ports::take`].
+    pub(super) fn listen(&self, space: Space, port: u16, id: u32) -> Result<(), Errno> {
+        let owners = self.0.get(&(space, port)).map_or(&[][..], Vec::as_slice);
+        let Some(owner) = owners.iter().find(|owner| owner.id == id) else { return Err(libc::EINVAL) };
+        let others = owners.iter().filter(|other| other.id != id);
+        others.into_iter().find_map(|other| owner.conflict(other, false)).map_or(Ok(()), Err)
+    }
+
+    /// Its owner is on one address now.
+    pub(super) fn settle(&mut self, space: Space, port: u16, id: u32, address: IpAddr) {
+        let owners = self.0.get_mut(&(space, port)).map_or(&mut [][..], Vec::as_mut_slice);
+        for owner in owners.iter_mut().filter(|owner| owner.id == id) {
+            owner.address = address;
+        }
+    }
+
+    /// Gives it back.
+    pub(super) fn release(&mut self, space: Space, port: u16, id: u32) {
+        if let Some(owners) = self.0.get_mut(&(space, port)) {
+            owners.retain(|owner| owner.id != id);
+            if owners.is_empty() {
+                self.0.remove(&(space, port));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner(id: u32, address: &str) -> Owner {
+        let address: IpAddr = address.parse().unwrap();
+        Owner { id, address, reuse: false, one_family: address.is_ipv4() }
+    }
+
+    #[test]
+    fn a_port_is_had_once_on_an_address_and_not_beside_all_addresses() {
+        let mut ports = Ports::default();
+        let mut take = |owner| ports.take(Space::Tcp, 7174, owner);
+        assert_eq!(take(owner(1, "192.0.2.1")), Ok(()));
+        assert_eq!(take(owner(2, "192.0.2.1")), Err(libc::EADDRINUSE));
+        assert_eq!(take(owner(3, "192.0.2.2")), Ok(()));
+        assert_eq!(take(owner(4, "0.0.0.0")), Err(libc::EADDRNOTAVAIL));
+        // An IPv6 owner that is not for its family alone wants IPv4 too.
+        assert_eq!(take(owner(5, "::")), Err(libc::EADDRNOTAVAIL));
+        assert_eq!(take(Owner { one_family: true, ..owner(6, "::") }), Ok(()));
+        assert_eq!(ports.take(Space::Udp, 7174, owner(7, "0.0.0.0")), Ok(()), "another space");
+    }
+
+    #[test]
+    fn those_who_share_share_until_one_listens() {
+        let shared = |id| Owner { reuse: true, ..owner(id, "0.0.0.0") };
+        let mut ports = Ports::default();
+        assert_eq!(ports.take(Space::Tcp, 9, shared(1)), Ok(()));
+        assert_eq!(ports.listen(Space::Tcp, 9, 1), Ok(()), "alone");
+        assert_eq!(ports.take(Space::Tcp, 9, shared(2)), Ok(()));
+        assert_eq!(ports.listen(Space::Tcp, 9, 2), Err(libc::EADDRNOTAVAIL));
+        ports.release(Space::Tcp, 9, 1);
+        assert_eq!(ports.listen(Space::Tcp, 9, 2), Ok(()));
+        assert_eq!(ports.take(Space::Tcp, 9, owner(3, "0.0.0.0")), Err(libc::EADDRNOTAVAIL));
+    }
+
+    #[test]
+    fn any_port_is_a_free_one_of_the_range_and_there_are_only_so_many() {
+        let mut ports = Ports::default();
+        let mut any = |id, random| ports.take_any(Space::Tcp, 100..=102, random, owner(id, "0.0.0.0"));
+        assert_eq!(any(1, 4), Ok(101));
+        assert_eq!(any(2, 4), Ok(102));
+        assert_eq!(any(3, 4), Ok(100));
+        assert_eq!(any(4, 4), Err(libc::EADDRNOTAVAIL));
+        ports.release(Space::Tcp, 102, 2);
+        assert_eq!(ports.take_any(Space::Tcp, 100..=102, 0, owner(5, "0.0.0.0")), Ok(102));
+    }
+
+    #[test]
+    fn an_owner_that_settles_on_an_address_leaves_the_others_free() {
+        let mut ports = Ports::default();
+        ports.take(Space::Tcp, 5, owner(1, "0.0.0.0")).unwrap();
+        ports.settle(Space::Tcp, 5, 1, "192.0.2.1".parse().unwrap());
+        assert_eq!(ports.take(Space::Tcp, 5, owner(2, "192.0.2.2")), Ok(()));
+    }
+}

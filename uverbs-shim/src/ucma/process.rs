@@ -1,0 +1,321 @@
+//! What a process has of all this: its state, the NIC, the connection manager on it.
+//!
+//! A process that was forked off finds what its parent had dead, and makes its own; one that shares its parent's memory until it
+//! executes a program (`vfork`) must not touch anything.
+
+use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::ptr::null_mut;
+use std::sync::atomic::{
+    AtomicPtr,
+    Ordering::{Acquire, Release},
+};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use roxie::cm::{Config, Event as CmEvent, Manager};
+use roxie::host::{AhOptions, ConnectionService, Consumer, DeviceError};
+use roxie::netdev::{Interface, interface_names};
+use roxie::time::Nanos;
+use roxie::wire::Gid;
+
+use super::finder::Finder;
+use super::id::Stage;
+use super::incoming::Surroundings;
+use super::resolve::Query;
+use super::state::{Cm, Rules, State, Whose};
+use crate::nic::Nic;
+use crate::object::Errno;
+use crate::{device, fork, report};
+
+/// See the module's page. Lives as long as the process.
+#[derive(Debug)]
+pub(super) struct Process {
+    pid: u32,
+    state: Mutex<State>,
+    nic: Arc<Nic>,
+    service: OnceLock<ConnectionService<Voice>>,
+    /// Whoever is about to start the service.
+    starting: Mutex<()>,
+    finder: Finder,
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
+
+/// What this process has. `None`: nothing yet, or it is another process's.
+pub(super) fn this() -> Option<&'static Process> {
+    // SAFETY: null, or a box that is never freed.
+    let process = unsafe { PROCESS.load(Acquire).as_ref() };
+    process.filter(|process| process.pid == std::process::id())
+}
+
+/// This process is the child of a fork: it has a copy of its parent's memory, not a share of it.
+pub(super) fn is_forked() -> bool {
+    // SAFETY: null, or a box that is never freed.
+    let process = unsafe { PROCESS.load(Acquire).as_ref() };
+    process.is_some_and(|process| process.nic.generation() != fork::generation())
+}
+
+/// What this process has, which is made if it is not there.
+///
+/// # Errors
+/// If there is no device.
+pub(super) fn make() -> Result<&'static Process, Errno> {
+    static MAKING: Mutex<()> = Mutex::new(());
+    if let Some(process) = this() {
+        return Ok(process);
+    }
+    // A child of a fork inherits a lock that somebody in its parent may have had: it does not wait for it.
+    let _alone = if is_forked() { None } else { Some(lock(&MAKING)) };
+    if let Some(process) = this() {
+        return Ok(process);
+    }
+    let process = Process {
+        pid: std::process::id(),
+        state: Mutex::new(State::new()),
+        nic: Nic::open("rdma_cm")?,
+        service: OnceLock::new(),
+        starting: Mutex::new(()),
+        finder: Finder::default(),
+    };
+    // What a parent had stays as it is: others may hold parts of it.
+    let process: &'static Process = Box::leak(Box::new(process));
+    PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
+    Ok(process)
+}
+
+/// Hears the connection manager for the process.
+#[derive(Debug)]
+pub(super) struct Voice(&'static Process);
+
+impl Consumer for Voice {
+    fn event(&mut self, manager: &mut Manager, now: Nanos, event: CmEvent) {
+        let process = self.0;
+        process.around(|around| process.state().hear(&mut Cm { manager, now }, around, event));
+    }
+}
+
+impl Process {
+    pub(super) fn nic(&self) -> &Nic {
+        &self.nic
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// A number that nobody can guess.
+    pub(super) fn random(&self) -> u64 {
+        RandomState::new().build_hasher().finish()
+    }
+
+    /// With the connection manager, if there is one. Its lock is taken before that of the state.
+    pub(super) fn with<R>(&self, call: impl FnOnce(&mut State, Option<Cm<'_>>) -> R) -> R {
+        match self.service.get() {
+            Some(service) => {
+                service.with(|manager, _, now| call(&mut self.state(), Some(Cm { manager, now })))
+            }
+            None => call(&mut self.state(), None),
+        }
+    }
+
+    /// With the connection manager, which is started if there is none: that takes the interface.
+    ///
+    /// # Errors
+    /// If it cannot be had.
+    pub(super) fn connected<R>(
+        &'static self,
+        call: &'static str,
+        what: impl FnOnce(&mut State, &mut Cm<'_>) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
+        let service = self.service(call)?;
+        service.with(|manager, _, now| what(&mut self.state(), &mut Cm { manager, now }))
+    }
+
+    fn service(&'static self, call: &'static str) -> Result<&'static ConnectionService<Voice>, Errno> {
+        let _alone = lock(&self.starting);
+        if let Some(service) = self.service.get() {
+            return Ok(service);
+        }
+        let config =
+            Config { seed: self.random(), ca_guid: u64::from_be(device::node_guid()), ..Config::default() };
+        let started = ConnectionService::start(&self.nic.device, Manager::new(config), Voice(self));
+        let service = started.map_err(report::device(call))?;
+        Ok(self.service.get_or_init(|| service))
+    }
+
+    /// With what the device's addresses are.
+    pub(super) fn around<R>(&self, call: impl FnOnce(&Surroundings<'_>) -> R) -> R {
+        let sgid_index = |gid: Gid| {
+            let entry = self.nic.device.gids().into_iter().find(|entry| entry.gid == gid)?;
+            u8::try_from(entry.index).ok()
+        };
+        call(&Surroundings { sgid_index: &sgid_index, random: self.random() })
+    }
+
+    /// Binds an identifier: see [`State::bind`].
+    pub(super) fn bind(&self, channel: u64, handle: u32, address: SocketAddr) -> Result<(), Errno> {
+        let whose = self.whose(address.ip());
+        if whose == Whose::Host && !address.ip().is_unspecified() {
+            report::info(
+                "rdma_bind_addr",
+                format_args!(
+                    "{} is an address of this host, but not of {}, which the device is on: `roxie run --dev` names another",
+                    address.ip(),
+                    self.interface()
+                ),
+            );
+        }
+        let rules = self.rules(address.is_ipv4());
+        self.state().bind(channel, handle, address, whose, &rules)
+    }
+
+    /// Listens; an identifier that has no address yet gets all of IPv4.
+    pub(super) fn listen(&'static self, channel: u64, handle: u32, backlog: u32) -> Result<(), Errno> {
+        if self.state().id(channel, handle)?.stage == Stage::Idle {
+            self.bind(channel, handle, State::wildcard(true))?;
+        }
+        self.connected("rdma_listen", |state, cm| state.listen(cm, channel, handle, backlog))
+    }
+
+    /// Looks for a way to a destination: binds the identifier if it is not, and leaves the rest to a thread that may wait.
+    ///
+    /// # Errors
+    /// As [`State::bind`] and [`State::begin_resolution`]; those of routing (`ENETUNREACH`), which need no waiting.
+    pub(super) fn resolve_address(
+        &'static self,
+        channel: u64,
+        handle: u32,
+        source: Option<SocketAddr>,
+        destination: SocketAddr,
+        timeout_ms: u32,
+    ) -> Result<(), Errno> {
+        if source.is_some_and(|source| source.is_ipv4() != destination.is_ipv4()) {
+            return Err(libc::EINVAL);
+        }
+        if self.state().id(channel, handle)?.stage == Stage::Idle {
+            self.bind(channel, handle, source.unwrap_or_else(|| State::wildcard(destination.is_ipv4())))?;
+        }
+        let query = self.state().begin_resolution(channel, handle, destination)?;
+        let local = route_from(query.source, destination);
+        let timeout = Duration::from_millis(timeout_ms.into());
+        let begun = local.and_then(|local| {
+            let job = move || self.find(&query, local, timeout);
+            self.finder.run(Box::new(job))
+        });
+        begun.inspect_err(|errno| {
+            report::info(
+                "rdma_resolve_addr",
+                format_args!("{destination}: {}", std::io::Error::from_raw_os_error(*errno)),
+            );
+            self.state().take_resolution_back(&query);
+        })
+    }
+
+    /// What the thread does that may wait: is the way on our device, and is the next hop there?
+    fn find(&self, query: &Query, local: IpAddr, timeout: Duration) {
+        let found =
+            self.find_way(query, local, timeout).map(|()| SocketAddr::new(local, query.source.port()));
+        self.state().end_resolution(query, found);
+    }
+
+    fn find_way(&self, query: &Query, local: IpAddr, timeout: Duration) -> Result<(), Errno> {
+        const CALL: &str = "rdma_resolve_addr";
+        let remote = query.destination.ip();
+        if self.whose(local) != Whose::Device {
+            return report::refuse(
+                CALL,
+                libc::ENODEV,
+                format_args!(
+                    "the way to {remote} begins at {local}, which is not on {}, which the device is on: `ip route get {remote}` \
+                     shows it, `roxie run --dev` names another interface",
+                    self.interface()
+                ),
+            );
+        }
+        let until = Instant::now() + timeout;
+        loop {
+            let options = AhOptions::default();
+            match self.nic.device.address_vector(local.into(), remote.into(), &options) {
+                Ok(_) => return Ok(()),
+                // Nobody answered: there may be time to ask again.
+                Err(DeviceError::Resolve(_)) if Instant::now() < until => {}
+                Err(error) => {
+                    report::info(CALL, &error);
+                    return Err(libc::ETIMEDOUT);
+                }
+            }
+        }
+    }
+
+    fn interface(&self) -> String {
+        self.nic.device.port().interface.unwrap_or_default()
+    }
+
+    fn whose(&self, address: IpAddr) -> Whose {
+        if self.nic.device.gids().iter().any(|entry| entry.gid == Gid::from(address)) {
+            return Whose::Device;
+        }
+        let mut interfaces = interface_names().into_iter().filter_map(|name| Interface::by_name(&name).ok());
+        if interfaces.any(|interface| interface.has_address(address)) { Whose::Host } else { Whose::Nobodys }
+    }
+
+    fn rules(&self, v4: bool) -> Rules {
+        let read = |name: &str| fs::read_to_string(format!("/proc/sys/net/{name}")).ok();
+        let number = |name: &str| read(name).and_then(|text| text.trim().parse::<u16>().ok());
+        let range = read("ipv4/ip_local_port_range").and_then(|text| {
+            let mut numbers = text.split_whitespace().filter_map(|number| number.parse().ok());
+            Some(numbers.next()?..=numbers.next()?)
+        });
+        Rules {
+            any_port: range.unwrap_or(32768..=60999),
+            unprivileged: number("ipv4/ip_unprivileged_port_start").unwrap_or(1024),
+            privileged: may_bind_service_ports(),
+            ipv6_only: !v4 && number("ipv6/bindv6only").is_some_and(|value| value != 0),
+            random: self.random(),
+        }
+    }
+
+    /// If the interface is gone, or the device has failed, whoever is on the device hears of it.
+    pub(super) fn look_for_the_device(&'static self) {
+        let looking = move || {
+            let device = &self.nic.device;
+            if device.has_failed() || Interface::by_name(&self.interface()).is_err() {
+                self.state().lose_device();
+            }
+        };
+        // Without memory for a thread, nobody hears.
+        let _ = self.finder.run(Box::new(looking));
+    }
+}
+
+/// From which of the host's addresses the kernel would send to a destination.
+///
+/// # Errors
+/// The kernel's, if there is no route.
+fn route_from(source: SocketAddr, destination: SocketAddr) -> Result<IpAddr, Errno> {
+    // A datagram socket that is connected sends nothing, but has a route.
+    const DISCARD: u16 = 9;
+    let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::ENETUNREACH);
+    let mut bound = source;
+    bound.set_port(0);
+    let mut to = destination;
+    to.set_port(DISCARD);
+    let socket = UdpSocket::bind(bound).map_err(errno)?;
+    socket.connect(to).map_err(errno)?;
+    Ok(socket.local_addr().map_err(errno)?.ip())
+}
+
+/// The process has CAP_NET_BIND_SERVICE.
+fn may_bind_service_ports() -> bool {
+    const NET_BIND_SERVICE: u32 = 10;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0);
+    bits >> NET_BIND_SERVICE & 1 != 0
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,350 @@
+//! All identifiers, open files and ports of a process, and what programs may do with them that needs no peer.
+//!
+//! Handles, states and error numbers are those of the kernel's `ucma.c` and `cma.c`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+
+use nix::sys::eventfd::EfdFlags;
+use roxie::cm::{Listener, Manager};
+use roxie::time::Nanos;
+use roxie::verbs::Psn;
+use roxie::wire::cm::CommId;
+
+use super::descriptors::Descriptors;
+use super::event::{Channel, Event, Facts, Waiting, What};
+use super::id::{Id, Made, Stage};
+use super::ports::{Owner, Ports, Space};
+use super::sockaddr::any;
+use super::table::Table;
+use crate::object::Errno;
+
+/// Identifiers of a process.
+const IDS: u32 = 1 << 16;
+/// Multicast memberships of a process.
+const GROUPS: u32 = 1 << 12;
+
+/// The connection manager behind, and the time: for what a peer has to hear of.
+pub(super) struct Cm<'a> {
+    pub(super) manager: &'a mut Manager,
+    pub(super) now: Nanos,
+}
+
+/// What the network of the process says when an identifier is bound.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    /// Ports that are given to those that want any.
+    pub(super) any_port: RangeInclusive<u16>,
+    /// The first port that needs no privilege.
+    pub(super) unprivileged: u16,
+    /// The process has the privilege.
+    pub(super) privileged: bool,
+    /// Wildcard IPv6 addresses leave IPv4 alone (`net.ipv6.bindv6only`).
+    pub(super) ipv6_only: bool,
+    /// A number that nobody can guess.
+    pub(super) random: u64,
+}
+
+/// Whose an address is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// The device's.
+    Device,
+    /// The host's, on another interface.
+    Host,
+    Nobodys,
+}
+
+/// A multicast membership.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    pub(super) id: u32,
+    pub(super) channel: u64,
+    pub(super) events_reported: u32,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) descriptors: Descriptors,
+    channels: BTreeMap<u64, Channel>,
+    next_channel: u64,
+    pub(super) ids: Table<Id>,
+    pub(super) groups: Table<Group>,
+    pub(super) ports: Ports,
+    pub(super) by_comm: HashMap<CommId, u32>,
+    pub(super) by_listener: HashMap<Listener, u32>,
+}
+
+impl State {
+    pub(super) fn new() -> State {
+        State {
+            descriptors: Descriptors::default(),
+            channels: BTreeMap::new(),
+            next_channel: 1,
+            ids: Table::new(IDS),
+            groups: Table::new(GROUPS),
+            ports: Ports::default(),
+            by_comm: HashMap::new(),
+            by_listener: HashMap::new(),
+        }
+    }
+
+    /// Opens a file: its number.
+    pub(super) fn open(&mut self, flags: EfdFlags) -> Result<u64, Errno> {
+        let channel = Channel::new(flags)?;
+        let number = self.next_channel;
+        self.next_channel += 1;
+        self.channels.insert(number, channel);
+        Ok(number)
+    }
+
+    pub(super) fn channel(&self, number: u64) -> Option<&Channel> {
+        self.channels.get(&number)
+    }
+
+    /// Closes a file, and destroys what was made through it.
+    pub(super) fn close(&mut self, mut cm: Option<Cm<'_>>, channel: u64) {
+        let theirs: Vec<u32> =
+            self.ids.iter().filter(|(_, id)| id.channel == channel).map(|(handle, _)| handle).collect();
+        for handle in theirs {
+            let cm = cm.as_mut().map(|cm| Cm { manager: cm.manager, now: cm.now });
+            // A request that waits goes with its listener.
+            let _ = self.destroy(cm, channel, handle);
+        }
+        self.channels.remove(&channel);
+    }
+
+    /// Makes an identifier: its handle.
+    ///
+    /// # Errors
+    /// `ENOMEM` if there are too many.
+    pub(super) fn create(&mut self, made: Made) -> Result<u32, Errno> {
+        self.ids.add(Id::new(made)).ok_or(libc::ENOMEM)
+    }
+
+    /// An identifier, through the file that has it.
+    ///
+    /// # Errors
+    /// `ENOENT` if there is none of that handle, `EINVAL` if another file has it.
+    pub(super) fn id(&mut self, channel: u64, handle: u32) -> Result<&mut Id, Errno> {
+        match self.ids.get_mut(handle) {
+            Some(id) if id.channel == channel => Ok(id),
+            Some(_) => Err(libc::EINVAL),
+            None => Err(libc::ENOENT),
+        }
+    }
+
+    /// Likewise, if its source is an address of the device.
+    ///
+    /// # Errors
+    /// As [`State::id`]; `EINVAL` if not.
+    pub(super) fn id_on_device(&mut self, channel: u64, handle: u32) -> Result<&mut Id, Errno> {
+        self.id(channel, handle).and_then(|id| if id.on_device { Ok(id) } else { Err(libc::EINVAL) })
+    }
+
+    /// Destroys an identifier, and says how many of its events the program has fetched. Those that wait are taken back; a peer
+    /// that is asked, or asks, or is connected, hears of it.
+    ///
+    /// # Errors
+    /// As [`State::id`].
+    pub(super) fn destroy(&mut self, cm: Option<Cm<'_>>, channel: u64, handle: u32) -> Result<u32, Errno> {
+        self.id(channel, handle)?;
+        let mut cm = cm;
+        let waiting = self
+            .channels
+            .get_mut(&channel)
+            .map_or(Vec::new(), |channel| channel.take_back(|waiting| waiting.of == handle));
+        // Requests that the program was never told of.
+        for request in waiting.iter().filter(|waiting| waiting.event.what == What::ConnectRequest) {
+            self.drop_id(cm.as_mut(), request.event.handle);
+        }
+        Ok(self.drop_id(cm.as_mut(), handle).map_or(0, |id| id.events_reported))
+    }
+
+    pub(super) fn drop_id(&mut self, cm: Option<&mut Cm<'_>>, handle: u32) -> Option<Id> {
+        let id = self.ids.remove(handle)?;
+        if let (true, Some(source)) = (id.has_port, id.source) {
+            self.ports.release(id.space, source.port(), handle);
+        }
+        let memberships: Vec<u32> =
+            self.groups.iter().filter(|(_, group)| group.id == handle).map(|(number, _)| number).collect();
+        for number in memberships {
+            self.groups.remove(number);
+        }
+        for listener in &id.listeners {
+            self.by_listener.remove(listener);
+        }
+        if let Some(comm) = id.comm {
+            self.by_comm.remove(&comm);
+        }
+        if let Some(cm) = cm {
+            for listener in &id.listeners {
+                cm.manager.stop_listening(*listener);
+            }
+            if let Some(comm) = id.comm {
+                cm.manager.destroy(cm.now, comm);
+            }
+        }
+        Some(id)
+    }
+
+    /// Gives an identifier an address, and a port if it has none: `rdma_bind_addr`.
+    ///
+    /// # Errors
+    /// `EINVAL` if it has one, `EADDRNOTAVAIL` and `ENODEV` for an address that is not the host's or not the device's, `EACCES` for a
+    /// port that needs privilege, `EADDRINUSE` and `EADDRNOTAVAIL` for one that is taken.
+    pub(super) fn bind(
+        &mut self,
+        channel: u64,
+        handle: u32,
+        address: SocketAddr,
+        whose: Whose,
+        rules: &Rules,
+    ) -> Result<(), Errno> {
+        let id = self.id(channel, handle)?;
+        if id.stage != Stage::Idle {
+            return Err(libc::EINVAL);
+        }
+        let specific = !address.ip().is_unspecified();
+        match whose {
+            Whose::Host if specific => return Err(libc::ENODEV),
+            Whose::Nobodys if specific => return Err(libc::EADDRNOTAVAIL),
+            _ => {}
+        }
+        let one_family = id.one_family(address.ip(), rules.ipv6_only);
+        let owner = Owner { id: handle, address: address.ip(), reuse: id.options.reuse_address, one_family };
+        let space = id.space;
+        let port = match address.port() {
+            0 => self.ports.take_any(space, rules.any_port.clone(), rules.random, owner)?,
+            port if port < rules.unprivileged && !rules.privileged => return Err(libc::EACCES),
+            port => {
+                self.ports.take(space, port, owner)?;
+                port
+            }
+        };
+        let id = self.id(channel, handle)?;
+        id.source = Some(SocketAddr::new(address.ip(), port)).map(|with_port| same_scope(with_port, address));
+        id.options.one_family = Some(one_family);
+        (id.has_port, id.on_device, id.stage) = (true, specific, Stage::Bound);
+        Ok(())
+    }
+
+    /// The address that an identifier gets if it is asked for one without having said which: all of the family.
+    pub(super) fn wildcard(v4: bool) -> SocketAddr {
+        SocketAddr::new(any(v4), 0)
+    }
+
+    /// Moves an identifier to another file, with the events that wait. How many of its events the program has fetched.
+    ///
+    /// # Errors
+    /// As [`State::id`].
+    pub(super) fn migrate(&mut self, from: u64, to: u64, handle: u32) -> Result<u32, Errno> {
+        self.id(from, handle)?.channel = to;
+        let moved = self
+            .channels
+            .get_mut(&from)
+            .map_or(Vec::new(), |channel| channel.take_back(|waiting| waiting.of == handle));
+        // Whoever is asked for is in the file of the one who listens.
+        for request in moved.iter().filter(|waiting| waiting.event.what == What::ConnectRequest) {
+            if let Some(id) = self.ids.get_mut(request.event.handle) {
+                id.channel = to;
+            }
+        }
+        for group in self.groups.values_mut().filter(|group| group.id == handle) {
+            group.channel = to;
+        }
+        if let Some(channel) = self.channels.get_mut(&to) {
+            moved.into_iter().for_each(|waiting| channel.push(waiting));
+        }
+        Ok(self.id(to, handle)?.events_reported)
+    }
+
+    /// The next event of a file, whose count was taken; counted as fetched.
+    pub(super) fn fetch(&mut self, channel: u64) -> Option<Event> {
+        let Waiting { of, group, event } = self.channels.get_mut(&channel)?.pop()?;
+        if let Some(id) = self.ids.get_mut(of) {
+            id.events_reported += 1;
+            if event.what == What::ConnectRequest {
+                id.backlog_left += 1;
+            }
+        }
+        if let Some(group) = group.and_then(|number| self.groups.get_mut(number)) {
+            group.events_reported += 1;
+        }
+        Some(event)
+    }
+
+    /// Tells the program of an identifier. One that it has not accepted yet has nothing to tell: accepting it will fail.
+    pub(super) fn tell(&mut self, handle: u32, what: What, status: i32, facts: Facts) {
+        let Some(id) = self.ids.get(handle) else { return };
+        if id.uid == 0 {
+            return;
+        }
+        let facts = match facts {
+            Facts::None if id.is_datagram() => Facts::Datagram(super::event::DatagramFacts::default()),
+            facts => facts,
+        };
+        let event = Event { uid: id.uid, handle, what, status, facts };
+        let channel = id.channel;
+        self.queue(channel, Waiting { of: handle, group: None, event });
+    }
+
+    pub(super) fn queue(&mut self, channel: u64, waiting: Waiting) {
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.push(waiting);
+        }
+    }
+
+    /// Takes back what waits of a membership.
+    pub(super) fn forget_group(&mut self, channel: u64, number: u32) {
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.take_back(|waiting| waiting.group == Some(number));
+        }
+    }
+
+    /// A number for the first packet of a QP, from a random one.
+    pub(super) fn psn(random: u64) -> Psn {
+        Psn::new((random >> 40) as u32)
+    }
+
+    /// The port that an identifier has, in its space.
+    pub(super) fn port_of(id: &Id) -> Option<(Space, u16)> {
+        id.source.filter(|_| id.has_port).map(|source| (id.space, source.port()))
+    }
+
+    /// The device is gone: whoever is on it hears of it, once, and can do nothing but go.
+    pub(super) fn lose_device(&mut self) {
+        let concerned: Vec<u32> =
+            self.ids.iter().filter(|(_, id)| id.on_device).map(|(handle, _)| handle).collect();
+        for handle in concerned {
+            if let Some(id) = self.ids.get_mut(handle) {
+                (id.stage, id.on_device) = (Stage::Removed, false);
+            }
+            self.tell(handle, What::DeviceRemoval, 0, Facts::None);
+        }
+    }
+
+    /// Its owner is at home at one address from now on.
+    pub(super) fn settle(&mut self, handle: u32, address: IpAddr) {
+        let Some(id) = self.ids.get_mut(handle) else { return };
+        let Some(source) = &mut id.source else { return };
+        source.set_ip(address);
+        if let Some((space, port)) = State::port_of(id) {
+            self.ports.settle(space, port, handle, address);
+        }
+    }
+}
+
+/// `to`, with the scope of `like` if it has one.
+fn same_scope(to: SocketAddr, like: SocketAddr) -> SocketAddr {
+    match (to, like) {
+        (SocketAddr::V6(mut to), SocketAddr::V6(like)) => {
+            to.set_scope_id(like.scope_id());
+            to.set_flowinfo(like.flowinfo());
+            to.into()
+        }
+        (to, _) => to,
+    }
+}
