@@ -32,8 +32,10 @@ impl State {
         let agreed = cm.manager.parameters(comm).map_err(|_| libc::EINVAL)?;
         match state {
             QpState::Init => Ok(init(&agreed)),
-            QpState::Rtr => rtr(&agreed, (around.sgid_index)(agreed.route.local).ok_or(libc::EINVAL)?),
-            QpState::Rts => Ok(ib_uverbs_qp_attr { sq_psn: id.psn.value(), ..rts(&agreed) }),
+            // The PSN that we tell the peer is the one it is to begin with, also before it is told.
+            QpState::Rtr => rtr(&agreed, (around.sgid_index)(agreed.route.local).ok_or(libc::EINVAL)?)
+                .map(|attr| ib_uverbs_qp_attr { rq_psn: id.psn.value(), ..attr }),
+            QpState::Rts => Ok(rts(&agreed)),
             _ => Err(libc::EINVAL),
         }
     }
@@ -92,7 +94,6 @@ fn rtr(agreed: &Parameters, sgid_index: u8) -> Result<ib_uverbs_qp_attr, Errno> 
         ah_attr,
         path_mtu: agreed.path_mtu as u32,
         dest_qp_num: agreed.dest_qpn.ok_or(libc::EINVAL)?.value(),
-        rq_psn: agreed.rq_psn.value(),
         max_dest_rd_atomic: agreed.max_dest_rd_atomic,
         ..ib_uverbs_qp_attr::default()
     })
@@ -110,6 +111,7 @@ fn rts(agreed: &Parameters) -> ib_uverbs_qp_attr {
     ib_uverbs_qp_attr {
         qp_attr_mask: given,
         qp_state: QpState::Rts as u32,
+        sq_psn: agreed.sq_psn.value(),
         timeout: agreed.timeout,
         retry_cnt: agreed.retry_cnt,
         rnr_retry: agreed.rnr_retry,

@@ -72,7 +72,7 @@ pub(super) struct Id {
     pub(super) backlog_left: u32,
     pub(super) listeners: Vec<Listener>,
     pub(super) comm: Option<CommId>,
-    /// The first PSN that its QP sends.
+    /// The first PSN that its peer's QP is to send.
     pub(super) psn: Psn,
     /// The QP of the connection, as the program gave it.
     pub(super) qpn: Qpn,

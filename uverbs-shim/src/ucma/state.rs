@@ -304,7 +304,7 @@ impl State {
         }
     }
 
-    /// A number for the first packet of a QP, from a random one.
+    /// A number for the first packet of a peer's QP, from a random one.
     pub(super) fn psn(random: u64) -> Psn {
         Psn::new((random >> 40) as u32)
     }
