@@ -312,7 +312,7 @@ impl Manager {
         Ok(connection)
     }
 
-    fn begin_transaction(&mut self, id: CommId) {
+    pub(super) fn begin_transaction(&mut self, id: CommId) {
         let tid = self.new_tid(id);
         if let Some(connection) = self.table.get_mut(id) {
             connection.tid = tid;

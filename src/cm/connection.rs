@@ -1,8 +1,7 @@
 //! One connection, or one resolution.
 
 use crate::time::Nanos;
-use crate::verbs::{Mtu, Psn};
-use crate::wire::cm::{CommId, Kind, Stage, Transport};
+use crate::wire::cm::{CommId, Kind, Stage};
 use crate::wire::mad::MAD_LEN;
 use crate::wire::{Gid, Qpn, ServiceId};
 
@@ -133,22 +132,8 @@ impl Connection {
 
     /// A resolution, which has no parameters.
     pub(super) fn resolution(state: State, route: Route) -> Connection {
-        let parameters = Parameters {
-            route,
-            transport: Transport::Reserved(0),
-            active: state == State::SidrReqSent,
-            path_mtu: Mtu::Mtu256,
-            dest_qpn: None,
-            rq_psn: Psn::new(0),
-            sq_psn: Psn::new(0),
-            max_dest_rd_atomic: 0,
-            max_rd_atomic: 0,
-            timeout: 0,
-            retry_cnt: 0,
-            rnr_retry: 0,
-            peer_srq: false,
-            peer_flow_control: false,
-        };
+        let parameters =
+            Parameters { active: state == State::SidrReqSent, ..Parameters::unknown(route) };
         let linger = span(RESOLUTION_LINGERS, RESOLUTION_LINGERS);
         Connection { linger, ..Connection::new(state, route, parameters) }
     }

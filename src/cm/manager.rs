@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::limits::CmLimits;
 use crate::time::Nanos;
 use crate::timer::TimerWheel;
-use crate::wire::cm::{Ari, CmMessage, CommId, Dreq, Kind, PrivateData, Rej, RejReason, Stage};
+use crate::wire::cm::{Ari, CmMessage, CommId, Kind, PrivateData, Rej, RejReason, Stage};
 use crate::wire::mad::MAD_LEN;
 use crate::wire::{Gid, Qpn};
 
@@ -13,7 +13,7 @@ use super::connection::{Connection, Outgoing, RemoteKey, State, span};
 use super::counters::CmCounters;
 use super::listeners::Listeners;
 use super::table::Table;
-use super::{CmError, Event, HowDisconnected, Parameters, Route};
+use super::{CmError, Event, HowDisconnected, Keeper, Parameters, Route};
 
 /// How a manager behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,7 @@ pub struct Manager {
     pub(super) events: VecDeque<Event>,
     pub(super) counters: CmCounters,
     pub(super) due: Vec<u32>,
+    pub(super) keeper: Option<Box<dyn Keeper>>,
     transactions: u32,
 }
 
@@ -77,6 +78,7 @@ impl Manager {
             events: VecDeque::new(),
             counters: CmCounters::default(),
             due: Vec::new(),
+            keeper: None,
             transactions: 0,
             config,
         }
@@ -115,21 +117,6 @@ impl Manager {
             }
             _ => Ok(connection.parameters),
         }
-    }
-
-    /// The DREQ that would end an established connection, for whoever outlives this manager: if it dies with its consumer, the
-    /// peer can still be told. `None`: the connection is not established.
-    pub fn farewell(&self, id: CommId) -> Option<Transmit> {
-        let connection = self.table.get(id).filter(|connection| connection.state == State::Established)?;
-        let dreq = Dreq {
-            local_comm_id: id,
-            remote_comm_id: connection.remote_id,
-            remote_qpn: connection.parameters.dest_qpn?,
-            private_data: PrivateData::EMPTY,
-        };
-        // A transaction that no message of ours has: they count from 1.
-        let tid = u64::from(id.0);
-        Some(Transmit { route: connection.route, mad: CmMessage::Dreq(dreq).to_mad(tid) })
     }
 
     /// Connections and resolutions that are known, those that linger included.
@@ -233,6 +220,7 @@ impl Manager {
         {
             self.listeners.release(listener);
         }
+        self.bequeath(id);
     }
 
     /// Sends a REJ on behalf of a connection, and keeps it to say it again.
@@ -307,6 +295,7 @@ impl Manager {
             self.by_remote.remove(&key);
         }
         self.forget_peer_qp(connection.connected_key(), id);
+        self.bequeath(id);
     }
 
     /// Takes a new connection in.
@@ -315,6 +304,8 @@ impl Manager {
     /// If the table is full.
     pub(super) fn insert(&mut self, connection: Connection) -> Result<CommId, CmError> {
         let limit = self.table.limit();
-        self.table.insert(connection).ok_or(CmError::Full { what: "connections", limit })
+        let id = self.table.insert(connection).ok_or(CmError::Full { what: "connections", limit })?;
+        self.bequeath(id);
+        Ok(id)
     }
 }

@@ -35,6 +35,11 @@
 //! consumer's until an event that [is the last](Event::is_last), or until `destroy`. What a peer may still say of it is
 //! answered by the manager alone.
 //!
+//! # What outlives it
+//!
+//! A [`Keeper`] hears at each change what a connection [would leave](Bequest). If the manager dies with its consumer, another one
+//! [inherits](Manager::inherit) that, and the peer hears the end now and not when its timeouts say so.
+//!
 //! # What a peer can do
 //!
 //! A request takes one place of a bounded table, and of the listener's backlog until it is answered; what finds no place is
@@ -54,11 +59,13 @@ mod listeners;
 mod table;
 
 // What it does: the calls, then what comes from peers, then what time brings.
+mod bequest;
 mod calls;
 mod incoming;
 mod manager;
 mod timers;
 
+pub use bequest::{Bequest, Keeper};
 pub use connection::State;
 pub use counters::CmCounters;
 pub use error::CmError;

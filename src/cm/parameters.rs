@@ -40,6 +40,26 @@ pub struct Parameters {
 }
 
 impl Parameters {
+    /// Nothing but the way.
+    pub(super) fn unknown(route: Route) -> Parameters {
+        Parameters {
+            route,
+            transport: Transport::Reserved(0),
+            active: false,
+            path_mtu: Mtu::Mtu256,
+            dest_qpn: None,
+            rq_psn: Psn::new(0),
+            sq_psn: Psn::new(0),
+            max_dest_rd_atomic: 0,
+            max_rd_atomic: 0,
+            timeout: 0,
+            retry_cnt: 0,
+            rnr_retry: 0,
+            peer_srq: false,
+            peer_flow_control: false,
+        }
+    }
+
     /// For RESET to INIT; `access` is the consumer's choice.
     pub fn init(&self, access: Access) -> QpAttr {
         QpAttr {

@@ -71,6 +71,21 @@ impl Table {
         Some(self.encode(index, generation))
     }
 
+    /// Takes one in under a name that a table of the same seed gave. False: the name is taken, or beyond the limit.
+    pub(super) fn insert_as(&mut self, id: CommId, connection: Connection) -> bool {
+        let (index, generation) = self.decode(id);
+        if u32::from(index) >= self.limit || self.id_at(index).is_some() {
+            return false;
+        }
+        while self.slots.len() <= usize::from(index) {
+            self.free.push_back(self.slots.len() as u16);
+            self.slots.push(Slot::default());
+        }
+        self.free.retain(|free| *free != index);
+        self.slots[usize::from(index)] = Slot { generation, connection: Some(Box::new(connection)) };
+        true
+    }
+
     pub(super) fn remove(&mut self, id: CommId) -> Option<Box<Connection>> {
         let index = self.index(id)?;
         let slot = self.slots.get_mut(usize::from(index))?;

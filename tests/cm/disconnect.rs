@@ -228,7 +228,7 @@ fn destroying_leaves_nothing_in_any_state() {
 }
 
 /// A connection in one of the states, and at which end.
-fn bring_to(pair: &mut Pair, stop: u32) -> (usize, CommId) {
+pub fn bring_to(pair: &mut Pair, stop: u32) -> (usize, CommId) {
     if stop >= 5 {
         let (a, b) = pair.established();
         if stop == 5 {
@@ -258,23 +258,6 @@ fn bring_to(pair: &mut Pair, stop: u32) -> (usize, CommId) {
     pair.ends[A].delay(a, 20, PrivateData::EMPTY).unwrap();
     pair.settle();
     (B, b)
-}
-
-/// As a launcher does for a program that was killed.
-#[test]
-fn a_farewell_ends_the_connection_at_the_peer_when_the_manager_is_no_more() {
-    for end in [A, B] {
-        let (mut pair, _) = Pair::listening();
-        let ids = pair.established();
-        let ids = [ids.0, ids.1];
-        let farewell = pair.ends[end].farewell(ids[end]).unwrap();
-        assert!(pair.lose(end).is_empty(), "it is only made");
-        pair.ends[end] = roxie::cm::Manager::new(super::pair::config(end));
-        assert_eq!(pair.ends[end].farewell(ids[end]), None);
-        pair.give(1 - end, &farewell);
-        let event = pair.event(1 - end);
-        assert!(matches!(event, Event::DisconnectRequested { id, .. } if id == ids[1 - end]));
-    }
 }
 
 #[test]

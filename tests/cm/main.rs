@@ -2,6 +2,7 @@
 
 #![allow(unreachable_pub)]
 
+mod bequest;
 mod bounds;
 mod connect;
 mod disconnect;

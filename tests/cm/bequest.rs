@@ -1,0 +1,148 @@
+//! A manager dies with its consumer, and another one ends its connections.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use roxie::cm::{Bequest, Event, Keeper, Manager, State};
+use roxie::time::Nanos;
+use roxie::wire::cm::{CommId, Kind, PrivateData};
+
+use super::disconnect::bring_to;
+use super::pair::{A, B, Pair, config};
+
+/// Replaces the manager of an end by one that knows nothing but what the old one leaves.
+fn die(pair: &mut Pair, end: usize) {
+    let ids: Vec<_> = pair.ends[end].ids().collect();
+    let left: Vec<_> = ids.into_iter().filter_map(|id| pair.ends[end].bequest(id)).collect();
+    pair.ends[end] = Manager::new(config(end));
+    for bequest in left {
+        let kept = Bequest::from_words(&bequest.to_words()).unwrap();
+        pair.ends[end].inherit(pair.now, &kept).unwrap();
+    }
+}
+
+#[test]
+fn an_heir_ends_an_established_connection_at_the_peer() {
+    for end in [A, B] {
+        let (mut pair, _) = Pair::listening();
+        let (a, b) = pair.established();
+        let peer = 1 - end;
+        die(&mut pair, end);
+        // The first one is lost.
+        assert_eq!(pair.lose(end), [Kind::Dreq]);
+        pair.wait_for(end);
+        assert_eq!(pair.deliver(end), [Kind::Dreq]);
+        let event = pair.event(peer);
+        assert!(matches!(event, Event::DisconnectRequested { id, .. } if id == [a, b][peer]), "{event:?}");
+        pair.ends[peer].disconnect(pair.now, event.id(), PrivateData::EMPTY).unwrap();
+        assert_eq!(pair.deliver(peer), [Kind::Drep]);
+        pair.nothing_is_left();
+        assert!(pair.events(end).is_empty(), "nobody is there to hear anything");
+    }
+}
+
+#[test]
+fn an_heir_gives_a_silent_peer_a_second() {
+    let (mut pair, _) = Pair::listening();
+    pair.established();
+    die(&mut pair, A);
+    let begun = pair.now;
+    let mut said = pair.lose(A);
+    while pair.ends[A].connections() > 0 {
+        assert!(pair.step(A), "it waits for ever");
+        said.extend(pair.lose(A));
+    }
+    assert_eq!(said, [Kind::Dreq; 5]);
+    let took = Nanos(pair.now.0 - begun.0);
+    assert!((Nanos::from_millis(900)..Nanos::from_millis(1100)).contains(&took), "{took:?}");
+}
+
+/// In each state: the peer is told, or needs not be, and it ends there and here.
+#[test]
+fn what_any_state_leaves_is_ended() {
+    for stop in 0..8 {
+        let (mut pair, _) = Pair::listening();
+        let (end, id) = bring_to(&mut pair, stop);
+        let state = pair.state(end, id).unwrap();
+        pair.lose(end);
+        pair.events(1 - end);
+        let told = pair.ends[end].bequest(id).is_some();
+        die(&mut pair, end);
+        let said = pair.deliver(end);
+        assert_eq!(!said.is_empty(), told, "{state:?}: {said:?}");
+        for event in pair.events(1 - end) {
+            pair.ends[1 - end].destroy(pair.now, event.id());
+        }
+        pair.settle();
+        pair.exhaust();
+        assert_eq!(pair.ends[end].connections(), 0, "{state:?}");
+        let expected = match state {
+            State::ReqSent | State::ReqRcvd | State::RepSent | State::RepRcvd | State::MraRepRcvd => {
+                &[Kind::Rej][..]
+            }
+            State::Established | State::DreqSent => &[Kind::Dreq],
+            State::DreqRcvd => &[Kind::Drep],
+            _ => &[],
+        };
+        assert_eq!(said, expected, "{state:?}");
+    }
+}
+
+/// The DREP may not have left before its sender died.
+#[test]
+fn an_agreement_to_the_end_is_said_again() {
+    let (mut pair, _) = Pair::listening();
+    let (a, b) = pair.established();
+    pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
+    pair.deliver(A);
+    pair.ends[B].disconnect(pair.now, b, PrivateData::EMPTY).unwrap();
+    assert_eq!(pair.lose(B), [Kind::Drep]);
+    die(&mut pair, B);
+    assert_eq!(pair.deliver(B), [Kind::Drep]);
+    assert!(matches!(pair.event(A), Event::Disconnected { id, .. } if id == a));
+    // Whoever has it needs to hear nothing.
+    assert_eq!(pair.ends[A].bequest(a), None);
+}
+
+#[derive(Clone, Debug, Default)]
+struct Notes(Arc<Mutex<BTreeMap<CommId, Bequest>>>);
+
+impl Keeper for Notes {
+    fn keep(&mut self, id: CommId, bequest: Option<&Bequest>) {
+        let mut notes = self.0.lock().unwrap();
+        match bequest {
+            Some(bequest) => notes.insert(id, *bequest),
+            None => notes.remove(&id),
+        };
+    }
+}
+
+#[test]
+fn a_keeper_knows_at_any_time_what_would_be_left() {
+    for stop in 0..8 {
+        let (mut pair, _) = Pair::listening();
+        let notes = [Notes::default(), Notes::default()];
+        for (end, notes) in pair.ends.iter_mut().zip(&notes) {
+            end.bequeath_to(Box::new(notes.clone()));
+        }
+        bring_to(&mut pair, stop);
+        let agree = |pair: &Pair| {
+            for (end, notes) in pair.ends.iter().zip(&notes) {
+                let now: BTreeMap<_, _> =
+                    end.ids().filter_map(|id| Some((id, end.bequest(id)?))).collect();
+                assert_eq!(*notes.0.lock().unwrap(), now);
+            }
+        };
+        agree(&pair);
+        for end in [A, B] {
+            let ids: Vec<_> = pair.ends[end].ids().collect();
+            ids.into_iter().for_each(|id| pair.ends[end].destroy(pair.now, id));
+            agree(&pair);
+            pair.settle();
+            agree(&pair);
+        }
+        pair.exhaust();
+        agree(&pair);
+        assert!(notes.iter().all(|notes| notes.0.lock().unwrap().is_empty()));
+    }
+}
