@@ -15,6 +15,8 @@ use super::{CmError, Parameters, Route};
 const PATIENCE: Nanos = Nanos::from_millis(200);
 /// How often it says it again: a peer that is gone as well costs a second.
 const RETRIES: u8 = 4;
+/// How long it keeps a connection that is over: its last message has left by then.
+const LINGER: Nanos = Nanos::from_millis(50);
 
 /// A connection whose peer has to hear something yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +142,7 @@ impl Manager {
             local_qpn,
             patience: PATIENCE,
             max_retries: RETRIES,
+            linger: LINGER,
             ..Connection::new(state, route, parameters)
         };
         if !self.table.insert_as(id, connection) {

@@ -42,6 +42,7 @@ mod claim;
 mod connections;
 mod datagram;
 mod device;
+mod estate;
 mod follow;
 mod gid_table;
 mod memory;
@@ -54,6 +55,7 @@ pub use claim::PortPlan;
 pub use connections::{ConnectionService, Consumer};
 pub use datagram::{AddressHandle, AhOptions};
 pub use device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
+pub use estate::{Estate, EstatePath};
 pub use gid_table::{GidEntry, GidOrder, GidTable};
 pub use memory::{FastRegion, MemoryRegion, MemoryWindow, WindowRange};
 pub use objects::{

@@ -182,7 +182,11 @@ impl Running {
     }
 
     fn said(&mut self) -> String {
-        let _ = self.child.kill();
+        // All that came from it: what lives on would keep the pipes open.
+        for pid in descendants(self.child.id()) {
+            let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
         self.output.drain(..).map(|reader| reader.join().unwrap()).collect()
     }
 
@@ -211,6 +215,17 @@ impl Drop for Running {
             let _ = self.child.wait();
         }
     }
+}
+
+/// A process and all that came from it.
+fn descendants(pid: u32) -> Vec<u32> {
+    let mut all = vec![pid];
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    for task in tasks {
+        let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        all.extend(children.split_whitespace().filter_map(|pid| pid.parse().ok()).flat_map(descendants));
+    }
+    all
 }
 
 fn reader(mut from: impl Read + Send + 'static) -> JoinHandle<String> {

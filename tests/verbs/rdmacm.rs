@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::{NEAR, NEAR_V6, PORTS, Running, Site, launcher, skip};
+use super::{NEAR, NEAR_V6, PORTS, Running, Site, descendants, launcher, skip};
 
 impl Running {
     /// Until it has the interface for a connection manager: the thread of that is there from the first listener on.
@@ -40,17 +40,6 @@ impl Running {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
-}
-
-/// A process and all that came from it.
-fn descendants(pid: u32) -> Vec<u32> {
-    let mut all = vec![pid];
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    for task in tasks {
-        let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-        all.extend(children.split_whitespace().filter_map(|pid| pid.parse().ok()).flat_map(descendants));
-    }
-    all
 }
 
 /// Runs a server and a client; both must end well. What they said.
@@ -110,6 +99,32 @@ fn a_persistent_rping_server_serves_one_client_after_another() {
         for _ in 0..3 {
             let client = site.far(port, &format!("rping -c -a {NEAR} -V -C 5")).finish();
             assert!(client.status.success(), "{port}: {client:?}");
+        }
+    }
+}
+
+/// The launcher says for a program that was killed what the kernel would: its peer is asked for nothing, and would wait for ever.
+#[test]
+fn the_peer_of_a_program_that_is_killed_hears_that_it_is_gone() {
+    let name = "the_peer_of_a_program_that_is_killed_hears_that_it_is_gone";
+    if skip(name, &["rping"]) {
+        return;
+    }
+    let site = Site::new("cm-killed");
+    for port in PORTS {
+        for kill_server in [false, true] {
+            let mut server = site.near(port, &format!("rping -s -a {NEAR} -d"));
+            server.wait_until_it_serves();
+            let mut client = site.far(port, &format!("rping -c -a {NEAR} -d"));
+            client.wait_until_it_serves();
+            // They are in the middle of it: connecting or pinging.
+            std::thread::sleep(Duration::from_millis(500));
+            let (victim, survivor) = if kill_server { (server, client) } else { (client, server) };
+            victim.kill_program();
+            let said = survivor.finish().said;
+            assert!(said.contains("RDMA_CM_EVENT_ESTABLISHED"), "{port}: {said}");
+            assert!(said.contains("RDMA_CM_EVENT_DISCONNECTED"), "{port}: {said}");
+            assert_eq!(victim.finish().status.code(), Some(128 + 9), "{port}");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The list of devices: one, `roxie0`, on the interface that the environment names.
 //!
 //! `roxie run` sets the environment: `ROXIE_DEV` the interface, `ROXIE_PORT` (`xdp` or `udp`), `ROXIE_CORES` (the core that the
-//! engine's thread is pinned to; without it the program's own polling turns the NIC), `ROXIE_FAULT`, `ROXIE_CAPTURE`.
+//! engine's thread is pinned to; without it the program's own polling turns the NIC), `ROXIE_FAULT`, `ROXIE_CAPTURE`, `ROXIE_ESTATE`
+//! (where the launcher finds the connections of a program that has ended).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use std::ptr;
 use std::sync::LazyLock;
 
 use roxie::engine::Drive;
-use roxie::host::PortPlan;
+use roxie::host::{Estate, PortPlan};
 use roxie::netdev::{Interface, interface_names};
 use roxie::port::fault::FaultConfig;
 use roxie::time::Nanos;
@@ -35,6 +36,8 @@ pub(crate) struct Settings {
     pub(crate) drive: Drive,
     pub(crate) fault: Option<FaultConfig>,
     pub(crate) capture: Option<PathBuf>,
+    /// Where the launcher finds what connections of this process leave.
+    pub(crate) estate: Option<Estate>,
 }
 
 /// Read once: a program does not change its device.
@@ -61,7 +64,9 @@ pub(crate) fn settings() -> &'static Settings {
             parsed.map_err(|e| report::say("ROXIE_FAULT", format_args!("{spec:?}: {e}; no faults"))).ok()
         });
         let capture = variable("ROXIE_CAPTURE").map(PathBuf::from);
-        Settings { interface: variable("ROXIE_DEV"), port, drive, fault, capture }
+        // A launcher that has ended, or is another user's, will not look.
+        let estate = variable("ROXIE_ESTATE").and_then(|path| Estate::open(path.as_ref()).ok());
+        Settings { interface: variable("ROXIE_DEV"), port, drive, fault, capture, estate }
     });
     &SETTINGS
 }

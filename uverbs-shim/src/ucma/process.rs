@@ -138,9 +138,13 @@ impl Process {
         if let Some(service) = self.service.get() {
             return Ok(service);
         }
-        let config =
-            Config { seed: self.random(), ca_guid: u64::from_be(device::node_guid()), ..Config::default() };
-        let started = ConnectionService::start(&self.nic.device, Manager::new(config), Voice(self));
+        let seed = self.random();
+        let config = Config { seed, ca_guid: u64::from_be(device::node_guid()), ..Config::default() };
+        let mut manager = Manager::new(config);
+        if let Some(estate) = &device::settings().estate {
+            manager.bequeath_to(estate.keeper(seed));
+        }
+        let started = ConnectionService::start(&self.nic.device, manager, Voice(self));
         let service = started.map_err(report::device(call))?;
         Ok(self.service.get_or_init(|| service))
     }

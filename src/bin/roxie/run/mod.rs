@@ -2,7 +2,8 @@
 //!
 //! The program gets Roxie's `libibverbs.so.1` by `LD_PRELOAD` and `LD_LIBRARY_PATH`, and in a mount namespace of its own what a kernel
 //! with an RDMA device shows in `/sys/class/infiniband` and `/dev/infiniband` ([`overlay`], [`view`]). The device itself lives in the
-//! program's process; this one waits, forwards signals, and ends as the program does ([`child`]).
+//! program's process; this one waits, forwards signals, tells the peers of connections that the program left
+//! ([`Estate`]), and ends as the program does ([`child`]).
 
 mod child;
 mod library;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum};
+use roxie::host::{Device, DeviceConfig, Estate, OpenError, PortPlan, Stack};
 use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
 
@@ -152,6 +154,15 @@ fn prepare(options: &Options) -> Result<Prepared, Failure> {
 }
 
 impl Prepared {
+    /// The device that the program had.
+    fn device(&self) -> Result<Device, OpenError> {
+        let plan = match self.port {
+            Port::Xdp => PortPlan::Xdp,
+            Port::Udp => PortPlan::Udp,
+        };
+        Device::open_unclaimed(&self.interface.name, plan, Stack::default(), &DeviceConfig::default())
+    }
+
     fn environment(&self, options: &Options) -> Vec<(&'static str, OsString)> {
         let mut all = self.library.environment();
         all.push(("ROXIE_DEV", self.interface.name.clone().into()));
@@ -181,7 +192,18 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     }
     let mut command = Command::new(program);
     command.args(rest).envs(prepared.environment(&arguments.options));
-    child::run(command, program)
+    // Without memory for it, peers of a program that is killed find out by their timeouts.
+    let Ok((estate, path)) = Estate::create() else { return child::run(command, program) };
+    command.env("ROXIE_ESTATE", path.path());
+    let ended = child::run(command, program);
+    if let Err(error) = estate.settle(|| prepared.device())
+        && !arguments.options.quiet
+    {
+        output::note(format_args!(
+            "the program left connections, and their peers could not be told that it has ended: {error}"
+        ));
+    }
+    ended
 }
 
 /// A value for a shell.

@@ -1,0 +1,253 @@
+//! What the connections of programs leave, in memory that outlives them.
+//!
+//! A launcher [makes](Estate::create) it and hands on its path; each connection manager of the programs writes what its connections
+//! would leave ([`Estate::keeper`]). When the programs have ended, killed or not, the launcher [settles](Estate::settle) what is
+//! there: peers hear a DREQ within a moment, as they do from a kernel, which outlives its programs too.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+
+use super::connections::{ConnectionService, Consumer};
+use super::device::{Device, DeviceError};
+use crate::cm::{Bequest, Config, Event, Keeper, Manager};
+use crate::shared::Region;
+use crate::time::Nanos;
+use crate::wire::cm::CommId;
+
+/// Connections that it has room for, of all programs; those beyond end by their peers' timeouts.
+const PLACES: usize = 8192;
+/// 64-bit words of each: who wrote it and whether it is whole, the manager's seed, a bequest.
+const PLACE: usize = 16;
+/// The words of a place are whole. Beside it is the process that wrote them.
+const WHOLE: u64 = 1 << 32;
+/// How long a settlement may take: a peer that answers nothing is asked for a second.
+const LIMIT: Duration = Duration::from_millis(1500);
+/// How often it looks whether all is said.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// See the module's page.
+#[derive(Debug)]
+pub struct Estate {
+    region: Arc<Region>,
+}
+
+/// The descriptor of an estate: it is there for others as long as this is.
+#[derive(Debug)]
+pub struct EstatePath(OwnedFd);
+
+impl EstatePath {
+    /// Where processes of this process's user find the estate.
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
+    }
+}
+
+/// What connections were when their process ended, of one manager.
+type Left = HashMap<u64, Vec<Bequest>>;
+
+impl Estate {
+    /// An empty one, and what others find it by.
+    ///
+    /// # Errors
+    /// If the system has no memory or descriptor for it.
+    pub fn create() -> io::Result<(Estate, EstatePath)> {
+        let (region, fd) = Region::shared(PLACES * PLACE)?;
+        Ok((Estate { region }, EstatePath(fd)))
+    }
+
+    /// One that another process made.
+    ///
+    /// # Errors
+    /// If there is none at `path`.
+    pub fn open(path: &Path) -> io::Result<Estate> {
+        let file = File::options().read(true).write(true).open(path)?;
+        Ok(Estate { region: Region::map(file.as_fd(), PLACES * PLACE)? })
+    }
+
+    /// Writes down what the connections of a manager of this process leave. `seed` is the manager's.
+    pub fn keeper(&self, seed: u64) -> Box<dyn Keeper> {
+        let process = std::process::id().into();
+        Box::new(Writer { region: Arc::clone(&self.region), seed, process, places: HashMap::new(), next: 0 })
+    }
+
+    /// Connections of processes that are no more, by the seeds of their managers. They are taken out.
+    fn take(&self) -> Left {
+        let mut left = Left::new();
+        for place in places(&self.region) {
+            let state = place[0].load(Acquire);
+            if state & WHOLE == 0 || is_alive(state as u32) {
+                continue;
+            }
+            let words = std::array::from_fn(|i| place[2 + i].load(Relaxed));
+            if let Some(bequest) = Bequest::from_words(&words) {
+                left.entry(place[1].load(Relaxed)).or_default().push(bequest);
+            }
+            place[0].store(0, Relaxed);
+        }
+        left
+    }
+
+    /// Tells the peers of connections whose process is no more that they are over. `device` opens the device that they were on, and
+    /// is not called if there are none. How many there were; it takes a second at most, and no longer than the peers need to answer.
+    ///
+    /// # Errors
+    /// If the device cannot be opened, for instance because another process has it now.
+    pub fn settle<E: From<DeviceError>>(
+        &self,
+        device: impl FnOnce() -> Result<Device, E>,
+    ) -> Result<usize, E> {
+        let left = self.take();
+        if left.is_empty() {
+            return Ok(0);
+        }
+        let device = device()?;
+        let until = Instant::now() + LIMIT;
+        let count = left.values().map(Vec::len).sum();
+        for (seed, bequests) in left {
+            let manager = Manager::new(Config { seed, ..Config::default() });
+            let service = ConnectionService::start(&device, manager, Nobody)?;
+            service.with(|manager, _, now| {
+                for bequest in &bequests {
+                    // A name that is there twice was written by nobody honest.
+                    let _ = manager.inherit(now, bequest);
+                }
+            });
+            while service.with(|manager, _, _| manager.connections()) > 0 && Instant::now() < until {
+                std::thread::sleep(LOOK);
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// Whoever would have heard is no more.
+#[derive(Debug)]
+struct Nobody;
+
+impl Consumer for Nobody {
+    fn event(&mut self, _: &mut Manager, _: Nanos, _: Event) {}
+}
+
+/// Writes for one manager.
+#[derive(Debug)]
+struct Writer {
+    region: Arc<Region>,
+    seed: u64,
+    process: u64,
+    places: HashMap<CommId, usize>,
+    /// Where to look for a free place.
+    next: usize,
+}
+
+impl Writer {
+    /// A free place, taken for this process.
+    fn claim(&mut self) -> Option<usize> {
+        let index = (0..PLACES).map(|i| (self.next + i) % PLACES).find(|index| {
+            let state = &self.region.words()[index * PLACE];
+            state.compare_exchange(0, self.process, Acquire, Relaxed).is_ok()
+        })?;
+        self.next = index + 1;
+        Some(index)
+    }
+}
+
+impl Keeper for Writer {
+    fn keep(&mut self, id: CommId, bequest: Option<&Bequest>) {
+        let Some(bequest) = bequest else {
+            if let Some(index) = self.places.remove(&id) {
+                self.region.words()[index * PLACE].store(0, Release);
+            }
+            return;
+        };
+        let index = match self.places.get(&id) {
+            Some(index) => *index,
+            None => {
+                let Some(index) = self.claim() else { return };
+                self.places.insert(id, index);
+                index
+            }
+        };
+        let place = &self.region.words()[index * PLACE..][..PLACE];
+        // A process that dies in the middle leaves nothing here.
+        place[0].store(self.process, Relaxed);
+        place[1].store(self.seed, Release);
+        for (to, word) in place[2..].iter().zip(bequest.to_words()) {
+            to.store(word, Relaxed);
+        }
+        place[0].store(WHOLE | self.process, Release);
+    }
+}
+
+fn places(region: &Region) -> impl Iterator<Item = &[AtomicU64]> {
+    region.words().chunks_exact(PLACE)
+}
+
+/// A process that has not ended.
+fn is_alive(process: u32) -> bool {
+    // `pid (name) state …`; a name may have anything in it but is the last with a bracket.
+    let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let state = status.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
+    state.is_some_and(|state| state != "Z" && state != "X")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bequest(id: u64) -> Bequest {
+        let mut words = [0; Bequest::WORDS];
+        words[0] = id << 32;
+        Bequest::from_words(&words).expect("the first state")
+    }
+
+    #[test]
+    fn a_place_is_used_again_and_what_is_beyond_them_is_not_kept() {
+        let (estate, path) = Estate::create().expect("memory");
+        let same = Estate::open(&path.path()).expect("the same");
+        let (mut one, mut other) = (estate.keeper(1), same.keeper(2));
+        for id in 0..PLACES as u64 / 2 {
+            one.keep(CommId(id as u32), Some(&bequest(id)));
+            other.keep(CommId(id as u32), Some(&bequest(id)));
+        }
+        let whole = || places(&estate.region).filter(|place| place[0].load(Relaxed) & WHOLE != 0).count();
+        assert_eq!(whole(), PLACES);
+        one.keep(CommId(u32::MAX), Some(&bequest(7)));
+        assert_eq!(whole(), PLACES, "no room");
+        other.keep(CommId(3), None);
+        assert_eq!(whole(), PLACES - 1);
+        one.keep(CommId(u32::MAX), Some(&bequest(7)));
+        assert_eq!(whole(), PLACES);
+        assert!(estate.take().is_empty(), "its writer lives");
+    }
+
+    #[test]
+    fn what_a_process_leaves_is_taken_once_it_is_no_more() {
+        let (estate, _path) = Estate::create().expect("memory");
+        let mut child = std::process::Command::new("true").spawn().expect("a process");
+        let process = child.id();
+        let mut writer = Writer {
+            region: Arc::clone(&estate.region),
+            seed: 5,
+            process: process.into(),
+            places: HashMap::new(),
+            next: 0,
+        };
+        child.wait().expect("its end");
+        for id in [1, 2, 3] {
+            writer.keep(CommId(id), Some(&bequest(id.into())));
+        }
+        writer.keep(CommId(2), None);
+        // Dead in the middle of writing.
+        estate.region.words()[0].store(process.into(), Relaxed);
+        assert_eq!(estate.take().into_iter().collect::<Vec<_>>(), [(5, vec![bequest(3)])]);
+        assert!(estate.take().is_empty());
+    }
+}
