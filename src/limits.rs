@@ -99,12 +99,21 @@ pub struct CmLimits {
     pub events: usize,
     /// Messages that may wait to be sent; more are dropped, and come again.
     pub transmits: usize,
+    /// Requests that may wait for a listener; more are refused at once.
+    pub early: usize,
     /// The largest timeout code of a peer that is believed: 4.096 us * 2^24 is 69 s, what Linux asks for in an MRA.
     pub timeout_code: u8,
 }
 
 impl Default for CmLimits {
     fn default() -> CmLimits {
-        CmLimits { connections: 16 * 1024, listeners: 1024, events: 4096, transmits: 4096, timeout_code: 24 }
+        CmLimits {
+            connections: 16 * 1024,
+            listeners: 1024,
+            events: 4096,
+            transmits: 4096,
+            early: 64,
+            timeout_code: 24,
+        }
     }
 }

@@ -20,11 +20,14 @@ const NO_LID: u16 = 0xffff;
 
 impl Manager {
     /// Listens for requests. At most `backlog` (at least 1) wait for the consumer's answer; more are dropped, and come again.
+    /// Those that came a moment before are taken in by the next `handle_timeouts`.
     ///
     /// # Errors
     /// If somebody listens there already, or the manager has no room for another listener.
     pub fn listen(&mut self, service: ServiceId, on: ListenOn, backlog: u32) -> Result<Listener, CmError> {
-        self.listeners.add(service, on, backlog)
+        let listener = self.listeners.add(service, on, backlog)?;
+        self.look_at_early();
+        Ok(listener)
     }
 
     /// Listens no more. Requests that came stay, and want an answer. False: there was no such listener.

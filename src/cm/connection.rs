@@ -132,8 +132,7 @@ impl Connection {
 
     /// A resolution, which has no parameters.
     pub(super) fn resolution(state: State, route: Route) -> Connection {
-        let parameters =
-            Parameters { active: state == State::SidrReqSent, ..Parameters::unknown(route) };
+        let parameters = Parameters { active: state == State::SidrReqSent, ..Parameters::unknown(route) };
         let linger = span(RESOLUTION_LINGERS, RESOLUTION_LINGERS);
         Connection { linger, ..Connection::new(state, route, parameters) }
     }

@@ -4,7 +4,7 @@ use crate::time::Nanos;
 use crate::verbs::{Mtu, Psn};
 use crate::wire::cm::{
     Apr, AprStatus, Ari, CmMessage, CommId, Drep, Dreq, Kind, Lap, Mra, PrivateData, Rej, RejReason, Rep,
-    Req, Rtu, SidrRep, SidrReq, SidrStatus, Stage, Transport,
+    Req, Rtu, SidrRep, SidrReq, Stage, Transport,
 };
 use crate::wire::{Gid, Qpn, ServiceId};
 
@@ -25,7 +25,10 @@ impl Manager {
             return;
         }
         self.counters.count_received(message.kind());
-        let route = from.route;
+        self.handle(now, tid, message, from.route);
+    }
+
+    pub(super) fn handle(&mut self, now: Nanos, tid: u64, message: CmMessage, route: Route) {
         match message {
             CmMessage::Req(m) => self.on_req(now, tid, m, route),
             CmMessage::Mra(m) => self.on_mra(now, &m, route),
@@ -34,7 +37,7 @@ impl Manager {
             CmMessage::Rtu(m) => self.on_rtu(&m, route),
             CmMessage::Dreq(m) => self.on_dreq(now, tid, &m, route),
             CmMessage::Drep(m) => self.on_drep(now, &m, route),
-            CmMessage::SidrReq(m) => self.on_sidr_req(tid, m, route),
+            CmMessage::SidrReq(m) => self.on_sidr_req(now, tid, m, route),
             CmMessage::SidrRep(m) => self.on_sidr_rep(m, route),
             CmMessage::Lap(m) => self.on_lap(tid, &m, route),
             // We never ask for an alternate path.
@@ -82,7 +85,7 @@ impl Manager {
             return;
         };
         let Some(listener) = listener else {
-            return self.refuse_req(tid, &req, route, RejReason::INVALID_SERVICE_ID, Ari::NONE);
+            return self.is_early(now, tid, CmMessage::Req(req), route);
         };
         self.take_req(tid, req, route, listener, key);
     }
@@ -152,7 +155,7 @@ impl Manager {
         self.emit(Event::Request { id, listener, route, request: Box::new(req) });
     }
 
-    fn refuse_req(&mut self, tid: u64, req: &Req, route: Route, reason: RejReason, ari: Ari) {
+    pub(super) fn refuse_req(&mut self, tid: u64, req: &Req, route: Route, reason: RejReason, ari: Ari) {
         let rej =
             Rej { remote_comm_id: req.local_comm_id, message: Stage::Req, reason, ari, ..Rej::default() };
         self.send(route, tid, &CmMessage::Rej(rej));
@@ -483,7 +486,7 @@ impl Manager {
         self.send(route, tid, &CmMessage::Apr(apr));
     }
 
-    fn on_sidr_req(&mut self, tid: u64, question: SidrReq, route: Route) {
+    fn on_sidr_req(&mut self, now: Nanos, tid: u64, question: SidrReq, route: Route) {
         let key =
             RemoteKey { address: route.remote, ca_guid: 0, comm_id: question.request_id, resolution: true };
         if let Some(&id) = self.by_remote.get(&key) {
@@ -493,13 +496,7 @@ impl Manager {
         }
         let Some(listener) = self.admit(question.service_id, route.local) else { return };
         let Some(listener) = listener else {
-            let rep = SidrRep {
-                request_id: question.request_id,
-                status: SidrStatus::UNSUPPORTED,
-                service_id: question.service_id,
-                ..SidrRep::default()
-            };
-            return self.send(route, tid, &CmMessage::SidrRep(rep));
+            return self.is_early(now, tid, CmMessage::SidrReq(question), route);
         };
         let mut connection = Connection::resolution(State::SidrReqRcvd, route);
         connection.tid = tid;

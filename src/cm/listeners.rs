@@ -96,6 +96,13 @@ impl Listeners {
         }
     }
 
+    /// Somebody listens for a service at `local`.
+    pub(super) fn serves(&self, service: ServiceId, local: Gid) -> bool {
+        self.by_service
+            .get(&service)
+            .is_some_and(|entries| entries.iter().any(|entry| entry.on.covers(local)))
+    }
+
     /// A request was answered, or is gone.
     pub(super) fn release(&mut self, name: Listener) {
         let Some(service) = self.service_of.get(&name) else { return };

@@ -11,6 +11,7 @@ use crate::wire::{Gid, Qpn};
 
 use super::connection::{Connection, Outgoing, RemoteKey, State, span};
 use super::counters::CmCounters;
+use super::early::EarlyRequests;
 use super::listeners::Listeners;
 use super::table::Table;
 use super::{CmError, Event, HowDisconnected, Keeper, Parameters, Route};
@@ -28,11 +29,20 @@ pub struct Config {
     pub ack_delay: u8,
     /// How long its consumer may take to answer, as an MRA says: 4.096 us * 2^code (Linux: 24).
     pub service_timeout: u8,
+    /// How long a request for a service that nobody listens for waits before it is refused. Zero: not at all.
+    pub grace: Nanos,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { limits: CmLimits::default(), seed: 0, ca_guid: 0, ack_delay: 15, service_timeout: 24 }
+        Config {
+            limits: CmLimits::default(),
+            seed: 0,
+            ca_guid: 0,
+            ack_delay: 15,
+            service_timeout: 24,
+            grace: Nanos::from_millis(100),
+        }
     }
 }
 
@@ -60,6 +70,7 @@ pub struct Manager {
     pub(super) events: VecDeque<Event>,
     pub(super) counters: CmCounters,
     pub(super) due: Vec<u32>,
+    pub(super) early: EarlyRequests,
     pub(super) keeper: Option<Box<dyn Keeper>>,
     transactions: u32,
 }
@@ -69,7 +80,8 @@ impl Manager {
     pub fn new(config: Config) -> Manager {
         let table = Table::new(config.limits.connections, config.seed);
         Manager {
-            wheel: TimerWheel::new(table.limit()),
+            // The last one is for requests that came early.
+            wheel: TimerWheel::new(table.limit() + 1),
             table,
             listeners: Listeners::new(config.limits.listeners),
             by_remote: BTreeMap::new(),
@@ -78,6 +90,7 @@ impl Manager {
             events: VecDeque::new(),
             counters: CmCounters::default(),
             due: Vec::new(),
+            early: EarlyRequests::new(),
             keeper: None,
             transactions: 0,
             config,

@@ -61,6 +61,7 @@ mod table;
 // What it does: the calls, then what comes from peers, then what time brings.
 mod bequest;
 mod calls;
+mod early;
 mod incoming;
 mod manager;
 mod timers;

@@ -13,6 +13,10 @@ impl Manager {
         let mut due = std::mem::take(&mut self.due);
         self.wheel.advance(now, |index| due.push(index));
         for index in due.drain(..) {
+            if index == self.table.limit() {
+                self.end_waits(now);
+                continue;
+            }
             if let Some(id) = self.table.id_at(index as u16) {
                 self.time_is_up(now, id);
             }

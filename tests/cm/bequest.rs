@@ -128,8 +128,7 @@ fn a_keeper_knows_at_any_time_what_would_be_left() {
         bring_to(&mut pair, stop);
         let agree = |pair: &Pair| {
             for (end, notes) in pair.ends.iter().zip(&notes) {
-                let now: BTreeMap<_, _> =
-                    end.ids().filter_map(|id| Some((id, end.bequest(id)?))).collect();
+                let now: BTreeMap<_, _> = end.ids().filter_map(|id| Some((id, end.bequest(id)?))).collect();
                 assert_eq!(*notes.0.lock().unwrap(), now);
             }
         };

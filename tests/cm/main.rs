@@ -6,6 +6,7 @@ mod bequest;
 mod bounds;
 mod connect;
 mod disconnect;
+mod early;
 mod lost;
 mod pair;
 mod refuse;

@@ -28,6 +28,8 @@ pub fn config(end: usize) -> Config {
         limits: CmLimits { connections: 64, listeners: 4, events: 32, transmits: 64, ..CmLimits::default() },
         seed: 100 + end as u64,
         ca_guid: 0xa0_0000 + end as u64,
+        // Refusals at once.
+        grace: Nanos::ZERO,
         ..Config::default()
     }
 }

@@ -1,0 +1,98 @@
+//! Requests that come before anybody listens.
+
+use roxie::cm::{Event, ListenOn, ResolveRequest, Route};
+use roxie::time::Nanos;
+use roxie::wire::cm::{Kind, RejReason, SidrStatus};
+
+use super::pair::{A, B, Pair, SERVICE, address, config};
+
+const GRACE: Nanos = Nanos::from_millis(100);
+
+fn patient() -> Pair {
+    let mut b = config(B);
+    b.grace = GRACE;
+    Pair::with(config(A), b)
+}
+
+fn question() -> ResolveRequest {
+    ResolveRequest::new(SERVICE, Route::new(address(A), address(B)))
+}
+
+#[test]
+fn a_request_waits_for_a_listener_for_a_moment() {
+    let mut pair = patient();
+    let a = pair.connect();
+    pair.settle();
+    pair.no_events();
+    pair.now = pair.now + Nanos::from_millis(99);
+    pair.ends[B].handle_timeouts(pair.now);
+    pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
+    assert!(pair.step(B));
+    let b = pair.accept();
+    pair.settle();
+    assert!(matches!(pair.event(A), Event::Reply { id, .. } if id == a));
+    assert_ne!(pair.state(B, b), None);
+}
+
+#[test]
+fn a_request_that_nobody_wants_is_refused_once_when_the_moment_is_over() {
+    let mut pair = patient();
+    pair.connect();
+    // Two copies of it come.
+    let sent = pair.outbox(A).clone();
+    pair.give(B, &sent[0]);
+    pair.settle();
+    // Somebody who listens elsewhere changes nothing.
+    let elsewhere = roxie::wire::ServiceId(SERVICE.0 + 1);
+    pair.ends[B].listen(elsewhere, ListenOn::Any, 8).unwrap();
+    assert!(pair.step(B));
+    assert!(pair.outbox(B).is_empty());
+    let begun = pair.now;
+    pair.wait_for(B);
+    assert!(pair.now + Nanos::from_millis(1) >= begun + GRACE, "{:?}", pair.now);
+    assert_eq!(pair.deliver(B), [Kind::Rej]);
+    let event = pair.event(A);
+    assert!(
+        matches!(&event, Event::Rejected { reject, .. } if reject.reason == RejReason::INVALID_SERVICE_ID),
+        "{event:?}"
+    );
+    pair.nothing_is_left();
+}
+
+#[test]
+fn a_question_waits_likewise() {
+    for somebody_comes in [true, false] {
+        let mut pair = patient();
+        pair.ends[A].resolve(pair.now, &question()).unwrap();
+        pair.settle();
+        pair.no_events();
+        if somebody_comes {
+            pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
+            assert!(pair.step(B));
+            assert!(matches!(pair.event(B), Event::ResolutionRequest { .. }));
+        } else {
+            pair.wait_for(B);
+            assert_eq!(pair.deliver(B), [Kind::SidrRep]);
+            let event = pair.event(A);
+            assert!(
+                matches!(&event, Event::Resolved { reply, .. } if reply.status == SidrStatus::UNSUPPORTED),
+                "{event:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn only_so_many_wait() {
+    let mut pair = Pair::new();
+    let mut b = config(B);
+    (b.grace, b.limits.early) = (GRACE, 2);
+    pair.ends[B] = roxie::cm::Manager::new(b);
+    for _ in 0..3 {
+        pair.connect();
+    }
+    pair.deliver(A);
+    assert_eq!(pair.lose(B), [Kind::Rej], "the third");
+    pair.wait_for(B);
+    assert_eq!(pair.lose(B), [Kind::Rej, Kind::Rej]);
+}
