@@ -44,6 +44,9 @@ fn sources() -> Option<PathBuf> {
     script.status.success().then(|| PathBuf::from(String::from_utf8(script.stdout).unwrap().trim()))
 }
 
+/// What is not run: it waits for something that is not there yet.
+const WAITS: &str = "wait";
+
 /// How good an outcome is: a test that passes is better than one that is skipped, and that is better than a failure.
 fn rank(outcome: &str) -> u32 {
     ["fail", "skip", "pass"].iter().position(|known| *known == outcome).map_or(0, |rank| rank as u32)
@@ -66,15 +69,18 @@ fn the_tests_of_rdma_core_come_to_what_is_expected_or_better() {
         return;
     };
     let site = Site::new("pyverbs");
+    let waiting: Vec<_> =
+        expected().iter().filter(|line| line.roxie == WAITS).map(|line| line.test).collect();
     let runner = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/run_pyverbs.py");
     for port in super::PORTS {
         let program = format!("/usr/bin/python3 {} {} roxie0 1", runner.display(), sources.display());
-        let ended = Running::start(&site.near, super::launcher(&["--dev", "left", "--port", port], &program))
-            .finish();
+        let mut command = super::launcher(&["--dev", "left", "--port", port], &program);
+        command.env("PYVERBS_LEAVE_OUT", waiting.join(","));
+        let ended = Running::start(&site.near, command).finish();
         let found = outcomes(&ended.said);
         let mut worse = Vec::new();
-        for Expected { test, roxie, .. } in expected() {
-            let (outcome, why) = found.get(test).copied().unwrap_or(("fail", "it did not end"));
+        for Expected { test, roxie, .. } in expected().iter().filter(|line| line.roxie != WAITS) {
+            let (outcome, why) = found.get(*test).copied().unwrap_or(("fail", "it did not end"));
             if rank(outcome) < rank(roxie) {
                 worse.push(format!("{test}: {outcome} instead of {roxie}: {why}"));
             }
@@ -89,8 +95,7 @@ fn each_skip_and_each_failure_names_its_reason() {
     assert!(expected.iter().filter(|line| line.roxie == "pass").count() > 100);
     for Expected { test, roxie, rxe, why } in expected {
         assert!(roxie == "pass" || !why.is_empty(), "{test} {roxie}: why?");
-        for outcome in [roxie, rxe] {
-            assert!(["pass", "skip", "fail"].contains(&outcome), "{test}: {outcome:?} is no outcome");
-        }
+        assert!(["pass", "skip", "fail", WAITS].contains(&roxie), "{test}: {roxie:?} is no outcome");
+        assert!(["pass", "skip", "fail"].contains(&rxe), "{test}: {rxe:?} is no outcome");
     }
 }
