@@ -75,7 +75,8 @@ impl Application {
         let (link, theirs) = Link::pair();
         let own = std::env::current_exe().expect("this program");
         let engine = Command::new(own)
-            .args(["--ignored", "--exact", "engine_process", "--nocapture"])
+            .args(["--exact", crate::ENGINE_TEST, "--nocapture"])
+            .env(crate::ENGINE, "1")
             .stdin(Stdio::from(theirs.0))
             .stdout(Stdio::null())
             .spawn()

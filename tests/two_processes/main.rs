@@ -1,7 +1,8 @@
 //! Application and engine in two processes: what they share is the memory of queues and buffers, the doorbell page, descriptors of
 //! events, and a socket on which commands are messages.
 //!
-//! The test program starts itself as the second process ([`engine_process`]), with the socket as its standard input.
+//! The test program starts itself as the second process, with [`ENGINE`] in its environment and the socket as its standard input: it
+//! then runs the one test in which an engine ends.
 
 mod application;
 mod engine;
@@ -17,12 +18,26 @@ use roxie::shared::work_queue::Payload;
 use roxie::shared::{HostMemory, PostError};
 use roxie::verbs::{Access, SendWr, WcOpcode, WrOpcode};
 
-/// Not a test: the second process.
+/// Set in the environment of the second process.
+const ENGINE: &str = "ROXIE_TEST_ENGINE";
+/// The test that it runs.
+const ENGINE_TEST: &str = "an_engine_ends_when_its_application_has_gone";
+
 #[test]
-#[ignore = "the other tests start it as their second process"]
-fn engine_process() {
-    let input = std::io::stdin().as_fd().try_clone_to_owned().expect("a descriptor");
-    engine::run(&Link(input));
+fn an_engine_ends_when_its_application_has_gone() {
+    if std::env::var_os(ENGINE).is_some() {
+        let input = std::io::stdin().as_fd().try_clone_to_owned().expect("a descriptor");
+        return engine::run(&Link(input));
+    }
+    // Its application goes without a word, and in the middle of one.
+    for first_words in [&[][..], &[ALLOC_PD, 0]] {
+        let (ours, theirs) = Link::pair();
+        if !first_words.is_empty() {
+            ours.send(first_words, &[]).expect("a message");
+        }
+        drop(ours);
+        engine::run(&theirs);
+    }
 }
 
 /// SEND, WRITE, READ and an atomic from one end to the other; several packets each.
