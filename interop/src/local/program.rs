@@ -113,16 +113,18 @@ pub fn build_roxie() -> Result<(), Error> {
     build("roxie")
 }
 
-/// Builds the library that unmodified programs load, and links it beside the `roxie` program, likewise.
+/// Builds the library that unmodified programs load, and links it beside the `roxie` program, likewise; unless `ROXIE_LIB` names
+/// one and there is none beside, which `roxie run` would prefer.
 ///
 /// # Errors
 /// If it cannot be built or linked.
 pub fn build_library() -> Result<(), Error> {
-    if env::var_os("CARGO").is_none() {
+    let roxie = roxie()?;
+    let named = env::var_os("ROXIE_LIB").is_some() && !roxie.with_file_name("libibverbs.so.1").exists();
+    if named || env::var_os("CARGO").is_none() {
         return Ok(());
     }
     build("uverbs-shim")?;
-    let roxie = roxie()?;
     let link = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("uverbs-shim").join("link");
     run(Command::new(link).arg(roxie.parent().unwrap_or(Path::new("."))))?;
     Ok(())
