@@ -137,9 +137,6 @@ fn region_spec(
     if access.contains(Access::ON_DEMAND) != memory.is_on_demand() {
         return refused("ON_DEMAND goes with memory that is reached on demand, and only with such");
     }
-    if access.contains(Access::ON_DEMAND | Access::REMOTE_ATOMIC) {
-        return refused("no atomics on memory on demand: the system copies it");
-    }
     let everything = memory.len() == usize::MAX;
     if everything && access.intersects(Access::REMOTE | Access::MW_BIND) {
         return refused("a region of all addresses, or of none, is not for peers");

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::mapping::Mapping;
-use super::on_demand;
+use super::{on_demand, trial};
 
 const PAGE: usize = 4096;
 
@@ -110,9 +110,12 @@ pub enum Fault {
         /// How many.
         length: usize,
     },
-    /// An atomic on memory that the CPU's own atomics do not reach.
-    #[error("atomics are not possible on memory on demand")]
-    NoAtomics,
+    /// An atomic where there is no memory.
+    #[error("there is no memory to do an atomic on")]
+    NoMemory,
+    /// An atomic on memory on demand, for which the system made no process that could have tried it.
+    #[error("the system makes no process to try an atomic on memory on demand: errno {0}")]
+    NoTrial(i32),
     /// The system did not write the pages back.
     #[error("the system cannot make the pages persistent: errno {0}")]
     NotPersistent(i32),
@@ -165,7 +168,8 @@ impl HostMemory {
     }
 
     /// Addresses of this process whose pages may come and go. Each copy asks the system (`process_vm_readv` and
-    /// `process_vm_writev` on the process itself), and fails where there is no page; nothing is ever touched that is not there.
+    /// `process_vm_writev` on the process itself), and fails where there is no page. An atomic is tried by a process of its own
+    /// that shares the memory, and fails likewise. No signal comes to this process.
     ///
     /// # Errors
     /// If the system does not let the process do so to itself.
@@ -281,9 +285,13 @@ impl HostMemory {
     }
 
     /// Runs `operation` on the 8 aligned bytes at `offset`, as the CPU's own atomics would, and returns what
-    /// was there before.
+    /// was there before. On memory on demand that takes tens of microseconds.
     pub fn atomic(&self, offset: u64, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, Fault> {
-        let Some(at) = self.at(offset, 8)? else { return Err(Fault::NoAtomics) };
+        let Some(at) = self.at(offset, 8)? else {
+            let address = self.on_demand_at(offset).ok_or(Fault::NoMemory)?;
+            let aligned = address.is_multiple_of(8);
+            return if aligned { trial::atomic(address, &operation) } else { Err(Fault::Misaligned(offset)) };
+        };
         if !(at.as_ptr() as usize).is_multiple_of(8) {
             return Err(Fault::Misaligned(offset));
         }

@@ -18,6 +18,7 @@ mod on_demand;
 pub mod page_list;
 pub mod region;
 pub mod shared_receives;
+mod trial;
 pub mod work_queue;
 
 pub use completion_queue::{Armed, CompletionRing};

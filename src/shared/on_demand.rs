@@ -1,7 +1,8 @@
 //! Copies that ask the system whether memory is there, instead of touching it.
 //!
 //! `process_vm_readv` and `process_vm_writev` on the process itself: the system walks the page tables as for a page fault,
-//! brings in what can be brought in, and says where there is nothing. No signal, whatever the address.
+//! brings in what can be brought in, and says where there is nothing. No signal, whatever the address. Atomics are no copies: see
+//! [`trial`](super::trial).
 
 use super::memory::Fault;
 
@@ -33,16 +34,19 @@ fn judge(copied: isize, address: u64, length: usize) -> Result<(), Fault> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use crate::shared::HostMemory;
 
-    const PAGE: usize = 4096;
+    pub(in crate::shared) const PAGE: usize = 4096;
 
     /// Three pages of which the second can be taken away.
-    struct Pages(*mut u8);
+    pub(in crate::shared) struct Pages(*mut u8);
+
+    // SAFETY: plain memory, of which only the protection is changed here.
+    unsafe impl Sync for Pages {}
 
     impl Pages {
-        fn new() -> Pages {
+        pub(in crate::shared) fn new() -> Pages {
             let (protection, flags) =
                 (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
             // SAFETY: a new mapping anywhere.
@@ -51,12 +55,12 @@ mod tests {
             Pages(base.cast())
         }
 
-        fn protect_second(&self, protection: i32) {
+        pub(in crate::shared) fn protect_second(&self, protection: i32) {
             // SAFETY: a page of the mapping, into which no reference exists.
             assert_eq!(unsafe { libc::mprotect(self.0.add(PAGE).cast(), PAGE, protection) }, 0);
         }
 
-        fn memory(&self) -> HostMemory {
+        pub(in crate::shared) fn memory(&self) -> HostMemory {
             // SAFETY: no reference into the mapping exists.
             unsafe { HostMemory::on_demand(self.0 as u64, 3 * PAGE) }.expect("allowed on oneself")
         }

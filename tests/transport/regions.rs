@@ -149,6 +149,14 @@ fn on_demand(count: usize) -> (Stage, Pages, Region) {
     (stage, pages, region)
 }
 
+fn atomics_on_demand(count: usize) -> (Stage, Pages, Region) {
+    let mut stage = Stage::new();
+    let pages = Pages::new(count);
+    let access = ON_DEMAND | Access::REMOTE_ATOMIC;
+    let region = stage.register(access, pages.address(), pages.memory()).expect("a region");
+    (stage, pages, region)
+}
+
 fn registration(region: Region, start: u64, length: u64) -> FastRegistration {
     FastRegistration { key: RKey(region.key ^ 1), start, length, page_shift: 12, access: Access::READ_WRITE }
 }
@@ -408,13 +416,38 @@ fn a_read_response_whose_page_goes_ends_in_a_refusal() {
 }
 
 #[test]
-fn an_atomic_write_to_memory_on_demand_is_refused() {
-    let (mut stage, pages, region) = on_demand(1);
-    let reth = Reth { va: pages.address(), rkey: region.key, dma_len: 8 };
-    let answers = stage.request(Opcode::RC_ATOMIC_WRITE, 0, Ext::Reth(reth), &[1; 8]);
-    stage.assert_access_ended(&answers, 0);
-    let atomics = stage.register(ON_DEMAND | Access::REMOTE_ATOMIC, pages.address(), pages.memory());
-    assert!(matches!(atomics, Err(ControlError::Access { .. })));
+fn atomics_reach_memory_on_demand_while_its_pages_are_there() {
+    let (mut stage, pages, region) = atomics_on_demand(2);
+    let va = pages.address() + 8;
+    let add = |swap_or_add| Ext::Atomic(AtomicEth { va, rkey: region.key, swap_or_add, compare: 0 });
+    assert_eq!(stage.request(Opcode::RC_FETCH_ADD, 0, add(5), &[])[0].original, Some(0));
+    let reth = Reth { va: pages.address() + 4096, rkey: region.key, dma_len: 8 };
+    let written = stage.request(Opcode::RC_ATOMIC_WRITE, 1, Ext::Reth(reth), &[1; 8]);
+    assert_eq!(written[0].opcode, Opcode::RC_READ_RESPONSE_ONLY);
+    let swap = AtomicEth { va, rkey: region.key, swap_or_add: 9, compare: 5 };
+    let swapped = stage.request(Opcode::RC_COMPARE_SWAP, 2, Ext::Atomic(swap), &[]);
+    assert_eq!(swapped[0].original, Some(5));
+    assert_eq!(stage.request(Opcode::RC_COMPARE_SWAP, 2, Ext::Atomic(swap), &[]), swapped, "a duplicate");
+    assert_eq!(stage.read_from(3, va, region.key, 8)[0].payload, 9u64.to_ne_bytes());
+    assert_eq!(stage.read_from(4, va - 8 + 4096, region.key, 8)[0].payload, [1; 8]);
+    assert_eq!(stage.counter("memory_faults"), 0);
+}
+
+#[test]
+fn an_atomic_on_a_page_that_is_not_there_is_refused_and_nothing_more() {
+    for opcode in [Opcode::RC_FETCH_ADD, Opcode::RC_COMPARE_SWAP, Opcode::RC_ATOMIC_WRITE] {
+        let (mut stage, pages, region) = atomics_on_demand(1);
+        pages.take_away(0);
+        let (va, rkey) = (pages.address(), region.key);
+        let answers = if opcode == Opcode::RC_ATOMIC_WRITE {
+            stage.request(opcode, 0, Ext::Reth(Reth { va, rkey, dma_len: 8 }), &[1; 8])
+        } else {
+            let header = AtomicEth { va, rkey, swap_or_add: 1, compare: 0 };
+            stage.request(opcode, 0, Ext::Atomic(header), &[])
+        };
+        stage.assert_access_ended(&answers, 0);
+        assert_eq!(stage.counter("memory_faults"), 1, "{opcode:?}");
+    }
 }
 
 #[test]

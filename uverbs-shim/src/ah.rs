@@ -11,6 +11,7 @@ use crate::abi::{
 };
 use crate::context::context;
 use crate::object::{Errno, Face, behind, code, give, minus_one, pointer, take_back};
+use crate::pd::InDomain;
 use crate::report::{device, refuse};
 
 /// TTL where a program leaves it 0: it means "as usual".
@@ -19,6 +20,7 @@ const USUAL_TTL: u8 = 64;
 /// What is behind an address handle.
 pub(crate) struct Ah {
     pub(crate) handle: AddressHandle,
+    _domain: InDomain,
 }
 
 impl Face for ibv_ah {
@@ -71,8 +73,8 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
             let nic = &context((*pd).context)?.nic.device;
             let way = way("ibv_create_ah", nic, attr)?;
             let handle = found.domain.create_ah_along(way).map_err(device("ibv_create_ah"))?;
-            found.users.add();
-            Ok(give(ibv_ah { context: (*pd).context, pd, handle: 0 }, Ah { handle }))
+            let domain = InDomain::new(found);
+            Ok(give(ibv_ah { context: (*pd).context, pd, handle: 0 }, Ah { handle, _domain: domain }))
         })
     })
 }
@@ -80,15 +82,8 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
 /// Removes one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: the contract: an object, with its domain still there.
-    code(unsafe {
-        behind(ah).and_then(|_| {
-            let pd = (*ah).pd;
-            drop(take_back(ah));
-            behind(pd)?.users.remove();
-            Ok(())
-        })
-    })
+    // SAFETY: the contract: an object.
+    code(unsafe { behind(ah).map(|_| drop(take_back(ah))) })
 }
 
 /// The two addresses in the 40 bytes before a datagram, sender first, with traffic class, flow label and TTL.

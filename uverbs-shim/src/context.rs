@@ -5,13 +5,15 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::events::EventQueue;
+use crate::family::Family;
 use crate::nic::Nic;
-use crate::object::{Errno, code};
-use crate::{cq, fork, memory, pd, poll_ex, post, qp, query, srq};
+use crate::object::{Errno, code, pointer};
+use crate::{cq, device, fork, memory, pd, poll_ex, post, qp, query, srq};
 
 /// Bytes of `verbs_context` in the releases of 2024 and later; it was shorter before.
 const LONG_FORM: usize = 696;
@@ -22,6 +24,9 @@ const EXTENDED: usize = usize::MAX;
 pub(crate) struct Context {
     pub(crate) nic: Arc<Nic>,
     pub(crate) events: Arc<EventQueue>,
+    /// The contexts that share its command descriptor, and their objects.
+    pub(crate) family: Arc<Family>,
+    _command: OwnedFd,
     generation: u32,
 }
 
@@ -56,13 +61,35 @@ pub(crate) unsafe fn context<'a>(held: *mut ibv_context) -> Result<&'a Context, 
 /// Opens the device for a program or a library in it.
 pub(crate) fn open(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
     let nic = Nic::open("ibv_open_device")?;
+    let (family, command) = Family::new()?;
+    make(device, nic, family, command)
+}
+
+/// Makes another context of the same open device, which has the descriptor from now on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_context {
+    const CALL: &str = "ibv_import_device";
+    pointer(Family::of(CALL, descriptor).and_then(|family| {
+        let nic = Nic::open(CALL)?;
+        // SAFETY: the contract: it is the caller's own, who gives it away; `of` found that it is open.
+        let command = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        make(device::the_device(), nic, family, command)
+    }))
+}
+
+fn make(
+    device: *mut ibv_device,
+    nic: Arc<Nic>,
+    family: Arc<Family>,
+    command: OwnedFd,
+) -> Result<*mut ibv_context, Errno> {
     let events = Arc::new(EventQueue::new()?);
     nic.add_context(&events);
     let context = ibv_context {
         device,
         ops: legacy_operations(),
         // Programs hand it to system calls of their own only after having found a driver that they know.
-        cmd_fd: -1,
+        cmd_fd: command.as_raw_fd(),
         async_fd: events.raw_fd(),
         num_comp_vectors: query::COMPLETION_VECTORS,
         abi_compat: EXTENDED as *mut c_void,
@@ -71,7 +98,7 @@ pub(crate) fn open(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
     let block = Box::new(Block {
         unknown: [0; (LONG_FORM - size_of::<verbs_context>()) / 8],
         verbs: verbs_context { sz: LONG_FORM, context, ..operations() },
-        behind: Context { nic, events, generation: fork::generation() },
+        behind: Context { nic, events, family, _command: command, generation: fork::generation() },
     });
     // The block is reached through what applications hold, so the pointer has to cover all of it.
     Ok(Box::into_raw(block).cast::<u8>().wrapping_add(HELD).cast())

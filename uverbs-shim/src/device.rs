@@ -122,7 +122,7 @@ unsafe impl Send for TheDevice {}
 // SAFETY: as above.
 unsafe impl Sync for TheDevice {}
 
-fn the_device() -> *mut ibv_device {
+pub(crate) fn the_device() -> *mut ibv_device {
     static DEVICE: LazyLock<TheDevice> = LazyLock::new(|| {
         let mut device = ibv_device {
             node_type: ibv_node_type::IBV_NODE_CA,

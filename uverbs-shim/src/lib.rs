@@ -42,6 +42,7 @@ mod device;
 mod nic;
 
 mod context;
+mod family;
 mod query;
 
 // Its objects.

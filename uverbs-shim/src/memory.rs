@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use roxie::host::{MemoryRegion, MemoryWindow, WindowRange};
 use roxie::shared::HostMemory;
@@ -13,22 +13,24 @@ use crate::abi::{
     ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp, ibv_rereg_mr_flags as rereg, ibv_sge,
 };
 use crate::context::context;
+use crate::family::{Object, Place};
 use crate::nic::lock;
 use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
-use crate::pd::{Pd, Users};
+use crate::pd::{InDomain, Pd, Users};
 use crate::query::DEVICE_MEMORY;
 use crate::report::{device, refuse};
 
-/// What is behind a memory region.
+/// What is behind a memory region, in all contexts that have it.
 pub(crate) struct Mr {
     pub(crate) region: Mutex<MemoryRegion>,
-    pd: Mutex<*mut ibv_pd>,
-    dm: Option<*mut ibv_dm>,
+    /// What it uses, until it is deregistered.
+    uses: Mutex<Option<(InDomain, Option<InDm>)>>,
+    place: Place,
 }
 
 impl Face for ibv_mr {
     type Whole = ibv_mr;
-    type Behind = Mr;
+    type Behind = Arc<Mr>;
 }
 
 /// Reads access flags. Large pages are a hint that changes nothing here.
@@ -126,35 +128,55 @@ fn register(call: &'static str, pd: *mut ibv_pd, wanted: &Wanted) -> Result<*mut
     // SAFETY: the contract: an object.
     let found = unsafe { behind(pd) }?;
     let memory = wanted.memory(call)?;
-    let mut access = wanted.access;
-    if access.contains(Access::ON_DEMAND) {
-        // `odp_caps` says that atomics do not reach such memory: a peer that tries is refused.
-        access -= Access::REMOTE_ATOMIC;
-    }
-    let made = found.domain.register_memory_at(memory, wanted.start(), access);
+    let made = found.domain.register_memory_at(memory, wanted.start(), wanted.access);
     let region = made.map_err(device(call))?;
-    Ok(give_mr(pd, found, region, (wanted.address, wanted.length), None))
+    new_mr(pd, found, region, (wanted.address, wanted.length), None)
 }
 
-fn give_mr(
+fn new_mr(
     pd: *mut ibv_pd,
-    found: &Pd,
+    found: &Arc<Pd>,
     region: MemoryRegion,
-    (addr, length): (*mut c_void, usize),
-    dm: Option<*mut ibv_dm>,
-) -> *mut ibv_mr {
-    found.users.add();
-    let face = ibv_mr {
-        // SAFETY: the contract: an object, whose context does not change.
-        context: unsafe { (*pd).context },
-        pd,
-        addr,
-        length,
-        handle: 0,
-        lkey: region.lkey().0,
-        rkey: region.rkey().0,
+    memory: (*mut c_void, usize),
+    dm: Option<InDm>,
+) -> Result<*mut ibv_mr, Errno> {
+    // SAFETY: the contract: an object.
+    let family = unsafe { &context((*pd).context)?.family };
+    let uses = Mutex::new(Some((InDomain::new(found), dm)));
+    let mr = family.add(|place| Mr { region: Mutex::new(region), uses, place }, Object::Mr);
+    Ok(give_mr(pd, mr, memory))
+}
+
+fn give_mr(pd: *mut ibv_pd, mr: Arc<Mr>, (addr, length): (*mut c_void, usize)) -> *mut ibv_mr {
+    let (lkey, rkey) = {
+        let region = lock(&mr.region);
+        (region.lkey().0, region.rkey().0)
     };
-    give(face, Mr { region: Mutex::new(region), pd: Mutex::new(pd), dm })
+    // SAFETY: the contract: an object, whose context does not change.
+    let context = unsafe { (*pd).context };
+    give(ibv_mr { context, pd, addr, length, handle: mr.place.handle(), lkey, rkey }, mr)
+}
+
+/// The region of another context of the same family, by its handle. Its address is not told (`ibv_import_mr(3)`).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    // SAFETY: the contract: an object.
+    pointer(unsafe { behind(pd).and_then(|_| context((*pd).context)) }.and_then(|context| {
+        let kind = |object| if let Object::Mr(mr) = object { Some(mr) } else { None };
+        let mr = context.family.find("ibv_import_mr", handle, kind)?;
+        let length = lock(&mr.region).len();
+        Ok(give_mr(pd, mr, (std::ptr::null_mut(), length)))
+    }))
+}
+
+/// Gives back what stands for a region in one context; the region stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: the contract: an object, which the caller uses no more.
+    if unsafe { behind(mr) }.is_ok() {
+        // SAFETY: as above.
+        drop(unsafe { take_back(mr) });
+    }
 }
 
 /// Registers memory.
@@ -222,7 +244,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     // SAFETY: the contract: an object.
     pointer(unsafe { behind(pd) }.and_then(|found| {
         let region = found.domain.register_null().map_err(device("ibv_alloc_null_mr"))?;
-        Ok(give_mr(pd, found, region, (std::ptr::null_mut(), usize::MAX), None))
+        new_mr(pd, found, region, (std::ptr::null_mut(), usize::MAX), None)
     }))
 }
 
@@ -231,16 +253,13 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: the contract: an object, with its domain and memory still there.
     code(unsafe { behind(mr) }.and_then(|found| {
-        lock(&found.region).deregister().map_err(device("ibv_dereg_mr"))?;
-        let (pd, dm) = (*lock(&found.pd), found.dm);
-        // SAFETY: as above; nobody else uses the region.
-        unsafe {
-            drop(take_back(mr));
-            behind(pd)?.users.remove();
-            if let Some(dm) = dm {
-                behind(dm)?.users.remove();
-            }
+        if lock(&found.uses).is_some() {
+            lock(&found.region).deregister().map_err(device("ibv_dereg_mr"))?;
         }
+        found.place.leave("ibv_dereg_mr")?;
+        *lock(&found.uses) = None;
+        // SAFETY: as above; nobody else uses the structure.
+        drop(unsafe { take_back(mr) });
         Ok(())
     }))
 }
@@ -295,9 +314,9 @@ pub unsafe extern "C" fn ibv_rereg_mr(
                 (*mr).length = length;
             }
             if let Some(to) = to {
-                let before = std::mem::replace(&mut *lock(&found.pd), pd);
-                behind(before)?.users.remove();
-                to.users.add();
+                if let Some((domain, _)) = &mut *lock(&found.uses) {
+                    *domain = InDomain::new(to);
+                }
                 (*mr).pd = pd;
             }
         }
@@ -344,7 +363,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
 /// What is behind a memory window.
 pub(crate) struct Mw {
     pub(crate) window: Mutex<MemoryWindow>,
-    pd: *mut ibv_pd,
+    _domain: InDomain,
 }
 
 impl Face for ibv_mw {
@@ -367,24 +386,18 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
             }
         };
         let window = found.domain.alloc_window(which).map_err(device("ibv_alloc_mw"))?;
-        found.users.add();
         // SAFETY: as above.
         let context = unsafe { (*pd).context };
         let face = ibv_mw { context, pd, rkey: window.rkey().0, handle: 0, type_: kind };
-        Ok(give(face, Mw { window: Mutex::new(window), pd }))
+        Ok(give(face, Mw { window: Mutex::new(window), _domain: InDomain::new(found) }))
     }))
 }
 
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: the contract: an object, with its domain still there.
-    code(unsafe { behind(mw) }.and_then(|found| {
-        let pd = found.pd;
+    // SAFETY: the contract: an object.
+    code(unsafe { behind(mw) }.map(|_| {
         // SAFETY: as above.
-        unsafe {
-            drop(take_back(mw));
-            behind(pd)?.users.remove();
-        }
-        Ok(())
+        drop(unsafe { take_back(mw) });
     }))
 }
 
@@ -430,20 +443,30 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
     })
 }
 
-/// What is behind device memory.
+/// What is behind device memory, in all contexts that have it.
 pub(crate) struct Dm {
     memory: HostMemory,
-    pub(crate) users: Users,
+    users: Users,
+    place: Place,
+}
+
+/// Something that uses device memory, which cannot be freed meanwhile.
+struct InDm(Arc<Dm>);
+
+impl Drop for InDm {
+    fn drop(&mut self) {
+        self.0.users.remove();
+    }
 }
 
 impl Face for ibv_dm {
     type Whole = ibv_dm;
-    type Behind = Dm;
+    type Behind = Arc<Dm>;
 }
 
 pub(crate) unsafe extern "C" fn alloc_dm(of: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
     // SAFETY: the contract: an object, and attributes.
-    pointer(unsafe { context(of) }.and_then(|_| {
+    pointer(unsafe { context(of) }.and_then(|context| {
         // SAFETY: as above.
         let (length, mask) = unsafe { ((*attr).length, (*attr).comp_mask) };
         if mask != 0 || length == 0 || length as u64 > DEVICE_MEMORY {
@@ -454,20 +477,47 @@ pub(crate) unsafe extern "C" fn alloc_dm(of: *mut ibv_context, attr: *mut ibv_al
             );
         }
         let memory = HostMemory::allocate(length).map_err(|_| libc::ENOMEM)?;
-        let face = ibv_dm {
-            context: of,
-            memcpy_to_dm: Some(copy_to_dm),
-            memcpy_from_dm: Some(copy_from_dm),
-            ..ibv_dm::default()
-        };
-        Ok(give(face, Dm { memory, users: Users::default() }))
+        let make = |place| Dm { memory, users: Users::default(), place };
+        Ok(give_dm(of, context.family.add(make, Object::Dm)))
     }))
+}
+
+fn give_dm(context: *mut ibv_context, dm: Arc<Dm>) -> *mut ibv_dm {
+    let face = ibv_dm {
+        context,
+        memcpy_to_dm: Some(copy_to_dm),
+        memcpy_from_dm: Some(copy_from_dm),
+        handle: dm.place.handle(),
+        ..ibv_dm::default()
+    };
+    give(face, dm)
+}
+
+/// The memory of another context of the same family, by its handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_import_dm(of: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    // SAFETY: the contract: an object.
+    pointer(unsafe { context(of) }.and_then(|context| {
+        let kind = |object| if let Object::Dm(dm) = object { Some(dm) } else { None };
+        Ok(give_dm(of, context.family.find("ibv_import_dm", handle, kind)?))
+    }))
+}
+
+/// Gives back what stands for device memory in one context; the memory stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
+    // SAFETY: the contract: an object, which the caller uses no more.
+    if unsafe { behind(dm) }.is_ok() {
+        // SAFETY: as above.
+        drop(unsafe { take_back(dm) });
+    }
 }
 
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     // SAFETY: the contract: an object.
     code(unsafe { behind(dm) }.and_then(|found| {
         found.users.none("ibv_free_dm", "device memory")?;
+        found.place.leave("ibv_free_dm")?;
         // SAFETY: nothing uses it any more.
         drop(unsafe { take_back(dm) });
         Ok(())
@@ -526,6 +576,6 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         let part = part.or_else(|why| refuse("ibv_reg_dm_mr", libc::EINVAL, why))?;
         let region = found.domain.register_memory_at(part, 0, access).map_err(device("ibv_reg_dm_mr"))?;
         of.users.add();
-        Ok(give_mr(pd, found, region, (std::ptr::null_mut(), length), Some(dm)))
+        new_mr(pd, found, region, (std::ptr::null_mut(), length), Some(InDm(Arc::clone(of))))
     }))
 }

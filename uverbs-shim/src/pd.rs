@@ -1,6 +1,7 @@
 //! Protection domains, and the two objects that hint at how they are used.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use roxie::host::ProtectionDomain;
@@ -10,6 +11,7 @@ use crate::abi::{
     ibv_td, ibv_td_init_attr,
 };
 use crate::context::context;
+use crate::family::{Object, Place};
 use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
 use crate::report::{device, refuse};
 
@@ -40,17 +42,36 @@ impl Users {
     }
 }
 
-/// What is behind a protection domain.
+/// What is behind a protection domain, in all contexts that have it.
 pub(crate) struct Pd {
     pub(crate) domain: ProtectionDomain,
-    pub(crate) users: Users,
+    users: Users,
+    /// Where it is imported from; a parent domain cannot be.
+    place: Option<Place>,
     /// A parent domain's protection domain and thread domain.
-    parts: Option<(*mut ibv_pd, *mut ibv_td)>,
+    _parts: Option<(InDomain, Option<InThread>)>,
+}
+
+/// Something that uses a protection domain, which cannot be destroyed meanwhile. The C structure through which it was named may go
+/// before: that of an imported domain.
+pub(crate) struct InDomain(Arc<Pd>);
+
+impl InDomain {
+    pub(crate) fn new(pd: &Arc<Pd>) -> InDomain {
+        pd.users.add();
+        InDomain(Arc::clone(pd))
+    }
+}
+
+impl Drop for InDomain {
+    fn drop(&mut self) {
+        self.0.users.remove();
+    }
 }
 
 impl Face for ibv_pd {
     type Whole = ibv_pd;
-    type Behind = Pd;
+    type Behind = Arc<Pd>;
 }
 
 /// Makes a protection domain.
@@ -59,8 +80,34 @@ pub unsafe extern "C" fn ibv_alloc_pd(of: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: the contract: an object.
     pointer(unsafe { context(of) }.and_then(|context| {
         let domain = context.nic.device.alloc_pd().map_err(device("ibv_alloc_pd"))?;
-        Ok(give(ibv_pd { context: of, handle: 0 }, Pd { domain, users: Users::default(), parts: None }))
+        let make = |place| Pd { domain, users: Users::default(), place: Some(place), _parts: None };
+        Ok(give_pd(of, context.family.add(make, Object::Pd)))
     }))
+}
+
+fn give_pd(context: *mut ibv_context, pd: Arc<Pd>) -> *mut ibv_pd {
+    let handle = pd.place.as_ref().map_or(0, Place::handle);
+    give(ibv_pd { context, handle }, pd)
+}
+
+/// The domain of another context of the same family, by its handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_import_pd(of: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    // SAFETY: the contract: an object.
+    pointer(unsafe { context(of) }.and_then(|context| {
+        let kind = |object| if let Object::Pd(pd) = object { Some(pd) } else { None };
+        Ok(give_pd(of, context.family.find("ibv_import_pd", handle, kind)?))
+    }))
+}
+
+/// Gives back what stands for a domain in one context; the domain stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
+    // SAFETY: the contract: an object, which the caller uses no more. Objects made with it have the domain, not the structure.
+    if unsafe { behind(pd) }.is_ok() {
+        // SAFETY: as above.
+        drop(unsafe { take_back(pd) });
+    }
 }
 
 /// Removes one that nothing uses.
@@ -69,26 +116,35 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the contract: an object.
     code(unsafe { behind(pd) }.and_then(|found| {
         found.users.none("ibv_dealloc_pd", "protection domain")?;
-        // SAFETY: nothing uses it any more; its parts, if it has some, still live: it counts as their user.
-        unsafe {
-            if let Some((of, td)) = found.parts {
-                behind(of)?.users.remove();
-                if !td.is_null() {
-                    behind(td)?.0.remove();
-                }
-            }
-            drop(take_back(pd));
+        if let Some(place) = &found.place {
+            place.leave("ibv_dealloc_pd")?;
         }
+        // SAFETY: nothing uses it any more.
+        drop(unsafe { take_back(pd) });
         Ok(())
     }))
 }
 
 /// A thread domain: the promise that one thread at a time uses what is made with it. Roxie needs no such promise.
-pub(crate) struct Td(Users);
-
 impl Face for ibv_td {
     type Whole = ibv_td;
-    type Behind = Td;
+    type Behind = Arc<Users>;
+}
+
+/// A parent domain's use of its thread domain.
+struct InThread(Arc<Users>);
+
+impl InThread {
+    fn new(users: &Arc<Users>) -> InThread {
+        users.add();
+        InThread(Arc::clone(users))
+    }
+}
+
+impl Drop for InThread {
+    fn drop(&mut self) {
+        self.0.remove();
+    }
 }
 
 pub(crate) unsafe extern "C" fn alloc_td(of: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
@@ -98,14 +154,14 @@ pub(crate) unsafe extern "C" fn alloc_td(of: *mut ibv_context, attr: *mut ibv_td
         if attr.is_null() || unsafe { (*attr).comp_mask } != 0 {
             return Err(libc::EINVAL);
         }
-        Ok(give(ibv_td { context: of }, Td(Users::default())))
+        Ok(give(ibv_td { context: of }, Arc::default()))
     }))
 }
 
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     // SAFETY: the contract: an object.
     code(unsafe { behind(td) }.and_then(|found| {
-        found.0.none("ibv_dealloc_td", "thread domain")?;
+        found.none("ibv_dealloc_td", "thread domain")?;
         // SAFETY: nothing uses it any more.
         drop(unsafe { take_back(td) });
         Ok(())
@@ -131,12 +187,10 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
                 return Err(libc::EOPNOTSUPP);
             }
             let found = behind(pd)?;
-            if !td.is_null() {
-                behind(td)?.0.add();
-            }
-            found.users.add();
-            let parent = Pd { domain: found.domain.clone(), users: Users::default(), parts: Some((pd, td)) };
-            Ok(give(ibv_pd { context: of, handle: 0 }, parent))
+            let td = if td.is_null() { None } else { Some(InThread::new(behind(td)?)) };
+            let parts = Some((InDomain::new(found), td));
+            let (domain, users) = (found.domain.clone(), Users::default());
+            Ok(give_pd(of, Arc::new(Pd { domain, users, place: None, _parts: parts })))
         })
     })
 }

@@ -92,34 +92,3 @@ pub extern "C" fn __verbs_log(_context: *mut c_void, _level: u32, _format: *cons
 pub extern "C" fn __ioctl_final_num_attrs(count: c_uint, _link: *mut c_void) -> c_uint {
     count
 }
-
-/// A device of the kernel by its open descriptor.
-#[unsafe(no_mangle)]
-pub extern "C" fn ibv_import_device(_cmd_fd: c_int) -> *mut c_void {
-    set_errno(libc::EOPNOTSUPP);
-    null_mut()
-}
-
-/// Objects of another process: they are not shared.
-macro_rules! not_shared {
-    ($($import:ident $unimport:ident)*) => {
-        $(
-            /// `EOPNOTSUPP`: objects are not shared between processes.
-            #[unsafe(no_mangle)]
-            pub extern "C" fn $import(_of: *mut c_void, _handle: u32) -> *mut c_void {
-                set_errno(libc::EOPNOTSUPP);
-                null_mut()
-            }
-
-            /// There is nothing to give back.
-            #[unsafe(no_mangle)]
-            pub extern "C" fn $unimport(_object: *mut c_void) {}
-        )*
-    };
-}
-
-not_shared! {
-    ibv_import_pd ibv_unimport_pd
-    ibv_import_mr ibv_unimport_mr
-    ibv_import_dm ibv_unimport_dm
-}

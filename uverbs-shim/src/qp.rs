@@ -18,6 +18,7 @@ use crate::context::context;
 use crate::events::Element;
 use crate::nic::{Source, lock};
 use crate::object::{Errno, Face, behind, code, give, pointer, put, set_errno, take_back};
+use crate::pd::InDomain;
 use crate::post_ex::{self, Builder};
 use crate::qp_attr::{self, Known};
 use crate::report::{device, refuse};
@@ -49,6 +50,7 @@ pub(crate) struct Qp {
     known: Mutex<Known>,
     /// What it keeps from being destroyed.
     uses: Endpoints,
+    _domain: Option<InDomain>,
     pub(crate) acknowledgements: Acknowledgements,
 }
 
@@ -245,6 +247,8 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
     let init = QpInit { qp_type: kind, caps, sq_sig_all: wanted.sq_sig_all };
     // SAFETY: the contract: an object.
     let nic = unsafe { context(of) }?;
+    // SAFETY: as above, or null: an XRC target has none.
+    let domain = unsafe { behind(wanted.uses.pd) }.ok().map(InDomain::new);
     let pair = srq::make_pair(wanted.call, &nic.nic.device, &wanted.uses, &init)?;
     let source = Source::Qp(pair.index().0);
     let face = face(of, wanted, pair.qpn().value());
@@ -260,6 +264,7 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
             sq_sig_all: wanted.sq_sig_all,
             known: Mutex::default(),
             uses: Endpoints { ..wanted.uses },
+            _domain: domain,
             acknowledgements: Acknowledgements::default(),
         },
     );

@@ -119,7 +119,9 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         let connected = odp_can::IBV_ODP_SUPPORT_SEND
             | odp_can::IBV_ODP_SUPPORT_RECV
             | odp_can::IBV_ODP_SUPPORT_WRITE
-            | odp_can::IBV_ODP_SUPPORT_READ;
+            | odp_can::IBV_ODP_SUPPORT_READ
+            | odp_can::IBV_ODP_SUPPORT_ATOMIC;
+        let acknowledged = odp_can::IBV_ODP_SUPPORT_READ | odp_can::IBV_ODP_SUPPORT_ATOMIC;
         let mut all = ibv_device_attr_ex {
             orig_attr: device_attr(context),
             device_cap_flags_ex: device_attr(context).device_cap_flags.into(),
@@ -135,7 +137,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         all.odp_caps.general_caps = (odp::IBV_ODP_SUPPORT | odp::IBV_ODP_SUPPORT_IMPLICIT).into();
         all.odp_caps.per_transport_caps.rc_odp_caps = connected | odp_can::IBV_ODP_SUPPORT_SRQ_RECV;
         all.xrc_odp_caps = connected | odp_can::IBV_ODP_SUPPORT_SRQ_RECV;
-        all.odp_caps.per_transport_caps.uc_odp_caps = connected & !odp_can::IBV_ODP_SUPPORT_READ;
+        all.odp_caps.per_transport_caps.uc_odp_caps = connected & !acknowledged;
         all.odp_caps.per_transport_caps.ud_odp_caps =
             odp_can::IBV_ODP_SUPPORT_SEND | odp_can::IBV_ODP_SUPPORT_RECV;
         let known = size.min(size_of::<ibv_device_attr_ex>());

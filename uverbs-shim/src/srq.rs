@@ -16,7 +16,7 @@ use crate::context::context;
 use crate::events::Element;
 use crate::nic::Source;
 use crate::object::{Errno, Face, behind, code, give, pointer, put, take_back};
-use crate::pd::Users;
+use crate::pd::{InDomain, Users};
 use crate::post::post_receives;
 use crate::report::{device, info, refuse};
 use crate::waiting::Acknowledgements;
@@ -36,7 +36,7 @@ pub(crate) fn max_srq() -> c_int {
 pub(crate) struct Srq {
     queue: SharedReceiveQueue,
     pub(crate) users: Users,
-    pd: *mut ibv_pd,
+    _domain: InDomain,
     xrc: Option<(*mut ibv_xrcd, *mut ibv_cq)>,
     pub(crate) acknowledgements: Acknowledgements,
 }
@@ -162,14 +162,19 @@ unsafe fn create(
         let of = (*pd).context;
         let nic = context(of)?;
         let source = Source::Srq(queue.index().0);
-        found.users.add();
+        let domain = InDomain::new(found);
         if let Some((xrcd, cq)) = xrc {
             behind(xrcd)?.users.add();
             behind(cq)?.users.add();
         }
         let face = ibv_srq { context: of, srq_context: user, pd, ..ibv_srq::default() };
-        let behind =
-            Srq { queue, users: Users::default(), pd, xrc, acknowledgements: Acknowledgements::default() };
+        let behind = Srq {
+            queue,
+            users: Users::default(),
+            _domain: domain,
+            xrc,
+            acknowledgements: Acknowledgements::default(),
+        };
         let srq = give(face, behind);
         nic.nic.add_source(source, &nic.events, Element::Srq(srq as usize));
         Ok(srq)
@@ -185,9 +190,8 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
             found.users.none("ibv_destroy_srq", "shared receive queue")?;
             context((*srq).context)?.nic.remove_source(Source::Srq(found.queue.index().0));
             found.acknowledgements.wait();
-            let (pd, xrc) = (found.pd, found.xrc);
+            let xrc = found.xrc;
             drop(take_back(srq));
-            behind(pd)?.users.remove();
             if let Some((xrcd, cq)) = xrc {
                 behind(xrcd)?.users.remove();
                 behind(cq)?.users.remove();
@@ -334,13 +338,11 @@ impl Endpoints {
         }
     }
 
+    /// Counts it as a user of all of them, or no more; the protection domain has an [`InDomain`] for that.
     pub(crate) fn count(&self, more: bool) {
         let change = |users: &Users| if more { users.add() } else { users.remove() };
         // SAFETY: the contract: objects, which live as long as the QP.
         unsafe {
-            if let Ok(pd) = behind(self.pd) {
-                change(&pd.users);
-            }
             for cq in [self.send_cq, self.recv_cq] {
                 if let Ok(cq) = behind(cq) {
                     change(&cq.users);

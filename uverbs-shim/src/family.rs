@@ -1,0 +1,199 @@
+//! What contexts share that stand for the same open device: `ibv_import_device` makes a context of another one's command descriptor,
+//! and the objects of either are imported into the other by their handles.
+//!
+//! With a kernel below, the descriptor is an open file of the driver's, to which the objects belong, and it can be handed to
+//! another process. Here objects are this process's, and so is the descriptor: a small file in memory that nobody reads, which is
+//! known by its inode, however often it was duplicated. Its name says whose it is.
+
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::fstat;
+
+use crate::fork;
+use crate::memory::{Dm, Mr};
+use crate::nic::lock;
+use crate::object::Errno;
+use crate::pd::Pd;
+use crate::report::refuse;
+
+/// How the names of command descriptors begin; the process that made one follows.
+const NAME: &str = "roxie0-of-process-";
+
+/// The contexts of one command descriptor and its duplicates.
+pub(crate) struct Family {
+    /// Device and inode of the file.
+    file: (u64, u64),
+    generation: u32,
+    objects: Mutex<Objects>,
+}
+
+#[derive(Default)]
+struct Objects {
+    last: u32,
+    by_handle: HashMap<u32, Object>,
+}
+
+/// An object that can be imported.
+#[derive(Clone)]
+pub(crate) enum Object {
+    Pd(Arc<Pd>),
+    Mr(Arc<Mr>),
+    Dm(Arc<Dm>),
+}
+
+/// All that have a context.
+static FAMILIES: Mutex<Vec<Weak<Family>>> = Mutex::new(Vec::new());
+
+impl Family {
+    /// A new one, with its descriptor.
+    pub(crate) fn new() -> Result<(Arc<Family>, OwnedFd), Errno> {
+        let name = format!("{NAME}{}", std::process::id());
+        let descriptor = memfd_create(&*name, MFdFlags::MFD_CLOEXEC).map_err(|errno| errno as Errno)?;
+        let status = fstat(&descriptor).map_err(|errno| errno as Errno)?;
+        let file = (status.st_dev, status.st_ino);
+        let family = Arc::new(Family { file, generation: fork::generation(), objects: Mutex::default() });
+        let mut families = FAMILIES.lock().unwrap_or_else(PoisonError::into_inner);
+        families.retain(|family| family.strong_count() > 0);
+        families.push(Arc::downgrade(&family));
+        Ok((family, descriptor))
+    }
+
+    /// That of a descriptor of the caller's.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is none, or of something else; `EOPNOTSUPP` if it is another process's.
+    pub(crate) fn of(call: &str, descriptor: RawFd) -> Result<Arc<Family>, Errno> {
+        // SAFETY: it is looked at for the length of this call; if it is not open, the system says so.
+        let status = (descriptor >= 0).then(|| fstat(unsafe { BorrowedFd::borrow_raw(descriptor) }));
+        let Some(Ok(status)) = status else {
+            return refuse(call, libc::EINVAL, format_args!("{descriptor} is no open descriptor"));
+        };
+        let file = (status.st_dev, status.st_ino);
+        let found = lock(&FAMILIES).iter().filter_map(Weak::upgrade).find(|family| family.file == file);
+        if let Some(family) = found.filter(|family| family.generation == fork::generation()) {
+            return Ok(family);
+        }
+        let path = std::fs::read_link(format!("/proc/self/fd/{descriptor}"));
+        let path = path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+        match path.strip_prefix("/memfd:").and_then(|name| name.strip_prefix(NAME)) {
+            Some(rest) => {
+                let process = rest.split(' ').next().unwrap_or_default();
+                let why = "objects are shared within one process, while one of its contexts is open";
+                let told = format_args!("descriptor {descriptor} is a context's of process {process}: {why}");
+                refuse(call, libc::EOPNOTSUPP, told)
+            }
+            None => refuse(
+                call,
+                libc::EINVAL,
+                format_args!(
+                    "descriptor {descriptor} ({path}) is not a context's cmd_fd or a duplicate of it"
+                ),
+            ),
+        }
+    }
+
+    /// Takes in an object, which is made when its place is known, and returns its handle.
+    pub(crate) fn add<T>(
+        self: &Arc<Self>,
+        make: impl FnOnce(Place) -> T,
+        object: impl FnOnce(Arc<T>) -> Object,
+    ) -> Arc<T> {
+        let mut objects = lock(&self.objects);
+        loop {
+            objects.last = objects.last.wrapping_add(1);
+            let handle = objects.last;
+            // 0 is what objects have that cannot be imported.
+            if handle != 0 && !objects.by_handle.contains_key(&handle) {
+                let made = Arc::new(make(Place { family: Arc::downgrade(self), handle }));
+                objects.by_handle.insert(handle, object(Arc::clone(&made)));
+                return made;
+            }
+        }
+    }
+
+    /// The object of a handle.
+    ///
+    /// # Errors
+    /// `ENOENT` if there is none, or one of another kind.
+    pub(crate) fn find<T>(
+        &self,
+        call: &str,
+        handle: u32,
+        kind: impl FnOnce(Object) -> Option<Arc<T>>,
+    ) -> Result<Arc<T>, Errno> {
+        let found = lock(&self.objects).by_handle.get(&handle).cloned().and_then(kind);
+        found.map_or_else(
+            || refuse(call, libc::ENOENT, format_args!("handle {handle}: no such object in this context")),
+            Ok,
+        )
+    }
+}
+
+/// Where an object can be found; it is there until it is destroyed.
+pub(crate) struct Place {
+    family: Weak<Family>,
+    handle: u32,
+}
+
+impl Place {
+    pub(crate) fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// The object is destroyed for all contexts.
+    ///
+    /// # Errors
+    /// `ENOENT` if it was before, by another context.
+    pub(crate) fn leave(&self, call: &str) -> Result<(), Errno> {
+        // Without contexts nobody can have destroyed it.
+        let Some(family) = self.family.upgrade() else { return Ok(()) };
+        let removed = lock(&family.objects).by_handle.remove(&self.handle);
+        match removed {
+            Some(_) => Ok(()),
+            None => refuse(call, libc::ENOENT, "another context has destroyed it: unimport is what is left"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    fn of(descriptor: &impl AsRawFd) -> Result<Arc<Family>, Errno> {
+        Family::of("test", descriptor.as_raw_fd())
+    }
+
+    #[test]
+    fn a_duplicate_leads_to_the_same_family_while_there_is_a_context() {
+        let (family, descriptor) = Family::new().unwrap();
+        let (other, _its) = Family::new().unwrap();
+        let duplicate = descriptor.try_clone().unwrap();
+        drop(descriptor);
+        assert!(Arc::ptr_eq(&of(&duplicate).unwrap(), &family));
+        assert!(!Arc::ptr_eq(&of(&duplicate).unwrap(), &other));
+        drop(family);
+        assert_eq!(of(&duplicate).err(), Some(libc::EOPNOTSUPP));
+    }
+
+    #[test]
+    fn descriptors_of_another_process_and_of_other_things_are_told_apart() {
+        let theirs = memfd_create(&*format!("{NAME}1"), MFdFlags::MFD_CLOEXEC).unwrap();
+        assert_eq!(of(&theirs).err(), Some(libc::EOPNOTSUPP));
+        let something = memfd_create("something", MFdFlags::MFD_CLOEXEC).unwrap();
+        assert_eq!(of(&something).err(), Some(libc::EINVAL));
+        assert_eq!(Family::of("test", -1).err(), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn a_handle_that_nothing_has_is_no_object() {
+        let (family, _descriptor) = Family::new().unwrap();
+        let pd = |object| if let Object::Pd(pd) = object { Some(pd) } else { None };
+        assert_eq!(family.find("test", 0, pd).err(), Some(libc::ENOENT));
+        assert_eq!(family.find("test", 1, pd).err(), Some(libc::ENOENT));
+    }
+}
