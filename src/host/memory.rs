@@ -39,7 +39,7 @@ impl ProtectionDomain {
     }
 
     /// Registers addresses whose pages may come and go (`IBV_ACCESS_ON_DEMAND`, which is added to `access`). An access to
-    /// a page that is not there fails the request, and nothing else. An atomic takes tens of microseconds.
+    /// a page that is not there fails the request, and nothing else. An atomic takes some 100 us.
     ///
     /// # Errors
     /// Also if the system does not let a process copy to and from itself (`process_vm_readv`).

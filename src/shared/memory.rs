@@ -285,7 +285,7 @@ impl HostMemory {
     }
 
     /// Runs `operation` on the 8 aligned bytes at `offset`, as the CPU's own atomics would, and returns what
-    /// was there before. On memory on demand that takes tens of microseconds.
+    /// was there before. On memory on demand that takes some 100 us.
     pub fn atomic(&self, offset: u64, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, Fault> {
         let Some(at) = self.at(offset, 8)? else {
             let address = self.on_demand_at(offset).ok_or(Fault::NoMemory)?;
