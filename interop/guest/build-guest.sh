@@ -30,7 +30,7 @@ modules_for_host=(9pnet_virtio 9p overlay)
 modules_if_there=(crc32_generic)
 programs=(
     rdma ip ibv_devices ibv_devinfo ibv_rc_pingpong ibv_srq_pingpong ibv_uc_pingpong ibv_ud_pingpong
-    rping ucmatose rdma_server rdma_client
+    rping ucmatose udaddy rdma_server rdma_client rdma_xserver rdma_xclient rstream riostream
     ib_send_bw ib_send_lat ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_atomic_bw ib_atomic_lat
 )
 

@@ -478,6 +478,9 @@ pub trait Local: End {
     /// Waits until a program listens on a TCP port in the site's namespace; false if none does in time.
     fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error>;
 
+    /// Waits until a program has claimed the site's interface for its device; false if none does in time.
+    fn wait_for_claim(&mut self, port: PortKind, timeout: Duration) -> Result<bool, Error>;
+
     /// Closes the port and opens a socket for a script in its place, at the family's address.
     fn step_aside(&mut self, family: Family) -> Result<Wire, Error>;
 

@@ -60,7 +60,7 @@ pub struct Site<'a> {
 
 /// Roxie's end at a site. Its port is opened by the first row.
 pub fn open<'a>(site: &Site<'a>) -> Box<dyn Local + 'a> {
-    Box::new(Roxie { site: *site, open: None, program: None, said: None })
+    Box::new(Roxie { site: *site, open: None, program: None, said: None, prepared: None })
 }
 
 struct Roxie<'a> {
@@ -69,6 +69,8 @@ struct Roxie<'a> {
     program: Option<Program>,
     /// The port whose mode was told last.
     said: Option<PortKind>,
+    /// What the row wants, programs included, which open the port themselves.
+    prepared: Option<Setup>,
 }
 
 /// An open device and what was made on it.
@@ -232,6 +234,7 @@ impl Roxie<'_> {
 
 impl Local for Roxie<'_> {
     fn prepare(&mut self, setup: &Setup) -> Result<(), Unready> {
+        self.prepared = Some(setup.clone());
         if let Some(open) = self.open.as_mut().filter(|open| open.serves(setup)) {
             open.before = open.never();
             return Ok(());
@@ -278,6 +281,23 @@ impl Local for Roxie<'_> {
             }
             if Instant::now() > until {
                 return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn wait_for_claim(&mut self, port: PortKind, timeout: Duration) -> Result<bool, Error> {
+        let until = Instant::now() + timeout;
+        loop {
+            let claimed = match port {
+                PortKind::Xdp => {
+                    let interface = self.site.within(|| Interface::by_name(self.site.interface))?;
+                    interface.named("the interface")?.xdp_program.is_some()
+                }
+                PortKind::Udp => self.site.within(program::somebody_has_the_udp_port)??,
+            };
+            if claimed || Instant::now() > until {
+                return Ok(claimed);
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -332,7 +352,8 @@ impl Local for Roxie<'_> {
     }
 
     fn program(&mut self, name: &str, arguments: &[String]) -> Result<(), Error> {
-        let setup = self.open()?.setup.clone();
+        let setup = self.prepared.clone();
+        let setup = setup.ok_or_else(|| Error::Local("prepare comes first".into()))?;
         // The program's device claims the interface.
         self.open = None;
         let mut words: Vec<String> =

@@ -78,6 +78,7 @@ impl Manager {
         connection.patience = patience;
         connection.max_retries = request.max_cm_retries;
         connection.linger = linger;
+        connection.insists_until = now + self.config.insistence;
         let id = self.insert(connection)?;
         self.begin_transaction(id);
         let req = req_of(request, id, self.config.ca_guid, timeout);
@@ -268,6 +269,7 @@ impl Manager {
         let mut connection = Connection::resolution(State::SidrReqSent, request.route);
         connection.patience = self.span(request.response_timeout);
         connection.max_retries = request.max_cm_retries;
+        connection.insists_until = now + self.config.insistence;
         let id = self.insert(connection)?;
         self.begin_transaction(id);
         let question = SidrReq {

@@ -101,6 +101,8 @@ pub(super) struct Connection {
     pub(super) retries_left: u8,
     /// How long it lingers when it is over.
     pub(super) linger: Nanos,
+    /// Until when a peer where nobody listens is asked again.
+    pub(super) insists_until: Nanos,
 }
 
 /// How long a resolution lingers: as long as a connection with the timeout code that Linux uses on RoCE.
@@ -127,6 +129,7 @@ impl Connection {
             max_retries: 0,
             retries_left: 0,
             linger: Nanos::ZERO,
+            insists_until: Nanos::ZERO,
         }
     }
 

@@ -1,13 +1,14 @@
-//! Requests that come a moment before somebody listens: they wait for a moment before they are refused.
+//! Requests that come a moment before somebody listens. Ours is asked again for a moment if the peer says that nobody listens; a
+//! peer's waits for a moment before it is refused.
 //!
 //! A program that listens anew for each connection (`perftest` with `-R`) races with its client, which knows by other means that it
-//! is about to. To the peer it is as if the link had been slow.
+//! is about to. To either end it is as if the link had been slow.
 
 use std::collections::VecDeque;
 
 use crate::time::Nanos;
 use crate::wire::ServiceId;
-use crate::wire::cm::{Ari, CmMessage, RejReason, SidrRep, SidrStatus};
+use crate::wire::cm::{Ari, CmMessage, CommId, RejReason, SidrRep, SidrStatus};
 
 use super::Route;
 use super::manager::Manager;
@@ -57,6 +58,17 @@ impl Manager {
         self.set_early_timer();
     }
 
+    /// The peer says that nobody listens: it is asked again in a moment. False: it was asked for long enough.
+    pub(super) fn asks_again(&mut self, now: Nanos, id: CommId) -> bool {
+        let deadline = now + AGAIN;
+        let insists = self.table.get_mut(id).filter(|connection| deadline <= connection.insists_until);
+        let Some(connection) = insists else { return false };
+        // It is no retry: there was an answer.
+        connection.retries_left = connection.retries_left.saturating_add(1);
+        self.set_timer(id, deadline);
+        true
+    }
+
     fn set_early_timer(&mut self) {
         // All wait equally long.
         if let Some(first) = self.early.front() {
@@ -92,6 +104,9 @@ fn asked(request: &CmMessage) -> Option<ServiceId> {
         _ => None,
     }
 }
+
+/// How long after a refusal it is asked again.
+const AGAIN: Nanos = Nanos::from_millis(20);
 
 /// Those that wait, in the order in which they came.
 pub(super) type EarlyRequests = VecDeque<Early>;

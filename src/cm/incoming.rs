@@ -4,7 +4,7 @@ use crate::time::Nanos;
 use crate::verbs::{Mtu, Psn};
 use crate::wire::cm::{
     Apr, AprStatus, Ari, CmMessage, CommId, Drep, Dreq, Kind, Lap, Mra, PrivateData, Rej, RejReason, Rep,
-    Req, Rtu, SidrRep, SidrReq, Stage, Transport,
+    Req, Rtu, SidrRep, SidrReq, SidrStatus, Stage, Transport,
 };
 use crate::wire::{Gid, Qpn, ServiceId};
 
@@ -38,7 +38,7 @@ impl Manager {
             CmMessage::Dreq(m) => self.on_dreq(now, tid, &m, route),
             CmMessage::Drep(m) => self.on_drep(now, &m, route),
             CmMessage::SidrReq(m) => self.on_sidr_req(now, tid, m, route),
-            CmMessage::SidrRep(m) => self.on_sidr_rep(m, route),
+            CmMessage::SidrRep(m) => self.on_sidr_rep(now, m, route),
             CmMessage::Lap(m) => self.on_lap(tid, &m, route),
             // We never ask for an alternate path.
             CmMessage::Apr(_) => self.counters.out_of_state += 1,
@@ -348,7 +348,13 @@ impl Manager {
 
     fn on_rej(&mut self, now: Nanos, rej: Rej, route: Route) {
         let Some((id, state)) = self.rejected(&rej, &route) else { return };
+        let nobody_listens = rej.message == Stage::Req && rej.reason == RejReason::INVALID_SERVICE_ID;
         match state {
+            State::ReqSent if nobody_listens && self.asks_again(now, id) => {}
+            // Of an earlier time that it was asked.
+            State::RepRcvd | State::MraRepSent | State::Established | State::DreqSent if nobody_listens => {
+                self.counters.count_duplicate(Kind::Rej);
+            }
             // Nothing of it is left at the peer.
             State::ReqSent | State::RepWait => {
                 let orphan = self.table.get(id).is_some_and(|connection| connection.orphan);
@@ -510,11 +516,14 @@ impl Manager {
         self.emit(Event::ResolutionRequest { id, listener, route, request: Box::new(question) });
     }
 
-    fn on_sidr_rep(&mut self, reply: SidrRep, route: Route) {
+    fn on_sidr_rep(&mut self, now: Nanos, reply: SidrRep, route: Route) {
         let id = reply.request_id;
         let Some(state) = self.addressed(id, CommId(0), &route) else { return };
         if state != State::SidrReqSent {
             self.counters.out_of_state += 1;
+            return;
+        }
+        if reply.status == SidrStatus::UNSUPPORTED && self.asks_again(now, id) {
             return;
         }
         self.remove(id);

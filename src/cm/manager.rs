@@ -31,6 +31,8 @@ pub struct Config {
     pub service_timeout: u8,
     /// How long a request for a service that nobody listens for waits before it is refused. Zero: not at all.
     pub grace: Nanos,
+    /// How long a peer that says that nobody listens is asked again. Zero: not at all.
+    pub insistence: Nanos,
 }
 
 impl Default for Config {
@@ -42,6 +44,7 @@ impl Default for Config {
             ack_delay: 15,
             service_timeout: 24,
             grace: Nanos::from_millis(100),
+            insistence: Nanos::from_millis(250),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Requests that come before anybody listens.
 
-use roxie::cm::{Event, ListenOn, ResolveRequest, Route};
+use roxie::cm::{Event, ListenOn, ResolveRequest, Route, State};
 use roxie::time::Nanos;
-use roxie::wire::cm::{Kind, RejReason, SidrStatus};
+use roxie::wire::cm::{CmMessage, Kind, PrivateData, Rej, RejReason, SidrStatus, Stage};
 
 use super::pair::{A, B, Pair, SERVICE, address, config};
 
@@ -95,4 +95,55 @@ fn only_so_many_wait() {
     assert_eq!(pair.lose(B), [Kind::Rej], "the third");
     pair.wait_for(B);
     assert_eq!(pair.lose(B), [Kind::Rej, Kind::Rej]);
+}
+
+/// What a kernel refuses at once is asked for again, as if its retries had not begun.
+#[test]
+fn a_peer_where_nobody_listens_is_asked_again_for_a_moment() {
+    for somebody_comes in [true, false] {
+        let mut a = config(A);
+        a.insistence = Nanos::from_millis(50);
+        let mut pair = Pair::with(a, config(B));
+        let id = pair.connect();
+        let (mut asked, begun) = (Vec::new(), pair.now);
+        for _ in 0..2 {
+            asked.extend(pair.take(A));
+            let refusal = asked.last().map(|(tid, _)| *tid).unwrap();
+            let rej = Rej {
+                remote_comm_id: id,
+                message: Stage::Req,
+                reason: RejReason::INVALID_SERVICE_ID,
+                ..Rej::default()
+            };
+            pair.forge(A, refusal, &CmMessage::Rej(rej));
+            pair.no_events();
+            pair.wait_for(A);
+        }
+        // The same request each time.
+        asked.extend(pair.outbox(A).iter().map(|transmit| CmMessage::read(&transmit.mad).unwrap()));
+        assert!(asked.len() == 3 && asked.windows(2).all(|two| two[0] == two[1]), "{asked:?}");
+        if somebody_comes {
+            pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
+        }
+        pair.settle();
+        if somebody_comes {
+            pair.accept();
+            pair.settle();
+            assert!(matches!(pair.event(A), Event::Reply { .. }));
+            pair.ends[A].ready(id, PrivateData::EMPTY).unwrap();
+            // An old refusal changes nothing.
+            let old = Rej {
+                remote_comm_id: id,
+                message: Stage::Req,
+                reason: RejReason::INVALID_SERVICE_ID,
+                ..Rej::default()
+            };
+            pair.forge(A, 1, &CmMessage::Rej(old));
+            assert_eq!(pair.state(A, id), Some(State::Established));
+        } else {
+            assert!(matches!(pair.event(A), Event::Rejected { .. }));
+            assert!(pair.now < begun + Nanos::from_millis(60));
+            pair.nothing_is_left();
+        }
+    }
 }

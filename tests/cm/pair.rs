@@ -30,6 +30,7 @@ pub fn config(end: usize) -> Config {
         ca_guid: 0xa0_0000 + end as u64,
         // Refusals at once.
         grace: Nanos::ZERO,
+        insistence: Nanos::ZERO,
         ..Config::default()
     }
 }

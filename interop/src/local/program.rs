@@ -154,6 +154,14 @@ pub(super) fn somebody_listens(port: u16) -> Result<bool, Error> {
     Ok(false)
 }
 
+/// True if a socket has RoCE's UDP port in the calling thread's network namespace.
+pub(super) fn somebody_has_the_udp_port() -> Result<bool, Error> {
+    let wanted = format!(":{:04X}", roxie::wire::ROCE_V2_PORT);
+    let path = Path::new("/proc/thread-self/net/udp");
+    let text = fs::read_to_string(path).map_err(Error::file(path))?;
+    Ok(text.lines().any(|line| line.split_whitespace().nth(1).is_some_and(|local| local.ends_with(&wanted))))
+}
+
 /// A line of /proc/net/tcp: number, local address:port, remote address:port, state; 0A is LISTEN.
 fn listens(line: &str, port: u16) -> bool {
     let mut words = line.split_whitespace().skip(1);

@@ -1,6 +1,7 @@
 //! Stock programs that run unmodified at both ends: here on Roxie, there on the peer's own libibverbs.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use super::{FAMILIES, Family};
 
@@ -11,6 +12,8 @@ pub struct Program {
     line: &'static str,
     /// What sets this use of it apart, as the row's name has it.
     way: &'static str,
+    /// Name and options of the server, if both ends meet by rdma_cm; then `@` stands for the server's address in both lines.
+    server: Option<&'static str>,
 }
 
 /// Every use of a program: what sets it apart, its name and options.
@@ -69,22 +72,59 @@ const USES: [(&str, &str); 47] = [
     ("cmp_and_swap", "ib_atomic_lat -A CMP_AND_SWAP -o 16 -n 100"),
 ];
 
+/// Uses of programs that meet by rdma_cm: what sets it apart, the server, the client. rping, rstream and riostream look at the data.
+const OVER_CM: [(&str, &str, &str); 16] = [
+    ("cm", "rping -s -a @ -v -V -C 20 -S 2000", "rping -c -a @ -v -V -C 20 -S 2000"),
+    ("cm/connections", "ucmatose -b @ -c 3 -C 20 -S 1000", "ucmatose -s @ -c 3 -C 20 -S 1000"),
+    ("cm/channels", "ucmatose -b @ -m", "ucmatose -s @ -m"),
+    ("cm/datagrams", "udaddy -b @ -c 3 -C 20 -S 500", "udaddy -s @ -c 3 -C 20 -S 500"),
+    ("cm/endpoints", "rdma_server -s @", "rdma_client -s @"),
+    ("cm/srq", "rdma_xserver -c r", "rdma_xclient -c r -s @"),
+    ("cm/streams", "rstream -b @ -S 2000 -C 100 -T v", "rstream -s @ -S 2000 -C 100 -T v"),
+    (
+        "cm/streams/nonblocking",
+        "rstream -b @ -S 2000 -C 100 -T v -T n",
+        "rstream -s @ -S 2000 -C 100 -T v -T n",
+    ),
+    ("cm/writes", "riostream -b @ -S 2000 -C 100 -T v", "riostream -s @ -S 2000 -C 100 -T v"),
+    ("cm/rc", "ib_send_bw -R -n 200 -s 5000", "ib_send_bw -R -n 200 -s 5000 @"),
+    ("cm/rc", "ib_send_lat -R -n 100 -s 5000", "ib_send_lat -R -n 100 -s 5000 @"),
+    ("cm/ud", "ib_send_lat -R -c UD -n 100 -s 1000", "ib_send_lat -R -c UD -n 100 -s 1000 @"),
+    ("cm/rc", "ib_write_bw -R -n 200 -s 5000", "ib_write_bw -R -n 200 -s 5000 @"),
+    ("cm/rc/both/qps3", "ib_write_bw -R -n 200 -s 5000 -b -q 3", "ib_write_bw -R -n 200 -s 5000 -b -q 3 @"),
+    ("cm/rc", "ib_write_lat -R -n 100 -s 5000", "ib_write_lat -R -n 100 -s 5000 @"),
+    ("cm/rc", "ib_read_bw -R -o 16 -n 200 -s 5000", "ib_read_bw -R -o 16 -n 200 -s 5000 @"),
+];
+
 /// Those that run over IPv6 too: one of each service, with the other kind of QP in another program.
-const OVER_V6: [&str; 4] = [
+const OVER_V6: [&str; 6] = [
     "program/ibv_rc_pingpong/polling",
     "program/ibv_ud_pingpong/events",
     "program/ib_send_lat/uc",
     "program/ib_read_bw/rc",
+    "program/rping/cm",
+    "program/ucmatose/cm/connections",
 ];
+
+/// What perftest is told besides. -F: it is not to complain of the processor's frequency. -u: an emulated guest on a busy host may be
+/// silent for longer than eight times the 67 ms that are perftest's own; now it has eight times 537 ms.
+const MEASURED: [&str; 2] = ["-F", "-u17"];
+
+fn first(line: &'static str) -> &'static str {
+    line.split(' ').next().unwrap_or_default()
+}
 
 /// Every use of a program with the IP versions that it runs over.
 pub(super) fn all() -> Vec<(Program, &'static [Family])> {
-    let uses = USES.into_iter().map(|(way, line)| Program { line, way });
-    uses.map(|program| {
-        let both = OVER_V6.contains(&program.to_string().as_str());
-        (program, if both { &FAMILIES[..] } else { &FAMILIES[..1] })
-    })
-    .collect()
+    let alone = USES.into_iter().map(|(way, line)| Program { line, way, server: None });
+    let met = OVER_CM.into_iter().map(|(way, server, line)| Program { line, way, server: Some(server) });
+    alone
+        .chain(met)
+        .map(|program| {
+            let both = OVER_V6.contains(&program.to_string().as_str());
+            (program, if both { &FAMILIES[..] } else { &FAMILIES[..1] })
+        })
+        .collect()
 }
 
 impl fmt::Display for Program {
@@ -95,9 +135,24 @@ impl fmt::Display for Program {
 }
 
 impl Program {
-    /// The program's name.
+    /// The program's name; the client's, where the server is another one.
     pub fn name(&self) -> &'static str {
-        self.line.split(' ').next().unwrap_or_default()
+        first(self.line)
+    }
+
+    /// Its ends meet by rdma_cm.
+    pub fn meets_by_cm(&self) -> bool {
+        self.server.is_some()
+    }
+
+    /// Name and options at an end of those that meet by rdma_cm, where the server has this address.
+    pub fn over_cm(&self, serves: bool, server: IpAddr) -> (String, Vec<String>) {
+        let line = self.server.filter(|_| serves).unwrap_or(self.line);
+        let mut words =
+            line.split(' ').map(|word| if word == "@" { server.to_string() } else { word.into() });
+        let name = words.next().unwrap_or_default();
+        let how = self.measures().then(|| MEASURED.map(str::to_owned));
+        (name, how.into_iter().flatten().chain(words).collect())
     }
 
     /// Its options at an end whose device has the address at this index of its GID table; `server`: where the other end
@@ -105,9 +160,7 @@ impl Program {
     pub fn words(&self, gid_index: usize, server: Option<String>) -> Vec<String> {
         let own = self.line.split(' ').skip(1).map(str::to_owned);
         let place = if self.measures() {
-            // -F: perftest is not to complain of the processor's frequency. -u: an emulated guest on a busy host may be silent
-            // for longer than eight times the 67 ms that are perftest's own; now it has eight times 537 ms.
-            vec!["-F".to_owned(), "-u17".to_owned(), format!("-x{gid_index}")]
+            MEASURED.iter().map(|word| (*word).to_owned()).chain([format!("-x{gid_index}")]).collect()
         } else {
             vec![format!("-g{gid_index}")]
         };
@@ -121,7 +174,7 @@ impl Program {
 
     /// One of perftest, which ends with a table of measurements.
     fn measures(&self) -> bool {
-        !self.name().starts_with("ibv_")
+        self.name().starts_with("ib_")
     }
 
     /// The value of an option.
@@ -133,6 +186,10 @@ impl Program {
     /// What is wrong with what both printed, if anything is: data that is not what was sent, where the programs look; a
     /// measurement that is missing.
     pub fn complaint(&self, client: &str, server: &str) -> Option<String> {
+        if self.name() == "rping" {
+            let rounds = client.matches("ping data: rdma-ping-").count();
+            return (Some(rounds) != self.option("-C")).then(|| format!("{rounds} rounds were verified"));
+        }
         if !self.measures() {
             // They exit with 0 after invalid data as well, and say so.
             let invalid = client.contains("invalid data") || server.contains("invalid data");
@@ -168,6 +225,22 @@ mod tests {
         assert_eq!(words.join(" "), "-c RC -o 16 -n 200 -s 5000 -F -u17 -x1 10.71.0.1");
         let words = named("program/ibv_ud_pingpong/events").words(2, None);
         assert_eq!(words.join(" "), "-s 2000 -n 100 -c -e -g2");
+    }
+
+    #[test]
+    fn both_ends_of_rdma_cm_know_where_the_server_is() {
+        let server = "10.71.0.1".parse().unwrap();
+        let line = |name, serves| {
+            let (name, words) = named(name).over_cm(serves, server);
+            format!("{name} {}", words.join(" "))
+        };
+        assert_eq!(line("program/rdma_client/cm/endpoints", true), "rdma_server -s 10.71.0.1");
+        assert_eq!(line("program/rdma_client/cm/endpoints", false), "rdma_client -s 10.71.0.1");
+        assert_eq!(line("program/ib_send_lat/cm/rc", true), "ib_send_lat -F -u17 -R -n 100 -s 5000");
+        assert_eq!(
+            line("program/ib_send_lat/cm/rc", false),
+            "ib_send_lat -F -u17 -R -n 100 -s 5000 10.71.0.1"
+        );
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Rows of stock programs: a server at one end, its client at the other, and what both say.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use interop::end::{End, Ended, Local};
 use interop::error::Error;
@@ -15,6 +16,8 @@ const TCP_PORT: u16 = 18515;
 const LISTENS_WITHIN: Duration = Duration::from_secs(10);
 /// How long a client may take.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
+/// How long an emulated server of rdma_cm takes until it listens and is set up: riostream's is told what it may map after it listens.
+const SETTLES_WITHIN: Duration = Duration::from_millis(500);
 /// How long a program is waited for whose other end has failed.
 const LOSER_WITHIN: Duration = Duration::from_secs(1);
 /// How the peer, and `roxie run`, say that a program is not there.
@@ -76,6 +79,9 @@ pub(super) fn pingpong(program: Stock, row: &Row, roxie: &mut dyn Local, peer: &
 /// A stock program at both ends: here under `roxie run`, there as it is.
 pub(super) fn unmodified(program: Program, row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
     let mut outcome = || {
+        if program.meets_by_cm() {
+            return meet(program, row, roxie, peer);
+        }
         let (here, there) = (roxie.gid_index(row.family)?, peer_gid(peer, row.family)?);
         let ends = Ends {
             roxie,
@@ -92,6 +98,68 @@ pub(super) fn unmodified(program: Program, row: &Row, roxie: &mut dyn Local, pee
         };
         program.complaint(&client.output, &server.output)
     })
+}
+
+/// A program whose ends meet by rdma_cm. Nothing shows from outside that a server of rdma_cm listens: a client that is refused
+/// is started again.
+fn meet(
+    program: Program,
+    row: &Row,
+    roxie: &mut dyn Local,
+    peer: &mut Peer,
+) -> Result<Result<Played, Outcome>, Error> {
+    let (here, there) = (roxie.address(row.family)?, peer.address(row.family)?);
+    let until = Instant::now() + LISTENS_WITHIN;
+    let refused = |client: &Ended| {
+        // The last is perftest's word for the first.
+        let words = ["REJECTED", "UNREACHABLE", "refused", "Unexpected CM event"];
+        client.code != Some(0)
+            && words.iter().any(|word| client.output.contains(word))
+            && Instant::now() < until
+    };
+    let played = match row.requester {
+        Side::Roxie => {
+            let (server, options) = program.over_cm(true, there);
+            let job = peer.spawn(&server, &options)?;
+            thread::sleep(SETTLES_WITHIN);
+            let (client, options) = program.over_cm(false, there);
+            let mut start = || {
+                roxie.program(&client, &options)?;
+                roxie.wait(ENDS_WITHIN)
+            };
+            let here = loop {
+                match start() {
+                    Ok(ended) if refused(&ended) => {}
+                    ended => break ended,
+                }
+            };
+            // A server that nobody came to must not hold its address.
+            let there = peer.wait(job, here.as_ref().map_or(Duration::ZERO, time_left));
+            Played { here: here?, there: there? }
+        }
+        Side::Peer => {
+            let (server, options) = program.over_cm(true, here);
+            roxie.program(&server, &options)?;
+            if !roxie.wait_for_claim(row.port, LISTENS_WITHIN)? {
+                let server = roxie.wait(Duration::ZERO)?;
+                return Ok(Err(Outcome::Fail(format!("roxie's server is silent: {server:?}"))));
+            }
+            let (client, options) = program.over_cm(false, here);
+            let there = loop {
+                let job = peer.spawn(&client, &options)?;
+                let ended = peer.wait(job, ENDS_WITHIN)?;
+                if !refused(&ended) {
+                    break ended;
+                }
+            };
+            let here = roxie.wait(time_left(&there))?;
+            Played { here, there }
+        }
+    };
+    if [&played.here, &played.there].iter().any(|end| end.code == Some(NO_SUCH_PROGRAM)) {
+        return Ok(Err(Outcome::Skip(SkipReason::ProgramMissing)));
+    }
+    Ok(Ok(played))
 }
 
 /// The place of the peer's address in its GID table.

@@ -34,7 +34,13 @@ impl Side {
     fn new(address: &'static str, seed: u64) -> Side {
         let mut state = State::new();
         let file = state.open(EfdFlags::EFD_NONBLOCK).unwrap();
-        let manager = Manager::new(Config { seed, ca_guid: seed, grace: Nanos::ZERO, ..Config::default() });
+        let manager = Manager::new(Config {
+            seed,
+            ca_guid: seed,
+            grace: Nanos::ZERO,
+            insistence: Nanos::ZERO,
+            ..Config::default()
+        });
         Side { address, state, manager, file, now: Nanos(0) }
     }
 
