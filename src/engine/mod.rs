@@ -280,6 +280,23 @@ impl Engine {
         progress
     }
 
+    /// True if callers drive this engine and the last pass ended with what it brought: what leaves because of it is not sent yet.
+    pub fn owes(&self) -> bool {
+        self.caller_drives && self.shared.owes_sending.load(Relaxed)
+    }
+
+    /// The caller has posted what may be its answer to what the last pass brought, and the last thing that it does for long: it
+    /// leaves now, with the acknowledgements.
+    pub fn posted(&self) {
+        // Whoever has the worker sends after this, or sees to it that somebody does.
+        if let Ok(mut worker) = self.shared.worker.try_lock() {
+            let now = self.now();
+            self.shared.last_caller_pass.store(now.0, Relaxed);
+            self.shared.send_what_is_owed(&mut worker, now);
+            self.shared.rouse(&mut worker);
+        }
+    }
+
     /// The caller is about to wait for something and will not poll meanwhile: the fallback thread takes over at once.
     pub fn step_aside(&self) {
         if let (true, Some(thread)) = (self.caller_drives, &self.thread) {
@@ -334,7 +351,8 @@ impl Engine {
                 }
             } else if let Ok(mut worker) = self.shared.lock_between() {
                 let now = self.now();
-                self.shared.send_what_is_owed(&mut worker, now);
+                // What was posted before the command leaves before it: it may be to destroy the QP.
+                worker.send_out(now);
                 self.shared.turn(&mut worker, now);
                 self.shared.rouse(&mut worker);
             }

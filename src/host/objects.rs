@@ -23,6 +23,9 @@ use crate::wire::Gid;
 
 /// Posts without a poll after which `post_send` runs a pass itself, if callers turn the device.
 const POSTS_PER_PASS: u32 = 16;
+/// With no more outstanding a work request may be all there is to send, and leaves at once; who has more under way polls for it
+/// anyway, and sends more at a time.
+const FEW: u32 = 2;
 
 /// The device answered a command with something else than it is specified to: a bug of ours.
 pub(super) fn unexpected(answer: &Answer) -> ! {
@@ -611,6 +614,8 @@ impl QueuePair {
         self.device.inner.engine.doorbells().ring(self.handle.index);
         if self.posts.fetch_add(1, Relaxed) % POSTS_PER_PASS == POSTS_PER_PASS - 1 {
             self.device.inner.engine.help();
+        } else if self.device.inner.engine.owes() && lock(&self.sends).outstanding() <= FEW {
+            self.device.inner.engine.posted();
         }
     }
 

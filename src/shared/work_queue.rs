@@ -264,6 +264,11 @@ impl SendRing {
         self.ring.publish(count);
     }
 
+    /// Work requests that were posted and are not complete.
+    pub fn outstanding(&self) -> u32 {
+        self.ring.load(PRODUCER).wrapping_sub(self.ring.load(CONSUMER))
+    }
+
     fn check(&self, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         match payload {
             Payload::Sges(sges) if sges.len() > self.max_sge as usize => {

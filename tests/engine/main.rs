@@ -117,6 +117,35 @@ fn the_last_message_is_acknowledged_by_a_receiver_that_leaves_at_once() {
     assert_eq!(near.counter("retransmitted_packets"), 0);
 }
 
+/// Who answers and then turns to something else, without polling, has sent the answer; nobody else turns its device here.
+#[test]
+fn an_answer_leaves_when_it_is_posted() {
+    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&near, &far, 8, &patient());
+    a.receive(1);
+    b.receive(2);
+    a.send(8);
+    until("the request", || {
+        a.cq.poll_one();
+        b.cq.poll_one()
+    });
+    b.send(8);
+    for what in ["the acknowledgement", "the answer"] {
+        until(what, || a.cq.poll_one());
+    }
+}
+
+/// Who destroys a QP with its last request just posted has sent it.
+#[test]
+fn what_is_posted_leaves_before_its_queue_is_destroyed() {
+    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&near, &far, 8, &patient());
+    b.receive(1);
+    a.send(8);
+    drop(a);
+    until("the last request", || b.cq.poll_one());
+}
+
 /// A thread that spins on its worker lets others look at it.
 #[test]
 fn counters_can_be_read_while_a_thread_spins() {

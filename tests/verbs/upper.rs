@@ -8,7 +8,9 @@ use super::{PORTS, Running, Site, skip};
 
 /// The TCP port by which `ucx_perftest` exchanges addresses.
 const UCX_PORT: u16 = 13337;
-/// Its transports on plain verbs.
+/// Likewise `fi_pingpong`.
+const FI_PORT: u16 = 47592;
+/// Transports of UCX on plain verbs.
 const UCX_TRANSPORTS: [&str; 2] = ["rc_v", "ud_v"];
 
 #[test]
@@ -26,6 +28,33 @@ fn libfabric_and_ucx_find_the_device() {
         for transport in ["rc_verbs", "ud_verbs"] {
             let entry = format!("Transport: {transport}\n#         Device: roxie0:1\n");
             assert!(seen.status.success() && seen.said.contains(&entry), "{entry}: {}", seen.said);
+        }
+    }
+}
+
+/// Over the endpoints that libfabric makes reliable by itself upon datagrams (`rdm`, its utility provider rxd), and over the datagrams
+/// themselves. Not over `msg`, nor over `verbs;ofi_rxm` upon that: a server without an address asks `rdma_bind_addr` for
+/// 127.0.0.1, which the kernel refuses on RoCE with ENODEV as well (`cma_acquire_dev_by_src_ip`), and then has nothing to
+/// listen on.
+#[test]
+fn libfabric_plays_over_its_own_reliability_and_over_datagrams() {
+    if skip("libfabric_plays_over_its_own_reliability_and_over_datagrams", &["fi_pingpong"]) {
+        return;
+    }
+    let site = Site::new("upper-fi");
+    for port in PORTS {
+        for (endpoint, largest) in [("rdm", "64k"), ("dgram", "4k")] {
+            for size in ["64", largest] {
+                let bytes = size.replace('k', "");
+                let bytes: u32 = bytes.parse::<u32>().unwrap() * if size.ends_with('k') { 1024 } else { 1 };
+                // By default datagrams go from GID 0, the link-local address, which a young interface does not have yet.
+                let program =
+                    format!("env FI_VERBS_GID_IDX=1 fi_pingpong -p verbs -e {endpoint} -I 50 -S {bytes} -c");
+                let (client, _) = site.play(port, &program, FI_PORT);
+                let line = client.lines().find(|line| line.split_whitespace().next() == Some(size));
+                let words: Vec<_> = line.unwrap_or_default().split_whitespace().collect();
+                assert_eq!(words.get(1..3), Some(&["50", "=50"][..]), "{port} {program}: {client}");
+            }
         }
     }
 }
