@@ -43,6 +43,9 @@ plain! {
     rdma_ucm_set_option rdma_ucm_migrate_id rdma_ucm_migrate_resp ib_uverbs_qp_attr ib_path_rec_data u8 u32
 }
 
+/// Paths that a program may name at once; a subnet manager gives a primary one and an alternate.
+const PATHS: usize = 64;
+
 /// A command, and where it came from.
 pub(super) struct Command<'a> {
     process: &'static Process,
@@ -315,11 +318,19 @@ impl Command<'_> {
                 let mut state = self.process.state();
                 super::options::set(state.id(self.channel, told.id)?, name, value)
             }
-            (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) => report::refuse(
-                "rdma_set_option",
-                libc::EINVAL,
-                "RDMA_OPTION_IB_PATH: a path of a subnet manager's, which RoCE has not; resolve the route instead",
-            ),
+            (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) => {
+                if told.optval == 0 {
+                    return Err(libc::EFAULT);
+                }
+                let length = (told.optlen as usize).min(PATHS * size_of::<ib_path_rec_data>() + 1);
+                let mut records = vec![0; length];
+                // SAFETY: the contract: so many bytes are there. They are copied before they are looked at.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(told.optval as *const u8, records.as_mut_ptr(), length)
+                };
+                let largest = self.process.nic().device.largest_mtu();
+                self.process.state().take_path(self.channel, told.id, &records, largest)
+            }
             _ => Err(libc::ENOSYS),
         }
     }

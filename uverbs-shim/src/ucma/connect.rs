@@ -227,10 +227,12 @@ impl State {
 
 /// The way of an identifier's messages.
 fn route(id: &Id, source: SocketAddr, destination: SocketAddr) -> Route {
+    let usual = Route::new(source.ip(), destination.ip());
     Route {
         traffic_class: id.path.map_or(0, |path| path.traffic_class),
         flow_label: port_flow_label(source.port(), destination.port()),
-        ..Route::new(source.ip(), destination.ip())
+        hop_limit: id.path.map_or(usual.hop_limit, |path| path.hop_limit),
+        ..usual
     }
 }
 

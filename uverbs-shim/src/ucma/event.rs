@@ -10,8 +10,13 @@ use roxie::wire::Gid;
 use crate::object::Errno;
 use crate::waiting::take_count_now;
 
-/// `enum rdma_cm_event_type` (`rdma/rdma_cma.h`). Some are never told: ROUTE_ERROR, since on RoCE a route is an address; CONNECT_ERROR,
-/// which the kernel has for QPs of its own; MULTICAST_ERROR, since groups need no manager; ADDR_CHANGE, of bonded interfaces.
+/// `enum rdma_cm_event_type` (`rdma/rdma_cma.h`). Some are never told, as the kernel never tells them to a program on RoCE:
+///
+/// * ROUTE_ERROR: it is for queries to a subnet manager. A route that cannot be is an error of the call.
+/// * CONNECT_ERROR: the kernel has it for QPs of its own. Of a program's QP the library says so itself, when the QP cannot be moved
+///   after CONNECT_RESPONSE.
+/// * ADDR_CHANGE: `cma_netdev_change` tells it when a bonded interface fails over to another (`NETDEV_BONDING_FAILOVER`), and of
+///   nothing else that happens to an interface. An address that goes away is noticed when it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum What {
@@ -26,6 +31,7 @@ pub(super) enum What {
     Disconnected = 10,
     DeviceRemoval = 11,
     MulticastJoin = 12,
+    MulticastError = 13,
     TimeWaitExit = 15,
 }
 

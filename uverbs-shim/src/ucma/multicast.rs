@@ -13,6 +13,7 @@ use super::id::Stage;
 use super::incoming::Surroundings;
 use super::state::{Group, State};
 use crate::object::Errno;
+use crate::report;
 
 /// The QPN of all members of a group.
 const MULTICAST_QPN: u32 = 0x00ff_ffff;
@@ -20,7 +21,8 @@ const MULTICAST_QPN: u32 = 0x00ff_ffff;
 const HOP_LIMIT: u8 = 64;
 
 impl State {
-    /// Joins a group: the number of the membership. An event follows.
+    /// Joins a group: the number of the membership. An event follows: that it has joined, or, if the device has lost the
+    /// identifier's address, that it has not; then with status 0, as `cma_make_mc_event` has it.
     ///
     /// # Errors
     /// `EINVAL` if the identifier is not bound to the device, not for datagrams, or the address no group's; `ENOMEM`.
@@ -37,19 +39,24 @@ impl State {
         if !at_rest || !id.is_datagram() || !address.ip().is_multicast() {
             return Err(libc::EINVAL);
         }
-        let sgid_index = (around.sgid_index)(gid_of(id.source)).ok_or(libc::EINVAL)?;
+        let source = gid_of(id.source);
         let traffic_class = id.options.service_type;
         let dgid = Gid::from(address.ip());
         let group = Group { id: handle, channel, events_reported: 0 };
         let number = self.groups.add(group).ok_or(libc::ENOMEM)?;
-        let way = Way { sgid_index, dgid, flow_label: 0, hop_limit: HOP_LIMIT, traffic_class };
-        let facts = Facts::Datagram(DatagramFacts {
-            qpn: MULTICAST_QPN,
-            qkey: RDMA_UDP_QKEY,
-            way: Some(way),
-            private_data: Vec::new(),
-        });
-        let event = Event { uid, handle: number, what: What::MulticastJoin, status: 0, facts };
+        let (what, facts) = match (around.sgid_index)(source) {
+            Some(sgid_index) => {
+                let way = Some(Way { sgid_index, dgid, flow_label: 0, hop_limit: HOP_LIMIT, traffic_class });
+                let (qpn, qkey) = (MULTICAST_QPN, RDMA_UDP_QKEY);
+                (What::MulticastJoin, DatagramFacts { qpn, qkey, way, private_data: Vec::new() })
+            }
+            None => {
+                let why = format_args!("the device has no address {} any more", source.to_ip());
+                report::info("rdma_join_multicast", why);
+                (What::MulticastError, DatagramFacts::default())
+            }
+        };
+        let event = Event { uid, handle: number, what, status: 0, facts: Facts::Datagram(facts) };
         self.queue(channel, Waiting { of: handle, group: Some(number), event });
         Ok(number)
     }

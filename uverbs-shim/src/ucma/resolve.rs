@@ -4,15 +4,19 @@ use std::net::SocketAddr;
 
 use roxie::verbs::Mtu;
 
-use super::event::{Facts, What};
+use super::event::{Facts, What, gid_of};
 use super::id::{Path, Stage};
 use super::state::State;
+use crate::abi::{IB_PATH_BIDIRECTIONAL, IB_PATH_GMP, IB_PATH_PRIMARY, ib_path_rec_data};
 use crate::object::Errno;
+use crate::report::refuse;
 
 /// How long a packet is under way at most, as a code: what Linux takes on RoCE (`CMA_IBOE_PACKET_LIFETIME`).
 const PACKET_LIFETIME: u8 = 16;
 /// Hops, as routes on Linux have them.
 const HOP_LIMIT: u8 = 64;
+/// MTU and packet lifetime in a path record, behind the two bits that say whether they are exact.
+const SIX_BITS: u8 = 0x3f;
 
 /// An address to be looked for, by a thread that may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,8 +85,7 @@ impl State {
         if id.stage != Stage::AddressResolved {
             return Err(libc::EINVAL);
         }
-        id.stage = Stage::RouteResolved;
-        id.path = Some(Path {
+        let path = Path {
             mtu,
             hop_limit: HOP_LIMIT,
             traffic_class: id.options.service_type,
@@ -91,8 +94,65 @@ impl State {
                 0 => PACKET_LIFETIME,
                 timeout => timeout - 1,
             },
-        });
+        };
+        (id.stage, id.path) = (Stage::RouteResolved, Some(path));
         self.tell(handle, What::RouteResolved, 0, Facts::None);
         Ok(())
     }
+
+    /// Takes the route as the program knows it, instead of resolving it: `RDMA_OPTION_IB_PATH`, an array of `ib_path_rec_data`, of
+    /// which the first that goes both ways and carries management as well counts (`ucma_set_ib_path`). Its flow
+    /// label does not: that of a route is made of the ports.
+    ///
+    /// # Errors
+    /// `EINVAL` if no destination was found yet, no record is of that kind, or it is of another route, or of an MTU that is
+    /// none or larger than `largest`. The kernel finds another route's GIDs out when it connects.
+    pub(super) fn take_path(
+        &mut self,
+        channel: u64,
+        handle: u32,
+        records: &[u8],
+        largest: Mtu,
+    ) -> Result<(), Errno> {
+        const CALL: &str = "rdma_set_option";
+        let id = self.id_on_device(channel, handle)?;
+        let Some(record) = primary(records) else {
+            return refuse(CALL, libc::EINVAL, "RDMA_OPTION_IB_PATH: no primary path for both directions");
+        };
+        let (dgid, sgid) = (gid_of(id.destination), gid_of(id.source));
+        if record[8..24] != dgid.0 || record[24..40] != sgid.0 {
+            return refuse(
+                CALL,
+                libc::EINVAL,
+                format_args!("RDMA_OPTION_IB_PATH: the path is not from {sgid} to {dgid}"),
+            );
+        }
+        let code = record[54] & SIX_BITS;
+        let mtu = Mtu::ALL.into_iter().find(|mtu| *mtu as u8 == code && *mtu <= largest);
+        let Some(mtu) = mtu else {
+            let told = format_args!(
+                "RDMA_OPTION_IB_PATH: path MTU code {code}, where the link has {} at most",
+                largest as u8
+            );
+            return refuse(CALL, libc::EINVAL, told);
+        };
+        if id.stage != Stage::AddressResolved {
+            return Err(libc::EINVAL);
+        }
+        let hop_limit = if record[47] == 0 { HOP_LIMIT } else { record[47] };
+        let (traffic_class, packet_lifetime) = (record[48], record[56] & SIX_BITS);
+        id.path = Some(Path { mtu, hop_limit, traffic_class, packet_lifetime });
+        id.stage = Stage::RouteResolved;
+        self.tell(handle, What::RouteResolved, 0, Facts::None);
+        Ok(())
+    }
+}
+
+/// The path record (IBTA 15.2.5.16) of the first path that is the primary one, for both directions and for management.
+fn primary(records: &[u8]) -> Option<&[u8; 64]> {
+    const WANTED: u32 = IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL;
+    let (records, rest) = records.as_chunks::<{ size_of::<ib_path_rec_data>() }>();
+    let flags = |record: &[u8]| record.first_chunk().map(|flags| u32::from_ne_bytes(*flags));
+    let found = records.iter().find(|record| flags(&record[..]) == Some(WANTED))?;
+    if rest.is_empty() { found.last_chunk() } else { None }
 }

@@ -489,6 +489,127 @@ fn a_membership_is_told_and_left_with_the_count_of_its_events() {
 }
 
 #[test]
+fn a_membership_of_an_address_that_is_gone_is_an_error_that_is_told() {
+    let (_, mut side) = sides();
+    let around = Surroundings { sgid_index: &|_| None, random: 0 };
+    let id = side.create(1, Space::Udp);
+    side.bind(id, "192.0.2.2:0").unwrap();
+    let file = side.file;
+    let number = side.state.join(&around, file, id, 5, "239.1.2.3:0".parse().unwrap()).unwrap();
+    let event = side.next();
+    assert_eq!((event.what, event.status, event.uid, event.handle), (What::MulticastError, 0, 5, number));
+    assert_eq!(event.what as u32, 13);
+    let Facts::Datagram(facts) = event.facts else { panic!("{event:?}") };
+    assert_eq!((facts.qpn, facts.way), (0, None));
+    assert_eq!(side.state.leave(file, number), Ok(1), "the program leaves it all the same");
+}
+
+/// An identifier that has found 192.0.2.1, and no route yet.
+fn found(side: &mut Side) -> u32 {
+    let id = side.create(1, Space::Tcp);
+    side.bind(id, "0.0.0.0:0").unwrap();
+    let query = side.state.begin_resolution(side.file, id, "192.0.2.1:7174".parse().unwrap()).unwrap();
+    side.state.end_resolution(&query, Ok("192.0.2.2:0".parse().unwrap()));
+    assert_eq!(side.next().what, What::AddressResolved);
+    id
+}
+
+/// What a query of the path of another identifier's route answers.
+fn path_of_another(side: &mut Side) -> Vec<u8> {
+    let other = side.resolved(2, Space::Tcp, "192.0.2.1:7174");
+    super::answer::path(side.state.id(side.file, other).unwrap(), 1024).split_off(8)
+}
+
+#[test]
+fn a_path_that_the_program_has_takes_the_place_of_resolving_the_route() {
+    let (mut near, mut side) = sides();
+    near.listener(Space::Tcp, "0.0.0.0:7174", 0);
+    let mut record = path_of_another(&mut side);
+    assert_eq!(record.len(), 72);
+    // Path MTU 512, a traffic class, hops, a packet lifetime of 2^14.
+    let at = |field: usize| 8 + field;
+    (record[at(54)], record[at(48)], record[at(47)], record[at(56)]) = (0x82, 0x60, 9, 0x8e);
+    let id = found(&mut side);
+    // One for one direction only comes first.
+    let mut records = record.clone();
+    records[0] = 2;
+    records.extend_from_slice(&record);
+    side.state.take_path(side.file, id, &records, Mtu::Mtu4096).unwrap();
+    let event = side.next();
+    assert_eq!((event.what, event.status, side.maybe_next()), (What::RouteResolved, 0, None));
+    let again = side.state.take_path(side.file, id, &records, Mtu::Mtu4096);
+    assert_eq!(again, Err(libc::EINVAL), "it has one");
+    side.connect(id, &wish(17, b"")).unwrap();
+    carry(&mut near, &mut side);
+    let asked = near.next();
+    assert_eq!(asked.what, What::ConnectRequest);
+    let path = near.state.id(near.file, asked.handle).unwrap().path.unwrap();
+    assert_eq!((path.mtu, path.traffic_class, path.hop_limit), (Mtu::Mtu512, 0x60, 9));
+    assert_eq!(path.packet_lifetime, 14);
+}
+
+/// A route that cannot be is an error of the call: nothing is told of it afterwards.
+#[test]
+fn a_path_that_is_none_or_another_is_refused_and_the_route_can_still_be_resolved() {
+    let (_, mut side) = sides();
+    let good = path_of_another(&mut side);
+    let id = found(&mut side);
+    let with = |at: usize, value: u8| {
+        let mut record = good.clone();
+        record[at] = value;
+        record
+    };
+    let refused = [
+        ("nothing", Vec::new()),
+        ("half a record", good[..40].to_vec()),
+        ("a record and a byte", [&good[..], &[0]].concat()),
+        ("one direction", with(0, 1 | 2 | 8)),
+        ("to another GID", with(8 + 23, 77)),
+        ("from another GID", with(8 + 39, 77)),
+        ("no MTU", with(8 + 54, 0x80)),
+        ("more than the link has", with(8 + 54, 0x85)),
+    ];
+    for (what, records) in refused {
+        let result = side.state.take_path(side.file, id, &records, Mtu::Mtu1024);
+        assert_eq!(result, Err(libc::EINVAL), "{what}");
+    }
+    let early = side.create(3, Space::Tcp);
+    assert_eq!(side.state.take_path(side.file, early, &good, Mtu::Mtu1024), Err(libc::EINVAL));
+    assert_eq!(side.maybe_next(), None);
+    side.state.resolve_route(side.file, id, Mtu::Mtu1024).unwrap();
+    assert_eq!(side.next().what, What::RouteResolved);
+}
+
+/// What the library tells as CONNECT_ERROR: the attributes to move its QP by cannot be had, so it takes no response.
+#[test]
+fn a_response_that_is_not_taken_ends_the_connection_at_both_ends() {
+    for refuses in [false, true] {
+        let (mut near, mut far) = sides();
+        near.listener(Space::Tcp, "0.0.0.0:7174", 0);
+        let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
+        far.connect(active, &wish(17, b"")).unwrap();
+        carry(&mut near, &mut far);
+        let passive = near.next().handle;
+        near.accept(passive, Some((8, wish(18, b"")))).unwrap();
+        carry(&mut near, &mut far);
+        assert_eq!(far.next().what, What::ConnectResponse);
+        // The device has lost the address in between.
+        let around = Surroundings { sgid_index: &|_| None, random: 0 };
+        let moved = far.with(|all, cm, file| all.attributes(Some(cm), &around, file, active, QpState::Rtr));
+        assert!(moved.is_err());
+        if refuses {
+            far.with(|state, cm, file| state.reject(cm, file, active, RejReason::CONSUMER, b"")).unwrap();
+        } else {
+            far.destroy(active).unwrap();
+        }
+        carry(&mut near, &mut far);
+        let told = near.next();
+        assert_eq!((told.what, told.handle, near.maybe_next()), (What::Rejected, passive, None));
+        assert_eq!(far.maybe_next(), None);
+    }
+}
+
+#[test]
 fn a_device_that_is_gone_is_told_once_and_nothing_can_be_done_but_go() {
     let (mut near, mut far) = sides();
     let (passive, _) = connected(&mut near, &mut far);
