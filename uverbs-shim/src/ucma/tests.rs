@@ -526,9 +526,9 @@ fn a_path_that_the_program_has_takes_the_place_of_resolving_the_route() {
     near.listener(Space::Tcp, "0.0.0.0:7174", 0);
     let mut record = path_of_another(&mut side);
     assert_eq!(record.len(), 72);
-    // Path MTU 512, a traffic class, hops, a packet lifetime of 2^14.
+    // Path MTU 512, a traffic class, hops, a packet lifetime that outlasts the acknowledgement delay of the adapter.
     let at = |field: usize| 8 + field;
-    (record[at(54)], record[at(48)], record[at(47)], record[at(56)]) = (0x82, 0x60, 9, 0x8e);
+    (record[at(54)], record[at(48)], record[at(47)], record[at(56)]) = (0x82, 0x60, 9, 0x92);
     let id = found(&mut side);
     // One for one direction only comes first.
     let mut records = record.clone();
@@ -545,7 +545,7 @@ fn a_path_that_the_program_has_takes_the_place_of_resolving_the_route() {
     assert_eq!(asked.what, What::ConnectRequest);
     let path = near.state.id(near.file, asked.handle).unwrap().path.unwrap();
     assert_eq!((path.mtu, path.traffic_class, path.hop_limit), (Mtu::Mtu512, 0x60, 9));
-    assert_eq!(path.packet_lifetime, 14);
+    assert_eq!(path.packet_lifetime, 18);
 }
 
 /// A route that cannot be is an error of the call: nothing is told of it afterwards.
