@@ -297,46 +297,56 @@ fn asleep() -> (Device, Device) {
 
 /// By when a sleeping thread that was not woken is still asleep: it looks after 100 ms by itself.
 const WELL_BEFORE: Duration = Duration::from_millis(40);
+/// A thread that is never woken is late each time, one that is woken only where the machine is busy.
+fn in_time(attempt: impl Fn() -> Duration) {
+    let took: Vec<Duration> = (0..8).map(|_| attempt()).take_while(|took| *took >= WELL_BEFORE).collect();
+    assert!(took.len() < 8, "{took:?}");
+}
+
 /// The thread has gone to sleep by then.
 const IT_SLEEPS: Duration = Duration::from_millis(25);
 
 #[test]
 fn what_a_caller_owes_and_does_not_send_is_sent_by_the_sleeping_thread() {
-    let (near, far) = asleep();
-    let (a, b) = joined(&near, &far, 8, &patient());
-    a.receive(1);
-    b.send(8);
-    std::thread::sleep(IT_SLEEPS);
-    far.poll();
-    until("the message", || a.cq.poll_one());
-    // The caller goes away with its message; the acknowledgement is owed.
-    let (sent, took) = until("the acknowledgement", || b.cq.poll_one());
-    assert_eq!(sent.status, WcStatus::Success);
-    assert!(took < WELL_BEFORE, "{took:?}");
-    assert_eq!(far.counter("retransmitted_packets"), 0);
+    in_time(|| {
+        let (near, far) = asleep();
+        let (a, b) = joined(&near, &far, 8, &patient());
+        a.receive(1);
+        b.send(8);
+        std::thread::sleep(IT_SLEEPS);
+        far.poll();
+        until("the message", || a.cq.poll_one());
+        // The caller goes away with its message; the acknowledgement is owed.
+        let (sent, took) = until("the acknowledgement", || b.cq.poll_one());
+        assert_eq!(sent.status, WcStatus::Success);
+        assert_eq!(far.counter("retransmitted_packets"), 0);
+        took
+    });
 }
 
 #[test]
 fn a_timer_that_a_callers_pass_sets_wakes_the_sleeping_thread_in_time() {
-    let (near, far) = asleep();
-    // No acknowledgement timer: the thread has no deadline of its own. The peer asks for 0.64 ms.
-    let options = ConnectOptions { timeout: 0, min_rnr_timer: 12, ..ConnectOptions::default() };
-    let (a, b) = joined(&near, &far, 8, &options);
-    a.send(8);
-    near.poll();
-    std::thread::sleep(IT_SLEEPS);
-    // Takes the message in, then answers.
-    far.poll();
-    far.poll();
-    // The caller takes the RNR NAK in and goes away.
-    until("the NAK", || {
+    in_time(|| {
+        let (near, far) = asleep();
+        // No acknowledgement timer: the thread has no deadline of its own. The peer asks for 0.64 ms.
+        let options = ConnectOptions { timeout: 0, min_rnr_timer: 12, ..ConnectOptions::default() };
+        let (a, b) = joined(&near, &far, 8, &options);
+        a.send(8);
         near.poll();
-        (near.counter("rcvd_pkts") > 0).then_some(())
+        std::thread::sleep(IT_SLEEPS);
+        // Takes the message in, then answers.
+        far.poll();
+        far.poll();
+        // The caller takes the RNR NAK in and goes away.
+        until("the NAK", || {
+            near.poll();
+            (near.counter("rcvd_pkts") > 0).then_some(())
+        });
+        b.receive(1);
+        let (received, took) = until("the message again", || b.cq.poll_one());
+        assert_eq!(received.status, WcStatus::Success);
+        took
     });
-    b.receive(1);
-    let (received, took) = until("the message again", || b.cq.poll_one());
-    assert_eq!(received.status, WcStatus::Success);
-    assert!(took < WELL_BEFORE, "{took:?}");
 }
 
 #[test]
