@@ -232,6 +232,18 @@ impl Roxie<'_> {
     }
 }
 
+/// Looks until something is so; false: it is not in time.
+fn becomes_so(timeout: Duration, is_so: impl Fn() -> Result<bool, Error>) -> Result<bool, Error> {
+    let until = Instant::now() + timeout;
+    loop {
+        let so = is_so()?;
+        if so || Instant::now() > until {
+            return Ok(so);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 impl Local for Roxie<'_> {
     fn prepare(&mut self, setup: &Setup) -> Result<(), Unready> {
         self.prepared = Some(setup.clone());
@@ -274,33 +286,17 @@ impl Local for Roxie<'_> {
     }
 
     fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error> {
-        let until = Instant::now() + timeout;
-        loop {
-            if self.site.within(|| program::somebody_listens(port))?? {
-                return Ok(true);
-            }
-            if Instant::now() > until {
-                return Ok(false);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        becomes_so(timeout, || self.site.within(|| program::somebody_listens(port))?)
     }
 
     fn wait_for_claim(&mut self, port: PortKind, timeout: Duration) -> Result<bool, Error> {
-        let until = Instant::now() + timeout;
-        loop {
-            let claimed = match port {
-                PortKind::Xdp => {
-                    let interface = self.site.within(|| Interface::by_name(self.site.interface))?;
-                    interface.named("the interface")?.xdp_program.is_some()
-                }
-                PortKind::Udp => self.site.within(program::somebody_has_the_udp_port)??,
-            };
-            if claimed || Instant::now() > until {
-                return Ok(claimed);
+        becomes_so(timeout, || match port {
+            PortKind::Xdp => {
+                let interface = self.site.within(|| Interface::by_name(self.site.interface))?;
+                Ok(interface.named("the interface")?.xdp_program.is_some())
             }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            PortKind::Udp => self.site.within(program::somebody_has_the_udp_port)?,
+        })
     }
 
     fn step_aside(&mut self, family: Family) -> Result<Wire, Error> {

@@ -123,7 +123,7 @@ impl Manager {
             route,
             transport: req.transport,
             active: false,
-            path_mtu: mtu(req.path_mtu).unwrap_or(Mtu::Mtu256),
+            path_mtu: Mtu::from_code(req.path_mtu.into()).unwrap_or(Mtu::Mtu256),
             dest_qpn: Some(req.local_qpn),
             rq_psn: Psn::new(0),
             sq_psn: req.starting_psn,
@@ -552,13 +552,8 @@ fn objection(req: &Req, route: &Route) -> Option<(RejReason, Ari)> {
     if !matches!(req.transport, Transport::Rc | Transport::Uc | Transport::Xrc) {
         return Some((RejReason::INVALID_TRANSPORT, Ari::NONE));
     }
-    if mtu(req.path_mtu).is_none() {
+    if Mtu::from_code(req.path_mtu.into()).is_none() {
         return Some((RejReason::INVALID_MTU, Ari::new(&[Mtu::Mtu4096 as u8])));
     }
     None
-}
-
-/// A path MTU from its code.
-fn mtu(code: u8) -> Option<Mtu> {
-    Mtu::ALL.into_iter().find(|mtu| *mtu as u8 == code)
 }

@@ -71,11 +71,13 @@ impl Parameters {
         }
     }
 
-    fn answers(&self) -> bool {
+    /// Our QP answers READs and atomics: of an XRC connection, the end that was asked has receives, and nothing else.
+    pub fn answers(&self) -> bool {
         self.transport == Transport::Rc || self.transport == Transport::Xrc && !self.active
     }
 
-    fn asks(&self) -> bool {
+    /// Our QP sends requests that are acknowledged.
+    pub fn asks(&self) -> bool {
         self.transport == Transport::Rc || self.transport == Transport::Xrc && self.active
     }
 

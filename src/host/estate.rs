@@ -96,21 +96,17 @@ impl Estate {
     }
 
     /// Tells the peers of connections whose process is no more that they are over. `device` opens the device that they were on, and
-    /// is not called if there are none. How many there were; it takes a second at most, and no longer than the peers need to answer.
+    /// is not called if there are none. It takes a second at most, and no longer than the peers need to answer.
     ///
     /// # Errors
     /// If the device cannot be opened, for instance because another process has it now.
-    pub fn settle<E: From<DeviceError>>(
-        &self,
-        device: impl FnOnce() -> Result<Device, E>,
-    ) -> Result<usize, E> {
+    pub fn settle<E: From<DeviceError>>(&self, device: impl FnOnce() -> Result<Device, E>) -> Result<(), E> {
         let left = self.take();
         if left.is_empty() {
-            return Ok(0);
+            return Ok(());
         }
         let device = device()?;
         let until = Instant::now() + LIMIT;
-        let count = left.values().map(Vec::len).sum();
         for (seed, bequests) in left {
             let manager = Manager::new(Config { seed, ..Config::default() });
             let service = ConnectionService::start(&device, manager, Nobody)?;
@@ -124,7 +120,7 @@ impl Estate {
                 std::thread::sleep(LOOK);
             }
         }
-        Ok(count)
+        Ok(())
     }
 }
 

@@ -14,6 +14,8 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use nix::sys::signal::{SigSet, SigmaskHow};
+
 use super::memory::Fault;
 
 /// Bytes of the stack on which it is tried. The frame of a signal has room for all registers there are, 12 KiB at most so far.
@@ -122,25 +124,19 @@ impl Drop for Stack {
 }
 
 /// All signals of the calling thread wait while it lives.
-struct Quiet(libc::sigset_t);
+struct Quiet(nix::Result<SigSet>);
 
 impl Quiet {
     fn new() -> Quiet {
-        // SAFETY: sets that are filled in before they are used, and the calling thread's own mask.
-        unsafe {
-            let mut all: libc::sigset_t = MaybeUninit::zeroed().assume_init();
-            let mut before: libc::sigset_t = MaybeUninit::zeroed().assume_init();
-            libc::sigfillset(&mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-            Quiet(before)
-        }
+        Quiet(SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK))
     }
 }
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        // SAFETY: the mask of before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, ptr::null_mut()) };
+        if let Ok(before) = self.0 {
+            let _ = before.thread_set_mask();
+        }
     }
 }
 

@@ -243,6 +243,11 @@ impl Mtu {
         Mtu::ALL.into_iter().find(|m| m.bytes() == bytes)
     }
 
+    /// From the code that is its number in verbs and in messages: 1 (256 bytes) to 5 (4096).
+    pub fn from_code(code: u32) -> Option<Mtu> {
+        Mtu::ALL.into_iter().find(|mtu| *mtu as u32 == code)
+    }
+
     /// The largest that fits a link MTU, nearly as rdma_rxe chooses it: 1500 gives 1024, 4096 needs 4184.
     pub fn largest_for_link(link_mtu: usize) -> Option<Mtu> {
         Mtu::ALL.into_iter().rev().find(|m| m.bytes() + Mtu::OVERHEAD <= link_mtu)

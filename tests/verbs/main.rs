@@ -163,7 +163,7 @@ impl Running {
     fn wait_until_it_listens(&mut self, port: u16) {
         // `sl local_address rem_address st`, the state LISTEN being 0A.
         let wanted = format!(":{port:04X}");
-        let listens = |pid: u32| {
+        self.wait_until(&format!("listening on port {port}"), |pid| {
             ["tcp", "tcp6"].iter().any(|table| {
                 let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
                 text.lines().any(|line| {
@@ -171,14 +171,18 @@ impl Running {
                     fields.len() > 3 && fields[1].ends_with(&wanted) && fields[3] == "0A"
                 })
             })
-        };
-        while !listens(self.child.id()) {
+        });
+    }
+
+    /// Until something is so, as the launcher's number shows; it must not end before.
+    fn wait_until(&mut self, what: &str, is_so: impl Fn(u32) -> bool) {
+        while !is_so(self.child.id()) {
             let ended = self.child.try_wait().unwrap();
             if ended.is_some() || Instant::now() > self.until {
                 let said = self.said();
-                panic!("{} does not listen ({ended:?}): {said}", self.what);
+                panic!("{}: not {what} ({ended:?}): {said}", self.what);
             }
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 

@@ -3,14 +3,14 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{NEAR, NEAR_V6, PORTS, Running, Site, descendants, launcher, skip};
 
 impl Running {
     /// Until it has the interface for a connection manager: the thread of that is there from the first listener on.
     fn wait_until_it_serves(&mut self) {
-        self.wait_until("it serves", |pid| {
+        self.wait_until("serving", |pid| {
             descendants(pid).into_iter().any(|pid| {
                 let mut tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
                 tasks.any(|task| {
@@ -27,17 +27,6 @@ impl Running {
         for pid in descendants(self.child.id()).into_iter().filter(|pid| *pid != self.child.id()) {
             let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-        }
-    }
-
-    fn wait_until(&mut self, what: &str, is_so: impl Fn(u32) -> bool) {
-        while !is_so(self.child.id()) {
-            let ended = self.child.try_wait().unwrap();
-            if ended.is_some() || Instant::now() > self.until {
-                let said = self.said();
-                panic!("{}: not {what} ({ended:?}): {said}", self.what);
-            }
-            std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
@@ -156,7 +145,7 @@ fn mckey_sends_to_a_group_and_receives_from_it() {
     for port in PORTS {
         let mut receiver = site.near(port, "mckey -m 239.1.2.3 -b 192.0.2.1 -C 10");
         // Datagrams before it has joined are nobody's.
-        receiver.wait_until("it has joined", |pid| {
+        receiver.wait_until("in the group", |pid| {
             let groups = fs::read_to_string(format!("/proc/{pid}/net/igmp")).unwrap_or_default();
             groups.contains("030201EF")
         });

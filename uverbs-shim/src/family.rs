@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::fstat;
@@ -55,7 +55,7 @@ impl Family {
         let status = fstat(&descriptor).map_err(|errno| errno as Errno)?;
         let file = (status.st_dev, status.st_ino);
         let family = Arc::new(Family { file, generation: fork::generation(), objects: Mutex::default() });
-        let mut families = FAMILIES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut families = lock(&FAMILIES);
         families.retain(|family| family.strong_count() > 0);
         families.push(Arc::downgrade(&family));
         Ok((family, descriptor))

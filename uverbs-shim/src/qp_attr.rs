@@ -103,7 +103,7 @@ pub(crate) unsafe fn read(
         }
         if has(mask::IBV_QP_PATH_MTU) {
             let code = (*attr).path_mtu;
-            out.path_mtu = Mtu::ALL.into_iter().find(|mtu| *mtu as u32 == code);
+            out.path_mtu = Mtu::from_code(code);
             if out.path_mtu.is_none() {
                 return refuse(
                     call,

@@ -155,7 +155,7 @@ pub(super) fn event(event: &Event) -> rdma_ucm_event_resp {
     response
 }
 
-fn ah_attr(way: &Way) -> ib_uverbs_ah_attr {
+pub(super) fn ah_attr(way: &Way) -> ib_uverbs_ah_attr {
     let mut attr = ib_uverbs_ah_attr { is_global: 1, port_num: PORT, ..ib_uverbs_ah_attr::default() };
     attr.grh.dgid = way.dgid.0;
     attr.grh.sgid_index = way.sgid_index;

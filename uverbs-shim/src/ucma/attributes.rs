@@ -2,14 +2,13 @@
 
 use roxie::cm::Parameters;
 use roxie::verbs::QpState;
-use roxie::wire::cm::Transport;
 use roxie::wire::service_id::RDMA_UDP_QKEY;
 
+use super::answer::ah_attr;
+use super::event::Way;
 use super::incoming::Surroundings;
 use super::state::{Cm, State};
-use crate::abi::{
-    ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_access_flags as access, ibv_qp_attr_mask as mask,
-};
+use crate::abi::{ib_uverbs_qp_attr, ibv_access_flags as access, ibv_qp_attr_mask as mask};
 use crate::object::Errno;
 
 impl State {
@@ -68,30 +67,18 @@ fn init(agreed: &Parameters) -> ib_uverbs_qp_attr {
 }
 
 fn rtr(agreed: &Parameters, sgid_index: u8) -> Result<ib_uverbs_qp_attr, Errno> {
-    let answers = match agreed.transport {
-        Transport::Rc => true,
-        // The end that asks has no receives; the other has nothing else.
-        Transport::Xrc => !agreed.active,
-        _ => false,
-    };
     let mut given = mask::IBV_QP_STATE
         | mask::IBV_QP_AV
         | mask::IBV_QP_PATH_MTU
         | mask::IBV_QP_DEST_QPN
         | mask::IBV_QP_RQ_PSN;
-    if answers {
+    if agreed.answers() {
         given |= mask::IBV_QP_MAX_DEST_RD_ATOMIC | mask::IBV_QP_MIN_RNR_TIMER;
     }
-    let mut ah_attr = ib_uverbs_ah_attr { is_global: 1, port_num: 1, ..ib_uverbs_ah_attr::default() };
-    ah_attr.grh.dgid = agreed.route.remote.0;
-    ah_attr.grh.sgid_index = sgid_index;
-    ah_attr.grh.flow_label = agreed.route.flow_label;
-    ah_attr.grh.hop_limit = agreed.route.hop_limit;
-    ah_attr.grh.traffic_class = agreed.route.traffic_class;
     Ok(ib_uverbs_qp_attr {
         qp_attr_mask: given,
         qp_state: QpState::Rtr as u32,
-        ah_attr,
+        ah_attr: ah_attr(&Way::of(&agreed.route, sgid_index)),
         path_mtu: agreed.path_mtu as u32,
         dest_qp_num: agreed.dest_qpn.ok_or(libc::EINVAL)?.value(),
         max_dest_rd_atomic: agreed.max_dest_rd_atomic,
@@ -100,14 +87,13 @@ fn rtr(agreed: &Parameters, sgid_index: u8) -> Result<ib_uverbs_qp_attr, Errno> 
 }
 
 fn rts(agreed: &Parameters) -> ib_uverbs_qp_attr {
-    let asks = mask::IBV_QP_RETRY_CNT | mask::IBV_QP_RNR_RETRY | mask::IBV_QP_MAX_QP_RD_ATOMIC;
-    let given = mask::IBV_QP_STATE | mask::IBV_QP_SQ_PSN;
-    let given = match agreed.transport {
-        Transport::Rc => given | mask::IBV_QP_TIMEOUT | asks,
-        Transport::Xrc if agreed.active => given | mask::IBV_QP_TIMEOUT | asks,
-        Transport::Xrc => given | mask::IBV_QP_TIMEOUT,
-        _ => given,
-    };
+    let mut given = mask::IBV_QP_STATE | mask::IBV_QP_SQ_PSN;
+    if agreed.asks() || agreed.answers() {
+        given |= mask::IBV_QP_TIMEOUT;
+    }
+    if agreed.asks() {
+        given |= mask::IBV_QP_RETRY_CNT | mask::IBV_QP_RNR_RETRY | mask::IBV_QP_MAX_QP_RD_ATOMIC;
+    }
     ib_uverbs_qp_attr {
         qp_attr_mask: given,
         qp_state: QpState::Rts as u32,

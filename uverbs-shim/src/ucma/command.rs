@@ -10,7 +10,7 @@ use roxie::verbs::QpState;
 use roxie::wire::cm::RejReason;
 
 use super::answer;
-use super::connect::Wish;
+use super::event::{ConnectionFacts, Event};
 use super::id::Made;
 use super::ports::Space;
 use super::process::Process;
@@ -401,10 +401,7 @@ impl Command<'_> {
 ///
 /// # Safety
 /// The contract: the answer's address has the room that the header says.
-pub(super) unsafe fn give(
-    event: &super::event::Event,
-    (_, body, room): (u32, &[u8], usize),
-) -> Result<(), Errno> {
+pub(super) unsafe fn give(event: &Event, (_, body, room): (u32, &[u8], usize)) -> Result<(), Errno> {
     let told: rdma_ucm_get_event = read(body);
     let response = answer::event(event);
     let bytes = bytes_of(&response);
@@ -444,9 +441,9 @@ unsafe fn number(at: u64, length: u32) -> Option<(u32, u32)> {
     }
 }
 
-fn wish(told: &rdma_ucm_conn_param) -> Wish {
+fn wish(told: &rdma_ucm_conn_param) -> ConnectionFacts {
     let length = usize::from(told.private_data_len).min(told.private_data.len());
-    Wish {
+    ConnectionFacts {
         qpn: told.qp_num,
         srq: told.srq != 0,
         responder_resources: told.responder_resources,

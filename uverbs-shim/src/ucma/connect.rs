@@ -10,6 +10,7 @@ use roxie::wire::cm::{Ari, Kind, PrivateData, RejReason, SidrStatus};
 use roxie::wire::service_id::{CmaHeader, RDMA_UDP_QKEY, port_flow_label};
 use roxie::wire::{Gid, Qpn};
 
+use super::event::ConnectionFacts;
 use super::id::{Id, Stage, transport_of};
 use super::state::{Cm, State};
 use crate::object::Errno;
@@ -19,19 +20,6 @@ use crate::report;
 const BACKLOG: u32 = 1024;
 /// Requests of a listener that the manager keeps unanswered: how many the program has not heard of is bounded here.
 const UNANSWERED: u32 = 1 << 14;
-
-/// What a program says of its end: `rdma_ucm_conn_param`.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Wish {
-    pub(super) qpn: u32,
-    pub(super) srq: bool,
-    pub(super) responder_resources: u8,
-    pub(super) initiator_depth: u8,
-    pub(super) flow_control: bool,
-    pub(super) retry_count: u8,
-    pub(super) rnr_retry_count: u8,
-    pub(super) private_data: Vec<u8>,
-}
 
 impl State {
     /// Listens.
@@ -74,7 +62,7 @@ impl State {
         cm: &mut Cm<'_>,
         channel: u64,
         handle: u32,
-        wish: &Wish,
+        wish: &ConnectionFacts,
     ) -> Result<(), Errno> {
         const CALL: &str = "rdma_connect";
         let id = self.id_on_device(channel, handle)?;
@@ -112,7 +100,7 @@ impl State {
         cm: &mut Cm<'_>,
         channel: u64,
         handle: u32,
-        accepted: Option<(u64, Wish)>,
+        accepted: Option<(u64, ConnectionFacts)>,
     ) -> Result<(), Errno> {
         const CALL: &str = "rdma_accept";
         let id = self.id_on_device(channel, handle)?;
@@ -240,7 +228,7 @@ fn request(
     id: &Id,
     source: SocketAddr,
     destination: SocketAddr,
-    wish: &Wish,
+    wish: &ConnectionFacts,
     private_data: PrivateData,
 ) -> Result<ConnectRequest, Errno> {
     let (Some(transport), Some(path)) = (transport_of(id.qp_type), id.path) else { return Err(libc::EINVAL) };

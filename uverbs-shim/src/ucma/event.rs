@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use roxie::cm::Route;
 use roxie::wire::Gid;
 
 use crate::object::Errno;
@@ -35,7 +36,8 @@ pub(super) enum What {
     TimeWaitExit = 15,
 }
 
-/// What is told of the other end of a connection: `rdma_ucm_conn_param`, with resources and depth as the receiver sees them.
+/// What a program says of its end of a connection, and is told of the other's: `rdma_ucm_conn_param`, with resources and depth as
+/// the one sees them who says or hears it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ConnectionFacts {
     pub(super) qpn: u32,
@@ -66,6 +68,14 @@ pub(super) struct Way {
     pub(super) flow_label: u32,
     pub(super) hop_limit: u8,
     pub(super) traffic_class: u8,
+}
+
+impl Way {
+    /// A route of the connection manager's, from the device's GID of this index.
+    pub(super) fn of(route: &Route, sgid_index: u8) -> Way {
+        let Route { remote, traffic_class, flow_label, hop_limit, .. } = *route;
+        Way { sgid_index, dgid: remote, flow_label, hop_limit, traffic_class }
+    }
 }
 
 /// What comes with an event.

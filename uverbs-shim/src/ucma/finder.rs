@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use roxie::threads::spawn_unsignalled;
 
+use crate::nic::lock;
 use crate::object::Errno;
 
 /// Threads at a time: so many hosts may be silent before others have to wait for them.
@@ -67,7 +68,7 @@ impl Finder {
 
 impl Shared {
     fn work(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.work)
     }
 
     fn serve(&self) {

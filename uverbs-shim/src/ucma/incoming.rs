@@ -38,7 +38,6 @@ struct Asked<'a> {
     header: CmaHeader,
     path: Option<Path>,
     facts: Facts,
-    random: u64,
     kind: &'a str,
 }
 
@@ -125,29 +124,17 @@ impl State {
             retry_count: request.retry_count,
             rnr_retry_count: request.rnr_retry_count,
         });
-        let mtu = Mtu::ALL.into_iter().find(|mtu| *mtu as u8 == request.path_mtu);
-        let path = mtu.map(|mtu| Path {
+        let path = Mtu::from_code(request.path_mtu.into()).map(|mtu| Path {
             mtu,
             hop_limit: route.hop_limit,
             traffic_class: route.traffic_class,
             packet_lifetime: request.primary_path.local_ack_timeout.saturating_sub(1),
         });
         let service = request.service_id;
-        let random = around.random;
         self.be_asked(
             cm,
-            Asked {
-                comm,
-                listener,
-                route,
-                service,
-                qp_type,
-                header,
-                path,
-                facts,
-                random,
-                kind: "connection",
-            },
+            around.random,
+            Asked { comm, listener, route, service, qp_type, header, path, facts, kind: "connection" },
         );
     }
 
@@ -166,26 +153,15 @@ impl State {
         let private_data = padded(CmaHeader::behind(&request.private_data), SIDR_REQ_ROOM);
         let facts = Facts::Datagram(DatagramFacts { private_data, ..DatagramFacts::default() });
         let (service, qp_type) = (request.service_id, ibv_qp_type::IBV_QPT_UD);
-        let random = around.random;
         self.be_asked(
             cm,
-            Asked {
-                comm,
-                listener,
-                route,
-                service,
-                qp_type,
-                header,
-                path: None,
-                facts,
-                random,
-                kind: "datagram",
-            },
+            around.random,
+            Asked { comm, listener, route, service, qp_type, header, path: None, facts, kind: "datagram" },
         );
     }
 
     /// Makes an identifier for a request and has its listener hear of it; refuses it if that cannot be.
-    fn be_asked(&mut self, cm: &mut Cm<'_>, asked: Asked<'_>) {
+    fn be_asked(&mut self, cm: &mut Cm<'_>, random: u64, asked: Asked<'_>) {
         let refused = |why: &str| {
             let (service, from) = (asked.service, asked.route.remote);
             report::info("a request", format_args!("{} {service} from {from} refused: {why}", asked.kind));
@@ -203,13 +179,8 @@ impl State {
             return cm.manager.destroy(cm.now, asked.comm);
         }
         let (channel, uid) = (listener.channel, listener.uid);
-        let made = Made {
-            uid: 0,
-            channel,
-            space: listener.space,
-            qp_type: asked.qp_type,
-            psn: State::psn(asked.random),
-        };
+        let made =
+            Made { uid: 0, channel, space: listener.space, qp_type: asked.qp_type, psn: State::psn(random) };
         let Ok(child) = self.create(made) else { return cm.manager.destroy(cm.now, asked.comm) };
         let port = asked.service.0 as u16;
         if let Some(id) = self.ids.get_mut(child) {
@@ -237,13 +208,7 @@ impl State {
         let facts = Facts::Datagram(DatagramFacts {
             qpn: reply.qpn.value(),
             qkey: reply.qkey,
-            way: Some(Way {
-                sgid_index,
-                dgid: route.remote,
-                flow_label: route.flow_label,
-                hop_limit: route.hop_limit,
-                traffic_class: route.traffic_class,
-            }),
+            way: Some(Way::of(route, sgid_index)),
             private_data: padded(&reply.private_data, SIDR_REP_ROOM),
         });
         self.tell(handle, What::Established, 0, facts);

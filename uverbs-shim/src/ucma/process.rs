@@ -11,7 +11,7 @@ use std::sync::atomic::{
     AtomicPtr,
     Ordering::{Acquire, Release},
 };
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use roxie::cm::{Config, Event as CmEvent, Manager};
@@ -25,7 +25,7 @@ use super::id::Stage;
 use super::incoming::Surroundings;
 use super::resolve::Query;
 use super::state::{Cm, Rules, State, Whose};
-use crate::nic::Nic;
+use crate::nic::{Nic, lock};
 use crate::object::Errno;
 use crate::{device, fork, report};
 
@@ -319,8 +319,4 @@ fn may_bind_service_ports() -> bool {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0);
     bits >> NET_BIND_SERVICE & 1 != 0
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -128,8 +128,7 @@ impl State {
             );
         }
         let code = record[54] & SIX_BITS;
-        let mtu = Mtu::ALL.into_iter().find(|mtu| *mtu as u8 == code && *mtu <= largest);
-        let Some(mtu) = mtu else {
+        let Some(mtu) = Mtu::from_code(code.into()).filter(|mtu| *mtu <= largest) else {
             let told = format_args!(
                 "RDMA_OPTION_IB_PATH: path MTU code {code}, where the link has {} at most",
                 largest as u8

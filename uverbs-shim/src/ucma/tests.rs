@@ -9,8 +9,7 @@ use roxie::verbs::{Mtu, Psn, QpState};
 use roxie::wire::cm::RejReason;
 use roxie::wire::{Gid, Qpn};
 
-use super::connect::Wish;
-use super::event::{Event, Facts, What};
+use super::event::{ConnectionFacts, Event, Facts, What};
 use super::id::{Made, Stage};
 use super::incoming::Surroundings;
 use super::ports::Space;
@@ -83,11 +82,11 @@ impl Side {
         id
     }
 
-    fn connect(&mut self, id: u32, wish: &Wish) -> Result<(), Errno> {
+    fn connect(&mut self, id: u32, wish: &ConnectionFacts) -> Result<(), Errno> {
         self.with(|state, cm, file| state.connect(cm, file, id, wish))
     }
 
-    fn accept(&mut self, id: u32, accepted: Option<(u64, Wish)>) -> Result<(), Errno> {
+    fn accept(&mut self, id: u32, accepted: Option<(u64, ConnectionFacts)>) -> Result<(), Errno> {
         self.with(|state, cm, file| state.accept(cm, file, id, accepted))
     }
 
@@ -153,15 +152,15 @@ fn sides() -> (Side, Side) {
     (Side::new("192.0.2.1", 1), Side::new("192.0.2.2", 2))
 }
 
-fn wish(qpn: u32, private_data: &[u8]) -> Wish {
-    Wish {
+fn wish(qpn: u32, private_data: &[u8]) -> ConnectionFacts {
+    ConnectionFacts {
         qpn,
         responder_resources: 4,
         initiator_depth: 2,
         retry_count: 5,
         rnr_retry_count: 6,
         private_data: private_data.to_vec(),
-        ..Wish::default()
+        ..ConnectionFacts::default()
     }
 }
 
