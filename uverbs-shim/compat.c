@@ -62,3 +62,10 @@ __attribute__((constructor)) static void find_next(void)
 {
 	roxie_find_next();
 }
+
+/* Behind the destructors of what stands on this library, for it is finished after them. It is never unloaded. */
+void roxie_farewell(void);
+__attribute__((destructor)) static void farewell(void)
+{
+	roxie_farewell();
+}

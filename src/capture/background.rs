@@ -2,11 +2,13 @@
 //!
 //! Each write is queued whole or refused whole (`WouldBlock`), so what arrives in the file is a row of whole blocks. The
 //! first failure ends the file: behind half a block nothing could be read.
+//!
+//! A process may end without dropping anything: [`write_out`] then has all files of the process brought up to date.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::threads::spawn_unsignalled;
 
@@ -18,6 +20,11 @@ const PIECE: usize = 64 << 10;
 const COLLECT: Duration = Duration::from_millis(2);
 /// At the end a file that takes nothing for so long is given up.
 const GRACE: Duration = Duration::from_secs(2);
+/// How often a process that ends looks whether all is written.
+const LOOK: Duration = Duration::from_micros(500);
+
+/// The files that are open.
+static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
 /// Hands what is written to it to a thread. Dropping it waits until all is written, or until nothing has been for two
 /// seconds.
@@ -35,6 +42,8 @@ pub struct Progress(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
+    /// Whose thread writes: a child of a fork has none.
+    process: u32,
     state: Mutex<State>,
     /// For the thread: there is something to do.
     work: Condvar,
@@ -48,6 +57,8 @@ struct State {
     queue: Vec<u8>,
     /// Bytes that the thread has taken and not written yet.
     taken: usize,
+    /// Bytes that were ever queued.
+    queued: u64,
     closing: bool,
     ended: bool,
     failure: Option<(io::ErrorKind, String)>,
@@ -93,15 +104,24 @@ impl Background {
         let state = State {
             queue: Vec::with_capacity(capacity),
             taken: 0,
+            queued: 0,
             closing: false,
             ended: false,
             failure: None,
         };
-        let shared =
-            Arc::new(Shared { state: Mutex::new(state), work: Condvar::new(), done: Condvar::new() });
+        let shared = Arc::new(Shared {
+            process: std::process::id(),
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            done: Condvar::new(),
+        });
         let of_thread = Arc::clone(&shared);
         let run = move || run(&of_thread, Vec::with_capacity(capacity), out);
         let thread = spawn_unsignalled("roxie-capture", run)?;
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|file| file.strong_count() > 0);
+        open.push(Arc::downgrade(&shared));
+        drop(open);
         Ok(Background { shared, capacity, grace, thread: Some(thread) })
     }
 
@@ -123,6 +143,7 @@ impl Write for Background {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         state.queue.extend_from_slice(bytes);
+        state.queued += bytes.len() as u64;
         let wake = before == 0 || before < PIECE && state.queue.len() >= PIECE;
         drop(state);
         if wake {
@@ -162,6 +183,52 @@ impl Drop for Background {
         drop(state);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+    }
+}
+
+/// Waits until what was captured before is in its file, of all files of this process, for `limit` at most. True if it is.
+///
+/// For a process that ends: no lock is waited for longer, since the calling thread may hold it itself, in the handler of a signal.
+/// A child of a fork leaves its parent's files alone.
+pub fn write_out(limit: Duration) -> bool {
+    let until = Instant::now() + limit;
+    let Some(open) = taken_until(&OPEN, until) else { return false };
+    let files: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
+    drop(open);
+    let ours = files.iter().filter(|file| file.process == std::process::id());
+    // All are waited for, also after one that takes nothing.
+    let behind = ours.filter(|file| !file.write_out(until)).count();
+    behind == 0
+}
+
+impl Shared {
+    fn write_out(&self, until: Instant) -> bool {
+        let mut wanted = None;
+        while let Some(state) = taken_until(&self.state, until) {
+            let wanted = *wanted.get_or_insert(state.queued);
+            let waiting = (state.queue.len() + state.taken) as u64;
+            if state.failure.is_some() || state.queued - waiting >= wanted {
+                return state.failure.is_none();
+            }
+            drop(state);
+            if Instant::now() >= until {
+                break;
+            }
+            std::thread::sleep(LOOK);
+        }
+        false
+    }
+}
+
+/// A lock, unless it is not to be had until then.
+fn taken_until<T>(lock: &Mutex<T>, until: Instant) -> Option<MutexGuard<'_, T>> {
+    loop {
+        match lock.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if Instant::now() >= until => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
         }
     }
 }
@@ -276,6 +343,36 @@ mod tests {
         drop(file);
         assert_eq!(reader.try_iter().count(), 0);
         drop(allow);
+    }
+
+    /// Both in one test: a process has one list of files, and tests share a process.
+    #[test]
+    fn who_ends_without_a_drop_has_its_files_written_unless_their_reader_stands_still() {
+        let (quick, allow_quick, reader) = pipe();
+        (0..100).for_each(|_| allow_quick.send(()).unwrap());
+        let mut file = Background::new(quick).unwrap();
+        for i in 0..1000u16 {
+            file.write_all(&i.to_be_bytes()).unwrap();
+        }
+        // Others of this process may stand still at the same time.
+        assert!(file.shared.write_out(Instant::now() + GRACE));
+        let all: Vec<u8> = reader.try_iter().flatten().collect();
+        assert_eq!(all, (0..1000u16).flat_map(u16::to_be_bytes).collect::<Vec<u8>>());
+
+        let (still, allow, reader) = pipe();
+        let mut file = Background::with_limits(still, 100, Duration::ZERO).unwrap();
+        file.write_all(b"lost").unwrap();
+        let start = Instant::now();
+        assert!(!write_out(Duration::from_millis(20)));
+        assert!(start.elapsed() >= Duration::from_millis(20));
+        // Whoever ends inside a call of ours has the lock, and gets an end all the same.
+        let state = file.shared.lock();
+        assert!(!write_out(Duration::from_millis(20)));
+        drop(state);
+        assert_eq!(reader.try_iter().count(), 0);
+        allow.send(()).unwrap();
+        assert!(file.shared.write_out(Instant::now() + GRACE), "once it is read");
+        assert_eq!(reader.try_iter().collect::<Vec<_>>(), [b"lost"]);
     }
 
     #[test]

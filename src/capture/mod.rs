@@ -11,7 +11,7 @@ mod pcapng;
 mod reader;
 mod writer;
 
-pub use background::{Background, Progress};
+pub use background::{Background, Progress, write_out};
 pub use reader::{CaptureError, Reader, Record};
 pub use writer::{Direction, PcapngWriter};
 

@@ -26,6 +26,7 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, TryRecvError, bounded};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -294,6 +295,24 @@ impl Engine {
             self.shared.last_caller_pass.store(now.0, Relaxed);
             self.shared.send_what_is_owed(&mut worker, now);
             self.shared.rouse(&mut worker);
+        }
+    }
+
+    /// The process is about to end: what was posted leaves, and what is owed for what came, as it would from an adapter. Gives up if
+    /// the worker is not to be had until `limit` has passed: the calling thread may be in the handler of a signal that
+    /// interrupted its own pass.
+    pub fn send_last(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        loop {
+            match self.shared.worker.try_lock() {
+                Ok(mut worker) => {
+                    self.shared.owes_sending.store(false, Relaxed);
+                    while worker.send_out(self.now()).more && Instant::now() < until {}
+                    return;
+                }
+                Err(TryLockError::WouldBlock) if Instant::now() < until => thread::yield_now(),
+                Err(_) => return,
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
 use crate::engine::{Drive, Engine, EventSink};
 use crate::limits::Limits;
@@ -281,6 +282,12 @@ impl Device {
     /// The caller is about to wait for something and will not poll meanwhile: the fallback thread takes over at once.
     pub fn step_aside(&self) {
         self.inner.engine.step_aside();
+    }
+
+    /// The process is about to end, and nobody will drop the device: what was posted and what is owed to peers leaves now, if that
+    /// takes no longer than `limit`.
+    pub fn send_last(&self, limit: Duration) {
+        self.inner.engine.send_last(limit);
     }
 
     /// The next asynchronous event.

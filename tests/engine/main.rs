@@ -135,6 +135,22 @@ fn an_answer_leaves_when_it_is_posted() {
     }
 }
 
+/// Whose process ends has answered what it took in, and nobody drops its device.
+#[test]
+fn what_is_owed_leaves_when_the_process_ends() {
+    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&near, &far, 8, &patient());
+    b.receive(1);
+    a.send(8);
+    until("the message", || {
+        a.cq.poll_one();
+        b.cq.poll_one()
+    });
+    assert_eq!(a.cq.poll_one(), None, "not acknowledged yet");
+    far.send_last(Duration::from_secs(10));
+    until("the acknowledgement", || a.cq.poll_one());
+}
+
 /// Who destroys a QP with its last request just posted has sent it.
 #[test]
 fn what_is_posted_leaves_before_its_queue_is_destroyed() {

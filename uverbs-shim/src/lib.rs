@@ -39,6 +39,7 @@ mod waiting;
 
 // The device.
 mod device;
+mod farewell;
 mod nic;
 
 mod context;

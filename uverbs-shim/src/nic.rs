@@ -49,6 +49,12 @@ impl Nic {
         Ok(nic)
     }
 
+    /// The NIC of this process if it is open. `None` also while somebody is about to open it.
+    pub(crate) fn if_open() -> Option<Arc<Nic>> {
+        let open = OPEN.try_lock().ok()?;
+        if open.0 == fork::generation() { open.1.upgrade() } else { None }
+    }
+
     fn start(call: &'static str) -> Result<Nic, Errno> {
         let settings = device::settings();
         let Some(interface) = device::interface(settings) else { return Err(libc::ENODEV) };

@@ -1,0 +1,68 @@
+//! What of a program is there when it ends without taking its device down.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+
+use roxie::capture::{Direction, Reader};
+
+use super::{PORTS, Running, Site, launcher, skip};
+
+/// Messages of `leaves_at_once`.
+const MESSAGES: u32 = 500;
+/// The first PSN of them.
+const PSN: u32 = 1000;
+/// RC SEND Only and Acknowledge, in the first byte of a BTH (IBTA table 38).
+const SEND_ONLY: u8 = 0x04;
+const ACKNOWLEDGE: u8 = 0x11;
+
+/// The PSNs of a capture's frames of an opcode, in one direction.
+fn psns(capture: &Path, way: Direction, opcode: u8) -> Vec<u32> {
+    // Behind Ethernet, IPv4 and UDP headers.
+    const BTH: usize = 14 + 20 + 8;
+    let mut reader = Reader::new(File::open(capture).unwrap()).unwrap();
+    let mut found = Vec::new();
+    while let Some(record) = reader.next().expect("whole blocks") {
+        if record.direction == Some(way) && record.data[BTH] == opcode {
+            let [high, middle, low] = record.data[BTH + 9..BTH + 12] else { unreachable!() };
+            found.push(u32::from_be_bytes([0, high, middle, low]));
+        }
+    }
+    found
+}
+
+/// Nothing of it is promised for `_exit` and signals.
+#[test]
+fn a_program_that_exits_has_answered_and_its_capture_is_whole() {
+    let name = "a_program_that_exits_has_answered_and_its_capture_is_whole";
+    if skip(name, &["cc"]) {
+        return;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/leaves_at_once.c");
+    let place = tempfile::tempdir().unwrap();
+    let program = place.path().join("leaves_at_once");
+    let compiled = Command::new("cc")
+        .args(["-Wall", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .args(["-libverbs", "-lpthread"])
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let site = Site::new("ends");
+    let capture = place.path().join("it.pcapng");
+    let all: Vec<u32> = (PSN..PSN + MESSAGES).collect();
+    for port in PORTS {
+        for how in ["exit", "thread", "child"] {
+            let options = ["--dev", "left", "--port", port, "--capture", capture.to_str().unwrap()];
+            let command = launcher(&options, &format!("{} {how}", program.display()));
+            let ended = Running::start(&site.near, command).finish();
+            assert!(ended.status.success(), "{port} {how}: {ended:?}");
+            for way in [Direction::Out, Direction::In] {
+                assert_eq!(psns(&capture, way, SEND_ONLY), all, "{port} {how}: messages {way:?}");
+            }
+            let answered = psns(&capture, Direction::Out, ACKNOWLEDGE);
+            assert_eq!(answered.last(), all.last(), "{port} {how}: the last acknowledgement");
+        }
+    }
+}
