@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -21,7 +22,7 @@ use super::datagram::{AddressHandle, AhOptions};
 use super::device::{Device, DeviceError};
 use super::memory::MemoryRegion;
 use super::objects::{CompletionChannel, CompletionQueue, ProtectionDomain, QueuePair};
-use crate::cm::{Arrival, Event, Manager, Route, Transmit};
+use crate::cm::{Arrival, Event, Manager, Route, State, Transmit};
 use crate::shared::Armed;
 use crate::threads::spawn_unsignalled;
 use crate::time::Nanos;
@@ -45,6 +46,8 @@ const LOOKING: usize = 64;
 const WAYS: usize = 1024;
 /// Completions that are looked at together.
 const BATCH: usize = 32;
+/// How often who parts looks whether its peers have agreed.
+const LOOK: Duration = Duration::from_millis(1);
 /// Hops of an answer.
 const HOP_LIMIT: u8 = 64;
 
@@ -166,6 +169,29 @@ impl<C: Consumer> ConnectionService<C> {
             inner.wake();
         }
         result
+    }
+}
+
+impl<C: Consumer> ConnectionService<C> {
+    /// Ends all connections for a process that is about to end, as [`Manager::destroy`] does: the consumer hears nothing of it, the
+    /// peers do. Waits for those that were established to agree, for `limit` at most. True if they did.
+    pub fn part(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        self.with(|manager, _, now| {
+            let all: Vec<_> = manager.ids().collect();
+            for id in all {
+                manager.destroy(now, id);
+            }
+        });
+        let waits =
+            || self.with(|manager, _, _| manager.ids().any(|id| manager.state(id) == Some(State::DreqSent)));
+        while waits() {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+        true
     }
 }
 

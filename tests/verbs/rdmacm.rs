@@ -2,8 +2,9 @@
 //! rsockets, cmtime, perftest with `-R`, qperf, fio. Where one can compare what it received, it does.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{NEAR, NEAR_V6, PORTS, Running, Site, descendants, launcher, skip};
 
@@ -89,6 +90,41 @@ fn a_persistent_rping_server_serves_one_client_after_another() {
             let client = site.far(port, &format!("rping -c -a {NEAR} -V -C 5")).finish();
             assert!(client.status.success(), "{port}: {client:?}");
         }
+    }
+}
+
+/// Without a launcher it says so itself, if it exits. Otherwise the server would find out by its timeouts, after 77 s and more.
+#[test]
+fn the_peer_of_a_program_that_exits_hears_of_it_without_a_launcher() {
+    let name = "the_peer_of_a_program_that_exits_hears_of_it_without_a_launcher";
+    if skip(name, &["rping", "cc"]) {
+        return;
+    }
+    if !Path::new("/usr/include/rdma/rdma_cma.h").exists() {
+        println!("SKIP {name}: librdmacm-dev not installed (.ci/setup test)");
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let program = place.path().join("parts_silently");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/parts_silently.c");
+    let mut compile = Command::new("cc");
+    compile.args(["-Wall", "-o"]).arg(&program).arg(&source).args(["-lrdmacm", "-libverbs"]);
+    let compiled = compile.output().unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let site = Site::new("cm-exits");
+    for port in PORTS {
+        let mut server = site.near(port, &format!("rping -s -a {NEAR} -d"));
+        server.wait_until_it_serves();
+        let mut client = Command::new("sh");
+        let roxie = env!("CARGO_BIN_EXE_roxie");
+        let environment = format!("eval \"$({roxie} env --dev right --port {port})\"");
+        client.args(["-c", &format!("{environment} && exec {} {NEAR} 7174", program.display())]);
+        let client = Running::start(&site.far, client).finish();
+        assert!(client.status.success() && client.said.contains("connected"), "{port}: {client:?}");
+        let parted = Instant::now();
+        let server = server.finish();
+        assert!(server.said.contains("RDMA_CM_EVENT_DISCONNECTED"), "{port}: {server:?}");
+        assert!(parted.elapsed() < Duration::from_secs(30), "{port}: {:?}", parted.elapsed());
     }
 }
 

@@ -1,7 +1,8 @@
 //! The end of a process that leaves its device open, as many do: `exit`, or a return from `main`.
 //!
 //! An adapter outlives the program: what was posted is sent, and what came is acknowledged, before anything is taken down. Here the
-//! NIC ends with the process, so this is done first, within a moment. With `_exit` and signals nothing is.
+//! NIC ends with the process, so this is done first, within a moment. With `_exit` and signals nothing is. A kernel also tells the peers of
+//! `rdma_cm` that their connections are over: `roxie run` does, for programs that end in any way; without it this does.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,7 +16,10 @@ use std::time::{Duration, Instant};
 use roxie::threads::spawn_unsignalled;
 
 use crate::nic::Nic;
+use crate::ucma;
 
+/// How long peers that are connected may take to agree that they are no more.
+const PARTING: Duration = Duration::from_millis(300);
 /// How long sending may take. It takes no time, unless somebody else has the worker.
 const SENDING: Duration = Duration::from_millis(50);
 /// How long a capture may take to be written. Its thread writes every two milliseconds.
@@ -31,7 +35,7 @@ pub extern "C" fn roxie_farewell() {
     static SAID: AtomicBool = AtomicBool::new(false);
     // In a thread of its own: the one that ends has lost its thread-local values, and may be in the handler of a signal that
     // interrupted a call of ours, with its locks. So that one does nothing but wait, and not for ever.
-    let until = Instant::now() + SENDING + WRITING;
+    let until = Instant::now() + PARTING + SENDING + WRITING;
     let last = Arc::clone(&nic);
     let started = spawn_unsignalled("roxie-farewell", move || {
         let _ = catch_unwind(AssertUnwindSafe(|| say_it(&last)));
@@ -46,6 +50,7 @@ pub extern "C" fn roxie_farewell() {
 }
 
 fn say_it(nic: &Nic) {
+    ucma::part(PARTING);
     nic.device.send_last(SENDING);
     roxie::capture::write_out(WRITING);
 }

@@ -39,6 +39,7 @@ mod tests;
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use nix::sys::eventfd::EfdFlags;
 
@@ -46,8 +47,8 @@ use crate::abi::RDMA_USER_CM_CMD_GET_EVENT;
 use crate::cancellation::Uncancelled;
 use crate::interpose::failed;
 use crate::object::{Errno, set_errno};
-use crate::report;
 use crate::waiting::take_count;
+use crate::{device, report};
 use command::Command;
 use process::Process;
 
@@ -212,6 +213,16 @@ impl Process {
 pub(crate) fn port_changed() {
     if let Some(process) = process::this() {
         process.look_for_the_device();
+    }
+}
+
+/// The process is about to end, and nobody outlives it who would say so: its peers hear of it, those that were connected until they
+/// answer or `limit` has passed.
+pub(crate) fn part(limit: Duration) {
+    if device::settings().estate.is_none()
+        && let Some(process) = process::this()
+    {
+        process.part(limit);
     }
 }
 

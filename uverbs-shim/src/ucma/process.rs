@@ -149,6 +149,13 @@ impl Process {
         Ok(self.service.get_or_init(|| service))
     }
 
+    /// The process is about to end: peers hear that their connections are over.
+    pub(super) fn part(&self, limit: Duration) {
+        if let Some(service) = self.service.get() {
+            service.part(limit);
+        }
+    }
+
     /// With what the device's addresses are.
     pub(super) fn around<R>(&self, call: impl FnOnce(&Surroundings<'_>) -> R) -> R {
         let sgid_index = |gid: Gid| {
