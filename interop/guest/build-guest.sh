@@ -14,7 +14,7 @@
 #
 #   debs/            packages as downloaded
 #   root/            the same, unpacked
-#   guest-<hash>/    finished guests, by a hash of everything that goes in
+#   guest-<hash>/    finished guests, by a hash of everything that goes in; `outside` there is what they mount
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -31,8 +31,12 @@ modules_if_there=(crc32_generic)
 programs=(
     rdma ip ibv_devices ibv_devinfo ibv_rc_pingpong ibv_srq_pingpong ibv_uc_pingpong ibv_ud_pingpong
     rping ucmatose udaddy rdma_server rdma_client rdma_xserver rdma_xclient rstream riostream
+    mckey cmtime qperf
     ib_send_bw ib_send_lat ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_atomic_bw ib_atomic_lat
 )
+# Programs with libraries of 80 MB, which the guest would unpack at each start. They stay in a folder outside, which the
+# guest mounts over 9p (`modules_for_host` has what that takes) when one of them is first started.
+outside=(fio)
 
 say() { printf 'build-guest: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -93,8 +97,39 @@ add_elf() {
     for name in $(readelf -d "$from" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'); do
         case $name in
         ld-linux-x86-64.so.2) add_elf lib64/ld-linux-x86-64.so.2 "$tree" "$cache/root/usr/lib/x86_64-linux-gnu/$name" ;;
-        *) add_elf "lib/x86_64-linux-gnu/$name" "$tree" ;;
+        *) add_elf "$(library_path "$name")" "$tree" ;;
         esac
+    done
+}
+
+# Where a library is in the unpacked root: some keep theirs in a folder of their own (ceph/).
+library_path() {
+    local path
+    for path in "$cache"/root/lib/x86_64-linux-gnu/{,*/}"$1"; do
+        if [ -e "$path" ]; then
+            echo "${path#"$cache/root/"}"
+            return
+        fi
+    done
+    die "$1 is not in the downloaded packages; try --refresh"
+}
+
+# Copies the programs of `outside` with their libraries to `$2`, and to the guest's tree `$1` a script in the place of each.
+add_outside() {
+    local tree=$1 outside_tree=$2 name lib=lib/x86_64-linux-gnu
+    for name in "${outside[@]}"; do
+        add_elf "usr/bin/$name" "$outside_tree" "$cache/root/$(program_path "$name")"
+        cat >"$tree/usr/bin/$name" <<EOF
+#!/bin/sh
+if ! grep -q ' /outside ' /proc/mounts; then
+    for module in 9pnet_virtio 9p; do modprobe "\$module"; done
+    mkdir -p /outside
+    mount -t 9p -o trans=virtio,version=9p2000.L,ro,msize=262144,cache=loose outside /outside
+fi
+# The guest's own libraries first: they are nearer.
+LD_LIBRARY_PATH=/$lib:/outside/$lib:/outside/$lib/ceph exec /outside/usr/bin/$name "\$@"
+EOF
+        chmod 0755 "$tree/usr/bin/$name"
     done
 }
 
@@ -190,6 +225,8 @@ build() {
         path=$(program_path "$path")
         add_elf "usr/bin/$(basename "$path")" "$tree" "$cache/root/$path"
     done
+
+    add_outside "$tree" "$out.new/outside"
 
     # librxe is named by a configuration file and loaded by path; libgcc_s by pthread_exit.
     path=$(cd "$cache/root" && find usr/lib -name 'librxe-rdmav*.so' | head -n 1)

@@ -10,7 +10,7 @@ mirror=${ROXIE_DEBIAN_MIRROR:-http://deb.debian.org}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 # What the guest is made of, beside the kernel. What else of libraries they need, the index says.
-packages=(busybox-static iproute2 ibverbs-utils rdmacm-utils perftest ibverbs-providers libibverbs-dev libgcc-s1)
+packages=(busybox-static iproute2 ibverbs-utils rdmacm-utils perftest qperf fio ibverbs-providers libibverbs-dev libgcc-s1)
 
 # The lines of sources.list for the kernel `$1`, and for "newest" the suite whose linux-image-amd64 is that.
 sources() {

@@ -330,6 +330,10 @@ pub struct Quirks {
     pub completes_before_it_errs: bool,
     /// A window's key opens all of its region: the range is compared with the region's alone.
     pub windows_are_as_wide_as_regions: bool,
+    /// Its connection manager joins no group of IPv6.
+    pub joins_no_v6_group: bool,
+    /// What is posted and not sent when its queue pair is destroyed is not sent at all.
+    pub forgets_unsent: bool,
     /// It has no XRC domains.
     pub has_no_xrc: bool,
 }

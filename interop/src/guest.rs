@@ -125,7 +125,7 @@ impl Image {
         Ok(Image { folder: folder.into() })
     }
 
-    /// The folder with `vmlinuz`, `initramfs.gz`, `peer` and `kernel`.
+    /// The folder with `vmlinuz`, `initramfs.gz`, `outside`, `peer` and `kernel`.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -155,6 +155,7 @@ impl Image {
             "-device",
             &format!("virtio-net-pci,netdev=n0,mac=52:54:00:71:00:{host:02x},host_mtu={LINK_MTU}"),
         ]);
+        command.args(["-virtfs", &shared(&self.folder.join("outside"), "outside")]);
         command
     }
 
@@ -170,6 +171,13 @@ impl Image {
             Err(error) => Err(failed(error.to_string())),
         }
     }
+}
+
+/// What QEMU is told to let the guest read a folder over 9p, as `tag`.
+fn shared(folder: &Path, tag: &str) -> String {
+    // A comma in a name is written twice.
+    let path = folder.display().to_string().replace(',', ",,");
+    format!("local,path={path},mount_tag={tag},security_model=none,readonly=on,multidevs=remap")
 }
 
 /// A running guest. Dropping it ends it.
@@ -208,10 +216,7 @@ impl Guest {
         let append = if files == Files::Host { " roxie.host" } else { "" };
         let mut command = image.command(namespace, host, append);
         if files == Files::Host {
-            command.args([
-                "-virtfs",
-                "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
-            ]);
+            command.args(["-virtfs", &shared(Path::new("/"), "host")]);
         }
         let line = command_line(&command);
         let qemu = command

@@ -31,6 +31,14 @@ pub enum SkipReason {
     PeerHasNoXrc,
     /// The stock program is not there.
     ProgramMissing,
+    /// The program of that name is a newer one, which speaks another language than the older.
+    ProgramIsAnother,
+    /// The peer's kernel does not join the groups of IPv6 that a connection manager joins.
+    PeerJoinsNoV6Group,
+    /// The peer sends nothing more of a queue pair that is destroyed, and the program destroys it at once.
+    PeerForgetsUnsent,
+    /// The program names its peers by LIDs, which RoCE has not, and no GIDs.
+    ProgramNamesNoGid,
     /// Roxie has no counterpart of the stock program yet.
     RoxieHasNoProgram,
 }
@@ -47,6 +55,10 @@ impl fmt::Display for SkipReason {
             SkipReason::PeerRefusesToPost => "peer-refuses-to-post",
             SkipReason::PeerHasNoXrc => "peer-has-no-xrc",
             SkipReason::ProgramMissing => "program-missing",
+            SkipReason::ProgramIsAnother => "program-is-another",
+            SkipReason::PeerJoinsNoV6Group => "peer-joins-no-v6-group",
+            SkipReason::PeerForgetsUnsent => "peer-forgets-unsent",
+            SkipReason::ProgramNamesNoGid => "program-names-no-gid",
             SkipReason::RoxieHasNoProgram => "roxie-has-no-program",
         })
     }

@@ -14,7 +14,7 @@ use interop::guest::{output_folder, peer_sources};
 use interop::network::{command_line, run};
 use interop::peer::{About, Peer};
 use interop::report::{Outcome, Report, SkipReason};
-use interop::rows::{self, Case, ErrorCase, Family, Fault, Feature, Odd, Row, Side, Wrong};
+use interop::rows::{self, Case, ErrorCase, Family, Fault, Feature, Odd, Program, Row, Side, Wrong};
 use interop::wire::Wire;
 
 /// A full run takes no longer, a thorough one as many times more as it has more rows; the rows beyond are
@@ -153,11 +153,27 @@ fn peer_lacks(row: &Row, peer: &Peer) -> Option<SkipReason> {
         {
             Some(SkipReason::PeerRefusesToPost)
         }
-        Case::Program(program) if program.is_xrc() && peer.quirks().has_no_xrc => {
-            Some(SkipReason::PeerHasNoXrc)
-        }
+        Case::Program(program) => program_lacks(program, row, peer),
         _ => None,
     }
+}
+
+/// Why a stock program cannot do here what the row is about.
+fn program_lacks(program: Program, row: &Row, peer: &Peer) -> Option<SkipReason> {
+    let quirks = peer.quirks();
+    if program.is_xrc() && quirks.has_no_xrc {
+        return Some(SkipReason::PeerHasNoXrc);
+    }
+    if program.names_no_gid() {
+        return Some(SkipReason::ProgramNamesNoGid);
+    }
+    if program.is_of_a_group() && row.family == Family::V6 && quirks.joins_no_v6_group {
+        return Some(SkipReason::PeerJoinsNoV6Group);
+    }
+    if program.is_of_a_group() && row.requester == Side::Peer && quirks.forgets_unsent {
+        return Some(SkipReason::PeerForgetsUnsent);
+    }
+    None
 }
 
 fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>) -> Outcome {

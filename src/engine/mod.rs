@@ -49,6 +49,8 @@ const OWED_GRACE: Nanos = Nanos::from_micros(100);
 /// How long the fallback thread goes on looking after it had something to do. The next burst of a peer that writes comes within
 /// this time; to sleep between the bursts costs a third of the bandwidth over AF_XDP.
 const LINGER: Nanos = Nanos::from_micros(50);
+/// How long a pass of the thread takes that has been woken, about.
+const A_MOMENT: Duration = Duration::from_micros(20);
 /// No deadline: the thread is awake.
 const AWAKE: u64 = 0;
 
@@ -298,22 +300,43 @@ impl Engine {
         }
     }
 
-    /// The process is about to end: what was posted leaves, and what is owed for what came, as it would from an adapter. Gives up if
-    /// the worker is not to be had until `limit` has passed: the calling thread may be in the handler of a signal that
-    /// interrupted its own pass.
+    /// The process is about to end: what was posted leaves, and what is owed for what came, as it would from an adapter. The engine's
+    /// thread sends it, where there is one: here nothing allocates and no thread-local value is looked at, so that it can be called
+    /// wherever a process can end. Gives up after `limit`: the calling thread may be in the handler of a signal that interrupted its
+    /// own pass.
     pub fn send_last(&self, limit: Duration) {
         let until = Instant::now() + limit;
-        loop {
-            match self.shared.worker.try_lock() {
-                Ok(mut worker) => {
-                    self.shared.owes_sending.store(false, Relaxed);
-                    while worker.send_out(self.now()).more && Instant::now() < until {}
-                    return;
+        let mut is_told = false;
+        while !self.is_dead() && Instant::now() < until {
+            match self.try_to_send_last() {
+                Some(true) => return,
+                Some(false) if !std::mem::replace(&mut is_told, true) => {
+                    self.step_aside();
+                    // It can only be full if a wake-up is pending anyway.
+                    let _ = self.doorbells.wake_fd().write(1);
                 }
-                Err(TryLockError::WouldBlock) if Instant::now() < until => thread::yield_now(),
-                Err(_) => return,
+                _ => {}
             }
+            thread::sleep(A_MOMENT);
         }
+    }
+
+    /// True if nothing is left to send; `None` if somebody has the worker. Sends, where no thread does.
+    fn try_to_send_last(&self) -> Option<bool> {
+        // A thread that takes it again and again lets this one in, and goes on afterwards.
+        self.shared.waiting.fetch_add(1, Relaxed);
+        let worker = self.shared.worker.try_lock();
+        self.shared.waiting.fetch_sub(1, Relaxed);
+        let mut worker = worker.ok()?;
+        let is_left = |worker: &Worker| {
+            let owes = self.shared.owes_sending.load(Relaxed);
+            owes || worker.doorbells().any() || worker.nic().has_ready()
+        };
+        if is_left(&worker) && self.thread.is_none() {
+            self.shared.owes_sending.store(false, Relaxed);
+            worker.send_out(self.now());
+        }
+        Some(!is_left(&worker))
     }
 
     /// The caller is about to wait for something and will not poll meanwhile: the fallback thread takes over at once.

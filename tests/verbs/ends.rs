@@ -31,7 +31,7 @@ fn psns(capture: &Path, way: Direction, opcode: u8) -> Vec<u32> {
     found
 }
 
-/// Nothing of it is promised for `_exit` and signals.
+/// For `_exit` only that it has answered (`rdmacm.rs`), for signals nothing is promised.
 #[test]
 fn a_program_that_exits_has_answered_and_its_capture_is_whole() {
     let name = "a_program_that_exits_has_answered_and_its_capture_is_whole";

@@ -154,6 +154,32 @@ fn the_peer_of_a_program_that_is_killed_hears_that_it_is_gone() {
     }
 }
 
+/// The NIC ends with the process that it is part of, and must not keep the acknowledgement of what it has completed, whichever way the
+/// process ends. fio's receiver does so by `_exit`.
+#[test]
+fn a_message_is_acknowledged_whose_receiver_ends_as_soon_as_it_has_it() {
+    let name = "a_message_is_acknowledged_whose_receiver_ends_as_soon_as_it_has_it";
+    if skip(name, &["cc"]) {
+        return;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/leaver.c");
+    let place = tempfile::tempdir().unwrap();
+    let program = place.path().join("leaver");
+    let compiled = Command::new("cc")
+        .args(["-Wall", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .args(["-lrdmacm", "-libverbs"])
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let site = Site::new("cm-leaver");
+    for port in PORTS {
+        let client = format!("{} {NEAR}", program.display());
+        meet(&site, port, &format!("{client} serve"), &client);
+    }
+}
+
 #[test]
 fn ucmatose_and_udaddy_exchange_messages_and_disconnect() {
     let pairs = [
@@ -322,6 +348,37 @@ fn a_way_that_is_not_on_the_device_is_told_with_what_to_do() {
     elsewhere.wait_until_it_serves();
     let refused = site.far("udp", &format!("rping -c -a {NEAR} -C 1")).finish();
     assert!(!refused.status.success(), "nobody serves there: {refused:?}");
+}
+
+/// As qperf's server does. A request that comes while the port is only being opened would be lost, and rdma_rxe repeats it after 6 s.
+#[test]
+fn who_tells_its_address_before_it_listens_is_there_when_its_client_comes() {
+    let name = "who_tells_its_address_before_it_listens_is_there_when_its_client_comes";
+    if skip(name, &["python3"]) {
+        return;
+    }
+    let site = Site::new("cm-told");
+    let program = r#"
+import ctypes, socket, struct
+rdmacm = ctypes.CDLL("librdmacm.so.1", use_errno=True)
+rdmacm.rdma_create_event_channel.restype = ctypes.c_void_p
+channel = ctypes.c_void_p(rdmacm.rdma_create_event_channel())
+id = ctypes.c_void_p()
+# RDMA_PS_TCP
+assert rdmacm.rdma_create_id(channel, ctypes.byref(id), None, 0x0106) == 0
+def is_taken():
+    return any(line.split()[1].endswith(":12B7") for line in open("/proc/self/net/udp").readlines()[1:])
+assert not is_taken(), "nobody needs it yet"
+anywhere = struct.pack("=H", socket.AF_INET) + bytes(14)
+assert rdmacm.rdma_bind_addr(id, anywhere) == 0
+assert is_taken(), "a client may come"
+print("fine")
+"#;
+    let place = tempfile::NamedTempFile::new().unwrap();
+    fs::write(place.path(), program).unwrap();
+    let path = place.path().display().to_string();
+    let ran = site.near("udp", &format!("python3 {path}")).finish();
+    assert!(ran.status.success() && ran.said.contains("fine"), "{ran:?}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! The end of a process that leaves its device open, as many do: `exit`, or a return from `main`.
+//! The end of a process that leaves its device open, as many do: `exit`, a return from `main`, or `_exit`.
 //!
 //! An adapter outlives the program: what was posted is sent, and what came is acknowledged, before anything is taken down. Here the
-//! NIC ends with the process, so this is done first, within a moment. With `_exit` and signals nothing is. A kernel also tells the peers of
-//! `rdma_cm` that their connections are over: `roxie run` does, for programs that end in any way; without it this does.
+//! NIC ends with the process, so this is done first, within a moment. With signals nothing is. A kernel also tells the peers of
+//! `rdma_cm` that their connections are over: `roxie run` does, for programs that end in any way; without it this does, but for `_exit`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -46,6 +46,14 @@ pub extern "C" fn roxie_farewell() {
     while started.is_ok() && !SAID.load(Acquire) && Instant::now() < until {
         thread::sleep(LOOK);
     }
+    std::mem::forget(nic);
+}
+
+/// The same for `_exit`, which may be called in the handler of a signal, whatever that interrupted: nothing but the sending, which takes
+/// no thread and no memory.
+pub(crate) fn at_once() {
+    let Some(nic) = Nic::if_open() else { return };
+    nic.device.send_last(SENDING);
     std::mem::forget(nic);
 }
 

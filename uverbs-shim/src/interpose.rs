@@ -1,7 +1,8 @@
 //! Calls of the C library that reach `/dev/infiniband/rdma_cm` here and everything else where they always went.
 //!
 //! `librdmacm` opens that file, looks at it with `fstat`, and speaks through `write`. These functions stand before the C library's,
-//! under its version names; each passes on what is not about that file, to whoever is next ([`Next`]). The price for other
+//! under its version names; each passes on what is not about that file, to whoever is next ([`Next`]). `_exit` stands here too: the NIC is
+//! part of the process, and has to send what it owes before that is no more. The price for other
 //! descriptors is one look at a bit ([`descriptors::is_ours`]), without a lock; nothing here allocates or touches `errno` on their way.
 //!
 //! They may be called from signal handlers, before this library is set up, between `vfork` and `exec`, and they may be the end of
@@ -15,6 +16,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Release},
 };
 
+use crate::farewell;
 use crate::object::set_errno;
 use crate::ucma::{self, descriptors};
 
@@ -30,6 +32,7 @@ type Fxstat = unsafe extern "C-unwind" fn(c_int, c_int, *mut libc::stat) -> c_in
 type Write = unsafe extern "C-unwind" fn(c_int, *const c_void, usize) -> isize;
 type Close = unsafe extern "C-unwind" fn(c_int) -> c_int;
 type Dup2 = unsafe extern "C-unwind" fn(c_int, c_int) -> c_int;
+type Exit = unsafe extern "C-unwind" fn(c_int) -> !;
 type Dup3 = unsafe extern "C-unwind" fn(c_int, c_int, c_int) -> c_int;
 
 /// A function that comes after ours: the C library's, or that of another library that stands before it.
@@ -91,6 +94,8 @@ next! {
     DUP c"dup"
     DUP2 c"dup2"
     DUP3 c"dup3"
+    EXIT c"_exit"
+    EXIT_OF_C c"_Exit"
 }
 
 /// # Safety
@@ -313,6 +318,28 @@ pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_i
     };
     duplicated(fd, new)
 }
+
+macro_rules! exit {
+    ($name:ident, $next:ident) => {
+        /// As the C library's; what the NIC owes to peers goes first.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(status: c_int) -> ! {
+            farewell::at_once();
+            // SAFETY: arguments as they came; the type is that of the function.
+            unsafe {
+                if let Some(next) = $next.get::<Exit>() {
+                    next(status);
+                }
+                loop {
+                    libc::syscall(libc::SYS_exit_group, status);
+                }
+            }
+        }
+    };
+}
+
+exit!(_exit, EXIT);
+exit!(_Exit, EXIT_OF_C);
 
 fn duplicated(old: c_int, new: c_int) -> c_int {
     if new >= 0 && new != old && (descriptors::is_ours(old) || descriptors::is_ours(new)) {

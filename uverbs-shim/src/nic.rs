@@ -1,6 +1,7 @@
 //! The NIC of this process: one for all contexts that programs and libraries open, and the way of its events to them.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use roxie::host::{Device, DeviceConfig, PortPlan, Stack};
@@ -36,6 +37,9 @@ pub(crate) enum Source {
 /// The NIC that is open, and in which process.
 static OPEN: Mutex<(u32, Weak<Nic>)> = Mutex::new((0, Weak::new()));
 
+/// The process that opened it. A child of `vfork` runs in its parent's memory, and ends by `_exit`.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
 impl Nic {
     /// The NIC of this process; opens it for the first.
     pub(crate) fn open(call: &'static str) -> Result<Arc<Nic>, Errno> {
@@ -46,11 +50,17 @@ impl Nic {
         }
         let nic = Arc::new(Nic::start(call)?);
         *open = (fork::generation(), Arc::downgrade(&nic));
+        // SAFETY: no preconditions.
+        OWNER.store(unsafe { libc::getpid() }, Relaxed);
         Ok(nic)
     }
 
     /// The NIC of this process if it is open. `None` also while somebody is about to open it.
     pub(crate) fn if_open() -> Option<Arc<Nic>> {
+        // SAFETY: no preconditions.
+        if OWNER.load(Relaxed) != unsafe { libc::getpid() } {
+            return None;
+        }
         let open = OPEN.try_lock().ok()?;
         if open.0 == fork::generation() { open.1.upgrade() } else { None }
     }

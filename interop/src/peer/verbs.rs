@@ -76,6 +76,9 @@ impl End for Peer {
             flush_has_wrong_icrc: rxe,
             completes_before_it_errs: rxe,
             windows_are_as_wide_as_regions: rxe,
+            joins_no_v6_group: rxe,
+            // Since it sends from a work queue (Linux 6.5), and not from the call that posts.
+            forgets_unsent: rxe && self.has_placement(),
             has_no_xrc: rxe,
         }
     }

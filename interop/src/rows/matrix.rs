@@ -9,13 +9,15 @@ use super::{
 
 const SERVICES: [Service; 3] = [Service::Rc, Service::Uc, Service::Ud];
 /// The rows of unmodified programs that a short run takes: each takes a second or two.
-const SHORT_PROGRAMS: [&str; 6] = [
+const SHORT_PROGRAMS: [&str; 8] = [
     "xdp/v4/roxie/program/ibv_rc_pingpong/events",
     "xdp/v4/peer/program/ib_read_bw/rc",
     "udp/v4/roxie/program/ib_send_bw/rc/both/qps3",
     "udp/v6/peer/program/ibv_ud_pingpong/events",
     "xdp/v4/roxie/program/ib_send_bw/cm/rc",
     "udp/v6/peer/program/rping/cm",
+    "udp/v4/roxie/program/fio/cm/verified",
+    "xdp/v4/peer/program/fio/cm/writes",
 ];
 
 /// Every row, in the order in which they run: by port first, since opening one takes time.

@@ -1,7 +1,7 @@
 //! Stock programs that run unmodified at both ends: here on Roxie, there on the peer's own libibverbs.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{FAMILIES, Family};
 
@@ -12,7 +12,8 @@ pub struct Program {
     line: &'static str,
     /// What sets this use of it apart, as the row's name has it.
     way: &'static str,
-    /// Name and options of the server, if both ends meet by rdma_cm; then `@` stands for the server's address in both lines.
+    /// Name and options of the server, if both ends meet by rdma_cm. In both lines `@` then stands for the server's address, `%` for
+    /// the own one, and `&` for the multicast group.
     server: Option<&'static str>,
 }
 
@@ -72,8 +73,12 @@ const USES: [(&str, &str); 47] = [
     ("cmp_and_swap", "ib_atomic_lat -A CMP_AND_SWAP -o 16 -n 100"),
 ];
 
-/// Uses of programs that meet by rdma_cm: what sets it apart, the server, the client. rping, rstream and riostream look at the data.
-const OVER_CM: [(&str, &str, &str); 16] = [
+/// Uses of programs that meet by rdma_cm: what sets it apart, the server, the client. rping, rstream, riostream, fio's SEND and qperf's
+/// `ver_…` look at the data.
+///
+/// Every receive of fio is there before the first message: it connects with an RNR retry count of 0. The server of mckey is the
+/// one that receives.
+const OVER_CM: [(&str, &str, &str); 25] = [
     ("cm", "rping -s -a @ -v -V -C 20 -S 2000", "rping -c -a @ -v -V -C 20 -S 2000"),
     ("cm/connections", "ucmatose -b @ -c 3 -C 20 -S 1000", "ucmatose -s @ -c 3 -C 20 -S 1000"),
     ("cm/channels", "ucmatose -b @ -m", "ucmatose -s @ -m"),
@@ -94,21 +99,64 @@ const OVER_CM: [(&str, &str, &str); 16] = [
     ("cm/rc/both/qps3", "ib_write_bw -R -n 200 -s 5000 -b -q 3", "ib_write_bw -R -n 200 -s 5000 -b -q 3 @"),
     ("cm/rc", "ib_write_lat -R -n 100 -s 5000", "ib_write_lat -R -n 100 -s 5000 @"),
     ("cm/rc", "ib_read_bw -R -o 16 -n 200 -s 5000", "ib_read_bw -R -o 16 -n 200 -s 5000 @"),
+    ("cm/group", "mckey -m & -b % -C 10 -S 1000", "mckey -m & -b % -C 10 -S 1000 -s"),
+    ("cm/connections", "cmtime -b @", "cmtime -s @ -c 20"),
+    ("lids", "qperf", "qperf @ -t 1 rc_lat uc_lat ud_lat quit"),
+    (
+        "cm/bandwidth",
+        "qperf",
+        "qperf @ -cm1 -t 1 -m 16K rc_bw rc_bi_bw rc_rdma_write_bw rc_rdma_read_bw quit",
+    ),
+    (
+        "cm/latency",
+        "qperf",
+        "qperf @ -cm1 -t 1 rc_lat rc_rdma_write_lat rc_rdma_write_poll_lat rc_rdma_read_lat quit",
+    ),
+    ("cm/atomics", "qperf", "qperf @ -cm1 -t 1 ver_rc_compare_swap ver_rc_fetch_add rc_fetch_add_mr quit"),
+    (
+        "cm/verified",
+        "fio --name=r --ioengine=rdma --port=4321 --bs=16k --size=512k --iodepth=32 --rw=read --verify=pattern \
+         --verify_pattern=0x5aa5 --verify_state_save=0",
+        "fio --name=s --ioengine=rdma --port=4321 --bs=16k --size=512k --iodepth=4 --rw=write --verb=send --hostname=@ \
+         --verify=pattern --verify_pattern=0x5aa5 --do_verify=0 --verify_state_save=0",
+    ),
+    (
+        "cm/writes",
+        "fio --name=r --ioengine=rdma --port=4321 --bs=16k --size=512k --iodepth=4 --rw=read",
+        "fio --name=w --ioengine=rdma --port=4321 --bs=16k --size=512k --iodepth=4 --rw=write --verb=write --hostname=@",
+    ),
+    (
+        "cm/reads",
+        "fio --name=r --ioengine=rdma --port=4321 --bs=16k --size=512k --iodepth=4 --rw=read",
+        "fio --name=w --ioengine=rdma --port=4321 --bs=16k --size=512k --iodepth=4 --rw=write --verb=read --hostname=@",
+    ),
 ];
 
 /// Those that run over IPv6 too: one of each service, with the other kind of QP in another program.
-const OVER_V6: [&str; 6] = [
+const OVER_V6: [&str; 7] = [
     "program/ibv_rc_pingpong/polling",
     "program/ibv_ud_pingpong/events",
     "program/ib_send_lat/uc",
     "program/ib_read_bw/rc",
     "program/rping/cm",
     "program/ucmatose/cm/connections",
+    "program/mckey/cm/group",
 ];
 
 /// What perftest is told besides. -F: it is not to complain of the processor's frequency. -u: an emulated guest on a busy host may be
 /// silent for longer than eight times the 67 ms that are perftest's own; now it has eight times 537 ms.
 const MEASURED: [&str; 2] = ["-F", "-u17"];
+
+/// Where the server of qperf listens.
+const QPERF_PORT: u16 = 19765;
+
+/// The multicast group of mckey, in the IP version of the address.
+fn group(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => Ipv4Addr::new(239, 71, 0, 7).into(),
+        IpAddr::V6(_) => Ipv6Addr::new(0xff15, 0, 0, 0, 0, 0, 0x71, 7).into(),
+    }
+}
 
 fn first(line: &'static str) -> &'static str {
     line.split(' ').next().unwrap_or_default()
@@ -125,6 +173,17 @@ pub(super) fn all() -> Vec<(Program, &'static [Family])> {
             (program, if both { &FAMILIES[..] } else { &FAMILIES[..1] })
         })
         .collect()
+}
+
+/// How a server shows from outside that a client may come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// Not at all: a client that is refused comes again.
+    Nothing,
+    /// Its TCP port is listened on.
+    Listens(u16),
+    /// Its kernel is in the multicast group.
+    Joined(IpAddr),
 }
 
 impl fmt::Display for Program {
@@ -145,14 +204,38 @@ impl Program {
         self.server.is_some()
     }
 
-    /// Name and options at an end of those that meet by rdma_cm, where the server has this address.
-    pub fn over_cm(&self, serves: bool, server: IpAddr) -> (String, Vec<String>) {
+    /// Name and options at an end of those that meet by rdma_cm, where the server and this end have these addresses.
+    pub fn over_cm(&self, serves: bool, server: IpAddr, own: IpAddr) -> (String, Vec<String>) {
         let line = self.server.filter(|_| serves).unwrap_or(self.line);
-        let mut words =
-            line.split(' ').map(|word| if word == "@" { server.to_string() } else { word.into() });
+        let placed = |word: &str| match word {
+            "%" => own.to_string(),
+            "&" => group(server).to_string(),
+            _ => word.replace('@', &server.to_string()),
+        };
+        let mut words = line.split_whitespace().map(placed);
         let name = words.next().unwrap_or_default();
         let how = self.measures().then(|| MEASURED.map(str::to_owned));
         (name, how.into_iter().flatten().chain(words).collect())
+    }
+
+    /// How it shows from outside that the server, at this address, is ready for its client.
+    pub fn shows_ready(&self, server: IpAddr) -> Ready {
+        match self.name() {
+            "mckey" => Ready::Joined(group(server)),
+            "qperf" => Ready::Listens(QPERF_PORT),
+            _ => Ready::Nothing,
+        }
+    }
+
+    /// Its server ends only when it is ended.
+    pub fn serves_for_ever(&self) -> bool {
+        self.name() == "cmtime"
+    }
+
+    /// A word that its usage has where it is another program than the one that the row is about, though of the same name.
+    pub fn sign_of_another(&self) -> Option<&'static str> {
+        // Since rdma-core 52 both ends of cmtime agree on each step by sockets, and neither talks to an older one.
+        (self.name() == "cmtime").then_some("oob_port")
     }
 
     /// Its options at an end whose device has the address at this index of its GID table; `server`: where the other end
@@ -165,6 +248,17 @@ impl Program {
             vec![format!("-g{gid_index}")]
         };
         own.chain(place).chain(server).collect()
+    }
+
+    /// Its ends meet in a multicast group. The sender does not wait until what it posted is sent.
+    pub fn is_of_a_group(&self) -> bool {
+        self.name() == "mckey"
+    }
+
+    /// It addresses its peer by LID alone: qperf, unless by rdma_cm. Neither rdma_rxe nor Roxie takes such a path (EINVAL), as
+    /// RoCE has no LIDs.
+    pub fn names_no_gid(&self) -> bool {
+        self.name() == "qperf" && !self.line.contains(" -cm1")
     }
 
     /// It needs XRC at both ends.
@@ -186,15 +280,58 @@ impl Program {
     /// What is wrong with what both printed, if anything is: data that is not what was sent, where the programs look; a
     /// measurement that is missing.
     pub fn complaint(&self, client: &str, server: &str) -> Option<String> {
-        if self.name() == "rping" {
-            let rounds = client.matches("ping data: rdma-ping-").count();
-            return (Some(rounds) != self.option("-C")).then(|| format!("{rounds} rounds were verified"));
+        match self.name() {
+            "rping" => {
+                let rounds = client.matches("ping data: rdma-ping-").count();
+                (Some(rounds) != self.option("-C")).then(|| format!("{rounds} rounds were verified"))
+            }
+            "mckey" => {
+                let both = [client, server].iter().all(|said| said.contains("data transfers complete"));
+                (!both).then(|| "the datagrams did not all go or come".to_owned())
+            }
+            "cmtime" => self.steps_missing(client),
+            "qperf" => self.values_missing(client),
+            "fio" => {
+                let moved = |said: &str| said.contains("io=512KiB");
+                // The server has a part in SENDs alone.
+                let all = moved(client) && (moved(server) || !self.line.contains("--verb=send"));
+                (!all).then(|| "not all blocks were moved".to_owned())
+            }
+            _ if self.measures() => self.table_wrong(client),
+            _ => {
+                // They exit with 0 after invalid data as well, and say so.
+                let invalid = client.contains("invalid data") || server.contains("invalid data");
+                invalid.then(|| "data is invalid".to_owned())
+            }
         }
-        if !self.measures() {
-            // They exit with 0 after invalid data as well, and say so.
-            let invalid = client.contains("invalid data") || server.contains("invalid data");
-            return invalid.then(|| "data is invalid".to_owned());
+    }
+
+    /// What cmtime's client has to say: no event but those that it waits for, and how long each step took.
+    fn steps_missing(&self, client: &str) -> Option<String> {
+        if client.contains("event: ") || client.contains("_ERROR") || client.contains("failure") {
+            return Some("not all connections were made".to_owned());
         }
+        let timed = |step: &str| client.lines().any(|line| line.starts_with(step) && line.contains(':'));
+        let missing: Vec<&str> =
+            ["resolve route", "connect", "disconnect"].into_iter().filter(|step| !timed(step)).collect();
+        (!missing.is_empty()).then(|| format!("these steps have no time: {}", missing.join(", ")))
+    }
+
+    /// What qperf's client has to say: a value for each of the tests, which are the words behind the options but for `quit`.
+    fn values_missing(&self, client: &str) -> Option<String> {
+        let tests = self.line.split(' ').filter(|word| word.contains("rc_"));
+        let has_value = |test: &&str| {
+            let mut lines = client.lines().skip_while(|line| line.trim() != format!("{test}:")).skip(1);
+            let value =
+                lines.next().and_then(|line| line.split_once('=')?.1.split_whitespace().next()?.parse().ok());
+            value.is_some_and(|value: f64| value > 0.0)
+        };
+        let missing: Vec<&str> = tests.filter(|test| !has_value(test)).collect();
+        (!missing.is_empty()).then(|| format!("these tests have no value: {}", missing.join(", ")))
+    }
+
+    /// What is wrong with the table that perftest's client prints.
+    fn table_wrong(&self, client: &str) -> Option<String> {
         let numbers = |line: &str| -> Option<(usize, usize)> {
             let mut words = line.split_whitespace();
             Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
@@ -231,7 +368,7 @@ mod tests {
     fn both_ends_of_rdma_cm_know_where_the_server_is() {
         let server = "10.71.0.1".parse().unwrap();
         let line = |name, serves| {
-            let (name, words) = named(name).over_cm(serves, server);
+            let (name, words) = named(name).over_cm(serves, server, "10.71.0.2".parse().unwrap());
             format!("{name} {}", words.join(" "))
         };
         assert_eq!(line("program/rdma_client/cm/endpoints", true), "rdma_server -s 10.71.0.1");
@@ -241,6 +378,29 @@ mod tests {
             line("program/ib_send_lat/cm/rc", false),
             "ib_send_lat -F -u17 -R -n 100 -s 5000 10.71.0.1"
         );
+        assert_eq!(line("program/mckey/cm/group", true), "mckey -m 239.71.0.7 -b 10.71.0.2 -C 10 -S 1000");
+        assert!(line("program/fio/cm/reads", false).ends_with("--hostname=10.71.0.1"));
+    }
+
+    #[test]
+    fn a_connection_that_was_not_made_is_a_complaint_though_cmtime_ends_with_0() {
+        let program = named("program/cmtime/cm/connections");
+        let table = "resolve route:  1.0  1.0\nconnect      :  1.0  1.0\ndisconnect   :  1.0  1.0\n";
+        assert_eq!(program.complaint(table, ""), None);
+        let refused = format!("event: RDMA_CM_EVENT_REJECTED, error: 28\n{table}");
+        assert!(program.complaint(&refused, "").is_some());
+        assert!(program.complaint("connecting\n", "").unwrap().contains("disconnect"));
+    }
+
+    #[test]
+    fn a_test_of_qperf_without_a_value_is_a_complaint() {
+        let program = named("program/qperf/cm/atomics");
+        let of = |test: &str, value: &str| format!("{test}:\n    msg_rate  =  {value} K/sec\n");
+        let said = |value| {
+            of("ver_rc_compare_swap", "1.2") + &of("ver_rc_fetch_add", value) + &of("rc_fetch_add_mr", "3")
+        };
+        assert_eq!(program.complaint(&said("7"), ""), None);
+        assert_eq!(program.complaint(&said("0"), "").unwrap(), "these tests have no value: ver_rc_fetch_add");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use interop::end::{End, Ended, Local};
 use interop::error::Error;
 use interop::peer::Peer;
 use interop::report::{Outcome, SkipReason};
-use interop::rows::{Family, Program, Row, Side, Stock};
+use interop::rows::{Family, Program, Ready, Row, Side, Stock};
 
 /// Where pingpongs and perftest listen.
 const TCP_PORT: u16 = 18515;
@@ -100,7 +100,7 @@ pub(super) fn unmodified(program: Program, row: &Row, roxie: &mut dyn Local, pee
     })
 }
 
-/// A program whose ends meet by rdma_cm. Nothing shows from outside that a server of rdma_cm listens: a client that is refused
+/// A program whose ends meet by rdma_cm. Of most nothing shows from outside that a server listens: a client that is refused
 /// is started again.
 fn meet(
     program: Program,
@@ -108,58 +108,141 @@ fn meet(
     roxie: &mut dyn Local,
     peer: &mut Peer,
 ) -> Result<Result<Played, Outcome>, Error> {
-    let (here, there) = (roxie.address(row.family)?, peer.address(row.family)?);
-    let until = Instant::now() + LISTENS_WITHIN;
-    let refused = |client: &Ended| {
-        // The last is perftest's word for the first.
-        let words = ["REJECTED", "UNREACHABLE", "refused", "Unexpected CM event"];
-        client.code != Some(0)
-            && words.iter().any(|word| client.output.contains(word))
-            && Instant::now() < until
+    if is_another(program, roxie, peer)? {
+        return Ok(Err(Outcome::Skip(SkipReason::ProgramIsAnother)));
+    }
+    let met = match row.requester {
+        Side::Roxie => meet_there(program, row, roxie, peer),
+        Side::Peer => meet_here(program, row, roxie, peer),
     };
-    let played = match row.requester {
-        Side::Roxie => {
-            let (server, options) = program.over_cm(true, there);
-            let job = peer.spawn(&server, &options)?;
-            thread::sleep(SETTLES_WITHIN);
-            let (client, options) = program.over_cm(false, there);
-            let mut start = || {
-                roxie.program(&client, &options)?;
-                roxie.wait(ENDS_WITHIN)
-            };
-            let here = loop {
-                match start() {
-                    Ok(ended) if refused(&ended) => {}
-                    ended => break ended,
-                }
-            };
-            // A server that nobody came to must not hold its address.
-            let there = peer.wait(job, here.as_ref().map_or(Duration::ZERO, time_left));
-            Played { here: here?, there: there? }
-        }
-        Side::Peer => {
-            let (server, options) = program.over_cm(true, here);
-            roxie.program(&server, &options)?;
-            if !roxie.wait_for_claim(row.port, LISTENS_WITHIN)? {
-                let server = roxie.wait(Duration::ZERO)?;
-                return Ok(Err(Outcome::Fail(format!("roxie's server is silent: {server:?}"))));
-            }
-            let (client, options) = program.over_cm(false, here);
-            let there = loop {
-                let job = peer.spawn(&client, &options)?;
-                let ended = peer.wait(job, ENDS_WITHIN)?;
-                if !refused(&ended) {
-                    break ended;
-                }
-            };
-            let here = roxie.wait(time_left(&there))?;
-            Played { here, there }
-        }
+    let played = match met? {
+        Ok(played) => played,
+        Err(outcome) => return Ok(Err(outcome)),
     };
     if [&played.here, &played.there].iter().any(|end| end.code == Some(NO_SUCH_PROGRAM)) {
         return Ok(Err(Outcome::Skip(SkipReason::ProgramMissing)));
     }
     Ok(Ok(played))
+}
+
+/// True if the usage of either end's program says that it is not the one that the row is about.
+fn is_another(program: Program, roxie: &mut dyn Local, peer: &mut Peer) -> Result<bool, Error> {
+    let Some(sign) = program.sign_of_another() else { return Ok(false) };
+    let help = ["-h".to_owned()];
+    let job = peer.spawn(program.name(), &help)?;
+    let there = peer.wait(job, ENDS_WITHIN)?;
+    roxie.program(program.name(), &help)?;
+    let here = roxie.wait(ENDS_WITHIN)?;
+    Ok([here, there].iter().any(|end| end.output.contains(sign)))
+}
+
+/// The server is at the peer.
+fn meet_there(
+    program: Program,
+    row: &Row,
+    roxie: &mut dyn Local,
+    peer: &mut Peer,
+) -> Result<Result<Played, Outcome>, Error> {
+    let (here, there) = (roxie.address(row.family)?, peer.address(row.family)?);
+    let (server, options) = program.over_cm(true, there, there);
+    let job = peer.spawn(&server, &options)?;
+    let ready = match program.shows_ready(there) {
+        Ready::Nothing => {
+            thread::sleep(SETTLES_WITHIN);
+            true
+        }
+        Ready::Listens(port) => peer.wait_for_listener(port, LISTENS_WITHIN)?,
+        Ready::Joined(group) => joins(peer, group)?,
+    };
+    if !ready {
+        return Ok(Err(silent("the peer", &peer.wait(job, Duration::ZERO)?)));
+    }
+    let (client, options) = program.over_cm(false, there, here);
+    let here = until_taken(|| {
+        roxie.program(&client, &options)?;
+        roxie.wait(ENDS_WITHIN)
+    });
+    // A server that nobody came to must not hold its address.
+    let there = peer.wait(job, here.as_ref().map_or(Duration::ZERO, |here| server_has(program, here)));
+    let here = here?;
+    let there = served(program, &here, there?);
+    Ok(Ok(Played { here, there }))
+}
+
+/// The server is Roxie's.
+fn meet_here(
+    program: Program,
+    row: &Row,
+    roxie: &mut dyn Local,
+    peer: &mut Peer,
+) -> Result<Result<Played, Outcome>, Error> {
+    let (here, there) = (roxie.address(row.family)?, peer.address(row.family)?);
+    let (server, options) = program.over_cm(true, here, here);
+    roxie.program(&server, &options)?;
+    let ready = match program.shows_ready(here) {
+        Ready::Nothing => roxie.wait_for_claim(row.port, LISTENS_WITHIN)?,
+        Ready::Listens(port) => roxie.wait_for_listener(port, LISTENS_WITHIN)?,
+        Ready::Joined(group) => joins(roxie, group)?,
+    };
+    if !ready {
+        return Ok(Err(silent("roxie", &roxie.wait(Duration::ZERO)?)));
+    }
+    let (client, options) = program.over_cm(false, here, there);
+    let there = until_taken(|| {
+        let job = peer.spawn(&client, &options)?;
+        peer.wait(job, ENDS_WITHIN)
+    })?;
+    let here = roxie.wait(server_has(program, &there))?;
+    let here = served(program, &there, here);
+    Ok(Ok(Played { here, there }))
+}
+
+/// What a row comes to whose server did not get ready.
+fn silent(whose: &str, server: &Ended) -> Outcome {
+    match server.code {
+        Some(NO_SUCH_PROGRAM) => Outcome::Skip(SkipReason::ProgramMissing),
+        _ => Outcome::Fail(format!("{whose}'s server is silent: {server:?}")),
+    }
+}
+
+/// Waits until the kernel of this end is in the group.
+fn joins<E: End + ?Sized>(end: &mut E, group: IpAddr) -> Result<bool, Error> {
+    let until = Instant::now() + LISTENS_WITHIN;
+    loop {
+        let joined = end.is_member(group)?;
+        if joined || Instant::now() >= until {
+            return Ok(joined);
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Starts a client again while its server does not take it, for as long as one may need to listen.
+fn until_taken(mut client: impl FnMut() -> Result<Ended, Error>) -> Result<Ended, Error> {
+    let until = Instant::now() + LISTENS_WITHIN;
+    loop {
+        let ended = client()?;
+        let says = |words: &[&str]| words.iter().any(|word| ended.output.contains(word));
+        // cmtime ends with 0 whatever comes. "Unexpected" is perftest's word for a rejection.
+        let refused = says(&["EVENT_REJECTED", "EVENT_UNREACHABLE"])
+            || ended.code != Some(0) && says(&["REJECTED", "UNREACHABLE", "refused", "Unexpected CM event"]);
+        if !refused || Instant::now() >= until {
+            return Ok(ended);
+        }
+    }
+}
+
+/// How long the server may take after its client has ended.
+fn server_has(program: Program, client: &Ended) -> Duration {
+    if program.serves_for_ever() { Duration::ZERO } else { time_left(client) }
+}
+
+/// How the server ended, given its client: one that serves for ever was ended, and has done all it could.
+fn served(program: Program, client: &Ended, server: Ended) -> Ended {
+    match server.code {
+        None if program.serves_for_ever() && client.code == Some(0) => Ended { code: Some(0), ..server },
+        _ => server,
+    }
 }
 
 /// The place of the peer's address in its GID table.

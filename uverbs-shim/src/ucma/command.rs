@@ -178,14 +178,14 @@ impl Command<'_> {
         let told: rdma_ucm_bind_ip = self.structure();
         let at = offset_of!(rdma_ucm_bind_ip, addr);
         let address = self.address(at, size_of::<sockaddr_in6>())?.ok_or(libc::EINVAL)?;
-        self.process.bind(self.channel, told.id, address)
+        self.process.bind_for_use(self.channel, told.id, address)
     }
 
     unsafe fn bind(&self) -> Result<(), Errno> {
         let told: rdma_ucm_bind = self.structure();
         let address = self.address(offset_of!(rdma_ucm_bind, addr), told.addr_size.into())?;
         let address = address.filter(|_| told.reserved == 0).ok_or(libc::EINVAL)?;
-        self.process.bind(self.channel, told.id, address)
+        self.process.bind_for_use(self.channel, told.id, address)
     }
 
     unsafe fn resolve_ip(&self) -> Result<(), Errno> {

@@ -182,6 +182,21 @@ impl Process {
         self.state().bind(channel, handle, address, whose, &rules)
     }
 
+    /// Binds an identifier at the program's word, and takes the interface for what it will do next. Some servers tell their client
+    /// where they are before they listen (qperf): its request finds somebody who lets it wait a moment for the listener, and not a
+    /// port that is only being opened, which takes longer.
+    pub(super) fn bind_for_use(
+        &'static self,
+        channel: u64,
+        handle: u32,
+        address: SocketAddr,
+    ) -> Result<(), Errno> {
+        self.bind(channel, handle, address)?;
+        // Where the interface cannot be had, the call that cannot do without says so.
+        let _ = self.service("rdma_bind_addr");
+        Ok(())
+    }
+
     /// Listens; an identifier that has no address yet gets all of IPv4.
     pub(super) fn listen(&'static self, channel: u64, handle: u32, backlog: u32) -> Result<(), Errno> {
         if self.state().id(channel, handle)?.stage == Stage::Idle {
