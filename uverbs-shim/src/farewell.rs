@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use roxie::threads::spawn_unsignalled;
 
 use crate::nic::Nic;
-use crate::ucma;
+use crate::{device, ucma};
 
 /// How long peers that are connected may take to agree that they are no more.
 const PARTING: Duration = Duration::from_millis(300);
@@ -32,6 +32,14 @@ const LOOK: Duration = Duration::from_micros(200);
 pub extern "C" fn roxie_farewell() {
     // In the child of a fork there is none, unless it has opened one: its parent's is its parent's.
     let Some(nic) = Nic::if_open() else { return };
+    let settings = device::settings();
+    if settings.capture.is_none() && settings.estate.is_some() {
+        // At once: until the process is gone another of its threads may find what the program has closed, and end it with a status
+        // of its own (rping).
+        nic.device.send_last(SENDING);
+        std::mem::forget(nic);
+        return;
+    }
     static SAID: AtomicBool = AtomicBool::new(false);
     // In a thread of its own: the one that ends has lost its thread-local values, and may be in the handler of a signal that
     // interrupted a call of ours, with its locks. So that one does nothing but wait, and not for ever.
