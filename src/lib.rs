@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 // What everything stands on.
+pub mod flow;
 pub mod frame;
 pub mod limits;
 pub mod threads;

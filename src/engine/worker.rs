@@ -9,7 +9,7 @@ use crossbeam_channel::Receiver;
 
 use super::control::Request;
 use crate::nic::{self, Answer, ControlError, GroupChange, Nic};
-use crate::port::{self, BURST, LinkChange, Port, TxId};
+use crate::port::{self, BURST, LinkChange, Port, PortInfo, TxId};
 use crate::shared::Doorbells;
 use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
@@ -66,6 +66,8 @@ impl Worker {
         events: crossbeam_channel::Sender<AsyncEvent>,
     ) -> Worker {
         let slots = Vec::with_capacity(nic.limits().tx_burst as usize);
+        let mut nic = nic;
+        nic.set_longest_frame(longest_frame(port.info()));
         Worker { nic, port, requests, events, sink: None, doorbells, slots, link_error: None, events_lost: 0 }
     }
 
@@ -107,6 +109,7 @@ impl Worker {
         while let Ok(Request { command, answer }) = self.requests.try_recv() {
             let result = self.nic.execute(now, command);
             let result = self.follow_groups(result);
+            let result = self.follow_flows(result);
             self.nic.look_after(now);
             self.nic.publish(now);
             // Nobody waits any more: the answer is not missed.
@@ -131,6 +134,16 @@ impl Worker {
                 }
             }
         }
+        result
+    }
+
+    /// Tells the port what raw packet QPs are to get. A flow that it cannot steer is forgotten, and the command fails.
+    fn follow_flows(&mut self, result: Result<Answer, ControlError>) -> Result<Answer, ControlError> {
+        let Some(flows) = self.nic.take_flow_change() else { return result };
+        self.port.steer(&flows).map_err(|error| {
+            self.nic.forget_flow_change();
+            ControlError::Steer(error.to_string())
+        })?;
         result
     }
 
@@ -243,6 +256,7 @@ impl Worker {
                 Ok(0)
             }
             LinkChange::Mtu(_) => {
+                self.nic.set_longest_frame(longest_frame(self.port.info()));
                 let largest = Mtu::largest_for_link(self.port.info().largest_packet());
                 let failed = self.nic.set_largest_mtu(now, largest);
                 self.nic.look_after(now);
@@ -287,6 +301,7 @@ impl Worker {
         self.port = port;
         let info = self.port.info();
         let (mac, largest) = (info.mac, Mtu::largest_for_link(info.largest_packet()));
+        self.nic.set_longest_frame(longest_frame(self.port.info()));
         self.nic.set_station(mac);
         self.nic.set_largest_mtu(now, largest);
     }
@@ -347,6 +362,11 @@ impl Worker {
         all.push(("async_events_lost", self.events_lost));
         all
     }
+}
+
+/// The longest frame of any protocol that a port carries.
+fn longest_frame(port: &PortInfo) -> Option<usize> {
+    port.raw_frames.then_some(port.max_frame)
 }
 
 impl std::fmt::Debug for Worker {

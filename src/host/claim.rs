@@ -59,6 +59,7 @@ impl Device {
             mac: if frames { found.mac } else { synthetic_mac(first) },
             mtu: found.mtu,
             max_frame: found.mtu + ETHERNET_HEADER,
+            raw_frames: frames,
         };
         let addresses: Vec<_> = found.addresses.iter().map(|a| a.ip).collect();
         let neighbours = if frames { Some(Arc::new(Neighbours::open(&found)?)) } else { None };

@@ -43,6 +43,7 @@ mod connections;
 mod datagram;
 mod device;
 mod estate;
+mod flow;
 mod follow;
 mod gid_table;
 mod memory;
@@ -56,6 +57,7 @@ pub use connections::{ConnectionService, Consumer};
 pub use datagram::{AddressHandle, AhOptions};
 pub use device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
 pub use estate::{Estate, EstatePath};
+pub use flow::Flow;
 pub use gid_table::{GidEntry, GidOrder, GidTable};
 pub use memory::{FastRegion, MemoryRegion, MemoryWindow, WindowRange};
 pub use objects::{

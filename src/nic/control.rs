@@ -15,7 +15,7 @@ use crate::transport::coverage::{Mover, Watch};
 use crate::transport::qp::Attributes;
 use crate::transport::{Qp, QpConfig};
 use crate::verbs::{
-    Access, AddressVector, AhId, CqIndex, Gid, ModifyError, MrIndex, MwIndex, MwType, OpenXrcd, PdId, Psn,
+    Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, ModifyError, MrIndex, MwIndex, MwType, OpenXrcd, PdId, Psn,
     QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SrqIndex, SrqInit, SrqKind, Srqn, XrcdId,
     check_transition,
 };
@@ -158,6 +158,10 @@ pub enum Command {
     AttachMulticast(QpIndex, Gid),
     /// Ends that.
     DetachMulticast(QpIndex, Gid),
+    /// Steers frames of other protocols to a raw packet QP.
+    CreateFlow(QpIndex, Box<FlowRule>),
+    /// Ends that.
+    DestroyFlow(FlowId),
     /// Lists the QPs.
     ListQps,
 }
@@ -202,6 +206,8 @@ pub enum Answer {
     QpStatus(Box<QpStatus>),
     /// What happened to a QP, oldest first.
     QpLog(Vec<QpRecord>),
+    /// A flow.
+    Flow(FlowId),
     /// How all QPs are.
     Qps(Vec<QpStatus>),
 }
@@ -280,6 +286,8 @@ pub struct ObjectCounts {
     pub memory: usize,
     /// Address handles.
     pub handles: usize,
+    /// Flows.
+    pub flows: usize,
 }
 
 /// What a QP holds on to.
@@ -361,6 +369,15 @@ pub enum ControlError {
         /// Why.
         reason: String,
     },
+    /// The port carries RoCE and nothing else (`EOPNOTSUPP`).
+    #[error("this port carries no frames of other protocols, so there are no raw packet QPs: AF_XDP (--port xdp) has them")]
+    NoRawPackets,
+    /// Only raw packet QPs take frames of other protocols (`EINVAL`).
+    #[error("frames cannot be steered to a QP of type {0:?}, only to a raw packet QP")]
+    NotRawPacket(QpType),
+    /// The port could not steer (what the system said).
+    #[error("cannot steer the flow to us: {0}")]
+    Steer(String),
     /// The attributes do not make a transition (`EINVAL`).
     #[error(transparent)]
     Modify(#[from] ModifyError),
@@ -442,6 +459,8 @@ impl Nic {
             }
             Command::AttachMulticast(qp, gid) => self.attach_multicast(qp, gid),
             Command::DetachMulticast(qp, gid) => self.detach_multicast(qp, gid),
+            Command::CreateFlow(qp, rule) => self.create_flow(qp, *rule),
+            Command::DestroyFlow(flow) => self.destroy_flow(flow),
             Command::ListQps => Ok(Answer::Qps(self.qps.iter().map(|(_, e)| status(e)).collect())),
         }
     }
@@ -457,6 +476,7 @@ impl Nic {
             xrcds,
             memory: self.memory.len(),
             handles: self.handles.len(),
+            flows: self.flows.len(),
         }
     }
 
@@ -498,6 +518,9 @@ impl Nic {
     ) -> Result<Answer, ControlError> {
         if let Some((what, value, limit)) = init.caps.beyond_limit() {
             return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() });
+        }
+        if init.qp_type == QpType::RawPacket && self.longest_frame.is_none() {
+            return Err(ControlError::NoRawPackets);
         }
         if init.qp_type == QpType::Gsi && self.gsi.is_some() {
             return Err(ControlError::Taken("QP1"));
@@ -642,6 +665,7 @@ impl Nic {
 
     fn destroy_qp(&mut self, index: QpIndex) -> Result<Answer, ControlError> {
         let entry = self.qps.remove(index.0).ok_or(ControlError::NotFound("QP"))?;
+        self.flows.remove_of(index);
         self.gsi.take_if(|gsi| *gsi == index);
         self.detach_from_all(index);
         self.wheel.cancel(index.0);

@@ -7,7 +7,7 @@ use crate::frame::{Frame, FrameMut};
 use crate::shared::memory::Fault;
 use crate::time::Nanos;
 use crate::transport::{DmaIn, MemoryTable, Span, Verdict};
-use crate::verbs::QpIndex;
+use crate::verbs::{QpIndex, QpType};
 use crate::wire::{self, Packet};
 
 /// Copy `length` bytes of host memory to byte `offset` of the frame in transmit slot `slot`.
@@ -178,7 +178,12 @@ impl Nic {
 
     /// The payload of this frame of a QP was not there: the frame does not leave.
     pub fn payload_missing(&mut self, now: Nanos, index: QpIndex, frame: &Frame<'_>) {
-        let (Ok(packet), Some(entry)) = (wire::parse(frame), self.qps.get_mut(index.0)) else { return };
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        // A raw packet's request was done when the frame had its slot, and what the frame says is the application's.
+        if entry.qp.qp_type == QpType::RawPacket {
+            return;
+        }
+        let Ok(packet) = wire::parse(frame) else { return };
         split!(self, now, entry => qp, ctx);
         qp.payload_missing(&mut ctx, packet.bth.psn, packet.info().is_response());
         self.touch(index);

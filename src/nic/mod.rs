@@ -16,6 +16,7 @@
 mod control;
 mod cq;
 mod dma;
+mod flow;
 mod log;
 mod memory;
 mod multicast;
@@ -43,6 +44,7 @@ use crate::transport::permutation::splitmix;
 use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp};
 use crate::verbs::{AsyncEvent, CqIndex, Mtu, PdId, QpIndex, QpState};
 use cq::CqEntry;
+use flow::Flows;
 use multicast::Groups;
 use srq::{Receives, Srqs};
 use table::{NumberedTable, Table};
@@ -117,6 +119,9 @@ pub struct Nic {
     /// QP1, once it is made.
     gsi: Option<QpIndex>,
     srqs: Srqs,
+    flows: Flows,
+    /// Bytes of the longest frame of another protocol; `None`: the port carries RoCE alone.
+    longest_frame: Option<usize>,
     groups: Groups,
     group_changes: VecDeque<GroupChange>,
     regions: Vec<Option<Region>>,
@@ -164,6 +169,7 @@ macro_rules! split {
             out: &mut $nic.out,
             counters: &mut $nic.counters,
             limits: &$nic.config.limits,
+            longest_frame: $nic.longest_frame.unwrap_or(0),
         };
     };
 }
@@ -186,6 +192,8 @@ impl Nic {
             handles: AddressHandles::new(limits.ahs, config.largest_mtu),
             gsi: None,
             srqs: Srqs::new(limits.srqs.min(1 << 16), limits.xrcds, srqn_seed),
+            flows: Flows::default(),
+            longest_frame: None,
             groups: Groups::default(),
             group_changes: VecDeque::new(),
             regions: (0..limits.mrs.min(1 << 16)).map(|_| None).collect(),

@@ -17,7 +17,7 @@ impl Nic {
         for index in 0..self.qps.places() {
             let Some(entry) = self.qps.get(index) else { continue };
             let sends = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
-            let connected = !entry.qp.qp_type.is_datagram();
+            let connected = entry.qp.qp_type.is_connected();
             if sends && connected && mtu.is_none_or(|mtu| entry.qp.attributes().path_mtu > mtu) {
                 self.fail_qp(now, QpIndex(index));
                 failed += 1;

@@ -46,6 +46,13 @@ pub enum RxOutcome {
         /// As below.
         hidden_id: Option<u16>,
     },
+    /// A flow took it to a raw packet QP.
+    Steered {
+        /// Which; the first, if there are copies.
+        qp: QpIndex,
+        /// What it did.
+        verdict: Verdict,
+    },
     /// A QP judged it.
     Judged {
         /// Which.
@@ -73,6 +80,7 @@ impl fmt::Display for RxOutcome {
             }
             RxOutcome::UnknownQp(Qpn::MULTICAST) => f.write_str("dropped: no QP is attached to its group"),
             RxOutcome::UnknownQp(qpn) => write!(f, "dropped: no QP {qpn}"),
+            RxOutcome::Steered { verdict, .. } => write!(f, "steered: {verdict}"),
             RxOutcome::Judged { verdict, hidden_id: None, .. } => verdict.fmt(f),
             RxOutcome::Judged { verdict, hidden_id: Some(id), .. } => {
                 write!(f, "{verdict} (ICRC good for IPv4 id {id:#06x}, which sockets do not show)")
@@ -93,14 +101,22 @@ impl Nic {
                 Some(index) => self.receive_for(now, index, packet, received),
                 None => self.receive_reserved(now, packet, received),
             },
-            Err(reason) => {
-                match reason {
-                    wire::Drop::NotRoce | wire::Drop::MacControl => self.counters.rx_not_roce += 1,
-                    _ => self.counters.rx_malformed += 1,
-                }
-                RxOutcome::Dropped(*reason)
-            }
+            Err(reason) => self.receive_other(now, *reason, received),
         }
+    }
+
+    /// What is no RoCE, or nonsense.
+    fn receive_other(&mut self, now: Nanos, reason: wire::Drop, received: &Received<'_>) -> RxOutcome {
+        if !self.flows.is_empty()
+            && let Some(outcome) = self.receive_steered(now, received)
+        {
+            return outcome;
+        }
+        match reason {
+            wire::Drop::NotRoce | wire::Drop::MacControl => self.counters.rx_not_roce += 1,
+            _ => self.counters.rx_malformed += 1,
+        }
+        RxOutcome::Dropped(reason)
     }
 
     /// A packet whose number no ordinary QP has.

@@ -6,7 +6,7 @@ use crate::frame::FrameMut;
 use crate::time::Nanos;
 use crate::transport::TxPlan;
 use crate::transport::coverage::{Mover, Watch};
-use crate::verbs::QpIndex;
+use crate::verbs::{QpIndex, QpType};
 use crate::wire::{self, MAX_HEADERS, datagram_port};
 
 impl Nic {
@@ -38,7 +38,14 @@ impl Nic {
     /// Bytes of a planned packet's frame, without FCS; `None`: there is no way to where it goes.
     pub fn frame_len(&self, index: QpIndex, plan: &TxPlan) -> Option<usize> {
         let template = match plan.way {
-            None => self.qps.get(index.0)?.qp.template()?,
+            None => {
+                let qp = &self.qps.get(index.0)?.qp;
+                match qp.template() {
+                    Some(template) => template,
+                    // The payload is the frame.
+                    None => return (qp.qp_type == QpType::RawPacket).then_some(plan.payload_len.into()),
+                }
+            }
             Some(way) => &self.handles.find(way)?.template,
         };
         Some(template.frame_len(plan.bth.opcode, plan.payload_len.into()))
@@ -51,13 +58,18 @@ impl Nic {
             None => entry.qp.template(),
             Some(way) => self.handles.find(way).map(|handle| &handle.template),
         };
-        let Some(template) = template else { return };
-        let mut headers = [0; MAX_HEADERS];
-        let mut offset = template.write_headers(&mut headers, &plan.bth, &plan.ext, plan.payload_len.into());
-        if plan.way.is_some() {
-            template.set_source_port(&mut headers, datagram_port(entry.qp.qpn));
+        let mut offset = 0;
+        if template.is_none() && entry.qp.qp_type != QpType::RawPacket {
+            return;
         }
-        frame.write(0, &headers[..offset]);
+        if let Some(template) = template {
+            let mut headers = [0; MAX_HEADERS];
+            offset = template.write_headers(&mut headers, &plan.bth, &plan.ext, plan.payload_len.into());
+            if plan.way.is_some() {
+                template.set_source_port(&mut headers, datagram_port(entry.qp.qpn));
+            }
+            frame.write(0, &headers[..offset]);
+        }
         if let Some(bytes) = entry.qp.inline_payload(plan) {
             frame.write(offset, bytes);
         } else if plan.payload_len > 0 {
@@ -75,7 +87,8 @@ impl Nic {
 
     /// Computes the ICRC of a finished frame of this QP.
     pub fn seal(&self, index: QpIndex, frame: &mut FrameMut<'_>) {
-        match self.qps.get(index.0).and_then(|e| e.qp.template()) {
+        let Some(entry) = self.qps.get(index.0) else { return };
+        match entry.qp.template() {
             Some(template) => {
                 template.seal(frame);
                 if self.config.rxe_flush_icrc {
@@ -83,7 +96,9 @@ impl Nic {
                 }
             }
             // Datagrams go many ways.
-            None => wire::seal(frame),
+            None if entry.qp.qp_type.is_datagram() => wire::seal(frame),
+            // Raw packets are the application's.
+            None => {}
         }
     }
 }

@@ -45,6 +45,21 @@ macro_rules! pass_on {
             self.inner.tx_pending()
         }
     };
+    (@join) => {
+        fn join(&mut self, group: std::net::IpAddr) -> std::io::Result<()> {
+            self.inner.join(group)
+        }
+    };
+    (@leave) => {
+        fn leave(&mut self, group: std::net::IpAddr) {
+            self.inner.leave(group);
+        }
+    };
+    (@steer) => {
+        fn steer(&mut self, flows: &[$crate::flow::FlowMatch]) -> std::io::Result<()> {
+            self.inner.steer(flows)
+        }
+    };
     (@event_fds) => {
         fn event_fds(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
             self.inner.event_fds()

@@ -2,7 +2,7 @@
 //!
 //! Links do not return a station's own frames, and traffic between two programs on one NIC should not
 //! need a link. Frames whose destination is the port's own MAC address are copied to a bounded queue and
-//! received from there; so are those to multicast groups while a member is here, and these leave as well. A
+//! received from there; so are those to multicast groups while a member is here or flows are steered, and these leave as well. A
 //! capture above this layer sees them leave and arrive like any other.
 
 use std::collections::VecDeque;
@@ -11,6 +11,7 @@ use std::io;
 use std::net::IpAddr;
 
 use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
+use crate::flow::FlowMatch;
 use crate::frame::Frame;
 use crate::time::Nanos;
 
@@ -33,6 +34,8 @@ pub struct LoopbackPort<P> {
     too_long: u64,
     /// Multicast groups with a member here: what is sent to a group comes round as well as it leaves.
     groups: Vec<IpAddr>,
+    /// Some of our own frames to groups may be steered to us.
+    steers: bool,
 }
 
 /// A frame in `buffers`.
@@ -71,6 +74,7 @@ impl<P: Port> LoopbackPort<P> {
             dropped: 0,
             too_long: 0,
             groups: Vec::new(),
+            steers: false,
         }
     }
 
@@ -181,9 +185,9 @@ impl<P: Port> Port for LoopbackPort<P> {
             self.turn_round(&id);
             self.inner.tx_cancel(id);
         } else {
-            // Which group it is for, and whether its members are to have it, is the NIC's to say.
+            // Which group it is for, whether its members are to have it or a flow takes it, is the NIC's to say.
             let is_group = known == destination.len() && destination[0] & 1 == 1;
-            if is_group && !self.groups.is_empty() {
+            if is_group && (self.steers || !self.groups.is_empty()) {
                 self.turn_round(&id);
             }
             self.inner.tx_commit(id);
@@ -217,6 +221,12 @@ impl<P: Port> Port for LoopbackPort<P> {
     fn leave(&mut self, group: IpAddr) {
         self.groups.retain(|joined| *joined != group);
         self.inner.leave(group);
+    }
+
+    fn steer(&mut self, flows: &[FlowMatch]) -> io::Result<()> {
+        self.inner.steer(flows)?;
+        self.steers = !flows.is_empty();
+        Ok(())
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

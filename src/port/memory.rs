@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
+use crate::flow::FlowMatch;
 use crate::frame::{Frame, FrameMut};
 use crate::time::Nanos;
 
@@ -134,6 +135,7 @@ impl MemoryPort {
                 mac: config.mac,
                 mtu: config.mtu,
                 max_frame,
+                raw_frames: true,
             },
             split: config.split.unwrap_or(usize::MAX),
             outgoing,
@@ -281,6 +283,11 @@ impl Port for MemoryPort {
 
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
         self.info.follow(change);
+        Ok(())
+    }
+
+    /// All that the peer sends comes here anyway.
+    fn steer(&mut self, _flows: &[FlowMatch]) -> io::Result<()> {
         Ok(())
     }
 

@@ -14,7 +14,7 @@
 //! are ports around a port.
 //!
 //! Architecture invariant: nothing here depends on another module of the crate but
-//! `frame`, `time` and, for the tee, `capture`; and nothing here allocates once its first bursts are through.
+//! `flow`, `frame`, `time` and, for the tee, `capture`; and nothing here allocates once its first bursts are through.
 
 #[macro_use]
 mod layer;
@@ -31,6 +31,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
+use crate::flow::FlowMatch;
 use crate::frame::{Frame, FrameMut};
 use crate::time::Nanos;
 
@@ -54,6 +55,8 @@ pub struct PortInfo {
     pub mtu: usize,
     /// The longest frame in bytes, without FCS, that the port can carry (it may be below `mtu + 18`).
     pub max_frame: usize,
+    /// It carries frames of any protocol, and steers those that are asked for to us. False: RoCE v2 alone.
+    pub raw_frames: bool,
 }
 
 impl PortInfo {
@@ -203,6 +206,19 @@ pub trait Port: Send {
         let _ = group;
     }
 
+    /// Takes the frames that any of these describes from now on, beside RoCE, and no others. At most
+    /// [`MAX_FLOWS`](crate::flow::MAX_FLOWS).
+    ///
+    /// # Errors
+    /// If the port carries RoCE v2 alone, or the kernel refuses; what was steered before still is.
+    fn steer(&mut self, flows: &[FlowMatch]) -> io::Result<()> {
+        let _ = flows;
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!("a port of kind {} carries RoCE v2 and nothing else", self.info().name),
+        ))
+    }
+
     /// Appends this port's counters, those of the layers below first.
     fn counters(&self, out: &mut Vec<(&'static str, u64)>);
 }
@@ -267,6 +283,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn leave(&mut self, group: IpAddr) {
         (**self).leave(group);
+    }
+    fn steer(&mut self, flows: &[FlowMatch]) -> io::Result<()> {
+        (**self).steer(flows)
     }
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
         (**self).counters(out);

@@ -10,7 +10,6 @@
 use std::fmt::{Arguments, Write as _};
 use std::fs::File;
 use std::io::{self, Write};
-use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -283,14 +282,6 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
         self.inner.follow(change)?;
         self.info.renew(self.inner.info());
         Ok(())
-    }
-
-    fn join(&mut self, group: IpAddr) -> io::Result<()> {
-        self.inner.join(group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use super::{LinkChange, Port, PortInfo, Received, TxId};
+use crate::flow::FlowMatch;
 use crate::frame::FrameMut;
 use crate::time::Nanos;
 
@@ -81,6 +82,10 @@ impl Port for UnclaimedPort {
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         Err(io::Error::other(format!("the port is not open yet: {group} is joined once it is")))
+    }
+
+    fn steer(&mut self, _flows: &[FlowMatch]) -> io::Result<()> {
+        Err(io::Error::other("the port is not open yet: flows are steered once it is"))
     }
 
     fn counters(&self, _out: &mut Vec<(&'static str, u64)>) {}

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::flow::FlowMatch;
 use crate::frame::{Frame, FrameMut};
 use crate::port::{BURST, LinkChange, Port, PortInfo, Received, TxId};
 use crate::time::Nanos;
@@ -209,6 +210,7 @@ impl Switch {
                 mac: config.mac,
                 mtu: config.mtu,
                 max_frame,
+                raw_frames: true,
             },
             number,
             switch: self.clone(),
@@ -364,6 +366,11 @@ impl Port for SwitchPort {
         let mut fabric = self.switch.fabric();
         let station = &mut fabric.stations[self.number];
         (station.max_frame, station.mac) = (self.info.max_frame, self.info.mac);
+        Ok(())
+    }
+
+    /// A switch brings what is for this station, and for groups: nothing has to be asked for.
+    fn steer(&mut self, _flows: &[FlowMatch]) -> io::Result<()> {
         Ok(())
     }
 

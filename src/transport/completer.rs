@@ -291,7 +291,7 @@ impl Qp {
         self.push_send_completion(ctx, &wqe.wr, status, vendor_err, 0);
         self.requester.queue.retire();
         match self.qp_type {
-            QpType::Uc | QpType::Ud | QpType::Gsi => self.enter_send_queue_error(ctx),
+            QpType::Uc | QpType::Ud | QpType::Gsi | QpType::RawPacket => self.enter_send_queue_error(ctx),
             QpType::Rc | QpType::XrcSend | QpType::XrcRecv => self.enter_error(ctx),
         }
     }

@@ -92,6 +92,8 @@ counters! {
     rx_unknown_qp,
     /// Packets for a multicast group with members.
     rx_multicast,
+    /// Frames of other protocols that flows took to raw packet QPs.
+    rx_steered,
     /// Packets of another service than the QP's.
     rx_wrong_service,
     /// Packets with a foreign partition key.

@@ -289,13 +289,13 @@ mod record {
 
         /// The packet came to this.
         pub(crate) fn judged(qp: &Qp, packet: &Packet, verdict: &Verdict) {
-            let Some(found) = found(packet, verdict) else { return };
+            let (Some(found), Some(service)) = (found(packet, verdict), qp.service) else { return };
             let source = match (qp.qp_type, qp.shares_receives) {
                 (QpType::XrcRecv, _) => Source::Named,
                 (_, true) => Source::Shared,
                 (_, false) => Source::Own,
             };
-            let receipt = Receipt { service: qp.service, source, found };
+            let receipt = Receipt { service, source, found };
             RECORD.with_borrow_mut(|record| record.receipts[Coverage::receipt_index(receipt)] += 1);
         }
 
@@ -330,7 +330,7 @@ mod record {
 
     /// Where a packet of the QP's service falls; `None`: it is not for this QP.
     fn place_of(qp: &Qp, packet: &Packet) -> Option<Place> {
-        if packet.info().service != qp.service {
+        if Some(packet.info().service) != qp.service {
             return None;
         }
         let sequenced = !matches!(qp.state(), QpState::Reset | QpState::Init | QpState::Err);

@@ -17,7 +17,7 @@
 //! Read [`requester`], [`completer`], [`retry`] and [`responder`] in this order. The first three are one side of a
 //! connection, the last is the other; they share no state. [`local`] is the work requests that send nothing, and
 //! [`memory`] which key opens what to whom. [`uc`] and [`ud`] are the services without acknowledgements, in which a request
-//! is done when it has left. [`xrc`] is what the extended reliable connection adds.
+//! is done when it has left; [`raw`] is frames of other protocols. [`xrc`] is what the extended reliable connection adds.
 //!
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made.
 //! Whatever a peer sends ends in a counted drop, a NAK, or a completion with a status.
@@ -33,6 +33,7 @@ pub mod memory;
 pub mod permutation;
 pub mod placement;
 pub mod qp;
+pub mod raw;
 pub mod replies;
 pub mod requester;
 pub mod responder;
@@ -80,6 +81,8 @@ pub struct Ctx<'a> {
     pub counters: &'a mut Counters,
     /// What is bounded.
     pub limits: &'a Limits,
+    /// The longest frame that the port carries, in bytes.
+    pub longest_frame: usize,
 }
 
 /// Where receives come from: a QP's own queue, or one shared by many.

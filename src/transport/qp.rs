@@ -132,7 +132,8 @@ pub struct Qp {
     pub qp_type: QpType,
     /// The sizes that it was made with.
     pub caps: QpCaps,
-    pub(super) service: Service,
+    /// What its packets' opcodes are of; `None`: they are no RoCE.
+    pub(super) service: Option<Service>,
     state: QpState,
     attributes: Attributes,
     template: Option<Template>,
@@ -337,7 +338,7 @@ impl Qp {
             ctx.counters.rp_cnp_ignored += 1;
             return Some(Verdict::Cnp);
         }
-        if service != self.service {
+        if Some(service) != self.service {
             ctx.counters.rx_wrong_service += 1;
             return Some(Verdict::WrongService);
         }
@@ -507,11 +508,12 @@ impl Qp {
     }
 }
 
-fn service_of(qp_type: QpType) -> Service {
+fn service_of(qp_type: QpType) -> Option<Service> {
     match qp_type {
-        QpType::Rc => Service::Rc,
-        QpType::Uc => Service::Uc,
-        QpType::Ud | QpType::Gsi => Service::Ud,
-        QpType::XrcSend | QpType::XrcRecv => Service::Xrc,
+        QpType::Rc => Some(Service::Rc),
+        QpType::Uc => Some(Service::Uc),
+        QpType::Ud | QpType::Gsi => Some(Service::Ud),
+        QpType::XrcSend | QpType::XrcRecv => Some(Service::Xrc),
+        QpType::RawPacket => None,
     }
 }

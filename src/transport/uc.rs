@@ -48,6 +48,8 @@ impl Qp {
             Err(WcStatus::LocQpOp)
         } else if self.qp_type.is_datagram() {
             self.plan_datagram(ctx, position, &wqe)
+        } else if self.qp_type == QpType::RawPacket {
+            self.plan_raw(ctx, position, &wqe)
         } else {
             self.plan_uc_request(ctx, position, &wqe)
         };
@@ -114,14 +116,14 @@ impl Qp {
     /// published after the payload was copied.
     pub(super) fn unacknowledged_sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
         let mtu = self.attributes().path_mtu.bytes();
-        let datagram = self.qp_type.is_datagram();
+        let (datagram, connected) = (self.qp_type.is_datagram(), self.qp_type.is_connected());
         let r = &mut self.requester;
         let psn = r.psn;
         let wqe = r.queue.at_mut(r.next);
         if !wqe.started {
             wqe.started = true;
             wqe.first_psn = psn;
-            wqe.packets = if datagram { 1 } else { packets_for(wqe.length, mtu) };
+            wqe.packets = if connected { packets_for(wqe.length, mtu) } else { 1 };
             r.psn = wqe.end_psn();
         }
         if datagram && plan.bth.dest_qp == Qpn::MULTICAST {

@@ -5,6 +5,7 @@
 
 mod attr;
 mod completion;
+mod flow;
 mod modify;
 mod srq;
 mod transitions;
@@ -12,12 +13,14 @@ mod work;
 
 pub use attr::{AddressVector, AttrMask, QpAttr, QpCaps, QpInit};
 pub use completion::{AsyncEvent, EventKind, Wc, WcFlags, WcOpcode, WcStatus};
+pub use flow::{FlowId, FlowRule};
 pub use modify::{ModifyError, check_transition};
 pub use srq::{FileId, OpenXrcd, SrqInit, SrqKind};
 pub use work::{
     FastRegistration, FlushRange, RecvWr, SendFlags, SendWr, Sge, UdAddress, WindowBind, WrOpcode,
 };
 
+pub use crate::flow::{FlowField, FlowMatch};
 pub use crate::wire::{Gid, Psn, Qpn};
 
 use bitflags::bitflags;
@@ -131,6 +134,8 @@ pub enum QpType {
     Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
+    /// Raw packets: frames of any protocol, written and read whole.
+    RawPacket = 8,
     /// Extended reliable connection, the initiator's end.
     XrcSend = 9,
     /// Extended reliable connection, the target's end.
@@ -139,8 +144,15 @@ pub enum QpType {
 
 impl QpType {
     /// All of them.
-    pub const ALL: [QpType; 6] =
-        [QpType::Gsi, QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv];
+    pub const ALL: [QpType; 7] = [
+        QpType::Gsi,
+        QpType::Rc,
+        QpType::Uc,
+        QpType::Ud,
+        QpType::RawPacket,
+        QpType::XrcSend,
+        QpType::XrcRecv,
+    ];
 
     /// From the number that `ibv_create_qp` takes.
     pub fn from_code(code: u32) -> Option<QpType> {
@@ -156,6 +168,7 @@ impl QpType {
                 opcode.is_local() || matches!(opcode, Send | SendImm | Write | WriteImm)
             }
             QpType::Ud | QpType::Gsi => matches!(opcode, WrOpcode::Send | WrOpcode::SendImm),
+            QpType::RawPacket => opcode == WrOpcode::Send,
             QpType::XrcRecv => false,
         }
     }
@@ -178,6 +191,11 @@ impl QpType {
     /// Each message names its peer by an address handle: UD and QP1.
     pub fn is_datagram(self) -> bool {
         matches!(self, QpType::Ud | QpType::Gsi)
+    }
+
+    /// It has a peer, and a path to it.
+    pub fn is_connected(self) -> bool {
+        !self.is_datagram() && self != QpType::RawPacket
     }
 }
 

@@ -20,6 +20,7 @@ pub(super) fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<
         QpType::Uc => UC,
         QpType::Ud => UD,
         QpType::Gsi => GSI,
+        QpType::RawPacket => RAW_PACKET,
         QpType::XrcSend => XRC_SEND,
         QpType::XrcRecv => XRC_RECV,
     };
@@ -108,6 +109,18 @@ const GSI: &[Transition] = &[
     row(Sqd, Rts, NONE, UD_RTS),
     row(Sqd, Sqd, NONE, MANAGEMENT),
     row(Sqe, Rts, NONE, UD_RTS),
+];
+
+/// Frames have no partition, no key and no number: a port is all.
+const RAW_PACKET: &[Transition] = &[
+    row(Reset, Init, A::PORT, NONE),
+    row(Init, Init, NONE, A::PORT),
+    row(Init, Rtr, NONE, NONE),
+    row(Rtr, Rts, NONE, NONE),
+    row(Rts, Rts, NONE, NONE),
+    row(Rts, Sqd, NONE, DRAINED),
+    row(Sqd, Rts, NONE, NONE),
+    row(Sqe, Rts, NONE, NONE),
 ];
 
 const XRC_SEND: &[Transition] = &[

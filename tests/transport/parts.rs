@@ -108,6 +108,7 @@ fn what_no_library_would_post_fails_without_a_packet() {
             out: &mut out,
             counters: &mut counters,
             limits: &limits,
+            longest_frame: 1518,
         };
         let attr = QpAttr { sq_psn: Some(Psn::new(0)), max_rd_atomic: Some(1), ..QpAttr::default() };
         qp.modify(&mut ctx, &attr, QpState::Rts);

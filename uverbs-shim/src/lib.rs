@@ -54,6 +54,7 @@ mod cq;
 mod poll_ex;
 
 mod ah;
+mod flow;
 mod qp;
 mod qp_attr;
 

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
 use std::ptr::null_mut;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use roxie::host::QueuePair;
 use roxie::limits::MAX_SGE;
@@ -51,6 +52,8 @@ pub(crate) struct Qp {
     /// What it keeps from being destroyed.
     uses: Endpoints,
     _domain: Option<InDomain>,
+    /// Flows that lead to it.
+    pub(crate) flows: AtomicU32,
     pub(crate) acknowledgements: Acknowledgements,
 }
 
@@ -222,9 +225,7 @@ fn qp_type(call: &str, kind: ibv_qp_type::Type) -> Result<QpType, Errno> {
         Some(QpType::Gsi) | None => refuse(
             call,
             libc::EOPNOTSUPP,
-            format_args!(
-                "qp_type {kind}: there are RC (2), UC (3), UD (4) and XRC (9, 10) QPs, and none for raw packets"
-            ),
+            format_args!("qp_type {kind}: there are RC (2), UC (3), UD (4), raw packet (8) and XRC (9, 10) QPs"),
         ),
         Some(known) => Ok(known),
     }
@@ -265,6 +266,7 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
             known: Mutex::default(),
             uses: Endpoints { ..wanted.uses },
             _domain: domain,
+            flows: AtomicU32::new(0),
             acknowledgements: Acknowledgements::default(),
         },
     );
@@ -300,6 +302,11 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the contract: objects that live, and nobody uses the QP while it goes.
     code(unsafe {
         behind(qp).and_then(|found| {
+            let flows = found.flows.load(Relaxed);
+            if flows > 0 {
+                let why = format_args!("{flows} flows lead to the QP: ibv_destroy_flow first");
+                return refuse("ibv_destroy_qp", libc::EBUSY, why);
+            }
             context((*qp).context)?.nic.remove_source(Source::Qp(found.pair.index().0));
             found.acknowledgements.wait();
             let (uses, qpn) = (Endpoints { ..found.uses }, found.pair.qpn());

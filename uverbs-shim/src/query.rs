@@ -48,6 +48,8 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     let limits = Limits::default();
     let mac = context.interface().map_or([0; 6], |interface| interface.mac);
     let node_guid = u64::from_ne_bytes(guid(mac));
+    let raw_packets = context.nic.device.port().raw_frames;
+    let steering = if raw_packets { caps::IBV_DEVICE_MANAGED_FLOW_STEERING } else { 0 };
     let mut attr = ibv_device_attr {
         node_guid,
         sys_image_guid: node_guid,
@@ -63,6 +65,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
             | caps::IBV_DEVICE_MEM_WINDOW
             | caps::IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | caps::IBV_DEVICE_MEM_MGT_EXTENSIONS
+            | steering
             | crate::srq::CAPABILITIES,
         max_sge: MAX_SGE as c_int,
         max_sge_rd: MAX_SGE as c_int,
@@ -75,6 +78,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
         max_qp_init_rd_atom: limits.rd_atomic.into(),
         atomic_cap: ibv_atomic_cap::IBV_ATOMIC_HCA,
         max_mw: limits.mrs as c_int,
+        max_raw_ethy_qp: if raw_packets { limits.qps as c_int } else { 0 },
         max_mcast_grp: limits.groups as c_int,
         max_mcast_qp_attach: limits.group_members as c_int,
         max_total_mcast_qp_attach: (limits.groups * limits.group_members) as c_int,

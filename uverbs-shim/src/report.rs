@@ -96,6 +96,7 @@ fn errno_of_control(error: &ControlError) -> Errno {
     match error {
         ControlError::Busy { .. } | ControlError::Taken(_) => libc::EBUSY,
         ControlError::Full { .. } => libc::ENOMEM,
+        ControlError::NoRawPackets => libc::EOPNOTSUPP,
         ControlError::DeviceFatal => libc::EIO,
         _ => libc::EINVAL,
     }

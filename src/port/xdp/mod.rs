@@ -2,7 +2,7 @@
 //!
 //! A small program in the kernel (`steer.bpf.c`) gives what is RoCE for one of our addresses to a socket
 //! per receive queue and leaves the rest to the kernel, so ssh, ARP and TCP go on over the same interface and
-//! the same IP address. [`XdpConfig`] says what may be chosen, [`XdpPort`] moves the frames,
+//! the same IP address. Flows of raw packet QPs are taken from that rest. [`XdpConfig`] says what may be chosen, [`XdpPort`] moves the frames,
 //! `open` finds the mode, `queue` is where the rings are, `steering` is the program.
 //!
 //! UDP checksums are not looked at: local senders' frames arrive over veth with the pseudo-header's sum only
@@ -21,6 +21,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
+use crate::flow::FlowMatch;
 use crate::frame::FrameMut;
 use crate::time::Nanos;
 
@@ -63,6 +64,7 @@ impl XdpPort {
             mac: opened.interface.mac,
             mtu: opened.interface.mtu,
             max_frame,
+            raw_frames: true,
         };
         Ok(XdpPort {
             info,
@@ -222,6 +224,10 @@ impl Port for XdpPort {
 
     fn leave(&mut self, group: IpAddr) {
         self.steering.lock().unwrap_or_else(PoisonError::into_inner).leave(group);
+    }
+
+    fn steer(&mut self, flows: &[FlowMatch]) -> io::Result<()> {
+        self.steering.lock().unwrap_or_else(PoisonError::into_inner).set_flows(flows).map_err(io::Error::other)
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

@@ -5,6 +5,7 @@
 //   UDP port 4791 to an address in `addresses` (IPv4 or IPv6, behind at most one VLAN tag)
 //   EtherType 0x8915 (RoCE v1)         if OPTION_ROCE_V1 is set
 //   EtherType 0x8808 (MAC control)     if OPTION_MAC_CONTROL is set
+//   what a flow of a raw packet QP describes (`src/flow.rs`)
 //
 // IP fragments pass: RoCE is never fragmented (IBTA A17.9.2), and only the first carries a port. So do IPv6
 // packets with extension headers, which RoCE does not use. A queue without a socket passes too.
@@ -22,9 +23,18 @@
 #define ETH_P_MAC_CONTROL 0x8808
 #define ETH_P_ROCE_V1 0x8915
 
+#define IPPROTO_TCP 6
 #define IPPROTO_UDP 17
 #define IPV4_MORE_FRAGMENTS_OR_OFFSET 0x3fff
 #define ROCE_V2_PORT 4791
+
+#define MAX_FLOWS 64
+
+#define LAYER_VLAN 1
+#define LAYER_IPV4 2
+#define LAYER_IPV6 4
+#define LAYER_TCP 8
+#define LAYER_UDP 16
 
 #define OPTION_ROCE_V1 1
 #define OPTION_MAC_CONTROL 2
@@ -56,6 +66,50 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } options SEC(".maps");
+
+// What flows look at, in network order. The layout is that of `FlowKey` in `src/flow.rs`.
+struct flow_key {
+	__u8 destination[6];
+	__u8 source[6];
+	__be16 type;
+	__be16 tag;
+	__u8 layers;
+	__u8 protocol;
+	__u8 traffic_class;
+	__u8 hop_limit;
+	__be16 source_port;
+	__be16 destination_port;
+	__be32 flow_label;
+	__u8 ipv4_flags;
+	__u8 zero[3];
+	struct address source_ip;
+	struct address destination_ip;
+};
+
+#define KEY_WORDS 8
+
+_Static_assert(sizeof(struct flow_key) == KEY_WORDS * sizeof(__u64), "src/flow.rs has keys of 64 bytes");
+
+// A frame matches if its key has the value's bits wherever the mask has ones.
+struct flow {
+	__u64 value[KEY_WORDS];
+	__u64 mask[KEY_WORDS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_FLOWS);
+	__type(key, __u32);
+	__type(value, struct flow);
+} flows SEC(".maps");
+
+// How many of them are in force, in the only element.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} flow_count SEC(".maps");
 
 struct ethernet {
 	__u8 destination[6];
@@ -141,12 +195,103 @@ static __always_inline int is_ours_v6(struct ipv6 *ip, void *end)
 	return bpf_map_lookup_elem(&addresses, &to) != 0;
 }
 
+static __always_inline void read_ports(struct flow_key *key, __u8 protocol, __be16 *ports, void *end)
+{
+	if ((protocol != IPPROTO_TCP && protocol != IPPROTO_UDP) || (void *)(ports + 2) > end)
+		return;
+	key->layers |= protocol == IPPROTO_TCP ? LAYER_TCP : LAYER_UDP;
+	key->source_port = ports[0];
+	key->destination_port = ports[1];
+}
+
+static __always_inline void read_ipv4(struct flow_key *key, struct ipv4 *ip, void *end)
+{
+	__u32 words;
+
+	if ((void *)(ip + 1) > end)
+		return;
+	words = ip->version_and_words & 15;
+	if (ip->version_and_words >> 4 != 4 || words < 5)
+		return;
+	key->layers |= LAYER_IPV4;
+	key->traffic_class = ip->tos;
+	key->ipv4_flags = bpf_ntohs(ip->fragment) >> 13;
+	key->hop_limit = ip->ttl;
+	key->protocol = ip->protocol;
+	key->source_ip.word[3] = ip->source;
+	key->destination_ip.word[3] = ip->destination;
+	if (!(ip->fragment & bpf_htons(IPV4_MORE_FRAGMENTS_OR_OFFSET)))
+		read_ports(key, ip->protocol, (void *)ip + words * 4, end);
+}
+
+static __always_inline void read_ipv6(struct flow_key *key, struct ipv6 *ip, void *end)
+{
+	__u32 first;
+
+	if ((void *)(ip + 1) > end)
+		return;
+	first = bpf_ntohl(ip->version_class_flow);
+	if (first >> 28 != 6)
+		return;
+	key->layers |= LAYER_IPV6;
+	key->traffic_class = first >> 20;
+	key->flow_label = bpf_htonl(first & 0xfffff);
+	key->protocol = ip->next;
+	key->hop_limit = ip->hops;
+	key->source_ip = ip->source;
+	key->destination_ip = ip->destination;
+	read_ports(key, ip->next, (void *)(ip + 1), end);
+}
+
+static __always_inline int matches(const struct flow *flow, const __u64 *key)
+{
+	__u64 other = 0;
+	int i;
+
+	for (i = 0; i < KEY_WORDS; i++)
+		other |= (key[i] & flow->mask[i]) ^ flow->value[i];
+	return !other;
+}
+
+// Some flow takes the frame. Behind its Ethernet header and tag, if any, comes `next`, of this type.
+static __always_inline int is_steered(struct ethernet *eth, struct vlan_tag *tag, __be16 type, void *next, void *end)
+{
+	union {
+		struct flow_key key;
+		__u64 words[KEY_WORDS];
+	} of = {};
+	__u32 zero = 0, i;
+	__u32 *count = bpf_map_lookup_elem(&flow_count, &zero);
+
+	if (!count || !*count)
+		return 0;
+	__builtin_memcpy(of.key.destination, eth, 12);
+	of.key.type = type;
+	if (tag) {
+		of.key.layers = LAYER_VLAN;
+		of.key.tag = tag->control;
+	}
+	if (type == bpf_htons(ETH_P_IP))
+		read_ipv4(&of.key, next, end);
+	else if (type == bpf_htons(ETH_P_IPV6))
+		read_ipv6(&of.key, next, end);
+	for (i = 0; i < MAX_FLOWS && i < *count; i++) {
+		__u32 at = i;
+		struct flow *flow = bpf_map_lookup_elem(&flows, &at);
+
+		if (flow && matches(flow, of.words))
+			return 1;
+	}
+	return 0;
+}
+
 SEC("xdp.frags")
 int roxie_steer(struct xdp_md *ctx)
 {
 	void *end = (void *)(long)ctx->data_end;
 	struct ethernet *eth = (void *)(long)ctx->data;
 	void *next = eth + 1;
+	struct vlan_tag *tag = 0;
 	int ours = 0;
 	__be16 type;
 
@@ -154,8 +299,7 @@ int roxie_steer(struct xdp_md *ctx)
 		return XDP_PASS;
 	type = eth->type;
 	if (type == bpf_htons(ETH_P_8021Q) || type == bpf_htons(ETH_P_8021AD)) {
-		struct vlan_tag *tag = next;
-
+		tag = next;
 		next = tag + 1;
 		if (next > end)
 			return XDP_PASS;
@@ -176,7 +320,9 @@ int roxie_steer(struct xdp_md *ctx)
 		ours = is_on(OPTION_MAC_CONTROL);
 		break;
 	}
-	return ours ? to_socket(ctx) : XDP_PASS;
+	if (ours || is_steered(eth, tag, type, next, end))
+		return to_socket(ctx);
+	return XDP_PASS;
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -11,6 +11,7 @@ use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use hashbrown::HashSet;
 
 use super::XdpError;
+use crate::flow::{FlowMatch, MAX_FLOWS};
 use crate::netdev::{Interface, Membership, NetNs};
 
 static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
@@ -27,6 +28,8 @@ pub(super) struct Steering {
     ebpf: Ebpf,
     addresses: HashMap<MapData, [u8; 16], u8>,
     sockets: XskMap<MapData>,
+    flows: Array<MapData, Flow>,
+    flow_count: Array<MapData, u32>,
     steered: HashSet<[u8; 16]>,
     /// What is steered beside the addresses, and what keeps the kernel in the groups.
     groups: Vec<(IpAddr, Membership)>,
@@ -42,6 +45,8 @@ impl Steering {
         let mut ebpf = EbpfLoader::new().btf(None).load(OBJECT).map_err(refused)?;
         let addresses = HashMap::try_from(taken(&mut ebpf, "addresses")?).map_err(refused)?;
         let sockets = XskMap::try_from(taken(&mut ebpf, "sockets")?).map_err(refused)?;
+        let flows = Array::try_from(taken(&mut ebpf, "flows")?).map_err(refused)?;
+        let flow_count = Array::try_from(taken(&mut ebpf, "flow_count")?).map_err(refused)?;
         let mut options: Array<MapData, u32> =
             Array::try_from(taken(&mut ebpf, "options")?).map_err(refused)?;
         let v1 = if roce_v1 { OPTION_ROCE_V1 } else { 0 };
@@ -51,6 +56,8 @@ impl Steering {
             ebpf,
             addresses,
             sockets,
+            flows,
+            flow_count,
             steered: HashSet::new(),
             groups: Vec::new(),
             namespace: NetNs::current().map_err(refused)?,
@@ -127,12 +134,31 @@ impl Steering {
         Ok(())
     }
 
+    /// Steers the frames that any of these describes, beside RoCE, and no others.
+    pub(super) fn set_flows(&mut self, flows: &[FlowMatch]) -> Result<(), XdpError> {
+        let count = u32::try_from(flows.len()).ok().filter(|count| *count as usize <= MAX_FLOWS);
+        let count = count.ok_or_else(|| refused(format!("{} flows: {MAX_FLOWS} at most", flows.len())))?;
+        // While they change none is in force: frames go to the kernel then, and to no wrong flow.
+        self.flow_count.set(0, 0, 0).map_err(refused)?;
+        for (at, flow) in (0..).zip(flows) {
+            let mut bytes: Flow = [0; _];
+            let (value, mask) = flow.bytes();
+            bytes[..64].copy_from_slice(&value);
+            bytes[64..].copy_from_slice(&mask);
+            self.flows.set(at, bytes, 0).map_err(refused)?;
+        }
+        self.flow_count.set(0, count, 0).map_err(refused)
+    }
+
     fn program(&mut self) -> Result<&mut Xdp, XdpError> {
         let program = self.ebpf.program_mut(PROGRAM);
         let program = program.ok_or_else(|| refused(format!("no program {PROGRAM} in the object")))?;
         program.try_into().map_err(refused)
     }
 }
+
+/// `struct flow` of `steer.bpf.c`: the value, then the mask.
+type Flow = [u8; 128];
 
 /// Why a program did not attach.
 pub(super) enum AttachError {

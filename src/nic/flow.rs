@@ -1,0 +1,128 @@
+//! Flows: which frames of other protocols go to which raw packet QPs (`ibv_create_flow`).
+
+use super::control::{Answer, ControlError};
+use super::{Nic, Received, RxOutcome, split};
+use crate::flow::{FlowKey, FlowMatch, MAX_FLOWS};
+use crate::time::Nanos;
+use crate::transport::Verdict;
+use crate::verbs::{FlowId, FlowRule, QpIndex, QpType};
+
+/// The flows of a NIC, those with the lower priority number first, and of these the older first.
+#[derive(Debug, Default)]
+pub(super) struct Flows {
+    flows: Vec<Flow>,
+    next: u32,
+    /// The port has yet to be told.
+    changed: bool,
+    /// What the last change added, should the port not follow.
+    added: Option<FlowId>,
+}
+
+#[derive(Debug)]
+struct Flow {
+    id: FlowId,
+    qp: QpIndex,
+    rule: FlowRule,
+}
+
+impl Flows {
+    pub(super) fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Takes out those of a QP.
+    pub(super) fn remove_of(&mut self, qp: QpIndex) {
+        let before = self.flows.len();
+        self.flows.retain(|flow| flow.qp != qp);
+        self.changed |= self.flows.len() < before;
+    }
+
+    /// Whose the `copy`-th copy is of a frame with this key: one goes to the first flow that takes it, and one to each that asks
+    /// for the same with the same priority.
+    fn taking(&self, key: &FlowKey, copy: usize) -> Option<QpIndex> {
+        let first = self.flows.iter().position(|flow| flow.rule.matching.takes(key))?;
+        let rule = self.flows[first].rule;
+        self.flows[first..].iter().filter(|flow| flow.rule == rule).nth(copy).map(|flow| flow.qp)
+    }
+}
+
+impl Nic {
+    /// The longest frame, in bytes, that raw packet QPs may send; `None`: the port carries none of theirs.
+    pub fn set_longest_frame(&mut self, longest: Option<usize>) {
+        self.longest_frame = longest;
+    }
+
+    pub(super) fn create_flow(&mut self, qp: QpIndex, rule: FlowRule) -> Result<Answer, ControlError> {
+        let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
+        if entry.qp.qp_type != QpType::RawPacket {
+            return Err(ControlError::NotRawPacket(entry.qp.qp_type));
+        }
+        let flows = &mut self.flows;
+        if flows.flows.len() >= MAX_FLOWS {
+            return Err(ControlError::Full { object: "flow", limit: MAX_FLOWS as u32 });
+        }
+        let id = FlowId(flows.next);
+        flows.next = flows.next.wrapping_add(1);
+        let at = flows.flows.partition_point(|flow| flow.rule.priority <= rule.priority);
+        flows.flows.insert(at, Flow { id, qp, rule });
+        flows.changed = true;
+        flows.added = Some(id);
+        Ok(Answer::Flow(id))
+    }
+
+    pub(super) fn destroy_flow(&mut self, id: FlowId) -> Result<Answer, ControlError> {
+        let flows = &mut self.flows;
+        let at = flows.flows.iter().position(|flow| flow.id == id).ok_or(ControlError::NotFound("flow"))?;
+        flows.flows.remove(at);
+        flows.changed = true;
+        flows.added = None;
+        Ok(Answer::Done)
+    }
+
+    /// What the port is to steer from now on, if that has changed.
+    pub fn take_flow_change(&mut self) -> Option<Vec<FlowMatch>> {
+        let changed = std::mem::take(&mut self.flows.changed);
+        changed.then(|| self.flows.flows.iter().map(|flow| flow.rule.matching).collect())
+    }
+
+    /// The port could not follow the last change: a flow that it added is none.
+    pub fn forget_flow_change(&mut self) {
+        if let Some(id) = self.flows.added.take() {
+            self.flows.flows.retain(|flow| flow.id != id);
+        }
+    }
+
+    /// A frame that is no RoCE, or none that the transport would take; `None`: no flow takes it either.
+    #[cold]
+    pub(super) fn receive_steered(&mut self, now: Nanos, received: &Received<'_>) -> Option<RxOutcome> {
+        let key = FlowKey::of(&received.frame)?;
+        let mut outcome = None;
+        let mut taken = 0;
+        while let Some(qp) = self.flows.taking(&key, taken)
+            && let Some(verdict) = self.deliver_frame(now, qp, received)
+        {
+            taken += 1;
+            outcome.get_or_insert(RxOutcome::Steered { qp, verdict });
+        }
+        self.counters.rx_steered += u64::from(outcome.is_some());
+        outcome
+    }
+
+    fn deliver_frame(&mut self, now: Nanos, index: QpIndex, received: &Received<'_>) -> Option<Verdict> {
+        let before = (self.out.dma_in.len(), self.out.completions.len());
+        let entry = self.qps.get_mut(index.0)?;
+        split!(self, now, entry => qp, ctx);
+        let mut verdict = qp.handle_frame(&mut ctx, received.frame.len(), received.index);
+        if std::mem::take(&mut self.out.may_fault) && !self.run(before.0, |_| received.frame) {
+            let entry = self.qps.get_mut(index.0)?;
+            split!(self, now, entry => qp, ctx);
+            verdict = qp.frame_fault(&mut ctx, before.1);
+        }
+        self.touch(index);
+        Some(verdict)
+    }
+}

@@ -1,0 +1,74 @@
+//! Raw packets (`IBV_QPT_RAW_PACKET`): whole frames, written and read by the application.
+//!
+//! A message is a frame from its Ethernet header on, without FCS; nothing is added to it and nothing checked in it. A request is done
+//! when its frame has left. What comes is what flows steer to the QP ([`crate::flow`]); who steers is the NIC.
+//!
+//! As with datagrams, a receive that is too short for what came fails with LOC_LEN and takes the QP to the error state.
+
+use super::scatter::{self, FramePayload};
+use super::send_queue::Wqe;
+use super::uc::status_of;
+use super::{Ctx, Origin, Qp, TxPlan, TxReason, Verdict};
+use crate::verbs::{QpState, RecvWr, Wc, WcOpcode, WcStatus};
+use crate::wire::{Bth, Ext};
+
+/// Bytes of an Ethernet header: the shortest frame that can be sent.
+const ETHERNET_HEADER: u64 = 14;
+
+impl Qp {
+    /// A frame that is shorter than its header or longer than the link carries fails with LOC_LEN.
+    pub(super) fn plan_raw(&self, ctx: &mut Ctx<'_>, position: u32, wqe: &Wqe) -> Result<TxPlan, WcStatus> {
+        let longest = ctx.longest_frame.min(usize::from(u16::MAX)) as u64;
+        if wqe.length < ETHERNET_HEADER || wqe.length > longest {
+            return Err(WcStatus::LocLen);
+        }
+        let payload_len = wqe.length as u16;
+        let inline = self.gather_payload(ctx, position, wqe, 0, payload_len)?;
+        // No header is made of it; the PSN only counts.
+        let bth = Bth { psn: self.requester.position(), ..Bth::default() };
+        let (reason, origin) = (TxReason::New, Origin::Unacknowledged);
+        Ok(TxPlan { bth, ext: Ext::None, payload_len, inline, way: None, reason, origin })
+    }
+
+    /// A frame of `length` bytes was steered here; `frame` is its number in the receive burst.
+    pub fn handle_frame(&mut self, ctx: &mut Ctx<'_>, length: usize, frame: u16) -> Verdict {
+        if matches!(self.state(), QpState::Reset | QpState::Init | QpState::Err) {
+            ctx.counters.rx_wrong_state += 1;
+            return Verdict::WrongState(self.state());
+        }
+        ctx.counters.rcvd_pkts += 1;
+        let r = &mut self.responder;
+        r.receive = ctx.receives.take(&mut r.sges);
+        let Some(receive) = r.receive else {
+            ctx.counters.out_of_buffer += 1;
+            ctx.counters.rx_dropped_unacknowledged += 1;
+            return Verdict::NoReceive;
+        };
+        let Ok(length) = u16::try_from(length) else { return self.fail_receive(ctx, WcStatus::LocLen) };
+        let payload = FramePayload { frame, offset: 0, length };
+        let sges = &r.sges[..receive.num_sge as usize];
+        if let Err(error) = scatter::scatter(ctx.memory, r.receive_pd, sges, 0, payload, ctx.out) {
+            return self.fail_receive(ctx, status_of(error));
+        }
+        r.receive = None;
+        ctx.counters.rdma_recvs += 1;
+        ctx.counters.rcvd_bytes += u64::from(length);
+        let wc = Wc {
+            wr_id: receive.wr_id,
+            opcode: WcOpcode::Recv,
+            qpn: self.qpn,
+            byte_len: length.into(),
+            ..Wc::default()
+        };
+        ctx.out.completions.push((self.recv_cq, wc));
+        Verdict::Executed
+    }
+
+    /// The memory of the receive for the frame that was handled last is not there. `completions`: how many there were before it.
+    pub(crate) fn frame_fault(&mut self, ctx: &mut Ctx<'_>, completions: usize) -> Verdict {
+        if let Some((_, wc)) = ctx.out.completions.drain(completions..).next() {
+            self.responder.receive = Some(RecvWr { wr_id: wc.wr_id, num_sge: 0 });
+        }
+        self.fail_receive(ctx, WcStatus::LocProt)
+    }
+}

@@ -1,0 +1,180 @@
+//! Flow steering rules: from the lists of headers that programs write to what the NIC compares.
+
+use std::ffi::c_int;
+use std::mem::{offset_of, size_of};
+use std::sync::atomic::Ordering::Relaxed;
+
+use roxie::flow::layer;
+use roxie::host::Flow;
+use roxie::verbs::{FlowField, FlowMatch, FlowRule};
+
+use crate::abi::{
+    ibv_flow, ibv_flow_attr, ibv_flow_attr_type as kind, ibv_flow_spec_eth, ibv_flow_spec_ipv4,
+    ibv_flow_spec_ipv4_ext, ibv_flow_spec_ipv6, ibv_flow_spec_tcp_udp, ibv_flow_spec_type as spec, ibv_qp,
+};
+use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
+use crate::report::{device, refuse};
+
+const CALL: &str = "ibv_create_flow";
+
+/// What is behind a flow.
+pub(crate) struct Behind {
+    _flow: Flow,
+    qp: *mut ibv_qp,
+}
+
+impl Face for ibv_flow {
+    type Whole = ibv_flow;
+    type Behind = Behind;
+}
+
+/// Steers frames to a raw packet QP.
+pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow {
+    // SAFETY: the contract: an object, and attributes with as many specifications behind them as they say.
+    pointer(unsafe {
+        behind(qp).and_then(|found| {
+            let rule = rule(attr)?;
+            let flow = found.pair.create_flow(&rule).map_err(device(CALL))?;
+            found.flows.fetch_add(1, Relaxed);
+            let face = ibv_flow { context: (*qp).context, ..ibv_flow::default() };
+            Ok(give(face, Behind { _flow: flow, qp }))
+        })
+    })
+}
+
+/// Ends that.
+pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
+    // SAFETY: the contract: an object, whose QP lives as long as flows lead to it.
+    code(unsafe {
+        behind(flow).and_then(|found| {
+            behind(found.qp)?.flows.fetch_sub(1, Relaxed);
+            drop(take_back(flow));
+            Ok(())
+        })
+    })
+}
+
+/// # Safety
+/// The contract: attributes with specifications behind them.
+unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
+    if attr.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    let of = unsafe { attr.read() };
+    if of.flags != 0 {
+        let why = format_args!("flags {:#x}: a frame goes one way, and only frames that come are steered", of.flags);
+        return refuse(CALL, libc::EOPNOTSUPP, why);
+    }
+    if of.port > 1 {
+        return refuse(CALL, libc::EINVAL, format_args!("port {}: the device has port 1", of.port));
+    }
+    let priority = match of.type_ {
+        kind::IBV_FLOW_ATTR_NORMAL => of.priority.into(),
+        // Behind all of the others.
+        kind::IBV_FLOW_ATTR_MC_DEFAULT => 1 << 16,
+        kind::IBV_FLOW_ATTR_ALL_DEFAULT => 2 << 16,
+        other => {
+            let why = format_args!("type {other}: frames are steered, not copied for a sniffer; --pcap of roxie run captures");
+            return refuse(CALL, libc::EOPNOTSUPP, why);
+        }
+    };
+    let mut matching = FlowMatch::default();
+    if of.type_ == kind::IBV_FLOW_ATTR_MC_DEFAULT {
+        let group = [1, 0, 0, 0, 0, 0];
+        matching.require(FlowField::Destination, &group, &group);
+    }
+    // SAFETY: the caller's promise: they begin behind the attributes.
+    let mut next = unsafe { attr.add(1) }.cast::<u8>();
+    for _ in 0..of.num_of_specs {
+        // SAFETY: as above; each says how long it is.
+        next = unsafe { next.add(add(&mut matching, next)?) };
+    }
+    Ok(FlowRule { priority, matching })
+}
+
+/// Adds what a specification requires. Returns how long it is.
+///
+/// # Safety
+/// The contract: it begins with its type and size, and is of that size.
+unsafe fn add(to: &mut FlowMatch, at: *const u8) -> Result<usize, Errno> {
+    const SIZE: usize = offset_of!(ibv_flow_spec_eth, size);
+    // SAFETY: the caller's promise.
+    let (what, size) = unsafe { (at.cast::<u32>().read_unaligned(), at.add(SIZE).cast::<u16>().read_unaligned()) };
+    let size = usize::from(size);
+    // SAFETY: each is read only if it is of its size.
+    unsafe {
+        match what {
+            spec::IBV_FLOW_SPEC_ETH => ethernet(to, &sized(at, size)?),
+            spec::IBV_FLOW_SPEC_IPV4 => ipv4(to, &sized(at, size)?),
+            spec::IBV_FLOW_SPEC_IPV4_EXT => ipv4_ext(to, &sized(at, size)?),
+            spec::IBV_FLOW_SPEC_IPV6 => ipv6(to, &sized(at, size)?),
+            spec::IBV_FLOW_SPEC_TCP => ports(to, layer::TCP, &sized(at, size)?),
+            spec::IBV_FLOW_SPEC_UDP => ports(to, layer::UDP, &sized(at, size)?),
+            other => {
+                let why = format_args!("a specification of type {other:#x}: Ethernet, IPv4, IPv6, TCP and UDP are looked at");
+                return refuse(CALL, libc::EOPNOTSUPP, why);
+            }
+        }
+    }
+    Ok(size)
+}
+
+/// # Safety
+/// `size` bytes may be read.
+unsafe fn sized<T: Copy>(at: *const u8, size: usize) -> Result<T, Errno> {
+    if size != size_of::<T>() {
+        let why = format_args!("a specification of {size} bytes: its type has {}", size_of::<T>());
+        return refuse(CALL, libc::EINVAL, why);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { at.cast::<T>().read_unaligned() })
+}
+
+fn ethernet(to: &mut FlowMatch, eth: &ibv_flow_spec_eth) {
+    let (value, mask) = (&eth.val, &eth.mask);
+    to.require(FlowField::Destination, &value.dst_mac, &mask.dst_mac);
+    to.require(FlowField::Source, &value.src_mac, &mask.src_mac);
+    // Fields of more than a byte are in network order: their bytes in memory are those of the frame.
+    to.require(FlowField::EtherType, &value.ether_type.to_ne_bytes(), &mask.ether_type.to_ne_bytes());
+    if mask.vlan_tag != 0 {
+        to.require_layers(layer::VLAN);
+        to.require(FlowField::VlanTag, &value.vlan_tag.to_ne_bytes(), &mask.vlan_tag.to_ne_bytes());
+    }
+}
+
+fn ipv4(to: &mut FlowMatch, ip: &ibv_flow_spec_ipv4) {
+    let (value, mask) = (&ip.val, &ip.mask);
+    to.require_layers(layer::IPV4);
+    to.require(FlowField::SourceIpv4, &value.src_ip.to_ne_bytes(), &mask.src_ip.to_ne_bytes());
+    to.require(FlowField::DestinationIpv4, &value.dst_ip.to_ne_bytes(), &mask.dst_ip.to_ne_bytes());
+}
+
+fn ipv4_ext(to: &mut FlowMatch, ip: &ibv_flow_spec_ipv4_ext) {
+    let (value, mask) = (&ip.val, &ip.mask);
+    to.require_layers(layer::IPV4);
+    to.require(FlowField::SourceIpv4, &value.src_ip.to_ne_bytes(), &mask.src_ip.to_ne_bytes());
+    to.require(FlowField::DestinationIpv4, &value.dst_ip.to_ne_bytes(), &mask.dst_ip.to_ne_bytes());
+    to.require(FlowField::Protocol, &[value.proto], &[mask.proto]);
+    to.require(FlowField::TrafficClass, &[value.tos], &[mask.tos]);
+    to.require(FlowField::HopLimit, &[value.ttl], &[mask.ttl]);
+    to.require(FlowField::Ipv4Flags, &[value.flags], &[mask.flags]);
+}
+
+fn ipv6(to: &mut FlowMatch, ip: &ibv_flow_spec_ipv6) {
+    let (value, mask) = (&ip.val, &ip.mask);
+    to.require_layers(layer::IPV6);
+    to.require(FlowField::SourceIpv6, &value.src_ip, &mask.src_ip);
+    to.require(FlowField::DestinationIpv6, &value.dst_ip, &mask.dst_ip);
+    to.require(FlowField::FlowLabel, &value.flow_label.to_ne_bytes(), &mask.flow_label.to_ne_bytes());
+    to.require(FlowField::Protocol, &[value.next_hdr], &[mask.next_hdr]);
+    to.require(FlowField::TrafficClass, &[value.traffic_class], &[mask.traffic_class]);
+    to.require(FlowField::HopLimit, &[value.hop_limit], &[mask.hop_limit]);
+}
+
+fn ports(to: &mut FlowMatch, layer: u8, ports: &ibv_flow_spec_tcp_udp) {
+    let (value, mask) = (&ports.val, &ports.mask);
+    to.require_layers(layer);
+    to.require(FlowField::SourcePort, &value.src_port.to_ne_bytes(), &mask.src_port.to_ne_bytes());
+    to.require(FlowField::DestinationPort, &value.dst_port.to_ne_bytes(), &mask.dst_port.to_ne_bytes());
+}
