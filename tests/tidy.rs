@@ -24,7 +24,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sim", &["flow", "frame", "time", "port", "verbs", "wire", "shared", "nic", "engine"]),
     (
         "host",
-        &["limits", "threads", "time", "port", "netdev", "verbs", "wire", "shared", "nic", "cm", "engine"],
+        &[
+            "flow", "limits", "threads", "time", "port", "netdev", "verbs", "wire", "shared", "nic", "cm",
+            "engine",
+        ],
     ),
 ];
 

@@ -1,9 +1,13 @@
 //! Raw packet QPs: frames of any protocol, and what is steered to them.
 
+use std::sync::Arc;
+
 use super::device::{Device, DeviceError};
-use super::objects::{QueuePair, unexpected};
+use super::objects::{Kept, ProtectionDomain, QueuePair, no_memory, unexpected};
+use crate::flow::RxHash;
 use crate::nic::{Answer, Command};
-use crate::verbs::{FlowId, FlowRule, QpAttr, QpState};
+use crate::shared::SendRing;
+use crate::verbs::{FlowId, FlowRule, QpAttr, QpState, QpType, Rss};
 
 /// A flow: frames are steered to a raw packet QP until it is dropped, or the QP.
 #[derive(Debug)]
@@ -16,6 +20,31 @@ impl Drop for Flow {
     fn drop(&mut self) {
         // With its QP it has gone already.
         let _ = self.device.call(Command::DestroyFlow(self.id));
+    }
+}
+
+impl Device {
+    /// Makes a raw packet QP for receive side scaling: what is steered to it goes to one of `table`, a power of two of raw packet QPs
+    /// of which some may be there several times. It has no queues and no state of its own.
+    ///
+    /// # Errors
+    /// If the table is none of that, or the device has no room for another QP.
+    pub fn create_rss_qp(
+        &self,
+        pd: &ProtectionDomain,
+        hash: RxHash,
+        table: &[Arc<QueuePair>],
+    ) -> Result<QueuePair, DeviceError> {
+        let nothing = SendRing::new(1, 0, 0).map_err(no_memory)?;
+        let rss = Rss { hash, table: table.iter().map(|qp| qp.index()).collect() };
+        match self.call(Command::CreateRssQp(pd.id(), Box::new(rss)))? {
+            Answer::Qp(handle) => {
+                let mut uses: Kept = vec![Arc::clone(&pd.inner) as _];
+                uses.extend(table.iter().map(|qp| Arc::clone(qp) as _));
+                Ok(QueuePair::new(self, handle, QpType::RawPacket, nothing, None, uses))
+            }
+            other => unexpected(&other),
+        }
     }
 }
 

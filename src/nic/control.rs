@@ -15,9 +15,9 @@ use crate::transport::coverage::{Mover, Watch};
 use crate::transport::qp::Attributes;
 use crate::transport::{Qp, QpConfig};
 use crate::verbs::{
-    Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, ModifyError, MrIndex, MwIndex, MwType, OpenXrcd, PdId, Psn,
-    QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SrqIndex, SrqInit, SrqKind, Srqn, XrcdId,
-    check_transition,
+    Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, ModifyError, MrIndex, MwIndex, MwType,
+    OpenXrcd, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, Rss, SrqIndex, SrqInit,
+    SrqKind, Srqn, XrcdId, check_transition,
 };
 
 /// What an application asks of the device.
@@ -142,6 +142,8 @@ pub enum Command {
         /// Where it takes receives from.
         receives: ReceiveSource,
     },
+    /// Makes a QP that spreads what is steered to it over others.
+    CreateRssQp(PdId, Box<Rss>),
     /// Changes a QP's attributes and state.
     ModifyQp(QpIndex, Box<QpAttr>),
     /// Says what is so.
@@ -299,6 +301,13 @@ pub(super) struct Uses {
     xrcd: Option<XrcdId>,
 }
 
+impl Uses {
+    /// A protection domain and nothing else.
+    pub(super) fn domain(pd: PdId) -> Uses {
+        Uses { pd: Some(pd), ..Uses::default() }
+    }
+}
+
 /// Why a command was not carried out; nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
@@ -370,7 +379,9 @@ pub enum ControlError {
         reason: String,
     },
     /// The port carries RoCE and nothing else (`EOPNOTSUPP`).
-    #[error("this port carries no frames of other protocols, so there are no raw packet QPs: AF_XDP (--port xdp) has them")]
+    #[error(
+        "this port carries no frames of other protocols, so there are no raw packet QPs: AF_XDP (--port xdp) has them"
+    )]
     NoRawPackets,
     /// Only raw packet QPs take frames of other protocols (`EINVAL`).
     #[error("frames cannot be steered to a QP of type {0:?}, only to a raw packet QP")]
@@ -434,6 +445,7 @@ impl Nic {
             Command::CreateQp { pd, send_cq, recv_cq, init, sends, receives } => {
                 self.create_qp(pd, (send_cq, recv_cq), init, sends, receives)
             }
+            Command::CreateRssQp(pd, rss) => self.create_rss_qp(pd, rss),
             Command::CreateXrcTarget(xrcd) => self.create_xrc_target(xrcd),
             Command::CreateSrq { pd, init, ring } => self.create_srq(pd, init, ring),
             Command::ModifySrq { srq, ring, limit } => self.modify_srq(srq, ring, limit),
@@ -582,7 +594,7 @@ impl Nic {
         self.insert_qp(&config, uses, sends, Receives::Named(xrcd, None))
     }
 
-    fn insert_qp(
+    pub(super) fn insert_qp(
         &mut self,
         config: &QpConfig,
         uses: Uses,
@@ -599,6 +611,8 @@ impl Nic {
                 qp,
                 sends,
                 receives,
+                rss: None,
+                in_tables: 0,
                 uses,
                 fetched: 0,
                 retired: 0,
@@ -645,6 +659,11 @@ impl Nic {
         let largest = self.config.largest_mtu;
         let limit = self.config.limits.rd_atomic;
         let entry = self.qps.get_mut(index.0).ok_or(ControlError::NotFound("QP"))?;
+        if entry.rss.is_some() {
+            return Err(ControlError::WrongKind(
+                "a QP that spreads frames over others has no state of its own: modify those",
+            ));
+        }
         let next = check_transition(entry.qp.qp_type, entry.qp.state(), attr, largest, limit)?;
         split!(self, now, entry => qp, ctx);
         let watch = Watch::timer(qp);
@@ -664,7 +683,16 @@ impl Nic {
     }
 
     fn destroy_qp(&mut self, index: QpIndex) -> Result<Answer, ControlError> {
+        let users = self.qps.get(index.0).ok_or(ControlError::NotFound("QP"))?.in_tables;
+        if users > 0 {
+            return Err(ControlError::Busy { object: "QP", users });
+        }
         let entry = self.qps.remove(index.0).ok_or(ControlError::NotFound("QP"))?;
+        for member in entry.rss.iter().flat_map(|rss| &rss.table) {
+            if let Some(member) = self.qps.get_mut(member.0) {
+                member.in_tables -= 1;
+            }
+        }
         self.flows.remove_of(index);
         self.gsi.take_if(|gsi| *gsi == index);
         self.detach_from_all(index);

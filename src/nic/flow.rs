@@ -1,11 +1,16 @@
 //! Flows: which frames of other protocols go to which raw packet QPs (`ibv_create_flow`).
 
-use super::control::{Answer, ControlError};
+use super::control::{Answer, ControlError, Uses};
+use super::srq::Receives;
 use super::{Nic, Received, RxOutcome, split};
 use crate::flow::{FlowKey, FlowMatch, MAX_FLOWS};
+use crate::shared::SendRing;
 use crate::time::Nanos;
-use crate::transport::Verdict;
-use crate::verbs::{FlowId, FlowRule, QpIndex, QpType};
+use crate::transport::{QpConfig, Verdict};
+use crate::verbs::{CqIndex, FlowId, FlowRule, PdId, QpCaps, QpIndex, QpInit, QpType, Qpn, Rss};
+
+/// Queues in a table at most.
+pub const MAX_TABLE: usize = 128;
 
 /// The flows of a NIC, those with the lower priority number first, and of these the older first.
 #[derive(Debug, Default)]
@@ -56,6 +61,52 @@ impl Nic {
         self.longest_frame = longest;
     }
 
+    /// Makes a QP that has no queues and spreads what is steered to it over others.
+    pub(super) fn create_rss_qp(&mut self, pd: PdId, rss: Box<Rss>) -> Result<Answer, ControlError> {
+        let size = rss.table.len();
+        if !size.is_power_of_two() {
+            return Err(ControlError::WrongKind("a table of queues holds a power of two of them"));
+        }
+        let limit = MAX_TABLE as u64;
+        if size > MAX_TABLE {
+            return Err(ControlError::TooLarge { what: "queues in a table", value: size as u64, limit });
+        }
+        for member in &rss.table {
+            let entry = self.qps.get(member.0).ok_or(ControlError::NotFound("QP"))?;
+            if entry.qp.qp_type != QpType::RawPacket || entry.rss.is_some() {
+                return Err(ControlError::WrongKind(
+                    "a table of queues is one of raw packet QPs that have queues",
+                ));
+            }
+        }
+        let caps = QpCaps { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
+        let cq = CqIndex(u32::MAX);
+        let config = QpConfig {
+            index: QpIndex(0),
+            qpn: Qpn::default(),
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            init: QpInit { qp_type: QpType::RawPacket, caps, sq_sig_all: false },
+            rd_atomic_limit: 0,
+            srq_pd: None,
+        };
+        // Nobody posts to it: it stays in RESET.
+        let sends = SendRing::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
+        let made = self.insert_qp(&config, Uses::domain(pd), sends, Receives::None)?;
+        for member in &rss.table {
+            if let Some(entry) = self.qps.get_mut(member.0) {
+                entry.in_tables += 1;
+            }
+        }
+        if let Answer::Qp(handle) = &made
+            && let Some(entry) = self.qps.get_mut(handle.index.0)
+        {
+            entry.rss = Some(rss);
+        }
+        Ok(made)
+    }
+
     pub(super) fn create_flow(&mut self, qp: QpIndex, rule: FlowRule) -> Result<Answer, ControlError> {
         let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
         if entry.qp.qp_type != QpType::RawPacket {
@@ -103,13 +154,21 @@ impl Nic {
         let mut outcome = None;
         let mut taken = 0;
         while let Some(qp) = self.flows.taking(&key, taken)
-            && let Some(verdict) = self.deliver_frame(now, qp, received)
+            && let Some(verdict) = self.deliver_frame(now, self.spread(qp, &key), received)
         {
             taken += 1;
             outcome.get_or_insert(RxOutcome::Steered { qp, verdict });
         }
         self.counters.rx_steered += u64::from(outcome.is_some());
         outcome
+    }
+
+    /// Where a frame goes that a flow takes to a QP: there, or to one of those that it spreads frames over.
+    fn spread(&self, qp: QpIndex, key: &FlowKey) -> QpIndex {
+        match self.qps.get(qp.0).and_then(|entry| entry.rss.as_ref()) {
+            Some(rss) => rss.table[rss.hash.of(key) as usize & (rss.table.len() - 1)],
+            None => qp,
+        }
     }
 
     fn deliver_frame(&mut self, now: Nanos, index: QpIndex, received: &Received<'_>) -> Option<Verdict> {

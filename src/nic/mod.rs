@@ -29,6 +29,7 @@ mod transmit;
 pub use control::{
     Answer, Command, ControlError, ObjectCounts, QpHandle, QpStatus, ReceiveSource, SrqStatus,
 };
+pub use flow::MAX_TABLE;
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use multicast::GroupChange;
 pub use receive::{Received, RxOutcome};
@@ -42,7 +43,7 @@ use crate::timer::TimerWheel;
 use crate::transport::coverage::{Mover, Watch};
 use crate::transport::permutation::splitmix;
 use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp};
-use crate::verbs::{AsyncEvent, CqIndex, Mtu, PdId, QpIndex, QpState};
+use crate::verbs::{AsyncEvent, CqIndex, Mtu, PdId, QpIndex, QpState, Rss};
 use cq::CqEntry;
 use flow::Flows;
 use multicast::Groups;
@@ -88,6 +89,10 @@ struct QpEntry {
     qp: Qp,
     sends: SendRing,
     receives: Receives,
+    /// It has no queues, and spreads what is steered to it over QPs that have.
+    rss: Option<Box<Rss>>,
+    /// In how many tables of such QPs it is.
+    in_tables: u32,
     /// What it holds on to.
     uses: control::Uses,
     /// The next send queue position to fetch.

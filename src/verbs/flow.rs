@@ -1,6 +1,7 @@
 //! Flows: what is steered to a raw packet QP.
 
-use crate::flow::FlowMatch;
+use super::QpIndex;
+use crate::flow::{FlowMatch, RxHash};
 
 /// Names a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,4 +14,13 @@ pub struct FlowRule {
     pub priority: u32,
     /// The frames that it takes.
     pub matching: FlowMatch,
+}
+
+/// How a QP for receive side scaling spreads frames over others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rss {
+    /// What decides.
+    pub hash: RxHash,
+    /// Raw packet QPs, a power of two of them: a frame goes to the one at the hash's lowest bits.
+    pub table: Vec<QpIndex>,
 }

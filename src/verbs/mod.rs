@@ -13,7 +13,7 @@ mod work;
 
 pub use attr::{AddressVector, AttrMask, QpAttr, QpCaps, QpInit};
 pub use completion::{AsyncEvent, EventKind, Wc, WcFlags, WcOpcode, WcStatus};
-pub use flow::{FlowId, FlowRule};
+pub use flow::{FlowId, FlowRule, Rss};
 pub use modify::{ModifyError, check_transition};
 pub use srq::{FileId, OpenXrcd, SrqInit, SrqKind};
 pub use work::{

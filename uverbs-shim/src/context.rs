@@ -13,7 +13,7 @@ use crate::events::EventQueue;
 use crate::family::Family;
 use crate::nic::Nic;
 use crate::object::{Errno, code, pointer};
-use crate::{cq, device, flow, fork, memory, pd, poll_ex, post, qp, query, srq};
+use crate::{cq, device, flow, fork, memory, pd, poll_ex, post, qp, query, srq, wq};
 
 /// Bytes of `verbs_context` in the releases of 2024 and later; it was shorter before.
 const LONG_FORM: usize = 696;
@@ -149,6 +149,11 @@ fn operations() -> verbs_context {
         query_device_ex: Some(query::query_device_ex),
         create_qp_ex: Some(qp::create_qp_ex),
         open_qp: Some(qp::open_qp),
+        create_wq: Some(wq::create_wq),
+        modify_wq: Some(wq::modify_wq),
+        destroy_wq: Some(wq::destroy_wq),
+        create_rwq_ind_table: Some(wq::create_table),
+        destroy_rwq_ind_table: Some(wq::destroy_table),
         ibv_create_flow: Some(flow::create_flow),
         ibv_destroy_flow: Some(flow::destroy_flow),
         get_srq_num: Some(srq::get_srq_num),

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::mem::{offset_of, size_of};
-use std::sync::atomic::Ordering::Relaxed;
 
 use roxie::flow::layer;
 use roxie::host::Flow;
@@ -35,7 +34,7 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         behind(qp).and_then(|found| {
             let rule = rule(attr)?;
             let flow = found.pair.create_flow(&rule).map_err(device(CALL))?;
-            found.flows.fetch_add(1, Relaxed);
+            found.flows.add();
             let face = ibv_flow { context: (*qp).context, ..ibv_flow::default() };
             Ok(give(face, Behind { _flow: flow, qp }))
         })
@@ -47,7 +46,7 @@ pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
     // SAFETY: the contract: an object, whose QP lives as long as flows lead to it.
     code(unsafe {
         behind(flow).and_then(|found| {
-            behind(found.qp)?.flows.fetch_sub(1, Relaxed);
+            behind(found.qp)?.flows.remove();
             drop(take_back(flow));
             Ok(())
         })
@@ -63,7 +62,10 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
     // SAFETY: the caller's promise.
     let of = unsafe { attr.read() };
     if of.flags != 0 {
-        let why = format_args!("flags {:#x}: a frame goes one way, and only frames that come are steered", of.flags);
+        let why = format_args!(
+            "flags {:#x}: a frame goes one way, and only frames that come are steered",
+            of.flags
+        );
         return refuse(CALL, libc::EOPNOTSUPP, why);
     }
     if of.port > 1 {
@@ -75,7 +77,9 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
         kind::IBV_FLOW_ATTR_MC_DEFAULT => 1 << 16,
         kind::IBV_FLOW_ATTR_ALL_DEFAULT => 2 << 16,
         other => {
-            let why = format_args!("type {other}: frames are steered, not copied for a sniffer; --pcap of roxie run captures");
+            let why = format_args!(
+                "type {other}: frames are steered, not copied for a sniffer; --pcap of roxie run captures"
+            );
             return refuse(CALL, libc::EOPNOTSUPP, why);
         }
     };
@@ -100,7 +104,8 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
 unsafe fn add(to: &mut FlowMatch, at: *const u8) -> Result<usize, Errno> {
     const SIZE: usize = offset_of!(ibv_flow_spec_eth, size);
     // SAFETY: the caller's promise.
-    let (what, size) = unsafe { (at.cast::<u32>().read_unaligned(), at.add(SIZE).cast::<u16>().read_unaligned()) };
+    let (what, size) =
+        unsafe { (at.cast::<u32>().read_unaligned(), at.add(SIZE).cast::<u16>().read_unaligned()) };
     let size = usize::from(size);
     // SAFETY: each is read only if it is of its size.
     unsafe {
@@ -112,7 +117,9 @@ unsafe fn add(to: &mut FlowMatch, at: *const u8) -> Result<usize, Errno> {
             spec::IBV_FLOW_SPEC_TCP => ports(to, layer::TCP, &sized(at, size)?),
             spec::IBV_FLOW_SPEC_UDP => ports(to, layer::UDP, &sized(at, size)?),
             other => {
-                let why = format_args!("a specification of type {other:#x}: Ethernet, IPv4, IPv6, TCP and UDP are looked at");
+                let why = format_args!(
+                    "a specification of type {other:#x}: Ethernet, IPv4, IPv6, TCP and UDP are looked at"
+                );
                 return refuse(CALL, libc::EOPNOTSUPP, why);
             }
         }

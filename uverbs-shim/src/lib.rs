@@ -62,6 +62,7 @@ mod post;
 mod post_ex;
 
 mod srq;
+mod wq;
 
 mod events;
 

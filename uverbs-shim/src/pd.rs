@@ -61,6 +61,10 @@ impl InDomain {
         pd.users.add();
         InDomain(Arc::clone(pd))
     }
+
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        &self.0.domain
+    }
 }
 
 impl Drop for InDomain {

@@ -4,7 +4,6 @@ use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
 use std::ptr::null_mut;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use roxie::host::QueuePair;
 use roxie::limits::MAX_SGE;
@@ -19,12 +18,13 @@ use crate::context::context;
 use crate::events::Element;
 use crate::nic::{Source, lock};
 use crate::object::{Errno, Face, behind, code, give, pointer, put, set_errno, take_back};
-use crate::pd::InDomain;
+use crate::pd::{InDomain, Users};
 use crate::post_ex::{self, Builder};
 use crate::qp_attr::{self, Known};
 use crate::report::{device, refuse};
 use crate::srq::{self, Endpoints};
 use crate::waiting::{Acknowledgements, Turn};
+use crate::wq::Spread;
 
 /// What applications may hold: `ibv_qp_ex`, which `ibv_qp` is the beginning of, with the slots that later releases have behind it.
 #[repr(C)]
@@ -52,8 +52,10 @@ pub(crate) struct Qp {
     /// What it keeps from being destroyed.
     uses: Endpoints,
     _domain: Option<InDomain>,
+    /// The table of queues that it spreads frames over.
+    _spread: Option<Spread>,
     /// Flows that lead to it.
-    pub(crate) flows: AtomicU32,
+    pub(crate) flows: Users,
     pub(crate) acknowledgements: Acknowledgements,
 }
 
@@ -87,6 +89,8 @@ struct Wanted {
     sq_sig_all: bool,
     /// `send_ops_flags`, if they were given.
     operations: Option<u64>,
+    /// It spreads frames over the queues of a table.
+    spread: Option<Spread>,
 }
 
 /// Operations that `ibv_wr_*` offers.
@@ -124,6 +128,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_a
             kind: (*attr).qp_type,
             sq_sig_all: (*attr).sq_sig_all != 0,
             operations: None,
+            spread: None,
         };
         pointer(create((*pd).context, &wanted).map(|(qp, caps)| {
             (*attr).cap = given_caps(&caps);
@@ -154,6 +159,8 @@ unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
         | mask::IBV_QP_INIT_ATTR_XRCD
         | mask::IBV_QP_INIT_ATTR_CREATE_FLAGS
         | mask::IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+        | mask::IBV_QP_INIT_ATTR_IND_TABLE
+        | mask::IBV_QP_INIT_ATTR_RX_HASH
         | mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     if attr.is_null() {
         return Err(libc::EINVAL);
@@ -190,6 +197,11 @@ unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
                 format_args!("send_ops_flags {wanted:#x}: {OFFERED:#x} are served"),
             );
         }
+        let spread = match (has(mask::IBV_QP_INIT_ATTR_IND_TABLE), has(mask::IBV_QP_INIT_ATTR_RX_HASH)) {
+            (true, true) => Some(Spread::read(CALL, (*attr).rwq_ind_tbl, &(*attr).rx_hash_conf)?),
+            (false, false) => None,
+            _ => return refuse(CALL, libc::EINVAL, "rwq_ind_tbl and rx_hash_conf go together"),
+        };
         let pd = if has(mask::IBV_QP_INIT_ATTR_PD) { (*attr).pd } else { null_mut() };
         let xrcd = if has(mask::IBV_QP_INIT_ATTR_XRCD) { (*attr).xrcd } else { null_mut() };
         Ok(Wanted {
@@ -206,6 +218,7 @@ unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
             kind: (*attr).qp_type,
             sq_sig_all: (*attr).sq_sig_all != 0,
             operations,
+            spread,
         })
     }
 }
@@ -225,7 +238,9 @@ fn qp_type(call: &str, kind: ibv_qp_type::Type) -> Result<QpType, Errno> {
         Some(QpType::Gsi) | None => refuse(
             call,
             libc::EOPNOTSUPP,
-            format_args!("qp_type {kind}: there are RC (2), UC (3), UD (4), raw packet (8) and XRC (9, 10) QPs"),
+            format_args!(
+                "qp_type {kind}: there are RC (2), UC (3), UD (4), raw packet (8) and XRC (9, 10) QPs"
+            ),
         ),
         Some(known) => Ok(known),
     }
@@ -250,7 +265,11 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
     let nic = unsafe { context(of) }?;
     // SAFETY: as above, or null: an XRC target has none.
     let domain = unsafe { behind(wanted.uses.pd) }.ok().map(InDomain::new);
-    let pair = srq::make_pair(wanted.call, &nic.nic.device, &wanted.uses, &init)?;
+    let device = &nic.nic.device;
+    let pair = match (&wanted.spread, &domain) {
+        (Some(spread), Some(domain)) => spread.make_pair(wanted.call, device, domain, kind)?,
+        _ => srq::make_pair(wanted.call, device, &wanted.uses, &init)?,
+    };
     let source = Source::Qp(pair.index().0);
     let face = face(of, wanted, pair.qpn().value());
     wanted.uses.count(true);
@@ -266,7 +285,8 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
             known: Mutex::default(),
             uses: Endpoints { ..wanted.uses },
             _domain: domain,
-            flows: AtomicU32::new(0),
+            flows: Users::default(),
+            _spread: wanted.spread.as_ref().map(Spread::hold),
             acknowledgements: Acknowledgements::default(),
         },
     );
@@ -302,11 +322,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the contract: objects that live, and nobody uses the QP while it goes.
     code(unsafe {
         behind(qp).and_then(|found| {
-            let flows = found.flows.load(Relaxed);
-            if flows > 0 {
-                let why = format_args!("{flows} flows lead to the QP: ibv_destroy_flow first");
-                return refuse("ibv_destroy_qp", libc::EBUSY, why);
-            }
+            found.flows.none("ibv_destroy_qp", "QP")?;
             context((*qp).context)?.nic.remove_source(Source::Qp(found.pair.index().0));
             found.acknowledgements.wait();
             let (uses, qpn) = (Endpoints { ..found.uses }, found.pair.qpn());

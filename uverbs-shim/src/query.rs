@@ -18,6 +18,7 @@ use crate::context::{Context, context};
 use crate::device::{fill, guid};
 use crate::object::{Errno, code, minus_one};
 use crate::report::refuse;
+use crate::wq;
 
 /// Completion vectors: one engine raises all events.
 pub(crate) const COMPLETION_VECTORS: c_int = 1;
@@ -136,6 +137,10 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             phys_port_cnt_ex: 1,
             ..ibv_device_attr_ex::default()
         };
+        if all.orig_attr.max_raw_ethy_qp > 0 {
+            all.rss_caps = wq::capabilities(all.orig_attr.max_qp as u32);
+            all.max_wq_type_rq = all.orig_attr.max_qp as u32;
+        }
         all.cq_mod_caps.max_cq_count = u16::MAX;
         all.cq_mod_caps.max_cq_period = u16::MAX;
         all.odp_caps.general_caps = (odp::IBV_ODP_SUPPORT | odp::IBV_ODP_SUPPORT_IMPLICIT).into();

@@ -145,7 +145,15 @@ impl UdpPort {
         let any = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| waiting(e.into()))?;
         let limits = SendLimits { segments, port: config.port, scope };
         Ok(UdpPort {
-            info: PortInfo { name: "udp".into(), interface: named, mode, mac, mtu, max_frame, raw_frames: false },
+            info: PortInfo {
+                name: "udp".into(),
+                interface: named,
+                mode,
+                mac,
+                mtu,
+                max_frame,
+                raw_frames: false,
+            },
             addresses: own,
             fixed_mtu: config.mtu.is_some(),
             sender: Sender::new(pool(true)?, pool(false)?, limits),

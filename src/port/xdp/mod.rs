@@ -227,7 +227,11 @@ impl Port for XdpPort {
     }
 
     fn steer(&mut self, flows: &[FlowMatch]) -> io::Result<()> {
-        self.steering.lock().unwrap_or_else(PoisonError::into_inner).set_flows(flows).map_err(io::Error::other)
+        self.steering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .set_flows(flows)
+            .map_err(io::Error::other)
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

@@ -4,6 +4,10 @@
 //! and options the frame has. A [`FlowMatch`] is a value and a mask of that shape. The steering program in the kernel
 //! (`steer.bpf.c`) makes the same key of a frame and compares in the same way.
 
+mod hash;
+
+pub use hash::{RX_HASH_KEY, RxHash, RxHashFields};
+
 use std::ops::Range;
 
 use crate::frame::Frame;
@@ -135,6 +139,14 @@ impl FlowKey {
         self.0
     }
 
+    fn get(&self, field: FlowField) -> &[u8] {
+        &self.0[field.range()]
+    }
+
+    fn has_layer(&self, layer: u8) -> bool {
+        self.get(FlowField::Layers)[0] & layer != 0
+    }
+
     fn set(&mut self, field: FlowField, bytes: &[u8]) {
         self.0[field.range()].copy_from_slice(bytes);
     }
@@ -209,7 +221,11 @@ impl FlowMatch {
     /// If the value or the mask is not of the field's length.
     pub fn require(&mut self, field: FlowField, value: &[u8], mask: &[u8]) {
         let range = field.range();
-        assert!(value.len() == range.len() && mask.len() == range.len(), "{field:?} has {} bytes", range.len());
+        assert!(
+            value.len() == range.len() && mask.len() == range.len(),
+            "{field:?} has {} bytes",
+            range.len()
+        );
         for (at, (value, mask)) in range.zip(value.iter().zip(mask)) {
             self.value.0[at] |= value & mask;
             self.mask.0[at] |= mask;
@@ -244,7 +260,8 @@ mod tests {
     use super::*;
 
     const IPV4: [u8; 28] = [
-        0x45, 0x12, 0, 28, 0, 0, 0x40, 0, 7, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2, 0x04, 0xd2, 0x16, 0x2e, 0, 8, 0, 0,
+        0x45, 0x12, 0, 28, 0, 0, 0x40, 0, 7, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2, 0x04, 0xd2, 0x16, 0x2e, 0,
+        8, 0, 0,
     ];
 
     fn frame(ether_type: &[u8], rest: &[u8]) -> Vec<u8> {
@@ -256,7 +273,7 @@ mod tests {
     }
 
     fn field(key: &FlowKey, field: FlowField) -> &[u8] {
-        &key.0[field.range()]
+        key.get(field)
     }
 
     #[test]
@@ -278,7 +295,10 @@ mod tests {
             assert_eq!(field(&key, FlowField::Layers), [layers]);
             assert_eq!(field(&key, FlowField::TrafficClass), [0x12]);
             assert_eq!(field(&key, FlowField::Ipv4Flags), [2]);
-            assert_eq!((field(&key, FlowField::HopLimit), field(&key, FlowField::Protocol)), (&[7][..], &[17][..]));
+            assert_eq!(
+                (field(&key, FlowField::HopLimit), field(&key, FlowField::Protocol)),
+                (&[7][..], &[17][..])
+            );
             assert_eq!(field(&key, FlowField::SourceIpv4), [192, 0, 2, 1]);
             assert_eq!(field(&key, FlowField::DestinationIpv4), [192, 0, 2, 2]);
             assert_eq!(field(&key, FlowField::SourcePort), 1234u16.to_be_bytes());
@@ -298,8 +318,14 @@ mod tests {
         assert_eq!(field(&key, FlowField::Layers), [layer::IPV6 | layer::TCP]);
         assert_eq!(field(&key, FlowField::TrafficClass), [0xab]);
         assert_eq!(field(&key, FlowField::FlowLabel), [0, 1, 0x23, 0x45]);
-        assert_eq!((field(&key, FlowField::Protocol), field(&key, FlowField::HopLimit)), (&[6][..], &[9][..]));
-        assert_eq!((field(&key, FlowField::SourceIpv6), field(&key, FlowField::DestinationIpv6)), (&[0xaa; 16][..], &[0xbb; 16][..]));
+        assert_eq!(
+            (field(&key, FlowField::Protocol), field(&key, FlowField::HopLimit)),
+            (&[6][..], &[9][..])
+        );
+        assert_eq!(
+            (field(&key, FlowField::SourceIpv6), field(&key, FlowField::DestinationIpv6)),
+            (&[0xaa; 16][..], &[0xbb; 16][..])
+        );
         assert_eq!(field(&key, FlowField::DestinationPort), [1, 2]);
     }
 
@@ -314,7 +340,11 @@ mod tests {
         assert_eq!(field(&key(&whole[..14 + 23]), FlowField::Layers), [layer::IPV4]);
         assert_eq!(field(&key(&whole[..14 + 19]), FlowField::Layers), [0]);
         assert_eq!(FlowKey::of(&Frame::whole(&whole[..13])), None);
-        assert_eq!(FlowKey::of(&Frame::whole(&frame(&[0x81, 0, 0, 1], &[]))), None, "a tag without an EtherType");
+        assert_eq!(
+            FlowKey::of(&Frame::whole(&frame(&[0x81, 0, 0, 1], &[]))),
+            None,
+            "a tag without an EtherType"
+        );
         for length in 0..whole.len() {
             for split in 0..length {
                 let halves = Frame { a: &whole[..split], b: &whole[split..length] };
