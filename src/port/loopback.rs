@@ -312,6 +312,20 @@ mod tests {
     }
 
     #[test]
+    fn frames_to_groups_come_round_and_leave_while_flows_are_steered() {
+        let group = [1, 0, 0x5e, 1, 1, 1];
+        let (mut a, mut b) = pair(8);
+        send(&mut a, group, b"before");
+        a.steer(&[FlowMatch::default()]).unwrap();
+        send(&mut a, group, b"meanwhile");
+        send(&mut a, PEER, b"to the peer");
+        a.steer(&[]).unwrap();
+        send(&mut a, group, b"after");
+        assert_eq!(receive(&mut a), [b"meanwhile"]);
+        assert_eq!(receive(&mut b), [&b"before"[..], b"meanwhile", b"to the peer", b"after"]);
+    }
+
+    #[test]
     fn the_buffers_grow_with_the_mtu_of_the_link() {
         let (mut a, _b) = pair(4);
         send(&mut a, OWN, &[1; 4000]);

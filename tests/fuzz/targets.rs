@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::Ordering::Relaxed;
 
 use roxie::capture::Reader;
+use roxie::flow::{FlowKey, RX_HASH_KEY, RxHash, RxHashFields};
 use roxie::frame::Frame;
 use roxie::limits::Limits;
 use roxie::nic::{Command, NicConfig, ReceiveSource};
@@ -13,9 +14,9 @@ use roxie::shared::{CompletionRing, HostMemory, PageList, RecvRing, SendRing};
 use roxie::sim::{Host, HostQp, HostRegion, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{
-    Access, AddressVector, AhId, CqIndex, LKey, MrIndex, Mtu, MwIndex, MwType, OpenXrcd, PdId, Psn, QpAttr,
-    QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RKey, SendFlags, SendWr, Sge, SrqIndex, SrqInit, SrqKind,
-    UdAddress, WrOpcode, XrcdId,
+    Access, AddressVector, AhId, CqIndex, FlowField, FlowId, FlowMatch, FlowRule, LKey, MrIndex, Mtu,
+    MwIndex, MwType, OpenXrcd, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RKey, Rss,
+    SendFlags, SendWr, Sge, SrqIndex, SrqInit, SrqKind, UdAddress, WrOpcode, XrcdId,
 };
 use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, RoceVersion, Template, icrc, parse};
 
@@ -35,6 +36,7 @@ pub fn parser(bytes: &[u8]) {
     let whole = Frame::whole(bytes);
     let (a, b) = bytes.split_at(split);
     let pieces = Frame { a, b };
+    assert_eq!(FlowKey::of(&whole), FlowKey::of(&pieces));
     let mut text = String::new();
     match (parse(&whole), parse(&pieces)) {
         (Ok(one), Ok(two)) => {
@@ -371,7 +373,7 @@ pub fn commands(bytes: &[u8]) {
 
 fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) -> Command {
     let small = |input: &mut Input<'_>| u32::from(input.u8() % 8);
-    match input.u8() % 32 {
+    match input.u8() % 36 {
         kind @ 20.. => command_of_ways_and_windows(input, kind),
         0 => Command::AllocPd,
         1 => Command::DeallocPd(PdId(small(input))),
@@ -443,6 +445,9 @@ fn command_of_ways_and_windows(input: &mut Input<'_>, kind: u8) -> Command {
         28 => Command::AttachMulticast(QpIndex(small(input)), group(input)),
         29 => Command::DetachMulticast(QpIndex(small(input)), group(input)),
         30 => create_qp(input),
+        31 => Command::CreateFlow(QpIndex(small(input)), Box::new(flow(input))),
+        32 => Command::DestroyFlow(FlowId(small(input))),
+        33 => Command::CreateRssQp(PdId(small(input)), Box::new(spread(input))),
         _ => Command::ModifyQp(QpIndex(small(input)), Box::new(attributes(input))),
     }
 }
@@ -476,6 +481,7 @@ fn create_qp(input: &mut Input<'_>) -> Command {
                 QpType::Uc,
                 QpType::Ud,
                 QpType::Gsi,
+                QpType::RawPacket,
                 QpType::XrcSend,
                 QpType::XrcRecv,
             ]),
@@ -489,6 +495,22 @@ fn create_qp(input: &mut Input<'_>) -> Command {
             _ => ReceiveSource::Own(receives(input)),
         },
     }
+}
+
+fn flow(input: &mut Input<'_>) -> FlowRule {
+    let mut matching = FlowMatch::default();
+    if input.flag() {
+        let (value, mask) = (input.u16().to_be_bytes(), input.u16().to_be_bytes());
+        matching.require(FlowField::EtherType, &value, &mask);
+    }
+    FlowRule { priority: u32::from(input.u8() % 4), matching }
+}
+
+fn spread(input: &mut Input<'_>) -> Rss {
+    let fields = RxHashFields::from_bits_truncate(input.u8().into());
+    let queues = input.u8() % 5;
+    let table = (0..queues).map(|_| QpIndex(u32::from(input.u8() % 8))).collect();
+    Rss { hash: RxHash { key: [input.u8(); RX_HASH_KEY], fields }, table }
 }
 
 fn group(input: &mut Input<'_>) -> Gid {

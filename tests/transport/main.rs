@@ -2,7 +2,7 @@
 //!
 //! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
 //! [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and [`placement`] memory.
-//! [`uc`] and [`ud`] are the services without acknowledgements, [`srq`] and [`xrc`] receives that many share, [`queues`] completion
+//! [`uc`] and [`ud`] are the services without acknowledgements, [`raw`] frames of other protocols, [`srq`] and [`xrc`] receives that many share, [`queues`] completion
 //! queues. [`off_path`] is what strangers send, [`counters`] what is counted, [`reasons`] what a capture is told, [`checks`] that
 //! it names each check of a request, and [`log`] what a QP remembers, [`parts`] the pieces that can be had without a NIC.
 
@@ -15,6 +15,7 @@ mod parts;
 mod peers;
 mod placement;
 mod queues;
+mod raw;
 mod reasons;
 mod regions;
 mod requester;
@@ -365,6 +366,9 @@ fn template(from: u8) -> Template {
 fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
     if setup.qp_type.is_datagram() {
         return ud::attributes(setup.qp_type);
+    }
+    if setup.qp_type == QpType::RawPacket {
+        return raw::attributes();
     }
     let (answers, asks) = (setup.qp_type.is_reliable_responder(), setup.qp_type.is_reliable_requester());
     [

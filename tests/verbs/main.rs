@@ -13,6 +13,7 @@ mod perftest;
 mod pingpong;
 mod pyverbs;
 mod query;
+mod raw;
 mod rdmacm;
 mod upper;
 

@@ -2,6 +2,9 @@
 
 use std::net::{IpAddr, UdpSocket};
 
+use roxie::flow::{FlowField, FlowKey, FlowMatch, MAX_FLOWS, layer};
+use roxie::frame::Frame;
+
 use super::*;
 
 #[test]
@@ -181,4 +184,142 @@ fn packets_of_an_unsegmented_sender_arrive_one_by_one_or_are_counted() {
         let (rx, _) = right.chunks();
         assert_eq!((rx.held, rx.kernel), (0, rx.total), "every piece of a dropped frame went back");
     }
+}
+
+/// Frames of other protocols, no two alike to steering: types, tags, addresses, ports, fragments, options, frames that end early.
+fn others() -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    for (v6, vlan) in [(false, false), (false, true), (true, false), (true, true)] {
+        let l3 = if vlan { 18 } else { 14 };
+        let l4 = l3 + if v6 { 40 } else { 20 };
+        let change = |edit: &dyn Fn(&mut Vec<u8>)| {
+            let mut f = frame(true, v6, vlan, 120, 1);
+            f[l4 + 2..l4 + 4].copy_from_slice(&5000u16.to_be_bytes());
+            edit(&mut f);
+            f
+        };
+        let (protocol, hops) = if v6 { (l3 + 6, l3 + 7) } else { (l3 + 9, l3 + 8) };
+        all.extend([
+            change(&|_| {}),
+            change(&|f| f[protocol] = 6),
+            change(&|f| f[protocol] = 89),
+            change(&|f| f[l4 + 1] = 7),
+            change(&|f| f[l4 + 3] ^= 1),
+            change(&|f| f[l4 - 1] = 9),
+            change(&|f| f[if v6 { l3 + 23 } else { l3 + 15 }] = 9),
+            change(&|f| f[l3 + 1] = 0xb9),
+            change(&|f| f[hops] = 1),
+            change(&|f| f[l3 - 1] ^= 1),
+            change(&|f| f[0] = 3),
+            change(&|f| f[11] = 9),
+            change(&|f| f.truncate(l4 + 3)),
+            change(&|f| f.truncate(l4 - 1)),
+            change(&|f| f.truncate(l3)),
+        ]);
+        if !v6 {
+            all.extend([
+                change(&|f| f[l3 + 6] = 0x20),
+                change(&|f| f[l3 + 7] = 1),
+                change(&|f| f[l3] = 0x44),
+                change(&|f| f[l3] = 0x55),
+                change(&|f| {
+                    f.splice(l3 + 20..l3 + 20, [1; 8]);
+                    f[l3] = 0x47;
+                }),
+            ]);
+        }
+    }
+    all
+}
+
+/// A flow for each field that there is.
+fn one_for_each_field() -> Vec<FlowMatch> {
+    let port = 5000u16.to_be_bytes();
+    let fields: [(FlowField, &[u8]); 16] = [
+        (FlowField::Destination, &MAC_B),
+        (FlowField::Source, &MAC_A),
+        (FlowField::EtherType, &[8, 0]),
+        (FlowField::VlanTag, &[0, 5]),
+        (FlowField::Layers, &[layer::VLAN | layer::IPV6]),
+        (FlowField::Layers, &[layer::IPV4 | layer::TCP]),
+        (FlowField::Layers, &[layer::IPV4]),
+        (FlowField::Protocol, &[89]),
+        (FlowField::TrafficClass, &[0xb9]),
+        (FlowField::HopLimit, &[1]),
+        (FlowField::SourcePort, &[0xc0, 7]),
+        (FlowField::DestinationPort, &port),
+        (FlowField::FlowLabel, &[0, 9, 0, 0]),
+        (FlowField::Ipv4Flags, &[1]),
+        (FlowField::SourceIpv6, &A6.octets()),
+        (FlowField::DestinationIpv4, &B4.octets()),
+    ];
+    let mut all: Vec<_> =
+        fields.iter().map(|(field, value)| FlowMatch::default().with(*field, value)).collect();
+    let mut net = FlowMatch::default();
+    net.require(FlowField::DestinationIpv6, &B6.octets(), &[0xff; 16].map(|byte| byte & 0xf0));
+    net.require_layers(layer::UDP);
+    all.push(net);
+    all.push(FlowMatch::default());
+    all
+}
+
+/// The program in the kernel and [`FlowMatch`] judge each frame alike.
+#[test]
+fn flows_take_the_frames_that_they_describe_and_leave_the_kernel_the_others() {
+    if skip("flows_take_the_frames_that_they_describe_and_leave_the_kernel_the_others") {
+        return;
+    }
+    let wire = Wire::new("flow", 1500, 1);
+    let (mut left, mut right) = wire.ports();
+    let frames = others();
+    let (mut taken, mut left_alone) = (0, 0);
+    for flow in one_for_each_field() {
+        right.steer(&[flow]).unwrap();
+        let takes = |f: &&Vec<u8>| FlowKey::of(&Frame::whole(f)).is_some_and(|key| flow.takes(&key));
+        let expected: Vec<_> = frames.iter().filter(takes).cloned().collect();
+        for sent in frames.chunks(16) {
+            assert!(sent.iter().all(|f| put(&mut left, f)));
+            flush(&mut left);
+        }
+        let (mut got, until) = (Vec::new(), Instant::now() + SOON);
+        while got.len() < expected.len() && Instant::now() < until {
+            // The kernels say something themselves now and then.
+            got.extend(take(&mut right, 1, A_WHILE).into_iter().filter(|f| frames.contains(f)));
+        }
+        assert!(got == expected, "{flow:?}: {} of {}", got.len(), expected.len());
+        (taken, left_alone) = (taken + expected.len(), left_alone + frames.len() - expected.len());
+    }
+    assert!(taken > 300 && left_alone > 700, "{taken} and {left_alone}");
+}
+
+#[test]
+fn many_flows_are_in_force_at_once_beside_roce_until_they_are_taken_back() {
+    if skip("many_flows_are_in_force_at_once_beside_roce_until_they_are_taken_back") {
+        return;
+    }
+    let wire = Wire::new("flows", 1500, 1);
+    let (mut left, mut right) = wire.ports();
+    let flows = |count: usize| -> Vec<_> {
+        let of_port =
+            |n| FlowMatch::default().with(FlowField::DestinationPort, &(6000 + n as u16).to_be_bytes());
+        (0..count).map(of_port).collect()
+    };
+    let mut come = |right: &mut XdpPort, ports: &[u16]| {
+        for port in ports {
+            let mut f = frame(true, false, false, 100, 1);
+            f[36..38].copy_from_slice(&port.to_be_bytes());
+            assert!(put(&mut left, &f));
+        }
+        flush(&mut left);
+        let got = take(right, ports.len(), A_WHILE);
+        got.iter().map(|f| u16::from_be_bytes([f[36], f[37]])).collect::<Vec<_>>()
+    };
+    right.steer(&flows(MAX_FLOWS)).unwrap();
+    assert_eq!(come(&mut right, &[6000, 6063, 6064, ROCE, 6001]), [6000, 6063, ROCE, 6001]);
+    right.steer(&flows(2)).unwrap();
+    assert_eq!(come(&mut right, &[6000, 6063, ROCE, 6001]), [6000, ROCE, 6001]);
+    let more = right.steer(&flows(MAX_FLOWS + 1)).unwrap_err();
+    assert!(more.to_string().contains("65 flows: 64 at most"), "{more}");
+    right.steer(&[]).unwrap();
+    assert_eq!(come(&mut right, &[6000, ROCE]), [ROCE]);
 }

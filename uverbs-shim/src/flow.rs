@@ -185,3 +185,80 @@ fn ports(to: &mut FlowMatch, layer: u8, ports: &ibv_flow_spec_tcp_udp) {
     to.require(FlowField::SourcePort, &value.src_port.to_ne_bytes(), &mask.src_port.to_ne_bytes());
     to.require(FlowField::DestinationPort, &value.dst_port.to_ne_bytes(), &mask.dst_port.to_ne_bytes());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::ibv_flow_attr;
+
+    /// Attributes with two specifications behind them, as programs lay them out.
+    #[repr(C)]
+    struct Written {
+        attr: ibv_flow_attr,
+        eth: ibv_flow_spec_eth,
+        udp: ibv_flow_spec_tcp_udp,
+    }
+
+    fn written() -> Written {
+        let mut written = Written {
+            attr: ibv_flow_attr { num_of_specs: 2, port: 1, priority: 3, ..ibv_flow_attr::default() },
+            eth: ibv_flow_spec_eth {
+                type_: spec::IBV_FLOW_SPEC_ETH,
+                size: size_of::<ibv_flow_spec_eth>() as u16,
+                ..ibv_flow_spec_eth::default()
+            },
+            udp: ibv_flow_spec_tcp_udp {
+                type_: spec::IBV_FLOW_SPEC_UDP,
+                size: size_of::<ibv_flow_spec_tcp_udp>() as u16,
+                ..ibv_flow_spec_tcp_udp::default()
+            },
+        };
+        written.eth.val.dst_mac = [1, 2, 3, 4, 5, 6];
+        written.eth.mask.dst_mac = [0xff; 6];
+        written.udp.val.dst_port = 4000u16.to_be();
+        written.udp.mask.dst_port = u16::MAX;
+        written
+    }
+
+    fn rule_of(change: impl FnOnce(&mut Written)) -> Result<FlowRule, Errno> {
+        let mut written = written();
+        change(&mut written);
+        // SAFETY: the specifications follow without a gap, as many as are said.
+        unsafe { rule((&raw const written).cast()) }
+    }
+
+    #[test]
+    fn a_list_of_headers_becomes_one_match() {
+        let mut wanted = FlowMatch::default().with(FlowField::Destination, &[1, 2, 3, 4, 5, 6]);
+        wanted.require(FlowField::DestinationPort, &4000u16.to_be_bytes(), &[0xff; 2]);
+        wanted.require_layers(layer::UDP);
+        assert_eq!(rule_of(|_| {}), Ok(FlowRule { priority: 3, matching: wanted }));
+        let without_port = rule_of(|w| w.attr.num_of_specs = 1).unwrap().matching;
+        assert_eq!(without_port, FlowMatch::default().with(FlowField::Destination, &[1, 2, 3, 4, 5, 6]));
+        let tagged = rule_of(|w| w.eth.mask.vlan_tag = u16::MAX).unwrap().matching;
+        assert_ne!(tagged, wanted, "a tag is asked for");
+    }
+
+    #[test]
+    fn default_rules_stand_behind_all_others() {
+        let of = |kind| rule_of(|w| (w.attr.type_, w.attr.num_of_specs) = (kind, 0)).unwrap().priority;
+        let last = u32::from(u16::MAX);
+        assert!(last < of(kind::IBV_FLOW_ATTR_MC_DEFAULT));
+        assert!(of(kind::IBV_FLOW_ATTR_MC_DEFAULT) < of(kind::IBV_FLOW_ATTR_ALL_DEFAULT));
+    }
+
+    #[test]
+    fn what_is_not_served_is_refused_and_what_is_wrong_as_well() {
+        const INNER: u32 = spec::IBV_FLOW_SPEC_INNER | spec::IBV_FLOW_SPEC_ETH;
+        for (refused, errno) in [
+            (rule_of(|w| w.attr.type_ = kind::IBV_FLOW_ATTR_SNIFFER), libc::EOPNOTSUPP),
+            (rule_of(|w| w.attr.flags = 2), libc::EOPNOTSUPP),
+            (rule_of(|w| w.eth.type_ = INNER), libc::EOPNOTSUPP),
+            (rule_of(|w| w.udp.type_ = spec::IBV_FLOW_SPEC_ACTION_DROP), libc::EOPNOTSUPP),
+            (rule_of(|w| w.attr.port = 2), libc::EINVAL),
+            (rule_of(|w| w.udp.size += 1), libc::EINVAL),
+        ] {
+            assert_eq!(refused, Err(errno));
+        }
+    }
+}

@@ -1,6 +1,8 @@
 //! Faults over a pair of memory ports.
 
 use super::*;
+use crate::flow::FlowMatch;
+use crate::port::loopback::LoopbackPort;
 use crate::port::memory::{self, MemoryConfig, MemoryPort};
 
 fn pair_with(config: &str) -> (FaultPort<MemoryPort>, MemoryPort) {
@@ -53,6 +55,26 @@ fn without_faults_every_frame_passes_both_ways() {
     assert_eq!(receive(&mut a, T0), (50..100).collect::<Vec<_>>());
     assert_eq!((a.next_event(), a.tx_pending()), (Nanos::MAX, false));
     assert_eq!(a.info().name, "fault(memory)");
+}
+
+#[test]
+fn what_is_asked_of_the_port_reaches_the_one_below() {
+    let (a, mut b) = memory::pair(MemoryConfig::default(), MemoryConfig::default());
+    let mut a = FaultPort::new(LoopbackPort::new(a, 8), &FaultConfig::default());
+    // To a group, by its first bit: it comes round as well while somebody here is in one, or flows are steered.
+    let group = || [0x0100];
+    let asks: [fn(&mut FaultPort<LoopbackPort<MemoryPort>>); 4] = [
+        |port| port.join([239, 1, 2, 3].into()).unwrap(),
+        |port| port.leave([239, 1, 2, 3].into()),
+        |port| port.steer(&[FlowMatch::default()]).unwrap(),
+        |port| port.steer(&[]).unwrap(),
+    ];
+    for (ask, comes_round) in asks.into_iter().zip([true, false, true, false]) {
+        ask(&mut a);
+        send(&mut a, group(), T0);
+        assert_eq!(receive(&mut a, T0).len(), usize::from(comes_round));
+        assert_eq!(receive(&mut b, T0), group());
+    }
 }
 
 #[test]
