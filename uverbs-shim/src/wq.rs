@@ -26,7 +26,6 @@ use crate::report::{device, refuse};
 /// What is behind a receive work queue.
 pub(crate) struct Wq {
     pair: Arc<QueuePair>,
-    cq: *mut ibv_cq,
     /// Tables that it is in.
     users: Users,
     _domain: InDomain,
@@ -184,7 +183,7 @@ pub(crate) unsafe extern "C" fn create_wq(of: *mut ibv_context, attr: *mut ibv_w
                 ..ibv_wq::default()
             };
             let domain = InDomain::new(pd);
-            let wq = Wq { pair: Arc::new(pair), cq: wanted.cq, users: Users::default(), _domain: domain };
+            let wq = Wq { pair: Arc::new(pair), users: Users::default(), _domain: domain };
             Ok(give(face, Arc::new(wq)))
         })
     })
@@ -245,7 +244,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
             };
             done.map_err(device(CALL))?;
             if wanted.wq_state == state::IBV_WQS_RESET {
-                found.forget_completions();
+                forget_completions((*wq).cq, &found.pair);
             }
             (*wq).state = wanted.wq_state;
             Ok(())
@@ -253,12 +252,10 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
     })
 }
 
-impl Wq {
-    fn forget_completions(&self) {
-        // SAFETY: the contract: an object, which lives as long as the queue.
-        if let Ok(cq) = unsafe { behind(self.cq) } {
-            cq.queue.forget(self.pair.qpn());
-        }
+fn forget_completions(cq: *mut ibv_cq, pair: &QueuePair) {
+    // SAFETY: the contract: an object, which lives as long as the queue.
+    if let Ok(cq) = unsafe { behind(cq) } {
+        cq.queue.forget(pair.qpn());
     }
 }
 
@@ -268,8 +265,9 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
     code(unsafe {
         behind(wq).and_then(|found| {
             found.users.none("ibv_destroy_wq", "queue")?;
-            found.forget_completions();
-            behind(found.cq)?.users.remove();
+            let cq = (*wq).cq;
+            forget_completions(cq, &found.pair);
+            behind(cq)?.users.remove();
             drop(take_back(wq));
             Ok(())
         })
