@@ -39,12 +39,16 @@ pub struct Estate {
     region: Arc<Region>,
 }
 
-/// The descriptor of an estate: it is there for others as long as this is.
+/// The descriptor of shared memory: it is there for others to open as long as this is.
 #[derive(Debug)]
-pub struct EstatePath(OwnedFd);
+pub struct SharedPath(OwnedFd);
 
-impl EstatePath {
-    /// Where processes of this process's user find the estate.
+impl SharedPath {
+    pub(super) fn of(fd: OwnedFd) -> SharedPath {
+        SharedPath(fd)
+    }
+
+    /// Where processes of this process's user find it.
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
     }
@@ -58,9 +62,9 @@ impl Estate {
     ///
     /// # Errors
     /// If the system has no memory or descriptor for it.
-    pub fn create() -> io::Result<(Estate, EstatePath)> {
+    pub fn create() -> io::Result<(Estate, SharedPath)> {
         let (region, fd) = Region::shared(PLACES * PLACE)?;
-        Ok((Estate { region }, EstatePath(fd)))
+        Ok((Estate { region }, SharedPath(fd)))
     }
 
     /// One that another process made.

@@ -259,7 +259,7 @@ mod tests {
         let attr = QpAttr { state: Some(QpState::Rts), cur_state: Some(QpState::Sqe), ..QpAttr::default() };
         for qp_type in QpType::ALL {
             let result = check_transition(qp_type, QpState::Sqe, &attr, Mtu::Mtu1024, 16);
-            let leaves = matches!(qp_type, QpType::Uc | QpType::Ud | QpType::Gsi);
+            let leaves = matches!(qp_type, QpType::Uc | QpType::Ud | QpType::Gsi | QpType::RawPacket);
             assert_eq!(result.is_ok(), leaves, "{qp_type:?}");
         }
     }

@@ -64,6 +64,28 @@ fn the_environment_alone_is_enough_for_libibverbs() {
 }
 
 #[test]
+fn of_a_program_that_failed_it_is_told_what_it_was_refused() {
+    if skip("of_a_program_that_failed_it_is_told_what_it_was_refused", &["ibv_rc_pingpong", "ibv_devinfo"]) {
+        return;
+    }
+    let site = Site::new("l-refused");
+    let run = |log: Option<&str>, program: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
+        command.args(["run", "--dev", "left", "--port", "udp", "--"]).args(program.split_whitespace());
+        command.envs(log.map(|level| ("ROXIE_LOG", level)));
+        Running::start(&site.near, command).finish()
+    };
+    let why = "ibv_query_port: port 2: the device has port 1";
+    let failed = run(None, "ibv_rc_pingpong -g 1 -i 2");
+    let told = format!("roxie: ibv_rc_pingpong ended with 1. The device had refused it:\nroxie:   {why}\n");
+    assert!(failed.status.code() == Some(1) && failed.said.ends_with(&told), "{failed:?}");
+    let aloud = run(Some("info"), "ibv_rc_pingpong -g 1 -i 2");
+    assert!(aloud.said.contains(why) && !aloud.said.contains("had refused"), "{aloud:?}");
+    let well = run(None, "ibv_devinfo -v");
+    assert!(well.status.success() && !well.said.contains("had refused"), "{well:?}");
+}
+
+#[test]
 fn what_cannot_be_run_says_why_and_ends_as_shells_do() {
     if skip("what_cannot_be_run_says_why_and_ends_as_shells_do", &["true"]) {
         return;

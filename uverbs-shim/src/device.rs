@@ -2,7 +2,7 @@
 //!
 //! `roxie run` sets the environment: `ROXIE_DEV` the interface, `ROXIE_PORT` (`xdp` or `udp`), `ROXIE_CORES` (the core that the
 //! engine's thread is pinned to; without it the program's own polling turns the NIC), `ROXIE_FAULT`, `ROXIE_CAPTURE`, `ROXIE_ESTATE`
-//! (where the launcher finds the connections of a program that has ended).
+//! (where the launcher finds the connections of a program that has ended), `ROXIE_EVENTS` (and what it was refused).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;

@@ -1,13 +1,13 @@
 //! Errors: the right errno for the program, and for people a line on standard error that says which attribute it was and why.
 //!
 //! `ROXIE_LOG=info` shows the lines, each once. Without it a program's own message is all there is, but for what concerns the
-//! device as a whole.
+//! device as a whole. The event log has them in any case, where a launcher has made one (`ROXIE_EVENTS`).
 
 use std::collections::HashSet;
 use std::fmt::Display;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use roxie::host::{DeviceError, OpenError};
+use roxie::host::{DeviceError, EventLog, OpenError};
 use roxie::nic::ControlError;
 use roxie::port::udp::UdpError;
 use roxie::port::xdp::XdpError;
@@ -15,27 +15,41 @@ use roxie::shared::PostError;
 
 use crate::object::Errno;
 
-/// Different lines that are remembered as said.
+/// Different lines that are remembered.
 const REMEMBERED: usize = 1024;
 
 static WANTED: LazyLock<bool> = LazyLock::new(|| {
     std::env::var("ROXIE_LOG").is_ok_and(|level| matches!(&*level, "info" | "debug" | "trace"))
 });
-static SAID: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
+/// What the launcher reads when the program has failed.
+static EVENTS: LazyLock<Option<EventLog>> =
+    LazyLock::new(|| EventLog::open(std::env::var_os("ROXIE_EVENTS")?.as_ref()).ok());
+static KNOWN: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
 
-/// Says why a call failed, if that is wanted and was not said yet.
+/// Notes why a call failed, once, and says it if that is wanted.
 pub(crate) fn info(call: &str, why: impl Display) {
-    if *WANTED {
-        say(call, why);
-    }
+    note(call, why, *WANTED);
 }
 
 /// Says it in any case, once.
 pub(crate) fn say(call: &str, why: impl Display) {
-    let line = format!("roxie: {call}: {why}");
-    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    if said.len() < REMEMBERED && said.insert(line.clone()) {
-        eprintln!("{line}");
+    note(call, why, true);
+}
+
+fn note(call: &str, why: impl Display, aloud: bool) {
+    if !aloud && EVENTS.is_none() {
+        return;
+    }
+    let line = format!("{call}: {why}");
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if known.len() >= REMEMBERED || !known.insert(line.clone()) {
+        return;
+    }
+    if aloud {
+        eprintln!("roxie: {line}");
+    }
+    if let Some(log) = &*EVENTS {
+        log.note(&line, aloud);
     }
 }
 

@@ -5,7 +5,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -25,7 +25,8 @@ const FORWARDED: [Signal; 7] = [
 ];
 
 /// Runs a program to its end.
-pub(super) fn run(mut command: Command, program: &OsStr) -> Result<ExitCode, Failure> {
+/// Its exit code as shells have it.
+pub(super) fn run(mut command: Command, program: &OsStr) -> Result<u8, Failure> {
     let mut mask: SigSet = FORWARDED.into_iter().collect();
     mask.add(Signal::SIGCHLD);
     // From here on signals wait for the loop below. The program starts with the mask that we were given.
@@ -45,9 +46,9 @@ pub(super) fn run(mut command: Command, program: &OsStr) -> Result<ExitCode, Fai
 }
 
 /// As shells have it.
-fn not_started(program: &OsStr, error: &io::Error) -> ExitCode {
+fn not_started(program: &OsStr, error: &io::Error) -> u8 {
     eprintln!("roxie run: cannot start {}: {error}", program.to_string_lossy());
-    ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+    if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
 }
 
 fn wait(mut child: Child, signals: &SignalFd) -> io::Result<ExitStatus> {
@@ -66,7 +67,7 @@ fn wait(mut child: Child, signals: &SignalFd) -> io::Result<ExitStatus> {
     }
 }
 
-fn exit_code(status: ExitStatus) -> ExitCode {
+fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
-    ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }

@@ -3,7 +3,7 @@
 //! The program gets Roxie's `libibverbs.so.1` by `LD_PRELOAD` and `LD_LIBRARY_PATH`, and in a mount namespace of its own what a kernel
 //! with an RDMA device shows in `/sys/class/infiniband` and `/dev/infiniband` ([`overlay`], [`view`]). The device itself lives in the
 //! program's process; this one waits, forwards signals, tells the peers of connections that the program left
-//! ([`Estate`]), and ends as the program does ([`child`]).
+//! ([`Estate`]), says what a program that failed was refused ([`EventLog`]), and ends as the program does ([`child`]).
 
 mod child;
 mod library;
@@ -16,13 +16,18 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum};
-use roxie::host::{Device, DeviceConfig, Estate, OpenError, PortPlan, Stack};
+use roxie::host::{Device, DeviceConfig, EVENTS, Estate, EventLog, LoggedEvent, OpenError, PortPlan, Stack};
 use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
 
 use crate::common::{Failure, output, usable_interface};
 pub(crate) use library::Library;
 use preflight::Preflight;
+
+/// Refusals that are told of a program that failed: the last.
+const REFUSALS: usize = 8;
+/// Exit codes of programs that somebody ended: by SIGINT, by SIGTERM.
+const INTERRUPTED: [u8; 2] = [130, 143];
 
 /// Which port the device stands on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -87,6 +92,7 @@ fn parse_fault(spec: &str) -> Result<String, String> {
         roxie run --dev eth0 -- ibv_rc_pingpong -g 1 192.0.2.1    on the other\n  \
         roxie run --dev eth0 --port udp -- ib_write_bw -x 1 -F\n  \
         ROXIE_LOG=info roxie run -- PROGRAM                       says which attribute a failed call did not like, and why\n\n\
+        Without ROXIE_LOG it says so when a program has failed.\n\n\
         Programs that are linked statically or run with more rights than you (setuid) load no library of ours.\n\n\
         Exit codes: the program's own; 128 + n if signal n ended it; 126 and 127 if it cannot be started or found; 2 wrong usage, 3 \
         there is no device for it."
@@ -192,18 +198,37 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     }
     let mut command = Command::new(program);
     command.args(rest).envs(prepared.environment(&arguments.options));
-    // Without memory for it, peers of a program that is killed find out by their timeouts.
-    let Ok((estate, path)) = Estate::create() else { return child::run(command, program) };
-    command.env("ROXIE_ESTATE", path.path());
-    let ended = child::run(command, program);
-    if let Err(error) = estate.settle(|| prepared.device())
-        && !arguments.options.quiet
-    {
-        output::note(format_args!(
-            "the program left connections, and their peers could not be told that it has ended: {error}"
-        ));
+    // Without memory for it, peers of a program that is killed find out by their timeouts,
+    let estate = Estate::create().ok();
+    // and what a program was refused is told by ROXIE_LOG alone.
+    let log = EventLog::create().ok();
+    command.envs(estate.iter().map(|(_, path)| ("ROXIE_ESTATE", path.path())));
+    command.envs(log.iter().map(|(_, path)| ("ROXIE_EVENTS", path.path())));
+    let code = child::run(command, program)?;
+    let told = estate.map_or(Ok(()), |(estate, _path)| estate.settle(|| prepared.device()));
+    if !arguments.options.quiet {
+        if let Err(error) = told {
+            output::note(format_args!(
+                "the program left connections, and their peers could not be told that it has ended: {error}"
+            ));
+        }
+        if let Some((log, _)) = log {
+            tell_refusals(&program.to_string_lossy(), code, &log.newest(EVENTS));
+        }
     }
-    ended
+    Ok(ExitCode::from(code))
+}
+
+/// Says what a program that failed was refused before, as far as it has not been said.
+fn tell_refusals(program: &str, code: u8, events: &[LoggedEvent]) {
+    let unsaid: Vec<_> = events.iter().filter(|event| !event.said).collect();
+    if code == 0 || INTERRUPTED.contains(&code) || unsaid.is_empty() {
+        return;
+    }
+    output::note(format_args!("{program} ended with {code}. The device had refused it:"));
+    for event in &unsaid[unsaid.len().saturating_sub(REFUSALS)..] {
+        output::note(format_args!("  {}", event.text));
+    }
 }
 
 /// A value for a shell.
