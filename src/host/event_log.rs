@@ -67,7 +67,8 @@ impl EventLog {
         let words = self.region.words();
         let number = words[0].fetch_add(1, Relaxed);
         let event = event(words, number);
-        let bytes = &text.as_bytes()[..text.floor_char_boundary(TEXT)];
+        let end = (0..=TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        let bytes = &text.as_bytes()[..end];
         event[1].store(bytes.len() as u64 | if said { SAID } else { 0 }, Relaxed);
         for (word, chunk) in event[HEAD..].iter().zip(bytes.chunks(8)) {
             let mut eight = [0; 8];

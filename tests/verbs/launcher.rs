@@ -75,7 +75,7 @@ fn of_a_program_that_failed_it_is_told_what_it_was_refused() {
         command.envs(log.map(|level| ("ROXIE_LOG", level)));
         Running::start(&site.near, command).finish()
     };
-    let why = "ibv_query_port: port 2: the device has port 1";
+    let why = "ibv_modify_qp: modify_qp: port_num = 2 is out of range, allowed: 1..=1";
     let failed = run(None, "ibv_rc_pingpong -g 1 -i 2");
     let told = format!("roxie: ibv_rc_pingpong ended with 1. The device had refused it:\nroxie:   {why}\n");
     assert!(failed.status.code() == Some(1) && failed.said.ends_with(&told), "{failed:?}");

@@ -31,11 +31,13 @@ use crate::wq::Spread;
 #[derive(Clone, Copy)]
 pub(crate) struct QpFace {
     ex: ibv_qp_ex,
-    later: [usize; (LONG_FORM - size_of::<ibv_qp_ex>()) / size_of::<usize>()],
+    later: [usize; LATER],
 }
 
 /// Bytes of `ibv_qp_ex` in the releases of 2024 and later (`wr_flush` is the last).
 const LONG_FORM: usize = 360;
+/// Slots that this release does not know.
+const LATER: usize = (LONG_FORM - size_of::<ibv_qp_ex>()) / size_of::<usize>();
 
 /// What is behind a queue pair.
 pub(crate) struct Qp {
@@ -295,7 +297,7 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
 }
 
 fn face(of: *mut ibv_context, wanted: &Wanted, qpn: u32) -> QpFace {
-    let mut face = QpFace { ex: ibv_qp_ex::default(), later: [0; _] };
+    let mut face = QpFace { ex: ibv_qp_ex::default(), later: [0; LATER] };
     let base = &mut face.ex.qp_base;
     base.context = of;
     base.qp_context = wanted.user;

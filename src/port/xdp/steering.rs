@@ -141,7 +141,7 @@ impl Steering {
         // While they change none is in force: frames go to the kernel then, and to no wrong flow.
         self.flow_count.set(0, 0, 0).map_err(refused)?;
         for (at, flow) in (0..).zip(flows) {
-            let mut bytes: Flow = [0; _];
+            let mut bytes: Flow = [0; 128];
             let (value, mask) = flow.bytes();
             bytes[..64].copy_from_slice(&value);
             bytes[64..].copy_from_slice(&mask);
