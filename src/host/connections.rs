@@ -173,6 +173,12 @@ impl<C: Consumer> ConnectionService<C> {
 }
 
 impl<C: Consumer> ConnectionService<C> {
+    /// True if there may be a peer that [`part`](ConnectionService::part) has to tell something. Waits for nothing.
+    pub fn has_to_part(&self) -> bool {
+        let Ok(core) = self.inner.core.try_lock() else { return true };
+        core.manager.ids().any(|id| core.manager.state(id) != Some(State::TimeWait))
+    }
+
     /// Ends all connections for a process that is about to end, as [`Manager::destroy`] does: the consumer hears nothing of it, the
     /// peers do. Waits for those that were established to agree, for `limit` at most. True if they did.
     pub fn part(&self, limit: Duration) -> bool {

@@ -5,7 +5,6 @@
 //! `rdma_cm` that their connections are over: `roxie run` does, for programs that end in any way; without it this does, but for `_exit`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Release},
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 use roxie::threads::spawn_unsignalled;
 
 use crate::nic::Nic;
-use crate::{device, ucma};
+use crate::ucma;
 
 /// How long peers that are connected may take to agree that they are no more.
 const PARTING: Duration = Duration::from_millis(300);
@@ -28,32 +27,20 @@ const WRITING: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_micros(200);
 
 /// `compat.c` has it called when the process ends, in whichever thread that is.
+///
+/// That thread has lost its thread-local values, and may be in the handler of a signal that interrupted a call of ours, with its locks:
+/// whatever it does for itself needs neither. Nor does it lose time with it. Other threads of the program may be on their way into
+/// what it has closed; one of rping's then ends the process too, with an error, if it is the first.
 #[unsafe(no_mangle)]
 pub extern "C" fn roxie_farewell() {
     // In the child of a fork there is none, unless it has opened one: its parent's is its parent's.
     let Some(nic) = Nic::if_open() else { return };
-    let settings = device::settings();
-    if settings.capture.is_none() && settings.estate.is_some() {
-        // At once: until the process is gone another of its threads may find what the program has closed, and end it with a status
-        // of its own (rping).
-        nic.device.send_last(SENDING);
-        std::mem::forget(nic);
-        return;
+    if ucma::has_to_part() {
+        part();
     }
-    static SAID: AtomicBool = AtomicBool::new(false);
-    // In a thread of its own: the one that ends has lost its thread-local values, and may be in the handler of a signal that
-    // interrupted a call of ours, with its locks. So that one does nothing but wait, and not for ever.
-    let until = Instant::now() + PARTING + SENDING + WRITING;
-    let last = Arc::clone(&nic);
-    let started = spawn_unsignalled("roxie-farewell", move || {
-        let _ = catch_unwind(AssertUnwindSafe(|| say_it(&last)));
-        SAID.store(true, Release);
-        // Others may use it while the process ends: it is not taken down any more.
-        std::mem::forget(last);
-    });
-    while started.is_ok() && !SAID.load(Acquire) && Instant::now() < until {
-        thread::sleep(LOOK);
-    }
+    send(&nic);
+    roxie::capture::write_out(WRITING);
+    // Others may use it while the process ends: it is not taken down any more.
     std::mem::forget(nic);
 }
 
@@ -61,12 +48,24 @@ pub extern "C" fn roxie_farewell() {
 /// no thread and no memory.
 pub(crate) fn at_once() {
     let Some(nic) = Nic::if_open() else { return };
-    nic.device.send_last(SENDING);
+    send(&nic);
     std::mem::forget(nic);
 }
 
-fn say_it(nic: &Nic) {
-    ucma::part(PARTING);
-    nic.device.send_last(SENDING);
-    roxie::capture::write_out(WRITING);
+fn send(nic: &Nic) {
+    // After a pass that panics there is nothing more to do than without.
+    let _ = catch_unwind(AssertUnwindSafe(|| nic.device.send_last(SENDING)));
+}
+
+/// In a thread of its own, which is not waited for if it gets stuck.
+fn part() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    let until = Instant::now() + PARTING;
+    let started = spawn_unsignalled("roxie-farewell", || {
+        let _ = catch_unwind(|| ucma::part(PARTING));
+        DONE.store(true, Release);
+    });
+    while started.is_ok() && !DONE.load(Acquire) && Instant::now() < until {
+        thread::sleep(LOOK);
+    }
 }

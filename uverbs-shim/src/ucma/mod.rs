@@ -216,12 +216,14 @@ pub(crate) fn port_changed() {
     }
 }
 
-/// The process is about to end, and nobody outlives it who would say so: its peers hear of it, those that were connected until they
-/// answer or `limit` has passed.
+/// True if there may be a peer to whom nobody would say that the process has ended, once it has. Waits for nothing.
+pub(crate) fn has_to_part() -> bool {
+    device::settings().estate.is_none() && process::this().is_some_and(Process::has_to_part)
+}
+
+/// The process is about to end: its peers hear of it, those that were connected until they answer or `limit` has passed.
 pub(crate) fn part(limit: Duration) {
-    if device::settings().estate.is_none()
-        && let Some(process) = process::this()
-    {
+    if let Some(process) = process::this() {
         process.part(limit);
     }
 }

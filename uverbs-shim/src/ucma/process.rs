@@ -149,6 +149,11 @@ impl Process {
         Ok(self.service.get_or_init(|| service))
     }
 
+    /// See [`ConnectionService::has_to_part`].
+    pub(super) fn has_to_part(&self) -> bool {
+        self.service.get().is_some_and(ConnectionService::has_to_part)
+    }
+
     /// The process is about to end: peers hear that their connections are over.
     pub(super) fn part(&self, limit: Duration) {
         if let Some(service) = self.service.get() {
