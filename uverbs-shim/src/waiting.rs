@@ -64,6 +64,14 @@ impl Acknowledgements {
 unsafe extern "C-unwind" {
     /// The C library's: a cancellation point.
     fn read(fd: c_int, to: *mut u8, count: usize) -> isize;
+    /// As well.
+    fn pause() -> c_int;
+}
+
+/// Waits until a signal was handled, and leaves `EINTR` in `errno`. As with [`take_count`], a thread may be cancelled here.
+pub(crate) fn wait_for_a_signal() {
+    // SAFETY: it has no arguments.
+    unsafe { pause() };
 }
 
 /// Takes one count of an eventfd, waiting for it unless the application has made it non-blocking. False: `errno` says why not.

@@ -47,7 +47,7 @@ use crate::abi::RDMA_USER_CM_CMD_GET_EVENT;
 use crate::cancellation::Uncancelled;
 use crate::interpose::failed;
 use crate::object::{Errno, set_errno};
-use crate::waiting::take_count;
+use crate::waiting::{take_count, wait_for_a_signal};
 use crate::{device, report};
 use command::Command;
 use process::Process;
@@ -145,31 +145,49 @@ unsafe fn parse<'a>(bytes: *const u8, count: usize) -> Option<(u32, &'a [u8], us
 unsafe fn wait(fd: c_int, bytes: *const u8, count: usize) -> isize {
     loop {
         if !take_count(fd) {
+            // Closed since the call began: see `Finished::Closed`.
+            if nix::errno::Errno::last_raw() == libc::EBADF {
+                wait_for_a_signal();
+            }
             return -1;
         }
         // SAFETY: the caller's promise.
-        if let Some(result) = unsafe { finish(fd, bytes, count) } {
-            return result;
+        match unsafe { finish(fd, bytes, count) } {
+            Finished::Done(result) => return result,
+            Finished::TakenBack => {}
+            Finished::Closed => {
+                wait_for_a_signal();
+                return -1;
+            }
         }
     }
 }
 
-/// Hands over the event whose count was taken. `None`: it was taken back in between.
+/// What became of an event that was waited for.
+enum Finished {
+    Done(isize),
+    /// It concerned an identifier that has gone since.
+    TakenBack,
+    /// The descriptor was closed by another thread, after the call had begun: with the kernel such a call waits on, for nothing, and
+    /// programs (`rping`) rely on its not returning.
+    Closed,
+}
+
+/// Hands over the event whose count was taken.
 ///
 /// # Safety
 /// As [`write`].
-unsafe fn finish(fd: c_int, bytes: *const u8, count: usize) -> Option<isize> {
+unsafe fn finish(fd: c_int, bytes: *const u8, count: usize) -> Finished {
     let _uncancelled = Uncancelled::new();
-    let Some(process) = process::this() else { return Some(failed(libc::EIO) as isize) };
+    let Some(process) = process::this() else { return Finished::Done(failed(libc::EIO) as isize) };
     let mut state = process.state();
-    let file = state.descriptors.file(fd);
-    let Some(file) = file else { return Some(failed(libc::EBADF) as isize) };
-    let event = state.fetch(file)?;
+    let Some(file) = state.descriptors.file(fd) else { return Finished::Closed };
+    let Some(event) = state.fetch(file) else { return Finished::TakenBack };
     drop(state);
     // SAFETY: the caller's promise; the command was looked at before.
     let given =
         unsafe { parse(bytes, count).ok_or(libc::EINVAL).and_then(|command| command::give(&event, command)) };
-    Some(given.map_or_else(|errno| failed(errno) as isize, |()| count as isize))
+    Finished::Done(given.map_or_else(|errno| failed(errno) as isize, |()| count as isize))
 }
 
 /// A descriptor is about to be closed.

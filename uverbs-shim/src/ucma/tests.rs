@@ -618,3 +618,12 @@ fn a_device_that_is_gone_is_told_once_and_nothing_can_be_done_but_go() {
     assert_eq!(near.disconnect(passive), Err(libc::EINVAL));
     assert_eq!(near.destroy(passive), Ok(2));
 }
+
+/// As with the kernel, where a call holds the file that it has begun with.
+#[test]
+fn a_call_that_waits_does_not_come_back_because_its_descriptor_was_closed() {
+    // SAFETY: no descriptor has this number, so nothing is read or written.
+    let waiting = std::thread::spawn(|| unsafe { super::wait(i32::MAX, std::ptr::null(), 0) });
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(!waiting.is_finished());
+}
