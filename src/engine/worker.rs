@@ -59,14 +59,13 @@ pub struct Worker {
 impl Worker {
     /// A worker that takes its commands from `requests` and reports to `events`.
     pub fn new(
-        nic: Nic,
+        mut nic: Nic,
         port: Box<dyn Port>,
         doorbells: Doorbells,
         requests: Receiver<Request>,
         events: crossbeam_channel::Sender<AsyncEvent>,
     ) -> Worker {
         let slots = Vec::with_capacity(nic.limits().tx_burst as usize);
-        let mut nic = nic;
         nic.set_longest_frame(longest_frame(port.info()));
         Worker { nic, port, requests, events, sink: None, doorbells, slots, link_error: None, events_lost: 0 }
     }

@@ -16,15 +16,18 @@ use crate::frame::Frame;
 pub const MAX_FLOWS: usize = 64;
 
 /// Bytes of a key.
-const KEY: usize = 64;
+pub const FLOW_KEY: usize = 64;
+const KEY: usize = FLOW_KEY;
 /// Ethernet with a tag, IPv4 with all its options, and ports: no key looks further.
 const DEEPEST: usize = 14 + 4 + 60 + 4;
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
+const ETHERTYPE_ROCE_V1: u16 = 0x8915;
 const ETHERTYPE_TAGS: [u16; 2] = [0x8100, 0x88a8];
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
+const ROCE_V2_PORT: u16 = 4791;
 /// "More fragments", or an offset, in IPv4's flags and offset.
 const FRAGMENT: u16 = 0x3fff;
 
@@ -53,7 +56,7 @@ pub enum FlowField {
     DestinationPort,
     /// IPv6's flow label, 4 bytes.
     FlowLabel,
-    /// IPv4's flags, 1 byte: 4 reserved, 2 don't fragment, 1 more fragments.
+    /// IPv4's flags, 1 byte: 1 reserved, 2 don't fragment, 4 more fragments (`ib_ipv4_flags` of the kernel).
     Ipv4Flags,
     /// 16 bytes.
     SourceIpv6,
@@ -109,7 +112,8 @@ pub struct FlowKey([u8; KEY]);
 impl FlowKey {
     const EMPTY: FlowKey = FlowKey([0; KEY]);
 
-    /// That of a frame; `None` if it is shorter than an Ethernet header.
+    /// That of a frame; `None` if it is shorter than an Ethernet header, or RoCE, which is the transport's and never steered,
+    /// whomever it is for.
     pub fn of(frame: &Frame<'_>) -> Option<FlowKey> {
         let mut buffer = [0; DEEPEST];
         let length = frame.copy_to(0, &mut buffer);
@@ -129,14 +133,14 @@ impl FlowKey {
         match u16::from_be_bytes(ether_type) {
             ETHERTYPE_IPV4 => key.read_ipv4(rest),
             ETHERTYPE_IPV6 => key.read_ipv6(rest),
+            ETHERTYPE_ROCE_V1 => return None,
             _ => {}
         }
-        Some(key)
+        (!key.is_roce_v2()).then_some(key)
     }
 
-    /// The bytes, as the steering program has them.
-    pub fn bytes(&self) -> [u8; KEY] {
-        self.0
+    fn is_roce_v2(&self) -> bool {
+        self.has_layer(layer::UDP) && self.get(FlowField::DestinationPort) == ROCE_V2_PORT.to_be_bytes()
     }
 
     fn get(&self, field: FlowField) -> &[u8] {
@@ -163,7 +167,7 @@ impl FlowKey {
         }
         self.add_layer(layer::IPV4);
         self.set(FlowField::TrafficClass, &ip[1..2]);
-        self.set(FlowField::Ipv4Flags, &[ip[6] >> 5]);
+        self.set(FlowField::Ipv4Flags, &[ip[6].reverse_bits() & 7]);
         self.set(FlowField::HopLimit, &ip[8..9]);
         self.set(FlowField::Protocol, &ip[9..10]);
         self.set(FlowField::SourceIpv4, &ip[12..16]);
@@ -250,7 +254,7 @@ impl FlowMatch {
     }
 
     /// Value and mask, as the steering program has them.
-    pub fn bytes(&self) -> ([u8; KEY], [u8; KEY]) {
+    pub fn bytes(&self) -> ([u8; FLOW_KEY], [u8; FLOW_KEY]) {
         (self.value.0, self.mask.0)
     }
 }
@@ -351,6 +355,18 @@ mod tests {
                 assert_eq!(FlowKey::of(&halves), FlowKey::of(&Frame::whole(&whole[..length])));
             }
         }
+    }
+
+    #[test]
+    fn roce_has_no_key_whomever_it_is_for() {
+        let mut v2 = IPV4;
+        v2[22..24].copy_from_slice(&4791u16.to_be_bytes());
+        for bytes in [frame(&[8, 0], &v2), frame(&[0x81, 0, 0, 1, 8, 0], &v2), frame(&[0x89, 0x15], &[0; 40])]
+        {
+            assert_eq!(FlowKey::of(&Frame::whole(&bytes)), None);
+        }
+        v2[9] = 6;
+        assert!(FlowKey::of(&Frame::whole(&frame(&[8, 0], &v2))).is_some(), "TCP has such a port as well");
     }
 
     #[test]

@@ -62,9 +62,12 @@ impl EventLog {
         Ok(EventLog { region: Region::map(file.as_fd(), WORDS)? })
     }
 
-    /// Adds a line. `said`: it stands on standard error already.
+    /// Adds a line, unless it is the same as the last. `said`: it stands on standard error already.
     pub fn note(&self, text: &str, said: bool) {
         let words = self.region.words();
+        if self.newest(1).first().is_some_and(|last| last.text == text) {
+            return;
+        }
         let number = words[0].fetch_add(1, Relaxed);
         let event = event(words, number);
         let end = (0..=TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
@@ -125,6 +128,8 @@ mod tests {
         let both = [event("ibv_modify_qp: missing AV", false), event("ibv_create_qp: no send_cq", true)];
         assert_eq!(log.newest(8), both);
         assert_eq!(log.newest(1), both[1..]);
+        writer.note("ibv_create_qp: no send_cq", true);
+        assert_eq!(log.newest(8), both, "what repeats takes no more room");
         (0..2 * EVENTS).for_each(|n| writer.note(&n.to_string(), false));
         assert_eq!(texts(&log, usize::MAX).len(), EVENTS);
         assert_eq!(texts(&log, 2), ["126", "127"]);

@@ -60,8 +60,8 @@ impl QueuePair {
         self.modify(&to(QpState::Rts))
     }
 
-    /// Steers the frames that a rule describes to this raw packet QP, away from the kernel. RoCE v2 to the device's own addresses
-    /// is not steered. Without a flow a raw packet QP receives nothing.
+    /// Steers the frames that a rule describes to this raw packet QP, away from the kernel. RoCE is not
+    /// steered, whomever it is for. Without a flow a raw packet QP receives nothing.
     ///
     /// # Errors
     /// If the QP is of another type, there are [`MAX_FLOWS`](crate::flow::MAX_FLOWS) already, or the port cannot.

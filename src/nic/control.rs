@@ -664,7 +664,9 @@ impl Nic {
                 "a QP that spreads frames over others has no state of its own: modify those",
             ));
         }
-        let next = check_transition(entry.qp.qp_type, entry.qp.state(), attr, largest, limit)?;
+        let from = entry.qp.state();
+        let checked = check_transition(entry.qp.qp_type, from, attr, largest, limit);
+        let next = checked.inspect_err(|_| entry.log.note_refusal(now, from, attr.state.unwrap_or(from)))?;
         split!(self, now, entry => qp, ctx);
         let watch = Watch::timer(qp);
         qp.modify(&mut ctx, attr, next);

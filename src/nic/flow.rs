@@ -181,6 +181,11 @@ impl Nic {
             split!(self, now, entry => qp, ctx);
             verdict = qp.frame_fault(&mut ctx, before.1);
         }
+        if !verdict.is_routine()
+            && let Some(entry) = self.qps.get_mut(index.0)
+        {
+            entry.log.note_frame(now, received.frame.len(), verdict);
+        }
         self.touch(index);
         Some(verdict)
     }

@@ -33,6 +33,20 @@ pub enum QpEvent {
         /// What became of it.
         verdict: Verdict,
     },
+    /// A frame of another protocol came to this, and it was not routine.
+    Frame {
+        /// Its bytes.
+        length: usize,
+        /// What became of it.
+        verdict: Verdict,
+    },
+    /// A `modify_qp` was refused; whoever asked has the reason.
+    Refused {
+        /// The state that it was in.
+        from: QpState,
+        /// The state that it was to go to, which may be the same.
+        to: QpState,
+    },
     /// No acknowledgement came in time.
     Timeout {
         /// What that led to.
@@ -58,6 +72,8 @@ impl fmt::Display for QpRecord {
         match self.event {
             QpEvent::State { from, to } => write!(f, "{from:?} -> {to:?}")?,
             QpEvent::Packet { opcode, psn, verdict } => write!(f, "{opcode} psn {psn}: {verdict}")?,
+            QpEvent::Frame { length, verdict } => write!(f, "a frame of {length} bytes: {verdict}")?,
+            QpEvent::Refused { from, to } => write!(f, "modify_qp {from:?} -> {to:?} refused")?,
             QpEvent::Timeout { verdict } => write!(f, "no acknowledgement in time: {verdict}")?,
         }
         if self.repeated > 0 { write!(f, ", and {} more", self.repeated) } else { Ok(()) }
@@ -94,6 +110,17 @@ impl QpLog {
     #[cold]
     pub(super) fn note_packet(&mut self, now: Nanos, opcode: Opcode, psn: Psn, verdict: Verdict) {
         self.push(now, QpEvent::Packet { opcode, psn, verdict });
+    }
+
+    /// A frame came to `verdict`.
+    #[cold]
+    pub(super) fn note_frame(&mut self, now: Nanos, length: usize, verdict: Verdict) {
+        self.push(now, QpEvent::Frame { length, verdict });
+    }
+
+    /// A transition was refused.
+    pub(super) fn note_refusal(&mut self, now: Nanos, from: QpState, to: QpState) {
+        self.push(now, QpEvent::Refused { from, to });
     }
 
     /// The timer expired.

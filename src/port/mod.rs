@@ -210,7 +210,7 @@ pub trait Port: Send {
     /// [`MAX_FLOWS`](crate::flow::MAX_FLOWS).
     ///
     /// # Errors
-    /// If the port carries RoCE v2 alone, or the kernel refuses; then none are steered.
+    /// If the port carries RoCE v2 alone, or the kernel refuses; what was steered before still is.
     fn steer(&mut self, flows: &[FlowMatch]) -> io::Result<()> {
         let _ = flows;
         Err(io::Error::new(

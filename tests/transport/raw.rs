@@ -1,9 +1,11 @@
 //! Raw packet QPs, and the flows that lead to them.
 
 use roxie::flow::{FlowField, FlowMatch, MAX_FLOWS, RX_HASH_KEY, RxHash, RxHashFields};
-use roxie::nic::{Answer as NicAnswer, Command, ControlError};
+use roxie::limits::Limits;
+use roxie::nic::{Answer as NicAnswer, Command, ControlError, NicConfig};
+use roxie::port::unclaimed::UnclaimedPort;
 use roxie::shared::work_queue::Payload;
-use roxie::sim::HostQp;
+use roxie::sim::{Host, HostQp, joined_ports};
 use roxie::verbs::{
     EventKind, FlowId, FlowRule, LKey, QpAttr, QpCaps, QpInit, QpState, QpType, Rss, SendFlags, SendWr, Sge,
     WcOpcode, WcStatus, WrOpcode,
@@ -353,4 +355,33 @@ fn a_table_is_a_power_of_two_of_raw_packet_qps_that_have_queues() {
     assert!(matches!(make(vec![spreading]), Err(ControlError::WrongKind(_))));
     let to_init = Command::ModifyQp(spreading, Box::new(attributes()[0]));
     assert!(matches!(stage.host.call_now(to_init), Err(ControlError::WrongKind(_))));
+}
+
+#[test]
+fn a_flow_that_the_port_does_not_steer_is_none() {
+    // It carries any frame, says so, and is not open.
+    let (near, _) = joined_ports(1500, None);
+    let closed = UnclaimedPort::new(near.info().clone());
+    let config = NicConfig { limits: Limits::small(), ..NicConfig::default() };
+    let mut host = Host::new(1, config, Box::new(closed));
+    let init = QpInit { qp_type: QpType::RawPacket, caps: QpCaps::default(), sq_sig_all: true };
+    let qp = host.create_qp_as(init, 16).handle.index;
+    let refused = host.call_now(Command::CreateFlow(qp, Box::new(of_type(0, TYPE))));
+    assert!(matches!(&refused, Err(ControlError::Steer(why)) if why.contains("not open yet")), "{refused:?}");
+    assert_eq!(host.worker.nic().objects().flows, 0);
+}
+
+#[test]
+fn what_a_qp_did_not_take_and_what_it_was_refused_is_in_its_log() {
+    let mut stage = stage();
+    steer(&mut stage, TYPE);
+    arrive(&mut stage, &frame(TYPE, b"no receive"));
+    let backwards = QpAttr { state: Some(QpState::Init), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &backwards).unwrap_err();
+    let Ok(NicAnswer::QpLog(log)) = stage.host.call_now(Command::QueryLog(stage.qp.handle.index)) else {
+        panic!("a log")
+    };
+    let text: Vec<_> = log.iter().map(ToString::to_string).collect();
+    assert!(text.iter().any(|line| line.contains("a frame of 24 bytes: ")), "{text:?}");
+    assert!(text.last().is_some_and(|line| line.ends_with("modify_qp Rts -> Init refused")), "{text:?}");
 }

@@ -2,11 +2,10 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::process::Command;
 
 use roxie::capture::{Direction, Reader};
 
-use super::{PORTS, Running, Site, launcher, skip};
+use super::{PORTS, Running, Site, compiled, launcher, skip};
 
 /// Messages of `leaves_at_once`.
 const MESSAGES: u32 = 500;
@@ -38,17 +37,7 @@ fn a_program_that_exits_has_answered_and_its_capture_is_whole() {
     if skip(name, &["cc"]) {
         return;
     }
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/leaves_at_once.c");
-    let place = tempfile::tempdir().unwrap();
-    let program = place.path().join("leaves_at_once");
-    let compiled = Command::new("cc")
-        .args(["-Wall", "-o"])
-        .arg(&program)
-        .arg(&source)
-        .args(["-libverbs", "-lpthread"])
-        .output()
-        .unwrap();
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let (place, program) = compiled("leaves_at_once", &["-libverbs", "-lpthread"]);
     let site = Site::new("ends");
     let capture = place.path().join("it.pcapng");
     let all: Vec<u32> = (PSN..PSN + MESSAGES).collect();

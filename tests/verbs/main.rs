@@ -25,6 +25,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use roxie::netdev::{Links, NetNs};
+use tempfile::TempDir;
 
 /// How long a program may take before it is killed and the test fails. Machines that do other things too are slow.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -73,6 +74,18 @@ fn skip(test: &str, programs: &[&str]) -> bool {
 fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// A C program of `programs`, compiled into a folder that goes with the first of the two.
+fn compiled(name: &str, libraries: &[&str]) -> (TempDir, PathBuf) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/verbs/programs/{name}.c"));
+    let place = tempfile::tempdir().unwrap();
+    let program = place.path().join(name);
+    let mut compile = Command::new("cc");
+    compile.args(["-Wall", "-o"]).arg(&program).arg(&source).args(libraries);
+    let done = compile.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    (place, program)
 }
 
 /// Two namespaces that a veth pair `left` (192.0.2.1, fd00::1) - `right` (192.0.2.2, fd00::2) joins, MTU 4200. One test has them at a time.

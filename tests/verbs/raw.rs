@@ -2,34 +2,30 @@
 
 use roxie::netdev::{Interface, NetNs};
 
-use super::{Running, Site, descendants, skip};
+use aya::maps::{Array, Map, MapData, loaded_maps};
 
-/// Clock ticks, 10 ms each, that a server has been busy when it has long been polling.
-const POLLING: u64 = 50;
+use super::{Site, compiled, skip};
 
 fn station(namespace: &NetNs, interface: &str) -> String {
     let mac = namespace.run(|| Interface::by_name(interface)).unwrap().unwrap().mac;
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-impl Running {
-    /// These servers say nothing before their end and listen to no port: until they have done nothing but poll for a while.
-    fn wait_until_it_polls(&mut self) {
-        let busy = |pid: u32| -> u64 {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            // Behind the name in parentheses: the state, ten numbers, then user and system time.
-            let behind = stat.rsplit(')').next().unwrap_or_default();
-            behind.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
-        };
-        self.wait_until("polling", |pid| descendants(pid).into_iter().map(busy).sum::<u64>() > POLLING);
-    }
+/// Some device has a flow in force. One test at a time has devices.
+fn some_flow_is_in_force() -> bool {
+    let maps = loaded_maps().flatten().filter(|map| map.name_as_str() == Some("flows_in_force"));
+    maps.filter_map(|map| MapData::from_id(map.id()).ok()).any(|data| {
+        let set = Array::<_, [u16; 2]>::try_from(Map::Array(data)).and_then(|array| array.get(&0, 0));
+        set.is_ok_and(|[_, count]| count > 0)
+    })
 }
 
 /// A server and a client of `program`, with the same options.
 fn play(site: &Site, program: &str, options: &str) -> (String, String) {
     let (near, far) = (station(&site.near, "left"), station(&site.far, "right"));
     let mut server = site.near("xdp", &format!("{program} --server -B {near} -E {far} {options}"));
-    server.wait_until_it_polls();
+    // They say nothing before their end, and listen to no port.
+    server.wait_until("steering", |_| some_flow_is_in_force());
     let client = site.far("xdp", &format!("{program} --client -B {far} -E {near} {options}")).finish();
     let server = server.finish();
     let told = format!("{program} {options}\nclient: {client:?}\nserver: {server:?}");
@@ -62,6 +58,18 @@ fn raw_packets_are_measured_with_several_headers() {
     for headers in ["", udp] {
         play(&site, "raw_ethernet_lat", &format!("-n 100 -s 100 {headers}"));
     }
+}
+
+#[test]
+fn flows_queues_and_tables_live_and_die_in_their_order() {
+    let name = "flows_queues_and_tables_live_and_die_in_their_order";
+    if skip(name, &["cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("raw_queues", &["-libverbs"]);
+    let site = Site::new("raw-queues");
+    let ended = site.near("xdp", &program.to_string_lossy()).finish();
+    assert!(ended.status.success() && ended.said.contains("all so"), "{ended:?}");
 }
 
 #[test]

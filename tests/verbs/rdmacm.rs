@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::{NEAR, NEAR_V6, PORTS, Running, Site, descendants, launcher, skip};
+use super::{NEAR, NEAR_V6, PORTS, Running, Site, compiled, descendants, launcher, skip};
 
 impl Running {
     /// Until it has the interface for a connection manager: the thread of that is there from the first listener on.
@@ -104,13 +104,7 @@ fn the_peer_of_a_program_that_exits_hears_of_it_without_a_launcher() {
         println!("SKIP {name}: librdmacm-dev not installed (.ci/setup test)");
         return;
     }
-    let place = tempfile::tempdir().unwrap();
-    let program = place.path().join("parts_silently");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/parts_silently.c");
-    let mut compile = Command::new("cc");
-    compile.args(["-Wall", "-o"]).arg(&program).arg(&source).args(["-lrdmacm", "-libverbs"]);
-    let compiled = compile.output().unwrap();
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let (_place, program) = compiled("parts_silently", &["-lrdmacm", "-libverbs"]);
     let site = Site::new("cm-exits");
     for port in PORTS {
         let mut server = site.near(port, &format!("rping -s -a {NEAR} -d"));
@@ -162,17 +156,7 @@ fn a_message_is_acknowledged_whose_receiver_ends_as_soon_as_it_has_it() {
     if skip(name, &["cc"]) {
         return;
     }
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/leaver.c");
-    let place = tempfile::tempdir().unwrap();
-    let program = place.path().join("leaver");
-    let compiled = Command::new("cc")
-        .args(["-Wall", "-o"])
-        .arg(&program)
-        .arg(&source)
-        .args(["-lrdmacm", "-libverbs"])
-        .output()
-        .unwrap();
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let (_place, program) = compiled("leaver", &["-lrdmacm", "-libverbs"]);
     let site = Site::new("cm-leaver");
     for port in PORTS {
         let client = format!("{} {NEAR}", program.display());

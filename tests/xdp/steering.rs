@@ -205,6 +205,12 @@ fn others() -> Vec<Vec<u8>> {
             change(&|f| f[protocol] = 89),
             change(&|f| f[l4 + 1] = 7),
             change(&|f| f[l4 + 3] ^= 1),
+            // RoCE, and not to an address of ours.
+            change(&|f| {
+                f[l4 + 2..l4 + 4].copy_from_slice(&ROCE.to_be_bytes());
+                f[l4 - 1] = 99;
+            }),
+            change(&|f| f[l3 - 2..l3].copy_from_slice(&[0x89, 0x15])),
             change(&|f| f[l4 - 1] = 9),
             change(&|f| f[if v6 { l3 + 23 } else { l3 + 15 }] = 9),
             change(&|f| f[l3 + 1] = 0xb9),
@@ -249,7 +255,7 @@ fn one_for_each_field() -> Vec<FlowMatch> {
         (FlowField::SourcePort, &[0xc0, 7]),
         (FlowField::DestinationPort, &port),
         (FlowField::FlowLabel, &[0, 9, 0, 0]),
-        (FlowField::Ipv4Flags, &[1]),
+        (FlowField::Ipv4Flags, &[4]),
         (FlowField::SourceIpv6, &A6.octets()),
         (FlowField::DestinationIpv4, &B4.octets()),
     ];

@@ -8,7 +8,9 @@ use std::sync::Mutex;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use roxie::verbs::EventKind;
 
-use crate::abi::{ibv_async_event, ibv_context, ibv_cq, ibv_event_type as event_type, ibv_qp, ibv_srq};
+use crate::abi::{
+    ibv_async_event, ibv_context, ibv_cq, ibv_event_type as event_type, ibv_qp, ibv_srq, ibv_wq,
+};
 use crate::context::context;
 use crate::nic::lock;
 use crate::object::{Errno, behind, minus_one};
@@ -23,6 +25,7 @@ pub(crate) enum Element {
     Qp(usize),
     Cq(usize),
     Srq(usize),
+    Wq(usize),
     Port,
 }
 
@@ -73,7 +76,11 @@ impl EventQueue {
 }
 
 /// The number of an event.
-fn number(kind: EventKind) -> event_type::Type {
+fn number(element: Element, kind: EventKind) -> event_type::Type {
+    // A queue of receives has one kind of trouble.
+    if let Element::Wq(_) = element {
+        return event_type::IBV_EVENT_WQ_FATAL;
+    }
     match kind {
         EventKind::CqError => event_type::IBV_EVENT_CQ_ERR,
         EventKind::QpFatal => event_type::IBV_EVENT_QP_FATAL,
@@ -93,7 +100,7 @@ fn number(kind: EventKind) -> event_type::Type {
 
 /// Fills in an event that is handed to the application, which has to acknowledge it before its object can go.
 fn hand_over(element: Element, kind: EventKind) -> ibv_async_event {
-    let mut event = ibv_async_event { event_type: number(kind), ..ibv_async_event::default() };
+    let mut event = ibv_async_event { event_type: number(element, kind), ..ibv_async_event::default() };
     // SAFETY: objects take their events back before they go, and that waits for this.
     unsafe {
         match element {
@@ -113,6 +120,12 @@ fn hand_over(element: Element, kind: EventKind) -> ibv_async_event {
                 event.element.srq = at as *mut ibv_srq;
                 if let Ok(srq) = behind(event.element.srq) {
                     srq.acknowledgements.handed_over();
+                }
+            }
+            Element::Wq(at) => {
+                event.element.wq = at as *mut ibv_wq;
+                if let Ok(wq) = behind(event.element.wq) {
+                    wq.acknowledgements.handed_over();
                 }
             }
             Element::Port => event.element.port_num = 1,
@@ -173,6 +186,11 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
             IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
                 if let Ok(srq) = behind((*event).element.srq) {
                     srq.acknowledgements.acknowledge(1);
+                }
+            }
+            IBV_EVENT_WQ_FATAL => {
+                if let Ok(wq) = behind((*event).element.wq) {
+                    wq.acknowledgements.acknowledge(1);
                 }
             }
             _ => {}

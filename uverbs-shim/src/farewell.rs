@@ -57,7 +57,8 @@ fn send(nic: &Nic) {
     let _ = catch_unwind(AssertUnwindSafe(|| nic.device.send_last(SENDING)));
 }
 
-/// In a thread of its own, which is not waited for if it gets stuck.
+/// In a thread of its own, which is not waited for if it gets stuck. To start it takes memory, which a process that `exit`s from the
+/// handler of a signal in the midst of `malloc` has not: so only where there are peers to whom nobody else would say it.
 fn part() {
     static DONE: AtomicBool = AtomicBool::new(false);
     let until = Instant::now() + PARTING;

@@ -61,6 +61,13 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
     }
     // SAFETY: the caller's promise.
     let of = unsafe { attr.read() };
+    if of.comp_mask != 0 {
+        return refuse(
+            CALL,
+            libc::EINVAL,
+            format_args!("comp_mask {:#x}: there is nothing behind it", of.comp_mask),
+        );
+    }
     if of.flags != 0 {
         let why = format_args!(
             "flags {:#x}: a frame goes one way, and only frames that come are steered",
@@ -71,51 +78,78 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
     if of.port > 1 {
         return refuse(CALL, libc::EINVAL, format_args!("port {}: the device has port 1", of.port));
     }
-    let priority = match of.type_ {
-        kind::IBV_FLOW_ATTR_NORMAL => of.priority.into(),
-        // Behind all of the others.
-        kind::IBV_FLOW_ATTR_MC_DEFAULT => 1 << 16,
-        kind::IBV_FLOW_ATTR_ALL_DEFAULT => 2 << 16,
-        other => {
-            let why = format_args!(
-                "type {other}: frames are steered, not copied for a sniffer; --pcap of roxie run captures"
-            );
-            return refuse(CALL, libc::EOPNOTSUPP, why);
-        }
-    };
-    let mut matching = FlowMatch::default();
-    if of.type_ == kind::IBV_FLOW_ATTR_MC_DEFAULT {
-        let group = [1, 0, 0, 0, 0, 0];
-        matching.require(FlowField::Destination, &group, &group);
+    if of.type_ != kind::IBV_FLOW_ATTR_NORMAL {
+        // The others are about what the kernel leaves, or about copies: here who takes a frame takes it from the kernel, ARP first.
+        let why = format_args!(
+            "type {}: rules that say which frames (0) are served; default rules would take the interface from the kernel, and \
+             sniffers get copies, of which --capture of roxie run has all",
+            of.type_
+        );
+        return refuse(CALL, libc::EOPNOTSUPP, why);
     }
+    let mut matching = FlowMatch::default();
+    let mut layers = 0;
     // SAFETY: the caller's promise: they begin behind the attributes.
     let mut next = unsafe { attr.add(1) }.cast::<u8>();
     for _ in 0..of.num_of_specs {
         // SAFETY: as above; each says how long it is.
-        next = unsafe { next.add(add(&mut matching, next)?) };
+        let (size, layer) = unsafe { add(&mut matching, next) }?;
+        if layers & layer != 0 {
+            return refuse(
+                CALL,
+                libc::EINVAL,
+                "two specifications of the same layer: a frame has one header of each",
+            );
+        }
+        layers |= layer;
+        // SAFETY: as above.
+        next = unsafe { next.add(size) };
     }
-    Ok(FlowRule { priority, matching })
+    Ok(FlowRule { priority: of.priority.into(), matching })
 }
 
-/// Adds what a specification requires. Returns how long it is.
+/// Layers of a frame, as bits: a rule has one specification of each at most.
+const LINK: u32 = 1;
+const NETWORK: u32 = 2;
+const TRANSPORT: u32 = 4;
+
+/// Adds what a specification requires. Returns how long it is, and its layer.
 ///
 /// # Safety
 /// The contract: it begins with its type and size, and is of that size.
-unsafe fn add(to: &mut FlowMatch, at: *const u8) -> Result<usize, Errno> {
+unsafe fn add(to: &mut FlowMatch, at: *const u8) -> Result<(usize, u32), Errno> {
     const SIZE: usize = offset_of!(ibv_flow_spec_eth, size);
     // SAFETY: the caller's promise.
     let (what, size) =
         unsafe { (at.cast::<u32>().read_unaligned(), at.add(SIZE).cast::<u16>().read_unaligned()) };
     let size = usize::from(size);
     // SAFETY: each is read only if it is of its size.
-    unsafe {
+    let layer = unsafe {
         match what {
-            spec::IBV_FLOW_SPEC_ETH => ethernet(to, &sized(at, size)?),
-            spec::IBV_FLOW_SPEC_IPV4 => ipv4(to, &sized(at, size)?),
-            spec::IBV_FLOW_SPEC_IPV4_EXT => ipv4_ext(to, &sized(at, size)?),
-            spec::IBV_FLOW_SPEC_IPV6 => ipv6(to, &sized(at, size)?),
-            spec::IBV_FLOW_SPEC_TCP => ports(to, layer::TCP, &sized(at, size)?),
-            spec::IBV_FLOW_SPEC_UDP => ports(to, layer::UDP, &sized(at, size)?),
+            spec::IBV_FLOW_SPEC_ETH => {
+                ethernet(to, &sized(at, size)?);
+                LINK
+            }
+            spec::IBV_FLOW_SPEC_IPV4 => {
+                ipv4(to, &sized(at, size)?);
+                NETWORK
+            }
+            spec::IBV_FLOW_SPEC_IPV4_EXT => {
+                ipv4_ext(to, &sized(at, size)?);
+                NETWORK
+            }
+            spec::IBV_FLOW_SPEC_IPV6 => {
+                ipv6(to, &sized(at, size)?);
+                NETWORK
+            }
+            spec::IBV_FLOW_SPEC_TCP => {
+                ports(to, layer::TCP, &sized(at, size)?);
+                TRANSPORT
+            }
+            spec::IBV_FLOW_SPEC_UDP => {
+                ports(to, layer::UDP, &sized(at, size)?);
+                TRANSPORT
+            }
             other => {
                 let why = format_args!(
                     "a specification of type {other:#x}: Ethernet, IPv4, IPv6, TCP and UDP are looked at"
@@ -123,8 +157,8 @@ unsafe fn add(to: &mut FlowMatch, at: *const u8) -> Result<usize, Errno> {
                 return refuse(CALL, libc::EOPNOTSUPP, why);
             }
         }
-    }
-    Ok(size)
+    };
+    Ok((size, layer))
 }
 
 /// # Safety
@@ -220,6 +254,19 @@ mod tests {
         written
     }
 
+    /// As long as the Ethernet header's specification, so that nothing moves.
+    fn two_transports(written: &mut Written) {
+        const { assert!(size_of::<ibv_flow_spec_eth>() > size_of::<ibv_flow_spec_tcp_udp>()) };
+        let tcp = ibv_flow_spec_tcp_udp { type_: spec::IBV_FLOW_SPEC_TCP, ..written.udp };
+        let udp = written.udp;
+        // SAFETY: two of them are no longer than the two that were there.
+        unsafe {
+            let at = (&raw mut written.eth).cast::<ibv_flow_spec_tcp_udp>();
+            at.write_unaligned(tcp);
+            at.add(1).write_unaligned(udp);
+        }
+    }
+
     fn rule_of(change: impl FnOnce(&mut Written)) -> Result<FlowRule, Errno> {
         let mut written = written();
         change(&mut written);
@@ -240,23 +287,19 @@ mod tests {
     }
 
     #[test]
-    fn default_rules_stand_behind_all_others() {
-        let of = |kind| rule_of(|w| (w.attr.type_, w.attr.num_of_specs) = (kind, 0)).unwrap().priority;
-        let last = u32::from(u16::MAX);
-        assert!(last < of(kind::IBV_FLOW_ATTR_MC_DEFAULT));
-        assert!(of(kind::IBV_FLOW_ATTR_MC_DEFAULT) < of(kind::IBV_FLOW_ATTR_ALL_DEFAULT));
-    }
-
-    #[test]
     fn what_is_not_served_is_refused_and_what_is_wrong_as_well() {
         const INNER: u32 = spec::IBV_FLOW_SPEC_INNER | spec::IBV_FLOW_SPEC_ETH;
         for (refused, errno) in [
             (rule_of(|w| w.attr.type_ = kind::IBV_FLOW_ATTR_SNIFFER), libc::EOPNOTSUPP),
+            (rule_of(|w| w.attr.type_ = kind::IBV_FLOW_ATTR_ALL_DEFAULT), libc::EOPNOTSUPP),
+            (rule_of(|w| w.attr.type_ = kind::IBV_FLOW_ATTR_MC_DEFAULT), libc::EOPNOTSUPP),
             (rule_of(|w| w.attr.flags = 2), libc::EOPNOTSUPP),
             (rule_of(|w| w.eth.type_ = INNER), libc::EOPNOTSUPP),
             (rule_of(|w| w.udp.type_ = spec::IBV_FLOW_SPEC_ACTION_DROP), libc::EOPNOTSUPP),
             (rule_of(|w| w.attr.port = 2), libc::EINVAL),
             (rule_of(|w| w.udp.size += 1), libc::EINVAL),
+            (rule_of(|w| w.attr.comp_mask = 1), libc::EINVAL),
+            (rule_of(two_transports), libc::EINVAL),
         ] {
             assert_eq!(refused, Err(errno));
         }

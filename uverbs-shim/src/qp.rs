@@ -55,10 +55,25 @@ pub(crate) struct Qp {
     uses: Endpoints,
     _domain: Option<InDomain>,
     /// The table of queues that it spreads frames over.
-    _spread: Option<Spread>,
+    spread: Option<Spread>,
     /// Flows that lead to it.
     pub(crate) flows: Users,
     pub(crate) acknowledgements: Acknowledgements,
+}
+
+impl Qp {
+    /// # Errors
+    /// `EOPNOTSUPP` for one that spreads frames over queues, as with adapters: the queues have states.
+    fn has_a_state(&self, call: &str) -> Result<(), Errno> {
+        match self.spread {
+            None => Ok(()),
+            Some(_) => refuse(
+                call,
+                libc::EOPNOTSUPP,
+                "a QP of a table has no state of its own: ibv_modify_wq its queues",
+            ),
+        }
+    }
 }
 
 impl Face for QpFace {
@@ -80,6 +95,10 @@ const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0 && size_of::<QpFace>()
 
 /// Bytes of an entry of a scatter/gather list in a send queue.
 const SGE_BYTES: u32 = 16;
+
+/// Of a QP that spreads frames over the queues of a table.
+const NO_QUEUES: QpCaps =
+    QpCaps { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
 
 /// What is wanted, from either structure.
 struct Wanted {
@@ -269,8 +288,14 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
     let domain = unsafe { behind(wanted.uses.pd) }.ok().map(InDomain::new);
     let device = &nic.nic.device;
     let pair = match (&wanted.spread, &domain) {
-        (Some(spread), Some(domain)) => spread.make_pair(wanted.call, device, domain, kind)?,
-        _ => srq::make_pair(wanted.call, device, &wanted.uses, &init)?,
+        (None, _) => srq::make_pair(wanted.call, device, &wanted.uses, &init)?,
+        (Some(spread), Some(domain)) => {
+            caps = NO_QUEUES;
+            spread.make_pair(wanted.call, device, domain, kind)?
+        }
+        (Some(_), None) => {
+            return refuse(wanted.call, libc::EINVAL, "rwq_ind_tbl without a protection domain");
+        }
     };
     let source = Source::Qp(pair.index().0);
     let face = face(of, wanted, pair.qpn().value());
@@ -288,7 +313,7 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
             uses: Endpoints { ..wanted.uses },
             _domain: domain,
             flows: Users::default(),
-            _spread: wanted.spread.as_ref().map(Spread::hold),
+            spread: wanted.spread.as_ref().map(Spread::hold),
             acknowledgements: Acknowledgements::default(),
         },
     );
@@ -343,6 +368,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     // SAFETY: the contract: an object, and the attributes that the mask names.
     code(unsafe {
         behind(qp).and_then(|found| {
+            found.has_a_state(CALL)?;
             let nic = &context((*qp).context)?.nic.device;
             let mut known = lock(&found.known);
             let given = qp_attr::without_the_other_ends(found.pair.qp_type(), given as u32);
@@ -372,6 +398,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     // SAFETY: the contract: an object, and room for attributes of all releases.
     code(unsafe {
         behind(qp).and_then(|found| {
+            found.has_a_state("ibv_query_qp")?;
             let status = found.pair.query().map_err(device("ibv_query_qp"))?;
             let cap = given_caps(&found.caps);
             qp_attr::write(attr, &status, &lock(&found.known), cap);

@@ -1,11 +1,11 @@
 //! Errors: the right errno for the program, and for people a line on standard error that says which attribute it was and why.
 //!
 //! `ROXIE_LOG=info` shows the lines, each once. Without it a program's own message is all there is, but for what concerns the
-//! device as a whole. The event log has them in any case, where a launcher has made one (`ROXIE_EVENTS`).
+//! device as a whole. The event log has them in any case, each time, where a launcher has made one (`ROXIE_EVENTS`).
 
 use std::collections::HashSet;
 use std::fmt::Display;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex};
 
 use roxie::host::{DeviceError, EventLog, OpenError};
 use roxie::nic::ControlError;
@@ -15,7 +15,7 @@ use roxie::shared::PostError;
 
 use crate::object::Errno;
 
-/// Different lines that are remembered.
+/// Different lines that are remembered as said.
 const REMEMBERED: usize = 1024;
 
 static WANTED: LazyLock<bool> = LazyLock::new(|| {
@@ -26,7 +26,7 @@ static EVENTS: LazyLock<Option<EventLog>> =
     LazyLock::new(|| EventLog::open(std::env::var_os("ROXIE_EVENTS")?.as_ref()).ok());
 static KNOWN: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
 
-/// Notes why a call failed, once, and says it if that is wanted.
+/// Notes why a call failed, and says it if that is wanted.
 pub(crate) fn info(call: &str, why: impl Display) {
     note(call, why, *WANTED);
 }
@@ -41,16 +41,19 @@ fn note(call: &str, why: impl Display, aloud: bool) {
         return;
     }
     let line = format!("{call}: {why}");
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if known.len() >= REMEMBERED || !known.insert(line.clone()) {
-        return;
-    }
-    if aloud {
-        eprintln!("roxie: {line}");
-    }
     if let Some(log) = &*EVENTS {
         log.note(&line, aloud);
     }
+    if aloud && is_new(&line) {
+        eprintln!("roxie: {line}");
+    }
+}
+
+/// It was not said yet.
+fn is_new(line: &str) -> bool {
+    // The child of a fork may find it locked by a thread that it does not have, so nobody waits for it: a line more, at worst.
+    let Ok(mut known) = KNOWN.try_lock() else { return true };
+    known.len() < REMEMBERED && known.insert(line.to_owned())
 }
 
 /// A refusal of the shim's own.
@@ -111,7 +114,7 @@ fn errno_of_control(error: &ControlError) -> Errno {
         ControlError::Busy { .. } | ControlError::Taken(_) => libc::EBUSY,
         ControlError::Full { .. } => libc::ENOMEM,
         ControlError::NoRawPackets => libc::EOPNOTSUPP,
-        ControlError::DeviceFatal => libc::EIO,
+        ControlError::DeviceFatal | ControlError::Steer(_) => libc::EIO,
         _ => libc::EINVAL,
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use roxie::flow::{RX_HASH_KEY, RxHash, RxHashFields};
 use roxie::host::{Device, QueuePair};
 use roxie::nic::MAX_TABLE;
-use roxie::verbs::{QpAttr, QpCaps, QpInit, QpState, QpType};
+use roxie::verbs::{QpAttr, QpCaps, QpInit, QpState, QpType, Qpn};
 
 use crate::abi::{
     ibv_context, ibv_cq, ibv_qp_type, ibv_recv_wr, ibv_rss_caps, ibv_rwq_ind_table,
@@ -18,10 +18,13 @@ use crate::abi::{
     ibv_wq_state as state, ibv_wq_type,
 };
 use crate::context::context;
+use crate::events::Element;
+use crate::nic::Source;
 use crate::object::{Errno, Face, behind, code, give, pointer, put, take_back};
 use crate::pd::{InDomain, Users};
 use crate::post::post_receives;
 use crate::report::{device, refuse};
+use crate::waiting::Acknowledgements;
 
 /// What is behind a receive work queue.
 pub(crate) struct Wq {
@@ -29,6 +32,7 @@ pub(crate) struct Wq {
     /// Tables that it is in.
     users: Users,
     _domain: InDomain,
+    pub(crate) acknowledgements: Acknowledgements,
 }
 
 impl Face for ibv_wq {
@@ -183,8 +187,16 @@ pub(crate) unsafe extern "C" fn create_wq(of: *mut ibv_context, attr: *mut ibv_w
                 ..ibv_wq::default()
             };
             let domain = InDomain::new(pd);
-            let wq = Wq { pair: Arc::new(pair), users: Users::default(), _domain: domain };
-            Ok(give(face, Arc::new(wq)))
+            let source = Source::Qp(pair.index().0);
+            let wq = Wq {
+                pair: Arc::new(pair),
+                users: Users::default(),
+                _domain: domain,
+                acknowledgements: Acknowledgements::default(),
+            };
+            let wq = give(face, Arc::new(wq));
+            found.nic.add_source(source, &found.events, Element::Wq(wq as usize));
+            Ok(wq)
         })
     })
 }
@@ -213,7 +225,11 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
     // SAFETY: the contract: an object, and attributes.
     code(unsafe {
         behind(wq).and_then(|found| {
-            let (is, wanted) = ((*wq).state, attr.read());
+            if attr.is_null() {
+                return Err(libc::EINVAL);
+            }
+            let (is, wanted) = (found.state(CALL)?, attr.read());
+            (*wq).state = is;
             if wanted.attr_mask & !(attr_mask::IBV_WQ_ATTR_STATE | attr_mask::IBV_WQ_ATTR_CURR_STATE) != 0 {
                 return refuse(
                     CALL,
@@ -244,7 +260,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
             };
             done.map_err(device(CALL))?;
             if wanted.wq_state == state::IBV_WQS_RESET {
-                forget_completions((*wq).cq, &found.pair);
+                forget_completions((*wq).cq, found.pair.qpn());
             }
             (*wq).state = wanted.wq_state;
             Ok(())
@@ -252,10 +268,21 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
     })
 }
 
-fn forget_completions(cq: *mut ibv_cq, pair: &QueuePair) {
+impl Wq {
+    /// What the device says: trouble takes a queue to ERR by itself.
+    fn state(&self, call: &'static str) -> Result<state::Type, Errno> {
+        Ok(match self.pair.query().map_err(device(call))?.state {
+            QpState::Err => state::IBV_WQS_ERR,
+            QpState::Reset | QpState::Init => state::IBV_WQS_RESET,
+            _ => state::IBV_WQS_RDY,
+        })
+    }
+}
+
+fn forget_completions(cq: *mut ibv_cq, qpn: Qpn) {
     // SAFETY: the contract: an object, which lives as long as the queue.
     if let Ok(cq) = unsafe { behind(cq) } {
-        cq.queue.forget(pair.qpn());
+        cq.queue.forget(qpn);
     }
 }
 
@@ -265,10 +292,12 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
     code(unsafe {
         behind(wq).and_then(|found| {
             found.users.none("ibv_destroy_wq", "queue")?;
-            let cq = (*wq).cq;
-            forget_completions(cq, &found.pair);
-            behind(cq)?.users.remove();
+            context((*wq).context)?.nic.remove_source(Source::Qp(found.pair.index().0));
+            found.acknowledgements.wait();
+            let (cq, qpn) = ((*wq).cq, found.pair.qpn());
             drop(take_back(wq));
+            forget_completions(cq, qpn);
+            behind(cq)?.users.remove();
             Ok(())
         })
     })
@@ -283,7 +312,7 @@ pub(crate) unsafe extern "C" fn create_table(
     // SAFETY: the contract: an object, and attributes with a list of as many objects as they say.
     pointer(unsafe {
         context(of).and_then(|_| {
-            if attr.is_null() || (*attr).ind_tbl.is_null() {
+            if attr.is_null() || (*attr).ind_tbl.is_null() || (*attr).comp_mask != 0 {
                 return Err(libc::EINVAL);
             }
             let log = (*attr).log_ind_tbl_size;

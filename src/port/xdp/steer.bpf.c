@@ -5,7 +5,7 @@
 //   UDP port 4791 to an address in `addresses` (IPv4 or IPv6, behind at most one VLAN tag)
 //   EtherType 0x8915 (RoCE v1)         if OPTION_ROCE_V1 is set
 //   EtherType 0x8808 (MAC control)     if OPTION_MAC_CONTROL is set
-//   what a flow of a raw packet QP describes (`src/flow.rs`)
+//   what a flow of a raw packet QP describes (`src/flow/mod.rs`), but no RoCE
 //
 // IP fragments pass: RoCE is never fragmented (IBTA A17.9.2), and only the first carries a port. So do IPv6
 // packets with extension headers, which RoCE does not use. A queue without a socket passes too.
@@ -67,7 +67,7 @@ struct {
 	__type(value, __u32);
 } options SEC(".maps");
 
-// What flows look at, in network order. The layout is that of `FlowKey` in `src/flow.rs`.
+// What flows look at, in network order. The layout is that of `FlowKey` in `src/flow/mod.rs`.
 struct flow_key {
 	__u8 destination[6];
 	__u8 source[6];
@@ -88,7 +88,7 @@ struct flow_key {
 
 #define KEY_WORDS 8
 
-_Static_assert(sizeof(struct flow_key) == KEY_WORDS * sizeof(__u64), "src/flow.rs has keys of 64 bytes");
+_Static_assert(sizeof(struct flow_key) == KEY_WORDS * sizeof(__u64), "src/flow/mod.rs has keys of 64 bytes");
 
 // A frame matches if its key has the value's bits wherever the mask has ones.
 struct flow {
@@ -96,20 +96,25 @@ struct flow {
 	__u64 mask[KEY_WORDS];
 };
 
+struct flow_set {
+	__u16 first;
+	__u16 count;
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_FLOWS);
+	__uint(max_entries, 2 * MAX_FLOWS);
 	__type(key, __u32);
 	__type(value, struct flow);
 } flows SEC(".maps");
 
-// How many of them are in force, in the only element.
+// Which of them are in force, in the only element: the number of the first, and how many. Others are written while these are.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u32);
-} flow_count SEC(".maps");
+	__type(value, struct flow_set);
+} flows_in_force SEC(".maps");
 
 struct ethernet {
 	__u8 destination[6];
@@ -206,7 +211,7 @@ static __always_inline void read_ports(struct flow_key *key, __u8 protocol, __be
 
 static __always_inline void read_ipv4(struct flow_key *key, struct ipv4 *ip, void *end)
 {
-	__u32 words;
+	__u32 words, flags;
 
 	if ((void *)(ip + 1) > end)
 		return;
@@ -215,7 +220,8 @@ static __always_inline void read_ipv4(struct flow_key *key, struct ipv4 *ip, voi
 		return;
 	key->layers |= LAYER_IPV4;
 	key->traffic_class = ip->tos;
-	key->ipv4_flags = bpf_ntohs(ip->fragment) >> 13;
+	flags = bpf_ntohs(ip->fragment) >> 13;
+	key->ipv4_flags = (flags & 2) | (flags & 1) << 2 | flags >> 2;
 	key->hop_limit = ip->ttl;
 	key->protocol = ip->protocol;
 	key->source_ip.word[3] = ip->source;
@@ -261,9 +267,14 @@ static __always_inline int is_steered(struct ethernet *eth, struct vlan_tag *tag
 		__u64 words[KEY_WORDS];
 	} of = {};
 	__u32 zero = 0, i;
-	__u32 *count = bpf_map_lookup_elem(&flow_count, &zero);
+	struct flow_set *in_force = bpf_map_lookup_elem(&flows_in_force, &zero);
+	struct flow_set set;
 
-	if (!count || !*count)
+	if (!in_force)
+		return 0;
+	// In one piece: another may be in force the next moment.
+	*(__u32 *)&set = *(volatile __u32 *)in_force;
+	if (!set.count)
 		return 0;
 	__builtin_memcpy(of.key.destination, eth, 12);
 	of.key.type = type;
@@ -275,8 +286,12 @@ static __always_inline int is_steered(struct ethernet *eth, struct vlan_tag *tag
 		read_ipv4(&of.key, next, end);
 	else if (type == bpf_htons(ETH_P_IPV6))
 		read_ipv6(&of.key, next, end);
-	for (i = 0; i < MAX_FLOWS && i < *count; i++) {
-		__u32 at = i;
+	else if (type == bpf_htons(ETH_P_ROCE_V1))
+		return 0;
+	if ((of.key.layers & LAYER_UDP) && of.key.destination_port == bpf_htons(ROCE_V2_PORT))
+		return 0;
+	for (i = 0; i < MAX_FLOWS && i < set.count; i++) {
+		__u32 at = set.first + i;
 		struct flow *flow = bpf_map_lookup_elem(&flows, &at);
 
 		if (flow && matches(flow, of.words))

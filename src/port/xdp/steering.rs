@@ -11,7 +11,7 @@ use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use hashbrown::HashSet;
 
 use super::XdpError;
-use crate::flow::{FlowMatch, MAX_FLOWS};
+use crate::flow::{FLOW_KEY, FlowMatch, MAX_FLOWS};
 use crate::netdev::{Interface, Membership, NetNs};
 
 static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
@@ -29,7 +29,9 @@ pub(super) struct Steering {
     addresses: HashMap<MapData, [u8; 16], u8>,
     sockets: XskMap<MapData>,
     flows: Array<MapData, Flow>,
-    flow_count: Array<MapData, u32>,
+    flows_in_force: Array<MapData, FlowSet>,
+    /// The number of the first flow in force.
+    first_flow: u16,
     steered: HashSet<[u8; 16]>,
     /// What is steered beside the addresses, and what keeps the kernel in the groups.
     groups: Vec<(IpAddr, Membership)>,
@@ -46,7 +48,7 @@ impl Steering {
         let addresses = HashMap::try_from(taken(&mut ebpf, "addresses")?).map_err(refused)?;
         let sockets = XskMap::try_from(taken(&mut ebpf, "sockets")?).map_err(refused)?;
         let flows = Array::try_from(taken(&mut ebpf, "flows")?).map_err(refused)?;
-        let flow_count = Array::try_from(taken(&mut ebpf, "flow_count")?).map_err(refused)?;
+        let flows_in_force = Array::try_from(taken(&mut ebpf, "flows_in_force")?).map_err(refused)?;
         let mut options: Array<MapData, u32> =
             Array::try_from(taken(&mut ebpf, "options")?).map_err(refused)?;
         let v1 = if roce_v1 { OPTION_ROCE_V1 } else { 0 };
@@ -57,7 +59,8 @@ impl Steering {
             addresses,
             sockets,
             flows,
-            flow_count,
+            flows_in_force,
+            first_flow: 0,
             steered: HashSet::new(),
             groups: Vec::new(),
             namespace: NetNs::current().map_err(refused)?,
@@ -134,20 +137,22 @@ impl Steering {
         Ok(())
     }
 
-    /// Steers the frames that any of these describes, beside RoCE, and no others.
+    /// Steers the frames that any of these describes, beside RoCE, and no others. Those in force stay so until all of these are
+    /// written, and if that fails.
     pub(super) fn set_flows(&mut self, flows: &[FlowMatch]) -> Result<(), XdpError> {
-        let count = u32::try_from(flows.len()).ok().filter(|count| *count as usize <= MAX_FLOWS);
+        let count = u16::try_from(flows.len()).ok().filter(|count| usize::from(*count) <= MAX_FLOWS);
         let count = count.ok_or_else(|| refused(format!("{} flows: {MAX_FLOWS} at most", flows.len())))?;
-        // While they change none is in force: frames go to the kernel then, and to no wrong flow.
-        self.flow_count.set(0, 0, 0).map_err(refused)?;
-        for (at, flow) in (0..).zip(flows) {
-            let mut bytes: Flow = [0; 128];
+        let first = if self.first_flow == 0 { MAX_FLOWS as u16 } else { 0 };
+        for (at, flow) in (u32::from(first)..).zip(flows) {
+            let mut bytes: Flow = [0; 2 * FLOW_KEY];
             let (value, mask) = flow.bytes();
-            bytes[..64].copy_from_slice(&value);
-            bytes[64..].copy_from_slice(&mask);
+            bytes[..FLOW_KEY].copy_from_slice(&value);
+            bytes[FLOW_KEY..].copy_from_slice(&mask);
             self.flows.set(at, bytes, 0).map_err(refused)?;
         }
-        self.flow_count.set(0, count, 0).map_err(refused)
+        self.flows_in_force.set(0, [first, count], 0).map_err(refused)?;
+        self.first_flow = first;
+        Ok(())
     }
 
     fn program(&mut self) -> Result<&mut Xdp, XdpError> {
@@ -158,7 +163,9 @@ impl Steering {
 }
 
 /// `struct flow` of `steer.bpf.c`: the value, then the mask.
-type Flow = [u8; 128];
+type Flow = [u8; 2 * FLOW_KEY];
+/// `struct flow_set`: the number of the first, and how many.
+type FlowSet = [u16; 2];
 
 /// Why a program did not attach.
 pub(super) enum AttachError {

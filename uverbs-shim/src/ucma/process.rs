@@ -134,6 +134,10 @@ impl Process {
     }
 
     fn service(&'static self, call: &'static str) -> Result<&'static ConnectionService<Voice>, Errno> {
+        self.try_service().map_err(report::device(call))
+    }
+
+    fn try_service(&'static self) -> Result<&'static ConnectionService<Voice>, DeviceError> {
         let _alone = lock(&self.starting);
         if let Some(service) = self.service.get() {
             return Ok(service);
@@ -144,8 +148,7 @@ impl Process {
         if let Some(estate) = &device::settings().estate {
             manager.bequeath_to(estate.keeper(seed));
         }
-        let started = ConnectionService::start(&self.nic.device, manager, Voice(self));
-        let service = started.map_err(report::device(call))?;
+        let service = ConnectionService::start(&self.nic.device, manager, Voice(self))?;
         Ok(self.service.get_or_init(|| service))
     }
 
@@ -197,8 +200,8 @@ impl Process {
         address: SocketAddr,
     ) -> Result<(), Errno> {
         self.bind(channel, handle, address)?;
-        // Where the interface cannot be had, the call that cannot do without says so.
-        let _ = self.service("rdma_bind_addr");
+        // Where the interface cannot be had, the call that cannot do without says so, and this one nothing.
+        let _ = self.try_service();
         Ok(())
     }
 

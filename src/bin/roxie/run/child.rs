@@ -24,8 +24,7 @@ const FORWARDED: [Signal; 7] = [
     Signal::SIGWINCH,
 ];
 
-/// Runs a program to its end.
-/// Its exit code as shells have it.
+/// Runs a program to its end. Returns its exit code, as shells have it.
 pub(super) fn run(mut command: Command, program: &OsStr) -> Result<u8, Failure> {
     let mut mask: SigSet = FORWARDED.into_iter().collect();
     mask.add(Signal::SIGCHLD);

@@ -204,8 +204,9 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     let log = EventLog::create().ok();
     command.envs(estate.iter().map(|(_, path)| ("ROXIE_ESTATE", path.path())));
     command.envs(log.iter().map(|(_, path)| ("ROXIE_EVENTS", path.path())));
-    let code = child::run(command, program)?;
+    let ended = child::run(command, program);
     let told = estate.map_or(Ok(()), |(estate, _path)| estate.settle(|| prepared.device()));
+    let code = ended?;
     if !arguments.options.quiet {
         if let Err(error) = told {
             output::note(format_args!(
