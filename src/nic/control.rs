@@ -571,13 +571,7 @@ impl Nic {
     fn create_xrc_target(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
         // Its domain and its completion queue are those of the queue that each request names.
         let (pd, cq) = (PdId(u32::MAX), CqIndex(u32::MAX));
-        let caps = QpCaps {
-            max_send_wr: 0,
-            max_recv_wr: 0,
-            max_send_sge: 0,
-            max_recv_sge: MAX_SGE as u32,
-            max_inline: 0,
-        };
+        let caps = QpCaps { max_recv_sge: MAX_SGE as u32, ..QpCaps::NONE };
         let config = QpConfig {
             index: QpIndex(0),
             qpn: Qpn::default(),

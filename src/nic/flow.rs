@@ -79,7 +79,6 @@ impl Nic {
                 ));
             }
         }
-        let caps = QpCaps { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
         let cq = CqIndex(u32::MAX);
         let config = QpConfig {
             index: QpIndex(0),
@@ -87,7 +86,7 @@ impl Nic {
             pd,
             send_cq: cq,
             recv_cq: cq,
-            init: QpInit { qp_type: QpType::RawPacket, caps, sq_sig_all: false },
+            init: QpInit { qp_type: QpType::RawPacket, caps: QpCaps::NONE, sq_sig_all: false },
             rd_atomic_limit: 0,
             srq_pd: None,
         };

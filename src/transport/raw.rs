@@ -37,15 +37,10 @@ impl Qp {
             return Verdict::WrongState(self.state());
         }
         ctx.counters.rcvd_pkts += 1;
-        let r = &mut self.responder;
-        r.receive = ctx.receives.take(&mut r.sges);
-        let Some(receive) = r.receive else {
-            ctx.counters.out_of_buffer += 1;
-            ctx.counters.rx_dropped_unacknowledged += 1;
-            return Verdict::NoReceive;
-        };
+        let Some(receive) = self.receive_for_one(ctx) else { return Verdict::NoReceive };
         let Ok(length) = u16::try_from(length) else { return self.fail_receive(ctx, WcStatus::LocLen) };
         let payload = FramePayload { frame, offset: 0, length };
+        let r = &mut self.responder;
         let sges = &r.sges[..receive.num_sge as usize];
         if let Err(error) = scatter::scatter(ctx.memory, r.receive_pd, sges, 0, payload, ctx.out) {
             return self.fail_receive(ctx, status_of(error));

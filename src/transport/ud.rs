@@ -14,7 +14,7 @@ use super::scatter::{self, FramePayload, ListError};
 use super::send_queue::Wqe;
 use super::uc::status_of;
 use super::{Ctx, Origin, Qp, TxPlan, TxReason, Verdict};
-use crate::verbs::{QpType, SendFlags, UdAddress, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode};
+use crate::verbs::{QpType, RecvWr, SendFlags, UdAddress, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode};
 pub use crate::wire::mad::GSI_QKEY;
 use crate::wire::{Bth, Deth, Ext, NetHeader, Opcode, Packet, Qpn};
 
@@ -77,13 +77,7 @@ impl Qp {
         if own && self.group_source == Some(packet.source_gid()) {
             return Verdict::OwnMulticast;
         }
-        let r = &mut self.responder;
-        r.receive = ctx.receives.take(&mut r.sges);
-        let Some(receive) = r.receive else {
-            ctx.counters.out_of_buffer += 1;
-            ctx.counters.rx_dropped_unacknowledged += 1;
-            return Verdict::NoReceive;
-        };
+        let Some(receive) = self.receive_for_one(ctx) else { return Verdict::NoReceive };
         let before = ctx.out.dma_in.len();
         if let Err(error) = self.scatter_datagram(ctx, packet, frame) {
             ctx.out.dma_in.truncate(before);
@@ -112,6 +106,17 @@ impl Qp {
         };
         ctx.out.completions.push((self.recv_cq, wc));
         Verdict::Executed
+    }
+
+    /// A receive for what is whole with one packet; `None`, and counted: there is none.
+    pub(super) fn receive_for_one(&mut self, ctx: &mut Ctx<'_>) -> Option<RecvWr> {
+        let r = &mut self.responder;
+        r.receive = ctx.receives.take(&mut r.sges);
+        if r.receive.is_none() {
+            ctx.counters.out_of_buffer += 1;
+            ctx.counters.rx_dropped_unacknowledged += 1;
+        }
+        r.receive
     }
 
     /// The network header, then the payload.

@@ -22,6 +22,10 @@ pub struct QpCaps {
 }
 
 impl QpCaps {
+    /// Those of a QP that has no queues.
+    pub const NONE: QpCaps =
+        QpCaps { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
+
     /// The first size that is beyond the device's limit, with that limit.
     pub fn beyond_limit(&self) -> Option<(&'static str, u32, u32)> {
         [

@@ -96,10 +96,6 @@ const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0 && size_of::<QpFace>()
 /// Bytes of an entry of a scatter/gather list in a send queue.
 const SGE_BYTES: u32 = 16;
 
-/// Of a QP that spreads frames over the queues of a table.
-const NO_QUEUES: QpCaps =
-    QpCaps { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
-
 /// What is wanted, from either structure.
 struct Wanted {
     call: &'static str,
@@ -290,7 +286,7 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
     let pair = match (&wanted.spread, &domain) {
         (None, _) => srq::make_pair(wanted.call, device, &wanted.uses, &init)?,
         (Some(spread), Some(domain)) => {
-            caps = NO_QUEUES;
+            caps = QpCaps::NONE;
             spread.make_pair(wanted.call, device, domain, kind)?
         }
         (Some(_), None) => {

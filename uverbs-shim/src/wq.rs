@@ -164,13 +164,7 @@ pub(crate) unsafe extern "C" fn create_wq(of: *mut ibv_context, attr: *mut ibv_w
                 return refuse(CALL, libc::EOPNOTSUPP, why);
             }
             let (pd, cq) = (behind(wanted.pd)?, behind(wanted.cq)?);
-            let caps = QpCaps {
-                max_send_wr: 0,
-                max_recv_wr: wanted.max_wr,
-                max_send_sge: 0,
-                max_recv_sge: wanted.max_sge,
-                max_inline: 0,
-            };
+            let caps = QpCaps { max_recv_wr: wanted.max_wr, max_recv_sge: wanted.max_sge, ..QpCaps::NONE };
             let init = QpInit { qp_type: QpType::RawPacket, caps, sq_sig_all: false };
             let nic = &found.nic.device;
             let pair = nic.create_qp_as(&pd.domain, &cq.queue, &cq.queue, &init).map_err(device(CALL))?;
