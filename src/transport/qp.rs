@@ -2,6 +2,7 @@
 
 use super::address::template_of;
 use super::check::Check;
+use super::replies::Reply;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::{Ctx, Origin, Span, TxPlan, User, Verdict};
@@ -145,6 +146,8 @@ pub struct Qp {
     drain_requested: bool,
     /// A READ response has just left: a request goes before the next one.
     request_is_due: bool,
+    /// A request has gone ahead of an acknowledgement: that is next.
+    acknowledgement_is_due: bool,
     /// Our address in what was last sent to a multicast group.
     pub(super) group_source: Option<Gid>,
 }
@@ -175,6 +178,7 @@ impl Qp {
             established: false,
             drain_requested: false,
             request_is_due: false,
+            acknowledgement_is_due: false,
             group_source: None,
         }
     }
@@ -384,7 +388,8 @@ impl Qp {
     }
 
     /// What would leave next: replies first, but READ responses and requests take turns, so that neither starves
-    /// the other. Its payload is described in `Output::gather`.
+    /// the other. One request goes ahead of an acknowledgement: an answer that the application gives at once leaves before what is
+    /// shorter and less urgent, and over sockets both make one train. Its payload is described in `Output::gather`.
     pub fn next_packet(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         match self.qp_type {
             QpType::Rc => {}
@@ -394,7 +399,11 @@ impl Qp {
         if !self.responder.has_replies() {
             return self.next_request(ctx);
         }
-        if self.request_is_due {
+        let request_first = match self.responder.replies.front() {
+            Some(Reply::Ack { .. }) => !self.acknowledgement_is_due,
+            _ => self.request_is_due,
+        };
+        if request_first {
             return self.next_request(ctx).or_else(|| self.next_reply(ctx));
         }
         self.next_reply(ctx).or_else(|| self.next_request(ctx))
@@ -405,6 +414,7 @@ impl Qp {
         ctx.counters.sent_pkts += 1;
         ctx.counters.sent_bytes += u64::from(plan.payload_len);
         self.request_is_due = plan.origin == Origin::Reply && plan.payload_len > 0;
+        self.acknowledgement_is_due = plan.origin == Origin::Request && self.responder.has_replies();
         match plan.origin {
             Origin::Request => self.request_sent(ctx, plan),
             Origin::Reply => self.reply_sent(),
