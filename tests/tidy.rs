@@ -36,6 +36,7 @@ const UNSAFE: &[&str] = &[
     "src/shared/",                // mapped queues, registered memory
     "src/port/xdp/",              // rings and chunks shared with the kernel
     "src/port/udp/",              // socket options and control messages that no crate wraps
+    "src/threads.rs",             // a system call that no crate wraps
     "src/netdev/tap.rs",          // an ioctl that no crate wraps
     "src/netdev/ethtool.rs",      // likewise
     "src/host/memory.rs",         // unsafe functions that pass their obligation on

@@ -1,42 +1,49 @@
-//! Who turns the worker: the caller, a thread of its own, or a fallback thread.
+//! Who turns the worker: the caller, or a thread.
 //!
-//! On few cores the caller is best: an application that polls for completions runs a pass itself, and there is no
-//! hand-off between threads. A fallback thread takes over when nobody has polled for a while, so that a peer is
-//! answered while the application computes or sleeps. On many cores a pinned thread spins, then sleeps.
+//! On few cores the caller is best: an application that polls for completions runs a pass itself, an application that posts sends in
+//! that call, and there is no hand-off between threads. The keeper, a thread of the engine's, looks after the NIC in between: while the
+//! application computes, spins on memory, or waits. [`watch`] says what it does when. On many cores a pinned thread spins, then sleeps.
 //!
-//! Sleeping loses no wake-up: [`Worker::prepare_sleep`] first makes every ring of a doorbell write an eventfd, then
-//! looks once more. While the thread sleeps, a caller's pass may take what would have woken it (a socket that was
-//! read is no longer readable) and leave something behind: an acknowledgement that is owed, a timer. Such a pass
-//! wakes the thread, once.
+//! A caller that waits for completions may watch the link in the keeper's place, inside a call that blocks
+//! ([`Engine::begin_wait`]) or on its own descriptor ([`WaitSet`]): a frame then wakes the thread that wants it.
+//!
+//! What is posted is never forgotten: whoever rings a bell and finds the worker taken leaves it to its holder, who looks at the bells once
+//! more after unlocking ([`shared`]). Sleeping loses no wake-up: [`Worker::prepare_sleep`] first makes every ring of a doorbell write
+//! an eventfd, then looks once more.
 //!
 //! A pass that panics is a bug of ours, and what it leaves is not to be trusted. The engine is dead then: whoever
 //! waits is woken, an event says so, and posts and commands fail instead of waiting.
 
 pub mod control;
+mod keeper;
+mod shared;
+mod sync;
+mod turns;
+mod wait;
+mod wait_set;
+mod watch;
 pub mod worker;
 
 pub use control::Request;
+pub use wait::{MAX_WATCHED, Wait, Watched};
+pub use wait_set::WaitSet;
 pub use worker::{EventSink, Progress, Worker};
 
 use std::io;
-use std::os::fd::AsRawFd;
-use std::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
-};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Release;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, TryRecvError, bounded};
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use crate::nic::{Answer, Command, ControlError, Nic, NicConfig};
 use crate::port::Port;
 use crate::shared::Doorbells;
-use crate::threads::spawn_unsignalled;
-use crate::time::{Clock, Nanos};
-use crate::verbs::AsyncEvent;
+use crate::time::Nanos;
+use crate::verbs::{AsyncEvent, QpIndex};
+
+use shared::Shared;
 
 /// Asynchronous events that may wait for the application.
 const EVENT_QUEUE: usize = 4096;
@@ -44,24 +51,22 @@ const EVENT_QUEUE: usize = 4096;
 const COMMAND_QUEUE: usize = 64;
 /// The longest sleep: a bound on how late a missed wake-up of the kernel's could be noticed.
 const LONGEST_SLEEP: Nanos = Nanos::from_millis(100);
-/// How long a caller that took something in may be away before the fallback thread sends what is owed for it.
-const OWED_GRACE: Nanos = Nanos::from_micros(100);
-/// How long the fallback thread goes on looking after it had something to do. The next burst of a peer that writes comes within
-/// this time; to sleep between the bursts costs a third of the bandwidth over AF_XDP.
-const LINGER: Nanos = Nanos::from_micros(50);
 /// How long a pass of the thread takes that has been woken, about.
 const A_MOMENT: Duration = Duration::from_micros(20);
-/// No deadline: the thread is awake.
-const AWAKE: u64 = 0;
+/// How long what a pass took in may wait for what the caller posts because of it, so that both leave together.
+const OWED_FOR: Nanos = Nanos::from_micros(5);
+/// Posts that a caller who polls without a break may leave for its next pass.
+const HELD_POSTS: u32 = 16;
+/// With no more outstanding a work request may be all there is to send, and leaves at once; who has more under way polls for it
+/// anyway, and sends more at a time.
+const FEW: u32 = 2;
 
 /// Who turns the worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Drive {
-    /// The caller's polls; a fallback thread while there are none.
-    Caller {
-        /// How long nobody must have polled before the fallback thread takes over.
-        fallback_after: Nanos,
-    },
+    /// The calls of the application, and the keeper between them.
+    #[default]
+    Caller,
     /// Nobody but the caller: for tests, benchmarks and virtual time.
     CallerOnly,
     /// A thread of its own, pinned to a core if one is named, that sleeps after `spin` without work.
@@ -71,119 +76,6 @@ pub enum Drive {
         /// How long it spins; `Nanos::MAX`: for ever.
         spin: Nanos,
     },
-}
-
-impl Default for Drive {
-    fn default() -> Drive {
-        Drive::Caller { fallback_after: Nanos::from_millis(2) }
-    }
-}
-
-/// What callers and threads share.
-#[derive(Debug)]
-struct Shared {
-    worker: Mutex<Worker>,
-    clock: Clock,
-    /// When a caller last ran a pass.
-    last_caller_pass: AtomicU64,
-    /// The last caller's pass took in and did not send.
-    owes_sending: AtomicBool,
-    /// When the thread will wake by itself; [`AWAKE`]: it does not sleep. Changes only under the worker's lock.
-    asleep_until: AtomicU64,
-    stop: AtomicBool,
-    /// A pass panicked: nobody turns the worker any more.
-    dead: AtomicBool,
-    /// What wakes the thread: the bell, and the port's descriptors.
-    epoll: Epoll,
-    /// How many wait for the worker besides the thread that turns it: a thread that spins on the lock lets them in.
-    waiting: AtomicU32,
-}
-
-/// The engine is dead: a pass panicked.
-#[derive(Debug)]
-struct Dead;
-
-impl Shared {
-    /// The worker, to turn it.
-    fn lock(&self) -> Result<MutexGuard<'_, Worker>, Dead> {
-        self.worker.lock().map_err(|poisoned| self.declare_dead(&mut poisoned.into_inner()))
-    }
-
-    /// The worker, to look at what is left of it in any case.
-    fn lock_to_look(&self) -> MutexGuard<'_, Worker> {
-        self.waiting.fetch_add(1, Relaxed);
-        let guard = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
-        self.waiting.fetch_sub(1, Relaxed);
-        guard
-    }
-
-    /// The lock, for those who do not turn the worker in a loop.
-    fn lock_between(&self) -> Result<MutexGuard<'_, Worker>, Dead> {
-        self.waiting.fetch_add(1, Relaxed);
-        let guard = self.lock();
-        self.waiting.fetch_sub(1, Relaxed);
-        guard
-    }
-
-    /// The lock, for a thread that takes it again and again.
-    fn lock_in_turn(&self) -> Result<MutexGuard<'_, Worker>, Dead> {
-        while self.waiting.load(Relaxed) > 0 && !self.stop.load(Relaxed) {
-            thread::yield_now();
-        }
-        self.lock()
-    }
-
-    /// A pass has panicked. Tells everybody, the first time.
-    fn declare_dead(&self, worker: &mut Worker) -> Dead {
-        if !self.dead.swap(true, Relaxed) {
-            worker.die();
-        }
-        Dead
-    }
-
-    fn is_dead(&self) -> bool {
-        self.dead.load(Relaxed)
-    }
-
-    /// A whole pass; nothing is owed after it.
-    fn turn(&self, worker: &mut Worker, now: Nanos) -> Progress {
-        self.owes_sending.store(false, Relaxed);
-        worker.poll(now)
-    }
-
-    /// Before anything is taken away: a caller that ends after its last completion, destroying its QP, must not keep
-    /// the acknowledgement of that very message from its peer.
-    fn send_what_is_owed(&self, worker: &mut Worker, now: Nanos) {
-        if self.owes_sending.swap(false, Relaxed) {
-            worker.send_out(now);
-        }
-    }
-
-    /// After a caller's pass that did something: wakes the thread if it sleeps and has reason to come earlier than it will.
-    fn rouse(&self, worker: &mut Worker) {
-        let until = self.asleep_until.load(Relaxed);
-        if until == AWAKE {
-            return;
-        }
-        let owes = self.owes_sending.load(Relaxed);
-        if owes || worker.next_deadline().0 < until || !worker.is_quiet() {
-            // Once for each sleep: from here on it counts as awake.
-            self.asleep_until.store(AWAKE, Relaxed);
-            // The counter can only be full if a wake-up is pending anyway.
-            let _ = worker.doorbells().wake_fd().write(1);
-        }
-    }
-}
-
-/// Held by a thread that turns the worker: if it unwinds, the engine is dead.
-struct Obituary(Arc<Shared>);
-
-impl Drop for Obituary {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.declare_dead(&mut self.0.lock_to_look());
-        }
-    }
 }
 
 /// A running NIC.
@@ -214,22 +106,10 @@ impl Engine {
         let (requests, request_queue) = bounded(COMMAND_QUEUE);
         let (event_sender, events) = bounded(EVENT_QUEUE);
         let worker = Worker::new(Nic::new(config), port, doorbells.clone(), request_queue, event_sender);
-        let shared = Arc::new(Shared {
-            worker: Mutex::new(worker),
-            clock: Clock::new(),
-            last_caller_pass: AtomicU64::new(0),
-            owes_sending: AtomicBool::new(false),
-            asleep_until: AtomicU64::new(AWAKE),
-            dead: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
-            waiting: AtomicU32::new(0),
-        });
-        shared.epoll.add(doorbells.wake_fd(), EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX))?;
-        watch_port(&shared.epoll, shared.lock_to_look().port())?;
+        let shared = Arc::new(Shared::new(worker)?);
         let thread = match drive {
             Drive::CallerOnly => None,
-            _ => Some(spawn(Arc::clone(&shared), drive)?),
+            _ => Some(keeper::spawn(Arc::clone(&shared), drive)?),
         };
         let caller_drives = !matches!(drive, Drive::Thread { .. });
         Ok(Engine { shared, doorbells, requests, events, caller_drives, thread })
@@ -247,56 +127,83 @@ impl Engine {
 
     /// Runs a pass if callers drive this engine and nobody else is in one. Cheap otherwise.
     ///
-    /// A pass that brings something ends there: the caller has what it polls for, a completion or bytes in memory, and what
-    /// it posts because of it leaves together with the acknowledgements, in one kick of the port. The next call sends at the
-    /// latest.
+    /// A pass that brings something may end there: the caller has what it polls for, a completion or bytes in memory, and what
+    /// it posts because of it leaves together with the acknowledgements, in one kick of the port. The keeper sees to it that they leave
+    /// in any case.
     pub fn help(&self) -> Progress {
         if !self.caller_drives {
             return Progress::default();
         }
-        let mut worker = match self.shared.worker.try_lock() {
-            Ok(worker) => worker,
-            Err(TryLockError::WouldBlock) => {
-                // If it is the fallback thread: it leaves the worker to a caller who polls.
-                self.shared.last_caller_pass.store(self.now().0, Relaxed);
-                return Progress::default();
-            }
-            Err(TryLockError::Poisoned(poisoned)) => {
-                self.shared.declare_dead(&mut poisoned.into_inner());
-                return Progress::default();
-            }
-        };
         let now = self.now();
-        self.shared.last_caller_pass.store(now.0, Relaxed);
-        let came = worker.take_in(now);
-        let owes = came.received > 0 && !self.shared.owes_sending.load(Relaxed);
-        self.shared.owes_sending.store(owes, Relaxed);
-        if owes {
-            self.shared.rouse(&mut worker);
-            return Progress { more: true, ..came };
+        self.shared.watch.passed(now.0);
+        if self.shared.watch.relieved_lately(now.0) && self.shared.found_nothing_lately(now) {
+            return Progress::default();
         }
-        let left = worker.send_out(now);
-        let progress = Progress { sent: left.sent, more: came.more || left.more, ..came };
-        if !progress.is_idle() {
-            self.shared.rouse(&mut worker);
+        let Some(mut worker) = self.shared.try_turn() else {
+            self.shared.give_way();
+            return Progress::default();
+        };
+        let came = worker.take_in(now);
+        self.shared.note(now, &came);
+        if self.may_owe(&worker, now, &came) {
+            return Progress { more: came.received > 0, ..came };
+        }
+        let left = self.shared.send_out(&mut worker, now);
+        let progress = Progress {
+            sent: left.sent,
+            completions: came.completions + left.completions,
+            more: came.more || left.more,
+            ..came
+        };
+        if progress.is_idle() {
+            drop(worker);
+            self.shared.found_nothing(now);
+        } else {
+            self.shared.found_something();
+            self.shared.rouse(&worker, progress.more);
+            self.shared.watch.pass_ended(self.now().0);
         }
         progress
     }
 
-    /// True if callers drive this engine and the last pass ended with what it brought: what leaves because of it is not sent yet.
-    pub fn owes(&self) -> bool {
-        self.caller_drives && self.shared.owes_sending.load(Relaxed)
+    /// True if the pass ends with what it took in: nothing is posted, and the caller is trusted to come back soon.
+    fn may_owe(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
+        let owed_at = self.shared.owed_at();
+        let is_trusted = self.thread.is_none() || self.shared.watch.naps();
+        if !is_trusted || worker.doorbells().any() {
+            return false;
+        }
+        if came.received > 0 {
+            let first = owed_at.is_none();
+            if first {
+                self.shared.owe(now);
+            }
+            return first;
+        }
+        // Who looks for more before it answers has not answered yet; who has begun to wait will not.
+        owed_at.is_some_and(|at| {
+            self.thread.is_some() && now - at < OWED_FOR && self.shared.watch.broke_at() <= at.0
+        })
     }
 
-    /// The caller has posted what may be its answer to what the last pass brought, and the last thing that it does for long: it
-    /// leaves now, with the acknowledgements.
-    pub fn posted(&self) {
-        // Whoever has the worker sends after this, or sees to it that somebody does.
-        if let Ok(mut worker) = self.shared.worker.try_lock() {
+    /// A QP has new work requests, and `outstanding` that are not complete in all; `posts` counts the calls that posted them. What was
+    /// posted leaves before this returns, or with a pass that somebody is certain to run: who has the worker looks at the bells
+    /// again before going, and a keeper that naps, which it does only while its callers poll without a break, looks soon.
+    pub fn posted(&self, qp: QpIndex, outstanding: u32, posts: u32) {
+        if !self.caller_drives {
+            self.doorbells.ring(qp);
+            return;
+        }
+        self.doorbells.ring_silently(qp);
+        let may_wait = outstanding > FEW && posts % HELD_POSTS != HELD_POSTS - 1;
+        if may_wait && (self.thread.is_none() || self.shared.watch.naps()) {
+            return;
+        }
+        if let Some(mut worker) = self.shared.try_turn() {
             let now = self.now();
-            self.shared.last_caller_pass.store(now.0, Relaxed);
-            self.shared.send_what_is_owed(&mut worker, now);
-            self.shared.rouse(&mut worker);
+            self.shared.watch.passed(now.0);
+            let left = self.shared.send_out(&mut worker, now);
+            self.shared.rouse(&worker, left.more);
         }
     }
 
@@ -312,8 +219,7 @@ impl Engine {
                 Some(true) => return,
                 Some(false) if !std::mem::replace(&mut is_told, true) => {
                     self.step_aside();
-                    // It can only be full if a wake-up is pending anyway.
-                    let _ = self.doorbells.wake_fd().write(1);
+                    self.shared.wake_keeper();
                 }
                 _ => {}
             }
@@ -323,28 +229,15 @@ impl Engine {
 
     /// True if nothing is left to send; `None` if somebody has the worker. Sends, where no thread does.
     fn try_to_send_last(&self) -> Option<bool> {
-        // A thread that takes it again and again lets this one in, and goes on afterwards.
-        self.shared.waiting.fetch_add(1, Relaxed);
-        let worker = self.shared.worker.try_lock();
-        self.shared.waiting.fetch_sub(1, Relaxed);
-        let mut worker = worker.ok()?;
+        let mut worker = self.shared.try_turn_between()?;
         let is_left = |worker: &Worker| {
-            let owes = self.shared.owes_sending.load(Relaxed);
+            let owes = self.shared.owed_at().is_some();
             owes || worker.doorbells().any() || worker.nic().has_ready()
         };
         if is_left(&worker) && self.thread.is_none() {
-            self.shared.owes_sending.store(false, Relaxed);
-            worker.send_out(self.now());
+            self.shared.send_out(&mut worker, self.now());
         }
         Some(!is_left(&worker))
-    }
-
-    /// The caller is about to wait for something and will not poll meanwhile: the fallback thread takes over at once.
-    pub fn step_aside(&self) {
-        if let (true, Some(thread)) = (self.caller_drives, &self.thread) {
-            self.shared.last_caller_pass.store(0, Relaxed);
-            thread.thread().unpark();
-        }
     }
 
     /// Puts another port under the NIC, and takes over what it carries. The one before must have carried nothing yet.
@@ -352,7 +245,7 @@ impl Engine {
     /// # Errors
     /// If the thread cannot wait for its frames, or the engine is dead; the port is closed again.
     pub fn set_port(&self, port: Box<dyn Port>) -> io::Result<()> {
-        watch_port(&self.shared.epoll, &*port)?;
+        self.shared.watch_port(&*port)?;
         let now = self.now();
         self.adjust(|worker| worker.set_port(now, port))
             .ok_or_else(|| io::Error::other("the engine is dead"))?;
@@ -394,9 +287,9 @@ impl Engine {
             } else if let Ok(mut worker) = self.shared.lock_between() {
                 let now = self.now();
                 // What was posted before the command leaves before it: it may be to destroy the QP.
-                worker.send_out(now);
-                self.shared.turn(&mut worker, now);
-                self.shared.rouse(&mut worker);
+                self.shared.send_out(&mut worker, now);
+                worker.poll(now);
+                self.shared.rouse(&worker, false);
             }
         }
     }
@@ -426,7 +319,7 @@ impl Engine {
     pub fn adjust<T>(&self, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
         let mut worker = self.shared.lock_between().ok()?;
         let result = change(&mut worker);
-        self.shared.rouse(&mut worker);
+        self.shared.rouse(&worker, false);
         Some(result)
     }
 
@@ -442,103 +335,12 @@ impl Drop for Engine {
             let now = self.now();
             self.shared.send_what_is_owed(&mut worker, now);
         }
+        self.shared.take_back();
         self.shared.stop.store(true, Release);
         if let Some(thread) = self.thread.take() {
-            // However it waits: in epoll, whether that began already or not, or in a nap.
-            let _ = self.doorbells.wake_fd().write(1);
-            thread.thread().unpark();
+            // However it sleeps, this wakes it.
+            self.shared.wake_keeper();
             let _ = thread.join();
         }
     }
-}
-
-/// Has `epoll` wait for what comes to a port as well.
-fn watch_port(epoll: &Epoll, port: &dyn Port) -> io::Result<()> {
-    for fd in port.event_fds() {
-        epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, fd.as_raw_fd() as u64))?;
-    }
-    Ok(())
-}
-
-fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<()>> {
-    spawn_unsignalled("roxie-worker", move || {
-        let _obituary = Obituary(Arc::clone(&shared));
-        let _dead = match drive {
-            Drive::Caller { fallback_after } => fall_back(&shared, fallback_after),
-            Drive::Thread { core, spin } => {
-                if let Some(id) = core
-                    && !core_affinity::set_for_current(core_affinity::CoreId { id })
-                {
-                    eprintln!(
-                        "roxie: the engine's thread cannot be pinned to core {id}, it runs on any: is the core online \
-                         and allowed (`taskset -p {}`, cpuset of the container)?",
-                        std::process::id()
-                    );
-                }
-                spin_then_sleep(&shared, spin)
-            }
-            Drive::CallerOnly => Ok(()),
-        };
-    })
-}
-
-/// The loop of a thread that owns its worker.
-fn spin_then_sleep(shared: &Shared, spin: Nanos) -> Result<(), Dead> {
-    let mut busy_at = shared.clock.now();
-    while !shared.stop.load(Acquire) {
-        let now = shared.clock.now();
-        let mut worker = shared.lock_in_turn()?;
-        if !worker.poll(now).is_idle() {
-            busy_at = now;
-        } else if now - busy_at > spin {
-            sleep(shared, worker)?;
-            busy_at = shared.clock.now();
-        }
-    }
-    Ok(())
-}
-
-/// The loop of a thread that only works while callers do not.
-fn fall_back(shared: &Shared, after: Nanos) -> Result<(), Dead> {
-    let (mut hurried, mut busy_at) = (false, Nanos::ZERO);
-    while !shared.stop.load(Acquire) {
-        let now = shared.clock.now();
-        let away = now - Nanos(shared.last_caller_pass.load(Relaxed));
-        let owes = shared.owes_sending.load(Relaxed);
-        let patience = if owes && !hurried { OWED_GRACE.min(after) } else { after };
-        if away < patience {
-            // One short nap to see whether a caller that owes comes back; one who does is left alone for longer.
-            hurried = owes && !hurried;
-            thread::park_timeout((patience - away).as_duration());
-            continue;
-        }
-        hurried = false;
-        let mut worker = shared.lock_in_turn()?;
-        if !shared.turn(&mut worker, now).is_idle() {
-            busy_at = now;
-        } else if now - busy_at > LINGER {
-            sleep(shared, worker)?;
-        }
-    }
-    Ok(())
-}
-
-/// Sleeps until a frame, a doorbell, a command, a timer or a caller's pass that leaves something. The lock is free
-/// meanwhile.
-fn sleep(shared: &Shared, mut worker: MutexGuard<'_, Worker>) -> Result<(), Dead> {
-    if !worker.prepare_sleep() {
-        return Ok(());
-    }
-    let now = shared.clock.now();
-    let until = worker.next_deadline().min(now + LONGEST_SLEEP);
-    shared.asleep_until.store(until.0.max(AWAKE + 1), Relaxed);
-    drop(worker);
-    let timeout = EpollTimeout::try_from((until - now).0.div_ceil(1_000_000)).unwrap_or(EpollTimeout::ZERO);
-    let mut events = [EpollEvent::empty(); 8];
-    // An interrupted or failed wait is a short one: the next pass looks at everything anyway.
-    let _ = shared.epoll.wait(&mut events, timeout);
-    let worker = shared.lock()?;
-    shared.asleep_until.store(AWAKE, Relaxed);
-    worker.sleep_ends();
-    Ok(())
 }

@@ -54,6 +54,32 @@ pub struct Worker {
     slots: Vec<TxSlot>,
     link_error: Option<String>,
     events_lost: u64,
+    stall: Stall,
+}
+
+/// A link that takes nothing: it is down, or the kernel has no room. To try again and again would keep a processor busy.
+#[derive(Debug, Default)]
+struct Stall {
+    /// Passes in a row that had something to send and could not.
+    passes: u32,
+    /// When to try again; zero: at once.
+    until: Nanos,
+}
+
+impl Stall {
+    /// The first time to wait, and the longest, in ns. Each is twice the one before.
+    const FIRST: u64 = 20_000;
+    const LONGEST: u64 = 10_000_000;
+
+    fn note(&mut self, now: Nanos, is_stalled: bool) {
+        if is_stalled {
+            let wait = Stall::FIRST << self.passes.min(16);
+            self.until = now + Nanos(wait.min(Stall::LONGEST));
+            self.passes = self.passes.saturating_add(1);
+        } else {
+            *self = Stall::default();
+        }
+    }
 }
 
 impl Worker {
@@ -67,7 +93,18 @@ impl Worker {
     ) -> Worker {
         let slots = Vec::with_capacity(nic.limits().tx_burst as usize);
         nic.set_longest_frame(longest_frame(port.info()));
-        Worker { nic, port, requests, events, sink: None, doorbells, slots, link_error: None, events_lost: 0 }
+        Worker {
+            nic,
+            port,
+            requests,
+            events,
+            sink: None,
+            doorbells,
+            slots,
+            link_error: None,
+            events_lost: 0,
+            stall: Stall::default(),
+        }
     }
 
     /// One pass at time `now`. Never blocks; the stages are those of a NIC in hardware.
@@ -99,7 +136,10 @@ impl Worker {
         let completions = self.nic.publish(now); //         those of requests that cannot be sent at all
         self.raise_events();
         self.flush(now);
-        Progress { sent, completions, more: more_posted || self.nic.has_ready(), ..Progress::default() }
+        let waits = self.nic.has_ready() || self.port.tx_pending();
+        self.stall.note(now, waits && sent == 0);
+        let more = more_posted || (self.nic.has_ready() && sent > 0);
+        Progress { sent, completions, more, ..Progress::default() }
     }
 
     /// Carries out the commands that wait.
@@ -307,7 +347,9 @@ impl Worker {
 
     /// When the next pass is needed at the latest.
     pub fn next_deadline(&self) -> Nanos {
-        self.nic.next_deadline().min(self.port.next_event())
+        let to_send = self.nic.has_ready() || self.port.tx_pending();
+        let send_at = if to_send { self.stall.until } else { Nanos::MAX };
+        self.nic.next_deadline().min(self.port.next_event()).min(send_at)
     }
 
     /// The bells that applications ring.
@@ -330,23 +372,28 @@ impl Worker {
         self.doorbells.sleep_begins();
         let quiet = self.is_quiet();
         if !quiet {
-            self.doorbells.sleep_ends();
+            self.doorbells.sleep_ends(false);
         }
         quiet
     }
 
     /// True if nothing is to be done before the next deadline, and the port will wake whoever sleeps on it.
     pub(super) fn is_quiet(&mut self) -> bool {
-        !self.doorbells.any()
-            && self.requests.is_empty()
-            && !self.port.tx_pending()
-            && !self.nic.has_ready()
-            && self.port.prepare_sleep()
+        self.needed_by() > Nanos::ZERO && self.port.prepare_sleep()
+    }
+
+    /// When the next pass is needed for what is known here: at once, if something waits. Of frames that wait on the link its
+    /// descriptors tell.
+    pub(super) fn needed_by(&self) -> Nanos {
+        if self.doorbells.any() || !self.requests.is_empty() {
+            return Nanos::ZERO;
+        }
+        self.next_deadline()
     }
 
     /// Awake again.
     pub fn sleep_ends(&self) {
-        self.doorbells.sleep_ends();
+        self.doorbells.sleep_ends(false);
     }
 
     /// Why the link failed, if it did; said once.

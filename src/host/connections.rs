@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::channel::CompletionChannel;
 use super::datagram::{AddressHandle, AhOptions};
 use super::device::{Device, DeviceError};
 use super::memory::MemoryRegion;
-use super::objects::{CompletionChannel, CompletionQueue, ProtectionDomain, QueuePair};
+use super::objects::{CompletionQueue, ProtectionDomain, QueuePair};
 use crate::cm::{Arrival, Event, Manager, Route, State, Transmit};
 use crate::shared::Armed;
 use crate::threads::spawn_unsignalled;

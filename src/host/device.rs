@@ -279,9 +279,15 @@ impl Device {
         self.inner.engine.set_event_sink(sink)
     }
 
-    /// The caller is about to wait for something and will not poll meanwhile: the fallback thread takes over at once.
+    /// The caller is about to wait for something and will not poll meanwhile: the device is looked after from now on.
     pub fn step_aside(&self) {
         self.inner.engine.step_aside();
+    }
+
+    /// The caller has slept as [`Wait::Watch`](crate::engine::Wait::Watch) said, and is awake again. `rang`: the last of the descriptors
+    /// was readable.
+    pub fn end_wait(&self, rang: bool) {
+        self.inner.engine.end_wait(rang);
     }
 
     /// The process is about to end, and nobody will drop the device: what was posted and what is owed to peers leaves now, if that

@@ -38,6 +38,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod channel;
 mod claim;
 mod connections;
 mod datagram;
@@ -53,6 +54,8 @@ mod open;
 mod rdma_cm;
 mod srq;
 
+pub use crate::engine::{MAX_WATCHED, Wait, Watched};
+pub use channel::CompletionChannel;
 pub use claim::PortPlan;
 pub use connections::{ConnectionService, Consumer};
 pub use datagram::{AddressHandle, AhOptions};
@@ -62,9 +65,7 @@ pub use event_log::{EVENTS, EventLog, LoggedEvent};
 pub use flow::Flow;
 pub use gid_table::{GidEntry, GidOrder, GidTable};
 pub use memory::{FastRegion, MemoryRegion, MemoryWindow, WindowRange};
-pub use objects::{
-    CompletionChannel, CompletionQueue, ConnectOptions, Endpoint, ProtectionDomain, QueuePair,
-};
+pub use objects::{CompletionQueue, ConnectOptions, Endpoint, ProtectionDomain, QueuePair};
 pub use open::{OpenError, Stack};
 pub use rdma_cm::{Connection, ConnectionManager, ConnectionRequest, DialError, DialOptions, PortListener};
 pub use srq::{SharedReceiveQueue, XrcDomain};

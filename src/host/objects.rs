@@ -1,16 +1,14 @@
 //! The objects of the verbs API. Each frees its part of the device when it is dropped; those that use one another
 //! keep one another alive.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-
+use super::channel::CompletionChannel;
 use super::datagram::AhOptions;
 use super::device::{Device, DeviceError, random};
+use crate::engine::WaitSet;
 use crate::limits::MAX_CQE;
 use crate::nic::{Answer, Command, ControlError, QpHandle, QpRecord, QpStatus, ReceiveSource};
 use crate::shared::work_queue::Payload;
@@ -20,12 +18,6 @@ use crate::verbs::{
     Access, CqIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SendWr, Sge, Wc,
 };
 use crate::wire::Gid;
-
-/// Posts without a poll after which `post_send` runs a pass itself, if callers turn the device.
-const POSTS_PER_PASS: u32 = 16;
-/// With no more outstanding a work request may be all there is to send, and leaves at once; who has more under way polls for it
-/// anyway, and sends more at a time.
-const FEW: u32 = 2;
 
 /// The device answered a command with something else than it is specified to: a bug of ours.
 pub(super) fn unexpected(answer: &Answer) -> ! {
@@ -67,12 +59,13 @@ impl Device {
     ) -> Result<CompletionQueue, DeviceError> {
         within("completion queue entries", entries, MAX_CQE)?;
         let ring = CompletionRing::new(entries).map_err(no_memory)?;
-        let notify = channel.map(|c| Arc::clone(&c.fd));
+        let notify = channel.map(|c| c.events.clone());
         match self.call(Command::CreateCq { ring: ring.clone(), notify })? {
             Answer::Cq(index) => {
                 let inner = CqInner {
                     device: self.clone(),
                     index,
+                    waits: channel.map(|c| Arc::clone(&c.waits)),
                     ring: Mutex::new(Polled { ring, forgotten: Vec::new() }),
                 };
                 Ok(CompletionQueue { inner: Arc::new(inner) })
@@ -168,54 +161,12 @@ impl ProtectionDomain {
     }
 }
 
-/// Where completion queues report that an armed completion has come: a descriptor to wait on.
-#[derive(Clone, Debug)]
-pub struct CompletionChannel {
-    fd: Arc<EventFd>,
-}
-
-impl CompletionChannel {
-    /// A channel.
-    pub fn new() -> Result<CompletionChannel, DeviceError> {
-        CompletionChannel::of(EfdFlags::EFD_NONBLOCK)
-    }
-
-    /// A channel as a verbs program knows it: its descriptor blocks, and is readable as long as events wait that were not
-    /// taken one by one. Read 8 bytes of it for each, then ask its queues which of them it was
-    /// ([`CompletionQueue::take_event`]).
-    pub fn counting() -> Result<CompletionChannel, DeviceError> {
-        CompletionChannel::of(EfdFlags::EFD_SEMAPHORE)
-    }
-
-    fn of(kind: EfdFlags) -> Result<CompletionChannel, DeviceError> {
-        let fd = EventFd::from_flags(kind | EfdFlags::EFD_CLOEXEC)
-            .map_err(|e| DeviceError::System { what: "an eventfd", source: e.into() })?;
-        Ok(CompletionChannel { fd: Arc::new(fd) })
-    }
-
-    /// Readable when an event waits.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    /// Takes back that an event waits.
-    pub(super) fn forget(&self) {
-        let _ = self.fd.read();
-    }
-
-    /// Waits for an event. False: none came in time.
-    pub fn wait(&self, timeout: Duration) -> bool {
-        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-        let mut fds = [PollFd::new(self.fd(), PollFlags::POLLIN)];
-        let _ = poll(&mut fds, timeout);
-        self.fd.read().is_ok()
-    }
-}
-
 #[derive(Debug)]
 struct CqInner {
     device: Device,
     index: CqIndex,
+    /// Where its events are waited for.
+    waits: Option<Arc<WaitSet>>,
     /// Who polls, arms or changes it takes turns.
     ring: Mutex<Polled>,
 }
@@ -328,9 +279,16 @@ impl CompletionQueue {
         self.inner.index
     }
 
-    /// Asks for an event on the channel. Poll once more after it: what came before raises none.
+    /// Asks for an event on the channel. If a completion that is wanted waits already, unpolled, the event comes at once. From now on
+    /// the caller is expected to wait, and the device is looked after meanwhile.
     pub fn arm(&self, armed: Armed) {
-        lock(&self.inner.ring).ring.arm(armed);
+        let raised = lock(&self.inner.ring).ring.arm(armed);
+        let Some(waits) = &self.inner.waits else { return };
+        if raised {
+            waits.events().raise();
+        } else {
+            self.inner.device.inner.engine.armed(waits);
+        }
     }
 
     /// Takes one completion with the time at which it came about, on the [device's clock](Device::now).
@@ -584,8 +542,12 @@ impl QueuePair {
 
     fn post(&self, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         self.check_send(wr)?;
-        lock(&self.sends).post(wr, payload)?;
-        self.ring();
+        let outstanding = {
+            let sends = lock(&self.sends);
+            sends.post(wr, payload)?;
+            sends.outstanding()
+        };
+        self.posted(outstanding);
         Ok(())
     }
 
@@ -598,8 +560,12 @@ impl QueuePair {
 
     /// Shows the NIC `count` staged work requests, with one ring of the doorbell.
     pub fn publish(&self, count: u32) {
-        lock(&self.sends).publish(count);
-        self.ring();
+        let outstanding = {
+            let sends = lock(&self.sends);
+            sends.publish(count);
+            sends.outstanding()
+        };
+        self.posted(outstanding);
     }
 
     fn check_send(&self, wr: &SendWr) -> Result<(), PostError> {
@@ -610,13 +576,9 @@ impl QueuePair {
         Ok(())
     }
 
-    fn ring(&self) {
-        self.device.inner.engine.doorbells().ring(self.handle.index);
-        if self.posts.fetch_add(1, Relaxed) % POSTS_PER_PASS == POSTS_PER_PASS - 1 {
-            self.device.inner.engine.help();
-        } else if self.device.inner.engine.owes() && lock(&self.sends).outstanding() <= FEW {
-            self.device.inner.engine.posted();
-        }
+    fn posted(&self, outstanding: u32) {
+        let posts = self.posts.fetch_add(1, Relaxed);
+        self.device.inner.engine.posted(self.handle.index, outstanding, posts);
     }
 
     /// Posts a receive.

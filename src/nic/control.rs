@@ -1,15 +1,11 @@
 //! Control commands: plain data in, plain data out, so that they can come from another process.
 
-use std::sync::Arc;
-
-use nix::sys::eventfd::EventFd;
-
 use super::cq::CQ;
 use super::log::{QpLog, QpRecord};
 use super::srq::Receives;
 use super::{Nic, QpEntry, split};
 use crate::limits::MAX_SGE;
-use crate::shared::{CompletionRing, HostMemory, PageList, RecvRing, SendRing};
+use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
 use crate::transport::coverage::{Mover, Watch};
 use crate::transport::qp::Attributes;
@@ -78,7 +74,7 @@ pub enum Command {
         /// Its ring.
         ring: CompletionRing,
         /// What to write when an armed queue gets a completion.
-        notify: Option<Arc<EventFd>>,
+        notify: Option<EventCounter>,
     },
     /// Has a completion queue go on in a ring of another size: what waits is moved there in its order. Nobody may poll or
     /// arm meanwhile.

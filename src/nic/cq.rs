@@ -4,13 +4,9 @@
 //! until `count` completions have come or `period` is over, and not at all if one of them failed. The request is taken when the
 //! first comes, so that an application that polls meanwhile and asks again loses nothing: it gets one event more.
 
-use std::sync::Arc;
-
-use nix::sys::eventfd::EventFd;
-
 use super::Nic;
 use super::control::{Answer, ControlError};
-use crate::shared::CompletionRing;
+use crate::shared::{CompletionRing, EventCounter};
 use crate::time::Nanos;
 use crate::transport::coverage::{Notice, Watch};
 use crate::verbs::{AsyncEvent, CqIndex, EventKind, QpIndex, Wc, WcStatus};
@@ -20,7 +16,7 @@ pub(super) const CQ: &str = "completion queue";
 #[derive(Debug)]
 pub(super) struct CqEntry {
     ring: CompletionRing,
-    notify: Option<Arc<EventFd>>,
+    notify: Option<EventCounter>,
     /// QPs and shared receive queues that complete here.
     pub(super) users: u32,
     failed: bool,
@@ -70,14 +66,13 @@ impl Moderation {
 }
 
 impl CqEntry {
-    pub(super) fn new(ring: CompletionRing, notify: Option<Arc<EventFd>>) -> CqEntry {
+    pub(super) fn new(ring: CompletionRing, notify: Option<EventCounter>) -> CqEntry {
         CqEntry { ring, notify, users: 0, failed: false, moderation: None }
     }
 
     fn wake(&self) {
         if let Some(channel) = &self.notify {
-            // Fails only if the counter is full, and then the application has events enough to read.
-            let _ = channel.write(1);
+            channel.raise();
         }
     }
 }
@@ -154,7 +149,7 @@ impl Nic {
     pub(super) fn create_cq(
         &mut self,
         ring: CompletionRing,
-        notify: Option<Arc<EventFd>>,
+        notify: Option<EventCounter>,
     ) -> Result<Answer, ControlError> {
         let limit = self.config.limits.cqs;
         let cq = self.cqs.insert(CqEntry::new(ring, notify));

@@ -5,6 +5,7 @@
 //! word 8       consumer: completions polled so far  (the application, Release)
 //! word 9       armed: 0 no, 1 for a solicited completion, 2 for any
 //! word 10      events raised and not yet taken
+//! word 11      completions of which the last event told
 //! word 16 ..   slots: 0 wr_id | 1 status:8 opcode:8 flags:8 vendor:8 qpn:32 | 2 byte_len:32 imm:32
 //!              3 src_qp:24 sl:8 pkey_index:16 slid:16 | 4 time in ns on the device's clock | 5, 6 unused | 7 sequence
 //! ```
@@ -26,6 +27,7 @@ const PRODUCER: usize = 0;
 const CONSUMER: usize = LINE;
 const ARMED: usize = LINE + 1;
 const EVENTS: usize = LINE + 2;
+const TOLD: usize = LINE + 3;
 const SLOTS: usize = 2 * LINE;
 const TIME: usize = 4;
 const SEQUENCE: usize = 7;
@@ -131,11 +133,16 @@ impl CompletionRing {
     pub fn disarm_for(&self, wc: &Wc) -> bool {
         fence(SeqCst);
         let armed = self.word(ARMED).load(Relaxed);
-        let solicited = wc.flags.contains(WcFlags::SOLICITED) || wc.status != WcStatus::Success;
-        let wanted = armed == Armed::Next as u64 || (armed == Armed::Solicited as u64 && solicited);
-        let raised =
-            wanted && self.word(ARMED).compare_exchange(armed, Armed::No as u64, AcqRel, Relaxed).is_ok();
+        let wanted = armed == Armed::Next as u64
+            || (armed == Armed::Solicited as u64 && is_solicited(wc.flags, wc.status));
+        wanted && self.raise(armed)
+    }
+
+    /// Takes the request and counts an event, unless the other side has done so. The event tells of all that is there.
+    fn raise(&self, armed: u64) -> bool {
+        let raised = self.word(ARMED).compare_exchange(armed, Armed::No as u64, AcqRel, Relaxed).is_ok();
         if raised {
+            self.word(TOLD).store(self.word(PRODUCER).load(Relaxed), Relaxed);
             self.word(EVENTS).fetch_add(1, Release);
         }
         raised
@@ -198,6 +205,8 @@ impl CompletionRing {
             // It has the room: looked up above.
             let _ = ring.push(&wc, time);
         }
+        let told = self.word(TOLD).load(Relaxed).saturating_sub(self.positions().0 - waiting);
+        ring.word(TOLD).store(told, Relaxed);
         ring.word(ARMED).store(self.word(ARMED).load(Acquire), Release);
         ring.word(EVENTS).store(self.word(EVENTS).load(Acquire), Release);
         Ok(())
@@ -214,11 +223,35 @@ impl CompletionRing {
         self.slot(position)[SEQUENCE].load(Acquire) == self.lap(position)
     }
 
-    /// The application's side: asks for an event. Poll once more after it: what came before does not raise one.
-    pub fn arm(&self, armed: Armed) {
+    /// The application's side: asks for an event. If a completion that is wanted waits already, unpolled, and no event has told of
+    /// it, the event is raised here and now, and this is true: the caller tells whoever waits for events. ConnectX does the same, by
+    /// the `last_notified_index` of its queues. What an event has told of raises no other: a program may ask again before it
+    /// polls, as perftest does.
+    #[must_use]
+    pub fn arm(&self, armed: Armed) -> bool {
         // A stronger request stays: arming for solicited must not weaken a request for any.
-        self.word(ARMED).fetch_max(armed as u64, AcqRel);
+        let armed = self.word(ARMED).fetch_max(armed as u64, AcqRel).max(armed as u64);
         fence(SeqCst);
+        // Of the NIC, which looks for the request after it has published, and this, one takes it.
+        self.has_wanted(armed) && self.raise(armed)
+    }
+
+    /// True if a completion waits for which an event was asked by `armed`, and of which none told.
+    fn has_wanted(&self, armed: u64) -> bool {
+        let (consumer, producer) = self.positions();
+        // At most as many as there are slots, whatever another process wrote.
+        let first = consumer.max(self.word(TOLD).load(Relaxed)).max(producer.saturating_sub(self.mask + 1));
+        (first..producer).map_while(|position| self.head(position)).any(|(flags, status)| {
+            armed == Armed::Next as u64 || (armed == Armed::Solicited as u64 && is_solicited(flags, status))
+        })
+    }
+
+    /// What decides about events of the completion at a position; `None`: it is not written yet.
+    fn head(&self, position: u64) -> Option<(WcFlags, WcStatus)> {
+        let slot = self.slot(position);
+        let is_there = slot[SEQUENCE].load(Acquire) == self.lap(position);
+        let head = slot[1].load(Relaxed);
+        is_there.then(|| (WcFlags::from_bits_truncate((head >> 16) as u8), WcStatus::from_code(head as u8)))
     }
 
     /// All of its memory, as whoever shares it may write it.
@@ -230,6 +263,11 @@ impl CompletionRing {
     pub fn capacity(&self) -> u32 {
         self.capacity as u32
     }
+}
+
+/// Solicited events are raised for these and for failures.
+fn is_solicited(flags: WcFlags, status: WcStatus) -> bool {
+    flags.contains(WcFlags::SOLICITED) || status != WcStatus::Success
 }
 
 #[cfg(test)]
@@ -277,14 +315,48 @@ mod tests {
             cq.push(&wc, 0).unwrap();
             cq.disarm_for(&wc)
         };
-        cq.arm(Armed::Solicited);
+        assert!(!cq.arm(Armed::Solicited));
         assert!(!event(wc(0)));
         let solicited = Wc { flags: WcFlags::SOLICITED, ..wc(1) };
         assert!(event(solicited));
         assert!(!event(solicited), "once");
-        cq.arm(Armed::Next);
-        cq.arm(Armed::Solicited);
+        while cq.poll().is_some() {}
+        assert!(!cq.arm(Armed::Next));
+        assert!(!cq.arm(Armed::Solicited));
         assert!(event(wc(2)), "the stronger request stays");
         assert_eq!((0..4).filter(|_| cq.take_event()).count(), 2, "each that was raised is taken once");
+    }
+
+    #[test]
+    fn arming_over_a_completion_that_waits_raises_its_event_at_once() {
+        let cq = CompletionRing::new(8).unwrap();
+        cq.push(&wc(0), 0).unwrap();
+        assert!(!cq.arm(Armed::Solicited), "it is not solicited");
+        assert!(cq.arm(Armed::Next));
+        assert!(!cq.disarm_for(&wc(1)), "the request is taken");
+        cq.push(&Wc { flags: WcFlags::SOLICITED, ..wc(1) }, 0).unwrap();
+        assert!(cq.arm(Armed::Solicited), "one of two is solicited");
+        while cq.poll().is_some() {}
+        cq.push(&Wc { status: WcStatus::WrFlush, ..wc(2) }, 0).unwrap();
+        assert!(cq.arm(Armed::Solicited), "it failed");
+        cq.poll().unwrap();
+        assert!(!cq.arm(Armed::Next), "none waits");
+        assert_eq!((0..5).filter(|_| cq.take_event()).count(), 3);
+    }
+
+    #[test]
+    fn what_an_event_told_of_raises_no_other() {
+        let cq = CompletionRing::new(8).unwrap();
+        assert!(!cq.arm(Armed::Next));
+        cq.push(&wc(0), 0).unwrap();
+        assert!(cq.disarm_for(&wc(0)));
+        assert!(!cq.arm(Armed::Next), "asked again before it was polled");
+        let other = CompletionRing::new(4).unwrap();
+        cq.move_to(&other).unwrap();
+        assert!(!other.arm(Armed::Next), "nor in another ring");
+        other.push(&wc(1), 0).unwrap();
+        assert!(other.disarm_for(&wc(1)));
+        other.push(&wc(2), 0).unwrap();
+        assert!(other.arm(Armed::Next), "of this one nobody was told");
     }
 }

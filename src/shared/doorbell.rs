@@ -19,7 +19,7 @@ const SUMMARY: usize = LINE;
 /// The doorbell page of one worker.
 ///
 /// ```text
-/// word 0      1 = the worker sleeps: the next ring writes the eventfd
+/// word 0      how many sleep until somebody rings: if any, the next ring writes the eventfd
 /// word 8 ..   summary: bit i set = word i of the bells may have bits
 /// then        one bit for each QP
 /// ```
@@ -83,19 +83,26 @@ impl Doorbells {
 
     /// The application's side: the QP has new work. Wakes the worker if it sleeps.
     pub fn ring(&self, qp: QpIndex) {
+        if self.ring_silently(qp) {
+            self.wake_if_sleeping();
+        }
+    }
+
+    /// The same for who turns the worker next, and wakes nobody. False: the bell had rung already.
+    pub fn ring_silently(&self, qp: QpIndex) -> bool {
         let index = qp.0 as usize;
         let word = index / 64;
         if word >= self.bells {
-            return;
+            return false;
         }
         let bit = 1 << (index % 64);
         if self.bell(word).fetch_or(bit, AcqRel) & bit != 0 {
             // Whoever rang before sets the summary and wakes, and the worker that takes this bell sees what we
             // published before ringing.
-            return;
+            return false;
         }
         self.summary(word / 64).fetch_or(1 << (word % 64), Release);
-        self.wake_if_sleeping();
+        true
     }
 
     /// Wakes the worker if it sleeps; after a command was sent, for example.
@@ -138,14 +145,17 @@ impl Doorbells {
 
     /// The worker's side: from now on a ring writes the eventfd. Look once more before sleeping.
     pub fn sleep_begins(&self) {
-        self.region.words()[SLEEPING].store(1, Relaxed);
+        self.region.words()[SLEEPING].fetch_add(1, Relaxed);
         fence(SeqCst);
     }
 
-    /// The worker's side: awake again; clears the eventfd.
-    pub fn sleep_ends(&self) {
-        self.region.words()[SLEEPING].store(0, Relaxed);
-        let _ = self.wake.read();
+    /// The worker's side: one who slept is awake again, once for each [`sleep_begins`](Self::sleep_begins). `rang`: its
+    /// descriptor was readable, which is over now.
+    pub fn sleep_ends(&self, rang: bool) {
+        self.region.words()[SLEEPING].fetch_sub(1, Relaxed);
+        if rang {
+            let _ = self.wake.read();
+        }
     }
 
     /// Becomes readable when a sleeping worker is to wake.
@@ -190,7 +200,8 @@ mod tests {
         bells.take(|_| ());
         bells.sleep_begins();
         bells.ring(QpIndex(1));
-        assert_eq!(bells.wake.read().unwrap(), 1);
-        bells.sleep_ends();
+        bells.ring(QpIndex(2));
+        bells.sleep_ends(true);
+        assert!(bells.wake.read().is_err());
     }
 }

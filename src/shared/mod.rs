@@ -12,6 +12,7 @@
 
 pub mod completion_queue;
 pub mod doorbell;
+mod event_counter;
 mod mapping;
 pub mod memory;
 mod on_demand;
@@ -23,6 +24,7 @@ pub mod work_queue;
 
 pub use completion_queue::{Armed, CompletionRing};
 pub use doorbell::Doorbells;
+pub use event_counter::EventCounter;
 pub use memory::HostMemory;
 pub use page_list::PageList;
 pub use region::Region;

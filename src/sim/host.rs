@@ -272,7 +272,7 @@ impl Host {
         notify: Option<Arc<EventFd>>,
     ) -> (CqIndex, CompletionRing) {
         let ring = CompletionRing::new(entries).expect("memory for a queue");
-        match self.call(self.now, Command::CreateCq { ring: ring.clone(), notify }) {
+        match self.call(self.now, Command::CreateCq { ring: ring.clone(), notify: notify.map(Into::into) }) {
             Ok(Answer::Cq(index)) => (index, ring),
             other => panic!("a completion queue: {other:?}"),
         }

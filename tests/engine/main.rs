@@ -292,7 +292,7 @@ fn a_panic_on_the_engines_thread_fails_the_device_and_hangs_nobody() {
 
 #[test]
 fn a_panic_on_the_fallback_thread_fails_the_device_and_hangs_nobody() {
-    let (a, channel, _stay) = doomed(Drive::Caller { fallback_after: Nanos::from_millis(1) });
+    let (a, channel, _stay) = doomed(Drive::Caller);
     // Only the fallback thread turns it now.
     until("the thread panics", || a.device.has_failed().then_some(()));
     is_dead(&a, &channel);
@@ -307,7 +307,7 @@ fn a_panic_in_a_callers_pass_fails_the_device_and_hangs_nobody() {
 
 /// The fallback thread of the first device sleeps, and nothing that arrives wakes it: a caller reads it first.
 fn asleep() -> (Device, Device) {
-    let drive = driven(Drive::Caller { fallback_after: Nanos::from_millis(1) });
+    let drive = driven(Drive::Caller);
     bent_pair(4200, |port| Bent::new(port).whose_readiness_is_taken(), &drive, &DeviceConfig::caller_only())
 }
 
@@ -367,7 +367,7 @@ fn a_timer_that_a_callers_pass_sets_wakes_the_sleeping_thread_in_time() {
 
 #[test]
 fn a_device_is_dropped_at_once_however_long_its_thread_would_wait() {
-    let config = driven(Drive::Caller { fallback_after: Nanos::from_millis(60_000) });
+    let config = driven(Drive::Caller);
     let (near, far) = Device::memory_pair(&config).expect("a pair");
     near.poll();
     std::thread::sleep(Duration::from_millis(10));

@@ -75,10 +75,12 @@ impl End {
         self.told
     }
 
-    /// Asks for an event. What came before raises none: look once more after it.
+    /// Asks for an event.
     pub fn ask(&self) {
-        if let Some(qp) = self.qp.as_ref().filter(|_| self.notify.is_some()) {
-            qp.cq.arm(Armed::Next);
+        if let (Some(qp), Some(notify)) = (&self.qp, &self.notify)
+            && qp.cq.arm(Armed::Next)
+        {
+            notify.write(1).expect("room");
         }
     }
 

@@ -28,7 +28,7 @@ impl Watched {
         let mut stage = Stage::new();
         let channel = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("a descriptor"));
         let ring = CompletionRing::new(entries).expect("memory");
-        let make = Command::CreateCq { ring: ring.clone(), notify: Some(Arc::clone(&channel)) };
+        let make = Command::CreateCq { ring: ring.clone(), notify: Some(Arc::clone(&channel).into()) };
         let Ok(Reply::Cq(cq)) = stage.host.call(stage.now, make) else { panic!("no queue") };
         let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true };
         let source = ReceiveSource::Own(RecvRing::new(64, 1).expect("memory"));
@@ -51,6 +51,13 @@ impl Watched {
 
     fn deliver_many(&mut self, count: u32) {
         (0..count).for_each(|_| self.deliver(false));
+    }
+
+    /// Asks for an event, as an application does.
+    fn arm(&self, armed: Armed) {
+        if self.ring.arm(armed) {
+            self.channel.write(1).expect("room");
+        }
     }
 
     /// Events since the last look.
@@ -111,7 +118,7 @@ fn a_smaller_queue_than_what_waits_is_refused_and_nothing_changes() {
 #[test]
 fn what_was_armed_is_armed_in_the_new_ring() {
     let mut watched = Watched::new(4);
-    watched.ring.arm(Armed::Solicited);
+    watched.arm(Armed::Solicited);
     watched.resize(16).expect("larger");
     watched.deliver(false);
     assert_eq!(watched.events(), 0);
@@ -125,7 +132,8 @@ fn an_event_stands_for_so_many_completions() {
     watched.moderate(3, PERIOD).expect("a count and a period");
     watched.deliver_many(5);
     assert_eq!(watched.events(), 0, "nobody asked");
-    watched.ring.arm(Armed::Next);
+    watched.ids();
+    watched.arm(Armed::Next);
     watched.deliver_many(2);
     assert_eq!(watched.events(), 0);
     watched.deliver(false);
@@ -138,7 +146,7 @@ fn an_event_stands_for_so_many_completions() {
 fn an_event_that_is_held_back_leaves_when_its_period_is_over() {
     let mut watched = Watched::new(64);
     watched.moderate(100, PERIOD).expect("a count and a period");
-    watched.ring.arm(Armed::Next);
+    watched.arm(Armed::Next);
     let first = watched.stage.now;
     watched.deliver(false);
     watched.sleep(Nanos(PERIOD.0 / 2));
@@ -158,10 +166,10 @@ fn an_event_that_is_held_back_leaves_when_its_period_is_over() {
 fn asking_again_while_an_event_is_held_back_loses_none() {
     let mut watched = Watched::new(64);
     watched.moderate(2, PERIOD).expect("a count and a period");
-    watched.ring.arm(Armed::Next);
+    watched.arm(Armed::Next);
     watched.deliver(false);
     assert_eq!(watched.ids().len(), 1);
-    watched.ring.arm(Armed::Next);
+    watched.arm(Armed::Next);
     watched.deliver(false);
     assert_eq!(watched.events(), 1);
     watched.deliver(false);
@@ -173,7 +181,7 @@ fn asking_again_while_an_event_is_held_back_loses_none() {
 fn a_completion_in_error_waits_for_nothing() {
     let mut watched = Watched::new(64);
     watched.moderate(100, PERIOD).expect("a count and a period");
-    watched.ring.arm(Armed::Solicited);
+    watched.arm(Armed::Solicited);
     let long = [0; 9];
     let to = watched.stage.qp.handle.qpn;
     let bth = Bth { opcode: Opcode::RC_SEND_ONLY, dest_qp: to, ..Bth::default() };
@@ -188,11 +196,12 @@ fn a_completion_in_error_waits_for_nothing() {
 fn moderation_that_ends_lets_go_of_what_it_held() {
     let mut watched = Watched::new(64);
     watched.moderate(100, PERIOD).expect("a count and a period");
-    watched.ring.arm(Armed::Next);
+    watched.arm(Armed::Next);
     watched.deliver(false);
     watched.moderate(0, Nanos::ZERO).expect("none");
     assert_eq!(watched.events(), 1);
-    watched.ring.arm(Armed::Next);
+    watched.ids();
+    watched.arm(Armed::Next);
     watched.deliver(false);
     assert_eq!(watched.events(), 1, "at once");
     let forever = watched.moderate(2, Nanos::ZERO);
@@ -214,6 +223,21 @@ fn a_completion_tells_when_it_came_about() {
     let expected =
         |wr_id| Wc { wr_id, opcode: roxie::verbs::WcOpcode::Recv, qpn: own, byte_len: 1, ..Wc::default() };
     assert_eq!(timed.iter().map(|(wc, _)| *wc).collect::<Vec<_>>(), [expected(0), expected(1)]);
+}
+
+/// Whoever asks while something waits is told at once, whatever moderation says of what comes.
+#[test]
+fn asking_while_a_completion_waits_brings_an_event() {
+    let mut watched = Watched::new(64);
+    watched.moderate(3, PERIOD).expect("a count and a period");
+    watched.deliver(false);
+    watched.arm(Armed::Solicited);
+    assert_eq!(watched.events(), 0, "it is not solicited");
+    watched.arm(Armed::Next);
+    assert_eq!(watched.events(), 1);
+    watched.deliver_many(5);
+    watched.sleep(PERIOD);
+    assert_eq!(watched.events(), 0, "once for each asking");
 }
 
 /// All orders in which a NIC's steps (push, look whether to tell) and an application's (ask, poll) can fall. The application
@@ -251,8 +275,8 @@ fn play(order: u32, steps: usize, solicited: u32, armed: Armed) {
     for step in 0..steps {
         match (order >> step & 1 != 0, nic % 2, app % 2) {
             (true, _, 0) => {
-                ring.arm(armed);
-                (asked, told_since, app) = (asked + 1, 0, app + 1);
+                let tells = u32::from(ring.arm(armed));
+                (asked, told, told_since, app) = (asked + 1, told + tells, tells, app + 1);
             }
             (true, ..) => {
                 seen += std::iter::from_fn(|| ring.poll()).count();
@@ -293,10 +317,11 @@ fn threads_that_race_lose_no_event() {
         });
         let mut seen = 0;
         while seen < COUNT {
-            ring.arm(Armed::Next);
+            let at_once = ring.arm(Armed::Next);
             let new = std::iter::from_fn(|| ring.poll()).count() as u64;
             seen += new;
             if new == 0 {
+                assert!(!at_once, "told of nothing");
                 let told = woken.recv_timeout(std::time::Duration::from_secs(20));
                 assert!(told.is_ok(), "asleep with {seen} of {COUNT} seen");
             }

@@ -250,7 +250,7 @@ impl End {
 
     /// Asks for an event with the next completion. There is none yet.
     pub(crate) fn arm(&self) {
-        self.cq.arm(Armed::Next);
+        assert!(!self.cq.arm(Armed::Next));
         assert_eq!(self.cq.poll(), None, "it would have come before the question");
     }
 

@@ -95,7 +95,7 @@ impl Side {
                 let notify = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
                 let notify = Arc::new(notify.map_err(text)?);
                 let event = copy(notify.as_fd());
-                let (words, _) = self.call(nic, Command::CreateCq { ring, notify: Some(notify) })?;
+                let (words, _) = self.call(nic, Command::CreateCq { ring, notify: Some(notify.into()) })?;
                 Ok((words, vec![event]))
             }
             [CREATE_QP, nic, pd, cq, sends_at, receives_at, sends, receives, sges] => {

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use roxie::host::{CompletionChannel, CompletionQueue};
+use roxie::host::{CompletionChannel, CompletionQueue, Wait, Watched};
 use roxie::shared::Armed;
 use roxie::verbs::{Wc, WcFlags};
 
@@ -23,7 +23,7 @@ use crate::pd::Users;
 use crate::poll_ex::Poll;
 use crate::query::COMPLETION_VECTORS;
 use crate::report::{device, refuse};
-use crate::waiting::{Acknowledgements, Turn, take_count, take_count_now};
+use crate::waiting::{Acknowledgements, Turn, Woken, take_count, take_count_now, wait_for_any};
 
 /// What is behind a completion queue. Applications hold the shorter `ibv_cq`, which `ibv_cq_ex` begins with.
 pub(crate) struct Cq {
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
                 lock(&of.queues).retain(|queue| *queue != cq);
                 (*channel).refcnt -= 1;
                 while found.queue.take_event() {
-                    take_count_now(of.channel.fd());
+                    take_count_now(of.channel.events());
                 }
             }
             found.comp_acknowledgements.wait();
@@ -241,16 +241,30 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     user: *mut *mut c_void,
 ) -> c_int {
+    let mut by_link = false;
     loop {
         // SAFETY: the contract: objects that live.
-        match unsafe { count_of(channel) } {
-            Count::Taken => {}
-            Count::Wanted(fd) => {
-                if !take_count(fd) {
-                    return -1;
-                }
+        let waited = match unsafe { look(channel, by_link) } {
+            Look::Taken => true,
+            Look::Again => {
+                by_link = false;
+                continue;
             }
-            Count::Failed(errno) => return minus_one(Err(errno)),
+            Look::Failed(errno) => return minus_one(Err(errno)),
+            Look::Sleep(events) => take_count(events),
+            Look::Watch { events, link, timeout } => {
+                let woken = wait_for_any(events, &link, timeout);
+                // SAFETY: as above.
+                unsafe { end_wait(channel, woken == Woken::ByBell) };
+                by_link = matches!(woken, Woken::ByLink | Woken::ByBell);
+                if woken != Woken::Failed {
+                    continue;
+                }
+                false
+            }
+        };
+        if !waited {
+            return -1;
         }
         // None: the queue of the event went in between.
         // SAFETY: as above, and room for two pointers.
@@ -266,33 +280,64 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     }
 }
 
-/// What there is of a channel's counts.
-enum Count {
+/// What there is of a channel's events, and how to wait if there is none. Nothing in it is to be destroyed.
+enum Look {
+    /// An event was taken.
     Taken,
-    /// Of this descriptor: it has to be waited for.
-    Wanted(RawFd),
+    /// Something has come.
+    Again,
+    /// Somebody else turns the NIC: wait for a count of this descriptor.
+    Sleep(RawFd),
+    /// Nobody does: wait for any of these, and then turn it.
+    Watch {
+        events: RawFd,
+        link: Watched,
+        timeout: Duration,
+    },
     Failed(Errno),
 }
 
-/// Takes a count, or prepares to wait for one.
+/// Looks for an event, and prepares to wait for one. `by_link`: the link has just ended a sleep, and no event did.
 ///
 /// # Safety
 /// The contract: an object.
-unsafe fn count_of(channel: *mut ibv_comp_channel) -> Count {
+unsafe fn look(channel: *mut ibv_comp_channel, by_link: bool) -> Look {
     // SAFETY: the caller's promise.
     let (found, nic) =
         match unsafe { behind(channel).and_then(|found| Ok((found, context((*channel).context)?))) } {
             Ok(both) => both,
-            Err(errno) => return Count::Failed(errno),
+            Err(errno) => return Look::Failed(errno),
         };
-    if take_count_now(found.channel.fd()) {
-        return Count::Taken;
+    // A pass makes system calls, in which a thread must not be cancelled.
+    let _uncancelled = Uncancelled::new();
+    let (channel, device) = (&found.channel, &nic.nic.device);
+    if !by_link && (channel.came_to_look(device) || take_count_now(channel.events())) {
+        return Look::Taken;
     }
-    if nic.nic.device.has_failed() {
-        return Count::Failed(libc::EIO);
+    if device.has_failed() {
+        return Look::Failed(libc::EIO);
     }
-    nic.nic.device.step_aside();
-    Count::Wanted(found.channel.fd().as_raw_fd())
+    if !by_link && channel.is_nonblocking() {
+        channel.found_no_event(device);
+        return if take_count_now(channel.events()) { Look::Taken } else { Look::Failed(libc::EAGAIN) };
+    }
+    let events = channel.events().as_raw_fd();
+    match channel.begin_wait(device) {
+        Wait::Taken => Look::Taken,
+        Wait::Look => Look::Again,
+        Wait::Sleep => Look::Sleep(events),
+        Wait::Watch { on, timeout } => Look::Watch { events, link: on, timeout },
+    }
+}
+
+/// # Safety
+/// The contract: an object.
+unsafe fn end_wait(channel: *mut ibv_comp_channel, rang: bool) {
+    // SAFETY: the caller's promise.
+    if let Ok(of) = unsafe { context((*channel).context) } {
+        let _uncancelled = Uncancelled::new();
+        of.nic.device.end_wait(rang);
+    }
 }
 
 /// A queue of the channel that has an event, which is taken from it and counted as handed over.

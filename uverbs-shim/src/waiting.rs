@@ -6,7 +6,10 @@ use std::sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Relaxed, Release},
 };
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use roxie::host::{MAX_WATCHED, Watched};
 
 /// A lock that one call takes and another gives back (`ibv_wr_start` and `ibv_wr_complete`), held for a few stores.
 #[derive(Debug, Default)]
@@ -38,26 +41,41 @@ impl Turn {
 /// Events that an application was handed and has to acknowledge before their object can go.
 #[derive(Debug, Default)]
 pub(crate) struct Acknowledgements {
-    /// Handed over and not acknowledged.
-    open: Mutex<u32>,
+    open: Mutex<Open>,
     changed: Condvar,
 }
 
+#[derive(Debug, Default)]
+struct Open {
+    /// Handed over and not acknowledged.
+    events: u32,
+    /// Threads that wait until there are none. To wake nobody takes a system call too.
+    waiting: u32,
+}
+
 impl Acknowledgements {
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn handed_over(&self) {
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.open().events += 1;
     }
 
     pub(crate) fn acknowledge(&self, count: u32) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        *open = open.saturating_sub(count);
-        self.changed.notify_all();
+        let mut open = self.open();
+        open.events = open.events.saturating_sub(count);
+        if open.waiting > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Waits until all are.
     pub(crate) fn wait(&self) {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.changed.wait_while(open, |open| *open > 0).unwrap_or_else(PoisonError::into_inner));
+        let mut open = self.open();
+        open.waiting += 1;
+        let wait = self.changed.wait_while(open, |open| open.events > 0);
+        wait.unwrap_or_else(PoisonError::into_inner).waiting -= 1;
     }
 }
 
@@ -66,6 +84,49 @@ unsafe extern "C-unwind" {
     fn read(fd: c_int, to: *mut u8, count: usize) -> isize;
     /// As well.
     fn pause() -> c_int;
+    /// As well.
+    fn ppoll(
+        fds: *mut libc::pollfd,
+        count: libc::nfds_t,
+        timeout: *const libc::timespec,
+        mask: *const libc::sigset_t,
+    ) -> c_int;
+}
+
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Woken {
+    /// An event, or nothing: the time was over.
+    ByEvent,
+    /// The link.
+    ByLink,
+    /// A doorbell, and perhaps the link.
+    ByBell,
+    /// `errno` says why.
+    Failed,
+}
+
+/// Waits until one of these descriptors is readable, or the time is over.
+///
+/// As with [`take_count`], a thread may be cancelled here.
+pub(crate) fn wait_for_any(events: RawFd, link: &Watched, timeout: Duration) -> Woken {
+    let mut fds = [libc::pollfd { fd: events, events: libc::POLLIN, revents: 0 }; MAX_WATCHED + 1];
+    for (place, fd) in fds[1..].iter_mut().zip(link.fds()) {
+        place.fd = *fd;
+    }
+    let count = link.fds().len() + 1;
+    let timeout = libc::timespec {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    // SAFETY: `count` descriptors, which there are, a time, and no mask; they outlive the call.
+    let ready = unsafe { ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &timeout, std::ptr::null()) };
+    match ready {
+        ..=-1 => Woken::Failed,
+        _ if fds[count - 1].revents != 0 => Woken::ByBell,
+        1.. if fds[0].revents == 0 => Woken::ByLink,
+        _ => Woken::ByEvent,
+    }
 }
 
 /// Waits until a signal was handled, and leaves `EINTR` in `errno`. As with [`take_count`], a thread may be cancelled here.

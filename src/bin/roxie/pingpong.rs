@@ -189,7 +189,7 @@ fn play(kind: Kind, options: &Options) -> Result<(), Failure> {
     }
     let mut options = options.clone();
     if options.events {
-        // Nobody polls: a thread of its own answers at once, the caller's fallback only after a while.
+        // Nobody polls: a thread of its own answers without being woken.
         options.device.drive.get_or_insert(THREAD);
     }
     let options = &options;

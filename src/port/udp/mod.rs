@@ -112,6 +112,11 @@ impl Port for UdpPort {
         self.receiver.fds()
     }
 
+    /// What was fetched already wants a turn.
+    fn next_event(&self) -> Nanos {
+        if self.receiver.has_rest() { Nanos::ZERO } else { Nanos::MAX }
+    }
+
     /// Sockets stay readable until they are empty, so only what was fetched already keeps awake.
     fn prepare_sleep(&mut self) -> bool {
         !self.receiver.has_rest()

@@ -142,7 +142,7 @@ impl UdpPort {
             (0..count).map(|i| send_socket(address, i, config)).collect::<Result<Vec<_>, _>>()
         };
         let waiting = |error| UdpError::Socket { what: "epoll", address: first, error };
-        let any = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| waiting(e.into()))?;
+        let later = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| waiting(e.into()))?;
         let limits = SendLimits { segments, port: config.port, scope };
         Ok(UdpPort {
             info: PortInfo {
@@ -157,7 +157,7 @@ impl UdpPort {
             addresses: own,
             fixed_mtu: config.mtu.is_some(),
             sender: Sender::new(pool(true)?, pool(false)?, limits),
-            receiver: Receiver::new(any, listeners, mac, config.port, max_frame).map_err(waiting)?,
+            receiver: Receiver::new(later, listeners, mac, config.port, max_frame),
             config: config.clone(),
             namespace: NetNs::current().map_err(|e| waiting(io::Error::other(e)))?,
             memberships: Vec::new(),

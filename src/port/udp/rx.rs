@@ -19,8 +19,10 @@ const COLD_PERIOD: usize = 8;
 /// Receives from all listening sockets.
 pub(super) struct Receiver {
     listeners: Vec<Listener>,
-    /// Readable while one of them is: they come and go with multicast groups.
-    any: Epoll,
+    /// How many of them were there from the beginning.
+    first: usize,
+    /// Readable while one of the others is: they come and go with multicast groups.
+    later: Epoll,
     inbox: Inbox,
     /// What the inbox holds, in order.
     trains: Vec<Cut>,
@@ -74,15 +76,18 @@ struct Datagram {
 
 impl Receiver {
     pub(super) fn new(
-        any: Epoll,
+        later: Epoll,
         sockets: Vec<(IpAddr, OwnedFd)>,
         mac: [u8; 6],
         port: u16,
         max_frame: usize,
-    ) -> io::Result<Receiver> {
-        let mut receiver = Receiver {
-            listeners: Vec::new(),
-            any,
+    ) -> Receiver {
+        let listener = |(address, socket)| Listener { socket, address, idle_polls: 0, dropped: 0 };
+        let listeners: Vec<Listener> = sockets.into_iter().map(listener).collect();
+        Receiver {
+            first: listeners.len(),
+            listeners,
+            later,
             inbox: Inbox::new(),
             trains: Vec::with_capacity(INBOX),
             next: (0, 0),
@@ -93,16 +98,12 @@ impl Receiver {
             port,
             max_frame,
             counts: ReceiveCounts::default(),
-        };
-        for (address, socket) in sockets {
-            receiver.listen(address, socket)?;
         }
-        Ok(receiver)
     }
 
     /// Receives from another socket as well.
     pub(super) fn listen(&mut self, address: IpAddr, socket: OwnedFd) -> io::Result<()> {
-        self.any.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        self.later.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         self.listeners.push(Listener { socket, address, idle_polls: 0, dropped: 0 });
         Ok(())
     }
@@ -111,7 +112,7 @@ impl Receiver {
     pub(super) fn hang_up(&mut self, address: IpAddr) {
         if let Some(at) = self.listeners.iter().position(|l| l.address == address) {
             // Before it is closed: a copy of it elsewhere would keep it in the set.
-            let _ = self.any.delete(&self.listeners[at].socket);
+            let _ = self.later.delete(&self.listeners[at].socket);
             self.listeners.remove(at);
         }
     }
@@ -165,7 +166,9 @@ impl Receiver {
     }
 
     pub(super) fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.any.0.as_fd()]
+        // Each by itself: whoever is woken through a set of sets is put on another processor than who sent.
+        let first = self.listeners[..self.first].iter().map(|l| l.socket.as_fd());
+        first.chain([self.later.0.as_fd()]).collect()
     }
 
     /// Datagrams that the kernel dropped because a socket buffer was full.

@@ -1,0 +1,173 @@
+//! The engine's thread: the keeper, which turns the worker while callers do not, or a thread that owns it.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+use std::thread::{self, JoinHandle};
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::prctl;
+use nix::sys::time::TimeSpec;
+
+use super::shared::{Dead, Shared, Turn};
+use super::watch::{BREAK, Relief, Rest, SHORTEST_NAP};
+use super::{Drive, LONGEST_SLEEP};
+use crate::threads::{ask_for_short_turns, spawn_unsignalled};
+use crate::time::Nanos;
+
+/// How long the keeper goes on looking after a pass that brought something, but nothing for the application. The next burst of a peer
+/// that writes comes within this time; to sleep between the bursts costs a third of the bandwidth over AF_XDP.
+const LINGER: Nanos = Nanos::from_micros(50);
+
+/// Held by a thread that turns the worker: if it unwinds, the engine is dead.
+struct Obituary(Arc<Shared>);
+
+impl Drop for Obituary {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.declare_dead(&mut self.0.lock_to_look());
+        }
+    }
+}
+
+pub(super) fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<()>> {
+    spawn_unsignalled("roxie-worker", move || {
+        let _obituary = Obituary(Arc::clone(&shared));
+        // A nap of 50 us must not take 100. Where it cannot be had, naps are longer.
+        let _ = prctl::set_timerslack(1);
+        // Nor must a frame wait until a program that spins has used up its turn.
+        let _ = ask_for_short_turns();
+        let _dead = match drive {
+            Drive::Caller => keep(&shared),
+            Drive::Thread { core, spin } => {
+                if let Some(id) = core
+                    && !core_affinity::set_for_current(core_affinity::CoreId { id })
+                {
+                    eprintln!(
+                        "roxie: the engine's thread cannot be pinned to core {id}, it runs on any: is the core online \
+                         and allowed (`taskset -p {}`, cpuset of the container)?",
+                        std::process::id()
+                    );
+                }
+                spin_then_sleep(&shared, spin)
+            }
+            Drive::CallerOnly => Ok(()),
+        };
+    })
+}
+
+/// The loop of a thread that owns its worker.
+fn spin_then_sleep(shared: &Shared, spin: Nanos) -> Result<(), Dead> {
+    let mut busy_at = shared.clock.now();
+    while !shared.stop.load(Acquire) {
+        let now = shared.clock.now();
+        let mut worker = shared.lock_in_turn()?;
+        if !worker.poll(now).is_idle() {
+            busy_at = now;
+        } else if now - busy_at > spin {
+            watch(shared, worker);
+            busy_at = shared.clock.now();
+        }
+    }
+    Ok(())
+}
+
+/// The loop of the keeper. See [`super::watch`] for when it does what.
+fn keep(shared: &Shared) -> Result<(), Dead> {
+    let mut busy_at = Nanos::ZERO;
+    while !shared.stop.load(Acquire) {
+        let now = shared.clock.now();
+        match shared.watch.rest(now.0) {
+            Rest::Until(until) => {
+                nap(shared, now, Nanos(until));
+                expect_the_relief(shared);
+                continue;
+            }
+            Rest::Deep => {
+                nap(shared, now, now + LONGEST_SLEEP);
+                expect_the_relief(shared);
+                continue;
+            }
+            Rest::None => shared.take_back(),
+        }
+        let Some(mut worker) = shared.try_turn() else {
+            if shared.is_dead() {
+                return Err(Dead);
+            }
+            // A caller is at it. To wait for the lock would cost it a system call to hand it over.
+            nap(shared, now, now + Nanos(BREAK));
+            continue;
+        };
+        let progress = shared.pass(&mut worker, now);
+        if !progress.is_idle() {
+            busy_at = now;
+        }
+        // What the application waits for is there: the processor is its.
+        let is_over = progress.completions > 0 || now - busy_at > LINGER;
+        if is_over {
+            watch(shared, worker);
+        } else if progress.is_idle() {
+            drop(worker);
+            thread::yield_now();
+        }
+    }
+    Ok(())
+}
+
+/// Sleeps until a time, or until it is roused.
+fn nap(shared: &Shared, now: Nanos, until: Nanos) {
+    let mut fds = [PollFd::new(shared.alarm.as_fd(), PollFlags::POLLIN)];
+    sleep_on(&mut fds, until - now);
+    wakes(shared, &fds[0]);
+}
+
+fn wakes(shared: &Shared, alarm: &PollFd<'_>) {
+    shared.watch.wakes();
+    if alarm.any() == Some(true) {
+        let _ = shared.alarm.read();
+    }
+}
+
+/// A caller watches the link. If it has not come although there is something to do, it is trusted no longer: it is busy with something
+/// else, stopped, or was cancelled.
+fn expect_the_relief(shared: &Shared) {
+    let relief = shared.watch.relief();
+    if relief == Relief::No || shared.watch.away(shared.clock.now().0) < SHORTEST_NAP {
+        return;
+    }
+    if let Some(mut worker) = shared.try_turn()
+        && !worker.is_quiet()
+    {
+        drop(worker);
+        shared.take_back();
+        if relief == Relief::Blocked {
+            let _ = shared.watch.stop_watching();
+        }
+    }
+}
+
+/// Sleeps until a frame, a doorbell, a command, a timer or a caller's pass that leaves something. The lock is free
+/// meanwhile.
+fn watch(shared: &Shared, mut worker: Turn<'_>) {
+    if !worker.prepare_sleep() {
+        return;
+    }
+    let now = shared.clock.now();
+    let until = worker.next_deadline().min(now + LONGEST_SLEEP);
+    shared.watch.watches(until.0);
+    drop(worker);
+    let frames = shared.frames();
+    // Not an epoll set of them: it would be one more thing to wake, which then lets the scheduler forget who woke it.
+    let others = [shared.alarm.as_fd(), shared.doorbells.wake_fd().as_fd()];
+    let fds = others.into_iter().chain(frames.iter().map(AsFd::as_fd));
+    let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    sleep_on(&mut fds, until - now);
+    wakes(shared, &fds[0]);
+    shared.doorbells.sleep_ends(fds[1].any() == Some(true));
+}
+
+fn sleep_on(fds: &mut [PollFd<'_>], how_long: Nanos) {
+    // An interrupted or failed wait is a short one: the next pass looks at everything anyway.
+    let _ = ppoll(fds, Some(TimeSpec::from_duration(how_long.as_duration())), None);
+}

@@ -1,0 +1,292 @@
+//! The worker and its lock: what callers and the engine's threads share.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::turns::Turns;
+use super::wait::Waiters;
+use super::watch::Watch;
+use super::worker::{Progress, Worker};
+use crate::port::Port;
+use crate::shared::Doorbells;
+use crate::time::{Clock, Nanos};
+
+/// Looks at a lock that is taken before the processor is offered to whoever has it.
+const SPINS: u32 = 64;
+/// How long callers find nothing before they offer the processor to others, in ns.
+const PATIENCE: u64 = 3_000;
+/// And in how many passes at least: who looks now and then is not polling.
+const EMPTY_PASSES: u32 = 6;
+/// How long ago a moment ago is, in ns.
+const LATELY: u64 = 10_000;
+/// Never; nothing is owed.
+const NOTHING: u64 = u64::MAX;
+
+/// What callers and threads share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    turns: Turns<Worker>,
+    pub(super) clock: Clock,
+    pub(super) doorbells: Doorbells,
+    pub(super) watch: Watch,
+    pub(super) waiters: Waiters,
+    /// When a caller's pass took in what it did not answer. Changes only under the worker's lock.
+    owed_at: AtomicU64,
+    /// Since when callers have found nothing, and not given way; and in how many passes.
+    empty_since: AtomicU64,
+    empty: AtomicU32,
+    /// When a caller last looked, if nothing had come.
+    idle_at: AtomicU64,
+    pub(super) stop: AtomicBool,
+    /// A pass panicked: nobody turns the worker any more.
+    dead: AtomicBool,
+    /// What rouses the keeper alone.
+    pub(super) alarm: EventFd,
+    /// The port's descriptors: frames make them readable.
+    frames: Mutex<Arc<[OwnedFd]>>,
+    /// How many wait for the worker besides the thread that turns it: a thread that spins on the lock lets them in.
+    waiting: AtomicU32,
+}
+
+/// The engine is dead: a pass panicked.
+#[derive(Debug)]
+pub(super) struct Dead;
+
+/// The worker, for whoever turns it. Dropping it looks whether a bell was rung meanwhile by somebody who found it taken.
+pub(super) struct Turn<'a> {
+    shared: &'a Shared,
+    worker: Option<MutexGuard<'a, Worker>>,
+}
+
+impl Deref for Turn<'_> {
+    type Target = Worker;
+    fn deref(&self) -> &Worker {
+        self.worker.as_ref().expect("held until it is dropped")
+    }
+}
+
+impl DerefMut for Turn<'_> {
+    fn deref_mut(&mut self) -> &mut Worker {
+        self.worker.as_mut().expect("held until it is dropped")
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.worker = None;
+        if !thread::panicking() {
+            self.shared.look_again();
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn new(worker: Worker) -> io::Result<Shared> {
+        let shared = Shared {
+            clock: Clock::new(),
+            doorbells: worker.doorbells().clone(),
+            watch: Watch::new(),
+            waiters: Waiters::default(),
+            owed_at: AtomicU64::new(NOTHING),
+            empty_since: AtomicU64::new(NOTHING),
+            empty: AtomicU32::new(0),
+            idle_at: AtomicU64::new(NOTHING),
+            dead: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            alarm: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
+            frames: Mutex::new(Arc::new([])),
+            waiting: AtomicU32::new(0),
+            turns: Turns::new(worker),
+        };
+        shared.watch_port(shared.lock_to_look().port())?;
+        Ok(shared)
+    }
+
+    /// From now on what comes to this port wakes who watches.
+    pub(super) fn watch_port(&self, port: &dyn Port) -> io::Result<()> {
+        let frames: io::Result<_> = port.event_fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect();
+        *self.frames.lock().unwrap_or_else(PoisonError::into_inner) = frames?;
+        Ok(())
+    }
+
+    /// The port's descriptors as they are now.
+    pub(super) fn frames(&self) -> Arc<[OwnedFd]> {
+        Arc::clone(&self.frames.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn turn<'a>(&'a self, worker: MutexGuard<'a, Worker>) -> Turn<'a> {
+        Turn { shared: self, worker: Some(worker) }
+    }
+
+    fn lock(&self) -> Result<Turn<'_>, Dead> {
+        match self.turns.worker().lock() {
+            Ok(worker) => Ok(self.turn(worker)),
+            Err(poisoned) => Err(self.declare_dead(&mut poisoned.into_inner())),
+        }
+    }
+
+    /// The worker, unless somebody has it. Whoever has rung a bell before may leave it at that: the holder hears it.
+    pub(super) fn try_turn(&self) -> Option<Turn<'_>> {
+        match self.turns.after_ringing() {
+            Ok(worker) => worker.map(|worker| self.turn(worker)),
+            Err(mut dead) => {
+                self.declare_dead(&mut dead);
+                None
+            }
+        }
+    }
+
+    /// The same; a thread that takes it again and again lets this one in, and goes on afterwards.
+    pub(super) fn try_turn_between(&self) -> Option<Turn<'_>> {
+        self.waiting.fetch_add(1, Relaxed);
+        let worker = self.try_turn();
+        self.waiting.fetch_sub(1, Relaxed);
+        worker
+    }
+
+    /// The worker, to look at what is left of it in any case.
+    pub(super) fn lock_to_look(&self) -> MutexGuard<'_, Worker> {
+        self.waiting.fetch_add(1, Relaxed);
+        let guard = self.turns.worker().lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Relaxed);
+        guard
+    }
+
+    /// The lock, for those who do not turn the worker in a loop.
+    pub(super) fn lock_between(&self) -> Result<Turn<'_>, Dead> {
+        self.waiting.fetch_add(1, Relaxed);
+        let guard = self.lock();
+        self.waiting.fetch_sub(1, Relaxed);
+        guard
+    }
+
+    /// The lock, for a thread that takes it again and again.
+    pub(super) fn lock_in_turn(&self) -> Result<Turn<'_>, Dead> {
+        while self.waiting.load(Relaxed) > 0 && !self.stop.load(Relaxed) {
+            thread::yield_now();
+        }
+        self.lock()
+    }
+
+    /// A pass has panicked. Tells everybody, the first time.
+    pub(super) fn declare_dead(&self, worker: &mut Worker) -> Dead {
+        if !self.dead.swap(true, Relaxed) {
+            worker.die();
+        }
+        Dead
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Relaxed)
+    }
+
+    /// After unlocking: whoever rang while the worker was taken has left it to its holder.
+    fn look_again(&self) {
+        let send = |worker: &mut Worker| {
+            self.send_out(worker, self.clock.now());
+        };
+        if self.turns.look_again(|| self.doorbells.any(), send) && self.watch.needs_by(0) {
+            self.wake_keeper();
+        }
+    }
+
+    /// The half of a pass that sends; nothing is owed after it.
+    pub(super) fn send_out(&self, worker: &mut Worker, now: Nanos) -> Progress {
+        self.owed_at.store(NOTHING, Relaxed);
+        worker.send_out(now)
+    }
+
+    /// A whole pass.
+    pub(super) fn pass(&self, worker: &mut Worker, now: Nanos) -> Progress {
+        self.owed_at.store(NOTHING, Relaxed);
+        worker.poll(now)
+    }
+
+    /// Since when something is owed.
+    pub(super) fn owed_at(&self) -> Option<Nanos> {
+        let at = self.owed_at.load(Relaxed);
+        (at != NOTHING).then_some(Nanos(at))
+    }
+
+    /// A pass that took something in ends without sending.
+    pub(super) fn owe(&self, now: Nanos) {
+        self.owed_at.store(now.0, Relaxed);
+    }
+
+    /// Before anything is taken away: a caller that ends after its last completion, destroying its QP, must not keep
+    /// the acknowledgement of that very message from its peer.
+    pub(super) fn send_what_is_owed(&self, worker: &mut Worker, now: Nanos) {
+        if self.owed_at().is_some() {
+            self.send_out(worker, now);
+        }
+    }
+
+    /// After a caller's pass that did something: wakes the keeper if it sleeps and has reason to come earlier than it will.
+    pub(super) fn rouse(&self, worker: &Worker, more: bool) {
+        // In a nap it comes soon anyway, and its callers keep the time.
+        if self.watch.naps() {
+            return;
+        }
+        let needed_by = if more { Nanos::ZERO } else { worker.needed_by() };
+        if self.watch.needs_by(needed_by.0) {
+            self.wake_keeper();
+        }
+    }
+
+    /// Ends the keeper's sleep, whatever its kind.
+    pub(super) fn wake_keeper(&self) {
+        // The counter can only be full if a wake-up is pending anyway.
+        let _ = self.alarm.write(1);
+    }
+
+    /// A caller found the worker taken. Its holder may be waiting for this very processor.
+    pub(super) fn give_way(&self) {
+        for _ in 0..SPINS {
+            std::hint::spin_loop();
+        }
+        if matches!(self.turns.unless_taken(), Ok(None)) {
+            thread::yield_now();
+        }
+    }
+
+    /// A caller's pass found nothing. After a while whoever else wants the processor may have it: what is waited for may
+    /// well come from there.
+    pub(super) fn found_nothing(&self, now: Nanos) {
+        let since = self.empty_since.load(Relaxed);
+        // Callers that count at the same time lose a count.
+        let empty = self.empty.load(Relaxed) + 1;
+        self.empty.store(empty, Relaxed);
+        if since == NOTHING {
+            self.empty_since.store(now.0, Relaxed);
+        } else if empty >= EMPTY_PASSES && now.0.saturating_sub(since) > PATIENCE {
+            self.found_something();
+            thread::yield_now();
+        }
+    }
+
+    /// What a caller took in.
+    pub(super) fn note(&self, now: Nanos, came: &Progress) {
+        let idle = came.is_idle();
+        self.idle_at.store(if idle { now.0 } else { NOTHING }, Relaxed);
+    }
+
+    /// A caller's pass found something to do.
+    pub(super) fn found_something(&self) {
+        self.empty_since.store(NOTHING, Relaxed);
+        self.empty.store(0, Relaxed);
+    }
+
+    /// Nothing had come a moment ago, and nothing is to be sent. Whoever is about to sleep on the link's descriptors need not look
+    /// again: they tell.
+    pub(super) fn found_nothing_lately(&self, now: Nanos) -> bool {
+        now.0.wrapping_sub(self.idle_at.load(Relaxed)) < LATELY
+            && self.owed_at().is_none()
+            && !self.doorbells.any()
+    }
+}

@@ -1,0 +1,229 @@
+//! Callers that wait for completions, and may watch the link themselves meanwhile.
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::shared::Shared;
+use super::wait_set::WaitSet;
+use super::watch::{QUIET, Relief};
+use super::{Engine, LONGEST_SLEEP};
+
+/// Where several threads wait at a time, in ns since the last time that was seen, the keeper watches for all of them.
+const CROWD: u64 = 10_000_000;
+/// Looks for an event that one who watches may take in vain before it asks again.
+const LOOKS_IN_VAIN: u32 = 3;
+
+/// A number of the calling thread.
+fn this_thread() -> usize {
+    thread_local!(static HERE: u8 = const { 0 });
+    HERE.with(|here| std::ptr::from_ref(here).addr())
+}
+
+/// Who waits.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    /// The thread that was last to wait, and when.
+    last: AtomicUsize,
+    last_at: AtomicU64,
+    /// When two were seen to wait within a short time of one another.
+    crowd_at: AtomicU64,
+    /// Whose descriptor frames make readable.
+    in_front: Mutex<Option<Arc<WaitSet>>>,
+}
+
+impl Waiters {
+    /// `who` waits. True if it is the only one who does.
+    fn is_alone(&self, who: usize, now: u64) -> bool {
+        let (last, last_at) = (self.last.swap(who, Relaxed), self.last_at.swap(now, Relaxed));
+        if last != who && last != 0 && now.saturating_sub(last_at) < QUIET {
+            self.crowd_at.store(now, Relaxed);
+            return false;
+        }
+        let crowd_at = self.crowd_at.load(Relaxed);
+        crowd_at == 0 || now.saturating_sub(crowd_at) > CROWD
+    }
+}
+
+/// Descriptors that a caller may watch at most; where there are more the keeper does.
+pub const MAX_WATCHED: usize = 16;
+
+/// Descriptors to watch: nothing that has to be destroyed, for a thread may be cancelled while it has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Watched {
+    fds: [RawFd; MAX_WATCHED],
+    count: usize,
+}
+
+impl Watched {
+    fn of(fds: impl Iterator<Item = RawFd>) -> Option<Watched> {
+        let mut watched = Watched { fds: [-1; MAX_WATCHED], count: 0 };
+        for fd in fds {
+            *watched.fds.get_mut(watched.count)? = fd;
+            watched.count += 1;
+        }
+        Some(watched)
+    }
+
+    /// The descriptors.
+    pub fn fds(&self) -> &[RawFd] {
+        &self.fds[..self.count]
+    }
+}
+
+/// What a caller is to do that wants to wait for an event.
+#[derive(Debug)]
+pub enum Wait {
+    /// Sleep until its own descriptor is readable, or one of these, or so long; then say [`Engine::end_wait`], and look.
+    Watch {
+        /// Readable when the NIC is to be turned; of the engine, as long as it lives. The last of them is the doorbells'.
+        on: Watched,
+        /// How long at most.
+        timeout: Duration,
+    },
+    /// An event has come, and is taken.
+    Taken,
+    /// Look again at once: something has come.
+    Look,
+    /// Sleep until its own descriptor is readable: somebody watches.
+    Sleep,
+}
+
+impl Shared {
+    /// The program that waits on its descriptor does not watch the link any more.
+    pub(super) fn take_back(&self) {
+        let set = self.waiters.in_front.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(set) = set {
+            set.remove_frames(&self.frames());
+            if self.watch.stop_watching() {
+                self.wake_keeper();
+            }
+        }
+    }
+
+    /// `set` watches from now on. False: it cannot, or another caller does.
+    fn put_in_front(&self, set: &Arc<WaitSet>, now: u64) -> bool {
+        let mut in_front = self.waiters.in_front.lock().unwrap_or_else(PoisonError::into_inner);
+        let frames = self.frames();
+        if frames.is_empty() || !self.watch.begin_watching(Relief::OnDescriptor, now) {
+            return false;
+        }
+        if set.add_frames(&frames).is_err() {
+            let _ = self.watch.stop_watching();
+            return false;
+        }
+        *in_front = Some(Arc::clone(set));
+        true
+    }
+
+    fn is_in_front(&self, set: &Arc<WaitSet>) -> bool {
+        let in_front = self.waiters.in_front.lock().unwrap_or_else(PoisonError::into_inner);
+        in_front.as_ref().is_some_and(|front| Arc::ptr_eq(front, set))
+    }
+}
+
+impl Engine {
+    fn keeper_serves(&self) -> bool {
+        self.caller_drives && self.thread.is_some()
+    }
+
+    /// The caller is about to wait for something, and will not poll meanwhile: the NIC is looked after from now on.
+    pub fn step_aside(&self) {
+        if self.keeper_serves() {
+            self.shared.take_back();
+            if self.shared.watch.caller_waits(self.now().0) {
+                self.shared.wake_keeper();
+            }
+        }
+    }
+
+    /// The same for a caller that has armed a completion queue, and will wait on this descriptor.
+    pub fn armed(&self, set: &Arc<WaitSet>) {
+        if !self.keeper_serves() {
+            return;
+        }
+        let now = self.now().0;
+        // To look once more before it sleeps is not to poll.
+        self.shared.found_something();
+        set.asked();
+        if !self.shared.waiters.is_alone(this_thread(), now) {
+            self.shared.watch.forget_relief();
+        } else if set.takes_expectation()
+            || self.shared.watch.relief() == Relief::OnDescriptor
+            || (set.is_nonblocking() && self.shared.put_in_front(set, now))
+        {
+            self.shared.watch.began_to_wait(now);
+            return;
+        }
+        self.shared.take_back();
+        if self.shared.watch.caller_waits(now) {
+            self.shared.wake_keeper();
+        }
+    }
+
+    /// The caller's descriptor was readable, and it has come to look for an event: runs a pass, if it is the one who is to. True if
+    /// that brought an event; it is taken.
+    pub fn came_to_look(&self, set: &Arc<WaitSet>) -> bool {
+        let is_to = self.keeper_serves() && self.shared.is_in_front(set);
+        is_to && set.events().catch(|| self.help()).0
+    }
+
+    /// It has found none. If it looks in vain again and again, its descriptor is readable when there is an event from now on, and not
+    /// before.
+    pub fn found_no_event(&self, set: &Arc<WaitSet>) {
+        if self.keeper_serves() && self.shared.is_in_front(set) && set.looked_in_vain() > LOOKS_IN_VAIN {
+            self.step_aside();
+        }
+    }
+
+    /// The caller wants to sleep until an event comes to `set`, inside a call. Unless somebody else watches it does so itself.
+    pub fn begin_wait(&self, set: &Arc<WaitSet>) -> Wait {
+        if !self.keeper_serves() {
+            return Wait::Sleep;
+        }
+        let now = self.now();
+        if !self.shared.waiters.is_alone(this_thread(), now.0) {
+            self.shared.watch.forget_relief();
+            self.step_aside();
+            return Wait::Sleep;
+        }
+        self.shared.take_back();
+        self.shared.found_something();
+        set.expect_block();
+        let Ok(mut worker) = self.shared.lock_between() else { return Wait::Sleep };
+        self.shared.watch.passed(now.0);
+        if !self.shared.found_nothing_lately(now) {
+            let (taken, came) = set.events().catch(|| worker.take_in(now));
+            self.shared.note(now, &came);
+            if came.received > 0 && came.completions > 0 && !worker.doorbells().any() {
+                self.shared.owe(now);
+            }
+            if taken || came.completions > 0 {
+                return if taken { Wait::Taken } else { Wait::Look };
+            }
+        }
+        self.shared.send_out(&mut worker, now);
+        if !worker.prepare_sleep() {
+            return Wait::Look;
+        }
+        let bell = self.doorbells.wake_fd().as_fd().as_raw_fd();
+        let on = Watched::of(self.shared.frames().iter().map(AsRawFd::as_raw_fd).chain([bell]));
+        let Some(on) = on.filter(|_| self.shared.watch.begin_watching(Relief::Blocked, now.0)) else {
+            worker.sleep_ends();
+            drop(worker);
+            self.step_aside();
+            return Wait::Sleep;
+        };
+        let until = worker.next_deadline().min(now + LONGEST_SLEEP);
+        Wait::Watch { on, timeout: (until - self.now()).as_duration() }
+    }
+
+    /// After [`Wait::Watch`]. `rang`: the last of the descriptors was readable.
+    pub fn end_wait(&self, rang: bool) {
+        self.doorbells.sleep_ends(rang);
+        if self.shared.watch.stop_watching() {
+            self.shared.wake_keeper();
+        }
+    }
+}

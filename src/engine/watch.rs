@@ -1,0 +1,238 @@
+//! Who looks after the NIC while nobody polls: the hand-off between callers and the keeper.
+//!
+//! Callers turn the worker in their own calls. The keeper is the engine's thread, for the time in between. What it does is in
+//! one word, and these are its states:
+//!
+//! | state | it wakes when | because |
+//! |---|---|---|
+//! | awake | | it turns the worker, or is about to look at this word again |
+//! | nap   | its time is over, or it is roused | a caller polls without a break, or watches the link and was here a moment ago |
+//! | deep  | it is roused | a caller watches the link, and has done so for a while |
+//! | watch | a frame, a bell, a command, a timer comes, or it is roused | nobody else looks |
+//!
+//! A caller is trusted to come back for as long as its past bears out: a nap is a quarter of the time for which it has polled
+//! without a break, within [`SHORTEST_NAP`] and [`LONGEST_NAP`]. So what a program leaves when it turns to something else waits
+//! a quarter as long as it polled, and 500 us at most. A program that says that it will wait, by arming a completion queue, is not
+//! trusted at all: the keeper watches before the call returns to it, or is on its way to.
+//!
+//! Both sides write before they look, with a fence in between, so one of them sees the other: `caller_waits` against `nap`,
+//! `stop_watching` against `deep`. A wake-up is due to whoever turns the word from asleep to awake, once. The tests in `tests/handoff`
+//! check every interleaving.
+
+use super::sync::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+    fence,
+};
+
+/// A caller that polls comes again within this time, in ns; who has been away for longer has been doing something else.
+pub(crate) const BREAK: u64 = 20_000;
+/// The shortest nap, in ns, and how long a caller must have polled without a break to be trusted with it.
+pub(crate) const SHORTEST_NAP: u64 = 50_000;
+/// The longest nap, in ns.
+pub(crate) const LONGEST_NAP: u64 = 500_000;
+/// A caller that watches the link is trusted to come for this long, in ns, before the keeper looks whether it did.
+pub(crate) const RELIEF: u64 = 250_000;
+/// Nothing has happened for so long, in ns, that a hand-off more or less does not matter.
+pub(crate) const QUIET: u64 = 2_000_000;
+
+const KIND: u64 = 3;
+const AWAKE: u64 = 0;
+const NAP: u64 = 1;
+const DEEP: u64 = 2;
+const WATCH: u64 = 3;
+
+/// How a caller watches the link in the keeper's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(crate) enum Relief {
+    /// None does.
+    No = 0,
+    /// It sleeps inside a call, until a frame comes.
+    Blocked = 1,
+    /// It sleeps on a descriptor that a frame makes readable, and is trusted to call when it does.
+    OnDescriptor = 2,
+}
+
+/// What the keeper is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// Sleep until this time, in ns; only a rouser ends it before.
+    Until(u64),
+    /// A caller watches the link, and the link is quiet: sleep until roused.
+    Deep,
+    /// Turn the worker, and watch. A caller that was trusted to come to its descriptor is not any more.
+    None,
+}
+
+/// The hand-off. Times are nanoseconds on the engine's clock.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    /// State of the keeper, and when it will look by itself, in units of 4 ns.
+    keeper: AtomicU64,
+    /// When a caller last ran a pass.
+    last_pass: AtomicU64,
+    /// When a caller last did something else than polling on: it came back from a break, or began to wait.
+    broke_at: AtomicU64,
+    relief: AtomicU64,
+    /// When a caller last began to watch.
+    relieved_at: AtomicU64,
+}
+
+impl Watch {
+    pub(crate) fn new() -> Watch {
+        Watch {
+            keeper: AtomicU64::new(AWAKE),
+            last_pass: AtomicU64::new(0),
+            broke_at: AtomicU64::new(0),
+            relief: AtomicU64::new(Relief::No as u64),
+            relieved_at: AtomicU64::new(0),
+        }
+    }
+
+    /// A caller runs a pass, or found that somebody does.
+    pub(crate) fn passed(&self, now: u64) {
+        let before = self.last_pass.load(Relaxed);
+        self.last_pass.store(now, Relaxed);
+        if now.saturating_sub(before) > BREAK {
+            self.broke_at.store(now, Relaxed);
+        }
+    }
+
+    /// A caller's pass has ended, and took a while: that was no break.
+    pub(crate) fn pass_ended(&self, now: u64) {
+        self.last_pass.store(now, Relaxed);
+    }
+
+    /// How long ago a caller last ran a pass.
+    pub(crate) fn away(&self, now: u64) -> u64 {
+        now.saturating_sub(self.last_pass.load(Relaxed))
+    }
+
+    /// When a caller last began to wait, or came back.
+    pub(crate) fn broke_at(&self) -> u64 {
+        self.broke_at.load(Relaxed)
+    }
+
+    /// A caller is about to wait, and watches itself, or is going to.
+    pub(crate) fn began_to_wait(&self, now: u64) {
+        self.broke_at.store(now, Relaxed);
+    }
+
+    /// A caller is about to wait for something that the NIC will do, and nobody watches for it. True: wake the keeper.
+    #[must_use]
+    pub(crate) fn caller_waits(&self, now: u64) -> bool {
+        self.broke_at.store(now, Relaxed);
+        // Against `nap`: it sees the break, or this sees the nap.
+        fence(SeqCst);
+        let keeper = self.keeper.load(Relaxed);
+        let watched = keeper & KIND == WATCH || self.relief.load(Relaxed) == Relief::Blocked as u64;
+        !watched && self.rouse_from(keeper)
+    }
+
+    /// Something is to be done at `needed_by`, and no caller is sure to do it. True: wake the keeper.
+    #[must_use]
+    pub(crate) fn needs_by(&self, needed_by: u64) -> bool {
+        let keeper = self.keeper.load(Relaxed);
+        needed_by >> 2 < keeper >> 2 && self.rouse_from(keeper)
+    }
+
+    /// True if the keeper naps: it trusts its callers to poll, and looks again within [`LONGEST_NAP`].
+    pub(crate) fn naps(&self) -> bool {
+        self.keeper.load(Relaxed) & KIND == NAP
+    }
+
+    /// One wake-up for each sleep.
+    fn rouse_from(&self, keeper: u64) -> bool {
+        keeper & KIND != AWAKE && self.keeper.compare_exchange(keeper, AWAKE, SeqCst, Relaxed).is_ok()
+    }
+
+    /// How a caller watches.
+    pub(crate) fn relief(&self) -> Relief {
+        match self.relief.load(Relaxed) {
+            1 => Relief::Blocked,
+            2 => Relief::OnDescriptor,
+            _ => Relief::No,
+        }
+    }
+
+    /// A caller watches from now on. False: another one does already.
+    pub(crate) fn begin_watching(&self, how: Relief, now: u64) -> bool {
+        self.relieved_at.store(now, Relaxed);
+        self.relief.compare_exchange(Relief::No as u64, how as u64, SeqCst, Relaxed).is_ok()
+    }
+
+    /// True if a caller has watched a moment ago, or does.
+    pub(crate) fn relieved_lately(&self, now: u64) -> bool {
+        now.saturating_sub(self.relieved_at.load(Relaxed)) < QUIET
+    }
+
+    /// Callers who watched a moment ago are not trusted to do so again: there are several who wait.
+    pub(crate) fn forget_relief(&self) {
+        self.relieved_at.store(0, Relaxed);
+    }
+
+    /// It does no more. True: wake the keeper.
+    #[must_use]
+    pub(crate) fn stop_watching(&self) -> bool {
+        self.relief.store(Relief::No as u64, Relaxed);
+        // Against `deep`: it sees that the relief is over, or this sees it sleep.
+        fence(SeqCst);
+        let keeper = self.keeper.load(Relaxed);
+        keeper & KIND == DEEP && self.rouse_from(keeper)
+    }
+
+    /// The keeper's: what it may do at `now`. It is asleep already when this says so, and must sleep or call `wakes`.
+    pub(crate) fn rest(&self, now: u64) -> Rest {
+        let broke_at = self.broke_at.load(Relaxed);
+        let away = self.away(now);
+        match self.relief() {
+            Relief::Blocked if away >= QUIET => return self.deep(),
+            Relief::OnDescriptor if away >= QUIET => return Rest::None,
+            Relief::Blocked | Relief::OnDescriptor => return self.nap(broke_at, now + RELIEF),
+            Relief::No if away > SHORTEST_NAP => return Rest::None,
+            Relief::No => {}
+        }
+        let polled = now.saturating_sub(broke_at);
+        if polled >= 4 * SHORTEST_NAP {
+            return self.nap(broke_at, now + (polled / 4).min(LONGEST_NAP));
+        }
+        // Who has watched until just now is about to do so again.
+        if self.relieved_lately(now) {
+            return self.nap(broke_at, now + SHORTEST_NAP);
+        }
+        Rest::None
+    }
+
+    fn nap(&self, broke_at: u64, until: u64) -> Rest {
+        self.keeper.store(until & !KIND | NAP, Relaxed);
+        fence(SeqCst);
+        if self.broke_at.load(Relaxed) != broke_at && self.relief.load(Relaxed) == Relief::No as u64 {
+            self.wakes();
+            return Rest::None;
+        }
+        Rest::Until(until)
+    }
+
+    fn deep(&self) -> Rest {
+        self.keeper.store(!KIND | DEEP, Relaxed);
+        fence(SeqCst);
+        if self.relief.load(Relaxed) == Relief::No as u64 {
+            self.wakes();
+            return Rest::None;
+        }
+        Rest::Deep
+    }
+
+    /// The keeper's: it sleeps on everything from now on, until this time. It has made bells ring aloud before, and looks once more
+    /// after.
+    pub(crate) fn watches(&self, until: u64) {
+        self.keeper.store(until & !KIND | WATCH, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// The keeper's: it is awake.
+    pub(crate) fn wakes(&self) {
+        self.keeper.store(AWAKE, SeqCst);
+    }
+}
