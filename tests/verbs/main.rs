@@ -15,6 +15,7 @@ mod pyverbs;
 mod query;
 mod raw;
 mod rdmacm;
+mod surroundings;
 mod upper;
 
 use std::io::Read;

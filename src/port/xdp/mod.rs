@@ -29,6 +29,7 @@ pub use config::{Mode, XdpConfig};
 pub use error::XdpError;
 pub use owner::of_program as program_holders;
 pub use queue::ChunkAccount;
+pub use steering::why_no_map;
 
 use queue::{Queue, QueueCounters};
 use steering::Steering;

@@ -33,6 +33,10 @@ impl Library {
         let found = looked.iter().find(|path| path.is_file()).and_then(|path| path.canonicalize().ok());
         match found {
             Some(path) => Ok(Library { path }),
+            None if here.is_none() => Err(Failure::Device(format!(
+                "{NAME} of Roxie's is beside this executable, which cannot be found without /proc: `mount -t proc proc /proc`, or \
+                 name the library's folder with ROXIE_LIB"
+            ))),
             None => Err(Failure::Device(format!(
                 "{NAME} of Roxie's is not there; looked at {}. `make build` makes it, or `cargo build --release -p uverbs-shim && \
                  uverbs-shim/link target/release`; ROXIE_LIB names another place",

@@ -6,6 +6,7 @@
 //! ([`Estate`]), says what a program that failed was refused ([`EventLog`]), and ends as the program does ([`child`]).
 
 mod child;
+pub(crate) mod hint;
 mod library;
 mod overlay;
 mod preflight;
@@ -188,13 +189,10 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
         return Err(Failure::Usage("which program? roxie run -- PROGRAM ARGUMENTS".into()));
     };
     let view = view::View::of(&prepared.interface);
-    if let Err(why) = overlay::enter(&view)
-        && !arguments.options.quiet
-    {
-        output::note(format_args!(
-            "no view of /sys/class/infiniband for the program ({why}): programs on libibverbs alone do not miss it, UCX, \
-             NCCL and Open MPI do"
-        ));
+    let missing = overlay::enter(&view, prepared.port == Port::Xdp)
+        .map_err(|e| Failure::Run(format!("the way back into the chroot: {e}")))?;
+    for part in missing.iter().filter(|_| !arguments.options.quiet) {
+        output::note(part);
     }
     let mut command = Command::new(program);
     command.args(rest).envs(prepared.environment(&arguments.options));
