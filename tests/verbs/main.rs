@@ -11,6 +11,7 @@ mod late;
 mod launcher;
 mod perftest;
 mod pingpong;
+mod preload;
 mod pyverbs;
 mod query;
 mod raw;

@@ -10,7 +10,7 @@ use super::{NEAR, NEAR_V6, PORTS, Running, Site, compiled, descendants, launcher
 
 impl Running {
     /// Until it has the interface for a connection manager: the thread of that is there from the first listener on.
-    fn wait_until_it_serves(&mut self) {
+    pub(super) fn wait_until_it_serves(&mut self) {
         self.wait_until("serving", |pid| {
             descendants(pid).into_iter().any(|pid| {
                 let mut tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();

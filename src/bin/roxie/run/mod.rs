@@ -111,8 +111,10 @@ pub(crate) struct Arguments {
 #[command(
     long_about = "Prints the environment that `roxie run` gives to a program, as lines for a shell: for job schedulers, containers and \
         debuggers that start programs themselves. What it cannot give is the view of /sys/class/infiniband, which some \
-        libraries read (UCX, NCCL); programs that use libibverbs alone do not need it.",
-    after_help = "Example:\n  eval \"$(roxie env --dev eth0)\"; ibv_devinfo"
+        libraries read (UCX, NCCL); programs that use libibverbs alone do not need it. A program's own LD_PRELOAD goes in front of \
+        what is there, not in its place.",
+    after_help = "Examples:\n  eval \"$(roxie env --dev eth0)\"; ibv_devinfo\n  \
+        eval \"$(roxie env --dev eth0)\"; LD_PRELOAD=x.so:$LD_PRELOAD PROGRAM"
 )]
 pub(crate) struct EnvArguments {
     #[command(flatten)]

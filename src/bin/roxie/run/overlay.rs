@@ -23,7 +23,7 @@ use nix::unistd::{chroot, fchdir, getgid, getuid};
 
 use super::child;
 use super::hint::Surroundings;
-use super::view::{Class, View};
+use super::view::{Class, RDMA_CM, View};
 
 /// What programs see of the device besides the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -289,7 +289,8 @@ fn keep(below: &Path, folder: &Path, entries: Vec<(OsString, io::Result<FileType
     Ok(())
 }
 
-/// Character nodes in `/dev/infiniband`. Nothing is ever sent to them: that they are there and can be opened is what counts.
+/// Character nodes in `/dev/infiniband`. That they are there and can be opened is what counts; what is meant for rdma_cm's comes to our
+/// library, and of one that does without, which would take silence for answers, each command fails.
 fn nodes() -> Result<(), Failed> {
     let folder = Path::new("/dev/infiniband");
     if !folder.is_dir() {
@@ -300,7 +301,9 @@ fn nodes() -> Result<(), Failed> {
     for name in View::nodes() {
         let node = folder.join(name);
         File::create(&node).map_err(failed(format!("making {}", node.display())))?;
-        bind(Path::new("/dev/null"), &node)?;
+        let full = Path::new("/dev/full");
+        let behind = if name == RDMA_CM && full.exists() { full } else { Path::new("/dev/null") };
+        bind(behind, &node)?;
     }
     Ok(())
 }
