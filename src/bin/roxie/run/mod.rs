@@ -21,7 +21,8 @@ use roxie::host::{Device, DeviceConfig, EVENTS, Estate, EventLog, LoggedEvent, O
 use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
 
-use crate::common::{Failure, output, usable_interface};
+use crate::common::interface::{Without, usable_interface};
+use crate::common::{Failure, output};
 pub(crate) use library::Library;
 use preflight::Preflight;
 
@@ -152,7 +153,7 @@ struct Prepared {
 
 fn prepare(options: &Options) -> Result<Prepared, Failure> {
     let library = Library::find()?;
-    let interface = usable_interface(options.dev.as_deref())?;
+    let interface = usable_interface(options.dev.as_deref(), Without::Nothing)?;
     let preflight = Preflight::of(&interface, options.port);
     if !options.quiet {
         for remark in &preflight.remarks {
