@@ -109,6 +109,11 @@ impl Steering {
         Ok(())
     }
 
+    /// Does something in the network namespace of the interface.
+    pub(super) fn within<T: Send>(&self, act: impl FnOnce() -> T + Send) -> io::Result<T> {
+        self.namespace.run(act)
+    }
+
     /// Ends that.
     pub(super) fn leave(&mut self, group: IpAddr) {
         let before = self.groups.len();

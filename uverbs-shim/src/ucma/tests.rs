@@ -479,6 +479,28 @@ fn a_datagram_port_is_found_by_asking_and_its_qp_told_with_the_way() {
 }
 
 #[test]
+fn a_host_where_nothing_listens_and_one_that_is_silent_are_told_apart_by_the_status() {
+    let (_, mut side) = sides();
+    let id = side.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    side.connect(id, &wish(17, b"")).unwrap();
+    let asked = side.manager.poll_transmit().unwrap();
+    side.manager.handle_undelivered(side.now, asked.route.remote, &asked.mad);
+    side.hear();
+    let event = side.next();
+    assert_eq!((event.what, event.status, side.maybe_next()), (What::Unreachable, -libc::ECONNREFUSED, None));
+    assert_eq!(side.destroy(id), Ok(3));
+
+    let id = side.resolved(10, Space::Udp, "192.0.2.1:7174");
+    side.connect(id, &wish(17, b"")).unwrap();
+    side.later(Nanos::from_millis(5_000));
+    side.later(Nanos::from_millis(5_000));
+    assert_eq!(side.maybe_next(), None);
+    side.later(Nanos::from_millis(5_000));
+    let event = side.next();
+    assert_eq!((event.what, event.status), (What::Unreachable, -libc::ETIMEDOUT));
+}
+
+#[test]
 fn too_much_private_data_is_refused_at_each_message() {
     let (mut near, mut far) = sides();
     near.listener(Space::Tcp, "0.0.0.0:7174", 0);
