@@ -12,6 +12,7 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, setsockopt, socket, sockopt,
 };
 use roxie::port::udp::{UdpConfig, UdpError, UdpPort, synthetic_mac};
+use roxie::port::undelivered::Quoted;
 use roxie::port::{BURST, Port};
 use roxie::time::Nanos;
 
@@ -489,6 +490,42 @@ fn a_sender_without_checksums_is_heard_over_ipv6() {
         });
         nix::sys::socket::sendto(sender.as_raw_fd(), &datagram, &to, MsgFlags::empty()).expect("sent");
         assert_eq!(datagrams(&receive(&mut port, 1)), [b"no checksum".to_vec()]);
+    });
+}
+
+/// While what is undelivered is heard of, the kernel tells a socket that sends of it as well, in the place of sending what comes next.
+#[test]
+fn what_nobody_takes_is_heard_of_and_keeps_nothing_else_from_arriving() {
+    in_namespace("what_nobody_takes_is_heard_of_and_keeps_nothing_else_from_arriving", || {
+        for (own, absent, there) in
+            [("10.77.0.1", "10.77.0.2", "10.77.0.1"), ("fd77::1", "fd77::2", "fd77::1")]
+        {
+            let mut port = open(own);
+            let heard = port.undelivered().unwrap().unwrap();
+            assert_eq!(heard.next(), None);
+            let lost = payloads(1, 300);
+            send(&mut port, &Flow::new(own, absent), &lost);
+            assert_eq!(heard.next(), Some(Quoted { remote: ip(absent), datagram: lost[0].clone() }));
+            assert_eq!(heard.next(), None);
+            let sent = payloads(100, 200);
+            let mut arrived = Vec::new();
+            for payload in &sent {
+                send(&mut port, &Flow::new(own, absent), &lost);
+                send(&mut port, &Flow::new(own, there), std::slice::from_ref(payload));
+                arrived.extend(datagrams(&receive(&mut port, 1)));
+            }
+            assert!(arrived == sent, "{} of {}", arrived.len(), sent.len());
+            for kind in ["tx_failed", "tx_unreachable", "tx_refused"] {
+                assert_eq!(count(&port, kind), 0, "{kind}: {:?}", counters(&port));
+            }
+            // Linux says it a few times in a row, and then once a second.
+            assert!(heard.next().is_some());
+            drop(heard);
+            send(&mut port, &Flow::new(own, absent), &lost);
+            send(&mut port, &Flow::new(own, there), &sent[..1]);
+            assert_eq!(receive(&mut port, 1).len(), 1);
+            assert_eq!(port.undelivered().unwrap().unwrap().next(), None, "nobody asked for that");
+        }
     });
 }
 

@@ -58,9 +58,11 @@ __asm__(".symver roxie_old_register_driver, ibv_register_driver@IBVERBS_1.1");
 
 /* Calls of the C library that this one stands before have to know who is next. */
 void roxie_find_next(void);
+void roxie_find_next_exec(void);
 __attribute__((constructor)) static void find_next(void)
 {
 	roxie_find_next();
+	roxie_find_next_exec();
 }
 
 /* Behind the destructors of what stands on this library, for it is finished after them. It is never unloaded. */

@@ -148,6 +148,7 @@ impl Manager {
         if !self.table.insert_as(id, connection) {
             return Err(CmError::Unknown { call: "inherit", id });
         }
+        self.asking += u32::from(state.is_asking());
         self.begin_transaction(id);
         self.destroy(now, id);
         Ok(())

@@ -41,6 +41,11 @@ pub enum State {
 }
 
 impl State {
+    /// A peer is asked that may not be there at all.
+    pub(super) fn is_asking(self) -> bool {
+        matches!(self, State::ReqSent | State::SidrReqSent)
+    }
+
     /// The consumer has not answered the peer's request yet.
     pub(super) fn is_pending(self) -> bool {
         matches!(self, State::ReqRcvd | State::MraReqSent | State::SidrReqRcvd)
@@ -103,6 +108,8 @@ pub(super) struct Connection {
     pub(super) linger: Nanos,
     /// Until when a peer where nobody listens is asked again.
     pub(super) insists_until: Nanos,
+    /// The peer has said something of it.
+    pub(super) heard: bool,
 }
 
 /// How long a resolution lingers: as long as a connection with the timeout code that Linux uses on RoCE.
@@ -130,6 +137,7 @@ impl Connection {
             retries_left: 0,
             linger: Nanos::ZERO,
             insists_until: Nanos::ZERO,
+            heard: false,
         }
     }
 

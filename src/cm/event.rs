@@ -21,6 +21,18 @@ pub enum HowDisconnected {
     Refused,
 }
 
+/// Why a peer counts as unreachable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhyUnreachable {
+    /// It did not answer, so often was it asked.
+    Silent {
+        /// Messages that were sent.
+        asked: u8,
+    },
+    /// Its host, or one on the way, says that nothing takes what comes for RoCE.
+    NothingThere,
+}
+
 /// What happened to a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -68,12 +80,14 @@ pub enum Event {
         /// What was said.
         reject: Box<Rej>,
     },
-    /// The peer did not answer. The last event of this connection.
+    /// The peer did not answer, or cannot. The last event of this connection.
     Unreachable {
         /// The connection.
         id: CommId,
         /// Which of our messages: REQ, REP or SIDR_REQ.
         unanswered: Kind,
+        /// How that is known.
+        why: WhyUnreachable,
     },
     /// The peer wants the connection to end. Agree with `disconnect`.
     DisconnectRequested {

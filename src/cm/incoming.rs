@@ -48,7 +48,7 @@ impl Manager {
     /// The connection that a message names by our name for it, if the message comes from its peer. `remote` is the peer's
     /// name, as the message has it; a connection that does not know it yet takes any.
     fn addressed(&mut self, local: CommId, remote: CommId, route: &Route) -> Option<State> {
-        let Some(connection) = self.table.get(local) else {
+        let Some(connection) = self.table.get_mut(local) else {
             self.counters.unknown_id += 1;
             return None;
         };
@@ -60,6 +60,7 @@ impl Manager {
             self.counters.unknown_id += 1;
             return None;
         }
+        connection.heard = true;
         Some(connection.state)
     }
 

@@ -33,6 +33,8 @@ pub struct Config {
     pub grace: Nanos,
     /// How long a peer that says that nobody listens is asked again. Zero: not at all.
     pub insistence: Nanos,
+    /// How often a host that was never heard of is asked again at most.
+    pub silent_retries: u8,
 }
 
 impl Default for Config {
@@ -45,6 +47,7 @@ impl Default for Config {
             service_timeout: 24,
             grace: Nanos::from_millis(100),
             insistence: Nanos::from_millis(250),
+            silent_retries: 2,
         }
     }
 }
@@ -75,6 +78,8 @@ pub struct Manager {
     pub(super) due: Vec<u32>,
     pub(super) early: EarlyRequests,
     pub(super) keeper: Option<Box<dyn Keeper>>,
+    /// Connections and resolutions that wait for a first answer.
+    pub(super) asking: u32,
     transactions: u32,
 }
 
@@ -95,6 +100,7 @@ impl Manager {
             due: Vec::new(),
             early: EarlyRequests::new(),
             keeper: None,
+            asking: 0,
             transactions: 0,
             config,
         }
@@ -148,6 +154,11 @@ impl Manager {
     /// Listeners.
     pub fn listeners(&self) -> usize {
         self.listeners.len()
+    }
+
+    /// True while a peer is asked that may not be there: [`handle_undelivered`](Manager::handle_undelivered) has something to say then.
+    pub fn is_asking(&self) -> bool {
+        self.asking > 0
     }
 
     /// What was counted.
@@ -230,7 +241,8 @@ impl Manager {
     /// Goes to a state other than TimeWait. A request that was pending is not any more when it is answered.
     pub(super) fn set_state(&mut self, id: CommId, state: State) {
         let Some(connection) = self.table.get_mut(id) else { return };
-        connection.state = state;
+        let before = std::mem::replace(&mut connection.state, state);
+        self.asking = self.asking + u32::from(state.is_asking()) - u32::from(before.is_asking());
         if !state.is_pending()
             && let Some(listener) = connection.listener.take()
         {
@@ -304,6 +316,7 @@ impl Manager {
     pub(super) fn remove(&mut self, id: CommId) {
         self.cancel_timer(id);
         let Some(connection) = self.table.remove(id) else { return };
+        self.asking -= u32::from(connection.state.is_asking());
         if let Some(listener) = connection.listener {
             self.listeners.release(listener);
         }
@@ -319,8 +332,9 @@ impl Manager {
     /// # Errors
     /// If the table is full.
     pub(super) fn insert(&mut self, connection: Connection) -> Result<CommId, CmError> {
-        let limit = self.table.limit();
+        let (limit, asks) = (self.table.limit(), connection.state.is_asking());
         let id = self.table.insert(connection).ok_or(CmError::Full { what: "connections", limit })?;
+        self.asking += u32::from(asks);
         self.bequeath(id);
         Ok(id)
     }

@@ -5,6 +5,7 @@
 //! ```text
 //!  calls      listen, connect, accept, ready, reject, delay, disconnect, destroy, resolve, answer_resolution
 //!  inputs     handle_mad(now, bytes, from)     what QP1 received
+//!             handle_undelivered(now, …)       what the network says of a request that found nobody
 //!             handle_timeouts(now)             when next_deadline() has come
 //!  outputs    poll_transmit()                  what QP1 is to send, and to whom
 //!             poll_event()                     what the consumer is to know
@@ -40,6 +41,13 @@
 //! A [`Keeper`] hears at each change what a connection [would leave](Bequest). If the manager dies with its consumer, another one
 //! [inherits](Manager::inherit) that, and the peer hears the end now and not when its timeouts say so.
 //!
+//! # Hosts that are not there
+//!
+//! A host on which nothing takes RoCE's datagrams says so by ICMP, and a request that waits for it ends at once
+//! ([`WhyUnreachable::NothingThere`]). That is believed of a request that waits, and only of who can quote it, transaction included: nobody
+//! off the path knows that. A host that was never heard of is asked less often than one that was, so that it is
+//! given up in seconds.
+//!
 //! # What a peer can do
 //!
 //! A request takes one place of a bounded table, and of the listener's backlog until it is answered; what finds no place is
@@ -65,12 +73,13 @@ mod early;
 mod incoming;
 mod manager;
 mod timers;
+mod undelivered;
 
 pub use bequest::{Bequest, Keeper};
 pub use connection::State;
 pub use counters::CmCounters;
 pub use error::CmError;
-pub use event::{Event, HowDisconnected, Listener};
+pub use event::{Event, HowDisconnected, Listener, WhyUnreachable};
 pub use manager::{Config, Manager, Transmit};
 pub use parameters::Parameters;
 pub use request::{

@@ -1,11 +1,12 @@
 //! What happens when no answer came in time (IBTA 12.9.8.4), and when a connection has lingered long enough.
 
 use crate::time::Nanos;
+use crate::wire::Gid;
 use crate::wire::cm::{CommId, Kind, Stage};
 
-use super::connection::State;
+use super::connection::{RemoteKey, State};
 use super::manager::Manager;
-use super::{Event, HowDisconnected};
+use super::{Event, HowDisconnected, WhyUnreachable};
 
 impl Manager {
     /// Does what is due at `now`.
@@ -35,7 +36,12 @@ impl Manager {
             return;
         }
         let Some(kind) = connection.outgoing.as_ref().map(|outgoing| outgoing.kind) else { return };
-        if connection.retries_left > 0 {
+        let asked = connection.max_retries.saturating_sub(connection.retries_left);
+        let (waits, heard, remote) =
+            (connection.state.is_asking(), connection.heard, connection.route.remote);
+        let silent = waits && asked >= self.config.silent_retries && !heard && !self.knows(remote);
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if connection.retries_left > 0 && !silent {
             connection.retries_left -= 1;
             let deadline = now + connection.patience;
             // What the peer asked for with an MRA is over; it may ask once more.
@@ -56,7 +62,9 @@ impl Manager {
     fn give_up(&mut self, now: Nanos, id: CommId, unanswered: Kind) {
         let Some(connection) = self.table.get(id) else { return };
         let (state, orphan) = (connection.state, connection.orphan);
-        let unreachable = Event::Unreachable { id, unanswered };
+        let again = connection.max_retries.saturating_sub(connection.retries_left);
+        let why = WhyUnreachable::Silent { asked: again.saturating_add(1) };
+        let unreachable = Event::Unreachable { id, unanswered, why };
         match state {
             State::ReqSent | State::RepWait => {
                 self.send_rej_timeout(id, Stage::Req);
@@ -81,5 +89,11 @@ impl Manager {
         if !orphan {
             self.emit(unreachable);
         }
+    }
+
+    /// True if a host has said anything that led to a connection that is known.
+    fn knows(&self, remote: Gid) -> bool {
+        let first = RemoteKey { address: remote, ca_guid: 0, comm_id: CommId(0), resolution: false };
+        self.by_remote.range(first..).next().is_some_and(|(key, _)| key.address == remote)
     }
 }

@@ -24,14 +24,15 @@ use super::device::{Device, DeviceError};
 use super::memory::MemoryRegion;
 use super::objects::{CompletionQueue, ProtectionDomain, QueuePair};
 use crate::cm::{Arrival, Event, Manager, Route, State, Transmit};
+use crate::port::undelivered::Undelivered;
 use crate::shared::Armed;
 use crate::threads::spawn_unsignalled;
 use crate::time::Nanos;
 use crate::verbs::{
     Access, Mtu, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, SendWr, Wc, WcOpcode, WcStatus,
 };
-use crate::wire::Gid;
 use crate::wire::mad::{GSI_QKEY, MAD_LEN};
+use crate::wire::{Bth, Deth, Gid};
 
 /// Datagrams that may come before the thread looks.
 const RECEIVES: u32 = 256;
@@ -84,6 +85,7 @@ struct Core<C> {
     consumer: C,
     gsi: Gsi,
     outbox: VecDeque<Transmit>,
+    hearing: Hearing,
     ways: HashMap<Way, Arc<AddressHandle>>,
     /// What messages under way go along; free slots are empty.
     under_way: Vec<Option<Arc<AddressHandle>>>,
@@ -130,6 +132,7 @@ impl<C: Consumer> ConnectionService<C> {
             consumer,
             gsi,
             outbox: VecDeque::new(),
+            hearing: Hearing::default(),
             ways: HashMap::new(),
             under_way: vec![None; SENDS as usize],
         };
@@ -160,8 +163,10 @@ impl<C: Consumer> ConnectionService<C> {
             call(manager, consumer, now)
         };
         core.settle(now);
+        let asks = core.manager.is_asking();
+        let hears = core.hearing.of(&inner.device, asks);
         let posted = core.send(&inner.ask);
-        let waiting = !core.outbox.is_empty() || core.manager.next_deadline() < before;
+        let waiting = hears || !core.outbox.is_empty() || core.manager.next_deadline() < before;
         drop(core);
         if posted {
             inner.device.poll();
@@ -271,6 +276,42 @@ impl<C: Consumer> Core<C> {
         }
         // The queue has room: this receive has just left it.
         let _ = self.gsi.post_receive(wc.wr_id);
+    }
+}
+
+impl<C: Consumer> Core<C> {
+    /// Takes in what the network says of requests that found nobody.
+    fn hear(&mut self, now: Nanos) {
+        let Some(undelivered) = self.hearing.undelivered.clone() else { return };
+        for quoted in std::iter::from_fn(|| undelivered.next()).take(BATCH) {
+            if let Some(mad) = quoted.datagram.get(Bth::LEN + Deth::LEN..) {
+                self.manager.handle_undelivered(now, quoted.remote.into(), mad);
+            }
+        }
+        self.settle(now);
+    }
+}
+
+/// What hears that datagrams found nobody: there only while a request waits for its first answer.
+#[derive(Debug, Default)]
+struct Hearing {
+    undelivered: Option<Arc<Undelivered>>,
+    /// There is none: requests end by their timeouts.
+    deaf: bool,
+}
+
+impl Hearing {
+    /// True: it has just begun.
+    fn of(&mut self, device: &Device, asks: bool) -> bool {
+        if !asks {
+            self.undelivered = None;
+        }
+        if !asks || self.deaf || self.undelivered.is_some() {
+            return false;
+        }
+        self.undelivered = device.undelivered().ok().flatten().map(Arc::new);
+        self.deaf = self.undelivered.is_none();
+        !self.deaf
     }
 }
 
@@ -384,13 +425,19 @@ impl<C: Consumer> Carrier<'_, C> {
                 core.sent(wc);
             }
         }
+        core.hear(now);
         core.manager.handle_timeouts(now);
         core.settle(now);
+        let asks = core.manager.is_asking();
+        core.hearing.of(&self.inner.device, asks);
         core.send(&self.inner.ask)
     }
 
     fn sleep(&self) {
-        let (deadline, now) = (self.inner.lock().manager.next_deadline(), self.inner.device.now());
+        let (deadline, undelivered, now) = {
+            let core = self.inner.lock();
+            (core.manager.next_deadline(), core.hearing.undelivered.clone(), self.inner.device.now())
+        };
         let timeout = if deadline == Nanos::MAX {
             PollTimeout::NONE
         } else {
@@ -399,7 +446,8 @@ impl<C: Consumer> Carrier<'_, C> {
             PollTimeout::try_from(milliseconds.min(i32::MAX as u64) as i32).unwrap_or(PollTimeout::MAX)
         };
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = [readable(self.channel.fd()), readable(self.inner.wake.as_fd())];
+        let mut fds = vec![readable(self.channel.fd()), readable(self.inner.wake.as_fd())];
+        fds.extend(undelivered.iter().map(|undelivered| readable(undelivered.fd())));
         // A failed wait is a short one.
         let _ = poll(&mut fds, timeout);
         self.channel.forget();

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::engine::{Drive, Engine, EventSink};
 use crate::limits::Limits;
 use crate::nic::{Answer, Command, ControlError, NicConfig, QpRecord, QpStatus};
+use crate::port::undelivered::Undelivered;
 use crate::port::{LinkChange, Port, PortInfo};
 use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, Mtu, QpIndex};
@@ -203,6 +204,11 @@ impl Device {
     /// What it stands on, as it is now: the link may change while the device is open.
     pub fn port(&self) -> PortInfo {
         self.inner.engine.inspect(|worker| worker.port().info().clone())
+    }
+
+    /// Begins to hear of datagrams that found nobody. `None`: its port does not know.
+    pub(super) fn undelivered(&self) -> io::Result<Option<Undelivered>> {
+        self.inner.engine.inspect(|worker| worker.port().undelivered())
     }
 
     /// The largest path MTU that its link carries.

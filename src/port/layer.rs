@@ -60,6 +60,11 @@ macro_rules! pass_on {
             self.inner.steer(flows)
         }
     };
+    (@undelivered) => {
+        fn undelivered(&self) -> std::io::Result<Option<$crate::port::undelivered::Undelivered>> {
+            self.inner.undelivered()
+        }
+    };
     (@event_fds) => {
         fn event_fds(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
             self.inner.event_fds()

@@ -175,6 +175,7 @@ impl<P: Port> Port for LoopbackPort<P> {
         tx_flush,
         wants_notes,
         tx_pending,
+        undelivered,
         event_fds
     );
 

@@ -25,6 +25,7 @@ pub mod memory;
 pub mod pcap;
 pub mod udp;
 pub mod unclaimed;
+pub mod undelivered;
 pub mod xdp;
 
 use std::io;
@@ -34,6 +35,7 @@ use std::os::fd::BorrowedFd;
 use crate::flow::FlowMatch;
 use crate::frame::{Frame, FrameMut};
 use crate::time::Nanos;
+use undelivered::Undelivered;
 
 /// How many frames a burst holds at most.
 pub const BURST: usize = 64;
@@ -219,6 +221,14 @@ pub trait Port: Send {
         ))
     }
 
+    /// Begins to hear of datagrams that found nobody. `None`: what lies below does not say so.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    fn undelivered(&self) -> io::Result<Option<Undelivered>> {
+        Ok(None)
+    }
+
     /// Appends this port's counters, those of the layers below first.
     fn counters(&self, out: &mut Vec<(&'static str, u64)>);
 }
@@ -286,6 +296,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn steer(&mut self, flows: &[FlowMatch]) -> io::Result<()> {
         (**self).steer(flows)
+    }
+    fn undelivered(&self) -> io::Result<Option<Undelivered>> {
+        (**self).undelivered()
     }
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
         (**self).counters(out);

@@ -13,6 +13,7 @@ use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::undelivered::Undelivered;
 use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
 use crate::capture::{Background, Direction, PcapngWriter, Progress};
 use crate::frame::{Frame, FrameMut};
@@ -262,6 +263,10 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
 
     fn next_event(&self) -> Nanos {
         self.inner.next_event()
+    }
+
+    fn undelivered(&self) -> io::Result<Option<Undelivered>> {
+        self.inner.undelivered()
     }
 
     fn event_fds(&self) -> Vec<BorrowedFd<'_>> {

@@ -1,6 +1,6 @@
 //! Messages that are lost, late or doubled on the way to a connection.
 
-use roxie::cm::{ConnectRequest, Event, State};
+use roxie::cm::{ConnectRequest, Event, State, WhyUnreachable};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CmMessage, Kind, Mra, PrivateData, RejReason, Stage};
 
@@ -39,7 +39,10 @@ fn a_peer_that_never_answers_is_given_up_and_told() {
         }));
     }
     assert_eq!(sent, [Kind::Req, Kind::Req, Kind::Req, Kind::Req, Kind::Rej]);
-    assert_eq!(pair.event(A), Event::Unreachable { id: a, unanswered: Kind::Req });
+    assert_eq!(
+        pair.event(A),
+        Event::Unreachable { id: a, unanswered: Kind::Req, why: WhyUnreachable::Silent { asked: 4 } }
+    );
     pair.nothing_is_left();
     pair.no_events();
 }
@@ -171,7 +174,10 @@ fn a_passive_end_that_hears_nothing_gives_up_and_the_active_end_learns_it() {
         pair.wait_for(B);
         last = std::mem::take(pair.outbox(B));
     }
-    assert_eq!(pair.event(B), Event::Unreachable { id: b, unanswered: Kind::Rep });
+    assert_eq!(
+        pair.event(B),
+        Event::Unreachable { id: b, unanswered: Kind::Rep, why: WhyUnreachable::Silent { asked: 16 } }
+    );
     let (_, CmMessage::Rej(rej)) = CmMessage::read(&last[0].mad).unwrap() else { panic!("no REJ") };
     assert_eq!((rej.reason, rej.message), (RejReason::TIMEOUT, Stage::Rep));
     pair.give(A, &last[0]);

@@ -13,4 +13,5 @@ mod refuse;
 mod resolve;
 mod simulation;
 mod stale;
+mod undelivered;
 mod wire;

@@ -31,6 +31,8 @@ pub fn config(end: usize) -> Config {
         // Refusals at once.
         grace: Nanos::ZERO,
         insistence: Nanos::ZERO,
+        // As often as the request says.
+        silent_retries: 15,
         ..Config::default()
     }
 }

@@ -1,6 +1,6 @@
 //! Which datagram QP serves a service ID.
 
-use roxie::cm::{CmError, Event, ListenOn, ResolveAnswer, ResolveRequest, Route, State};
+use roxie::cm::{CmError, Event, ListenOn, ResolveAnswer, ResolveRequest, Route, State, WhyUnreachable};
 use roxie::verbs::Qpn;
 use roxie::wire::cm::{Kind, PrivateData, SidrStatus};
 use roxie::wire::service_id::RDMA_UDP_QKEY;
@@ -90,7 +90,10 @@ fn silence_is_told_after_all_retries() {
         sent += pair.lose(A).len();
     }
     assert_eq!(sent, 3);
-    assert_eq!(pair.event(A), Event::Unreachable { id: a, unanswered: Kind::SidrReq });
+    assert_eq!(
+        pair.event(A),
+        Event::Unreachable { id: a, unanswered: Kind::SidrReq, why: WhyUnreachable::Silent { asked: 3 } }
+    );
     pair.nothing_is_left();
 }
 

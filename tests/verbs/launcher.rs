@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use roxie::netdev::{Links, NetNs};
+
 use super::{Running, Site, folder, launcher, skip};
 
 #[test]
@@ -99,6 +101,48 @@ fn what_cannot_be_run_says_why_and_ends_as_shells_do() {
     let nowhere = Running::start(&site.near, launcher(&["--dev", "nowhere"], "true")).finish();
     assert_eq!(nowhere.status.code(), Some(3), "{nowhere:?}");
     assert!(nowhere.said.contains("nowhere") && nowhere.said.contains("left"), "{nowhere:?}");
+}
+
+#[test]
+fn where_no_interface_has_an_address_what_is_advised_works() {
+    if skip("where_no_interface_has_an_address_what_is_advised_works", &["ibv_devices"]) {
+        return;
+    }
+    folder();
+    let (near, far) = (NetNs::create("l-bare-a").unwrap(), NetNs::create("l-bare-b").unwrap());
+    let run = |options: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
+        command.arg("run").args(options).args(["--", "ibv_devices"]);
+        Running::start(&near, command).finish()
+    };
+    let says = |options: &[&str], wanted: &str| {
+        let refused = run(options);
+        assert_eq!((refused.status.code(), &*refused.said), (Some(3), wanted));
+    };
+    let works = |options: &[&str]| {
+        let listed = run(options);
+        assert!(listed.status.success() && listed.said.contains("roxie0"), "{options:?}: {listed:?}");
+    };
+    let mut links = Links::open_in(&near).unwrap();
+    links.set_up("lo", false).unwrap();
+    let alone =
+        "roxie run: there is no interface besides loopback: connect this host, or container, to a network";
+    says(&[], &format!("{alone}\n"));
+    says(&["--dev", "lo"], "roxie run: lo is down: `ip link set dev lo up` first\n");
+    links.set_up("lo", true).unwrap();
+    says(&[], &format!("{alone}; or `--dev lo`, where a program can only talk to itself\n"));
+    works(&["--dev", "lo"]);
+
+    links.create_veth("left", &far, "right", 1).unwrap();
+    says(
+        &[],
+        "roxie run: no interface besides loopback has an address: give one to left, for example `ip addr add 192.0.2.1/24 dev left`; \
+         or `--dev lo`, where a program can only talk to itself\n",
+    );
+    links.add_address("left", "192.0.2.1/24".parse().unwrap()).unwrap();
+    says(&[], "roxie run: left is down: `ip link set dev left up` first\n");
+    links.set_up("left", true).unwrap();
+    works(&[]);
 }
 
 #[test]

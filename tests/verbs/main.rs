@@ -11,10 +11,12 @@ mod late;
 mod launcher;
 mod perftest;
 mod pingpong;
+mod preload;
 mod pyverbs;
 mod query;
 mod raw;
 mod rdmacm;
+mod surroundings;
 mod upper;
 
 use std::io::Read;

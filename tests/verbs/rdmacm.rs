@@ -10,7 +10,7 @@ use super::{NEAR, NEAR_V6, PORTS, Running, Site, compiled, descendants, launcher
 
 impl Running {
     /// Until it has the interface for a connection manager: the thread of that is there from the first listener on.
-    fn wait_until_it_serves(&mut self) {
+    pub(super) fn wait_until_it_serves(&mut self) {
         self.wait_until("serving", |pid| {
             descendants(pid).into_iter().any(|pid| {
                 let mut tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
@@ -332,6 +332,45 @@ fn a_way_that_is_not_on_the_device_is_told_with_what_to_do() {
     elsewhere.wait_until_it_serves();
     let refused = site.far("udp", &format!("rping -c -a {NEAR} -C 1")).finish();
     assert!(!refused.status.success(), "nobody serves there: {refused:?}");
+}
+
+/// What its host says of that ends the wait. Frames of AF_XDP over IPv6 carry no UDP checksum, as RoCE's need none: Linux says nothing of
+/// those.
+#[test]
+fn a_host_where_nothing_takes_roce_is_unreachable_at_once() {
+    let name = "a_host_where_nothing_takes_roce_is_unreachable_at_once";
+    if skip(name, &["rping", "udaddy"]) {
+        return;
+    }
+    let site = Site::new("cm-nothing");
+    for (port, client) in [
+        ("udp", format!("rping -c -a {NEAR} -C 1 -d")),
+        ("udp", format!("rping -c -a {NEAR_V6} -C 1 -d")),
+        ("xdp", format!("rping -c -a {NEAR} -C 1 -d")),
+        ("udp", format!("udaddy -s {NEAR} -C 1")),
+    ] {
+        let ended = site.far(port, &client).finish();
+        let told = "its host says that nothing takes UDP port 4791 there";
+        assert!(!ended.status.success() && ended.said.contains(told), "{port}: {client}: {ended:?}");
+        assert!(!ended.said.contains("did not answer"), "{port}: {ended:?}");
+        let event = client.contains("-d").then_some("RDMA_CM_EVENT_UNREACHABLE");
+        assert!(event.is_none_or(|event| ended.said.contains(event)), "{port}: {ended:?}");
+    }
+}
+
+/// One that does not answer, and was never heard of, is given up after 15 s, and the log says why.
+#[test]
+fn a_host_that_says_nothing_is_given_up_after_a_few_requests() {
+    let name = "a_host_that_says_nothing_is_given_up_after_a_few_requests";
+    if skip(name, &["rping"]) {
+        return;
+    }
+    let site = Site::new("cm-silent");
+    // It takes the datagrams, and that is all.
+    let _silent = site.near.run(|| std::net::UdpSocket::bind((NEAR, 4791))).unwrap().unwrap();
+    let ended = site.far("udp", &format!("rping -c -a {NEAR} -C 1 -d")).finish();
+    let told = format!("{NEAR}:7174 did not answer 3 copies of REQ");
+    assert!(!ended.status.success() && ended.said.contains(&told), "{ended:?}");
 }
 
 /// As qperf's server does. A request that comes while the port is only being opened would be lost, and rdma_rxe repeats it after 6 s.

@@ -11,11 +11,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use interface::{Without, check_up, usable_interface};
 use roxie::engine::Drive;
 use roxie::host::{
     ConnectOptions, Device, DeviceConfig, DeviceError, GidEntry, GidOrder, GidTable, OpenError, Stack,
 };
-use roxie::netdev::{Interface, interface_names};
+use roxie::netdev::Interface;
 use roxie::nic::ControlError;
 use roxie::port::PortInfo;
 use roxie::port::fault::FaultConfig;
@@ -27,6 +28,7 @@ use roxie::verbs::{Mtu, Wc, WcStatus};
 
 pub(crate) mod bare;
 pub(crate) mod health;
+pub(crate) mod interface;
 pub(crate) mod output;
 pub(crate) mod stream;
 
@@ -338,7 +340,7 @@ impl DeviceOptions {
     pub(crate) fn interface(&self) -> Result<Interface, Failure> {
         let interface = match (&self.dev, self.address.is_empty()) {
             (Some(name), false) => Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()))?,
-            (dev, _) => usable_interface(dev.as_deref())?,
+            (dev, _) => usable_interface(dev.as_deref(), Without::Memory)?,
         };
         check_up(&interface)?;
         match self.address.iter().find(|ip| !is_own(&interface, **ip)) {
@@ -474,54 +476,6 @@ pub(crate) fn first_gid(table: &GidTable) -> Option<GidEntry> {
 fn is_own(interface: &Interface, ip: IpAddr) -> bool {
     let own = &interface.addresses;
     own.iter().any(|a| a.ip == ip) || ip.is_loopback() && own.iter().any(|a| a.ip.is_loopback())
-}
-
-/// The interface that was named, or the only one that can be meant; with an address, and up.
-pub(crate) fn usable_interface(name: Option<&str>) -> Result<Interface, Failure> {
-    let interface = match name {
-        Some(name) => Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()))?,
-        None => only_interface()?,
-    };
-    if interface.addresses.is_empty() {
-        return Err(Failure::Device(OpenError::NoAddress(interface.name).to_string()));
-    }
-    check_up(&interface)?;
-    Ok(interface)
-}
-
-fn check_up(interface: &Interface) -> Result<(), Failure> {
-    if interface.up {
-        return Ok(());
-    }
-    let name = &interface.name;
-    Err(Failure::Device(format!("{name} is down: `ip link set dev {name} up` first")))
-}
-
-fn only_interface() -> Result<Interface, Failure> {
-    let names = interface_names();
-    let mut usable: Vec<Interface> = names
-        .iter()
-        .filter(|name| *name != "lo")
-        .filter_map(|name| Interface::by_name(name).ok())
-        .filter(|interface| !interface.addresses.is_empty())
-        .collect();
-    match usable.len() {
-        1 => Ok(usable.remove(0)),
-        0 => Err(Failure::Device(format!(
-            "no interface besides loopback has an address: name one with --dev, there are {}; or use --port memory",
-            names.join(", ")
-        ))),
-        _ => {
-            let list = |i: &Interface| {
-                let addresses: Vec<_> = i.addresses.iter().map(ToString::to_string).collect();
-                format!("{} ({})", i.name, addresses.join(", "))
-            };
-            Err(Failure::Usage(format!(
-                "which interface? Name one with --dev: {}",
-                usable.iter().map(list).collect::<Vec<_>>().join("; ")
-            )))
-        }
-    }
 }
 
 fn parse_mtu(text: &str) -> Result<Mtu, String> {

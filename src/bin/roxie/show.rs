@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use nix::sys::resource::{Resource, getrlimit};
 use roxie::host::{Device, GidEntry, GidTable};
 use roxie::netdev::{Interface, interface_names};
-use roxie::port::xdp::{XdpConfig, program_holders};
+use roxie::port::xdp::{XdpConfig, program_holders, why_no_map};
 use roxie::verbs::Mtu;
 use serde_json::{Value, json};
 
@@ -200,12 +200,25 @@ pub(crate) fn xdp_obstacles(interface: &Interface) -> Vec<String> {
             NEEDED.iter().filter(|(_, bits)| effective & bits == 0).map(|(n, _)| *n).collect();
         if !missing.is_empty() {
             found.push(format!("this process lacks {}", missing.join(", ")));
+        } else if let Some(why) = why_no_map() {
+            let uid_map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+            let whose = if is_initial_user_namespace(&uid_map) {
+                "a seccomp filter or a security module is in the way"
+            } else {
+                "its capabilities are those of a user namespace, and BPF takes the system's"
+            };
+            found.push(format!("this process may make no BPF map ({why}): {whose}"));
         }
         let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(u64::MAX, |(_, hard)| hard);
         let needed = XdpConfig::new(interface.name.as_str()).packet_memory(interface.rx_queues as usize);
         found.extend(locked_memory(effective, limit, needed));
     }
     found
+}
+
+/// By `/proc/self/uid_map`: the one that all users of the system are in. Without `/proc` nothing speaks against it.
+fn is_initial_user_namespace(uid_map: &str) -> bool {
+    uid_map.is_empty() || uid_map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 /// Why the packet memory cannot be locked, given the effective capabilities, the hard limit and what is needed in bytes.

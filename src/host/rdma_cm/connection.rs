@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use super::super::datagram::AhOptions;
 use super::super::objects::QueuePair;
 use super::{DialError, DialOptions, Shared, local_qp};
-use crate::cm::{Event, Parameters};
+use crate::cm::{Event, Parameters, WhyUnreachable};
 use crate::verbs::{QpAttr, QpState};
 use crate::wire::cm::{CommId, PrivateData};
 
@@ -122,6 +122,9 @@ pub(super) fn failure(peer: SocketAddr, event: Option<Event>) -> DialError {
     match event {
         Some(Event::Rejected { reject, .. }) => {
             DialError::Rejected { peer, reason: reject.reason, private_data: reject.private_data.to_vec() }
+        }
+        Some(Event::Unreachable { why: WhyUnreachable::NothingThere, .. }) => {
+            DialError::NothingThere { peer }
         }
         Some(Event::Unreachable { unanswered, .. }) => DialError::Unreachable { peer, sent: unanswered },
         Some(_) => DialError::Ended { peer },

@@ -118,6 +118,12 @@ pub enum DialError {
         /// The message that was sent again and again.
         sent: Kind,
     },
+    /// Its host says that nothing takes what comes for RoCE.
+    #[error("nothing listens on UDP port 4791 of {}: start the server first, or roxie or rdma_rxe there", peer.ip())]
+    NothingThere {
+        /// Who.
+        peer: SocketAddr,
+    },
     /// The connection ended before it was made.
     #[error("{peer} ended the connection while it was made")]
     Ended {

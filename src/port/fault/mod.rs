@@ -260,7 +260,19 @@ impl<P: Port> Port for FaultPort<P> {
         self.inner.rx_release();
     }
 
-    pass_on!(tx_alloc, tx_frame, tx_arrange, tx_note, tx_cancel, wants_notes, event_fds, join, leave, steer);
+    pass_on!(
+        tx_alloc,
+        tx_frame,
+        tx_arrange,
+        tx_note,
+        tx_cancel,
+        wants_notes,
+        undelivered,
+        event_fds,
+        join,
+        leave,
+        steer
+    );
 
     fn tx_commit(&mut self, id: TxId) {
         let slot = self.inner.tx_frame(&id);

@@ -28,6 +28,7 @@ pub use open::{UdpConfig, UdpError};
 use rx::Receiver;
 use tx::Sender;
 
+use super::undelivered::Undelivered;
 use super::{LinkChange, Port, PortInfo, Received, TxId};
 use crate::frame::FrameMut;
 use crate::netdev::{Interface, Membership, NetNs};
@@ -166,6 +167,11 @@ impl Port for UdpPort {
     fn leave(&mut self, group: IpAddr) {
         self.memberships.retain(|(joined, _)| *joined != group);
         self.receiver.hang_up(group);
+    }
+
+    /// By the error queues of the sockets that send: their datagrams are what is quoted.
+    fn undelivered(&self) -> io::Result<Option<Undelivered>> {
+        Undelivered::of_sockets(self.sender.sockets()?).map(Some)
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {

@@ -142,6 +142,12 @@ impl Sender {
         }
     }
 
+    /// The sockets once more, and which are of IPv4.
+    pub(super) fn sockets(&self) -> io::Result<Vec<(OwnedFd, bool)>> {
+        let each = self.sockets.iter().enumerate();
+        each.map(|(i, it)| Ok((it.socket.try_clone()?, i < self.v4_sockets))).collect()
+    }
+
     pub(super) fn alloc(&mut self, len: usize) -> Option<TxId> {
         let a_len = len.min(self.header_len);
         let b_len = len - a_len;
@@ -395,6 +401,8 @@ impl Sender {
     /// Sends what `fill_outbox` laid out. False if the link has no room for more now.
     fn empty_outbox(&mut self, socket: usize) -> bool {
         let mut first = 0;
+        // The train before which something old was told.
+        let mut told = None;
         while first < self.boxed.len() {
             self.counts.calls += 1;
             let fd = self.sockets[socket].socket.as_fd();
@@ -414,6 +422,8 @@ impl Sender {
                     self.counts.busy += 1;
                     return false;
                 }
+                // While somebody hears what was undelivered, a call may tell that of an earlier datagram, and then has sent nothing.
+                Err(error) if told != Some(first) && is_of_icmp(&error) => told = Some(first),
                 Err(error) => {
                     // The error is about the first train of the call.
                     let t = self.boxed[first];
@@ -469,6 +479,22 @@ impl Sender {
 
 fn is_busy(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM))
+}
+
+/// What the kernel makes of an ICMP message.
+fn is_of_icmp(error: &io::Error) -> bool {
+    const OF_ICMP: [i32; 8] = [
+        libc::ECONNREFUSED,
+        libc::EHOSTUNREACH,
+        libc::ENETUNREACH,
+        libc::EHOSTDOWN,
+        libc::ENONET,
+        libc::ENOPROTOOPT,
+        libc::EOPNOTSUPP,
+        libc::EPROTO,
+    ];
+    // Those of IPv6 and "administratively prohibited" as well.
+    error.raw_os_error().is_some_and(|code| OF_ICMP.contains(&code) || code == libc::EACCES)
 }
 
 /// An address that says nothing of where it is: link-local, or a group.

@@ -20,6 +20,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::undelivered::Undelivered;
 use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
 use crate::flow::FlowMatch;
 use crate::frame::FrameMut;
@@ -29,6 +30,7 @@ pub use config::{Mode, XdpConfig};
 pub use error::XdpError;
 pub use owner::of_program as program_holders;
 pub use queue::ChunkAccount;
+pub use steering::why_no_map;
 
 use queue::{Queue, QueueCounters};
 use steering::Steering;
@@ -133,6 +135,11 @@ impl XdpPort {
 }
 
 impl Port for XdpPort {
+    /// By all ICMP messages: the kernel does not know which frames left.
+    fn undelivered(&self) -> io::Result<Option<Undelivered>> {
+        self.steering.lock().unwrap_or_else(PoisonError::into_inner).within(Undelivered::of_host)?.map(Some)
+    }
+
     fn info(&self) -> &PortInfo {
         &self.info
     }

@@ -4,9 +4,10 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
-use aya::maps::{Array, HashMap, MapData, MapError, XskMap};
+use aya::maps::{Array, HashMap, MapData, MapError, MapType, XskMap};
 use aya::programs::xdp::XdpLinkId;
 use aya::programs::{ProgramError, Xdp, XdpMode, loaded_programs};
+use aya::sys::is_map_supported;
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use hashbrown::HashSet;
 
@@ -108,6 +109,11 @@ impl Steering {
         Ok(())
     }
 
+    /// Does something in the network namespace of the interface.
+    pub(super) fn within<T: Send>(&self, act: impl FnOnce() -> T + Send) -> io::Result<T> {
+        self.namespace.run(act)
+    }
+
     /// Ends that.
     pub(super) fn leave(&mut self, group: IpAddr) {
         let before = self.groups.len();
@@ -189,6 +195,16 @@ pub(super) fn program_name(id: u32) -> String {
     match info.as_ref().and_then(|p| p.name_as_str()) {
         Some("") | None => "a program without a name".to_owned(),
         Some(name) => name.to_owned(),
+    }
+}
+
+/// Why this process cannot make the map that sockets stand in, if it cannot. That is a system call: capabilities say less, for a
+/// seccomp filter may refuse it, and those of a user namespace do not count.
+pub fn why_no_map() -> Option<io::Error> {
+    match is_map_supported(MapType::XskMap) {
+        Ok(true) => None,
+        Ok(false) => Some(io::ErrorKind::Unsupported.into()),
+        Err(error) => Some(error.io_error),
     }
 }
 

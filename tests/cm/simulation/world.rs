@@ -201,6 +201,8 @@ impl World {
             limits,
             seed: self.seed << 16 | (host as u64) << 8 | u64::from(life),
             ca_guid: 0xabc0 + host as u64,
+            // A link may be as bad as it likes.
+            silent_retries: 15,
             ..Config::default()
         };
         let mut manager = Manager::new(config);

@@ -36,10 +36,12 @@ impl State {
         let id = self.id(channel, handle)?;
         let (Stage::Bound, Some(source)) = (id.stage, id.source) else { return Err(libc::EINVAL) };
         let (service, one_family) = (id.service(source.port()), id.options.one_family == Some(true));
+        let on_device = id.on_device;
         let (space, port) = State::port_of(id).ok_or(libc::EINVAL)?;
         self.ports.listen(space, port, handle)?;
+        // What is bound to loopback alone listens as what is bound to nothing.
         let on = match source.ip() {
-            ip if !ip.is_unspecified() => ListenOn::Address(Gid::from(ip)),
+            ip if on_device => ListenOn::Address(Gid::from(ip)),
             ip if ip.is_ipv4() => ListenOn::AnyIpv4,
             _ if one_family => ListenOn::AnyIpv6,
             _ => ListenOn::Any,

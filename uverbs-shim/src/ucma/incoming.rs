@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use roxie::cm::{Event as CmEvent, HowDisconnected, Listener, Route};
+use roxie::cm::{Event as CmEvent, HowDisconnected, Listener, Route, WhyUnreachable};
 use roxie::verbs::Mtu;
-use roxie::wire::cm::{CommId, Rep, Req, SidrRep, SidrReq, SidrStatus};
+use roxie::wire::cm::{CommId, Kind, Rep, Req, SidrRep, SidrReq, SidrStatus};
 use roxie::wire::service_id::CmaHeader;
 use roxie::wire::{Gid, ServiceId};
 
@@ -67,9 +67,7 @@ impl State {
                 let facts = Facts::Connection(ConnectionFacts { private_data, ..ConnectionFacts::default() });
                 self.tell(handle, What::Rejected, reject.reason.0.into(), facts);
             }
-            CmEvent::Unreachable { .. } => {
-                self.tell(handle, What::Unreachable, -libc::ETIMEDOUT, Facts::None);
-            }
+            CmEvent::Unreachable { why, unanswered, .. } => self.hear_silence(handle, why, unanswered),
             CmEvent::DisconnectRequested { .. } => self.hear_end(handle, 0),
             CmEvent::Disconnected { how, .. } => {
                 let status = if how == HowDisconnected::NoAnswer { -libc::ETIMEDOUT } else { 0 };
@@ -85,6 +83,34 @@ impl State {
                 id.comm = None;
             }
         }
+    }
+
+    /// Nobody answers. A kernel's program hears the same of either, after its timeouts: here the status tells them apart.
+    fn hear_silence(&mut self, handle: u32, why: WhyUnreachable, unanswered: Kind) {
+        let peer = self.ids.get(handle).and_then(|id| id.destination);
+        let peer = peer.map_or_else(String::new, |peer| peer.to_string());
+        let status = match why {
+            WhyUnreachable::NothingThere => {
+                report::info(
+                    "rdma_connect",
+                    format_args!(
+                        "{peer}: its host says that nothing takes UDP port 4791 there: start the server first, under `roxie run` or on an \
+                         RDMA device"
+                    ),
+                );
+                libc::ECONNREFUSED
+            }
+            WhyUnreachable::Silent { asked } => {
+                report::info(
+                    "rdma_connect",
+                    format_args!(
+                        "{peer} did not answer {asked} copies of {unanswered}: is it up, and does UDP port 4791 get through?"
+                    ),
+                );
+                libc::ETIMEDOUT
+            }
+        };
+        self.tell(handle, What::Unreachable, -status, Facts::None);
     }
 
     /// The program hears once that a connection ended, whoever ended it.

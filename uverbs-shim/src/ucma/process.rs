@@ -176,7 +176,7 @@ impl Process {
     /// Binds an identifier: see [`State::bind`].
     pub(super) fn bind(&self, channel: u64, handle: u32, address: SocketAddr) -> Result<(), Errno> {
         let whose = self.whose(address.ip());
-        if whose == Whose::Host && !address.ip().is_unspecified() {
+        if whose == Whose::Host && !address.ip().is_unspecified() && !address.ip().is_loopback() {
             report::info(
                 "rdma_bind_addr",
                 format_args!(
@@ -200,6 +200,10 @@ impl Process {
         address: SocketAddr,
     ) -> Result<(), Errno> {
         self.bind(channel, handle, address)?;
+        if address.ip().is_loopback() {
+            // Nobody can be told to come there; libraries that only look around bind to it.
+            return Ok(());
+        }
         // Where the interface cannot be had, the call that cannot do without says so, and this one nothing.
         let _ = self.try_service();
         Ok(())
@@ -232,7 +236,11 @@ impl Process {
             self.bind(channel, handle, source.unwrap_or_else(|| State::wildcard(destination.is_ipv4())))?;
         }
         let query = self.state().begin_resolution(channel, handle, destination)?;
-        let local = route_from(query.source, destination);
+        let local = match query.source.ip() {
+            // No packet leaves the host from there: the device that it is on is found to be none, as the kernel finds it.
+            ip if ip.is_loopback() => Ok(ip),
+            _ => route_from(query.source, destination),
+        };
         let timeout = Duration::from_millis(timeout_ms.into());
         let begun = local.and_then(|local| {
             let job = move || self.find(&query, local, timeout);

@@ -207,14 +207,18 @@ impl State {
         if id.stage != Stage::Idle {
             return Err(libc::EINVAL);
         }
-        let specific = !address.ip().is_unspecified();
+        // As the kernel has it, a loopback address that is no device's stands for all addresses (`cma_any_addr`): it reserves the port,
+        // and no device is behind it yet.
+        let loopback = whose != Whose::Device && address.ip().is_loopback();
+        let specific = !address.ip().is_unspecified() && !loopback;
         match whose {
             Whose::Host if specific => return Err(libc::ENODEV),
             Whose::Nobodys if specific => return Err(libc::EADDRNOTAVAIL),
             _ => {}
         }
         let one_family = id.one_family(address.ip(), rules.ipv6_only);
-        let owner = Owner { id: handle, address: address.ip(), reuse: id.options.reuse_address, one_family };
+        let taken = if specific { address.ip() } else { any(address.is_ipv4()) };
+        let owner = Owner { id: handle, address: taken, reuse: id.options.reuse_address, one_family };
         let space = id.space;
         let port = match address.port() {
             0 => self.ports.take_any(space, rules.any_port.clone(), rules.random, owner)?,

@@ -372,7 +372,7 @@ fn addresses_and_ports_that_cannot_be_had_say_why() {
         side.state.bind(file, id, address.parse().unwrap(), whose, rules)
     };
     assert_eq!(bind("192.0.2.9:7174", Whose::Nobodys, &RULES), Err(libc::EADDRNOTAVAIL));
-    assert_eq!(bind("127.0.0.1:7174", Whose::Host, &RULES), Err(libc::ENODEV));
+    assert_eq!(bind("198.51.100.9:7174", Whose::Host, &RULES), Err(libc::ENODEV));
     assert_eq!(bind("192.0.2.2:80", Whose::Device, &RULES), Err(libc::EACCES));
     assert_eq!(bind("192.0.2.2:80", Whose::Device, &Rules { privileged: true, ..RULES }), Ok(()));
     let other = side.create(2, Space::Tcp);
@@ -418,6 +418,36 @@ fn a_wildcard_of_ipv6_listens_for_ipv4_too_unless_it_is_told_not_to() {
     assert_eq!(far.next().what, What::Rejected);
 }
 
+/// `cma_any_addr` of the kernel: libfabric's servers without an address bind so.
+#[test]
+fn a_loopback_address_is_as_good_as_none_and_its_listener_hears_all_of_the_family() {
+    for (loopback, other) in [("127.0.0.1", "0.0.0.0"), ("127.9.9.9", "192.0.2.1"), ("[::1]", "[::]")] {
+        let (mut near, mut far) = sides();
+        let id = near.create(1, Space::Tcp);
+        let (file, address) = (near.file, format!("{loopback}:7174"));
+        near.state.bind(file, id, address.parse().unwrap(), Whose::Host, &RULES).unwrap();
+        let bound = near.state.id(file, id).unwrap();
+        assert_eq!((bound.source, bound.on_device), (Some(address.parse().unwrap()), false));
+        // The port is taken on all addresses.
+        let second = near.create(2, Space::Tcp);
+        assert_eq!(near.bind(second, &format!("{other}:7174")), Err(libc::EADDRNOTAVAIL), "{other}");
+        near.with(|state, cm, file| state.listen(cm, file, id, 0)).unwrap();
+        let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
+        far.connect(active, &wish(17, b"")).unwrap();
+        carry(&mut near, &mut far);
+        let asked = near.next();
+        assert_eq!(asked.what, What::ConnectRequest, "{loopback}");
+        // Who is asked is on the device.
+        let asked = near.state.id(file, asked.handle).unwrap();
+        assert_eq!((asked.on_device, asked.source.unwrap().ip().to_string()), (true, "192.0.2.1".into()));
+    }
+    let (_, mut side) = sides();
+    let (file, id) = (side.file, side.create(1, Space::Tcp));
+    // On a device that stands on the loopback interface it is an address as any other.
+    side.bind(id, "127.0.0.1:7174").unwrap();
+    assert!(side.state.id(file, id).unwrap().on_device);
+}
+
 #[test]
 fn a_datagram_port_is_found_by_asking_and_its_qp_told_with_the_way() {
     let (mut near, mut far) = sides();
@@ -446,6 +476,28 @@ fn a_datagram_port_is_found_by_asking_and_its_qp_told_with_the_way() {
     carry(&mut near, &mut far);
     let event = far.next();
     assert_eq!((event.what, event.status), (What::Unreachable, 2));
+}
+
+#[test]
+fn a_host_where_nothing_listens_and_one_that_is_silent_are_told_apart_by_the_status() {
+    let (_, mut side) = sides();
+    let id = side.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    side.connect(id, &wish(17, b"")).unwrap();
+    let asked = side.manager.poll_transmit().unwrap();
+    side.manager.handle_undelivered(side.now, asked.route.remote, &asked.mad);
+    side.hear();
+    let event = side.next();
+    assert_eq!((event.what, event.status, side.maybe_next()), (What::Unreachable, -libc::ECONNREFUSED, None));
+    assert_eq!(side.destroy(id), Ok(3));
+
+    let id = side.resolved(10, Space::Udp, "192.0.2.1:7174");
+    side.connect(id, &wish(17, b"")).unwrap();
+    side.later(Nanos::from_millis(5_000));
+    side.later(Nanos::from_millis(5_000));
+    assert_eq!(side.maybe_next(), None);
+    side.later(Nanos::from_millis(5_000));
+    let event = side.next();
+    assert_eq!((event.what, event.status), (What::Unreachable, -libc::ETIMEDOUT));
 }
 
 #[test]

@@ -3,13 +3,14 @@
 #![allow(unsafe_code)]
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::Pid;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork};
 
 use crate::common::Failure;
 
@@ -42,6 +43,32 @@ pub(super) fn run(mut command: Command, program: &OsStr) -> Result<u8, Failure> 
     };
     let status = wait(child, &signals).map_err(|e| Failure::Run(format!("waiting for the program: {e}")))?;
     Ok(exit_code(status))
+}
+
+/// Does something in a process of its own, which it may change as it likes, and returns what it says of it.
+pub(super) fn rehearse(act: impl FnOnce() -> String) -> io::Result<String> {
+    let (mut reader, mut writer) = io::pipe()?;
+    // SAFETY: `roxie run` has one thread when it prepares: nobody else's lock is copied, and the child may do what its parent may.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            drop(reader);
+            let said = act();
+            let code = i32::from(writer.write_all(said.as_bytes()).is_err());
+            // SAFETY: ends the process, and runs nothing of its parent's on the way.
+            unsafe { libc::_exit(code) }
+        }
+        ForkResult::Parent { child } => {
+            drop(writer);
+            let mut said = String::new();
+            let read = reader.read_to_string(&mut said);
+            let ended = waitpid(child, None)?;
+            read?;
+            match ended {
+                WaitStatus::Exited(_, 0) => Ok(said),
+                other => Err(io::Error::other(format!("{other:?}"))),
+            }
+        }
+    }
 }
 
 /// As shells have it.

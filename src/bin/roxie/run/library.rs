@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::common::Failure;
@@ -33,6 +34,10 @@ impl Library {
         let found = looked.iter().find(|path| path.is_file()).and_then(|path| path.canonicalize().ok());
         match found {
             Some(path) => Ok(Library { path }),
+            None if here.is_none() => Err(Failure::Device(format!(
+                "{NAME} of Roxie's is beside this executable, which cannot be found without /proc: `mount -t proc proc /proc`, or \
+                 name the library's folder with ROXIE_LIB"
+            ))),
             None => Err(Failure::Device(format!(
                 "{NAME} of Roxie's is not there; looked at {}. `make build` makes it, or `cargo build --release -p uverbs-shim && \
                  uverbs-shim/link target/release`; ROXIE_LIB names another place",
@@ -41,20 +46,51 @@ impl Library {
         }
     }
 
-    /// What makes programs load it: by its path, and, for plug-ins that are opened by name, by its folder.
+    /// What makes programs load it: by its path, and, for plug-ins that are opened by name, by its folder. Other preloads stay in front
+    /// of it: they stand before the C library's calls as it does, and some have to be first.
     pub(super) fn environment(&self) -> Vec<(&'static str, OsString)> {
-        let before = |first: OsString, name: &str| {
-            let mut all = first;
-            if let Some(rest) = env::var_os(name).filter(|rest| !rest.is_empty()) {
-                all.push(":");
-                all.push(rest);
-            }
-            all
-        };
-        let folder = self.path.parent().unwrap_or(Path::new("/")).as_os_str().to_owned();
+        let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+        let folder = self.path.parent().unwrap_or(Path::new("/"));
         vec![
-            ("LD_PRELOAD", before(self.path.clone().into(), "LD_PRELOAD")),
-            ("LD_LIBRARY_PATH", before(folder, "LD_LIBRARY_PATH")),
+            ("LD_PRELOAD", behind(set("LD_PRELOAD"), &self.path)),
+            ("LD_LIBRARY_PATH", before(folder, set("LD_LIBRARY_PATH"))),
         ]
+    }
+}
+
+/// A list with one more at its end, if it is not in it.
+fn behind(list: Option<OsString>, last: &Path) -> OsString {
+    let Some(mut list) = list else { return last.into() };
+    let mut words = list.as_bytes().split(|byte| b": ".contains(byte));
+    if !words.any(|word| word == last.as_os_str().as_bytes()) {
+        list.push(":");
+        list.push(last);
+    }
+    list
+}
+
+/// A list with one more at its front.
+fn before(first: &Path, list: Option<OsString>) -> OsString {
+    let mut all = first.as_os_str().to_owned();
+    if let Some(list) = list {
+        all.push(":");
+        all.push(list);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_preloads_stay_in_front_and_ours_is_there_once() {
+        let ours = Path::new("/opt/libibverbs.so.1");
+        let with = |list: Option<&str>| behind(list.map(OsString::from), ours).into_string().unwrap();
+        assert_eq!(with(None), "/opt/libibverbs.so.1");
+        assert_eq!(with(Some("a.so b.so")), "a.so b.so:/opt/libibverbs.so.1");
+        assert_eq!(with(Some("/opt/libibverbs.so.1:a.so")), "/opt/libibverbs.so.1:a.so");
+        assert_eq!(with(Some("/opt/libibverbs.so.1.0")), "/opt/libibverbs.so.1.0:/opt/libibverbs.so.1");
+        assert_eq!(before(Path::new("/opt"), Some("/a:/b".into())), "/opt:/a:/b");
     }
 }

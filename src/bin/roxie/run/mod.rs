@@ -6,6 +6,7 @@
 //! ([`Estate`]), says what a program that failed was refused ([`EventLog`]), and ends as the program does ([`child`]).
 
 mod child;
+pub(crate) mod hint;
 mod library;
 mod overlay;
 mod preflight;
@@ -20,7 +21,8 @@ use roxie::host::{Device, DeviceConfig, EVENTS, Estate, EventLog, LoggedEvent, O
 use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
 
-use crate::common::{Failure, output, usable_interface};
+use crate::common::interface::{Without, usable_interface};
+use crate::common::{Failure, output};
 pub(crate) use library::Library;
 use preflight::Preflight;
 
@@ -110,8 +112,10 @@ pub(crate) struct Arguments {
 #[command(
     long_about = "Prints the environment that `roxie run` gives to a program, as lines for a shell: for job schedulers, containers and \
         debuggers that start programs themselves. What it cannot give is the view of /sys/class/infiniband, which some \
-        libraries read (UCX, NCCL); programs that use libibverbs alone do not need it.",
-    after_help = "Example:\n  eval \"$(roxie env --dev eth0)\"; ibv_devinfo"
+        libraries read (UCX, NCCL); programs that use libibverbs alone do not need it. A program's own LD_PRELOAD goes in front of \
+        what is there, not in its place.",
+    after_help = "Examples:\n  eval \"$(roxie env --dev eth0)\"; ibv_devinfo\n  \
+        eval \"$(roxie env --dev eth0)\"; LD_PRELOAD=x.so:$LD_PRELOAD PROGRAM"
 )]
 pub(crate) struct EnvArguments {
     #[command(flatten)]
@@ -149,7 +153,7 @@ struct Prepared {
 
 fn prepare(options: &Options) -> Result<Prepared, Failure> {
     let library = Library::find()?;
-    let interface = usable_interface(options.dev.as_deref())?;
+    let interface = usable_interface(options.dev.as_deref(), Without::Nothing)?;
     let preflight = Preflight::of(&interface, options.port);
     if !options.quiet {
         for remark in &preflight.remarks {
@@ -188,13 +192,10 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
         return Err(Failure::Usage("which program? roxie run -- PROGRAM ARGUMENTS".into()));
     };
     let view = view::View::of(&prepared.interface);
-    if let Err(why) = overlay::enter(&view)
-        && !arguments.options.quiet
-    {
-        output::note(format_args!(
-            "no view of /sys/class/infiniband for the program ({why}): programs on libibverbs alone do not miss it, UCX, \
-             NCCL and Open MPI do"
-        ));
+    let missing = overlay::enter(&view, prepared.port == Port::Xdp)
+        .map_err(|e| Failure::Run(format!("the way back into the chroot: {e}")))?;
+    for part in missing.iter().filter(|_| !arguments.options.quiet) {
+        output::note(part);
     }
     let mut command = Command::new(program);
     command.args(rest).envs(prepared.environment(&arguments.options));

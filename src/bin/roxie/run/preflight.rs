@@ -5,6 +5,7 @@ use roxie::port::xdp::program_holders;
 use roxie::verbs::Mtu;
 
 use super::Port;
+use super::hint::Surroundings;
 use crate::show::xdp_obstacles;
 
 /// What is chosen for the program, and what its user should know.
@@ -53,10 +54,11 @@ fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
         [] => Port::Xdp,
         obstacles => {
             remarks.push(format!(
-                "using UDP sockets on {}, since AF_XDP is not possible: {}. It is faster: run as root to have it, or say --port \
-                 udp to hear this no more",
+                "using UDP sockets on {}, since AF_XDP is not possible: {}. It is faster: {}, or say --port udp \
+                 to hear this no more",
                 interface.name,
-                obstacles.join("; ")
+                obstacles.join("; "),
+                Surroundings::of_this_process().for_xdp()
             ));
             Port::Udp
         }

@@ -15,6 +15,8 @@ use roxie::wire::Gid;
 const DEVICE: &str = "roxie0";
 /// The name of its node.
 const NODE: &str = "uverbs0";
+/// The node of the connection manager.
+pub(super) const RDMA_CM: &str = "rdma_cm";
 /// Version of what `librdmacm` writes to its node (`RDMA_USER_CM_ABI_VERSION`).
 const RDMA_CM_ABI: u32 = 4;
 /// Its number: `misc` has 10, and the last minor that Linux gives away by itself.
@@ -136,13 +138,13 @@ impl View {
 
     /// The folders below `/sys/class` that it fills. Others may have entries of the kernel's, which stay.
     pub(super) fn classes() -> [Class; 3] {
-        [Class::Whole("infiniband"), Class::Whole("infiniband_verbs"), Class::Part("misc", "rdma_cm")]
+        [Class::Whole("infiniband"), Class::Whole("infiniband_verbs"), Class::Part("misc", RDMA_CM)]
     }
 
     /// Names of character nodes in `/dev/infiniband` that programs look for.
     pub(super) fn nodes() -> [&'static str; 3] {
         // UCX looks for the second, others for what `ibv_get_device_list` calls `dev_name`.
-        [NODE, DEVICE, "rdma_cm"]
+        [NODE, DEVICE, RDMA_CM]
     }
 
     /// Writes it below `class`, which stands for `/sys/class`.

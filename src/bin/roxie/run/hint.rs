@@ -1,0 +1,88 @@
+//! What to do where the surroundings do not let a program have something: containers, chroots, users without privilege.
+
+use std::fs;
+use std::path::Path;
+
+/// Where this process is, as far as that decides what can be done about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Surroundings {
+    /// Podman, Docker and their like.
+    Container,
+    /// Its root directory is no mount point: a plain chroot.
+    Chroot,
+    Host,
+}
+
+impl Surroundings {
+    pub(crate) fn of_this_process() -> Surroundings {
+        let marks = ["/run/.containerenv", "/.dockerenv"];
+        let marked = marks.iter().any(|mark| Path::new(mark).exists());
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        Surroundings::from(marked || std::env::var_os("container").is_some(), &mounts)
+    }
+
+    fn from(marked: bool, mounts: &str) -> Surroundings {
+        // The fifth field is where something is mounted, as seen from the root directory.
+        let at_root = |line: &str| line.split(' ').nth(4) == Some("/");
+        match marked {
+            true => Surroundings::Container,
+            false if !mounts.is_empty() && !mounts.lines().any(at_root) => Surroundings::Chroot,
+            false => Surroundings::Host,
+        }
+    }
+
+    /// What gives a process mounts of its own.
+    pub(super) fn for_mounts(self) -> &'static str {
+        match self {
+            Surroundings::Container => {
+                "start the container with `--cap-add SYS_ADMIN`, and where that is not enough with `--security-opt \
+                 seccomp=unconfined`, `apparmor=unconfined` or `label=disable`"
+            }
+            Surroundings::Chroot => "in a chroot it takes root with CAP_SYS_ADMIN and CAP_SYS_CHROOT",
+            Surroundings::Host => {
+                "it takes root, or user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, \
+                 kernel.apparmor_restrict_unprivileged_userns)"
+            }
+        }
+    }
+
+    /// Likewise for one that has other capabilities to lose.
+    pub(super) fn for_mounts_beside_xdp(self) -> &'static str {
+        match self {
+            Surroundings::Container => {
+                "start the container with `--cap-add SYS_ADMIN` too; without, a user namespace may give it, but not beside AF_XDP: \
+                 `roxie run --port udp`"
+            }
+            Surroundings::Chroot | Surroundings::Host => {
+                "it takes CAP_SYS_ADMIN; without, a user namespace may give it, but not beside AF_XDP: `roxie run --port udp`"
+            }
+        }
+    }
+
+    /// What gives AF_XDP.
+    pub(crate) fn for_xdp(self) -> &'static str {
+        match self {
+            Surroundings::Container => {
+                "to have it, start the container as root with `--cap-add SYS_ADMIN,NET_ADMIN,NET_RAW,IPC_LOCK` (BPF,PERFMON are \
+                 enough instead of SYS_ADMIN where the seccomp profile lets bpf() through)"
+            }
+            Surroundings::Chroot | Surroundings::Host => "run as root to have it",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHOLE: &str = "22 1 254:0 / / rw - ext4 /dev/vda rw\n23 22 0:21 / /proc rw - proc proc rw\n";
+
+    #[test]
+    fn a_chroot_is_known_by_a_root_that_is_not_mounted_and_a_container_by_its_mark() {
+        assert_eq!(Surroundings::from(false, WHOLE), Surroundings::Host);
+        assert_eq!(Surroundings::from(false, ""), Surroundings::Host, "without /proc nothing is known");
+        let inside = "23 22 0:21 / /proc rw - proc proc rw\n24 22 0:22 / /sys rw - sysfs sysfs rw\n";
+        assert_eq!(Surroundings::from(false, inside), Surroundings::Chroot);
+        assert_eq!(Surroundings::from(true, WHOLE), Surroundings::Container);
+    }
+}

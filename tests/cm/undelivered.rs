@@ -1,0 +1,165 @@
+//! Hosts that are not there: what the network says of them, what of it is believed, and how soon silence ends.
+
+use roxie::cm::{Config, ConnectRequest, Event, ListenOn, ResolveRequest, Route, State, WhyUnreachable};
+use roxie::time::Nanos;
+use roxie::wire::cm::{CommId, Kind, PrivateData};
+use roxie::wire::{Gid, mad};
+
+use super::pair::{A, B, Pair, SERVICE, address, config, request};
+
+fn gid(end: usize) -> Gid {
+    Gid::from(address(end))
+}
+
+fn nothing_there(id: CommId, unanswered: Kind) -> Event {
+    Event::Unreachable { id, unanswered, why: WhyUnreachable::NothingThere }
+}
+
+#[test]
+fn a_request_whose_datagram_comes_back_ends_at_once_and_leaves_nothing() {
+    let mut pair = Pair::new();
+    assert!(!pair.ends[A].is_asking());
+    let a = pair.connect();
+    assert!(pair.ends[A].is_asking());
+    let sent = pair.outbox(A)[0].mad;
+    pair.lose(A);
+    // Linux quotes nearly all of it; the header is enough.
+    pair.ends[A].handle_undelivered(pair.now, gid(B), &sent[..mad::MAD_HEADER_LEN]);
+    assert_eq!(pair.event(A), nothing_there(a, Kind::Req));
+    assert_eq!((pair.state(A, a), pair.ends[A].is_asking(), pair.lose(A)), (None, false, vec![]));
+    pair.nothing_is_left();
+    // A second copy says nothing new.
+    pair.ends[A].handle_undelivered(pair.now, gid(B), &sent);
+    assert_eq!(pair.ends[A].counters().unknown_id, 1);
+    pair.no_events();
+}
+
+#[test]
+fn a_question_whose_datagram_comes_back_ends_at_once() {
+    let mut pair = Pair::new();
+    let question = ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
+    let a = pair.ends[A].resolve(pair.now, &question).unwrap();
+    let sent = pair.outbox(A)[0].mad;
+    pair.ends[A].handle_undelivered(pair.now, gid(B), &sent);
+    assert_eq!(pair.event(A), nothing_there(a, Kind::SidrReq));
+    pair.lose(A);
+    pair.nothing_is_left();
+}
+
+#[test]
+fn only_who_quotes_a_request_that_waits_for_him_is_believed() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    let sent = pair.outbox(A)[0].mad;
+    let mut other_transaction = sent;
+    other_transaction[8] ^= 1;
+    let mut other_name = sent;
+    other_name[15] ^= 1;
+    let mut other_message = sent;
+    other_message[17] ^= 1;
+    for (what, remote, quoted) in [
+        ("nothing", gid(B), &sent[..0]),
+        ("less than a header", gid(B), &sent[..mad::MAD_HEADER_LEN - 1]),
+        ("another transaction", gid(B), &other_transaction[..]),
+        ("another connection", gid(B), &other_name[..]),
+        ("another message", gid(B), &other_message[..]),
+        ("of another host", gid(A), &sent[..]),
+    ] {
+        let before = pair.ends[A].counters().unknown_id;
+        pair.ends[A].handle_undelivered(pair.now, remote, quoted);
+        assert_eq!(pair.state(A, a), Some(State::ReqSent), "{what}");
+        assert_eq!(pair.ends[A].counters().unknown_id, before + 1, "{what}");
+    }
+    // More than the datagram had is cut off.
+    let longer = [&sent[..], &[0; 40]].concat();
+    // The peer answers after all: what was true of a copy of the request is not true of the connection.
+    pair.settle();
+    pair.accept();
+    pair.settle();
+    assert!(matches!(pair.event(A), Event::Reply { .. }));
+    pair.ends[A].handle_undelivered(pair.now, gid(B), &longer);
+    assert_eq!(pair.state(A, a), Some(State::RepRcvd));
+    assert!(!pair.ends[A].is_asking());
+    pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    assert_eq!(pair.state(A, a), Some(State::Established));
+}
+
+/// As one that is asked a moment before it listens, so one that is asked a moment before its port is open.
+#[test]
+fn a_host_that_is_only_starting_is_asked_again_for_a_moment() {
+    for opens in [true, false] {
+        let insistence = Nanos::from_millis(250);
+        let mut pair = Pair::with(Config { insistence, ..config(A) }, config(B));
+        let (a, began) = (pair.connect(), pair.now);
+        let mut copies = 0;
+        while pair.state(A, a) == Some(State::ReqSent) && !(opens && copies == 2) {
+            let sent = pair.outbox(A)[0].mad;
+            assert_eq!(pair.lose(A), [Kind::Req]);
+            copies += 1;
+            pair.ends[A].handle_undelivered(pair.now, gid(B), &sent);
+            pair.wait_for(A);
+        }
+        if opens {
+            pair.ends[B].listen(SERVICE, ListenOn::Any, 1).unwrap();
+            pair.settle();
+            assert!(matches!(pair.event(B), Event::Request { .. }));
+            continue;
+        }
+        assert_eq!((pair.event(A), copies), (nothing_there(a, Kind::Req), 3));
+        assert!((200_000_000..250_000_000).contains(&(pair.now - began).0), "{}", pair.now - began);
+        pair.nothing_is_left();
+    }
+}
+
+/// Copies of a request until it is given up, and the time that took.
+fn copies(pair: &mut Pair) -> (usize, Nanos) {
+    let (a, began) = (pair.connect(), pair.now);
+    let mut sent = Vec::new();
+    while pair.state(A, a) == Some(State::ReqSent) {
+        sent.append(&mut pair.lose(A));
+        pair.wait_for(A);
+    }
+    let asked = sent.iter().filter(|kind| **kind == Kind::Req).count();
+    let why = WhyUnreachable::Silent { asked: asked as u8 };
+    assert_eq!(pair.event(A), Event::Unreachable { id: a, unanswered: Kind::Req, why });
+    (asked, pair.now - began)
+}
+
+#[test]
+fn a_host_that_was_never_heard_of_is_given_up_in_seconds_and_another_as_the_request_says() {
+    let silent_retries = Config::default().silent_retries;
+    let with = || Pair::with(Config { silent_retries, ..config(A) }, config(B));
+    assert_eq!(request().max_cm_retries, ConnectRequest { ..request() }.max_cm_retries.max(15));
+    let mut pair = with();
+    let (asked, took) = copies(&mut pair);
+    assert_eq!(asked, 3);
+    assert!(took < Nanos::from_millis(15_000), "{took}");
+
+    // One that has a connection with us is there, whatever it says to this request.
+    let mut pair = with();
+    pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
+    pair.established();
+    let (asked, took) = copies(&mut pair);
+    assert_eq!(asked, 16);
+    assert!(took > Nanos::from_millis(77_000), "{took}");
+}
+
+#[test]
+fn a_host_that_asked_for_time_is_there() {
+    let silent_retries = Config::default().silent_retries;
+    let mut pair = Pair::with(Config { silent_retries, ..config(A) }, config(B));
+    pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
+    let a = pair.connect();
+    pair.settle();
+    let b = pair.event(B).id();
+    pair.ends[B].delay(b, 12, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    assert_eq!(pair.state(A, a), Some(State::RepWait));
+    let mut asked = 0;
+    while matches!(pair.state(A, a), Some(State::ReqSent | State::RepWait)) {
+        pair.wait_for(A);
+        asked += pair.lose(A).iter().filter(|kind| **kind == Kind::Req).count();
+    }
+    assert!(asked > 3, "{asked}");
+}

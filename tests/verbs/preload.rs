@@ -1,0 +1,104 @@
+//! Programs with preloads of their own: they keep them, and have the device all the same.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::{NEAR, PORTS, Running, Site, compiled, folder, skip};
+
+/// Where distributions have rsockets for programs of TCP.
+const RSOCKETS: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
+
+/// The ways in which a program comes to a preload of its own. `ROXIE` stands for the command with its options, `PRELOAD` for the library,
+/// `PROGRAM` for the program.
+const WAYS: [&str; 5] = [
+    "LD_PRELOAD=PRELOAD exec ROXIE run OPTIONS -- PROGRAM",
+    "exec ROXIE run OPTIONS -- env LD_PRELOAD=PRELOAD PROGRAM",
+    "exec ROXIE run OPTIONS -- sh -c 'LD_PRELOAD=PRELOAD PROGRAM'",
+    "export LD_PRELOAD=PRELOAD; eval \"$(ROXIE env OPTIONS)\"; exec PROGRAM",
+    "eval \"$(ROXIE env OPTIONS)\"; LD_PRELOAD=PRELOAD:$LD_PRELOAD exec PROGRAM",
+];
+
+fn shell(way: &str, options: &str, preload: &str, program: &str) -> Command {
+    let script = way
+        .replace("PROGRAM", program)
+        .replace("ROXIE", env!("CARGO_BIN_EXE_roxie"))
+        .replace("OPTIONS", options)
+        .replace("=PRELOAD", &format!("={preload}"));
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]);
+    command
+}
+
+#[test]
+fn programs_of_tcp_run_over_rsockets_whichever_way_those_are_preloaded() {
+    let name = "programs_of_tcp_run_over_rsockets_whichever_way_those_are_preloaded";
+    if skip(name, &["cc", "sh", "env"]) {
+        return;
+    }
+    if !Path::new(RSOCKETS).exists() {
+        println!("SKIP {name}: {RSOCKETS} is not there (librdmacm1)");
+        return;
+    }
+    let (_place, program) = compiled("plain_stream", &[]);
+    let site = Site::new("p-rsockets");
+    for port in PORTS {
+        for (number, way) in WAYS.iter().enumerate() {
+            let non_blocking = if number % 2 == 0 { "" } else { " -n" };
+            let start = |namespace, dev: &str, words: &str| {
+                let program = format!("{} {words}{non_blocking}", program.display());
+                Running::start(
+                    namespace,
+                    shell(way, &format!("--quiet --dev {dev} --port {port}"), RSOCKETS, &program),
+                )
+            };
+            let mut server = start(&site.near, "left", &format!("serve {NEAR}"));
+            // Sockets of TCP have no connection manager.
+            server.wait_until_it_serves();
+            let (client, server) = (start(&site.far, "right", NEAR).finish(), server.finish());
+            let told = format!("{port}: {way}: {client:?} {server:?}");
+            assert!(client.status.success() && server.status.success(), "{told}");
+            assert!(client.said == "4194304 bytes\n" && server.said == client.said, "{told}");
+        }
+    }
+}
+
+#[test]
+fn a_child_with_preloads_of_its_own_keeps_the_device_however_it_is_started() {
+    let name = "a_child_with_preloads_of_its_own_keeps_the_device_however_it_is_started";
+    if skip(name, &["cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("execs", &[]);
+    let site = Site::new("p-execs");
+    let ours = folder().canonicalize().unwrap().join("libibverbs.so.1");
+    let ours = ours.display();
+    let run = |list: &str| site.near("udp", &format!("{} {list}", program.display())).finish();
+    let started = run("libm.so.6");
+    assert!(started.status.success(), "{started:?}");
+    assert_eq!(started.said.lines().count(), 12, "{started:?}");
+    for line in started.said.lines() {
+        assert!(line.ends_with(&format!(" libm.so.6:{ours} last")), "{line}");
+    }
+    // Who has it already, has it once; who wants none, has none.
+    let twice = run(&format!("{ours}:libm.so.6"));
+    let none = run("-");
+    for (finished, wanted) in [(twice, format!(" {ours}:libm.so.6 last")), (none, " none last".into())] {
+        assert!(finished.status.success() && finished.said.lines().count() == 12, "{finished:?}");
+        assert!(finished.said.lines().all(|line| line.ends_with(&wanted)), "{finished:?}");
+    }
+}
+
+/// A library of rdma_cm that speaks to the file itself, without ours before the C library, is refused, and does not take silence for answers.
+#[test]
+fn the_file_of_rdma_cm_answers_nobody_but_the_library() {
+    let name = "the_file_of_rdma_cm_answers_nobody_but_the_library";
+    if skip(name, &["env", "sh"]) {
+        return;
+    }
+    let site = Site::new("p-file");
+    let script = "env -u LD_PRELOAD sh -c 'echo command > /dev/infiniband/rdma_cm'";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
+    command.args(["run", "--quiet", "--dev", "left", "--port", "udp", "--", "sh", "-c", script]);
+    let written = Running::start(&site.near, command).finish();
+    assert!(!written.status.success() && written.said.contains("I/O error"), "{written:?}");
+}

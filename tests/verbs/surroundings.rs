@@ -1,0 +1,147 @@
+//! `roxie run` in chroots and with the privileges that containers leave: what can be had is had, and the rest is told.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::{Finished, Running, Site, folder, skip};
+
+/// A chroot whose root directory is no mount point, in a mount namespace whose mounts are shared with a second one, as hosts have them.
+/// What `roxie` mounts must not reach that one. The folder itself is the test's, outside of both, where nothing is mounted in it.
+const CHROOT: &str = r#"
+set -e
+root=$ROOT
+mkdir "$root/proc" "$root/sys" "$root/dev" "$root/usr" "$root/etc" "$root/roxie" "$root/here"
+for name in bin lib lib64 sbin; do [ ! -L /$name ] || cp -a /$name "$root/$name"; done
+mount --rbind /usr "$root/usr"
+mount --rbind /etc "$root/etc"
+mount --bind "$ROXIE" "$root/roxie"
+mount -t proc proc "$root/proc"
+if [ "$KIND" = whole ]; then
+    mount -t sysfs sysfs "$root/sys"
+    mount --rbind /dev "$root/dev"
+else
+    touch "$root/dev/null" "$root/dev/kept"
+    mount --bind /dev/null "$root/dev/null"
+fi
+end=0
+chroot "$root" /bin/sh -c 'cd /here && exec "$@"' sh "$@" || end=$?
+! grep -q ' - tmpfs roxie ' /proc/self/mountinfo || echo "mounts are left"
+exit $end
+"#;
+
+/// A program under `roxie run` in a chroot.
+fn in_chroot(site: &Site, kind: &str, wrapper: &[&str], program: &str) -> Finished {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+    // Private to the machine, shared below.
+    command.arg("mount --make-rshared / && exec \"$@\"").arg("sh");
+    command.args(["sh", "-c", CHROOT, "sh"]).args(wrapper);
+    command.args(["/roxie/roxie", "run", "--port", "udp", "--", "sh", "-c", program]);
+    let root = tempfile::tempdir().unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(root.path(), open).unwrap();
+    command.env("ROXIE", folder()).env("KIND", kind).env("ROOT", root.path());
+    Running::start(&site.near, command).finish()
+}
+
+#[test]
+fn in_a_chroot_a_program_has_the_device_and_the_host_sees_nothing_of_it() {
+    let test = "in_a_chroot_a_program_has_the_device_and_the_host_sees_nothing_of_it";
+    if skip(test, &["unshare", "chroot", "ibv_devices"]) {
+        return;
+    }
+    let site = Site::new("l-chroot");
+    let look = "pwd; ls /; cat /sys/class/infiniband/roxie0/node_type; test -c /dev/infiniband/uverbs0 && ibv_devices";
+    let whole = in_chroot(&site, "whole", &[], look);
+    assert!(whole.status.success() && whole.said.contains("roxie0"), "{whole:?}");
+    assert!(whole.said.starts_with("/here\n"), "the working directory is lost: {whole:?}");
+    assert!(whole.said.contains("1: CA") && !whole.said.contains("no view"), "{whole:?}");
+    assert!(!whole.said.contains("\nhome\n"), "outside of the chroot: {whole:?}");
+    assert!(!whole.said.contains("mounts are left"), "{whole:?}");
+
+    let bare = in_chroot(&site, "bare", &[], &format!("ls -d /dev/kept && {look}"));
+    assert!(bare.status.success() && bare.said.contains("1: CA"), "{bare:?}");
+    assert!(!bare.said.contains("no view") && !bare.said.contains("mounts are left"), "{bare:?}");
+}
+
+#[test]
+fn in_a_chroot_without_root_a_program_has_the_device_without_its_files() {
+    let test = "in_a_chroot_without_root_a_program_has_the_device_without_its_files";
+    if skip(test, &["unshare", "chroot", "setpriv", "ibv_devices"]) {
+        return;
+    }
+    let site = Site::new("l-user-chroot");
+    // Root of no capability, so that the build folder is in reach.
+    let nobody = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"];
+    let listed = in_chroot(&site, "whole", &nobody, "ls -d /sys/class/infiniband; ibv_devices");
+    assert!(listed.status.success() && listed.said.contains("roxie0"), "{listed:?}");
+    let told = "no view of /sys/class/infiniband for the program (a user namespace with a mount namespace: Operation not permitted";
+    assert!(listed.said.contains(told) && listed.said.contains("cannot access"), "{listed:?}");
+}
+
+/// `roxie run` of a shell command with some privileges taken.
+fn with(site: &Site, wrapper: &[&str], options: &[&str], program: &str) -> Finished {
+    let mut command = Command::new(wrapper[0]);
+    command.args(&wrapper[1..]).arg(Path::new(env!("CARGO_BIN_EXE_roxie"))).arg("run").args(options);
+    command.args(["--dev", "left", "--", "sh", "-c", program]);
+    Running::start(&site.near, command).finish()
+}
+
+/// What containers have that are given the capabilities of AF_XDP and no more.
+#[test]
+fn capabilities_for_af_xdp_are_not_given_away_for_files() {
+    let test = "capabilities_for_af_xdp_are_not_given_away_for_files";
+    if skip(test, &["setpriv", "ibv_devinfo"]) {
+        return;
+    }
+    let site = Site::new("l-caps");
+    let look = "ls -d /sys/class/infiniband; grep CapEff /proc/self/status; ibv_devices";
+    let wrapper = ["setpriv", "--bounding-set=-sys_admin"];
+    let plain = with(&site, &wrapper, &["--port", "xdp"], look);
+    assert!(plain.status.success() && plain.said.contains("roxie0"), "{plain:?}");
+    let told = "a mount namespace: Operation not permitted";
+    assert!(plain.said.contains(told) && plain.said.contains("not beside AF_XDP"), "{plain:?}");
+    assert!(plain.said.contains("cannot access"), "{plain:?}");
+    // The advice that it gives.
+    let sockets = with(&site, &wrapper, &["--port", "udp"], look);
+    assert!(sockets.status.success() && sockets.said.contains("/sys/class/infiniband\n"), "{sockets:?}");
+    assert!(!sockets.said.contains("no view"), "{sockets:?}");
+}
+
+/// A user namespace in which there can be no other one, where the capabilities are all there and count for little.
+#[test]
+fn without_user_namespaces_a_program_has_the_device_without_its_files() {
+    let test = "without_user_namespaces_a_program_has_the_device_without_its_files";
+    if skip(test, &["unshare", "setpriv", "ibv_devices"]) {
+        return;
+    }
+    let site = Site::new("l-no-user");
+    let look = "ls -d /sys/class/infiniband; id -u; ibv_devices";
+    let first =
+        "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-sys_admin \"$@\"";
+    let none = with(&site, &["unshare", "--user", "--map-root-user", "sh", "-c", first, "sh"], &[], look);
+    assert!(none.status.success() && none.said.contains("roxie0"), "{none:?}");
+    assert!(
+        none.said.contains(
+            "a user namespace with a mount namespace: there are as many as user.max_user_namespaces allows"
+        ),
+        "{none:?}"
+    );
+    assert!(
+        none.said.contains("cannot access") && none.said.starts_with("0\n"),
+        "still who it was: {none:?}"
+    );
+}
+
+#[test]
+fn a_user_namespace_that_may_make_no_bpf_maps_gets_sockets_and_is_told_why() {
+    let test = "a_user_namespace_that_may_make_no_bpf_maps_gets_sockets_and_is_told_why";
+    if skip(test, &["unshare", "ibv_devices"]) {
+        return;
+    }
+    let site = Site::new("l-no-bpf");
+    let told = with(&site, &["unshare", "--user", "--map-root-user"], &[], "ibv_devices");
+    assert!(told.status.success() && told.said.contains("roxie0"), "{told:?}");
+    let why = "using UDP sockets on left, since AF_XDP is not possible: this process may make no BPF map";
+    assert!(told.said.contains(why) && told.said.contains("those of a user namespace"), "{told:?}");
+}
