@@ -33,7 +33,7 @@ pub struct Config {
     pub grace: Nanos,
     /// How long a peer that says that nobody listens is asked again. Zero: not at all.
     pub insistence: Nanos,
-    /// How often a host that was never heard of is asked again at most.
+    /// How often a host that was never heard of is sent a REQ again at most.
     pub silent_retries: u8,
 }
 

@@ -37,8 +37,9 @@ impl Manager {
         }
         let Some(kind) = connection.outgoing.as_ref().map(|outgoing| outgoing.kind) else { return };
         let asked = connection.max_retries.saturating_sub(connection.retries_left);
-        let (waits, heard, remote) =
-            (connection.state.is_asking(), connection.heard, connection.route.remote);
+        // Not so of a SIDR_REQ: who takes its time to answer one has no message to say so.
+        let (waits, heard) = (connection.state == State::ReqSent, connection.heard);
+        let remote = connection.route.remote;
         let silent = waits && asked >= self.config.silent_retries && !heard && !self.knows(remote);
         let Some(connection) = self.table.get_mut(id) else { return };
         if connection.retries_left > 0 && !silent {

@@ -1,6 +1,6 @@
 //! Hosts that are not there: what the network says of them, what of it is believed, and how soon silence ends.
 
-use roxie::cm::{Config, ConnectRequest, Event, ListenOn, ResolveRequest, Route, State, WhyUnreachable};
+use roxie::cm::{Config, Event, ListenOn, ResolveRequest, Route, State, WhyUnreachable};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CommId, Kind, PrivateData};
 use roxie::wire::{Gid, mad};
@@ -130,7 +130,7 @@ fn copies(pair: &mut Pair) -> (usize, Nanos) {
 fn a_host_that_was_never_heard_of_is_given_up_in_seconds_and_another_as_the_request_says() {
     let silent_retries = Config::default().silent_retries;
     let with = || Pair::with(Config { silent_retries, ..config(A) }, config(B));
-    assert_eq!(request().max_cm_retries, ConnectRequest { ..request() }.max_cm_retries.max(15));
+    assert_eq!(request().max_cm_retries, 15);
     let mut pair = with();
     let (asked, took) = copies(&mut pair);
     assert_eq!(asked, 3);
@@ -143,6 +143,21 @@ fn a_host_that_was_never_heard_of_is_given_up_in_seconds_and_another_as_the_requ
     let (asked, took) = copies(&mut pair);
     assert_eq!(asked, 16);
     assert!(took > Nanos::from_millis(77_000), "{took}");
+}
+
+/// It has no message by which a host could ask for time.
+#[test]
+fn a_question_is_asked_as_often_as_it_says() {
+    let silent_retries = Config::default().silent_retries;
+    let mut pair = Pair::with(Config { silent_retries, ..config(A) }, config(B));
+    let question = ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
+    let a = pair.ends[A].resolve(pair.now, &question).unwrap();
+    let mut asked = 0;
+    while pair.state(A, a).is_some() {
+        asked += pair.lose(A).len();
+        pair.wait_for(A);
+    }
+    assert_eq!(asked, 1 + usize::from(question.max_cm_retries));
 }
 
 #[test]

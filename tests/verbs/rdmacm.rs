@@ -358,6 +358,35 @@ fn a_host_where_nothing_takes_roce_is_unreachable_at_once() {
     }
 }
 
+/// Also one that has never listened for anything: whoever has the interface for rdma_cm answers for all of its ports.
+#[test]
+fn a_process_without_listeners_refuses() {
+    let name = "a_process_without_listeners_refuses";
+    if skip(name, &["python3", "rping"]) {
+        return;
+    }
+    let site = Site::new("cm-deaf");
+    let program = r#"
+import ctypes, socket, struct, time
+rdmacm = ctypes.CDLL("librdmacm.so.1", use_errno=True)
+rdmacm.rdma_create_event_channel.restype = ctypes.c_void_p
+channel = ctypes.c_void_p(rdmacm.rdma_create_event_channel())
+id = ctypes.c_void_p()
+assert rdmacm.rdma_create_id(channel, ctypes.byref(id), None, 0x0106) == 0
+assert rdmacm.rdma_bind_addr(id, struct.pack("=H", socket.AF_INET) + bytes(14)) == 0
+time.sleep(100)
+"#;
+    let place = tempfile::NamedTempFile::new().unwrap();
+    fs::write(place.path(), program).unwrap();
+    for port in PORTS {
+        let mut bound = site.near(port, &format!("python3 {}", place.path().display()));
+        bound.wait_until_it_serves();
+        let refused = site.far(port, &format!("rping -c -a {NEAR} -C 1 -d")).finish();
+        assert!(refused.said.contains("RDMA_CM_EVENT_REJECTED"), "{port}: {refused:?}");
+        bound.kill_program();
+    }
+}
+
 /// One that does not answer, and was never heard of, is given up after 15 s, and the log says why.
 #[test]
 fn a_host_that_says_nothing_is_given_up_after_a_few_requests() {

@@ -490,7 +490,7 @@ fn a_host_where_nothing_listens_and_one_that_is_silent_are_told_apart_by_the_sta
     assert_eq!((event.what, event.status, side.maybe_next()), (What::Unreachable, -libc::ECONNREFUSED, None));
     assert_eq!(side.destroy(id), Ok(3));
 
-    let id = side.resolved(10, Space::Udp, "192.0.2.1:7174");
+    let id = side.resolved(10, Space::Tcp, "192.0.2.1:7174");
     side.connect(id, &wish(17, b"")).unwrap();
     side.later(Nanos::from_millis(5_000));
     side.later(Nanos::from_millis(5_000));
