@@ -4,7 +4,7 @@
 //! engine's thread is pinned to; without it the program's own polling turns the NIC), `ROXIE_FAULT`, `ROXIE_CAPTURE`, `ROXIE_ESTATE`
 //! (where the launcher finds the connections of a program that has ended), `ROXIE_EVENTS` (and what it was refused).
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
 use std::ptr;
 use std::sync::LazyLock;
@@ -249,18 +249,6 @@ unsafe fn copy_out(bytes: &[u8], buffer: *mut c_char, size: usize) -> c_int {
         *buffer.add(length) = 0;
     }
     length as c_int
-}
-
-/// For providers: reads a file of the device's; the formatting arguments that may follow are for files that Roxie has not.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_read_ibdev_sysfs_file(
-    _buffer: *mut c_char,
-    _size: usize,
-    _device: *mut c_void,
-    _format: *const c_char,
-) -> c_int {
-    set_errno(libc::ENOENT);
-    -1
 }
 
 #[cfg(test)]

@@ -47,7 +47,9 @@ mod family;
 mod query;
 
 // Its objects.
+mod buffer;
 mod memory;
+mod newer;
 mod pd;
 
 mod cq;
@@ -72,5 +74,4 @@ mod ucma;
 
 // What needs no device.
 mod marshal;
-mod private;
 mod strings;

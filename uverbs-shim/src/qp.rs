@@ -16,6 +16,7 @@ use crate::abi::{
 };
 use crate::context::context;
 use crate::events::Element;
+use crate::newer::{IBV_QP_EX_WITH_FLUSH, QP_EX, WR_FLUSH, WrFlush};
 use crate::nic::{Source, lock};
 use crate::object::{Errno, Face, behind, code, give, pointer, put, set_errno, take_back};
 use crate::pd::{InDomain, Users};
@@ -34,10 +35,8 @@ pub(crate) struct QpFace {
     later: [usize; LATER],
 }
 
-/// Bytes of `ibv_qp_ex` in the releases of 2024 and later (`wr_flush` is the last).
-const LONG_FORM: usize = 360;
 /// Slots that this release does not know.
-const LATER: usize = (LONG_FORM - size_of::<ibv_qp_ex>()) / size_of::<usize>();
+const LATER: usize = (QP_EX - size_of::<ibv_qp_ex>()) / size_of::<usize>();
 
 /// What is behind a queue pair.
 pub(crate) struct Qp {
@@ -91,7 +90,9 @@ impl Face for ibv_qp_ex {
     type Behind = Qp;
 }
 
-const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0 && size_of::<QpFace>() == LONG_FORM);
+const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0 && size_of::<QpFace>() == QP_EX);
+const _: () =
+    assert!(WR_FLUSH + size_of::<WrFlush>() <= QP_EX && WR_FLUSH.is_multiple_of(align_of::<QpFace>()));
 
 /// Bytes of an entry of a scatter/gather list in a send queue.
 const SGE_BYTES: u32 = 16;
@@ -121,7 +122,8 @@ const OFFERED: u32 = ops::IBV_QP_EX_WITH_RDMA_WRITE
     | ops::IBV_QP_EX_WITH_LOCAL_INV
     | ops::IBV_QP_EX_WITH_BIND_MW
     | ops::IBV_QP_EX_WITH_SEND_WITH_INV
-    | ops::IBV_QP_EX_WITH_ATOMIC_WRITE;
+    | ops::IBV_QP_EX_WITH_ATOMIC_WRITE
+    | IBV_QP_EX_WITH_FLUSH;
 
 /// Makes a queue pair in RESET. The first one claims the interface.
 #[unsafe(no_mangle)]
@@ -330,6 +332,11 @@ fn face(of: *mut ibv_context, wanted: &Wanted, qpn: u32) -> QpFace {
     base.qp_type = wanted.kind;
     if let Some(operations) = wanted.operations {
         post_ex::offer(&mut face.ex, operations);
+        if operations & u64::from(IBV_QP_EX_WITH_FLUSH) != 0 {
+            let slot = (&raw mut face).wrapping_byte_add(WR_FLUSH).cast::<WrFlush>();
+            // SAFETY: inside of the face and aligned, as was asserted; releases that know the slot have such a function there.
+            unsafe { slot.write(post_ex::flush) };
+        }
     }
     face
 }

@@ -198,13 +198,17 @@ fn width_and_speed(mbps: Option<u32>) -> (u8, u8) {
     }
 }
 
+/// Speed of an interface's link in Mb/s, if it knows one.
+fn link_speed(interface: &Interface) -> Option<u32> {
+    let told = std::fs::read_to_string(format!("/sys/class/net/{}/speed", interface.name)).ok()?;
+    told.trim().parse().ok()
+}
+
 fn port_attr(context: &Context) -> ibv_port_attr {
     let device = &context.nic.device;
     let interface = context.interface();
     let running = interface.as_ref().is_some_and(|interface| interface.up && interface.running);
-    let speed =
-        interface.and_then(|i| std::fs::read_to_string(format!("/sys/class/net/{}/speed", i.name)).ok());
-    let (active_width, active_speed) = width_and_speed(speed.and_then(|text| text.trim().parse().ok()));
+    let (active_width, active_speed) = width_and_speed(interface.as_ref().and_then(link_speed));
     ibv_port_attr {
         state: if running { ibv_port_state::IBV_PORT_ACTIVE } else { ibv_port_state::IBV_PORT_DOWN },
         max_mtu: ibv_mtu::IBV_MTU_4096,
@@ -242,6 +246,26 @@ pub(crate) unsafe extern "C" fn query_port(
             let known = size.min(size_of::<ibv_port_attr>());
             ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), attr.cast(), known);
         }
+        Ok(())
+    }))
+}
+
+/// Speed of a port whose interface does not know it, in Mb/s: that of [`width_and_speed`].
+const UNKNOWN_SPEED: u32 = 10_000;
+
+/// What the port can carry, in units of 100 Mb/s.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_port_speed(of: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
+    const CALL: &str = "ibv_query_port_speed";
+    // SAFETY: the contract: an object.
+    code(unsafe { context(of) }.and_then(|context| {
+        check_port(CALL, port)?;
+        if speed.is_null() {
+            return refuse(CALL, libc::EINVAL, "port_speed is null: where is the speed to be written?");
+        }
+        let mbps = context.interface().as_ref().and_then(link_speed).unwrap_or(UNKNOWN_SPEED);
+        // SAFETY: as above, and room for a number.
+        unsafe { speed.write(u64::from(mbps) / 100) };
         Ok(())
     }))
 }
@@ -358,9 +382,9 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     counted.unwrap_or_else(|errno| -(errno as isize))
 }
 
-/// The type of a GID, in the numbers of sysfs.
+/// The type of a GID, in the numbers of sysfs: `ibv_query_gid_type` of `private.c`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_gid_type(
+pub unsafe extern "C" fn roxie_query_gid_type(
     of: *mut ibv_context,
     port: u8,
     index: c_uint,
