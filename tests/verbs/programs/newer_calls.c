@@ -104,6 +104,15 @@ static void buffers(void)
 	SHOULD(export(buf) == -1 && errno == ENODATA);
 	free_buf(buf);
 	SHOULD(ibv_dealloc_pd(other) == 0);
+	/* It may give memory outside of a guest's protection to buffers, and need not. */
+	struct ibv_parent_domain_init_attr unprotected = { .pd = pd, .comp_mask = 1 << 2 };
+	SHOULD((other = ibv_alloc_parent_domain(ctx, &unprotected)));
+	SHOULD((memory = alloc_buf(other, 64, &buf)) && (mr = reg_buf(other, buf, memory, 64, all)));
+	SHOULD(ibv_dereg_mr(mr) == 0);
+	free_buf(buf);
+	SHOULD(ibv_dealloc_pd(other) == 0);
+	unprotected.comp_mask = 1 << 3;
+	SHOULD(!ibv_alloc_parent_domain(ctx, &unprotected) && errno == EOPNOTSUPP);
 }
 
 static void the_rest(void)
