@@ -187,7 +187,17 @@ fn objects_are_laid_out_as_programs_and_their_inline_functions_expect() {
         "objects_are_laid_out_as_programs_and_their_inline_functions_expect",
         r#"
 #include <infiniband/verbs.h>
+#include <rdma/rdma_netlink.h>
 #include <stddef.h>
+/* What netlink is answered with. */
+_Static_assert(RDMA_NL_NLDEV == 5 && RDMA_NLDEV_CMD_GET == 1 && RDMA_NLDEV_CMD_PORT_GET == 5 && RDMA_NLDEV_CMD_SYS_GET == 6 &&
+               RDMA_NLDEV_CMD_RES_GET == 9 && RDMA_NLDEV_CMD_RES_QP_GET == 10 && RDMA_NLDEV_CMD_RES_PD_GET == 14 &&
+               RDMA_NLDEV_CMD_RES_CTX_GET == 22 && RDMA_NLDEV_CMD_RES_SRQ_GET == 23, "commands");
+_Static_assert(RDMA_NLDEV_ATTR_DEV_NAME == 2 && RDMA_NLDEV_ATTR_SYS_IMAGE_GUID == 7 && RDMA_NLDEV_ATTR_PORT_STATE == 12 &&
+               RDMA_NLDEV_ATTR_DEV_NODE_TYPE == 14 && RDMA_NLDEV_ATTR_RES_SUMMARY_ENTRY_CURR == 18 &&
+               RDMA_NLDEV_ATTR_RES_SQ_PSN == 24 && RDMA_NLDEV_ATTR_RES_PID == 28 && RDMA_NLDEV_ATTR_NDEV_INDEX == 50 &&
+               RDMA_NLDEV_SYS_ATTR_NETNS_MODE == 66 && RDMA_NLDEV_ATTR_DEV_PROTOCOL == 67 &&
+               RDMA_NLDEV_SYS_ATTR_COPY_ON_FORK == 93, "attributes");
 /* What bindgen took from the headers, C takes from them too; these are the places that the library counts on. */
 _Static_assert(sizeof(struct ibv_context) == 328 && offsetof(struct ibv_context, abi_compat) == 320, "ibv_context");
 _Static_assert(sizeof(struct ibv_device) == 664, "ibv_device: what is behind it begins at 664");
@@ -205,7 +215,8 @@ _Static_assert(sizeof(struct ibv_mr_init_attr) == 72 && offsetof(struct ibv_mr_i
 _Static_assert(IBV_WR_FLUSH == 14 && IBV_QP_EX_WITH_FLUSH == 1 << 11 && IBV_EVENT_DEVICE_SPEED_CHANGE == 20, "numbers");
 _Static_assert(IBV_FLUSH_GLOBAL == 1 && IBV_FLUSH_PERSISTENT == 2 && IBV_FLUSH_RANGE == 0 && IBV_FLUSH_MR == 1, "flushes");
 _Static_assert(IBV_REG_MR_MASK_IOVA == 1 && IBV_REG_MR_MASK_ADDR == 2 && IBV_REG_MR_MASK_FD == 4 &&
-               IBV_REG_MR_MASK_FD_OFFSET == 8 && IBV_REG_MR_MASK_DMAH == 16 && IBV_REG_MR_MASK_BUF == 32, "masks");
+               IBV_REG_MR_MASK_FD_OFFSET == 8 && IBV_REG_MR_MASK_DMAH == 16 && IBV_REG_MR_MASK_BUF == 32 &&
+               IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC == 4, "masks");
 #endif
 int main(void)
 {

@@ -14,6 +14,7 @@ use crate::family::Family;
 use crate::newer::VERBS_CONTEXT;
 use crate::nic::Nic;
 use crate::object::{Errno, code, pointer};
+use crate::published::{Counted, Kind};
 use crate::{cq, device, flow, fork, memory, pd, poll_ex, post, qp, query, srq, wq};
 
 /// `abi_compat` of a context that has a `verbs_context` around it.
@@ -27,6 +28,7 @@ pub(crate) struct Context {
     pub(crate) family: Arc<Family>,
     _command: OwnedFd,
     generation: u32,
+    _counted: Counted,
 }
 
 /// The allocation: the C structures end with the `ibv_context` that applications hold.
@@ -97,7 +99,14 @@ fn make(
     let block = Box::new(Block {
         unknown: [0; (VERBS_CONTEXT - size_of::<verbs_context>()) / 8],
         verbs: verbs_context { sz: VERBS_CONTEXT, context, ..operations() },
-        behind: Context { nic, events, family, _command: command, generation: fork::generation() },
+        behind: Context {
+            _counted: family.published.add(Kind::Ctx),
+            nic,
+            events,
+            family,
+            _command: command,
+            generation: fork::generation(),
+        },
     });
     // The block is reached through what applications hold, so the pointer has to cover all of it.
     Ok(Box::into_raw(block).cast::<u8>().wrapping_add(HELD).cast())

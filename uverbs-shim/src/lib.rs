@@ -68,8 +68,10 @@ mod wq;
 
 mod events;
 
-// The connection manager's file, for librdmacm.
+// The connection manager's file, for librdmacm, and netlink to RDMA devices.
 mod interpose;
+mod netlink;
+mod published;
 mod ucma;
 
 // What needs no device.

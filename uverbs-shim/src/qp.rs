@@ -16,11 +16,13 @@ use crate::abi::{
 };
 use crate::context::context;
 use crate::events::Element;
+use crate::netlink::nldev as netlink;
 use crate::newer::{IBV_QP_EX_WITH_FLUSH, QP_EX, WR_FLUSH, WrFlush};
 use crate::nic::{Source, lock};
 use crate::object::{Errno, Face, behind, code, give, pointer, put, set_errno, take_back};
 use crate::pd::{InDomain, Users};
 use crate::post_ex::{self, Builder};
+use crate::published::PublishedQp;
 use crate::qp_attr::{self, Known};
 use crate::report::{device, refuse};
 use crate::srq::{self, Endpoints};
@@ -58,6 +60,8 @@ pub(crate) struct Qp {
     /// Flows that lead to it.
     pub(crate) flows: Users,
     pub(crate) acknowledgements: Acknowledgements,
+    /// What other processes may know of it.
+    published: PublishedQp,
 }
 
 impl Qp {
@@ -298,6 +302,12 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
     let source = Source::Qp(pair.index().0);
     let face = face(of, wanted, pair.qpn().value());
     wanted.uses.count(true);
+    let published = nic.family.published.add_qp(netlink::Qp {
+        pid: std::process::id(),
+        number: face.ex.qp_base.qp_num,
+        kind: wanted.kind as u8,
+        ..netlink::Qp::default()
+    });
     let qp = give(
         face,
         Qp {
@@ -313,6 +323,7 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
             flows: Users::default(),
             spread: wanted.spread.as_ref().map(Spread::hold),
             acknowledgements: Acknowledgements::default(),
+            published,
         },
     );
     nic.nic.add_source(source, &nic.events, Element::Qp(qp as usize));
@@ -379,6 +390,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
             let wanted = qp_attr::read(CALL, nic, attr, given)?;
             found.pair.modify(&wanted).map_err(device(CALL))?;
             *known = next;
+            found.published.change(|qp| qp_attr::publish(qp, attr, given));
             if wanted.state == Some(QpState::Reset) {
                 found.uses.forget(found.pair.qpn());
             }
@@ -406,6 +418,7 @@ pub unsafe extern "C" fn ibv_query_qp(
             let cap = given_caps(&found.caps);
             qp_attr::write(attr, &status, &lock(&found.known), cap);
             (*qp).state = status.state as u32;
+            found.published.change(|told| told.state = status.state as u8);
             put(
                 init,
                 ibv_qp_init_attr {

@@ -45,6 +45,15 @@ impl Context {
     }
 }
 
+/// What every device can do.
+pub(crate) const CAPABILITIES: u32 = caps::IBV_DEVICE_CURR_QP_STATE_MOD
+    | caps::IBV_DEVICE_RC_RNR_NAK_GEN
+    | caps::IBV_DEVICE_SYS_IMAGE_GUID
+    | caps::IBV_DEVICE_MEM_WINDOW
+    | caps::IBV_DEVICE_MEM_WINDOW_TYPE_2B
+    | caps::IBV_DEVICE_MEM_MGT_EXTENSIONS
+    | crate::srq::CAPABILITIES;
+
 fn device_attr(context: &Context) -> ibv_device_attr {
     let limits = Limits::default();
     let mac = context.interface().map_or([0; 6], |interface| interface.mac);
@@ -60,14 +69,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
         vendor_id: VENDOR,
         max_qp: limits.qps as c_int,
         max_qp_wr: MAX_WR as c_int,
-        device_cap_flags: caps::IBV_DEVICE_CURR_QP_STATE_MOD
-            | caps::IBV_DEVICE_RC_RNR_NAK_GEN
-            | caps::IBV_DEVICE_SYS_IMAGE_GUID
-            | caps::IBV_DEVICE_MEM_WINDOW
-            | caps::IBV_DEVICE_MEM_WINDOW_TYPE_2B
-            | caps::IBV_DEVICE_MEM_MGT_EXTENSIONS
-            | steering
-            | crate::srq::CAPABILITIES,
+        device_cap_flags: CAPABILITIES | steering,
         max_sge: MAX_SGE as c_int,
         max_sge_rd: MAX_SGE as c_int,
         max_cq: limits.cqs as c_int,
