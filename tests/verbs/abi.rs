@@ -213,6 +213,7 @@ _Static_assert(sizeof(struct ibv_mr_init_attr) == 72 && offsetof(struct ibv_mr_i
                offsetof(struct ibv_mr_init_attr, addr) == 32 && offsetof(struct ibv_mr_init_attr, fd_offset) == 48 &&
                offsetof(struct ibv_mr_init_attr, buf) == 64, "ibv_mr_init_attr");
 _Static_assert(IBV_WR_FLUSH == 14 && IBV_QP_EX_WITH_FLUSH == 1 << 11 && IBV_EVENT_DEVICE_SPEED_CHANGE == 20, "numbers");
+_Static_assert(IBV_ODP_SUPPORT_FLUSH == 1 << 6 && IBV_ODP_SUPPORT_ATOMIC_WRITE == 1 << 7, "on demand");
 _Static_assert(IBV_FLUSH_GLOBAL == 1 && IBV_FLUSH_PERSISTENT == 2 && IBV_FLUSH_RANGE == 0 && IBV_FLUSH_MR == 1, "flushes");
 _Static_assert(IBV_REG_MR_MASK_IOVA == 1 && IBV_REG_MR_MASK_ADDR == 2 && IBV_REG_MR_MASK_FD == 4 &&
                IBV_REG_MR_MASK_FD_OFFSET == 8 && IBV_REG_MR_MASK_DMAH == 16 && IBV_REG_MR_MASK_BUF == 32 &&

@@ -15,6 +15,9 @@ pub(crate) const IBV_WR_FLUSH: ibv_wr_opcode::Type = 14;
 pub(crate) const IBV_EVENT_DEVICE_SPEED_CHANGE: ibv_event_type::Type = 20;
 pub(crate) const IBV_QP_EX_WITH_FLUSH: u32 = 1 << 11;
 pub(crate) const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC: u32 = 1 << 2;
+/// `enum ibv_odp_transport_cap_bits`.
+pub(crate) const IBV_ODP_SUPPORT_FLUSH: u32 = 1 << 6;
+pub(crate) const IBV_ODP_SUPPORT_ATOMIC_WRITE: u32 = 1 << 7;
 /// `enum ibv_placement_type`: what a FLUSH does.
 pub(crate) const IBV_FLUSH_GLOBAL: u8 = 1;
 pub(crate) const IBV_FLUSH_PERSISTENT: u8 = 2;

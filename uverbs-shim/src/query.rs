@@ -16,6 +16,7 @@ use crate::abi::{
 };
 use crate::context::{Context, context};
 use crate::device::{fill, guid};
+use crate::newer;
 use crate::object::{Errno, code, minus_one};
 use crate::report::refuse;
 use crate::wq;
@@ -146,7 +147,10 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         all.cq_mod_caps.max_cq_count = u16::MAX;
         all.cq_mod_caps.max_cq_period = u16::MAX;
         all.odp_caps.general_caps = (odp::IBV_ODP_SUPPORT | odp::IBV_ODP_SUPPORT_IMPLICIT).into();
-        all.odp_caps.per_transport_caps.rc_odp_caps = connected | odp_can::IBV_ODP_SUPPORT_SRQ_RECV;
+        all.odp_caps.per_transport_caps.rc_odp_caps = connected
+            | odp_can::IBV_ODP_SUPPORT_SRQ_RECV
+            | newer::IBV_ODP_SUPPORT_FLUSH
+            | newer::IBV_ODP_SUPPORT_ATOMIC_WRITE;
         all.xrc_odp_caps = connected | odp_can::IBV_ODP_SUPPORT_SRQ_RECV;
         all.odp_caps.per_transport_caps.uc_odp_caps = connected & !acknowledged;
         all.odp_caps.per_transport_caps.ud_odp_caps =

@@ -29,7 +29,8 @@ struct mr_init {
 	uint64_t fd_offset;
 	void *dmah, *buf;
 };
-enum { WR_FLUSH = 14, WITH_FLUSH = 1 << 11, FLUSH_GLOBAL = 1, FLUSH_PERSISTENT = 2, WHOLE_REGION = 1, ACCESS_FLUSH = 3 << 8 };
+enum { WR_FLUSH = 14, WITH_FLUSH = 1 << 11, FLUSH_GLOBAL = 1, FLUSH_PERSISTENT = 2, WHOLE_REGION = 1, ACCESS_FLUSH = 3 << 8,
+       ODP_FLUSH_AND_ATOMIC_WRITE = 3 << 6 };
 typedef void wr_flush(struct ibv_qp_ex *, uint32_t, uint64_t, size_t, uint8_t, uint8_t);
 
 static const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -211,6 +212,15 @@ static void flushes(void)
 	SHOULD(flushed(qp, 3, mr, 0, FLUSH_GLOBAL, WHOLE_REGION) == 0);
 	wc = completion();
 	SHOULD(wc.wr_id == 3 && wc.status == IBV_WC_SUCCESS);
+	/* Memory on demand too, which the device says of itself. */
+	struct ibv_device_attr_ex can;
+	SHOULD(ibv_query_device_ex(ctx, NULL, &can) == 0);
+	SHOULD((can.odp_caps.per_transport_caps.rc_odp_caps & ODP_FLUSH_AND_ATOMIC_WRITE) == ODP_FLUSH_AND_ATOMIC_WRITE);
+	struct ibv_mr *demanded = ibv_reg_mr(pd, memory, sizeof memory, all | ACCESS_FLUSH | IBV_ACCESS_ON_DEMAND);
+	SHOULD(demanded && flushed(qp, 6, demanded, 4096, FLUSH_GLOBAL, 0) == 0);
+	wc = completion();
+	SHOULD(wc.wr_id == 6 && wc.status == IBV_WC_SUCCESS);
+	SHOULD(ibv_dereg_mr(demanded) == 0);
 	SHOULD(flushed(qp, 4, mr, 4096, 0, 0) == EINVAL);
 	SHOULD(flushed(qp, 4, mr, 4096, 4, 0) == EINVAL);
 	SHOULD(flushed(qp, 4, mr, 4096, FLUSH_GLOBAL, 2) == EINVAL);
