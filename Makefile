@@ -4,6 +4,7 @@ SEEDS ?= 100000000
 MINUTES ?= 60
 SECONDS ?= 600
 KERNEL ?= 6.1
+SUITES ?= bookworm trixie sid
 TARGET ?=
 
 .PHONY: demo test bench interop soak fuzz build
@@ -25,11 +26,13 @@ bench:
 	@.ci/setup build
 	cargo bench
 
-# KERNEL=newest: against the newest kernel that Debian has.
+# KERNEL=newest: against the newest kernel that Debian has. SUITES="trixie sid": in which releases of Debian its programs are run besides,
+# SUITES= in none.
 interop:
 	@.ci/setup test
 	cargo build --release
 	cargo run --release -p interop -- run --kernel $(KERNEL)
+	$(if $(SUITES),cargo run --release -p interop -- distro $(SUITES:%=--suite %) || [ $$? -eq 77 ])
 
 # SECONDS=n: how long each fuzzer runs; MINUTES=n: how long the simulation does then, or SEEDS=n: how many seeds; FIRST=k: the first
 # of them; THREADS=n. Seeds that fail leave

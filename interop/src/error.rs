@@ -19,6 +19,9 @@ pub enum Error {
     /// The guest's packages could not be had from the mirror; the build script has told the reason.
     #[error("the packages of the guest of kernel {0} cannot be had: see above")]
     Packages(String),
+    /// A distribution could not be had; the script has told the reason.
+    #[error("the system of {0} cannot be had: see above")]
+    Distribution(String),
     /// The selection is empty.
     #[error("no row matches {0:?}: see `interop list`")]
     NoRow(Vec<String>),

@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod distro;
 pub mod end;
 pub mod error;
 pub mod exec;

@@ -1,6 +1,6 @@
 //! Roxie's end of a run: its verbs API on a port of its own.
 
-mod program;
+pub mod program;
 mod verbs;
 
 use std::net::IpAddr;

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use interop::distro::SUITES;
 use interop::end::End;
 use interop::error::Error;
 use interop::guest::{self, Files, Guest, Image, Kernel};
@@ -55,6 +56,12 @@ enum Command {
         #[arg(long, conflicts_with = "kernel")]
         write: bool,
     },
+    /// Run the programs of other releases of Debian, each in a folder of its own with a Roxie that was built there, with Roxie at both
+    /// ends, over both ports. Prints a table, and leaves it in target/interop/distros.txt.
+    ///
+    /// The folders stay in .cache/distros (or $ROXIE_CACHE/distros) for the next time; --remove removes them. A release that the mirror does
+    /// not give is skipped. $ROXIE_DEBIAN_MIRROR names another mirror.
+    Distro(DistroArguments),
     /// The guest by itself.
     #[command(subcommand)]
     Guest(GuestCommand),
@@ -119,6 +126,37 @@ impl From<KernelArgument> for Kernel {
             KernelArgument::Newest => Kernel::Newest,
         }
     }
+}
+
+#[derive(Args, Clone, Debug)]
+struct DistroArguments {
+    /// A release: bookworm, trixie, sid … Given several times, several; without it, these three.
+    #[arg(long)]
+    suite: Vec<String>,
+    /// Only programs whose name contains this; given several times, all of them must be there.
+    #[arg(long)]
+    filter: Vec<String>,
+    /// Run what was built in this release, instead of in each its own: bookworm's, which knows the oldest headers, runs in all.
+    #[arg(long)]
+    built_in: Option<String>,
+    /// Do not build: what is there is as it is to be.
+    #[arg(long)]
+    no_build: bool,
+    /// Remove the folders of the releases instead.
+    #[arg(long, conflicts_with_all = ["filter", "built_in", "no_build"])]
+    remove: bool,
+}
+
+fn run_distros(arguments: DistroArguments) -> Result<bool, Error> {
+    let DistroArguments { suite, filter, built_in, no_build, remove } = arguments;
+    let suites = if suite.is_empty() { SUITES.map(str::to_owned).to_vec() } else { suite };
+    if remove {
+        return runner::remove(&suites);
+    }
+    if let Some(lack) = guest::host_lacks_root() {
+        return Err(Error::Host(lack));
+    }
+    runner::distros(&runner::Wanted { suites, filter, built_in, no_build })
 }
 
 #[derive(Args, Clone, Debug)]
@@ -286,6 +324,7 @@ fn dispatch(command: &Command) -> Result<bool, Error> {
             Ok(true)
         }
         Command::Pyverbs { kernel, write } => run_pyverbs((*kernel).into(), *write),
+        Command::Distro(arguments) => run_distros(arguments.clone()),
         Command::Guest(GuestCommand::Build { refresh, kernel }) => {
             println!("{}", Image::build((*kernel).into(), *refresh)?.folder().display());
             Ok(true)

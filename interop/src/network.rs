@@ -43,14 +43,39 @@ pub struct Namespace {
 impl Namespace {
     /// Makes the namespace, after removing those of dead runners. Needs root.
     pub fn create() -> Result<Namespace, Error> {
+        let namespace = Namespace::empty()?;
+        namespace.build()?;
+        Ok(namespace)
+    }
+
+    fn empty() -> Result<Namespace, Error> {
         // One process may make several (tests do).
         static COUNT: AtomicU32 = AtomicU32::new(0);
         remove_stale()?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let namespace = Namespace { name: format!("{PREFIX}{}-{count}", std::process::id()) };
         run(Command::new("ip").args(["netns", "add", &namespace.name]))?;
-        namespace.build()?;
         Ok(namespace)
+    }
+
+    /// Two of them, each with an end of one veth pair: hosts 1 and 2, for Roxie at both ends.
+    ///
+    /// # Errors
+    /// As [`create`](Namespace::create).
+    pub fn create_pair() -> Result<[Namespace; 2], Error> {
+        let pair = [Namespace::empty()?, Namespace::empty()?];
+        let mtu = LINK_MTU.to_string();
+        let [near, far] = &pair;
+        let veth = ["link", "add", INTERFACE, "mtu", &mtu, "type", "veth", "peer", "name", INTERFACE];
+        near.ip(&[&veth[..], &["mtu", &mtu, "netns", &far.name]].concat())?;
+        for (host, end) in (1..).zip(&pair) {
+            end.ip(&["link", "set", "lo", "up"])?;
+            end.ip(&["addr", "add", &format!("{}/24", address(host, Family::V4)), "dev", INTERFACE])?;
+            let v6 = format!("{}/64", address(host, Family::V6));
+            end.ip(&["-6", "addr", "add", &v6, "dev", INTERFACE, "nodad"])?;
+            end.ip(&["link", "set", INTERFACE, "up"])?;
+        }
+        Ok(pair)
     }
 
     fn build(&self) -> Result<(), Error> {

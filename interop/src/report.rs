@@ -39,6 +39,10 @@ pub enum SkipReason {
     PeerForgetsUnsent,
     /// The program names its peers by LIDs, which RoCE has not, and no GIDs.
     ProgramNamesNoGid,
+    /// The program was built without verbs.
+    ProgramHasNoVerbs,
+    /// The kernel has RDMA of its own, and is asked itself.
+    KernelHasRdma,
     /// Roxie has no counterpart of the stock program yet.
     RoxieHasNoProgram,
 }
@@ -59,6 +63,8 @@ impl fmt::Display for SkipReason {
             SkipReason::PeerJoinsNoV6Group => "peer-joins-no-v6-group",
             SkipReason::PeerForgetsUnsent => "peer-forgets-unsent",
             SkipReason::ProgramNamesNoGid => "program-names-no-gid",
+            SkipReason::ProgramHasNoVerbs => "program-has-no-verbs",
+            SkipReason::KernelHasRdma => "kernel-has-rdma",
             SkipReason::RoxieHasNoProgram => "roxie-has-no-program",
         })
     }

@@ -11,7 +11,7 @@ mod scripts;
 use std::fmt;
 
 pub use matrix::{all, short, thorough};
-pub use programs::{Program, Ready};
+pub use programs::{Program, Ready, all as uses};
 pub use scripts::{ODD, Odd, WRONG, Wrong};
 
 /// The service of a transfer.

@@ -1,5 +1,6 @@
 //! Takes rows one after the other, reports them, keeps the captures of failures.
 
+mod distros;
 mod programs;
 
 use std::fs;
@@ -16,6 +17,8 @@ use interop::peer::{About, Peer};
 use interop::report::{Outcome, Report, SkipReason};
 use interop::rows::{self, Case, ErrorCase, Family, Fault, Feature, Odd, Program, Row, Side, Wrong};
 use interop::wire::Wire;
+
+pub(crate) use distros::{Wanted, distros, remove};
 
 /// A full run takes no longer, a thorough one as many times more as it has more rows; the rows beyond are
 /// missing, and the run is bad.

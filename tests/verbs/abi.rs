@@ -1,8 +1,9 @@
 //! The library as others link to it: symbols, versions, and what loads them.
 //!
-//! `exports.txt` is what `libibverbs.so.1` of rdma-core 44 (Debian 12) exports: `readelf -Ws --dyn-syms`, names with versions, `@@`
-//! being the one that new programs get. Layouts are asserted when the crate compiles: bindgen states size and offsets of each
-//! structure of the installed headers, and C's compiler agrees below.
+//! `exports.txt` is what `libibverbs.so.1` of rdma-core 65 exports: `readelf -Ws --dyn-syms`, names with versions, `@@` being the one
+//! that new programs get. Names with `@PRIVATE` are between library and providers, under a version whose name changes with them; here
+//! they are in each. Layouts are asserted when the crate compiles: bindgen states size and offsets of each structure of the
+//! installed headers, and C's compiler agrees below.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -36,9 +37,28 @@ fn is_of_libc(symbol: &str) -> bool {
     symbol.contains("@@GLIBC_")
 }
 
+/// Interfaces to providers: of rdma-core 34 to 56, 57 and 58, 59 to 63, 64, and 65.
+const PRIVATE: [&str; 5] = ["34", "57", "59", "64", "65"];
+
+/// All that the library is to export.
+fn wanted() -> BTreeSet<String> {
+    let mut wanted: BTreeSet<String> =
+        PRIVATE.iter().map(|node| format!("verbs_register_driver_{node}@@IBVERBS_PRIVATE_{node}")).collect();
+    for line in EXPORTS.lines() {
+        match line.strip_suffix("@PRIVATE") {
+            None => drop(wanted.insert(line.to_owned())),
+            Some(name) => wanted.extend(PRIVATE.iter().map(|node| {
+                let at = if *node == PRIVATE[0] { "@@" } else { "@" };
+                format!("{name}{at}IBVERBS_PRIVATE_{node}")
+            })),
+        }
+    }
+    wanted
+}
+
 #[test]
 fn all_symbols_of_rdma_core_are_there_with_their_versions_and_no_others() {
-    let wanted: BTreeSet<String> = EXPORTS.lines().map(str::to_owned).collect();
+    let wanted = wanted();
     let mut found = exports(&folder().join("libibverbs.so.1"));
     found.retain(|symbol| !is_of_libc(symbol));
     let missing: Vec<_> = wanted.difference(&found).collect();
@@ -66,22 +86,41 @@ fn calls_that_reach_the_connection_managers_file_have_the_versions_of_the_c_libr
     assert!(unknown.is_empty(), "the C library has no {unknown:?}");
 }
 
-#[test]
-fn the_list_is_that_of_the_installed_library() {
-    let name = "the_list_is_that_of_the_installed_library";
-    let Some(theirs) = distribution() else {
-        println!("SKIP {name}: the distribution's libibverbs.so.1 of rdma-core 44 is not installed");
-        return;
-    };
-    let wanted: BTreeSet<String> = EXPORTS.lines().map(str::to_owned).collect();
-    assert_eq!(exports(&theirs), wanted);
+/// `IBVERBS_1.14` as 14; nothing for an interface to providers.
+fn public_version(symbol: &str) -> Option<u32> {
+    symbol.rsplit_once("@IBVERBS_1.")?.1.parse().ok()
 }
 
-/// Debian 12's own library.
+#[test]
+fn the_list_is_that_of_the_installed_library_as_far_as_that_goes() {
+    let name = "the_list_is_that_of_the_installed_library_as_far_as_that_goes";
+    let Some(theirs) = distribution() else {
+        println!("SKIP {name}: the distribution's libibverbs.so.1 of rdma-core 44 or newer is not installed");
+        return;
+    };
+    // A private symbol may be the one that new programs get there and not here.
+    let bare = |symbols: BTreeSet<String>| -> BTreeSet<String> {
+        symbols.iter().map(|symbol| symbol.replace("@@", "@")).collect()
+    };
+    let (ours, theirs) = (bare(wanted()), bare(exports(&theirs)));
+    let missing: Vec<_> = theirs.difference(&ours).collect();
+    assert!(missing.is_empty(), "the list lacks {missing:?}");
+    let newest = theirs.iter().filter_map(|symbol| public_version(symbol)).max().expect("versions");
+    assert!(newest >= 14, "{newest}");
+    let invented: Vec<_> = ours
+        .difference(&theirs)
+        .filter(|symbol| public_version(symbol).is_some_and(|version| version <= newest))
+        .collect();
+    assert!(invented.is_empty(), "the installed library, up to 1.{newest}, lacks {invented:?}");
+}
+
+/// The distribution's own library, of rdma-core 44 or newer: `libibverbs.so.1.14.44.0` says so.
 fn distribution() -> Option<std::path::PathBuf> {
     let folder = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
     let path = Path::new(&folder).join("libibverbs.so.1").canonicalize().ok()?;
-    path.to_string_lossy().ends_with("libibverbs.so.1.14.44.0").then_some(path)
+    let name = path.file_name()?.to_string_lossy().into_owned();
+    let release: u32 = name.strip_prefix("libibverbs.so.1.")?.split('.').nth(1)?.parse().ok()?;
+    (release >= 44).then_some(path)
 }
 
 /// Compiles a C program against the installed headers and our library, and runs it.
@@ -127,6 +166,9 @@ int main(void)
         { "ibv_get_device_list", "IBVERBS_1.1" }, { "ibv_reg_mr_iova2", "IBVERBS_1.8" },
         { "ibv_reg_dmabuf_mr", "IBVERBS_1.12" }, { "ibv_query_ece", "IBVERBS_1.10" },
         { "ibv_create_qp", "IBVERBS_1.0" }, { "verbs_register_driver_34", "IBVERBS_PRIVATE_34" },
+        { "ibv_reg_mr_ex", "IBVERBS_1.15" }, { "ibv_query_port_speed", "IBVERBS_1.16" },
+        { "verbs_register_driver_65", "IBVERBS_PRIVATE_65" }, { "ibv_cmd_create_cq_ex2", "IBVERBS_PRIVATE_34" },
+        { "ibv_wr_opcode_str", "IBVERBS_PRIVATE_34" }, { "ibv_wr_opcode_str", "IBVERBS_PRIVATE_59" },
     };
     for (unsigned i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++)
         if (!dlvsym(library, wanted[i][0], wanted[i][1]))
@@ -145,7 +187,17 @@ fn objects_are_laid_out_as_programs_and_their_inline_functions_expect() {
         "objects_are_laid_out_as_programs_and_their_inline_functions_expect",
         r#"
 #include <infiniband/verbs.h>
+#include <rdma/rdma_netlink.h>
 #include <stddef.h>
+/* What netlink is answered with. */
+_Static_assert(RDMA_NL_NLDEV == 5 && RDMA_NLDEV_CMD_GET == 1 && RDMA_NLDEV_CMD_PORT_GET == 5 && RDMA_NLDEV_CMD_SYS_GET == 6 &&
+               RDMA_NLDEV_CMD_RES_GET == 9 && RDMA_NLDEV_CMD_RES_QP_GET == 10 && RDMA_NLDEV_CMD_RES_PD_GET == 14 &&
+               RDMA_NLDEV_CMD_RES_CTX_GET == 22 && RDMA_NLDEV_CMD_RES_SRQ_GET == 23, "commands");
+_Static_assert(RDMA_NLDEV_ATTR_DEV_NAME == 2 && RDMA_NLDEV_ATTR_SYS_IMAGE_GUID == 7 && RDMA_NLDEV_ATTR_PORT_STATE == 12 &&
+               RDMA_NLDEV_ATTR_DEV_NODE_TYPE == 14 && RDMA_NLDEV_ATTR_RES_SUMMARY_ENTRY_CURR == 18 &&
+               RDMA_NLDEV_ATTR_RES_SQ_PSN == 24 && RDMA_NLDEV_ATTR_RES_PID == 28 && RDMA_NLDEV_ATTR_NDEV_INDEX == 50 &&
+               RDMA_NLDEV_SYS_ATTR_NETNS_MODE == 66 && RDMA_NLDEV_ATTR_DEV_PROTOCOL == 67 &&
+               RDMA_NLDEV_SYS_ATTR_COPY_ON_FORK == 93, "attributes");
 /* What bindgen took from the headers, C takes from them too; these are the places that the library counts on. */
 _Static_assert(sizeof(struct ibv_context) == 328 && offsetof(struct ibv_context, abi_compat) == 320, "ibv_context");
 _Static_assert(sizeof(struct ibv_device) == 664, "ibv_device: what is behind it begins at 664");
@@ -154,6 +206,19 @@ _Static_assert(offsetof(struct verbs_context, context) - offsetof(struct verbs_c
 _Static_assert(sizeof(struct ibv_qp_ex) <= 360 && offsetof(struct ibv_qp_ex, qp_base) == 0, "ibv_qp_ex");
 _Static_assert(offsetof(struct ibv_cq_ex, async_events_completed) == offsetof(struct ibv_cq, async_events_completed), "ibv_cq_ex");
 _Static_assert(sizeof(struct ibv_wc) == 48 && sizeof(struct ibv_send_wr) == 128, "work requests and completions");
+#ifdef IBV_DEVICE_CC_DMA_BOUNCE /* rdma-core 65: what the library has written down for itself, and how long objects are at most */
+_Static_assert(sizeof(struct verbs_context) == 696 && sizeof(struct ibv_qp_ex) == 360, "the long forms");
+_Static_assert(offsetof(struct ibv_qp_ex, wr_flush) == 352, "wr_flush");
+_Static_assert(sizeof(struct ibv_mr_init_attr) == 72 && offsetof(struct ibv_mr_init_attr, comp_mask) == 16 &&
+               offsetof(struct ibv_mr_init_attr, addr) == 32 && offsetof(struct ibv_mr_init_attr, fd_offset) == 48 &&
+               offsetof(struct ibv_mr_init_attr, buf) == 64, "ibv_mr_init_attr");
+_Static_assert(IBV_WR_FLUSH == 14 && IBV_QP_EX_WITH_FLUSH == 1 << 11 && IBV_EVENT_DEVICE_SPEED_CHANGE == 20, "numbers");
+_Static_assert(IBV_ODP_SUPPORT_FLUSH == 1 << 6 && IBV_ODP_SUPPORT_ATOMIC_WRITE == 1 << 7, "on demand");
+_Static_assert(IBV_FLUSH_GLOBAL == 1 && IBV_FLUSH_PERSISTENT == 2 && IBV_FLUSH_RANGE == 0 && IBV_FLUSH_MR == 1, "flushes");
+_Static_assert(IBV_REG_MR_MASK_IOVA == 1 && IBV_REG_MR_MASK_ADDR == 2 && IBV_REG_MR_MASK_FD == 4 &&
+               IBV_REG_MR_MASK_FD_OFFSET == 8 && IBV_REG_MR_MASK_DMAH == 16 && IBV_REG_MR_MASK_BUF == 32 &&
+               IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC == 4, "masks");
+#endif
 int main(void)
 {
     return ibv_fork_init();

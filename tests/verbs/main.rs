@@ -9,6 +9,8 @@ mod huge_pages;
 mod killed;
 mod late;
 mod launcher;
+mod netlink;
+mod newer;
 mod perftest;
 mod pingpong;
 mod preload;

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::events::EventQueue;
 use crate::family::Family;
+use crate::newer::VERBS_CONTEXT;
 use crate::nic::Nic;
 use crate::object::{Errno, code, pointer};
+use crate::published::{Counted, Kind};
 use crate::{cq, device, flow, fork, memory, pd, poll_ex, post, qp, query, srq, wq};
 
-/// Bytes of `verbs_context` in the releases of 2024 and later; it was shorter before.
-const LONG_FORM: usize = 696;
 /// `abi_compat` of a context that has a `verbs_context` around it.
 const EXTENDED: usize = usize::MAX;
 
@@ -28,12 +28,13 @@ pub(crate) struct Context {
     pub(crate) family: Arc<Family>,
     _command: OwnedFd,
     generation: u32,
+    _counted: Counted,
 }
 
 /// The allocation: the C structures end with the `ibv_context` that applications hold.
 #[repr(C)]
 struct Block {
-    unknown: [u64; (LONG_FORM - size_of::<verbs_context>()) / 8],
+    unknown: [u64; (VERBS_CONTEXT - size_of::<verbs_context>()) / 8],
     verbs: verbs_context,
     behind: Context,
 }
@@ -96,9 +97,16 @@ fn make(
         ..ibv_context::default()
     };
     let block = Box::new(Block {
-        unknown: [0; (LONG_FORM - size_of::<verbs_context>()) / 8],
-        verbs: verbs_context { sz: LONG_FORM, context, ..operations() },
-        behind: Context { nic, events, family, _command: command, generation: fork::generation() },
+        unknown: [0; (VERBS_CONTEXT - size_of::<verbs_context>()) / 8],
+        verbs: verbs_context { sz: VERBS_CONTEXT, context, ..operations() },
+        behind: Context {
+            _counted: family.published.add(Kind::Ctx),
+            nic,
+            events,
+            family,
+            _command: command,
+            generation: fork::generation(),
+        },
     });
     // The block is reached through what applications hold, so the pointer has to cover all of it.
     Ok(Box::into_raw(block).cast::<u8>().wrapping_add(HELD).cast())

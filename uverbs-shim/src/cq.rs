@@ -21,6 +21,7 @@ use crate::nic::{Source, lock};
 use crate::object::{Errno, Face, behind, code, give, minus_one, pointer, put, set_errno, take_back};
 use crate::pd::Users;
 use crate::poll_ex::Poll;
+use crate::published::{Counted, Kind};
 use crate::query::COMPLETION_VECTORS;
 use crate::report::{device, refuse};
 use crate::waiting::{Acknowledgements, Turn, Woken, take_count, take_count_now, wait_for_any};
@@ -35,6 +36,7 @@ pub(crate) struct Cq {
     /// Who polls by `ibv_start_poll`, and what it found.
     pub(crate) poll_turn: Turn,
     pub(crate) poll: Poll,
+    _counted: Counted,
 }
 
 impl Face for ibv_cq_ex {
@@ -138,6 +140,7 @@ pub(crate) fn create(
             async_acknowledgements: Acknowledgements::default(),
             poll_turn: Turn::default(),
             poll: Poll::default(),
+            _counted: nic.family.published.add(Kind::Cq),
         },
     );
     nic.nic.add_source(source, &nic.events, Element::Cq(cq as usize));

@@ -4,7 +4,7 @@
 //! engine's thread is pinned to; without it the program's own polling turns the NIC), `ROXIE_FAULT`, `ROXIE_CAPTURE`, `ROXIE_ESTATE`
 //! (where the launcher finds the connections of a program that has ended), `ROXIE_EVENTS` (and what it was refused).
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
 use std::ptr;
 use std::sync::LazyLock;
@@ -17,12 +17,13 @@ use roxie::time::Nanos;
 
 use crate::abi::{ibv_context, ibv_device, ibv_node_type, ibv_transport_type};
 use crate::context;
+use crate::netlink;
 use crate::nic::port_plan;
 use crate::object::{pointer, put, set_errno};
 use crate::report;
 
 /// Its name.
-const NAME: &str = "roxie0";
+pub(crate) const NAME: &str = "roxie0";
 /// The name of its node in `/dev/infiniband`.
 const DEV_NAME: &str = "uverbs0";
 /// How long the engine's own thread spins before it sleeps.
@@ -102,6 +103,12 @@ pub(crate) fn interface(settings: &Settings) -> Option<String> {
     names.pop()
 }
 
+/// The index of the interface to stand on; 0 if there is none.
+pub(crate) fn interface_index() -> u32 {
+    let found = interface(settings()).and_then(|name| Interface::by_name(&name).ok());
+    found.map_or(0, |interface| interface.index)
+}
+
 /// As the library lays it out: some programs look at the word behind the public part (`is_mlx5_dev`), which must lead somewhere.
 #[repr(C)]
 struct VerbsDevice {
@@ -175,10 +182,10 @@ pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const 
     unsafe { (&raw const (*device).name).cast() }
 }
 
-/// The place of the device among those of the host.
+/// The device's index among those that netlink tells of; -1 where the kernel tells, to whom ours is none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
-    0
+    if netlink::kernel_has_it() { -1 } else { 0 }
 }
 
 /// Its GUID in network order: the interface's station address, widened as EUI-64.
@@ -249,18 +256,6 @@ unsafe fn copy_out(bytes: &[u8], buffer: *mut c_char, size: usize) -> c_int {
         *buffer.add(length) = 0;
     }
     length as c_int
-}
-
-/// For providers: reads a file of the device's; the formatting arguments that may follow are for files that Roxie has not.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_read_ibdev_sysfs_file(
-    _buffer: *mut c_char,
-    _size: usize,
-    _device: *mut c_void,
-    _format: *const c_char,
-) -> c_int {
-    set_errno(libc::ENOENT);
-    -1
 }
 
 #[cfg(test)]

@@ -2,25 +2,25 @@
 //! and the objects of either are imported into the other by their handles.
 //!
 //! With a kernel below, the descriptor is an open file of the driver's, to which the objects belong, and it can be handed to
-//! another process. Here objects are this process's, and so is the descriptor: a small file in memory that nobody reads, which is
-//! known by its inode, however often it was duplicated. Its name says whose it is.
+//! another process. Here objects are this process's, and so is the descriptor: a small file in memory, which is known by its inode, however
+//! often it was duplicated. Its name says whose it is, and its content what others may know ([`crate::published`]).
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, Weak};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::fstat;
 
+use crate::device::interface_index;
 use crate::fork;
 use crate::memory::{Dm, Mr};
 use crate::nic::lock;
 use crate::object::Errno;
 use crate::pd::Pd;
+use crate::published::{NAME, Published};
 use crate::report::refuse;
-
-/// How the names of command descriptors begin; the process that made one follows.
-const NAME: &str = "roxie0-of-process-";
 
 /// The contexts of one command descriptor and its duplicates.
 pub(crate) struct Family {
@@ -28,6 +28,8 @@ pub(crate) struct Family {
     file: (u64, u64),
     generation: u32,
     objects: Mutex<Objects>,
+    /// What others may know of them.
+    pub(crate) published: Arc<Published>,
 }
 
 #[derive(Default)]
@@ -54,7 +56,10 @@ impl Family {
         let descriptor = memfd_create(&*name, MFdFlags::MFD_CLOEXEC).map_err(|errno| errno as Errno)?;
         let status = fstat(&descriptor).map_err(|errno| errno as Errno)?;
         let file = (status.st_dev, status.st_ino);
-        let family = Arc::new(Family { file, generation: fork::generation(), objects: Mutex::default() });
+        let content = descriptor.try_clone().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
+        let published = Arc::new(Published::new(File::from(content), interface_index()));
+        let (generation, objects) = (fork::generation(), Mutex::default());
+        let family = Arc::new(Family { file, generation, objects, published });
         let mut families = lock(&FAMILIES);
         families.retain(|family| family.strong_count() > 0);
         families.push(Arc::downgrade(&family));

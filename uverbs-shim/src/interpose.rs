@@ -1,4 +1,5 @@
-//! Calls of the C library that reach `/dev/infiniband/rdma_cm` here and everything else where they always went.
+//! Calls of the C library that reach `/dev/infiniband/rdma_cm`, and netlink to RDMA devices, here and everything else where they always
+//! went.
 //!
 //! `librdmacm` opens that file, looks at it with `fstat`, and speaks through `write`. These functions stand before the C library's,
 //! under its version names; each passes on what is not about that file, to whoever is next ([`Next`]). `_exit` stands here too: the NIC is
@@ -17,6 +18,7 @@ use std::sync::atomic::{
 };
 
 use crate::farewell;
+use crate::netlink;
 use crate::object::set_errno;
 use crate::ucma::{self, descriptors};
 
@@ -32,6 +34,17 @@ type Fxstat = unsafe extern "C-unwind" fn(c_int, c_int, *mut libc::stat) -> c_in
 type Write = unsafe extern "C-unwind" fn(c_int, *const c_void, usize) -> isize;
 type Close = unsafe extern "C-unwind" fn(c_int) -> c_int;
 type Dup2 = unsafe extern "C-unwind" fn(c_int, c_int) -> c_int;
+type Socket = unsafe extern "C-unwind" fn(c_int, c_int, c_int) -> c_int;
+type Send = unsafe extern "C-unwind" fn(c_int, *const c_void, usize, c_int) -> isize;
+type Sendto = unsafe extern "C-unwind" fn(
+    c_int,
+    *const c_void,
+    usize,
+    c_int,
+    *const libc::sockaddr,
+    libc::socklen_t,
+) -> isize;
+type Sendmsg = unsafe extern "C-unwind" fn(c_int, *const libc::msghdr, c_int) -> isize;
 type Exit = unsafe extern "C-unwind" fn(c_int) -> !;
 type Dup3 = unsafe extern "C-unwind" fn(c_int, c_int, c_int) -> c_int;
 
@@ -94,6 +107,10 @@ next! {
     DUP c"dup"
     DUP2 c"dup2"
     DUP3 c"dup3"
+    SOCKET c"socket"
+    SEND c"send"
+    SENDTO c"sendto"
+    SENDMSG c"sendmsg"
     EXIT c"_exit"
     EXIT_OF_C c"_Exit"
 }
@@ -268,6 +285,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if descriptors::is_ours(fd) {
         ucma::close(fd);
     }
+    netlink::forget(fd);
     // SAFETY: arguments as they came; the type is that of the function.
     unsafe {
         match CLOSE.get::<Close>() {
@@ -317,6 +335,92 @@ pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_i
         }
     };
     duplicated(fd, new)
+}
+
+/// As the C library's; for netlink to RDMA devices, where the kernel has no such thing, a socket that is answered here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: arguments as they came; the type is that of the function.
+    let fd = unsafe {
+        match SOCKET.get::<Socket>() {
+            Some(next) => next(family, kind, protocol),
+            None => libc::syscall(libc::SYS_socket, family, kind, protocol) as c_int,
+        }
+    };
+    if fd < 0 && family == libc::AF_NETLINK && protocol == netlink::RDMA {
+        let errno = nix::errno::Errno::last_raw();
+        if errno == libc::EPROTONOSUPPORT
+            && let Some(ours) = netlink::socket(kind)
+        {
+            return ours;
+        }
+        set_errno(errno);
+    }
+    fd
+}
+
+/// As the C library's; on such a socket, a request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn send(fd: c_int, bytes: *const c_void, count: usize, flags: c_int) -> isize {
+    // SAFETY: arguments as they came; the type is that of the function.
+    unsafe {
+        if netlink::may_be_ours(fd)
+            && let Some(sent) = netlink::send(fd, null_mut(), 0, [(bytes.cast(), count)].into_iter())
+        {
+            return sent;
+        }
+        match SEND.get::<Send>() {
+            Some(next) => next(fd, bytes, count, flags),
+            None => {
+                libc::syscall(libc::SYS_sendto, fd, bytes, count, flags, null_mut::<c_void>(), 0) as isize
+            }
+        }
+    }
+}
+
+/// As the C library's; on such a socket, a request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendto(
+    fd: c_int,
+    bytes: *const c_void,
+    count: usize,
+    flags: c_int,
+    to: *const libc::sockaddr,
+    length: libc::socklen_t,
+) -> isize {
+    // SAFETY: arguments as they came; the type is that of the function.
+    unsafe {
+        if netlink::may_be_ours(fd)
+            && let Some(sent) = netlink::send(fd, to.cast(), length, [(bytes.cast(), count)].into_iter())
+        {
+            return sent;
+        }
+        match SENDTO.get::<Sendto>() {
+            Some(next) => next(fd, bytes, count, flags, to, length),
+            None => libc::syscall(libc::SYS_sendto, fd, bytes, count, flags, to, length) as isize,
+        }
+    }
+}
+
+/// As the C library's; on such a socket, a request.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
+    // SAFETY: arguments as they came; the type is that of the function. Fields are read from a message that the caller has whole.
+    unsafe {
+        if netlink::may_be_ours(fd) && !message.is_null() {
+            let (to, length) = ((*message).msg_name, (*message).msg_namelen);
+            let (list, count) = ((*message).msg_iov, (*message).msg_iovlen);
+            let pieces = (0..count)
+                .map(|place| ((*list.add(place)).iov_base.cast_const().cast(), (*list.add(place)).iov_len));
+            if let Some(sent) = netlink::send(fd, to, length, pieces) {
+                return sent;
+            }
+        }
+        match SENDMSG.get::<Sendmsg>() {
+            Some(next) => next(fd, message, flags),
+            None => libc::syscall(libc::SYS_sendmsg, fd, message, flags) as isize,
+        }
+    }
 }
 
 macro_rules! exit {

@@ -47,7 +47,9 @@ mod family;
 mod query;
 
 // Its objects.
+mod buffer;
 mod memory;
+mod newer;
 mod pd;
 
 mod cq;
@@ -66,11 +68,12 @@ mod wq;
 
 mod events;
 
-// The connection manager's file, for librdmacm.
+// The connection manager's file, for librdmacm, and netlink to RDMA devices.
 mod interpose;
+mod netlink;
+mod published;
 mod ucma;
 
 // What needs no device.
 mod marshal;
-mod private;
 mod strings;

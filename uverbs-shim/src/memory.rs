@@ -17,6 +17,7 @@ use crate::family::{Object, Place};
 use crate::nic::lock;
 use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
 use crate::pd::{InDomain, Pd, Users};
+use crate::published::{Counted, Kind};
 use crate::query::DEVICE_MEMORY;
 use crate::report::{device, refuse};
 
@@ -24,7 +25,7 @@ use crate::report::{device, refuse};
 pub(crate) struct Mr {
     pub(crate) region: Mutex<MemoryRegion>,
     /// What it uses, until it is deregistered.
-    uses: Mutex<Option<(InDomain, Option<InDm>)>>,
+    uses: Mutex<Option<(InDomain, Option<InDm>, Counted)>>,
     place: Place,
 }
 
@@ -142,7 +143,7 @@ fn new_mr(
 ) -> Result<*mut ibv_mr, Errno> {
     // SAFETY: the contract: an object.
     let family = unsafe { &context((*pd).context)?.family };
-    let uses = Mutex::new(Some((InDomain::new(found), dm)));
+    let uses = Mutex::new(Some((InDomain::new(found), dm, family.published.add(Kind::Mr))));
     let mr = family.add(|place| Mr { region: Mutex::new(region), uses, place }, Object::Mr);
     Ok(give_mr(pd, mr, memory))
 }
@@ -314,7 +315,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
                 (*mr).length = length;
             }
             if let Some(to) = to {
-                if let Some((domain, _)) = &mut *lock(&found.uses) {
+                if let Some((domain, ..)) = &mut *lock(&found.uses) {
                     *domain = InDomain::new(to);
                 }
                 (*mr).pd = pd;

@@ -12,7 +12,9 @@ use crate::abi::{
 };
 use crate::context::context;
 use crate::family::{Object, Place};
+use crate::newer;
 use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
+use crate::published::{Counted, Kind};
 use crate::report::{device, refuse};
 
 /// Objects that still use another, which can be destroyed only after them.
@@ -48,6 +50,8 @@ pub(crate) struct Pd {
     users: Users,
     /// Where it is imported from; a parent domain cannot be.
     place: Option<Place>,
+    /// A parent domain is none of the device's.
+    _counted: Option<Counted>,
     /// A parent domain's protection domain and thread domain.
     _parts: Option<(InDomain, Option<InThread>)>,
 }
@@ -84,7 +88,14 @@ pub unsafe extern "C" fn ibv_alloc_pd(of: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: the contract: an object.
     pointer(unsafe { context(of) }.and_then(|context| {
         let domain = context.nic.device.alloc_pd().map_err(device("ibv_alloc_pd"))?;
-        let make = |place| Pd { domain, users: Users::default(), place: Some(place), _parts: None };
+        let counted = Some(context.family.published.add(Kind::Pd));
+        let make = |place| Pd {
+            domain,
+            users: Users::default(),
+            place: Some(place),
+            _counted: counted,
+            _parts: None,
+        };
         Ok(give_pd(of, context.family.add(make, Object::Pd)))
     }))
 }
@@ -173,13 +184,15 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
 }
 
 /// A protection domain with a thread domain and allocators for the memory of queues. Queues of Roxie's are its own memory: the
-/// allocators are a service that a provider need not call, and it does not.
+/// allocators are a service that a provider need not call, and it does not. Nor has it a use for memory outside of a guest's protection, which
+/// may be allowed for buffers: the NIC is within.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     of: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
     const KNOWN: u32 = parent_mask::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
-        | parent_mask::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+        | parent_mask::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
+        | newer::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC;
     // SAFETY: the contract: objects, and attributes that name them.
     pointer(unsafe {
         context(of).and_then(|_| {
@@ -194,7 +207,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
             let td = if td.is_null() { None } else { Some(InThread::new(behind(td)?)) };
             let parts = Some((InDomain::new(found), td));
             let (domain, users) = (found.domain.clone(), Users::default());
-            Ok(give_pd(of, Arc::new(Pd { domain, users, place: None, _parts: parts })))
+            Ok(give_pd(of, Arc::new(Pd { domain, users, place: None, _counted: None, _parts: parts })))
         })
     })
 }

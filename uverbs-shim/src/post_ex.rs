@@ -8,11 +8,12 @@ use std::ffi::{c_int, c_void};
 
 use roxie::limits::{MAX_INLINE, MAX_SGE};
 use roxie::shared::work_queue::Payload;
-use roxie::verbs::{Qpn, RKey, SendWr, Sge, Srqn, UdAddress, WrOpcode};
+use roxie::verbs::{FlushRange, Qpn, RKey, SendWr, Sge, Srqn, UdAddress, WrOpcode};
 
 use crate::abi::{
     ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_create_send_ops_flags as ops, ibv_qp_ex, ibv_sge,
 };
+use crate::newer;
 use crate::object::{Errno, behind};
 use crate::post::{bind_window, entries, gather, send_flags, staged_as};
 use crate::qp::Qp;
@@ -231,6 +232,68 @@ unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64, b
         operation(qp, WrOpcode::AtomicWrite, |wr| (wr.rkey, wr.remote_addr) = (RKey(rkey), address));
         set_inline(qp, [(bytes.cast(), 8)].into_iter());
     }
+}
+
+/// Has what was written become visible or persistent at the peer: a range, or all that a key opens.
+pub(crate) unsafe extern "C" fn flush(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    length: usize,
+    placement: u8,
+    selectivity: u8,
+) {
+    let next = |id, flags| {
+        let range = flush_range(rkey, address, length, placement, selectivity)?;
+        Ok(SendWr::flush(id, flags, &range))
+    };
+    // SAFETY: the contract: after start.
+    unsafe {
+        let (id, flags) = ((*qp).wr_id, (*qp).wr_flags);
+        let next = send_flags("ibv_wr_flush", flags).and_then(|flags| next(id, flags));
+        with(qp, |found, batch| batch.begin(found, next));
+    }
+}
+
+fn flush_range(
+    rkey: u32,
+    address: u64,
+    length: usize,
+    placement: u8,
+    selectivity: u8,
+) -> Result<FlushRange, Errno> {
+    const CALL: &str = "ibv_wr_flush";
+    const BOTH: u8 = newer::IBV_FLUSH_GLOBAL | newer::IBV_FLUSH_PERSISTENT;
+    if placement == 0 || placement & !BOTH != 0 {
+        return refuse(
+            CALL,
+            libc::EINVAL,
+            format_args!("type {placement:#x}: IBV_FLUSH_GLOBAL (1), IBV_FLUSH_PERSISTENT (2) or both"),
+        );
+    }
+    let whole_region = match selectivity {
+        newer::IBV_FLUSH_RANGE => false,
+        newer::IBV_FLUSH_MR => true,
+        _ => {
+            return refuse(
+                CALL,
+                libc::EINVAL,
+                format_args!("level {selectivity}: IBV_FLUSH_RANGE (0) or IBV_FLUSH_MR (1)"),
+            );
+        }
+    };
+    // A length means nothing for a whole region.
+    let Some(length) = u32::try_from(length).ok().filter(|length| *length <= 1 << 31 || whole_region) else {
+        return refuse(CALL, libc::EINVAL, format_args!("{length} bytes: 2147483648 at most"));
+    };
+    Ok(FlushRange {
+        rkey: RKey(rkey),
+        address,
+        length,
+        global: placement & newer::IBV_FLUSH_GLOBAL != 0,
+        persistent: placement & newer::IBV_FLUSH_PERSISTENT != 0,
+        whole_region,
+    })
 }
 
 unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, rkey: u32) {

@@ -16,10 +16,13 @@ use crate::abi::{
 };
 use crate::context::context;
 use crate::events::Element;
+use crate::netlink::nldev as netlink;
+use crate::newer::{IBV_QP_EX_WITH_FLUSH, QP_EX, WR_FLUSH, WrFlush};
 use crate::nic::{Source, lock};
 use crate::object::{Errno, Face, behind, code, give, pointer, put, set_errno, take_back};
 use crate::pd::{InDomain, Users};
 use crate::post_ex::{self, Builder};
+use crate::published::PublishedQp;
 use crate::qp_attr::{self, Known};
 use crate::report::{device, refuse};
 use crate::srq::{self, Endpoints};
@@ -34,10 +37,8 @@ pub(crate) struct QpFace {
     later: [usize; LATER],
 }
 
-/// Bytes of `ibv_qp_ex` in the releases of 2024 and later (`wr_flush` is the last).
-const LONG_FORM: usize = 360;
 /// Slots that this release does not know.
-const LATER: usize = (LONG_FORM - size_of::<ibv_qp_ex>()) / size_of::<usize>();
+const LATER: usize = (QP_EX - size_of::<ibv_qp_ex>()) / size_of::<usize>();
 
 /// What is behind a queue pair.
 pub(crate) struct Qp {
@@ -59,6 +60,8 @@ pub(crate) struct Qp {
     /// Flows that lead to it.
     pub(crate) flows: Users,
     pub(crate) acknowledgements: Acknowledgements,
+    /// What other processes may know of it.
+    published: PublishedQp,
 }
 
 impl Qp {
@@ -91,7 +94,9 @@ impl Face for ibv_qp_ex {
     type Behind = Qp;
 }
 
-const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0 && size_of::<QpFace>() == LONG_FORM);
+const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0 && size_of::<QpFace>() == QP_EX);
+const _: () =
+    assert!(WR_FLUSH + size_of::<WrFlush>() <= QP_EX && WR_FLUSH.is_multiple_of(align_of::<QpFace>()));
 
 /// Bytes of an entry of a scatter/gather list in a send queue.
 const SGE_BYTES: u32 = 16;
@@ -121,7 +126,8 @@ const OFFERED: u32 = ops::IBV_QP_EX_WITH_RDMA_WRITE
     | ops::IBV_QP_EX_WITH_LOCAL_INV
     | ops::IBV_QP_EX_WITH_BIND_MW
     | ops::IBV_QP_EX_WITH_SEND_WITH_INV
-    | ops::IBV_QP_EX_WITH_ATOMIC_WRITE;
+    | ops::IBV_QP_EX_WITH_ATOMIC_WRITE
+    | IBV_QP_EX_WITH_FLUSH;
 
 /// Makes a queue pair in RESET. The first one claims the interface.
 #[unsafe(no_mangle)]
@@ -296,6 +302,12 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
     let source = Source::Qp(pair.index().0);
     let face = face(of, wanted, pair.qpn().value());
     wanted.uses.count(true);
+    let published = nic.family.published.add_qp(netlink::Qp {
+        pid: std::process::id(),
+        number: face.ex.qp_base.qp_num,
+        kind: wanted.kind as u8,
+        ..netlink::Qp::default()
+    });
     let qp = give(
         face,
         Qp {
@@ -311,6 +323,7 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
             flows: Users::default(),
             spread: wanted.spread.as_ref().map(Spread::hold),
             acknowledgements: Acknowledgements::default(),
+            published,
         },
     );
     nic.nic.add_source(source, &nic.events, Element::Qp(qp as usize));
@@ -330,6 +343,11 @@ fn face(of: *mut ibv_context, wanted: &Wanted, qpn: u32) -> QpFace {
     base.qp_type = wanted.kind;
     if let Some(operations) = wanted.operations {
         post_ex::offer(&mut face.ex, operations);
+        if operations & u64::from(IBV_QP_EX_WITH_FLUSH) != 0 {
+            let slot = (&raw mut face).wrapping_byte_add(WR_FLUSH).cast::<WrFlush>();
+            // SAFETY: inside of the face and aligned, as was asserted; releases that know the slot have such a function there.
+            unsafe { slot.write(post_ex::flush) };
+        }
     }
     face
 }
@@ -372,6 +390,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
             let wanted = qp_attr::read(CALL, nic, attr, given)?;
             found.pair.modify(&wanted).map_err(device(CALL))?;
             *known = next;
+            found.published.change(|qp| qp_attr::publish(qp, attr, given));
             if wanted.state == Some(QpState::Reset) {
                 found.uses.forget(found.pair.qpn());
             }
@@ -399,6 +418,7 @@ pub unsafe extern "C" fn ibv_query_qp(
             let cap = given_caps(&found.caps);
             qp_attr::write(attr, &status, &lock(&found.known), cap);
             (*qp).state = status.state as u32;
+            found.published.change(|told| told.state = status.state as u8);
             put(
                 init,
                 ibv_qp_init_attr {

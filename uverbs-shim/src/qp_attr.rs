@@ -7,6 +7,7 @@ use roxie::verbs::{Mtu, Psn, QpAttr, QpState, QpType, Qpn};
 use crate::abi::{ibv_ah_attr, ibv_mig_state, ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap};
 use crate::ah;
 use crate::memory::access;
+use crate::netlink::nldev as netlink;
 use crate::object::Errno;
 use crate::report::refuse;
 
@@ -38,6 +39,28 @@ impl Known {
             }
         }
         next
+    }
+}
+
+/// What others may know after a change.
+///
+/// # Safety
+/// The contract: the attributes that the mask names.
+pub(crate) unsafe fn publish(qp: &mut netlink::Qp, attr: *const ibv_qp_attr, given: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if given & mask::IBV_QP_STATE != 0 {
+            qp.state = (*attr).qp_state as u8;
+        }
+        if given & mask::IBV_QP_DEST_QPN != 0 {
+            qp.remote = Some((*attr).dest_qp_num);
+        }
+        if given & mask::IBV_QP_RQ_PSN != 0 {
+            qp.rq_psn = (*attr).rq_psn;
+        }
+        if given & mask::IBV_QP_SQ_PSN != 0 {
+            qp.sq_psn = (*attr).sq_psn;
+        }
     }
 }
 

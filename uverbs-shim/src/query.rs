@@ -16,6 +16,7 @@ use crate::abi::{
 };
 use crate::context::{Context, context};
 use crate::device::{fill, guid};
+use crate::newer;
 use crate::object::{Errno, code, minus_one};
 use crate::report::refuse;
 use crate::wq;
@@ -45,6 +46,15 @@ impl Context {
     }
 }
 
+/// What every device can do.
+pub(crate) const CAPABILITIES: u32 = caps::IBV_DEVICE_CURR_QP_STATE_MOD
+    | caps::IBV_DEVICE_RC_RNR_NAK_GEN
+    | caps::IBV_DEVICE_SYS_IMAGE_GUID
+    | caps::IBV_DEVICE_MEM_WINDOW
+    | caps::IBV_DEVICE_MEM_WINDOW_TYPE_2B
+    | caps::IBV_DEVICE_MEM_MGT_EXTENSIONS
+    | crate::srq::CAPABILITIES;
+
 fn device_attr(context: &Context) -> ibv_device_attr {
     let limits = Limits::default();
     let mac = context.interface().map_or([0; 6], |interface| interface.mac);
@@ -60,14 +70,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
         vendor_id: VENDOR,
         max_qp: limits.qps as c_int,
         max_qp_wr: MAX_WR as c_int,
-        device_cap_flags: caps::IBV_DEVICE_CURR_QP_STATE_MOD
-            | caps::IBV_DEVICE_RC_RNR_NAK_GEN
-            | caps::IBV_DEVICE_SYS_IMAGE_GUID
-            | caps::IBV_DEVICE_MEM_WINDOW
-            | caps::IBV_DEVICE_MEM_WINDOW_TYPE_2B
-            | caps::IBV_DEVICE_MEM_MGT_EXTENSIONS
-            | steering
-            | crate::srq::CAPABILITIES,
+        device_cap_flags: CAPABILITIES | steering,
         max_sge: MAX_SGE as c_int,
         max_sge_rd: MAX_SGE as c_int,
         max_cq: limits.cqs as c_int,
@@ -144,7 +147,10 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         all.cq_mod_caps.max_cq_count = u16::MAX;
         all.cq_mod_caps.max_cq_period = u16::MAX;
         all.odp_caps.general_caps = (odp::IBV_ODP_SUPPORT | odp::IBV_ODP_SUPPORT_IMPLICIT).into();
-        all.odp_caps.per_transport_caps.rc_odp_caps = connected | odp_can::IBV_ODP_SUPPORT_SRQ_RECV;
+        all.odp_caps.per_transport_caps.rc_odp_caps = connected
+            | odp_can::IBV_ODP_SUPPORT_SRQ_RECV
+            | newer::IBV_ODP_SUPPORT_FLUSH
+            | newer::IBV_ODP_SUPPORT_ATOMIC_WRITE;
         all.xrc_odp_caps = connected | odp_can::IBV_ODP_SUPPORT_SRQ_RECV;
         all.odp_caps.per_transport_caps.uc_odp_caps = connected & !acknowledged;
         all.odp_caps.per_transport_caps.ud_odp_caps =
@@ -198,13 +204,17 @@ fn width_and_speed(mbps: Option<u32>) -> (u8, u8) {
     }
 }
 
+/// Speed of an interface's link in Mb/s, if it knows one.
+fn link_speed(interface: &Interface) -> Option<u32> {
+    let told = std::fs::read_to_string(format!("/sys/class/net/{}/speed", interface.name)).ok()?;
+    told.trim().parse().ok()
+}
+
 fn port_attr(context: &Context) -> ibv_port_attr {
     let device = &context.nic.device;
     let interface = context.interface();
     let running = interface.as_ref().is_some_and(|interface| interface.up && interface.running);
-    let speed =
-        interface.and_then(|i| std::fs::read_to_string(format!("/sys/class/net/{}/speed", i.name)).ok());
-    let (active_width, active_speed) = width_and_speed(speed.and_then(|text| text.trim().parse().ok()));
+    let (active_width, active_speed) = width_and_speed(interface.as_ref().and_then(link_speed));
     ibv_port_attr {
         state: if running { ibv_port_state::IBV_PORT_ACTIVE } else { ibv_port_state::IBV_PORT_DOWN },
         max_mtu: ibv_mtu::IBV_MTU_4096,
@@ -242,6 +252,26 @@ pub(crate) unsafe extern "C" fn query_port(
             let known = size.min(size_of::<ibv_port_attr>());
             ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), attr.cast(), known);
         }
+        Ok(())
+    }))
+}
+
+/// Speed of a port whose interface does not know it, in Mb/s: that of [`width_and_speed`].
+const UNKNOWN_SPEED: u32 = 10_000;
+
+/// What the port can carry, in units of 100 Mb/s.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_port_speed(of: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
+    const CALL: &str = "ibv_query_port_speed";
+    // SAFETY: the contract: an object.
+    code(unsafe { context(of) }.and_then(|context| {
+        check_port(CALL, port)?;
+        if speed.is_null() {
+            return refuse(CALL, libc::EINVAL, "port_speed is null: where is the speed to be written?");
+        }
+        let mbps = context.interface().as_ref().and_then(link_speed).unwrap_or(UNKNOWN_SPEED);
+        // SAFETY: as above, and room for a number.
+        unsafe { speed.write(u64::from(mbps) / 100) };
         Ok(())
     }))
 }
@@ -358,9 +388,9 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     counted.unwrap_or_else(|errno| -(errno as isize))
 }
 
-/// The type of a GID, in the numbers of sysfs.
+/// The type of a GID, in the numbers of sysfs: `ibv_query_gid_type` of `private.c`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_gid_type(
+pub unsafe extern "C" fn roxie_query_gid_type(
     of: *mut ibv_context,
     port: u8,
     index: c_uint,

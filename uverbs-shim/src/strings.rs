@@ -4,7 +4,9 @@ use std::ffi::{CStr, c_char, c_int};
 
 use crate::abi::{
     ibv_event_type as event, ibv_node_type as node, ibv_port_state as port, ibv_rate, ibv_wc_status as wc,
+    ibv_wr_opcode as opcode,
 };
+use crate::newer;
 
 /// A table of numbers and their names.
 macro_rules! names {
@@ -67,6 +69,7 @@ names! {
     event::IBV_EVENT_CLIENT_REREGISTER => c"clients are to register again",
     event::IBV_EVENT_GID_CHANGE => c"GID table changed",
     event::IBV_EVENT_WQ_FATAL => c"work queue fatal error",
+    newer::IBV_EVENT_DEVICE_SPEED_CHANGE => c"device speed changed",
 }
 
 names! {
@@ -96,6 +99,25 @@ names! {
     wc::IBV_WC_GENERAL_ERR => c"general error",
     wc::IBV_WC_TM_ERR => c"tag matching error",
     wc::IBV_WC_TM_RNDV_INCOMPLETE => c"tag matching: rendezvous incomplete",
+}
+
+names! {
+    /// What a work request asks for: `ibv_wr_opcode_str` of `private.c`.
+    roxie_wr_opcode_str(opcode::Type) else c"unknown":
+    opcode::IBV_WR_RDMA_WRITE => c"RDMA WRITE",
+    opcode::IBV_WR_RDMA_WRITE_WITH_IMM => c"RDMA WRITE with immediate",
+    opcode::IBV_WR_SEND => c"SEND",
+    opcode::IBV_WR_SEND_WITH_IMM => c"SEND with immediate",
+    opcode::IBV_WR_RDMA_READ => c"RDMA READ",
+    opcode::IBV_WR_ATOMIC_CMP_AND_SWP => c"atomic compare and swap",
+    opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => c"atomic fetch and add",
+    opcode::IBV_WR_LOCAL_INV => c"local invalidate",
+    opcode::IBV_WR_BIND_MW => c"bind memory window",
+    opcode::IBV_WR_SEND_WITH_INV => c"SEND with invalidate",
+    opcode::IBV_WR_TSO => c"segmentation offload",
+    opcode::IBV_WR_DRIVER1 => c"driver's own",
+    newer::IBV_WR_FLUSH => c"FLUSH",
+    opcode::IBV_WR_ATOMIC_WRITE => c"ATOMIC WRITE",
 }
 
 /// Static rates: the code, the multiple of 2.5 Gb/s (0: none), and Mb/s as the link carries them.
@@ -172,5 +194,8 @@ mod tests {
         assert_eq!(of(ibv_wc_status_str(12)), "transport retries exceeded");
         assert_eq!(of(ibv_wc_status_str(9_999)), "unknown");
         assert_eq!(of(ibv_node_type_str(-1)), "unknown");
+        assert_eq!(of(roxie_wr_opcode_str(opcode::IBV_WR_RDMA_READ)), "RDMA READ");
+        assert_eq!(of(roxie_wr_opcode_str(14)), "FLUSH");
+        assert_eq!(of(roxie_wr_opcode_str(12)), "unknown");
     }
 }

@@ -18,14 +18,18 @@ use crate::error::Error;
 use crate::network::{Namespace, command_line, run};
 
 /// A running program. Dropping it ends it.
-pub(super) struct Program {
+pub struct Program {
     child: Child,
     /// Each collects a stream until its end.
     streams: Vec<JoinHandle<String>>,
 }
 
 impl Program {
-    pub(super) fn start(
+    /// Starts it; `None`: in the caller's own namespace.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(
         namespace: Option<&Namespace>,
         program: &Path,
         arguments: &[String],
@@ -47,7 +51,10 @@ impl Program {
     }
 
     /// Waits for its end; kills it when the time is over.
-    pub(super) fn wait(mut self, timeout: Duration) -> Result<Ended, Error> {
+    ///
+    /// # Errors
+    /// If it cannot be waited for.
+    pub fn wait(mut self, timeout: Duration) -> Result<Ended, Error> {
         let failed = |e: std::io::Error| Error::Local(format!("waiting for a program: {e}"));
         let until = Instant::now() + timeout;
         let code = loop {
@@ -142,7 +149,7 @@ fn build(package: &str) -> Result<(), Error> {
 }
 
 /// True if a TCP socket listens on the port in the calling thread's network namespace.
-pub(super) fn somebody_listens(port: u16) -> Result<bool, Error> {
+pub fn somebody_listens(port: u16) -> Result<bool, Error> {
     // The thread's own view: /proc/net is that of the process's first thread.
     for table in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
         let path = Path::new(table);
@@ -155,7 +162,7 @@ pub(super) fn somebody_listens(port: u16) -> Result<bool, Error> {
 }
 
 /// True if a socket has RoCE's UDP port in the calling thread's network namespace.
-pub(super) fn somebody_has_the_udp_port() -> Result<bool, Error> {
+pub fn somebody_has_the_udp_port() -> Result<bool, Error> {
     let wanted = format!(":{:04X}", roxie::wire::ROCE_V2_PORT);
     let path = Path::new("/proc/thread-self/net/udp");
     let text = fs::read_to_string(path).map_err(Error::file(path))?;
@@ -170,7 +177,7 @@ fn listens(line: &str, port: u16) -> bool {
 }
 
 /// True if the calling thread's network namespace is in the multicast group on some interface.
-pub(super) fn somebody_is_in(group: IpAddr) -> Result<bool, Error> {
+pub fn somebody_is_in(group: IpAddr) -> Result<bool, Error> {
     let (table, name) = match group {
         // /proc/net/igmp has addresses as the numbers that this host makes of their bytes.
         IpAddr::V4(v4) => ("igmp", format!("{:08X}", u32::from_ne_bytes(v4.octets()))),

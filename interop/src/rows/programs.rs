@@ -100,7 +100,7 @@ const OVER_CM: [(&str, &str, &str); 25] = [
     ("cm/rc", "ib_write_lat -R -n 100 -s 5000", "ib_write_lat -R -n 100 -s 5000 @"),
     ("cm/rc", "ib_read_bw -R -o 16 -n 200 -s 5000", "ib_read_bw -R -o 16 -n 200 -s 5000 @"),
     ("cm/group", "mckey -m & -b % -C 10 -S 1000", "mckey -m & -b % -C 10 -S 1000 -s"),
-    ("cm/connections", "cmtime -b @", "cmtime -s @ -c 20"),
+    ("cm/connections", "cmtime -b @ -c 20", "cmtime -s @ -c 20"),
     ("lids", "qperf", "qperf @ -t 1 rc_lat uc_lat ud_lat quit"),
     (
         "cm/bandwidth",
@@ -163,7 +163,7 @@ fn first(line: &'static str) -> &'static str {
 }
 
 /// Every use of a program with the IP versions that it runs over.
-pub(super) fn all() -> Vec<(Program, &'static [Family])> {
+pub fn all() -> Vec<(Program, &'static [Family])> {
     let alone = USES.into_iter().map(|(way, line)| Program { line, way, server: None });
     let met = OVER_CM.into_iter().map(|(way, server, line)| Program { line, way, server: Some(server) });
     alone
@@ -227,6 +227,11 @@ impl Program {
         }
     }
 
+    /// Where else the server may listen before a client may come: since rdma-core 52 both ends of cmtime agree on each step by sockets.
+    pub fn may_listen(&self) -> Option<u16> {
+        (self.name() == "cmtime").then_some(7471)
+    }
+
     /// Its server ends only when it is ended.
     pub fn serves_for_ever(&self) -> bool {
         self.name() == "cmtime"
@@ -234,7 +239,7 @@ impl Program {
 
     /// A word that its usage has where it is another program than the one that the row is about, though of the same name.
     pub fn sign_of_another(&self) -> Option<&'static str> {
-        // Since rdma-core 52 both ends of cmtime agree on each step by sockets, and neither talks to an older one.
+        // That of rdma-core 65 has a control address of its own, and few of the options that there were.
         (self.name() == "cmtime").then_some("oob_port")
     }
 
@@ -311,7 +316,11 @@ impl Program {
         if client.contains("event: ") || client.contains("_ERROR") || client.contains("failure") {
             return Some("not all connections were made".to_owned());
         }
-        let timed = |step: &str| client.lines().any(|line| line.starts_with(step) && line.contains(':'));
+        // Since rdma-core 52 the step is called `cm connect`.
+        let timed = |step: &str| {
+            let of_step = |line: &&str| line.trim_start_matches("cm ").starts_with(step);
+            client.lines().any(|line| of_step(&line) && line.contains(|c: char| c.is_ascii_digit()))
+        };
         let missing: Vec<&str> =
             ["resolve route", "connect", "disconnect"].into_iter().filter(|step| !timed(step)).collect();
         (!missing.is_empty()).then(|| format!("these steps have no time: {}", missing.join(", ")))
@@ -390,6 +399,8 @@ mod tests {
         let refused = format!("event: RDMA_CM_EVENT_REJECTED, error: 28\n{table}");
         assert!(program.complaint(&refused, "").is_some());
         assert!(program.complaint("connecting\n", "").unwrap().contains("disconnect"));
+        let newer = "resolve route 113 2264\ncm connect 475 9503\ndisconnect 20 403\n";
+        assert_eq!(program.complaint(newer, ""), None);
     }
 
     #[test]

@@ -11,9 +11,9 @@ use interop::report::{Outcome, SkipReason};
 use interop::rows::{Family, Program, Ready, Row, Side, Stock};
 
 /// Where pingpongs and perftest listen.
-const TCP_PORT: u16 = 18515;
+pub(super) const TCP_PORT: u16 = 18515;
 /// How long a server may take until it listens.
-const LISTENS_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const LISTENS_WITHIN: Duration = Duration::from_secs(10);
 /// How long a client may take.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 /// How long an emulated server of rdma_cm takes until it listens and is set up: riostream's is told what it may map after it listens.
@@ -21,7 +21,7 @@ const SETTLES_WITHIN: Duration = Duration::from_millis(500);
 /// How long a program is waited for whose other end has failed.
 const LOSER_WITHIN: Duration = Duration::from_secs(1);
 /// How the peer, and `roxie run`, say that a program is not there.
-const NO_SUCH_PROGRAM: i32 = 127;
+pub(super) const NO_SUCH_PROGRAM: i32 = 127;
 
 /// What starts an end's program, given where the server is if it is the client.
 type Start<'a, E, T> = &'a dyn Fn(&mut E, Option<String>) -> Result<T, Error>;
@@ -218,7 +218,7 @@ fn joins<E: End + ?Sized>(end: &mut E, group: IpAddr) -> Result<bool, Error> {
 }
 
 /// Starts a client again while its server does not take it, for as long as one may need to listen.
-fn until_taken(mut client: impl FnMut() -> Result<Ended, Error>) -> Result<Ended, Error> {
+pub(super) fn until_taken(mut client: impl FnMut() -> Result<Ended, Error>) -> Result<Ended, Error> {
     let until = Instant::now() + LISTENS_WITHIN;
     loop {
         let ended = client()?;
@@ -233,12 +233,12 @@ fn until_taken(mut client: impl FnMut() -> Result<Ended, Error>) -> Result<Ended
 }
 
 /// How long the server may take after its client has ended.
-fn server_has(program: Program, client: &Ended) -> Duration {
+pub(super) fn server_has(program: Program, client: &Ended) -> Duration {
     if program.serves_for_ever() { Duration::ZERO } else { time_left(client) }
 }
 
 /// How the server ended, given its client: one that serves for ever was ended, and has done all it could.
-fn served(program: Program, client: &Ended, server: Ended) -> Ended {
+pub(super) fn served(program: Program, client: &Ended, server: Ended) -> Ended {
     match server.code {
         None if program.serves_for_ever() && client.code == Some(0) => Ended { code: Some(0), ..server },
         _ => server,

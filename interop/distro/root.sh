@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Makes a Debian of its own in a folder, with the programs that `interop distro` runs; prints the folder. Idempotent.
+#   root.sh SUITE            bookworm, trixie, sid …
+#   root.sh --remove SUITE   removes it, and what was built in it
+#   root.sh --check          says what the host lacks for it
+# $ROXIE_DEBIAN_MIRROR names another mirror than the usual one, $ROXIE_CACHE another folder than .cache.
+#
+#   $cache/root/        the system
+#   $cache/target/      what cargo built in it
+#   $cache/complete     for which packages the system is whole
+# Exit codes: 3 the host lacks something, 4 the mirror does not give it, 2 anything else.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+mirror=${ROXIE_DEBIAN_MIRROR:-http://deb.debian.org}
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+
+# What runs, and what it takes to see it.
+packages=(perftest ibverbs-utils ibverbs-providers rdmacm-utils qperf fio ucx-utils libfabric-bin python3-pyverbs iproute2 procps
+    bsdutils make
+    ca-certificates)
+
+say() { echo "distro: $*" >&2; }
+
+lacks() {
+    local missing=() pair
+    [ "$(id -u)" -eq 0 ] || { say "not root: a system in a folder takes it (sudo -E …)"; return 1; }
+    for pair in debootstrap:debootstrap unshare:util-linux pivot_root:util-linux apt-config:apt tar:tar; do
+        PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
+    done
+    [ -e "$keyring" ] || missing+=(debian-archive-keyring)
+    [ ${#missing[@]} -eq 0 ] && return 0
+    say "missing: apt-get install -y --no-install-recommends $(printf '%s\n' "${missing[@]}" | sort -u | tr '\n' ' ')"
+    return 1
+}
+
+# `$1`: what could not be had; `$2`: the log.
+not_had() {
+    say "$1 cannot be had from $mirror: $(grep -E '^(E|Err|W):' "$2" | tail -n 2 | tr '\n' ' ')"
+    say "check the network (or set ROXIE_DEBIAN_MIRROR to a mirror's http://HOST) and run again; the whole log is $2"
+    exit 4
+}
+
+# How the host's apt reaches mirrors, and what it thinks of their dates, for the system in the folder.
+host_apt_settings() {
+    apt-config dump | grep -E '^Acquire::(http|https|Retries|ForceIPv|Check-Date|Check-Valid-Until|Max-FutureTime)' |
+        grep -v ' "";$' || true
+}
+
+case ${1:-} in
+--check)
+    lacks || exit 3
+    exit 0
+    ;;
+--remove)
+    suite=${2:?which suite? For example trixie}
+    remove=yes
+    ;;
+'' | -*) sed -n 's/^# \{0,1\}//p;/^set/q' "$0" >&2 && exit 2 ;;
+*)
+    suite=$1
+    remove=
+    ;;
+esac
+[[ $suite =~ ^[a-z]+$ ]] || { say "$suite is no suite of Debian: bookworm, trixie, sid …"; exit 2; }
+cache=${ROXIE_CACHE:-$(dirname "$(dirname "$here")")/.cache}/distros/$suite
+
+if [ -n "$remove" ]; then
+    # What is mounted there is mounted in namespaces of those who run in it, and nowhere else.
+    rm -rf --one-file-system "$cache"
+    exit 0
+fi
+if [ "$(cat "$cache/complete" 2>/dev/null)" = "${packages[*]}" ]; then
+    echo "$cache"
+    exit 0
+fi
+lacks || exit 3
+
+mkdir -p "$cache/target"
+if [ ! -e "$cache/root/etc/debian_version" ]; then
+    say "$suite: the system itself, by debootstrap"
+    rm -rf --one-file-system "$cache/root.new"
+    PATH=$PATH:/usr/sbin:/sbin debootstrap --variant=minbase --keyring="$keyring" "$suite" "$cache/root.new" "$mirror/debian" \
+        >"$cache/log" 2>&1 || not_had "the system" "$cache/log"
+    mkdir -p "$cache/root.new/roxie" "$cache/root.new/work"
+    mv "$cache/root.new" "$cache/root"
+fi
+host_apt_settings >"$cache/root/etc/apt/apt.conf.d/99host"
+{
+    echo "deb $mirror/debian $suite main"
+    echo "deb-src $mirror/debian $suite main"
+    case $suite in
+    sid | unstable) ;;
+    *)
+        # The compiler for browsers becomes newer there.
+        echo "deb $mirror/debian $suite-updates main"
+        echo "deb $mirror/debian-security $suite-security main"
+        ;;
+    esac
+} >"$cache/root/etc/apt/sources.list"
+say "$suite: ${packages[*]}"
+"$here/enter.sh" "$cache" sh -c '
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -q && apt-get install -y -q --no-install-recommends "$@"' sh "${packages[@]}" \
+    >"$cache/log" 2>&1 || not_had "a package" "$cache/log"
+# The tests of python3-pyverbs are in the source alone: in upstream's part of it, which does without the rest if a mirror lacks that.
+if ! compgen -G "$cache/root/work/rdma-core/tests/run_tests.py" >/dev/null; then
+    say "$suite: the tests of its rdma-core"
+    "$here/enter.sh" "$cache" sh -c '
+        mkdir -p /work/rdma-core && cd /work && { apt-get source -q --download-only rdma-core || true; } &&
+            tar -xf rdma-core_*.orig.tar.* -C rdma-core --strip-components=1 --wildcards --no-wildcards-match-slash "*/tests/*"' \
+        >"$cache/log" 2>&1 || say "$suite: the source of rdma-core cannot be had: its Python tests will be skipped"
+fi
+echo "${packages[*]}" >"$cache/complete"
+echo "$cache"

@@ -1,0 +1,306 @@
+//! Programs of other releases of Debian, with Roxie at both ends.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use interop::distro::table::Table;
+use interop::distro::uses::{self, FAMILY, Use};
+use interop::distro::{self, Root};
+use interop::end::Ended;
+use interop::error::Error;
+use interop::guest::output_folder;
+use interop::local::program::{somebody_has_the_udp_port, somebody_is_in, somebody_listens};
+use interop::network::{INTERFACE, Namespace, address};
+use interop::report::{Outcome, Report, SkipReason};
+use interop::rows::{PortKind, Program, Ready};
+use roxie::netdev::Interface;
+
+use super::programs::{LISTENS_WITHIN, NO_SUCH_PROGRAM, TCP_PORT, served, server_has, until_taken};
+
+/// How long a program may take: it may share its processors with a build.
+const ENDS_WITHIN: Duration = Duration::from_secs(60);
+/// How long the Python tests may take.
+const PYTHON_WITHIN: Duration = Duration::from_secs(180);
+const PORTS: [PortKind; 2] = [PortKind::Xdp, PortKind::Udp];
+
+/// What is to be run.
+pub(crate) struct Wanted {
+    /// Of which releases.
+    pub(crate) suites: Vec<String>,
+    /// Only uses whose name contains all of these.
+    pub(crate) filter: Vec<String>,
+    /// The release that Roxie is built in, for all of them.
+    pub(crate) built_in: Option<String>,
+    /// The release has been built as it is to be.
+    pub(crate) no_build: bool,
+}
+
+/// Runs programs in each release and prints the table, which is left in `target/interop/distros.txt`. True if all is well.
+pub(crate) fn distros(wanted: &Wanted) -> Result<bool, Error> {
+    let named = |one: &Use| wanted.filter.iter().all(|part| one.to_string().contains(part.as_str()));
+    let uses: Vec<Use> = uses::all().into_iter().filter(named).collect();
+    if uses.is_empty() {
+        return Err(Error::NoRow(wanted.filter.clone()));
+    }
+    let mut table = Table::new(uses.iter().map(Use::to_string).collect());
+    let mut ran = 0;
+    for suite in &wanted.suites {
+        match release(suite, wanted, &uses, &mut table) {
+            Ok(()) => ran += 1,
+            // What this host cannot have is no fault of Roxie's.
+            Err(Error::Host(lack)) => println!("SKIP distro/{suite}: {lack}"),
+            Err(error @ Error::Distribution(_)) => println!("SKIP distro/{suite}: {error}"),
+            Err(error) => return Err(error),
+        }
+    }
+    if ran == 0 {
+        return Err(Error::Host("none of these releases of Debian can be had".into()));
+    }
+    let path = output_folder().join("distros.txt");
+    fs::create_dir_all(output_folder()).map_err(Error::file(&path))?;
+    fs::write(&path, table.to_string()).map_err(Error::file(&path))?;
+    println!("\n{table}\n{}", path.display());
+    Ok(table.good())
+}
+
+fn release(suite: &str, wanted: &Wanted, uses: &[Use], table: &mut Table) -> Result<(), Error> {
+    let root = Root::make(suite)?;
+    let (root, name) = match &wanted.built_in {
+        Some(other) => {
+            let other = Root::make(other)?;
+            if !wanted.no_build {
+                other.build()?;
+            }
+            let name = format!("{suite} on {}", other.suite());
+            (root.with_what_was_built_in(&other), name)
+        }
+        None => {
+            if !wanted.no_build {
+                root.build()?;
+            }
+            (root, suite.to_owned())
+        }
+    };
+    table.release(&name, root.releases());
+    let ends = Namespace::create_pair()?;
+    let site = Site { root: &root, ends };
+    let rows = PORTS.iter().flat_map(|port| uses.iter().map(move |one| (*port, one)));
+    let rows: Vec<(PortKind, &Use)> = rows.collect();
+    let full = |port: PortKind, one: &Use| format!("{name}/{port}/{one}");
+    let mut report =
+        Report::new(Default::default(), rows.iter().map(|(port, one)| full(*port, one)).collect());
+    for (port, one) in rows {
+        let start = Instant::now();
+        let (outcome, note) = site.judged(port, one);
+        report.add(&full(port, one), &outcome, start.elapsed());
+        table.add(&name, port, &one.to_string(), &outcome);
+        if let Some(note) = note {
+            table.note(format!("note {name} {port} {one}: {note}"));
+        }
+    }
+    println!("{name}: {}", report.totals());
+    Ok(())
+}
+
+/// Two ends: the first one serves.
+struct Site<'a> {
+    root: &'a Root,
+    ends: [Namespace; 2],
+}
+
+/// How both ends ended.
+struct Played {
+    server: Ended,
+    client: Ended,
+}
+
+impl Site<'_> {
+    /// What a use comes to, and what there is to say of it.
+    fn judged(&self, port: PortKind, one: &Use) -> (Outcome, Option<String>) {
+        let judged = match one {
+            Use::Row(program) => self.row(port, *program).map(|outcome| (outcome, None)),
+            Use::Line(line) if line.is_of_ucx() && !self.root.has_ucx_for_verbs() => {
+                Ok((Outcome::Skip(SkipReason::ProgramHasNoVerbs), None))
+            }
+            Use::Line(line) if line.asks_by_netlink() && Path::new("/sys/class/infiniband").is_dir() => {
+                Ok((Outcome::Skip(SkipReason::KernelHasRdma), None))
+            }
+            Use::Line(line) => match line.port {
+                Some(tcp) => {
+                    let words = |server| Ok(line.words(server));
+                    self.pair(port, tcp, &words)
+                        .map(|played| (of_pair(&played, |p| line.complaint(&p.client.output)), None))
+                }
+                None => self.alone(port, &line.words(None), ENDS_WITHIN).map(|ended| {
+                    let complaint = line.complaint(&ended.output);
+                    (of_one(&ended, complaint), None)
+                }),
+            },
+            Use::Python => self.python(port),
+        };
+        judged.unwrap_or_else(|error| (Outcome::Fail(error.to_string()), None))
+    }
+
+    fn alone(&self, port: PortKind, words: &[String], within: Duration) -> Result<Ended, Error> {
+        self.root.start(&self.ends[0], port, words)?.wait(within)
+    }
+
+    fn python(&self, port: PortKind) -> Result<(Outcome, Option<String>), Error> {
+        if !self.root.has_python_tests() {
+            return Ok((Outcome::Skip(SkipReason::ProgramMissing), None));
+        }
+        let ended = self.alone(port, &uses::python()?, PYTHON_WITHIN)?;
+        Ok(match uses::python_came_to(&ended.output) {
+            Ok(words) if ended.code == Some(0) => (Outcome::Pass, Some(words)),
+            Ok(_) => (of_one(&ended, Some("the tests did not end".into())), None),
+            Err(why) => (Outcome::Fail(why), None),
+        })
+    }
+
+    fn row(&self, port: PortKind, program: Program) -> Result<Outcome, Error> {
+        let played = if program.meets_by_cm() {
+            if let Some(sign) = program.sign_of_another()
+                && self
+                    .alone(port, &[program.name().to_owned(), "-h".to_owned()], ENDS_WITHIN)?
+                    .output
+                    .contains(sign)
+            {
+                return Ok(Outcome::Skip(SkipReason::ProgramIsAnother));
+            }
+            self.meet(port, program)?
+        } else {
+            let words = |server| {
+                let name = [program.name().to_owned()].into_iter();
+                Ok(name.chain(program.words(1, server)).collect())
+            };
+            self.pair(port, TCP_PORT, &words)?
+        };
+        Ok(of_pair(&played, |Played { server, client }| program.complaint(&client.output, &server.output)))
+    }
+
+    /// A server that listens, and its client.
+    fn pair(
+        &self,
+        port: PortKind,
+        tcp: u16,
+        words: &dyn Fn(Option<String>) -> Result<Vec<String>, Error>,
+    ) -> Result<Played, Error> {
+        let serving = self.root.start(&self.ends[0], port, &words(None)?)?;
+        if !self.becomes_so(|| somebody_listens(tcp))? {
+            return Ok(Played { server: serving.wait(Duration::ZERO)?, client: never() });
+        }
+        let client = words(Some(address(1, FAMILY).to_string()))?;
+        let client = self.root.start(&self.ends[1], port, &client)?.wait(ENDS_WITHIN)?;
+        let within = if client.code == Some(0) { ENDS_WITHIN } else { Duration::from_secs(1) };
+        Ok(Played { server: serving.wait(within)?, client })
+    }
+
+    /// Ends that meet by rdma_cm.
+    fn meet(&self, port: PortKind, program: Program) -> Result<Played, Error> {
+        let (near, far) = (address(1, FAMILY), address(2, FAMILY));
+        let line = |serves, own| {
+            let (name, words) = program.over_cm(serves, near, own);
+            [name].into_iter().chain(words).collect::<Vec<_>>()
+        };
+        let serving = self.root.start(&self.ends[0], port, &line(true, near))?;
+        let ready = match program.shows_ready(near) {
+            Ready::Nothing => self.becomes_so(|| claimed(port))?,
+            Ready::Listens(tcp) => self.becomes_so(|| somebody_listens(tcp))?,
+            Ready::Joined(group) => self.becomes_so(|| somebody_is_in(group))?,
+        };
+        if !ready {
+            return Ok(Played { server: serving.wait(Duration::ZERO)?, client: never() });
+        }
+        if let Some(tcp) = program.may_listen() {
+            // Older ones do not; then a moment is all that is lost.
+            self.becomes_so_within(Duration::from_secs(1), || somebody_listens(tcp))?;
+        }
+        let client =
+            until_taken(|| self.root.start(&self.ends[1], port, &line(false, far))?.wait(ENDS_WITHIN))?;
+        let server = served(program, &client, serving.wait(server_has(program, &client))?);
+        Ok(Played { server, client })
+    }
+
+    /// Waits until something is so at the first end; false if it is not in time.
+    fn becomes_so(&self, is_so: impl Fn() -> Result<bool, Error> + Sync) -> Result<bool, Error> {
+        self.becomes_so_within(LISTENS_WITHIN, is_so)
+    }
+
+    fn becomes_so_within(
+        &self,
+        time: Duration,
+        is_so: impl Fn() -> Result<bool, Error> + Sync,
+    ) -> Result<bool, Error> {
+        let until = Instant::now() + time;
+        loop {
+            let so = self.ends[0].within(&is_so)??;
+            if so || Instant::now() >= until {
+                return Ok(so);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// A program has the interface for its device.
+fn claimed(port: PortKind) -> Result<bool, Error> {
+    match port {
+        PortKind::Xdp => Interface::by_name(INTERFACE)
+            .map(|interface| interface.xdp_program.is_some())
+            .map_err(|e| Error::Local(format!("the interface: {e}"))),
+        PortKind::Udp => somebody_has_the_udp_port(),
+    }
+}
+
+/// The end of a client that was not started, since its server did not get ready.
+fn never() -> Ended {
+    Ended { code: None, output: "not started: the server is silent".into() }
+}
+
+fn of_one(ended: &Ended, complaint: Option<String>) -> Outcome {
+    match (ended.code, complaint) {
+        (Some(0), None) => Outcome::Pass,
+        (Some(NO_SUCH_PROGRAM), _) => Outcome::Skip(SkipReason::ProgramMissing),
+        (_, complaint) => {
+            let why = complaint.unwrap_or_else(|| "it failed".into());
+            Outcome::Fail(format!("{why}; {}", last_words(ended)))
+        }
+    }
+}
+
+fn of_pair(played: &Played, complaint: impl FnOnce(&Played) -> Option<String>) -> Outcome {
+    let Played { server, client } = played;
+    if [server, client].iter().any(|end| end.code == Some(NO_SUCH_PROGRAM)) {
+        return Outcome::Skip(SkipReason::ProgramMissing);
+    }
+    let why = match (server.code, client.code) {
+        (Some(0), Some(0)) => complaint(played),
+        _ => Some("a program failed".to_owned()),
+    };
+    match why {
+        None => Outcome::Pass,
+        Some(why) => Outcome::Fail(format!(
+            "{why}; the server: {}; the client: {}",
+            last_words(server),
+            last_words(client)
+        )),
+    }
+}
+
+/// The end of what a program said, on one line.
+fn last_words(ended: &Ended) -> String {
+    let lines: Vec<&str> = ended.output.lines().filter(|line| !line.trim().is_empty()).collect();
+    let last = &lines[lines.len().saturating_sub(4)..];
+    let code = ended.code.map_or("was ended".to_owned(), |code| format!("exit code {code}"));
+    format!("{code}, {}", last.join(" / "))
+}
+
+/// Removes releases.
+pub(crate) fn remove(suites: &[String]) -> Result<bool, Error> {
+    for suite in suites {
+        distro::remove(suite)?;
+    }
+    Ok(true)
+}

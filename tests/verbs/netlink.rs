@@ -1,0 +1,117 @@
+//! The stock `rdma` of iproute2, which asks by netlink, on a kernel that has no RDMA.
+
+use super::{PORTS, Site, installed, skip};
+
+/// True if there is no use in the tests here: said.
+fn cannot(test: &str) -> bool {
+    if skip(test, &["rdma", "ibv_rc_pingpong"]) {
+        return true;
+    }
+    // /proc/net/netlink has no line for a family without sockets; the tool itself says whether there is one.
+    let asked = std::process::Command::new("rdma").arg("system").output().unwrap();
+    if asked.status.success() {
+        println!("SKIP {test}: this kernel has RDMA, and is asked itself");
+    }
+    asked.status.success()
+}
+
+#[test]
+fn the_rdma_tool_shows_the_device_and_its_port() {
+    if cannot("the_rdma_tool_shows_the_device_and_its_port") {
+        return;
+    }
+    let site = Site::new("nl-show");
+    for (asked, wanted) in [
+        ("rdma dev", "0: roxie0: node_type ca fw "),
+        ("rdma dev show roxie0", "0: roxie0: node_type ca fw "),
+        ("rdma link", "link roxie0/1 state ACTIVE physical_state LINK_UP netdev left"),
+        ("rdma -j link show roxie0/1", "\"ifname\":\"roxie0\",\"port\":1,\"state\":\"ACTIVE\""),
+        ("rdma resource", "0: roxie0: pd 0 cq 0 qp 0 mr 0 ctx 0"),
+    ] {
+        let told = site.near("udp", asked).finish();
+        assert!(told.status.success() && told.said.contains(wanted), "{asked}: {told:?}");
+    }
+    for refused in ["rdma dev show roxie1", "rdma link show roxie0/2", "rdma dev set roxie0 name other"] {
+        let told = site.near("udp", refused).finish();
+        assert!(!told.status.success(), "{refused}: {told:?}");
+    }
+}
+
+#[test]
+fn the_rdma_tool_shows_queue_pairs_of_other_programs_and_whose_they_are() {
+    if cannot("the_rdma_tool_shows_queue_pairs_of_other_programs_and_whose_they_are") {
+        return;
+    }
+    let site = Site::new("nl-qps");
+    for port in PORTS {
+        let mut server = site.near(port, "ibv_rc_pingpong -g 1");
+        server.wait_until_it_listens(18515);
+        let summary = site.near(port, "rdma resource").finish();
+        assert!(summary.said.contains("0: roxie0: pd 1 cq 1 qp 1 mr 1 ctx 1"), "{port}: {summary:?}");
+        let told = site.near(port, "rdma resource show qp").finish();
+        for part in ["link roxie0/1 lqpn ", " type RC state INIT ", " comm ibv_rc_pingpong"] {
+            assert!(told.said.contains(part), "{port}, {part}: {told:?}");
+        }
+        // Those of another interface are another device's, and those that are gone are gone.
+        let other = site.far(port, "rdma resource show qp").finish();
+        assert!(other.status.success() && !other.said.contains("lqpn"), "{port}: {other:?}");
+        drop(server);
+        let gone = site.near(port, "rdma resource").finish();
+        assert!(gone.said.contains("0: roxie0: pd 0 cq 0 qp 0 mr 0 ctx 0"), "{port}: {gone:?}");
+    }
+}
+
+/// As libraries that are not `rdma` ask: blocking and not, with what does not fit told as cut off, and other families left alone.
+#[test]
+fn a_socket_that_is_answered_here_is_like_any_other_of_netlink() {
+    let name = "a_socket_that_is_answered_here_is_like_any_other_of_netlink";
+    if cannot(name) || !installed("python3") {
+        return;
+    }
+    let site = Site::new("nl-socket");
+    let program = r#"
+import errno, os, select, socket, struct
+RDMA = 20
+def opened(*kinds):
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | sum(kinds), RDMA)
+dump = struct.pack("=IHHII", 16, 5 << 10 | 1, 0x301, 7, 0)
+def told(answer):
+    length, kind, flags, seq, port = struct.unpack_from("=IHHII", answer)
+    return kind, seq
+one = opened()
+assert select.select([one], [], [], 0)[0] == []
+assert one.send(dump) == len(dump)
+assert select.select([one], [], [], 0)[0] == [one]
+answer, sender = one.recvfrom(8192)
+assert told(answer) == (5 << 10 | 1, 7) and b"roxie0\0" in answer, answer
+assert told(one.recv(8192)) == (3, 7)
+quiet = opened(socket.SOCK_NONBLOCK)
+try:
+    quiet.recv(100)
+    raise SystemExit("there is something")
+except BlockingIOError:
+    pass
+quiet.bind((0, 0))
+assert quiet.sendto(dump, (0, 0)) == len(dump)
+assert quiet.sendmsg([dump[:8], dump[8:]], [], 0, (0, 0)) == len(dump)
+data, _, flags, _ = quiet.recvmsg(20)
+assert flags & socket.MSG_TRUNC and len(data) == 20
+# Interfaces are told by the kernel, also through a number that was ours.
+number = one.fileno()
+one.close()
+links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+assert links.fileno() == number
+links.send(struct.pack("=IHHIIBBHiII", 32, 18, 0x301, 9, 0, 0, 0, 0, 0, 0, 0))
+assert b"left\0" in links.recv(65536)
+try:
+    socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 31)
+    raise SystemExit("there is no such family")
+except OSError as error:
+    assert error.errno == errno.EPROTONOSUPPORT, error
+print("fine")
+"#;
+    let place = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(place.path(), program).unwrap();
+    let ran = site.near("udp", &format!("python3 {}", place.path().display())).finish();
+    assert!(ran.status.success() && ran.said.contains("fine"), "{ran:?}");
+}

@@ -1,0 +1,132 @@
+//! Buffers that a device allocates as suits it best (`ibv_alloc_buf`, since rdma-core 64). Here ordinary memory does.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ffi::{c_int, c_void};
+use std::ptr::{NonNull, null_mut};
+
+use crate::abi::{ibv_mr, ibv_pd};
+use crate::memory::ibv_reg_mr;
+use crate::object::{Errno, Face, behind, give, minus_one, pointer, set_errno, take_back};
+use crate::report::refuse;
+
+/// What applications hold, and never look into.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_buf {
+    base: *mut c_void,
+}
+
+/// What is behind it.
+pub(crate) struct Buffer {
+    /// The domain that it was allocated for; compared, and not looked into.
+    domain: *mut ibv_pd,
+    memory: NonNull<u8>,
+    /// Of the memory; what was asked for may be less.
+    layout: Layout,
+    size: usize,
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: `ibv_alloc_buf` allocated it with this layout.
+        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
+    }
+}
+
+impl Face for ibv_buf {
+    type Whole = ibv_buf;
+    type Behind = Buffer;
+}
+
+/// Allocates a buffer; `buf` becomes its handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void {
+    const CALL: &str = "ibv_alloc_buf";
+    // SAFETY: the contract: an object.
+    pointer(unsafe { behind(pd) }.and_then(|_| {
+        if buf.is_null() {
+            return refuse(CALL, libc::EINVAL, "buf is null: where is the handle to be written?");
+        }
+        // SAFETY: a question. Buffers begin on a page, so that a device could register them whatever they are made of.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        let page = usize::try_from(page).unwrap_or(4096);
+        let Ok(layout) = Layout::from_size_align(size.max(1), page) else {
+            return refuse(CALL, libc::ENOMEM, format_args!("{size} bytes: there is no such memory"));
+        };
+        // SAFETY: one byte at least.
+        let Some(memory) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
+            return refuse(CALL, libc::ENOMEM, format_args!("{size} bytes cannot be had"));
+        };
+        let base = memory.as_ptr().cast();
+        let handle = give(ibv_buf { base }, Buffer { domain: pd, memory, layout, size });
+        // SAFETY: as above, and room for a pointer.
+        unsafe { buf.write(handle) };
+        Ok(base)
+    }))
+}
+
+/// Frees a buffer of which nothing is registered any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
+    // SAFETY: the contract: an object, which the caller uses no more.
+    if unsafe { behind(buf) }.is_ok() {
+        // SAFETY: as above.
+        drop(unsafe { take_back(buf) });
+    }
+}
+
+/// Registers a part of a buffer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_buf_mr(
+    pd: *mut ibv_pd,
+    buf: *mut ibv_buf,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the contract: objects.
+    match unsafe { check("ibv_reg_buf_mr", pd, buf, address, length) } {
+        // SAFETY: as above; the buffer is there until it is freed, which its registrations must not outlive.
+        Ok(()) => unsafe { ibv_reg_mr(pd, address, length, access) },
+        Err(errno) => {
+            set_errno(errno);
+            null_mut()
+        }
+    }
+}
+
+/// The range is of the buffer, and the buffer of the domain.
+///
+/// # Safety
+/// The contract: an object.
+pub(crate) unsafe fn check(
+    call: &str,
+    pd: *mut ibv_pd,
+    buf: *mut ibv_buf,
+    address: *mut c_void,
+    length: usize,
+) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let found = unsafe { behind(buf) }?;
+    if found.domain != pd {
+        return refuse(call, libc::EINVAL, "the buffer was allocated for another protection domain");
+    }
+    let (size, base) = (found.size, found.memory.as_ptr() as usize);
+    match (address as usize).checked_sub(base) {
+        Some(offset) if offset <= size && length <= size - offset => Ok(()),
+        _ => refuse(
+            call,
+            libc::EINVAL,
+            format_args!("{length} bytes from {address:p} on: the buffer has {size} from {base:#x} on"),
+        ),
+    }
+}
+
+/// A descriptor of the DMA buffer behind a buffer: there is none, as nowhere where memory is ordinary (`ENODATA`).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c_int {
+    const CALL: &str = "ibv_export_buf_dmabuf_fd";
+    // SAFETY: the contract: an object.
+    let found = unsafe { behind(buf) };
+    minus_one(found.and_then(|_| refuse(CALL, libc::ENODATA, "the buffer is ordinary memory")))
+}

@@ -1,0 +1,216 @@
+//! Netlink to the kernel's RDMA devices, answered here where the kernel has no such thing (`EPROTONOSUPPORT`).
+//!
+//! `rdma` of iproute2, UCX and others ask there which devices there are. A program that asks for such a socket gets one of
+//! `NETLINK_USERSOCK`, which every kernel has: all that programs do with it is the kernel's business, but for sending. What it sends to the
+//! kernel is answered at once, by messages from another such socket, so that `poll`, timeouts and truncation are as they are. A kernel
+//! that has RDMA is left alone.
+
+pub(crate) mod nldev;
+
+use std::ffi::{c_int, c_void};
+use std::mem::size_of;
+use std::slice::from_raw_parts;
+use std::sync::LazyLock;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+
+use roxie::netdev::Interface;
+
+use crate::cancellation::Uncancelled;
+use crate::device::{interface, node_guid, settings};
+use crate::published::{self, KINDS};
+
+/// Descriptors that can be ours: a socket with a larger number is not answered.
+const LIMIT: usize = 1 << 16;
+static OURS: [AtomicU64; LIMIT / 64] = [const { AtomicU64::new(0) }; LIMIT / 64];
+/// What a datagram to the kernel may have: requests are short.
+const LONGEST: usize = 1 << 16;
+
+/// True if a descriptor may be a socket of ours: what sends through other descriptors pay.
+#[inline]
+pub(crate) fn may_be_ours(fd: c_int) -> bool {
+    let Ok(fd) = usize::try_from(fd) else { return false };
+    OURS.get(fd / 64).is_some_and(|word| word.load(Relaxed) >> (fd % 64) & 1 != 0)
+}
+
+fn mark(fd: c_int, ours: bool) {
+    let Ok(fd) = usize::try_from(fd) else { return };
+    let Some(word) = OURS.get(fd / 64) else { return };
+    let bit = 1 << (fd % 64);
+    if ours {
+        word.fetch_or(bit, SeqCst)
+    } else {
+        word.fetch_and(!bit, SeqCst)
+    };
+}
+
+/// The descriptor is closed.
+#[inline]
+pub(crate) fn forget(fd: c_int) {
+    if may_be_ours(fd) {
+        mark(fd, false);
+    }
+}
+
+/// Of the kernel's netlink families the one of RDMA (`NETLINK_RDMA`).
+pub(crate) const RDMA: c_int = 20;
+
+fn system_socket(kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: three numbers; the system call itself, since `socket` is ours.
+    unsafe { libc::syscall(libc::SYS_socket, libc::AF_NETLINK, kind, protocol) as c_int }
+}
+
+fn system_close(fd: c_int) {
+    // SAFETY: opened by `system_socket`, and nobody else's.
+    unsafe { libc::syscall(libc::SYS_close, fd) };
+}
+
+/// The kernel itself tells of RDMA devices, of which ours is none.
+pub(crate) fn kernel_has_it() -> bool {
+    static HAS: LazyLock<bool> = LazyLock::new(|| {
+        let fd = system_socket(libc::SOCK_RAW | libc::SOCK_CLOEXEC, RDMA);
+        if fd >= 0 {
+            system_close(fd);
+        }
+        fd >= 0
+    });
+    *HAS
+}
+
+/// A socket in the place of the one that the kernel has not. `None`: there is none either.
+pub(crate) fn socket(kind: c_int) -> Option<c_int> {
+    let fd = system_socket(kind, libc::NETLINK_USERSOCK);
+    match usize::try_from(fd) {
+        Ok(number) if number < LIMIT => {
+            mark(fd, true);
+            Some(fd)
+        }
+        Ok(_) => {
+            system_close(fd);
+            None
+        }
+        Err(_) => None,
+    }
+}
+
+fn option(fd: c_int, name: c_int) -> Option<c_int> {
+    let (mut value, mut length) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
+    // SAFETY: room for a number, and its size.
+    let result =
+        unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut length) };
+    (result == 0).then_some(value)
+}
+
+/// It is such a socket: a number that became another file's is not.
+fn is_ours(fd: c_int) -> bool {
+    let so = option(fd, libc::SO_DOMAIN) == Some(libc::AF_NETLINK)
+        && option(fd, libc::SO_PROTOCOL) == Some(libc::NETLINK_USERSOCK);
+    if !so {
+        mark(fd, false);
+    }
+    so
+}
+
+fn address(port: u32) -> libc::sockaddr_nl {
+    // SAFETY: zeros are a value of it.
+    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+    address.nl_pid = port;
+    address
+}
+
+const ADDRESS: libc::socklen_t = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+
+/// The port of a socket; the kernel gives it one if it has none yet, as it does when something is sent.
+fn port(fd: c_int) -> Option<u32> {
+    let ask = || {
+        let (mut name, mut length) = (address(0), ADDRESS);
+        // SAFETY: room for an address, and its size.
+        let result = unsafe { libc::getsockname(fd, (&raw mut name).cast(), &raw mut length) };
+        (result == 0).then_some(name.nl_pid)
+    };
+    match ask()? {
+        0 => {
+            let any = address(0);
+            // SAFETY: an address, and its size.
+            let result = unsafe { libc::bind(fd, (&raw const any).cast(), ADDRESS) };
+            if result == 0 { ask() } else { None }
+        }
+        port => Some(port),
+    }
+}
+
+/// Answers what is sent to the kernel through a socket of ours. `None`: it is none, or is sent to somebody else.
+///
+/// # Safety
+/// `to` is null or an address of `to_length` bytes, and each piece may be read.
+pub(crate) unsafe fn send(
+    fd: c_int,
+    to: *const c_void,
+    to_length: libc::socklen_t,
+    pieces: impl Iterator<Item = (*const u8, usize)>,
+) -> Option<isize> {
+    if !is_ours(fd) {
+        return None;
+    }
+    if !to.is_null() && to_length >= ADDRESS {
+        // SAFETY: the caller's promise: it is long enough.
+        let to = unsafe { to.cast::<libc::sockaddr_nl>().read_unaligned() };
+        if to.nl_pid != 0 {
+            return None;
+        }
+    }
+    let mut sent = Vec::new();
+    for (start, length) in pieces {
+        if sent.len() + length > LONGEST {
+            return None;
+        }
+        if length > 0 {
+            // SAFETY: the caller's promise.
+            sent.extend_from_slice(unsafe { from_raw_parts(start, length) });
+        }
+    }
+    let port = port(fd)?;
+    // What follows reads files and makes system calls, in which a thread must not be cancelled.
+    let _uncancelled = Uncancelled::new();
+    deliver(port, &nldev::answers(&sent, facts().as_ref()));
+    Some(sent.len() as isize)
+}
+
+/// Puts datagrams into the queue of the socket with this port.
+fn deliver(port: u32, datagrams: &[Vec<u8>]) {
+    let from = system_socket(libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_USERSOCK);
+    if from < 0 {
+        return;
+    }
+    let to = address(port);
+    for bytes in datagrams {
+        // SAFETY: bytes and an address with their sizes; the system call itself, since `sendto` is ours.
+        unsafe {
+            let (bytes, length) = (bytes.as_ptr(), bytes.len());
+            libc::syscall(libc::SYS_sendto, from, bytes, length, libc::MSG_DONTWAIT, &raw const to, ADDRESS);
+        }
+    }
+    system_close(from);
+}
+
+/// What there is to tell: the device on the interface that the environment names, and the objects of all processes on it.
+fn facts() -> Option<nldev::Device> {
+    let interface = interface(settings()).and_then(|name| Interface::by_name(&name).ok())?;
+    let (counts, qps) = published::of_all_processes(interface.index);
+    let mut named = KINDS.map(|name| (name, 0));
+    named.iter_mut().zip(counts).for_each(|(entry, count)| entry.1 = count);
+    Some(nldev::Device {
+        name: crate::device::NAME.to_owned(),
+        firmware: env!("CARGO_PKG_VERSION").to_owned(),
+        guid: u64::from_be(node_guid()),
+        capabilities: crate::query::CAPABILITIES.into(),
+        is_active: interface.up && interface.running,
+        interface_index: interface.index,
+        interface: interface.name,
+        counts: named,
+        qps,
+    })
+}

@@ -1,0 +1,169 @@
+use super::*;
+
+fn device() -> Device {
+    Device {
+        name: "roxie0".into(),
+        firmware: "0.1".into(),
+        guid: 0x0102_0304_0506_0708,
+        interface: "left".into(),
+        interface_index: 7,
+        is_active: true,
+        counts: [("pd", 1), ("cq", 2), ("qp", 3), ("mr", 4), ("ctx", 1)],
+        ..Device::default()
+    }
+}
+
+/// A request with attributes of numbers.
+fn request(command: u16, flags: u16, attributes: &[(u16, u32)]) -> Vec<u8> {
+    let head = Request { kind: 0, flags: 0, seq: 42, port: 4711, header: &[], attributes: &[] };
+    let mut message = Message::new(&head, NLDEV << 10 | command, 1 | flags);
+    for (kind, value) in attributes {
+        message.number(*kind, *value);
+    }
+    message.finish()
+}
+
+/// Messages of datagrams: type, flags, payload.
+fn messages(datagrams: &[Vec<u8>]) -> Vec<(u16, u16, Vec<u8>)> {
+    let mut found = Vec::new();
+    for datagram in datagrams {
+        assert!(datagram.len() <= DATAGRAM);
+        let mut rest = &datagram[..];
+        while let Some((message, after)) = Request::first(rest) {
+            assert_eq!((message.seq, message.port), (42, 4711));
+            found.push((message.kind, message.flags, message.attributes.to_vec()));
+            rest = after;
+        }
+        assert!(rest.is_empty(), "{rest:?}");
+    }
+    found
+}
+
+/// Attributes: type without its flags, value.
+fn attributes(bytes: &[u8]) -> Vec<(u16, Vec<u8>)> {
+    let (mut found, mut rest) = (Vec::new(), bytes);
+    while let (Some(length), Some(kind)) = (u16_at(rest, 0), u16_at(rest, 2)) {
+        let length = usize::from(length);
+        found.push((kind & 0x3fff, rest[4..length].to_vec()));
+        rest = rest.get(aligned(length)..).unwrap_or_default();
+    }
+    found
+}
+
+fn value(attributes: &[(u16, Vec<u8>)], wanted: u16) -> &[u8] {
+    &attributes.iter().find(|(kind, _)| *kind == wanted).unwrap_or_else(|| panic!("no {wanted}")).1
+}
+
+#[test]
+fn a_dump_of_devices_is_one_and_an_end() {
+    let told = messages(&answers(&request(command::GET, DUMP | ACK, &[]), Some(&device())));
+    assert_eq!(told.iter().map(|(kind, ..)| *kind).collect::<Vec<_>>(), [NLDEV << 10 | command::GET, DONE]);
+    assert_eq!((told[0].1, told[1].1), (MULTI, MULTI));
+    let found = attributes(&told[0].2);
+    assert_eq!(value(&found, attr::DEV_INDEX), 0u32.to_ne_bytes());
+    assert_eq!(value(&found, attr::DEV_NAME), b"roxie0\0");
+    assert_eq!(value(&found, attr::NODE_GUID), 0x0102_0304_0506_0708u64.to_ne_bytes());
+    let none = messages(&answers(&request(command::GET, DUMP, &[]), None));
+    assert_eq!(none.iter().map(|(kind, ..)| *kind).collect::<Vec<_>>(), [DONE]);
+}
+
+#[test]
+fn a_port_is_told_and_acknowledged() {
+    let asked = request(command::PORT_GET, ACK, &[(attr::DEV_INDEX, 0), (attr::PORT_INDEX, 1)]);
+    let told = messages(&answers(&asked, Some(&device())));
+    let found = attributes(&told[0].2);
+    assert_eq!(value(&found, attr::PORT_STATE), [4]);
+    assert_eq!(value(&found, attr::NDEV_NAME), b"left\0");
+    assert_eq!(value(&found, attr::NDEV_INDEX), 7u32.to_ne_bytes());
+    assert_eq!((told[1].0, &told[1].2[..4]), (ERROR, &0u32.to_ne_bytes()[..]));
+    let down = Device { is_active: false, ..device() };
+    let told = messages(&answers(&asked, Some(&down)));
+    assert_eq!(value(&attributes(&told[0].2), attr::PORT_STATE), [1]);
+}
+
+#[test]
+fn what_is_not_there_is_an_error_with_the_request_in_it() {
+    let errno = |asked: Vec<u8>, device: Option<&Device>| {
+        let told = messages(&answers(&asked, device));
+        assert_eq!((told.len(), told[0].0), (1, ERROR));
+        assert_eq!(told[0].2[4..4 + HEADER], asked[..HEADER]);
+        -i32::from_ne_bytes(told[0].2[..4].try_into().unwrap())
+    };
+    let known = device();
+    assert_eq!(errno(request(command::GET, 0, &[(attr::DEV_INDEX, 1)]), Some(&known)), libc::ENODEV);
+    assert_eq!(errno(request(command::GET, 0, &[(attr::DEV_INDEX, 0)]), None), libc::ENODEV);
+    assert_eq!(errno(request(command::GET, 0, &[]), Some(&known)), libc::ENODEV);
+    let port_2 = request(command::PORT_GET, 0, &[(attr::DEV_INDEX, 0), (attr::PORT_INDEX, 2)]);
+    assert_eq!(errno(port_2, Some(&known)), libc::EINVAL);
+    // Making a device, and which file it has: the file is looked for elsewhere then.
+    for refused in [3, 15] {
+        assert_eq!(errno(request(refused, ACK, &[]), Some(&known)), libc::EOPNOTSUPP);
+    }
+    let mut elsewhere = request(command::GET, 0, &[]);
+    elsewhere[4..6].copy_from_slice(&(2u16 << 10).to_ne_bytes());
+    assert_eq!(errno(elsewhere, Some(&known)), libc::EOPNOTSUPP);
+}
+
+#[test]
+fn the_summary_counts_each_kind() {
+    let told = messages(&answers(&request(command::RES_GET, DUMP, &[]), Some(&device())));
+    let found = attributes(&told[0].2);
+    let entries = attributes(value(&found, attr::RES_SUMMARY));
+    let read: Vec<_> = entries
+        .iter()
+        .map(|(_, entry)| {
+            let entry = attributes(entry);
+            let count = value(&entry, attr::RES_SUMMARY_ENTRY_CURR).try_into().unwrap();
+            (value(&entry, attr::RES_SUMMARY_ENTRY_NAME).to_vec(), u64::from_ne_bytes(count))
+        })
+        .collect();
+    assert_eq!(read[1], (b"cq\0".to_vec(), 2));
+    assert_eq!(read[3], (b"mr\0".to_vec(), 4));
+}
+
+#[test]
+fn a_thousand_queue_pairs_come_in_datagrams_that_fit_and_none_is_lost() {
+    let qps = (0..1000).map(|number| Qp {
+        pid: 9,
+        number,
+        remote: Some(number),
+        kind: 2,
+        state: 3,
+        ..Qp::default()
+    });
+    let device = Device { qps: qps.collect(), ..device() };
+    let told =
+        messages(&answers(&request(command::RES_QP_GET, DUMP, &[(attr::DEV_INDEX, 0)]), Some(&device)));
+    assert_eq!(told.last().map(|last| last.0), Some(DONE));
+    let mut numbers = Vec::new();
+    for (.., payload) in &told[..told.len() - 1] {
+        let found = attributes(payload);
+        for (_, entry) in attributes(value(&found, attr::RES_QP)) {
+            let entry = attributes(&entry);
+            assert_eq!(value(&entry, attr::RES_PID), 9u32.to_ne_bytes());
+            numbers.push(u32::from_ne_bytes(value(&entry, attr::RES_LQPN).try_into().unwrap()));
+        }
+    }
+    assert_eq!(numbers, (0..1000).collect::<Vec<_>>());
+    let one = request(command::RES_QP_GET, 0, &[(attr::DEV_INDEX, 0), (attr::RES_LQPN, 17)]);
+    let told = messages(&answers(&one, Some(&device)));
+    assert_eq!(value(&attributes(&told[0].2), attr::RES_RQPN), 17u32.to_ne_bytes());
+}
+
+#[test]
+fn what_is_no_message_is_passed_over() {
+    let whole = request(command::GET, DUMP, &[]);
+    for length in 0..whole.len() {
+        assert!(answers(&whole[..length], Some(&device())).is_empty(), "{length} bytes");
+    }
+    let mut wrong = whole.clone();
+    wrong[0] = 3;
+    assert!(answers(&wrong, Some(&device())).is_empty());
+    // An attribute that ends behind the message is none.
+    let mut cut = request(command::PORT_GET, 0, &[(attr::DEV_INDEX, 0)]);
+    cut[HEADER] = 200;
+    assert_eq!(messages(&answers(&cut, Some(&device())))[0].0, ERROR);
+    // Two at once are answered one after the other.
+    let both = [whole.clone(), whole].concat();
+    assert_eq!(messages(&answers(&both, Some(&device()))).len(), 4);
+}

@@ -1,0 +1,258 @@
+//! What a process tells others of the objects on its device: the content of its command descriptors, small files in memory.
+//!
+//! The kernel knows all objects of all processes and tells of them by netlink (`rdma resource show`). Here each process has its own, so it
+//! writes down how many there are, and its queue pairs, where others that may look into its descriptors find it
+//! ([`of_all_processes`]). Written where objects are made and modified, never on the data path; an error that moves a queue pair shows when
+//! the program itself looks at it or moves it next.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use crate::netlink::nldev::Qp;
+use crate::nic::lock;
+
+/// How the names of the files begin; the process that made one follows.
+pub(crate) const NAME: &str = "roxie0-of-process-";
+/// What a file begins with; the interface's index follows, then a count for each kind, then the queue pairs.
+const MAGIC: [u8; 8] = *b"roxie 1\n";
+const HEADER: usize = 64;
+const COUNTS: u64 = 16;
+/// Bytes of a queue pair.
+const ENTRY: usize = 32;
+/// Queue pairs that are told of.
+const MOST: usize = 4096;
+
+/// Kinds of objects, in the order of the kernel's summary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Pd,
+    Cq,
+    Qp,
+    Mr,
+    Ctx,
+}
+
+/// How the summary calls them.
+pub(crate) const KINDS: [&str; 5] = ["pd", "cq", "qp", "mr", "ctx"];
+
+/// The file of a command descriptor.
+#[derive(Debug)]
+pub(crate) struct Published {
+    file: File,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    counts: [u32; KINDS.len()],
+    /// Places of queue pairs that are taken.
+    taken: Vec<bool>,
+}
+
+impl Published {
+    /// Writes the head of an empty file. What cannot be written is not told; nothing depends on it.
+    pub(crate) fn new(file: File, interface: u32) -> Published {
+        let mut head = [0; HEADER];
+        head[..8].copy_from_slice(&MAGIC);
+        head[8..12].copy_from_slice(&interface.to_ne_bytes());
+        let _ = file.write_all_at(&head, 0);
+        Published { file, state: Mutex::default() }
+    }
+
+    fn count(&self, state: &mut State, kind: Kind, more: bool) {
+        let count = &mut state.counts[kind as usize];
+        *count = if more { count.saturating_add(1) } else { count.saturating_sub(1) };
+        let _ = self.file.write_all_at(&count.to_ne_bytes(), COUNTS + 4 * kind as u64);
+    }
+
+    /// One object more, until the answer is dropped.
+    pub(crate) fn add(self: &Arc<Self>, kind: Kind) -> Counted {
+        self.count(&mut lock(&self.state), kind, true);
+        Counted { in_file: Arc::clone(self), kind }
+    }
+
+    /// A queue pair more, until the answer is dropped.
+    pub(crate) fn add_qp(self: &Arc<Self>, qp: Qp) -> PublishedQp {
+        let counted = self.add(Kind::Qp);
+        let mut state = lock(&self.state);
+        let free = state.taken.iter().position(|taken| !taken).unwrap_or(state.taken.len());
+        let place = (free < MOST).then_some(free);
+        if let Some(place) = place {
+            if place == state.taken.len() {
+                state.taken.push(true);
+            }
+            state.taken[place] = true;
+            self.write(place, Some(&qp));
+        }
+        drop(state);
+        PublishedQp { counted, place, qp: Mutex::new(qp) }
+    }
+
+    fn write(&self, place: usize, qp: Option<&Qp>) {
+        let bytes = qp.map_or([0; ENTRY], to_bytes);
+        let _ = self.file.write_all_at(&bytes, (HEADER + place * ENTRY) as u64);
+    }
+}
+
+/// An object that is counted.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    in_file: Arc<Published>,
+    kind: Kind,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.in_file.count(&mut lock(&self.in_file.state), self.kind, false);
+    }
+}
+
+/// A queue pair that is told of.
+#[derive(Debug)]
+pub(crate) struct PublishedQp {
+    counted: Counted,
+    /// `None`: there were too many.
+    place: Option<usize>,
+    qp: Mutex<Qp>,
+}
+
+impl PublishedQp {
+    /// Tells what has changed.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Qp)) {
+        let mut qp = lock(&self.qp);
+        change(&mut qp);
+        if let Some(place) = self.place {
+            self.counted.in_file.write(place, Some(&qp));
+        }
+    }
+}
+
+impl Drop for PublishedQp {
+    fn drop(&mut self) {
+        let Some(place) = self.place else { return };
+        self.counted.in_file.write(place, None);
+        if let Some(taken) = lock(&self.counted.in_file.state).taken.get_mut(place) {
+            *taken = false;
+        }
+    }
+}
+
+/// A queue pair in a file: used, number, peer's number and whether there is one, PSNs, type, state.
+fn to_bytes(qp: &Qp) -> [u8; ENTRY] {
+    let mut bytes = [0; ENTRY];
+    let remote = qp.remote.unwrap_or_default();
+    for (place, word) in
+        [1, qp.number, u32::from(qp.remote.is_some()), remote, qp.rq_psn, qp.sq_psn].iter().enumerate()
+    {
+        bytes[place * 4..place * 4 + 4].copy_from_slice(&word.to_ne_bytes());
+    }
+    (bytes[24], bytes[25]) = (qp.kind, qp.state);
+    bytes
+}
+
+fn from_bytes(pid: u32, bytes: &[u8]) -> Option<Qp> {
+    let word = |place: usize| Some(u32::from_ne_bytes(bytes.get(place * 4..place * 4 + 4)?.try_into().ok()?));
+    if word(0)? == 0 {
+        return None;
+    }
+    let remote = (word(2)? != 0).then_some(word(3)?);
+    let (kind, state) = (*bytes.get(24)?, *bytes.get(25)?);
+    Some(Qp { pid, number: word(1)?, remote, rq_psn: word(4)?, sq_psn: word(5)?, kind, state })
+}
+
+/// What a file says of the device on an interface. `None`: it is none of ours, or of another interface.
+fn read(pid: u32, interface: u32, bytes: &[u8]) -> Option<([u64; KINDS.len()], Vec<Qp>)> {
+    let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    if bytes.get(..8)? != MAGIC || word(8)? != interface {
+        return None;
+    }
+    let mut counts = [0; KINDS.len()];
+    for (place, count) in counts.iter_mut().enumerate() {
+        *count = word(COUNTS as usize + 4 * place)?.into();
+    }
+    let qps = bytes.get(HEADER..)?.chunks_exact(ENTRY).filter_map(|entry| from_bytes(pid, entry));
+    Some((counts, qps.collect()))
+}
+
+/// What all processes of this network namespace, into whose descriptors this one may look, tell of the device on an interface.
+pub(crate) fn of_all_processes(interface: u32) -> ([u64; KINDS.len()], Vec<Qp>) {
+    let (mut counts, mut qps, mut seen) = ([0; KINDS.len()], Vec::new(), BTreeSet::new());
+    let own = fs::read_link("/proc/thread-self/ns/net").ok();
+    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        if fs::read_link(process.path().join("ns/net")).ok() != own {
+            continue;
+        }
+        for descriptor in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
+            let path = descriptor.path();
+            if maker(&path) != Some(pid) {
+                continue;
+            }
+            // Several descriptors may be of the same file.
+            let Ok(status) = fs::metadata(&path) else { continue };
+            if !seen.insert((status.dev(), status.ino())) {
+                continue;
+            }
+            let Some((theirs, of_it)) = fs::read(&path).ok().and_then(|bytes| read(pid, interface, &bytes))
+            else {
+                continue;
+            };
+            counts.iter_mut().zip(theirs).for_each(|(sum, count)| *sum += count);
+            qps.extend(of_it);
+        }
+    }
+    (counts, qps)
+}
+
+/// The process that a command descriptor is named for.
+fn maker(descriptor: &Path) -> Option<u32> {
+    let path = fs::read_link(descriptor).ok()?;
+    let rest = path.to_str()?.strip_prefix("/memfd:")?.strip_prefix(NAME)?;
+    rest.split(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+
+    #[test]
+    fn what_is_written_down_is_found_by_who_looks_into_the_descriptors() {
+        const INTERFACE: u32 = 0x7fff_0001;
+        let name = format!("{NAME}{}", std::process::id());
+        let file = File::from(memfd_create(&*name, MFdFlags::MFD_CLOEXEC).unwrap());
+        let published = Arc::new(Published::new(file, INTERFACE));
+        let pid = std::process::id();
+        let of = |number| Qp { pid, number, kind: 2, ..Qp::default() };
+        let (_pd, first) = (published.add(Kind::Pd), published.add_qp(of(17)));
+        let second = published.add_qp(of(18));
+        second.change(|qp| (qp.remote, qp.state, qp.rq_psn) = (Some(99), 3, 7));
+        let (counts, qps) = of_all_processes(INTERFACE);
+        assert_eq!(counts, [1, 0, 2, 0, 0]);
+        assert_eq!(qps, [of(17), Qp { remote: Some(99), state: 3, rq_psn: 7, ..of(18) }]);
+        // A place is taken again.
+        drop(first);
+        assert_eq!(of_all_processes(INTERFACE).1.len(), 1);
+        let third = published.add_qp(of(19));
+        assert_eq!(of_all_processes(INTERFACE).1.iter().map(|qp| qp.number).collect::<Vec<_>>(), [19, 18]);
+        drop((second, third));
+        assert_eq!(of_all_processes(INTERFACE), ([1, 0, 0, 0, 0], Vec::new()));
+        assert_eq!(of_all_processes(INTERFACE + 1).0, [0; 5], "of another interface");
+    }
+
+    #[test]
+    fn a_file_of_something_else_tells_nothing() {
+        assert_eq!(read(1, 2, b""), None);
+        assert_eq!(read(1, 2, &[0; 200]), None);
+        let mut bytes = vec![0; HEADER + ENTRY + 5];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&2u32.to_ne_bytes());
+        assert_eq!(read(1, 2, &bytes), Some(([0; 5], Vec::new())));
+        assert_eq!(read(1, 2, &bytes[..HEADER - 1]), None);
+    }
+}
