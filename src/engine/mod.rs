@@ -44,6 +44,7 @@ use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, QpIndex};
 
 use shared::Shared;
+use watch::Relief;
 
 /// Asynchronous events that may wait for the application.
 const EVENT_QUEUE: usize = 4096;
@@ -156,6 +157,10 @@ impl Engine {
             ..came
         };
         if progress.is_idle() {
+            if self.shared.watch.relief() == Relief::OnDescriptor {
+                // It may have looked for the last time before it sleeps.
+                worker.prepare_wait();
+            }
             drop(worker);
             self.shared.found_nothing(now);
         } else {

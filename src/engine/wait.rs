@@ -153,6 +153,9 @@ impl Engine {
             || self.shared.watch.relief() == Relief::OnDescriptor
             || (set.is_nonblocking() && self.shared.put_in_front(set, now))
         {
+            if let Some(mut worker) = self.shared.try_turn() {
+                worker.prepare_wait();
+            }
             self.shared.watch.began_to_wait(now);
             return;
         }

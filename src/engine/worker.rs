@@ -377,6 +377,11 @@ impl Worker {
         quiet
     }
 
+    /// A caller is about to sleep on the port's descriptors, whatever has come.
+    pub(super) fn prepare_wait(&mut self) {
+        self.port.prepare_sleep();
+    }
+
     /// True if nothing is to be done before the next deadline, and the port will wake whoever sleeps on it.
     pub(super) fn is_quiet(&mut self) -> bool {
         self.needed_by() > Nanos::ZERO && self.port.prepare_sleep()

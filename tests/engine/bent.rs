@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use roxie::frame::FrameMut;
@@ -48,13 +48,31 @@ pub(super) struct Bent {
     /// Set: it carries small frames only, and the NIC has not been told yet.
     shrunk: Arc<AtomicBool>,
     small: PortInfo,
+    link: Arc<Link>,
+}
+
+/// The link behind a port, as far as it is bent.
+#[derive(Default)]
+pub(super) struct Link {
+    /// Set: it takes nothing.
+    pub(super) is_down: AtomicBool,
+    /// How often it was asked to.
+    pub(super) kicks: AtomicU32,
 }
 
 impl Bent {
     pub(super) fn new(inner: MemoryPort) -> Bent {
         let info = inner.info().clone();
         let small = PortInfo { mtu: 600, max_frame: 614, ..info.clone() };
-        Bent { inner, info, fuse: Arc::default(), never: None, shrunk: Arc::default(), small }
+        Bent {
+            inner,
+            info,
+            fuse: Arc::default(),
+            never: None,
+            shrunk: Arc::default(),
+            small,
+            link: Arc::default(),
+        }
     }
 
     pub(super) fn whose_readiness_is_taken(mut self) -> Bent {
@@ -65,6 +83,10 @@ impl Bent {
 
     pub(super) fn shrinks(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.shrunk)
+    }
+
+    pub(super) fn link(&self) -> Arc<Link> {
+        Arc::clone(&self.link)
     }
 
     pub(super) fn fuse(&self) -> Arc<AtomicBool> {
@@ -111,11 +133,12 @@ impl Port for Bent {
     }
 
     fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
-        self.inner.tx_flush(now)
+        self.link.kicks.fetch_add(1, Relaxed);
+        if self.link.is_down.load(Relaxed) { Ok(()) } else { self.inner.tx_flush(now) }
     }
 
     fn tx_pending(&self) -> bool {
-        self.inner.tx_pending()
+        self.link.is_down.load(Relaxed) || self.inner.tx_pending()
     }
 
     fn next_event(&self) -> Nanos {

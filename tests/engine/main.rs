@@ -1,6 +1,7 @@
 //! The engine as callers drive it.
 
 mod bent;
+mod waits;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
@@ -133,6 +134,16 @@ fn an_answer_leaves_when_it_is_posted() {
     for what in ["the acknowledgement", "the answer"] {
         until(what, || a.cq.poll_one());
     }
+}
+
+/// Who posts and then turns to something else has sent it.
+#[test]
+fn a_request_leaves_when_it_is_posted() {
+    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&near, &far, 8, &patient());
+    b.receive(1);
+    a.send(8);
+    until("the request", || b.cq.poll_one());
 }
 
 /// Whose process ends has answered what it took in, and nobody drops its device.
@@ -363,6 +374,30 @@ fn a_timer_that_a_callers_pass_sets_wakes_the_sleeping_thread_in_time() {
         assert_eq!(received.status, WcStatus::Success);
         took
     });
+}
+
+/// A link that takes nothing is asked less and less often, and what waits for it leaves when it does again.
+#[test]
+fn a_link_that_is_down_costs_no_processor_time() {
+    let mut link = None;
+    let bend = |port| {
+        let port = Bent::new(port);
+        link = Some(port.link());
+        port
+    };
+    let (near, far) = bent_pair(4200, bend, &DeviceConfig::default(), &DeviceConfig::caller_only());
+    let link = link.expect("the port was bent");
+    let (a, b) = joined(&near, &far, 8, &patient());
+    b.receive(1);
+    link.is_down.store(true, Relaxed);
+    a.send(8);
+    link.kicks.store(0, Relaxed);
+    std::thread::sleep(Duration::from_millis(500));
+    let kicks = link.kicks.load(Relaxed);
+    assert!((1..500).contains(&kicks), "asked {kicks} times in half a second");
+    assert_eq!(b.cq.poll_one(), None);
+    link.is_down.store(false, Relaxed);
+    until("the message", || b.cq.poll_one());
 }
 
 #[test]

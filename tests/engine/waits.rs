@@ -1,0 +1,211 @@
+//! Applications that wait: in a call, on a descriptor, or not at all.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use roxie::host::{
+    CompletionChannel, CompletionQueue, ConnectOptions, Device, DeviceConfig, QueuePair, Wait,
+};
+use roxie::shared::Armed;
+use roxie::verbs::{Access, QpCaps, SendWr, Wc};
+
+use super::{End, patient, until};
+
+/// An application that waits for the messages of its peer.
+struct Waiter {
+    channel: CompletionChannel,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    device: Device,
+    peer: End,
+}
+
+impl Waiter {
+    fn new() -> Waiter {
+        let (device, far) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
+        let channel = CompletionChannel::counting().expect("descriptors");
+        let pd = device.alloc_pd().expect("a domain");
+        let cq = device.create_cq(64, Some(&channel)).expect("a queue");
+        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+        let peer = End::new(&far, 8);
+        let (here, there) = (qp.endpoint(0).expect("a GID"), peer.qp.endpoint(0).expect("a GID"));
+        let options: ConnectOptions = patient();
+        qp.connect(&here, &there, &options).expect("connected");
+        peer.qp.connect(&there, &here, &options).expect("connected");
+        for id in 0..16 {
+            qp.post_recv(id, &[]).expect("room");
+        }
+        Waiter { channel, cq, qp, device, peer }
+    }
+
+    fn does_not_block(&self) {
+        fcntl(self.channel.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("a flag");
+    }
+
+    /// The peer sends a message without bytes.
+    fn told(&self) {
+        self.peer.qp.post_send(&SendWr::default(), &[]).expect("room");
+        self.peer.cq.poll_one();
+    }
+
+    fn arm_and_look(&self) {
+        self.cq.arm(Armed::Next);
+        assert_eq!(self.cq.poll(&mut [Wc::default(); 8]), 0, "nothing is there yet");
+    }
+
+    fn takes_one(&self) {
+        until("the completion", || self.cq.poll_one());
+        self.qp.post_recv(0, &[]).expect("room");
+    }
+}
+
+fn is_readable(fd: BorrowedFd<'_>, within: Duration) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::try_from(within).expect("a time")).expect("a poll") == 1
+}
+
+const SOON: Duration = Duration::from_secs(10);
+
+#[test]
+fn who_waits_on_a_descriptor_that_blocks_finds_its_event_there() {
+    let waiter = Waiter::new();
+    for _ in 0..100 {
+        waiter.arm_and_look();
+        waiter.told();
+        assert!(is_readable(waiter.channel.fd(), SOON));
+        assert!(is_readable(waiter.channel.events(), Duration::ZERO), "it tells the truth");
+        assert!(take(&waiter.channel) && waiter.cq.take_event());
+        waiter.takes_one();
+    }
+}
+
+/// Takes a count.
+fn take(channel: &CompletionChannel) -> bool {
+    let mut count = [0; 8];
+    is_readable(channel.events(), Duration::ZERO) && nix::unistd::read(channel.events(), &mut count) == Ok(8)
+}
+
+#[test]
+fn who_waits_on_a_descriptor_that_does_not_block_turns_the_device_itself() {
+    let waiter = Waiter::new();
+    waiter.does_not_block();
+    for _ in 0..100 {
+        waiter.arm_and_look();
+        waiter.told();
+        // Early looks may be in vain, a few of them.
+        until("the event", || {
+            assert!(is_readable(waiter.channel.fd(), SOON));
+            let came = waiter.channel.came_to_look(&waiter.device) || take(&waiter.channel);
+            if !came {
+                waiter.channel.found_no_event(&waiter.device);
+            }
+            came.then_some(())
+        });
+        assert!(waiter.cq.take_event());
+        waiter.takes_one();
+    }
+}
+
+/// It was trusted to come when its descriptor is readable, and does something else.
+#[test]
+fn who_does_not_come_to_its_descriptor_has_its_event_all_the_same() {
+    let waiter = Waiter::new();
+    waiter.does_not_block();
+    waiter.arm_and_look();
+    waiter.told();
+    assert!(is_readable(waiter.channel.events(), SOON));
+    assert!(take(&waiter.channel) && waiter.cq.take_event());
+}
+
+/// Waits inside a call until an event is taken.
+fn wait_inside(waiter: &Waiter) {
+    until("the event", || match waiter.channel.begin_wait(&waiter.device) {
+        Wait::Taken => Some(()),
+        Wait::Look => take(&waiter.channel).then_some(()),
+        Wait::Sleep => (is_readable(waiter.channel.events(), SOON) && take(&waiter.channel)).then_some(()),
+        Wait::Watch { on, timeout } => {
+            // SAFETY: of the device, which lives.
+            let link = on.fds().iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
+            let all = [waiter.channel.events()].into_iter().chain(link);
+            let mut fds: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+            poll(&mut fds, PollTimeout::try_from(timeout).expect("a time")).expect("a poll");
+            let rang = fds.last().and_then(PollFd::any) == Some(true);
+            waiter.device.end_wait(rang);
+            take(&waiter.channel).then_some(())
+        }
+    });
+}
+
+#[test]
+fn who_waits_inside_a_call_turns_the_device_itself() {
+    let waiter = Waiter::new();
+    for _ in 0..100 {
+        waiter.arm_and_look();
+        waiter.told();
+        wait_inside(&waiter);
+        assert!(waiter.cq.take_event());
+        waiter.takes_one();
+    }
+}
+
+/// A thread that is cancelled in such a call never says that it is awake again.
+#[test]
+fn who_never_wakes_from_such_a_call_keeps_nobody_else_waiting() {
+    let waiter = Waiter::new();
+    waiter.arm_and_look();
+    let Wait::Watch { on, .. } = waiter.channel.begin_wait(&waiter.device) else {
+        panic!("nobody else waits")
+    };
+    assert!(on.fds().iter().all(|fd| *fd != waiter.channel.events().as_raw_fd()));
+    waiter.told();
+    assert!(is_readable(waiter.channel.events(), SOON));
+    assert!(take(&waiter.channel) && waiter.cq.take_event());
+}
+
+/// Each on a channel of its own, more than there are cores.
+#[test]
+fn many_threads_that_wait_all_have_their_events() {
+    const THREADS: usize = 6;
+    const ROUNDS: usize = 50;
+    let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
+    std::thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (near, far) = (&near, &far);
+            scope.spawn(move || {
+                let ends = [near, far].map(|device| {
+                    let channel = CompletionChannel::counting().expect("descriptors");
+                    if number % 2 == 0 {
+                        fcntl(channel.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("a flag");
+                    }
+                    let pd = device.alloc_pd().expect("a domain");
+                    let cq = device.create_cq(64, Some(&channel)).expect("a queue");
+                    let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), false).expect("a QP");
+                    let memory = pd.register(8, Access::LOCAL_WRITE).expect("memory");
+                    (device, channel, cq, qp, memory)
+                });
+                let [here, there] = [0, 1].map(|i| ends[i].3.endpoint(0).expect("a GID"));
+                ends[0].3.connect(&here, &there, &patient()).expect("connected");
+                ends[1].3.connect(&there, &here, &patient()).expect("connected");
+                for round in 0..ROUNDS {
+                    let (to, from) = (&ends[round % 2], &ends[1 - round % 2]);
+                    let (device, channel, cq, qp, memory) = to;
+                    qp.post_recv(7, &[memory.sge(0, 8)]).expect("room");
+                    cq.arm(Armed::Next);
+                    from.3.post_send(&SendWr::default(), &[from.4.sge(0, 8)]).expect("room");
+                    until("the event", || {
+                        is_readable(channel.fd(), SOON);
+                        let came = channel.came_to_look(device) || take(channel);
+                        if !came {
+                            channel.found_no_event(device);
+                        }
+                        came.then_some(())
+                    });
+                    assert!(cq.take_event());
+                    until("the completion", || cq.poll_one());
+                }
+            });
+        }
+    });
+}
