@@ -70,7 +70,8 @@ fn an_interface_that_is_down_or_not_alone_is_said() {
     links.add_address("third", "198.51.100.1/24".parse().unwrap()).unwrap();
     net.left("pingpong rc").failed(2, &["which interface?", "left (192.0.2.1/24", "third (198.51.100.1/24"]);
     net.left("pingpong rc --dev third").failed(3, &["third is down", "ip link set dev third up"]);
-    net.right("pingpong rc --dev fourth").failed(3, &["fourth has no IP address", "ip addr add"]);
+    net.right("pingpong rc --dev fourth")
+        .failed(3, &["fourth has no IP address", "ip addr add", "ip link set dev fourth up"]);
 }
 
 /// The binary where an unprivileged user may run it, as that user.

@@ -19,10 +19,16 @@ pub(crate) fn usable_interface(name: Option<&str>, without: Without) -> Result<I
         Some(name) => Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()))?,
         None => only_interface(without)?,
     };
-    check_up(&interface)?;
-    if interface.addresses.is_empty() {
-        return Err(Failure::Device(OpenError::NoAddress(interface.name).to_string()));
+    let Interface { name, up, addresses, .. } = &interface;
+    // The loopback interface has its addresses when it is up.
+    if addresses.is_empty() && (*up || name != "lo") {
+        let mut said = OpenError::NoAddress(name.clone()).to_string();
+        if !up {
+            said += &format!("; and it is down: `ip link set dev {name} up`");
+        }
+        return Err(Failure::Device(said));
     }
+    check_up(&interface)?;
     Ok(interface)
 }
 
