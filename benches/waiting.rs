@@ -1,0 +1,195 @@
+//! How fast programs are answered that wait, beside TCP.
+//!
+//! `cargo bench --bench waiting [-- MODE …]`. Two namespaces on a veth pair (root), two processes, `tests/verbs/programs/waits.c`. Each run
+//! takes TCP's echo first, then each way to wait over each port; medians of three runs are shown, as ratios to TCP's of the same run.
+//! Then perftest's WRITEs both ways, alone and beside a program that only computes. Exit code 1: something is beyond its budget.
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "../tests/verbs/site.rs"]
+mod site;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use site::{PORTS, Running, Site, compiled, installed, skip};
+
+const RUNS: usize = 3;
+/// By which the two ends exchange addresses.
+const TCP_PORT: u16 = 19777;
+/// perftest's.
+const PERFTEST_PORT: u16 = 18515;
+
+/// What a median is compared with, and how large it may be.
+#[derive(Clone, Copy)]
+enum Budget {
+    /// So many times TCP's echo, over xdp and over udp.
+    OfTcp(f64, f64),
+    /// So many times another way's, over the same port.
+    Of(&'static str, f64),
+    /// So many microseconds.
+    Us(f64),
+    None,
+}
+
+/// The ways to wait: name, rounds, budget.
+const WAYS: [(&str, u32, Budget); 9] = [
+    ("epoll", 2000, Budget::OfTcp(1.6, 2.0)),
+    ("event", 2000, Budget::OfTcp(1.6, 2.0)),
+    ("poll", 2000, Budget::OfTcp(3.0, 3.0)),
+    ("select", 2000, Budget::OfTcp(3.0, 3.0)),
+    ("uring", 2000, Budget::OfTcp(3.0, 3.0)),
+    ("spin", 4000, Budget::None),
+    ("spin2", 1000, Budget::Of("spin", 2.0)),
+    ("memory", 1000, Budget::None),
+    ("late", 200, Budget::Us(100.0)),
+];
+
+/// Median and 99th percentile of one run, in us.
+type Times = (f64, f64);
+
+fn main() -> ExitCode {
+    if skip("waiting", &["cc"]) {
+        return ExitCode::SUCCESS;
+    }
+    let only: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let wanted =
+        |name: &str| only.is_empty() || only.iter().any(|o| o == name || (name == "spin" && o == "spin2"));
+    let (_place, program) = compiled("waits", &["-O2", "-libverbs", "-lpthread"]);
+    let program = program.display().to_string();
+    let site = Site::new("bench-waits");
+    let mut tcp = Vec::new();
+    let mut times: BTreeMap<(&str, &str), Vec<Times>> = BTreeMap::new();
+    for run in 0..RUNS {
+        eprintln!("waiting: run {} of {RUNS}", run + 1);
+        tcp.push(over_tcp(&site, &program));
+        for (way, rounds, _) in WAYS.iter().filter(|(way, ..)| wanted(way)) {
+            for port in PORTS {
+                let (said, _) = site.play(port, &format!("{program} -n {rounds} {way}"), TCP_PORT);
+                times.entry((way, port)).or_default().push(parse(&said));
+            }
+        }
+    }
+    let mut holds = show(&tcp, &times);
+    if wanted("idle") {
+        idle(&site, &program);
+    }
+    if wanted("both") && installed("ib_write_bw") {
+        holds &= both_ways(&site);
+    }
+    if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn over_tcp(site: &Site, program: &str) -> Times {
+    let command = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(program);
+        command.args(["-n", "2000", "tcp"]).args(arguments);
+        command
+    };
+    let mut server = Running::start(&site.near, command(&[]));
+    server.wait_until_it_listens(TCP_PORT);
+    let client = Running::start(&site.far, command(&[site::NEAR])).finish();
+    server.finish();
+    parse(&client.said)
+}
+
+/// `MODE median X us p99 Y us`.
+fn parse(said: &str) -> Times {
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let after = |name: &str| {
+        let at = words.iter().position(|word| *word == name)?;
+        words.get(at + 1)?.parse().ok()
+    };
+    after("median").zip(after("p99")).unwrap_or_else(|| panic!("waits said: {said}"))
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The table; true if all budgets hold.
+fn show(tcp: &[Times], times: &BTreeMap<(&str, &str), Vec<Times>>) -> bool {
+    let first = |times: &[Times]| median(times.iter().map(|t| t.0));
+    println!("{:<8} {:<4} {:>9} {:>9} {:>7}  budget", "way", "port", "median us", "p99 us", "x TCP");
+    println!("{:<8} {:<4} {:>9.1} {:>9.1}", "tcp", "", first(tcp), median(tcp.iter().map(|t| t.1)));
+    let mut all = true;
+    for (way, _, budget) in WAYS {
+        for port in PORTS {
+            let Some(own) = times.get(&(way, port)) else { continue };
+            let of = |other: &[Times]| median(own.iter().zip(other).map(|(a, b)| a.0 / b.0));
+            let (value, most, text) = match budget {
+                Budget::OfTcp(xdp, udp) => {
+                    let most = if port == "xdp" { xdp } else { udp };
+                    (of(tcp), most, format!("<= {most} x TCP"))
+                }
+                Budget::Of(other, most) => (of(&times[&(other, port)]), most, format!("<= {most} x {other}")),
+                Budget::Us(most) => (first(own), most, format!("<= {most} us")),
+                Budget::None => (0.0, f64::MAX, "-".to_owned()),
+            };
+            let holds = value <= most;
+            all &= holds;
+            let verdict = if holds { "" } else { "  DOES NOT HOLD" };
+            let p99 = median(own.iter().map(|t| t.1));
+            println!("{way:<8} {port:<4} {:>9.1} {p99:>9.1} {:>7.2}  {text}{verdict}", first(own), of(tcp));
+        }
+    }
+    all
+}
+
+/// Processor time of programs that wait and to which nothing comes.
+fn idle(site: &Site, program: &str) {
+    for port in PORTS {
+        let (said, _) = site.play(port, &format!("{program} -n 5000 idle"), TCP_PORT);
+        println!("{port}: {}", said.trim());
+    }
+}
+
+/// WRITEs of 64 KiB both ways: alone, and beside a thread that only computes.
+fn both_ways(site: &Site) -> bool {
+    let mut all = true;
+    for port in PORTS {
+        let mut ratios = Vec::new();
+        for _ in 0..RUNS {
+            let alone = write_both_ways(site, port);
+            let stop = AtomicBool::new(false);
+            let beside = std::thread::scope(|scope| {
+                scope.spawn(|| while !stop.load(Relaxed) {});
+                let beside = write_both_ways(site, port);
+                stop.store(true, Relaxed);
+                beside
+            });
+            ratios.push((beside.0 / alone.0, beside.0 / beside.1 / (alone.0 / alone.1), alone.0, beside.0));
+        }
+        let of = |which: fn(&(f64, f64, f64, f64)) -> f64| median(ratios.iter().map(which));
+        let (bandwidth, by_cpu) = (of(|r| r.0), of(|r| r.1));
+        let holds = bandwidth >= 0.4 && by_cpu >= 0.8;
+        all &= holds;
+        println!(
+            "WRITEs both ways, {port}: {:.0} MB/s alone, {:.0} beside a busy loop: {bandwidth:.2} (>= 0.4), {by_cpu:.2} by \
+             processor time (>= 0.8){}",
+            of(|r| r.2),
+            of(|r| r.3),
+            if holds { "" } else { "  DOES NOT HOLD" }
+        );
+    }
+    all
+}
+
+/// Bandwidth in MB/s, and the processor time of both ends in s.
+fn write_both_ways(site: &Site, port: &str) -> (f64, f64) {
+    let used = || {
+        let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("a count");
+        let time = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
+        Duration::from_micros(time.try_into().unwrap_or(0)).as_secs_f64()
+    };
+    let before = used();
+    let (said, _) = site.play(port, "ib_write_bw -x 1 -F -b -D 3", PERFTEST_PORT);
+    let line = said.lines().skip_while(|line| !line.contains("#bytes")).nth(1).unwrap_or_default();
+    let bandwidth = line.split_whitespace().nth(3).and_then(|word| word.parse().ok());
+    (bandwidth.unwrap_or_else(|| panic!("ib_write_bw said: {said}")), used() - before)
+}
