@@ -25,6 +25,10 @@ use crate::published::{self, KINDS};
 /// Descriptors that can be ours: a socket with a larger number is not answered.
 const LIMIT: usize = 1 << 16;
 static OURS: [AtomicU64; LIMIT / 64] = [const { AtomicU64::new(0) }; LIMIT / 64];
+/// Bytes that should wait for a program at most: a dump is there at once, and not piece by piece as from the kernel.
+const ROOM: c_int = 1 << 22;
+/// Bytes that a datagram takes in the queue, for each that it has, at most.
+const OVERHEAD: usize = 4;
 /// What a datagram to the kernel may have: requests are short.
 const LONGEST: usize = 1 << 16;
 
@@ -84,6 +88,11 @@ pub(crate) fn socket(kind: c_int) -> Option<c_int> {
     let fd = system_socket(kind, libc::NETLINK_USERSOCK);
     match usize::try_from(fd) {
         Ok(number) if number < LIMIT => {
+            let (room, length) = (ROOM, size_of::<c_int>() as libc::socklen_t);
+            for name in [libc::SO_RCVBUF, libc::SO_RCVBUFFORCE] {
+                // SAFETY: a number, and its size. The second takes a right that the program may not have.
+                unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const room).cast(), length) };
+            }
             mark(fd, true);
             Some(fd)
         }
@@ -164,7 +173,7 @@ pub(crate) unsafe fn send(
     }
     let mut sent = Vec::new();
     for (start, length) in pieces {
-        if sent.len() + length > LONGEST {
+        if length > LONGEST - sent.len() {
             return None;
         }
         if length > 0 {
@@ -175,12 +184,24 @@ pub(crate) unsafe fn send(
     let port = port(fd)?;
     // What follows reads files and makes system calls, in which a thread must not be cancelled.
     let _uncancelled = Uncancelled::new();
-    deliver(port, &nldev::answers(&sent, facts().as_ref()));
+    let answers = nldev::answers(&sent, facts().as_ref());
+    let room = option(fd, libc::SO_RCVBUF).unwrap_or(0) as usize / OVERHEAD;
+    deliver(port, fitting(&answers, room));
     Some(sent.len() as isize)
 }
 
+/// As many datagrams as there is room for, and always the last, which says that this was all: without it a program would wait for ever.
+fn fitting(datagrams: &[Vec<u8>], room: usize) -> impl Iterator<Item = &Vec<u8>> {
+    let (last, rest) = datagrams.split_last().map_or((None, datagrams), |(last, rest)| (Some(last), rest));
+    let fits = rest.iter().scan(0, move |total, datagram| {
+        *total += datagram.len();
+        (*total <= room).then_some(datagram)
+    });
+    fits.chain(last)
+}
+
 /// Puts datagrams into the queue of the socket with this port.
-fn deliver(port: u32, datagrams: &[Vec<u8>]) {
+fn deliver<'a>(port: u32, datagrams: impl Iterator<Item = &'a Vec<u8>>) {
     let from = system_socket(libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_USERSOCK);
     if from < 0 {
         return;
@@ -213,4 +234,47 @@ fn facts() -> Option<nldev::Device> {
         counts: named,
         qps,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_dump_that_is_too_long_the_end_arrives() {
+        let datagrams: Vec<Vec<u8>> = (1..=5).map(|byte| vec![byte; 10]).collect();
+        let sent = |room| fitting(&datagrams, room).map(|datagram| datagram[0]).collect::<Vec<_>>();
+        assert_eq!(sent(100), [1, 2, 3, 4, 5]);
+        assert_eq!(sent(25), [1, 2, 5]);
+        assert_eq!(sent(0), [5]);
+        assert_eq!(fitting(&[], 10).count(), 0);
+    }
+
+    #[test]
+    fn a_socket_of_ours_has_room_for_all_queue_pairs_that_are_told_of() {
+        let fd = socket(libc::SOCK_RAW | libc::SOCK_CLOEXEC).unwrap();
+        assert!(may_be_ours(fd) && is_ours(fd));
+        let qps = vec![nldev::Qp { remote: Some(1), ..nldev::Qp::default() }; 2000];
+        let device = nldev::Device { name: "roxie0".into(), qps, ..nldev::Device::default() };
+        // A dump of queue pairs: length, type, flags, sequence, port; the device's index.
+        let mut asked = Vec::new();
+        for word in [24u32, 5 << 10 | 10 | 0x301 << 16, 7, 0, 8 | 1 << 16, 0] {
+            asked.extend(word.to_ne_bytes());
+        }
+        let answers = nldev::answers(&asked, Some(&device));
+        deliver(port(fd).unwrap(), fitting(&answers, usize::MAX));
+        let mut buffer = [0u8; 8192];
+        for expected in &answers {
+            // SAFETY: room for so many bytes; it does not wait.
+            let got = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
+            if got < 0 && option(fd, libc::SO_RCVBUF) < Some(ROOM) {
+                // Without the right to a larger queue.
+                break;
+            }
+            assert_eq!(got, expected.len() as isize);
+        }
+        forget(fd);
+        assert!(!may_be_ours(fd));
+        system_close(fd);
+    }
 }
