@@ -20,6 +20,9 @@ use crate::time::Nanos;
 /// that writes comes within this time; to sleep between the bursts costs a third of the bandwidth over AF_XDP.
 const LINGER: Nanos = Nanos::from_micros(50);
 
+/// A caller that polls looks at least so often, in ns.
+const A_LOOK: u64 = 10_000;
+
 /// Held by a thread that turns the worker: if it unwinds, the engine is dead.
 struct Obituary(Arc<Shared>);
 
@@ -78,15 +81,17 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
     let mut busy_at = Nanos::ZERO;
     while !shared.stop.load(Acquire) {
         let now = shared.clock.now();
+        let excuse = Excuse::of(shared, now);
         match shared.watch.rest(now.0) {
             Rest::Until(until) => {
+                drop(excuse);
                 nap(shared, now, Nanos(until));
-                expect_the_relief(shared);
+                look_after_a_nap(shared);
                 continue;
             }
             Rest::Deep => {
                 nap(shared, now, now + LONGEST_SLEEP);
-                expect_the_relief(shared);
+                look_after_a_nap(shared);
                 continue;
             }
             Rest::None => shared.take_back(),
@@ -96,6 +101,7 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
                 return Err(Dead);
             }
             // A caller is at it. To wait for the lock would cost it a system call to hand it over.
+            drop(excuse);
             nap(shared, now, now + Nanos(BREAK));
             continue;
         };
@@ -106,6 +112,7 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
         // What the application waits for is there: the processor is its.
         let is_over = progress.completions > 0 || now - busy_at > LINGER;
         if is_over {
+            drop(excuse);
             watch(shared, worker);
         } else if progress.is_idle() {
             drop(worker);
@@ -113,6 +120,23 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
         }
     }
     Ok(())
+}
+
+/// A caller that polled until the keeper woke may have had to give its processor to it: that is no break in its polling.
+struct Excuse<'a>(&'a Shared, bool);
+
+impl Excuse<'_> {
+    fn of(shared: &Shared, now: Nanos) -> Excuse<'_> {
+        Excuse(shared, shared.watch.away(now.0) < BREAK)
+    }
+}
+
+impl Drop for Excuse<'_> {
+    fn drop(&mut self) {
+        if self.1 {
+            self.0.watch.pass_ended(self.0.clock.now().0);
+        }
+    }
 }
 
 /// Sleeps until a time, or until it is roused.
@@ -129,11 +153,19 @@ fn wakes(shared: &Shared, alarm: &PollFd<'_>) {
     }
 }
 
-/// A caller watches the link. If it has not come although there is something to do, it is trusted no longer: it is busy with something
+/// A nap is over. If nobody has come although there is something to do, who was expected is trusted no longer: it is busy with something
 /// else, stopped, or was cancelled.
-fn expect_the_relief(shared: &Shared) {
+fn look_after_a_nap(shared: &Shared) {
     let relief = shared.watch.relief();
-    if relief == Relief::No || shared.watch.away(shared.clock.now().0) < SHORTEST_NAP {
+    let now = shared.clock.now().0;
+    if relief == Relief::No {
+        // Long enough for whoever polls to have come, and short enough not to take a poller for one that does not.
+        let missed =
+            shared.watch.away(now) > A_LOOK && shared.try_turn().is_some_and(|mut worker| !worker.is_quiet());
+        shared.watch.napped(now, missed);
+        return;
+    }
+    if shared.watch.away(now) < SHORTEST_NAP {
         return;
     }
     if let Some(mut worker) = shared.try_turn()

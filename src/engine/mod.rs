@@ -136,8 +136,9 @@ impl Engine {
             return Progress::default();
         }
         let now = self.now();
+        self.shared.note_poll(now, self.shared.watch.away(now.0));
         self.shared.watch.passed(now.0);
-        if self.shared.watch.relieved_lately(now.0) && self.shared.found_nothing_lately(now) {
+        if self.shared.waits_lately(now) && self.shared.found_nothing_lately(now) {
             return Progress::default();
         }
         let Some(mut worker) = self.shared.try_turn() else {

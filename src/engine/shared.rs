@@ -1,26 +1,40 @@
 //! The worker and its lock: what callers and the engine's threads share.
 
+use std::cell::Cell;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
 
 use super::turns::Turns;
-use super::wait::Waiters;
-use super::watch::Watch;
+use super::wait::{Waiters, this_thread};
+use super::watch::{QUIET, Relief, Watch};
 use super::worker::{Progress, Worker};
 use crate::port::Port;
 use crate::shared::Doorbells;
+use crate::threads::ask_for_short_turns;
 use crate::time::{Clock, Nanos};
 
 /// Looks at a lock that is taken before the processor is offered to whoever has it.
 const SPINS: u32 = 64;
 /// How long callers find nothing before they offer the processor to others, in ns.
 const PATIENCE: u64 = 3_000;
+/// A poller that does not poll for longer, in ns, was kept off its processor.
+const LONG_TURN: u64 = 500_000;
+/// So often within this time, in ns: the processors are crowded. Two that only share one by chance are parted earlier.
+const COUNTED: u64 = 100_000_000;
+const OFTEN: u32 = 8;
+/// How long the processors are taken to be crowded then, in ns.
+const CROWDED: u64 = 1_000_000_000;
+/// How long a poller sleeps on the link at most, in ns. It may have other things to look at.
+const DOZE: u64 = 50_000;
 /// And in how many passes at least: who looks now and then is not polling.
 const EMPTY_PASSES: u32 = 6;
 /// How long ago a moment ago is, in ns.
@@ -41,6 +55,19 @@ pub(super) struct Shared {
     /// Since when callers have found nothing, and not given way; and in how many passes.
     empty_since: AtomicU64,
     empty: AtomicU32,
+    /// The thread that polled last, and when another one did before it.
+    several: AtomicUsize,
+    several_at: AtomicU64,
+    /// How often a poller was kept off its processor, and since when that is counted.
+    gaps: AtomicU32,
+    gaps_since: AtomicU64,
+    /// Until when the processors are taken to be busy with other programs.
+    crowded_until: AtomicU64,
+    /// Pollers that sleep on the link for a moment, and what wakes them when a pass of somebody else brings completions.
+    dozing: AtomicU32,
+    stir: EventFd,
+    /// When a caller last said that it will wait.
+    waits_at: AtomicU64,
     /// When a caller last looked, if nothing had come.
     idle_at: AtomicU64,
     pub(super) stop: AtomicBool,
@@ -96,6 +123,14 @@ impl Shared {
             owed_at: AtomicU64::new(NOTHING),
             empty_since: AtomicU64::new(NOTHING),
             empty: AtomicU32::new(0),
+            several: AtomicUsize::new(0),
+            several_at: AtomicU64::new(0),
+            gaps: AtomicU32::new(0),
+            gaps_since: AtomicU64::new(0),
+            crowded_until: AtomicU64::new(0),
+            dozing: AtomicU32::new(0),
+            stir: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
+            waits_at: AtomicU64::new(NOTHING),
             idle_at: AtomicU64::new(NOTHING),
             dead: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -199,13 +234,17 @@ impl Shared {
     /// The half of a pass that sends; nothing is owed after it.
     pub(super) fn send_out(&self, worker: &mut Worker, now: Nanos) -> Progress {
         self.owed_at.store(NOTHING, Relaxed);
-        worker.send_out(now)
+        let progress = worker.send_out(now);
+        self.stir(progress.completions);
+        progress
     }
 
     /// A whole pass.
     pub(super) fn pass(&self, worker: &mut Worker, now: Nanos) -> Progress {
         self.owed_at.store(NOTHING, Relaxed);
-        worker.poll(now)
+        let progress = worker.poll(now);
+        self.stir(progress.completions);
+        progress
     }
 
     /// Since when something is owed.
@@ -266,12 +305,88 @@ impl Shared {
             self.empty_since.store(now.0, Relaxed);
         } else if empty >= EMPTY_PASSES && now.0.saturating_sub(since) > PATIENCE {
             self.found_something();
+            self.let_others_work(now);
+        }
+    }
+
+    /// A caller polls, `away` ns after somebody did last. One that polled in a loop and then did not for long was kept off its
+    /// processor by a program that computes. If that happens again and again, callers that find nothing sleep for a while
+    /// instead of polling on, for a moment each: who sleeps until a frame comes has the processor back then, and not in milliseconds.
+    pub(super) fn note_poll(&self, now: Nanos, away: u64) {
+        if self.several.load(Relaxed) != this_thread() {
+            self.several_at.store(now.0, Relaxed);
+            self.several.store(this_thread(), Relaxed);
+        }
+        if away < LONG_TURN || self.empty.load(Relaxed) < EMPTY_PASSES {
+            return;
+        }
+        let gaps = if now.0.saturating_sub(self.gaps_since.load(Relaxed)) > COUNTED {
+            self.gaps_since.store(now.0, Relaxed);
+            1
+        } else {
+            self.gaps.load(Relaxed) + 1
+        };
+        self.gaps.store(gaps, Relaxed);
+        if gaps >= OFTEN {
+            self.gaps.store(0, Relaxed);
+            self.crowded_until.store(now.0 + CROWDED, Relaxed);
+        }
+    }
+
+    /// Lets others have the processor, where somebody wants it: another program that computes, or another poller of this device. A single
+    /// poller offers it to nobody: two that do so to one another would stay on one processor while another is idle, for the scheduler
+    /// moves no thread that has just run.
+    fn let_others_work(&self, now: Nanos) {
+        if now.0 < self.crowded_until.load(Relaxed) {
+            self.doze(now);
+        } else if now.0.saturating_sub(self.several_at.load(Relaxed)) < QUIET {
             thread::yield_now();
         }
     }
 
+    /// A poller sleeps until a frame comes, or for a moment.
+    fn doze(&self, now: Nanos) {
+        thread_local!(static ASKED: Cell<bool> = const { Cell::new(false) });
+        if !ASKED.replace(true) {
+            // What it waits for comes soon, and so should its turn then. It gets no more processor time by it.
+            let _ = ask_for_short_turns();
+        }
+        let watches = self.watch.begin_watching(Relief::Blocked, now.0);
+        self.dozing.fetch_add(1, Relaxed);
+        let frames = self.frames();
+        let fds = [self.stir.as_fd()].into_iter().chain(frames.iter().map(AsFd::as_fd));
+        let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(Duration::from_nanos(DOZE))), None);
+        self.dozing.fetch_sub(1, Relaxed);
+        if fds[0].any() == Some(true) {
+            let _ = self.stir.read();
+        }
+        if watches && self.watch.stop_watching() {
+            self.wake_keeper();
+        }
+    }
+
+    /// After a pass: completions came, which may be what a poller that dozes waits for.
+    pub(super) fn stir(&self, completions: usize) {
+        if completions > 0 && self.dozing.load(Relaxed) > 0 {
+            let _ = self.stir.write(1);
+        }
+    }
+
+    /// A caller says that it will wait.
+    pub(super) fn will_wait(&self, now: u64) {
+        self.found_something();
+        self.waits_at.store(now, Relaxed);
+    }
+
+    /// True if a caller has said so a moment ago: those that look then do it once more before they sleep.
+    pub(super) fn waits_lately(&self, now: Nanos) -> bool {
+        now.0.wrapping_sub(self.waits_at.load(Relaxed)) < QUIET && self.watch.relieved_lately(now.0)
+    }
+
     /// What a caller took in.
     pub(super) fn note(&self, now: Nanos, came: &Progress) {
+        self.stir(came.completions);
         let idle = came.is_idle();
         self.idle_at.store(if idle { now.0 } else { NOTHING }, Relaxed);
     }

@@ -16,7 +16,7 @@ const CROWD: u64 = 10_000_000;
 const LOOKS_IN_VAIN: u32 = 3;
 
 /// A number of the calling thread.
-fn this_thread() -> usize {
+pub(super) fn this_thread() -> usize {
     thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }
@@ -144,8 +144,7 @@ impl Engine {
             return;
         }
         let now = self.now().0;
-        // To look once more before it sleeps is not to poll.
-        self.shared.found_something();
+        self.shared.will_wait(now);
         set.asked();
         if !self.shared.waiters.is_alone(this_thread(), now) {
             self.shared.watch.forget_relief();
@@ -192,7 +191,7 @@ impl Engine {
             return Wait::Sleep;
         }
         self.shared.take_back();
-        self.shared.found_something();
+        self.shared.will_wait(now.0);
         set.expect_block();
         let Ok(mut worker) = self.shared.lock_between() else { return Wait::Sleep };
         self.shared.watch.passed(now.0);

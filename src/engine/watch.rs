@@ -26,9 +26,12 @@ use super::sync::{
 };
 
 /// A caller that polls comes again within this time, in ns; who has been away for longer has been doing something else.
-pub(crate) const BREAK: u64 = 20_000;
-/// The shortest nap, in ns, and how long a caller must have polled without a break to be trusted with it.
+pub(crate) const BREAK: u64 = 50_000;
+/// The shortest nap, in ns.
 pub(crate) const SHORTEST_NAP: u64 = 50_000;
+/// For how long, in ns, a caller must have polled without a break to be trusted, and one that has misled the keeper again and again.
+const TRUST: u64 = 200_000;
+const LONGEST_DISTRUST: u64 = 50_000_000;
 /// The longest nap, in ns.
 pub(crate) const LONGEST_NAP: u64 = 500_000;
 /// A caller that watches the link is trusted to come for this long, in ns, before the keeper looks whether it did.
@@ -77,6 +80,8 @@ pub(crate) struct Watch {
     relief: AtomicU64,
     /// When a caller last began to watch.
     relieved_at: AtomicU64,
+    /// For how long callers must have polled without a break to be trusted.
+    trust_after: AtomicU64,
 }
 
 impl Watch {
@@ -87,6 +92,7 @@ impl Watch {
             broke_at: AtomicU64::new(0),
             relief: AtomicU64::new(Relief::No as u64),
             relieved_at: AtomicU64::new(0),
+            trust_after: AtomicU64::new(TRUST),
         }
     }
 
@@ -194,7 +200,7 @@ impl Watch {
             Relief::No => {}
         }
         let polled = now.saturating_sub(broke_at);
-        if polled >= 4 * SHORTEST_NAP {
+        if polled >= self.trust_after.load(Relaxed) {
             return self.nap(broke_at, now + (polled / 4).min(LONGEST_NAP));
         }
         // Who has watched until just now is about to do so again.
@@ -202,6 +208,18 @@ impl Watch {
             return self.nap(broke_at, now + SHORTEST_NAP);
         }
         Rest::None
+    }
+
+    /// The keeper's: a nap is over, and `missed` is whether something waits that a caller who polls would have taken. A program that
+    /// polls now and then, and looks at its memory in between, misleads it; it is not trusted again for ever longer.
+    pub(crate) fn napped(&self, now: u64, missed: bool) {
+        let trust_after = self.trust_after.load(Relaxed);
+        if missed {
+            self.broke_at.store(now, Relaxed);
+            self.trust_after.store((4 * trust_after).min(LONGEST_DISTRUST), Relaxed);
+        } else if trust_after > TRUST {
+            self.trust_after.store(trust_after / 2, Relaxed);
+        }
     }
 
     fn nap(&self, broke_at: u64, until: u64) -> Rest {
