@@ -2,13 +2,13 @@
 //!
 //! On few cores the caller is best: an application that polls for completions runs a pass itself, an application that posts sends in
 //! that call, and there is no hand-off between threads. The keeper, a thread of the engine's, looks after the NIC in between: while the
-//! application computes, spins on memory, or waits. [`watch`] says what it does when. On many cores a pinned thread spins, then sleeps.
+//! application computes, spins on memory, or waits. `watch.rs` says what it does when. On many cores a pinned thread spins, then sleeps.
 //!
 //! A caller that waits for completions may watch the link in the keeper's place, inside a call that blocks
 //! ([`Engine::begin_wait`]) or on its own descriptor ([`WaitSet`]): a frame then wakes the thread that wants it.
 //!
 //! What is posted is never forgotten: whoever rings a bell and finds the worker taken leaves it to its holder, who looks at the bells once
-//! more after unlocking ([`shared`]). Sleeping loses no wake-up: [`Worker::prepare_sleep`] first makes every ring of a doorbell write
+//! more after unlocking (`turns.rs`). Sleeping loses no wake-up: [`Worker::prepare_sleep`] first makes every ring of a doorbell write
 //! an eventfd, then looks once more.
 //!
 //! A pass that panics is a bug of ours, and what it leaves is not to be trusted. The engine is dead then: whoever

@@ -56,8 +56,8 @@ pub(super) struct Shared {
     empty_since: AtomicU64,
     empty: AtomicU32,
     /// The thread that polled last, and when another one did before it.
-    several: AtomicUsize,
-    several_at: AtomicU64,
+    poller: AtomicUsize,
+    others_at: AtomicU64,
     /// How often a poller was kept off its processor, and since when that is counted.
     gaps: AtomicU32,
     gaps_since: AtomicU64,
@@ -123,8 +123,8 @@ impl Shared {
             owed_at: AtomicU64::new(NOTHING),
             empty_since: AtomicU64::new(NOTHING),
             empty: AtomicU32::new(0),
-            several: AtomicUsize::new(0),
-            several_at: AtomicU64::new(0),
+            poller: AtomicUsize::new(0),
+            others_at: AtomicU64::new(0),
             gaps: AtomicU32::new(0),
             gaps_since: AtomicU64::new(0),
             crowded_until: AtomicU64::new(0),
@@ -313,9 +313,9 @@ impl Shared {
     /// processor by a program that computes. If that happens again and again, callers that find nothing sleep for a while
     /// instead of polling on, for a moment each: who sleeps until a frame comes has the processor back then, and not in milliseconds.
     pub(super) fn note_poll(&self, now: Nanos, away: u64) {
-        if self.several.load(Relaxed) != this_thread() {
-            self.several_at.store(now.0, Relaxed);
-            self.several.store(this_thread(), Relaxed);
+        if self.poller.load(Relaxed) != this_thread() {
+            self.others_at.store(now.0, Relaxed);
+            self.poller.store(this_thread(), Relaxed);
         }
         if away < LONG_TURN || self.empty.load(Relaxed) < EMPTY_PASSES {
             return;
@@ -339,7 +339,7 @@ impl Shared {
     fn let_others_work(&self, now: Nanos) {
         if now.0 < self.crowded_until.load(Relaxed) {
             self.doze(now);
-        } else if now.0.saturating_sub(self.several_at.load(Relaxed)) < QUIET {
+        } else if now.0.saturating_sub(self.others_at.load(Relaxed)) < QUIET {
             thread::yield_now();
         }
     }

@@ -26,7 +26,7 @@ impl CompletionChannel {
 
     /// A channel as a verbs program knows it: its descriptor is readable as long as events wait that were not
     /// taken one by one. Take a count of [`events`](CompletionChannel::events) for each, then ask its queues which of them it was
-    /// ([`CompletionQueue::take_event`]).
+    /// ([`CompletionQueue::take_event`](super::CompletionQueue::take_event)).
     ///
     /// Whoever makes the descriptor non-blocking may find it readable a moment before there is an event, and is to look by
     /// [`CompletionChannel::came_to_look`].
