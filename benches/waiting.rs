@@ -158,7 +158,11 @@ fn both_ways(site: &Site) -> bool {
             let alone = write_both_ways(site, port);
             let stop = AtomicBool::new(false);
             let beside = std::thread::scope(|scope| {
-                scope.spawn(|| while !stop.load(Relaxed) {});
+                scope.spawn(|| {
+                    while !stop.load(Relaxed) {
+                        std::hint::spin_loop()
+                    }
+                });
                 let beside = write_both_ways(site, port);
                 stop.store(true, Relaxed);
                 beside

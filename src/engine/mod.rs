@@ -16,6 +16,7 @@
 
 pub mod control;
 mod keeper;
+mod look_on;
 mod shared;
 mod sync;
 mod turns;
@@ -138,7 +139,8 @@ impl Engine {
         let now = self.now();
         self.shared.note_poll(now, self.shared.watch.away(now.0));
         self.shared.watch.passed(now.0);
-        if self.shared.waits_lately(now) && self.shared.found_nothing_lately(now) {
+        let just_looked = self.shared.waits_lately(now) && self.shared.found_nothing_lately(now);
+        if just_looked && !self.shared.look_on.is_due() {
             return Progress::default();
         }
         let Some(mut worker) = self.shared.try_turn() else {
@@ -163,6 +165,9 @@ impl Engine {
                 worker.prepare_wait();
             }
             drop(worker);
+            if let Some(came) = self.look_on(now) {
+                return came;
+            }
             self.shared.found_nothing(now);
         } else {
             self.shared.found_something();
@@ -201,6 +206,7 @@ impl Engine {
             return;
         }
         self.doorbells.ring_silently(qp);
+        self.shared.look_on.posted();
         let may_wait = outstanding > FEW && posts % HELD_POSTS != HELD_POSTS - 1;
         if may_wait && (self.thread.is_none() || self.shared.watch.naps()) {
             return;

@@ -13,6 +13,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
+use super::look_on::LookOn;
 use super::turns::Turns;
 use super::wait::{Waiters, this_thread};
 use super::watch::{QUIET, Relief, Watch};
@@ -50,6 +51,7 @@ pub(super) struct Shared {
     pub(super) doorbells: Doorbells,
     pub(super) watch: Watch,
     pub(super) waiters: Waiters,
+    pub(super) look_on: LookOn,
     /// When a caller's pass took in what it did not answer. Changes only under the worker's lock.
     owed_at: AtomicU64,
     /// Since when callers have found nothing, and not given way; and in how many passes.
@@ -120,6 +122,7 @@ impl Shared {
             doorbells: worker.doorbells().clone(),
             watch: Watch::new(),
             waiters: Waiters::default(),
+            look_on: LookOn::default(),
             owed_at: AtomicU64::new(NOTHING),
             empty_since: AtomicU64::new(NOTHING),
             empty: AtomicU32::new(0),
@@ -224,7 +227,8 @@ impl Shared {
     /// After unlocking: whoever rang while the worker was taken has left it to its holder.
     fn look_again(&self) {
         let send = |worker: &mut Worker| {
-            self.send_out(worker, self.clock.now());
+            let left = self.send_out(worker, self.clock.now());
+            self.rouse(worker, left.more);
         };
         if self.turns.look_again(|| self.doorbells.any(), send) && self.watch.needs_by(0) {
             self.wake_keeper();
@@ -299,12 +303,12 @@ impl Shared {
     pub(super) fn found_nothing(&self, now: Nanos) {
         let since = self.empty_since.load(Relaxed);
         // Callers that count at the same time lose a count.
-        let empty = self.empty.load(Relaxed) + 1;
+        let empty = self.empty.load(Relaxed).saturating_add(1);
         self.empty.store(empty, Relaxed);
         if since == NOTHING {
             self.empty_since.store(now.0, Relaxed);
         } else if empty >= EMPTY_PASSES && now.0.saturating_sub(since) > PATIENCE {
-            self.found_something();
+            self.empty_since.store(NOTHING, Relaxed);
             self.let_others_work(now);
         }
     }
@@ -379,9 +383,19 @@ impl Shared {
         self.waits_at.store(now, Relaxed);
     }
 
-    /// True if a caller has said so a moment ago: those that look then do it once more before they sleep.
+    /// It would have waited, had it not looked on.
+    pub(super) fn goes_on_waiting(&self, now: Nanos) {
+        self.waits_at.store(now.0, Relaxed);
+    }
+
+    /// True if a caller has said a moment ago that it will wait.
+    pub(super) fn said_to_wait_lately(&self, now: Nanos) -> bool {
+        now.0.wrapping_sub(self.waits_at.load(Relaxed)) < QUIET
+    }
+
+    /// True if it then watched the link itself: who looks does so once more before it sleeps.
     pub(super) fn waits_lately(&self, now: Nanos) -> bool {
-        now.0.wrapping_sub(self.waits_at.load(Relaxed)) < QUIET && self.watch.relieved_lately(now.0)
+        self.said_to_wait_lately(now) && self.watch.relieved_lately(now.0)
     }
 
     /// What a caller took in.
@@ -389,6 +403,9 @@ impl Shared {
         self.stir(came.completions);
         let idle = came.is_idle();
         self.idle_at.store(if idle { now.0 } else { NOTHING }, Relaxed);
+        if !idle {
+            self.found_something();
+        }
     }
 
     /// A caller's pass found something to do.
