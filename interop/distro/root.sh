@@ -3,7 +3,7 @@
 #   root.sh SUITE            bookworm, trixie, sid …
 #   root.sh --remove SUITE   removes it, and what was built in it
 #   root.sh --check          says what the host lacks for it
-# $ROXIE_DEBIAN_MIRROR names another mirror than the usual one, $ROXIE_CACHE another folder than .cache.
+# $ROXIE_DEBIAN_MIRROR names another mirror than the host's, $ROXIE_CACHE another folder than .cache.
 #
 #   $cache/root/        the system
 #   $cache/target/      what cargo built in it
@@ -12,7 +12,8 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
-mirror=${ROXIE_DEBIAN_MIRROR:-http://deb.debian.org}
+# The host's own, unless another is named.
+mirror=${ROXIE_DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 2>/dev/null | sed -n 's|/debian/*$||p' | head -n 1 || true)}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 # What runs, and what it takes to see it.
@@ -24,6 +25,7 @@ say() { echo "distro: $*" >&2; }
 
 lacks() {
     local missing=() pair
+    [ -n "$mirror" ] || { say "apt has no Debian mirror here: set ROXIE_DEBIAN_MIRROR to one (http://HOST)"; return 1; }
     [ "$(id -u)" -eq 0 ] || { say "not root: a system in a folder takes it (sudo -E …)"; return 1; }
     for pair in debootstrap:debootstrap unshare:util-linux pivot_root:util-linux apt-config:apt tar:tar; do
         PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
