@@ -198,10 +198,13 @@ impl Engine {
         if !self.shared.found_nothing_lately(now) {
             let (taken, came) = set.events().catch(|| worker.take_in(now));
             self.shared.note(now, &came);
-            if came.received > 0 && came.completions > 0 && !worker.doorbells().any() {
-                self.shared.owe(now);
-            }
             if taken || came.completions > 0 {
+                // The keeper sends what is owed, if the caller does not come back; but only in a nap does it know when.
+                if came.received > 0 && self.shared.watch.naps() && !worker.doorbells().any() {
+                    self.shared.owe(now);
+                } else {
+                    self.shared.send_out(&mut worker, now);
+                }
                 return if taken { Wait::Taken } else { Wait::Look };
             }
         }
