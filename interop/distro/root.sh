@@ -84,7 +84,7 @@ if [ ! -e "$cache/root/etc/debian_version" ]; then
     rm -rf --one-file-system "$cache/root.new"
     PATH=$PATH:/usr/sbin:/sbin debootstrap --variant=minbase --keyring="$keyring" "$suite" "$cache/root.new" "$mirror/debian" \
         >"$cache/log" 2>&1 || not_had "the system" "$cache/log"
-    mkdir -p "$cache/root.new/roxie" "$cache/root.new/work"
+    mkdir -p "$cache/root.new/roxie" "$cache/root.new/srv"
     mv "$cache/root.new" "$cache/root"
 fi
 host_apt_settings >"$cache/root/etc/apt/apt.conf.d/99host"
@@ -106,10 +106,10 @@ say "$suite: ${packages[*]}"
     apt-get update -q && apt-get install -y -q --no-install-recommends "$@"' sh "${packages[@]}" \
     >"$cache/log" 2>&1 || not_had "a package" "$cache/log"
 # The tests of python3-pyverbs are in the source alone: in upstream's part of it, which does without the rest if a mirror lacks that.
-if ! compgen -G "$cache/root/work/rdma-core/tests/run_tests.py" >/dev/null; then
+if ! compgen -G "$cache/root/srv/rdma-core/tests/run_tests.py" >/dev/null; then
     say "$suite: the tests of its rdma-core"
     "$here/enter.sh" "$cache" sh -c '
-        mkdir -p /work/rdma-core && cd /work && { apt-get source -q --download-only rdma-core || true; } &&
+        mkdir -p /srv/rdma-core && cd /srv && { apt-get source -q --download-only rdma-core || true; } &&
             tar -xf rdma-core_*.orig.tar.* -C rdma-core --strip-components=1 --wildcards --no-wildcards-match-slash "*/tests/*"' \
         >"$cache/log" 2>&1 || say "$suite: the source of rdma-core cannot be had: its Python tests will be skipped"
 fi

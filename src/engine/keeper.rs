@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 use std::thread::{self, JoinHandle};
 
-use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::poll::{PollFd, PollFlags};
 use nix::sys::prctl;
-use nix::sys::time::TimeSpec;
 
-use super::shared::{Dead, Shared, Turn};
+use super::shared::{Dead, Shared, Turn, sleep_on};
 use super::watch::{BREAK, Relief, Rest, SHORTEST_NAP};
 use super::{Drive, LONGEST_SLEEP};
 use crate::threads::{ask_for_short_turns, spawn_unsignalled};
@@ -197,9 +196,4 @@ fn watch(shared: &Shared, mut worker: Turn<'_>) {
     sleep_on(&mut fds, until - now);
     wakes(shared, &fds[0]);
     shared.doorbells.sleep_ends(fds[1].any() == Some(true));
-}
-
-fn sleep_on(fds: &mut [PollFd<'_>], how_long: Nanos) {
-    // An interrupted or failed wait is a short one: the next pass looks at everything anyway.
-    let _ = ppoll(fds, Some(TimeSpec::from_duration(how_long.as_duration())), None);
 }

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -34,8 +33,8 @@ const COUNTED: u64 = 100_000_000;
 const OFTEN: u32 = 8;
 /// How long the processors are taken to be crowded then, in ns.
 const CROWDED: u64 = 1_000_000_000;
-/// How long a poller sleeps on the link at most, in ns. It may have other things to look at.
-const DOZE: u64 = 50_000;
+/// How long a poller sleeps on the link at most. It may have other things to look at.
+const DOZE: Nanos = Nanos::from_micros(50);
 /// And in how many passes at least: who looks now and then is not polling.
 const EMPTY_PASSES: u32 = 6;
 /// How long ago a moment ago is, in ns.
@@ -360,7 +359,7 @@ impl Shared {
         let frames = self.frames();
         let fds = [self.stir.as_fd()].into_iter().chain(frames.iter().map(AsFd::as_fd));
         let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(Duration::from_nanos(DOZE))), None);
+        sleep_on(&mut fds, DOZE);
         self.dozing.fetch_sub(1, Relaxed);
         if fds[0].any() == Some(true) {
             let _ = self.stir.read();
@@ -421,4 +420,10 @@ impl Shared {
             && self.owed_at().is_none()
             && !self.doorbells.any()
     }
+}
+
+/// Sleeps until one of these is readable, or the time is over.
+pub(super) fn sleep_on(fds: &mut [PollFd<'_>], how_long: Nanos) {
+    // An interrupted or failed wait is a short one: the next pass looks at everything anyway.
+    let _ = ppoll(fds, Some(TimeSpec::from_duration(how_long.as_duration())), None);
 }

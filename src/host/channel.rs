@@ -14,7 +14,6 @@ use crate::shared::EventCounter;
 /// Where completion queues report that an armed completion has come: a descriptor to wait on.
 #[derive(Clone, Debug)]
 pub struct CompletionChannel {
-    pub(super) events: EventCounter,
     pub(super) waits: Arc<WaitSet>,
 }
 
@@ -38,8 +37,8 @@ impl CompletionChannel {
         let failed = |source| DeviceError::System { what: "a descriptor for events", source };
         let events = EventFd::from_flags(kind | EfdFlags::EFD_CLOEXEC).map_err(|e| failed(e.into()))?;
         let events = EventCounter::new(Arc::new(events));
-        let waits = Arc::new(WaitSet::new(events.clone()).map_err(failed)?);
-        Ok(CompletionChannel { events, waits })
+        let waits = Arc::new(WaitSet::new(events).map_err(failed)?);
+        Ok(CompletionChannel { waits })
     }
 
     /// Readable when an event waits.
@@ -49,7 +48,7 @@ impl CompletionChannel {
 
     /// Counts the events that wait.
     pub fn events(&self) -> BorrowedFd<'_> {
-        self.events.as_fd()
+        self.waits.events().as_fd()
     }
 
     /// True if its descriptor was made non-blocking.
@@ -75,7 +74,7 @@ impl CompletionChannel {
 
     /// Takes back that an event waits.
     pub(super) fn forget(&self) {
-        let _ = self.events.take();
+        let _ = self.waits.events().take();
     }
 
     /// Waits for an event. False: none came in time.
@@ -83,6 +82,6 @@ impl CompletionChannel {
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
         let mut fds = [PollFd::new(self.fd(), PollFlags::POLLIN)];
         let _ = poll(&mut fds, timeout);
-        self.events.take()
+        self.waits.events().take()
     }
 }

@@ -59,7 +59,7 @@ impl Device {
     ) -> Result<CompletionQueue, DeviceError> {
         within("completion queue entries", entries, MAX_CQE)?;
         let ring = CompletionRing::new(entries).map_err(no_memory)?;
-        let notify = channel.map(|c| c.events.clone());
+        let notify = channel.map(|c| c.waits.events().clone());
         match self.call(Command::CreateCq { ring: ring.clone(), notify })? {
             Answer::Cq(index) => {
                 let inner = CqInner {

@@ -133,9 +133,7 @@ impl CompletionRing {
     pub fn disarm_for(&self, wc: &Wc) -> bool {
         fence(SeqCst);
         let armed = self.word(ARMED).load(Relaxed);
-        let wanted = armed == Armed::Next as u64
-            || (armed == Armed::Solicited as u64 && is_solicited(wc.flags, wc.status));
-        wanted && self.raise(armed)
+        is_wanted(armed, wc.flags, wc.status) && self.raise(armed)
     }
 
     /// Takes the request and counts an event, unless the other side has done so. The event tells of all that is there.
@@ -241,9 +239,9 @@ impl CompletionRing {
         let (consumer, producer) = self.positions();
         // At most as many as there are slots, whatever another process wrote.
         let first = consumer.max(self.word(TOLD).load(Relaxed)).max(producer.saturating_sub(self.mask + 1));
-        (first..producer).map_while(|position| self.head(position)).any(|(flags, status)| {
-            armed == Armed::Next as u64 || (armed == Armed::Solicited as u64 && is_solicited(flags, status))
-        })
+        (first..producer)
+            .map_while(|position| self.head(position))
+            .any(|(flags, status)| is_wanted(armed, flags, status))
     }
 
     /// What decides about events of the completion at a position; `None`: it is not written yet.
@@ -265,9 +263,10 @@ impl CompletionRing {
     }
 }
 
-/// Solicited events are raised for these and for failures.
-fn is_solicited(flags: WcFlags, status: WcStatus) -> bool {
-    flags.contains(WcFlags::SOLICITED) || status != WcStatus::Success
+/// True if an event was asked for by `armed`, an [`Armed`], for such a completion. A failure counts as solicited.
+fn is_wanted(armed: u64, flags: WcFlags, status: WcStatus) -> bool {
+    let solicited = flags.contains(WcFlags::SOLICITED) || status != WcStatus::Success;
+    armed == Armed::Next as u64 || (armed == Armed::Solicited as u64 && solicited)
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ static LINES: [Line; 14] = [
 /// The runner of Python tests, and where the tests are, in a release's folder.
 const RUNNER: &str = "/roxie/tests/verbs/run_pyverbs.py";
 /// As the host sees it, below the release's folder.
-pub const PYTHON_TESTS: &str = "root/work/rdma-core/tests/run_tests.py";
+pub const PYTHON_TESTS: &str = "root/srv/rdma-core/tests/run_tests.py";
 
 /// Parts of the names of Python tests that fail, and why.
 const KNOWN: [(&str, &str); 2] = [
@@ -135,7 +135,7 @@ pub fn python() -> Result<Vec<String>, Error> {
     let table = fs::read_to_string(&path).map_err(Error::file(&path))?;
     let left_out: Vec<&str> = table.lines().filter_map(|line| waiting(line)).collect();
     let line = format!(
-        "env PYVERBS_LEAVE_OUT={} /usr/bin/python3 {RUNNER} /work/rdma-core roxie0 1",
+        "env PYVERBS_LEAVE_OUT={} /usr/bin/python3 {RUNNER} /srv/rdma-core roxie0 1",
         left_out.join(",")
     );
     Ok(line.split(' ').map(str::to_owned).collect())
