@@ -159,23 +159,33 @@ fn look_after_a_nap(shared: &Shared) {
     let now = shared.clock.now().0;
     if relief == Relief::No {
         // Long enough for whoever polls to have come, and short enough not to take a poller for one that does not.
-        let missed =
-            shared.watch.away(now) > A_LOOK && shared.try_turn().is_some_and(|mut worker| !worker.is_quiet());
+        let missed = shared.watch.away(now) > A_LOOK && something_waits(shared);
         shared.watch.napped(now, missed);
         return;
     }
     if shared.watch.away(now) < SHORTEST_NAP {
         return;
     }
-    if let Some(mut worker) = shared.try_turn()
-        && !worker.is_quiet()
-    {
-        drop(worker);
+    if something_waits(shared) {
         shared.take_back();
         if relief == Relief::Blocked {
             let _ = shared.watch.stop_watching();
         }
     }
+}
+
+/// True if something is to be done, and nobody is doing it.
+fn something_waits(shared: &Shared) -> bool {
+    let Some(mut worker) = shared.try_turn() else { return false };
+    if !worker.is_quiet() {
+        return true;
+    }
+    drop(worker);
+    // A port of sockets does not see what waits in them.
+    let frames = shared.frames();
+    let mut fds: Vec<_> = frames.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
+    sleep_on(&mut fds, Nanos::ZERO);
+    fds.iter().any(|fd| fd.any() == Some(true))
 }
 
 /// Sleeps until a frame, a doorbell, a command, a timer or a caller's pass that leaves something. The lock is free

@@ -180,7 +180,8 @@ pub trait Port: Send {
         Vec::new()
     }
 
-    /// Called before the engine sleeps on `event_fds`: arms wake-ups. False if frames are already there.
+    /// Called before the engine sleeps on `event_fds`: arms wake-ups. False if frames are known to be there already; of those that a
+    /// socket holds only its descriptor tells.
     fn prepare_sleep(&mut self) -> bool {
         true
     }
