@@ -17,6 +17,7 @@
 pub mod control;
 mod keeper;
 mod look_on;
+mod pollers;
 mod shared;
 mod sync;
 mod turns;
@@ -133,9 +134,24 @@ impl Engine {
     /// it posts because of it leaves together with the acknowledgements, in one kick of the port. The keeper sees to it that they leave
     /// in any case.
     pub fn help(&self) -> Progress {
+        self.help_for(|| false)
+    }
+
+    /// The same for a caller that polls a completion queue and found it empty. `has_come` tells whether something is in it by now: a caller
+    /// that looks on for an answer asks it between its passes.
+    pub fn help_for(&self, has_come: impl Fn() -> bool) -> Progress {
         if !self.caller_drives {
             return Progress::default();
         }
+        let progress = self.help_and_look_on(&has_come);
+        if progress.completions > 0 && self.shared.others_poll(self.now()) && !has_come() {
+            // It is for another poller, which may be waiting for this very processor.
+            thread::yield_now();
+        }
+        progress
+    }
+
+    fn help_and_look_on(&self, has_come: &impl Fn() -> bool) -> Progress {
         let now = self.now();
         self.shared.note_poll(now, self.shared.watch.away(now.0));
         self.shared.watch.passed(now.0);
@@ -164,8 +180,9 @@ impl Engine {
                 // It may have looked for the last time before it sleeps.
                 worker.prepare_wait();
             }
+            let published = worker.nic().published();
             drop(worker);
-            if let Some(came) = self.look_on(now) {
+            if let Some(came) = self.look_on(now, published, has_come) {
                 return came;
             }
             self.shared.found_nothing(now);
@@ -186,7 +203,7 @@ impl Engine {
         }
         if came.received > 0 {
             let first = owed_at.is_none();
-            if first {
+            if first && worker.nic().has_ready() {
                 self.shared.owe(now);
             }
             return first;

@@ -1,46 +1,32 @@
 //! The worker and its lock: what callers and the engine's threads share.
 
-use std::cell::Cell;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::poll::{PollFd, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
 use super::look_on::LookOn;
+use super::pollers::Pollers;
 use super::turns::Turns;
-use super::wait::{Waiters, this_thread};
-use super::watch::{QUIET, Relief, Watch};
+use super::wait::Waiters;
+use super::watch::{QUIET, Watch};
 use super::worker::{Progress, Worker};
 use crate::port::Port;
 use crate::shared::Doorbells;
-use crate::threads::ask_for_short_turns;
 use crate::time::{Clock, Nanos};
 
 /// Looks at a lock that is taken before the processor is offered to whoever has it.
 const SPINS: u32 = 64;
-/// How long callers find nothing before they offer the processor to others, in ns.
-const PATIENCE: u64 = 3_000;
-/// A poller that does not poll for longer, in ns, was kept off its processor.
-const LONG_TURN: u64 = 500_000;
-/// So often within this time, in ns: the processors are crowded. Two that only share one by chance are parted earlier.
-const COUNTED: u64 = 100_000_000;
-const OFTEN: u32 = 8;
-/// How long the processors are taken to be crowded then, in ns.
-const CROWDED: u64 = 1_000_000_000;
-/// How long a poller sleeps on the link at most. It may have other things to look at.
-const DOZE: Nanos = Nanos::from_micros(50);
-/// And in how many passes at least: who looks now and then is not polling.
-const EMPTY_PASSES: u32 = 6;
 /// How long ago a moment ago is, in ns.
 const LATELY: u64 = 10_000;
 /// Never; nothing is owed.
-const NOTHING: u64 = u64::MAX;
+pub(super) const NOTHING: u64 = u64::MAX;
 
 /// What callers and threads share.
 #[derive(Debug)]
@@ -51,22 +37,9 @@ pub(super) struct Shared {
     pub(super) watch: Watch,
     pub(super) waiters: Waiters,
     pub(super) look_on: LookOn,
+    pub(super) pollers: Pollers,
     /// When a caller's pass took in what it did not answer. Changes only under the worker's lock.
     owed_at: AtomicU64,
-    /// Since when callers have found nothing, and not given way; and in how many passes.
-    empty_since: AtomicU64,
-    empty: AtomicU32,
-    /// The thread that polled last, and when another one did before it.
-    poller: AtomicUsize,
-    others_at: AtomicU64,
-    /// How often a poller was kept off its processor, and since when that is counted.
-    gaps: AtomicU32,
-    gaps_since: AtomicU64,
-    /// Until when the processors are taken to be busy with other programs.
-    crowded_until: AtomicU64,
-    /// Pollers that sleep on the link for a moment, and what wakes them when a pass of somebody else brings completions.
-    dozing: AtomicU32,
-    stir: EventFd,
     /// When a caller last said that it will wait.
     waits_at: AtomicU64,
     /// When a caller last looked, if nothing had come.
@@ -122,16 +95,8 @@ impl Shared {
             watch: Watch::new(),
             waiters: Waiters::default(),
             look_on: LookOn::default(),
+            pollers: Pollers::new()?,
             owed_at: AtomicU64::new(NOTHING),
-            empty_since: AtomicU64::new(NOTHING),
-            empty: AtomicU32::new(0),
-            poller: AtomicUsize::new(0),
-            others_at: AtomicU64::new(0),
-            gaps: AtomicU32::new(0),
-            gaps_since: AtomicU64::new(0),
-            crowded_until: AtomicU64::new(0),
-            dozing: AtomicU32::new(0),
-            stir: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
             waits_at: AtomicU64::new(NOTHING),
             idle_at: AtomicU64::new(NOTHING),
             dead: AtomicBool::new(false),
@@ -297,85 +262,6 @@ impl Shared {
         }
     }
 
-    /// A caller's pass found nothing. After a while whoever else wants the processor may have it: what is waited for may
-    /// well come from there.
-    pub(super) fn found_nothing(&self, now: Nanos) {
-        let since = self.empty_since.load(Relaxed);
-        // Callers that count at the same time lose a count.
-        let empty = self.empty.load(Relaxed).saturating_add(1);
-        self.empty.store(empty, Relaxed);
-        if since == NOTHING {
-            self.empty_since.store(now.0, Relaxed);
-        } else if empty >= EMPTY_PASSES && now.0.saturating_sub(since) > PATIENCE {
-            self.empty_since.store(NOTHING, Relaxed);
-            self.let_others_work(now);
-        }
-    }
-
-    /// A caller polls, `away` ns after somebody did last. One that polled in a loop and then did not for long was kept off its
-    /// processor by a program that computes. If that happens again and again, callers that find nothing sleep for a while
-    /// instead of polling on, for a moment each: who sleeps until a frame comes has the processor back then, and not in milliseconds.
-    pub(super) fn note_poll(&self, now: Nanos, away: u64) {
-        if self.poller.load(Relaxed) != this_thread() {
-            self.others_at.store(now.0, Relaxed);
-            self.poller.store(this_thread(), Relaxed);
-        }
-        if away < LONG_TURN || self.empty.load(Relaxed) < EMPTY_PASSES {
-            return;
-        }
-        let gaps = if now.0.saturating_sub(self.gaps_since.load(Relaxed)) > COUNTED {
-            self.gaps_since.store(now.0, Relaxed);
-            1
-        } else {
-            self.gaps.load(Relaxed) + 1
-        };
-        self.gaps.store(gaps, Relaxed);
-        if gaps >= OFTEN {
-            self.gaps.store(0, Relaxed);
-            self.crowded_until.store(now.0 + CROWDED, Relaxed);
-        }
-    }
-
-    /// Lets others have the processor, where somebody wants it: another program that computes, or another poller of this device. A single
-    /// poller offers it to nobody: two that do so to one another would stay on one processor while another is idle, for the scheduler
-    /// moves no thread that has just run.
-    fn let_others_work(&self, now: Nanos) {
-        if now.0 < self.crowded_until.load(Relaxed) {
-            self.doze(now);
-        } else if now.0.saturating_sub(self.others_at.load(Relaxed)) < QUIET {
-            thread::yield_now();
-        }
-    }
-
-    /// A poller sleeps until a frame comes, or for a moment.
-    fn doze(&self, now: Nanos) {
-        thread_local!(static ASKED: Cell<bool> = const { Cell::new(false) });
-        if !ASKED.replace(true) {
-            // What it waits for comes soon, and so should its turn then. It gets no more processor time by it.
-            let _ = ask_for_short_turns();
-        }
-        let watches = self.watch.begin_watching(Relief::Blocked, now.0);
-        self.dozing.fetch_add(1, Relaxed);
-        let frames = self.frames();
-        let fds = [self.stir.as_fd()].into_iter().chain(frames.iter().map(AsFd::as_fd));
-        let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        sleep_on(&mut fds, DOZE);
-        self.dozing.fetch_sub(1, Relaxed);
-        if fds[0].any() == Some(true) {
-            let _ = self.stir.read();
-        }
-        if watches && self.watch.stop_watching() {
-            self.wake_keeper();
-        }
-    }
-
-    /// After a pass: completions came, which may be what a poller that dozes waits for.
-    pub(super) fn stir(&self, completions: usize) {
-        if completions > 0 && self.dozing.load(Relaxed) > 0 {
-            let _ = self.stir.write(1);
-        }
-    }
-
     /// A caller says that it will wait.
     pub(super) fn will_wait(&self, now: u64) {
         self.found_something();
@@ -405,12 +291,6 @@ impl Shared {
         if !idle {
             self.found_something();
         }
-    }
-
-    /// A caller's pass found something to do.
-    pub(super) fn found_something(&self) {
-        self.empty_since.store(NOTHING, Relaxed);
-        self.empty.store(0, Relaxed);
     }
 
     /// Nothing had come a moment ago, and nothing is to be sent. Whoever is about to sleep on the link's descriptors need not look

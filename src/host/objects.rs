@@ -225,7 +225,7 @@ impl CompletionQueue {
 
     /// Runs a pass if callers turn the device: what [`CompletionQueue::poll`] does when it finds nothing.
     pub fn turn(&self) {
-        self.inner.device.inner.engine.help();
+        self.inner.device.inner.engine.help_for(|| lock(&self.inner.ring).ring.has_completions());
     }
 
     /// Takes up to `out.len()` completions that are there, and runs no pass.
@@ -295,7 +295,7 @@ impl CompletionQueue {
     pub fn poll_timed(&self) -> Option<(Wc, Nanos)> {
         let take = || lock(&self.inner.ring).poll_timed().map(|(wc, time_ns)| (wc, Nanos(time_ns)));
         take().or_else(|| {
-            self.inner.device.inner.engine.help();
+            self.turn();
             take()
         })
     }

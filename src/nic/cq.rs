@@ -77,6 +77,23 @@ impl CqEntry {
     }
 }
 
+/// Completions that a NIC has published; both counts wrap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Published {
+    /// All of them.
+    pub completions: u32,
+    /// Those of receives.
+    pub receives: u32,
+}
+
+impl Published {
+    pub(super) fn note(&mut self, completions: &[(CqIndex, Wc)]) {
+        self.completions = self.completions.wrapping_add(completions.len() as u32);
+        let receives = completions.iter().filter(|(_, wc)| wc.opcode.is_receive()).count();
+        self.receives = self.receives.wrapping_add(receives as u32);
+    }
+}
+
 impl Nic {
     /// Hands completions to their queues, and notes the queues that had no room.
     pub(super) fn push_completions(&mut self, now: Nanos) {

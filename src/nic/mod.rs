@@ -29,6 +29,7 @@ mod transmit;
 pub use control::{
     Answer, Command, ControlError, ObjectCounts, QpHandle, QpStatus, ReceiveSource, SrqStatus,
 };
+pub use cq::Published;
 pub use flow::MAX_TABLE;
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use multicast::GroupChange;
@@ -144,6 +145,7 @@ pub struct Nic {
     events_due: Nanos,
     /// Completion queues that had no room, until their QPs are failed.
     overrun: Vec<CqIndex>,
+    published: Published,
 }
 
 #[derive(Debug)]
@@ -218,6 +220,7 @@ impl Nic {
             events: VecDeque::with_capacity(MAX_EVENTS),
             events_due: Nanos::MAX,
             overrun: Vec::new(),
+            published: Published::default(),
         }
     }
 
@@ -366,6 +369,7 @@ impl Nic {
         }
         while !self.out.completions.is_empty() {
             completions += self.out.completions.len();
+            self.published.note(&self.out.completions);
             self.push_completions(now);
             while let Some(cq) = self.overrun.pop() {
                 self.fail_users_of(now, cq);
@@ -379,6 +383,11 @@ impl Nic {
             }
         }
         completions
+    }
+
+    /// What it has published so far.
+    pub fn published(&self) -> Published {
+        self.published
     }
 
     fn cq(&mut self, cq: CqIndex) -> Option<&mut CqEntry> {

@@ -19,7 +19,7 @@ use super::check::Check;
 use super::replies::Reply;
 use super::responder::{Refusal, is_last};
 use super::{Ctx, Qp, Verdict};
-use crate::verbs::{AsyncEvent, EventKind, QpState, RecvWr, SendFlags, SendWr, WcOpcode, WcStatus};
+use crate::verbs::{AsyncEvent, EventKind, QpState, RecvWr, SendFlags, SendWr, WcStatus};
 use crate::wire::{Operation, Packet, Psn};
 
 /// The state before a response completed its work request.
@@ -89,7 +89,7 @@ impl Qp {
         self.push_send_completion(ctx, &point.wr, status, 0, 0);
         let signaled = self.sig_all || point.wr.flags.contains(SendFlags::SIGNALED);
         for (cq, mut wc) in later.into_iter().skip(usize::from(signaled)) {
-            if !matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvWriteImm) {
+            if !wc.opcode.is_receive() {
                 wc.status = WcStatus::WrFlush;
             }
             ctx.out.completions.push((cq, wc));

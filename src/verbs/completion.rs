@@ -155,6 +155,11 @@ impl WcOpcode {
             _ => return None,
         })
     }
+
+    /// True of what ends a receive.
+    pub fn is_receive(self) -> bool {
+        matches!(self, WcOpcode::Recv | WcOpcode::RecvWriteImm)
+    }
 }
 
 bitflags! {

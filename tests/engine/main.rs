@@ -19,7 +19,7 @@ use roxie::port::memory::{self, MemoryConfig};
 use roxie::port::{LinkChange, Port};
 use roxie::shared::{Armed, PostError};
 use roxie::time::Nanos;
-use roxie::verbs::{Access, AsyncEvent, EventKind, Mtu, QpCaps, QpState, SendWr, WcStatus};
+use roxie::verbs::{Access, AsyncEvent, EventKind, Mtu, QpCaps, QpState, SendWr, WcOpcode, WcStatus};
 
 /// A device's end of a connection.
 struct End {
@@ -144,6 +144,26 @@ fn a_request_leaves_when_it_is_posted() {
     b.receive(1);
     a.send(8);
     until("the request", || b.cq.poll_one());
+}
+
+/// To have taken an acknowledgement in is nothing to answer: the next request's acknowledgement still goes with the answer to it.
+#[test]
+fn an_acknowledgement_that_came_does_not_hurry_the_next() {
+    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&near, &far, 8, &patient());
+    a.receive(1);
+    a.receive(2);
+    b.receive(3);
+    b.send(8);
+    until("the message", || a.cq.poll_one());
+    assert_eq!(a.cq.poll_one(), None, "a pass that acknowledges it");
+    until("the acknowledgement, alone", || b.cq.poll_one());
+    a.send(8);
+    assert_eq!(b.cq.poll_one().map(|wc| wc.opcode), Some(WcOpcode::Recv));
+    assert_eq!(a.cq.poll_one(), None, "acknowledged before its answer was posted");
+    b.send(8);
+    let came: Vec<_> = std::iter::from_fn(|| a.cq.poll_one()).map(|wc| wc.opcode).collect();
+    assert_eq!(came, [WcOpcode::Recv, WcOpcode::Send], "the answer goes first");
 }
 
 /// Whose process ends has answered what it took in, and nobody drops its device.
