@@ -10,10 +10,11 @@ use super::requester::packets_for;
 use super::scatter::{self, FramePayload, ListError};
 use super::{AtomicOp, Ctx, DmaIn, Qp, TxReason, Verdict};
 use crate::limits::{MAX_MESSAGE, MAX_SGE};
+use crate::time::Nanos;
 use crate::verbs::{
     Access, AsyncEvent, EventKind, PdId, QpType, RecvWr, Sge, Srqn, Wc, WcFlags, WcOpcode, WcStatus,
 };
-use crate::wire::{NakCode, Operation, Packet, Position, Psn, Reth};
+use crate::wire::{NakCode, Operation, Packet, Position, Psn, Reth, rnr_timer_ns};
 
 /// The message that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +84,9 @@ pub struct Responder {
     pub(super) receive_pd: PdId,
     /// XRC: the queue that the message under way named.
     pub(super) srqn: Srqn,
-    /// A NAK has asked for `expected`: silence until it comes.
-    nak_sent: bool,
+    /// A NAK has asked for `expected`: silence until it comes. After an RNR NAK until its wait is over: what is ahead then is sent
+    /// again already, and its head was lost, of which nothing else would tell the peer before its timer.
+    silent_until: Nanos,
     /// The acknowledgement that was queued last answers nothing but duplicates.
     pub(super) answers_duplicates: bool,
     /// Packets since the last acknowledgement was queued.
@@ -104,7 +106,7 @@ impl Responder {
             sges: vec![Sge::default(); (max_sge as usize).min(MAX_SGE)].into(),
             receive_pd,
             srqn: Srqn::default(),
-            nak_sent: false,
+            silent_until: Nanos::ZERO,
             answers_duplicates: false,
             unacknowledged: 0,
             replies: Replies::new(max_resources.into()),
@@ -118,7 +120,7 @@ impl Responder {
         self.msn = 0;
         self.message = Message::None;
         self.receive = None;
-        self.nak_sent = false;
+        self.silent_until = Nanos::ZERO;
         self.unacknowledged = 0;
         self.replies.clear();
         self.resources.clear();
@@ -210,9 +212,9 @@ impl Qp {
         }
         if ahead > 0 {
             ctx.counters.out_of_sequence += 1;
-            let (expected, nak) = (r.expected, !r.nak_sent);
+            let (expected, nak) = (r.expected, ctx.now >= r.silent_until);
             if nak {
-                r.nak_sent = true;
+                r.silent_until = Nanos::MAX;
                 r.replies.push(Reply::Nak { psn: expected, msn: r.msn, why: Check::Turn });
             }
             return Verdict::OutOfSequence { expected, nak };
@@ -220,7 +222,7 @@ impl Qp {
         if ahead < 0 {
             return self.handle_duplicate(ctx, packet);
         }
-        r.nak_sent = false;
+        r.silent_until = Nanos::ZERO;
         match self.execute(ctx, packet, frame) {
             Ok(Executed::Done) => {
                 self.after_request(ctx, packet);
@@ -232,7 +234,7 @@ impl Qp {
                 let timer = self.attributes().min_rnr_timer;
                 let r = &mut self.responder;
                 // What follows is ahead of its turn and dropped in silence: the peer knows.
-                r.nak_sent = true;
+                r.silent_until = ctx.now + Nanos(rnr_timer_ns(timer));
                 r.replies.push(Reply::RnrNak { psn: packet.bth.psn, msn: r.msn, timer });
                 Verdict::NotReady
             }

@@ -3,8 +3,9 @@
 //! Answers leave in the order of their PSNs (IBTA 9.5), whatever was asked again and when: what overtakes is an implied NAK to the
 //! peer, and an acknowledgement with the PSN of a READ is success without data to some.
 
+use roxie::time::Nanos;
 use roxie::transport::permutation::splitmix;
-use roxie::wire::{AtomicEth, Bth, Ext, Opcode, Psn, Syndrome};
+use roxie::wire::{AtomicEth, Bth, Ext, NakCode, Opcode, Psn, Syndrome, rnr_timer_ns};
 
 use crate::{Answer, Stage};
 
@@ -185,4 +186,27 @@ fn answers_go_back_only_to_what_was_asked_again() {
             }
         }
     }
+}
+
+/// The head of what is sent again after a wait is lost: nothing else would tell the peer before its timer does.
+#[test]
+fn what_comes_ahead_after_an_rnr_wait_is_answered_by_a_sequence_nak() {
+    let mut stage = Stage::new();
+    let wait = Nanos(rnr_timer_ns(12));
+    let rnr = || [Answer::acknowledge(0, Syndrome::RnrNak { timer: 12 })];
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), rnr());
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), [], "it was under way");
+    stage.now = stage.now + Nanos(wait.0 - 1);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), [], "the peer still waits");
+    stage.now = stage.now + Nanos(1);
+    let missing = [Answer::nak(0, NakCode::PsnSequence)];
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), missing, "the head was lost");
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 2, Ext::None, &[2]), [], "told once");
+    // And the same again, from a new refusal on.
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), rnr());
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), []);
+    stage.now = stage.now + wait;
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), missing);
+    stage.receive(3, 0, 8);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [Answer::ack(0)]);
 }
