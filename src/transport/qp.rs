@@ -358,6 +358,11 @@ impl Qp {
             ctx.counters.rx_wrong_source += 1;
             return Some(Verdict::WrongSource);
         }
+        // A packet is whole words on every link: one that is not was made by nobody who keeps to any of it.
+        if !(packet.payload.len() + usize::from(packet.bth.pad)).is_multiple_of(4) {
+            ctx.counters.rx_malformed += 1;
+            return Some(Verdict::Unsuitable(Check::Padding));
+        }
         is_notification.then(|| self.judge_notification(ctx, packet))
     }
 

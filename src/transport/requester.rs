@@ -323,6 +323,7 @@ impl Qp {
             r.psn = wqe.end_psn();
         }
         let takes_rest = wqe.wr.opcode.takes_resource();
+        wqe.asked_from = r.next_packet;
         let end = if takes_rest { wqe.end_psn() } else { plan.bth.psn + 1 };
         r.reads_outstanding += u32::from(takes_rest);
         r.next_packet += 1;

@@ -275,9 +275,6 @@ impl Qp {
     pub(super) fn check_length(&self, packet: &Packet) -> Result<(), Check> {
         let mtu = self.attributes().path_mtu.bytes();
         let length = packet.payload.len();
-        if !(length + usize::from(packet.bth.pad)).is_multiple_of(4) {
-            return Err(Check::Padding);
-        }
         let fits = match (packet.info().operation, packet.info().position) {
             (Operation::Send | Operation::Write, Position::First | Position::Middle) => length == mtu,
             (Operation::Send | Operation::Write, Position::Last) => (1..=mtu).contains(&length),
