@@ -233,7 +233,9 @@ impl Qp {
         let behind = r.position().is_before(una);
         r.una = una;
         r.retries_left = retries;
-        r.rnr_retries_left = rnr_retries;
+        if una == r.sent_end || !PlantedBug::RnrTriesAreUsedUp.is() {
+            r.rnr_retries_left = rnr_retries;
+        }
         r.implied_nak = false;
         // The receiver has gone on: what it asked us to wait for is there.
         r.rnr_until = None;
@@ -330,7 +332,8 @@ impl Qp {
     /// In SQD: once everything that was started is done, say so.
     pub(super) fn report_drained(&mut self, ctx: &mut Ctx<'_>) {
         let r = &self.requester;
-        let busy = !r.queue.is_empty() && r.queue.at(r.queue.tail()).started;
+        let waits = r.rnr_until.is_some() && PlantedBug::DrainedWhileItWaits.is();
+        let busy = !r.queue.is_empty() && r.queue.at(r.queue.tail()).started && !waits;
         if self.state() == QpState::Sqd && !busy && self.take_drain_request() {
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::SqDrained));
         }

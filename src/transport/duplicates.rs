@@ -57,7 +57,9 @@ impl Qp {
         }
         let r = &mut self.responder;
         let Some(resource) = r.resources[usize::from(slot)].as_mut() else { return false };
-        resource.next = first;
+        if !(resource.queued && PlantedBug::AnswerGoesOn.is()) {
+            resource.next = first;
+        }
         r.answer_again(slot)
     }
 
@@ -82,13 +84,27 @@ impl Responder {
     fn acknowledge_again(&mut self, psn: Psn) {
         let last = Psn::new(self.expected.value().wrapping_sub(1));
         let ahead = |other: Psn| other.distance_from(psn);
-        let answered = self.resources.iter().flatten();
         let ends = |it: &Resource| it.first_psn + (it.packets - 1);
-        let not_before = answered.filter(|it| ahead(ends(it)) >= 0).map(|it| it.first_psn);
-        let psn = match not_before.min_by_key(|first| ahead(*first)) {
-            Some(first) if ahead(first) <= ahead(last) => first - 1,
-            _ => last,
+        let mut may_be_forgotten = !self.resources.is_empty();
+        let mut first_answered: Option<i32> = None;
+        for it in &self.resources {
+            match it {
+                Some(it) if ahead(ends(it)) < 0 => may_be_forgotten = false,
+                Some(it) if ahead(it.first_psn) > ahead(last) => {}
+                Some(it) => {
+                    let here = ahead(it.first_psn);
+                    first_answered = Some(first_answered.map_or(here, |first| first.min(here)));
+                }
+                None => may_be_forgotten = false,
+            }
+        }
+        let psn = match first_answered {
+            // As many as the peer may have outstanding came since: the duplicate is an old one, and so is what came next.
+            _ if may_be_forgotten => psn,
+            Some(first) => Psn::new(psn.value().wrapping_add_signed(first - 1)),
+            None => last,
         };
+        let psn = if PlantedBug::AcknowledgesRead.is() { last } else { psn };
         let nothing_new = self.answers_duplicates || !self.replies.ends_with_ack();
         if self.queue_in_order(Reply::Ack { psn, msn: self.msn }, psn) {
             self.answers_duplicates = nothing_new;
@@ -99,6 +115,9 @@ impl Responder {
     /// PSNs (IBTA 9.5), and takes what overtakes for a loss. False: there is no room.
     #[cold]
     fn queue_in_order(&mut self, reply: Reply, psn: Psn) -> bool {
+        if PlantedBug::AnswersInOrderOfRequests.is() {
+            return self.replies.push(reply);
+        }
         let resources = &self.resources;
         let is_behind = |other: &Reply| {
             let theirs = match *other {

@@ -279,7 +279,9 @@ impl Qp {
         let asks = last || window_closes || due;
         let bth = Bth {
             opcode,
-            solicited: last && wqe.wr.flags.contains(SendFlags::SOLICITED),
+            solicited: last
+                && wqe.wr.flags.contains(SendFlags::SOLICITED)
+                && !(again && PlantedBug::SolicitedOnlyOnce.is()),
             ack_req: asks && !(again && PlantedBug::NoAckRequestOnRetransmission.is()),
             psn,
             ..self.bth()

@@ -234,7 +234,10 @@ impl Qp {
                 let timer = self.attributes().min_rnr_timer;
                 let r = &mut self.responder;
                 // What follows is ahead of its turn and dropped in silence: the peer knows.
-                r.silent_until = ctx.now + Nanos(rnr_timer_ns(timer));
+                r.silent_until = match PlantedBug::SilentAfterRnr.is() {
+                    false => ctx.now + Nanos(rnr_timer_ns(timer)),
+                    true => Nanos::MAX,
+                };
                 r.replies.push(Reply::RnrNak { psn: packet.bth.psn, msn: r.msn, timer });
                 Verdict::NotReady
             }

@@ -6,7 +6,7 @@
 //! explains, [`audit`] what must be true when all is quiet. [`shrink`] cuts a failing script down, and `tests/scripts` keeps those
 //! that taught something.
 //!
-//! [`srq`] is queues that QPs share.
+//! [`witness`] looks at each frame on its way. [`srq`] is queues that QPs share.
 //!
 //! `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k. A failure prints its seed and leaves its script and captures.
 
@@ -35,4 +35,5 @@ mod srq;
 mod stations;
 mod text;
 mod weather;
+mod witness;
 mod world;

@@ -10,7 +10,7 @@ const SEEDS: u64 = 2_000;
 /// Lines of a lesson at most.
 const LINES: usize = 15;
 
-const BUGS: [PlantedBug; 9] = [
+const BUGS: [PlantedBug; 17] = [
     PlantedBug::NoDuplicateCheck,
     PlantedBug::AckBeforeReadResponse,
     PlantedBug::PsnCompareWithoutWrap,
@@ -20,6 +20,14 @@ const BUGS: [PlantedBug; 9] = [
     PlantedBug::UcIgnoresGaps,
     PlantedBug::UdIgnoresQkey,
     PlantedBug::FlushesSharedReceives,
+    PlantedBug::AcknowledgesRead,
+    PlantedBug::AnswerGoesOn,
+    PlantedBug::AnswersInOrderOfRequests,
+    PlantedBug::SilentAfterRnr,
+    PlantedBug::RnrTriesAreUsedUp,
+    PlantedBug::DrainedWhileItWaits,
+    PlantedBug::SolicitedOnlyOnce,
+    PlantedBug::UnfinishedGoesFirst,
 ];
 
 /// True if a script fails with the bug, and not without it.

@@ -20,6 +20,7 @@ use crate::script::{Action, FrameName, Held, Part, Place, Script, Trouble, Way};
 use crate::srq::{self, Shared};
 use crate::stations::Stations;
 use crate::weather::{Forecast, Records, hash};
+use crate::witness::{Witness, Witnesses};
 
 /// Longer than any recovery takes.
 const PATIENCE: Nanos = Nanos::from_millis(60_000);
@@ -47,6 +48,7 @@ pub struct World<'a> {
     pub switch: Switch,
     pub stations: Stations,
     pub records: Records,
+    pub witnesses: Witnesses,
     pub links: Vec<Link>,
     pub srqs: Vec<Shared>,
     pub outcome: Outcome,
@@ -85,6 +87,7 @@ impl<'a> World<'a> {
             switch: Switch::new(Box::new(weather)),
             stations: Stations::new(&script.hosts),
             records,
+            witnesses: Witnesses::default(),
             links: Vec::new(),
             srqs: Vec::new(),
             outcome: Outcome::default(),
@@ -98,8 +101,8 @@ impl<'a> World<'a> {
             world.net.hosts.push(host);
         }
         world.srqs = srq::all(script, &mut world.net.hosts);
-        let World { net, srqs, .. } = &mut world;
-        let link = |channel| Link::new(script, channel, &mut net.hosts, srqs);
+        let World { net, srqs, witnesses, .. } = &mut world;
+        let link = |channel| Link::new(script, channel, &mut net.hosts, srqs, witnesses);
         world.links = (0..script.channels.len()).map(link).collect();
         world
     }
@@ -119,6 +122,7 @@ impl<'a> World<'a> {
             let file = BufWriter::new(File::create(folder.join(name)).expect("a capture file"));
             port = Box::new(PcapPort::new(port, file, Timestamps::Virtual, None).expect("a capture"));
         }
+        let port = Box::new(Witness::new(port, number, self.witnesses.clone()));
         let small = Limits { qps: 64, cqs: 64, mrs: 256, ahs: 64, ..Limits::small() };
         let limits = Limits { ack_coalesce: hosts.ack_coalesce, window: hosts.window, ..small };
         let config = NicConfig {
@@ -352,6 +356,7 @@ impl<'a> World<'a> {
         let World { net, links, .. } = self;
         let link = &mut links[place.channel];
         link.look(net.now, &net.hosts, true);
+        link.note_draining(place.end, attr.state == Some(QpState::Sqd));
         if !link.modify(net.now, &mut net.hosts, place.end, from, &attr) {
             return;
         }

@@ -98,6 +98,17 @@ fn a_duplicate_is_acknowledged_up_to_the_read_or_atomic_behind_it_and_no_further
     }
 }
 
+/// As many as the peer may have outstanding were asked for since: which of them had answers of their own is forgotten.
+#[test]
+fn a_duplicate_from_before_what_is_remembered_is_acknowledged_alone() {
+    let atomics = [Ask::Atomic; 5];
+    let (mut stage, psns) = asked_before(&[&[Ask::Send, Ask::Send][..], &atomics].concat());
+    ask(&mut stage, Ask::Send, psns[0], 0);
+    assert_eq!(said(&stage.answers()), ["ACK+0"]);
+    ask(&mut stage, Ask::Send, psns[1], 0);
+    assert_eq!(said(&stage.answers()), ["ACK+1"]);
+}
+
 /// An acknowledgement that waits is not taken back by one of less.
 #[test]
 fn a_late_duplicate_lowers_no_acknowledgement_that_waits() {
