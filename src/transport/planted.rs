@@ -39,6 +39,10 @@ pub enum PlantedBug {
     SolicitedOnlyOnce,
     /// A queue pair whose turn is over gets the next one as well.
     UnfinishedGoesFirst,
+    /// A datagram that is too long ends its QP.
+    LongDatagramEnds,
+    /// Packets are taken whatever address they come from.
+    AnySource,
 }
 
 #[cfg(feature = "planted-bugs")]

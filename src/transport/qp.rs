@@ -2,6 +2,7 @@
 
 use super::address::template_of;
 use super::check::Check;
+use super::planted::PlantedBug;
 use super::replies::Reply;
 use super::requester::Requester;
 use super::responder::Responder;
@@ -354,7 +355,7 @@ impl Qp {
         let from_peer = av.is_some_and(|av| {
             packet.source_gid() == av.dgid && packet.dest_gid() == av.sgid && !packet.is_roce_v1()
         });
-        if av.is_some() && !from_peer {
+        if av.is_some() && !from_peer && !PlantedBug::AnySource.is() {
             ctx.counters.rx_wrong_source += 1;
             return Some(Verdict::WrongSource);
         }
@@ -375,6 +376,7 @@ impl Qp {
             return Verdict::BadCnp;
         }
         if matches!(self.state, QpState::Reset | QpState::Init | QpState::Err) {
+            ctx.counters.rcvd_pkts += 1;
             ctx.counters.rx_wrong_state += 1;
             return Verdict::WrongState(self.state);
         }

@@ -79,7 +79,7 @@ impl Qp {
         if own && self.group_source == Some(packet.source_gid()) {
             return Verdict::OwnMulticast;
         }
-        if packet.payload.len() > ctx.handles.largest_payload() {
+        if packet.payload.len() > ctx.handles.largest_payload() && !PlantedBug::LongDatagramEnds.is() {
             ctx.counters.resp_invalid_requests += 1;
             ctx.counters.rx_dropped_unacknowledged += 1;
             return Verdict::Unsuitable(Check::PacketLength);
@@ -120,6 +120,9 @@ impl Qp {
     #[cold]
     pub(super) fn not_received(&mut self, ctx: &mut Ctx<'_>, error: ListError) -> Verdict {
         match error {
+            ListError::TooShort if PlantedBug::LongDatagramEnds.is() => {
+                self.fail_receive(ctx, WcStatus::LocLen)
+            }
             ListError::TooShort => {
                 ctx.counters.resp_local_length_error += 1;
                 ctx.counters.rx_dropped_unacknowledged += 1;

@@ -67,6 +67,7 @@ impl Link {
         let smallest = self.ends.iter().map(|end| stations.largest_mtu(end.host)).min().flatten();
         let Some(mtu) = smallest.map(|mtu| mtu.min(self.spec.mtu)) else { return };
         let psns = self.psns();
+        self.first_psns = psns;
         for end in 0..self.ends.len() {
             self.bring_up(now, hosts, stations, end, mtu, psns);
             let way = Way { channel: self.number, back: end > 0 };

@@ -10,7 +10,7 @@ use nix::sys::eventfd::EventFd;
 use roxie::shared::Armed;
 use roxie::sim::{Host, HostQp};
 use roxie::time::Nanos;
-use roxie::verbs::{AsyncEvent, EventKind, Gid, QpAttr, QpIndex, QpState, Wc, WcStatus};
+use roxie::verbs::{AsyncEvent, EventKind, Gid, Psn, QpAttr, QpIndex, QpState, Wc, WcStatus};
 use roxie::wire::Qpn;
 
 use crate::flow::{Flow, LOCAL, Standing};
@@ -107,6 +107,8 @@ pub struct Link {
     /// From end a, and back if the service has that.
     pub flows: Vec<Flow>,
     pub life: u32,
+    /// What its ends send first in this life.
+    pub first_psns: [Psn; 2],
     pub group: Option<Gid>,
     /// Who ever sent from end a.
     pub senders: Vec<Qpn>,
@@ -143,6 +145,7 @@ impl Link {
             ends: spec.ends.iter().map(|host| End::new(*host)).collect(),
             flows,
             life: 0,
+            first_psns: spec.psns.map(Psn::new),
             senders: Vec::new(),
             witnesses: witnesses.clone(),
             group: (spec.service == Service::Group).then(|| Gid::from(group)),

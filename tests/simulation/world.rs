@@ -14,9 +14,10 @@ use roxie::time::Nanos;
 use roxie::verbs::{AsyncEvent, EventKind, Mtu, QpAttr, QpState};
 
 use crate::flow::Patch;
+use crate::intruder;
 use crate::life::{moderate, state};
 use crate::link::Link;
-use crate::script::{Action, FrameName, Held, Part, Place, Script, Trouble, Way};
+use crate::script::{Action, FrameName, Held, Intrusion, Part, Place, Script, Trouble, Way};
 use crate::srq::{self, Shared};
 use crate::stations::Stations;
 use crate::weather::{Forecast, Records, hash};
@@ -289,6 +290,7 @@ impl<'a> World<'a> {
             Action::Arm(place, limit) => self.arm(place, limit),
             Action::ResizeSrq(place, size) => self.resize_srq(place, size),
             Action::DestroySrq(place) => self.destroy_srq(place),
+            Action::Intrude(place, intrusion, variant) => self.intrude(place, intrusion, variant),
             Action::Connect { channel, anew } if channel < self.links.len() => self.connect(channel, anew),
             _ => {}
         }
@@ -397,6 +399,15 @@ impl<'a> World<'a> {
         }
     }
 
+    fn intrude(&mut self, place: Place, intrusion: Intrusion, variant: u64) {
+        let Some(link) = self.links.get(place.channel) else { return };
+        let frame = intruder::frame(link, &self.stations, place, intrusion, variant);
+        if let Some(frame) = frame {
+            self.outcome.add("intrusions", 1);
+            self.switch.inject(self.net.now, link.ends[place.end].host, &frame);
+        }
+    }
+
     fn moderate(&mut self, place: Place, held: Held) {
         let World { net, links, .. } = self;
         let end = links.get(place.channel).and_then(|link| link.ends.get(place.end));
@@ -474,6 +485,10 @@ fn action_name(action: &Action) -> &'static str {
         Action::Arm(..) => "arm",
         Action::ResizeSrq(..) => "resize_srq",
         Action::DestroySrq(_) => "destroy_srq",
+        Action::Intrude(_, Intrusion::Long, _) => "intrude long",
+        Action::Intrude(_, Intrusion::Spoof, _) => "intrude spoof",
+        Action::Intrude(_, Intrusion::Notice, _) => "intrude notice",
+        Action::Intrude(_, Intrusion::Unknown, _) => "intrude unknown",
         Action::Connect { anew: true, .. } => "connect anew",
         Action::Connect { anew: false, .. } => "connect again",
     }
