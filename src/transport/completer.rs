@@ -236,7 +236,7 @@ impl Qp {
         if una == r.sent_end || !PlantedBug::RnrTriesAreUsedUp.is() {
             r.rnr_retries_left = rnr_retries;
         }
-        r.implied_nak = false;
+        r.implied_nak &= PlantedBug::GoesBackOnce.is();
         // The receiver has gone on: what it asked us to wait for is there.
         r.rnr_until = None;
         r.retransmit_at = match timeout {

@@ -43,6 +43,8 @@ pub enum PlantedBug {
     LongDatagramEnds,
     /// Packets are taken whatever address they come from.
     AnySource,
+    /// Of the answers that overtake others only the first of a connection makes the requester go back.
+    GoesBackOnce,
 }
 
 #[cfg(feature = "planted-bugs")]

@@ -12,7 +12,7 @@ const TRIES: usize = 4;
 /// Lines of a lesson at most.
 const LINES: usize = 15;
 
-const BUGS: [PlantedBug; 19] = [
+const BUGS: [PlantedBug; 20] = [
     PlantedBug::NoDuplicateCheck,
     PlantedBug::AckBeforeReadResponse,
     PlantedBug::PsnCompareWithoutWrap,
@@ -32,6 +32,7 @@ const BUGS: [PlantedBug; 19] = [
     PlantedBug::UnfinishedGoesFirst,
     PlantedBug::LongDatagramEnds,
     PlantedBug::AnySource,
+    PlantedBug::GoesBackOnce,
 ];
 
 /// True if a script fails with the bug, and not without it.

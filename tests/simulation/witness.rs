@@ -10,6 +10,7 @@
 //!            do not leave behind the word that the queue is drained
 //! answers    go back only to what was asked again, and there
 //!            are acknowledgements of requests that have no other answer
+//!            that overtake others make their requester go back, once
 //! silence    is kept where the peer has been told, and no longer
 //! tries      are as many as agreed
 //! turns      come to each queue pair before a second one to any
@@ -65,6 +66,8 @@ struct Line {
     sent: HashMap<Psn, u64>,
     /// The PSN that the peer last had no receive for, and how often in a row.
     not_ready: Option<(Psn, u32)>,
+    /// An answer that overtook another has made it go back, and nothing new was acknowledged since.
+    went_back: bool,
     /// In SQD; the word that it is drained has come.
     draining: bool,
     drained: bool,
@@ -83,6 +86,7 @@ impl Line {
             known,
             sent: HashMap::new(),
             not_ready: None,
+            went_back: false,
             draining: false,
             drained: false,
             asked: BTreeMap::new(),
@@ -152,12 +156,25 @@ impl Line {
 
     /// An answer came.
     fn answer_came(&mut self, packet: &Packet, verdict: &str) {
-        if !verdict.starts_with("receiver not ready: wait") {
-            return;
-        }
         let psn = packet.bth.psn;
-        let before = self.not_ready.filter(|(same, _)| *same == psn).map_or(0, |(_, times)| times);
-        self.not_ready = Some((psn, before + 1));
+        let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
+        let positive = syndrome.is_none_or(|syndrome| matches!(syndrome, Syndrome::Ack { .. }));
+        match verdict {
+            "acknowledges" => self.went_back = false,
+            "implied NAK: go back and send again" => self.went_back = true,
+            "stale: already going back" if positive => {
+                let name = &self.known.name;
+                assert!(
+                    self.went_back,
+                    "{name}: {packet} overtakes what was asked, and nothing is asked again"
+                );
+            }
+            _ if verdict.starts_with("receiver not ready: wait") => {
+                let before = self.not_ready.filter(|(same, _)| *same == psn).map_or(0, |(_, times)| times);
+                self.not_ready = Some((psn, before + 1));
+            }
+            _ => {}
+        }
     }
 
     /// A request leaves.

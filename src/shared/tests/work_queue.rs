@@ -1,9 +1,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::limits::MAX_INLINE;
 use crate::shared::work_queue::Payload;
 use crate::shared::{PostError, RecvRing, SendRing};
-use crate::verbs::{AhId, LKey, Qpn, RKey, RecvWr, SendFlags, SendWr, Sge, Srqn, UdAddress, WrOpcode};
+use crate::verbs::{AhId, LKey, Qpn, RKey, SendFlags, SendWr, Sge, Srqn, UdAddress, WrOpcode};
 
 #[test]
 fn a_work_request_is_read_as_it_was_posted() {
