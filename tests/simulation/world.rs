@@ -58,6 +58,8 @@ pub struct World<'a> {
     next_action: usize,
     /// When hosts hear of the new station address of another.
     hearsay: Vec<(Nanos, usize)>,
+    /// Frames that went to a station that is not there any more.
+    nobody: u64,
     capture: Option<PathBuf>,
 }
 
@@ -95,6 +97,7 @@ impl<'a> World<'a> {
             past: vec![BTreeMap::new(); script.hosts.count],
             next_action: 0,
             hearsay: Vec::new(),
+            nobody: 0,
             capture: capture.map(Path::to_owned),
         };
         for number in 0..script.hosts.count {
@@ -156,6 +159,7 @@ impl<'a> World<'a> {
             let dawdles = self.applications();
             let limit = self.next_time();
             let alive = self.net.step(limit);
+            self.check_stations();
             // An event that was held back may have come by itself.
             let told = self.links.iter_mut().fold(false, |told, link| told | link.hear());
             if !alive && limit == Nanos::MAX && !dawdles && !told {
@@ -230,6 +234,16 @@ impl<'a> World<'a> {
                 }
             }
         }
+    }
+
+    /// Once all have heard who moved where, nothing goes where nobody is. Ends that come late bring the way along that they were
+    /// told at first.
+    fn check_stations(&mut self) {
+        let nobody = (0..self.net.hosts.len()).map(|host| self.switch.traffic(host).nobody).sum();
+        let more = nobody - std::mem::replace(&mut self.nobody, nobody);
+        let late = self.script.channels.iter().any(|channel| channel.slow > Nanos::ZERO);
+        let explained = more == 0 || late || !self.hearsay.is_empty();
+        assert!(explained, "{more} frames to a station that nobody has, at {}", self.net.now);
     }
 
     /// The channel of this number, if the script has it.
