@@ -1,12 +1,15 @@
 //! One NIC against a peer that the test plays packet by packet: each case of the transport, by script.
 //!
 //! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
-//! [`replays`] a peer that goes back, [`answers`] what no responder should say, [`notifications`] of congestion, [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and [`placement`] memory.
-//! [`uc`] and [`ud`] are the services without acknowledgements, [`raw`] frames of other protocols, [`srq`] and [`xrc`] receives that many share, [`queues`] completion
-//! queues. [`off_path`] is what strangers send, [`counters`] what is counted, [`reasons`] what a capture is told, [`checks`] that
-//! it names each check of a request, and [`log`] what a QP remembers, [`parts`] the pieces that can be had without a NIC.
+//! [`replays`] a peer that goes back, [`answers`] what no responder should say, [`between`] an application in the midst of a pass,
+//! [`notifications`] of congestion, [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and
+//! [`placement`] memory. [`uc`] and [`ud`] are the services without acknowledgements, [`raw`] frames of other protocols, [`srq`] and
+//! [`xrc`] receives that many share, [`queues`] completion queues. [`off_path`] is what strangers send, [`counters`] what is counted,
+//! [`reasons`] what a capture is told, [`checks`] that it names each check of a request, and [`log`] what a QP remembers, [`parts`]
+//! the pieces that can be had without a NIC.
 
 mod answers;
+mod between;
 mod checks;
 mod counters;
 mod hostile;
