@@ -479,6 +479,9 @@ pub trait Local: End {
     /// Ends the capture, so that its file is complete. Fails if the row left traces that no row may leave.
     fn finish(&mut self) -> Result<(), Error>;
 
+    /// What the device and its port have counted, if they are open.
+    fn counters(&self) -> Vec<(&'static str, u64)>;
+
     /// Waits until a program listens on a TCP port in the site's namespace; false if none does in time.
     fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error>;
 

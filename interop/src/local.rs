@@ -285,6 +285,10 @@ impl Local for Roxie<'_> {
         }
     }
 
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.open.as_ref().map_or_else(Vec::new, |open| open.device.counters())
+    }
+
     fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error> {
         becomes_so(timeout, || self.site.within(|| program::somebody_listens(port))?)
     }

@@ -95,7 +95,7 @@ impl Wire {
     /// Sends a packet.
     ///
     /// # Errors
-    /// If the port has no room for it, or fails.
+    /// If the port has no room for it, fails, or takes it for none of its own: then nothing was sent, which must not look like silence.
     pub fn send(&mut self, to: IpAddr, packet: &Packet) -> Result<(), Error> {
         let mac = self.port.info().mac;
         let template = Template::new(&FlowSpec {
@@ -115,6 +115,7 @@ impl Wire {
         let stand_in = Bth { opcode: Opcode::RC_SEND_ONLY, ..packet.bth };
         let behind = template.write_headers(&mut headers, &stand_in, &Ext::None, packet.rest.len());
         let length = behind + packet.rest.len() + ICRC;
+        set_lengths(&mut headers, length);
         let refused = || Error::Local(format!("the script's port has no room for {length} bytes"));
         let id = self.port.tx_alloc(length).ok_or_else(refused)?;
         let mut frame = self.port.tx_frame(&id);
@@ -132,7 +133,19 @@ impl Wire {
             frame.write(length - 1, &[last ^ 1]);
         }
         self.port.tx_commit(id);
-        self.port.tx_flush(Nanos::ZERO).map_err(|e| Error::Local(format!("the script's port: {e}")))
+        let before = self.sent();
+        self.port.tx_flush(Nanos::ZERO).map_err(|e| Error::Local(format!("the script's port: {e}")))?;
+        if self.sent() != before + 1 {
+            return Err(Error::Local(format!("the script's port did not send {packet:?}")));
+        }
+        Ok(())
+    }
+
+    /// Datagrams that have left.
+    fn sent(&self) -> u64 {
+        let mut counters = Vec::new();
+        self.port.counters(&mut counters);
+        counters.iter().filter(|(name, _)| *name == "tx_packets").map(|(_, value)| value).sum()
     }
 
     /// All that comes: waits for as many, and then until nothing more comes.
@@ -158,5 +171,19 @@ impl Wire {
             }
             sleep(PAUSE);
         }
+    }
+}
+
+/// Says how long the frame is: the builder pads what it writes, and a script may leave the pad out.
+fn set_lengths(headers: &mut [u8], frame: usize) {
+    const ETHERNET: usize = 14;
+    const IPV4: usize = ETHERNET + 20;
+    const IPV6: usize = ETHERNET + 40;
+    let (at, counted_from, udp) = match headers[ETHERNET] >> 4 {
+        4 => (ETHERNET + 2, ETHERNET, IPV4),
+        _ => (ETHERNET + 4, IPV6, IPV6),
+    };
+    for (at, length) in [(at, frame - counted_from), (udp + 4, frame - udp)] {
+        headers[at..at + 2].copy_from_slice(&(length as u16).to_be_bytes());
     }
 }

@@ -89,6 +89,8 @@ struct Core<C> {
     ways: HashMap<Way, Arc<AddressHandle>>,
     /// What messages under way go along; free slots are empty.
     under_way: Vec<Option<Arc<AddressHandle>>>,
+    /// QP1 has failed, and is to begin anew when all that it had has been flushed.
+    gsi_failed: bool,
 }
 
 /// The way of messages between two hosts. Flow labels are left out: no switch of RoCE's looks at QP1's.
@@ -135,6 +137,7 @@ impl<C: Consumer> ConnectionService<C> {
             hearing: Hearing::default(),
             ways: HashMap::new(),
             under_way: vec![None; SENDS as usize],
+            gsi_failed: false,
         };
         let (ask, asked) = sync_channel(LOOKING);
         let (core, stop) = (Mutex::new(core), AtomicBool::new(false));
@@ -262,7 +265,7 @@ impl<C: Consumer> Core<C> {
 
     fn take_in(&mut self, now: Nanos, wc: &Wc) {
         if wc.status != WcStatus::Success {
-            // QP1 is on its way out: nothing is received any more.
+            self.gsi_failed = true;
             return;
         }
         let mut bytes = [0; HEADER + MAD_LEN];
@@ -280,6 +283,15 @@ impl<C: Consumer> Core<C> {
 }
 
 impl<C: Consumer> Core<C> {
+    /// QP1 begins anew. Nothing that comes ends it, but without it there is no connection management; what was under way comes
+    /// again, as after a loss.
+    #[cold]
+    fn revive(&mut self) {
+        self.under_way.fill(None);
+        let started = self.gsi.start();
+        self.gsi_failed = started.is_err();
+    }
+
     /// Takes in what the network says of requests that found nobody.
     fn hear(&mut self, now: Nanos) {
         let Some(undelivered) = self.hearing.undelivered.clone() else { return };
@@ -375,12 +387,16 @@ impl Gsi {
         let init = QpInit { qp_type: QpType::Gsi, caps, sq_sig_all: true };
         let qp = device.create_qp_as(&domain, &queue, &queue, &init)?;
         let received = domain.register(RECEIVES as usize * ROOM, Access::LOCAL_WRITE)?;
-        qp.start_datagrams(GSI_QKEY, Psn::new(0))?;
         let gsi = Gsi { qp, received, domain };
-        for slot in 0..RECEIVES {
-            gsi.post_receive(slot.into())?;
-        }
+        gsi.start()?;
         Ok((gsi, queue, channel))
+    }
+
+    /// From whatever state to one in which it works, with all its receives.
+    fn start(&self) -> Result<(), DeviceError> {
+        self.qp.modify(&QpAttr { state: Some(QpState::Reset), ..QpAttr::default() })?;
+        self.qp.start_datagrams(GSI_QKEY, Psn::new(0))?;
+        (0..RECEIVES).try_for_each(|slot| self.post_receive(slot.into()))
     }
 
     fn post_receive(&self, slot: u64) -> Result<(), DeviceError> {
@@ -418,6 +434,9 @@ impl<C: Consumer> Carrier<'_, C> {
     fn turn(&self, came: &[Wc]) -> bool {
         let mut core = self.inner.lock();
         let now = self.inner.device.now();
+        if came.is_empty() && core.gsi_failed {
+            core.revive();
+        }
         for wc in came {
             if wc.opcode == WcOpcode::Recv {
                 core.take_in(now, wc);
@@ -477,6 +496,8 @@ fn way_back(header: &[u8]) -> Option<Route> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::{ConnectionManager, DeviceConfig, DialError, DialOptions};
+    use crate::wire::cm::RejReason;
 
     #[test]
     fn the_way_back_leads_to_the_sender_in_either_network_header() {
@@ -498,5 +519,33 @@ mod tests {
         assert_eq!((route.traffic_class, route.flow_label), (0x0c, 0x1_2345));
 
         assert_eq!(way_back(&[0; HEADER]), None);
+    }
+
+    struct Nobody;
+
+    impl Consumer for Nobody {
+        fn event(&mut self, _: &mut Manager, _: Nanos, _: Event) {}
+    }
+
+    #[test]
+    fn a_qp1_that_has_failed_begins_anew() {
+        let (near, far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
+        let service =
+            ConnectionService::start(&far, Manager::new(crate::cm::Config::default()), Nobody).unwrap();
+        let client = ConnectionManager::start(&near).unwrap();
+        let (domain, queue) = (near.alloc_pd().unwrap(), near.create_cq(4, None).unwrap());
+        let to = (far.gids()[0].gid.to_ip(), 7174).into();
+        for _ in 0..3 {
+            let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+            service.inner.lock().gsi.qp.modify(&error).unwrap();
+            let qp = near.create_qp(&domain, &queue, &queue, QpCaps::default(), true).unwrap();
+            qp.initialize(Access::empty()).unwrap();
+            // Nobody listens: that is what QP1 says, and nobody else.
+            let said = client.connect(qp, to, &DialOptions::default()).unwrap_err();
+            assert!(
+                matches!(said, DialError::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }),
+                "{said}"
+            );
+        }
     }
 }

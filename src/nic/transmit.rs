@@ -4,8 +4,8 @@ use super::dma::DmaOut;
 use super::{Nic, split};
 use crate::frame::FrameMut;
 use crate::time::Nanos;
-use crate::transport::TxPlan;
 use crate::transport::coverage::{Mover, Watch};
+use crate::transport::{PlantedBug, TxPlan};
 use crate::verbs::{QpIndex, QpType};
 use crate::wire::{self, MAX_HEADERS, datagram_port};
 
@@ -19,7 +19,9 @@ impl Nic {
     pub fn end_turn(&mut self, index: QpIndex, unfinished: bool) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         entry.ready = unfinished;
-        if unfinished {
+        if unfinished && PlantedBug::UnfinishedGoesFirst.is() {
+            self.ready.push_front(index);
+        } else if unfinished {
             self.ready.push_back(index);
         } else {
             self.touch(index);

@@ -19,8 +19,12 @@ mod on_demand;
 pub mod page_list;
 pub mod region;
 pub mod shared_receives;
+mod sync;
 mod trial;
 pub mod work_queue;
+
+#[cfg(test)]
+mod tests;
 
 pub use completion_queue::{Armed, CompletionRing};
 pub use doorbell::Doorbells;

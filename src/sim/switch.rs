@@ -227,6 +227,20 @@ impl Switch {
         self.fabric().stations[station].up = up;
     }
 
+    /// A frame comes to a station from outside, whatever the weather.
+    pub fn inject(&self, now: Nanos, to: usize, frame: &[u8]) {
+        let mut fabric = self.fabric();
+        let Fabric { stations, sequence, .. } = &mut *fabric;
+        let station = &mut stations[to];
+        station.traffic.offered += 1;
+        if !station.up {
+            station.traffic.link_down += 1;
+            return;
+        }
+        *sequence += 1;
+        station.inbox.insert((now + LATENCY, *sequence), frame.to_vec());
+    }
+
     /// What it saw of a station.
     pub fn traffic(&self, station: usize) -> Traffic {
         self.fabric().stations[station].traffic

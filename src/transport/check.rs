@@ -17,7 +17,7 @@ pub enum Check {
     NotBegun,
     /// A message is under way, and it does not go on with that.
     MidMessage,
-    /// Its payload and pad are no multiple of 4 bytes.
+    /// Its payload and pad are no multiple of 4 bytes. Dropped on either side and by every service.
     Padding,
     /// Its payload does not fit its place in the message, or the path MTU.
     PacketLength,
@@ -69,13 +69,13 @@ impl Check {
         use Check as C;
         match self {
             C::Turn => NakCode::PsnSequence,
-            C::NotBegun | C::MidMessage | C::Padding | C::PacketLength | C::MessageLength | C::TooLong => {
+            C::NotBegun | C::MidMessage | C::PacketLength | C::MessageLength | C::TooLong => {
                 NakCode::InvalidRequest
             }
             C::Opcode | C::NotEnabled | C::Alignment | C::Resources | C::Placement | C::ReceiveLength => {
                 NakCode::InvalidRequest
             }
-            C::NoSuchQueue | C::OtherQueue => NakCode::InvalidRequest,
+            C::NoSuchQueue | C::OtherQueue | C::Padding => NakCode::InvalidRequest,
             C::UnknownKey | C::OtherDomain | C::OtherQp | C::Bounds | C::Rights | C::NotToInvalidate => {
                 NakCode::RemoteAccess
             }

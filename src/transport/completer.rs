@@ -34,10 +34,18 @@ impl Qp {
             Operation::ReadResponse => self.handle_read_response(ctx, packet, frame),
             Operation::AtomicAcknowledge => self.handle_atomic_response(ctx, packet),
             _ => match packet.aeth() {
+                Some(_) if !packet.payload.is_empty() => self.bad_response(ctx),
                 Some(aeth) => self.handle_acknowledge(ctx, psn, aeth),
                 None => Verdict::Ghost,
             },
         }
+    }
+
+    /// An answer that no responder should send: the oldest request fails (IBTA 9.9.2).
+    #[cold]
+    fn bad_response(&mut self, ctx: &mut Ctx<'_>) -> Verdict {
+        self.fail_oldest(ctx, WcStatus::BadResp, 0);
+        Verdict::Failed(WcStatus::BadResp)
     }
 
     fn handle_acknowledge(&mut self, ctx: &mut Ctx<'_>, psn: Psn, aeth: Aeth) -> Verdict {
@@ -125,11 +133,14 @@ impl Qp {
         let mtu = self.attributes().path_mtu.bytes() as u64;
         let left = wqe.length.saturating_sub(u64::from(k) * mtu);
         let last = k + 1 == packets_for(wqe.length, mtu as usize);
-        // A restarted READ may come as MIDDLE from its first packet on (rxe) or as FIRST (the
+        // The rest of a READ that is asked for again may come as MIDDLE and LAST (rxe, `rxe_resp.c`) or begin with FIRST or ONLY (the
         // specification): both are taken, and the PSN says where it belongs.
+        let (begins, goes_on) = (k == wqe.asked_from, k > 0);
         let fits = match packet.info().position {
-            Position::First | Position::Middle => !last,
-            Position::Last | Position::Only => last,
+            Position::First => begins && !last,
+            Position::Middle => goes_on && !last,
+            Position::Last => goes_on && last,
+            Position::Only => begins && last,
         };
         if matches!(wqe.wr.opcode, WrOpcode::AtomicWrite | WrOpcode::Flush) {
             return self.handle_empty_response(ctx, packet);
@@ -139,8 +150,7 @@ impl Qp {
             || !positive(packet)
             || packet.payload.len() as u64 != left.min(mtu)
         {
-            self.fail_oldest(ctx, WcStatus::BadResp, 0);
-            return Verdict::Failed(WcStatus::BadResp);
+            return self.bad_response(ctx);
         }
         let payload =
             FramePayload { frame, offset: packet.payload.start as u16, length: packet.payload.len() as u16 };
@@ -162,8 +172,7 @@ impl Qp {
     /// ATOMIC WRITE and FLUSH are answered by a READ response without bytes (IBTA annex A19).
     fn handle_empty_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
         if packet.info().position != Position::Only || !packet.payload.is_empty() || !positive(packet) {
-            self.fail_oldest(ctx, WcStatus::BadResp, 0);
-            return Verdict::Failed(WcStatus::BadResp);
+            return self.bad_response(ctx);
         }
         self.advance(ctx, packet.bth.psn + 1);
         self.complete_oldest(ctx);
@@ -177,11 +186,8 @@ impl Qp {
         }
         let position = self.requester.queue.tail();
         let wqe = *self.requester.queue.at(position);
-        let value = packet.atomic_ack().filter(|_| wqe.wr.opcode.is_atomic() && positive(packet));
-        let Some(value) = value else {
-            self.fail_oldest(ctx, WcStatus::BadResp, 0);
-            return Verdict::Failed(WcStatus::BadResp);
-        };
+        let fits = wqe.wr.opcode.is_atomic() && positive(packet) && packet.payload.is_empty();
+        let Some(value) = packet.atomic_ack().filter(|_| fits) else { return self.bad_response(ctx) };
         let sges = self.requester.queue.sges(position);
         if scatter::store(ctx.memory, self.pd, sges, value, ctx.out).is_err() {
             self.fail_oldest(ctx, WcStatus::LocProt, 0);
@@ -227,8 +233,10 @@ impl Qp {
         let behind = r.position().is_before(una);
         r.una = una;
         r.retries_left = retries;
-        r.rnr_retries_left = rnr_retries;
-        r.implied_nak = false;
+        if una == r.sent_end || !PlantedBug::RnrTriesAreUsedUp.is() {
+            r.rnr_retries_left = rnr_retries;
+        }
+        r.implied_nak &= PlantedBug::GoesBackOnce.is();
         // The receiver has gone on: what it asked us to wait for is there.
         r.rnr_until = None;
         r.retransmit_at = match timeout {
@@ -324,7 +332,8 @@ impl Qp {
     /// In SQD: once everything that was started is done, say so.
     pub(super) fn report_drained(&mut self, ctx: &mut Ctx<'_>) {
         let r = &self.requester;
-        let busy = !r.queue.is_empty() && r.queue.at(r.queue.tail()).started;
+        let waits = r.rnr_until.is_some() && PlantedBug::DrainedWhileItWaits.is();
+        let busy = !r.queue.is_empty() && r.queue.at(r.queue.tail()).started && !waits;
         if self.state() == QpState::Sqd && !busy && self.take_drain_request() {
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::SqDrained));
         }

@@ -110,7 +110,7 @@ counters! {
     rx_malformed,
     /// Frames that are not RoCE.
     rx_not_roce,
-    /// Congestion notifications that nobody heeded.
+    /// Congestion notifications of QPs' peers, that nobody heeded.
     rp_cnp_ignored,
     /// Packets with CE set by a switch.
     np_ecn_marked_roce_packets,

@@ -15,7 +15,7 @@
 //! published after those copies.
 //!
 //! Read [`requester`], [`completer`], [`retry`] and [`responder`] in this order. The first three are one side of a
-//! connection, the last is the other; they share no state. [`local`] is the work requests that send nothing, and
+//! connection, the last is the other, with [`duplicates`]; they share no state. [`local`] is the work requests that send nothing, and
 //! [`memory`] which key opens what to whom. [`uc`] and [`ud`] are the services without acknowledgements, in which a request
 //! is done when it has left; [`raw`] is frames of other protocols. [`xrc`] is what the extended reliable connection adds.
 //!
@@ -27,6 +27,7 @@ pub mod answers;
 pub mod check;
 pub mod completer;
 pub mod coverage;
+pub mod duplicates;
 pub mod fault;
 pub mod local;
 pub mod memory;

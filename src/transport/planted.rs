@@ -23,6 +23,28 @@ pub enum PlantedBug {
     UdIgnoresQkey,
     /// A QP that fails flushes what waits in the shared receive queue.
     FlushesSharedReceives,
+    /// A duplicate is acknowledged with the PSN of a READ behind it.
+    AcknowledgesRead,
+    /// A READ that is asked again while its answer leaves goes on where it is.
+    AnswerGoesOn,
+    /// Answers to duplicates stand in the order in which they were asked.
+    AnswersInOrderOfRequests,
+    /// After an RNR NAK nothing that is ahead is asked for, however late it comes.
+    SilentAfterRnr,
+    /// Tries after RNR NAKs are given back when all is acknowledged, and not with each progress.
+    RnrTriesAreUsedUp,
+    /// A queue is drained while a request waits for its receiver.
+    DrainedWhileItWaits,
+    /// What is sent again is not solicited.
+    SolicitedOnlyOnce,
+    /// A queue pair whose turn is over gets the next one as well.
+    UnfinishedGoesFirst,
+    /// A datagram that is too long ends its QP.
+    LongDatagramEnds,
+    /// Packets are taken whatever address they come from.
+    AnySource,
+    /// Of the answers that overtake others only the first of a connection makes the requester go back.
+    GoesBackOnce,
 }
 
 #[cfg(feature = "planted-bugs")]

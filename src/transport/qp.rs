@@ -2,6 +2,7 @@
 
 use super::address::template_of;
 use super::check::Check;
+use super::planted::PlantedBug;
 use super::replies::Reply;
 use super::requester::Requester;
 use super::responder::Responder;
@@ -338,11 +339,9 @@ impl Qp {
     /// Why a packet is not for this QP at all (IBTA 9.6.1): service, partition, addresses.
     fn unacceptable(&self, ctx: &mut Ctx<'_>, packet: &Packet) -> Option<Verdict> {
         let service = packet.info().service;
-        if service == Service::Cnp {
-            ctx.counters.rp_cnp_ignored += 1;
-            return Some(Verdict::Cnp);
-        }
-        if Some(service) != self.service {
+        let is_notification = service == Service::Cnp;
+        // Who sends datagrams to many has no one flow that could be slowed.
+        if Some(service) != self.service && !(is_notification && self.qp_type.is_connected()) {
             ctx.counters.rx_wrong_service += 1;
             return Some(Verdict::WrongService);
         }
@@ -356,11 +355,33 @@ impl Qp {
         let from_peer = av.is_some_and(|av| {
             packet.source_gid() == av.dgid && packet.dest_gid() == av.sgid && !packet.is_roce_v1()
         });
-        if av.is_some() && !from_peer {
+        if av.is_some() && !from_peer && !PlantedBug::AnySource.is() {
             ctx.counters.rx_wrong_source += 1;
             return Some(Verdict::WrongSource);
         }
-        None
+        // A packet is whole words on every link: one that is not was made by nobody who keeps to any of it.
+        if !(packet.payload.len() + usize::from(packet.bth.pad)).is_multiple_of(4) {
+            ctx.counters.rx_malformed += 1;
+            return Some(Verdict::Unsuitable(Check::Padding));
+        }
+        is_notification.then(|| self.judge_notification(ctx, packet))
+    }
+
+    /// A congestion notification from the peer: BECN, 16 bytes that mean nothing, and no more (IBTA annex A17.9.3). Nothing heeds it
+    /// yet; what will must stand behind this.
+    #[cold]
+    fn judge_notification(&self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
+        if !packet.bth.becn || !packet.payload.is_empty() || packet.bth.pad != 0 {
+            ctx.counters.rx_malformed += 1;
+            return Verdict::BadCnp;
+        }
+        if matches!(self.state, QpState::Reset | QpState::Init | QpState::Err) {
+            ctx.counters.rcvd_pkts += 1;
+            ctx.counters.rx_wrong_state += 1;
+            return Verdict::WrongState(self.state);
+        }
+        ctx.counters.rp_cnp_ignored += 1;
+        Verdict::Cnp
     }
 
     /// Where the next send work request's list and inline bytes go; `None`: the queue is full.

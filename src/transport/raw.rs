@@ -3,11 +3,10 @@
 //! A message is a frame from its Ethernet header on, without FCS; nothing is added to it and nothing checked in it. A request is done
 //! when its frame has left. What comes is what flows steer to the QP ([`crate::flow`]); who steers is the NIC.
 //!
-//! As with datagrams, a receive that is too short for what came fails with LOC_LEN and takes the QP to the error state.
+//! As with datagrams, what is longer than the receive that it would take is dropped and counted, and the receive waits on.
 
-use super::scatter::{self, FramePayload};
+use super::scatter::{self, FramePayload, ListError};
 use super::send_queue::Wqe;
-use super::uc::status_of;
 use super::{Ctx, Origin, Qp, TxPlan, TxReason, Verdict};
 use crate::verbs::{QpState, RecvWr, Wc, WcOpcode, WcStatus};
 use crate::wire::{Bth, Ext};
@@ -38,12 +37,12 @@ impl Qp {
         }
         ctx.counters.rcvd_pkts += 1;
         let Some(receive) = self.receive_for_one(ctx) else { return Verdict::NoReceive };
-        let Ok(length) = u16::try_from(length) else { return self.fail_receive(ctx, WcStatus::LocLen) };
+        let Ok(length) = u16::try_from(length) else { return self.not_received(ctx, ListError::TooShort) };
         let payload = FramePayload { frame, offset: 0, length };
         let r = &mut self.responder;
         let sges = &r.sges[..receive.num_sge as usize];
         if let Err(error) = scatter::scatter(ctx.memory, r.receive_pd, sges, 0, payload, ctx.out) {
-            return self.fail_receive(ctx, status_of(error));
+            return self.not_received(ctx, error);
         }
         r.receive = None;
         ctx.counters.rdma_recvs += 1;

@@ -111,6 +111,26 @@ impl Replies {
         true
     }
 
+    /// Puts a reply before the first that `is_behind` it; of two acknowledgements side by side the later stands for both. False: full.
+    pub(super) fn insert_before(&mut self, reply: Reply, is_behind: impl Fn(&Reply) -> bool) -> bool {
+        let at = self.queue.iter().position(is_behind).unwrap_or(self.queue.len());
+        if matches!(reply, Reply::Ack { .. }) {
+            if matches!(self.queue.get(at), Some(Reply::Ack { .. })) {
+                return true;
+            }
+            if let Some(before @ Reply::Ack { .. }) = at.checked_sub(1).and_then(|at| self.queue.get_mut(at))
+            {
+                *before = reply;
+                return true;
+            }
+        }
+        if self.queue.len() == self.bound {
+            return false;
+        }
+        self.queue.insert(at, reply);
+        true
+    }
+
     /// Appends the refusal after which there are no more replies: there is always room for that one.
     pub(super) fn push_last(&mut self, reply: Reply) {
         self.queue.push_back(reply);

@@ -279,7 +279,9 @@ impl Qp {
         let asks = last || window_closes || due;
         let bth = Bth {
             opcode,
-            solicited: last && wqe.wr.flags.contains(SendFlags::SOLICITED),
+            solicited: last
+                && wqe.wr.flags.contains(SendFlags::SOLICITED)
+                && !(again && PlantedBug::SolicitedOnlyOnce.is()),
             ack_req: asks && !(again && PlantedBug::NoAckRequestOnRetransmission.is()),
             psn,
             ..self.bth()
@@ -323,6 +325,7 @@ impl Qp {
             r.psn = wqe.end_psn();
         }
         let takes_rest = wqe.wr.opcode.takes_resource();
+        wqe.asked_from = r.next_packet;
         let end = if takes_rest { wqe.end_psn() } else { plan.bth.psn + 1 };
         r.reads_outstanding += u32::from(takes_rest);
         r.next_packet += 1;

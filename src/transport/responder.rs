@@ -10,10 +10,11 @@ use super::requester::packets_for;
 use super::scatter::{self, FramePayload, ListError};
 use super::{AtomicOp, Ctx, DmaIn, Qp, TxReason, Verdict};
 use crate::limits::{MAX_MESSAGE, MAX_SGE};
+use crate::time::Nanos;
 use crate::verbs::{
     Access, AsyncEvent, EventKind, PdId, QpType, RecvWr, Sge, Srqn, Wc, WcFlags, WcOpcode, WcStatus,
 };
-use crate::wire::{NakCode, Operation, Packet, Position, Psn, Reth};
+use crate::wire::{NakCode, Operation, Packet, Position, Psn, Reth, rnr_timer_ns};
 
 /// The message that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,15 +84,16 @@ pub struct Responder {
     pub(super) receive_pd: PdId,
     /// XRC: the queue that the message under way named.
     pub(super) srqn: Srqn,
-    /// A NAK has asked for `expected`: silence until it comes.
-    nak_sent: bool,
+    /// A NAK has asked for `expected`: silence until it comes. After an RNR NAK until its wait is over: what is ahead then is sent
+    /// again already, and its head was lost, of which nothing else would tell the peer before its timer.
+    silent_until: Nanos,
     /// The acknowledgement that was queued last answers nothing but duplicates.
-    answers_duplicates: bool,
+    pub(super) answers_duplicates: bool,
     /// Packets since the last acknowledgement was queued.
     unacknowledged: u32,
     pub(super) replies: Replies,
     pub(super) resources: Vec<Option<Resource>>,
-    next_resource: usize,
+    pub(super) next_resource: usize,
 }
 
 impl Responder {
@@ -104,7 +106,7 @@ impl Responder {
             sges: vec![Sge::default(); (max_sge as usize).min(MAX_SGE)].into(),
             receive_pd,
             srqn: Srqn::default(),
-            nak_sent: false,
+            silent_until: Nanos::ZERO,
             answers_duplicates: false,
             unacknowledged: 0,
             replies: Replies::new(max_resources.into()),
@@ -118,7 +120,7 @@ impl Responder {
         self.msn = 0;
         self.message = Message::None;
         self.receive = None;
-        self.nak_sent = false;
+        self.silent_until = Nanos::ZERO;
         self.unacknowledged = 0;
         self.replies.clear();
         self.resources.clear();
@@ -148,14 +150,6 @@ impl Responder {
     pub(super) fn keep_up_to_refusal(&mut self) {
         let is_refusal = |r: &Reply| matches!(r, Reply::Nak { why, .. } if *why != Check::Turn);
         self.replies.truncate_behind(is_refusal);
-    }
-
-    /// Acknowledges a duplicate.
-    #[cold]
-    fn acknowledge_again(&mut self) {
-        let nothing_new = self.answers_duplicates || !self.replies.ends_with_ack();
-        self.acknowledge();
-        self.answers_duplicates = nothing_new;
     }
 
     /// The check that a packet failed which does not go on with the message under way.
@@ -203,27 +197,6 @@ impl Responder {
         self.next_resource = (slot + 1) % self.resources.len();
         Some(slot as u8)
     }
-
-    /// The newest resource that covers a PSN: an older one may carry the same PSNs from 2^24 ago.
-    pub(super) fn find_resource(&self, psn: Psn, operation: Operation) -> Option<u8> {
-        let holds = |r: &Resource| {
-            r.operation == operation && (0..r.packets as i32).contains(&psn.distance_from(r.first_psn))
-        };
-        let count = self.resources.len();
-        let newest_first = (1..=count).map(|back| (self.next_resource + count - back) % count);
-        let mut held = newest_first.filter(|slot| self.resources[*slot].as_ref().is_some_and(holds));
-        held.next().map(|slot| slot as u8)
-    }
-
-    /// Queues the answer of one packet that a resource holds once more.
-    pub(super) fn answer_again(&mut self, slot: u8) -> bool {
-        let Some(resource) = self.resources[usize::from(slot)].as_mut() else { return false };
-        resource.again = true;
-        if !resource.queued {
-            resource.queued = self.replies.push(reply_for(resource.operation, slot));
-        }
-        true
-    }
 }
 
 impl Qp {
@@ -239,9 +212,9 @@ impl Qp {
         }
         if ahead > 0 {
             ctx.counters.out_of_sequence += 1;
-            let (expected, nak) = (r.expected, !r.nak_sent);
+            let (expected, nak) = (r.expected, ctx.now >= r.silent_until);
             if nak {
-                r.nak_sent = true;
+                r.silent_until = Nanos::MAX;
                 r.replies.push(Reply::Nak { psn: expected, msn: r.msn, why: Check::Turn });
             }
             return Verdict::OutOfSequence { expected, nak };
@@ -249,7 +222,7 @@ impl Qp {
         if ahead < 0 {
             return self.handle_duplicate(ctx, packet);
         }
-        r.nak_sent = false;
+        r.silent_until = Nanos::ZERO;
         match self.execute(ctx, packet, frame) {
             Ok(Executed::Done) => {
                 self.after_request(ctx, packet);
@@ -261,7 +234,10 @@ impl Qp {
                 let timer = self.attributes().min_rnr_timer;
                 let r = &mut self.responder;
                 // What follows is ahead of its turn and dropped in silence: the peer knows.
-                r.nak_sent = true;
+                r.silent_until = match PlantedBug::SilentAfterRnr.is() {
+                    false => ctx.now + Nanos(rnr_timer_ns(timer)),
+                    true => Nanos::MAX,
+                };
                 r.replies.push(Reply::RnrNak { psn: packet.bth.psn, msn: r.msn, timer });
                 Verdict::NotReady
             }
@@ -302,9 +278,6 @@ impl Qp {
     pub(super) fn check_length(&self, packet: &Packet) -> Result<(), Check> {
         let mtu = self.attributes().path_mtu.bytes();
         let length = packet.payload.len();
-        if !(length + usize::from(packet.bth.pad)).is_multiple_of(4) {
-            return Err(Check::Padding);
-        }
         let fits = match (packet.info().operation, packet.info().position) {
             (Operation::Send | Operation::Write, Position::First | Position::Middle) => length == mtu,
             (Operation::Send | Operation::Write, Position::Last) => (1..=mtu).contains(&length),
@@ -494,73 +467,6 @@ impl Qp {
         }
     }
 
-    /// IBTA 9.7.5.1.2: a SEND or WRITE is acknowledged again, a READ executed again, an atomic answered with
-    /// what it found the first time.
-    fn handle_duplicate(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
-        ctx.counters.duplicate_request += 1;
-        let queued = match packet.info().operation {
-            Operation::Send | Operation::Write => {
-                self.responder.acknowledge_again();
-                true
-            }
-            Operation::ReadRequest => self.read_again(ctx, packet),
-            Operation::CompareSwap | Operation::FetchAdd => self.atomic_again(ctx, packet),
-            operation @ (Operation::AtomicWrite | Operation::Flush) => self.empty_again(packet, operation),
-            _ => false,
-        };
-        if queued {
-            return Verdict::Duplicate;
-        }
-        ctx.counters.duplicate_dropped += 1;
-        Verdict::DuplicateForgotten
-    }
-
-    /// The peer may ask for the whole READ or for the rest of it; what it asks is checked like a new request.
-    fn read_again(&mut self, ctx: &Ctx<'_>, packet: &Packet) -> bool {
-        let Some(reth) = packet.reth() else { return false };
-        let psn = packet.bth.psn;
-        let Some(slot) = self.responder.find_resource(psn, Operation::ReadRequest) else { return false };
-        let mtu = self.attributes().path_mtu.bytes();
-        let packets = packets_for(reth.dma_len.into(), mtu);
-        let Some(resource) = self.responder.resources[usize::from(slot)].as_ref() else { return false };
-        let first = psn.distance_from(resource.first_psn) as u32;
-        let skipped = u64::from(first) * mtu as u64;
-        let (original, pd) = (resource.reth, resource.pd);
-        let same = reth.rkey == original.rkey
-            && reth.va == original.va.wrapping_add(skipped)
-            && u64::from(reth.dma_len) + skipped == u64::from(original.dma_len)
-            && first + packets == resource.packets;
-        if !same {
-            return false;
-        }
-        // An old packet must not end a connection whose region has been deregistered since: silence.
-        let length = u64::from(reth.dma_len);
-        if length > 0 && self.check_remote_in(pd, ctx, &reth, Access::REMOTE_READ).is_err() {
-            return false;
-        }
-        let r = &mut self.responder;
-        let Some(resource) = r.resources[usize::from(slot)].as_mut() else { return false };
-        resource.next = first;
-        resource.again = true;
-        if !resource.queued {
-            resource.queued = r.replies.push(Reply::Read(slot));
-        }
-        true
-    }
-
-    fn atomic_again(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> bool {
-        let kind = Operation::AtomicAcknowledge;
-        let Some(slot) = self.responder.find_resource(packet.bth.psn, kind) else { return false };
-        if PlantedBug::AtomicExecutedAgain.is()
-            && let Some(eth) = packet.atomic_eth()
-            && let Ok(at) = self.check_remote(ctx, eth.va, eth.rkey, 8, Access::REMOTE_ATOMIC)
-        {
-            let operation = AtomicOp::FetchAdd { add: eth.swap_or_add };
-            ctx.out.push_dma(DmaIn::Atomic { qp: self.index, resource: slot, at, operation });
-        }
-        self.responder.answer_again(slot)
-    }
-
     /// NAK, error completion of the receive if one was taken, event, error state.
     pub(super) fn refuse(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, refusal: Refusal) -> Verdict {
         let r = &mut self.responder;
@@ -640,7 +546,7 @@ impl Qp {
     }
 }
 
-fn reply_for(operation: Operation, resource: u8) -> Reply {
+pub(super) fn reply_for(operation: Operation, resource: u8) -> Reply {
     match operation {
         Operation::CompareSwap | Operation::FetchAdd | Operation::AtomicAcknowledge => {
             Reply::Atomic(resource)

@@ -24,6 +24,8 @@ pub struct Wqe {
     pub packets: u32,
     /// Its first packet was sent at least once.
     pub started: bool,
+    /// READ: the packet of its answer from which on it was asked for last.
+    pub asked_from: u32,
 }
 
 impl Wqe {

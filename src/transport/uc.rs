@@ -2,7 +2,8 @@
 //!
 //! Nothing is acknowledged and nothing comes again. A request is done when its last packet has left; the responder takes
 //! whole messages and drops, without a word, those that lost a packet. The message after a gap begins with a FIRST or
-//! ONLY, which is where it resumes.
+//! ONLY, which is where it resumes. A message longer than the receive that it took is dropped and counted as well, and the receive
+//! serves the next one (class D of IBTA 9.9.3; `RESPST_ERR_LENGTH` in `rxe_resp.c` of Linux 6.12).
 
 use super::check::Check;
 use super::planted::PlantedBug;
@@ -22,8 +23,8 @@ const UC: u8 = 0x20;
 enum Fault {
     /// The message is dropped, and the peer not told.
     Silent(Verdict),
-    /// The receive that it was for fails, and the QP with it.
-    Receive(WcStatus),
+    /// The receive that it was for must not be written to: it fails, and the QP with it.
+    Protection,
 }
 
 fn unsuitable(check: Check) -> Fault {
@@ -203,7 +204,7 @@ impl Qp {
         match executed {
             Ok(()) => Verdict::Executed,
             Err(Fault::Silent(verdict)) => self.drop_message(ctx, verdict),
-            Err(Fault::Receive(status)) => self.fail_receive(ctx, status),
+            Err(Fault::Protection) => self.fail_receive(ctx, WcStatus::LocProt),
         }
     }
 
@@ -238,8 +239,15 @@ impl Qp {
         let payload = payload_of(packet, frame);
         let r = &mut self.responder;
         let sges = &r.sges[..r.receive.map_or(0, |w| w.num_sge as usize)];
-        scatter::scatter(ctx.memory, r.receive_pd, sges, received, payload, ctx.out)
-            .map_err(|error| Fault::Receive(status_of(error)))?;
+        scatter::scatter(ctx.memory, r.receive_pd, sges, received, payload, ctx.out).map_err(|error| {
+            match error {
+                ListError::Protection => Fault::Protection,
+                ListError::TooShort => {
+                    ctx.counters.resp_local_length_error += 1;
+                    unsuitable(Check::ReceiveLength)
+                }
+            }
+        })?;
         let received = received + u64::from(payload.length);
         ctx.counters.rcvd_bytes += u64::from(payload.length);
         r.message = Message::Send { received };
@@ -300,26 +308,16 @@ impl Qp {
         Ok(())
     }
 
-    /// The receive that a message was for cannot hold it: it fails, and the QP goes to the error state.
+    /// The memory of the receive that a message was for is not to be written: it fails, and the QP goes to the error state.
     pub(super) fn fail_receive(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) -> Verdict {
         if let Some(receive) = self.responder.receive.take() {
             ctx.counters.resp_cqe_error += 1;
-            ctx.counters.resp_local_length_error += u64::from(status == WcStatus::LocLen);
             let wc =
                 Wc { wr_id: receive.wr_id, status, opcode: WcOpcode::Recv, qpn: self.qpn, ..Wc::default() };
             ctx.out.completions.push((self.recv_cq, wc));
         }
-        let kind = if status == WcStatus::LocLen { EventKind::QpRequestError } else { EventKind::QpFatal };
-        ctx.out.events.push(AsyncEvent::Qp(self.index, kind));
+        ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpFatal));
         self.enter_error(ctx);
         Verdict::ReceiveFailed(status)
-    }
-}
-
-/// What a receive completes with that cannot hold what came.
-pub(super) fn status_of(error: ListError) -> WcStatus {
-    match error {
-        ListError::TooShort => WcStatus::LocLen,
-        ListError::Protection => WcStatus::LocProt,
     }
 }

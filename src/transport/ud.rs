@@ -5,14 +5,16 @@
 //! looks at them.
 //!
 //! Where devices differ: a datagram that is longer than the port's MTU completes with LOC_LEN, as ConnectX does (IBTA
-//! C10-93.1.1 lets it vanish with success, and rxe does so). A receive that is too short for what came fails with
-//! LOC_LEN and takes the QP to the error state (rxe: LOC_QP_OP and the same state).
+//! C10-93.1.1 lets it vanish with success, and rxe does so). What comes and is longer than the port's MTU, or than the receive
+//! that it would take, is dropped and counted, and the receive waits for what fits: so does rdma_rxe of Linux 6.12
+//! (`rxe_resp_check_length`, class D of IBTA 9.9.3; before, LOC_QP_OP ended the QP), while a ConnectX fails the receive with LOC_LEN
+//! and ends the QP. Anybody may send a datagram, and must end nobody's QP with it: least of all QP1, or all members of a group.
 
+use super::check::Check;
 use super::planted::PlantedBug;
 use super::responder::payload_of;
 use super::scatter::{self, FramePayload, ListError};
 use super::send_queue::Wqe;
-use super::uc::status_of;
 use super::{Ctx, Origin, Qp, TxPlan, TxReason, Verdict};
 use crate::verbs::{QpType, RecvWr, SendFlags, UdAddress, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode};
 pub use crate::wire::mad::GSI_QKEY;
@@ -77,11 +79,16 @@ impl Qp {
         if own && self.group_source == Some(packet.source_gid()) {
             return Verdict::OwnMulticast;
         }
+        if packet.payload.len() > ctx.handles.largest_payload() && !PlantedBug::LongDatagramEnds.is() {
+            ctx.counters.resp_invalid_requests += 1;
+            ctx.counters.rx_dropped_unacknowledged += 1;
+            return Verdict::Unsuitable(Check::PacketLength);
+        }
         let Some(receive) = self.receive_for_one(ctx) else { return Verdict::NoReceive };
         let before = ctx.out.dma_in.len();
         if let Err(error) = self.scatter_datagram(ctx, packet, frame) {
             ctx.out.dma_in.truncate(before);
-            return self.fail_receive(ctx, status_of(error));
+            return self.not_received(ctx, error);
         }
         self.responder.receive = None;
         ctx.counters.rdma_recvs += 1;
@@ -108,10 +115,30 @@ impl Qp {
         Verdict::Executed
     }
 
-    /// A receive for what is whole with one packet; `None`, and counted: there is none.
+    /// What came does not go into the receive that it took. If it is too long it is dropped, and the receive serves the next one;
+    /// memory that is not to be written is the application's fault, and fails the receive.
+    #[cold]
+    pub(super) fn not_received(&mut self, ctx: &mut Ctx<'_>, error: ListError) -> Verdict {
+        match error {
+            ListError::TooShort if PlantedBug::LongDatagramEnds.is() => {
+                self.fail_receive(ctx, WcStatus::LocLen)
+            }
+            ListError::TooShort => {
+                ctx.counters.resp_local_length_error += 1;
+                ctx.counters.rx_dropped_unacknowledged += 1;
+                Verdict::Unsuitable(Check::ReceiveLength)
+            }
+            ListError::Protection => self.fail_receive(ctx, WcStatus::LocProt),
+        }
+    }
+
+    /// A receive for what is whole with one packet: the one that was too short for another, or a new one. `None`, and
+    /// counted: there is none.
     pub(super) fn receive_for_one(&mut self, ctx: &mut Ctx<'_>) -> Option<RecvWr> {
         let r = &mut self.responder;
-        r.receive = ctx.receives.take(&mut r.sges);
+        if r.receive.is_none() {
+            r.receive = ctx.receives.take(&mut r.sges);
+        }
         if r.receive.is_none() {
             ctx.counters.out_of_buffer += 1;
             ctx.counters.rx_dropped_unacknowledged += 1;

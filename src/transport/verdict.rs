@@ -68,6 +68,8 @@ pub enum Verdict {
     ReservedSyndrome(u8),
     /// A congestion notification.
     Cnp,
+    /// One that notifies of nothing, or is too long.
+    BadCnp,
 }
 
 /// Why the requester goes back.
@@ -161,6 +163,7 @@ impl fmt::Display for Verdict {
             Verdict::OwnMulticast => f.write_str("not to the sender itself"),
             Verdict::ReservedSyndrome(code) => write!(f, "dropped: reserved syndrome {code:#04x}"),
             Verdict::Cnp => f.write_str("congestion notification"),
+            Verdict::BadCnp => f.write_str("dropped: congestion notification without BECN or with a payload"),
         }
     }
 }

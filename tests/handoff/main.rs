@@ -1,4 +1,4 @@
-//! The hand-off between callers and the keeper, in every interleaving.
+//! The hand-off between callers and the keeper, and receives that several workers take from one queue, in every interleaving.
 //!
 //! `src/engine/watch.rs` and `src/engine/turns.rs` are compiled here with the atomics and locks of a model checker, which runs each
 //! model in all orders that the memory model allows. A thread that sleeps and is never woken is a deadlock, which fails the
@@ -11,8 +11,26 @@ mod turns;
 #[path = "../../src/engine/watch.rs"]
 mod watch;
 
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../src/shared/shared_receives.rs"]
+mod shared_receives;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../src/shared/work_queue.rs"]
+mod work_queue;
+
+mod receives;
+mod region;
+
+mod limits {
+    pub(crate) use roxie::limits::{MAX_INLINE, MAX_MESSAGE, MAX_SGE};
+}
+
+mod verbs {
+    pub(crate) use roxie::verbs::*;
+}
+
 mod sync {
-    pub(super) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+    pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
     pub(super) use loom::sync::{Mutex, MutexGuard};
     pub(super) use std::sync::TryLockError;
 }

@@ -202,6 +202,12 @@ impl Swarm {
                     let op = Op::new(WrOpcode::Send, 8);
                     act(at + 1_000 * later, Action::Post(Way { channel, back: false }, op));
                 }
+                // What waits for its receiver has been sent, and drains.
+                if rng.one_in(2) {
+                    let first = Place { channel, end: 0 };
+                    act(at + 1_000 * rng.pick(&[5, 60]), Action::Drain(first));
+                    act(at + 1_000 * rng.pick(&[100, 4_000]), Action::Resume(first));
+                }
             }
             Focus::Shared => self.aim_at_shared(at, place, spec, actions),
         }

@@ -8,8 +8,8 @@ use roxie::verbs::{Mtu, WrOpcode};
 use crate::flow::{INLINE, service_has};
 use crate::focus::Focus;
 use crate::script::{
-    Action, Channel, Grant, Held, Hosts, Op, Part, Place, Rule, Script, Service, Srq, SrqPlace, Timed,
-    Trouble, Way,
+    Action, Channel, Grant, Held, Hosts, Intrusion, Op, Part, Place, Rule, Script, Service, Srq, SrqPlace,
+    Timed, Trouble, Way,
 };
 use crate::srq::LARGEST;
 
@@ -115,6 +115,7 @@ pub fn script(seed: u64) -> Script {
         let focus = swarm.rng.pick(&Focus::ALL);
         swarm.focus(focus, &mut channels, &mut weather, &mut actions);
     }
+    swarm.intrusions(&channels, &mut actions);
     actions.sort_by_key(|timed| timed.at);
     Script {
         seed,
@@ -337,7 +338,14 @@ impl Swarm {
             }
             4 => {
                 act(at, Action::PortDown(host));
-                act(later, Action::PortUp(host));
+                // Now and then for longer than any peer tries.
+                match rng.one_in(4) {
+                    true => {
+                        act(at + 400_000_000, Action::PortUp(host));
+                        act(at + 400_000_000, again);
+                    }
+                    false => act(later, Action::PortUp(host)),
+                }
             }
             5 => act(at, Action::Jump(Nanos::from_millis(rng.pick(&[1, 40, 70_000_000])))),
             6 => {
@@ -395,6 +403,23 @@ impl Swarm {
 }
 
 impl Swarm {
+    /// What a stranger sends meanwhile.
+    fn intrusions(&mut self, channels: &[Channel], actions: &mut Vec<Timed>) {
+        if !self.rng.one_in(3) {
+            return;
+        }
+        let last = actions.iter().map(|timed| timed.at.0).max().unwrap_or(0) + 100_000;
+        for _ in 0..4 + self.rng.below(12) {
+            let rng = &mut self.rng;
+            let channel = rng.below(channels.len() as u64) as usize;
+            let end = rng.below(channels[channel].ends.len() as u64) as usize;
+            let kinds =
+                [Intrusion::Long, Intrusion::Spoof, Intrusion::Spoof, Intrusion::Notice, Intrusion::Unknown];
+            let intrude = Action::Intrude(Place { channel, end }, rng.pick(&kinds), rng.below(1_000));
+            actions.push(Timed { at: Nanos(rng.below(last) / 1_000 * 1_000), action: intrude });
+        }
+    }
+
     fn disturb_srq(&mut self, kind: u64, at: u64, later: u64, place: SrqPlace, actions: &mut Vec<Timed>) {
         let rng = &mut self.rng;
         let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });

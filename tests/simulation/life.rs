@@ -16,6 +16,7 @@ use crate::link::Link;
 use crate::script::{Held, Service, Way};
 use crate::stations::Stations;
 use crate::weather::{Records, hash};
+use crate::witness::Known;
 
 impl Link {
     /// First PSNs: the script's, and later ones far from all before.
@@ -66,6 +67,7 @@ impl Link {
         let smallest = self.ends.iter().map(|end| stations.largest_mtu(end.host)).min().flatten();
         let Some(mtu) = smallest.map(|mtu| mtu.min(self.spec.mtu)) else { return };
         let psns = self.psns();
+        self.first_psns = psns;
         for end in 0..self.ends.len() {
             self.bring_up(now, hosts, stations, end, mtu, psns);
             let way = Way { channel: self.number, back: end > 0 };
@@ -277,6 +279,12 @@ impl Link {
     ) {
         let other = if end == 0 { 1 } else { 0 };
         let peer = self.ends[other].qp.as_ref().map_or(Qpn::new(0), |qp| qp.handle.qpn);
+        if self.spec.service.is_reliable() {
+            let qpn = self.ends[end].qp.as_ref().expect("an end with a QP").handle.qpn;
+            let name = format!("q{} end {end}", self.number + 1);
+            let (mtu, rnr_timer) = (mtu.bytes(), self.spec.rnr_timer);
+            self.witnesses.learn(self.ends[end].host, Known { qpn, peer, mtu, rnr_timer, name });
+        }
         let path = stations.path(self.ends[end].host, self.ends[other].host, self.ipv6);
         let own = psns[usize::from(end > 0)];
         let theirs = psns[usize::from(end == 0)];

@@ -10,7 +10,7 @@ use nix::sys::eventfd::EventFd;
 use roxie::shared::Armed;
 use roxie::sim::{Host, HostQp};
 use roxie::time::Nanos;
-use roxie::verbs::{AsyncEvent, EventKind, Gid, QpAttr, QpIndex, QpState, Wc, WcStatus};
+use roxie::verbs::{AsyncEvent, EventKind, Gid, Psn, QpAttr, QpIndex, QpState, Wc, WcStatus};
 use roxie::wire::Qpn;
 
 use crate::flow::{Flow, LOCAL, Standing};
@@ -18,6 +18,7 @@ use crate::law::Law;
 use crate::receiver::{Checks, RECEIVE};
 use crate::script::{Channel, Script, Service, SrqPlace, Way};
 use crate::srq::Shared;
+use crate::witness::Witnesses;
 
 /// One end of a channel.
 #[derive(Debug)]
@@ -106,14 +107,23 @@ pub struct Link {
     /// From end a, and back if the service has that.
     pub flows: Vec<Flow>,
     pub life: u32,
+    /// What its ends send first in this life.
+    pub first_psns: [Psn; 2],
     pub group: Option<Gid>,
     /// Who ever sent from end a.
     pub senders: Vec<Qpn>,
+    pub witnesses: Witnesses,
 }
 
 impl Link {
     /// `srqs`: the shared receive queues of the script.
-    pub fn new(script: &Script, number: usize, hosts: &mut [Host], srqs: &[Shared]) -> Link {
+    pub fn new(
+        script: &Script,
+        number: usize,
+        hosts: &mut [Host],
+        srqs: &[Shared],
+        witnesses: &Witnesses,
+    ) -> Link {
         let spec = &script.channels[number];
         let there = Way { channel: number, back: false };
         let mut flows = vec![Flow::new(script, there, hosts, spec.ends[0], &spec.ends[1..], srqs)];
@@ -135,7 +145,9 @@ impl Link {
             ends: spec.ends.iter().map(|host| End::new(*host)).collect(),
             flows,
             life: 0,
+            first_psns: spec.psns.map(Psn::new),
             senders: Vec::new(),
+            witnesses: witnesses.clone(),
             group: (spec.service == Service::Group).then(|| Gid::from(group)),
         }
     }
@@ -261,6 +273,11 @@ impl Link {
             flows[1 - end].granted_or_taken(wc);
         }
         let failed = after.failed && !place.standing.failed;
+        if failed && wc.status == WcStatus::RnrRetryExc {
+            let waits = self.witnesses.waits(place.host, wc.qpn);
+            let due = self.spec.rnr_retries.into();
+            assert!(waits >= due, "q{} end {end}: {wc:?} after {waits} waits of {due}", self.number + 1);
+        }
         place.standing = after;
         // The send queue of the others fails alone.
         if failed && self.spec.service.is_reliable() {
@@ -310,6 +327,9 @@ impl Link {
             EventKind::SqDrained => {
                 end.drains[1] += 1;
                 assert!(end.drains[1] <= end.drains[0], "{what}: nobody asked");
+                if let Some(qp) = &end.qp {
+                    self.witnesses.is_drained(host, qp.handle.qpn);
+                }
             }
             EventKind::CommunicationEstablished => {}
             EventKind::LastWqeReached => {
@@ -331,6 +351,13 @@ impl Link {
             }
         }
         true
+    }
+
+    /// Its application is about to take an end to SQD, or out of it.
+    pub fn note_draining(&self, end: usize, draining: bool) {
+        if let Some(qp) = &self.ends[end].qp {
+            self.witnesses.drains(self.ends[end].host, qp.handle.qpn, draining);
+        }
     }
 
     /// Its application took an end to the error state.

@@ -6,7 +6,7 @@
 //! explains, [`audit`] what must be true when all is quiet. [`shrink`] cuts a failing script down, and `tests/scripts` keeps those
 //! that taught something.
 //!
-//! [`srq`] is queues that QPs share.
+//! [`intruder`] is a stranger on the link, [`witness`] looks at each frame on its way. [`srq`] is queues that QPs share.
 //!
 //! `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k. A failure prints its seed and leaves its script and captures.
 
@@ -19,6 +19,7 @@ mod flow;
 mod focus;
 mod generate;
 mod grant;
+mod intruder;
 mod law;
 mod life;
 mod link;
@@ -35,4 +36,5 @@ mod srq;
 mod stations;
 mod text;
 mod weather;
+mod witness;
 mod world;

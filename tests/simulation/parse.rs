@@ -8,7 +8,7 @@ use crate::script::{
     Action, Channel, FrameName, Held, Hosts, Op, Place, Rule, Script, Service, Srq, SrqPlace, Timed, Trouble,
     Way,
 };
-use crate::text::{GRANTS, KINDS, OPCODES, PARTS, SERVICES};
+use crate::text::{GRANTS, INTRUSIONS, KINDS, OPCODES, PARTS, SERVICES};
 
 fn meaning<T: Copy>(table: &[(&'static str, T)], word: &str) -> Result<T, String> {
     let found = table.iter().find(|(w, _)| *w == word).map(|(_, v)| *v);
@@ -244,6 +244,10 @@ fn parse_action(words: &mut Words<'_>) -> Parsed<Action> {
         "arm" => Action::Arm(words.srq()?, words.number("a limit")?),
         "resize_srq" => Action::ResizeSrq(words.srq()?, words.number("a size")?),
         "destroy_srq" => Action::DestroySrq(words.srq()?),
+        "intrude" => {
+            let (place, what) = (words.place()?, meaning(&INTRUSIONS, words.next("what a stranger sends")?)?);
+            Action::Intrude(place, what, words.number("a number")?)
+        }
         "connect" => Action::Connect {
             channel: words.way()?.channel,
             anew: meaning(&[("anew", true), ("again", false)], words.next("anew or again")?)?,

@@ -7,10 +7,12 @@ use crate::generate;
 use crate::script::Script;
 
 const SEEDS: u64 = 2_000;
+/// Seeds that are tried for a short one.
+const TRIES: usize = 4;
 /// Lines of a lesson at most.
 const LINES: usize = 15;
 
-const BUGS: [PlantedBug; 9] = [
+const BUGS: [PlantedBug; 20] = [
     PlantedBug::NoDuplicateCheck,
     PlantedBug::AckBeforeReadResponse,
     PlantedBug::PsnCompareWithoutWrap,
@@ -20,6 +22,17 @@ const BUGS: [PlantedBug; 9] = [
     PlantedBug::UcIgnoresGaps,
     PlantedBug::UdIgnoresQkey,
     PlantedBug::FlushesSharedReceives,
+    PlantedBug::AcknowledgesRead,
+    PlantedBug::AnswerGoesOn,
+    PlantedBug::AnswersInOrderOfRequests,
+    PlantedBug::SilentAfterRnr,
+    PlantedBug::RnrTriesAreUsedUp,
+    PlantedBug::DrainedWhileItWaits,
+    PlantedBug::SolicitedOnlyOnce,
+    PlantedBug::UnfinishedGoesFirst,
+    PlantedBug::LongDatagramEnds,
+    PlantedBug::AnySource,
+    PlantedBug::GoesBackOnce,
 ];
 
 /// True if a script fails with the bug, and not without it.
@@ -30,21 +43,36 @@ fn is_due_to(bug: PlantedBug, script: &Script) -> bool {
     fails && run(script, None).is_ok()
 }
 
-#[test]
-fn every_planted_bug_is_found_and_shrinks_to_a_lesson() {
-    let mut long = Vec::new();
-    for bug in BUGS {
-        let found = (1..=SEEDS).find(|seed| is_due_to(bug, &generate::script(*seed)));
-        let seed = found.unwrap_or_else(|| panic!("{bug:?} was not found in {SEEDS} seeds"));
+/// The script of the first seed that finds a bug, cut down; if it stays long, that of the next one.
+fn lesson(bug: PlantedBug) -> (u64, Script) {
+    let mut lessons = Vec::new();
+    for seed in (1..=SEEDS).filter(|seed| is_due_to(bug, &generate::script(*seed))).take(TRIES) {
         let whole = generate::script(seed);
         PlantedBug::plant(Some(bug));
         let strikes = strikes(&whole);
         PlantedBug::plant(None);
-        let short = shrink(&whole, &strikes, |script| is_due_to(bug, script));
+        lessons.push((seed, shrink(&whole, &strikes, |script| is_due_to(bug, script))));
+        if lines(&lessons[lessons.len() - 1].1) <= LINES {
+            break;
+        }
+    }
+    let shortest = lessons.into_iter().min_by_key(|(_, script)| lines(script));
+    shortest.unwrap_or_else(|| panic!("{bug:?} was not found in {SEEDS} seeds"))
+}
+
+fn lines(script: &Script) -> usize {
+    script.to_string().lines().count()
+}
+
+#[test]
+fn every_planted_bug_is_found_and_shrinks_to_a_lesson() {
+    let mut long = Vec::new();
+    for bug in BUGS {
+        let (seed, short) = lesson(bug);
         let text = short.to_string();
         println!("{bug:?}: found by seed {seed}\n{text}");
-        if text.lines().count() > LINES {
-            long.push(format!("{bug:?}, seed {seed}: {} lines", text.lines().count()));
+        if lines(&short) > LINES {
+            long.push(format!("{bug:?}, seed {seed}: {} lines", lines(&short)));
         }
         assert!(
             is_due_to(bug, &Script::parse(&text).expect("a script")),

@@ -73,6 +73,11 @@ pub const LEAST: &[(&str, u64)] = &[
     ("destroy_srq", 50),
     ("srq destroyed", 20),
     ("srq busy", 20),
+    ("intrude long", 200),
+    ("intrude spoof", 400),
+    ("intrude notice", 200),
+    ("intrude unknown", 200),
+    ("intrusions", 800),
     ("connect again", 150),
     ("connect anew", 150),
     // Events.

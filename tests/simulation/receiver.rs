@@ -122,6 +122,11 @@ impl Receiver {
         self.posted.clear();
     }
 
+    /// Bytes of each of its own receives, where all have the same room.
+    pub fn room(&self) -> Option<u32> {
+        self.capacity.first().copied().filter(|_| self.service != Service::Rc)
+    }
+
     pub fn is_idle(&self) -> bool {
         self.posted.is_empty()
     }

@@ -295,6 +295,19 @@ pub enum Grant {
     FastRegion,
 }
 
+/// What a stranger sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intrusion {
+    /// A datagram with the right key that is longer than the port's MTU, or than any receive.
+    Long,
+    /// What would do something if it came from the peer, or with the right key.
+    Spoof,
+    /// A congestion notification.
+    Notice,
+    /// Something to a number that nobody has.
+    Unknown,
+}
+
 /// What somebody does.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -338,6 +351,8 @@ pub enum Action {
     ResizeSrq(SrqPlace, u32),
     /// A shared receive queue is removed, if no QP was made for it. The next connection makes it anew.
     DestroySrq(SrqPlace),
+    /// A stranger sends something to an end; the number decides what is left open.
+    Intrude(Place, Intrusion, u64),
     /// Both ends of a channel begin again, with the QPs that there are or with new ones.
     Connect {
         channel: usize,

@@ -301,6 +301,7 @@ fn without_channel(script: &Script, number: usize) -> Script {
         | Action::Drain(place)
         | Action::Resume(place)
         | Action::Moderate(place, _)
+        | Action::Intrude(place, ..)
         | Action::Sleep(place, _) => moved(place.channel).map(|channel| place.channel = channel).is_some(),
         Action::DestroyHandle(channel) | Action::Connect { channel, .. } => {
             moved(*channel).map(|to| *channel = to).is_some()

@@ -27,8 +27,8 @@ use roxie::time::Nanos;
 use roxie::verbs::WrOpcode;
 
 use crate::script::{
-    Action, Channel, FrameName, Grant, Hosts, Op, Part, Place, Rule, Script, Service, Srq, SrqPlace, Timed,
-    Trouble, Way,
+    Action, Channel, FrameName, Grant, Hosts, Intrusion, Op, Part, Place, Rule, Script, Service, Srq,
+    SrqPlace, Timed, Trouble, Way,
 };
 
 pub const SERVICES: [(&str, Service); 5] = [
@@ -56,6 +56,13 @@ pub const OPCODES: [(&str, WrOpcode); 10] = [
 
 pub const PARTS: [(&str, Part); 4] =
     [("source", Part::Source), ("landing", Part::Landing), ("target", Part::Target), ("inbox", Part::Inbox)];
+
+pub const INTRUSIONS: [(&str, Intrusion); 4] = [
+    ("long", Intrusion::Long),
+    ("spoof", Intrusion::Spoof),
+    ("notice", Intrusion::Notice),
+    ("unknown", Intrusion::Unknown),
+];
 
 pub const GRANTS: [(&str, Grant); 3] =
     [("window1", Grant::WindowOne), ("window2", Grant::WindowTwo), ("fast_region", Grant::FastRegion)];
@@ -261,6 +268,9 @@ impl fmt::Display for Action {
             Action::Arm(place, limit) => write!(f, "arm {place} {limit}"),
             Action::ResizeSrq(place, size) => write!(f, "resize_srq {place} {size}"),
             Action::DestroySrq(place) => write!(f, "destroy_srq {place}"),
+            Action::Intrude(place, intrusion, variant) => {
+                write!(f, "intrude {place} {} {variant}", word(&INTRUSIONS, *intrusion))
+            }
             Action::Connect { channel, anew } => {
                 write!(f, "connect q{}> {}", channel + 1, if *anew { "anew" } else { "again" })
             }

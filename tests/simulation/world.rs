@@ -14,12 +14,14 @@ use roxie::time::Nanos;
 use roxie::verbs::{AsyncEvent, EventKind, Mtu, QpAttr, QpState};
 
 use crate::flow::Patch;
+use crate::intruder;
 use crate::life::{moderate, state};
 use crate::link::Link;
-use crate::script::{Action, FrameName, Held, Part, Place, Script, Trouble, Way};
+use crate::script::{Action, FrameName, Held, Intrusion, Part, Place, Script, Trouble, Way};
 use crate::srq::{self, Shared};
 use crate::stations::Stations;
 use crate::weather::{Forecast, Records, hash};
+use crate::witness::{Witness, Witnesses};
 
 /// Longer than any recovery takes.
 const PATIENCE: Nanos = Nanos::from_millis(60_000);
@@ -47,6 +49,7 @@ pub struct World<'a> {
     pub switch: Switch,
     pub stations: Stations,
     pub records: Records,
+    pub witnesses: Witnesses,
     pub links: Vec<Link>,
     pub srqs: Vec<Shared>,
     pub outcome: Outcome,
@@ -55,6 +58,8 @@ pub struct World<'a> {
     next_action: usize,
     /// When hosts hear of the new station address of another.
     hearsay: Vec<(Nanos, usize)>,
+    /// Frames that went to a station that is not there any more.
+    nobody: u64,
     capture: Option<PathBuf>,
 }
 
@@ -85,12 +90,14 @@ impl<'a> World<'a> {
             switch: Switch::new(Box::new(weather)),
             stations: Stations::new(&script.hosts),
             records,
+            witnesses: Witnesses::default(),
             links: Vec::new(),
             srqs: Vec::new(),
             outcome: Outcome::default(),
             past: vec![BTreeMap::new(); script.hosts.count],
             next_action: 0,
             hearsay: Vec::new(),
+            nobody: 0,
             capture: capture.map(Path::to_owned),
         };
         for number in 0..script.hosts.count {
@@ -98,8 +105,8 @@ impl<'a> World<'a> {
             world.net.hosts.push(host);
         }
         world.srqs = srq::all(script, &mut world.net.hosts);
-        let World { net, srqs, .. } = &mut world;
-        let link = |channel| Link::new(script, channel, &mut net.hosts, srqs);
+        let World { net, srqs, witnesses, .. } = &mut world;
+        let link = |channel| Link::new(script, channel, &mut net.hosts, srqs, witnesses);
         world.links = (0..script.channels.len()).map(link).collect();
         world
     }
@@ -119,6 +126,7 @@ impl<'a> World<'a> {
             let file = BufWriter::new(File::create(folder.join(name)).expect("a capture file"));
             port = Box::new(PcapPort::new(port, file, Timestamps::Virtual, None).expect("a capture"));
         }
+        let port = Box::new(Witness::new(port, number, self.witnesses.clone()));
         let small = Limits { qps: 64, cqs: 64, mrs: 256, ahs: 64, ..Limits::small() };
         let limits = Limits { ack_coalesce: hosts.ack_coalesce, window: hosts.window, ..small };
         let config = NicConfig {
@@ -151,6 +159,7 @@ impl<'a> World<'a> {
             let dawdles = self.applications();
             let limit = self.next_time();
             let alive = self.net.step(limit);
+            self.check_stations();
             // An event that was held back may have come by itself.
             let told = self.links.iter_mut().fold(false, |told, link| told | link.hear());
             if !alive && limit == Nanos::MAX && !dawdles && !told {
@@ -227,6 +236,16 @@ impl<'a> World<'a> {
         }
     }
 
+    /// Once all have heard who moved where, nothing goes where nobody is. Ends that come late bring the way along that they were
+    /// told at first.
+    fn check_stations(&mut self) {
+        let nobody = (0..self.net.hosts.len()).map(|host| self.switch.traffic(host).nobody).sum();
+        let more = nobody - std::mem::replace(&mut self.nobody, nobody);
+        let late = self.script.channels.iter().any(|channel| channel.slow > Nanos::ZERO);
+        let explained = more == 0 || late || !self.hearsay.is_empty();
+        assert!(explained, "{more} frames to a station that nobody has, at {}", self.net.now);
+    }
+
     /// The channel of this number, if the script has it.
     fn link(&mut self, channel: usize) -> Option<&mut Link> {
         self.links.get_mut(channel)
@@ -285,6 +304,7 @@ impl<'a> World<'a> {
             Action::Arm(place, limit) => self.arm(place, limit),
             Action::ResizeSrq(place, size) => self.resize_srq(place, size),
             Action::DestroySrq(place) => self.destroy_srq(place),
+            Action::Intrude(place, intrusion, variant) => self.intrude(place, intrusion, variant),
             Action::Connect { channel, anew } if channel < self.links.len() => self.connect(channel, anew),
             _ => {}
         }
@@ -352,6 +372,7 @@ impl<'a> World<'a> {
         let World { net, links, .. } = self;
         let link = &mut links[place.channel];
         link.look(net.now, &net.hosts, true);
+        link.note_draining(place.end, attr.state == Some(QpState::Sqd));
         if !link.modify(net.now, &mut net.hosts, place.end, from, &attr) {
             return;
         }
@@ -389,6 +410,15 @@ impl<'a> World<'a> {
                 }
                 Err(other) => panic!("{way}: {other}"),
             }
+        }
+    }
+
+    fn intrude(&mut self, place: Place, intrusion: Intrusion, variant: u64) {
+        let Some(link) = self.links.get(place.channel) else { return };
+        let frame = intruder::frame(link, &self.stations, place, intrusion, variant);
+        if let Some(frame) = frame {
+            self.outcome.add("intrusions", 1);
+            self.switch.inject(self.net.now, link.ends[place.end].host, &frame);
         }
     }
 
@@ -469,6 +499,10 @@ fn action_name(action: &Action) -> &'static str {
         Action::Arm(..) => "arm",
         Action::ResizeSrq(..) => "resize_srq",
         Action::DestroySrq(_) => "destroy_srq",
+        Action::Intrude(_, Intrusion::Long, _) => "intrude long",
+        Action::Intrude(_, Intrusion::Spoof, _) => "intrude spoof",
+        Action::Intrude(_, Intrusion::Notice, _) => "intrude notice",
+        Action::Intrude(_, Intrusion::Unknown, _) => "intrude unknown",
         Action::Connect { anew: true, .. } => "connect anew",
         Action::Connect { anew: false, .. } => "connect again",
     }

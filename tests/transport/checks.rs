@@ -42,11 +42,6 @@ const REFUSED: &[(Check, Provoke)] = &[
         let reth = HERE(stage);
         write(stage, 1, reth, &[1; 8]);
     }),
-    (Check::Padding, |stage| {
-        let bth = Bth { opcode: Opcode::RC_SEND_ONLY, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
-        stage.send_padded(&bth, &[1; 6], 1);
-        stage.answers();
-    }),
     (Check::PacketLength, |stage| {
         stage.request(Opcode::RC_SEND_FIRST, 0, Ext::None, &[1; 8]);
     }),

@@ -123,7 +123,7 @@ fn a_read_whose_region_goes_away_counts_as_refused() {
 #[test]
 fn congestion_notifications_are_counted_and_not_heeded() {
     let mut stage = Stage::new();
-    let bth = Bth { opcode: Opcode::CNP, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
+    let bth = Bth { opcode: Opcode::CNP, becn: true, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
     stage.send(&bth, &Ext::None, &[]);
     assert_eq!(stage.answers(), []);
     assert_counters(&stage, &[("rp_cnp_ignored", 1), ("rcvd_pkts", 0)]);

@@ -1,15 +1,20 @@
 //! One NIC against a peer that the test plays packet by packet: each case of the transport, by script.
 //!
 //! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
-//! [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and [`placement`] memory.
-//! [`uc`] and [`ud`] are the services without acknowledgements, [`raw`] frames of other protocols, [`srq`] and [`xrc`] receives that many share, [`queues`] completion
-//! queues. [`off_path`] is what strangers send, [`counters`] what is counted, [`reasons`] what a capture is told, [`checks`] that
-//! it names each check of a request, and [`log`] what a QP remembers, [`parts`] the pieces that can be had without a NIC.
+//! [`replays`] a peer that goes back, [`answers`] what no responder should say, [`between`] an application in the midst of a pass,
+//! [`notifications`] of congestion, [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and
+//! [`placement`] memory. [`uc`] and [`ud`] are the services without acknowledgements, [`raw`] frames of other protocols, [`srq`] and
+//! [`xrc`] receives that many share, [`queues`] completion queues. [`off_path`] is what strangers send, [`counters`] what is counted,
+//! [`reasons`] what a capture is told, [`checks`] that it names each check of a request, and [`log`] what a QP remembers, [`parts`]
+//! the pieces that can be had without a NIC.
 
+mod answers;
+mod between;
 mod checks;
 mod counters;
 mod hostile;
 mod log;
+mod notifications;
 mod off_path;
 mod parts;
 mod peers;
@@ -18,6 +23,7 @@ mod queues;
 mod raw;
 mod reasons;
 mod regions;
+mod replays;
 mod requester;
 mod responder;
 mod srq;
@@ -295,10 +301,12 @@ impl Stage {
         self.peer.tx_flush(self.now).expect("memory does not fail");
     }
 
-    /// A packet without headers behind the BTH, whose pad count is not that of its payload.
+    /// A packet that has nothing behind the BTH but this, whatever its opcode asks for, with this pad count.
     fn send_padded(&mut self, bth: &Bth, payload: &[u8], pad: u8) {
         let mut headers = [0; MAX_HEADERS];
-        let honest = self.template.write_headers(&mut headers, bth, &Ext::None, payload.len() & !3);
+        let plain = Bth { opcode: Opcode::RC_SEND_ONLY, ..*bth };
+        let honest = self.template.write_headers(&mut headers, &plain, &Ext::None, payload.len() & !3);
+        headers[honest - 12] = bth.opcode.0;
         // The pad count is in bits 5:4 of the BTH's second byte.
         headers[honest - 11] = headers[honest - 11] & !0x30 | pad << 4;
         let length = honest + payload.len() + 4;

@@ -2,7 +2,7 @@
 
 use roxie::time::Nanos;
 use roxie::verbs::{WcStatus, WrOpcode};
-use roxie::wire::{NakCode, Opcode, Syndrome, rnr_timer_ns};
+use roxie::wire::{Aeth, Ext, NakCode, Opcode, Syndrome, rnr_timer_ns};
 
 use crate::{FIRST, RETRIES, Stage, TIMEOUT};
 
@@ -53,7 +53,8 @@ fn the_rest_of_an_answer_that_lost_a_packet_is_no_silence() {
     stage.read_middle(FIRST + 40, 0xee);
     assert_eq!(stage.wait(Nanos(1000)), []);
     // What belongs to the repeated request is taken.
-    stage.read_middle(FIRST, 0x11);
+    let aeth = Ext::Aeth(Aeth { syndrome: 0x1f, msn: 1 });
+    stage.answer(Opcode::RC_READ_RESPONSE_FIRST, FIRST, aeth, &[0x11; 256]);
     stage.wait(Nanos(1000));
     assert_eq!(
         stage.memory.bytes(0, 512),

@@ -209,7 +209,12 @@ fn what_is_not_for_the_qp_says_why() {
         (Bth { dest_qp: nobody, ..bth }, Ext::None, format!("dropped: no QP {nobody}")),
         (Bth { pkey: 0x1234, ..bth }, Ext::None, "dropped: P_Key 0x1234".into()),
         (Bth { opcode: Opcode::UC_SEND_ONLY, ..bth }, Ext::None, "dropped: not the QP's service".into()),
-        (Bth { opcode: Opcode::CNP, ..bth }, Ext::None, "congestion notification".into()),
+        (Bth { opcode: Opcode::CNP, becn: true, ..bth }, Ext::None, "congestion notification".into()),
+        (
+            Bth { opcode: Opcode::CNP, ..bth },
+            Ext::None,
+            "dropped: congestion notification without BECN or with a payload".into(),
+        ),
         (Bth { opcode: Opcode(0x1f), ..bth }, Ext::None, "dropped: unknown opcode 0x1f".into()),
     ];
     for (bth, ext, told) in cases {
@@ -284,11 +289,10 @@ fn a_datagram_that_is_not_taken_says_why() {
 
     stage.template = one_to_one;
     stage.receive(2, 0, 41);
-    let told = send(&mut stage, to, QKEY, &[1, 2]);
-    assert!(
-        told.len() == 1 && told[0].starts_with("receive fails, QP to error: local length error"),
-        "{told:?}"
-    );
+    assert_eq!(send(&mut stage, to, QKEY, &[1, 2]), ["dropped: message is longer than the receive"]);
+    let long = vec![1; 1028];
+    let told = "dropped: payload does not fit its place in the message or the path MTU";
+    assert_eq!(send(&mut stage, to, QKEY, &long), [told]);
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &reset).expect("always allowed");
     assert_eq!(send(&mut stage, to, QKEY, &[1]), ["dropped: QP is in Reset"]);

@@ -503,6 +503,22 @@ fn acknowledgements_come_now_and_then_even_if_nobody_asks() {
 }
 
 #[test]
+fn the_answer_of_a_read_acknowledges_what_is_before_it() {
+    let mut stage = Stage::new();
+    let (ext, dest_qp) = (Ext::Reth(stage.reth(0, 4)), stage.qp.handle.qpn);
+    let write = |stage: &mut Stage, psn| {
+        let bth = Bth { opcode: Opcode::RC_WRITE_ONLY, dest_qp, psn: Psn::new(psn), ..Bth::default() };
+        stage.send(&bth, &ext, &[1; 4]);
+        stage.answers()
+    };
+    // One fewer than what is acknowledged unasked.
+    assert!((0..63).all(|psn| write(&mut stage, psn).is_empty()));
+    assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 63, ext, &[]).len(), 1);
+    assert!((64..127).all(|psn| write(&mut stage, psn).is_empty()), "they count from the READ on");
+    assert_eq!(write(&mut stage, 127), [Answer::ack(127)]);
+}
+
+#[test]
 fn the_msn_counts_messages_and_not_packets() {
     let mut stage = Stage::new();
     let reth = Ext::Reth(stage.reth(0, 300));

@@ -83,6 +83,34 @@ fn a_qp_that_is_ready_to_receive_executes_and_reports_its_first_packet() {
     stage.acknowledge(FIRST, ACK, 0);
     stage.wait(SOON);
     assert_eq!(stage.counter("ghost_acks"), 1, "nothing was sent, so nothing can be acknowledged");
+    // Each life has its first packet.
+    go(&mut stage, QpState::Reset);
+    for attr in &attributes(&stage.host, &Setup::default())[..2] {
+        stage.host.modify(stage.now, &stage.qp, attr).expect("a legal transition");
+    }
+    stage.receive(2, 0, 8);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [Answer::ack(0)]);
+    assert_eq!(stage.events(), [EventKind::CommunicationEstablished]);
+}
+
+#[test]
+fn a_reset_qp_that_agrees_on_fewer_reads_has_their_places() {
+    let mut stage = Stage::new();
+    for psn in 0..3 {
+        let ext = Ext::Reth(stage.reth(0, 8));
+        assert_eq!(stage.request(Opcode::RC_READ_REQUEST, psn, ext, &[]).len(), 1);
+    }
+    go(&mut stage, QpState::Reset);
+    let mut attributes = attributes(&stage.host, &Setup::default());
+    attributes[1].max_dest_rd_atomic = Some(1);
+    for attr in &attributes {
+        stage.host.modify(stage.now, &stage.qp, attr).expect("a legal transition");
+    }
+    for psn in 0..3 {
+        let ext = Ext::Reth(stage.reth(0, 8));
+        let answers = stage.request(Opcode::RC_READ_REQUEST, psn, ext, &[]);
+        assert_eq!(answers.iter().map(|a| a.opcode).collect::<Vec<_>>(), [Opcode::RC_READ_RESPONSE_ONLY]);
+    }
 }
 
 #[test]

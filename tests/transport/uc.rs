@@ -189,16 +189,26 @@ fn a_message_without_a_receive_is_lost_and_nothing_else() {
 }
 
 #[test]
-fn a_message_longer_than_its_receive_ends_the_connection() {
+fn a_message_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
     let mut stage = stage();
     stage.receive(1, 0, 300);
     stage.receive(2, 1000, 8);
     stage.request(Opcode::UC_SEND_FIRST, 0, Ext::None, &FULL);
     assert_eq!(stage.request(Opcode::UC_SEND_LAST, 1, Ext::None, &[1; 45]), SILENT, "the peer is not told");
-    assert_eq!(stage.statuses(), [(1, WcStatus::LocLen), (2, WcStatus::WrFlush)]);
-    assert_eq!(stage.state(), QpState::Err);
-    assert_eq!(stage.events(), [EventKind::QpRequestError]);
+    assert_eq!(stage.statuses(), []);
+    assert_eq!((stage.state(), stage.events()), (QpState::Rts, vec![]));
     assert_eq!(stage.counter("resp_local_length_error"), 1);
+    assert_eq!(stage.counter("rx_dropped_unacknowledged"), 1);
+    // What goes on with it has lost its message.
+    assert_eq!(stage.request(Opcode::UC_SEND_LAST, 2, Ext::None, &[2; 4]), SILENT);
+    assert_eq!(stage.statuses(), []);
+    assert_eq!(stage.request(Opcode::UC_SEND_ONLY, 3, Ext::None, &[3; 4]), SILENT);
+    let done: Vec<_> = stage.completions().iter().map(|wc| (wc.wr_id, wc.status, wc.byte_len)).collect();
+    assert_eq!(done, [(1, WcStatus::Success, 4)]);
+    assert_eq!(stage.memory.bytes(0, 4), [3; 4]);
+    assert_eq!(stage.request(Opcode::UC_SEND_ONLY, 4, Ext::None, &[4; 12]), SILENT, "8 bytes are left");
+    assert_eq!(stage.request(Opcode::UC_SEND_ONLY, 5, Ext::None, &[5; 8]), SILENT);
+    assert_eq!(stage.statuses(), [(2, WcStatus::Success)]);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use roxie::shared::work_queue::Payload;
 use roxie::sim::{Host, HostQp};
 use roxie::time::Nanos;
 use roxie::verbs::{
-    AddressVector, AhId, EventKind, Gid, LKey, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn,
-    SendFlags, SendWr, Sge, UdAddress, WcFlags, WcStatus, WrOpcode,
+    AddressVector, AhId, Gid, LKey, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SendFlags,
+    SendWr, Sge, UdAddress, WcFlags, WcStatus, WrOpcode,
 };
 use roxie::wire::net::multicast_mac;
 use roxie::wire::{Bth, Deth, Ext, FlowSpec, Opcode, RoceVersion, Template};
@@ -274,24 +274,84 @@ fn a_datagram_without_a_receive_is_lost_and_nothing_else() {
 }
 
 #[test]
-fn a_receive_that_cannot_hold_header_and_payload_fails() {
-    for (length, status) in [(42, WcStatus::LocLen), (20, WcStatus::LocLen), (0, WcStatus::LocLen)] {
+fn a_datagram_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
+    for length in [42, 20, 0] {
         let mut stage = stage();
         stage.receive(1, 0, length);
         stage.receive(2, 100, 100);
         let own = stage.qp.handle.qpn;
         arrive(&mut stage, own, QKEY, &[1, 2, 3]);
-        assert_eq!(stage.statuses(), [(1, status), (2, WcStatus::WrFlush)], "{length} bytes");
+        assert_eq!(stage.statuses(), [], "{length} bytes");
         assert_eq!(stage.memory.bytes(0, 64), [0; 64], "{length} bytes: nothing was written");
-        assert_eq!(stage.state(), QpState::Err);
-        assert_eq!(stage.events(), [EventKind::QpRequestError]);
+        assert_eq!((stage.state(), stage.events()), (QpState::Rts, vec![]), "{length} bytes");
+        let counted =
+            ["resp_local_length_error", "rx_dropped_unacknowledged"].map(|name| stage.counter(name));
+        assert_eq!(counted, [1, 1], "{length} bytes");
     }
+    // The receive is still the first: what fits takes it, and then the next.
+    let mut stage = stage();
+    stage.receive(1, 0, 42);
+    stage.receive(2, 100, 100);
+    let own = stage.qp.handle.qpn;
+    for payload in [&[1, 2, 3][..], &[4, 5], &[6, 7, 8]] {
+        arrive(&mut stage, own, QKEY, payload);
+    }
+    assert_eq!(stage.statuses(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!((stage.memory.bytes(40, 2), stage.memory.bytes(140, 3)), (vec![4, 5], vec![6, 7, 8]));
+    // One that is held is flushed with the others.
+    stage.receive(3, 0, 42);
+    stage.receive(4, 0, 100);
+    arrive(&mut stage, own, QKEY, &[1, 2, 3]);
+    let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &error).expect("any state leads to ERR");
+    assert_eq!(stage.statuses(), [(3, WcStatus::WrFlush), (4, WcStatus::WrFlush)]);
+}
+
+#[test]
+fn a_receive_whose_memory_is_not_to_be_written_fails() {
     let mut stage = stage();
     let own = stage.qp.handle.qpn;
     let sge = Sge { lkey: LKey(1), ..stage.memory.sge(0, 100) };
     stage.host.post_recv(&stage.qp, 1, &[sge]).expect("room for a receive");
     arrive(&mut stage, own, QKEY, &[1]);
     assert_eq!(stage.statuses(), [(1, WcStatus::LocProt)]);
+}
+
+/// The link carries more than the port's MTU, 1024 bytes here.
+#[test]
+fn a_datagram_longer_than_the_mtu_of_the_port_ends_no_qp_not_qp1_and_no_member_of_a_group() {
+    let mut stage = stage();
+    let limit = stage.host.worker.nic().largest_mtu().bytes();
+    let gsi = another_qp(&mut stage, QpType::Gsi);
+    let member = another_qp(&mut stage, QpType::Ud);
+    attach(&mut stage, member.handle.index);
+    let own = stage.qp.handle.qpn;
+    for (room, length) in [(HEADER + limit, limit + 4), (HEADER + limit + 100, limit + 4)] {
+        let sges = [stage.memory.sge(0, room as u32)];
+        for qp in [&stage.qp, &gsi, &member] {
+            stage.host.post_recv(qp, 1, &sges).expect("room for a receive");
+        }
+        let long = vec![9; length];
+        arrive(&mut stage, own, QKEY, &long);
+        arrive(&mut stage, Qpn::GSI, GSI_QKEY, &long);
+        to_group(&mut stage, 2, PEER_QPN, &long);
+        stage.template = crate::template(2);
+        for (name, qp) in [("a QP", &stage.qp), ("QP1", &gsi), ("a member", &member)] {
+            assert_eq!(qp.cq.poll(), None, "{name}, a receive of {room}");
+        }
+        assert_eq!(stage.memory.bytes(0, 64), [0; 64], "a receive of {room}: nothing was written");
+    }
+    assert_eq!(stage.events(), []);
+    assert_eq!(stage.counter("resp_invalid_requests"), 6);
+    assert_eq!(stage.counter("rx_dropped_unacknowledged"), 6);
+    // All of them go on, with the receive that they had.
+    let full = vec![7; limit];
+    arrive(&mut stage, own, QKEY, &full);
+    arrive(&mut stage, Qpn::GSI, GSI_QKEY, &full);
+    to_group(&mut stage, 2, PEER_QPN, &full);
+    for (name, qp) in [("a QP", &stage.qp), ("QP1", &gsi), ("a member", &member)] {
+        assert_eq!(qp.cq.poll().map(|wc| (wc.wr_id, wc.status)), Some((1, WcStatus::Success)), "{name}");
+    }
 }
 
 #[test]

@@ -472,3 +472,17 @@ fn a_target_that_was_reset_connects_again() {
     assert_eq!(target.send(0, 0), [ack(0)]);
     assert_eq!(target.ids(0), [(10, WcStatus::Success), (11, WcStatus::Success)]);
 }
+
+/// Nothing will ever come of it: who names it is refused, and not asked to wait.
+#[test]
+fn a_queue_that_was_written_over_is_none_to_name() {
+    let mut target = Target::new();
+    target.post(0, 1, 8);
+    // The first word is the producer: more than the ring holds.
+    target.stage.host.srq_words(&target.queues[0].0)[0].store(1 << 20, std::sync::atomic::Ordering::Relaxed);
+    let not_ready = (Opcode::XRC_ACKNOWLEDGE, 0, Some(Syndrome::RnrNak { timer: 12 }));
+    assert_eq!(target.send(0, 0), [not_ready], "it is found out");
+    assert_eq!(target.send(0, 0), [nak(0, NakCode::InvalidRequest)]);
+    assert_eq!(target.state(), QpState::Err);
+    assert_eq!((target.ids(0), target.ids(1)), (vec![], vec![]));
+}

@@ -161,7 +161,7 @@ pub const RULES: [Rule<Odd, Reaction>; 16] = [
         "to a READ of 3 packets a MIDDLE without FIRST",
         "bad response (9.9.2)",
         ends(&[Status::SUCCESS]),
-        DROPPED,
+        ends(&[Status::BAD_RESP_ERR]),
     ),
     differ(
         Odd::ReadOfSend,

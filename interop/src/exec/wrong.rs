@@ -141,7 +141,14 @@ pub const RULES: [Rule<Wrong, Reaction>; 30] = [
         "NAK invalid request (9.7.4)",
         ends(&["NAK61+0"]),
     ),
-    same(Wrong::UnpaddedSend, "SEND ONLY of 7 bytes without a pad", "dropped (9.6.1)", goes_on(&[], 0)),
+    Rule {
+        case: Wrong::UnpaddedSend,
+        script: "SEND ONLY of 7 bytes without a pad",
+        specification: "dropped (9.6.1)",
+        rxe_6_1: goes_on(&["ACK+0"], 1),
+        rxe_newest: goes_on(&["ACK+0"], 1),
+        roxie: goes_on(&[], 0),
+    },
     same(
         Wrong::LongOnly,
         "WRITE ONLY longer than the path MTU",
@@ -321,6 +328,7 @@ fn next_psn(case: Wrong, answered: bool) -> u32 {
         Wrong::DuplicateSend | Wrong::DuplicateFarBehind | Wrong::WiderReadReplay => 1,
         Wrong::FlushOfNoType | Wrong::FlushOfOtherType | Wrong::FlushOfOtherLevel => u32::from(answered),
         Wrong::PartialReadReplay => 3,
+        Wrong::UnpaddedSend => u32::from(answered),
         _ => 0,
     }
 }

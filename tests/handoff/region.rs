@@ -1,0 +1,32 @@
+//! Memory of a queue, of a model checker's words.
+
+use std::io;
+use std::sync::Arc;
+
+use loom::sync::atomic::AtomicU64;
+
+/// As in `src/shared/region.rs`.
+pub(crate) const LINE: usize = 8;
+
+#[derive(Debug)]
+pub(crate) struct Region(Box<[AtomicU64]>);
+
+impl Region {
+    pub(crate) fn new(words: usize) -> io::Result<Arc<Region>> {
+        Ok(Arc::new(Region((0..words).map(|_| AtomicU64::new(0)).collect())))
+    }
+
+    /// The models' queues have a region each.
+    pub(crate) fn part(self: &Arc<Region>, at: usize, words: usize) -> io::Result<Arc<Region>> {
+        assert!(at == 0 && words == self.0.len());
+        Ok(Arc::clone(self))
+    }
+
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        &self.0
+    }
+}
+
+pub(crate) fn slots_for(capacity: u32) -> usize {
+    (capacity.max(1) as usize).next_power_of_two()
+}

@@ -1,0 +1,419 @@
+//! What every frame of a host must keep to, whatever the script: a layer on each host's port that sees what comes, with the
+//! NIC's verdict on it, and what leaves, in their order.
+//!
+//! The other oracles look at bytes and completions, and recovery heals what it can: a peer that is answered wrongly asks again, and
+//! in the end all is well. Here nothing is healed yet. The rules are those of the specification and of nothing else, and the
+//! witness knows of the NIC only what a capture of it would show.
+//!
+//! ```text
+//! requests   sent again are the same to the bit but for the wish to be acknowledged
+//!            do not leave behind the word that the queue is drained
+//! answers    go back only to what was asked again, and there
+//!            are acknowledgements of requests that have no other answer
+//!            that overtake others make their requester go back, once
+//! silence    is kept where the peer has been told, and no longer
+//! tries      are as many as agreed
+//! turns      come to each queue pair before a second one to any
+//! ```
+
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{Hash, Hasher};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use roxie::flow::FlowMatch;
+use roxie::frame::{Frame, FrameMut};
+use roxie::limits::Limits;
+use roxie::port::{LinkChange, Port, PortInfo, Received, TxId};
+use roxie::time::Nanos;
+use roxie::wire::{Operation, Packet, Psn, Qpn, Syndrome, parse, rnr_timer_ns};
+
+/// A queue pair of a reliable service, as its host sees it.
+#[derive(Debug)]
+pub struct Known {
+    pub qpn: Qpn,
+    pub peer: Qpn,
+    /// Bytes of a full packet.
+    pub mtu: usize,
+    /// The code that it asks for when it has no receive.
+    pub rnr_timer: u8,
+    pub name: String,
+}
+
+/// Why the responder says nothing to what is ahead of its turn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Told {
+    Nothing,
+    /// Which packet is due.
+    Missing,
+    /// To come again; the peer waits until then.
+    NotReady(Nanos),
+}
+
+/// A READ, an atomic or its like that was executed.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    packets: u32,
+    /// The packet of the answer that is due; `None`: all have left.
+    due: Option<u32>,
+}
+
+#[derive(Debug)]
+struct Line {
+    known: Known,
+    /// What was sent, by PSN.
+    sent: HashMap<Psn, u64>,
+    /// The PSN that the peer last had no receive for, and how often in a row.
+    not_ready: Option<(Psn, u32)>,
+    /// An answer that overtook another has made it go back, and nothing new was acknowledged since.
+    went_back: bool,
+    /// In SQD; the word that it is drained has come.
+    draining: bool,
+    drained: bool,
+    /// What has an answer of its own, by the distance of its first PSN from the first of all.
+    asked: BTreeMap<i32, Asked>,
+    origin: Option<Psn>,
+    last_answer: Option<Psn>,
+    /// The lowest PSN that was asked again since an answer went back.
+    lowest: Option<Psn>,
+    told: Told,
+}
+
+impl Line {
+    fn new(known: Known) -> Line {
+        Line {
+            known,
+            sent: HashMap::new(),
+            not_ready: None,
+            went_back: false,
+            draining: false,
+            drained: false,
+            asked: BTreeMap::new(),
+            origin: None,
+            last_answer: None,
+            lowest: None,
+            told: Told::Nothing,
+        }
+    }
+
+    /// How far a PSN of the peer's requests is from the first that was seen.
+    fn at(&mut self, psn: Psn) -> i32 {
+        psn.distance_from(*self.origin.get_or_insert(psn))
+    }
+
+    /// The request with an answer of its own that a PSN belongs to, and which of its packets that is.
+    fn asked_at(&mut self, psn: Psn) -> Option<(&mut Asked, u32)> {
+        let at = self.at(psn);
+        let (first, asked) = self.asked.range_mut(..=at).next_back()?;
+        let packet = (at - first) as u32;
+        (packet < asked.packets).then_some((asked, packet))
+    }
+
+    /// A request came, and the NIC says what it did with it.
+    fn request_came(&mut self, now: Nanos, packet: &Packet, verdict: &str) {
+        let psn = packet.bth.psn;
+        match verdict {
+            "executed" => {
+                self.told = Told::Nothing;
+                if has_own_answer(packet) {
+                    let length = packet.reth().map_or(0, |reth| reth.dma_len as usize);
+                    let is_read = packet.info().operation == Operation::ReadRequest;
+                    let packets = if is_read { length.div_ceil(self.known.mtu).max(1) as u32 } else { 1 };
+                    let at = self.at(psn);
+                    self.asked.insert(at, Asked { packets, due: Some(0) });
+                } else {
+                    self.at(psn);
+                }
+            }
+            "duplicate: answered again, not executed again" => {
+                self.lowest = Some(self.lowest.filter(|lowest| lowest.is_before(psn)).unwrap_or(psn));
+                if has_own_answer(packet)
+                    && let Some((asked, packet)) = self.asked_at(psn)
+                {
+                    asked.due = Some(packet);
+                }
+            }
+            "no receive posted: RNR NAK" => {
+                self.told = Told::NotReady(now + Nanos(rnr_timer_ns(self.known.rnr_timer)));
+            }
+            _ if verdict.ends_with("; sequence NAK") => self.told = Told::Missing,
+            _ if verdict.ends_with("; silent, already asked for") => {
+                let knows = match self.told {
+                    Told::Nothing => false,
+                    Told::Missing => true,
+                    Told::NotReady(until) => now < until,
+                };
+                assert!(
+                    knows,
+                    "{}: {packet}: silence, and the peer was told {:?}",
+                    self.known.name, self.told
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// An answer came.
+    fn answer_came(&mut self, packet: &Packet, verdict: &str) {
+        let psn = packet.bth.psn;
+        let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
+        let positive = syndrome.is_none_or(|syndrome| matches!(syndrome, Syndrome::Ack { .. }));
+        match verdict {
+            "acknowledges" => self.went_back = false,
+            "implied NAK: go back and send again" => self.went_back = true,
+            "stale: already going back" if positive => {
+                let name = &self.known.name;
+                assert!(
+                    self.went_back,
+                    "{name}: {packet} overtakes what was asked, and nothing is asked again"
+                );
+            }
+            _ if verdict.starts_with("receiver not ready: wait") => {
+                let before = self.not_ready.filter(|(same, _)| *same == psn).map_or(0, |(_, times)| times);
+                self.not_ready = Some((psn, before + 1));
+            }
+            _ => {}
+        }
+    }
+
+    /// A request leaves.
+    fn request_leaves(&mut self, packet: &Packet, frame: &Frame<'_>) {
+        let name = &self.known.name;
+        assert!(!self.drained, "{name}: {packet} leaves, and it was said to be drained");
+        let digest = digest(packet, frame);
+        let first = *self.sent.entry(packet.bth.psn).or_insert(digest);
+        assert!(first == digest, "{name}: {packet} is not what was sent before with this PSN");
+    }
+
+    /// An answer leaves.
+    fn answer_leaves(&mut self, packet: &Packet) {
+        let (psn, name) = (packet.bth.psn, self.known.name.clone());
+        let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
+        let acknowledges = packet.info().operation == Operation::Acknowledge;
+        if acknowledges && !matches!(syndrome, Some(Syndrome::Ack { .. })) {
+            return;
+        }
+        match self.asked_at(psn) {
+            Some(_) => assert!(!acknowledges, "{name}: {packet}: that PSN has an answer of its own"),
+            None => assert!(acknowledges, "{name}: {packet}: nobody asked for that"),
+        }
+        if let Some((asked, k)) = self.asked_at(psn) {
+            assert!(asked.due == Some(k), "{name}: {packet}: packet {k} of {asked:?} is not due");
+            asked.due = (k + 1 < asked.packets).then_some(k + 1);
+        }
+        if self.last_answer.is_some_and(|last| psn.is_before(last)) {
+            let lowest = self.lowest.take();
+            let was_asked = lowest.is_some_and(|lowest| !psn.is_before(lowest));
+            assert!(
+                was_asked,
+                "{name}: {packet} behind {:?}, and asked again is {lowest:?}",
+                self.last_answer
+            );
+        }
+        self.last_answer = Some(psn);
+    }
+}
+
+/// True of requests that are not acknowledged but answered.
+fn has_own_answer(packet: &Packet) -> bool {
+    !matches!(packet.info().operation, Operation::Send | Operation::Write)
+}
+
+/// What must be the same whenever a packet is sent.
+fn digest(packet: &Packet, frame: &Frame<'_>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let bth = &packet.bth;
+    (bth.opcode.0, bth.solicited, bth.pad, bth.pkey, bth.dest_qp.value()).hash(&mut hasher);
+    let headers = packet.bth_offset + roxie::wire::Bth::LEN..packet.payload.start;
+    for range in [headers, packet.payload.clone()] {
+        let (a, b) = frame.slices(range);
+        a.iter().chain(b).for_each(|byte| byte.hash(&mut hasher));
+    }
+    hasher.finish()
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    /// By host and own number.
+    lines: HashMap<(usize, Qpn), Line>,
+    /// Own numbers, by host and the peer's.
+    by_peer: HashMap<(usize, Qpn), Qpn>,
+}
+
+impl Book {
+    fn to(&mut self, host: usize, packet: &Packet) -> Option<&mut Line> {
+        self.lines.get_mut(&(host, packet.bth.dest_qp))
+    }
+
+    fn from(&mut self, host: usize, packet: &Packet) -> Option<&mut Line> {
+        let own = *self.by_peer.get(&(host, packet.bth.dest_qp))?;
+        self.lines.get_mut(&(host, own))
+    }
+}
+
+/// A handle to what all witnesses of a run know.
+#[derive(Clone, Debug, Default)]
+pub struct Witnesses(Arc<Mutex<Book>>);
+
+impl Witnesses {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A queue pair begins a life.
+    pub fn learn(&self, host: usize, known: Known) {
+        let mut book = self.book();
+        book.by_peer.retain(|(of, _), own| *of != host || *own != known.qpn);
+        book.by_peer.insert((host, known.peer), known.qpn);
+        book.lines.insert((host, known.qpn), Line::new(known));
+    }
+
+    /// Its application is about to take it to SQD, or out of it.
+    pub fn drains(&self, host: usize, qpn: Qpn, draining: bool) {
+        if let Some(line) = self.book().lines.get_mut(&(host, qpn)) {
+            (line.draining, line.drained) = (draining, false);
+        }
+    }
+
+    /// The word that it is drained has come.
+    pub fn is_drained(&self, host: usize, qpn: Qpn) {
+        if let Some(line) = self.book().lines.get_mut(&(host, qpn)) {
+            line.drained = line.draining;
+        }
+    }
+
+    /// How often in a row its peer had no receive for the same packet, and it waited.
+    pub fn waits(&self, host: usize, qpn: Qpn) -> u32 {
+        let book = self.book();
+        book.lines.get(&(host, qpn)).and_then(|line| line.not_ready).map_or(0, |(_, times)| times)
+    }
+}
+
+/// The layer.
+pub struct Witness {
+    inner: Box<dyn Port>,
+    host: usize,
+    witnesses: Witnesses,
+    now: Nanos,
+    /// Whose frames leave in this pass, and how many so far.
+    turns: Vec<([u8; 6], Qpn, u32)>,
+}
+
+impl Witness {
+    pub fn new(inner: Box<dyn Port>, host: usize, witnesses: Witnesses) -> Witness {
+        Witness { inner, host, witnesses, now: Nanos::ZERO, turns: Vec::new() }
+    }
+
+    /// In one pass each queue pair that has something to send gets a turn before any gets a second.
+    fn note_turn(&mut self, packet: &Packet, frame: &Frame<'_>) {
+        // Datagrams are told by who sends them, all others by where they go.
+        let station = frame.array::<6>(0).unwrap_or_default();
+        let (station, qpn) = match packet.deth() {
+            Some(deth) => ([0; 6], deth.src_qp),
+            None => (station, packet.bth.dest_qp),
+        };
+        let seen = self.turns.iter_mut().find(|(s, q, _)| (*s, *q) == (station, qpn));
+        if let Some((_, _, frames)) = seen {
+            *frames += 1;
+            return;
+        }
+        let quantum = Limits::small().tx_quantum;
+        let greedy = self.turns.iter().find(|(_, _, frames)| *frames > quantum);
+        let host = self.host + 1;
+        assert!(greedy.is_none(), "h{host}: {packet} waited for a second turn of another: {greedy:?}");
+        self.turns.push((station, qpn, 1));
+    }
+}
+
+impl Port for Witness {
+    fn info(&self) -> &PortInfo {
+        self.inner.info()
+    }
+
+    fn rx_burst(&mut self, now: Nanos) -> usize {
+        self.now = now;
+        self.inner.rx_burst(now)
+    }
+
+    fn rx_frame(&self, i: usize) -> Received<'_> {
+        self.inner.rx_frame(i)
+    }
+
+    fn rx_note(&mut self, i: usize, note: std::fmt::Arguments<'_>) {
+        self.inner.rx_note(i, note);
+        let Ok(packet) = parse(&self.inner.rx_frame(i).frame) else { return };
+        let mut book = self.witnesses.book();
+        let Some(line) = book.to(self.host, &packet) else { return };
+        let verdict = note.to_string();
+        if packet.info().is_response() {
+            line.answer_came(&packet, &verdict);
+        } else {
+            line.request_came(self.now, &packet, &verdict);
+        }
+    }
+
+    fn rx_release(&mut self) {
+        self.inner.rx_release();
+    }
+
+    fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
+        self.inner.tx_alloc(len)
+    }
+
+    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
+        self.inner.tx_frame(id)
+    }
+
+    fn tx_arrange(&mut self) {
+        self.inner.tx_arrange();
+    }
+
+    fn tx_commit(&mut self, id: TxId) {
+        let bytes = self.inner.tx_frame(&id).as_frame().to_vec();
+        let frame = Frame::whole(&bytes);
+        let packet = parse(&frame).expect("what leaves is a good packet");
+        self.note_turn(&packet, &frame);
+        if let Some(line) = self.witnesses.book().from(self.host, &packet) {
+            if packet.info().is_response() {
+                line.answer_leaves(&packet);
+            } else if packet.deth().is_none() {
+                line.request_leaves(&packet, &frame);
+            }
+        }
+        self.inner.tx_commit(id);
+    }
+
+    fn tx_note(&mut self, id: &TxId, note: std::fmt::Arguments<'_>) {
+        self.inner.tx_note(id, note);
+    }
+
+    fn tx_cancel(&mut self, id: TxId) {
+        self.inner.tx_cancel(id);
+    }
+
+    fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
+        self.turns.clear();
+        self.inner.tx_flush(now)
+    }
+
+    fn wants_notes(&self) -> bool {
+        true
+    }
+
+    fn next_event(&self) -> Nanos {
+        self.inner.next_event()
+    }
+
+    fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        self.inner.follow(change)
+    }
+
+    fn steer(&mut self, flows: &[FlowMatch]) -> io::Result<()> {
+        self.inner.steer(flows)
+    }
+
+    fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
+        self.inner.counters(out);
+    }
+}

@@ -1,0 +1,131 @@
+//! Answers that no responder should send (IBTA 9.9.2): the request that they are for fails with BAD_RESP.
+
+use roxie::time::Nanos;
+use roxie::verbs::{QpState, SendFlags, WcStatus, WrOpcode};
+use roxie::wire::{Aeth, Ext, NakCode, Opcode, Psn, Syndrome};
+
+use crate::{FIRST, Stage, TIMEOUT};
+
+const SOON: Nanos = Nanos(1000);
+const ACK: Syndrome = Syndrome::Ack { credits: 31 };
+const FULL: [u8; 256] = [7; 256];
+
+fn aeth(syndrome: Syndrome) -> Aeth {
+    Aeth { syndrome: syndrome.into(), msn: 1 }
+}
+
+/// One request has left.
+fn asked(opcode: WrOpcode, length: u32) -> Stage {
+    let mut stage = Stage::new();
+    stage.post_as(1, opcode, SendFlags::SIGNALED, length);
+    assert!(!stage.wait(SOON).is_empty());
+    stage
+}
+
+fn assert_bad_response(stage: &mut Stage, what: &str) {
+    assert_eq!(stage.wait(SOON), [], "{what}");
+    assert_eq!(stage.statuses(), [(1, WcStatus::BadResp)], "{what}");
+    assert_eq!(stage.state(), QpState::Err, "{what}");
+    assert_eq!(stage.memory.bytes(0, 64), [0; 64], "{what}: nothing was stored");
+}
+
+#[test]
+fn an_acknowledgement_has_no_payload() {
+    let naks = [
+        Syndrome::RnrNak { timer: 1 },
+        Syndrome::Nak(NakCode::PsnSequence),
+        Syndrome::Nak(NakCode::RemoteAccess),
+    ];
+    for syndrome in [ACK].into_iter().chain(naks) {
+        let mut stage = asked(WrOpcode::Write, 4);
+        stage.answer(Opcode::RC_ACKNOWLEDGE, FIRST, Ext::Aeth(aeth(syndrome)), &[1; 4]);
+        assert_bad_response(&mut stage, &format!("{syndrome:?} with 4 bytes"));
+    }
+    let mut stage = asked(WrOpcode::FetchAdd, 8);
+    stage.answer(Opcode::RC_ATOMIC_ACKNOWLEDGE, FIRST, Ext::AtomicAck(aeth(ACK), 5), &[1; 4]);
+    assert_bad_response(&mut stage, "an ATOMIC ACKNOWLEDGE with 4 bytes");
+}
+
+/// One that is for nothing is still for nothing.
+#[test]
+fn an_old_or_a_ghostly_acknowledgement_with_payload_is_dropped_as_any_other() {
+    let mut stage = asked(WrOpcode::Write, 4);
+    for psn in [FIRST - 1, FIRST + 1] {
+        stage.answer(Opcode::RC_ACKNOWLEDGE, psn, Ext::Aeth(aeth(ACK)), &[1; 4]);
+        assert_eq!(stage.wait(SOON), []);
+        assert_eq!(stage.statuses(), []);
+    }
+    stage.acknowledge(FIRST, ACK, 1);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn a_read_of_one_packet_is_answered_by_only() {
+    let mut stage = asked(WrOpcode::Read, 8);
+    stage.answer(Opcode::RC_READ_RESPONSE_LAST, FIRST, Ext::Aeth(aeth(ACK)), &[7; 8]);
+    assert_bad_response(&mut stage, "LAST");
+}
+
+#[test]
+fn a_read_begins_with_first_and_goes_on_with_middle() {
+    let with_aeth = Ext::Aeth(aeth(ACK));
+    let mut stage = asked(WrOpcode::Read, 768);
+    stage.read_middle(FIRST, 7);
+    assert_bad_response(&mut stage, "MIDDLE at the beginning");
+
+    let begun = || {
+        let mut stage = asked(WrOpcode::Read, 768);
+        stage.answer(Opcode::RC_READ_RESPONSE_FIRST, FIRST, with_aeth, &FULL);
+        assert_eq!(stage.wait(SOON), []);
+        stage
+    };
+    let mut stage = begun();
+    stage.answer(Opcode::RC_READ_RESPONSE_FIRST, FIRST + 1, with_aeth, &FULL);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(1, WcStatus::BadResp)], "FIRST where MIDDLE is due");
+    assert_eq!(stage.memory.bytes(256, 256), [0; 256]);
+
+    let mut stage = begun();
+    stage.read_middle(FIRST + 1, 7);
+    stage.answer(Opcode::RC_READ_RESPONSE_ONLY, FIRST + 2, with_aeth, &FULL);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(1, WcStatus::BadResp)], "ONLY where LAST is due");
+}
+
+/// Specification and rdma_rxe differ in what the answer to the rest of a READ begins with.
+#[test]
+fn the_rest_of_a_read_that_was_asked_for_again_may_begin_either_way() {
+    let with_aeth = Ext::Aeth(aeth(ACK));
+    let rest = |stage: &mut Stage, from: Psn| {
+        let again = stage.wait(TIMEOUT + SOON);
+        assert_eq!(again, [(Opcode::RC_READ_REQUEST, from)]);
+    };
+    for first in [true, false] {
+        let mut stage = asked(WrOpcode::Read, 768);
+        stage.answer(Opcode::RC_READ_RESPONSE_FIRST, FIRST, with_aeth, &FULL);
+        stage.wait(SOON);
+        rest(&mut stage, FIRST + 1);
+        match first {
+            true => stage.answer(Opcode::RC_READ_RESPONSE_FIRST, FIRST + 1, with_aeth, &FULL),
+            false => stage.read_middle(FIRST + 1, 7),
+        }
+        stage.wait(SOON);
+        assert_eq!(stage.statuses(), []);
+        rest(&mut stage, FIRST + 2);
+        let opcode = if first { Opcode::RC_READ_RESPONSE_ONLY } else { Opcode::RC_READ_RESPONSE_LAST };
+        stage.answer(opcode, FIRST + 2, with_aeth, &FULL);
+        stage.wait(SOON);
+        assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
+        assert_eq!(stage.memory.bytes(0, 768), [7; 768]);
+    }
+    // It was asked for from the second packet on, and from the third on nobody asked.
+    let mut stage = asked(WrOpcode::Read, 768);
+    stage.answer(Opcode::RC_READ_RESPONSE_FIRST, FIRST, with_aeth, &FULL);
+    stage.wait(SOON);
+    rest(&mut stage, FIRST + 1);
+    stage.read_middle(FIRST + 1, 7);
+    stage.answer(Opcode::RC_READ_RESPONSE_ONLY, FIRST + 2, with_aeth, &FULL);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(1, WcStatus::BadResp)]);
+}

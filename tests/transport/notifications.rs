@@ -1,0 +1,89 @@
+//! Congestion notifications (IBTA annex A17.9.3): judged as any packet is, before anything heeds them.
+
+use roxie::verbs::{QpAttr, QpState, QpType};
+use roxie::wire::{Bth, Ext, Opcode};
+
+use crate::{Setup, Stage, template};
+
+fn notification(stage: &Stage) -> Bth {
+    Bth { opcode: Opcode::CNP, becn: true, dest_qp: stage.qp.handle.qpn, ..Bth::default() }
+}
+
+/// Exactly these counters of notifications have gone up by one.
+fn assert_counted(stage: &Stage, counter: &str, what: &str) {
+    let names = [
+        "rp_cnp_ignored",
+        "rx_wrong_source",
+        "rx_malformed",
+        "rx_wrong_service",
+        "rx_bad_pkey",
+        "rx_wrong_state",
+    ];
+    for name in names {
+        assert_eq!(stage.counter(name), u64::from(name == counter), "{what}: {name}");
+    }
+}
+
+fn arrives(stage: &mut Stage, bth: &Bth, counter: &str, what: &str) {
+    stage.send(bth, &Ext::None, &[]);
+    assert_eq!(stage.answers(), [], "{what}");
+    assert_counted(stage, counter, what);
+}
+
+#[test]
+fn a_peers_notification_is_one_on_each_connected_service() {
+    for qp_type in [QpType::Rc, QpType::Uc] {
+        let mut stage = Stage::with(Setup { qp_type, ..Setup::default() });
+        let bth = notification(&stage);
+        arrives(&mut stage, &bth, "rp_cnp_ignored", &format!("{qp_type:?}"));
+    }
+}
+
+#[test]
+fn a_strangers_notification_is_a_wrong_source() {
+    let mut stage = Stage::new();
+    let bth = notification(&stage);
+    stage.template = template(3);
+    arrives(&mut stage, &bth, "rx_wrong_source", "another address");
+}
+
+#[test]
+fn a_notification_that_notifies_of_nothing_or_is_too_long_is_malformed() {
+    let mut stage = Stage::new();
+    let bth = Bth { becn: false, ..notification(&stage) };
+    arrives(&mut stage, &bth, "rx_malformed", "BECN 0");
+    for (length, pad) in [(20, 0), (32, 0), (272, 0), (20, 1), (12, 0), (0, 0)] {
+        let mut stage = Stage::new();
+        let bth = notification(&stage);
+        stage.send_padded(&bth, &vec![0; length], pad);
+        let what = format!("{length} bytes, {pad} of them pad");
+        assert_eq!(stage.answers(), [], "{what}");
+        assert_counted(&stage, "rx_malformed", &what);
+    }
+}
+
+#[test]
+fn a_notification_of_another_partition_is_one_of_another_partition() {
+    let mut stage = Stage::new();
+    let bth = Bth { pkey: 0x8001, ..notification(&stage) };
+    arrives(&mut stage, &bth, "rx_bad_pkey", "P_Key 0x8001");
+}
+
+/// Nothing tells a sender of datagrams who notifies it, and of which of them.
+#[test]
+fn datagrams_know_no_notifications() {
+    let mut stage = Stage::with(Setup { qp_type: QpType::Ud, ..Setup::default() });
+    let bth = notification(&stage);
+    arrives(&mut stage, &bth, "rx_wrong_service", "UD");
+}
+
+#[test]
+fn a_qp_that_sends_nothing_is_notified_of_nothing() {
+    for state in [QpState::Reset, QpState::Err] {
+        let mut stage = Stage::new();
+        let attr = QpAttr { state: Some(state), ..QpAttr::default() };
+        stage.host.modify(stage.now, &stage.qp, &attr).expect("from any state");
+        let bth = notification(&stage);
+        arrives(&mut stage, &bth, "rx_wrong_state", &format!("{state:?}"));
+    }
+}

@@ -1,0 +1,223 @@
+//! A peer that goes back: what it asked before and asks again, in every order, and what it hears.
+//!
+//! Answers leave in the order of their PSNs (IBTA 9.5), whatever was asked again and when: what overtakes is an implied NAK to the
+//! peer, and an acknowledgement with the PSN of a READ is success without data to some.
+
+use roxie::time::Nanos;
+use roxie::transport::permutation::splitmix;
+use roxie::wire::{AtomicEth, Bth, Ext, NakCode, Opcode, Psn, Syndrome, rnr_timer_ns};
+
+use crate::{Answer, Stage};
+
+const MTU: u32 = 256;
+
+/// A request of the script's peer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ask {
+    Send,
+    /// READ of so many packets.
+    Read(u32),
+    Atomic,
+}
+
+impl Ask {
+    fn packets(self) -> u32 {
+        match self {
+            Ask::Read(packets) => packets,
+            Ask::Send | Ask::Atomic => 1,
+        }
+    }
+}
+
+/// Puts a request, or of a READ the part from packet `from` on, on the link; nothing is handled yet.
+fn ask(stage: &mut Stage, ask: Ask, first: u32, from: u32) {
+    let (opcode, ext, payload): (_, _, &[u8]) = match ask {
+        Ask::Send => (Opcode::RC_SEND_ONLY, Ext::None, &[1; 4]),
+        Ask::Read(packets) => {
+            let reth = stage.reth(u64::from(from * MTU), (packets - from) * MTU);
+            (Opcode::RC_READ_REQUEST, Ext::Reth(reth), &[])
+        }
+        Ask::Atomic => {
+            let (va, rkey) = (stage.memory.address, stage.memory.key);
+            (Opcode::RC_FETCH_ADD, Ext::Atomic(AtomicEth { va, rkey, swap_or_add: 1, compare: 0 }), &[])
+        }
+    };
+    let psn = Psn::new(first + from);
+    let bth = Bth { opcode, psn, dest_qp: stage.qp.handle.qpn, ack_req: true, ..Bth::default() };
+    stage.send(&bth, &ext, payload);
+}
+
+/// PSNs and kinds of answers, as `wrong.md` writes them.
+fn said(answers: &[Answer]) -> Vec<String> {
+    let word = |answer: &Answer| match (answer.opcode, answer.syndrome) {
+        (Opcode::RC_ACKNOWLEDGE, Some(Syndrome::Ack { .. })) => "ACK".to_owned(),
+        (Opcode::RC_ACKNOWLEDGE, syndrome) => format!("{syndrome:?}"),
+        (Opcode::RC_ATOMIC_ACKNOWLEDGE, _) => "ATOMIC".to_owned(),
+        _ => "READ".to_owned(),
+    };
+    answers.iter().map(|answer| format!("{}+{}", word(answer), answer.psn)).collect()
+}
+
+/// All of it once, so that each is a duplicate from now on.
+fn asked_before(script: &[Ask]) -> (Stage, Vec<u32>) {
+    let mut stage = Stage::new();
+    let mut psns = Vec::new();
+    let mut psn = 0;
+    for (id, it) in script.iter().enumerate() {
+        stage.receive(id as u64, 1 << 15, 8);
+        ask(&mut stage, *it, psn, 0);
+        assert_eq!(stage.answers().len(), it.packets() as usize);
+        psns.push(psn);
+        psn += it.packets();
+    }
+    stage.completions();
+    (stage, psns)
+}
+
+/// rdma_rxe of Linux 6.1 completes a READ with success, and stale memory, when an ACK has its PSN.
+#[test]
+fn a_duplicate_is_acknowledged_up_to_the_read_or_atomic_behind_it_and_no_further() {
+    for answered in [Ask::Read(1), Ask::Read(3), Ask::Atomic] {
+        let (mut stage, psns) = asked_before(&[Ask::Send, answered]);
+        // The peer heard nothing of either, and goes back to the SEND.
+        ask(&mut stage, Ask::Send, psns[0], 0);
+        assert_eq!(said(&stage.answers()), ["ACK+0"], "{answered:?}");
+        ask(&mut stage, answered, psns[1], 0);
+        let name = if answered == Ask::Atomic { "ATOMIC" } else { "READ" };
+        let again: Vec<_> = (0..answered.packets()).map(|k| format!("{name}+{}", psns[1] + k)).collect();
+        assert_eq!(said(&stage.answers()), again);
+        // Both in one burst.
+        ask(&mut stage, Ask::Send, psns[0], 0);
+        ask(&mut stage, answered, psns[1], 0);
+        assert_eq!(said(&stage.answers()), [vec!["ACK+0".to_owned()], again].concat(), "{answered:?}");
+    }
+    let (mut stage, psns) = asked_before(&[Ask::Send, Ask::Send, Ask::Read(2), Ask::Send, Ask::Send]);
+    for (send, acknowledged) in [(0, "ACK+1"), (1, "ACK+1"), (3, "ACK+5"), (4, "ACK+5")] {
+        ask(&mut stage, Ask::Send, psns[send], 0);
+        assert_eq!(said(&stage.answers()), [acknowledged], "the SEND of PSN {}", psns[send]);
+    }
+}
+
+/// As many as the peer may have outstanding were asked for since: which of them had answers of their own is forgotten.
+#[test]
+fn a_duplicate_from_before_what_is_remembered_is_acknowledged_alone() {
+    let atomics = [Ask::Atomic; 5];
+    let (mut stage, psns) = asked_before(&[&[Ask::Send, Ask::Send][..], &atomics].concat());
+    ask(&mut stage, Ask::Send, psns[0], 0);
+    assert_eq!(said(&stage.answers()), ["ACK+0"]);
+    ask(&mut stage, Ask::Send, psns[1], 0);
+    assert_eq!(said(&stage.answers()), ["ACK+1"]);
+}
+
+/// An acknowledgement that waits is not taken back by one of less.
+#[test]
+fn a_late_duplicate_lowers_no_acknowledgement_that_waits() {
+    let (mut stage, psns) = asked_before(&[Ask::Send, Ask::Read(1), Ask::Send]);
+    stage.receive(9, 1 << 15, 8);
+    ask(&mut stage, Ask::Send, 3, 0);
+    ask(&mut stage, Ask::Send, psns[0], 0);
+    assert_eq!(said(&stage.answers()).last().map(String::as_str), Some("ACK+3"));
+}
+
+/// The peer goes back to the first of two READs while the second is being answered for the first time.
+#[test]
+fn a_read_asked_again_is_answered_ahead_of_those_behind_it() {
+    let (mut stage, _) = asked_before(&[Ask::Read(3)]);
+    ask(&mut stage, Ask::Read(2), 3, 0);
+    ask(&mut stage, Ask::Read(3), 0, 0);
+    ask(&mut stage, Ask::Read(2), 3, 0);
+    assert_eq!(said(&stage.answers()), ["READ+0", "READ+1", "READ+2", "READ+3", "READ+4"]);
+}
+
+/// Each order in which four requests may be asked again in one burst, with repetitions.
+#[test]
+fn what_is_asked_again_in_any_order_is_answered_in_the_order_of_its_psns() {
+    let script = [Ask::Read(2), Ask::Send, Ask::Atomic, Ask::Read(3)];
+    for order in 0..4u32.pow(4) {
+        let (mut stage, psns) = asked_before(&script);
+        let order: Vec<usize> = (0..4).map(|k| (order >> (2 * k) & 3) as usize).collect();
+        for at in &order {
+            ask(&mut stage, script[*at], psns[*at], 0);
+        }
+        let answers = stage.answers();
+        let mut due: Vec<u32> =
+            order.iter().flat_map(|at| psns[*at]..psns[*at] + script[*at].packets()).collect();
+        due.sort_unstable();
+        due.dedup();
+        let told: Vec<u32> = answers.iter().map(|answer| answer.psn).collect();
+        assert_eq!(told, due, "asked in the order {order:?}: {:?}", said(&answers));
+    }
+}
+
+/// Parts of READs, some of them while an answer is leaving.
+#[test]
+fn a_read_that_is_being_answered_starts_again_where_it_is_asked_to() {
+    let mut stage = Stage::new();
+    let packets = 200;
+    ask(&mut stage, Ask::Read(packets), 0, 0);
+    let before = pass(&mut stage).len() as u32;
+    assert!((10..packets).contains(&before), "{before} packets have left");
+    ask(&mut stage, Ask::Read(packets), 0, 5);
+    let answers = stage.answers();
+    let told: Vec<u32> = answers.iter().map(|answer| answer.psn).collect();
+    assert_eq!(told, (5..packets).collect::<Vec<_>>(), "from packet 5 on, though {before} had left");
+}
+
+/// PSNs of the packets that leave in one pass.
+fn pass(stage: &mut Stage) -> Vec<u32> {
+    stage.host.worker.poll(stage.now);
+    let bursts = std::iter::repeat_with(|| stage.arrived()).take_while(|burst| !burst.is_empty());
+    bursts.flatten().map(|(_, psn)| psn.value()).collect()
+}
+
+/// Seeds write what is asked again, whole or in part, between passes that send a part of what is due: what leaves never goes
+/// back but to where it was asked to.
+#[test]
+fn answers_go_back_only_to_what_was_asked_again() {
+    for seed in 1..300u64 {
+        let mut state = seed;
+        let mut draw = |below: u64| (splitmix(&mut state) % below) as u32;
+        let script: Vec<Ask> =
+            (0..4).map(|_| if draw(4) == 0 { Ask::Atomic } else { Ask::Read(1 + draw(120)) }).collect();
+        let (mut stage, psns) = asked_before(&script);
+        let mut last: Option<u32> = None;
+        for _ in 0..12 {
+            let mut lowest = u32::MAX;
+            for _ in 0..=draw(3) {
+                let at = draw(4) as usize;
+                let from = if draw(2) == 0 { 0 } else { draw(u64::from(script[at].packets())) };
+                ask(&mut stage, script[at], psns[at], from);
+                lowest = lowest.min(psns[at] + from);
+            }
+            for psn in pass(&mut stage) {
+                let goes_on = last.is_none_or(|last| psn > last) || psn >= lowest;
+                assert!(goes_on, "seed {seed}: {psn} behind {last:?}, and nobody asked below {lowest}");
+                lowest = u32::MAX;
+                last = Some(psn);
+            }
+        }
+    }
+}
+
+/// The head of what is sent again after a wait is lost: nothing else would tell the peer before its timer does.
+#[test]
+fn what_comes_ahead_after_an_rnr_wait_is_answered_by_a_sequence_nak() {
+    let mut stage = Stage::new();
+    let wait = Nanos(rnr_timer_ns(12));
+    let rnr = || [Answer::acknowledge(0, Syndrome::RnrNak { timer: 12 })];
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), rnr());
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), [], "it was under way");
+    stage.now = stage.now + Nanos(wait.0 - 1);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), [], "the peer still waits");
+    stage.now = stage.now + Nanos(1);
+    let missing = [Answer::nak(0, NakCode::PsnSequence)];
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), missing, "the head was lost");
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 2, Ext::None, &[2]), [], "told once");
+    // And the same again, from a new refusal on.
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), rnr());
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), []);
+    stage.now = stage.now + wait;
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), missing);
+    stage.receive(3, 0, 8);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [Answer::ack(0)]);
+}
