@@ -50,7 +50,10 @@ impl Qp {
     /// The peer had no receive: the same, after as long as its timer code says.
     pub(super) fn go_back_after(&mut self, ctx: &mut Ctx<'_>, timer: u8) -> Verdict {
         let for_ever = self.attributes().rnr_retry == RNR_FOR_EVER;
+        let retries = self.attributes().retry_cnt;
         let r = &mut self.requester;
+        // The packet has come through: losses before it are no silence, and those of a long wait must not add up to one.
+        r.retries_left = retries;
         if !for_ever {
             if r.rnr_retries_left == 0 {
                 ctx.counters.retry_rnr_exceeded_err += 1;

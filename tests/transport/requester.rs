@@ -288,6 +288,24 @@ fn a_receiver_that_never_gets_ready_ends_the_connection_after_the_agreed_tries()
     assert_eq!(stage.counter("retry_rnr_exceeded_err"), 1);
 }
 
+/// Heads are lost now and then while a receiver is not ready for long; each refusal shows that one came through.
+#[test]
+fn a_refusal_for_want_of_a_receive_gives_the_retries_back() {
+    let mut stage = Stage::new();
+    stage.post_as(1, WrOpcode::Send, SendFlags::SIGNALED, 4);
+    stage.wait(SOON);
+    for round in 0..10 {
+        for _ in 0..RETRIES {
+            stage.acknowledge(FIRST, Syndrome::Nak(NakCode::PsnSequence), 0);
+            assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST)], "round {round}");
+        }
+        stage.acknowledge(FIRST, Syndrome::RnrNak { timer: 1 }, 0);
+        let again = stage.wait(Nanos(rnr_timer_ns(1)) + SOON);
+        assert_eq!(again, [(Opcode::RC_SEND_ONLY, FIRST)], "round {round}");
+    }
+    assert_eq!((stage.statuses(), stage.state()), (vec![], QpState::Rts));
+}
+
 #[test]
 fn seven_rnr_retries_stand_for_ever() {
     let mut stage = Stage::new();
