@@ -14,8 +14,8 @@
 //! * One worker, under its lock, does all copies of the NIC: it does not race with itself.
 //! * Threads of the application do not race with one another: [`MemoryRegion`](crate::host::MemoryRegion) has a lock
 //!   for its own `read_at` and `write_at`, which the NIC does not take.
-//! * The bytes that say "the rest is there" (the last 8, or the last one) are stored by an atomic `Release`, so a
-//!   program that polls them finds what came before.
+//! * The bytes that say "the rest is there" (the last 8, 4, 2 or 1, whichever are aligned) are stored by one atomic `Release`, so a
+//!   program that polls them finds them whole, and what came before.
 //!
 //! The copies themselves are `memcpy`. Copies of relaxed atomic words would have no race in the language's terms
 //! either, but compilers do not widen them: they move 8 bytes at a time where `memcpy` moves 32 or 64, on the one path
@@ -27,7 +27,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::mapping::Mapping;
 use super::{on_demand, trial};
@@ -248,26 +248,29 @@ impl HostMemory {
         }
     }
 
-    /// Copies `bytes` to `offset`, ascending: the last bytes become visible last (`ib_write_lat` polls them),
-    /// and an aligned 8-byte tail is stored whole.
+    /// Copies `bytes` to `offset`. The last of them are stored last and in one piece: as many as are aligned, 8 at most. Programs
+    /// poll them (`ib_write_lat` one byte, others a word).
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         let Some(to) = self.at(offset, bytes.len())? else {
             return self.on_demand_at(offset).map_or(Ok(()), |address| on_demand::write(address, bytes));
         };
-        let end = to.as_ptr() as usize + bytes.len();
-        let tail = if bytes.len() >= 8 && end.is_multiple_of(8) { 8 } else { bytes.len().min(1) };
+        let tail = last_store(to.as_ptr() as usize + bytes.len(), bytes.len());
         let body = bytes.len() - tail;
         // SAFETY: `at` checked the whole range; `bytes` is a live slice. It cannot overlap the target, which is
         // registered memory, while frames and queues are the NIC's own.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), body) };
-        // SAFETY: within the checked range; for the 8-byte case the address is 8-aligned by choice of `tail`.
+        // SAFETY: within the checked range, and aligned by choice of `tail`.
         unsafe {
-            let last = to.as_ptr().add(body);
-            if tail == 8 {
-                let value = u64::from_ne_bytes(bytes[body..].try_into().expect("8 bytes"));
-                AtomicU64::from_ptr(last.cast()).store(value, Ordering::Release);
-            } else if tail == 1 {
-                AtomicU8::from_ptr(last).store(bytes[body], Ordering::Release);
+            let (from, last) = (bytes.as_ptr().add(body), to.as_ptr().add(body));
+            match tail {
+                8 => AtomicU64::from_ptr(last.cast())
+                    .store(from.cast::<u64>().read_unaligned(), Ordering::Release),
+                4 => AtomicU32::from_ptr(last.cast())
+                    .store(from.cast::<u32>().read_unaligned(), Ordering::Release),
+                2 => AtomicU16::from_ptr(last.cast())
+                    .store(from.cast::<u16>().read_unaligned(), Ordering::Release),
+                1 => AtomicU8::from_ptr(last).store(*from, Ordering::Release),
+                _ => {}
             }
         }
         Ok(())
@@ -316,6 +319,12 @@ impl HostMemory {
         }
         Err(Fault::NotPersistent(io::Error::last_os_error().raw_os_error().unwrap_or(0)))
     }
+}
+
+/// Bytes of the last store of a copy of `length` bytes that ends at address `end`: the largest that is aligned.
+fn last_store(end: usize, length: usize) -> usize {
+    let fits = |size: &usize| length >= *size && end.is_multiple_of(*size);
+    [8, 4, 2, 1].into_iter().find(fits).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -377,5 +386,32 @@ mod tests {
         assert_eq!(memory.atomic(0, |v| (v == 4).then_some(9)), Ok(5));
         assert_eq!(memory.atomic(0, |v| (v == 5).then_some(9)), Ok(5));
         assert_eq!(memory.atomic(0, |_| None), Ok(9));
+    }
+
+    /// Whatever the alignment: the largest aligned store at the end is one, and the last that is seen.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn the_end_of_a_write_is_one_store_and_the_last() {
+        let memory = HostMemory::allocate(64).unwrap();
+        for end in 1..=24usize {
+            for length in 1..=end {
+                memory.write(0, &[0; 64]).unwrap();
+                let last = [8, 4, 2, 1].into_iter().find(|n| length >= *n && end.is_multiple_of(*n)).unwrap();
+                // The 8 aligned bytes in which it ends, and where the last store lies in them.
+                let word = (end - 1) & !7;
+                let shift = 8 * (end - last - word);
+                let mask = u64::MAX >> (64 - 8 * last) << shift;
+                let at = (memory.address() as usize + word) as *const u8;
+                let bytes = [0xff; 24];
+                let states = super::super::stores::states(at, || {
+                    memory.write((end - length) as u64, &bytes[..length]).unwrap();
+                });
+                let parts: Vec<_> = states.iter().map(|state| state & mask).collect();
+                let whole = parts.iter().all(|part| *part == 0 || *part == mask);
+                assert!(whole, "{length} bytes up to {end}: {states:x?}");
+                let before = states[states.len() - 2];
+                assert_eq!(before & mask, 0, "{length} bytes up to {end}: something came later: {states:x?}");
+            }
+        }
     }
 }

@@ -19,6 +19,8 @@ mod on_demand;
 pub mod page_list;
 pub mod region;
 pub mod shared_receives;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod stores;
 mod trial;
 pub mod work_queue;
 
