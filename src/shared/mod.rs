@@ -13,15 +13,14 @@
 pub mod completion_queue;
 pub mod doorbell;
 mod event_counter;
+pub mod guard;
 mod mapping;
 pub mod memory;
-mod on_demand;
 pub mod page_list;
 pub mod region;
 pub mod shared_receives;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod stores;
-mod trial;
 pub mod work_queue;
 
 pub use completion_queue::{Armed, CompletionRing};

@@ -8,6 +8,7 @@
 
 mod checks;
 mod counters;
+mod gone;
 mod hostile;
 mod log;
 mod off_path;

@@ -5,6 +5,7 @@
 
 mod abi;
 mod ends;
+mod gone;
 mod huge_pages;
 mod killed;
 mod late;

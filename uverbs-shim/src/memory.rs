@@ -105,13 +105,12 @@ impl Wanted {
     fn memory(&self, call: &'static str) -> Result<HostMemory, Errno> {
         if self.access.contains(Access::ON_DEMAND) {
             // SAFETY: the contract: the application knows that the NIC may access what it registered.
-            return unsafe { HostMemory::on_demand(self.address as u64, self.length) }
-                .map_err(|e| e.raw_os_error().unwrap_or(libc::EPERM));
+            return Ok(unsafe { HostMemory::on_demand(self.address as u64, self.length) });
         }
         populate(call, self.address, self.length, self.access)?;
         let base = NonNull::new(self.address.cast::<u8>()).unwrap_or(NonNull::dangling());
         let length = if self.address.is_null() { 0 } else { self.length };
-        // SAFETY: the contract: it stays mapped until it is deregistered. Null is no memory: length 0.
+        // SAFETY: the contract: it is the region's until it is deregistered. Null is no memory: length 0.
         Ok(unsafe { HostMemory::borrowed(base, length) })
     }
 
