@@ -18,6 +18,8 @@
 //! * **memory**: what is registered is not given to somebody else until it is deregistered. That it may be unmapped or protected is
 //!   provided for ([`roxie::shared::guard`], and `interpose/signals.rs`).
 //!
+//! No call is a cancellation point that is none in rdma-core (`cancellation.rs`).
+//!
 //! A panic never crosses into C: `extern "C"` functions abort instead.
 
 // Names of C, as C programs call them.
