@@ -11,6 +11,8 @@
 #![allow(unsafe_code)]
 
 pub mod completion_queue;
+#[cfg(test)]
+mod completion_queue_tests;
 pub mod doorbell;
 mod event_counter;
 pub mod guard;
@@ -21,6 +23,7 @@ pub mod region;
 pub mod shared_receives;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod stores;
+mod sync;
 pub mod work_queue;
 
 pub use completion_queue::{Armed, CompletionRing};

@@ -1,0 +1,3 @@
+//! What threads and processes share here is reached through these; `tests/handoff` puts those of a model checker in their place.
+
+pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
