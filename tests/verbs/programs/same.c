@@ -130,7 +130,13 @@ static void check_srq(void)
 	struct ibv_srq *srq = ibv_create_srq(pd, &init);
 	struct ibv_srq_attr attr = { .srq_limit = 7 };
 
+	struct ibv_sge sge = { .addr = (uintptr_t)bytes, .length = 8, .lkey = mr->lkey };
+	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
+
 	CHECK(srq && srq->srq_context == bytes + 77);
+	/* With fewer the limit is reached at once. */
+	for (int count = 0; count < 9; count++)
+		CHECK(ibv_post_srq_recv(srq, &wr, &bad) == 0);
 	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT) == 0);
 	memset(&attr, 0xa5, sizeof(attr));
 	CHECK(ibv_query_srq(srq, &attr) == 0);
