@@ -103,6 +103,13 @@ pub struct CmLimits {
     pub early: usize,
     /// The largest timeout code of a peer that is believed: 4.096 us * 2^24 is 69 s, what Linux asks for in an MRA.
     pub timeout_code: u8,
+    /// The largest that a request is granted: how long each answer is waited for, and how long the connection lingers. 4.096 us * 2^20 is 4.3 s,
+    /// what Linux asks for.
+    pub granted_code: u8,
+    /// How often an answer is sent again at most, whatever the request says. The peer asks again, too, for as long as it likes.
+    pub granted_retries: u8,
+    /// Requests of one address that may be there without a connection coming of them, so that one host leaves places to the others.
+    pub half_open: u32,
 }
 
 impl Default for CmLimits {
@@ -114,6 +121,9 @@ impl Default for CmLimits {
             transmits: 4096,
             early: 64,
             timeout_code: 24,
+            granted_code: 20,
+            granted_retries: 5,
+            half_open: 2048,
         }
     }
 }

@@ -3,15 +3,20 @@
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
-use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
-/// Starts a thread that takes no signals: those of the process are for the threads of the application.
+/// Starts a thread that takes no signals: those of the process are for the threads of the application. Those of faults it takes,
+/// for the system ends a process that blocks its own, whatever its handlers might have done (`shared::guard`).
 ///
 /// # Errors
 /// If the system has no room for another thread.
 pub fn spawn_unsignalled(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    let mut blocked = SigSet::all();
+    for fault in [Signal::SIGSEGV, Signal::SIGBUS] {
+        blocked.remove(fault);
+    }
     // A thread starts with the mask of the one that starts it.
-    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let thread = Builder::new().name(name.into()).spawn(run);
     before.thread_set_mask()?;
     thread

@@ -6,16 +6,19 @@ use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use roxie::cm::{Config, ConnectRequest, Event, LocalQp, Manager, Route};
 use roxie::host::{
-    CompletionQueue, Connection, ConnectionManager, Device, DeviceConfig, DialError, DialOptions,
-    MemoryRegion, QueuePair, Stack,
+    CompletionQueue, Connection, ConnectionManager, ConnectionService, Consumer, Device, DeviceConfig,
+    DialError, DialOptions, MemoryRegion, QueuePair, Stack,
 };
 use roxie::netdev::{IfAddr, Links, NetNs};
 use roxie::port::fault::FaultConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
-use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendWr, WcStatus, WrOpcode};
-use roxie::wire::cm::{Kind, RejReason};
+use roxie::time::Nanos;
+use roxie::verbs::{Access, Mtu, Psn, QpCaps, Qpn, RKey, SendWr, WcStatus, WrOpcode};
+use roxie::wire::cm::{CommId, Kind, RejReason};
+use roxie::wire::{PortSpace, ServiceId};
 
 const PORT: u16 = 7174;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -299,13 +302,13 @@ fn open(port: &str, namespace: &NetNs, address: IpAddr) -> Device {
     namespace.run(open).expect("the namespace").expect("a device")
 }
 
-#[test]
-fn hosts_connect_over_both_kinds_of_port_and_both_families() {
-    let ends = match (NetNs::create("cm-a"), NetNs::create("cm-b")) {
+/// Two hosts on a link, 10.83.0.1 and 10.83.0.2, fd83::1 and fd83::2.
+fn hosts(test: &str, tag: &str) -> Option<[NetNs; 2]> {
+    let ends = match (NetNs::create(&format!("{tag}-a")), NetNs::create(&format!("{tag}-b"))) {
         (Ok(here), Ok(there)) => [here, there],
         (Err(why), _) | (_, Err(why)) => {
-            println!("SKIP hosts_connect_over_both_kinds_of_port_and_both_families: {why}");
-            return;
+            println!("SKIP {test}: {why}");
+            return None;
         }
     };
     let mut links = Links::open_in(&ends[0]).expect("netlink");
@@ -317,6 +320,12 @@ fn hosts_connect_over_both_kinds_of_port_and_both_families() {
         }
         links.set_up("veth0", true).expect("up");
     }
+    Some(ends)
+}
+
+#[test]
+fn hosts_connect_over_both_kinds_of_port_and_both_families() {
+    let Some(ends) = hosts("hosts_connect_over_both_kinds_of_port_and_both_families", "cm") else { return };
     for (near_port, far_port) in [("xdp", "xdp"), ("udp", "udp"), ("xdp", "udp")] {
         for network in ["10.83.0.", "fd83::"] {
             let ip = |n: u32| format!("{network}{n}").parse::<IpAddr>().expect("an address");
@@ -328,4 +337,40 @@ fn hosts_connect_over_both_kinds_of_port_and_both_families() {
             server.join().unwrap_or_else(|_| panic!("{near_port} to {far_port} at {to}"));
         }
     }
+}
+
+/// Hears of refusals.
+struct Refusals(std::sync::mpsc::Sender<CommId>);
+
+impl Consumer for Refusals {
+    fn event(&mut self, _manager: &mut Manager, _now: Nanos, event: Event) {
+        if let Event::Rejected { id, .. } = event {
+            let _ = self.0.send(id);
+        }
+    }
+}
+
+/// Whoever has to be looked for keeps nobody waiting who is there.
+#[test]
+fn a_host_is_found_while_hundreds_of_silent_ones_are_looked_for() {
+    let name = "a_host_is_found_while_hundreds_of_silent_ones_are_looked_for";
+    let Some(ends) = hosts(name, "cm-silent") else { return };
+    let ip = |n: u32| format!("10.83.0.{n}").parse::<IpAddr>().expect("an address");
+    let (near, far) = (open("xdp", &ends[0], ip(1)), open("xdp", &ends[1], ip(2)));
+    let _server = ConnectionManager::start(&far).unwrap();
+    let (tell, told) = channel();
+    let manager = Manager::new(Config::default());
+    let service = ConnectionService::start(&near, manager, Refusals(tell)).unwrap();
+    let ask = |n: u32| {
+        let qp = LocalQp { qpn: Qpn::new(n), psn: Psn::new(0), srq: false };
+        let route = Route::new(ip(1), ip(n));
+        let request = ConnectRequest::new(ServiceId::of_port(PortSpace::Tcp, PORT), route, qp, Mtu::Mtu1024);
+        service.with(|manager, _, now| manager.connect(now, &request)).unwrap()
+    };
+    for silent in 3..=250 {
+        ask(silent);
+    }
+    let honest = ask(2);
+    // Nobody listens there, and it says so.
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(honest));
 }

@@ -246,6 +246,69 @@ fn nobody_is_kept_who_did_not_answer() {
 }
 
 #[test]
+fn who_is_asked_for_without_waiting_is_found_later_or_given_up() {
+    if skip("who_is_asked_for_without_waiting_is_found_later_or_given_up") {
+        return;
+    }
+    let (a, b) = pair("stranger");
+    let right = mac(&b, "right");
+    let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
+    let neighbours = a.run(|| Neighbours::open(&left)).unwrap().unwrap();
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    let now = |text: &str| neighbours.resolve_now(&left, ip(text)).unwrap();
+    let until = std::time::Instant::now() + SOON;
+    for there in ["192.0.2.2", "2001:db8::2"] {
+        while now(there) != Some(right) {
+            assert!(std::time::Instant::now() < until, "{there}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert_eq!((now("192.0.2.99"), now("192.0.2.99"), now("192.0.2.98")), (None, None, None));
+    assert!(is_managed(&a, "192.0.2.99") && is_managed(&a, "192.0.2.98"));
+    neighbours.give_up(&left, ip("192.0.2.99"));
+    assert!(!is_managed(&a, "192.0.2.99") && is_managed(&a, "192.0.2.2"));
+    drop(neighbours);
+    for none in ["192.0.2.98", "192.0.2.2", "2001:db8::2"] {
+        assert!(!is_managed(&a, none), "{none}");
+    }
+}
+
+#[test]
+fn what_strangers_lead_to_is_followed_up_to_a_bound_and_what_is_wanted_stays() {
+    if skip("what_strangers_lead_to_is_followed_up_to_a_bound_and_what_is_wanted_stays") {
+        return;
+    }
+    let (a, _b) = pair("bound");
+    let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
+    let neighbours = a.run(|| Neighbours::open(&left)).unwrap().unwrap();
+    let mut links = Links::open_in(&a).unwrap();
+    let ip = |text: String| text.parse::<IpAddr>().unwrap();
+    for station in [71, 72] {
+        links.add_neighbour("left", ip(format!("192.0.2.{station}")), [2, 7, 7, 7, 7, station]).unwrap();
+    }
+    links.add_route("198.18.0.0/15".parse().unwrap(), ip("192.0.2.71".into())).unwrap();
+    neighbours.resolve(&left, ip("192.0.2.72".into()), SOON).unwrap();
+    for host in 0..1500 {
+        let stranger = ip(format!("198.18.{}.{}", host / 250, host % 250 + 1));
+        assert_eq!(neighbours.resolve_now(&left, stranger).unwrap(), Some([2, 7, 7, 7, 7, 71]));
+    }
+    assert_eq!(neighbours.followed(), 1 + 1024);
+    neighbours.poll(&left);
+    // Of those the latest are followed, and who was wanted.
+    for station in [71, 72] {
+        links.add_neighbour("left", ip(format!("192.0.2.{station}")), [2, 8, 8, 8, 8, station]).unwrap();
+    }
+    let (mut moved, until) = (Vec::new(), std::time::Instant::now() + SOON);
+    while moved.len() < 1025 {
+        assert!(std::time::Instant::now() < until, "{} moved", moved.len());
+        wait_readable(&neighbours);
+        moved.extend(neighbours.poll(&left));
+    }
+    assert!(moved.contains(&(ip("192.0.2.72".into()), [2, 8, 8, 8, 8, 72])));
+    assert!(moved.contains(&(ip("198.18.5.250".into()), [2, 8, 8, 8, 8, 71])));
+}
+
+#[test]
 fn a_neighbour_with_another_station_address_or_forgotten_is_followed() {
     if skip("a_neighbour_with_another_station_address_or_forgotten_is_followed") {
         return;

@@ -151,6 +151,29 @@ fn unsafe_code_is_where_it_belongs() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
+/// `.ci/test` counts lines that begin with `SKIP`, and names the tests. One that passes over a skip in other words has passed.
+#[test]
+fn a_test_that_is_skipped_says_so_in_one_way() {
+    let mut wrong = Vec::new();
+    for (path, text) in
+        files().iter().filter(|(path, _)| path.starts_with("tests/") && path != "tests/tidy.rs")
+    {
+        for (number, line) in text.lines().enumerate() {
+            let prints = ["print!(", "println!("].iter().any(|print| line.contains(print));
+            let says =
+                line.split('"').nth(1).is_some_and(|said| said.to_lowercase().trim().starts_with("skip"));
+            if prints && says && !line.contains(" println!(\"SKIP ") {
+                wrong.push(format!("{path}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "println!(\"SKIP {{test}}: {{why}}\") is what is counted:\n{}",
+        wrong.join("\n")
+    );
+}
+
 #[test]
 fn nothing_is_left_for_later() {
     let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX"), concat!("#[ig", "nore]")];

@@ -40,7 +40,7 @@ fn in_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
     });
     match thread.join() {
         Ok(Ok(())) => {}
-        Ok(Err(reason)) => eprintln!("skipped: {name}: {reason}"),
+        Ok(Err(reason)) => println!("SKIP {name}: {reason}"),
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }
@@ -445,7 +445,7 @@ fn identifications_on_the_wire_are_those_in_the_arranged_headers() {
     in_namespace("identifications_on_the_wire_are_those_in_the_arranged_headers", || {
         // The loopback interface segments late; without its feature a tap sees what a wire would.
         if let Err(reason) = run("ethtool", "-K lo tx-udp-segmentation off") {
-            eprintln!("skipped: identifications_on_the_wire_are_those_in_the_arranged_headers: {reason}");
+            println!("SKIP identifications_on_the_wire_are_those_in_the_arranged_headers: {reason}");
             return;
         }
         let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));

@@ -1,6 +1,7 @@
 /* Version 1.0 of the interface, of 2006: its structures were others. Programs that old are told so by ENOSYS. */
 
 #include <errno.h>
+#include <signal.h>
 #include <stddef.h>
 
 #define OLD(name) __asm__(".symver roxie_1_0_" #name ", " #name "@IBVERBS_1.0")
@@ -55,6 +56,15 @@ void roxie_old_register_driver(const char *name, const void *init)
 	(void)init;
 }
 __asm__(".symver roxie_old_register_driver, ibv_register_driver@IBVERBS_1.1");
+
+/* What programs know by that name that were linked before version 2.32 of the C library. */
+int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
+int roxie_old_pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
+int roxie_old_pthread_sigmask(int how, const sigset_t *set, sigset_t *old)
+{
+	return pthread_sigmask(how, set, old);
+}
+__asm__(".symver roxie_old_pthread_sigmask, pthread_sigmask@GLIBC_2.2.5");
 
 /* Calls of the C library that this one stands before have to know who is next. */
 void roxie_find_next(void);

@@ -123,6 +123,7 @@ impl Manager {
             ..Rep::default()
         };
         self.set_state(id, State::RepSent);
+        self.note_answered(id);
         self.send_and_keep(id, &CmMessage::Rep(rep));
         self.await_answer(now, id);
         Ok(())

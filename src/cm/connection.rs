@@ -46,6 +46,11 @@ impl State {
         matches!(self, State::ReqSent | State::SidrReqSent)
     }
 
+    /// A peer has asked, and has not shown that it hears what it is answered.
+    pub(super) fn is_half_open(self) -> bool {
+        matches!(self, State::ReqRcvd | State::MraReqSent | State::RepSent | State::MraRepRcvd)
+    }
+
     /// The consumer has not answered the peer's request yet.
     pub(super) fn is_pending(self) -> bool {
         matches!(self, State::ReqRcvd | State::MraReqSent | State::SidrReqRcvd)
@@ -116,6 +121,20 @@ pub(super) struct Connection {
 const RESOLUTION_LINGERS: u8 = 17;
 
 impl Connection {
+    /// It counts among those that its peer's address may have.
+    pub(super) fn is_half_open(&self) -> bool {
+        self.state.is_half_open() && self.remote_key.is_some()
+    }
+
+    /// Another may have its place when there is no other: nobody has shown to be there.
+    pub(super) fn may_make_room(&self) -> bool {
+        match self.state {
+            State::RepSent => !self.heard,
+            State::TimeWait => self.orphan,
+            _ => false,
+        }
+    }
+
     /// One whose messages are not known yet.
     pub(super) fn new(state: State, route: Route, parameters: Parameters) -> Connection {
         Connection {

@@ -23,6 +23,10 @@ pub struct CmCounters {
     pub backlog_full: u64,
     /// Requests that found the table full.
     pub table_full: u64,
+    /// Requests of addresses that have too many already, of which no connection has come.
+    pub address_full: u64,
+    /// Half-made connections that were given up for a new request when the table was full.
+    pub evicted: u64,
     /// Requests that found too many events waiting.
     pub events_full: u64,
     /// Messages that were not sent because too many wait.
@@ -68,7 +72,7 @@ impl CmCounters {
     }
 
     /// What was dropped, by name.
-    pub fn drops(&self) -> [(&'static str, u64); 9] {
+    pub fn drops(&self) -> [(&'static str, u64); 11] {
         [
             ("cm_not_cm", self.not_cm),
             ("cm_not_from_gsi", self.not_from_gsi),
@@ -77,6 +81,8 @@ impl CmCounters {
             ("cm_out_of_state", self.out_of_state),
             ("cm_backlog_full", self.backlog_full),
             ("cm_table_full", self.table_full),
+            ("cm_address_full", self.address_full),
+            ("cm_evicted", self.evicted),
             ("cm_events_full", self.events_full),
             ("cm_transmits_full", self.transmits_full),
         ]

@@ -6,7 +6,7 @@ use crate::wire::cm::{
     Apr, AprStatus, Ari, CmMessage, CommId, Drep, Dreq, Kind, Lap, Mra, PrivateData, Rej, RejReason, Rep,
     Req, Rtu, SidrRep, SidrReq, SidrStatus, Stage, Transport,
 };
-use crate::wire::{Gid, Qpn, ServiceId};
+use crate::wire::{Qpn, ServiceId};
 
 use super::connection::{Connection, RemoteKey, State, ack_timeout};
 use super::listeners::Admission;
@@ -82,7 +82,7 @@ impl Manager {
             self.refuse_req(tid, &req, route, RejReason::STALE, Ari::NONE);
             return self.is_stale(now, old);
         }
-        let Some(listener) = self.admit(req.service_id, route.local) else {
+        let Some(listener) = self.admit(req.service_id, &route) else {
             return;
         };
         let Some(listener) = listener else {
@@ -92,16 +92,20 @@ impl Manager {
     }
 
     /// Whether a request has a listener and a place. `None`: it is dropped. `Some(None)`: nobody listens.
-    fn admit(&mut self, service: ServiceId, local: Gid) -> Option<Option<Listener>> {
+    fn admit(&mut self, service: ServiceId, route: &Route) -> Option<Option<Listener>> {
         if self.events.len() >= self.config.limits.events {
             self.counters.events_full += 1;
             return None;
         }
-        if self.table.is_full() {
+        if self.half_open.get(&route.remote).is_some_and(|count| *count >= self.config.limits.half_open) {
+            self.counters.address_full += 1;
+            return None;
+        }
+        if self.table.is_full() && !self.make_room() {
             self.counters.table_full += 1;
             return None;
         }
-        match self.listeners.admit(service, local) {
+        match self.listeners.admit(service, route.local) {
             Admission::Taken(listener) => Some(Some(listener)),
             Admission::NobodyListens => Some(None),
             Admission::BacklogFull => {
@@ -142,10 +146,10 @@ impl Manager {
         connection.remote_key = Some(key);
         connection.connected = Some((req.local_ca_guid, req.local_qpn));
         connection.listener = Some(listener);
-        connection.linger = self.span(parameters.timeout);
+        connection.linger = self.granted(parameters.timeout);
         // There and back is in the ACK timeout.
-        connection.patience = self.span(req.local_cm_response_timeout) + connection.linger;
-        connection.max_retries = req.max_cm_retries;
+        connection.patience = self.granted(req.local_cm_response_timeout) + connection.linger;
+        connection.max_retries = req.max_cm_retries.min(self.config.limits.granted_retries);
         let peer_qp = connection.connected_key();
         // There was room when it was admitted.
         let Ok(id) = self.insert(connection) else { return };
@@ -501,7 +505,7 @@ impl Manager {
             // If it is answered, once more; else the consumer takes its time.
             return self.send_again(id, Kind::SidrRep);
         }
-        let Some(listener) = self.admit(question.service_id, route.local) else { return };
+        let Some(listener) = self.admit(question.service_id, &route) else { return };
         let Some(listener) = listener else {
             return self.is_early(now, tid, CmMessage::SidrReq(question), route);
         };

@@ -14,7 +14,7 @@ use super::counters::CmCounters;
 use super::early::EarlyRequests;
 use super::listeners::Listeners;
 use super::table::Table;
-use super::{CmError, Event, HowDisconnected, Keeper, Parameters, Route};
+use super::{CmError, Event, HowDisconnected, Keeper, Parameters, Route, WhyUnreachable};
 
 /// How a manager behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,10 @@ pub struct Manager {
     pub(super) by_remote: BTreeMap<RemoteKey, CommId>,
     /// Connections by the peer's QP, while they may be in use.
     pub(super) by_peer_qp: BTreeMap<(Gid, u64, Qpn), CommId>,
+    /// Half-open connections of each address.
+    pub(super) half_open: BTreeMap<Gid, u32>,
+    /// Those that were answered or given up, oldest first, and some that have become something else since.
+    pub(super) answered: VecDeque<CommId>,
     pub(super) wheel: TimerWheel,
     pub(super) transmits: VecDeque<Transmit>,
     pub(super) events: VecDeque<Event>,
@@ -94,6 +98,8 @@ impl Manager {
             listeners: Listeners::new(config.limits.listeners),
             by_remote: BTreeMap::new(),
             by_peer_qp: BTreeMap::new(),
+            half_open: BTreeMap::new(),
+            answered: VecDeque::new(),
             transmits: VecDeque::new(),
             events: VecDeque::new(),
             counters: CmCounters::default(),
@@ -176,6 +182,11 @@ impl Manager {
         span(code, self.config.limits.timeout_code)
     }
 
+    /// How long a timeout code of a request lasts for what it takes a place.
+    pub(super) fn granted(&self, code: u8) -> Nanos {
+        span(code, self.config.limits.granted_code.min(self.config.limits.timeout_code))
+    }
+
     /// A transaction ID that was not used for long.
     pub(super) fn new_tid(&mut self, id: CommId) -> u64 {
         self.transactions = self.transactions.wrapping_add(1);
@@ -241,12 +252,17 @@ impl Manager {
     /// Goes to a state other than TimeWait. A request that was pending is not any more when it is answered.
     pub(super) fn set_state(&mut self, id: CommId, state: State) {
         let Some(connection) = self.table.get_mut(id) else { return };
+        let was_half_open = connection.is_half_open();
         let before = std::mem::replace(&mut connection.state, state);
+        let (address, is_half_open) = (connection.route.remote, connection.is_half_open());
         self.asking = self.asking + u32::from(state.is_asking()) - u32::from(before.is_asking());
         if !state.is_pending()
             && let Some(listener) = connection.listener.take()
         {
             self.listeners.release(listener);
+        }
+        if was_half_open && !is_half_open {
+            self.count_half_open(address, false);
         }
         self.bequeath(id);
     }
@@ -292,6 +308,7 @@ impl Manager {
         if let Some(connection) = self.table.get_mut(id) {
             connection.orphan = true;
             self.linger(now, id);
+            self.note_answered(id);
         }
     }
 
@@ -316,6 +333,9 @@ impl Manager {
     pub(super) fn remove(&mut self, id: CommId) {
         self.cancel_timer(id);
         let Some(connection) = self.table.remove(id) else { return };
+        if connection.is_half_open() {
+            self.count_half_open(connection.route.remote, false);
+        }
         self.asking -= u32::from(connection.state.is_asking());
         if let Some(listener) = connection.listener {
             self.listeners.release(listener);
@@ -333,9 +353,48 @@ impl Manager {
     /// If the table is full.
     pub(super) fn insert(&mut self, connection: Connection) -> Result<CommId, CmError> {
         let (limit, asks) = (self.table.limit(), connection.state.is_asking());
+        let half_open = connection.is_half_open().then_some(connection.route.remote);
         let id = self.table.insert(connection).ok_or(CmError::Full { what: "connections", limit })?;
         self.asking += u32::from(asks);
+        if let Some(address) = half_open {
+            self.count_half_open(address, true);
+        }
         self.bequeath(id);
         Ok(id)
+    }
+
+    fn count_half_open(&mut self, address: Gid, more: bool) {
+        let count = self.half_open.entry(address).or_default();
+        *count = if more { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            self.half_open.remove(&address);
+        }
+    }
+
+    /// A half-made connection was answered, and its peer has said nothing of it yet; or it is over for the consumer.
+    pub(super) fn note_answered(&mut self, id: CommId) {
+        // Most have become connections, or gone.
+        if self.answered.len() >= 2 * self.table.limit() as usize {
+            let table = &self.table;
+            self.answered.retain(|id| table.get(*id).is_some_and(Connection::may_make_room));
+        }
+        self.answered.push_back(id);
+    }
+
+    /// Makes room in a full table: of the connections that were answered and whose peers have said nothing since, and of those that linger and
+    /// nobody knows any more, the oldest goes. A peer that is there says something as soon as the answer has come. The one that goes is told nothing. False: there is none.
+    pub(super) fn make_room(&mut self) -> bool {
+        while let Some(id) = self.answered.pop_front() {
+            let Some(connection) = self.table.get(id).filter(|c| c.may_make_room()) else { continue };
+            if !connection.orphan {
+                let asked = connection.max_retries.saturating_sub(connection.retries_left).saturating_add(1);
+                let why = WhyUnreachable::Silent { asked };
+                self.emit(Event::Unreachable { id, unanswered: Kind::Rep, why });
+            }
+            self.remove(id);
+            self.counters.evicted += 1;
+            return true;
+        }
+        false
     }
 }

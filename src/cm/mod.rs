@@ -51,7 +51,8 @@
 //! # What a peer can do
 //!
 //! A request takes one place of a bounded table, and of the listener's backlog until it is answered; what finds no place is
-//! dropped and counted. Each message leads to one message at most, to two if it shows that an older connection is stale. A message of a connection counts only if it comes from the
+//! dropped and counted. What it asks for in time and repetitions is granted within bounds, an address has a quota of half-made connections, and
+//! when the table is full the oldest makes room whose peer has not shown that it hears us. Each message leads to one message at most, to two if it shows that an older connection is stale. A message of a connection counts only if it comes from the
 //! address that the connection is with. What is no message, fits no connection or does not belong in its state is counted.
 
 // What goes in and out.

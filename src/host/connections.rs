@@ -2,7 +2,7 @@
 //!
 //! Whoever calls the manager sends what it wants sent, at once: a program that says good-bye and ends has said it. Two threads do
 //! the rest, both asleep as long as nothing happens. One takes what QP1 received and keeps the manager's time. The other finds the
-//! way to hosts that were not spoken to before, which may take a second if they do not answer; meanwhile the first goes on. The
+//! way to hosts that were not spoken to before, many at a time, for seconds if they do not answer (`ways`); meanwhile the first goes on. The
 //! consumer is told under the lock that also guards the manager, so that what it knows of a connection and what the manager
 //! knows change together.
 
@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,6 +23,7 @@ use super::datagram::{AddressHandle, AhOptions};
 use super::device::{Device, DeviceError};
 use super::memory::MemoryRegion;
 use super::objects::{CompletionQueue, ProtectionDomain, QueuePair};
+use super::ways::{End, Searches, Sight};
 use crate::cm::{Arrival, Event, Manager, Route, State, Transmit};
 use crate::port::undelivered::Undelivered;
 use crate::shared::Armed;
@@ -42,8 +43,8 @@ const SENDS: u32 = 64;
 const HEADER: usize = 40;
 /// Room for each: whatever a link carries, so that no peer fails QP1 with a datagram that is too long.
 const ROOM: usize = HEADER + Mtu::Mtu4096.bytes();
-/// Messages that wait for the way to a host to be found; more are dropped, and come again.
-const LOOKING: usize = 64;
+/// Messages that wait to be taken in by the thread that looks for hosts; more are dropped, and come again.
+const LOOKING: usize = 256;
 /// Ways that are kept.
 const WAYS: usize = 1024;
 /// Completions that are looked at together.
@@ -339,28 +340,62 @@ impl<C: Consumer> Inner<C> {
 
     /// The second thread: from addresses to ways. A message whose way is not found is dropped, and comes again.
     fn find_ways(&self, domain: &ProtectionDomain, asked: &Receiver<Option<Transmit>>) {
-        while let Ok(Some(transmit)) = asked.recv() {
+        let mut searches: Searches<Way, Transmit> = Searches::new();
+        loop {
+            let next = match searches.next_look() {
+                None => asked.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => asked.recv_timeout(at.saturating_duration_since(Instant::now())),
+            };
+            match next {
+                Ok(Some(transmit)) => {
+                    // What came together is taken together, so that messages keep nobody from being looked at.
+                    let more = asked.try_iter().take(LOOKING).flatten();
+                    for transmit in std::iter::once(transmit).chain(more) {
+                        let evicted = searches.add(Instant::now(), Way::of(&transmit.route), transmit);
+                        evicted.iter().for_each(|way| self.device.give_up(way.remote));
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(None) | Err(RecvTimeoutError::Disconnected) => return,
+            }
             if self.stop.load(Relaxed) {
                 return;
             }
-            let way = Way::of(&transmit.route);
-            let options =
-                AhOptions { traffic_class: way.traffic_class, hop_limit: way.hop_limit, flow_label: 0 };
-            let found = self.device.address_vector(way.local, way.remote, &options);
-            if let Ok(handle) = found.and_then(|av| domain.create_ah_along(av)) {
-                let mut core = self.lock();
-                if core.ways.len() >= WAYS {
-                    // Those under way are kept by their messages.
-                    core.ways.clear();
+            for end in searches.look(Instant::now(), |way| self.sight(domain, way)) {
+                match end {
+                    End::Found((way, handle), messages) => self.found(way, handle, messages),
+                    End::GivenUp(way) => self.device.give_up(way.remote),
                 }
-                core.ways.insert(way, Arc::new(handle));
-                core.outbox.push_front(transmit);
-                core.send(&self.ask);
-                drop(core);
-                self.device.poll();
-                self.device.step_aside();
             }
         }
+    }
+
+    fn sight(&self, domain: &ProtectionDomain, way: &Way) -> Sight<(Way, AddressHandle)> {
+        let options = AhOptions { traffic_class: way.traffic_class, hop_limit: way.hop_limit, flow_label: 0 };
+        match self.device.address_vector_now(way.local, way.remote, &options) {
+            Ok(Some(av)) => match domain.create_ah_along(av) {
+                Ok(handle) => Sight::Found((*way, handle)),
+                Err(_) => Sight::Never,
+            },
+            Ok(None) => Sight::NotYet,
+            Err(_) => Sight::Never,
+        }
+    }
+
+    fn found(&self, way: Way, handle: AddressHandle, messages: Vec<Transmit>) {
+        let mut core = self.lock();
+        if core.ways.len() >= WAYS {
+            // Those under way are kept by their messages.
+            core.ways.clear();
+        }
+        core.ways.insert(way, Arc::new(handle));
+        for transmit in messages.into_iter().rev() {
+            core.outbox.push_front(transmit);
+        }
+        core.send(&self.ask);
+        drop(core);
+        self.device.poll();
+        self.device.step_aside();
     }
 }
 

@@ -89,20 +89,40 @@ impl Device {
         dgid: Gid,
         options: &AhOptions,
     ) -> Result<AddressVector, DeviceError> {
-        let (local, remote): (IpAddr, IpAddr) = (sgid.to_ip(), dgid.to_ip());
-        if local.is_ipv4() != remote.is_ipv4() {
-            return Err(DeviceError::Families { local: sgid, remote: dgid });
-        }
-        Ok(AddressVector {
+        Ok(self.along(sgid, dgid, self.resolve(same_family(sgid, dgid)?)?, options))
+    }
+
+    /// The same without waiting; `None`: the next hop is being asked for. See [`Device::give_up`].
+    pub(super) fn address_vector_now(
+        &self,
+        sgid: Gid,
+        dgid: Gid,
+        options: &AhOptions,
+    ) -> Result<Option<AddressVector>, DeviceError> {
+        let dmac = self.resolve_now(same_family(sgid, dgid)?)?;
+        Ok(dmac.map(|dmac| self.along(sgid, dgid, dmac, options)))
+    }
+
+    fn along(&self, sgid: Gid, dgid: Gid, dmac: [u8; 6], options: &AhOptions) -> AddressVector {
+        AddressVector {
             sgid,
             dgid,
             smac: self.port().mac,
-            dmac: self.resolve(remote)?,
+            dmac,
             traffic_class: options.traffic_class,
             flow_label: options.flow_label,
             hop_limit: options.hop_limit,
-        })
+        }
     }
+}
+
+/// The address of `dgid`, if it can be reached from `sgid`.
+fn same_family(sgid: Gid, dgid: Gid) -> Result<IpAddr, DeviceError> {
+    let (local, remote): (IpAddr, IpAddr) = (sgid.to_ip(), dgid.to_ip());
+    if local.is_ipv4() != remote.is_ipv4() {
+        return Err(DeviceError::Families { local: sgid, remote: dgid });
+    }
+    Ok(remote)
 }
 
 impl QueuePair {

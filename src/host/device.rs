@@ -37,6 +37,15 @@ pub struct ResolveError {
 pub trait Resolve: Send + Sync {
     /// Looks a destination up; may wait for the kernel to ask the link.
     fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError>;
+
+    /// The same without waiting; `None`: it is being asked for, and may be known later. For those whom a stranger names: what they led to is
+    /// not kept for long.
+    fn resolve_now(&self, destination: IpAddr) -> Result<Option<[u8; 6]>, ResolveError> {
+        self.resolve(destination).map(Some)
+    }
+
+    /// Nobody wants to know it any more.
+    fn give_up(&self, _destination: IpAddr) {}
 }
 
 /// How a device behaves.
@@ -252,15 +261,30 @@ impl Device {
 
     /// The MAC address of the next hop to `destination`, or of the group that it names.
     pub(super) fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], DeviceError> {
-        let own = self.gids().iter().any(|entry| entry.assigned && entry.gid == Gid::from(destination));
-        if own {
-            // Turned round in the port.
-            return Ok(self.port().mac);
-        }
-        match multicast_mac(destination) {
+        match self.resolve_at_home(destination) {
             Some(mac) => Ok(mac),
             None => Ok(self.inner.resolver.resolve(destination)?),
         }
+    }
+
+    /// The same without waiting; `None`: it is being asked for.
+    pub(super) fn resolve_now(&self, destination: IpAddr) -> Result<Option<[u8; 6]>, DeviceError> {
+        match self.resolve_at_home(destination) {
+            Some(mac) => Ok(Some(mac)),
+            None => Ok(self.inner.resolver.resolve_now(destination)?),
+        }
+    }
+
+    /// Nobody wants to know any more what [`resolve_now`](Self::resolve_now) asked for.
+    pub(super) fn give_up(&self, destination: Gid) {
+        self.inner.resolver.give_up(destination.to_ip());
+    }
+
+    /// For an address of its own, or of a group.
+    fn resolve_at_home(&self, destination: IpAddr) -> Option<[u8; 6]> {
+        let own = self.gids().iter().any(|entry| entry.assigned && entry.gid == Gid::from(destination));
+        // What is its own is turned round in the port.
+        if own { Some(self.port().mac) } else { multicast_mac(destination) }
     }
 
     /// Runs a pass if callers turn the device. Completion queues do it by themselves when they are empty.

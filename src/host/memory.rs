@@ -24,8 +24,8 @@ impl ProtectionDomain {
     /// Registers memory of the caller's.
     ///
     /// # Safety
-    /// `base..base + length` stays mapped and writable until the region is dropped, and no Rust reference into it is
-    /// held while work requests or peers may use it.
+    /// As that of [`HostMemory::borrowed`]: what is mapped of `base..base + length` is the region's until it is dropped, and no
+    /// Rust reference into it is held while work requests or peers may use it. If it is unmapped all the same, requests fail.
     #[allow(unsafe_code)]
     pub unsafe fn register_borrowed(
         &self,
@@ -39,10 +39,7 @@ impl ProtectionDomain {
     }
 
     /// Registers addresses whose pages may come and go (`IBV_ACCESS_ON_DEMAND`, which is added to `access`). An access to
-    /// a page that is not there fails the request, and nothing else. An atomic takes some 100 us.
-    ///
-    /// # Errors
-    /// Also if the system does not let a process copy to and from itself (`process_vm_readv`).
+    /// a page that is not there fails the request, and nothing else.
     ///
     /// # Safety
     /// No Rust reference to what lies there is held while work requests or peers may use it.
@@ -55,7 +52,6 @@ impl ProtectionDomain {
     ) -> Result<MemoryRegion, DeviceError> {
         // SAFETY: the caller's promise, word for word.
         let memory = unsafe { HostMemory::on_demand(address, length) };
-        let memory = memory.map_err(|source| DeviceError::System { what: "copying on demand", source })?;
         self.register_memory(memory, access | Access::ON_DEMAND)
     }
 

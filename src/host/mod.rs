@@ -53,6 +53,7 @@ mod objects;
 mod open;
 mod rdma_cm;
 mod srq;
+mod ways;
 
 pub use crate::engine::{MAX_WATCHED, Wait, Watched};
 pub use channel::CompletionChannel;

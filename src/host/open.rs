@@ -166,14 +166,25 @@ pub(super) struct KernelNeighbours {
     pub(super) neighbours: Arc<Neighbours>,
 }
 
+impl KernelNeighbours {
+    fn told(&self, destination: IpAddr) -> impl Fn(NeighbourError) -> ResolveError {
+        let device = self.interface.get().name;
+        move |error| ResolveError { destination, device: device.clone(), reason: error.to_string() }
+    }
+}
+
 impl Resolve for KernelNeighbours {
     fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
-        let interface = self.interface.get();
-        self.neighbours.resolve(&interface, destination, RESOLVE_TIMEOUT).map_err(|error| ResolveError {
-            destination,
-            device: interface.name,
-            reason: error.to_string(),
-        })
+        let found = self.neighbours.resolve(&self.interface.get(), destination, RESOLVE_TIMEOUT);
+        found.map_err(self.told(destination))
+    }
+
+    fn resolve_now(&self, destination: IpAddr) -> Result<Option<[u8; 6]>, ResolveError> {
+        self.neighbours.resolve_now(&self.interface.get(), destination).map_err(self.told(destination))
+    }
+
+    fn give_up(&self, destination: IpAddr) {
+        self.neighbours.give_up(&self.interface.get(), destination);
     }
 }
 

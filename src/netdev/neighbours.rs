@@ -33,11 +33,17 @@ pub struct Neighbours {
     known: Mutex<Known>,
 }
 
+/// Ways that are followed: as many as were resolved for somebody, and for strangers. Of each kind the one goes that was asked for longest ago.
+const MOST: [usize; 2] = [4096, 1024];
+
 /// What was found so far.
 #[derive(Debug)]
 struct Known {
     interface: Interface,
+    /// Who was asked for last is the last.
     ways: Vec<Way>,
+    /// Next hops that the kernel manages because it was asked to from here, and that have not answered.
+    asked: Vec<IpAddr>,
 }
 
 /// The way to one destination.
@@ -48,6 +54,15 @@ struct Way {
     mac: [u8; 6],
     /// The kernel manages the next hop because it was asked to from here.
     ours: bool,
+    /// Asked for by a stranger alone.
+    fleeting: bool,
+}
+
+/// Whom a destination needs to be asked for.
+enum Hop {
+    /// Nobody: it is known.
+    Known([u8; 6]),
+    Neighbour(IpAddr),
 }
 
 impl Neighbours {
@@ -65,7 +80,7 @@ impl Neighbours {
         };
         let action = || format!("watch the neighbours of {}", interface.name);
         let (events, netlink, namespace) = open().map_err(|e| kernel(action(), e))?;
-        let known = Mutex::new(Known { interface: interface.clone(), ways: Vec::new() });
+        let known = Mutex::new(Known { interface: interface.clone(), ways: Vec::new(), asked: Vec::new() });
         Ok(Neighbours { namespace, events, netlink: Mutex::new(netlink), known })
     }
 
@@ -83,16 +98,9 @@ impl Neighbours {
         destination: IpAddr,
         timeout: Duration,
     ) -> Result<[u8; 6], NeighbourError> {
-        if interface.has_address(destination) || destination.is_loopback() {
-            return Ok(interface.mac);
-        }
-        if let Some(mac) = multicast(destination) {
-            return Ok(mac);
-        }
-        let next_hop = match route(&mut self.netlink(), interface, destination)? {
-            Route::Own => return Ok(interface.mac),
-            Route::Broadcast => return Ok(BROADCAST_MAC),
-            Route::Via(next_hop) => next_hop,
+        let next_hop = match self.hop(interface, destination)? {
+            Hop::Known(mac) => return Ok(mac),
+            Hop::Neighbour(next_hop) => next_hop,
         };
         let start = Instant::now();
         let mut entry = look(&mut self.netlink(), interface, next_hop)?;
@@ -105,7 +113,7 @@ impl Neighbours {
         }
         loop {
             if let Some(mac) = entry.mac {
-                self.remember(interface, Way { destination, next_hop, mac, ours });
+                self.remember(interface, Way { destination, next_hop, mac, ours, fleeting: false });
                 return Ok(mac);
             }
             if start.elapsed() >= timeout {
@@ -123,6 +131,68 @@ impl Neighbours {
             sleep(LOOK_EVERY);
             entry = look(&mut self.netlink(), interface, next_hop)?;
         }
+    }
+
+    /// The same without waiting, for a destination that a stranger names; `None`: the kernel is asking for it. Whoever does not want to
+    /// know any more says so to [`Neighbours::give_up`].
+    ///
+    /// # Errors
+    /// As [`Neighbours::resolve`], but for a neighbour that is silent.
+    pub fn resolve_now(
+        &self,
+        interface: &Interface,
+        destination: IpAddr,
+    ) -> Result<Option<[u8; 6]>, NeighbourError> {
+        let next_hop = match self.hop(interface, destination)? {
+            Hop::Known(mac) => return Ok(Some(mac)),
+            Hop::Neighbour(next_hop) => next_hop,
+        };
+        let entry = look(&mut self.netlink(), interface, next_hop)?;
+        if !entry.is_fixed() && !entry.managed {
+            if !interface.running && entry.mac.is_none() {
+                return Err(NeighbourError::LinkDown { interface: interface.name.clone(), destination });
+            }
+            if self.keep(interface, next_hop, &entry)? {
+                let mut known = lock(&self.known);
+                if !known.asked.contains(&next_hop) {
+                    known.asked.push(next_hop);
+                }
+            }
+        }
+        if let Some(mac) = entry.mac {
+            let ours = lock(&self.known).answered(next_hop);
+            self.remember(interface, Way { destination, next_hop, mac, ours, fleeting: true });
+        }
+        Ok(entry.mac)
+    }
+
+    /// A destination that was asked for and is silent is not wanted any more: the kernel forgets it.
+    pub fn give_up(&self, interface: &Interface, destination: IpAddr) {
+        let Ok(Hop::Neighbour(next_hop)) = self.hop(interface, destination) else { return };
+        if lock(&self.known).answered(next_hop) {
+            // If the kernel refuses, it asks a little longer.
+            let _ = release(&mut self.netlink(), interface, next_hop);
+        }
+    }
+
+    /// Destinations that are followed.
+    pub fn followed(&self) -> usize {
+        lock(&self.known).ways.len()
+    }
+
+    /// Where frames for a destination go first.
+    fn hop(&self, interface: &Interface, destination: IpAddr) -> Result<Hop, NeighbourError> {
+        if interface.has_address(destination) || destination.is_loopback() {
+            return Ok(Hop::Known(interface.mac));
+        }
+        if let Some(mac) = multicast(destination) {
+            return Ok(Hop::Known(mac));
+        }
+        Ok(match route(&mut self.netlink(), interface, destination)? {
+            Route::Own => Hop::Known(interface.mac),
+            Route::Broadcast => Hop::Known(BROADCAST_MAC),
+            Route::Via(next_hop) => Hop::Neighbour(next_hop),
+        })
     }
 
     /// The destinations to which frames must carry another station address from now on. Does not block.
@@ -169,9 +239,10 @@ impl Neighbours {
     fn remember(&self, interface: &Interface, way: Way) {
         let mut known = lock(&self.known);
         known.interface.clone_from(interface);
-        match known.ways.iter_mut().find(|w| w.destination == way.destination) {
-            Some(old) if old.next_hop == way.next_hop => *old = Way { ours: old.ours || way.ours, ..way },
-            _ => known.ways.push(way),
+        if let Some(next_hop) = known.remember(way) {
+            drop(known);
+            // If the kernel refuses, it keeps one neighbour more.
+            let _ = release(&mut self.netlink(), interface, next_hop);
         }
     }
 
@@ -202,6 +273,53 @@ impl Neighbours {
     }
 }
 
+impl Known {
+    /// Makes a way the latest. Gives the neighbour that the kernel need not keep any more, if that is so of one.
+    fn remember(&mut self, way: Way) -> Option<IpAddr> {
+        let old = self.ways.iter().position(|known| known.destination == way.destination);
+        let mut way = way;
+        let mut left = None;
+        if let Some(old) = old.map(|at| self.ways.remove(at)) {
+            way.fleeting &= old.fleeting;
+            if old.next_hop == way.next_hop {
+                way.ours |= old.ours;
+            } else {
+                left = self.let_go(&old);
+            }
+        }
+        let (fleeting, most) = (way.fleeting, MOST[usize::from(way.fleeting)]);
+        self.ways.push(way);
+        let alike = |known: &&Way| known.fleeting == fleeting;
+        if self.ways.iter().filter(alike).count() > most
+            && let Some(oldest) = self.ways.iter().position(|known| known.fleeting == fleeting)
+        {
+            let oldest = self.ways.remove(oldest);
+            left = left.or_else(|| self.let_go(&oldest));
+        }
+        left
+    }
+
+    /// A way is not followed any more. Gives its neighbour if it was kept from here, and for this way alone.
+    fn let_go(&mut self, gone: &Way) -> Option<IpAddr> {
+        if !gone.ours {
+            return None;
+        }
+        match self.ways.iter_mut().find(|way| way.next_hop == gone.next_hop) {
+            Some(heir) => {
+                heir.ours = true;
+                None
+            }
+            None => Some(gone.next_hop),
+        }
+    }
+
+    /// A neighbour is not waited for any more. True: the kernel manages it for the sake of that.
+    fn answered(&mut self, next_hop: IpAddr) -> bool {
+        let place = self.asked.iter().position(|asked| *asked == next_hop);
+        place.map(|place| self.asked.swap_remove(place)).is_some()
+    }
+}
+
 impl AsFd for Neighbours {
     /// Readable when it is worth while to poll.
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -212,10 +330,10 @@ impl AsFd for Neighbours {
 impl Drop for Neighbours {
     fn drop(&mut self) {
         let known = lock(&self.known);
-        let ours = known.ways.iter().filter(|way| way.ours);
-        for way in ours {
+        let ours = known.ways.iter().filter(|way| way.ours).map(|way| way.next_hop);
+        for next_hop in ours.chain(known.asked.iter().copied()) {
             // If the interface is gone, so is the entry.
-            let _ = release(&mut self.netlink(), &known.interface, way.next_hop);
+            let _ = release(&mut self.netlink(), &known.interface, next_hop);
         }
     }
 }

@@ -41,6 +41,13 @@ impl HostSide<'_> {
         self.pieces(to, bytes.len(), |offset, range| region.memory.write(offset, &bytes[range]))
     }
 
+    /// The bytes of both pieces of a frame, one behind the other.
+    fn write_pieces(&self, to: Span, (first, second): (&[u8], &[u8])) -> Result<(), Fault> {
+        in_stores(first, second, |offset, bytes| {
+            self.write(Span { offset: to.offset + offset as u64, ..to }, bytes)
+        })
+    }
+
     fn read(&self, from: Span, bytes: &mut [u8]) -> Result<(), Fault> {
         let region = self.region(from)?;
         if !region.paged {
@@ -93,6 +100,29 @@ impl HostSide<'_> {
     }
 }
 
+/// Hands two pieces to `store`, each with where it belongs, so that the last 8 bytes come in one: a frame may be split anywhere, and the end
+/// of a message that fits one aligned store is one store.
+#[inline]
+fn in_stores(
+    first: &[u8],
+    second: &[u8],
+    mut store: impl FnMut(usize, &[u8]) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    const WORD: usize = size_of::<u64>();
+    if second.is_empty() {
+        return store(0, first);
+    }
+    if second.len() >= WORD || first.is_empty() {
+        return store(0, first).and_then(|()| store(first.len(), second));
+    }
+    let (head, end) = first.split_at(first.len().saturating_sub(WORD - second.len()));
+    let mut word = [0; WORD];
+    let (_, whole) = word.split_at_mut(WORD - end.len() - second.len());
+    whole[..end.len()].copy_from_slice(end);
+    whole[end.len()..].copy_from_slice(second);
+    store(0, head).and_then(|()| store(head.len(), whole))
+}
+
 impl Nic {
     /// Runs what the received frames asked of memory; `frame(i)` is the `i`-th of the burst. As often as is best for the
     /// kind of memory: after each frame, or once for all.
@@ -108,9 +138,7 @@ impl Nic {
             let done = match op {
                 DmaIn::Scatter { frame: i, offset, length, to } => {
                     let start = usize::from(offset);
-                    let (a, b) = frame(i).slices(start..start + usize::from(length));
-                    let rest = Span { offset: to.offset + a.len() as u64, ..to };
-                    host.write(to, a).and_then(|()| if b.is_empty() { Ok(()) } else { host.write(rest, b) })
+                    host.write_pieces(to, frame(i).slices(start..start + usize::from(length)))
                 }
                 DmaIn::AtomicWrite { frame: i, offset, to } => {
                     let mut bytes = [0; 8];
@@ -187,5 +215,29 @@ impl Nic {
         split!(self, now, entry => qp, ctx);
         qp.payload_missing(&mut ctx, packet.bth.psn, packet.info().is_response());
         self.touch(index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_message_is_stored_in_one_wherever_its_frame_is_split() {
+        let message: Vec<u8> = (1..=24).collect();
+        for length in 1..=message.len() {
+            for at in 0..=length {
+                let (first, second) = message[..length].split_at(at);
+                let (mut there, mut last) = (vec![0; length], 0);
+                in_stores(first, second, |offset, bytes| {
+                    there[offset..offset + bytes.len()].copy_from_slice(bytes);
+                    last = bytes.len();
+                    Ok(())
+                })
+                .unwrap();
+                assert_eq!(there, message[..length]);
+                assert!(last >= length.min(8), "{length} bytes split at {at}: the last {last} in one");
+            }
+        }
     }
 }

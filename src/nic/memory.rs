@@ -89,6 +89,9 @@ impl Nic {
             self.use_pd(pd, -1)?;
             return Err(self.full(REGION));
         };
+        if memory.may_be_missing() {
+            self.memory.pages_may_be_missing(mr);
+        }
         self.regions[mr.0 as usize] = Some(Region { memory, pd, paged: true });
         Ok(Answer::Memory(mr, key))
     }
@@ -143,7 +146,8 @@ fn region_spec(
     }
     let start = if access.contains(Access::ZERO_BASED) { 0 } else { start };
     let (length, misalignment) = (memory.len() as u64, misalignment(memory));
-    Ok(RegionSpec { pd, access, start, length, misalignment })
+    let may_fault = memory.may_be_missing();
+    Ok(RegionSpec { pd, access, start, length, misalignment, may_fault })
 }
 
 /// Where memory begins, modulo 8.

@@ -14,12 +14,11 @@
 //! * One worker, under its lock, does all copies of the NIC: it does not race with itself.
 //! * Threads of the application do not race with one another: [`MemoryRegion`](crate::host::MemoryRegion) has a lock
 //!   for its own `read_at` and `write_at`, which the NIC does not take.
-//! * The bytes that say "the rest is there" (the last 8, or the last one) are stored by an atomic `Release`, so a
-//!   program that polls them finds what came before.
+//! * The bytes that say "the rest is there" (the last 8, 4, 2 or 1, whichever are aligned) are stored by one atomic `Release`, so a
+//!   program that polls them finds them whole, and what came before.
 //!
-//! The copies themselves are `memcpy`. Copies of relaxed atomic words would have no race in the language's terms
-//! either, but compilers do not widen them: they move 8 bytes at a time where `memcpy` moves 32 or 64, on the one path
-//! of the NIC that is bound by copying.
+//! The copies themselves are routines in the processor's language ([`guard`]), of which the compiler knows nothing: they move 32 bytes at
+//! a time, on the one path of the NIC that is bound by copying, and memory that is gone is an error there.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt::Debug;
@@ -27,10 +26,9 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use super::guard;
 use super::mapping::Mapping;
-use super::{on_demand, trial};
 
 const PAGE: usize = 4096;
 
@@ -56,10 +54,12 @@ impl Drop for Owned {
 /// How bytes are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// They are there, at `base`.
-    Mapped,
-    /// The system is asked each time whether they are there, at this address.
-    OnDemand(u64),
+    /// They are there: whoever owns them is held.
+    Held,
+    /// They were there when they were registered.
+    Borrowed,
+    /// Some of them may be there.
+    OnDemand,
     /// There are none: reads give zeros, writes vanish.
     Null,
 }
@@ -70,7 +70,7 @@ enum Kind {
 /// is read then is a mixture. The module's page says what holds all the same.
 #[derive(Clone, Debug)]
 pub struct HostMemory {
-    base: NonNull<u8>,
+    base: *mut u8,
     length: usize,
     kind: Kind,
     /// Keeps the bytes where they are, if that is ours to do.
@@ -102,7 +102,7 @@ pub enum Fault {
     /// The region is not there, or has no such page.
     #[error("the region is gone")]
     Gone,
-    /// Memory on demand whose pages are not there, or not writable.
+    /// Memory of the application whose pages are not there, or not for this.
     #[error("{length} bytes at {address:#x} are not mapped, or not for this")]
     NotMapped {
         /// The address in the process.
@@ -113,9 +113,6 @@ pub enum Fault {
     /// An atomic where there is no memory.
     #[error("there is no memory to do an atomic on")]
     NoMemory,
-    /// An atomic on memory on demand, for which the system made no process that could have tried it.
-    #[error("the system makes no process to try an atomic on memory on demand: errno {0}")]
-    NoTrial(i32),
     /// The system did not write the pages back.
     #[error("the system cannot make the pages persistent: errno {0}")]
     NotPersistent(i32),
@@ -133,7 +130,7 @@ impl HostMemory {
         // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
         let owner = Arc::new(Owned { base, layout });
-        Ok(HostMemory { base, length, kind: Kind::Mapped, _owner: Some(owner) })
+        Ok(HostMemory { base: base.as_ptr(), length, kind: Kind::Held, _owner: Some(owner) })
     }
 
     /// The same with the descriptor by which another process maps it.
@@ -154,38 +151,34 @@ impl HostMemory {
     }
 
     fn mapped(mapping: Mapping, length: usize) -> HostMemory {
-        let base = mapping.base().cast();
-        HostMemory { base, length, kind: Kind::Mapped, _owner: Some(Arc::new(mapping)) }
+        let base = mapping.base().cast().as_ptr();
+        HostMemory { base, length, kind: Kind::Held, _owner: Some(Arc::new(mapping)) }
     }
 
-    /// Memory that somebody else owns.
+    /// Memory that somebody else owns. Should it be unmapped or protected while it is registered, a copy fails that comes to it
+    /// ([`guard`]), and nothing else. That takes a handler of `SIGSEGV` and `SIGBUS`, which is installed here.
     ///
     /// # Safety
-    /// `base..base + length` stays mapped and writable until the region made of it is deregistered, and
-    /// nobody holds a Rust reference into it while the NIC may access it.
+    /// What is mapped of `base..base + length` is the region's until it is deregistered: nobody else has memory there
+    /// meanwhile, and nobody holds a Rust reference into it while the NIC may access it.
     pub unsafe fn borrowed(base: NonNull<u8>, length: usize) -> HostMemory {
-        HostMemory { base, length, kind: Kind::Mapped, _owner: None }
+        guard::install();
+        HostMemory { base: base.as_ptr(), length, kind: Kind::Borrowed, _owner: None }
     }
 
-    /// Addresses of this process whose pages may come and go. Each copy asks the system (`process_vm_readv` and
-    /// `process_vm_writev` on the process itself), and fails where there is no page. An atomic is tried by a process of its own
-    /// that shares the memory, and fails likewise. No signal comes to this process.
-    ///
-    /// # Errors
-    /// If the system does not let the process do so to itself.
+    /// Addresses of this process whose pages may come and go. A copy or an atomic fails where there is no page, by the same
+    /// [`guard`].
     ///
     /// # Safety
     /// While the NIC may access `address..address + length`, nobody holds a Rust reference to what lies there.
-    pub unsafe fn on_demand(address: u64, length: usize) -> io::Result<HostMemory> {
-        let (probe, mut copy) = ([0x5au8; 1], [0u8; 1]);
-        on_demand::read(probe.as_ptr() as u64, &mut copy).map_err(|_| io::Error::last_os_error())?;
-        let kind = Kind::OnDemand(address);
-        Ok(HostMemory { base: NonNull::dangling(), length, kind, _owner: None })
+    pub unsafe fn on_demand(address: u64, length: usize) -> HostMemory {
+        guard::install();
+        HostMemory { base: address as *mut u8, length, kind: Kind::OnDemand, _owner: None }
     }
 
     /// No memory, from address 0 to the last: reads give zeros, writes vanish (`ibv_alloc_null_mr`).
     pub fn null() -> HostMemory {
-        HostMemory { base: NonNull::dangling(), length: usize::MAX, kind: Kind::Null, _owner: None }
+        HostMemory { base: std::ptr::null_mut(), length: usize::MAX, kind: Kind::Null, _owner: None }
     }
 
     /// A part of mapped memory, which keeps all of it alive if it is its own.
@@ -193,13 +186,18 @@ impl HostMemory {
     /// # Errors
     /// If it is not inside, or nothing is mapped.
     pub fn part(&self, offset: u64, length: usize) -> Result<HostMemory, Fault> {
-        let base = self.at(offset, length)?.ok_or(Fault::Gone)?;
+        let base = self.at(offset, length)?.filter(|_| !self.is_on_demand()).ok_or(Fault::Gone)?;
         Ok(HostMemory { base, length, ..self.clone() })
     }
 
     /// True if its pages may come and go.
     pub fn is_on_demand(&self) -> bool {
-        matches!(self.kind, Kind::OnDemand(_))
+        self.kind == Kind::OnDemand
+    }
+
+    /// True if a copy may find no pages: they are not the NIC's to keep.
+    pub fn may_be_missing(&self) -> bool {
+        matches!(self.kind, Kind::Borrowed | Kind::OnDemand)
     }
 
     /// True if there is no memory behind it.
@@ -209,11 +207,7 @@ impl HostMemory {
 
     /// The virtual address of the first byte.
     pub fn address(&self) -> u64 {
-        match self.kind {
-            Kind::Mapped => self.base.as_ptr() as u64,
-            Kind::OnDemand(address) => address,
-            Kind::Null => 0,
-        }
+        self.base as u64
     }
 
     /// Bytes.
@@ -226,79 +220,52 @@ impl HostMemory {
         self.length == 0
     }
 
-    /// Where bytes of mapped memory lie; `None`: they lie elsewhere, and `offset` is inside.
-    fn at(&self, offset: u64, length: usize) -> Result<Option<NonNull<u8>>, Fault> {
+    /// Where bytes lie; `None`: there is no memory, and `offset` is inside.
+    fn at(&self, offset: u64, length: usize) -> Result<Option<*mut u8>, Fault> {
         let error = Fault::OutOfBounds { offset, length, region: self.length };
         let start = usize::try_from(offset).map_err(|_| error)?;
         if start.checked_add(length).is_none_or(|end| end > self.length) {
             return Err(error);
         }
-        if self.kind != Kind::Mapped {
-            return Ok(None);
-        }
-        // SAFETY: start <= length of the allocation, checked above.
-        Ok(Some(unsafe { self.base.add(start) }))
+        Ok((self.kind != Kind::Null).then(|| self.base.wrapping_add(start)))
     }
 
-    /// The address of a byte of memory on demand; `None`: there is no memory.
-    fn on_demand_at(&self, offset: u64) -> Option<u64> {
-        match self.kind {
-            Kind::OnDemand(address) => Some(address.wrapping_add(offset)),
-            Kind::Mapped | Kind::Null => None,
-        }
-    }
-
-    /// Copies `bytes` to `offset`, ascending: the last bytes become visible last (`ib_write_lat` polls them),
-    /// and an aligned 8-byte tail is stored whole.
+    /// Copies `bytes` to `offset`. The last of them are stored last and in one piece: as many as are aligned, 8 at most. Programs
+    /// poll them (`ib_write_lat` one byte, others a word).
+    ///
+    /// # Errors
+    /// Of memory that may be missing, what lies before the missing page may have been written.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
-        let Some(to) = self.at(offset, bytes.len())? else {
-            return self.on_demand_at(offset).map_or(Ok(()), |address| on_demand::write(address, bytes));
-        };
-        let end = to.as_ptr() as usize + bytes.len();
-        let tail = if bytes.len() >= 8 && end.is_multiple_of(8) { 8 } else { bytes.len().min(1) };
-        let body = bytes.len() - tail;
-        // SAFETY: `at` checked the whole range; `bytes` is a live slice. It cannot overlap the target, which is
-        // registered memory, while frames and queues are the NIC's own.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), body) };
-        // SAFETY: within the checked range; for the 8-byte case the address is 8-aligned by choice of `tail`.
-        unsafe {
-            let last = to.as_ptr().add(body);
-            if tail == 8 {
-                let value = u64::from_ne_bytes(bytes[body..].try_into().expect("8 bytes"));
-                AtomicU64::from_ptr(last.cast()).store(value, Ordering::Release);
-            } else if tail == 1 {
-                AtomicU8::from_ptr(last).store(bytes[body], Ordering::Release);
-            }
-        }
-        Ok(())
+        let Some(to) = self.at(offset, bytes.len())? else { return Ok(()) };
+        let last = last_store((to as usize).wrapping_add(bytes.len()), bytes.len());
+        // SAFETY: `at` checked the whole range, and what is mapped of it is the NIC's to write, as `borrowed` and `on_demand` ask;
+        // `bytes` is a live slice. It cannot overlap the target, which is registered memory, while frames and queues are the NIC's
+        // own. `last` was chosen for the address.
+        let copied = unsafe { guard::copy::copy(to, bytes.as_ptr(), bytes.len() - last, last) };
+        copied.map_err(|_| Fault::NotMapped { address: to as u64, length: bytes.len() })
     }
 
     /// Copies from `offset` into `bytes`.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
         let Some(from) = self.at(offset, bytes.len())? else {
             bytes.fill(0);
-            return self.on_demand_at(offset).map_or(Ok(()), |address| on_demand::read(address, bytes));
+            return Ok(());
         };
         // SAFETY: `at` checked the range; `bytes` is the caller's own and cannot overlap registered memory.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
-        Ok(())
+        let copied = unsafe { guard::copy::copy(bytes.as_mut_ptr(), from, bytes.len(), 0) };
+        copied.map_err(|_| Fault::NotMapped { address: from as u64, length: bytes.len() })
     }
 
     /// Runs `operation` on the 8 aligned bytes at `offset`, as the CPU's own atomics would, and returns what
-    /// was there before. On memory on demand that takes some 100 us.
+    /// was there before. They have to be writable, whether they change or not.
     pub fn atomic(&self, offset: u64, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, Fault> {
-        let Some(at) = self.at(offset, 8)? else {
-            let address = self.on_demand_at(offset).ok_or(Fault::NoMemory)?;
-            let aligned = address.is_multiple_of(8);
-            return if aligned { trial::atomic(address, &operation) } else { Err(Fault::Misaligned(offset)) };
-        };
-        if !(at.as_ptr() as usize).is_multiple_of(8) {
+        let at = self.at(offset, 8)?.ok_or(Fault::NoMemory)?;
+        if !(at as usize).is_multiple_of(8) {
             return Err(Fault::Misaligned(offset));
         }
         // SAFETY: 8 bytes inside the region, 8-aligned, checked above.
-        let word = unsafe { AtomicU64::from_ptr(at.as_ptr().cast()) };
-        let before = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, operation);
-        Ok(before.unwrap_or_else(|unchanged| unchanged))
+        let before = unsafe { guard::copy::update(at.cast(), operation) };
+        before.map_err(|_| Fault::NotMapped { address: at as u64, length: 8 })
     }
 
     /// Has the system write the pages of a file or device that is mapped here back to it (`msync`), and waits for it.
@@ -316,6 +283,12 @@ impl HostMemory {
         }
         Err(Fault::NotPersistent(io::Error::last_os_error().raw_os_error().unwrap_or(0)))
     }
+}
+
+/// Bytes of the last store of a copy of `length` bytes that ends at address `end`: the largest that is aligned.
+fn last_store(end: usize, length: usize) -> usize {
+    let fits = |size: &usize| length >= *size && end.is_multiple_of(*size);
+    [8, 4, 2, 1].into_iter().find(fits).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -377,5 +350,32 @@ mod tests {
         assert_eq!(memory.atomic(0, |v| (v == 4).then_some(9)), Ok(5));
         assert_eq!(memory.atomic(0, |v| (v == 5).then_some(9)), Ok(5));
         assert_eq!(memory.atomic(0, |_| None), Ok(9));
+    }
+
+    /// Whatever the alignment: the largest aligned store at the end is one, and the last that is seen.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn the_end_of_a_write_is_one_store_and_the_last() {
+        let memory = HostMemory::allocate(64).unwrap();
+        for end in 1..=24usize {
+            for length in 1..=end {
+                memory.write(0, &[0; 64]).unwrap();
+                let last = [8, 4, 2, 1].into_iter().find(|n| length >= *n && end.is_multiple_of(*n)).unwrap();
+                // The 8 aligned bytes in which it ends, and where the last store lies in them.
+                let word = (end - 1) & !7;
+                let shift = 8 * (end - last - word);
+                let mask = u64::MAX >> (64 - 8 * last) << shift;
+                let at = (memory.address() as usize + word) as *const u8;
+                let bytes = [0xff; 24];
+                let states = super::super::stores::states(at, || {
+                    memory.write((end - length) as u64, &bytes[..length]).unwrap();
+                });
+                let parts: Vec<_> = states.iter().map(|state| state & mask).collect();
+                let whole = parts.iter().all(|part| *part == 0 || *part == mask);
+                assert!(whole, "{length} bytes up to {end}: {states:x?}");
+                let before = states[states.len() - 2];
+                assert_eq!(before & mask, 0, "{length} bytes up to {end}: something came later: {states:x?}");
+            }
+        }
     }
 }

@@ -11,16 +11,19 @@
 #![allow(unsafe_code)]
 
 pub mod completion_queue;
+#[cfg(test)]
+mod completion_queue_tests;
 pub mod doorbell;
 mod event_counter;
+pub mod guard;
 mod mapping;
 pub mod memory;
-mod on_demand;
 pub mod page_list;
 pub mod region;
 pub mod shared_receives;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod stores;
 mod sync;
-mod trial;
 pub mod work_queue;
 
 #[cfg(test)]

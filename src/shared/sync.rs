@@ -1,4 +1,3 @@
-//! What [`super::work_queue`] and [`super::shared_receives`] are made of. `tests/handoff` compiles those two with the parts of a model
-//! checker instead.
+//! What threads and processes share here is reached through these; `tests/handoff` puts those of a model checker in their place.
 
 pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

@@ -1,8 +1,8 @@
 //! Memory that was not there when a copy came to it.
 //!
-//! The table grants bytes; whether pages are behind them is seen when they are copied. For most memory that is no question.
-//! For memory on demand, and for writing pages back, the copy may fail, and then what the packet led to is taken back
-//! before anyone has seen it: the NIC runs such copies at once, before it takes the next packet in and long before it
+//! The table grants bytes; whether pages are behind them is seen when they are copied. For memory of the NIC's own that is no
+//! question. The application's may be gone (on demand it may, otherwise it should not), and pages may not be written back: then
+//! what the packet led to is taken back before anyone has seen it: the NIC runs such copies at once, before it takes the next packet in and long before it
 //! publishes completions or sends acknowledgements.
 //!
 //! ```text

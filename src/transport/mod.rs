@@ -116,7 +116,7 @@ pub struct Output {
     pub events: Vec<AsyncEvent>,
     /// The payload of the packet that `next_packet` planned last.
     pub gather: Vec<Gather>,
-    /// Some of `dma_in` may fail: it is for memory on demand, or makes it persistent. See [`fault`].
+    /// Some of `dma_in` may fail: it is for memory that may be gone, or makes it persistent. See [`fault`].
     pub may_fault: bool,
     /// A response whose bytes may not find their place.
     pub(crate) result: Option<fault::ResultPoint>,
@@ -191,9 +191,9 @@ impl DmaIn {
     fn may_fault(&self) -> bool {
         match self {
             DmaIn::Scatter { to, .. } | DmaIn::AtomicWrite { to, .. } | DmaIn::Store { to, .. } => {
-                to.on_demand
+                to.may_fault
             }
-            DmaIn::Atomic { at, .. } => at.on_demand,
+            DmaIn::Atomic { at, .. } => at.may_fault,
             DmaIn::Flush { persistent, .. } => *persistent,
         }
     }

@@ -2,25 +2,34 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use roxie::cm::{Arrival, CmError, Config, Event, ListenOn, Route};
+use roxie::cm::{Arrival, CmError, Config, Event, ListenOn, Route, State};
 use roxie::limits::CmLimits;
+use roxie::time::Nanos;
 use roxie::verbs::Qpn;
-use roxie::wire::cm::{CmMessage, CommId, Kind, Req};
+use roxie::wire::cm::{CmMessage, CommId, Kind, PrivateData, Req};
 use roxie::wire::{PortSpace, ServiceId};
 
-use super::pair::{A, B, Pair, SERVICE, address, config, request};
+use super::pair::{A, B, Pair, SERVICE, acceptance, address, config, request};
 
 /// A REQ from an address of its own.
 fn flood(pair: &mut Pair, number: u32, service: ServiceId) {
-    let from: IpAddr = Ipv4Addr::from(0x0a01_0000 + number).into();
+    flood_from(pair, number, number, service);
+}
+
+/// A REQ of a stranger that asks for as much as the fields hold.
+fn flood_from(pair: &mut Pair, stranger: u32, number: u32, service: ServiceId) {
+    let from: IpAddr = Ipv4Addr::from(0x0a01_0000 + stranger).into();
     let mut req = Req {
         local_comm_id: CommId(number),
         service_id: service,
         local_ca_guid: number.into(),
         local_qpn: Qpn::new(number),
         path_mtu: 3,
+        local_cm_response_timeout: 31,
+        max_cm_retries: 15,
         ..Req::default()
     };
+    req.primary_path.local_ack_timeout = 31;
     req.primary_path.local_gid = from.into();
     req.primary_path.remote_gid = address(B).into();
     let arrival = Arrival { route: Route::new(address(B), from), src_qp: Qpn::GSI };
@@ -45,7 +54,7 @@ fn a_backlog_takes_no_more_than_it_says_and_room_comes_back() {
     flood(&mut pair, 11, other);
     assert_eq!(pair.events(B).len(), 1);
     // One answered, one withdrawn: room for two.
-    pair.ends[B].accept(pair.now, events[0].id(), &super::pair::acceptance()).unwrap();
+    pair.ends[B].accept(pair.now, events[0].id(), &acceptance()).unwrap();
     pair.ends[B].destroy(pair.now, events[1].id());
     for number in 12..=14 {
         flood(&mut pair, number, SERVICE);
@@ -120,4 +129,98 @@ fn what_is_no_message_is_counted() {
     end.handle_mad(pair.now, &mad, &Arrival { src_qp: Qpn::new(5), ..from });
     assert_eq!(end.counters().not_from_gsi, 1);
     assert!(pair.lose(B).is_empty());
+}
+
+/// With the limits of a manager as it is.
+fn ordinary() -> Pair {
+    let mut pair = Pair::with(config(A), Config { limits: CmLimits::default(), ..config(B) });
+    pair.ends[B].listen(SERVICE, ListenOn::Any, 128).unwrap();
+    pair
+}
+
+#[test]
+fn what_a_request_asks_for_is_granted_within_bounds() {
+    let mut pair = ordinary();
+    flood(&mut pair, 1, SERVICE);
+    let (id, began) = (pair.event(B).id(), pair.now);
+    pair.ends[B].accept(pair.now, id, &acceptance()).unwrap();
+    let mut replies = 0;
+    while pair.ends[B].connections() > 0 {
+        replies += pair.lose(B).iter().filter(|kind| **kind == Kind::Rep).count();
+        assert!(pair.step(B));
+    }
+    let took = pair.now - began;
+    assert_eq!(replies, 6);
+    // Each answer is waited for as long as the code says, twice at most, and so it lingers.
+    assert!(took < Nanos(14 * (4096 << 20)), "{took}");
+}
+
+#[test]
+fn one_address_leaves_places_to_the_others() {
+    let mut pair = ordinary();
+    let half_open = CmLimits::default().half_open;
+    for number in 1..=half_open + 10 {
+        flood_from(&mut pair, 1, number, SERVICE);
+        for event in pair.events(B) {
+            pair.ends[B].accept(pair.now, event.id(), &acceptance()).unwrap();
+        }
+        pair.lose(B);
+    }
+    assert_eq!(pair.ends[B].connections(), half_open as usize);
+    assert_eq!(pair.ends[B].counters().address_full, 10);
+    pair.connect();
+    pair.deliver(A);
+    assert!(matches!(pair.event(B), Event::Request { .. }));
+    // What has become of a request, or has not, makes room.
+    pair.exhaust();
+    pair.events(B);
+    flood_from(&mut pair, 1, 5000, SERVICE);
+    assert!(matches!(pair.event(B), Event::Request { .. }));
+}
+
+#[test]
+fn who_is_there_is_connected_at_once_amidst_a_flood_of_strangers() {
+    const STRANGERS: u32 = 1000;
+    const SECONDS: u32 = 60;
+    /// Requests between two of the honest client's: the table is full after a few.
+    const BETWEEN: u32 = 2000;
+    let mut pair = ordinary();
+    let mut number = 0;
+    for second in 0..SECONDS {
+        for _ in 0..BETWEEN {
+            number += 1;
+            flood_from(&mut pair, number % STRANGERS, number, SERVICE);
+            for event in pair.events(B) {
+                // The consumer takes whoever comes. Of others it hears the end.
+                if let Event::Request { id, .. } = event {
+                    pair.ends[B].accept(pair.now, id, &acceptance()).unwrap();
+                }
+            }
+            pair.lose(B);
+        }
+        // Nothing of it comes again, so no time passes.
+        let a = pair.connect();
+        pair.settle();
+        let is_request = |event: &&Event| matches!(event, Event::Request { .. });
+        let b = pair.events(B).iter().find(is_request).unwrap_or_else(|| panic!("in second {second}")).id();
+        pair.ends[B].accept(pair.now, b, &acceptance()).unwrap();
+        pair.settle();
+        pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
+        pair.settle();
+        assert_eq!(pair.state(B, b), Some(State::Established), "in second {second}");
+        pair.ends[A].destroy(pair.now, a);
+        pair.settle();
+        pair.ends[B].destroy(pair.now, b);
+        pair.settle();
+        pair.events(A);
+        pair.events(B);
+        pair.now = pair.now + Nanos::from_millis(1000);
+        for end in [A, B] {
+            let now = pair.now;
+            pair.ends[end].handle_timeouts(now);
+        }
+    }
+    assert!(pair.ends[B].connections() <= CmLimits::default().connections as usize);
+    let counters = *pair.ends[B].counters();
+    assert!(counters.evicted > 0 && counters.table_full == 0, "{counters:?}");
 }

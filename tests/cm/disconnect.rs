@@ -55,6 +55,27 @@ fn both_may_ask_at_once() {
     pair.nothing_is_left();
 }
 
+/// A DREP belongs to the transaction of the DREQ that it answers, not to that of the DREQ of the same end.
+#[test]
+fn disconnects_that_cross_are_answered_each_in_its_own_transaction() {
+    let (mut pair, _) = Pair::listening();
+    let ids = <[CommId; 2]>::from(pair.established());
+    let now = pair.now;
+    for end in [A, B] {
+        pair.ends[end].disconnect(now, ids[end], PrivateData::EMPTY).unwrap();
+    }
+    let asked = [A, B].map(|end| CmMessage::read(&pair.outbox(end)[0].mad).unwrap().0);
+    assert_ne!(asked[A], asked[B]);
+    let crossing = [A, B].map(|end| std::mem::take(pair.outbox(end)));
+    pair.give(B, &crossing[A][0]);
+    pair.give(A, &crossing[B][0]);
+    for end in [A, B] {
+        let answers = pair.take(end);
+        let [(tid, CmMessage::Drep(drep))] = &answers[..] else { panic!("{answers:?}") };
+        assert_eq!((*tid, drep.local_comm_id, drep.remote_comm_id), (asked[1 - end], ids[end], ids[1 - end]));
+    }
+}
+
 #[test]
 fn a_name_is_kept_until_nothing_is_under_way() {
     let (mut pair, _) = Pair::listening();

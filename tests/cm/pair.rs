@@ -25,7 +25,14 @@ pub fn address(end: usize) -> IpAddr {
 
 pub fn config(end: usize) -> Config {
     Config {
-        limits: CmLimits { connections: 64, listeners: 4, events: 32, transmits: 64, ..CmLimits::default() },
+        limits: CmLimits {
+            connections: 64,
+            listeners: 4,
+            events: 32,
+            transmits: 64,
+            granted_retries: 15,
+            ..CmLimits::default()
+        },
         seed: 100 + end as u64,
         ca_guid: 0xa0_0000 + end as u64,
         // Refusals at once.

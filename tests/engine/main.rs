@@ -1,5 +1,6 @@
 //! The engine as callers drive it.
 
+mod arms;
 mod bent;
 mod waits;
 

@@ -18,8 +18,17 @@ use roxie::wire::{PortSpace, ServiceId};
 
 use crate::input::Input;
 
-const LIMITS: CmLimits =
-    CmLimits { connections: 12, listeners: 3, events: 16, transmits: 32, early: 4, timeout_code: 20 };
+const LIMITS: CmLimits = CmLimits {
+    connections: 12,
+    listeners: 3,
+    events: 16,
+    transmits: 32,
+    early: 4,
+    timeout_code: 20,
+    granted_code: 18,
+    granted_retries: 5,
+    half_open: 6,
+};
 /// An event for each step of a connection's life beside those that requests make.
 const MOST_EVENTS: usize = LIMITS.events + 8 * LIMITS.connections as usize;
 /// After everything was let go: each connection sends 16 times at most, and lingers.

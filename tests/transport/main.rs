@@ -12,6 +12,7 @@ mod answers;
 mod between;
 mod checks;
 mod counters;
+mod gone;
 mod hostile;
 mod log;
 mod notifications;

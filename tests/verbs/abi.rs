@@ -34,7 +34,7 @@ fn exports(library: &Path) -> BTreeSet<String> {
 
 /// A call of the C library's that stands before it.
 fn is_of_libc(symbol: &str) -> bool {
-    symbol.contains("@@GLIBC_")
+    symbol.contains("@GLIBC_")
 }
 
 /// Interfaces to providers: of rdma-core 34 to 56, 57 and 58, 59 to 63, 64, and 65.

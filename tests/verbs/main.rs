@@ -4,7 +4,9 @@
 //! root, and each names the program that it needs: without either it says so and is skipped. Two programs run at a time.
 
 mod abi;
+mod cancelled;
 mod ends;
+mod gone;
 mod huge_pages;
 mod killed;
 mod late;

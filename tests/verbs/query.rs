@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Running, Site, launcher, skip};
+use super::{Running, Site, compiled, launcher, skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use roxie::netdev::Links;
@@ -79,4 +79,16 @@ fn signals_reach_the_program_and_its_end_is_ours() {
     kill(Pid::from_raw(waiting.child.id().cast_signed()), Signal::SIGTERM).unwrap();
     let ended = waiting.finish();
     assert_eq!((ended.status.code(), ended.said.contains("heard")), (Some(9), true), "{ended:?}");
+}
+
+#[test]
+fn what_goes_in_comes_out_each_value_in_its_place() {
+    let name = "what_goes_in_comes_out_each_value_in_its_place";
+    if skip(name, &["cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("same", &["-libverbs"]);
+    let site = Site::new("same");
+    let ended = site.near("udp", &program.to_string_lossy()).finish();
+    assert!(ended.status.success() && ended.said.contains("all so"), "{ended:?}");
 }

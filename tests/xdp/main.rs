@@ -108,6 +108,10 @@ fn frame(to_b: bool, v6: bool, vlan: bool, len: usize, seed: u64) -> Vec<u8> {
         f.extend(s.octets());
         f.extend(d.octets());
     }
+    if !v6 {
+        let at = f.len() - 20;
+        set_checksum(&mut f[at..]);
+    }
     f.extend(0xc000u16.to_be_bytes());
     f.extend(ROCE.to_be_bytes());
     f.extend(below(if v6 { 40 } else { 20 }));
@@ -121,6 +125,16 @@ fn frame(to_b: bool, v6: bool, vlan: bool, len: usize, seed: u64) -> Vec<u8> {
     }
     assert_eq!(f.len(), len, "a frame this short has no room for its headers");
     f
+}
+
+/// Gives an IPv4 header the checksum that it should have (RFC 791 3.1).
+fn set_checksum(header: &mut [u8]) {
+    header[10..12].fill(0);
+    let words = header[..4 * usize::from(header[0] & 15)].chunks(2);
+    let sum: u32 = words.map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let sum = (folded & 0xffff) + (folded >> 16);
+    header[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
 }
 
 /// Sends one frame; false if the port has no room.

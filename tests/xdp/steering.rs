@@ -5,21 +5,120 @@ use std::net::{IpAddr, UdpSocket};
 use roxie::flow::{FlowField, FlowKey, FlowMatch, MAX_FLOWS, layer};
 use roxie::frame::Frame;
 
+use roxie::port::LinkChange;
+
 use super::*;
 
 #[test]
-fn frames_behind_a_vlan_tag_are_steered() {
-    if skip("frames_behind_a_vlan_tag_are_steered") {
+fn frames_behind_a_tag_of_priority_alone_are_steered() {
+    if skip("frames_behind_a_tag_of_priority_alone_are_steered") {
         return;
     }
     let wire = Wire::new("vlan", 1500, 1);
     let (mut left, mut right) = wire.ports();
     for v6 in [false, true] {
-        let sent = frame(true, v6, true, 200, 1);
+        let mut sent = frame(true, v6, true, 200, 1);
+        sent[14..16].copy_from_slice(&[0x60, 0]);
         assert!(put(&mut left, &sent));
         flush(&mut left);
         assert!(take(&mut right, 1, SOON) == [sent]);
     }
+    assert_eq!(counter(&right, "rx_tagged"), 0);
+}
+
+/// What an adapter does not give to its queue pairs, though it says one of our addresses.
+#[test]
+fn frames_of_another_station_or_network_or_with_a_bent_header_are_not_taken_and_counted() {
+    let name = "frames_of_another_station_or_network_or_with_a_bent_header_are_not_taken_and_counted";
+    if skip(name) {
+        return;
+    }
+    type Case = (&'static str, bool, fn(&mut Vec<u8>));
+    let cases: [Case; 8] = [
+        ("rx_bad_ip_checksum", false, |f| f[24] ^= 1),
+        ("rx_bad_ip_checksum", false, |f| f[22] -= 1),
+        ("rx_bad_ip_checksum", false, |f| {
+            f.splice(34..34, [1, 1, 1, 1]);
+            f[14] = 0x46;
+            f[17] += 4;
+            set_checksum(&mut f[14..]);
+            f[36] = 0;
+        }),
+        ("rx_other_station", false, |f| f[5] ^= 1),
+        ("rx_other_station", false, |f| f[..6].fill(0xff)),
+        // The station of a group, for an address that is none.
+        ("rx_other_station", false, |f| f[..6].copy_from_slice(&[1, 0, 0x5e, 0, 2, 2])),
+        ("rx_tagged", true, |_| {}),
+        ("rx_tagged", true, |f| f[12..14].copy_from_slice(&[0x88, 0xa8])),
+    ];
+    for v6 in [false, true] {
+        let wire = Wire::new("strict", 1500, 1);
+        let (mut left, mut right) = wire.ports();
+        for (counted, tagged, change) in cases.iter().filter(|case| !v6 || case.0 != "rx_bad_ip_checksum") {
+            let before = counter(&right, counted);
+            let mut bent = frame(true, v6, *tagged, 200, 1);
+            change(&mut bent);
+            let good = frame(true, v6, false, 200, 2);
+            assert!(put(&mut left, &bent) && put(&mut left, &good));
+            flush(&mut left);
+            assert!(take(&mut right, 1, SOON) == [good], "{counted}");
+            assert_eq!(counter(&right, counted), before + 1, "{counted}");
+        }
+    }
+}
+
+#[test]
+fn the_station_of_the_link_is_followed() {
+    if skip("the_station_of_the_link_is_followed") {
+        return;
+    }
+    let wire = Wire::new("mac", 1500, 1);
+    let (mut left, mut right) = wire.ports();
+    let sent = frame(true, false, false, 200, 1);
+    let mut elsewhere = sent.clone();
+    elsewhere[5] ^= 1;
+    let other = [2, 0, 0, 0, 0, 0xb ^ 1];
+    assert!(put(&mut left, &elsewhere));
+    flush(&mut left);
+    assert!(take(&mut right, 1, A_WHILE).is_empty());
+    right.follow(&LinkChange::Mac(other)).unwrap();
+    assert!(put(&mut left, &sent) && put(&mut left, &elsewhere));
+    flush(&mut left);
+    assert!(take(&mut right, 1, SOON) == [elsewhere]);
+    assert_eq!(counter(&right, "rx_other_station"), 2);
+}
+
+#[test]
+fn a_group_is_taken_from_its_own_station_alone() {
+    if skip("a_group_is_taken_from_its_own_station_alone") {
+        return;
+    }
+    let wire = Wire::new("group", 1500, 1);
+    let (mut left, mut right) = wire.ports();
+    for (v6, group) in [(false, "233.252.0.7"), (true, "ff0e::db8:7:8")] {
+        let group: IpAddr = group.parse().unwrap();
+        right.join(group).unwrap();
+        let mut sent = frame(true, v6, false, 200, 1);
+        match group {
+            IpAddr::V4(ip) => {
+                sent[30..34].copy_from_slice(&ip.octets());
+                set_checksum(&mut sent[14..]);
+                sent[..6].copy_from_slice(&[1, 0, 0x5e, 124, 0, 7]);
+            }
+            IpAddr::V6(ip) => {
+                sent[38..54].copy_from_slice(&ip.octets());
+                sent[..6].copy_from_slice(&[0x33, 0x33, 0, 7, 0, 8]);
+            }
+        }
+        let mut bent = sent.clone();
+        bent[5] ^= 1;
+        let mut broadcast = sent.clone();
+        broadcast[..6].fill(0xff);
+        assert!(put(&mut left, &bent) && put(&mut left, &broadcast) && put(&mut left, &sent));
+        flush(&mut left);
+        assert!(take(&mut right, 1, SOON) == [sent], "{group}");
+    }
+    assert_eq!(counter(&right, "rx_other_station"), 4);
 }
 
 #[test]
@@ -115,6 +214,7 @@ fn a_kernel_sender_reaches_the_port_and_options_do_not_hide_it() {
     f.splice(34..34, [1, 1, 1, 1]);
     f[14] = 0x46;
     f[17] += 4;
+    set_checksum(&mut f[14..]);
     assert!(put(&mut left, &f));
     flush(&mut left);
     assert!(take(&mut right, 1, SOON) == [f]);

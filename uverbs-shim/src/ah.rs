@@ -9,6 +9,7 @@ use roxie::verbs::{AddressVector, Gid};
 use crate::abi::{
     ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_qp, ibv_wc,
 };
+use crate::cancellation::Uncancelled;
 use crate::context::context;
 use crate::object::{Errno, Face, behind, code, give, minus_one, pointer, take_back};
 use crate::pd::InDomain;
@@ -64,6 +65,7 @@ pub(crate) unsafe fn way(
 /// Makes an address handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe {
         behind(pd).and_then(|found| {
@@ -82,6 +84,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
 /// Removes one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { behind(ah).map(|_| drop(take_back(ah))) })
 }
@@ -118,6 +121,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_init_ah_from_wc";
     const WITH_GRH: u32 = crate::abi::ibv_wc_flags::IBV_WC_GRH;
     // SAFETY: the contract: an object, a completion, the 40 bytes that it says are there, and attributes.
@@ -167,6 +171,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     grh: *mut ibv_grh,
     port: u8,
 ) -> *mut ibv_ah {
+    let _uncancelled = Uncancelled::new();
     let mut attr = ibv_ah_attr::default();
     // SAFETY: the contract: an object; the rest is handed on.
     unsafe {
@@ -185,6 +190,7 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     mac: *mut u8,
     vlan: *mut u16,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, attributes, 6 bytes and a word, either of which may be null.
     code(unsafe {
         context(of).and_then(|found| {
@@ -203,6 +209,7 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
 /// Has a datagram QP get what is sent to a group.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, group: *const ibv_gid, _lid: u16) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object and a GID.
     code(unsafe {
         behind(qp)
@@ -213,6 +220,7 @@ pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, group: *const ibv_gid
 /// Ends that.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, group: *const ibv_gid, _lid: u16) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object and a GID.
     code(unsafe {
         behind(qp)

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 
 use crate::abi::{ibv_mr, ibv_pd};
+use crate::cancellation::Uncancelled;
 use crate::memory::ibv_reg_mr;
 use crate::object::{Errno, Face, behind, give, minus_one, pointer, set_errno, take_back};
 use crate::report::refuse;
@@ -41,6 +42,7 @@ impl Face for ibv_buf {
 /// Allocates a buffer; `buf` becomes its handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_alloc_buf";
     // SAFETY: the contract: an object.
     pointer(unsafe { behind(pd) }.and_then(|_| {
@@ -68,6 +70,7 @@ pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *
 /// Frees a buffer of which nothing is registered any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
     if unsafe { behind(buf) }.is_ok() {
         // SAFETY: as above.
@@ -84,6 +87,7 @@ pub unsafe extern "C" fn ibv_reg_buf_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: objects.
     match unsafe { check("ibv_reg_buf_mr", pd, buf, address, length) } {
         // SAFETY: as above; the buffer is there until it is freed, which its registrations must not outlive.
@@ -125,6 +129,7 @@ pub(crate) unsafe fn check(
 /// A descriptor of the DMA buffer behind a buffer: there is none, as nowhere where memory is ordinary (`ENODATA`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c_int {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_export_buf_dmabuf_fd";
     // SAFETY: the contract: an object.
     let found = unsafe { behind(buf) };

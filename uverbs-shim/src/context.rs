@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
+use crate::cancellation::Uncancelled;
 use crate::events::EventQueue;
 use crate::family::Family;
 use crate::newer::VERBS_CONTEXT;
@@ -69,6 +70,7 @@ pub(crate) fn open(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
 /// Makes another context of the same open device, which has the descriptor from now on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_context {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_import_device";
     pointer(Family::of(CALL, descriptor).and_then(|family| {
         let nic = Nic::open(CALL)?;
@@ -115,6 +117,7 @@ fn make(
 /// Closes a context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(held: *mut ibv_context) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an open context, of which nothing is left.
     code(unsafe { context(held) }.map(|_| {
         // SAFETY: `open` made it of a box.

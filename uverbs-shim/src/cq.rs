@@ -69,6 +69,7 @@ impl Face for ibv_comp_channel {
 /// Makes a channel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_comp_channel(of: *mut ibv_context) -> *mut ibv_comp_channel {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     pointer(unsafe { context(of) }.and_then(|_| {
         let channel = CompletionChannel::counting().map_err(device("ibv_create_comp_channel"))?;
@@ -80,6 +81,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(of: *mut ibv_context) -> *mut i
 /// Removes one that no queue uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { behind(channel) }.and_then(|found| {
         let users = lock(&found.queues).len();
@@ -161,6 +163,7 @@ pub unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> *mut ibv_cq {
+    let _uncancelled = Uncancelled::new();
     let entries = u32::try_from(entries).unwrap_or(0);
     let vector = u32::try_from(vector).unwrap_or(u32::MAX);
     pointer(create("ibv_create_cq", of, entries, user, channel, vector).map(<*mut ibv_cq_ex>::cast))
@@ -169,6 +172,7 @@ pub unsafe extern "C" fn ibv_create_cq(
 /// Removes one that no QP uses, once its events are acknowledged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    let _uncancelled = Uncancelled::new();
     let cq = cq.cast::<ibv_cq_ex>();
     // SAFETY: the contract: objects that live, and nobody uses the queue while it goes.
     code(unsafe {
@@ -197,6 +201,7 @@ const PASSES_BEFORE_A_RESIZE: u32 = 64;
 /// Changes the size of a queue; completions that wait stay.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { behind(cq) }.and_then(|found| {
         let Some(entries) = u32::try_from(entries).ok().filter(|entries| *entries > 0) else {
@@ -218,6 +223,7 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
 
 /// Holds events back: one for so many completions, or so many microseconds after the first of them.
 pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_modify_cq";
     // SAFETY: the contract: an object, and attributes.
     code(unsafe {
@@ -372,6 +378,7 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
 
 /// Asks for an event with the next completion.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { behind(cq) }.map(|found| {
         found.queue.arm(if solicited_only != 0 { Armed::Solicited } else { Armed::Next });

@@ -16,6 +16,7 @@ use roxie::port::fault::FaultConfig;
 use roxie::time::Nanos;
 
 use crate::abi::{ibv_context, ibv_device, ibv_node_type, ibv_transport_type};
+use crate::cancellation::Uncancelled;
 use crate::context;
 use crate::netlink;
 use crate::nic::port_plan;
@@ -156,6 +157,7 @@ pub(crate) fn fill(to: &mut [c_char], text: &str) {
 /// The devices that there are, with a null pointer behind them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
+    let _uncancelled = Uncancelled::new();
     let there = interface(settings()).is_some();
     let list = if there { vec![the_device(), ptr::null_mut()] } else { vec![ptr::null_mut()] };
     // SAFETY: the contract: a place for the number, or null.
@@ -169,6 +171,7 @@ pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *m
 /// Frees a list; the devices stay.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    let _uncancelled = Uncancelled::new();
     if !list.is_null() {
         // SAFETY: `ibv_get_device_list` made it of two words.
         drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(list, 2)) });
@@ -208,12 +211,14 @@ pub(crate) fn guid(mac: [u8; 6]) -> [u8; 8] {
 /// Opens the device. The interface is claimed later, with the first queue pair.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    let _uncancelled = Uncancelled::new();
     pointer(if device.is_null() { Err(libc::EINVAL) } else { context::open(device) })
 }
 
 /// Where sysfs is mounted.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
+    let _uncancelled = Uncancelled::new();
     c"/sys".as_ptr()
 }
 
@@ -225,6 +230,7 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
     buffer: *mut c_char,
     size: usize,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: two strings.
     let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
     let path = PathBuf::from(format!("{}/{}", dir.to_string_lossy(), file.to_string_lossy()));

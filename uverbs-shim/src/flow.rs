@@ -11,6 +11,7 @@ use crate::abi::{
     ibv_flow, ibv_flow_attr, ibv_flow_attr_type as kind, ibv_flow_spec_eth, ibv_flow_spec_ipv4,
     ibv_flow_spec_ipv4_ext, ibv_flow_spec_ipv6, ibv_flow_spec_tcp_udp, ibv_flow_spec_type as spec, ibv_qp,
 };
+use crate::cancellation::Uncancelled;
 use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
 use crate::report::{device, refuse};
 
@@ -29,6 +30,7 @@ impl Face for ibv_flow {
 
 /// Steers frames to a raw packet QP.
 pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes with as many specifications behind them as they say.
     pointer(unsafe {
         behind(qp).and_then(|found| {
@@ -43,6 +45,7 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
 
 /// Ends that.
 pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, whose QP lives as long as flows lead to it.
     code(unsafe {
         behind(flow).and_then(|found| {

@@ -7,6 +7,8 @@ use std::ffi::c_int;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use roxie::shared::guard;
+
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// How many forks this process is away from the first.
@@ -19,8 +21,9 @@ pub(crate) fn watch() {
     static WATCHED: Once = Once::new();
     extern "C" fn in_child() {
         GENERATION.fetch_add(1, Relaxed);
+        guard::signals::in_child();
     }
-    // SAFETY: `in_child` does nothing but an atomic addition.
+    // SAFETY: `in_child` does nothing but atomic stores.
     WATCHED.call_once(|| unsafe {
         libc::pthread_atfork(None, None, Some(in_child));
     });

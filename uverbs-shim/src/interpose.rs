@@ -22,6 +22,8 @@ use crate::netlink;
 use crate::object::set_errno;
 use crate::ucma::{self, descriptors};
 
+mod signals;
+
 /// The file that is ours.
 const FILE: &CStr = c"/dev/infiniband/rdma_cm";
 
@@ -85,6 +87,7 @@ macro_rules! next {
         #[unsafe(no_mangle)]
         pub extern "C" fn roxie_find_next() {
             $($place.find();)*
+            signals::found();
         }
     };
 }
@@ -113,6 +116,13 @@ next! {
     SENDMSG c"sendmsg"
     EXIT c"_exit"
     EXIT_OF_C c"_Exit"
+    SIGACTION c"sigaction"
+    SIGNAL c"signal"
+    SSIGNAL c"ssignal"
+    BSD_SIGNAL c"bsd_signal"
+    SYSV_SIGNAL c"__sysv_signal"
+    SIGPROCMASK c"sigprocmask"
+    PTHREAD_SIGMASK c"pthread_sigmask"
 }
 
 /// # Safety

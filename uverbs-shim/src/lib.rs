@@ -15,7 +15,10 @@
 //! * **structures**: a pointer to a structure or array of the caller's points to as much of it as the flags and counts beside it
 //!   say, for the length of the call. Callers may be older than this library: no reference to a whole structure is ever made,
 //!   fields are read one by one, and those at the end only if a flag says that they are there;
-//! * **memory**: what is registered stays mapped until it is deregistered, as with any RDMA device.
+//! * **memory**: what is registered is not given to somebody else until it is deregistered. That it may be unmapped or protected is
+//!   provided for ([`roxie::shared::guard`], and `interpose/signals.rs`).
+//!
+//! No call is a cancellation point that is none in rdma-core (`cancellation.rs`).
 //!
 //! A panic never crosses into C: `extern "C"` functions abort instead.
 

@@ -12,6 +12,7 @@ use crate::abi::{
     ib_uverbs_advise_mr_advice as advice, ibv_access_flags, ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr,
     ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp, ibv_rereg_mr_flags as rereg, ibv_sge,
 };
+use crate::cancellation::Uncancelled;
 use crate::context::context;
 use crate::family::{Object, Place};
 use crate::nic::lock;
@@ -105,13 +106,12 @@ impl Wanted {
     fn memory(&self, call: &'static str) -> Result<HostMemory, Errno> {
         if self.access.contains(Access::ON_DEMAND) {
             // SAFETY: the contract: the application knows that the NIC may access what it registered.
-            return unsafe { HostMemory::on_demand(self.address as u64, self.length) }
-                .map_err(|e| e.raw_os_error().unwrap_or(libc::EPERM));
+            return Ok(unsafe { HostMemory::on_demand(self.address as u64, self.length) });
         }
         populate(call, self.address, self.length, self.access)?;
         let base = NonNull::new(self.address.cast::<u8>()).unwrap_or(NonNull::dangling());
         let length = if self.address.is_null() { 0 } else { self.length };
-        // SAFETY: the contract: it stays mapped until it is deregistered. Null is no memory: length 0.
+        // SAFETY: the contract: it is the region's until it is deregistered. Null is no memory: length 0.
         Ok(unsafe { HostMemory::borrowed(base, length) })
     }
 
@@ -161,6 +161,7 @@ fn give_mr(pd: *mut ibv_pd, mr: Arc<Mr>, (addr, length): (*mut c_void, usize)) -
 /// The region of another context of the same family, by its handle. Its address is not told (`ibv_import_mr(3)`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     pointer(unsafe { behind(pd).and_then(|_| context((*pd).context)) }.and_then(|context| {
         let kind = |object| if let Object::Mr(mr) = object { Some(mr) } else { None };
@@ -173,6 +174,7 @@ pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv
 /// Gives back what stands for a region in one context; the region stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
     if unsafe { behind(mr) }.is_ok() {
         // SAFETY: as above.
@@ -188,6 +190,7 @@ pub unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     flags: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     pointer(
         access("ibv_reg_mr", flags as c_uint)
             .and_then(|access| register("ibv_reg_mr", pd, &Wanted { address, length, iova: None, access })),
@@ -203,6 +206,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     flags: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: handed on.
     unsafe { ibv_reg_mr_iova2(pd, address, length, iova, flags as c_uint) }
 }
@@ -216,6 +220,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     flags: c_uint,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     pointer(access("ibv_reg_mr", flags).and_then(|access| {
         let zero_based = access.contains(Access::ZERO_BASED);
         let iova = (!zero_based).then_some(iova);
@@ -233,6 +238,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     _fd: c_int,
     _access: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     pointer(refuse(
         "ibv_reg_dmabuf_mr",
         libc::EOPNOTSUPP,
@@ -242,6 +248,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
 
 /// A region without memory: what is written vanishes, what is read is zeros.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     pointer(unsafe { behind(pd) }.and_then(|found| {
         let region = found.domain.register_null().map_err(device("ibv_alloc_null_mr"))?;
@@ -252,6 +259,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
 /// Takes a region out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, with its domain and memory still there.
     code(unsafe { behind(mr) }.and_then(|found| {
         if lock(&found.uses).is_some() {
@@ -275,6 +283,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     new_access: c_int,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     const INPUT: c_int = crate::abi::ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_INPUT as c_int;
     let flags = flags as c_uint;
     let wants = |flag| flags & flag != 0;
@@ -340,6 +349,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     list: *mut ibv_sge,
     count: u32,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and `count` entries.
     code(unsafe { behind(pd) }.and_then(|_| {
         let writes = match kind {
@@ -373,6 +383,7 @@ impl Face for ibv_mw {
 }
 
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     pointer(unsafe { behind(pd) }.and_then(|found| {
         let which = match kind {
@@ -395,6 +406,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
 }
 
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { behind(mw) }.map(|_| {
         // SAFETY: as above.
@@ -404,6 +416,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
 
 /// Binds a window of type 1: the device chooses its key.
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: objects, and a structure whose fields are there in all releases.
     code(unsafe {
         behind(qp).and_then(|qp| {
@@ -466,6 +479,7 @@ impl Face for ibv_dm {
 }
 
 pub(crate) unsafe extern "C" fn alloc_dm(of: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe { context(of) }.and_then(|context| {
         // SAFETY: as above.
@@ -497,6 +511,7 @@ fn give_dm(context: *mut ibv_context, dm: Arc<Dm>) -> *mut ibv_dm {
 /// The memory of another context of the same family, by its handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_dm(of: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     pointer(unsafe { context(of) }.and_then(|context| {
         let kind = |object| if let Object::Dm(dm) = object { Some(dm) } else { None };
@@ -507,6 +522,7 @@ pub unsafe extern "C" fn ibv_import_dm(of: *mut ibv_context, handle: u32) -> *mu
 /// Gives back what stands for device memory in one context; the memory stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
     if unsafe { behind(dm) }.is_ok() {
         // SAFETY: as above.
@@ -515,6 +531,7 @@ pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
 }
 
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { behind(dm) }.and_then(|found| {
         found.users.none("ibv_free_dm", "device memory")?;
@@ -534,6 +551,7 @@ fn check_words(call: &str, offset: u64, length: usize) -> Result<(), Errno> {
 }
 
 unsafe extern "C" fn copy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and `length` bytes to read.
     code(unsafe { behind(dm) }.and_then(|found| {
         // SAFETY: as above.
@@ -544,6 +562,7 @@ unsafe extern "C" fn copy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_voi
 }
 
 unsafe extern "C" fn copy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and `length` bytes to write.
     code(unsafe { behind(dm) }.and_then(|found| {
         // SAFETY: as above.
@@ -561,6 +580,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     length: usize,
     flags: c_uint,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: objects.
     pointer(unsafe { behind(pd) }.and_then(|found| {
         // SAFETY: as above.

@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::abi::{ibv_context, ibv_dm, ibv_event_type, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_wr_opcode};
 use crate::buffer::{self, ibv_buf};
+use crate::cancellation::Uncancelled;
 use crate::memory::{ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_iova2};
 use crate::object::{Errno, code, minus_one, pointer};
 use crate::report::refuse;
@@ -64,6 +65,7 @@ const _: () = assert!(size_of::<MrInitAttr>() == 72, "struct ibv_mr_init_attr");
 /// Registers memory, whichever it is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInitAttr) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_reg_mr_ex";
     if attr.is_null() {
         return pointer(refuse(CALL, libc::EINVAL, "no attributes"));
@@ -146,18 +148,21 @@ const HANDLES: &str = "DMA handles: they are hints for the PCI bus";
 /// Makes a handle with hints for the PCI bus: there is none here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_dmah(_of: *mut ibv_context, _attr: *mut c_void) -> *mut c_void {
+    let _uncancelled = Uncancelled::new();
     pointer(none("ibv_alloc_dmah", HANDLES))
 }
 
 /// As [`ibv_alloc_dmah`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_dmah(_handle: *mut c_void) -> c_int {
+    let _uncancelled = Uncancelled::new();
     code(none("ibv_dealloc_dmah", HANDLES))
 }
 
 /// A descriptor by which other devices reach device memory: theirs would be the kernel's, and this memory is the process's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dm_export_dmabuf_fd(_dm: *mut ibv_dm) -> c_int {
+    let _uncancelled = Uncancelled::new();
     minus_one(none("ibv_dm_export_dmabuf_fd", "DMA buffers behind its device memory"))
 }
 
@@ -170,18 +175,21 @@ pub unsafe extern "C" fn _ibv_query_comp_cntr_caps(
     _caps: *mut c_void,
     _size: usize,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     code(none("ibv_query_comp_cntr_caps", COUNTERS))
 }
 
 /// As [`_ibv_query_comp_cntr_caps`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_comp_cntr(_of: *mut ibv_context, _attr: *mut c_void) -> *mut c_void {
+    let _uncancelled = Uncancelled::new();
     pointer(none("ibv_create_comp_cntr", COUNTERS))
 }
 
 /// As [`_ibv_query_comp_cntr_caps`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_comp_cntr(_counter: *mut c_void) -> c_int {
+    let _uncancelled = Uncancelled::new();
     code(none("ibv_destroy_comp_cntr", COUNTERS))
 }
 
@@ -192,6 +200,7 @@ pub unsafe extern "C" fn ibv_qp_attach_comp_cntr(
     _counter: *mut c_void,
     _attr: *mut c_void,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     code(none("ibv_qp_attach_comp_cntr", COUNTERS))
 }
 

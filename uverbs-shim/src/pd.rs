@@ -10,6 +10,7 @@ use crate::abi::{
     ibv_context, ibv_parent_domain_init_attr, ibv_parent_domain_init_attr_mask as parent_mask, ibv_pd,
     ibv_td, ibv_td_init_attr,
 };
+use crate::cancellation::Uncancelled;
 use crate::context::context;
 use crate::family::{Object, Place};
 use crate::newer;
@@ -85,6 +86,7 @@ impl Face for ibv_pd {
 /// Makes a protection domain.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_pd(of: *mut ibv_context) -> *mut ibv_pd {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     pointer(unsafe { context(of) }.and_then(|context| {
         let domain = context.nic.device.alloc_pd().map_err(device("ibv_alloc_pd"))?;
@@ -108,6 +110,7 @@ fn give_pd(context: *mut ibv_context, pd: Arc<Pd>) -> *mut ibv_pd {
 /// The domain of another context of the same family, by its handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_pd(of: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     pointer(unsafe { context(of) }.and_then(|context| {
         let kind = |object| if let Object::Pd(pd) = object { Some(pd) } else { None };
@@ -118,6 +121,7 @@ pub unsafe extern "C" fn ibv_import_pd(of: *mut ibv_context, handle: u32) -> *mu
 /// Gives back what stands for a domain in one context; the domain stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more. Objects made with it have the domain, not the structure.
     if unsafe { behind(pd) }.is_ok() {
         // SAFETY: as above.
@@ -128,6 +132,7 @@ pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
 /// Removes one that nothing uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { behind(pd) }.and_then(|found| {
         found.users.none("ibv_dealloc_pd", "protection domain")?;
@@ -163,6 +168,7 @@ impl Drop for InThread {
 }
 
 pub(crate) unsafe extern "C" fn alloc_td(of: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe { context(of) }.and_then(|_| {
         // SAFETY: as above.
@@ -174,6 +180,7 @@ pub(crate) unsafe extern "C" fn alloc_td(of: *mut ibv_context, attr: *mut ibv_td
 }
 
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { behind(td) }.and_then(|found| {
         found.none("ibv_dealloc_td", "thread domain")?;
@@ -190,6 +197,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     of: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
+    let _uncancelled = Uncancelled::new();
     const KNOWN: u32 = parent_mask::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
         | parent_mask::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
         | newer::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC;

@@ -11,6 +11,7 @@ use crate::abi::{
     ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_cq_init_attr_mask as mask,
     ibv_create_cq_attr_flags as create, ibv_create_cq_wc_flags as wants, ibv_poll_cq_attr,
 };
+use crate::cancellation::Uncancelled;
 use crate::context::context;
 use crate::cq::{self, flags, imm_or_key};
 use crate::object::{behind, pointer};
@@ -40,6 +41,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
     const CALL: &str = "ibv_create_cq_ex";
+    let _uncancelled = Uncancelled::new();
     if attr.is_null() {
         return pointer(Err(libc::EINVAL));
     }
@@ -120,6 +122,7 @@ unsafe fn advance(cq: *mut ibv_cq_ex) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     unsafe {
         if !attr.is_null() && (*attr).comp_mask != 0 {
@@ -137,11 +140,13 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: between start and end, so the caller has the turn.
     unsafe { advance(cq) }
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     if let Ok(found) = unsafe { behind(cq) } {
         found.poll_turn.give_back();

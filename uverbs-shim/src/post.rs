@@ -12,6 +12,7 @@ use roxie::shared::work_queue::Payload;
 use roxie::verbs::{LKey, Qpn, RKey, SendFlags, SendWr, Sge, Srqn, UdAddress, WindowBind, WrOpcode};
 
 use crate::abi::{ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge};
+use crate::cancellation::Uncancelled;
 use crate::memory::window_access;
 use crate::nic::lock;
 use crate::object::{Errno, behind, put};
@@ -24,6 +25,7 @@ pub(crate) unsafe extern "C" fn post_send(
     first: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     let found = match unsafe { behind(qp) } {
         Ok(found) => found,
@@ -251,6 +253,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object; the rest is handed on.
     unsafe {
         match behind(qp) {

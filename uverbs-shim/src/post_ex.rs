@@ -13,6 +13,7 @@ use roxie::verbs::{FlushRange, Qpn, RKey, SendWr, Sge, Srqn, UdAddress, WrOpcode
 use crate::abi::{
     ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_create_send_ops_flags as ops, ibv_qp_ex, ibv_sge,
 };
+use crate::cancellation::Uncancelled;
 use crate::newer;
 use crate::object::{Errno, behind};
 use crate::post::{bind_window, entries, gather, send_flags, staged_as};
@@ -154,6 +155,7 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
+    let _uncancelled = Uncancelled::new();
     let mut result = libc::EIO;
     // SAFETY: the contract: after start.
     unsafe {

@@ -14,6 +14,7 @@ use crate::abi::{
     ibv_qp_create_send_ops_flags as ops, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
     ibv_qp_init_attr_mask as mask, ibv_qp_open_attr, ibv_qp_type,
 };
+use crate::cancellation::Uncancelled;
 use crate::context::context;
 use crate::events::Element;
 use crate::netlink::nldev as netlink;
@@ -132,6 +133,7 @@ const OFFERED: u32 = ops::IBV_QP_EX_WITH_RDMA_WRITE
 /// Makes a queue pair in RESET. The first one claims the interface.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    let _uncancelled = Uncancelled::new();
     if pd.is_null() || attr.is_null() {
         return pointer(Err(libc::EINVAL));
     }
@@ -165,6 +167,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     of: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: objects and attributes, of which `comp_mask` says how many there are.
     unsafe {
         pointer(wanted_ex(attr).and_then(|wanted| create(of, &wanted)).map(|(qp, caps)| {
@@ -354,12 +357,14 @@ fn face(of: *mut ibv_context, wanted: &Wanted, qpn: u32) -> QpFace {
 
 /// Opens a QP that another process shares: there are none.
 pub(crate) unsafe extern "C" fn open_qp(_of: *mut ibv_context, _attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
+    let _uncancelled = Uncancelled::new();
     pointer(refuse("ibv_open_qp", libc::EOPNOTSUPP, "QPs are not shared between processes"))
 }
 
 /// Destroys a queue pair, whatever it is doing, once its events are acknowledged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: objects that live, and nobody uses the QP while it goes.
     code(unsafe {
         behind(qp).and_then(|found| {
@@ -378,6 +383,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 /// Sets attributes and state.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, given: c_int) -> c_int {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_modify_qp";
     // SAFETY: the contract: an object, and the attributes that the mask names.
     code(unsafe {
@@ -410,6 +416,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     _wanted: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and room for attributes of all releases.
     code(unsafe {
         behind(qp).and_then(|found| {
@@ -439,6 +446,7 @@ pub unsafe extern "C" fn ibv_query_qp(
 /// The extended form of a QP that was made with the operations it is to offer; null for others.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     match unsafe { behind(qp) } {
         Ok(found) if found.extended => qp.cast(),
@@ -452,17 +460,20 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 /// No promise beyond the one of the specification, that the last byte of a WRITE comes last.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _operation: u32, _flags: u32) -> c_int {
+    let _uncancelled = Uncancelled::new();
     0
 }
 
 /// Enhanced connection establishment negotiates options between vendors' devices: there are none here.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut c_void) -> c_int {
+    let _uncancelled = Uncancelled::new();
     libc::EOPNOTSUPP
 }
 
 /// As [`ibv_query_ece`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut c_void) -> c_int {
+    let _uncancelled = Uncancelled::new();
     libc::EOPNOTSUPP
 }

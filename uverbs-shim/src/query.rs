@@ -14,6 +14,7 @@ use crate::abi::{
     ibv_odp_transport_cap_bits as odp_can, ibv_port_attr, ibv_port_state, ibv_query_device_ex_input,
     ibv_values_ex,
 };
+use crate::cancellation::Uncancelled;
 use crate::context::{Context, context};
 use crate::device::{fill, guid};
 use crate::newer;
@@ -102,6 +103,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
 /// Attributes of the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_device(of: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and room for the attributes.
     code(unsafe { context(of).map(|context| attr.write(device_attr(context))) })
 }
@@ -113,6 +115,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and an input or null.
     code(unsafe { context(of) }.and_then(|context| {
         // SAFETY: as above.
@@ -167,6 +170,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
 
 /// The time on the device's clock, which is the host's.
 pub(crate) unsafe extern "C" fn query_rt_values(of: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and the values with their mask.
     code(unsafe { context(of) }.and_then(|context| {
         // SAFETY: as above.
@@ -242,6 +246,7 @@ pub(crate) unsafe extern "C" fn query_port(
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { context(of) }.and_then(|context| {
         check_port("ibv_query_port", port.into())?;
@@ -262,6 +267,7 @@ const UNKNOWN_SPEED: u32 = 10_000;
 /// What the port can carry, in units of 100 Mb/s.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_port_speed(of: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_query_port_speed";
     // SAFETY: the contract: an object.
     code(unsafe { context(of) }.and_then(|context| {
@@ -282,6 +288,7 @@ pub(crate) unsafe extern "C" fn query_port_short(
     port: u8,
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: their structure ends where `port_cap_flags2` begins.
     unsafe { query_port(of, port, attr.cast(), offset_of!(ibv_port_attr, port_cap_flags2)) }
 }
@@ -293,6 +300,7 @@ pub unsafe extern "C" fn ibv_query_port(
     port: u8,
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: handed on.
     unsafe { query_port_short(of, port, attr) }
 }
@@ -309,6 +317,7 @@ pub unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and room for a GID.
     minus_one(unsafe { context(of) }.and_then(|context| {
         check_port("ibv_query_gid", port.into())?;
@@ -346,6 +355,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     size: usize,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { context(of) }.and_then(|context| {
         check_port("ibv_query_gid_ex", port)?;
@@ -369,6 +379,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     flags: u32,
     size: usize,
 ) -> isize {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     let counted = unsafe { context(of) }.and_then(|context| {
         if flags != 0 || size < size_of::<ibv_gid_entry>() {
@@ -396,6 +407,7 @@ pub unsafe extern "C" fn roxie_query_gid_type(
     index: c_uint,
     kind: *mut c_uint,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and room for the type.
     minus_one(unsafe { context(of) }.and_then(|_| {
         check_port("ibv_query_gid_type", port.into())?;
@@ -414,6 +426,7 @@ pub unsafe extern "C" fn ibv_query_pkey(
     index: c_int,
     pkey: *mut u16,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and room for a key.
     minus_one(unsafe { context(of) }.and_then(|_| {
         check_port("ibv_query_pkey", port.into())?;
@@ -433,6 +446,7 @@ pub unsafe extern "C" fn ibv_query_pkey(
 /// The index of a partition key in network order; -1 if the table has none such.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_pkey_index(_of: *mut ibv_context, port: u8, pkey: u16) -> c_int {
+    let _uncancelled = Uncancelled::new();
     if port == 1 && pkey == PKEY.to_be() { 0 } else { -1 }
 }
 

@@ -13,6 +13,7 @@ use roxie::port::udp::UdpError;
 use roxie::port::xdp::XdpError;
 use roxie::shared::PostError;
 
+use crate::cancellation::Uncancelled;
 use crate::object::Errno;
 
 /// Different lines that are remembered as said.
@@ -37,6 +38,7 @@ pub(crate) fn say(call: &str, why: impl Display) {
 }
 
 fn note(call: &str, why: impl Display, aloud: bool) {
+    let _uncancelled = Uncancelled::new();
     if !aloud && EVENTS.is_none() {
         return;
     }

@@ -12,6 +12,7 @@ use crate::abi::{
     ibv_srq_attr_mask as change, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_srq_init_attr_mask as mask,
     ibv_srq_type, ibv_xrcd, ibv_xrcd_init_attr, ibv_xrcd_init_attr_mask as xrcd_mask,
 };
+use crate::cancellation::Uncancelled;
 use crate::context::context;
 use crate::events::Element;
 use crate::nic::Source;
@@ -60,6 +61,7 @@ impl Face for ibv_xrcd {
 /// Makes a queue that QPs share.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe {
         if attr.is_null() {
@@ -75,6 +77,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     of: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_create_srq_ex";
     const KNOWN: u32 = mask::IBV_SRQ_INIT_ATTR_TYPE
         | mask::IBV_SRQ_INIT_ATTR_PD
@@ -184,6 +187,7 @@ unsafe fn create(
 /// Destroys a queue that no QP takes from, once its events are acknowledged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: objects that live.
     code(unsafe {
         behind(srq).and_then(|found| {
@@ -204,6 +208,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
 /// Changes the size of a queue, or arms its limit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, given: c_int) -> c_int {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_modify_srq";
     // SAFETY: the contract: an object, and attributes.
     code(unsafe {
@@ -230,6 +235,7 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
 /// Tells the sizes and the limit of a queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and room for attributes.
     code(unsafe {
         behind(srq).and_then(|found| {
@@ -246,6 +252,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
 
 /// The number by which peers of XRC connections name a queue.
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and room for the number.
     code(unsafe {
         behind(srq).and_then(|found| {
@@ -264,6 +271,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object; the rest is handed on.
     unsafe {
         match behind(srq) {
@@ -281,6 +289,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     of: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_open_xrcd";
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe {
@@ -308,6 +317,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
 
 /// Closes one that nothing uses.
 pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe {
         behind(xrcd).and_then(|found| {

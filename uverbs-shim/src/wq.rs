@@ -17,6 +17,7 @@ use crate::abi::{
     ibv_wq_attr, ibv_wq_attr_mask as attr_mask, ibv_wq_init_attr, ibv_wq_init_attr_mask as init_mask,
     ibv_wq_state as state, ibv_wq_type,
 };
+use crate::cancellation::Uncancelled;
 use crate::context::context;
 use crate::events::Element;
 use crate::nic::Source;
@@ -139,6 +140,7 @@ pub(crate) fn capabilities(qps: u32) -> ibv_rss_caps {
 
 /// Makes a receive work queue.
 pub(crate) unsafe extern "C" fn create_wq(of: *mut ibv_context, attr: *mut ibv_wq_init_attr) -> *mut ibv_wq {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_create_wq";
     // SAFETY: the contract: objects and attributes.
     pointer(unsafe {
@@ -201,6 +203,7 @@ unsafe extern "C" fn post_recv(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object; the rest is handed on.
     unsafe {
         match behind(wq) {
@@ -215,6 +218,7 @@ unsafe extern "C" fn post_recv(
 
 /// Takes a queue from one of its states to another.
 pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_modify_wq";
     // SAFETY: the contract: an object, and attributes.
     code(unsafe {
@@ -282,6 +286,7 @@ fn forget_completions(cq: *mut ibv_cq, qpn: Qpn) {
 
 /// Destroys a queue that is in no table.
 pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: objects that live.
     code(unsafe {
         behind(wq).and_then(|found| {
@@ -302,6 +307,7 @@ pub(crate) unsafe extern "C" fn create_table(
     of: *mut ibv_context,
     attr: *mut ibv_rwq_ind_table_init_attr,
 ) -> *mut ibv_rwq_ind_table {
+    let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_create_rwq_ind_table";
     // SAFETY: the contract: an object, and attributes with a list of as many objects as they say.
     pointer(unsafe {
@@ -326,6 +332,7 @@ pub(crate) unsafe extern "C" fn create_table(
 
 /// Destroys a table that no QP uses; its queues stay.
 pub(crate) unsafe extern "C" fn destroy_table(table: *mut ibv_rwq_ind_table) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe {
         behind(table).and_then(|found| {

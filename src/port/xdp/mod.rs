@@ -5,7 +5,8 @@
 //! the same IP address. Flows of raw packet QPs are taken from that rest. [`XdpConfig`] says what may be chosen, [`XdpPort`] moves the frames,
 //! `open` finds the mode, `queue` is where the rings are, `steering` is the program.
 //!
-//! UDP checksums are not looked at: local senders' frames arrive over veth with the pseudo-header's sum only
+//! Frames that an adapter would drop are not taken and counted: a wrong IPv4 checksum (`rx_bad_ip_checksum`), another station
+//! (`rx_other_station`), a tag of another network (`rx_tagged`). UDP checksums are not looked at: local senders' frames arrive over veth with the pseudo-header's sum only
 //! (CHECKSUM_PARTIAL). The ICRC covers what it covers.
 
 mod config;
@@ -47,6 +48,8 @@ pub struct XdpPort {
     superframe_reported: bool,
     /// Slots refused because the frame would not fit the link.
     too_long: u64,
+    /// It says what was not taken: of ports that were split off one, the first does.
+    tells: bool,
 }
 
 impl XdpPort {
@@ -75,6 +78,7 @@ impl XdpPort {
             multi_buffer: opened.multi_buffer,
             superframe_reported: false,
             too_long: 0,
+            tells: true,
         })
     }
 
@@ -89,7 +93,7 @@ impl XdpPort {
     /// One port for each queue, for workers that each turn their own. They share the steering: what one
     /// tells [`XdpPort::set_addresses`] holds for all, and the interface is given back with the last.
     pub fn split(self) -> Vec<XdpPort> {
-        let XdpPort { info, queues, steering, multi_buffer, superframe_reported, too_long: _ } = self;
+        let XdpPort { info, queues, steering, multi_buffer, superframe_reported, mut tells, .. } = self;
         let alone = |queue| XdpPort {
             info: info.clone(),
             queues: vec![queue],
@@ -97,6 +101,7 @@ impl XdpPort {
             multi_buffer,
             superframe_reported,
             too_long: 0,
+            tells: std::mem::take(&mut tells),
         };
         queues.into_iter().map(alone).collect()
     }
@@ -219,7 +224,8 @@ impl Port for XdpPort {
             }
             LinkChange::Mac(mac) => {
                 self.info.mac = *mac;
-                Ok(())
+                let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
+                steering.set_station(*mac).map_err(io::Error::other)
             }
         }
     }
@@ -258,6 +264,9 @@ impl Port for XdpPort {
             ("rx_kicks", sum(|c| c.rx_kicks)),
             ("link_down", sum(|c| c.link_down)),
         ]);
+        if self.tells {
+            out.extend(self.steering.lock().unwrap_or_else(PoisonError::into_inner).not_taken());
+        }
         let kernel: Vec<_> = self.queues.iter().map(Queue::statistics).collect();
         out.extend([
             ("rx_dropped", kernel.iter().map(|s| s.rx_dropped()).sum()),

@@ -106,6 +106,7 @@ fn finish(
     (native, way): (bool, Way),
     tried: &[String],
 ) -> Result<Opened, XdpError> {
+    steering.set_station(interface.mac)?;
     for queue in &queues {
         steering.set_socket(queue.id, queue.fd())?;
     }

@@ -2,10 +2,15 @@
 //
 // Steers RoCE to the AF_XDP socket of the receive queue and leaves everything else to the kernel.
 //
-//   UDP port 4791 to an address in `addresses` (IPv4 or IPv6, behind at most one VLAN tag)
+//   UDP port 4791 to an address in `addresses` (IPv4 or IPv6), if an adapter would take it, too
 //   EtherType 0x8915 (RoCE v1)         if OPTION_ROCE_V1 is set
 //   EtherType 0x8808 (MAC control)     if OPTION_MAC_CONTROL is set
 //   what a flow of a raw packet QP describes (`src/flow/mod.rs`), but no RoCE
+//
+// An adapter would not take: a frame whose IPv4 header has the wrong checksum, which is dropped; one for another station than the
+// interface's, or than that of the group; one that is tagged for another network (a tag of priority alone, for network 0, is none).
+// The latter are left to the kernel, which may have a bridge for them. All are counted. A tag that the driver keeps apart from the
+// frame is not seen here.
 //
 // IP fragments pass: RoCE is never fragmented (IBTA A17.9.2), and only the first carries a port. So do IPv6
 // packets with extension headers, which RoCE does not use. A queue without a socket passes too.
@@ -27,6 +32,7 @@
 #define IPPROTO_UDP 17
 #define IPV4_MORE_FRAGMENTS_OR_OFFSET 0x3fff
 #define ROCE_V2_PORT 4791
+#define VLAN_ID 0x0fff
 
 #define MAX_FLOWS 64
 
@@ -66,6 +72,32 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } options SEC(".maps");
+
+struct station {
+	__u8 mac[6];
+	__u8 zero[2];
+};
+
+// The interface's, in the only element.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct station);
+} stations SEC(".maps");
+
+// Frames to our addresses that were not taken, by reason.
+#define BAD_CHECKSUM 0
+#define OTHER_STATION 1
+#define TAGGED 2
+#define REASONS 3
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, REASONS);
+	__type(key, __u32);
+	__type(value, __u64);
+} refused SEC(".maps");
 
 // What flows look at, in network order. The layout is that of `FlowKey` in `src/flow/mod.rs`.
 struct flow_key {
@@ -174,10 +206,67 @@ static __always_inline int is_roce_port(struct udp *udp, void *end)
 	return (void *)(udp + 1) <= end && udp->destination == bpf_htons(ROCE_V2_PORT);
 }
 
-static __always_inline int is_ours_v4(struct ipv4 *ip, void *end)
+// What becomes of a frame; 0: it is no RoCE of ours.
+#define TAKE 1
+#define LEAVE 2
+#define DROP 3
+
+static __always_inline int refuse(__u32 reason, int verdict)
+{
+	__u64 *count = bpf_map_lookup_elem(&refused, &reason);
+
+	if (count)
+		*count += 1;
+	return verdict;
+}
+
+static __always_inline int is_at(struct ethernet *eth, const __u8 *mac)
+{
+	return eth->destination[0] == mac[0] && eth->destination[1] == mac[1] && eth->destination[2] == mac[2] &&
+	       eth->destination[3] == mac[3] && eth->destination[4] == mac[4] && eth->destination[5] == mac[5];
+}
+
+// To one of our addresses. `group`: the station of the multicast group that it is, if it is one.
+static __always_inline int judge(struct ethernet *eth, struct vlan_tag *tag, const __u8 *group)
+{
+	__u32 zero = 0;
+	struct station *station = bpf_map_lookup_elem(&stations, &zero);
+
+	if (tag && (tag->control & bpf_htons(VLAN_ID)))
+		return refuse(TAGGED, LEAVE);
+	if (!station || !is_at(eth, group ? group : station->mac))
+		return refuse(OTHER_STATION, LEAVE);
+	return TAKE;
+}
+
+// The sum of all 16-bit words, the checksum's among them, is all ones (RFC 791 3.1).
+static __always_inline int has_good_checksum(struct ipv4 *ip, __u32 words, void *end)
+{
+	__u32 *at = (void *)ip;
+	__u64 sum = 0;
+	__u32 i;
+
+	// Each at a distance that the verifier knows.
+#pragma unroll
+	for (i = 0; i < 15; i++) {
+		if (i < 5 || i < words) {
+			if ((void *)(at + i + 1) > end)
+				return 0;
+			sum += at[i];
+		}
+	}
+	// Halves of a word count alike, whatever the order of bytes.
+	sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum == 0xffff;
+}
+
+static __always_inline int judge_v4(struct ethernet *eth, struct vlan_tag *tag, struct ipv4 *ip, void *end)
 {
 	struct address to = { .word = { 0, 0, bpf_htonl(0xffff), 0 } };
-	__u32 words;
+	__u8 group[6] = { 0x01, 0x00, 0x5e };
+	__u32 words, ip_to;
 
 	if ((void *)(ip + 1) > end || ip->version_and_words >> 4 != 4 || ip->protocol != IPPROTO_UDP)
 		return 0;
@@ -187,17 +276,35 @@ static __always_inline int is_ours_v4(struct ipv4 *ip, void *end)
 	if (words < 5 || !is_roce_port((void *)ip + words * 4, end))
 		return 0;
 	to.word[3] = ip->destination;
-	return bpf_map_lookup_elem(&addresses, &to) != 0;
+	if (!bpf_map_lookup_elem(&addresses, &to))
+		return 0;
+	if (!has_good_checksum(ip, words, end))
+		return refuse(BAD_CHECKSUM, DROP);
+	ip_to = bpf_ntohl(ip->destination);
+	if (ip_to >> 28 != 14)
+		return judge(eth, tag, 0);
+	// RFC 1112 6.4.
+	group[3] = ip_to >> 16 & 0x7f;
+	group[4] = ip_to >> 8;
+	group[5] = ip_to;
+	return judge(eth, tag, group);
 }
 
-static __always_inline int is_ours_v6(struct ipv6 *ip, void *end)
+static __always_inline int judge_v6(struct ethernet *eth, struct vlan_tag *tag, struct ipv6 *ip, void *end)
 {
+	__u8 group[6] = { 0x33, 0x33 };
 	struct address to;
 
 	if ((void *)(ip + 1) > end || ip->next != IPPROTO_UDP || !is_roce_port((void *)(ip + 1), end))
 		return 0;
 	to = ip->destination;
-	return bpf_map_lookup_elem(&addresses, &to) != 0;
+	if (!bpf_map_lookup_elem(&addresses, &to))
+		return 0;
+	if (bpf_ntohl(to.word[0]) >> 24 != 0xff)
+		return judge(eth, tag, 0);
+	// RFC 2464 7.
+	__builtin_memcpy(group + 2, &to.word[3], 4);
+	return judge(eth, tag, group);
 }
 
 static __always_inline void read_ports(struct flow_key *key, __u8 protocol, __be16 *ports, void *end)
@@ -307,7 +414,7 @@ int roxie_steer(struct xdp_md *ctx)
 	struct ethernet *eth = (void *)(long)ctx->data;
 	void *next = eth + 1;
 	struct vlan_tag *tag = 0;
-	int ours = 0;
+	int ours = 0; // A verdict.
 	__be16 type;
 
 	if (next > end)
@@ -323,10 +430,10 @@ int roxie_steer(struct xdp_md *ctx)
 
 	switch (bpf_ntohs(type)) {
 	case ETH_P_IP:
-		ours = is_ours_v4(next, end);
+		ours = judge_v4(eth, tag, next, end);
 		break;
 	case ETH_P_IPV6:
-		ours = is_ours_v6(next, end);
+		ours = judge_v6(eth, tag, next, end);
 		break;
 	case ETH_P_ROCE_V1:
 		ours = is_on(OPTION_ROCE_V1);
@@ -335,7 +442,9 @@ int roxie_steer(struct xdp_md *ctx)
 		ours = is_on(OPTION_MAC_CONTROL);
 		break;
 	}
-	if (ours || is_steered(eth, tag, type, next, end))
+	if (ours == DROP)
+		return XDP_DROP;
+	if (ours == TAKE || (!ours && is_steered(eth, tag, type, next, end)))
 		return to_socket(ctx);
 	return XDP_PASS;
 }

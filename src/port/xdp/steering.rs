@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
-use aya::maps::{Array, HashMap, MapData, MapError, MapType, XskMap};
+use aya::maps::{Array, HashMap, MapData, MapError, MapType, PerCpuArray, XskMap};
 use aya::programs::xdp::XdpLinkId;
 use aya::programs::{ProgramError, Xdp, XdpMode, loaded_programs};
 use aya::sys::is_map_supported;
@@ -29,6 +29,8 @@ pub(super) struct Steering {
     ebpf: Ebpf,
     addresses: HashMap<MapData, [u8; 16], u8>,
     sockets: XskMap<MapData>,
+    stations: Array<MapData, Station>,
+    refused: PerCpuArray<MapData, u64>,
     flows: Array<MapData, Flow>,
     flows_in_force: Array<MapData, FlowSet>,
     /// The number of the first flow in force.
@@ -48,6 +50,8 @@ impl Steering {
         let mut ebpf = EbpfLoader::new().btf(None).load(OBJECT).map_err(refused)?;
         let addresses = HashMap::try_from(taken(&mut ebpf, "addresses")?).map_err(refused)?;
         let sockets = XskMap::try_from(taken(&mut ebpf, "sockets")?).map_err(refused)?;
+        let stations = Array::try_from(taken(&mut ebpf, "stations")?).map_err(refused)?;
+        let not_taken = PerCpuArray::try_from(taken(&mut ebpf, "refused")?).map_err(refused)?;
         let flows = Array::try_from(taken(&mut ebpf, "flows")?).map_err(refused)?;
         let flows_in_force = Array::try_from(taken(&mut ebpf, "flows_in_force")?).map_err(refused)?;
         let mut options: Array<MapData, u32> =
@@ -59,6 +63,8 @@ impl Steering {
             ebpf,
             addresses,
             sockets,
+            stations,
+            refused: not_taken,
             flows,
             flows_in_force,
             first_flow: 0,
@@ -96,6 +102,24 @@ impl Steering {
     /// Gives the frames of `queue` that are ours to a socket.
     pub(super) fn set_socket(&mut self, queue: u32, socket: impl AsRawFd) -> Result<(), XdpError> {
         self.sockets.set(queue, socket, 0).map_err(refused)
+    }
+
+    /// Takes frames to this station, which is the interface's. Of others none, but those of groups.
+    pub(super) fn set_station(&mut self, mac: [u8; 6]) -> Result<(), XdpError> {
+        let mut station: Station = [0; 8];
+        station[..6].copy_from_slice(&mac);
+        self.stations.set(0, station, 0).map_err(refused)
+    }
+
+    /// Frames to addresses of ours that were not taken, each reason with its name.
+    pub(super) fn not_taken(&self) -> [(&'static str, u64); 3] {
+        // As in `steer.bpf.c`.
+        let mut at = 0;
+        ["rx_bad_ip_checksum", "rx_other_station", "rx_tagged"].map(|name| {
+            let counts = self.refused.get(&at, 0);
+            at += 1;
+            (name, counts.map_or(0, |counts| counts.iter().sum()))
+        })
     }
 
     /// Steers a multicast group as well, and has the kernel join it on the interface.
@@ -168,6 +192,8 @@ impl Steering {
     }
 }
 
+/// `struct station` of `steer.bpf.c`.
+type Station = [u8; 8];
 /// `struct flow` of `steer.bpf.c`: the value, then the mask.
 type Flow = [u8; 2 * FLOW_KEY];
 /// `struct flow_set`: the number of the first, and how many.

@@ -65,6 +65,13 @@ impl MemoryTable {
         Some((MrIndex(index.into()), key))
     }
 
+    /// The memory that a region's pages are taken from is the application's: a copy may find none.
+    pub fn pages_may_be_missing(&mut self, mr: MrIndex) {
+        if let Some(entry) = &mut self.entries[mr.0 as usize] {
+            entry.base.may_fault = true;
+        }
+    }
+
     /// The pages of a fast-registered region.
     pub fn translation(&self, mr: MrIndex) -> Option<&Translation> {
         self.translations.get(mr.0 as usize)?.as_deref()

@@ -35,8 +35,8 @@ use fast::Translation;
 pub struct Span {
     /// The region.
     pub mr: MrIndex,
-    /// Its pages may come and go: a copy may fail.
-    pub on_demand: bool,
+    /// Its pages are the application's: a copy may find none, and fail.
+    pub may_fault: bool,
     /// Bytes from its start.
     pub offset: u64,
 }
@@ -84,6 +84,8 @@ pub struct RegionSpec {
     pub length: u64,
     /// The address of its first byte in the memory of the host, modulo 8: atomics ask for it.
     pub misalignment: u8,
+    /// Its pages are the application's: a copy may find none.
+    pub may_fault: bool,
 }
 
 /// The bit of an entry that work requests of ours may name.
@@ -172,8 +174,8 @@ impl MemoryTable {
     pub fn registered(&self, mr: MrIndex) -> Option<RegionSpec> {
         let entry = self.entry(mr).filter(|e| matches!(e.kind, Kind::Region { .. }))?;
         let access = Access::from_bits_retain(entry.grants & !LOCAL_USE);
-        let Entry { pd, start, length, misalignment, .. } = *entry;
-        Some(RegionSpec { pd, access, start, length, misalignment })
+        let Entry { pd, start, length, misalignment, base: Span { may_fault, .. }, .. } = *entry;
+        Some(RegionSpec { pd, access, start, length, misalignment, may_fault })
     }
 
     /// Takes a region out: its key opens nothing from now on.
@@ -331,7 +333,7 @@ impl MemoryTable {
             qp: ANY_QP,
             start: 0,
             length: 0,
-            base: Span { mr: MrIndex(index.into()), on_demand: false, offset: 0 },
+            base: Span { mr: MrIndex(index.into()), may_fault: false, offset: 0 },
             misalignment: 0,
             kind,
         });
@@ -348,7 +350,7 @@ impl MemoryTable {
             entry.start = spec.start;
             entry.length = spec.length;
             entry.misalignment = spec.misalignment;
-            entry.base.on_demand = spec.access.contains(Access::ON_DEMAND);
+            entry.base.may_fault = spec.may_fault;
         }
         key
     }

@@ -6,7 +6,7 @@ const PD: PdId = PdId(1);
 const USER: User = User { pd: PD, qp: QpIndex(5) };
 
 fn spec(access: Access, start: u64, length: u64) -> RegionSpec {
-    RegionSpec { pd: PD, access, start, length, misalignment: 0 }
+    RegionSpec { pd: PD, access, start, length, misalignment: 0, may_fault: false }
 }
 
 fn table() -> MemoryTable {
@@ -19,7 +19,7 @@ fn a_key_opens_its_region_to_the_last_byte_and_not_one_further() {
     let (mr, key) = table.register(&spec(Access::REMOTE_READ, 0x1000, 100)).unwrap();
     let read =
         |table: &MemoryTable, user, key, at, n| table.check_remote(user, key, at, n, Access::REMOTE_READ);
-    assert_eq!(read(&table, USER, key, 0x1000 + 36, 64), Ok(Span { mr, on_demand: false, offset: 36 }));
+    assert_eq!(read(&table, USER, key, 0x1000 + 36, 64), Ok(Span { mr, may_fault: false, offset: 36 }));
     assert_eq!(read(&table, USER, key, 0x1000 + 37, 64), Err(Refusal::OutOfBounds));
     assert_eq!(read(&table, USER, key, 0xfff, 1), Err(Refusal::OutOfBounds));
     assert_eq!(read(&table, USER, key, u64::MAX, 64), Err(Refusal::OutOfBounds));
@@ -29,7 +29,7 @@ fn a_key_opens_its_region_to_the_last_byte_and_not_one_further() {
     assert_eq!(read(&table, USER, key ^ 1, 0x1000, 1), Err(Refusal::UnknownKey), "the variant counts");
     assert_eq!(
         table.check_local(PD, key, 0x1000, 100, Access::empty()),
-        Ok(Span { mr, on_demand: false, offset: 0 })
+        Ok(Span { mr, may_fault: false, offset: 0 })
     );
 }
 
@@ -64,7 +64,7 @@ fn registering_again_kills_the_old_key_and_changes_what_is_asked() {
     let new = table.reregister(mr, &spec(Access::READ_WRITE, 0x100, 32), true).unwrap();
     assert_eq!(table.check_remote(USER, old, 0, 1, Access::REMOTE_READ), Err(Refusal::UnknownKey));
     let span = table.check_remote(USER, new, 0x110, 16, Access::REMOTE_WRITE);
-    assert_eq!(span, Ok(Span { mr, on_demand: false, offset: 16 }));
+    assert_eq!(span, Ok(Span { mr, may_fault: false, offset: 16 }));
 }
 
 #[test]
@@ -104,14 +104,14 @@ fn a_window_opens_its_part_for_peers_only_and_type_2_for_one_qp_only() {
         let (table, _, bind, mr) = bound(kind);
         let key = bind.new_key.0;
         let write = |user, at, n| table.check_remote(user, key, at, n, Access::REMOTE_WRITE);
-        assert_eq!(write(USER, 0x1010, 16), Ok(Span { mr, on_demand: false, offset: 16 }));
+        assert_eq!(write(USER, 0x1010, 16), Ok(Span { mr, may_fault: false, offset: 16 }));
         assert_eq!(write(USER, 0x1010, 17), Err(Refusal::OutOfBounds));
         assert_eq!(write(USER, 0x100f, 1), Err(Refusal::OutOfBounds));
         let other = User { qp: QpIndex(6), ..USER };
         let expected = if kind == MwType::Two {
             Err(Refusal::OtherQp)
         } else {
-            Ok(Span { mr, on_demand: false, offset: 16 })
+            Ok(Span { mr, may_fault: false, offset: 16 })
         };
         assert_eq!(write(other, 0x1010, 16), expected);
         assert_eq!(write(User { pd: PdId(2), ..USER }, 0x1010, 1), Err(Refusal::OtherPd));
@@ -133,7 +133,7 @@ fn a_zero_based_window_counts_from_zero() {
     let bind = WindowBind { window: bind.new_key, access: bind.access | Access::ZERO_BASED, ..bind };
     table.bind(USER, &bind).unwrap();
     let write = |at, n| table.check_remote(USER, bind.new_key.0, at, n, Access::REMOTE_WRITE);
-    assert_eq!(write(0, 16), Ok(Span { mr, on_demand: false, offset: 16 }));
+    assert_eq!(write(0, 16), Ok(Span { mr, may_fault: false, offset: 16 }));
     assert_eq!(write(1, 16), Err(Refusal::OutOfBounds));
 }
 
@@ -258,7 +258,7 @@ fn a_fast_registered_region_is_its_pages_in_their_order() {
     assert!(table.check_local(PD, asked.key.0 ^ 3, 0, 0, Access::empty()).is_err(), "it opens nothing yet");
     table.fast_register(USER, &asked).unwrap();
     let read = |at, n| table.check_remote(USER, asked.key.0, at, n, Access::REMOTE_READ);
-    assert_eq!(read(0x5_0010, 8192), Ok(Span { mr, on_demand: false, offset: 0 }));
+    assert_eq!(read(0x5_0010, 8192), Ok(Span { mr, may_fault: false, offset: 0 }));
     assert_eq!(read(0x5_000f, 1), Err(Refusal::OutOfBounds), "the first page's bytes before the start");
     let pages = table.translation(mr).unwrap();
     let piece = |offset, length| pages.piece(offset, length).map(|p| (p.offset, p.length));

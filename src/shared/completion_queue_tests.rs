@@ -1,0 +1,90 @@
+//! Apart from the queue, which is also compiled in `tests/handoff`.
+
+use super::completion_queue::{Armed, CompletionRing, Overflow};
+use crate::verbs::{Qpn, Wc, WcFlags, WcStatus};
+
+fn wc(wr_id: u64) -> Wc {
+    Wc {
+        wr_id,
+        byte_len: 7,
+        imm: u32::MAX,
+        qpn: Qpn::new(0xabcdef),
+        src_qp: Qpn::new(0xfedcba),
+        sl: 0x81,
+        pkey_index: 0x8002,
+        slid: 0x8003,
+        ..Wc::default()
+    }
+}
+
+#[test]
+fn completions_come_out_in_order_and_whole_over_many_laps() {
+    let cq = CompletionRing::new(3).unwrap();
+    for id in 0..100 {
+        assert_eq!(cq.push(&wc(id), id + 7), Ok(()));
+        assert_eq!(cq.poll_timed(), Some((wc(id), id + 7)));
+        assert_eq!(cq.poll(), None);
+    }
+}
+
+#[test]
+fn a_full_queue_reports_overflow_and_keeps_what_it_has() {
+    let cq = CompletionRing::new(3).unwrap();
+    for id in 0..3 {
+        cq.push(&wc(id), 0).unwrap();
+    }
+    assert_eq!(cq.push(&wc(3), 0), Err(Overflow));
+    assert_eq!((0..4).filter_map(|_| cq.poll()).map(|w| w.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+#[test]
+fn an_event_is_asked_for_once_and_solicited_ones_are_told_apart() {
+    let cq = CompletionRing::new(8).unwrap();
+    let event = |wc: Wc| {
+        cq.push(&wc, 0).unwrap();
+        cq.disarm_for(&wc)
+    };
+    assert!(!cq.arm(Armed::Solicited));
+    assert!(!event(wc(0)));
+    let solicited = Wc { flags: WcFlags::SOLICITED, ..wc(1) };
+    assert!(event(solicited));
+    assert!(!event(solicited), "once");
+    while cq.poll().is_some() {}
+    assert!(!cq.arm(Armed::Next));
+    assert!(!cq.arm(Armed::Solicited));
+    assert!(event(wc(2)), "the stronger request stays");
+    assert_eq!((0..4).filter(|_| cq.take_event()).count(), 2, "each that was raised is taken once");
+}
+
+#[test]
+fn arming_over_a_completion_that_waits_raises_its_event_at_once() {
+    let cq = CompletionRing::new(8).unwrap();
+    cq.push(&wc(0), 0).unwrap();
+    assert!(!cq.arm(Armed::Solicited), "it is not solicited");
+    assert!(cq.arm(Armed::Next));
+    assert!(!cq.disarm_for(&wc(1)), "the request is taken");
+    cq.push(&Wc { flags: WcFlags::SOLICITED, ..wc(1) }, 0).unwrap();
+    assert!(cq.arm(Armed::Solicited), "one of two is solicited");
+    while cq.poll().is_some() {}
+    cq.push(&Wc { status: WcStatus::WrFlush, ..wc(2) }, 0).unwrap();
+    assert!(cq.arm(Armed::Solicited), "it failed");
+    cq.poll().unwrap();
+    assert!(!cq.arm(Armed::Next), "none waits");
+    assert_eq!((0..5).filter(|_| cq.take_event()).count(), 3);
+}
+
+#[test]
+fn what_an_event_told_of_raises_no_other() {
+    let cq = CompletionRing::new(8).unwrap();
+    assert!(!cq.arm(Armed::Next));
+    cq.push(&wc(0), 0).unwrap();
+    assert!(cq.disarm_for(&wc(0)));
+    assert!(!cq.arm(Armed::Next), "asked again before it was polled");
+    let other = CompletionRing::new(4).unwrap();
+    cq.move_to(&other).unwrap();
+    assert!(!other.arm(Armed::Next), "nor in another ring");
+    other.push(&wc(1), 0).unwrap();
+    assert!(other.disarm_for(&wc(1)));
+    other.push(&wc(2), 0).unwrap();
+    assert!(other.arm(Armed::Next), "of this one nobody was told");
+}

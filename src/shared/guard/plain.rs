@@ -1,0 +1,53 @@
+//! Copies of processors for which there are no guarded ones: memory has to be there.
+
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// Never said here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::shared) struct Missing;
+
+/// As that of `copy.rs`.
+///
+/// # Safety
+/// `body + last` bytes at `to` are there for the NIC to write, and at `from` to read; they do not overlap. `to + body` is a multiple of
+/// `last`.
+pub(in crate::shared) unsafe fn copy(
+    to: *mut u8,
+    from: *const u8,
+    body: usize,
+    last: usize,
+) -> Result<(), Missing> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from, to, body);
+        let (to, from) = (to.add(body), from.add(body));
+        let order = Ordering::Release;
+        match last {
+            8 => AtomicU64::from_ptr(to.cast()).store(from.cast::<u64>().read_unaligned(), order),
+            4 => AtomicU32::from_ptr(to.cast()).store(from.cast::<u32>().read_unaligned(), order),
+            2 => AtomicU16::from_ptr(to.cast()).store(from.cast::<u16>().read_unaligned(), order),
+            1 => AtomicU8::from_ptr(to).store(*from, order),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// As that of `copy.rs`.
+///
+/// # Safety
+/// `at` is a multiple of 8, and there for the NIC to change; others use atomics there.
+pub(in crate::shared) unsafe fn update(
+    at: *mut u64,
+    operation: impl Fn(u64) -> Option<u64>,
+) -> Result<u64, Missing> {
+    // SAFETY: the caller's promise.
+    let word = unsafe { AtomicU64::from_ptr(at) };
+    let before = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |value| operation(value));
+    Ok(before.unwrap_or_else(|unchanged| unchanged))
+}
+
+/// None of these faults.
+pub(super) fn exit_for(_instruction: usize) -> Option<usize> {
+    None
+}

@@ -1,0 +1,55 @@
+//! What another thread could see of a store: memory looked at after each instruction, for tests.
+//!
+//! The trap flag of x86 has the processor raise `SIGTRAP` after every instruction of the thread. The handler notes what stands in the
+//! memory that is watched, if it is not what stood there before: the states that a reader on another processor might find.
+
+use std::arch::asm;
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::Once;
+
+/// States that are noted, at most.
+const MOST: usize = 64;
+
+#[derive(Clone, Copy)]
+struct Watched {
+    at: *const u8,
+    states: [u64; MOST],
+    count: usize,
+}
+
+thread_local! {
+    static WATCHED: Cell<Option<Watched>> = const { Cell::new(None) };
+}
+
+extern "C" fn trapped(_signal: c_int) {
+    let Some(mut watched) = WATCHED.get() else { return };
+    // SAFETY: `states` names 8 bytes that live until it returns; the thread that stores is this one.
+    let now = unsafe { watched.at.cast::<u64>().read_volatile() };
+    if watched.states[watched.count - 1] != now && watched.count < MOST {
+        watched.states[watched.count] = now;
+        watched.count += 1;
+        WATCHED.set(Some(watched));
+    }
+}
+
+/// The states that the 8 bytes at `at` go through while `store` runs, the first and the last among them.
+pub(super) fn states(at: *const u8, store: impl FnOnce()) -> Vec<u64> {
+    const TRAP: u64 = 1 << 8;
+    static HANDLED: Once = Once::new();
+    HANDLED.call_once(|| {
+        // SAFETY: the handler touches a value of its thread without a destructor, and memory that is there.
+        unsafe { libc::signal(libc::SIGTRAP, trapped as extern "C" fn(c_int) as usize) };
+    });
+    let mut states = [0; MOST];
+    // SAFETY: the caller's 8 bytes.
+    states[0] = unsafe { at.cast::<u64>().read_volatile() };
+    WATCHED.set(Some(Watched { at, states, count: 1 }));
+    // SAFETY: a flag of this thread, which has a handler for what it does.
+    unsafe { asm!("pushfq", "or qword ptr [rsp], {trap}", "popfq", trap = const TRAP) };
+    store();
+    // SAFETY: as above.
+    unsafe { asm!("pushfq", "and qword ptr [rsp], {others}", "popfq", others = const !TRAP as i32) };
+    let watched = WATCHED.take().expect("set above");
+    watched.states[..watched.count].to_vec()
+}

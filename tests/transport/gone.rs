@@ -1,0 +1,146 @@
+//! Memory of the application that is unmapped or protected while it is registered: requests fail that come to it, in either role, and
+//! nothing else does.
+
+use std::ptr::NonNull;
+
+use roxie::shared::HostMemory;
+use roxie::time::Nanos;
+use roxie::verbs::{Access, EventKind, LKey, SendFlags, SendWr, Sge, WcStatus, WrOpcode};
+use roxie::wire::{Aeth, AtomicEth, Ext, NakCode, Opcode, Reth, Syndrome};
+
+use crate::regions::{Pages, Region};
+use crate::{Answer, FIRST, Stage};
+
+const PAGE: u64 = 4096;
+const SOON: Nanos = Nanos(1000);
+const ACK: Syndrome = Syndrome::Ack { credits: 31 };
+
+/// How a page goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gone {
+    Unmapped,
+    Protected,
+    ReadOnly,
+}
+
+const EVERYWAY: [Gone; 3] = [Gone::Unmapped, Gone::Protected, Gone::ReadOnly];
+
+impl Gone {
+    fn go(self, pages: &Pages, page: usize) {
+        match self {
+            Gone::Protected => pages.take_away(page),
+            Gone::ReadOnly => pages.protect(page, libc::PROT_READ),
+            Gone::Unmapped => {
+                let at = (pages.address() + page as u64 * PAGE) as *mut libc::c_void;
+                // SAFETY: a page of the mapping, into which no reference exists.
+                assert_eq!(unsafe { libc::munmap(at, PAGE as usize) }, 0);
+            }
+        }
+    }
+}
+
+/// Two pages of the application's, registered as ordinary memory.
+fn borrowed() -> (Stage, Pages, Region) {
+    let mut stage = Stage::new();
+    let pages = Pages::new(2);
+    let base = NonNull::new(pages.address() as *mut u8).expect("an address");
+    // SAFETY: no reference into the mapping exists.
+    let memory = unsafe { HostMemory::borrowed(base, 2 * PAGE as usize) };
+    let access = Access::READ_WRITE | Access::REMOTE_ATOMIC;
+    let region = stage.register(access, pages.address(), memory).expect("a region");
+    (stage, pages, region)
+}
+
+#[test]
+fn a_peers_write_to_a_page_that_is_gone_is_refused_and_the_rest_is_written() {
+    for gone in EVERYWAY {
+        let (mut stage, pages, region) = borrowed();
+        assert_eq!(stage.write_to(0, pages.address() + PAGE, region.key, &[7; 12]), [Answer::ack(0)]);
+        gone.go(&pages, 1);
+        assert_eq!(stage.write_to(1, pages.address(), region.key, &[8; 12]), [Answer::ack(1)]);
+        let answers = stage.write_to(2, pages.address() + PAGE, region.key, &[9; 12]);
+        stage.assert_access_ended(&answers, 2);
+        assert_eq!(stage.counter("memory_faults"), 1, "{gone:?}");
+    }
+}
+
+#[test]
+fn a_peers_read_of_a_page_that_is_gone_is_refused() {
+    for gone in [Gone::Unmapped, Gone::Protected] {
+        let (mut stage, pages, region) = borrowed();
+        gone.go(&pages, 1);
+        let answers = stage.read_from(0, pages.address() + PAGE - 256, region.key, 512);
+        assert_eq!(answers.len(), 2, "{gone:?}");
+        assert_eq!(answers[0].opcode, Opcode::RC_READ_RESPONSE_FIRST);
+        assert_eq!(answers[1], Answer::nak(1, NakCode::RemoteAccess));
+    }
+}
+
+#[test]
+fn a_peers_send_into_a_page_that_is_gone_fails_its_receive() {
+    for gone in EVERYWAY {
+        let (mut stage, pages, region) = borrowed();
+        gone.go(&pages, 1);
+        let sge = Sge { addr: pages.address() + PAGE, length: 64, lkey: LKey(region.key) };
+        stage.host.post_recv(&stage.qp, 5, &[sge]).expect("room");
+        let answers = stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 64]);
+        assert_eq!(stage.statuses(), [(5, WcStatus::LocProt)], "{gone:?}");
+        stage.assert_ended_by(&answers, 0, NakCode::RemoteOperational, EventKind::QpFatal);
+    }
+}
+
+#[test]
+fn a_peers_atomic_on_a_page_that_is_gone_is_refused() {
+    for gone in EVERYWAY {
+        for opcode in [Opcode::RC_FETCH_ADD, Opcode::RC_COMPARE_SWAP, Opcode::RC_ATOMIC_WRITE] {
+            let (mut stage, pages, region) = borrowed();
+            gone.go(&pages, 0);
+            let (va, rkey) = (pages.address(), region.key);
+            let answers = if opcode == Opcode::RC_ATOMIC_WRITE {
+                stage.request(opcode, 0, Ext::Reth(Reth { va, rkey, dma_len: 8 }), &[1; 8])
+            } else {
+                // Compared with what is not there: nothing would be stored.
+                let header = AtomicEth { va, rkey, swap_or_add: 1, compare: 5 };
+                stage.request(opcode, 0, Ext::Atomic(header), &[])
+            };
+            stage.assert_access_ended(&answers, 0);
+        }
+    }
+}
+
+#[test]
+fn a_request_of_ours_from_a_page_that_is_gone_fails_with_a_protection_error() {
+    for gone in [Gone::Unmapped, Gone::Protected] {
+        for opcode in [WrOpcode::Send, WrOpcode::Write] {
+            let (mut stage, pages, region) = borrowed();
+            gone.go(&pages, 1);
+            let sges = [Sge { addr: pages.address() + PAGE, length: 64, lkey: LKey(region.key) }];
+            stage.post_list(&SendWr { wr_id: 2, opcode, ..SendWr::default() }, &sges);
+            assert_eq!(stage.wait(SOON), [], "{gone:?} {opcode:?}: nothing leaves");
+            assert_eq!(stage.statuses(), [(2, WcStatus::LocProt)]);
+        }
+    }
+}
+
+#[test]
+fn an_answer_of_a_peers_for_a_page_that_is_gone_fails_our_request() {
+    for gone in EVERYWAY {
+        for opcode in [WrOpcode::Read, WrOpcode::FetchAdd] {
+            let (mut stage, pages, region) = borrowed();
+            let sges = [Sge { addr: pages.address() + PAGE, length: 8, lkey: LKey(region.key) }];
+            let flags = SendFlags::SIGNALED;
+            stage.post_list(&SendWr { wr_id: 2, opcode, flags, ..SendWr::default() }, &sges);
+            stage.wait(SOON);
+            gone.go(&pages, 1);
+            let aeth = Aeth { syndrome: ACK.into(), msn: 1 };
+            match opcode {
+                WrOpcode::Read => {
+                    stage.answer(Opcode::RC_READ_RESPONSE_ONLY, FIRST, Ext::Aeth(aeth), &[1; 8]);
+                }
+                _ => stage.answer(Opcode::RC_ATOMIC_ACKNOWLEDGE, FIRST, Ext::AtomicAck(aeth, 5), &[]),
+            }
+            stage.wait(SOON);
+            assert_eq!(stage.statuses(), [(2, WcStatus::LocProt)], "{gone:?} {opcode:?}");
+        }
+    }
+}

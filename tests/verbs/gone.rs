@@ -1,0 +1,35 @@
+//! Memory that is unmapped or protected while it is registered, and whose faults are whose.
+
+use std::os::unix::process::ExitStatusExt;
+
+use nix::sys::signal::Signal;
+
+use super::{PORTS, Site, compiled, skip};
+
+const MODES: [&str; 6] = ["ops", "before", "after", "thread", "child", "stack"];
+
+#[test]
+fn memory_that_goes_fails_its_requests_and_faults_of_the_program_are_its_own() {
+    let name = "memory_that_goes_fails_its_requests_and_faults_of_the_program_are_its_own";
+    if skip(name, &["cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("gone", &["-libverbs", "-lpthread"]);
+    let site = Site::new("gone");
+    for port in PORTS {
+        for mode in MODES {
+            let ended = site.near(port, &format!("{} {mode}", program.display())).finish();
+            let well = ended.status.success() && ended.said.contains("all so");
+            assert!(well, "{port} {mode}: {ended:?}");
+        }
+    }
+    for (fault, signal) in [("segv", Signal::SIGSEGV), ("bus", Signal::SIGBUS), ("raise", Signal::SIGSEGV)] {
+        for mode in ["ops", "before"] {
+            let ended = site.near("udp", &format!("{} {mode} {fault}", program.display())).finish();
+            // The launcher ends as its program does.
+            let by = ended.status.signal().or_else(|| ended.status.code().map(|code| code - 128));
+            let so = ended.said.contains("all so") && by == Some(signal as i32);
+            assert!(so, "{mode} {fault}: {ended:?}");
+        }
+    }
+}
