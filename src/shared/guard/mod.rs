@@ -2,7 +2,7 @@
 //!
 //! An application registers memory and may unmap or protect it all the same, by mistake or because a library beneath it does. Then
 //! a copy ends in a signal, and the signal would end the process: one that a peer can ask for at any time. So the NIC copies by
-//! routines of its own ([`copy`]), whose instructions lie in one known range and use no stack. A handler of `SIGSEGV` and `SIGBUS`
+//! routines of its own (`copy`), whose instructions lie in one known range and use no stack. A handler of `SIGSEGV` and `SIGBUS`
 //! ([`signals`]) looks where the fault happened. In the range: the thread goes on at an exit of the routine, which says that the memory
 //! is not there. Anywhere else: the signal goes on to whom it would have gone without the handler. A copy that does not fault
 //! pays nothing.
