@@ -25,6 +25,17 @@ fn a_program_sees_the_device_in_sysfs_and_nobody_else_does() {
     assert!(!std::path::Path::new("/sys/class/infiniband/roxie0").exists());
 }
 
+/// `tmux`, `script`, `sshd` and their like make terminals.
+#[test]
+fn a_program_can_make_a_terminal() {
+    if skip("a_program_can_make_a_terminal", &["script", "tty"]) {
+        return;
+    }
+    let site = Site::new("l-terminal");
+    let made = site.near("udp", "script -qec tty /dev/null").finish();
+    assert!(made.status.success() && made.said.contains("/dev/pts/"), "{made:?}");
+}
+
 #[test]
 fn without_root_a_program_has_the_device_over_sockets() {
     if skip("without_root_a_program_has_the_device_over_sockets", &["setpriv", "ibv_devinfo", "unshare"]) {

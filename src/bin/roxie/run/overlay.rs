@@ -11,19 +11,22 @@ use std::fmt;
 use std::fs::{self, File, FileType};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{AT_FDCWD, OFlag, open};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmodat, makedev, mknod};
 use nix::unistd::{chroot, fchdir, getgid, getuid};
 
 use super::child;
 use super::hint::Surroundings;
 use super::view::{Class, RDMA_CM, View};
+
+/// The device number of `/dev/ptmx` (Linux Documentation/admin-guide/devices.txt).
+const MULTIPLEXER: u64 = makedev(5, 2);
 
 /// What programs see of the device besides the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,6 +282,9 @@ fn keep(below: &Path, folder: &Path, entries: Vec<(OsString, io::Result<FileType
             symlink(target, &to).map_err(failed(format!("making {}", to.display())))?;
             continue;
         }
+        if is_terminal_multiplexer(&from) && multiplexer(&to) {
+            continue;
+        }
         if kind.is_dir() {
             make_folder(&to)?;
         } else {
@@ -287,6 +293,21 @@ fn keep(below: &Path, folder: &Path, entries: Vec<(OsString, io::Result<FileType
         bind(&from, &to)?;
     }
     Ok(())
+}
+
+/// True of `/dev/ptmx`. What is bound to another place does not work: the kernel looks for the terminals in `pts` beside the node.
+fn is_terminal_multiplexer(node: &Path) -> bool {
+    fs::symlink_metadata(node)
+        .is_ok_and(|node| node.file_type().is_char_device() && node.rdev() == MULTIPLEXER)
+}
+
+/// Makes one: the node itself, or without the right to do so the way to the one that each `devpts` has. False: neither can be had.
+fn multiplexer(to: &Path) -> bool {
+    let everybody = Mode::from_bits_truncate(0o666);
+    mknod(to, SFlag::S_IFCHR, everybody, MULTIPLEXER)
+        .and_then(|()| fchmodat(AT_FDCWD, to, everybody, FchmodatFlags::FollowSymlink))
+        .is_ok()
+        || symlink("pts/ptmx", to).is_ok()
 }
 
 /// Character nodes in `/dev/infiniband`. That they are there and can be opened is what counts; what is meant for rdma_cm's comes to our
