@@ -6,7 +6,13 @@
 #   $cache/debs/           packages as downloaded; `complete` says for which names
 #   $cache/root/           the same, unpacked
 
-mirror=${ROXIE_DEBIAN_MIRROR:-http://deb.debian.org}
+# Where the host's apt has this archive from.
+apt_has() {
+    apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 2>/dev/null | sed -n "s|/$1/*\$||p" | head -n 1 || true
+}
+
+mirror=${ROXIE_DEBIAN_MIRROR:-$(apt_has debian)}
+security=${ROXIE_DEBIAN_MIRROR:-$(apt_has debian-security)}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 # What the guest is made of, beside the kernel. What else of libraries they need, the index says.
@@ -17,7 +23,7 @@ sources() {
     case $1 in
     6.1)
         echo "deb [signed-by=$keyring] $mirror/debian bookworm main"
-        echo "deb [signed-by=$keyring] $mirror/debian-security bookworm-security main"
+        echo "deb [signed-by=$keyring] ${security:-$mirror}/debian-security bookworm-security main"
         ;;
     newest) echo "deb [signed-by=$keyring] $mirror/debian sid main" ;;
     *) die "there is no guest of kernel $1: known are 6.1 and newest" ;;
@@ -75,6 +81,7 @@ download() {
     local kernel_image wanted new=$cache/debs.new
     lists=$cache/apt.new
     [ -e "$keyring" ] || die "$keyring is missing: install debian-archive-keyring"
+    [ -n "$mirror" ] || die "apt has no Debian mirror here: set ROXIE_DEBIAN_MIRROR to one (http://HOST)"
     rm -rf "$new" "$lists"
     mkdir -p "$new" "$lists"/lists/partial "$lists"/cache/archives/partial
     : >"$lists/status"
