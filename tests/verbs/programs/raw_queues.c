@@ -1,5 +1,5 @@
-/* Flows, receive queues and tables of them: what goes, what is refused, and what happens when a receive is too short. It sends to a
- * group, which comes round on its own device. Prints the first thing that is not as it should be and ends with 1. */
+/* Flows, receive queues and tables of them: what goes, what is refused, and what happens to frames that a receive
+ * cannot hold. It sends to a group, which comes round on its own device. Prints the first thing that is not as it should be and ends with 1. */
 
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -94,13 +94,15 @@ static void send_to_group(struct ibv_qp *qp, unsigned length)
 	SHOULD(wc.status == IBV_WC_SUCCESS && wc.wr_id == 7);
 }
 
-static void post(struct ibv_wq *wq, unsigned length)
+static void post_with(struct ibv_wq *wq, unsigned length, uint32_t lkey)
 {
-	struct ibv_sge sge = { (uintptr_t)memory + 4096, length, mr->lkey };
+	struct ibv_sge sge = { (uintptr_t)memory + 4096, length, lkey };
 	struct ibv_recv_wr wr = { .wr_id = 9, .sg_list = &sge, .num_sge = 1 }, *bad;
 
 	SHOULD(ibv_post_wq_recv(wq, &wr, &bad) == 0);
 }
+
+static void post(struct ibv_wq *wq, unsigned length) { post_with(wq, length, mr->lkey); }
 
 static struct ibv_qp *spread(struct ibv_rwq_ind_table *table, unsigned char key_length, unsigned char function, struct ibv_pd *domain)
 {
@@ -170,11 +172,18 @@ int main(void)
 	SHOULD(wc.status == IBV_WC_SUCCESS && wc.wr_id == 9 && wc.byte_len == 60 && wc.qp_num == queues[0]->wq_num);
 	SHOULD(memcmp(memory, memory + 4096, 60) == 0);
 
-	/* A receive that is too short ends its queue. */
+	/* A frame that is longer than the receive is dropped, since anybody may send it; the receive waits on. */
 	post(queues[0], 59);
 	send_to_group(from, 60);
+	send_to_group(from, 50);
 	wc = completion(receives);
-	SHOULD(wc.status == IBV_WC_LOC_LEN_ERR);
+	SHOULD(wc.status == IBV_WC_SUCCESS && wc.byte_len == 50);
+
+	/* A receive in memory that is none of it ends its queue. */
+	post_with(queues[0], 100, mr->lkey ^ 0x100);
+	send_to_group(from, 60);
+	wc = completion(receives);
+	SHOULD(wc.status == IBV_WC_LOC_PROT_ERR);
 	SHOULD(ibv_get_async_event(ctx, &event) == 0);
 	SHOULD(event.event_type == IBV_EVENT_WQ_FATAL && event.element.wq == queues[0]);
 	ibv_ack_async_event(&event);
