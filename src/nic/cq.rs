@@ -87,10 +87,9 @@ pub struct Published {
 }
 
 impl Published {
-    pub(super) fn note(&mut self, completions: &[(CqIndex, Wc)]) {
-        self.completions = self.completions.wrapping_add(completions.len() as u32);
-        let receives = completions.iter().filter(|(_, wc)| wc.opcode.is_receive()).count();
-        self.receives = self.receives.wrapping_add(receives as u32);
+    fn note(&mut self, wc: &Wc) {
+        self.completions = self.completions.wrapping_add(1);
+        self.receives = self.receives.wrapping_add(u32::from(wc.opcode.is_receive()));
     }
 }
 
@@ -98,6 +97,7 @@ impl Nic {
     /// Hands completions to their queues, and notes the queues that had no room.
     pub(super) fn push_completions(&mut self, now: Nanos) {
         for (cq, wc) in self.out.completions.drain(..) {
+            self.published.note(&wc);
             let Some(entry) = self.cqs.get_mut(cq.0) else { continue };
             // Once one is lost none follows: a gap would look like success.
             if entry.failed || entry.ring.push(&wc, now.0).is_err() {

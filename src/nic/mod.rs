@@ -369,7 +369,6 @@ impl Nic {
         }
         while !self.out.completions.is_empty() {
             completions += self.out.completions.len();
-            self.published.note(&self.out.completions);
             self.push_completions(now);
             while let Some(cq) = self.overrun.pop() {
                 self.fail_users_of(now, cq);
