@@ -21,6 +21,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::channel::CompletionChannel;
 use super::datagram::{AddressHandle, AhOptions};
 use super::device::{Device, DeviceError};
+use super::inbox::Inbox;
 use super::memory::MemoryRegion;
 use super::objects::{CompletionQueue, ProtectionDomain, QueuePair};
 use super::ways::{End, Searches, Sight};
@@ -36,7 +37,7 @@ use crate::wire::mad::{GSI_QKEY, MAD_LEN};
 use crate::wire::{Bth, Deth, Gid};
 
 /// Datagrams that may come before the thread looks.
-const RECEIVES: u32 = 256;
+const RECEIVES: u32 = 1024;
 /// Datagrams under way to the link.
 const SENDS: u32 = 64;
 /// Bytes before each datagram: the network header.
@@ -48,7 +49,9 @@ const LOOKING: usize = 256;
 /// Ways that are kept.
 const WAYS: usize = 1024;
 /// Completions that are looked at together.
-const BATCH: usize = 32;
+const BATCH: usize = 256;
+/// Messages that are taken in between two looks at what has come: so many that QP1 has receives for what comes meanwhile.
+const TURNS: usize = 64;
 /// How often who parts looks whether its peers have agreed.
 const LOOK: Duration = Duration::from_millis(1);
 /// Hops of an answer.
@@ -85,6 +88,9 @@ struct Core<C> {
     manager: Manager,
     consumer: C,
     gsi: Gsi,
+    /// Messages that were taken in from QP1 and wait for their turn.
+    inbox: Inbox<Received>,
+    /// What is to be sent before what the manager has.
     outbox: VecDeque<Transmit>,
     hearing: Hearing,
     ways: HashMap<Way, Arc<AddressHandle>>,
@@ -92,6 +98,13 @@ struct Core<C> {
     under_way: Vec<Option<Arc<AddressHandle>>>,
     /// QP1 has failed, and is to begin anew when all that it had has been flushed.
     gsi_failed: bool,
+}
+
+/// A message as it came.
+#[derive(Debug)]
+struct Received {
+    mad: [u8; MAD_LEN],
+    from: Arrival,
 }
 
 /// The way of messages between two hosts. Flow labels are left out: no switch of RoCE's looks at QP1's.
@@ -134,6 +147,7 @@ impl<C: Consumer> ConnectionService<C> {
             manager,
             consumer,
             gsi,
+            inbox: Inbox::new(),
             outbox: VecDeque::new(),
             hearing: Hearing::default(),
             ways: HashMap::new(),
@@ -224,21 +238,20 @@ impl<C: Consumer> Drop for ConnectionService<C> {
 }
 
 impl<C: Consumer> Core<C> {
-    /// Takes out what the manager has to tell and to send.
+    /// Takes out what the manager has to tell.
     fn settle(&mut self, now: Nanos) {
         while let Some(event) = self.manager.poll_event() {
             self.consumer.event(&mut self.manager, now, event);
         }
-        while let Some(transmit) = self.manager.poll_transmit() {
-            self.outbox.push_back(transmit);
-        }
     }
 
-    /// Posts what is to be sent, as far as there is room. True: something was posted.
+    /// Posts what is to be sent, as far as there is room; the rest waits where its number is bounded, with the manager. True: something
+    /// was posted.
     fn send(&mut self, ask: &SyncSender<Option<Transmit>>) -> bool {
         let mut posted = false;
         while let Some(slot) = self.under_way.iter().position(Option::is_none) {
-            let Some(transmit) = self.outbox.pop_front() else { break };
+            let next = self.outbox.pop_front().or_else(|| self.manager.poll_transmit());
+            let Some(transmit) = next else { break };
             let Some(way) = self.ways.get(&Way::of(&transmit.route)) else {
                 // Full: the message is dropped, and comes again.
                 let _ = ask.try_send(Some(transmit));
@@ -249,6 +262,9 @@ impl<C: Consumer> Core<C> {
                 self.under_way[slot] = Some(Arc::clone(way));
                 posted = true;
             }
+        }
+        if self.outbox.is_empty() {
+            self.outbox.extend(self.manager.poll_transmit());
         }
         posted
     }
@@ -264,7 +280,8 @@ impl<C: Consumer> Core<C> {
         }
     }
 
-    fn take_in(&mut self, now: Nanos, wc: &Wc) {
+    /// What was received gets into line, and its receive back to QP1.
+    fn take_in(&mut self, wc: &Wc) {
         if wc.status != WcStatus::Success {
             self.gsi_failed = true;
             return;
@@ -274,12 +291,32 @@ impl<C: Consumer> Core<C> {
         if whole && self.gsi.received.read_at(wc.wr_id as usize * ROOM, &mut bytes).is_ok() {
             let (header, mad) = bytes.split_at(HEADER);
             if let Some(route) = way_back(header) {
-                self.manager.handle_mad(now, mad, &Arrival { route, src_qp: wc.src_qp });
-                self.settle(now);
+                let mad = mad.try_into().expect("cut to it");
+                self.inbox.add(route.remote, Received { mad, from: Arrival { route, src_qp: wc.src_qp } });
             }
         }
         // The queue has room: this receive has just left it.
         let _ = self.gsi.post_receive(wc.wr_id);
+    }
+
+    /// Something that came can be taken in.
+    fn has_turns(&self) -> bool {
+        !self.inbox.is_empty() && self.outbox.is_empty()
+    }
+
+    /// Hands some of what came to the manager, as long as answers leave.
+    fn take_turns(&mut self, now: Nanos, ask: &SyncSender<Option<Transmit>>) -> bool {
+        let mut posted = false;
+        for _ in 0..TURNS {
+            if !self.outbox.is_empty() {
+                break;
+            }
+            let Some(Received { mad, from }) = self.inbox.next() else { break };
+            self.manager.handle_mad(now, &mad, &from);
+            self.settle(now);
+            posted |= self.send(ask);
+        }
+        posted
     }
 }
 
@@ -459,7 +496,7 @@ impl<C: Consumer> Carrier<'_, C> {
                 self.inner.device.poll();
                 self.inner.device.step_aside();
             }
-            if came == 0 {
+            if came == 0 && !self.inner.lock().has_turns() {
                 self.sleep();
             }
         }
@@ -474,17 +511,18 @@ impl<C: Consumer> Carrier<'_, C> {
         }
         for wc in came {
             if wc.opcode == WcOpcode::Recv {
-                core.take_in(now, wc);
+                core.take_in(wc);
             } else {
                 core.sent(wc);
             }
         }
+        let posted = core.take_turns(now, &self.inner.ask);
         core.hear(now);
         core.manager.handle_timeouts(now);
         core.settle(now);
         let asks = core.manager.is_asking();
         core.hearing.of(&self.inner.device, asks);
-        core.send(&self.inner.ask)
+        core.send(&self.inner.ask) || posted
     }
 
     fn sleep(&self) {
@@ -532,7 +570,7 @@ fn way_back(header: &[u8]) -> Option<Route> {
 mod tests {
     use super::*;
     use crate::host::{ConnectionManager, DeviceConfig, DialError, DialOptions};
-    use crate::wire::cm::RejReason;
+    use crate::wire::cm::{CmMessage, CommId, RejReason, Req};
 
     #[test]
     fn the_way_back_leads_to_the_sender_in_either_network_header() {
@@ -560,6 +598,37 @@ mod tests {
 
     impl Consumer for Nobody {
         fn event(&mut self, _: &mut Manager, _: Nanos, _: Event) {}
+    }
+
+    /// While QP1 has no room, which its completions would give.
+    #[test]
+    fn answers_to_a_flood_wait_in_bounded_room() {
+        let (near, far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
+        let manager = Manager::new(crate::cm::Config { grace: Nanos(0), ..crate::cm::Config::default() });
+        let service = ConnectionService::start(&far, manager, Nobody).unwrap();
+        let (here, there) = (far.gids()[0].gid, near.gids()[0].gid);
+        let route = Route::new(here.to_ip(), there.to_ip());
+        let handle = service.inner.lock().gsi.domain.create_ah(0, there, &AhOptions::default()).unwrap();
+        let mut core = service.inner.lock();
+        core.ways.insert(Way::of(&route), Arc::new(handle));
+        let limits = core.manager.config().limits;
+        for number in 1..=3 * limits.transmits as u32 {
+            let mut req = Req {
+                local_comm_id: CommId(number),
+                local_qpn: Qpn::new(number),
+                path_mtu: 3,
+                ..Req::default()
+            };
+            req.primary_path.local_gid = there;
+            req.primary_path.remote_gid = here;
+            let from = Arrival { route, src_qp: Qpn::GSI };
+            core.manager.handle_mad(Nanos(0), &CmMessage::Req(req).to_mad(number.into()), &from);
+            core.settle(Nanos(0));
+            core.send(&service.inner.ask);
+        }
+        assert!(core.manager.counters().sent(crate::wire::cm::Kind::Rej) > 64, "nothing was answered");
+        let waiting = core.outbox.len() + std::iter::from_fn(|| core.manager.poll_transmit()).count();
+        assert!((limits.transmits..=limits.transmits + 1).contains(&waiting), "{waiting} messages wait");
     }
 
     #[test]
