@@ -31,6 +31,9 @@ const PORT: u16 = 7174;
 /// Where nobody does.
 const NOBODY_LISTENS: u16 = 7175;
 const PORTS: [&str; 2] = ["xdp", "udp"];
+/// A connection's median beside REQs, in us, and what the server's memory may grow by, in MiB.
+const MEDIAN: f64 = 100_000.0;
+const GROWTH: f64 = 32.0;
 /// Before anything is counted.
 const WARM_UP: Duration = Duration::from_millis(500);
 
@@ -144,8 +147,18 @@ struct Row {
 }
 
 impl Row {
-    fn verdict(&self, _kind: Kind) -> Option<String> {
-        None
+    /// What does not hold.
+    fn verdict(&self, kind: Kind) -> Option<String> {
+        let asks = matches!(kind, Kind::Refused | Kind::Silent | Kind::Known | Kind::Mixed);
+        // No time at all: nobody has connected, and nobody waits.
+        let slow = asks && !(self.median <= MEDIAN);
+        let grows = self.memory[1] - self.memory[0] > GROWTH;
+        match (slow, grows) {
+            (false, false) => None,
+            (true, false) => Some("  time DOES NOT HOLD".into()),
+            (false, true) => Some("  memory DOES NOT HOLD".into()),
+            (true, true) => Some("  time and memory DO NOT HOLD".into()),
+        }
     }
 }
 
