@@ -610,6 +610,39 @@ fn an_unreachable_peer_is_counted_and_does_not_stop_the_others() {
     });
 }
 
+/// Who asks for a connection chooses the address that is answered. The kernel keeps what waits for a neighbour in the sender's buffer.
+#[test]
+fn answers_to_silent_neighbours_keep_nothing_else_from_leaving() {
+    in_namespace("answers_to_silent_neighbours_keep_nothing_else_from_leaving", || {
+        for command in [
+            "link add silent0 type veth peer name silent1",
+            "addr add 10.78.0.1/16 dev silent0",
+            "link set silent0 up",
+            "link set silent1 up",
+        ] {
+            run("ip", command).expect("a link to nobody");
+        }
+        let addresses = vec![ip("10.77.0.1"), ip("10.78.0.1")];
+        let config = UdpConfig { addresses, socket_buffer: 64 * 1024, ..UdpConfig::default() };
+        let mut port = UdpPort::open(&config).expect("a port");
+        let mut peer = open("10.77.0.2");
+        let to_qp = |qpn: u8| [&[0x64, 0, 0xff, 0xff, 0, 0, 0, qpn][..], &[0; 280]].concat();
+        for round in 0..20 {
+            let frames: Vec<_> = (2..=41)
+                .map(|host| Flow::new("10.78.0.1", &format!("10.78.{round}.{host}")).frame(&to_qp(1)))
+                .collect();
+            commit(&mut port, &frames);
+            port.tx_flush(Nanos::ZERO).expect("a flush");
+        }
+        assert!(!port.tx_pending(), "something waits");
+        assert!(count(&port, "tx_management_dropped") > 0, "{:?}", counters(&port));
+        let flow = Flow::new("10.77.0.1", "10.77.0.2");
+        commit(&mut port, &[flow.frame(&to_qp(17))]);
+        port.tx_flush(Nanos::ZERO).expect("a flush");
+        assert_eq!(datagrams(&receive(&mut peer, 1)), [to_qp(17)]);
+    });
+}
+
 #[test]
 fn the_mtu_is_that_of_the_interface_and_too_long_datagrams_are_counted() {
     in_namespace("the_mtu_is_that_of_the_interface_and_too_long_datagrams_are_counted", || {

@@ -1,7 +1,7 @@
 //! A connection manager on a device: [`cm::Manager`](crate::cm::Manager) behind QP1, with a thread that carries its messages.
 //!
 //! Whoever calls the manager sends what it wants sent, at once: a program that says good-bye and ends has said it. Two threads do
-//! the rest, both asleep as long as nothing happens. One takes what QP1 received and keeps the manager's time. The other finds the
+//! the rest, both asleep as long as nothing happens. One takes what QP1 received, its senders in turn (`inbox`), and keeps the manager's time. The other finds the
 //! way to hosts that were not spoken to before, many at a time, for seconds if they do not answer (`ways`); meanwhile the first goes on. The
 //! consumer is told under the lock that also guards the manager, so that what it knows of a connection and what the manager
 //! knows change together.
@@ -21,6 +21,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::channel::CompletionChannel;
 use super::datagram::{AddressHandle, AhOptions};
 use super::device::{Device, DeviceError};
+use super::inbox::Inbox;
 use super::memory::MemoryRegion;
 use super::objects::{CompletionQueue, ProtectionDomain, QueuePair};
 use super::ways::{End, Searches, Sight};
@@ -30,25 +31,27 @@ use crate::shared::Armed;
 use crate::threads::spawn_unsignalled;
 use crate::time::Nanos;
 use crate::verbs::{
-    Access, Mtu, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, SendWr, Wc, WcOpcode, WcStatus,
+    Access, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, SendWr, Wc, WcOpcode, WcStatus,
 };
 use crate::wire::mad::{GSI_QKEY, MAD_LEN};
 use crate::wire::{Bth, Deth, Gid};
 
-/// Datagrams that may come before the thread looks.
-const RECEIVES: u32 = 256;
+/// Datagrams that may come before the thread looks: those of 20 ms of a flood, for on a busy machine it does not look sooner.
+const RECEIVES: u32 = 4096;
 /// Datagrams under way to the link.
 const SENDS: u32 = 64;
 /// Bytes before each datagram: the network header.
 const HEADER: usize = 40;
-/// Room for each: whatever a link carries, so that no peer fails QP1 with a datagram that is too long.
-const ROOM: usize = HEADER + Mtu::Mtu4096.bytes();
+/// Room for each. What is longer is no message: the NIC drops it, and the receive waits on.
+const ROOM: usize = HEADER + MAD_LEN;
 /// Messages that wait to be taken in by the thread that looks for hosts; more are dropped, and come again.
 const LOOKING: usize = 256;
 /// Ways that are kept.
 const WAYS: usize = 1024;
 /// Completions that are looked at together.
-const BATCH: usize = 32;
+const BATCH: usize = 256;
+/// Messages that are taken in between two looks at what has come: so many that QP1 has receives for what comes meanwhile.
+const TURNS: usize = 64;
 /// How often who parts looks whether its peers have agreed.
 const LOOK: Duration = Duration::from_millis(1);
 /// Hops of an answer.
@@ -85,6 +88,9 @@ struct Core<C> {
     manager: Manager,
     consumer: C,
     gsi: Gsi,
+    /// Messages that were taken in from QP1 and wait for their turn.
+    inbox: Inbox<Received>,
+    /// What is to be sent before what the manager has.
     outbox: VecDeque<Transmit>,
     hearing: Hearing,
     ways: HashMap<Way, Arc<AddressHandle>>,
@@ -92,6 +98,13 @@ struct Core<C> {
     under_way: Vec<Option<Arc<AddressHandle>>>,
     /// QP1 has failed, and is to begin anew when all that it had has been flushed.
     gsi_failed: bool,
+}
+
+/// A message as it came.
+#[derive(Debug)]
+struct Received {
+    mad: [u8; MAD_LEN],
+    from: Arrival,
 }
 
 /// The way of messages between two hosts. Flow labels are left out: no switch of RoCE's looks at QP1's.
@@ -134,6 +147,7 @@ impl<C: Consumer> ConnectionService<C> {
             manager,
             consumer,
             gsi,
+            inbox: Inbox::new(),
             outbox: VecDeque::new(),
             hearing: Hearing::default(),
             ways: HashMap::new(),
@@ -224,21 +238,20 @@ impl<C: Consumer> Drop for ConnectionService<C> {
 }
 
 impl<C: Consumer> Core<C> {
-    /// Takes out what the manager has to tell and to send.
+    /// Takes out what the manager has to tell.
     fn settle(&mut self, now: Nanos) {
         while let Some(event) = self.manager.poll_event() {
             self.consumer.event(&mut self.manager, now, event);
         }
-        while let Some(transmit) = self.manager.poll_transmit() {
-            self.outbox.push_back(transmit);
-        }
     }
 
-    /// Posts what is to be sent, as far as there is room. True: something was posted.
+    /// Posts what is to be sent, as far as there is room; the rest waits where its number is bounded, with the manager. True: something
+    /// was posted.
     fn send(&mut self, ask: &SyncSender<Option<Transmit>>) -> bool {
         let mut posted = false;
         while let Some(slot) = self.under_way.iter().position(Option::is_none) {
-            let Some(transmit) = self.outbox.pop_front() else { break };
+            let next = self.outbox.pop_front().or_else(|| self.manager.poll_transmit());
+            let Some(transmit) = next else { break };
             let Some(way) = self.ways.get(&Way::of(&transmit.route)) else {
                 // Full: the message is dropped, and comes again.
                 let _ = ask.try_send(Some(transmit));
@@ -249,6 +262,9 @@ impl<C: Consumer> Core<C> {
                 self.under_way[slot] = Some(Arc::clone(way));
                 posted = true;
             }
+        }
+        if self.outbox.is_empty() {
+            self.outbox.extend(self.manager.poll_transmit());
         }
         posted
     }
@@ -264,7 +280,8 @@ impl<C: Consumer> Core<C> {
         }
     }
 
-    fn take_in(&mut self, now: Nanos, wc: &Wc) {
+    /// What was received gets into line, and its receive back to QP1.
+    fn take_in(&mut self, wc: &Wc) {
         if wc.status != WcStatus::Success {
             self.gsi_failed = true;
             return;
@@ -274,12 +291,32 @@ impl<C: Consumer> Core<C> {
         if whole && self.gsi.received.read_at(wc.wr_id as usize * ROOM, &mut bytes).is_ok() {
             let (header, mad) = bytes.split_at(HEADER);
             if let Some(route) = way_back(header) {
-                self.manager.handle_mad(now, mad, &Arrival { route, src_qp: wc.src_qp });
-                self.settle(now);
+                let mad = mad.try_into().expect("cut to it");
+                self.inbox.add(route.remote, Received { mad, from: Arrival { route, src_qp: wc.src_qp } });
             }
         }
         // The queue has room: this receive has just left it.
         let _ = self.gsi.post_receive(wc.wr_id);
+    }
+
+    /// Something that came can be taken in.
+    fn has_turns(&self) -> bool {
+        !self.inbox.is_empty() && self.outbox.is_empty()
+    }
+
+    /// Hands some of what came to the manager, as long as answers leave.
+    fn take_turns(&mut self, now: Nanos, ask: &SyncSender<Option<Transmit>>) -> bool {
+        let mut posted = false;
+        for _ in 0..TURNS {
+            if !self.outbox.is_empty() {
+                break;
+            }
+            let Some(Received { mad, from }) = self.inbox.next() else { break };
+            self.manager.handle_mad(now, &mad, &from);
+            self.settle(now);
+            posted |= self.send(ask);
+        }
+        posted
     }
 }
 
@@ -459,7 +496,7 @@ impl<C: Consumer> Carrier<'_, C> {
                 self.inner.device.poll();
                 self.inner.device.step_aside();
             }
-            if came == 0 {
+            if came == 0 && !self.inner.lock().has_turns() {
                 self.sleep();
             }
         }
@@ -474,17 +511,18 @@ impl<C: Consumer> Carrier<'_, C> {
         }
         for wc in came {
             if wc.opcode == WcOpcode::Recv {
-                core.take_in(now, wc);
+                core.take_in(wc);
             } else {
                 core.sent(wc);
             }
         }
+        let posted = core.take_turns(now, &self.inner.ask);
         core.hear(now);
         core.manager.handle_timeouts(now);
         core.settle(now);
         let asks = core.manager.is_asking();
         core.hearing.of(&self.inner.device, asks);
-        core.send(&self.inner.ask)
+        core.send(&self.inner.ask) || posted
     }
 
     fn sleep(&self) {
@@ -529,58 +567,4 @@ fn way_back(header: &[u8]) -> Option<Route> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::host::{ConnectionManager, DeviceConfig, DialError, DialOptions};
-    use crate::wire::cm::RejReason;
-
-    #[test]
-    fn the_way_back_leads_to_the_sender_in_either_network_header() {
-        let mut v4 = [0; HEADER];
-        v4[20..]
-            .copy_from_slice(&[0x45, 0x0c, 0, 48, 0, 0, 0x40, 0, 63, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]);
-        let route = way_back(&v4).unwrap();
-        assert_eq!(
-            (route.remote.to_string(), route.local.to_string()),
-            ("::ffff:192.0.2.1".into(), "::ffff:192.0.2.2".into())
-        );
-        assert_eq!((route.traffic_class, route.hop_limit), (0x0c, 64));
-
-        let mut v6 = [0; HEADER];
-        v6[..8].copy_from_slice(&[0x60, 0xc1, 0x23, 0x45, 0, 28, 17, 7]);
-        (v6[8], v6[24]) = (0xfd, 0xfc);
-        let route = way_back(&v6).unwrap();
-        assert_eq!((route.remote.0[0], route.local.0[0]), (0xfd, 0xfc));
-        assert_eq!((route.traffic_class, route.flow_label), (0x0c, 0x1_2345));
-
-        assert_eq!(way_back(&[0; HEADER]), None);
-    }
-
-    struct Nobody;
-
-    impl Consumer for Nobody {
-        fn event(&mut self, _: &mut Manager, _: Nanos, _: Event) {}
-    }
-
-    #[test]
-    fn a_qp1_that_has_failed_begins_anew() {
-        let (near, far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
-        let service =
-            ConnectionService::start(&far, Manager::new(crate::cm::Config::default()), Nobody).unwrap();
-        let client = ConnectionManager::start(&near).unwrap();
-        let (domain, queue) = (near.alloc_pd().unwrap(), near.create_cq(4, None).unwrap());
-        let to = (far.gids()[0].gid.to_ip(), 7174).into();
-        for _ in 0..3 {
-            let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
-            service.inner.lock().gsi.qp.modify(&error).unwrap();
-            let qp = near.create_qp(&domain, &queue, &queue, QpCaps::default(), true).unwrap();
-            qp.initialize(Access::empty()).unwrap();
-            // Nobody listens: that is what QP1 says, and nobody else.
-            let said = client.connect(qp, to, &DialOptions::default()).unwrap_err();
-            assert!(
-                matches!(said, DialError::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }),
-                "{said}"
-            );
-        }
-    }
-}
+mod tests;

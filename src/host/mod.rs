@@ -48,6 +48,7 @@ mod event_log;
 mod flow;
 mod follow;
 mod gid_table;
+mod inbox;
 mod memory;
 mod objects;
 mod open;

@@ -190,6 +190,7 @@ impl Port for UdpPort {
             ("tx_calls", s.calls),
             ("tx_trains", s.trains),
             ("tx_busy", s.busy),
+            ("tx_management_dropped", s.management_dropped),
             ("tx_not_roce", s.not_roce),
             ("tx_unreachable", s.unreachable),
             ("tx_refused", s.refused),

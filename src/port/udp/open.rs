@@ -138,7 +138,8 @@ impl UdpPort {
         let pool = |v4: bool| {
             let wanted = listeners.iter().any(|(address, _)| address.is_ipv4() == v4);
             let address = unspecified(v4);
-            let count = if wanted { config.send_sockets.max(1) } else { 0 };
+            // One more for what goes to QP1.
+            let count = if wanted { config.send_sockets.max(1) + 1 } else { 0 };
             (0..count).map(|i| send_socket(address, i, config)).collect::<Result<Vec<_>, _>>()
         };
         let waiting = |error| UdpError::Socket { what: "epoll", address: first, error };

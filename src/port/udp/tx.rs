@@ -27,6 +27,9 @@ const ARENA_BYTES: usize = 1 << 20;
 const TRAIN_LIMIT: usize = 65_507;
 /// How many trains back a datagram looks for one of its flow.
 const LOOK_BACK: usize = 16;
+/// Where a datagram names the QP that it is for, in the BTH, and who takes those of communication management.
+const DESTINATION_QP: usize = 5;
+const QP1: [u8; 3] = [0, 0, 1];
 
 /// A socket to send from and its port.
 pub(super) struct SendSocket {
@@ -45,6 +48,9 @@ pub(super) struct SendLimits {
 }
 
 /// Sends frames through a pool of sockets for each family.
+///
+/// The last of each family is for datagrams to QP1 alone, and these are dropped when it has no room: whoever asks for a connection
+/// chooses where the answer goes, and what waits for a host that is not there takes up the buffer of its socket for seconds.
 pub(super) struct Sender {
     /// Those of IPv4, then those of IPv6.
     sockets: Vec<SendSocket>,
@@ -79,6 +85,7 @@ pub(super) struct SendCounts {
     pub(super) invalid: u64,
     pub(super) failed: u64,
     pub(super) busy: u64,
+    pub(super) management_dropped: u64,
     pub(super) id_shifted: u64,
 }
 
@@ -211,7 +218,16 @@ impl Sender {
         let headers = if in_place { self.row(row) } else { &start };
         let outgoing = Outgoing::parse(headers, frame_len)
             .filter(|out| out.destination_port == self.limits.port)
-            .and_then(|out| Some((self.choose_socket(&out)?, out)));
+            .and_then(|out| {
+                let slot = &self.slots[i];
+                let (at, in_b) = (out.udp + 8 + DESTINATION_QP, slot.a_len == out.udp + 8);
+                let to_qp1 = if in_b {
+                    self.memory[slot.offset + DESTINATION_QP..].first_chunk() == Some(&QP1)
+                } else {
+                    self.frame(&id).as_frame().array(at) == Some(QP1)
+                };
+                Some((self.choose_socket(&out, to_qp1)?, out))
+            });
         let Some((socket, out)) = outgoing else {
             if self.slots[i].state == State::Committed {
                 self.counts.not_roce += 1;
@@ -239,14 +255,17 @@ impl Sender {
         self.memory[row..].first_chunk().expect("rows lie before the arena")
     }
 
-    /// The socket that has the frame's source port, else one by hash of it. `None`: family not open.
-    fn choose_socket(&self, out: &Outgoing) -> Option<usize> {
+    /// The socket that has the frame's source port, else one by hash of it; what is for QP1 has its own. `None`: family not open.
+    fn choose_socket(&self, out: &Outgoing, to_qp1: bool) -> Option<usize> {
         let range =
             if out.route.source.is_ipv4() { 0..self.v4_sockets } else { self.v4_sockets..self.sockets.len() };
-        let pool = &self.sockets[range.clone()];
+        let (_, pool) = self.sockets[range.clone()].split_last()?;
+        if to_qp1 {
+            return Some(range.end - 1);
+        }
         let known = pool.iter().position(|s| s.port == out.source_port);
         let hash = usize::from(out.source_port.wrapping_mul(0x9e37));
-        (!pool.is_empty()).then(|| range.start + known.unwrap_or((hash * pool.len()) >> 16))
+        Some(range.start + known.unwrap_or((hash * pool.len()) >> 16))
     }
 
     /// Appends slot `i` to the train of its flow or begins one; returns its place there.
@@ -299,9 +318,20 @@ impl Sender {
         }
         for socket in 0..self.sockets.len() {
             while self.fill_outbox(socket) && self.empty_outbox(socket) {}
+            if socket + 1 == self.v4_sockets || socket + 1 == self.sockets.len() {
+                self.drop_waiting(socket);
+            }
         }
         if self.trains.iter().all(|t| t.done) {
             self.reset();
+        }
+    }
+
+    /// What has not left by a socket never will.
+    fn drop_waiting(&mut self, socket: usize) {
+        for train in self.trains.iter_mut().filter(|train| train.socket == socket && !train.done) {
+            train.done = true;
+            self.counts.management_dropped += train.count as u64;
         }
     }
 

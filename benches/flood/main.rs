@@ -1,0 +1,265 @@
+//! What a flood costs an honest connection beside it.
+//!
+//! `cargo bench --bench flood [-- --seconds N] [--port xdp|udp] [--counters] [KIND …]`. Two namespaces on a veth pair (root): an honest
+//! client that writes and connects again and again, an honest server, and a thread that sends frames made by hand from 1,000 addresses on the client's
+//! side of the link, as fast as one thread goes. The server is measured: what it takes in, how quickly it connects, processor time, memory.
+//!
+//! The thread that floods takes a processor, and so does the kernel for each frame, whoever drops it. So there are two floors: `nothing`, and
+//! the same number of bytes to UDP port 9, which the kernel drops before Roxie sees them. What a kind costs beyond the second is Roxie's.
+//! Exit code 1: something is beyond its budget.
+
+mod client;
+mod frames;
+mod server;
+mod site;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use frames::Kind;
+use roxie::host::{Device, DeviceConfig, Stack};
+use roxie::netdev::NetNs;
+use roxie::port::udp::UdpConfig;
+use roxie::port::xdp::XdpConfig;
+use roxie::wire::Qpn;
+use site::Site;
+
+/// Where the honest server listens.
+const PORT: u16 = 7174;
+/// Where nobody does.
+const NOBODY_LISTENS: u16 = 7175;
+const PORTS: [&str; 2] = ["xdp", "udp"];
+/// A connection's median beside REQs, in us, and what the server's memory may grow by, in MiB.
+const MEDIAN: f64 = 100_000.0;
+const GROWTH: f64 = 32.0;
+/// Before anything is counted.
+const WARM_UP: Duration = Duration::from_millis(500);
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["server", port] => server::serve(port),
+        ["client", port] => client::run(port),
+        _ => return measure(&arguments),
+    }
+    ExitCode::SUCCESS
+}
+
+/// What is asked for.
+struct Plan {
+    seconds: u64,
+    ports: Vec<&'static str>,
+    kinds: Vec<(Kind, &'static str)>,
+    counters: bool,
+}
+
+impl Plan {
+    fn parse(arguments: &[String]) -> Plan {
+        let mut plan = Plan { seconds: 5, ports: PORTS.to_vec(), kinds: Vec::new(), counters: false };
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--seconds" => plan.seconds = arguments.next().and_then(|n| n.parse().ok()).expect("seconds"),
+                "--port" => {
+                    let wanted = arguments.next().expect("a port");
+                    plan.ports.retain(|port| port == wanted);
+                }
+                "--counters" => plan.counters = true,
+                name => {
+                    let found = Kind::ALL.into_iter().find(|(_, known)| *known == name);
+                    let names = Kind::ALL.map(|(_, name)| name).join(", ");
+                    plan.kinds.push(found.unwrap_or_else(|| panic!("no kind {name}: {names}")));
+                }
+            }
+        }
+        if plan.kinds.is_empty() {
+            plan.kinds = Kind::ALL.to_vec();
+        }
+        plan
+    }
+}
+
+fn measure(arguments: &[String]) -> ExitCode {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP flood: network namespaces need root");
+        return ExitCode::SUCCESS;
+    }
+    let plan = Plan::parse(arguments);
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    println!("{cores} processors, of which the flood takes one; {} s of each kind", plan.seconds);
+    println!(
+        "{:<4} {:<12} {:>9} {:>9} {:>11} {:>9} {:>9} {:>9} {:>6} {:>7} {:>9}",
+        "port",
+        "flood",
+        "frames/s",
+        "MB/s",
+        "connects",
+        "median us",
+        "p99 us",
+        "max us",
+        "failed",
+        "CPU",
+        "RSS MiB"
+    );
+    let mut holds = true;
+    for port in &plan.ports {
+        for (kind, name) in &plan.kinds {
+            let row = run(port, *kind, Duration::from_secs(plan.seconds), plan.counters);
+            let verdict = row.verdict(*kind);
+            println!(
+                "{port:<4} {name:<12} {:>9.0} {:>9} {:>11} {:>9} {:>9} {:>9} {:>6} {:>6.0}% {:>4.0}->{:<4.0}{}",
+                row.offered,
+                row.rate,
+                row.connects,
+                row.median,
+                row.p99,
+                row.longest,
+                row.failures,
+                row.processor * 100.0,
+                row.memory[0],
+                row.memory[1],
+                verdict.as_deref().unwrap_or_default()
+            );
+            holds &= verdict.is_none();
+        }
+    }
+    if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What one kind did over one port.
+struct Row {
+    /// Frames a second that the link took.
+    offered: f64,
+    /// MB/s of the honest connection.
+    rate: f64,
+    connects: f64,
+    failures: f64,
+    /// Of the time that a connection takes, in us.
+    median: f64,
+    p99: f64,
+    longest: f64,
+    /// Of the server, as a share of one processor.
+    processor: f64,
+    /// Of the server in MiB, before and after.
+    memory: [f64; 2],
+}
+
+impl Row {
+    /// What does not hold.
+    fn verdict(&self, kind: Kind) -> Option<String> {
+        let asks = matches!(kind, Kind::Refused | Kind::Silent | Kind::Known | Kind::Mixed);
+        // No time at all: nobody has connected, and nobody waits.
+        let slow = asks && !(self.median <= MEDIAN);
+        let grows = self.memory[1] - self.memory[0] > GROWTH;
+        match (slow, grows) {
+            (false, false) => None,
+            (true, false) => Some("  time DOES NOT HOLD".into()),
+            (false, true) => Some("  memory DOES NOT HOLD".into()),
+            (true, true) => Some("  time and memory DO NOT HOLD".into()),
+        }
+    }
+}
+
+fn run(port: &str, kind: Kind, time: Duration, counters: bool) -> Row {
+    let site = Site::new();
+    let mut server = End::start(&site.near, &["server", port]);
+    assert_eq!(server.hear(), "ready");
+    let mut client = End::start(&site.far, &["client", port]);
+    let said = client.hear();
+    let qpn = said.strip_prefix("connected ").and_then(|qpn| qpn.parse().ok());
+    let qpn = Qpn::new(qpn.unwrap_or_else(|| panic!("the client said {said}")));
+    client.say("connect");
+    std::thread::sleep(WARM_UP);
+    let before = server.memory();
+    let stop: &'static AtomicBool = Box::leak(Box::default());
+    let flood = (kind != Kind::Nothing).then(|| site.flood(kind, qpn, stop));
+    std::thread::sleep(WARM_UP);
+    client.say("go");
+    let (began, used) = (Instant::now(), server.processor());
+    std::thread::sleep(time);
+    let (took, used) = (began.elapsed(), server.processor() - used);
+    client.say("stop");
+    // The connection may have been made anew meanwhile.
+    let figures = loop {
+        let line = client.hear();
+        if !line.starts_with("connected") {
+            break line;
+        }
+    };
+    stop.store(true, Relaxed);
+    let sent = flood.map_or(0, |flood| flood.join().expect("a flood"));
+    let memory = [before, server.memory()];
+    if counters {
+        server.say("tell");
+        println!("{}", server.hear());
+    }
+    let figures: Vec<f64> = figures.split(' ').map(|word| word.parse().expect("a number")).collect();
+    let [rate, connects, failures, median, p99, longest] = figures[..] else { panic!("{figures:?}") };
+    let offered = sent as f64 / (took + WARM_UP).as_secs_f64();
+    let processor = used.as_secs_f64() / took.as_secs_f64();
+    Row { offered, rate, connects, failures, median, p99, longest, processor, memory }
+}
+
+fn open(port: &str, interface: &str) -> Device {
+    let (stack, config) = (Stack::default(), DeviceConfig::default());
+    let device = if port == "xdp" {
+        Device::open_xdp(&XdpConfig::new(interface), &stack, &config)
+    } else {
+        let udp = UdpConfig { interface: Some(interface.to_owned()), ..UdpConfig::default() };
+        Device::open_udp(&udp, &stack, &config)
+    };
+    device.expect("a device")
+}
+
+/// This program again, as one of the two ends. Killed when it is dropped.
+struct End {
+    child: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl End {
+    fn start(namespace: &NetNs, role: &[&str]) -> End {
+        let mut command = Command::new(std::env::current_exe().expect("a path"));
+        command.args(role).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let child = namespace.run(move || command.spawn()).expect("the namespace");
+        let mut child = child.expect("a process");
+        let said = BufReader::new(child.stdout.take().expect("a pipe"));
+        End { child, said }
+    }
+
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        let read = self.said.read_line(&mut line).expect("a pipe");
+        assert!(read > 0, "it has ended: {:?}", self.child.wait());
+        line.trim_end().to_owned()
+    }
+
+    fn say(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_mut().expect("a pipe"), "{line}").expect("a pipe");
+    }
+
+    /// MiB in memory.
+    fn memory(&self) -> f64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("a process");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+        line.split_whitespace().next().and_then(|kib| kib.parse::<f64>().ok()).expect("a number") / 1024.0
+    }
+
+    /// Time on processors, the kernel's for it included.
+    fn processor(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("a process");
+        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+        // utime and stime, in ticks of which there are 100 a second on Linux.
+        let ticks: u64 = fields[11..13].iter().filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        Duration::from_millis(ticks * 10)
+    }
+}
