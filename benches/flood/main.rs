@@ -151,7 +151,7 @@ impl Row {
     fn verdict(&self, kind: Kind) -> Option<String> {
         let asks = matches!(kind, Kind::Refused | Kind::Silent | Kind::Known | Kind::Mixed);
         // No time at all: nobody has connected, and nobody waits.
-        let slow = asks && !(self.median <= MEDIAN);
+        let slow = asks && (self.median.is_nan() || self.median > MEDIAN);
         let grows = self.memory[1] - self.memory[0] > GROWTH;
         match (slow, grows) {
             (false, false) => None,
