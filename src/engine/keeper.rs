@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::prctl;
 
-use super::shared::{Dead, Shared, Turn, sleep_on};
+use super::shared::{Dead, Shared, Turn, readable, sleep_on};
 use super::watch::{BREAK, Relief, Rest, SHORTEST_NAP};
 use super::{Drive, LONGEST_SLEEP};
 use crate::threads::{ask_for_short_turns, spawn_unsignalled};
@@ -183,7 +183,7 @@ fn something_waits(shared: &Shared) -> bool {
     drop(worker);
     // A port of sockets does not see what waits in them.
     let frames = shared.frames();
-    let mut fds: Vec<_> = frames.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
+    let mut fds = readable(frames.iter().map(AsFd::as_fd));
     sleep_on(&mut fds, Nanos::ZERO);
     fds.iter().any(|fd| fd.any() == Some(true))
 }
@@ -201,8 +201,7 @@ fn watch(shared: &Shared, mut worker: Turn<'_>) {
     let frames = shared.frames();
     // Not an epoll set of them: it would be one more thing to wake, which then lets the scheduler forget who woke it.
     let others = [shared.alarm.as_fd(), shared.doorbells.wake_fd().as_fd()];
-    let fds = others.into_iter().chain(frames.iter().map(AsFd::as_fd));
-    let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    let mut fds = readable(others.into_iter().chain(frames.iter().map(AsFd::as_fd)));
     sleep_on(&mut fds, until - now);
     wakes(shared, &fds[0]);
     shared.doorbells.sleep_ends(fds[1].any() == Some(true));

@@ -8,7 +8,6 @@
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::thread;
 
-use super::watch::Relief;
 use super::{Engine, Progress};
 use crate::nic::Published;
 use crate::time::Nanos;
@@ -140,11 +139,7 @@ impl Engine {
             return None;
         }
         let hope = look_on.takes_chance()?;
-        let watches = self.shared.watch.begin_watching(Relief::Blocked, now.0);
-        let came = self.look_until(now + MOMENT, published, has_come);
-        if watches && self.shared.watch.stop_watching() {
-            self.shared.wake_keeper();
-        }
+        let came = self.shared.while_watching(now, || self.look_until(now + MOMENT, published, has_come));
         look_on.note(hope, came);
         came?;
         self.shared.goes_on_waiting(now);

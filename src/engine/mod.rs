@@ -203,8 +203,8 @@ impl Engine {
         }
         if came.received > 0 {
             let first = owed_at.is_none();
-            if first && worker.nic().has_ready() {
-                self.shared.owe(now);
+            if first {
+                self.shared.owe(worker, now);
             }
             return first;
         }

@@ -6,12 +6,11 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
-use nix::poll::{PollFd, PollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::shared::{NOTHING, Shared, sleep_on};
+use super::shared::{NOTHING, Shared, readable, sleep_on};
 use super::wait::this_thread;
-use super::watch::{QUIET, Relief};
+use super::watch::QUIET;
 use crate::threads::ask_for_short_turns;
 use crate::time::Nanos;
 
@@ -127,19 +126,17 @@ impl Shared {
             // What it waits for comes soon, and so should its turn then. It gets no more processor time by it.
             let _ = ask_for_short_turns();
         }
-        let watches = self.watch.begin_watching(Relief::Blocked, now.0);
-        self.pollers.dozing.fetch_add(1, Relaxed);
-        let frames = self.frames();
-        let fds = [self.pollers.stir.as_fd()].into_iter().chain(frames.iter().map(AsFd::as_fd));
-        let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        sleep_on(&mut fds, DOZE);
-        self.pollers.dozing.fetch_sub(1, Relaxed);
-        if fds[0].any() == Some(true) {
-            let _ = self.pollers.stir.read();
-        }
-        if watches && self.watch.stop_watching() {
-            self.wake_keeper();
-        }
+        self.while_watching(now, || {
+            self.pollers.dozing.fetch_add(1, Relaxed);
+            let frames = self.frames();
+            let stir = [self.pollers.stir.as_fd()];
+            let mut fds = readable(stir.into_iter().chain(frames.iter().map(AsFd::as_fd)));
+            sleep_on(&mut fds, DOZE);
+            self.pollers.dozing.fetch_sub(1, Relaxed);
+            if fds[0].any() == Some(true) {
+                let _ = self.pollers.stir.read();
+            }
+        });
     }
 
     /// After a pass: completions came, which may be what a poller that dozes waits for.

@@ -2,12 +2,12 @@
 
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use nix::poll::{PollFd, ppoll};
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
@@ -15,7 +15,7 @@ use super::look_on::LookOn;
 use super::pollers::Pollers;
 use super::turns::Turns;
 use super::wait::Waiters;
-use super::watch::{QUIET, Watch};
+use super::watch::{QUIET, Relief, Watch};
 use super::worker::{Progress, Worker};
 use crate::port::Port;
 use crate::shared::Doorbells;
@@ -221,9 +221,12 @@ impl Shared {
         (at != NOTHING).then_some(Nanos(at))
     }
 
-    /// A pass that took something in ends without sending.
-    pub(super) fn owe(&self, now: Nanos) {
-        self.owed_at.store(now.0, Relaxed);
+    /// A pass that took something in ends without sending. If nothing of it is to be answered, nothing is owed: to take an
+    /// acknowledgement in must not hurry the next answer.
+    pub(super) fn owe(&self, worker: &Worker, now: Nanos) {
+        if worker.nic().has_ready() {
+            self.owed_at.store(now.0, Relaxed);
+        }
     }
 
     /// Before anything is taken away: a caller that ends after its last completion, destroying its QP, must not keep
@@ -244,6 +247,16 @@ impl Shared {
         if self.watch.needs_by(needed_by.0) {
             self.wake_keeper();
         }
+    }
+
+    /// A caller watches the link in the keeper's place, unless another does, for as long as `meanwhile` takes.
+    pub(super) fn while_watching<T>(&self, now: Nanos, meanwhile: impl FnOnce() -> T) -> T {
+        let watches = self.watch.begin_watching(Relief::Blocked, now.0);
+        let result = meanwhile();
+        if watches && self.watch.stop_watching() {
+            self.wake_keeper();
+        }
+        result
     }
 
     /// Ends the keeper's sleep, whatever its kind.
@@ -300,6 +313,11 @@ impl Shared {
             && self.owed_at().is_none()
             && !self.doorbells.any()
     }
+}
+
+/// What `sleep_on` takes to sleep until one of these is readable.
+pub(super) fn readable<'a>(fds: impl IntoIterator<Item = BorrowedFd<'a>>) -> Vec<PollFd<'a>> {
+    fds.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect()
 }
 
 /// Sleeps until one of these is readable, or the time is over.

@@ -201,9 +201,7 @@ impl Engine {
             if taken || came.completions > 0 {
                 // The keeper sends what is owed, if the caller does not come back; but only in a nap does it know when.
                 if came.received > 0 && self.shared.watch.naps() && !worker.doorbells().any() {
-                    if worker.nic().has_ready() {
-                        self.shared.owe(now);
-                    }
+                    self.shared.owe(&worker, now);
                 } else {
                     self.shared.send_out(&mut worker, now);
                 }
