@@ -24,6 +24,8 @@ pub mod verbs;
 
 pub mod shared;
 
+pub mod congestion;
+
 pub mod transport;
 
 pub mod nic;

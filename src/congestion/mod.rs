@@ -1,0 +1,92 @@
+//! Congestion control: how fast a QP may send, and when a receiver says that it is too fast.
+//!
+//! A [`Control`] is the reaction point of one QP: notifications, departures and acknowledgements go in, a rate comes out. It is
+//! asked for the rate, and evaluates then in closed form what has happened since: there is no tick. Who paces by that rate is the
+//! transport.
+//!
+//! Architecture invariant: no clock and no randomness; `now` never goes back, and the same calls give the same rates.
+
+use std::fmt;
+
+use crate::time::Nanos;
+
+/// Bits per second, of frames as the port carries them: from the Ethernet header to the ICRC.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Rate(pub f64);
+
+impl Rate {
+    /// `mbps` million bits per second.
+    pub const fn from_mbps(mbps: f64) -> Rate {
+        Rate(mbps * 1e6)
+    }
+
+    /// `gbps` thousand million bits per second.
+    pub const fn from_gbps(gbps: f64) -> Rate {
+        Rate(gbps * 1e9)
+    }
+
+    /// How long `bytes` take, in nanoseconds, not rounded.
+    pub fn nanos_for(self, bytes: u64) -> f64 {
+        bytes as f64 * 8e9 / self.0
+    }
+}
+
+impl fmt::Display for Rate {
+    /// With the unit that reads best: `40 Gb/s`, `1.25 Mb/s`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (value, unit) = match self.0 {
+            r if r >= 1e9 => (r / 1e9, "Gb/s"),
+            r if r >= 1e6 => (r / 1e6, "Mb/s"),
+            r => (r / 1e3, "kb/s"),
+        };
+        write!(f, "{} {unit}", (value * 1e3).round() / 1e3)
+    }
+}
+
+/// What an acknowledgement tells a reaction point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// From the packet's departure to the arrival of its acknowledgement, by the time that the port saw it.
+    pub round_trip: Nanos,
+    /// Bytes newly acknowledged since the last sample.
+    pub bytes: u64,
+}
+
+/// The reaction point of one QP. Each call says `now`, which never goes back.
+pub trait Control: fmt::Debug + Send {
+    /// A congestion notification of the peer came. True: the rate fell because of it.
+    fn notified(&mut self, now: Nanos) -> bool;
+
+    /// A frame of `bytes` left.
+    fn sent(&mut self, now: Nanos, bytes: u64);
+
+    /// An acknowledgement came whose round trip is known. True: the rate fell because of it.
+    fn acknowledged(&mut self, now: Nanos, sample: Sample) -> bool {
+        let _ = (now, sample);
+        false
+    }
+
+    /// True if it wants [`Control::acknowledged`]: otherwise nobody measures.
+    fn wants_round_trips(&self) -> bool {
+        false
+    }
+
+    /// The rate at `now`.
+    fn rate(&mut self, now: Nanos) -> Rate;
+
+    /// What it knows, for people: as of the last call.
+    fn state(&self) -> State;
+}
+
+/// What a reaction point knows, for people to look at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct State {
+    /// Its rate.
+    pub rate: Rate,
+    /// The rate to which it recovers (DCQCN).
+    pub target: Option<Rate>,
+    /// How congested it takes the way to be, 0 to 1 (DCQCN).
+    pub alpha: Option<f64>,
+    /// The last round trip, or its mean (those that go by delay).
+    pub round_trip: Option<Nanos>,
+}
