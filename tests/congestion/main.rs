@@ -1,0 +1,7 @@
+//! Congestion control as the transport sees it: rates, knobs, pacing, and which marks are answered.
+
+mod dcqcn;
+mod kinds;
+mod published;
+mod random;
+mod settings;
