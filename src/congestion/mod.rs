@@ -2,9 +2,10 @@
 //!
 //! A [`Control`] is the reaction point of one QP: notifications, departures and acknowledgements go in, a rate comes out. It is
 //! asked for the rate, and evaluates then in closed form what has happened since: there is no tick. Who paces by that rate is the
-//! transport,.
+//! transport, with a [`Pacer`] for each QP.
 //!
 //! [`Settings`] are the text that a user writes, and make controls: [`Dcqcn`] goes by notifications, [`Swift`] by delay, [`Fixed`] by
+//! nothing. [`Moderation`] is the other end: which marked packets a receiver answers with a notification.
 //!
 //! Architecture invariant: no clock and no randomness; `now` never goes back, and the same calls give the same rates.
 
@@ -16,12 +17,16 @@ pub mod dcqcn;
 pub mod fixed;
 pub mod knobs;
 mod nearest;
+pub mod notification;
+pub mod pacer;
 pub mod settings;
 pub mod swift;
 
 pub use dcqcn::Dcqcn;
 pub use fixed::Fixed;
 pub use knobs::{Knob, KnobError, Knobs, Preset, Scope};
+pub use notification::{LastNotification, Moderation};
+pub use pacer::Pacer;
 pub use settings::{Settings, SettingsError};
 pub use swift::Swift;
 

@@ -2,6 +2,8 @@
 
 mod dcqcn;
 mod kinds;
+mod moderation;
+mod pacing;
 mod published;
 mod random;
 mod settings;
