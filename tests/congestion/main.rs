@@ -6,4 +6,5 @@ mod moderation;
 mod pacing;
 mod published;
 mod random;
+mod replay;
 mod settings;
