@@ -11,7 +11,9 @@
 //! * What is due at an instant runs before what happens at it.
 //! * The paper's preset: each notification updates alpha and restarts alpha's timer. ConnectX's: alpha's timer runs from
 //!   the first notification on, and each expiry looks whether a notification came since the last.
-//! * A notification within `rate_reduce_monitor_period` of a decrease counts for alpha and decreases nothing.
+//! * A notification within `rate_reduce_monitor_period` of a decrease counts for alpha and decreases nothing. (The firmware's
+//!   manual has the decrease at the beginning of the next period instead of at the notification; both keep them a period apart.)
+//! * The limiter is never released: adapters forget alpha when a flow is back at the highest rate, the paper does not say so.
 //!
 //! Nothing here ticks: what was due since the last call is made up for in closed form, whatever the number of periods.
 //! Updates of alpha without a notification are a power of g. Increases of one kind are a geometric series of the gap,
@@ -312,6 +314,11 @@ impl Control for Dcqcn {
     fn rate(&mut self, now: Nanos) -> Rate {
         self.advance(now);
         Rate(self.current)
+    }
+
+    fn rises_at(&self) -> Nanos {
+        let below = self.current < self.parameters.highest;
+        self.running.filter(|_| below).map_or(Nanos::MAX, |running| running.increase_at)
     }
 
     fn state(&self) -> State {

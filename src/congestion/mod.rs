@@ -94,6 +94,12 @@ pub trait Control: fmt::Debug + Send {
     /// The rate at `now`.
     fn rate(&mut self, now: Nanos) -> Rate;
 
+    /// When the rate rises by itself next, as of the last call; `Nanos::MAX`: it does not. Who waits long for the next frame asks
+    /// for the rate again then, and waits less.
+    fn rises_at(&self) -> Nanos {
+        Nanos::MAX
+    }
+
     /// What it knows, for people: as of the last call.
     fn state(&self) -> State;
 

@@ -218,6 +218,25 @@ fn other_knobs_keep_the_rate() {
     assert_eq!((gbps(&mut control, us(107)), control.target()), (9.0, Rate(9e9)));
 }
 
+/// Whoever waits for the next frame learns when to ask again, and asks in vain at no other time.
+#[test]
+fn the_next_rise_is_foretold() {
+    let mut control = preset(Preset::Paper);
+    assert_eq!(control.rises_at(), Nanos::MAX, "it is as fast as it gets");
+    control.notified(us(7));
+    let mut now = us(7);
+    for _ in 0..70 {
+        let (at, before) = (control.rises_at(), control.rate(now));
+        if at == Nanos::MAX {
+            break;
+        }
+        assert_eq!((at - now, control.rate(at - Nanos(1))), (us(55), before));
+        assert!(control.rate(at) > before);
+        now = at;
+    }
+    assert_eq!((control.rate(now), control.rises_at()), (Rate(LINE), Nanos::MAX));
+}
+
 /// A setting of every knob, for both programs.
 fn random_table(random: &mut Random, paper: bool, line: f64) -> (Knobs, Table) {
     let mut rate = |least: f64, most: f64| (random.scale(least, most) * 1e3).round() / 1e3;
