@@ -72,7 +72,8 @@ impl Pacer {
         self.schedule(rate);
     }
 
-    /// There was nothing to send until now: the time since the last frame could leave is no delay to catch up with.
+    /// There was nothing to send until now, or nobody paced it: the time since the last frame could leave is no delay to catch up
+    /// with. To be called before what follows is told of, a change of the rate too.
     pub fn was_idle(&mut self, now: Nanos) {
         self.settle(now);
         self.owed = self.owed.max(0.0);

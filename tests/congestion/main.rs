@@ -1,7 +1,7 @@
 //! Congestion control as the transport sees it: rates, knobs, pacing, and which marks are answered.
 
 mod dcqcn;
-mod kinds;
+mod delay;
 mod moderation;
 mod pacing;
 mod published;

@@ -6,6 +6,7 @@ use std::collections::BinaryHeap;
 use proptest::prelude::*;
 use roxie::congestion::{Pacer, Rate};
 use roxie::time::Nanos;
+use roxie::timer::TimerWheel;
 
 use crate::random::Random;
 
@@ -210,6 +211,43 @@ fn a_thousand_pacers_keep_a_thousand_rates() {
         assert!((-1e-3..=TICK as f64 + 1.0).contains(&behind), "{rate}: {behind} ns behind");
     }
     assert!(runs.iter().all(|run| !run.frames.is_empty()));
+}
+
+/// The same by the NIC's own wheel, whose tick is longer than a frame takes at the higher rates: after a millisecond each has sent
+/// what its rate gives, but for a frame and what a tick may wait.
+#[test]
+fn the_timer_wheel_wakes_a_thousand_pacers_to_their_rates() {
+    const TICK: f64 = 1_024.0;
+    const END: Nanos = Nanos::from_millis(1);
+    let mut random = Random(2);
+    let rates: Vec<Rate> = (0..1_000).map(|_| Rate(random.scale(10e6, 400e9))).collect();
+    let mut pacers = vec![Pacer::new(); rates.len()];
+    let mut runs: Vec<Run> = rates.iter().map(|_| Run { frames: Vec::new() }).collect();
+    let mut wheel = TimerWheel::new(rates.len() as u32);
+    (0..rates.len() as u32).for_each(|i| wheel.set(i, Nanos(u64::from(i))));
+    let mut due = Vec::new();
+    loop {
+        let now = wheel.next_deadline();
+        if now > END {
+            break;
+        }
+        wheel.advance(now, |owner| due.push(owner));
+        for owner in due.drain(..) {
+            let i = owner as usize;
+            while pacers[i].ready_at() <= now {
+                let bytes = 60 + random.below(4_100);
+                pacers[i].sent(now, bytes, rates[i]);
+                runs[i].frames.push((now.0, bytes));
+            }
+            wheel.set(owner, pacers[i].ready_at());
+        }
+    }
+    for (rate, run) in rates.iter().zip(&runs) {
+        let ideal = (END.0 - run.frames[0].0) as f64 * speed(*rate);
+        let off = run.bytes() as f64 - ideal;
+        assert!((-2.0 * TICK * speed(*rate)..=4_160.0).contains(&off), "{rate}: {off} bytes off");
+        assert!(run.most_ahead(speed(*rate)) <= 4_160.0 + 1e-3, "{rate}");
+    }
 }
 
 proptest! {

@@ -1,5 +1,5 @@
 //! DCQCN as it is published, event by event, for the reaction point to be held against: its own program, written
-//! from the pseudo-code of the paper (SIGCOMM 2015, figures 6 and 7) and the description of the adapter's parameters.
+//! from the paper's pseudo-code of the reaction point (SIGCOMM 2015) and the description of the adapter's parameters.
 //!
 //! Nothing is shared with the code under test but the names of knobs: timers are entries of a queue that expire one by
 //! one, each update and each increase is one step of plain arithmetic, and bytes are taken off one reset at a time.
