@@ -198,6 +198,15 @@ impl fmt::Display for Settings {
     }
 }
 
+impl FromStr for Rate {
+    type Err = SettingsError;
+
+    /// `100M`, `2.5Gb/s`, `40Gbit/s`.
+    fn from_str(text: &str) -> Result<Rate, SettingsError> {
+        read_rate(text.trim())
+    }
+}
+
 /// `100M`, `2.5Gb/s`, `40Gbit/s`: a number with its unit, in bits per second.
 fn read_rate(text: &str) -> Result<Rate, SettingsError> {
     let wrong = || SettingsError::Rate(text.to_owned());
