@@ -13,7 +13,7 @@ use roxie::netdev::{IfAddr, Links, NetNs};
 use roxie::nic::{CongestionConfig, TrafficClasses, Trust};
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
-use roxie::verbs::{Access, Mtu, QpCaps, QpInit, QpType, SendWr, WcStatus, WrOpcode};
+use roxie::verbs::{Access, Mtu, QpCaps, QpInit, QpType, SendWr, Wc, WcStatus, WrOpcode};
 use roxie::wire::MacControl;
 
 const LENGTH: usize = 256 * 1024;
@@ -193,4 +193,47 @@ fn a_pause_of_one_priority_over_af_xdp_stops_that_and_no_other() {
     assert!(paused >= Duration::from_millis(335), "{paused:?}");
     assert!(other < paused, "priority 0 after {other:?}, priority 3 after {paused:?}");
     assert_eq!(counter(&near, "rx_prio3_pause_duration"), 335_539);
+}
+
+/// A receiver that is not turned for a while finds its ring filling, and says so; the sender heeds it, and nothing is lost.
+#[test]
+fn a_full_receive_ring_pauses_the_neighbour_over_af_xdp() {
+    const NAME: &str = "a_full_receive_ring_pauses_the_neighbour_over_af_xdp";
+    let Some(ends) = network(NAME, "xoff") else { return };
+    let with = |text: &str| CongestionConfig {
+        classes: text.parse().expect("classes"),
+        line_rate: Some(Rate::from_gbps(1.0)),
+        ..CongestionConfig::default()
+    };
+    let near = open("xdp", &ends[0], with("pfc=0"));
+    let namespace = &ends[1];
+    let far = namespace
+        .run(|| {
+            let config =
+                DeviceConfig { congestion: with("send_pfc=0,xoff=2"), ..DeviceConfig::caller_only() };
+            Device::open_xdp(&XdpConfig::new("veth0"), &Stack::default(), &config)
+        })
+        .expect("the namespace")
+        .expect("a device");
+    let plain = ConnectOptions { path_mtu: Some(Mtu::Mtu1024), timeout: 20, ..ConnectOptions::default() };
+    let [a, b] = connect([&near, &far], true, [&plain, &plain]);
+    // A window of packets lies in the far ring, of which nobody has taken one yet.
+    a.post(&b, WrOpcode::Write, LENGTH);
+    let until = Instant::now() + PATIENCE;
+    while counter(&near, "sent_pkts") < 100 {
+        near.poll();
+        assert!(Instant::now() < until, "{} packets sent", counter(&near, "sent_pkts"));
+    }
+    let done = Instant::now() + PATIENCE;
+    while a.cq.poll(&mut [Wc::default()]) == 0 {
+        far.poll();
+        assert!(Instant::now() < done, "the WRITE is done");
+    }
+    assert!(counter(&far, "tx_prio_pause") >= 1);
+    while counter(&far, "tx_prio_resume") == 0 || counter(&near, "rx_prio0_pause") < 2 {
+        far.poll();
+        near.poll();
+        assert!(Instant::now() < done, "stopped, and let go on");
+    }
+    assert_eq!(counter(&near, "retransmitted_packets"), 0);
 }
