@@ -190,7 +190,8 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let Some(av) = entry.qp.attributes().av else { return };
         let own = AddressVector { traffic_class: dscp << 2 | 2, sl, ..av };
-        let template = entry.qp.template_along(&own);
+        let tag = self.congestion.config.classes.tagged.then_some(u16::from(sl) << 13);
+        let template = entry.qp.template_along(&own, tag);
         let mut headers = [0; MAX_HEADERS];
         let length = template.write_headers(&mut headers, &plan.bth, &plan.ext, 0);
         frame.write(0, &headers[..length]);

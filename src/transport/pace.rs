@@ -27,8 +27,8 @@ pub(super) struct Pace {
     sent_data: bool,
     /// The packet whose round trip is measured, and when it left.
     probe: Option<(Psn, Nanos)>,
-    /// What was acknowledged up to the last sample.
-    sampled: Psn,
+    /// What was acknowledged up to the last sample, or when the first probe left.
+    sampled: Option<Psn>,
 }
 
 impl Pace {
@@ -80,7 +80,7 @@ impl Qp {
     }
 
     fn new_pace(&self, line_rate: Rate) -> Box<Pace> {
-        let (pacer, sampled) = (Pacer::new(), self.requester.una);
+        let pacer = Pacer::new();
         Box::new(Pace {
             control: None,
             limit: None,
@@ -89,7 +89,7 @@ impl Qp {
             idle: true,
             sent_data: false,
             probe: None,
-            sampled,
+            sampled: None,
         })
     }
 
@@ -191,6 +191,7 @@ impl Qp {
         // One at a time, and none that left twice: whose acknowledgement it would be is not known (Karn).
         if plan.bth.ack_req && pace.probe.is_none() && plan.is_first() && pace.measures() {
             pace.probe = Some((plan.bth.psn, ctx.now));
+            pace.sampled = pace.sampled.or(Some(r.una));
         }
     }
 
@@ -215,8 +216,7 @@ impl Qp {
             return;
         }
         pace.probe = None;
-        let packets = (una - pace.sampled.value()).value();
-        pace.sampled = una;
+        let packets = pace.sampled.replace(una).map_or(0, |before| (una - before.value()).value());
         if again {
             return;
         }
@@ -231,7 +231,7 @@ impl Qp {
     /// What is under way was lost, or the QP begins anew: nothing of it is measured.
     pub(super) fn forget_probe(&mut self) {
         if let Some(pace) = &mut self.pace {
-            pace.probe = None;
+            (pace.probe, pace.sampled) = (None, None);
         }
     }
 

@@ -526,17 +526,17 @@ impl Qp {
     }
 
     fn rebuild_template(&mut self) {
-        self.template = self.attributes.av.map(|av| self.template_along(&av));
+        self.template = self.attributes.av.map(|av| self.template_along(&av, self.tag));
     }
 
-    /// The headers of what it would send along this path.
-    pub fn template_along(&self, av: &AddressVector) -> Template {
+    /// The headers of what it would send along this path, with a tag of 802.1Q or none.
+    pub fn template_along(&self, av: &AddressVector, tag: Option<u16>) -> Template {
         // A flow label that was given says which way to take; else the pair of QPs does (`rdma_get_udp_sport`, `ib_verbs.h`).
         let port = match av.flow_label {
             0 => entropy_port(self.qpn, self.attributes.dest_qpn),
             label => flow_port(label),
         };
-        template_of(av, port, self.tag)
+        template_of(av, port, tag)
     }
 
     /// Only the state: `enter_send_queue_error` does the rest.

@@ -413,3 +413,46 @@ fn a_thousand_qps_keep_their_rates() {
         }
     }
 }
+
+/// 802.1Q tags of network 0 carry the priority: that of the path for data, and its own for a notification.
+#[test]
+fn tagged_frames_carry_their_priority() {
+    let mut stage = Stage::new();
+    let tagged = TrafficClasses { trust: Trust::Dscp, tagged: true, ..TrafficClasses::default() };
+    classes(&mut stage, tagged);
+    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &reset).expect("from any state");
+    for mut attr in attributes(&stage.host, &Setup::default()) {
+        // Marked by its sender, as the answers of its peer.
+        attr.av = attr.av.map(|av| AddressVector { traffic_class: 26 << 2, ..av });
+        stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
+    }
+    let tag = |stage: &mut Stage| -> Vec<(u16, u16)> {
+        stage.host.worker.poll(stage.now);
+        let count = stage.peer.rx_burst(stage.now);
+        let tags = (0..count).map(|i| {
+            let bytes: [u8; 16] = stage.peer.rx_frame(i).frame.array(0).expect("a header");
+            (u16::from_be_bytes([bytes[12], bytes[13]]), u16::from_be_bytes([bytes[14], bytes[15]]))
+        });
+        let tags = tags.collect();
+        stage.peer.rx_release();
+        tags
+    };
+    stage.post(WrOpcode::Write, 8);
+    assert_eq!(tag(&mut stage), [(0x8100, 3 << 13)]);
+    stage.template = crate::congestion::with_class(3);
+    let bth = Bth {
+        opcode: Opcode::RC_SEND_ONLY,
+        dest_qp: stage.qp.handle.qpn,
+        psn: Psn::new(0),
+        ack_req: true,
+        ..Bth::default()
+    };
+    stage.receive(1, 0, 64);
+    stage.send(&bth, &Ext::None, &[1; 8]);
+    assert_eq!(
+        tag(&mut stage),
+        [(0x8100, 6 << 13), (0x8100, 3 << 13)],
+        "the notification, the acknowledgement"
+    );
+}
