@@ -5,6 +5,7 @@
 //! of the seeds alone.
 
 pub mod events;
+pub mod fabric;
 mod host;
 mod network;
 mod switch;

@@ -1,0 +1,52 @@
+//! What an event costs: take the next, schedule another (the hold model), beside a binary heap.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use roxie::sim::events::EventQueue;
+use roxie::time::Nanos;
+use roxie::transport::permutation::splitmix;
+
+/// Events that one measurement takes and schedules.
+const BATCH: u64 = 10_000;
+
+/// How far ahead an event lies: a frame's time on a link mostly, now and then a timer.
+fn span(random: &mut u64) -> u64 {
+    let draw = splitmix(random);
+    if draw % 64 == 0 { draw >> 42 } else { 100 + (draw >> 54) }
+}
+
+fn events(c: &mut Criterion) {
+    let mut group = c.benchmark_group("events");
+    group.throughput(Throughput::Elements(BATCH));
+    for waiting in [100_u64, 10_000, 1_000_000] {
+        let mut random = 1;
+        let mut wheel = EventQueue::new();
+        (0..waiting).for_each(|n| drop(wheel.schedule(Nanos(span(&mut random)), [n; 4])));
+        group.bench_function(BenchmarkId::new("wheel", waiting), |b| {
+            b.iter(|| {
+                for _ in 0..BATCH {
+                    let (now, event) = wheel.pop(Nanos::MAX).expect("as many come as go");
+                    wheel.schedule(now + Nanos(span(&mut random)), black_box(event));
+                }
+            });
+        });
+        let mut heap: BinaryHeap<_> = (0..waiting).map(|n| Reverse((span(&mut random), n, [n; 4]))).collect();
+        let mut sequence = waiting;
+        group.bench_function(BenchmarkId::new("heap", waiting), |b| {
+            b.iter(|| {
+                for _ in 0..BATCH {
+                    let Reverse((now, _, event)) = heap.pop().expect("as many come as go");
+                    sequence += 1;
+                    heap.push(Reverse((now + span(&mut random), sequence, black_box(event))));
+                }
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, events);
+criterion_main!(benches);
