@@ -41,6 +41,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "congestion",
         ],
     ),
+    ("forward", &["time", "netdev", "sim"]),
     (
         "host",
         &[
