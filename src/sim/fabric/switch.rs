@@ -313,6 +313,11 @@ impl Switch {
         }
     }
 
+    /// Bytes that wait in all queues of a port.
+    pub fn depth(&self, port: usize) -> u64 {
+        (0..PRIORITIES).map(|priority| self.ports[port].egress.depth(priority)).sum()
+    }
+
     /// Bytes of the buffer in use, and the most that there were.
     pub fn used(&self) -> (u64, u64) {
         self.buffer.used()
