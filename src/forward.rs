@@ -14,6 +14,7 @@ use nix::sys::time::TimeSpec;
 
 use crate::netdev::Tap;
 use crate::sim::fabric::{Fabric, Step};
+use crate::threads;
 use crate::time::{Clock, Nanos};
 
 /// Frames read from one tap before the others have their turn.
@@ -71,6 +72,9 @@ impl Forwarder {
     pub fn run(&mut self, mut look: impl FnMut(&Fabric) -> bool) -> io::Result<()> {
         // The kernel may else be 50 us late for each sleep, to save wake-ups. It does not refuse.
         let _ = nix::sys::prctl::set_timerslack(1);
+        if threads::ask_to_go_first().is_err() {
+            let _ = threads::ask_for_short_turns();
+        }
         loop {
             let busy = self.turn()?;
             if look(&self.fabric) {

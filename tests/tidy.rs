@@ -41,7 +41,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "congestion",
         ],
     ),
-    ("forward", &["time", "netdev", "sim"]),
+    ("forward", &["threads", "time", "netdev", "sim"]),
     (
         "host",
         &[

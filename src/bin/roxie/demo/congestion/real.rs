@@ -57,9 +57,8 @@ pub(super) fn play(scenario: &Scenario, port: Kind, interrupt: &Interrupt) -> Re
     let outcome = programs.run(interrupt);
     let (forwarder, trace) = network.stop()?;
     outcome?;
-    let (switch, port) = scenario.bottleneck();
     let late = [0.5, 0.99].map(|share| forwarder.lateness().value_at_quantile(share) as f64 / 1e3);
-    let mut summary = Summary::of(&trace, &forwarder.fabric().switch(switch).queue(port, 0));
+    let mut summary = Summary::of(&trace);
     summary.late_us = Some(late);
     Ok(Run { trace, summary })
 }
@@ -70,8 +69,6 @@ type Outcome = std::io::Result<(Forwarder, Trace)>;
 struct Network {
     namespaces: Vec<NetNs>,
     stop: Arc<AtomicBool>,
-    /// The programs send: it is worth looking.
-    watch: Arc<AtomicBool>,
     thread: Option<JoinHandle<Outcome>>,
 }
 
@@ -84,20 +81,18 @@ impl Network {
             .map(|n| NetNs::create(&format!("host{}", n + 1)))
             .collect::<Result<Vec<_>, _>>()?;
         let taps = stations.map(|n| interface(&namespaces[n], n, scenario)).collect::<Result<Vec<_>, _>>()?;
-        let (stop, watch) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let (stopped, watched) = (stop.clone(), watch.clone());
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
         let mut trace = Trace::new(scenario);
         let thread = std::thread::Builder::new().name("forwarder".into()).spawn(move || {
             let mut forwarder = Forwarder::new(fabric, taps);
             forwarder.run(|fabric| {
-                if watched.load(Ordering::Relaxed) {
-                    trace.look(fabric);
-                }
+                trace.look(fabric);
                 stopped.load(Ordering::Relaxed)
             })?;
             Ok((forwarder, trace))
         })?;
-        Ok(Network { namespaces, stop, watch, thread: Some(thread) })
+        Ok(Network { namespaces, stop, thread: Some(thread) })
     }
 
     /// What the forwarder saw.
@@ -152,20 +147,18 @@ impl Programs<'_> {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
-        self.network.watch.store(true, Ordering::Relaxed);
         let clients = (0..senders)
             .map(|n| self.start(n, Some(Scenario::address(senders + n).into())))
             .collect::<Result<Vec<_>, _>>()?;
         for client in clients {
             client.finish(until, interrupt)?;
-            // The first that ends leaves room to the others: what they do then is no part of the scenario.
-            self.network.watch.store(false, Ordering::Relaxed);
         }
         servers.into_iter().try_for_each(|server| server.finish(until, interrupt).map(drop))
     }
 
     fn start(&self, station: usize, server: Option<IpAddr>) -> Result<Process, Failure> {
-        let seconds = (self.scenario.time().0.div_ceil(Nanos::from_millis(1000).0)).to_string();
+        // The others may begin later: all send when the last does.
+        let seconds = (self.scenario.time() + Nanos::from_millis(1500)).0.div_ceil(1_000_000_000).to_string();
         let port = self.port.to_string();
         let [message, mtu, depth, timeout, class] = [
             MESSAGE.to_string(),

@@ -36,12 +36,13 @@ pub(super) fn play(scenario: &Scenario, interrupt: &Interrupt) -> Result<Run, Fa
         (0..DEPTH).try_for_each(|_| sender.post(fabric.host(station)))?;
     }
     let mut trace = Trace::new(scenario);
-    let end = scenario.time();
-    while fabric.now() < end {
-        trace.look(&fabric);
+    // Long enough for the first message of the slowest link.
+    let end = scenario.time() + scenario.rate().nanos_for(64 << 20);
+    while !trace.is_over() && fabric.now() < end {
         interrupt.check()?;
-        let until = (fabric.now() + scenario.interval()).min(end);
+        let until = fabric.now() + scenario.interval();
         while let Some(step) = fabric.step(until) {
+            trace.look(&fabric);
             if let Step::Turned { station, progress } = step
                 && progress.completions > 0
                 && let Some(sender) = senders.get(station)
@@ -49,10 +50,9 @@ pub(super) fn play(scenario: &Scenario, interrupt: &Interrupt) -> Result<Run, Fa
                 sender.go_on(fabric.host(station))?;
             }
         }
+        trace.look(&fabric);
     }
-    trace.look(&fabric);
-    let (switch, port) = scenario.bottleneck();
-    let summary = Summary::of(&trace, &fabric.switch(switch).queue(port, 0));
+    let summary = Summary::of(&trace);
     Ok(Run { trace, summary })
 }
 

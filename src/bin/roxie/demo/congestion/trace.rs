@@ -1,15 +1,16 @@
 //! What is looked at while a scenario runs.
 
+use hdrhistogram::Histogram;
 use roxie::sim::fabric::{Fabric, QueueStats};
 use roxie::time::Nanos;
 use serde::Serialize;
 
-use super::scenario::Scenario;
+use super::scenario::{MESSAGE, Scenario};
 
 /// What was there at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
-    /// Since the first.
+    /// Since the senders had begun.
     pub(super) at: Nanos,
     /// Bytes in the queue.
     pub(super) depth: u64,
@@ -17,14 +18,37 @@ pub(super) struct Sample {
     pub(super) delivered: Vec<u64>,
 }
 
-/// Samples at equal distances, or the next that could be had.
+/// What a queue had done by then.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    sent: u64,
+    marked: u64,
+    dropped: u64,
+}
+
+impl Counts {
+    fn of(queue: &QueueStats) -> Counts {
+        Counts { sent: queue.sent, marked: queue.marked, dropped: queue.drops.all() }
+    }
+}
+
+/// What happened from when the senders had begun until the scenario's time was over.
 #[derive(Clone, Debug)]
 pub(super) struct Trace {
     senders: usize,
     bottleneck: (usize, usize),
     interval: Nanos,
-    start: Option<Nanos>,
+    time: Nanos,
+    /// When it began; and what the queue had done then, and has.
+    began: Option<(Nanos, Counts)>,
+    counts: Counts,
+    /// When the next sample is due.
     next: Nanos,
+    /// The depth at the last look, and when that was.
+    last: (Nanos, u64),
+    /// Time in ns by depth in bytes.
+    depths: Histogram<u64>,
+    /// At equal distances, or the next that could be had.
     pub(super) samples: Vec<Sample>,
 }
 
@@ -34,24 +58,56 @@ impl Trace {
             senders: scenario.senders,
             bottleneck: scenario.bottleneck(),
             interval: scenario.interval(),
-            start: None,
+            time: scenario.time(),
+            began: None,
+            counts: Counts::default(),
             next: Nanos::ZERO,
+            last: (Nanos::ZERO, 0),
+            depths: Histogram::new_with_bounds(1, 1 << 40, 2).expect("bounds as documented"),
             samples: Vec::new(),
         }
     }
 
-    /// Looks at a fabric, if it is time to.
+    /// Looks at a fabric: often.
     pub(super) fn look(&mut self, fabric: &Fabric) {
         let now = fabric.now();
-        if now < self.next {
+        let (switch, port) = self.bottleneck;
+        let depth = fabric.switch(switch).depth(port);
+        let Some((began, _)) = self.began else {
+            let bytes: u64 = self.receivers().map(|n| fabric.station(n).delivered_bytes).sum();
+            if bytes >= u64::from(MESSAGE) {
+                self.began = Some((now, Counts::of(&fabric.switch(switch).queue(port, 0))));
+                (self.next, self.last) = (now, (now, depth));
+                self.sample(fabric, now, depth);
+            }
+            return;
+        };
+        if self.is_over() {
             return;
         }
-        let start = *self.start.get_or_insert(now);
-        let (switch, port) = self.bottleneck;
-        let delivered = (self.senders..2 * self.senders).map(|n| fabric.station(n).delivered_bytes).collect();
-        let depth = fabric.switch(switch).depth(port);
-        self.samples.push(Sample { at: now.since(start), depth, delivered });
-        self.next = now + self.interval;
+        self.depths.saturating_record_n(self.last.1, now.since(self.last.0).0);
+        self.last = (now, depth);
+        if now >= self.next {
+            self.sample(fabric, began, depth);
+            if self.is_over() {
+                self.counts = Counts::of(&fabric.switch(switch).queue(port, 0));
+            }
+        }
+    }
+
+    /// True if there is nothing more to see.
+    pub(super) fn is_over(&self) -> bool {
+        self.samples.last().is_some_and(|sample| sample.at >= self.time)
+    }
+
+    fn sample(&mut self, fabric: &Fabric, began: Nanos, depth: u64) {
+        let delivered = self.receivers().map(|n| fabric.station(n).delivered_bytes).collect();
+        self.samples.push(Sample { at: fabric.now().since(began), depth, delivered });
+        self.next = fabric.now() + self.interval;
+    }
+
+    fn receivers(&self) -> std::ops::Range<usize> {
+        self.senders..2 * self.senders
     }
 
     /// Mb/s of a receiver between sample `i - 1` and `i`.
@@ -80,7 +136,8 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    pub(super) fn of(trace: &Trace, queue: &QueueStats) -> Summary {
+    pub(super) fn of(trace: &Trace) -> Summary {
+        let before = trace.began.map_or(Counts::default(), |(_, counts)| counts);
         let half = trace.samples.len() / 2;
         let mbps: Vec<f64> = (0..trace.senders)
             .map(|receiver| {
@@ -95,12 +152,12 @@ impl Summary {
         Summary {
             fairness: if squares > 0.0 { sum * sum / (mbps.len() as f64 * squares) } else { 0.0 },
             mbps,
-            queue_mean: queue.depth.mean(),
-            queue_99: queue.depth.quantile(0.99),
-            queue_peak: queue.depth.peak(),
-            frames: queue.sent,
-            marked: queue.marked,
-            dropped: queue.drops.all(),
+            queue_mean: trace.depths.mean(),
+            queue_99: trace.depths.value_at_quantile(0.99),
+            queue_peak: trace.depths.max(),
+            frames: trace.counts.sent - before.sent,
+            marked: trace.counts.marked - before.marked,
+            dropped: trace.counts.dropped - before.dropped,
             late_us: None,
         }
     }
