@@ -240,3 +240,69 @@ fn a_full_disk_under_the_report_is_exit_code_1() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("cannot write the output"), "{said}");
 }
+
+/// The scenario that the tests of congestion play.
+const CONGESTION: [&str; 8] = ["demo", "congestion", "--json", "--seconds", "1", "--senders", "2", "--rate"];
+
+#[test]
+fn a_congested_link_in_virtual_time_is_the_same_each_time() {
+    let play = |seed: &str| {
+        let output = Command::new(ROXIE).args(CONGESTION).args(["100", "--no-programs", "--seed", seed]).output();
+        object(&output.unwrap())
+    };
+    let first = play("7");
+    assert_eq!(first, play("7"));
+    assert_ne!(first["virtual"], play("8")["virtual"]);
+    assert_eq!(first["real"], Value::Null);
+    let run = &first["virtual"];
+    let number = |name: &str| run[name].as_f64().unwrap_or_else(|| panic!("{name}: {run}"));
+    assert!(number("frames") > 5_000.0 && number("marked") > 0.0, "{run}");
+    assert!(number("queue_peak") <= 200_000.0 * 1.01, "{run}");
+    let rates = run["mbps"].as_array().unwrap().iter().map(|rate| rate.as_f64().unwrap());
+    let sum: f64 = rates.sum();
+    // 1098 bytes of the wire carry frames of 1074.
+    assert!((90.0..98.0).contains(&sum), "the link is full and not more than that: {run}");
+}
+
+#[test]
+fn a_congested_link_with_real_frames_is_drawn_and_leaves_nothing_behind() {
+    const NAME: &str = "a_congested_link_with_real_frames_is_drawn_and_leaves_nothing_behind";
+    if !root(NAME) {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let svg = folder.path().join("congestion.svg");
+    let child = Command::new(ROXIE)
+        .args(CONGESTION)
+        .args(["50", "--svg"])
+        .arg(&svg)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    let report = object(&output);
+    assert_eq!(namespaces_of(pid), Vec::<String>::new());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if report["real"].is_null() {
+        println!("SKIP {NAME}: {said}");
+        return;
+    }
+    let run = &report["real"];
+    let sum: f64 = run["mbps"].as_array().unwrap().iter().map(|rate| rate.as_f64().unwrap()).sum();
+    assert!(sum > 0.0 && sum < 50.0, "more than the link carries: {run}");
+    assert!(run["frames"].as_u64().unwrap() > 0 && run["marked"].as_u64().unwrap() > 0, "{run}");
+    let drawing = fs::read_to_string(&svg).unwrap();
+    assert!(drawing.starts_with("<svg ") && drawing.trim_end().ends_with("</svg>"));
+    assert_eq!(drawing.matches("<polyline").count(), 2 * (1 + 2), "a queue and two rates, twice");
+}
+
+#[test]
+fn a_switch_that_is_none_is_refused_with_what_would_be_right() {
+    let output =
+        Command::new(ROXIE).args(["demo", "congestion", "--kmin", "9000", "--kmax", "5000"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("Kmin 9000 is above Kmax 5000") && said.contains("Kmin is at most Kmax"), "{said}");
+}

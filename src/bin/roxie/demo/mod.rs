@@ -152,6 +152,8 @@ pub(crate) enum Failure {
     NoPort(String),
     #[error("the picture cannot go to {path}: {source}", path = path.display())]
     Picture { path: PathBuf, source: io::Error },
+    #[error("{0}")]
+    Scenario(roxie::sim::fabric::ConfigError),
     #[error("cannot write the output: {0}")]
     Output(io::Error),
 }
@@ -162,6 +164,7 @@ impl Failure {
         match self {
             Failure::Open(_) | Failure::Network(_) | Failure::NoPort(_) => 3,
             Failure::Directory { .. } | Failure::Picture { .. } => 3,
+            Failure::Scenario(_) => 2,
             Failure::Interrupted(signal) => 128 + *signal as u8,
             _ => 1,
         }

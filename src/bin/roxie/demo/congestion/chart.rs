@@ -9,10 +9,12 @@ use super::trace::Run;
 const WIDTH: f64 = 1140.0;
 const LEFT: f64 = 70.0;
 const GAP: f64 = 60.0;
-const TOP: f64 = 92.0;
+const TOP: f64 = 108.0;
 const QUEUE: f64 = 170.0;
 const RATES: f64 = 240.0;
 const BETWEEN: f64 = 56.0;
+/// Samples over which a rate is drawn: single ones are noise of bursts.
+const SMOOTH: usize = 8;
 /// Lines across a panel.
 const TICKS: u32 = 4;
 
@@ -71,7 +73,7 @@ pub(super) fn draw(report: &Report) -> String {
         rates.axes(&mut body, &format!("{name}: rate of each sender, Mb/s"), true);
         rates.level(&mut body, report.scenario.mbps as f64 / report.scenario.senders as f64);
         for sender in 0..report.scenario.senders {
-            let rate = |i: usize| if i == 0 { 0.0 } else { run.trace.rate(sender, i) };
+            let rate = |i: usize| run.trace.rate(sender, i.saturating_sub(SMOOTH), i);
             rates.line(&mut body, run, COLOURS[sender % COLOURS.len()], &rate);
         }
     }

@@ -75,8 +75,7 @@ fn over_time(f: &mut fmt::Formatter<'_>, name: &str, run: &Run) -> fmt::Result {
         let most = samples[first..=last].iter().map(|sample| sample.depth).max().unwrap_or(0);
         write!(f, "\n{:>10.3}{:>12.1}", samples[last].at.as_secs_f64(), most as f64 / 1e3)?;
         for receiver in 0..samples[last].delivered.len() {
-            let rates = (first + 1..=last).map(|i| run.trace.rate(receiver, i));
-            write!(f, "{:>9.1}", rates.sum::<f64>() / step as f64)?;
+            write!(f, "{:>9.1}", run.trace.rate(receiver, first, last))?;
         }
     }
     writeln!(f)

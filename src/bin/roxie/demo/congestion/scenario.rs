@@ -127,7 +127,7 @@ impl Scenario {
             switches: vec![switch.clone(), switch],
             links,
         };
-        Fabric::new(config).map_err(|error| Failure::Wrong(error.to_string()))
+        Fabric::new(config).map_err(Failure::Scenario)
     }
 }
 

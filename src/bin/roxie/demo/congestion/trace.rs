@@ -110,9 +110,9 @@ impl Trace {
         self.senders..2 * self.senders
     }
 
-    /// Mb/s of a receiver between sample `i - 1` and `i`.
-    pub(super) fn rate(&self, receiver: usize, i: usize) -> f64 {
-        let [before, after] = [&self.samples[i - 1], &self.samples[i]];
+    /// Mb/s of a receiver between two samples; 0 if they are one.
+    pub(super) fn rate(&self, receiver: usize, from: usize, to: usize) -> f64 {
+        let [before, after] = [&self.samples[from], &self.samples[to]];
         let bytes = after.delivered[receiver] - before.delivered[receiver];
         bytes as f64 * 8e3 / after.at.since(before.at).0.max(1) as f64
     }
@@ -138,16 +138,9 @@ pub(super) struct Summary {
 impl Summary {
     pub(super) fn of(trace: &Trace) -> Summary {
         let before = trace.began.map_or(Counts::default(), |(_, counts)| counts);
-        let half = trace.samples.len() / 2;
-        let mbps: Vec<f64> = (0..trace.senders)
-            .map(|receiver| {
-                let [Some(first), Some(last)] = [trace.samples.get(half), trace.samples.last()] else {
-                    return 0.0;
-                };
-                let bytes = last.delivered[receiver] - first.delivered[receiver];
-                bytes as f64 * 8e3 / last.at.since(first.at).0.max(1) as f64
-            })
-            .collect();
+        let last = trace.samples.len().saturating_sub(1);
+        let rate = |receiver| if last == 0 { 0.0 } else { trace.rate(receiver, last / 2, last) };
+        let mbps: Vec<f64> = (0..trace.senders).map(rate).collect();
         let (sum, squares) = (mbps.iter().sum::<f64>(), mbps.iter().map(|rate| rate * rate).sum::<f64>());
         Summary {
             fairness: if squares > 0.0 { sum * sum / (mbps.len() as f64 * squares) } else { 0.0 },
