@@ -1,6 +1,6 @@
 //! A timing wheel: when which QP wants to be looked at.
 //!
-//! Six levels of 64 slots. A tick is 1,024 ns, so the wheel spans 2^36 ticks, about 19 hours: longer than
+//! Six levels of 64 slots. A tick is 1,024 ns by default, so the wheel spans 2^36 ticks, about 19 hours: longer than
 //! the longest transport timeout (4.096 us * 2^31, 2.4 hours). An owner has at most one entry; lists are
 //! linked through an array indexed by the owner, so nothing is allocated and moving an entry is O(1).
 
@@ -31,24 +31,42 @@ pub struct TimerWheel {
     entries: Vec<Entry>,
     now: u64,
     armed: usize,
+    tick_bits: u32,
 }
 
 impl TimerWheel {
     /// A wheel for owners `0..owners`.
     pub fn new(owners: u32) -> TimerWheel {
+        TimerWheel::with_tick(owners, TICK_BITS)
+    }
+
+    /// The same with ticks of 2^`tick_bits` ns.
+    pub fn with_tick(owners: u32, tick_bits: u32) -> TimerWheel {
         TimerWheel {
             heads: Box::new([NONE; LEVELS * SLOTS]),
             occupied: [0; LEVELS],
             entries: vec![IDLE; owners as usize],
             now: 0,
             armed: 0,
+            tick_bits,
         }
+    }
+
+    /// Makes room for owners `0..owners`.
+    pub fn grow(&mut self, owners: u32) {
+        let owners = self.entries.len().max(owners as usize);
+        self.entries.resize(owners, IDLE);
+    }
+
+    /// True if nobody has an entry.
+    pub fn is_empty(&self) -> bool {
+        self.armed == 0
     }
 
     /// Sets the owner's entry to fire at `deadline` (not before, at most a tick after), instead of any other.
     pub fn set(&mut self, owner: u32, deadline: Nanos) {
         let span = 1 << (SLOT_BITS * LEVELS as u32);
-        let tick = deadline.0.div_ceil(1 << TICK_BITS).clamp(self.now + 1, self.now + span - 1);
+        let tick = deadline.0.div_ceil(1 << self.tick_bits).clamp(self.now + 1, self.now + span - 1);
         let entry = &self.entries[owner as usize];
         if entry.list != NONE {
             if entry.tick == tick {
@@ -68,7 +86,7 @@ impl TimerWheel {
 
     /// Turns the wheel to `now` and calls `fire` for each owner that is due, the earlier before the later.
     pub fn advance(&mut self, now: Nanos, mut fire: impl FnMut(u32)) {
-        let target = now.0 >> TICK_BITS;
+        let target = now.0 >> self.tick_bits;
         while self.now < target {
             if self.armed == 0 {
                 self.now = target;
@@ -89,7 +107,7 @@ impl TimerWheel {
 
     /// When the wheel must be turned next at the latest: at most early, never late. `Nanos::MAX` if empty.
     pub fn next_deadline(&self) -> Nanos {
-        if self.armed == 0 { Nanos::MAX } else { Nanos(self.next_tick() << TICK_BITS) }
+        if self.armed == 0 { Nanos::MAX } else { Nanos(self.next_tick() << self.tick_bits) }
     }
 
     fn level_of(&self, tick: u64) -> usize {
@@ -131,7 +149,7 @@ impl TimerWheel {
 
     /// The next tick after `now` at which a slot of level 0 is due or a slot of a higher level comes down.
     fn next_tick(&self) -> u64 {
-        (0..LEVELS).filter_map(|level| self.next_in_level(level)).min().unwrap_or(u64::MAX >> TICK_BITS)
+        (0..LEVELS).filter_map(|level| self.next_in_level(level)).min().unwrap_or(u64::MAX >> self.tick_bits)
     }
 
     fn next_in_level(&self, level: usize) -> Option<u64> {

@@ -2,13 +2,33 @@
 //!
 //! A [`Control`] is the reaction point of one QP: notifications, departures and acknowledgements go in, a rate comes out. It is
 //! asked for the rate, and evaluates then in closed form what has happened since: there is no tick. Who paces by that rate is the
-//! transport.
+//! transport, with a [`Pacer`] for each QP.
+//!
+//! [`Settings`] are the text that a user writes, and make controls: [`Dcqcn`] goes by notifications, [`Swift`] by delay, [`Fixed`] by
+//! nothing. [`Moderation`] is the other end: which marked packets a receiver answers with a notification.
 //!
 //! Architecture invariant: no clock and no randomness; `now` never goes back, and the same calls give the same rates.
 
 use std::fmt;
 
 use crate::time::Nanos;
+
+pub mod dcqcn;
+pub mod fixed;
+pub mod knobs;
+mod nearest;
+pub mod notification;
+pub mod pacer;
+pub mod settings;
+pub mod swift;
+
+pub use dcqcn::Dcqcn;
+pub use fixed::Fixed;
+pub use knobs::{Knob, KnobError, Knobs, Preset, Scope};
+pub use notification::{LastNotification, Moderation};
+pub use pacer::Pacer;
+pub use settings::{Settings, SettingsError};
+pub use swift::Swift;
 
 /// Bits per second, of frames as the port carries them: from the Ethernet header to the ICRC.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
@@ -74,8 +94,21 @@ pub trait Control: fmt::Debug + Send {
     /// The rate at `now`.
     fn rate(&mut self, now: Nanos) -> Rate;
 
+    /// When the rate rises by itself next, as of the last call; `Nanos::MAX`: it does not. Who waits long for the next frame asks
+    /// for the rate again then, and waits less.
+    fn rises_at(&self) -> Nanos {
+        Nanos::MAX
+    }
+
     /// What it knows, for people: as of the last call.
     fn state(&self) -> State;
+
+    /// Takes other knobs and keeps its rate, as far as they let it. False, and nothing has changed, if these are the
+    /// settings of another algorithm.
+    fn set(&mut self, now: Nanos, settings: &Settings) -> bool {
+        let _ = (now, settings);
+        false
+    }
 }
 
 /// What a reaction point knows, for people to look at.

@@ -149,6 +149,7 @@ impl Worker {
             let result = self.nic.execute(now, command);
             let result = self.follow_groups(result);
             let result = self.follow_flows(result);
+            self.follow_congestion();
             self.nic.look_after(now);
             self.nic.publish(now);
             // Nobody waits any more: the answer is not missed.
@@ -186,13 +187,20 @@ impl Worker {
         result
     }
 
+    /// Who controls a QP by delay wants to know when its frames arrive.
+    fn follow_congestion(&mut self) {
+        if self.nic.take_wish_for_arrivals() {
+            self.port.stamp_arrivals();
+        }
+    }
+
     /// Takes a burst in, lets the QPs judge it, and copies its payload where it belongs.
     fn receive(&mut self, now: Nanos) -> usize {
         let count = self.port.rx_burst(now);
         let notes = self.port.wants_notes();
         for index in 0..count {
-            let port::Received { frame, ip_id_hidden } = self.port.rx_frame(index);
-            let received = nic::Received { frame, index: index as u16, ip_id_hidden };
+            let port::Received { frame, ip_id_hidden, arrived } = self.port.rx_frame(index);
+            let received = nic::Received { frame, index: index as u16, ip_id_hidden, arrived };
             let outcome = self.nic.receive(now, &received);
             // Frame by frame: its bytes are in the cache now.
             self.nic.scatter(|_| frame);
@@ -343,6 +351,9 @@ impl Worker {
         self.nic.set_longest_frame(longest_frame(self.port.info()));
         self.nic.set_station(mac);
         self.nic.set_largest_mtu(now, largest);
+        if self.nic.wants_arrivals() {
+            self.port.stamp_arrivals();
+        }
     }
 
     /// When the next pass is needed at the latest.
@@ -409,6 +420,7 @@ impl Worker {
     /// Counters of the NIC, then those of the port.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut all: Vec<_> = self.nic.counters().iter().collect();
+        self.nic.pause_counters(&mut all);
         self.port.counters(&mut all);
         all.push(("async_events_lost", self.events_lost));
         all

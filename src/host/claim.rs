@@ -35,6 +35,8 @@ pub(super) struct Claim {
     interface: String,
     plan: PortPlan,
     stack: Stack,
+    /// Frames of MAC control are heeded.
+    mac_control: bool,
 }
 
 impl Device {
@@ -63,7 +65,7 @@ impl Device {
         };
         let addresses: Vec<_> = found.addresses.iter().map(|a| a.ip).collect();
         let neighbours = if frames { Some(Arc::new(Neighbours::open(&found)?)) } else { None };
-        let config = DeviceConfig { gid_order: GidOrder::Customary { station: found.mac }, ..*config };
+        let config = DeviceConfig { gid_order: GidOrder::Customary { station: found.mac }, ..config.clone() };
         let interface = Live::new(found);
         let resolver: Box<dyn Resolve> = match &neighbours {
             Some(neighbours) => Box::new(KernelNeighbours {
@@ -74,7 +76,12 @@ impl Device {
         };
         let port = Box::new(UnclaimedPort::new(info.clone()));
         let device = Device::new("roxie0", port, addresses, resolver, &config)?;
-        let claim = Claim { interface: info.interface.unwrap_or_default(), plan, stack };
+        let claim = Claim {
+            interface: info.interface.unwrap_or_default(),
+            plan,
+            stack,
+            mac_control: config.congestion.classes.heeds_mac_control(),
+        };
         *device.inner.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
         device.follow(Followed { interface, addresses: true, neighbours })?;
         Ok(device)
@@ -124,7 +131,8 @@ impl Claim {
     }
 
     fn open_xdp(&self) -> Result<XdpPort, XdpError> {
-        XdpPort::open(&XdpConfig::new(self.interface.clone()))
+        let mac_control = self.mac_control;
+        XdpPort::open(&XdpConfig { mac_control, ..XdpConfig::new(self.interface.clone()) })
     }
 
     /// On any address, so that those that come later are served as well.

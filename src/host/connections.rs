@@ -408,7 +408,8 @@ impl<C: Consumer> Inner<C> {
     }
 
     fn sight(&self, domain: &ProtectionDomain, way: &Way) -> Sight<(Way, AddressHandle)> {
-        let options = AhOptions { traffic_class: way.traffic_class, hop_limit: way.hop_limit, flow_label: 0 };
+        let options =
+            AhOptions { traffic_class: way.traffic_class, hop_limit: way.hop_limit, ..AhOptions::default() };
         match self.device.address_vector_now(way.local, way.remote, &options) {
             Ok(Some(av)) => match domain.create_ah_along(av) {
                 Ok(handle) => Sight::Found((*way, handle)),

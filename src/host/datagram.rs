@@ -13,6 +13,8 @@ use crate::wire::Gid;
 pub struct AhOptions {
     /// Traffic class.
     pub traffic_class: u8,
+    /// Service level: the priority, where that goes by it (0 to 7).
+    pub sl: u8,
     /// TTL.
     pub hop_limit: u8,
     /// IPv6 flow label, 20 bits.
@@ -21,7 +23,7 @@ pub struct AhOptions {
 
 impl Default for AhOptions {
     fn default() -> AhOptions {
-        AhOptions { traffic_class: 0, hop_limit: 64, flow_label: 0 }
+        AhOptions { traffic_class: 0, sl: 0, hop_limit: 64, flow_label: 0 }
     }
 }
 
@@ -112,6 +114,8 @@ impl Device {
             traffic_class: options.traffic_class,
             flow_label: options.flow_label,
             hop_limit: options.hop_limit,
+            sl: options.sl,
+            static_rate: 0,
         }
     }
 }

@@ -6,9 +6,11 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
+use crate::congestion::Rate;
 use crate::engine::{Drive, Engine, EventSink};
 use crate::limits::Limits;
-use crate::nic::{Answer, Command, ControlError, NicConfig, QpRecord, QpStatus};
+use crate::netdev::link_speed;
+use crate::nic::{Answer, Command, CongestionConfig, ControlError, NicConfig, QpRecord, QpStatus};
 use crate::port::undelivered::Undelivered;
 use crate::port::{LinkChange, Port, PortInfo};
 use crate::time::Nanos;
@@ -49,7 +51,7 @@ pub trait Resolve: Send + Sync {
 }
 
 /// How a device behaves.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct DeviceConfig {
     /// Its bounds.
     pub limits: Limits,
@@ -63,6 +65,8 @@ pub struct DeviceConfig {
     pub rxe_flush_icrc: bool,
     /// In which order the interface's addresses become GIDs.
     pub gid_order: GidOrder,
+    /// How it reacts to congestion, and its traffic classes. The line rate is the interface's, where that is known and none is given.
+    pub congestion: CongestionConfig,
     /// A fixed secret for QPNs and keys; `None`: random, as it should be outside of tests.
     pub seed: Option<u64>,
 }
@@ -192,6 +196,8 @@ impl Device {
             rxe_flush_icrc: config.rxe_flush_icrc,
             ..NicConfig::default()
         };
+        let speed = port.info().interface.as_deref().and_then(link_speed);
+        let line_rate = speed.map(|mbps| Rate::from_mbps(mbps.into()));
         let engine = Engine::start(nic, port, config.drive)
             .map_err(|source| DeviceError::System { what: "starting the engine", source })?;
         let inner = Inner {
@@ -202,7 +208,26 @@ impl Device {
             claim: Mutex::new(None),
             follower: OnceLock::new(),
         };
-        Ok(Device { inner: Arc::new(inner) })
+        let device = Device { inner: Arc::new(inner) };
+        if config.congestion != CongestionConfig::default() || line_rate.is_some() {
+            let line_rate = config.congestion.line_rate.or(line_rate);
+            device.set_congestion(CongestionConfig { line_rate, ..config.congestion.clone() })?;
+        }
+        Ok(device)
+    }
+
+    /// How it reacts to congestion, and its traffic classes, from now on. QPs whose reaction point stays of the same kind keep their
+    /// rates.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    pub fn set_congestion(&self, config: CongestionConfig) -> Result<(), DeviceError> {
+        self.call(Command::SetCongestion(Box::new(config))).map(|_| ())
+    }
+
+    /// What it goes by.
+    pub fn congestion(&self) -> CongestionConfig {
+        self.inner.engine.inspect(|worker| worker.nic().congestion().clone())
     }
 
     /// Its name.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::channel::CompletionChannel;
 use super::datagram::AhOptions;
 use super::device::{Device, DeviceError, random};
+use crate::congestion::Settings;
 use crate::engine::WaitSet;
 use crate::limits::MAX_CQE;
 use crate::nic::{Answer, Command, ControlError, QpHandle, QpRecord, QpStatus, ReceiveSource};
@@ -15,7 +16,8 @@ use crate::shared::work_queue::Payload;
 use crate::shared::{Armed, CompletionRing, PostError, RecvRing, SendRing};
 use crate::time::Nanos;
 use crate::verbs::{
-    Access, CqIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SendWr, Sge, Wc,
+    Access, CqIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RateLimit,
+    SendWr, Sge, Wc,
 };
 use crate::wire::Gid;
 
@@ -359,6 +361,8 @@ pub struct ConnectOptions {
     pub max_rd_atomic: u8,
     /// Traffic class.
     pub traffic_class: u8,
+    /// Service level: the priority, where that goes by it (0 to 7).
+    pub sl: u8,
     /// TTL.
     pub hop_limit: u8,
 }
@@ -374,6 +378,7 @@ impl Default for ConnectOptions {
             min_rnr_timer: 12,
             max_rd_atomic: 16,
             traffic_class: 0,
+            sl: 0,
             hop_limit: 64,
         }
     }
@@ -491,6 +496,22 @@ impl QueuePair {
         })
     }
 
+    /// Gives it a reaction point that is not the device's; `None`: the device's again.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    pub fn set_control(&self, settings: Option<Settings>) -> Result<(), DeviceError> {
+        self.device.call(Command::SetQpControl(self.handle.index, settings.map(Box::new))).map(|_| ())
+    }
+
+    /// Bounds how fast it sends (`ibv_modify_qp_rate_limit`); in RTS.
+    ///
+    /// # Errors
+    /// If it is in another state, or the device has failed.
+    pub fn set_rate_limit(&self, limit: RateLimit) -> Result<(), DeviceError> {
+        self.modify(&QpAttr { rate_limit: Some(limit), ..QpAttr::default() })
+    }
+
     /// RESET (or INIT) to RTS: resolves the way to `there` and connects.
     pub fn connect(
         &self,
@@ -503,6 +524,7 @@ impl QueuePair {
         }
         let way = AhOptions {
             traffic_class: options.traffic_class,
+            sl: options.sl,
             hop_limit: options.hop_limit,
             ..AhOptions::default()
         };

@@ -218,6 +218,12 @@ fn usable(message: &AddressMessage) -> Option<IfAddr> {
     (!refused).then_some(IfAddr { ip, prefix: message.header.prefix_len })
 }
 
+/// Speed of an interface's link in Mb/s, if it says one (`/sys/class/net/NAME/speed`, which is -1 where the driver knows none).
+pub fn link_speed(name: &str) -> Option<u32> {
+    let told = std::fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?;
+    told.trim().parse().ok().filter(|mbps| *mbps > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

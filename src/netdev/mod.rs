@@ -20,7 +20,7 @@ mod watch;
 
 use std::io;
 
-pub use interface::{IfAddr, Interface};
+pub use interface::{IfAddr, Interface, link_speed};
 pub use link::Links;
 pub use membership::Membership;
 pub use neighbours::Neighbours;

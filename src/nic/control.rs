@@ -3,7 +3,8 @@
 use super::cq::CQ;
 use super::log::{QpLog, QpRecord};
 use super::srq::Receives;
-use super::{Nic, QpEntry, split};
+use super::{CongestionConfig, Nic, QpEntry, split};
+use crate::congestion::{LastNotification, Settings};
 use crate::limits::MAX_SGE;
 use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
@@ -142,6 +143,10 @@ pub enum Command {
     CreateRssQp(PdId, Box<Rss>),
     /// Changes a QP's attributes and state.
     ModifyQp(QpIndex, Box<QpAttr>),
+    /// Gives a QP a reaction point that is not the device's; `None`: the device's again.
+    SetQpControl(QpIndex, Option<Box<Settings>>),
+    /// How all QPs react to congestion, and what traffic classes there are, from now on.
+    SetCongestion(Box<CongestionConfig>),
     /// Says what is so.
     QueryQp(QpIndex),
     /// Tells what happened to a QP that was not routine.
@@ -450,6 +455,16 @@ impl Nic {
             Command::OpenXrcd(open) => self.open_xrcd(open),
             Command::CloseXrcd(xrcd) => self.close_xrcd(xrcd),
             Command::ModifyQp(qp, attr) => self.modify_qp(now, qp, &attr),
+            Command::SetQpControl(qp, settings) => {
+                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound("QP"))?;
+                entry.own_control = settings.map(|settings| *settings);
+                self.control_anew(now, qp);
+                Ok(Answer::Done)
+            }
+            Command::SetCongestion(config) => {
+                self.set_congestion(now, *config);
+                Ok(Answer::Done)
+            }
             Command::QueryQp(qp) => {
                 let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
                 Ok(Answer::QpStatus(Box::new(status(entry))))
@@ -506,8 +521,11 @@ impl Nic {
     }
 
     fn create_ah(&mut self, pd: PdId, av: &AddressVector) -> Result<Answer, ControlError> {
+        if av.sl > 7 {
+            return Err(ControlError::TooLarge { what: "sl", value: av.sl.into(), limit: 7 });
+        }
         self.use_pd(pd, 1)?;
-        match self.handles.create(pd, av) {
+        match self.handles.create(pd, av, self.congestion.config.classes.tag(av)) {
             Some(ah) => Ok(Answer::Ah(ah)),
             None => {
                 self.use_pd(pd, -1)?;
@@ -607,6 +625,13 @@ impl Nic {
                 fetched: 0,
                 retired: 0,
                 ready: false,
+                urgent: false,
+                priority: 0,
+                capable: false,
+                notification_due: false,
+                last_notification: LastNotification::default(),
+                own_control: None,
+                release_at: Nanos::MAX,
                 touched: false,
                 flushing: false,
                 timer_at: Nanos::MAX,
@@ -661,12 +686,17 @@ impl Nic {
         let watch = Watch::timer(qp);
         qp.modify(&mut ctx, attr, next);
         watch.moved(qp, Mover::Command);
+        entry.notification_due &= next != QpState::Reset;
         if next == QpState::Reset {
             entry.sends.reset();
             entry.receives.reset();
             entry.fetched = 0;
             entry.retired = 0;
             entry.flushing = false;
+        }
+        if attr.av.is_some() || attr.rate_limit.is_some() {
+            self.reclassify(index);
+            self.control_anew(now, index);
         }
         // What was posted before the QP took sends, or while it drained.
         self.fetch(now, index);
@@ -690,8 +720,11 @@ impl Nic {
         self.detach_from_all(index);
         self.wheel.cancel(index.0);
         self.memory.release_windows(index);
-        if entry.ready {
-            self.ready.retain(|ready| *ready != index);
+        if entry.release_at != Nanos::MAX {
+            self.releases.cancel(index.0);
+        }
+        if entry.ready || entry.urgent || entry.notification_due {
+            self.arbiter.remove(index);
         }
         if entry.touched {
             self.touched.retain(|touched| *touched != index);

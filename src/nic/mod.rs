@@ -13,6 +13,9 @@
 //! publish               completions and events, after the copies they speak of
 //! ```
 
+mod arbiter;
+mod classes;
+mod congestion;
 mod control;
 mod cq;
 mod dma;
@@ -26,6 +29,9 @@ mod srq;
 mod table;
 mod transmit;
 
+pub use arbiter::{PRIORITIES, Service};
+pub use classes::{ClassesError, EcnPolicy, TrafficClasses, Trust};
+pub use congestion::CongestionConfig;
 pub use control::{
     Answer, Command, ControlError, ObjectCounts, QpHandle, QpStatus, ReceiveSource, SrqStatus,
 };
@@ -37,6 +43,7 @@ pub use receive::{Received, RxOutcome};
 
 use std::collections::VecDeque;
 
+use crate::congestion::{LastNotification, Settings};
 use crate::limits::Limits;
 use crate::shared::{HostMemory, SendRing};
 use crate::time::Nanos;
@@ -45,6 +52,8 @@ use crate::transport::coverage::{Mover, Watch};
 use crate::transport::permutation::splitmix;
 use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp};
 use crate::verbs::{AsyncEvent, CqIndex, Mtu, PdId, QpIndex, QpState, Rss};
+use arbiter::Arbiter;
+use congestion::Congestion;
 use cq::CqEntry;
 use flow::Flows;
 use multicast::Groups;
@@ -102,6 +111,20 @@ struct QpEntry {
     retired: u32,
     /// It stands in the arbiter's queue.
     ready: bool,
+    /// It stands in the arbiter's queue of urgent ones.
+    urgent: bool,
+    /// Its packets' priority.
+    priority: u8,
+    /// Its data is sent as ECN-capable.
+    capable: bool,
+    /// Its peer is to be told of congestion.
+    notification_due: bool,
+    /// When it was told last.
+    last_notification: LastNotification,
+    /// A reaction point that is not the device's.
+    own_control: Option<Settings>,
+    /// When its entry in the wheel of paced QPs fires; `MAX`: it has none.
+    release_at: Nanos,
     /// It stands in the list of QPs to look after.
     touched: bool,
     /// It is in the error state, and each receive that is posted rings, to be flushed.
@@ -133,8 +156,18 @@ pub struct Nic {
     regions: Vec<Option<Region>>,
     wheel: TimerWheel,
     due: Vec<QpIndex>,
+    /// When what paced QPs hold back may leave: has room for QPs once one of them is paced.
+    releases: TimerWheel,
     /// QPs that have something to send, in turn.
-    ready: VecDeque<QpIndex>,
+    arbiter: Arbiter,
+    /// The turn is for what is urgent alone.
+    urgent_turn: bool,
+    /// Some QP is controlled by delay; and the port has to be told.
+    wants_arrivals: bool,
+    arrivals_to_tell: bool,
+    /// The packet that is taken in was marked by a switch.
+    marked: bool,
+    congestion: Congestion,
     /// QPs whose timers, readiness or queues changed since they were last looked after.
     touched: Vec<QpIndex>,
     out: Output,
@@ -156,6 +189,8 @@ struct Region {
     paged: bool,
 }
 
+/// A tick of the wheel of paced QPs: 128 ns, below the time of a packet on a fast link.
+const RELEASE_TICK_BITS: u32 = 7;
 /// Frames in a receive burst at most: what the buffers for their effects are made for.
 const LONGEST_BURST: usize = 64;
 /// Copies that one receive may take: its entries, and the header in front of a datagram.
@@ -187,7 +222,7 @@ impl Nic {
     pub fn new(config: NicConfig) -> Nic {
         let limits = &config.limits;
         let mut seed = config.seed;
-        let [qpn_seed, key_seed, srqn_seed] = std::array::from_fn(|_| splitmix(&mut seed));
+        let [qpn_seed, key_seed, srqn_seed, moderation_secret] = std::array::from_fn(|_| splitmix(&mut seed));
         let burst = (limits.tx_burst as usize).max(LONGEST_BURST);
         let qps = limits.qps.min(1 << 16);
         Nic {
@@ -206,7 +241,13 @@ impl Nic {
             regions: (0..limits.mrs.min(1 << 16)).map(|_| None).collect(),
             wheel: TimerWheel::new(qps),
             due: Vec::with_capacity(qps as usize),
-            ready: VecDeque::with_capacity(qps as usize),
+            releases: TimerWheel::with_tick(0, RELEASE_TICK_BITS),
+            arbiter: Arbiter::new(qps as usize),
+            urgent_turn: false,
+            wants_arrivals: false,
+            arrivals_to_tell: false,
+            marked: false,
+            congestion: Congestion::new(moderation_secret),
             touched: Vec::with_capacity(qps as usize),
             out: Output {
                 dma_in: Vec::with_capacity(burst * 4 + limits.group_members as usize * PIECES),
@@ -241,12 +282,16 @@ impl Nic {
 
     /// When it must be turned again even if nothing arrives.
     pub fn next_deadline(&self) -> Nanos {
-        self.wheel.next_deadline().min(self.events_due)
+        let transport = self.wheel.next_deadline().min(self.events_due);
+        if self.releases.is_empty() && !self.arbiter.has_paused() {
+            return transport;
+        }
+        transport.min(self.releases.next_deadline()).min(self.arbiter.next_resume())
     }
 
     /// True if some QP has something to send.
     pub fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+        self.arbiter.has_ready()
     }
 
     /// The next asynchronous event.
@@ -261,9 +306,28 @@ impl Nic {
             self.fire(now, self.due[at]);
         }
         self.due.clear();
+        if !self.releases.is_empty() || self.arbiter.has_paused() {
+            self.release(now);
+        }
         if now >= self.events_due {
             self.release_events(now);
         }
+    }
+
+    /// What was held back, and may leave now: data of paced QPs, priorities that were paused.
+    #[cold]
+    fn release(&mut self, now: Nanos) {
+        self.releases.advance(now, |owner| self.due.push(QpIndex(owner)));
+        for at in 0..self.due.len() {
+            let index = self.due[at];
+            if let Some(entry) = self.qps.get_mut(index.0) {
+                entry.release_at = Nanos::MAX;
+                entry.qp.release(now);
+                self.touch(index);
+            }
+        }
+        self.due.clear();
+        self.arbiter.resume(now);
     }
 
     fn fire(&mut self, now: Nanos, index: QpIndex) {
@@ -353,9 +417,19 @@ impl Nic {
                 entry.timer_at = deadline;
                 self.wheel.set(index.0, deadline);
             }
+            if entry.qp.is_held()
+                && let Some(until) = entry.qp.held_until()
+                && until < entry.release_at
+            {
+                entry.release_at = until;
+                self.releases.set(index.0, until);
+            }
             if !entry.ready && entry.qp.wants_transmit(&self.config.limits) {
                 entry.ready = true;
-                self.ready.push_back(index);
+                self.arbiter.push(entry.priority, index);
+            }
+            if self.arbiter.has_priorities() {
+                self.hurry(index);
             }
         }
     }

@@ -19,6 +19,8 @@ pub struct Received<'a> {
     pub index: u16,
     /// The port made its IPv4 identification up.
     pub ip_id_hidden: bool,
+    /// When it arrived, if the port knows better than `now`.
+    pub arrived: Option<Nanos>,
 }
 
 /// What became of a frame.
@@ -26,6 +28,8 @@ pub struct Received<'a> {
 pub enum RxOutcome {
     /// It is no good RoCE packet.
     Dropped(wire::Drop),
+    /// It stops, or starts, priorities.
+    Paused,
     /// Its ICRC does not match.
     BadIcrc {
         /// What the bytes give.
@@ -69,6 +73,7 @@ impl fmt::Display for RxOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RxOutcome::Dropped(reason) => write!(f, "dropped: {reason}"),
+            RxOutcome::Paused => f.write_str("heeded: pauses or resumes priorities"),
             RxOutcome::BadIcrc { computed, stored } => {
                 write!(f, "dropped: ICRC {stored:#010x}, computed {computed:#010x}")
             }
@@ -113,6 +118,9 @@ impl Nic {
             return outcome;
         }
         match reason {
+            wire::Drop::MacControl if self.heed_mac_control(now, &received.frame) => {
+                return RxOutcome::Paused;
+            }
             wire::Drop::NotRoce | wire::Drop::MacControl => self.counters.rx_not_roce += 1,
             _ => self.counters.rx_malformed += 1,
         }
@@ -152,7 +160,9 @@ impl Nic {
     ) -> Result<Option<u16>, RxOutcome> {
         match self.check_icrc(index, packet, received) {
             Ok(hidden_id) => {
-                self.counters.np_ecn_marked_roce_packets += u64::from(packet.is_ce());
+                if packet.is_ce() {
+                    self.note_marked();
+                }
                 Ok(hidden_id)
             }
             Err((computed, stored)) => {
@@ -173,6 +183,7 @@ impl Nic {
         let before = (self.out.dma_in.len(), self.out.completions.len());
         let entry = self.qps.get_mut(index)?;
         split!(self, now, entry => qp, ctx);
+        ctx.out.arrived = received.arrived.unwrap_or(now);
         let watch = Watch::arrival(qp, packet);
         let mut verdict = qp.handle_packet(&mut ctx, packet, received.index);
         watch.moved(qp, Mover::Packet);
@@ -184,6 +195,9 @@ impl Nic {
             && let Some(entry) = self.qps.get_mut(index)
         {
             entry.log.note_packet(now, packet.bth.opcode, packet.bth.psn, verdict);
+        }
+        if self.marked {
+            self.answer_mark(now, QpIndex(index), packet, &verdict);
         }
         self.touch(QpIndex(index));
         Some(verdict)

@@ -5,36 +5,123 @@ use super::{Nic, split};
 use crate::frame::FrameMut;
 use crate::time::Nanos;
 use crate::transport::coverage::{Mover, Watch};
-use crate::transport::{PlantedBug, TxPlan};
-use crate::verbs::{QpIndex, QpType};
-use crate::wire::{self, MAX_HEADERS, datagram_port};
+use crate::transport::{AddressHandles, Origin, PlantedBug, TxPlan};
+use crate::verbs::{AddressVector, AhId, QpIndex, QpType};
+use crate::wire::{self, MAX_HEADERS, datagram_port, flow_port};
+
+/// The flow label that a way was given; 0: none.
+fn handle_label(handles: &AddressHandles, way: Option<AhId>) -> u32 {
+    way.and_then(|way| handles.find(way)).map_or(0, |handle| handle.av().flow_label)
+}
 
 impl Nic {
     /// The QP whose turn it is. It sends up to `tx_quantum` packets; then call [`Nic::end_turn`].
     pub fn next_turn(&mut self) -> Option<QpIndex> {
-        self.ready.pop_front()
+        self.urgent_turn = self.arbiter.has_urgent();
+        if self.urgent_turn
+            && let Some(index) = self.next_urgent()
+        {
+            return Some(index);
+        }
+        self.urgent_turn = false;
+        self.arbiter.pop()
+    }
+
+    /// The next whose notification or acknowledgement goes before all else. What its priority's pause stops goes with the rest of
+    /// that, later.
+    #[cold]
+    fn next_urgent(&mut self) -> Option<QpIndex> {
+        while let Some(index) = self.arbiter.pop_urgent() {
+            let Some(entry) = self.qps.get_mut(index.0) else { continue };
+            entry.urgent = false;
+            // A notification that is stopped now would be old when it may leave.
+            entry.notification_due &= !self.arbiter.is_paused(self.congestion.notification.1);
+            if entry.notification_due || !self.arbiter.is_paused(entry.priority) {
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// Has a QP's acknowledgement overtake the data of others.
+    #[cold]
+    pub(super) fn hurry(&mut self, index: QpIndex) {
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        if !entry.urgent && entry.qp.has_unpaced() && !self.arbiter.is_paused(entry.priority) {
+            entry.urgent = true;
+            self.arbiter.push_urgent(index);
+        }
     }
 
     /// A QP's turn is over. `unfinished`: it stopped for lack of room or time, so it comes again.
     pub fn end_turn(&mut self, index: QpIndex, unfinished: bool) {
+        if self.urgent_turn {
+            return self.end_urgent_turn(index, unfinished);
+        }
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         entry.ready = unfinished;
         if unfinished && PlantedBug::UnfinishedGoesFirst.is() {
-            self.ready.push_front(index);
+            self.arbiter.push_front(entry.priority, index);
         } else if unfinished {
-            self.ready.push_back(index);
+            self.arbiter.push(entry.priority, index);
         } else {
             self.touch(index);
         }
     }
 
+    /// It had no room: it comes again, before all others.
+    #[cold]
+    fn end_urgent_turn(&mut self, index: QpIndex, unfinished: bool) {
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        if unfinished && !entry.urgent && (entry.notification_due || entry.qp.has_unpaced()) {
+            entry.urgent = true;
+            self.arbiter.push_urgent(index);
+        }
+        self.touch(index);
+    }
+
+    /// In a turn for what is urgent: a notification, then acknowledgements.
+    #[cold]
+    fn plan_urgent(&mut self, now: Nanos, index: QpIndex) -> Option<TxPlan> {
+        let entry = self.qps.get_mut(index.0)?;
+        if entry.notification_due {
+            return Some(entry.qp.notification());
+        }
+        split!(self, now, entry => qp, ctx);
+        let plan = qp.next_unpaced(&mut ctx);
+        self.touch(index);
+        plan
+    }
+
     /// The next packet of a QP; nothing has changed until [`Nic::emit`].
     pub fn plan(&mut self, now: Nanos, index: QpIndex) -> Option<TxPlan> {
+        if self.urgent_turn {
+            return self.plan_urgent(now, index);
+        }
         let entry = self.qps.get_mut(index.0)?;
         split!(self, now, entry => qp, ctx);
         let plan = qp.next_packet(&mut ctx);
+        let way = plan.as_ref().and_then(|plan| plan.way);
         self.touch(index);
+        if let Some(way) = way
+            && self.is_of_another_priority(index, way)
+        {
+            return None;
+        }
         plan
+    }
+
+    /// True if what would leave along this way has not the priority in whose queue its QP stands. It goes there instead.
+    fn is_of_another_priority(&mut self, index: QpIndex, way: AhId) -> bool {
+        let Some(handle) = self.handles.find(way) else { return false };
+        let priority = self.congestion.config.classes.priority(handle.av());
+        let Some(entry) = self.qps.get_mut(index.0) else { return false };
+        let differs = priority != entry.priority;
+        if differs {
+            entry.priority = priority;
+            self.arbiter.prepare(priority, self.qps.places() as usize);
+        }
+        differs
     }
 
     /// Bytes of a planned packet's frame, without FCS; `None`: there is no way to where it goes.
@@ -64,11 +151,19 @@ impl Nic {
         if template.is_none() && entry.qp.qp_type != QpType::RawPacket {
             return;
         }
+        if plan.origin == Origin::Notification {
+            return self.emit_notification(index, plan, frame);
+        }
         if let Some(template) = template {
             let mut headers = [0; MAX_HEADERS];
             offset = template.write_headers(&mut headers, &plan.bth, &plan.ext, plan.payload_len.into());
             if plan.way.is_some() {
-                template.set_source_port(&mut headers, datagram_port(entry.qp.qpn));
+                let label = handle_label(&self.handles, plan.way);
+                let port = if label == 0 { datagram_port(entry.qp.qpn) } else { flow_port(label) };
+                template.set_source_port(&mut headers, port);
+            }
+            if entry.capable && plan.carries_data() {
+                template.set_ecn_capable(&mut headers);
             }
             frame.write(0, &headers[..offset]);
         }
@@ -81,10 +176,27 @@ impl Nic {
                 offset += usize::from(length);
             }
         }
+        self.arbiter.charge(entry.priority, frame.len());
         split!(self, now, entry => qp, ctx);
         let watch = Watch::timer(qp);
         qp.sent(&mut ctx, plan);
         watch.moved(qp, Mover::Sent);
+    }
+
+    /// A notification has a traffic class of its own, and is ECN-capable as a ConnectX's is.
+    #[cold]
+    fn emit_notification(&mut self, index: QpIndex, plan: &TxPlan, frame: &mut FrameMut<'_>) {
+        let (dscp, sl) = self.congestion.notification;
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let Some(av) = entry.qp.attributes().av else { return };
+        let own = AddressVector { traffic_class: dscp << 2 | 2, sl, ..av };
+        let template = entry.qp.template_along(&own);
+        let mut headers = [0; MAX_HEADERS];
+        let length = template.write_headers(&mut headers, &plan.bth, &plan.ext, 0);
+        frame.write(0, &headers[..length]);
+        entry.notification_due = false;
+        self.counters.np_cnp_sent += 1;
+        self.counters.sent_pkts += 1;
     }
 
     /// Computes the ICRC of a finished frame of this QP.

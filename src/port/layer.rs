@@ -35,6 +35,11 @@ macro_rules! pass_on {
             self.inner.tx_flush(now)
         }
     };
+    (@stamp_arrivals) => {
+        fn stamp_arrivals(&mut self) -> bool {
+            self.inner.stamp_arrivals()
+        }
+    };
     (@wants_notes) => {
         fn wants_notes(&self) -> bool {
             self.inner.wants_notes()

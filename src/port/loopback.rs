@@ -147,7 +147,7 @@ impl<P: Port> Port for LoopbackPort<P> {
                 let turned = self.queue[i];
                 let start = turned.buffer as usize * self.stride;
                 let frame = Frame::whole(&self.buffers[start..start + turned.len]);
-                Received { frame, ip_id_hidden: false }
+                Received { frame, ip_id_hidden: false, arrived: None }
             }
         }
     }
@@ -173,6 +173,7 @@ impl<P: Port> Port for LoopbackPort<P> {
         tx_note,
         tx_cancel,
         tx_flush,
+        stamp_arrivals,
         wants_notes,
         tx_pending,
         undelivered,

@@ -191,7 +191,7 @@ impl Port for MemoryPort {
     fn rx_frame(&self, i: usize) -> Received<'_> {
         let buffer = &self.burst[i];
         let (a, b) = buffer.bytes[..buffer.len].split_at(self.split.min(buffer.len));
-        Received { frame: Frame { a, b }, ip_id_hidden: false }
+        Received { frame: Frame { a, b }, ip_id_hidden: false, arrived: None }
     }
 
     fn rx_release(&mut self) {

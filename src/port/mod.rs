@@ -95,6 +95,8 @@ pub struct Received<'a> {
     pub frame: Frame<'a>,
     /// The IPv4 identification (and the DF bit) in `frame` were made up: sockets do not show them.
     pub ip_id_hidden: bool,
+    /// When it arrived, if the port knows better than that it is there now: see [`Port::stamp_arrivals`].
+    pub arrived: Option<Nanos>,
 }
 
 /// What the kernel says of the link while a port is open.
@@ -159,6 +161,12 @@ pub trait Port: Send {
     /// One kick for all that was committed. Frames the link has no room for stay queued; an `Err` is
     /// a link that has failed, not one that is busy.
     fn tx_flush(&mut self, now: Nanos) -> io::Result<()>;
+
+    /// Says of received frames when they arrived, from now on, if the port can: for those who measure delays. Costs a little for each
+    /// frame. False: it cannot, or always does.
+    fn stamp_arrivals(&mut self) -> bool {
+        false
+    }
 
     /// True if some layer wants notes: without it the engine does not format any.
     fn wants_notes(&self) -> bool {
@@ -270,6 +278,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
         (**self).tx_flush(now)
+    }
+    fn stamp_arrivals(&mut self) -> bool {
+        (**self).stamp_arrivals()
     }
     fn wants_notes(&self) -> bool {
         (**self).wants_notes()

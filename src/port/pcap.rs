@@ -253,6 +253,10 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
         self.inner.tx_flush(now)
     }
 
+    fn stamp_arrivals(&mut self) -> bool {
+        self.inner.stamp_arrivals()
+    }
+
     fn wants_notes(&self) -> bool {
         true
     }

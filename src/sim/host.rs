@@ -142,6 +142,8 @@ impl Host {
             traffic_class: 0,
             flow_label: 0,
             hop_limit: 64,
+            sl: 0,
+            static_rate: 0,
         }
     }
 

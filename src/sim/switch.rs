@@ -311,7 +311,7 @@ impl Port for SwitchPort {
     fn rx_frame(&self, i: usize) -> Received<'_> {
         let bytes = &self.burst[i];
         let (a, b) = bytes.split_at(self.split.min(bytes.len()));
-        Received { frame: Frame { a, b }, ip_id_hidden: false }
+        Received { frame: Frame { a, b }, ip_id_hidden: false, arrived: None }
     }
 
     fn rx_release(&mut self) {

@@ -6,12 +6,12 @@
 use crate::verbs::{AddressVector, AhId, Mtu, PdId};
 use crate::wire::{FlowSpec, Gid, RoceVersion, Template};
 
-/// The headers of a flow along a path.
-pub fn template_of(av: &AddressVector, source_port: u16) -> Template {
+/// The headers of a flow along a path; `tag`: of 802.1Q, if frames carry one.
+pub fn template_of(av: &AddressVector, source_port: u16, tag: Option<u16>) -> Template {
     Template::new(&FlowSpec {
         src_mac: av.smac,
         dst_mac: av.dmac,
-        vlan: None,
+        vlan: tag,
         src: av.sgid,
         dst: av.dgid,
         traffic_class: av.traffic_class,
@@ -30,8 +30,16 @@ pub struct AddressHandle {
     /// Our address on it.
     pub sgid: Gid,
     av: AddressVector,
+    tag: Option<u16>,
     /// Headers below the transport. The UDP source port is the sender's to fill in.
     pub template: Template,
+}
+
+impl AddressHandle {
+    /// Its path.
+    pub fn av(&self) -> &AddressVector {
+        &self.av
+    }
 }
 
 /// All address handles of a NIC.
@@ -61,8 +69,8 @@ impl AddressHandles {
         AddressHandles { slots: Vec::new(), generations: Vec::new(), free: Vec::new(), bound, largest_mtu }
     }
 
-    /// Makes a handle; `None`: the table is full.
-    pub fn create(&mut self, pd: PdId, av: &AddressVector) -> Option<AhId> {
+    /// Makes a handle, with a tag of 802.1Q or none; `None`: the table is full.
+    pub fn create(&mut self, pd: PdId, av: &AddressVector, tag: Option<u16>) -> Option<AhId> {
         let index = match self.free.pop() {
             Some(index) => usize::from(index),
             None if self.slots.len() < self.bound => {
@@ -73,7 +81,8 @@ impl AddressHandles {
             }
             None => return None,
         };
-        self.slots[index] = Some(AddressHandle { pd, sgid: av.sgid, av: *av, template: template_of(av, 0) });
+        let template = template_of(av, 0, tag);
+        self.slots[index] = Some(AddressHandle { pd, sgid: av.sgid, av: *av, tag, template });
         Some(AhId(u32::from(self.generations[index]) << 16 | index as u32))
     }
 
@@ -112,11 +121,19 @@ impl AddressHandles {
             let before = handle.av;
             change(&mut handle.av);
             if handle.av != before {
-                handle.template = template_of(&handle.av, 0);
+                handle.template = template_of(&handle.av, 0, handle.tag);
                 changed += 1;
             }
         }
         changed
+    }
+
+    /// Gives their frames tags of 802.1Q, by the path, or none.
+    pub fn set_tags(&mut self, tag: impl Fn(&AddressVector) -> Option<u16>) {
+        for handle in self.slots.iter_mut().flatten() {
+            handle.tag = tag(&handle.av);
+            handle.template = template_of(&handle.av, 0, handle.tag);
+        }
     }
 
     /// How many there may be.
@@ -138,6 +155,8 @@ mod tests {
             traffic_class: 0,
             flow_label: 0,
             hop_limit: 1,
+            sl: 0,
+            static_rate: 0,
         }
     }
 
@@ -146,7 +165,7 @@ mod tests {
         let mut handles = AddressHandles::new(2, Mtu::Mtu1024);
         let [here, there] = [[2; 16], [3; 16]].map(|dgid| {
             let av = AddressVector { dgid: Gid(dgid), ..path() };
-            handles.create(PdId(1), &av).expect("room")
+            handles.create(PdId(1), &av, None).expect("room")
         });
         let moved = |av: &mut AddressVector| {
             if av.dgid == Gid([2; 16]) {
@@ -159,18 +178,18 @@ mod tests {
         assert_eq!((now_at(here), now_at(there)), ([9; 6], [0; 6]));
         let expected = AddressVector { dmac: [9; 6], ..path() };
         let template = &handles.find(here).expect("a handle").template;
-        assert_eq!(format!("{template:?}"), format!("{:?}", template_of(&expected, 0)));
+        assert_eq!(format!("{template:?}"), format!("{:?}", template_of(&expected, 0, None)));
     }
 
     #[test]
     fn a_number_names_its_handle_until_it_is_destroyed() {
         let mut handles = AddressHandles::new(1, Mtu::Mtu1024);
-        let first = handles.create(PdId(1), &path()).expect("room");
+        let first = handles.create(PdId(1), &path(), None).expect("room");
         assert_eq!(handles.find(first).map(|h| h.pd), Some(PdId(1)));
-        assert_eq!(handles.create(PdId(1), &path()), None, "the table is full");
+        assert_eq!(handles.create(PdId(1), &path(), None), None, "the table is full");
         assert_eq!(handles.destroy(first), Some(PdId(1)));
         assert_eq!(handles.destroy(first), None);
-        let second = handles.create(PdId(2), &path()).expect("room again");
+        let second = handles.create(PdId(2), &path(), None).expect("room again");
         assert_ne!(first, second);
         assert!(handles.find(first).is_none(), "the old number does not name the new handle");
         assert!(handles.find(AhId::default()).is_none());

@@ -249,6 +249,9 @@ impl Qp {
         if behind {
             r.rewind_to(una);
         }
+        if self.pace.is_some() {
+            self.note_arrival(ctx);
+        }
     }
 
     /// The oldest work request is done.

@@ -110,10 +110,20 @@ counters! {
     rx_malformed,
     /// Frames that are not RoCE.
     rx_not_roce,
-    /// Congestion notifications of QPs' peers, that nobody heeded.
+    /// Congestion notifications of QPs' peers, heeded.
+    rp_cnp_handled,
+    /// Those that nobody heeded: their QP has no reaction point, or sent nothing that can have caused them.
     rp_cnp_ignored,
+    /// Congestion notifications sent.
+    np_cnp_sent,
     /// Packets with CE set by a switch.
     np_ecn_marked_roce_packets,
+    /// PAUSE frames that stopped everything.
+    rx_global_pause,
+    /// Priorities found paused for so long without a break that their pauses are ignored for a while (mlx5's name).
+    rx_pause_storm_warning_events,
+    /// Pauses that were ignored for that.
+    rx_pause_storm_ignored,
     /// Copies that memory refused: it is not there, or not any more.
     memory_faults,
     /// Completions lost to a full completion queue.

@@ -17,7 +17,8 @@
 //! Read [`requester`], [`completer`], [`retry`] and [`responder`] in this order. The first three are one side of a
 //! connection, the last is the other, with [`duplicates`]; they share no state. [`local`] is the work requests that send nothing, and
 //! [`memory`] which key opens what to whom. [`uc`] and [`ud`] are the services without acknowledgements, in which a request
-//! is done when it has left; [`raw`] is frames of other protocols. [`xrc`] is what the extended reliable connection adds.
+//! is done when it has left; [`raw`] is frames of other protocols. [`xrc`] is what the extended reliable connection adds, and [`pace`] what
+//! congestion control does.
 //!
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made.
 //! Whatever a peer sends ends in a counted drop, a NAK, or a completion with a status.
@@ -31,6 +32,7 @@ pub mod duplicates;
 pub mod fault;
 pub mod local;
 pub mod memory;
+pub mod pace;
 pub mod permutation;
 pub mod placement;
 pub mod qp;
@@ -57,7 +59,7 @@ pub use permutation::Permutation;
 pub use planted::PlantedBug;
 pub use qp::{Qp, QpConfig};
 pub use replies::Reply;
-pub use verdict::{Cause, TxReason, Verdict};
+pub use verdict::{Cause, RateChange, TxReason, Verdict};
 
 use crate::limits::Limits;
 use crate::time::Nanos;
@@ -118,6 +120,8 @@ pub struct Output {
     pub gather: Vec<Gather>,
     /// Some of `dma_in` may fail: it is for memory that may be gone, or makes it persistent. See [`fault`].
     pub may_fault: bool,
+    /// When the port saw the packet that is handled, as an input beside the effects: `now` or a little before.
+    pub arrived: Nanos,
     /// A response whose bytes may not find their place.
     pub(crate) result: Option<fault::ResultPoint>,
 }
@@ -254,6 +258,18 @@ pub struct TxPlan {
     pub(crate) origin: Origin,
 }
 
+impl TxPlan {
+    /// True if it is more than an acknowledgement: what a switch may mark.
+    pub(crate) fn carries_data(&self) -> bool {
+        self.payload_len > 0 || matches!(self.origin, Origin::Request | Origin::Unacknowledged)
+    }
+
+    /// True if it never left before.
+    pub(crate) fn is_first(&self) -> bool {
+        matches!(self.reason, TxReason::New)
+    }
+}
+
 /// What `sent` has to advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
@@ -261,4 +277,6 @@ pub(crate) enum Origin {
     Reply,
     /// A request that is done when its last packet has left.
     Unacknowledged,
+    /// A congestion notification.
+    Notification,
 }

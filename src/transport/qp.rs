@@ -2,19 +2,22 @@
 
 use super::address::template_of;
 use super::check::Check;
+use super::pace::Pace;
 use super::planted::PlantedBug;
 use super::replies::Reply;
 use super::requester::Requester;
 use super::responder::Responder;
-use super::{Ctx, Origin, Span, TxPlan, User, Verdict};
+use super::{Ctx, Origin, Span, TxPlan, TxReason, User, Verdict};
 use crate::limits::Limits;
 use crate::shared::work_queue::FetchedSend;
 use crate::time::Nanos;
 use crate::verbs::{
     Access, AddressVector, AsyncEvent, CqIndex, EventKind, Mtu, PdId, QpAttr, QpCaps, QpIndex, QpInit,
-    QpState, QpType, Sge, WcStatus,
+    QpState, QpType, RateLimit, Sge, WcStatus,
 };
-use crate::wire::{Bth, Gid, Packet, Psn, Qpn, Reth, Service, Template, entropy_port};
+use crate::wire::{
+    Bth, Ext, Gid, Opcode, Packet, Psn, Qpn, Reth, Service, Template, entropy_port, flow_port,
+};
 
 /// The default partition's key: full member.
 const PKEY: u16 = 0xffff;
@@ -69,6 +72,8 @@ pub struct Attributes {
     pub mig_req: bool,
     /// Give and heed credits in AETHs. Linux negotiates them off, so off is the default.
     pub end_to_end_credits: bool,
+    /// How fast to send at most.
+    pub rate_limit: Option<RateLimit>,
 }
 
 impl Attributes {
@@ -87,6 +92,7 @@ impl Attributes {
             qkey: 0,
             mig_req: false,
             end_to_end_credits: false,
+            rate_limit: None,
         }
     }
 
@@ -112,6 +118,7 @@ impl Attributes {
         set(&mut self.max_dest_rd_atomic, attr.max_dest_rd_atomic);
         set(&mut self.qkey, attr.qkey);
         self.av = attr.av.or(self.av);
+        self.rate_limit = attr.rate_limit.or(self.rate_limit);
     }
 }
 
@@ -139,6 +146,8 @@ pub struct Qp {
     state: QpState,
     attributes: Attributes,
     template: Option<Template>,
+    /// The 802.1Q tag of its frames.
+    tag: Option<u16>,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
     /// Its receives are of a shared queue: they outlive its errors.
@@ -151,6 +160,10 @@ pub struct Qp {
     acknowledgement_is_due: bool,
     /// Our address in what was last sent to a multicast group.
     pub(super) group_source: Option<Gid>,
+    /// Who says how fast it sends, if anybody does.
+    pub(super) pace: Option<Box<Pace>>,
+    /// Its data waits for its time.
+    pub(super) held: bool,
 }
 
 impl Qp {
@@ -173,6 +186,7 @@ impl Qp {
             state: QpState::Reset,
             attributes: Attributes::new(),
             template: None,
+            tag: None,
             requester: Requester::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline),
             responder: Responder::new(caps.max_recv_sge, resources, config.srq_pd.unwrap_or(config.pd)),
             shares_receives: config.srq_pd.is_some(),
@@ -181,6 +195,8 @@ impl Qp {
             request_is_due: false,
             acknowledgement_is_due: false,
             group_source: None,
+            pace: None,
+            held: false,
         }
     }
 
@@ -270,6 +286,7 @@ impl Qp {
         self.established = false;
         self.drain_requested = false;
         self.group_source = None;
+        (self.pace, self.held) = (None, false);
     }
 
     /// The BTH that all packets of this QP have in common.
@@ -337,7 +354,7 @@ impl Qp {
     }
 
     /// Why a packet is not for this QP at all (IBTA 9.6.1): service, partition, addresses.
-    fn unacceptable(&self, ctx: &mut Ctx<'_>, packet: &Packet) -> Option<Verdict> {
+    fn unacceptable(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Option<Verdict> {
         let service = packet.info().service;
         let is_notification = service == Service::Cnp;
         // Who sends datagrams to many has no one flow that could be slowed.
@@ -367,10 +384,9 @@ impl Qp {
         is_notification.then(|| self.judge_notification(ctx, packet))
     }
 
-    /// A congestion notification from the peer: BECN, 16 bytes that mean nothing, and no more (IBTA annex A17.9.3). Nothing heeds it
-    /// yet; what will must stand behind this.
+    /// A congestion notification from the peer: BECN, 16 bytes that mean nothing, and no more (IBTA annex A17.9.3).
     #[cold]
-    fn judge_notification(&self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
+    fn judge_notification(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
         if !packet.bth.becn || !packet.payload.is_empty() || packet.bth.pad != 0 {
             ctx.counters.rx_malformed += 1;
             return Verdict::BadCnp;
@@ -380,8 +396,16 @@ impl Qp {
             ctx.counters.rx_wrong_state += 1;
             return Verdict::WrongState(self.state);
         }
-        ctx.counters.rp_cnp_ignored += 1;
-        Verdict::Cnp
+        match self.notified(ctx.now) {
+            None => {
+                ctx.counters.rp_cnp_ignored += 1;
+                Verdict::CnpIgnored
+            }
+            Some(change) => {
+                ctx.counters.rp_cnp_handled += 1;
+                Verdict::Cnp(change)
+            }
+        }
     }
 
     /// Where the next send work request's list and inline bytes go; `None`: the queue is full.
@@ -405,6 +429,9 @@ impl Qp {
     /// True if `next_packet` has something to look at. What must wait for a response or a timer does not count: the
     /// QP is looked after again when that comes.
     pub fn wants_transmit(&self, limits: &Limits) -> bool {
+        if self.held {
+            return self.has_unpaced();
+        }
         self.responder.has_replies() || (self.may_send_requests() && !self.must_wait(limits.window))
     }
 
@@ -412,6 +439,9 @@ impl Qp {
     /// the other. One request goes ahead of an acknowledgement: an answer that the application gives at once leaves before what is
     /// shorter and less urgent, and over sockets both make one train. Its payload is described in `Output::gather`.
     pub fn next_packet(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        if self.held {
+            return self.next_unpaced(ctx);
+        }
         match self.qp_type {
             QpType::Rc => {}
             QpType::XrcSend | QpType::XrcRecv => return self.next_extended(ctx),
@@ -440,7 +470,18 @@ impl Qp {
             Origin::Request => self.request_sent(ctx, plan),
             Origin::Reply => self.reply_sent(),
             Origin::Unacknowledged => self.unacknowledged_sent(ctx, plan),
+            Origin::Notification => {}
         }
+        if self.pace.is_some() {
+            self.note_departure(ctx, plan);
+        }
+    }
+
+    /// The packet that tells its peer of congestion on the way from there (IBTA annex A17.9.3).
+    pub fn notification(&self) -> TxPlan {
+        let bth = Bth { opcode: Opcode::CNP, becn: true, ..self.bth() };
+        let (ext, origin) = (Ext::None, Origin::Notification);
+        TxPlan { bth, ext, payload_len: 0, inline: None, way: None, reason: TxReason::Notification, origin }
     }
 
     /// The inline payload of a planned packet.
@@ -477,9 +518,25 @@ impl Qp {
         }
     }
 
+    /// Gives its frames a tag of 802.1Q, or none.
+    pub fn set_tag(&mut self, tag: Option<u16>) {
+        if std::mem::replace(&mut self.tag, tag) != tag {
+            self.rebuild_template();
+        }
+    }
+
     fn rebuild_template(&mut self) {
-        let port = entropy_port(self.qpn, self.attributes.dest_qpn);
-        self.template = self.attributes.av.map(|av| template_of(&av, port));
+        self.template = self.attributes.av.map(|av| self.template_along(&av));
+    }
+
+    /// The headers of what it would send along this path.
+    pub fn template_along(&self, av: &AddressVector) -> Template {
+        // A flow label that was given says which way to take; else the pair of QPs does (`rdma_get_udp_sport`, `ib_verbs.h`).
+        let port = match av.flow_label {
+            0 => entropy_port(self.qpn, self.attributes.dest_qpn),
+            label => flow_port(label),
+        };
+        template_of(av, port, self.tag)
     }
 
     /// Only the state: `enter_send_queue_error` does the rest.

@@ -276,7 +276,7 @@ impl Qp {
         let again = psn.is_before(r.sent_end);
         let window_closes = r.in_flight() + 1 >= ctx.limits.window;
         let due = r.since_ack_request + 1 >= ctx.limits.ack_request_interval;
-        let asks = last || window_closes || due;
+        let asks = last || window_closes || due || (self.pace.is_some() && self.asks_each_time(ctx, mtu));
         let bth = Bth {
             opcode,
             solicited: last

@@ -69,6 +69,7 @@ impl Qp {
     }
 
     fn rewind(&mut self, cause: Cause) {
+        self.forget_probe();
         let r = &mut self.requester;
         r.going_back = Some(cause);
         // Armed again by the first packet that leaves.

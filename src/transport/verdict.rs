@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::check::Check;
+use crate::congestion::Rate;
 use crate::time::Nanos;
 use crate::verbs::{QpState, WcStatus};
 use crate::wire::Psn;
@@ -66,10 +67,36 @@ pub enum Verdict {
     OwnMulticast,
     /// A reserved AETH syndrome.
     ReservedSyndrome(u8),
-    /// A congestion notification.
-    Cnp,
+    /// A congestion notification that the QP heeds.
+    Cnp(RateChange),
+    /// One that it does not: nothing that it sent can have caused it, or it has no reaction point.
+    CnpIgnored,
     /// One that notifies of nothing, or is too long.
     BadCnp,
+}
+
+/// What a notification or an acknowledgement did to the rate of a QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RateChange {
+    /// Bits per second before.
+    pub from: u64,
+    /// And after.
+    pub to: u64,
+    /// DCQCN's alpha then, in thousandths.
+    pub alpha: Option<u16>,
+}
+
+impl fmt::Display for RateChange {
+    /// `rate 40 Gb/s -> 20 Gb/s, alpha 1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RateChange { from, to, alpha } = *self;
+        if from == to {
+            write!(f, "rate stays {}", Rate(to as f64))?;
+        } else {
+            write!(f, "rate {} -> {}", Rate(from as f64), Rate(to as f64))?;
+        }
+        alpha.map_or(Ok(()), |alpha| write!(f, ", alpha {}", f64::from(alpha) / 1e3))
+    }
 }
 
 /// Why the requester goes back.
@@ -107,13 +134,15 @@ pub enum TxReason {
     RnrNak,
     /// An answer, again.
     AnswerAgain,
+    /// A packet of the peer's came marked by a switch.
+    Notification,
 }
 
 impl Verdict {
     /// True if there is nothing to tell: the packet did what it was sent for.
     #[inline]
     pub fn is_routine(&self) -> bool {
-        matches!(self, Verdict::Executed | Verdict::Acknowledged | Verdict::Cnp)
+        matches!(self, Verdict::Executed | Verdict::Acknowledged | Verdict::CnpIgnored)
     }
 }
 
@@ -162,7 +191,8 @@ impl fmt::Display for Verdict {
             Verdict::BadQkey(qkey) => write!(f, "dropped: Q_Key {qkey:#010x} is not the QP's"),
             Verdict::OwnMulticast => f.write_str("not to the sender itself"),
             Verdict::ReservedSyndrome(code) => write!(f, "dropped: reserved syndrome {code:#04x}"),
-            Verdict::Cnp => f.write_str("congestion notification"),
+            Verdict::Cnp(change) => write!(f, "congestion notification: {change}"),
+            Verdict::CnpIgnored => f.write_str("congestion notification, ignored"),
             Verdict::BadCnp => f.write_str("dropped: congestion notification without BECN or with a payload"),
         }
     }
@@ -180,6 +210,7 @@ impl fmt::Display for TxReason {
             TxReason::Nak(check) => write!(f, "refuses: {check}; QP to error"),
             TxReason::RnrNak => f.write_str("no receive is posted: asks to come again later"),
             TxReason::AnswerAgain => f.write_str("answer to a duplicate"),
+            TxReason::Notification => f.write_str("a switch marked what came: asks the peer to slow down"),
         }
     }
 }

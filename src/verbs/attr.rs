@@ -74,6 +74,33 @@ pub struct AddressVector {
     pub flow_label: u32,
     /// TTL.
     pub hop_limit: u8,
+    /// Service level: the priority, where that goes by the link's (802.1Q) and not by the network's (DSCP).
+    pub sl: u8,
+    /// How fast to send at most, by the table of `ibv_rate` (IBTA 9.11.1); 0: as fast as the port.
+    pub static_rate: u8,
+}
+
+impl AddressVector {
+    /// What its static rate bounds sending to, in kb/s (IBTA 9.11.1; `enum ibv_rate`); `None`: no bound.
+    pub fn static_rate_kbps(&self) -> Option<u32> {
+        const GBPS_BY_CODE: [f64; 25] = [
+            0.0, 0.0, 2.5, 10.0, 30.0, 5.0, 20.0, 40.0, 60.0, 80.0, 120.0, 14.0, 56.0, 112.0, 168.0, 25.0,
+            100.0, 200.0, 300.0, 28.0, 50.0, 400.0, 600.0, 800.0, 1200.0,
+        ];
+        let gbps = GBPS_BY_CODE.get(usize::from(self.static_rate)).filter(|gbps| **gbps > 0.0)?;
+        Some((gbps * 1e6) as u32)
+    }
+}
+
+/// How fast a QP sends at most (`struct ibv_qp_rate_limit_attr`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RateLimit {
+    /// Thousand bits per second; 0: no bound.
+    pub kbps: u32,
+    /// Bytes that may leave at once, to catch up; 0: the device's default.
+    pub max_burst: u32,
+    /// Bytes of a usual packet: a burst is one of them at least. 0: the device's default.
+    pub typical_packet: u16,
 }
 
 bitflags! {
@@ -122,6 +149,8 @@ bitflags! {
         const CAP = 1 << 19;
         /// The peer's QP number.
         const DEST_QPN = 1 << 20;
+        /// How fast to send at most.
+        const RATE_LIMIT = 1 << 25;
     }
 }
 
@@ -164,6 +193,8 @@ pub struct QpAttr {
     pub retry_cnt: Option<u8>,
     /// RNR retries 0..6, 7 = for ever.
     pub rnr_retry: Option<u8>,
+    /// How fast to send at most.
+    pub rate_limit: Option<RateLimit>,
 }
 
 impl QpAttr {
@@ -188,6 +219,7 @@ impl QpAttr {
             (self.timeout.is_some(), AttrMask::TIMEOUT),
             (self.retry_cnt.is_some(), AttrMask::RETRY_CNT),
             (self.rnr_retry.is_some(), AttrMask::RNR_RETRY),
+            (self.rate_limit.is_some(), AttrMask::RATE_LIMIT),
         ];
         bits.into_iter().filter(|(set, _)| *set).fold(AttrMask::empty(), |mask, (_, bit)| mask | bit)
     }

@@ -70,6 +70,9 @@ impl fmt::Display for ModifyError {
             }
             ModifyError::Value { attribute, value, allowed } => {
                 write!(f, "modify_qp: {attribute} = {value} is out of range, allowed: {allowed}")?;
+                if *attribute == "sl" {
+                    write!(f, "; RoCE has the eight priorities of 802.1Q")?;
+                }
                 if attribute.ends_with("rd_atomic") {
                     // perftest (perftest_resources.c, ctx_modify_qp_to_rts) gives the peer's limit: rdma_rxe's is 128.
                     write!(f, "; a peer may have a larger limit: give both ends the lesser (perftest: -o)")?;
@@ -107,7 +110,10 @@ pub fn check_transition(
         (AttrMask::empty(), AttrMask::CUR_STATE)
     } else {
         let row = transition(qp_type, from, to).ok_or(ModifyError::NoSuchTransition { qp_type, from, to })?;
-        (row.required, row.optional | AttrMask::CUR_STATE)
+        // The kernel's table has it for raw packets alone; here all are paced.
+        let paced = matches!((from, to), (QpState::Rtr | QpState::Rts, QpState::Rts));
+        let rate = if paced { AttrMask::RATE_LIMIT } else { AttrMask::empty() };
+        (row.required, row.optional | AttrMask::CUR_STATE | rate)
     };
     let missing = required - given;
     let illegal = given - required - optional;
@@ -127,6 +133,7 @@ fn check_values(attr: &QpAttr, largest_mtu: Mtu, limit_rd_atomic: u8) -> Result<
         ("retry_cnt", attr.retry_cnt.map(u64::from), 0, 7),
         ("rnr_retry", attr.rnr_retry.map(u64::from), 0, 7),
         ("max_rd_atomic", attr.max_rd_atomic.map(u64::from), 0, u64::from(limit_rd_atomic)),
+        ("sl", attr.av.map(|av| av.sl.into()), 0, 7),
         ("max_dest_rd_atomic", attr.max_dest_rd_atomic.map(u64::from), 0, u64::from(limit_rd_atomic)),
     ];
     for (attribute, value, low, high) in bounded {

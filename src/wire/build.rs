@@ -272,6 +272,8 @@ impl Template {
     /// # Panics
     /// If the packet exceeds 65,535 bytes. In debug builds also if `ext` is not what the opcode
     /// needs.
+    // In the one place where packets are made: elsewhere are tests, and notifications.
+    #[inline(always)]
     pub fn write_headers(
         &self,
         out: &mut [u8; MAX_HEADERS],
@@ -312,6 +314,21 @@ impl Template {
         }
     }
 
+    /// Sets ECT(0) (RFC 3168 5) in headers that this template wrote without. The ICRC does not cover it.
+    pub fn set_ecn_capable(&self, headers: &mut [u8; MAX_HEADERS]) {
+        let l3 = &mut headers[self.l3_offset..];
+        match self.kind {
+            Kind::Ipv4 { .. } => {
+                l3[1] |= 2;
+                let sum = u64::from(!u16::from_be_bytes([l3[10], l3[11]])) + 2;
+                l3[10..12].copy_from_slice(&net::ipv4_checksum(sum).to_be_bytes());
+            }
+            Kind::Ipv6 => l3[1] |= 2 << 4,
+            // RoCE v1 has no ECN.
+            Kind::Grh => {}
+        }
+    }
+
     /// Replaces the ICRC of a sealed FLUSH by that of rdma_rxe ([`icrc::of_rxe_flush`]); other packets stay as they are.
     pub fn seal_as_rxe(&self, frame: &mut FrameMut<'_>) {
         let mut opcode = [0];
@@ -328,6 +345,7 @@ impl Template {
     }
 
     /// Sets the lengths, and the checksum over them, of a frame of `frame_len` bytes.
+    #[inline(always)]
     fn write_lengths(&self, out: &mut [u8; MAX_HEADERS], frame_len: usize) {
         let l3_len = frame_len - self.l3_offset;
         let l3 = &mut out[self.l3_offset..];
@@ -446,6 +464,11 @@ pub fn entropy_port(lqpn: Qpn, rqpn: Qpn) -> u16 {
     let mut flow = u64::from(lqpn.value()) * u64::from(rqpn.value());
     flow ^= flow >> 20;
     flow ^= flow >> 40;
-    let label = flow & 0x000f_ffff;
+    flow_port((flow & 0x000f_ffff) as u32)
+}
+
+/// The UDP source port that a flow label of 20 bits stands for (`rdma_flow_label_to_udp_sport`, `ib_verbs.h`).
+pub fn flow_port(label: u32) -> u16 {
+    let label = label & 0x000f_ffff;
     ((label & 0x3fff) ^ (label >> 14)) as u16 | 0xc000
 }

@@ -26,10 +26,13 @@ mod psn;
 mod qpn;
 pub mod service_id;
 
-pub use build::{Ext, FlowSpec, MAX_HEADERS, RoceVersion, Template, datagram_port, entropy_port, seal};
+pub use build::{
+    Ext, FlowSpec, MAX_HEADERS, RoceVersion, Template, datagram_port, entropy_port, flow_port, seal,
+};
 pub use gid::Gid;
 pub use headers::{Aeth, AtomicEth, Bth, Deth, Feth, NakCode, Reth, Syndrome, XrcEth, credits, rnr_timer_ns};
 pub use icrc::Icrc;
+pub use mac_control::MacControl;
 pub use net::{Ipv4Header, Ipv6Header, NetHeader, ROCE_V2_PORT, UdpHeader};
 pub use opcode::{Headers, Opcode, OpcodeInfo, Operation, Position, Service};
 pub use parse::{Drop, Envelope, Packet, parse};

@@ -86,6 +86,8 @@ fn way(route: Route) -> AddressVector {
         traffic_class: route.traffic_class,
         flow_label: route.flow_label,
         hop_limit: route.hop_limit,
+        sl: 0,
+        static_rate: 0,
     }
 }
 

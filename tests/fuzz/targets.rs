@@ -531,6 +531,8 @@ fn path(input: &mut Input<'_>) -> AddressVector {
         traffic_class: input.u8(),
         flow_label: input.u32(),
         hop_limit: input.u8(),
+        sl: 0,
+        static_rate: 0,
     }
 }
 

@@ -64,6 +64,8 @@ impl Stations {
             traffic_class: 0,
             flow_label: 0,
             hop_limit: 64,
+            sl: 0,
+            static_rate: 0,
         }
     }
 

@@ -11,7 +11,7 @@ const SOON: Nanos = Nanos(1000);
 
 impl Stage {
     /// The log of the QP, without times.
-    fn log(&mut self) -> Vec<String> {
+    pub(crate) fn log(&mut self) -> Vec<String> {
         let index = self.qp.handle.index;
         match self.host.call(self.now, Command::QueryLog(index)) {
             Ok(Reply::QpLog(records)) => {

@@ -2,7 +2,7 @@
 //!
 //! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
 //! [`replays`] a peer that goes back, [`answers`] what no responder should say, [`between`] an application in the midst of a pass,
-//! [`notifications`] of congestion, [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and
+//! [`notifications`] of congestion, [`congestion`] that others are told of, [`pacing`] by rates and pauses, [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and
 //! [`placement`] memory. [`uc`] and [`ud`] are the services without acknowledgements, [`raw`] frames of other protocols, [`srq`] and
 //! [`xrc`] receives that many share, [`queues`] completion queues. [`off_path`] is what strangers send, [`counters`] what is counted,
 //! [`reasons`] what a capture is told, [`checks`] that it names each check of a request, and [`log`] what a QP remembers, [`parts`]
@@ -11,12 +11,14 @@
 mod answers;
 mod between;
 mod checks;
+mod congestion;
 mod counters;
 mod gone;
 mod hostile;
 mod log;
 mod notifications;
 mod off_path;
+mod pacing;
 mod parts;
 mod peers;
 mod placement;

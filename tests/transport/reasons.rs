@@ -209,7 +209,11 @@ fn what_is_not_for_the_qp_says_why() {
         (Bth { dest_qp: nobody, ..bth }, Ext::None, format!("dropped: no QP {nobody}")),
         (Bth { pkey: 0x1234, ..bth }, Ext::None, "dropped: P_Key 0x1234".into()),
         (Bth { opcode: Opcode::UC_SEND_ONLY, ..bth }, Ext::None, "dropped: not the QP's service".into()),
-        (Bth { opcode: Opcode::CNP, becn: true, ..bth }, Ext::None, "congestion notification".into()),
+        (
+            Bth { opcode: Opcode::CNP, becn: true, ..bth },
+            Ext::None,
+            "congestion notification, ignored".into(),
+        ),
         (
             Bth { opcode: Opcode::CNP, ..bth },
             Ext::None,

@@ -168,6 +168,8 @@ impl Application {
                 traffic_class: 0,
                 flow_label: 0,
                 hop_limit: 64,
+                sl: 0,
+                static_rate: 0,
             }),
             path_mtu: Some(Mtu::Mtu1024),
             dest_qpn: Some(to.qpn),

@@ -143,6 +143,8 @@ pub(crate) fn attr_of(words: &[u64]) -> Option<QpAttr> {
                 traffic_class: 0,
                 flow_label: 0,
                 hop_limit: hop_limit as u8,
+                sl: 0,
+                static_rate: 0,
             })
         }
         _ => return None,

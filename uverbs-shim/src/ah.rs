@@ -40,6 +40,8 @@ pub(crate) unsafe fn way(
 ) -> Result<AddressVector, Errno> {
     // SAFETY: the caller's promise; fields are copied.
     let (grh, is_global, port) = unsafe { ((*attr).grh, (*attr).is_global, (*attr).port_num) };
+    // SAFETY: as above.
+    let (sl, static_rate) = unsafe { ((*attr).sl, (*attr).static_rate) };
     if is_global == 0 {
         return refuse(
             call,
@@ -58,8 +60,10 @@ pub(crate) unsafe fn way(
         traffic_class: grh.traffic_class,
         hop_limit: if grh.hop_limit == 0 { USUAL_TTL } else { grh.hop_limit },
         flow_label: grh.flow_label & 0xf_ffff,
+        sl,
     };
-    nic.address_vector(sgid, dgid, &options).map_err(device(call))
+    let av = nic.address_vector(sgid, dgid, &options).map_err(device(call))?;
+    Ok(AddressVector { static_rate, ..av })
 }
 
 /// Makes an address handle.

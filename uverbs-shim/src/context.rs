@@ -155,6 +155,7 @@ fn operations() -> verbs_context {
         alloc_td: Some(pd::alloc_td),
         dealloc_td: Some(pd::dealloc_td),
         modify_cq: Some(cq::modify_cq),
+        modify_qp_rate_limit: Some(qp::modify_qp_rate_limit),
         query_rt_values: Some(query::query_rt_values),
         create_cq_ex: Some(poll_ex::create_cq_ex),
         query_device_ex: Some(query::query_device_ex),

@@ -5,13 +5,16 @@
 //! (where the launcher finds the connections of a program that has ended), `ROXIE_EVENTS` (and what it was refused).
 
 use std::ffi::{CStr, c_char, c_int};
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::ptr;
+use std::str::FromStr;
 use std::sync::LazyLock;
 
 use roxie::engine::Drive;
 use roxie::host::{Estate, PortPlan};
 use roxie::netdev::{Interface, interface_names};
+use roxie::nic::CongestionConfig;
 use roxie::port::fault::FaultConfig;
 use roxie::time::Nanos;
 
@@ -38,14 +41,27 @@ pub(crate) struct Settings {
     pub(crate) drive: Drive,
     pub(crate) fault: Option<FaultConfig>,
     pub(crate) capture: Option<PathBuf>,
+    pub(crate) congestion: CongestionConfig,
+    /// The type of service of connections that ask for none.
+    pub(crate) service_type: u8,
     /// Where the launcher finds what connections of this process leave.
     pub(crate) estate: Option<Estate>,
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// What a variable says; one that says nonsense is told of, and counts as if it were not there.
+fn parsed<T: FromStr<Err: Display>>(name: &str, instead: &str) -> Option<T> {
+    let text = variable(name)?;
+    let told = |error| report::say(name, format_args!("{text:?}: {error}; taken as {instead}"));
+    text.parse().map_err(told).ok()
 }
 
 /// Read once: a program does not change its device.
 pub(crate) fn settings() -> &'static Settings {
     static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let port = variable("ROXIE_PORT").unwrap_or_default();
         let port = port_plan(&port).unwrap_or_else(|| {
             report::say("ROXIE_PORT", format_args!("{port:?} is neither xdp nor udp: taken as auto"));
@@ -61,14 +77,19 @@ pub(crate) fn settings() -> &'static Settings {
             }
             Drive::Thread { core, spin: SPIN }
         });
-        let fault = variable("ROXIE_FAULT").and_then(|spec| {
-            let parsed = spec.parse();
-            parsed.map_err(|e| report::say("ROXIE_FAULT", format_args!("{spec:?}: {e}; no faults"))).ok()
-        });
+        let fault = parsed("ROXIE_FAULT", "no faults");
         let capture = variable("ROXIE_CAPTURE").map(PathBuf::from);
+        let congestion = CongestionConfig {
+            control: parsed("ROXIE_CC", "none").unwrap_or_default(),
+            ecn: parsed("ROXIE_ECN", "as congestion control wants it"),
+            classes: parsed("ROXIE_QOS", "one class").unwrap_or_default(),
+            line_rate: parsed("ROXIE_SPEED", "what the interface says"),
+        };
+        let service_type = parsed("ROXIE_TOS", "0").unwrap_or_default();
         // A launcher that has ended, or is another user's, will not look.
         let estate = variable("ROXIE_ESTATE").and_then(|path| Estate::open(path.as_ref()).ok());
-        Settings { interface: variable("ROXIE_DEV"), port, drive, fault, capture, estate }
+        let interface = variable("ROXIE_DEV");
+        Settings { interface, port, drive, fault, capture, congestion, service_type, estate }
     });
     &SETTINGS
 }

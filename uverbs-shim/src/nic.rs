@@ -68,7 +68,8 @@ impl Nic {
     fn start(call: &'static str) -> Result<Nic, Errno> {
         let settings = device::settings();
         let Some(interface) = device::interface(settings) else { return Err(libc::ENODEV) };
-        let config = DeviceConfig { drive: settings.drive, ..DeviceConfig::default() };
+        let congestion = settings.congestion.clone();
+        let config = DeviceConfig { drive: settings.drive, congestion, ..DeviceConfig::default() };
         let stack = Stack { fault: settings.fault.clone(), capture: settings.capture.clone() };
         let opened = Device::open_unclaimed(&interface, settings.port, stack, &config);
         let device = opened.map_err(|error| {

@@ -7,12 +7,12 @@ use std::sync::Mutex;
 
 use roxie::host::QueuePair;
 use roxie::limits::MAX_SGE;
-use roxie::verbs::{QpCaps, QpInit, QpState, QpType};
+use roxie::verbs::{QpCaps, QpInit, QpState, QpType, RateLimit};
 
 use crate::abi::{
     ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask as attr_mask, ibv_qp_cap,
     ibv_qp_create_send_ops_flags as ops, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
-    ibv_qp_init_attr_mask as mask, ibv_qp_open_attr, ibv_qp_type,
+    ibv_qp_init_attr_mask as mask, ibv_qp_open_attr, ibv_qp_rate_limit_attr, ibv_qp_type,
 };
 use crate::cancellation::Uncancelled;
 use crate::context::context;
@@ -404,6 +404,32 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
                 (*qp).state = (*attr).qp_state;
             }
             Ok(())
+        })
+    })
+}
+
+/// Bounds how fast a queue pair sends: a rate in kb/s, 0 for no bound, and bursts in bytes.
+pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_rate_limit_attr,
+) -> c_int {
+    let _uncancelled = Uncancelled::new();
+    const CALL: &str = "ibv_modify_qp_rate_limit";
+    // SAFETY: the contract: an object, and attributes.
+    code(unsafe {
+        behind(qp).and_then(|found| {
+            found.has_a_state(CALL)?;
+            let given = *attr;
+            if given.comp_mask != 0 {
+                let why = format_args!("comp_mask {:#x}: none is known", given.comp_mask);
+                return refuse(CALL, libc::EINVAL, why);
+            }
+            let limit = RateLimit {
+                kbps: given.rate_limit,
+                max_burst: given.max_burst_sz,
+                typical_packet: given.typical_pkt_sz,
+            };
+            found.pair.set_rate_limit(limit).map_err(device(CALL))
         })
     })
 }

@@ -2,7 +2,7 @@
 
 use roxie::host::Device;
 use roxie::nic::QpStatus;
-use roxie::verbs::{Mtu, Psn, QpAttr, QpState, QpType, Qpn};
+use roxie::verbs::{Mtu, Psn, QpAttr, QpState, QpType, Qpn, RateLimit};
 
 use crate::abi::{ibv_ah_attr, ibv_mig_state, ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap};
 use crate::ah;
@@ -68,7 +68,6 @@ pub(crate) unsafe fn publish(qp: &mut netlink::Qp, attr: *const ibv_qp_attr, giv
 const NOT_SERVED: &[(u32, &str)] = &[
     (mask::IBV_QP_ALT_PATH, "alt_ah_attr: there are no alternate paths"),
     (mask::IBV_QP_CAP, "cap: queues keep the size that they were made with"),
-    (mask::IBV_QP_RATE_LIMIT, "rate_limit: QPs are not paced"),
 ];
 
 /// The mask without what an end of an XRC connection has no use for, as the kernel leaves it out: programs set for both
@@ -93,7 +92,7 @@ pub(crate) unsafe fn read(
     attr: *const ibv_qp_attr,
     given: u32,
 ) -> Result<QpAttr, Errno> {
-    const ALL: u32 = (mask::IBV_QP_DEST_QPN << 1) - 1;
+    const ALL: u32 = ((mask::IBV_QP_DEST_QPN << 1) - 1) | mask::IBV_QP_RATE_LIMIT;
     if attr.is_null() {
         return Err(libc::EINVAL);
     }
@@ -160,6 +159,8 @@ pub(crate) unsafe fn read(
         out.timeout = set(mask::IBV_QP_TIMEOUT, (*attr).timeout);
         out.retry_cnt = set(mask::IBV_QP_RETRY_CNT, (*attr).retry_cnt);
         out.rnr_retry = set(mask::IBV_QP_RNR_RETRY, (*attr).rnr_retry);
+        out.rate_limit = has(mask::IBV_QP_RATE_LIMIT)
+            .then(|| RateLimit { kbps: (*attr).rate_limit, ..RateLimit::default() });
     }
     Ok(out)
 }

@@ -5,14 +5,14 @@ use std::mem::{offset_of, size_of};
 use std::ptr;
 
 use roxie::limits::{Limits, MAX_CQE, MAX_SGE, MAX_WR};
-use roxie::netdev::Interface;
+use roxie::netdev::{Interface, link_speed};
 use roxie::verbs::Gid;
 
 use crate::abi::{
     _compat_ibv_port_attr, ibv_atomic_cap, ibv_context, ibv_device_attr, ibv_device_attr_ex,
     ibv_device_cap_flags as caps, ibv_gid, ibv_gid_entry, ibv_gid_type, ibv_mtu, ibv_odp_general_caps as odp,
-    ibv_odp_transport_cap_bits as odp_can, ibv_port_attr, ibv_port_state, ibv_query_device_ex_input,
-    ibv_values_ex,
+    ibv_odp_transport_cap_bits as odp_can, ibv_packet_pacing_caps, ibv_port_attr, ibv_port_state,
+    ibv_query_device_ex_input, ibv_values_ex,
 };
 use crate::cancellation::Uncancelled;
 use crate::context::{Context, context};
@@ -28,6 +28,10 @@ pub(crate) const COMPLETION_VECTORS: c_int = 1;
 pub(crate) const GID_TABLE: usize = 32;
 /// The default partition, the only one.
 const PKEY: u16 = 0xffff;
+/// The fastest that a rate limit can say is 4 Tb/s.
+const FASTEST_KBPS: u32 = u32::MAX;
+/// Bits by `ibv_qp_type`: RC, UC, UD, raw packets.
+const PACED_TYPES: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8;
 /// Bytes of the longest message.
 const MAX_MESSAGE: u32 = 1 << 31;
 /// Words of device memory, which is ordinary memory here: enough for programs that look for it.
@@ -147,6 +151,12 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             all.rss_caps = wq::capabilities(all.orig_attr.max_qp as u32);
             all.max_wq_type_rq = all.orig_attr.max_qp as u32;
         }
+        // In kb/s, and of which types of QPs.
+        all.packet_pacing_caps = ibv_packet_pacing_caps {
+            qp_rate_limit_min: 1,
+            qp_rate_limit_max: FASTEST_KBPS,
+            supported_qpts: PACED_TYPES,
+        };
         all.cq_mod_caps.max_cq_count = u16::MAX;
         all.cq_mod_caps.max_cq_period = u16::MAX;
         all.odp_caps.general_caps = (odp::IBV_ODP_SUPPORT | odp::IBV_ODP_SUPPORT_IMPLICIT).into();
@@ -208,17 +218,12 @@ fn width_and_speed(mbps: Option<u32>) -> (u8, u8) {
     }
 }
 
-/// Speed of an interface's link in Mb/s, if it knows one.
-fn link_speed(interface: &Interface) -> Option<u32> {
-    let told = std::fs::read_to_string(format!("/sys/class/net/{}/speed", interface.name)).ok()?;
-    told.trim().parse().ok()
-}
-
 fn port_attr(context: &Context) -> ibv_port_attr {
     let device = &context.nic.device;
     let interface = context.interface();
     let running = interface.as_ref().is_some_and(|interface| interface.up && interface.running);
-    let (active_width, active_speed) = width_and_speed(interface.as_ref().and_then(link_speed));
+    let (active_width, active_speed) =
+        width_and_speed(interface.as_ref().and_then(|interface| link_speed(&interface.name)));
     ibv_port_attr {
         state: if running { ibv_port_state::IBV_PORT_ACTIVE } else { ibv_port_state::IBV_PORT_DOWN },
         max_mtu: ibv_mtu::IBV_MTU_4096,
@@ -275,7 +280,11 @@ pub unsafe extern "C" fn ibv_query_port_speed(of: *mut ibv_context, port: u32, s
         if speed.is_null() {
             return refuse(CALL, libc::EINVAL, "port_speed is null: where is the speed to be written?");
         }
-        let mbps = context.interface().as_ref().and_then(link_speed).unwrap_or(UNKNOWN_SPEED);
+        let mbps = context
+            .interface()
+            .as_ref()
+            .and_then(|interface| link_speed(&interface.name))
+            .unwrap_or(UNKNOWN_SPEED);
         // SAFETY: as above, and room for a number.
         unsafe { speed.write(u64::from(mbps) / 100) };
         Ok(())

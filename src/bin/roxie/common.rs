@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use congestion::CongestionOptions;
 use interface::{Without, check_up, usable_interface};
 use roxie::engine::Drive;
 use roxie::host::{
@@ -27,6 +28,7 @@ use roxie::time::Nanos;
 use roxie::verbs::{Mtu, Wc, WcStatus};
 
 pub(crate) mod bare;
+pub(crate) mod congestion;
 pub(crate) mod health;
 pub(crate) mod interface;
 pub(crate) mod output;
@@ -178,6 +180,8 @@ pub(crate) struct DeviceOptions {
     /// How often a packet is sent again before the connection fails, 0 to 7
     #[arg(long, default_value_t = 7, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=7))]
     pub(crate) retry: u8,
+    #[command(flatten)]
+    pub(crate) congestion: CongestionOptions,
 }
 
 /// An open device.
@@ -324,7 +328,13 @@ impl DeviceOptions {
     }
 
     fn config(&self, gid_order: GidOrder) -> DeviceConfig {
-        DeviceConfig { drive: self.drive.unwrap_or_default(), gid_order, ..DeviceConfig::default() }
+        let congestion = self.congestion.config();
+        DeviceConfig {
+            drive: self.drive.unwrap_or_default(),
+            gid_order,
+            congestion,
+            ..DeviceConfig::default()
+        }
     }
 
     /// Addresses that were asked for stay in their order.

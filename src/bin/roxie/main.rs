@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod cc;
 mod common;
 mod decode;
 mod demo;
@@ -27,6 +28,7 @@ struct Arguments {
 // A doc comment here would take the place of the command's own long help: only where that has none.
 #[derive(Debug, Subcommand)]
 enum Command {
+    Cc(cc::Arguments),
     Decode(decode::Arguments),
     Demo(demo::Arguments),
     Perf(perf::Arguments),
@@ -39,6 +41,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
+        Command::Cc(arguments) => cc::run(&arguments),
         Command::Decode(arguments) => decode::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),

@@ -79,6 +79,7 @@ pub(super) fn set_up(
         traffic_class: route.traffic_class,
         hop_limit: route.hop_limit,
         flow_label: route.flow_label,
+        ..AhOptions::default()
     };
     let av = shared.device.address_vector(route.local, route.remote, &way)?;
     if qp.query()?.state == QpState::Reset {

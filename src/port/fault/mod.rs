@@ -238,9 +238,11 @@ impl<P: Port> Port for FaultPort<P> {
     fn rx_frame(&self, i: usize) -> Received<'_> {
         match &self.view[i] {
             Seen::Inner(i) | Seen::Again(i) => self.inner.rx_frame(*i),
-            Seen::Own(held) => {
-                Received { frame: Frame::whole(self.pool.bytes(held)), ip_id_hidden: held.ip_id_hidden() }
-            }
+            Seen::Own(held) => Received {
+                frame: Frame::whole(self.pool.bytes(held)),
+                ip_id_hidden: held.ip_id_hidden(),
+                arrived: None,
+            },
         }
     }
 
@@ -266,6 +268,7 @@ impl<P: Port> Port for FaultPort<P> {
         tx_arrange,
         tx_note,
         tx_cancel,
+        stamp_arrivals,
         wants_notes,
         undelivered,
         event_fds,

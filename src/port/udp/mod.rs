@@ -60,13 +60,14 @@ impl Port for UdpPort {
         &self.info
     }
 
-    fn rx_burst(&mut self, _now: Nanos) -> usize {
-        self.receiver.poll()
+    fn rx_burst(&mut self, now: Nanos) -> usize {
+        self.receiver.poll(now)
     }
 
     fn rx_frame(&self, i: usize) -> Received<'_> {
         let frame = self.receiver.frame(i);
-        Received { frame, ip_id_hidden: frame.a.len() == headers::V4_HEADERS }
+        let ip_id_hidden = frame.a.len() == headers::V4_HEADERS;
+        Received { frame, ip_id_hidden, arrived: self.receiver.arrived(i) }
     }
 
     fn rx_note(&mut self, _i: usize, _note: Arguments<'_>) {}
@@ -107,6 +108,10 @@ impl Port for UdpPort {
 
     fn tx_pending(&self) -> bool {
         self.sender.pending()
+    }
+
+    fn stamp_arrivals(&mut self) -> bool {
+        self.receiver.stamp_arrivals()
     }
 
     fn event_fds(&self) -> Vec<BorrowedFd<'_>> {

@@ -3,13 +3,16 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::time::ClockId;
 
 use super::headers::{Headers, Route, V4_HEADERS, V6_HEADERS, synthetic_mac};
-use super::sys::{INBOX, Inbox, Train};
+use super::sys::{INBOX, Inbox, Train, set_int};
 use crate::frame::Frame;
 use crate::port::BURST;
+use crate::time::Nanos;
 
 /// A socket that had nothing for so many polls in a row is asked less often, while another has something.
 const COLD_AFTER: u32 = 64;
@@ -35,6 +38,8 @@ pub(super) struct Receiver {
     mac: [u8; 6],
     port: u16,
     max_frame: usize,
+    /// The kernel says when datagrams arrived.
+    stamps: bool,
     pub(super) counts: ReceiveCounts,
 }
 
@@ -65,6 +70,9 @@ struct Cut {
     headers: Headers,
     /// Those of a shorter last datagram.
     last_headers: Headers,
+    /// When it arrived, by the day's clock.
+    stamp: Option<Duration>,
+    arrived: Option<Nanos>,
 }
 
 /// A datagram of the current burst.
@@ -97,12 +105,23 @@ impl Receiver {
             mac,
             port,
             max_frame,
+            stamps: false,
             counts: ReceiveCounts::default(),
         }
     }
 
+    /// Has the kernel say when datagrams arrive. False: it does not.
+    pub(super) fn stamp_arrivals(&mut self) -> bool {
+        let set = |l: &Listener| set_int(l.socket.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1);
+        self.stamps = self.listeners.iter().map(set).all(|set| set.is_ok());
+        self.stamps
+    }
+
     /// Receives from another socket as well.
     pub(super) fn listen(&mut self, address: IpAddr, socket: OwnedFd) -> io::Result<()> {
+        if self.stamps {
+            set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
+        }
         self.later.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         self.listeners.push(Listener { socket, address, idle_polls: 0, dropped: 0 });
         Ok(())
@@ -129,10 +148,13 @@ impl Receiver {
     }
 
     /// Takes up to [`BURST`] datagrams, first those that an earlier call brought.
-    pub(super) fn poll(&mut self) -> usize {
+    pub(super) fn poll(&mut self, now: Nanos) -> usize {
         debug_assert!(self.burst.is_empty(), "rx_release comes before the next rx_burst");
         if !self.has_rest() {
             self.fetch();
+            if self.stamps {
+                self.date(now);
+            }
         }
         while self.burst.len() < BURST && self.has_rest() {
             let cut = &self.trains[self.next.0];
@@ -154,6 +176,20 @@ impl Receiver {
         let headers = if datagram.len == cut.segment { &cut.headers } else { &cut.last_headers };
         let b = self.inbox.bytes(cut.buffer, datagram.offset, datagram.len);
         Frame { a: headers.as_slice(), b }
+    }
+
+    /// When the `i`-th datagram of the burst arrived, if the kernel said so.
+    pub(super) fn arrived(&self, i: usize) -> Option<Nanos> {
+        self.trains[self.burst[i].train].arrived
+    }
+
+    /// The kernel's stamps are of the day's clock: what matters is how long ago they are.
+    fn date(&mut self, now: Nanos) {
+        let Ok(wall) = ClockId::CLOCK_REALTIME.now() else { return };
+        let wall = Duration::from(wall);
+        for cut in &mut self.trains {
+            cut.arrived = cut.stamp.map(|stamp| now - wall.saturating_sub(stamp).into());
+        }
     }
 
     pub(super) fn release(&mut self) {
@@ -245,6 +281,8 @@ impl Receiver {
             segment: train.segment,
             headers: headers_of(train.segment),
             last_headers: if last == 0 { Headers::EMPTY } else { headers_of(last) },
+            stamp: train.stamp,
+            arrived: None,
         }
     }
 }

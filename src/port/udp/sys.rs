@@ -11,6 +11,7 @@ use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use libc::{c_int, iovec, mmsghdr};
 
@@ -35,7 +36,7 @@ const _: () = assert!(size_of::<libc::sockaddr_in6>() == SOCKADDR_IN6);
 
 /// Room for what one sent datagram carries: packet info 40, traffic class 24, segment size 24.
 type SendControl = [u8; 96];
-/// Room for what one received datagram carries: those, and the drop count.
+/// Room for what one received datagram carries: those, the drop count 24, and the time 32.
 type ReceiveControl = [u8; 160];
 
 /// Sets an option whose value is an `int`.
@@ -237,6 +238,8 @@ pub(super) struct Train {
     pub(super) truncated: bool,
     /// Datagrams that this socket has lost for want of room, in all.
     pub(super) dropped: Option<u32>,
+    /// When its last datagram arrived, by the day's clock.
+    pub(super) stamp: Option<Duration>,
 }
 
 impl Inbox {
@@ -292,6 +295,7 @@ impl Inbox {
             len,
             truncated: header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
             dropped: None,
+            stamp: None,
         };
         let control_len = header.msg_hdr.msg_controllen.min(size_of::<ReceiveControl>());
         read_control(&self.controls[i][..control_len], &mut train);
@@ -390,6 +394,11 @@ fn read_control(mut control: &[u8], train: &mut Train) {
             (libc::SOL_UDP, libc::UDP_GRO, 4..) => {
                 let segment = c_int::from_ne_bytes(array(&data[..4]));
                 train.segment = usize::try_from(segment).unwrap_or(0).clamp(1, train.len.max(1));
+            }
+            // struct timespec.
+            (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS, 16..) => {
+                let [seconds, nanos] = [0, 8].map(|at| u64::from_ne_bytes(array(&data[at..at + 8])));
+                train.stamp = Some(Duration::from_secs(seconds) + Duration::from_nanos(nanos));
             }
             (libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 4..) => {
                 train.dropped = Some(u32::from_ne_bytes(array(&data[..4])));

@@ -165,7 +165,7 @@ impl Port for XdpPort {
         let mut i = i;
         for queue in &self.queues {
             if i < queue.received() {
-                return Received { frame: queue.frame(i), ip_id_hidden: false };
+                return Received { frame: queue.frame(i), ip_id_hidden: false, arrived: None };
             }
             i -= queue.received();
         }

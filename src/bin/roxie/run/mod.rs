@@ -21,6 +21,7 @@ use roxie::host::{Device, DeviceConfig, EVENTS, Estate, EventLog, LoggedEvent, O
 use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
 
+use crate::common::congestion::CongestionOptions;
 use crate::common::interface::{Without, usable_interface};
 use crate::common::{Failure, output};
 pub(crate) use library::Library;
@@ -71,6 +72,11 @@ pub(crate) struct Options {
     /// Say nothing but errors before the program starts
     #[arg(short, long)]
     quiet: bool,
+    /// The type of service (traffic class) of rdma_cm's connections whose program asks for none
+    #[arg(long, value_name = "TOS")]
+    tos: Option<u8>,
+    #[command(flatten)]
+    congestion: CongestionOptions,
 }
 
 fn parse_fault(spec: &str) -> Result<String, String> {
@@ -183,6 +189,8 @@ impl Prepared {
             ("ROXIE_CAPTURE", options.capture.clone().map(OsString::from)),
         ];
         all.extend(more.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        all.extend(options.tos.map(|tos| ("ROXIE_TOS", tos.to_string().into())));
+        all.extend(options.congestion.environment());
         all
     }
 }

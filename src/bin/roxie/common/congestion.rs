@@ -1,0 +1,60 @@
+//! The options of congestion control and traffic classes, for a device of ours and for one of a program's.
+
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::str::FromStr;
+
+use clap::Args;
+use roxie::congestion::{Rate, Settings};
+use roxie::nic::{CongestionConfig, EcnPolicy, TrafficClasses};
+
+/// Congestion control and traffic classes. Kept as they were written, to be handed on.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Congestion")]
+pub(crate) struct CongestionOptions {
+    /// How fast QPs send: off, dcqcn, swift or fixed,rate=RATE, with knobs behind it: dcqcn,preset=paper,rpg_ai_rate=40
+    /// (`roxie cc knobs` lists them) [default: off]
+    #[arg(long, value_name = "SPEC", value_parser = checked::<Settings>)]
+    cc: Option<String>,
+    /// Which data switches may mark instead of dropping it: off, on, or dscp=26+46 [default: on with --cc dcqcn, else off]
+    #[arg(long, value_name = "WHICH", value_parser = checked::<EcnPolicy>)]
+    ecn: Option<String>,
+    /// Traffic classes: trust=dscp|pcp, map=26:3+46:5 (DSCP to priority), strict=6+7, weight=0:20+3:80, pfc=3 (the priorities that
+    /// heed it), pause=on, tag=on (priority in an 802.1Q tag; xdp)
+    #[arg(long, value_name = "SPEC", value_parser = checked::<TrafficClasses>)]
+    qos: Option<String>,
+    /// What the link carries, where its driver does not know: 1G, 25G. Rates begin there
+    #[arg(long, value_name = "RATE", value_parser = checked::<Rate>)]
+    speed: Option<String>,
+}
+
+fn checked<T: FromStr<Err: Display>>(text: &str) -> Result<String, String> {
+    text.parse::<T>().map_err(|error| error.to_string()).map(|_| text.to_owned())
+}
+
+fn parsed<T: FromStr>(text: &Option<String>) -> Option<T> {
+    text.as_ref().and_then(|text| text.parse().ok())
+}
+
+impl CongestionOptions {
+    /// For a device of this process.
+    pub(crate) fn config(&self) -> CongestionConfig {
+        CongestionConfig {
+            control: parsed(&self.cc).unwrap_or_default(),
+            ecn: parsed(&self.ecn),
+            classes: parsed(&self.qos).unwrap_or_default(),
+            line_rate: parsed(&self.speed),
+        }
+    }
+
+    /// For one of a program's: variables and values.
+    pub(crate) fn environment(&self) -> impl Iterator<Item = (&'static str, OsString)> {
+        let all = [
+            ("ROXIE_CC", &self.cc),
+            ("ROXIE_ECN", &self.ecn),
+            ("ROXIE_QOS", &self.qos),
+            ("ROXIE_SPEED", &self.speed),
+        ];
+        all.into_iter().filter_map(|(name, text)| Some((name, OsString::from(text.clone()?))))
+    }
+}

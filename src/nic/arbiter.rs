@@ -1,0 +1,215 @@
+//! Who sends next: eight transmit queues, one for each priority, and one before all of them.
+//!
+//! A queue is *strict*, and goes before those of lower priority, or shares what strict queues leave with others by weight
+//! (enhanced transmission selection, 802.1Qaz). Priority flow control stops queues one by one. Notifications of congestion go
+//! before everything, by a queue of their own; so do acknowledgements, if there is more than one priority for them to overtake.
+
+use std::collections::VecDeque;
+
+use crate::time::Nanos;
+use crate::verbs::QpIndex;
+
+/// Priorities, as in 802.1Q.
+pub const PRIORITIES: usize = 8;
+/// Bytes that a queue of weight 1 may send in its round.
+const UNIT: i64 = 512;
+/// What a queue that had the link to itself owes the others at most, in bytes: more than a QP sends in a turn.
+const DEEPEST: i64 = 1 << 18;
+
+/// How a queue is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Before all queues of lower priority.
+    Strict,
+    /// By weight, 1 to 100, when no strict queue has anything.
+    Weighted(u8),
+}
+
+#[derive(Debug)]
+struct Queue {
+    waiting: VecDeque<QpIndex>,
+    service: Service,
+    /// Bytes that it may still send in this round.
+    credit: i64,
+    /// When it may go on; zero: it is not paused.
+    paused_until: Nanos,
+}
+
+/// The queues.
+#[derive(Debug)]
+pub(super) struct Arbiter {
+    /// QPs whose notification, or acknowledgement, goes first.
+    urgent: VecDeque<QpIndex>,
+    queues: [Queue; PRIORITIES],
+    /// Bit p: queue p has something.
+    filled: u8,
+    /// Bit p: queue p is paused.
+    paused: u8,
+    /// Bit p: some QP has had this priority.
+    used: u8,
+    /// The weighted queue whose round it is.
+    round: usize,
+}
+
+impl Arbiter {
+    /// With room for as many QPs. All have priority 0 until they say something else.
+    pub(super) fn new(qps: usize) -> Arbiter {
+        let queue = |priority| Queue {
+            waiting: VecDeque::with_capacity(if priority == 0 { qps } else { 0 }),
+            service: Service::Weighted(1),
+            credit: 0,
+            paused_until: Nanos::ZERO,
+        };
+        Arbiter {
+            urgent: VecDeque::with_capacity(qps),
+            queues: std::array::from_fn(queue),
+            filled: 0,
+            paused: 0,
+            used: 1,
+            round: 0,
+        }
+    }
+
+    /// How each priority is served.
+    pub(super) fn set_services(&mut self, services: [Service; PRIORITIES]) {
+        for (queue, service) in self.queues.iter_mut().zip(services) {
+            queue.service = service;
+        }
+    }
+
+    /// A QP is going to use this priority; there may be `qps` of them.
+    pub(super) fn prepare(&mut self, priority: u8, qps: usize) {
+        self.used |= 1 << priority;
+        let waiting = &mut self.queues[usize::from(priority)].waiting;
+        waiting.reserve(qps.saturating_sub(waiting.len()));
+    }
+
+    /// True if acknowledgements may have something to overtake.
+    pub(super) fn has_priorities(&self) -> bool {
+        self.used != 1
+    }
+
+    /// True if a queue that is not paused has something.
+    pub(super) fn has_ready(&self) -> bool {
+        self.filled & !self.paused != 0 || !self.urgent.is_empty()
+    }
+
+    pub(super) fn push(&mut self, priority: u8, qp: QpIndex) {
+        self.queues[usize::from(priority)].waiting.push_back(qp);
+        self.filled |= 1 << priority;
+    }
+
+    pub(super) fn push_front(&mut self, priority: u8, qp: QpIndex) {
+        self.queues[usize::from(priority)].waiting.push_front(qp);
+        self.filled |= 1 << priority;
+    }
+
+    pub(super) fn push_urgent(&mut self, qp: QpIndex) {
+        self.urgent.push_back(qp);
+    }
+
+    pub(super) fn has_urgent(&self) -> bool {
+        !self.urgent.is_empty()
+    }
+
+    pub(super) fn pop_urgent(&mut self) -> Option<QpIndex> {
+        self.urgent.pop_front()
+    }
+
+    /// The next of the queue whose turn it is.
+    pub(super) fn pop(&mut self) -> Option<QpIndex> {
+        let open = self.filled & !self.paused;
+        if open == 0 {
+            return None;
+        }
+        let priority =
+            if open.is_power_of_two() { open.trailing_zeros() as usize } else { self.choose(open) };
+        let waiting = &mut self.queues[priority].waiting;
+        let qp = waiting.pop_front();
+        if waiting.is_empty() {
+            self.filled &= !(1 << priority);
+        }
+        qp
+    }
+
+    /// One of several open queues.
+    #[cold]
+    fn choose(&mut self, open: u8) -> usize {
+        let is_open = |p: &usize| open & 1 << p != 0;
+        let strict = |p: &usize| self.queues[*p].service == Service::Strict;
+        if let Some(priority) = (0..PRIORITIES).rev().filter(is_open).find(strict) {
+            return priority;
+        }
+        // Deficit round robin: who has used its share up waits until the others have.
+        let share = |queue: &Queue| match queue.service {
+            Service::Weighted(weight) => UNIT * i64::from(weight.max(1)),
+            Service::Strict => UNIT,
+        };
+        if (0..PRIORITIES).filter(is_open).all(|p| self.queues[p].credit <= 0) {
+            let missing = |p: usize| -self.queues[p].credit / share(&self.queues[p]) + 1;
+            let rounds = (0..PRIORITIES).filter(is_open).map(missing).min().unwrap_or(1);
+            for p in (0..PRIORITIES).filter(is_open) {
+                self.queues[p].credit += rounds * share(&self.queues[p]);
+            }
+        }
+        let may_send = |p: &usize| is_open(p) && self.queues[*p].credit > 0;
+        let turn = (self.round..self.round + PRIORITIES).map(|p| p % PRIORITIES).find(may_send);
+        self.round = turn.unwrap_or(self.round);
+        self.round
+    }
+
+    /// A frame of `bytes` left a queue.
+    #[inline]
+    pub(super) fn charge(&mut self, priority: u8, bytes: usize) {
+        if self.used != 1 {
+            let credit = &mut self.queues[usize::from(priority)].credit;
+            *credit = (*credit - bytes as i64).max(-DEEPEST);
+        }
+    }
+
+    /// A QP is gone.
+    pub(super) fn remove(&mut self, qp: QpIndex) {
+        self.urgent.retain(|waiting| *waiting != qp);
+        for (priority, queue) in self.queues.iter_mut().enumerate() {
+            queue.waiting.retain(|waiting| *waiting != qp);
+            if queue.waiting.is_empty() {
+                self.filled &= !(1 << priority);
+            }
+        }
+    }
+
+    /// True if a priority is paused.
+    pub(super) fn has_paused(&self) -> bool {
+        self.paused != 0
+    }
+
+    /// True if nothing of this priority may leave.
+    pub(super) fn is_paused(&self, priority: u8) -> bool {
+        self.paused & 1 << priority != 0
+    }
+
+    /// Nothing of this priority leaves before `until`, which may be now or past: then it goes on.
+    pub(super) fn pause(&mut self, now: Nanos, priority: u8, until: Nanos) {
+        self.queues[usize::from(priority)].paused_until = until;
+        if now < until {
+            self.paused |= 1 << priority;
+        } else {
+            self.paused &= !(1 << priority);
+        }
+    }
+
+    /// Queues whose pause is over go on.
+    pub(super) fn resume(&mut self, now: Nanos) {
+        for (priority, queue) in self.queues.iter().enumerate() {
+            if self.paused & 1 << priority != 0 && queue.paused_until <= now {
+                self.paused &= !(1 << priority);
+            }
+        }
+    }
+
+    /// When the first pause is over of a queue that has something; `MAX`: none has.
+    pub(super) fn next_resume(&self) -> Nanos {
+        let waits = |p: &usize| self.paused & self.filled & 1 << p != 0;
+        (0..PRIORITIES).filter(waits).map(|p| self.queues[p].paused_until).min().unwrap_or(Nanos::MAX)
+    }
+}

@@ -1,0 +1,302 @@
+//! Traffic classes: which priority a packet has, what it is worth, and which data a switch may mark.
+//!
+//! Text of them is what a user writes: `trust=dscp,pfc=3,strict=6+7,weight=0:20+3:80`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::arbiter::{PRIORITIES, Service};
+use crate::verbs::AddressVector;
+
+/// Which data is sent as ECN-capable, so that switches mark it instead of dropping it (RFC 3168).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EcnPolicy {
+    /// None, but what the application marks itself by the ECN bits of its traffic class.
+    #[default]
+    Off,
+    /// All data of connected QPs.
+    On,
+    /// That of these DSCPs: bit n is DSCP n.
+    Dscp(u64),
+}
+
+/// What a packet's priority goes by (`mlnx_qos --trust`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// The service level of its QP or address handle; it is the priority code point of a tagged frame.
+    #[default]
+    Pcp,
+    /// The DSCP of its traffic class.
+    Dscp,
+}
+
+/// Traffic classes: how packets get a priority and what that is worth.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrafficClasses {
+    /// What the priority goes by.
+    pub trust: Trust,
+    /// With [`Trust::Dscp`]: the priority of each DSCP.
+    pub dscp_to_priority: [u8; 64],
+    /// How each priority is served.
+    pub services: [Service; PRIORITIES],
+    /// Frames carry their priority in an 802.1Q tag of network 0.
+    pub tagged: bool,
+    /// Bit p: priority flow control frames stop priority p.
+    pub pfc: u8,
+    /// PAUSE frames stop all of them.
+    pub pause: bool,
+}
+
+impl Default for TrafficClasses {
+    fn default() -> TrafficClasses {
+        TrafficClasses {
+            trust: Trust::default(),
+            dscp_to_priority: std::array::from_fn(|dscp| (dscp / 8) as u8),
+            services: [Service::Weighted(1); PRIORITIES],
+            tagged: false,
+            pfc: 0,
+            pause: false,
+        }
+    }
+}
+
+impl TrafficClasses {
+    /// True if PAUSE or priority flow control frames mean anything.
+    pub fn heeds_mac_control(&self) -> bool {
+        self.pause || self.pfc != 0
+    }
+
+    /// The tag of frames along a path, if they carry one.
+    pub fn tag(&self, av: &AddressVector) -> Option<u16> {
+        self.tagged.then(|| u16::from(self.priority(av)) << 13)
+    }
+
+    /// The priority of what goes along a path.
+    pub fn priority(&self, av: &AddressVector) -> u8 {
+        match self.trust {
+            Trust::Pcp => av.sl & 7,
+            Trust::Dscp => self.dscp_to_priority[usize::from(av.traffic_class >> 2)] & 7,
+        }
+    }
+}
+
+/// What is wrong with a text that describes traffic classes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClassesError {
+    /// No such setting.
+    #[error(
+        "`{0}` is no setting of traffic classes: there are trust, map, strict, weight, pfc, pause and tag, as in \
+         trust=dscp,map=26:3+46:5,strict=6+7,weight=0:20+3:80,pfc=3"
+    )]
+    Unknown(String),
+    /// A setting without a value.
+    #[error("`{0}` wants a value, as in {0}=...")]
+    NoValue(String),
+    /// A setting takes no such value.
+    #[error("{setting}={value}: {takes}")]
+    Value {
+        /// Which setting.
+        setting: &'static str,
+        /// What was asked for.
+        value: String,
+        /// What it takes.
+        takes: &'static str,
+    },
+}
+
+const A_PRIORITY: &str = "priorities are 0 to 7, several with + between them, as in 3+4";
+
+fn number(setting: &'static str, text: &str, most: u8, takes: &'static str) -> Result<u8, ClassesError> {
+    let value = text.trim().parse().ok().filter(|value| *value <= most);
+    value.ok_or_else(|| ClassesError::Value { setting, value: text.to_owned(), takes })
+}
+
+fn pair<'a>(
+    setting: &'static str,
+    text: &'a str,
+    takes: &'static str,
+) -> Result<(&'a str, &'a str), ClassesError> {
+    text.split_once(':').ok_or_else(|| ClassesError::Value { setting, value: text.to_owned(), takes })
+}
+
+fn word<T: Copy>(
+    setting: &'static str,
+    text: &str,
+    words: &[(&str, T)],
+    takes: &'static str,
+) -> Result<T, ClassesError> {
+    let found = words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
+    found.ok_or_else(|| ClassesError::Value { setting, value: text.to_owned(), takes })
+}
+
+const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
+
+impl TrafficClasses {
+    fn set(&mut self, name: &str, value: &str) -> Result<(), ClassesError> {
+        match name {
+            "trust" => {
+                let words = [("dscp", Trust::Dscp), ("pcp", Trust::Pcp)];
+                self.trust = word("trust", value, &words, "priorities go by dscp or by pcp")?;
+            }
+            "map" => {
+                const TAKES: &str =
+                    "DSCP:PRIORITY, 0 to 63 and 0 to 7, several with + between them, as in 26:3+46:5";
+                for part in value.split('+') {
+                    let (dscp, priority) = pair("map", part, TAKES)?;
+                    let dscp = number("map", dscp, 63, TAKES)?;
+                    self.dscp_to_priority[usize::from(dscp)] = number("map", priority, 7, TAKES)?;
+                }
+            }
+            "strict" => {
+                for part in value.split('+') {
+                    let priority = number("strict", part, 7, A_PRIORITY)?;
+                    self.services[usize::from(priority)] = Service::Strict;
+                }
+            }
+            "weight" => {
+                const TAKES: &str =
+                    "PRIORITY:WEIGHT, 0 to 7 and 1 to 100, several with + between them, as in 0:20+3:80";
+                for part in value.split('+') {
+                    let (priority, weight) = pair("weight", part, TAKES)?;
+                    let priority = number("weight", priority, 7, TAKES)?;
+                    let weight = number("weight", weight, 100, TAKES)?;
+                    if weight == 0 {
+                        return Err(ClassesError::Value {
+                            setting: "weight",
+                            value: part.to_owned(),
+                            takes: TAKES,
+                        });
+                    }
+                    self.services[usize::from(priority)] = Service::Weighted(weight);
+                }
+            }
+            "pfc" => {
+                self.pfc = 0;
+                for part in value.split('+').filter(|part| *part != "off") {
+                    self.pfc |= 1 << number("pfc", part, 7, A_PRIORITY)?;
+                }
+            }
+            "pause" => self.pause = word("pause", value, &SWITCH, "it is on or off")?,
+            "tag" => self.tagged = word("tag", value, &SWITCH, "it is on or off")?,
+            _ => return Err(ClassesError::Unknown(name.to_owned())),
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for TrafficClasses {
+    type Err = ClassesError;
+
+    fn from_str(text: &str) -> Result<TrafficClasses, ClassesError> {
+        let mut classes = TrafficClasses::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').ok_or_else(|| match part {
+                "trust" | "map" | "strict" | "weight" | "pfc" | "pause" | "tag" => {
+                    ClassesError::NoValue(part.to_owned())
+                }
+                _ => ClassesError::Unknown(part.to_owned()),
+            })?;
+            classes.set(name.trim(), value.trim())?;
+        }
+        Ok(classes)
+    }
+}
+
+impl fmt::Display for TrafficClasses {
+    /// As it is read: what differs from the default.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let default = TrafficClasses::default();
+        let mut parts = Vec::new();
+        if self.trust == Trust::Dscp {
+            parts.push("trust=dscp".to_owned());
+        }
+        let mapped: Vec<_> = (0..64)
+            .filter(|dscp| self.dscp_to_priority[*dscp] != default.dscp_to_priority[*dscp])
+            .map(|dscp| format!("{dscp}:{}", self.dscp_to_priority[dscp]))
+            .collect();
+        let of =
+            |chosen: &dyn Fn(usize) -> Option<String>| (0..PRIORITIES).filter_map(chosen).collect::<Vec<_>>();
+        let strict = of(&|p| (self.services[p] == Service::Strict).then(|| p.to_string()));
+        let weight = of(&|p| match self.services[p] {
+            Service::Weighted(weight) if weight != 1 => Some(format!("{p}:{weight}")),
+            _ => None,
+        });
+        let pfc = of(&|p| (self.pfc & 1 << p != 0).then(|| p.to_string()));
+        for (name, values) in [("map", mapped), ("strict", strict), ("weight", weight), ("pfc", pfc)] {
+            if !values.is_empty() {
+                parts.push(format!("{name}={}", values.join("+")));
+            }
+        }
+        parts.extend(self.pause.then(|| "pause=on".to_owned()));
+        parts.extend(self.tagged.then(|| "tag=on".to_owned()));
+        f.write_str(&parts.join(","))
+    }
+}
+
+impl fmt::Display for EcnPolicy {
+    /// As it is read.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EcnPolicy::Off => f.write_str("off"),
+            EcnPolicy::On => f.write_str("on"),
+            EcnPolicy::Dscp(set) => {
+                let chosen = (0..64).filter(|dscp| set & 1 << dscp != 0).map(|dscp| dscp.to_string());
+                write!(f, "dscp={}", chosen.collect::<Vec<_>>().join("+"))
+            }
+        }
+    }
+}
+
+impl FromStr for EcnPolicy {
+    type Err = ClassesError;
+
+    /// `off`, `on`, or `dscp=26+46`.
+    fn from_str(text: &str) -> Result<EcnPolicy, ClassesError> {
+        const TAKES: &str = "off, on, or dscp=26+46: 0 to 63, several with + between them";
+        match text.split_once('=') {
+            None if text == "off" => Ok(EcnPolicy::Off),
+            None if text == "on" => Ok(EcnPolicy::On),
+            Some(("dscp", list)) => {
+                let bit = |part| Ok(1_u64 << number("ecn", part, 63, TAKES)?);
+                list.split('+').map(bit).try_fold(0, |set, bit| Ok(set | bit?)).map(EcnPolicy::Dscp)
+            }
+            _ => Err(ClassesError::Value { setting: "ecn", value: text.to_owned(), takes: TAKES }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_is_written() {
+        for text in
+            ["", "trust=dscp", "trust=dscp,map=26:5,strict=6+7,weight=0:20+3:80,pfc=3,pause=on,tag=on"]
+        {
+            assert_eq!(text.parse::<TrafficClasses>().expect(text).to_string(), text);
+        }
+        assert_eq!("on".parse(), Ok(EcnPolicy::On));
+        assert_eq!("dscp=0+26".parse(), Ok(EcnPolicy::Dscp(1 | 1 << 26)));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_what_would_be_right() {
+        for (text, says) in [
+            ("pfc=8", "pfc=8: priorities are 0 to 7, several with + between them, as in 3+4"),
+            ("strict=-1", "strict=-1: priorities are 0 to 7, several with + between them, as in 3+4"),
+            ("map=64:1", "map=64: DSCP:PRIORITY, 0 to 63 and 0 to 7"),
+            ("map=26:8", "map=8: DSCP:PRIORITY, 0 to 63 and 0 to 7"),
+            ("map=26", "map=26: DSCP:PRIORITY"),
+            ("weight=3:0", "weight=3:0: PRIORITY:WEIGHT, 0 to 7 and 1 to 100"),
+            ("trust=port", "trust=port: priorities go by dscp or by pcp"),
+            ("pause=yes", "pause=yes: it is on or off"),
+            ("pfc", "`pfc` wants a value, as in pfc=..."),
+            ("colour=red", "`colour` is no setting of traffic classes: there are trust, map"),
+        ] {
+            let error = text.parse::<TrafficClasses>().expect_err(text).to_string();
+            assert!(error.starts_with(says), "{text}: {error}");
+        }
+        assert!("dscp=64".parse::<EcnPolicy>().is_err() && "maybe".parse::<EcnPolicy>().is_err());
+    }
+}

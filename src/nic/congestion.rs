@@ -1,0 +1,306 @@
+//! Congestion control and traffic classes, as the NIC has them: who is notified, which data may be marked, which priority a packet
+//! has, and what a PAUSE stops.
+//!
+//! The notification point answers a marked packet only if its QP takes it for its peer's, and it is one that may come now: who
+//! cannot see what a QP sends has to guess its number and the PSN.
+
+use super::arbiter::PRIORITIES;
+use super::classes::{EcnPolicy, TrafficClasses};
+use super::{Nic, QpEntry};
+use crate::congestion::{Knob, Knobs, Moderation, Rate, Settings};
+use crate::frame::Frame;
+use crate::time::Nanos;
+use crate::transport::Verdict;
+use crate::verbs::{AddressVector, QpIndex, QpState};
+use crate::wire::{MacControl, Operation, Packet, mac_control};
+
+/// How far ahead of its turn a marked packet may be and still be answered: what a peer has under way at most, in packets.
+const PLAUSIBLY_AHEAD: i32 = 1 << 16;
+/// Bits that a quantum of PAUSE stands for (802.3 31B.2).
+const QUANTUM_BITS: f64 = 512.0;
+/// A priority that has been paused for so long without a break is stuck, not congested, and its pauses mean nothing for as long.
+const PAUSE_STORM: Nanos = Nanos::from_millis(100);
+
+/// How a NIC reacts to congestion, notifies of it, and tells traffic apart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CongestionConfig {
+    /// The reaction point of its connected QPs; DCQCN's has the knobs of the notification point as well.
+    pub control: Settings,
+    /// Which data is ECN-capable; `None`: all that the reaction point is for, if that goes by notifications.
+    pub ecn: Option<EcnPolicy>,
+    /// Traffic classes.
+    pub classes: TrafficClasses,
+    /// What the port carries: where rates begin, and what a quantum of PAUSE lasts by. `None`: 10 Gb/s, unless the interface knows.
+    pub line_rate: Option<Rate>,
+}
+
+impl Default for CongestionConfig {
+    /// Nothing is paced or marked; who sends too fast is told.
+    fn default() -> CongestionConfig {
+        CongestionConfig {
+            control: Settings::Off,
+            ecn: None,
+            classes: TrafficClasses::default(),
+            line_rate: None,
+        }
+    }
+}
+
+impl CongestionConfig {
+    /// What the port carries.
+    pub fn line_rate(&self) -> Rate {
+        self.line_rate.unwrap_or(Rate::from_gbps(10.0))
+    }
+
+    /// Which data is ECN-capable.
+    pub fn ecn_policy(&self) -> EcnPolicy {
+        let by_control =
+            if matches!(self.control, Settings::Dcqcn(_)) { EcnPolicy::On } else { EcnPolicy::Off };
+        self.ecn.unwrap_or(by_control)
+    }
+}
+
+/// What of congestion control concerns the NIC as a whole.
+#[derive(Debug)]
+pub(super) struct Congestion {
+    pub(super) config: CongestionConfig,
+    ecn: EcnPolicy,
+    moderation: Moderation,
+    /// DSCP and priority of notifications.
+    pub(super) notification: (u8, u8),
+    /// By priority: since when it has been paused without a break, and until when its pauses are ignored.
+    storms: [Storm; PRIORITIES],
+    /// By priority: frames that stopped it, and for how long in all.
+    pauses: [PauseCount; PRIORITIES],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct PauseCount {
+    frames: u64,
+    time: Nanos,
+}
+
+/// `rx_prio*_pause` of mlx5's `ethtool -S`, and the time asked for, in us.
+const PAUSE_NAMES: [(&str, &str); PRIORITIES] = [
+    ("rx_prio0_pause", "rx_prio0_pause_duration"),
+    ("rx_prio1_pause", "rx_prio1_pause_duration"),
+    ("rx_prio2_pause", "rx_prio2_pause_duration"),
+    ("rx_prio3_pause", "rx_prio3_pause_duration"),
+    ("rx_prio4_pause", "rx_prio4_pause_duration"),
+    ("rx_prio5_pause", "rx_prio5_pause_duration"),
+    ("rx_prio6_pause", "rx_prio6_pause_duration"),
+    ("rx_prio7_pause", "rx_prio7_pause_duration"),
+];
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Storm {
+    since: Nanos,
+    until: Nanos,
+    ignored_until: Nanos,
+}
+
+impl Congestion {
+    pub(super) fn new(secret: u64) -> Congestion {
+        let mut congestion = Congestion {
+            config: CongestionConfig::default(),
+            ecn: EcnPolicy::Off,
+            moderation: Moderation::new(&Knobs::default(), secret),
+            notification: (0, 0),
+            storms: [Storm::default(); PRIORITIES],
+            pauses: [PauseCount::default(); PRIORITIES],
+        };
+        congestion.set(CongestionConfig::default());
+        congestion
+    }
+
+    fn set(&mut self, config: CongestionConfig) {
+        let default = Knobs::default();
+        let knobs = config.control.knobs().unwrap_or(&default);
+        self.moderation.set(knobs);
+        let number = |knob| knobs.value(knob) as u8;
+        self.notification = (number(Knob::CnpDscp), number(Knob::CnpPriority));
+        self.ecn = config.ecn_policy();
+        self.config = config;
+    }
+
+    /// True if data along this path is to be sent as ECN-capable, and the application has not said so itself.
+    fn marks(&self, av: &AddressVector) -> bool {
+        let asked = match self.ecn {
+            EcnPolicy::Off => false,
+            EcnPolicy::On => true,
+            EcnPolicy::Dscp(set) => set & 1 << (av.traffic_class >> 2) != 0,
+        };
+        asked && av.traffic_class & 3 == 0
+    }
+}
+
+impl Nic {
+    /// Appends what was counted of pauses: of the priorities that heed them.
+    pub fn pause_counters(&self, out: &mut Vec<(&'static str, u64)>) {
+        let Congestion { config: CongestionConfig { classes, .. }, pauses, .. } = &self.congestion;
+        let heeds = |p: &usize| classes.pause || classes.pfc & 1 << p != 0;
+        for p in (0..PRIORITIES).filter(heeds) {
+            out.push((PAUSE_NAMES[p].0, pauses[p].frames));
+            out.push((PAUSE_NAMES[p].1, pauses[p].time.0 / 1_000));
+        }
+    }
+
+    /// A QP's path, or what paths mean, has changed: its priority and what follows from it.
+    pub(super) fn reclassify(&mut self, index: QpIndex) {
+        let places = self.qps.places() as usize;
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let (connected, av) = (entry.qp.qp_type.is_connected(), entry.qp.attributes().av);
+        let before = entry.priority;
+        if let Some(av) = av {
+            entry.priority = self.congestion.config.classes.priority(&av);
+            entry.capable = connected && self.congestion.marks(&av);
+            entry.qp.set_tag(self.congestion.config.classes.tag(&av));
+        }
+        let after = entry.priority;
+        if before != after {
+            self.arbiter.prepare(after, places);
+            if entry.ready {
+                self.arbiter.remove(index);
+                self.arbiter.push(after, index);
+            }
+        }
+    }
+
+    /// True if a QP goes by delay: the port should say when frames arrive.
+    pub fn wants_arrivals(&self) -> bool {
+        self.wants_arrivals
+    }
+
+    /// The same, once.
+    pub fn take_wish_for_arrivals(&mut self) -> bool {
+        std::mem::take(&mut self.arrivals_to_tell)
+    }
+
+    /// How it reacts to congestion, and its traffic classes.
+    pub fn congestion(&self) -> &CongestionConfig {
+        &self.congestion.config
+    }
+
+    /// Has all QPs go by other rules from now on. A running reaction point keeps its rate, if it is of the same kind.
+    pub(super) fn set_congestion(&mut self, now: Nanos, mut config: CongestionConfig) {
+        config.line_rate = config.line_rate.or(self.congestion.config.line_rate);
+        self.arbiter.set_services(config.classes.services);
+        for priority in 0..PRIORITIES as u8 {
+            if !config.classes.pause && config.classes.pfc & 1 << priority == 0 {
+                self.arbiter.pause(now, priority, now);
+            }
+        }
+        self.congestion.set(config);
+        let classes = &self.congestion.config.classes;
+        self.handles.set_tags(|av| classes.tag(av));
+        for index in (0..self.qps.places()).map(QpIndex) {
+            self.reclassify(index);
+            self.control_anew(now, index);
+        }
+    }
+
+    /// A QP's reaction point is to be as the rules say.
+    pub(super) fn control_anew(&mut self, now: Nanos, index: QpIndex) {
+        let config = &self.congestion.config;
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let settings = if entry.qp.qp_type.is_connected() { &config.control } else { &Settings::Off };
+        let settings = entry.own_control.as_ref().unwrap_or(settings);
+        entry.qp.set_control(now, settings, config.line_rate());
+        if entry.qp.goes_by_delay() && !self.wants_arrivals {
+            (self.wants_arrivals, self.arrivals_to_tell) = (true, true);
+        }
+        if entry.qp.is_paced() {
+            // Room for its release; and if it is one that is held, its time may be another.
+            self.releases.grow(index.0 + 1);
+        }
+        self.touch(index);
+    }
+
+    /// A switch marked the packet that is taken in.
+    #[cold]
+    pub(super) fn note_marked(&mut self) {
+        self.counters.np_ecn_marked_roce_packets += 1;
+        self.marked = true;
+    }
+
+    /// A marked packet came to a QP, which judged it.
+    #[cold]
+    pub(super) fn answer_mark(&mut self, now: Nanos, index: QpIndex, packet: &Packet, verdict: &Verdict) {
+        self.marked = false;
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let Some(av) = entry.qp.attributes().av else { return };
+        if entry.notification_due || !owes_notification(entry, packet, verdict) {
+            return;
+        }
+        if self.congestion.moderation.admit(now, &mut entry.last_notification, &av.dgid.0) {
+            entry.notification_due = true;
+            if !std::mem::replace(&mut entry.urgent, true) {
+                self.arbiter.push_urgent(index);
+            }
+        }
+    }
+
+    /// A MAC control frame: what it stops. True if it stops or starts something.
+    #[cold]
+    pub(super) fn heed_mac_control(&mut self, now: Nanos, frame: &Frame<'_>) -> bool {
+        if frame.array::<6>(0) != Some(mac_control::DESTINATION) {
+            return false;
+        }
+        let (enable, quanta) = match MacControl::parse(frame) {
+            Some(MacControl::Pause { quanta }) if self.congestion.config.classes.pause => {
+                self.counters.rx_global_pause += 1;
+                (0xff, [quanta; PRIORITIES])
+            }
+            Some(MacControl::Pfc { enable, quanta }) => (enable & self.congestion.config.classes.pfc, quanta),
+            _ => return false,
+        };
+        for priority in (0..PRIORITIES as u8).filter(|p| enable & 1 << p != 0) {
+            self.pause(now, priority, quanta[usize::from(priority)]);
+        }
+        enable != 0
+    }
+
+    fn pause(&mut self, now: Nanos, priority: u8, quanta: u16) {
+        let at = usize::from(priority);
+        let length =
+            Nanos((f64::from(quanta) * QUANTUM_BITS * 1e9 / self.congestion.config.line_rate().0) as u64);
+        let until = now + length;
+        let count = &mut self.congestion.pauses[at];
+        (count.frames, count.time) = (count.frames + 1, count.time + length);
+        let storm = &mut self.congestion.storms[at];
+        if quanta > 0 && now < storm.ignored_until {
+            self.counters.rx_pause_storm_ignored += 1;
+            return;
+        }
+        if now > storm.until {
+            storm.since = now;
+        }
+        storm.until = until;
+        if quanta > 0 && now.since(storm.since) >= PAUSE_STORM {
+            storm.ignored_until = now + PAUSE_STORM;
+            storm.since = storm.ignored_until;
+            self.counters.rx_pause_storm_warning_events += 1;
+            self.arbiter.pause(now, priority, now);
+            return;
+        }
+        self.arbiter.pause(now, priority, until);
+    }
+}
+
+/// True for a packet that its QP takes for its peer's, and that says something: acknowledgements and notifications do not slow
+/// down by being fewer.
+fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> bool {
+    let operation = packet.info().operation;
+    let speaks = !matches!(operation, Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::Cnp);
+    let may_come = match verdict {
+        Verdict::Executed | Verdict::Acknowledged | Verdict::NotReady | Verdict::NoReceive => true,
+        // Responses within what was asked for.
+        Verdict::Stale | Verdict::GoBack(_) => true,
+        Verdict::OutOfSequence { expected, .. } | Verdict::Incomplete { expected } => {
+            packet.bth.psn.distance_from(*expected) < PLAUSIBLY_AHEAD
+        }
+        _ => false,
+    };
+    let answers = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
+    speaks && may_come && answers && entry.qp.qp_type.is_connected()
+}

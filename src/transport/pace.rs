@@ -1,0 +1,252 @@
+//! The rate of a QP: what its reaction point is told, and when its next packet may leave.
+//!
+//! What carries data waits for its time: requests, and the responses of READs. Acknowledgements do not, nor the results of atomics:
+//! they are small, and the peer's rate hangs on them. A QP at line rate is not held, the link itself does that.
+//!
+//! A notification is heeded once for each that may have caused it: as many as data packets left, and none before the first. So who
+//! can forge one, but does not see what is sent, slows no QP that is idle, and others no more than a switch could.
+
+use super::verdict::RateChange;
+use super::{Ctx, Origin, Qp, Reply, TxPlan};
+use crate::congestion::{Control, Pacer, Rate, Sample, Settings, State};
+use crate::time::Nanos;
+use crate::wire::Psn;
+
+/// What a paced QP has.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Its reaction point.
+    control: Option<Box<dyn Control>>,
+    /// What it never exceeds, whatever the reaction point says.
+    limit: Option<Rate>,
+    line_rate: Rate,
+    pacer: Pacer,
+    /// Nothing was left to send when the last packet left, or it left at line rate: what is not used then is not caught up.
+    idle: bool,
+    /// Data has left since the last notification.
+    sent_data: bool,
+    /// The packet whose round trip is measured, and when it left.
+    probe: Option<(Psn, Nanos)>,
+    /// What was acknowledged up to the last sample.
+    sampled: Psn,
+}
+
+impl Pace {
+    fn rate(&mut self, now: Nanos) -> Rate {
+        let rate = self.control.as_mut().map_or(self.line_rate, |control| control.rate(now));
+        self.limit.map_or(rate, |limit| Rate(rate.0.min(limit.0)))
+    }
+
+    /// The rate as of the last call.
+    fn last_rate(&self) -> Rate {
+        let rate = self.control.as_ref().map_or(self.line_rate, |control| control.state().rate);
+        self.limit.map_or(rate, |limit| Rate(rate.0.min(limit.0)))
+    }
+
+    fn measures(&self) -> bool {
+        self.control.as_ref().is_some_and(|control| control.wants_round_trips())
+    }
+}
+
+impl Qp {
+    /// Has the reaction point of these settings decide how fast it sends; at `line_rate` or above it is not held. One of the same kind
+    /// keeps its rate. What the QP's own attributes say bounds it.
+    pub fn set_control(&mut self, now: Nanos, settings: &Settings, line_rate: Rate) {
+        let (limit, bursts) = (self.limit(), self.attributes().rate_limit.unwrap_or_default());
+        let is_off = *settings == Settings::Off && limit.is_none();
+        if is_off {
+            (self.pace, self.held) = (None, false);
+            return;
+        }
+        if self.pace.is_none() {
+            self.pace = Some(self.new_pace(line_rate));
+        }
+        let Some(pace) = &mut self.pace else { return };
+        (pace.line_rate, pace.limit) = (line_rate, limit);
+        let kept = pace.control.as_mut().is_some_and(|control| control.set(now, settings));
+        if !kept {
+            pace.control = settings.control(line_rate, now);
+        }
+        pace.pacer.set_burst(bursts.max_burst, bursts.typical_packet);
+        self.rate_changed(now);
+    }
+
+    /// What its rate limit and its path's static rate bound it to.
+    fn limit(&self) -> Option<Rate> {
+        let attributes = self.attributes();
+        let own = attributes.rate_limit.map(|limit| limit.kbps).filter(|kbps| *kbps > 0);
+        let of_path = attributes.av.and_then(|av| av.static_rate_kbps());
+        own.into_iter().chain(of_path).min().map(|kbps| Rate(f64::from(kbps) * 1e3))
+    }
+
+    fn new_pace(&self, line_rate: Rate) -> Box<Pace> {
+        let (pacer, sampled) = (Pacer::new(), self.requester.una);
+        Box::new(Pace {
+            control: None,
+            limit: None,
+            line_rate,
+            pacer,
+            idle: true,
+            sent_data: false,
+            probe: None,
+            sampled,
+        })
+    }
+
+    /// True if its reaction point measures round trips.
+    pub fn goes_by_delay(&self) -> bool {
+        self.pace.as_ref().is_some_and(|pace| pace.measures())
+    }
+
+    /// True if somebody decides how fast it sends.
+    pub fn is_paced(&self) -> bool {
+        self.pace.is_some()
+    }
+
+    /// What it holds back is held by another rate now.
+    fn rate_changed(&mut self, now: Nanos) {
+        let Some(pace) = &mut self.pace else { return };
+        if pace.idle {
+            pace.pacer.was_idle(now);
+        }
+        let rate = pace.rate(now);
+        pace.pacer.rate_changed(now, rate);
+        self.held &= rate < pace.line_rate && now < pace.pacer.ready_at();
+    }
+
+    /// What its reaction point knows.
+    pub fn control_state(&self) -> Option<State> {
+        self.pace.as_ref()?.control.as_ref().map(|control| control.state())
+    }
+
+    /// True if its data waits for its time.
+    pub fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// When what it holds back may leave, or is to be looked at since the rate rises; `None`: it holds nothing back.
+    pub fn held_until(&self) -> Option<Nanos> {
+        let pace = self.pace.as_ref().filter(|_| self.held)?;
+        let rises_at = pace.control.as_ref().map_or(Nanos::MAX, |control| control.rises_at());
+        Some(pace.pacer.ready_at().min(rises_at))
+    }
+
+    /// Time has passed: what was held back may leave, if it is its time.
+    pub fn release(&mut self, now: Nanos) {
+        if self.held {
+            self.rate_changed(now);
+        }
+    }
+
+    /// While data is held back: an acknowledgement or the result of an atomic.
+    #[cold]
+    pub(crate) fn next_unpaced(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        if self.has_unpaced() { self.next_reply(ctx) } else { None }
+    }
+
+    /// True if what would leave next does not wait for its time.
+    pub(crate) fn has_unpaced(&self) -> bool {
+        self.responder.replies.front().is_some_and(|reply| !matches!(reply, Reply::Read(_)))
+    }
+
+    /// A packet has left.
+    #[cold]
+    pub(super) fn note_departure(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
+        if !plan.carries_data() {
+            return;
+        }
+        let length = usize::from(plan.payload_len);
+        let template = match plan.way {
+            None => self.template(),
+            Some(way) => ctx.handles.find(way).map(|handle| &handle.template),
+        };
+        let bytes = template.map_or(length, |template| template.frame_len(plan.bth.opcode, length)) as u64;
+        let timeout = self.attributes().ack_timeout();
+        let is_last = !self.wants_transmit(ctx.limits);
+        let Some(pace) = &mut self.pace else { return };
+        pace.sent_data = true;
+        if let Some(control) = &mut pace.control {
+            control.sent(ctx.now, bytes);
+        }
+        let rate = pace.rate(ctx.now);
+        if rate < pace.line_rate {
+            if std::mem::replace(&mut pace.idle, is_last) {
+                pace.pacer.was_idle(ctx.now);
+            }
+            pace.pacer.sent(ctx.now, bytes, rate);
+            self.held = ctx.now < pace.pacer.ready_at();
+        } else {
+            pace.idle = true;
+        }
+        if plan.origin != Origin::Request {
+            return;
+        }
+        let r = &mut self.requester;
+        if r.retransmit_at != Nanos::MAX
+            && let Some(timeout) = timeout
+        {
+            // Packets are far apart: that they leave is not the peer's silence.
+            r.retransmit_at = r.retransmit_at.max(ctx.now + timeout);
+        }
+        // One at a time, and none that left twice: whose acknowledgement it would be is not known (Karn).
+        if plan.bth.ack_req && pace.probe.is_none() && plan.is_first() && pace.measures() {
+            pace.probe = Some((plan.bth.psn, ctx.now));
+        }
+    }
+
+    /// True if an acknowledgement is worth a packet of its own: packets of this QP are so far apart that its timer would not
+    /// wait for those after it.
+    #[cold]
+    pub(super) fn asks_each_time(&self, ctx: &Ctx<'_>, bytes: u64) -> bool {
+        let (Some(pace), Some(timeout)) = (&self.pace, self.attributes().ack_timeout()) else { return false };
+        let apart = pace.last_rate().nanos_for(bytes) * f64::from(ctx.limits.ack_request_interval);
+        apart > timeout.0 as f64 / 2.0
+    }
+
+    /// Something new was acknowledged, by a packet that arrived at `ctx.out.arrived`.
+    #[cold]
+    pub(super) fn note_arrival(&mut self, ctx: &mut Ctx<'_>) {
+        let una = self.requester.una;
+        let mtu = self.attributes().path_mtu.bytes() as u64;
+        let again = self.requester.going_back.is_some();
+        let Some(pace) = &mut self.pace else { return };
+        let Some((psn, left)) = pace.probe else { return };
+        if !psn.is_before(una) {
+            return;
+        }
+        pace.probe = None;
+        let packets = (una - pace.sampled.value()).value();
+        pace.sampled = una;
+        if again {
+            return;
+        }
+        let sample = Sample { round_trip: ctx.out.arrived.since(left), bytes: u64::from(packets) * mtu };
+        if let Some(control) = &mut pace.control
+            && control.acknowledged(ctx.now, sample)
+        {
+            self.rate_changed(ctx.now);
+        }
+    }
+
+    /// What is under way was lost, or the QP begins anew: nothing of it is measured.
+    pub(super) fn forget_probe(&mut self) {
+        if let Some(pace) = &mut self.pace {
+            pace.probe = None;
+        }
+    }
+
+    /// A notification of the peer's, which is a good one. `None`: nobody heeds it.
+    pub(super) fn notified(&mut self, now: Nanos) -> Option<RateChange> {
+        let pace = self.pace.as_mut()?;
+        if !std::mem::take(&mut pace.sent_data) {
+            return None;
+        }
+        let control = pace.control.as_mut()?;
+        let from = control.rate(now).0 as u64;
+        control.notified(now);
+        let state = control.state();
+        let alpha = state.alpha.map(|alpha| (alpha * 1e3).round() as u16);
+        self.rate_changed(now);
+        Some(RateChange { from, to: state.rate.0 as u64, alpha })
+    }
+}

@@ -1,0 +1,10 @@
+//! Congestion control as the transport sees it: rates, knobs, pacing, and which marks are answered.
+
+mod dcqcn;
+mod delay;
+mod moderation;
+mod pacing;
+mod published;
+mod random;
+mod replay;
+mod settings;

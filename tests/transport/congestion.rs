@@ -1,0 +1,174 @@
+//! The notification point: marked packets are answered with a notification, as often as is due, to whom it is due.
+
+use roxie::congestion::Settings;
+use roxie::nic::{Command, CongestionConfig, EcnPolicy};
+use roxie::time::Nanos;
+use roxie::verbs::{QpType, SendFlags, WrOpcode};
+use roxie::wire::{Bth, Ext, FlowSpec, NetHeader, Opcode, Packet, Psn, Template};
+
+use crate::{PEER_QPN, Setup, Stage, template};
+
+/// The stage's peer, whose packets a switch marks.
+fn marked() -> Stage {
+    let mut stage = Stage::new();
+    stage.template = with_class(3);
+    stage
+}
+
+fn with_class(traffic_class: u8) -> Template {
+    use roxie::sim::Host;
+    use roxie::wire::{Gid, RoceVersion};
+    let gid = |n| Gid::from(Host::address(n, false));
+    Template::new(&FlowSpec {
+        src_mac: Host::mac(2),
+        dst_mac: Host::mac(1),
+        vlan: None,
+        src: gid(2),
+        dst: gid(1),
+        traffic_class,
+        flow_label: 0,
+        hop_limit: 64,
+        source_port: 0xc000,
+        version: RoceVersion::V2,
+    })
+}
+
+fn send_only(stage: &mut Stage, psn: u32) {
+    let bth = Bth {
+        opcode: Opcode::RC_SEND_ONLY,
+        dest_qp: stage.qp.handle.qpn,
+        psn: Psn::new(psn),
+        ack_req: true,
+        ..Bth::default()
+    };
+    stage.send(&bth, &Ext::None, &[1; 64]);
+}
+
+fn notifications(packets: &[(Packet, Vec<u8>)]) -> usize {
+    packets.iter().filter(|(packet, _)| packet.bth.opcode == Opcode::CNP).count()
+}
+
+fn control(stage: &mut Stage, text: &str) {
+    let config = CongestionConfig { control: text.parse().expect("settings"), ..CongestionConfig::default() };
+    let command = Command::SetCongestion(Box::new(config));
+    stage.host.call(stage.now, command).expect("carried out");
+}
+
+#[test]
+fn a_marked_packet_is_answered_as_a_connectx_does() {
+    let mut stage = marked();
+    stage.receive(1, 0, 64);
+    send_only(&mut stage, 0);
+    let packets = stage.packets();
+    let opcodes: Vec<_> = packets.iter().map(|(packet, _)| packet.bth.opcode).collect();
+    assert_eq!(opcodes, [Opcode::CNP, Opcode::RC_ACKNOWLEDGE], "before everything else");
+    let (packet, _) = &packets[0];
+    assert_eq!(packet.bth.dest_qp, PEER_QPN);
+    assert!(packet.bth.becn && !packet.bth.fecn && !packet.bth.ack_req);
+    assert_eq!((packet.bth.psn, packet.bth.pkey), (Psn::new(0), 0xffff));
+    let NetHeader::Ipv4(ip) = packet.net else { panic!("IPv4") };
+    assert_eq!(ip.tos, 48 << 2 | 2, "DSCP 48, ECT(0)");
+    assert_eq!((stage.counter("np_cnp_sent"), stage.counter("np_ecn_marked_roce_packets")), (1, 1));
+}
+
+#[test]
+fn notifications_of_one_qp_are_an_interval_apart() {
+    let mut stage = marked();
+    let mut sent = 0;
+    for psn in 0..40 {
+        stage.receive(1, 0, 64);
+        send_only(&mut stage, psn);
+        sent += notifications(&stage.packets());
+        assert_eq!(stage.completions().len(), 1);
+        stage.now = stage.now + Nanos(500);
+    }
+    // 40 packets in 20 us, an interval of 4 us: at 0, 4, 8, 12 and 16.
+    assert_eq!((sent, stage.counter("np_cnp_sent"), stage.counter("np_ecn_marked_roce_packets")), (5, 5, 40));
+}
+
+#[test]
+fn what_is_not_the_peers_or_says_nothing_is_answered_with_nothing() {
+    // A mark on an acknowledgement.
+    let mut stage = marked();
+    stage.post(WrOpcode::Send, 16);
+    assert_eq!(stage.packets().len(), 1);
+    stage.acknowledge(crate::FIRST, roxie::wire::Syndrome::Ack { credits: 31 }, 1);
+    assert_eq!(notifications(&stage.packets()), 0, "an acknowledgement");
+    // A duplicate, and what is far ahead: whoever sent it does not know what is due.
+    for psn in [0xff_fff0, 0x40_0000] {
+        let mut stage = marked();
+        send_only(&mut stage, psn);
+        assert_eq!(notifications(&stage.packets()), 0, "PSN {psn:#x}");
+        assert_eq!(stage.counter("np_ecn_marked_roce_packets"), 1);
+    }
+    // A little ahead: packets before it were dropped where this one was marked.
+    let mut stage = marked();
+    send_only(&mut stage, 7);
+    assert_eq!(notifications(&stage.packets()), 1);
+    // A stranger's.
+    let mut stage = Stage::new();
+    stage.template = template(3);
+    send_only(&mut stage, 0);
+    assert_eq!(notifications(&stage.packets()), 0);
+    // A datagram's sender has no flow of its own.
+    let mut stage = Stage::with(Setup { qp_type: QpType::Ud, ..Setup::default() });
+    stage.template = with_class(3);
+    stage.receive(1, 0, 104);
+    let deth = roxie::wire::Deth { qkey: 0x11, src_qp: PEER_QPN };
+    let bth = Bth { opcode: Opcode::UD_SEND_ONLY, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
+    stage.send(&bth, &Ext::Deth(deth), &[1; 64]);
+    assert_eq!(notifications(&stage.packets()), 0);
+}
+
+#[test]
+fn data_is_ecn_capable_if_notifications_are_heeded_and_acknowledgements_are_not() {
+    let ecn = |packet: &Packet| packet.traffic_class() & 3;
+    let mut stage = Stage::new();
+    stage.post(WrOpcode::Send, 16);
+    assert_eq!(ecn(&stage.packets()[0].0), 0, "nobody would heed what comes of it");
+    for (settings, policy, expected) in [
+        ("dcqcn", None, 2),
+        ("swift", None, 0),
+        ("off", Some(EcnPolicy::On), 2),
+        ("dcqcn", Some(EcnPolicy::Off), 0),
+        ("dcqcn", Some(EcnPolicy::Dscp(1)), 2),
+        ("dcqcn", Some(EcnPolicy::Dscp(2)), 0),
+    ] {
+        let mut stage = Stage::new();
+        let control: Settings = settings.parse().expect("settings");
+        let config = CongestionConfig { control, ecn: policy, ..CongestionConfig::default() };
+        stage.host.call(stage.now, Command::SetCongestion(Box::new(config))).expect("carried out");
+        stage.post(WrOpcode::Send, 16);
+        let packets = stage.packets();
+        assert_eq!(ecn(&packets[0].0), expected, "{settings} {policy:?}");
+        stage.receive(1, 0, 64);
+        send_only(&mut stage, 0);
+        let packets = stage.packets();
+        assert_eq!((packets[0].0.bth.opcode, ecn(&packets[0].0)), (Opcode::RC_ACKNOWLEDGE, 0));
+    }
+}
+
+#[test]
+fn a_notification_slows_a_qp_that_sends_and_no_other() {
+    let mut stage = Stage::new();
+    control(&mut stage, "dcqcn,preset=paper");
+    let bth = Bth { opcode: Opcode::CNP, becn: true, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
+    stage.send(&bth, &Ext::None, &[]);
+    assert!(stage.packets().is_empty());
+    assert_eq!(
+        (stage.counter("rp_cnp_handled"), stage.counter("rp_cnp_ignored")),
+        (0, 1),
+        "it has sent nothing"
+    );
+    stage.post_as(0, WrOpcode::Write, SendFlags::SIGNALED, 256);
+    stage.packets();
+    for _ in 0..5 {
+        stage.send(&bth, &Ext::None, &[]);
+    }
+    stage.packets();
+    // One data packet can have caused one notification.
+    assert_eq!((stage.counter("rp_cnp_handled"), stage.counter("rp_cnp_ignored")), (1, 5));
+    let records = stage.log();
+    let told = |text: &str| records.iter().any(|record| record.contains(text));
+    assert!(told("CNP psn 0: congestion notification: rate 10 Gb/s -> 5 Gb/s, alpha 1"), "{records:#?}");
+}

@@ -1,0 +1,334 @@
+//! Rates: data leaves when it is its time, and nothing else waits for it.
+
+use roxie::congestion::Rate;
+use roxie::nic::{Command, CongestionConfig, Service, TrafficClasses, Trust};
+use roxie::time::Nanos;
+use roxie::verbs::{AddressVector, QpAttr, QpState, QpType, RateLimit, SendFlags, WrOpcode};
+use roxie::wire::{Bth, Ext, MacControl, Opcode, Psn, parse};
+
+use crate::{FIRST, MTU, Setup, Stage, attributes};
+
+/// Bytes of a full packet's frame: Ethernet, IPv4, UDP, BTH, payload, ICRC.
+const FULL: u64 = 14 + 20 + 8 + 12 + MTU.bytes() as u64 + 4;
+
+fn limit(stage: &mut Stage, kbps: u32) {
+    let rate = RateLimit { kbps, ..RateLimit::default() };
+    let attr = QpAttr { state: Some(QpState::Rts), rate_limit: Some(rate), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &attr).expect("in RTS");
+}
+
+/// What leaves until then, and when.
+fn departures(stage: &mut Stage, until: Nanos) -> Vec<(Nanos, Opcode, usize)> {
+    let mut all = Vec::new();
+    while stage.now < until {
+        for _ in 0..4 {
+            stage.host.worker.poll(stage.now);
+            for i in 0..stage.peer.rx_burst(stage.now) {
+                let frame = stage.peer.rx_frame(i).frame;
+                let opcode = parse(&frame).expect("a good packet").bth.opcode;
+                all.push((stage.now, opcode, frame.len()));
+            }
+            stage.peer.rx_release();
+        }
+        stage.now = stage.host.worker.next_deadline().max(stage.now + Nanos(1)).min(until);
+    }
+    all
+}
+
+/// Ten messages that fill a window of 120 packets.
+fn post_many(stage: &Stage) {
+    for id in 0..10 {
+        stage.post_as(id, WrOpcode::Write, SendFlags::SIGNALED, 12 * MTU.bytes() as u32);
+    }
+}
+
+#[test]
+fn a_rate_limit_is_never_more_than_a_packet_from_the_ideal_curve() {
+    for kbps in [10_000, 123_456, 1_000_000, 7_777_000] {
+        let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
+        limit(&mut stage, kbps);
+        post_many(&stage);
+        let rate = Rate(f64::from(kbps) * 1e3);
+        let left = departures(&mut stage, Nanos::from_millis(40));
+        assert_eq!(left.len(), 120, "at {rate}");
+        let mut bytes = 0;
+        for (number, (at, _, length)) in left.iter().enumerate() {
+            let ideal = rate.nanos_for(bytes);
+            let ahead = (ideal - at.0 as f64) / rate.nanos_for(FULL);
+            // Wake-ups are on a tick of 128 ns: behind by that much, and by a packet of rounding at most.
+            let behind = at.0 as f64 - ideal - 128.0;
+            assert!(
+                ahead < 1e-3 && behind < rate.nanos_for(FULL),
+                "packet {number} at {at}, ideally {ideal}, at {rate}"
+            );
+            bytes += *length as u64;
+        }
+    }
+}
+
+#[test]
+fn an_acknowledgement_does_not_wait_for_data_and_a_response_of_a_read_does() {
+    let mut stage = Stage::new();
+    limit(&mut stage, 10_000);
+    post_many(&stage);
+    stage.receive(1, 0, 64);
+    let first = departures(&mut stage, Nanos(10));
+    assert_eq!(first.len(), 1, "one packet, and the next is 240 us away");
+    let answers = stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 8]);
+    assert_eq!(answers.iter().map(|a| a.opcode).collect::<Vec<_>>(), [Opcode::RC_ACKNOWLEDGE]);
+
+    // A responder of four packets at 10 Mb/s.
+    let mut stage = Stage::new();
+    limit(&mut stage, 10_000);
+    let reth = stage.reth(0, 4 * MTU.bytes() as u32);
+    let bth = Bth {
+        opcode: Opcode::RC_READ_REQUEST,
+        dest_qp: stage.qp.handle.qpn,
+        psn: Psn::new(0),
+        ..Bth::default()
+    };
+    stage.send(&bth, &Ext::Reth(reth), &[]);
+    let left = departures(&mut stage, Nanos::from_millis(2));
+    let gap = Rate::from_mbps(10.0).nanos_for(FULL);
+    for (number, (at, ..)) in left.iter().enumerate() {
+        let ideal = gap * number as f64;
+        assert!((at.0 as f64 - ideal).abs() < gap / 4.0, "response {number} at {at}, ideally {ideal}");
+    }
+    assert_eq!(left.len(), 4);
+}
+
+/// After time without anything to send, nothing is caught up.
+#[test]
+fn an_idle_qp_saves_nothing_up() {
+    let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
+    limit(&mut stage, 10_000);
+    stage.post(WrOpcode::Write, MTU.bytes() as u32);
+    assert_eq!(departures(&mut stage, Nanos::from_millis(50)).len(), 1);
+    post_many(&stage);
+    let until = stage.now + Nanos::from_micros(700);
+    let left = departures(&mut stage, until);
+    // At 0, 251, 502 us.
+    assert_eq!(left.len(), 3, "{left:?}");
+}
+
+/// The pass that should have sent comes late: what was due meanwhile follows at once, up to the burst and no more.
+#[test]
+fn after_a_late_turn_a_burst_is_caught_up_and_no_more() {
+    let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
+    let rate = RateLimit { kbps: 1_000_000, max_burst: 3 * FULL as u32, typical_packet: 0 };
+    let attr = QpAttr { state: Some(QpState::Rts), rate_limit: Some(rate), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &attr).expect("in RTS");
+    post_many(&stage);
+    let now = stage.now + Nanos(1);
+    assert_eq!(departures(&mut stage, now).len(), 1);
+    stage.now = stage.now + Nanos::from_millis(1);
+    let now = stage.now + Nanos(1);
+    let burst = departures(&mut stage, now);
+    assert_eq!(burst.len(), 4, "three of the burst, and the one that is due: {burst:?}");
+}
+
+#[test]
+fn a_static_rate_of_the_path_is_a_limit_too() {
+    let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
+    let fast = CongestionConfig { line_rate: Some(Rate::from_gbps(100.0)), ..CongestionConfig::default() };
+    stage.host.call(stage.now, Command::SetCongestion(Box::new(fast))).expect("carried out");
+    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &reset).expect("from any state");
+    for mut attr in attributes(&stage.host, &Setup { timeout: 0, ..Setup::default() }) {
+        // IBV_RATE_2_5_GBPS.
+        attr.av = attr.av.map(|av| AddressVector { static_rate: 2, ..av });
+        stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
+    }
+    post_many(&stage);
+    let left = departures(&mut stage, Nanos::from_millis(1));
+    let (last, ..) = left[119];
+    let ideal = Rate::from_gbps(2.5).nanos_for(119 * FULL);
+    assert!((last.0 as f64 / ideal - 1.0).abs() < 0.01, "{last}, ideally {ideal}");
+}
+
+/// Packets so far apart that the peer's silence between them is longer than the timeout.
+#[test]
+fn a_slow_rate_is_no_timeout() {
+    let mut stage = Stage::new();
+    limit(&mut stage, 200);
+    stage.post(WrOpcode::Write, 6 * MTU.bytes() as u32);
+    let mut acknowledged = 0;
+    while acknowledged < 6 {
+        let until = stage.now + Nanos::from_millis(1);
+        for _ in departures(&mut stage, until) {
+            // A peer that answers what asks for it, and that is each of these.
+            stage.acknowledge(FIRST + acknowledged, roxie::wire::Syndrome::Ack { credits: 31 }, 0);
+            acknowledged += 1;
+        }
+    }
+    stage.packets();
+    assert_eq!(stage.counter("local_ack_timeout_err"), 0);
+    assert_eq!(stage.counter("retransmitted_packets"), 0);
+    assert_eq!(stage.completions().len(), 1);
+}
+
+fn classes(stage: &mut Stage, classes: TrafficClasses) {
+    let config =
+        CongestionConfig { classes, line_rate: Some(Rate::from_gbps(1.0)), ..CongestionConfig::default() };
+    stage.host.call(stage.now, Command::SetCongestion(Box::new(config))).expect("carried out");
+}
+
+/// Of priority 3 by its DSCP.
+fn of_priority_three() -> Stage {
+    let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
+    let trust = TrafficClasses { trust: Trust::Dscp, pfc: 1 << 3, ..TrafficClasses::default() };
+    classes(&mut stage, trust);
+    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &reset).expect("from any state");
+    for mut attr in attributes(&stage.host, &Setup { timeout: 0, ..Setup::default() }) {
+        attr.av = attr.av.map(|av| AddressVector { traffic_class: 26 << 2, ..av });
+        stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
+    }
+    stage
+}
+
+fn pause(stage: &mut Stage, priority: usize, quanta: u16) {
+    let mut times = [0; 8];
+    times[priority] = quanta;
+    let frame = MacControl::Pfc { enable: 1 << priority, quanta: times }.build([2, 0, 0, 0, 0, 9]);
+    let id = stage.peer.tx_alloc(frame.len()).expect("room");
+    stage.peer.tx_frame(&id).write(0, &frame);
+    stage.peer.tx_commit(id);
+    stage.peer.tx_flush(stage.now).expect("memory does not fail");
+}
+
+#[test]
+fn a_pause_stops_its_priority_for_its_quanta_and_no_other() {
+    // 1,000 quanta of 512 bits at 1 Gb/s are 512 us.
+    let length = Nanos::from_micros(512);
+    for (priority, stopped) in [(3, true), (0, false)] {
+        let mut stage = of_priority_three();
+        pause(&mut stage, priority, 1000);
+        stage.host.worker.poll(stage.now);
+        post_many(&stage);
+        let left = departures(&mut stage, Nanos::from_millis(2));
+        assert_eq!(left.len(), 120);
+        let first = left[0].0;
+        assert_eq!(first >= length, stopped, "priority {priority}: {first}");
+        assert!(first <= length + Nanos(2_000), "{first}");
+    }
+    // Resumed by a frame with no quanta.
+    let mut stage = of_priority_three();
+    pause(&mut stage, 3, 0xffff);
+    stage.host.worker.poll(stage.now);
+    post_many(&stage);
+    assert_eq!(departures(&mut stage, Nanos::from_micros(100)), []);
+    pause(&mut stage, 3, 0);
+    assert_eq!(departures(&mut stage, Nanos::from_micros(200)).len(), 120);
+    assert_eq!(stage.counter("rx_prio3_pause"), 2);
+}
+
+/// 802.1Qbb 36.1.1: a priority for which flow control is off does not heed it. Off is the default.
+#[test]
+fn a_pause_is_not_heeded_unless_it_was_asked_for() {
+    let mut stage = Stage::new();
+    pause(&mut stage, 0, 0xffff);
+    stage.host.worker.poll(stage.now);
+    stage.post(WrOpcode::Write, 8);
+    assert_eq!(departures(&mut stage, Nanos(10)).len(), 1);
+}
+
+/// A neighbour that pauses without end stops a priority half of the time at most.
+#[test]
+fn a_storm_of_pauses_is_ignored_after_a_while() {
+    let mut stage = of_priority_three();
+    let mut left = 0;
+    let mut psn = FIRST;
+    for step in 0..500 {
+        pause(&mut stage, 3, 0xffff);
+        if step % 10 == 0 {
+            stage.post(WrOpcode::Write, 8);
+        }
+        let until = Nanos::from_millis(step + 1);
+        for _ in departures(&mut stage, until) {
+            left += 1;
+            stage.acknowledge(psn, roxie::wire::Syndrome::Ack { credits: 31 }, 0);
+            psn = psn + 1;
+        }
+        stage.completions();
+    }
+    assert!(stage.counter("rx_pause_storm_warning_events") >= 2);
+    assert!((40..=50).contains(&left), "{left} of 50 in 500 ms");
+}
+
+/// Two QPs of different priorities on a port with room for one frame a pass.
+#[test]
+fn strict_goes_first_and_weights_share_what_is_left() {
+    let rates = |services: [Service; 8]| {
+        let mut stage = of_priority_three();
+        let trust = TrafficClasses { trust: Trust::Dscp, services, ..TrafficClasses::default() };
+        classes(&mut stage, trust);
+        let other = stage.host.create_qp_as(
+            roxie::verbs::QpInit { qp_type: QpType::Rc, caps: Default::default(), sq_sig_all: true },
+            16,
+        );
+        for attr in attributes(&stage.host, &Setup { timeout: 0, ..Setup::default() }) {
+            stage.host.modify(stage.now, &other, &attr).expect("a legal transition");
+        }
+        let mut shares = [0_u32, 0];
+        let wr = |id| roxie::verbs::SendWr {
+            wr_id: id,
+            opcode: WrOpcode::Write,
+            flags: SendFlags::SIGNALED,
+            ..Default::default()
+        };
+        post_many(&stage);
+        for id in 0..10 {
+            let sges = [stage.memory.sge(0, 12 * MTU.bytes() as u32)];
+            stage
+                .host
+                .post_send(&other, &wr(id), roxie::shared::work_queue::Payload::Sges(&sges))
+                .expect("room");
+        }
+        // The first pass has room for 128 of the 240 packets.
+        stage.host.worker.poll(stage.now);
+        let mut seen = 0;
+        while seen < 128 {
+            let count = stage.peer.rx_burst(stage.now);
+            assert!(count > 0, "{seen}");
+            for i in 0..count {
+                let packet = parse(&stage.peer.rx_frame(i).frame).expect("a good packet");
+                shares[usize::from(packet.traffic_class() >> 2 == 26)] += 1;
+                seen += 1;
+            }
+            stage.peer.rx_release();
+        }
+        shares
+    };
+    let weighted = |zero, three| {
+        let mut services = [Service::Weighted(1); 8];
+        (services[0], services[3]) = (zero, three);
+        services
+    };
+    assert_eq!(rates(weighted(Service::Strict, Service::Strict)), [8, 120], "the higher priority first");
+    assert_eq!(rates(weighted(Service::Strict, Service::Weighted(50))), [120, 8]);
+    let [zero, three] = rates(weighted(Service::Weighted(30), Service::Weighted(30)));
+    assert!(zero.abs_diff(three) <= 64, "{zero} and {three}");
+}
+
+/// What was not sent while nothing held the QP is not caught up when something does.
+#[test]
+fn the_first_notification_is_followed_by_no_burst() {
+    let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
+    let control = "dcqcn,preset=paper".parse().expect("settings");
+    let config = CongestionConfig { control, ..CongestionConfig::default() };
+    stage.host.call(stage.now, Command::SetCongestion(Box::new(config))).expect("carried out");
+    stage.post(WrOpcode::Write, 4 * MTU.bytes() as u32);
+    let until = Nanos::from_millis(1);
+    assert_eq!(departures(&mut stage, until).len(), 4);
+    let bth = Bth { opcode: Opcode::CNP, becn: true, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
+    stage.send(&bth, &Ext::None, &[]);
+    stage.packets();
+    post_many(&stage);
+    let from = stage.now;
+    let left = departures(&mut stage, from + Nanos::from_micros(20));
+    // 20 us at 5 Gb/s.
+    let due = (20_000.0 / Rate::from_gbps(5.0).nanos_for(FULL)).ceil() as usize;
+    assert!(left.len() <= due + 1, "{} of {due}", left.len());
+    assert_eq!(left.iter().filter(|(at, ..)| *at == from).count(), 1, "one at once: {left:?}");
+}
