@@ -302,8 +302,10 @@ fn a_congested_link_with_real_frames_is_drawn_and_leaves_nothing_behind() {
 
 #[test]
 fn a_switch_that_is_none_is_refused_with_what_would_be_right() {
-    let output =
-        Command::new(ROXIE).args(["demo", "congestion", "--kmin", "9000", "--kmax", "5000"]).output().unwrap();
+    let output = Command::new(ROXIE)
+        .args(["demo", "congestion", "--kmin", "9000", "--kmax", "5000"])
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("Kmin 9000 is above Kmax 5000") && said.contains("Kmin is at most Kmax"), "{said}");

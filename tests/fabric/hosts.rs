@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
+use roxie::congestion::Rate;
 use roxie::limits::Limits;
-use roxie::nic::NicConfig;
+use roxie::nic::{Command, CongestionConfig, EcnPolicy, NicConfig};
 use roxie::port::Port;
 use roxie::shared::work_queue::Payload;
 use roxie::sim::fabric::{
@@ -44,10 +45,16 @@ struct Incast {
     target: HostRegion,
     /// Completions by sender.
     done: Vec<u32>,
+    /// The same when half of them had come.
+    halfway: Vec<u32>,
 }
 
 impl Incast {
     fn new(senders: usize, switch: SwitchConfig, heeds: bool) -> Incast {
+        Incast::with(senders, switch, heeds, "off")
+    }
+
+    fn with(senders: usize, switch: SwitchConfig, heeds: bool, control: &str) -> Incast {
         let mut stations: Vec<_> = (0..=senders).map(station).collect();
         for station in stations.iter_mut().filter(|_| heeds) {
             station.heeds_pauses = Some(HeedsPauses { response: None, priorities: PriorityMap::default() });
@@ -63,9 +70,20 @@ impl Incast {
             let host = Host::new(n as u8 + 1, config, Box::new(fabric.port(n)));
             fabric.seat(n, host);
         }
+        for n in 0..=senders {
+            let config = CongestionConfig {
+                control: control.parse().expect("settings"),
+                // What the switch marks at a bottleneck is up to it alone.
+                ecn: Some(EcnPolicy::On),
+                line_rate: Some(Rate(link().rate.0 as f64)),
+                ..CongestionConfig::default()
+            };
+            let command = Command::SetCongestion(Box::new(config));
+            fabric.host(n).call(Nanos::ZERO, command).expect("carried out");
+        }
         let target = fabric.host(senders).register(senders * MESSAGE as usize, Access::READ_WRITE);
         let pairs = (0..senders).map(|n| connect(&mut fabric, n, senders)).collect();
-        Incast { fabric, senders: pairs, target, done: vec![0; senders] }
+        Incast { fabric, senders: pairs, target, done: vec![0; senders], halfway: Vec::new() }
     }
 
     fn post(&mut self, sender: usize) {
@@ -106,6 +124,9 @@ impl Incast {
                     self.post(station);
                     posted[station] += 1;
                 }
+            }
+            if 2 * self.done.iter().sum::<u32>() <= messages * senders as u32 {
+                self.halfway.clone_from(&self.done);
             }
             if self.done.iter().all(|done| *done == messages) {
                 break;
@@ -209,6 +230,30 @@ fn with_flow_control_nothing_is_lost_or_sent_again() {
 }
 
 #[test]
+fn dcqcn_keeps_the_queue_short_and_shares_the_link() {
+    let mut config = switch(5);
+    // What drops without it: see above.
+    config.lossy = Threshold::Static(100_000);
+    config.ports[4].ecn = [Some(EcnConfig { kmin: 5_000, kmax: 50_000, pmax: 0.1 }); 8];
+    let mut incast = Incast::with(4, config, false, "dcqcn,preset=paper");
+    // Rates begin at the line's: what is dropped until the first notifications are heeded is not the matter.
+    incast.write(20, 16, Nanos::from_millis(100));
+    let (before, again) = (incast.fabric.switch(0).queue(4, 0), incast.sent_again());
+    incast.done.fill(0);
+    let time = incast.write(1000, 16, Nanos::from_millis(500));
+    let queue = incast.fabric.switch(0).queue(4, 0);
+    assert_eq!((queue.drops.all() - before.drops.all(), incast.sent_again() - again), (0, 0));
+    assert!(queue.marked > before.marked && incast.counter(0, "rp_cnp_handled") > 0);
+    let deep = queue.depth.quantile(0.99);
+    assert!(deep < 50_000, "{deep} bytes");
+    let goodput = 4.0 * 1000.0 * f64::from(MESSAGE) * 8.0 / time.as_secs_f64() / 1e9;
+    assert!(goodput > 8.0, "{goodput} Gb/s");
+    let (most, least) = (incast.halfway.iter().max(), incast.halfway.iter().min());
+    assert!(most.zip(least).is_some_and(|(most, least)| *most < 2 * *least), "{:?}", incast.halfway);
+    println!("{goodput} {deep} {:?}", incast.halfway);
+}
+
+#[test]
 fn marks_arrive_at_the_receiver_and_break_no_icrc() {
     let mut config = switch(3);
     config.ports[2].ecn = [Some(EcnConfig { kmin: 10_000, kmax: 50_000, pmax: 0.1 }); 8];
@@ -278,7 +323,7 @@ fn a_burst_tells_when_each_frame_came() {
     (0..3).for_each(|_| assert!(fabric.send(Nanos(0), 0, &bytes)));
     fabric.run(Nanos(10_000));
     assert_eq!(port.rx_burst(Nanos(4_000)), 2, "the third comes later");
-    assert_eq!([port.arrived(0), port.arrived(1)], [Nanos(3_000), Nanos(4_000)]);
+    assert_eq!([0, 1].map(|i| port.rx_frame(i).arrived), [3_000, 4_000].map(|time| Some(Nanos(time))));
     port.rx_release();
     assert_eq!(port.next_event(), Nanos(5_000));
 }

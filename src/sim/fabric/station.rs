@@ -200,14 +200,6 @@ impl StationPort {
         };
         StationPort { info, station, open: Vec::new(), burst: Vec::new(), counts: Counts::default() }
     }
-
-    /// When the last bit of the `i`-th frame of the burst came.
-    ///
-    /// # Panics
-    /// If there is no such frame.
-    pub fn arrived(&self, i: usize) -> Nanos {
-        self.burst[i].0
-    }
 }
 
 impl Port for StationPort {
@@ -231,7 +223,8 @@ impl Port for StationPort {
     }
 
     fn rx_frame(&self, i: usize) -> Received<'_> {
-        Received { frame: Frame::whole(&self.burst[i].1), ip_id_hidden: false }
+        let (arrived, frame) = &self.burst[i];
+        Received { frame: Frame::whole(frame), ip_id_hidden: false, arrived: Some(*arrived) }
     }
 
     fn rx_release(&mut self) {

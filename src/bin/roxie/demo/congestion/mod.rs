@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use roxie::congestion::Settings;
 
 use super::site::Kind;
 use super::{Console, Failure, Interrupt};
@@ -30,6 +31,9 @@ Watch a congested link: queue, marks, losses and the rate of each sender over ti
 Senders at one switch write to as many receivers at another, each as fast as its own link lets it; the link between the \
 switches is no faster than one of theirs. The switch in front of it has a queue, marks frames (ECN) by its depth, and drops what \
 does not fit.
+
+The senders slow down when they are told of marks (`--cc dcqcn`, the default), or do not (`--cc off`): then the queue is always \
+full, frames are lost, and go-back-N sends each of them and all behind it again.
 
 The scenario is played twice, with the same numbers. In virtual time, between simulated hosts: a run is a function of its seed. \
 And with real frames, as root: each sender and receiver is an `ib_write_bw` of perftest under `roxie run` in a network \
@@ -63,6 +67,9 @@ pub(crate) struct Arguments {
     /// Share of frames that is marked at Kmax, 0 to 1
     #[arg(long, default_value_t = 0.1)]
     pmax: f64,
+    /// How fast the senders send: off, dcqcn, swift or fixed,rate=RATE, with knobs behind it, as of `roxie run`
+    #[arg(long, default_value = "dcqcn", value_name = "SPEC", value_parser = settings)]
+    cc: Settings,
     /// Decides which frames are marked in virtual time
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -78,6 +85,10 @@ pub(crate) struct Arguments {
     /// Print one JSON object as the last line, and all else to standard error
     #[arg(long)]
     json: bool,
+}
+
+fn settings(text: &str) -> Result<Settings, String> {
+    text.parse().map_err(|error: roxie::congestion::SettingsError| error.to_string())
 }
 
 /// Runs it.

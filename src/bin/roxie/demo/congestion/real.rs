@@ -13,7 +13,7 @@ use roxie::netdev::{IfAddr, Links, NetNs, Tap};
 use roxie::time::Nanos;
 
 use super::Arguments;
-use super::scenario::{DEPTH, LINK_MTU, MESSAGE, PATH_MTU, Scenario, TIMEOUT, TRAFFIC_CLASS};
+use super::scenario::{DEPTH, LINK_MTU, MESSAGE, PATH_MTU, Scenario, TIMEOUT};
 use super::trace::{Run, Summary, Trace};
 use crate::demo::programs::{Process, listens};
 use crate::demo::site::Kind;
@@ -160,18 +160,20 @@ impl Programs<'_> {
         // The others may begin later: all send when the last does.
         let seconds = (self.scenario.time() + Nanos::from_millis(1500)).0.div_ceil(1_000_000_000).to_string();
         let port = self.port.to_string();
-        let [message, mtu, depth, timeout, class] = [
+        let [message, mtu, depth, timeout, speed] = [
             MESSAGE.to_string(),
             PATH_MTU.to_string(),
             DEPTH.to_string(),
             TIMEOUT.to_string(),
-            format!("--tclass={TRAFFIC_CLASS}"),
+            // A tap knows no speed of its own.
+            format!("{}M", self.scenario.mbps),
         ];
-        let launcher = ["run", "--quiet", "--port", &port, "--dev", INTERFACE, "--", PROGRAM];
-        let what = ["-x", "1", "-F", "-s", &message, "-m", &mtu, "-t", &depth, "-u", &timeout, &class];
+        let cc = ["--cc", &self.scenario.cc, "--ecn", "on", "--speed", &speed];
+        let launcher = ["run", "--quiet", "--port", &port, "--dev", INTERFACE];
+        let what = ["--", PROGRAM, "-x", "1", "-F", "-s", &message, "-m", &mtu, "-t", &depth, "-u", &timeout];
         let time = ["-D", &seconds, "-f", "0"];
         let mut arguments: Vec<String> =
-            launcher.iter().chain(&what).chain(&time).map(ToString::to_string).collect();
+            launcher.iter().chain(&cc).chain(&what).chain(&time).map(ToString::to_string).collect();
         arguments.extend(server.map(|server| server.to_string()));
         let what = format!("roxie {}", arguments.join(" "));
         let roxie = std::env::current_exe()?;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 
+use roxie::congestion::Rate;
+use roxie::nic::{CongestionConfig, EcnPolicy};
 use roxie::sim::Host;
 use roxie::sim::fabric::{
     EcnConfig, End, Fabric, FabricConfig, LinkConfig, LinkRate, PRIORITIES, PortConfig, StationConfig,
@@ -18,8 +20,6 @@ use crate::demo::Failure;
 pub(super) const MESSAGE: u32 = 65_536;
 /// Bytes of payload of a packet.
 pub(super) const PATH_MTU: u32 = 1024;
-/// ECT(0): routers may mark.
-pub(super) const TRAFFIC_CLASS: u8 = 2;
 /// Messages that a sender has outstanding.
 pub(super) const DEPTH: u32 = 16;
 /// Local ACK timeout code: 67 ms.
@@ -42,6 +42,8 @@ pub(super) struct Scenario {
     pub(super) kmax: u64,
     pub(super) pmax: f64,
     pub(super) seed: u64,
+    /// Congestion control of the senders, as of `--cc`.
+    pub(super) cc: String,
 }
 
 impl Scenario {
@@ -50,7 +52,8 @@ impl Scenario {
     /// # Errors
     /// If no switch is like that.
     pub(super) fn of(arguments: &Arguments) -> Result<Scenario, Failure> {
-        let &Arguments { senders, rate, delay, seconds, buffer, kmin, kmax, pmax, seed, .. } = arguments;
+        let Arguments { senders, rate, delay, seconds, buffer, kmin, kmax, pmax, seed, ref cc, .. } =
+            *arguments;
         let scenario = Scenario {
             senders: senders.into(),
             mbps: rate,
@@ -61,6 +64,7 @@ impl Scenario {
             kmax,
             pmax,
             seed,
+            cc: cc.to_string(),
         };
         scenario.fabric()?;
         Ok(scenario)
@@ -73,6 +77,16 @@ impl Scenario {
     /// The rate of every link.
     pub(super) fn rate(&self) -> LinkRate {
         LinkRate::from_mbps(self.mbps)
+    }
+
+    /// How the NICs react to it. Data may be marked whatever they do then.
+    pub(super) fn congestion(&self) -> CongestionConfig {
+        CongestionConfig {
+            control: self.cc.parse().expect("it was read from settings"),
+            ecn: Some(EcnPolicy::On),
+            line_rate: Some(Rate(self.rate().0 as f64)),
+            ..CongestionConfig::default()
+        }
     }
 
     pub(super) fn time(&self) -> Nanos {
@@ -133,11 +147,12 @@ impl Scenario {
 
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Scenario { senders, mbps, delay_us, buffer, kmin, kmax, pmax, .. } = self;
+        let Scenario { senders, mbps, delay_us, buffer, kmin, kmax, pmax, cc, .. } = self;
         write!(
             f,
             "{senders} senders, {senders} receivers, one link of {mbps} Mb/s between them ({delay_us} us each way); a queue of {} KB \
-             in front of it, which marks from {} KB on, {} % at {} KB, and all above",
+             in front of it, which marks from {} KB on, {} % at {} KB, and all above; \
+             congestion control: {cc}",
             buffer / 1000,
             kmin / 1000,
             pmax * 100.0,

@@ -1,14 +1,14 @@
 //! The scenario in virtual time, between simulated hosts.
 
 use roxie::limits::Limits;
-use roxie::nic::NicConfig;
+use roxie::nic::{Command, NicConfig};
 use roxie::shared::work_queue::Payload;
 use roxie::sim::fabric::{Fabric, Step};
 use roxie::sim::{Host, HostQp, HostRegion};
 use roxie::time::Nanos;
 use roxie::verbs::{Access, Mtu, Psn, QpAttr, QpCaps, QpState, RKey, SendFlags, SendWr, WcStatus, WrOpcode};
 
-use super::scenario::{DEPTH, MESSAGE, Scenario, TIMEOUT, TRAFFIC_CLASS};
+use super::scenario::{DEPTH, MESSAGE, Scenario, TIMEOUT};
 use super::trace::{Run, Summary, Trace};
 use crate::demo::{Failure, Interrupt};
 
@@ -28,6 +28,8 @@ pub(super) fn play(scenario: &Scenario, interrupt: &Interrupt) -> Result<Run, Fa
     for station in 0..scenario.stations() {
         let host = Host::new(station as u8 + 1, nic(scenario, station), Box::new(fabric.port(station)));
         fabric.seat(station, host);
+        let command = Command::SetCongestion(Box::new(scenario.congestion()));
+        fabric.host(station).call(Nanos::ZERO, command).map_err(|error| Failure::Wrong(error.to_string()))?;
     }
     let senders: Vec<_> = (0..scenario.senders)
         .map(|n| connect(&mut fabric, n, n + scenario.senders))
@@ -98,8 +100,7 @@ fn connect(fabric: &mut Fabric, from: usize, to: usize) -> Result<Sender, Failur
     let [near, far] = [from, to].map(|station| fabric.host(station).create_qp(caps, false, 2 * DEPTH));
     for (station, qp, peer, peers) in [(from, &near, to, &far), (to, &far, from, &near)] {
         let host = fabric.host(station);
-        let mut way = host.path(peer as u8 + 1, false);
-        way.traffic_class = TRAFFIC_CLASS;
+        let way = host.path(peer as u8 + 1, false);
         let init = QpAttr {
             state: Some(QpState::Init),
             pkey_index: Some(0),
