@@ -32,7 +32,7 @@ Senders at one switch write to as many receivers at another, each as fast as its
 switches is no faster than one of theirs. The switch in front of it has a queue, marks frames (ECN) by its depth, and drops what \
 does not fit.
 
-The senders slow down when they are told of marks (`--cc dcqcn`, the default), or do not (`--cc off`): then the queue is always \
+The senders slow down when they are told of marks (`--cc dcqcn,…`, the default), or do not (`--cc off`): then the queue is always \
 full, frames are lost, and go-back-N sends each of them and all behind it again.
 
 The scenario is played twice, with the same numbers. In virtual time, between simulated hosts: a run is a function of its seed. \
@@ -62,14 +62,15 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 10_000)]
     kmin: u64,
     /// Bytes in the queue from which on all frames are marked
-    #[arg(long, default_value_t = 60_000)]
+    #[arg(long, default_value_t = 100_000)]
     kmax: u64,
     /// Share of frames that is marked at Kmax, 0 to 1
     #[arg(long, default_value_t = 0.1)]
     pmax: f64,
     /// How fast the senders send: off, dcqcn, swift or fixed,rate=RATE, with knobs behind it, as of `roxie run`
-    #[arg(long, default_value = "dcqcn", value_name = "SPEC", value_parser = settings)]
-    cc: Settings,
+    /// [default: dcqcn with the constants of its paper, which are for 40 Gb/s, stretched to the rate of the link]
+    #[arg(long, value_name = "SPEC", value_parser = settings)]
+    cc: Option<Settings>,
     /// Decides which frames are marked in virtual time
     #[arg(long, default_value_t = 1)]
     seed: u64,

@@ -64,7 +64,7 @@ impl Scenario {
             kmax,
             pmax,
             seed,
-            cc: cc.to_string(),
+            cc: cc.as_ref().map_or_else(|| stretched(rate), ToString::to_string),
         };
         scenario.fabric()?;
         Ok(scenario)
@@ -143,6 +143,18 @@ impl Scenario {
         };
         Fabric::new(config).map_err(Failure::Scenario)
     }
+}
+
+/// DCQCN as its paper has it (SIGCOMM'15, section 5), where every time is as much longer as the link is slower than the 40 Gb/s that
+/// it was tuned for, and every step in rate as much smaller.
+fn stretched(mbps: u64) -> String {
+    let slower = 40_000.0 / mbps as f64;
+    let [timer, interval] = [55.0, 50.0].map(|us| (us * slower).round().clamp(1.0, 131_071.0));
+    let [additive, hyper] = [40.0, 400.0].map(|step| (step / slower).max(0.001));
+    format!(
+        "dcqcn,preset=paper,rpg_ai_rate={additive},rpg_hai_rate={hyper},rpg_time_reset={timer},dce_tcp_rtt={timer},\
+         min_time_between_cnps={interval}"
+    )
 }
 
 impl fmt::Display for Scenario {
