@@ -182,6 +182,37 @@ fn a_station_that_does_not_heed_gets_the_frames_and_loses_its_own() {
 }
 
 #[test]
+fn a_pause_goes_ahead_of_what_waits() {
+    let mut fabric = star(3, lossless(3, pfc(540)));
+    // Station 2 keeps the line back to station 0 busy, in priority 7; station 1 is silenced, so that what station 0 sends piles up.
+    let mut quanta = [0; 8];
+    quanta[3] = 0xffff;
+    fabric.send(Nanos(0), 1, &MacControl::Pfc { enable: 1 << 3, quanta }.build(mac(1)));
+    for _ in 0..40 {
+        fabric.send(Nanos(0), 2, &frame(2, 0, LONGEST, 7 << 5));
+        fabric.send(Nanos(0), 1, &frame(1, 0, LONGEST, 7 << 5));
+    }
+    fabric.run(Nanos(START));
+    for _ in 0..12 {
+        fabric.send(Nanos(START), 0, &frame(0, 1, LONGEST, TOS));
+    }
+    fabric.run(Nanos::from_millis(1));
+    let crossed = START + 11 * WIRE + DELAY.0;
+    let mut told = None;
+    while let Some((time, frame)) = fabric.take(0) {
+        if MacControl::parse(&Frame::whole(&frame)).is_some() {
+            told.get_or_insert(time.0);
+        }
+    }
+    let told = told.expect("a frame of flow control");
+    // At most the frame on the line is before it.
+    assert!(
+        (crossed + 84 + DELAY.0..=crossed + WIRE + 84 + DELAY.0).contains(&told),
+        "{told}, crossed {crossed}"
+    );
+}
+
+#[test]
 fn pauses_spread_from_switch_to_switch() {
     use roxie::sim::fabric::{End, LinkConfig};
     // Station 0 - switch 0 - switch 1 - station 1, whose link is slow.

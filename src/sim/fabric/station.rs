@@ -119,8 +119,13 @@ impl Station {
         self.silent_until(frame).min(self.silence.changes()).max(self.line.free_at())
     }
 
-    /// When half of the slots are free, if nobody silences it.
+    /// When half of the slots are free. `Nanos::MAX`: it is silent, and nobody knows.
     fn room_at(&self) -> Nanos {
+        if !self.line.is_busy(self.now)
+            && self.ring.front().is_some_and(|frame| self.silent_until(frame) > self.now)
+        {
+            return Nanos::MAX;
+        }
         let leave = self.ring.len().saturating_sub(self.config.slots / 2);
         let link = self.line.link();
         let bytes: u64 = self.ring.iter().take(leave).map(|frame| link.wire_bytes(frame.len())).sum();
