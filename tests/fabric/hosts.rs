@@ -108,12 +108,12 @@ impl Incast {
         let senders = self.senders.len();
         let mut posted = vec![0; senders];
         let start = self.fabric.now();
-        for sender in 0..senders {
+        for (sender, posted) in posted.iter_mut().enumerate() {
             let byte = sender as u8 + 1;
             self.senders[sender].1.memory.write(0, &vec![byte; MESSAGE as usize]).expect("within the region");
-            for _ in 0..depth.min(messages) {
+            while *posted < depth.min(messages) {
                 self.post(sender);
-                posted[sender] += 1;
+                *posted += 1;
             }
         }
         while let Some(step) = self.fabric.step(start + limit) {
@@ -237,11 +237,13 @@ fn with_flow_control_nothing_is_lost_or_sent_again() {
 fn a_host_whose_ring_is_full_and_silent_goes_on_when_it_may() {
     let mut config = switch(3);
     config.lossless = Threshold::Static(5_000);
+    // The way out is slow, so that the senders are silent for most of the time.
+    config.ports[2].link.rate = LinkRate::from_mbps(500);
     config.pfc = Some(PfcConfig::new(&[0]).expect("a priority"));
     let stations = (0..3).map(|n| StationConfig { slots: 4, ..station(n) }).collect();
     let mut incast = Incast::between(stations, config, true, "off");
     let before = incast.fabric.events();
-    incast.write(20, 16, Nanos::from_millis(20));
+    incast.write(20, 16, Nanos::from_millis(50));
     assert_eq!(incast.sent_again(), 0);
     assert!(incast.counter(0, "tx_stalled") > 0 && incast.fabric.switch(0).queue(0, 0).xoff_sent > 0);
     // 640 packets and their answers, each on two links, and their hosts' turns. Who asks all the time needs many more.
