@@ -44,7 +44,7 @@ Nothing is left behind but the picture, if one was asked for.",
     after_help = super::EXIT_CODES)]
 pub(crate) struct Arguments {
     /// Senders, and as many receivers
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
     senders: u8,
     /// Mb/s of every link
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=400_000))]
@@ -68,7 +68,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 0.1)]
     pmax: f64,
     /// How fast the senders send: off, dcqcn, swift or fixed,rate=RATE, with knobs behind it, as of `roxie run`
-    /// [default: dcqcn with the constants of its paper, which are for 40 Gb/s, stretched to the rate of the link]
+    /// [default: dcqcn with the constants of its paper, which are for 40 Gb/s, scaled to this network and printed]
     #[arg(long, value_name = "SPEC", value_parser = settings)]
     cc: Option<Settings>,
     /// Decides which frames are marked in virtual time

@@ -41,6 +41,10 @@ impl fmt::Display for Report {
             over_time(f, name, run)?;
         }
         let runs = self.runs();
+        write!(
+            f,
+            "\nRates and queue, but its most, are those of the second half: at first all send at the rate of their links.\n"
+        )?;
         write!(f, "\n{:32}", "")?;
         runs.iter().try_for_each(|(name, _)| write!(f, "{name:>16}"))?;
         let mut line = |what: String, value: &dyn Fn(&Summary) -> String| {
@@ -58,6 +62,7 @@ impl fmt::Display for Report {
         line("frames over the link".into(), &|run| run.frames.to_string())?;
         line("of them marked".into(), &|run| run.marked.to_string())?;
         line("frames dropped".into(), &|run| run.dropped.to_string())?;
+        line("of them in the second half".into(), &|run| run.dropped_settled.to_string())?;
         line("given late, median, 99 %, us".into(), &|run| match run.late_us {
             Some([median, most]) => format!("{median:.0}, {most:.0}"),
             None => "-".into(),

@@ -64,7 +64,10 @@ impl Scenario {
             kmax,
             pmax,
             seed,
-            cc: cc.as_ref().map_or_else(|| stretched(rate), ToString::to_string),
+            cc: cc.as_ref().map_or_else(
+                || scaled(LinkRate::from_mbps(rate), Nanos::from_micros(delay)),
+                ToString::to_string,
+            ),
         };
         scenario.fabric()?;
         Ok(scenario)
@@ -145,15 +148,23 @@ impl Scenario {
     }
 }
 
-/// DCQCN as its paper has it (SIGCOMM'15, section 5), where every time is as much longer as the link is slower than the 40 Gb/s that
-/// it was tuned for, and every step in rate as much smaller.
-fn stretched(mbps: u64) -> String {
-    let slower = 40_000.0 / mbps as f64;
-    let [timer, interval] = [55.0, 50.0].map(|us| (us * slower).round().clamp(1.0, 131_071.0));
-    let [additive, hyper] = [40.0, 400.0].map(|step| (step / slower).max(0.001));
+/// DCQCN with the steps and timers of its paper (SIGCOMM'15, section 5) scaled to this network. There a timer of 55 us is a round trip,
+/// and a step is a thousandth of the 40 Gb/s. Here a round trip is that of six links and two hosts in software. A timer of several
+/// lets a sender see what its last step did; the step is larger, but not as much.
+fn scaled(rate: LinkRate, delay: Nanos) -> String {
+    /// From a packet to the answer to it, in a host.
+    const HOST: f64 = 200.0;
+    /// Round trips of a timer.
+    const ROUND_TRIPS: f64 = 8.0;
+    let frame = rate.nanos_for(u64::from(PATH_MTU) + 80).0 as f64 / 1e3;
+    let round_trip = 3.0 * frame + 6.0 * delay.0 as f64 / 1e3 + HOST;
+    let timer = (ROUND_TRIPS * round_trip).round().clamp(1.0, 131_071.0);
+    let interval = (timer * 50.0 / 55.0).round();
+    let step = (rate.0 as f64 / 1e6 * ROUND_TRIPS / 2000.0).max(0.001);
     format!(
-        "dcqcn,preset=paper,rpg_ai_rate={additive},rpg_hai_rate={hyper},rpg_time_reset={timer},dce_tcp_rtt={timer},\
-         min_time_between_cnps={interval}"
+        "dcqcn,preset=paper,rpg_ai_rate={step:.3},rpg_hai_rate={:.3},rpg_time_reset={timer},dce_tcp_rtt={timer},\
+         min_time_between_cnps={interval}",
+        10.0 * step
     )
 }
 

@@ -46,8 +46,11 @@ pub(super) struct Trace {
     next: Nanos,
     /// The depth at the last look, and when that was.
     last: (Nanos, u64),
-    /// Time in ns by depth in bytes.
+    /// Time in ns by depth in bytes, in the second half, and the most of all.
     depths: Histogram<u64>,
+    peak: u64,
+    /// What the queue had done when that began.
+    settled: Option<Counts>,
     /// At equal distances, or the next that could be had.
     pub(super) samples: Vec<Sample>,
 }
@@ -64,6 +67,8 @@ impl Trace {
             next: Nanos::ZERO,
             last: (Nanos::ZERO, 0),
             depths: Histogram::new_with_bounds(1, 1 << 40, 2).expect("bounds as documented"),
+            peak: 0,
+            settled: None,
             samples: Vec::new(),
         }
     }
@@ -85,7 +90,11 @@ impl Trace {
         if self.is_over() {
             return;
         }
-        self.depths.saturating_record_n(self.last.1, now.since(self.last.0).0);
+        self.peak = self.peak.max(depth);
+        if now.since(began).0 >= self.time.0 / 2 {
+            self.settled.get_or_insert_with(|| Counts::of(&fabric.switch(switch).queue(port, 0)));
+            self.depths.saturating_record_n(self.last.1, now.since(self.last.0).0);
+        }
         self.last = (now, depth);
         if now >= self.next {
             self.sample(fabric, began, depth);
@@ -125,12 +134,16 @@ pub(super) struct Summary {
     pub(super) mbps: Vec<f64>,
     /// 1: all equal; 1/n: one has everything (Jain, Chiu and Hawe 1984).
     pub(super) fairness: f64,
+    /// Bytes, in the second half: rates begin at the line's, and what that does to the queue is over then.
     pub(super) queue_mean: f64,
     pub(super) queue_99: u64,
+    /// Of the whole run.
     pub(super) queue_peak: u64,
     pub(super) frames: u64,
     pub(super) marked: u64,
     pub(super) dropped: u64,
+    /// In the second half.
+    pub(super) dropped_settled: u64,
     /// How late frames were given to their interfaces, in us: the median and 99 of 100. In virtual time none is.
     pub(super) late_us: Option<[f64; 2]>,
 }
@@ -147,10 +160,11 @@ impl Summary {
             mbps,
             queue_mean: trace.depths.mean(),
             queue_99: trace.depths.value_at_quantile(0.99),
-            queue_peak: trace.depths.max(),
+            queue_peak: trace.peak,
             frames: trace.counts.sent - before.sent,
             marked: trace.counts.marked - before.marked,
             dropped: trace.counts.dropped - before.dropped,
+            dropped_settled: trace.counts.dropped - trace.settled.unwrap_or(trace.counts).dropped,
             late_us: None,
         }
     }
