@@ -196,6 +196,9 @@ impl Worker {
 
     /// Takes a burst in, lets the QPs judge it, and copies its payload where it belongs.
     fn receive(&mut self, now: Nanos) -> usize {
+        if self.nic.sends_pauses() {
+            self.tell_neighbour(now);
+        }
         let count = self.port.rx_burst(now);
         let notes = self.port.wants_notes();
         for index in 0..count {
@@ -211,6 +214,23 @@ impl Worker {
         // Also after an empty burst: a layer may have taken frames and kept them.
         self.port.rx_release();
         count
+    }
+
+    /// Has the neighbour pause, or go on, by what waits in the receive ring.
+    #[cold]
+    fn tell_neighbour(&mut self, now: Nanos) {
+        let Some(ring) = self.port.rx_waiting() else { return };
+        let (longest, mac) = (self.port.info().max_frame, self.port.info().mac);
+        // Without room now the next pass says it.
+        let Some(id) = self.port.tx_alloc(nic::MAC_CONTROL_LEN) else { return };
+        match self.nic.tell_neighbour(now, ring, longest, mac) {
+            Some(frame) => {
+                self.port.tx_frame(&id).write(0, &frame);
+                self.port.tx_commit(id);
+                self.flush(now);
+            }
+            None => self.port.tx_cancel(id),
+        }
     }
 
     /// Lets the QPs that have something to send do so, in turn.

@@ -6,7 +6,7 @@
 //! consumer is told under the lock that also guards the manager, so that what it knows of a connection and what the manager
 //! knows change together.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -24,7 +24,7 @@ use super::device::{Device, DeviceError};
 use super::inbox::Inbox;
 use super::memory::MemoryRegion;
 use super::objects::{CompletionQueue, ProtectionDomain, QueuePair};
-use super::ways::{End, Searches, Sight};
+use super::ways::{End, Found, Searches, Sight};
 use crate::cm::{Arrival, Event, Manager, Route, State, Transmit};
 use crate::port::undelivered::Undelivered;
 use crate::shared::Armed;
@@ -93,7 +93,7 @@ struct Core<C> {
     /// What is to be sent before what the manager has.
     outbox: VecDeque<Transmit>,
     hearing: Hearing,
-    ways: HashMap<Way, Arc<AddressHandle>>,
+    ways: Found<Way, Arc<AddressHandle>>,
     /// What messages under way go along; free slots are empty.
     under_way: Vec<Option<Arc<AddressHandle>>>,
     /// QP1 has failed, and is to begin anew when all that it had has been flushed.
@@ -150,7 +150,7 @@ impl<C: Consumer> ConnectionService<C> {
             inbox: Inbox::new(),
             outbox: VecDeque::new(),
             hearing: Hearing::default(),
-            ways: HashMap::new(),
+            ways: Found::new(WAYS),
             under_way: vec![None; SENDS as usize],
             gsi_failed: false,
         };
@@ -422,10 +422,7 @@ impl<C: Consumer> Inner<C> {
 
     fn found(&self, way: Way, handle: AddressHandle, messages: Vec<Transmit>) {
         let mut core = self.lock();
-        if core.ways.len() >= WAYS {
-            // Those under way are kept by their messages.
-            core.ways.clear();
-        }
+        // Messages under way keep those that make room.
         core.ways.insert(way, Arc::new(handle));
         for transmit in messages.into_iter().rev() {
             core.outbox.push_front(transmit);

@@ -5,7 +5,8 @@
 //! there are too many. A host that is there answers in less than a millisecond, and has long been found when many strangers' are
 //! given up.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 /// Hosts that are looked for at a time.
@@ -16,6 +17,40 @@ const MESSAGES: usize = 4;
 const LOOKS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(250)];
 /// How long a host is looked for: the kernel asks three times, with a second between.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What was found, bounded: who was spoken to longest ago makes room.
+#[derive(Debug)]
+pub(super) struct Found<W, T> {
+    by_way: HashMap<W, (T, u64)>,
+    bound: usize,
+    /// Counts what was asked for.
+    uses: u64,
+}
+
+impl<W: Eq + Hash + Copy, T> Found<W, T> {
+    /// Room for `bound` of them.
+    pub(super) fn new(bound: usize) -> Found<W, T> {
+        Found { by_way: HashMap::new(), bound, uses: 0 }
+    }
+
+    pub(super) fn get(&mut self, way: &W) -> Option<&T> {
+        self.uses += 1;
+        let (found, used) = self.by_way.get_mut(way)?;
+        *used = self.uses;
+        Some(found)
+    }
+
+    pub(super) fn insert(&mut self, way: W, found: T) {
+        self.uses += 1;
+        if self.by_way.len() >= self.bound
+            && !self.by_way.contains_key(&way)
+            && let Some(oldest) = self.by_way.iter().min_by_key(|(_, (_, used))| *used).map(|(way, _)| *way)
+        {
+            self.by_way.remove(&oldest);
+        }
+        self.by_way.insert(way, (found, self.uses));
+    }
+}
 
 /// Searches, oldest first.
 #[derive(Debug)]
@@ -126,6 +161,21 @@ mod tests {
             now += MS;
         }
         assert!(matches!(&found[..], [End::Found(way, messages)] if *way == honest && messages == &[honest]));
+    }
+
+    #[test]
+    fn whoever_is_spoken_to_keeps_its_place_among_strangers() {
+        let mut found = Found::new(8);
+        found.insert(0, "honest");
+        for stranger in 1..100 {
+            found.insert(stranger, "stranger");
+            assert_eq!(found.get(&0), Some(&"honest"), "after {stranger} strangers");
+        }
+        assert_eq!(found.get(&99), Some(&"stranger"));
+        assert_eq!(found.get(&92), None, "it was spoken to longest ago");
+        found.insert(0, "anew");
+        assert_eq!(found.get(&0), Some(&"anew"));
+        assert_eq!(found.get(&94), Some(&"stranger"), "nobody makes room for who is there");
     }
 
     #[test]

@@ -45,6 +45,10 @@ pub struct TrafficClasses {
     pub pfc: u8,
     /// PAUSE frames stop all of them.
     pub pause: bool,
+    /// Bit p: the neighbour is told to pause priority p when the receive ring fills.
+    pub send_pfc: u8,
+    /// At so many hundredths of it; `None`: what leaves headroom for what may still come.
+    pub xoff: Option<u8>,
 }
 
 impl Default for TrafficClasses {
@@ -56,6 +60,8 @@ impl Default for TrafficClasses {
             tagged: false,
             pfc: 0,
             pause: false,
+            send_pfc: 0,
+            xoff: None,
         }
     }
 }
@@ -85,7 +91,7 @@ impl TrafficClasses {
 pub enum ClassesError {
     /// No such setting.
     #[error(
-        "`{0}` is no setting of traffic classes: there are trust, map, strict, weight, pfc, pause and tag, as in \
+        "`{0}` is no setting of traffic classes: there are trust, map, strict, weight, pfc, pause, tag, send_pfc and xoff, as in \
          trust=dscp,map=26:3+46:5,strict=6+7,weight=0:20+3:80,pfc=3"
     )]
     Unknown(String),
@@ -109,6 +115,12 @@ const A_PRIORITY: &str = "priorities are 0 to 7, several with + between them, as
 fn number(setting: &'static str, text: &str, most: u8, takes: &'static str) -> Result<u8, ClassesError> {
     let value = text.trim().parse().ok().filter(|value| *value <= most);
     value.ok_or_else(|| ClassesError::Value { setting, value: text.to_owned(), takes })
+}
+
+/// A set of them; `off`: none.
+fn priorities(setting: &'static str, text: &str) -> Result<u8, ClassesError> {
+    let chosen = text.split('+').filter(|part| *part != "off");
+    chosen.map(|part| number(setting, part, 7, A_PRIORITY)).try_fold(0, |set, bit| Ok(set | 1 << bit?))
 }
 
 fn pair<'a>(
@@ -170,11 +182,19 @@ impl TrafficClasses {
                     self.services[usize::from(priority)] = Service::Weighted(weight);
                 }
             }
-            "pfc" => {
-                self.pfc = 0;
-                for part in value.split('+').filter(|part| *part != "off") {
-                    self.pfc |= 1 << number("pfc", part, 7, A_PRIORITY)?;
+            "pfc" => self.pfc = priorities("pfc", value)?,
+            "send_pfc" => self.send_pfc = priorities("send_pfc", value)?,
+            "xoff" => {
+                const TAKES: &str = "1 to 99, hundredths of the receive ring";
+                let percent = number("xoff", value, 99, TAKES)?;
+                if percent == 0 {
+                    return Err(ClassesError::Value {
+                        setting: "xoff",
+                        value: value.to_owned(),
+                        takes: TAKES,
+                    });
                 }
+                self.xoff = Some(percent);
             }
             "pause" => self.pause = word("pause", value, &SWITCH, "it is on or off")?,
             "tag" => self.tagged = word("tag", value, &SWITCH, "it is on or off")?,
@@ -191,7 +211,7 @@ impl FromStr for TrafficClasses {
         let mut classes = TrafficClasses::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').ok_or_else(|| match part {
-                "trust" | "map" | "strict" | "weight" | "pfc" | "pause" | "tag" => {
+                "trust" | "map" | "strict" | "weight" | "pfc" | "pause" | "tag" | "send_pfc" | "xoff" => {
                     ClassesError::NoValue(part.to_owned())
                 }
                 _ => ClassesError::Unknown(part.to_owned()),
@@ -222,11 +242,15 @@ impl fmt::Display for TrafficClasses {
             _ => None,
         });
         let pfc = of(&|p| (self.pfc & 1 << p != 0).then(|| p.to_string()));
-        for (name, values) in [("map", mapped), ("strict", strict), ("weight", weight), ("pfc", pfc)] {
+        let send = of(&|p| (self.send_pfc & 1 << p != 0).then(|| p.to_string()));
+        let lists =
+            [("map", mapped), ("strict", strict), ("weight", weight), ("pfc", pfc), ("send_pfc", send)];
+        for (name, values) in lists {
             if !values.is_empty() {
                 parts.push(format!("{name}={}", values.join("+")));
             }
         }
+        parts.extend(self.xoff.map(|percent| format!("xoff={percent}")));
         parts.extend(self.pause.then(|| "pause=on".to_owned()));
         parts.extend(self.tagged.then(|| "tag=on".to_owned()));
         f.write_str(&parts.join(","))
@@ -271,9 +295,11 @@ mod tests {
 
     #[test]
     fn what_is_read_is_written() {
-        for text in
-            ["", "trust=dscp", "trust=dscp,map=26:5,strict=6+7,weight=0:20+3:80,pfc=3,pause=on,tag=on"]
-        {
+        for text in [
+            "",
+            "trust=dscp",
+            "trust=dscp,map=26:5,strict=6+7,weight=0:20+3:80,pfc=3,send_pfc=3+4,xoff=80,pause=on,tag=on",
+        ] {
             assert_eq!(text.parse::<TrafficClasses>().expect(text).to_string(), text);
         }
         assert_eq!("on".parse(), Ok(EcnPolicy::On));
@@ -291,6 +317,8 @@ mod tests {
             ("weight=3:0", "weight=3:0: PRIORITY:WEIGHT, 0 to 7 and 1 to 100"),
             ("trust=port", "trust=port: priorities go by dscp or by pcp"),
             ("pause=yes", "pause=yes: it is on or off"),
+            ("xoff=0", "xoff=0: 1 to 99, hundredths of the receive ring"),
+            ("send_pfc=8", "send_pfc=8: priorities are 0 to 7"),
             ("pfc", "`pfc` wants a value, as in pfc=..."),
             ("colour=red", "`colour` is no setting of traffic classes: there are trust, map"),
         ] {

@@ -20,6 +20,7 @@ mod control;
 mod cq;
 mod dma;
 mod flow;
+mod flow_control;
 mod log;
 mod memory;
 mod multicast;
@@ -29,6 +30,7 @@ mod srq;
 mod table;
 mod transmit;
 
+pub use crate::wire::mac_control::FRAME_LEN as MAC_CONTROL_LEN;
 pub use arbiter::{PRIORITIES, Service};
 pub use classes::{ClassesError, EcnPolicy, TrafficClasses, Trust};
 pub use congestion::CongestionConfig;
@@ -165,6 +167,8 @@ pub struct Nic {
     /// Some QP is controlled by delay; and the port has to be told.
     wants_arrivals: bool,
     arrivals_to_tell: bool,
+    /// What the neighbour was told of pausing.
+    told: flow_control::Told,
     /// The packet that is taken in was marked by a switch.
     marked: bool,
     congestion: Congestion,
@@ -246,6 +250,7 @@ impl Nic {
             urgent_turn: false,
             wants_arrivals: false,
             arrivals_to_tell: false,
+            told: flow_control::Told::default(),
             marked: false,
             congestion: Congestion::new(moderation_secret),
             touched: Vec::with_capacity(qps as usize),

@@ -35,6 +35,11 @@ macro_rules! pass_on {
             self.inner.tx_flush(now)
         }
     };
+    (@rx_waiting) => {
+        fn rx_waiting(&mut self) -> Option<(usize, usize)> {
+            self.inner.rx_waiting()
+        }
+    };
     (@stamp_arrivals) => {
         fn stamp_arrivals(&mut self) -> bool {
             self.inner.stamp_arrivals()

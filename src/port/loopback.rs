@@ -173,6 +173,7 @@ impl<P: Port> Port for LoopbackPort<P> {
         tx_note,
         tx_cancel,
         tx_flush,
+        rx_waiting,
         stamp_arrivals,
         wants_notes,
         tx_pending,

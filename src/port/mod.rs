@@ -162,6 +162,12 @@ pub trait Port: Send {
     /// a link that has failed, not one that is busy.
     fn tx_flush(&mut self, now: Nanos) -> io::Result<()>;
 
+    /// Frames that wait to be received, and how many may: what a NIC that tells its neighbour to pause goes by. `None`: the port does not
+    /// know, or what it receives by loses nothing.
+    fn rx_waiting(&mut self) -> Option<(usize, usize)> {
+        None
+    }
+
     /// Says of received frames when they arrived, from now on, if the port can: for those who measure delays. Costs a little for each
     /// frame. False: it cannot, or always does.
     fn stamp_arrivals(&mut self) -> bool {
@@ -278,6 +284,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
         (**self).tx_flush(now)
+    }
+    fn rx_waiting(&mut self) -> Option<(usize, usize)> {
+        (**self).rx_waiting()
     }
     fn stamp_arrivals(&mut self) -> bool {
         (**self).stamp_arrivals()

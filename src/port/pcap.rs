@@ -253,6 +253,10 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
         self.inner.tx_flush(now)
     }
 
+    fn rx_waiting(&mut self) -> Option<(usize, usize)> {
+        self.inner.rx_waiting()
+    }
+
     fn stamp_arrivals(&mut self) -> bool {
         self.inner.stamp_arrivals()
     }

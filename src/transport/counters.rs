@@ -118,6 +118,10 @@ counters! {
     np_cnp_sent,
     /// Packets with CE set by a switch.
     np_ecn_marked_roce_packets,
+    /// Priority flow control frames sent that stop.
+    tx_prio_pause,
+    /// Those that let go on.
+    tx_prio_resume,
     /// PAUSE frames that stopped everything.
     rx_global_pause,
     /// Priorities found paused for so long without a break that their pauses are ignored for a while (mlx5's name).

@@ -332,3 +332,84 @@ fn the_first_notification_is_followed_by_no_burst() {
     assert!(left.len() <= due + 1, "{} of {due}", left.len());
     assert_eq!(left.iter().filter(|(at, ..)| *at == from).count(), 1, "one at once: {left:?}");
 }
+
+/// Many QPs, each at its rate, on one link: none is more than a packet from its ideal curve, and all send what they should.
+#[test]
+fn a_thousand_qps_keep_their_rates() {
+    for (qps, kbps, packets) in
+        [(1, 10_000, 1_000), (1, 9_990_000, 1_000), (10, 990_000, 1_000), (1_000, 10_000, 40)]
+    {
+        let (near, mut peer) = roxie::sim::joined_ports(1500, None);
+        let config = roxie::nic::NicConfig {
+            limits: roxie::limits::Limits { qps: 1024, cqs: 1024, ..roxie::limits::Limits::small() },
+            seed: 1,
+            ..roxie::nic::NicConfig::default()
+        };
+        let mut host = roxie::sim::Host::new(1, config, near);
+        let memory = host.register(1 << 16, roxie::verbs::Access::READ_WRITE);
+        let caps = roxie::verbs::QpCaps { max_send_wr: 64, ..Default::default() };
+        let init = roxie::verbs::QpInit { qp_type: QpType::Uc, caps, sq_sig_all: false };
+        let setup = Setup { qp_type: QpType::Uc, ..Setup::default() };
+        let all: Vec<_> = (0..qps).map(|_| host.create_qp_as(init, 64)).collect();
+        for (number, qp) in all.iter().enumerate() {
+            for mut attr in attributes(&host, &setup) {
+                // The peer's number tells whose packet it is.
+                attr.dest_qpn = attr.dest_qpn.map(|_| roxie::verbs::Qpn::new(number as u32));
+                let rate = RateLimit { kbps, ..RateLimit::default() };
+                attr.rate_limit = (attr.state == Some(QpState::Rts)).then_some(rate);
+                host.modify(Nanos::ZERO, qp, &attr).expect("a legal transition");
+            }
+            let wr = roxie::verbs::SendWr { opcode: WrOpcode::Write, ..Default::default() };
+            let mut left = packets * MTU.bytes();
+            while left > 0 {
+                let length = left.min(64 * MTU.bytes());
+                let sges = [memory.sge(0, length as u32)];
+                let payload = roxie::shared::work_queue::Payload::Sges(&sges);
+                host.post_send(qp, &wr, payload).expect("room");
+                left -= length;
+            }
+        }
+        let rate = Rate(f64::from(kbps) * 1e3);
+        let mut sent = vec![(0_u64, 0_u64, Nanos::ZERO); qps];
+        let mut now = Nanos::ZERO;
+        let mut seen = 0;
+        while seen < qps * packets {
+            host.worker.poll(now);
+            loop {
+                let count = peer.rx_burst(now);
+                for i in 0..count {
+                    let frame = peer.rx_frame(i).frame;
+                    let packet = parse(&frame).expect("a good packet");
+                    let (count, bytes, first) = &mut sent[packet.bth.dest_qp.value() as usize];
+                    if *count == 0 {
+                        *first = now;
+                    }
+                    let at = now.since(*first).0 as f64;
+                    let ideal = rate.nanos_for(*bytes);
+                    let one = rate.nanos_for(FULL);
+                    assert!(
+                        (at - ideal).abs() <= one.max(256.0),
+                        "{qps} QPs at {rate}: packet {count} at {at} ns, ideally {ideal}"
+                    );
+                    (*count, *bytes) = (*count + 1, *bytes + frame.len() as u64);
+                    seen += 1;
+                }
+                peer.rx_release();
+                if count == 0 {
+                    break;
+                }
+            }
+            let next = host.worker.next_deadline();
+            assert!(
+                seen == qps * packets || next != Nanos::MAX,
+                "{seen} of {} and nothing will happen",
+                qps * packets
+            );
+            now = next.max(now + Nanos(1));
+        }
+        // 1 % over all packets of each.
+        for (number, (count, bytes, _)) in sent.iter().enumerate() {
+            assert_eq!(*count as usize, packets, "QP {number} sent {bytes} bytes");
+        }
+    }
+}

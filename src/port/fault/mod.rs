@@ -268,6 +268,7 @@ impl<P: Port> Port for FaultPort<P> {
         tx_arrange,
         tx_note,
         tx_cancel,
+        rx_waiting,
         stamp_arrivals,
         wants_notes,
         undelivered,

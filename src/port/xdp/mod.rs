@@ -202,6 +202,11 @@ impl Port for XdpPort {
         self.queues[0].flush()
     }
 
+    /// Of the queue that is fullest.
+    fn rx_waiting(&mut self) -> Option<(usize, usize)> {
+        self.queues.iter_mut().map(queue::Queue::waiting).max()
+    }
+
     fn tx_pending(&self) -> bool {
         self.queues[0].unsent()
     }

@@ -320,6 +320,11 @@ impl Queue {
         let _ = self.rx.poll(0);
     }
 
+    /// Descriptors that wait in the rx ring, and how many it has.
+    pub(super) fn waiting(&mut self) -> (usize, usize) {
+        (self.rx.nb_avail(self.ring) as usize, self.ring as usize)
+    }
+
     /// True if a frame waits in the rx ring.
     pub(super) fn has_frames(&mut self) -> bool {
         self.rx.nb_avail(1) > 0

@@ -20,7 +20,7 @@ pub(crate) struct CongestionOptions {
     #[arg(long, value_name = "WHICH", value_parser = checked::<EcnPolicy>)]
     ecn: Option<String>,
     /// Traffic classes: trust=dscp|pcp, map=26:3+46:5 (DSCP to priority), strict=6+7, weight=0:20+3:80, pfc=3 (the priorities that
-    /// heed it), pause=on, tag=on (priority in an 802.1Q tag; xdp)
+    /// heed it), pause=on, tag=on (priority in an 802.1Q tag; xdp), send_pfc=3 (tells the neighbour to pause; xdp)
     #[arg(long, value_name = "SPEC", value_parser = checked::<TrafficClasses>)]
     qos: Option<String>,
     /// What the link carries, where its driver does not know: 1G, 25G. Rates begin there
