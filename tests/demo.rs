@@ -284,6 +284,9 @@ fn congestion_control_keeps_the_queue_short_that_is_full_without_it() {
     assert!(number(&with, "fairness") >= 0.99, "{with}");
     assert!(number(&with, "queue_99") < 100_000.0, "below Kmax: {with}");
     assert_eq!(number(&with, "dropped_settled"), 0.0, "{with}");
+    // One at most in an interval of 3.3 ms for each sender, which had 4 s.
+    assert!((100.0..4.0 * 4e6 / 3_200.0).contains(&number(&with, "notifications")), "{with}");
+    assert!(number(&with, "notifications") <= number(&with, "marked"), "{with}");
     // Rates begin at the line's: the queue fills at first.
     assert!(number(&with, "queue_peak") > 150_000.0 && number(&with, "marked") > 0.0, "{with}");
 }

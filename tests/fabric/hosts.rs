@@ -234,6 +234,37 @@ fn with_flow_control_nothing_is_lost_or_sent_again() {
 }
 
 #[test]
+fn a_nic_that_heeds_pauses_itself_loses_nothing_either() {
+    let mut config = switch(5);
+    config.lossless = Threshold::Static(20_000);
+    // What is in the ring of a port leaves: four frames, and what two passes put there.
+    let response = link().rate.nanos_for(8 * 1120) + Nanos(1_000);
+    config.pfc = Some(PfcConfig { response: Some(response), ..PfcConfig::new(&[0]).expect("a priority") });
+    let stations = || (0..5).map(|n| StationConfig { slots: 4, ..station(n) }).collect();
+    let play = |classes: &str| {
+        let mut incast = Incast::between(stations(), config.clone(), false, "off");
+        for n in 0..5 {
+            let mut rules = incast.fabric.host_ref(n).worker.nic().congestion().clone();
+            rules.classes = classes.parse().expect("classes");
+            let command = Command::SetCongestion(Box::new(rules));
+            incast.fabric.host(n).call(Nanos::ZERO, command).expect("carried out");
+        }
+        incast.write(50, 16, Nanos::from_millis(300));
+        let dropped = incast.fabric.switch(0).queue(4, 0).drops.all();
+        // Counted where something was paused.
+        let counters = incast.fabric.host_ref(0).worker.counters();
+        let pauses =
+            counters.iter().find(|(name, _)| *name == "rx_prio0_pause").map_or(0, |(_, count)| *count);
+        (dropped, incast.sent_again(), pauses)
+    };
+    let (dropped, again, pauses) = play("pfc=0");
+    assert_eq!((dropped, again), (0, 0));
+    assert!(pauses > 0);
+    let (dropped, again, pauses) = play("pfc=3");
+    assert!(dropped > 0 && again > 0 && pauses == 0, "another priority's pauses stop nothing");
+}
+
+#[test]
 fn a_host_whose_ring_is_full_and_silent_goes_on_when_it_may() {
     let mut config = switch(3);
     config.lossless = Threshold::Static(5_000);

@@ -9,7 +9,7 @@ use super::trace::Run;
 const WIDTH: f64 = 1140.0;
 const LEFT: f64 = 70.0;
 const GAP: f64 = 60.0;
-const TOP: f64 = 108.0;
+const TOP: f64 = 120.0;
 const QUEUE: f64 = 170.0;
 const RATES: f64 = 240.0;
 const BETWEEN: f64 = 56.0;

@@ -61,6 +61,7 @@ impl fmt::Display for Report {
         line("queue, most, KB".into(), &|run| format!("{:.1}", run.queue_peak as f64 / 1e3))?;
         line("frames over the link".into(), &|run| run.frames.to_string())?;
         line("of them marked".into(), &|run| run.marked.to_string())?;
+        line("notifications (CNPs)".into(), &|run| run.notifications.to_string())?;
         line("frames dropped".into(), &|run| run.dropped.to_string())?;
         line("of them in the second half".into(), &|run| run.dropped_settled.to_string())?;
         line("given late, median, 99 %, us".into(), &|run| match run.late_us {

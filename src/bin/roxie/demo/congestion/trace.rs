@@ -1,7 +1,7 @@
 //! What is looked at while a scenario runs.
 
 use hdrhistogram::Histogram;
-use roxie::sim::fabric::{Fabric, QueueStats};
+use roxie::sim::fabric::Fabric;
 use roxie::time::Nanos;
 use serde::Serialize;
 
@@ -18,17 +18,25 @@ pub(super) struct Sample {
     pub(super) delivered: Vec<u64>,
 }
 
-/// What a queue had done by then.
+/// The priority of DSCP 48, which notifications have.
+const NOTIFICATIONS: usize = 6;
+
+/// What the queues had done by then.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     sent: u64,
     marked: u64,
     dropped: u64,
+    /// Frames of the priority of notifications that came back.
+    notifications: u64,
 }
 
 impl Counts {
-    fn of(queue: &QueueStats) -> Counts {
-        Counts { sent: queue.sent, marked: queue.marked, dropped: queue.drops.all() }
+    /// Of the switch in front of the link, and of the one behind it for the way back.
+    fn of(fabric: &Fabric, (switch, port): (usize, usize)) -> Counts {
+        let queue = fabric.switch(switch).queue(port, 0);
+        let notifications = fabric.switch(1 - switch).queue(port, NOTIFICATIONS).sent;
+        Counts { sent: queue.sent, marked: queue.marked, dropped: queue.drops.all(), notifications }
     }
 }
 
@@ -81,7 +89,7 @@ impl Trace {
         let Some((began, _)) = self.began else {
             let bytes: u64 = self.receivers().map(|n| fabric.station(n).delivered_bytes).sum();
             if bytes >= u64::from(MESSAGE) {
-                self.began = Some((now, Counts::of(&fabric.switch(switch).queue(port, 0))));
+                self.began = Some((now, Counts::of(fabric, self.bottleneck)));
                 (self.next, self.last) = (now, (now, depth));
                 self.sample(fabric, now, depth);
             }
@@ -92,14 +100,14 @@ impl Trace {
         }
         self.peak = self.peak.max(depth);
         if now.since(began).0 >= self.time.0 / 2 {
-            self.settled.get_or_insert_with(|| Counts::of(&fabric.switch(switch).queue(port, 0)));
+            self.settled.get_or_insert_with(|| Counts::of(fabric, self.bottleneck));
             self.depths.saturating_record_n(self.last.1, now.since(self.last.0).0);
         }
         self.last = (now, depth);
         if now >= self.next {
             self.sample(fabric, began, depth);
             if self.is_over() {
-                self.counts = Counts::of(&fabric.switch(switch).queue(port, 0));
+                self.counts = Counts::of(fabric, self.bottleneck);
             }
         }
     }
@@ -141,6 +149,8 @@ pub(super) struct Summary {
     pub(super) queue_peak: u64,
     pub(super) frames: u64,
     pub(super) marked: u64,
+    /// That came back over the link.
+    pub(super) notifications: u64,
     pub(super) dropped: u64,
     /// In the second half.
     pub(super) dropped_settled: u64,
@@ -163,6 +173,7 @@ impl Summary {
             queue_peak: trace.peak,
             frames: trace.counts.sent - before.sent,
             marked: trace.counts.marked - before.marked,
+            notifications: trace.counts.notifications - before.notifications,
             dropped: trace.counts.dropped - before.dropped,
             dropped_settled: trace.counts.dropped - trace.settled.unwrap_or(trace.counts).dropped,
             late_us: None,
