@@ -13,7 +13,9 @@ use roxie::sim::fabric::{
 };
 use roxie::sim::{Host, HostQp, HostRegion};
 use roxie::time::Nanos;
-use roxie::verbs::{Access, Mtu, Psn, QpAttr, QpCaps, QpState, RKey, SendFlags, SendWr, WcStatus, WrOpcode};
+use roxie::verbs::{
+    Access, Mtu, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, RKey, SendFlags, SendWr, WcStatus, WrOpcode,
+};
 
 const MESSAGE: u32 = 16 * 1024;
 /// ECT(0).
@@ -55,10 +57,16 @@ impl Incast {
     }
 
     fn with(senders: usize, switch: SwitchConfig, heeds: bool, control: &str) -> Incast {
-        Incast::between((0..=senders).map(station).collect(), switch, heeds, control)
+        Incast::between((0..=senders).map(station).collect(), switch, heeds, control, QpType::Rc)
     }
 
-    fn between(mut stations: Vec<StationConfig>, switch: SwitchConfig, heeds: bool, control: &str) -> Incast {
+    fn between(
+        mut stations: Vec<StationConfig>,
+        switch: SwitchConfig,
+        heeds: bool,
+        control: &str,
+        qp_type: QpType,
+    ) -> Incast {
         let senders = stations.len() - 1;
         for station in stations.iter_mut().filter(|_| heeds) {
             station.heeds_pauses = Some(HeedsPauses { response: None, priorities: PriorityMap::default() });
@@ -86,7 +94,7 @@ impl Incast {
             fabric.host(n).call(Nanos::ZERO, command).expect("carried out");
         }
         let target = fabric.host(senders).register(senders * MESSAGE as usize, Access::READ_WRITE);
-        let pairs = (0..senders).map(|n| connect(&mut fabric, n, senders)).collect();
+        let pairs = (0..senders).map(|n| connect(&mut fabric, n, senders, qp_type)).collect();
         Incast { fabric, senders: pairs, target, done: vec![0; senders], halfway: Vec::new() }
     }
 
@@ -154,9 +162,12 @@ impl Incast {
     }
 }
 
-fn connect(fabric: &mut Fabric, from: usize, to: usize) -> (HostQp, HostRegion) {
+fn connect(fabric: &mut Fabric, from: usize, to: usize, qp_type: QpType) -> (HostQp, HostRegion) {
     let caps = QpCaps { max_send_wr: 64, max_recv_wr: 1, ..QpCaps::default() };
-    let qps = [from, to].map(|station| fabric.host(station).create_qp(caps, false, 256));
+    let init = QpInit { qp_type, caps, sq_sig_all: false };
+    let qps = [from, to].map(|station| fabric.host(station).create_qp_as(init, 256));
+    // What a service without acknowledgements does not have.
+    let rc = |value: u8| (qp_type == QpType::Rc).then_some(value);
     let ends = [(from, &qps[0], to, &qps[1]), (to, &qps[1], from, &qps[0])];
     for (station, qp, peer, peers) in ends {
         let host = fabric.host(station);
@@ -175,17 +186,17 @@ fn connect(fabric: &mut Fabric, from: usize, to: usize) -> (HostQp, HostRegion) 
             path_mtu: Some(Mtu::Mtu1024),
             dest_qpn: Some(peers.handle.qpn),
             rq_psn: Some(Psn::new(0)),
-            max_dest_rd_atomic: Some(4),
-            min_rnr_timer: Some(12),
+            max_dest_rd_atomic: rc(4),
+            min_rnr_timer: rc(12),
             ..QpAttr::default()
         };
         let rts = QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(Psn::new(0)),
-            timeout: Some(8),
-            retry_cnt: Some(7),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(4),
+            timeout: rc(8),
+            retry_cnt: rc(7),
+            rnr_retry: rc(7),
+            max_rd_atomic: rc(4),
             ..QpAttr::default()
         };
         for attr in [init, rtr, rts] {
@@ -242,7 +253,7 @@ fn a_nic_that_heeds_pauses_itself_loses_nothing_either() {
     config.pfc = Some(PfcConfig { response: Some(response), ..PfcConfig::new(&[0]).expect("a priority") });
     let stations = || (0..5).map(|n| StationConfig { slots: 4, ..station(n) }).collect();
     let play = |classes: &str| {
-        let mut incast = Incast::between(stations(), config.clone(), false, "off");
+        let mut incast = Incast::between(stations(), config.clone(), false, "off", QpType::Rc);
         for n in 0..5 {
             let mut rules = incast.fabric.host_ref(n).worker.nic().congestion().clone();
             rules.classes = classes.parse().expect("classes");
@@ -272,7 +283,7 @@ fn a_host_whose_ring_is_full_and_silent_goes_on_when_it_may() {
     config.ports[2].link.rate = LinkRate::from_mbps(500);
     config.pfc = Some(PfcConfig::new(&[0]).expect("a priority"));
     let stations = (0..3).map(|n| StationConfig { slots: 4, ..station(n) }).collect();
-    let mut incast = Incast::between(stations, config, true, "off");
+    let mut incast = Incast::between(stations, config, true, "off", QpType::Rc);
     let before = incast.fabric.events();
     incast.write(20, 16, Nanos::from_millis(50));
     assert_eq!(incast.sent_again(), 0);
@@ -280,6 +291,23 @@ fn a_host_whose_ring_is_full_and_silent_goes_on_when_it_may() {
     // 640 packets and their answers, each on two links, and their hosts' turns. Who asks all the time needs many more.
     let events = incast.fabric.events() - before;
     assert!(events < 10_000, "{events}");
+}
+
+#[test]
+fn a_host_that_hears_nothing_goes_on_when_its_ring_has_room() {
+    let mut config = switch(2);
+    config.lossless = Threshold::Static(5_000);
+    config.ports[1].link.rate = LinkRate::from_mbps(500);
+    config.pfc = Some(PfcConfig::new(&[0]).expect("a priority"));
+    let stations = (0..2).map(|n| StationConfig { slots: 4, ..station(n) }).collect();
+    // Without acknowledgements nothing arrives that would have it turned.
+    let mut incast = Incast::between(stations, config, true, "off", QpType::Uc);
+    let time = incast.write(40, 16, Nanos::from_millis(100));
+    let bytes = incast.fabric.switch(0).queue(1, 0).sent_bytes;
+    let share = bytes as f64 * 8.0 / time.as_secs_f64() / 500e6;
+    assert!(incast.fabric.switch(0).queue(0, 0).xoff_sent > 0);
+    // 1098 bytes of the wire carry frames of 1074.
+    assert!(share > 0.95, "the slow link is never idle: {share}");
 }
 
 #[test]
