@@ -5,6 +5,7 @@
 
 mod congestion;
 mod connection;
+mod interrupt;
 mod programs;
 mod recovery;
 mod report;
@@ -13,16 +14,13 @@ mod verify;
 
 use std::cell::Cell;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use hdrhistogram::Histogram;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::Signal;
 use nix::unistd::{AccessFlags, Uid, access};
 use roxie::host::{DeviceError, OpenError, Stack};
 use roxie::netdev::NetdevError;
@@ -33,6 +31,7 @@ use roxie::verbs::WcStatus;
 use crate::common::output;
 use crate::floor::{Floor, Threads};
 use connection::{Connection, SMALL};
+use interrupt::Interrupt;
 use programs::Programs;
 use report::{Report, Row, Skipped, median};
 use site::{Kind, Link, Site};
@@ -254,38 +253,6 @@ impl Console {
         {
             self.failed.set(Some(error));
         }
-    }
-}
-
-/// Ctrl-C and its like, looked for between rounds, so that everything is taken down in order.
-struct Interrupt {
-    signals: SignalFd,
-}
-
-impl Interrupt {
-    fn catch() -> Result<Interrupt, Failure> {
-        let mut set = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            set.add(signal);
-        }
-        let signals = set
-            .thread_block()
-            .and_then(|()| SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK))
-            .map_err(io::Error::from)?;
-        Ok(Interrupt { signals })
-    }
-
-    fn check(&self) -> Result<(), Failure> {
-        let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::ZERO) {
-            Ok(1..) => Err(Failure::Interrupted(self.which())),
-            _ => Ok(()),
-        }
-    }
-
-    fn which(&self) -> Signal {
-        let told = self.signals.read_signal().ok().flatten();
-        told.and_then(|info| Signal::try_from(info.ssi_signo as i32).ok()).unwrap_or(Signal::SIGINT)
     }
 }
 
