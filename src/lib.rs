@@ -37,4 +37,6 @@ pub mod engine;
 
 pub mod sim;
 
+pub mod forward;
+
 pub mod host;

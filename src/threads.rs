@@ -51,6 +51,19 @@ pub fn ask_for_short_turns() -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Asks the scheduler to run the calling thread ahead of all that are not urgent, as soon as it is woken (SCHED_RR with the lowest
+/// priority, `sched(7)`). For threads that keep time and sleep most of it.
+///
+/// # Errors
+/// Without CAP_SYS_NICE.
+#[allow(unsafe_code)]
+pub fn ask_to_go_first() -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the calling thread, and parameters that live as long as the call.
+    let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

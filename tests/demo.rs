@@ -240,3 +240,98 @@ fn a_full_disk_under_the_report_is_exit_code_1() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("cannot write the output"), "{said}");
 }
+
+/// The scenario that the tests of congestion play.
+const CONGESTION: [&str; 8] = ["demo", "congestion", "--json", "--seconds", "1", "--senders", "2", "--rate"];
+
+/// A number of a run.
+fn number(run: &Value, name: &str) -> f64 {
+    run[name].as_f64().unwrap_or_else(|| panic!("{name}: {run}"))
+}
+
+fn in_virtual_time(more: &[&str]) -> Value {
+    let arguments = ["100", "--no-programs"];
+    let report = object(&Command::new(ROXIE).args(CONGESTION).args(arguments).args(more).output().unwrap());
+    assert_eq!(report["real"], Value::Null);
+    let run = report["virtual"].clone();
+    let rates = run["mbps"].as_array().unwrap().iter().map(|rate| rate.as_f64().unwrap());
+    let sum: f64 = rates.sum();
+    // 1098 bytes of the wire carry frames of 1074.
+    assert!((70.0..98.0).contains(&sum), "the link is used, and not for more than it carries: {run}");
+    run
+}
+
+#[test]
+fn a_congested_link_in_virtual_time_is_the_same_each_time() {
+    let first = in_virtual_time(&["--seed", "7"]);
+    assert_eq!(first, in_virtual_time(&["--seed", "7"]));
+    assert_ne!(first, in_virtual_time(&["--seed", "8"]));
+}
+
+#[test]
+fn congestion_control_keeps_the_queue_short_that_is_full_without_it() {
+    let run = |cc: &[&str]| {
+        let scenario = ["demo", "congestion", "--json", "--no-programs", "--rate", "200", "--senders", "4"];
+        object(&Command::new(ROXIE).args(scenario).args(cc).output().unwrap())["virtual"].clone()
+    };
+    let (with, without) = (run(&[]), run(&["--cc", "off"]));
+    assert!(
+        number(&without, "queue_mean") > 100_000.0 && number(&without, "dropped_settled") > 500.0,
+        "{without}"
+    );
+    let rates: Vec<_> = with["mbps"].as_array().unwrap().iter().map(|rate| rate.as_f64().unwrap()).collect();
+    assert!(rates.iter().sum::<f64>() > 0.9 * 200.0, "{with}");
+    assert!(number(&with, "fairness") >= 0.99, "{with}");
+    assert!(number(&with, "queue_99") < 100_000.0, "below Kmax: {with}");
+    assert_eq!(number(&with, "dropped_settled"), 0.0, "{with}");
+    // One at most in an interval of 3.3 ms for each sender, which had 4 s.
+    assert!((100.0..4.0 * 4e6 / 3_200.0).contains(&number(&with, "notifications")), "{with}");
+    assert!(number(&with, "notifications") <= number(&with, "marked"), "{with}");
+    // Rates begin at the line's: the queue fills at first.
+    assert!(number(&with, "queue_peak") > 150_000.0 && number(&with, "marked") > 0.0, "{with}");
+}
+
+#[test]
+fn a_congested_link_with_real_frames_is_drawn_and_leaves_nothing_behind() {
+    const NAME: &str = "a_congested_link_with_real_frames_is_drawn_and_leaves_nothing_behind";
+    if !root(NAME) {
+        return;
+    }
+    let folder = TempDir::new().unwrap();
+    let svg = folder.path().join("congestion.svg");
+    let child = Command::new(ROXIE)
+        .args(CONGESTION)
+        .args(["50", "--svg"])
+        .arg(&svg)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    let report = object(&output);
+    assert_eq!(namespaces_of(pid), Vec::<String>::new());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if report["real"].is_null() {
+        println!("SKIP {NAME}: {said}");
+        return;
+    }
+    let run = &report["real"];
+    let sum: f64 = run["mbps"].as_array().unwrap().iter().map(|rate| rate.as_f64().unwrap()).sum();
+    assert!(sum > 0.0 && sum < 50.0, "more than the link carries: {run}");
+    assert!(run["frames"].as_u64().unwrap() > 0 && run["marked"].as_u64().unwrap() > 0, "{run}");
+    let drawing = fs::read_to_string(&svg).unwrap();
+    assert!(drawing.starts_with("<svg ") && drawing.trim_end().ends_with("</svg>"));
+    assert_eq!(drawing.matches("<polyline").count(), 2 * (1 + 2), "a queue and two rates, twice");
+}
+
+#[test]
+fn a_switch_that_is_none_is_refused_with_what_would_be_right() {
+    let output = Command::new(ROXIE)
+        .args(["demo", "congestion", "--kmin", "9000", "--kmax", "5000"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("Kmin 9000 is above Kmax 5000") && said.contains("Kmin is at most Kmax"), "{said}");
+}

@@ -25,7 +25,23 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("cm", &["limits", "time", "timer", "verbs", "wire", "transport"]),
     ("engine", &["frame", "limits", "threads", "time", "port", "verbs", "shared", "nic", "congestion"]),
-    ("sim", &["flow", "frame", "time", "port", "verbs", "wire", "shared", "nic", "engine", "congestion"]),
+    (
+        "sim",
+        &[
+            "flow",
+            "frame",
+            "time",
+            "port",
+            "verbs",
+            "wire",
+            "shared",
+            "transport",
+            "nic",
+            "engine",
+            "congestion",
+        ],
+    ),
+    ("forward", &["threads", "time", "netdev", "sim"]),
     (
         "host",
         &[

@@ -25,6 +25,7 @@ pub use link::Links;
 pub use membership::Membership;
 pub use neighbours::Neighbours;
 pub use netns::NetNs;
+pub use tap::Tap;
 pub use watch::{Change, Watch};
 
 /// What went wrong between us and the kernel about an interface.

@@ -1,10 +1,12 @@
-//! Persistent tap devices. rtnetlink does not make them; `/dev/net/tun` does (`drivers/net/tun.c`).
+//! Tap devices: persistent ones, and those whose other end is here. rtnetlink does not make them; `/dev/net/tun` does (`drivers/net/tun.c`).
 
 #![allow(unsafe_code)]
 
-use std::fs::OpenOptions;
-use std::io;
-use std::os::fd::AsRawFd;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 /// `_IOW('T', 202, int)`.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
@@ -16,9 +18,65 @@ const IFF_TAP: u16 = 0x0002;
 const IFF_NO_PI: u16 = 0x1000;
 /// Offloads are negotiated by who opens it later (QEMU does).
 const IFF_VNET_HDR: u16 = 0x4000;
+/// No interface that is there already.
+const IFF_TUN_EXCL: u16 = 0x8000;
+
+/// A tap that lives as long as this value: its interface in a namespace, its other end here.
+#[derive(Debug)]
+pub struct Tap {
+    device: File,
+}
+
+impl Tap {
+    /// Makes an interface named `name` in the calling thread's namespace. Reads do not block. Frames come and go whole, without
+    /// offloads.
+    ///
+    /// # Errors
+    /// Without `/dev/net/tun` or CAP_NET_ADMIN, if the name is taken, or is longer than 15 bytes.
+    pub fn open(name: &str) -> io::Result<Tap> {
+        let device = attach(name, IFF_TAP | IFF_NO_PI | IFF_TUN_EXCL)?;
+        let flags = OFlag::from_bits_retain(fcntl(&device, FcntlArg::F_GETFL)?);
+        fcntl(&device, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        Ok(Tap { device })
+    }
+
+    /// The next frame that the interface sent; its length. `None`: there is none.
+    ///
+    /// # Errors
+    /// If the interface is gone.
+    pub fn read(&mut self, frame: &mut [u8]) -> io::Result<Option<usize>> {
+        match self.device.read(frame) {
+            Ok(length) => Ok(Some(length)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Has the interface receive a frame.
+    ///
+    /// # Errors
+    /// If the interface is down (`EIO`) or has no room.
+    pub fn write(&mut self, frame: &[u8]) -> io::Result<()> {
+        self.device.write(frame).map(drop)
+    }
+}
+
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+}
 
 /// Makes a tap named `name` in the calling thread's namespace. It lives until its link is deleted.
 pub(super) fn create(name: &str) -> io::Result<()> {
+    let device = attach(name, IFF_TAP | IFF_NO_PI | IFF_VNET_HDR)?;
+    // SAFETY: the descriptor is open; the argument of TUNSETPERSIST is a plain integer, no pointer.
+    let kept = unsafe { libc::ioctl(device.as_raw_fd(), TUNSETPERSIST as _, 1 as libc::c_ulong) };
+    if kept < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A descriptor of the interface `name` with these flags, which it makes if there is none.
+fn attach(name: &str, flags: u16) -> io::Result<File> {
     if name.len() >= libc::IFNAMSIZ || name.is_empty() {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -29,14 +87,9 @@ pub(super) fn create(name: &str) -> io::Result<()> {
     // `struct ifreq`: the name, then a union of which only the flags matter here.
     let mut request = [0u8; 40];
     request[..name.len()].copy_from_slice(name.as_bytes());
-    request[16..18].copy_from_slice(&(IFF_TAP | IFF_NO_PI | IFF_VNET_HDR).to_ne_bytes());
+    request[16..18].copy_from_slice(&flags.to_ne_bytes());
     // SAFETY: the descriptor is open; `request` is a writable `struct ifreq` (40 bytes on every 64-bit
     // target, 32 on others, where the kernel touches less) and lives across the call.
     let set = unsafe { libc::ioctl(device.as_raw_fd(), TUNSETIFF as _, request.as_mut_ptr()) };
-    if set < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is open; the argument of TUNSETPERSIST is a plain integer, no pointer.
-    let kept = unsafe { libc::ioctl(device.as_raw_fd(), TUNSETPERSIST as _, 1 as libc::c_ulong) };
-    if kept < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(device) }
 }

@@ -4,6 +4,8 @@
 //! them by a cable, [`Network`] any number by a [`Switch`]; both move time to whatever is due next. What happens is a function
 //! of the seeds alone.
 
+pub mod events;
+pub mod fabric;
 mod host;
 mod network;
 mod switch;

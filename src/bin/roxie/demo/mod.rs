@@ -3,7 +3,9 @@
 //! Read [`run`] and [`measure`] first. `site` makes the network, `connection` the QPs and what is measured on them,
 //! `verify` compares data, `recovery` loses a packet and has the ladder drawn, `report` the table.
 
+mod congestion;
 mod connection;
+mod interrupt;
 mod programs;
 mod recovery;
 mod report;
@@ -12,16 +14,13 @@ mod verify;
 
 use std::cell::Cell;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use hdrhistogram::Histogram;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::Signal;
 use nix::unistd::{AccessFlags, Uid, access};
 use roxie::host::{DeviceError, OpenError, Stack};
 use roxie::netdev::NetdevError;
@@ -32,6 +31,7 @@ use roxie::verbs::WcStatus;
 use crate::common::output;
 use crate::floor::{Floor, Threads};
 use connection::{Connection, SMALL};
+use interrupt::Interrupt;
 use programs::Programs;
 use report::{Report, Row, Skipped, median};
 use site::{Kind, Link, Site};
@@ -80,8 +80,10 @@ left behind but the captures.
 
 Expect AF_XDP on veth to copy each frame inside a system call, at a few Gb/s with 4 KiB packets: that is the veth, \
 not the transport. UDP sockets with segmentation offload are several times faster there.",
-    after_help = EXIT_CODES)]
+    after_help = EXIT_CODES, args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {
+    #[command(subcommand)]
+    scene: Option<Scene>,
     /// Print one JSON object as the last line, and all else to standard error
     #[arg(long)]
     json: bool,
@@ -103,6 +105,12 @@ pub(crate) struct Arguments {
     /// Decides the data and which packets are lost
     #[arg(long, default_value_t = 1)]
     seed: u64,
+}
+
+/// What else can be shown.
+#[derive(Debug, Subcommand)]
+enum Scene {
+    Congestion(congestion::Arguments),
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -141,6 +149,10 @@ pub(crate) enum Failure {
     Interrupted(Signal),
     #[error("no port could be used: {0}")]
     NoPort(String),
+    #[error("the picture cannot go to {path}: {source}", path = path.display())]
+    Picture { path: PathBuf, source: io::Error },
+    #[error("{0}")]
+    Scenario(roxie::sim::fabric::ConfigError),
     #[error("cannot write the output: {0}")]
     Output(io::Error),
 }
@@ -149,7 +161,9 @@ impl Failure {
     /// As of the other commands, and 128 and the number of the signal as shells have it.
     fn exit_code(&self) -> u8 {
         match self {
-            Failure::Open(_) | Failure::Network(_) | Failure::NoPort(_) | Failure::Directory { .. } => 3,
+            Failure::Open(_) | Failure::Network(_) | Failure::NoPort(_) => 3,
+            Failure::Directory { .. } | Failure::Picture { .. } => 3,
+            Failure::Scenario(_) => 2,
             Failure::Interrupted(signal) => 128 + *signal as u8,
             _ => 1,
         }
@@ -158,6 +172,9 @@ impl Failure {
 
 /// Runs the demo.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    if let Some(Scene::Congestion(arguments)) = &arguments.scene {
+        return congestion::run(arguments);
+    }
     // Before there is any thread: a user namespace cannot be entered with two, and a signal that is blocked in the
     // first is blocked in all.
     let console = Console { json: arguments.json, failed: Cell::new(None) };
@@ -236,38 +253,6 @@ impl Console {
         {
             self.failed.set(Some(error));
         }
-    }
-}
-
-/// Ctrl-C and its like, looked for between rounds, so that everything is taken down in order.
-struct Interrupt {
-    signals: SignalFd,
-}
-
-impl Interrupt {
-    fn catch() -> Result<Interrupt, Failure> {
-        let mut set = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            set.add(signal);
-        }
-        let signals = set
-            .thread_block()
-            .and_then(|()| SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK))
-            .map_err(io::Error::from)?;
-        Ok(Interrupt { signals })
-    }
-
-    fn check(&self) -> Result<(), Failure> {
-        let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::ZERO) {
-            Ok(1..) => Err(Failure::Interrupted(self.which())),
-            _ => Ok(()),
-        }
-    }
-
-    fn which(&self) -> Signal {
-        let told = self.signals.read_signal().ok().flatten();
-        told.and_then(|info| Signal::try_from(info.ssi_signo as i32).ok()).unwrap_or(Signal::SIGINT)
     }
 }
 

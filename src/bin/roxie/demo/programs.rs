@@ -174,14 +174,14 @@ fn words(all: &[&str], server: Option<IpAddr>) -> Vec<String> {
 }
 
 /// A process, which does not survive this value.
-struct Process {
-    what: String,
-    child: Child,
+pub(super) struct Process {
+    pub(super) what: String,
+    pub(super) child: Child,
 }
 
 impl Process {
     /// What it said; it must end well, and in time. Neither says more than a pipe holds.
-    fn finish(mut self, until: Instant, interrupt: &Interrupt) -> Result<String, Failure> {
+    pub(super) fn finish(mut self, until: Instant, interrupt: &Interrupt) -> Result<String, Failure> {
         loop {
             if let Some(status) = self.child.try_wait()? {
                 if !status.success() {
@@ -197,7 +197,7 @@ impl Process {
         }
     }
 
-    fn failed(&mut self) -> Failure {
+    pub(super) fn failed(&mut self) -> Failure {
         let _ = self.child.kill();
         let (out, err) = (text_of(self.child.stdout.take()), text_of(self.child.stderr.take()));
         Failure::Wrong(format!("`{}` did not end well: {}", self.what, format!("{out}\n{err}").trim()))
@@ -224,7 +224,7 @@ fn text_of(pipe: Option<impl Read>) -> String {
 }
 
 /// True if somebody in the network namespace of a process takes TCP connections on a port.
-fn listens(process: u32, port: u16) -> bool {
+pub(super) fn listens(process: u32, port: u16) -> bool {
     // `sl local_address rem_address st`, the state LISTEN being 0A.
     let wanted = format!(":{port:04X}");
     ["tcp", "tcp6"].iter().any(|table| {

@@ -1,0 +1,133 @@
+//! `roxie demo congestion`: senders that are too many for a link, in virtual time and with real frames.
+//!
+//! [`scenario`] is what both have in common, [`simulated`] plays it with simulated hosts, [`real`] with unmodified programs whose frames
+//! a forwarder takes through the same switch. [`trace`] is what is looked at on the way, [`report`] and [`chart`] show it.
+
+mod chart;
+mod real;
+mod report;
+mod scenario;
+mod simulated;
+mod trace;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use roxie::congestion::Settings;
+
+use super::site::Kind;
+use super::{Console, Failure, Interrupt};
+use crate::common::output;
+use report::Report;
+use scenario::Scenario;
+
+/// Watch a congested link: queue, marks, losses and the rate of each sender over time.
+#[derive(Debug, Args)]
+#[command(long_about = "\
+Watch a congested link: queue, marks, losses and the rate of each sender over time.
+
+Senders at one switch write to as many receivers at another, each as fast as its own link lets it; the link between the \
+switches is no faster than one of theirs. The switch in front of it has a queue, marks frames (ECN) by its depth, and drops what \
+does not fit.
+
+The senders slow down when they are told of marks (`--cc dcqcn,…`, the default), or do not (`--cc off`): then the queue is always \
+full, frames are lost, and go-back-N sends each of them and all behind it again.
+
+The scenario is played twice, with the same numbers. In virtual time, between simulated hosts: a run is a function of its seed. \
+And with real frames, as root: each sender and receiver is an `ib_write_bw` of perftest under `roxie run` in a network \
+namespace of its own, and a thread forwards their frames through the same switch, whose queues and marks are computed at exact \
+times. How late it gives frames to their interfaces is measured and said.
+
+Nothing is left behind but the picture, if one was asked for.",
+    after_help = super::EXIT_CODES)]
+pub(crate) struct Arguments {
+    /// Senders, and as many receivers
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
+    senders: u8,
+    /// Mb/s of every link
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=400_000))]
+    rate: u64,
+    /// Delay of every link, us
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=100_000))]
+    delay: u64,
+    /// Seconds that they send
+    #[arg(long, default_value_t = 4.0, value_parser = super::positive)]
+    seconds: f64,
+    /// Bytes that the queue in front of the link has room for
+    #[arg(long, default_value_t = 200_000)]
+    buffer: u64,
+    /// Bytes in the queue from which on frames are marked
+    #[arg(long, default_value_t = 10_000)]
+    kmin: u64,
+    /// Bytes in the queue from which on all frames are marked
+    #[arg(long, default_value_t = 100_000)]
+    kmax: u64,
+    /// Share of frames that is marked at Kmax, 0 to 1
+    #[arg(long, default_value_t = 0.1)]
+    pmax: f64,
+    /// How fast the senders send: off, dcqcn, swift or fixed,rate=RATE, with knobs behind it, as of `roxie run`
+    /// [default: dcqcn with the constants of its paper, which are for 40 Gb/s, scaled to this network and printed]
+    #[arg(long, value_name = "SPEC", value_parser = settings)]
+    cc: Option<Settings>,
+    /// Decides which frames are marked in virtual time
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Only in virtual time, which anyone may
+    #[arg(long)]
+    no_programs: bool,
+    /// How the programs' frames move
+    #[arg(long, value_enum, default_value_t = Kind::Udp)]
+    port: Kind,
+    /// Draw queue and rates to this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Print one JSON object as the last line, and all else to standard error
+    #[arg(long)]
+    json: bool,
+}
+
+fn settings(text: &str) -> Result<Settings, String> {
+    text.parse().map_err(|error: roxie::congestion::SettingsError| error.to_string())
+}
+
+/// Runs it.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    let console = Console { json: arguments.json, failed: None.into() };
+    let outcome = Interrupt::catch().and_then(|interrupt| play(arguments, &console, &interrupt));
+    match outcome.and_then(|report| conclude(arguments, &report, &console)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::complain("demo congestion", &failure);
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+fn play(arguments: &Arguments, console: &Console, interrupt: &Interrupt) -> Result<Report, Failure> {
+    let scenario = Scenario::of(arguments)?;
+    console.say(&scenario);
+    let simulated = simulated::play(&scenario, interrupt)?;
+    let real = match real::missing(arguments) {
+        Some(why) => {
+            console.say(format_args!("Real frames: skipped: {why}."));
+            None
+        }
+        None => Some(real::play(&scenario, arguments.port, interrupt)?),
+    };
+    Ok(Report { scenario, simulated, real })
+}
+
+fn conclude(arguments: &Arguments, report: &Report, console: &Console) -> Result<(), Failure> {
+    console.say(report);
+    if let Some(path) = &arguments.svg {
+        std::fs::write(path, chart::draw(report))
+            .map_err(|source| Failure::Picture { path: path.clone(), source })?;
+        console.say(format_args!("Drawn to {}.", path.display()));
+    }
+    if arguments.json {
+        console.keep(writeln!(io::stdout(), "{}", serde_json::json!(report.summary())));
+    }
+    console.failed.take().map_or(Ok(()), |e| Err(Failure::Output(e)))
+}

@@ -1,0 +1,42 @@
+//! Signals that end a demo, which has much to take down.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use super::Failure;
+
+/// Ctrl-C and its like, looked for between rounds, so that everything is taken down in order.
+pub(super) struct Interrupt {
+    signals: SignalFd,
+}
+
+impl Interrupt {
+    pub(super) fn catch() -> Result<Interrupt, Failure> {
+        let mut set = SigSet::empty();
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            set.add(signal);
+        }
+        let signals = set
+            .thread_block()
+            .and_then(|()| SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK))
+            .map_err(io::Error::from)?;
+        Ok(Interrupt { signals })
+    }
+
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::ZERO) {
+            Ok(1..) => Err(Failure::Interrupted(self.which())),
+            _ => Ok(()),
+        }
+    }
+
+    fn which(&self) -> Signal {
+        let told = self.signals.read_signal().ok().flatten();
+        told.and_then(|info| Signal::try_from(info.ssi_signo as i32).ok()).unwrap_or(Signal::SIGINT)
+    }
+}

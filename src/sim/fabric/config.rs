@@ -1,0 +1,279 @@
+//! What a switch is like. Everything is checked before anything is built; an error says what would be right.
+
+use super::link::LinkConfig;
+use super::pfc::PfcConfig;
+
+/// Priorities, and queues of a port (802.1Q).
+pub const PRIORITIES: usize = 8;
+
+/// Why a configuration is none.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ConfigError {
+    /// A link that never ends a frame.
+    #[error("a link rate of 0 moves nothing: give bits per second, 1 or more")]
+    NoRate,
+    /// The curve would fall.
+    #[error(
+        "Kmin {kmin} is above Kmax {kmax}: marking begins at Kmin and is complete at Kmax, so Kmin is at most Kmax"
+    )]
+    Kmin {
+        /// Bytes.
+        kmin: u64,
+        /// Bytes.
+        kmax: u64,
+    },
+    /// No probability.
+    #[error("Pmax {0} is no probability: give 0 to 1 (1 % is 0.01)")]
+    Pmax(f64),
+    /// There are eight.
+    #[error("there is no priority {0}: they are 0 to 7")]
+    Priority(u8),
+    /// A share of nothing.
+    #[error("an ETS weight of {0}: give 1 to 100; what shall have nothing needs no queue")]
+    Weight(u8),
+    /// Weights are shares.
+    #[error("alpha {0} is no share of what is free: give a number above 0 (1 is usual)")]
+    Alpha(f64),
+    /// There is less than was promised.
+    #[error(
+        "reserved bytes and headroom of all ports and priorities are {promised}, the buffer has {buffer}: give at least as much"
+    )]
+    Buffer {
+        /// Bytes.
+        promised: u64,
+        /// Bytes.
+        buffer: u64,
+    },
+    /// A buffer is made of something.
+    #[error("a cell of 0 bytes holds nothing: give 1 (to count bytes) or more")]
+    Cell,
+    /// Nothing can be sent.
+    #[error("a switch without ports: give one or more, 65,535 at most")]
+    Ports,
+    /// A pause of no time is a resumption.
+    #[error("a pause of 0 quanta resumes: give 1 to 65,535")]
+    Quanta,
+    /// A frame with headers does not fit.
+    #[error("the longest frame is {0} bytes: give 60 or more")]
+    LongestFrame(u32),
+    /// A host or port that is not there, or two links on one.
+    #[error("{0}")]
+    Topology(String),
+}
+
+/// How a congested queue marks (DCQCN, section 3.1): no frame below `kmin`, all above `kmax`, in between with a probability that
+/// grows in a line to `pmax`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EcnConfig {
+    /// Bytes.
+    pub kmin: u64,
+    /// Bytes.
+    pub kmax: u64,
+    /// 0 to 1.
+    pub pmax: f64,
+}
+
+impl EcnConfig {
+    /// The probability that a frame is marked that finds `depth` bytes in its queue.
+    pub fn probability(&self, depth: u64) -> f64 {
+        if depth <= self.kmin {
+            0.0
+        } else if depth > self.kmax {
+            1.0
+        } else {
+            self.pmax * (depth - self.kmin) as f64 / (self.kmax - self.kmin) as f64
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        if self.kmin > self.kmax {
+            return Err(ConfigError::Kmin { kmin: self.kmin, kmax: self.kmax });
+        }
+        if !(0.0..=1.0).contains(&self.pmax) {
+            return Err(ConfigError::Pmax(self.pmax));
+        }
+        Ok(())
+    }
+}
+
+/// When a queue is served (802.1Q 37).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// Ahead of all that have a weight, and of lower strict ones.
+    Strict,
+    /// By this weight among those that have one: 1 to 100.
+    Ets(u8),
+}
+
+/// How much of the shared buffer a queue may have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Threshold {
+    /// So many bytes.
+    Static(u64),
+    /// This many times what is free (Choudhury and Hahne 1998).
+    Dynamic(f64),
+}
+
+impl Threshold {
+    /// In bytes, when `free` are.
+    pub(super) fn bytes(self, free: u64) -> u64 {
+        match self {
+            Threshold::Static(bytes) => bytes,
+            Threshold::Dynamic(alpha) => (alpha * free as f64) as u64,
+        }
+    }
+
+    fn check(self) -> Result<(), ConfigError> {
+        match self {
+            Threshold::Dynamic(alpha) if !(alpha > 0.0 && alpha.is_finite()) => {
+                Err(ConfigError::Alpha(alpha))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What a frame's priority is told by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PriorityMap {
+    /// By the DSCP of its IP header, from this table of 64; other frames have priority 0.
+    Dscp(Box<[u8; 64]>),
+    /// By the PCP of its 802.1Q tag, from this table; frames without one have priority 0.
+    Pcp([u8; PRIORITIES]),
+}
+
+impl Default for PriorityMap {
+    /// The upper three bits of the DSCP: its class selector.
+    fn default() -> PriorityMap {
+        PriorityMap::Dscp(Box::new(std::array::from_fn(|dscp| (dscp >> 3) as u8)))
+    }
+}
+
+impl PriorityMap {
+    fn check(&self) -> Result<(), ConfigError> {
+        let table: &[u8] = match self {
+            PriorityMap::Dscp(table) => &**table,
+            PriorityMap::Pcp(table) => table,
+        };
+        table.iter().try_for_each(|priority| check_priority(*priority))
+    }
+}
+
+pub(super) fn check_priority(priority: u8) -> Result<(), ConfigError> {
+    if usize::from(priority) < PRIORITIES { Ok(()) } else { Err(ConfigError::Priority(priority)) }
+}
+
+/// One port.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PortConfig {
+    /// What leaves it goes along this. Its peer's is taken to be like it.
+    pub link: LinkConfig,
+    /// By priority: how its queue marks.
+    pub ecn: [Option<EcnConfig>; PRIORITIES],
+    /// By priority: when its queue is served.
+    pub schedule: [Schedule; PRIORITIES],
+}
+
+impl PortConfig {
+    /// Eight strict queues that mark nothing.
+    pub fn new(link: LinkConfig) -> PortConfig {
+        PortConfig { link, ecn: [None; PRIORITIES], schedule: [Schedule::Strict; PRIORITIES] }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        self.link.check()?;
+        self.ecn.iter().flatten().try_for_each(EcnConfig::check)?;
+        self.schedule.iter().try_for_each(|schedule| match schedule {
+            Schedule::Ets(weight) if !(1..=100).contains(weight) => Err(ConfigError::Weight(*weight)),
+            _ => Ok(()),
+        })
+    }
+}
+
+/// A switch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SwitchConfig {
+    /// Its ports.
+    pub ports: Vec<PortConfig>,
+    /// Bytes for all of them.
+    pub buffer: u64,
+    /// Bytes that a frame's place in the buffer is rounded up to.
+    pub cell: u32,
+    /// Bytes of the buffer that each ingress port and priority has for itself.
+    pub reserved: u64,
+    /// What the queue of a lossy priority may have.
+    pub lossy: Threshold,
+    /// What comes in at one port of one lossless priority may have: beyond it the peer is told to pause.
+    pub lossless: Threshold,
+    /// Which frame has which priority.
+    pub priorities: PriorityMap,
+    /// Priority flow control.
+    pub pfc: Option<PfcConfig>,
+    /// The longest frame, without FCS.
+    pub longest_frame: u32,
+    /// Of the MAC control frames that it sends.
+    pub mac: [u8; 6],
+    /// What marking and the choice among equal ways follow from.
+    pub seed: u64,
+}
+
+impl SwitchConfig {
+    /// A lossy switch of these ports that marks nothing, with 12 MB as the one in section 4 of the DCQCN paper.
+    pub fn new(ports: Vec<PortConfig>) -> SwitchConfig {
+        SwitchConfig {
+            ports,
+            buffer: 12_000_000,
+            cell: 1,
+            reserved: 0,
+            lossy: Threshold::Dynamic(1.0),
+            lossless: Threshold::Dynamic(1.0),
+            priorities: PriorityMap::default(),
+            pfc: None,
+            longest_frame: 9216,
+            mac: [2, 0xff, 0, 0, 0, 0],
+            seed: 0,
+        }
+    }
+
+    /// Headroom of one lossless priority of a port in bytes; 0 if none is lossless.
+    pub fn headroom(&self, port: usize) -> u64 {
+        self.pfc
+            .as_ref()
+            .map_or(0, |pfc| pfc.headroom_of(&self.ports[port].link, self.longest_frame, self.cell))
+    }
+
+    /// Bytes that are promised to single ports and priorities.
+    pub fn promised(&self) -> u64 {
+        let lossless = self.pfc.as_ref().map_or(0, |pfc| u64::from(pfc.lossless.count_ones()));
+        let one = |port| self.reserved * PRIORITIES as u64 + self.headroom(port) * lossless;
+        (0..self.ports.len()).map(one).sum()
+    }
+
+    /// Says what is wrong with it.
+    ///
+    /// # Errors
+    /// If something is.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if self.ports.is_empty() || self.ports.len() > usize::from(u16::MAX) {
+            return Err(ConfigError::Ports);
+        }
+        self.ports.iter().try_for_each(PortConfig::check)?;
+        self.priorities.check()?;
+        self.lossy.check()?;
+        self.lossless.check()?;
+        if self.cell == 0 {
+            return Err(ConfigError::Cell);
+        }
+        if self.longest_frame < 60 {
+            return Err(ConfigError::LongestFrame(self.longest_frame));
+        }
+        if self.pfc.as_ref().is_some_and(|pfc| pfc.quanta == 0) {
+            return Err(ConfigError::Quanta);
+        }
+        let promised = self.promised();
+        if promised > self.buffer {
+            return Err(ConfigError::Buffer { promised, buffer: self.buffer });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,375 @@
+//! The fabric: who is turned when.
+
+use super::config::ConfigError;
+use super::station::{Shared, Station, StationPort, StationStats};
+use super::switch::Switch;
+use super::topology::{End, FabricConfig, Wiring};
+use crate::engine::Progress;
+use crate::sim::events::{EventId, EventQueue};
+use crate::sim::{Host, PASS};
+use crate::time::Nanos;
+
+/// Buffers that a station or a switch keeps for itself; the others are everybody's.
+const KEPT: usize = 256;
+
+#[derive(Debug)]
+enum Event {
+    /// A frame is entirely at the end of a link.
+    Arrive(End, Vec<u8>),
+    /// A switch's port may have something to send.
+    Serve { switch: u32, port: u16 },
+    /// A station's link may be free for the next frame.
+    Line(usize),
+    /// A host is to be turned.
+    Turn(usize),
+}
+
+/// What [`Fabric::step`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It turned a host: its application may look.
+    Turned {
+        /// Its station.
+        station: usize,
+        /// What the pass did.
+        progress: Progress,
+    },
+    /// A frame came to a station that has no host: [`Fabric::take`] has it.
+    Arrived {
+        /// The station.
+        station: usize,
+    },
+    /// Something inside.
+    Inside,
+}
+
+#[derive(Debug)]
+struct Seat {
+    shared: Shared,
+    host: Option<Host>,
+    at: End,
+    /// When the host will be turned next.
+    turn: Option<(Nanos, EventId)>,
+    /// A pass takes its time.
+    not_before: Nanos,
+    /// When the line is looked after next.
+    line: Option<(Nanos, EventId)>,
+}
+
+/// Stations, switches, links and one clock.
+#[derive(Debug)]
+pub struct Fabric {
+    events: EventQueue<Event>,
+    seats: Vec<Seat>,
+    switches: Vec<Switch>,
+    wiring: Wiring,
+    /// By switch and port: when it is served next.
+    serves: Vec<Vec<Option<(Nanos, EventId)>>>,
+    now: Nanos,
+    on_links: u64,
+    handled: u64,
+    pool: Vec<Vec<u8>>,
+}
+
+impl Fabric {
+    /// A fabric at time zero, whose stations have no hosts yet. Switches know the shortest ways to all stations.
+    ///
+    /// # Errors
+    /// If the configuration is none.
+    pub fn new(config: FabricConfig) -> Result<Fabric, ConfigError> {
+        let wiring = config.wiring()?;
+        let mut switches = config.switches.into_iter().map(Switch::new).collect::<Result<Vec<_>, _>>()?;
+        for (number, station) in config.stations.iter().enumerate() {
+            station.link.check()?;
+            for (switch, ports) in
+                wiring.ways_to(number).iter().enumerate().filter(|(_, ports)| !ports.is_empty())
+            {
+                switches[switch].set_route(station.mac, ports)?;
+            }
+        }
+        let seat = |(config, at): (_, &Option<End>)| Seat {
+            shared: Shared::new(Station::new(config)),
+            host: None,
+            at: at.expect("the wiring has an end for each"),
+            turn: None,
+            not_before: Nanos::ZERO,
+            line: None,
+        };
+        Ok(Fabric {
+            events: EventQueue::new(),
+            seats: config.stations.into_iter().zip(&wiring.stations).map(seat).collect(),
+            serves: wiring.switches.iter().map(|ports| vec![None; ports.len()]).collect(),
+            switches,
+            wiring,
+            now: Nanos::ZERO,
+            on_links: 0,
+            handled: 0,
+            pool: Vec::new(),
+        })
+    }
+
+    /// The time.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Events so far.
+    pub fn events(&self) -> u64 {
+        self.handled
+    }
+
+    /// Frames on links, those whose last bit has not left yet included.
+    pub fn on_links(&self) -> u64 {
+        self.on_links
+    }
+
+    /// A port for the host of a station.
+    ///
+    /// # Panics
+    /// If there is no such station.
+    pub fn port(&self, station: usize) -> StationPort {
+        StationPort::new(station, self.seats[station].shared.clone())
+    }
+
+    /// Seats a host, whose port is [`Fabric::port`]'s.
+    ///
+    /// # Panics
+    /// If there is no such station.
+    pub fn seat(&mut self, station: usize, host: Host) {
+        self.seats[station].host = Some(host);
+        self.turn_at(station, self.now);
+    }
+
+    /// A host, for its application to do something with. It is turned afterwards.
+    ///
+    /// # Panics
+    /// If nobody has been seated there.
+    pub fn host(&mut self, station: usize) -> &mut Host {
+        self.turn_at(station, self.now);
+        self.seats[station].host.as_mut().expect("a host has been seated here")
+    }
+
+    /// The same to look at.
+    ///
+    /// # Panics
+    /// If nobody has been seated there.
+    pub fn host_ref(&self, station: usize) -> &Host {
+        self.seats[station].host.as_ref().expect("a host has been seated here")
+    }
+
+    /// A switch.
+    ///
+    /// # Panics
+    /// If there is no such switch.
+    pub fn switch(&self, switch: usize) -> &Switch {
+        &self.switches[switch]
+    }
+
+    /// What a station counted.
+    ///
+    /// # Panics
+    /// If there is no such station.
+    pub fn station(&self, station: usize) -> StationStats {
+        self.seats[station].shared.get().stats
+    }
+
+    /// Puts a frame into a station's ring at `now`, which is not before the fabric's time and not behind an event. False: its ring is
+    /// full or the frame too long, and it is counted.
+    ///
+    /// # Panics
+    /// If there is no such station.
+    pub fn send(&mut self, now: Nanos, station: usize, frame: &[u8]) -> bool {
+        self.now = self.now.max(now);
+        let mut buffer = self.pool.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.extend_from_slice(frame);
+        let pushed = self.seats[station].shared.get().push(self.now, buffer);
+        match pushed {
+            Ok(()) => {
+                self.begin(station);
+                true
+            }
+            Err(buffer) => {
+                self.pool.push(buffer);
+                false
+            }
+        }
+    }
+
+    /// Takes a frame that came to a station without a host, and when it did. Give its buffer back by [`Fabric::recycle`].
+    ///
+    /// # Panics
+    /// If there is no such station.
+    pub fn take(&mut self, station: usize) -> Option<(Nanos, Vec<u8>)> {
+        self.seats[station].shared.get().inbox.pop_front()
+    }
+
+    /// Takes a buffer that nobody needs any more.
+    pub fn recycle(&mut self, buffer: Vec<u8>) {
+        self.pool.push(buffer);
+    }
+
+    /// When something happens next by itself; `Nanos::MAX`: never.
+    pub fn next_event(&self) -> Nanos {
+        self.events.next_time()
+    }
+
+    /// The next event, if it comes at `limit` or before. `None`: nothing does, and it is `limit` now (or as before, for
+    /// `Nanos::MAX`).
+    pub fn step(&mut self, limit: Nanos) -> Option<Step> {
+        let Some((time, event)) = self.events.pop(limit) else {
+            if limit != Nanos::MAX {
+                self.now = self.now.max(limit);
+            }
+            return None;
+        };
+        self.now = self.now.max(time);
+        self.handled += 1;
+        Some(match event {
+            Event::Arrive(end, frame) => self.arrive(end, frame),
+            Event::Serve { switch, port } => {
+                self.serves[switch as usize][usize::from(port)] = None;
+                self.serve(switch as usize, usize::from(port));
+                self.serve_ready(switch as usize);
+                Step::Inside
+            }
+            Event::Line(station) => {
+                self.seats[station].line = None;
+                self.begin(station);
+                Step::Inside
+            }
+            Event::Turn(station) => self.turn(station),
+        })
+    }
+
+    /// Lets time pass until `limit`, without applications. True: nothing will ever happen again by itself.
+    pub fn run(&mut self, limit: Nanos) -> bool {
+        while self.step(limit).is_some() {}
+        self.events.is_empty()
+    }
+
+    fn arrive(&mut self, end: End, frame: Vec<u8>) -> Step {
+        self.on_links -= 1;
+        match end {
+            End::Switch { switch, port } => {
+                self.switches[switch].arrive(self.now, port.into(), frame);
+                self.serve_ready(switch);
+                Step::Inside
+            }
+            End::Station(station) => {
+                let for_somebody = self.seats[station].shared.get().deliver(self.now, frame);
+                if !for_somebody {
+                    self.begin(station);
+                    return Step::Inside;
+                }
+                if self.seats[station].host.is_some() {
+                    self.turn_at(station, self.now);
+                    return Step::Inside;
+                }
+                Step::Arrived { station }
+            }
+        }
+    }
+
+    fn serve_ready(&mut self, switch: usize) {
+        while let Some(port) = self.switches[switch].take_ready() {
+            self.serve(switch, port);
+        }
+        let spare = self.switches[switch].spare();
+        if spare.len() > KEPT {
+            self.pool.extend(spare.drain(KEPT / 2..));
+        }
+    }
+
+    fn serve(&mut self, switch: usize, port: usize) {
+        while let Some(departure) = self.switches[switch].serve(self.now, port) {
+            match self.wiring.switches[switch][port] {
+                Some(end) => self.put_on_link(departure.arrives, end, departure.frame),
+                None => self.pool.push(departure.frame),
+            }
+        }
+        let wakes = self.switches[switch].wakes(port);
+        let event = Event::Serve { switch: switch as u32, port: port as u16 };
+        Fabric::set(&mut self.events, &mut self.serves[switch][port], self.now, wakes, event);
+    }
+
+    fn put_on_link(&mut self, arrives: Nanos, end: End, frame: Vec<u8>) {
+        self.on_links += 1;
+        self.events.schedule(arrives, Event::Arrive(end, frame));
+    }
+
+    /// Has an event come at `time`, in place of the one that was to come.
+    fn set(
+        events: &mut EventQueue<Event>,
+        place: &mut Option<(Nanos, EventId)>,
+        now: Nanos,
+        time: Nanos,
+        event: Event,
+    ) {
+        let time = if time == Nanos::MAX { time } else { time.max(now) };
+        if place.is_some_and(|(set, _)| set == time) {
+            return;
+        }
+        if let Some((_, id)) = place.take() {
+            events.cancel(id);
+        }
+        if time != Nanos::MAX {
+            *place = Some((time, events.schedule(time, event)));
+        }
+    }
+
+    /// Puts what a station's ring has on its link, where it may.
+    fn begin(&mut self, station: usize) {
+        let seat = &self.seats[station];
+        let mut state = seat.shared.get();
+        let begun = state.begin(self.now);
+        let room = state.has_room_again(self.now);
+        state.starved &= !room;
+        let wakes = state.wakes();
+        drop(state);
+        let at = seat.at;
+        if let Some((frame, arrives)) = begun {
+            self.put_on_link(arrives, at, frame);
+        }
+        if room {
+            self.turn_at(station, self.now);
+        }
+        Fabric::set(&mut self.events, &mut self.seats[station].line, self.now, wakes, Event::Line(station));
+    }
+
+    /// Has a host be turned at `time`, or when its pass is over, unless it will be before.
+    fn turn_at(&mut self, station: usize, time: Nanos) {
+        let seat = &mut self.seats[station];
+        let time = time.max(seat.not_before);
+        if seat.host.is_none() || time == Nanos::MAX || seat.turn.is_some_and(|(set, _)| set <= time) {
+            return;
+        }
+        Fabric::set(&mut self.events, &mut seat.turn, self.now, time, Event::Turn(station));
+    }
+
+    fn turn(&mut self, station: usize) -> Step {
+        let now = self.now;
+        let seat = &mut self.seats[station];
+        seat.turn = None;
+        seat.not_before = now + PASS;
+        let host = seat.host.as_mut().expect("only hosts are turned");
+        let progress = host.poll(now);
+        let next = if progress.is_idle() { host.worker.next_deadline() } else { now };
+        self.even_out(station);
+        self.begin(station);
+        self.turn_at(station, next);
+        Step::Turned { station, progress }
+    }
+
+    /// Who receives much has buffers for who sends much.
+    fn even_out(&mut self, station: usize) {
+        let mut state = self.seats[station].shared.get();
+        let spare = &mut state.spare;
+        if spare.len() > KEPT {
+            self.pool.extend(spare.drain(KEPT / 2..));
+        } else if spare.len() < KEPT / 4 {
+            let more = self.pool.len().min(KEPT / 4);
+            spare.extend(self.pool.drain(self.pool.len() - more..));
+        }
+    }
+}

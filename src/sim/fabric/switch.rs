@@ -1,0 +1,331 @@
+//! A switch that stores and forwards, without I/O or a clock.
+//!
+//! Whoever drives it, an event queue or a thread with real frames, says when a frame has come in entirely ([`Switch::arrive`]),
+//! serves the ports that have become ready ([`Switch::take_ready`], [`Switch::serve`]), and comes again when a port wakes
+//! ([`Switch::wakes`]). Time never goes back.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::buffer::Buffer;
+use super::classify::{self, Sight};
+use super::config::{ConfigError, PRIORITIES, SwitchConfig};
+use super::egress::{Egress, Next, Queued};
+use super::stats::{DropReason, IngressStats, QueueStats};
+use crate::frame::Frame;
+use crate::time::Nanos;
+use crate::transport::permutation::splitmix;
+use crate::wire::mac_control::MacControl;
+
+/// A frame that has begun to leave.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// The frame.
+    pub frame: Vec<u8>,
+    /// When its last bit leaves, and the line is free.
+    pub left: Nanos,
+    /// When it is entirely at the other end.
+    pub arrives: Nanos,
+}
+
+#[derive(Debug)]
+struct Port {
+    egress: Egress,
+    ingress: IngressStats,
+    queues: [QueueStats; PRIORITIES],
+    /// By priority: when the peer has to be told again to pause, and since when it shall.
+    refresh: [Option<(Nanos, Nanos)>; PRIORITIES],
+    /// It is in the list of those to be served.
+    ready: bool,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub struct Switch {
+    config: SwitchConfig,
+    ports: Vec<Port>,
+    buffer: Buffer,
+    /// By station address: the ports that lead there, equally well.
+    routes: HashMap<[u8; 6], Vec<u16>>,
+    ready: VecDeque<u16>,
+    random: u64,
+    /// Buffers that nobody uses.
+    spare: Vec<Vec<u8>>,
+}
+
+impl Switch {
+    /// A switch that knows nobody yet.
+    ///
+    /// # Errors
+    /// If the configuration is none.
+    pub fn new(config: SwitchConfig) -> Result<Switch, ConfigError> {
+        config.check()?;
+        let port = |port_config| Port {
+            egress: Egress::new(port_config),
+            ingress: IngressStats::default(),
+            queues: Default::default(),
+            refresh: [None; PRIORITIES],
+            ready: false,
+        };
+        Ok(Switch {
+            ports: config.ports.iter().map(port).collect(),
+            buffer: Buffer::new(&config),
+            routes: HashMap::new(),
+            ready: VecDeque::new(),
+            random: config.seed,
+            spare: Vec::new(),
+            config,
+        })
+    }
+
+    /// What it was made of.
+    pub fn config(&self) -> &SwitchConfig {
+        &self.config
+    }
+
+    /// Frames to this station leave by one of these ports; a flow always by the same.
+    ///
+    /// # Errors
+    /// If there is none, or one that the switch does not have.
+    pub fn set_route(&mut self, station: [u8; 6], ports: &[u16]) -> Result<(), ConfigError> {
+        if ports.is_empty() || ports.iter().any(|port| usize::from(*port) >= self.ports.len()) {
+            let what = format!(
+                "a route over ports {ports:?} of a switch with {}: name some that it has",
+                self.ports.len()
+            );
+            return Err(ConfigError::Topology(what));
+        }
+        self.routes.insert(station, ports.to_vec());
+        Ok(())
+    }
+
+    /// The last bit of a frame has come in at a port.
+    ///
+    /// # Panics
+    /// If there is no such port.
+    pub fn arrive(&mut self, now: Nanos, port: usize, frame: Vec<u8>) {
+        let ingress = &mut self.ports[port].ingress;
+        ingress.frames += 1;
+        ingress.bytes += frame.len() as u64;
+        if let Some(control) = MacControl::parse(&Frame::whole(&frame)) {
+            ingress.control += 1;
+            self.heed(now, port, control);
+            self.spare.push(frame);
+            return;
+        }
+        match self.ways(port, &frame) {
+            Ok(Ways::One(to, sight)) => {
+                self.ports[port].ingress.copies += 1;
+                self.enqueue(now, port, to, sight, frame);
+            }
+            Ok(Ways::All(sight)) => {
+                for to in (0..self.ports.len()).filter(|to| *to != port) {
+                    let mut copy = self.spare.pop().unwrap_or_default();
+                    copy.clear();
+                    copy.extend_from_slice(&frame);
+                    self.ports[port].ingress.copies += 1;
+                    self.enqueue(now, port, to, sight, copy);
+                }
+                self.spare.push(frame);
+            }
+            Err(reason) => {
+                self.ports[port].ingress.drops.count(reason);
+                self.spare.push(frame);
+            }
+        }
+    }
+
+    /// Where a frame goes.
+    fn ways(&self, from: usize, frame: &[u8]) -> Result<Ways, DropReason> {
+        let station: &[u8; 6] =
+            frame.first_chunk().filter(|_| frame.len() >= 14).ok_or(DropReason::Malformed)?;
+        if frame.len() > self.config.longest_frame as usize {
+            return Err(DropReason::TooLong);
+        }
+        let sight = classify::look(frame);
+        if station[0] & 1 == 1 {
+            return Ok(Ways::All(sight));
+        }
+        let ways = self.routes.get(station).ok_or(DropReason::NoRoute)?;
+        let choice = match ways.len() {
+            1 => 0,
+            count => sight.flow(frame, self.config.seed) as usize % count,
+        };
+        let to = usize::from(ways[choice]);
+        if to == from { Err(DropReason::NoRoute) } else { Ok(Ways::One(to, sight)) }
+    }
+
+    fn enqueue(&mut self, now: Nanos, from: usize, to: usize, sight: Sight, mut frame: Vec<u8>) {
+        let priority = sight.priority(&self.config.priorities);
+        let lossless = self.is_lossless(priority);
+        let depth = self.ports[to].egress.depth(priority);
+        let stats = &mut self.ports[to].queues[priority];
+        stats.offered += 1;
+        if let Err(reason) = self.buffer.admit(from, priority, frame.len(), lossless, depth) {
+            stats.drops.count(reason);
+            self.spare.push(frame);
+            return;
+        }
+        if self.marks(to, priority, depth) && sight.can_be_marked() {
+            sight.mark(&mut frame);
+            self.ports[to].queues[priority].marked += 1;
+        }
+        let after = depth + frame.len() as u64;
+        let port = &mut self.ports[to];
+        port.egress.push(priority, Queued { frame, ingress: from as u16 });
+        port.queues[priority].enqueued += 1;
+        port.queues[priority].depth.set(now, after);
+        self.make_ready(to);
+        if lossless && self.buffer.must_pause(from, priority) {
+            self.pause(now, from, priority);
+        }
+    }
+
+    fn is_lossless(&self, priority: usize) -> bool {
+        self.config.pfc.as_ref().is_some_and(|pfc| pfc.is_lossless(priority))
+    }
+
+    /// Decides whether a frame is to be marked that finds `depth` bytes in its queue.
+    fn marks(&mut self, port: usize, priority: usize, depth: u64) -> bool {
+        let Some(ecn) = &self.config.ports[port].ecn[priority] else { return false };
+        match ecn.probability(depth) {
+            0.0 => false,
+            1.0 => true,
+            // 53 bits, as many as the fraction of a double has.
+            p => ((splitmix(&mut self.random) >> 11) as f64) < p * (1u64 << 53) as f64,
+        }
+    }
+
+    fn make_ready(&mut self, port: usize) {
+        if !std::mem::replace(&mut self.ports[port].ready, true) {
+            self.ready.push_back(port as u16);
+        }
+    }
+
+    /// A peer asks this switch for silence.
+    fn heed(&mut self, now: Nanos, port: usize, control: MacControl) {
+        let Some(pfc) = &self.config.pfc else { return };
+        let holds = now + pfc.response_at(&self.config.ports[port].link);
+        self.ports[port].egress.asked(holds, control);
+        self.make_ready(port);
+    }
+
+    fn tell(&mut self, port: usize, priority: usize, quanta: u16) {
+        let mut all = [0; PRIORITIES];
+        all[priority] = quanta;
+        let frame = MacControl::Pfc { enable: 1 << priority, quanta: all }.build(self.config.mac);
+        self.ports[port].egress.push_control(frame);
+        self.make_ready(port);
+    }
+
+    fn pause(&mut self, now: Nanos, port: usize, priority: usize) {
+        self.buffer.set_paused(port, priority, true);
+        self.ports[port].refresh[priority] = Some((now, now));
+        self.refresh(now, port);
+    }
+
+    /// Tells the peer again to pause, where half of the time is over that it was told.
+    fn refresh(&mut self, now: Nanos, port: usize) {
+        let Some(quanta) = self.config.pfc.as_ref().map(|pfc| pfc.quanta) else { return };
+        for priority in 0..PRIORITIES {
+            let Some((due, since)) = self.ports[port].refresh[priority].filter(|(due, _)| *due <= now) else {
+                continue;
+            };
+            let half = self.config.ports[port].link.rate.pause(quanta).0 / 2;
+            self.ports[port].refresh[priority] = Some((due + Nanos(half.max(1)), since));
+            self.ports[port].queues[priority].xoff_sent += 1;
+            self.tell(port, priority, quanta);
+        }
+    }
+
+    fn resume(&mut self, now: Nanos, port: usize, priority: usize) {
+        self.buffer.set_paused(port, priority, false);
+        if let Some((_, since)) = self.ports[port].refresh[priority].take() {
+            let stats = &mut self.ports[port].queues[priority];
+            stats.pause_sent = stats.pause_sent + now.since(since);
+            stats.xon_sent += 1;
+        }
+        self.tell(port, priority, 0);
+    }
+
+    /// The next port that something was done for: serve it.
+    pub fn take_ready(&mut self) -> Option<usize> {
+        let port = usize::from(self.ready.pop_front()?);
+        self.ports[port].ready = false;
+        Some(port)
+    }
+
+    /// What begins to leave a port now, if its line is free. Ask [`Switch::wakes`] afterwards, and for ports that have become ready.
+    pub fn serve(&mut self, now: Nanos, port: usize) -> Option<Departure> {
+        self.refresh(now, port);
+        let frame = match self.ports[port].egress.next(now)? {
+            Next::Control(frame) => {
+                let mut bytes = self.spare.pop().unwrap_or_default();
+                bytes.clear();
+                bytes.extend_from_slice(&frame);
+                bytes
+            }
+            Next::Data(priority, queued) => self.dequeued(now, port, priority, queued),
+        };
+        let line = self.ports[port].egress.line();
+        let left = line.begin(now, frame.len());
+        let arrives = left + line.link().delay;
+        Some(Departure { frame, left, arrives })
+    }
+
+    fn dequeued(&mut self, now: Nanos, port: usize, priority: usize, queued: Queued) -> Vec<u8> {
+        let depth = self.ports[port].egress.depth(priority);
+        let stats = &mut self.ports[port].queues[priority];
+        stats.sent += 1;
+        stats.sent_bytes += queued.frame.len() as u64;
+        stats.depth.set(now, depth);
+        let from = usize::from(queued.ingress);
+        self.buffer.release(from, priority, queued.frame.len());
+        if self.buffer.may_resume(from, priority) {
+            self.resume(now, from, priority);
+        }
+        queued.frame
+    }
+
+    /// When a port has to be served again at the latest; `Nanos::MAX`: when it becomes ready.
+    pub fn wakes(&self, port: usize) -> Nanos {
+        let port = &self.ports[port];
+        let refresh = port.refresh.iter().flatten().map(|(due, _)| *due).min();
+        port.egress.wakes().min(refresh.unwrap_or(Nanos::MAX))
+    }
+
+    /// Buffers of frames that are gone: for whoever can use them.
+    pub fn spare(&mut self) -> &mut Vec<Vec<u8>> {
+        &mut self.spare
+    }
+
+    /// What came in at a port.
+    pub fn ingress(&self, port: usize) -> IngressStats {
+        self.ports[port].ingress
+    }
+
+    /// What went out of a port with a priority, and what its peer was told.
+    pub fn queue(&self, port: usize, priority: usize) -> QueueStats {
+        let state = &self.ports[port];
+        QueueStats {
+            pause_received: state.egress.silence(priority),
+            headroom_peak: self.buffer.ingress(port, priority).headroom_peak,
+            ..state.queues[priority].clone()
+        }
+    }
+
+    /// Bytes that wait in all queues of a port.
+    pub fn depth(&self, port: usize) -> u64 {
+        (0..PRIORITIES).map(|priority| self.ports[port].egress.depth(priority)).sum()
+    }
+
+    /// Bytes of the buffer in use, and the most that there were.
+    pub fn used(&self) -> (u64, u64) {
+        self.buffer.used()
+    }
+}
+
+/// Where a frame goes.
+enum Ways {
+    One(usize, Sight),
+    All(Sight),
+}

@@ -1,0 +1,409 @@
+//! Queue pairs through a bottleneck.
+
+use std::collections::HashMap;
+
+use roxie::congestion::Rate;
+use roxie::limits::Limits;
+use roxie::nic::{Command, CongestionConfig, EcnPolicy, NicConfig};
+use roxie::port::Port;
+use roxie::shared::work_queue::Payload;
+use roxie::sim::fabric::{
+    EcnConfig, Fabric, FabricConfig, HeedsPauses, LinkConfig, LinkRate, PfcConfig, PortConfig, PriorityMap,
+    StationConfig, Step, SwitchConfig, Threshold,
+};
+use roxie::sim::{Host, HostQp, HostRegion};
+use roxie::time::Nanos;
+use roxie::verbs::{
+    Access, Mtu, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, RKey, SendFlags, SendWr, WcStatus, WrOpcode,
+};
+
+const MESSAGE: u32 = 16 * 1024;
+/// ECT(0).
+const ECT: u8 = 2;
+
+fn link() -> LinkConfig {
+    LinkConfig::new(LinkRate::from_gbps(10), Nanos(500))
+}
+
+fn mac(station: usize) -> [u8; 6] {
+    Host::mac(station as u8 + 1)
+}
+
+fn station(number: usize) -> StationConfig {
+    StationConfig { mtu: 1500, ..StationConfig::new(mac(number), link()) }
+}
+
+fn switch(ports: usize) -> SwitchConfig {
+    SwitchConfig {
+        longest_frame: 1518,
+        ..SwitchConfig::new(FabricConfig::ports(ports, &PortConfig::new(link())))
+    }
+}
+
+/// Senders, and a receiver behind one port.
+struct Incast {
+    fabric: Fabric,
+    senders: Vec<(HostQp, HostRegion)>,
+    target: HostRegion,
+    /// Completions by sender.
+    done: Vec<u32>,
+    /// The same when half of them had come.
+    halfway: Vec<u32>,
+}
+
+impl Incast {
+    fn new(senders: usize, switch: SwitchConfig, heeds: bool) -> Incast {
+        Incast::with(senders, switch, heeds, "off")
+    }
+
+    fn with(senders: usize, switch: SwitchConfig, heeds: bool, control: &str) -> Incast {
+        Incast::between((0..=senders).map(station).collect(), switch, heeds, control, QpType::Rc)
+    }
+
+    fn between(
+        mut stations: Vec<StationConfig>,
+        switch: SwitchConfig,
+        heeds: bool,
+        control: &str,
+        qp_type: QpType,
+    ) -> Incast {
+        let senders = stations.len() - 1;
+        for station in stations.iter_mut().filter(|_| heeds) {
+            station.heeds_pauses = Some(HeedsPauses { response: None, priorities: PriorityMap::default() });
+        }
+        let mut fabric = Fabric::new(FabricConfig::star(stations, switch)).expect("a fabric");
+        for n in 0..=senders {
+            let config = NicConfig {
+                limits: Limits::small(),
+                seed: n as u64,
+                largest_mtu: Mtu::Mtu1024,
+                ..NicConfig::default()
+            };
+            let host = Host::new(n as u8 + 1, config, Box::new(fabric.port(n)));
+            fabric.seat(n, host);
+        }
+        for n in 0..=senders {
+            let config = CongestionConfig {
+                control: control.parse().expect("settings"),
+                // What the switch marks at a bottleneck is up to it alone.
+                ecn: Some(EcnPolicy::On),
+                line_rate: Some(Rate(link().rate.0 as f64)),
+                ..CongestionConfig::default()
+            };
+            let command = Command::SetCongestion(Box::new(config));
+            fabric.host(n).call(Nanos::ZERO, command).expect("carried out");
+        }
+        let target = fabric.host(senders).register(senders * MESSAGE as usize, Access::READ_WRITE);
+        let pairs = (0..senders).map(|n| connect(&mut fabric, n, senders, qp_type)).collect();
+        Incast { fabric, senders: pairs, target, done: vec![0; senders], halfway: Vec::new() }
+    }
+
+    fn post(&mut self, sender: usize) {
+        let (qp, region) = &self.senders[sender];
+        let wr = SendWr {
+            opcode: WrOpcode::Write,
+            flags: SendFlags::SIGNALED,
+            remote_addr: self.target.address + u64::from(MESSAGE) * sender as u64,
+            rkey: RKey(self.target.key),
+            ..SendWr::default()
+        };
+        let host = self.fabric.host(sender);
+        host.post_send(qp, &wr, Payload::Sges(&[region.sge(0, MESSAGE)])).expect("room");
+    }
+
+    /// Each sender has `depth` messages outstanding until it has sent `messages`; then how long it took.
+    fn write(&mut self, messages: u32, depth: u32, limit: Nanos) -> Nanos {
+        let senders = self.senders.len();
+        let mut posted = vec![0; senders];
+        let start = self.fabric.now();
+        for (sender, posted) in posted.iter_mut().enumerate() {
+            let byte = sender as u8 + 1;
+            self.senders[sender].1.memory.write(0, &vec![byte; MESSAGE as usize]).expect("within the region");
+            while *posted < depth.min(messages) {
+                self.post(sender);
+                *posted += 1;
+            }
+        }
+        while let Some(step) = self.fabric.step(start + limit) {
+            let Step::Turned { station, progress } = step else { continue };
+            if progress.completions == 0 || station == senders {
+                continue;
+            }
+            while let Some(wc) = self.fabric.host_ref(station).poll_cq(&self.senders[station].0) {
+                assert_eq!(wc.status, WcStatus::Success);
+                self.done[station] += 1;
+                if posted[station] < messages {
+                    self.post(station);
+                    posted[station] += 1;
+                }
+            }
+            if 2 * self.done.iter().sum::<u32>() <= messages * senders as u32 {
+                self.halfway.clone_from(&self.done);
+            }
+            if self.done.iter().all(|done| *done == messages) {
+                break;
+            }
+        }
+        assert!(self.done.iter().all(|done| *done == messages), "{:?}", self.done);
+        for sender in 0..senders {
+            let bytes = self.target.bytes(u64::from(MESSAGE) * sender as u64, MESSAGE as usize);
+            assert!(bytes.iter().all(|byte| usize::from(*byte) == sender + 1), "sender {sender}");
+        }
+        self.fabric.now() - start
+    }
+
+    fn counter(&self, station: usize, name: &str) -> u64 {
+        let counters: HashMap<_, _> = self.fabric.host_ref(station).worker.counters().into_iter().collect();
+        counters[name]
+    }
+
+    fn sent_again(&self) -> u64 {
+        (0..self.senders.len()).map(|sender| self.counter(sender, "retransmitted_packets")).sum()
+    }
+}
+
+fn connect(fabric: &mut Fabric, from: usize, to: usize, qp_type: QpType) -> (HostQp, HostRegion) {
+    let caps = QpCaps { max_send_wr: 64, max_recv_wr: 1, ..QpCaps::default() };
+    let init = QpInit { qp_type, caps, sq_sig_all: false };
+    let qps = [from, to].map(|station| fabric.host(station).create_qp_as(init, 256));
+    // What a service without acknowledgements does not have.
+    let rc = |value: u8| (qp_type == QpType::Rc).then_some(value);
+    let ends = [(from, &qps[0], to, &qps[1]), (to, &qps[1], from, &qps[0])];
+    for (station, qp, peer, peers) in ends {
+        let host = fabric.host(station);
+        let mut av = host.path(peer as u8 + 1, false);
+        av.traffic_class = ECT;
+        let init = QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::READ_WRITE),
+            ..QpAttr::default()
+        };
+        let rtr = QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(av),
+            path_mtu: Some(Mtu::Mtu1024),
+            dest_qpn: Some(peers.handle.qpn),
+            rq_psn: Some(Psn::new(0)),
+            max_dest_rd_atomic: rc(4),
+            min_rnr_timer: rc(12),
+            ..QpAttr::default()
+        };
+        let rts = QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(Psn::new(0)),
+            timeout: rc(8),
+            retry_cnt: rc(7),
+            rnr_retry: rc(7),
+            max_rd_atomic: rc(4),
+            ..QpAttr::default()
+        };
+        for attr in [init, rtr, rts] {
+            host.modify(Nanos::ZERO, qp, &attr).expect("a legal transition");
+        }
+    }
+    let region = fabric.host(from).register(MESSAGE as usize, Access::LOCAL_WRITE);
+    let [qp, _] = qps;
+    (qp, region)
+}
+
+#[test]
+fn one_sender_fills_its_link() {
+    let mut incast = Incast::new(1, switch(2), false);
+    let time = incast.write(200, 8, Nanos::from_millis(50));
+    // 1024 bytes of payload in a frame of 1098 on the wire (the first of a message has 16 more).
+    let goodput = 200.0 * f64::from(MESSAGE) * 8.0 / time.as_secs_f64() / 1e9;
+    assert!((9.0..10.0 * 1024.0 / 1100.0).contains(&goodput), "{goodput} Gb/s");
+    assert_eq!(incast.sent_again(), 0);
+}
+
+#[test]
+fn without_congestion_control_a_bottleneck_drops_and_all_is_sent_again() {
+    let mut config = switch(5);
+    config.lossy = Threshold::Static(100_000);
+    let mut incast = Incast::new(4, config, false);
+    incast.write(50, 16, Nanos::from_millis(500));
+    let queue = incast.fabric.switch(0).queue(4, 0);
+    assert!(queue.drops.all() > 0, "{queue:?}");
+    assert!(incast.sent_again() > queue.drops.all(), "go-back-N sends more than was lost");
+    assert!(incast.counter(4, "out_of_sequence") > 0);
+}
+
+#[test]
+fn with_flow_control_nothing_is_lost_or_sent_again() {
+    let mut config = switch(5);
+    config.lossless = Threshold::Static(20_000);
+    config.pfc = Some(PfcConfig::new(&[0]).expect("a priority"));
+    let mut incast = Incast::new(4, config, true);
+    let time = incast.write(50, 16, Nanos::from_millis(100));
+    let queue = incast.fabric.switch(0).queue(4, 0);
+    assert_eq!((queue.drops.all(), incast.sent_again()), (0, 0));
+    assert!((0..4).all(|port| incast.fabric.switch(0).queue(port, 0).xoff_sent > 0));
+    let goodput = 4.0 * 50.0 * f64::from(MESSAGE) * 8.0 / time.as_secs_f64() / 1e9;
+    assert!(goodput > 8.5, "the bottleneck is full: {goodput} Gb/s");
+}
+
+#[test]
+fn a_nic_that_heeds_pauses_itself_loses_nothing_either() {
+    let mut config = switch(5);
+    config.lossless = Threshold::Static(20_000);
+    // What is in the ring of a port leaves: four frames, and what two passes put there.
+    let response = link().rate.nanos_for(8 * 1120) + Nanos(1_000);
+    config.pfc = Some(PfcConfig { response: Some(response), ..PfcConfig::new(&[0]).expect("a priority") });
+    let stations = || (0..5).map(|n| StationConfig { slots: 4, ..station(n) }).collect();
+    let play = |classes: &str| {
+        let mut incast = Incast::between(stations(), config.clone(), false, "off", QpType::Rc);
+        for n in 0..5 {
+            let mut rules = incast.fabric.host_ref(n).worker.nic().congestion().clone();
+            rules.classes = classes.parse().expect("classes");
+            let command = Command::SetCongestion(Box::new(rules));
+            incast.fabric.host(n).call(Nanos::ZERO, command).expect("carried out");
+        }
+        incast.write(50, 16, Nanos::from_millis(300));
+        let dropped = incast.fabric.switch(0).queue(4, 0).drops.all();
+        // Counted where something was paused.
+        let counters = incast.fabric.host_ref(0).worker.counters();
+        let pauses =
+            counters.iter().find(|(name, _)| *name == "rx_prio0_pause").map_or(0, |(_, count)| *count);
+        (dropped, incast.sent_again(), pauses)
+    };
+    let (dropped, again, pauses) = play("pfc=0");
+    assert_eq!((dropped, again), (0, 0));
+    assert!(pauses > 0);
+    let (dropped, again, pauses) = play("pfc=3");
+    assert!(dropped > 0 && again > 0 && pauses == 0, "another priority's pauses stop nothing");
+}
+
+#[test]
+fn a_host_whose_ring_is_full_and_silent_goes_on_when_it_may() {
+    let mut config = switch(3);
+    config.lossless = Threshold::Static(5_000);
+    // The way out is slow, so that the senders are silent for most of the time.
+    config.ports[2].link.rate = LinkRate::from_mbps(500);
+    config.pfc = Some(PfcConfig::new(&[0]).expect("a priority"));
+    let stations = (0..3).map(|n| StationConfig { slots: 4, ..station(n) }).collect();
+    let mut incast = Incast::between(stations, config, true, "off", QpType::Rc);
+    let before = incast.fabric.events();
+    incast.write(20, 16, Nanos::from_millis(50));
+    assert_eq!(incast.sent_again(), 0);
+    assert!(incast.counter(0, "tx_stalled") > 0 && incast.fabric.switch(0).queue(0, 0).xoff_sent > 0);
+    // 640 packets and their answers, each on two links, and their hosts' turns. Who asks all the time needs many more.
+    let events = incast.fabric.events() - before;
+    assert!(events < 10_000, "{events}");
+}
+
+#[test]
+fn a_host_that_hears_nothing_goes_on_when_its_ring_has_room() {
+    let mut config = switch(2);
+    config.lossless = Threshold::Static(5_000);
+    config.ports[1].link.rate = LinkRate::from_mbps(500);
+    config.pfc = Some(PfcConfig::new(&[0]).expect("a priority"));
+    let stations = (0..2).map(|n| StationConfig { slots: 4, ..station(n) }).collect();
+    // Without acknowledgements nothing arrives that would have it turned.
+    let mut incast = Incast::between(stations, config, true, "off", QpType::Uc);
+    let time = incast.write(40, 16, Nanos::from_millis(100));
+    let bytes = incast.fabric.switch(0).queue(1, 0).sent_bytes;
+    let share = bytes as f64 * 8.0 / time.as_secs_f64() / 500e6;
+    assert!(incast.fabric.switch(0).queue(0, 0).xoff_sent > 0);
+    // 1098 bytes of the wire carry frames of 1074.
+    assert!(share > 0.95, "the slow link is never idle: {share}");
+}
+
+#[test]
+fn dcqcn_keeps_the_queue_short_and_shares_the_link() {
+    let mut config = switch(5);
+    // What drops without it: see above.
+    config.lossy = Threshold::Static(100_000);
+    config.ports[4].ecn = [Some(EcnConfig { kmin: 5_000, kmax: 50_000, pmax: 0.1 }); 8];
+    let mut incast = Incast::with(4, config, false, "dcqcn,preset=paper");
+    // Rates begin at the line's: what is dropped until the first notifications are heeded is not the matter.
+    incast.write(20, 16, Nanos::from_millis(100));
+    let (before, again) = (incast.fabric.switch(0).queue(4, 0), incast.sent_again());
+    incast.done.fill(0);
+    let time = incast.write(1000, 16, Nanos::from_millis(500));
+    let queue = incast.fabric.switch(0).queue(4, 0);
+    assert_eq!((queue.drops.all() - before.drops.all(), incast.sent_again() - again), (0, 0));
+    assert!(queue.marked > before.marked && incast.counter(0, "rp_cnp_handled") > 0);
+    let deep = queue.depth.quantile(0.99);
+    assert!(deep < 50_000, "{deep} bytes");
+    let goodput = 4.0 * 1000.0 * f64::from(MESSAGE) * 8.0 / time.as_secs_f64() / 1e9;
+    assert!(goodput > 8.0, "{goodput} Gb/s");
+    let (most, least) = (incast.halfway.iter().max(), incast.halfway.iter().min());
+    assert!(most.zip(least).is_some_and(|(most, least)| *most < 2 * *least), "{:?}", incast.halfway);
+}
+
+#[test]
+fn marks_arrive_at_the_receiver_and_break_no_icrc() {
+    let mut config = switch(3);
+    config.ports[2].ecn = [Some(EcnConfig { kmin: 10_000, kmax: 50_000, pmax: 0.1 }); 8];
+    let mut incast = Incast::new(2, config, false);
+    incast.write(40, 8, Nanos::from_millis(100));
+    let marked = incast.fabric.switch(0).queue(2, 0).marked;
+    assert!(marked > 100, "{marked}");
+    assert_eq!(incast.counter(2, "np_ecn_marked_roce_packets"), marked);
+    assert_eq!((incast.counter(2, "rx_icrc_encapsulated"), incast.counter(2, "rx_malformed")), (0, 0));
+}
+
+/// Everything that a run leaves behind.
+fn trace(seed: u64) -> (Nanos, u64, Vec<u64>, u64) {
+    let mut config = switch(4);
+    config.seed = seed;
+    config.lossy = Threshold::Static(60_000);
+    config.ports[3].ecn = [Some(EcnConfig { kmin: 5_000, kmax: 500_000, pmax: 0.5 }); 8];
+    let mut incast = Incast::new(3, config, false);
+    let time = incast.write(30, 16, Nanos::from_millis(500));
+    let queue = incast.fabric.switch(0).queue(3, 0);
+    let series = queue.depth.series().iter().flat_map(|(time, depth)| [time.0, *depth]).collect();
+    (time, incast.fabric.events(), series, queue.marked)
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let first = trace(1);
+    assert_eq!(first, trace(1));
+    assert_ne!(first.3, trace(2).3, "another seed marks others");
+}
+
+#[test]
+fn an_idle_host_costs_nothing() {
+    let mut incast = Incast::new(4, switch(5), false);
+    assert!(incast.fabric.run(Nanos::from_millis(10)), "nothing is left to do");
+    let before = incast.fabric.events();
+    assert!(incast.fabric.run(Nanos::from_millis(10_000)));
+    assert_eq!(incast.fabric.events(), before);
+}
+
+#[test]
+fn a_port_gives_no_more_slots_than_it_has_and_says_when_there_are_some() {
+    let slots = StationConfig { slots: 4, ..station(0) };
+    let fabric = Fabric::new(FabricConfig::star(vec![slots, station(1)], switch(2)));
+    let fabric = fabric.expect("a fabric");
+    let mut port = fabric.port(0);
+    assert!(!port.tx_pending());
+    for n in 0..4 {
+        let id = port.tx_alloc(1226).unwrap_or_else(|| panic!("slot {n}"));
+        port.tx_commit(id);
+    }
+    assert!(port.tx_alloc(1226).is_none());
+    port.tx_flush(Nanos::ZERO).expect("memory does not fail");
+    assert!(port.tx_pending());
+    // 1250 bytes of the wire are 1 us: two of the four have left then.
+    assert_eq!(port.next_event(), Nanos(2_000));
+    assert!(port.tx_alloc(5000).is_none(), "never");
+}
+
+#[test]
+fn a_burst_tells_when_each_frame_came() {
+    let mut fabric =
+        Fabric::new(FabricConfig::star(vec![station(0), station(1)], switch(2))).expect("a fabric");
+    let mut port = fabric.port(1);
+    let mut bytes = vec![0; 1226];
+    bytes[..6].copy_from_slice(&mac(1));
+    (0..3).for_each(|_| assert!(fabric.send(Nanos(0), 0, &bytes)));
+    fabric.run(Nanos(10_000));
+    assert_eq!(port.rx_burst(Nanos(4_000)), 2, "the third comes later");
+    assert_eq!([0, 1].map(|i| port.rx_frame(i).arrived), [3_000, 4_000].map(|time| Some(Nanos(time))));
+    port.rx_release();
+    assert_eq!(port.next_event(), Nanos(5_000));
+}

@@ -1,0 +1,131 @@
+//! Frames take their time onto a link, along it, and through a switch.
+
+use roxie::sim::fabric::{
+    End, Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, StationConfig, SwitchConfig,
+};
+use roxie::time::Nanos;
+
+use super::{DELAY, came, frame, link, mac, star, stations, switch};
+
+#[test]
+fn a_frame_takes_its_time_twice_and_both_cables() {
+    let mut fabric = star(2, switch(2));
+    assert!(fabric.send(Nanos(1000), 0, &frame(0, 1, 1476, 0)));
+    assert_eq!(fabric.next_event(), Nanos(1000 + 1500 + DELAY.0));
+    assert!(fabric.run(Nanos::from_millis(1)));
+    assert_eq!(came(&mut fabric, 1), [(1000 + 2 * (1500 + DELAY.0), 1476)]);
+}
+
+#[test]
+fn frames_on_a_busy_link_follow_each_other_without_a_gap_more() {
+    let mut fabric = star(2, switch(2));
+    for length in [1000, 20, 500, 1000] {
+        let mut bytes = frame(0, 1, 500.max(length), 0);
+        bytes.truncate(length);
+        fabric.send(Nanos(0), 0, &bytes);
+    }
+    fabric.run(Nanos::from_millis(1));
+    // The short one is padded. The switch stores each before it sends it on.
+    let first = 1024 + 100 + 1024 + 100;
+    assert_eq!(
+        came(&mut fabric, 1),
+        [(first, 1000), (first + 84, 20), (first + 84 + 524, 500), (first + 84 + 524 + 1024, 1000)]
+    );
+}
+
+#[test]
+fn a_slow_link_behind_a_fast_one_makes_a_queue() {
+    let slow = LinkConfig::new(LinkRate::from_gbps(1), Nanos(3000));
+    let mut config = switch(2);
+    config.ports[1].link = slow;
+    let mut fabric = star(2, config);
+    for _ in 0..10 {
+        fabric.send(Nanos(0), 0, &frame(0, 1, 976, 0));
+    }
+    fabric.run(Nanos::from_millis(1));
+    let expected: Vec<_> = (1..=10).map(|n| (1000 + 100 + n * 8000 + 3000, 976)).collect();
+    assert_eq!(came(&mut fabric, 1), expected);
+    let queue = fabric.switch(0).queue(1, 0);
+    // When the last came, the second was on the line: eight thousand ns hold eight frames.
+    assert_eq!((queue.depth.peak(), queue.depth.now()), (8 * 976, 0));
+    assert_eq!(queue.depth.series()[..3], [(Nanos(1100), 976), (Nanos(1100), 0), (Nanos(2100), 976)]);
+}
+
+#[test]
+fn a_frame_to_a_group_goes_to_all_others_and_one_to_nobody_is_counted() {
+    let mut fabric = star(3, switch(3));
+    let mut all = frame(0, 1, 100, 0);
+    all[..6].copy_from_slice(&[0xff; 6]);
+    fabric.send(Nanos(0), 0, &all);
+    fabric.send(Nanos(0), 0, &frame(0, 77, 100, 0));
+    fabric.send(Nanos(0), 0, &frame(0, 0, 100, 0));
+    fabric.run(Nanos::from_millis(1));
+    let counts = [0, 1, 2].map(|station| came(&mut fabric, station).len());
+    assert_eq!(counts, [0, 1, 1]);
+    let ingress = fabric.switch(0).ingress(0);
+    assert_eq!((ingress.frames, ingress.copies, ingress.drops.all()), (3, 2, 2));
+    super::assert_conserved(fabric.switch(0));
+}
+
+/// Two leaves and two spines.
+fn leaves_and_spines() -> FabricConfig {
+    let port = PortConfig::new(link());
+    let leaf = SwitchConfig::new(FabricConfig::ports(4, &port));
+    let spine = SwitchConfig::new(FabricConfig::ports(2, &port));
+    let at = |switch, port| End::Switch { switch, port };
+    let mut links = Vec::new();
+    for leaf in 0..2 {
+        for port in 0..2_u16 {
+            links.push([End::Station(2 * leaf + usize::from(port)), at(leaf, port)]);
+            links.push([at(leaf, 2 + port), at(2 + usize::from(port), leaf as u16)]);
+        }
+    }
+    let switches = vec![leaf.clone(), leaf, spine.clone(), spine];
+    FabricConfig { stations: stations(4), switches, links }
+}
+
+#[test]
+fn flows_spread_over_equal_ways_and_each_keeps_its_own() {
+    let mut fabric = Fabric::new(leaves_and_spines()).expect("a fabric");
+    let mut spines = [0, 0];
+    for flow in 0..64_u8 {
+        let mut bytes = frame(0, 2, 100, 0);
+        bytes[35] = flow;
+        let before = [2, 3].map(|spine| fabric.switch(spine).ingress(0).frames);
+        let start = fabric.now();
+        for _ in 0..4 {
+            fabric.send(start, 0, &bytes);
+        }
+        fabric.run(start + Nanos(10_000));
+        let after = [2, 3].map(|spine| fabric.switch(spine).ingress(0).frames);
+        let taken = [after[0] - before[0], after[1] - before[1]];
+        assert!(taken == [4, 0] || taken == [0, 4], "flow {flow} was split: {taken:?}");
+        spines[usize::from(taken[0] == 0)] += 1;
+        assert_eq!(came(&mut fabric, 2).len(), 4);
+    }
+    assert!(spines.iter().all(|flows| *flows >= 16), "{spines:?}");
+}
+
+#[test]
+fn stations_of_one_leaf_do_not_meet_the_spines() {
+    let mut fabric = Fabric::new(leaves_and_spines()).expect("a fabric");
+    fabric.send(Nanos(0), 0, &frame(0, 1, 100, 0));
+    fabric.run(Nanos(10_000));
+    assert_eq!(came(&mut fabric, 1).len(), 1);
+    assert_eq!([2, 3].map(|spine| fabric.switch(spine).ingress(0).frames), [0, 0]);
+}
+
+#[test]
+fn a_ring_without_room_takes_nothing_and_has_room_when_a_frame_has_left() {
+    let station = StationConfig { slots: 2, ..StationConfig::new(mac(0), link()) };
+    let config = FabricConfig::star(vec![station, stations(2).remove(1)], switch(2));
+    let mut fabric = Fabric::new(config).expect("a fabric");
+    let bytes = frame(0, 1, 976, 0);
+    let taken = [0, 0, 0].map(|_| fabric.send(Nanos(0), 0, &bytes));
+    assert_eq!(taken, [true, true, false]);
+    fabric.run(Nanos(999));
+    assert!(!fabric.send(Nanos(999), 0, &bytes));
+    fabric.run(Nanos(1000));
+    assert!(fabric.send(Nanos(1000), 0, &bytes));
+    assert_eq!(fabric.station(0).refused, 2);
+}
