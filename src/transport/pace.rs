@@ -10,6 +10,7 @@ use super::verdict::RateChange;
 use super::{Ctx, Origin, Qp, Reply, TxPlan};
 use crate::congestion::{Control, Pacer, Rate, Sample, Settings, State};
 use crate::time::Nanos;
+use crate::verbs::QpType;
 use crate::wire::Psn;
 
 /// What a paced QP has.
@@ -141,7 +142,11 @@ impl Qp {
     /// While data is held back: an acknowledgement or the result of an atomic.
     #[cold]
     pub(crate) fn next_unpaced(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
-        if self.has_unpaced() { self.next_reply(ctx) } else { None }
+        match self.qp_type {
+            _ if !self.has_unpaced() => None,
+            QpType::XrcRecv => self.next_extended(ctx),
+            _ => self.next_reply(ctx),
+        }
     }
 
     /// True if what would leave next does not wait for its time.
