@@ -128,7 +128,10 @@ impl Qp {
     /// When what it holds back may leave, or is to be looked at since the rate rises; `None`: it holds nothing back.
     pub fn held_until(&self) -> Option<Nanos> {
         let pace = self.pace.as_ref().filter(|_| self.held)?;
-        let rises_at = pace.control.as_ref().map_or(Nanos::MAX, |control| control.rises_at());
+        // What rises above the limit is no reason to wake.
+        let rises = |control: &dyn Control| pace.limit.is_none_or(|limit| control.state().rate < limit);
+        let control = pace.control.as_deref().filter(|control| rises(*control));
+        let rises_at = control.map_or(Nanos::MAX, |control| control.rises_at());
         Some(pace.pacer.ready_at().min(rises_at))
     }
 
