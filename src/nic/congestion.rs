@@ -301,6 +301,6 @@ fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> boo
         }
         _ => false,
     };
-    let answers = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
+    let answers = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
     speaks && may_come && answers && entry.qp.qp_type.is_connected()
 }
