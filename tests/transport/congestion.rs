@@ -15,7 +15,7 @@ fn marked() -> Stage {
     stage
 }
 
-fn with_class(traffic_class: u8) -> Template {
+pub(crate) fn with_class(traffic_class: u8) -> Template {
     use roxie::sim::Host;
     use roxie::wire::{Gid, RoceVersion};
     let gid = |n| Gid::from(Host::address(n, false));
