@@ -426,6 +426,21 @@ pub trait End {
     /// True if the kernel of this end is in the multicast group on some interface.
     fn is_member(&mut self, group: IpAddr) -> Result<bool, Error>;
 
+    /// True if it can send what [`End::notify`] says.
+    fn can_notify(&self) -> bool {
+        false
+    }
+
+    /// Sends a queue pair of the other end's a notification of congestion, by a socket.
+    fn notify(&mut self, family: Family, to: IpAddr, qpn: u32) -> Result<(), Error> {
+        Err(Error::Local(format!("this end notifies nobody: {qpn:#x} at {to}, {family}")))
+    }
+
+    /// Notifications that slowed it down so far; `None`: it has no reaction point.
+    fn notifications(&mut self) -> Result<Option<u64>, Error> {
+        Ok(None)
+    }
+
     /// The state of the queue pair.
     fn state(&mut self, pair: Pair) -> Result<State, Error>;
 
@@ -442,6 +457,8 @@ pub struct Setup {
     pub fault: Fault,
     /// What the fault's choices derive from. A failure prints it.
     pub seed: u64,
+    /// The congestion control of its queue pairs, as `--cc` takes it; `None`: none.
+    pub control: Option<&'static str>,
     /// Where a capture of the row goes, if there is to be one.
     pub capture: Option<PathBuf>,
 }

@@ -5,6 +5,7 @@
 
 mod datagram;
 mod errors;
+mod notified;
 pub mod odd;
 mod placement;
 mod shared;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::end::{Completion, Connection, Done, End, Pair, PairKind, Region, Request, State, Status};
 use crate::error::Error;
-use crate::rows::{Case, Family, Feature, Row, Service};
+use crate::rows::{Case, Family, Fault, Feature, Op, Row, Service};
 
 pub use transfer::MESSAGES;
 
@@ -101,6 +102,17 @@ fn use_feature(
         Feature::WindowSendInvalidate => {
             windows::invalidation(windows::By::Requester, family, seed, requester, responder)
         }
+        Feature::PacedWrite | Feature::PacedRead | Feature::PacedSend => {
+            let op = match feature {
+                Feature::PacedRead => Op::Read,
+                Feature::PacedSend => Op::Send,
+                _ => Op::Write,
+            };
+            let (service, mtu, size, fault) = (Service::Rc, 1024, 64 << 10, Fault::None);
+            let plan = transfer::Plan { service, op, mtu, size, fault, family, seed };
+            transfer::run(&plan, requester, responder)
+        }
+        Feature::Notified => notified::transfer(family, seed, requester, responder),
         Feature::ZeroBased => windows::zero_based(family, seed, requester, responder),
         Feature::FlushRange | Feature::FlushRegion | Feature::FlushNothing | Feature::FlushPersistent => {
             placement::flush(feature, family, seed, requester, responder)

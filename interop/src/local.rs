@@ -12,6 +12,7 @@ use roxie::host::{
     MemoryWindow, OpenError, ProtectionDomain, QueuePair, SharedReceiveQueue, Stack,
 };
 use roxie::netdev::Interface;
+use roxie::nic::CongestionConfig;
 use roxie::port::fault::FaultConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::{XdpConfig, XdpError};
@@ -139,11 +140,14 @@ impl Site<'_> {
         // its ICRC was made for.
         let gso = fault.is_none();
         let stack = Stack { fault, capture: setup.capture.clone() };
+        let control = setup.control.unwrap_or("off").parse().named("the congestion control")?;
+        let congestion = CongestionConfig { control, ..CongestionConfig::default() };
         let config = DeviceConfig {
             drive: Drive::Thread { core: None, spin: SPIN },
             // The row's own numbers, so that the same row sends the same frames.
             seed: Some(setup.seed),
             rxe_flush_icrc: self.rxe_flush_icrc,
+            congestion,
             ..DeviceConfig::default()
         };
         let (interface, addresses) = (self.interface, self.addresses.to_vec());
@@ -210,7 +214,9 @@ impl Open {
     /// True if a new row may use the device that the last one opened.
     fn serves(&self, setup: &Setup) -> bool {
         let plain = |s: &Setup| s.fault == Fault::None && s.capture.is_none();
-        self.setup.port == setup.port && plain(&self.setup) && plain(setup)
+        (self.setup.port, self.setup.control) == (setup.port, setup.control)
+            && plain(&self.setup)
+            && plain(setup)
     }
 
     /// The place and the value of the device's first GID of the family.

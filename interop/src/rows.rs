@@ -150,6 +150,14 @@ pub enum Feature {
     Multicast,
     /// A region whose addresses begin at 0.
     ZeroBased,
+    /// WRITEs, with congestion control here: what is sent is ECN-capable.
+    PacedWrite,
+    /// READs, likewise.
+    PacedRead,
+    /// SENDs, likewise.
+    PacedSend,
+    /// Whoever sends is notified of congestion.
+    Notified,
     /// WRITE, FLUSH of its range for global visibility, READ, posted together.
     FlushRange,
     /// FLUSH of a whole region, whatever the range is.
@@ -246,8 +254,13 @@ pub const ERRORS: [ErrorCase; 21] = [
     ErrorCase::NoSuchPair,
 ];
 
+/// What the first notification brings the rate to in [`Feature::Notified`], and it rises by little thereafter.
+pub const NOTIFIED_MBPS: u32 = 20;
+const NOTIFIED_CONTROL: &str =
+    "dcqcn,rate_to_set_on_first_cnp=20,rpg_time_reset=131071,rpg_byte_reset=0,rpg_ai_rate=1,rpg_hai_rate=1";
+
 /// Every feature.
-pub const FEATURES: [Feature; 16] = [
+pub const FEATURES: [Feature; 20] = [
     Feature::UcBadRkey,
     Feature::UcOutOfBounds,
     Feature::UcNoReceive,
@@ -260,6 +273,10 @@ pub const FEATURES: [Feature; 16] = [
     Feature::WindowSendInvalidate,
     Feature::Multicast,
     Feature::ZeroBased,
+    Feature::PacedWrite,
+    Feature::PacedRead,
+    Feature::PacedSend,
+    Feature::Notified,
     Feature::FlushRange,
     Feature::FlushRegion,
     Feature::FlushNothing,
@@ -334,6 +351,10 @@ impl fmt::Display for Feature {
             Feature::WindowSendInvalidate => "window/send_invalidate",
             Feature::Multicast => "multicast",
             Feature::ZeroBased => "zero_based",
+            Feature::PacedWrite => "cc/write",
+            Feature::PacedRead => "cc/read",
+            Feature::PacedSend => "cc/send",
+            Feature::Notified => "cc/notified",
             Feature::FlushRange => "flush/range",
             Feature::FlushRegion => "flush/region",
             Feature::FlushNothing => "flush/nothing",
@@ -494,6 +515,15 @@ impl Row {
         match self.case {
             Case::Transfer { fault, .. } => fault,
             _ => Fault::None,
+        }
+    }
+
+    /// The congestion control that Roxie has in it.
+    pub fn control(&self) -> Option<&'static str> {
+        match self.case {
+            Case::Feature(Feature::PacedWrite | Feature::PacedRead | Feature::PacedSend) => Some("dcqcn"),
+            Case::Feature(Feature::Notified) => Some(NOTIFIED_CONTROL),
+            _ => None,
         }
     }
 

@@ -181,7 +181,8 @@ fn program_lacks(program: Program, row: &Row, peer: &Peer) -> Option<SkipReason>
 
 fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>) -> Outcome {
     let capture = capture.map(Path::to_owned);
-    let setup = Setup { port: row.port, fault: row.fault(), seed: row.seed(), capture };
+    let setup =
+        Setup { port: row.port, fault: row.fault(), seed: row.seed(), control: row.control(), capture };
     match roxie.prepare(&setup) {
         Ok(()) => {}
         Err(Unready::Skip(reason)) => return Outcome::Skip(reason),

@@ -30,7 +30,7 @@ fn roxie_takes_wrong_packets_and_answers_as_the_tables_say() {
     let here: [IpAddr; 1] = [Ipv4Addr::new(127, 0, 0, 1).into()];
     let site = Site { namespace: Some(&namespace), interface: "lo", addresses: &here, rxe_flush_icrc: false };
     let mut roxie: Box<dyn Local> = local::open(&site);
-    let setup = Setup { port: PortKind::Udp, fault: Fault::None, seed: 7, capture: None };
+    let setup = Setup { port: PortKind::Udp, fault: Fault::None, seed: 7, capture: None, control: None };
     roxie.prepare(&setup).expect("the port opens");
     let script = namespace.within(|| Wire::open(Ipv4Addr::new(127, 0, 0, 2).into(), false));
     let mut script = script.expect("the namespace").expect("the script's socket");
@@ -71,7 +71,7 @@ fn roxie_takes_wrong_packets_and_answers_as_the_tables_say() {
 }
 
 /// What counts a packet that is met with silence: without it a script that sends nothing would pass.
-const SILENCES: [(&str, &str); 14] = [
+const SILENCES: [(&str, &str); 15] = [
     ("wrong/ghost_ack", "ghost_acks"),
     ("wrong/unasked_read_response", "ghost_acks"),
     ("wrong/unknown_opcode", "rx_malformed"),
@@ -80,6 +80,7 @@ const SILENCES: [(&str, &str); 14] = [
     ("wrong/bad_pkey", "rx_bad_pkey"),
     ("wrong/bad_icrc", "rx_icrc_encapsulated"),
     ("wrong/unpadded_send", "rx_malformed"),
+    ("wrong/notification", "rp_cnp_ignored"),
     ("odd/duplicate_ack", "duplicate_acks"),
     ("odd/ghost_ack", "ghost_acks"),
     ("odd/old_sequence_nak", "duplicate_acks"),

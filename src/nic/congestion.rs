@@ -10,7 +10,7 @@ use super::{Nic, QpEntry};
 use crate::congestion::{Knob, Knobs, Moderation, Rate, Settings};
 use crate::frame::Frame;
 use crate::time::Nanos;
-use crate::transport::Verdict;
+use crate::transport::{PlantedBug, Verdict};
 use crate::verbs::{AddressVector, QpIndex, QpState};
 use crate::wire::{MacControl, Operation, Packet, mac_control};
 
@@ -232,7 +232,11 @@ impl Nic {
         if entry.notification_due || !owes_notification(entry, packet, verdict) {
             return;
         }
-        if self.congestion.moderation.admit(now, &mut entry.last_notification, &av.dgid.0) {
+        if PlantedBug::NotifiesNobody.is() {
+            return;
+        }
+        let may_leave = self.congestion.moderation.admit(now, &mut entry.last_notification, &av.dgid.0);
+        if may_leave || PlantedBug::IntervalIgnored.is() {
             entry.notification_due = true;
             if !std::mem::replace(&mut entry.urgent, true) {
                 self.arbiter.push_urgent(index);
@@ -299,8 +303,8 @@ fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> boo
         Verdict::OutOfSequence { expected, .. } | Verdict::Incomplete { expected } => {
             packet.bth.psn.distance_from(*expected) < PLAUSIBLY_AHEAD
         }
-        _ => false,
+        _ => PlantedBug::NotifiesOfStrangers.is(),
     };
-    let answers = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
+    let answers = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
     speaks && may_come && answers && entry.qp.qp_type.is_connected()
 }

@@ -162,7 +162,7 @@ impl Nic {
                 let port = if label == 0 { datagram_port(entry.qp.qpn) } else { flow_port(label) };
                 template.set_source_port(&mut headers, port);
             }
-            if entry.capable && plan.carries_data() {
+            if entry.capable && (plan.carries_data() || PlantedBug::AcknowledgementsAreCapable.is()) {
                 template.set_ecn_capable(&mut headers);
             }
             frame.write(0, &headers[..offset]);

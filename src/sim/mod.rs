@@ -12,7 +12,7 @@ mod switch;
 
 pub use host::{Host, HostQp, HostRegion, HostSrq};
 pub use network::Network;
-pub use switch::{Arrival, Calm, LATENCY, Switch, SwitchPort, SwitchPortConfig, Traffic, Weather};
+pub use switch::{Arrival, Calm, LATENCY, Switch, SwitchPort, SwitchPortConfig, Traffic, Weather, mark};
 
 use crate::port::Port;
 use crate::time::Nanos;

@@ -12,6 +12,7 @@ use crate::flow::FlowMatch;
 use crate::frame::{Frame, FrameMut};
 use crate::port::{BURST, LinkChange, Port, PortInfo, Received, TxId};
 use crate::time::Nanos;
+use crate::wire::net::{ether_type, ipv4_checksum};
 
 /// How long a frame takes through the switch.
 pub const LATENCY: Nanos = Nanos(1_000);
@@ -25,6 +26,8 @@ pub struct Arrival {
     pub delay: Nanos,
     /// Which bit is flipped.
     pub flipped_bit: Option<usize>,
+    /// A queue on its way was long: it is marked, if its sender let it be.
+    pub marked: bool,
 }
 
 /// What happens to frames between two stations.
@@ -41,6 +44,32 @@ pub struct Calm;
 impl Weather for Calm {
     fn judge(&mut self, _: Nanos, _: usize, _: usize, _: &[u8], arrivals: &mut Vec<Arrival>) {
         arrivals.push(Arrival::default());
+    }
+}
+
+/// Marks a frame as having met a long queue (RFC 3168 5), if its sender declared it ECN-capable. False: it did not, or it is no IP
+/// packet, and nothing has changed.
+pub fn mark(frame: &mut [u8]) -> bool {
+    const CE: u8 = 3;
+    let is_capable = |ecn: u8| matches!(ecn, 1 | 2);
+    let Some(tagged) = frame.get(12..14).map(|tag| *tag == ether_type::VLAN.to_be_bytes()) else {
+        return false;
+    };
+    let l3 = if tagged { 18 } else { 14 };
+    let version = frame.get(l3).map_or(0, |byte| byte >> 4);
+    match (version, frame.get_mut(l3..l3 + 20)) {
+        (4, Some(header)) if is_capable(header[1] & 3) => {
+            let more = u64::from(CE - (header[1] & 3));
+            header[1] |= CE;
+            let sum = u64::from(!u16::from_be_bytes([header[10], header[11]])) + more;
+            header[10..12].copy_from_slice(&ipv4_checksum(sum).to_be_bytes());
+            true
+        }
+        (6, Some(header)) if is_capable(header[1] >> 4 & 3) => {
+            header[1] |= CE << 4;
+            true
+        }
+        _ => false,
     }
 }
 
@@ -61,6 +90,8 @@ pub struct Traffic {
     pub corrupted: u64,
     /// Arrivals after their time.
     pub delayed: u64,
+    /// Arrivals that were marked.
+    pub marked: u64,
     /// Frames lost because the link of one of the two stations was down.
     pub link_down: u64,
     /// Frames that were too long for its link when they came.
@@ -137,6 +168,7 @@ impl Fabric {
             let mut copy = spare.pop().unwrap_or_default();
             copy.clear();
             copy.extend_from_slice(frame);
+            traffic.marked += u64::from(arrival.marked && mark(&mut copy));
             if let Some(bit) = arrival.flipped_bit {
                 copy[bit / 8 % frame.len()] ^= 1 << (bit % 8);
                 traffic.corrupted += 1;
@@ -470,6 +502,56 @@ mod tests {
         assert!(ports[0].tx_alloc(20).is_some());
     }
 
+    #[test]
+    fn what_is_ecn_capable_is_marked_and_all_else_is_left() {
+        use crate::wire::{Bth, Ext, FlowSpec, Gid, Icrc, MAX_HEADERS, Opcode, RoceVersion, Template, parse};
+        let ip = |ipv6: bool, n: u8| -> std::net::IpAddr {
+            if ipv6 {
+                [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, n].into()
+            } else {
+                [192, 0, 2, n].into()
+            }
+        };
+        for (ipv6, vlan, class) in [false, true]
+            .into_iter()
+            .flat_map(|six| [None, Some(5)].map(|tag| (six, tag)))
+            .flat_map(|(six, tag)| [0, 1, 2, 3, 48 << 2 | 2, 63 << 2].map(|class| (six, tag, class)))
+        {
+            let template = Template::new(&FlowSpec {
+                src_mac: MACS[0],
+                dst_mac: MACS[1],
+                vlan,
+                src: Gid::from(ip(ipv6, 1)),
+                dst: Gid::from(ip(ipv6, 2)),
+                traffic_class: class,
+                flow_label: 0,
+                hop_limit: 64,
+                source_port: 0xc000,
+                version: RoceVersion::V2,
+            });
+            let mut headers = [0; MAX_HEADERS];
+            let bth = Bth { opcode: Opcode::RC_SEND_ONLY, ..Bth::default() };
+            let at = template.write_headers(&mut headers, &bth, &Ext::None, 0);
+            let mut frame = vec![0; template.frame_len(bth.opcode, 0)];
+            frame[..at].copy_from_slice(&headers[..at]);
+            template.seal(&mut FrameMut { a: &mut frame, b: &mut [] });
+            let before = frame.clone();
+            let capable = matches!(class & 3, 1 | 2);
+            assert_eq!(mark(&mut frame), capable, "class {class}");
+            assert_eq!(frame != before, capable);
+            if !ipv6 {
+                let header = &frame[if vlan.is_some() { 18 } else { 14 }..][..20];
+                let (words, _) = header.as_chunks::<2>();
+                let sum: u32 = words.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum();
+                assert_eq!((sum >> 16) + (sum & 0xffff), 0xffff, "the checksum of the header");
+            }
+            let packet = parse(&Frame::whole(&frame)).expect("a good packet");
+            assert_eq!(packet.traffic_class(), if capable { class | 3 } else { class });
+            assert_eq!(packet.check_icrc(&Frame::whole(&frame)), Icrc::Ok, "the ICRC leaves the class out");
+        }
+        assert!(!mark(&mut [0x45; 20]) && !mark(&mut []), "too short to be anything");
+    }
+
     /// Doubles each frame; the copy comes late and harmed.
     struct Storm;
 
@@ -477,7 +559,7 @@ mod tests {
         fn judge(&mut self, _: Nanos, _: usize, to: usize, _: &[u8], arrivals: &mut Vec<Arrival>) {
             if to != 0 {
                 arrivals.push(Arrival::default());
-                arrivals.push(Arrival { delay: Nanos(50), flipped_bit: Some(8 * 6) });
+                arrivals.push(Arrival { delay: Nanos(50), flipped_bit: Some(8 * 6), marked: false });
             }
         }
     }

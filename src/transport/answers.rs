@@ -3,7 +3,7 @@
 use super::check::Check;
 use super::replies::Reply;
 use super::{Ctx, Gather, Origin, Qp, TxPlan, TxReason};
-use crate::verbs::{Access, AsyncEvent, EventKind};
+use crate::verbs::{Access, AsyncEvent, EventKind, QpState};
 use crate::wire::{Aeth, Bth, Ext, Opcode, Psn, Reth, Syndrome};
 
 /// Credits in an AETH that say nothing (IBTA 9.7.7.2).
@@ -49,7 +49,10 @@ impl Qp {
         let psn = resource.first_psn + resource.next;
         r.replies.push_front(Reply::Nak { psn, msn: r.msn, why: Check::Gone });
         ctx.counters.resp_remote_access_errors += 1;
-        ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
+        // A refusal that waits behind it has been told of.
+        if self.state() != QpState::Err {
+            ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
+        }
         self.enter_error(ctx);
     }
 

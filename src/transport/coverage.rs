@@ -50,6 +50,8 @@ impl Timer {
 pub enum Mover {
     /// A packet that left.
     Sent,
+    /// The same of a QP whose rate somebody decides: its packets may be further apart than its timer is long.
+    SentPaced,
     /// A packet that came.
     Packet,
     /// Time that passed.
@@ -60,7 +62,7 @@ pub enum Mover {
 
 impl Mover {
     /// All of them.
-    pub const ALL: [Mover; 4] = [Mover::Sent, Mover::Packet, Mover::Time, Mover::Command];
+    pub const ALL: [Mover; 5] = [Mover::Sent, Mover::SentPaced, Mover::Packet, Mover::Time, Mover::Command];
 }
 
 /// A move of a timer.
@@ -173,7 +175,7 @@ const NOTICES: usize = 8;
 const STATES: usize = 7;
 const PLACES: usize = 6;
 const OPCODES: usize = 256;
-const MOVES: usize = 3 * 4 * 3 * 2;
+const MOVES: usize = 3 * 5 * 3 * 2;
 
 /// How often what was reached.
 #[derive(Clone, Debug)]
@@ -202,7 +204,7 @@ impl Coverage {
     }
 
     fn move_index(step: Move) -> usize {
-        ((step.from as usize * 4 + step.by as usize) * 3 + step.to as usize) * 2 + usize::from(step.renewed)
+        ((step.from as usize * 5 + step.by as usize) * 3 + step.to as usize) * 2 + usize::from(step.renewed)
     }
 
     fn receipt_index(receipt: Receipt) -> usize {
@@ -310,6 +312,7 @@ mod record {
 
         pub(crate) fn moved(self, qp: &Qp, by: Mover) {
             let Watch(to, deadline) = Watch::timer(qp);
+            let by = if by == Mover::Sent && qp.is_paced() { Mover::SentPaced } else { by };
             let step = Move { from: self.0, by, to, renewed: self.0 == to && self.1 != deadline };
             note(|record| record.moves[Coverage::move_index(step)] += 1);
         }

@@ -129,7 +129,10 @@ impl Qp {
         }
         r.replies.push_front(Reply::Nak { psn, msn: r.msn, why: Check::NoPage });
         ctx.counters.resp_remote_access_errors += 1;
-        ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
+        // A refusal that waits behind it has been told of.
+        if self.state() != QpState::Err {
+            ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
+        }
         self.enter_error(ctx);
     }
 }

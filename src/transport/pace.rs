@@ -7,9 +7,10 @@
 //! can forge one, but does not see what is sent, slows no QP that is idle, and others no more than a switch could.
 
 use super::verdict::RateChange;
-use super::{Ctx, Origin, Qp, Reply, TxPlan};
+use super::{Ctx, Origin, PlantedBug, Qp, Reply, TxPlan};
 use crate::congestion::{Control, Pacer, Rate, Sample, Settings, State};
 use crate::time::Nanos;
+use crate::verbs::QpType;
 use crate::wire::Psn;
 
 /// What a paced QP has.
@@ -55,7 +56,7 @@ impl Qp {
         let (limit, bursts) = (self.limit(), self.attributes().rate_limit.unwrap_or_default());
         let is_off = *settings == Settings::Off && limit.is_none();
         if is_off {
-            (self.pace, self.held) = (None, false);
+            (self.pace, self.held) = (None, self.held && PlantedBug::HeldForEver.is());
             return;
         }
         if self.pace.is_none() {
@@ -67,7 +68,8 @@ impl Qp {
         if !kept {
             pace.control = settings.control(line_rate, now);
         }
-        pace.pacer.set_burst(bursts.max_burst, bursts.typical_packet);
+        let most = if PlantedBug::BurstsWithoutBound.is() { u32::MAX } else { bursts.max_burst };
+        pace.pacer.set_burst(most, bursts.typical_packet);
         self.rate_changed(now);
     }
 
@@ -127,7 +129,10 @@ impl Qp {
     /// When what it holds back may leave, or is to be looked at since the rate rises; `None`: it holds nothing back.
     pub fn held_until(&self) -> Option<Nanos> {
         let pace = self.pace.as_ref().filter(|_| self.held)?;
-        let rises_at = pace.control.as_ref().map_or(Nanos::MAX, |control| control.rises_at());
+        // What rises above the limit is no reason to wake.
+        let rises = |control: &dyn Control| pace.limit.is_none_or(|limit| control.state().rate < limit);
+        let control = pace.control.as_deref().filter(|control| rises(*control));
+        let rises_at = control.map_or(Nanos::MAX, |control| control.rises_at());
         Some(pace.pacer.ready_at().min(rises_at))
     }
 
@@ -141,18 +146,25 @@ impl Qp {
     /// While data is held back: an acknowledgement or the result of an atomic.
     #[cold]
     pub(crate) fn next_unpaced(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
-        if self.has_unpaced() { self.next_reply(ctx) } else { None }
+        match self.qp_type {
+            _ if !self.has_unpaced() => None,
+            QpType::XrcRecv => self.next_extended(ctx),
+            _ => self.next_reply(ctx),
+        }
     }
 
     /// True if what would leave next does not wait for its time.
     pub(crate) fn has_unpaced(&self) -> bool {
-        self.responder.replies.front().is_some_and(|reply| !matches!(reply, Reply::Read(_)))
+        let may_pass =
+            |reply: Reply| !matches!(reply, Reply::Read(_)) && !PlantedBug::AcknowledgementsArePaced.is();
+        self.responder.replies.front().is_some_and(may_pass)
     }
 
     /// A packet has left.
     #[cold]
     pub(super) fn note_departure(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
-        if !plan.carries_data() {
+        let is_response = plan.origin == Origin::Reply;
+        if !plan.carries_data() || (is_response && PlantedBug::ResponsesAreNotPaced.is()) {
             return;
         }
         let length = usize::from(plan.payload_len);

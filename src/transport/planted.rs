@@ -45,6 +45,26 @@ pub enum PlantedBug {
     AnySource,
     /// Of the answers that overtake others only the first of a connection makes the requester go back.
     GoesBackOnce,
+    /// Data that is held back stays so when nobody decides its rate any more.
+    HeldForEver,
+    /// Each marked packet is answered with a notification, however short ago the last one left.
+    IntervalIgnored,
+    /// A notification goes to the number that its sender has.
+    NotifiesItself,
+    /// A marked packet that is executed is answered with nothing but what it asked for.
+    NotifiesNobody,
+    /// Whoever sends a marked packet is taken for the peer.
+    NotifiesOfStrangers,
+    /// Acknowledgements wait for their time as data does.
+    AcknowledgementsArePaced,
+    /// The answers of READs leave as fast as they can.
+    ResponsesAreNotPaced,
+    /// Time in which a QP was not served is credit without a bound.
+    BurstsWithoutBound,
+    /// Acknowledgements are ECN-capable.
+    AcknowledgementsAreCapable,
+    /// A priority that was paused is not resumed by time.
+    PausedForEver,
 }
 
 #[cfg(feature = "planted-bugs")]

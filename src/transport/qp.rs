@@ -479,7 +479,10 @@ impl Qp {
 
     /// The packet that tells its peer of congestion on the way from there (IBTA annex A17.9.3).
     pub fn notification(&self) -> TxPlan {
-        let bth = Bth { opcode: Opcode::CNP, becn: true, ..self.bth() };
+        let mut bth = Bth { opcode: Opcode::CNP, becn: true, ..self.bth() };
+        if PlantedBug::NotifiesItself.is() {
+            bth.dest_qp = self.qpn;
+        }
         let (ext, origin) = (Ext::None, Origin::Notification);
         TxPlan { bth, ext, payload_len: 0, inline: None, way: None, reason: TxReason::Notification, origin }
     }

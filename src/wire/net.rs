@@ -212,7 +212,7 @@ pub(super) const fn fold(mut sum: u64) -> u16 {
 }
 
 /// The checksum of an IPv4 header whose checksum field is zero or left out of `sum`.
-pub(super) const fn ipv4_checksum(sum: u64) -> u16 {
+pub(crate) const fn ipv4_checksum(sum: u64) -> u16 {
     !fold(sum)
 }
 

@@ -7,6 +7,7 @@
 
 #![allow(unreachable_pub)]
 
+mod congestion;
 mod input;
 mod management;
 mod targets;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use roxie::capture::Reader;
 use roxie::flow::{FlowKey, RX_HASH_KEY, RxHash, RxHashFields};
-use roxie::frame::Frame;
+use roxie::frame::{Frame, FrameMut};
 use roxie::limits::Limits;
 use roxie::nic::{Command, NicConfig, ReceiveSource};
 use roxie::port::Port;
@@ -20,6 +20,7 @@ use roxie::verbs::{
 };
 use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, RoceVersion, Template, icrc, parse};
 
+use crate::congestion;
 use crate::input::Input;
 
 /// Passes after which a NIC that nobody feeds must have come to rest.
@@ -69,8 +70,8 @@ pub fn capture(bytes: &[u8]) {
 struct Stage {
     host: Host,
     peer: Box<dyn Port>,
-    /// To the NIC, and to a group.
-    templates: [Template; 2],
+    /// To the NIC, to a group, and to the NIC through a switch that marks.
+    templates: [Template; 3],
     qps: Vec<HostQp>,
     types: Vec<QpType>,
     /// A way to the peer.
@@ -93,14 +94,14 @@ impl Stage {
         let memory = host.register(1 << 14, Access::READ_WRITE);
         let forbidden = host.register(FORBIDDEN, Access::LOCAL_WRITE);
         let gid = |n| Gid::from(Host::address(n, false));
-        let towards = |dst, dst_mac| {
+        let towards = |dst, dst_mac, traffic_class| {
             Template::new(&FlowSpec {
                 src_mac: Host::mac(2),
                 dst_mac,
                 vlan: None,
                 src: gid(2),
                 dst,
-                traffic_class: 0,
+                traffic_class,
                 flow_label: 0,
                 hop_limit: 64,
                 source_port: 0xc000,
@@ -111,7 +112,11 @@ impl Stage {
         Stage {
             host,
             peer,
-            templates: [towards(gid(1), Host::mac(1)), towards(GROUP, [1, 0, 0x5e, 1, 2, 3])],
+            templates: [
+                towards(gid(1), Host::mac(1), 0),
+                towards(GROUP, [1, 0, 0x5e, 1, 2, 3], 0),
+                towards(gid(1), Host::mac(1), 3),
+            ],
             qps: Vec::new(),
             types: Vec::new(),
             way,
@@ -234,7 +239,8 @@ impl Stage {
         let qp = usize::from(input.u8()) % self.qps.len();
         let near = input.pick(&[0, 0xff_fffe]);
         let to_group = self.types[qp] == QpType::Ud && input.u8().is_multiple_of(4);
-        let template = &self.templates[usize::from(to_group)];
+        let marked = !to_group && input.u8().is_multiple_of(4);
+        let template = &self.templates[if marked { 2 } else { to_group.into() }];
         let bth = Bth {
             opcode: Opcode::RC_SEND_ONLY,
             dest_qp: if to_group {
@@ -287,6 +293,33 @@ impl Stage {
         self.peer.tx_flush(self.now).expect("memory does not fail");
     }
 
+    /// A notification, which its peer may have sent.
+    fn notification(&mut self, input: &mut Input<'_>) {
+        let qp = usize::from(input.u8()) % self.qps.len();
+        let (bth, length) = congestion::notification(input, self.qps[qp].handle.qpn);
+        // As a SEND, whose payload is what a notification has behind its headers; that is 16 bytes if it is a good one.
+        let (template, opcode, length) = (&self.templates[0], Opcode::RC_SEND_ONLY, 16 + length);
+        let mut headers = [0; MAX_HEADERS];
+        let at = template.write_headers(&mut headers, &Bth { opcode, ..bth }, &Ext::None, length);
+        headers[at - Bth::LEN] = bth.opcode.0;
+        let mut bytes = vec![0; template.frame_len(opcode, length)];
+        bytes[..at].copy_from_slice(&headers[..at]);
+        template.seal(&mut FrameMut { a: &mut bytes, b: &mut [] });
+        self.frame(&bytes);
+    }
+
+    fn frame(&mut self, bytes: &[u8]) {
+        let Some(id) = self.peer.tx_alloc(bytes.len()) else { return };
+        self.peer.tx_frame(&id).write(0, bytes);
+        self.peer.tx_commit(id);
+        self.peer.tx_flush(self.now).expect("memory does not fail");
+    }
+
+    fn set_congestion(&mut self, input: &mut Input<'_>) {
+        let command = Command::SetCongestion(Box::new(congestion::settings(input)));
+        let _ = self.host.call(self.now, command);
+    }
+
     fn turn(&mut self) {
         self.host.worker.poll(self.now);
         while self.peer.rx_burst(self.now) > 0 {
@@ -337,7 +370,15 @@ pub fn packets(bytes: &[u8]) {
         stage.bring_up(qp, input.u8());
     }
     while !input.is_empty() {
-        match input.u8() % 8 {
+        match input.u8() % 12 {
+            8 => stage.notification(&mut input),
+            9 => stage.frame(&congestion::pause(&mut input)),
+            10 => stage.set_congestion(&mut input),
+            11 => {
+                let rate_limit = Some(congestion::limit(&mut input));
+                let qp = usize::from(input.u8()) % 2;
+                stage.modify(qp, &QpAttr { state: Some(QpState::Rts), rate_limit, ..QpAttr::default() });
+            }
             0 | 1 => stage.post(&mut input),
             2 => stage.turn(),
             3 => stage.now = stage.now + Nanos(u64::from(input.u16()) << 6),
@@ -373,7 +414,12 @@ pub fn commands(bytes: &[u8]) {
 
 fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) -> Command {
     let small = |input: &mut Input<'_>| u32::from(input.u8() % 8);
-    match input.u8() % 36 {
+    match input.u8() % 38 {
+        36 => Command::SetCongestion(Box::new(congestion::settings(input))),
+        37 => Command::SetQpControl(
+            QpIndex(small(input)),
+            input.flag().then(|| congestion::settings(input).control).map(Box::new),
+        ),
         kind @ 20.. => command_of_ways_and_windows(input, kind),
         0 => Command::AllocPd,
         1 => Command::DeallocPd(PdId(small(input))),
@@ -531,8 +577,8 @@ fn path(input: &mut Input<'_>) -> AddressVector {
         traffic_class: input.u8(),
         flow_label: input.u32(),
         hop_limit: input.u8(),
-        sl: 0,
-        static_rate: 0,
+        sl: input.u8(),
+        static_rate: input.u8(),
     }
 }
 
@@ -551,6 +597,7 @@ fn attributes(input: &mut Input<'_>) -> QpAttr {
         qkey: (init && has(input)).then(|| input.u32()),
         access: (init && has(input)).then(|| Access::from_bits_truncate(input.u32())),
         av: (rtr && has(input)).then_some(path),
+        rate_limit: (any && input.flag()).then(|| congestion::limit(input)),
         path_mtu: (rtr && has(input)).then(|| input.pick(&Mtu::ALL)),
         dest_qpn: (rtr && has(input)).then(|| Qpn::new(input.u32() & 0xff_ffff)),
         rq_psn: (rtr && has(input)).then(|| Psn::new(input.u32() & 0xff_ffff)),

@@ -27,6 +27,10 @@ impl World<'_> {
             self.check_counters(host, counts);
         }
         self.check_sums(&totals);
+        for host in 0..totals.len() {
+            let pauses = self.witnesses.congested(|congested| congested.seen(host)).pauses;
+            self.outcome.add("pauses heeded", pauses);
+        }
         self.check_missing(&totals);
         self.count_operations();
         for (name, value) in totals.iter().flatten() {
@@ -79,11 +83,16 @@ impl World<'_> {
         equal("received bytes by switch and port", traffic.delivered_bytes, of("rx_bytes"));
         equal("still under way", traffic.under_way(), 0);
         let dropped = ["rx_not_roce", "rx_malformed", "rx_unknown_qp", "rx_icrc_encapsulated"];
-        let refused = ["rx_wrong_service", "rx_bad_pkey", "rx_wrong_source", "rp_cnp_ignored"];
+        let notices = ["rp_cnp_handled", "rp_cnp_ignored"];
+        let refused = ["rx_wrong_service", "rx_bad_pkey", "rx_wrong_source"];
         let sum = |names: &[&str]| names.iter().map(|name| of(name)).sum::<u64>();
-        let judged = of("rcvd_pkts") + sum(&refused);
+        let seen = self.witnesses.congested(|congested| congested.seen(host));
+        equal("notifications counted and seen to leave", of("np_cnp_sent"), seen.notified);
+        equal("notifications counted and seen to come", sum(&notices), seen.notices);
+        equal("marks counted and seen", of("np_ecn_marked_roce_packets"), seen.marked);
+        let judged = of("rcvd_pkts") + sum(&refused) + sum(&notices);
         let groups = of("rx_multicast");
-        let single = of("rx_packets") - sum(&dropped) - groups;
+        let single = of("rx_packets") - sum(&dropped) - groups - seen.pauses;
         if groups == 0 {
             equal("received by port and QPs", single, judged);
         } else {
@@ -102,11 +111,17 @@ impl World<'_> {
         };
         let corrupted = traffic(|t| t.corrupted);
         let broken = of("rx_icrc_encapsulated") + of("rx_malformed") + of("rx_not_roce");
-        assert!(broken <= corrupted, "{broken} broken frames, {corrupted} corrupted");
+        let strange = self.strange;
+        assert!(
+            broken <= corrupted + strange,
+            "{broken} broken frames, {corrupted} corrupted, {strange} strange"
+        );
         let disturbed = corrupted + traffic(|t| t.delayed + t.dropped + t.duplicated + t.link_down);
         let jumps = self.script.has(|action| matches!(action, Action::Jump(_)));
         let slow = self.script.channels.iter().any(|channel| channel.slow > Nanos::ZERO);
-        let calm = disturbed == 0 && !jumps && !slow && self.links.iter().all(|link| link.law.is_strict());
+        let paced = self.script.has(|action| matches!(action, Action::Brake(..) | Action::Limit(..)));
+        let calm =
+            disturbed == 0 && !paced && !jumps && !slow && self.links.iter().all(|link| link.law.is_strict());
         if calm {
             for name in ["local_ack_timeout_err", "packet_seq_err", "implied_nak_seq_err", "ghost_acks"] {
                 assert!(of(name) == 0, "{name} = {} without a fault", of(name));
@@ -173,6 +188,7 @@ impl World<'_> {
                     Trouble::Double => "frames doubled",
                     Trouble::Delay(_) => "frames delayed",
                     Trouble::Harm => "frames harmed",
+                    Trouble::Mark => "frames marked",
                 },
                 1,
             );

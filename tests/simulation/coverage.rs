@@ -99,19 +99,19 @@ pub fn unreached(coverage: &Coverage) -> Vec<String> {
 
 /// Why a timer never moves so; `None`: it can.
 fn impossible(step: Move) -> Option<&'static str> {
-    use Mover::{Command, Sent, Time};
+    use Mover::{Command, Sent, SentPaced, Time};
     use Timer::{Ack, Idle, Rnr};
     match (step.from, step.by, step.to) {
-        (Idle | Ack, Sent, Rnr) => Some("a packet that leaves asks for no pause"),
-        (Ack | Rnr, Sent, Idle) => Some("a packet that leaves ends no wait"),
-        (Rnr, Sent, Ack) => Some("only answers leave during a pause"),
+        (Idle | Ack, Sent | SentPaced, Rnr) => Some("a packet that leaves asks for no pause"),
+        (Ack | Rnr, Sent | SentPaced, Idle) => Some("a packet that leaves ends no wait"),
+        (Rnr, Sent | SentPaced, Ack) => Some("only answers leave during a pause"),
         (Idle, Time, Ack | Rnr) => Some("time ends waits and begins none"),
         (Ack, Time, Rnr) => Some("time asks for no pause"),
         (Rnr, Time, Ack) => Some("a pause ends before the first packet leaves again"),
         (Idle, Command, Ack | Rnr) => Some("a command sends nothing"),
         (Ack, Command, Rnr) | (Rnr, Command, Ack) => Some("a command is no answer"),
         (Ack, Sent, Ack) if step.renewed => Some("the oldest packet decides, not the newest"),
-        (Rnr, Sent | Time | Command, Rnr) if step.renewed => Some("a pause is not prolonged"),
+        (Rnr, Sent | SentPaced | Time | Command, Rnr) if step.renewed => Some("a pause is not prolonged"),
         (Ack, Time, Ack) if step.renewed => Some("a timer that was put off keeps its time"),
         (Ack, Command, Ack) if step.renewed => Some("no script changes the timeout: `tests/transport` does"),
         _ => None,
@@ -212,6 +212,7 @@ fn describe(step: Move) -> String {
     };
     let by = match step.by {
         Mover::Sent => "a packet left",
+        Mover::SentPaced => "a packet left, paced",
         Mover::Packet => "a packet came",
         Mover::Time => "time passed",
         Mover::Command => "a command",

@@ -116,6 +116,7 @@ pub fn script(seed: u64) -> Script {
         swarm.focus(focus, &mut channels, &mut weather, &mut actions);
     }
     swarm.intrusions(&channels, &mut actions);
+    swarm.congestion(&hosts, &mut channels, &mut weather, &mut actions);
     actions.sort_by_key(|timed| timed.at);
     Script {
         seed,
@@ -213,6 +214,7 @@ impl Swarm {
             slow: if rng.one_in(6) { Nanos(1_000 * rng.pick(&[2, 40, 400])) } else { Nanos::ZERO },
             events: rng.one_in(4).then(|| held(rng)),
             srqs,
+            sl: 0,
         }
     }
 

@@ -8,8 +8,8 @@ use roxie::frame::FrameMut;
 use roxie::verbs::Mtu;
 use roxie::wire::net::multicast_mac;
 use roxie::wire::{
-    Aeth, AtomicEth, Bth, Deth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Psn, Qpn, Reth, RoceVersion,
-    Template,
+    Aeth, AtomicEth, Bth, Deth, Ext, FlowSpec, Gid, MAX_HEADERS, MacControl, Opcode, Psn, Qpn, Reth,
+    RoceVersion, Template,
 };
 
 use crate::flow::QKEY;
@@ -33,6 +33,9 @@ pub fn frame(
     variant: u64,
 ) -> Option<Vec<u8>> {
     let end = link.ends.get(place.end)?;
+    if matches!(intrusion, Intrusion::Pause | Intrusion::Pfc) {
+        return Some(pause(link.seed, intrusion, variant));
+    }
     let own = end.qp.as_ref()?.handle.qpn;
     let draw = |what: u64, below: u64| hash(&[link.seed, variant, what]) % below;
     let mtu = stations.largest_mtu(end.host)?;
@@ -56,12 +59,16 @@ pub fn frame(
         }
         Intrusion::Long => return None,
         Intrusion::Notice => (Bth { becn: true, ..bth(Opcode::CNP) }, Ext::None, 0),
+        Intrusion::Forged => (Bth { becn: is_good_forgery(link, variant), ..bth(Opcode::CNP) }, Ext::None, 0),
         _ if datagram => {
             (bth(Opcode::UD_SEND_ONLY), Ext::Deth(Deth { qkey: QKEY ^ 2, src_qp: QPN }), draw(5, 64) as usize)
         }
         _ => request_or_answer(link, bth, draw(6, 9), draw(7, 256)),
     };
-    let (src, dst) = addresses(link, stations, end.host, group.filter(|_| to_group));
+    let (mut src, dst) = addresses(link, stations, end.host, group.filter(|_| to_group));
+    if intrusion == Intrusion::Forged {
+        src = stations.address(link.ends[if place.end == 0 { 1 } else { 0 }].host, link.ipv6);
+    }
     let dst_mac = match to_group {
         true => multicast_mac(dst)?,
         false => stations.mac(end.host),
@@ -72,7 +79,7 @@ pub fn frame(
         vlan: None,
         src: Gid::from(src),
         dst: Gid::from(dst),
-        traffic_class: 0,
+        traffic_class: if intrusion == Intrusion::Marked { 3 } else { 0 },
         flow_label: 0,
         hop_limit: 64,
         source_port: 0xc0de,
@@ -84,6 +91,33 @@ pub fn frame(
     bytes[..at].copy_from_slice(&headers[..at]);
     template.seal(&mut FrameMut { a: &mut bytes, b: &mut [] });
     Some(bytes)
+}
+
+/// True if a forged notification is what the peer itself would send.
+fn is_good_forgery(link: &Link, variant: u64) -> bool {
+    !hash(&[link.seed, variant, 8]).is_multiple_of(4)
+}
+
+/// What stops everything, or some of it, or lets it go on.
+fn pause(seed: u64, intrusion: Intrusion, variant: u64) -> Vec<u8> {
+    let draw = |what: u64| hash(&[seed, variant, what]);
+    let quanta = |what: u64| [0, 100, 5_000, 0xffff][draw(what) as usize % 4];
+    let control = match intrusion {
+        Intrusion::Pfc => {
+            MacControl::Pfc { enable: draw(9) as u8, quanta: std::array::from_fn(|p| quanta(10 + p as u64)) }
+        }
+        _ => MacControl::Pause { quanta: quanta(9) },
+    };
+    control.build(MAC).to_vec()
+}
+
+/// True if the port or the NIC has to call it no packet at all.
+pub fn is_no_packet(link: &Link, intrusion: Intrusion, variant: u64) -> bool {
+    match intrusion {
+        Intrusion::Pause | Intrusion::Pfc => true,
+        Intrusion::Forged => !is_good_forgery(link, variant),
+        _ => false,
+    }
 }
 
 /// Bytes that go beyond the MTU of the port, or, if receives are shorter than that, beyond them.

@@ -1,5 +1,6 @@
 //! Which endings a script permits. Without a reason in the script nothing may fail.
 
+use roxie::congestion::Settings;
 use roxie::time::Nanos;
 use roxie::verbs::{EventKind, WcStatus};
 
@@ -46,7 +47,7 @@ impl Law {
         let stormy = script
             .weather
             .iter()
-            .any(|rule| matches!(rule, Rule::Rate { to, of_10_000, .. } if ours(to) && *of_10_000 >= 500));
+            .any(|rule| matches!(rule, Rule::Rate { to, of_10_000, trouble } if ours(to) && *of_10_000 >= 500 && *trouble != Trouble::Mark));
         let broken = script.has(|action| match action {
             Action::Restart(host) => ours(host),
             Action::Reset(place) | Action::Destroy(place) | Action::Error(place) => here(place),
@@ -69,7 +70,9 @@ impl Law {
         });
         // Time that jumps is time in which nobody answers.
         let jumps = script.has(|action| matches!(action, Action::Jump(_)));
-        let disturbed = jumps || spec.slow > Nanos::ZERO || any(|trouble| *trouble != Trouble::Double) > 0;
+        let harms = |trouble: &Trouble| !matches!(trouble, Trouble::Double | Trouble::Mark);
+        let paced = script.has(|action| matches!(action, Action::Brake(..) | Action::Limit(..)));
+        let disturbed = jumps || paced || spec.slow > Nanos::ZERO || any(harms) > 0;
         Law {
             retries_may_end: harsh || stormy || (spec.retries < 7 && disturbed),
             rnr_retries_may_end: spec.rnr_retries < 7,
@@ -90,6 +93,44 @@ impl Law {
             keeps_order: any(|t| matches!(t, Trouble::Double | Trouble::Delay(_))) == 0,
             most_copies: 1 << any(|trouble| *trouble == Trouble::Double).min(8),
         }
+    }
+
+    /// The lowest rate that the script may bring a queue pair to, in bits per second; `None`: nothing is held back.
+    fn lowest(script: &Script) -> Option<f64> {
+        let rates = script.actions.iter().filter_map(|timed| match &timed.action {
+            Action::Limit(_, limit) if limit.kbps > 0 => Some(f64::from(limit.kbps) * 1e3),
+            Action::Brake(_, brakes) => match brakes.config().expect("read before").control {
+                Settings::Off => None,
+                Settings::Fixed(rate) => Some(rate.0),
+                Settings::Dcqcn(_) | Settings::Swift(_) => Some(1e6),
+            },
+            _ => None,
+        });
+        rates.reduce(f64::min)
+    }
+
+    /// How long the work of a script takes at the lowest rate, with what is sent again.
+    pub fn longest(script: &Script) -> Nanos {
+        let Some(rate) = Law::lowest(script) else { return Nanos::ZERO };
+        let bits = Law::packets(script) as f64 * (4096.0 + 100.0) * 8.0;
+        Nanos((8.0 * bits / rate * 1e9) as u64)
+    }
+
+    /// Packets of its work: each costs some steps more if it is held back.
+    fn packets(script: &Script) -> u64 {
+        let packets = script.actions.iter().filter_map(|timed| match &timed.action {
+            Action::Post(way, op) => {
+                let mtu = script.channels.get(way.channel).map_or(256, |channel| channel.mtu.bytes() as u32);
+                Some(u64::from(op.length.div_ceil(mtu).max(1)))
+            }
+            _ => None,
+        });
+        packets.sum()
+    }
+
+    /// Steps more than without rates.
+    pub fn steps(script: &Script) -> u32 {
+        if Law::lowest(script).is_none() { 0 } else { (Law::packets(script) as u32).saturating_mul(400) }
     }
 
     fn targets_go(&self) -> bool {

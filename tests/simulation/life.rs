@@ -11,6 +11,7 @@ use roxie::verbs::{Access, AddressVector, AsyncEvent, CqIndex, Mtu, Psn, QpAttr,
 use roxie::wire::Qpn;
 use roxie::wire::net::multicast_mac;
 
+use crate::congested::Ends;
 use crate::flow::{Flow, Patch, QKEY, Standing, caps};
 use crate::link::Link;
 use crate::script::{Held, Service, Way};
@@ -285,7 +286,14 @@ impl Link {
             let (mtu, rnr_timer) = (mtu.bytes(), self.spec.rnr_timer);
             self.witnesses.learn(self.ends[end].host, Known { qpn, peer, mtu, rnr_timer, name });
         }
-        let path = stations.path(self.ends[end].host, self.ends[other].host, self.ipv6);
+        let mut path = stations.path(self.ends[end].host, self.ends[other].host, self.ipv6);
+        path.sl = self.spec.sl;
+        if !self.spec.service.is_datagram() {
+            let qpn = self.ends[end].qp.as_ref().expect("an end with a QP").handle.qpn;
+            let name = format!("q{} end {end}", self.number + 1);
+            let ends = Ends { own: path.sgid, peer: path.dgid, peer_qpn: peer, name };
+            self.witnesses.congested(|congested| congested.learn(now, self.ends[end].host, qpn, ends));
+        }
         let own = psns[usize::from(end > 0)];
         let theirs = psns[usize::from(end == 0)];
         let [init, rtr, rts] = self.attributes(end, path, mtu, peer, [own, theirs]);
@@ -371,6 +379,7 @@ impl Link {
         for end in 0..self.flows.len() {
             let (from, to) = (&self.ends[end], &self.ends[1 - end.min(1)]);
             let mut path = stations.path(from.host, to.host, self.ipv6);
+            path.sl = self.spec.sl;
             let mut remote = to.qp.as_ref().expect("created above").handle.qpn;
             if let Some(group) = self.group {
                 path.dgid = group;

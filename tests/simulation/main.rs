@@ -6,14 +6,17 @@
 //! explains, [`audit`] what must be true when all is quiet. [`shrink`] cuts a failing script down, and `tests/scripts` keeps those
 //! that taught something.
 //!
-//! [`intruder`] is a stranger on the link, [`witness`] looks at each frame on its way. [`srq`] is queues that QPs share.
+//! [`intruder`] is a stranger on the link, [`witness`] looks at each frame on its way, and [`congested`] at how fast they come and what
+//! is said about that; [`brakes`] are seeds for it. [`srq`] is queues that QPs share.
 //!
 //! `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k. A failure prints its seed and leaves its script and captures.
 
 #![allow(unreachable_pub)]
 
 mod audit;
+mod brakes;
 mod campaign;
+mod congested;
 mod coverage;
 mod flow;
 mod focus;

@@ -1,12 +1,12 @@
 //! Reads scripts as [`crate::text`] writes them.
 
 use roxie::time::Nanos;
-use roxie::verbs::{Mtu, WrOpcode};
+use roxie::verbs::{Mtu, RateLimit, WrOpcode};
 use roxie::wire::Opcode;
 
 use crate::script::{
-    Action, Channel, FrameName, Held, Hosts, Op, Place, Rule, Script, Service, Srq, SrqPlace, Timed, Trouble,
-    Way,
+    Action, Brakes, Channel, FrameName, Held, Hosts, Op, Place, Rule, Script, Service, Srq, SrqPlace, Timed,
+    Trouble, Way,
 };
 use crate::text::{GRANTS, INTRUSIONS, KINDS, OPCODES, PARTS, SERVICES};
 
@@ -100,7 +100,8 @@ fn trouble(text: &str) -> Parsed<Trouble> {
         None if text == "lose" => Ok(Trouble::Lose),
         None if text == "double" => Ok(Trouble::Double),
         None if text == "harm" => Ok(Trouble::Harm),
-        _ => Err(format!("`{text}` is none of lose, double, harm, delay=5us")),
+        None if text == "mark" => Ok(Trouble::Mark),
+        _ => Err(format!("`{text}` is none of lose, double, harm, mark, delay=5us")),
     }
 }
 
@@ -160,6 +161,7 @@ fn parse_channel(words: &mut Words<'_>) -> Parsed<Channel> {
             "rnr_retries" => channel.rnr_retries = number(value, name)?,
             "rnr_timer" => channel.rnr_timer = number(value, name)?,
             "cq" => channel.cq = number(value, name)?,
+            "sl" => channel.sl = number(value, name)?,
             "sig_all" => channel.sig_all = true,
             "slow" => channel.slow = time(value)?,
             "events" => {
@@ -192,6 +194,20 @@ fn parse_op(opcode: WrOpcode, words: &mut Words<'_>) -> Parsed<Op> {
         }
     }
     Ok(op)
+}
+
+fn parse_brakes(words: &mut Words<'_>) -> Parsed<Brakes> {
+    let mut brakes = Brakes::default();
+    for word in words.words.by_ref() {
+        match word.split_once(':') {
+            Some(("cc", text)) => brakes.control = text.into(),
+            Some(("ecn", text)) => brakes.ecn = text.into(),
+            Some(("qos", text)) => brakes.classes = text.into(),
+            Some(("mbps", n)) => brakes.mbps = number(n, "mbps")?,
+            _ => return Err(format!("`{word}` is no setting of brakes: cc:, ecn:, qos: and mbps: are")),
+        }
+    }
+    brakes.config().map(|_| brakes)
 }
 
 fn parse_frame(words: &mut Words<'_>) -> Parsed<FrameName> {
@@ -244,6 +260,12 @@ fn parse_action(words: &mut Words<'_>) -> Parsed<Action> {
         "arm" => Action::Arm(words.srq()?, words.number("a limit")?),
         "resize_srq" => Action::ResizeSrq(words.srq()?, words.number("a size")?),
         "destroy_srq" => Action::DestroySrq(words.srq()?),
+        "brake" => Action::Brake(words.host()?, parse_brakes(words)?),
+        "limit" => {
+            let (place, kbps) = (words.place()?, words.number("kb/s")?);
+            let (max_burst, typical_packet) = (words.number("a burst")?, words.number("a packet")?);
+            Action::Limit(place, RateLimit { kbps, max_burst, typical_packet })
+        }
         "intrude" => {
             let (place, what) = (words.place()?, meaning(&INTRUSIONS, words.next("what a stranger sends")?)?);
             Action::Intrude(place, what, words.number("a number")?)

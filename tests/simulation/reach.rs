@@ -36,12 +36,13 @@ pub const LEAST: &[(&str, u64)] = &[
     ("fence", 5_000),
     ("granted", 10_000),
     ("lives", 2_000),
-    ("calm", 8),
+    ("calm", 6),
     // What happened to frames.
     ("frames lost", 600),
     ("frames doubled", 600),
     ("frames delayed", 1_200),
     ("frames harmed", 600),
+    ("frames marked", 8_000),
     // What somebody did.
     ("restart", 50),
     ("link_mtu", 50),
@@ -77,6 +78,13 @@ pub const LEAST: &[(&str, u64)] = &[
     ("intrude spoof", 400),
     ("intrude notice", 200),
     ("intrude unknown", 200),
+    ("intrude forged", 500),
+    ("intrude marked", 200),
+    ("intrude pause", 200),
+    ("intrude pfc", 200),
+    ("brake", 1_000),
+    ("limit", 500),
+    ("rates limited", 400),
     ("intrusions", 800),
     ("connect again", 150),
     ("connect anew", 150),
@@ -115,6 +123,11 @@ pub const LEAST: &[(&str, u64)] = &[
     ("qkey_viol_cntr", 2_000),
     ("rx_dropped_unacknowledged", 5_000),
     ("tx_stalled", 3_000),
+    ("np_ecn_marked_roce_packets", 7_000),
+    ("np_cnp_sent", 3_000),
+    ("rp_cnp_handled", 2_500),
+    ("rp_cnp_ignored", 600),
+    ("pauses heeded", 80),
 ];
 
 /// Sums over seeds.
@@ -137,7 +150,7 @@ impl Reach {
 
     /// Frames that something happened to, and what was done to hosts, links and objects.
     pub fn troubles(&self) -> u64 {
-        const ACTIONS: [&str; 24] = [
+        const ACTIONS: [&str; 26] = [
             "frames lost",
             "frames doubled",
             "frames delayed",
@@ -162,6 +175,8 @@ impl Reach {
             "arm",
             "resize_srq",
             "destroy_srq",
+            "brake",
+            "limit",
         ];
         ACTIONS.iter().map(|name| self.of(name)).sum()
     }

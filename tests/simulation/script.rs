@@ -4,8 +4,10 @@
 //! because an action that finds nothing to act on does nothing. That is what lets [`crate::shrink`] cut a failing run
 //! down to a lesson. [`crate::text`] is how it reads on paper.
 
+use roxie::congestion::Rate;
+use roxie::nic::CongestionConfig;
 use roxie::time::Nanos;
-use roxie::verbs::{Mtu, WrOpcode};
+use roxie::verbs::{Mtu, RateLimit, WrOpcode};
 use roxie::wire::Opcode;
 
 /// A whole run.
@@ -141,6 +143,8 @@ pub struct Channel {
     pub events: Option<Held>,
     /// Where its ends take receives from; empty: each from a queue of its own. More than one only where requests name them.
     pub srqs: Vec<usize>,
+    /// Service level, which is the priority.
+    pub sl: u8,
 }
 
 impl Default for Channel {
@@ -163,6 +167,7 @@ impl Default for Channel {
             slow: Nanos::ZERO,
             events: None,
             srqs: Vec::new(),
+            sl: 0,
         }
     }
 }
@@ -199,6 +204,8 @@ pub enum Trouble {
     Delay(Nanos),
     /// A bit of it flips.
     Harm,
+    /// It is marked as having met a long queue, if it may be.
+    Mark,
 }
 
 /// A frame, by what it says and how often it has said so before.
@@ -304,8 +311,49 @@ pub enum Intrusion {
     Spoof,
     /// A congestion notification.
     Notice,
+    /// A congestion notification from the peer's address, or what looks like one.
+    Forged,
+    /// As [`Intrusion::Spoof`], and marked.
+    Marked,
+    /// A PAUSE frame.
+    Pause,
+    /// A priority flow control frame.
+    Pfc,
     /// Something to a number that nobody has.
     Unknown,
+}
+
+/// How a NIC reacts to congestion, in the words of its settings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Brakes {
+    /// As `--cc` takes it.
+    pub control: String,
+    /// As `--ecn` takes it; `auto` is what the control wants.
+    pub ecn: String,
+    /// As `--qos` takes it.
+    pub classes: String,
+    /// What the port carries.
+    pub mbps: u32,
+}
+
+impl Default for Brakes {
+    fn default() -> Brakes {
+        Brakes { control: "off".into(), ecn: "auto".into(), classes: String::new(), mbps: 10_000 }
+    }
+}
+
+impl Brakes {
+    /// # Errors
+    /// Says which of its words mean nothing.
+    pub fn config(&self) -> Result<CongestionConfig, String> {
+        let ecn = if self.ecn == "auto" { None } else { Some(self.ecn.parse()) };
+        Ok(CongestionConfig {
+            control: self.control.parse().map_err(|why| format!("{why}"))?,
+            ecn: ecn.transpose().map_err(|why: roxie::nic::ClassesError| why.to_string())?,
+            classes: self.classes.parse().map_err(|why| format!("{why}"))?,
+            line_rate: Some(Rate::from_mbps(self.mbps.into())),
+        })
+    }
 }
 
 /// What somebody does.
@@ -351,6 +399,10 @@ pub enum Action {
     ResizeSrq(SrqPlace, u32),
     /// A shared receive queue is removed, if no QP was made for it. The next connection makes it anew.
     DestroySrq(SrqPlace),
+    /// The NIC of a host reacts so from now on.
+    Brake(usize, Brakes),
+    /// An end sends no faster from now on.
+    Limit(Place, RateLimit),
     /// A stranger sends something to an end; the number decides what is left open.
     Intrude(Place, Intrusion, u64),
     /// Both ends of a channel begin again, with the QPs that there are or with new ones.

@@ -122,7 +122,7 @@ impl<'a> Shrinker<'a> {
 
     fn plainer_channels(&mut self, script: &mut Script) {
         let usual = Channel::default();
-        let plain: [fn(&mut Channel, &Channel); 13] = [
+        let plain: [fn(&mut Channel, &Channel); 14] = [
             |c, _| c.mtu = Mtu::Mtu256,
             |c, u| c.psns = u.psns,
             |c, u| c.rd_atomic = u.rd_atomic,
@@ -136,6 +136,7 @@ impl<'a> Shrinker<'a> {
             |c, u| c.sig_all = u.sig_all,
             |c, u| c.slow = u.slow,
             |c, u| c.events = u.events,
+            |c, u| c.sl = u.sl,
         ];
         for number in 0..script.channels.len() {
             for make in plain {
@@ -302,6 +303,7 @@ fn without_channel(script: &Script, number: usize) -> Script {
         | Action::Resume(place)
         | Action::Moderate(place, _)
         | Action::Intrude(place, ..)
+        | Action::Limit(place, _)
         | Action::Sleep(place, _) => moved(place.channel).map(|channel| place.channel = channel).is_some(),
         Action::DestroyHandle(channel) | Action::Connect { channel, .. } => {
             moved(*channel).map(|to| *channel = to).is_some()
@@ -313,6 +315,7 @@ fn without_channel(script: &Script, number: usize) -> Script {
         | Action::PortDown(_)
         | Action::PortUp(_)
         | Action::Arm(..)
+        | Action::Brake(..)
         | Action::ResizeSrq(..)
         | Action::DestroySrq(_)
         | Action::Jump(_) => true,

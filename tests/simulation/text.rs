@@ -15,6 +15,8 @@
 //! at 10us q1> write 600 fence    from end a; < is back to it
 //! at 20us reset q1.b
 //! at 20us arm s1 h2 3
+//! at 0us brake h1 cc:dcqcn,preset=paper qos:pfc=3 mbps:1000
+//! at 30us limit q1.a 2000 0 0    kb/s, and bytes of a burst and of a packet
 //! expect 1 rc Write              so often in the end
 //! log q1.a sequence NAK          the event log of the QP says so
 //! ```
@@ -27,7 +29,7 @@ use roxie::time::Nanos;
 use roxie::verbs::WrOpcode;
 
 use crate::script::{
-    Action, Channel, FrameName, Grant, Hosts, Intrusion, Op, Part, Place, Rule, Script, Service, Srq,
+    Action, Brakes, Channel, FrameName, Grant, Hosts, Intrusion, Op, Part, Place, Rule, Script, Service, Srq,
     SrqPlace, Timed, Trouble, Way,
 };
 
@@ -57,10 +59,14 @@ pub const OPCODES: [(&str, WrOpcode); 10] = [
 pub const PARTS: [(&str, Part); 4] =
     [("source", Part::Source), ("landing", Part::Landing), ("target", Part::Target), ("inbox", Part::Inbox)];
 
-pub const INTRUSIONS: [(&str, Intrusion); 4] = [
+pub const INTRUSIONS: [(&str, Intrusion); 8] = [
     ("long", Intrusion::Long),
     ("spoof", Intrusion::Spoof),
     ("notice", Intrusion::Notice),
+    ("forged", Intrusion::Forged),
+    ("marked", Intrusion::Marked),
+    ("pause", Intrusion::Pause),
+    ("pfc", Intrusion::Pfc),
     ("unknown", Intrusion::Unknown),
 ];
 
@@ -168,6 +174,7 @@ impl fmt::Display for Channel {
             ("rnr_retries", self.rnr_retries.into(), usual.rnr_retries.into()),
             ("rnr_timer", self.rnr_timer.into(), usual.rnr_timer.into()),
             ("cq", self.cq.into(), usual.cq.into()),
+            ("sl", self.sl.into(), usual.sl.into()),
         ];
         write_numbers(f, &numbers)?;
         if !self.srqs.is_empty() {
@@ -181,6 +188,21 @@ impl fmt::Display for Channel {
             write!(f, " slow={}", Time(self.slow))?;
         }
         if self.sig_all { write!(f, " sig_all") } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for Brakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let usual = Brakes::default();
+        let words = [
+            ("cc", &self.control, &usual.control),
+            ("ecn", &self.ecn, &usual.ecn),
+            ("qos", &self.classes, &usual.classes),
+        ];
+        for (name, value, _) in words.into_iter().filter(|(_, value, usual)| value != usual) {
+            write!(f, " {name}:{value}")?;
+        }
+        if self.mbps == usual.mbps { Ok(()) } else { write!(f, " mbps:{}", self.mbps) }
     }
 }
 
@@ -225,6 +247,7 @@ impl fmt::Display for Trouble {
             Trouble::Double => write!(f, "double"),
             Trouble::Delay(time) => write!(f, "delay={}", Time(*time)),
             Trouble::Harm => write!(f, "harm"),
+            Trouble::Mark => write!(f, "mark"),
         }
     }
 }
@@ -268,6 +291,10 @@ impl fmt::Display for Action {
             Action::Arm(place, limit) => write!(f, "arm {place} {limit}"),
             Action::ResizeSrq(place, size) => write!(f, "resize_srq {place} {size}"),
             Action::DestroySrq(place) => write!(f, "destroy_srq {place}"),
+            Action::Brake(host, brakes) => write!(f, "brake h{}{brakes}", host + 1),
+            Action::Limit(place, limit) => {
+                write!(f, "limit {place} {} {} {}", limit.kbps, limit.max_burst, limit.typical_packet)
+            }
             Action::Intrude(place, intrusion, variant) => {
                 write!(f, "intrude {place} {} {variant}", word(&INTRUSIONS, *intrusion))
             }

@@ -121,6 +121,8 @@ impl Weather for Forecast {
             arrivals.push(arrival);
             return;
         };
+        let capable =
+            parse(&Frame::whole(frame)).is_ok_and(|packet| matches!(packet.traffic_class() & 3, 1 | 2));
         let number = hash(&[self.seed, number(&name)]);
         for (i, rule) in self.rules.iter().enumerate() {
             let draw = hash(&[number, i as u64]);
@@ -130,21 +132,22 @@ impl Weather for Forecast {
                 }
                 Rule::Strike { frame, .. } => *frame == name,
             };
-            if !strikes {
+            let (Rule::Rate { trouble, .. } | Rule::Strike { trouble, .. }) = rule;
+            if !strikes || (*trouble == Trouble::Mark && !capable) {
                 continue;
             }
-            let (Rule::Rate { trouble, .. } | Rule::Strike { trouble, .. }) = rule;
             match trouble {
                 Trouble::Lose => copies = 0,
                 Trouble::Double => copies *= 2,
                 Trouble::Delay(time) => arrival.delay = arrival.delay + *time,
+                Trouble::Mark => arrival.marked = true,
                 Trouble::Harm => {
                     // Which bit follows from the frame, not from the rule: a strike harms as the rate did.
                     arrival.flipped_bit = Some((hash(&[number]) % (frame.len() as u64 * 8)) as usize);
                 }
             }
             record.strikes.push((name, *trouble));
-            *record.struck.entry(name.way).or_default() += 1;
+            *record.struck.entry(name.way).or_default() += u64::from(*trouble != Trouble::Mark);
         }
         // The copy of a doubled frame is the unharmed one, and passes at once.
         arrivals.extend((1..copies).map(|_| Arrival::default()));

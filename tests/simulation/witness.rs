@@ -13,7 +13,7 @@
 //!            that overtake others make their requester go back, once
 //! silence    is kept where the peer has been told, and no longer
 //! tries      are as many as agreed
-//! turns      come to each queue pair before a second one to any
+//! turns      come to each queue pair before a second one to any, if all are of one priority
 //! ```
 
 use std::collections::hash_map::DefaultHasher;
@@ -28,6 +28,8 @@ use roxie::limits::Limits;
 use roxie::port::{LinkChange, Port, PortInfo, Received, TxId};
 use roxie::time::Nanos;
 use roxie::wire::{Operation, Packet, Psn, Qpn, Syndrome, parse, rnr_timer_ns};
+
+use crate::congested::{AT_ONCE, Congested, is_notification};
 
 /// A queue pair of a reliable service, as its host sees it.
 #[derive(Debug)]
@@ -78,6 +80,8 @@ struct Line {
     /// The lowest PSN that was asked again since an answer went back.
     lowest: Option<Psn>,
     told: Told,
+    /// What asked for an acknowledgement that nothing has to wait for, and when it came.
+    owed: Option<(Psn, Nanos)>,
 }
 
 impl Line {
@@ -94,6 +98,7 @@ impl Line {
             last_answer: None,
             lowest: None,
             told: Told::Nothing,
+            owed: None,
         }
     }
 
@@ -124,6 +129,11 @@ impl Line {
                     self.asked.insert(at, Asked { packets, due: Some(0) });
                 } else {
                     self.at(psn);
+                    // Answers leave in the order of their questions, and those of READs at the rate of data.
+                    let waits = self.asked.values().any(|asked| asked.due.is_some());
+                    if packet.bth.ack_req && !waits {
+                        self.owed.get_or_insert((psn, now));
+                    }
                 }
             }
             "duplicate: answered again, not executed again" => {
@@ -187,10 +197,14 @@ impl Line {
     }
 
     /// An answer leaves.
-    fn answer_leaves(&mut self, packet: &Packet) {
+    fn answer_leaves(&mut self, now: Nanos, packet: &Packet, prompt: bool) {
         let (psn, name) = (packet.bth.psn, self.known.name.clone());
         let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
         let acknowledges = packet.info().operation == Operation::Acknowledge;
+        if let Some((_, since)) = self.owed.take_if(|(asked, _)| !psn.is_before(*asked)) {
+            let late = now - since;
+            assert!(!prompt || late < AT_ONCE, "{name}: {packet} leaves {late} after it was asked for");
+        }
         if acknowledges && !matches!(syndrome, Some(Syndrome::Ack { .. })) {
             return;
         }
@@ -235,6 +249,9 @@ fn digest(packet: &Packet, frame: &Frame<'_>) -> u64 {
 
 #[derive(Debug, Default)]
 struct Book {
+    congested: Congested,
+    /// Some packets go before others, whoever's turn it is.
+    priorities: bool,
     /// By host and own number.
     lines: HashMap<(usize, Qpn), Line>,
     /// Own numbers, by host and the peer's.
@@ -267,6 +284,17 @@ impl Witnesses {
         book.by_peer.retain(|(of, _), own| *of != host || *own != known.qpn);
         book.by_peer.insert((host, known.peer), known.qpn);
         book.lines.insert((host, known.qpn), Line::new(known));
+    }
+
+    /// What is known of congestion.
+    pub fn congested<T>(&self, f: impl FnOnce(&mut Congested) -> T) -> T {
+        f(&mut self.book().congested)
+    }
+
+    /// Some packets go before others in this run, and ports have room for so many frames.
+    pub fn expect(&self, priorities: bool, slots: usize) {
+        let mut book = self.book();
+        (book.priorities, book.congested.roomy) = (priorities, slots >= 1_024);
     }
 
     /// Its application is about to take it to SQD, or out of it.
@@ -342,10 +370,20 @@ impl Port for Witness {
 
     fn rx_note(&mut self, i: usize, note: std::fmt::Arguments<'_>) {
         self.inner.rx_note(i, note);
-        let Ok(packet) = parse(&self.inner.rx_frame(i).frame) else { return };
+        let received = self.inner.rx_frame(i);
         let mut book = self.witnesses.book();
-        let Some(line) = book.to(self.host, &packet) else { return };
         let verdict = note.to_string();
+        let Ok(packet) = parse(&received.frame) else {
+            if verdict.starts_with("heeded: ") {
+                book.congested.paused(self.host);
+            }
+            return;
+        };
+        book.congested.came(self.now, self.host, &packet, &received.frame, &verdict);
+        if is_notification(&packet) {
+            return;
+        }
+        let Some(line) = book.to(self.host, &packet) else { return };
         if packet.info().is_response() {
             line.answer_came(&packet, &verdict);
         } else {
@@ -373,13 +411,24 @@ impl Port for Witness {
         let bytes = self.inner.tx_frame(&id).as_frame().to_vec();
         let frame = Frame::whole(&bytes);
         let packet = parse(&frame).expect("what leaves is a good packet");
-        self.note_turn(&packet, &frame);
-        if let Some(line) = self.witnesses.book().from(self.host, &packet) {
+        let mut book = self.witnesses.book();
+        book.congested.leaves(self.now, self.host, &packet, bytes.len());
+        let (prompt, priorities) = (book.congested.is_prompt(self.host), book.priorities);
+        if is_notification(&packet) {
+            drop(book);
+            self.inner.tx_commit(id);
+            return;
+        }
+        if let Some(line) = book.from(self.host, &packet) {
             if packet.info().is_response() {
-                line.answer_leaves(&packet);
+                line.answer_leaves(self.now, &packet, prompt);
             } else if packet.deth().is_none() {
                 line.request_leaves(&packet, &frame);
             }
+        }
+        drop(book);
+        if !priorities {
+            self.note_turn(&packet, &frame);
         }
         self.inner.tx_commit(id);
     }

@@ -11,13 +11,14 @@ use roxie::port::pcap::{PcapPort, Timestamps};
 use roxie::port::{LinkChange, Port};
 use roxie::sim::{Host, Network, Switch, SwitchPortConfig, Traffic};
 use roxie::time::Nanos;
-use roxie::verbs::{AsyncEvent, EventKind, Mtu, QpAttr, QpState};
+use roxie::verbs::{AsyncEvent, EventKind, Mtu, QpAttr, QpState, RateLimit};
 
 use crate::flow::Patch;
 use crate::intruder;
+use crate::law::Law;
 use crate::life::{moderate, state};
 use crate::link::Link;
-use crate::script::{Action, FrameName, Held, Intrusion, Part, Place, Script, Trouble, Way};
+use crate::script::{Action, Brakes, FrameName, Held, Intrusion, Part, Place, Script, Trouble, Way};
 use crate::srq::{self, Shared};
 use crate::stations::Stations;
 use crate::weather::{Forecast, Records, hash};
@@ -55,6 +56,10 @@ pub struct World<'a> {
     pub outcome: Outcome,
     /// What NICs that are gone had counted, by host.
     pub past: Vec<BTreeMap<&'static str, u64>>,
+    /// How each NIC was told to react to congestion.
+    brakes: Vec<Option<Brakes>>,
+    /// Frames of strangers that are no packets.
+    pub strange: u64,
     next_action: usize,
     /// When hosts hear of the new station address of another.
     hearsay: Vec<(Nanos, usize)>,
@@ -95,11 +100,15 @@ impl<'a> World<'a> {
             srqs: Vec::new(),
             outcome: Outcome::default(),
             past: vec![BTreeMap::new(); script.hosts.count],
+            brakes: vec![None; script.hosts.count],
+            strange: 0,
             next_action: 0,
             hearsay: Vec::new(),
             nobody: 0,
             capture: capture.map(Path::to_owned),
         };
+        let priorities = script.channels.iter().any(|channel| channel.sl > 0);
+        world.witnesses.expect(priorities, script.hosts.slots);
         for number in 0..script.hosts.count {
             let host = world.host(number, None);
             world.net.hosts.push(host);
@@ -143,8 +152,9 @@ impl<'a> World<'a> {
         for channel in 0..self.links.len() {
             self.connect(channel, true);
         }
+        let (patience, steps) = (PATIENCE + Law::longest(self.script), Law::steps(self.script));
         for step in 0.. {
-            assert!(step < MOST_STEPS, "not quiet after {MOST_STEPS} steps, at {}", self.net.now);
+            assert!(step < MOST_STEPS + steps, "not quiet after {step} steps, at {}", self.net.now);
             self.hear();
             while let Some(timed) = self.script.actions.get(self.next_action)
                 && timed.at <= self.net.now
@@ -166,7 +176,7 @@ impl<'a> World<'a> {
                 break;
             }
             let now = self.net.now;
-            assert!(now < self.end() + PATIENCE, "not quiet {PATIENCE} after the last action");
+            assert!(now < self.end() + patience, "not quiet {patience} after the last action");
         }
         self.take_events();
         for link in &mut self.links {
@@ -304,6 +314,11 @@ impl<'a> World<'a> {
             Action::Arm(place, limit) => self.arm(place, limit),
             Action::ResizeSrq(place, size) => self.resize_srq(place, size),
             Action::DestroySrq(place) => self.destroy_srq(place),
+            Action::Brake(host, ref brakes) if known(host) => {
+                self.brakes[host] = Some(brakes.clone());
+                self.brake(host, false);
+            }
+            Action::Limit(place, limit) => self.limit(place, limit),
             Action::Intrude(place, intrusion, variant) => self.intrude(place, intrusion, variant),
             Action::Connect { channel, anew } if channel < self.links.len() => self.connect(channel, anew),
             _ => {}
@@ -333,6 +348,32 @@ impl<'a> World<'a> {
         self.stations.get_mut(number).incarnation += 1;
         let host = self.host(number, Some(number));
         self.net.hosts[number] = host;
+        self.brake(number, true);
+    }
+
+    /// Has a NIC react to congestion as it was told last. `anew`: it is another one.
+    fn brake(&mut self, host: usize, anew: bool) {
+        let brakes = self.brakes[host].clone().unwrap_or_default();
+        let config = brakes.config().expect("read before");
+        self.witnesses.congested(|congested| congested.set(self.net.now, host, &config, anew));
+        let command = Command::SetCongestion(Box::new(config));
+        self.net.hosts[host].call(self.net.now, command).expect("carried out");
+    }
+
+    fn limit(&mut self, place: Place, limit: RateLimit) {
+        let World { net, links, .. } = self;
+        let Some(link) = links.get_mut(place.channel).filter(|link| place.end < link.ends.len()) else {
+            return;
+        };
+        let host = link.ends[place.end].host;
+        let Some(qpn) = link.ends[place.end].qp.as_ref().map(|qp| qp.handle.qpn) else { return };
+        // While the command is carried out some may leave by the old rule and some by the new one.
+        let before = self.witnesses.congested(|congested| congested.limit(host, qpn, None));
+        let attr = QpAttr { rate_limit: Some(limit), ..state(QpState::Rts) };
+        let done = link.modify(net.now, &mut net.hosts, place.end, &[QpState::Rts], &attr);
+        self.outcome.add("rates limited", done.into());
+        let now = if done { Some(limit) } else { before };
+        self.witnesses.congested(|congested| congested.limit(host, qpn, now));
     }
 
     fn reset(&mut self, place: Place) {
@@ -418,6 +459,7 @@ impl<'a> World<'a> {
         let frame = intruder::frame(link, &self.stations, place, intrusion, variant);
         if let Some(frame) = frame {
             self.outcome.add("intrusions", 1);
+            self.strange += u64::from(intruder::is_no_packet(link, intrusion, variant));
             self.switch.inject(self.net.now, link.ends[place.end].host, &frame);
         }
     }
@@ -499,6 +541,12 @@ fn action_name(action: &Action) -> &'static str {
         Action::Arm(..) => "arm",
         Action::ResizeSrq(..) => "resize_srq",
         Action::DestroySrq(_) => "destroy_srq",
+        Action::Brake(..) => "brake",
+        Action::Limit(..) => "limit",
+        Action::Intrude(_, Intrusion::Forged, _) => "intrude forged",
+        Action::Intrude(_, Intrusion::Marked, _) => "intrude marked",
+        Action::Intrude(_, Intrusion::Pause, _) => "intrude pause",
+        Action::Intrude(_, Intrusion::Pfc, _) => "intrude pfc",
         Action::Intrude(_, Intrusion::Long, _) => "intrude long",
         Action::Intrude(_, Intrusion::Spoof, _) => "intrude spoof",
         Action::Intrude(_, Intrusion::Notice, _) => "intrude notice",

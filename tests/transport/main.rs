@@ -29,6 +29,7 @@ mod regions;
 mod replays;
 mod requester;
 mod responder;
+mod slowed;
 mod srq;
 mod states;
 mod uc;

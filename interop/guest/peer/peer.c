@@ -48,7 +48,7 @@ static const struct {
 	{ "kill", cmd_kill },         { "listening", cmd_listening }, { "reset", cmd_reset },
 	{ "ah", cmd_ah },             { "srq", cmd_srq },           { "srq_limit", cmd_srq_limit },
 	{ "mw", cmd_mw },             { "attach", cmd_attach },     { "detach", cmd_detach },
-	{ "member", cmd_member },
+	{ "member", cmd_member },     { "datagram", cmd_datagram },
 };
 
 static void dispatch(char *line)

@@ -115,6 +115,7 @@ void objects_reset(void);
 void cmd_attach(struct request *r);
 void cmd_detach(struct request *r);
 void cmd_member(struct request *r);
+void cmd_datagram(struct request *r);
 /* Before the queue pair is destroyed: one in a group cannot be. */
 int leave_group(struct pair *pair);
 

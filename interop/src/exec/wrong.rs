@@ -65,7 +65,7 @@ const fn since_6_2(
 }
 
 /// All of them.
-pub const RULES: [Rule<Wrong, Reaction>; 30] = [
+pub const RULES: [Rule<Wrong, Reaction>; 31] = [
     same(
         Wrong::DuplicateSend,
         "a SEND twice",
@@ -210,6 +210,12 @@ pub const RULES: [Rule<Wrong, Reaction>; 30] = [
         goes_on(&["READ+0"], 0),
         ends(&["NAK61+0"]),
     ),
+    same(
+        Wrong::Notification,
+        "a congestion notification to who has sent nothing",
+        "dropped by who has no reaction point (A17.9.3)",
+        goes_on(&[], 0),
+    ),
 ];
 
 impl Wrong {
@@ -289,6 +295,10 @@ impl Target {
             Wrong::BadVersion => vec![with(Bth { tver: 1, ..self.bth(0x04, 0) })],
             Wrong::BadPkey => vec![with(Bth { pkey: 0x8123, ..self.bth(0x04, 0) })],
             Wrong::BadIcrc => vec![Packet { spoiled: true, ..send(0) }],
+            Wrong::Notification => {
+                let bth = Bth { becn: true, ack_req: false, pkey: 0xffff, ..self.bth(0x81, 0) };
+                vec![Packet { bth, rest: vec![0; 16], spoiled: false }]
+            }
             Wrong::MiddleFirst => vec![self.packet(0x01, 0, &[], MTU)],
             Wrong::LastFirst => vec![self.packet(0x02, 0, &[], 8)],
             Wrong::FirstTwice => vec![write_first.clone(), self.packet(0x06, 1, &self.reth(0, 2 * MTU), MTU)],

@@ -228,6 +228,11 @@ impl End for Roxie<'_> {
         self.site.within(|| program::somebody_is_in(group))?
     }
 
+    fn notifications(&mut self) -> Result<Option<u64>, Error> {
+        let counters = self.open()?.device.counters();
+        Ok(Some(counters.iter().filter(|(name, _)| *name == "rp_cnp_handled").map(|(_, n)| n).sum()))
+    }
+
     fn state(&mut self, pair: Pair) -> Result<State, Error> {
         Ok(match self.open()?.pair(pair)?.qp.query().named("query")?.state {
             QpState::Reset => State::Reset,

@@ -1,5 +1,7 @@
 //! The verbs of a session with a peer program.
 
+use roxie::frame::FrameMut;
+use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Qpn, ROCE_V2_PORT, RoceVersion, Template};
 use std::net::IpAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -279,6 +281,18 @@ impl End for Peer {
         Ok(self.command(&format!("member gid={}", gid_hex(group)))?.number::<u32>("member")? == 1)
     }
 
+    fn can_notify(&self) -> bool {
+        true
+    }
+
+    fn notify(&mut self, family: Family, to: IpAddr, qpn: u32) -> Result<(), Error> {
+        let from = self.address(family)?;
+        let hex: String = notification(from, to, qpn).iter().map(|byte| format!("{byte:02x}")).collect();
+        let gid = gid_hex(to);
+        self.command(&format!("datagram gid={gid} from={NOTIFIES_FROM} port={ROCE_V2_PORT} hex={hex}"))
+            .map(drop)
+    }
+
     fn state(&mut self, pair: Pair) -> Result<State, Error> {
         let reply = self.command(&format!("query qp={}", pair.key))?;
         Ok(match reply.text("state")? {
@@ -296,4 +310,31 @@ impl End for Peer {
     fn reset(&mut self) -> Result<(), Error> {
         self.command("reset").map(drop)
     }
+}
+
+/// The UDP port that notifications come from.
+const NOTIFIES_FROM: u16 = 0xc0de;
+
+/// A notification of congestion as a UDP datagram between these addresses.
+fn notification(from: IpAddr, to: IpAddr, qpn: u32) -> Vec<u8> {
+    let template = Template::new(&FlowSpec {
+        src_mac: [0; 6],
+        dst_mac: [0; 6],
+        vlan: None,
+        src: Gid::from(from),
+        dst: Gid::from(to),
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: 64,
+        source_port: NOTIFIES_FROM,
+        version: RoceVersion::V2,
+    });
+    let bth = Bth { opcode: Opcode::CNP, becn: true, dest_qp: Qpn::new(qpn), ..Bth::default() };
+    let mut headers = [0; MAX_HEADERS];
+    let behind = template.write_headers(&mut headers, &bth, &Ext::None, 0);
+    let mut frame = vec![0; template.frame_len(bth.opcode, 0)];
+    frame[..behind].copy_from_slice(&headers[..behind]);
+    template.seal(&mut FrameMut { a: &mut frame, b: &mut [] });
+    let udp = if from.is_ipv4() { 14 + 20 } else { 14 + 40 };
+    frame.split_off(udp + 8)
 }

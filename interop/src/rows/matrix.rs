@@ -267,6 +267,6 @@ mod tests {
                 }
             }
         }
-        assert!(short.len() <= 240, "{} rows", short.len());
+        assert!(short.len() <= 250, "{} rows", short.len());
     }
 }

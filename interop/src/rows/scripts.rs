@@ -27,7 +27,7 @@ macro_rules! cases {
 
 cases! {
     /// Packets that no requester should send; [`crate::exec::wrong`] says what they are.
-    Wrong, WRONG: 30, {
+    Wrong, WRONG: 31, {
         DuplicateSend = "duplicate_send",
         DuplicateFarBehind = "duplicate_far_behind",
         Ahead = "ahead",
@@ -58,6 +58,7 @@ cases! {
         FlushOfNoType = "flush_of_no_type",
         FlushOfOtherType = "flush_of_other_type",
         FlushOfOtherLevel = "flush_of_other_level",
+        Notification = "notification",
     }
 }
 

@@ -3,6 +3,8 @@
 #![no_main]
 #![allow(unreachable_pub)]
 
+#[path = "../congestion.rs"]
+mod congestion;
 #[path = "../input.rs"]
 mod input;
 #[path = "../management.rs"]

@@ -1,0 +1,307 @@
+//! What congestion control must keep to, as a capture of it would show: who is notified and how often, how fast data leaves, what
+//! waits for it and what does not.
+//!
+//! ```text
+//! notifications   answer a marked packet of the peer's, go to the peer, and are an interval apart
+//!                 leave soon, when a marked packet that was taken is due one
+//!                 are heeded from the peer alone
+//! data            leaves no faster than was said, but for one burst and one packet
+//!                 is ECN-capable if that was asked for; answers without data never are
+//! answers         do not wait for the time of data
+//! counters        say what was seen
+//! ```
+//!
+//! Part of [`crate::witness`], which shows it each frame of a host.
+
+use std::collections::HashMap;
+
+use roxie::congestion::{Knob, Knobs, Pacer, Rate, Scope, Settings};
+use roxie::frame::Frame;
+use roxie::nic::{CongestionConfig, EcnPolicy};
+use roxie::time::Nanos;
+use roxie::verbs::{Gid, RateLimit};
+use roxie::wire::{Icrc, Operation, Packet, Qpn, Service};
+
+/// Longer than anything takes to leave that need not wait.
+pub const AT_ONCE: Nanos = Nanos(100_000);
+
+/// A connected queue pair in its present life.
+#[derive(Clone, Debug)]
+pub struct Ends {
+    pub own: Gid,
+    pub peer: Gid,
+    pub peer_qpn: Qpn,
+    pub name: String,
+}
+
+#[derive(Debug)]
+struct Line {
+    ends: Ends,
+    /// Marked packets of the peer's since its last notification left.
+    marked: u64,
+    /// When the last notification left.
+    last: Option<Nanos>,
+    /// When the last may have left: then, or before this life or the rules of now.
+    since: Nanos,
+    /// Since when one is due.
+    owed: Option<Nanos>,
+    limit: Option<RateLimit>,
+    /// Bytes that left beyond what the rate has given since, and when that was so.
+    debt: f64,
+    at: Nanos,
+}
+
+/// What a host has been told, and what was seen of it.
+#[derive(Debug)]
+struct Book {
+    interval: Nanos,
+    scope: Scope,
+    ecn: EcnPolicy,
+    line_rate: Rate,
+    fixed: Option<Rate>,
+    /// Of its port, and to each address.
+    last: Option<Nanos>,
+    last_to: HashMap<Gid, Nanos>,
+    /// Nothing has to wait for room, or for a pause.
+    prompt: bool,
+    seen: Seen,
+}
+
+/// What was seen of a host, whatever it counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// Notifications that left.
+    pub notified: u64,
+    /// Good ones that came to a queue pair that may heed them.
+    pub notices: u64,
+    /// Marked packets with a good ICRC.
+    pub marked: u64,
+    /// MAC control frames that stopped or started something.
+    pub pauses: u64,
+}
+
+/// All hosts.
+#[derive(Debug, Default)]
+pub struct Congested {
+    lines: HashMap<(usize, Qpn), Line>,
+    /// Own numbers, by host and the peer's address and number.
+    by_peer: HashMap<(usize, Gid, Qpn), Qpn>,
+    books: HashMap<usize, Book>,
+    /// Ports have room for all that there is.
+    pub roomy: bool,
+}
+
+impl Book {
+    fn new() -> Book {
+        let mut book = Book {
+            interval: Nanos::ZERO,
+            scope: Scope::Qp,
+            ecn: EcnPolicy::Off,
+            line_rate: Rate(0.0),
+            fixed: None,
+            last: None,
+            last_to: HashMap::new(),
+            prompt: true,
+            seen: Seen::default(),
+        };
+        book.set(&CongestionConfig::default());
+        book
+    }
+
+    fn set(&mut self, config: &CongestionConfig) {
+        let usual = Knobs::default();
+        let knobs = config.control.knobs().unwrap_or(&usual);
+        self.interval = Nanos::from_micros(knobs.value(Knob::MinTimeBetweenCnps) as u64);
+        self.scope = knobs.scope();
+        self.ecn = config.ecn_policy();
+        self.line_rate = config.line_rate();
+        self.fixed = match &config.control {
+            Settings::Fixed(rate) => Some(*rate),
+            _ => None,
+        };
+        // What was paused may still be when nothing pauses any more.
+        self.prompt &= !config.classes.heeds_mac_control();
+        (self.last, self.last_to) = (None, HashMap::new());
+    }
+
+    /// The rate that a queue pair keeps to whatever happens; `None`: none that is known here.
+    fn bound(&self, limit: Option<RateLimit>) -> Option<f64> {
+        let limit = limit.filter(|limit| limit.kbps > 0).map(|limit| f64::from(limit.kbps) * 1e3);
+        let bound = limit.into_iter().chain(self.fixed.map(|rate| rate.0)).reduce(f64::min);
+        bound.filter(|bound| *bound < self.line_rate.0)
+    }
+}
+
+/// Neither says anything that could be less, nor notifies.
+fn speaks(packet: &Packet) -> bool {
+    use Operation::{Acknowledge, AtomicAcknowledge, Cnp};
+    !matches!(packet.info().operation, Acknowledge | AtomicAcknowledge | Cnp)
+}
+
+pub fn is_notification(packet: &Packet) -> bool {
+    packet.info().service == Service::Cnp
+}
+
+impl Congested {
+    fn book(&mut self, host: usize) -> &mut Book {
+        self.books.entry(host).or_insert_with(Book::new)
+    }
+
+    /// A host reacts so from now on. `anew`: its NIC knows nothing of what was before.
+    pub fn set(&mut self, now: Nanos, host: usize, config: &CongestionConfig, anew: bool) {
+        let book = self.book(host);
+        book.prompt |= anew;
+        book.set(config);
+        for (_, line) in self.lines.iter_mut().filter(|((of, _), _)| *of == host) {
+            // Another interval counts from other times, and what is owed is paid at another rate.
+            (line.last, line.since, line.debt) = (None, now, 0.0);
+        }
+    }
+
+    /// A queue pair begins a life.
+    pub fn learn(&mut self, now: Nanos, host: usize, qpn: Qpn, ends: Ends) {
+        self.by_peer.retain(|(of, ..), own| *of != host || *own != qpn);
+        self.by_peer.insert((host, ends.peer, ends.peer_qpn), qpn);
+        let line = Line {
+            ends,
+            marked: 0,
+            last: None,
+            since: now,
+            owed: None,
+            limit: None,
+            debt: 0.0,
+            at: Nanos::ZERO,
+        };
+        self.lines.insert((host, qpn), line);
+    }
+
+    /// It sends no faster than this from now on. Returns what was so before.
+    pub fn limit(&mut self, host: usize, qpn: Qpn, limit: Option<RateLimit>) -> Option<RateLimit> {
+        let line = self.lines.get_mut(&(host, qpn))?;
+        line.debt = 0.0;
+        std::mem::replace(&mut line.limit, limit)
+    }
+
+    /// What was seen of a host.
+    pub fn seen(&mut self, host: usize) -> Seen {
+        self.book(host).seen
+    }
+
+    /// True if what is due at a host leaves at once: there is room, and nothing pauses.
+    pub fn is_prompt(&mut self, host: usize) -> bool {
+        self.roomy && self.book(host).prompt
+    }
+
+    /// MAC control was heeded.
+    pub fn paused(&mut self, host: usize) {
+        let book = self.book(host);
+        book.seen.pauses += 1;
+        book.prompt = false;
+    }
+
+    /// A packet came, and the NIC says what it did with it.
+    pub fn came(&mut self, now: Nanos, host: usize, packet: &Packet, frame: &Frame<'_>, verdict: &str) {
+        let roomy = self.roomy;
+        let believed = packet.check_icrc(frame) == Icrc::Ok && !verdict.starts_with("dropped: no QP");
+        let Congested { lines, books, .. } = self;
+        let book = books.entry(host).or_insert_with(Book::new);
+        book.seen.marked += u64::from(believed && packet.is_ce());
+        let heeded = verdict.starts_with("congestion notification");
+        book.seen.notices += u64::from(heeded);
+        let Some(line) = lines.get_mut(&(host, packet.bth.dest_qp)) else {
+            assert!(!heeded, "h{}: {packet}: heeded, and no QP has that number", host + 1);
+            return;
+        };
+        let (name, bth) = (&line.ends.name, &packet.bth);
+        let from_peer = packet.source_gid() == line.ends.peer && packet.dest_gid() == line.ends.own;
+        if is_notification(packet) {
+            let is_good =
+                bth.becn && packet.payload.is_empty() && bth.pad == 0 && bth.pkey & 0x7fff == 0x7fff;
+            let is_good = is_good && from_peer && believed;
+            let in_vain = verdict.starts_with("dropped: QP is in");
+            assert!(heeded == (is_good && !in_vain), "{name}: {packet}: {verdict}; it is good: {is_good}");
+            return;
+        }
+        if !packet.is_ce() || !believed || !from_peer || !speaks(packet) {
+            return;
+        }
+        line.marked += 1;
+        let is_taken = matches!(verdict, "executed" | "acknowledges");
+        let is_over = now - line.since >= book.interval;
+        if is_taken && is_over && book.scope == Scope::Qp && book.prompt && roomy {
+            line.owed.get_or_insert(now);
+        }
+        if let Some(since) = line.owed {
+            assert!(now - since < AT_ONCE, "{name}: {packet}: a notification has been due since {since}");
+        }
+    }
+
+    /// A packet leaves.
+    pub fn leaves(&mut self, now: Nanos, host: usize, packet: &Packet, bytes: usize) {
+        let roomy = self.roomy;
+        let key = (host, packet.dest_gid(), packet.bth.dest_qp);
+        let own = self.by_peer.get(&key).copied();
+        let Congested { lines, books, .. } = self;
+        let book = books.entry(host).or_insert_with(Book::new);
+        let line = own.and_then(|own| lines.get_mut(&(host, own)));
+        let Some(line) = line else {
+            assert!(!is_notification(packet), "h{}: {packet} notifies nobody's peer", host + 1);
+            return;
+        };
+        let ecn = packet.traffic_class() & 3;
+        if is_notification(packet) {
+            assert!(
+                ecn == 2 && packet.bth.becn,
+                "{}: {packet}: class {:#x}",
+                line.ends.name,
+                packet.traffic_class()
+            );
+            book.notification_leaves(now, line, packet, roomy);
+            return;
+        }
+        let is_data = !packet.info().is_response() || !packet.payload.is_empty();
+        let capable = is_data
+            && match book.ecn {
+                EcnPolicy::Off => false,
+                EcnPolicy::On => true,
+                EcnPolicy::Dscp(set) => set & 1 << (packet.traffic_class() >> 2) != 0,
+            };
+        assert!(ecn == if capable { 2 } else { 0 }, "{}: {packet}: ECN {ecn}", line.ends.name);
+        if is_data {
+            book.data_leaves(now, line, packet, bytes);
+        }
+    }
+}
+
+impl Book {
+    fn notification_leaves(&mut self, now: Nanos, line: &mut Line, packet: &Packet, roomy: bool) {
+        self.seen.notified += 1;
+        let name = &line.ends.name;
+        assert!(line.marked > 0, "{name}: {packet}: no marked packet came since the last");
+        let last = match self.scope {
+            Scope::Qp => line.last,
+            Scope::Destination => self.last_to.get(&line.ends.peer).copied(),
+            Scope::Port => self.last,
+        };
+        // Where there is no room it may leave late, and the next one in its time.
+        let too_soon = last.is_some_and(|last| now - last < self.interval);
+        assert!(!too_soon || !roomy, "{name}: {packet} at {now}, the last at {last:?}");
+        (line.marked, line.owed, line.last, line.since) = (0, None, Some(now), now);
+        self.last_to.insert(line.ends.peer, now);
+        self.last = Some(now);
+    }
+
+    fn data_leaves(&mut self, now: Nanos, line: &mut Line, packet: &Packet, bytes: usize) {
+        let Some(bound) = self.bound(line.limit) else { return };
+        let limit = line.limit.unwrap_or_default();
+        let burst = if limit.max_burst == 0 { Pacer::MAX_BURST } else { limit.max_burst };
+        let burst = f64::from(burst.max(limit.typical_packet.into()));
+        let given = (now - line.at).0 as f64 * bound / 8e9;
+        line.debt = (line.debt - given).max(0.0) + bytes as f64;
+        line.at = now;
+        // A nanosecond of rounding.
+        let most = burst + bytes as f64 + bound / 8e9 + 1.0;
+        let (name, debt) = (&line.ends.name, line.debt);
+        assert!(debt <= most, "{name}: {packet}: {debt} bytes ahead of {bound} b/s, {most} may be");
+    }
+}
