@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::shared::Shared;
 use super::wait_set::WaitSet;
-use super::watch::{QUIET, Relief};
+use super::watch::{QUIET, RELIEF, Relief};
 use super::{Engine, LONGEST_SLEEP};
 
 /// Where several threads wait at a time, in ns since the last time that was seen, the keeper watches for all of them.
@@ -148,20 +148,32 @@ impl Engine {
         set.asked();
         if !self.shared.waiters.is_alone(this_thread(), now) {
             self.shared.watch.forget_relief();
-        } else if set.takes_expectation()
-            || self.shared.watch.relief() == Relief::OnDescriptor
-            || (set.is_nonblocking() && self.shared.put_in_front(set, now))
-        {
-            if let Some(mut worker) = self.shared.try_turn() {
-                worker.prepare_wait();
+        } else {
+            let will_block = set.takes_expectation();
+            let watches = will_block
+                || self.shared.watch.relief() == Relief::OnDescriptor
+                || (set.is_nonblocking() && self.shared.put_in_front(set, now));
+            if watches && self.may_watch_until_a_frame(now, will_block) {
+                self.shared.watch.began_to_wait(now);
+                return;
             }
-            self.shared.watch.began_to_wait(now);
-            return;
         }
         self.shared.take_back();
         if self.shared.watch.caller_waits(now) {
             self.shared.wake_keeper();
         }
+    }
+
+    /// True if a frame is all that a caller has to wait for who has armed: time does not make its descriptor readable, and when something
+    /// is due before the keeper would look, such as the next packet of a QP that is paced, the keeper is to watch. Who sleeps inside
+    /// a call keeps the time itself.
+    fn may_watch_until_a_frame(&self, now: u64, will_block: bool) -> bool {
+        let Some(mut worker) = self.shared.try_turn() else { return true };
+        if !will_block && worker.next_deadline().0 < now + RELIEF + QUIET {
+            return false;
+        }
+        worker.prepare_wait();
+        true
     }
 
     /// The caller's descriptor was readable, and it has come to look for an event: runs a pass, if it is the one who is to. True if

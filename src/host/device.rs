@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use crate::wire::net::multicast_mac;
 use super::claim::Claim;
 use super::follow::Follower;
 use super::gid_table::{GidEntry, GidOrder, GidTable};
+use super::knob_file::KnobFile;
 use super::open::OpenError;
 
 /// Why a neighbour's MAC address could not be found.
@@ -67,6 +69,9 @@ pub struct DeviceConfig {
     pub gid_order: GidOrder,
     /// How it reacts to congestion, and its traffic classes. The line rate is the interface's, where that is known and none is given.
     pub congestion: CongestionConfig,
+    /// A file that says in place of `congestion.control` how QPs react, now and whenever it changes: see [`KnobFile`](super::KnobFile). Devices
+    /// without an interface read it once.
+    pub control_file: Option<PathBuf>,
     /// A fixed secret for QPNs and keys; `None`: random, as it should be outside of tests.
     pub seed: Option<u64>,
 }
@@ -136,6 +141,8 @@ pub(super) struct Inner {
     pub(super) claim: Mutex<Option<Claim>>,
     /// Follows the interface, where there is one.
     pub(super) follower: OnceLock<Follower>,
+    /// What the follower reads congestion control from.
+    pub(super) control_file: Mutex<Option<KnobFile>>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -145,6 +152,27 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Inner {
+    /// Has QPs go by what the file of congestion control says, if that has changed. What is wrong with it is told.
+    pub(super) fn read_control(&self) {
+        let mut file = self.control_file.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(file) = &mut *file else { return };
+        match file.read() {
+            Ok(Some(control)) => {
+                let before = self.engine.inspect(|worker| worker.nic().congestion().clone());
+                let config = CongestionConfig { control, ..before };
+                // A device that has failed says so itself.
+                let _ = self.engine.call(Command::SetCongestion(Box::new(config)));
+            }
+            Ok(None) => {}
+            Err(why) => eprintln!("roxie: {}: congestion control stays as it is: {why}", self.name),
+        }
+    }
+
+    /// True if there is such a file.
+    pub(super) fn has_control_file(&self) -> bool {
+        self.control_file.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// See [`Device::follow_link`].
     pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(), DeviceError> {
         let now = self.engine.now();
@@ -207,12 +235,14 @@ impl Device {
             resolver,
             claim: Mutex::new(None),
             follower: OnceLock::new(),
+            control_file: Mutex::new(config.control_file.as_deref().map(KnobFile::new)),
         };
         let device = Device { inner: Arc::new(inner) };
         if config.congestion != CongestionConfig::default() || line_rate.is_some() {
             let line_rate = config.congestion.line_rate.or(line_rate);
             device.set_congestion(CongestionConfig { line_rate, ..config.congestion.clone() })?;
         }
+        device.inner.read_control();
         Ok(device)
     }
 

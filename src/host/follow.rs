@@ -1,5 +1,6 @@
 //! Follows an interface while a device is open: addresses become GIDs, the MTU bounds path MTUs, station addresses, ours
-//! and the neighbours', go into the frames of the QPs, and the link's state is told to the application.
+//! and the neighbours', go into the frames of the QPs, and the link's state is told to the application. So is a file followed that says
+//! how the device reacts to congestion.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -20,6 +21,8 @@ use crate::wire::Gid;
 
 /// How soon a look that failed is repeated, in milliseconds: the message that asked for it will not come again.
 const RETRY_MS: u16 = 100;
+/// How often it looks at the file that says how the device reacts to congestion, in milliseconds, if there is one.
+const FILE_MS: u16 = 100;
 
 /// The interface as it was last seen, for all who need it.
 #[derive(Clone, Debug)]
@@ -103,7 +106,7 @@ impl Run {
     fn run(mut self) {
         while !self.stopping.load(Relaxed) {
             let looked = self.watch.poll();
-            let again = if looked.is_ok() { PollTimeout::NONE } else { PollTimeout::from(RETRY_MS) };
+            let mut again = if looked.is_ok() { PollTimeout::NONE } else { PollTimeout::from(RETRY_MS) };
             let changes = looked.unwrap_or_default();
             self.followed.interface.set(self.watch.interface());
             let Some(device) = self.device.upgrade() else { return };
@@ -111,6 +114,10 @@ impl Run {
                 self.apply(&device, change);
             }
             self.follow_neighbours(&device, &changes);
+            if device.has_control_file() {
+                device.read_control();
+                again = PollTimeout::from(FILE_MS);
+            }
             drop(device);
             if changes.contains(&Change::Gone) {
                 // Nothing follows on that.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::channel::CompletionChannel;
 use super::datagram::AhOptions;
 use super::device::{Device, DeviceError, random};
-use crate::congestion::Settings;
+use crate::congestion::{Settings, State};
 use crate::engine::WaitSet;
 use crate::limits::MAX_CQE;
 use crate::nic::{Answer, Command, ControlError, QpHandle, QpRecord, QpStatus, ReceiveSource};
@@ -474,6 +474,16 @@ impl QueuePair {
             Answer::QpStatus(status) => Ok(*status),
             other => unexpected(&other),
         }
+    }
+
+    /// How fast it may send by now, and what decides that: its reaction point's rate, target, alpha and round trip, bounded by what
+    /// [`set_rate_limit`](QueuePair::set_rate_limit) and its path say. `None`: nothing holds it back. A command, as
+    /// [`query`](QueuePair::query): a few microseconds.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    pub fn control_state(&self) -> Result<Option<State>, DeviceError> {
+        self.query().map(|status| status.control)
     }
 
     /// What happened to it that was not routine, oldest first: states, what it dropped and refused, when it went back and

@@ -4,7 +4,7 @@ use super::cq::CQ;
 use super::log::{QpLog, QpRecord};
 use super::srq::Receives;
 use super::{CongestionConfig, Nic, QpEntry, split};
-use crate::congestion::{LastNotification, Settings};
+use crate::congestion::{LastNotification, Settings, State};
 use crate::limits::MAX_SGE;
 use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
@@ -247,6 +247,8 @@ pub struct QpStatus {
     pub sq_psn: Psn,
     /// The PSN that it expects.
     pub rq_psn: Psn,
+    /// How fast it may send, if somebody decides that: as of now for a QP that is asked for, else as of its last packet.
+    pub control: Option<State>,
 }
 
 /// How a shared receive queue is.
@@ -466,8 +468,14 @@ impl Nic {
                 Ok(Answer::Done)
             }
             Command::QueryQp(qp) => {
-                let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
-                Ok(Answer::QpStatus(Box::new(status(entry))))
+                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound("QP"))?;
+                entry.qp.evaluate_rate(now);
+                let status = status(entry);
+                // Its rate may have risen, and what it holds back is due earlier.
+                if status.control.is_some() {
+                    self.touch(qp);
+                }
+                Ok(Answer::QpStatus(Box::new(status)))
             }
             Command::QueryLog(qp) => {
                 let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
@@ -752,5 +760,6 @@ fn status(entry: &QpEntry) -> QpStatus {
         srq: entry.uses.srq,
         sq_psn,
         rq_psn,
+        control: qp.control_state(),
     }
 }

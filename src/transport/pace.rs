@@ -116,9 +116,18 @@ impl Qp {
         self.held &= rate < pace.line_rate && now < pace.pacer.ready_at();
     }
 
-    /// What its reaction point knows.
+    /// What its reaction point knew when it was last asked, with the rate that the QP's bounds leave of it. `None`: nobody decides how
+    /// fast it sends.
     pub fn control_state(&self) -> Option<State> {
-        self.pace.as_ref()?.control.as_ref().map(|control| control.state())
+        let pace = self.pace.as_ref()?;
+        let known = pace.control.as_ref().map(|control| control.state());
+        let bare = State { rate: pace.line_rate, target: None, alpha: None, round_trip: None };
+        Some(State { rate: pace.last_rate(), ..known.unwrap_or(bare) })
+    }
+
+    /// Asks its reaction point what the rate is by now.
+    pub fn evaluate_rate(&mut self, now: Nanos) {
+        self.rate_changed(now);
     }
 
     /// True if its data waits for its time.

@@ -149,7 +149,7 @@ impl Display for Full<'_> {
 fn write_net(e: &Envelope, f: &mut Formatter<'_>) -> fmt::Result {
     match e.net {
         NetHeader::Ipv4(h) => {
-            write!(f, "\n  IPv4 {} > {} tos {:#04x} ttl {}", h.src, h.dst, h.tos, h.ttl)?;
+            write!(f, "\n  IPv4 {} > {} tos {:#04x}{} ttl {}", h.src, h.dst, h.tos, Class(h.tos), h.ttl)?;
             write!(f, " id {} df {}", h.id, u8::from(h.dont_fragment))?;
             write!(f, " ihl {} len {}", h.header_len, h.total_len)?;
             let verdict = if h.checksum_ok { "ok" } else { "bad" };
@@ -157,9 +157,23 @@ fn write_net(e: &Envelope, f: &mut Formatter<'_>) -> fmt::Result {
         }
         NetHeader::Ipv6(h) | NetHeader::Grh(h) => {
             let name = if matches!(e.net, NetHeader::Grh(_)) { "GRH" } else { "IPv6" };
-            write!(f, "\n  {name} {} > {} tclass {:#04x}", h.src, h.dst, h.traffic_class)?;
+            let class = h.traffic_class;
+            write!(f, "\n  {name} {} > {} tclass {class:#04x}{}", h.src, h.dst, Class(class))?;
             write!(f, " flow {:#07x} hop {} len {}", h.flow_label, h.hop_limit, h.payload_len)
         }
+    }
+}
+
+/// What a type of service or traffic class says, unless that is nothing: DSCP (RFC 2474) and ECN bits (RFC 3168 section 5).
+struct Class(u8);
+
+impl Display for Class {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 {
+            return Ok(());
+        }
+        let ecn = ["not-ect", "ect1", "ect0", "ce"][usize::from(self.0 & 3)];
+        write!(f, " (dscp {} {ecn})", self.0 >> 2)
     }
 }
 

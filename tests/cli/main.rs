@@ -6,6 +6,7 @@ mod network;
 mod output;
 mod perf;
 mod pingpong;
+mod rates;
 mod wrong;
 
 use std::io::{BufRead, BufReader, Read};

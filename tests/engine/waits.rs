@@ -9,7 +9,7 @@ use roxie::host::{
     CompletionChannel, CompletionQueue, ConnectOptions, Device, DeviceConfig, QueuePair, Wait,
 };
 use roxie::shared::Armed;
-use roxie::verbs::{Access, QpCaps, SendWr, Wc};
+use roxie::verbs::{Access, QpCaps, RateLimit, SendWr, Wc, WcOpcode, WrOpcode};
 
 use super::{End, patient, until};
 
@@ -208,4 +208,37 @@ fn many_threads_that_wait_all_have_their_events() {
             });
         }
     });
+}
+
+/// A packet that is held back is due at a time, and time makes no descriptor readable: the keeper watches.
+#[test]
+fn who_waits_on_a_descriptor_while_a_packet_is_held_back_is_not_relied_on() {
+    let waiter = Waiter::new();
+    waiter.does_not_block();
+    waiter.qp.set_rate_limit(RateLimit { kbps: 300, ..RateLimit::default() }).expect("a rate");
+    let (mut posted, mut sent, mut looked) = (0, 0, 0);
+    while looked < 5 {
+        // Headers alone, each due 2 ms after the one before.
+        for _ in 0..8 - (posted - sent) {
+            waiter.qp.post_send(&SendWr { opcode: WrOpcode::Write, ..SendWr::default() }, &[]).expect("room");
+            posted += 1;
+        }
+        // The peer's message asks for no event: it makes the descriptor readable if frames do.
+        waiter.cq.arm(Armed::Solicited);
+        waiter.peer.qp.post_send(&SendWr::default(), &[]).expect("room");
+        let watches = is_readable(waiter.channel.fd(), Duration::from_millis(1));
+        let mut taken = [Wc::default(); 64];
+        let came = waiter.cq.poll(&mut taken);
+        let received = taken[..came].iter().filter(|wc| wc.opcode == WcOpcode::Recv).count();
+        sent += came - received;
+        for _ in 0..received {
+            waiter.qp.post_recv(0, &[]).expect("room");
+        }
+        waiter.peer.cq.poll_one();
+        // On a machine that did something else meanwhile nothing may be held back any more.
+        if sent < posted {
+            assert!(!watches, "it watches the link");
+            looked += 1;
+        }
+    }
 }

@@ -5,6 +5,7 @@
 
 mod abi;
 mod cancelled;
+mod classes;
 mod ends;
 mod gone;
 mod huge_pages;

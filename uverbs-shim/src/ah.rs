@@ -62,8 +62,17 @@ pub(crate) unsafe fn way(
         flow_label: grh.flow_label & 0xf_ffff,
         sl,
     };
-    let av = nic.address_vector(sgid, dgid, &options).map_err(device(call))?;
-    Ok(AddressVector { static_rate, ..av })
+    let av = AddressVector { static_rate, ..nic.address_vector(sgid, dgid, &options).map_err(device(call))? };
+    if static_rate != 0 && av.static_rate_kbps().is_none() {
+        return refuse(
+            call,
+            libc::EINVAL,
+            format_args!(
+                "ah_attr.static_rate = {static_rate}: it is 0 (as fast as the port) or a code of enum ibv_rate, 2 (2.5 Gb/s) to 24"
+            ),
+        );
+    }
+    Ok(av)
 }
 
 /// Makes an address handle.

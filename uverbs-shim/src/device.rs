@@ -2,7 +2,8 @@
 //!
 //! `roxie run` sets the environment: `ROXIE_DEV` the interface, `ROXIE_PORT` (`xdp` or `udp`), `ROXIE_CORES` (the core that the
 //! engine's thread is pinned to; without it the program's own polling turns the NIC), `ROXIE_FAULT`, `ROXIE_CAPTURE`, `ROXIE_ESTATE`
-//! (where the launcher finds the connections of a program that has ended), `ROXIE_EVENTS` (and what it was refused).
+//! (where the launcher finds the connections of a program that has ended), `ROXIE_EVENTS` (and what it was refused), `ROXIE_CC`, `ROXIE_ECN`,
+//! `ROXIE_QOS`, `ROXIE_SPEED` and `ROXIE_TOS` (congestion control and traffic classes).
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Display;
@@ -42,6 +43,8 @@ pub(crate) struct Settings {
     pub(crate) fault: Option<FaultConfig>,
     pub(crate) capture: Option<PathBuf>,
     pub(crate) congestion: CongestionConfig,
+    /// Where it is read from how QPs react, now and later.
+    pub(crate) control_file: Option<PathBuf>,
     /// The type of service of connections that ask for none.
     pub(crate) service_type: u8,
     /// Where the launcher finds what connections of this process leave.
@@ -79,8 +82,10 @@ pub(crate) fn settings() -> &'static Settings {
         });
         let fault = parsed("ROXIE_FAULT", "no faults");
         let capture = variable("ROXIE_CAPTURE").map(PathBuf::from);
+        let control_file = variable("ROXIE_CC").and_then(|text| Some(PathBuf::from(text.strip_prefix('@')?)));
+        let control = if control_file.is_none() { parsed("ROXIE_CC", "none") } else { None };
         let congestion = CongestionConfig {
-            control: parsed("ROXIE_CC", "none").unwrap_or_default(),
+            control: control.unwrap_or_default(),
             ecn: parsed("ROXIE_ECN", "as congestion control wants it"),
             classes: parsed("ROXIE_QOS", "one class").unwrap_or_default(),
             line_rate: parsed("ROXIE_SPEED", "what the interface says"),
@@ -89,7 +94,7 @@ pub(crate) fn settings() -> &'static Settings {
         // A launcher that has ended, or is another user's, will not look.
         let estate = variable("ROXIE_ESTATE").and_then(|path| Estate::open(path.as_ref()).ok());
         let interface = variable("ROXIE_DEV");
-        Settings { interface, port, drive, fault, capture, congestion, service_type, estate }
+        Settings { interface, port, drive, fault, capture, congestion, control_file, service_type, estate }
     });
     &SETTINGS
 }

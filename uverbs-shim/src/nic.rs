@@ -69,7 +69,9 @@ impl Nic {
         let settings = device::settings();
         let Some(interface) = device::interface(settings) else { return Err(libc::ENODEV) };
         let congestion = settings.congestion.clone();
-        let config = DeviceConfig { drive: settings.drive, congestion, ..DeviceConfig::default() };
+        let control_file = settings.control_file.clone();
+        let config =
+            DeviceConfig { drive: settings.drive, congestion, control_file, ..DeviceConfig::default() };
         let stack = Stack { fault: settings.fault.clone(), capture: settings.capture.clone() };
         let opened = Device::open_unclaimed(&interface, settings.port, stack, &config);
         let device = opened.map_err(|error| {

@@ -242,6 +242,13 @@ impl DeviceOptions {
                 )));
             }
         }
+        if self.port == Some(PortKind::Memory) && self.congestion.control_file().is_some() {
+            return Err(Failure::Usage(
+                "--cc @FILE is read again by who follows the interface, and --port memory has none: write what \
+                 the file says"
+                    .into(),
+            ));
+        }
         if self.port == Some(PortKind::Memory) && (self.dev.is_some() || !self.address.is_empty()) {
             return Err(Failure::Usage(
                 "--port memory has no interface: leave --dev and --address out".into(),
@@ -333,6 +340,7 @@ impl DeviceOptions {
             drive: self.drive.unwrap_or_default(),
             gid_order,
             congestion,
+            control_file: self.congestion.control_file(),
             ..DeviceConfig::default()
         }
     }

@@ -17,7 +17,9 @@ mod control;
 mod floor;
 mod latency;
 mod link;
+mod picture;
 mod plan;
+mod plot;
 mod report;
 mod session;
 
@@ -25,6 +27,7 @@ use control::Control;
 use floor::Floor;
 use link::Link;
 use plan::{Plan, Wishes};
+use report::Form;
 use session::Side;
 
 /// What is measured.
@@ -78,7 +81,8 @@ pub(crate) enum Service {
     after_help = format!(
         "Examples:\n  roxie perf send lat --port memory               both ends in this process\n  roxie perf write bw \
          --dev eth0                  waits for a client\n  roxie perf write bw --dev eth0 192.0.2.1 -s 64,65536\n  \
-         roxie perf write bw --dev eth0 192.0.2.1 -s 64,65536 --floor\n\n{EXIT_CODES}"
+         roxie perf write bw --dev eth0 192.0.2.1 -s 64,65536 --floor\n  \
+         roxie perf write bw --port memory --cc dcqcn --fault tx.mark=0.0002 --plot rates.svg\n\n{EXIT_CODES}"
     )
 )]
 pub(crate) struct Arguments {
@@ -93,6 +97,9 @@ pub(crate) struct Arguments {
     tcp_port: u16,
     #[command(flatten)]
     wishes: Wishes,
+    /// Show how rates, alpha and round trips went over time: a chart, with --json the samples, and with a name a picture; bw only
+    #[arg(long, value_name = "FILE.svg", num_args = 0..=1, default_missing_value = "", value_parser = plot::parse)]
+    plot: Option<plot::Wish>,
     /// Print one JSON object for each size
     #[arg(long)]
     json: bool,
@@ -110,6 +117,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 
 fn measure(arguments: &Arguments) -> Result<(), Failure> {
     let plan = Plan::new(arguments)?;
+    check_plot(arguments, &plan)?;
     if arguments.device.port == Some(PortKind::Memory) {
         if arguments.server.is_some() {
             return Err(Failure::Usage(
@@ -134,7 +142,31 @@ fn measure(arguments: &Arguments) -> Result<(), Failure> {
     let stream = stream::connect(server, arguments.tcp_port)?;
     let control = Control::new(stream)?;
     let mut side = open(arguments, &plan)?;
-    session::drive(control, side.as_mut(), &plan, arguments.json)
+    session::drive(control, side.as_mut(), &plan, arguments.form())
+}
+
+/// What cannot be plotted.
+fn check_plot(arguments: &Arguments, plan: &Plan) -> Result<(), Failure> {
+    let Some(wish) = &arguments.plot else { return Ok(()) };
+    let usage = |why: &str| Err(Failure::Usage(why.into()));
+    if plan.measure != Measure::Bw || plan.floor {
+        return usage(
+            "--plot shows the rates of queue pairs that send all they can: measure bw, without --floor",
+        );
+    }
+    if matches!(wish, plot::Wish::Picture(_)) && plan.sizes.len() > 1 {
+        return usage("--plot FILE: a picture shows one size, measure them one by one");
+    }
+    if arguments.server.is_none() && arguments.device.port != Some(PortKind::Memory) {
+        return usage("--plot is the client's: give it where the server is named");
+    }
+    Ok(())
+}
+
+impl Arguments {
+    fn form(&self) -> Form {
+        Form { json: self.json, plot: self.plot.clone() }
+    }
 }
 
 fn open<'a>(arguments: &'a Arguments, plan: &Plan) -> Result<Box<dyn Side + 'a>, Failure> {
@@ -142,7 +174,9 @@ fn open<'a>(arguments: &'a Arguments, plan: &Plan) -> Result<Box<dyn Side + 'a>,
         Box::new(Floor::new(&arguments.device, arguments.device.open_bare()?)?)
     } else {
         let opened = arguments.device.open()?;
-        Box::new(Link::new(&arguments.device, opened.device, opened.gid_index)?)
+        let mut link = Link::new(&arguments.device, opened.device, opened.gid_index)?;
+        link.is_sampled = arguments.plot.is_some();
+        Box::new(link)
     })
 }
 
@@ -156,10 +190,9 @@ fn both_ends(arguments: &Arguments, plan: &Plan) -> Result<(), Failure> {
     } else {
         let opened = arguments.device.open()?;
         let other = opened.far.ok_or_else(|| Failure::Device("the memory port has two ends".into()))?;
-        (
-            Box::new(Link::new(&arguments.device, opened.device, opened.gid_index)?),
-            Box::new(Link::new(&arguments.device, other, 0)?),
-        )
+        let mut near = Link::new(&arguments.device, opened.device, opened.gid_index)?;
+        near.is_sampled = arguments.plot.is_some();
+        (Box::new(near), Box::new(Link::new(&arguments.device, other, 0)?))
     };
     let far = Control::new(far)?;
     let near_hang_up = near.duplicate().map_err(|e| Failure::Run(format!("cannot share a socket: {e}")))?;
@@ -167,7 +200,7 @@ fn both_ends(arguments: &Arguments, plan: &Plan) -> Result<(), Failure> {
         let served =
             scope.spawn(move || session::serve_quietly(far, server.as_mut(), plan, &arguments.wishes));
         let here =
-            Control::new(near).and_then(|near| session::drive(near, client.as_mut(), plan, arguments.json));
+            Control::new(near).and_then(|near| session::drive(near, client.as_mut(), plan, arguments.form()));
         near_hang_up.hang_up();
         let there = served.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         here.and(there)

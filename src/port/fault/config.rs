@@ -30,6 +30,8 @@ pub enum Action {
     Duplicate,
     /// One bit of it, drawn from the seed, is flipped.
     Corrupt,
+    /// A switch marks it: CE, if it says that it may be marked (RFC 3168 section 5).
+    Mark,
     /// It waits for so long.
     Delay(Nanos),
     /// It waits until `after` later frames have passed it, at most for `within`.
@@ -96,7 +98,7 @@ pub enum FaultParseError {
     NoValue(String),
     /// No such fault or option.
     #[error(
-        "`{0}` is no fault: there are drop, duplicate, corrupt, delay and reorder (with rx. or tx. in \
+        "`{0}` is no fault: there are drop, duplicate, corrupt, mark, delay and reorder (with rx. or tx. in \
          front for one direction), and the options seed, dir and held"
     )]
     UnknownName(String),
@@ -208,6 +210,7 @@ fn parse_fault(item: &str, name: &str, value: &str) -> Result<(Option<Direction>
         "drop" => Action::Drop,
         "duplicate" | "dup" => Action::Duplicate,
         "corrupt" => Action::Corrupt,
+        "mark" => Action::Mark,
         "delay" => {
             let time = parts.next().ok_or_else(|| FaultParseError::NoDelay(item.into()))?;
             Action::Delay(parse_time(item, time)?)
@@ -288,6 +291,7 @@ impl fmt::Display for Fault {
             Action::Drop => write!(f, "drop={}", self.when),
             Action::Duplicate => write!(f, "duplicate={}", self.when),
             Action::Corrupt => write!(f, "corrupt={}", self.when),
+            Action::Mark => write!(f, "mark={}", self.when),
             Action::Delay(time) => write!(f, "delay={}:{}ns", self.when, time.0),
             Action::Reorder { after, within } => {
                 write!(f, "reorder={}:{after}:{}ns", self.when, within.0)
@@ -346,7 +350,7 @@ mod tests {
 
     #[test]
     fn display_parses_back_to_an_equal_value() {
-        let text = "seed=99,rx.drop=0.125,rx.reorder=nth4:7:3ms,tx.delay=every2:15us,tx.dup=first9,held=12";
+        let text = "seed=99,rx.drop=0.125,rx.reorder=nth4:7:3ms,tx.delay=every2:15us,tx.dup=first9,tx.mark=0.5,held=12";
         let c = FaultConfig::parse(text).unwrap();
         assert_eq!(FaultConfig::parse(&c.to_string()).unwrap(), c);
     }

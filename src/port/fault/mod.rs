@@ -14,6 +14,7 @@
 //! do not mind; for others open the port below without segmentation.
 
 mod config;
+mod mark;
 mod rule;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use std::fmt::Arguments;
 use std::io;
 
 pub use config::{Action, Direction, Fault, FaultConfig, FaultParseError, When};
+use mark::mark;
 use rule::{Held, Hold, Pool, Side};
 
 use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
@@ -125,6 +127,9 @@ impl<P: Port> FaultPort<P> {
         if let (Some(own), Some(draw)) = (&own, verdict.corrupt) {
             flip_bit(&mut FrameMut { a: self.pool.bytes_mut(own), b: &mut [] }, draw);
         }
+        if let (Some(own), true) = (&own, verdict.mark) {
+            mark(&mut FrameMut { a: self.pool.bytes_mut(own), b: &mut [] });
+        }
         let copy = match (own, verdict.hold) {
             (Some(own), Some(hold)) => {
                 self.rx.hold(own, hold);
@@ -132,7 +137,8 @@ impl<P: Port> FaultPort<P> {
                 Seen::Inner(i)
             }
             (Some(own), None) => {
-                self.note_below(i, format_args!("fault: corrupted on receive"));
+                let what = if verdict.corrupt.is_some() { "corrupted" } else { "marked" };
+                self.note_below(i, format_args!("fault: {what} on receive"));
                 self.view.push(Seen::Own(own));
                 self.rx.frame_passed();
                 Seen::Inner(i)
@@ -300,6 +306,9 @@ impl<P: Port> Port for FaultPort<P> {
             if let Some(draw) = verdict.corrupt {
                 flip_bit(&mut FrameMut { a: self.pool.bytes_mut(&waits), b: &mut [] }, draw);
             }
+            if verdict.mark {
+                mark(&mut FrameMut { a: self.pool.bytes_mut(&waits), b: &mut [] });
+            }
             self.tx.hold(waits, hold);
             self.inner.tx_cancel(id);
             return;
@@ -307,6 +316,10 @@ impl<P: Port> Port for FaultPort<P> {
         if let Some(draw) = verdict.corrupt {
             flip_bit(&mut self.inner.tx_frame(&id), draw);
             self.inner.tx_note(&id, format_args!("fault: corrupted on transmit"));
+        }
+        if verdict.mark {
+            mark(&mut self.inner.tx_frame(&id));
+            self.inner.tx_note(&id, format_args!("fault: marked on transmit"));
         }
         self.inner.tx_commit(id);
         self.tx.frame_passed();

@@ -1,5 +1,6 @@
 //! Who is struck: rules, their draws, and the frames that wait.
 
+use super::mark::may_be_marked;
 use super::{Action, Direction, Fault, When};
 use crate::frame::Frame;
 use crate::time::Nanos;
@@ -14,6 +15,7 @@ pub(super) struct Verdict {
     pub(super) duplicate: bool,
     /// The draw that chooses the bit.
     pub(super) corrupt: Option<u64>,
+    pub(super) mark: bool,
     pub(super) hold: Option<Hold>,
     reorder: bool,
 }
@@ -25,7 +27,7 @@ impl Verdict {
 
     /// True if a copy of the frame takes its place.
     pub(super) fn alters(&self) -> bool {
-        self.corrupt.is_some() || self.hold.is_some()
+        self.corrupt.is_some() || self.mark || self.hold.is_some()
     }
 }
 
@@ -50,6 +52,7 @@ struct Counts {
     dropped: u64,
     duplicated: u64,
     corrupted: u64,
+    marked: u64,
     delayed: u64,
     reordered: u64,
     /// Faults that did not happen because every buffer was in use.
@@ -91,6 +94,8 @@ impl Side {
                 Action::Drop => verdict.drop = true,
                 Action::Duplicate => verdict.duplicate = true,
                 Action::Corrupt => verdict.corrupt = Some(rule.draws.next()),
+                // What may not be marked passes.
+                Action::Mark => verdict.mark = may_be_marked(frame),
                 Action::Delay(time) => {
                     verdict.hold.get_or_insert(Hold { due: now + time, passes: 0 });
                 }
@@ -111,6 +116,7 @@ impl Side {
         c.unharmed += u64::from(verdict.duplicate && !duplicated) + u64::from(verdict.alters() && !altered);
         if altered {
             c.corrupted += u64::from(verdict.corrupt.is_some());
+            c.marked += u64::from(verdict.mark);
             c.reordered += u64::from(verdict.reorder);
             c.delayed += u64::from(verdict.hold.is_some() && !verdict.reorder);
         }
@@ -156,6 +162,7 @@ impl Side {
                 "fault_rx_dropped",
                 "fault_rx_duplicated",
                 "fault_rx_corrupted",
+                "fault_rx_marked",
                 "fault_rx_delayed",
                 "fault_rx_reordered",
                 "fault_rx_unharmed",
@@ -164,13 +171,14 @@ impl Side {
                 "fault_tx_dropped",
                 "fault_tx_duplicated",
                 "fault_tx_corrupted",
+                "fault_tx_marked",
                 "fault_tx_delayed",
                 "fault_tx_reordered",
                 "fault_tx_unharmed",
             ],
         };
         let c = &self.counts;
-        let values = [c.dropped, c.duplicated, c.corrupted, c.delayed, c.reordered, c.unharmed];
+        let values = [c.dropped, c.duplicated, c.corrupted, c.marked, c.delayed, c.reordered, c.unharmed];
         out.extend(names.into_iter().zip(values));
     }
 }

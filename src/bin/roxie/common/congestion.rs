@@ -2,10 +2,12 @@
 
 use std::ffi::OsString;
 use std::fmt::Display;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
 use roxie::congestion::{Rate, Settings};
+use roxie::host::KnobFile;
 use roxie::nic::{CongestionConfig, EcnPolicy, TrafficClasses};
 
 /// Congestion control and traffic classes. Kept as they were written, to be handed on.
@@ -13,8 +15,8 @@ use roxie::nic::{CongestionConfig, EcnPolicy, TrafficClasses};
 #[command(next_help_heading = "Congestion")]
 pub(crate) struct CongestionOptions {
     /// How fast QPs send: off, dcqcn, swift or fixed,rate=RATE, with knobs behind it: dcqcn,preset=paper,rpg_ai_rate=40
-    /// (`roxie cc knobs` lists them) [default: off]
-    #[arg(long, value_name = "SPEC", value_parser = checked::<Settings>)]
+    /// (`roxie cc knobs` lists them); or @FILE that says so, which is read again whenever it changes [default: off]
+    #[arg(long, value_name = "SPEC", value_parser = checked_control)]
     cc: Option<String>,
     /// Which data switches may mark instead of dropping it: off, on, or dscp=26+46 [default: on with --cc dcqcn, else off]
     #[arg(long, value_name = "WHICH", value_parser = checked::<EcnPolicy>)]
@@ -32,6 +34,18 @@ fn checked<T: FromStr<Err: Display>>(text: &str) -> Result<String, String> {
     text.parse::<T>().map_err(|error| error.to_string()).map(|_| text.to_owned())
 }
 
+/// The same, or a file with such a text.
+fn checked_control(text: &str) -> Result<String, String> {
+    let Some(name) = text.strip_prefix('@') else { return checked::<Settings>(text) };
+    let path = std::path::absolute(name).map_err(|error| format!("{name}: {error}"))?;
+    match KnobFile::new(&path).read()? {
+        Some(_) => Ok(format!("@{}", path.display())),
+        None => {
+            Err(format!("{} is empty: write what --cc takes, such as dcqcn,rpg_ai_rate=40", path.display()))
+        }
+    }
+}
+
 fn parsed<T: FromStr>(text: &Option<String>) -> Option<T> {
     text.as_ref().and_then(|text| text.parse().ok())
 }
@@ -45,6 +59,11 @@ impl CongestionOptions {
             classes: parsed(&self.qos).unwrap_or_default(),
             line_rate: parsed(&self.speed),
         }
+    }
+
+    /// Where it is read from how QPs react, now and later.
+    pub(crate) fn control_file(&self) -> Option<PathBuf> {
+        self.cc.as_deref()?.strip_prefix('@').map(|path| Path::new(path).to_owned())
     }
 
     /// For one of a program's: variables and values.

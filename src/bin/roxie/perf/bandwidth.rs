@@ -8,6 +8,7 @@ use super::Service;
 use super::control::Control;
 use super::link::{COMPLETIONS, Event, Link, SIGNAL_EVERY, STANDSTILL};
 use super::plan::{Plan, Until};
+use super::plot::Sampler;
 use super::report::Outcome;
 use crate::common::{Failure, output};
 
@@ -53,10 +54,14 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
     };
     let mut clock = Window::new(plan.until, plan.service);
     (0..run.flows.len()).try_for_each(|i| run.fill(i, true))?;
+    let mut sampler = link.is_sampled.then(|| Sampler::new(size));
     let mut more = true;
     while more || run.completed < run.posted {
         let progressed = run.collect(more)?;
         let now = Instant::now();
+        if let Some(sampler) = &mut sampler {
+            sampler.look(now, link, run.completed)?;
+        }
         if progressed {
             clock.progress(now, &run);
         } else if now - clock.moved > STANDSTILL {
@@ -71,7 +76,7 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
             return Err(super::control::out_of_turn(&message));
         }
     }
-    Ok(clock.outcome(&run))
+    Ok(Outcome { series: sampler.map(Sampler::series), ..clock.outcome(&run) })
 }
 
 impl Run<'_> {
@@ -216,6 +221,7 @@ impl Window {
             seconds: (self.moved - from).as_secs_f64().max(1e-9),
             latency: None,
             counters: Vec::new(),
+            series: None,
         }
     }
 }

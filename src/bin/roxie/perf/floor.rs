@@ -122,6 +122,7 @@ impl<'a> Floor<'a> {
             seconds: start.elapsed().as_secs_f64().max(1e-9),
             latency,
             counters: Vec::new(),
+            series: None,
         }
     }
 

@@ -54,6 +54,7 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
         seconds: start.elapsed().as_secs_f64().max(1e-9),
         latency: Some(latency),
         counters: Vec::new(),
+        series: None,
     })
 }
 

@@ -49,6 +49,8 @@ pub(super) enum Event {
 pub(super) struct Link<'a> {
     options: &'a DeviceOptions,
     pub(super) device: Device,
+    /// What rates do is looked at.
+    pub(super) is_sampled: bool,
     gid_index: usize,
     parts: Option<Parts>,
     patience: RefCell<Patience>,
@@ -82,6 +84,7 @@ impl<'a> Link<'a> {
         let link = Link {
             options,
             device,
+            is_sampled: false,
             gid_index,
             parts: None,
             patience: RefCell::default(),

@@ -7,6 +7,7 @@ use roxie::verbs::Mtu;
 
 use super::control::ServerReport;
 use super::plan::Plan;
+use super::plot::{Series, Wish};
 use super::{Measure, Operation, Service};
 use crate::common::{Failure, output};
 
@@ -22,6 +23,17 @@ pub(super) struct Outcome {
     pub(super) latency: Option<Histogram<u64>>,
     /// Counters that moved meanwhile.
     pub(super) counters: Vec<(String, u64)>,
+    /// What rates did meanwhile, if that was looked at.
+    pub(super) series: Option<Series>,
+}
+
+/// How results are shown.
+#[derive(Clone, Debug)]
+pub(super) struct Form {
+    /// As JSON.
+    pub(super) json: bool,
+    /// What rates did as well.
+    pub(super) plot: Option<Wish>,
 }
 
 /// An empty histogram of nanoseconds: up to a minute, three digits.
@@ -37,17 +49,17 @@ pub(super) struct Printer<'a> {
     plan: &'a Plan,
     port: (String, String),
     path_mtu: Mtu,
-    json: bool,
+    form: Form,
 }
 
 impl<'a> Printer<'a> {
-    pub(super) fn new(plan: &'a Plan, port: (String, String), path_mtu: Mtu, json: bool) -> Printer<'a> {
-        Printer { plan, port, path_mtu, json }
+    pub(super) fn new(plan: &'a Plan, port: (String, String), path_mtu: Mtu, form: Form) -> Printer<'a> {
+        Printer { plan, port, path_mtu, form }
     }
 
     /// What is measured on what, and the columns.
     pub(super) fn heading(&self) -> Result<(), Failure> {
-        if self.json {
+        if self.form.json {
             return Ok(());
         }
         let plan = self.plan;
@@ -95,9 +107,20 @@ impl<'a> Printer<'a> {
 
     /// One size.
     pub(super) fn row(&self, size: u32, outcome: &Outcome, report: &ServerReport) -> Result<(), Failure> {
-        if self.json {
+        if let (Some(series), Some(Wish::Picture(file))) = (&outcome.series, &self.form.plot) {
+            series.draw(file, &format!("{:?} of {size} bytes over {}", self.plan.operation, self.port.0))?;
+        }
+        if self.form.json {
             return output::line(self.object(size, outcome, report));
         }
+        self.numbers(size, outcome, report)?;
+        match &outcome.series {
+            Some(series) => output::line(series.text().trim_end()),
+            None => Ok(()),
+        }
+    }
+
+    fn numbers(&self, size: u32, outcome: &Outcome, report: &ServerReport) -> Result<(), Failure> {
         match &outcome.latency {
             None => {
                 let (arrived, seconds) = self.arrived(outcome, report);
@@ -156,6 +179,9 @@ impl<'a> Printer<'a> {
                 latency[name] = h.value_at_percentile(p).into();
             }
             object["latency_ns"] = latency;
+        }
+        if let Some(series) = &outcome.series {
+            object["series"] = series.json();
         }
         object
     }

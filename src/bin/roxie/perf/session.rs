@@ -20,7 +20,7 @@ use roxie::verbs::Mtu;
 
 use super::control::{ANSWER, Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, VERSION, Wishes};
-use super::report::{Outcome, Printer};
+use super::report::{Form, Outcome, Printer};
 use crate::common::{Failure, output};
 
 /// One end of a measurement: queue pairs, or a bare port.
@@ -54,21 +54,21 @@ pub(super) fn drive(
     mut control: Control,
     side: &mut dyn Side,
     plan: &Plan,
-    json: bool,
+    form: Form,
 ) -> Result<(), Failure> {
-    let done = drive_all(&mut control, side, plan, json).inspect_err(|_| side.tell_logs());
+    let done = drive_all(&mut control, side, plan, form).inspect_err(|_| side.tell_logs());
     tell(&mut control, &done);
     done.and_then(|()| side.finish())
 }
 
-fn drive_all(control: &mut Control, side: &mut dyn Side, plan: &Plan, json: bool) -> Result<(), Failure> {
+fn drive_all(control: &mut Control, side: &mut dyn Side, plan: &Plan, form: Form) -> Result<(), Failure> {
     control.send(&Message::Hello { plan: plan.clone(), path_mtu: side.path_mtu()?.bytes() })?;
     let path_mtu = match control.expect("its consent", ANSWER)? {
         Message::Accept { path_mtu } => known_mtu(path_mtu)?,
         other => return Err(out_of_turn(&other)),
     };
     meet(control, side, plan, path_mtu)?;
-    let printer = Printer::new(plan, side.port(), path_mtu, json);
+    let printer = Printer::new(plan, side.port(), path_mtu, form);
     printer.heading()?;
     for &size in &plan.sizes {
         side.arm(plan, size)?;

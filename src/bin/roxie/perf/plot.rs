@@ -1,0 +1,322 @@
+//! What rates did over time: samples of the queue pairs' reaction points, as a chart in the terminal, as JSON, and as a picture
+//! ([`super::picture`]).
+//!
+//! Samples are taken between completions, at an interval that doubles when there are too many, so that a run of any length has a few
+//! hundred.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use roxie::congestion::State;
+use serde_json::{Value, json};
+
+use super::link::Link;
+use crate::common::Failure;
+
+/// The first interval.
+const EVERY: Duration = Duration::from_millis(2);
+/// Samples that are kept; with more every second one goes.
+const MOST: usize = 1_000;
+/// Queue pairs that are asked.
+const MOST_QPS: usize = 8;
+/// Columns of a chart beside its axis: 80 in all.
+const COLUMNS: usize = 67;
+
+/// What is to become of the samples.
+#[derive(Clone, Debug)]
+pub(crate) enum Wish {
+    /// A chart, or with `--json` the samples themselves.
+    Text,
+    /// A picture besides.
+    Picture(PathBuf),
+}
+
+/// Reads what stands behind `--plot`.
+pub(crate) fn parse(text: &str) -> Result<Wish, String> {
+    match text {
+        "" => Ok(Wish::Text),
+        file if file.ends_with(".svg") => Ok(Wish::Picture(file.into())),
+        _ => Err("a picture's name ends in .svg; a server stands before --plot".into()),
+    }
+}
+
+/// One look.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    /// Seconds since the beginning.
+    pub(super) at: f64,
+    /// Operations complete by then.
+    pub(super) completed: u64,
+    /// Congestion notifications heeded by then.
+    pub(super) notifications: u64,
+    /// What each queue pair's rate is, and why. `None`: nothing holds it back.
+    pub(super) qps: Vec<Option<State>>,
+}
+
+/// All looks at a run.
+#[derive(Clone, Debug)]
+pub(super) struct Series {
+    pub(super) samples: Vec<Sample>,
+    /// Payload bytes of an operation.
+    pub(super) size: u32,
+}
+
+/// Takes samples.
+pub(super) struct Sampler {
+    start: Instant,
+    next: Instant,
+    every: Duration,
+    series: Series,
+}
+
+impl Sampler {
+    pub(super) fn new(size: u32) -> Sampler {
+        let start = Instant::now();
+        Sampler { start, next: start, every: EVERY, series: Series { samples: Vec::new(), size } }
+    }
+
+    /// Takes one if it is time.
+    pub(super) fn look(&mut self, now: Instant, link: &Link<'_>, completed: u64) -> Result<(), Failure> {
+        if now < self.next {
+            return Ok(());
+        }
+        let asked = link.parts().qps.iter().take(MOST_QPS);
+        let qps = asked.map(|qp| qp.control_state()).collect::<Result<_, _>>()?;
+        let notifications = link.device.counter("rp_cnp_handled");
+        let at = (now - self.start).as_secs_f64();
+        self.series.samples.push(Sample { at, completed, notifications, qps });
+        if self.series.samples.len() >= MOST {
+            let mut number = 0;
+            self.series.samples.retain(|_| {
+                number += 1;
+                number % 2 == 1
+            });
+            self.every *= 2;
+        }
+        self.next = now + self.every;
+        Ok(())
+    }
+
+    pub(super) fn series(self) -> Series {
+        self.series
+    }
+}
+
+/// A line of a chart: a value for each sample, where it is known.
+pub(super) struct Line {
+    pub(super) name: &'static str,
+    pub(super) points: Vec<(f64, f64)>,
+}
+
+impl Series {
+    /// The mean over the queue pairs of something that they know.
+    fn mean(&self, name: &'static str, of: impl Fn(&State) -> Option<f64>) -> Line {
+        let point = |sample: &Sample| {
+            let known: Vec<f64> = sample.qps.iter().flatten().filter_map(&of).collect();
+            (!known.is_empty()).then(|| (sample.at, known.iter().sum::<f64>() / known.len() as f64))
+        };
+        Line { name, points: self.samples.iter().filter_map(point).collect() }
+    }
+
+    /// Rates in Gb/s: what is allowed, what it rises to, and what was achieved in payload, of all queue pairs divided by their number.
+    pub(super) fn rates(&self) -> [Line; 3] {
+        let qps = self.samples.first().map_or(1, |sample| sample.qps.len().max(1)) as f64;
+        let each = f64::from(self.size) * 8.0 / 1e9 / qps;
+        // Completions come in batches: over a hundredth of the time they say more.
+        let over = (self.samples.len() / 100).max(1);
+        let ends: Vec<&Sample> = self.samples.iter().step_by(over).collect();
+        let achieved = ends.windows(2).map(|pair| {
+            let (a, b) = (pair[0], pair[1]);
+            (b.at, (b.completed - a.completed) as f64 * each / (b.at - a.at))
+        });
+        [
+            self.mean("rate", |state| Some(state.rate.0 / 1e9)),
+            self.mean("target", |state| state.target.map(|rate| rate.0 / 1e9)),
+            Line { name: "payload", points: achieved.collect() },
+        ]
+    }
+
+    pub(super) fn alpha(&self) -> Line {
+        self.mean("alpha", |state| state.alpha)
+    }
+
+    /// In microseconds.
+    pub(super) fn round_trip(&self) -> Line {
+        self.mean("round trip", |state| state.round_trip.map(|time| time.0 as f64 / 1e3))
+    }
+
+    /// When notifications were heeded.
+    pub(super) fn notified_at(&self) -> Vec<f64> {
+        let more = self.samples.windows(2).filter(|pair| pair[1].notifications > pair[0].notifications);
+        more.map(|pair| pair[1].at).collect()
+    }
+
+    /// Notifications heeded in all.
+    pub(super) fn notifications(&self) -> u64 {
+        let ends = self.samples.first().zip(self.samples.last());
+        ends.map_or(0, |(first, last)| last.notifications - first.notifications)
+    }
+
+    /// Seconds that it lasted.
+    pub(super) fn length(&self) -> f64 {
+        self.samples.last().map_or(0.0, |sample| sample.at)
+    }
+
+    /// Queue pairs that were asked.
+    pub(super) fn qps(&self) -> usize {
+        self.samples.first().map_or(0, |sample| sample.qps.len())
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let qp = |state: &Option<State>| match state {
+            None => Value::Null,
+            Some(state) => json!({
+                "rate_bps": state.rate.0,
+                "target_bps": state.target.map(|rate| rate.0),
+                "alpha": state.alpha,
+                "round_trip_ns": state.round_trip.map(|time| time.0),
+            }),
+        };
+        let sample = |sample: &Sample| {
+            json!({
+                "seconds": sample.at, "completed": sample.completed, "rp_cnp_handled": sample.notifications,
+                "qps": sample.qps.iter().map(qp).collect::<Vec<_>>(),
+            })
+        };
+        self.samples.iter().map(sample).collect()
+    }
+
+    /// Charts of 80 columns.
+    pub(super) fn text(&self) -> String {
+        let [rate, target, achieved] = self.rates();
+        let of = match self.qps() {
+            1 => String::new(),
+            n => format!(", mean of {n} QPs"),
+        };
+        let title = format!("Gb/s{of}: * rate, - target, . payload; {} notifications", self.notifications());
+        let mut all =
+            chart(&title, 11, self.length(), &[('.', &achieved), ('-', &target), ('*', &rate)], None);
+        let alpha = self.alpha();
+        if !alpha.points.is_empty() {
+            all += &chart("alpha", 5, self.length(), &[('*', &alpha)], Some(1.0));
+        }
+        let round_trip = self.round_trip();
+        if !round_trip.points.is_empty() {
+            all += &chart("round trip, us", 6, self.length(), &[('*', &round_trip)], None);
+        }
+        all
+    }
+
+    /// Writes the picture.
+    pub(super) fn draw(&self, file: &Path, title: &str) -> Result<(), Failure> {
+        std::fs::write(file, super::picture::draw(self, title))
+            .map_err(|error| Failure::Run(format!("cannot write {}: {error}", file.display())))
+    }
+}
+
+/// A little above the highest point: what an axis ends with.
+pub(super) fn top(lines: &[&Line]) -> f64 {
+    let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
+    if most <= 0.0 {
+        return 1.0;
+    }
+    let step = 10_f64.powf(most.log10().floor());
+    let steps = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0].map(|n| n * step);
+    steps.into_iter().find(|step| *step >= most).unwrap_or(most)
+}
+
+/// Lines drawn by characters; those named last are in front.
+fn chart(title: &str, rows: usize, seconds: f64, lines: &[(char, &Line)], fixed_top: Option<f64>) -> String {
+    let known: Vec<&Line> = lines.iter().map(|(_, line)| *line).collect();
+    let top = fixed_top.unwrap_or_else(|| top(&known));
+    let mut grid = vec![vec![' '; COLUMNS]; rows];
+    for (mark, line) in lines {
+        for (column, value) in by_column(line, seconds) {
+            let height = (value / top * (rows - 1) as f64).round().clamp(0.0, (rows - 1) as f64) as usize;
+            grid[rows - 1 - height][column] = *mark;
+        }
+    }
+    let mut text = format!("{title}\n");
+    for (row, line) in grid.iter().enumerate() {
+        let is_labelled = row == 0 || row == rows - 1 || 2 * row == rows - 1;
+        let value = top * (rows - 1 - row) as f64 / (rows - 1) as f64;
+        let label = if is_labelled { number(value) } else { String::new() };
+        let drawn: String = line.iter().collect();
+        text += &format!("{label:>10} |{}\n", drawn.trim_end());
+    }
+    let end = format!("{seconds:.2} s");
+    text + &format!("{:>10} +{}\n{:>12}{end:>width$}\n", "", "-".repeat(COLUMNS), "0", width = COLUMNS - 1)
+}
+
+/// Means of the points of each column.
+fn by_column(line: &Line, seconds: f64) -> impl Iterator<Item = (usize, f64)> {
+    let mut sums = vec![(0.0, 0_u32); COLUMNS];
+    for (at, value) in &line.points {
+        let column = (at / seconds.max(1e-9) * COLUMNS as f64) as usize;
+        let sum = &mut sums[column.min(COLUMNS - 1)];
+        *sum = (sum.0 + value, sum.1 + 1);
+    }
+    let mean =
+        |(column, (sum, count)): (usize, (f64, u32))| (count > 0).then(|| (column, sum / f64::from(count)));
+    sums.into_iter().enumerate().filter_map(mean)
+}
+
+/// Three digits that count.
+pub(super) fn number(value: f64) -> String {
+    match value {
+        v if v == 0.0 || v >= 100.0 => format!("{v:.0}"),
+        v if v >= 10.0 => format!("{v:.1}"),
+        v if v >= 1.0 => format!("{v:.2}"),
+        v => format!("{v:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roxie::congestion::Rate;
+
+    fn series() -> Series {
+        let sample = |n: u32| Sample {
+            at: f64::from(n) / 100.0,
+            completed: u64::from(n) * 10,
+            notifications: u64::from(n > 50),
+            qps: vec![Some(State {
+                rate: Rate::from_gbps(if n > 50 { 0.5 } else { 1.0 }),
+                target: Some(Rate::from_gbps(1.0)),
+                alpha: Some(0.5),
+                round_trip: None,
+            })],
+        };
+        Series { samples: (0..=100).map(sample).collect(), size: 100_000 }
+    }
+
+    #[test]
+    fn a_chart_has_80_columns_and_shows_where_a_rate_fell() {
+        let text = series().text();
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.starts_with("Gb/s: * rate, - target, . payload; 1 notifications\n"), "{text}");
+        let rows: Vec<&str> = text.lines().skip(1).take(11).collect();
+        // The rate is in front of its target until it falls; then the target is where it was.
+        assert_eq!(rows[0].matches('*').count(), 34, "{text}");
+        assert_eq!(rows[0].matches('-').count(), 33, "{text}");
+        assert!(rows.iter().skip(1).any(|row| row.matches('*').count() == 33), "{text}");
+        assert!(text.contains("alpha\n") && !text.contains("round trip"), "{text}");
+        assert!(text.contains("1.00 s"), "{text}");
+    }
+
+    #[test]
+    fn what_a_run_without_a_reaction_point_shows_is_what_it_achieved() {
+        let mut series = series();
+        series.samples.iter_mut().for_each(|sample| sample.qps = vec![None]);
+        assert!(!series.text().lines().skip(1).any(|line| line.contains('*')), "{}", series.text());
+        assert!(series.text().contains('.'));
+        assert_eq!(series.json()[0]["qps"][0], Value::Null);
+    }
+
+    #[test]
+    fn axes_end_with_round_numbers() {
+        let of = |most| top(&[&Line { name: "", points: vec![(0.0, most)] }]);
+        assert_eq!([of(0.97), of(1.2), of(37.0), of(0.0), of(0.000_2)], [1.0, 1.5, 40.0, 1.0, 0.000_2]);
+    }
+}

@@ -1,0 +1,374 @@
+//! Traffic classes and rates that stock programs ask for, as they are on the wire: DSCP, ECN bits, priority, UDP source port, and how
+//! fast packets follow one another.
+//!
+//! Over AF_XDP the receiver's capture is the wire: frames as its ring had them. Over sockets a tap on the link is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, socket};
+use roxie::capture::{Direction, Reader};
+use roxie::netdev::NetNs;
+use roxie::wire::flow_port;
+use tempfile::TempDir;
+
+use super::{Finished, NEAR, PORTS, Running, Site, compiled, launcher, skip};
+
+/// The TCP port by which perftest's ends exchange addresses.
+const PORT: u16 = 18515;
+/// Ethernet's type of a tagged frame (802.1Q).
+const TAGGED: [u8; 2] = [0x81, 0x00];
+const IPV6: [u8; 2] = [0x86, 0xdd];
+/// Where RoCE v2 goes to.
+const ROCE: u16 = 4791;
+
+/// What of a frame is its class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Marks {
+    /// IPv4 type of service or IPv6 traffic class.
+    tos: u8,
+    /// Priority of its 802.1Q tag, if it has one.
+    priority: Option<u8>,
+    source_port: u16,
+    flow_label: u32,
+}
+
+/// A RoCE packet.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    marks: Marks,
+    opcode: u8,
+    bytes: usize,
+    at_ns: u64,
+}
+
+/// RC's packets that carry data, by the first byte of the BTH (IBTA table 38): SEND, WRITE, and READ responses but the
+/// acknowledgements.
+fn carries_data(opcode: u8) -> bool {
+    matches!(opcode, 0x00..=0x0b | 0x0d..=0x10)
+}
+
+/// Reads a frame as far as its BTH; `None`: it is not RoCE.
+fn read(frame: &[u8], at_ns: u64) -> Option<Seen> {
+    let (mut at, mut priority) = (14, None);
+    if frame.get(12..14)? == TAGGED {
+        (at, priority) = (18, Some(frame[14] >> 5));
+    }
+    let (tos, flow_label, udp) = if frame.get(at - 2..at)? == IPV6 {
+        let word = u32::from_be_bytes(frame.get(at..at + 4)?.try_into().ok()?);
+        ((word >> 20) as u8, word & 0xf_ffff, at + 40)
+    } else {
+        (*frame.get(at + 1)?, 0, at + 20)
+    };
+    let word = |at: usize| Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?));
+    let marks = Marks { tos, priority, source_port: word(udp)?, flow_label };
+    let opcode = *frame.get(udp + 8)?;
+    (word(udp + 2)? == ROCE).then_some(Seen { marks, opcode, bytes: frame.len(), at_ns })
+}
+
+/// What came to the end whose capture it is.
+fn arrived(capture: &Path) -> Vec<Seen> {
+    let mut reader = Reader::new(File::open(capture).unwrap()).unwrap();
+    let mut all = Vec::new();
+    while let Some(record) = reader.next().expect("whole blocks") {
+        if record.direction == Some(Direction::In) {
+            all.extend(read(record.data, record.timestamp_ns.unwrap_or(0)));
+        }
+    }
+    all
+}
+
+/// Hears what passes a namespace's links. What AF_XDP carries does not come to it.
+struct Tap(OwnedFd);
+
+impl Tap {
+    fn new(namespace: &NetNs) -> Tap {
+        let open =
+            || socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_NONBLOCK, SockProtocol::EthAll);
+        let tap = namespace.run(open).unwrap().unwrap();
+        nix::sys::socket::setsockopt(&tap, nix::sys::socket::sockopt::RcvBuf, &(8 << 20)).unwrap();
+        Tap(tap)
+    }
+
+    /// What has passed since the last call.
+    fn seen(&self) -> Vec<Seen> {
+        let mut buffer = vec![0; 1 << 16];
+        let mut all = Vec::new();
+        while let Ok(length) = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+            all.extend(read(&buffer[..length], 0));
+        }
+        all
+    }
+}
+
+/// A site with captures and taps.
+struct Watched {
+    site: Site,
+    taps: [Tap; 2],
+    place: TempDir,
+}
+
+/// What programs said, and what came to the near and to the far end.
+struct Played {
+    client: Finished,
+    server: Finished,
+    came: [Vec<Seen>; 2],
+}
+
+impl Watched {
+    fn new(tag: &str) -> Watched {
+        let site = Site::new(tag);
+        let taps = [Tap::new(&site.near), Tap::new(&site.far)];
+        Watched { site, taps, place: tempfile::tempdir().unwrap() }
+    }
+
+    fn capture(&self, end: &str) -> PathBuf {
+        self.place.path().join(format!("{end}.pcapng"))
+    }
+
+    fn start(&self, end: &str, port: &str, options: &str, program: &str) -> Running {
+        let capture = self.capture(end);
+        let (namespace, dev) =
+            if end == "near" { (&self.site.near, "left") } else { (&self.site.far, "right") };
+        let mut all = vec!["--dev", dev, "--port", port, "--capture", capture.to_str().unwrap()];
+        all.extend(options.split_whitespace());
+        Running::start(namespace, launcher(&all, program))
+    }
+
+    /// A server at the near end and its client at the far one; `options` are of `roxie run`, at both.
+    fn play(&self, port: &str, options: &str, program: &str) -> Played {
+        let mut server = self.start("near", port, options, program);
+        if program.contains("-R") {
+            std::thread::sleep(std::time::Duration::from_secs(1));
+        } else {
+            server.wait_until_it_listens(PORT);
+        }
+        let client = self.start("far", port, options, &format!("{program} {NEAR}")).finish();
+        let server = server.finish();
+        let heard = self.taps.each_ref().map(Tap::seen);
+        let captured = ["near", "far"].map(|end| arrived(&self.capture(end)));
+        let came = if port == "xdp" { captured } else { heard };
+        Played { client, server, came }
+    }
+}
+
+impl Played {
+    #[track_caller]
+    fn well(self) -> Played {
+        assert!(
+            self.client.status.success() && self.server.status.success(),
+            "client: {:?}\nserver: {:?}",
+            self.client,
+            self.server
+        );
+        self
+    }
+
+    /// How the packets of data were marked, wherever they came.
+    fn marks(&self) -> BTreeMap<Marks, usize> {
+        let mut found = BTreeMap::new();
+        for seen in self.came.iter().flatten().filter(|seen| carries_data(seen.opcode)) {
+            *found.entry(seen.marks).or_default() += 1;
+        }
+        found
+    }
+}
+
+fn set<T: Ord>(of: impl IntoIterator<Item = T>) -> BTreeSet<T> {
+    of.into_iter().collect()
+}
+
+const BANDWIDTH: [&str; 3] = ["ib_write_bw", "ib_send_bw", "ib_read_bw"];
+
+#[test]
+fn the_traffic_class_that_perftest_asks_for_is_on_the_wire() {
+    let name = "the_traffic_class_that_perftest_asks_for_is_on_the_wire";
+    if skip(name, &BANDWIDTH) {
+        return;
+    }
+    let watched = Watched::new("cl-class");
+    for port in PORTS {
+        for program in BANDWIDTH {
+            // DSCP 26, and ECN bits that it sets itself or leaves to the device.
+            for (asked, options, expected) in [
+                ("--tclass=106", "", 106),
+                ("--tclass=104", "", 104),
+                ("--tclass=104", "--ecn on", 106),
+                ("--tclass=104", "--ecn dscp=27", 104),
+                ("--tclass=104", "--ecn dscp=26", 106),
+                ("", "--cc dcqcn", 2),
+            ] {
+                let command = format!("{program} -x 1 -F -n 20 -s 5000 --sl=3 {asked}");
+                let played = watched.play(port, options, &command).well();
+                let marks = played.marks();
+                let told = format!("{port}: {options} -- {command}: {marks:?}");
+                assert_eq!(set(marks.keys().map(|m| (m.tos, m.priority))), set([(expected, None)]), "{told}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_service_level_is_the_priority_of_tagged_frames() {
+    let name = "the_service_level_is_the_priority_of_tagged_frames";
+    if skip(name, &BANDWIDTH) {
+        return;
+    }
+    let watched = Watched::new("cl-level");
+    for program in BANDWIDTH {
+        let command = format!("{program} -x 1 -F -n 20 -s 5000 --sl=5 --tclass=104");
+        let tagged = watched.play("xdp", "--qos tag=on", &command).well().marks();
+        assert_eq!(set(tagged.keys().map(|m| (m.tos, m.priority))), set([(104, Some(5))]), "{command}");
+        let mapped = watched.play("xdp", "--qos tag=on,trust=dscp,map=26:2", &command).well().marks();
+        assert_eq!(set(mapped.keys().map(|m| (m.tos, m.priority))), set([(104, Some(2))]), "{command}");
+    }
+}
+
+#[test]
+fn a_type_of_service_is_that_of_the_connection_or_the_default() {
+    let name = "a_type_of_service_is_that_of_the_connection_or_the_default";
+    if skip(name, &BANDWIDTH) {
+        return;
+    }
+    let watched = Watched::new("cl-tos");
+    for port in PORTS {
+        for program in BANDWIDTH {
+            // perftest's own connection, over which it tells addresses of memory, asks for none (`perftest_communication.c`).
+            for (asked, options, expected) in [
+                ("-T 106", "", &[0, 106][..]),
+                ("", "--tos 184", &[184]),
+                ("-T 106", "--tos 184", &[106, 184]),
+                ("", "", &[0]),
+            ] {
+                let command = format!("{program} -R -F -n 20 -s 5000 {asked}");
+                let marks = watched.play(port, options, &command).well().marks();
+                let told = format!("{port}: {options} -- {command}: {marks:?}");
+                assert_eq!(set(marks.keys().map(|m| m.tos)), set(expected.iter().copied()), "{told}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rate_that_the_launcher_sets_is_not_exceeded_on_the_wire() {
+    let name = "a_rate_that_the_launcher_sets_is_not_exceeded_on_the_wire";
+    if skip(name, &BANDWIDTH) {
+        return;
+    }
+    let watched = Watched::new("cl-rate");
+    for port in PORTS {
+        for program in BANDWIDTH {
+            let command = format!("{program} -x 1 -F -n 40 -s 16384");
+            let played = watched.play(port, "--cc fixed,rate=20M", &command).well();
+            // By the receiver's own clock; what is late by a pass may be caught up.
+            let end = if program == "ib_read_bw" { "far" } else { "near" };
+            let came = arrived(&watched.capture(end));
+            let data: Vec<_> = came.iter().filter(|seen| carries_data(seen.opcode)).collect();
+            let (first, last) = (data.first().expect("data"), data.last().expect("data"));
+            let bits = 8 * data[1..].iter().map(|seen| seen.bytes as u64).sum::<u64>();
+            let took = last.at_ns - first.at_ns;
+            assert!(bits >= 40 * 16384 * 7, "{bits} bits");
+            let mbps = bits as f64 * 1e3 / took as f64;
+            println!("{port} {program}: {mbps:.2} Mb/s on the wire; {}", rate_of(&played.client.said));
+            assert!(mbps < 20.4, "{port} {program}: {mbps} Mb/s");
+        }
+    }
+}
+
+/// The row of numbers that perftest prints.
+fn rate_of(said: &str) -> &str {
+    let is_row = |line: &&str| {
+        line.split_whitespace().count() == 5 && line.trim_start().starts_with(|c: char| c.is_ascii_digit())
+    };
+    said.lines().find(is_row).unwrap_or("no row")
+}
+
+#[test]
+fn perftests_own_limiters_do_what_they_can() {
+    let name = "perftests_own_limiters_do_what_they_can";
+    if skip(name, &["ib_write_bw"]) {
+        return;
+    }
+    let watched = Watched::new("cl-limit");
+    for port in PORTS {
+        // By itself, in bursts.
+        let software = "--rate_limit=0.02 --rate_limit_type=SW --burst_size=4";
+        let played = watched.play(port, "", &format!("ib_write_bw -x 1 -F -n 40 -s 16384 {software}")).well();
+        println!("{port} software: {}", rate_of(&played.client.said));
+        // It asks the QP for a rate, reads it back, and believes it on InfiniBand alone (`ctx_connect`): on any RoCE device it goes on
+        // by itself, on top of what the QP does.
+        let played = watched.play(port, "", "ib_write_bw -x 1 -F -n 40 -s 16384 --rate_limit=2.5").well();
+        assert!(played.client.said.contains("providing SW rate limit"), "{:?}", played.client);
+        let command = "ib_write_bw -x 1 -F -n 40 -s 16384 --rate_limit=2.5 --rate_limit_type=HW";
+        let server = watched.start("near", port, "", "ib_write_bw -x 1 -F -n 40 -s 16384");
+        let mut server = server;
+        server.wait_until_it_listens(PORT);
+        let refused = watched.start("far", port, "", &format!("{command} {NEAR}")).finish();
+        drop(server);
+        assert!(!refused.status.success() && refused.said.contains("failed to accept HW rate limit"));
+        assert!(!refused.said.contains("roxie run: "), "the device refused nothing: {refused:?}");
+    }
+}
+
+#[test]
+fn rates_labels_and_service_levels_are_set_and_what_cannot_be_is_refused() {
+    let name = "rates_labels_and_service_levels_are_set_and_what_cannot_be_is_refused";
+    if skip(name, &["cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("rates", &["-libverbs"]);
+    let watched = Watched::new("cl-verbs");
+    // Of the label, as Linux makes a port of it (`rdma_flow_label_to_udp_sport`).
+    let source_port = flow_port(0x5_4321);
+    for port in PORTS {
+        for way in ["::ffff:192.0.2.2 1", "fd00::2 2"] {
+            let ended = watched
+                .start("near", port, "--qos tag=off", &format!("{} {way}", program.display()))
+                .finish();
+            assert!(ended.status.success() && ended.said.contains("all so"), "{port} {way}: {ended:?}");
+            println!("{port} {way}: {}", ended.said);
+            // Nobody is at the far end but the kernel, and what AF_XDP sends comes to that.
+            let [_, heard] = watched.taps.each_ref().map(Tap::seen);
+            let marks = set(heard.iter().map(|seen| (seen.marks.tos, seen.marks.source_port)));
+            let told = format!("{port} {way}: {} packets, {marks:?}", heard.len());
+            if port == "xdp" {
+                assert_eq!(marks, set([(0x68, source_port)]), "{told}");
+            } else {
+                // Sockets have ports of their own; what goes along one way takes one of them (`udp/tx.rs`).
+                assert_eq!((marks.len(), marks.first().map(|m| m.0)), (1, Some(0x68)), "{told}");
+            }
+        }
+    }
+}
+
+/// More than a program may take at the first rate, little at the second.
+#[test]
+fn knobs_of_a_file_are_followed_while_a_program_runs() {
+    let name = "knobs_of_a_file_are_followed_while_a_program_runs";
+    if skip(name, &["ib_write_bw"]) {
+        return;
+    }
+    let watched = Watched::new("cl-file");
+    let knobs = watched.place.path().join("knobs");
+    let option = format!("--cc @{}", knobs.display());
+    for port in PORTS {
+        std::fs::write(&knobs, "fixed,rate=20M\n").unwrap();
+        let command = "ib_write_bw -x 1 -F -n 20000 -s 16384";
+        let mut server = watched.site.near(port, command);
+        server.wait_until_it_listens(PORT);
+        let options = ["--dev", "right", "--port", port];
+        let all: Vec<&str> = options.into_iter().chain(option.split(' ')).collect();
+        let client = launcher(&all, &format!("{command} {NEAR}"));
+        let client = Running::start(&watched.site.far, client);
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        std::fs::write(&knobs, "fixed,rat=9G").unwrap();
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        std::fs::write(&knobs, "off # as fast as it goes").unwrap();
+        let ended = client.finish();
+        assert!(ended.status.success() && server.finish().status.success(), "{port}: {ended:?}");
+        let told = ended.said.matches("congestion control stays as it is").count();
+        assert_eq!((told, ended.said.contains("`rat` is no knob of fixed")), (1, true), "{port}: {ended:?}");
+    }
+}
