@@ -164,8 +164,8 @@ fn a_pause_of_one_priority_over_af_xdp_stops_that_and_no_other() {
     const NAME: &str = "a_pause_of_one_priority_over_af_xdp_stops_that_and_no_other";
     let Some(ends) = network(NAME, "pauses") else { return };
     let classes = TrafficClasses { trust: Trust::Dscp, pfc: 1 << 3, ..TrafficClasses::default() };
-    // A quantum of 512 bits at 100 Mb/s: 65,535 are 335 ms.
-    let line_rate = Some(Rate::from_mbps(100.0));
+    // A quantum of 512 bits at 400 Mb/s: 65,535 are 84 ms.
+    let line_rate = Some(Rate::from_mbps(400.0));
     let near = open("xdp", &ends[0], CongestionConfig { classes, line_rate, ..CongestionConfig::default() });
     let far = open("xdp", &ends[1], CongestionConfig::default());
     let of_dscp = |dscp: u8| ConnectOptions { traffic_class: dscp << 2, ..ConnectOptions::default() };
@@ -187,12 +187,18 @@ fn a_pause_of_one_priority_over_af_xdp_stops_that_and_no_other() {
     third[0].post(&third[1], WrOpcode::Write, 4096);
     first[0].post(&first[1], WrOpcode::Write, 4096);
     first[0].done();
-    let other = began.elapsed();
-    third[0].done();
+    // On a machine that is too busy for it, the pause may be over by now.
+    let early = third[0].cq.poll(&mut [Wc::default()]) == 0;
+    assert!(
+        early || began.elapsed() > Duration::from_millis(83),
+        "priority 3 is stopped while priority 0 is done"
+    );
+    if early {
+        third[0].done();
+    }
     let paused = began.elapsed();
-    assert!(paused >= Duration::from_millis(335), "{paused:?}");
-    assert!(other < paused, "priority 0 after {other:?}, priority 3 after {paused:?}");
-    assert_eq!(counter(&near, "rx_prio3_pause_duration"), 335_539);
+    assert!(paused >= Duration::from_millis(83), "{paused:?}");
+    assert_eq!(counter(&near, "rx_prio3_pause_duration"), 83_884);
 }
 
 /// A receiver that is not turned for a while finds its ring filling, and says so; the sender heeds it, and nothing is lost.

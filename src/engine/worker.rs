@@ -221,15 +221,15 @@ impl Worker {
     fn tell_neighbour(&mut self, now: Nanos) {
         let Some(ring) = self.port.rx_waiting() else { return };
         let (longest, mac) = (self.port.info().max_frame, self.port.info().mac);
-        // Without room now the next pass says it.
-        let Some(id) = self.port.tx_alloc(nic::MAC_CONTROL_LEN) else { return };
-        match self.nic.tell_neighbour(now, ring, longest, mac) {
-            Some(frame) => {
+        let Some(frame) = self.nic.tell_neighbour(now, ring, longest, mac) else { return };
+        match self.port.tx_alloc(frame.len()) {
+            Some(id) => {
                 self.port.tx_frame(&id).write(0, &frame);
                 self.port.tx_commit(id);
                 self.flush(now);
             }
-            None => self.port.tx_cancel(id),
+            // Without room now the next pass says it.
+            None => self.nic.not_told(),
         }
     }
 

@@ -246,7 +246,8 @@ impl Device {
         Ok(device)
     }
 
-    /// How it reacts to congestion, and its traffic classes, from now on. QPs whose reaction point stays of the same kind keep their
+    /// How it reacts to congestion, and its traffic classes, from now on; that PAUSE or PFC frames are heeded over AF_XDP is for the opening
+    /// to say, since the port takes no such frames otherwise. QPs whose reaction point stays of the same kind keep their
     /// rates.
     ///
     /// # Errors

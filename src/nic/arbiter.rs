@@ -81,6 +81,16 @@ impl Arbiter {
     /// A QP is going to use this priority; there may be `qps` of them.
     pub(super) fn prepare(&mut self, priority: u8, qps: usize) {
         self.used |= 1 << priority;
+        self.reserve(priority, qps);
+    }
+
+    /// Some QP used this priority, for which there is room.
+    pub(super) fn note_use(&mut self, priority: u8) {
+        self.used |= 1 << priority;
+    }
+
+    /// Room in a queue for as many QPs.
+    pub(super) fn reserve(&mut self, priority: u8, qps: usize) {
         let waiting = &mut self.queues[usize::from(priority)].waiting;
         waiting.reserve(qps.saturating_sub(waiting.len()));
     }
@@ -171,11 +181,17 @@ impl Arbiter {
     /// A QP is gone.
     pub(super) fn remove(&mut self, qp: QpIndex) {
         self.urgent.retain(|waiting| *waiting != qp);
-        for (priority, queue) in self.queues.iter_mut().enumerate() {
-            queue.waiting.retain(|waiting| *waiting != qp);
-            if queue.waiting.is_empty() {
-                self.filled &= !(1 << priority);
-            }
+        for priority in 0..PRIORITIES as u8 {
+            self.remove_waiting(priority, qp);
+        }
+    }
+
+    /// A QP leaves the queue of this priority; what is urgent of it stays.
+    pub(super) fn remove_waiting(&mut self, priority: u8, qp: QpIndex) {
+        let waiting = &mut self.queues[usize::from(priority)].waiting;
+        waiting.retain(|other| *other != qp);
+        if waiting.is_empty() {
+            self.filled &= !(1 << priority);
         }
     }
 

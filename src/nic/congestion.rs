@@ -5,7 +5,7 @@
 //! cannot see what a QP sends has to guess its number and the PSN.
 
 use super::arbiter::PRIORITIES;
-use super::classes::{EcnPolicy, TrafficClasses};
+use super::classes::{EcnPolicy, TrafficClasses, Trust};
 use super::{Nic, QpEntry};
 use crate::congestion::{Knob, Knobs, Moderation, Rate, Settings};
 use crate::frame::Frame;
@@ -18,8 +18,10 @@ use crate::wire::{MacControl, Operation, Packet, mac_control};
 const PLAUSIBLY_AHEAD: i32 = 1 << 16;
 /// Bits that a quantum of PAUSE stands for (802.3 31B.2).
 const QUANTUM_BITS: f64 = 512.0;
-/// A priority that has been paused for so long without a break is stuck, not congested, and its pauses mean nothing for as long.
+/// A priority that has been stopped for so long is stuck, not congested, and its pauses mean nothing for as long.
 const PAUSE_STORM: Nanos = Nanos::from_millis(100);
+/// Time in which it runs counts against time in which it is stopped so many times: only what stops it for more than 94 of 100 is a storm.
+const RUNNING_COUNTS: u64 = 16;
 
 /// How a NIC reacts to congestion, notifies of it, and tells traffic apart.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,7 +70,7 @@ pub(super) struct Congestion {
     moderation: Moderation,
     /// DSCP and priority of notifications.
     pub(super) notification: (u8, u8),
-    /// By priority: since when it has been paused without a break, and until when its pauses are ignored.
+    /// By priority: how long it has been stopped, and until when its pauses are ignored.
     storms: [Storm; PRIORITIES],
     /// By priority: frames that stopped it, and for how long in all.
     pauses: [PauseCount; PRIORITIES],
@@ -80,7 +82,7 @@ struct PauseCount {
     time: Nanos,
 }
 
-/// `rx_prio*_pause` of mlx5's `ethtool -S`, and the time asked for, in us.
+/// `rx_prio*_pause` of mlx5's `ethtool -S`: frames for it, those that let it go on among them; and for how long it was stopped, in us.
 const PAUSE_NAMES: [(&str, &str); PRIORITIES] = [
     ("rx_prio0_pause", "rx_prio0_pause_duration"),
     ("rx_prio1_pause", "rx_prio1_pause_duration"),
@@ -92,11 +94,33 @@ const PAUSE_NAMES: [(&str, &str); PRIORITIES] = [
     ("rx_prio7_pause", "rx_prio7_pause_duration"),
 ];
 
+/// How long a priority has been stopped.
 #[derive(Clone, Copy, Debug, Default)]
 struct Storm {
-    since: Nanos,
+    /// When this was looked at last.
+    at: Nanos,
     until: Nanos,
+    /// In all, less what it has run since, many times.
+    stopped: Nanos,
+    /// `until` is where patience ends, and not what was asked for.
+    bounded: bool,
     ignored_until: Nanos,
+}
+
+impl Storm {
+    /// Brings the account up to `now`. True: patience has ended since.
+    fn look(&mut self, now: Nanos) -> bool {
+        let stopped = self.until.min(now).since(self.at);
+        let ran = now.since(self.at.max(self.until));
+        self.stopped = self.stopped + stopped - Nanos(ran.0.saturating_mul(RUNNING_COUNTS));
+        self.at = now;
+        let ended = self.bounded && now >= self.until;
+        if ended {
+            (self.bounded, self.stopped) = (false, Nanos::ZERO);
+            self.ignored_until = self.until + PAUSE_STORM;
+        }
+        ended
+    }
 }
 
 impl Congestion {
@@ -154,13 +178,15 @@ impl Nic {
         if let Some(av) = av {
             entry.priority = self.congestion.config.classes.priority(&av);
             entry.capable = connected && self.congestion.marks(&av);
-            entry.qp.set_tag(self.congestion.config.classes.tag(&av));
+            // Sockets carry no tags.
+            let tags = self.longest_frame.is_some();
+            entry.qp.set_tag(self.congestion.config.classes.tag(&av).filter(|_| tags));
         }
         let after = entry.priority;
         if before != after {
             self.arbiter.prepare(after, places);
             if entry.ready {
-                self.arbiter.remove(index);
+                self.arbiter.remove_waiting(before, index);
                 self.arbiter.push(after, index);
             }
         }
@@ -192,7 +218,12 @@ impl Nic {
         }
         self.congestion.set(config);
         let classes = &self.congestion.config.classes;
-        self.handles.set_tags(|av| classes.tag(av));
+        let tags = self.longest_frame.is_some();
+        self.handles.set_tags(|av| classes.tag(av).filter(|_| tags));
+        if classes.trust == Trust::Dscp {
+            let places = self.qps.places() as usize;
+            (0..PRIORITIES as u8).for_each(|priority| self.arbiter.reserve(priority, places));
+        }
         for index in (0..self.qps.places()).map(QpIndex) {
             self.reclassify(index);
             self.control_anew(now, index);
@@ -265,29 +296,22 @@ impl Nic {
     }
 
     fn pause(&mut self, now: Nanos, priority: u8, quanta: u16) {
-        let at = usize::from(priority);
-        let length =
-            Nanos((f64::from(quanta) * QUANTUM_BITS * 1e9 / self.congestion.config.line_rate().0) as u64);
-        let until = now + length;
-        let count = &mut self.congestion.pauses[at];
-        (count.frames, count.time) = (count.frames + 1, count.time + length);
-        let storm = &mut self.congestion.storms[at];
+        let rate = self.congestion.config.line_rate();
+        let length = Nanos((f64::from(quanta) * QUANTUM_BITS * 1e9 / rate.0) as u64);
+        let count = &mut self.congestion.pauses[usize::from(priority)];
+        count.frames += 1;
+        let storm = &mut self.congestion.storms[usize::from(priority)];
+        self.counters.rx_pause_storm_warning_events += u64::from(storm.look(now));
         if quanta > 0 && now < storm.ignored_until {
             self.counters.rx_pause_storm_ignored += 1;
             return;
         }
-        if now > storm.until {
-            storm.since = now;
-        }
-        storm.until = until;
-        if quanta > 0 && now.since(storm.since) >= PAUSE_STORM {
-            storm.ignored_until = now + PAUSE_STORM;
-            storm.since = storm.ignored_until;
-            self.counters.rx_pause_storm_warning_events += 1;
-            self.arbiter.pause(now, priority, now);
-            return;
-        }
-        self.arbiter.pause(now, priority, until);
+        let before = storm.until.max(now);
+        let patience = PAUSE_STORM - storm.stopped;
+        storm.bounded = length > patience;
+        storm.until = now + length.min(patience);
+        count.time = count.time + storm.until.since(before) - before.since(storm.until);
+        self.arbiter.pause(now, priority, storm.until);
     }
 }
 

@@ -533,7 +533,10 @@ impl Nic {
             return Err(ControlError::TooLarge { what: "sl", value: av.sl.into(), limit: 7 });
         }
         self.use_pd(pd, 1)?;
-        match self.handles.create(pd, av, self.congestion.config.classes.tag(av)) {
+        let classes = &self.congestion.config.classes;
+        self.arbiter.reserve(classes.priority(av), self.qps.places() as usize);
+        let tag = classes.tag(av).filter(|_| self.longest_frame.is_some());
+        match self.handles.create(pd, av, tag) {
             Some(ah) => Ok(Answer::Ah(ah)),
             None => {
                 self.use_pd(pd, -1)?;
@@ -633,6 +636,7 @@ impl Nic {
                 fetched: 0,
                 retired: 0,
                 ready: false,
+                moved: false,
                 urgent: false,
                 priority: 0,
                 capable: false,

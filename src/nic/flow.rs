@@ -58,6 +58,10 @@ impl Flows {
 impl Nic {
     /// The longest frame, in bytes, that raw packet QPs may send; `None`: the port carries none of theirs.
     pub fn set_longest_frame(&mut self, longest: Option<usize>) {
+        if longest.is_none() {
+            // Sockets carry no tags.
+            self.handles.set_tags(|_| None);
+        }
         self.longest_frame = longest;
     }
 

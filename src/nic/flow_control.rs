@@ -16,11 +16,17 @@ const OVERHEAD: f64 = 24.0;
 const SHORTEST: f64 = 60.0;
 
 /// What was said last.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Told {
-    stopped: bool,
+    /// Bit p: priority p is stopped.
+    stopped: u8,
     renew_at: Nanos,
+    /// When the ring is to be looked at again.
+    look_at: Nanos,
 }
+
+/// While the neighbour is stopped, so often.
+const LOOKS: Nanos = Nanos::from_micros(50);
 
 /// Frames that may still come after XOFF has been decided on: one of each side's longest is just beginning, the frame itself takes its
 /// time, and the neighbour may take as long as 802.3 allows (31B.3.7) to heed it. All of them may be of the shortest.
@@ -42,7 +48,17 @@ fn headroom(gbps: f64, longest: f64) -> usize {
 impl Nic {
     /// True if it tells its neighbour to pause.
     pub fn sends_pauses(&self) -> bool {
-        self.congestion.config.classes.send_pfc != 0
+        self.congestion.config.classes.send_pfc != 0 || self.told.stopped != 0
+    }
+
+    /// When the receive ring is to be looked at although nothing comes: it may have emptied; `MAX`: the neighbour is not stopped.
+    pub(super) fn looks_at_ring(&self) -> Nanos {
+        if self.told.stopped == 0 { Nanos::MAX } else { self.told.look_at }
+    }
+
+    /// The frame of [`Nic::tell_neighbour`] did not leave: it is to be said again.
+    pub fn not_told(&mut self) {
+        self.told = self.told_before;
     }
 
     /// The receive ring holds `waiting` of `capacity` frames, which are of `longest` bytes at most: the frame that tells the neighbour
@@ -56,17 +72,20 @@ impl Nic {
     ) -> Option<[u8; FRAME_LEN]> {
         let config = &self.congestion.config;
         let rate = config.line_rate();
-        let enable = config.classes.send_pfc;
+        let wanted = config.classes.send_pfc;
         let room = capacity.saturating_sub(headroom(rate.0 / 1e9, longest as f64));
         let xoff = config.classes.xoff.map_or(room, |percent| capacity * usize::from(percent) / 100).max(1);
+        self.told_before = self.told;
         let told = &mut self.told;
-        let quanta = match told.stopped {
-            false if waiting >= xoff => QUANTA,
-            true if waiting <= xoff / 2 => 0,
-            true if now >= told.renew_at => QUANTA,
+        told.look_at = now + LOOKS;
+        let (enable, quanta) = match told.stopped {
+            0 if waiting >= xoff => (wanted, QUANTA),
+            0 => return None,
+            stopped if waiting <= xoff / 2 || wanted == 0 => (stopped, 0),
+            stopped if now >= told.renew_at => (stopped, QUANTA),
             _ => return None,
         };
-        told.stopped = quanta != 0;
+        told.stopped = if quanta == 0 { 0 } else { enable };
         // Half of the pause.
         told.renew_at = now + Nanos((f64::from(QUANTA) * 256.0 * 1e9 / rate.0) as u64);
         self.counters.tx_prio_pause += u64::from(quanta != 0);

@@ -30,7 +30,6 @@ mod srq;
 mod table;
 mod transmit;
 
-pub use crate::wire::mac_control::FRAME_LEN as MAC_CONTROL_LEN;
 pub use arbiter::{PRIORITIES, Service};
 pub use classes::{ClassesError, EcnPolicy, TrafficClasses, Trust};
 pub use congestion::CongestionConfig;
@@ -113,6 +112,8 @@ struct QpEntry {
     retired: u32,
     /// It stands in the arbiter's queue.
     ready: bool,
+    /// Its next packet has another priority: it goes to the queue of that.
+    moved: bool,
     /// It stands in the arbiter's queue of urgent ones.
     urgent: bool,
     /// Its packets' priority.
@@ -169,6 +170,7 @@ pub struct Nic {
     arrivals_to_tell: bool,
     /// What the neighbour was told of pausing.
     told: flow_control::Told,
+    told_before: flow_control::Told,
     /// The packet that is taken in was marked by a switch.
     marked: bool,
     congestion: Congestion,
@@ -251,6 +253,7 @@ impl Nic {
             wants_arrivals: false,
             arrivals_to_tell: false,
             told: flow_control::Told::default(),
+            told_before: flow_control::Told::default(),
             marked: false,
             congestion: Congestion::new(moderation_secret),
             touched: Vec::with_capacity(qps as usize),
@@ -288,6 +291,7 @@ impl Nic {
     /// When it must be turned again even if nothing arrives.
     pub fn next_deadline(&self) -> Nanos {
         let transport = self.wheel.next_deadline().min(self.events_due);
+        let transport = transport.min(self.looks_at_ring());
         if self.releases.is_empty() && !self.arbiter.has_paused() {
             return transport;
         }

@@ -112,15 +112,17 @@ impl Nic {
 
     /// What is no RoCE, or nonsense.
     fn receive_other(&mut self, now: Nanos, reason: wire::Drop, received: &Received<'_>) -> RxOutcome {
+        // A flow may show it to somebody; it is heeded all the same.
+        let heeded = reason == wire::Drop::MacControl && self.heed_mac_control(now, &received.frame);
         if !self.flows.is_empty()
             && let Some(outcome) = self.receive_steered(now, received)
         {
             return outcome;
         }
+        if heeded {
+            return RxOutcome::Paused;
+        }
         match reason {
-            wire::Drop::MacControl if self.heed_mac_control(now, &received.frame) => {
-                return RxOutcome::Paused;
-            }
             wire::Drop::NotRoce | wire::Drop::MacControl => self.counters.rx_not_roce += 1,
             _ => self.counters.rx_malformed += 1,
         }

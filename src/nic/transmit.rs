@@ -59,6 +59,7 @@ impl Nic {
             return self.end_urgent_turn(index, unfinished);
         }
         let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let unfinished = unfinished || std::mem::take(&mut entry.moved);
         entry.ready = unfinished;
         if unfinished && PlantedBug::UnfinishedGoesFirst.is() {
             self.arbiter.push_front(entry.priority, index);
@@ -86,6 +87,9 @@ impl Nic {
         let entry = self.qps.get_mut(index.0)?;
         if entry.notification_due {
             return Some(entry.qp.notification());
+        }
+        if self.arbiter.is_paused(entry.priority) {
+            return None;
         }
         split!(self, now, entry => qp, ctx);
         let plan = qp.next_unpaced(&mut ctx);
@@ -118,8 +122,8 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return false };
         let differs = priority != entry.priority;
         if differs {
-            entry.priority = priority;
-            self.arbiter.prepare(priority, self.qps.places() as usize);
+            (entry.priority, entry.moved) = (priority, true);
+            self.arbiter.note_use(priority);
         }
         differs
     }
@@ -190,7 +194,8 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let Some(av) = entry.qp.attributes().av else { return };
         let own = AddressVector { traffic_class: dscp << 2 | 2, sl, ..av };
-        let tag = self.congestion.config.classes.tagged.then_some(u16::from(sl) << 13);
+        let tags = self.congestion.config.classes.tagged && self.longest_frame.is_some();
+        let tag = tags.then_some(u16::from(sl) << 13);
         let template = entry.qp.template_along(&own, tag);
         let mut headers = [0; MAX_HEADERS];
         let length = template.write_headers(&mut headers, &plan.bth, &plan.ext, 0);

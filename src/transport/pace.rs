@@ -34,13 +34,18 @@ pub(super) struct Pace {
 
 impl Pace {
     fn rate(&mut self, now: Nanos) -> Rate {
-        let rate = self.control.as_mut().map_or(self.line_rate, |control| control.rate(now));
+        let rate = self.control.as_mut().map_or(Rate(f64::INFINITY), |control| control.rate(now));
         self.limit.map_or(rate, |limit| Rate(rate.0.min(limit.0)))
+    }
+
+    /// True if the link itself holds it. A rate that was asked for is kept whatever the link is said to carry.
+    fn is_free(&self, rate: Rate) -> bool {
+        self.limit.is_none() && rate >= self.line_rate
     }
 
     /// The rate as of the last call.
     fn last_rate(&self) -> Rate {
-        let rate = self.control.as_ref().map_or(self.line_rate, |control| control.state().rate);
+        let rate = self.control.as_ref().map_or(Rate(f64::INFINITY), |control| control.state().rate);
         self.limit.map_or(rate, |limit| Rate(rate.0.min(limit.0)))
     }
 
@@ -63,8 +68,9 @@ impl Qp {
             self.pace = Some(self.new_pace(line_rate));
         }
         let Some(pace) = &mut self.pace else { return };
-        (pace.line_rate, pace.limit) = (line_rate, limit);
-        let kept = pace.control.as_mut().is_some_and(|control| control.set(now, settings));
+        let same_line = std::mem::replace(&mut pace.line_rate, line_rate) == line_rate;
+        pace.limit = limit;
+        let kept = same_line && pace.control.as_mut().is_some_and(|control| control.set(now, settings));
         if !kept {
             pace.control = settings.control(line_rate, now);
         }
@@ -113,7 +119,7 @@ impl Qp {
         }
         let rate = pace.rate(now);
         pace.pacer.rate_changed(now, rate);
-        self.held &= rate < pace.line_rate && now < pace.pacer.ready_at();
+        self.held &= !pace.is_free(rate) && now < pace.pacer.ready_at();
     }
 
     /// What its reaction point knew when it was last asked, with the rate that the QP's bounds leave of it. `None`: nobody decides how
@@ -190,7 +196,7 @@ impl Qp {
             control.sent(ctx.now, bytes);
         }
         let rate = pace.rate(ctx.now);
-        if rate < pace.line_rate {
+        if !pace.is_free(rate) {
             if std::mem::replace(&mut pace.idle, is_last) {
                 pace.pacer.was_idle(ctx.now);
             }

@@ -307,8 +307,11 @@ fn strict_goes_first_and_weights_share_what_is_left() {
     };
     assert_eq!(rates(weighted(Service::Strict, Service::Strict)), [8, 120], "the higher priority first");
     assert_eq!(rates(weighted(Service::Strict, Service::Weighted(50))), [120, 8]);
+    // A turn is up to 32 packets.
     let [zero, three] = rates(weighted(Service::Weighted(30), Service::Weighted(30)));
     assert!(zero.abs_diff(three) <= 64, "{zero} and {three}");
+    let [zero, three] = rates(weighted(Service::Weighted(10), Service::Weighted(90)));
+    assert!(three >= 3 * zero, "{zero} and {three}");
 }
 
 /// What was not sent while nothing held the QP is not caught up when something does.
@@ -455,4 +458,56 @@ fn tagged_frames_carry_their_priority() {
         [(0x8100, 6 << 13), (0x8100, 3 << 13)],
         "the notification, the acknowledgement"
     );
+}
+
+/// A notification goes past the pause of another priority; the acknowledgement behind it, which is of the paused one, does not.
+#[test]
+fn an_acknowledgement_does_not_follow_a_notification_past_its_own_pause() {
+    let mut stage = of_priority_three();
+    stage.receive(1, 0, 64);
+    pause(&mut stage, 3, 1000);
+    stage.host.worker.poll(stage.now);
+    stage.template = crate::congestion::with_class(3);
+    let bth = Bth {
+        opcode: Opcode::RC_SEND_ONLY,
+        dest_qp: stage.qp.handle.qpn,
+        psn: Psn::new(0),
+        ack_req: true,
+        ..Bth::default()
+    };
+    stage.send(&bth, &Ext::None, &[1; 8]);
+    let left = departures(&mut stage, Nanos::from_micros(400));
+    assert_eq!(left.iter().map(|(_, opcode, _)| *opcode).collect::<Vec<_>>(), [Opcode::CNP]);
+    let left = departures(&mut stage, Nanos::from_micros(600));
+    assert_eq!(left.iter().map(|(_, opcode, _)| *opcode).collect::<Vec<_>>(), [Opcode::RC_ACKNOWLEDGE]);
+}
+
+/// Pauses that end for a moment are as good as one without end.
+#[test]
+fn short_breaks_do_not_make_a_storm_of_pauses_less_of_one() {
+    let mut stage = of_priority_three();
+    stage.post(WrOpcode::Write, 8);
+    let mut left = Vec::new();
+    for step in 0..8 {
+        pause(&mut stage, 3, 0xffff);
+        stage.host.worker.poll(stage.now);
+        left.extend(departures(&mut stage, Nanos::from_millis(30 * (step + 1))));
+        pause(&mut stage, 3, 0);
+        stage.now = stage.now + Nanos(2_000);
+    }
+    assert!(stage.counter("rx_pause_storm_warning_events") >= 1, "{left:?}");
+}
+
+/// What an application asks for holds, whatever the link is said to carry.
+#[test]
+fn a_limit_above_the_line_rate_is_one() {
+    let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
+    let slow = CongestionConfig { line_rate: Some(Rate::from_mbps(10.0)), ..CongestionConfig::default() };
+    stage.host.call(stage.now, Command::SetCongestion(Box::new(slow))).expect("carried out");
+    limit(&mut stage, 100_000);
+    post_many(&stage);
+    let left = departures(&mut stage, Nanos::from_millis(5));
+    let (last, ..) = left[119];
+    let ideal = Rate::from_mbps(100.0).nanos_for(119 * FULL);
+    assert!((last.0 as f64 / ideal - 1.0).abs() < 0.01, "{last}, ideally {ideal}");
 }

@@ -322,7 +322,7 @@ impl Queue {
 
     /// Descriptors that wait in the rx ring, and how many it has.
     pub(super) fn waiting(&mut self) -> (usize, usize) {
-        (self.rx.nb_avail(self.ring) as usize, self.ring as usize)
+        (self.rx.nb_avail_exact() as usize, self.ring as usize)
     }
 
     /// True if a frame waits in the rx ring.
