@@ -181,7 +181,7 @@ fn pauses(stage: &mut Stage) {
 
 /// A neighbour that pauses without end: nothing, unless PAUSE is heeded; then half of the time.
 #[test]
-fn a_neighbour_that_pauses_for_ever_stops_half_of_the_time_at_most() {
+fn a_neighbour_that_pauses_for_ever_stops_half_of_the_time() {
     let mut writer = Writer::new("off", "");
     let share = writer.share(Nanos::from_millis(2), |stage, _| pauses(stage));
     assert!(share > 0.999, "not heeded: {share}");
