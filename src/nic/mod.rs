@@ -291,11 +291,10 @@ impl Nic {
     /// When it must be turned again even if nothing arrives.
     pub fn next_deadline(&self) -> Nanos {
         let transport = self.wheel.next_deadline().min(self.events_due);
-        let transport = transport.min(self.looks_at_ring());
-        if self.releases.is_empty() && !self.arbiter.has_paused() {
+        if !self.holds_something_back() {
             return transport;
         }
-        transport.min(self.releases.next_deadline()).min(self.arbiter.next_resume())
+        transport.min(self.looks_at_ring()).min(self.releases.next_deadline()).min(self.arbiter.next_resume())
     }
 
     /// True if some QP has something to send.
@@ -315,12 +314,17 @@ impl Nic {
             self.fire(now, self.due[at]);
         }
         self.due.clear();
-        if !self.releases.is_empty() || self.arbiter.has_paused() {
+        if self.holds_something_back() {
             self.release(now);
         }
         if now >= self.events_due {
             self.release_events(now);
         }
+    }
+
+    /// True if data of a paced QP waits for its time, or a priority is paused, or the neighbour is.
+    fn holds_something_back(&self) -> bool {
+        !self.releases.is_empty() || self.arbiter.has_paused() || self.looks_at_ring() != Nanos::MAX
     }
 
     /// What was held back, and may leave now: data of paced QPs, priorities that were paused.

@@ -185,7 +185,9 @@ impl Nic {
         let before = (self.out.dma_in.len(), self.out.completions.len());
         let entry = self.qps.get_mut(index)?;
         split!(self, now, entry => qp, ctx);
-        ctx.out.arrived = received.arrived.unwrap_or(now);
+        if self.wants_arrivals {
+            ctx.out.arrived = received.arrived.unwrap_or(now);
+        }
         let watch = Watch::arrival(qp, packet);
         let mut verdict = qp.handle_packet(&mut ctx, packet, received.index);
         watch.moved(qp, Mover::Packet);

@@ -17,13 +17,12 @@ fn handle_label(handles: &AddressHandles, way: Option<AhId>) -> u32 {
 impl Nic {
     /// The QP whose turn it is. It sends up to `tx_quantum` packets; then call [`Nic::end_turn`].
     pub fn next_turn(&mut self) -> Option<QpIndex> {
-        self.urgent_turn = self.arbiter.has_urgent();
-        if self.urgent_turn
+        if self.arbiter.has_urgent()
             && let Some(index) = self.next_urgent()
         {
+            self.urgent_turn = true;
             return Some(index);
         }
-        self.urgent_turn = false;
         self.arbiter.pop()
     }
 
@@ -59,7 +58,7 @@ impl Nic {
             return self.end_urgent_turn(index, unfinished);
         }
         let Some(entry) = self.qps.get_mut(index.0) else { return };
-        let unfinished = unfinished || std::mem::take(&mut entry.moved);
+        let unfinished = unfinished || (entry.moved && std::mem::take(&mut entry.moved));
         entry.ready = unfinished;
         if unfinished && PlantedBug::UnfinishedGoesFirst.is() {
             self.arbiter.push_front(entry.priority, index);
@@ -73,6 +72,7 @@ impl Nic {
     /// It had no room: it comes again, before all others.
     #[cold]
     fn end_urgent_turn(&mut self, index: QpIndex, unfinished: bool) {
+        self.urgent_turn = false;
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         if unfinished && !entry.urgent && (entry.notification_due || entry.qp.has_unpaced()) {
             entry.urgent = true;
