@@ -31,6 +31,12 @@ fn pair(tag: &str) -> (NetNs, NetNs) {
     let mut left = Links::open_in(&a).unwrap();
     left.create_veth("left", &b, "right", 1).unwrap();
     let mut right = Links::open_in(&b).unwrap();
+    // Duplicate address detection takes up to two seconds, as long as the kernel asks for a neighbour before it gives up for five. Where this
+    // may not be written, the tests are slower.
+    for (end, name) in [(&a, "left"), (&b, "right")] {
+        let file = format!("/proc/sys/net/ipv6/conf/{name}/accept_dad");
+        let _ = end.run(|| std::fs::write(file, "0"));
+    }
     for (links, name, v4, v6) in [
         (&mut left, "left", "192.0.2.1/24", "2001:db8::1/64"),
         (&mut right, "right", "192.0.2.2/24", "2001:db8::2/64"),
