@@ -221,16 +221,14 @@ impl Worker {
     fn tell_neighbour(&mut self, now: Nanos) {
         let Some(ring) = self.port.rx_waiting() else { return };
         let (longest, mac) = (self.port.info().max_frame, self.port.info().mac);
-        let Some(frame) = self.nic.tell_neighbour(now, ring, longest, mac) else { return };
-        match self.port.tx_alloc(frame.len()) {
-            Some(id) => {
-                self.port.tx_frame(&id).write(0, &frame);
-                self.port.tx_commit(id);
-                self.flush(now);
-            }
-            // Without room now the next pass says it.
-            None => self.nic.not_told(),
-        }
+        let Some(control) = self.nic.neighbour_should(now, ring, longest) else { return };
+        let frame = control.build(mac);
+        // Without room now the next pass says it.
+        let Some(id) = self.port.tx_alloc(frame.len()) else { return };
+        self.port.tx_frame(&id).write(0, &frame);
+        self.port.tx_commit(id);
+        self.flush(now);
+        self.nic.has_told(now, control);
     }
 
     /// Lets the QPs that have something to send do so, in turn.

@@ -535,8 +535,7 @@ impl Nic {
         self.use_pd(pd, 1)?;
         let classes = &self.congestion.config.classes;
         self.arbiter.reserve(classes.priority(av), self.qps.places() as usize);
-        let tag = classes.tag(av).filter(|_| self.longest_frame.is_some());
-        match self.handles.create(pd, av, tag) {
+        match self.handles.create(pd, av, self.congestion.tag(av)) {
             Some(ah) => Ok(Answer::Ah(ah)),
             None => {
                 self.use_pd(pd, -1)?;

@@ -170,7 +170,6 @@ pub struct Nic {
     arrivals_to_tell: bool,
     /// What the neighbour was told of pausing.
     told: flow_control::Told,
-    told_before: flow_control::Told,
     /// The packet that is taken in was marked by a switch.
     marked: bool,
     congestion: Congestion,
@@ -253,7 +252,6 @@ impl Nic {
             wants_arrivals: false,
             arrivals_to_tell: false,
             told: flow_control::Told::default(),
-            told_before: flow_control::Told::default(),
             marked: false,
             congestion: Congestion::new(moderation_secret),
             touched: Vec::with_capacity(qps as usize),

@@ -194,9 +194,7 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let Some(av) = entry.qp.attributes().av else { return };
         let own = AddressVector { traffic_class: dscp << 2 | 2, sl, ..av };
-        let tags = self.congestion.config.classes.tagged && self.longest_frame.is_some();
-        let tag = tags.then_some(u16::from(sl) << 13);
-        let template = entry.qp.template_along(&own, tag);
+        let template = entry.qp.template_along(&own, self.congestion.tag_of(sl));
         let mut headers = [0; MAX_HEADERS];
         let length = template.write_headers(&mut headers, &plan.bth, &plan.ext, 0);
         frame.write(0, &headers[..length]);
