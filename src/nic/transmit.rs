@@ -64,9 +64,8 @@ impl Nic {
             self.arbiter.push_front(entry.priority, index);
         } else if unfinished {
             self.arbiter.push(entry.priority, index);
-        } else {
-            self.touch(index);
         }
+        self.touch(index);
     }
 
     /// It had no room: it comes again, before all others.
@@ -92,9 +91,7 @@ impl Nic {
             return None;
         }
         split!(self, now, entry => qp, ctx);
-        let plan = qp.next_unpaced(&mut ctx);
-        self.touch(index);
-        plan
+        qp.next_unpaced(&mut ctx)
     }
 
     /// The next packet of a QP; nothing has changed until [`Nic::emit`].
@@ -106,7 +103,6 @@ impl Nic {
         split!(self, now, entry => qp, ctx);
         let plan = qp.next_packet(&mut ctx);
         let way = plan.as_ref().and_then(|plan| plan.way);
-        self.touch(index);
         if let Some(way) = way
             && self.is_of_another_priority(index, way)
         {
