@@ -55,17 +55,17 @@ pub(crate) struct Arguments {
     /// Seconds that they send
     #[arg(long, default_value_t = 4.0, value_parser = super::positive)]
     seconds: f64,
-    /// Bytes that the queue in front of the link has room for
-    #[arg(long, default_value_t = 200_000)]
-    buffer: u64,
-    /// Bytes in the queue from which on frames are marked
-    #[arg(long, default_value_t = 10_000)]
-    kmin: u64,
-    /// Bytes in the queue from which on all frames are marked
-    #[arg(long, default_value_t = 100_000)]
-    kmax: u64,
+    /// Bytes that the queue in front of the link has room for [default: what the link carries in 16 ms]
+    #[arg(long)]
+    buffer: Option<u64>,
+    /// Bytes in the queue from which on frames are marked [default: what the link carries in 0.4 ms]
+    #[arg(long)]
+    kmin: Option<u64>,
+    /// Bytes in the queue from which on all frames are marked [default: what the link carries in 8 ms]
+    #[arg(long)]
+    kmax: Option<u64>,
     /// Share of frames that is marked at Kmax, 0 to 1
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, default_value_t = 0.3)]
     pmax: f64,
     /// How fast the senders send: off, dcqcn, swift or fixed,rate=RATE, with knobs behind it, as of `roxie run`
     /// [default: dcqcn with the constants of its paper, which are for 40 Gb/s, scaled to this network and printed]
