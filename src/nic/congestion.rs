@@ -206,11 +206,6 @@ impl Nic {
         self.wants_arrivals
     }
 
-    /// The same, once.
-    pub fn take_wish_for_arrivals(&mut self) -> bool {
-        std::mem::take(&mut self.arrivals_to_tell)
-    }
-
     /// How it reacts to congestion, and its traffic classes.
     pub fn congestion(&self) -> &CongestionConfig {
         &self.congestion.config
@@ -244,9 +239,7 @@ impl Nic {
         let settings = if entry.qp.qp_type.is_connected() { &config.control } else { &Settings::Off };
         let settings = entry.own_control.as_ref().unwrap_or(settings);
         entry.qp.set_control(now, settings, config.line_rate());
-        if entry.qp.goes_by_delay() && !self.wants_arrivals {
-            (self.wants_arrivals, self.arrivals_to_tell) = (true, true);
-        }
+        self.wants_arrivals |= entry.qp.goes_by_delay();
         if entry.qp.is_paced() {
             // Room for its release; and if it is one that is held, its time may be another.
             self.releases.grow(index.0 + 1);

@@ -392,6 +392,9 @@ pub enum ControlError {
     /// The port could not steer (what the system said).
     #[error("cannot steer the flow to us: {0}")]
     Steer(String),
+    /// The port does not take MAC control frames (what the system said).
+    #[error("PAUSE and PFC frames cannot be heeded: {0}")]
+    MacControl(String),
     /// The attributes do not make a transition (`EINVAL`).
     #[error(transparent)]
     Modify(#[from] ModifyError),
