@@ -1,6 +1,7 @@
 //! Threads that Roxie starts in an application's process.
 
 use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
@@ -20,6 +21,11 @@ pub fn spawn_unsignalled(name: &str, run: impl FnOnce() + Send + 'static) -> io:
     let thread = Builder::new().name(name.into()).spawn(run);
     before.thread_set_mask()?;
     thread
+}
+
+/// The lock, also if a thread panicked with it: what it guards is looked at and left, never half changed.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A turn of a thread that only reacts, in ns: the shortest that the kernel knows.

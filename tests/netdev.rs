@@ -6,9 +6,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use roxie::netdev::neighbour::{NeighbourError, resolve};
+use roxie::netdev::neighbour::NeighbourError;
 use roxie::netdev::{
-    Change, IfAddr, Interface, Links, Neighbours, NetNs, NetdevError, Watch, interface_names,
+    Change, IfAddr, Interface, Links, Neighbours, NetNs, NetdevError, Watch, interface_names, resolve,
 };
 
 /// True if the test cannot run here; says why.

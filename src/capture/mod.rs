@@ -9,10 +9,12 @@
 mod background;
 mod pcapng;
 mod reader;
+mod source;
 mod writer;
 
 pub use background::{Background, Progress, write_out};
-pub use reader::{CaptureError, Reader, Record};
+pub use reader::Reader;
+pub use source::{CaptureError, Record};
 pub use writer::{Direction, PcapngWriter};
 
 /// Block types of pcapng (draft-ietf-opsawg-pcapng, section 11.1).

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use super::reader::{CaptureError, MAX_RECORD, Order, Record, Source};
+use super::source::{CaptureError, MAX_RECORD, Order, Record, Source};
 use super::{BYTE_ORDER_MAGIC, Direction, block, option};
 
 /// The section at hand. Interfaces are numbered within it.

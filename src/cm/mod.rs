@@ -71,6 +71,7 @@ mod table;
 mod bequest;
 mod calls;
 mod early;
+mod grace;
 mod incoming;
 mod manager;
 mod timers;

@@ -18,11 +18,13 @@ pub mod control;
 mod keeper;
 mod look_on;
 mod pollers;
+mod polling;
 mod shared;
 mod sync;
 mod turns;
 mod wait;
 mod wait_set;
+mod waiters;
 mod watch;
 pub mod worker;
 

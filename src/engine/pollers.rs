@@ -1,50 +1,29 @@
-//! Callers that poll, and how they share the processors: with one another, with the engine's thread, and with other programs.
+//! Who polls: what callers that poll tell one another.
 
-use std::cell::Cell;
 use std::io;
-use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::thread;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::shared::{NOTHING, Shared, readable, sleep_on};
-use super::wait::this_thread;
-use super::watch::QUIET;
-use crate::threads::ask_for_short_turns;
-use crate::time::Nanos;
-
-/// How long callers find nothing before they offer the processor to others, in ns.
-const PATIENCE: u64 = 3_000;
-/// And in how many passes at least: who looks now and then is not polling.
-const EMPTY_PASSES: u32 = 6;
-/// A poller that does not poll for longer, in ns, was kept off its processor.
-const LONG_TURN: u64 = 500_000;
-/// So often within this time, in ns: the processors are crowded. Two that only share one by chance are parted earlier.
-const COUNTED: u64 = 100_000_000;
-const OFTEN: u32 = 8;
-/// How long the processors are taken to be crowded then, in ns.
-const CROWDED: u64 = 1_000_000_000;
-/// How long a poller sleeps on the link at most. It may have other things to look at.
-const DOZE: Nanos = Nanos::from_micros(50);
+use super::watch::NOTHING;
 
 /// Who polls, and how it goes.
 #[derive(Debug)]
 pub(super) struct Pollers {
     /// Since when callers have found nothing, and not given way; and in how many passes.
-    empty_since: AtomicU64,
-    empty: AtomicU32,
+    pub(super) empty_since: AtomicU64,
+    pub(super) empty: AtomicU32,
     /// The thread that polled last, and when another one did before it.
-    poller: AtomicUsize,
-    others_at: AtomicU64,
+    pub(super) poller: AtomicUsize,
+    pub(super) others_at: AtomicU64,
     /// How often a poller was kept off its processor, and since when that is counted.
-    gaps: AtomicU32,
-    gaps_since: AtomicU64,
+    pub(super) gaps: AtomicU32,
+    pub(super) gaps_since: AtomicU64,
     /// Until when the processors are taken to be busy with other programs.
-    crowded_until: AtomicU64,
+    pub(super) crowded_until: AtomicU64,
     /// Pollers that sleep on the link for a moment, and what wakes them when a pass of somebody else brings completions.
-    dozing: AtomicU32,
-    stir: EventFd,
+    pub(super) dozing: AtomicU32,
+    pub(super) stir: EventFd,
 }
 
 impl Pollers {
@@ -60,95 +39,5 @@ impl Pollers {
             dozing: AtomicU32::new(0),
             stir: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
         })
-    }
-}
-
-impl Shared {
-    /// A caller's pass found nothing. After a while whoever else wants the processor may have it: what is waited for may
-    /// well come from there.
-    pub(super) fn found_nothing(&self, now: Nanos) {
-        let since = self.pollers.empty_since.load(Relaxed);
-        // Callers that count at the same time lose a count.
-        let empty = self.pollers.empty.load(Relaxed).saturating_add(1);
-        self.pollers.empty.store(empty, Relaxed);
-        if since == NOTHING {
-            self.pollers.empty_since.store(now.0, Relaxed);
-        } else if empty >= EMPTY_PASSES && now.0.saturating_sub(since) > PATIENCE {
-            self.pollers.empty_since.store(NOTHING, Relaxed);
-            self.let_others_work(now);
-        }
-    }
-
-    /// A caller polls, `away` ns after somebody did last. One that polled in a loop and then did not for long was kept off its
-    /// processor by a program that computes. If that happens again and again, callers that find nothing sleep for a while
-    /// instead of polling on, for a moment each: who sleeps until a frame comes has the processor back then, and not in milliseconds.
-    pub(super) fn note_poll(&self, now: Nanos, away: u64) {
-        if self.pollers.poller.load(Relaxed) != this_thread() {
-            self.pollers.others_at.store(now.0, Relaxed);
-            self.pollers.poller.store(this_thread(), Relaxed);
-        }
-        if away < LONG_TURN || self.pollers.empty.load(Relaxed) < EMPTY_PASSES {
-            return;
-        }
-        let gaps = if now.0.saturating_sub(self.pollers.gaps_since.load(Relaxed)) > COUNTED {
-            self.pollers.gaps_since.store(now.0, Relaxed);
-            1
-        } else {
-            self.pollers.gaps.load(Relaxed) + 1
-        };
-        self.pollers.gaps.store(gaps, Relaxed);
-        if gaps >= OFTEN {
-            self.pollers.gaps.store(0, Relaxed);
-            self.pollers.crowded_until.store(now.0 + CROWDED, Relaxed);
-        }
-    }
-
-    /// Lets others have the processor, where somebody wants it: another program that computes, or another poller of this device. A single
-    /// poller offers it to nobody: two that do so to one another would stay on one processor while another is idle, for the scheduler
-    /// moves no thread that has just run.
-    fn let_others_work(&self, now: Nanos) {
-        if now.0 < self.pollers.crowded_until.load(Relaxed) {
-            self.doze(now);
-        } else if self.others_poll(now) {
-            thread::yield_now();
-        }
-    }
-
-    /// True if several threads poll.
-    pub(super) fn others_poll(&self, now: Nanos) -> bool {
-        now.0.saturating_sub(self.pollers.others_at.load(Relaxed)) < QUIET
-    }
-
-    /// A poller sleeps until a frame comes, or for a moment.
-    fn doze(&self, now: Nanos) {
-        thread_local!(static ASKED: Cell<bool> = const { Cell::new(false) });
-        if !ASKED.replace(true) {
-            // What it waits for comes soon, and so should its turn then. It gets no more processor time by it.
-            let _ = ask_for_short_turns();
-        }
-        self.while_watching(now, || {
-            self.pollers.dozing.fetch_add(1, Relaxed);
-            let frames = self.frames();
-            let stir = [self.pollers.stir.as_fd()];
-            let mut fds = readable(stir.into_iter().chain(frames.iter().map(AsFd::as_fd)));
-            sleep_on(&mut fds, DOZE);
-            self.pollers.dozing.fetch_sub(1, Relaxed);
-            if fds[0].any() == Some(true) {
-                let _ = self.pollers.stir.read();
-            }
-        });
-    }
-
-    /// After a pass: completions came, which may be what a poller that dozes waits for.
-    pub(super) fn stir(&self, completions: usize) {
-        if completions > 0 && self.pollers.dozing.load(Relaxed) > 0 {
-            let _ = self.pollers.stir.write(1);
-        }
-    }
-
-    /// A caller's pass found something to do.
-    pub(super) fn found_something(&self) {
-        self.pollers.empty_since.store(NOTHING, Relaxed);
-        self.pollers.empty.store(0, Relaxed);
     }
 }

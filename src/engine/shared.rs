@@ -14,8 +14,8 @@ use nix::sys::time::TimeSpec;
 use super::look_on::LookOn;
 use super::pollers::Pollers;
 use super::turns::Turns;
-use super::wait::Waiters;
-use super::watch::{QUIET, Relief, Watch};
+use super::waiters::Waiters;
+use super::watch::{NOTHING, QUIET, Relief, Watch};
 use super::worker::{Progress, Worker};
 use crate::port::Port;
 use crate::shared::Doorbells;
@@ -25,9 +25,6 @@ use crate::time::{Clock, Nanos};
 const SPINS: u32 = 64;
 /// How long ago a moment ago is, in ns.
 const LATELY: u64 = 10_000;
-/// Never; nothing is owed.
-pub(super) const NOTHING: u64 = u64::MAX;
-
 /// What callers and threads share.
 #[derive(Debug)]
 pub(super) struct Shared {

@@ -1,50 +1,17 @@
 //! Callers that wait for completions, and may watch the link themselves meanwhile.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::shared::Shared;
 use super::wait_set::WaitSet;
+use super::waiters::this_thread;
 use super::watch::{QUIET, RELIEF, Relief};
 use super::{Engine, LONGEST_SLEEP};
 
-/// Where several threads wait at a time, in ns since the last time that was seen, the keeper watches for all of them.
-const CROWD: u64 = 10_000_000;
 /// Looks for an event that one who watches may take in vain before it asks again.
 const LOOKS_IN_VAIN: u32 = 3;
-
-/// A number of the calling thread.
-pub(super) fn this_thread() -> usize {
-    thread_local!(static HERE: u8 = const { 0 });
-    HERE.with(|here| std::ptr::from_ref(here).addr())
-}
-
-/// Who waits.
-#[derive(Debug, Default)]
-pub(super) struct Waiters {
-    /// The thread that was last to wait, and when.
-    last: AtomicUsize,
-    last_at: AtomicU64,
-    /// When two were seen to wait within a short time of one another.
-    crowd_at: AtomicU64,
-    /// Whose descriptor frames make readable.
-    in_front: Mutex<Option<Arc<WaitSet>>>,
-}
-
-impl Waiters {
-    /// `who` waits. True if it is the only one who does.
-    fn is_alone(&self, who: usize, now: u64) -> bool {
-        let (last, last_at) = (self.last.swap(who, Relaxed), self.last_at.swap(now, Relaxed));
-        if last != who && last != 0 && now.saturating_sub(last_at) < QUIET {
-            self.crowd_at.store(now, Relaxed);
-            return false;
-        }
-        let crowd_at = self.crowd_at.load(Relaxed);
-        crowd_at == 0 || now.saturating_sub(crowd_at) > CROWD
-    }
-}
 
 /// Descriptors that a caller may watch at most; where there are more the keeper does.
 pub const MAX_WATCHED: usize = 16;

@@ -25,6 +25,8 @@ use super::sync::{
     fence,
 };
 
+/// Never: of a time at which something happened.
+pub(crate) const NOTHING: u64 = u64::MAX;
 /// A caller that polls comes again within this time, in ns; who has been away for longer has been doing something else.
 pub(crate) const BREAK: u64 = 50_000;
 /// The shortest nap, in ns.

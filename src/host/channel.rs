@@ -7,7 +7,8 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::device::{Device, DeviceError};
+use super::device::Device;
+use super::error::DeviceError;
 use crate::engine::{Wait, WaitSet};
 use crate::shared::EventCounter;
 

@@ -2,30 +2,14 @@
 
 use std::net::IpAddr;
 
-use super::device::{Device, DeviceError};
-use super::objects::{ProtectionDomain, QueuePair};
+use super::ah_options::AhOptions;
+use super::device::Device;
+use super::error::DeviceError;
+use super::pd::ProtectionDomain;
+use super::qp::QueuePair;
 use crate::nic::{Answer, Command};
 use crate::verbs::{AddressVector, AhId, Psn, QpAttr, QpState, Qpn, SendWr, UdAddress};
 use crate::wire::Gid;
-
-/// How datagrams travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AhOptions {
-    /// Traffic class.
-    pub traffic_class: u8,
-    /// Service level: the priority, where that goes by it (0 to 7).
-    pub sl: u8,
-    /// TTL.
-    pub hop_limit: u8,
-    /// IPv6 flow label, 20 bits.
-    pub flow_label: u32,
-}
-
-impl Default for AhOptions {
-    fn default() -> AhOptions {
-        AhOptions { traffic_class: 0, sl: 0, hop_limit: 64, flow_label: 0 }
-    }
-}
 
 /// A way that datagrams take. Keep it until the work requests that name it are complete.
 #[derive(Debug)]

@@ -20,22 +20,10 @@ use crate::wire::Gid;
 use crate::wire::net::multicast_mac;
 
 use super::claim::Claim;
-use super::follow::Follower;
+use super::error::{DeviceError, ResolveError};
+use super::follower::Follower;
 use super::gid_table::{GidEntry, GidOrder, GidTable};
 use super::knob_file::KnobFile;
-use super::open::OpenError;
-
-/// Why a neighbour's MAC address could not be found.
-#[derive(Debug, thiserror::Error)]
-#[error("no way to {destination} from {device}: {reason}")]
-pub struct ResolveError {
-    /// Who was sought.
-    pub destination: IpAddr,
-    /// From where.
-    pub device: String,
-    /// What went wrong.
-    pub reason: String,
-}
 
 /// Finds the MAC address of the next hop to an IP address.
 pub trait Resolve: Send + Sync {
@@ -81,55 +69,6 @@ impl DeviceConfig {
     pub fn caller_only() -> DeviceConfig {
         DeviceConfig { drive: Drive::CallerOnly, ..DeviceConfig::default() }
     }
-}
-
-/// Why something could not be done.
-#[derive(Debug, thiserror::Error)]
-pub enum DeviceError {
-    /// The device refused a command.
-    #[error(transparent)]
-    Control(#[from] ControlError),
-    /// The operating system refused memory or a descriptor.
-    #[error("{what}: {source}")]
-    System {
-        /// What for.
-        what: &'static str,
-        /// What it said.
-        source: io::Error,
-    },
-    /// There is no such GID.
-    #[error("{device} has no GID at index {index}; it has {available}")]
-    NoGid {
-        /// The device.
-        device: String,
-        /// Which index.
-        index: usize,
-        /// What there is.
-        available: String,
-    },
-    /// The two ends of a connection are of different address families.
-    #[error("the local GID {local} and the remote GID {remote} are of different address families")]
-    Families {
-        /// Ours.
-        local: Gid,
-        /// The peer's.
-        remote: Gid,
-    },
-    /// The port cannot carry even the smallest path MTU.
-    #[error("link MTU {0} is too small: the smallest path MTU, 256, needs {needs}", needs = 256 + Mtu::OVERHEAD)]
-    LinkMtu(usize),
-    /// The interface could not be claimed for the first queue pair.
-    #[error(transparent)]
-    Claim(Box<OpenError>),
-    /// There is no way to the peer.
-    #[error(transparent)]
-    Resolve(#[from] ResolveError),
-    /// A copy outside of a region.
-    #[error(transparent)]
-    Memory(#[from] crate::shared::memory::Fault),
-    /// A work request was not posted.
-    #[error(transparent)]
-    Post(#[from] crate::shared::PostError),
 }
 
 pub(super) struct Inner {
@@ -258,6 +197,27 @@ impl Device {
     /// What it goes by.
     pub fn congestion(&self) -> CongestionConfig {
         self.inner.engine.inspect(|worker| worker.nic().congestion().clone())
+    }
+
+    /// Claims the interface, if that was left for later: from now on frames come and go. Making a queue pair does so by itself.
+    ///
+    /// # Errors
+    /// If it cannot be had: the error says who has it. A later call tries again.
+    pub fn claim(&self) -> Result<(), DeviceError> {
+        let mut left = self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(claim) = &*left else { return Ok(()) };
+        let port = claim.open(self.port().mac).map_err(|e| DeviceError::Claim(Box::new(e)))?;
+        self.inner
+            .engine
+            .set_port(port)
+            .map_err(|source| DeviceError::System { what: "waiting for frames", source })?;
+        *left = None;
+        Ok(())
+    }
+
+    /// True if its port is open.
+    pub fn is_claimed(&self) -> bool {
+        self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
     /// Its name.

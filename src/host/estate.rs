@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 
 use super::connections::{ConnectionService, Consumer};
-use super::device::{Device, DeviceError};
+use super::device::Device;
+use super::error::DeviceError;
 use crate::cm::{Bequest, Config, Event, Keeper, Manager};
 use crate::shared::Region;
 use crate::time::Nanos;

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use super::device::{Device, DeviceError};
-use super::objects::{Kept, ProtectionDomain, QueuePair, no_memory, unexpected};
+use super::device::Device;
+use super::error::DeviceError;
+use super::error::{no_memory, unexpected};
+use super::pd::{Kept, ProtectionDomain};
+use super::qp::QueuePair;
 use crate::flow::RxHash;
 use crate::nic::{Answer, Command};
 use crate::shared::SendRing;

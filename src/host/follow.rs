@@ -5,15 +5,15 @@
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, PoisonError, Weak};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::device::{DeviceError, Inner};
-use super::open::OpenError;
-use crate::netdev::{Change, Interface, Neighbours, Watch};
+use super::device::Inner;
+use super::error::{DeviceError, OpenError};
+use super::follower::{Followed, Follower};
+use crate::netdev::{Change, Watch};
 use crate::port::LinkChange;
 use crate::threads::spawn_unsignalled;
 use crate::verbs::{AsyncEvent, EventKind};
@@ -23,55 +23,6 @@ use crate::wire::Gid;
 const RETRY_MS: u16 = 100;
 /// How often it looks at the file that says how the device reacts to congestion, in milliseconds, if there is one.
 const FILE_MS: u16 = 100;
-
-/// The interface as it was last seen, for all who need it.
-#[derive(Clone, Debug)]
-pub(super) struct Live(Arc<RwLock<Interface>>);
-
-impl Live {
-    pub(super) fn new(interface: Interface) -> Live {
-        Live(Arc::new(RwLock::new(interface)))
-    }
-
-    pub(super) fn get(&self) -> Interface {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, interface: &Interface) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).clone_from(interface);
-    }
-}
-
-/// What is followed, and what of it concerns the device.
-pub(super) struct Followed {
-    /// The interface; the follower keeps it up to date.
-    pub(super) interface: Live,
-    /// Addresses become GIDs. False: they were chosen by the user and stay.
-    pub(super) addresses: bool,
-    /// The neighbours that the device sends to, where frames carry their station addresses.
-    pub(super) neighbours: Option<Arc<Neighbours>>,
-}
-
-/// The thread that follows; ends when dropped.
-#[derive(Debug)]
-pub(super) struct Follower {
-    stop: Arc<EventFd>,
-    stopping: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Follower {
-    fn drop(&mut self) {
-        self.stopping.store(true, Relaxed);
-        let _ = self.stop.write(1);
-        if let Some(thread) = self.thread.take()
-            // The last handle may be dropped by the follower itself, in the middle of a change.
-            && thread.thread().id() != thread::current().id()
-        {
-            let _ = thread.join();
-        }
-    }
-}
 
 /// Starts to follow an interface of the calling thread's namespace for a device.
 pub(super) fn follow(device: &Arc<Inner>, followed: Followed) -> Result<Follower, OpenError> {

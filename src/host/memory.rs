@@ -4,8 +4,10 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::{PoisonError, RwLock};
 
-use super::device::DeviceError;
-use super::objects::{ProtectionDomain, QueuePair, no_memory, unexpected};
+use super::error::DeviceError;
+use super::error::{no_memory, unexpected};
+use super::pd::ProtectionDomain;
+use super::qp::QueuePair;
 use crate::nic::{Answer, Command, ControlError};
 use crate::shared::{HostMemory, PageList};
 use crate::verbs::{

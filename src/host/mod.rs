@@ -38,38 +38,48 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod ah_options;
 mod channel;
 mod claim;
 mod connections;
+mod cq;
 mod datagram;
 mod device;
+mod error;
 mod estate;
 mod event_log;
 mod flow;
 mod follow;
+mod follower;
 mod gid_table;
 mod inbox;
 mod knob_file;
 mod memory;
-mod objects;
 mod open;
+mod pd;
+mod qp;
 mod rdma_cm;
 mod srq;
+mod stack;
 mod ways;
 
 pub use crate::engine::{MAX_WATCHED, Wait, Watched};
+pub use ah_options::AhOptions;
 pub use channel::CompletionChannel;
 pub use claim::PortPlan;
 pub use connections::{ConnectionService, Consumer};
-pub use datagram::{AddressHandle, AhOptions};
-pub use device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
+pub use cq::CompletionQueue;
+pub use datagram::AddressHandle;
+pub use device::{Device, DeviceConfig, Resolve};
+pub use error::{DeviceError, OpenError, ResolveError};
 pub use estate::{Estate, SharedPath};
 pub use event_log::{EVENTS, EventLog, LoggedEvent};
 pub use flow::Flow;
 pub use gid_table::{GidEntry, GidOrder, GidTable};
 pub use knob_file::KnobFile;
 pub use memory::{FastRegion, MemoryRegion, MemoryWindow, WindowRange};
-pub use objects::{CompletionQueue, ConnectOptions, Endpoint, ProtectionDomain, QueuePair};
-pub use open::{OpenError, Stack};
+pub use pd::ProtectionDomain;
+pub use qp::{ConnectOptions, Endpoint, QueuePair};
 pub use rdma_cm::{Connection, ConnectionManager, ConnectionRequest, DialError, DialOptions, PortListener};
 pub use srq::{SharedReceiveQueue, XrcDomain};
+pub use stack::Stack;

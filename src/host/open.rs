@@ -1,84 +1,28 @@
 //! Opening a device: a port, what stacks on it, and the way to its neighbours.
 
-use std::fs::File;
 use std::net::IpAddr;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::device::{Device, DeviceConfig, DeviceError, Resolve, ResolveError};
-use super::follow::{Followed, Live, follow};
+use super::claim::{Claim, PortPlan};
+use super::device::{Device, DeviceConfig, Resolve};
+use super::error::{OpenError, ResolveError};
+use super::follow::follow;
+use super::follower::{Followed, Live};
+use super::gid_table::GidOrder;
+use super::stack::Stack;
 use crate::netdev::neighbour::NeighbourError;
 use crate::netdev::{Interface, Neighbours, NetdevError};
-use crate::port::Port;
-use crate::port::fault::{FaultConfig, FaultPort};
-use crate::port::loopback::LoopbackPort;
 use crate::port::memory::{self, MemoryConfig};
-use crate::port::pcap::{PcapPort, Timestamps};
-use crate::port::udp::{UdpConfig, UdpError, UdpPort, synthetic_mac};
-use crate::port::xdp::{XdpConfig, XdpError, XdpPort};
+use crate::port::udp::{UdpConfig, UdpPort, synthetic_mac};
+use crate::port::unclaimed::UnclaimedPort;
+use crate::port::xdp::{XdpConfig, XdpPort};
+use crate::port::{Port, PortInfo};
 
+/// Bytes that a frame has beside its L3 packet.
+const ETHERNET_HEADER: usize = 14;
 /// How long to wait for a neighbour to answer.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Frames to own addresses that may be under way.
-const LOOPBACK_DEPTH: usize = 512;
-
-/// What stacks on a port.
-#[derive(Clone, Debug, Default)]
-pub struct Stack {
-    /// Faults to inject.
-    pub fault: Option<FaultConfig>,
-    /// Where to write a capture of both directions, with the NIC's reasons as comments.
-    pub capture: Option<PathBuf>,
-}
-
-impl Stack {
-    /// The port with everything on it: faults next to the link, frames to own addresses turned round above them, and
-    /// the capture above all, so that it sees what the NIC sees.
-    pub fn on(&self, port: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
-        let port: Box<dyn Port> = match &self.fault {
-            Some(faults) => Box::new(FaultPort::new(port, faults)),
-            None => port,
-        };
-        let port = Box::new(LoopbackPort::new(port, LOOPBACK_DEPTH));
-        let Some(path) = &self.capture else { return Ok(port) };
-        let failed = |source| OpenError::Capture { path: path.clone(), source };
-        let file = File::create(path).map_err(failed)?;
-        Ok(Box::new(PcapPort::to_file(port, file, Timestamps::WallClock).map_err(failed)?))
-    }
-}
-
-/// Why a device could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The AF_XDP port.
-    #[error(transparent)]
-    Xdp(#[from] XdpError),
-    /// The UDP port.
-    #[error(transparent)]
-    Udp(#[from] UdpError),
-    /// The interface.
-    #[error(transparent)]
-    Netdev(#[from] NetdevError),
-    /// The way to its neighbours.
-    #[error(transparent)]
-    Neighbour(#[from] NeighbourError),
-    /// The device on the port.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// The capture file.
-    #[error("cannot write the capture {path}: {source}")]
-    Capture {
-        /// Its path.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// The interface has no address that could be a GID.
-    #[error("{0} has no IP address: give it one, for example `ip addr add 192.0.2.1/24 dev {0}`")]
-    NoAddress(String),
-}
-
 impl Device {
     /// A device on an interface of the calling thread's network namespace, through AF_XDP.
     pub fn open_xdp(xdp: &XdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
@@ -114,7 +58,49 @@ impl Device {
         Ok(device)
     }
 
-    pub(super) fn follow(&self, followed: Followed) -> Result<(), OpenError> {
+    /// A device on an interface of the calling thread's network namespace that claims it with its first queue pair; until then
+    /// it answers questions, registers memory and makes queues.
+    ///
+    /// # Errors
+    /// If there is no such interface, or it has no address.
+    pub fn open_unclaimed(
+        interface: &str,
+        plan: PortPlan,
+        stack: Stack,
+        config: &DeviceConfig,
+    ) -> Result<Device, OpenError> {
+        let found = Interface::by_name(interface)?;
+        let first = found.addresses.first().ok_or_else(|| OpenError::NoAddress(interface.to_owned()))?.ip;
+        let frames = plan != PortPlan::Udp;
+        let info = PortInfo {
+            name: "unclaimed".into(),
+            interface: Some(found.name.clone()),
+            mode: "claimed with the first queue pair".into(),
+            mac: if frames { found.mac } else { synthetic_mac(first) },
+            mtu: found.mtu,
+            max_frame: found.mtu + ETHERNET_HEADER,
+            raw_frames: frames,
+        };
+        let addresses: Vec<_> = found.addresses.iter().map(|a| a.ip).collect();
+        let neighbours = if frames { Some(Arc::new(Neighbours::open(&found)?)) } else { None };
+        let config = DeviceConfig { gid_order: GidOrder::Customary { station: found.mac }, ..config.clone() };
+        let interface = Live::new(found);
+        let resolver: Box<dyn Resolve> = match &neighbours {
+            Some(neighbours) => Box::new(KernelNeighbours {
+                interface: interface.clone(),
+                neighbours: Arc::clone(neighbours),
+            }),
+            None => Box::new(Synthetic),
+        };
+        let port = Box::new(UnclaimedPort::new(info.clone()));
+        let device = Device::new("roxie0", port, addresses, resolver, &config)?;
+        let claim = Claim { interface: info.interface.unwrap_or_default(), plan, stack };
+        *device.inner.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
+        device.follow(Followed { interface, addresses: true, neighbours })?;
+        Ok(device)
+    }
+
+    fn follow(&self, followed: Followed) -> Result<(), OpenError> {
         let follower = follow(&self.inner, followed)?;
         // Set once: the device was made by the caller just now.
         let _ = self.inner.follower.set(follower);
@@ -161,9 +147,9 @@ fn addresses_of(interface: &Interface, asked: &[IpAddr]) -> Result<Vec<IpAddr>, 
 }
 
 /// The kernel's routes and neighbours.
-pub(super) struct KernelNeighbours {
-    pub(super) interface: Live,
-    pub(super) neighbours: Arc<Neighbours>,
+struct KernelNeighbours {
+    interface: Live,
+    neighbours: Arc<Neighbours>,
 }
 
 impl KernelNeighbours {
@@ -189,7 +175,7 @@ impl Resolve for KernelNeighbours {
 }
 
 /// Sockets have no MAC addresses: those in their frames are made of the IP addresses.
-pub(super) struct Synthetic;
+struct Synthetic;
 
 impl Resolve for Synthetic {
     fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {

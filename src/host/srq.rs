@@ -5,13 +5,16 @@ use std::sync::{Arc, Mutex};
 
 use nix::sys::stat::fstat;
 
-use super::device::{Device, DeviceError};
-use super::objects::{
-    CompletionQueue, Kept, ProtectionDomain, QueuePair, lock, no_memory, unexpected, within,
-};
+use super::cq::CompletionQueue;
+use super::device::Device;
+use super::error::DeviceError;
+use super::error::{no_memory, unexpected, within};
+use super::pd::{Kept, ProtectionDomain};
+use super::qp::QueuePair;
 use crate::limits::{MAX_SGE, MAX_WR};
 use crate::nic::{Answer, Command, ReceiveSource, SrqStatus};
 use crate::shared::{PostError, RecvRing, SendRing};
+use crate::threads::lock;
 use crate::verbs::{FileId, OpenXrcd, QpInit, QpType, Sge, SrqIndex, SrqInit, SrqKind, Srqn, XrcdId};
 
 #[derive(Debug)]

@@ -23,7 +23,7 @@ use std::io;
 pub use interface::{IfAddr, Interface, link_speed};
 pub use link::Links;
 pub use membership::Membership;
-pub use neighbours::Neighbours;
+pub use neighbours::{Neighbours, resolve};
 pub use netns::NetNs;
 pub use tap::Tap;
 pub use watch::{Change, Watch};

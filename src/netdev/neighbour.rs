@@ -3,12 +3,11 @@
 //! The kernel has routes and a neighbour table and knows how to ask (ARP, neighbour discovery), so it does
 //! the work. But frames that leave through AF_XDP are not seen by it and keep no entry alive: a neighbour is
 //! entered as *managed* (`NTF_EXT_MANAGED`, Linux 5.16), which makes the kernel resolve it at once and
-//! refresh it from then on. [`Neighbours`] remembers whom it asked for, follows them, and takes that
+//! refresh it from then on. [`Neighbours`](super::Neighbours) remembers whom it asked for, follows them, and takes that
 //! back in the end.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::time::Duration;
 
 use netlink_packet_core::NLM_F_CREATE;
 use netlink_packet_route::RouteNetlinkMessage;
@@ -19,7 +18,6 @@ use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, Ro
 
 use super::Interface;
 use super::link::family;
-use super::neighbours::Neighbours;
 use super::netlink::Netlink;
 
 /// The discard service (RFC 863).
@@ -82,19 +80,6 @@ pub enum NeighbourError {
 
 fn by_way(destination: &IpAddr, next_hop: &IpAddr) -> String {
     if destination == next_hop { String::new() } else { format!(" (the gateway to {destination})") }
-}
-
-/// The station address for frames from `interface` to `destination`, asked once and not kept: as
-/// [`Neighbours::resolve`], in the calling thread's namespace.
-///
-/// # Errors
-/// [`NeighbourError`] tells a missing route from a silent neighbour.
-pub fn resolve(
-    interface: &Interface,
-    destination: IpAddr,
-    timeout: Duration,
-) -> Result<[u8; 6], NeighbourError> {
-    Neighbours::open(interface)?.resolve(interface, destination, timeout)
 }
 
 /// The station address of a multicast group, or of limited broadcast.

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use super::neighbour::{
 };
 use super::netlink::{Netlink, messages};
 use super::{Interface, NetNs};
+use crate::threads::lock;
 
 /// How often the table is looked at while the kernel asks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -338,6 +339,15 @@ impl Drop for Neighbours {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// The station address for frames from `interface` to `destination`, asked once and not kept: as
+/// [`Neighbours::resolve`], in the calling thread's namespace.
+///
+/// # Errors
+/// [`NeighbourError`] tells a missing route from a silent neighbour.
+pub fn resolve(
+    interface: &Interface,
+    destination: IpAddr,
+    timeout: Duration,
+) -> Result<[u8; 6], NeighbourError> {
+    Neighbours::open(interface)?.resolve(interface, destination, timeout)
 }

@@ -5,7 +5,7 @@
 //! first comes, so that an application that polls meanwhile and asks again loses nothing: it gets one event more.
 
 use super::Nic;
-use super::control::{Answer, ControlError};
+use super::command::{Answer, ControlError};
 use crate::shared::{CompletionRing, EventCounter};
 use crate::time::Nanos;
 use crate::transport::coverage::{Notice, Watch};

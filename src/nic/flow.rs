@@ -1,6 +1,7 @@
 //! Flows: which frames of other protocols go to which raw packet QPs (`ibv_create_flow`).
 
-use super::control::{Answer, ControlError, Uses};
+use super::command::{Answer, ControlError};
+use super::qp_life::Uses;
 use super::srq::Receives;
 use super::{Nic, Received, RxOutcome, split};
 use crate::flow::{FlowKey, FlowMatch, MAX_FLOWS};

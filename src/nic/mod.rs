@@ -15,6 +15,7 @@
 
 mod arbiter;
 mod classes;
+mod command;
 mod congestion;
 mod control;
 mod cq;
@@ -25,6 +26,7 @@ mod log;
 mod memory;
 mod multicast;
 mod path;
+mod qp_life;
 mod receive;
 mod srq;
 mod table;
@@ -32,10 +34,10 @@ mod transmit;
 
 pub use arbiter::{PRIORITIES, Service};
 pub use classes::{ClassesError, EcnPolicy, TrafficClasses, Trust};
-pub use congestion::CongestionConfig;
-pub use control::{
+pub use command::{
     Answer, Command, ControlError, ObjectCounts, QpHandle, QpStatus, ReceiveSource, SrqStatus,
 };
+pub use congestion::CongestionConfig;
 pub use cq::Published;
 pub use flow::MAX_TABLE;
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
@@ -105,7 +107,7 @@ struct QpEntry {
     /// In how many tables of such QPs it is.
     in_tables: u32,
     /// What it holds on to.
-    uses: control::Uses,
+    uses: qp_life::Uses,
     /// The next send queue position to fetch.
     fetched: u32,
     /// The send queue position that the application has been told of.

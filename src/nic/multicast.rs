@@ -1,6 +1,6 @@
 //! Multicast groups: which QPs get what is sent to a group (IBTA 10.5, A17.4.9).
 
-use super::control::{Answer, ControlError};
+use super::command::{Answer, ControlError};
 use super::{Nic, RxOutcome};
 use crate::nic::Received;
 use crate::time::Nanos;

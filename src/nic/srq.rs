@@ -1,7 +1,7 @@
 //! Shared receive queues and XRC domains: the tables, their commands, and where each QP takes its receives from.
 
 use super::Nic;
-use super::control::{Answer, ControlError, SrqStatus};
+use super::command::{Answer, ControlError, SrqStatus};
 use super::cq::CQ;
 use super::table::{NumberedTable, Table};
 use crate::limits::{MAX_SGE, MAX_WR};

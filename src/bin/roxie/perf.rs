@@ -20,7 +20,9 @@ mod link;
 mod picture;
 mod plan;
 mod plot;
+mod queue_pairs;
 mod report;
+mod sampler;
 mod session;
 
 use control::Control;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use super::super::datagram::AhOptions;
-use super::super::objects::QueuePair;
+use super::super::ah_options::AhOptions;
+use super::super::qp::QueuePair;
 use super::{DialError, DialOptions, Shared, local_qp};
 use crate::cm::{Event, Parameters, WhyUnreachable};
 use crate::verbs::{QpAttr, QpState};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
-use super::super::objects::QueuePair;
+use super::super::qp::QueuePair;
 use super::connection::{Connection, Line, failure, set_up, wait};
 use super::{DialError, DialOptions, Shared, local_qp};
 use crate::cm::{AcceptOptions, Event, ListenOn, Listener};

@@ -50,8 +50,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 use super::connections::ConnectionService;
-use super::device::{Device, DeviceError, random};
-use super::objects::QueuePair;
+use super::device::{Device, random};
+use super::error::DeviceError;
+use super::qp::QueuePair;
 use crate::cm::{self, CmError, ConnectRequest, LocalQp, Manager, Route};
 use crate::verbs::{Access, Mtu, Psn};
 use crate::wire::cm::{Kind, PrivateData, RejReason, TooLong};

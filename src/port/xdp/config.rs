@@ -54,7 +54,7 @@ impl XdpConfig {
     pub fn packet_memory(&self, rx_queues: usize) -> u64 {
         let queues = if self.queues.is_empty() { rx_queues.max(1) } else { self.queues.len() };
         // Chunks for each direction.
-        queues as u64 * 2 * u64::from(self.ring) * u64::from(super::open::CHUNK)
+        queues as u64 * 2 * u64::from(self.ring) * u64::from(CHUNK)
     }
 
     /// Checks what does not depend on the interface.
@@ -79,6 +79,9 @@ impl XdpConfig {
         Ok(())
     }
 }
+
+/// Chunk size of the UMEM: a page, the largest that the kernel takes without huge pages.
+pub(super) const CHUNK: u32 = 4096;
 
 /// Queues in one port: each gets its share of a burst, so there cannot be more than frames in one.
 pub(super) const MAX_QUEUES: usize = crate::port::BURST;

@@ -14,13 +14,12 @@ use nix::sys::socket::{setsockopt, sockopt};
 use xsk_rs::config::{BindFlags, FrameSize, LibxdpFlags, QueueSize, SocketConfig, UmemConfig};
 use xsk_rs::{Socket, Umem};
 
+use super::config::CHUNK;
 use super::queue::{CHUNK_DATA, Parts, Queue};
 use super::steering::{AttachError, Steering, program_name};
 use super::{Mode, XdpConfig, XdpError, config, owner};
 use crate::netdev::Interface;
 
-/// Chunk size of the UMEM: a page, the largest that the kernel takes without huge pages.
-pub(super) const CHUNK: u32 = 4096;
 /// Ethernet header and one VLAN tag, which the MTU does not count.
 const L2_HEADER: usize = 14 + 4;
 /// How long a former owner's socket or program may take to go away; measured: about 100 ms after a kill.

@@ -7,7 +7,8 @@
 //! A frame is charged to where it came in. A lossy one has room if the queue that it goes to is below its threshold; a lossless one
 //! always, first up to the threshold of its ingress, then in its headroom, and the peer is told to pause.
 
-use super::config::{PRIORITIES, SwitchConfig, Threshold};
+use super::config::{SwitchConfig, Threshold};
+use super::error::PRIORITIES;
 use super::stats::DropReason;
 
 /// What came in at one port with one priority and has not left.

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::config::{PRIORITIES, PortConfig, Schedule};
+use super::config::{PortConfig, Schedule};
+use super::error::PRIORITIES;
 use super::link::Line;
 use super::silence::Silence;
 use crate::time::Nanos;

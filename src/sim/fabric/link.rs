@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::config::ConfigError;
+use super::error::ConfigError;
 use crate::time::Nanos;
 use crate::wire::mac_control::{quanta_bytes, response_quanta};
 pub use crate::wire::net::{ETHERNET_OVERHEAD, SHORTEST_FRAME};

@@ -8,6 +8,7 @@ mod buffer;
 mod classify;
 mod config;
 mod egress;
+mod error;
 mod link;
 mod pfc;
 mod run;
@@ -17,9 +18,8 @@ mod stats;
 mod switch;
 mod topology;
 
-pub use config::{
-    ConfigError, EcnConfig, PRIORITIES, PortConfig, PriorityMap, Schedule, SwitchConfig, Threshold,
-};
+pub use config::{EcnConfig, PortConfig, PriorityMap, Schedule, SwitchConfig, Threshold};
+pub use error::{ConfigError, PRIORITIES};
 pub use link::{ETHERNET_OVERHEAD, Line, LinkConfig, LinkRate, SHORTEST_FRAME};
 pub use pfc::{PfcConfig, SonicHeadroom, worst_case};
 pub use run::{Fabric, Step};

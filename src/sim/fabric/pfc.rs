@@ -1,6 +1,6 @@
 //! Priority flow control: how much may still come after a peer was told to pause, and who was told what.
 
-use super::config::{ConfigError, check_priority};
+use super::error::{ConfigError, check_priority};
 use super::link::{LinkConfig, SHORTEST_FRAME};
 use crate::time::Nanos;
 

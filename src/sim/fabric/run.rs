@@ -1,6 +1,6 @@
 //! The fabric: who is turned when.
 
-use super::config::ConfigError;
+use super::error::ConfigError;
 use super::station::{Shared, Station, StationPort, StationStats};
 use super::switch::Switch;
 use super::topology::{End, FabricConfig, Wiring};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::config::PRIORITIES;
+use super::error::PRIORITIES;
 use super::link::LinkRate;
 use crate::time::Nanos;
 use crate::wire::mac_control::MacControl;

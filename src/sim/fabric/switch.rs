@@ -8,8 +8,9 @@ use std::collections::{HashMap, VecDeque};
 
 use super::buffer::Buffer;
 use super::classify::{self, Sight};
-use super::config::{ConfigError, PRIORITIES, SwitchConfig};
+use super::config::SwitchConfig;
 use super::egress::{Egress, Next, Queued};
+use super::error::{ConfigError, PRIORITIES};
 use super::stats::{DropReason, IngressStats, QueueStats};
 use crate::frame::Frame;
 use crate::time::Nanos;

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::config::{ConfigError, PortConfig, PriorityMap, SwitchConfig};
+use super::config::{PortConfig, PriorityMap, SwitchConfig};
+use super::error::ConfigError;
 use super::link::LinkConfig;
 use crate::time::Nanos;
 

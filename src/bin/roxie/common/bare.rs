@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use roxie::host::OpenError;
-use roxie::netdev::{Interface, neighbour};
+use roxie::netdev::{Interface, resolve};
 use roxie::port::Port;
 use roxie::port::memory::{self, MemoryConfig};
 use roxie::port::udp::{UdpPort, synthetic_mac};
@@ -29,9 +29,7 @@ impl Bare {
     /// The station address for frames to a peer.
     pub(crate) fn mac_of(&self, peer: IpAddr) -> Result<[u8; 6], Failure> {
         match &self.interface {
-            Some(interface) => {
-                neighbour::resolve(interface, peer, RESOLVE).map_err(|e| Failure::Peer(e.to_string()))
-            }
+            Some(interface) => resolve(interface, peer, RESOLVE).map_err(|e| Failure::Peer(e.to_string())),
             None => Ok(synthetic_mac(peer)),
         }
     }

@@ -6,10 +6,10 @@ use roxie::verbs::Wc;
 
 use super::Service;
 use super::control::Control;
-use super::link::{COMPLETIONS, Event, Link, SIGNAL_EVERY, STANDSTILL};
-use super::plan::{Plan, Until};
-use super::plot::Sampler;
+use super::link::{COMPLETIONS, Event, Link, STANDSTILL};
+use super::plan::{Plan, SIGNAL_EVERY, Until};
 use super::report::Outcome;
+use super::sampler::Sampler;
 use crate::common::{Failure, output};
 
 /// The part of a timed run that is not counted, while queues fill: this, or a tenth if that is less.

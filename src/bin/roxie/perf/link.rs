@@ -12,10 +12,8 @@ use roxie::verbs::{
 };
 
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
-use super::plan::Plan;
-use super::report::Outcome;
-use super::session::Side;
-use super::{Measure, Operation, Service, bandwidth, latency};
+use super::plan::{Plan, SIGNAL_EVERY};
+use super::{Measure, Operation, Service};
 use crate::common::health::{Health, Silence, tell_logs};
 use crate::common::{DeviceOptions, Failure, Patience};
 
@@ -27,8 +25,6 @@ const QP_BITS: u32 = 16;
 pub(super) const STANDSTILL: Duration = Duration::from_secs(30);
 /// Completions taken at once.
 pub(super) const COMPLETIONS: usize = 32;
-/// Sends posted beyond the depth at most: unsignaled ones that wait for a signaled one to follow.
-pub(super) const SIGNAL_EVERY: u32 = 16;
 
 /// The Q_Key of the datagrams.
 const QKEY: u32 = 0x1111_1111;
@@ -170,7 +166,7 @@ impl<'a> Link<'a> {
     }
 
     /// Serves SENDs: posts receives again. Serves the rest by turning the device.
-    fn receive_all(&self, control: &Control) -> Result<(u64, ServerReport), Failure> {
+    pub(super) fn receive_all(&self, control: &Control) -> Result<(u64, ServerReport), Failure> {
         let mut completions = [Wc::default(); COMPLETIONS];
         let (mut received, mut first, mut last) = (0, None, None::<Instant>);
         let mut done = None;
@@ -218,17 +214,17 @@ fn register(pd: &ProtectionDomain, length: usize, access: Access) -> Result<Memo
     })
 }
 
-impl Side for Link<'_> {
-    fn port(&self) -> (String, String) {
+impl Link<'_> {
+    pub(super) fn port(&self) -> (String, String) {
         let info = self.device.port();
         (info.name.clone(), info.mode.clone())
     }
 
-    fn path_mtu(&self) -> Result<Mtu, Failure> {
+    pub(super) fn path_mtu(&self) -> Result<Mtu, Failure> {
         self.options.path_mtu(&self.device, Mtu::Mtu4096)
     }
 
-    fn prepare(&mut self, plan: &Plan, path_mtu: Mtu) -> Result<End, Failure> {
+    pub(super) fn prepare(&mut self, plan: &Plan, path_mtu: Mtu) -> Result<End, Failure> {
         let pd = self.device.alloc_pd()?;
         let receives = plan.receives();
         let cq = self.device.create_cq(plan.qps * (plan.depth + SIGNAL_EVERY + receives), None)?;
@@ -284,7 +280,7 @@ impl Side for Link<'_> {
         Ok(end)
     }
 
-    fn connect(&mut self, there: &End) -> Result<(), Failure> {
+    pub(super) fn connect(&mut self, there: &End) -> Result<(), Failure> {
         let parts = self.parts.as_mut().expect("prepared before it is connected");
         let options = self.options.connect_options(parts.path_mtu);
         for (i, (qp, own)) in parts.qps.iter().zip(&parts.own).enumerate() {
@@ -307,7 +303,7 @@ impl Side for Link<'_> {
         Ok(())
     }
 
-    fn arm(&mut self, plan: &Plan, size: u32) -> Result<(), Failure> {
+    pub(super) fn arm(&mut self, plan: &Plan, size: u32) -> Result<(), Failure> {
         if (plan.measure, plan.operation) == (Measure::Lat, Operation::Write) {
             // What an earlier round left there is no message of the next one.
             self.parts().target.write_at(size as usize - 1, &[0])?;
@@ -315,31 +311,11 @@ impl Side for Link<'_> {
         Ok(())
     }
 
-    fn measure(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<Outcome, Failure> {
-        match plan.measure {
-            Measure::Bw => bandwidth::run(self, plan, size, control),
-            Measure::Lat => latency::run(self, plan, size, control),
-        }
-    }
-
-    fn serve(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<(u64, ServerReport), Failure> {
-        match (plan.measure, plan.operation) {
-            (Measure::Lat, Operation::Send | Operation::Write) => {
-                latency::answer(self, plan.operation, size, control)
-            }
-            _ => self.receive_all(control),
-        }
-    }
-
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.device.counters()
-    }
-
-    fn tell_logs(&self) {
+    pub(super) fn tell_logs(&self) {
         tell_logs(&self.device);
     }
 
-    fn finish(&self) -> Result<(), Failure> {
+    pub(super) fn finish(&self) -> Result<(), Failure> {
         self.options.finish_capture(&self.device)
     }
 }

@@ -5,10 +5,11 @@ use roxie::limits::{MAX_CQE, MAX_WR};
 use roxie::verbs::Mtu;
 use serde::{Deserialize, Serialize};
 
-use super::link::SIGNAL_EVERY;
 use super::{Arguments, Measure, Operation, Service};
 use crate::common::Failure;
 
+/// Sends posted beyond the depth at most: unsignaled ones that wait for a signaled one to follow.
+pub(super) const SIGNAL_EVERY: u32 = 16;
 /// The longest message: what a buffer is allocated for.
 const MAX_SIZE: u32 = 1 << 30;
 const MAX_QPS: u32 = 4096;

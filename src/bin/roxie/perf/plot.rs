@@ -4,21 +4,11 @@
 //! Samples are taken between completions, at an interval that doubles when there are too many, so that a run of any length has a few
 //! hundred.
 
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
 
 use roxie::congestion::State;
 use serde_json::{Value, json};
 
-use super::link::Link;
-use crate::common::Failure;
-
-/// The first interval.
-const EVERY: Duration = Duration::from_millis(2);
-/// Samples that are kept; with more every second one goes.
-const MOST: usize = 1_000;
-/// Queue pairs that are asked.
-const MOST_QPS: usize = 8;
 /// Columns of a chart beside its axis: 80 in all.
 const COLUMNS: usize = 67;
 
@@ -59,47 +49,6 @@ pub(super) struct Series {
     pub(super) samples: Vec<Sample>,
     /// Payload bytes of an operation.
     pub(super) size: u32,
-}
-
-/// Takes samples.
-pub(super) struct Sampler {
-    start: Instant,
-    next: Instant,
-    every: Duration,
-    series: Series,
-}
-
-impl Sampler {
-    pub(super) fn new(size: u32) -> Sampler {
-        let start = Instant::now();
-        Sampler { start, next: start, every: EVERY, series: Series { samples: Vec::new(), size } }
-    }
-
-    /// Takes one if it is time.
-    pub(super) fn look(&mut self, now: Instant, link: &Link<'_>, completed: u64) -> Result<(), Failure> {
-        if now < self.next {
-            return Ok(());
-        }
-        let asked = link.parts().qps.iter().take(MOST_QPS);
-        let qps = asked.map(|qp| qp.control_state()).collect::<Result<_, _>>()?;
-        let notifications = link.device.counter("rp_cnp_handled");
-        let at = (now - self.start).as_secs_f64();
-        self.series.samples.push(Sample { at, completed, notifications, qps });
-        if self.series.samples.len() >= MOST {
-            let mut number = 0;
-            self.series.samples.retain(|_| {
-                number += 1;
-                number % 2 == 1
-            });
-            self.every *= 2;
-        }
-        self.next = now + self.every;
-        Ok(())
-    }
-
-    pub(super) fn series(self) -> Series {
-        self.series
-    }
 }
 
 /// A line of a chart: a value for each sample, where it is known.
@@ -205,12 +154,6 @@ impl Series {
             all += &chart("round trip, us", 6, self.length(), &[('*', &round_trip)], None);
         }
         all
-    }
-
-    /// Writes the picture.
-    pub(super) fn draw(&self, file: &Path, title: &str) -> Result<(), Failure> {
-        std::fs::write(file, super::picture::draw(self, title))
-            .map_err(|error| Failure::Run(format!("cannot write {}: {error}", file.display())))
     }
 }
 

@@ -8,7 +8,7 @@ use roxie::verbs::Mtu;
 use super::control::ServerReport;
 use super::plan::Plan;
 use super::plot::{Series, Wish};
-use super::{Measure, Operation, Service};
+use super::{Measure, Operation, Service, picture};
 use crate::common::{Failure, output};
 
 /// What a client measured with one size.
@@ -108,7 +108,9 @@ impl<'a> Printer<'a> {
     /// One size.
     pub(super) fn row(&self, size: u32, outcome: &Outcome, report: &ServerReport) -> Result<(), Failure> {
         if let (Some(series), Some(Wish::Picture(file))) = (&outcome.series, &self.form.plot) {
-            series.draw(file, &format!("{:?} of {size} bytes over {}", self.plan.operation, self.port.0))?;
+            let title = format!("{:?} of {size} bytes over {}", self.plan.operation, self.port.0);
+            std::fs::write(file, picture::draw(series, &title))
+                .map_err(|error| Failure::Run(format!("cannot write {}: {error}", file.display())))?;
         }
         if self.form.json {
             return output::line(self.object(size, outcome, report));

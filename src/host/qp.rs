@@ -1,81 +1,24 @@
-//! The objects of the verbs API. Each frees its part of the device when it is dropped; those that use one another
-//! keep one another alive.
+//! Queue pairs.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
 
-use super::channel::CompletionChannel;
-use super::datagram::AhOptions;
-use super::device::{Device, DeviceError, random};
+use super::ah_options::AhOptions;
+use super::cq::CompletionQueue;
+use super::device::{Device, random};
+use super::error::{DeviceError, no_memory, unexpected};
+use super::pd::{Kept, ProtectionDomain};
 use crate::congestion::{Settings, State};
-use crate::engine::WaitSet;
-use crate::limits::MAX_CQE;
 use crate::nic::{Answer, Command, ControlError, QpHandle, QpRecord, QpStatus, ReceiveSource};
 use crate::shared::work_queue::Payload;
-use crate::shared::{Armed, CompletionRing, PostError, RecvRing, SendRing};
-use crate::time::Nanos;
+use crate::shared::{PostError, RecvRing, SendRing};
+use crate::threads::lock;
 use crate::verbs::{
-    Access, CqIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RateLimit,
-    SendWr, Sge, Wc,
+    Access, Mtu, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RateLimit, SendWr, Sge,
 };
 use crate::wire::Gid;
 
-/// The device answered a command with something else than it is specified to: a bug of ours.
-pub(super) fn unexpected(answer: &Answer) -> ! {
-    unreachable!("the device answered {answer:?}")
-}
-
-#[derive(Debug)]
-pub(super) struct PdInner {
-    pub(super) device: Device,
-    pub(super) id: PdId,
-}
-
-impl Drop for PdInner {
-    fn drop(&mut self) {
-        let _ = self.device.call(Command::DeallocPd(self.id));
-    }
-}
-
-/// A protection domain. Cloning it gives another handle to the same one.
-#[derive(Clone, Debug)]
-pub struct ProtectionDomain {
-    pub(super) inner: Arc<PdInner>,
-}
-
 impl Device {
-    /// Makes a protection domain.
-    pub fn alloc_pd(&self) -> Result<ProtectionDomain, DeviceError> {
-        match self.call(Command::AllocPd)? {
-            Answer::Pd(id) => Ok(ProtectionDomain { inner: Arc::new(PdInner { device: self.clone(), id }) }),
-            other => unexpected(&other),
-        }
-    }
-
-    /// Makes a completion queue of at least `entries`, with a channel for its events if one is given.
-    pub fn create_cq(
-        &self,
-        entries: u32,
-        channel: Option<&CompletionChannel>,
-    ) -> Result<CompletionQueue, DeviceError> {
-        within("completion queue entries", entries, MAX_CQE)?;
-        let ring = CompletionRing::new(entries).map_err(no_memory)?;
-        let notify = channel.map(|c| c.waits.events().clone());
-        match self.call(Command::CreateCq { ring: ring.clone(), notify })? {
-            Answer::Cq(index) => {
-                let inner = CqInner {
-                    device: self.clone(),
-                    index,
-                    waits: channel.map(|c| Arc::clone(&c.waits)),
-                    ring: Mutex::new(Polled { ring, forgotten: Vec::new() }),
-                };
-                Ok(CompletionQueue { inner: Arc::new(inner) })
-            }
-            other => unexpected(&other),
-        }
-    }
-
     /// Makes an RC QP in RESET. `sq_sig_all`: every send completes, signaled or not.
     pub fn create_qp(
         &self,
@@ -120,8 +63,8 @@ impl Device {
         };
         let answer = self.call(Command::CreateQp {
             pd: pd.inner.id,
-            send_cq: send_cq.inner.index,
-            recv_cq: recv_cq.inner.index,
+            send_cq: send_cq.index(),
+            recv_cq: recv_cq.index(),
             init: *init,
             sends: sends.clone(),
             receives: source,
@@ -139,195 +82,6 @@ fn check_caps(caps: &QpCaps) -> Result<(), DeviceError> {
             Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into())
         }
         None => Ok(()),
-    }
-}
-
-pub(super) fn within(what: &'static str, value: u32, limit: u32) -> Result<(), DeviceError> {
-    if value > limit {
-        return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into());
-    }
-    Ok(())
-}
-
-pub(super) fn no_memory(source: std::io::Error) -> DeviceError {
-    DeviceError::System { what: "memory for a queue", source }
-}
-
-impl ProtectionDomain {
-    pub(super) fn device(&self) -> &Device {
-        &self.inner.device
-    }
-
-    pub(super) fn id(&self) -> PdId {
-        self.inner.id
-    }
-}
-
-#[derive(Debug)]
-struct CqInner {
-    device: Device,
-    index: CqIndex,
-    /// Where its events are waited for.
-    waits: Option<Arc<WaitSet>>,
-    /// Who polls, arms or changes it takes turns.
-    ring: Mutex<Polled>,
-}
-
-/// A ring as the application polls it.
-#[derive(Debug)]
-struct Polled {
-    ring: CompletionRing,
-    /// QPs whose completions below a position are not to be seen any more.
-    forgotten: Vec<(Qpn, u64)>,
-}
-
-impl Polled {
-    fn poll(&mut self) -> Option<Wc> {
-        if self.forgotten.is_empty() { self.ring.poll() } else { self.poll_timed().map(|(wc, _)| wc) }
-    }
-
-    fn poll_timed(&mut self) -> Option<(Wc, u64)> {
-        loop {
-            let (position, _) = self.ring.positions();
-            self.forgotten.retain(|(_, end)| *end > position);
-            let (wc, time) = self.ring.poll_timed()?;
-            if !self.forgotten.iter().any(|(qpn, _)| *qpn == wc.qpn) {
-                return Some((wc, time));
-            }
-        }
-    }
-}
-
-impl Drop for CqInner {
-    fn drop(&mut self) {
-        let _ = self.device.call(Command::DestroyCq(self.index));
-    }
-}
-
-/// A completion queue. Cloning it gives another handle to the same one.
-#[derive(Clone, Debug)]
-pub struct CompletionQueue {
-    inner: Arc<CqInner>,
-}
-
-impl CompletionQueue {
-    pub(super) fn kept(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
-        Arc::clone(&self.inner) as _
-    }
-
-    /// Takes up to `out.len()` completions. If there is none and callers turn the device, runs a pass first.
-    pub fn poll(&self, out: &mut [Wc]) -> usize {
-        let taken = self.poll_ready(out);
-        if taken > 0 || out.is_empty() {
-            return taken;
-        }
-        self.turn();
-        self.poll_ready(out)
-    }
-
-    /// Runs a pass if callers turn the device: what [`CompletionQueue::poll`] does when it finds nothing.
-    pub fn turn(&self) {
-        self.inner.device.inner.engine.help_for(|| lock(&self.inner.ring).ring.has_completions());
-    }
-
-    /// Takes up to `out.len()` completions that are there, and runs no pass.
-    pub fn poll_ready(&self, out: &mut [Wc]) -> usize {
-        let mut ring = lock(&self.inner.ring);
-        let mut taken = 0;
-        for slot in out {
-            let Some(wc) = ring.poll() else { break };
-            *slot = wc;
-            taken += 1;
-        }
-        taken
-    }
-
-    /// Takes one completion.
-    pub fn poll_one(&self) -> Option<Wc> {
-        let mut wc = [Wc::default()];
-        (self.poll(&mut wc) == 1).then_some(wc[0])
-    }
-
-    /// Polls until a completion comes or `timeout` has passed; a timeout beyond the clock's range (`Duration::MAX`) is
-    /// for ever. `None` at once if the device has failed.
-    pub fn wait(&self, timeout: Duration) -> Option<Wc> {
-        let until = Instant::now().checked_add(timeout);
-        loop {
-            if let Some(wc) = self.poll_one() {
-                return Some(wc);
-            }
-            if self.inner.device.has_failed() || until.is_some_and(|until| Instant::now() >= until) {
-                return None;
-            }
-        }
-    }
-
-    /// Completions of a QP that wait are not seen any more: it was reset or destroyed, and its work requests are nobody's.
-    pub fn forget(&self, qpn: Qpn) {
-        let mut polled = lock(&self.inner.ring);
-        let (position, end) = polled.ring.positions();
-        if end != position {
-            polled.forgotten.push((qpn, end));
-        }
-    }
-
-    /// Takes an event that the queue has raised on its channel; false: it has none.
-    pub fn take_event(&self) -> bool {
-        lock(&self.inner.ring).ring.take_event()
-    }
-
-    /// Its place in the device's table: what events call it.
-    pub fn index(&self) -> CqIndex {
-        self.inner.index
-    }
-
-    /// Asks for an event on the channel. If a completion that is wanted waits already, unpolled, the event comes at once. From now on
-    /// the caller is expected to wait, and the device is looked after meanwhile.
-    pub fn arm(&self, armed: Armed) {
-        let raised = lock(&self.inner.ring).ring.arm(armed);
-        let Some(waits) = &self.inner.waits else { return };
-        if raised {
-            waits.events().raise();
-        } else {
-            self.inner.device.inner.engine.armed(waits);
-        }
-    }
-
-    /// Takes one completion with the time at which it came about, on the [device's clock](Device::now).
-    pub fn poll_timed(&self) -> Option<(Wc, Nanos)> {
-        let take = || lock(&self.inner.ring).poll_timed().map(|(wc, time_ns)| (wc, Nanos(time_ns)));
-        take().or_else(|| {
-            self.turn();
-            take()
-        })
-    }
-
-    /// Makes it hold at least `entries` completions. Those that wait stay in their order, and what was armed stays armed.
-    ///
-    /// # Errors
-    /// If more wait than that, or it is beyond the device's limit; the queue is as before then.
-    pub fn resize(&self, entries: u32) -> Result<(), DeviceError> {
-        within("completion queue entries", entries, MAX_CQE)?;
-        let mut polled = lock(&self.inner.ring);
-        let other = CompletionRing::new(entries).map_err(no_memory)?;
-        let (gone, _) = polled.ring.positions();
-        self.inner.device.call(Command::ResizeCq { cq: self.inner.index, ring: other.clone() })?;
-        polled.ring = other;
-        // What waited is at the new one's beginning.
-        for (_, end) in &mut polled.forgotten {
-            *end = end.saturating_sub(gone);
-        }
-        Ok(())
-    }
-
-    /// Holds events back (`ibv_modify_cq`): one for `count` completions, or `period` after the first of them. 0 or 1: at
-    /// once. A completion in error waits for nothing. Completions themselves come as ever.
-    ///
-    /// # Errors
-    /// If there is a count and no period.
-    pub fn moderate(&self, count: u32, period: Duration) -> Result<(), DeviceError> {
-        let period = Nanos(u64::try_from(period.as_nanos()).unwrap_or(u64::MAX));
-        self.inner.device.call(Command::ModerateCq { cq: self.inner.index, count, period }).map(drop)
     }
 }
 
@@ -398,9 +152,6 @@ pub struct QueuePair {
     posts: AtomicU32,
     _uses: Kept,
 }
-
-/// What an object keeps alive.
-pub(super) type Kept = Vec<Arc<dyn std::fmt::Debug + Send + Sync>>;
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
@@ -632,8 +383,4 @@ impl QueuePair {
             _ => Ok(()),
         }
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,0 +1,61 @@
+//! The side of a measurement that has queue pairs: who measures what on them.
+
+use roxie::verbs::Mtu;
+
+use super::control::{Control, End, ServerReport};
+use super::link::Link;
+use super::plan::Plan;
+use super::report::Outcome;
+use super::session::Side;
+use super::{Measure, Operation, bandwidth, latency};
+use crate::common::Failure;
+
+impl Side for Link<'_> {
+    fn port(&self) -> (String, String) {
+        Link::port(self)
+    }
+
+    fn path_mtu(&self) -> Result<Mtu, Failure> {
+        Link::path_mtu(self)
+    }
+
+    fn prepare(&mut self, plan: &Plan, path_mtu: Mtu) -> Result<End, Failure> {
+        Link::prepare(self, plan, path_mtu)
+    }
+
+    fn connect(&mut self, there: &End) -> Result<(), Failure> {
+        Link::connect(self, there)
+    }
+
+    fn arm(&mut self, plan: &Plan, size: u32) -> Result<(), Failure> {
+        Link::arm(self, plan, size)
+    }
+
+    fn measure(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<Outcome, Failure> {
+        match plan.measure {
+            Measure::Bw => bandwidth::run(self, plan, size, control),
+            Measure::Lat => latency::run(self, plan, size, control),
+        }
+    }
+
+    fn serve(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<(u64, ServerReport), Failure> {
+        match (plan.measure, plan.operation) {
+            (Measure::Lat, Operation::Send | Operation::Write) => {
+                latency::answer(self, plan.operation, size, control)
+            }
+            _ => self.receive_all(control),
+        }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.device.counters()
+    }
+
+    fn tell_logs(&self) {
+        Link::tell_logs(self);
+    }
+
+    fn finish(&self) -> Result<(), Failure> {
+        Link::finish(self)
+    }
+}

@@ -1,0 +1,20 @@
+//! What an address handle or a connection says of its packets.
+
+/// How datagrams travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AhOptions {
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Service level: the priority, where that goes by it (0 to 7).
+    pub sl: u8,
+    /// TTL.
+    pub hop_limit: u8,
+    /// IPv6 flow label, 20 bits.
+    pub flow_label: u32,
+}
+
+impl Default for AhOptions {
+    fn default() -> AhOptions {
+        AhOptions { traffic_class: 0, sl: 0, hop_limit: 64, flow_label: 0 }
+    }
+}

@@ -1,0 +1,122 @@
+//! What goes wrong with a device.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use crate::netdev::NetdevError;
+use crate::netdev::neighbour::NeighbourError;
+use crate::nic::{Answer, ControlError};
+use crate::port::udp::UdpError;
+use crate::port::xdp::XdpError;
+use crate::shared::PostError;
+use crate::verbs::Mtu;
+use crate::wire::Gid;
+
+/// Why a neighbour's MAC address could not be found.
+#[derive(Debug, thiserror::Error)]
+#[error("no way to {destination} from {device}: {reason}")]
+pub struct ResolveError {
+    /// Who was sought.
+    pub destination: IpAddr,
+    /// From where.
+    pub device: String,
+    /// What went wrong.
+    pub reason: String,
+}
+
+/// Why something could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The device refused a command.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The operating system refused memory or a descriptor.
+    #[error("{what}: {source}")]
+    System {
+        /// What for.
+        what: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+    /// There is no such GID.
+    #[error("{device} has no GID at index {index}; it has {available}")]
+    NoGid {
+        /// The device.
+        device: String,
+        /// Which index.
+        index: usize,
+        /// What there is.
+        available: String,
+    },
+    /// The two ends of a connection are of different address families.
+    #[error("the local GID {local} and the remote GID {remote} are of different address families")]
+    Families {
+        /// Ours.
+        local: Gid,
+        /// The peer's.
+        remote: Gid,
+    },
+    /// The port cannot carry even the smallest path MTU.
+    #[error("link MTU {0} is too small: the smallest path MTU, 256, needs {needs}", needs = 256 + Mtu::OVERHEAD)]
+    LinkMtu(usize),
+    /// The interface could not be claimed for the first queue pair.
+    #[error(transparent)]
+    Claim(Box<OpenError>),
+    /// There is no way to the peer.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// A copy outside of a region.
+    #[error(transparent)]
+    Memory(#[from] crate::shared::memory::Fault),
+    /// A work request was not posted.
+    #[error(transparent)]
+    Post(#[from] PostError),
+}
+
+/// Why a device could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The AF_XDP port.
+    #[error(transparent)]
+    Xdp(#[from] XdpError),
+    /// The UDP port.
+    #[error(transparent)]
+    Udp(#[from] UdpError),
+    /// The interface.
+    #[error(transparent)]
+    Netdev(#[from] NetdevError),
+    /// The way to its neighbours.
+    #[error(transparent)]
+    Neighbour(#[from] NeighbourError),
+    /// The device on the port.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The capture file.
+    #[error("cannot write the capture {path}: {source}")]
+    Capture {
+        /// Its path.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The interface has no address that could be a GID.
+    #[error("{0} has no IP address: give it one, for example `ip addr add 192.0.2.1/24 dev {0}`")]
+    NoAddress(String),
+}
+
+/// The device answered a command with something else than it is specified to: a bug of ours.
+pub(super) fn unexpected(answer: &Answer) -> ! {
+    unreachable!("the device answered {answer:?}")
+}
+
+pub(super) fn within(what: &'static str, value: u32, limit: u32) -> Result<(), DeviceError> {
+    if value > limit {
+        return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into());
+    }
+    Ok(())
+}
+
+pub(super) fn no_memory(source: io::Error) -> DeviceError {
+    DeviceError::System { what: "memory for a queue", source }
+}

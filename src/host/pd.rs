@@ -1,0 +1,49 @@
+//! Protection domains. Objects free their part of the device when they are dropped; those that use one another keep one another alive.
+
+use std::sync::Arc;
+
+use super::device::Device;
+use super::error::{DeviceError, unexpected};
+use crate::nic::{Answer, Command};
+use crate::verbs::PdId;
+
+/// What an object keeps alive.
+pub(super) type Kept = Vec<Arc<dyn std::fmt::Debug + Send + Sync>>;
+
+#[derive(Debug)]
+pub(super) struct PdInner {
+    pub(super) device: Device,
+    pub(super) id: PdId,
+}
+
+impl Drop for PdInner {
+    fn drop(&mut self) {
+        let _ = self.device.call(Command::DeallocPd(self.id));
+    }
+}
+
+/// A protection domain. Cloning it gives another handle to the same one.
+#[derive(Clone, Debug)]
+pub struct ProtectionDomain {
+    pub(super) inner: Arc<PdInner>,
+}
+
+impl Device {
+    /// Makes a protection domain.
+    pub fn alloc_pd(&self) -> Result<ProtectionDomain, DeviceError> {
+        match self.call(Command::AllocPd)? {
+            Answer::Pd(id) => Ok(ProtectionDomain { inner: Arc::new(PdInner { device: self.clone(), id }) }),
+            other => unexpected(&other),
+        }
+    }
+}
+
+impl ProtectionDomain {
+    pub(super) fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    pub(super) fn id(&self) -> PdId {
+        self.inner.id
+    }
+}

@@ -1,0 +1,400 @@
+//! Control commands: what an application asks of the device, and what it is told.
+
+use super::CongestionConfig;
+use super::log::QpRecord;
+use crate::congestion::{Settings, State};
+use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, SendRing};
+use crate::time::Nanos;
+use crate::transport::qp::Attributes;
+use crate::verbs::{
+    Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, ModifyError, MrIndex, MwIndex, MwType,
+    OpenXrcd, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, Rss, SrqIndex, SrqInit,
+    SrqKind, Srqn, XrcdId,
+};
+
+/// What an application asks of the device.
+#[derive(Debug)]
+pub enum Command {
+    /// Makes a protection domain.
+    AllocPd,
+    /// Removes one that nothing uses.
+    DeallocPd(PdId),
+    /// Registers memory.
+    RegisterMemory {
+        /// For users of this domain.
+        pd: PdId,
+        /// What may be done to it.
+        access: Access,
+        /// The address by which work requests and peers call its first byte.
+        start: u64,
+        /// The memory.
+        memory: HostMemory,
+    },
+    /// Registers a region again: what is `Some` changes, with new memory its key as well. After an error it is as it was.
+    ReregisterMemory {
+        /// The region.
+        mr: MrIndex,
+        /// Its new domain.
+        pd: Option<PdId>,
+        /// What may be done to it.
+        access: Option<Access>,
+        /// New memory, and the address of its first byte.
+        translation: Option<(u64, HostMemory)>,
+    },
+    /// Takes a region out. When the answer comes, nothing touches it any more.
+    DeregisterMemory(MrIndex),
+    /// The same for a region whose owner is gone: windows that are bound to it are unbound first.
+    ReleaseMemory(MrIndex),
+    /// Makes a region that work requests give pages and keys to.
+    AllocFastMemory {
+        /// For users of this domain.
+        pd: PdId,
+        /// The memory that pages are taken from.
+        memory: HostMemory,
+        /// Where the application writes which.
+        pages: PageList,
+    },
+    /// Makes a memory window.
+    AllocWindow {
+        /// For users of this domain.
+        pd: PdId,
+        /// Its kind.
+        kind: MwType,
+    },
+    /// Asks for the key that the next bind of a window of type 1 gives it.
+    NextWindowKey(MwIndex),
+    /// Removes a window, bound or not.
+    FreeWindow(MwIndex),
+    /// Makes a completion queue.
+    CreateCq {
+        /// Its ring.
+        ring: CompletionRing,
+        /// What to write when an armed queue gets a completion.
+        notify: Option<EventCounter>,
+    },
+    /// Has a completion queue go on in a ring of another size: what waits is moved there in its order. Nobody may poll or
+    /// arm meanwhile.
+    ResizeCq {
+        /// Which.
+        cq: CqIndex,
+        /// The new ring.
+        ring: CompletionRing,
+    },
+    /// Holds the events of a completion queue back (`ibv_modify_cq`); completions come as ever.
+    ModerateCq {
+        /// Which.
+        cq: CqIndex,
+        /// Completions for one event; 0 or 1: an event comes at once.
+        count: u32,
+        /// From the first of them on, when it comes at the latest.
+        period: Nanos,
+    },
+    /// Removes one that no QP uses.
+    DestroyCq(CqIndex),
+    /// Makes a shared receive queue.
+    CreateSrq {
+        /// Its domain: that of the memory in its lists, and for XRC of what peers reach through it.
+        pd: PdId,
+        /// What it is for.
+        init: SrqInit,
+        /// Its ring, which has its sizes.
+        ring: RecvRing,
+    },
+    /// Changes one. Nothing may be posted to it meanwhile.
+    ModifySrq {
+        /// Which.
+        srq: SrqIndex,
+        /// A ring of another size: what waits is moved there in its order, and posts go there from then on.
+        ring: Option<RecvRing>,
+        /// Arms the limit: an event comes, once, when fewer receives are left. 0 disarms it.
+        limit: Option<u32>,
+    },
+    /// Says what is so.
+    QuerySrq(SrqIndex),
+    /// Removes one that no QP was made for. What waits in it is forgotten.
+    DestroySrq(SrqIndex),
+    /// Opens an XRC domain.
+    OpenXrcd(OpenXrcd),
+    /// Closes one. The last to do so removes it; then nothing may be in it.
+    CloseXrcd(XrcdId),
+    /// Makes the target of an XRC connection: it has neither queues nor a protection domain of its own.
+    CreateXrcTarget(XrcdId),
+    /// Makes a QP.
+    CreateQp {
+        /// Its domain.
+        pd: PdId,
+        /// Where send completions go.
+        send_cq: CqIndex,
+        /// Where receive completions go.
+        recv_cq: CqIndex,
+        /// Its service and its sizes.
+        init: QpInit,
+        /// Its send queue.
+        sends: SendRing,
+        /// Where it takes receives from.
+        receives: ReceiveSource,
+    },
+    /// Makes a QP that spreads what is steered to it over others.
+    CreateRssQp(PdId, Box<Rss>),
+    /// Changes a QP's attributes and state.
+    ModifyQp(QpIndex, Box<QpAttr>),
+    /// Gives a QP a reaction point that is not the device's; `None`: the device's again.
+    SetQpControl(QpIndex, Option<Box<Settings>>),
+    /// How all QPs react to congestion, and what traffic classes there are, from now on.
+    SetCongestion(Box<CongestionConfig>),
+    /// Says what is so.
+    QueryQp(QpIndex),
+    /// Tells what happened to a QP that was not routine.
+    QueryLog(QpIndex),
+    /// Destroys a QP, whatever it is doing.
+    DestroyQp(QpIndex),
+    /// Makes an address handle.
+    CreateAh(PdId, Box<AddressVector>),
+    /// Removes one. Work requests that still name it fail.
+    DestroyAh(AhId),
+    /// Has a datagram QP get what is sent to a group.
+    AttachMulticast(QpIndex, Gid),
+    /// Ends that.
+    DetachMulticast(QpIndex, Gid),
+    /// Steers frames of other protocols to a raw packet QP.
+    CreateFlow(QpIndex, Box<FlowRule>),
+    /// Ends that.
+    DestroyFlow(FlowId),
+    /// Lists the QPs.
+    ListQps,
+}
+
+/// Where a QP takes receives from.
+#[derive(Clone, Debug)]
+pub enum ReceiveSource {
+    /// A queue of its own.
+    Own(RecvRing),
+    /// One that it shares with others.
+    Shared(SrqIndex),
+    /// Nowhere: the initiator of an XRC connection.
+    None,
+}
+
+/// What the device answers.
+#[derive(Debug)]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// A protection domain.
+    Pd(PdId),
+    /// A memory region and its key.
+    Memory(MrIndex, u32),
+    /// A memory window and its key.
+    Window(MwIndex, u32),
+    /// A key.
+    Key(u32),
+    /// A completion queue.
+    Cq(CqIndex),
+    /// A QP.
+    Qp(QpHandle),
+    /// An address handle.
+    Ah(AhId),
+    /// A shared receive queue and its number.
+    Srq(SrqIndex, Srqn),
+    /// How a shared receive queue is.
+    SrqStatus(SrqStatus),
+    /// An XRC domain.
+    Xrcd(XrcdId),
+    /// How a QP is.
+    QpStatus(Box<QpStatus>),
+    /// What happened to a QP, oldest first.
+    QpLog(Vec<QpRecord>),
+    /// A flow.
+    Flow(FlowId),
+    /// How all QPs are.
+    Qps(Vec<QpStatus>),
+}
+
+/// Names a QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpHandle {
+    /// Its place.
+    pub index: QpIndex,
+    /// Its number.
+    pub qpn: Qpn,
+}
+
+/// How a QP is.
+#[derive(Clone, Debug)]
+pub struct QpStatus {
+    /// Which.
+    pub handle: QpHandle,
+    /// Its service.
+    pub qp_type: QpType,
+    /// Its state.
+    pub state: QpState,
+    /// Its attributes.
+    pub attributes: Attributes,
+    /// The sizes of its queues. Those of a receive queue that is not its own are 0.
+    pub caps: QpCaps,
+    /// Every send completes.
+    pub sq_sig_all: bool,
+    /// In SQD: something that was started is not complete yet.
+    pub draining: bool,
+    /// The shared receive queue that it was made for.
+    pub srq: Option<SrqIndex>,
+    /// The next PSN that it sends.
+    pub sq_psn: Psn,
+    /// The PSN that it expects.
+    pub rq_psn: Psn,
+    /// How fast it may send, if somebody decides that: as of now for a QP that is asked for, else as of its last packet.
+    pub control: Option<State>,
+}
+
+/// How a shared receive queue is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqStatus {
+    /// Which.
+    pub index: SrqIndex,
+    /// Its number.
+    pub number: Srqn,
+    /// Its domain.
+    pub pd: PdId,
+    /// What it is for.
+    pub kind: SrqKind,
+    /// Receives that it holds at most.
+    pub max_wr: u32,
+    /// Entries that a receive may have.
+    pub max_sge: u32,
+    /// The armed limit; 0: none, or it was reached.
+    pub limit: u32,
+    /// Receives that wait.
+    pub waiting: u32,
+    /// It is broken.
+    pub failed: bool,
+}
+
+/// How many objects a device has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ObjectCounts {
+    /// Protection domains.
+    pub pds: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Queue pairs.
+    pub qps: usize,
+    /// Shared receive queues.
+    pub srqs: usize,
+    /// XRC domains.
+    pub xrcds: usize,
+    /// Memory regions and windows.
+    pub memory: usize,
+    /// Address handles.
+    pub handles: usize,
+    /// Flows.
+    pub flows: usize,
+}
+
+/// Why a command was not carried out; nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// The object does not exist (`EINVAL`).
+    #[error("there is no such {0}")]
+    NotFound(&'static str),
+    /// Something still uses it (`EBUSY`).
+    #[error("the {object} is still used by {users} others; destroy those first")]
+    Busy {
+        /// What it is.
+        object: &'static str,
+        /// By how many.
+        users: u32,
+    },
+    /// The table is full (`ENOMEM`).
+    #[error("the device has no room for another {object}: its limit is {limit}")]
+    Full {
+        /// What it is.
+        object: &'static str,
+        /// How many there may be.
+        limit: u32,
+    },
+    /// A value is beyond what the device offers (`EINVAL`).
+    #[error("{what} = {value} is more than the device offers, {limit}")]
+    TooLarge {
+        /// Which.
+        what: &'static str,
+        /// What was asked.
+        value: u64,
+        /// What there is.
+        limit: u64,
+    },
+    /// A smaller queue than what is in it (`EINVAL`).
+    #[error(
+        "the {object} holds {holds} now, which do not fit {size}; take some out first or ask for more room"
+    )]
+    TooSmall {
+        /// What it is.
+        object: &'static str,
+        /// What was asked.
+        size: u32,
+        /// What is in it.
+        holds: u32,
+    },
+    /// Receives from a place that does not go with the QP's type (`EINVAL`).
+    #[error(
+        "a QP of type {0:?} does not go with this place for receives: XRC initiators have none, XRC targets are made by a \
+         command of their own, all others have a queue or share one"
+    )]
+    Receives(QpType),
+    /// The system has no memory for it (`ENOMEM`).
+    #[error("no memory for a {0}")]
+    NoMemory(&'static str),
+    /// There may be one of it (`EBUSY`).
+    #[error("the device has its {0} already; destroy that first")]
+    Taken(&'static str),
+    /// Only datagram QPs can be in a group (`EINVAL`).
+    #[error("a QP of type {0:?} cannot be in a multicast group, only a datagram QP can")]
+    NotDatagram(QpType),
+    /// Not the address of a group (`EINVAL`).
+    #[error("{0} is no multicast address: those are 224.0.0.0/4 and ff00::/8")]
+    NotMulticast(Gid),
+    /// The port could not join (what the system said).
+    #[error("cannot join the multicast group {group}: {reason}")]
+    Join {
+        /// Which.
+        group: Gid,
+        /// Why.
+        reason: String,
+    },
+    /// The port carries RoCE and nothing else (`EOPNOTSUPP`).
+    #[error(
+        "this port carries no frames of other protocols, so there are no raw packet QPs: AF_XDP (--port xdp) has them"
+    )]
+    NoRawPackets,
+    /// Only raw packet QPs take frames of other protocols (`EINVAL`).
+    #[error("frames cannot be steered to a QP of type {0:?}, only to a raw packet QP")]
+    NotRawPacket(QpType),
+    /// The port could not steer (what the system said).
+    #[error("cannot steer the flow to us: {0}")]
+    Steer(String),
+    /// The port does not take MAC control frames (what the system said).
+    #[error("PAUSE and PFC frames cannot be heeded: {0}")]
+    MacControl(String),
+    /// The attributes do not make a transition (`EINVAL`).
+    #[error(transparent)]
+    Modify(#[from] ModifyError),
+    /// The device has failed (`EIO`).
+    #[error(
+        "the device has failed: its engine panicked (see standard error), which is a bug of roxie's; \
+         nothing turns it any more, so close it and open it again"
+    )]
+    DeviceFatal,
+    /// Remote write or atomic access needs local write (`EINVAL`, IBTA 10.6.3.1).
+    #[error("access {0:?}: remote write and remote atomic need local write as well")]
+    AccessNeedsLocalWrite(Access),
+    /// Access flags that do not go together, or not with this memory (`EINVAL`).
+    #[error("access {access:?}: {why}")]
+    Access {
+        /// What was asked.
+        access: Access,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// An object of another kind (`EINVAL`).
+    #[error("{0}")]
+    WrongKind(&'static str),
+}

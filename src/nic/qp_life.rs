@@ -1,0 +1,263 @@
+//! The life of a queue pair: made, moved from state to state, destroyed; and what it holds on to meanwhile.
+
+use super::command::{Answer, ControlError, QpHandle, QpStatus, ReceiveSource};
+use super::cq::CQ;
+use super::log::QpLog;
+use super::srq::Receives;
+use super::{Nic, QpEntry, split};
+use crate::congestion::LastNotification;
+use crate::limits::MAX_SGE;
+use crate::shared::SendRing;
+use crate::time::Nanos;
+use crate::transport::coverage::{Mover, Watch};
+use crate::transport::{Qp, QpConfig};
+use crate::verbs::{
+    CqIndex, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SrqIndex, XrcdId, check_transition,
+};
+
+/// What a QP holds on to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Uses {
+    pd: Option<PdId>,
+    cqs: [Option<CqIndex>; 2],
+    srq: Option<SrqIndex>,
+    xrcd: Option<XrcdId>,
+}
+
+impl Uses {
+    /// A protection domain and nothing else.
+    pub(super) fn domain(pd: PdId) -> Uses {
+        Uses { pd: Some(pd), ..Uses::default() }
+    }
+}
+
+impl Nic {
+    pub(super) fn create_qp(
+        &mut self,
+        pd: PdId,
+        (send_cq, recv_cq): (CqIndex, CqIndex),
+        init: QpInit,
+        sends: SendRing,
+        receives: ReceiveSource,
+    ) -> Result<Answer, ControlError> {
+        if let Some((what, value, limit)) = init.caps.beyond_limit() {
+            return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() });
+        }
+        if init.qp_type == QpType::RawPacket && self.longest_frame.is_none() {
+            return Err(ControlError::NoRawPackets);
+        }
+        if init.qp_type == QpType::Gsi && self.gsi.is_some() {
+            return Err(ControlError::Taken("QP1"));
+        }
+        if self.cq(send_cq).is_none() || self.cq(recv_cq).is_none() {
+            return Err(ControlError::NotFound(CQ));
+        }
+        let mut uses = Uses { pd: Some(pd), cqs: [Some(send_cq), Some(recv_cq)], ..Uses::default() };
+        let mut config = QpConfig {
+            index: QpIndex(0),
+            qpn: Qpn::default(),
+            pd,
+            send_cq,
+            recv_cq,
+            init,
+            rd_atomic_limit: self.config.limits.rd_atomic,
+            srq_pd: None,
+        };
+        let receives = match (init.qp_type, receives) {
+            (QpType::XrcSend, ReceiveSource::None) => Receives::None,
+            (QpType::XrcSend | QpType::XrcRecv, _) | (_, ReceiveSource::None) => {
+                return Err(ControlError::Receives(init.qp_type));
+            }
+            (_, ReceiveSource::Own(ring)) => Receives::Own(ring, 0),
+            (_, ReceiveSource::Shared(srq)) => {
+                let (srq_pd, max_sge) = self.srqs.for_qp(srq)?;
+                config.srq_pd = Some(srq_pd);
+                config.init.caps.max_recv_sge = max_sge;
+                uses.srq = Some(srq);
+                Receives::Shared(srq)
+            }
+        };
+        self.insert_qp(&config, uses, sends, receives)
+    }
+
+    pub(super) fn create_xrc_target(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
+        // Its domain and its completion queue are those of the queue that each request names.
+        let (pd, cq) = (PdId(u32::MAX), CqIndex(u32::MAX));
+        let caps = QpCaps { max_recv_sge: MAX_SGE as u32, ..QpCaps::NONE };
+        let config = QpConfig {
+            index: QpIndex(0),
+            qpn: Qpn::default(),
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            init: QpInit { qp_type: QpType::XrcRecv, caps, sq_sig_all: false },
+            rd_atomic_limit: self.config.limits.rd_atomic,
+            srq_pd: Some(pd),
+        };
+        // Nobody posts to it.
+        let sends = SendRing::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
+        let uses = Uses { xrcd: Some(xrcd), ..Uses::default() };
+        self.insert_qp(&config, uses, sends, Receives::Named(xrcd, None))
+    }
+
+    pub(super) fn insert_qp(
+        &mut self,
+        config: &QpConfig,
+        uses: Uses,
+        sends: SendRing,
+        receives: Receives,
+    ) -> Result<Answer, ControlError> {
+        let reserved = (config.init.qp_type == QpType::Gsi).then_some(Qpn::GSI.value());
+        let (mig_req, credits) = (self.config.mig_req, self.config.end_to_end_credits);
+        self.take_hold(&uses, 1)?;
+        let made = self.qps.insert_with(reserved, |index, number| {
+            let mut qp = Qp::new(&QpConfig { index: QpIndex(index), qpn: Qpn::new(number), ..*config });
+            qp.configure(mig_req, credits);
+            Box::new(QpEntry {
+                qp,
+                sends,
+                receives,
+                rss: None,
+                in_tables: 0,
+                uses,
+                fetched: 0,
+                retired: 0,
+                ready: false,
+                moved: false,
+                urgent: false,
+                priority: 0,
+                capable: false,
+                notification_due: false,
+                last_notification: LastNotification::default(),
+                own_control: None,
+                release_at: Nanos::MAX,
+                touched: false,
+                flushing: false,
+                timer_at: Nanos::MAX,
+                last_ip_id: 0,
+                log: QpLog::new(),
+            })
+        });
+        let Some(index) = made else {
+            self.take_hold(&uses, -1)?;
+            return Err(ControlError::Full { object: "QP", limit: self.config.limits.qps });
+        };
+        if reserved.is_some() {
+            self.gsi = Some(QpIndex(index));
+        }
+        let qpn = self.qps.get(index).expect("just inserted").qp.qpn;
+        Ok(Answer::Qp(QpHandle { index: QpIndex(index), qpn }))
+    }
+
+    /// A QP takes hold of what it uses (1), or lets go of it (-1). Completion queues and shared receive queues are known to
+    /// be there.
+    fn take_hold(&mut self, uses: &Uses, change: i32) -> Result<(), ControlError> {
+        if let Some(pd) = uses.pd {
+            self.use_pd(pd, change)?;
+        }
+        if let Some(xrcd) = uses.xrcd {
+            self.srqs.use_xrcd(xrcd, change)?;
+        }
+        if let Some(srq) = uses.srq {
+            self.srqs.use_srq(srq, change);
+        }
+        for cq in uses.cqs.into_iter().flatten() {
+            if let Some(cq) = self.cq(cq) {
+                cq.users = cq.users.saturating_add_signed(change);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn modify_qp(
+        &mut self,
+        now: Nanos,
+        index: QpIndex,
+        attr: &QpAttr,
+    ) -> Result<Answer, ControlError> {
+        let largest = self.config.largest_mtu;
+        let limit = self.config.limits.rd_atomic;
+        let entry = self.qps.get_mut(index.0).ok_or(ControlError::NotFound("QP"))?;
+        if entry.rss.is_some() {
+            return Err(ControlError::WrongKind(
+                "a QP that spreads frames over others has no state of its own: modify those",
+            ));
+        }
+        let from = entry.qp.state();
+        let checked = check_transition(entry.qp.qp_type, from, attr, largest, limit);
+        let next = checked.inspect_err(|_| entry.log.note_refusal(now, from, attr.state.unwrap_or(from)))?;
+        split!(self, now, entry => qp, ctx);
+        let watch = Watch::timer(qp);
+        qp.modify(&mut ctx, attr, next);
+        watch.moved(qp, Mover::Command);
+        entry.notification_due &= next != QpState::Reset;
+        if next == QpState::Reset {
+            entry.sends.reset();
+            entry.receives.reset();
+            entry.fetched = 0;
+            entry.retired = 0;
+            entry.flushing = false;
+        }
+        if attr.av.is_some() || attr.rate_limit.is_some() {
+            self.reclassify(index);
+            self.control_anew(now, index);
+        }
+        // What was posted before the QP took sends, or while it drained.
+        self.fetch(now, index);
+        self.touch(index);
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn destroy_qp(&mut self, index: QpIndex) -> Result<Answer, ControlError> {
+        let users = self.qps.get(index.0).ok_or(ControlError::NotFound("QP"))?.in_tables;
+        if users > 0 {
+            return Err(ControlError::Busy { object: "QP", users });
+        }
+        let entry = self.qps.remove(index.0).ok_or(ControlError::NotFound("QP"))?;
+        for member in entry.rss.iter().flat_map(|rss| &rss.table) {
+            if let Some(member) = self.qps.get_mut(member.0) {
+                member.in_tables -= 1;
+            }
+        }
+        self.flows.remove_of(index);
+        self.gsi.take_if(|gsi| *gsi == index);
+        self.detach_from_all(index);
+        self.wheel.cancel(index.0);
+        self.memory.release_windows(index);
+        if entry.release_at != Nanos::MAX {
+            self.releases.cancel(index.0);
+        }
+        if entry.ready || entry.urgent || entry.notification_due {
+            self.arbiter.remove(index);
+        }
+        if entry.touched {
+            self.touched.retain(|touched| *touched != index);
+        }
+        self.take_hold(&entry.uses, -1)?;
+        Ok(Answer::Done)
+    }
+}
+
+impl QpEntry {
+    pub(super) fn status(&self) -> QpStatus {
+        let qp = &self.qp;
+        let (sq_psn, rq_psn) = qp.psns();
+        let mut caps = qp.caps;
+        if !matches!(self.receives, Receives::Own(..)) {
+            (caps.max_recv_wr, caps.max_recv_sge) = (0, 0);
+        }
+        QpStatus {
+            handle: QpHandle { index: qp.index, qpn: qp.qpn },
+            qp_type: qp.qp_type,
+            state: qp.state(),
+            attributes: *qp.attributes(),
+            caps,
+            sq_sig_all: qp.sig_all,
+            draining: qp.is_draining(),
+            srq: self.uses.srq,
+            sq_psn,
+            rq_psn,
+            control: qp.control_state(),
+        }
+    }
+}
