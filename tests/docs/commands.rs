@@ -80,9 +80,14 @@ fn is_variable(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')
 }
 
-/// Options are read in order, and `--help` behind them ends that well: what it prints does not matter.
+/// Options are read in order, and `--help` behind them ends that well: what it prints does not matter. `run` would take an option that it does
+/// not know for the program; `env` has the same options and starts nothing.
 fn roxie(words: &[&str]) -> Result<(), String> {
-    let own = words.iter().take_while(|word| **word != "--");
+    if words.first() == Some(&"run") && !words.contains(&"--") {
+        return Err("write `--` between roxie's options and the program".to_owned());
+    }
+    let own =
+        words.iter().take_while(|word| **word != "--").map(|word| if *word == "run" { "env" } else { word });
     let asked = Command::new(env!("CARGO_BIN_EXE_roxie")).args(own).arg("--help").output();
     let asked = asked.map_err(|e| format!("roxie: {e}"))?;
     if asked.status.success() {
