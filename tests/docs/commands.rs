@@ -9,7 +9,7 @@ use crate::page::Page;
 use crate::{read, root};
 
 /// Programs of others that pages name. What follows them is theirs to understand.
-const OTHERS: [&str; 8] = ["echo", "ip", "podman", "ibv_devinfo", "tcpdump", "editcap", "rdma", "wc"];
+const OTHERS: [&str; 9] = ["cp", "echo", "ip", "podman", "ibv_devinfo", "tcpdump", "editcap", "rdma", "wc"];
 
 pub fn wrong(page: &Page) -> Vec<String> {
     let all = page.commands().into_iter();
