@@ -17,6 +17,17 @@ pub fn wrong(page: &Page) -> Vec<String> {
         .collect()
 }
 
+/// Commands that prose mentions: they may end in an option whose value is left out, and `run` in itself.
+pub fn wrong_mentions(page: &Page) -> Vec<String> {
+    let check = |(line, code): (usize, &str)| {
+        let why = check(code)
+            .err()
+            .filter(|why| !why.contains("a value is required") && !why.contains("write `--`"))?;
+        Some(format!("{}:{line}: {code}\n    {why}", page.name))
+    };
+    page.mentions().into_iter().filter_map(check).collect()
+}
+
 /// The simple commands of a line, each as its words. A word in quotes is one; `$(…)` in it is a command of its own.
 pub fn simple(text: &str) -> Vec<Vec<String>> {
     let (mut all, mut words, mut word) = (Vec::new(), Vec::new(), None::<String>);
@@ -60,7 +71,7 @@ fn understood(words: &[&str]) -> Result<(), String> {
     let is_setting = |word: &&&str| word.split_once('=').is_some_and(|(name, _)| is_variable(name));
     let words = &words[words.iter().take_while(is_setting).count()..];
     match words {
-        [] | ["eval", ..] => Ok(()),
+        [] | ["eval", ..] | ["cargo", "mutants", ..] => Ok(()),
         ["roxie" | "target/release/roxie", rest @ ..] => roxie(rest),
         ["make", rest @ ..] => make(rest),
         ["cargo", "test", rest @ ..] => cargo_test(rest),

@@ -103,6 +103,11 @@ fn every_command_is_understood() {
 }
 
 #[test]
+fn commands_in_prose_are_understood() {
+    none(&pages().iter().flat_map(commands::wrong_mentions).collect::<Vec<_>>());
+}
+
+#[test]
 fn commands_that_can_be_run_here_work_and_print_what_the_page_shows() {
     let (mut wrong, mut ran, mut compared) = (Vec::new(), 0, 0);
     for page in pages() {
@@ -200,6 +205,13 @@ mod what_is_wrong_is_seen {
         for command in ["roxie run --cc dcqcn -- ib_write_bw --anything", "make soak MINUTES=1", ".ci/run"] {
             assert!(commands::wrong(&page(&text(command))).is_empty(), "{command}");
         }
+    }
+
+    #[test]
+    fn a_command_in_prose_that_nobody_understands() {
+        let text = "`make no-such`, `roxie decode --no-such FILE`, `roxie run --tos`, `roxie run`, `roxie decode …`, `make test`";
+        let wrong = commands::wrong_mentions(&page(text));
+        assert_eq!(wrong.len(), 2, "{wrong:?}");
     }
 
     #[test]

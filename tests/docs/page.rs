@@ -59,6 +59,16 @@ impl Page {
         self.headings.iter().map(slug).collect()
     }
 
+    /// Code within prose that reads like a command of ours, by number of the line. What is left out in it (`…`) cannot be checked.
+    pub fn mentions(&self) -> Vec<(usize, &str)> {
+        let ours = |code: &str| ["roxie ", "make ", "cargo "].iter().any(|start| code.starts_with(start));
+        let all = self
+            .prose
+            .iter()
+            .flat_map(|(line, text)| text.split('`').skip(1).step_by(2).map(move |code| (*line, code)));
+        all.filter(|(_, code)| ours(code) && !code.contains(['…', '['])).collect()
+    }
+
     /// Lines of the blocks that are commands, by number; a line that ends in `\` goes on.
     pub fn commands(&self) -> Vec<(usize, String)> {
         let mut all = Vec::new();
