@@ -107,6 +107,9 @@ impl FrameMut<'_> {
 
     /// Writes `bytes` at `offset`; what lies beyond the frame is cut off.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) {
+        if let Some(place) = self.a.get_mut(offset..).and_then(|rest| rest.get_mut(..bytes.len())) {
+            return place.copy_from_slice(bytes);
+        }
         let (x, y) = self.slices_mut(offset..offset.saturating_add(bytes.len()));
         let n = x.len();
         let m = y.len();

@@ -166,8 +166,10 @@ fn a_pause_of_one_priority_over_af_xdp_stops_that_and_no_other() {
     let classes = TrafficClasses { trust: Trust::Dscp, pfc: 1 << 3, ..TrafficClasses::default() };
     // A quantum of 512 bits at 400 Mb/s: 65,535 are 84 ms.
     let line_rate = Some(Rate::from_mbps(400.0));
-    let near = open("xdp", &ends[0], CongestionConfig { classes, line_rate, ..CongestionConfig::default() });
-    let far = open("xdp", &ends[1], CongestionConfig::default());
+    let [near, far] = [0, 1].map(|end| open("xdp", &ends[end], CongestionConfig::default()));
+    // While it is open: the port takes such frames from now on.
+    let rules = CongestionConfig { classes, line_rate, ..CongestionConfig::default() };
+    near.set_congestion(rules).expect("heeds them");
     let of_dscp = |dscp: u8| ConnectOptions { traffic_class: dscp << 2, ..ConnectOptions::default() };
     let plain = ConnectOptions::default();
     let third = connect([&near, &far], true, [&of_dscp(26), &plain]);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use roxie::host::{Connection, ConnectionManager, Device, DialOptions};
 use roxie::verbs::{Access, QpCaps, RKey, SendWr, WcStatus, WrOpcode};
 
-use crate::site::NEAR;
+use crate::frames::NEAR;
 use crate::{PORT, open};
 
 /// Bytes of the server's memory: one message.

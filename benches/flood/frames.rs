@@ -9,9 +9,12 @@ use roxie::wire::{
     Bth, Deth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, PortSpace, Psn, Qpn, RoceVersion, ServiceId, Template,
 };
 
-use crate::site::{FAR, NEAR};
 use crate::{NOBODY_LISTENS, PORT};
 
+/// The server's address.
+pub(crate) const NEAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+/// The client's.
+pub(crate) const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// Addresses that a flood comes from.
 pub(crate) const STRANGERS: u32 = 1000;
 /// Those of hosts that are not there: nobody says where to answer (RFC 2544 gives this network to benchmarks).

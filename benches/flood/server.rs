@@ -16,7 +16,7 @@ use roxie::wire::cm::{CommId, Kind, PrivateData};
 use roxie::wire::{PortSpace, ServiceId};
 
 use crate::client::{MEMORY, RIGHTS};
-use crate::site::FAR;
+use crate::frames::FAR;
 use crate::{PORT, open};
 
 /// Requests that may wait: what Linux gives by default.

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::{size_of, zeroed};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -13,10 +13,6 @@ use roxie::wire::Qpn;
 
 use crate::frames::{Frames, Kind, STATION, known};
 
-/// The server's address.
-pub(crate) const NEAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-/// The client's.
-pub(crate) const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// Frames that one call sends.
 const BATCH: usize = 64;
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::pattern::Mismatch;
-use crate::report::SkipReason;
 use crate::rows::{Family, Fault, Op, PortKind, Stock};
+use crate::skip::SkipReason;
 use crate::wire::Wire;
 
 /// A region of registered memory. `key` names it to the end that made it.

@@ -8,6 +8,7 @@ mod errors;
 mod notified;
 pub mod odd;
 mod placement;
+pub mod rule;
 mod shared;
 pub mod table;
 mod transfer;

@@ -17,4 +17,5 @@ pub mod peer;
 pub mod pyverbs;
 pub mod report;
 pub mod rows;
+pub mod skip;
 pub mod wire;

@@ -23,8 +23,8 @@ use roxie::wire::Gid;
 use crate::end::{End, Ended, Local, Pair, Region, Setup, Unready};
 use crate::error::Error;
 use crate::network::Namespace;
-use crate::report::SkipReason;
 use crate::rows::{Family, Fault, PortKind, Stock};
+use crate::skip::SkipReason;
 use crate::wire::Wire;
 use program::Program;
 

@@ -14,8 +14,9 @@ use interop::exec;
 use interop::guest::{output_folder, peer_sources};
 use interop::network::{command_line, run};
 use interop::peer::{About, Peer};
-use interop::report::{Outcome, Report, SkipReason};
+use interop::report::{Outcome, Report};
 use interop::rows::{self, Case, ErrorCase, Family, Fault, Feature, Odd, Program, Row, Side, Wrong};
+use interop::skip::SkipReason;
 use interop::wire::Wire;
 
 pub(crate) use distros::{Wanted, distros, remove};

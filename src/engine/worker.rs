@@ -9,7 +9,7 @@ use crossbeam_channel::Receiver;
 
 use super::control::Request;
 use crate::nic::{self, Answer, ControlError, GroupChange, Nic};
-use crate::port::{self, BURST, LinkChange, Port, PortInfo, TxId};
+use crate::port::{self, BURST, LinkChange, Port, PortInfo, RxWishes, TxId};
 use crate::shared::Doorbells;
 use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
@@ -52,6 +52,8 @@ pub struct Worker {
     sink: Option<EventSink>,
     doorbells: Doorbells,
     slots: Vec<TxSlot>,
+    /// What the port was asked to do with what arrives.
+    rx_wishes: RxWishes,
     link_error: Option<String>,
     events_lost: u64,
     stall: Stall,
@@ -101,6 +103,7 @@ impl Worker {
             sink: None,
             doorbells,
             slots,
+            rx_wishes: RxWishes::default(),
             link_error: None,
             events_lost: 0,
             stall: Stall::default(),
@@ -149,7 +152,7 @@ impl Worker {
             let result = self.nic.execute(now, command);
             let result = self.follow_groups(result);
             let result = self.follow_flows(result);
-            self.follow_congestion();
+            let result = self.follow_wishes(result);
             self.nic.look_after(now);
             self.nic.publish(now);
             // Nobody waits any more: the answer is not missed.
@@ -187,11 +190,20 @@ impl Worker {
         result
     }
 
-    /// Who controls a QP by delay wants to know when its frames arrive.
-    fn follow_congestion(&mut self) {
-        if self.nic.take_wish_for_arrivals() {
-            self.port.stamp_arrivals();
+    /// Tells the port what the NIC wants of what arrives. What cannot be had is asked for again with the next command.
+    fn follow_wishes(&mut self, result: Result<Answer, ControlError>) -> Result<Answer, ControlError> {
+        self.wish().map_err(|error| ControlError::MacControl(error.to_string()))?;
+        result
+    }
+
+    fn wish(&mut self) -> io::Result<()> {
+        let mac_control = self.nic.congestion().classes.heeds_mac_control();
+        let wishes = RxWishes { arrivals: self.nic.wants_arrivals(), mac_control };
+        if wishes != self.rx_wishes {
+            self.port.set_rx_wishes(wishes)?;
+            self.rx_wishes = wishes;
         }
+        Ok(())
     }
 
     /// Takes a burst in, lets the QPs judge it, and copies its payload where it belongs.
@@ -221,16 +233,14 @@ impl Worker {
     fn tell_neighbour(&mut self, now: Nanos) {
         let Some(ring) = self.port.rx_waiting() else { return };
         let (longest, mac) = (self.port.info().max_frame, self.port.info().mac);
-        let Some(frame) = self.nic.tell_neighbour(now, ring, longest, mac) else { return };
-        match self.port.tx_alloc(frame.len()) {
-            Some(id) => {
-                self.port.tx_frame(&id).write(0, &frame);
-                self.port.tx_commit(id);
-                self.flush(now);
-            }
-            // Without room now the next pass says it.
-            None => self.nic.not_told(),
-        }
+        let Some(control) = self.nic.neighbour_should(now, ring, longest) else { return };
+        let frame = control.build(mac);
+        // Without room now the next pass says it.
+        let Some(id) = self.port.tx_alloc(frame.len()) else { return };
+        self.port.tx_frame(&id).write(0, &frame);
+        self.port.tx_commit(id);
+        self.flush(now);
+        self.nic.has_told(now, control);
     }
 
     /// Lets the QPs that have something to send do so, in turn.
@@ -371,8 +381,9 @@ impl Worker {
         self.nic.set_longest_frame(longest_frame(self.port.info()));
         self.nic.set_station(mac);
         self.nic.set_largest_mtu(now, largest);
-        if self.nic.wants_arrivals() {
-            self.port.stamp_arrivals();
+        self.rx_wishes = RxWishes::default();
+        if let Err(error) = self.wish() {
+            self.link_error.get_or_insert_with(|| error.to_string());
         }
     }
 

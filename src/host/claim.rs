@@ -35,8 +35,6 @@ pub(super) struct Claim {
     interface: String,
     plan: PortPlan,
     stack: Stack,
-    /// Frames of MAC control are heeded.
-    mac_control: bool,
 }
 
 impl Device {
@@ -76,12 +74,7 @@ impl Device {
         };
         let port = Box::new(UnclaimedPort::new(info.clone()));
         let device = Device::new("roxie0", port, addresses, resolver, &config)?;
-        let claim = Claim {
-            interface: info.interface.unwrap_or_default(),
-            plan,
-            stack,
-            mac_control: config.congestion.classes.heeds_mac_control(),
-        };
+        let claim = Claim { interface: info.interface.unwrap_or_default(), plan, stack };
         *device.inner.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
         device.follow(Followed { interface, addresses: true, neighbours })?;
         Ok(device)
@@ -131,8 +124,7 @@ impl Claim {
     }
 
     fn open_xdp(&self) -> Result<XdpPort, XdpError> {
-        let mac_control = self.mac_control;
-        XdpPort::open(&XdpConfig { mac_control, ..XdpConfig::new(self.interface.clone()) })
+        XdpPort::open(&XdpConfig::new(self.interface.clone()))
     }
 
     /// On any address, so that those that come later are served as well.

@@ -246,12 +246,11 @@ impl Device {
         Ok(device)
     }
 
-    /// How it reacts to congestion, and its traffic classes, from now on; that PAUSE or PFC frames are heeded over AF_XDP is for the opening
-    /// to say, since the port takes no such frames otherwise. QPs whose reaction point stays of the same kind keep their
+    /// How it reacts to congestion, and its traffic classes, from now on. QPs whose reaction point stays of the same kind keep their
     /// rates.
     ///
     /// # Errors
-    /// If the device has failed.
+    /// If the device has failed, or the system does not let its port take MAC control frames that are to be heeded now.
     pub fn set_congestion(&self, config: CongestionConfig) -> Result<(), DeviceError> {
         self.call(Command::SetCongestion(Box::new(config))).map(|_| ())
     }

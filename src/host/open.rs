@@ -84,8 +84,7 @@ impl Device {
     pub fn open_xdp(xdp: &XdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
         let interface = Interface::by_name(&xdp.interface)?;
         let addresses = addresses_of(&interface, &xdp.addresses)?;
-        let mac_control = xdp.mac_control || config.congestion.classes.heeds_mac_control();
-        let port = stack.on(Box::new(XdpPort::open(&XdpConfig { mac_control, ..xdp.clone() })?))?;
+        let port = stack.on(Box::new(XdpPort::open(xdp)?))?;
         let neighbours = Arc::new(Neighbours::open(&interface)?);
         let interface = Live::new(interface);
         let resolver = KernelNeighbours { interface: interface.clone(), neighbours: Arc::clone(&neighbours) };

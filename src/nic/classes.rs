@@ -72,11 +72,6 @@ impl TrafficClasses {
         self.pause || self.pfc != 0
     }
 
-    /// The tag of frames along a path, if they carry one.
-    pub fn tag(&self, av: &AddressVector) -> Option<u16> {
-        self.tagged.then(|| u16::from(self.priority(av)) << 13)
-    }
-
     /// The priority of what goes along a path.
     pub fn priority(&self, av: &AddressVector) -> u8 {
         match self.trust {

@@ -16,8 +16,6 @@ use crate::wire::{MacControl, Operation, Packet, mac_control};
 
 /// How far ahead of its turn a marked packet may be and still be answered: what a peer has under way at most, in packets.
 const PLAUSIBLY_AHEAD: i32 = 1 << 16;
-/// Bits that a quantum of PAUSE stands for (802.3 31B.2).
-const QUANTUM_BITS: f64 = 512.0;
 /// A priority that has been stopped for so long is stuck, not congested, and its pauses mean nothing for as long.
 const PAUSE_STORM: Nanos = Nanos::from_millis(100);
 /// Time in which it runs counts against time in which it is stopped so many times: only what stops it for more than 94 of 100 is a storm.
@@ -67,6 +65,8 @@ impl CongestionConfig {
 pub(super) struct Congestion {
     pub(super) config: CongestionConfig,
     ecn: EcnPolicy,
+    /// Its port carries tags of 802.1Q: sockets do not.
+    pub(super) carries_tags: bool,
     moderation: Moderation,
     /// DSCP and priority of notifications.
     pub(super) notification: (u8, u8),
@@ -128,6 +128,7 @@ impl Congestion {
         let mut congestion = Congestion {
             config: CongestionConfig::default(),
             ecn: EcnPolicy::Off,
+            carries_tags: false,
             moderation: Moderation::new(&Knobs::default(), secret),
             notification: (0, 0),
             storms: [Storm::default(); PRIORITIES],
@@ -145,6 +146,16 @@ impl Congestion {
         self.notification = (number(Knob::CnpDscp), number(Knob::CnpPriority));
         self.ecn = config.ecn_policy();
         self.config = config;
+    }
+
+    /// The tag of frames along a path, if they carry one.
+    pub(super) fn tag(&self, av: &AddressVector) -> Option<u16> {
+        self.tag_of(self.config.classes.priority(av))
+    }
+
+    /// The tag of frames of this priority, if they carry one: of network 0, with the priority in the three highest bits.
+    pub(super) fn tag_of(&self, priority: u8) -> Option<u16> {
+        (self.carries_tags && self.config.classes.tagged).then(|| u16::from(priority) << 13)
     }
 
     /// True if data along this path is to be sent as ECN-capable, and the application has not said so itself.
@@ -178,9 +189,7 @@ impl Nic {
         if let Some(av) = av {
             entry.priority = self.congestion.config.classes.priority(&av);
             entry.capable = connected && self.congestion.marks(&av);
-            // Sockets carry no tags.
-            let tags = self.longest_frame.is_some();
-            entry.qp.set_tag(self.congestion.config.classes.tag(&av).filter(|_| tags));
+            entry.qp.set_tag(self.congestion.tag(&av));
         }
         let after = entry.priority;
         if before != after {
@@ -195,11 +204,6 @@ impl Nic {
     /// True if a QP goes by delay: the port should say when frames arrive.
     pub fn wants_arrivals(&self) -> bool {
         self.wants_arrivals
-    }
-
-    /// The same, once.
-    pub fn take_wish_for_arrivals(&mut self) -> bool {
-        std::mem::take(&mut self.arrivals_to_tell)
     }
 
     /// How it reacts to congestion, and its traffic classes.
@@ -217,10 +221,8 @@ impl Nic {
             }
         }
         self.congestion.set(config);
-        let classes = &self.congestion.config.classes;
-        let tags = self.longest_frame.is_some();
-        self.handles.set_tags(|av| classes.tag(av).filter(|_| tags));
-        if classes.trust == Trust::Dscp {
+        self.handles.set_tags(|av| self.congestion.tag(av));
+        if self.congestion.config.classes.trust == Trust::Dscp {
             let places = self.qps.places() as usize;
             (0..PRIORITIES as u8).for_each(|priority| self.arbiter.reserve(priority, places));
         }
@@ -237,9 +239,7 @@ impl Nic {
         let settings = if entry.qp.qp_type.is_connected() { &config.control } else { &Settings::Off };
         let settings = entry.own_control.as_ref().unwrap_or(settings);
         entry.qp.set_control(now, settings, config.line_rate());
-        if entry.qp.goes_by_delay() && !self.wants_arrivals {
-            (self.wants_arrivals, self.arrivals_to_tell) = (true, true);
-        }
+        self.wants_arrivals |= entry.qp.goes_by_delay();
         if entry.qp.is_paced() {
             // Room for its release; and if it is one that is held, its time may be another.
             self.releases.grow(index.0 + 1);
@@ -297,7 +297,7 @@ impl Nic {
 
     fn pause(&mut self, now: Nanos, priority: u8, quanta: u16) {
         let rate = self.congestion.config.line_rate();
-        let length = Nanos((f64::from(quanta) * QUANTUM_BITS * 1e9 / rate.0) as u64);
+        let length = Nanos(mac_control::quanta_nanos(quanta, rate.0) as u64);
         let count = &mut self.congestion.pauses[usize::from(priority)];
         count.frames += 1;
         let storm = &mut self.congestion.storms[usize::from(priority)];

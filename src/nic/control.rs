@@ -392,6 +392,9 @@ pub enum ControlError {
     /// The port could not steer (what the system said).
     #[error("cannot steer the flow to us: {0}")]
     Steer(String),
+    /// The port does not take MAC control frames (what the system said).
+    #[error("PAUSE and PFC frames cannot be heeded: {0}")]
+    MacControl(String),
     /// The attributes do not make a transition (`EINVAL`).
     #[error(transparent)]
     Modify(#[from] ModifyError),
@@ -535,8 +538,7 @@ impl Nic {
         self.use_pd(pd, 1)?;
         let classes = &self.congestion.config.classes;
         self.arbiter.reserve(classes.priority(av), self.qps.places() as usize);
-        let tag = classes.tag(av).filter(|_| self.longest_frame.is_some());
-        match self.handles.create(pd, av, tag) {
+        match self.handles.create(pd, av, self.congestion.tag(av)) {
             Some(ah) => Ok(Answer::Ah(ah)),
             None => {
                 self.use_pd(pd, -1)?;

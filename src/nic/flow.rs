@@ -58,11 +58,9 @@ impl Flows {
 impl Nic {
     /// The longest frame, in bytes, that raw packet QPs may send; `None`: the port carries none of theirs.
     pub fn set_longest_frame(&mut self, longest: Option<usize>) {
-        if longest.is_none() {
-            // Sockets carry no tags.
-            self.handles.set_tags(|_| None);
-        }
         self.longest_frame = longest;
+        self.congestion.carries_tags = longest.is_some();
+        self.handles.set_tags(|av| self.congestion.tag(av));
     }
 
     /// Makes a QP that has no queues and spreads what is steered to it over others.

@@ -6,15 +6,11 @@
 use super::Nic;
 use crate::time::Nanos;
 use crate::wire::MacControl;
-use crate::wire::mac_control::FRAME_LEN;
+use crate::wire::mac_control::{FRAME_LEN, quanta_bytes, quanta_nanos, response_quanta};
+use crate::wire::net::{ETHERNET_OVERHEAD, SHORTEST_FRAME};
 
 /// Frames of MAC control ask for the longest pause, and end it by one of none.
 const QUANTA: u16 = 0xffff;
-/// Preamble, FCS and gap: what a frame takes on a link beside its bytes.
-const OVERHEAD: f64 = 24.0;
-/// The shortest frame, without FCS.
-const SHORTEST: f64 = 60.0;
-
 /// What was said last.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Told {
@@ -30,19 +26,10 @@ const LOOKS: Nanos = Nanos::from_micros(50);
 
 /// Frames that may still come after XOFF has been decided on: one of each side's longest is just beginning, the frame itself takes its
 /// time, and the neighbour may take as long as 802.3 allows (31B.3.7) to heed it. All of them may be of the shortest.
-fn headroom(gbps: f64, longest: f64) -> usize {
-    // Pause response in quanta of 64 bytes, by speed.
-    let response = match gbps {
-        g if g <= 10.0 => 67.0,
-        g if g <= 25.0 => 80.0,
-        g if g <= 40.0 => 118.0,
-        g if g <= 50.0 => 147.0,
-        g if g <= 100.0 => 394.0,
-        g if g <= 200.0 => 453.0,
-        _ => 905.0,
-    } * 64.0;
-    let bytes = 2.0 * (longest + OVERHEAD) + FRAME_LEN as f64 + OVERHEAD + response;
-    (bytes / (SHORTEST + OVERHEAD)).ceil() as usize
+fn headroom(bits_per_second: f64, longest: usize) -> usize {
+    let on_link = |frame: usize| frame + ETHERNET_OVERHEAD as usize;
+    let response = quanta_bytes(response_quanta(bits_per_second as u64));
+    (2 * on_link(longest) + on_link(FRAME_LEN) + response).div_ceil(on_link(SHORTEST_FRAME))
 }
 
 impl Nic {
@@ -56,42 +43,39 @@ impl Nic {
         if self.told.stopped == 0 { Nanos::MAX } else { self.told.look_at }
     }
 
-    /// The frame of [`Nic::tell_neighbour`] did not leave: it is to be said again.
-    pub fn not_told(&mut self) {
-        self.told = self.told_before;
-    }
-
-    /// The receive ring holds `waiting` of `capacity` frames, which are of `longest` bytes at most: the frame that tells the neighbour
-    /// to pause or to go on, from station `mac`, if it is time for one.
-    pub fn tell_neighbour(
+    /// The receive ring holds `waiting` of `capacity` frames, which are of `longest` bytes at most: what the neighbour is to be told, if it is
+    /// time for something. When that has left, [`Nic::has_told`] wants to know.
+    pub fn neighbour_should(
         &mut self,
         now: Nanos,
         (waiting, capacity): (usize, usize),
         longest: usize,
-        mac: [u8; 6],
-    ) -> Option<[u8; FRAME_LEN]> {
+    ) -> Option<MacControl> {
         let config = &self.congestion.config;
-        let rate = config.line_rate();
         let wanted = config.classes.send_pfc;
-        let room = capacity.saturating_sub(headroom(rate.0 / 1e9, longest as f64));
+        let room = capacity.saturating_sub(headroom(config.line_rate().0, longest));
         let xoff = config.classes.xoff.map_or(room, |percent| capacity * usize::from(percent) / 100).max(1);
-        self.told_before = self.told;
-        let told = &mut self.told;
-        told.look_at = now + LOOKS;
-        let (enable, quanta) = match told.stopped {
+        self.told.look_at = now + LOOKS;
+        let (enable, time) = match self.told.stopped {
             0 if waiting >= xoff => (wanted, QUANTA),
             0 => return None,
             stopped if waiting <= xoff / 2 || wanted == 0 => (stopped, 0),
-            stopped if now >= told.renew_at => (stopped, QUANTA),
+            stopped if now >= self.told.renew_at => (stopped, QUANTA),
             _ => return None,
         };
-        told.stopped = if quanta == 0 { 0 } else { enable };
-        // Half of the pause.
-        told.renew_at = now + Nanos((f64::from(QUANTA) * 256.0 * 1e9 / rate.0) as u64);
-        self.counters.tx_prio_pause += u64::from(quanta != 0);
-        self.counters.tx_prio_resume += u64::from(quanta == 0);
-        let quanta = std::array::from_fn(|priority| if enable & 1 << priority != 0 { quanta } else { 0 });
-        Some(MacControl::Pfc { enable, quanta }.build(mac))
+        let quanta = std::array::from_fn(|priority| if enable & 1 << priority != 0 { time } else { 0 });
+        Some(MacControl::Pfc { enable, quanta })
+    }
+
+    /// What [`Nic::neighbour_should`] asked for has left.
+    pub fn has_told(&mut self, now: Nanos, control: MacControl) {
+        let MacControl::Pfc { enable, quanta } = control else { return };
+        let stops = quanta != [0; 8];
+        self.told.stopped = if stops { enable } else { 0 };
+        let pause = quanta_nanos(QUANTA, self.congestion.config.line_rate().0);
+        self.told.renew_at = now + Nanos((pause / 2.0) as u64);
+        self.counters.tx_prio_pause += u64::from(stops);
+        self.counters.tx_prio_resume += u64::from(!stops);
     }
 }
 
@@ -112,8 +96,10 @@ mod tests {
         nic.execute(Nanos::ZERO, Command::SetCongestion(Box::new(config))).expect("carried out");
         assert!(nic.sends_pauses());
         let mut say = |us, waiting| {
-            let frame = nic.tell_neighbour(Nanos::from_micros(us), (waiting, 100), 1514, [2; 6])?;
-            MacControl::parse(&Frame::whole(&frame))
+            let (now, ring) = (Nanos::from_micros(us), (waiting, 100));
+            let control = nic.neighbour_should(now, ring, 1514)?;
+            nic.has_told(now, control);
+            MacControl::parse(&Frame::whole(&control.build([2; 6])))
         };
         let pfc = |time| Some(MacControl::Pfc { enable: 0x18, quanta: [0, 0, 0, time, time, 0, 0, 0] });
         assert_eq!(say(0, 49), None);
@@ -129,6 +115,6 @@ mod tests {
     #[test]
     fn the_headroom_holds_what_may_still_come() {
         // 10 Gb/s, frames of 1,514: 2 x 1,538, 84 of the frame itself, 67 quanta of 64 bytes; in frames that take 84 each.
-        assert_eq!(headroom(10.0, 1514.0), (2 * 1538 + 84 + 67 * 64_usize).div_ceil(84));
+        assert_eq!(headroom(10e9, 1514), (2 * 1538 + 84 + 67 * 64_usize).div_ceil(84));
     }
 }

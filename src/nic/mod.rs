@@ -165,12 +165,10 @@ pub struct Nic {
     arbiter: Arbiter,
     /// The turn is for what is urgent alone.
     urgent_turn: bool,
-    /// Some QP is controlled by delay; and the port has to be told.
+    /// Some QP is controlled by delay, or was.
     wants_arrivals: bool,
-    arrivals_to_tell: bool,
     /// What the neighbour was told of pausing.
     told: flow_control::Told,
-    told_before: flow_control::Told,
     /// The packet that is taken in was marked by a switch.
     marked: bool,
     congestion: Congestion,
@@ -251,9 +249,7 @@ impl Nic {
             arbiter: Arbiter::new(qps as usize),
             urgent_turn: false,
             wants_arrivals: false,
-            arrivals_to_tell: false,
             told: flow_control::Told::default(),
-            told_before: flow_control::Told::default(),
             marked: false,
             congestion: Congestion::new(moderation_secret),
             touched: Vec::with_capacity(qps as usize),

@@ -64,9 +64,8 @@ impl Nic {
             self.arbiter.push_front(entry.priority, index);
         } else if unfinished {
             self.arbiter.push(entry.priority, index);
-        } else {
-            self.touch(index);
         }
+        self.touch(index);
     }
 
     /// It had no room: it comes again, before all others.
@@ -92,9 +91,7 @@ impl Nic {
             return None;
         }
         split!(self, now, entry => qp, ctx);
-        let plan = qp.next_unpaced(&mut ctx);
-        self.touch(index);
-        plan
+        qp.next_unpaced(&mut ctx)
     }
 
     /// The next packet of a QP; nothing has changed until [`Nic::emit`].
@@ -106,7 +103,6 @@ impl Nic {
         split!(self, now, entry => qp, ctx);
         let plan = qp.next_packet(&mut ctx);
         let way = plan.as_ref().and_then(|plan| plan.way);
-        self.touch(index);
         if let Some(way) = way
             && self.is_of_another_priority(index, way)
         {
@@ -194,9 +190,7 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let Some(av) = entry.qp.attributes().av else { return };
         let own = AddressVector { traffic_class: dscp << 2 | 2, sl, ..av };
-        let tags = self.congestion.config.classes.tagged && self.longest_frame.is_some();
-        let tag = tags.then_some(u16::from(sl) << 13);
-        let template = entry.qp.template_along(&own, tag);
+        let template = entry.qp.template_along(&own, self.congestion.tag_of(sl));
         let mut headers = [0; MAX_HEADERS];
         let length = template.write_headers(&mut headers, &plan.bth, &plan.ext, 0);
         frame.write(0, &headers[..length]);

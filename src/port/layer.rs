@@ -40,9 +40,9 @@ macro_rules! pass_on {
             self.inner.rx_waiting()
         }
     };
-    (@stamp_arrivals) => {
-        fn stamp_arrivals(&mut self) -> bool {
-            self.inner.stamp_arrivals()
+    (@set_rx_wishes) => {
+        fn set_rx_wishes(&mut self, wishes: $crate::port::RxWishes) -> std::io::Result<()> {
+            self.inner.set_rx_wishes(wishes)
         }
     };
     (@wants_notes) => {

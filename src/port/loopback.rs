@@ -174,7 +174,7 @@ impl<P: Port> Port for LoopbackPort<P> {
         tx_cancel,
         tx_flush,
         rx_waiting,
-        stamp_arrivals,
+        set_rx_wishes,
         wants_notes,
         tx_pending,
         undelivered,

@@ -95,8 +95,17 @@ pub struct Received<'a> {
     pub frame: Frame<'a>,
     /// The IPv4 identification (and the DF bit) in `frame` were made up: sockets do not show them.
     pub ip_id_hidden: bool,
-    /// When it arrived, if the port knows better than that it is there now: see [`Port::stamp_arrivals`].
+    /// When it arrived, if the port knows better than that it is there now: see [`RxWishes::arrivals`].
     pub arrived: Option<Nanos>,
+}
+
+/// What a NIC asks of its port about what arrives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RxWishes {
+    /// Say of frames when they arrived: for those who measure delays. Costs a little for each frame.
+    pub arrivals: bool,
+    /// Take MAC control frames (EtherType 0x8808: PAUSE, priority flow control) too. Sockets do not see any.
+    pub mac_control: bool,
 }
 
 /// What the kernel says of the link while a port is open.
@@ -168,10 +177,13 @@ pub trait Port: Send {
         None
     }
 
-    /// Says of received frames when they arrived, from now on, if the port can: for those who measure delays. Costs a little for each
-    /// frame. False: it cannot, or always does.
-    fn stamp_arrivals(&mut self) -> bool {
-        false
+    /// What it is asked to do with what arrives, from now on. A port does of it what it can.
+    ///
+    /// # Errors
+    /// If the system does not do what it can otherwise; all is as before then.
+    fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
+        let _ = wishes;
+        Ok(())
     }
 
     /// True if some layer wants notes: without it the engine does not format any.
@@ -288,8 +300,8 @@ impl<P: Port + ?Sized> Port for Box<P> {
     fn rx_waiting(&mut self) -> Option<(usize, usize)> {
         (**self).rx_waiting()
     }
-    fn stamp_arrivals(&mut self) -> bool {
-        (**self).stamp_arrivals()
+    fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
+        (**self).set_rx_wishes(wishes)
     }
     fn wants_notes(&self) -> bool {
         (**self).wants_notes()

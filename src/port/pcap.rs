@@ -14,7 +14,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::undelivered::Undelivered;
-use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
+use super::{BURST, LinkChange, Port, PortInfo, Received, RxWishes, TxId};
 use crate::capture::{Background, Direction, PcapngWriter, Progress};
 use crate::frame::{Frame, FrameMut};
 use crate::time::Nanos;
@@ -257,8 +257,8 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
         self.inner.rx_waiting()
     }
 
-    fn stamp_arrivals(&mut self) -> bool {
-        self.inner.stamp_arrivals()
+    fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
+        self.inner.set_rx_wishes(wishes)
     }
 
     fn wants_notes(&self) -> bool {

@@ -8,6 +8,7 @@ pub mod events;
 pub mod fabric;
 mod host;
 mod network;
+mod slots;
 mod switch;
 
 pub use host::{Host, HostQp, HostRegion, HostSrq};

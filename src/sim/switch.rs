@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::slots::{PortCounts, Slots};
 use crate::flow::FlowMatch;
 use crate::frame::{Frame, FrameMut};
 use crate::port::{BURST, LinkChange, Port, PortInfo, Received, TxId};
@@ -248,9 +249,9 @@ impl Switch {
             switch: self.clone(),
             split: config.split.unwrap_or(usize::MAX),
             slots: config.slots,
-            open: Vec::new(),
+            open: Slots::default(),
             burst: Vec::new(),
-            counts: Counts::default(),
+            counts: PortCounts::default(),
         }
     }
 
@@ -298,16 +299,6 @@ pub struct SwitchPortConfig {
     pub split: Option<usize>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    rx_packets: u64,
-    rx_bytes: u64,
-    tx_packets: u64,
-    tx_bytes: u64,
-    tx_stalled: u64,
-    tx_too_long: u64,
-}
-
 /// A station's port.
 #[derive(Debug)]
 pub struct SwitchPort {
@@ -316,10 +307,9 @@ pub struct SwitchPort {
     switch: Switch,
     split: usize,
     slots: usize,
-    /// By `TxId`: the frame, and whether it was committed or (`None`) cancelled.
-    open: Vec<(Option<Vec<u8>>, bool)>,
+    open: Slots,
     burst: Vec<Vec<u8>>,
-    counts: Counts,
+    counts: PortCounts,
 }
 
 impl Port for SwitchPort {
@@ -333,8 +323,7 @@ impl Port for SwitchPort {
         while self.burst.len() < BURST
             && let Some(frame) = fabric.take(now, self.number)
         {
-            self.counts.rx_packets += 1;
-            self.counts.rx_bytes += frame.len() as u64;
+            self.counts.received(&frame);
             self.burst.push(frame);
         }
         self.burst.len()
@@ -363,27 +352,22 @@ impl Port for SwitchPort {
         }
         let mut frame = self.switch.fabric().spare.pop().unwrap_or_default();
         frame.resize(len, 0);
-        let id = TxId(u32::try_from(self.open.len()).expect("a turn sends fewer than 2^32 frames"));
-        self.open.push((Some(frame), false));
-        Some(id)
+        Some(self.open.open(frame))
     }
 
     fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
-        let frame = self.open[id.0 as usize].0.as_mut().expect("written before its commit");
+        let frame = self.open.frame(id);
         let at = self.split.min(frame.len());
         let (a, b) = frame.split_at_mut(at);
         FrameMut { a, b }
     }
 
     fn tx_commit(&mut self, id: TxId) {
-        let slot = &mut self.open[id.0 as usize];
-        assert!(slot.0.is_some() && !slot.1, "a transmit slot is committed or cancelled once");
-        slot.1 = true;
+        self.open.commit(id);
     }
 
     fn tx_cancel(&mut self, id: TxId) {
-        let frame = self.open[id.0 as usize].0.take();
-        self.switch.fabric().spare.push(frame.expect("a transmit slot is committed or cancelled once"));
+        self.switch.fabric().spare.push(self.open.cancel(id));
     }
 
     fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
@@ -391,11 +375,8 @@ impl Port for SwitchPort {
             return Ok(());
         }
         let mut fabric = self.switch.fabric();
-        for (frame, committed) in self.open.drain(..) {
-            let Some(frame) = frame else { continue };
-            assert!(committed, "every slot is committed or cancelled before the flush");
-            self.counts.tx_packets += 1;
-            self.counts.tx_bytes += frame.len() as u64;
+        for frame in self.open.drain() {
+            self.counts.sent(&frame);
             fabric.forward(now, self.number, &frame);
             fabric.spare.push(frame);
         }
@@ -421,15 +402,7 @@ impl Port for SwitchPort {
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
-        let c = &self.counts;
-        out.extend([
-            ("rx_packets", c.rx_packets),
-            ("rx_bytes", c.rx_bytes),
-            ("tx_packets", c.tx_packets),
-            ("tx_bytes", c.tx_bytes),
-            ("tx_stalled", c.tx_stalled),
-            ("tx_too_long", c.tx_too_long),
-        ]);
+        self.counts.list(out);
     }
 }
 

@@ -288,8 +288,9 @@ impl Template {
             bth.opcode
         );
         let pad = payload_len.wrapping_neg() & 3;
-        let mut cursor = Cursor { out, at: 0 };
-        cursor.put(&self.prefix[..self.prefix_len]);
+        // All of it, whatever its length: as many moves as the compiler knows of.
+        out[..MAX_PREFIX].copy_from_slice(&self.prefix);
+        let mut cursor = Cursor { out, at: self.prefix_len };
         cursor.put(&Bth { pad: pad as u8, ..*bth }.to_bytes());
         ext.write(&mut cursor);
         if is_cnp {

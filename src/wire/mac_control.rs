@@ -1,16 +1,44 @@
 //! MAC control: PAUSE (802.3 annex 31B) and priority flow control (802.1Q 36, annex 31D).
 
-use super::net::ether_type;
+use super::net::{SHORTEST_FRAME, ether_type};
 use crate::frame::Frame;
 
 /// Where MAC control frames go: not forwarded by any bridge.
 pub const DESTINATION: [u8; 6] = [0x01, 0x80, 0xc2, 0x00, 0x00, 0x01];
 
 /// Bytes of a MAC control frame without FCS.
-pub const FRAME_LEN: usize = 60;
+pub const FRAME_LEN: usize = SHORTEST_FRAME;
+
+/// Bytes that a quantum stands for: 512 bit times (802.3 31B.2).
+const QUANTUM: usize = 64;
 
 const OPCODE_PAUSE: u16 = 0x0001;
 const OPCODE_PFC: u16 = 0x0101;
+
+/// What is sent in `quanta`, in bytes.
+pub const fn quanta_bytes(quanta: u16) -> usize {
+    quanta as usize * QUANTUM
+}
+
+/// How long `quanta` last on a link of so many bits per second, in nanoseconds, not rounded.
+pub fn quanta_nanos(quanta: u16, bits_per_second: f64) -> f64 {
+    quanta_bytes(quanta) as f64 * 8e9 / bits_per_second
+}
+
+/// Quanta from the end of a frame that pauses to the last bit that a conforming station begins to send after it, at most, on a link
+/// of so many bits per second (802.3 31B.3.7).
+pub const fn response_quanta(bits_per_second: u64) -> u16 {
+    const GBPS: u64 = 1_000_000_000;
+    match bits_per_second.div_ceil(GBPS) {
+        0..=10 => 67,
+        11..=25 => 80,
+        26..=40 => 118,
+        41..=50 => 147,
+        51..=100 => 394,
+        101..=200 => 453,
+        _ => 905,
+    }
+}
 
 /// What a MAC control frame asks for. A quantum is 512 bit times; 0 resumes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

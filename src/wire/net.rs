@@ -8,6 +8,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The UDP destination port of RoCE v2 (IANA; IBTA annex A17.4.5).
 pub const ROCE_V2_PORT: u16 = 4791;
 
+/// FCS (4), preamble and start of frame (8), the shortest gap to the next (12): bytes that a frame takes on an Ethernet link beside
+/// those that a port carries.
+pub const ETHERNET_OVERHEAD: u32 = 24;
+/// The shortest frame without FCS (802.3 4A.4.2); shorter ones are padded on the link.
+pub const SHORTEST_FRAME: usize = 60;
+
 /// EtherTypes that matter here.
 pub mod ether_type {
     /// IPv4.

@@ -116,7 +116,7 @@ fn errno_of_control(error: &ControlError) -> Errno {
         ControlError::Busy { .. } | ControlError::Taken(_) => libc::EBUSY,
         ControlError::Full { .. } => libc::ENOMEM,
         ControlError::NoRawPackets => libc::EOPNOTSUPP,
-        ControlError::DeviceFatal | ControlError::Steer(_) => libc::EIO,
+        ControlError::DeviceFatal | ControlError::Steer(_) | ControlError::MacControl(_) => libc::EIO,
         _ => libc::EINVAL,
     }
 }

@@ -99,17 +99,6 @@ void cmd_attach(struct request *r)
 	ok(" ");
 }
 
-int leave_group(struct pair *pair)
-{
-	int code = pair->attached ? ibv_detach_mcast(pair->qp, &pair->group, 0) : 0;
-
-	if (code || !pair->attached)
-		return code;
-	close(pair->membership);
-	pair->attached = false;
-	return 0;
-}
-
 void cmd_detach(struct request *r)
 {
 	struct pair *pair = pair_of(r);

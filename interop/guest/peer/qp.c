@@ -23,6 +23,17 @@ struct pair *pair_of(struct request *r)
 	return &pairs[id];
 }
 
+int leave_group(struct pair *pair)
+{
+	int code = pair->attached ? ibv_detach_mcast(pair->qp, &pair->group, 0) : 0;
+
+	if (code || !pair->attached)
+		return code;
+	close(pair->membership);
+	pair->attached = false;
+	return 0;
+}
+
 static int pair_free(struct pair *pair)
 {
 	int code = pair->qp ? leave_group(pair) : 0;

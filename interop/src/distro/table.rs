@@ -102,7 +102,7 @@ impl std::fmt::Display for Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::SkipReason;
+    use crate::skip::SkipReason;
 
     #[test]
     fn each_use_has_a_cell_for_each_release_and_port_and_reasons_are_below() {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use roxie::verbs::Qpn;
 use roxie::wire::{Aeth, Bth, Opcode, Psn};
 
-use super::table::{self, Rule};
+use super::rule::{self, Rule};
 use super::{Failure, PATIENCE, expect_pattern, must};
 use crate::end::{Access, Completion, Connection, End, Pair, PairKind, Region, Request, State, Status};
 use crate::rows::{Family, Odd, Op};
@@ -477,5 +477,5 @@ impl Stage<'_> {
 
 /// The table as a page's lines.
 pub(super) fn lines() -> String {
-    table::lines(&RULES, "the script answers")
+    rule::lines(&RULES, "the script answers")
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use roxie::verbs::Qpn;
 use roxie::wire::{Aeth, Bth, Deth, Opcode, Psn, Reth};
 
-use super::table::{self, Rule};
+use super::rule::{self, Rule};
 use super::{Failure, must};
 use crate::end::{Access, Connection, End, Pair, PairKind, Receive, Region, State, Status};
 use crate::rows::{Family, Wrong};
@@ -407,5 +407,5 @@ fn connect(family: Family, wire: &Wire, responder: &mut dyn End, pair: Pair) -> 
 
 /// The table as a page's lines.
 pub(super) fn lines() -> String {
-    table::lines(&RULES, "the script sends")
+    rule::lines(&RULES, "the script sends")
 }

@@ -13,8 +13,9 @@ use interop::error::Error;
 use interop::guest::output_folder;
 use interop::local::program::{somebody_has_the_udp_port, somebody_is_in, somebody_listens};
 use interop::network::{INTERFACE, Namespace, address};
-use interop::report::{Outcome, Report, SkipReason};
+use interop::report::{Outcome, Report};
 use interop::rows::{PortKind, Program, Ready};
+use interop::skip::SkipReason;
 use roxie::netdev::Interface;
 
 use super::programs::{LISTENS_WITHIN, NO_SUCH_PROGRAM, TCP_PORT, served, server_has, until_taken};

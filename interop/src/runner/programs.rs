@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use interop::end::{End, Ended, Local};
 use interop::error::Error;
 use interop::peer::Peer;
-use interop::report::{Outcome, SkipReason};
+use interop::report::Outcome;
 use interop::rows::{Family, Program, Ready, Row, Side, Stock};
+use interop::skip::SkipReason;
 
 /// Where pingpongs and perftest listen.
 pub(super) const TCP_PORT: u16 = 18515;

@@ -275,7 +275,7 @@ impl<P: Port> Port for FaultPort<P> {
         tx_note,
         tx_cancel,
         rx_waiting,
-        stamp_arrivals,
+        set_rx_wishes,
         wants_notes,
         undelivered,
         event_fds,

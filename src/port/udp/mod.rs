@@ -29,7 +29,7 @@ use rx::Receiver;
 use tx::Sender;
 
 use super::undelivered::Undelivered;
-use super::{LinkChange, Port, PortInfo, Received, TxId};
+use super::{LinkChange, Port, PortInfo, Received, RxWishes, TxId};
 use crate::frame::FrameMut;
 use crate::netdev::{Interface, Membership, NetNs};
 use crate::time::Nanos;
@@ -110,8 +110,9 @@ impl Port for UdpPort {
         self.sender.pending()
     }
 
-    fn stamp_arrivals(&mut self) -> bool {
-        self.receiver.stamp_arrivals()
+    fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
+        self.receiver.stamp_arrivals(wishes.arrivals);
+        Ok(())
     }
 
     fn event_fds(&self) -> Vec<BorrowedFd<'_>> {

@@ -110,11 +110,11 @@ impl Receiver {
         }
     }
 
-    /// Has the kernel say when datagrams arrive. False: it does not.
-    pub(super) fn stamp_arrivals(&mut self) -> bool {
-        let set = |l: &Listener| set_int(l.socket.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1);
-        self.stamps = self.listeners.iter().map(set).all(|set| set.is_ok());
-        self.stamps
+    /// Has the kernel say when datagrams arrive, if it does that. Without, they arrive when they are taken in.
+    pub(super) fn stamp_arrivals(&mut self, wanted: bool) {
+        let name = libc::SO_TIMESTAMPNS;
+        let set = |l: &Listener| set_int(l.socket.as_fd(), libc::SOL_SOCKET, name, i32::from(wanted));
+        self.stamps = self.listeners.iter().map(set).all(|set| set.is_ok()) && wanted;
     }
 
     /// Receives from another socket as well.

@@ -35,8 +35,6 @@ pub struct XdpConfig {
     pub addresses: Vec<IpAddr>,
     /// Take RoCE v1 (EtherType 0x8915) too.
     pub roce_v1: bool,
-    /// Take MAC control frames (EtherType 0x8808: pause, priority flow control) too.
-    pub mac_control: bool,
 }
 
 impl XdpConfig {
@@ -49,7 +47,6 @@ impl XdpConfig {
             mode: Mode::Auto,
             addresses: Vec::new(),
             roce_v1: false,
-            mac_control: false,
         }
     }
 

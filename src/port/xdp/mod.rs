@@ -22,7 +22,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::undelivered::Undelivered;
-use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
+use super::{BURST, LinkChange, Port, PortInfo, Received, RxWishes, TxId};
 use crate::flow::FlowMatch;
 use crate::frame::FrameMut;
 use crate::time::Nanos;
@@ -147,6 +147,11 @@ impl Port for XdpPort {
 
     fn info(&self) -> &PortInfo {
         &self.info
+    }
+
+    fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
+        let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
+        steering.take_mac_control(wishes.mac_control).map_err(io::Error::other)
     }
 
     fn rx_burst(&mut self, _now: Nanos) -> usize {

@@ -68,7 +68,7 @@ pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
     config.check()?;
     let interface = Interface::by_name(&config.interface)?;
     raise_locked_memory();
-    let mut steering = Steering::load(config.roce_v1, config.mac_control)?;
+    let mut steering = Steering::load(config.roce_v1)?;
     let hooks: &[bool] = match config.mode {
         Mode::Auto => &[true, false],
         Mode::ZeroCopy | Mode::Native => &[true],

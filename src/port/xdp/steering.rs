@@ -29,6 +29,9 @@ pub(super) struct Steering {
     ebpf: Ebpf,
     addresses: HashMap<MapData, [u8; 16], u8>,
     sockets: XskMap<MapData>,
+    options: Array<MapData, u32>,
+    /// What is in it.
+    chosen: u32,
     stations: Array<MapData, Station>,
     refused: PerCpuArray<MapData, u64>,
     flows: Array<MapData, Flow>,
@@ -45,7 +48,7 @@ pub(super) struct Steering {
 
 impl Steering {
     /// Loads the program; it steers nothing yet.
-    pub(super) fn load(roce_v1: bool, mac_control: bool) -> Result<Steering, XdpError> {
+    pub(super) fn load(roce_v1: bool) -> Result<Steering, XdpError> {
         // No kernel BTF: the program reads packets, not kernel structures, and parsing it costs 0.1 s.
         let mut ebpf = EbpfLoader::new().btf(None).load(OBJECT).map_err(refused)?;
         let addresses = HashMap::try_from(taken(&mut ebpf, "addresses")?).map_err(refused)?;
@@ -54,15 +57,15 @@ impl Steering {
         let not_taken = PerCpuArray::try_from(taken(&mut ebpf, "refused")?).map_err(refused)?;
         let flows = Array::try_from(taken(&mut ebpf, "flows")?).map_err(refused)?;
         let flows_in_force = Array::try_from(taken(&mut ebpf, "flows_in_force")?).map_err(refused)?;
-        let mut options: Array<MapData, u32> =
-            Array::try_from(taken(&mut ebpf, "options")?).map_err(refused)?;
-        let v1 = if roce_v1 { OPTION_ROCE_V1 } else { 0 };
-        let control = if mac_control { OPTION_MAC_CONTROL } else { 0 };
-        options.set(0, v1 | control, 0).map_err(refused)?;
+        let mut options = Array::try_from(taken(&mut ebpf, "options")?).map_err(refused)?;
+        let chosen = if roce_v1 { OPTION_ROCE_V1 } else { 0 };
+        options.set(0, chosen, 0).map_err(refused)?;
         let mut steering = Steering {
             ebpf,
             addresses,
             sockets,
+            options,
+            chosen,
             stations,
             refused: not_taken,
             flows,
@@ -102,6 +105,15 @@ impl Steering {
     /// Gives the frames of `queue` that are ours to a socket.
     pub(super) fn set_socket(&mut self, queue: u32, socket: impl AsRawFd) -> Result<(), XdpError> {
         self.sockets.set(queue, socket, 0).map_err(refused)
+    }
+
+    /// Takes MAC control frames, or leaves them to the kernel.
+    pub(super) fn take_mac_control(&mut self, wanted: bool) -> Result<(), XdpError> {
+        let others = self.chosen & !OPTION_MAC_CONTROL;
+        let chosen = if wanted { others | OPTION_MAC_CONTROL } else { others };
+        self.options.set(0, chosen, 0).map_err(refused)?;
+        self.chosen = chosen;
+        Ok(())
     }
 
     /// Takes frames to this station, which is the interface's. Of others none, but those of groups.

@@ -4,11 +4,8 @@ use std::fmt;
 
 use super::config::ConfigError;
 use crate::time::Nanos;
-
-/// FCS (4), preamble and start of frame (8), the shortest gap to the next (12): bytes of the wire that a port does not carry.
-pub const ETHERNET_OVERHEAD: u32 = 24;
-/// The shortest frame without FCS (802.3 4A.4.2); shorter ones are padded on the wire.
-pub const SHORTEST_FRAME: usize = 60;
+use crate::wire::mac_control::{quanta_bytes, response_quanta};
+pub use crate::wire::net::{ETHERNET_OVERHEAD, SHORTEST_FRAME};
 
 /// Bits per second on the wire, overhead included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,22 +34,13 @@ impl LinkRate {
 
     /// How long a pause of `quanta` lasts: a quantum is 512 bit times (802.3 31B.2).
     pub const fn pause(self, quanta: u16) -> Nanos {
-        self.nanos_for(quanta as u64 * 64)
+        self.nanos_for(quanta_bytes(quanta) as u64)
     }
 
     /// The longest time from a PFC frame's end to the last bit that a conforming peer begins to send after it (802.3 31B.3.7,
     /// in quanta by rate).
     pub const fn pause_response(self) -> Nanos {
-        let quanta = match self.0 / 1_000_000_000 {
-            0..=10 => 67,
-            11..=25 => 80,
-            26..=40 => 118,
-            41..=50 => 147,
-            51..=100 => 394,
-            101..=200 => 453,
-            _ => 905,
-        };
-        self.pause(quanta)
+        self.pause(response_quanta(self.0))
     }
 }
 

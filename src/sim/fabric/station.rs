@@ -11,6 +11,7 @@ use super::topology::StationConfig;
 use crate::flow::FlowMatch;
 use crate::frame::{Frame, FrameMut};
 use crate::port::{BURST, LinkChange, Port, PortInfo, Received, TxId};
+use crate::sim::slots::{PortCounts, Slots};
 use crate::time::Nanos;
 use crate::wire::mac_control::MacControl;
 
@@ -170,25 +171,14 @@ impl Shared {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    rx_packets: u64,
-    rx_bytes: u64,
-    tx_packets: u64,
-    tx_bytes: u64,
-    tx_stalled: u64,
-    tx_too_long: u64,
-}
-
 /// A host's port at the edge of a fabric. Its ring has so many slots, and drains at the rate of its link.
 #[derive(Debug)]
 pub struct StationPort {
     info: PortInfo,
     station: Shared,
-    /// By `TxId`: the frame, and whether it was committed or (`None`) cancelled.
-    open: Vec<(Option<Vec<u8>>, bool)>,
+    open: Slots,
     burst: Vec<(Nanos, Vec<u8>)>,
-    counts: Counts,
+    counts: PortCounts,
 }
 
 impl StationPort {
@@ -203,7 +193,13 @@ impl StationPort {
             max_frame: config.mtu + L2_OVERHEAD,
             raw_frames: true,
         };
-        StationPort { info, station, open: Vec::new(), burst: Vec::new(), counts: Counts::default() }
+        StationPort {
+            info,
+            station,
+            open: Slots::default(),
+            burst: Vec::new(),
+            counts: PortCounts::default(),
+        }
     }
 }
 
@@ -220,8 +216,7 @@ impl Port for StationPort {
             && station.inbox.front().is_some_and(|(arrived, _)| *arrived <= now)
             && let Some((arrived, frame)) = station.inbox.pop_front()
         {
-            self.counts.rx_packets += 1;
-            self.counts.rx_bytes += frame.len() as u64;
+            self.counts.received(&frame);
             self.burst.push((arrived, frame));
         }
         self.burst.len()
@@ -251,25 +246,20 @@ impl Port for StationPort {
         }
         let mut frame = station.spare.pop().unwrap_or_default();
         frame.resize(len, 0);
-        let id = TxId(u32::try_from(self.open.len()).expect("a ring has fewer than 2^32 slots"));
-        self.open.push((Some(frame), false));
-        Some(id)
+        Some(self.open.open(frame))
     }
 
     fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
-        let frame = self.open[id.0 as usize].0.as_mut().expect("written before its commit");
+        let frame = self.open.frame(id);
         FrameMut { a: frame, b: &mut [] }
     }
 
     fn tx_commit(&mut self, id: TxId) {
-        let slot = &mut self.open[id.0 as usize];
-        assert!(slot.0.is_some() && !slot.1, "a transmit slot is committed or cancelled once");
-        slot.1 = true;
+        self.open.commit(id);
     }
 
     fn tx_cancel(&mut self, id: TxId) {
-        let frame = self.open[id.0 as usize].0.take();
-        self.station.get().spare.push(frame.expect("a transmit slot is committed or cancelled once"));
+        self.station.get().spare.push(self.open.cancel(id));
     }
 
     fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
@@ -278,11 +268,8 @@ impl Port for StationPort {
         }
         let mut station = self.station.get();
         station.now = now;
-        for (frame, committed) in self.open.drain(..) {
-            let Some(frame) = frame else { continue };
-            assert!(committed, "every slot is committed or cancelled before the flush");
-            self.counts.tx_packets += 1;
-            self.counts.tx_bytes += frame.len() as u64;
+        for frame in self.open.drain() {
+            self.counts.sent(&frame);
             station.push(now, frame).expect("its slot was given out");
         }
         Ok(())
@@ -313,14 +300,6 @@ impl Port for StationPort {
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
-        let c = &self.counts;
-        out.extend([
-            ("rx_packets", c.rx_packets),
-            ("rx_bytes", c.rx_bytes),
-            ("tx_packets", c.tx_packets),
-            ("tx_bytes", c.tx_bytes),
-            ("tx_stalled", c.tx_stalled),
-            ("tx_too_long", c.tx_too_long),
-        ]);
+        self.counts.list(out);
     }
 }

@@ -1,11 +1,11 @@
 /*
  * How near a queue pair that is paced comes to its rate, and what waiting for it costs.
  *
- *     paced [-r kb/s] [-s bytes] [-m milliseconds] [-g gid index] [-p TCP port] spin|event|epoll write|send [SERVER]
+ *     paced [-r kb/s] [-s bytes] [-m milliseconds] [-d depth] [-g gid index] [-p TCP port] spin|event|epoll write|send [SERVER]
  *
- * Without SERVER it is the server, which waits as the client does. The client keeps 16 messages posted and takes their completions: by
- * ibv_poll_cq() again and again, in ibv_get_cq_event(), or in epoll on a channel that does not block. It prints bytes on the wire per
- * time between two completions, as a ratio to the rate, and the processor time of its process in that time.
+ * Without SERVER it is the server, which waits as the client does. The client keeps 128 messages posted (-d), as perftest does, and takes
+ * their completions: by ibv_poll_cq() again and again, in ibv_get_cq_event(), or in epoll on a channel that does not block. It prints
+ * bytes on the wire per time between two completions, as a ratio to the rate, and the processor time of its process in that time.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { DEPTH = 16, RECEIVES = 512, MTU = 4096, PATIENCE_MS = 10000 };
+enum { RECEIVES = 512, MTU = 4096, PATIENCE_MS = 10000 };
 /* Ethernet, IPv4, UDP, BTH and ICRC of a packet; RETH of a WRITE. */
 enum { HEADERS = 14 + 20 + 8 + 12 + 4, RETH = 16 };
 
@@ -32,7 +32,7 @@ struct end {
 	union ibv_gid gid;
 };
 
-static int gid_index = 1, tcp_port = 19778, kbps = 10000, size = 1024, milliseconds = 1000, tcp, epoll_set;
+static int gid_index = 1, tcp_port = 19778, kbps = 10000, size = 1024, milliseconds = 1000, depth = 128, tcp, epoll_set;
 static const char *way, *what;
 static struct ibv_comp_channel *channel;
 static struct ibv_cq *cq;
@@ -178,11 +178,11 @@ static void connect_qp(void)
 	struct epoll_event event = { .events = EPOLLIN };
 	epoll_set = epoll_create1(0);
 	epoll_ctl(epoll_set, EPOLL_CTL_ADD, channel->fd, &event);
-	cq = ibv_create_cq(context, RECEIVES + DEPTH + 1, 0, channel, 0);
+	cq = ibv_create_cq(context, RECEIVES + depth + 1, 0, channel, 0);
 	memory = aligned_alloc(4096, (size + 4095) & ~4095);
 	memset(memory, 0, size);
 	mr = ibv_reg_mr(pd, memory, size, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { DEPTH + 1, RECEIVES, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { depth + 1, RECEIVES, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
 	qp = ibv_create_qp(pd, &init);
 	if (!qp || !mr)
 		die("ibv_create_qp");
@@ -206,12 +206,13 @@ static void connect_qp(void)
 
 int main(int argc, char **argv)
 {
-	for (int option; (option = getopt(argc, argv, "r:s:m:g:p:")) != -1;) {
+	for (int option; (option = getopt(argc, argv, "r:s:m:d:g:p:")) != -1;) {
 		int value = atoi(optarg);
 		switch (option) {
 		case 'r': kbps = value; break;
 		case 's': size = value; break;
 		case 'm': milliseconds = value; break;
+		case 'd': depth = value; break;
 		case 'g': gid_index = value; break;
 		case 'p': tcp_port = value; break;
 		default: return 2;
@@ -236,7 +237,7 @@ int main(int argc, char **argv)
 	struct ibv_qp_rate_limit_attr limit = { .rate_limit = kbps };
 	if ((errno = ibv_modify_qp_rate_limit(qp, &limit)))
 		die("ibv_modify_qp_rate_limit");
-	for (int i = 0; i < DEPTH; i++)
+	for (int i = 0; i < depth; i++)
 		post(0);
 	/* The first that are complete may be more than their share. */
 	while (sends < 4)
@@ -253,7 +254,7 @@ int main(int argc, char **argv)
 	double bytes = (double)(at_last - first) * (size + packets * HEADERS + (strcmp(what, "write") ? 0 : RETH));
 	printf("asked %d kb/s got %.0f ratio %.4f processor %.4f of %.3f s\n", kbps, bytes * 8 / seconds / 1e3,
 	       bytes * 8 / seconds / 1e3 / kbps, used / seconds, seconds);
-	long left = sends + DEPTH;
+	long left = sends + depth;
 	while (sends < left)
 		take(0);
 	if (!strcmp(what, "write"))

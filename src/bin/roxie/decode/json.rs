@@ -4,11 +4,11 @@ use std::io::{self, Write};
 
 use roxie::capture::{Direction, Record};
 use roxie::wire::display::Mac;
-use roxie::wire::net::UdpChecksum;
 use roxie::wire::{Aeth, AtomicEth, Drop, Icrc, NetHeader, Packet, Reth, Syndrome, credits, rnr_timer_ns};
 use serde::Serialize;
 
-use super::{Decoded, Verdict, mad::Mad};
+use super::decoded::{Decoded, Verdict, udp_checksum_name};
+use super::mad::Mad;
 
 /// The object. Keys without a value are left out.
 #[derive(Serialize)]
@@ -224,16 +224,6 @@ pub(super) fn write_malformed(out: &mut dyn Write, record: &Record<'_>, reason: 
         row["timestamp_ns"] = ns.into();
     }
     writeln!(out, "{row}")
-}
-
-/// As it is called in both forms of output.
-pub(super) fn udp_checksum_name(verdict: UdpChecksum) -> &'static str {
-    match verdict {
-        UdpChecksum::Zero => "zero",
-        UdpChecksum::Valid => "valid",
-        UdpChecksum::Partial => "partial",
-        UdpChecksum::Bad { .. } => "bad",
-    }
 }
 
 impl Ext {

@@ -5,6 +5,7 @@
 
 mod congestion;
 mod connection;
+mod figures;
 mod interrupt;
 mod programs;
 mod recovery;
@@ -31,9 +32,10 @@ use roxie::verbs::WcStatus;
 use crate::common::output;
 use crate::floor::{Floor, Threads};
 use connection::{Connection, SMALL};
+use figures::median;
 use interrupt::Interrupt;
 use programs::Programs;
-use report::{Report, Row, Skipped, median};
+use report::{Report, Row, Skipped};
 use site::{Kind, Link, Site};
 use verify::Verified;
 

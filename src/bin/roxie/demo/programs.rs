@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::report::median;
+use super::figures::median;
 use super::site::{Kind, Link};
 use super::{Failure, Interrupt};
 use crate::run::Library;

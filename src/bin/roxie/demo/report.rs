@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::figures::number;
 use super::programs::Programs;
 use super::site::Kind;
 
@@ -60,21 +61,6 @@ impl Report {
     }
 }
 
-/// The middle of the values; of two in the middle, the upper one.
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
-}
-
-/// Significant to about three digits.
-fn number(value: f64) -> String {
-    match value {
-        v if v >= 100.0 => format!("{v:.0}"),
-        v if v >= 10.0 => format!("{v:.1}"),
-        v => format!("{v:.2}"),
-    }
-}
-
 /// The table, in the order of the rows.
 pub(super) fn table(rows: &[Row]) -> String {
     let mut text = String::new();
@@ -116,15 +102,4 @@ pub(super) fn table(rows: &[Row]) -> String {
         );
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_median_is_not_moved_by_an_outlier() {
-        assert_eq!(median(vec![3.0, 1.0, 1e9, 2.0, 0.0]), 2.0);
-        assert_eq!(median(vec![]), 0.0);
-    }
 }

@@ -8,7 +8,8 @@ use roxie::frame::Frame;
 use roxie::wire::{Bth, Envelope, Packet, parse::ICRC_LEN};
 
 use super::{Facts, Seen, Sight};
-use crate::decode::{Decoded, Segments, envelope, is_malformed};
+use crate::decode::decoded::{Decoded, envelope, is_malformed};
+use crate::decode::segments::Segments;
 
 /// Packets of one capture that are read at most: each takes some hundred bytes, and nobody looks so far.
 const MOST: usize = 1_000_000;

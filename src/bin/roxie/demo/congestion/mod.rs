@@ -57,17 +57,17 @@ pub(crate) struct Arguments {
     /// How many seconds the senders send
     #[arg(long, default_value_t = 4.0, value_parser = super::positive)]
     seconds: f64,
-    /// Room in the queue in front of the link, bytes
-    #[arg(long, default_value_t = 200_000)]
-    buffer: u64,
-    /// Bytes in the queue at which marking begins
-    #[arg(long, default_value_t = 10_000)]
-    kmin: u64,
-    /// Bytes in the queue above which every frame is marked
-    #[arg(long, default_value_t = 100_000)]
-    kmax: u64,
+    /// Room in the queue in front of the link, bytes [default: what the link carries in 16 ms]
+    #[arg(long)]
+    buffer: Option<u64>,
+    /// Bytes in the queue at which marking begins [default: what the link carries in 0.4 ms]
+    #[arg(long)]
+    kmin: Option<u64>,
+    /// Bytes in the queue above which every frame is marked [default: what the link carries in 8 ms]
+    #[arg(long)]
+    kmax: Option<u64>,
     /// Share of frames marked at Kmax, 0 to 1
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, default_value_t = 0.3)]
     pmax: f64,
     /// Congestion control of the senders: off, dcqcn, swift or fixed,rate=RATE; knobs may follow, as with `roxie run`
     /// [default: dcqcn with the constants of its paper, which are for 40 Gb/s, scaled to this network and printed]

@@ -26,6 +26,9 @@ pub(super) const DEPTH: u32 = 16;
 pub(super) const TIMEOUT: u8 = 14;
 /// The link MTU of stations, in bytes.
 pub(super) const LINK_MTU: usize = 1500;
+/// How long the link takes for Kmin, for Kmax and for the whole queue. A sender in software may wait for a processor for some
+/// milliseconds: what it sends late then is no congestion yet.
+const DEPTHS: [Nanos; 3] = [Nanos::from_micros(400), Nanos::from_millis(8), Nanos::from_millis(16)];
 /// How often it is looked at in a run.
 const SAMPLES: f64 = 400.0;
 
@@ -54,6 +57,9 @@ impl Scenario {
     pub(super) fn of(arguments: &Arguments) -> Result<Scenario, Failure> {
         let Arguments { senders, rate, delay, seconds, buffer, kmin, kmax, pmax, seed, ref cc, .. } =
             *arguments;
+        let [few, many, all] = DEPTHS.map(|time| LinkRate::from_mbps(rate).bytes_in(time));
+        let kmax = kmax.unwrap_or(many);
+        let (kmin, buffer) = (kmin.unwrap_or(few.min(kmax)), buffer.unwrap_or(all));
         let scenario = Scenario {
             senders: senders.into(),
             mbps: rate,
