@@ -1,5 +1,5 @@
 //! An attacker who is not on the path: what it must guess, and what it gets while it does not know. The weaknesses are those
-//! that Rothenberger et al. found in NICs ("ReDMArk: Bypassing RDMA Security Mechanisms", USENIX Security 2021); the README
+//! that Rothenberger et al. found in NICs ("ReDMArk: Bypassing RDMA Security Mechanisms", USENIX Security 2021); docs/security.md
 //! lists them all.
 
 use std::collections::{HashMap, HashSet};

@@ -73,7 +73,7 @@ const KNOWN: [(&str, &str); 2] = [
     ("tests.test_rdmacm.", "its two ends are two processes on one device"),
     (
         "_implicit_",
-        "it asks for a region of all addresses with rights for peers, which is refused: see README",
+        "it asks for a region of all addresses with rights for peers, which is refused: see docs/security.md",
     ),
 ];
 

@@ -4,16 +4,18 @@
 pub fn page() -> String {
     format!(
         "# Packets that nobody should send\n\n\
-         What a responder makes of wrong requests and a requester of wrong answers. `NAK60` is a PSN sequence error, `NAK61` an\n\
-         invalid request, `NAK62` a remote access error, `NAK63` a remote operational error; `+1` is the PSN, from the script's\n\
-         first; `ERR` says that the queue pair has gone to the error state. The columns of rdma_rxe are held by the rows `wrong/…`\n\
-         and `odd/…`, the last by `tests/wrong.rs`. Clauses are those of the IBTA's volume 1; annex A19 has the memory placement\n\
-         extensions.\n\n\
+         What a responder makes of wrong requests, and a requester of wrong answers.\n\n\
+         How to read the tables: `NAK60` is a PSN sequence error, `NAK61` an invalid request, `NAK62` a remote access error, `NAK63` a\n\
+         remote operational error. `+1` counts PSNs from the script's first. `ERR` says that the queue pair has gone to the error state.\n\
+         Clauses are those of the IBTA's volume 1; annex A19 has the memory placement extensions.\n\n\
+         The rows `wrong/…` and `odd/…` check the columns of rdma_rxe, and `interop/tests/wrong.rs` checks the last column.\n\
+         `cargo run -p interop -- wrong` prints the tables.\n\n\
          ## Wrong requests\n\n\
-         What the responder answers. Where it goes on, the next good message arrives.\n\n{}\n\
+         What the responder answers. Where its queue pair does not go to the error state, the next good message arrives.\n\n{}\n\
          ## Wrong answers\n\n\
-         The requester's first packets have gone out when the script answers. What it sends thereupon, and how its requests\n\
-         complete; where it goes on, right answers to what it asked last have followed. `READ_REQ` is a READ request.\n\n{}",
+         The requester has sent its first packets when the script answers. The table shows what the requester sends after that, and how its\n\
+         requests complete. Where the queue pair goes on, right answers have followed to whatever it asked last. `READ_REQ` is a READ\n\
+         request.\n\n{}",
         super::wrong::lines(),
         super::odd::lines()
     )

@@ -21,9 +21,11 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 the events cannot be read or run
 #[command(
     long_about = "Congestion control without a network.\n\nDCQCN has two ends. A switch marks packets while its queue is \
         long. The receiver of a marked packet sends the sender a congestion notification (CNP), at most one in \
-        min_time_between_cnps. The sender, the reaction point, cuts its rate by a part that alpha decides, and alpha says \
-        how often that happened of late; then time and bytes without a notification raise it again, first half the way \
-        back to the rate before (fast recovery), then further (additive, then hyper increase).\n\n`knobs` lists what can be \
+        min_time_between_cnps. The sender, the reaction point, cuts its rate. \
+        How deep depends on alpha, which says how often that happened lately. Then time and bytes without a notification \
+        raise the rate again: \
+        first half the way back to where it was (fast recovery), then further (additive, then hyper increase).\n\n`knobs` \
+        lists what can be \
         set; `replay` runs the reaction point over a list of events and prints its state after each.",
     after_help = EXIT_CODES
 )]
@@ -34,14 +36,14 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// The knobs of DCQCN: names, unit, range, the default of each preset, and what each does
+    /// List the knobs of DCQCN: names, unit, range, the default of each preset, and what each does
     #[command(
         long_about = "Prints the knobs of DCQCN. The first name is OFED's in sysfs (/sys/class/net/DEV/ecn/...), the \
             second mlx5's in debugfs (.../cc_params/); either is taken wherever a knob is set, and so is the name of the \
-            firmware's configuration, which is the first in capitals. Rates may have fractions here, which adapters do not \
-            take: on slow links steps of whole Mb/s are too large.",
+            firmware's configuration, which is the first in capitals. Rates may have fractions here, unlike on adapters, \
+            because steps of whole Mb/s are too large on slow links.",
         after_help = format!(
-            "Examples:\n  roxie cc knobs                                what there is\n  roxie cc knobs --json | jq \
+            "Examples:\n  roxie cc knobs                                lists them\n  roxie cc knobs --json | jq \
              '.[] | select(.unit == \"us\")'\n  roxie cc replay --set rpg_ai_rate=40 --line-rate 40 -    sets one\n\n{EXIT_CODES}"
         )
     )]
@@ -50,7 +52,7 @@ enum What {
         #[arg(long)]
         json: bool,
     },
-    /// What a list of events makes of a rate
+    /// Compute the rate after each event of a list
     #[command(
         long_about = "Runs the reaction point of DCQCN alone over a list of events, and prints its state after each: one \
             JSON object a line with us, rc_gbps (the rate), rt_gbps (the target that it recovers to), alpha, byte_stage and \
@@ -64,12 +66,13 @@ enum What {
             are due at an instant run before its event. Bytes count as sent at the instant, and what is left over a step of \
             the byte counter is kept. A decrease uses alpha before its update. An increase compares the stages before it \
             raises its own, so that rpg_threshold is the number of steps of fast recovery. The target is the line rate at \
-            most. All is computed in floating point.\n\n\
+            most. Everything is computed in floating point.\n\n\
             The preset `paper`: each notification decreases, makes the rate before it the target, moves alpha, and restarts \
             both timers. `connectx`: every dce_tcp_rtt from the first notification on, alpha is moved by whether one came \
             since; one that comes within rate_reduce_monitor_period of a decrease decreases nothing.",
         after_help = format!(
-            "Examples:\n  echo '[{{\"us\":0,\"cnp\":true}},{{\"us\":55}}]' | roxie cc replay --preset paper --line-rate 40 -\n  roxie cc replay --set rpg_ai_rate=40 --set rp_threshold=5 --line-rate 100 events.json\n  \
+            "Examples:\n  echo '[{{\"us\":0,\"cnp\":true}},{{\"us\":55}}]' | roxie cc replay --preset paper --line-rate 40 \
+            -\n  roxie cc replay --set rpg_ai_rate=40 --set rp_threshold=5 --line-rate 100 events.json\n  \
              roxie cc replay --line-rate 25 events.json | jq -r '[.us, .rc_gbps] | @tsv'      for a plot\n\n{EXIT_CODES}"
         )
     )]
@@ -78,13 +81,13 @@ enum What {
 
 #[derive(Debug, Args)]
 struct ReplayArguments {
-    /// Whose rules and defaults
+    /// Whose rules and defaults to use
     #[arg(long, value_name = "PRESET", default_value_t = Preset::ConnectX, value_parser = preset)]
     preset: Preset,
     /// Turn a knob, repeatable: see `roxie cc knobs`
     #[arg(long = "set", value_name = "KNOB=VALUE")]
     sets: Vec<String>,
-    /// What the link carries, in Gb/s
+    /// The link's rate, in Gb/s
     #[arg(long, value_name = "GBPS", value_parser = line_rate)]
     line_rate: Rate,
     /// The events, or - for standard input

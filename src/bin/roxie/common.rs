@@ -115,16 +115,16 @@ pub(crate) enum PortKind {
     Memory,
 }
 
-/// Which of AF_XDP's ways.
+/// A mode of AF_XDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ModeName {
-    /// The fastest that works
+    /// The fastest mode that works
     Auto,
-    /// The NIC writes into our memory, or nothing
+    /// The adapter writes into Roxie's memory; fails if its driver cannot
     ZeroCopy,
-    /// The driver runs the program, the kernel copies
+    /// The driver runs the XDP program, and the kernel copies each frame
     Native,
-    /// On every driver, late in the kernel
+    /// The kernel runs the XDP program, with any driver; slowest
     Generic,
 }
 
@@ -149,7 +149,7 @@ pub(crate) struct DeviceOptions {
     /// The interface [default: the only one besides loopback that has an address]
     #[arg(short, long, alias = "ib-dev", value_name = "IFACE")]
     pub(crate) dev: Option<String>,
-    /// Receive on this address alone, repeatable [default: all of the interface]
+    /// Receive only on this address; repeatable [default: all addresses of the interface]
     #[arg(long, value_name = "IP")]
     pub(crate) address: Vec<IpAddr>,
     /// Which of the device's addresses to use: see `roxie show gids` [default: the first IPv4 one]
@@ -164,17 +164,17 @@ pub(crate) struct DeviceOptions {
     /// Write a pcapng of both directions, with what the NIC did with each packet and why
     #[arg(long, value_name = "FILE")]
     pub(crate) capture: Option<PathBuf>,
-    /// Send each datagram alone instead of many in one call; implies --port udp
+    /// Send datagrams one by one instead of many in one call; implies --port udp
     #[arg(long)]
     pub(crate) no_gso: bool,
-    /// Which of the kernel's ways may be used; implies --port xdp
+    /// Which mode of AF_XDP to use; implies --port xdp
     #[arg(long, value_name = "MODE")]
     pub(crate) mode: Option<ModeName>,
-    /// Who turns the NIC: `caller` (the program's polls; best on few cores), `thread` or `thread:CORE`
-    /// [default: caller, or thread where the program sleeps on events]
+    /// Who runs the NIC: `caller` (the command's own polling; best on few cores), `thread` or `thread:CORE`
+    /// [default: caller, or thread where the command sleeps on events]
     #[arg(long, value_name = "WHO", value_parser = parse_drive)]
     pub(crate) drive: Option<Drive>,
-    /// Local ACK timeout code, 0 to 31: 4.096 us * 2^code; 0 waits for ever
+    /// Local ACK timeout code, 0 to 31: 4.096 us * 2^code; 0 means no timeout
     #[arg(long, default_value_t = 14, value_name = "CODE", value_parser = clap::value_parser!(u8).range(0..=31))]
     pub(crate) timeout: u8,
     /// How often a packet is sent again before the connection fails, 0 to 7

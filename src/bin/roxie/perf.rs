@@ -74,8 +74,8 @@ pub(crate) enum Service {
 #[command(
     about = "Measure bandwidth, message rate and latency percentiles",
     long_about = "Measures bandwidth, message rate or latency of an operation. Without SERVER it waits for one \
-        client, with SERVER it is the client. The client says what is measured; what the server is given on its \
-        command line as well must be the same, and an error names what differs.\n\nbw keeps --depth operations \
+        client, with SERVER it is the client. The client decides what is measured. Options that the server is given too must \
+        be the same; an error names those that differ.\n\nbw keeps --depth operations \
         outstanding on each QP. lat runs one at a time: for send and write the round trip of a message and its \
         answer, for read and atomic the time to completion. Both print one line or JSON object for each size.\n\n\
         --floor measures what the port does without any transport: frames of the same size, sent and counted, or \
@@ -90,7 +90,7 @@ pub(crate) enum Service {
 pub(crate) struct Arguments {
     /// The operation
     operation: Operation,
-    /// What of it
+    /// What to measure of it
     measure: Measure,
     /// Host name or address of the server; without it this is the server
     server: Option<String>,
@@ -99,7 +99,7 @@ pub(crate) struct Arguments {
     tcp_port: u16,
     #[command(flatten)]
     wishes: Wishes,
-    /// Show how rates, alpha and round trips went over time: a chart, with --json the samples, and with a name a picture; bw only
+    /// Show rates, alpha and round trips over time: a chart; with --json, the samples; with a file name, a picture. bw only
     #[arg(long, value_name = "FILE.svg", num_args = 0..=1, default_missing_value = "", value_parser = plot::parse)]
     plot: Option<plot::Wish>,
     /// Print one JSON object for each size

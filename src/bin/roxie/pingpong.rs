@@ -52,7 +52,7 @@ enum Service {
     #[command(
         long_about = "Sends messages to and fro over an unreliable connection. Without SERVER it waits for a client, \
             with SERVER it is the client.\n\nThe other end may be the same command or `ibv_uc_pingpong` of rdma-core, \
-            as for `pingpong rc`. Nothing is acknowledged or sent again: a message that is lost ends the game.",
+            as for `pingpong rc`. Nothing is acknowledged or sent again: a lost message ends the game.",
         after_help = format!(
             "Examples:\n  roxie pingpong uc --dev eth0                waits for a client\n  roxie pingpong uc --dev \
              eth0 192.0.2.1      plays with it\n  ibv_uc_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock \
@@ -65,7 +65,7 @@ enum Service {
         long_about = "Sends datagrams to and fro. Without SERVER it waits for a client, with SERVER it is the \
             client.\n\nThe other end may be the same command or `ibv_ud_pingpong` of rdma-core, as for `pingpong rc`. A \
             datagram is one packet, so a message is no longer than the MTU; each has 40 bytes of network header in \
-            front of it in the receive. Nothing is acknowledged or sent again: a datagram that is lost ends the game.",
+            front of it in the receive. Nothing is acknowledged or sent again: a lost datagram ends the game.",
         after_help = format!(
             "Examples:\n  roxie pingpong ud --dev eth0                waits for a client\n  roxie pingpong ud --dev \
              eth0 192.0.2.1      plays with it\n  ibv_ud_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock \

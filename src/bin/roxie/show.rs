@@ -21,9 +21,9 @@ use crate::common::{DeviceOptions, EXIT_CODES, Failure, PortKind, first_gid, no_
 #[derive(Debug, Args)]
 #[command(
     long_about = "Prints what a device is or would be. `device` and `gids` ask the kernel and open nothing, unless \
-        --open is given; `qps` and `counters` open a device of their own and show that one: a device lives in the \
-        process that opened it, and nothing of another process's can be seen from here. (Programs that run one, such \
-        as `roxie perf --json`, report its counters themselves, and when they fail the event logs of their queue pairs.)",
+        --open is given; `qps` and `counters` open a device of their own and show that one. A device lives in the process that \
+        opened it, so this command cannot see another process's. Programs that run one, such as `roxie perf --json`, report \
+        its counters themselves; when they fail, they also print the event logs of their queue pairs.",
     after_help = EXIT_CODES
 )]
 pub(crate) struct Arguments {
@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Interfaces: driver, MTU and path MTU, what stands between them and AF_XDP, and who holds them
+    /// Show interfaces: driver, MTU and path MTU, what stands between them and AF_XDP, and who holds them
     Device {
         /// Open the device, to see which mode it gets
         #[arg(long)]
@@ -44,12 +44,13 @@ enum What {
         #[command(flatten)]
         options: DeviceOptions,
     },
-    /// The addresses that a device on the interface has, with their indices
+    /// Show the addresses that a device on the interface has, with their indices
     #[command(
         long_about = "Prints the GIDs that a device on the interface has, with the index by which -g of the other \
             commands, and of programs on a RoCE device, chooses one.\n\nA GID is an IP address in 16 bytes: IPv6 as it \
             is, IPv4 as ::ffff:a.b.c.d. Both ends of a connection must use the same family, and the peer must have a \
-            route to it; the third column says how far each reaches, and why it is at its index: 0 is the link-local address (empty \
+            route to it; the third column says how far each reaches, and why it is at its index: 0 is the link-local address \
+            (empty \
             if there is none), 1 the first IPv4 address, as on adapters in hardware and as programs under `roxie run` find \
             them. The marked one is used unless -g says otherwise. \
             Nothing is opened, so this needs no privilege.\n\nWith --json it is an array of objects with the keys \
@@ -60,9 +61,9 @@ enum What {
         )
     )]
     Gids(DeviceOptions),
-    /// The queue pairs of a device that is opened for this
+    /// Open a device, and show its queue pairs
     Qps(DeviceOptions),
-    /// The counters of a device that is opened for this
+    /// Open a device, and show its counters
     Counters(DeviceOptions),
 }
 

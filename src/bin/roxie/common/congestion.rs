@@ -14,18 +14,19 @@ use roxie::nic::{CongestionConfig, EcnPolicy, TrafficClasses};
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Congestion")]
 pub(crate) struct CongestionOptions {
-    /// How fast QPs send: off, dcqcn, swift or fixed,rate=RATE, with knobs behind it: dcqcn,preset=paper,rpg_ai_rate=40
-    /// (`roxie cc knobs` lists them); or @FILE that says so, which is read again whenever it changes [default: off]
+    /// Congestion control: off, dcqcn, swift or fixed,rate=RATE. Knobs may follow: dcqcn,preset=paper,rpg_ai_rate=40 (`roxie cc
+    /// knobs` lists them). @FILE reads this from a file, again whenever the file changes [default: off]
     #[arg(long, value_name = "SPEC", value_parser = checked_control)]
     cc: Option<String>,
-    /// Which data switches may mark instead of dropping it: off, on, or dscp=26+46 [default: on with --cc dcqcn, else off]
+    /// ECN: which data is sent as ECN-capable, so that switches mark it instead of dropping it: off, on, or dscp=26+46
+    /// [default: on with --cc dcqcn, else off]
     #[arg(long, value_name = "WHICH", value_parser = checked::<EcnPolicy>)]
     ecn: Option<String>,
     /// Traffic classes: trust=dscp|pcp, map=26:3+46:5 (DSCP to priority), strict=6+7, weight=0:20+3:80, pfc=3 (the priorities that
     /// heed it), pause=on, tag=on (priority in an 802.1Q tag; xdp), send_pfc=3 (tells the neighbour to pause; xdp)
     #[arg(long, value_name = "SPEC", value_parser = checked::<TrafficClasses>)]
     qos: Option<String>,
-    /// What the link carries, where its driver does not know: 1G, 25G. Rates begin there
+    /// The link's rate, where its driver does not know it: 1G, 25G. Queue pairs start at this rate
     #[arg(long, value_name = "RATE", value_parser = checked::<Rate>)]
     speed: Option<String>,
 }

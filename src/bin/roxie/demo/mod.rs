@@ -54,13 +54,13 @@ const LOSSY_TIMEOUT: u8 = 11;
 /// The largest message whose data is verified, in bytes.
 const LARGEST: usize = 1 << 20;
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 something failed, 2 wrong usage, 3 a port that was asked for or the \
-                          directory for captures cannot be had, 128 and the number of the signal that interrupted it.";
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 something failed, 2 wrong usage, 3 a port that was asked for or the directory \
+    for captures is not available, 128 plus the number of the signal that interrupted it.";
 
-/// See RDMA work on this machine, measured beside the floor it stands on.
+/// See RDMA work on this machine, and measure it beside its floor.
 #[derive(Debug, Args)]
 #[command(long_about = "\
-See RDMA work on this machine, measured beside the floor it stands on.
+See RDMA work on this machine, and measure it beside its floor.
 
 Makes two network namespaces, joins them by veth pairs, runs a NIC in each, and drives RC SEND, WRITE, READ and \
 ATOMIC between them. All data is compared, byte for byte, in sizes around the path MTU and up to 1 MiB. Then three \
@@ -71,14 +71,14 @@ numbers, each beside its floor:
   round trip    8-byte WRITEs answered by WRITEs, median, against a raw frame sent back and forth
 
 The floor is the same kind of port on a second veth pair between the same namespaces, in the same run, with no \
-transport on top: it shows what the kernel's path costs. Floor and Roxie take turns, five times; medians are shown, \
-and of the ratios the median of the five. Then the same WRITEs with 1 % of the packets lost at each end, and \
-one lost packet in slow motion: a ladder drawn from the captures of both ends. Last, unmodified programs: ib_write_bw and \
+transport on top: it shows what the kernel's path costs. Floor and Roxie take turns, five times. The demo prints medians; of \
+the ratios, the median of the five. Then come the same WRITEs with 1 % of the packets lost at each end, and one lost packet \
+in slow motion: a ladder drawn from the captures of both ends. Last come unmodified programs: ib_write_bw and \
 ib_send_lat of perftest through `roxie run`, in turn with `roxie perf`, which does the same without the verbs library.
 
-All of it over AF_XDP (`xdp`, as root) and over UDP sockets (`udp`, for anyone: in a user namespace, else between \
-loopback addresses). `memory` joins the NICs in this process: it is what is left if sockets are refused. Nothing is \
-left behind but the captures.
+All of this runs over AF_XDP (`xdp`, as root) and over UDP sockets (`udp`, for anyone: in a user namespace, else between \
+loopback addresses). `memory` joins the NICs inside this process, and is the last resort if sockets are refused. The demo \
+leaves nothing behind but its captures.
 
 Expect AF_XDP on veth to copy each frame inside a system call, at a few Gb/s with 4 KiB packets: that is the veth, \
 not the transport. UDP sockets with segmentation offload are several times faster there.",
@@ -89,19 +89,19 @@ pub(crate) struct Arguments {
     /// Print one JSON object as the last line, and all else to standard error
     #[arg(long)]
     json: bool,
-    /// Seconds to measure, about, for all ports together
+    /// About how many seconds to measure, for all ports together
     #[arg(long, default_value_t = 16.0, value_parser = positive)]
     seconds: f64,
-    /// Ports to use, separated by commas; default: xdp and udp as far as they can be had
+    /// Ports to use, separated by commas; default: xdp and udp, where they are available
     #[arg(long, value_delimiter = ',', value_enum)]
     port: Vec<Kind>,
-    /// 1: one thread turns both NICs, right for few cores; 2: one thread each
+    /// 1: one thread runs both NICs, right for few cores; 2: one thread each
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     threads: u8,
     /// Leave out the unmodified programs
     #[arg(long)]
     no_programs: bool,
-    /// Where to write the captures; default: target/demo if there is a target, else the directory for temporary files
+    /// Where to write the captures; default: target/demo if there is a folder `target`, else the directory for temporary files
     #[arg(long, value_name = "DIRECTORY")]
     capture: Option<PathBuf>,
     /// Decides the data and which packets are lost

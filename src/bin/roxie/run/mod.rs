@@ -60,7 +60,7 @@ pub(crate) struct Options {
     /// How frames move [default: xdp if it is permitted, else udp]
     #[arg(long, value_name = "PORT")]
     port: Option<Port>,
-    /// Give the NIC a thread of its own on the first of these cores, instead of the program's polling calls
+    /// Run the NIC on a thread of its own, on the first of these cores, instead of in the program's polling calls
     #[arg(long, value_name = "LIST")]
     cores: Option<String>,
     /// Harm frames on purpose: drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx
@@ -69,10 +69,10 @@ pub(crate) struct Options {
     /// Write a pcapng of both directions, with what the NIC did with each packet and why
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Say nothing but errors before the program starts
+    /// Print nothing but errors
     #[arg(short, long)]
     quiet: bool,
-    /// The type of service (traffic class) of rdma_cm's connections whose program asks for none
+    /// Type of service (traffic class) of rdma_cm connections, if the program sets none
     #[arg(long, value_name = "TOS")]
     tos: Option<u8>,
     #[command(flatten)]
@@ -90,20 +90,20 @@ fn parse_fault(spec: &str) -> Result<String, String> {
         device named roxie0, on an ordinary interface: no RDMA adapter, no kernel module.\n\nThe program loads Roxie's \
         libibverbs.so.1 in place of the system's; the NIC lives in its process and claims the interface when it makes its \
         first queue pair. One program at a time can have an interface (with --port udp: a network namespace); a second is told \
-        who has it. Programs that only ask, as ibv_devinfo, work beside it.\n\nThe other end may be another roxie, an RDMA \
+        who has it. Programs that only ask, such as ibv_devinfo, work beside it.\n\nThe other end may be another roxie, an RDMA \
         adapter with RoCE v2, or Linux's rdma_rxe. Use GID index 1, the first IPv4 address: `-x 1` for perftest, `-g 1` for \
-        the ibv_*_pingpong; `roxie show gids` lists all.\n\nWithout root it works over UDP sockets, which is what it takes by \
-        itself where AF_XDP is not permitted.",
+        the ibv_*_pingpong; `roxie show gids` lists all.\n\nWithout root it works over UDP sockets. It chooses them by itself \
+        where AF_XDP is not permitted.",
     after_help = "Examples:\n  \
         roxie run -- ibv_devinfo -v\n  \
         roxie run --dev eth0 -- ibv_rc_pingpong -g 1              on one host\n  \
         roxie run --dev eth0 -- ibv_rc_pingpong -g 1 192.0.2.1    on the other\n  \
         roxie run --dev eth0 --port udp -- ib_write_bw -x 1 -F\n  \
         ROXIE_LOG=info roxie run -- PROGRAM                       says which attribute a failed call did not like, and why\n\n\
-        Without ROXIE_LOG it says so when a program has failed.\n\n\
-        Programs that are linked statically or run with more rights than you (setuid) load no library of ours.\n\n\
-        Exit codes: the program's own; 128 + n if signal n ended it; 126 and 127 if it cannot be started or found; 2 wrong usage, 3 \
-        there is no device for it."
+        Without ROXIE_LOG, `roxie run` says so only when a program has failed.\n\n\
+        Programs that are linked statically, or run with more rights than you (setuid), do not load the library.\n\n\
+        Exit codes: the program's own; 128 + n if signal n ended it; 126 and 127 if it cannot be started or found; 2 wrong \
+        usage, 3 there is no device for it."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -116,8 +116,8 @@ pub(crate) struct Arguments {
 /// Print what to export for a program that `roxie run` cannot start
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Prints the environment that `roxie run` gives to a program, as lines for a shell: for job schedulers, containers and \
-        debuggers that start programs themselves. What it cannot give is the view of /sys/class/infiniband, which some \
+    long_about = "Prints the environment that `roxie run` gives to a program, as lines for a shell: for job schedulers, \
+        containers and debuggers that start programs themselves. What it cannot give is the view of /sys/class/infiniband, which some \
         libraries read (UCX, NCCL); programs that use libibverbs alone do not need it. A program's own LD_PRELOAD goes in front of \
         what is there, not in its place.",
     after_help = "Examples:\n  eval \"$(roxie env --dev eth0)\"; ibv_devinfo\n  \

@@ -28,19 +28,21 @@ use scenario::Scenario;
 #[command(long_about = "\
 Watch a congested link: queue, marks, losses and the rate of each sender over time.
 
-Senders at one switch write to as many receivers at another, each as fast as its own link lets it; the link between the \
-switches is no faster than one of theirs. The switch in front of it has a queue, marks frames (ECN) by its depth, and drops what \
-does not fit.
+Senders at one switch write to as many receivers at another, each as fast as its own link allows. The link between the \
+switches is no faster than one of theirs. The switch in front of it has a queue. It marks frames (ECN) by the depth of the \
+queue, and drops \
+what does not fit.
 
-The senders slow down when they are told of marks (`--cc dcqcn,…`, the default), or do not (`--cc off`): then the queue is always \
-full, frames are lost, and go-back-N sends each of them and all behind it again.
+By default (`--cc dcqcn,…`) the senders slow down when they are told of marks. With `--cc off` they do not: the queue is always \
+full, frames are lost, and go-back-N sends each of them, and everything behind it, again.
 
-The scenario is played twice, with the same numbers. In virtual time, between simulated hosts: a run is a function of its seed. \
-And with real frames, as root: each sender and receiver is an `ib_write_bw` of perftest under `roxie run` in a network \
+The scenario is played twice, with the same numbers. First in virtual time, between simulated hosts, where the seed decides \
+everything. \
+Then, as root, with real frames: each sender and receiver is an `ib_write_bw` of perftest under `roxie run` in a network \
 namespace of its own, and a thread forwards their frames through the same switch, whose queues and marks are computed at exact \
-times. How late it gives frames to their interfaces is measured and said.
+times. The demo measures how late frames reach their interfaces, and prints it.
 
-Nothing is left behind but the picture, if one was asked for.",
+The demo leaves nothing behind but the picture, if you ask for one.",
     after_help = super::EXIT_CODES)]
 pub(crate) struct Arguments {
     /// Senders, and as many receivers
@@ -52,29 +54,29 @@ pub(crate) struct Arguments {
     /// Delay of every link, us
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=100_000))]
     delay: u64,
-    /// Seconds that they send
+    /// How many seconds the senders send
     #[arg(long, default_value_t = 4.0, value_parser = super::positive)]
     seconds: f64,
-    /// Bytes that the queue in front of the link has room for [default: what the link carries in 16 ms]
+    /// Room in the queue in front of the link, bytes [default: what the link carries in 16 ms]
     #[arg(long)]
     buffer: Option<u64>,
-    /// Bytes in the queue from which on frames are marked [default: what the link carries in 0.4 ms]
+    /// Bytes in the queue at which marking begins [default: what the link carries in 0.4 ms]
     #[arg(long)]
     kmin: Option<u64>,
-    /// Bytes in the queue from which on all frames are marked [default: what the link carries in 8 ms]
+    /// Bytes in the queue above which every frame is marked [default: what the link carries in 8 ms]
     #[arg(long)]
     kmax: Option<u64>,
-    /// Share of frames that is marked at Kmax, 0 to 1
+    /// Share of frames marked at Kmax, 0 to 1
     #[arg(long, default_value_t = 0.3)]
     pmax: f64,
-    /// How fast the senders send: off, dcqcn, swift or fixed,rate=RATE, with knobs behind it, as of `roxie run`
+    /// Congestion control of the senders: off, dcqcn, swift or fixed,rate=RATE; knobs may follow, as with `roxie run`
     /// [default: dcqcn with the constants of its paper, which are for 40 Gb/s, scaled to this network and printed]
     #[arg(long, value_name = "SPEC", value_parser = settings)]
     cc: Option<Settings>,
     /// Decides which frames are marked in virtual time
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only in virtual time, which anyone may
+    /// Only in virtual time, which needs no privilege
     #[arg(long)]
     no_programs: bool,
     /// How the programs' frames move
