@@ -5,12 +5,12 @@ use std::collections::BinaryHeap;
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use roxie::random::splitmix;
 use roxie::sim::events::EventQueue;
 use roxie::sim::fabric::{
     Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, StationConfig, Step, SwitchConfig,
 };
 use roxie::time::Nanos;
-use roxie::transport::permutation::splitmix;
 
 /// Events that one measurement takes and schedules.
 const BATCH: u64 = 10_000;

@@ -9,6 +9,7 @@
 pub mod flow;
 pub mod frame;
 pub mod limits;
+pub mod random;
 pub mod threads;
 pub mod time;
 pub mod timer;

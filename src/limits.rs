@@ -3,6 +3,9 @@
 //! A value of [`Limits`] is given to a NIC when it is made, so that a simulated host among a
 //! thousand does not carry a server's tables.
 
+/// Frames of a receive burst, at most.
+pub const BURST: usize = 64;
+
 /// Scatter/gather entries that one work request may have at most.
 pub const MAX_SGE: usize = 32;
 /// Bytes of inline payload at most.

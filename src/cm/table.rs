@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use crate::transport::permutation::splitmix;
+use crate::random::splitmix;
 use crate::wire::cm::CommId;
 
 use super::connection::Connection;

@@ -135,7 +135,7 @@ impl Engine {
     /// A pass that brings something may end there: the caller has what it polls for, a completion or bytes in memory, and what
     /// it posts because of it leaves together with the acknowledgements, in one kick of the port. The keeper sees to it that they leave
     /// in any case.
-    pub fn help(&self) -> Progress {
+    pub fn caller_pass(&self) -> Progress {
         self.help_for(|| false)
     }
 

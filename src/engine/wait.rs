@@ -147,7 +147,7 @@ impl Engine {
     /// that brought an event; it is taken.
     pub fn came_to_look(&self, set: &Arc<WaitSet>) -> bool {
         let is_to = self.keeper_serves() && self.shared.is_in_front(set);
-        is_to && set.events().catch(|| self.help()).0
+        is_to && set.events().catch(|| self.caller_pass()).0
     }
 
     /// It has found none. If it looks in vain again and again, its descriptor is readable when there is an event from now on, and not

@@ -122,7 +122,7 @@ impl Worker {
     pub fn take_in(&mut self, now: Nanos) -> Progress {
         let commands = self.control(now);
         let received = self.receive(now); //             parse, ICRC, transport, dma
-        self.nic.timers(now);
+        self.nic.fire_timers(now);
         self.nic.look_after(now); //                     timers set, QPs made ready
         let completions = self.nic.publish(now); //         completions, after their bytes
         self.raise_events();
@@ -131,7 +131,7 @@ impl Worker {
 
     /// The half of a pass that sends: new work requests, acknowledgements, what is to be sent again.
     pub fn send_out(&mut self, now: Nanos) -> Progress {
-        let more_posted = self.nic.doorbells(now, &self.doorbells);
+        let more_posted = self.nic.fetch_posted(now, &self.doorbells);
         self.nic.look_after(now);
         let sent = self.transmit(now); //                arbiter, headers
         self.gather_and_seal(now); //                       payload, ICRC, hand over
@@ -215,7 +215,7 @@ impl Worker {
         let notes = self.port.wants_notes();
         for index in 0..count {
             let port::Received { frame, ip_id_hidden, arrived } = self.port.rx_frame(index);
-            let received = nic::Received { frame, index: index as u16, ip_id_hidden, arrived };
+            let received = nic::RxFrame { frame, index: index as u16, ip_id_hidden, arrived };
             let outcome = self.nic.receive(now, &received);
             // Frame by frame: its bytes are in the cache now.
             self.nic.scatter(|_| frame);

@@ -93,7 +93,7 @@ struct Core<C> {
     consumer: C,
     gsi: Gsi,
     /// Messages that were taken in from QP1 and wait for their turn.
-    inbox: Inbox<Received>,
+    inbox: Inbox<Datagram>,
     /// What is to be sent before what the manager has.
     outbox: VecDeque<Transmit>,
     hearing: Hearing,
@@ -106,7 +106,7 @@ struct Core<C> {
 
 /// A message as it came.
 #[derive(Debug)]
-struct Received {
+struct Datagram {
     mad: [u8; MAD_LEN],
     from: Arrival,
 }
@@ -296,7 +296,7 @@ impl<C: Consumer> Core<C> {
             let (header, mad) = bytes.split_at(HEADER);
             if let Some(route) = way_back(header) {
                 let mad = mad.try_into().expect("cut to it");
-                self.inbox.add(route.remote, Received { mad, from: Arrival { route, src_qp: wc.src_qp } });
+                self.inbox.add(route.remote, Datagram { mad, from: Arrival { route, src_qp: wc.src_qp } });
             }
         }
         // The queue has room: this receive has just left it.
@@ -315,7 +315,7 @@ impl<C: Consumer> Core<C> {
             if !self.outbox.is_empty() {
                 break;
             }
-            let Some(Received { mad, from }) = self.inbox.next() else { break };
+            let Some(Datagram { mad, from }) = self.inbox.next() else { break };
             self.manager.handle_mad(now, &mad, &from);
             self.settle(now);
             posted |= self.send(ask);

@@ -304,7 +304,7 @@ impl Device {
 
     /// Runs a pass if callers turn the device. Completion queues do it by themselves when they are empty.
     pub fn poll(&self) -> bool {
-        !self.inner.engine.help().is_idle()
+        !self.inner.engine.caller_pass().is_idle()
     }
 
     /// The time on the device's clock.

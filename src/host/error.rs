@@ -68,7 +68,7 @@ pub enum DeviceError {
     Resolve(#[from] ResolveError),
     /// A copy outside of a region.
     #[error(transparent)]
-    Memory(#[from] crate::shared::memory::Fault),
+    Memory(#[from] crate::shared::memory::CopyFault),
     /// A work request was not posted.
     #[error(transparent)]
     Post(#[from] PostError),

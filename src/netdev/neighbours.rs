@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,6 @@ use super::neighbour::{
 };
 use super::netlink::{Netlink, messages};
 use super::{Interface, NetNs};
-use crate::threads::lock;
 
 /// How often the table is looked at while the kernel asks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -350,4 +349,8 @@ pub fn resolve(
     timeout: Duration,
 ) -> Result<[u8; 6], NeighbourError> {
     Neighbours::open(interface)?.resolve(interface, destination, timeout)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

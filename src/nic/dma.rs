@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::{Nic, Received, Region, split};
+use super::{Nic, Registered, RxFrame, split};
 use crate::frame::{Frame, FrameMut};
-use crate::shared::memory::Fault;
+use crate::shared::memory::CopyFault;
 use crate::time::Nanos;
 use crate::transport::{DmaIn, MemoryTable, Span, Verdict};
 use crate::verbs::{QpIndex, QpType};
@@ -23,17 +23,17 @@ pub(super) struct DmaOut {
 ///
 /// The table has checked bounds and rights; memory checks the bounds again, and refuses what does not fit.
 struct HostSide<'a> {
-    regions: &'a [Option<Region>],
+    regions: &'a [Option<Registered>],
     table: &'a MemoryTable,
 }
 
 impl HostSide<'_> {
-    fn region(&self, span: Span) -> Result<&Region, Fault> {
+    fn region(&self, span: Span) -> Result<&Registered, CopyFault> {
         let region = self.regions.get(span.mr.0 as usize).and_then(Option::as_ref);
-        region.ok_or(Fault::Gone)
+        region.ok_or(CopyFault::Gone)
     }
 
-    fn write(&self, to: Span, bytes: &[u8]) -> Result<(), Fault> {
+    fn write(&self, to: Span, bytes: &[u8]) -> Result<(), CopyFault> {
         let region = self.region(to)?;
         if !region.paged {
             return region.memory.write(to.offset, bytes);
@@ -42,13 +42,13 @@ impl HostSide<'_> {
     }
 
     /// The bytes of both pieces of a frame, one behind the other.
-    fn write_pieces(&self, to: Span, (first, second): (&[u8], &[u8])) -> Result<(), Fault> {
+    fn write_pieces(&self, to: Span, (first, second): (&[u8], &[u8])) -> Result<(), CopyFault> {
         in_stores(first, second, |offset, bytes| {
             self.write(Span { offset: to.offset + offset as u64, ..to }, bytes)
         })
     }
 
-    fn read(&self, from: Span, bytes: &mut [u8]) -> Result<(), Fault> {
+    fn read(&self, from: Span, bytes: &mut [u8]) -> Result<(), CopyFault> {
         let region = self.region(from)?;
         if !region.paged {
             return region.memory.read(from.offset, bytes);
@@ -61,12 +61,12 @@ impl HostSide<'_> {
         &self,
         span: Span,
         length: usize,
-        mut copy: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
-        let translation = self.table.translation(span.mr).ok_or(Fault::Gone)?;
+        mut copy: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), CopyFault>,
+    ) -> Result<(), CopyFault> {
+        let translation = self.table.translation(span.mr).ok_or(CopyFault::Gone)?;
         let mut done = 0;
         while done < length {
-            let piece = translation.piece(span.offset + done as u64, length - done).ok_or(Fault::Gone)?;
+            let piece = translation.piece(span.offset + done as u64, length - done).ok_or(CopyFault::Gone)?;
             copy(piece.offset, done..done + piece.length)?;
             done += piece.length;
         }
@@ -74,18 +74,22 @@ impl HostSide<'_> {
     }
 
     /// Aligned bytes lie in one page.
-    fn atomic(&self, at: Span, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, Fault> {
+    fn atomic(&self, at: Span, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, CopyFault> {
         let region = self.region(at)?;
         let offset = match region.paged {
             true => {
-                self.table.translation(at.mr).and_then(|t| t.piece(at.offset, 8)).ok_or(Fault::Gone)?.offset
+                self.table
+                    .translation(at.mr)
+                    .and_then(|t| t.piece(at.offset, 8))
+                    .ok_or(CopyFault::Gone)?
+                    .offset
             }
             false => at.offset,
         };
         region.memory.atomic(offset, operation)
     }
 
-    fn flush(&self, at: Span, length: u64, persistent: bool) -> Result<(), Fault> {
+    fn flush(&self, at: Span, length: u64, persistent: bool) -> Result<(), CopyFault> {
         // Copies before this one were made by this thread: the fence orders them for all others.
         fence(Ordering::SeqCst);
         if !persistent {
@@ -106,8 +110,8 @@ impl HostSide<'_> {
 fn in_stores(
     first: &[u8],
     second: &[u8],
-    mut store: impl FnMut(usize, &[u8]) -> Result<(), Fault>,
-) -> Result<(), Fault> {
+    mut store: impl FnMut(usize, &[u8]) -> Result<(), CopyFault>,
+) -> Result<(), CopyFault> {
     const WORD: usize = size_of::<u64>();
     if second.is_empty() {
         return store(0, first);
@@ -127,11 +131,11 @@ impl Nic {
     /// Runs what the received frames asked of memory; `frame(i)` is the `i`-th of the burst. As often as is best for the
     /// kind of memory: after each frame, or once for all.
     pub fn scatter<'f>(&mut self, frame: impl Fn(u16) -> Frame<'f>) {
-        self.run(0, frame);
+        self.run_dma(0, frame);
     }
 
     /// Runs the operations from number `first` on. False: at least one failed.
-    pub(super) fn run<'f>(&mut self, first: usize, frame: impl Fn(u16) -> Frame<'f>) -> bool {
+    pub(super) fn run_dma<'f>(&mut self, first: usize, frame: impl Fn(u16) -> Frame<'f>) -> bool {
         let host = HostSide { regions: &self.regions, table: &self.memory };
         let mut faults = 0;
         for op in self.out.dma_in.drain(first..) {
@@ -170,11 +174,11 @@ impl Nic {
         now: Nanos,
         index: QpIndex,
         packet: &Packet,
-        received: &Received<'_>,
+        received: &RxFrame<'_>,
         (first, completions): (usize, usize),
     ) -> Option<Verdict> {
         self.out.may_fault = false;
-        let done = self.run(first, |_| received.frame);
+        let done = self.run_dma(first, |_| received.frame);
         if done {
             self.out.result = None;
             return None;

@@ -3,7 +3,7 @@
 use super::command::{Answer, ControlError};
 use super::qp_life::Uses;
 use super::srq::Receives;
-use super::{Nic, Received, RxOutcome, split};
+use super::{Nic, RxFrame, RxOutcome, split};
 use crate::flow::{FlowKey, FlowMatch, MAX_FLOWS};
 use crate::shared::SendRing;
 use crate::time::Nanos;
@@ -151,7 +151,7 @@ impl Nic {
 
     /// A frame that is no RoCE, or none that the transport would take; `None`: no flow takes it either.
     #[cold]
-    pub(super) fn receive_steered(&mut self, now: Nanos, received: &Received<'_>) -> Option<RxOutcome> {
+    pub(super) fn receive_steered(&mut self, now: Nanos, received: &RxFrame<'_>) -> Option<RxOutcome> {
         let key = FlowKey::of(&received.frame)?;
         let mut outcome = None;
         let mut taken = 0;
@@ -173,12 +173,12 @@ impl Nic {
         }
     }
 
-    fn deliver_frame(&mut self, now: Nanos, index: QpIndex, received: &Received<'_>) -> Option<Verdict> {
+    fn deliver_frame(&mut self, now: Nanos, index: QpIndex, received: &RxFrame<'_>) -> Option<Verdict> {
         let before = (self.out.dma_in.len(), self.out.completions.len());
         let entry = self.qps.get_mut(index.0)?;
         split!(self, now, entry => qp, ctx);
         let mut verdict = qp.handle_frame(&mut ctx, received.frame.len(), received.index);
-        if std::mem::take(&mut self.out.may_fault) && !self.run(before.0, |_| received.frame) {
+        if std::mem::take(&mut self.out.may_fault) && !self.run_dma(before.0, |_| received.frame) {
             let entry = self.qps.get_mut(index.0)?;
             split!(self, now, entry => qp, ctx);
             verdict = qp.frame_fault(&mut ctx, before.1);

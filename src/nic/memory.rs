@@ -1,6 +1,6 @@
 //! Control commands for memory: regions, fast-registered regions, windows.
 
-use super::{ControlError, Nic, Region};
+use super::{ControlError, Nic, Registered};
 use crate::nic::Answer;
 use crate::shared::{HostMemory, PageList};
 use crate::transport::memory::needs_local_write;
@@ -30,7 +30,7 @@ impl Nic {
             self.use_pd(pd, -1)?;
             return Err(self.full(REGION));
         };
-        self.regions[mr.0 as usize] = Some(Region { memory, pd, paged: false });
+        self.regions[mr.0 as usize] = Some(Registered { memory, pd, paged: false });
         Ok(Answer::Memory(mr, key))
     }
 
@@ -59,7 +59,7 @@ impl Nic {
         };
         self.use_pd(now.pd, -1)?;
         self.assert_between_bursts();
-        self.regions[mr.0 as usize] = Some(Region { memory, pd, paged: false });
+        self.regions[mr.0 as usize] = Some(Registered { memory, pd, paged: false });
         Ok(Answer::Memory(mr, key))
     }
 
@@ -92,7 +92,7 @@ impl Nic {
         if memory.may_be_missing() {
             self.memory.pages_may_be_missing(mr);
         }
-        self.regions[mr.0 as usize] = Some(Region { memory, pd, paged: true });
+        self.regions[mr.0 as usize] = Some(Registered { memory, pd, paged: true });
         Ok(Answer::Memory(mr, key))
     }
 

@@ -7,7 +7,7 @@
 //! execute(command)      control
 //! receive(frame)        parse, find the QP, check the ICRC, hand it over
 //! scatter(frames)       run what the burst asked of memory
-//! timers, doorbells     retransmission; new work requests
+//! fire_timers, fetch_posted  retransmission; new work requests
 //! next_turn, plan, emit the arbiter picks a QP, the QP a packet, headers are written
 //! gather, seal          payload is copied, the ICRC computed; or payload_missing
 //! publish               completions and events, after the copies they speak of
@@ -42,17 +42,17 @@ pub use cq::Published;
 pub use flow::MAX_TABLE;
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use multicast::GroupChange;
-pub use receive::{Received, RxOutcome};
+pub use receive::{RxFrame, RxOutcome};
 
 use std::collections::VecDeque;
 
 use crate::congestion::{LastNotification, Settings};
-use crate::limits::Limits;
+use crate::limits::{BURST, Limits};
+use crate::random::splitmix;
 use crate::shared::{HostMemory, SendRing};
 use crate::time::Nanos;
 use crate::timer::TimerWheel;
 use crate::transport::coverage::{Mover, Watch};
-use crate::transport::permutation::splitmix;
 use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp};
 use crate::verbs::{AsyncEvent, CqIndex, Mtu, PdId, QpIndex, QpState, Rss};
 use arbiter::Arbiter;
@@ -158,7 +158,7 @@ pub struct Nic {
     longest_frame: Option<usize>,
     groups: Groups,
     group_changes: VecDeque<GroupChange>,
-    regions: Vec<Option<Region>>,
+    regions: Vec<Option<Registered>>,
     wheel: TimerWheel,
     due: Vec<QpIndex>,
     /// When what paced QPs hold back may leave: has room for QPs once one of them is paced.
@@ -188,7 +188,7 @@ pub struct Nic {
 }
 
 #[derive(Debug)]
-struct Region {
+struct Registered {
     memory: HostMemory,
     pd: PdId,
     /// Its spans are resolved by its pages.
@@ -197,8 +197,6 @@ struct Region {
 
 /// A tick of the wheel of paced QPs: 128 ns, below the time of a packet on a fast link.
 const RELEASE_TICK_BITS: u32 = 7;
-/// Frames in a receive burst at most: what the buffers for their effects are made for.
-const LONGEST_BURST: usize = 64;
 /// Copies that one receive may take: its entries, and the header in front of a datagram.
 const PIECES: usize = crate::limits::MAX_SGE + 8;
 /// Asynchronous events that wait for the application at most; more are counted as lost.
@@ -229,7 +227,7 @@ impl Nic {
         let limits = &config.limits;
         let mut seed = config.seed;
         let [qpn_seed, key_seed, srqn_seed, moderation_secret] = std::array::from_fn(|_| splitmix(&mut seed));
-        let burst = (limits.tx_burst as usize).max(LONGEST_BURST);
+        let burst = (limits.tx_burst as usize).max(BURST);
         let qps = limits.qps.min(1 << 16);
         Nic {
             config,
@@ -306,7 +304,7 @@ impl Nic {
     }
 
     /// Looks at the timers that are due.
-    pub fn timers(&mut self, now: Nanos) {
+    pub fn fire_timers(&mut self, now: Nanos) {
         self.wheel.advance(now, |owner| self.due.push(QpIndex(owner)));
         for at in 0..self.due.len() {
             self.fire(now, self.due[at]);
@@ -356,7 +354,7 @@ impl Nic {
     }
 
     /// Fetches the work requests of the QPs that rang. True if some have more than was fetched.
-    pub fn doorbells(&mut self, now: Nanos, bells: &crate::shared::Doorbells) -> bool {
+    pub fn fetch_posted(&mut self, now: Nanos, bells: &crate::shared::Doorbells) -> bool {
         let mut more = false;
         bells.take(|index| {
             if self.fetch(now, index) {

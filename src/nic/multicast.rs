@@ -2,7 +2,7 @@
 
 use super::command::{Answer, ControlError};
 use super::{Nic, RxOutcome};
-use crate::nic::Received;
+use crate::nic::RxFrame;
 use crate::time::Nanos;
 use crate::transport::Verdict;
 use crate::verbs::{Gid, QpIndex};
@@ -126,7 +126,7 @@ impl Nic {
         &mut self,
         now: Nanos,
         packet: &Packet,
-        received: &Received<'_>,
+        received: &RxFrame<'_>,
     ) -> RxOutcome {
         let gid = packet.dest_gid();
         let Some(first) = self.groups.members(gid).first().copied() else {

@@ -12,7 +12,7 @@ use crate::wire::{self, Icrc, Operation, Packet, Qpn};
 
 /// A frame as the NIC takes it from a port.
 #[derive(Clone, Copy, Debug)]
-pub struct Received<'a> {
+pub struct RxFrame<'a> {
     /// The bytes.
     pub frame: Frame<'a>,
     /// Its number in the burst; dma operations name it.
@@ -99,7 +99,7 @@ const PLAUSIBLE_IDS: u16 = 128;
 
 impl Nic {
     /// Takes one frame in. Its effects on memory wait for [`Nic::scatter`].
-    pub fn receive(&mut self, now: Nanos, received: &Received<'_>) -> RxOutcome {
+    pub fn receive(&mut self, now: Nanos, received: &RxFrame<'_>) -> RxOutcome {
         match &wire::parse(&received.frame) {
             // Before the ICRC: a packet for nobody costs no more than its headers.
             Ok(packet) => match self.qps.index_of(packet.bth.dest_qp.value()) {
@@ -111,7 +111,7 @@ impl Nic {
     }
 
     /// What is no RoCE, or nonsense.
-    fn receive_other(&mut self, now: Nanos, reason: wire::Drop, received: &Received<'_>) -> RxOutcome {
+    fn receive_other(&mut self, now: Nanos, reason: wire::Drop, received: &RxFrame<'_>) -> RxOutcome {
         // A flow may show it to somebody; it is heeded all the same.
         let heeded = reason == wire::Drop::MacControl && self.heed_mac_control(now, &received.frame);
         if !self.flows.is_empty()
@@ -131,7 +131,7 @@ impl Nic {
 
     /// A packet whose number no ordinary QP has.
     #[cold]
-    fn receive_reserved(&mut self, now: Nanos, packet: &Packet, received: &Received<'_>) -> RxOutcome {
+    fn receive_reserved(&mut self, now: Nanos, packet: &Packet, received: &RxFrame<'_>) -> RxOutcome {
         match (packet.bth.dest_qp, self.gsi) {
             (Qpn::MULTICAST, _) => self.receive_multicast(now, packet, received),
             (Qpn::GSI, Some(gsi)) => self.receive_for(now, gsi.0, packet, received),
@@ -142,7 +142,7 @@ impl Nic {
         }
     }
 
-    fn receive_for(&mut self, now: Nanos, index: u32, packet: &Packet, received: &Received<'_>) -> RxOutcome {
+    fn receive_for(&mut self, now: Nanos, index: u32, packet: &Packet, received: &RxFrame<'_>) -> RxOutcome {
         let hidden_id = match self.believe(index, packet, received) {
             Ok(hidden_id) => hidden_id,
             Err(outcome) => return outcome,
@@ -158,7 +158,7 @@ impl Nic {
         &mut self,
         index: u32,
         packet: &Packet,
-        received: &Received<'_>,
+        received: &RxFrame<'_>,
     ) -> Result<Option<u16>, RxOutcome> {
         match self.check_icrc(index, packet, received) {
             Ok(hidden_id) => {
@@ -180,7 +180,7 @@ impl Nic {
         now: Nanos,
         index: u32,
         packet: &Packet,
-        received: &Received<'_>,
+        received: &RxFrame<'_>,
     ) -> Option<Verdict> {
         let before = (self.out.dma_in.len(), self.out.completions.len());
         let entry = self.qps.get_mut(index)?;
@@ -213,7 +213,7 @@ impl Nic {
         &mut self,
         index: u32,
         packet: &Packet,
-        received: &Received<'_>,
+        received: &RxFrame<'_>,
     ) -> Result<Option<u16>, (u32, u32)> {
         let Icrc::Bad { computed, stored } = packet.check_icrc(&received.frame) else { return Ok(None) };
         let bad = Err((computed, stored));
@@ -245,6 +245,6 @@ impl Nic {
 }
 
 /// The identification that a socket hid, if one explains the mismatch.
-fn solve_id(received: &Received<'_>, computed: u32, stored: u32, after_id: usize) -> Option<u16> {
+fn solve_id(received: &RxFrame<'_>, computed: u32, stored: u32, after_id: usize) -> Option<u16> {
     received.ip_id_hidden.then(|| wire::icrc::solve_ipv4_id(computed, stored, after_id)).flatten()
 }

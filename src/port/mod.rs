@@ -34,11 +34,10 @@ use std::os::fd::BorrowedFd;
 
 use crate::flow::FlowMatch;
 use crate::frame::{Frame, FrameMut};
+pub use crate::limits::BURST;
 use crate::time::Nanos;
 use undelivered::Undelivered;
 
-/// How many frames a burst holds at most.
-pub const BURST: usize = 64;
 /// Destination, source, EtherType: bytes of a frame that the MTU does not count.
 const ETHERNET_HEADER: usize = 14;
 

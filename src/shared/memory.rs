@@ -85,7 +85,7 @@ unsafe impl Sync for HostMemory {}
 
 /// Why bytes were not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum CopyFault {
     /// An access outside the memory.
     #[error("{length} bytes at offset {offset} are outside a region of {region} bytes")]
     OutOfBounds {
@@ -185,8 +185,8 @@ impl HostMemory {
     ///
     /// # Errors
     /// If it is not inside, or nothing is mapped.
-    pub fn part(&self, offset: u64, length: usize) -> Result<HostMemory, Fault> {
-        let base = self.at(offset, length)?.filter(|_| !self.is_on_demand()).ok_or(Fault::Gone)?;
+    pub fn part(&self, offset: u64, length: usize) -> Result<HostMemory, CopyFault> {
+        let base = self.at(offset, length)?.filter(|_| !self.is_on_demand()).ok_or(CopyFault::Gone)?;
         Ok(HostMemory { base, length, ..self.clone() })
     }
 
@@ -221,8 +221,8 @@ impl HostMemory {
     }
 
     /// Where bytes lie; `None`: there is no memory, and `offset` is inside.
-    fn at(&self, offset: u64, length: usize) -> Result<Option<*mut u8>, Fault> {
-        let error = Fault::OutOfBounds { offset, length, region: self.length };
+    fn at(&self, offset: u64, length: usize) -> Result<Option<*mut u8>, CopyFault> {
+        let error = CopyFault::OutOfBounds { offset, length, region: self.length };
         let start = usize::try_from(offset).map_err(|_| error)?;
         if start.checked_add(length).is_none_or(|end| end > self.length) {
             return Err(error);
@@ -235,42 +235,42 @@ impl HostMemory {
     ///
     /// # Errors
     /// Of memory that may be missing, what lies before the missing page may have been written.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyFault> {
         let Some(to) = self.at(offset, bytes.len())? else { return Ok(()) };
         let last = last_store((to as usize).wrapping_add(bytes.len()), bytes.len());
         // SAFETY: `at` checked the whole range, and what is mapped of it is the NIC's to write, as `borrowed` and `on_demand` ask;
         // `bytes` is a live slice. It cannot overlap the target, which is registered memory, while frames and queues are the NIC's
         // own. `last` was chosen for the address.
         let copied = unsafe { guard::copy::copy(to, bytes.as_ptr(), bytes.len() - last, last) };
-        copied.map_err(|_| Fault::NotMapped { address: to as u64, length: bytes.len() })
+        copied.map_err(|_| CopyFault::NotMapped { address: to as u64, length: bytes.len() })
     }
 
     /// Copies from `offset` into `bytes`.
-    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CopyFault> {
         let Some(from) = self.at(offset, bytes.len())? else {
             bytes.fill(0);
             return Ok(());
         };
         // SAFETY: `at` checked the range; `bytes` is the caller's own and cannot overlap registered memory.
         let copied = unsafe { guard::copy::copy(bytes.as_mut_ptr(), from, bytes.len(), 0) };
-        copied.map_err(|_| Fault::NotMapped { address: from as u64, length: bytes.len() })
+        copied.map_err(|_| CopyFault::NotMapped { address: from as u64, length: bytes.len() })
     }
 
     /// Runs `operation` on the 8 aligned bytes at `offset`, as the CPU's own atomics would, and returns what
     /// was there before. They have to be writable, whether they change or not.
-    pub fn atomic(&self, offset: u64, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, Fault> {
-        let at = self.at(offset, 8)?.ok_or(Fault::NoMemory)?;
+    pub fn atomic(&self, offset: u64, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, CopyFault> {
+        let at = self.at(offset, 8)?.ok_or(CopyFault::NoMemory)?;
         if !(at as usize).is_multiple_of(8) {
-            return Err(Fault::Misaligned(offset));
+            return Err(CopyFault::Misaligned(offset));
         }
         // SAFETY: 8 bytes inside the region, 8-aligned, checked above.
         let before = unsafe { guard::copy::update(at.cast(), operation) };
-        before.map_err(|_| Fault::NotMapped { address: at as u64, length: 8 })
+        before.map_err(|_| CopyFault::NotMapped { address: at as u64, length: 8 })
     }
 
     /// Has the system write the pages of a file or device that is mapped here back to it (`msync`), and waits for it.
     /// Memory that no file is behind has no persistent place: nothing happens.
-    pub fn persist(&self, offset: u64, length: usize) -> Result<(), Fault> {
+    pub fn persist(&self, offset: u64, length: usize) -> Result<(), CopyFault> {
         if self.at(offset, length)?.is_none() && self.kind == Kind::Null {
             return Ok(());
         }
@@ -281,7 +281,7 @@ impl HostMemory {
         if result == 0 {
             return Ok(());
         }
-        Err(Fault::NotPersistent(io::Error::last_os_error().raw_os_error().unwrap_or(0)))
+        Err(CopyFault::NotPersistent(io::Error::last_os_error().raw_os_error().unwrap_or(0)))
     }
 }
 

@@ -156,7 +156,7 @@ impl Qp {
             FramePayload { frame, offset: packet.payload.start as u16, length: packet.payload.len() as u16 };
         let sges = self.requester.queue.sges(position);
         let offset = u64::from(k) * mtu;
-        if scatter::scatter(ctx.memory, self.pd, sges, offset, payload, ctx.out).is_err() {
+        if scatter::plan(ctx.memory, self.pd, sges, offset, payload, ctx.out).is_err() {
             self.fail_oldest(ctx, WcStatus::LocProt, 0);
             return Verdict::Failed(WcStatus::LocProt);
         }

@@ -24,20 +24,20 @@
 //! Whatever a peer sends ends in a counted drop, a NAK, or a completion with a status.
 
 pub mod address;
-pub mod answers;
 pub mod check;
 pub mod completer;
 pub mod coverage;
 pub mod duplicates;
-pub mod fault;
 pub mod local;
 pub mod memory;
+pub mod memory_fault;
 pub mod pace;
 pub mod permutation;
 pub mod placement;
 pub mod qp;
 pub mod raw;
 pub mod replies;
+pub mod reply_packets;
 pub mod requester;
 pub mod responder;
 pub mod retry;
@@ -118,12 +118,12 @@ pub struct Output {
     pub events: Vec<AsyncEvent>,
     /// The payload of the packet that `next_packet` planned last.
     pub gather: Vec<Gather>,
-    /// Some of `dma_in` may fail: it is for memory that may be gone, or makes it persistent. See [`fault`].
+    /// Some of `dma_in` may fail: it is for memory that may be gone, or makes it persistent. See [`memory_fault`].
     pub may_fault: bool,
     /// When the port saw the packet that is handled, as an input beside the effects: `now` or a little before.
     pub arrived: Nanos,
     /// A response whose bytes may not find their place.
-    pub(crate) result: Option<fault::ResultPoint>,
+    pub(crate) result: Option<memory_fault::ResultPoint>,
 }
 
 impl Output {

@@ -4,6 +4,8 @@
 //! arithmetic and an index, no hash; guessing one is guessing 24 bits, and a number that was
 //! in use before does not come back until its generation does.
 
+use crate::random::splitmix;
+
 /// A keyed permutation of 24-bit numbers: a Feistel network of four rounds, which is what a
 /// pseudo-random permutation needs (Luby and Rackoff 1988).
 ///
@@ -48,15 +50,6 @@ impl Permutation {
 fn round(key: u64, half: u32) -> u32 {
     let mixed = (u64::from(half) ^ key >> 17).wrapping_mul(key);
     (mixed >> 40) as u32 & HALF
-}
-
-/// The next number of a splitmix64 sequence (Steele, Lea, Flood 2014).
-pub fn splitmix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use super::check::Check;
 use super::memory;
-use super::responder::{Executed, Refusal, payload_of};
+use super::responder::{Executed, RequestRefused, payload_of};
 use super::{Ctx, DmaIn, Qp, Span};
 use crate::verbs::{Access, WcStatus};
 use crate::wire::{Feth, Operation, Packet, Reth};
@@ -18,9 +18,9 @@ const SELECT_REGION: u8 = 1;
 impl Qp {
     /// The invalidation that a SEND carries. A key that is not to be invalidated is an access error to the peer, and
     /// the receive completes as rdma_rxe's does (class J in `rxe_resp.c`; its peer gets an acknowledgement all the same).
-    pub(super) fn invalidate(&mut self, ctx: &mut Ctx<'_>, key: u32) -> Result<(), Refusal> {
+    pub(super) fn invalidate(&mut self, ctx: &mut Ctx<'_>, key: u32) -> Result<(), RequestRefused> {
         let refused =
-            |why: memory::Refusal| Refusal { check: why.into(), receive: Some(WcStatus::RemInvReq) };
+            |why: memory::Refusal| RequestRefused { check: why.into(), receive: Some(WcStatus::RemInvReq) };
         ctx.memory.invalidate(self.user(), key, true).map_err(refused)
     }
 
@@ -44,7 +44,7 @@ impl Qp {
         ctx: &mut Ctx<'_>,
         packet: &Packet,
         frame: u16,
-    ) -> Result<Executed, Refusal> {
+    ) -> Result<Executed, RequestRefused> {
         let reth = packet.reth().ok_or(Check::Opcode)?;
         if !self.attributes().access.contains(Access::REMOTE_WRITE) {
             return Err(Check::NotEnabled.into());
@@ -60,7 +60,11 @@ impl Qp {
         Ok(Executed::Done)
     }
 
-    pub(super) fn execute_flush(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, Refusal> {
+    pub(super) fn execute_flush(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        packet: &Packet,
+    ) -> Result<Executed, RequestRefused> {
         let (reth, feth) = packet.reth().zip(packet.feth()).ok_or(Check::Opcode)?;
         let needed = flush_access(feth).ok_or(Check::Placement)?;
         self.check_allowed(needed, &reth)?;

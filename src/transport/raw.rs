@@ -41,7 +41,7 @@ impl Qp {
         let payload = FramePayload { frame, offset: 0, length };
         let r = &mut self.responder;
         let sges = &r.sges[..receive.num_sge as usize];
-        if let Err(error) = scatter::scatter(ctx.memory, r.receive_pd, sges, 0, payload, ctx.out) {
+        if let Err(error) = scatter::plan(ctx.memory, r.receive_pd, sges, 0, payload, ctx.out) {
             return self.not_received(ctx, error);
         }
         r.receive = None;

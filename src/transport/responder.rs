@@ -51,15 +51,15 @@ pub(super) struct Resource {
 }
 
 /// A request that cannot be executed.
-pub(super) struct Refusal {
+pub(super) struct RequestRefused {
     pub(super) check: Check,
     /// How the receive that was taken for it completes; `None`: it is flushed.
     pub(super) receive: Option<WcStatus>,
 }
 
-impl From<Check> for Refusal {
-    fn from(check: Check) -> Refusal {
-        Refusal { check, receive: None }
+impl From<Check> for RequestRefused {
+    fn from(check: Check) -> RequestRefused {
+        RequestRefused { check, receive: None }
     }
 }
 
@@ -245,7 +245,12 @@ impl Qp {
         }
     }
 
-    fn execute(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<Executed, Refusal> {
+    fn execute(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        packet: &Packet,
+        frame: u16,
+    ) -> Result<Executed, RequestRefused> {
         let info = packet.info();
         self.check_sequence(packet)?;
         self.check_length(packet)?;
@@ -288,7 +293,12 @@ impl Qp {
         if fits { Ok(()) } else { Err(Check::PacketLength) }
     }
 
-    fn execute_send(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<Executed, Refusal> {
+    fn execute_send(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        packet: &Packet,
+        frame: u16,
+    ) -> Result<Executed, RequestRefused> {
         let received = match self.responder.message {
             Message::Send { received } => received,
             _ => {
@@ -301,16 +311,16 @@ impl Qp {
         let payload = payload_of(packet, frame);
         let r = &mut self.responder;
         let sges = &r.sges[..r.receive.map_or(0, |w| w.num_sge as usize)];
-        scatter::scatter(ctx.memory, r.receive_pd, sges, received, payload, ctx.out).map_err(|error| {
-            match error {
+        scatter::plan(ctx.memory, r.receive_pd, sges, received, payload, ctx.out).map_err(
+            |error| match error {
                 ListError::TooShort => {
-                    Refusal { check: Check::ReceiveLength, receive: Some(WcStatus::LocLen) }
+                    RequestRefused { check: Check::ReceiveLength, receive: Some(WcStatus::LocLen) }
                 }
                 ListError::Protection => {
-                    Refusal { check: Check::ReceiveProtection, receive: Some(WcStatus::LocProt) }
+                    RequestRefused { check: Check::ReceiveProtection, receive: Some(WcStatus::LocProt) }
                 }
-            }
-        })?;
+            },
+        )?;
         if let Some(key) = packet.ieth() {
             self.invalidate(ctx, key)?;
         }
@@ -324,7 +334,12 @@ impl Qp {
         Ok(Executed::Done)
     }
 
-    fn execute_write(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<Executed, Refusal> {
+    fn execute_write(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        packet: &Packet,
+        frame: u16,
+    ) -> Result<Executed, RequestRefused> {
         let (reth, received) = match (self.responder.message, packet.reth()) {
             (Message::Write { reth, received }, _) => (reth, received),
             (_, Some(reth)) => {
@@ -351,7 +366,7 @@ impl Qp {
             let va = reth.va.wrapping_add(received);
             let to = self
                 .check_remote(ctx, va, reth.rkey, payload.length.into(), Access::REMOTE_WRITE)
-                .map_err(|check| Refusal { check, receive: Some(WcStatus::LocAccess) })?;
+                .map_err(|check| RequestRefused { check, receive: Some(WcStatus::LocAccess) })?;
             let FramePayload { frame, offset, length } = payload;
             ctx.out.push_dma(DmaIn::Scatter { frame, offset, length, to });
         }
@@ -366,7 +381,7 @@ impl Qp {
         Ok(Executed::Done)
     }
 
-    fn check_write_start(&self, ctx: &Ctx<'_>, reth: &Reth) -> Result<(), Refusal> {
+    fn check_write_start(&self, ctx: &Ctx<'_>, reth: &Reth) -> Result<(), RequestRefused> {
         self.check_allowed(Access::REMOTE_WRITE, reth)?;
         // An empty WRITE does not look at the key (IBTA 9.7.4.1.5).
         if reth.dma_len > 0 {
@@ -383,7 +398,7 @@ impl Qp {
         if reth.dma_len > MAX_MESSAGE { Err(Check::TooLong) } else { Ok(()) }
     }
 
-    fn execute_read(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, Refusal> {
+    fn execute_read(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, RequestRefused> {
         let reth = packet.reth().ok_or(Check::Opcode)?;
         self.check_allowed(Access::REMOTE_READ, &reth)?;
         if reth.dma_len > 0 {
@@ -395,7 +410,7 @@ impl Qp {
         Ok(Executed::Done)
     }
 
-    fn execute_atomic(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, Refusal> {
+    fn execute_atomic(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, RequestRefused> {
         let eth = packet.atomic_eth().ok_or(Check::Opcode)?;
         if !self.attributes().access.contains(Access::REMOTE_ATOMIC) {
             return Err(Check::NotEnabled.into());
@@ -468,7 +483,7 @@ impl Qp {
     }
 
     /// NAK, error completion of the receive if one was taken, event, error state.
-    pub(super) fn refuse(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, refusal: Refusal) -> Verdict {
+    pub(super) fn refuse(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, refusal: RequestRefused) -> Verdict {
         let r = &mut self.responder;
         let nak = Reply::Nak { psn: packet.bth.psn, msn: r.msn, why: refusal.check };
         r.replies.push_last(nak);

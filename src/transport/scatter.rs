@@ -85,7 +85,7 @@ pub struct FramePayload {
 }
 
 /// Copies a packet's payload to byte `offset` of the message. On error nothing was appended.
-pub fn scatter(
+pub fn plan(
     memory: &MemoryTable,
     pd: PdId,
     sges: &[Sge],

@@ -20,15 +20,15 @@ use crate::wire::{Bth, Opcode, Operation, Packet, Position, Qpn};
 const UC: u8 = 0x20;
 
 /// Why a request packet has no effect.
-enum Fault {
+enum UcFailure {
     /// The message is dropped, and the peer not told.
     Silent(Verdict),
     /// The receive that it was for must not be written to: it fails, and the QP with it.
     Protection,
 }
 
-fn unsuitable(check: Check) -> Fault {
-    Fault::Silent(Verdict::Unsuitable(check))
+fn unsuitable(check: Check) -> UcFailure {
+    UcFailure::Silent(Verdict::Unsuitable(check))
 }
 
 /// The requester.
@@ -203,8 +203,8 @@ impl Qp {
         };
         match executed {
             Ok(()) => Verdict::Executed,
-            Err(Fault::Silent(verdict)) => self.drop_message(ctx, verdict),
-            Err(Fault::Protection) => self.fail_receive(ctx, WcStatus::LocProt),
+            Err(UcFailure::Silent(verdict)) => self.drop_message(ctx, verdict),
+            Err(UcFailure::Protection) => self.fail_receive(ctx, WcStatus::LocProt),
         }
     }
 
@@ -216,19 +216,19 @@ impl Qp {
     }
 
     /// The receive of a message that broke off, or a new one.
-    fn receive_at_hand(&mut self, ctx: &mut Ctx<'_>) -> Result<(), Fault> {
+    fn receive_at_hand(&mut self, ctx: &mut Ctx<'_>) -> Result<(), UcFailure> {
         let r = &mut self.responder;
         if r.receive.is_none() {
             r.receive = ctx.receives.take(&mut r.sges);
         }
         if r.receive.is_none() {
             ctx.counters.out_of_buffer += 1;
-            return Err(Fault::Silent(Verdict::NoReceive));
+            return Err(UcFailure::Silent(Verdict::NoReceive));
         }
         Ok(())
     }
 
-    fn execute_uc_send(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<(), Fault> {
+    fn execute_uc_send(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<(), UcFailure> {
         let received = match self.responder.message {
             Message::Send { received } => received,
             _ => {
@@ -239,15 +239,15 @@ impl Qp {
         let payload = payload_of(packet, frame);
         let r = &mut self.responder;
         let sges = &r.sges[..r.receive.map_or(0, |w| w.num_sge as usize)];
-        scatter::scatter(ctx.memory, r.receive_pd, sges, received, payload, ctx.out).map_err(|error| {
-            match error {
-                ListError::Protection => Fault::Protection,
+        scatter::plan(ctx.memory, r.receive_pd, sges, received, payload, ctx.out).map_err(
+            |error| match error {
+                ListError::Protection => UcFailure::Protection,
                 ListError::TooShort => {
                     ctx.counters.resp_local_length_error += 1;
                     unsuitable(Check::ReceiveLength)
                 }
-            }
-        })?;
+            },
+        )?;
         let received = received + u64::from(payload.length);
         ctx.counters.rcvd_bytes += u64::from(payload.length);
         r.message = Message::Send { received };
@@ -259,7 +259,7 @@ impl Qp {
         Ok(())
     }
 
-    fn execute_uc_write(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<(), Fault> {
+    fn execute_uc_write(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<(), UcFailure> {
         let (reth, received) = match (self.responder.message, packet.reth()) {
             (Message::Write { reth, received }, _) => (reth, received),
             (_, Some(reth)) => (reth, 0),

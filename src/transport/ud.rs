@@ -157,7 +157,7 @@ impl Qp {
         let zeros = u64::from(GRH_LEN - header_len);
         scatter::zero(ctx.memory, r.receive_pd, sges, zeros, ctx.out)?;
         let header = FramePayload { frame, offset: packet.l3_offset as u16, length: header_len as u16 };
-        scatter::scatter(ctx.memory, r.receive_pd, sges, zeros, header, ctx.out)?;
-        scatter::scatter(ctx.memory, r.receive_pd, sges, GRH_LEN.into(), payload_of(packet, frame), ctx.out)
+        scatter::plan(ctx.memory, r.receive_pd, sges, zeros, header, ctx.out)?;
+        scatter::plan(ctx.memory, r.receive_pd, sges, GRH_LEN.into(), payload_of(packet, frame), ctx.out)
     }
 }

@@ -10,7 +10,7 @@
 //! no queue of the target's XRC domain has is an invalid request, be there such a queue in another domain or not.
 
 use super::check::Check;
-use super::responder::Refusal;
+use super::responder::RequestRefused;
 use super::{Ctx, Origin, Qp, TxPlan, Verdict};
 use crate::verbs::{QpType, SendWr, Srqn};
 use crate::wire::{Ext, Opcode, Packet, Position, XrcEth};
@@ -49,7 +49,11 @@ impl Qp {
     }
 
     /// Takes receives, keys and completions from where the request says. All packets of a message say the same.
-    pub(super) fn choose_receives(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<(), Refusal> {
+    pub(super) fn choose_receives(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        packet: &Packet,
+    ) -> Result<(), RequestRefused> {
         let srqn = Srqn(packet.xrceth().ok_or(Check::Opcode)?.srqn);
         let goes_on = matches!(packet.info().position, Position::Middle | Position::Last);
         if goes_on && srqn != self.responder.srqn {

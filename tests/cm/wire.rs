@@ -239,7 +239,7 @@ fn frame(mad: &[u8; MAD_LEN]) -> Vec<u8> {
 /// Messages whose fields have all kinds of bits, of the kinds that tshark reads.
 fn made() -> Vec<(u64, CmMessage)> {
     let mut state = 2026;
-    let mut next = || roxie::transport::permutation::splitmix(&mut state);
+    let mut next = || roxie::random::splitmix(&mut state);
     let kinds = [Kind::Req, Kind::Rep, Kind::Rtu, Kind::Rej, Kind::Dreq, Kind::Drep];
     (0..48)
         .map(|i| {

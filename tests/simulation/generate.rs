@@ -1,8 +1,8 @@
 //! From a seed to a script. Each seed turns a random subset of services, operations, troubles and actions on (swarm
 //! testing): what is seldom together otherwise meets, and what hides something is off now and then.
 
+use roxie::random::splitmix;
 use roxie::time::Nanos;
-use roxie::transport::permutation::splitmix;
 use roxie::verbs::{Mtu, WrOpcode};
 
 use crate::flow::{INLINE, service_has};

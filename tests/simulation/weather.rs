@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use roxie::frame::Frame;
+use roxie::random::splitmix;
 use roxie::sim::{Arrival, Weather};
 use roxie::time::Nanos;
-use roxie::transport::permutation::splitmix;
 use roxie::wire::{Psn, Qpn, parse};
 
 use crate::script::{FrameName, Rule, Trouble, Way};

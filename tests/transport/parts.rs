@@ -1,9 +1,9 @@
 //! Pieces of the transport that can be had without a NIC.
 
 use roxie::limits::Limits;
+use roxie::random::splitmix;
 use roxie::shared::work_queue::FetchedSend;
 use roxie::time::Nanos;
-use roxie::transport::permutation::splitmix;
 use roxie::transport::send_queue::SendQueue;
 use roxie::transport::{
     AddressHandles, Counters, Ctx, MemoryTable, Output, Qp, QpConfig, ReceiveQueue, SharedQueue,

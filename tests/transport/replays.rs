@@ -3,8 +3,8 @@
 //! Answers leave in the order of their PSNs (IBTA 9.5), whatever was asked again and when: what overtakes is an implied NAK to the
 //! peer, and an acknowledgement with the PSN of a READ is success without data to some.
 
+use roxie::random::splitmix;
 use roxie::time::Nanos;
-use roxie::transport::permutation::splitmix;
 use roxie::wire::{AtomicEth, Bth, Ext, NakCode, Opcode, Psn, Syndrome, rnr_timer_ns};
 
 use crate::{Answer, Stage};

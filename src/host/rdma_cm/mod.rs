@@ -80,7 +80,7 @@ pub enum DialError {
     Post(#[from] crate::shared::PostError),
     /// A copy outside of a region.
     #[error(transparent)]
-    Memory(#[from] crate::shared::memory::Fault),
+    Memory(#[from] crate::shared::memory::CopyFault),
     /// The device has no address of the family.
     #[error(
         "{device} has no address from which {peer} could be reached; add one of its family to the interface"

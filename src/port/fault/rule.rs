@@ -3,6 +3,7 @@
 use super::mark::may_be_marked;
 use super::{Action, Direction, Fault, When};
 use crate::frame::Frame;
+use crate::random::splitmix;
 use crate::time::Nanos;
 
 /// Tells whether a rule is about a frame.
@@ -200,7 +201,7 @@ impl Rule {
     }
 }
 
-/// The splitmix64 sequence (Steele, Lea, Flood 2014).
+/// What is drawn.
 struct Draws {
     state: u64,
 }
@@ -216,10 +217,7 @@ impl Draws {
     }
 
     fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(Draws::STEP);
-        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        splitmix(&mut self.state)
     }
 
     /// Uniform in 0 (included) to 1 (not included).

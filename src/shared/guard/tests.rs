@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use crate::shared::HostMemory;
-use crate::shared::memory::Fault;
+use crate::shared::memory::CopyFault;
 use crate::threads::spawn_unsignalled;
 
 const PAGE: usize = 4096;
@@ -52,7 +52,7 @@ impl Drop for Pages {
     }
 }
 
-fn add(memory: &HostMemory, offset: usize) -> Result<u64, Fault> {
+fn add(memory: &HostMemory, offset: usize) -> Result<u64, CopyFault> {
     memory.atomic(offset as u64, |value| Some(value.wrapping_add(1)))
 }
 
@@ -91,7 +91,7 @@ fn a_copy_of_any_length_faults_at_any_of_its_bytes_and_goes_on() {
         for there in [length - 1, length / 2, 0] {
             let start = (PAGE - there) as u64;
             pages.protect_second(libc::PROT_NONE);
-            let missing = Err(Fault::NotMapped { address: memory.address() + start, length });
+            let missing = Err(CopyFault::NotMapped { address: memory.address() + start, length });
             assert_eq!(memory.write(start, &bytes), missing, "{length} bytes, {there} there");
             assert_eq!(memory.read(start, &mut back), missing, "{length} bytes, {there} there");
             pages.protect_second(ALL);
@@ -143,7 +143,7 @@ fn an_atomic_is_done_where_there_is_a_page_and_a_fault_where_there_is_none() {
             "a page that nobody has touched yet"
         );
         assert_eq!(memory.atomic(at as u64, |value| (value == 7).then_some(9)), Ok(2), "nothing to store");
-        let missing = Err(Fault::NotMapped { address: memory.address() + PAGE as u64, length: 8 });
+        let missing = Err(CopyFault::NotMapped { address: memory.address() + PAGE as u64, length: 8 });
         pages.protect_second(libc::PROT_NONE);
         assert_eq!(add(&memory, PAGE), missing);
         pages.protect_second(libc::PROT_READ);
@@ -151,8 +151,8 @@ fn an_atomic_is_done_where_there_is_a_page_and_a_fault_where_there_is_none() {
         assert_eq!(memory.atomic(PAGE as u64, |_| None), missing, "though nothing would be stored");
         pages.protect_second(ALL);
         assert!(add(&memory, PAGE).is_ok());
-        assert_eq!(add(&memory, 12), Err(Fault::Misaligned(12)));
-        assert!(matches!(add(&memory, 3 * PAGE), Err(Fault::OutOfBounds { .. })));
+        assert_eq!(add(&memory, 12), Err(CopyFault::Misaligned(12)));
+        assert!(matches!(add(&memory, 3 * PAGE), Err(CopyFault::OutOfBounds { .. })));
     }
 }
 
@@ -167,8 +167,8 @@ fn a_page_behind_the_end_of_its_file_is_a_fault_as_well() {
     let memory = unsafe { HostMemory::borrowed(NonNull::new(base.cast()).unwrap(), PAGE) };
     assert_eq!(add(&memory, 0), Ok(0));
     file.set_len(0).unwrap();
-    assert!(matches!(add(&memory, 0), Err(Fault::NotMapped { .. })));
-    assert!(matches!(memory.write(0, &[1; 64]), Err(Fault::NotMapped { .. })));
+    assert!(matches!(add(&memory, 0), Err(CopyFault::NotMapped { .. })));
+    assert!(matches!(memory.write(0, &[1; 64]), Err(CopyFault::NotMapped { .. })));
     // SAFETY: the mapping of above.
     unsafe { libc::munmap(base, PAGE) };
 }

@@ -99,6 +99,6 @@ impl Sight {
         let mut state = bytes.fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
-        crate::transport::permutation::splitmix(&mut state)
+        crate::random::splitmix(&mut state)
     }
 }

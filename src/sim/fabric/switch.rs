@@ -13,8 +13,8 @@ use super::egress::{Egress, Next, Queued};
 use super::error::{ConfigError, PRIORITIES};
 use super::stats::{DropReason, IngressStats, QueueStats};
 use crate::frame::Frame;
+use crate::random::splitmix;
 use crate::time::Nanos;
-use crate::transport::permutation::splitmix;
 use crate::wire::mac_control::MacControl;
 
 /// A frame that has begun to leave.

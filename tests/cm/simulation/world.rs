@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use roxie::cm::{Arrival, Config, Event, ListenOn, Manager, Route, Transmit};
 use roxie::limits::CmLimits;
+use roxie::random::splitmix;
 use roxie::time::Nanos;
-use roxie::transport::permutation::splitmix;
 use roxie::verbs::Qpn;
 use roxie::wire::cm::{CmMessage, CommId, Kind, RejReason};
 use roxie::wire::{PortSpace, ServiceId};

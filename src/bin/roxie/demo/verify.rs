@@ -43,13 +43,7 @@ impl Verified {
 /// Bytes that no other seed and no other place has in the same order (splitmix64).
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed;
-    let mut word = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    };
+    let mut word = || roxie::random::splitmix(&mut state);
     let mut bytes: Vec<u8> = (0..length.div_ceil(8)).flat_map(|_| word().to_le_bytes()).collect();
     bytes.truncate(length);
     bytes

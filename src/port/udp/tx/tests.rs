@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use super::*;
-use crate::transport::permutation::splitmix;
+use crate::random::splitmix;
 
 const PORT: u16 = 4791;
 

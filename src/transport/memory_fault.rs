@@ -17,7 +17,7 @@
 
 use super::check::Check;
 use super::replies::Reply;
-use super::responder::{Refusal, is_last};
+use super::responder::{RequestRefused, is_last};
 use super::{Ctx, Qp, Verdict};
 use crate::verbs::{AsyncEvent, EventKind, QpState, RecvWr, SendFlags, SendWr, WcStatus};
 use crate::wire::{Operation, Packet, Psn};
@@ -71,8 +71,10 @@ impl Qp {
             r.msn = r.msn.wrapping_sub(1) & 0xff_ffff;
         }
         let refusal = match packet.info().operation {
-            Operation::Send => Refusal { check: Check::ReceiveNoPage, receive: Some(WcStatus::LocProt) },
-            _ => Refusal { check: Check::NoPage, receive: Some(WcStatus::LocAccess) },
+            Operation::Send => {
+                RequestRefused { check: Check::ReceiveNoPage, receive: Some(WcStatus::LocProt) }
+            }
+            _ => RequestRefused { check: Check::NoPage, receive: Some(WcStatus::LocAccess) },
         };
         self.refuse(ctx, packet, refusal)
     }
