@@ -681,6 +681,28 @@ fn datagrams_lost_to_a_full_socket_buffer_are_counted() {
     });
 }
 
+/// A socket that has long been silent is asked less often, while another has something; but it is asked.
+#[test]
+fn a_socket_that_was_silent_for_long_is_heard_beside_a_busy_one() {
+    in_namespace("a_socket_that_was_silent_for_long_is_heard_beside_a_busy_one", || {
+        let both = UdpConfig { addresses: vec![ip("10.77.0.2"), ip("fd77::2")], ..UdpConfig::default() };
+        let (mut a, mut c) = (open("10.77.0.1"), open("fd77::1"));
+        let mut b = UdpPort::open(&both).expect("a port");
+        let (busy, silent) = (Flow::new("10.77.0.1", "10.77.0.2"), Flow::new("fd77::1", "fd77::2"));
+        let mut turn = |b: &mut UdpPort| {
+            send(&mut a, &busy, &payloads(1, 100));
+            let mut frames = Vec::new();
+            receive_burst(b, &mut frames);
+            frames.iter().any(|frame| frame[12..14] == [0x86, 0xdd])
+        };
+        for _ in 0..200 {
+            assert!(!turn(&mut b), "nobody has sent anything over IPv6");
+        }
+        send(&mut c, &silent, &payloads(1, 100));
+        assert!((0..100).any(|_| turn(&mut b)), "the datagram waits behind a socket that is busy");
+    });
+}
+
 #[test]
 fn a_sleeper_is_woken_by_the_sockets() {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

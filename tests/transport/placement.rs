@@ -278,8 +278,11 @@ fn the_icrc_of_rxes_flush_is_sent_and_taken_only_where_asked_for() {
     }
 }
 
+/// Where the identification is: behind Ethernet and the first word of the IPv4 header.
+pub(crate) const IDENTIFICATION: usize = 14 + 4;
+
 /// A port on sockets: it does not see the identification of IPv4 packets.
-struct Sockets(Box<dyn Port>);
+pub(crate) struct Sockets(pub(crate) Box<dyn Port>);
 
 impl Port for Sockets {
     fn info(&self) -> &PortInfo {
@@ -317,8 +320,6 @@ impl Port for Sockets {
 /// Over IPv4, rxe's FLUSH has an identification that its ICRC covers, in its own way, and that sockets do not show.
 #[test]
 fn the_icrc_of_rxes_flush_is_taken_with_an_identification_that_sockets_hide() {
-    // Ethernet, and the first two words of the IPv4 header.
-    const IDENTIFICATION: usize = 14 + 4;
     for rxes in [false, true] {
         let (near, far) = joined_ports(1500, None);
         let setup = Setup { rxe_flush_icrc: true, ..Setup::default() };
