@@ -71,6 +71,12 @@ impl Nic {
             return Some(wrong);
         }
         let gone = |qp: &QpIndex| self.qps.get(qp.0).is_none();
+        let late = (0..self.qps.places()).find(|qp| gone(&QpIndex(*qp)) && self.wheel.is_set(*qp));
+        let late = late
+            .or_else(|| (0..self.qps.places()).find(|qp| gone(&QpIndex(*qp)) && self.releases.is_set(*qp)));
+        if let Some(qp) = late {
+            return Some(format!("a timer of QP {qp} runs, which is gone"));
+        }
         let lists: [(&str, Vec<QpIndex>); 4] = [
             ("the arbiter", self.arbiter.all().map(|(_, qp)| qp).collect()),
             ("a flow", self.flows.qps().collect()),

@@ -58,6 +58,8 @@ pub(super) struct Link {
     pub(super) is_down: AtomicBool,
     /// How often it was asked to.
     pub(super) kicks: AtomicU32,
+    /// How often it was asked to say when frames arrive.
+    pub(super) stamps: AtomicU32,
 }
 
 impl Bent {
@@ -143,6 +145,11 @@ impl Port for Bent {
 
     fn next_event(&self) -> Nanos {
         self.inner.next_event()
+    }
+
+    fn stamp_arrivals(&mut self) -> bool {
+        self.link.stamps.fetch_add(1, Relaxed);
+        true
     }
 
     fn event_fds(&self) -> Vec<BorrowedFd<'_>> {

@@ -1,10 +1,14 @@
-//! Identifications of IPv4 packets that the ICRC covers and sockets do not show: which are believed.
+//! What a port on sockets does not show, and what it knows better: identifications of IPv4 packets, which the ICRC covers, and when
+//! packets arrived.
 
+use roxie::nic::{Command, CongestionConfig};
 use roxie::sim::joined_ports;
-use roxie::wire::{Bth, Ext, MAX_HEADERS, Opcode, Psn};
+use roxie::time::Nanos;
+use roxie::verbs::WrOpcode;
+use roxie::wire::{Bth, Ext, MAX_HEADERS, Opcode, Psn, Syndrome};
 
 use crate::placement::{IDENTIFICATION, Sockets};
-use crate::{Answer, Setup, Stage};
+use crate::{Answer, FIRST, Setup, Stage};
 
 impl Stage {
     /// The peer's SEND with this identification, which the NIC does not see; the answers.
@@ -31,7 +35,7 @@ impl Stage {
 #[test]
 fn an_identification_is_weak_unless_it_is_small_or_follows_the_last() {
     let (near, far) = joined_ports(1500, None);
-    let mut stage = Stage::on(Setup::default(), Box::new(Sockets(near)), far);
+    let mut stage = Stage::on(Setup::default(), Box::new(Sockets(near, None)), far);
     let cases = [
         (50, 0, "the segment of a train"),
         (127, 0, "the last of one"),
@@ -50,4 +54,26 @@ fn an_identification_is_weak_unless_it_is_small_or_follows_the_last() {
         assert_eq!(stage.counter("icrc_weak") - before, weak, "{id}: {why}");
     }
     assert_eq!(stage.counter("rx_icrc_encapsulated"), 0);
+}
+
+/// A pass may be late: what it finds has been waiting.
+#[test]
+fn a_round_trip_ends_when_the_acknowledgement_arrived_and_not_when_it_was_looked_at() {
+    let (begins, arrives, looks) =
+        (Nanos::from_micros(100), Nanos::from_micros(130), Nanos::from_micros(900));
+    for (known, round_trip) in [(Some(arrives), arrives - begins), (None, looks - begins)] {
+        let (near, far) = joined_ports(1500, None);
+        let mut stage = Stage::on(Setup::default(), Box::new(Sockets(near, known)), far);
+        let config = CongestionConfig { control: "swift".parse().expect("settings"), ..Default::default() };
+        stage.host.call(stage.now, Command::SetCongestion(Box::new(config))).expect("carried out");
+        stage.now = begins;
+        stage.post(WrOpcode::Send, 16);
+        stage.host.worker.poll(stage.now);
+        stage.now = looks;
+        stage.acknowledge(FIRST, Syndrome::Ack { credits: 31 }, 1);
+        stage.host.worker.poll(stage.now);
+        let (now, qp) = (stage.now, &stage.qp);
+        let state = stage.host.query(now, qp).control.expect("it is paced");
+        assert_eq!(state.round_trip, Some(round_trip), "{known:?}");
+    }
 }
