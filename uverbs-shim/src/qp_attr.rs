@@ -190,7 +190,7 @@ pub(crate) unsafe fn write(to: *mut ibv_qp_attr, status: &QpStatus, known: &Know
         (*to).pkey_index = known.pkey_index;
         (*to).alt_pkey_index = 0;
         (*to).en_sqd_async_notify = 0;
-        (*to).sq_draining = 0;
+        (*to).sq_draining = status.draining.into();
         (*to).max_rd_atomic = attributes.max_rd_atomic;
         (*to).max_dest_rd_atomic = attributes.max_dest_rd_atomic;
         (*to).min_rnr_timer = attributes.min_rnr_timer;
