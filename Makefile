@@ -6,8 +6,9 @@ SECONDS ?= 600
 KERNEL ?= 6.1
 SUITES ?= bookworm trixie sid
 TARGET ?=
+KIND ?=
 
-.PHONY: demo test bench interop soak fuzz build
+.PHONY: demo test bench interop soak fuzz sanitize build
 
 build:
 	@.ci/setup build
@@ -44,3 +45,8 @@ soak: fuzz
 fuzz:
 	@.ci/setup fuzz
 	@.ci/fuzz $(SECONDS) $(TARGET)
+
+# KIND=thread or KIND=address: ThreadSanitizer over what threads share, AddressSanitizer over the verbs library; without KIND both.
+sanitize:
+	@.ci/setup test
+	@.ci/sanitize $(KIND)

@@ -77,6 +77,11 @@ impl TimerWheel {
         self.link(owner, tick);
     }
 
+    /// True if the owner has an entry.
+    pub fn is_set(&self, owner: u32) -> bool {
+        self.entries.get(owner as usize).is_some_and(|entry| entry.list != NONE)
+    }
+
     /// Takes the owner's entry out, if there is one.
     pub fn cancel(&mut self, owner: u32) {
         if self.entries[owner as usize].list != NONE {

@@ -5,7 +5,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use roxie::host::{CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair, Stack};
+use roxie::host::{
+    AhOptions, CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair, Stack,
+};
 use roxie::netdev::{IfAddr, Interface, Links, NetNs};
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
@@ -199,14 +201,35 @@ fn neighbours_are_released_when_the_device_closes() {
     let (near, far) = (open_xdp(&here), open_xdp(&there));
     let (a, b) = connected(&near, &far);
     assert!(a.send_to(&b));
-    let managed = || {
-        let arguments = ["-n", here.name().expect("a name"), "neigh", "show"];
-        let shown = Command::new("ip").args(arguments).output().expect("iproute2").stdout;
-        String::from_utf8_lossy(&shown).lines().any(|l| l.starts_with("10.79.0.2 ") && l.contains("managed"))
-    };
-    assert!(managed());
+    assert!(manages_the_neighbour(&here));
     drop((a, b, near, far));
-    assert!(!managed());
+    assert!(!manages_the_neighbour(&here));
+}
+
+fn manages_the_neighbour(here: &NetNs) -> bool {
+    let arguments = ["-n", here.name().expect("a name"), "neigh", "show"];
+    let shown = Command::new("ip").args(arguments).output().expect("iproute2").stdout;
+    String::from_utf8_lossy(&shown).lines().any(|l| l.starts_with("10.79.0.2 ") && l.contains("managed"))
+}
+
+/// The kernel forgets all neighbours of a link that goes down, and is asked for them again when it comes back: nothing else would.
+#[test]
+fn neighbours_are_kept_again_when_the_link_is_back() {
+    let Some((here, _there)) = network("neighbours_are_kept_again_when_the_link_is_back", "again") else {
+        return;
+    };
+    let near = open_xdp(&here);
+    let pd = near.alloc_pd().expect("a domain");
+    let ip: IpAddr = "10.79.0.2".parse().expect("an address");
+    let from = has(&near, "10.79.0.1").expect("its own");
+    let _handle = pd.create_ah(from, ip.into(), &AhOptions::default()).expect("it answers");
+    assert!(manages_the_neighbour(&here));
+    let mut links = Links::open_in(&here).expect("netlink");
+    links.set_up("veth0", false).expect("down");
+    eventually("it is told that the link is down", || saw(&near, EventKind::PortError));
+    assert!(!manages_the_neighbour(&here), "the kernel has forgotten it");
+    links.set_up("veth0", true).expect("up");
+    eventually("the kernel keeps it again", || manages_the_neighbour(&here));
 }
 
 #[test]

@@ -199,3 +199,35 @@ fn a_completion_queue_changes_its_size_while_somebody_sleeps_on_it() {
     }
     assert!(peer_cq.moderate(2, Duration::ZERO).is_err());
 }
+
+/// What waits of a QP that was reset is not seen in a ring of another size either, and what comes later is.
+#[test]
+fn what_is_forgotten_of_a_qp_ends_where_it_did_when_the_queue_changes_its_size() {
+    let (near, far) = devices();
+    let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
+    let (cq, peer_cq) = (near.create_cq(64, None).unwrap(), far.create_cq(16, None).unwrap());
+    let one = near.create_qp_as(&pd, &cq, &cq, &init()).unwrap();
+    let two = far.create_qp_as(&peer_pd, &peer_cq, &peer_cq, &init()).unwrap();
+    join(&one, &two);
+    let deliver = |id: u64| {
+        two.post_recv(id, &[]).unwrap();
+        one.post_send(&SendWr::default(), &[]).unwrap();
+        for _ in 0..20 {
+            near.poll();
+            far.poll();
+        }
+    };
+    for id in 0..5 {
+        deliver(id);
+    }
+    for id in 0..3 {
+        assert_eq!(peer_cq.poll_one().map(|wc| wc.wr_id), Some(id));
+    }
+    peer_cq.forget(two.qpn());
+    peer_cq.resize(32).unwrap();
+    for id in 5..8 {
+        deliver(id);
+    }
+    let rest: Vec<_> = std::iter::from_fn(|| peer_cq.poll_one()).map(|wc| wc.wr_id).collect();
+    assert_eq!(rest, [5, 6, 7], "3 and 4 were forgotten");
+}

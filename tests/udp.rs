@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, setsockopt, socket, sockopt,
 };
+use roxie::port::fault::{FaultConfig, FaultPort};
 use roxie::port::udp::{UdpConfig, UdpError, UdpPort, synthetic_mac};
 use roxie::port::undelivered::Quoted;
 use roxie::port::{BURST, Port};
@@ -309,6 +310,22 @@ fn trains_break_where_the_kernel_could_not_segment_and_ids_say_so() {
         assert_eq!(ids, [0, 1, 0, 1, 0, 0, 1]);
         assert_eq!(datagrams(&receive(&mut b, lens.len())), sent);
         assert_eq!(count(&a, "tx_trains"), 4);
+    });
+}
+
+/// One send holds no more than an IPv4 packet could.
+#[test]
+fn a_train_of_long_datagrams_ends_before_it_is_too_long_for_one_send() {
+    in_namespace("a_train_of_long_datagrams_ends_before_it_is_too_long_for_one_send", || {
+        let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
+        // 65,507 bytes are eight of 8,188, and three more.
+        for (len, trains) in [(8188, 1), (8189, 2)] {
+            let before = count(&a, "tx_trains");
+            let sent = payloads(8, len);
+            send(&mut a, &Flow::new("10.77.0.1", "10.77.0.2"), &sent);
+            assert!(datagrams(&receive(&mut b, 8)) == sent, "8 of {len} bytes");
+            assert_eq!(count(&a, "tx_trains") - before, trains, "of 8 of {len} bytes");
+        }
     });
 }
 
@@ -678,6 +695,78 @@ fn datagrams_lost_to_a_full_socket_buffer_are_counted() {
         receive(&mut b, 1);
         let (arrived, lost) = (count(&b, "rx_packets"), count(&b, "rx_out_of_buffer"));
         assert!(lost > 0 && arrived < 1001, "{arrived} arrived, {lost} lost");
+    });
+}
+
+#[test]
+fn datagrams_lost_at_several_sockets_are_counted_together() {
+    in_namespace("datagrams_lost_at_several_sockets_are_counted_together", || {
+        let small = UdpConfig {
+            addresses: vec![ip("10.77.0.2"), ip("fd77::2")],
+            socket_buffer: 65_536,
+            ..UdpConfig::default()
+        };
+        let mut b = UdpPort::open(&small).expect("a port");
+        let mut lost = 0;
+        // Fewer each time.
+        for (from, to, bursts) in [("10.77.0.1", "10.77.0.2", 40), ("fd77::1", "fd77::2", 20)] {
+            let (mut a, flow) = (open(from), Flow::new(from, to));
+            for _ in 0..bursts {
+                send(&mut a, &flow, &payloads(50, 1000));
+            }
+            while b.rx_burst(Nanos::ZERO) > 0 {
+                b.rx_release();
+            }
+            // The count comes with the next datagram that gets through.
+            send(&mut a, &flow, &payloads(1, 1000));
+            receive(&mut b, 1);
+            let all = count(&b, "rx_out_of_buffer");
+            assert!(all > lost, "{all} lost in all, {lost} of them before {to}");
+            lost = all;
+        }
+    });
+}
+
+/// What is held back of a port on sockets still does not show its identification: its ICRC would not fit.
+#[test]
+fn a_frame_that_a_fault_delays_or_harms_hides_what_the_socket_hides() {
+    in_namespace("a_frame_that_a_fault_delays_or_harms_hides_what_the_socket_hides", || {
+        let mut a = open("10.77.0.1");
+        let config = FaultConfig::parse("rx.delay=nth1:1us,rx.mark=nth2,rx.dup=nth3").expect("faults");
+        let mut b = FaultPort::new(open("10.77.0.2"), &config);
+        send(&mut a, &Flow::new("10.77.0.1", "10.77.0.2"), &payloads(3, 100));
+        let (start, mut seen) = (Instant::now(), 0);
+        while seen < 4 {
+            assert!(start.elapsed() < PATIENCE, "{seen} frames");
+            let now = Nanos(start.elapsed().as_nanos() as u64);
+            for i in 0..b.rx_burst(now) {
+                assert!(b.rx_frame(i).ip_id_hidden, "frame {seen}");
+                seen += 1;
+            }
+            b.rx_release();
+        }
+    });
+}
+
+/// A socket that has long been silent is asked less often, while another has something; but it is asked.
+#[test]
+fn a_socket_that_was_silent_for_long_is_heard_beside_a_busy_one() {
+    in_namespace("a_socket_that_was_silent_for_long_is_heard_beside_a_busy_one", || {
+        let both = UdpConfig { addresses: vec![ip("10.77.0.2"), ip("fd77::2")], ..UdpConfig::default() };
+        let (mut a, mut c) = (open("10.77.0.1"), open("fd77::1"));
+        let mut b = UdpPort::open(&both).expect("a port");
+        let (busy, silent) = (Flow::new("10.77.0.1", "10.77.0.2"), Flow::new("fd77::1", "fd77::2"));
+        let mut turn = |b: &mut UdpPort| {
+            send(&mut a, &busy, &payloads(1, 100));
+            let mut frames = Vec::new();
+            receive_burst(b, &mut frames);
+            frames.iter().any(|frame| frame[12..14] == [0x86, 0xdd])
+        };
+        for _ in 0..200 {
+            assert!(!turn(&mut b), "nobody has sent anything over IPv6");
+        }
+        send(&mut c, &silent, &payloads(1, 100));
+        assert!((0..100).any(|_| turn(&mut b)), "the datagram waits behind a socket that is busy");
     });
 }
 

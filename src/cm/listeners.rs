@@ -96,6 +96,15 @@ impl Listeners {
         }
     }
 
+    /// Requests that wait for each listener's consumer, as counted; those of listeners that are gone are taken over from `counted`.
+    pub(super) fn pending(&self, counted: &BTreeMap<Listener, u32>) -> BTreeMap<Listener, u32> {
+        let gone = counted.iter().filter(|(name, _)| !self.service_of.contains_key(name));
+        let kept = self.by_service.values().flatten().filter(|entry| entry.pending > 0);
+        kept.map(|entry| (entry.name, entry.pending))
+            .chain(gone.map(|(name, count)| (*name, *count)))
+            .collect()
+    }
+
     /// Somebody listens for a service at `local`.
     pub(super) fn serves(&self, service: ServiceId, local: Gid) -> bool {
         self.by_service

@@ -68,6 +68,7 @@ mod listeners;
 mod table;
 
 // What it does: the calls, then what comes from peers, then what time brings.
+mod audit;
 mod bequest;
 mod calls;
 mod early;

@@ -354,3 +354,59 @@ pub fn resolve(
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known() -> Known {
+        let interface = Interface {
+            index: 1,
+            name: "left".into(),
+            mac: [2; 6],
+            mtu: 1500,
+            up: true,
+            running: true,
+            driver: "veth".into(),
+            rx_queues: 1,
+            addresses: Vec::new(),
+            xdp_program: None,
+        };
+        Known { interface, ways: Vec::new(), asked: Vec::new() }
+    }
+
+    fn ip(n: u32) -> IpAddr {
+        std::net::Ipv4Addr::from(0x0a00_0000 + n).into()
+    }
+
+    fn way(destination: u32, next_hop: u32, ours: bool, fleeting: bool) -> Way {
+        Way { destination: ip(destination), next_hop: ip(next_hop), mac: [3; 6], ours, fleeting }
+    }
+
+    /// Two destinations behind one gateway: it is kept until neither needs it.
+    #[test]
+    fn a_gateway_is_let_go_with_the_last_destination_behind_it() {
+        let mut known = known();
+        assert_eq!(known.remember(way(1, 100, true, false)), None);
+        // The kernel manages it already when the second is asked for.
+        assert_eq!(known.remember(way(2, 100, false, false)), None);
+        assert_eq!(known.remember(way(1, 101, true, false)), None, "the second still goes there");
+        assert_eq!(known.remember(way(2, 101, false, false)), Some(ip(100)));
+        assert_eq!(known.remember(way(1, 102, true, false)), None);
+        assert_eq!(known.remember(way(2, 102, false, false)), Some(ip(101)));
+    }
+
+    /// Strangers come and go; who was asked for by somebody here stays, though a stranger names it too.
+    #[test]
+    fn a_flood_of_strangers_ends_no_way_that_somebody_asked_for() {
+        let mut known = known();
+        known.remember(way(1, 1, true, false));
+        known.remember(way(1, 1, true, true));
+        known.remember(way(2, 2, true, true));
+        let strangers = 10_000..10_000 + MOST[1] as u32;
+        let left: Vec<_> = strangers.filter_map(|n| known.remember(way(n, n, true, true))).collect();
+        assert_eq!(left, [ip(2)], "the oldest stranger alone");
+        assert!(known.ways.iter().any(|way| way.destination == ip(1)));
+        assert_eq!(known.ways.len(), 1 + MOST[1]);
+    }
+}

@@ -95,6 +95,29 @@ impl Arbiter {
         waiting.reserve(qps.saturating_sub(waiting.len()));
     }
 
+    /// All places in the queues, with their priorities.
+    pub(super) fn all(&self) -> impl Iterator<Item = (u8, QpIndex)> {
+        self.queues
+            .iter()
+            .zip(0..)
+            .flat_map(|(queue, priority)| queue.waiting.iter().map(move |qp| (priority, *qp)))
+    }
+
+    /// The places before all queues.
+    pub(super) fn urgent(&self) -> impl Iterator<Item = QpIndex> {
+        self.urgent.iter().copied()
+    }
+
+    /// A bit that does not say what is so of its queue.
+    pub(super) fn disagreement(&self) -> Option<String> {
+        let bit = |p: &usize| self.filled & 1 << p != 0;
+        let wrong = (0..PRIORITIES).find(|p| bit(p) == self.queues[*p].waiting.is_empty())?;
+        Some(format!(
+            "queue {wrong} of the arbiter is taken to be {}",
+            if bit(&wrong) { "filled" } else { "empty" }
+        ))
+    }
+
     /// True if acknowledgements may have something to overtake.
     pub(super) fn has_priorities(&self) -> bool {
         self.used != 1

@@ -40,6 +40,11 @@ impl Flows {
         self.flows.len()
     }
 
+    /// Where they lead.
+    pub(super) fn qps(&self) -> impl Iterator<Item = QpIndex> {
+        self.flows.iter().map(|flow| flow.qp)
+    }
+
     /// Takes out those of a QP.
     pub(super) fn remove_of(&mut self, qp: QpIndex) {
         let before = self.flows.len();

@@ -14,6 +14,7 @@
 //! ```
 
 mod arbiter;
+mod audit;
 mod classes;
 mod command;
 mod congestion;

@@ -38,6 +38,11 @@ impl Groups {
         self.position(gid).map_or(&[], |at| &self.groups[at].members)
     }
 
+    /// All members of all of them.
+    pub(super) fn all(&self) -> impl Iterator<Item = QpIndex> {
+        self.groups.iter().flat_map(|group| group.members.iter().copied())
+    }
+
     /// Takes a member out; true if it was the last.
     fn remove(&mut self, gid: Gid, qp: QpIndex) -> Option<bool> {
         let at = self.position(gid).ok()?;

@@ -18,10 +18,10 @@ use crate::verbs::{
 /// What a QP holds on to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Uses {
-    pd: Option<PdId>,
-    cqs: [Option<CqIndex>; 2],
-    srq: Option<SrqIndex>,
-    xrcd: Option<XrcdId>,
+    pub(super) pd: Option<PdId>,
+    pub(super) cqs: [Option<CqIndex>; 2],
+    pub(super) srq: Option<SrqIndex>,
+    pub(super) xrcd: Option<XrcdId>,
 }
 
 impl Uses {

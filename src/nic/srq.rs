@@ -168,6 +168,24 @@ impl Srqs {
         (self.table.len(), self.xrcds.len())
     }
 
+    /// What each queue holds on to.
+    pub(super) fn uses(&self) -> impl Iterator<Item = (PdId, Option<(XrcdId, CqIndex)>)> {
+        self.table.iter().map(|(_, srq)| match srq.kind {
+            SrqKind::Basic => (srq.pd, None),
+            SrqKind::Xrc { xrcd, cq } => (srq.pd, Some((xrcd, cq))),
+        })
+    }
+
+    /// Who uses the queues, as counted.
+    pub(super) fn users(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.table.iter().map(|(index, srq)| (index, srq.users))
+    }
+
+    /// Who uses the domains, as counted.
+    pub(super) fn xrcd_users(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.xrcds.iter().map(|(index, xrcd)| (index, xrcd.users))
+    }
+
     pub(super) fn has_reports(&self) -> bool {
         !self.reports.is_empty()
     }

@@ -88,3 +88,31 @@ fn what_an_event_told_of_raises_no_other() {
     other.push(&wc(2), 0).unwrap();
     assert!(other.arm(Armed::Next), "of this one nobody was told");
 }
+
+/// Which completions an event has told of is known in another ring, also when some were polled before.
+#[test]
+fn a_ring_of_another_size_knows_what_events_have_told_of() {
+    for polled in 0..3 {
+        let cq = CompletionRing::new(8).unwrap();
+        for id in 0..polled {
+            cq.push(&wc(id), 0).unwrap();
+            assert_eq!(cq.poll().map(|wc| wc.wr_id), Some(id));
+        }
+        assert!(!cq.arm(Armed::Next));
+        cq.push(&wc(10), 0).unwrap();
+        assert!(cq.disarm_for(&wc(10)) && cq.take_event());
+        let larger = CompletionRing::new(16).unwrap();
+        cq.move_to(&larger).unwrap();
+        assert!(!larger.arm(Armed::Next), "an event has told of what waits");
+        larger.push(&wc(11), 0).unwrap();
+        assert!(
+            larger.disarm_for(&wc(11)) && larger.take_event(),
+            "and of this none, {polled} polled before"
+        );
+        let small = CompletionRing::new(2).unwrap();
+        larger.push(&wc(12), 0).unwrap();
+        assert_eq!(larger.poll().map(|wc| wc.wr_id), Some(10));
+        larger.move_to(&small).unwrap();
+        assert!(small.arm(Armed::Next), "nor of the last");
+    }
+}

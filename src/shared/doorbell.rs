@@ -184,6 +184,18 @@ mod tests {
         assert!(!bells.any());
     }
 
+    /// Also beyond the QPs that one word of the summary stands for.
+    #[test]
+    fn one_bell_alone_is_heard_wherever_it_is() {
+        let bells = Doorbells::new(10_000).unwrap();
+        for qp in [0, 63, 64, 4_095, 4_096, 8_191, 8_192, 9_999] {
+            assert!(!bells.any());
+            bells.ring(QpIndex(qp));
+            assert!(bells.any(), "QP {qp}");
+            bells.take(|rung| assert_eq!(rung.0, qp));
+        }
+    }
+
     #[test]
     fn a_bell_outside_the_page_rings_nothing() {
         let bells = Doorbells::new(10).unwrap();

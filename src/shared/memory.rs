@@ -309,6 +309,27 @@ mod tests {
         }
     }
 
+    /// From the middle of a page on: up to the last byte, and not so many from the page's beginning.
+    #[test]
+    fn what_is_made_persistent_reaches_to_its_last_byte() {
+        use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+        use std::num::NonZeroUsize;
+        let two = NonZeroUsize::new(2 * PAGE).unwrap();
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the system's choice.
+        let base = unsafe { mmap_anonymous(None, two, access, MapFlags::MAP_PRIVATE) }.unwrap();
+        // SAFETY: the test's own pages, to which no reference is held.
+        let memory = unsafe { HostMemory::borrowed(base.cast(), 2 * PAGE) };
+        let at = PAGE as u64 - 100;
+        assert_eq!(memory.persist(at, 200), Ok(()));
+        // SAFETY: the second of its pages, of which the system alone is asked from now on.
+        unsafe { munmap(base.byte_add(PAGE), PAGE) }.unwrap();
+        assert_eq!(memory.persist(at, 100), Ok(()));
+        assert_eq!(memory.persist(at, 101), Err(CopyFault::NotPersistent(libc::ENOMEM)));
+        // SAFETY: the first.
+        unsafe { munmap(base, PAGE) }.unwrap();
+    }
+
     #[test]
     fn memory_that_the_system_does_not_have_is_an_error_with_the_size() {
         for length in [usize::MAX, usize::MAX >> 1, 1 << 62] {

@@ -58,6 +58,11 @@ impl AddressHandles {
         self.slots.len() - self.free.len()
     }
 
+    /// The protection domain of each.
+    pub fn domains(&self) -> impl Iterator<Item = PdId> {
+        self.slots.iter().flatten().map(|handle| handle.pd)
+    }
+
     /// True if there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -88,6 +88,17 @@ fn what_any_state_leaves_is_ended() {
     }
 }
 
+/// Also of one for which the words have no state: a peer that asked for time.
+#[test]
+fn what_is_left_comes_out_of_its_words_as_it_was() {
+    for stop in 0..8 {
+        let (mut pair, _) = Pair::listening();
+        let (end, id) = bring_to(&mut pair, stop);
+        let left = pair.ends[end].bequest(id).unwrap();
+        assert_eq!(Bequest::from_words(&left.to_words()), Some(left), "{:?}", pair.state(end, id));
+    }
+}
+
 /// The DREP may not have left before its sender died.
 #[test]
 fn an_agreement_to_the_end_is_said_again() {

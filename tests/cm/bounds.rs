@@ -178,6 +178,34 @@ fn one_address_leaves_places_to_the_others() {
     assert!(matches!(pair.event(B), Event::Request { .. }));
 }
 
+/// Whoever loses its place to another counts no more: its address has its share anew.
+#[test]
+fn an_address_whose_connections_were_evicted_has_its_places_again() {
+    let limits = CmLimits { connections: 4, half_open: 4, ..CmLimits::default() };
+    let mut pair = Pair::with(config(A), Config { limits, ..config(B) });
+    pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
+    let mut take = |stranger: u32, number: u32| {
+        flood_from(&mut pair, stranger, number, SERVICE);
+        let taken = pair.events(B).into_iter().filter(|event| matches!(event, Event::Request { .. }));
+        let taken: Vec<_> = taken.map(|event| event.id()).collect();
+        for id in &taken {
+            pair.ends[B].accept(pair.now, *id, &acceptance()).unwrap();
+        }
+        pair.agrees();
+        taken.len()
+    };
+    for number in 1..=4 {
+        assert_eq!(take(1, number), 1);
+    }
+    assert_eq!(take(1, 5), 0, "its share is 4");
+    for number in 6..=9 {
+        assert_eq!(take(2, number), 1, "in the place of one of the first");
+    }
+    for number in 10..=13 {
+        assert_eq!(take(1, number), 1, "which has none now");
+    }
+}
+
 #[test]
 fn who_is_there_is_connected_at_once_amidst_a_flood_of_strangers() {
     const STRANGERS: u32 = 1000;
@@ -223,4 +251,5 @@ fn who_is_there_is_connected_at_once_amidst_a_flood_of_strangers() {
     assert!(pair.ends[B].connections() <= CmLimits::default().connections as usize);
     let counters = *pair.ends[B].counters();
     assert!(counters.evicted > 0 && counters.table_full == 0, "{counters:?}");
+    pair.agrees();
 }

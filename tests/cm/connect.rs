@@ -213,11 +213,18 @@ fn values_that_do_not_fit_their_fields_are_refused() {
     assert!(pair.lose(A).is_empty());
 }
 
+/// Whichever came first.
 #[test]
 fn the_listener_that_is_closest_to_the_address_is_asked() {
+    closest_is_asked([ListenOn::Any, ListenOn::AnyIpv4]);
+    closest_is_asked([ListenOn::AnyIpv4, ListenOn::Any]);
+}
+
+fn closest_is_asked(order: [ListenOn; 2]) {
     let mut pair = Pair::new();
-    let any = pair.ends[B].listen(SERVICE, ListenOn::Any, 1).unwrap();
-    let family = pair.ends[B].listen(SERVICE, ListenOn::AnyIpv4, 1).unwrap();
+    let listeners = order.map(|on| (on, pair.ends[B].listen(SERVICE, on, 1).unwrap()));
+    let of = |wanted: ListenOn| listeners.iter().find(|(on, _)| *on == wanted).unwrap().1;
+    let (any, family) = (of(ListenOn::Any), of(ListenOn::AnyIpv4));
     let own = pair.ends[B].listen(SERVICE, ListenOn::Address(address(B).into()), 1).unwrap();
     let v6 = pair.ends[B].listen(SERVICE, ListenOn::AnyIpv6, 1).unwrap();
     let asked = |pair: &mut Pair| {

@@ -4,7 +4,7 @@ use roxie::cm::{Event, ListenOn, ResolveRequest, Route, State};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CmMessage, Kind, PrivateData, Rej, RejReason, SidrStatus, Stage};
 
-use super::pair::{A, B, Pair, SERVICE, address, config};
+use super::pair::{A, B, Pair, SERVICE, address, config, request};
 
 const GRACE: Nanos = Nanos::from_millis(100);
 
@@ -95,6 +95,30 @@ fn only_so_many_wait() {
     assert_eq!(pair.lose(B), [Kind::Rej], "the third");
     pair.wait_for(B);
     assert_eq!(pair.lose(B), [Kind::Rej, Kind::Rej]);
+}
+
+/// A refusal is an answer: it uses up no retry.
+#[test]
+fn a_peer_that_refuses_again_and_again_is_asked_for_the_whole_moment_whatever_the_retries() {
+    let (mut a, mut request) = (config(A), request());
+    a.insistence = Nanos::from_millis(250);
+    request.max_cm_retries = 1;
+    let mut pair = Pair::with(a, config(B));
+    let begun = pair.now;
+    pair.ends[A].connect(begun, &request).unwrap();
+    let mut asked = 0;
+    loop {
+        asked += pair.deliver(A).len();
+        assert_eq!(pair.deliver(B).len(), 1, "refused at once");
+        if let Some(event) = pair.ends[A].poll_event() {
+            assert!(matches!(event, Event::Rejected { .. }), "{event:?}");
+            break;
+        }
+        pair.wait_for(A);
+    }
+    // Each 20 ms of the 250.
+    assert_eq!((asked, pair.now < begun + a.insistence), (13, true));
+    pair.nothing_is_left();
 }
 
 /// What a kernel refuses at once is asked for again, as if its retries had not begun.

@@ -115,10 +115,17 @@ impl Pair {
     pub fn settle(&mut self) {
         for _ in 0..100 {
             if self.deliver(A).is_empty() && self.deliver(B).is_empty() {
-                return;
+                return self.agrees();
             }
         }
         panic!("the two ends do not come to rest");
+    }
+
+    /// What each end knows twice is alike.
+    pub fn agrees(&self) {
+        for end in &self.ends {
+            assert_eq!(end.disagreement(), None);
+        }
     }
 
     /// Lets time pass until the next deadline of `end`, which may have nothing to do yet; false: it has none.
@@ -208,6 +215,7 @@ impl Pair {
         for end in [A, B] {
             assert_eq!(self.ends[end].connections(), 0, "end {end}");
         }
+        self.agrees();
     }
 }
 

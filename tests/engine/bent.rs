@@ -11,7 +11,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use roxie::frame::FrameMut;
 use roxie::host::{Resolve, ResolveError};
 use roxie::port::memory::MemoryPort;
-use roxie::port::{LinkChange, Port, PortInfo, Received, TxId};
+use roxie::port::{LinkChange, Port, PortInfo, Received, RxWishes, TxId};
 use roxie::time::Nanos;
 
 /// The station address of end `n`.
@@ -58,6 +58,8 @@ pub(super) struct Link {
     pub(super) is_down: AtomicBool,
     /// How often it was asked to.
     pub(super) kicks: AtomicU32,
+    /// How often it was asked to say when frames arrive.
+    pub(super) stamps: AtomicU32,
 }
 
 impl Bent {
@@ -143,6 +145,11 @@ impl Port for Bent {
 
     fn next_event(&self) -> Nanos {
         self.inner.next_event()
+    }
+
+    fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
+        self.link.stamps.fetch_add(u32::from(wishes.arrivals), Relaxed);
+        Ok(())
     }
 
     fn event_fds(&self) -> Vec<BorrowedFd<'_>> {

@@ -9,18 +9,20 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bent::Bent;
-use roxie::engine::Drive;
+use roxie::engine::{Drive, Engine};
 use roxie::host::{
     CompletionChannel, CompletionQueue, ConnectOptions, Device, DeviceConfig, DeviceError, MemoryRegion,
     ProtectionDomain, QueuePair,
 };
-use roxie::nic::ControlError;
+use roxie::nic::{Answer, Command, CongestionConfig, ControlError, NicConfig, ReceiveSource};
 use roxie::port::loopback::LoopbackPort;
 use roxie::port::memory::{self, MemoryConfig};
 use roxie::port::{LinkChange, Port};
-use roxie::shared::{Armed, PostError};
+use roxie::shared::{Armed, CompletionRing, PostError, RecvRing, SendRing};
 use roxie::time::Nanos;
-use roxie::verbs::{Access, AsyncEvent, EventKind, Mtu, QpCaps, QpState, SendWr, WcOpcode, WcStatus};
+use roxie::verbs::{
+    Access, AsyncEvent, EventKind, Mtu, QpCaps, QpInit, QpState, QpType, SendWr, WcOpcode, WcStatus,
+};
 
 /// A device's end of a connection.
 struct End {
@@ -77,6 +79,10 @@ fn driven(drive: Drive) -> DeviceConfig {
     DeviceConfig { drive, ..DeviceConfig::default() }
 }
 
+fn end(n: u8) -> MemoryConfig {
+    MemoryConfig { mac: bent::mac(n), ..MemoryConfig::default() }
+}
+
 /// One of two devices joined by memory, with `bend` around its port.
 fn bent_pair<P: Port + 'static>(
     mtu: usize,
@@ -84,8 +90,8 @@ fn bent_pair<P: Port + 'static>(
     near: &DeviceConfig,
     far: &DeviceConfig,
 ) -> (Device, Device) {
-    let end = |n: u8| MemoryConfig { mac: bent::mac(n), mtu, ..MemoryConfig::default() };
-    let (a, b) = memory::pair(end(1), end(2));
+    let sized = |n: u8| MemoryConfig { mtu, ..end(n) };
+    let (a, b) = memory::pair(sized(1), sized(2));
     let open = |port: Box<dyn Port>, n: u8, config: &DeviceConfig| {
         Device::new("bent", port, bent::addresses(n), Box::new(bent::Neighbour), config).expect("a device")
     };
@@ -192,6 +198,35 @@ fn what_is_posted_leaves_before_its_queue_is_destroyed() {
     a.send(8);
     drop(a);
     until("the last request", || b.cq.poll_one());
+}
+
+/// A device that goes by delay asks its port once to say when frames arrive, and the port that comes in its place as well.
+#[test]
+fn a_port_that_is_put_in_later_is_asked_to_stamp_what_arrives_as_the_first_was() {
+    let (first, second) = (memory::pair(end(1), end(2)), memory::pair(end(1), end(2)));
+    let [first, second] = [first, second].map(|(port, _)| Bent::new(port));
+    let (asked_first, asked_second) = (first.link(), second.link());
+    let engine = Engine::start(NicConfig::default(), Box::new(first), Drive::CallerOnly).expect("an engine");
+    let by_delay = CongestionConfig { control: "swift".parse().expect("settings"), ..Default::default() };
+    let call = |command| engine.call(command).expect("carried out");
+    let Answer::Pd(pd) = call(Command::AllocPd) else { panic!("no domain") };
+    let ring = CompletionRing::new(8).expect("memory");
+    let Answer::Cq(cq) = call(Command::CreateCq { ring, notify: None }) else { panic!("no queue") };
+    let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, ..QpCaps::NONE };
+    let create = Command::CreateQp {
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        init: QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true },
+        sends: SendRing::new(1, 0, 0).expect("memory"),
+        receives: ReceiveSource::Own(RecvRing::new(1, 0).expect("memory")),
+    };
+    call(create);
+    assert_eq!(asked_first.stamps.load(Relaxed), 0);
+    call(Command::SetCongestion(Box::new(by_delay)));
+    assert_eq!(asked_first.stamps.load(Relaxed), 1);
+    engine.set_port(Box::new(second)).expect("nothing was carried yet");
+    assert_eq!((asked_first.stamps.load(Relaxed), asked_second.stamps.load(Relaxed)), (1, 1));
 }
 
 /// A thread that spins on its worker lets others look at it.

@@ -169,6 +169,7 @@ impl<'a> World<'a> {
             let dawdles = self.applications();
             let limit = self.next_time();
             let alive = self.net.step(limit);
+            self.check_accounts();
             self.check_stations();
             // An event that was held back may have come by itself.
             let told = self.links.iter_mut().fold(false, |told, link| told | link.hear());
@@ -242,6 +243,15 @@ impl<'a> World<'a> {
                 for (_, host) in self.net.hosts.iter_mut().enumerate().filter(|(i, _)| *i != moved) {
                     host.worker.set_next_hop(gid, mac);
                 }
+            }
+        }
+    }
+
+    /// What a NIC knows twice is alike: who uses what, who stands in which queue, whose timer runs.
+    fn check_accounts(&self) {
+        for (host, it) in self.net.hosts.iter().enumerate() {
+            if let Some(wrong) = it.worker.nic().disagreement() {
+                panic!("host {} at {}: {wrong}", host + 1, self.net.now);
             }
         }
     }

@@ -3,10 +3,10 @@
 use roxie::congestion::Settings;
 use roxie::nic::{Command, CongestionConfig, EcnPolicy};
 use roxie::time::Nanos;
-use roxie::verbs::{QpType, SendFlags, WrOpcode};
+use roxie::verbs::{QpAttr, QpState, QpType, SendFlags, WrOpcode};
 use roxie::wire::{Bth, Ext, FlowSpec, NetHeader, Opcode, Packet, Psn, Template};
 
-use crate::{PEER_QPN, Setup, Stage, template};
+use crate::{PEER_QPN, Setup, Stage, attributes, template};
 
 /// The stage's peer, whose packets a switch marks.
 fn marked() -> Stage {
@@ -46,6 +46,15 @@ fn send_only(stage: &mut Stage, psn: u32) {
 
 fn notifications(packets: &[(Packet, Vec<u8>)]) -> usize {
     packets.iter().filter(|(packet, _)| packet.bth.opcode == Opcode::CNP).count()
+}
+
+/// The QP begins anew and expects this PSN.
+fn expect_from(stage: &mut Stage, psn: Psn) {
+    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    let [init, rtr, rts] = attributes(&stage.host, &Setup::default());
+    for attr in [reset, init, QpAttr { rq_psn: Some(psn), ..rtr }, rts] {
+        stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
+    }
 }
 
 fn control(stage: &mut Stage, text: &str) {
@@ -105,6 +114,13 @@ fn what_is_not_the_peers_or_says_nothing_is_answered_with_nothing() {
     let mut stage = marked();
     send_only(&mut stage, 7);
     assert_eq!(notifications(&stage.packets()), 1);
+    // Likewise where the PSNs begin again at 0.
+    for (psn, answered) in [(5, 1), (0x1_fff0, 0)] {
+        let mut stage = marked();
+        expect_from(&mut stage, Psn::new(0xff_fff0));
+        send_only(&mut stage, psn);
+        assert_eq!(notifications(&stage.packets()), answered, "PSN {psn:#x} where 0xfffff0 is due");
+    }
     // A stranger's.
     let mut stage = Stage::new();
     stage.template = template(3);

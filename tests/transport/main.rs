@@ -5,15 +5,17 @@
 //! [`notifications`] of congestion, [`congestion`] that others are told of, [`pacing`] by rates and pauses, [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and
 //! [`placement`] memory. [`uc`] and [`ud`] are the services without acknowledgements, [`raw`] frames of other protocols, [`srq`] and
 //! [`xrc`] receives that many share, [`queues`] completion queues. [`off_path`] is what strangers send, [`counters`] what is counted,
-//! [`reasons`] what a capture is told, [`checks`] that it names each check of a request, and [`log`] what a QP remembers, [`parts`]
-//! the pieces that can be had without a NIC.
+//! [`reasons`] what a capture is told, [`checks`] that it names each check of a request, and [`log`] what a QP remembers. [`accounts`] is who uses what,
+//! [`hidden`] what sockets do not show, [`parts`] the pieces that can be had without a NIC.
 
+mod accounts;
 mod answers;
 mod between;
 mod checks;
 mod congestion;
 mod counters;
 mod gone;
+mod hidden;
 mod hostile;
 mod log;
 mod notifications;
@@ -355,6 +357,15 @@ impl Stage {
 
     fn completions(&self) -> Vec<Wc> {
         std::iter::from_fn(|| self.host.poll_cq(&self.qp)).collect()
+    }
+}
+
+impl Drop for Stage {
+    /// Whatever was done to it: what the NIC knows twice is alike.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(self.host.worker.nic().disagreement(), None);
+        }
     }
 }
 

@@ -278,8 +278,11 @@ fn the_icrc_of_rxes_flush_is_sent_and_taken_only_where_asked_for() {
     }
 }
 
-/// A port on sockets: it does not see the identification of IPv4 packets.
-struct Sockets(Box<dyn Port>);
+/// Where the identification is: behind Ethernet and the first word of the IPv4 header.
+pub(crate) const IDENTIFICATION: usize = 14 + 4;
+
+/// A port on sockets: it does not see the identification of IPv4 packets, and may know when frames arrived.
+pub(crate) struct Sockets(pub(crate) Box<dyn Port>, pub(crate) Option<Nanos>);
 
 impl Port for Sockets {
     fn info(&self) -> &PortInfo {
@@ -289,7 +292,7 @@ impl Port for Sockets {
         self.0.rx_burst(now)
     }
     fn rx_frame(&self, i: usize) -> Received<'_> {
-        Received { ip_id_hidden: true, ..self.0.rx_frame(i) }
+        Received { ip_id_hidden: true, arrived: self.1, ..self.0.rx_frame(i) }
     }
     fn rx_release(&mut self) {
         self.0.rx_release();
@@ -317,12 +320,10 @@ impl Port for Sockets {
 /// Over IPv4, rxe's FLUSH has an identification that its ICRC covers, in its own way, and that sockets do not show.
 #[test]
 fn the_icrc_of_rxes_flush_is_taken_with_an_identification_that_sockets_hide() {
-    // Ethernet, and the first two words of the IPv4 header.
-    const IDENTIFICATION: usize = 14 + 4;
     for rxes in [false, true] {
         let (near, far) = joined_ports(1500, None);
         let setup = Setup { rxe_flush_icrc: true, ..Setup::default() };
-        let mut stage = Stage::on(setup, Box::new(Sockets(near)), far);
+        let mut stage = Stage::on(setup, Box::new(Sockets(near, None)), far);
         for (psn, id, spoiled) in [(0, 0x66d3u16, 0), (1, 0xfffe, 0), (2, 0x66d4, 1)] {
             let bth = Bth {
                 opcode: Opcode::RC_FLUSH,

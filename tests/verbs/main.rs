@@ -4,6 +4,7 @@
 //! root, and each names the program that it needs: without either it says so and is skipped. Two programs run at a time.
 
 mod abi;
+mod accounts;
 mod cancelled;
 mod classes;
 mod ends;

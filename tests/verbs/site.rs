@@ -19,10 +19,14 @@ pub(crate) const NEAR: &str = "192.0.2.1";
 /// Likewise of IPv6.
 pub(crate) const NEAR_V6: &str = "fd00::1";
 
-/// The folder of `roxie` and of the library, which is made if it is not there or older than its sources.
+/// The folder of `roxie` and of the library, which is made if it is not there or older than its sources. `ROXIE_FOLDER` names another,
+/// which somebody has made: `.ci/sanitize` does.
 pub(crate) fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
+        if let Some(made) = std::env::var_os("ROXIE_FOLDER") {
+            return made.into();
+        }
         let folder = Path::new(env!("CARGO_BIN_EXE_roxie")).parent().unwrap().to_owned();
         let root = env!("CARGO_MANIFEST_DIR");
         let mut build = Command::new(env!("CARGO"));
@@ -125,7 +129,11 @@ impl Site {
 
 /// `roxie run OPTIONS -- PROGRAM`, quiet.
 pub(crate) fn launcher(options: &[&str], program: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
+    let mut command = Command::new(folder().join("roxie"));
+    // What the programs are to have in front of the library, and the tests themselves not.
+    if let Some(first) = std::env::var_os("ROXIE_PRELOAD") {
+        command.env("LD_PRELOAD", first);
+    }
     command.args(["run", "--quiet"]).args(options).arg("--").args(program.split_whitespace());
     command.env("ROXIE_LOG", "info");
     command

@@ -190,7 +190,7 @@ pub(crate) unsafe fn write(to: *mut ibv_qp_attr, status: &QpStatus, known: &Know
         (*to).pkey_index = known.pkey_index;
         (*to).alt_pkey_index = 0;
         (*to).en_sqd_async_notify = 0;
-        (*to).sq_draining = 0;
+        (*to).sq_draining = status.draining.into();
         (*to).max_rd_atomic = attributes.max_rd_atomic;
         (*to).max_dest_rd_atomic = attributes.max_dest_rd_atomic;
         (*to).min_rnr_timer = attributes.min_rnr_timer;
@@ -200,5 +200,54 @@ pub(crate) unsafe fn write(to: *mut ibv_qp_attr, status: &QpStatus, known: &Know
         (*to).rnr_retry = attributes.rnr_retry;
         (*to).alt_port_num = 0;
         (*to).alt_timeout = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roxie::nic::QpHandle;
+    use roxie::transport::qp::Attributes;
+    use roxie::verbs::{Access, QpCaps, QpIndex};
+
+    fn status(draining: bool) -> QpStatus {
+        QpStatus {
+            handle: QpHandle { index: QpIndex(0), qpn: Qpn::new(2) },
+            qp_type: QpType::Rc,
+            state: QpState::Sqd,
+            attributes: Attributes {
+                access: Access::empty(),
+                path_mtu: Mtu::Mtu256,
+                dest_qpn: Qpn::new(3),
+                av: None,
+                timeout: 0,
+                retry_cnt: 0,
+                rnr_retry: 0,
+                min_rnr_timer: 0,
+                max_rd_atomic: 0,
+                max_dest_rd_atomic: 0,
+                qkey: 0,
+                mig_req: false,
+                end_to_end_credits: false,
+                rate_limit: None,
+            },
+            caps: QpCaps::NONE,
+            sq_sig_all: false,
+            draining,
+            srq: None,
+            sq_psn: Psn::new(0),
+            rq_psn: Psn::new(0),
+            control: None,
+        }
+    }
+
+    #[test]
+    fn a_program_that_asks_is_told_whether_the_send_queue_drains_yet() {
+        for draining in [true, false] {
+            let mut attr = ibv_qp_attr { sq_draining: 7, ..ibv_qp_attr::default() };
+            // SAFETY: room for the attributes of this release.
+            unsafe { write(&raw mut attr, &status(draining), &Known::default(), ibv_qp_cap::default()) };
+            assert_eq!(attr.sq_draining, u8::from(draining));
+        }
     }
 }

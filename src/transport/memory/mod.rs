@@ -193,6 +193,11 @@ impl MemoryTable {
         }
     }
 
+    /// The protection domain of each.
+    pub fn domains(&self) -> impl Iterator<Item = PdId> {
+        self.entries.iter().flatten().map(|entry| entry.pd)
+    }
+
     /// Regions and windows in the table.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()

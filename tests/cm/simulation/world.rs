@@ -258,6 +258,13 @@ impl World {
                     self.hosts[host].manager.handle_timeouts(self.now);
                 }
                 self.attend(host);
+                let disagreement = self.hosts[host].manager.disagreement();
+                assert!(
+                    disagreement.is_none(),
+                    "host {host} at {}: {}",
+                    self.now,
+                    disagreement.unwrap_or_default()
+                );
             }
         }
         assert!(self.hosts.iter().all(|h| h.manager.connections() == 0), "left: {}", self.leftovers());

@@ -181,6 +181,7 @@ int main(void)
 
 	/* A receive in memory that is none of it ends its queue. */
 	post_with(queues[0], 100, mr->lkey ^ 0x100);
+	post(queues[0], 100);
 	send_to_group(from, 60);
 	wc = completion(receives);
 	SHOULD(wc.status == IBV_WC_LOC_PROT_ERR);
@@ -189,6 +190,8 @@ int main(void)
 	ibv_ack_async_event(&event);
 	SHOULD(set_state(queues[0], IBV_WQS_RDY, IBV_WQS_RDY) == EINVAL && queues[0]->state == IBV_WQS_ERR);
 	SHOULD(set_state(queues[0], IBV_WQS_ERR, IBV_WQS_RESET) == 0);
+	/* The other receive was flushed, and is nobody's now. */
+	SHOULD(ibv_poll_cq(receives, 1, &wc) == 0);
 	SHOULD(set_state(queues[0], IBV_WQS_RESET, IBV_WQS_RDY) == 0);
 	post(queues[0], 100);
 	send_to_group(from, 64);

@@ -1,0 +1,130 @@
+//! What a NIC knows in two ways, compared: for tests, which ask between two passes.
+//!
+//! How many use an object follows from the users; who stands in a queue of the arbiter, or in a timer wheel, from the QP itself. An
+//! account that has slipped shows late and elsewhere, if at all: as an object that cannot be destroyed, a QP that waits for ever,
+//! a turn too many.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use super::{Nic, QpEntry};
+use crate::time::Nanos;
+use crate::verbs::{QpIndex, QpType};
+
+/// What is counted where it is kept, and what its users make of it, by place.
+type Counts = BTreeMap<u32, u32>;
+
+impl Nic {
+    /// What is known twice and not alike, once each QP has been looked after; `None`: nothing.
+    #[doc(hidden)]
+    pub fn disagreement(&self) -> Option<String> {
+        self.uses_disagree().or_else(|| self.queues_disagree()).or_else(|| {
+            let of = |(index, entry): (u32, &QpEntry)| {
+                let wrong = self.entry_disagrees(index, entry)?;
+                Some(format!("QP {} at {index} in {:?}: {wrong}", entry.qp.qpn, entry.qp.state()))
+            };
+            self.qps.iter().map(|(index, entry)| (index, &**entry)).find_map(of)
+        })
+    }
+
+    /// Users of domains, queues and tables.
+    fn uses_disagree(&self) -> Option<String> {
+        let [mut pds, mut cqs, mut srqs, mut xrcds, mut tables] = [(); 5].map(|()| Counts::new());
+        let add = |counts: &mut Counts, place: u32| *counts.entry(place).or_default() += 1;
+        for pd in self.memory.domains().chain(self.handles.domains()) {
+            add(&mut pds, pd.0);
+        }
+        for (_, entry) in self.qps.iter() {
+            let uses = &entry.uses;
+            uses.pd.iter().for_each(|pd| add(&mut pds, pd.0));
+            uses.cqs.iter().flatten().for_each(|cq| add(&mut cqs, cq.0));
+            uses.srq.iter().for_each(|srq| add(&mut srqs, srq.0));
+            uses.xrcd.iter().for_each(|xrcd| add(&mut xrcds, xrcd.0));
+            entry.rss.iter().flat_map(|rss| &rss.table).for_each(|member| add(&mut tables, member.0));
+        }
+        for (pd, xrc) in self.srqs.uses() {
+            add(&mut pds, pd.0);
+            if let Some((xrcd, cq)) = xrc {
+                add(&mut xrcds, xrcd.0);
+                add(&mut cqs, cq.0);
+            }
+        }
+        let some =
+            |users: &mut dyn Iterator<Item = (u32, u32)>| users.filter(|(_, users)| *users > 0).collect();
+        let kept: Counts = some(&mut self.pds.iter().map(|(pd, users)| (pd, *users)));
+        differ("users of protection domains", &kept, &pds)
+            .or_else(|| {
+                let kept: Counts = some(&mut self.cqs.iter().map(|(cq, entry)| (cq, entry.users)));
+                differ("users of completion queues", &kept, &cqs)
+            })
+            .or_else(|| differ("users of shared receive queues", &some(&mut self.srqs.users()), &srqs))
+            .or_else(|| differ("users of XRC domains", &some(&mut self.srqs.xrcd_users()), &xrcds))
+            .or_else(|| {
+                let kept: Counts = some(&mut self.qps.iter().map(|(qp, entry)| (qp, entry.in_tables)));
+                differ("tables that a QP is in", &kept, &tables)
+            })
+    }
+
+    /// Lists of QPs: each names QPs that are there, once, and has the bit that says that it is not empty.
+    fn queues_disagree(&self) -> Option<String> {
+        if let Some(wrong) = self.arbiter.disagreement() {
+            return Some(wrong);
+        }
+        let gone = |qp: &QpIndex| self.qps.get(qp.0).is_none();
+        let late = (0..self.qps.places()).find(|qp| gone(&QpIndex(*qp)) && self.wheel.is_set(*qp));
+        let late = late
+            .or_else(|| (0..self.qps.places()).find(|qp| gone(&QpIndex(*qp)) && self.releases.is_set(*qp)));
+        if let Some(qp) = late {
+            return Some(format!("a timer of QP {qp} runs, which is gone"));
+        }
+        let lists: [(&str, Vec<QpIndex>); 4] = [
+            ("the arbiter", self.arbiter.all().map(|(_, qp)| qp).collect()),
+            ("a flow", self.flows.qps().collect()),
+            ("a multicast group", self.groups.all().collect()),
+            ("QP1", self.gsi.into_iter().collect()),
+        ];
+        let stale = lists.iter().find_map(|(what, qps)| Some((what, qps.iter().find(|qp| gone(qp))?)));
+        if let Some((what, qp)) = stale {
+            return Some(format!("{what} names QP {}, which is gone", qp.0));
+        }
+        let is_gsi = |qp: QpIndex| self.qps.get(qp.0).is_some_and(|entry| entry.qp.qp_type == QpType::Gsi);
+        let wrong = self.gsi.filter(|qp| !is_gsi(*qp))?;
+        Some(format!("QP {} is not QP1, but has its place", wrong.0))
+    }
+
+    fn entry_disagrees(&self, index: u32, entry: &QpEntry) -> Option<String> {
+        let places: Vec<u8> =
+            self.arbiter.all().filter(|(_, qp)| qp.0 == index).map(|(priority, _)| priority).collect();
+        let due: &[u8] = if entry.ready { &[entry.priority] } else { &[] };
+        let urgent = self.arbiter.urgent().filter(|qp| qp.0 == index).count();
+        differ("its places in the arbiter's queues", &&places[..], &due)
+            .or_else(|| differ("its places among the urgent", &urgent, &usize::from(entry.urgent)))
+            .or_else(|| differ("its timer", &self.wheel.is_set(index), &(entry.timer_at != Nanos::MAX)))
+            .or_else(|| {
+                let held = entry.release_at != Nanos::MAX;
+                differ("its release", &self.releases.is_set(index), &held)
+            })
+            .or_else(|| self.is_forgotten(entry))
+    }
+
+    /// A QP that has something to do, and nobody who comes to do it.
+    fn is_forgotten(&self, entry: &QpEntry) -> Option<String> {
+        if entry.touched {
+            return None;
+        }
+        if !entry.ready && entry.qp.wants_transmit(&self.config.limits) {
+            return Some("it has something to send, and is in no queue".into());
+        }
+        let deadline = entry.qp.deadline();
+        if deadline < entry.timer_at {
+            return Some(format!("it waits until {deadline}, and its timer is set to {}", entry.timer_at));
+        }
+        let until = entry.qp.held_until().filter(|_| entry.qp.is_held());
+        let late = until.filter(|until| *until < entry.release_at)?;
+        Some(format!("it is held until {late}, and its release is set to {}", entry.release_at))
+    }
+}
+
+fn differ<T: Debug + PartialEq>(what: &str, kept: &T, counted: &T) -> Option<String> {
+    (kept != counted).then(|| format!("{what}: {kept:?}, and there should be {counted:?}"))
+}

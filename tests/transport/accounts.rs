@@ -1,0 +1,115 @@
+//! Who uses what: an account that slips shows late, as an object that cannot go or one that goes too early. The stage looks at all of
+//! them when it is dropped; here is what no other test does.
+
+use roxie::nic::{Answer as Reply, Command, ReceiveSource};
+use roxie::shared::{CompletionRing, RecvRing, SendRing};
+use roxie::verbs::{CqIndex, PdId, QpCaps, QpInit, QpState, QpType};
+use roxie::wire::{Ext, Opcode};
+
+use crate::{Setup, Stage};
+
+const INIT: QpInit =
+    QpInit { qp_type: QpType::Rc, caps: QpCaps { max_recv_wr: 8, ..QpCaps::NONE }, sq_sig_all: true };
+
+fn domain(stage: &mut Stage) -> PdId {
+    match stage.host.call(stage.now, Command::AllocPd) {
+        Ok(Reply::Pd(pd)) => pd,
+        other => panic!("a domain: {other:?}"),
+    }
+}
+
+fn create_qp(
+    stage: &mut Stage,
+    pd: PdId,
+    (send_cq, recv_cq): (CqIndex, CqIndex),
+) -> Option<roxie::nic::QpHandle> {
+    let sends = SendRing::new(8, 1, 0).expect("memory");
+    let receives = ReceiveSource::Own(RecvRing::new(8, 1).expect("memory"));
+    let command = Command::CreateQp { pd, send_cq, recv_cq, init: INIT, sends, receives };
+    match stage.host.call(stage.now, command) {
+        Ok(Reply::Qp(handle)) => Some(handle),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_region_that_goes_to_another_domain_leaves_the_first() {
+    let mut stage = Stage::new();
+    let (first, second) = (domain(&mut stage), domain(&mut stage));
+    let mr = stage.host.register(64, roxie::verbs::Access::LOCAL_WRITE).index;
+    for pd in [first, second, first] {
+        let change = Command::ReregisterMemory { mr, pd: Some(pd), access: None, translation: None };
+        stage.host.call(stage.now, change).expect("both are there");
+    }
+    stage.host.call(stage.now, Command::DeallocPd(second)).expect("nobody uses it any more");
+    assert!(stage.host.call(stage.now, Command::DeallocPd(first)).is_err(), "the region is in it");
+    stage.host.call(stage.now, Command::DeregisterMemory(mr)).expect("it is there");
+    stage.host.call(stage.now, Command::DeallocPd(first)).expect("nobody uses it any more");
+}
+
+#[test]
+fn a_qp_for_which_there_is_no_room_holds_on_to_nothing() {
+    let mut stage = Stage::new();
+    let pd = domain(&mut stage);
+    let cq = stage.host.create_cq(8).0;
+    let mut made = Vec::new();
+    while let Some(handle) = create_qp(&mut stage, pd, (cq, cq)) {
+        made.push(handle);
+    }
+    assert_eq!(made.len() + 1, stage.host.worker.nic().limits().qps as usize);
+    assert_eq!(stage.host.worker.nic().disagreement(), None);
+    for handle in made {
+        stage.host.call(stage.now, Command::DestroyQp(handle.index)).expect("it is there");
+    }
+    stage.host.call(stage.now, Command::DestroyCq(cq)).expect("nobody uses it");
+    stage.host.call(stage.now, Command::DeallocPd(pd)).expect("nobody uses it");
+}
+
+/// Whichever of its two queues it is that is full (IBTA 11.6.3.2).
+#[test]
+fn a_full_completion_queue_ends_the_qps_that_send_or_receive_there_and_no_others() {
+    let mut stage =
+        Stage::with(Setup { caps: QpCaps { max_recv_wr: 64, ..QpCaps::default() }, ..Setup::default() });
+    let pd = stage.host.pd();
+    let full = stage.qp.cq_index;
+    let other = stage.host.create_cq(8).0;
+    let users = [(full, other), (other, full), (other, other)]
+        .map(|cqs| create_qp(&mut stage, pd, cqs).expect("room"));
+    for handle in users {
+        let attr = roxie::verbs::QpAttr {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(roxie::verbs::Access::empty()),
+            ..Default::default()
+        };
+        stage.host.modify_at(stage.now, handle.index, &attr).expect("a legal transition");
+    }
+    for id in 0..20 {
+        stage.receive(id, 0, 8);
+    }
+    // Sixteen fit.
+    for psn in 0..17 {
+        stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
+    }
+    let states = users.map(|handle| stage.host.query_at(stage.now, handle.index).state);
+    assert_eq!(states, [QpState::Err, QpState::Err, QpState::Init]);
+    assert_eq!(stage.state(), QpState::Err);
+}
+
+/// A queue that is resized while it is full stays lost: a gap would look like success.
+#[test]
+fn a_queue_that_lost_a_completion_takes_no_more_in_a_larger_ring() {
+    let mut stage = Stage::new();
+    for id in 0..40 {
+        stage.receive(id, 0, 8);
+    }
+    for psn in 0..17 {
+        stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
+    }
+    let (cq, ring) = (stage.qp.cq_index, CompletionRing::new(64).expect("memory"));
+    stage.host.call(stage.now, Command::ResizeCq { cq, ring: ring.clone() }).expect("more room");
+    let held = ring.positions();
+    stage.request(Opcode::RC_SEND_ONLY, 17, Ext::None, &[1]);
+    assert_eq!((held, ring.positions()), ((0, 16), (0, 16)));
+}

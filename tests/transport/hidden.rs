@@ -1,0 +1,79 @@
+//! What a port on sockets does not show, and what it knows better: identifications of IPv4 packets, which the ICRC covers, and when
+//! packets arrived.
+
+use roxie::nic::{Command, CongestionConfig};
+use roxie::sim::joined_ports;
+use roxie::time::Nanos;
+use roxie::verbs::WrOpcode;
+use roxie::wire::{Bth, Ext, MAX_HEADERS, Opcode, Psn, Syndrome};
+
+use crate::placement::{IDENTIFICATION, Sockets};
+use crate::{Answer, FIRST, Setup, Stage};
+
+impl Stage {
+    /// The peer's SEND with this identification, which the NIC does not see; the answers.
+    fn send_identified(&mut self, psn: u32, id: u16) -> Vec<Answer> {
+        let opcode = Opcode::RC_SEND_ONLY;
+        let bth =
+            Bth { opcode, dest_qp: self.qp.handle.qpn, psn: Psn::new(psn), ack_req: true, ..Bth::default() };
+        let mut headers = [0; MAX_HEADERS];
+        let at = self.template.write_headers(&mut headers, &bth, &Ext::None, 4);
+        let slot = self.peer.tx_alloc(self.template.frame_len(opcode, 4)).expect("room");
+        let mut frame = self.peer.tx_frame(&slot);
+        frame.write(0, &headers[..at]);
+        frame.write(at, &[1, 2, 3, 4]);
+        frame.write(IDENTIFICATION, &id.to_be_bytes());
+        self.template.seal(&mut frame);
+        frame.write(IDENTIFICATION, &[0, 0]);
+        self.peer.tx_commit(slot);
+        self.peer.tx_flush(self.now).expect("memory does not fail");
+        self.answers()
+    }
+}
+
+/// A peer counts, or numbers the segments of a train from 0. What is neither is counted: it may be a coincidence.
+#[test]
+fn an_identification_is_weak_unless_it_is_small_or_follows_the_last() {
+    let (near, far) = joined_ports(1500, None);
+    let mut stage = Stage::on(Setup::default(), Box::new(Sockets(near, None)), far);
+    let cases = [
+        (50, 0, "the segment of a train"),
+        (127, 0, "the last of one"),
+        (5000, 1, "neither small nor near 127"),
+        (5001, 0, "the next"),
+        (5128, 0, "127 later"),
+        (5256, 1, "128 later"),
+        (5255, 1, "before it"),
+        (0xffff, 1, "far away"),
+        (3, 0, "small, and the next but three"),
+    ];
+    for (psn, (id, weak, why)) in (0..).zip(cases) {
+        stage.receive(psn.into(), 0, 8);
+        let before = stage.counter("icrc_weak");
+        assert_eq!(stage.send_identified(psn, id), [Answer::ack(psn)], "{id}: {why}");
+        assert_eq!(stage.counter("icrc_weak") - before, weak, "{id}: {why}");
+    }
+    assert_eq!(stage.counter("rx_icrc_encapsulated"), 0);
+}
+
+/// A pass may be late: what it finds has been waiting.
+#[test]
+fn a_round_trip_ends_when_the_acknowledgement_arrived_and_not_when_it_was_looked_at() {
+    let (begins, arrives, looks) =
+        (Nanos::from_micros(100), Nanos::from_micros(130), Nanos::from_micros(900));
+    for (known, round_trip) in [(Some(arrives), arrives - begins), (None, looks - begins)] {
+        let (near, far) = joined_ports(1500, None);
+        let mut stage = Stage::on(Setup::default(), Box::new(Sockets(near, known)), far);
+        let config = CongestionConfig { control: "swift".parse().expect("settings"), ..Default::default() };
+        stage.host.call(stage.now, Command::SetCongestion(Box::new(config))).expect("carried out");
+        stage.now = begins;
+        stage.post(WrOpcode::Send, 16);
+        stage.host.worker.poll(stage.now);
+        stage.now = looks;
+        stage.acknowledge(FIRST, Syndrome::Ack { credits: 31 }, 1);
+        stage.host.worker.poll(stage.now);
+        let (now, qp) = (stage.now, &stage.qp);
+        let state = stage.host.query(now, qp).control.expect("it is paced");
+        assert_eq!(state.round_trip, Some(round_trip), "{known:?}");
+    }
+}
