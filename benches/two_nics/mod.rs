@@ -5,9 +5,9 @@ use std::hint::black_box;
 use roxie::limits::Limits;
 use roxie::nic::NicConfig;
 use roxie::shared::work_queue::Payload;
-use roxie::sim::{Host, HostQp, HostRegion, Pair, joined_ports};
+use roxie::sim::{Connected, Host, HostQp, HostRegion, Pair, joined_ports};
 use roxie::time::Nanos;
-use roxie::verbs::{Access, Mtu, Psn, QpAttr, QpCaps, QpState, RKey, SendFlags, SendWr, WrOpcode};
+use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendFlags, SendWr, WrOpcode};
 
 /// Operations and message sizes that are measured.
 pub(crate) const CASES: [(WrOpcode, u32); 9] = [
@@ -92,35 +92,9 @@ fn connect(pair: &mut Pair) -> [HostQp; 2] {
     for end in 0..2 {
         let peer = qps[1 - end].handle.qpn;
         let (host, to) = if end == 0 { (&mut pair.a, 2) } else { (&mut pair.b, 1) };
-        let init = QpAttr {
-            state: Some(QpState::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            access: Some(Access::READ_WRITE),
-            ..QpAttr::default()
-        };
-        let rtr = QpAttr {
-            state: Some(QpState::Rtr),
-            av: Some(host.path(to, false)),
-            path_mtu: Some(Mtu::Mtu4096),
-            dest_qpn: Some(peer),
-            rq_psn: Some(Psn::new(0)),
-            max_dest_rd_atomic: Some(16),
-            min_rnr_timer: Some(12),
-            ..QpAttr::default()
-        };
-        let rts = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(Psn::new(0)),
-            timeout: Some(18),
-            retry_cnt: Some(7),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(16),
-            ..QpAttr::default()
-        };
-        for attr in [init, rtr, rts] {
-            host.modify(Nanos::ZERO, &qps[end], &attr).expect("a legal transition");
-        }
+        let way = host.path(to, false);
+        let to = Connected { peer, way, path_mtu: Mtu::Mtu4096, timeout: 18, rd_atomic: 16 };
+        host.connect(&qps[end], &to).expect("legal transitions");
     }
     qps
 }

@@ -4,6 +4,7 @@
 //! them by a cable, [`Network`] any number by a [`Switch`]; both move time to whatever is due next. What happens is a function
 //! of the seeds alone.
 
+mod connection;
 pub mod events;
 pub mod fabric;
 mod host;
@@ -11,6 +12,7 @@ mod network;
 mod slots;
 mod switch;
 
+pub use connection::Connected;
 pub use host::{Host, HostQp, HostRegion, HostSrq};
 pub use network::Network;
 pub use switch::{Arrival, Calm, LATENCY, Switch, SwitchPort, SwitchPortConfig, Traffic, Weather, mark};

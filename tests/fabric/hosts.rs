@@ -11,11 +11,9 @@ use roxie::sim::fabric::{
     EcnConfig, Fabric, FabricConfig, HeedsPauses, LinkConfig, LinkRate, PfcConfig, PortConfig, PriorityMap,
     StationConfig, Step, SwitchConfig, Threshold,
 };
-use roxie::sim::{Host, HostQp, HostRegion};
+use roxie::sim::{Connected, Host, HostQp, HostRegion};
 use roxie::time::Nanos;
-use roxie::verbs::{
-    Access, Mtu, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, RKey, SendFlags, SendWr, WcStatus, WrOpcode,
-};
+use roxie::verbs::{Access, Mtu, QpCaps, QpInit, QpType, RKey, SendFlags, SendWr, WcStatus, WrOpcode};
 
 const MESSAGE: u32 = 16 * 1024;
 /// ECT(0).
@@ -166,42 +164,14 @@ fn connect(fabric: &mut Fabric, from: usize, to: usize, qp_type: QpType) -> (Hos
     let caps = QpCaps { max_send_wr: 64, max_recv_wr: 1, ..QpCaps::default() };
     let init = QpInit { qp_type, caps, sq_sig_all: false };
     let qps = [from, to].map(|station| fabric.host(station).create_qp_as(init, 256));
-    // What a service without acknowledgements does not have.
-    let rc = |value: u8| (qp_type == QpType::Rc).then_some(value);
     let ends = [(from, &qps[0], to, &qps[1]), (to, &qps[1], from, &qps[0])];
     for (station, qp, peer, peers) in ends {
         let host = fabric.host(station);
         let mut av = host.path(peer as u8 + 1, false);
         av.traffic_class = ECT;
-        let init = QpAttr {
-            state: Some(QpState::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            access: Some(Access::READ_WRITE),
-            ..QpAttr::default()
-        };
-        let rtr = QpAttr {
-            state: Some(QpState::Rtr),
-            av: Some(av),
-            path_mtu: Some(Mtu::Mtu1024),
-            dest_qpn: Some(peers.handle.qpn),
-            rq_psn: Some(Psn::new(0)),
-            max_dest_rd_atomic: rc(4),
-            min_rnr_timer: rc(12),
-            ..QpAttr::default()
-        };
-        let rts = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(Psn::new(0)),
-            timeout: rc(8),
-            retry_cnt: rc(7),
-            rnr_retry: rc(7),
-            max_rd_atomic: rc(4),
-            ..QpAttr::default()
-        };
-        for attr in [init, rtr, rts] {
-            host.modify(Nanos::ZERO, qp, &attr).expect("a legal transition");
-        }
+        let to =
+            Connected { peer: peers.handle.qpn, way: av, path_mtu: Mtu::Mtu1024, timeout: 8, rd_atomic: 4 };
+        host.connect(qp, &to).expect("legal transitions");
     }
     let region = fabric.host(from).register(MESSAGE as usize, Access::LOCAL_WRITE);
     let [qp, _] = qps;

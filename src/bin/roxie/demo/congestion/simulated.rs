@@ -4,9 +4,9 @@ use roxie::limits::Limits;
 use roxie::nic::{Command, NicConfig};
 use roxie::shared::work_queue::Payload;
 use roxie::sim::fabric::{Fabric, Step};
-use roxie::sim::{Host, HostQp, HostRegion};
+use roxie::sim::{Connected, Host, HostQp, HostRegion};
 use roxie::time::Nanos;
-use roxie::verbs::{Access, Mtu, Psn, QpAttr, QpCaps, QpState, RKey, SendFlags, SendWr, WcStatus, WrOpcode};
+use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendFlags, SendWr, WcStatus, WrOpcode};
 
 use super::scenario::{DEPTH, MESSAGE, Scenario, TIMEOUT};
 use super::trace::{Run, Summary, Trace};
@@ -100,36 +100,14 @@ fn connect(fabric: &mut Fabric, from: usize, to: usize) -> Result<Sender, Failur
     let [near, far] = [from, to].map(|station| fabric.host(station).create_qp(caps, false, 2 * DEPTH));
     for (station, qp, peer, peers) in [(from, &near, to, &far), (to, &far, from, &near)] {
         let host = fabric.host(station);
-        let way = host.path(peer as u8 + 1, false);
-        let init = QpAttr {
-            state: Some(QpState::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            access: Some(Access::READ_WRITE),
-            ..QpAttr::default()
+        let to = Connected {
+            peer: peers.handle.qpn,
+            way: host.path(peer as u8 + 1, false),
+            path_mtu: Mtu::Mtu1024,
+            timeout: TIMEOUT,
+            rd_atomic: 1,
         };
-        let rtr = QpAttr {
-            state: Some(QpState::Rtr),
-            av: Some(way),
-            path_mtu: Some(Mtu::Mtu1024),
-            dest_qpn: Some(peers.handle.qpn),
-            rq_psn: Some(Psn::new(0)),
-            max_dest_rd_atomic: Some(1),
-            min_rnr_timer: Some(12),
-            ..QpAttr::default()
-        };
-        let rts = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(Psn::new(0)),
-            timeout: Some(TIMEOUT),
-            retry_cnt: Some(7),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(1),
-            ..QpAttr::default()
-        };
-        for attr in [init, rtr, rts] {
-            host.modify(Nanos::ZERO, qp, &attr).map_err(|error| Failure::Wrong(error.to_string()))?;
-        }
+        host.connect(qp, &to).map_err(|error| Failure::Wrong(error.to_string()))?;
     }
     let source = fabric.host(from).register(MESSAGE as usize, Access::LOCAL_WRITE);
     let target = fabric.host(to).register(MESSAGE as usize, Access::READ_WRITE);

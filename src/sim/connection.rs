@@ -1,0 +1,64 @@
+//! How the queue pairs of simulated hosts are connected where nothing else matters.
+
+use super::{Host, HostQp};
+use crate::nic::ControlError;
+use crate::time::Nanos;
+use crate::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpState, QpType, Qpn};
+
+/// What one end is told of a connection. Both begin with PSN 0 and try again for ever while the other is not ready.
+#[derive(Clone, Copy, Debug)]
+pub struct Connected {
+    /// The peer's number.
+    pub peer: Qpn,
+    /// The way there.
+    pub way: AddressVector,
+    /// Payload of a full packet.
+    pub path_mtu: Mtu,
+    /// Local ACK timeout code.
+    pub timeout: u8,
+    /// READs and atomics outstanding, both ways.
+    pub rd_atomic: u8,
+}
+
+impl Connected {
+    /// The transitions to RTS of a QP of this service: those without acknowledgements do not have all attributes.
+    fn steps(&self, qp_type: QpType) -> [QpAttr; 3] {
+        let rc = |value: u8| (qp_type == QpType::Rc).then_some(value);
+        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        let init = QpAttr {
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::READ_WRITE),
+            ..to(QpState::Init)
+        };
+        let rtr = QpAttr {
+            av: Some(self.way),
+            path_mtu: Some(self.path_mtu),
+            dest_qpn: Some(self.peer),
+            rq_psn: Some(Psn::new(0)),
+            max_dest_rd_atomic: rc(self.rd_atomic),
+            min_rnr_timer: rc(12),
+            ..to(QpState::Rtr)
+        };
+        let rts = QpAttr {
+            sq_psn: Some(Psn::new(0)),
+            timeout: rc(self.timeout),
+            retry_cnt: rc(7),
+            rnr_retry: rc(7),
+            max_rd_atomic: rc(self.rd_atomic),
+            ..to(QpState::Rts)
+        };
+        [init, rtr, rts]
+    }
+}
+
+impl Host {
+    /// Takes a QP of RC or UC from RESET to RTS.
+    ///
+    /// # Errors
+    /// What the NIC refuses.
+    pub fn connect(&mut self, qp: &HostQp, to: &Connected) -> Result<(), ControlError> {
+        let qp_type = self.query(Nanos::ZERO, qp).qp_type;
+        to.steps(qp_type).iter().try_for_each(|attr| self.modify(Nanos::ZERO, qp, attr))
+    }
+}
