@@ -1,11 +1,10 @@
-//! How many receive queues an interface really has: ethtool over generic netlink.
+//! Questions to a family of generic netlink: one attribute there, the answer's attributes back.
 //!
-//! rtnetlink tells how many were allocated, which is often more than are in use. The numbers are those of
-//! `include/uapi/linux/ethtool_netlink.h` and `genetlink.h`.
+//! The numbers are those of `include/uapi/linux/genetlink.h`.
 
 use std::io;
 
-use netlink_packet_core::{DefaultNla, Emitable, NLA_F_NESTED, NlasIterator, parse_u16, parse_u32};
+use netlink_packet_core::{DefaultNla, Emitable, NlasIterator, parse_u16, parse_u32};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_GENERIC};
 
 use super::netlink::receive;
@@ -14,37 +13,44 @@ const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
-const ETHTOOL_MSG_CHANNELS_GET: u8 = 17;
-const ETHTOOL_A_CHANNELS_HEADER: u16 = 1;
-const ETHTOOL_A_CHANNELS_RX_COUNT: u16 = 6;
-const ETHTOOL_A_CHANNELS_COMBINED_COUNT: u16 = 9;
-const ETHTOOL_A_HEADER_DEV_INDEX: u16 = 1;
 
 const NLM_F_REQUEST: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
 /// `struct nlmsghdr`, then `struct genlmsghdr`.
 const HEADERS: usize = 16 + 4;
 
-/// Receive queues in use on the interface with this index: receive-only plus combined channels.
-///
-/// # Errors
-/// `EOPNOTSUPP` from drivers that do not say (they have one queue, as a rule).
-pub(super) fn rx_queues(index: u32) -> io::Result<u32> {
-    let mut socket = Socket::new(NETLINK_GENERIC)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
+/// A family of the kernel's, asked over a socket of its own.
+#[derive(Debug)]
+pub(super) struct Family {
+    socket: Socket,
+    id: u16,
+}
 
-    let name = DefaultNla::new(CTRL_ATTR_FAMILY_NAME, b"ethtool\0".to_vec());
-    let family = exchange(&socket, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, &name)?;
-    let family = attribute(&family, CTRL_ATTR_FAMILY_ID)
-        .and_then(|value| parse_u16(&value).ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "ethtool family without an id"))?;
+impl Family {
+    /// The family with this name, in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// `ENOENT` if the kernel has no such family.
+    pub(super) fn open(name: &str) -> io::Result<Family> {
+        let mut socket = Socket::new(NETLINK_GENERIC)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        let mut text = name.as_bytes().to_vec();
+        text.push(0);
+        let controller = Family { socket, id: GENL_ID_CTRL };
+        let answer = controller.ask(CTRL_CMD_GETFAMILY, &DefaultNla::new(CTRL_ATTR_FAMILY_NAME, text))?;
+        let id = attribute(&answer, CTRL_ATTR_FAMILY_ID).and_then(|value| parse_u16(&value).ok());
+        let id = id.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a family without an id"))?;
+        Ok(Family { id, ..controller })
+    }
 
-    let device = bytes_of(&DefaultNla::new(ETHTOOL_A_HEADER_DEV_INDEX, index.to_ne_bytes().to_vec()));
-    let header = DefaultNla::new(ETHTOOL_A_CHANNELS_HEADER | NLA_F_NESTED, device);
-    let channels = exchange(&socket, family, ETHTOOL_MSG_CHANNELS_GET, &header)?;
-    let count = |kind| attribute(&channels, kind).and_then(|v| parse_u32(&v).ok()).unwrap_or(0);
-    Ok(count(ETHTOOL_A_CHANNELS_RX_COUNT) + count(ETHTOOL_A_CHANNELS_COMBINED_COUNT))
+    /// Sends one attribute and returns the attributes of the answer.
+    ///
+    /// # Errors
+    /// What the kernel answers, such as `EOPNOTSUPP`.
+    pub(super) fn ask(&self, command: u8, attribute: &DefaultNla) -> io::Result<Vec<u8>> {
+        exchange(&self.socket, self.id, command, attribute)
+    }
 }
 
 /// Sends one attribute to a family and returns the attributes of the answer.
@@ -70,13 +76,18 @@ fn exchange(socket: &Socket, family: u16, command: u8, attribute: &DefaultNla) -
     answer.get(HEADERS..).map(<[u8]>::to_vec).ok_or_else(short)
 }
 
-fn bytes_of(attribute: &DefaultNla) -> Vec<u8> {
+pub(super) fn bytes_of(attribute: &DefaultNla) -> Vec<u8> {
     let mut bytes = vec![0; attribute.buffer_len()];
     attribute.emit(&mut bytes);
     bytes
 }
 
 /// The value of the first attribute of that kind.
-fn attribute(attributes: &[u8], kind: u16) -> Option<Vec<u8>> {
+pub(super) fn attribute(attributes: &[u8], kind: u16) -> Option<Vec<u8>> {
     NlasIterator::new(attributes).flatten().find(|a| a.kind() == kind).map(|a| a.value().to_vec())
+}
+
+/// Likewise, as a number; 0 if it is not there.
+pub(super) fn number(attributes: &[u8], kind: u16) -> u32 {
+    attribute(attributes, kind).and_then(|value| parse_u32(&value).ok()).unwrap_or(0)
 }

@@ -2,6 +2,7 @@
 //! alone. Network tests need root; they say so and skip without. No test looks at a clock to judge.
 
 mod alone;
+mod doctor;
 mod network;
 mod output;
 mod perf;

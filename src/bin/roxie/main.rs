@@ -10,6 +10,7 @@ mod cc;
 mod common;
 mod decode;
 mod demo;
+mod doctor;
 mod floor;
 mod ladder;
 mod perf;
@@ -31,6 +32,7 @@ enum Command {
     Cc(cc::Arguments),
     Decode(decode::Arguments),
     Demo(demo::Arguments),
+    Doctor(doctor::Arguments),
     Perf(perf::Arguments),
     /// Send messages to and fro, with the stock `ibv_rc_pingpong` at the other end or with another roxie
     Pingpong(pingpong::Arguments),
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Cc(arguments) => cc::run(&arguments),
         Command::Decode(arguments) => decode::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
