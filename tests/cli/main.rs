@@ -3,6 +3,7 @@
 
 mod alone;
 mod doctor;
+mod manual;
 mod network;
 mod output;
 mod perf;

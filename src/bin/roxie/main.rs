@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 mod cc;
 mod common;
@@ -13,6 +13,7 @@ mod demo;
 mod doctor;
 mod floor;
 mod ladder;
+mod manual;
 mod perf;
 mod pingpong;
 mod run;
@@ -39,6 +40,9 @@ enum Command {
     Run(run::Arguments),
     Env(run::EnvArguments),
     Show(show::Arguments),
+    Completions(manual::CompletionsArguments),
+    #[command(hide = true)]
+    Man(manual::ManArguments),
 }
 
 fn main() -> ExitCode {
@@ -52,5 +56,7 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(&arguments),
         Command::Env(arguments) => run::env(&arguments),
         Command::Show(arguments) => show::run(&arguments),
+        Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
+        Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
     }
 }
