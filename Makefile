@@ -7,12 +7,17 @@ KERNEL ?= 6.1
 SUITES ?= bookworm trixie sid
 TARGET ?=
 
-.PHONY: demo test bench interop soak fuzz build
+.PHONY: demo test bench interop soak fuzz build deb
 
 build:
 	@.ci/setup build
 	cargo build --release -p roxie -p uverbs-shim
 	uverbs-shim/link target/release
+
+# A Debian package, target/roxie_VERSION_ARCHITECTURE.deb. `.ci/deb-check` installs and removes it in a Debian of its own.
+deb: build
+	@.ci/setup deb
+	@.ci/deb target/release
 
 demo: build
 	@.ci/setup demo

@@ -17,7 +17,7 @@ use crate::common::Failure;
     after_help = "Examples:\n  eval \"$(roxie completions bash)\"                       in this shell\n  \
         roxie completions bash > ~/.local/share/bash-completion/completions/roxie\n  \
         roxie completions zsh > ~/.zfunc/_roxie\n  \
-        roxie completions fish > ~/.config/fish/completions/roxie.fish"
+        roxie completions fish > ~/.config/fish/completions/roxie.fish\n\nThe Debian package installs them."
 )]
 pub(crate) struct CompletionsArguments {
     /// Which shell
