@@ -6,8 +6,9 @@ SECONDS ?= 600
 KERNEL ?= 6.1
 SUITES ?= bookworm trixie sid
 TARGET ?=
+VERSION ?=
 
-.PHONY: demo test bench interop soak fuzz build deb
+.PHONY: demo test bench interop soak fuzz build deb release
 
 build:
 	@.ci/setup build
@@ -18,6 +19,11 @@ build:
 deb: build
 	@.ci/setup deb
 	@.ci/deb target/release
+
+# VERSION=1.2.3: checks that the tree is that version, runs what continuous integration runs, and makes the crate and the package in
+# target/release-VERSION. It tags nothing, signs nothing and publishes nothing.
+release:
+	@.ci/release $(VERSION)
 
 demo: build
 	@.ci/setup demo
