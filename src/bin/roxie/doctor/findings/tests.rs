@@ -192,6 +192,7 @@ fn the_mtu_is_to_carry_the_largest_path_mtu() {
     let said = |mtu| after(|facts| facts.nic.mtu = mtu)[0].clone();
     assert!(said(1500).brings.contains("one where there are 4 now"), "{:?}", said(1500));
     assert!(said(1000).what.contains("refused") && !said(1500).what.contains("refused"));
+    assert!(said(4183).what.contains("path MTU of 2048"), "{:?}", said(4183));
     assert_eq!(ids(&after(|facts| facts.nic.mtu = 4184)), [""; 0]);
 }
 
@@ -267,4 +268,9 @@ fn what_stops_comes_first_and_notes_come_last() {
         facts.nic.xdp_obstacles.push("no".into());
     });
     assert_eq!(ids(&found), ["no-address", "no-xdp", "narrow-mtu", "no-view", "one-processor"]);
+    let mended_or_not = after(|facts| {
+        facts.host.crc = Crc::Tables;
+        facts.host.may_mount = false;
+    });
+    assert_eq!(ids(&mended_or_not), ["no-view", "table-crc"], "one that cannot be mended is a note");
 }
