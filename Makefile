@@ -7,13 +7,24 @@ KERNEL ?= 6.1
 SUITES ?= bookworm trixie sid
 TARGET ?=
 KIND ?=
+VERSION ?=
 
-.PHONY: demo test bench interop soak fuzz sanitize build
+.PHONY: demo test bench interop soak fuzz sanitize build deb release
 
 build:
 	@.ci/setup build
 	cargo build --release -p roxie -p uverbs-shim
 	uverbs-shim/link target/release
+
+# A Debian package, target/roxie_VERSION_ARCHITECTURE.deb. `.ci/deb-check` installs and removes it in a Debian of its own.
+deb: build
+	@.ci/setup deb
+	@.ci/deb target/release
+
+# VERSION=1.2.3: checks that the tree is that version, runs what continuous integration runs, and makes the crate and the package in
+# target/release-VERSION. It tags nothing, signs nothing and publishes nothing.
+release:
+	@.ci/release $(VERSION)
 
 demo: build
 	@.ci/setup demo

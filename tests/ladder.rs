@@ -477,6 +477,18 @@ fn the_picture_has_all_that_the_text_has_and_needs_nothing_else() {
         assert!(!svg.contains(foreign), "{foreign}");
     }
     assert_eq!(text(&decode(&["-v", "--svg", "-"], &[&left, &right]).stdout), svg);
+    assert_eq!(text(&decode(&["-v", "--ladder", "--svg", "-"], &[&left, &right]).stdout), svg);
+}
+
+#[test]
+fn a_ladder_as_an_svg_is_the_picture_and_no_text() {
+    let captures = Captures::new();
+    let left = captures.pcap("left.pcap", &go_back_n(true));
+    let picture = captures.0.path().join("both.svg");
+    let output = decode(&["--ladder", "--svg", picture.to_str().unwrap()], &[&left]);
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+    assert!(output.stdout.is_empty(), "the file has it: {}", text(&output.stdout));
+    assert_eq!(fs::read_to_string(&picture).unwrap(), text(&decode(&["--svg", "-"], &[&left]).stdout));
 }
 
 #[test]

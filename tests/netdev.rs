@@ -8,7 +8,8 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use roxie::netdev::neighbour::NeighbourError;
 use roxie::netdev::{
-    Change, IfAddr, Interface, Links, Neighbours, NetNs, NetdevError, Watch, interface_names, resolve,
+    Change, IfAddr, Interface, Links, Neighbours, NetNs, NetdevError, Watch, ethtool, interface_names,
+    resolve,
 };
 
 /// True if the test cannot run here; says why.
@@ -76,6 +77,29 @@ fn receive_queues_are_those_in_use() {
     let a = NetNs::create("queues").unwrap();
     Links::open_in(&a).unwrap().create_veth("left", &a, "right", 2).unwrap();
     assert_eq!(a.run(|| Interface::by_name("left")).unwrap().unwrap().rx_queues, 2);
+}
+
+/// That of veth, as each kernel since 6.3 tells it.
+#[test]
+fn a_driver_says_what_it_offloads_and_what_xdp_can_do() {
+    if skip("a_driver_says_what_it_offloads_and_what_xdp_can_do") {
+        return;
+    }
+    let a = NetNs::create("offers").unwrap();
+    Links::open_in(&a).unwrap().create_veth("left", &a, "right", 1).unwrap();
+    a.run(|| {
+        let index = Interface::by_name("left").unwrap().index;
+        let offloads = ethtool::offloads(index).unwrap();
+        let name = "tx-udp-segmentation";
+        assert!(offloads.is_on(name) && offloads.may_change(name), "{offloads:?}");
+        assert!(!offloads.is_on("rx-lro") && !offloads.may_change("rx-lro"), "{offloads:?}");
+        match ethtool::xdp_features(index) {
+            Ok(features) => assert!(features.is_native() && !features.is_zero_copy(), "{features:?}"),
+            Err(told) => assert_eq!(told.raw_os_error(), Some(2), "before 6.3 the kernel has no such family"),
+        }
+        assert!(ethtool::rx_ring(index).is_err(), "a veth has no rings");
+    })
+    .unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 #   root.sh SUITE            bookworm, trixie, sid …
 #   root.sh --remove SUITE   removes it, and what was built in it
 #   root.sh --check          says what the host lacks for it
-# $ROXIE_DEBIAN_MIRROR names another mirror than the host's, $ROXIE_CACHE another folder than .cache.
+# $ROXIE_DEBIAN_MIRROR names another mirror than the host's, $ROXIE_CACHE another folder than .cache, $ROXIE_PACKAGES other programs.
 #
 #   $cache/root/        the system
 #   $cache/target/      what cargo built in it
@@ -20,6 +20,7 @@ keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 packages=(perftest ibverbs-utils ibverbs-providers rdmacm-utils qperf fio ucx-utils libfabric-bin python3-pyverbs iproute2 procps
     bsdutils make
     ca-certificates)
+[ -z "${ROXIE_PACKAGES:-}" ] || read -ra packages <<<"$ROXIE_PACKAGES"
 
 say() { echo "distro: $*" >&2; }
 
@@ -106,7 +107,7 @@ say "$suite: ${packages[*]}"
     apt-get update -q && apt-get install -y -q --no-install-recommends "$@"' sh "${packages[@]}" \
     >"$cache/log" 2>&1 || not_had "a package" "$cache/log"
 # The tests of python3-pyverbs are in the source alone: in upstream's part of it, which does without the rest if a mirror lacks that.
-if ! compgen -G "$cache/root/srv/rdma-core/tests/run_tests.py" >/dev/null; then
+if [[ " ${packages[*]} " == *" python3-pyverbs "* ]] && ! compgen -G "$cache/root/srv/rdma-core/tests/run_tests.py" >/dev/null; then
     say "$suite: the tests of its rdma-core"
     "$here/enter.sh" "$cache" sh -c '
         mkdir -p /srv/rdma-core && cd /srv && { apt-get source -q --download-only rdma-core || true; } &&

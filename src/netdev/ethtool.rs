@@ -1,82 +1,175 @@
-//! How many receive queues an interface really has: ethtool over generic netlink.
+//! What a driver says of itself: ethtool and the netdev family over generic netlink.
 //!
-//! rtnetlink tells how many were allocated, which is often more than are in use. The numbers are those of
-//! `include/uapi/linux/ethtool_netlink.h` and `genetlink.h`.
+//! rtnetlink tells how many queues were allocated, which is often more than are in use. The numbers are those of
+//! `include/uapi/linux/ethtool_netlink.h` and `include/uapi/linux/netdev.h`.
 
 use std::io;
 
-use netlink_packet_core::{DefaultNla, Emitable, NLA_F_NESTED, NlasIterator, parse_u16, parse_u32};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_GENERIC};
+use netlink_packet_core::{DefaultNla, NLA_F_NESTED, NlasIterator, parse_u64};
 
-use super::netlink::receive;
+use super::genetlink::{Family, attribute, bytes_of, number};
 
-const GENL_ID_CTRL: u16 = 0x10;
-const CTRL_CMD_GETFAMILY: u8 = 3;
-const CTRL_ATTR_FAMILY_ID: u16 = 1;
-const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+const ETHTOOL_MSG_FEATURES_GET: u8 = 11;
+const ETHTOOL_MSG_RINGS_GET: u8 = 15;
 const ETHTOOL_MSG_CHANNELS_GET: u8 = 17;
-const ETHTOOL_A_CHANNELS_HEADER: u16 = 1;
+/// The header is the first attribute of each message.
+const ETHTOOL_A_HEADER: u16 = 1;
+const ETHTOOL_A_HEADER_DEV_INDEX: u16 = 1;
 const ETHTOOL_A_CHANNELS_RX_COUNT: u16 = 6;
 const ETHTOOL_A_CHANNELS_COMBINED_COUNT: u16 = 9;
-const ETHTOOL_A_HEADER_DEV_INDEX: u16 = 1;
+const ETHTOOL_A_RINGS_RX_MAX: u16 = 2;
+const ETHTOOL_A_RINGS_RX: u16 = 6;
+const ETHTOOL_A_FEATURES_HW: u16 = 2;
+const ETHTOOL_A_FEATURES_ACTIVE: u16 = 4;
+const ETHTOOL_A_BITSET_NOMASK: u16 = 1;
+const ETHTOOL_A_BITSET_BITS: u16 = 3;
+const ETHTOOL_A_BITSET_BIT_NAME: u16 = 2;
+const ETHTOOL_A_BITSET_BIT_VALUE: u16 = 3;
+const NETDEV_CMD_DEV_GET: u8 = 1;
+const NETDEV_A_DEV_IFINDEX: u16 = 1;
+const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 
-const NLM_F_REQUEST: u16 = 1;
-const NLMSG_ERROR: u16 = 2;
-/// `struct nlmsghdr`, then `struct genlmsghdr`.
-const HEADERS: usize = 16 + 4;
+/// Entries of a receive ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RxRing {
+    /// As it is now.
+    pub now: u32,
+    /// As long as the driver lets it be.
+    pub longest: u32,
+}
+
+/// The offloads of an interface, by the names that `ethtool -k` prints.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Offloads {
+    /// Those that are on.
+    pub active: Vec<String>,
+    /// Those that the driver lets be switched.
+    pub changeable: Vec<String>,
+}
+
+impl Offloads {
+    /// True if it is on.
+    pub fn is_on(&self, name: &str) -> bool {
+        self.active.iter().any(|active| active == name)
+    }
+
+    /// True if it may be switched.
+    pub fn may_change(&self, name: &str) -> bool {
+        self.changeable.iter().any(|changeable| changeable == name)
+    }
+}
+
+/// What a driver can do with an XDP program (`enum netdev_xdp_act`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XdpFeatures(pub u64);
+
+impl XdpFeatures {
+    const NAMES: [&str; 7] = [
+        "basic",
+        "redirect",
+        "transmit",
+        "zero-copy",
+        "hardware offload",
+        "long frames in",
+        "long frames out",
+    ];
+
+    /// The driver runs the program itself, and lets it redirect: native mode.
+    pub fn is_native(self) -> bool {
+        self.0 & 0b11 == 0b11
+    }
+
+    /// The adapter writes into the memory of AF_XDP sockets.
+    pub fn is_zero_copy(self) -> bool {
+        self.0 & 1 << 3 != 0
+    }
+
+    /// A name for each.
+    pub fn names(self) -> Vec<&'static str> {
+        let has = |(bit, name): (usize, &'static str)| (self.0 & 1 << bit != 0).then_some(name);
+        Self::NAMES.into_iter().enumerate().filter_map(has).collect()
+    }
+}
 
 /// Receive queues in use on the interface with this index: receive-only plus combined channels.
 ///
 /// # Errors
 /// `EOPNOTSUPP` from drivers that do not say (they have one queue, as a rule).
 pub(super) fn rx_queues(index: u32) -> io::Result<u32> {
-    let mut socket = Socket::new(NETLINK_GENERIC)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
+    let channels = ask_ethtool(ETHTOOL_MSG_CHANNELS_GET, index)?;
+    Ok(number(&channels, ETHTOOL_A_CHANNELS_RX_COUNT) + number(&channels, ETHTOOL_A_CHANNELS_COMBINED_COUNT))
+}
 
-    let name = DefaultNla::new(CTRL_ATTR_FAMILY_NAME, b"ethtool\0".to_vec());
-    let family = exchange(&socket, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, &name)?;
-    let family = attribute(&family, CTRL_ATTR_FAMILY_ID)
-        .and_then(|value| parse_u16(&value).ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "ethtool family without an id"))?;
+/// The receive rings of the interface with this index.
+///
+/// # Errors
+/// `EOPNOTSUPP` from drivers that have none or do not say.
+pub fn rx_ring(index: u32) -> io::Result<RxRing> {
+    let rings = ask_ethtool(ETHTOOL_MSG_RINGS_GET, index)?;
+    Ok(RxRing { now: number(&rings, ETHTOOL_A_RINGS_RX), longest: number(&rings, ETHTOOL_A_RINGS_RX_MAX) })
+}
 
+/// The offloads of the interface with this index.
+///
+/// # Errors
+/// What the kernel answers.
+pub fn offloads(index: u32) -> io::Result<Offloads> {
+    let features = ask_ethtool(ETHTOOL_MSG_FEATURES_GET, index)?;
+    let names = |kind| attribute(&features, kind).map(|set| bit_names(&set)).unwrap_or_default();
+    Ok(Offloads { active: names(ETHTOOL_A_FEATURES_ACTIVE), changeable: names(ETHTOOL_A_FEATURES_HW) })
+}
+
+/// What the driver of the interface with this index can do with an XDP program.
+///
+/// # Errors
+/// `ENOENT` from kernels before Linux 6.3, which do not say.
+pub fn xdp_features(index: u32) -> io::Result<XdpFeatures> {
+    let index = DefaultNla::new(NETDEV_A_DEV_IFINDEX, index.to_ne_bytes().to_vec());
+    let device = Family::open("netdev")?.ask(NETDEV_CMD_DEV_GET, &index)?;
+    let bits = attribute(&device, NETDEV_A_DEV_XDP_FEATURES).and_then(|value| parse_u64(&value).ok());
+    bits.map(XdpFeatures).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no XDP features told"))
+}
+
+fn ask_ethtool(command: u8, index: u32) -> io::Result<Vec<u8>> {
     let device = bytes_of(&DefaultNla::new(ETHTOOL_A_HEADER_DEV_INDEX, index.to_ne_bytes().to_vec()));
-    let header = DefaultNla::new(ETHTOOL_A_CHANNELS_HEADER | NLA_F_NESTED, device);
-    let channels = exchange(&socket, family, ETHTOOL_MSG_CHANNELS_GET, &header)?;
-    let count = |kind| attribute(&channels, kind).and_then(|v| parse_u32(&v).ok()).unwrap_or(0);
-    Ok(count(ETHTOOL_A_CHANNELS_RX_COUNT) + count(ETHTOOL_A_CHANNELS_COMBINED_COUNT))
+    Family::open("ethtool")?.ask(command, &DefaultNla::new(ETHTOOL_A_HEADER | NLA_F_NESTED, device))
 }
 
-/// Sends one attribute to a family and returns the attributes of the answer.
-fn exchange(socket: &Socket, family: u16, command: u8, attribute: &DefaultNla) -> io::Result<Vec<u8>> {
-    let payload = bytes_of(attribute);
-    let length = u32::try_from(HEADERS + payload.len()).map_err(io::Error::other)?;
-    let mut packet = Vec::with_capacity(HEADERS + payload.len());
-    packet.extend(length.to_ne_bytes());
-    packet.extend(family.to_ne_bytes());
-    packet.extend(NLM_F_REQUEST.to_ne_bytes());
-    packet.extend([0; 8]); // sequence number and port: one exchange at a time, on a socket of its own
-    packet.extend([command, 1, 0, 0]);
-    packet.extend(payload);
-    socket.send(&packet, 0)?;
+/// The names of the bits that are set. A set with a mask lists all bits of the mask, and marks those that are set.
+fn bit_names(set: &[u8]) -> Vec<String> {
+    let Some(bits) = attribute(set, ETHTOOL_A_BITSET_BITS) else { return Vec::new() };
+    let without_mask = attribute(set, ETHTOOL_A_BITSET_NOMASK).is_some();
+    let name = |bit: &[u8]| {
+        let set = without_mask || attribute(bit, ETHTOOL_A_BITSET_BIT_VALUE).is_some();
+        let name = attribute(bit, ETHTOOL_A_BITSET_BIT_NAME).filter(|_| set)?;
+        Some(String::from_utf8_lossy(name.strip_suffix(&[0]).unwrap_or(&name)).into_owned())
+    };
+    NlasIterator::new(&bits[..]).flatten().filter_map(|bit| name(bit.value())).collect()
+}
 
-    let answer = receive(socket)?;
-    let short = || io::Error::new(io::ErrorKind::InvalidData, "generic netlink answer cut short");
-    let kind = parse_u16(answer.get(4..6).ok_or_else(short)?).map_err(io::Error::other)?;
-    if kind == NLMSG_ERROR {
-        let code: [u8; 4] = answer.get(16..20).and_then(|b| b.try_into().ok()).ok_or_else(short)?;
-        return Err(io::Error::from_raw_os_error(i32::from_ne_bytes(code).wrapping_neg()));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_a_set_are_those_of_its_bits_that_are_set() {
+        let join = |parts: &[DefaultNla]| parts.iter().flat_map(bytes_of).collect::<Vec<u8>>();
+        let nest = |kind, parts: &[DefaultNla]| DefaultNla::new(kind | NLA_F_NESTED, join(parts));
+        let name = |name: &[u8]| DefaultNla::new(ETHTOOL_A_BITSET_BIT_NAME, name.to_vec());
+        let flag = |kind| DefaultNla::new(kind, Vec::new());
+        let bits = nest(
+            ETHTOOL_A_BITSET_BITS,
+            &[nest(1, &[name(b"rx-gro\0")]), nest(1, &[name(b"rx-lro\0"), flag(ETHTOOL_A_BITSET_BIT_VALUE)])],
+        );
+        assert_eq!(bit_names(&join(&[bits.clone(), flag(ETHTOOL_A_BITSET_NOMASK)])), ["rx-gro", "rx-lro"]);
+        assert_eq!(bit_names(&join(&[bits])), ["rx-lro"], "the other is only in the mask");
+        assert!(bit_names(&[]).is_empty());
     }
-    answer.get(HEADERS..).map(<[u8]>::to_vec).ok_or_else(short)
-}
 
-fn bytes_of(attribute: &DefaultNla) -> Vec<u8> {
-    let mut bytes = vec![0; attribute.buffer_len()];
-    attribute.emit(&mut bytes);
-    bytes
-}
-
-/// The value of the first attribute of that kind.
-fn attribute(attributes: &[u8], kind: u16) -> Option<Vec<u8>> {
-    NlasIterator::new(attributes).flatten().find(|a| a.kind() == kind).map(|a| a.value().to_vec())
+    #[test]
+    fn a_driver_is_native_if_it_runs_programs_and_lets_them_redirect() {
+        assert!(XdpFeatures(0b1_0011).is_native() && !XdpFeatures(0b10).is_native());
+        assert!(XdpFeatures(0b1000).is_zero_copy() && !XdpFeatures(0b0111).is_zero_copy());
+        assert_eq!(XdpFeatures(0b1001).names(), ["basic", "zero-copy"]);
+    }
 }

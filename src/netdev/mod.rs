@@ -7,7 +7,8 @@
 //! A netlink socket belongs for life to the namespace of the thread that opened it. So everything here
 //! acts on the caller's namespace at the time of opening, and a handle may then move between threads.
 
-mod ethtool;
+pub mod ethtool;
+mod genetlink;
 pub mod interface;
 pub mod link;
 mod membership;

@@ -2,6 +2,8 @@
 //! alone. Network tests need root; they say so and skip without. No test looks at a clock to judge.
 
 mod alone;
+mod doctor;
+mod manual;
 mod network;
 mod output;
 mod perf;

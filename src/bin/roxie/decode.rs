@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use nix::sys::stat::{SFlag, fstat};
 use roxie::capture::{CaptureError, Reader, link_type};
 use roxie::frame::Frame;
@@ -30,7 +30,7 @@ Examples:
   roxie decode -v run.pcapng | less             every header
   roxie decode --ladder run.pcapng              what the queue pairs said to one another
   roxie decode --ladder --qp 0x11 near.pcapng far.pcapng      of both ends: shows what was lost between them
-  roxie decode --svg run.svg run.pcapng         the same as a picture
+  roxie decode --ladder --svg run.svg run.pcapng      the same as a picture; --svg alone does it, too
   roxie decode --json run.pcapng | jq 'select(.aeth.kind == \"NAK_PSN_SEQUENCE\")'
   tcpdump -U -i eth0 -w - udp port 4791 | roxie decode -      as it happens
   roxie pingpong rc --port memory -n 2 --capture x.pcapng     makes one to look at
@@ -67,7 +67,8 @@ is not decoded, or nothing to draw, 2 wrong usage.";
         sent again, at the receiver it is missing. Give the captures of both ends and each packet is one rung, lost \
         ones end on the way. Clocks need not agree, nor must the captures say where they were made: packets that \
         went both ways tell.",
-    after_help = EXAMPLES
+    after_help = EXAMPLES,
+    group = ArgGroup::new("drawing").multiple(true)
 )]
 pub(crate) struct Arguments {
     /// The capture, or - for standard input; two for a ladder of both ends
@@ -82,7 +83,7 @@ pub(crate) struct Arguments {
     /// Draw what queue pairs said to one another, as text
     #[arg(long, conflicts_with = "json", group = "drawing")]
     ladder: bool,
-    /// Draw it as an SVG, into this file or to standard output (-)
+    /// Draw it as an SVG instead, into this file or to standard output (-); --ladder may stand beside it
     #[arg(long, value_name = "OUT", conflicts_with = "json", group = "drawing")]
     svg: Option<PathBuf>,
     /// Draw only connections of this queue pair, a number such as 17 or 0x11

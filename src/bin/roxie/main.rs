@@ -4,14 +4,16 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 mod cc;
 mod common;
 mod decode;
 mod demo;
+mod doctor;
 mod floor;
 mod ladder;
+mod manual;
 mod perf;
 mod pingpong;
 mod run;
@@ -31,12 +33,16 @@ enum Command {
     Cc(cc::Arguments),
     Decode(decode::Arguments),
     Demo(demo::Arguments),
+    Doctor(doctor::Arguments),
     Perf(perf::Arguments),
     /// Send messages to and fro, with the stock `ibv_rc_pingpong` at the other end or with another roxie
     Pingpong(pingpong::Arguments),
     Run(run::Arguments),
     Env(run::EnvArguments),
     Show(show::Arguments),
+    Completions(manual::CompletionsArguments),
+    #[command(hide = true)]
+    Man(manual::ManArguments),
 }
 
 fn main() -> ExitCode {
@@ -44,10 +50,13 @@ fn main() -> ExitCode {
         Command::Cc(arguments) => cc::run(&arguments),
         Command::Decode(arguments) => decode::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Env(arguments) => run::env(&arguments),
         Command::Show(arguments) => show::run(&arguments),
+        Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
+        Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
     }
 }

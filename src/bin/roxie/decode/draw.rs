@@ -110,10 +110,7 @@ fn write(arguments: &Arguments, ladders: &[Ladder]) -> Result<(), Trouble> {
         if file.as_os_str() == "-" {
             return to_stdout(&picture);
         }
-        fs::write(file, picture).map_err(|source| Trouble::Picture { file: file.clone(), source })?;
+        return fs::write(file, picture).map_err(|source| Trouble::Picture { file: file.clone(), source });
     }
-    if arguments.ladder {
-        return to_stdout(&ladders.iter().map(ladder::draw_text).collect::<Vec<_>>().join("\n"));
-    }
-    Ok(())
+    to_stdout(&ladders.iter().map(ladder::draw_text).collect::<Vec<_>>().join("\n"))
 }

@@ -32,7 +32,7 @@ impl Surroundings {
     }
 
     /// What gives a process mounts of its own.
-    pub(super) fn for_mounts(self) -> &'static str {
+    pub(crate) fn for_mounts(self) -> &'static str {
         match self {
             Surroundings::Container => {
                 "start the container with `--cap-add SYS_ADMIN`, and where that is not enough with `--security-opt \

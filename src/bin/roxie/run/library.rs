@@ -46,6 +46,11 @@ impl Library {
         }
     }
 
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// What makes programs load it: by its path, and, for plug-ins that are opened by name, by its folder. Other preloads stay in front
     /// of it: they stand before the C library's calls as it does, and some have to be first.
     pub(super) fn environment(&self) -> Vec<(&'static str, OsString)> {

@@ -1,0 +1,57 @@
+//! What the command line says of itself for others to read: completions for shells, and pages for `man`.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Command};
+use clap_complete::{Shell, generate};
+
+use crate::common::Failure;
+
+/// Print completions for a shell
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Prints a script that makes a shell complete roxie's commands and options.",
+    after_help = "Examples:\n  eval \"$(roxie completions bash)\"                       in this shell\n  \
+        roxie completions bash > ~/.local/share/bash-completion/completions/roxie\n  \
+        roxie completions zsh > ~/.zfunc/_roxie\n  \
+        roxie completions fish > ~/.config/fish/completions/roxie.fish\n\nThe Debian package installs them."
+)]
+pub(crate) struct CompletionsArguments {
+    /// Which shell
+    shell: Shell,
+}
+
+/// Write the pages of the manual into a folder
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Writes a page of the manual for roxie and for each of its commands into a folder, which it makes if it is not \
+        there: roxie.1, roxie-run.1 and so on.",
+    after_help = "Examples:\n  roxie man /tmp/man && man /tmp/man/roxie-run.1"
+)]
+pub(crate) struct ManArguments {
+    /// The folder
+    folder: PathBuf,
+}
+
+/// Prints them.
+pub(crate) fn completions(arguments: &CompletionsArguments, mut command: Command) -> ExitCode {
+    let mut script = Vec::new();
+    generate(arguments.shell, &mut command, "roxie", &mut script);
+    let mut out = io::stdout().lock();
+    match out.write_all(&script).and_then(|()| out.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => Failure::Output(error).report("completions"),
+    }
+}
+
+/// Writes them.
+pub(crate) fn man(arguments: &ManArguments, command: Command) -> ExitCode {
+    let folder = &arguments.folder;
+    match fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => Failure::Run(format!("cannot write into {}: {error}", folder.display())).report("man"),
+    }
+}

@@ -1,0 +1,69 @@
+//! `roxie doctor`, of an interface in a namespace of its own.
+
+use std::fs;
+use std::net::UdpSocket;
+
+use roxie::netdev::Links;
+use serde_json::Value;
+
+use crate::network::Net;
+use crate::{Finished, Running, roxie, run};
+
+/// What it finds at the left, whatever this machine has besides.
+fn examine(net: &Net, library: &str) -> (Finished, Value) {
+    let done = net.a.run(|| {
+        let mut command = roxie("doctor --dev left --json");
+        command.env("ROXIE_LIB", library);
+        Running::start(command).finish()
+    });
+    let done = done.unwrap();
+    let said = done.json().remove(0);
+    (done, said)
+}
+
+fn ids(said: &Value) -> Vec<&str> {
+    let findings = said["findings"].as_array().unwrap();
+    findings.iter().map(|finding| finding["id"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn it_tells_what_to_mend_until_there_is_nothing() {
+    let Some(net) = Net::new("doctor") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("libibverbs.so.1"), "").unwrap();
+    let library = folder.path().to_str().unwrap();
+    let mut left = Links::open_in(&net.a).unwrap();
+    let mut right = Links::open_in(&net.b).unwrap();
+
+    let (done, said) = examine(&net, library);
+    assert_eq!((done.status.code(), said["verdict"].as_str()), (Some(1), Some("hurts")), "{done:#?}");
+    assert!(ids(&said).contains(&"narrow-mtu") && !ids(&said).contains(&"port-taken"), "{said:#}");
+    assert_eq!((&said["facts"]["driver"], &said["facts"]["mtu"]), (&"veth".into(), &1500.into()));
+
+    right.set_mtu("right", 4184).unwrap();
+    left.set_mtu("left", 4184).unwrap();
+    let taken = net.a.run(|| UdpSocket::bind("0.0.0.0:4791")).unwrap().unwrap();
+    let (_, said) = examine(&net, library);
+    let found = ids(&said);
+    assert!(!found.contains(&"narrow-mtu"), "{said:#}");
+    assert!(found.contains(&"port-taken") || found.contains(&"no-port"), "{said:#}");
+    drop(taken);
+
+    right.set_up("right", false).unwrap();
+    let (_, said) = examine(&net, library);
+    assert!(ids(&said).contains(&"no-carrier") && !ids(&said).contains(&"port-taken"), "{said:#}");
+    left.set_up("left", false).unwrap();
+    let (done, said) = examine(&net, library);
+    assert_eq!((done.status.code(), ids(&said)[0]), (Some(3), "interface-down"), "{done:#?}");
+    assert!(!ids(&said).contains(&"no-carrier"), "{said:#}");
+
+    let words = net.left("doctor --dev left");
+    assert!(words.stdout.contains("do:     ip link set dev left up"), "{words:#?}");
+    net.is_clean();
+}
+
+#[test]
+fn an_interface_that_is_not_there_is_exit_code_3_and_wrong_usage_2() {
+    run("doctor --dev nosuch0").failed(3, &["roxie doctor: no interface named \"nosuch0\""]);
+    run("doctor --deep").failed(2, &["--deep"]);
+}

@@ -1,0 +1,62 @@
+//! `roxie completions` and `roxie man`: every command is in them, and shells and `man` can read them.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use crate::run;
+
+const COMMANDS: [&str; 9] = ["cc", "decode", "demo", "doctor", "env", "perf", "pingpong", "run", "show"];
+
+/// True if the program is there and took it; tells of one that is not.
+fn takes(test: &str, program: &str, arguments: &[&str]) -> bool {
+    let tried = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    match tried {
+        Ok(output) => {
+            assert!(output.stderr.is_empty(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+            output.status.success()
+        }
+        Err(_) => {
+            println!("SKIP {test}: there is no {program}");
+            true
+        }
+    }
+}
+
+#[test]
+fn completions_know_every_command_and_bash_reads_them() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(&format!("completions {shell}")).succeeded().stdout;
+        for command in COMMANDS {
+            assert!(script.contains(command), "{shell}: {command}");
+        }
+        assert!(script.contains("gid-index"), "{shell}: options of commands");
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), run("completions bash").stdout).unwrap();
+    // `compgen -F` would need a terminal's line: the function is called as the shell does.
+    let script = ". $0; COMP_WORDS=(roxie deco); COMP_CWORD=1; _roxie roxie deco roxie; echo ${COMPREPLY[*]}";
+    let completed = Command::new("bash").args(["-c", script]).arg(file.path()).output().expect("bash");
+    assert_eq!(String::from_utf8_lossy(&completed.stdout).trim(), "decode", "{completed:?}");
+    run("completions tcsh").failed(2, &["tcsh", "bash"]);
+}
+
+#[test]
+fn the_manual_has_a_page_for_each_command_and_man_reads_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("man");
+    run(&format!("man {}", pages.display())).succeeded();
+    let page = |name: &str| fs::read_to_string(pages.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    assert!(page("roxie.1").contains(".TH roxie 1") && page("roxie.1").contains("roxie\\-decode(1)"));
+    for command in COMMANDS {
+        let name = format!("roxie-{command}.1");
+        assert!(page(&name).contains("SYNOPSIS"), "{name}");
+        let path = pages.join(&name);
+        assert!(
+            takes("the_manual", "man", &["--warnings", "-l", "-Tutf8", path.to_str().unwrap()]),
+            "{name}"
+        );
+    }
+    assert!(page("roxie-doctor.1").contains("Exit codes"));
+    assert!(!pages.join("roxie-man.1").exists(), "what is hidden has no page");
+    run("man /proc/no-such").failed(1, &["roxie man: cannot write into /proc/no-such"]);
+}
