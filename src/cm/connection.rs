@@ -198,3 +198,28 @@ pub(super) fn ack_timeout(ack_delay: u8, packet_lifetime: u8) -> u8 {
     };
     code.min(31)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two times that differ by more than one code add up to the longer one's code, others to the next; nothing is beyond 31.
+    #[test]
+    fn the_ack_timeout_holds_the_way_there_and_back_and_the_peers_delay() {
+        for packet_lifetime in 0..=30 {
+            for ack_delay in 0..=31 {
+                let codes = [packet_lifetime + 1, ack_delay];
+                let (longer, shorter) = (codes[0].max(codes[1]), codes[0].min(codes[1]));
+                let wanted = if longer - shorter <= 1 { longer + 1 } else { longer };
+                let code = ack_timeout(ack_delay, packet_lifetime);
+                assert_eq!(code, wanted.min(31), "a lifetime of {packet_lifetime}, a delay of {ack_delay}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_code_is_a_power_of_two_of_4096_ns_up_to_the_largest_that_is_believed() {
+        assert_eq!([span(0, 31), span(1, 31), span(20, 31)], [Nanos(4096), Nanos(8192), Nanos(4096 << 20)]);
+        assert_eq!([span(21, 20), span(255, 40)], [Nanos(4096 << 20), Nanos(4096 << 31)]);
+    }
+}

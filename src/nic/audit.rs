@@ -19,11 +19,10 @@ impl Nic {
     #[doc(hidden)]
     pub fn disagreement(&self) -> Option<String> {
         self.uses_disagree().or_else(|| self.queues_disagree()).or_else(|| {
-            let of = |(index, entry): (u32, &QpEntry)| {
+            self.qps.iter().find_map(|(index, entry)| {
                 let wrong = self.entry_disagrees(index, entry)?;
                 Some(format!("QP {} at {index} in {:?}: {wrong}", entry.qp.qpn, entry.qp.state()))
-            };
-            self.qps.iter().map(|(index, entry)| (index, &**entry)).find_map(of)
+            })
         })
     }
 

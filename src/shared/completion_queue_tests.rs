@@ -116,3 +116,14 @@ fn a_ring_of_another_size_knows_what_events_have_told_of() {
         assert!(small.arm(Armed::Next), "nor of the last");
     }
 }
+
+#[test]
+fn a_queue_says_whether_something_waits_over_many_laps() {
+    let cq = CompletionRing::new(2).unwrap();
+    for id in 0..10 {
+        assert!(!cq.has_completions(), "before {id}");
+        cq.push(&wc(id), 0).unwrap();
+        assert!(cq.has_completions(), "{id}");
+        cq.poll().unwrap();
+    }
+}

@@ -5,6 +5,7 @@
 mod bequest;
 mod bounds;
 mod connect;
+mod counted;
 mod disconnect;
 mod early;
 mod lost;

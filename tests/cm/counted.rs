@@ -1,0 +1,134 @@
+//! What is counted of each kind of message, and which event is the last that a name means anything in.
+
+use roxie::cm::{Event, HowDisconnected, Route, WhyUnreachable};
+use roxie::time::Nanos;
+use roxie::wire::cm::{CommId, Kind, PrivateData, Rej, SidrRep};
+
+use super::pair::{A, B, Pair, SERVICE, address};
+
+const KINDS: [Kind; 11] = [
+    Kind::Req,
+    Kind::Mra,
+    Kind::Rej,
+    Kind::Rep,
+    Kind::Rtu,
+    Kind::Dreq,
+    Kind::Drep,
+    Kind::SidrReq,
+    Kind::SidrRep,
+    Kind::Lap,
+    Kind::Apr,
+];
+
+/// How often each kind was sent, sent again, received, received again; those that were not at all left out.
+fn counted(pair: &Pair, end: usize) -> Vec<(Kind, [u64; 4])> {
+    let of = pair.ends[end].counters();
+    let each =
+        |kind| (kind, [of.sent(kind), of.sent_again(kind), of.received(kind), of.received_again(kind)]);
+    KINDS.map(each).into_iter().filter(|(_, counts)| *counts != [0; 4]).collect()
+}
+
+#[test]
+fn each_kind_of_message_is_counted_by_itself_either_way_and_again() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    // One request is lost, one doubled.
+    assert_eq!(pair.lose(A), [Kind::Req]);
+    pair.wait_for(A);
+    let again = pair.outbox(A)[0].clone();
+    pair.deliver(A);
+    pair.give(B, &again);
+    assert_eq!(pair.deliver(B), [Kind::Mra], "the consumer takes its time");
+    let b = pair.accept();
+    pair.settle();
+    pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    for end in [A, B] {
+        pair.events(end);
+    }
+    pair.ends[B].disconnect(pair.now, b, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
+    pair.settle();
+    let near = [
+        (Kind::Req, [2, 1, 0, 0]),
+        (Kind::Mra, [0, 0, 1, 0]),
+        (Kind::Rep, [0, 0, 1, 0]),
+        (Kind::Rtu, [1, 0, 0, 0]),
+        (Kind::Dreq, [0, 0, 1, 0]),
+        (Kind::Drep, [1, 0, 0, 0]),
+    ];
+    let far = [
+        (Kind::Req, [0, 0, 2, 1]),
+        (Kind::Mra, [1, 0, 0, 0]),
+        (Kind::Rep, [1, 0, 0, 0]),
+        (Kind::Rtu, [0, 0, 1, 0]),
+        (Kind::Dreq, [1, 0, 0, 0]),
+        (Kind::Drep, [0, 0, 1, 0]),
+    ];
+    assert_eq!((counted(&pair, A), counted(&pair, B)), (near.to_vec(), far.to_vec()));
+    assert!(
+        pair.ends[A].counters().drops().iter().all(|(name, count)| name.starts_with("cm_") && *count == 0)
+    );
+}
+
+/// Each under a name of its own.
+#[test]
+fn what_is_dropped_is_told_under_its_name() {
+    let mut pair = Pair::new();
+    for _ in 0..3 {
+        let from =
+            roxie::cm::Arrival { route: Route::new(address(A), address(B)), src_qp: roxie::verbs::Qpn::GSI };
+        pair.ends[A].handle_mad(pair.now, &[0; 256], &from);
+    }
+    let drops = pair.ends[A].counters().drops();
+    let told: Vec<_> = drops.iter().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(told, [&("cm_not_cm", 3)]);
+    let names: std::collections::BTreeSet<_> = drops.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names.len(), drops.len());
+}
+
+#[test]
+fn listeners_are_counted_as_they_come_and_go() {
+    let mut pair = Pair::new();
+    assert_eq!(pair.ends[B].listeners(), 0);
+    let one = pair.ends[B].listen(SERVICE, roxie::cm::ListenOn::AnyIpv4, 1).unwrap();
+    pair.ends[B].listen(SERVICE, roxie::cm::ListenOn::AnyIpv6, 1).unwrap();
+    assert_eq!(pair.ends[B].listeners(), 2);
+    assert!(pair.ends[B].stop_listening(one));
+    assert_eq!(pair.ends[B].listeners(), 1);
+}
+
+#[test]
+fn the_last_event_of_a_name_is_the_one_after_which_nothing_can_be_done_with_it() {
+    let (id, route) = (CommId(7), Route::new(address(A), address(B)));
+    let why = WhyUnreachable::Silent { asked: 1 };
+    let last = [
+        Event::Rejected { id, reject: Box::new(Rej::default()) },
+        Event::Unreachable { id, unanswered: Kind::Req, why },
+        Event::TimeWaitExit { id },
+        Event::Resolved { id, route, reply: Box::new(SidrRep::default()) },
+    ];
+    let private_data = PrivateData::EMPTY;
+    let not = [
+        Event::Established { id, private_data },
+        Event::DisconnectRequested { id, private_data },
+        Event::Disconnected { id, how: HowDisconnected::Agreed },
+    ];
+    assert!(last.iter().all(Event::is_last) && !not.iter().any(Event::is_last));
+    assert!(last.iter().chain(&not).all(|event| event.id() == id));
+    // So it is.
+    let (mut pair, _) = Pair::listening();
+    let (a, _) = pair.established();
+    pair.ends[A].disconnect(pair.now, a, private_data).unwrap();
+    pair.deliver(A);
+    let b = pair.event(B).id();
+    pair.ends[B].disconnect(pair.now, b, private_data).unwrap();
+    pair.settle();
+    let first = pair.event(A);
+    assert!(!first.is_last() && pair.ends[A].parameters(a).is_ok());
+    pair.now = pair.now + Nanos::from_millis(10_000);
+    let now = pair.now;
+    pair.ends[A].handle_timeouts(now);
+    assert!(pair.event(A).is_last() && pair.ends[A].parameters(a).is_err());
+}
