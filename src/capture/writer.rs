@@ -24,7 +24,9 @@ pub enum Direction {
 pub struct PcapngWriter<W: Write> {
     out: W,
     interfaces: u32,
-    block: Vec<u8>,
+    /// Blocks that are not written yet, and where the last of them begins.
+    blocks: Vec<u8>,
+    start: usize,
 }
 
 impl<W: Write> PcapngWriter<W> {
@@ -34,12 +36,12 @@ impl<W: Write> PcapngWriter<W> {
     /// What `out` says, and `InvalidInput` if a name is longer than 65,535 bytes.
     pub fn new(out: W, interfaces: &[&str]) -> io::Result<PcapngWriter<W>> {
         let count = u32::try_from(interfaces.len()).map_err(|_| invalid("too many interfaces"))?;
-        let mut w = PcapngWriter { out, interfaces: count, block: Vec::with_capacity(2048) };
+        let mut w = PcapngWriter { out, interfaces: count, blocks: Vec::with_capacity(2048), start: 0 };
         w.begin(block::SECTION_HEADER);
         w.u32(BYTE_ORDER_MAGIC);
         w.u16(1);
         w.u16(0);
-        w.block.extend_from_slice(&(-1i64).to_le_bytes()); // the section's length is not known yet
+        w.blocks.extend_from_slice(&(-1i64).to_le_bytes()); // the section's length is not known yet
         w.option(option::SECTION_USER_APPLICATION, concat!("roxie ", env!("CARGO_PKG_VERSION")).as_bytes());
         w.option(option::END, &[]);
         w.finish()?;
@@ -56,6 +58,8 @@ impl<W: Write> PcapngWriter<W> {
             w.option(option::END, &[]);
             w.finish()?;
         }
+        // All at once: a stream that fails in the background fails then for packets, whoever is quicker.
+        w.write_blocks()?;
         Ok(w)
     }
 
@@ -89,8 +93,8 @@ impl<W: Write> PcapngWriter<W> {
         self.u32(u32::from_be_bytes([s4, s5, s6, s7]));
         self.u32(len);
         self.u32(len);
-        self.block.extend_from_slice(frame.a);
-        self.block.extend_from_slice(frame.b);
+        self.blocks.extend_from_slice(frame.a);
+        self.blocks.extend_from_slice(frame.b);
         self.pad();
         let flags: u32 = match direction {
             Direction::In => 1,
@@ -101,7 +105,8 @@ impl<W: Write> PcapngWriter<W> {
             self.option(option::COMMENT, cut(text, MAX_COMMENT).as_bytes());
         }
         self.option(option::END, &[]);
-        self.finish()
+        self.finish()?;
+        self.write_blocks()
     }
 
     /// Flushes the stream below.
@@ -118,17 +123,25 @@ impl<W: Write> PcapngWriter<W> {
     }
 
     fn begin(&mut self, kind: u32) {
-        self.block.clear();
+        self.start = self.blocks.len();
         self.u32(kind);
         self.u32(0); // total length, set by `finish`
     }
 
-    /// Sets both copies of the block's length and writes it.
+    /// Sets both copies of the block's length.
     fn finish(&mut self) -> io::Result<()> {
-        let total = u32::try_from(self.block.len() + 4).map_err(|_| invalid("block beyond 4 GiB"))?;
-        self.block[4..8].copy_from_slice(&total.to_le_bytes());
+        let start = self.start;
+        let total =
+            u32::try_from(self.blocks.len() - start + 4).map_err(|_| invalid("block beyond 4 GiB"))?;
+        self.blocks[start + 4..start + 8].copy_from_slice(&total.to_le_bytes());
         self.u32(total);
-        self.out.write_all(&self.block)
+        Ok(())
+    }
+
+    fn write_blocks(&mut self) -> io::Result<()> {
+        let written = self.out.write_all(&self.blocks);
+        self.blocks.clear();
+        written
     }
 
     /// Appends an option; `value` is at most 65,535 bytes, which callers see to.
@@ -136,21 +149,21 @@ impl<W: Write> PcapngWriter<W> {
         let len = u16::try_from(value.len()).unwrap_or(u16::MAX);
         self.u16(code);
         self.u16(len);
-        self.block.extend_from_slice(&value[..usize::from(len)]);
+        self.blocks.extend_from_slice(&value[..usize::from(len)]);
         self.pad();
     }
 
     fn pad(&mut self) {
-        let len = self.block.len().next_multiple_of(4);
-        self.block.resize(len, 0);
+        let len = self.blocks.len().next_multiple_of(4);
+        self.blocks.resize(len, 0);
     }
 
     fn u16(&mut self, v: u16) {
-        self.block.extend_from_slice(&v.to_le_bytes());
+        self.blocks.extend_from_slice(&v.to_le_bytes());
     }
 
     fn u32(&mut self, v: u32) {
-        self.block.extend_from_slice(&v.to_le_bytes());
+        self.blocks.extend_from_slice(&v.to_le_bytes());
     }
 }
 
@@ -183,6 +196,29 @@ mod tests {
             bytes = &bytes[len..];
         }
         out
+    }
+
+    /// Takes one piece, and no second.
+    struct Once(bool);
+
+    impl Write for Once {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if std::mem::replace(&mut self.0, true) {
+                Err(io::ErrorKind::StorageFull.into())
+            } else {
+                Ok(bytes.len())
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A file that is written in the background and has no room: whether its writer was made must not hang on who was quicker.
+    #[test]
+    fn what_stands_before_the_first_packet_is_one_write() {
+        assert!(PcapngWriter::new(Once(false), &["veth0", "veth1"]).is_ok());
     }
 
     #[test]
@@ -229,10 +265,10 @@ mod tests {
         let mut w = PcapngWriter::new(io::sink(), &["veth0"]).unwrap();
         let frame = [0u8; 9000];
         w.write(0, 0, Direction::In, &Frame::whole(&frame), Some("first")).unwrap();
-        let (at, capacity) = (w.block.as_ptr(), w.block.capacity());
+        let (at, capacity) = (w.blocks.as_ptr(), w.blocks.capacity());
         for i in 0..1000 {
             w.write(0, i, Direction::In, &Frame::whole(&frame[..9000 - i as usize]), Some("again")).unwrap();
         }
-        assert_eq!((w.block.as_ptr(), w.block.capacity()), (at, capacity));
+        assert_eq!((w.blocks.as_ptr(), w.blocks.capacity()), (at, capacity));
     }
 }
