@@ -137,6 +137,14 @@ mod tests {
     }
 
     #[test]
+    fn looks_in_vain_are_counted_anew_after_each_arming() {
+        let set = WaitSet::new(Arc::new(eventfd()).into()).unwrap();
+        assert_eq!([set.looked_in_vain(), set.looked_in_vain()], [1, 2]);
+        set.asked();
+        assert_eq!(set.looked_in_vain(), 1);
+    }
+
+    #[test]
     fn it_knows_whether_its_waiter_blocks() {
         let set = WaitSet::new(Arc::new(eventfd()).into()).unwrap();
         assert!(!set.is_nonblocking());

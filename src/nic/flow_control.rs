@@ -112,6 +112,21 @@ mod tests {
         assert_eq!(say(17_002, 49), None);
     }
 
+    /// Nothing comes from a neighbour that is stopped: the ring is looked at all the same.
+    #[test]
+    fn the_nic_is_turned_again_while_its_neighbour_is_stopped() {
+        let mut nic = Nic::new(NicConfig { limits: crate::limits::Limits::small(), ..NicConfig::default() });
+        let classes = "send_pfc=3,xoff=50".parse().expect("classes");
+        let config = CongestionConfig { classes, ..CongestionConfig::default() };
+        nic.execute(Nanos::ZERO, Command::SetCongestion(Box::new(config))).expect("carried out");
+        assert_eq!(nic.next_deadline(), Nanos::MAX);
+        let now = Nanos::from_micros(7);
+        assert!(nic.tell_neighbour(now, (60, 100), 1514, [2; 6]).is_some());
+        assert_eq!(nic.next_deadline(), now + LOOKS);
+        assert!(nic.tell_neighbour(now + LOOKS, (10, 100), 1514, [2; 6]).is_some());
+        assert_eq!(nic.next_deadline(), Nanos::MAX);
+    }
+
     #[test]
     fn the_headroom_holds_what_may_still_come() {
         // 10 Gb/s, frames of 1,514: 2 x 1,538, 84 of the frame itself, 67 quanta of 64 bytes; in frames that take 84 each.

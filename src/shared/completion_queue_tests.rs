@@ -117,6 +117,19 @@ fn a_ring_of_another_size_knows_what_events_have_told_of() {
     }
 }
 
+/// Events that were raised and not taken are there to be taken in the other ring, once each.
+#[test]
+fn events_that_wait_move_to_a_ring_of_another_size() {
+    let (cq, larger) = (CompletionRing::new(8).unwrap(), CompletionRing::new(16).unwrap());
+    for id in 0..2 {
+        assert!(!cq.arm(Armed::Next));
+        cq.push(&wc(id), 0).unwrap();
+        assert!(cq.disarm_for(&wc(id)));
+    }
+    cq.move_to(&larger).unwrap();
+    assert!(larger.take_event() && larger.take_event() && !larger.take_event());
+}
+
 #[test]
 fn a_queue_says_whether_something_waits_over_many_laps() {
     let cq = CompletionRing::new(2).unwrap();
