@@ -121,9 +121,11 @@ mod tests {
         nic.execute(Nanos::ZERO, Command::SetCongestion(Box::new(config))).expect("carried out");
         assert_eq!(nic.next_deadline(), Nanos::MAX);
         let now = Nanos::from_micros(7);
-        assert!(nic.tell_neighbour(now, (60, 100), 1514, [2; 6]).is_some());
+        let control = nic.neighbour_should(now, (60, 100), 1514).expect("a pause");
+        nic.has_told(now, control);
         assert_eq!(nic.next_deadline(), now + LOOKS);
-        assert!(nic.tell_neighbour(now + LOOKS, (10, 100), 1514, [2; 6]).is_some());
+        let control = nic.neighbour_should(now + LOOKS, (10, 100), 1514).expect("an end of it");
+        nic.has_told(now + LOOKS, control);
         assert_eq!(nic.next_deadline(), Nanos::MAX);
     }
 
