@@ -80,7 +80,7 @@ pub(crate) struct Watch {
     /// When a caller last did something else than polling on: it came back from a break, or began to wait.
     broke_at: AtomicU64,
     relief: AtomicU64,
-    /// When a caller last began to watch.
+    /// When a caller last began to watch; 0: none did.
     relieved_at: AtomicU64,
     /// For how long callers must have polled without a break to be trusted.
     trust_after: AtomicU64,
@@ -172,7 +172,8 @@ impl Watch {
 
     /// True if a caller has watched a moment ago, or does.
     pub(crate) fn relieved_lately(&self, now: u64) -> bool {
-        now.saturating_sub(self.relieved_at.load(Relaxed)) < QUIET
+        let at = self.relieved_at.load(Relaxed);
+        at != 0 && now.saturating_sub(at) < QUIET
     }
 
     /// Callers who watched a moment ago are not trusted to do so again: there are several who wait.
