@@ -53,8 +53,12 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
         completed: 0,
     };
     let mut clock = Window::new(plan.until, plan.service);
-    (0..run.flows.len()).try_for_each(|i| run.fill(i, true))?;
     let mut sampler = link.is_sampled.then(|| Sampler::new(size));
+    if let Some(sampler) = &mut sampler {
+        // Rates as they are before anything is sent.
+        sampler.look(Instant::now(), link, 0)?;
+    }
+    (0..run.flows.len()).try_for_each(|i| run.fill(i, true))?;
     let mut more = true;
     while more || run.completed < run.posted {
         let progressed = run.collect(more)?;
