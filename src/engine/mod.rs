@@ -136,16 +136,16 @@ impl Engine {
     /// it posts because of it leaves together with the acknowledgements, in one kick of the port. The keeper sees to it that they leave
     /// in any case.
     pub fn caller_pass(&self) -> Progress {
-        self.help_for(|| false)
+        self.caller_pass_until(|| false)
     }
 
     /// The same for a caller that polls a completion queue and found it empty. `has_come` tells whether something is in it by now: a caller
     /// that looks on for an answer asks it between its passes.
-    pub fn help_for(&self, has_come: impl Fn() -> bool) -> Progress {
+    pub fn caller_pass_until(&self, has_come: impl Fn() -> bool) -> Progress {
         if !self.caller_drives {
             return Progress::default();
         }
-        let progress = self.help_and_look_on(&has_come);
+        let progress = self.pass_and_look_on(&has_come);
         if progress.completions > 0 && self.shared.others_poll(self.now()) && !has_come() {
             // It is for another poller, which may be waiting for this very processor.
             thread::yield_now();
@@ -153,7 +153,7 @@ impl Engine {
         progress
     }
 
-    fn help_and_look_on(&self, has_come: &impl Fn() -> bool) -> Progress {
+    fn pass_and_look_on(&self, has_come: &impl Fn() -> bool) -> Progress {
         let now = self.now();
         self.shared.note_poll(now, self.shared.watch.away(now.0));
         self.shared.watch.passed(now.0);

@@ -1,11 +1,11 @@
 //! Who polls: what callers that poll tell one another.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::watch::NOTHING;
+use super::watch::{NOTHING, QUIET, is_within};
 
 /// Who polls, and how it goes.
 #[derive(Debug)]
@@ -13,9 +13,10 @@ pub(super) struct Pollers {
     /// Since when callers have found nothing, and not given way; and in how many passes.
     pub(super) empty_since: AtomicU64,
     pub(super) empty: AtomicU32,
-    /// The thread that polled last, and when another one did before it.
-    pub(super) poller: AtomicUsize,
-    pub(super) others_at: AtomicU64,
+    /// The thread that polled last; 0: none has.
+    poller: AtomicUsize,
+    /// When a thread last polled after another one.
+    others_at: AtomicU64,
     /// How often a poller was kept off its processor, and since when that is counted.
     pub(super) gaps: AtomicU32,
     pub(super) gaps_since: AtomicU64,
@@ -32,12 +33,44 @@ impl Pollers {
             empty_since: AtomicU64::new(NOTHING),
             empty: AtomicU32::new(0),
             poller: AtomicUsize::new(0),
-            others_at: AtomicU64::new(0),
+            others_at: AtomicU64::new(NOTHING),
             gaps: AtomicU32::new(0),
             gaps_since: AtomicU64::new(0),
             crowded_until: AtomicU64::new(0),
             dozing: AtomicU32::new(0),
             stir: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
         })
+    }
+
+    /// This thread polls.
+    pub(super) fn note_thread(&self, now: u64, thread: usize) {
+        let last = self.poller.load(Relaxed);
+        if last != thread {
+            self.poller.store(thread, Relaxed);
+            if last != 0 {
+                self.others_at.store(now, Relaxed);
+            }
+        }
+    }
+
+    /// True if several threads poll.
+    pub(super) fn several(&self, now: u64) -> bool {
+        is_within(self.others_at.load(Relaxed), now, QUIET)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_is_not_several_not_even_in_the_first_moment() {
+        let pollers = Pollers::new().unwrap();
+        assert!(!pollers.several(0));
+        pollers.note_thread(1, 7);
+        pollers.note_thread(2, 7);
+        assert!(!pollers.several(3));
+        pollers.note_thread(4, 8);
+        assert!(pollers.several(5) && !pollers.several(4 + QUIET));
     }
 }

@@ -7,7 +7,7 @@ use std::thread;
 
 use super::shared::{Shared, readable, sleep_on};
 use super::waiters::this_thread;
-use super::watch::{NOTHING, QUIET};
+use super::watch::NOTHING;
 use crate::threads::ask_for_short_turns;
 use crate::time::Nanos;
 
@@ -45,10 +45,7 @@ impl Shared {
     /// processor by a program that computes. If that happens again and again, callers that find nothing sleep for a while
     /// instead of polling on, for a moment each: who sleeps until a frame comes has the processor back then, and not in milliseconds.
     pub(super) fn note_poll(&self, now: Nanos, away: u64) {
-        if self.pollers.poller.load(Relaxed) != this_thread() {
-            self.pollers.others_at.store(now.0, Relaxed);
-            self.pollers.poller.store(this_thread(), Relaxed);
-        }
+        self.pollers.note_thread(now.0, this_thread());
         if away < LONG_TURN || self.pollers.empty.load(Relaxed) < EMPTY_PASSES {
             return;
         }
@@ -78,7 +75,7 @@ impl Shared {
 
     /// True if several threads poll.
     pub(super) fn others_poll(&self, now: Nanos) -> bool {
-        now.0.saturating_sub(self.pollers.others_at.load(Relaxed)) < QUIET
+        self.pollers.several(now.0)
     }
 
     /// A poller sleeps until a frame comes, or for a moment.

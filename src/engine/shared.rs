@@ -15,7 +15,7 @@ use super::look_on::LookOn;
 use super::pollers::Pollers;
 use super::turns::Turns;
 use super::waiters::Waiters;
-use super::watch::{NOTHING, QUIET, Relief, Watch};
+use super::watch::{NOTHING, QUIET, Relief, Watch, is_within};
 use super::worker::{Progress, Worker};
 use crate::port::Port;
 use crate::shared::Doorbells;
@@ -285,7 +285,7 @@ impl Shared {
 
     /// True if a caller has said a moment ago that it will wait.
     pub(super) fn said_to_wait_lately(&self, now: Nanos) -> bool {
-        is_within(self.waits_at.load(Relaxed), now, QUIET)
+        is_within(self.waits_at.load(Relaxed), now.0, QUIET)
     }
 
     /// True if it then watched the link itself: who looks does so once more before it sleeps.
@@ -306,15 +306,10 @@ impl Shared {
     /// Nothing had come a moment ago, and nothing is to be sent. Whoever is about to sleep on the link's descriptors need not look
     /// again: they tell.
     pub(super) fn found_nothing_lately(&self, now: Nanos) -> bool {
-        is_within(self.idle_at.load(Relaxed), now, LATELY)
+        is_within(self.idle_at.load(Relaxed), now.0, LATELY)
             && self.owed_at().is_none()
             && !self.doorbells.any()
     }
-}
-
-/// True if `at` is a time, and no longer ago than this.
-fn is_within(at: u64, now: Nanos, time: u64) -> bool {
-    at != NOTHING && now.0.saturating_sub(at) < time
 }
 
 /// What `sleep_on` takes to sleep until one of these is readable.
@@ -326,18 +321,4 @@ pub(super) fn readable<'a>(fds: impl IntoIterator<Item = BorrowedFd<'a>>) -> Vec
 pub(super) fn sleep_on(fds: &mut [PollFd<'_>], how_long: Nanos) {
     // An interrupted or failed wait is a short one: the next pass looks at everything anyway.
     let _ = ppoll(fds, Some(TimeSpec::from_duration(how_long.as_duration())), None);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_never_happened_was_not_a_moment_ago() {
-        // A clock that has just begun, as that of an engine.
-        assert!(!is_within(NOTHING, Nanos::ZERO, LATELY) && !is_within(NOTHING, Nanos(5), LATELY));
-        assert!(is_within(0, Nanos(5), LATELY) && !is_within(0, Nanos(LATELY), LATELY));
-        // By a thread that asked the clock a little later.
-        assert!(is_within(6, Nanos(5), LATELY));
-    }
 }

@@ -27,6 +27,12 @@ use super::sync::{
 
 /// Never: of a time at which something happened.
 pub(crate) const NOTHING: u64 = u64::MAX;
+
+/// True if something happened at `at`, and no longer ago than this. Times in ns.
+pub(crate) fn is_within(at: u64, now: u64, time: u64) -> bool {
+    at != NOTHING && now.saturating_sub(at) < time
+}
+
 /// A caller that polls comes again within this time, in ns; who has been away for longer has been doing something else.
 pub(crate) const BREAK: u64 = 50_000;
 /// The shortest nap, in ns.
@@ -80,7 +86,7 @@ pub(crate) struct Watch {
     /// When a caller last did something else than polling on: it came back from a break, or began to wait.
     broke_at: AtomicU64,
     relief: AtomicU64,
-    /// When a caller last began to watch; 0: none did.
+    /// When a caller last began to watch.
     relieved_at: AtomicU64,
     /// For how long callers must have polled without a break to be trusted.
     trust_after: AtomicU64,
@@ -93,7 +99,7 @@ impl Watch {
             last_pass: AtomicU64::new(0),
             broke_at: AtomicU64::new(0),
             relief: AtomicU64::new(Relief::No as u64),
-            relieved_at: AtomicU64::new(0),
+            relieved_at: AtomicU64::new(NOTHING),
             trust_after: AtomicU64::new(TRUST),
         }
     }
@@ -172,13 +178,12 @@ impl Watch {
 
     /// True if a caller has watched a moment ago, or does.
     pub(crate) fn relieved_lately(&self, now: u64) -> bool {
-        let at = self.relieved_at.load(Relaxed);
-        at != 0 && now.saturating_sub(at) < QUIET
+        is_within(self.relieved_at.load(Relaxed), now, QUIET)
     }
 
     /// Callers who watched a moment ago are not trusted to do so again: there are several who wait.
     pub(crate) fn forget_relief(&self) {
-        self.relieved_at.store(0, Relaxed);
+        self.relieved_at.store(NOTHING, Relaxed);
     }
 
     /// It does no more. True: wake the keeper.
@@ -255,5 +260,31 @@ impl Watch {
     /// The keeper's: it is awake.
     pub(crate) fn wakes(&self) {
         self.keeper.store(AWAKE, SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIME: u64 = 10_000;
+
+    #[test]
+    fn what_never_happened_was_not_a_moment_ago() {
+        // A clock that has just begun, as that of an engine.
+        assert!(!is_within(NOTHING, 0, TIME) && !is_within(NOTHING, 5, TIME));
+        assert!(is_within(0, 5, TIME) && !is_within(0, TIME, TIME));
+        // By a thread that asked the clock a little later.
+        assert!(is_within(6, 5, TIME));
+    }
+
+    #[test]
+    fn a_caller_that_watched_at_the_first_moment_has_watched() {
+        let watch = Watch::new();
+        assert!(!watch.relieved_lately(0));
+        assert!(watch.begin_watching(Relief::Blocked, 0));
+        assert!(watch.relieved_lately(5) && !watch.relieved_lately(QUIET));
+        watch.forget_relief();
+        assert!(!watch.relieved_lately(5));
     }
 }

@@ -8,7 +8,7 @@ use std::io;
 use crossbeam_channel::Receiver;
 
 use super::control::Request;
-use crate::nic::{self, Answer, ControlError, GroupChange, Nic};
+use crate::nic::{self, Answer, Command, ControlError, GroupChange, Nic};
 use crate::port::{self, BURST, LinkChange, Port, PortInfo, RxWishes, TxId};
 use crate::shared::Doorbells;
 use crate::time::Nanos;
@@ -54,6 +54,8 @@ pub struct Worker {
     slots: Vec<TxSlot>,
     /// What the port was asked to do with what arrives.
     rx_wishes: RxWishes,
+    /// The port said that it cannot.
+    wishes_refused: bool,
     link_error: Option<String>,
     events_lost: u64,
     stall: Stall,
@@ -104,6 +106,7 @@ impl Worker {
             doorbells,
             slots,
             rx_wishes: RxWishes::default(),
+            wishes_refused: false,
             link_error: None,
             events_lost: 0,
             stall: Stall::default(),
@@ -149,10 +152,11 @@ impl Worker {
     fn control(&mut self, now: Nanos) -> usize {
         let mut done = 0;
         while let Ok(Request { command, answer }) = self.requests.try_recv() {
+            let sets_congestion = matches!(command, Command::SetCongestion(_));
             let result = self.nic.execute(now, command);
             let result = self.follow_groups(result);
             let result = self.follow_flows(result);
-            let result = self.follow_wishes(result);
+            let result = self.follow_wishes(sets_congestion, result);
             self.nic.look_after(now);
             self.nic.publish(now);
             // Nobody waits any more: the answer is not missed.
@@ -190,20 +194,31 @@ impl Worker {
         result
     }
 
-    /// Tells the port what the NIC wants of what arrives. What cannot be had is asked for again with the next command.
-    fn follow_wishes(&mut self, result: Result<Answer, ControlError>) -> Result<Answer, ControlError> {
-        self.wish().map_err(|error| ControlError::MacControl(error.to_string()))?;
-        result
+    /// Tells the port what the NIC wants of what arrives. What cannot be had fails the command that `asks` for it, and no other.
+    fn follow_wishes(
+        &mut self,
+        asks: bool,
+        result: Result<Answer, ControlError>,
+    ) -> Result<Answer, ControlError> {
+        if self.wishes() == self.rx_wishes && !(asks && self.wishes_refused) {
+            return result;
+        }
+        match self.wish() {
+            Err(error) if asks => Err(ControlError::MacControl(error.to_string())),
+            _ => result,
+        }
+    }
+
+    fn wishes(&self) -> RxWishes {
+        let mac_control = self.nic.congestion().classes.heeds_mac_control();
+        RxWishes { arrivals: self.nic.wants_arrivals(), mac_control }
     }
 
     fn wish(&mut self) -> io::Result<()> {
-        let mac_control = self.nic.congestion().classes.heeds_mac_control();
-        let wishes = RxWishes { arrivals: self.nic.wants_arrivals(), mac_control };
-        if wishes != self.rx_wishes {
-            self.port.set_rx_wishes(wishes)?;
-            self.rx_wishes = wishes;
-        }
-        Ok(())
+        self.rx_wishes = self.wishes();
+        let answer = self.port.set_rx_wishes(self.rx_wishes);
+        self.wishes_refused = answer.is_err();
+        answer
     }
 
     /// Takes a burst in, lets the QPs judge it, and copies its payload where it belongs.
@@ -381,7 +396,6 @@ impl Worker {
         self.nic.set_longest_frame(longest_frame(self.port.info()));
         self.nic.set_station(mac);
         self.nic.set_largest_mtu(now, largest);
-        self.rx_wishes = RxWishes::default();
         if let Err(error) = self.wish() {
             self.link_error.get_or_insert_with(|| error.to_string());
         }

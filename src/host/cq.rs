@@ -103,7 +103,7 @@ impl CompletionQueue {
 
     /// Runs a pass if callers turn the device: what [`CompletionQueue::poll`] does when it finds nothing.
     pub fn turn(&self) {
-        self.inner.device.inner.engine.help_for(|| lock(&self.inner.ring).ring.has_completions());
+        self.inner.device.inner.engine.caller_pass_until(|| lock(&self.inner.ring).ring.has_completions());
     }
 
     /// Takes up to `out.len()` completions that are there, and runs no pass.

@@ -60,6 +60,8 @@ pub(super) struct Link {
     pub(super) kicks: AtomicU32,
     /// How often it was asked to say when frames arrive.
     pub(super) stamps: AtomicU32,
+    /// Set: it cannot take MAC control frames in.
+    pub(super) hides_pauses: AtomicBool,
 }
 
 impl Bent {
@@ -149,6 +151,9 @@ impl Port for Bent {
 
     fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
         self.link.stamps.fetch_add(u32::from(wishes.arrivals), Relaxed);
+        if wishes.mac_control && self.link.hides_pauses.load(Relaxed) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         Ok(())
     }
 

@@ -229,6 +229,24 @@ fn a_port_that_is_put_in_later_is_asked_to_stamp_what_arrives_as_the_first_was()
     assert_eq!((asked_first.stamps.load(Relaxed), asked_second.stamps.load(Relaxed)), (1, 1));
 }
 
+/// Settings that the port cannot follow are refused each time that they are asked for, and everything else goes on.
+#[test]
+fn a_port_that_refuses_a_wish_fails_the_command_that_asked_and_no_later_one() {
+    let port = Bent::new(memory::pair(end(1), end(2)).0);
+    let link = port.link();
+    link.hides_pauses.store(true, Relaxed);
+    let engine = Engine::start(NicConfig::default(), Box::new(port), Drive::CallerOnly).expect("an engine");
+    let mut config = CongestionConfig::default();
+    config.classes.pfc = 1 << 3;
+    let set = || engine.call(Command::SetCongestion(Box::new(config.clone())));
+    for _ in 0..2 {
+        assert!(matches!(set(), Err(ControlError::MacControl(_))));
+        engine.call(Command::AllocPd).expect("asks the port for nothing");
+    }
+    link.hides_pauses.store(false, Relaxed);
+    set().expect("it can by now");
+}
+
 /// A thread that spins on its worker lets others look at it.
 #[test]
 fn counters_can_be_read_while_a_thread_spins() {
