@@ -7,6 +7,11 @@
 
 use std::ops::Range;
 
+/// Bytes of an Ethernet header without a VLAN tag.
+pub const ETHERNET_HEADER: usize = 14;
+/// The UDP destination port of RoCE v2 (IANA; IBTA annex A17.4.3).
+pub const ROCE_V2_PORT: u16 = 4791;
+
 /// A received frame, borrowed from its port. Bytes `a` then `b`, without FCS.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {

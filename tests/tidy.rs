@@ -19,7 +19,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("verbs", &["flow", "limits", "wire"]),
     ("shared", &["limits", "verbs"]),
     ("congestion", &["time"]),
-    ("transport", &["limits", "random", "time", "verbs", "wire", "shared", "congestion"]),
+    ("transport", &["frame", "limits", "random", "time", "verbs", "wire", "shared", "congestion"]),
     (
         "nic",
         &[
@@ -60,6 +60,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         "host",
         &[
             "flow",
+            "frame",
             "limits",
             "threads",
             "time",

@@ -24,9 +24,8 @@ pub enum Direction {
 pub struct PcapngWriter<W: Write> {
     out: W,
     interfaces: u32,
-    /// Blocks that are not written yet, and where the last of them begins.
+    /// Blocks that are not written yet.
     blocks: Vec<u8>,
-    start: usize,
 }
 
 impl<W: Write> PcapngWriter<W> {
@@ -36,27 +35,27 @@ impl<W: Write> PcapngWriter<W> {
     /// What `out` says, and `InvalidInput` if a name is longer than 65,535 bytes.
     pub fn new(out: W, interfaces: &[&str]) -> io::Result<PcapngWriter<W>> {
         let count = u32::try_from(interfaces.len()).map_err(|_| invalid("too many interfaces"))?;
-        let mut w = PcapngWriter { out, interfaces: count, blocks: Vec::with_capacity(2048), start: 0 };
-        w.begin(block::SECTION_HEADER);
+        let mut w = PcapngWriter { out, interfaces: count, blocks: Vec::with_capacity(2048) };
+        let block = w.begin(block::SECTION_HEADER);
         w.u32(BYTE_ORDER_MAGIC);
         w.u16(1);
         w.u16(0);
         w.blocks.extend_from_slice(&(-1i64).to_le_bytes()); // the section's length is not known yet
         w.option(option::SECTION_USER_APPLICATION, concat!("roxie ", env!("CARGO_PKG_VERSION")).as_bytes());
         w.option(option::END, &[]);
-        w.finish()?;
+        w.finish(block)?;
         for name in interfaces {
             if name.len() > usize::from(u16::MAX) {
                 return Err(invalid(&format!("interface name of {} bytes, at most 65535 fit", name.len())));
             }
-            w.begin(block::INTERFACE);
+            let block = w.begin(block::INTERFACE);
             w.u16(link_type::ETHERNET as u16);
             w.u16(0);
             w.u32(0); // no snap length
             w.option(option::INTERFACE_NAME, name.as_bytes());
             w.option(option::INTERFACE_TSRESOL, &[9]); // 10^-9 s
             w.option(option::END, &[]);
-            w.finish()?;
+            w.finish(block)?;
         }
         // All at once: a stream that fails in the background fails then for packets, whoever is quicker.
         w.write_blocks()?;
@@ -87,7 +86,7 @@ impl<W: Write> PcapngWriter<W> {
             .filter(|&n| n <= u32::MAX - 0x1_0000)
             .ok_or_else(|| invalid(&format!("frame of {} bytes does not fit a pcapng block", frame.len())))?;
         let [s0, s1, s2, s3, s4, s5, s6, s7] = timestamp_ns.to_be_bytes();
-        self.begin(block::ENHANCED_PACKET);
+        let block = self.begin(block::ENHANCED_PACKET);
         self.u32(interface);
         self.u32(u32::from_be_bytes([s0, s1, s2, s3]));
         self.u32(u32::from_be_bytes([s4, s5, s6, s7]));
@@ -105,7 +104,7 @@ impl<W: Write> PcapngWriter<W> {
             self.option(option::COMMENT, cut(text, MAX_COMMENT).as_bytes());
         }
         self.option(option::END, &[]);
-        self.finish()?;
+        self.finish(block)?;
         self.write_blocks()
     }
 
@@ -122,15 +121,16 @@ impl<W: Write> PcapngWriter<W> {
         self.out
     }
 
-    fn begin(&mut self, kind: u32) {
-        self.start = self.blocks.len();
+    /// Where the block begins, for `finish`.
+    fn begin(&mut self, kind: u32) -> usize {
+        let start = self.blocks.len();
         self.u32(kind);
         self.u32(0); // total length, set by `finish`
+        start
     }
 
-    /// Sets both copies of the block's length.
-    fn finish(&mut self) -> io::Result<()> {
-        let start = self.start;
+    /// Sets both copies of the length of the block that begins there.
+    fn finish(&mut self, start: usize) -> io::Result<()> {
         let total =
             u32::try_from(self.blocks.len() - start + 4).map_err(|_| invalid("block beyond 4 GiB"))?;
         self.blocks[start + 4..start + 8].copy_from_slice(&total.to_le_bytes());

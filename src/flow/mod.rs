@@ -10,7 +10,7 @@ pub use hash::{RX_HASH_KEY, RxHash, RxHashFields};
 
 use std::ops::Range;
 
-use crate::frame::Frame;
+use crate::frame::{Frame, ROCE_V2_PORT};
 
 /// Flows that a device has at most: what the steering program compares each frame of another protocol with.
 pub const MAX_FLOWS: usize = 64;
@@ -27,7 +27,6 @@ const ETHERTYPE_ROCE_V1: u16 = 0x8915;
 const ETHERTYPE_TAGS: [u16; 2] = [0x8100, 0x88a8];
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
-const ROCE_V2_PORT: u16 = 4791;
 /// "More fragments", or an offset, in IPv4's flags and offset.
 const FRAGMENT: u16 = 0x3fff;
 

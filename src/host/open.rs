@@ -11,6 +11,7 @@ use super::follow::follow;
 use super::follower::{Followed, Live};
 use super::gid_table::GidOrder;
 use super::stack::Stack;
+use crate::frame::ETHERNET_HEADER;
 use crate::netdev::neighbour::NeighbourError;
 use crate::netdev::{Interface, Neighbours, NetdevError};
 use crate::port::memory::{self, MemoryConfig};
@@ -19,8 +20,6 @@ use crate::port::unclaimed::UnclaimedPort;
 use crate::port::xdp::{XdpConfig, XdpPort};
 use crate::port::{Port, PortInfo};
 
-/// Bytes that a frame has beside its L3 packet.
-const ETHERNET_HEADER: usize = 14;
 /// How long to wait for a neighbour to answer.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
 impl Device {

@@ -49,31 +49,26 @@ impl Family {
     /// # Errors
     /// What the kernel answers, such as `EOPNOTSUPP`.
     pub(super) fn ask(&self, command: u8, attribute: &DefaultNla) -> io::Result<Vec<u8>> {
-        exchange(&self.socket, self.id, command, attribute)
-    }
-}
+        let payload = bytes_of(attribute);
+        let length = u32::try_from(HEADERS + payload.len()).map_err(io::Error::other)?;
+        let mut packet = Vec::with_capacity(HEADERS + payload.len());
+        packet.extend(length.to_ne_bytes());
+        packet.extend(self.id.to_ne_bytes());
+        packet.extend(NLM_F_REQUEST.to_ne_bytes());
+        packet.extend([0; 8]); // sequence number and port: one exchange at a time, on a socket of its own
+        packet.extend([command, 1, 0, 0]);
+        packet.extend(payload);
+        self.socket.send(&packet, 0)?;
 
-/// Sends one attribute to a family and returns the attributes of the answer.
-fn exchange(socket: &Socket, family: u16, command: u8, attribute: &DefaultNla) -> io::Result<Vec<u8>> {
-    let payload = bytes_of(attribute);
-    let length = u32::try_from(HEADERS + payload.len()).map_err(io::Error::other)?;
-    let mut packet = Vec::with_capacity(HEADERS + payload.len());
-    packet.extend(length.to_ne_bytes());
-    packet.extend(family.to_ne_bytes());
-    packet.extend(NLM_F_REQUEST.to_ne_bytes());
-    packet.extend([0; 8]); // sequence number and port: one exchange at a time, on a socket of its own
-    packet.extend([command, 1, 0, 0]);
-    packet.extend(payload);
-    socket.send(&packet, 0)?;
-
-    let answer = receive(socket)?;
-    let short = || io::Error::new(io::ErrorKind::InvalidData, "generic netlink answer cut short");
-    let kind = parse_u16(answer.get(4..6).ok_or_else(short)?).map_err(io::Error::other)?;
-    if kind == NLMSG_ERROR {
-        let code: [u8; 4] = answer.get(16..20).and_then(|b| b.try_into().ok()).ok_or_else(short)?;
-        return Err(io::Error::from_raw_os_error(i32::from_ne_bytes(code).wrapping_neg()));
+        let answer = receive(&self.socket)?;
+        let short = || io::Error::new(io::ErrorKind::InvalidData, "generic netlink answer cut short");
+        let kind = parse_u16(answer.get(4..6).ok_or_else(short)?).map_err(io::Error::other)?;
+        if kind == NLMSG_ERROR {
+            let code: [u8; 4] = answer.get(16..20).and_then(|b| b.try_into().ok()).ok_or_else(short)?;
+            return Err(io::Error::from_raw_os_error(i32::from_ne_bytes(code).wrapping_neg()));
+        }
+        answer.get(HEADERS..).map(<[u8]>::to_vec).ok_or_else(short)
     }
-    answer.get(HEADERS..).map(<[u8]>::to_vec).ok_or_else(short)
 }
 
 pub(super) fn bytes_of(attribute: &DefaultNla) -> Vec<u8> {

@@ -70,9 +70,8 @@ impl Nic {
             return Some(wrong);
         }
         let gone = |qp: &QpIndex| self.qps.get(qp.0).is_none();
-        let late = (0..self.qps.places()).find(|qp| gone(&QpIndex(*qp)) && self.wheel.is_set(*qp));
-        let late = late
-            .or_else(|| (0..self.qps.places()).find(|qp| gone(&QpIndex(*qp)) && self.releases.is_set(*qp)));
+        let is_timed = |qp: u32| self.wheel.is_set(qp) || self.releases.is_set(qp);
+        let late = (0..self.qps.places()).find(|qp| gone(&QpIndex(*qp)) && is_timed(*qp));
         if let Some(qp) = late {
             return Some(format!("a timer of QP {qp} runs, which is gone"));
         }

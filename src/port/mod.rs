@@ -33,13 +33,10 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use crate::flow::FlowMatch;
-use crate::frame::{Frame, FrameMut};
+use crate::frame::{ETHERNET_HEADER, Frame, FrameMut};
 pub use crate::limits::BURST;
 use crate::time::Nanos;
 use undelivered::Undelivered;
-
-/// Destination, source, EtherType: bytes of a frame that the MTU does not count.
-const ETHERNET_HEADER: usize = 14;
 
 /// What a port is and what fits through it.
 #[derive(Clone, Debug, PartialEq, Eq)]

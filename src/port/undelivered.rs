@@ -15,8 +15,8 @@ use nix::sys::socket::{
     sockopt,
 };
 
-/// UDP destination port of RoCE v2 (IBTA A17.4.3).
-const ROCE_V2_PORT: u16 = 4791;
+use crate::frame::ROCE_V2_PORT;
+
 /// Bytes of a message that are looked at: what Linux quotes at most, with headers.
 const ROOM: usize = 2048;
 const UDP_HEADER: usize = 8;

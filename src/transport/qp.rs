@@ -76,8 +76,9 @@ pub struct Attributes {
     pub rate_limit: Option<RateLimit>,
 }
 
-impl Attributes {
-    fn new() -> Attributes {
+impl Default for Attributes {
+    /// Those of a QP in RESET.
+    fn default() -> Attributes {
         Attributes {
             access: Access::empty(),
             path_mtu: Mtu::Mtu256,
@@ -95,7 +96,9 @@ impl Attributes {
             rate_limit: None,
         }
     }
+}
 
+impl Attributes {
     /// How long to wait for an acknowledgement: 4.096 us * 2^code; `None`: for ever.
     pub fn ack_timeout(&self) -> Option<Nanos> {
         (self.timeout != 0).then(|| Nanos(4_096 << self.timeout))
@@ -184,7 +187,7 @@ impl Qp {
             caps: *caps,
             service: service_of(config.init.qp_type),
             state: QpState::Reset,
-            attributes: Attributes::new(),
+            attributes: Attributes::default(),
             template: None,
             tag: None,
             requester: Requester::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline),
@@ -278,7 +281,7 @@ impl Qp {
     fn reset(&mut self) {
         self.state = QpState::Reset;
         let kept = self.attributes;
-        self.attributes = Attributes::new();
+        self.attributes = Attributes::default();
         self.configure(kept.mig_req, kept.end_to_end_credits);
         self.template = None;
         self.requester.reset();

@@ -8,17 +8,15 @@
 use super::scatter::{self, FramePayload, ListError};
 use super::send_queue::Wqe;
 use super::{Ctx, Origin, Qp, TxPlan, TxReason, Verdict};
+use crate::frame::ETHERNET_HEADER;
 use crate::verbs::{QpState, RecvWr, Wc, WcOpcode, WcStatus};
 use crate::wire::{Bth, Ext};
-
-/// Bytes of an Ethernet header: the shortest frame that can be sent.
-const ETHERNET_HEADER: u64 = 14;
 
 impl Qp {
     /// A frame that is shorter than its header or longer than the link carries fails with LOC_LEN.
     pub(super) fn plan_raw(&self, ctx: &mut Ctx<'_>, position: u32, wqe: &Wqe) -> Result<TxPlan, WcStatus> {
         let longest = ctx.longest_frame.min(usize::from(u16::MAX)) as u64;
-        if wqe.length < ETHERNET_HEADER || wqe.length > longest {
+        if wqe.length < ETHERNET_HEADER as u64 || wqe.length > longest {
             return Err(WcStatus::LocLen);
         }
         let payload_len = wqe.length as u16;

@@ -5,8 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::byteorder::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The UDP destination port of RoCE v2 (IANA; IBTA annex A17.4.5).
-pub const ROCE_V2_PORT: u16 = 4791;
+pub use crate::frame::ROCE_V2_PORT;
 
 /// FCS (4), preamble and start of frame (8), the shortest gap to the next (12): bytes that a frame takes on an Ethernet link beside
 /// those that a port carries.

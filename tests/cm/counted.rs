@@ -6,26 +6,12 @@ use roxie::wire::cm::{CommId, Kind, PrivateData, Rej, SidrRep};
 
 use super::pair::{A, B, Pair, SERVICE, address};
 
-const KINDS: [Kind; 11] = [
-    Kind::Req,
-    Kind::Mra,
-    Kind::Rej,
-    Kind::Rep,
-    Kind::Rtu,
-    Kind::Dreq,
-    Kind::Drep,
-    Kind::SidrReq,
-    Kind::SidrRep,
-    Kind::Lap,
-    Kind::Apr,
-];
-
 /// How often each kind was sent, sent again, received, received again; those that were not at all left out.
 fn counted(pair: &Pair, end: usize) -> Vec<(Kind, [u64; 4])> {
     let of = pair.ends[end].counters();
     let each =
         |kind| (kind, [of.sent(kind), of.sent_again(kind), of.received(kind), of.received_again(kind)]);
-    KINDS.map(each).into_iter().filter(|(_, counts)| *counts != [0; 4]).collect()
+    Kind::ALL.map(each).into_iter().filter(|(_, counts)| *counts != [0; 4]).collect()
 }
 
 #[test]

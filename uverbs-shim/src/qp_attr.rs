@@ -208,29 +208,14 @@ mod tests {
     use super::*;
     use roxie::nic::QpHandle;
     use roxie::transport::qp::Attributes;
-    use roxie::verbs::{Access, QpCaps, QpIndex};
+    use roxie::verbs::{QpCaps, QpIndex};
 
     fn status(draining: bool) -> QpStatus {
         QpStatus {
             handle: QpHandle { index: QpIndex(0), qpn: Qpn::new(2) },
             qp_type: QpType::Rc,
             state: QpState::Sqd,
-            attributes: Attributes {
-                access: Access::empty(),
-                path_mtu: Mtu::Mtu256,
-                dest_qpn: Qpn::new(3),
-                av: None,
-                timeout: 0,
-                retry_cnt: 0,
-                rnr_retry: 0,
-                min_rnr_timer: 0,
-                max_rd_atomic: 0,
-                max_dest_rd_atomic: 0,
-                qkey: 0,
-                mig_req: false,
-                end_to_end_credits: false,
-                rate_limit: None,
-            },
+            attributes: Attributes::default(),
             caps: QpCaps::NONE,
             sq_sig_all: false,
             draining,

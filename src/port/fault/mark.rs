@@ -1,14 +1,13 @@
 //! What a congested switch does to a frame instead of dropping it.
 
-use crate::frame::{Frame, FrameMut};
+use crate::frame::{ETHERNET_HEADER, Frame, FrameMut};
 
-/// Where the network header begins: behind an Ethernet header, with an 802.1Q tag or without.
-const UNTAGGED: usize = 14;
-const TAGGED: usize = 18;
+/// Where the network header begins behind an 802.1Q tag.
+const TAGGED: usize = ETHERNET_HEADER + 4;
 
 /// Where the network header begins and the byte of it that has the ECN bits, and by how many bits they are shifted there.
 fn place(frame: &Frame<'_>) -> Option<(usize, usize, u32)> {
-    let mut at = UNTAGGED;
+    let mut at = ETHERNET_HEADER;
     let mut kind = frame.array::<2>(12)?;
     if kind == [0x81, 0x00] {
         (at, kind) = (TAGGED, frame.array::<2>(16)?);

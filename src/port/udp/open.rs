@@ -16,11 +16,10 @@ use super::headers::HOP_LIMIT;
 use super::rx::Receiver;
 use super::tx::{SendLimits, SendSocket, Sender};
 use super::{UdpPort, owner, probe, synthetic_mac, sys};
+use crate::frame::ROCE_V2_PORT;
 use crate::netdev::NetNs;
 use crate::port::PortInfo;
 
-/// UDP destination port of RoCE v2 (IBTA A17.4.3).
-const ROCE_V2_PORT: u16 = 4791;
 /// Where RoCE v2 takes source ports from.
 const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 0xc000..=0xffff;
 /// The longest L3 packet that frames are made for: an interface such as `lo` allows more.

@@ -8,6 +8,7 @@ use std::thread::available_parallelism;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use roxie::netdev::{Interface, ethtool};
 use roxie::port::xdp::program_holders;
+use roxie::wire::ROCE_V2_PORT;
 
 use super::facts::{Crc, Facts, Host, Nic, Others, RdmaDevice};
 use crate::common::Failure;
@@ -131,7 +132,6 @@ fn others(interface: &Interface) -> Others {
 
 /// UDP port 4791 of this network namespace. A socket is bound for a moment; nothing is sent.
 fn port_taken() -> bool {
-    const ROCE_V2_PORT: u16 = 4791;
     let bound = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, ROCE_V2_PORT));
     bound.is_err_and(|e| e.kind() == std::io::ErrorKind::AddrInUse)
 }

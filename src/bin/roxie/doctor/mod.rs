@@ -87,7 +87,7 @@ fn print(facts: &Facts, findings: &[Finding]) -> Result<(), Failure> {
     output::line(match exit_code(findings) {
         0 => "nothing to mend",
         1 => "it works; mending the above makes it better, the first the most",
-        _ => "no device can be opened before the first is mended",
+        _ => "the first keeps `roxie run` from working",
     })
 }
 

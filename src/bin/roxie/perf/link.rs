@@ -13,8 +13,8 @@ use roxie::verbs::{
 
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, SIGNAL_EVERY};
-use super::{Measure, Operation, Service};
-use crate::common::health::{Health, Silence, tell_logs};
+use super::{Operation, Service};
+use crate::common::health::{Health, Silence};
 use crate::common::{DeviceOptions, Failure, Patience};
 
 /// Marks the completion of a receive; the rest of its `wr_id` is the index of the queue pair.
@@ -43,7 +43,7 @@ pub(super) enum Event {
 
 /// A device and, once prepared, what is measured on it.
 pub(super) struct Link<'a> {
-    options: &'a DeviceOptions,
+    pub(super) options: &'a DeviceOptions,
     pub(super) device: Device,
     /// What rates do is looked at.
     pub(super) is_sampled: bool,
@@ -77,7 +77,9 @@ impl<'a> Link<'a> {
         device: Device,
         gid_index: usize,
     ) -> Result<Link<'a>, Failure> {
-        let link = Link {
+        // So that a path MTU that does not fit is said before anybody waits.
+        options.path_mtu(&device, Mtu::Mtu4096)?;
+        Ok(Link {
             options,
             device,
             is_sampled: false,
@@ -85,10 +87,7 @@ impl<'a> Link<'a> {
             parts: None,
             patience: RefCell::default(),
             health: RefCell::default(),
-        };
-        // So that a path MTU that does not fit is said before anybody waits.
-        link.path_mtu()?;
-        Ok(link)
+        })
     }
 
     pub(super) fn parts(&self) -> &Parts {
@@ -215,15 +214,6 @@ fn register(pd: &ProtectionDomain, length: usize, access: Access) -> Result<Memo
 }
 
 impl Link<'_> {
-    pub(super) fn port(&self) -> (String, String) {
-        let info = self.device.port();
-        (info.name.clone(), info.mode.clone())
-    }
-
-    pub(super) fn path_mtu(&self) -> Result<Mtu, Failure> {
-        self.options.path_mtu(&self.device, Mtu::Mtu4096)
-    }
-
     pub(super) fn prepare(&mut self, plan: &Plan, path_mtu: Mtu) -> Result<End, Failure> {
         let pd = self.device.alloc_pd()?;
         let receives = plan.receives();
@@ -301,22 +291,6 @@ impl Link<'_> {
         }
         parts.there = Some(there.clone());
         Ok(())
-    }
-
-    pub(super) fn arm(&mut self, plan: &Plan, size: u32) -> Result<(), Failure> {
-        if (plan.measure, plan.operation) == (Measure::Lat, Operation::Write) {
-            // What an earlier round left there is no message of the next one.
-            self.parts().target.write_at(size as usize - 1, &[0])?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn tell_logs(&self) {
-        tell_logs(&self.device);
-    }
-
-    pub(super) fn finish(&self) -> Result<(), Failure> {
-        self.options.finish_capture(&self.device)
     }
 }
 

@@ -9,14 +9,16 @@ use super::report::Outcome;
 use super::session::Side;
 use super::{Measure, Operation, bandwidth, latency};
 use crate::common::Failure;
+use crate::common::health::tell_logs;
 
 impl Side for Link<'_> {
     fn port(&self) -> (String, String) {
-        Link::port(self)
+        let info = self.device.port();
+        (info.name.clone(), info.mode.clone())
     }
 
     fn path_mtu(&self) -> Result<Mtu, Failure> {
-        Link::path_mtu(self)
+        self.options.path_mtu(&self.device, Mtu::Mtu4096)
     }
 
     fn prepare(&mut self, plan: &Plan, path_mtu: Mtu) -> Result<End, Failure> {
@@ -28,7 +30,11 @@ impl Side for Link<'_> {
     }
 
     fn arm(&mut self, plan: &Plan, size: u32) -> Result<(), Failure> {
-        Link::arm(self, plan, size)
+        if (plan.measure, plan.operation) == (Measure::Lat, Operation::Write) {
+            // What an earlier round left there is no message of the next one.
+            self.parts().target.write_at(size as usize - 1, &[0])?;
+        }
+        Ok(())
     }
 
     fn measure(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<Outcome, Failure> {
@@ -52,10 +58,10 @@ impl Side for Link<'_> {
     }
 
     fn tell_logs(&self) {
-        Link::tell_logs(self);
+        tell_logs(&self.device);
     }
 
     fn finish(&self) -> Result<(), Failure> {
-        Link::finish(self)
+        self.options.finish_capture(&self.device)
     }
 }
