@@ -14,7 +14,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("timer", &["time"]),
     ("capture", &["frame", "threads"]),
     ("netdev", &[]),
-    ("port", &["flow", "frame", "limits", "random", "time", "capture", "netdev"]),
+    ("port", &["flow", "frame", "limits", "random", "threads", "time", "capture", "netdev"]),
     ("wire", &["frame"]),
     ("verbs", &["flow", "limits", "wire"]),
     ("shared", &["limits", "verbs"]),

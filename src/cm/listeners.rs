@@ -22,6 +22,7 @@ pub(super) struct Listeners {
     service_of: BTreeMap<Listener, ServiceId>,
     next: u32,
     limit: u32,
+    version: u64,
 }
 
 /// Whether a listener takes a request.
@@ -34,7 +35,7 @@ pub(super) enum Admission {
 
 impl Listeners {
     pub(super) fn new(limit: u32) -> Listeners {
-        Listeners { by_service: BTreeMap::new(), service_of: BTreeMap::new(), next: 1, limit }
+        Listeners { by_service: BTreeMap::new(), service_of: BTreeMap::new(), next: 1, limit, version: 0 }
     }
 
     pub(super) fn add(
@@ -57,6 +58,7 @@ impl Listeners {
         }
         self.next = name.0.wrapping_add(1);
         entries.push(Entry { name, on, backlog: backlog.max(1), pending: 0 });
+        self.version += 1;
         self.service_of.insert(name, service);
         Ok(name)
     }
@@ -64,6 +66,7 @@ impl Listeners {
     /// False: there is none of that name.
     pub(super) fn remove(&mut self, name: Listener) -> bool {
         let Some(service) = self.service_of.remove(&name) else { return false };
+        self.version += 1;
         if let Some(entries) = self.by_service.get_mut(&service) {
             entries.retain(|entry| entry.name != name);
             if entries.is_empty() {
@@ -71,6 +74,15 @@ impl Listeners {
             }
         }
         true
+    }
+
+    /// Counts changes.
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub(super) fn services(&self) -> impl Iterator<Item = (ServiceId, ListenOn)> + '_ {
+        self.by_service.iter().flat_map(|(service, entries)| entries.iter().map(|entry| (*service, entry.on)))
     }
 
     pub(super) fn len(&self) -> usize {

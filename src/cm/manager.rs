@@ -7,14 +7,14 @@ use crate::time::Nanos;
 use crate::timer::TimerWheel;
 use crate::wire::cm::{Ari, CmMessage, CommId, Kind, PrivateData, Rej, RejReason, Stage};
 use crate::wire::mad::MAD_LEN;
-use crate::wire::{Gid, Qpn};
+use crate::wire::{Gid, Qpn, ServiceId};
 
 use super::connection::{Connection, Outgoing, RemoteKey, State, span};
 use super::counters::CmCounters;
 use super::early::EarlyRequests;
 use super::listeners::Listeners;
 use super::table::Table;
-use super::{CmError, Event, HowDisconnected, Keeper, Parameters, Route, WhyUnreachable};
+use super::{CmError, Event, HowDisconnected, Keeper, ListenOn, Parameters, Route, WhyUnreachable};
 
 /// How a manager behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +110,27 @@ impl Manager {
             transactions: 0,
             config,
         }
+    }
+
+    /// Its IDs have these upper 8 bits from now on: other managers of this host have others, and messages are told apart by them. Before
+    /// its first connection.
+    pub fn set_unit(&mut self, unit: u8) {
+        self.table.set_unit(unit);
+    }
+
+    /// True if they were set.
+    pub fn has_unit(&self) -> bool {
+        self.table.has_unit()
+    }
+
+    /// What is listened for, and where.
+    pub fn services(&self) -> impl Iterator<Item = (ServiceId, ListenOn)> + '_ {
+        self.listeners.services()
+    }
+
+    /// Another number, other services.
+    pub fn services_version(&self) -> u64 {
+        self.listeners.version()
     }
 
     /// The next message to send.

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use crate::random::splitmix;
+use crate::transport::Permutation;
 use crate::wire::cm::CommId;
 
 use super::connection::Connection;
@@ -23,6 +24,9 @@ pub(super) struct Table {
     /// Places that are free, that for longest first.
     free: VecDeque<u16>,
     keys: [u32; 4],
+    /// The upper 8 bits of all IDs, and what the others are made by, if other managers of this host have the others.
+    unit: Option<(u8, Permutation)>,
+    seed: u64,
     limit: u32,
 }
 
@@ -31,7 +35,22 @@ impl Table {
     pub(super) fn new(limit: u32, seed: u64) -> Table {
         let mut state = seed;
         let keys = std::array::from_fn(|_| splitmix(&mut state) as u32 | 1);
-        Table { slots: Vec::new(), free: VecDeque::new(), keys, limit: limit.min(1 << 16) }
+        Table { slots: Vec::new(), free: VecDeque::new(), keys, unit: None, seed, limit: limit.min(1 << 16) }
+    }
+
+    /// IDs begin with this from now on. There must be none yet.
+    pub(super) fn set_unit(&mut self, unit: u8) {
+        debug_assert!(self.slots.is_empty(), "IDs of no unit are in use");
+        self.unit = Some((unit, Permutation::new(self.seed)));
+    }
+
+    /// After it comes 0 again.
+    fn last_generation(&self) -> u16 {
+        if self.unit.is_some() { u8::MAX.into() } else { u16::MAX }
+    }
+
+    pub(super) fn has_unit(&self) -> bool {
+        self.unit.is_some()
     }
 
     pub(super) fn limit(&self) -> u32 {
@@ -63,7 +82,7 @@ impl Table {
         let mut generation = self.slots[usize::from(index)].generation;
         // 0 is no name.
         if self.encode(index, generation) == CommId(0) {
-            generation = generation.wrapping_add(1);
+            generation = generation.wrapping_add(1) & self.last_generation();
         }
         let slot = &mut self.slots[usize::from(index)];
         slot.generation = generation;
@@ -74,7 +93,10 @@ impl Table {
     /// Takes one in under a name that a table of the same seed gave. False: the name is taken, or beyond the limit.
     pub(super) fn insert_as(&mut self, id: CommId, connection: Connection) -> bool {
         let (index, generation) = self.decode(id);
-        if u32::from(index) >= self.limit || self.id_at(index).is_some() {
+        if u32::from(index) >= self.limit
+            || generation > self.last_generation()
+            || self.id_at(index).is_some()
+        {
             return false;
         }
         while self.slots.len() <= usize::from(index) {
@@ -88,9 +110,10 @@ impl Table {
 
     pub(super) fn remove(&mut self, id: CommId) -> Option<Box<Connection>> {
         let index = self.index(id)?;
+        let last = self.last_generation();
         let slot = self.slots.get_mut(usize::from(index))?;
         let connection = slot.connection.take()?;
-        slot.generation = slot.generation.wrapping_add(1);
+        slot.generation = slot.generation.wrapping_add(1) & last;
         self.free.push_back(index);
         Some(connection)
     }
@@ -124,6 +147,9 @@ impl Table {
     }
 
     fn encode(&self, index: u16, generation: u16) -> CommId {
+        if let Some((unit, permutation)) = &self.unit {
+            return CommId(u32::from(*unit) << 24 | permutation.encode(index, generation as u8));
+        }
         let (mut left, mut right) = (generation, index);
         for key in self.keys {
             (left, right) = (right, left ^ mix(key, right));
@@ -132,6 +158,11 @@ impl Table {
     }
 
     fn decode(&self, id: CommId) -> (u16, u16) {
+        if let Some((unit, permutation)) = &self.unit {
+            let (index, generation) = permutation.decode(id.0 & 0xff_ffff);
+            // Of another unit: no generation is that.
+            return (index, if id.0 >> 24 == u32::from(*unit) { generation.into() } else { u16::MAX });
+        }
         let (mut left, mut right) = ((id.0 >> 16) as u16, id.0 as u16);
         for key in self.keys.into_iter().rev() {
             (left, right) = (right ^ mix(key, left), left);
@@ -158,6 +189,21 @@ mod tests {
             let id = CommId(splitmix(&mut state) as u32);
             let (index, generation) = table.decode(id);
             assert_eq!(table.encode(index, generation), id);
+        }
+    }
+
+    #[test]
+    fn ids_of_a_unit_begin_with_it_and_no_others_are_found() {
+        let mut table = Table::new(1 << 16, 7);
+        table.set_unit(0xab);
+        let mut seen = std::collections::BTreeSet::new();
+        for generation in 0..3 {
+            for index in 0..1 << 16 {
+                let id = table.encode(index as u16, generation);
+                assert_eq!((id.0 >> 24, table.decode(id)), (0xab, (index as u16, generation)));
+                assert!(seen.insert(id.0));
+                assert_eq!(table.decode(CommId(id.0 ^ 0x0100_0000)).1, u16::MAX);
+            }
         }
     }
 

@@ -2,9 +2,12 @@
 //!
 //! What only asks about a device, as `ibv_devinfo` does, thus works beside a program that uses it.
 
+use std::sync::Arc;
+
 use super::error::OpenError;
 use super::stack::Stack;
 use crate::port::Port;
+use crate::port::udp::group::Member;
 use crate::port::udp::{UdpConfig, UdpPort};
 use crate::port::xdp::{XdpConfig, XdpError, XdpPort};
 
@@ -20,6 +23,9 @@ pub enum PortPlan {
     Udp,
 }
 
+/// A port, and the processes that it is shared with, if any may come.
+pub(super) type Opened = (Box<dyn Port>, Option<Arc<Member>>);
+
 /// What is left to do for the first queue pair.
 #[derive(Debug)]
 pub(super) struct Claim {
@@ -30,33 +36,35 @@ pub(super) struct Claim {
 
 impl Claim {
     /// `mac`: the station address that address handles made so far carry.
-    pub(super) fn open(&self, mac: [u8; 6]) -> Result<Box<dyn Port>, OpenError> {
-        let port: Box<dyn Port> = match self.plan {
-            PortPlan::Udp => Box::new(self.open_udp(mac)?),
-            PortPlan::Xdp => Box::new(self.open_xdp()?),
+    pub(super) fn open(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
+        let (port, member): (Box<dyn Port>, _) = match self.plan {
+            PortPlan::Udp => self.open_udp(mac)?,
+            PortPlan::Xdp => (Box::new(self.open_xdp()?), None),
             PortPlan::Best => match self.open_xdp() {
-                Ok(port) => Box::new(port),
+                Ok(port) => (Box::new(port), None),
                 Err(why) if why.leaves_sockets() => {
                     eprintln!(
                         "roxie: using UDP sockets on {}, since AF_XDP did not open: {why}",
                         self.interface
                     );
-                    Box::new(self.open_udp(mac)?)
+                    self.open_udp(mac)?
                 }
                 Err(why) => return Err(why.into()),
             },
         };
-        self.stack.on(port)
+        Ok((self.stack.on(port)?, member))
     }
 
     fn open_xdp(&self) -> Result<XdpPort, XdpError> {
         XdpPort::open(&XdpConfig::new(self.interface.clone()))
     }
 
-    /// On any address, so that those that come later are served as well.
-    fn open_udp(&self, mac: [u8; 6]) -> Result<UdpPort, OpenError> {
-        let config =
-            UdpConfig { interface: Some(self.interface.clone()), mac: Some(mac), ..UdpConfig::default() };
-        Ok(UdpPort::open(&config)?)
+    /// On any address, so that those that come later are served as well, and with any process that comes.
+    fn open_udp(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
+        let interface = Some(self.interface.clone());
+        let config = UdpConfig { interface, mac: Some(mac), shared: true, ..UdpConfig::default() };
+        let port = UdpPort::open(&config)?;
+        let member = port.member().cloned();
+        Ok((Box::new(port), member))
     }
 }

@@ -7,7 +7,7 @@
 //! knows change together.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -29,7 +29,8 @@ use super::memory::MemoryRegion;
 use super::pd::ProtectionDomain;
 use super::qp::QueuePair;
 use super::ways::{End, Found, Searches, Sight};
-use crate::cm::{Arrival, Event, Manager, Route, State, Transmit};
+use crate::cm::{Arrival, Event, ListenOn, Manager, Route, State, Transmit};
+use crate::port::udp::group::Member;
 use crate::port::undelivered::Undelivered;
 use crate::shared::Armed;
 use crate::threads::spawn_unsignalled;
@@ -100,6 +101,9 @@ struct Core<C> {
     ways: Found<Way, Arc<AddressHandle>>,
     /// What messages under way go along; free slots are empty.
     under_way: Vec<Option<Arc<AddressHandle>>>,
+    /// Processes that share the port, and which of the manager's services they were told.
+    member: Option<Arc<Member>>,
+    told: u64,
     /// QP1 has failed, and is to begin anew when all that it had has been flushed.
     gsi_failed: bool,
 }
@@ -143,6 +147,10 @@ impl<C: Consumer> ConnectionService<C> {
     ) -> Result<ConnectionService<C>, DeviceError> {
         let system = |what| move |source| DeviceError::System { what, source };
         let (gsi, queue, channel) = Gsi::new(device)?;
+        let mut manager = manager;
+        if let Some(member) = device.member().filter(|_| !manager.has_unit()) {
+            manager.set_unit(member.slot());
+        }
         let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let wake =
             wake.map_err(std::io::Error::from).map_err(system("an eventfd for the connection manager"))?;
@@ -156,6 +164,8 @@ impl<C: Consumer> ConnectionService<C> {
             hearing: Hearing::default(),
             ways: Found::new(WAYS),
             under_way: vec![None; SENDS as usize],
+            member: device.member().cloned(),
+            told: 0,
             gsi_failed: false,
         };
         let (ask, asked) = sync_channel(LOOKING);
@@ -246,6 +256,26 @@ impl<C: Consumer> Core<C> {
     fn settle(&mut self, now: Nanos) {
         while let Some(event) = self.manager.poll_event() {
             self.consumer.event(&mut self.manager, now, event);
+        }
+        self.tell_services();
+    }
+
+    /// Requests for what is listened for come to this process.
+    fn tell_services(&mut self) {
+        let version = self.manager.services_version();
+        let Some(member) = self.member.as_ref().filter(|_| version != self.told) else { return };
+        self.told = version;
+        let services = self.manager.services().map(|(service, on)| {
+            let address = match on {
+                ListenOn::Any => None,
+                ListenOn::AnyIpv4 => Some(Ipv4Addr::UNSPECIFIED.into()),
+                ListenOn::AnyIpv6 => Some(Ipv6Addr::UNSPECIFIED.into()),
+                ListenOn::Address(gid) => Some(gid.to_ip()),
+            };
+            (service.0, address)
+        });
+        if let Err(error) = member.set_services(services) {
+            eprintln!("roxie: requests for connections may not come to this process: {error}");
         }
     }
 

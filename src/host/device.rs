@@ -12,6 +12,7 @@ use crate::engine::{Drive, Engine, EventSink};
 use crate::limits::Limits;
 use crate::netdev::link_speed;
 use crate::nic::{Answer, Command, CongestionConfig, ControlError, NicConfig, QpRecord, QpStatus};
+use crate::port::udp::group::Member;
 use crate::port::undelivered::Undelivered;
 use crate::port::{LinkChange, Port, PortInfo};
 use crate::time::Nanos;
@@ -78,6 +79,8 @@ pub(super) struct Inner {
     resolver: Box<dyn Resolve>,
     /// What the first queue pair has to claim yet.
     pub(super) claim: Mutex<Option<Claim>>,
+    /// What it has in common with other processes.
+    pub(super) member: OnceLock<Arc<Member>>,
     /// Follows the interface, where there is one.
     pub(super) follower: OnceLock<Follower>,
     /// What the follower reads congestion control from.
@@ -173,6 +176,7 @@ impl Device {
             gids: RwLock::new(gids),
             resolver,
             claim: Mutex::new(None),
+            member: OnceLock::new(),
             follower: OnceLock::new(),
             control_file: Mutex::new(config.control_file.as_deref().map(KnobFile::new)),
         };
@@ -206,13 +210,39 @@ impl Device {
     pub fn claim(&self) -> Result<(), DeviceError> {
         let mut left = self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(claim) = &*left else { return Ok(()) };
-        let port = claim.open(self.port().mac).map_err(|e| DeviceError::Claim(Box::new(e)))?;
+        let (port, member) = claim.open(self.port().mac).map_err(|e| DeviceError::Claim(Box::new(e)))?;
         self.inner
             .engine
             .set_port(port)
             .map_err(|source| DeviceError::System { what: "waiting for frames", source })?;
         *left = None;
+        self.share(member)
+    }
+
+    /// Keeps to its part of the numbers, if other processes have the others.
+    pub(super) fn share(&self, member: Option<Arc<Member>>) -> Result<(), DeviceError> {
+        let Some(member) = member else { return Ok(()) };
+        self.call(Command::AddQpnUnit(member.slot()))?;
+        // Set once: a port is opened once.
+        let _ = self.inner.member.set(member);
         Ok(())
+    }
+
+    /// The processes that it shares its port with.
+    pub fn member(&self) -> Option<&Arc<Member>> {
+        self.inner.member.get()
+    }
+
+    /// Claims the interface, and sees to it that there is a number for one more QP.
+    pub(super) fn claim_for_qp(&self) -> Result<(), DeviceError> {
+        self.claim()?;
+        let Some(member) = self.member() else { return Ok(()) };
+        if self.inner.engine.inspect(|worker| worker.nic().has_room_for_qp()) {
+            return Ok(());
+        }
+        let unit = member.add_unit().map_err(|source| DeviceError::System { what: "more QPNs", source })?;
+        // Without one the NIC says that it is full.
+        unit.map_or(Ok(()), |unit| self.call(Command::AddQpnUnit(unit)).map(|_| ()))
     }
 
     /// True if its port is open.

@@ -27,8 +27,9 @@ use crate::wire::cm::CommId;
 const PLACES: usize = 8192;
 /// 64-bit words of each: who wrote it and whether it is whole, the manager's seed, a bequest.
 const PLACE: usize = 16;
-/// The words of a place are whole. Beside it is the process that wrote them.
+/// The words of a place are whole. Below it is the process that wrote them, above it its unit, counted from 1.
 const WHOLE: u64 = 1 << 32;
+const UNIT_SHIFT: u32 = 40;
 /// How long a settlement may take: a peer that answers nothing is asked for a second.
 const LIMIT: Duration = Duration::from_millis(1500);
 /// How often it looks whether all is said.
@@ -55,8 +56,8 @@ impl SharedPath {
     }
 }
 
-/// What connections were when their process ended, of one manager.
-type Left = HashMap<u64, Vec<Bequest>>;
+/// What connections were when their process ended, by the seed and the unit of their manager.
+type Left = HashMap<(u64, Option<u8>), Vec<Bequest>>;
 
 impl Estate {
     /// An empty one, and what others find it by.
@@ -77,9 +78,11 @@ impl Estate {
         Ok(Estate { region: Region::map(file.as_fd(), PLACES * PLACE)? })
     }
 
-    /// Writes down what the connections of a manager of this process leave. `seed` is the manager's.
-    pub fn keeper(&self, seed: u64) -> Box<dyn Keeper> {
-        let process = std::process::id().into();
+    /// Writes down what the connections of a manager of this process leave. `seed` is the manager's,
+    /// and `unit` what its IDs begin with.
+    pub fn keeper(&self, seed: u64, unit: Option<u8>) -> Box<dyn Keeper> {
+        let process =
+            u64::from(std::process::id()) | unit.map_or(0, |unit| (u64::from(unit) + 1) << UNIT_SHIFT);
         Box::new(Writer { region: Arc::clone(&self.region), seed, process, places: HashMap::new(), next: 0 })
     }
 
@@ -93,7 +96,8 @@ impl Estate {
             }
             let words = std::array::from_fn(|i| place[2 + i].load(Relaxed));
             if let Some(bequest) = Bequest::from_words(&words) {
-                left.entry(place[1].load(Relaxed)).or_default().push(bequest);
+                let unit = (state >> UNIT_SHIFT).checked_sub(1).and_then(|unit| u8::try_from(unit).ok());
+                left.entry((place[1].load(Relaxed), unit)).or_default().push(bequest);
             }
             place[0].store(0, Relaxed);
         }
@@ -112,8 +116,19 @@ impl Estate {
         }
         let device = device()?;
         let until = Instant::now() + LIMIT;
-        for (seed, bequests) in left {
-            let manager = Manager::new(Config { seed, ..Config::default() });
+        for ((seed, unit), bequests) in left {
+            let mut manager = Manager::new(Config { seed, ..Config::default() });
+            if let Some(unit) = unit {
+                device.claim()?;
+                // Another process may have its number by now. Then peers find out by their timeouts.
+                let member = device.member();
+                let taken = member
+                    .is_some_and(|member| unit == member.slot() || member.take_unit(unit).unwrap_or(false));
+                if !taken {
+                    continue;
+                }
+                manager.set_unit(unit);
+            }
             let service = ConnectionService::start(&device, manager, Nobody)?;
             service.with(|manager, _, now| {
                 for bequest in &bequests {
@@ -213,7 +228,7 @@ mod tests {
     fn a_place_is_used_again_and_what_is_beyond_them_is_not_kept() {
         let (estate, path) = Estate::create().expect("memory");
         let same = Estate::open(&path.path()).expect("the same");
-        let (mut one, mut other) = (estate.keeper(1), same.keeper(2));
+        let (mut one, mut other) = (estate.keeper(1, None), same.keeper(2, Some(7)));
         for id in 0..PLACES as u64 / 2 {
             one.keep(CommId(id as u32), Some(&bequest(id)));
             other.keep(CommId(id as u32), Some(&bequest(id)));
@@ -248,7 +263,7 @@ mod tests {
         writer.keep(CommId(2), None);
         // Dead in the middle of writing.
         estate.region.words()[0].store(process.into(), Relaxed);
-        assert_eq!(estate.take().into_iter().collect::<Vec<_>>(), [(5, vec![bequest(3)])]);
+        assert_eq!(estate.take().into_iter().collect::<Vec<_>>(), [((5, None), vec![bequest(3)])]);
         assert!(estate.take().is_empty());
     }
 }

@@ -41,10 +41,12 @@ impl Device {
     /// if that is Ethernet or loopback: addresses, unless they were chosen; the MTU, unless that was; the link's state.
     pub fn open_udp(udp: &UdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
         let port = UdpPort::open(udp)?;
+        let member = port.member().cloned();
         let addresses = port.addresses().to_vec();
         let interface = port.info().interface.as_deref().map(Interface::by_name);
         let device =
             Device::new("roxie0", stack.on(Box::new(port))?, addresses, Box::new(Synthetic), config)?;
+        device.share(member)?;
         match interface {
             Some(Ok(interface)) => {
                 let interface = Live::new(interface);

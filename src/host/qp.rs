@@ -53,7 +53,7 @@ impl Device {
         init: &QpInit,
         (source, also): (ReceiveSource, Kept),
     ) -> Result<QueuePair, DeviceError> {
-        self.claim()?;
+        self.claim_for_qp()?;
         let caps = &init.caps;
         check_caps(caps)?;
         let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).map_err(no_memory)?;

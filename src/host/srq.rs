@@ -171,7 +171,7 @@ impl XrcDomain {
     /// If the device has no room for another QP.
     pub fn create_target(&self) -> Result<QueuePair, DeviceError> {
         let device = &self.inner.device;
-        device.claim()?;
+        device.claim_for_qp()?;
         let nothing = SendRing::new(1, 0, 0).map_err(no_memory)?;
         match device.call(Command::CreateXrcTarget(self.inner.id))? {
             Answer::Qp(handle) => {

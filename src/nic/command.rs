@@ -142,6 +142,8 @@ pub enum Command {
     SetQpControl(QpIndex, Option<Box<Settings>>),
     /// How all QPs react to congestion, and what traffic classes there are, from now on.
     SetCongestion(Box<CongestionConfig>),
+    /// Draw QPNs whose upper 8 bits are these, from now on: others have those of other units. Without, all are the device's.
+    AddQpnUnit(u8),
     /// Says what is so.
     QueryQp(QpIndex),
     /// Tells what happened to a QP that was not routine.

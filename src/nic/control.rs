@@ -51,6 +51,13 @@ impl Nic {
                 self.control_anew(now, qp);
                 Ok(Answer::Done)
             }
+            Command::AddQpnUnit(unit) => {
+                if self.qps.add_unit(unit) {
+                    Ok(Answer::Done)
+                } else {
+                    Err(ControlError::Taken("QPNs"))
+                }
+            }
             Command::SetCongestion(config) => {
                 self.set_congestion(now, *config);
                 Ok(Answer::Done)

@@ -223,6 +223,11 @@ macro_rules! split {
 use split;
 
 impl Nic {
+    /// True if there is a number and room for one more QP.
+    pub fn has_room_for_qp(&self) -> bool {
+        self.qps.has_room()
+    }
+
     /// A NIC without objects.
     pub fn new(config: NicConfig) -> Nic {
         let limits = &config.limits;

@@ -73,7 +73,15 @@ pub(super) struct NumberedTable<T> {
     table: Table<(u32, T)>,
     generations: Vec<u8>,
     permutation: Permutation,
+    /// What the upper 8 bits of its numbers may be, if it has not all numbers to itself: 2^12 places each.
+    units: Vec<u8>,
+    seed: u64,
+    /// Places if there are units enough.
+    limit: u32,
 }
+
+/// Places of a unit: 2^12, in 2^4 generations.
+const UNIT_BITS: u32 = 12;
 
 /// QPNs 0 and 1 are the management QPs, 0xffffff is multicast: no ordinary QP gets them.
 const RESERVED: [u32; 3] = [0, 1, 0xff_ffff];
@@ -84,7 +92,46 @@ impl<T> NumberedTable<T> {
             table: Table::new(bound),
             generations: vec![0; bound as usize],
             permutation: Permutation::new(seed),
+            units: Vec::new(),
+            seed,
+            limit: bound,
         }
+    }
+
+    /// Draws numbers of this unit from now on, besides those of units that were given before. False: there are numbers in use that
+    /// are of none.
+    pub(super) fn add_unit(&mut self, unit: u8) -> bool {
+        if self.units.is_empty() {
+            if self.len() > 0 {
+                return false;
+            }
+            self.permutation = Permutation::short(self.seed);
+        }
+        self.units.push(unit);
+        self.table.bound = self.limit.min((self.units.len() as u32) << UNIT_BITS);
+        true
+    }
+
+    /// True if there is room for one more.
+    pub(super) fn has_room(&self) -> bool {
+        self.table.next_index().is_some()
+    }
+
+    fn encode(&self, index: u32, generation: u8) -> u32 {
+        let Some(unit) = self.units.get((index >> UNIT_BITS) as usize) else {
+            return self.permutation.encode(index as u16, generation);
+        };
+        let place = index & ((1 << UNIT_BITS) - 1);
+        u32::from(*unit) << 16 | self.permutation.encode(place as u16, generation)
+    }
+
+    fn decode(&self, number: u32) -> Option<u32> {
+        if self.units.is_empty() {
+            return Some(self.permutation.decode(number).0.into());
+        }
+        let unit = self.units.iter().position(|unit| u32::from(*unit) == number >> 16)?;
+        let (place, _) = self.permutation.decode(number & 0xffff);
+        Some((unit as u32) << UNIT_BITS | u32::from(place))
     }
 
     /// Puts in what `make` builds from an index and a number; `None`: the table is full. `reserved` is a number that is not
@@ -95,12 +142,13 @@ impl<T> NumberedTable<T> {
         make: impl FnOnce(u32, u32) -> T,
     ) -> Option<u32> {
         let index = self.table.next_index()?;
-        let generation = &mut self.generations[index as usize];
-        let mut number = self.permutation.encode(index as u16, *generation);
+        let mut generation = self.generations[index as usize];
+        let mut number = self.encode(index, generation);
         while RESERVED.contains(&number) {
-            *generation = generation.wrapping_add(1);
-            number = self.permutation.encode(index as u16, *generation);
+            generation = generation.wrapping_add(1);
+            number = self.encode(index, generation);
         }
+        self.generations[index as usize] = generation;
         let number = reserved.unwrap_or(number);
         let value = make(index, number);
         self.table.insert((number, value))
@@ -116,8 +164,7 @@ impl<T> NumberedTable<T> {
 
     /// The index behind a number, if it is in use.
     pub(super) fn index_of(&self, number: u32) -> Option<u32> {
-        let (index, _) = self.permutation.decode(number);
-        let index = u32::from(index);
+        let index = self.decode(number)?;
         self.table.get(index).filter(|(n, _)| *n == number).map(|_| index)
     }
 
@@ -159,6 +206,33 @@ mod tests {
         assert_eq!(a, b, "the slot is used again");
         assert_ne!(numbers[0], numbers[1], "the number is not");
         assert_eq!(table.index_of(numbers[0]), None);
+    }
+
+    #[test]
+    fn numbers_of_a_unit_begin_with_it_and_a_second_one_makes_room_for_more() {
+        let mut table = NumberedTable::new(1 << 16, 5);
+        assert!(table.add_unit(0) && table.add_unit(0xff));
+        let mut numbers = std::collections::BTreeSet::new();
+        for place in 0..2 << UNIT_BITS {
+            assert!(table.has_room());
+            let index = table.insert_with(None, |_, number| number).unwrap();
+            let number = *table.get(index).unwrap();
+            assert_eq!(number >> 16, if place < 1 << UNIT_BITS { 0 } else { 0xff });
+            assert!(!RESERVED.contains(&number) && numbers.insert(number));
+            assert_eq!(table.index_of(number), Some(index));
+        }
+        assert!(!table.has_room() && table.insert_with(None, |_, _| 0).is_none());
+        assert!(table.index_of(0x12_3456).is_none());
+        // What had a number before has another one, 15 times.
+        for _ in 0..15 {
+            table.remove(7).unwrap();
+            let index = table.insert_with(None, |_, number| number).unwrap();
+            assert!(numbers.insert(*table.get(index).unwrap()));
+        }
+        assert!(table.add_unit(3), "at any time");
+        let mut whole = NumberedTable::new(2, 5);
+        whole.insert_with(None, |_, _| ()).unwrap();
+        assert!(!whole.add_unit(1), "it has numbers of no unit");
     }
 
     #[test]

@@ -45,6 +45,11 @@ macro_rules! pass_on {
             self.inner.set_rx_wishes(wishes)
         }
     };
+    (@leaves) => {
+        fn leaves(&mut self, id: &$crate::port::TxId) -> bool {
+            self.inner.leaves(id)
+        }
+    };
     (@wants_notes) => {
         fn wants_notes(&self) -> bool {
             self.inner.wants_notes()

@@ -176,6 +176,7 @@ impl<P: Port> Port for LoopbackPort<P> {
         rx_waiting,
         set_rx_wishes,
         wants_notes,
+        leaves,
         tx_pending,
         undelivered,
         event_fds
@@ -184,7 +185,8 @@ impl<P: Port> Port for LoopbackPort<P> {
     fn tx_commit(&mut self, id: TxId) {
         let mut destination = [0; 6];
         let known = self.inner.tx_frame(&id).as_frame().copy_to(0, &mut destination);
-        if known == destination.len() && destination == self.info.mac {
+        let is_own = known == destination.len() && destination == self.info.mac;
+        if is_own && !self.inner.leaves(&id) {
             self.turn_round(&id);
             self.inner.tx_cancel(id);
         } else {

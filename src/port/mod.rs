@@ -252,6 +252,12 @@ pub trait Port: Send {
         Ok(None)
     }
 
+    /// True if the frame in a slot, to the port's own station, is for another process: what lies below takes it there.
+    fn leaves(&mut self, id: &TxId) -> bool {
+        let _ = id;
+        false
+    }
+
     /// Appends this port's counters, those of the layers below first.
     fn counters(&self, out: &mut Vec<(&'static str, u64)>);
 }
@@ -301,6 +307,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn wants_notes(&self) -> bool {
         (**self).wants_notes()
+    }
+    fn leaves(&mut self, id: &TxId) -> bool {
+        (**self).leaves(id)
     }
     fn tx_pending(&self) -> bool {
         (**self).tx_pending()

@@ -265,6 +265,10 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
         true
     }
 
+    fn leaves(&mut self, id: &TxId) -> bool {
+        self.inner.leaves(id)
+    }
+
     fn tx_pending(&self) -> bool {
         self.inner.tx_pending()
     }

@@ -6,50 +6,63 @@
 
 use crate::random::splitmix;
 
-/// A keyed permutation of 24-bit numbers: a Feistel network of four rounds, which is what a
+/// A keyed permutation of 24-bit numbers, or of shorter ones: a Feistel network of four rounds, which is what a
 /// pseudo-random permutation needs (Luby and Rackoff 1988).
 ///
 /// It keeps off-path guessers out. It is no cipher: whoever sees many of its outputs may learn the key.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     keys: [u64; 4],
+    /// Bits of the index; above them is the generation.
+    index_bits: u32,
+    /// Bits of half a number.
+    half_bits: u32,
 }
 
-/// Bits of the index.
-const INDEX_BITS: u32 = 16;
-const HALF: u32 = 0xfff;
-
 impl Permutation {
-    /// A permutation of its own for each `seed`.
+    /// One of 24-bit numbers: an index of 16 bits, and a generation of 8. Another one for each `seed`.
     pub fn new(seed: u64) -> Permutation {
-        let mut state = seed;
-        Permutation { keys: std::array::from_fn(|_| splitmix(&mut state) | 1) }
+        Permutation::of(seed, 16, 12)
     }
 
-    /// The number for `index` in its `generation`.
+    /// One of 16-bit numbers: an index of 12 bits, and a generation of 4.
+    pub fn short(seed: u64) -> Permutation {
+        Permutation::of(seed, 12, 8)
+    }
+
+    fn of(seed: u64, index_bits: u32, half_bits: u32) -> Permutation {
+        let mut state = seed;
+        Permutation { keys: std::array::from_fn(|_| splitmix(&mut state) | 1), index_bits, half_bits }
+    }
+
+    fn half(&self) -> u32 {
+        (1 << self.half_bits) - 1
+    }
+
+    /// The number for `index` in its `generation`. Bits that a short number has no room for are left out.
     pub fn encode(&self, index: u16, generation: u8) -> u32 {
-        let plain = u32::from(generation) << INDEX_BITS | u32::from(index);
-        let (mut left, mut right) = (plain >> 12, plain & HALF);
+        let plain = u32::from(generation) << self.index_bits | u32::from(index);
+        let (mut left, mut right) = (plain >> self.half_bits & self.half(), plain & self.half());
         for key in self.keys {
-            (left, right) = (right, left ^ round(key, right));
+            (left, right) = (right, left ^ round(key, right) & self.half());
         }
-        left << 12 | right
+        left << self.half_bits | right
     }
 
     /// The index and generation of a number; every number has one.
     pub fn decode(&self, number: u32) -> (u16, u8) {
-        let (mut left, mut right) = (number >> 12 & HALF, number & HALF);
+        let (mut left, mut right) = (number >> self.half_bits & self.half(), number & self.half());
         for key in self.keys.into_iter().rev() {
-            (left, right) = (right ^ round(key, left), left);
+            (left, right) = (right ^ round(key, left) & self.half(), left);
         }
-        let plain = left << 12 | right;
-        (plain as u16, (plain >> INDEX_BITS) as u8)
+        let plain = left << self.half_bits | right;
+        ((plain & ((1 << self.index_bits) - 1)) as u16, (plain >> self.index_bits) as u8)
     }
 }
 
 fn round(key: u64, half: u32) -> u32 {
     let mixed = (u64::from(half) ^ key >> 17).wrapping_mul(key);
-    (mixed >> 40) as u32 & HALF
+    (mixed >> 40) as u32
 }
 
 #[cfg(test)]
@@ -63,6 +76,19 @@ mod tests {
             let (index, generation) = p.decode(number);
             assert_eq!(p.encode(index, generation), number);
         }
+    }
+
+    #[test]
+    fn so_it_does_for_every_short_number() {
+        let p = Permutation::short(7);
+        let mut seen = std::collections::BTreeSet::new();
+        for number in 0..1 << 16 {
+            let (index, generation) = p.decode(number);
+            assert!(index < 1 << 12 && generation < 1 << 4);
+            assert_eq!(p.encode(index, generation), number);
+            seen.insert((index, generation));
+        }
+        assert_eq!(seen.len(), 1 << 16);
     }
 
     #[test]

@@ -277,6 +277,7 @@ impl<P: Port> Port for FaultPort<P> {
         rx_waiting,
         set_rx_wishes,
         wants_notes,
+        leaves,
         undelivered,
         event_fds,
         join,

@@ -5,6 +5,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::group::Member;
+use crate::frame::Frame;
+
 /// Ethernet + IPv4 + UDP, in bytes.
 pub(super) const V4_HEADERS: usize = 14 + 20 + 8;
 /// Ethernet + IPv6 + UDP, in bytes.
@@ -155,6 +158,16 @@ impl Outgoing {
             set_identification(b, identification);
         }
     }
+}
+
+/// True if a frame is a RoCE v2 packet to another process of the group.
+pub(super) fn is_for_another(frame: &Frame<'_>, member: &Member) -> bool {
+    let mut start = [0; MAX_HEADERS];
+    frame.copy_to(0, &mut start);
+    let Some(out) = Outgoing::parse(&start, frame.len()) else { return false };
+    let mut datagram = [0; 64];
+    let known = frame.copy_to(out.udp + 8, &mut datagram);
+    !member.is_ours(&datagram[..known], out.route.destination)
 }
 
 /// Sets the IPv4 identification and corrects a header checksum that was filled in (RFC 1624).

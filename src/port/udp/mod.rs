@@ -10,6 +10,7 @@
 //! get the one they will have, and [`Received::ip_id_hidden`] marks received ones. IPv6 has none.
 //! Station addresses are made up from IP addresses: [`synthetic_mac`].
 
+pub mod group;
 mod headers;
 mod open;
 mod owner;
@@ -22,7 +23,9 @@ use std::fmt::Arguments;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
+use group::Member;
 pub use headers::synthetic_mac;
 pub use open::{UdpConfig, UdpError};
 use rx::Receiver;
@@ -41,6 +44,8 @@ pub struct UdpPort {
     /// The MTU was configured: that of the link does not matter.
     fixed_mtu: bool,
     receiver: Receiver,
+    /// Processes that share the port.
+    member: Option<Arc<Member>>,
     sender: Sender,
     config: UdpConfig,
     /// Where its sockets are.
@@ -52,6 +57,11 @@ impl UdpPort {
     /// The addresses it receives on, those of the network namespace if it listens on any.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
+    }
+
+    /// What it has in common with other processes, if it shares the port with any that come.
+    pub fn member(&self) -> Option<&Arc<Member>> {
+        self.member.as_ref()
     }
 }
 
@@ -74,6 +84,11 @@ impl Port for UdpPort {
 
     fn rx_release(&mut self) {
         self.receiver.release();
+    }
+
+    fn leaves(&mut self, id: &TxId) -> bool {
+        let Some(member) = &self.member else { return false };
+        headers::is_for_another(&self.sender.frame(id).as_frame(), member)
     }
 
     fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
@@ -147,7 +162,9 @@ impl Port for UdpPort {
         let name = self.info.interface.as_deref().ok_or_else(|| {
             io::Error::other("the port stands on no interface: name one, a group is joined on it")
         })?;
-        let (unbound, config) = (self.receiver.unbound(group.is_ipv4()), &self.config);
+        // Sockets that are kept for other processes to take over join nothing.
+        let unbound = self.receiver.unbound(group.is_ipv4()).filter(|_| self.member.is_none());
+        let config = &self.config;
         let join = || -> io::Result<(Option<OwnedFd>, Membership)> {
             let interface = Interface::by_name(name).map_err(io::Error::other)?;
             match unbound {
@@ -165,6 +182,9 @@ impl Port for UdpPort {
         let (socket, membership) = self.namespace.run(join)??;
         if let Some(socket) = socket {
             self.receiver.listen(group, socket)?;
+            let own = self.namespace.run(|| Interface::by_name(name)).map_err(io::Error::other)?;
+            let own = own.map_err(io::Error::other)?.addresses.iter().map(|a| a.ip).collect();
+            self.receiver.pass_over(own, self.sender.ports());
         }
         self.memberships.push((group, membership));
         Ok(())
@@ -189,6 +209,8 @@ impl Port for UdpPort {
             ("rx_trains", r.trains),
             ("rx_oversize", r.oversize),
             ("rx_truncated", r.truncated),
+            ("rx_handed_over", r.handed_over),
+            ("rx_strays_dropped", r.strays_dropped),
             ("rx_errors", r.errors),
             ("rx_out_of_buffer", self.receiver.dropped()),
             ("tx_packets", s.packets),

@@ -3,15 +3,17 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrLike, bind, getsockopt, socket,
-    sockopt,
+    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrLike, bind, getsockopt, setsockopt,
+    socket, sockopt,
 };
 
+use super::group::{JoinError, Member, Refused};
 use super::headers::HOP_LIMIT;
 use super::rx::Receiver;
 use super::tx::{SendLimits, SendSocket, Sender};
@@ -46,6 +48,8 @@ pub struct UdpConfig {
     pub send_sockets: usize,
     /// Socket buffers to ask for, in bytes.
     pub socket_buffer: usize,
+    /// Shares the port with other processes of this user that do so too ([`group`](super::group)). On all addresses only.
+    pub shared: bool,
 }
 
 impl Default for UdpConfig {
@@ -59,6 +63,7 @@ impl Default for UdpConfig {
             gso: true,
             send_sockets: 4,
             socket_buffer: 16 << 20,
+            shared: false,
         }
     }
 }
@@ -98,6 +103,9 @@ pub enum UdpError {
         "no free UDP port from 0xC000 to 0xFFFF for {0} to send from: close some of its sockets (ss -uan)"
     )]
     NoSourcePort(IpAddr),
+    /// Other processes have it, and this one cannot join them.
+    #[error(transparent)]
+    Group(#[from] JoinError),
     /// Any other refusal.
     #[error("{what} on {address}: {error}")]
     Socket {
@@ -116,7 +124,12 @@ impl UdpPort {
     /// # Errors
     /// If an address or the port cannot be had; the error says who has it and what to do.
     pub fn open(config: &UdpConfig) -> Result<UdpPort, UdpError> {
-        let listeners = listen_on_all(config)?;
+        let (listeners, member) = if config.shared && config.addresses.is_empty() {
+            let (listeners, member) = share(config)?;
+            (listeners, Some(Arc::new(member)))
+        } else {
+            (listen_on_all(config)?, None)
+        };
         let interfaces = interfaces();
         let own = own_addresses(config, &interfaces);
         let named = config.interface.clone().or_else(|| interface_of(&own, &interfaces));
@@ -141,7 +154,7 @@ impl UdpPort {
             let count = if wanted { config.send_sockets.max(1) + 1 } else { 0 };
             (0..count).map(|i| send_socket(address, i, config)).collect::<Result<Vec<_>, _>>()
         };
-        let waiting = |error| UdpError::Socket { what: "epoll", address: first, error };
+        let waiting = |error: io::Error| UdpError::Socket { what: "epoll", address: first, error };
         let later = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|e| waiting(e.into()))?;
         let limits = SendLimits { segments, port: config.port, scope };
         Ok(UdpPort {
@@ -157,7 +170,9 @@ impl UdpPort {
             addresses: own,
             fixed_mtu: config.mtu.is_some(),
             sender: Sender::new(pool(true)?, pool(false)?, limits),
-            receiver: Receiver::new(later, listeners, mac, config.port, max_frame),
+            receiver: Receiver::new(later, listeners, mac, config.port, max_frame, member.clone())
+                .map_err(|e| waiting(e.into()))?,
+            member,
             config: config.clone(),
             namespace: NetNs::current().map_err(|e| waiting(io::Error::other(e)))?,
             memberships: Vec::new(),
@@ -168,6 +183,30 @@ impl UdpPort {
 /// The longest frame, in bytes, on a link of that MTU.
 pub(super) fn max_frame(mtu: usize) -> usize {
     mtu.min(MAX_PACKET) + ETHERNET
+}
+
+/// Listening sockets beside those of other processes.
+fn share(config: &UdpConfig) -> Result<(Vec<(IpAddr, OwnedFd)>, Member), UdpError> {
+    let joined = Member::join(config.port, &|| listen_on_all(config)).map_err(|refused| match refused {
+        Refused::Join(error) => error.into(),
+        Refused::Sockets(error) => error,
+    })?;
+    for (address, socket) in &joined.sockets {
+        let (level, name) = if address.is_ipv4() {
+            (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL)
+        } else {
+            (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL)
+        };
+        // A socket takes nothing of groups that another process has joined.
+        sys::set_int(socket.as_fd(), level, name, 0).map_err(|error| UdpError::Socket {
+            what: "MULTICAST_ALL=0",
+            address: *address,
+            error,
+        })?;
+        // Whoever had it before may have made it small.
+        enlarge(socket.as_fd(), libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.socket_buffer);
+    }
+    Ok((joined.sockets, joined.member))
 }
 
 /// One listening socket per address, or one per family that this host has.
@@ -199,7 +238,7 @@ fn unspecified(v4: bool) -> IpAddr {
 }
 
 pub(super) fn listen_socket(address: IpAddr, config: &UdpConfig) -> Result<OwnedFd, UdpError> {
-    let socket = bound_socket(address, config.port)?.ok_or_else(|| UdpError::InUse {
+    let socket = bound_socket(address, config.port, config.shared)?.ok_or_else(|| UdpError::InUse {
         address,
         port: config.port,
         owner: owner::describe(config.port),
@@ -234,15 +273,16 @@ fn send_socket(address: IpAddr, i: usize, config: &UdpConfig) -> Result<SendSock
     for attempt in 0..range {
         let port = SOURCE_PORTS.start() + (start.wrapping_add(attempt * 7) % range) as u16;
         // One that is taken is passed over: the next will do.
-        let Some(socket) = bound_socket(address, port)? else { continue };
+        let Some(socket) = bound_socket(address, port, false)? else { continue };
         let fd = socket.as_fd();
         let set = |what, level, name, value| {
             sys::set_int(fd, level, name, value).map_err(|error| UdpError::Socket { what, address, error })
         };
-        // What is sent to a group comes round above this port: not here as well.
+        // What is sent to a group comes round above this port: not here as well. Other processes that share it get it here.
+        let round = i32::from(config.shared);
         if address.is_ipv4() {
             set("MTU_DISCOVER=PROBE", libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
-            set("MULTICAST_LOOP=0", libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP, 0)?;
+            set("MULTICAST_LOOP", libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP, round)?;
             set("MULTICAST_TTL", libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, HOP_LIMIT.into())?;
         } else {
             set(
@@ -251,7 +291,7 @@ fn send_socket(address: IpAddr, i: usize, config: &UdpConfig) -> Result<SendSock
                 libc::IPV6_MTU_DISCOVER,
                 libc::IPV6_PMTUDISC_PROBE,
             )?;
-            set("MULTICAST_LOOP=0", libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, 0)?;
+            set("MULTICAST_LOOP", libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, round)?;
             // Otherwise groups get 1 and all get a label of the system's making: not what the NIC's header says.
             set("MULTICAST_HOPS", libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, HOP_LIMIT.into())?;
             set("AUTOFLOWLABEL=0", libc::IPPROTO_IPV6, libc::IPV6_AUTOFLOWLABEL, 0)?;
@@ -263,11 +303,14 @@ fn send_socket(address: IpAddr, i: usize, config: &UdpConfig) -> Result<SendSock
 }
 
 /// A socket on that port. `None`: somebody has it.
-fn bound_socket(address: IpAddr, port: u16) -> Result<Option<OwnedFd>, UdpError> {
+fn bound_socket(address: IpAddr, port: u16, shared: bool) -> Result<Option<OwnedFd>, UdpError> {
     let refused = |what| move |error: nix::Error| UdpError::Socket { what, address, error: error.into() };
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let socket = socket(family, SockType::Datagram, flags, None).map_err(refused("socket"))?;
+    if shared {
+        setsockopt(&socket, sockopt::ReusePort, &true).map_err(refused("SO_REUSEPORT"))?;
+    }
     let bound = match address {
         IpAddr::V4(a) => bind_to(&socket, &SockaddrIn::from(std::net::SocketAddrV4::new(a, port))),
         IpAddr::V6(a) => {

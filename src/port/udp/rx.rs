@@ -1,15 +1,17 @@
 //! Receiving: trains of datagrams from the kernel, cut into frames.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::time::ClockId;
 
+use super::group::{Member, STRAY_HEADER, Stray};
 use super::headers::{Headers, Route, V4_HEADERS, V6_HEADERS, synthetic_mac};
-use super::sys::{INBOX, Inbox, Train, set_int};
+use super::sys::{INBOX, Inbox, TRAIN_BYTES, Train, set_int};
 use crate::frame::Frame;
 use crate::port::BURST;
 use crate::time::Nanos;
@@ -18,6 +20,9 @@ use crate::time::Nanos;
 const COLD_AFTER: u32 = 64;
 /// How often then: every so many polls. Sleeping is not affected, it waits on all descriptors.
 const COLD_PERIOD: usize = 8;
+
+/// Stands for the buffer of what another process handed over.
+const STRAY: usize = INBOX;
 
 /// Receives from all listening sockets.
 pub(super) struct Receiver {
@@ -40,6 +45,12 @@ pub(super) struct Receiver {
     max_frame: usize,
     /// The kernel says when datagrams arrived.
     stamps: bool,
+    /// Processes that share the port, and what they handed over.
+    member: Option<Arc<Member>>,
+    stray: Box<[u8]>,
+    stray_polls: u32,
+    /// Addresses and ports that multicast of our own comes from, if the link brings it round.
+    passed_over: (Vec<IpAddr>, Vec<u16>),
     pub(super) counts: ReceiveCounts,
 }
 
@@ -52,6 +63,8 @@ pub(super) struct ReceiveCounts {
     pub(super) oversize: u64,
     pub(super) truncated: u64,
     pub(super) errors: u64,
+    pub(super) handed_over: u64,
+    pub(super) strays_dropped: u64,
 }
 
 struct Listener {
@@ -67,6 +80,8 @@ struct Cut {
     buffer: usize,
     len: usize,
     segment: usize,
+    route: Route,
+    source_port: u16,
     headers: Headers,
     /// Those of a shorter last datagram.
     last_headers: Headers,
@@ -89,10 +104,14 @@ impl Receiver {
         mac: [u8; 6],
         port: u16,
         max_frame: usize,
-    ) -> Receiver {
+        member: Option<Arc<Member>>,
+    ) -> nix::Result<Receiver> {
+        if let Some(member) = &member {
+            later.add(member.strays(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        }
         let listener = |(address, socket)| Listener { socket, address, idle_polls: 0, dropped: 0 };
         let listeners: Vec<Listener> = sockets.into_iter().map(listener).collect();
-        Receiver {
+        Ok(Receiver {
             first: listeners.len(),
             listeners,
             later,
@@ -106,8 +125,17 @@ impl Receiver {
             port,
             max_frame,
             stamps: false,
+            stray: if member.is_some() { vec![0; TRAIN_BYTES].into() } else { Box::default() },
+            stray_polls: 0,
+            member,
+            passed_over: Default::default(),
             counts: ReceiveCounts::default(),
-        }
+        })
+    }
+
+    /// Multicast from these addresses and ports is our own.
+    pub(super) fn pass_over(&mut self, addresses: Vec<IpAddr>, ports: Vec<u16>) {
+        self.passed_over = (addresses, ports);
     }
 
     /// Has the kernel say when datagrams arrive, if it does that. Without, they arrive when they are taken in.
@@ -158,11 +186,16 @@ impl Receiver {
         }
         while self.burst.len() < BURST && self.has_rest() {
             let cut = &self.trains[self.next.0];
+            let (whole, stray) = (cut.len, cut.buffer == STRAY);
             let len = cut.segment.min(cut.len - self.next.1);
-            self.burst.push(Datagram { train: self.next.0, offset: self.next.1, len });
-            self.counts.bytes += len as u64;
+            if self.member.is_some() && !stray && !self.is_ours(self.next, len) {
+                self.hand_over(self.next, len);
+            } else {
+                self.burst.push(Datagram { train: self.next.0, offset: self.next.1, len });
+                self.counts.bytes += len as u64;
+            }
             self.next.1 += len;
-            if self.next.1 == cut.len {
+            if self.next.1 == whole {
                 self.next = (self.next.0 + 1, 0);
             }
         }
@@ -174,8 +207,67 @@ impl Receiver {
         let datagram = &self.burst[i];
         let cut = &self.trains[datagram.train];
         let headers = if datagram.len == cut.segment { &cut.headers } else { &cut.last_headers };
-        let b = self.inbox.bytes(cut.buffer, datagram.offset, datagram.len);
-        Frame { a: headers.as_slice(), b }
+        Frame { a: headers.as_slice(), b: self.bytes((datagram.train, datagram.offset), datagram.len) }
+    }
+
+    /// A datagram of a train.
+    fn bytes(&self, (train, offset): (usize, usize), len: usize) -> &[u8] {
+        match self.trains[train].buffer {
+            STRAY => &self.stray[STRAY_HEADER + offset..][..len],
+            buffer => self.inbox.bytes(buffer, offset, len),
+        }
+    }
+
+    /// True if this process is to have it, as far as processes share the port.
+    fn is_ours(&self, at: (usize, usize), len: usize) -> bool {
+        let destination = self.trains[at.0].route.destination;
+        self.member.as_ref().is_none_or(|member| member.is_ours(self.bytes(at, len), destination))
+    }
+
+    #[cold]
+    fn hand_over(&mut self, at: (usize, usize), len: usize) {
+        let cut = &self.trains[at.0];
+        let stray = Stray {
+            source: SocketAddr::new(cut.route.source, cut.source_port),
+            destination: cut.route.destination,
+            traffic_class: cut.route.traffic_class,
+            datagram: self.bytes(at, len),
+        };
+        if self.member.as_ref().is_some_and(|member| member.hand_over(&stray)) {
+            self.counts.handed_over += 1;
+        } else {
+            self.counts.strays_dropped += 1;
+        }
+    }
+
+    /// Takes in what another process handed over.
+    fn fetch_stray(&mut self) {
+        self.stray_polls = self.stray_polls.wrapping_add(1);
+        let Some(member) =
+            self.member.as_ref().filter(|_| self.stray_polls.is_multiple_of(COLD_PERIOD as u32))
+        else {
+            return;
+        };
+        let Ok(len) = member.receive_stray(&mut self.stray) else { return };
+        let Some(stray) = Stray::from_bytes(&self.stray[..len]).filter(|s| !s.datagram.is_empty()) else {
+            return;
+        };
+        let train = Train {
+            source: stray.source.ip(),
+            source_port: stray.source.port(),
+            destination: Some(stray.destination),
+            traffic_class: stray.traffic_class,
+            segment: stray.datagram.len(),
+            len: stray.datagram.len(),
+            truncated: false,
+            dropped: None,
+            stamp: None,
+        };
+        if train.segment + header_len(train.source) <= self.max_frame {
+            self.trains.push(self.cut(STRAY, &train, train.source));
+        } else {
+            self.counts.oversize += 1;
+        }
     }
 
     /// When the `i`-th datagram of the burst arrived, if the kernel said so.
@@ -243,6 +335,7 @@ impl Receiver {
                 return;
             }
         }
+        self.fetch_stray();
     }
 
     /// Makes `n` trains of listener `s` ready to be cut.
@@ -257,12 +350,20 @@ impl Receiver {
                 self.counts.truncated += 1;
             } else if train.segment + header_len(train.source) > self.max_frame {
                 self.counts.oversize += train.len.div_ceil(train.segment.max(1)) as u64;
-            } else if train.len > 0 {
+            } else if train.len > 0 && !self.is_own_multicast(&train) {
                 datagrams += train.len.div_ceil(train.segment);
                 self.trains.push(self.cut(buffer, &train, self.listeners[s].address));
             }
         }
         self.limit = (BURST * n).div_ceil(datagrams.max(1)).clamp(1, INBOX);
+    }
+
+    /// True of what this process sent to a group: it has come round already.
+    fn is_own_multicast(&self, train: &Train) -> bool {
+        let (addresses, ports) = &self.passed_over;
+        ports.contains(&train.source_port)
+            && addresses.contains(&train.source)
+            && train.destination.is_some_and(|to| to.is_multicast())
     }
 
     fn cut(&self, buffer: usize, train: &Train, listener: IpAddr) -> Cut {
@@ -281,6 +382,8 @@ impl Receiver {
             segment: train.segment,
             headers: headers_of(train.segment),
             last_headers: if last == 0 { Headers::EMPTY } else { headers_of(last) },
+            route,
+            source_port: train.source_port,
             stamp: train.stamp,
             arrived: None,
         }

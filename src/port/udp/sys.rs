@@ -54,8 +54,17 @@ pub(super) fn set_int(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_in
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Attaches a classic BPF program: (code, jump if true, jump if false, operand).
+/// Attaches a classic BPF program that says which datagrams a socket takes: (code, jump if true, jump if false, operand).
 pub(super) fn attach_filter(fd: BorrowedFd<'_>, program: &[(u16, u8, u8, u32)]) -> io::Result<()> {
+    attach(fd, libc::SO_ATTACH_FILTER, program)
+}
+
+/// Attaches one that picks a socket of the group that `fd` is of (`SO_REUSEPORT`), in place of the one that it has.
+pub(super) fn attach_steering(fd: BorrowedFd<'_>, program: &[(u16, u8, u8, u32)]) -> io::Result<()> {
+    attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, program)
+}
+
+fn attach(fd: BorrowedFd<'_>, option: c_int, program: &[(u16, u8, u8, u32)]) -> io::Result<()> {
     let mut code: Vec<libc::sock_filter> =
         program.iter().map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
     let len = u16::try_from(code.len()).map_err(io::Error::other)?;
@@ -66,7 +75,7 @@ pub(super) fn attach_filter(fd: BorrowedFd<'_>, program: &[(u16, u8, u8, u32)]) 
         libc::setsockopt(
             fd.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_ATTACH_FILTER,
+            option,
             (&raw const program).cast(),
             size_of::<libc::sock_fprog>() as libc::socklen_t,
         )

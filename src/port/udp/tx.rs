@@ -118,6 +118,8 @@ impl Slot {
 struct Train {
     route: Route,
     socket: usize,
+    /// The upper 8 bits of its destination QPNs. The processes of a peer may have one each, and a train comes to one process.
+    unit: u8,
     first: usize,
     last: usize,
     count: usize,
@@ -153,6 +155,11 @@ impl Sender {
     pub(super) fn sockets(&self) -> io::Result<Vec<(OwnedFd, bool)>> {
         let each = self.sockets.iter().enumerate();
         each.map(|(i, it)| Ok((it.socket.try_clone()?, i < self.v4_sockets))).collect()
+    }
+
+    /// The ports that it sends from.
+    pub(super) fn ports(&self) -> Vec<u16> {
+        self.sockets.iter().map(|it| it.port).collect()
     }
 
     pub(super) fn alloc(&mut self, len: usize) -> Option<TxId> {
@@ -221,14 +228,14 @@ impl Sender {
             .and_then(|out| {
                 let slot = &self.slots[i];
                 let (at, in_b) = (out.udp + 8 + DESTINATION_QP, slot.a_len == out.udp + 8);
-                let to_qp1 = if in_b {
-                    self.memory[slot.offset + DESTINATION_QP..].first_chunk() == Some(&QP1)
+                let qpn: [u8; 3] = if in_b {
+                    *self.memory[slot.offset + DESTINATION_QP..].first_chunk()?
                 } else {
-                    self.frame(&id).as_frame().array(at) == Some(QP1)
+                    self.frame(&id).as_frame().array(at)?
                 };
-                Some((self.choose_socket(&out, to_qp1)?, out))
+                Some((self.choose_socket(&out, qpn == QP1)?, qpn[0], out))
             });
-        let Some((socket, out)) = outgoing else {
+        let Some((socket, unit, out)) = outgoing else {
             if self.slots[i].state == State::Committed {
                 self.counts.not_roce += 1;
             }
@@ -237,7 +244,7 @@ impl Sender {
         };
         self.header_len = out.udp + 8;
         self.slots[i].datagram = out.udp + 8;
-        let place = self.join_train(i, &out.route, socket);
+        let place = self.join_train(i, &out.route, socket, unit);
         let port = self.sockets[socket].port;
         if in_place {
             out.rewrite(
@@ -269,12 +276,13 @@ impl Sender {
     }
 
     /// Appends slot `i` to the train of its flow or begins one; returns its place there.
-    fn join_train(&mut self, i: usize, route: &Route, socket: usize) -> usize {
+    fn join_train(&mut self, i: usize, route: &Route, socket: usize, unit: u8) -> usize {
         let len = self.slots[i].datagram_len();
         let limit = self.limits.segments;
         let mine = self.trains.iter_mut().rev().take(LOOK_BACK);
         // The newest train of the flow or none: an older one would let this datagram overtake.
         if let Some(train) = mine.into_iter().find(|t| t.socket == socket && t.route == *route)
+            && train.unit == unit
             && !train.closed
             && !train.done
             && train.count < limit
@@ -291,6 +299,7 @@ impl Sender {
         self.trains.push(Train {
             route: *route,
             socket,
+            unit,
             first: i,
             last: i,
             count: 1,

@@ -1,10 +1,14 @@
 //! Port numbers, and who has them: what `cma.c` does with addresses and `RDMA_OPTION_ID_REUSEADDR`.
 //!
-//! Each port space has numbers of its own. They are the process's, as the device is: they have nothing to do with the ports of TCP.
+//! Each port space has numbers of its own, which have nothing to do with the ports of TCP. They are the device's: all processes that
+//! have it in common share them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use roxie::port::udp::group::{BoundPort, Member};
 
 use crate::object::Errno;
 
@@ -49,22 +53,68 @@ impl Owner {
 
 /// All ports that are taken.
 #[derive(Debug, Default)]
-pub(super) struct Ports(BTreeMap<(Space, u16), Vec<Owner>>);
+pub(super) struct Ports {
+    own: BTreeMap<(Space, u16), Vec<Owner>>,
+    /// Processes that have the device in common, and its ports.
+    group: Option<Arc<Member>>,
+}
+
+/// A port as other processes are told of it.
+fn told(space: Space, port: u16, owner: &Owner, slot: u8) -> BoundPort {
+    let Owner { id, address, reuse, one_family } = *owner;
+    BoundPort { space: space as u8, port, address, reuse, one_family, owner: id, slot }
+}
+
+impl From<&BoundPort> for Owner {
+    fn from(told: &BoundPort) -> Owner {
+        Owner { id: told.owner, address: told.address, reuse: told.reuse, one_family: told.one_family }
+    }
+}
 
 impl Ports {
+    /// From now on they are those of all processes of a group.
+    pub(super) fn share(&mut self, member: &Arc<Member>) {
+        if self.group.is_some() {
+            return;
+        }
+        self.group = Some(Arc::clone(member));
+        let slot = member.slot();
+        let own = self
+            .own
+            .iter()
+            .flat_map(|((space, port), owners)| owners.iter().map(|o| told(*space, *port, o, slot)));
+        // What cannot be told now is not known elsewhere, as before.
+        let _ = member.ports(|all| all.extend(own));
+    }
+
+    /// Looks at the ports of other processes, and changes what they know of ours. `None`: there are none.
+    fn elsewhere<R>(
+        &self,
+        act: impl FnOnce(&mut Vec<BoundPort>, u8) -> Result<R, Errno>,
+    ) -> Option<Result<R, Errno>> {
+        let member = self.group.as_ref()?;
+        Some(member.ports(|all| act(all, member.slot())).unwrap_or(Err(libc::EIO)))
+    }
+
     /// Takes a port for its owner.
     ///
     /// # Errors
     /// `EADDRINUSE` if another has it on the same address, `EADDRNOTAVAIL` if one of the two wants it on all.
     pub(super) fn take(&mut self, space: Space, port: u16, owner: Owner) -> Result<(), Errno> {
-        let owners = self.0.entry((space, port)).or_default();
-        match owners.iter().find_map(|other| owner.conflict(other, true)) {
-            Some(errno) => Err(errno),
-            None => {
-                owners.push(owner);
-                Ok(())
-            }
+        let owners = self.own.get(&(space, port)).map_or(&[][..], Vec::as_slice);
+        if let Some(errno) = owners.iter().find_map(|other| owner.conflict(other, true)) {
+            return Err(errno);
         }
+        self.elsewhere(|all, slot| {
+            let others = all.iter().filter(|p| (p.space, p.port) == (space as u8, port) && p.slot != slot);
+            let conflict = others.into_iter().find_map(|other| owner.conflict(&other.into(), true));
+            conflict.map_or(Ok(()), Err)?;
+            all.push(told(space, port, &owner, slot));
+            Ok(())
+        })
+        .unwrap_or(Ok(()))?;
+        self.own.entry((space, port)).or_default().push(owner);
+        Ok(())
     }
 
     /// Takes a port that nobody has, looking from a random place on.
@@ -81,7 +131,13 @@ impl Ports {
         let (first, count) = (*range.start(), range.len() as u64);
         let start = random.checked_rem(count).ok_or(libc::EADDRNOTAVAIL)?;
         let free = (0..count).map(|step| first + ((start + step) % count) as u16);
-        let port = free.into_iter().find(|port| !self.0.contains_key(&(space, *port)));
+        let others = self.elsewhere(|all, _| {
+            let taken = all.iter().filter(|p| p.space == space as u8);
+            Ok(taken.map(|p| p.port).collect::<BTreeSet<u16>>())
+        });
+        let others = others.unwrap_or_else(|| Ok(BTreeSet::new()))?;
+        let mut free = free.into_iter().filter(|port| !self.own.contains_key(&(space, *port)));
+        let port = free.find(|port| !others.contains(port));
         let port = port.ok_or(libc::EADDRNOTAVAIL)?;
         self.take(space, port, owner)?;
         Ok(port)
@@ -92,15 +148,33 @@ impl Ports {
     /// # Errors
     /// As [`Ports::take`].
     pub(super) fn listen(&self, space: Space, port: u16, id: u32) -> Result<(), Errno> {
-        let owners = self.0.get(&(space, port)).map_or(&[][..], Vec::as_slice);
+        let owners = self.own.get(&(space, port)).map_or(&[][..], Vec::as_slice);
         let Some(owner) = owners.iter().find(|owner| owner.id == id) else { return Err(libc::EINVAL) };
         let others = owners.iter().filter(|other| other.id != id);
-        others.into_iter().find_map(|other| owner.conflict(other, false)).map_or(Ok(()), Err)
+        others.into_iter().find_map(|other| owner.conflict(other, false)).map_or(Ok(()), Err)?;
+        self.elsewhere(|all, slot| {
+            let others = all.iter().filter(|p| (p.space, p.port) == (space as u8, port) && p.slot != slot);
+            others.into_iter().find_map(|other| owner.conflict(&other.into(), false)).map_or(Ok(()), Err)
+        })
+        .unwrap_or(Ok(()))
+    }
+
+    /// What others know of one of ours.
+    fn tell(&self, space: Space, port: u16, id: u32, change: impl FnOnce(&mut Vec<BoundPort>, usize)) {
+        // If they cannot be told, they find the port taken for longer than it is.
+        let _ = self.elsewhere(|all, slot| {
+            let is_it = |p: &BoundPort| (p.space, p.port, p.owner, p.slot) == (space as u8, port, id, slot);
+            if let Some(at) = all.iter().position(is_it) {
+                change(all, at);
+            }
+            Ok(())
+        });
     }
 
     /// Its owner is on one address now.
     pub(super) fn settle(&mut self, space: Space, port: u16, id: u32, address: IpAddr) {
-        let owners = self.0.get_mut(&(space, port)).map_or(&mut [][..], Vec::as_mut_slice);
+        self.tell(space, port, id, |all, at| all[at].address = address);
+        let owners = self.own.get_mut(&(space, port)).map_or(&mut [][..], Vec::as_mut_slice);
         for owner in owners.iter_mut().filter(|owner| owner.id == id) {
             owner.address = address;
         }
@@ -108,10 +182,13 @@ impl Ports {
 
     /// Gives it back.
     pub(super) fn release(&mut self, space: Space, port: u16, id: u32) {
-        if let Some(owners) = self.0.get_mut(&(space, port)) {
+        self.tell(space, port, id, |all, at| {
+            all.swap_remove(at);
+        });
+        if let Some(owners) = self.own.get_mut(&(space, port)) {
             owners.retain(|owner| owner.id != id);
             if owners.is_empty() {
-                self.0.remove(&(space, port));
+                self.own.remove(&(space, port));
             }
         }
     }

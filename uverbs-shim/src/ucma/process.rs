@@ -145,8 +145,13 @@ impl Process {
         let seed = self.random();
         let config = Config { seed, ca_guid: u64::from_be(device::node_guid()), ..Config::default() };
         let mut manager = Manager::new(config);
+        self.nic.device.claim()?;
+        let member = self.nic.device.member();
+        if let Some(member) = member {
+            self.state().ports.share(member);
+        }
         if let Some(estate) = &device::settings().estate {
-            manager.bequeath_to(estate.keeper(seed));
+            manager.bequeath_to(estate.keeper(seed, member.map(|member| member.slot())));
         }
         let service = ConnectionService::start(&self.nic.device, manager, Voice(self))?;
         Ok(self.service.get_or_init(|| service))

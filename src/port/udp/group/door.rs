@@ -1,0 +1,141 @@
+//! Where newcomers knock: a Unix socket that all members listen on.
+//!
+//! It has an abstract name, so it belongs to the network namespace, as the UDP port does, and leaves nothing in any file system. Members
+//! have one listening socket in common: it is there as long as any of them lives, and whoever of them is awake answers.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::socket::{MsgFlags, getsockopt, sockopt};
+use nix::unistd::geteuid;
+
+use super::JoinError;
+use super::ark::{receive, send};
+
+/// How long a member may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The listening socket.
+#[derive(Debug)]
+pub(super) struct Door {
+    listener: UnixListener,
+    stop: EventFd,
+}
+
+/// What a newcomer finds.
+pub(super) enum Found {
+    /// A group: what its members hold in common.
+    Group(Vec<OwnedFd>),
+    /// Nobody, and this is the door from now on.
+    Nobody(OwnedFd),
+}
+
+/// Names of a group: of the user's, on a UDP port.
+pub(super) fn name_of(port: u16, what: &str) -> String {
+    format!("roxie/{port}/{}{what}", geteuid())
+}
+
+/// Finds the group with this name, or becomes its first member.
+pub(super) fn knock(name: &str) -> Result<Found, JoinError> {
+    let system = |what| move |source| JoinError::System { what, source };
+    let address = SocketAddr::from_abstract_name(name).map_err(system("naming the group"))?;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match UnixStream::connect_addr(&address) {
+            Ok(asks) => {
+                if let Some(user) = stranger(&asks).map_err(system("asking who keeps the group"))? {
+                    return Err(JoinError::Stranger { name: name.to_owned(), user });
+                }
+                if let Some(fds) = answer(asks.as_fd(), until)? {
+                    return Ok(Found::Group(fds));
+                }
+                // Whoever was about to answer has ended.
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                match UnixListener::bind_addr(&address) {
+                    Ok(door) => {
+                        door.set_nonblocking(true).map_err(system("the group's socket"))?;
+                        return Ok(Found::Nobody(door.into()));
+                    }
+                    // Somebody else was faster.
+                    Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                    Err(error) => return Err(system("binding the group's socket")(error)),
+                }
+            }
+            Err(error) => return Err(system("connecting to the group")(error)),
+        }
+        if Instant::now() > until {
+            return Err(JoinError::Silent);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// The user at the other end, if it is another one.
+fn stranger(socket: &UnixStream) -> io::Result<Option<u32>> {
+    let user = getsockopt(socket, sockopt::PeerCredentials)?.uid();
+    Ok((user != geteuid().as_raw()).then_some(user))
+}
+
+/// What a member hands to a newcomer; `None`: it has ended.
+fn answer(asks: BorrowedFd<'_>, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
+    let left = until.saturating_duration_since(Instant::now());
+    let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+    match poll(&mut [PollFd::new(asks, PollFlags::POLLIN)], timeout) {
+        Ok(0) => Err(JoinError::Silent),
+        Ok(_) => receive(asks, MsgFlags::empty())
+            .map_err(|source| JoinError::System { what: "hearing from the group", source }),
+        Err(Errno::EINTR) => answer(asks, until),
+        Err(error) => Err(JoinError::System { what: "hearing from the group", source: error.into() }),
+    }
+}
+
+impl Door {
+    /// The door that a newcomer was handed, or made.
+    pub(super) fn new(listener: OwnedFd) -> io::Result<Door> {
+        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Door { listener: listener.into(), stop })
+    }
+
+    pub(super) fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Lets newcomers of the same user in until told to stop: each gets the door itself and `common`. `idle` is called after each
+    /// `often` in which nobody came.
+    pub(super) fn serve(&self, common: &[BorrowedFd<'_>], often: Duration, mut idle: impl FnMut()) {
+        let all: Vec<_> = [self.listener.as_fd()].into_iter().chain(common.iter().copied()).collect();
+        let often = PollTimeout::try_from(often).unwrap_or(PollTimeout::MAX);
+        loop {
+            let mut waits =
+                [self.listener.as_fd(), self.stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            let woken = poll(&mut waits, often);
+            if waits[1].any() == Some(true) {
+                return;
+            }
+            if woken == Ok(0) {
+                idle();
+            }
+            // Another member may be faster: the listener does not block.
+            if waits[0].any() == Some(true)
+                && let Ok((newcomer, _)) = self.listener.accept()
+                && stranger(&newcomer).is_ok_and(|user| user.is_none())
+            {
+                // One that is gone by now needs nothing.
+                let _ = send(newcomer.as_fd(), &all);
+            }
+        }
+    }
+
+    /// Ends `serve`.
+    pub(super) fn close(&self) {
+        let _ = self.stop.write(1);
+    }
+}

@@ -1,0 +1,529 @@
+//! Several processes on one device, over sockets: each has an engine of its own, and no data passes from one to another.
+//!
+//! All sockets on RoCE's UDP port form one group of the kernel's (`SO_REUSEPORT`), and a program of classic BPF picks the one that a
+//! datagram is for ([`steering`]). A member has a *slot*: a place in that group, and a *unit* of QPNs, those whose upper 8 bits are the
+//! slot's number. Communication IDs have the unit in front too. So the kernel brings everything to the process that it is for, and no
+//! process stands between the others and the link.
+//!
+//! ```text
+//!  door      a listening socket with an abstract name, which all members have in common: a newcomer is handed what follows
+//!  ark       the sockets of all slots, kept open whoever dies: a group would be numbered anew
+//!  register  the roster (who has which slot, unit, service and port number), and the locks that tell who lives
+//! ```
+//!
+//! There is no process that keeps the group. It begins with its first member, ends with its last, and any of them may be killed at any
+//! time. Nothing of it is in a file system. All members are of one user, because the kernel lets only those share a port.
+
+mod ark;
+mod children;
+mod door;
+mod register;
+mod roster;
+mod steering;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::UnixDatagram;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::cmsg_space;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, UnixCredentials, recv, recvmsg};
+use nix::unistd::geteuid;
+
+use super::sys;
+use crate::threads::{lock, spawn_unsignalled};
+use ark::Ark;
+pub use children::leave_in_child;
+use door::{Door, Found};
+use register::Register;
+pub use roster::{BoundPort, Identity, Roster, SLOTS, Service, Slot};
+use steering::{Target, slot_of, target};
+
+/// How often members look whether others have ended.
+const LOOK: Duration = Duration::from_secs(1);
+/// The receive buffer of a socket that nobody reads, in bytes: the least that the kernel allows.
+const UNREAD: i32 = 1;
+
+/// Why a process is not in a group.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// Another user has the group's name.
+    #[error(
+        "user {user} keeps the socket @{name}: the processes of one user share a device over sockets, those of others do not; \
+         run this one as that user, or in a network namespace of its own"
+    )]
+    Stranger {
+        /// The abstract name.
+        name: String,
+        /// Its owner.
+        user: u32,
+    },
+    /// There is a group, and nobody of it answers.
+    #[error(
+        "no process of those that share the device answered in 5 s: all of them are stopped (ps shows T), or left a child that \
+         holds their sockets; end them, and try again"
+    )]
+    Silent,
+    /// All slots are taken.
+    #[error("{SLOTS} processes share the device already, and there are no more places")]
+    Full,
+    /// The system refused something.
+    #[error("sharing the device: {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Bound sockets, by the address that each is bound to: one for each address family that there is.
+type Sockets = Vec<(IpAddr, OwnedFd)>;
+
+/// What a newcomer brings: how its sockets are made.
+type MakeSockets<'a, E> = &'a dyn Fn() -> Result<Sockets, E>;
+
+/// A process's place in a group. It is left when this is dropped, or when the process ends.
+#[derive(Debug)]
+pub struct Member {
+    inner: Arc<Inner>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    name: String,
+    slot: u8,
+    door: Door,
+    ark: Ark,
+    register: Register,
+    /// One socket of each address family, to give the group its program by.
+    steered: Vec<OwnedFd>,
+    /// A bit for each unit that is ours.
+    units: [AtomicU64; 4],
+    /// What we listen for: a request for it is not somebody else's.
+    services: Mutex<BTreeSet<Service>>,
+    /// The roster as it was last read.
+    known: Mutex<(u64, Roster)>,
+    /// What others got of ours comes here; and what we got of theirs leaves by it.
+    strays: UnixDatagram,
+}
+
+/// A new member's sockets.
+#[derive(Debug)]
+pub struct Joined {
+    /// What it is from now on.
+    pub member: Member,
+    /// What it receives on.
+    pub sockets: Sockets,
+}
+
+/// What [`Member::join`] can fail with.
+#[derive(Debug)]
+pub enum Refused<E> {
+    /// The group.
+    Join(JoinError),
+    /// The sockets.
+    Sockets(E),
+}
+
+impl<E> From<JoinError> for Refused<E> {
+    fn from(error: JoinError) -> Refused<E> {
+        Refused::Join(error)
+    }
+}
+
+fn system<E>(what: &'static str) -> impl Fn(io::Error) -> Refused<E> {
+    move |source| Refused::Join(JoinError::System { what, source })
+}
+
+impl Member {
+    /// Joins the group of this user on a UDP port of the calling thread's network namespace, or begins it.
+    ///
+    /// # Errors
+    /// If it cannot be had, or `make` fails.
+    pub fn join<E>(port: u16, make: MakeSockets<'_, E>) -> Result<Joined, Refused<E>> {
+        let name = door::name_of(port, "");
+        let (door, ark, register) = match door::knock(&name)? {
+            Found::Group(fds) => {
+                let Ok([door, keep, add, common]) = <[OwnedFd; 4]>::try_from(fds) else {
+                    let source = io::Error::other("what came is not what a group has");
+                    return Err(system("hearing from the group")(source));
+                };
+                let register =
+                    Register::of(common).map_err(system("opening its register (is /proc mounted?)"))?;
+                (Door::new(door).map_err(system("an eventfd"))?, Ark { keep, add }, register)
+            }
+            Found::Nobody(door) => {
+                let register =
+                    Register::create().map_err(system("memory for its register (is /proc mounted?)"))?;
+                let ark = Ark::new().map_err(system("a pair of sockets"))?;
+                (Door::new(door).map_err(system("an eventfd"))?, ark, register)
+            }
+        };
+        let entered = register.with(|roster| take_place(roster, &ark, &register, make));
+        let (slot, sockets) = entered.map_err(system("its register"))??;
+        let steered: io::Result<Vec<_>> = sockets.iter().map(|(_, socket)| socket.try_clone()).collect();
+        let strays = stray_socket(&door::name_of(port, &format!("/{slot}")));
+        let inner = Inner {
+            name,
+            slot,
+            door,
+            ark,
+            steered: steered.map_err(system("a descriptor"))?,
+            units: Default::default(),
+            services: Mutex::default(),
+            known: Mutex::default(),
+            strays: strays.map_err(system("a socket for strays"))?,
+            register,
+        };
+        inner.note_unit(slot);
+        let inner = Arc::new(inner);
+        let mut member = Member { inner: Arc::clone(&inner), thread: None };
+        member.inner.change(|_| ()).map_err(system("steering datagrams"))?;
+        children::keep_from(&member.descriptors());
+        let thread = spawn_unsignalled("roxie-group", move || inner.serve());
+        member.thread = Some(thread.map_err(system("a thread"))?);
+        Ok(Joined { member, sockets })
+    }
+
+    /// Its place, which is its first unit.
+    pub fn slot(&self) -> u8 {
+        self.inner.slot
+    }
+
+    /// The name of the group's socket, without the byte that makes it abstract.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// One more unit, for more QPs. `None`: all are taken.
+    ///
+    /// # Errors
+    /// If the register cannot be had.
+    pub fn add_unit(&self) -> io::Result<Option<u8>> {
+        let unit = self.inner.change(|roster| roster.add_unit(self.inner.slot))?;
+        unit.into_iter().for_each(|unit| self.inner.note_unit(unit));
+        Ok(unit)
+    }
+
+    /// Takes the unit of a process that has ended, to tell its peers so in its name. False: it is not free.
+    ///
+    /// # Errors
+    /// If the register cannot be had.
+    pub fn take_unit(&self, unit: u8) -> io::Result<bool> {
+        let taken = self.inner.change(|roster| roster.take_unit(unit, self.inner.slot))?;
+        if taken {
+            self.inner.note_unit(unit);
+        }
+        Ok(taken)
+    }
+
+    /// From now on requests for these come here: (service ID, the only address or all).
+    ///
+    /// # Errors
+    /// If the register cannot be had.
+    pub fn set_services(&self, services: impl IntoIterator<Item = (u64, Option<IpAddr>)>) -> io::Result<()> {
+        let slot = self.inner.slot;
+        let ours = services.into_iter().map(|(id, address)| Service { id, address, slot });
+        let ours: BTreeSet<Service> = ours.collect();
+        if *lock(&self.inner.services) == ours {
+            return Ok(());
+        }
+        lock(&self.inner.services).clone_from(&ours);
+        self.inner.change(|roster| {
+            roster.services.retain(|service| service.slot != slot);
+            roster.services.extend(ours);
+        })
+    }
+
+    /// Looks at the port numbers that processes have bound, and changes those of this one.
+    ///
+    /// # Errors
+    /// If the register cannot be had.
+    pub fn ports<R>(&self, act: impl FnOnce(&mut Vec<BoundPort>) -> R) -> io::Result<R> {
+        self.inner.register.with(|roster| {
+            self.inner.bury(roster);
+            act(&mut roster.ports)
+        })
+    }
+
+    /// Who is in it.
+    ///
+    /// # Errors
+    /// If the register cannot be had.
+    pub fn roster(&self) -> io::Result<Roster> {
+        Ok(self.inner.register.read()?.1)
+    }
+
+    /// True if a datagram, which was sent to that address, is for this process: the kernel's choice was right.
+    #[inline]
+    pub fn is_ours(&self, datagram: &[u8], destination: IpAddr) -> bool {
+        match target(datagram) {
+            Target::Unit(unit) => self.inner.has_unit(unit),
+            other => self.inner.is_ours_slowly(other, destination),
+        }
+    }
+
+    /// Hands a datagram to the process that it is for. False: it is for none, or that one does not take it now.
+    pub fn hand_over(&self, stray: &Stray<'_>) -> bool {
+        self.inner.hand_over(stray)
+    }
+
+    /// Where strays come in.
+    pub(super) fn strays(&self) -> &UnixDatagram {
+        &self.inner.strays
+    }
+
+    /// Takes one in; its length, in bytes. [`Stray::from_bytes`] reads it.
+    ///
+    /// # Errors
+    /// If there is none, or a process of another user sent it.
+    pub(super) fn receive_stray(&self, into: &mut [u8]) -> io::Result<usize> {
+        let mut control = cmsg_space!(UnixCredentials);
+        let mut pieces = [IoSliceMut::new(into)];
+        let socket = self.inner.strays.as_raw_fd();
+        let received = recvmsg::<()>(socket, &mut pieces, Some(&mut control), MsgFlags::MSG_DONTWAIT)?;
+        let sender = received.cmsgs()?.find_map(|message| match message {
+            ControlMessageOwned::ScmCredentials(sender) => Some(sender.uid()),
+            _ => None,
+        });
+        if sender == Some(geteuid().as_raw()) {
+            Ok(received.bytes)
+        } else {
+            Err(io::ErrorKind::PermissionDenied.into())
+        }
+    }
+
+    /// Descriptors by which the group lasts, and this place in it.
+    fn descriptors(&self) -> Vec<RawFd> {
+        let inner = &self.inner;
+        let all = [&inner.ark.keep, &inner.ark.add];
+        let all = all.into_iter().chain(&inner.steered).map(AsRawFd::as_raw_fd);
+        let rest = [inner.door.listener().as_raw_fd(), inner.strays.as_raw_fd()];
+        all.chain(rest).chain(inner.register.descriptors()).collect()
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let inner = &self.inner;
+        children::forget(&self.descriptors());
+        // Sockets stay in the group, and what comes to them is dropped.
+        for socket in &inner.steered {
+            let _ = sys::set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, UNREAD);
+        }
+        let _ = inner.change(|roster| roster.leave(inner.slot));
+        inner.register.vacate(inner.slot);
+        inner.door.close();
+        if let Some(thread) = self.thread.take() {
+            // It only panics if a member's invariants are broken, and then has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Inner {
+    fn serve(&self) {
+        let common = [self.ark.keep.as_fd(), self.ark.add.as_fd(), self.register.common()];
+        self.door.serve(&common, LOOK, || {
+            let lives = |slot| slot == self.slot || self.register.is_occupied(slot).unwrap_or(true);
+            let dead = self.register.read().is_ok_and(|(_, roster)| roster.taken().any(|slot| !lives(slot)));
+            if dead {
+                let _ = self.change(|_| ());
+            }
+        });
+    }
+
+    /// Changes the roster, and the program of the group with it.
+    fn change<R>(&self, act: impl FnOnce(&mut Roster) -> R) -> io::Result<R> {
+        self.register.with(|roster| {
+            self.bury(roster);
+            let result = act(roster);
+            let program = steering::program(roster);
+            for socket in &self.steered {
+                sys::attach_steering(socket.as_fd(), &program)?;
+            }
+            Ok(result)
+        })?
+    }
+
+    /// Takes out those who have ended without a word.
+    fn bury(&self, roster: &mut Roster) {
+        for slot in dead(roster, &self.register, Some(self.slot)) {
+            roster.leave(slot);
+            // What comes to its sockets takes up no memory any more.
+            for socket in self.ark.peek(slot.into()).ok().flatten().into_iter().flatten() {
+                let _ = sys::set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, UNREAD);
+                empty(&socket);
+            }
+        }
+    }
+
+    fn note_unit(&self, unit: u8) {
+        self.units[usize::from(unit) / 64].fetch_or(1 << (unit % 64), Relaxed);
+    }
+
+    fn has_unit(&self, unit: u8) -> bool {
+        self.units[usize::from(unit) / 64].load(Relaxed) >> (unit % 64) & 1 == 1
+    }
+
+    #[cold]
+    fn is_ours_slowly(&self, target: Target, destination: IpAddr) -> bool {
+        let Target::Service(id) = target else { return true };
+        if lock(&self.services).iter().any(|s| s.id == id && s.address == Some(destination)) {
+            return true;
+        }
+        // What nobody wants is refused by whoever got it.
+        self.slot_of(target, destination).is_none_or(|slot| slot == self.slot)
+    }
+
+    /// By the newest roster.
+    fn slot_of(&self, target: Target, destination: IpAddr) -> Option<u8> {
+        let mut known = lock(&self.known);
+        if self.register.sequence().is_ok_and(|newest| newest != known.0)
+            && let Ok(read) = self.register.read()
+        {
+            *known = read;
+        }
+        slot_of(target, destination, &known.1)
+    }
+
+    #[cold]
+    fn hand_over(&self, stray: &Stray<'_>) -> bool {
+        let owner = self.slot_of(target(stray.datagram), stray.destination);
+        let Some(owner) = owner.filter(|slot| *slot != self.slot) else { return false };
+        let name = format!("{}/{owner}", self.name);
+        let Ok(address) = std::os::unix::net::SocketAddr::from_abstract_name(name) else { return false };
+        self.strays.send_to_addr(&stray.to_bytes(), &address).is_ok()
+    }
+}
+
+/// Slots whose process has ended.
+fn dead(roster: &Roster, register: &Register, own: Option<u8>) -> Vec<u8> {
+    let taken = roster.taken().filter(|slot| Some(*slot) != own);
+    taken.filter(|slot| register.is_occupied(*slot).is_ok_and(|lives| !lives)).collect()
+}
+
+/// Finds a place for a newcomer and its sockets, while nobody else changes the roster.
+fn take_place<E>(
+    roster: &mut Roster,
+    ark: &Ark,
+    register: &Register,
+    make: MakeSockets<'_, E>,
+) -> Result<(u8, Sockets), Refused<E>> {
+    let left = dead(roster, register, None);
+    left.into_iter().for_each(|slot| roster.leave(slot));
+    let slot = roster.next_slot().ok_or(JoinError::Full)?;
+    let sockets = match ark.peek(slot.into()).map_err(system("looking for a socket"))? {
+        Some(fds) => used_sockets(fds).map_err(system("taking a socket over"))?,
+        None => {
+            let mut sockets = make().map_err(Refused::Sockets)?;
+            // Places count in each address family: all slots have the same ones.
+            if let Some(first) = ark.peek(0).map_err(system("looking for a socket"))? {
+                let first = used_families(first).map_err(system("looking at a socket"))?;
+                sockets.retain(|(address, _)| first.contains(&address.is_ipv4()));
+                if sockets.len() < first.len() {
+                    let source = io::Error::other("an address family that the others have is gone");
+                    return Err(system("joining the others")(source));
+                }
+            }
+            let fds: Vec<_> = sockets.iter().map(|(_, socket)| socket.as_fd()).collect();
+            ark.push(&fds).map_err(system("keeping a socket"))?;
+            sockets
+        }
+    };
+    if !register.occupy(slot).map_err(system("marking the place"))? {
+        let source = io::Error::other("a child of a process that has ended holds its place");
+        return Err(system("marking the place")(source));
+    }
+    let pid = std::process::id();
+    let name = fs::read_to_string("/proc/self/comm").unwrap_or_default().trim().to_owned();
+    roster.enter(slot, Identity { pid, name });
+    Ok((slot, sockets))
+}
+
+/// Sockets of a process that was here before: what they hold was not for us.
+fn used_sockets(fds: Vec<OwnedFd>) -> io::Result<Sockets> {
+    let mut sockets = Vec::new();
+    for socket in fds {
+        let bound: std::net::UdpSocket = socket.into();
+        let address = bound.local_addr()?.ip();
+        let socket: OwnedFd = bound.into();
+        empty(&socket);
+        sockets.push((address, socket));
+    }
+    Ok(sockets)
+}
+
+/// Whether sockets are of IPv4.
+fn used_families(fds: Vec<OwnedFd>) -> io::Result<Vec<bool>> {
+    fds.into_iter().map(|fd| Ok(std::net::UdpSocket::from(fd).local_addr()?.is_ipv4())).collect()
+}
+
+/// Throws away what a socket holds.
+fn empty(socket: &OwnedFd) {
+    while recv(socket.as_raw_fd(), &mut [], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC).is_ok() {}
+}
+
+/// A datagram that the kernel brought to the wrong process: receive offload makes one of several that have the same addresses and
+/// ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stray<'a> {
+    /// Who sent it.
+    pub source: SocketAddr,
+    /// To which address.
+    pub destination: IpAddr,
+    /// Its type of service or traffic class.
+    pub traffic_class: u8,
+    /// Without UDP header.
+    pub datagram: &'a [u8],
+}
+
+/// Bytes before a datagram that is handed over: addresses, port, traffic class.
+pub(super) const STRAY_HEADER: usize = 16 + 16 + 2 + 1 + 1;
+
+impl Stray<'_> {
+    fn to_bytes(self) -> Vec<u8> {
+        let octets = |ip: IpAddr| match ip {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        let mut bytes = Vec::with_capacity(STRAY_HEADER + self.datagram.len());
+        bytes.extend(octets(self.source.ip()));
+        bytes.extend(octets(self.destination));
+        bytes.extend(self.source.port().to_be_bytes());
+        bytes.extend([self.traffic_class, 0]);
+        bytes.extend(self.datagram);
+        bytes
+    }
+
+    /// What [`Member::hand_over`] sent; `None`: somebody else did.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Stray<'_>> {
+        let (header, datagram) = bytes.split_first_chunk::<{ STRAY_HEADER }>()?;
+        let ip = |at: usize| -> Option<IpAddr> {
+            let octets: [u8; 16] = header.get(at..at + 16)?.try_into().ok()?;
+            Some(std::net::Ipv6Addr::from(octets).to_canonical())
+        };
+        let port = u16::from_be_bytes([header[32], header[33]]);
+        let source = SocketAddr::new(ip(0)?, port);
+        Some(Stray { source, destination: ip(16)?, traffic_class: header[34], datagram })
+    }
+}
+
+/// The socket of a slot for strays.
+fn stray_socket(name: &str) -> io::Result<UnixDatagram> {
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+    // A child of the process that was here before may have it still; then strays are dropped, and come again.
+    let socket = UnixDatagram::bind_addr(&address).or_else(|_| UnixDatagram::unbound())?;
+    socket.set_nonblocking(true)?;
+    nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::PassCred, &true)?;
+    Ok(socket)
+}

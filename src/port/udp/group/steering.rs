@@ -1,0 +1,271 @@
+//! Whom a datagram is for, told from its bytes: once for the kernel, as a program of classic BPF, and once for who got a stranger's.
+//!
+//! A packet goes by the unit of its destination QPN, its upper 8 bits. Management datagrams to QP1 go by what they are: a request
+//! (REQ, SIDR_REQ) to whoever listens for its service; all others by the communication ID that its receiver gave, whose upper 8 bits are
+//! the unit too. What is for nobody goes to the first member, which refuses it.
+
+use std::net::IpAddr;
+
+use super::roster::Roster;
+
+/// An instruction of classic BPF: code, jump if true, jump if false, operand.
+pub(super) type Instruction = (u16, u8, u8, u32);
+
+const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
+const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+const SHIFT_RIGHT: u16 = (libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K) as u16;
+const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
+const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+/// `BPF_A`, which libc does not have (`linux/filter.h`).
+const RETURN_A: u16 = libc::BPF_RET as u16 | 0x10;
+
+/// The destination QPN, with the reserved byte before it (IBTA 9.2).
+const DESTINATION_QP: usize = 4;
+/// The attribute of a management datagram: behind BTH and DETH, in its header (IBTA 13.4.3).
+const ATTRIBUTE: usize = 12 + 8 + 16;
+/// Where a CM message begins.
+const MESSAGE: usize = 12 + 8 + 24;
+/// The communication ID of the receiver, in all messages but requests and SIDR_REP (IBTA 12.6).
+const REMOTE_ID: usize = MESSAGE + 4;
+/// The request ID that a SIDR_REP answers.
+const REQUEST_ID: usize = MESSAGE;
+/// The service ID of REQ and SIDR_REQ.
+const SERVICE: usize = MESSAGE + 8;
+const REQ: u16 = 0x10;
+const SIDR_REQ: u16 = 0x17;
+const SIDR_REP: u16 = 0x18;
+const QP1: u32 = 1;
+const MULTICAST: u32 = 0xff_ffff;
+/// Services that the program knows; the first member hands on requests for those beyond.
+const SERVICES: usize = 1500;
+
+/// Whom a datagram is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// The owner of this unit.
+    Unit(u8),
+    /// Whoever listens for this service.
+    Service(u64),
+    /// All who joined the group that it was sent to.
+    Everybody,
+    /// It is too short to tell.
+    Nobody,
+}
+
+/// Whom this datagram, without UDP header, is for.
+pub(super) fn target(datagram: &[u8]) -> Target {
+    fn field<const N: usize>(datagram: &[u8], at: usize) -> Option<[u8; N]> {
+        datagram.get(at..at + N)?.try_into().ok()
+    }
+    let found = || {
+        Some(match u32::from_be_bytes(field(datagram, DESTINATION_QP)?) & 0xff_ffff {
+            QP1 => match u16::from_be_bytes(field(datagram, ATTRIBUTE)?) {
+                REQ | SIDR_REQ => Target::Service(u64::from_be_bytes(field(datagram, SERVICE)?)),
+                SIDR_REP => Target::Unit(field::<1>(datagram, REQUEST_ID)?[0]),
+                _ => Target::Unit(field::<1>(datagram, REMOTE_ID)?[0]),
+            },
+            MULTICAST => Target::Everybody,
+            qpn => Target::Unit((qpn >> 16) as u8),
+        })
+    };
+    found().unwrap_or(Target::Nobody)
+}
+
+/// The slot that gets it. `None`: nobody is meant.
+pub(super) fn slot_of(target: Target, destination: IpAddr, roster: &Roster) -> Option<u8> {
+    match target {
+        Target::Unit(unit) => roster.owner_of_unit(unit),
+        Target::Service(service) => roster.server_of(service, destination),
+        Target::Everybody | Target::Nobody => None,
+    }
+}
+
+/// The program that picks a socket of the group by its place, which is a slot's number. A load beyond the datagram's end returns 0.
+pub(super) fn program(roster: &Roster) -> Vec<Instruction> {
+    let first = roster.taken().next().unwrap_or(0);
+    let mut code: Vec<Instruction> = Vec::new();
+    let management = [
+        (LOAD_WORD, 0, 0, DESTINATION_QP as u32),
+        (AND, 0, 0, 0xff_ffff),
+        (IF_EQUAL, 2, 0, QP1),
+        (SHIFT_RIGHT, 0, 0, 16),
+        JUMP_TO_UNITS,
+        (LOAD_HALF, 0, 0, ATTRIBUTE as u32),
+        (IF_EQUAL, 6, 0, REQ.into()),
+        (IF_EQUAL, 5, 0, SIDR_REQ.into()),
+        (IF_EQUAL, 2, 0, SIDR_REP.into()),
+        (LOAD_BYTE, 0, 0, REMOTE_ID as u32),
+        JUMP_TO_UNITS,
+        (LOAD_BYTE, 0, 0, REQUEST_ID as u32),
+        JUMP_TO_UNITS,
+        (LOAD_WORD, 0, 0, SERVICE as u32),
+    ];
+    code.extend(management);
+    // Those with the same upper half together. Of two on different addresses the first gets all, and hands on.
+    let mut services: Vec<(u32, u32, u8)> =
+        roster.services.iter().map(|s| ((s.id >> 32) as u32, s.id as u32, s.slot)).collect();
+    services.sort_unstable();
+    services.dedup_by_key(|(high, low, _)| (*high, *low));
+    services.truncate(SERVICES);
+    for half in services.chunk_by(|a, b| a.0 == b.0) {
+        // The upper half is not this one: over the jump and all that follows.
+        code.push((IF_EQUAL, 1, 0, half[0].0));
+        code.push((JUMP, 0, 0, 2 + 2 * half.len() as u32));
+        code.push((LOAD_WORD, 0, 0, SERVICE as u32 + 4));
+        for (_, low, slot) in half {
+            code.push((IF_EQUAL, 0, 1, *low));
+            code.push((RETURN, 0, 0, u32::from(*slot)));
+        }
+        code.push((RETURN, 0, 0, first.into()));
+    }
+    code.push((RETURN, 0, 0, first.into()));
+    let units = code.len();
+    for (unit, slot) in &roster.units {
+        code.push((IF_EQUAL, 0, 1, u32::from(*unit)));
+        code.push((RETURN, 0, 0, u32::from(*slot)));
+    }
+    // The unit of a slot has its number.
+    code.push((IF_AT_LEAST, 1, 0, roster.slots.len() as u32));
+    code.push((RETURN_A, 0, 0, 0));
+    code.push((RETURN, 0, 0, first.into()));
+    for (at, instruction) in code.iter_mut().enumerate() {
+        if *instruction == JUMP_TO_UNITS {
+            instruction.3 = (units - at - 1) as u32;
+        }
+    }
+    code
+}
+
+/// Stands for a jump whose way is not known yet.
+const JUMP_TO_UNITS: Instruction = (JUMP, 0, 0, u32::MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::super::roster::{Identity, Service};
+    use super::*;
+    use crate::random::splitmix;
+
+    /// What the kernel makes of a program (`net/core/filter.c`).
+    fn run(program: &[Instruction], datagram: &[u8]) -> u32 {
+        let (mut at, mut a) = (0, 0u32);
+        loop {
+            let (code, jump, otherwise, k) = program[at];
+            at += 1;
+            let mut load = |bytes: usize| {
+                let field = datagram.get(k as usize..k as usize + bytes)?;
+                a = field.iter().fold(0, |a, byte| a << 8 | u32::from(*byte));
+                Some(())
+            };
+            let loaded = match code {
+                LOAD_WORD => load(4),
+                LOAD_HALF => load(2),
+                LOAD_BYTE => load(1),
+                _ => Some(()),
+            };
+            if loaded.is_none() {
+                return 0;
+            }
+            match code {
+                LOAD_WORD | LOAD_HALF | LOAD_BYTE => {}
+                AND => a &= k,
+                SHIFT_RIGHT => a >>= k,
+                JUMP => at += k as usize,
+                IF_EQUAL => at += usize::from(if a == k { jump } else { otherwise }),
+                IF_AT_LEAST => at += usize::from(if a >= k { jump } else { otherwise }),
+                RETURN => return k,
+                RETURN_A => return a,
+                other => panic!("{other:#x}"),
+            }
+        }
+    }
+
+    fn roster(slots: u8) -> Roster {
+        let mut roster = Roster::new();
+        for slot in 0..slots {
+            roster.enter(slot, Identity { pid: 1, name: "x".into() });
+        }
+        roster
+    }
+
+    fn packet(qpn: u32) -> Vec<u8> {
+        let mut datagram = vec![0; 300];
+        datagram[4..8].copy_from_slice(&(qpn | 0xab00_0000).to_be_bytes());
+        datagram
+    }
+
+    fn message(attribute: u16, service: u64, remote: u32) -> Vec<u8> {
+        let mut datagram = packet(1);
+        datagram[ATTRIBUTE..ATTRIBUTE + 2].copy_from_slice(&attribute.to_be_bytes());
+        let at = if attribute == SIDR_REP { REQUEST_ID } else { REMOTE_ID };
+        datagram[at..at + 4].copy_from_slice(&remote.to_be_bytes());
+        if [REQ, SIDR_REQ].contains(&attribute) {
+            datagram[SERVICE..SERVICE + 8].copy_from_slice(&service.to_be_bytes());
+        }
+        datagram
+    }
+
+    #[test]
+    fn kernel_and_member_tell_the_same_of_every_datagram() {
+        let address: IpAddr = "192.0.2.1".parse().unwrap();
+        let mut state = 3;
+        let mut draw = |below: u64| splitmix(&mut state) % below;
+        for round in 0..400 {
+            let mut roster = roster(1 + draw(100) as u8);
+            let slots = roster.slots.len() as u64;
+            for _ in 0..draw(40) {
+                roster.add_unit(draw(slots) as u8);
+            }
+            for n in 0..draw(300) {
+                let id = draw(3) << 32 | 0x0106_0000 | n;
+                roster.services.push(Service { id, address: None, slot: draw(slots) as u8 });
+            }
+            if round % 3 == 0 && slots > 2 {
+                let left = draw(slots) as u8;
+                roster.leave(left);
+                roster.take_unit(left, (left + 1) % slots as u8);
+            }
+            let program = program(&roster);
+            assert!(program.len() < 4096);
+            let first = roster.taken().next().unwrap();
+            for _ in 0..200 {
+                let service = draw(3) << 32 | 0x0106_0000 | draw(320);
+                let attribute = [REQ, SIDR_REQ, SIDR_REP, 0x11, 0x13, 0x15][draw(6) as usize];
+                let some = message(attribute, service, draw(1 << 32) as u32);
+                let datagram = if draw(2) == 0 { some } else { packet(2 + draw(0xff_fffd) as u32) };
+                let told = run(&program, &datagram);
+                match slot_of(target(&datagram), address, &roster) {
+                    Some(slot) => assert_eq!(told, u32::from(slot), "{:?}", target(&datagram)),
+                    // A slot that was left has its socket still, and nobody reads it.
+                    None => assert!(
+                        told == u32::from(first) || roster.slots[told as usize].member.is_none(),
+                        "{told} for {:?}",
+                        target(&datagram)
+                    ),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_runt_is_for_nobody() {
+        let program = program(&roster(3));
+        for length in 0..MESSAGE {
+            let short = &message(REQ, 7, 9)[..length];
+            assert_eq!(target(short), Target::Nobody);
+            assert_eq!(run(&program, short), 0);
+        }
+        assert_eq!(target(&packet(0xff_ffff)), Target::Everybody);
+    }
+
+    #[test]
+    fn as_many_services_as_there_may_be_fit() {
+        let mut roster = roster(2);
+        roster.services = (0..60_000).map(|id| Service { id, address: None, slot: 1 }).collect();
+        (0..128).for_each(|_| drop(roster.add_unit(1)));
+        assert!(program(&roster).len() <= 4096);
+    }
+}
