@@ -204,8 +204,13 @@ fn count(port: &UdpPort, name: &str) -> u64 {
     counters(port).iter().find(|c| c.0 == name).map_or(0, |c| c.1)
 }
 
+/// Where a datagram has the upper 8 bits of its destination QPN, by which trains are parted.
+const UNIT: usize = 5;
+
+/// Datagrams of all bytes, to QPNs of one unit.
 fn payloads(n: usize, len: usize) -> Vec<Vec<u8>> {
-    (0..n).map(|i| (0..len).map(|k| (i * 31 + k) as u8).collect()).collect()
+    let byte = |i: usize, k: usize| if k == UNIT { 7 } else { (i * 31 + k) as u8 };
+    (0..n).map(|i| (0..len).map(|k| byte(i, k)).collect()).collect()
 }
 
 fn datagrams(frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
@@ -303,13 +308,31 @@ fn trains_break_where_the_kernel_could_not_segment_and_ids_say_so() {
         let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
         // FIRST is longer than the MIDDLEs, LAST is shorter, then a LAST that is longer than its MIDDLE.
         let lens = [1060, 1044, 1044, 500, 1044, 1048, 1044];
-        let sent: Vec<_> = lens.iter().map(|len| vec![*len as u8; *len]).collect();
+        let sent: Vec<_> = lens.iter().map(|len| payloads(1, *len).remove(0)).collect();
         let arranged = send(&mut a, &Flow::new("10.77.0.1", "10.77.0.2"), &sent);
         let ids: Vec<_> = arranged.iter().map(|f| u16::from_be_bytes([f[18], f[19]])).collect();
         // A shorter one ends a train: 1060 takes 1044 as its last.
         assert_eq!(ids, [0, 1, 0, 1, 0, 0, 1]);
         assert_eq!(datagrams(&receive(&mut b, lens.len())), sent);
         assert_eq!(count(&a, "tx_trains"), 4);
+    });
+}
+
+/// A train comes to one process, and the QPs of a peer may be those of several.
+#[test]
+fn datagrams_to_qpns_of_different_units_leave_in_trains_of_their_own() {
+    in_namespace("datagrams_to_qpns_of_different_units_leave_in_trains_of_their_own", || {
+        let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
+        let mut sent = payloads(6, 100);
+        for (datagram, unit) in sent.iter_mut().zip([1, 1, 2, 2, 1, 1]) {
+            datagram[UNIT] = unit;
+        }
+        let arranged = send(&mut a, &Flow::new("10.77.0.1", "10.77.0.2"), &sent);
+        let ids: Vec<_> = arranged.iter().map(|f| f[19]).collect();
+        // In order: a datagram joins the newest train of its flow or none.
+        assert_eq!(ids, [0, 1, 0, 1, 0, 1]);
+        assert_eq!(datagrams(&receive(&mut b, 6)), sent);
+        assert_eq!(count(&a, "tx_trains"), 3);
     });
 }
 

@@ -22,6 +22,7 @@ mod pyverbs;
 mod query;
 mod raw;
 mod rdmacm;
+mod shared;
 mod site;
 mod surroundings;
 mod upper;

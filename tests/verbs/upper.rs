@@ -144,7 +144,7 @@ fn mpirun(agent: &Path, port: &str, way: &str, capture: &Path, program: &Path) -
 }
 
 /// What `mpirun` takes for `ssh`: it is called with a host and a command line.
-fn write_agent(path: &Path, namespace: &str) {
+pub(super) fn write_agent(path: &Path, namespace: &str) {
     let text = format!(
         "#!/bin/sh\nhost=$1\nshift\nexec ip netns exec {namespace} unshare --uts sh -c \"hostname $host; $*\"\n"
     );

@@ -187,7 +187,14 @@ pub(super) fn max_frame(mtu: usize) -> usize {
 
 /// Listening sockets beside those of other processes.
 fn share(config: &UdpConfig) -> Result<(Vec<(IpAddr, OwnedFd)>, Member), UdpError> {
-    let joined = Member::join(config.port, &|| listen_on_all(config)).map_err(|refused| match refused {
+    let make = |is_first| {
+        if is_first {
+            // Beside a socket that is of no group, all would be numbered wrong: one that a child of an ended process has, for instance.
+            listen_on_all(&UdpConfig { shared: false, ..config.clone() })?;
+        }
+        listen_on_all(config)
+    };
+    let joined = Member::join(config.port, &make).map_err(|refused| match refused {
         Refused::Join(error) => error.into(),
         Refused::Sockets(error) => error,
     })?;

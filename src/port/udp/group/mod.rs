@@ -87,8 +87,11 @@ pub enum JoinError {
 /// Bound sockets, by the address that each is bound to: one for each address family that there is.
 type Sockets = Vec<(IpAddr, OwnedFd)>;
 
+/// Whether the sockets are to be the first of a group: then the port must be nobody's.
+pub(super) type First = bool;
+
 /// What a newcomer brings: how its sockets are made.
-type MakeSockets<'a, E> = &'a dyn Fn() -> Result<Sockets, E>;
+type MakeSockets<'a, E> = &'a dyn Fn(First) -> Result<Sockets, E>;
 
 /// A process's place in a group. It is left when this is dropped, or when the process ends.
 #[derive(Debug)]
@@ -188,7 +191,7 @@ impl Member {
         let inner = Arc::new(inner);
         let mut member = Member { inner: Arc::clone(&inner), thread: None };
         member.inner.change(|_| ()).map_err(system("steering datagrams"))?;
-        children::keep_from(&member.descriptors());
+        children::keep_from(member.descriptors());
         let thread = spawn_unsignalled("roxie-group", move || inner.serve());
         member.thread = Some(thread.map_err(system("a thread"))?);
         Ok(Joined { member, sockets })
@@ -315,7 +318,7 @@ impl Member {
 impl Drop for Member {
     fn drop(&mut self) {
         let inner = &self.inner;
-        children::forget(&self.descriptors());
+        children::forget(self.descriptors());
         // Sockets stay in the group, and what comes to them is dropped.
         for socket in &inner.steered {
             let _ = sys::set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, UNREAD);
@@ -425,7 +428,7 @@ fn take_place<E>(
     let sockets = match ark.peek(slot.into()).map_err(system("looking for a socket"))? {
         Some(fds) => used_sockets(fds).map_err(system("taking a socket over"))?,
         None => {
-            let mut sockets = make().map_err(Refused::Sockets)?;
+            let mut sockets = make(roster.slots.is_empty()).map_err(Refused::Sockets)?;
             // Places count in each address family: all slots have the same ones.
             if let Some(first) = ark.peek(0).map_err(system("looking for a socket"))? {
                 let first = used_families(first).map_err(system("looking at a socket"))?;

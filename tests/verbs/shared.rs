@@ -1,0 +1,213 @@
+//! Several processes on one device, over sockets: no program is told, and none of them keeps the others going.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use roxie::netdev::NetNs;
+
+use super::site::folder;
+use super::{NEAR, Running, Site, compiled, descendants, launcher, skip};
+
+/// Programs that connect by a TCP port, and which.
+const BY_TCP: [(&str, u16); 8] = [
+    ("ibv_rc_pingpong -g 1 -n 500 -c", 18515),
+    ("ibv_uc_pingpong -g 1 -n 100", 18515),
+    ("ibv_ud_pingpong -g 1 -n 500 -s 1024", 18515),
+    ("ibv_srq_pingpong -g 1 -n 500 -c", 18515),
+    ("ibv_xsrq_pingpong -g 1 -n 500", 18515),
+    ("ib_write_bw -x 1 -F -b -n 2000 -q 4", 18515),
+    ("ib_send_lat -x 1 -F -n 500", 18515),
+    ("ib_atomic_bw -x 1 -F -n 500", 18515),
+];
+
+/// How often a process beside those that talk is killed.
+const KILLS: usize = 12;
+
+/// Sockets of groups that are there in a network namespace.
+fn doors(namespace: &NetNs) -> usize {
+    let table = namespace.run(|| fs::read_to_string("/proc/thread-self/net/unix")).unwrap().unwrap();
+    table.lines().filter(|line| line.contains(" @roxie/")).count()
+}
+
+fn wait_until_nobody_is_left(namespace: &NetNs) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while doors(namespace) > 0 {
+        assert!(Instant::now() < until, "something of a group is left");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn kill_programs(running: &Running) {
+    for pid in descendants(running.child.id()).into_iter().filter(|pid| *pid != running.child.id()) {
+        let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+    }
+}
+
+/// It has joined the others: it has the thread that lets newcomers in.
+fn wait_until_it_shares(running: &mut Running) {
+    running.wait_until("sharing the device", |pid| {
+        descendants(pid).into_iter().any(|pid| {
+            let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            tasks.into_iter().any(|task| {
+                fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name == "roxie-group\n")
+            })
+        })
+    });
+}
+
+#[test]
+fn a_server_and_its_client_have_the_same_device() {
+    let programs = ["ibv_rc_pingpong", "ibv_xsrq_pingpong", "ib_write_bw", "ib_send_lat", "ib_atomic_bw"];
+    if skip("a_server_and_its_client_have_the_same_device", &programs) {
+        return;
+    }
+    let site = Site::new("same-device");
+    for (program, tcp) in BY_TCP {
+        let mut server = site.near("udp", program);
+        server.wait_until_it_listens(tcp);
+        let client = site.near("udp", &format!("{program} {NEAR}")).finish();
+        let server = server.finish();
+        assert!(
+            client.status.success() && server.status.success(),
+            "{program}\nclient: {client:?}\nserver: {server:?}"
+        );
+    }
+    wait_until_nobody_is_left(&site.near);
+}
+
+#[test]
+fn each_server_of_rdma_cm_gets_its_own_requests() {
+    if skip("each_server_of_rdma_cm_gets_its_own_requests", &["rping"]) {
+        return;
+    }
+    let site = Site::new("same-cm");
+    let server = |port: u16| {
+        let mut server = site.near("udp", &format!("rping -s -P -p {port} -a {NEAR} -v"));
+        server.wait_until_it_serves();
+        server
+    };
+    let servers = [7001, 7002, 7003].map(server);
+    for round in 0..3 {
+        for port in [7003, 7001, 7002] {
+            let client = format!("rping -c -p {port} -a {NEAR} -v -V -C 5");
+            let client = if round == 1 { site.near("udp", &client) } else { site.far("udp", &client) };
+            let client = client.finish();
+            assert!(client.status.success(), "port {port}: {client:?}");
+            assert_eq!(client.said.matches("ping data: rdma-ping-").count(), 5, "{client:?}");
+        }
+    }
+    // The numbers are the device's.
+    let second = site.near("udp", &format!("rping -s -p 7002 -a {NEAR} -v")).finish();
+    assert!(!second.status.success() && second.said.contains("Address already in use"), "{second:?}");
+    // Nobody's request is refused by those who are there.
+    let start = Instant::now();
+    let nobody = site.far("udp", &format!("rping -c -p 7009 -a {NEAR} -v -C 1")).finish();
+    assert!(!nobody.status.success() && nobody.said.contains("REJECTED"), "{nobody:?}");
+    assert!(start.elapsed() < Duration::from_secs(30), "refused, not given up");
+    // A server that is killed gives its number back, and another one takes it.
+    let [first, ..] = &servers;
+    kill_programs(first);
+    let again = Instant::now() + Duration::from_secs(20);
+    let mut server = loop {
+        let mut server = site.near("udp", &format!("rping -s -p 7001 -a {NEAR} -v -V -C 5"));
+        std::thread::sleep(Duration::from_millis(500));
+        match server.child.try_wait().unwrap() {
+            None => break server,
+            Some(_) if Instant::now() < again => {}
+            Some(ended) => panic!("port 7001 is not free: {ended:?}"),
+        }
+    };
+    server.wait_until_it_serves();
+    let client = site.far("udp", &format!("rping -c -p 7001 -a {NEAR} -v -V -C 5")).finish();
+    assert!(client.status.success(), "{client:?}");
+    drop((servers, server));
+    wait_until_nobody_is_left(&site.near);
+}
+
+#[test]
+fn whoever_is_killed_harms_none_of_the_others() {
+    if skip("whoever_is_killed_harms_none_of_the_others", &["ib_write_bw", "ibv_rc_pingpong"]) {
+        return;
+    }
+    let site = Site::new("same-kill");
+    // The first is killed first: nobody keeps the group but those who are in it.
+    let mut victims = vec![site.near("udp", "ibv_rc_pingpong -g 1 -p 19000")];
+    wait_until_it_shares(&mut victims[0]);
+    let program = "ib_write_bw -x 1 -F -b -s 20000 -D 8";
+    let mut server = site.near("udp", program);
+    server.wait_until_it_listens(18515);
+    let client = site.far("udp", &format!("{program} {NEAR}"));
+    for round in 0..KILLS {
+        kill_programs(&victims.remove(0));
+        // In the middle of joining as well.
+        for n in 0..2 {
+            let mut victim = site.near("udp", &format!("ibv_rc_pingpong -g 1 -p {}", 19001 + 2 * round + n));
+            if n == 0 {
+                std::thread::sleep(Duration::from_millis(17 * round as u64));
+                kill_programs(&victim);
+            } else {
+                wait_until_it_shares(&mut victim);
+                victims.push(victim);
+            }
+        }
+    }
+    let (client, server) = (client.finish(), server.finish());
+    assert!(client.status.success() && server.status.success(), "client: {client:?}\nserver: {server:?}");
+    drop(victims);
+    wait_until_nobody_is_left(&site.near);
+}
+
+#[test]
+fn a_child_that_outlives_its_parent_holds_nobody_up() {
+    if skip("a_child_that_outlives_its_parent_holds_nobody_up", &["ibv_rc_pingpong", "cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("forks", &["-libverbs"]);
+    let site = Site::new("same-fork");
+    let parent = launcher(&["--dev", "left", "--port", "udp"], program.to_str().unwrap());
+    let mut parent = Running::start(&site.near, parent);
+    parent.wait_until("gone", |pid| {
+        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| s.contains(") Z "))
+    });
+    assert!(parent.child.wait().unwrap().success());
+    assert_eq!(doors(&site.near), 0, "the child has left its parent's group");
+    site.play("udp", "ibv_rc_pingpong -g 1 -n 100", 18515);
+}
+
+#[test]
+fn eight_ranks_on_two_hosts_exchange_everything() {
+    if skip("eight_ranks_on_two_hosts_exchange_everything", &["mpirun", "mpicc", "unshare"]) {
+        return;
+    }
+    let site = Site::new("same-mpi");
+    let place = tempfile::tempdir().unwrap();
+    let program = place.path().join("mpi_many");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/mpi_many.c");
+    let compiled = Command::new("mpicc").arg("-O1").arg("-o").arg(&program).arg(source).status().unwrap();
+    assert!(compiled.success(), "mpicc: {compiled}");
+    let agent = place.path().join("agent");
+    super::upper::write_agent(&agent, site.far.name().unwrap());
+    for transport in ["rc_v", "ud_v"] {
+        let roxie = folder().join("roxie");
+        let run = format!(
+            "hostname near; exec mpirun --allow-run-as-root --oversubscribe -H near:4,far:4 -n 8 --mca plm_rsh_agent {agent} \
+             --mca pml ucx --mca osc ucx --mca btl ^vader,tcp,openib --mca oob_tcp_if_include 192.0.2.0/24 \
+             -x UCX_TLS={transport},self -x UCX_NET_DEVICES=roxie0:1 {roxie} run -q --port udp -- {program}",
+            agent = agent.display(),
+            roxie = roxie.display(),
+            program = program.display(),
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--uts", "sh", "-c", &run]);
+        let ran = Running::start(&site.near, command).finish();
+        assert!(
+            ran.status.success() && ran.said.contains("8 ranks: ") && ran.said.contains(", 0 wrong, sum 36"),
+            "{transport}: {ran:?}"
+        );
+    }
+    wait_until_nobody_is_left(&site.near);
+}
