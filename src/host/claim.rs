@@ -62,7 +62,7 @@ impl Claim {
     /// On any address, so that those that come later are served as well, and with any process that comes.
     fn open_udp(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
         let interface = Some(self.interface.clone());
-        let config = UdpConfig { interface, mac: Some(mac), shared: true, ..UdpConfig::default() };
+        let config = UdpConfig { interface, mac: Some(mac), ..UdpConfig::default() };
         let port = UdpPort::open(&config)?;
         let member = port.member().cloned();
         Ok((Box::new(port), member))

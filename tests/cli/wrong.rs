@@ -1,7 +1,7 @@
 //! What is wrong around a device: each gets one clear error and leaves nothing behind.
 
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -54,11 +54,16 @@ fn an_interface_in_use_names_its_user() {
     assert!(shown.stdout.contains("claimed") && shown.stdout.contains(&own), "{shown:#?}");
     first.kill();
     first.finish().was_killed();
-    let mut first = net.serve("pingpong rc --port udp");
-    let own = format!("process {}", first.child.id());
+    // Programs share the sockets' port with one another, and not with anybody else.
+    let taken = net.a.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4791))).unwrap().unwrap();
+    let own = format!("process {}", std::process::id());
     net.left("pingpong rc --port udp -p 2000").failed(3, &["UDP port 4791", "is taken", &own]);
-    first.kill();
-    first.finish().was_killed();
+    drop(taken);
+    let servers = [18515, 2000].map(|tcp| net.serve(&format!("pingpong rc --port udp -p {tcp}")));
+    for (tcp, server) in [18515, 2000].into_iter().zip(servers) {
+        net.right(&format!("pingpong rc --port udp -p {tcp} 192.0.2.1")).succeeded();
+        server.finish().succeeded();
+    }
     net.is_clean();
 }
 

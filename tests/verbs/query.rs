@@ -30,8 +30,9 @@ fn the_device_is_listed_and_described() {
 }
 
 #[test]
-fn asking_works_beside_a_program_that_has_the_interface_and_a_second_program_is_told_who() {
-    let name = "asking_works_beside_a_program_that_has_the_interface_and_a_second_program_is_told_who";
+fn asking_works_beside_a_program_that_has_the_interface_and_a_second_one_over_af_xdp_is_told_who() {
+    let name =
+        "asking_works_beside_a_program_that_has_the_interface_and_a_second_one_over_af_xdp_is_told_who";
     if skip(name, &["ibv_devinfo", "ibv_rc_pingpong"]) {
         return;
     }
@@ -41,6 +42,9 @@ fn asking_works_beside_a_program_that_has_the_interface_and_a_second_program_is_
         first.wait_until_it_listens(18515);
         let asked = site.near(port, "ibv_devinfo").finish();
         assert!(asked.status.success() && asked.said.contains("roxie0"), "{port}: {asked:?}");
+        if port == "udp" {
+            continue;
+        }
         let second = site.near(port, "ibv_rc_pingpong -g 1 -p 18600").finish();
         assert!(!second.status.success(), "{port}: {second:?}");
         assert!(second.said.contains("ibv_rc_pingpon"), "{port}: the holder is not named: {second:?}");

@@ -299,7 +299,7 @@ impl DeviceOptions {
 
     fn udp_config(&self, interface: &Interface) -> UdpConfig {
         UdpConfig {
-            addresses: self.addresses(interface),
+            addresses: self.address.clone(),
             interface: Some(interface.name.clone()),
             gso: !self.no_gso,
             ..UdpConfig::default()

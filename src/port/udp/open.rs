@@ -48,7 +48,8 @@ pub struct UdpConfig {
     pub send_sockets: usize,
     /// Socket buffers to ask for, in bytes.
     pub socket_buffer: usize,
-    /// Shares the port with other processes of this user that do so too ([`group`](super::group)). On all addresses only.
+    /// Shares the port with other processes of this user that do so too ([`group`](super::group)). If addresses are chosen, the port is
+    /// this process's alone on each of them all the same.
     pub shared: bool,
 }
 
@@ -63,7 +64,7 @@ impl Default for UdpConfig {
             gso: true,
             send_sockets: 4,
             socket_buffer: 16 << 20,
-            shared: false,
+            shared: true,
         }
     }
 }

@@ -34,7 +34,8 @@ impl State {
             // The PSN that we tell the peer is the one it is to begin with, also before it is told.
             QpState::Rtr => rtr(&agreed, (around.sgid_index)(agreed.route.local).ok_or(libc::EINVAL)?)
                 .map(|attr| ib_uverbs_qp_attr { rq_psn: id.psn.value(), ..attr }),
-            QpState::Rts => Ok(rts(&agreed)),
+            // What the program has set goes before what was agreed (`rdma_init_qp_attr` of the kernel).
+            QpState::Rts => Ok(rts(&agreed, id.options.ack_timeout.unwrap_or(agreed.timeout))),
             _ => Err(libc::EINVAL),
         }
     }
@@ -86,7 +87,7 @@ fn rtr(agreed: &Parameters, sgid_index: u8) -> Result<ib_uverbs_qp_attr, Errno> 
     })
 }
 
-fn rts(agreed: &Parameters) -> ib_uverbs_qp_attr {
+fn rts(agreed: &Parameters, timeout: u8) -> ib_uverbs_qp_attr {
     let mut given = mask::IBV_QP_STATE | mask::IBV_QP_SQ_PSN;
     if agreed.asks() || agreed.answers() {
         given |= mask::IBV_QP_TIMEOUT;
@@ -98,7 +99,7 @@ fn rts(agreed: &Parameters) -> ib_uverbs_qp_attr {
         qp_attr_mask: given,
         qp_state: QpState::Rts as u32,
         sq_psn: agreed.sq_psn.value(),
-        timeout: agreed.timeout,
+        timeout,
         retry_cnt: agreed.retry_cnt,
         rnr_retry: agreed.rnr_retry,
         max_rd_atomic: agreed.max_rd_atomic,

@@ -35,8 +35,8 @@ pub(super) struct Options {
     pub(super) reuse_address: bool,
     /// It takes nothing of the other address family; `None`: as is customary.
     pub(super) one_family: Option<bool>,
-    /// Local ACK timeout code; 0: as is customary.
-    pub(super) ack_timeout: u8,
+    /// Local ACK timeout code; `None`: as the path has it.
+    pub(super) ack_timeout: Option<u8>,
 }
 
 /// The way to the destination.

@@ -22,7 +22,7 @@ pub(super) fn set(id: &mut Id, name: u32, value: Option<(u32, u32)>) -> Result<(
         RDMA_OPTION_ID_AFONLY => id.options.one_family = Some(flag?),
         // 5 bits, from which one is taken for the path.
         RDMA_OPTION_ID_ACK_TIMEOUT if byte? > 31 => return Err(libc::EINVAL),
-        RDMA_OPTION_ID_ACK_TIMEOUT => id.options.ack_timeout = byte?,
+        RDMA_OPTION_ID_ACK_TIMEOUT => id.options.ack_timeout = Some(byte?),
         _ => return Err(libc::ENOSYS),
     }
     Ok(())

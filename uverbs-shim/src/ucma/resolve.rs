@@ -91,8 +91,8 @@ impl State {
             traffic_class: id.options.service_type,
             // The ACK timeout that follows from it is one more.
             packet_lifetime: match id.options.ack_timeout {
-                0 => PACKET_LIFETIME,
-                timeout => timeout - 1,
+                None | Some(0) => PACKET_LIFETIME,
+                Some(timeout) => timeout - 1,
             },
         };
         (id.stage, id.path) = (Stage::RouteResolved, Some(path));

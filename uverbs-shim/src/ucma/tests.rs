@@ -240,6 +240,14 @@ fn a_reply_tells_private_data_and_resources_and_both_ends_get_matching_attribute
         "its peer may write, read and swap"
     );
     assert_eq!(far.attributes(active, QpState::Sqd).err(), Some(libc::EINVAL));
+    // An ACK timeout of the program's own (RDMA_OPTION_ID_ACK_TIMEOUT) goes before the path's, 0 included.
+    for timeout in [21, 0] {
+        for (side, id) in [(&mut near, passive), (&mut far, active)] {
+            let told = side.state.id(side.file, id).unwrap();
+            super::options::set(told, crate::abi::RDMA_OPTION_ID_ACK_TIMEOUT, Some((1, timeout))).unwrap();
+            assert_eq!(side.attributes(id, QpState::Rts).unwrap().timeout, timeout as u8);
+        }
+    }
 }
 
 #[test]

@@ -35,9 +35,9 @@ const INTERRUPTED: [u8; 2] = [130, 143];
 /// Which port the device stands on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Port {
-    /// AF_XDP: frames below the kernel's network stack; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN
+    /// AF_XDP: frames below the kernel's network stack, for one program at a time; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN
     Xdp,
-    /// UDP sockets: no privilege, any interface
+    /// UDP sockets: any number of programs, no privilege, any interface
     Udp,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Options {
     /// The interface [default: the only one besides loopback that has an address]
     #[arg(short, long, value_name = "IFACE")]
     dev: Option<String>,
-    /// How frames move [default: xdp if it is permitted, else udp]
+    /// How frames move [default: udp]
     #[arg(long, value_name = "PORT")]
     port: Option<Port>,
     /// Run the NIC on a thread of its own, on the first of these cores, instead of in the program's polling calls
@@ -89,16 +89,17 @@ fn parse_fault(spec: &str) -> Result<String, String> {
     long_about = "Runs an unmodified program of the verbs API (ibv_rc_pingpong, ib_write_bw, anything on libibverbs) with an RDMA \
         device named roxie0, on an ordinary interface: no RDMA adapter, no kernel module.\n\nThe program loads Roxie's \
         libibverbs.so.1 in place of the system's; the NIC lives in its process and claims the interface when it makes its \
-        first queue pair. One program at a time can have an interface (with --port udp: a network namespace); a second is told \
-        who has it. Programs that only ask, such as ibv_devinfo, work beside it.\n\nThe other end may be another roxie, an RDMA \
+        first queue pair.\n\nOver UDP sockets, the default, any number of programs have the device at the same time: ranks of MPI, \
+        servers and their clients, whoever starts them, as long as they are of one user. With --port xdp, one program at a time has the \
+        interface; a second is told who has it. Programs that only ask, such as ibv_devinfo, work beside it.\n\nThe other end may be another roxie, an RDMA \
         adapter with RoCE v2, or Linux's rdma_rxe. Use GID index 1, the first IPv4 address: `-x 1` for perftest, `-g 1` for \
-        the ibv_*_pingpong; `roxie show gids` lists all.\n\nWithout root it works over UDP sockets. It chooses them by itself \
-        where AF_XDP is not permitted.",
+        the ibv_*_pingpong; `roxie show gids` lists all.\n\nSockets take no privilege. AF_XDP does, and is faster for small messages.",
     after_help = "Examples:\n  \
         roxie run -- ibv_devinfo -v\n  \
         roxie run --dev eth0 -- ibv_rc_pingpong -g 1              on one host\n  \
         roxie run --dev eth0 -- ibv_rc_pingpong -g 1 192.0.2.1    on the other\n  \
-        roxie run --dev eth0 --port udp -- ib_write_bw -x 1 -F\n  \
+        roxie run --dev eth0 --port xdp -- ib_write_bw -x 1 -F\n  \
+        roxie run -- mpirun -n 4 PROGRAM                          four ranks on one device\n  \
         ROXIE_LOG=info roxie run -- PROGRAM                       says which attribute a failed call did not like, and why\n\n\
         Without ROXIE_LOG, `roxie run` says so only when a program has failed.\n\n\
         Programs that are linked statically, or run with more rights than you (setuid), do not load the library.\n\n\

@@ -5,7 +5,6 @@ use roxie::port::xdp::program_holders;
 use roxie::verbs::Mtu;
 
 use super::Port;
-use super::hint::Surroundings;
 use crate::show::xdp_obstacles;
 
 /// What is chosen for the program, and what its user should know.
@@ -35,6 +34,15 @@ impl Preflight {
                 interface.name
             ));
         }
+        if let (Port::Udp, Some(id)) = (port, interface.xdp_program) {
+            let holders = program_holders(id).join(", ");
+            let of = if holders.is_empty() { String::new() } else { format!(" of {holders}") };
+            remarks.push(format!(
+                "{} has an XDP program{of}: if another Roxie has the interface by it (`--port xdp`), what arrives goes there, and not to \
+                 sockets",
+                interface.name
+            ));
+        }
         if port == Port::Udp && std::path::Path::new("/sys/module/rdma_rxe").exists() {
             remarks.push(
                 "the kernel's rdma_rxe is loaded and may hold UDP port 4791: if the first queue pair is refused, `rdma link \
@@ -46,23 +54,16 @@ impl Preflight {
     }
 }
 
+/// Sockets: any number of programs have the device then, whoever they are started by.
 fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
-    if interface.name == "lo" {
-        return Port::Udp;
-    }
-    match &xdp_obstacles(interface)[..] {
-        [] => Port::Xdp,
-        obstacles => {
-            remarks.push(format!(
-                "using UDP sockets on {}, since AF_XDP is not possible: {}. It is faster: {}, or say --port udp \
-                 to hear this no more",
-                interface.name,
-                obstacles.join("; "),
-                Surroundings::of_this_process().for_xdp()
-            ));
-            Port::Udp
-        }
-    }
+    let name = &interface.name;
+    let faster = if name == "lo" || !xdp_obstacles(interface).is_empty() {
+        ""
+    } else {
+        "; `--port xdp` gives the interface to one program, and small messages go faster"
+    };
+    remarks.push(format!("{name} over UDP sockets, which all programs of this user share{faster}"));
+    Port::Udp
 }
 
 fn mtu(interface: &Interface, remarks: &mut Vec<String>) {
@@ -104,6 +105,13 @@ mod tests {
     fn what_is_in_order_is_not_talked_about() {
         let quiet = Preflight::of(&interface(1500), Some(Port::Xdp));
         assert_eq!((quiet.port, quiet.remarks.len()), (Port::Xdp, 0));
+    }
+
+    #[test]
+    fn sockets_are_what_a_program_gets_that_was_not_told_otherwise() {
+        let chosen = Preflight::of(&interface(1500), None);
+        assert_eq!(chosen.port, Port::Udp);
+        assert!(chosen.remarks[0].starts_with("eth9 over UDP sockets"), "{:?}", chosen.remarks);
     }
 
     #[test]
