@@ -6,7 +6,7 @@ use crate::limits::CmLimits;
 use crate::time::Nanos;
 use crate::timer::TimerWheel;
 use crate::wire::cm::{Ari, CmMessage, CommId, Kind, PrivateData, Rej, RejReason, Stage};
-use crate::wire::mad::MAD_LEN;
+use crate::wire::mad::{MAD_LEN, MadHeader};
 use crate::wire::{Gid, Qpn};
 
 use super::connection::{Connection, Outgoing, RemoteKey, State, span};
@@ -63,6 +63,14 @@ pub struct Transmit {
     pub route: Route,
     /// The management datagram.
     pub mad: [u8; MAD_LEN],
+}
+
+impl Transmit {
+    /// It is a request of ours, to somebody who may not be there: a REQ or a SIDR_REQ.
+    pub fn asks(&self) -> bool {
+        let attribute = MadHeader::read(&self.mad).map(|header| header.attribute);
+        matches!(attribute, Some(id) if id == Kind::Req as u16 || id == Kind::SidrReq as u16)
+    }
 }
 
 /// A connection manager. See [`crate::cm`] for how it is driven.
