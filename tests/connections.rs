@@ -1,12 +1,12 @@
 //! Connections by address and port: two devices in one process, and two network namespaces joined by a link.
 //! Those over real links need root and skip without.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use roxie::cm::{Config, ConnectRequest, Event, LocalQp, Manager, Route};
+use roxie::cm::{Arrival, Config, ConnectRequest, Event, LocalQp, Manager, Route};
 use roxie::host::{
     CompletionQueue, Connection, ConnectionManager, ConnectionService, Consumer, Device, DeviceConfig,
     DialError, DialOptions, MemoryRegion, QueuePair, Stack,
@@ -17,7 +17,8 @@ use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
 use roxie::time::Nanos;
 use roxie::verbs::{Access, Mtu, Psn, QpCaps, Qpn, RKey, SendWr, WcStatus, WrOpcode};
-use roxie::wire::cm::{CommId, Kind, RejReason};
+use roxie::wire::cm::{CmMessage, CommId, Kind, RejReason, Req};
+use roxie::wire::mad::MAD_LEN;
 use roxie::wire::{PortSpace, ServiceId};
 
 const PORT: u16 = 7174;
@@ -230,7 +231,8 @@ fn nobody_there_is_found_out_in_the_time_that_was_given() {
     let error = client.connect(End::new(&near).qp(), to, &hurried).unwrap_err();
     assert!(matches!(error, DialError::Unreachable { sent: Kind::Req, .. }), "{error}");
     let counters = client.counters();
-    assert_eq!((counters.sent(Kind::Req), counters.sent(Kind::Rej)), (3, 1));
+    // One more than it says, 250 ms after the first.
+    assert_eq!((counters.sent(Kind::Req), counters.sent(Kind::Rej)), (4, 1));
     rests(&client);
 }
 
@@ -373,4 +375,60 @@ fn a_host_is_found_while_hundreds_of_silent_ones_are_looked_for() {
     let honest = ask(2);
     // Nobody listens there, and it says so.
     assert_eq!(told.recv_timeout(PATIENCE), Ok(honest));
+}
+
+/// A REQ from `from`, for a service that nobody listens for.
+fn request(number: u32, from: IpAddr, to: IpAddr) -> [u8; MAD_LEN] {
+    let mut req = Req {
+        local_comm_id: CommId(number),
+        service_id: ServiceId::of_port(PortSpace::Tcp, PORT),
+        local_ca_guid: number.into(),
+        local_qpn: Qpn::new(number),
+        path_mtu: 3,
+        pkey: 0xffff,
+        ..Req::default()
+    };
+    req.primary_path.subnet_local = true;
+    (req.primary_path.local_gid, req.primary_path.remote_gid) = (from.into(), to.into());
+    CmMessage::Req(req).to_mad(number.into())
+}
+
+/// A stranger chooses where its answer goes. What waits in the kernel for hosts that are not there would fill the socket.
+#[test]
+fn answers_to_silent_strangers_leave_room_for_those_who_are_there() {
+    let name = "answers_to_silent_strangers_leave_room_for_those_who_are_there";
+    let Some(ends) = hosts(name, "cm-answers") else { return };
+    let ip = |n: u32| format!("10.83.0.{n}").parse::<IpAddr>().expect("an address");
+    let udp = UdpConfig {
+        addresses: vec![ip(1)],
+        interface: Some("veth0".to_owned()),
+        socket_buffer: 64 * 1024,
+        ..UdpConfig::default()
+    };
+    let near =
+        ends[0].run(|| Device::open_udp(&udp, &Stack::default(), &DeviceConfig::default())).unwrap().unwrap();
+    let there = ends[1].run(|| UdpSocket::bind((ip(2), 4791))).unwrap().unwrap();
+    there.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let (tell, _told) = channel();
+    let manager = Manager::new(Config { grace: Nanos::ZERO, ..Config::default() });
+    let service = ConnectionService::start(&near, manager, Refusals(tell)).unwrap();
+    let comes = |number: u32, from: IpAddr| {
+        let arrival = Arrival { route: Route::new(ip(1), from), src_qp: Qpn::GSI };
+        service.with(|manager, _, now| manager.handle_mad(now, &request(number, from, ip(1)), &arrival));
+    };
+    for round in 0..4 {
+        for silent in 3..=250 {
+            comes(1000 * round + silent, ip(silent));
+        }
+        // They are looked for in turn, a few at a time.
+        thread::sleep(Duration::from_millis(20));
+    }
+    let heard = (0..100).any(|number| {
+        comes(10_000 + number, ip(2));
+        let mut bytes = [0; 4096];
+        there.recv(&mut bytes).is_ok()
+    });
+    assert!(heard, "no answer to who is there");
+    let dropped = near.counters().into_iter().find(|(name, _)| *name == "tx_management_dropped");
+    assert_eq!(dropped.map(|(_, count)| count), Some(0));
 }

@@ -109,6 +109,14 @@ pub(super) struct Connection {
     pub(super) max_retries: u8,
     /// How often the present one will be.
     pub(super) retries_left: u8,
+    /// When the first wait for an answer to the present one ends.
+    pub(super) answer_due: Nanos,
+    /// How long after the last time it is said again before that. Zero: it is not.
+    pub(super) pause: Nanos,
+    /// How often that has happened.
+    pub(super) repeats: u8,
+    /// When the peer's REQ or REP came, which the consumer is to answer.
+    pub(super) came: Nanos,
     /// How long it lingers when it is over.
     pub(super) linger: Nanos,
     /// Until when a peer where nobody listens is asked again.
@@ -135,6 +143,17 @@ impl Connection {
         }
     }
 
+    /// How often the peer was sent the present message.
+    pub(super) fn asked(&self) -> u8 {
+        let again = self.max_retries.saturating_sub(self.retries_left);
+        again.saturating_add(self.repeats).saturating_add(1)
+    }
+
+    /// The peer says something again to be sure, and not because its time is up: about as long as ours.
+    pub(super) fn is_hasty(&self, now: Nanos) -> bool {
+        now < self.came + Nanos(self.patience.0 / 2)
+    }
+
     /// One whose messages are not known yet.
     pub(super) fn new(state: State, route: Route, parameters: Parameters) -> Connection {
         Connection {
@@ -154,6 +173,10 @@ impl Connection {
             patience: Nanos::ZERO,
             max_retries: 0,
             retries_left: 0,
+            answer_due: Nanos::ZERO,
+            pause: Nanos::ZERO,
+            repeats: 0,
+            came: Nanos::ZERO,
             linger: Nanos::ZERO,
             insists_until: Nanos::ZERO,
             heard: false,

@@ -52,12 +52,11 @@ impl Manager {
     /// The peer says that nobody listens: it is asked again in a moment. False: it was asked for long enough.
     pub(super) fn asks_again(&mut self, now: Nanos, id: CommId) -> bool {
         let deadline = now + AGAIN;
-        let insists = self.table.get_mut(id).filter(|connection| deadline <= connection.insists_until);
-        let Some(connection) = insists else { return false };
-        // It is no retry: there was an answer.
-        connection.retries_left = connection.retries_left.saturating_add(1);
-        self.set_timer(id, deadline);
-        true
+        let insists = self.table.get(id).is_some_and(|connection| deadline <= connection.insists_until);
+        if insists {
+            self.ask_again_at(id, deadline);
+        }
+        insists
     }
 
     fn set_early_timer(&mut self) {

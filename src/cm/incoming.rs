@@ -72,7 +72,7 @@ impl Manager {
             resolution: false,
         };
         if let Some(&id) = self.by_remote.get(&key) {
-            return self.on_req_again(id);
+            return self.on_req_again(now, id);
         }
         if let Some((reason, ari)) = objection(&req, &route) {
             return self.refuse_req(tid, &req, route, reason, ari);
@@ -88,7 +88,7 @@ impl Manager {
         let Some(listener) = listener else {
             return self.is_early(now, tid, CmMessage::Req(req), route);
         };
-        self.take_req(tid, req, route, listener, key);
+        self.take_req(now, tid, req, route, listener, key);
     }
 
     /// Whether a request has a listener and a place. `None`: it is dropped. `Some(None)`: nobody listens.
@@ -115,7 +115,15 @@ impl Manager {
         }
     }
 
-    fn take_req(&mut self, tid: u64, req: Req, arrival: Route, listener: Listener, key: RemoteKey) {
+    fn take_req(
+        &mut self,
+        now: Nanos,
+        tid: u64,
+        req: Req,
+        arrival: Route,
+        listener: Listener,
+        key: RemoteKey,
+    ) {
         let path = &req.primary_path;
         // Both ends use what the request says of the path.
         let route = Route {
@@ -141,6 +149,7 @@ impl Manager {
             peer_flow_control: req.end_to_end_flow_control,
         };
         let mut connection = Connection::new(State::ReqRcvd, route, parameters);
+        connection.came = now;
         connection.tid = tid;
         connection.remote_id = req.local_comm_id;
         connection.remote_key = Some(key);
@@ -167,19 +176,21 @@ impl Manager {
     }
 
     /// A REQ that came before (IBTA 12.9.8.5): what was lost is said again.
-    fn on_req_again(&mut self, id: CommId) {
+    fn on_req_again(&mut self, now: Nanos, id: CommId) {
         self.counters.count_duplicate(Kind::Req);
         let Some(connection) = self.table.get(id) else { return };
         match connection.state {
             // The consumer takes its time.
-            State::ReqRcvd | State::MraReqSent => {
+            State::ReqRcvd | State::MraReqSent if !connection.is_hasty(now) => {
                 self.send_mra(id, self.config.service_timeout, PrivateData::EMPTY);
             }
             State::RepSent | State::MraRepRcvd => self.send_again(id, Kind::Rep),
             // Our last word, if it was about this.
             State::TimeWait => self.send_again(id, Kind::Rej),
             // The peer has our REP, or is no passive side's peer: an old copy.
-            State::Established
+            State::ReqRcvd
+            | State::MraReqSent
+            | State::Established
             | State::DreqSent
             | State::DreqRcvd
             | State::ReqSent
@@ -215,7 +226,9 @@ impl Manager {
             // The consumer takes its time.
             State::RepRcvd | State::MraRepSent => {
                 self.counters.count_duplicate(Kind::Rep);
-                self.send_mra(id, self.config.service_timeout, PrivateData::EMPTY);
+                if !self.table.get(id).is_some_and(|connection| connection.is_hasty(now)) {
+                    self.send_mra(id, self.config.service_timeout, PrivateData::EMPTY);
+                }
             }
             // Our RTU was lost.
             State::Established => {
@@ -270,6 +283,7 @@ impl Manager {
         }
         let ack_delay = rep.target_ack_delay;
         let Some(connection) = self.table.get_mut(id) else { return };
+        connection.came = now;
         connection.remote_id = rep.local_comm_id;
         connection.remote_key = Some(key);
         connection.connected = Some((rep.local_ca_guid, rep.local_qpn));
@@ -345,8 +359,10 @@ impl Manager {
                 return;
             }
         };
-        let Some(connection) = self.table.get(id) else { return };
-        let deadline = now + self.span(mra.service_timeout) + connection.patience;
+        let granted = self.span(mra.service_timeout);
+        let Some(connection) = self.table.get_mut(id) else { return };
+        connection.pause = Nanos::ZERO;
+        let deadline = now + granted + connection.patience;
         self.set_state(id, next);
         self.set_timer(id, deadline);
     }

@@ -6,7 +6,7 @@ use crate::limits::CmLimits;
 use crate::time::Nanos;
 use crate::timer::TimerWheel;
 use crate::wire::cm::{Ari, CmMessage, CommId, Kind, PrivateData, Rej, RejReason, Stage};
-use crate::wire::mad::MAD_LEN;
+use crate::wire::mad::{MAD_LEN, MadHeader};
 use crate::wire::{Gid, Qpn, ServiceId};
 
 use super::connection::{Connection, Outgoing, RemoteKey, State, span};
@@ -35,6 +35,9 @@ pub struct Config {
     pub insistence: Nanos,
     /// How often a host that was never heard of is sent a REQ again at most.
     pub silent_retries: u8,
+    /// How soon a message is said again the first time, then after twice as long and so on, within its first wait for an answer: a lost one then
+    /// costs that and not the peer's whole time to answer. It costs no try, and a peer that has had the message before says nothing to it. Zero: not at all.
+    pub first_repeat: Nanos,
 }
 
 impl Default for Config {
@@ -48,6 +51,7 @@ impl Default for Config {
             grace: Nanos::from_millis(100),
             insistence: Nanos::from_millis(250),
             silent_retries: 2,
+            first_repeat: Nanos::from_millis(250),
         }
     }
 }
@@ -59,6 +63,14 @@ pub struct Transmit {
     pub route: Route,
     /// The management datagram.
     pub mad: [u8; MAD_LEN],
+}
+
+impl Transmit {
+    /// It is a request of ours, to somebody who may not be there: a REQ or a SIDR_REQ.
+    pub fn asks(&self) -> bool {
+        let attribute = MadHeader::read(&self.mad).map(|header| header.attribute);
+        matches!(attribute, Some(id) if id == Kind::Req as u16 || id == Kind::SidrReq as u16)
+    }
 }
 
 /// A connection manager. See [`crate::cm`] for how it is driven.
@@ -254,7 +266,35 @@ impl Manager {
     pub(super) fn await_answer(&mut self, now: Nanos, id: CommId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         connection.retries_left = connection.max_retries;
-        let deadline = now + connection.patience;
+        connection.repeats = 0;
+        connection.answer_due = now + connection.patience;
+        connection.pause = if connection.max_retries == 0 { Nanos::ZERO } else { self.config.first_repeat };
+        self.wait_on(now, id);
+    }
+
+    /// Waits until the message is to be said again, or its time is up.
+    pub(super) fn wait_on(&mut self, now: Nanos, id: CommId) {
+        // A stranger who floods shall not have two replies for each of its requests.
+        let crowded = self.table.len() > self.table.limit() as usize / 2;
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if crowded && connection.state == State::RepSent {
+            connection.pause = Nanos::ZERO;
+        }
+        let soon = now + connection.pause;
+        if connection.pause == Nanos::ZERO || soon >= connection.answer_due {
+            connection.pause = Nanos::ZERO;
+            let deadline = connection.answer_due;
+            return self.set_timer(id, deadline);
+        }
+        self.set_timer(id, soon);
+    }
+
+    /// It is asked again at a time of its own, since there was an answer, which costs no try.
+    pub(super) fn ask_again_at(&mut self, id: CommId, deadline: Nanos) {
+        if let Some(connection) = self.table.get_mut(id) {
+            connection.retries_left = connection.retries_left.saturating_add(1);
+            connection.pause = Nanos::ZERO;
+        }
         self.set_timer(id, deadline);
     }
 
@@ -408,8 +448,7 @@ impl Manager {
         while let Some(id) = self.answered.pop_front() {
             let Some(connection) = self.table.get(id).filter(|c| c.may_make_room()) else { continue };
             if !connection.orphan {
-                let asked = connection.max_retries.saturating_sub(connection.retries_left).saturating_add(1);
-                let why = WhyUnreachable::Silent { asked };
+                let why = WhyUnreachable::Silent { asked: connection.asked() };
                 self.emit(Event::Unreachable { id, unanswered: Kind::Rep, why });
             }
             self.remove(id);

@@ -36,6 +36,14 @@ impl Manager {
             return;
         }
         let Some(kind) = connection.outgoing.as_ref().map(|outgoing| outgoing.kind) else { return };
+        if connection.pause > Nanos::ZERO {
+            connection.repeats += 1;
+            // Of a reply one more is enough: a peer that lacks it asks for it, too.
+            let once = connection.state == State::RepSent;
+            connection.pause = if once { Nanos::ZERO } else { connection.pause + connection.pause };
+            self.send_again(id, kind);
+            return self.wait_on(now, id);
+        }
         let asked = connection.max_retries.saturating_sub(connection.retries_left);
         // Not so of a SIDR_REQ: who takes its time to answer one has no message to say so.
         let (waits, heard) = (connection.state == State::ReqSent, connection.heard);
@@ -63,8 +71,7 @@ impl Manager {
     fn give_up(&mut self, now: Nanos, id: CommId, unanswered: Kind) {
         let Some(connection) = self.table.get(id) else { return };
         let (state, orphan) = (connection.state, connection.orphan);
-        let again = connection.max_retries.saturating_sub(connection.retries_left);
-        let why = WhyUnreachable::Silent { asked: again.saturating_add(1) };
+        let why = WhyUnreachable::Silent { asked: connection.asked() };
         let unreachable = Event::Unreachable { id, unanswered, why };
         match state {
             State::ReqSent | State::RepWait => {

@@ -29,9 +29,7 @@ impl Manager {
         let (deadline, unanswered) =
             (now + AGAIN, if connection.state == State::ReqSent { Kind::Req } else { Kind::SidrReq });
         if deadline <= connection.insists_until {
-            // It is no retry: there was an answer.
-            connection.retries_left = connection.retries_left.saturating_add(1);
-            return self.set_timer(id, deadline);
+            return self.ask_again_at(id, deadline);
         }
         let orphan = connection.orphan;
         self.remove(id);

@@ -122,11 +122,15 @@ struct Way {
     remote: Gid,
     traffic_class: u8,
     hop_limit: u8,
+    /// Of requests. Sockets send those at once, so as to hear if nobody is there.
+    asks: bool,
 }
 
 impl Way {
-    fn of(route: &Route) -> Way {
+    fn of(transmit: &Transmit) -> Way {
+        let route = &transmit.route;
         Way {
+            asks: transmit.asks(),
             local: route.local,
             remote: route.remote,
             traffic_class: route.traffic_class,
@@ -286,7 +290,7 @@ impl<C: Consumer> Core<C> {
         while let Some(slot) = self.under_way.iter().position(Option::is_none) {
             let next = self.outbox.pop_front().or_else(|| self.manager.poll_transmit());
             let Some(transmit) = next else { break };
-            let Some(way) = self.ways.get(&Way::of(&transmit.route)) else {
+            let Some(way) = self.ways.get(&Way::of(&transmit)) else {
                 // Full: the message is dropped, and comes again.
                 let _ = ask.try_send(Some(transmit));
                 continue;
@@ -422,7 +426,7 @@ impl<C: Consumer> Inner<C> {
                     // What came together is taken together, so that messages keep nobody from being looked at.
                     let more = asked.try_iter().take(LOOKING).flatten();
                     for transmit in std::iter::once(transmit).chain(more) {
-                        let evicted = searches.add(Instant::now(), Way::of(&transmit.route), transmit);
+                        let evicted = searches.add(Instant::now(), Way::of(&transmit), transmit);
                         evicted.iter().for_each(|way| self.device.give_up(way.remote));
                     }
                 }
@@ -444,7 +448,7 @@ impl<C: Consumer> Inner<C> {
     fn sight(&self, domain: &ProtectionDomain, way: &Way) -> Sight<(Way, AddressHandle)> {
         let options =
             AhOptions { traffic_class: way.traffic_class, hop_limit: way.hop_limit, ..AhOptions::default() };
-        match self.device.address_vector_now(way.local, way.remote, &options) {
+        match self.device.address_vector_now(way.local, way.remote, &options, way.asks) {
             Ok(Some(av)) => match domain.create_ah_along(av) {
                 Ok(handle) => Sight::Found((*way, handle)),
                 Err(_) => Sight::Never,

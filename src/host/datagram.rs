@@ -84,8 +84,9 @@ impl Device {
         sgid: Gid,
         dgid: Gid,
         options: &AhOptions,
+        asks: bool,
     ) -> Result<Option<AddressVector>, DeviceError> {
-        let dmac = self.resolve_now(same_family(sgid, dgid)?)?;
+        let dmac = self.resolve_now(same_family(sgid, dgid)?, asks)?;
         Ok(dmac.map(|dmac| self.along(sgid, dgid, dmac, options)))
     }
 

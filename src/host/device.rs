@@ -32,8 +32,8 @@ pub trait Resolve: Send + Sync {
     fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError>;
 
     /// The same without waiting; `None`: it is being asked for, and may be known later. For those whom a stranger names: what they led to is
-    /// not kept for long.
-    fn resolve_now(&self, destination: IpAddr) -> Result<Option<[u8; 6]>, ResolveError> {
+    /// not kept for long. `asks`: what is to be sent there is no answer, but asked by somebody here.
+    fn resolve_now(&self, destination: IpAddr, _asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
         self.resolve(destination).map(Some)
     }
 
@@ -313,10 +313,14 @@ impl Device {
     }
 
     /// The same without waiting; `None`: it is being asked for.
-    pub(super) fn resolve_now(&self, destination: IpAddr) -> Result<Option<[u8; 6]>, DeviceError> {
+    pub(super) fn resolve_now(
+        &self,
+        destination: IpAddr,
+        asks: bool,
+    ) -> Result<Option<[u8; 6]>, DeviceError> {
         match self.resolve_at_home(destination) {
             Some(mac) => Ok(Some(mac)),
-            None => Ok(self.inner.resolver.resolve_now(destination)?),
+            None => Ok(self.inner.resolver.resolve_now(destination, asks)?),
         }
     }
 

@@ -13,7 +13,7 @@ use super::gid_table::GidOrder;
 use super::stack::Stack;
 use crate::frame::ETHERNET_HEADER;
 use crate::netdev::neighbour::NeighbourError;
-use crate::netdev::{Interface, Neighbours, NetdevError};
+use crate::netdev::{Interface, Neighbours, NetdevError, Reach};
 use crate::port::memory::{self, MemoryConfig};
 use crate::port::udp::{UdpConfig, UdpPort, synthetic_mac};
 use crate::port::unclaimed::UnclaimedPort;
@@ -44,8 +44,8 @@ impl Device {
         let member = port.member().cloned();
         let addresses = port.addresses().to_vec();
         let interface = port.info().interface.as_deref().map(Interface::by_name);
-        let device =
-            Device::new("roxie0", stack.on(Box::new(port))?, addresses, Box::new(Synthetic), config)?;
+        let resolver = Sockets::new(interface.as_ref().and_then(|found| found.as_ref().ok()));
+        let device = Device::new("roxie0", stack.on(Box::new(port))?, addresses, Box::new(resolver), config)?;
         device.share(member)?;
         match interface {
             Some(Ok(interface)) => {
@@ -85,13 +85,14 @@ impl Device {
         let addresses: Vec<_> = found.addresses.iter().map(|a| a.ip).collect();
         let neighbours = if frames { Some(Arc::new(Neighbours::open(&found)?)) } else { None };
         let config = DeviceConfig { gid_order: GidOrder::Customary { station: found.mac }, ..config.clone() };
+        let sockets = Sockets::new(Some(&found));
         let interface = Live::new(found);
         let resolver: Box<dyn Resolve> = match &neighbours {
             Some(neighbours) => Box::new(KernelNeighbours {
                 interface: interface.clone(),
                 neighbours: Arc::clone(neighbours),
             }),
-            None => Box::new(Synthetic),
+            None => Box::new(sockets),
         };
         let port = Box::new(UnclaimedPort::new(info.clone()));
         let device = Device::new("roxie0", port, addresses, resolver, &config)?;
@@ -166,7 +167,7 @@ impl Resolve for KernelNeighbours {
         found.map_err(self.told(destination))
     }
 
-    fn resolve_now(&self, destination: IpAddr) -> Result<Option<[u8; 6]>, ResolveError> {
+    fn resolve_now(&self, destination: IpAddr, _asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
         self.neighbours.resolve_now(&self.interface.get(), destination).map_err(self.told(destination))
     }
 
@@ -176,11 +177,27 @@ impl Resolve for KernelNeighbours {
 }
 
 /// Sockets have no MAC addresses: those in their frames are made of the IP addresses.
-struct Synthetic;
+struct Sockets {
+    /// None: the kernel says nothing of neighbours.
+    reach: Option<Reach>,
+}
 
-impl Resolve for Synthetic {
+impl Sockets {
+    /// In the calling thread's namespace.
+    fn new(interface: Option<&Interface>) -> Sockets {
+        Sockets { reach: Reach::open(interface.map_or(0, |interface| interface.index)).ok() }
+    }
+}
+
+impl Resolve for Sockets {
     fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
         Ok(synthetic_mac(destination))
+    }
+
+    /// What this end asks leaves in any case: the kernel tells by its socket that a neighbour is silent.
+    fn resolve_now(&self, destination: IpAddr, asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
+        let ready = asks || self.reach.as_ref().is_none_or(|reach| reach.is_ready(destination));
+        Ok(ready.then(|| synthetic_mac(destination)))
     }
 }
 

@@ -67,8 +67,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// If the queue does not hold as many.
     pub fn arm(&self, limit: u32) -> Result<(), DeviceError> {
-        let change = Command::ModifySrq { srq: self.inner.index, ring: None, limit: Some(limit) };
-        self.inner.device.call(change).map(drop)
+        self.modify(None, Some(limit))
     }
 
     /// Makes it hold at least `max_wr` receives. Those that wait stay in their order.
@@ -76,13 +75,24 @@ impl SharedReceiveQueue {
     /// # Errors
     /// If more wait than that, or it is beyond the device's limit; the queue is as before then.
     pub fn resize(&self, max_wr: u32) -> Result<(), DeviceError> {
+        self.modify(Some(max_wr), None)
+    }
+
+    /// Does either or both at once (`ibv_modify_srq`).
+    ///
+    /// # Errors
+    /// As of [`resize`](Self::resize) and of [`arm`](Self::arm), by the new size; the queue is as before then.
+    pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), DeviceError> {
+        let change = |ring| Command::ModifySrq { srq: self.inner.index, ring, limit };
+        let Some(max_wr) = max_wr else {
+            return self.inner.device.call(change(None)).map(drop);
+        };
         within("max_wr", max_wr, MAX_WR)?;
         // Nothing is posted while the NIC moves what waits.
         let mut ring = lock(&self.inner.ring);
-        let larger = RecvRing::new(max_wr, ring.max_sge()).map_err(no_memory)?;
-        let change = Command::ModifySrq { srq: self.inner.index, ring: Some(larger.clone()), limit: None };
-        self.inner.device.call(change)?;
-        *ring = larger;
+        let other = RecvRing::new(max_wr, ring.max_sge()).map_err(no_memory)?;
+        self.inner.device.call(change(Some(other.clone())))?;
+        *ring = other;
         Ok(())
     }
 

@@ -16,6 +16,7 @@ pub mod neighbour;
 mod neighbours;
 mod netlink;
 pub mod netns;
+mod reach;
 mod tap;
 mod watch;
 
@@ -26,6 +27,7 @@ pub use link::Links;
 pub use membership::Membership;
 pub use neighbours::{Neighbours, resolve};
 pub use netns::NetNs;
+pub use reach::Reach;
 pub use tap::Tap;
 pub use watch::{Change, Watch};
 

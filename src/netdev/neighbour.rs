@@ -21,7 +21,7 @@ use super::link::family;
 use super::netlink::Netlink;
 
 /// The discard service (RFC 863).
-const DISCARD: u16 = 9;
+pub(super) const DISCARD: u16 = 9;
 /// The station address of everybody.
 pub(super) const BROADCAST_MAC: [u8; 6] = [0xff; 6];
 
@@ -171,10 +171,10 @@ impl Entry {
     }
 }
 
-fn entry_for(interface: &Interface, ip: IpAddr) -> NeighbourMessage {
+fn entry_for(link: u32, ip: IpAddr) -> NeighbourMessage {
     let mut message = NeighbourMessage::default();
     message.header.family = family(ip);
-    message.header.ifindex = interface.index;
+    message.header.ifindex = link;
     message.attributes.push(NeighbourAttribute::Destination(NeighbourAddress::from(ip)));
     message
 }
@@ -185,11 +185,17 @@ pub(super) fn look(
     interface: &Interface,
     ip: IpAddr,
 ) -> Result<Entry, NeighbourError> {
+    let action = || format!("look up neighbour {ip} on {}", interface.name);
+    look_on(netlink, interface.index, ip).map_err(|e| kernel(action(), e))
+}
+
+/// The same on the link of that index.
+pub(super) fn look_on(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Result<Entry> {
     let mut entry = Entry { state: NeighbourState::None, mac: None, managed: false };
-    let answers = match netlink.request(RouteNetlinkMessage::GetNeighbour(entry_for(interface, ip)), 0) {
+    let answers = match netlink.request(RouteNetlinkMessage::GetNeighbour(entry_for(link, ip)), 0) {
         Ok(answers) => answers,
         Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(entry),
-        Err(e) => return Err(kernel(format!("look up neighbour {ip} on {}", interface.name), e)),
+        Err(e) => return Err(e),
     };
     for answer in answers {
         let RouteNetlinkMessage::NewNeighbour(found) = answer else { continue };
@@ -218,7 +224,7 @@ pub(super) fn look(
 
 /// Has the kernel resolve a neighbour: managed, else used once. False: it does neither.
 pub(super) fn ask(netlink: &mut Netlink, interface: &Interface, ip: IpAddr) -> Result<bool, NeighbourError> {
-    let mut message = entry_for(interface, ip);
+    let mut message = entry_for(interface.index, ip);
     message.header.flags = NeighbourFlags::Use;
     let used = message.clone();
     message.attributes.push(NeighbourAttribute::ExtFlags(NeighbourExtFlags::Managed));
@@ -233,6 +239,39 @@ pub(super) fn ask(netlink: &mut Netlink, interface: &Interface, ip: IpAddr) -> R
     Ok(false)
 }
 
+/// Has the kernel resolve a neighbour once. False: it does not, for want of a right.
+pub(super) fn use_once(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Result<bool> {
+    let mut message = entry_for(link, ip);
+    message.header.flags = NeighbourFlags::Use;
+    match netlink.request(RouteNetlinkMessage::NewNeighbour(message), NLM_F_CREATE) {
+        Ok(_) => Ok(true),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPERM)) => {
+            Ok(false)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// By which link, and by which neighbour there, a host is reached. `None`: by none.
+pub(super) fn way_to(netlink: &mut Netlink, destination: IpAddr) -> io::Result<Option<(u32, IpAddr)>> {
+    let mut message = RouteMessage::default();
+    message.header.address_family = family(destination);
+    message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
+    message.attributes.push(RouteAttribute::Destination(destination.into()));
+    let answers = netlink.request(RouteNetlinkMessage::GetRoute(message), 0)?;
+    let found = answers.into_iter().find_map(|answer| match answer {
+        RouteNetlinkMessage::NewRoute(route) => Some(route),
+        _ => None,
+    });
+    Ok(found.filter(|route| route.header.kind == RouteType::Unicast).and_then(|route| {
+        let link = route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::Oif(link) => Some(*link),
+            _ => None,
+        })?;
+        Some((link, route.attributes.iter().find_map(gateway).unwrap_or(destination)))
+    }))
+}
+
 /// Lets the kernel forget a managed neighbour. One that is not there, or not managed any more, is no error.
 pub(super) fn release(
     netlink: &mut Netlink,
@@ -242,7 +281,7 @@ pub(super) fn release(
     if !look(netlink, interface, ip)?.managed {
         return Ok(());
     }
-    match netlink.request(RouteNetlinkMessage::DelNeighbour(entry_for(interface, ip)), 0) {
+    match netlink.request(RouteNetlinkMessage::DelNeighbour(entry_for(interface.index, ip)), 0) {
         Err(e) if e.raw_os_error() != Some(libc::ENOENT) => {
             Err(kernel(format!("release neighbour {ip} on {}", interface.name), e))
         }

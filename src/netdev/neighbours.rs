@@ -239,8 +239,9 @@ impl Neighbours {
     fn remember(&self, interface: &Interface, way: Way) {
         let mut known = lock(&self.known);
         known.interface.clone_from(interface);
-        if let Some(next_hop) = known.remember(way) {
-            drop(known);
+        let left = known.remember(way);
+        drop(known);
+        for next_hop in left {
             // If the kernel refuses, it keeps one neighbour more.
             let _ = release(&mut self.netlink(), interface, next_hop);
         }
@@ -274,17 +275,18 @@ impl Neighbours {
 }
 
 impl Known {
-    /// Makes a way the latest. Gives the neighbour that the kernel need not keep any more, if that is so of one.
-    fn remember(&mut self, way: Way) -> Option<IpAddr> {
+    /// Makes a way the latest. Gives the neighbours that the kernel need not keep any more: of the way that it takes the place of, and of
+    /// the one that makes room.
+    fn remember(&mut self, way: Way) -> Vec<IpAddr> {
         let old = self.ways.iter().position(|known| known.destination == way.destination);
         let mut way = way;
-        let mut left = None;
+        let mut left = Vec::new();
         if let Some(old) = old.map(|at| self.ways.remove(at)) {
             way.fleeting &= old.fleeting;
             if old.next_hop == way.next_hop {
                 way.ours |= old.ours;
             } else {
-                left = self.let_go(&old);
+                left.extend(self.let_go(&old));
             }
         }
         let (fleeting, most) = (way.fleeting, MOST[usize::from(way.fleeting)]);
@@ -294,7 +296,7 @@ impl Known {
             && let Some(oldest) = self.ways.iter().position(|known| known.fleeting == fleeting)
         {
             let oldest = self.ways.remove(oldest);
-            left = left.or_else(|| self.let_go(&oldest));
+            left.extend(self.let_go(&oldest));
         }
         left
     }
@@ -387,13 +389,26 @@ mod tests {
     #[test]
     fn a_gateway_is_let_go_with_the_last_destination_behind_it() {
         let mut known = known();
-        assert_eq!(known.remember(way(1, 100, true, false)), None);
+        assert!(known.remember(way(1, 100, true, false)).is_empty());
         // The kernel manages it already when the second is asked for.
-        assert_eq!(known.remember(way(2, 100, false, false)), None);
-        assert_eq!(known.remember(way(1, 101, true, false)), None, "the second still goes there");
-        assert_eq!(known.remember(way(2, 101, false, false)), Some(ip(100)));
-        assert_eq!(known.remember(way(1, 102, true, false)), None);
-        assert_eq!(known.remember(way(2, 102, false, false)), Some(ip(101)));
+        assert!(known.remember(way(2, 100, false, false)).is_empty());
+        assert!(known.remember(way(1, 101, true, false)).is_empty(), "the second still goes there");
+        assert_eq!(known.remember(way(2, 101, false, false)), [ip(100)]);
+        assert!(known.remember(way(1, 102, true, false)).is_empty());
+        assert_eq!(known.remember(way(2, 102, false, false)), [ip(101)]);
+    }
+
+    /// The way to a host changes when there are as many as can be followed: two ways go, and both neighbours.
+    #[test]
+    fn two_neighbours_are_let_go_when_two_ways_go_at_once() {
+        let mut known = known();
+        known.remember(way(9, 109, true, true));
+        for n in 0..MOST[0] as u32 {
+            assert!(known.remember(way(1000 + n, 10_000 + n, true, false)).is_empty());
+        }
+        // A stranger's becomes one that somebody asked for, by another gateway.
+        assert_eq!(known.remember(way(9, 110, true, false)), [ip(109), ip(10_000)]);
+        assert_eq!(known.ways.len(), MOST[0]);
     }
 
     /// Strangers come and go; who was asked for by somebody here stays, though a stranger names it too.
@@ -404,7 +419,7 @@ mod tests {
         known.remember(way(1, 1, true, true));
         known.remember(way(2, 2, true, true));
         let strangers = 10_000..10_000 + MOST[1] as u32;
-        let left: Vec<_> = strangers.filter_map(|n| known.remember(way(n, n, true, true))).collect();
+        let left: Vec<_> = strangers.flat_map(|n| known.remember(way(n, n, true, true))).collect();
         assert_eq!(left, [ip(2)], "the oldest stranger alone");
         assert!(known.ways.iter().any(|way| way.destination == ip(1)));
         assert_eq!(known.ways.len(), 1 + MOST[1]);

@@ -139,6 +139,8 @@ struct QpEntry {
     timer_at: Nanos,
     /// The last IPv4 identification that explained a frame from its peer.
     last_ip_id: u16,
+    /// The last one that explained a frame and was not believed.
+    refused_ip_id: u16,
     log: log::QpLog,
 }
 

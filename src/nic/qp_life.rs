@@ -135,6 +135,7 @@ impl Nic {
                 flushing: false,
                 timer_at: Nanos::MAX,
                 last_ip_id: 0,
+                refused_ip_id: 0,
                 log: QpLog::new(),
             })
         });

@@ -231,15 +231,17 @@ impl Nic {
         }
         let Some(id) = id else { return bad };
         let Some(entry) = self.qps.get_mut(index) else { return bad };
-        let ahead = id.wrapping_sub(entry.last_ip_id);
-        let plausible = id < PLAUSIBLE_IDS || ahead < PLAUSIBLE_IDS;
-        entry.last_ip_id = id;
+        let follows = |last: u16| id.wrapping_sub(last) < PLAUSIBLE_IDS;
+        let plausible = id < PLAUSIBLE_IDS || follows(entry.last_ip_id) || follows(entry.refused_ip_id);
         if !plausible {
             if self.config.strict_icrc {
+                // If it was the peer's, its next one follows.
+                entry.refused_ip_id = id;
                 return bad;
             }
             self.counters.icrc_weak += 1;
         }
+        entry.last_ip_id = id;
         Ok(Some(id))
     }
 }

@@ -23,6 +23,7 @@ fn each_kind_of_message_is_counted_by_itself_either_way_and_again() {
     pair.wait_for(A);
     let again = pair.outbox(A)[0].clone();
     pair.deliver(A);
+    pair.now = pair.now + Nanos::from_millis(4000);
     pair.give(B, &again);
     assert_eq!(pair.deliver(B), [Kind::Mra], "the consumer takes its time");
     let b = pair.accept();

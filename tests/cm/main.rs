@@ -13,6 +13,7 @@ mod pair;
 mod refuse;
 mod resolve;
 mod simulation;
+mod soon;
 mod stale;
 mod undelivered;
 mod wire;

@@ -40,6 +40,8 @@ pub fn config(end: usize) -> Config {
         insistence: Nanos::ZERO,
         // As often as the request says.
         silent_retries: 15,
+        // And no sooner.
+        first_repeat: Nanos::ZERO,
         ..Config::default()
     }
 }

@@ -56,6 +56,33 @@ fn an_identification_is_weak_unless_it_is_small_or_follows_the_last() {
     assert_eq!(stage.counter("rx_icrc_encapsulated"), 0);
 }
 
+/// A peer's counter begins anywhere: what follows a packet that was refused is believed. One that was damaged on the way
+/// is followed by none, and the peer's next is still the next.
+#[test]
+fn a_strict_nic_learns_where_a_peer_counts_and_one_damaged_frame_does_not_mislead_it() {
+    let (near, far) = joined_ports(1500, None);
+    let mut stage =
+        Stage::on(Setup { strict_icrc: true, ..Setup::default() }, Box::new(Sockets(near, None)), far);
+    let cases = [
+        (0, 5000, false, "a counter that begins there"),
+        (0, 5001, true, "the next"),
+        (1, 9000, false, "a coincidence"),
+        (1, 5002, true, "the peer goes on"),
+        (2, 40_000, false, "the peer begins anew"),
+        (2, 40_002, true, "and goes on"),
+        (3, 5003, false, "no more"),
+        (3, 3, true, "the segment of a train"),
+    ];
+    for (psn, id, taken, why) in cases {
+        stage.receive(u64::from(psn), 0, 8);
+        let dropped = stage.counter("rx_icrc_encapsulated");
+        let answers = stage.send_identified(psn, id);
+        assert_eq!(answers, if taken { vec![Answer::ack(psn)] } else { vec![] }, "{id}: {why}");
+        assert_eq!(stage.counter("rx_icrc_encapsulated") - dropped, u64::from(!taken), "{id}: {why}");
+    }
+    assert_eq!(stage.counter("icrc_weak"), 0);
+}
+
 /// A pass may be late: what it finds has been waiting.
 #[test]
 fn a_round_trip_ends_when_the_acknowledgement_arrived_and_not_when_it_was_looked_at() {

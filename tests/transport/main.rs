@@ -74,6 +74,8 @@ struct Setup {
     credits: bool,
     /// FLUSH has rdma_rxe's ICRC.
     rxe_flush_icrc: bool,
+    /// An ICRC that only a hidden identification explains wants a likely one.
+    strict_icrc: bool,
     mig_req: bool,
     caps: QpCaps,
     /// What the peer may do through the QP.
@@ -90,6 +92,7 @@ impl Default for Setup {
             rnr_retry: 7,
             credits: false,
             rxe_flush_icrc: false,
+            strict_icrc: false,
             mig_req: false,
             caps: QpCaps::default(),
             access: Access::READ_WRITE | Access::FLUSH_GLOBAL,
@@ -154,6 +157,7 @@ impl Stage {
             mig_req: setup.mig_req,
             end_to_end_credits: setup.credits,
             rxe_flush_icrc: setup.rxe_flush_icrc,
+            strict_icrc: setup.strict_icrc,
             ..NicConfig::default()
         };
         let mut host = Host::new(1, config, near);

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use super::{PORTS, Site, compiled, skip};
 
-const MODES: [&str; 6] = ["ops", "before", "after", "thread", "child", "stack"];
+const MODES: [&str; 7] = ["ops", "anew", "before", "after", "thread", "child", "stack"];
 
 #[test]
 fn memory_that_goes_fails_its_requests_and_faults_of_the_program_are_its_own() {

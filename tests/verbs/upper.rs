@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use super::{PORTS, Running, Site, skip};
+use super::{PORTS, Running, Site, compiled, skip};
 
 /// What Open MPI is told, to have its messages go over UCX or over libfabric's connections.
 const MPI_WAYS: [&str; 2] = [
@@ -98,6 +98,32 @@ fn ucx_passes_messages_and_reaches_into_memory() {
                 assert_eq!(count, Some("200"), "{port} {program}: {client}");
             }
         }
+    }
+}
+
+/// The cache of what is registered hears of unmappings by hooks that UCX puts into the C library's calls, beside Roxie's own there. (Its other
+/// way, `UCX_MEM_MMAP_HOOK_MODE=reloc`, waits for itself in UCX 1.13, on any transport.)
+#[test]
+fn registration_caches_send_what_is_in_memory_now() {
+    if skip("registration_caches_send_what_is_in_memory_now", &["cc", "ucx_perftest", "fi_pingpong"]) {
+        return;
+    }
+    let (_place, program) = compiled("cached", &["-lucp", "-lucs"]);
+    let site = Site::new("upper-cached");
+    for port in PORTS {
+        for mode in ["keep", "anew", "less"] {
+            let settings = "UCX_TLS=rc_v UCX_NET_DEVICES=roxie0:1 UCX_RCACHE_ENABLE=y";
+            let ended = site.near(port, &format!("env {settings} {} {mode}", program.display())).finish();
+            assert!(ended.status.success() && ended.said.contains("all so"), "{port} {mode}: {ended:?}");
+        }
+    }
+    for monitor in ["memhooks", "userfaultfd"] {
+        let settings = format!("FI_MR_CACHE_MONITOR={monitor} FI_VERBS_MR_CACHE_ENABLE=1");
+        let program = format!("env {settings} fi_pingpong -p verbs -e msg -I 50 -S 65536 -c");
+        let (client, _) = site.play("udp", &program, FI_PORT);
+        let line = client.lines().find(|line| line.split_whitespace().next() == Some("64k"));
+        let words: Vec<_> = line.unwrap_or_default().split_whitespace().collect();
+        assert_eq!(words.get(1..3), Some(&["50", "=50"][..]), "{monitor}: {client}");
     }
 }
 

@@ -221,13 +221,10 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
                     format_args!("srq_attr_mask {given:#x}: MAX_WR (1) and LIMIT (2) are known"),
                 );
             }
-            if given & change::IBV_SRQ_MAX_WR != 0 {
-                found.queue.resize((*attr).max_wr).map_err(device(CALL))?;
-            }
-            if given & change::IBV_SRQ_LIMIT != 0 {
-                found.queue.arm((*attr).srq_limit).map_err(device(CALL))?;
-            }
-            Ok(())
+            let has = |bit| given & bit != 0;
+            let max_wr = has(change::IBV_SRQ_MAX_WR).then(|| (*attr).max_wr);
+            let limit = has(change::IBV_SRQ_LIMIT).then(|| (*attr).srq_limit);
+            found.queue.modify(max_wr, limit).map_err(device(CALL))
         })
     })
 }

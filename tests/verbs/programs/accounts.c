@@ -106,6 +106,22 @@ static void channels(void)
 	SHOULD(ibv_destroy_qp(qps[1]) == 0 && ibv_destroy_cq(cqs[1]) == 0 && ibv_destroy_comp_channel(channel) == 0);
 }
 
+/* A queue with more in it than it is to hold stays as it is. */
+static void waits_for_all(struct ibv_cq *cq, struct ibv_qp *qp)
+{
+	int size, at;
+	struct ibv_wc wc;
+
+	SHOULD(ibv_resize_cq(cq, 200) == 0);
+	for (at = 0; at < 150; at++)
+		complete(qp, at);
+	size = cq->cqe;
+	SHOULD(ibv_resize_cq(cq, 100) != 0 && cq->cqe == size);
+	for (at = 0; at < 150; at++)
+		SHOULD(ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == (uint64_t)at);
+	SHOULD(ibv_poll_cq(cq, 1, &wc) == 0);
+}
+
 /* What completed before a reset is not seen after it; a queue says how large it is. */
 static void completions(void)
 {
@@ -122,6 +138,12 @@ static void completions(void)
 	SHOULD(ibv_poll_cq(cq, 4, wc) == 1 && wc[0].wr_id == 3 && wc[0].status == IBV_WC_WR_FLUSH_ERR);
 	SHOULD(ibv_resize_cq(cq, 100) == 0 && cq->cqe >= 100);
 	complete(other, 4);
+	/* Smaller than a new queue is it never; and what waits is not lost. */
+	SHOULD(ibv_resize_cq(cq, 1) == 0 && cq->cqe >= 1);
+	complete(qp, 5);
+	SHOULD(ibv_poll_cq(cq, 4, wc) == 2 && wc[0].wr_id == 4 && wc[1].wr_id == 5);
+	waits_for_all(cq, qp);
+	complete(other, 6);
 	SHOULD(ibv_destroy_qp(other) == 0 && ibv_poll_cq(cq, 4, wc) == 0);
 	SHOULD(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
 }
@@ -174,6 +196,35 @@ static void extended(void)
 	SHOULD(ibv_destroy_qp(qp) == 0 && ibv_close_xrcd(xrcd) == 0);
 }
 
+/* A change of two things is made whole or not at all. */
+static void shared_receives(void)
+{
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 16, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &init);
+	struct ibv_srq_attr attr, before;
+	int at;
+
+	SHOULD(srq && ibv_query_srq(srq, &before) == 0);
+	for (at = 0; at < 3; at++) {
+		struct ibv_recv_wr wr = { .wr_id = at }, *bad;
+
+		SHOULD(ibv_post_srq_recv(srq, &wr, &bad) == 0);
+	}
+	/* The limit is beyond either size. */
+	attr = (struct ibv_srq_attr){ .max_wr = 64, .srq_limit = 1000 };
+	SHOULD(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == EINVAL);
+	SHOULD(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == before.max_wr && attr.srq_limit == 0);
+	/* More wait than the new size holds. */
+	attr = (struct ibv_srq_attr){ .max_wr = 2, .srq_limit = 1 };
+	SHOULD(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0);
+	SHOULD(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == before.max_wr && attr.srq_limit == 0);
+	/* The limit is judged by the new size. */
+	attr = (struct ibv_srq_attr){ .max_wr = 64, .srq_limit = 3 };
+	SHOULD(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == 0);
+	SHOULD(ibv_query_srq(srq, &attr) == 0 && attr.max_wr >= 64 && attr.srq_limit == 3);
+	SHOULD(ibv_destroy_srq(srq) == 0);
+}
+
 /* A region that goes to another domain holds that, and the first no more. */
 static void regions(void)
 {
@@ -199,6 +250,7 @@ int main(void)
 	steps();
 	extended();
 	regions();
+	shared_receives();
 	SHOULD(ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
 	puts("all so");
 	return 0;

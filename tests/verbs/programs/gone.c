@@ -2,6 +2,7 @@
  * that is theirs. Two QPs of one device talk to each other.
  *
  * gone ops          every operation, in either role, on memory that goes in every way
+ * gone anew         memory that is mapped anew at its old address: the old key reaches what is there now, until it is deregistered
  * gone before       the same with handlers of the program's that were there first
  * gone after        the same with handlers that come when memory is registered already
  * gone thread       the same in a thread that blocks all signals
@@ -215,6 +216,56 @@ static void operation(enum ibv_wr_opcode opcode, int ours, enum way way)
 		close(fd);
 }
 
+/* One WRITE or READ of a byte between our own QPs, and how it ended. */
+static enum ibv_wc_status move_byte(enum ibv_wr_opcode opcode, struct ibv_mr *local, char *remote, uint32_t rkey)
+{
+	struct ibv_qp *near = make(), *far = make();
+	struct ibv_sge sge = { .addr = (uintptr_t)local->addr, .length = 1, .lkey = local->lkey };
+	struct ibv_send_wr wr = { .wr_id = 8, .sg_list = &sge, .num_sge = 1, .opcode = opcode,
+		.wr.rdma = { .remote_addr = (uintptr_t)remote, .rkey = rkey } }, *bad;
+	struct ibv_wc wc;
+
+	join(near, far);
+	join(far, near);
+	CHECK(ibv_post_send(near, &wr, &bad) == 0);
+	wc = next_wc();
+	CHECK(wc.wr_id == 8);
+	CHECK(ibv_destroy_qp(near) == 0 && ibv_destroy_qp(far) == 0);
+	return wc.status;
+}
+
+/* The kernel of an adapter keeps the old pages for the old key. Here a key stands for addresses. */
+static void *anew(void *unused)
+{
+	static char stays[PAGE] __attribute__((aligned(PAGE)));
+	struct ibv_mr *local = ibv_reg_mr(pd, stays, PAGE, ALL), *old;
+	int fd, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+	char *page = map(UNMAPPED, &fd);
+	uint32_t rkey;
+
+	*page = 1;
+	old = ibv_reg_mr(pd, page, PAGE, ALL);
+	CHECK(local && old);
+	rkey = old->rkey;
+	CHECK(move_byte(IBV_WR_RDMA_READ, local, page, rkey) == IBV_WC_SUCCESS && *stays == 1);
+	take_away(UNMAPPED, page, fd);
+	CHECK(move_byte(IBV_WR_RDMA_READ, local, page, rkey) == IBV_WC_REM_ACCESS_ERR && *stays == 1);
+	CHECK(mmap(page, PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == page);
+	*page = 2;
+	CHECK(move_byte(IBV_WR_RDMA_READ, local, page, rkey) == IBV_WC_SUCCESS && *stays == 2);
+	*stays = 3;
+	CHECK(move_byte(IBV_WR_RDMA_WRITE, local, page, rkey) == IBV_WC_SUCCESS && *page == 3);
+	/* A page that may only be read is not written, whatever the key once allowed. */
+	CHECK(mmap(page, PAGE, PROT_READ, flags, -1, 0) == page);
+	CHECK(move_byte(IBV_WR_RDMA_WRITE, local, page, rkey) == IBV_WC_REM_ACCESS_ERR && *page == 0);
+	CHECK(move_byte(IBV_WR_RDMA_READ, local, page, rkey) == IBV_WC_SUCCESS && *stays == 0);
+	CHECK(ibv_dereg_mr(old) == 0);
+	*stays = 4;
+	CHECK(move_byte(IBV_WR_RDMA_READ, local, page, rkey) == IBV_WC_REM_ACCESS_ERR && *stays == 4);
+	CHECK(ibv_dereg_mr(local) == 0 && munmap(page, PAGE) == 0);
+	return unused;
+}
+
 static void *operations(void *unused)
 {
 	static const enum ibv_wr_opcode all[] = { IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD,
@@ -267,7 +318,7 @@ static void fault_handled(int signal, int on_stack)
 int main(int count, char **words)
 {
 	const char *mode = count > 1 ? words[1] : "ops";
-	int handled = strcmp(mode, "ops") && strcmp(mode, "thread");
+	int handled = strcmp(mode, "ops") && strcmp(mode, "thread") && strcmp(mode, "anew");
 	int on_stack = !strcmp(mode, "stack");
 	stack_t stack = { .ss_sp = alternate, .ss_size = sizeof(alternate) };
 	pthread_t thread;
@@ -302,7 +353,9 @@ int main(int count, char **words)
 	}
 	if (handled)
 		check_handlers();
-	if (!strcmp(mode, "thread"))
+	if (!strcmp(mode, "anew"))
+		anew(NULL);
+	else if (!strcmp(mode, "thread"))
 		CHECK(!pthread_create(&thread, NULL, operations_blocked, NULL) && !pthread_join(thread, NULL));
 	else
 		operations(NULL);
