@@ -374,7 +374,7 @@ mod tests {
     }
 
     /// Whatever the alignment: the largest aligned store at the end is one, and the last that is seen.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[test]
     fn the_end_of_a_write_is_one_store_and_the_last() {
         let memory = HostMemory::allocate(64).unwrap();
