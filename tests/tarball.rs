@@ -47,7 +47,9 @@ fn a_library_that_not_every_system_has_is_named() {
     fs::write(&source, "int main(void) { return 0; }\n").expect("a file");
     let odd = own.path().join("odd");
     // A library of this test's own, which nobody else has.
-    let cc = |arguments: &[&str]| Command::new("cc").current_dir(own.path()).args(arguments).status().expect("cc").success();
+    let cc = |arguments: &[&str]| {
+        Command::new("cc").current_dir(own.path()).args(arguments).status().expect("cc").success()
+    };
     assert!(cc(&["-shared", "-Wl,-soname,libnobodyhas.so.1", "-o", "libnobodyhas.so", "odd.c"]));
     assert!(cc(&["-o", "odd", "odd.c", "-Wl,--no-as-needed", "-L.", "-lnobodyhas"]));
     refuses(folder(roxie, &odd).path(), "99.0", "libibverbs.so.1 needs libnobodyhas.so.1");

@@ -122,10 +122,9 @@ impl Pages {
     pub(crate) fn protect(&self, page: usize, protection: i32) {
         assert!(page < self.count);
         // SAFETY: a page of the mapping, into which no reference exists.
-        assert_eq!(
-            unsafe { libc::mprotect(self.base.add(page * SYSTEM_PAGE).cast(), SYSTEM_PAGE, protection) },
-            0
-        );
+        let done =
+            unsafe { libc::mprotect(self.base.add(page * SYSTEM_PAGE).cast(), SYSTEM_PAGE, protection) };
+        assert_eq!(done, 0);
     }
 
     pub(crate) fn address(&self) -> u64 {
