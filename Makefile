@@ -8,18 +8,34 @@ SUITES ?= bookworm trixie sid
 TARGET ?=
 KIND ?=
 VERSION ?=
+PREFIX ?= /usr/local
+SUITE ?= bookworm
 
-.PHONY: demo test bench interop soak fuzz sanitize build deb release
+.PHONY: demo test bench interop soak fuzz sanitize miri cross build install deb tarball image release
 
 build:
 	@.ci/setup build
 	cargo build --release -p roxie -p uverbs-shim
 	uverbs-shim/link target/release
 
+# PREFIX=/opt/roxie: puts what was built there, with its manual and completions.
+install:
+	@.ci/install target/release $(DESTDIR)$(PREFIX)
+
 # A Debian package, target/roxie_VERSION_ARCHITECTURE.deb. `.ci/deb-check` installs and removes it in a Debian of its own.
 deb: build
 	@.ci/setup deb
 	@.ci/deb target/release
+
+# For other systems, target/roxie-VERSION-PROCESSOR-linux-gnu.tar.gz: built for glibc 2.31, whatever the host has.
+tarball:
+	@.ci/setup tarball
+	@.ci/tarball
+
+# For containers, target/roxie-VERSION-SUITE.oci.tar, of the Debian package in a minimal Debian; SUITE=trixie: another one. As root.
+image: deb
+	@.ci/setup image
+	@.ci/image "$$(ls -t target/roxie_*.deb | head -n 1)" $(SUITE)
 
 # VERSION=1.2.3: checks that the tree is that version, runs what continuous integration runs, and makes the crate and the package in
 # target/release-VERSION. It tags nothing, signs nothing and publishes nothing.
@@ -61,3 +77,13 @@ fuzz:
 sanitize:
 	@.ci/setup test
 	@.ci/sanitize $(KIND)
+
+# What threads share, under Miri, which takes a nightly toolchain with it.
+miri:
+	@.ci/setup build
+	@.ci/miri
+
+# Builds for aarch64, and runs the tests under qemu-user that need no other program; SEEDS=n: of the simulation.
+cross:
+	@.ci/setup cross
+	@SEEDS=$(if $(filter command line environment,$(origin SEEDS)),$(SEEDS)) .ci/cross

@@ -11,8 +11,10 @@ fn main() {
     println!("cargo:rerun-if-env-changed=CLANG");
     let clang = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
     let object = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("steer.bpf.o");
-    let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets CARGO_CFG_TARGET_ARCH");
-    // Where Debian and its children keep <asm/types.h>; elsewhere the directory does not exist, which is fine.
+    // Where Debian and its children keep <asm/types.h>; elsewhere the directory does not exist, which is fine. The program is the same
+    // for every processor, so the headers are those of the machine that builds.
+    let host = env::var("HOST").expect("cargo sets HOST");
+    let arch = host.split('-').next().expect("split gives one at least");
     let multiarch = format!("/usr/include/{arch}-linux-gnu");
 
     // -g: the maps are described in BTF. -mcpu=v3: 32-bit and atomic instructions, in kernels since 5.1.

@@ -57,14 +57,21 @@ void roxie_old_register_driver(const char *name, const void *init)
 }
 __asm__(".symver roxie_old_register_driver, ibv_register_driver@IBVERBS_1.1");
 
-/* What programs know by that name that were linked before version 2.32 of the C library. */
+/* What programs know by that name that were linked before version 2.32 of the C library: its first version for the processor. */
+#if defined(__x86_64__)
+#define FIRST_GLIBC "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define FIRST_GLIBC "GLIBC_2.17"
+#else
+#error "which version of the C library was its first for this processor?"
+#endif
 int pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
 int roxie_old_pthread_sigmask(int how, const sigset_t *set, sigset_t *old);
 int roxie_old_pthread_sigmask(int how, const sigset_t *set, sigset_t *old)
 {
 	return pthread_sigmask(how, set, old);
 }
-__asm__(".symver roxie_old_pthread_sigmask, pthread_sigmask@GLIBC_2.2.5");
+__asm__(".symver roxie_old_pthread_sigmask, pthread_sigmask@" FIRST_GLIBC);
 
 /* Calls of the C library that this one stands before have to know who is next. */
 void roxie_find_next(void);

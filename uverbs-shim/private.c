@@ -1,7 +1,7 @@
 /* Symbols that the providers of other devices import from libibverbs: libmlx5, libefa and their like.
  *
  * Programs load those with their libraries, and they load only if every symbol is there under the name of the interface between
- * library and providers. That name changes with the interface: 34 until rdma-core 56, then 57, 59, 64, 65. No provider is ever asked
+ * library and providers. That name changes with the interface: 33 in rdma-core 33, 34 until 56, then 57, 59, 64, 65. No provider is ever asked
  * for a device here, so the functions only say that there is none, and one that an older interface lacks does no harm there:
  * all of them are in each. The versions themselves are in libibverbs.map. */
 
@@ -70,17 +70,19 @@ int roxie_no_file(void)
 	return -1;
 }
 
-/* `name` in the interface `node` is `of`. New programs would get the first of them; none links to these. */
+/* `name` in the interface `node` is `of`. New programs would get the one with @@; none links to these. */
 #define IN(node, at, name, of)                                                                     \
 	extern __typeof__(of) roxie_##node##_##name __attribute__((alias(#of), visibility("default"))); \
 	__asm__(".symver roxie_" #node "_" #name ", " #name at "IBVERBS_PRIVATE_" #node)
 #define IN_EACH(name, of)           \
+	IN(33, "@", name, of);      \
 	IN(34, "@@", name, of);     \
 	IN(57, "@", name, of);      \
 	IN(59, "@", name, of);      \
 	IN(64, "@", name, of);      \
 	IN(65, "@", name, of)
 
+IN(33, "@@", verbs_register_driver_33, roxie_nothing);
 IN(34, "@@", verbs_register_driver_34, roxie_nothing);
 IN(57, "@@", verbs_register_driver_57, roxie_nothing);
 IN(59, "@@", verbs_register_driver_59, roxie_nothing);

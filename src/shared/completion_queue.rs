@@ -96,7 +96,13 @@ impl CompletionRing {
         loop {
             let consumer = self.word(CONSUMER).load(Acquire);
             if position.wrapping_sub(consumer) >= self.capacity {
-                return Err(Overflow);
+                // Full, unless the position is an old one: others have published since, and the application has polled that.
+                let now = self.word(PRODUCER).load(Relaxed);
+                if now == position {
+                    return Err(Overflow);
+                }
+                position = now;
+                continue;
             }
             match self.word(PRODUCER).compare_exchange_weak(
                 position,
@@ -239,8 +245,9 @@ impl CompletionRing {
         let (consumer, producer) = self.positions();
         // At most as many as there are slots, whatever another process wrote.
         let first = consumer.max(self.word(TOLD).load(Relaxed)).max(producer.saturating_sub(self.mask + 1));
+        // Also behind one that another worker is still writing: that one will tell of its own alone.
         (first..producer)
-            .map_while(|position| self.head(position))
+            .filter_map(|position| self.head(position))
             .any(|(flags, status)| is_wanted(armed, flags, status))
     }
 

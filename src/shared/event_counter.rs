@@ -2,12 +2,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{
-    AtomicU32,
+
+use super::sync::{
+    AtomicU32, EventFd,
     Ordering::{AcqRel, Relaxed},
 };
-
-use nix::sys::eventfd::EventFd;
 
 /// Somebody catches what is raised.
 const CATCHING: u32 = 1 << 31;
@@ -26,7 +25,7 @@ pub struct EventCounter {
 impl EventCounter {
     /// Counts in `fd`, of which whoever waits takes them.
     pub fn new(fd: Arc<EventFd>) -> EventCounter {
-        EventCounter { fd, caught: Arc::default() }
+        EventCounter { fd, caught: Arc::new(AtomicU32::new(0)) }
     }
 
     /// An event more.
@@ -68,45 +67,5 @@ impl AsFd for EventCounter {
 impl From<Arc<EventFd>> for EventCounter {
     fn from(fd: Arc<EventFd>) -> EventCounter {
         EventCounter::new(fd)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use nix::sys::eventfd::EfdFlags;
-
-    fn counter() -> EventCounter {
-        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE;
-        EventCounter::new(Arc::new(EventFd::from_flags(flags).unwrap()))
-    }
-
-    #[test]
-    fn what_is_raised_is_counted_in_the_descriptor() {
-        let counter = counter();
-        counter.raise();
-        counter.clone().raise();
-        assert!(counter.take() && counter.take() && !counter.take());
-    }
-
-    #[test]
-    fn what_is_caught_is_taken_once_and_the_rest_is_counted() {
-        let counter = counter();
-        assert_eq!(counter.catch(|| 7), (false, 7));
-        assert!(counter.catch(|| counter.raise()).0);
-        assert!(!counter.take());
-        let three = || (0..3).for_each(|_| counter.raise());
-        assert!(counter.catch(three).0);
-        assert!(counter.take() && counter.take() && !counter.take());
-        counter.raise();
-        assert!(counter.take());
-    }
-
-    #[test]
-    fn of_two_who_catch_one_does() {
-        let counter = counter();
-        let inner = counter.catch(|| counter.catch(|| counter.raise()));
-        assert_eq!(inner, (true, (false, ())));
-        assert!(!counter.take());
     }
 }

@@ -21,7 +21,7 @@ pub mod memory;
 pub mod page_list;
 pub mod region;
 pub mod shared_receives;
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(all(test, target_arch = "x86_64", not(miri)))]
 mod stores;
 mod sync;
 pub mod work_queue;

@@ -67,7 +67,9 @@ impl SharedReceives {
     /// it is disarmed.
     pub fn arm(&self, limit: u32) -> bool {
         self.limit.store(limit, Relaxed);
-        limit != 0 && self.waiting() < limit && self.disarm(limit)
+        // Changed by nothing, and so in one order with each take: one that comes later sees the limit, the others are seen here.
+        let position = self.position.fetch_add(0, AcqRel);
+        limit != 0 && self.ring.waiting(position as u32) < limit && self.disarm(limit)
     }
 
     /// The limit that is armed; 0: none.

@@ -9,7 +9,8 @@ use crate::page::Page;
 use crate::{read, root};
 
 /// Programs of others that pages name. What follows them is theirs to understand.
-const OTHERS: [&str; 9] = ["cp", "echo", "ip", "podman", "ibv_devinfo", "tcpdump", "editcap", "rdma", "wc"];
+const OTHERS: [&str; 10] =
+    ["cp", "echo", "ip", "podman", "ibv_devinfo", "tar", "tcpdump", "editcap", "rdma", "wc"];
 
 pub fn wrong(page: &Page) -> Vec<String> {
     let all = page.commands().into_iter();
@@ -79,6 +80,8 @@ fn understood(words: &[&str]) -> Result<(), String> {
         ["cargo", "run", rest @ ..] => interop(rest),
         ["cargo", "build" | "fmt" | "clippy", rest @ ..] => packages(rest),
         ["ip", "netns", "exec", _, rest @ ..] | ["chrt", "-r", _, rest @ ..] => understood(rest),
+        // As it lies in a tarball.
+        [path, rest @ ..] if path.ends_with("/bin/roxie") => roxie(rest),
         [path, ..] if path.contains('/') => script(path),
         [name, ..] if OTHERS.contains(name) => Ok(()),
         [name, ..] => {

@@ -1,5 +1,5 @@
-//! The hand-off between callers and the keeper, of completions to who sleeps, and of receives that several workers take from one queue, in
-//! every interleaving.
+//! What threads hand to one another, in every interleaving: the turns of callers and the keeper, doorbells, work requests, completions and
+//! their events, receives that several workers take from one queue.
 //!
 //! `watch.rs` and `turns.rs` of `src/engine`, and the queues of `src/shared`, are compiled here with the atomics and locks of a model checker, which runs each
 //! model in all orders that the memory model allows. A thread that sleeps and is never woken is a deadlock, which fails the
@@ -16,14 +16,28 @@ mod watch;
 #[path = "../../src/shared/completion_queue.rs"]
 mod completion_queue;
 #[allow(dead_code, unreachable_pub)]
+#[path = "../../src/shared/doorbell.rs"]
+mod doorbell;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../src/shared/event_counter.rs"]
+mod event_counter;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../src/shared/page_list.rs"]
+mod page_list;
+#[allow(dead_code, unreachable_pub)]
 #[path = "../../src/shared/shared_receives.rs"]
 mod shared_receives;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/shared/work_queue.rs"]
 mod work_queue;
 
+mod bells;
+mod completions;
+mod descriptor;
+mod events;
 mod receives;
 mod region;
+mod sends;
 
 mod limits {
     pub(crate) use roxie::limits::{MAX_INLINE, MAX_MESSAGE, MAX_SGE};
@@ -34,8 +48,10 @@ mod verbs {
 }
 
 mod sync {
+    pub(super) use crate::descriptor::EventFd;
     pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
     pub(super) use loom::sync::{Mutex, MutexGuard};
+    pub(super) use nix::sys::eventfd::EfdFlags;
     pub(super) use std::sync::TryLockError;
 }
 
@@ -44,9 +60,7 @@ use loom::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-use completion_queue::{Armed, CompletionRing};
 use turns::Turns;
-use verbs::Wc;
 use watch::{BREAK, LONGEST_NAP, QUIET, Relief, Rest, SHORTEST_NAP, Watch};
 
 /// A descriptor that ends a sleep.
@@ -283,48 +297,5 @@ fn a_frame_that_comes_while_the_watch_changes_hands_is_taken() {
         let rest = watch.rest(NOW + SHORTEST_NAP / 2);
         assert_ne!(rest, Rest::Deep);
         wire.join().unwrap();
-    });
-}
-
-/// Who asks for an event, finds nothing and sleeps is woken by each completion, though no other comes after it.
-#[test]
-fn who_asks_for_an_event_and_finds_nothing_is_woken() {
-    check(|| {
-        let (ring, channel) = (CompletionRing::new(1).unwrap(), Arc::new(Alarm::default()));
-        let nic = {
-            let (ring, channel) = (ring.clone(), Arc::clone(&channel));
-            thread::spawn(move || {
-                let wc = Wc::default();
-                ring.push(&wc, 0).unwrap();
-                if ring.disarm_for(&wc) {
-                    channel.ring();
-                }
-            })
-        };
-        while ring.poll().is_none() {
-            if !ring.arm(Armed::Next) && !ring.has_completions() {
-                channel.sleep();
-            }
-        }
-        nic.join().unwrap();
-    });
-}
-
-/// A completion that is there when the event is asked for is told of by one of the two.
-#[test]
-fn a_completion_that_comes_with_the_request_is_told_of_once() {
-    check(|| {
-        let ring = CompletionRing::new(1).unwrap();
-        let nic = {
-            let ring = ring.clone();
-            thread::spawn(move || {
-                let wc = Wc::default();
-                ring.push(&wc, 0).unwrap();
-                ring.disarm_for(&wc)
-            })
-        };
-        let at_once = ring.arm(Armed::Next);
-        let by_nic = nic.join().unwrap();
-        assert!(at_once != by_nic, "told at once {at_once}, by the NIC {by_nic}");
     });
 }

@@ -75,3 +75,20 @@ fn a_slot_that_is_used_again_is_read_as_one_receive() {
         assert_eq!(numbers(all), due);
     });
 }
+
+/// One takes below the limit while the other sets it: one of them finds out.
+#[test]
+fn a_limit_that_is_set_while_another_takes_is_told_of_once() {
+    check(|| {
+        let ring = RecvRing::new(2, 1).unwrap();
+        assert!(post(&ring, 1));
+        let queue = Arc::new(SharedReceives::new(ring));
+        let taker = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || take(&queue).unwrap().1)
+        };
+        let at_once = queue.arm(1);
+        let by_taker = taker.join().unwrap();
+        assert!(at_once != by_taker, "told at once {at_once}, by the taker {by_taker}");
+    });
+}

@@ -1,6 +1,7 @@
 //! Memory of a queue, of a model checker's words.
 
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use loom::sync::atomic::AtomicU64;
@@ -14,6 +15,15 @@ pub(crate) struct Region(Box<[AtomicU64]>);
 impl Region {
     pub(crate) fn new(words: usize) -> io::Result<Arc<Region>> {
         Ok(Arc::new(Region((0..words).map(|_| AtomicU64::new(0)).collect())))
+    }
+
+    /// Models have one process.
+    pub(crate) fn shared(_words: usize) -> io::Result<(Arc<Region>, OwnedFd)> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn map(_fd: BorrowedFd<'_>, _words: usize) -> io::Result<Arc<Region>> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// The models' queues have a region each.

@@ -11,7 +11,8 @@ use roxie::wire::{Aeth, AtomicEth, Ext, NakCode, Opcode, Reth, Syndrome};
 use crate::regions::{Pages, Region};
 use crate::{Answer, FIRST, Stage};
 
-const PAGE: u64 = 4096;
+/// A multiple of each size that pages have.
+const PAGE: u64 = 65536;
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 

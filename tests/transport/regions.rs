@@ -92,6 +92,9 @@ fn bytes(memory: &HostMemory, offset: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
+/// A multiple of each size that a system's pages have.
+const SYSTEM_PAGE: usize = 65536;
+
 /// Pages of which any can be taken away.
 pub(crate) struct Pages {
     base: *mut u8,
@@ -103,7 +106,7 @@ impl Pages {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping anywhere.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), count * PAGE, protection, flags, -1, 0) };
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), count * SYSTEM_PAGE, protection, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         Pages { base: base.cast(), count }
     }
@@ -119,7 +122,9 @@ impl Pages {
     pub(crate) fn protect(&self, page: usize, protection: i32) {
         assert!(page < self.count);
         // SAFETY: a page of the mapping, into which no reference exists.
-        assert_eq!(unsafe { libc::mprotect(self.base.add(page * PAGE).cast(), PAGE, protection) }, 0);
+        let done =
+            unsafe { libc::mprotect(self.base.add(page * SYSTEM_PAGE).cast(), SYSTEM_PAGE, protection) };
+        assert_eq!(done, 0);
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -128,14 +133,14 @@ impl Pages {
 
     pub(crate) fn memory(&self) -> HostMemory {
         // SAFETY: no reference into the mapping exists.
-        unsafe { HostMemory::on_demand(self.address(), self.count * PAGE) }
+        unsafe { HostMemory::on_demand(self.address(), self.count * SYSTEM_PAGE) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`, of which the NIC asks the system only.
-        unsafe { libc::munmap(self.base.cast(), self.count * PAGE) };
+        unsafe { libc::munmap(self.base.cast(), self.count * SYSTEM_PAGE) };
     }
 }
 
@@ -353,7 +358,7 @@ fn unknown_flags_are_refused_but_for_those_that_may_be_ignored() {
 #[test]
 fn memory_on_demand_is_used_while_its_pages_are_there() {
     let (mut stage, pages, region) = on_demand(2);
-    let va = pages.address() + 4090;
+    let va = pages.address() + SYSTEM_PAGE as u64 - 6;
     assert_eq!(stage.write_to(0, va, region.key, &[7; 12]), [Answer::ack(0)]);
     assert_eq!(stage.read_from(1, va, region.key, 12)[0].payload, [7; 12]);
     pages.take_away(1);
@@ -367,7 +372,7 @@ fn a_write_to_a_page_that_is_not_there_is_refused_and_not_acknowledged() {
     let (mut stage, pages, region) = on_demand(2);
     pages.take_away(1);
     assert_eq!(stage.write_to(0, pages.address(), region.key, &[7; 12]), [Answer::ack(0)]);
-    let answers = stage.write_to(1, pages.address() + 4096, region.key, &[7; 12]);
+    let answers = stage.write_to(1, pages.address() + SYSTEM_PAGE as u64, region.key, &[7; 12]);
     stage.assert_access_ended(&answers, 1);
     assert_eq!(stage.counter("memory_faults"), 1);
 }
@@ -389,7 +394,8 @@ fn a_send_into_a_page_that_is_not_there_fails_its_receive_and_says_that_it_is_ou
     for parts in [1, 2] {
         let (mut stage, pages, region) = on_demand(2);
         pages.take_away(1);
-        let sge = Sge { addr: pages.address() + 4096 - 256, length: 512, lkey: LKey(region.key) };
+        let sge =
+            Sge { addr: pages.address() + SYSTEM_PAGE as u64 - 256, length: 512, lkey: LKey(region.key) };
         stage.host.post_recv(&stage.qp, 5, &[sge]).expect("room");
         let answers = if parts == 1 {
             let whole = [[1u8; 256], [2; 256]].concat();
@@ -408,7 +414,7 @@ fn a_send_into_a_page_that_is_not_there_fails_its_receive_and_says_that_it_is_ou
 fn a_read_response_whose_page_goes_ends_in_a_refusal() {
     let (mut stage, pages, region) = on_demand(2);
     pages.take_away(1);
-    let answers = stage.read_from(0, pages.address() + 4096 - 256, region.key, 512);
+    let answers = stage.read_from(0, pages.address() + SYSTEM_PAGE as u64 - 256, region.key, 512);
     assert_eq!(answers.len(), 2);
     assert_eq!(answers[0].opcode, Opcode::RC_READ_RESPONSE_FIRST);
     assert_eq!(answers[1], Answer::nak(1, NakCode::RemoteAccess));
@@ -421,7 +427,7 @@ fn atomics_reach_memory_on_demand_while_its_pages_are_there() {
     let va = pages.address() + 8;
     let add = |swap_or_add| Ext::Atomic(AtomicEth { va, rkey: region.key, swap_or_add, compare: 0 });
     assert_eq!(stage.request(Opcode::RC_FETCH_ADD, 0, add(5), &[])[0].original, Some(0));
-    let reth = Reth { va: pages.address() + 4096, rkey: region.key, dma_len: 8 };
+    let reth = Reth { va: pages.address() + SYSTEM_PAGE as u64, rkey: region.key, dma_len: 8 };
     let written = stage.request(Opcode::RC_ATOMIC_WRITE, 1, Ext::Reth(reth), &[1; 8]);
     assert_eq!(written[0].opcode, Opcode::RC_READ_RESPONSE_ONLY);
     let swap = AtomicEth { va, rkey: region.key, swap_or_add: 9, compare: 5 };
@@ -429,7 +435,7 @@ fn atomics_reach_memory_on_demand_while_its_pages_are_there() {
     assert_eq!(swapped[0].original, Some(5));
     assert_eq!(stage.request(Opcode::RC_COMPARE_SWAP, 2, Ext::Atomic(swap), &[]), swapped, "a duplicate");
     assert_eq!(stage.read_from(3, va, region.key, 8)[0].payload, 9u64.to_ne_bytes());
-    assert_eq!(stage.read_from(4, va - 8 + 4096, region.key, 8)[0].payload, [1; 8]);
+    assert_eq!(stage.read_from(4, va - 8 + SYSTEM_PAGE as u64, region.key, 8)[0].payload, [1; 8]);
     assert_eq!(stage.counter("memory_faults"), 0);
 }
 
@@ -457,7 +463,7 @@ fn a_send_from_a_page_that_is_not_there_fails_in_its_turn_and_leaves_nothing() {
     let sge = |offset, length| [Sge { addr: pages.address() + offset, length, lkey: LKey(region.key) }];
     let wr = |wr_id| SendWr { wr_id, ..SendWr::default() };
     stage.post_list(&wr(1), &sge(0, 8));
-    stage.post_list(&wr(2), &sge(4096 - 256, 512));
+    stage.post_list(&wr(2), &sge(SYSTEM_PAGE as u64 - 256, 512));
     stage.post_list(&wr(3), &sge(0, 8));
     let sent = stage.wait(SOON);
     assert_eq!(sent[..2], [(Opcode::RC_SEND_ONLY, FIRST), (Opcode::RC_SEND_FIRST, FIRST + 1)]);
@@ -473,7 +479,7 @@ fn a_send_from_a_page_that_is_not_there_fails_in_its_turn_and_leaves_nothing() {
 fn a_read_into_a_page_that_is_not_there_fails_though_its_answer_came() {
     for (length, signaled) in [(4u32, true), (4, false), (512, true)] {
         let (mut stage, pages, region) = on_demand(2);
-        let sges = [Sge { addr: pages.address() + 4096, length, lkey: LKey(region.key) }];
+        let sges = [Sge { addr: pages.address() + SYSTEM_PAGE as u64, length, lkey: LKey(region.key) }];
         let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
         stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
         stage.post_list(&SendWr { wr_id: 2, opcode: WrOpcode::Read, flags, ..SendWr::default() }, &sges);

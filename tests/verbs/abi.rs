@@ -37,8 +37,8 @@ fn is_of_libc(symbol: &str) -> bool {
     symbol.contains("@GLIBC_")
 }
 
-/// Interfaces to providers: of rdma-core 34 to 56, 57 and 58, 59 to 63, 64, and 65.
-const PRIVATE: [&str; 5] = ["34", "57", "59", "64", "65"];
+/// Interfaces to providers: of rdma-core 33, 34 to 56, 57 and 58, 59 to 63, 64, and 65.
+const PRIVATE: [&str; 6] = ["33", "34", "57", "59", "64", "65"];
 
 /// All that the library is to export.
 fn wanted() -> BTreeSet<String> {
@@ -48,7 +48,7 @@ fn wanted() -> BTreeSet<String> {
         match line.strip_suffix("@PRIVATE") {
             None => drop(wanted.insert(line.to_owned())),
             Some(name) => wanted.extend(PRIVATE.iter().map(|node| {
-                let at = if *node == PRIVATE[0] { "@@" } else { "@" };
+                let at = if *node == "34" { "@@" } else { "@" };
                 format!("{name}{at}IBVERBS_PRIVATE_{node}")
             })),
         }
@@ -166,6 +166,7 @@ int main(void)
         { "ibv_get_device_list", "IBVERBS_1.1" }, { "ibv_reg_mr_iova2", "IBVERBS_1.8" },
         { "ibv_reg_dmabuf_mr", "IBVERBS_1.12" }, { "ibv_query_ece", "IBVERBS_1.10" },
         { "ibv_create_qp", "IBVERBS_1.0" }, { "verbs_register_driver_34", "IBVERBS_PRIVATE_34" },
+        { "verbs_register_driver_33", "IBVERBS_PRIVATE_33" }, { "ibv_cmd_modify_qp_ex", "IBVERBS_PRIVATE_33" },
         { "ibv_reg_mr_ex", "IBVERBS_1.15" }, { "ibv_query_port_speed", "IBVERBS_1.16" },
         { "verbs_register_driver_65", "IBVERBS_PRIVATE_65" }, { "ibv_cmd_create_cq_ex2", "IBVERBS_PRIVATE_34" },
         { "ibv_wr_opcode_str", "IBVERBS_PRIVATE_34" }, { "ibv_wr_opcode_str", "IBVERBS_PRIVATE_59" },

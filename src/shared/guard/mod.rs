@@ -20,19 +20,23 @@
 //! * A thread that blocks `SIGSEGV` or `SIGBUS` is killed by the system when it faults. Threads of the engine do not; a thread of
 //!   the program that polls must not.
 //!
-//! On processors other than x86-64 and aarch64 copies are the language's, without a guard.
+//! On processors other than x86-64 and aarch64 copies are the language's, without a guard. So they are under Miri, which interprets no
+//! assembly.
 //!
 //! What is not noticed: memory that was unmapped and mapped anew is there again. Who has it now gets what peers write to it. An
 //! adapter would write to the pages that it has pinned, which nobody sees any more.
 
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 pub(super) mod copy;
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
 #[path = "plain.rs"]
 pub(super) mod copy;
 pub mod signals;
 
 pub use signals::install;
 
-#[cfg(test)]
+/// True where copies are guarded.
+const GUARDED: bool = cfg!(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)));
+
+#[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 mod tests;

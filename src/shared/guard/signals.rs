@@ -72,7 +72,7 @@ unsafe fn system(signal: c_int, new: *const libc::sigaction, old: *mut libc::sig
 /// Has copies guarded from now on, and again if somebody else's handler has come before ours. Also has the calling thread
 /// take both signals: one that blocks them is killed by a fault.
 pub fn install() {
-    if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
+    if !super::GUARDED {
         return;
     }
     let _turn = Turn::take();

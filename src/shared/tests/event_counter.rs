@@ -1,0 +1,41 @@
+//! Events of a channel.
+
+use std::sync::Arc;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::shared::EventCounter;
+
+fn counter() -> EventCounter {
+    let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE;
+    EventCounter::new(Arc::new(EventFd::from_flags(flags).unwrap()))
+}
+
+#[test]
+fn what_is_raised_is_counted_in_the_descriptor() {
+    let counter = counter();
+    counter.raise();
+    counter.clone().raise();
+    assert!(counter.take() && counter.take() && !counter.take());
+}
+
+#[test]
+fn what_is_caught_is_taken_once_and_the_rest_is_counted() {
+    let counter = counter();
+    assert_eq!(counter.catch(|| 7), (false, 7));
+    assert!(counter.catch(|| counter.raise()).0);
+    assert!(!counter.take());
+    let three = || (0..3).for_each(|_| counter.raise());
+    assert!(counter.catch(three).0);
+    assert!(counter.take() && counter.take() && !counter.take());
+    counter.raise();
+    assert!(counter.take());
+}
+
+#[test]
+fn of_two_who_catch_one_does() {
+    let counter = counter();
+    let inner = counter.catch(|| counter.catch(|| counter.raise()));
+    assert_eq!(inner, (true, (false, ())));
+    assert!(!counter.take());
+}

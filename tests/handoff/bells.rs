@@ -1,0 +1,111 @@
+//! Doorbells: `src/shared/doorbell.rs`, also beneath the turns of `src/engine/turns.rs`.
+
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::Ordering::{Relaxed, SeqCst};
+use loom::thread;
+
+use crate::check;
+use crate::doorbell::Doorbells;
+use crate::turns::Turns;
+use crate::verbs::QpIndex;
+
+/// A worker that sleeps whenever nobody rings, until `done`.
+fn work(bells: &Doorbells, mut rang: impl FnMut(QpIndex), done: impl Fn() -> bool) {
+    loop {
+        bells.take(&mut rang);
+        if done() {
+            return;
+        }
+        bells.sleep_begins();
+        let rings = bells.any();
+        if !rings {
+            bells.wake_fd().sleep();
+        }
+        bells.sleep_ends(!rings);
+    }
+}
+
+#[test]
+fn a_bell_wakes_who_sleeps_or_is_seen_before() {
+    check(|| {
+        let bells = Doorbells::new(1).unwrap();
+        let ringer = {
+            let bells = bells.clone();
+            thread::spawn(move || bells.ring(QpIndex(0)))
+        };
+        let rang = std::cell::Cell::new(false);
+        work(&bells, |_| rang.set(true), || rang.get());
+        ringer.join().unwrap();
+    });
+}
+
+/// What was written before a bell rang is seen by who takes the bell, though another had rung it already.
+#[test]
+fn who_takes_a_bell_sees_what_each_that_rang_it_wrote() {
+    check(|| {
+        let bells = Doorbells::new(1).unwrap();
+        let posted = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let ringers = [0, 1].map(|at| {
+            let (bells, posted) = (bells.clone(), Arc::clone(&posted));
+            thread::spawn(move || {
+                posted[at].store(1, Relaxed);
+                bells.ring(QpIndex(0));
+            })
+        });
+        let seen = std::cell::Cell::new(0);
+        let look = |_| seen.set(posted.iter().map(|one| one.load(Relaxed)).sum());
+        work(&bells, look, || seen.get() == 2);
+        ringers.into_iter().for_each(|ringer| ringer.join().unwrap());
+    });
+}
+
+#[test]
+fn of_two_bells_in_a_word_each_is_taken() {
+    check(|| {
+        let bells = Doorbells::new(2).unwrap();
+        let ringers = [0, 1].map(|qp| {
+            let bells = bells.clone();
+            thread::spawn(move || bells.ring(QpIndex(qp)))
+        });
+        let rang = std::cell::Cell::new(0);
+        work(&bells, |qp| rang.set(rang.get() | 1 << qp.0), || rang.get() == 3);
+        ringers.into_iter().for_each(|ringer| ringer.join().unwrap());
+        assert!(
+            !bells.any() || {
+                bells.take(|_| panic!("taken twice"));
+                true
+            }
+        );
+    });
+}
+
+/// A call that posts: it rings, and turns the worker unless somebody does.
+fn post(bells: &Doorbells, turns: &Turns<()>, sent: &AtomicU64, qp: u32) {
+    let send = || {
+        bells.take(|qp| {
+            sent.fetch_or(1 << qp.0, SeqCst);
+        })
+    };
+    bells.ring_silently(QpIndex(qp));
+    if let Ok(Some(turn)) = turns.after_ringing() {
+        send();
+        drop(turn);
+        assert!(!turns.look_again(|| bells.any(), |()| send()));
+    }
+}
+
+#[test]
+fn what_two_queue_pairs_ring_for_has_left_when_both_calls_have_returned() {
+    check(|| {
+        let (bells, turns) = (Doorbells::new(2).unwrap(), Arc::new(Turns::new(())));
+        let sent = Arc::new(AtomicU64::new(0));
+        let other = {
+            let (bells, turns, sent) = (bells.clone(), Arc::clone(&turns), Arc::clone(&sent));
+            thread::spawn(move || post(&bells, &turns, &sent, 0))
+        };
+        post(&bells, &turns, &sent, 1);
+        other.join().unwrap();
+        assert_eq!(sent.load(SeqCst), 3);
+    });
+}

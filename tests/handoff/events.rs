@@ -1,0 +1,60 @@
+//! Events that a pass of one's own raises are caught: `src/shared/event_counter.rs`.
+
+use std::sync::Arc;
+
+use loom::thread;
+use nix::sys::eventfd::EfdFlags;
+
+use crate::check;
+use crate::descriptor::EventFd;
+use crate::event_counter::EventCounter;
+
+fn counter() -> EventCounter {
+    EventCounter::new(Arc::new(EventFd::from_flags(EfdFlags::EFD_SEMAPHORE).unwrap()))
+}
+
+fn left(counter: &EventCounter) -> u32 {
+    std::iter::from_fn(|| counter.take().then_some(1)).sum()
+}
+
+#[test]
+fn an_event_that_another_raises_meanwhile_is_caught_or_counted() {
+    check(|| {
+        let counter = counter();
+        let other = {
+            let counter = counter.clone();
+            thread::spawn(move || counter.raise())
+        };
+        let (caught, ()) = counter.catch(|| counter.raise());
+        other.join().unwrap();
+        assert!(caught, "its own was there to be caught");
+        assert_eq!(left(&counter), 1);
+    });
+}
+
+#[test]
+fn of_two_that_catch_each_event_goes_to_one() {
+    check(|| {
+        let counter = counter();
+        let other = {
+            let counter = counter.clone();
+            thread::spawn(move || u32::from(counter.catch(|| counter.raise()).0))
+        };
+        let caught = u32::from(counter.catch(|| counter.raise()).0);
+        assert_eq!(caught + other.join().unwrap() + left(&counter), 2);
+    });
+}
+
+#[test]
+fn who_takes_from_the_descriptor_gets_what_nobody_caught() {
+    check(|| {
+        let counter = counter();
+        counter.raise();
+        let other = {
+            let counter = counter.clone();
+            thread::spawn(move || u32::from(counter.take()))
+        };
+        let caught = u32::from(counter.catch(|| counter.raise()).0);
+        assert_eq!(caught + other.join().unwrap() + left(&counter), 2);
+    });
+}

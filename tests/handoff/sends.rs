@@ -1,0 +1,116 @@
+//! Work requests on their way to the NIC: `src/shared/work_queue.rs` and `src/shared/page_list.rs`.
+
+use loom::thread;
+
+use crate::check;
+use crate::page_list::PageList;
+use crate::verbs::{LKey, SendWr, Sge, WrOpcode};
+use crate::work_queue::{Payload, RecvRing, SendRing};
+
+fn request(id: u64) -> (SendWr, [Sge; 1]) {
+    let wr = SendWr { wr_id: id, opcode: WrOpcode::Write, remote_addr: id, ..SendWr::default() };
+    (wr, [Sge { addr: id, length: id as u32, lkey: LKey(id as u32) }])
+}
+
+fn stage(ring: &SendRing, staged: u32, id: u64) -> bool {
+    let (wr, sges) = request(id);
+    ring.stage(staged, &wr, Payload::Sges(&sges)).is_ok()
+}
+
+/// What stands at a position, if all of it is of one request.
+fn fetch(ring: &SendRing, position: u32) -> Option<u64> {
+    let mut sges = [Sge::default()];
+    let fetched = ring.fetch(position, &mut sges, &mut [])?;
+    let (wr, due) = request(fetched.wr_id);
+    let got = fetched.wr.expect("an opcode");
+    assert_eq!((got.opcode, got.remote_addr, sges), (wr.opcode, wr.remote_addr, due), "a request in parts");
+    Some(fetched.wr_id)
+}
+
+#[test]
+fn a_request_is_seen_whole_or_not_at_all() {
+    check(|| {
+        let ring = SendRing::new(1, 1, 0).unwrap();
+        let nic = {
+            let ring = ring.clone();
+            thread::spawn(move || fetch(&ring, 0))
+        };
+        assert!(stage(&ring, 0, 1));
+        ring.publish(1);
+        assert!(matches!(nic.join().unwrap(), None | Some(1)));
+        assert_eq!(fetch(&ring, 0), Some(1));
+    });
+}
+
+#[test]
+fn of_a_list_the_nic_sees_nothing_or_all() {
+    check(|| {
+        let ring = SendRing::new(2, 1, 0).unwrap();
+        let nic = {
+            let ring = ring.clone();
+            thread::spawn(move || ring.has(0).then(|| [fetch(&ring, 0), fetch(&ring, 1)]))
+        };
+        assert!(stage(&ring, 0, 1) && stage(&ring, 1, 2));
+        ring.publish(2);
+        assert!(matches!(nic.join().unwrap(), None | Some([Some(1), Some(2)])));
+    });
+}
+
+/// The application writes to a slot again as soon as the NIC says that it is done with it, and no earlier.
+#[test]
+fn a_slot_that_is_used_again_is_not_read_as_the_request_before() {
+    check(|| {
+        let ring = SendRing::new(1, 1, 0).unwrap();
+        assert!(stage(&ring, 0, 1));
+        ring.publish(1);
+        let nic = {
+            let ring = ring.clone();
+            thread::spawn(move || {
+                let first = fetch(&ring, 0);
+                ring.retire(1);
+                (first, fetch(&ring, 1))
+            })
+        };
+        let posted = stage(&ring, 0, 2);
+        if posted {
+            ring.publish(1);
+        }
+        let (first, second) = nic.join().unwrap();
+        assert_eq!(first, Some(1));
+        assert!(second.is_none() || (posted && second == Some(2)), "{second:?}");
+        assert_eq!(fetch(&ring, 1), posted.then_some(2));
+    });
+}
+
+/// The NIC reads the list when it carries out the request that names it.
+#[test]
+fn a_page_list_is_there_when_its_request_is() {
+    check(|| {
+        let (ring, pages) = (SendRing::new(1, 1, 0).unwrap(), PageList::new(2).unwrap());
+        let nic = {
+            let (ring, pages) = (ring.clone(), pages.clone());
+            thread::spawn(move || ring.has(0).then(|| [pages.page(0), pages.page(1)]))
+        };
+        assert!(pages.set(0, 7) && pages.set(1, 8));
+        assert!(stage(&ring, 0, 1));
+        ring.publish(1);
+        assert!(matches!(nic.join().unwrap(), None | Some([Some(7), Some(8)])));
+    });
+}
+
+/// A QP in error flushes what is posted: it asks for doorbells, then looks once more.
+#[test]
+fn a_receive_is_seen_or_rung_for_when_the_nic_begins_to_want_doorbells() {
+    check(|| {
+        let ring = RecvRing::new(1, 1).unwrap();
+        let nic = {
+            let ring = ring.clone();
+            thread::spawn(move || {
+                ring.want_doorbell(true);
+                ring.has(0)
+            })
+        };
+        let rings = ring.post(1, &[]).unwrap();
+        assert!(nic.join().unwrap() || rings, "nobody flushes it");
+    });
+}
