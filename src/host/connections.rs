@@ -201,7 +201,7 @@ impl<C: Consumer> ConnectionService<C> {
         core.settle(now);
         let asks = core.manager.is_asking();
         let hears = core.hearing.of(&inner.device, asks);
-        let posted = core.send(&inner.ask);
+        let posted = core.send(&inner.device, &inner.ask);
         let waiting = hears || !core.outbox.is_empty() || core.manager.next_deadline() < before;
         drop(core);
         if posted {
@@ -283,13 +283,24 @@ impl<C: Consumer> Core<C> {
         }
     }
 
+    /// The way to an address of this host is found at once: a process that ends after an answer has sent it, as if a kernel did.
+    fn see_home(&mut self, device: &Device, way: &Way) {
+        if self.ways.get(way).is_none()
+            && device.is_own(way.remote.to_ip())
+            && let Sight::Found((way, handle)) = sight(device, &self.gsi.domain, way)
+        {
+            self.ways.insert(way, Arc::new(handle));
+        }
+    }
+
     /// Posts what is to be sent, as far as there is room; the rest waits where its number is bounded, with the manager. True: something
     /// was posted.
-    fn send(&mut self, ask: &SyncSender<Option<Transmit>>) -> bool {
+    fn send(&mut self, device: &Device, ask: &SyncSender<Option<Transmit>>) -> bool {
         let mut posted = false;
         while let Some(slot) = self.under_way.iter().position(Option::is_none) {
             let next = self.outbox.pop_front().or_else(|| self.manager.poll_transmit());
             let Some(transmit) = next else { break };
+            self.see_home(device, &Way::of(&transmit));
             let Some(way) = self.ways.get(&Way::of(&transmit)) else {
                 // Full: the message is dropped, and comes again.
                 let _ = ask.try_send(Some(transmit));
@@ -343,7 +354,7 @@ impl<C: Consumer> Core<C> {
     }
 
     /// Hands some of what came to the manager, as long as answers leave.
-    fn take_turns(&mut self, now: Nanos, ask: &SyncSender<Option<Transmit>>) -> bool {
+    fn take_turns(&mut self, now: Nanos, device: &Device, ask: &SyncSender<Option<Transmit>>) -> bool {
         let mut posted = false;
         for _ in 0..TURNS {
             if !self.outbox.is_empty() {
@@ -352,7 +363,7 @@ impl<C: Consumer> Core<C> {
             let Some(Datagram { mad, from }) = self.inbox.next() else { break };
             self.manager.handle_mad(now, &mad, &from);
             self.settle(now);
-            posted |= self.send(ask);
+            posted |= self.send(device, ask);
         }
         posted
     }
@@ -446,16 +457,7 @@ impl<C: Consumer> Inner<C> {
     }
 
     fn sight(&self, domain: &ProtectionDomain, way: &Way) -> Sight<(Way, AddressHandle)> {
-        let options =
-            AhOptions { traffic_class: way.traffic_class, hop_limit: way.hop_limit, ..AhOptions::default() };
-        match self.device.address_vector_now(way.local, way.remote, &options, way.asks) {
-            Ok(Some(av)) => match domain.create_ah_along(av) {
-                Ok(handle) => Sight::Found((*way, handle)),
-                Err(_) => Sight::Never,
-            },
-            Ok(None) => Sight::NotYet,
-            Err(_) => Sight::Never,
-        }
+        sight(&self.device, domain, way)
     }
 
     fn found(&self, way: Way, handle: AddressHandle, messages: Vec<Transmit>) {
@@ -465,10 +467,24 @@ impl<C: Consumer> Inner<C> {
         for transmit in messages.into_iter().rev() {
             core.outbox.push_front(transmit);
         }
-        core.send(&self.ask);
+        core.send(&self.device, &self.ask);
         drop(core);
         self.device.poll();
         self.device.step_aside();
+    }
+}
+
+/// Looks at a way without waiting.
+fn sight(device: &Device, domain: &ProtectionDomain, way: &Way) -> Sight<(Way, AddressHandle)> {
+    let options =
+        AhOptions { traffic_class: way.traffic_class, hop_limit: way.hop_limit, ..AhOptions::default() };
+    match device.address_vector_now(way.local, way.remote, &options, way.asks) {
+        Ok(Some(av)) => match domain.create_ah_along(av) {
+            Ok(handle) => Sight::Found((*way, handle)),
+            Err(_) => Sight::Never,
+        },
+        Ok(None) => Sight::NotYet,
+        Err(_) => Sight::Never,
     }
 }
 
@@ -552,13 +568,13 @@ impl<C: Consumer> Carrier<'_, C> {
                 core.sent(wc);
             }
         }
-        let posted = core.take_turns(now, &self.inner.ask);
+        let posted = core.take_turns(now, &self.inner.device, &self.inner.ask);
         core.hear(now);
         core.manager.handle_timeouts(now);
         core.settle(now);
         let asks = core.manager.is_asking();
         core.hearing.of(&self.inner.device, asks);
-        core.send(&self.inner.ask) || posted
+        core.send(&self.inner.device, &self.inner.ask) || posted
     }
 
     fn sleep(&self) {

@@ -329,11 +329,15 @@ impl Device {
         self.inner.resolver.give_up(destination.to_ip());
     }
 
+    /// True of an address that is one of its GIDs.
+    pub(super) fn is_own(&self, address: IpAddr) -> bool {
+        self.gids().iter().any(|entry| entry.assigned && entry.gid == Gid::from(address))
+    }
+
     /// For an address of its own, or of a group.
     fn resolve_at_home(&self, destination: IpAddr) -> Option<[u8; 6]> {
-        let own = self.gids().iter().any(|entry| entry.assigned && entry.gid == Gid::from(destination));
         // What is its own is turned round in the port.
-        if own { Some(self.port().mac) } else { multicast_mac(destination) }
+        if self.is_own(destination) { Some(self.port().mac) } else { multicast_mac(destination) }
     }
 
     /// Runs a pass if callers turn the device. Completion queues do it by themselves when they are empty.
