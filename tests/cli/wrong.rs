@@ -60,10 +60,19 @@ fn an_interface_in_use_names_its_user() {
     net.left("pingpong rc --port udp -p 2000").failed(3, &["UDP port 4791", "is taken", &own]);
     drop(taken);
     let servers = [18515, 2000].map(|tcp| net.serve(&format!("pingpong rc --port udp -p {tcp}")));
+    let shown = net.left("show processes --json").succeeded();
+    let told: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
+    let pids: Vec<_> =
+        told.as_array().expect("a list").iter().map(|process| process["pid"].as_u64()).collect();
+    assert_eq!(pids, servers.each_ref().map(|server| Some(u64::from(server.child.id()))));
+    let shown = net.left("show processes").succeeded();
+    assert!(shown.stdout.contains("00xxxx") && shown.stdout.contains("01xxxx"), "{shown:#?}");
     for (tcp, server) in [18515, 2000].into_iter().zip(servers) {
         net.right(&format!("pingpong rc --port udp -p {tcp} 192.0.2.1")).succeeded();
         server.finish().succeeded();
     }
+    let nobody = net.left("show processes").succeeded();
+    assert!(nobody.stdout.contains("no process"), "{nobody:#?}");
     net.is_clean();
 }
 

@@ -3,6 +3,8 @@
 //! A device lives in the process that opened it, so there is no list of all devices on this host to be had. `device`
 //! and `gids` ask the kernel and disturb nobody; `qps` and `counters` open a device of their own, and say so.
 
+mod processes;
+
 use std::fs;
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -61,6 +63,15 @@ enum What {
         )
     )]
     Gids(DeviceOptions),
+    /// Show the processes that share the device over UDP sockets
+    #[command(
+        long_about = "Prints the processes of this user that share the device of this network namespace over UDP sockets: their \
+            numbers and names, the upper 8 bits of their QPNs, and where they listen for connections (rdma_cm). A number is the one \
+            that the process has for itself, in its container.\n\nNothing is opened.\n\nWith --json it is an array of objects with \
+            the keys slot, pid, name, units, ports and services.",
+        after_help = format!("Examples:\n  roxie show processes\n  roxie show processes --json | jq '.[].pid'\n\n{EXIT_CODES}")
+    )]
+    Processes,
     /// Open a device, and show its queue pairs
     Qps(DeviceOptions),
     /// Open a device, and show its counters
@@ -72,6 +83,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let shown = match &arguments.what {
         What::Device { open, options } => devices(options, *open, arguments.json),
         What::Gids(options) => gids(options, arguments.json),
+        What::Processes => processes::show(arguments.json),
         What::Qps(options) => qps(options, arguments.json),
         What::Counters(options) => counters(options, arguments.json),
     };

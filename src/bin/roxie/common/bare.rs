@@ -7,7 +7,7 @@ use roxie::host::OpenError;
 use roxie::netdev::{Interface, resolve};
 use roxie::port::Port;
 use roxie::port::memory::{self, MemoryConfig};
-use roxie::port::udp::{UdpPort, synthetic_mac};
+use roxie::port::udp::{UdpConfig, UdpPort, synthetic_mac};
 use roxie::port::xdp::XdpPort;
 use roxie::wire::Gid;
 
@@ -51,8 +51,9 @@ impl DeviceOptions {
                 Err(error) => return Err(self.refused(&interface, "AF_XDP", &error)),
             }
         }
-        let port = UdpPort::open(&self.udp_config(&interface))
-            .map_err(|e| self.refused(&interface, "UDP sockets", &e.into()))?;
+        // Its datagrams are no packets of RoCE's: nobody could tell whose they are.
+        let config = UdpConfig { shared: false, ..self.udp_config(&interface) };
+        let port = UdpPort::open(&config).map_err(|e| self.refused(&interface, "UDP sockets", &e.into()))?;
         Ok(Bare { port: Box::new(port), own: self.own_gid(&interface)?, interface: None })
     }
 

@@ -42,11 +42,41 @@ pub(super) fn name_of(port: u16, what: &str) -> String {
     format!("roxie/{port}/{}{what}", geteuid())
 }
 
+fn system(what: &'static str) -> impl Fn(io::Error) -> JoinError {
+    move |source| JoinError::System { what, source }
+}
+
+fn address_of(name: &str) -> Result<SocketAddr, JoinError> {
+    SocketAddr::from_abstract_name(name).map_err(system("naming the group"))
+}
+
 /// Finds the group with this name, or becomes its first member.
 pub(super) fn knock(name: &str) -> Result<Found, JoinError> {
-    let system = |what| move |source| JoinError::System { what, source };
-    let address = SocketAddr::from_abstract_name(name).map_err(system("naming the group"))?;
+    let address = address_of(name)?;
     let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(fds) = ask(name, until)? {
+            return Ok(Found::Group(fds));
+        }
+        match UnixListener::bind_addr(&address) {
+            Ok(door) => {
+                door.set_nonblocking(true).map_err(system("the group's socket"))?;
+                return Ok(Found::Nobody(door.into()));
+            }
+            // Somebody else was faster.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(LOOK),
+            Err(error) => return Err(system("binding the group's socket")(error)),
+        }
+    }
+}
+
+/// What the members of the group with this name have in common; `None`: there is no group.
+pub(super) fn look(name: &str) -> Result<Option<Vec<OwnedFd>>, JoinError> {
+    ask(name, Instant::now() + PATIENCE)
+}
+
+fn ask(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
+    let address = address_of(name)?;
     loop {
         match UnixStream::connect_addr(&address) {
             Ok(asks) => {
@@ -54,21 +84,11 @@ pub(super) fn knock(name: &str) -> Result<Found, JoinError> {
                     return Err(JoinError::Stranger { name: name.to_owned(), user });
                 }
                 if let Some(fds) = answer(asks.as_fd(), until)? {
-                    return Ok(Found::Group(fds));
+                    return Ok(Some(fds));
                 }
                 // Whoever was about to answer has ended.
             }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                match UnixListener::bind_addr(&address) {
-                    Ok(door) => {
-                        door.set_nonblocking(true).map_err(system("the group's socket"))?;
-                        return Ok(Found::Nobody(door.into()));
-                    }
-                    // Somebody else was faster.
-                    Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-                    Err(error) => return Err(system("binding the group's socket")(error)),
-                }
-            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
             Err(error) => return Err(system("connecting to the group")(error)),
         }
         if Instant::now() > until {
@@ -90,10 +110,9 @@ fn answer(asks: BorrowedFd<'_>, until: Instant) -> Result<Option<Vec<OwnedFd>>, 
     let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
     match poll(&mut [PollFd::new(asks, PollFlags::POLLIN)], timeout) {
         Ok(0) => Err(JoinError::Silent),
-        Ok(_) => receive(asks, MsgFlags::empty())
-            .map_err(|source| JoinError::System { what: "hearing from the group", source }),
+        Ok(_) => receive(asks, MsgFlags::empty()).map_err(system("hearing from the group")),
         Err(Errno::EINTR) => answer(asks, until),
-        Err(error) => Err(JoinError::System { what: "hearing from the group", source: error.into() }),
+        Err(error) => Err(system("hearing from the group")(error.into())),
     }
 }
 

@@ -119,6 +119,22 @@ struct Inner {
     strays: UnixDatagram,
 }
 
+/// Who shares a UDP port of the calling thread's network namespace, of this user's processes. `None`: nobody. Whoever has ended since is
+/// not told.
+///
+/// # Errors
+/// If a group is there and cannot be asked.
+pub fn roster(port: u16) -> Result<Option<Roster>, JoinError> {
+    let system = |source| JoinError::System { what: "reading the group's register", source };
+    let Some(fds) = door::look(&door::name_of(port, ""))? else { return Ok(None) };
+    let common = fds.into_iter().nth(3).ok_or_else(|| system(io::Error::other("nothing came")))?;
+    let register = Register::of(common).map_err(system)?;
+    let (_, mut roster) = register.read().map_err(system)?;
+    let dead = dead(&roster, &register, None);
+    dead.into_iter().for_each(|slot| roster.leave(slot));
+    Ok(Some(roster))
+}
+
 /// A new member's sockets.
 #[derive(Debug)]
 pub struct Joined {

@@ -108,6 +108,17 @@ impl Roster {
         self.ports.retain(|port| port.slot != slot);
     }
 
+    /// Who is in it, by slot.
+    pub fn members(&self) -> impl Iterator<Item = (u8, &Identity)> {
+        (0..).zip(&self.slots).filter_map(|(slot, place)| Some((slot, place.member.as_ref()?)))
+    }
+
+    /// The units of a slot.
+    pub fn units_of(&self, slot: u8) -> impl Iterator<Item = u8> + '_ {
+        let more = self.units.iter().filter(move |(_, owner)| **owner == slot);
+        std::iter::once(slot).chain(more.map(|(unit, _)| *unit))
+    }
+
     /// Slots that somebody has.
     pub(super) fn taken(&self) -> impl Iterator<Item = u8> + '_ {
         let places = (0..).zip(&self.slots);
