@@ -41,7 +41,8 @@ fn answers_to_a_flood_wait_in_bounded_room() {
     let route = Route::new(here.to_ip(), there.to_ip());
     let handle = service.inner.lock().gsi.domain.create_ah(0, there, &AhOptions::default()).unwrap();
     let mut core = service.inner.lock();
-    core.ways.insert(Way::of(&route), Arc::new(handle));
+    let answer = Transmit { route, mad: [0; MAD_LEN] };
+    core.ways.insert(Way::of(&answer), Arc::new(handle));
     let limits = core.manager.config().limits;
     for number in 1..=3 * limits.transmits as u32 {
         let mut req =
