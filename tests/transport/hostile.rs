@@ -275,7 +275,7 @@ fn a_full_completion_queue_fails_its_qps_and_takes_no_more() {
     host.post_recv(&qp, 9, &[]).expect("room for a receive");
     host.worker.poll(Nanos::ZERO);
     let later: Vec<u64> = taken(&host, &qp);
-    assert_eq!(later, [], "what follows a lost completion does not look as if nothing were lost");
+    assert!(later.is_empty(), "what follows a lost completion does not look as if nothing were lost");
 }
 
 #[test]
