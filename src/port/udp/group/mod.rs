@@ -87,11 +87,8 @@ pub enum JoinError {
 /// Bound sockets, by the address that each is bound to: one for each address family that there is.
 type Sockets = Vec<(IpAddr, OwnedFd)>;
 
-/// Whether the sockets are to be the first of a group: then the port must be nobody's.
-pub(super) type First = bool;
-
-/// What a newcomer brings: how its sockets are made.
-type MakeSockets<'a, E> = &'a dyn Fn(First) -> Result<Sockets, E>;
+/// What a newcomer brings: how its sockets are made. True: they are the first of a group, and the port must be nobody's.
+type MakeSockets<'a, E> = &'a dyn Fn(bool) -> Result<Sockets, E>;
 
 /// A process's place in a group. It is left when this is dropped, or when the process ends.
 #[derive(Debug)]
@@ -102,6 +99,7 @@ pub struct Member {
 
 #[derive(Debug)]
 struct Inner {
+    /// That of the group's socket, without the byte that makes it abstract.
     name: String,
     slot: u8,
     door: Door,
@@ -218,11 +216,6 @@ impl Member {
         self.inner.slot
     }
 
-    /// The name of the group's socket, without the byte that makes it abstract.
-    pub fn name(&self) -> &str {
-        &self.inner.name
-    }
-
     /// One more unit, for more QPs. `None`: all are taken.
     ///
     /// # Errors
@@ -274,17 +267,9 @@ impl Member {
         })
     }
 
-    /// Who is in it.
-    ///
-    /// # Errors
-    /// If the register cannot be had.
-    pub fn roster(&self) -> io::Result<Roster> {
-        Ok(self.inner.register.read()?.1)
-    }
-
     /// True if a datagram, which was sent to that address, is for this process: the kernel's choice was right.
     #[inline]
-    pub fn is_ours(&self, datagram: &[u8], destination: IpAddr) -> bool {
+    pub(super) fn is_ours(&self, datagram: &[u8], destination: IpAddr) -> bool {
         match target(datagram) {
             Target::Unit(unit) => self.inner.has_unit(unit),
             other => self.inner.is_ours_slowly(other, destination),
@@ -292,7 +277,7 @@ impl Member {
     }
 
     /// Hands a datagram to the process that it is for. False: it is for none, or that one does not take it now.
-    pub fn hand_over(&self, stray: &Stray<'_>) -> bool {
+    pub(super) fn hand_over(&self, stray: &Stray<'_>) -> bool {
         self.inner.hand_over(stray)
     }
 
