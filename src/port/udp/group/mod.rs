@@ -17,6 +17,7 @@
 mod ark;
 mod children;
 mod door;
+mod error;
 mod register;
 mod roster;
 mod steering;
@@ -42,6 +43,7 @@ use crate::threads::{lock, spawn_unsignalled};
 use ark::Ark;
 pub use children::leave_in_child;
 use door::{Door, Found};
+pub use error::JoinError;
 use register::Register;
 pub use roster::{BoundPort, Identity, Roster, SLOTS, Service, Slot};
 use steering::{Target, slot_of, target};
@@ -50,39 +52,6 @@ use steering::{Target, slot_of, target};
 const LOOK: Duration = Duration::from_secs(1);
 /// The receive buffer of a socket that nobody reads, in bytes: the least that the kernel allows.
 const UNREAD: i32 = 1;
-
-/// Why a process is not in a group.
-#[derive(Debug, thiserror::Error)]
-pub enum JoinError {
-    /// Another user has the group's name.
-    #[error(
-        "user {user} keeps the socket @{name}: the processes of one user share a device over sockets, those of others do not; \
-         run this one as that user, or in a network namespace of its own"
-    )]
-    Stranger {
-        /// The abstract name.
-        name: String,
-        /// Its owner.
-        user: u32,
-    },
-    /// There is a group, and nobody of it answers.
-    #[error(
-        "no process of those that share the device answered in 5 s: all of them are stopped (ps shows T), or left a child that \
-         holds their sockets; end them, and try again"
-    )]
-    Silent,
-    /// All slots are taken.
-    #[error("{SLOTS} processes share the device already, and there are no more places")]
-    Full,
-    /// The system refused something.
-    #[error("sharing the device: {what}: {source}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// What the system said.
-        source: io::Error,
-    },
-}
 
 /// Bound sockets, by the address that each is bound to: one for each address family that there is.
 type Sockets = Vec<(IpAddr, OwnedFd)>;

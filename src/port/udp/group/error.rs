@@ -1,0 +1,38 @@
+//! Why a process is not in a group.
+
+use std::io;
+
+use super::roster::SLOTS;
+
+/// Why a process is not in a group.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// Another user has the group's name.
+    #[error(
+        "user {user} keeps the socket @{name}: the processes of one user share a device over sockets, those of others do not; \
+         run this one as that user, or in a network namespace of its own"
+    )]
+    Stranger {
+        /// The abstract name.
+        name: String,
+        /// Its owner.
+        user: u32,
+    },
+    /// There is a group, and nobody of it answers.
+    #[error(
+        "no process of those that share the device answered in 5 s: all of them are stopped (ps shows T), or left a child that \
+         holds their sockets; end them, and try again"
+    )]
+    Silent,
+    /// All slots are taken.
+    #[error("{SLOTS} processes share the device already, and there are no more places")]
+    Full,
+    /// The system refused something.
+    #[error("sharing the device: {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
