@@ -21,11 +21,12 @@ mod error;
 mod register;
 mod roster;
 mod steering;
+mod stray;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, IoSliceMut};
-use std::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixDatagram;
@@ -34,9 +35,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nix::cmsg_space;
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, UnixCredentials, recv, recvmsg};
-use nix::unistd::geteuid;
+use nix::sys::socket::{MsgFlags, recv};
 
 use super::sys;
 use crate::threads::{lock, spawn_unsignalled};
@@ -47,6 +46,7 @@ pub use error::JoinError;
 use register::Register;
 pub use roster::{BoundPort, Identity, Roster, SLOTS, Service, Slot};
 use steering::{Target, slot_of, target};
+pub(super) use stray::{STRAY_HEADER, Stray};
 
 /// How often members look whether others have ended.
 const LOOK: Duration = Duration::from_secs(1);
@@ -157,7 +157,7 @@ impl Member {
         let entered = register.with(|roster| take_place(roster, &ark, &register, make));
         let (slot, sockets) = entered.map_err(system("its register"))??;
         let steered: io::Result<Vec<_>> = sockets.iter().map(|(_, socket)| socket.try_clone()).collect();
-        let strays = stray_socket(&door::name_of(port, &format!("/{slot}")));
+        let strays = stray::socket(&door::name_of(port, &format!("/{slot}")));
         let inner = Inner {
             name,
             slot,
@@ -260,19 +260,7 @@ impl Member {
     /// # Errors
     /// If there is none, or a process of another user sent it.
     pub(super) fn receive_stray(&self, into: &mut [u8]) -> io::Result<usize> {
-        let mut control = cmsg_space!(UnixCredentials);
-        let mut pieces = [IoSliceMut::new(into)];
-        let socket = self.inner.strays.as_raw_fd();
-        let received = recvmsg::<()>(socket, &mut pieces, Some(&mut control), MsgFlags::MSG_DONTWAIT)?;
-        let sender = received.cmsgs()?.find_map(|message| match message {
-            ControlMessageOwned::ScmCredentials(sender) => Some(sender.uid()),
-            _ => None,
-        });
-        if sender == Some(geteuid().as_raw()) {
-            Ok(received.bytes)
-        } else {
-            Err(io::ErrorKind::PermissionDenied.into())
-        }
+        stray::receive(&self.inner.strays, into)
     }
 
     /// Descriptors by which the group lasts, and this place in it.
@@ -444,59 +432,4 @@ fn used_families(fds: Vec<OwnedFd>) -> io::Result<Vec<bool>> {
 /// Throws away what a socket holds.
 fn empty(socket: &OwnedFd) {
     while recv(socket.as_raw_fd(), &mut [], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC).is_ok() {}
-}
-
-/// A datagram that the kernel brought to the wrong process: receive offload makes one of several that have the same addresses and
-/// ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stray<'a> {
-    /// Who sent it.
-    pub source: SocketAddr,
-    /// To which address.
-    pub destination: IpAddr,
-    /// Its type of service or traffic class.
-    pub traffic_class: u8,
-    /// Without UDP header.
-    pub datagram: &'a [u8],
-}
-
-/// Bytes before a datagram that is handed over: addresses, port, traffic class.
-pub(super) const STRAY_HEADER: usize = 16 + 16 + 2 + 1 + 1;
-
-impl Stray<'_> {
-    fn to_bytes(self) -> Vec<u8> {
-        let octets = |ip: IpAddr| match ip {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-            IpAddr::V6(v6) => v6.octets(),
-        };
-        let mut bytes = Vec::with_capacity(STRAY_HEADER + self.datagram.len());
-        bytes.extend(octets(self.source.ip()));
-        bytes.extend(octets(self.destination));
-        bytes.extend(self.source.port().to_be_bytes());
-        bytes.extend([self.traffic_class, 0]);
-        bytes.extend(self.datagram);
-        bytes
-    }
-
-    /// What [`Member::hand_over`] sent; `None`: somebody else did.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Stray<'_>> {
-        let (header, datagram) = bytes.split_first_chunk::<{ STRAY_HEADER }>()?;
-        let ip = |at: usize| -> Option<IpAddr> {
-            let octets: [u8; 16] = header.get(at..at + 16)?.try_into().ok()?;
-            Some(std::net::Ipv6Addr::from(octets).to_canonical())
-        };
-        let port = u16::from_be_bytes([header[32], header[33]]);
-        let source = SocketAddr::new(ip(0)?, port);
-        Some(Stray { source, destination: ip(16)?, traffic_class: header[34], datagram })
-    }
-}
-
-/// The socket of a slot for strays.
-fn stray_socket(name: &str) -> io::Result<UnixDatagram> {
-    let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
-    // A child of the process that was here before may have it still; then strays are dropped, and come again.
-    let socket = UnixDatagram::bind_addr(&address).or_else(|_| UnixDatagram::unbound())?;
-    socket.set_nonblocking(true)?;
-    nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::PassCred, &true)?;
-    Ok(socket)
 }
