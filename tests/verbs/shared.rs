@@ -1,4 +1,6 @@
 //! Several processes on one device, over sockets: no program is told, and none of them keeps the others going.
+//!
+//! `KILLS=100 cargo test --release --test verbs shared::whoever` kills 200 of them beside two that talk.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +26,7 @@ const BY_TCP: [(&str, u16); 8] = [
     ("ib_atomic_bw -x 1 -F -n 500", 18515),
 ];
 
-/// How often a process beside those that talk is killed.
+/// How often a process beside those that talk is killed, unless told otherwise.
 const KILLS: usize = 12;
 
 /// Sockets of groups that are there in a network namespace.
@@ -137,17 +139,19 @@ fn whoever_is_killed_harms_none_of_the_others() {
     // The first is killed first: nobody keeps the group but those who are in it.
     let mut victims = vec![site.near("udp", "ibv_rc_pingpong -g 1 -p 19000")];
     wait_until_it_shares(&mut victims[0]);
-    let program = "ib_write_bw -x 1 -F -b -s 20000 -D 8";
+    let kills = std::env::var("KILLS").map_or(KILLS, |text| text.parse().expect("KILLS=number"));
+    let seconds = 8 + kills / 2;
+    let program = &format!("ib_write_bw -x 1 -F -b -s 20000 -D {seconds}");
     let mut server = site.near("udp", program);
     server.wait_until_it_listens(18515);
     let client = site.far("udp", &format!("{program} {NEAR}"));
-    for round in 0..KILLS {
+    for round in 0..kills {
         kill_programs(&victims.remove(0));
         // In the middle of joining as well.
         for n in 0..2 {
             let mut victim = site.near("udp", &format!("ibv_rc_pingpong -g 1 -p {}", 19001 + 2 * round + n));
             if n == 0 {
-                std::thread::sleep(Duration::from_millis(17 * round as u64));
+                std::thread::sleep(Duration::from_millis(17 * (round as u64 % 20)));
                 kill_programs(&victim);
             } else {
                 wait_until_it_shares(&mut victim);
@@ -157,6 +161,7 @@ fn whoever_is_killed_harms_none_of_the_others() {
     }
     let (client, server) = (client.finish(), server.finish());
     assert!(client.status.success() && server.status.success(), "client: {client:?}\nserver: {server:?}");
+    println!("{} processes were killed", 2 * kills);
     drop(victims);
     wait_until_nobody_is_left(&site.near);
 }
