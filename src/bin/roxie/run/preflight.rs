@@ -5,6 +5,7 @@ use roxie::port::xdp::program_holders;
 use roxie::verbs::Mtu;
 
 use super::Port;
+use super::hint::Surroundings;
 use crate::show::xdp_obstacles;
 
 /// What is chosen for the program, and what its user should know.
@@ -24,6 +25,16 @@ impl Preflight {
             ));
         }
         mtu(interface, &mut remarks);
+        if port == Port::Xdp
+            && let obstacles @ [_, ..] = &xdp_obstacles(interface)[..]
+        {
+            remarks.push(format!(
+                "AF_XDP will not open on {}: {}. {}, or leave --port out: sockets take no privilege",
+                interface.name,
+                obstacles.join("; "),
+                Surroundings::of_this_process().for_xdp()
+            ));
+        }
         if let (Port::Xdp, Some(id)) = (port, interface.xdp_program) {
             let holders = program_holders(id).join(", ");
             let holders =
@@ -104,7 +115,9 @@ mod tests {
     #[test]
     fn what_is_in_order_is_not_talked_about() {
         let quiet = Preflight::of(&interface(1500), Some(Port::Xdp));
-        assert_eq!((quiet.port, quiet.remarks.len()), (Port::Xdp, 0));
+        // Without privilege there is one thing to say.
+        let refused = usize::from(!xdp_obstacles(&interface(1500)).is_empty());
+        assert_eq!((quiet.port, quiet.remarks.len()), (Port::Xdp, refused));
     }
 
     #[test]
@@ -119,7 +132,7 @@ mod tests {
         let said = |interface: &Interface| Preflight::of(interface, Some(Port::Xdp)).remarks.join("\n");
         assert!(said(&interface(300)).contains("mtu 1500"));
         assert!(said(&interface(1000)).contains("path MTU of 512"));
-        assert_eq!(said(&interface(1400)), "");
+        assert!(!said(&interface(1400)).contains("MTU"));
         assert!(said(&Interface { running: false, ..interface(1500) }).contains("no carrier"));
     }
 }
