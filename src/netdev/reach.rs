@@ -7,6 +7,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::{Mutex, PoisonError};
 
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkFlags, LinkMessage};
 use netlink_packet_route::neighbour::NeighbourState;
 
 use super::NetNs;
@@ -54,13 +56,39 @@ impl Reach {
         if before.mac.is_some() || before.is_fixed() {
             return Ok(true);
         }
-        if before.state != NeighbourState::Incomplete && !use_once(&mut netlink, link, next_hop)? {
-            self.namespace.run(|| nudge(link, next_hop)).and_then(|sent| sent)?;
+        if before.state != NeighbourState::Incomplete {
+            match self.provoke(&mut netlink, link, next_hop) {
+                // As many are being asked as it keeps, for whomever: nothing can leave for one more.
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(false),
+                other => other?,
+            }
         }
         let now = look_on(&mut netlink, link, next_hop)?;
-        // Still no entry: it is a link without neighbours, such as a tunnel.
-        Ok(now.mac.is_some() || now.is_fixed() || now.state == NeighbourState::None)
+        if now.state == NeighbourState::None {
+            return Ok(!has_neighbours(&mut netlink, link)?);
+        }
+        Ok(now.mac.is_some() || now.is_fixed())
     }
+
+    fn provoke(&self, netlink: &mut Netlink, link: u32, next_hop: IpAddr) -> io::Result<()> {
+        if use_once(netlink, link, next_hop)? {
+            return Ok(());
+        }
+        self.namespace.run(|| nudge(link, next_hop)).and_then(|sent| sent)
+    }
+}
+
+/// False of a tunnel, a loopback: what is sent there leaves without a neighbour.
+fn has_neighbours(netlink: &mut Netlink, link: u32) -> io::Result<bool> {
+    let mut message = LinkMessage::default();
+    message.header.index = link;
+    let answers = netlink.request(RouteNetlinkMessage::GetLink(message), 0)?;
+    Ok(answers.iter().any(|answer| match answer {
+        RouteNetlinkMessage::NewLink(link) => {
+            !link.header.flags.intersects(LinkFlags::Noarp | LinkFlags::Pointopoint | LinkFlags::Loopback)
+        }
+        _ => false,
+    }))
 }
 
 /// Has the kernel resolve a neighbour by an empty datagram to the discard port: for who may not ask for it.

@@ -254,3 +254,6 @@ impl Arbiter {
         (0..PRIORITIES).filter(waits).map(|p| self.queues[p].paused_until).min().unwrap_or(Nanos::MAX)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use roxie::cm::{Arrival, CmError, Config, Event, ListenOn, Route, State};
 use roxie::limits::CmLimits;
 use roxie::time::Nanos;
 use roxie::verbs::Qpn;
-use roxie::wire::cm::{CmMessage, CommId, Kind, PrivateData, Req};
+use roxie::wire::cm::{Ari, CmMessage, CommId, Kind, PrivateData, RejReason, Req};
 use roxie::wire::{PortSpace, ServiceId};
 
 use super::pair::{A, B, Pair, SERVICE, acceptance, address, config, request};
@@ -252,4 +252,44 @@ fn who_is_there_is_connected_at_once_amidst_a_flood_of_strangers() {
     let counters = *pair.ends[B].counters();
     assert!(counters.evicted > 0 && counters.table_full == 0, "{counters:?}");
     pair.agrees();
+}
+
+/// Of what lingers, only what nobody here knows any more makes room: a name that the consumer has is not given to another.
+#[test]
+fn what_lingers_makes_room_only_when_the_consumer_has_forgotten_it() {
+    let limits = CmLimits { connections: 2, ..CmLimits::default() };
+    for forgets in [false, true] {
+        let mut pair = Pair::with(config(A), Config { limits, ..config(B) });
+        pair.ends[B].listen(SERVICE, ListenOn::Any, 100).unwrap();
+        for _ in 0..2 {
+            let b = if forgets {
+                pair.connect();
+                pair.settle();
+                let b = pair.event(B).id();
+                pair.ends[B].reject(pair.now, b, RejReason::CONSUMER, Ari::NONE, PrivateData::EMPTY).unwrap();
+                b
+            } else {
+                let (a, b) = pair.established();
+                pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
+                pair.settle();
+                assert!(matches!(pair.event(B), Event::DisconnectRequested { .. }));
+                pair.ends[B].disconnect(pair.now, b, PrivateData::EMPTY).unwrap();
+                b
+            };
+            pair.settle();
+            assert_eq!(pair.state(B, b), Some(State::TimeWait));
+        }
+        pair.events(A);
+        pair.events(B);
+        pair.connect();
+        pair.settle();
+        let requests =
+            pair.events(B).into_iter().filter(|event| matches!(event, Event::Request { .. })).count();
+        let counters = pair.ends[B].counters();
+        assert_eq!(
+            (requests, counters.evicted, counters.table_full),
+            if forgets { (1, 1, 0) } else { (0, 0, 1) }
+        );
+        pair.agrees();
+    }
 }

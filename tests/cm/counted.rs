@@ -1,8 +1,8 @@
 //! What is counted of each kind of message, and which event is the last that a name means anything in.
 
-use roxie::cm::{Event, HowDisconnected, Route, WhyUnreachable};
+use roxie::cm::{Event, HowDisconnected, Route, State, WhyUnreachable};
 use roxie::time::Nanos;
-use roxie::wire::cm::{CommId, Kind, PrivateData, Rej, SidrRep};
+use roxie::wire::cm::{CmMessage, CommId, Drep, Kind, Mra, PrivateData, Rej, Rep, Rtu, SidrRep};
 
 use super::pair::{A, B, Pair, SERVICE, address};
 
@@ -57,6 +57,48 @@ fn each_kind_of_message_is_counted_by_itself_either_way_and_again() {
     assert!(
         pair.ends[A].counters().drops().iter().all(|(name, count)| name.starts_with("cm_") && *count == 0)
     );
+}
+
+/// Messages about a connection, from its peer and by its names, that nobody sends in its state.
+#[test]
+fn what_fits_no_state_is_counted_and_changes_nothing() {
+    let (mut pair, _) = Pair::listening();
+    let a = pair.connect();
+    pair.settle();
+    let event = pair.event(B);
+    let b = event.id();
+    let from_a = |message: CmMessage| (B, message);
+    let names = (CommId(a.0), CommId(b.0));
+    let forged = [
+        from_a(CmMessage::Rtu(Rtu { local_comm_id: names.0, remote_comm_id: names.1, ..Rtu::default() })),
+        from_a(CmMessage::Rep(Rep { local_comm_id: names.0, remote_comm_id: names.1, ..Rep::default() })),
+        from_a(CmMessage::Mra(Mra { local_comm_id: names.0, remote_comm_id: names.1, ..Mra::default() })),
+        from_a(CmMessage::Drep(Drep { local_comm_id: names.0, remote_comm_id: names.1, ..Drep::default() })),
+        from_a(CmMessage::SidrRep(SidrRep { request_id: names.1, ..SidrRep::default() })),
+    ];
+    for (count, (to, message)) in (1..).zip(forged) {
+        let kind = message.kind();
+        pair.forge(to, 1, &message);
+        assert_eq!(pair.ends[to].counters().out_of_state, count, "{kind:?}");
+        assert_eq!(pair.state(to, b), Some(State::ReqRcvd), "{kind:?}");
+    }
+    pair.no_events();
+    // And of a question, to which there is one answer only.
+    let question = roxie::cm::ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
+    let asked = pair.ends[A].resolve(pair.now, &question).unwrap();
+    pair.lose(A);
+    let before = pair.ends[A].counters().out_of_state;
+    for (count, message) in (1..).zip([
+        CmMessage::Rej(Rej { remote_comm_id: asked, ..Rej::default() }),
+        CmMessage::Mra(Mra { remote_comm_id: asked, ..Mra::default() }),
+        CmMessage::Rtu(Rtu { remote_comm_id: asked, ..Rtu::default() }),
+    ]) {
+        let kind = message.kind();
+        pair.forge(A, 1, &message);
+        assert_eq!(pair.ends[A].counters().out_of_state - before, count, "{kind:?}");
+        assert_eq!(pair.state(A, asked), Some(State::SidrReqSent), "{kind:?}");
+    }
+    pair.no_events();
 }
 
 /// Each under a name of its own.

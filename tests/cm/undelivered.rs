@@ -112,6 +112,26 @@ fn a_host_that_is_only_starting_is_asked_again_for_a_moment() {
     }
 }
 
+/// A question likewise, and for as long.
+#[test]
+fn a_question_to_a_host_that_is_only_starting_is_asked_again_for_a_moment() {
+    let insistence = Nanos::from_millis(250);
+    let mut pair = Pair::with(Config { insistence, ..config(A) }, config(B));
+    let question = ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
+    let (a, began) = (pair.ends[A].resolve(pair.now, &question).unwrap(), pair.now);
+    let mut copies = 0;
+    while pair.state(A, a).is_some() {
+        let sent = pair.outbox(A)[0].mad;
+        assert_eq!(pair.lose(A), [Kind::SidrReq]);
+        copies += 1;
+        pair.ends[A].handle_undelivered(pair.now, gid(B), &sent);
+        pair.wait_for(A);
+    }
+    assert_eq!((pair.event(A), copies), (nothing_there(a, Kind::SidrReq), 3));
+    assert!((200_000_000..250_000_000).contains(&(pair.now - began).0), "{}", pair.now - began);
+    pair.nothing_is_left();
+}
+
 /// Copies of a request until it is given up, and the time that took.
 fn copies(pair: &mut Pair) -> (usize, Nanos) {
     let (a, began) = (pair.connect(), pair.now);
