@@ -67,7 +67,7 @@ fn datagram(unit: u8, mark: u8) -> Vec<u8> {
 fn take(port: &mut UdpPort) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     // What was handed over is looked at now and then.
-    for _ in 0..32 {
+    for _ in 0..80 {
         for i in 0..port.rx_burst(Nanos::ZERO) {
             all.push(port.rx_frame(i).frame.to_vec()[42..].to_vec());
         }

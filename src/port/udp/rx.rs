@@ -19,8 +19,10 @@ use crate::time::Nanos;
 /// A socket that had nothing for so many polls in a row is asked less often, while another has something.
 const COLD_AFTER: u32 = 64;
 /// How often then: every so many polls. Sleeping is not affected, it waits on all descriptors.
-const COLD_PERIOD: usize = 8;
+const COLD_PERIOD: usize = 32;
 
+/// What another process handed over is looked for in every so many polls that found nothing else. It is rare.
+const STRAY_PERIOD: u32 = 64;
 /// Stands for the buffer of what another process handed over.
 const STRAY: usize = INBOX;
 
@@ -243,8 +245,7 @@ impl Receiver {
     /// Takes in what another process handed over.
     fn fetch_stray(&mut self) {
         self.stray_polls = self.stray_polls.wrapping_add(1);
-        let Some(member) =
-            self.member.as_ref().filter(|_| self.stray_polls.is_multiple_of(COLD_PERIOD as u32))
+        let Some(member) = self.member.as_ref().filter(|_| self.stray_polls.is_multiple_of(STRAY_PERIOD))
         else {
             return;
         };
