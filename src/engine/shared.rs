@@ -322,3 +322,18 @@ pub(super) fn sleep_on(fds: &mut [PollFd<'_>], how_long: Nanos) {
     // An interrupted or failed wait is a short one: the next pass looks at everything anyway.
     let _ = ppoll(fds, Some(TimeSpec::from_duration(how_long.as_duration())), None);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_that_watched_at_the_first_moment_has_watched() {
+        let watch = Watch::new();
+        assert!(!watch.relieved_lately(0));
+        assert!(watch.begin_watching(Relief::Blocked, 0));
+        assert!(watch.relieved_lately(5) && !watch.relieved_lately(QUIET));
+        watch.forget_relief();
+        assert!(!watch.relieved_lately(5));
+    }
+}

@@ -277,14 +277,4 @@ mod tests {
         // By a thread that asked the clock a little later.
         assert!(is_within(6, 5, TIME));
     }
-
-    #[test]
-    fn a_caller_that_watched_at_the_first_moment_has_watched() {
-        let watch = Watch::new();
-        assert!(!watch.relieved_lately(0));
-        assert!(watch.begin_watching(Relief::Blocked, 0));
-        assert!(watch.relieved_lately(5) && !watch.relieved_lately(QUIET));
-        watch.forget_relief();
-        assert!(!watch.relieved_lately(5));
-    }
 }

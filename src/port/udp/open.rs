@@ -125,7 +125,9 @@ impl UdpPort {
     /// # Errors
     /// If an address or the port cannot be had; the error says who has it and what to do.
     pub fn open(config: &UdpConfig) -> Result<UdpPort, UdpError> {
-        let (listeners, member) = if config.shared && config.addresses.is_empty() {
+        let shared = config.shared && config.addresses.is_empty();
+        let config = &UdpConfig { shared, ..config.clone() };
+        let (listeners, member) = if shared {
             let (listeners, member) = share(config)?;
             (listeners, Some(Arc::new(member)))
         } else {
