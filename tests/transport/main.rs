@@ -158,7 +158,6 @@ impl Stage {
             end_to_end_credits: setup.credits,
             rxe_flush_icrc: setup.rxe_flush_icrc,
             strict_icrc: setup.strict_icrc,
-            ..NicConfig::default()
         };
         let mut host = Host::new(1, config, near);
         let memory = host.register(1 << 16, Access::READ_WRITE | Access::MW_BIND | Access::FLUSH_GLOBAL);
