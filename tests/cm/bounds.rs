@@ -278,9 +278,9 @@ fn what_lingers_makes_room_only_when_the_consumer_has_forgotten_it() {
             };
             pair.settle();
             assert_eq!(pair.state(B, b), Some(State::TimeWait));
+            pair.events(A);
+            pair.events(B);
         }
-        pair.events(A);
-        pair.events(B);
         pair.connect();
         pair.settle();
         let requests =

@@ -74,7 +74,6 @@ fn what_fits_no_state_is_counted_and_changes_nothing() {
         from_a(CmMessage::Rep(Rep { local_comm_id: names.0, remote_comm_id: names.1, ..Rep::default() })),
         from_a(CmMessage::Mra(Mra { local_comm_id: names.0, remote_comm_id: names.1, ..Mra::default() })),
         from_a(CmMessage::Drep(Drep { local_comm_id: names.0, remote_comm_id: names.1, ..Drep::default() })),
-        from_a(CmMessage::SidrRep(SidrRep { request_id: names.1, ..SidrRep::default() })),
     ];
     for (count, (to, message)) in (1..).zip(forged) {
         let kind = message.kind();
