@@ -1,7 +1,7 @@
 //! Several processes on one device, over sockets: each has an engine of its own, and no data passes from one to another.
 //!
 //! All sockets on RoCE's UDP port form one group of the kernel's (`SO_REUSEPORT`), and a program of classic BPF picks the one that a
-//! datagram is for ([`steering`]). A member has a *slot*: a place in that group, and a *unit* of QPNs, those whose upper 8 bits are the
+//! datagram is for (`steering`). A member has a *slot*: a place in that group, and a *unit* of QPNs, those whose upper 8 bits are the
 //! slot's number. Communication IDs have the unit in front too. So the kernel brings everything to the process that it is for, and no
 //! process stands between the others and the link.
 //!
