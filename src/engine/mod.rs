@@ -96,12 +96,18 @@ pub struct Engine {
 
 impl Engine {
     /// Starts a NIC on a port.
+    ///
+    /// # Errors
+    /// If the system has no memory, descriptors or threads for it.
     pub fn start(config: NicConfig, port: Box<dyn Port>, drive: Drive) -> io::Result<Engine> {
         let doorbells = Doorbells::new(config.limits.qps)?;
         Engine::start_on(config, port, drive, doorbells)
     }
 
     /// The same with doorbells that are there already, made for as many QPs as the NIC has: another process may ring them.
+    ///
+    /// # Errors
+    /// As those of [`Engine::start`].
     pub fn start_on(
         config: NicConfig,
         port: Box<dyn Port>,

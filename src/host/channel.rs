@@ -20,6 +20,9 @@ pub struct CompletionChannel {
 
 impl CompletionChannel {
     /// A channel.
+    ///
+    /// # Errors
+    /// If the system has no descriptor for it.
     pub fn new() -> Result<CompletionChannel, DeviceError> {
         CompletionChannel::of(EfdFlags::EFD_NONBLOCK)
     }
@@ -30,6 +33,9 @@ impl CompletionChannel {
     ///
     /// Whoever makes the descriptor non-blocking may find it readable a moment before there is an event, and is to look by
     /// [`CompletionChannel::came_to_look`].
+    ///
+    /// # Errors
+    /// If the system has no descriptor for it.
     pub fn counting() -> Result<CompletionChannel, DeviceError> {
         CompletionChannel::of(EfdFlags::EFD_SEMAPHORE)
     }

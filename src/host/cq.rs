@@ -16,6 +16,9 @@ use crate::verbs::{CqIndex, Qpn, Wc};
 
 impl Device {
     /// Makes a completion queue of at least `entries`, with a channel for its events if one is given.
+    ///
+    /// # Errors
+    /// If `entries` is 0 or beyond the limit of the device, or there is no room or memory for another queue.
     pub fn create_cq(
         &self,
         entries: u32,

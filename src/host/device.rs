@@ -29,10 +29,16 @@ use super::knob_file::KnobFile;
 /// Finds the MAC address of the next hop to an IP address.
 pub trait Resolve: Send + Sync {
     /// Looks a destination up; may wait for the kernel to ask the link.
+    ///
+    /// # Errors
+    /// If there is no route to it, or nobody on the link answers for it.
     fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError>;
 
     /// The same without waiting; `None`: it is being asked for, and may be known later. For those whom a stranger names: what they led to is
     /// not kept for long. `asks`: what is to be sent there is no answer, but asked by somebody here.
+    ///
+    /// # Errors
+    /// As those of [`Resolve::resolve`], as far as they are known without waiting.
     fn resolve_now(&self, destination: IpAddr, _asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
         self.resolve(destination).map(Some)
     }
@@ -147,6 +153,10 @@ pub struct Device {
 
 impl Device {
     /// A device on a port, with these addresses.
+    ///
+    /// # Errors
+    /// If the link's MTU is too small for RoCE, the settings of congestion control do not go together, or the system has no memory,
+    /// descriptors or threads for it.
     pub fn new(
         name: &str,
         port: Box<dyn Port>,
@@ -276,6 +286,9 @@ impl Device {
     }
 
     /// The address at an index.
+    ///
+    /// # Errors
+    /// If there is no address at that index.
     pub fn gid(&self, index: usize) -> Result<Gid, DeviceError> {
         let gids = self.inner.gids.read().unwrap_or_else(PoisonError::into_inner);
         gids.get(index).ok_or_else(|| DeviceError::NoGid {

@@ -25,6 +25,9 @@ impl ProtectionDomain {
 
     /// Registers memory of the caller's.
     ///
+    /// # Errors
+    /// If the rights do not go together, or the device has no room for another region.
+    ///
     /// # Safety
     /// As that of [`HostMemory::borrowed`]: what is mapped of `base..base + length` is the region's until it is dropped, and no
     /// Rust reference into it is held while work requests or peers may use it. If it is unmapped all the same, requests fail.
@@ -42,6 +45,9 @@ impl ProtectionDomain {
 
     /// Registers addresses whose pages may come and go (`IBV_ACCESS_ON_DEMAND`, which is added to `access`). An access to
     /// a page that is not there fails the request, and nothing else.
+    ///
+    /// # Errors
+    /// If the rights do not go together, or the device has no room for another region.
     ///
     /// # Safety
     /// No Rust reference to what lies there is held while work requests or peers may use it.
@@ -71,17 +77,26 @@ impl ProtectionDomain {
     }
 
     /// A region without memory: whatever is written to it vanishes, what is read is zeros (`ibv_alloc_null_mr`).
+    ///
+    /// # Errors
+    /// If the device has no room for another region.
     pub fn register_null(&self) -> Result<MemoryRegion, DeviceError> {
         self.register_memory(HostMemory::null(), Access::LOCAL_WRITE)
     }
 
     /// Registers memory of any kind.
+    ///
+    /// # Errors
+    /// If the rights do not go together, or the device has no room for another region.
     pub fn register_memory(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, DeviceError> {
         let start = start_of(&memory, access);
         self.register_memory_at(memory, start, access)
     }
 
     /// The same, with the address by which work requests and peers call its first byte (`ibv_reg_mr_iova`).
+    ///
+    /// # Errors
+    /// As those of [`ProtectionDomain::register_memory`]; also if the addresses would go beyond the last.
     pub fn register_memory_at(
         &self,
         memory: HostMemory,
@@ -106,6 +121,9 @@ impl ProtectionDomain {
     }
 
     /// Makes a memory window (`ibv_alloc_mw`). It opens nothing until it is bound.
+    ///
+    /// # Errors
+    /// If the device has no room for another window.
     pub fn alloc_window(&self, kind: MwType) -> Result<MemoryWindow, DeviceError> {
         match self.inner.device.call(Command::AllocWindow { pd: self.inner.id, kind })? {
             Answer::Window(index, key) => Ok(MemoryWindow { pd: self.clone(), index, kind, key }),
@@ -115,6 +133,9 @@ impl ProtectionDomain {
 
     /// Makes a region whose pages work requests choose among `memory_len` bytes, `max_pages` at most (`ib_alloc_mr` and
     /// `ib_map_mr_sg` of the kernel). It opens nothing until it is registered by [`QueuePair::fast_register`].
+    ///
+    /// # Errors
+    /// If there is no memory for it, or the device has no room for another region.
     pub fn alloc_fast(&self, memory_len: usize, max_pages: u32) -> Result<FastRegion, DeviceError> {
         let memory = HostMemory::allocate(memory_len).map_err(no_region)?;
         let pages = PageList::new(max_pages).map_err(no_memory)?;
@@ -217,12 +238,18 @@ impl MemoryRegion {
     }
 
     /// Copies bytes out; mixed with what a peer or a work request writes meanwhile.
+    ///
+    /// # Errors
+    /// If the region is not so long, or its memory is not there any more.
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         let _shared = self.copies.read().unwrap_or_else(PoisonError::into_inner);
         Ok(self.memory.read(offset as u64, bytes)?)
     }
 
     /// Copies `length` bytes out to a vector.
+    ///
+    /// # Errors
+    /// As those of [`MemoryRegion::read_at`].
     pub fn to_vec(&self, offset: usize, length: usize) -> Result<Vec<u8>, DeviceError> {
         let mut bytes = vec![0; length];
         self.read_at(offset, &mut bytes)?;

@@ -24,6 +24,9 @@ use crate::port::{Port, PortInfo};
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
 impl Device {
     /// A device on an interface of the calling thread's network namespace, through AF_XDP.
+    ///
+    /// # Errors
+    /// If there is no such interface or address, AF_XDP is not permitted or not possible on it, or another program has it.
     pub fn open_xdp(xdp: &XdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
         let interface = Interface::by_name(&xdp.interface)?;
         let addresses = addresses_of(&interface, &xdp.addresses)?;
@@ -39,6 +42,9 @@ impl Device {
 
     /// A device on UDP sockets of the calling thread's network namespace. It follows the interface that its port shows,
     /// if that is Ethernet or loopback: addresses, unless they were chosen; the MTU, unless that was; the link's state.
+    ///
+    /// # Errors
+    /// If there is no such interface or address, or the UDP port cannot be had.
     pub fn open_udp(udp: &UdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
         let port = UdpPort::open(udp)?;
         let member = port.member().cloned();
@@ -110,11 +116,17 @@ impl Device {
     }
 
     /// Two devices joined in this process, with addresses 192.0.2.1 and 192.0.2.2, and fd00::1 and fd00::2.
+    ///
+    /// # Errors
+    /// If the system has no memory, descriptors or threads for it.
     pub fn memory_pair(config: &DeviceConfig) -> Result<(Device, Device), OpenError> {
         Device::memory_pair_with(config, &Stack::default(), &Stack::default())
     }
 
     /// The same, with something on their ports.
+    ///
+    /// # Errors
+    /// As those of [`Device::memory_pair`]; also if a capture cannot be written.
     pub fn memory_pair_with(
         config: &DeviceConfig,
         near: &Stack,

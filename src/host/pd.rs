@@ -30,6 +30,9 @@ pub struct ProtectionDomain {
 
 impl Device {
     /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// If the device has no room for another domain, or has failed.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, DeviceError> {
         match self.call(Command::AllocPd)? {
             Answer::Pd(id) => Ok(ProtectionDomain { inner: Arc::new(PdInner { device: self.clone(), id }) }),

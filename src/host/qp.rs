@@ -20,6 +20,9 @@ use crate::wire::Gid;
 
 impl Device {
     /// Makes an RC QP in RESET. `sq_sig_all`: every send completes, signaled or not.
+    ///
+    /// # Errors
+    /// As those of [`Device::create_qp_as`].
     pub fn create_qp(
         &self,
         pd: &ProtectionDomain,
@@ -32,6 +35,10 @@ impl Device {
     }
 
     /// Makes a QP in RESET, of any service.
+    ///
+    /// # Errors
+    /// If a capability is beyond the limit of the device, there is no room or memory for another QP, or the interface, which is claimed
+    /// with the first, cannot be had.
     pub fn create_qp_as(
         &self,
         pd: &ProtectionDomain,
@@ -205,12 +212,19 @@ impl QueuePair {
     }
 
     /// What a peer must know to connect to it: its number, a random first PSN, the address at a GID index.
+    ///
+    /// # Errors
+    /// If there is no address at that index.
     pub fn endpoint(&self, gid_index: usize) -> Result<Endpoint, DeviceError> {
         let gid = self.device.gid(gid_index)?;
         Ok(Endpoint { qpn: self.qpn(), psn: Psn::new(random() as u32), gid })
     }
 
     /// Sets attributes and state, as `ibv_modify_qp`.
+    ///
+    /// # Errors
+    /// If the state does not follow from the one that it has, or attributes are missing, not allowed or out of range: the error names
+    /// them.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), DeviceError> {
         self.device.call(Command::ModifyQp(self.handle.index, Box::new(*attr)))?;
         if let Some(state) = attr.state {
@@ -220,6 +234,9 @@ impl QueuePair {
     }
 
     /// How it is.
+    ///
+    /// # Errors
+    /// If the device has failed.
     pub fn query(&self) -> Result<QpStatus, DeviceError> {
         match self.device.call(Command::QueryQp(self.handle.index))? {
             Answer::QpStatus(status) => Ok(*status),
@@ -239,6 +256,9 @@ impl QueuePair {
 
     /// What happened to it that was not routine, oldest first: states, what it dropped and refused, when it went back and
     /// why. The newest [`LOG_LENGTH`](crate::nic::LOG_LENGTH) are kept, and what repeats is one.
+    ///
+    /// # Errors
+    /// If the device has failed.
     pub fn log(&self) -> Result<Vec<QpRecord>, DeviceError> {
         match self.device.call(Command::QueryLog(self.handle.index))? {
             Answer::QpLog(records) => Ok(records),
@@ -247,6 +267,9 @@ impl QueuePair {
     }
 
     /// RESET to INIT: receives may be posted, what the peer may do is known.
+    ///
+    /// # Errors
+    /// If it is in another state than RESET.
     pub fn initialize(&self, access: Access) -> Result<(), DeviceError> {
         self.modify(&QpAttr {
             state: Some(QpState::Init),
@@ -274,6 +297,9 @@ impl QueuePair {
     }
 
     /// RESET (or INIT) to RTS: resolves the way to `there` and connects.
+    ///
+    /// # Errors
+    /// If it is in another state, its peer cannot be reached, or the path MTU does not fit the link.
     pub fn connect(
         &self,
         here: &Endpoint,
@@ -314,11 +340,17 @@ impl QueuePair {
     }
 
     /// Posts a send work request with a scatter/gather list.
+    ///
+    /// # Errors
+    /// If the queue is full or takes no sends in its state, the list is too long, or the operation is none of its service.
     pub fn post_send(&self, wr: &SendWr, sges: &[Sge]) -> Result<(), PostError> {
         self.post(wr, Payload::Sges(sges))
     }
 
     /// Posts a send work request with its payload inside.
+    ///
+    /// # Errors
+    /// As those of [`QueuePair::post_send`]; also if the payload is longer than `max_inline`.
     pub fn post_send_inline(&self, wr: &SendWr, bytes: &[u8]) -> Result<(), PostError> {
         self.post(wr, Payload::Inline(bytes))
     }
@@ -336,6 +368,9 @@ impl QueuePair {
 
     /// Writes a send work request behind `staged` others that are written and not published: the NIC sees none of them before
     /// [`publish`](QueuePair::publish), and what never is published never was. Meanwhile nobody else may post to the QP.
+    ///
+    /// # Errors
+    /// As those of [`QueuePair::post_send`] and [`QueuePair::post_send_inline`].
     pub fn stage(&self, staged: u32, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         self.check_send(wr)?;
         lock(&self.sends).stage(staged, wr, payload)
@@ -365,6 +400,9 @@ impl QueuePair {
     }
 
     /// Posts a receive.
+    ///
+    /// # Errors
+    /// If the queue is full, the list is too long, the QP is in RESET or takes its receives from a shared queue.
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         self.check_state(|state| state == QpState::Reset)?;
         let receives = self.receives.as_ref().ok_or(PostError::NoReceiveQueue)?;

@@ -24,6 +24,9 @@ pub struct Stack {
 impl Stack {
     /// The port with everything on it: faults next to the link, frames to own addresses turned round above them, and
     /// the capture above all, so that it sees what the NIC sees.
+    ///
+    /// # Errors
+    /// If the capture cannot be written.
     pub fn on(&self, port: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
         let port: Box<dyn Port> = match &self.fault {
             Some(faults) => Box::new(FaultPort::new(port, faults)),

@@ -7,6 +7,9 @@ use crate::verbs::{AddressVector, PdId};
 
 impl Nic {
     /// Carries a command out, between two bursts.
+    ///
+    /// # Errors
+    /// What was wrong with the command. Nothing has changed then.
     pub fn execute(&mut self, now: Nanos, command: Command) -> Result<Answer, ControlError> {
         match command {
             Command::AllocPd => {

@@ -165,6 +165,9 @@ pub trait Port: Send {
 
     /// One kick for all that was committed. Frames the link has no room for stay queued; an `Err` is
     /// a link that has failed, not one that is busy.
+    ///
+    /// # Errors
+    /// If the link has failed. One that is busy is no error.
     fn tx_flush(&mut self, now: Nanos) -> io::Result<()>;
 
     /// Frames that wait to be received, and how many may: what a NIC that tells its neighbour to pause goes by. `None`: the port does not

@@ -58,6 +58,9 @@ pub struct CompletionRing {
 
 impl CompletionRing {
     /// Makes a queue of `capacity` completions.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
     pub fn new(capacity: u32) -> std::io::Result<CompletionRing> {
         CompletionRing::on(&Region::new(CompletionRing::size(capacity))?, capacity)
     }
@@ -91,6 +94,9 @@ impl CompletionRing {
     }
 
     /// The NIC's side: publishes a completion that came about at `time_ns`.
+    ///
+    /// # Errors
+    /// If it is full.
     pub fn push(&self, wc: &Wc, time_ns: u64) -> Result<(), Overflow> {
         let mut position = self.word(PRODUCER).load(Relaxed);
         loop {

@@ -31,11 +31,17 @@ pub struct Doorbells {
 
 impl Doorbells {
     /// Doorbells for `qps` QPs.
+    ///
+    /// # Errors
+    /// If there is no memory or descriptor for them.
     pub fn new(qps: u32) -> std::io::Result<Doorbells> {
         Ok(Doorbells::on(Region::new(Doorbells::size(qps))?, new_wake()?, qps))
     }
 
     /// The same with the descriptor by which another process maps the page; it also needs that of [`wake_fd`](Self::wake_fd).
+    ///
+    /// # Errors
+    /// If there is no memory or descriptor for them.
     pub fn shared(qps: u32) -> std::io::Result<(Doorbells, OwnedFd)> {
         let (region, fd) = Region::shared(Doorbells::size(qps))?;
         Ok((Doorbells::on(region, new_wake()?, qps), fd))

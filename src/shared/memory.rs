@@ -251,6 +251,9 @@ impl HostMemory {
     }
 
     /// Copies from `offset` into `bytes`.
+    ///
+    /// # Errors
+    /// If it is not so long, or what lies there is not there any more.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CopyFault> {
         let Some(from) = self.at(offset, bytes.len())? else {
             bytes.fill(0);
@@ -263,6 +266,9 @@ impl HostMemory {
 
     /// Runs `operation` on the 8 aligned bytes at `offset`, as the CPU's own atomics would, and returns what
     /// was there before. They have to be writable, whether they change or not.
+    ///
+    /// # Errors
+    /// If the address is not aligned, or what lies there is not there or cannot be written.
     pub fn atomic(&self, offset: u64, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, CopyFault> {
         let at = self.at(offset, 8)?.ok_or(CopyFault::NoMemory)?;
         if !(at as usize).is_multiple_of(8) {
@@ -275,6 +281,9 @@ impl HostMemory {
 
     /// Has the system write the pages of a file or device that is mapped here back to it (`msync`), and waits for it.
     /// Memory that no file is behind has no persistent place: nothing happens.
+    ///
+    /// # Errors
+    /// If the memory is not there any more, or the system could not write it.
     pub fn persist(&self, offset: u64, length: usize) -> Result<(), CopyFault> {
         if self.at(offset, length)?.is_none() && self.kind == Kind::Null {
             return Ok(());

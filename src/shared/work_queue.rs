@@ -187,6 +187,9 @@ pub struct FetchedSend {
 
 impl SendRing {
     /// Makes a queue of `capacity` work requests of up to `max_sge` entries or `max_inline` bytes.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
     pub fn new(capacity: u32, max_sge: u32, max_inline: u32) -> io::Result<SendRing> {
         let region = Region::new(SendRing::size(capacity, max_sge, max_inline))?;
         SendRing::on(&region, capacity, max_sge, max_inline)
@@ -215,6 +218,9 @@ impl SendRing {
     }
 
     /// The application's side: posts one work request. Callers take turns (the verbs object holds a lock).
+    ///
+    /// # Errors
+    /// If it is full, or the list or payload is longer than a place takes.
     pub fn post(&self, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         self.stage(0, wr, payload)?;
         self.ring.publish(1);
@@ -223,6 +229,9 @@ impl SendRing {
 
     /// The application's side: writes a work request behind `staged` others that were written and not published. The NIC
     /// does not see it before it is; one that never is was never there.
+    ///
+    /// # Errors
+    /// As those of [`SendRing::post`].
     pub fn stage(&self, staged: u32, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         self.check(wr, payload)?;
         let producer = self.ring.room(staged)?;
@@ -378,6 +387,9 @@ pub struct RecvRing {
 
 impl RecvRing {
     /// Makes a queue of `capacity` receives of up to `max_sge` entries.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
     pub fn new(capacity: u32, max_sge: u32) -> io::Result<RecvRing> {
         RecvRing::on(&Region::new(RecvRing::size(capacity, max_sge))?, capacity, max_sge)
     }
@@ -402,6 +414,9 @@ impl RecvRing {
     }
 
     /// The application's side: posts one receive. True: the NIC wants a doorbell.
+    ///
+    /// # Errors
+    /// If it is full, or the list or payload is longer than a place takes.
     #[inline(always)]
     pub fn post(&self, wr_id: u64, sges: &[Sge]) -> Result<bool, PostError> {
         if sges.len() > self.max_sge as usize {

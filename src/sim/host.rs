@@ -160,12 +160,18 @@ impl Host {
     }
 
     /// Carries a command out.
+    ///
+    /// # Errors
+    /// What the NIC says of the command.
     pub fn call(&mut self, now: Nanos, command: Command) -> Result<Answer, ControlError> {
         self.now = now;
         Host::run(&mut self.worker, &self.requests, now, command)
     }
 
     /// The same when it was turned last.
+    ///
+    /// # Errors
+    /// What the NIC says of the command.
     pub fn call_now(&mut self, command: Command) -> Result<Answer, ControlError> {
         self.call(self.now, command)
     }
@@ -294,6 +300,9 @@ impl Host {
     }
 
     /// Has a shared receive queue go on in a ring of another size.
+    ///
+    /// # Errors
+    /// What the NIC says of the command.
     pub fn resize_srq(&mut self, now: Nanos, srq: &mut HostSrq, max_wr: u32) -> Result<(), ControlError> {
         let ring = RecvRing::new(max_wr, srq.ring.max_sge()).expect("memory for a queue");
         self.call(now, Command::ModifySrq { srq: srq.index, ring: Some(ring.clone()), limit: None })?;
@@ -302,6 +311,9 @@ impl Host {
     }
 
     /// Arms the limit of a shared receive queue.
+    ///
+    /// # Errors
+    /// What the NIC says of the command.
     pub fn arm_srq(&mut self, now: Nanos, srq: &HostSrq, limit: u32) -> Result<(), ControlError> {
         self.call(now, Command::ModifySrq { srq: srq.index, ring: None, limit: Some(limit) }).map(drop)
     }
@@ -354,6 +366,9 @@ impl Host {
     }
 
     /// Posts a receive to a shared queue.
+    ///
+    /// # Errors
+    /// If the queue is full.
     pub fn post_srq_recv(&self, srq: &HostSrq, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         srq.ring.post(wr_id, sges).map(drop)
     }
@@ -375,11 +390,17 @@ impl Host {
     }
 
     /// Sets attributes and state.
+    ///
+    /// # Errors
+    /// What the NIC says of the command.
     pub fn modify(&mut self, now: Nanos, qp: &HostQp, attr: &QpAttr) -> Result<(), ControlError> {
         self.modify_at(now, qp.handle.index, attr)
     }
 
     /// The same for a QP that has no queues here.
+    ///
+    /// # Errors
+    /// What the NIC says of the command.
     pub fn modify_at(&mut self, now: Nanos, qp: QpIndex, attr: &QpAttr) -> Result<(), ControlError> {
         self.call(now, Command::ModifyQp(qp, Box::new(*attr))).map(drop)
     }
@@ -404,6 +425,9 @@ impl Host {
     }
 
     /// Posts a send.
+    ///
+    /// # Errors
+    /// If the queue is full, or the work request does not fit it.
     pub fn post_send(&self, qp: &HostQp, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         qp.sends.post(wr, payload)?;
         self.doorbells.ring(qp.handle.index);
@@ -411,6 +435,9 @@ impl Host {
     }
 
     /// Posts a receive.
+    ///
+    /// # Errors
+    /// If the queue is full, or is a shared one.
     pub fn post_recv(&self, qp: &HostQp, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         if qp.receives.as_ref().ok_or(PostError::NoReceiveQueue)?.post(wr_id, sges)? {
             self.doorbells.ring(qp.handle.index);

@@ -49,11 +49,17 @@ fn walk(
 }
 
 /// Checks every entry that has bytes.
+///
+/// # Errors
+/// The entry that names no memory of the domain, or none with such rights.
 pub fn check(memory: &MemoryTable, pd: PdId, sges: &[Sge], access: Access) -> Result<(), ListError> {
     walk(memory, pd, sges, 0, total(sges), access, |_, _| ())
 }
 
 /// The payload of a packet: bytes `offset..offset + length` of the message. On error nothing was appended.
+///
+/// # Errors
+/// The entry that names no memory of the domain, or none with such rights.
 pub fn gather(
     memory: &MemoryTable,
     pd: PdId,
@@ -85,6 +91,9 @@ pub struct FramePayload {
 }
 
 /// Copies a packet's payload to byte `offset` of the message. On error nothing was appended.
+///
+/// # Errors
+/// The entry that names no memory of the domain, or none with such rights.
 pub fn plan(
     memory: &MemoryTable,
     pd: PdId,
@@ -107,6 +116,9 @@ pub fn plan(
 }
 
 /// Zeroes the first `length` bytes of the message. On error nothing was appended.
+///
+/// # Errors
+/// The entry that names no memory of the domain, or none with such rights.
 pub fn zero(
     memory: &MemoryTable,
     pd: PdId,
@@ -128,6 +140,9 @@ pub fn zero(
 }
 
 /// Stores the 8 bytes of an atomic's result. On error nothing was appended.
+///
+/// # Errors
+/// The entry that names no memory of the domain, or none with such rights.
 pub fn store(
     memory: &MemoryTable,
     pd: PdId,

@@ -92,6 +92,9 @@ fn names(mask: AttrMask) -> String {
 /// Checks a transition by the table of the QP's type, then the values. Returns the next state.
 ///
 /// `largest_mtu` is the largest path MTU that the port can carry, `limit_rd_atomic` the device's own limit.
+///
+/// # Errors
+/// What is missing, not allowed or out of range.
 pub fn check_transition(
     qp_type: QpType,
     from: QpState,
