@@ -4,6 +4,7 @@
 //! `tests/tidy.rs` holds it to that.
 #![doc = include_str!("ARCHITECTURE.md")]
 #![deny(unsafe_code)]
+#![warn(clippy::missing_errors_doc)]
 
 // What everything stands on.
 pub mod flow;

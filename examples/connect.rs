@@ -1,0 +1,89 @@
+//! A client and a server that find one another by address and port, as RDMA-CM has it.
+//!
+//! ```text
+//! cargo run --example connect                                      both ends in this process
+//! cargo run --example connect -- eth0                              waits for a client
+//! cargo run --example connect -- eth0 192.0.2.1                    sends to that server
+//! ```
+//!
+//! With `librdmacm` this is `rdma_listen`, `rdma_connect` and `rdma_accept`, and either end may be a program that uses it. The two managers
+//! agree over queue pair 1 on all that the ends must know: no other connection is needed beside.
+
+use std::error::Error;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use roxie::host::{ConnectionManager, Device, DeviceConfig, DialOptions, Stack};
+use roxie::port::udp::UdpConfig;
+use roxie::verbs::{Access, QpCaps, SendWr, WcStatus};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+const PORT: u16 = 7174;
+const PATIENCE: Duration = Duration::from_secs(30);
+const GREETING: &[u8] = b"hello by address and port";
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => in_one_process(),
+        [interface] => serve(&open(interface)?),
+        [interface, server] => send(&open(interface)?, server.parse()?),
+        _ => Err("usage: connect [INTERFACE [SERVER]]".into()),
+    }
+}
+
+fn open(interface: &str) -> Result<Device> {
+    let udp = UdpConfig { interface: Some(interface.to_owned()), ..UdpConfig::default() };
+    Ok(Device::open_udp(&udp, &Stack::default(), &DeviceConfig::default())?)
+}
+
+fn in_one_process() -> Result<()> {
+    let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
+    let server = far.gid(0)?.to_ip();
+    let serving = std::thread::spawn(move || serve(&far));
+    // A request that comes before anybody listens is asked again for a moment.
+    send(&near, server)?;
+    serving.join().expect("no panic")
+}
+
+fn serve(device: &Device) -> Result<()> {
+    let manager = ConnectionManager::start(device)?;
+    // The first address of the device; librdmacm's servers usually listen on all.
+    let gid = device.gids().into_iter().find(|entry| entry.gid.is_ipv4()).ok_or("no IPv4 address")?;
+    let listener = manager.listen(SocketAddr::new(gid.gid.to_ip(), PORT), 8)?;
+    println!("listening on {}:{PORT}", gid.gid.to_ip());
+    let request = listener.accept(PATIENCE)?.ok_or("nobody came")?;
+    let (pd, cq) = (device.alloc_pd()?, device.create_cq(16, None)?);
+    let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
+    let memory = pd.register(64, Access::LOCAL_WRITE)?;
+    // A receive is posted before the peer may send, which is when the request is accepted.
+    qp.initialize(Access::empty())?;
+    qp.post_recv(1, &[memory.sge(0, 64)])?;
+    let connection = request.accept(qp, &DialOptions::default())?;
+    let wc = cq.wait(PATIENCE).ok_or("no message in time")?;
+    if wc.status != WcStatus::Success {
+        return Err(wc.status.to_string().into());
+    }
+    let message = memory.to_vec(0, wc.byte_len as usize)?;
+    println!("{} says: {}", connection.peer(), String::from_utf8_lossy(&message));
+    if !connection.wait_for_end(PATIENCE) {
+        return Err("the client has not said good-bye".into());
+    }
+    Ok(())
+}
+
+fn send(device: &Device, server: IpAddr) -> Result<()> {
+    let manager = ConnectionManager::start(device)?;
+    let (pd, cq) = (device.alloc_pd()?, device.create_cq(16, None)?);
+    let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
+    let connection = manager.connect(qp, SocketAddr::new(server, PORT), &DialOptions::default())?;
+    connection.qp().post_send_inline(&SendWr::default(), GREETING)?;
+    let wc = cq.wait(PATIENCE).ok_or("no completion in time")?;
+    if wc.status != WcStatus::Success {
+        return Err(wc.status.to_string().into());
+    }
+    println!("sent {} bytes; the server has them", GREETING.len());
+    connection.disconnect()?;
+    Ok(())
+}

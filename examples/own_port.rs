@@ -1,0 +1,189 @@
+//! A port of one's own: a NIC on whatever moves frames.
+//!
+//! ```text
+//! cargo run --example own_port
+//! ```
+//!
+//! A [`Port`] moves Ethernet frames and knows no RDMA. Whoever implements it has a NIC on a new kind of link: a serial line, a
+//! simulator, the rings of another driver. This one sends frames as datagrams over a pair of Unix sockets. Two NICs on
+//! two such ports then do a READ, and the frames that it took are counted.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use roxie::frame::{ETHERNET_HEADER, Frame, FrameMut};
+use roxie::host::{ConnectOptions, Device, DeviceConfig, Resolve, ResolveError};
+use roxie::port::{BURST, Port, PortInfo, Received, TxId};
+use roxie::time::Nanos;
+use roxie::verbs::{Access, QpCaps, SendWr, WcStatus, WrOpcode};
+
+/// L3 bytes of a frame.
+const MTU: usize = 1500;
+/// Frames that may wait for the link.
+const SLOTS: u32 = 256;
+const LENGTH: usize = 64 << 10;
+
+/// Frames over a Unix socket.
+struct SocketPort {
+    info: PortInfo,
+    socket: UnixDatagram,
+    /// What was received last.
+    burst: Vec<Vec<u8>>,
+    /// Slots, by number: the frame that is being written.
+    slots: Vec<Vec<u8>>,
+    free: Vec<u32>,
+    /// Slots that were committed and have not left.
+    waiting: VecDeque<u32>,
+    sent: u64,
+}
+
+impl SocketPort {
+    fn new(socket: UnixDatagram, number: u8) -> io::Result<SocketPort> {
+        socket.set_nonblocking(true)?;
+        let info = PortInfo {
+            name: "socket".into(),
+            interface: None,
+            mode: "frames as datagrams of a Unix socket".into(),
+            mac: station(number),
+            mtu: MTU,
+            max_frame: MTU + ETHERNET_HEADER,
+            raw_frames: true,
+        };
+        let slots = vec![Vec::new(); SLOTS as usize];
+        let free = (0..SLOTS).collect();
+        Ok(SocketPort { info, socket, burst: Vec::new(), slots, free, waiting: VecDeque::new(), sent: 0 })
+    }
+}
+
+impl Port for SocketPort {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn rx_burst(&mut self, _now: Nanos) -> usize {
+        while self.burst.len() < BURST {
+            let mut frame = vec![0; self.info.max_frame];
+            let Ok(length) = self.socket.recv(&mut frame) else { break };
+            frame.truncate(length);
+            self.burst.push(frame);
+        }
+        self.burst.len()
+    }
+
+    fn rx_frame(&self, i: usize) -> Received<'_> {
+        Received { frame: Frame::whole(&self.burst[i]), ip_id_hidden: false, arrived: None }
+    }
+
+    fn rx_release(&mut self) {
+        self.burst.clear();
+    }
+
+    fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
+        if len > self.info.max_frame {
+            return None;
+        }
+        let slot = self.free.pop()?;
+        self.slots[slot as usize] = vec![0; len];
+        Some(TxId(slot))
+    }
+
+    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
+        FrameMut { a: &mut self.slots[id.0 as usize], b: &mut [] }
+    }
+
+    fn tx_commit(&mut self, id: TxId) {
+        self.waiting.push_back(id.0);
+    }
+
+    fn tx_cancel(&mut self, id: TxId) {
+        self.free.push(id.0);
+    }
+
+    /// What the socket has no room for stays, and leaves with a later kick.
+    fn tx_flush(&mut self, _now: Nanos) -> io::Result<()> {
+        while let Some(slot) = self.waiting.front() {
+            match self.socket.send(&self.slots[*slot as usize]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                other => other?,
+            };
+            self.sent += 1;
+            self.free.extend(self.waiting.pop_front());
+        }
+        Ok(())
+    }
+
+    fn tx_pending(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// By these the NIC is woken when it sleeps.
+    fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.socket.as_fd()]
+    }
+
+    fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
+        out.push(("tx_packets", self.sent));
+    }
+}
+
+/// A station address of our choice.
+fn station(number: u8) -> [u8; 6] {
+    [2, 0, 0, 0, 0, number]
+}
+
+fn address(number: u8) -> IpAddr {
+    IpAddr::from([192, 0, 2, number])
+}
+
+/// Which station has an address: on an Ethernet ARP would tell.
+struct LastByte;
+
+impl Resolve for LastByte {
+    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
+        Ok(match destination {
+            IpAddr::V4(v4) => station(v4.octets()[3]),
+            IpAddr::V6(v6) => station(v6.octets()[15]),
+        })
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let (one, other) = UnixDatagram::pair()?;
+    let open = |socket, number| -> Result<Device, Box<dyn Error>> {
+        let port = Box::new(SocketPort::new(socket, number)?);
+        let (resolver, config) = (Box::new(LastByte), DeviceConfig::default());
+        Ok(Device::new(&format!("socket{number}"), port, [address(number)], resolver, &config)?)
+    };
+    let (near, far) = (open(one, 1)?, open(other, 2)?);
+
+    let (near_pd, far_pd) = (near.alloc_pd()?, far.alloc_pd()?);
+    let (near_cq, far_cq) = (near.create_cq(4, None)?, far.create_cq(4, None)?);
+    let near_qp = near.create_qp(&near_pd, &near_cq, &near_cq, QpCaps::default(), true)?;
+    let far_qp = far.create_qp(&far_pd, &far_cq, &far_cq, QpCaps::default(), true)?;
+    let (here, there) = (near_qp.endpoint(0)?, far_qp.endpoint(0)?);
+    near_qp.connect(&here, &there, &ConnectOptions::default())?;
+    let access = Access::REMOTE_READ;
+    far_qp.connect(&there, &here, &ConnectOptions { access, ..ConnectOptions::default() })?;
+
+    let source = far_pd.register(LENGTH, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    let bytes: Vec<u8> = (0..LENGTH).map(|i| (i * 31 + i / 251) as u8).collect();
+    source.write_at(0, &bytes)?;
+    let target = near_pd.register(LENGTH, Access::LOCAL_WRITE)?;
+    let (remote_addr, rkey) = (source.address(), source.rkey());
+    let read = SendWr { opcode: WrOpcode::Read, remote_addr, rkey, ..SendWr::default() };
+    near_qp.post_send(&read, &[target.sge(0, LENGTH as u32)])?;
+    let wc = near_cq.wait(Duration::from_secs(10)).ok_or("no completion in time")?;
+    if wc.status != WcStatus::Success {
+        return Err(wc.status.to_string().into());
+    }
+    if target.to_vec(0, LENGTH)? != bytes {
+        return Err("other bytes than those that were sent".into());
+    }
+    println!("{LENGTH} bytes were read in {} frames over a Unix socket", far.counter("tx_packets"));
+    Ok(())
+}

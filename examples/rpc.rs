@@ -1,0 +1,148 @@
+//! A server that answers requests of many clients from one shared receive queue.
+//!
+//! ```text
+//! cargo run --example rpc
+//! ```
+//!
+//! A server with a thousand clients cannot keep a thousand receive queues full. With a shared receive queue (SRQ), all its queue pairs
+//! take their receives from one. The completion says which queue pair a request came by, and which buffer it is in; the answer
+//! goes back by that queue pair. Both ends are in this process, on two NICs that memory joins.
+
+use std::error::Error;
+use std::time::Duration;
+
+use roxie::host::{
+    CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair, SharedReceiveQueue,
+};
+use roxie::verbs::{Access, QpCaps, QpInit, QpType, SendWr, Wc, WcOpcode, WcStatus};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const CLIENTS: usize = 8;
+const REQUESTS: u32 = 50;
+/// Bytes of a request, and of an answer.
+const MESSAGE: usize = 8;
+/// Receives that the server keeps posted, for all clients together.
+const RECEIVES: usize = 16;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+struct Server {
+    qps: Vec<QueuePair>,
+    cq: CompletionQueue,
+    srq: SharedReceiveQueue,
+    requests: MemoryRegion,
+}
+
+impl Server {
+    fn new(device: &Device) -> Result<Server> {
+        let pd = device.alloc_pd()?;
+        let cq = device.create_cq(4 * RECEIVES as u32, None)?;
+        let srq = pd.create_srq(RECEIVES as u32, 1)?;
+        let requests = pd.register(RECEIVES * MESSAGE, Access::LOCAL_WRITE)?;
+        let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: false };
+        let qp = |_| device.create_qp_sharing(&pd, &cq, &cq, &init, &srq);
+        let qps = (0..CLIENTS).map(qp).collect::<std::result::Result<Vec<_>, _>>()?;
+        let server = Server { qps, cq, srq, requests };
+        (0..RECEIVES).try_for_each(|buffer| server.post(buffer))?;
+        Ok(server)
+    }
+
+    /// Offers a buffer for any client's next request.
+    fn post(&self, buffer: usize) -> Result<()> {
+        Ok(self.srq.post_recv(buffer as u64, &[self.requests.sge(buffer * MESSAGE, MESSAGE as u32)])?)
+    }
+
+    /// Answers what has come: a number with its square.
+    fn serve(&self) -> Result<()> {
+        let mut completions = [Wc::default(); 16];
+        let count = self.cq.poll(&mut completions);
+        for wc in &completions[..count] {
+            if wc.status != WcStatus::Success {
+                return Err(wc.status.to_string().into());
+            }
+            if wc.opcode != WcOpcode::Recv {
+                continue;
+            }
+            let buffer = wc.wr_id as usize;
+            let bytes = self.requests.to_vec(buffer * MESSAGE, MESSAGE)?;
+            let number = u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+            // The buffer is free again before the answer leaves: the client may send its next request at once.
+            self.post(buffer)?;
+            let qp = self.qps.iter().find(|qp| qp.qpn() == wc.qpn).ok_or("a request by no queue pair")?;
+            qp.post_send_inline(&SendWr::default(), &(number * number).to_le_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+struct Client {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    answer: MemoryRegion,
+}
+
+impl Client {
+    fn new(device: &Device) -> Result<Client> {
+        let pd = device.alloc_pd()?;
+        let cq = device.create_cq(4, None)?;
+        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), false)?;
+        Ok(Client { qp, cq, answer: pd.register(MESSAGE, Access::LOCAL_WRITE)? })
+    }
+
+    /// Asks. The receive for the answer is posted first.
+    fn ask(&self, number: u64) -> Result<()> {
+        self.qp.post_recv(1, &[self.answer.sge(0, MESSAGE as u32)])?;
+        Ok(self.qp.post_send_inline(&SendWr::default(), &number.to_le_bytes())?)
+    }
+
+    fn answer(&self) -> Result<u64> {
+        // The request completes too, before its answer or after it.
+        loop {
+            let wc = self.cq.wait(PATIENCE).ok_or("no answer in time")?;
+            if wc.status != WcStatus::Success {
+                return Err(wc.status.to_string().into());
+            }
+            if wc.opcode == WcOpcode::Recv {
+                break;
+            }
+        }
+        Ok(u64::from_le_bytes(self.answer.to_vec(0, MESSAGE)?.try_into().expect("8 bytes")))
+    }
+}
+
+fn main() -> Result<()> {
+    let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
+    let server = Server::new(&far)?;
+    let clients = (0..CLIENTS).map(|_| Client::new(&near)).collect::<Result<Vec<_>>>()?;
+    for (client, qp) in clients.iter().zip(&server.qps) {
+        let (here, there) = (client.qp.endpoint(0)?, qp.endpoint(0)?);
+        client.qp.connect(&here, &there, &ConnectOptions::default())?;
+        qp.connect(&there, &here, &ConnectOptions::default())?;
+    }
+    std::thread::scope(|scope| -> Result<()> {
+        let asking = scope.spawn(|| -> std::result::Result<(), String> {
+            for round in 0..u64::from(REQUESTS) {
+                let number = |client: usize| round * CLIENTS as u64 + client as u64;
+                for (i, client) in clients.iter().enumerate() {
+                    client.ask(number(i)).map_err(|e| e.to_string())?;
+                }
+                for (i, client) in clients.iter().enumerate() {
+                    let answer = client.answer().map_err(|e| e.to_string())?;
+                    if answer != number(i) * number(i) {
+                        return Err(format!("{} squared is not {answer}", number(i)));
+                    }
+                }
+            }
+            Ok(())
+        });
+        while !asking.is_finished() {
+            server.serve()?;
+        }
+        Ok(asking.join().expect("no panic")?)
+    })?;
+    println!(
+        "{} requests of {CLIENTS} clients were answered from {RECEIVES} receives",
+        CLIENTS as u32 * REQUESTS
+    );
+    Ok(())
+}

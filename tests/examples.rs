@@ -1,0 +1,70 @@
+//! Each program of `examples`, run as its first lines say, with both ends in its process.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The examples that there are, and what each says at its end.
+const EXAMPLES: [(&str, &str); 7] = [
+    ("connect", "says: hello by address and port"),
+    ("counters", "4 clients took 2000 tickets, each another one"),
+    ("key_value", "300 of 600 keys were found, and the server did nothing for it"),
+    ("lossy_link", "seed 1: 262144 bytes crossed in "),
+    ("own_port", "65536 bytes were read in "),
+    ("rpc", "400 requests of 8 clients were answered from 16 receives"),
+    ("send_recv", "received 15 bytes: hello over RDMA"),
+];
+
+/// Where cargo puts examples. It has built them if all tests are run, and builds them now if this one is.
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--examples"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        if cfg!(feature = "planted-bugs") {
+            build.args(["--features", "planted-bugs"]);
+        }
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        assert!(build.status().expect("cargo").success(), "{build:?}");
+        let this = std::env::current_exe().expect("a path");
+        this.parent().and_then(Path::parent).expect("a build folder").join("examples")
+    })
+}
+
+fn run(name: &str) -> String {
+    let program = folder().join(name);
+    let ran = Command::new(&program).output().unwrap_or_else(|e| panic!("{}: {e}", program.display()));
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(ran.status.success(), "{name}: {}\n{said}{}", ran.status, String::from_utf8_lossy(&ran.stderr));
+    said
+}
+
+#[test]
+fn each_example_does_what_it_says() {
+    for (name, wanted) in EXAMPLES {
+        let said = run(name);
+        assert!(said.contains(wanted), "{name} said {said:?}, and not {wanted:?}");
+    }
+}
+
+#[test]
+fn the_lossy_link_loses_frames_and_the_same_ones_each_time() {
+    let said = run("lossy_link");
+    assert!(!said.contains(" 0 frames were lost"), "{said}");
+    assert_eq!(run("lossy_link"), said);
+}
+
+#[test]
+fn all_examples_are_run() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let mut there: Vec<String> = std::fs::read_dir(folder)
+        .expect("a folder")
+        .map(|entry| {
+            entry.expect("an entry").path().file_stem().expect("a name").to_string_lossy().into_owned()
+        })
+        .collect();
+    there.sort();
+    assert_eq!(there, EXAMPLES.map(|(name, _)| name));
+}
