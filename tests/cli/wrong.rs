@@ -65,6 +65,8 @@ fn an_interface_in_use_names_its_user() {
     let pids: Vec<_> =
         told.as_array().expect("a list").iter().map(|process| process["pid"].as_u64()).collect();
     assert_eq!(pids, servers.each_ref().map(|server| Some(u64::from(server.child.id()))));
+    let doctor = net.left("doctor --dev left --json");
+    assert!(doctor.stdout.contains("\"verdict\"") && !doctor.stdout.contains("port-taken"), "{doctor:#?}");
     let shown = net.left("show processes").succeeded();
     assert!(shown.stdout.contains("00xxxx") && shown.stdout.contains("01xxxx"), "{shown:#?}");
     for (tcp, server) in [18515, 2000].into_iter().zip(servers) {

@@ -7,6 +7,7 @@ use std::thread::available_parallelism;
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use roxie::netdev::{Interface, ethtool};
+use roxie::port::udp::group;
 use roxie::port::xdp::program_holders;
 use roxie::wire::ROCE_V2_PORT;
 
@@ -130,8 +131,11 @@ fn others(interface: &Interface) -> Others {
     }
 }
 
-/// UDP port 4791 of this network namespace. A socket is bound for a moment; nothing is sent.
+/// UDP port 4791 of this network namespace, by somebody who shares it with nobody. A socket is bound for a moment; nothing is sent.
 fn port_taken() -> bool {
+    if group::roster(ROCE_V2_PORT).is_ok_and(|roster| roster.is_some()) {
+        return false;
+    }
     let bound = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, ROCE_V2_PORT));
     bound.is_err_and(|e| e.kind() == std::io::ErrorKind::AddrInUse)
 }
