@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::transport::Permutation;
+use crate::transport::{Permutation, ShortPermutation};
 
 /// Objects under small indices that are used again.
 #[derive(Debug)]
@@ -73,9 +73,9 @@ pub(super) struct NumberedTable<T> {
     table: Table<(u32, T)>,
     generations: Vec<u8>,
     permutation: Permutation,
+    short: ShortPermutation,
     /// What the upper 8 bits of its numbers may be, if it has not all numbers to itself: 2^12 places each.
     units: Vec<u8>,
-    seed: u64,
     /// Places if there are units enough.
     limit: u32,
 }
@@ -92,8 +92,8 @@ impl<T> NumberedTable<T> {
             table: Table::new(bound),
             generations: vec![0; bound as usize],
             permutation: Permutation::new(seed),
+            short: ShortPermutation::new(seed),
             units: Vec::new(),
-            seed,
             limit: bound,
         }
     }
@@ -101,11 +101,8 @@ impl<T> NumberedTable<T> {
     /// Draws numbers of this unit from now on, besides those of units that were given before. False: there are numbers in use that
     /// are of none.
     pub(super) fn add_unit(&mut self, unit: u8) -> bool {
-        if self.units.is_empty() {
-            if self.len() > 0 {
-                return false;
-            }
-            self.permutation = Permutation::short(self.seed);
+        if self.units.is_empty() && self.len() > 0 {
+            return false;
         }
         self.units.push(unit);
         self.table.bound = self.limit.min((self.units.len() as u32) << UNIT_BITS);
@@ -122,15 +119,22 @@ impl<T> NumberedTable<T> {
             return self.permutation.encode(index as u16, generation);
         };
         let place = index & ((1 << UNIT_BITS) - 1);
-        u32::from(*unit) << 16 | self.permutation.encode(place as u16, generation)
+        u32::from(*unit) << 16 | self.short.encode(place as u16, generation)
     }
 
+    #[inline]
     fn decode(&self, number: u32) -> Option<u32> {
         if self.units.is_empty() {
-            return Some(self.permutation.decode(number).0.into());
+            Some(self.permutation.decode(number).0.into())
+        } else {
+            self.decode_short(number)
         }
+    }
+
+    #[inline(never)]
+    fn decode_short(&self, number: u32) -> Option<u32> {
         let unit = self.units.iter().position(|unit| u32::from(*unit) == number >> 16)?;
-        let (place, _) = self.permutation.decode(number & 0xffff);
+        let (place, _) = self.short.decode(number & 0xffff);
         Some((unit as u32) << UNIT_BITS | u32::from(place))
     }
 

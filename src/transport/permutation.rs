@@ -6,57 +6,47 @@
 
 use crate::random::splitmix;
 
-/// A keyed permutation of 24-bit numbers, or of shorter ones: a Feistel network of four rounds, which is what a
+/// A keyed permutation of numbers of `2 * HALF_BITS` bits, `INDEX_BITS` of which are an index: a Feistel network of four rounds, which is what a
 /// pseudo-random permutation needs (Luby and Rackoff 1988).
 ///
 /// It keeps off-path guessers out. It is no cipher: whoever sees many of its outputs may learn the key.
 #[derive(Clone, Copy, Debug)]
-pub struct Permutation {
+pub struct Feistel<const HALF_BITS: u32, const INDEX_BITS: u32> {
     keys: [u64; 4],
-    /// Bits of the index; above them is the generation.
-    index_bits: u32,
-    /// Bits of half a number.
-    half_bits: u32,
 }
 
-impl Permutation {
-    /// One of 24-bit numbers: an index of 16 bits, and a generation of 8. Another one for each `seed`.
-    pub fn new(seed: u64) -> Permutation {
-        Permutation::of(seed, 16, 12)
-    }
+/// Of 24-bit numbers: an index of 16 bits, and a generation of 8.
+pub type Permutation = Feistel<12, 16>;
+/// Of 16-bit numbers: an index of 12 bits, and a generation of 4.
+pub type ShortPermutation = Feistel<8, 12>;
 
-    /// One of 16-bit numbers: an index of 12 bits, and a generation of 4.
-    pub fn short(seed: u64) -> Permutation {
-        Permutation::of(seed, 12, 8)
-    }
+impl<const HALF_BITS: u32, const INDEX_BITS: u32> Feistel<HALF_BITS, INDEX_BITS> {
+    const HALF: u32 = (1 << HALF_BITS) - 1;
 
-    fn of(seed: u64, index_bits: u32, half_bits: u32) -> Permutation {
+    /// A permutation of its own for each `seed`.
+    pub fn new(seed: u64) -> Feistel<HALF_BITS, INDEX_BITS> {
         let mut state = seed;
-        Permutation { keys: std::array::from_fn(|_| splitmix(&mut state) | 1), index_bits, half_bits }
-    }
-
-    fn half(&self) -> u32 {
-        (1 << self.half_bits) - 1
+        Feistel { keys: std::array::from_fn(|_| splitmix(&mut state) | 1) }
     }
 
     /// The number for `index` in its `generation`. Bits that a short number has no room for are left out.
     pub fn encode(&self, index: u16, generation: u8) -> u32 {
-        let plain = u32::from(generation) << self.index_bits | u32::from(index);
-        let (mut left, mut right) = (plain >> self.half_bits & self.half(), plain & self.half());
+        let plain = u32::from(generation) << INDEX_BITS | u32::from(index);
+        let (mut left, mut right) = (plain >> HALF_BITS & Self::HALF, plain & Self::HALF);
         for key in self.keys {
-            (left, right) = (right, left ^ round(key, right) & self.half());
+            (left, right) = (right, left ^ round(key, right) & Self::HALF);
         }
-        left << self.half_bits | right
+        left << HALF_BITS | right
     }
 
     /// The index and generation of a number; every number has one.
     pub fn decode(&self, number: u32) -> (u16, u8) {
-        let (mut left, mut right) = (number >> self.half_bits & self.half(), number & self.half());
+        let (mut left, mut right) = (number >> HALF_BITS & Self::HALF, number & Self::HALF);
         for key in self.keys.into_iter().rev() {
-            (left, right) = (right ^ round(key, left) & self.half(), left);
+            (left, right) = (right ^ round(key, left) & Self::HALF, left);
         }
-        let plain = left << self.half_bits | right;
-        ((plain & ((1 << self.index_bits) - 1)) as u16, (plain >> self.index_bits) as u8)
+        let plain = left << HALF_BITS | right;
+        ((plain & ((1 << INDEX_BITS) - 1)) as u16, (plain >> INDEX_BITS) as u8)
     }
 }
 
@@ -80,7 +70,7 @@ mod tests {
 
     #[test]
     fn so_it_does_for_every_short_number() {
-        let p = Permutation::short(7);
+        let p = ShortPermutation::new(7);
         let mut seen = std::collections::BTreeSet::new();
         for number in 0..1 << 16 {
             let (index, generation) = p.decode(number);
