@@ -120,17 +120,8 @@ pub(super) fn route(
 ) -> Result<Route, NeighbourError> {
     let refused =
         |reason: String| NeighbourError::NoRoute { destination, interface: interface.name.clone(), reason };
-    let mut message = RouteMessage::default();
-    message.header.address_family = family(destination);
-    message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
-    message.attributes.push(RouteAttribute::Destination(destination.into()));
-    message.attributes.push(RouteAttribute::Oif(interface.index));
-    let answers =
-        netlink.request(RouteNetlinkMessage::GetRoute(message), 0).map_err(|e| refused(e.to_string()))?;
-    let found = answers.iter().find_map(|a| match a {
-        RouteNetlinkMessage::NewRoute(route) => Some(route),
-        _ => None,
-    });
+    let found =
+        find_route(netlink, destination, Some(interface.index)).map_err(|e| refused(e.to_string()))?;
     let found = found.ok_or_else(|| refused("the kernel's answer has no route".to_owned()))?;
     match found.header.kind {
         RouteType::Local => Ok(Route::Own),
@@ -140,6 +131,24 @@ pub(super) fn route(
         }
         other => Err(refused(format!("the route is of type {other:?}"))),
     }
+}
+
+/// The kernel's route to a host, through that link if one is named. `None`: it answers without one.
+fn find_route(
+    netlink: &mut Netlink,
+    destination: IpAddr,
+    link: Option<u32>,
+) -> io::Result<Option<RouteMessage>> {
+    let mut message = RouteMessage::default();
+    message.header.address_family = family(destination);
+    message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
+    message.attributes.push(RouteAttribute::Destination(destination.into()));
+    message.attributes.extend(link.map(RouteAttribute::Oif));
+    let answers = netlink.request(RouteNetlinkMessage::GetRoute(message), 0)?;
+    Ok(answers.into_iter().find_map(|answer| match answer {
+        RouteNetlinkMessage::NewRoute(route) => Some(route),
+        _ => None,
+    }))
 }
 
 /// The gateway in a route's attribute; it may be of the other family (RFC 5549).
@@ -224,27 +233,19 @@ pub(super) fn look_on(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Resul
 
 /// Has the kernel resolve a neighbour: managed, else used once. False: it does neither.
 pub(super) fn ask(netlink: &mut Netlink, interface: &Interface, ip: IpAddr) -> Result<bool, NeighbourError> {
+    let refused = |e| kernel(format!("ask for neighbour {ip} on {}", interface.name), e);
     let mut message = entry_for(interface.index, ip);
     message.header.flags = NeighbourFlags::Use;
-    let used = message.clone();
     message.attributes.push(NeighbourAttribute::ExtFlags(NeighbourExtFlags::Managed));
-    for attempt in [message, used] {
-        match netlink.request(RouteNetlinkMessage::NewNeighbour(attempt), NLM_F_CREATE) {
-            Ok(_) => return Ok(true),
-            // Linux before 5.16 does not know the attribute, and without CAP_NET_ADMIN neither is allowed.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPERM)) => {}
-            Err(e) => return Err(kernel(format!("ask for neighbour {ip} on {}", interface.name), e)),
-        }
-    }
-    Ok(false)
+    Ok(enter(netlink, message).map_err(refused)?
+        || use_once(netlink, interface.index, ip).map_err(refused)?)
 }
 
-/// Has the kernel resolve a neighbour once. False: it does not, for want of a right.
-pub(super) fn use_once(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Result<bool> {
-    let mut message = entry_for(link, ip);
-    message.header.flags = NeighbourFlags::Use;
+/// Enters a neighbour. False: the kernel does not.
+fn enter(netlink: &mut Netlink, message: NeighbourMessage) -> io::Result<bool> {
     match netlink.request(RouteNetlinkMessage::NewNeighbour(message), NLM_F_CREATE) {
         Ok(_) => Ok(true),
+        // Linux before 5.16 does not know the attribute, and without CAP_NET_ADMIN neither is allowed.
         Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPERM)) => {
             Ok(false)
         }
@@ -252,17 +253,16 @@ pub(super) fn use_once(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Resu
     }
 }
 
+/// Has the kernel resolve a neighbour once. False: it does not, for want of a right.
+pub(super) fn use_once(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Result<bool> {
+    let mut message = entry_for(link, ip);
+    message.header.flags = NeighbourFlags::Use;
+    enter(netlink, message)
+}
+
 /// By which link, and by which neighbour there, a host is reached. `None`: by none.
 pub(super) fn way_to(netlink: &mut Netlink, destination: IpAddr) -> io::Result<Option<(u32, IpAddr)>> {
-    let mut message = RouteMessage::default();
-    message.header.address_family = family(destination);
-    message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
-    message.attributes.push(RouteAttribute::Destination(destination.into()));
-    let answers = netlink.request(RouteNetlinkMessage::GetRoute(message), 0)?;
-    let found = answers.into_iter().find_map(|answer| match answer {
-        RouteNetlinkMessage::NewRoute(route) => Some(route),
-        _ => None,
-    });
+    let found = find_route(netlink, destination, None)?;
     Ok(found.filter(|route| route.header.kind == RouteType::Unicast).and_then(|route| {
         let link = route.attributes.iter().find_map(|attribute| match attribute {
             RouteAttribute::Oif(link) => Some(*link),
