@@ -30,7 +30,6 @@ use super::pd::ProtectionDomain;
 use super::qp::QueuePair;
 use super::ways::{End, Found, Searches, Sight};
 use crate::cm::{Arrival, Event, ListenOn, Manager, Route, State, Transmit};
-use crate::port::udp::group::Member;
 use crate::port::undelivered::Undelivered;
 use crate::shared::Armed;
 use crate::threads::spawn_unsignalled;
@@ -101,8 +100,8 @@ struct Core<C> {
     ways: Found<Way, Arc<AddressHandle>>,
     /// What messages under way go along; free slots are empty.
     under_way: Vec<Option<Arc<AddressHandle>>>,
-    /// Processes that share the port, and which of the manager's services they were told.
-    member: Option<Arc<Member>>,
+    device: Device,
+    /// Which of the manager's services the processes that share the port were told.
     told: u64,
     /// QP1 has failed, and is to begin anew when all that it had has been flushed.
     gsi_failed: bool,
@@ -146,12 +145,11 @@ impl<C: Consumer> ConnectionService<C> {
     /// If the interface cannot be had, there is a QP1 already, or the system lacks memory, descriptors or threads.
     pub fn start(
         device: &Device,
-        manager: Manager,
+        mut manager: Manager,
         consumer: C,
     ) -> Result<ConnectionService<C>, DeviceError> {
         let system = |what| move |source| DeviceError::System { what, source };
         let (gsi, queue, channel) = Gsi::new(device)?;
-        let mut manager = manager;
         if let Some(member) = device.member().filter(|_| !manager.has_unit()) {
             manager.set_unit(member.slot());
         }
@@ -168,7 +166,7 @@ impl<C: Consumer> ConnectionService<C> {
             hearing: Hearing::default(),
             ways: Found::new(WAYS),
             under_way: vec![None; SENDS as usize],
-            member: device.member().cloned(),
+            device: device.clone(),
             told: 0,
             gsi_failed: false,
         };
@@ -201,7 +199,7 @@ impl<C: Consumer> ConnectionService<C> {
         core.settle(now);
         let asks = core.manager.is_asking();
         let hears = core.hearing.of(&inner.device, asks);
-        let posted = core.send(&inner.device, &inner.ask);
+        let posted = core.send(&inner.ask);
         let waiting = hears || !core.outbox.is_empty() || core.manager.next_deadline() < before;
         drop(core);
         if posted {
@@ -267,7 +265,7 @@ impl<C: Consumer> Core<C> {
     /// Requests for what is listened for come to this process.
     fn tell_services(&mut self) {
         let version = self.manager.services_version();
-        let Some(member) = self.member.as_ref().filter(|_| version != self.told) else { return };
+        let Some(member) = self.device.member().filter(|_| version != self.told) else { return };
         self.told = version;
         let services = self.manager.services().map(|(service, on)| {
             let address = match on {
@@ -284,10 +282,10 @@ impl<C: Consumer> Core<C> {
     }
 
     /// The way to an address of this host is found at once: a process that ends after an answer has sent it, as if a kernel did.
-    fn see_home(&mut self, device: &Device, way: &Way) {
+    fn see_home(&mut self, way: &Way) {
         if self.ways.get(way).is_none()
-            && device.is_own(way.remote.to_ip())
-            && let Sight::Found((way, handle)) = sight(device, &self.gsi.domain, way)
+            && self.device.is_own(way.remote.to_ip())
+            && let Sight::Found((way, handle)) = sight(&self.device, &self.gsi.domain, way)
         {
             self.ways.insert(way, Arc::new(handle));
         }
@@ -295,13 +293,14 @@ impl<C: Consumer> Core<C> {
 
     /// Posts what is to be sent, as far as there is room; the rest waits where its number is bounded, with the manager. True: something
     /// was posted.
-    fn send(&mut self, device: &Device, ask: &SyncSender<Option<Transmit>>) -> bool {
+    fn send(&mut self, ask: &SyncSender<Option<Transmit>>) -> bool {
         let mut posted = false;
         while let Some(slot) = self.under_way.iter().position(Option::is_none) {
             let next = self.outbox.pop_front().or_else(|| self.manager.poll_transmit());
             let Some(transmit) = next else { break };
-            self.see_home(device, &Way::of(&transmit));
-            let Some(way) = self.ways.get(&Way::of(&transmit)) else {
+            let way = Way::of(&transmit);
+            self.see_home(&way);
+            let Some(way) = self.ways.get(&way) else {
                 // Full: the message is dropped, and comes again.
                 let _ = ask.try_send(Some(transmit));
                 continue;
@@ -354,7 +353,7 @@ impl<C: Consumer> Core<C> {
     }
 
     /// Hands some of what came to the manager, as long as answers leave.
-    fn take_turns(&mut self, now: Nanos, device: &Device, ask: &SyncSender<Option<Transmit>>) -> bool {
+    fn take_turns(&mut self, now: Nanos, ask: &SyncSender<Option<Transmit>>) -> bool {
         let mut posted = false;
         for _ in 0..TURNS {
             if !self.outbox.is_empty() {
@@ -363,7 +362,7 @@ impl<C: Consumer> Core<C> {
             let Some(Datagram { mad, from }) = self.inbox.next() else { break };
             self.manager.handle_mad(now, &mad, &from);
             self.settle(now);
-            posted |= self.send(device, ask);
+            posted |= self.send(ask);
         }
         posted
     }
@@ -447,17 +446,13 @@ impl<C: Consumer> Inner<C> {
             if self.stop.load(Relaxed) {
                 return;
             }
-            for end in searches.look(Instant::now(), |way| self.sight(domain, way)) {
+            for end in searches.look(Instant::now(), |way| sight(&self.device, domain, way)) {
                 match end {
                     End::Found((way, handle), messages) => self.found(way, handle, messages),
                     End::GivenUp(way) => self.device.give_up(way.remote),
                 }
             }
         }
-    }
-
-    fn sight(&self, domain: &ProtectionDomain, way: &Way) -> Sight<(Way, AddressHandle)> {
-        sight(&self.device, domain, way)
     }
 
     fn found(&self, way: Way, handle: AddressHandle, messages: Vec<Transmit>) {
@@ -467,7 +462,7 @@ impl<C: Consumer> Inner<C> {
         for transmit in messages.into_iter().rev() {
             core.outbox.push_front(transmit);
         }
-        core.send(&self.device, &self.ask);
+        core.send(&self.ask);
         drop(core);
         self.device.poll();
         self.device.step_aside();
@@ -568,13 +563,13 @@ impl<C: Consumer> Carrier<'_, C> {
                 core.sent(wc);
             }
         }
-        let posted = core.take_turns(now, &self.inner.device, &self.inner.ask);
+        let posted = core.take_turns(now, &self.inner.ask);
         core.hear(now);
         core.manager.handle_timeouts(now);
         core.settle(now);
         let asks = core.manager.is_asking();
         core.hearing.of(&self.inner.device, asks);
-        core.send(&self.inner.device, &self.inner.ask) || posted
+        core.send(&self.inner.ask) || posted
     }
 
     fn sleep(&self) {

@@ -52,7 +52,7 @@ fn answers_to_a_flood_wait_in_bounded_room() {
         let from = Arrival { route, src_qp: Qpn::GSI };
         core.manager.handle_mad(Nanos(0), &CmMessage::Req(req).to_mad(number.into()), &from);
         core.settle(Nanos(0));
-        core.send(&service.inner.device, &service.inner.ask);
+        core.send(&service.inner.ask);
     }
     assert!(core.manager.counters().sent(crate::wire::cm::Kind::Rej) > 64, "nothing was answered");
     let waiting = core.outbox.len() + std::iter::from_fn(|| core.manager.poll_transmit()).count();

@@ -23,10 +23,9 @@ mod roster;
 mod steering;
 mod stray;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixDatagram;
@@ -78,8 +77,6 @@ struct Inner {
     steered: Vec<OwnedFd>,
     /// A bit for each unit that is ours.
     units: [AtomicU64; 4],
-    /// What we listen for: a request for it is not somebody else's.
-    services: Mutex<BTreeSet<Service>>,
     /// The roster as it was last read.
     known: Mutex<(u64, Roster)>,
     /// What others got of ours comes here; and what we got of theirs leaves by it.
@@ -165,7 +162,6 @@ impl Member {
             ark,
             steered: steered.map_err(system("a descriptor"))?,
             units: Default::default(),
-            services: Mutex::default(),
             known: Mutex::default(),
             strays: strays.map_err(system("a socket for strays"))?,
             register,
@@ -214,11 +210,6 @@ impl Member {
     pub fn set_services(&self, services: impl IntoIterator<Item = (u64, Option<IpAddr>)>) -> io::Result<()> {
         let slot = self.inner.slot;
         let ours = services.into_iter().map(|(id, address)| Service { id, address, slot });
-        let ours: BTreeSet<Service> = ours.collect();
-        if *lock(&self.inner.services) == ours {
-            return Ok(());
-        }
-        lock(&self.inner.services).clone_from(&ours);
         self.inner.change(|roster| {
             roster.services.retain(|service| service.slot != slot);
             roster.services.extend(ours);
@@ -231,7 +222,8 @@ impl Member {
     /// If the register cannot be had.
     pub fn ports<R>(&self, act: impl FnOnce(&mut Vec<BoundPort>) -> R) -> io::Result<R> {
         self.inner.register.with(|roster| {
-            self.inner.bury(roster);
+            let inner = &self.inner;
+            bury(roster, &inner.ark, &inner.register, Some(inner.slot));
             act(&mut roster.ports)
         })
     }
@@ -295,9 +287,8 @@ impl Inner {
     fn serve(&self) {
         let common = [self.ark.keep.as_fd(), self.ark.add.as_fd(), self.register.common()];
         self.door.serve(&common, LOOK, || {
-            let lives = |slot| slot == self.slot || self.register.is_occupied(slot).unwrap_or(true);
-            let dead = self.register.read().is_ok_and(|(_, roster)| roster.taken().any(|slot| !lives(slot)));
-            if dead {
+            let roster = self.register.read().map(|(_, roster)| roster);
+            if roster.is_ok_and(|roster| !dead(&roster, &self.register, Some(self.slot)).is_empty()) {
                 let _ = self.change(|_| ());
             }
         });
@@ -306,7 +297,7 @@ impl Inner {
     /// Changes the roster, and the program of the group with it.
     fn change<R>(&self, act: impl FnOnce(&mut Roster) -> R) -> io::Result<R> {
         self.register.with(|roster| {
-            self.bury(roster);
+            bury(roster, &self.ark, &self.register, Some(self.slot));
             let result = act(roster);
             let program = steering::program(roster);
             for socket in &self.steered {
@@ -314,18 +305,6 @@ impl Inner {
             }
             Ok(result)
         })?
-    }
-
-    /// Takes out those who have ended without a word.
-    fn bury(&self, roster: &mut Roster) {
-        for slot in dead(roster, &self.register, Some(self.slot)) {
-            roster.leave(slot);
-            // What comes to its sockets takes up no memory any more.
-            for socket in self.ark.peek(slot.into()).ok().flatten().into_iter().flatten() {
-                let _ = sys::set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, UNREAD);
-                empty(&socket);
-            }
-        }
     }
 
     fn note_unit(&self, unit: u8) {
@@ -338,10 +317,7 @@ impl Inner {
 
     #[cold]
     fn is_ours_slowly(&self, target: Target, destination: IpAddr) -> bool {
-        let Target::Service(id) = target else { return true };
-        if lock(&self.services).iter().any(|s| s.id == id && s.address == Some(destination)) {
-            return true;
-        }
+        let Target::Service(_) = target else { return true };
         // What nobody wants is refused by whoever got it.
         self.slot_of(target, destination).is_none_or(|slot| slot == self.slot)
     }
@@ -373,6 +349,18 @@ fn dead(roster: &Roster, register: &Register, own: Option<u8>) -> Vec<u8> {
     taken.filter(|slot| register.is_occupied(*slot).is_ok_and(|lives| !lives)).collect()
 }
 
+/// Takes out those who have ended without a word.
+fn bury(roster: &mut Roster, ark: &Ark, register: &Register, own: Option<u8>) {
+    for slot in dead(roster, register, own) {
+        roster.leave(slot);
+        // What comes to its sockets takes up no memory any more.
+        for socket in ark.peek(slot.into()).ok().flatten().into_iter().flatten() {
+            let _ = sys::set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, UNREAD);
+            empty(&socket);
+        }
+    }
+}
+
 /// Finds a place for a newcomer and its sockets, while nobody else changes the roster.
 fn take_place<E>(
     roster: &mut Roster,
@@ -380,17 +368,22 @@ fn take_place<E>(
     register: &Register,
     make: MakeSockets<'_, E>,
 ) -> Result<(u8, Sockets), Refused<E>> {
-    let left = dead(roster, register, None);
-    left.into_iter().for_each(|slot| roster.leave(slot));
+    bury(roster, ark, register, None);
     let slot = roster.next_slot().ok_or(JoinError::Full)?;
     let sockets = match ark.peek(slot.into()).map_err(system("looking for a socket"))? {
-        Some(fds) => used_sockets(fds).map_err(system("taking a socket over"))?,
+        Some(fds) => {
+            let sockets = with_addresses(fds).map_err(system("taking a socket over"))?;
+            // What they hold was for a process that was here before.
+            sockets.iter().for_each(|(_, socket)| empty(socket));
+            sockets
+        }
         None => {
             let mut sockets = make(roster.slots.is_empty()).map_err(Refused::Sockets)?;
             // Places count in each address family: all slots have the same ones.
             if let Some(first) = ark.peek(0).map_err(system("looking for a socket"))? {
-                let first = used_families(first).map_err(system("looking at a socket"))?;
-                sockets.retain(|(address, _)| first.contains(&address.is_ipv4()));
+                let first = with_addresses(first).map_err(system("looking at a socket"))?;
+                let has = |v4| first.iter().any(|(address, _)| address.is_ipv4() == v4);
+                sockets.retain(|(address, _)| has(address.is_ipv4()));
                 if sockets.len() < first.len() {
                     let source = io::Error::other("an address family that the others have is gone");
                     return Err(system("joining the others")(source));
@@ -411,22 +404,10 @@ fn take_place<E>(
     Ok((slot, sockets))
 }
 
-/// Sockets of a process that was here before: what they hold was not for us.
-fn used_sockets(fds: Vec<OwnedFd>) -> io::Result<Sockets> {
-    let mut sockets = Vec::new();
-    for socket in fds {
-        let bound: std::net::UdpSocket = socket.into();
-        let address = bound.local_addr()?.ip();
-        let socket: OwnedFd = bound.into();
-        empty(&socket);
-        sockets.push((address, socket));
-    }
-    Ok(sockets)
-}
-
-/// Whether sockets are of IPv4.
-fn used_families(fds: Vec<OwnedFd>) -> io::Result<Vec<bool>> {
-    fds.into_iter().map(|fd| Ok(std::net::UdpSocket::from(fd).local_addr()?.is_ipv4())).collect()
+/// Each with the address that it is bound to.
+fn with_addresses(sockets: Vec<OwnedFd>) -> io::Result<Sockets> {
+    let sockets = sockets.into_iter().map(UdpSocket::from);
+    sockets.map(|socket| Ok((socket.local_addr()?.ip(), socket.into()))).collect()
 }
 
 /// Throws away what a socket holds.
