@@ -494,3 +494,14 @@ print("fine")
     let ran = site.near("udp", &format!("python3 {path}")).finish();
     assert!(ran.status.success() && ran.said.contains("fine"), "{ran:?}");
 }
+
+#[test]
+fn a_thread_that_comes_back_for_an_event_waits_though_its_channel_is_destroyed() {
+    let name = "a_thread_that_comes_back_for_an_event_waits_though_its_channel_is_destroyed";
+    if skip(name, &["cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("channel", &["-lrdmacm", "-libverbs", "-lpthread"]);
+    let ran = Site::new("cm-channel").near("udp", &format!("{} {NEAR}", program.display())).finish();
+    assert!(ran.status.success() && ran.said.contains("all waited"), "{ran:?}");
+}

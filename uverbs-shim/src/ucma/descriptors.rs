@@ -75,6 +75,13 @@ impl Descriptors {
         (Kind::of(fd) == *kind).then_some(*file)
     }
 
+    /// The file behind a descriptor that is the last one of it.
+    pub(super) fn last_of(&self, fd: c_int) -> Option<u64> {
+        let file = self.file(fd)?;
+        let others = self.0.iter().filter(|(other, (of, _))| **other != fd && *of == file);
+        (others.count() == 0).then_some(file)
+    }
+
     /// It is ours no more. The file, and whether it was the last descriptor of it.
     pub(super) fn remove(&mut self, fd: c_int) -> Option<(u64, bool)> {
         mark(fd, false);
@@ -96,7 +103,9 @@ mod tests {
         let mut descriptors = Descriptors::default();
         assert!(!is_ours(one) && descriptors.add(one, 7) && descriptors.add(two, 7) && is_ours(one));
         assert_eq!((descriptors.file(one), descriptors.file(two)), (Some(7), Some(7)));
+        assert_eq!((descriptors.last_of(one), descriptors.last_of(two)), (None, None));
         assert_eq!(descriptors.remove(one), Some((7, false)));
+        assert_eq!((descriptors.last_of(one), descriptors.last_of(two)), (None, Some(7)));
         assert!(!is_ours(one) && is_ours(two));
         assert_eq!(descriptors.remove(two), Some((7, true)));
         assert_eq!(descriptors.remove(two), None);

@@ -117,13 +117,15 @@ const CAPACITY: usize = 1 << 16;
 pub(super) struct Channel {
     counter: EventFd,
     waiting: VecDeque<Waiting>,
+    /// The thread that fetched an event last, and has not come for another since.
+    handler: Option<libc::pid_t>,
 }
 
 impl Channel {
     pub(super) fn new(flags: EfdFlags) -> Result<Channel, Errno> {
         let flags = flags | EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC;
         let counter = EventFd::from_flags(flags).map_err(|e| e as Errno)?;
-        Ok(Channel { counter, waiting: VecDeque::new() })
+        Ok(Channel { counter, waiting: VecDeque::new(), handler: None })
     }
 
     pub(super) fn counter(&self) -> &EventFd {
@@ -141,6 +143,14 @@ impl Channel {
     /// The next event, whose count was taken.
     pub(super) fn pop(&mut self) -> Option<Waiting> {
         self.waiting.pop_front()
+    }
+
+    pub(super) fn handler(&self) -> Option<libc::pid_t> {
+        self.handler
+    }
+
+    pub(super) fn set_handler(&mut self, thread: Option<libc::pid_t>) {
+        self.handler = thread;
     }
 
     /// Takes events back, with their counts.

@@ -39,7 +39,7 @@ mod tests;
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::EfdFlags;
 
@@ -50,6 +50,7 @@ use crate::object::{Errno, set_errno};
 use crate::waiting::{take_count, wait_for_a_signal};
 use crate::{device, report};
 use command::Command;
+use event::Channel;
 use process::Process;
 
 /// Opens the file.
@@ -111,7 +112,8 @@ unsafe fn begin(fd: c_int, bytes: *const u8, count: usize) -> Begun {
         report::info("rdma_cm", "this descriptor is of the process that this one was forked from");
         return Begun::Done(failed(libc::EIO) as isize);
     };
-    let Some(file) = process.state().descriptors.file(fd) else { return Begun::NotOurs };
+    let mut state = process.state();
+    let Some(file) = state.descriptors.file(fd) else { return Begun::NotOurs };
     // SAFETY: the caller's promise.
     let command = unsafe { parse(bytes, count) };
     let Some(command) = command else { return Begun::Done(failed(libc::EINVAL) as isize) };
@@ -119,10 +121,15 @@ unsafe fn begin(fd: c_int, bytes: *const u8, count: usize) -> Begun {
         if command.2 < command::EVENT_ROOM {
             return Begun::Done(failed(libc::ENOSPC) as isize);
         }
+        if let Some(channel) = state.channel_mut(file) {
+            channel.set_handler(None);
+        }
+        drop(state);
         // Nobody polls while the program waits here.
         process.nic().device.step_aside();
         return Begun::Wait;
     }
+    drop(state);
     // SAFETY: the caller's promise.
     let result = unsafe { Command::run(process, file, command) };
     Begun::Done(result.map_or_else(|errno| failed(errno) as isize, |()| count as isize))
@@ -183,6 +190,9 @@ unsafe fn finish(fd: c_int, bytes: *const u8, count: usize) -> Finished {
     let mut state = process.state();
     let Some(file) = state.descriptors.file(fd) else { return Finished::Closed };
     let Some(event) = state.fetch(file) else { return Finished::TakenBack };
+    if let Some(channel) = state.channel_mut(file) {
+        channel.set_handler(Some(nix::unistd::gettid().as_raw()));
+    }
     drop(state);
     // SAFETY: the caller's promise; the command was looked at before.
     let given =
@@ -219,12 +229,44 @@ pub(crate) fn duplicate(old: c_int, new: c_int) {
 
 impl Process {
     fn close(&self, fd: c_int) {
+        self.let_the_handler_come_back(fd);
         self.with(|state, cm| {
             if let Some((file, true)) = state.descriptors.remove(fd) {
                 state.close(cm, file);
             }
         });
     }
+}
+
+/// How long a program that closes its file waits for its thread, at most.
+const COME_BACK: Duration = Duration::from_millis(100);
+
+impl Process {
+    /// A thread that has acknowledged the last event of a file is about to ask for the next one when another thread may close the file
+    /// (`rping`, where the first ends the process if it then finds no file). It gets the time to come: its call waits for nothing then.
+    /// One that sleeps, or has ended, is not waited for.
+    fn let_the_handler_come_back(&self, fd: c_int) {
+        let until = Instant::now() + COME_BACK;
+        loop {
+            let state = self.state();
+            let channel = state.descriptors.last_of(fd).and_then(|file| state.channel(file));
+            let handler = channel.and_then(Channel::handler);
+            drop(state);
+            let runs =
+                handler.is_some_and(|thread| thread != nix::unistd::gettid().as_raw() && is_running(thread));
+            if !runs || Instant::now() > until {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+}
+
+/// A thread of this process has a processor, or waits for one.
+fn is_running(thread: libc::pid_t) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
+    // The name before it may have parentheses and blanks.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'))
 }
 
 /// Something happened to the port or the device. Called by whoever turns the NIC, so it leaves the looking to a thread.

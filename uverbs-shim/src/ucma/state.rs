@@ -104,6 +104,10 @@ impl State {
         self.channels.get(&number)
     }
 
+    pub(super) fn channel_mut(&mut self, number: u64) -> Option<&mut Channel> {
+        self.channels.get_mut(&number)
+    }
+
     /// Closes a file, and destroys what was made through it.
     pub(super) fn close(&mut self, mut cm: Option<Cm<'_>>, channel: u64) {
         let theirs: Vec<u32> =
