@@ -7,6 +7,7 @@
 #![warn(clippy::missing_errors_doc)]
 
 // What everything stands on.
+pub mod descriptors;
 pub mod flow;
 pub mod frame;
 pub mod limits;

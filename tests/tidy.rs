@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Which modules each module may name with `crate::`. Dependencies point down: later rows may use earlier ones.
 const LAYERS: &[(&str, &[&str])] = &[
+    ("descriptors", &[]),
     ("frame", &[]),
     ("flow", &["frame"]),
     ("limits", &[]),
@@ -14,7 +15,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("timer", &["time"]),
     ("capture", &["frame", "threads"]),
     ("netdev", &[]),
-    ("port", &["flow", "frame", "limits", "random", "threads", "time", "capture", "netdev"]),
+    ("port", &["descriptors", "flow", "frame", "limits", "random", "threads", "time", "capture", "netdev"]),
     ("wire", &["frame"]),
     ("verbs", &["flow", "limits", "wire"]),
     ("shared", &["limits", "verbs"]),
@@ -59,6 +60,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "host",
         &[
+            "descriptors",
             "flow",
             "frame",
             "limits",
@@ -82,6 +84,7 @@ const UNSAFE: &[&str] = &[
     "src/shared/",                // mapped queues, registered memory
     "src/port/xdp/",              // rings and chunks shared with the kernel
     "src/port/udp/",              // socket options and control messages that no crate wraps
+    "src/descriptors/",           // descriptors that come with messages, and those of a forked child
     "src/threads.rs",             // a system call that no crate wraps
     "src/netdev/tap.rs",          // an ioctl that no crate wraps
     "src/netdev/ethtool.rs",      // likewise

@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use roxie::port::udp::group;
+use roxie::descriptors;
 use roxie::shared::guard;
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -23,7 +23,7 @@ pub(crate) fn watch() {
     extern "C" fn in_child() {
         GENERATION.fetch_add(1, Relaxed);
         guard::signals::in_child();
-        group::leave_in_child();
+        descriptors::leave_in_child();
     }
     // SAFETY: `in_child` does nothing but atomic stores and system calls that a signal handler may make.
     WATCHED.call_once(|| unsafe {

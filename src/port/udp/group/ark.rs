@@ -5,21 +5,13 @@
 //! stays open while it is under way. A look (`MSG_PEEK`) duplicates the descriptors of a message and leaves it where it is, so a message that is
 //! never taken keeps its descriptors for as long as anybody holds the socket.
 
-#![allow(unsafe_code)]
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-
-use nix::cmsg_space;
-use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, sendmsg,
-    socketpair,
-};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 
 use super::super::sys::set_int;
-
-/// Descriptors of one message at most.
-const MOST: usize = 4;
+use crate::descriptors::{receive, send};
 
 /// See the module's page.
 #[derive(Debug)]
@@ -53,42 +45,6 @@ impl Ark {
             other => other,
         }
     }
-}
-
-/// Sends descriptors, with one byte.
-pub(super) fn send(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
-    let rights = [ControlMessage::ScmRights(&raw)];
-    let pieces = [IoSlice::new(&[1])];
-    let control = if raw.is_empty() { &[][..] } else { &rights[..] };
-    sendmsg::<()>(
-        socket.as_raw_fd(),
-        &pieces,
-        control,
-        MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT,
-        None,
-    )?;
-    Ok(())
-}
-
-/// Receives a message; `None`: the other end is gone.
-pub(super) fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Option<Vec<OwnedFd>>> {
-    let mut byte = [0];
-    let mut control = cmsg_space!([RawFd; MOST]);
-    let mut pieces = [IoSliceMut::new(&mut byte)];
-    let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
-    let received = match recvmsg::<()>(socket.as_raw_fd(), &mut pieces, Some(&mut control), flags) {
-        Err(nix::Error::ECONNRESET) => return Ok(None),
-        other => other?,
-    };
-    let mut fds = Vec::new();
-    for message in received.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(raw) = message {
-            // SAFETY: the kernel made these descriptors for this process with this message; nobody else knows them.
-            fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-        }
-    }
-    Ok((received.bytes > 0).then_some(fds))
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{MsgFlags, getsockopt, sockopt};
 use nix::unistd::geteuid;
 
-use super::ark::{receive, send};
 use super::error::JoinError;
+use crate::descriptors::{receive, send};
 
 /// How long a member may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);

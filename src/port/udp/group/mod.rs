@@ -15,7 +15,6 @@
 //! time. Nothing of it is in a file system. All members are of one user, because the kernel lets only those share a port.
 
 mod ark;
-mod children;
 mod door;
 mod error;
 mod register;
@@ -37,9 +36,9 @@ use std::time::Duration;
 use nix::sys::socket::{MsgFlags, recv};
 
 use super::sys;
+use crate::descriptors::children;
 use crate::threads::{lock, spawn_unsignalled};
 use ark::Ark;
-pub use children::leave_in_child;
 use door::{Door, Found};
 pub use error::JoinError;
 use register::Register;

@@ -1,8 +1,8 @@
 //! What children of a fork must not keep.
 //!
-//! A child has copies of its parent's descriptors, but not its threads. As long as it held those of a group, the group would last and
-//! nobody of it answer, its parent's place would seem taken, and its sockets would have places in the group that no newcomer knows of.
-//! Other parts of the program may have duplicates of them. So they are known by what they stand for, and not by their numbers.
+//! A child has copies of its parent's descriptors, but not its threads. As long as it held those of a group of sockets, the group would
+//! last and nobody of it answer, its parent's place would seem taken, and its sockets would have places in the group that no newcomer
+//! knows of. Other parts of the program may have duplicates of them. So they are known by what they stand for, and not by their numbers.
 
 #![allow(unsafe_code)]
 
@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Files and sockets of this process's members: device, inode. An inode of 0: none.
+/// Files and sockets that children close: device, inode. An inode of 0: none.
 static KEPT: [[AtomicU64; 2]; 64] = [const { [const { AtomicU64::new(0) }; 2] }; 64];
 static ANY: AtomicBool = AtomicBool::new(false);
 /// Descriptors beyond are not looked at.
@@ -28,8 +28,8 @@ fn identity(descriptor: RawFd) -> Option<[u64; 2]> {
     Some([stat.st_dev, stat.st_ino])
 }
 
-/// From now on children close these, and all duplicates. There is room for those of ten members; more are kept.
-pub(super) fn keep_from(descriptors: impl IntoIterator<Item = RawFd>) {
+/// From now on children close these, and all duplicates. There is room for those of some devices; more are kept.
+pub(crate) fn keep_from(descriptors: impl IntoIterator<Item = RawFd>) {
     for [device, inode] in descriptors.into_iter().filter_map(identity) {
         let free = |place: &&[AtomicU64; 2]| place[1].compare_exchange(0, inode, Relaxed, Relaxed).is_ok();
         if let Some(place) = KEPT.iter().find(free) {
@@ -40,7 +40,7 @@ pub(super) fn keep_from(descriptors: impl IntoIterator<Item = RawFd>) {
 }
 
 /// They are about to be closed here.
-pub(super) fn forget(descriptors: impl IntoIterator<Item = RawFd>) {
+pub(crate) fn forget(descriptors: impl IntoIterator<Item = RawFd>) {
     for [device, inode] in descriptors.into_iter().filter_map(identity) {
         let is_it = |place: &&[AtomicU64; 2]| {
             [&place[0], &place[1]].map(|part| part.load(Relaxed)) == [device, inode]
@@ -51,7 +51,7 @@ pub(super) fn forget(descriptors: impl IntoIterator<Item = RawFd>) {
     }
 }
 
-/// Closes what this process's members have, in a child of a fork that will not use it. Does nothing that a signal handler may not do.
+/// Closes them, in a child of a fork that will not use them. Does nothing that a signal handler may not do.
 pub fn leave_in_child() {
     if !ANY.swap(false, Relaxed) {
         return;

@@ -1,0 +1,48 @@
+//! File descriptors that one process hands to another (`SCM_RIGHTS`).
+
+#![allow(unsafe_code)]
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::cmsg_space;
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+
+/// Descriptors of one message at most.
+const MOST: usize = 4;
+
+/// Sends descriptors, with one byte.
+pub(crate) fn send(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let pieces = [IoSlice::new(&[1])];
+    let control = if raw.is_empty() { &[][..] } else { &rights[..] };
+    sendmsg::<()>(
+        socket.as_raw_fd(),
+        &pieces,
+        control,
+        MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT,
+        None,
+    )?;
+    Ok(())
+}
+
+/// Receives a message; `None`: the other end is gone.
+pub(crate) fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Option<Vec<OwnedFd>>> {
+    let mut byte = [0];
+    let mut control = cmsg_space!([RawFd; MOST]);
+    let mut pieces = [IoSliceMut::new(&mut byte)];
+    let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
+    let received = match recvmsg::<()>(socket.as_raw_fd(), &mut pieces, Some(&mut control), flags) {
+        Err(nix::Error::ECONNRESET) => return Ok(None),
+        other => other?,
+    };
+    let mut fds = Vec::new();
+    for message in received.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(raw) = message {
+            // SAFETY: the kernel made these descriptors for this process with this message; nobody else knows them.
+            fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    Ok((received.bytes > 0).then_some(fds))
+}
