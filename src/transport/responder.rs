@@ -325,6 +325,7 @@ impl Qp {
             self.invalidate(ctx, key)?;
         }
         let received = received + u64::from(payload.length);
+        ctx.counters.rcvd_bytes += u64::from(payload.length);
         self.responder.message = Message::Send { received };
         if is_last(packet) {
             ctx.counters.rdma_recvs += 1;
@@ -370,6 +371,7 @@ impl Qp {
             let FramePayload { frame, offset, length } = payload;
             ctx.out.push_dma(DmaIn::Scatter { frame, offset, length, to });
         }
+        ctx.counters.rcvd_bytes += u64::from(payload.length);
         self.responder.message = Message::Write { reth, received: after };
         if is_last(packet) {
             ctx.counters.rx_write_requests += 1;

@@ -31,6 +31,7 @@ fn each_request_counts_once() {
         ("rcvd_pkts", 5),
         ("sent_pkts", 5),
         ("sent_bytes", 8),
+        ("rcvd_bytes", 16),
         ("rdma_recvs", 1),
         ("rx_write_requests", 1),
         ("rx_read_requests", 1),
