@@ -45,6 +45,11 @@ impl Rate {
         Rate(gbps * 1e9)
     }
 
+    /// In million bits per second.
+    pub fn mbps(self) -> f64 {
+        self.0 / 1e6
+    }
+
     /// How long `bytes` take, in nanoseconds, not rounded.
     pub fn nanos_for(self, bytes: u64) -> f64 {
         bytes as f64 * 8e9 / self.0

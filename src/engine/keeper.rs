@@ -62,11 +62,16 @@ pub(super) fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<
 /// The loop of a thread that owns its worker.
 fn spin_then_sleep(shared: &Shared, spin: Nanos) -> Result<(), Dead> {
     let mut busy_at = shared.clock.now();
+    let mut last_pass = None;
     while !shared.stop.load(Acquire) {
         let now = shared.clock.now();
         let mut worker = shared.lock_in_turn()?;
+        if let Some(began) = last_pass.take() {
+            worker.note_pass(now - began);
+        }
         if !worker.poll(now).is_idle() {
             busy_at = now;
+            last_pass = Some(now);
         } else if now - busy_at > spin {
             watch(shared, worker);
             busy_at = shared.clock.now();
@@ -107,6 +112,7 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
         let progress = shared.pass(&mut worker, now);
         if !progress.is_idle() {
             busy_at = now;
+            worker.note_pass(shared.clock.now() - now);
         }
         // What the application waits for is there: the processor is its.
         let is_over = progress.completions > 0 || now - busy_at > LINGER;

@@ -17,6 +17,7 @@
 pub mod control;
 mod keeper;
 mod look_on;
+mod pass_times;
 mod pollers;
 mod polling;
 mod shared;
@@ -29,6 +30,7 @@ mod watch;
 pub mod worker;
 
 pub use control::Request;
+pub use pass_times::PassTimes;
 pub use wait::{MAX_WATCHED, Wait, Watched};
 pub use wait_set::WaitSet;
 pub use worker::{EventSink, Progress, Worker};
@@ -197,7 +199,9 @@ impl Engine {
         } else {
             self.shared.found_something();
             self.shared.rouse(&worker, progress.more);
-            self.shared.watch.pass_ended(self.now().0);
+            let ended = self.now();
+            self.shared.watch.pass_ended(ended.0);
+            worker.note_pass(ended - now);
         }
         progress
     }

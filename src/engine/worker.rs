@@ -8,6 +8,7 @@ use std::io;
 use crossbeam_channel::Receiver;
 
 use super::control::Request;
+use super::pass_times::PassTimes;
 use crate::nic::{self, Answer, Command, ControlError, GroupChange, Nic};
 use crate::port::{self, BURST, LinkChange, Port, PortInfo, RxWishes, TxId};
 use crate::shared::Doorbells;
@@ -59,6 +60,7 @@ pub struct Worker {
     link_error: Option<String>,
     events_lost: u64,
     stall: Stall,
+    pass_times: PassTimes,
 }
 
 /// A link that takes nothing: it is down, or the kernel has no room. To try again and again would keep a processor busy.
@@ -110,6 +112,7 @@ impl Worker {
             link_error: None,
             events_lost: 0,
             stall: Stall::default(),
+            pass_times: PassTimes::default(),
         }
     }
 
@@ -119,6 +122,16 @@ impl Worker {
         let left = self.send_out(now);
         let completions = came.completions + left.completions;
         Progress { sent: left.sent, completions, more: came.more || left.more, ..came }
+    }
+
+    /// A whole pass that brought or sent something has taken so long.
+    pub fn note_pass(&mut self, took: Nanos) {
+        self.pass_times.record(took);
+    }
+
+    /// How long such passes took.
+    pub fn pass_times(&self) -> &PassTimes {
+        &self.pass_times
     }
 
     /// The half of a pass that looks at what came: when it returns, its completions are there.

@@ -24,6 +24,7 @@ use super::claim::Claim;
 use super::error::{DeviceError, ResolveError};
 use super::follower::Follower;
 use super::gid_table::{GidEntry, GidOrder, GidTable};
+use super::inspect::CmIds;
 use super::knob_file::KnobFile;
 
 /// Finds the MAC address of the next hop to an IP address.
@@ -89,6 +90,8 @@ pub(super) struct Inner {
     pub(super) member: OnceLock<Arc<Member>>,
     /// Follows the interface, where there is one.
     pub(super) follower: OnceLock<Follower>,
+    /// What tells of the connection identifiers on it, for those who look at the device.
+    pub(super) cm_ids: OnceLock<CmIds>,
     /// What the follower reads congestion control from.
     pub(super) control_file: Mutex<Option<KnobFile>>,
 }
@@ -188,6 +191,7 @@ impl Device {
             claim: Mutex::new(None),
             member: OnceLock::new(),
             follower: OnceLock::new(),
+            cm_ids: OnceLock::new(),
             control_file: Mutex::new(config.control_file.as_deref().map(KnobFile::new)),
         };
         let device = Device { inner: Arc::new(inner) };
@@ -236,6 +240,12 @@ impl Device {
         // Set once: a port is opened once.
         let _ = self.inner.member.set(member);
         Ok(())
+    }
+
+    /// Who is to be asked for the connection identifiers on it when somebody looks at the device ([`inspect`](super::inspect)). The
+    /// first stays.
+    pub fn tell_cm_ids(&self, cm_ids: CmIds) {
+        let _ = self.inner.cm_ids.set(cm_ids);
     }
 
     /// The processes that it shares its port with.

@@ -13,6 +13,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::device::Inner;
 use super::error::{DeviceError, OpenError};
 use super::follower::{Followed, Follower};
+use super::inspect::Window;
 use crate::netdev::{Change, Watch};
 use crate::port::LinkChange;
 use crate::threads::spawn_unsignalled;
@@ -32,12 +33,15 @@ pub(super) fn follow(device: &Arc<Inner>, followed: Followed) -> Result<Follower
         .map_err(std::io::Error::from)
         .map_err(failed("an eventfd for the thread that follows the interface"))?;
     let (stop, stopping) = (Arc::new(stop), Arc::new(AtomicBool::new(false)));
+    // Without it everything works, unseen.
+    let window = Window::open().ok();
     let run = Run {
         watch,
         followed,
         device: Arc::downgrade(device),
         stop: Arc::clone(&stop),
         stopping: Arc::clone(&stopping),
+        window,
     };
     let thread = spawn_unsignalled("roxie-follow", move || run.run())
         .map_err(failed("the thread that follows the interface"))?;
@@ -51,6 +55,7 @@ struct Run {
     device: Weak<Inner>,
     stop: Arc<EventFd>,
     stopping: Arc<AtomicBool>,
+    window: Option<Window>,
 }
 
 impl Run {
@@ -65,6 +70,9 @@ impl Run {
                 self.apply(&device, change);
             }
             self.follow_neighbours(&device, &changes);
+            if let Some(window) = &self.window {
+                window.answer(|| device.snapshot());
+            }
             if device.has_control_file() {
                 device.read_control();
                 again = PollTimeout::from(FILE_MS);
@@ -82,11 +90,12 @@ impl Run {
     fn wait(&self, timeout: PollTimeout) {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let (watch, stop) = (readable(self.watch.as_fd()), readable(self.stop.as_fd()));
+        let others =
+            [self.followed.neighbours.as_ref().map(|n| n.as_fd()), self.window.as_ref().map(Window::as_fd)];
+        let mut all: Vec<PollFd<'_>> =
+            [watch, stop].into_iter().chain(others.into_iter().flatten().map(readable)).collect();
         // A failed wait is a short one: the next look shows what changed.
-        let _ = match &self.followed.neighbours {
-            Some(neighbours) => poll(&mut [watch, stop, readable(neighbours.as_fd())], timeout),
-            None => poll(&mut [watch, stop], timeout),
-        };
+        let _ = poll(&mut all, timeout);
     }
 
     fn apply(&self, device: &Inner, change: &Change) {

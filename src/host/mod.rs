@@ -53,6 +53,7 @@ mod follow;
 mod follower;
 mod gid_table;
 mod inbox;
+pub mod inspect;
 mod knob_file;
 mod memory;
 mod open;

@@ -69,6 +69,16 @@ impl NetNs {
         Ok(NetNs { handle, mounted: None })
     }
 
+    /// That of a process.
+    ///
+    /// # Errors
+    /// If there is no such process, or it is another user's.
+    pub fn of_process(pid: u32) -> Result<NetNs, NetdevError> {
+        let path = format!("/proc/{pid}/ns/net");
+        let handle = File::open(&path).map_err(|e| NetdevError::from_io(format!("open {path}"), e))?;
+        Ok(NetNs { handle, mounted: None })
+    }
+
     /// A namespace that somebody else named (`ip netns add <name>`); it is not removed on drop.
     ///
     /// # Errors

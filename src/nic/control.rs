@@ -3,6 +3,7 @@
 use super::Nic;
 use super::command::{Answer, Command, ControlError, ObjectCounts};
 use crate::time::Nanos;
+use crate::transport::memory::RegionStatus;
 use crate::verbs::{AddressVector, PdId};
 
 impl Nic {
@@ -92,6 +93,11 @@ impl Nic {
             Command::DestroyFlow(flow) => self.destroy_flow(flow),
             Command::ListQps => Ok(Answer::Qps(self.qps.iter().map(|(_, e)| e.status()).collect())),
         }
+    }
+
+    /// How each memory region and window is.
+    pub fn memory_regions(&self) -> Vec<RegionStatus> {
+        self.memory.statuses().collect()
     }
 
     /// How many objects there are.

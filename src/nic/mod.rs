@@ -33,6 +33,7 @@ mod srq;
 mod table;
 mod transmit;
 
+pub use crate::transport::memory::RegionStatus;
 pub use arbiter::{PRIORITIES, Service};
 pub use classes::{ClassesError, EcnPolicy, TrafficClasses, Trust};
 pub use command::{

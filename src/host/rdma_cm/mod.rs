@@ -52,8 +52,9 @@ use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use super::connections::ConnectionService;
 use super::device::{Device, random};
 use super::error::DeviceError;
+use super::inspect::CmIdEntry;
 use super::qp::QueuePair;
-use crate::cm::{self, CmError, ConnectRequest, LocalQp, Manager, Route};
+use crate::cm::{self, CmError, ConnectRequest, ListenOn, LocalQp, Manager, Route};
 use crate::verbs::{Access, Mtu, Psn};
 use crate::wire::cm::{Kind, PrivateData, RejReason, TooLong};
 use crate::wire::service_id::port_flow_label;
@@ -219,7 +220,10 @@ impl ConnectionManager {
         let manager = Manager::new(cm::Config { seed: random(), ca_guid, ..cm::Config::default() });
         let service = ConnectionService::start(device, manager, Switchboard::default())?;
         let next_port = AtomicU16::new(random() as u16);
-        Ok(ConnectionManager { shared: Arc::new(Shared { device: device.clone(), service, next_port }) })
+        let shared = Arc::new(Shared { device: device.clone(), service, next_port });
+        let of = Arc::downgrade(&shared);
+        device.tell_cm_ids(Box::new(move || of.upgrade().map_or_else(Vec::new, |shared| shared.cm_ids())));
+        Ok(ConnectionManager { shared })
     }
 
     /// Connects a QP to whoever listens at `to`, and waits until both ends are ready to send. Receives that the peer's first
@@ -256,6 +260,30 @@ impl ConnectionManager {
 }
 
 impl Shared {
+    /// Listeners and connections, for those who look at the device.
+    fn cm_ids(&self) -> Vec<CmIdEntry> {
+        let entry = |id, state, src, qpn| CmIdEntry { id, ps: "TCP".to_owned(), state, src, dst: None, qpn };
+        self.with(|manager, _, _| {
+            let listens = manager.services().filter_map(|(service, on)| {
+                let (_, port) = service.port()?;
+                let ip = match on {
+                    ListenOn::Address(gid) => gid.to_ip(),
+                    _ => IpAddr::from([0; 16]),
+                };
+                Some(entry(0, "LISTEN".to_owned(), Some(SocketAddr::new(ip, port)), None))
+            });
+            let mut all: Vec<CmIdEntry> = listens.collect();
+            all.extend(manager.ids().filter_map(|id| {
+                let route = manager.parameters(id).ok()?.route;
+                let src = SocketAddr::new(route.local.to_ip(), 0);
+                let state = format!("{:?}", manager.state(id)?);
+                let dst = Some(SocketAddr::new(route.remote.to_ip(), 0));
+                Some(CmIdEntry { dst, ..entry(id.0, state, Some(src), None) })
+            }));
+            all
+        })
+    }
+
     /// Our address for a peer.
     fn local_gid(&self, peer: IpAddr, options: &DialOptions) -> Result<Gid, DialError> {
         if let Some(index) = options.gid_index {

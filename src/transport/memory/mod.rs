@@ -88,6 +88,23 @@ pub struct RegionSpec {
     pub may_fault: bool,
 }
 
+/// How a region or a window is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionStatus {
+    /// `region`, `fast`, `window1` or `window2`.
+    pub kind: &'static str,
+    /// Its lkey and rkey, which are one number; 0 while it opens nothing.
+    pub key: u32,
+    /// Its protection domain.
+    pub pd: PdId,
+    /// The address of its first byte; 0 while it opens nothing.
+    pub start: u64,
+    /// Bytes.
+    pub length: u64,
+    /// What it lets a peer, or receives, do.
+    pub access: Access,
+}
+
 /// The bit of an entry that work requests of ours may name.
 const LOCAL_USE: u32 = 1 << 31;
 /// No QP in particular.
@@ -196,6 +213,28 @@ impl MemoryTable {
     /// The protection domain of each.
     pub fn domains(&self) -> impl Iterator<Item = PdId> {
         self.entries.iter().flatten().map(|entry| entry.pd)
+    }
+
+    /// How each region and window is.
+    pub fn statuses(&self) -> impl Iterator<Item = RegionStatus> + '_ {
+        self.entries.iter().flatten().map(|entry| {
+            let kind = match entry.kind {
+                Kind::Region { .. } => "region",
+                Kind::Fast { .. } => "fast",
+                Kind::Window1(_) => "window1",
+                Kind::Window2 { .. } => "window2",
+            };
+            let Entry { key, pd, start, length, .. } = *entry;
+            let opens = entry.grants != 0;
+            RegionStatus {
+                kind,
+                key: if opens { key } else { 0 },
+                pd,
+                start: if opens { start } else { 0 },
+                length: if opens { length } else { 0 },
+                access: Access::from_bits_truncate(entry.grants),
+            }
+        })
     }
 
     /// Regions and windows in the table.

@@ -132,7 +132,34 @@ impl Id {
     }
 }
 
+impl Stage {
+    /// What iproute2 calls it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Stage::Idle => "IDLE",
+            Stage::AddressQuery => "ADDR_QUERY",
+            Stage::AddressResolved => "ADDR_RESOLVED",
+            Stage::RouteResolved => "ROUTE_RESOLVED",
+            Stage::Connect => "CONNECT",
+            Stage::Disconnect => "DISCONNECT",
+            Stage::Bound => "ADDR_BOUND",
+            Stage::Listen => "LISTEN",
+            Stage::Removed => "DEVICE_REMOVAL",
+        }
+    }
+}
+
 impl Space {
+    /// What iproute2 calls it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Space::Ipoib => "IPoIB",
+            Space::Tcp => "TCP",
+            Space::Udp => "UDP",
+            Space::Ib => "IB",
+        }
+    }
+
     /// The number in programs and in service IDs.
     pub(super) fn code(self) -> u16 {
         match self {

@@ -82,6 +82,7 @@ pub(super) fn make() -> Result<&'static Process, Errno> {
     // What a parent had stays as it is: others may hold parts of it.
     let process: &'static Process = Box::leak(Box::new(process));
     PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
+    process.nic.device.tell_cm_ids(Box::new(|| process.state().seen()));
     Ok(process)
 }
 

@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 
 use nix::sys::eventfd::EfdFlags;
 use roxie::cm::{Listener, Manager};
+use roxie::host::inspect::CmIdEntry;
 use roxie::time::Nanos;
 use roxie::verbs::Psn;
 use roxie::wire::cm::CommId;
@@ -146,6 +147,19 @@ impl State {
     /// As [`State::id`]; `EINVAL` if not.
     pub(super) fn id_on_device(&mut self, channel: u64, handle: u32) -> Result<&mut Id, Errno> {
         self.id(channel, handle).and_then(|id| if id.on_device { Ok(id) } else { Err(libc::EINVAL) })
+    }
+
+    /// Its identifiers, as they are told to those who look at the device.
+    pub(super) fn seen(&self) -> Vec<CmIdEntry> {
+        let entry = |(number, id): (u32, &Id)| CmIdEntry {
+            id: number,
+            ps: id.space.name().to_owned(),
+            state: id.stage.name().to_owned(),
+            src: id.source,
+            dst: id.destination,
+            qpn: Some(id.qpn.value()).filter(|qpn| *qpn != 0),
+        };
+        self.ids.iter().map(entry).collect()
     }
 
     /// Destroys an identifier, and says how many of its events the program has fetched. Those that wait are taken back; a peer

@@ -1,0 +1,80 @@
+//! The socket at which a device tells of itself.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{getsockopt, sockopt};
+use nix::unistd::geteuid;
+
+use super::Snapshot;
+use crate::descriptors::{children, send};
+
+/// What the names of such sockets begin with.
+pub(super) const NAME: &str = "roxie/see/";
+/// Readers that are answered before something else is looked at.
+const AT_ONCE: usize = 16;
+
+/// Where readers knock. A reader gets a file in memory, and so is never waited for, however much there is to tell.
+#[derive(Debug)]
+pub(in crate::host) struct Window(UnixListener);
+
+impl Window {
+    /// A new one of this process.
+    pub(in crate::host) fn open() -> io::Result<Window> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let pid = std::process::id();
+        loop {
+            // Processes of several PID namespaces may have one number.
+            let name = format!("{NAME}{pid}/{}", COUNT.fetch_add(1, Relaxed));
+            match UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?) {
+                Ok(listener) => {
+                    listener.set_nonblocking(true)?;
+                    children::keep_from([listener.as_raw_fd()]);
+                    return Ok(Window(listener));
+                }
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Readable when somebody knocks.
+    pub(in crate::host) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Answers those who have knocked.
+    pub(in crate::host) fn answer(&self, snapshot: impl Fn() -> Snapshot) {
+        for _ in 0..AT_ONCE {
+            let Ok((reader, _)) = self.0.accept() else { return };
+            // One that is gone, or that a system without memory cannot serve, hears nothing.
+            if may_look(&reader) {
+                let _ = file_of(&snapshot()).and_then(|file| send(reader.as_fd(), &[file.as_fd()]));
+            }
+        }
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        children::forget([self.0.as_raw_fd()]);
+    }
+}
+
+/// The same user, or root.
+fn may_look(reader: &UnixStream) -> bool {
+    let user = getsockopt(reader, sockopt::PeerCredentials).map(|who| who.uid());
+    user.is_ok_and(|user| user == 0 || user == geteuid().as_raw())
+}
+
+fn file_of(snapshot: &Snapshot) -> io::Result<File> {
+    let mut file = File::from(memfd_create("roxie-snapshot", MFdFlags::MFD_CLOEXEC)?);
+    let text = serde_json::to_vec(snapshot).map_err(io::Error::other)?;
+    file.write_all(&text)?;
+    Ok(file)
+}
