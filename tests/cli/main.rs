@@ -9,6 +9,7 @@ mod output;
 mod perf;
 mod pingpong;
 mod rates;
+mod seen;
 mod wrong;
 
 use std::io::{BufRead, BufReader, Read};

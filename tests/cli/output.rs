@@ -17,8 +17,8 @@ const PRINTING: [&str; 8] = [
     "perf send lat --port memory -n 5 --json",
     "show device --port memory",
     "show gids --port memory",
-    "show counters --port memory",
-    "show qps --port memory",
+    "show counters --open --port memory",
+    "show qps",
 ];
 
 /// The exit code and what was said on standard error.
@@ -57,7 +57,7 @@ fn a_full_disk_is_one_line_and_exit_code_1() {
 #[test]
 fn nobody_has_to_read_standard_error() {
     for command in [
-        "show counters --port memory",
+        "show counters --open --port memory",
         "pingpong rc --port memory -m 1500",
         "perf send bw -s 0 --port memory",
     ] {

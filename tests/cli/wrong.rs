@@ -27,7 +27,7 @@ fn wrong_devices_are_refused_and_left_as_they_were() {
             .failed(4, &["cannot connect to TCP port 18515 of 192.0.2.2", "Start the server there first"]);
         net.left(&format!("perf send bw --floor --port {port} -g 7"))
             .failed(2, &["left has no GID at index 7", "1: ::ffff:192.0.2.1"]);
-        net.left(&format!("show counters --port {port} --address 8.8.8.8"))
+        net.left(&format!("show counters --open --port {port} --address 8.8.8.8"))
             .failed(2, &["--address 8.8.8.8", "left does not have it; it has 192.0.2.1/24"]);
         net.left(&format!("{pingpong} no.such.name.invalid")).failed(4, &["no.such.name.invalid"]);
         net.is_clean();

@@ -12,6 +12,7 @@ mod shell;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use page::Page;
 
@@ -117,6 +118,28 @@ fn commands_that_can_be_run_here_work_and_print_what_the_page_shows() {
     }
     none(&wrong);
     assert!(ran >= 10 && compared >= 4, "{ran} commands run, {compared} compared: are they still found?");
+}
+
+#[test]
+fn the_systemd_unit_is_accepted_and_shuts_everything_else_out() {
+    let name = "the_systemd_unit_is_accepted_and_shuts_everything_else_out";
+    let analyze = |arguments: &[&str]| Command::new("systemd-analyze").args(arguments).output();
+    if analyze(&["--version"]).is_err() {
+        println!("SKIP {name}: systemd-analyze not installed");
+        return;
+    }
+    // The program is not installed here.
+    let unit = read("docs/roxie-metrics.service");
+    assert!(unit.contains("/usr/bin/roxie metrics --listen 127.0.0.1:"));
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("roxie-metrics.service");
+    fs::write(&path, unit.replace("/usr/bin/roxie", env!("CARGO_BIN_EXE_roxie"))).unwrap();
+    let path = path.to_str().unwrap();
+    let verified = analyze(&["verify", "--man=no", path]).unwrap();
+    assert!(verified.status.success() && verified.stderr.is_empty(), "{verified:?}");
+    // Of 10, of which 10 shuts nothing out: in tenths.
+    let judged = analyze(&["security", "--offline=true", "--threshold=30", path]).unwrap();
+    assert!(judged.status.success(), "{}", String::from_utf8_lossy(&judged.stdout));
 }
 
 /// Fragments of a message between what varies.

@@ -6,21 +6,31 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use roxie::host::inspect::{Snapshot, snapshots};
+use roxie::netdev::NetNs;
+
 use super::{NEAR, NEAR_V6, PORTS, Running, Site, compiled, descendants, launcher, skip};
 
 impl Running {
-    /// Until it has the interface for a connection manager: the thread of that is there from the first listener on.
+    /// Until it listens.
     pub(super) fn wait_until_it_serves(&mut self) {
-        self.wait_until("serving", |pid| {
-            descendants(pid).into_iter().any(|pid| {
-                let mut tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-                tasks.any(|task| {
-                    fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name == "roxie-cm\n")
-                })
-            })
-        });
-        // The listener itself follows within the same call.
-        std::thread::sleep(Duration::from_millis(50));
+        self.wait_until_it_has("LISTEN");
+    }
+
+    /// True when it listens; false if it ends before.
+    pub(super) fn serves(&mut self) -> bool {
+        while self.child.try_wait().unwrap().is_none() {
+            if has(self.child.id(), "LISTEN") {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
+    }
+
+    /// Until it has an identifier in this state, and the interface.
+    fn wait_until_it_has(&mut self, state: &str) {
+        self.wait_until(state, |pid| has(pid, state));
     }
 
     /// Ends the program without a chance to say good-bye; the launcher lives on.
@@ -30,6 +40,15 @@ impl Running {
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
     }
+}
+
+/// A process, or one that it has started, has an identifier in this state, and the interface.
+fn has(pid: u32, state: &str) -> bool {
+    let seen = NetNs::of_process(pid).map(|namespace| namespace.run(snapshots));
+    let Ok(Ok(Ok(look))) = seen else { return false };
+    let family = descendants(pid);
+    let own = |device: &&Snapshot| family.contains(&device.pid) && device.port != "unclaimed";
+    look.snapshots.iter().filter(own).flat_map(|device| &device.cm_ids).any(|id| id.state == state)
 }
 
 /// Runs a server and a client; both must end well. What they said.
@@ -135,7 +154,7 @@ fn the_peer_of_a_program_that_is_killed_hears_that_it_is_gone() {
             let mut server = site.near(port, &format!("rping -s -a {NEAR} -d"));
             server.wait_until_it_serves();
             let mut client = site.far(port, &format!("rping -c -a {NEAR} -d"));
-            client.wait_until_it_serves();
+            client.wait_until_it_has("CONNECT");
             // They are in the middle of it: connecting or pinging.
             std::thread::sleep(Duration::from_millis(500));
             let (victim, survivor) = if kill_server { (server, client) } else { (client, server) };
@@ -380,7 +399,7 @@ time.sleep(100)
     fs::write(place.path(), program).unwrap();
     for port in PORTS {
         let mut bound = site.near(port, &format!("python3 {}", place.path().display()));
-        bound.wait_until_it_serves();
+        bound.wait_until_it_has("ADDR_BOUND");
         let refused = site.far(port, &format!("rping -c -a {NEAR} -C 1 -d")).finish();
         assert!(refused.said.contains("RDMA_CM_EVENT_REJECTED"), "{port}: {refused:?}");
         bound.kill_program();

@@ -114,16 +114,13 @@ fn each_server_of_rdma_cm_gets_its_own_requests() {
     let [first, ..] = &servers;
     kill_programs(first);
     let again = Instant::now() + Duration::from_secs(20);
-    let mut server = loop {
+    let server = loop {
         let mut server = site.near("udp", &format!("rping -s -p 7001 -a {NEAR} -v -V -C 5"));
-        std::thread::sleep(Duration::from_millis(500));
-        match server.child.try_wait().unwrap() {
-            None => break server,
-            Some(_) if Instant::now() < again => {}
-            Some(ended) => panic!("port 7001 is not free: {ended:?}"),
+        if server.serves() {
+            break server;
         }
+        assert!(Instant::now() < again, "port 7001 is not free: {}", server.said());
     };
-    server.wait_until_it_serves();
     let client = site.far("udp", &format!("rping -c -p 7001 -a {NEAR} -v -V -C 5")).finish();
     assert!(client.status.success(), "{client:?}");
     drop((servers, server));

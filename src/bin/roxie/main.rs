@@ -14,10 +14,12 @@ mod doctor;
 mod floor;
 mod ladder;
 mod manual;
+mod metrics;
 mod perf;
 mod pingpong;
 mod run;
 mod show;
+mod top;
 
 /// A RoCE v2 NIC in software.
 #[derive(Debug, Parser)]
@@ -40,6 +42,8 @@ enum Command {
     Run(run::Arguments),
     Env(run::EnvArguments),
     Show(show::Arguments),
+    Top(top::Arguments),
+    Metrics(metrics::Arguments),
     Completions(manual::CompletionsArguments),
     #[command(hide = true)]
     Man(manual::ManArguments),
@@ -56,6 +60,8 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(&arguments),
         Command::Env(arguments) => run::env(&arguments),
         Command::Show(arguments) => show::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
+        Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
         Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
     }

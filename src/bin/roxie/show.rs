@@ -1,8 +1,9 @@
-//! `roxie show`: what a device is, or would be if it were opened.
+//! `roxie show`: what a device is, or would be if it were opened, and what the devices of all processes have.
 //!
-//! A device lives in the process that opened it, so there is no list of all devices on this host to be had. `device`
-//! and `gids` ask the kernel and disturb nobody; `qps` and `counters` open a device of their own, and say so.
+//! A device lives in the process that opened it. `device` and `gids` ask the kernel and disturb nobody; the others ask the devices
+//! themselves ([`roxie::host::inspect`]).
 
+pub(crate) mod objects;
 mod processes;
 
 use std::fs;
@@ -11,21 +12,22 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use nix::sys::resource::{Resource, getrlimit};
-use roxie::host::{Device, GidEntry, GidTable};
+use roxie::host::{GidEntry, GidTable};
 use roxie::netdev::{Interface, interface_names};
 use roxie::port::xdp::{XdpConfig, program_holders, why_no_map};
 use roxie::verbs::Mtu;
 use serde_json::{Value, json};
+
+use objects::Whose;
 
 use crate::common::{DeviceOptions, EXIT_CODES, Failure, PortKind, first_gid, no_gid, output};
 
 /// Print what a device is or would be, its addresses, queue pairs and counters.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Prints what a device is or would be. `device` and `gids` ask the kernel and open nothing, unless \
-        --open is given; `qps` and `counters` open a device of their own and show that one. A device lives in the process that \
-        opened it, so this command cannot see another process's. Programs that run one, such as `roxie perf --json`, report \
-        its counters themselves; when they fail, they also print the event logs of their queue pairs.",
+    long_about = "Prints what a device is or would be, and what the devices of all processes have. `device` and `gids` ask the \
+        kernel and open nothing, unless --open is given. The others ask the devices of this network namespace that this user may \
+        look at: those of its own processes, all of them for root.",
     after_help = EXIT_CODES
 )]
 pub(crate) struct Arguments {
@@ -63,19 +65,65 @@ enum What {
         )
     )]
     Gids(DeviceOptions),
-    /// Show the processes that share the device over UDP sockets
+    /// Show the processes that have a device, and how they share the interface
     #[command(
-        long_about = "Prints the processes of this user that share the device of this network namespace over UDP sockets: their \
-            numbers and names, the upper 8 bits of their QPNs, and where they listen for connections (rdma_cm). A number is the one \
-            that the process has for itself, in its container.\n\nNothing is opened.\n\nWith --json it is an array of objects with \
-            the keys slot, pid, name, units, ports and services.",
+        long_about = "Prints the processes that have a device in this network namespace: the interface and what moves their \
+            frames there, how many queue pairs and memory regions each has, and where it listens for connections (rdma_cm). \
+            Those of one user share an interface over UDP sockets: the upper 8 bits of a QPN say whose it is. \
+            A question mark stands for what a process that does not answer would know: it is stopped, or about to end.\n\n\
+            Nothing is opened.\n\nWith --json it is an array of objects with \
+            the keys pid, name, interface, port, mode, slot (null: it does not share), units (of QPNs), ports, services, qps, mrs and \
+            cm_ids.",
         after_help = format!("Examples:\n  roxie show processes\n  roxie show processes --json | jq '.[].pid'\n\n{EXIT_CODES}")
     )]
     Processes,
-    /// Open a device, and show its queue pairs
-    Qps(DeviceOptions),
-    /// Open a device, and show its counters
-    Counters(DeviceOptions),
+    /// Show the queue pairs of all processes
+    #[command(
+        long_about = "Prints the queue pairs of all processes' devices: the number, the service, the state, the peer of a \
+            connected one, the path MTU in bytes, the next PSN that it sends, the PSN that it expects, and the rate that \
+            congestion control or the program allows it.\n\nWith --json it is an array of objects with the keys pid, name, \
+            device, qpn, type, state, dest_qpn, remote, path_mtu, sq_psn, rq_psn and rate_mbps.",
+        after_help = format!("Examples:\n  roxie show qps\n  roxie show qps --json | jq 'map(select(.state == \"ERR\"))'\n\n{EXIT_CODES}")
+    )]
+    Qps(Whose),
+    /// Show the memory regions and windows of all processes
+    #[command(
+        long_about = "Prints the memory regions and windows of all processes' devices: the key, the protection domain, the \
+            address by which peers call the first byte, the length, and what they allow.\n\nWith --json it is an array of \
+            objects with the keys pid, name, device, kind, key, pd, start, length and access.",
+        after_help = format!("Examples:\n  roxie show mrs\n  roxie show mrs --pid 4242 --json | jq 'map(.length) | add'\n\n{EXIT_CODES}")
+    )]
+    Mrs(Whose),
+    /// Show the connection identifiers (rdma_cm) of all processes
+    #[command(
+        name = "cm_ids", alias = "cm-ids",
+        long_about = "Prints the identifiers of rdma_cm of all processes: who listens where, who is connected to whom. States and \
+            port spaces have the names that `rdma resource show cm_id` gives them.\n\nWith --json it is an array of objects \
+            with the keys pid, name, device, id, ps, state, src, dst and qpn.",
+        after_help = format!("Examples:\n  roxie show cm_ids\n  roxie show cm_ids --json | jq -r '.[] | select(.state == \"LISTEN\").src'\n\n{EXIT_CODES}")
+    )]
+    CmIds(Whose),
+    /// Show the counters of all processes
+    #[command(
+        long_about = "Prints the counters of all processes' devices under their mlx5 and rxe names: those that have counted \
+            something, all of them with --all. Those of a port count since its device claimed the interface.\n\nWith --open it opens a \
+            device of its own and shows that one's: what there is to be counted on a port.\n\nWith --json it is an array of objects \
+            with the keys pid, name, device, interface, port and counters; with --open too, an object of counters.",
+        after_help = format!("Examples:\n  roxie show counters\n  watch -d roxie show counters --pid 4242\n  \
+            roxie show counters --open --port udp\n\n{EXIT_CODES}")
+    )]
+    Counters {
+        #[command(flatten)]
+        whose: Whose,
+        /// Show also those that have counted nothing
+        #[arg(long)]
+        all: bool,
+        /// Open a device, and show its counters instead
+        #[arg(long, conflicts_with_all = ["pid", "all"])]
+        open: bool,
+        #[command(flatten)]
+        options: DeviceOptions,
+    },
 }
 
 /// Shows it.
@@ -84,8 +132,11 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         What::Device { open, options } => devices(options, *open, arguments.json),
         What::Gids(options) => gids(options, arguments.json),
         What::Processes => processes::show(arguments.json),
-        What::Qps(options) => qps(options, arguments.json),
-        What::Counters(options) => counters(options, arguments.json),
+        What::Qps(whose) => objects::qps(whose, arguments.json),
+        What::Mrs(whose) => objects::mrs(whose, arguments.json),
+        What::CmIds(whose) => objects::cm_ids(whose, arguments.json),
+        What::Counters { open: true, options, .. } => counters(options, arguments.json),
+        What::Counters { whose, all, .. } => objects::counters(whose, *all, arguments.json),
     };
     match shown {
         Ok(()) => ExitCode::SUCCESS,
@@ -314,43 +365,9 @@ fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Opens a device and says that it is nobody else's.
-fn own_device(options: &DeviceOptions) -> Result<Device, Failure> {
-    let device = options.open()?.device;
-    output::note(format_args!(
-        "this is a device of this process, opened just now on {}; those of other processes cannot be seen from here",
-        device.port().interface.as_deref().unwrap_or(&device.port().name)
-    ));
-    Ok(device)
-}
-
-fn qps(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
-    let device = own_device(options)?;
-    let all = device.qps();
-    if json {
-        let entry = |qp: &roxie::nic::QpStatus| {
-            json!({ "qpn": qp.handle.qpn.value(), "state": format!("{:?}", qp.state),
-                    "sq_psn": qp.sq_psn.value(), "rq_psn": qp.rq_psn.value(),
-                    "dest_qpn": qp.attributes.dest_qpn.value() })
-        };
-        return output::line(all.iter().map(entry).collect::<Value>());
-    }
-    for qp in &all {
-        output::line(format_args!(
-            "QPN 0x{:06x} {:?} to 0x{:06x}",
-            qp.handle.qpn.value(),
-            qp.state,
-            qp.attributes.dest_qpn.value()
-        ))?;
-    }
-    if all.is_empty() {
-        output::line("no queue pairs")?;
-    }
-    Ok(())
-}
-
+/// Those of a device that is opened for it.
 fn counters(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
-    let device = own_device(options)?;
+    let device = options.open()?.device;
     let all = device.counters();
     if json {
         let object: serde_json::Map<String, Value> =

@@ -1,0 +1,240 @@
+//! `roxie metrics`: what the devices of all processes count, for Prometheus.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use clap::Args;
+use roxie::host::inspect::{Passes, Snapshot};
+use tiny_http::{Header, Method, Response, Server};
+
+use crate::common::{EXIT_CODES, Failure, output};
+use crate::show::objects::{Whose, look};
+
+/// Print the counters of all processes for Prometheus, or serve them to it.
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Prints what the devices of all processes count, in the text format of Prometheus, or serves it over HTTP at \
+        /metrics. Each scrape asks the devices; there is nothing in between.\n\n\
+        roxie_<counter>_total are the counters of `roxie show counters` under their mlx5 and rxe names. roxie_qps (by state), \
+        roxie_mrs, roxie_mr_bytes and roxie_cm_ids (by state) count objects. roxie_pass_seconds is a histogram of the passes of the \
+        engine that brought or sent something. Labels: device and port as exporters of InfiniBand counters have them, then interface, \
+        transport (what moves the frames), pid and process.\n\n\
+        It sees the processes that its user may look at: those of the user, all of them for root. With --listen it listens on \
+        the loopback address unless another one is given.",
+    after_help = format!(
+        "Examples:\n  roxie metrics                               one look, for a file that node_exporter collects\n  roxie metrics \
+         --listen 9740              http://127.0.0.1:9740/metrics\n  roxie metrics --listen 192.0.2.1:9740\n\n{EXIT_CODES}"
+    )
+)]
+pub(crate) struct Arguments {
+    /// Serve it on this port of the loopback address, or at this address and port
+    #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = address)]
+    listen: Option<SocketAddr>,
+    #[command(flatten)]
+    whose: Whose,
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(port) = text.parse::<u16>() {
+        return Ok(SocketAddr::from(([127, 0, 0, 1], port)));
+    }
+    text.parse().map_err(|_| "neither a port number nor ADDRESS:PORT ([ADDRESS]:PORT for IPv6)".to_owned())
+}
+
+/// Prints it, or serves it until it is ended.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    let done = match arguments.listen {
+        Some(address) => serve(address, &arguments.whose),
+        None => look(&arguments.whose).and_then(|seen| output::line(text(&seen).trim_end())),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("metrics"),
+    }
+}
+
+fn serve(address: SocketAddr, whose: &Whose) -> Result<(), Failure> {
+    let server =
+        Server::http(address).map_err(|e| Failure::Run(format!("cannot listen on {address}: {e}")))?;
+    output::note(format_args!("metrics at http://{}/metrics", server.server_addr()));
+    for request in server.incoming_requests() {
+        let path = request.url().split('?').next().unwrap_or_default();
+        let known = matches!(request.method(), Method::Get | Method::Head);
+        let (code, body) = match (known, path) {
+            (true, "/metrics") => match look(whose) {
+                Ok(seen) => (200, text(&seen)),
+                Err(failure) => (503, format!("{failure}\n")),
+            },
+            (true, "/") => (200, "roxie: what the devices count is at /metrics\n".to_owned()),
+            (true, _) => (404, "not found: what the devices count is at /metrics\n".to_owned()),
+            (false, _) => (405, "only GET\n".to_owned()),
+        };
+        let kind = Header::from_bytes("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            .expect("a header is ASCII");
+        // A scraper that has left needs no answer.
+        let _ = request.respond(Response::from_string(body).with_status_code(code).with_header(kind));
+    }
+    Ok(())
+}
+
+/// The text format, version 0.0.4.
+fn text(seen: &[Snapshot]) -> String {
+    let mut families = Families::default();
+    for snapshot in seen {
+        families.add(snapshot);
+    }
+    families.text()
+}
+
+/// Metrics by name: all samples of one stand together.
+#[derive(Default)]
+struct Families(BTreeMap<String, Family>);
+
+struct Family {
+    kind: &'static str,
+    help: String,
+    /// The end of the name, labels, the value.
+    samples: Vec<(&'static str, String, String)>,
+}
+
+impl Families {
+    fn push(&mut self, name: &str, kind: &'static str, help: &str, sample: (&'static str, String, String)) {
+        let new = || Family { kind, help: help.to_owned(), samples: Vec::new() };
+        self.0.entry(name.to_owned()).or_insert_with(new).samples.push(sample);
+    }
+
+    fn add(&mut self, snapshot: &Snapshot) {
+        let labels = labels(snapshot);
+        for (name, value) in &snapshot.counters {
+            let help = format!("Counter {name} of the device (`roxie show counters`).");
+            let name = format!("roxie_{}_total", sanitized(name));
+            self.push(&name, "counter", &help, ("", labels.clone(), value.to_string()));
+        }
+        let mut gauge = |name: &str, help: &str, more: &str, value: u64| {
+            self.push(name, "gauge", help, ("", format!("{labels}{more}"), value.to_string()));
+        };
+        for (state, count) in counted(snapshot.qps.iter().map(|qp| qp.state.as_str())) {
+            gauge("roxie_qps", "Queue pairs, by state.", &format!(",state=\"{}\"", escaped(state)), count);
+        }
+        for (state, count) in counted(snapshot.cm_ids.iter().map(|id| id.state.as_str())) {
+            let state = format!(",state=\"{}\"", escaped(state));
+            gauge("roxie_cm_ids", "Identifiers of rdma_cm, by state.", &state, count);
+        }
+        gauge("roxie_mrs", "Memory regions and windows.", "", snapshot.mrs.len() as u64);
+        let bytes = snapshot.mrs.iter().filter(|mr| mr.kind == "region").map(|mr| mr.length);
+        gauge("roxie_mr_bytes", "Bytes in memory regions.", "", bytes.fold(0, u64::saturating_add));
+        self.add_passes(&labels, &snapshot.passes);
+    }
+
+    /// A histogram counts in each bucket also what is in those below.
+    fn add_passes(&mut self, labels: &str, passes: &Passes) {
+        const NAME: &str = "roxie_pass_seconds";
+        const HELP: &str = "Passes of the engine that brought or sent something, by how long they took.";
+        /// From 128 ns to 134 ms.
+        const SHOWN: std::ops::RangeInclusive<usize> = 7..=27;
+        let mut below = 0;
+        for (bucket, count) in passes.buckets.iter().enumerate() {
+            below += count;
+            if SHOWN.contains(&bucket) {
+                let end = (1u64 << bucket) as f64 / 1e9;
+                self.push(
+                    NAME,
+                    "histogram",
+                    HELP,
+                    ("_bucket", format!("{labels},le=\"{end}\""), below.to_string()),
+                );
+            }
+        }
+        self.push(NAME, "histogram", HELP, ("_bucket", format!("{labels},le=\"+Inf\""), below.to_string()));
+        let total = (passes.total_ns as f64 / 1e9).to_string();
+        self.push(NAME, "histogram", HELP, ("_sum", labels.to_owned(), total));
+        self.push(NAME, "histogram", HELP, ("_count", labels.to_owned(), below.to_string()));
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for (name, family) in &self.0 {
+            // To write to a string cannot fail.
+            let _ = writeln!(text, "# HELP {name} {}\n# TYPE {name} {}", family.help, family.kind);
+            for (end, labels, value) in &family.samples {
+                let _ = writeln!(text, "{name}{end}{{{labels}}} {value}");
+            }
+        }
+        text
+    }
+}
+
+fn labels(snapshot: &Snapshot) -> String {
+    let Snapshot { pid, name, device, interface, .. } = snapshot;
+    format!(
+        "device=\"{}\",port=\"1\",interface=\"{}\",transport=\"{}\",pid=\"{pid}\",process=\"{}\"",
+        escaped(device),
+        escaped(interface),
+        escaped(snapshot.transport()),
+        escaped(name)
+    )
+}
+
+fn counted<'a>(all: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, u64> {
+    let mut counts = BTreeMap::new();
+    all.for_each(|one| *counts.entry(one).or_default() += 1);
+    counts
+}
+
+/// The value of a label: a process may call itself anything.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// A name has letters, digits and underscores.
+fn sanitized(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use roxie::host::inspect::{MrEntry, QpEntry};
+
+    use super::*;
+
+    #[test]
+    fn samples_of_a_metric_stand_together_and_strange_names_are_escaped() {
+        let one = |pid, name: &str| Snapshot {
+            pid,
+            name: name.to_owned(),
+            device: "roxie0".into(),
+            interface: "eth0".into(),
+            port: "udp".into(),
+            counters: [("sent_pkts".to_owned(), 7 + u64::from(pid))].into(),
+            qps: vec![QpEntry { state: "RTS".into(), ..QpEntry::default() }; 2],
+            mrs: vec![MrEntry { kind: "region".into(), length: 4096, ..MrEntry::default() }],
+            passes: Passes { buckets: vec![0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 1], total_ns: 1500 },
+            ..Snapshot::default()
+        };
+        let text = text(&[one(1, "a"), one(2, "b\"\\\nc")]);
+        let of = |name: &str| text.lines().filter(|line| line.starts_with(name)).collect::<Vec<_>>();
+        assert_eq!(of("roxie_sent_pkts_total").len(), 2);
+        assert!(text.contains("# TYPE roxie_sent_pkts_total counter\nroxie_sent_pkts_total{device=\"roxie0\",port=\"1\",interface=\"eth0\",transport=\"udp\",pid=\"1\",process=\"a\"} 8\n"), "{text}");
+        assert!(text.contains("process=\"b\\\"\\\\\\nc\",state=\"RTS\"} 2\n"), "{text}");
+        assert!(of("roxie_mr_bytes")[0].ends_with(" 4096"));
+        assert_eq!(text.matches("# TYPE").count(), text.matches("# HELP").count());
+        let buckets = of("roxie_pass_seconds_bucket");
+        assert!(
+            buckets[0].ends_with("le=\"0.000000128\"} 0") && buckets[1].ends_with("le=\"0.000000256\"} 5"),
+            "{buckets:?}"
+        );
+        assert!(
+            of("roxie_pass_seconds_count")[0].ends_with(" 6")
+                && of("roxie_pass_seconds_sum")[0].ends_with(" 0.0000015")
+        );
+    }
+
+    #[test]
+    fn a_port_alone_is_one_of_the_loopback_address() {
+        assert_eq!(address("9740").unwrap(), "127.0.0.1:9740".parse().unwrap());
+        assert_eq!(address("[::1]:1").unwrap(), "[::1]:1".parse().unwrap());
+        assert!(address("host:1").is_err() && address("70000").is_err());
+    }
+}

@@ -1,0 +1,172 @@
+//! What the devices of all processes have: queue pairs, memory regions, identifiers of rdma_cm, counters.
+
+use std::fmt::Display;
+
+use clap::Args;
+use roxie::host::inspect::{CmIdEntry, MrEntry, QpEntry, Snapshot, snapshots};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::common::{Failure, output};
+
+/// Whose objects are shown.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Whose {
+    /// Only those of this process; may be given several times
+    #[arg(long, value_name = "PID")]
+    pub(super) pid: Vec<u32>,
+}
+
+/// The devices that there are to be seen, and a word about those that did not answer.
+pub(crate) fn look(whose: &Whose) -> Result<Vec<Snapshot>, Failure> {
+    let look =
+        snapshots().map_err(|e| Failure::Run(format!("cannot list Unix sockets (/proc/net/unix): {e}")))?;
+    let wanted = |pid: u32| whose.pid.is_empty() || whose.pid.contains(&pid);
+    for pid in look.silent.iter().filter(|pid| wanted(**pid)) {
+        output::note(format_args!("process {pid} does not answer: it is stopped, or of another version"));
+    }
+    let seen: Vec<_> = look.snapshots.into_iter().filter(|snapshot| wanted(snapshot.pid)).collect();
+    match whose.pid.iter().find(|pid| seen.iter().all(|s| s.pid != **pid) && !look.silent.contains(pid)) {
+        Some(pid) => Err(Failure::Run(format!(
+            "process {pid} has no device that can be seen from here: `roxie show processes` lists those that have"
+        ))),
+        None => Ok(seen),
+    }
+}
+
+/// Each object of each device, with whose it is.
+fn each<'a, T: 'a>(
+    seen: &'a [Snapshot],
+    of: impl Fn(&'a Snapshot) -> &'a [T],
+) -> impl Iterator<Item = (&'a Snapshot, &'a T)> {
+    seen.iter().flat_map(move |snapshot| of(snapshot).iter().map(move |object| (snapshot, object)))
+}
+
+fn as_json<'a, T: Serialize + 'a>(seen: &'a [Snapshot], of: impl Fn(&'a Snapshot) -> &'a [T]) -> Value {
+    let one = |(whose, object): (&Snapshot, &T)| {
+        let mut value = json!({ "pid": whose.pid, "name": whose.name, "device": whose.device });
+        if let (Some(into), Ok(Value::Object(fields))) = (value.as_object_mut(), serde_json::to_value(object))
+        {
+            into.extend(fields);
+        }
+        value
+    };
+    each(seen, of).map(one).collect()
+}
+
+fn or_dash(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// Prints a table whose columns are as wide as what is in them, below their names.
+pub(super) fn table<const N: usize>(
+    names: [&str; N],
+    rows: &[[String; N]],
+    nothing: &str,
+) -> Result<(), Failure> {
+    if rows.is_empty() {
+        return output::line(nothing);
+    }
+    let mut widths = names.map(str::len);
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.len());
+        }
+    }
+    let line = |cells: [&str; N]| {
+        let padded: Vec<String> =
+            cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        output::line(padded.join("  ").trim_end())
+    };
+    line(names)?;
+    rows.iter().try_for_each(|row| line(row.each_ref().map(String::as_str)))
+}
+
+pub(super) fn qps(whose: &Whose, json: bool) -> Result<(), Failure> {
+    let seen = look(whose)?;
+    if json {
+        return output::line(as_json(&seen, |s| &s.qps));
+    }
+    let row = |(whose, qp): (&Snapshot, &QpEntry)| {
+        let peer = qp.dest_qpn.zip(qp.remote.as_ref());
+        [
+            whose.pid.to_string(),
+            whose.name.clone(),
+            format!("{:#08x}", qp.qpn),
+            qp.service.clone(),
+            qp.state.clone(),
+            or_dash(peer.map(|(number, at)| format!("{number:#08x} at {at}"))),
+            or_dash(qp.path_mtu),
+            qp.sq_psn.to_string(),
+            qp.rq_psn.to_string(),
+            or_dash(qp.rate_mbps.map(|rate| format!("{rate:.0} Mb/s"))),
+        ]
+    };
+    let rows: Vec<_> = each(&seen, |s| &s.qps).map(row).collect();
+    let names = ["pid", "program", "QPN", "type", "state", "peer", "MTU", "sq-psn", "rq-psn", "rate"];
+    table(names, &rows, "no queue pairs")
+}
+
+pub(super) fn mrs(whose: &Whose, json: bool) -> Result<(), Failure> {
+    let seen = look(whose)?;
+    if json {
+        return output::line(as_json(&seen, |s| &s.mrs));
+    }
+    let row = |(whose, mr): (&Snapshot, &MrEntry)| {
+        [
+            whose.pid.to_string(),
+            whose.name.clone(),
+            mr.kind.clone(),
+            if mr.key == 0 { "-".to_owned() } else { format!("{:#010x}", mr.key) },
+            mr.pd.to_string(),
+            format!("{:#014x}", mr.start),
+            mr.length.to_string(),
+            mr.access.join(" ").to_lowercase(),
+        ]
+    };
+    let rows: Vec<_> = each(&seen, |s| &s.mrs).map(row).collect();
+    let names = ["pid", "program", "kind", "key", "pd", "start", "bytes", "access"];
+    table(names, &rows, "no memory regions")
+}
+
+pub(super) fn cm_ids(whose: &Whose, json: bool) -> Result<(), Failure> {
+    let seen = look(whose)?;
+    if json {
+        return output::line(as_json(&seen, |s| &s.cm_ids));
+    }
+    let row = |(whose, id): (&Snapshot, &CmIdEntry)| {
+        [
+            whose.pid.to_string(),
+            whose.name.clone(),
+            id.id.to_string(),
+            id.ps.clone(),
+            id.state.clone(),
+            or_dash(id.qpn.map(|qpn| format!("{qpn:#08x}"))),
+            or_dash(id.src),
+            or_dash(id.dst),
+        ]
+    };
+    let rows: Vec<_> = each(&seen, |s| &s.cm_ids).map(row).collect();
+    let names = ["pid", "program", "cm-id", "ps", "state", "QPN", "source", "destination"];
+    table(names, &rows, "no identifiers of rdma_cm")
+}
+
+/// Counters that have counted something, or all.
+pub(super) fn counters(whose: &Whose, all: bool, json: bool) -> Result<(), Failure> {
+    let seen = look(whose)?;
+    if json {
+        let one = |s: &Snapshot| {
+            json!({ "pid": s.pid, "name": s.name, "device": s.device, "interface": s.interface, "port": s.port,
+                    "counters": s.counters })
+        };
+        return output::line(seen.iter().map(one).collect::<Value>());
+    }
+    let rows: Vec<_> = seen
+        .iter()
+        .flat_map(|s| {
+            let told = s.counters.iter().filter(|(_, value)| all || **value > 0);
+            told.map(|(name, value)| [s.pid.to_string(), s.name.clone(), name.clone(), value.to_string()])
+        })
+        .collect();
+    table(["pid", "program", "counter", "value"], &rows, "nothing was counted (--all shows what could be)")
+}

@@ -1,0 +1,225 @@
+//! `roxie top`: what the devices of all processes do, as it happens.
+
+mod draw;
+mod rates;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use roxie::host::inspect::Snapshot;
+use serde_json::json;
+
+use crate::common::{EXIT_CODES, Failure, output};
+use crate::show::objects::{Whose, look};
+use draw::Screen;
+use rates::{Rates, Row, short};
+
+/// Watch what the devices of all processes do.
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Shows the devices of all processes in this network namespace that this user may look at, and what they do \
+        now: bytes of payload and packets a second, packets sent again, RNR NAKs, congestion notifications (CNPs), frames \
+        dropped, and how long a pass of the engine takes (median and 99th percentile since the device was opened, of \
+        passes that brought or sent something). Below are the queue pairs of the chosen process.\n\n\
+        Keys: up and down choose a process, s changes the order, p pauses, q quits.\n\n\
+        Asking costs a process some ten microseconds each time, and nothing in between.",
+    after_help = format!(
+        "Examples:\n  roxie top\n  roxie top -b -n 1              one table, for a script or a log\n  roxie top --json -n 3 -d 0.5   \
+         one JSON array a look\n\n{EXIT_CODES}"
+    )
+)]
+pub(crate) struct Arguments {
+    /// Seconds between looks
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 1.0)]
+    delay: f64,
+    /// Print tables one after the other instead of a screen, as `top -b` does
+    #[arg(short, long)]
+    batch: bool,
+    /// End after so many looks
+    #[arg(short = 'n', long, value_name = "NUMBER")]
+    looks: Option<u64>,
+    /// Print JSON: an array of objects a line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    whose: Whose,
+}
+
+/// Shows it until told to stop.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    let delay = match Duration::try_from_secs_f64(arguments.delay) {
+        Ok(delay) if (0.05..=3600.0).contains(&arguments.delay) => delay,
+        _ => {
+            let why = format!("--delay {} is not between 0.05 and 3600 seconds", arguments.delay);
+            return Failure::Usage(why).report("top");
+        }
+    };
+    let shown = if arguments.batch || arguments.json {
+        print(arguments, delay)
+    } else if !std::io::stdout().is_terminal() {
+        Err(Failure::Usage(
+            "standard output is no terminal: `roxie top -b` prints tables, --json is for scripts".into(),
+        ))
+    } else {
+        watch(arguments, delay)
+    };
+    match shown {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("top"),
+    }
+}
+
+/// One look after the other.
+struct Looks<'a> {
+    arguments: &'a Arguments,
+    rates: Rates,
+    last: Instant,
+    left: Option<u64>,
+}
+
+impl<'a> Looks<'a> {
+    /// The first look is what the second is compared with.
+    fn new(arguments: &'a Arguments) -> Result<Looks<'a>, Failure> {
+        let mut rates = Rates::default();
+        rates.next(&look(&arguments.whose)?, Duration::ZERO);
+        Ok(Looks { arguments, rates, last: Instant::now(), left: arguments.looks })
+    }
+
+    fn next(&mut self) -> Result<(Vec<Snapshot>, Vec<Row>), Failure> {
+        let seen = look(&self.arguments.whose)?;
+        let since = self.last.elapsed();
+        self.last = Instant::now();
+        self.left = self.left.map(|left| left.saturating_sub(1));
+        let rows = self.rates.next(&seen, since);
+        Ok((seen, rows))
+    }
+
+    fn are_over(&self) -> bool {
+        self.left == Some(0)
+    }
+}
+
+fn print(arguments: &Arguments, delay: Duration) -> Result<(), Failure> {
+    let mut looks = Looks::new(arguments)?;
+    while !looks.are_over() {
+        thread::sleep(delay);
+        let (_, rows) = looks.next()?;
+        if arguments.json {
+            output::line(json!(rows))?;
+        } else {
+            print_table(&rows)?;
+        }
+    }
+    Ok(())
+}
+
+/// Columns of the table: name and width. Numbers stand to the right.
+const COLUMNS: [(&str, usize); 14] = [
+    ("PID", 8),
+    ("PROGRAM", 16),
+    ("ON", 10),
+    ("PORT", 6),
+    ("QPS", 6),
+    ("TX B/s", 8),
+    ("RX B/s", 8),
+    ("TX pkt/s", 9),
+    ("RX pkt/s", 9),
+    ("RETR/s", 7),
+    ("RNR/s", 7),
+    ("CNP/s", 7),
+    ("DROP/s", 7),
+    ("PASS us", 11),
+];
+
+/// Of these columns the text stands to the left.
+const TEXT: std::ops::Range<usize> = 1..4;
+
+fn cells(row: &Row) -> [String; COLUMNS.len()] {
+    let pass = match (row.pass_us, row.pass_p99_us) {
+        (Some(median), Some(high)) => format!("{median:.1} {high:.1}"),
+        _ => "-".to_owned(),
+    };
+    [
+        row.pid.to_string(),
+        row.name.clone(),
+        row.interface.clone(),
+        row.port.clone(),
+        if row.ready == row.qps { row.qps.to_string() } else { format!("{}/{}", row.ready, row.qps) },
+        short(row.tx_bytes),
+        short(row.rx_bytes),
+        short(row.tx_packets),
+        short(row.rx_packets),
+        short(row.retransmitted),
+        short(row.rnr),
+        short(row.cnps),
+        short(row.dropped),
+        pass,
+    ]
+}
+
+fn print_table(rows: &[Row]) -> Result<(), Failure> {
+    let line = |cells: [&str; COLUMNS.len()]| {
+        let padded: Vec<String> =
+            cells
+                .iter()
+                .zip(COLUMNS)
+                .enumerate()
+                .map(|(column, (cell, (_, width)))| {
+                    if TEXT.contains(&column) { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+                })
+                .collect();
+        output::line(padded.join(" ").trim_end())
+    };
+    line(COLUMNS.map(|(name, _)| name))?;
+    rows.iter().try_for_each(|row| line(cells(row).each_ref().map(String::as_str)))?;
+    output::line("")
+}
+
+fn watch(arguments: &Arguments, delay: Duration) -> Result<(), Failure> {
+    let mut looks = Looks::new(arguments)?;
+    let mut terminal = ratatui::try_init().map_err(Failure::Output)?;
+    let mut screen = Screen::new(delay);
+    let watched = (|| {
+        let mut due = Instant::now();
+        loop {
+            if due <= Instant::now() {
+                due = Instant::now() + delay;
+                if !screen.is_paused() {
+                    let (seen, rows) = looks.next()?;
+                    screen.show(seen, rows);
+                }
+            }
+            terminal.draw(|frame| screen.draw(frame)).map_err(Failure::Output)?;
+            if looks.are_over() {
+                return Ok(());
+            }
+            if event::poll(due.saturating_duration_since(Instant::now())).map_err(Failure::Output)?
+                && let Event::Key(key) = event::read().map_err(Failure::Output)?
+                && key.kind == KeyEventKind::Press
+                && !act(&mut screen, key)
+            {
+                return Ok(());
+            }
+        }
+    })();
+    ratatui::restore();
+    watched
+}
+
+/// What a key does. False: it ends the command.
+fn act(screen: &mut Screen, key: KeyEvent) -> bool {
+    match key.code {
+        KeyCode::Char('q') | KeyCode::Esc => return false,
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
+        KeyCode::Down | KeyCode::Char('j') => screen.choose(1),
+        KeyCode::Up | KeyCode::Char('k') => screen.choose(-1),
+        KeyCode::Char('s') => screen.change_order(),
+        KeyCode::Char('p') | KeyCode::Char(' ') => screen.pause(),
+        _ => {}
+    }
+    true
+}

@@ -1,0 +1,135 @@
+//! A device as others see it: `roxie show`, `roxie top`, `roxie metrics`.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::network::Net;
+use crate::run;
+
+/// The rows of a process in what a command prints as JSON.
+fn rows_of(told: &str, pid: u32) -> Vec<Value> {
+    let all: Vec<Value> = serde_json::from_str(told).unwrap_or_else(|e| panic!("{e}: {told}"));
+    all.into_iter().filter(|row| row["pid"] == pid).collect()
+}
+
+#[test]
+fn a_process_is_seen_by_others_with_all_that_it_has() {
+    let Some(net) = Net::new("seen") else { return };
+    for port in ["udp", "xdp"] {
+        let server = net.serve(&format!("pingpong rc --port {port} -n 3"));
+        let pid = server.child.id();
+        let shown = |what: &str| net.left(&format!("{what} --json")).succeeded().stdout;
+        let processes = rows_of(&shown("show processes"), pid);
+        assert_eq!((&processes[0]["interface"], &processes[0]["qps"]), (&"left".into(), &1.into()));
+        assert_eq!(processes[0]["slot"].is_null(), port == "xdp", "{processes:?}");
+        let qps = rows_of(&shown("show qps"), pid);
+        assert_eq!(
+            (qps.len(), &qps[0]["type"], &qps[0]["state"]),
+            (1, &"RC".into(), &"INIT".into()),
+            "{qps:?}"
+        );
+        let mrs = rows_of(&shown("show mrs"), pid);
+        assert!(mrs.iter().any(|mr| mr["kind"] == "region" && mr["length"].as_u64() > Some(0)), "{mrs:?}");
+        assert_eq!(rows_of(&shown("show counters"), pid)[0]["counters"]["sent_pkts"], 0);
+        let top = rows_of(&shown("top -n 1 -d 0.05"), pid);
+        assert_eq!(
+            (&top[0]["port"], &top[0]["qps"], &top[0]["tx_bytes"]),
+            (&port.into(), &1.into(), &0.0.into())
+        );
+        // For people.
+        for (command, part) in [
+            ("show processes", "left"),
+            ("show qps", "INIT"),
+            ("show mrs", "local_write"),
+            ("show cm_ids", "no identifiers"),
+            ("show counters --all", "retransmitted_packets"),
+            ("top -b -n 1 -d 0.05", "PROGRAM"),
+            ("metrics", "roxie_qps{device=\"roxie0\""),
+        ] {
+            let told = net.left(command).succeeded();
+            assert!(told.stdout.contains(part), "{command}: {told:#?}");
+            let filtered = net.left(&format!("{command} --pid {pid}"));
+            assert!(command == "show processes" || filtered.succeeded().stdout.contains(part), "{command}");
+        }
+        net.left("show qps --pid 1").failed(1, &["process 1 has no device", "roxie show processes"]);
+        assert_eq!(net.right("show qps").succeeded().stdout, "no queue pairs\n", "another network namespace");
+        net.right(&format!("pingpong rc --port {port} -n 3 192.0.2.1")).succeeded();
+        server.finish().succeeded();
+        assert_eq!(net.left("show qps").succeeded().stdout, "no queue pairs\n");
+    }
+}
+
+#[test]
+fn a_process_that_is_stopped_keeps_nobody_waiting() {
+    let Some(net) = Net::new("seen-stopped") else { return };
+    let servers = [2000, 2001].map(|tcp| net.serve(&format!("pingpong rc --port udp -p {tcp}")));
+    let [stopped, other] = servers.each_ref().map(|server| server.child.id());
+    kill(Pid::from_raw(stopped.cast_signed()), Signal::SIGSTOP).unwrap();
+    let shown = net.left("show qps --json").succeeded();
+    assert_eq!((rows_of(&shown.stdout, stopped).len(), rows_of(&shown.stdout, other).len()), (0, 1));
+    assert!(shown.stderr.contains(&format!("process {stopped} does not answer")), "{shown:#?}");
+    let processes = net.left("show processes").succeeded();
+    assert!(
+        processes.stdout.contains(&stopped.to_string()) && processes.stdout.contains('?'),
+        "{processes:#?}"
+    );
+    kill(Pid::from_raw(stopped.cast_signed()), Signal::SIGCONT).unwrap();
+    assert_eq!(rows_of(&net.left("show qps --json").succeeded().stdout, stopped).len(), 1);
+}
+
+#[test]
+fn another_user_sees_nothing_and_root_sees_all() {
+    let Some(net) = Net::new("seen-users") else { return };
+    let server = net.serve("pingpong rc --port udp");
+    let pid = server.child.id();
+    // The credentials of a thread are its own, for those who ask the kernel and not the C library.
+    let seen_by = |user: libc::uid_t| {
+        let look = net.a.run(|| {
+            // SAFETY: three numbers, and a thread that ends right after it.
+            let changed = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
+            assert_eq!(changed, 0);
+            roxie::host::inspect::snapshots().unwrap()
+        });
+        let look = look.unwrap();
+        assert!(look.silent.is_empty(), "{look:?}");
+        look.snapshots.iter().filter(|device| device.pid == pid).count()
+    };
+    assert_eq!((seen_by(65534), seen_by(0)), (0, 1));
+}
+
+#[test]
+fn metrics_are_served_to_a_scraper() {
+    let Some(net) = Net::new("seen-metrics") else { return };
+    let program = net.serve("pingpong rc --port udp");
+    let mut server = net.start_left("metrics --listen 192.0.2.1:9740");
+    server.wait_for("http://192.0.2.1:9740/metrics");
+    let ask = |what: &str| {
+        let answer = net.b.run(|| {
+            let mut stream = TcpStream::connect("192.0.2.1:9740").unwrap();
+            stream.write_all(format!("{what} HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
+        });
+        answer.unwrap()
+    };
+    let answer = ask("GET /metrics");
+    assert!(answer.starts_with("HTTP/1.0 200") && answer.contains("text/plain; version=0.0.4"), "{answer}");
+    assert!(answer.contains(&format!("pid=\"{}\"", program.child.id())), "{answer}");
+    for (what, code) in [("GET /", "200"), ("GET /nothing", "404"), ("POST /metrics", "405")] {
+        assert!(ask(what).starts_with(&format!("HTTP/1.0 {code}")), "{what}");
+    }
+    // One server an address.
+    net.left("metrics --listen 192.0.2.1:9740").failed(1, &["cannot listen on 192.0.2.1:9740", "in use"]);
+}
+
+#[test]
+fn a_screen_needs_a_terminal() {
+    run("top").failed(2, &["no terminal", "roxie top -b"]);
+    run("top -d 0").failed(2, &["--delay 0", "0.05"]);
+    run("metrics --listen nowhere").failed(2, &["ADDRESS:PORT"]);
+}
