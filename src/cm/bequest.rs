@@ -52,6 +52,11 @@ impl Bequest {
     /// 64-bit words of one.
     pub const WORDS: usize = 7;
 
+    /// The way to the peer.
+    pub fn route(&self) -> &Route {
+        &self.route
+    }
+
     /// As words, to be kept where another process finds them.
     pub fn to_words(&self) -> [u64; Bequest::WORDS] {
         let halves = |gid: Gid| {

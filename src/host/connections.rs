@@ -127,9 +127,12 @@ struct Way {
 
 impl Way {
     fn of(transmit: &Transmit) -> Way {
-        let route = &transmit.route;
+        Way::to(&transmit.route, transmit.asks())
+    }
+
+    fn to(route: &Route, asks: bool) -> Way {
         Way {
-            asks: transmit.asks(),
+            asks,
             local: route.local,
             remote: route.remote,
             traffic_class: route.traffic_class,
@@ -238,6 +241,34 @@ impl<C: Consumer> ConnectionService<C> {
             std::thread::sleep(LOOK);
         }
         true
+    }
+}
+
+impl<C: Consumer> ConnectionService<C> {
+    /// True if messages to that host leave at once from now on; false: the kernel has been asked for the way, and this is to be called
+    /// again. A message whose way is looked for may be dropped if there are many; what is said only once should not be among them.
+    pub(super) fn look_for(&self, route: &Route) -> bool {
+        let way = Way::to(route, false);
+        let mut core = self.inner.lock();
+        if core.ways.get(&way).is_some() {
+            return true;
+        }
+        match sight(&self.inner.device, &core.gsi.domain, &way) {
+            Sight::Found((way, handle)) => core.ways.insert(way, Arc::new(handle)),
+            Sight::NotYet => return false,
+            Sight::Never => {}
+        }
+        true
+    }
+
+    /// True if all that was to be said has left, as far as there is a way.
+    pub(super) fn has_said_all(&self) -> bool {
+        let mut core = self.inner.lock();
+        let all = core.outbox.is_empty() && core.under_way.iter().all(Option::is_none);
+        let next = core.manager.poll_transmit();
+        let said = all && next.is_none();
+        core.outbox.extend(next);
+        said
     }
 }
 

@@ -120,23 +120,28 @@ impl Estate {
             let mut manager = Manager::new(Config { seed, ..Config::default() });
             if let Some(unit) = unit {
                 device.claim()?;
-                // Another process may have its number by now. Then peers find out by their timeouts.
-                let member = device.member();
-                let taken = member
-                    .is_some_and(|member| unit == member.slot() || member.take_unit(unit).unwrap_or(false));
-                if !taken {
-                    continue;
+                // If another process has its numbers by now, that one gets the answers, and drops them: what is said is said
+                // all the same, some times more.
+                if let Some(member) = device.member().filter(|member| member.slot() != unit) {
+                    let _ = member.take_unit(unit);
                 }
                 manager.set_unit(unit);
             }
             let service = ConnectionService::start(&device, manager, Nobody)?;
+            // What is said once must not be lost for want of a way.
+            let known = Instant::now() + LIMIT / 3;
+            while !bequests.iter().all(|bequest| service.look_for(bequest.route())) && Instant::now() < known
+            {
+                std::thread::sleep(LOOK);
+            }
             service.with(|manager, _, now| {
                 for bequest in &bequests {
                     // A name that is there twice was written by nobody honest.
                     let _ = manager.inherit(now, bequest);
                 }
             });
-            while service.with(|manager, _, _| manager.connections()) > 0 && Instant::now() < until {
+            let left = || service.with(|manager, _, _| manager.connections()) > 0;
+            while (left() || !service.has_said_all()) && Instant::now() < until {
                 std::thread::sleep(LOOK);
             }
         }
@@ -216,7 +221,13 @@ fn is_alive(process: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
+    use crate::host::{DeviceConfig, Resolve, ResolveError};
+    use crate::port::memory::{self, MemoryConfig};
+    use crate::wire::Gid;
+    use crate::wire::cm::Kind;
 
     fn bequest(id: u64) -> Bequest {
         let mut words = [0; Bequest::WORDS];
@@ -265,5 +276,71 @@ mod tests {
         estate.region.words()[0].store(process.into(), Relaxed);
         assert_eq!(estate.take().into_iter().collect::<Vec<_>>(), [((5, None), vec![bequest(3)])]);
         assert!(estate.take().is_empty());
+    }
+
+    /// The kernel has to be asked for the way, and does not know it at once.
+    struct Slow(AtomicU64);
+
+    impl Resolve for Slow {
+        fn resolve(&self, _: IpAddr) -> Result<[u8; 6], ResolveError> {
+            Ok([2, 0, 0, 0, 0, 2])
+        }
+
+        fn resolve_now(&self, destination: IpAddr, _: bool) -> Result<Option<[u8; 6]>, ResolveError> {
+            if self.0.fetch_add(1, Relaxed) < 5 { Ok(None) } else { self.resolve(destination).map(Some) }
+        }
+    }
+
+    #[test]
+    fn each_peer_of_a_program_that_has_ended_hears_it_though_the_way_is_not_known_yet() {
+        const CONNECTIONS: usize = 40;
+        let addresses = [[192, 0, 2, 1], [192, 0, 2, 2]].map(IpAddr::from);
+        let end = |n: u8| MemoryConfig { mac: [2, 0, 0, 0, 0, n], ..MemoryConfig::default() };
+        let (near, far) = memory::pair(end(1), end(2));
+        let open = |port, address| {
+            let resolver = Box::new(Slow(AtomicU64::new(0)));
+            Device::new("test", Box::new(port), [address], resolver, &DeviceConfig::default())
+                .expect("a device")
+        };
+        let (near, far) = (open(near, addresses[0]), open(far, addresses[1]));
+        let peer = ConnectionService::start(&far, Manager::new(Config::default()), Nobody).expect("QP1");
+        let (estate, _path) = Estate::create().expect("memory");
+        let mut child = std::process::Command::new("true").spawn().expect("a process");
+        let mut writer = Writer {
+            region: Arc::clone(&estate.region),
+            seed: 5,
+            process: child.id().into(),
+            places: HashMap::new(),
+            next: 0,
+        };
+        child.wait().expect("its end");
+        // Their peers have asked for the end, and wait for the answer: it is said once.
+        let asked = (0..).find(|state| {
+            let words = [0, 0, state << 40, 0, 0, 0, 0];
+            Bequest::from_words(&words).is_some_and(|b| format!("{b:?}").contains("DreqRcvd"))
+        });
+        let half = |address: IpAddr| {
+            let gid = Gid::from(address).0;
+            [0, 8].map(|at| u64::from_be_bytes(gid[at..at + 8].try_into().expect("8 bytes")))
+        };
+        let [[local_high, local_low], [remote_high, remote_low]] = addresses.map(half);
+        let way = asked.expect("the state") << 40 | 64 << 24;
+        let left = |id: u64| {
+            let words = [id << 32 | id, 7 << 32 | 8, way, local_high, local_low, remote_high, remote_low];
+            Bequest::from_words(&words).expect("a bequest")
+        };
+        // Those of all names that a manager with this seed gives.
+        let mut manager = Manager::new(Config { seed: 5, ..Config::default() });
+        let given = (1..).map(left).filter(|bequest| manager.inherit(Nanos::ZERO, bequest).is_ok());
+        for (number, bequest) in given.take(CONNECTIONS).enumerate() {
+            writer.keep(CommId(number as u32), Some(&bequest));
+        }
+        estate.settle(|| Ok::<_, DeviceError>(near.clone())).expect("a device");
+        let heard = || peer.with(|manager, _, _| manager.counters().received(Kind::Drep) as usize);
+        let until = Instant::now() + Duration::from_secs(10);
+        while heard() < CONNECTIONS && Instant::now() < until {
+            std::thread::sleep(LOOK);
+        }
+        assert_eq!(heard(), CONNECTIONS);
     }
 }
