@@ -1,6 +1,7 @@
 //! Several processes on one device, over sockets: no program is told, and none of them keeps the others going.
 //!
-//! `KILLS=100 cargo test --release --test verbs shared::whoever` kills 200 of them beside two that talk.
+//! `KILLS=100 cargo test --release --test verbs shared::whoever` kills 200 of them beside two that talk, and `MESH=32 KILLS=100 cargo test
+//! --release --test verbs shared::each_of_many` beside 64 of which each is connected to 32.
 
 use std::fs;
 use std::path::Path;
@@ -28,6 +29,11 @@ const BY_TCP: [(&str, u16); 8] = [
 
 /// How often a process beside those that talk is killed, unless told otherwise.
 const KILLS: usize = 12;
+
+/// Servers, and as many clients, of which each is connected to each server, unless told otherwise.
+const MESH: usize = 6;
+/// Messages each way over all of their connections, for each kill: they talk for as long as others are killed.
+const MESSAGES: usize = 5000;
 
 /// Sockets of groups that are there in a network namespace.
 fn doors(namespace: &NetNs) -> usize {
@@ -161,6 +167,50 @@ fn whoever_is_killed_harms_none_of_the_others() {
     println!("{} processes were killed", 2 * kills);
     drop(victims);
     wait_until_nobody_is_left(&site.near);
+}
+
+#[test]
+fn each_of_many_talks_to_each_of_many_while_others_are_killed() {
+    let name = "each_of_many_talks_to_each_of_many_while_others_are_killed";
+    if skip(name, &["cc", "ibv_rc_pingpong"]) {
+        return;
+    }
+    let number = |name: &str, default: usize| {
+        std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}=number")))
+    };
+    let (size, kills) = (number("MESH", MESH), number("KILLS", KILLS));
+    let messages = (MESSAGES * kills / (size * size)).max(1);
+    let (_place, program) = compiled("mesh", &["-lrdmacm", "-libverbs"]);
+    let program = program.display();
+    let site = Site::new("same-mesh");
+    let ports = 21000..21000 + size;
+    let mut servers: Vec<Running> = ports
+        .map(|port| site.near("udp", &format!("{program} serve {NEAR} {port} {size} {messages}")))
+        .collect();
+    servers.iter_mut().for_each(Running::wait_until_it_serves);
+    let clients: Vec<Running> = (0..size)
+        .map(|own| site.far("udp", &format!("{program} connect {NEAR} 21000 {size} {messages} {own}")))
+        .collect();
+    for round in 0..kills {
+        for near in [true, false] {
+            let program = format!("ibv_rc_pingpong -g 1 -p {}", 19001 + round);
+            let victim = if near { site.near("udp", &program) } else { site.far("udp", &program) };
+            // Before it has joined, while it does, and afterwards.
+            std::thread::sleep(Duration::from_millis(29 * (round as u64 % 11)));
+            kill_programs(&victim);
+        }
+    }
+    for running in clients.into_iter().chain(servers) {
+        let ended = running.finish();
+        let expected = format!("{size} connections, {messages} messages each way, all as they were sent");
+        assert!(ended.status.success() && ended.said.contains(&expected), "{ended:?}");
+    }
+    let (processes, connections, killed) = (2 * size, size * size, 2 * kills);
+    println!(
+        "{processes} processes, {connections} connections of {messages} messages each way, {killed} killed beside them"
+    );
+    wait_until_nobody_is_left(&site.near);
+    wait_until_nobody_is_left(&site.far);
 }
 
 #[test]
