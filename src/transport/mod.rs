@@ -16,8 +16,8 @@
 //!
 //! Read [`requester`], [`completer`], [`retry`] and [`responder`] in this order. The first three are one side of a
 //! connection, the last is the other, with [`duplicates`]; they share no state. [`local`] is the work requests that send nothing, and
-//! [`memory`] which key opens what to whom. [`uc`] and [`ud`] are the services without acknowledgements, in which a request
-//! is done when it has left; [`raw`] is frames of other protocols. [`xrc`] is what the extended reliable connection adds, and [`pace`] what
+//! [`memory`] which key opens what to whom. [`unacknowledged`] is what services without acknowledgements share: a request
+//! is done when it has left. [`uc`] and [`ud`] are two of them; [`raw`] is frames of other protocols. [`xrc`] is what the extended reliable connection adds, and [`pace`] what
 //! congestion control does.
 //!
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made.
@@ -45,6 +45,7 @@ pub mod scatter;
 pub mod send_queue;
 pub mod uc;
 pub mod ud;
+pub mod unacknowledged;
 pub mod verdict;
 pub mod xrc;
 
