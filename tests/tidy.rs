@@ -162,6 +162,17 @@ fn every_module_has_a_layer() {
     }
 }
 
+/// One convention: a module with others below it, tests included, is the `mod.rs` of its folder.
+#[test]
+fn a_module_with_a_folder_stands_in_it() {
+    let beside = |path: &String| root().join(path).with_extension("").is_dir();
+    let files = files().into_iter().map(|(path, _)| path);
+    let modules = files
+        .filter(|path| ["src/", "interop/src/", "uverbs-shim/src/"].iter().any(|at| path.starts_with(at)));
+    let wrong: Vec<_> = modules.filter(beside).collect();
+    assert!(wrong.is_empty(), "each belongs into the folder of its name, as mod.rs: {wrong:?}");
+}
+
 #[test]
 fn no_file_is_too_long() {
     let long: Vec<_> = files()

@@ -2,7 +2,7 @@
 //!
 //! Read `object.rs` first: how a C structure and the Rust object behind it are one. Then `context.rs`, `qp.rs` and `post.rs`: the
 //! way of a work request from `ibv_post_send` to [`roxie::host::QueuePair`]. `ucma` is the other half: the file through which the stock
-//! `librdmacm` connects, with `interpose.rs` before it. `link` beside this crate makes the shared library of
+//! `librdmacm` connects, with `interpose` before it. `link` beside this crate makes the shared library of
 //! it.
 //!
 //! # The discipline at the boundary
