@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::pattern::Mismatch;
-use crate::rows::{Family, Fault, Op, PortKind, Stock};
+use crate::rows::{Family, Impairment, Op, PortKind, Stock};
 use crate::skip::SkipReason;
 use crate::wire::Wire;
 
 /// A region of registered memory. `key` names it to the end that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
+pub struct Registration {
     /// The end's own name for it.
     pub key: usize,
     /// Its address, as a remote side gives it in a RETH.
@@ -138,7 +138,7 @@ pub struct Receive {
     /// Comes back in the completion.
     pub wr_id: u64,
     /// Where the message goes; `None` for no scatter entry.
-    pub to: Option<(Region, usize, usize)>,
+    pub to: Option<(Registration, usize, usize)>,
 }
 
 /// A send request, always signalled.
@@ -149,7 +149,7 @@ pub struct Request {
     /// The operation.
     pub op: Op,
     /// The local side, as (region, offset, length); `None` for no entry.
-    pub local: Option<(Region, usize, usize)>,
+    pub local: Option<(Registration, usize, usize)>,
     /// The remote side, for all but SEND.
     pub remote_addr: u64,
     /// Its key.
@@ -354,23 +354,27 @@ pub trait End {
     fn address(&mut self, family: Family) -> Result<IpAddr, Error>;
 
     /// Registers `size` bytes, zeroed.
-    fn register(&mut self, size: usize, access: Access) -> Result<Region, Error>;
+    fn register(&mut self, size: usize, access: Access) -> Result<Registration, Error>;
 
     /// Writes the pattern of `seed` over a range of a region.
-    fn fill(&mut self, region: Region, range: Range<usize>, seed: u64) -> Result<(), Error>;
+    fn fill(&mut self, region: Registration, range: Range<usize>, seed: u64) -> Result<(), Error>;
 
     /// Compares a range of a region with the pattern of `seed`.
-    fn mismatch(&mut self, region: Region, range: Range<usize>, seed: u64)
-    -> Result<Option<Mismatch>, Error>;
+    fn mismatch(
+        &mut self,
+        region: Registration,
+        range: Range<usize>,
+        seed: u64,
+    ) -> Result<Option<Mismatch>, Error>;
 
     /// Stores an 8-byte value in host order.
-    fn store(&mut self, region: Region, offset: usize, value: u64) -> Result<(), Error>;
+    fn store(&mut self, region: Registration, offset: usize, value: u64) -> Result<(), Error>;
 
     /// Loads an 8-byte value in host order.
-    fn load(&mut self, region: Region, offset: usize) -> Result<u64, Error>;
+    fn load(&mut self, region: Registration, offset: usize) -> Result<u64, Error>;
 
     /// A range's bytes, 1024 at most.
-    fn read(&mut self, region: Region, range: Range<usize>) -> Result<Vec<u8>, Error>;
+    fn read(&mut self, region: Registration, range: Range<usize>) -> Result<Vec<u8>, Error>;
 
     /// A queue pair with a completion queue of its own, and room for 64 requests and 64 receives.
     fn create_pair(&mut self, kind: PairKind) -> Result<Pair, Error>;
@@ -411,7 +415,7 @@ pub trait End {
         pair: Pair,
         wr_id: u64,
         window: Window,
-        to: (Region, usize, usize),
+        to: (Registration, usize, usize),
     ) -> Result<u32, Error>;
 
     /// Posts the invalidation of a key of this side's.
@@ -454,7 +458,7 @@ pub struct Setup {
     /// The port that carries the row.
     pub port: PortKind,
     /// The fault that is injected in both directions, from `seed`.
-    pub fault: Fault,
+    pub fault: Impairment,
     /// What the fault's choices derive from. A failure prints it.
     pub seed: u64,
     /// The congestion control of its queue pairs, as `--cc` takes it; `None`: none.

@@ -6,7 +6,7 @@
 //! ```text
 //! execute(command)      control
 //! receive(frame)        parse, find the QP, check the ICRC, hand it over
-//! scatter(frames)       run what the burst asked of memory
+//! run_dma(frames)       run what the burst asked of memory
 //! fire_timers, fetch_posted  retransmission; new work requests
 //! next_turn, plan, emit the arbiter picks a QP, the QP a packet, headers are written
 //! gather, seal          payload is copied, the ICRC computed; or payload_missing

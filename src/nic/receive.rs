@@ -98,7 +98,7 @@ impl fmt::Display for RxOutcome {
 const PLAUSIBLE_IDS: u16 = 128;
 
 impl Nic {
-    /// Takes one frame in. Its effects on memory wait for [`Nic::scatter`].
+    /// Takes one frame in. Its effects on memory wait for [`Nic::run_dma`].
     pub fn receive(&mut self, now: Nanos, received: &RxFrame<'_>) -> RxOutcome {
         match &wire::parse(&received.frame) {
             // Before the ICRC: a packet for nobody costs no more than its headers.

@@ -18,9 +18,9 @@ pub mod wrong;
 
 use std::time::{Duration, Instant};
 
-use crate::end::{Completion, Connection, Done, End, Pair, PairKind, Region, Request, State, Status};
+use crate::end::{Completion, Connection, Done, End, Pair, PairKind, Registration, Request, State, Status};
 use crate::error::Error;
-use crate::rows::{Case, Family, Fault, Feature, Op, Row, Service};
+use crate::rows::{Case, Family, Feature, Impairment, Op, Row, Service};
 
 pub use transfer::MESSAGES;
 
@@ -109,7 +109,7 @@ fn use_feature(
                 Feature::PacedSend => Op::Send,
                 _ => Op::Write,
             };
-            let (service, mtu, size, fault) = (Service::Rc, 1024, 64 << 10, Fault::None);
+            let (service, mtu, size, fault) = (Service::Rc, 1024, 64 << 10, Impairment::None);
             let plan = transfer::Plan { service, op, mtu, size, fault, family, seed };
             transfer::run(&plan, requester, responder)
         }
@@ -240,7 +240,7 @@ fn expect_error_state(end: &mut dyn End, pair: Pair) -> Result<(), Failure> {
 /// Fails if a range of a region is not the pattern of `seed`.
 fn expect_pattern(
     end: &mut dyn End,
-    region: Region,
+    region: Registration,
     range: std::ops::Range<usize>,
     seed: u64,
     what: &str,

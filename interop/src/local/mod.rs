@@ -20,10 +20,10 @@ use roxie::time::Nanos;
 use roxie::verbs::Sge;
 use roxie::wire::Gid;
 
-use crate::end::{End, Ended, Local, Pair, Region, Setup, Unready};
+use crate::end::{End, Ended, Local, Pair, Registration, Setup, Unready};
 use crate::error::Error;
 use crate::network::Namespace;
-use crate::rows::{Family, Fault, PortKind, Stock};
+use crate::rows::{Family, Impairment, PortKind, Stock};
 use crate::skip::SkipReason;
 use crate::wire::Wire;
 use program::Program;
@@ -106,15 +106,15 @@ impl<T, E: std::fmt::Display> Named<T> for Result<T, E> {
     }
 }
 
-impl Fault {
+impl Impairment {
     /// What the fault port is told, in its text form; `None`: there is none.
     fn config(self, seed: u64) -> Result<Option<FaultConfig>, Error> {
         let text = match self {
-            Fault::None => return Ok(None),
-            Fault::Loss1 => "drop=0.01",
-            Fault::Loss5 => "drop=0.05",
+            Impairment::None => return Ok(None),
+            Impairment::Loss1 => "drop=0.01",
+            Impairment::Loss5 => "drop=0.05",
             // Where nothing follows, the frame is late by less than the ACK timeout of a row.
-            Fault::Reorder => "reorder=0.05:3:10ms",
+            Impairment::Reorder => "reorder=0.05:3:10ms",
         };
         let parsed = FaultConfig::parse(text).named("the fault")?;
         Ok(Some(FaultConfig { seed, ..parsed }))
@@ -194,12 +194,12 @@ impl Open {
         self.pairs.get(pair.key).ok_or_else(|| Error::Local(format!("there is no queue pair {}", pair.key)))
     }
 
-    fn region(&self, region: Region) -> Result<&MemoryRegion, Error> {
+    fn region(&self, region: Registration) -> Result<&MemoryRegion, Error> {
         self.regions.get(region.key).ok_or_else(|| Error::Local(format!("there is no region {}", region.key)))
     }
 
     /// The scatter/gather list of a request: one entry or none.
-    fn entries(&self, entry: Option<(Region, usize, usize)>) -> Result<Vec<Sge>, Error> {
+    fn entries(&self, entry: Option<(Registration, usize, usize)>) -> Result<Vec<Sge>, Error> {
         let Some((region, offset, length)) = entry else { return Ok(Vec::new()) };
         let length = u32::try_from(length).named("the length of an entry")?;
         Ok(vec![self.region(region)?.sge(offset, length)])
@@ -213,7 +213,7 @@ impl Open {
 
     /// True if a new row may use the device that the last one opened.
     fn serves(&self, setup: &Setup) -> bool {
-        let plain = |s: &Setup| s.fault == Fault::None && s.capture.is_none();
+        let plain = |s: &Setup| s.fault == Impairment::None && s.capture.is_none();
         (self.setup.port, self.setup.control) == (setup.port, setup.control)
             && plain(&self.setup)
             && plain(setup)

@@ -65,7 +65,7 @@ pub enum Family {
 
 /// What Roxie's fault port does to frames, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fault {
+pub enum Impairment {
     /// Nothing.
     None,
     /// Drops one frame in a hundred.
@@ -192,7 +192,7 @@ pub enum Case {
         /// Bytes of a message.
         size: usize,
         /// What is injected.
-        fault: Fault,
+        fault: Impairment,
     },
     /// An error that the requester provokes.
     Error(ErrorCase),
@@ -228,7 +228,7 @@ const PORTS: [PortKind; 2] = [PortKind::Xdp, PortKind::Udp];
 const SIDES: [Side; 2] = [Side::Roxie, Side::Peer];
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 const MTUS: [usize; 3] = [256, 1024, 4096];
-const FAULTS: [Fault; 3] = [Fault::Loss1, Fault::Loss5, Fault::Reorder];
+const FAULTS: [Impairment; 3] = [Impairment::Loss1, Impairment::Loss5, Impairment::Reorder];
 /// Every error case.
 pub const ERRORS: [ErrorCase; 21] = [
     ErrorCase::BadRkeyWrite,
@@ -447,13 +447,13 @@ impl fmt::Display for Family {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for Impairment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Fault::None => "clean",
-            Fault::Loss1 => "loss1",
-            Fault::Loss5 => "loss5",
-            Fault::Reorder => "reorder",
+            Impairment::None => "clean",
+            Impairment::Loss1 => "loss1",
+            Impairment::Loss5 => "loss5",
+            Impairment::Reorder => "reorder",
         })
     }
 }
@@ -511,10 +511,10 @@ impl fmt::Display for Row {
 
 impl Row {
     /// What is injected.
-    pub fn fault(&self) -> Fault {
+    pub fn fault(&self) -> Impairment {
         match self.case {
             Case::Transfer { fault, .. } => fault,
-            _ => Fault::None,
+            _ => Impairment::None,
         }
     }
 

@@ -15,7 +15,7 @@ use interop::guest::{output_folder, peer_sources};
 use interop::network::{command_line, run};
 use interop::peer::{About, Peer};
 use interop::report::{Outcome, Report};
-use interop::rows::{self, Case, ErrorCase, Family, Fault, Feature, Odd, Program, Row, Side, Wrong};
+use interop::rows::{self, Case, ErrorCase, Family, Feature, Impairment, Odd, Program, Row, Side, Wrong};
 use interop::skip::SkipReason;
 use interop::wire::Wire;
 
@@ -58,7 +58,7 @@ pub(crate) fn matrix(
 fn judged(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, captures: &Path, keep: bool) -> Outcome {
     let file = captures.join(row.to_string().replace('/', "-") + ".pcapng");
     let path = file.display();
-    if keep || row.fault() != Fault::None {
+    if keep || row.fault() != Impairment::None {
         return match one(row, roxie, peer, Some(&file)) {
             Outcome::Fail(reason) => Outcome::Fail(format!("{reason}; capture {path}")),
             other => {
@@ -90,7 +90,7 @@ pub(crate) fn self_check(rows: &[Row], a: &mut Peer, b: &mut Peer) -> Result<boo
         row.requester == Side::Peer
             && row.port == rows[0].port
             && match row.case {
-                Case::Transfer { fault, .. } => fault == Fault::None,
+                Case::Transfer { fault, .. } => fault == Impairment::None,
                 Case::Error(_) => true,
                 // Neither side has memory for it.
                 Case::Feature(feature) => {
