@@ -7,17 +7,20 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 mod cc;
-mod common;
 mod decode;
 mod demo;
+mod device;
 mod doctor;
+mod failure;
 mod floor;
 mod ladder;
 mod manual;
+mod output;
 mod perf;
 mod pingpong;
 mod run;
 mod show;
+mod stream;
 
 /// A RoCE v2 NIC in software.
 #[derive(Debug, Parser)]

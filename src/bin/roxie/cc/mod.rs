@@ -10,7 +10,8 @@ use roxie::congestion::knobs::{Description, TABLE};
 use roxie::congestion::{Dcqcn, Knobs, Preset, Rate};
 use serde_json::{Value, json};
 
-use crate::common::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 mod replay;
 

@@ -16,7 +16,7 @@ use roxie::frame::Frame;
 use roxie::wire::Qpn;
 
 use self::decoded::{Decoded, envelope, is_malformed};
-use crate::common::output;
+use crate::output;
 
 pub(crate) mod decoded;
 mod draw;

@@ -29,8 +29,8 @@ use roxie::port::fault::FaultConfig;
 use roxie::shared::PostError;
 use roxie::verbs::WcStatus;
 
-use crate::common::output;
 use crate::floor::{Floor, Threads};
+use crate::output;
 use connection::{Connection, SMALL};
 use figures::median;
 use interrupt::Interrupt;

@@ -9,8 +9,9 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::common::stream::{self, Stream};
-use crate::common::{DeviceOptions, EXIT_CODES, Failure, PortKind};
+use crate::device::{DeviceOptions, PortKind};
+use crate::failure::{EXIT_CODES, Failure};
+use crate::stream::{self, Stream};
 
 mod bandwidth;
 mod control;

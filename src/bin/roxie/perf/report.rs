@@ -9,7 +9,8 @@ use super::control::ServerReport;
 use super::plan::Plan;
 use super::plot::{Series, Wish};
 use super::{Measure, Operation, Service, picture};
-use crate::common::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 /// What a client measured with one size.
 pub(super) struct Outcome {

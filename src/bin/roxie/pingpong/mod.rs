@@ -9,9 +9,10 @@ use roxie::host::Device;
 use roxie::limits::MAX_WR;
 use roxie::verbs::{Mtu, QpType};
 
-use crate::common::health::tell_logs;
-use crate::common::stream::{self, Stream};
-use crate::common::{DeviceOptions, EXIT_CODES, Failure, Opened, PortKind, THREAD};
+use crate::device::health::tell_logs;
+use crate::device::{DeviceOptions, Opened, PortKind, THREAD};
+use crate::failure::{EXIT_CODES, Failure};
+use crate::stream::{self, Stream};
 
 mod end;
 mod exchange;

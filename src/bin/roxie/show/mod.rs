@@ -17,7 +17,9 @@ use roxie::port::xdp::{XdpConfig, program_holders, why_no_map};
 use roxie::verbs::Mtu;
 use serde_json::{Value, json};
 
-use crate::common::{DeviceOptions, EXIT_CODES, Failure, PortKind, first_gid, no_gid, output};
+use crate::device::{DeviceOptions, PortKind, first_gid, no_gid};
+use crate::failure::{EXIT_CODES, Failure};
+use crate::output;
 
 /// Print what a device is or would be, its addresses, queue pairs and counters.
 #[derive(Debug, Args)]

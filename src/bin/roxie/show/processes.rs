@@ -4,7 +4,8 @@ use roxie::port::udp::group::{self, Roster};
 use roxie::wire::ROCE_V2_PORT;
 use serde_json::{Value, json};
 
-use crate::common::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 pub(super) fn show(as_json: bool) -> Result<(), Failure> {
     let roster = group::roster(ROCE_V2_PORT).map_err(|e| Failure::Device(e.to_string()))?;

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::process::ExitCode;
 
-use super::Failure;
+use crate::failure::Failure;
 
 /// Writes a line to standard output.
 ///
@@ -21,4 +22,16 @@ pub(crate) fn note(text: impl fmt::Display) {
 /// Writes what is wrong with what a command did to standard error.
 pub(crate) fn complain(command: &str, text: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "roxie {command}: {text}");
+}
+
+impl Failure {
+    /// Says so on standard error, and how the process shall end.
+    pub(crate) fn report(&self, command: &str) -> ExitCode {
+        if matches!(self, Failure::Output(e) if e.kind() == io::ErrorKind::BrokenPipe) {
+            // The reader of our output has seen enough.
+            return ExitCode::SUCCESS;
+        }
+        complain(command, self);
+        ExitCode::from(self.exit_code())
+    }
 }

@@ -3,7 +3,7 @@
 use roxie::host::OpenError;
 use roxie::netdev::{Interface, interface_names};
 
-use super::Failure;
+use crate::failure::Failure;
 
 /// What a command can do without an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 /// How long a connection may take, and how long a peer may be silent while numbers are exchanged.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);

@@ -11,7 +11,9 @@ use roxie::port::udp::{UdpConfig, UdpPort, synthetic_mac};
 use roxie::port::xdp::XdpPort;
 use roxie::wire::Gid;
 
-use super::{DeviceOptions, Failure, PortKind, first_gid, no_gid};
+use super::gids::{first_gid, no_gid};
+use super::options::{DeviceOptions, PortKind};
+use crate::failure::Failure;
 
 /// How long a neighbour may take to answer.
 const RESOLVE: Duration = Duration::from_secs(3);

@@ -6,7 +6,8 @@ use roxie::host::Device;
 use roxie::nic::QpEvent;
 use roxie::verbs::{AsyncEvent, EventKind, QpState};
 
-use super::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 /// How often a device is asked.
 const EVERY: Duration = Duration::from_millis(100);
