@@ -20,14 +20,17 @@ mod nearest;
 pub mod notification;
 pub mod pacer;
 pub mod settings;
+mod settings_error;
 pub mod swift;
+pub mod swift_knobs;
 
 pub use dcqcn::Dcqcn;
 pub use fixed::Fixed;
 pub use knobs::{Knob, KnobError, Knobs, Preset, Scope};
 pub use notification::{LastNotification, Moderation};
 pub use pacer::Pacer;
-pub use settings::{Settings, SettingsError};
+pub use settings::Settings;
+pub use settings_error::SettingsError;
 pub use swift::Swift;
 
 /// Bits per second, of frames as the port carries them: from the Ethernet header to the ICRC.
@@ -122,4 +125,18 @@ pub struct State {
     pub alpha: Option<f64>,
     /// The last round trip, or its mean (those that go by delay).
     pub round_trip: Option<Nanos>,
+}
+
+impl Settings {
+    /// A reaction point with these settings, for a QP on a link of `line_rate`; `None` if it is off.
+    pub fn control(&self, line_rate: Rate, now: Nanos) -> Option<Box<dyn Control>> {
+        // Nothing of them begins before a packet does.
+        let _ = now;
+        match self {
+            Settings::Off => None,
+            Settings::Dcqcn(knobs) => Some(Box::new(Dcqcn::new(knobs, line_rate))),
+            Settings::Swift(knobs) => Some(Box::new(Swift::new(knobs, line_rate))),
+            Settings::Fixed(rate) => Some(Box::new(Fixed::new(*rate, line_rate))),
+        }
+    }
 }

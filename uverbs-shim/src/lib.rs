@@ -37,6 +37,7 @@ mod abi {
 mod cancellation;
 mod fork;
 mod object;
+mod plain;
 mod report;
 mod waiting;
 

@@ -2,12 +2,12 @@
 
 use std::mem::size_of;
 
-use super::command::{Plain, bytes_of};
 use super::event::{Event, Facts, Way, gid_of};
 use super::id::Id;
 use super::sockaddr;
 use crate::abi::*;
 use crate::device;
+use crate::plain::{Plain, bytes_of};
 
 /// The default partition.
 const PKEY: u16 = 0xffff;
