@@ -3,6 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[path = "tidy/imports.rs"]
+mod imports;
+
 /// Which modules each module may name with `crate::`. Dependencies point down: later rows may use earlier ones.
 const LAYERS: &[(&str, &[&str])] = &[
     ("frame", &[]),
@@ -75,6 +78,15 @@ const LAYERS: &[(&str, &[&str])] = &[
             "congestion",
         ],
     ),
+];
+
+/// Crates, and the files that they begin with.
+const CRATES: &[(&str, &str)] = &[
+    ("roxie", "src/lib.rs"),
+    ("roxie", "src/bin/roxie/main.rs"),
+    ("uverbs_shim", "uverbs-shim/src/lib.rs"),
+    ("interop", "interop/src/lib.rs"),
+    ("interop", "interop/src/main.rs"),
 ];
 
 /// Where `unsafe` may be, and why.
@@ -153,6 +165,29 @@ fn dependencies_point_down() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
+/// What a file is made of can be read before it, and so can what a folder is made of: `tests/tidy/imports.rs` says what counts.
+#[test]
+fn neither_files_nor_folders_import_one_another_in_a_circle() {
+    let imports = imports::imports(&root(), CRATES);
+    assert!(imports.len() > 300, "{} files were read", imports.len());
+    let mut wrong = Vec::new();
+    for folder in imports::folders(&imports) {
+        let parts = imports::within(&imports, &folder);
+        for circle in imports::circles(&parts) {
+            wrong.push(format!("in {folder}, {} that reach one another:", circle.len()));
+            for (from, to) in circle.iter().flat_map(|from| circle.iter().map(move |to| (from, to))) {
+                if let Some(names) = parts[from].get(to) {
+                    wrong.push(format!(
+                        "  {from} takes of {to}: {}",
+                        Vec::from_iter(names.clone()).join(", ")
+                    ));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
 #[test]
 fn every_module_has_a_layer() {
     let lib = fs::read_to_string(root().join("src/lib.rs")).expect("src/lib.rs");
@@ -165,7 +200,11 @@ fn every_module_has_a_layer() {
 /// One convention: a module with others below it, tests included, is the `mod.rs` of its folder.
 #[test]
 fn a_module_with_a_folder_stands_in_it() {
-    let beside = |path: &String| root().join(path).with_extension("").is_dir();
+    let beside = |path: &String| {
+        let mut below = Vec::new();
+        rust_files(&root().join(path).with_extension(""), &mut below);
+        !below.is_empty()
+    };
     let files = files().into_iter().map(|(path, _)| path);
     let modules = files
         .filter(|path| ["src/", "interop/src/", "uverbs-shim/src/"].iter().any(|at| path.starts_with(at)));

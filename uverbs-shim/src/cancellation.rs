@@ -59,7 +59,7 @@ mod tests {
         ("farewell.rs", &["roxie_farewell"]),
         ("interpose/mod.rs", &["roxie_find_next"]),
         // Calls that are refused: what they say is said uncancelled.
-        ("newer.rs", &["$name"]),
+        ("newer_calls.rs", &["$name"]),
         ("poll_ex.rs", &["$name", "read_completion_ts", "read_completion_wallclock_ns"]),
         // All but the last step of a batch, which writes to memory.
         ("post_ex.rs", &["*"]),

@@ -33,49 +33,67 @@ mod abi {
     include!(concat!(env!("OUT_DIR"), "/abi.rs"));
 }
 
+// Each may use those before it.
+
 // What every call stands on.
 mod cancellation;
 mod fork;
+mod lock;
 mod object;
 mod plain;
 mod report;
 mod waiting;
 
 // The device.
-mod device;
-mod farewell;
+mod event_queue;
 mod nic;
+mod settings;
+
+mod nldev;
+mod published;
 
 mod context;
 mod family;
-mod query;
+mod newer;
 
 // Its objects.
+mod pd;
+
 mod buffer;
 mod memory;
-mod newer;
-mod pd;
+mod newer_calls;
 
 mod cq;
 mod poll_ex;
 
+mod lists;
+mod srq;
+mod wq;
+
 mod ah;
-mod flow;
+mod batch;
 mod qp;
 mod qp_attr;
 
 mod post;
 mod post_ex;
 
-mod srq;
-mod wq;
+mod create_qp;
+mod flow;
 
 mod events;
 
-// The connection manager's file, for librdmacm, and netlink to RDMA devices.
-mod interpose;
+// The table of all of them.
+mod query;
+
 mod netlink;
-mod published;
+
+mod device;
+mod open;
+
+// The connection manager's file, for librdmacm, and what stands before the C library.
+mod farewell;
+mod interpose;
 mod ucma;
 
 // What needs no device.

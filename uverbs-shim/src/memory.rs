@@ -14,13 +14,15 @@ use crate::abi::{
 };
 use crate::cancellation::Uncancelled;
 use crate::context::context;
-use crate::family::{Object, Place};
-use crate::nic::lock;
+use crate::family::Place;
+use crate::lock::lock;
 use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
 use crate::pd::{InDomain, Pd, Users};
 use crate::published::{Counted, Kind};
-use crate::query::DEVICE_MEMORY;
 use crate::report::{device, refuse};
+
+/// Words of device memory, which is ordinary memory here: enough for programs that look for it.
+pub(crate) const DEVICE_MEMORY: u64 = 128 << 20;
 
 /// What is behind a memory region, in all contexts that have it.
 pub(crate) struct Mr {
@@ -144,7 +146,7 @@ fn new_mr(
     // SAFETY: the contract: an object.
     let family = unsafe { &context((*pd).context)?.family };
     let uses = Mutex::new(Some((InDomain::new(found), dm, family.published.add(Kind::Mr))));
-    let mr = family.add(|place| Mr { region: Mutex::new(region), uses, place }, Object::Mr);
+    let mr = family.add(|place| Mr { region: Mutex::new(region), uses, place });
     Ok(give_mr(pd, mr, memory))
 }
 
@@ -164,8 +166,7 @@ pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     pointer(unsafe { behind(pd).and_then(|_| context((*pd).context)) }.and_then(|context| {
-        let kind = |object| if let Object::Mr(mr) = object { Some(mr) } else { None };
-        let mr = context.family.find("ibv_import_mr", handle, kind)?;
+        let mr = context.family.find::<Mr>("ibv_import_mr", handle)?;
         let length = lock(&mr.region).len();
         Ok(give_mr(pd, mr, (std::ptr::null_mut(), length)))
     }))
@@ -493,7 +494,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(of: *mut ibv_context, attr: *mut ibv_al
         }
         let memory = HostMemory::allocate(length).map_err(|_| libc::ENOMEM)?;
         let make = |place| Dm { memory, users: Users::default(), place };
-        Ok(give_dm(of, context.family.add(make, Object::Dm)))
+        Ok(give_dm(of, context.family.add(make)))
     }))
 }
 
@@ -513,10 +514,10 @@ fn give_dm(context: *mut ibv_context, dm: Arc<Dm>) -> *mut ibv_dm {
 pub unsafe extern "C" fn ibv_import_dm(of: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    pointer(unsafe { context(of) }.and_then(|context| {
-        let kind = |object| if let Object::Dm(dm) = object { Some(dm) } else { None };
-        Ok(give_dm(of, context.family.find("ibv_import_dm", handle, kind)?))
-    }))
+    pointer(
+        unsafe { context(of) }
+            .and_then(|context| Ok(give_dm(of, context.family.find("ibv_import_dm", handle)?))),
+    )
 }
 
 /// Gives back what stands for device memory in one context; the memory stays.

@@ -7,7 +7,7 @@ use roxie::verbs::{Mtu, Psn, QpAttr, QpState, QpType, Qpn, RateLimit};
 use crate::abi::{ibv_ah_attr, ibv_mig_state, ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap};
 use crate::ah;
 use crate::memory::access;
-use crate::netlink::nldev as netlink;
+use crate::nldev;
 use crate::object::Errno;
 use crate::report::refuse;
 
@@ -46,7 +46,7 @@ impl Known {
 ///
 /// # Safety
 /// The contract: the attributes that the mask names.
-pub(crate) unsafe fn publish(qp: &mut netlink::Qp, attr: *const ibv_qp_attr, given: u32) {
+pub(crate) unsafe fn publish(qp: &mut nldev::Qp, attr: *const ibv_qp_attr, given: u32) {
     // SAFETY: the caller's promise.
     unsafe {
         if given & mask::IBV_QP_STATE != 0 {

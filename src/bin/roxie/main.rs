@@ -8,6 +8,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 mod cc;
 mod decode;
+mod decoded;
 mod demo;
 mod device;
 mod doctor;

@@ -19,6 +19,8 @@ use std::sync::atomic::{
 
 use crate::farewell;
 use crate::netlink;
+// `ucma` asks for it here.
+pub(crate) use crate::object::failed;
 use crate::object::set_errno;
 use crate::ucma::{self, descriptors};
 
@@ -460,10 +462,4 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
         ucma::duplicate(old, new);
     }
     new
-}
-
-/// For functions that return -1 and `errno`.
-pub(crate) fn failed(errno: c_int) -> c_int {
-    set_errno(errno);
-    -1
 }

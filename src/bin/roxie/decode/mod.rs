@@ -15,14 +15,11 @@ use roxie::capture::{CaptureError, Reader, link_type};
 use roxie::frame::Frame;
 use roxie::wire::Qpn;
 
-use self::decoded::{Decoded, envelope, is_malformed};
+use crate::decoded::{Decoded, envelope, is_malformed};
 use crate::output;
 
-pub(crate) mod decoded;
 mod draw;
 mod json;
-mod mad;
-pub(crate) mod segments;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -14,9 +14,9 @@ pub(crate) struct Segments {
     /// Bytes from BTH to ICRC of all but the last, which may be shorter.
     pub(crate) len: usize,
     /// PSN of the last.
-    pub(super) last_psn: Psn,
+    pub(crate) last_psn: Psn,
     /// `Ok` if all are, else the first that is bad.
-    pub(super) icrc: Icrc,
+    pub(crate) icrc: Icrc,
 }
 
 /// Smaller than any packet.
@@ -24,7 +24,7 @@ const MIN_LEN: usize = Bth::LEN + ICRC_LEN;
 
 impl Segments {
     /// Finds where the packets of `frame` begin; `None` if it is one (bad) packet.
-    pub(super) fn find(e: &Envelope, frame: &Frame<'_>) -> Option<Segments> {
+    pub(crate) fn find(e: &Envelope, frame: &Frame<'_>) -> Option<Segments> {
         e.udp?;
         let l3 = frame.to_vec().split_off(e.l3_offset);
         let (at, end) = (e.bth_offset - e.l3_offset, e.icrc_offset + ICRC_LEN - e.l3_offset);

@@ -7,8 +7,11 @@ use roxie::frame::Frame;
 use roxie::wire::net::{UdpChecksum, ether_type};
 use roxie::wire::{Bth, Drop, Envelope, Icrc, Packet};
 
-use super::mad::Mad;
-use super::segments::Segments;
+use mad::Mad;
+use segments::Segments;
+
+pub(crate) mod mad;
+pub(crate) mod segments;
 
 /// True if the frame claims to be RoCE; false if it is something else.
 pub(crate) fn is_malformed(reason: &Drop) -> bool {

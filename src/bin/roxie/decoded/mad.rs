@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 
 /// A MAD, and what it says if it is one of communication management.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Mad {
+pub(crate) struct Mad {
     class: u8,
     method: u8,
     status: u16,
@@ -25,7 +25,7 @@ pub(super) struct Mad {
 
 impl Mad {
     /// The MAD of a packet, if it carries one.
-    pub(super) fn read(packet: &Packet, frame: &Frame<'_>) -> Option<Mad> {
+    pub(crate) fn read(packet: &Packet, frame: &Frame<'_>) -> Option<Mad> {
         let info = packet.info();
         if info.service != Service::Ud || info.operation != Operation::Send || packet.bth.dest_qp != Qpn::GSI
         {
@@ -48,7 +48,7 @@ impl Mad {
     }
 
     /// Its message with all fields, if it is one of communication management.
-    pub(super) fn message(&self) -> Option<&CmMessage> {
+    pub(crate) fn message(&self) -> Option<&CmMessage> {
         self.message.as_deref()
     }
 }
