@@ -5,11 +5,10 @@ use super::log::QpRecord;
 use crate::congestion::{Settings, State};
 use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
-use crate::transport::qp::Attributes;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, ModifyError, MrIndex, MwIndex, MwType,
-    OpenXrcd, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, Rss, SrqIndex, SrqInit,
-    SrqKind, Srqn, XrcdId,
+    OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, Rss, SrqIndex,
+    SrqInit, SrqKind, Srqn, XrcdId,
 };
 
 /// What an application asks of the device.
@@ -231,7 +230,7 @@ pub struct QpStatus {
     /// Its state.
     pub state: QpState,
     /// Its attributes.
-    pub attributes: Attributes,
+    pub attributes: QpAttributes,
     /// The sizes of its queues. Those of a receive queue that is not its own are 0.
     pub caps: QpCaps,
     /// Every send completes.

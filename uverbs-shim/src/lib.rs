@@ -74,6 +74,7 @@ mod ah;
 mod batch;
 mod qp;
 mod qp_attr;
+mod window;
 
 mod post;
 mod post_ex;

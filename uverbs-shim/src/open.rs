@@ -11,7 +11,7 @@ use crate::event_queue::EventQueue;
 use crate::family::Family;
 use crate::nic::Nic;
 use crate::object::{Errno, code, pointer};
-use crate::{cq, create_qp, device, flow, memory, pd, poll_ex, post, qp, query, srq, wq};
+use crate::{cq, create_qp, device, flow, memory, pd, poll_ex, post, qp, query, srq, window, wq};
 
 /// `abi_compat` of a context that has a `verbs_context` around it.
 const EXTENDED: usize = usize::MAX;
@@ -80,9 +80,9 @@ fn legacy_operations() -> ibv_context_ops {
     ibv_context_ops {
         _compat_query_device: Some(query::ibv_query_device),
         _compat_query_port: Some(query::query_port_short),
-        alloc_mw: Some(memory::alloc_mw),
-        bind_mw: Some(memory::bind_mw),
-        dealloc_mw: Some(memory::dealloc_mw),
+        alloc_mw: Some(window::alloc_mw),
+        bind_mw: Some(window::bind_mw),
+        dealloc_mw: Some(window::dealloc_mw),
         poll_cq: Some(cq::poll_cq),
         req_notify_cq: Some(cq::req_notify_cq),
         post_srq_recv: Some(srq::post_srq_recv),

@@ -13,10 +13,10 @@ use crate::abi::{ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr};
 use crate::cancellation::Uncancelled;
 use crate::lists::{entries, gather, post_receives};
 use crate::lock::lock;
-use crate::memory::window_access;
 use crate::object::{Errno, behind, put};
 use crate::qp::Qp;
 use crate::report::{self, refuse};
+use crate::window::window_access;
 
 /// Posts a list of sends. After an error those before it are posted, and `bad` says which it was.
 pub(crate) unsafe extern "C" fn post_send(

@@ -207,7 +207,7 @@ pub(crate) unsafe fn write(to: *mut ibv_qp_attr, status: &QpStatus, known: &Know
 mod tests {
     use super::*;
     use roxie::nic::QpHandle;
-    use roxie::transport::qp::Attributes;
+    use roxie::verbs::QpAttributes;
     use roxie::verbs::{QpCaps, QpIndex};
 
     fn status(draining: bool) -> QpStatus {
@@ -215,7 +215,7 @@ mod tests {
             handle: QpHandle { index: QpIndex(0), qpn: Qpn::new(2) },
             qp_type: QpType::Rc,
             state: QpState::Sqd,
-            attributes: Attributes::default(),
+            attributes: QpAttributes::default(),
             caps: QpCaps::NONE,
             sq_sig_all: false,
             draining,

@@ -7,7 +7,7 @@
 //! knows change together.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -18,36 +18,28 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::ah_options::AhOptions;
 use super::channel::CompletionChannel;
 use super::cq::CompletionQueue;
 use super::datagram::AddressHandle;
 use super::device::Device;
 use super::error::DeviceError;
 use super::inbox::Inbox;
-use super::memory::MemoryRegion;
 use super::pd::ProtectionDomain;
-use super::qp::QueuePair;
 use super::ways::{End, Found, Searches, Sight};
-use crate::cm::{Arrival, Event, ListenOn, Manager, Route, State, Transmit};
+use crate::cm::{Arrival, Event, ListenOn, Manager, State, Transmit};
 use crate::port::undelivered::Undelivered;
 use crate::shared::Armed;
 use crate::threads::spawn_unsignalled;
 use crate::time::Nanos;
-use crate::verbs::{
-    Access, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, SendWr, Wc, WcOpcode, WcStatus,
-};
+use crate::verbs::{QpAttr, QpState, Qpn, SendWr, Wc, WcOpcode, WcStatus};
 use crate::wire::mad::{GSI_QKEY, MAD_LEN};
-use crate::wire::{Bth, Deth, Gid};
+use crate::wire::{Bth, Deth};
+use gsi::{Gsi, HEADER, ROOM, SENDS};
+use way::{Way, sight, way_back};
 
-/// Datagrams that may come before the thread looks: those of 20 ms of a flood, for on a busy machine it does not look sooner.
-const RECEIVES: u32 = 4096;
-/// Datagrams under way to the link.
-const SENDS: u32 = 64;
-/// Bytes before each datagram: the network header.
-const HEADER: usize = 40;
-/// Room for each. What is longer is no message: the NIC drops it, and the receive waits on.
-const ROOM: usize = HEADER + MAD_LEN;
+mod gsi;
+mod way;
+
 /// Messages that wait to be taken in by the thread that looks for hosts; more are dropped, and come again.
 const LOOKING: usize = 256;
 /// Ways that are kept.
@@ -58,9 +50,6 @@ const BATCH: usize = 256;
 const TURNS: usize = 64;
 /// How often who parts looks whether its peers have agreed.
 const LOOK: Duration = Duration::from_millis(1);
-/// Hops of an answer.
-const HOP_LIMIT: u8 = 64;
-
 /// Who uses a connection manager.
 pub trait Consumer: Send + 'static {
     /// Something happened to a connection. The consumer may call the manager from here; it must not wait.
@@ -112,30 +101,6 @@ struct Core<C> {
 struct Datagram {
     mad: [u8; MAD_LEN],
     from: Arrival,
-}
-
-/// The way of messages between two hosts. Flow labels are left out: no switch of RoCE's looks at QP1's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Way {
-    local: Gid,
-    remote: Gid,
-    traffic_class: u8,
-    hop_limit: u8,
-    /// Of requests. Sockets send those at once, so as to hear if nobody is there.
-    asks: bool,
-}
-
-impl Way {
-    fn of(transmit: &Transmit) -> Way {
-        let route = &transmit.route;
-        Way {
-            asks: transmit.asks(),
-            local: route.local,
-            remote: route.remote,
-            traffic_class: route.traffic_class,
-            hop_limit: route.hop_limit,
-        }
-    }
 }
 
 impl<C: Consumer> ConnectionService<C> {
@@ -469,61 +434,6 @@ impl<C: Consumer> Inner<C> {
     }
 }
 
-/// Looks at a way without waiting.
-fn sight(device: &Device, domain: &ProtectionDomain, way: &Way) -> Sight<(Way, AddressHandle)> {
-    let options =
-        AhOptions { traffic_class: way.traffic_class, hop_limit: way.hop_limit, ..AhOptions::default() };
-    match device.address_vector_now(way.local, way.remote, &options, way.asks) {
-        Ok(Some(av)) => match domain.create_ah_along(av) {
-            Ok(handle) => Sight::Found((*way, handle)),
-            Err(_) => Sight::Never,
-        },
-        Ok(None) => Sight::NotYet,
-        Err(_) => Sight::Never,
-    }
-}
-
-/// QP1, and where its receives go.
-#[derive(Debug)]
-struct Gsi {
-    qp: QueuePair,
-    received: MemoryRegion,
-    domain: ProtectionDomain,
-}
-
-impl Gsi {
-    fn new(device: &Device) -> Result<(Gsi, CompletionQueue, CompletionChannel), DeviceError> {
-        let domain = device.alloc_pd()?;
-        let channel = CompletionChannel::new()?;
-        let queue = device.create_cq(RECEIVES + SENDS, Some(&channel))?;
-        let caps = QpCaps {
-            max_send_wr: SENDS,
-            max_recv_wr: RECEIVES,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: MAD_LEN as u32,
-        };
-        let init = QpInit { qp_type: QpType::Gsi, caps, sq_sig_all: true };
-        let qp = device.create_qp_as(&domain, &queue, &queue, &init)?;
-        let received = domain.register(RECEIVES as usize * ROOM, Access::LOCAL_WRITE)?;
-        let gsi = Gsi { qp, received, domain };
-        gsi.start()?;
-        Ok((gsi, queue, channel))
-    }
-
-    /// From whatever state to one in which it works, with all its receives.
-    fn start(&self) -> Result<(), DeviceError> {
-        self.qp.modify(&QpAttr { state: Some(QpState::Reset), ..QpAttr::default() })?;
-        self.qp.start_datagrams(GSI_QKEY, Psn::new(0))?;
-        (0..RECEIVES).try_for_each(|slot| self.post_receive(slot.into()))
-    }
-
-    fn post_receive(&self, slot: u64) -> Result<(), DeviceError> {
-        let place = self.received.sge(slot as usize * ROOM, ROOM as u32);
-        Ok(self.qp.post_recv(slot, &[place])?)
-    }
-}
-
 /// The first thread.
 struct Carrier<'a, C: Consumer> {
     inner: &'a Inner<C>,
@@ -593,24 +503,6 @@ impl<C: Consumer> Carrier<'_, C> {
         let _ = self.inner.wake.read();
         while self.queue.take_event() {}
     }
-}
-
-/// The way back to the sender of a datagram, by its network header: IPv6 fills the bytes, IPv4 is in the last 20.
-fn way_back(header: &[u8]) -> Option<Route> {
-    let gid = |at: usize| -> Option<Gid> { Some(Gid(header.get(at..at + 16)?.try_into().ok()?)) };
-    let v4 = |at: usize| -> Option<Gid> {
-        let octets: [u8; 4] = header.get(at..at + 4)?.try_into().ok()?;
-        Some(Gid::from(IpAddr::from(octets)))
-    };
-    let (local, remote, traffic_class, flow_label) = match (header.first()? >> 4, header.get(20)?) {
-        (6, _) => {
-            let word = u32::from_be_bytes(header.get(..4)?.try_into().ok()?);
-            (gid(24)?, gid(8)?, (word >> 20) as u8, word & 0x000f_ffff)
-        }
-        (_, 0x45) => (v4(36)?, v4(32)?, header[21], 0),
-        _ => return None,
-    };
-    Some(Route { local, remote, traffic_class, flow_label, hop_limit: HOP_LIMIT })
 }
 
 #[cfg(test)]
