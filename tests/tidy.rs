@@ -191,8 +191,8 @@ fn neither_files_nor_folders_import_one_another_in_a_circle() {
 #[test]
 fn every_module_has_a_layer() {
     let lib = fs::read_to_string(root().join("src/lib.rs")).expect("src/lib.rs");
-    for line in lib.lines().filter_map(|l| l.strip_prefix("pub mod ")) {
-        let name = line.trim_end_matches(';');
+    // One that ends in braces is a page, without code.
+    for name in lib.lines().filter_map(|l| l.strip_prefix("pub mod ")?.strip_suffix(';')) {
         assert!(LAYERS.iter().any(|(layer, _)| *layer == name), "{name} has no row in LAYERS");
     }
 }

@@ -13,15 +13,15 @@ use std::fmt;
 
 use crate::time::Nanos;
 
-pub mod dcqcn;
-pub mod fixed;
+mod dcqcn;
+mod fixed;
 pub mod knobs;
 mod nearest;
-pub mod notification;
-pub mod pacer;
-pub mod settings;
+mod notification;
+mod pacer;
+mod settings;
 mod settings_error;
-pub mod swift;
+mod swift;
 pub mod swift_knobs;
 
 pub use dcqcn::Dcqcn;

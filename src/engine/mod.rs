@@ -14,7 +14,7 @@
 //! A pass that panics is a bug of ours, and what it leaves is not to be trusted. The engine is dead then: whoever
 //! waits is woken, an event says so, and posts and commands fail instead of waiting.
 
-pub mod control;
+mod control;
 mod keeper;
 mod look_on;
 mod pollers;
@@ -26,7 +26,7 @@ mod wait;
 mod wait_set;
 mod waiters;
 mod watch;
-pub mod worker;
+mod worker;
 
 pub use control::Request;
 pub use wait::{MAX_WATCHED, Wait, Watched};

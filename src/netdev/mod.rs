@@ -9,13 +9,13 @@
 
 pub mod ethtool;
 mod genetlink;
-pub mod interface;
-pub mod link;
+mod interface;
+mod link;
 mod membership;
 pub mod neighbour;
 mod neighbours;
 mod netlink;
-pub mod netns;
+mod netns;
 mod reach;
 mod tap;
 mod watch;

@@ -12,6 +12,11 @@ mod network;
 mod slots;
 mod switch;
 
+// What calls of this layer take and return of those below.
+pub use crate::nic::{Answer, Command, ControlError, NicConfig, QpStatus, ReceiveSource, SrqStatus};
+pub use crate::shared::work_queue::Payload;
+pub use crate::shared::{CompletionRing, HostMemory, PostError};
+
 pub use connection::Connected;
 pub use host::{Host, HostQp, HostRegion, HostSrq};
 pub use network::Network;

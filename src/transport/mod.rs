@@ -14,40 +14,40 @@
 //! memory, which run before anything that was sent because of them leaves, and completions, which are
 //! published after those copies.
 //!
-//! Read [`requester`], [`completer`], [`retry`] and [`responder`] in this order. The first three are one side of a
-//! connection, the last is the other, with [`duplicates`]; they share no state. [`local`] is the work requests that send nothing, and
-//! [`memory`] which key opens what to whom. [`unacknowledged`] is what services without acknowledgements share: a request
-//! is done when it has left. [`uc`] and [`ud`] are two of them; [`raw`] is frames of other protocols. [`xrc`] is what the extended reliable connection adds, and [`pace`] what
+//! Read `requester`, `completer`, `retry` and `responder` in this order. The first three are one side of a
+//! connection, the last is the other, with `duplicates`; they share no state. `local` is the work requests that send nothing, and
+//! `memory` which key opens what to whom. `unacknowledged` is what services without acknowledgements share: a request
+//! is done when it has left. `uc` and `ud` are two of them; `raw` is frames of other protocols. `xrc` is what the extended reliable connection adds, and `pace` what
 //! congestion control does.
 //!
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made.
 //! Whatever a peer sends ends in a counted drop, a NAK, or a completion with a status.
 
-pub mod address;
-pub mod check;
-pub mod completer;
+mod address;
+mod check;
+mod completer;
 pub mod coverage;
-pub mod duplicates;
-pub mod local;
-pub mod memory;
-pub mod memory_fault;
-pub mod pace;
-pub mod permutation;
-pub mod placement;
-pub mod qp;
-pub mod raw;
-pub mod replies;
-pub mod reply_packets;
-pub mod requester;
-pub mod responder;
-pub mod retry;
-pub mod scatter;
+mod duplicates;
+mod local;
+pub(crate) mod memory;
+mod memory_fault;
+mod pace;
+mod permutation;
+mod placement;
+mod qp;
+mod raw;
+mod replies;
+mod reply_packets;
+mod requester;
+mod responder;
+mod retry;
+mod scatter;
 pub mod send_queue;
-pub mod uc;
-pub mod ud;
-pub mod unacknowledged;
-pub mod verdict;
-pub mod xrc;
+mod uc;
+mod ud;
+mod unacknowledged;
+mod verdict;
+mod xrc;
 
 mod counters;
 mod planted;
@@ -119,7 +119,7 @@ pub struct Output {
     pub events: Vec<AsyncEvent>,
     /// The payload of the packet that `next_packet` planned last.
     pub gather: Vec<Gather>,
-    /// Some of `dma_in` may fail: it is for memory that may be gone, or makes it persistent. See [`memory_fault`].
+    /// Some of `dma_in` may fail: it is for memory that may be gone, or makes it persistent. See `memory_fault`.
     pub may_fault: bool,
     /// When the port saw the packet that is handled, as an input beside the effects: `now` or a little before.
     pub arrived: Nanos,

@@ -17,11 +17,11 @@ use super::scatter::{self, FramePayload, ListError};
 use super::send_queue::Wqe;
 use super::{Ctx, Origin, Qp, TxPlan, TxReason, Verdict};
 use crate::verbs::{QpType, SendFlags, UdAddress, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode};
-pub use crate::wire::mad::GSI_QKEY;
+pub(super) use crate::wire::mad::GSI_QKEY;
 use crate::wire::{Bth, Deth, Ext, NetHeader, Opcode, Packet, Qpn};
 
 /// Bytes that every receive of a datagram begins with.
-pub const GRH_LEN: u32 = 40;
+pub(super) const GRH_LEN: u32 = 40;
 /// Bytes of an IPv4 header without options.
 const IPV4_LEN: u32 = 20;
 /// In a work request's Q_Key: take the QP's own (IBTA 10.2.5).

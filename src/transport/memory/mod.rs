@@ -18,8 +18,8 @@
 //!
 //! [`window`] and [`fast`] are those transitions.
 
-pub mod fast;
-pub mod window;
+mod fast;
+mod window;
 
 #[cfg(test)]
 mod tests;
@@ -408,6 +408,6 @@ fn allowed(access: Access, of: Access) -> bool {
 }
 
 /// Remote writing needs local writing as well (IBTA 10.6.3.1).
-pub fn needs_local_write(access: Access) -> bool {
+pub(crate) fn needs_local_write(access: Access) -> bool {
     access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }
