@@ -23,18 +23,18 @@ pub struct Registration {
     pub key: usize,
     /// Its address, as a remote side gives it in a RETH.
     pub addr: u64,
-    /// Its rkey.
+    /// The rkey by which the other end names it.
     pub rkey: u32,
 }
 
 /// What remote sides may do to a region. Local writes are always allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// RDMA READ.
+    /// The other end may READ from it.
     pub read: bool,
-    /// RDMA WRITE.
+    /// The other end may WRITE to it.
     pub write: bool,
-    /// Atomics.
+    /// The other end may run atomics on it.
     pub atomic: bool,
     /// Windows may be bound to it.
     pub bind: bool,
@@ -105,7 +105,7 @@ pub struct Window {
 pub struct Pair {
     /// The end's own name for it.
     pub key: usize,
-    /// Its QPN.
+    /// The number of the QP.
     pub qpn: u32,
 }
 
@@ -146,19 +146,19 @@ pub struct Receive {
 pub struct Request {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// The operation.
+    /// The operation to ask for.
     pub op: Op,
     /// The local side, as (region, offset, length); `None` for no entry.
     pub local: Option<(Registration, usize, usize)>,
     /// The remote side, for all but SEND.
     pub remote_addr: u64,
-    /// Its key.
+    /// The rkey of the memory at the other end.
     pub rkey: u32,
     /// Immediate data, in host order.
     pub imm: u32,
     /// The comparand of CMP_SWAP, the addend of FETCH_ADD.
     pub compare_add: u64,
-    /// What CMP_SWAP stores.
+    /// What compare-and-swap stores if the values are equal.
     pub swap: u64,
     /// Whom a datagram is for.
     pub datagram: Option<Destination>,
@@ -169,11 +169,11 @@ pub struct Request {
 /// What a FLUSH asks for, beside its address and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flush {
-    /// Bytes.
+    /// Bytes of the range to flush.
     pub length: usize,
     /// Visible to everyone there.
     pub global: bool,
-    /// Persistent there.
+    /// The answer may come only when the bytes would survive a power loss.
     pub persistent: bool,
     /// The whole region instead of the range.
     pub whole_region: bool,
@@ -201,11 +201,11 @@ impl Request {
 /// Whom a datagram is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The way there.
+    /// The address handle of the way there.
     pub handle: Handle,
     /// The QPN there; [`MULTICAST_QPN`] for a group.
     pub qpn: u32,
-    /// The Q_Key there.
+    /// The Q_Key that the QP there expects.
     pub qkey: u32,
 }
 
@@ -282,9 +282,9 @@ pub enum Done {
 /// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The request's.
+    /// The id that the request was posted with.
     pub wr_id: u64,
-    /// How it went.
+    /// How the request ended.
     pub status: Status,
     /// What it was, if it went well.
     pub done: Option<Done>,

@@ -117,7 +117,7 @@ pub trait Control: fmt::Debug + Send {
 /// What a reaction point knows, for people to look at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct State {
-    /// Its rate.
+    /// The rate that it allows now.
     pub rate: Rate,
     /// The rate to which it recovers (DCQCN).
     pub target: Option<Rate>,

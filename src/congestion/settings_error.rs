@@ -25,7 +25,7 @@ pub enum SettingsError {
     /// No knob of this name.
     #[error("`{name}` is no knob of {of}{}; there are {known}", meant(nearest))]
     NoKnob {
-        /// Of which algorithm.
+        /// The algorithm that was named: `dcqcn`, `swift`, `fixed`.
         of: &'static str,
         /// What was asked for.
         name: String,
@@ -37,7 +37,7 @@ pub enum SettingsError {
     /// A knob takes no such value.
     #[error("{knob}={text}: it takes {takes}")]
     Value {
-        /// Which knob.
+        /// The knob whose range was missed.
         knob: &'static str,
         /// What was asked for.
         text: String,
@@ -47,9 +47,9 @@ pub enum SettingsError {
     /// Swift's flow scaling is upside down.
     #[error("fs_min_cwnd={min} must be below fs_max_cwnd={max}")]
     FlowScaling {
-        /// Packets.
+        /// `fs_min_cwnd`, in packets.
         min: f64,
-        /// Packets.
+        /// `fs_max_cwnd`, in packets.
         max: f64,
     },
     /// `fixed` without its rate.

@@ -23,17 +23,17 @@ pub(super) enum Knob {
 #[derive(Clone, Copy, Debug)]
 pub struct Description {
     knob: Knob,
-    /// Its name.
+    /// The name by which users set it.
     pub name: &'static str,
     /// What a value counts.
     pub unit: &'static str,
-    /// The smallest value.
+    /// The smallest value that it takes, in `unit`.
     pub least: f64,
-    /// The largest value.
+    /// The largest value that it takes, in `unit`.
     pub most: f64,
     /// The value unless another is set.
     pub default: f64,
-    /// What it does.
+    /// What it does, in a sentence for people.
     pub help: &'static str,
 }
 

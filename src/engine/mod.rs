@@ -76,7 +76,7 @@ pub enum Drive {
     CallerOnly,
     /// A thread of its own, pinned to a core if one is named, that sleeps after `spin` without work.
     Thread {
-        /// Which core.
+        /// The core that it is pinned to; `None`: the scheduler decides.
         core: Option<usize>,
         /// How long it spins; `Nanos::MAX`: for ever.
         spin: Nanos,

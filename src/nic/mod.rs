@@ -67,7 +67,7 @@ use table::{NumberedTable, Table};
 /// How a NIC treats what the standard leaves to it.
 #[derive(Clone, Copy, Debug)]
 pub struct NicConfig {
-    /// Its bounds.
+    /// How many objects there may be of each kind, and how large.
     pub limits: Limits,
     /// Secret that QPNs and keys are derived from. Random, except in simulations.
     pub seed: u64,
@@ -119,7 +119,7 @@ struct QpEntry {
     moved: bool,
     /// It stands in the arbiter's queue of urgent ones.
     urgent: bool,
-    /// Its packets' priority.
+    /// The traffic class of its packets, 0 to 7.
     priority: u8,
     /// Its data is sent as ECN-capable.
     capable: bool,

@@ -31,11 +31,11 @@ const PASS: Nanos = Nanos(500);
 /// Two hosts and one clock.
 #[derive(Debug)]
 pub struct Pair {
-    /// One end.
+    /// The end that is turned first in each step.
     pub a: Host,
-    /// The other.
+    /// The end that is turned second.
     pub b: Host,
-    /// The time.
+    /// The time that both ends are told.
     pub now: Nanos,
     quiet_passes: u32,
 }

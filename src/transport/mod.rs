@@ -69,7 +69,7 @@ use crate::wire::{Bth, Ext};
 
 /// What a QP needs of its surroundings for one call.
 pub struct Ctx<'a> {
-    /// The time.
+    /// The time of the call, which never goes back.
     pub now: Nanos,
     /// Which keys open what.
     pub memory: &'a mut MemoryTable,
@@ -79,11 +79,11 @@ pub struct Ctx<'a> {
     pub handles: &'a AddressHandles,
     /// Where receives are taken from.
     pub receives: &'a mut dyn ReceiveQueue,
-    /// Where effects go.
+    /// Where the effects of the call are appended.
     pub out: &'a mut Output,
-    /// What is counted.
+    /// Counted as the call goes, not taken back.
     pub counters: &'a mut Counters,
-    /// What is bounded.
+    /// How much one QP may have under way.
     pub limits: &'a Limits,
     /// The longest frame that the port carries, in bytes.
     pub longest_frame: usize,
@@ -104,7 +104,7 @@ pub trait ReceiveQueue {
 pub struct SharedQueue {
     /// The domain of the memory that the request touches.
     pub pd: PdId,
-    /// Where receives complete.
+    /// The completion queue of its receives.
     pub cq: CqIndex,
 }
 
@@ -115,7 +115,7 @@ pub struct Output {
     pub dma_in: Vec<DmaIn>,
     /// Completions, in order, with their queue.
     pub completions: Vec<(CqIndex, Wc)>,
-    /// Asynchronous events.
+    /// Asynchronous events for the application.
     pub events: Vec<AsyncEvent>,
     /// The payload of the packet that `next_packet` planned last.
     pub gather: Vec<Gather>,
@@ -144,9 +144,9 @@ pub enum DmaIn {
         frame: u16,
         /// Byte offset in the frame.
         offset: u16,
-        /// Bytes.
+        /// Bytes to copy.
         length: u16,
-        /// Where to.
+        /// Where the first byte goes.
         to: Span,
     },
     /// Store the 8 bytes at `offset` of a received frame, in one piece.
@@ -155,27 +155,27 @@ pub enum DmaIn {
         frame: u16,
         /// Byte offset in the frame.
         offset: u16,
-        /// Where to, 8-aligned.
+        /// Where the 8 bytes go; 8-aligned.
         to: Span,
     },
     /// Make what was written before visible to everyone, and if asked persistent.
     Flush {
-        /// Where it begins.
+        /// Where the range begins.
         at: Span,
-        /// Bytes.
+        /// Bytes of the range.
         length: u64,
         /// Until it survives a power loss.
         persistent: bool,
     },
     /// Run an atomic and tell the QP's responder what was there.
     Atomic {
-        /// Whose.
+        /// The QP that was asked, and answers with the result.
         qp: QpIndex,
         /// Which of its responder resources waits for the result.
         resource: u8,
-        /// The 8 bytes.
+        /// The 8 bytes that it works on.
         at: Span,
-        /// What to do.
+        /// The operation and its operands, in host order.
         operation: AtomicOp,
     },
     /// Store the result of an atomic that we requested, in host order.
@@ -184,9 +184,9 @@ pub enum DmaIn {
         value: u64,
         /// Bytes of `value`, in memory order, to skip.
         skip: u8,
-        /// Bytes to store.
+        /// Bytes to store, 1 to 8.
         length: u8,
-        /// Where to.
+        /// Where the first byte goes.
         to: Span,
     },
 }
@@ -211,12 +211,12 @@ pub enum AtomicOp {
     CompareSwap {
         /// What it must be.
         compare: u64,
-        /// What it becomes.
+        /// What is stored if they are equal.
         swap: u64,
     },
     /// Add, wrapping.
     FetchAdd {
-        /// What is added.
+        /// The addend; the sum wraps.
         add: u64,
     },
 }
@@ -234,9 +234,9 @@ impl AtomicOp {
 /// A piece of a packet's payload, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gather {
-    /// Where it lies.
+    /// Where the first byte lies.
     pub from: Span,
-    /// Bytes.
+    /// Bytes of the piece.
     pub length: u16,
 }
 
@@ -247,13 +247,13 @@ pub struct TxPlan {
     pub bth: Bth,
     /// What follows the BTH.
     pub ext: Ext,
-    /// Bytes of payload.
+    /// Bytes of payload, without padding.
     pub payload_len: u16,
     /// The payload is inline data of this send queue position from this byte on, instead of `Output::gather`.
     pub inline: Option<(u32, u32)>,
     /// The way it takes, if not the QP's own.
     pub way: Option<AhId>,
-    /// Why it leaves.
+    /// Why it leaves: new, or again and on whose account.
     pub reason: TxReason,
     /// Request or reply, and which.
     pub(crate) origin: Origin,

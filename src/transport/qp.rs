@@ -29,7 +29,7 @@ pub struct QpConfig {
     pub index: QpIndex,
     /// Its number on the wire.
     pub qpn: Qpn,
-    /// Its protection domain.
+    /// The protection domain of the memory that it uses.
     pub pd: PdId,
     /// Where send completions go.
     pub send_cq: CqIndex,
@@ -50,15 +50,15 @@ pub struct Qp {
     pub index: QpIndex,
     /// Its number on the wire.
     pub qpn: Qpn,
-    /// Its protection domain.
+    /// The protection domain of the memory that it uses.
     pub pd: PdId,
     /// Where send completions go.
     pub send_cq: CqIndex,
     /// Where receive completions go.
     pub recv_cq: CqIndex,
-    /// Every send completes.
+    /// Every send completes, whether or not it asks to be signalled.
     pub sig_all: bool,
-    /// Its service.
+    /// The service, which never changes.
     pub qp_type: QpType,
     /// The sizes that it was made with.
     pub caps: QpCaps,

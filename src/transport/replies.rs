@@ -33,7 +33,7 @@ pub enum Reply {
         psn: Psn,
         /// Messages completed by then.
         msn: u32,
-        /// Timer code.
+        /// The code of the RNR timer, 0 to 31: how long the peer is to wait.
         timer: u8,
     },
     /// The packets of a READ response, from a responder resource.

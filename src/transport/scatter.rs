@@ -86,7 +86,7 @@ pub(super) struct FramePayload {
     pub frame: u16,
     /// Byte offset in the frame.
     pub offset: u16,
-    /// Bytes.
+    /// Bytes of payload.
     pub length: u16,
 }
 

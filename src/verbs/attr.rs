@@ -50,7 +50,7 @@ impl Default for QpCaps {
 /// What a QP is made as (`ibv_qp_init_attr`, without its queues).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpInit {
-    /// Its service.
+    /// The service, which never changes.
     pub qp_type: QpType,
     /// The sizes of its queues.
     pub caps: QpCaps,
@@ -63,17 +63,17 @@ pub struct QpInit {
 pub struct AddressVector {
     /// Our address on the path.
     pub sgid: Gid,
-    /// The peer's.
+    /// The peer's GID, which is its IP address.
     pub dgid: Gid,
-    /// Our MAC address.
+    /// The station address that frames leave from.
     pub smac: [u8; 6],
     /// The next hop's MAC address.
     pub dmac: [u8; 6],
     /// IPv4 TOS or IPv6 traffic class.
     pub traffic_class: u8,
-    /// IPv6 flow label.
+    /// IPv6 flow label, 20 bits; one other than 0 chooses the UDP source port.
     pub flow_label: u32,
-    /// TTL.
+    /// Time to live of IPv4, hop limit of IPv6.
     pub hop_limit: u8,
     /// Service level: the priority, where that goes by the link's (802.1Q) and not by the network's (DSCP).
     pub sl: u8,
@@ -158,7 +158,7 @@ bitflags! {
 /// Attributes for `modify_qp`: those that are `Some` are set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpAttr {
-    /// The next state.
+    /// The state to go to.
     pub state: Option<QpState>,
     /// The state that the caller assumes.
     pub cur_state: Option<QpState>,
@@ -178,9 +178,9 @@ pub struct QpAttr {
     pub path_mtu: Option<Mtu>,
     /// The peer's QP number.
     pub dest_qpn: Option<Qpn>,
-    /// First PSN expected.
+    /// The first PSN that is expected of the peer.
     pub rq_psn: Option<Psn>,
-    /// First PSN sent.
+    /// The first PSN that is sent.
     pub sq_psn: Option<Psn>,
     /// READs and atomics that the peer may have outstanding here.
     pub max_dest_rd_atomic: Option<u8>,
@@ -233,13 +233,13 @@ pub struct QpAttributes {
     pub access: Access,
     /// Payload of a full packet.
     pub path_mtu: Mtu,
-    /// The peer's QP.
+    /// The number of the peer's QP.
     pub dest_qpn: Qpn,
     /// The path, once there is one.
     pub av: Option<AddressVector>,
     /// Local ACK timeout code.
     pub timeout: u8,
-    /// Transport retries.
+    /// How often a packet is sent again before the QP fails, 0 to 7.
     pub retry_cnt: u8,
     /// RNR retries, 7 = for ever.
     pub rnr_retry: u8,

@@ -41,7 +41,7 @@ pub(crate) const LATER: usize = (QP_EX - size_of::<ibv_qp_ex>()) / size_of::<usi
 /// What is behind a queue pair.
 pub(crate) struct Qp {
     pub(crate) pair: QueuePair,
-    /// Who posts sends.
+    /// Taken by whoever posts sends.
     pub(crate) turn: Turn,
     /// Work requests under construction by `ibv_wr_*`; for who has the turn.
     pub(crate) builder: Builder,

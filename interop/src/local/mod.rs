@@ -51,7 +51,7 @@ const NEVER: [&str; 9] = [
 pub struct Site<'a> {
     /// The namespace of its interface; `None` for the one that the runner is in (hardware peers).
     pub namespace: Option<&'a Namespace>,
-    /// The interface.
+    /// The interface that the device stands on.
     pub interface: &'a str,
     /// The interface's addresses, one per IP version that is to be tested.
     pub addresses: &'a [IpAddr],

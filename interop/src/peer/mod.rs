@@ -33,7 +33,7 @@ pub struct Gid {
 pub struct About {
     /// The RDMA device, `rxe0`.
     pub device: String,
-    /// The kernel's release.
+    /// The release of the guest's kernel.
     pub kernel: String,
     /// The release of rdma-core that its program is compiled against, `44.0`; `0.0` where that is not known.
     pub rdma_core: String,

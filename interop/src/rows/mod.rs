@@ -183,15 +183,15 @@ pub enum Stock {
 pub enum Case {
     /// Verified transfers of one operation.
     Transfer {
-        /// The service.
+        /// The transport service of both QPs.
         service: Service,
-        /// The operation.
+        /// The operation that is asked for.
         op: Op,
         /// Path MTU in bytes.
         mtu: usize,
         /// Bytes of a message.
         size: usize,
-        /// What is injected.
+        /// What Roxie's fault port does to frames meanwhile.
         fault: Impairment,
     },
     /// An error that the requester provokes.
@@ -211,13 +211,13 @@ pub enum Case {
 /// A row of the matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Row {
-    /// What carries it.
+    /// The port that carries Roxie's frames.
     pub port: PortKind,
-    /// What it does.
+    /// What the row tries.
     pub case: Case,
-    /// Who requests.
+    /// The side that asks.
     pub requester: Side,
-    /// The IP version.
+    /// The IP version of both ends' addresses.
     pub family: Family,
 }
 

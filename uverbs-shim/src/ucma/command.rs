@@ -27,7 +27,7 @@ const PATHS: usize = 64;
 /// A command, and where it came from.
 pub(super) struct Command<'a> {
     process: &'static Process,
-    /// The open file.
+    /// The open file of the program's that it was written to.
     channel: u64,
     number: u32,
     body: &'a [u8],

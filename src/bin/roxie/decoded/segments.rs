@@ -9,7 +9,7 @@ use roxie::wire::{Bth, Envelope, Icrc, NetHeader, Psn};
 /// The packets of a super-frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segments {
-    /// How many packets.
+    /// How many packets the datagram held.
     pub(crate) count: usize,
     /// Bytes from BTH to ICRC of all but the last, which may be shorter.
     pub(crate) len: usize,

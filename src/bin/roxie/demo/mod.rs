@@ -264,7 +264,7 @@ struct Demo<'a> {
     console: &'a Console,
     interrupt: Interrupt,
     site: Site,
-    /// Where captures go.
+    /// The folder that captures go to.
     directory: PathBuf,
 }
 

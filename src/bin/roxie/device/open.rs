@@ -14,7 +14,7 @@ use crate::output;
 
 /// An open device.
 pub(crate) struct Opened {
-    /// The device.
+    /// The device that the options chose.
     pub(crate) device: Device,
     /// The other end, if it is in this process.
     pub(crate) far: Option<Device>,

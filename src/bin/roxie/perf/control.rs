@@ -68,7 +68,7 @@ pub(super) struct ServerReport {
     pub(super) messages: Option<u64>,
     /// Between the first and the last of them.
     pub(super) seconds: Option<f64>,
-    /// Counters that moved.
+    /// The counters that moved during the run, with their names.
     pub(super) counters: Vec<(String, u64)>,
 }
 

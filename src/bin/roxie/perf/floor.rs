@@ -31,9 +31,9 @@ pub(super) struct Floor<'a> {
     bare: Bare,
     clock: Clock,
     path_mtu: Mtu,
-    /// Once connected.
+    /// The headers of its frames, once it is connected.
     flow: Option<Template>,
-    /// Once armed.
+    /// The frames to send, once it is armed.
     shape: Option<Shape>,
     patience: Patience,
 }

@@ -31,7 +31,7 @@ pub(super) struct Outcome {
 /// How results are shown.
 #[derive(Clone, Debug)]
 pub(super) struct Form {
-    /// As JSON.
+    /// One object of JSON a line instead of a table.
     pub(super) json: bool,
     /// What rates did as well.
     pub(super) plot: Option<Wish>,
