@@ -11,10 +11,8 @@
 
 use std::error::Error;
 
-use roxie::nic::NicConfig;
 use roxie::port::fault::{FaultConfig, FaultPort};
-use roxie::shared::work_queue::Payload;
-use roxie::sim::{Connected, Host, Pair, joined_ports};
+use roxie::sim::{Connected, Host, NicConfig, Pair, Payload, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendWr, WcStatus, WrOpcode};
 

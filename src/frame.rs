@@ -15,7 +15,7 @@ pub const ROCE_V2_PORT: u16 = 4791;
 /// A received frame, borrowed from its port. Bytes `a` then `b`, without FCS.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// The first piece.
+    /// The first piece, which is the whole frame where the port does not split.
     pub a: &'a [u8],
     /// The rest, often empty.
     pub b: &'a [u8],
@@ -78,7 +78,7 @@ impl<'a> Frame<'a> {
 /// A frame that is being built in its port's memory, in up to two pieces.
 #[derive(Debug)]
 pub struct FrameMut<'a> {
-    /// The first piece.
+    /// The first piece, which is the whole frame where the port does not split.
     pub a: &'a mut [u8],
     /// The rest, often empty.
     pub b: &'a mut [u8],

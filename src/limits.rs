@@ -22,7 +22,7 @@ pub const MAX_MESSAGE: u32 = 1 << 31;
 pub struct Limits {
     /// Queue pairs, at most 2^16.
     pub qps: u32,
-    /// Completion queues.
+    /// Completion queues of a device.
     pub cqs: u32,
     /// Memory regions, at most 2^16.
     pub mrs: u32,
@@ -30,9 +30,9 @@ pub struct Limits {
     pub ahs: u32,
     /// Shared receive queues, at most 2^16.
     pub srqs: u32,
-    /// XRC domains.
+    /// XRC domains of a device.
     pub xrcds: u32,
-    /// Multicast groups.
+    /// Multicast groups in which QPs of the device are.
     pub groups: u32,
     /// QPs in one multicast group.
     pub group_members: u32,
@@ -96,7 +96,7 @@ impl Limits {
 pub struct CmLimits {
     /// Connections and resolutions, those that linger included; at most 2^16.
     pub connections: u32,
-    /// Listeners.
+    /// Services that are listened for at once.
     pub listeners: u32,
     /// Events that may wait for the consumer before requests of peers are dropped.
     pub events: usize,

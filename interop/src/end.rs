@@ -12,29 +12,29 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::pattern::Mismatch;
-use crate::rows::{Family, Fault, Op, PortKind, Stock};
+use crate::rows::{Family, Impairment, Op, PortKind, Stock};
 use crate::skip::SkipReason;
 use crate::wire::Wire;
 
 /// A region of registered memory. `key` names it to the end that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
+pub struct Registration {
     /// The end's own name for it.
     pub key: usize,
     /// Its address, as a remote side gives it in a RETH.
     pub addr: u64,
-    /// Its rkey.
+    /// The rkey by which the other end names it.
     pub rkey: u32,
 }
 
 /// What remote sides may do to a region. Local writes are always allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// RDMA READ.
+    /// The other end may READ from it.
     pub read: bool,
-    /// RDMA WRITE.
+    /// The other end may WRITE to it.
     pub write: bool,
-    /// Atomics.
+    /// The other end may run atomics on it.
     pub atomic: bool,
     /// Windows may be bound to it.
     pub bind: bool,
@@ -105,7 +105,7 @@ pub struct Window {
 pub struct Pair {
     /// The end's own name for it.
     pub key: usize,
-    /// Its QPN.
+    /// The number of the QP.
     pub qpn: u32,
 }
 
@@ -138,7 +138,7 @@ pub struct Receive {
     /// Comes back in the completion.
     pub wr_id: u64,
     /// Where the message goes; `None` for no scatter entry.
-    pub to: Option<(Region, usize, usize)>,
+    pub to: Option<(Registration, usize, usize)>,
 }
 
 /// A send request, always signalled.
@@ -146,19 +146,19 @@ pub struct Receive {
 pub struct Request {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// The operation.
+    /// The operation to ask for.
     pub op: Op,
     /// The local side, as (region, offset, length); `None` for no entry.
-    pub local: Option<(Region, usize, usize)>,
+    pub local: Option<(Registration, usize, usize)>,
     /// The remote side, for all but SEND.
     pub remote_addr: u64,
-    /// Its key.
+    /// The rkey of the memory at the other end.
     pub rkey: u32,
     /// Immediate data, in host order.
     pub imm: u32,
     /// The comparand of CMP_SWAP, the addend of FETCH_ADD.
     pub compare_add: u64,
-    /// What CMP_SWAP stores.
+    /// What compare-and-swap stores if the values are equal.
     pub swap: u64,
     /// Whom a datagram is for.
     pub datagram: Option<Destination>,
@@ -169,11 +169,11 @@ pub struct Request {
 /// What a FLUSH asks for, beside its address and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flush {
-    /// Bytes.
+    /// Bytes of the range to flush.
     pub length: usize,
     /// Visible to everyone there.
     pub global: bool,
-    /// Persistent there.
+    /// The answer may come only when the bytes would survive a power loss.
     pub persistent: bool,
     /// The whole region instead of the range.
     pub whole_region: bool,
@@ -201,11 +201,11 @@ impl Request {
 /// Whom a datagram is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The way there.
+    /// The address handle of the way there.
     pub handle: Handle,
     /// The QPN there; [`MULTICAST_QPN`] for a group.
     pub qpn: u32,
-    /// The Q_Key there.
+    /// The Q_Key that the QP there expects.
     pub qkey: u32,
 }
 
@@ -282,9 +282,9 @@ pub enum Done {
 /// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The request's.
+    /// The id that the request was posted with.
     pub wr_id: u64,
-    /// How it went.
+    /// How the request ended.
     pub status: Status,
     /// What it was, if it went well.
     pub done: Option<Done>,
@@ -354,23 +354,27 @@ pub trait End {
     fn address(&mut self, family: Family) -> Result<IpAddr, Error>;
 
     /// Registers `size` bytes, zeroed.
-    fn register(&mut self, size: usize, access: Access) -> Result<Region, Error>;
+    fn register(&mut self, size: usize, access: Access) -> Result<Registration, Error>;
 
     /// Writes the pattern of `seed` over a range of a region.
-    fn fill(&mut self, region: Region, range: Range<usize>, seed: u64) -> Result<(), Error>;
+    fn fill(&mut self, region: Registration, range: Range<usize>, seed: u64) -> Result<(), Error>;
 
     /// Compares a range of a region with the pattern of `seed`.
-    fn mismatch(&mut self, region: Region, range: Range<usize>, seed: u64)
-    -> Result<Option<Mismatch>, Error>;
+    fn mismatch(
+        &mut self,
+        region: Registration,
+        range: Range<usize>,
+        seed: u64,
+    ) -> Result<Option<Mismatch>, Error>;
 
     /// Stores an 8-byte value in host order.
-    fn store(&mut self, region: Region, offset: usize, value: u64) -> Result<(), Error>;
+    fn store(&mut self, region: Registration, offset: usize, value: u64) -> Result<(), Error>;
 
     /// Loads an 8-byte value in host order.
-    fn load(&mut self, region: Region, offset: usize) -> Result<u64, Error>;
+    fn load(&mut self, region: Registration, offset: usize) -> Result<u64, Error>;
 
     /// A range's bytes, 1024 at most.
-    fn read(&mut self, region: Region, range: Range<usize>) -> Result<Vec<u8>, Error>;
+    fn read(&mut self, region: Registration, range: Range<usize>) -> Result<Vec<u8>, Error>;
 
     /// A queue pair with a completion queue of its own, and room for 64 requests and 64 receives.
     fn create_pair(&mut self, kind: PairKind) -> Result<Pair, Error>;
@@ -411,7 +415,7 @@ pub trait End {
         pair: Pair,
         wr_id: u64,
         window: Window,
-        to: (Region, usize, usize),
+        to: (Registration, usize, usize),
     ) -> Result<u32, Error>;
 
     /// Posts the invalidation of a key of this side's.
@@ -454,7 +458,7 @@ pub struct Setup {
     /// The port that carries the row.
     pub port: PortKind,
     /// The fault that is injected in both directions, from `seed`.
-    pub fault: Fault,
+    pub fault: Impairment,
     /// What the fault's choices derive from. A failure prints it.
     pub seed: u64,
     /// The congestion control of its queue pairs, as `--cc` takes it; `None`: none.

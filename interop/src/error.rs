@@ -8,7 +8,7 @@ pub enum Error {
     /// A program that a run needs failed or is missing.
     #[error("`{command}` failed: {output}")]
     Command {
-        /// The command line.
+        /// The command line that was run.
         command: String,
         /// What it said, or why it could not be started.
         output: String,
@@ -38,7 +38,7 @@ pub enum Error {
         command: String,
         /// The errno, or 0.
         code: i32,
-        /// Its reason.
+        /// The reason that it gave.
         message: String,
     },
     /// The peer's answer is not one that the protocol allows.
@@ -46,7 +46,7 @@ pub enum Error {
     Protocol {
         /// The command, as sent.
         command: String,
-        /// What came back.
+        /// The line that came back.
         reply: String,
         /// What was wrong with it.
         why: &'static str,
@@ -56,7 +56,7 @@ pub enum Error {
     Connection {
         /// The command, as sent.
         command: String,
-        /// What broke it.
+        /// What the system said.
         source: io::Error,
     },
     /// Roxie's side refused.
@@ -65,9 +65,9 @@ pub enum Error {
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     File {
-        /// The file.
+        /// The file that could not be used.
         path: String,
-        /// Why.
+        /// What the system said.
         source: io::Error,
     },
 }

@@ -49,11 +49,11 @@ pub struct Report {
 /// How many rows ended in which way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Passed.
+    /// Rows that passed.
     pub pass: usize,
-    /// Failed.
+    /// Rows that failed.
     pub fail: usize,
-    /// Skipped.
+    /// Rows that were skipped, each with its reason.
     pub skip: usize,
     /// Expected and never reported.
     pub missing: usize,

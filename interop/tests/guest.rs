@@ -14,12 +14,12 @@ use interop::exec;
 use interop::guest::{Guest, Image, Kernel, host_lacks, output_folder};
 use interop::network::Namespace;
 use interop::peer::Peer;
-use interop::rows::{self, Case, ErrorCase, Family, Fault, PortKind, Row, Side};
+use interop::rows::{self, Case, ErrorCase, Family, Impairment, PortKind, Row, Side};
 
 /// One row of each operation and error that rxe can do with itself or with another rxe.
 fn short_rows() -> Vec<Row> {
     let plain = |row: &Row| match row.case {
-        Case::Transfer { op, mtu, size, fault: Fault::None, .. } => {
+        Case::Transfer { op, mtu, size, fault: Impairment::None, .. } => {
             mtu == 1024 && (op.is_atomic() || size == 1025)
         }
         Case::Error(error) => error != ErrorCase::MisalignedAtomic,

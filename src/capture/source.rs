@@ -53,7 +53,7 @@ pub enum CaptureError {
     /// The file ends within something.
     #[error("the capture is cut short at byte {offset}, within {what} after frame {after}")]
     Truncated {
-        /// Within what.
+        /// In what the reader was: `packet header`, `block` and so on.
         what: &'static str,
         /// Bytes of the file.
         offset: u64,
@@ -63,7 +63,7 @@ pub enum CaptureError {
     /// The file contradicts itself.
     #[error("the capture is damaged before byte {offset}, after frame {after}: {why}")]
     Damaged {
-        /// With the numbers.
+        /// What is wrong with it, with the numbers.
         why: String,
         /// Bytes that had been read.
         offset: u64,

@@ -94,7 +94,7 @@ pub(super) struct Connection {
     /// The peer's QP, as it is found by in the table of connected QPs.
     pub(super) connected: Option<(u64, Qpn)>,
     pub(super) local_qpn: Qpn,
-    /// What is resolved.
+    /// The service identifier that a resolution (SIDR) asks for.
     pub(super) service: ServiceId,
     pub(super) parameters: Parameters,
     /// How long a packet is under way at most, as a code; the active side's.

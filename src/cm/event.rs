@@ -39,50 +39,50 @@ pub enum Event {
     /// A peer asks for a connection. Answer with `accept` or `reject`; `delay` if that takes longer than the peer's timeout
     /// (a request that comes again meanwhile is answered with an MRA anyway).
     Request {
-        /// The new connection.
+        /// The connection that a consumer accepts or refuses.
         id: CommId,
-        /// Who is asked.
+        /// The listener at which it arrived.
         listener: Listener,
         /// The way to the peer, as its request gives it.
         route: Route,
-        /// The request.
+        /// The whole request (REQ), private data included.
         request: Box<Req>,
     },
     /// A peer asks which datagram QP serves a service. Answer with `answer_resolution`.
     ResolutionRequest {
-        /// The question.
+        /// The question, to be answered or refused.
         id: CommId,
-        /// Who is asked.
+        /// The listener at which it arrived.
         listener: Listener,
         /// The way to the peer.
         route: Route,
-        /// The question.
+        /// The whole question (SIDR_REQ), private data included.
         request: Box<SidrReq>,
     },
     /// The peer accepts our request. Bring the QP to RTS, then call `ready`; or `reject`.
     Reply {
-        /// The connection.
+        /// The connection that this side asked for.
         id: CommId,
         /// What the peer says.
         reply: Box<Rep>,
     },
     /// The peer that we accepted is ready, or has sent data, which says so too.
     Established {
-        /// The connection.
+        /// The connection that this side has agreed to.
         id: CommId,
         /// What came with its RTU; empty if data came first.
         private_data: PrivateData,
     },
     /// The peer refuses, or its REP was refused (stale: its QP counts as connected here). The last event of this connection.
     Rejected {
-        /// The connection.
+        /// The connection, which is over.
         id: CommId,
-        /// What was said.
+        /// The refusal (REJ), with reason and private data.
         reject: Box<Rej>,
     },
     /// The peer did not answer, or cannot. The last event of this connection.
     Unreachable {
-        /// The connection.
+        /// The connection, which is over.
         id: CommId,
         /// Which of our messages: REQ, REP or SIDR_REQ.
         unanswered: Kind,
@@ -91,26 +91,26 @@ pub enum Event {
     },
     /// The peer wants the connection to end. Agree with `disconnect`.
     DisconnectRequested {
-        /// The connection.
+        /// The connection that the peer ends.
         id: CommId,
-        /// The consumer's.
+        /// What the peer's consumer said with it.
         private_data: PrivateData,
     },
     /// The connection has ended. Its QP must not be used for another until [`Event::TimeWaitExit`].
     Disconnected {
-        /// The connection.
+        /// The connection; its QP is not free yet.
         id: CommId,
         /// How it came to that.
         how: HowDisconnected,
     },
     /// Nothing of the connection is under way any more. The last event of this connection.
     TimeWaitExit {
-        /// The connection.
+        /// The connection, whose QP and identifiers are free again.
         id: CommId,
     },
     /// The answer to our question. The last event of it.
     Resolved {
-        /// The question.
+        /// The question of this side, which is over.
         id: CommId,
         /// The way to the peer.
         route: Route,

@@ -19,7 +19,7 @@ use super::{CmError, Event, HowDisconnected, Keeper, ListenOn, Parameters, Route
 /// How a manager behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Its bounds.
+    /// How many connections, listeners and waiting requests there may be.
     pub limits: CmLimits,
     /// What its IDs are made from: they are as hard to guess as it is.
     pub seed: u64,
@@ -59,9 +59,9 @@ impl Default for Config {
 /// A message to be sent from QP1 to QP1, with the Q_Key [`GSI_QKEY`](crate::wire::mad::GSI_QKEY).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// The way.
+    /// The way between the two hosts' QP1.
     pub route: Route,
-    /// The management datagram.
+    /// The management datagram of 256 bytes, ready for QP1.
     pub mad: [u8; MAD_LEN],
 }
 

@@ -11,11 +11,11 @@ use super::Route;
 pub struct Parameters {
     /// The way to the peer.
     pub route: Route,
-    /// The QP's service.
+    /// The transport service of both QPs.
     pub transport: Transport,
     /// We asked for the connection: of an XRC one, ours is the initiator.
     pub active: bool,
-    /// Path MTU.
+    /// Path MTU that both ends use.
     pub path_mtu: Mtu,
     /// The peer's QP; `None`: not known yet.
     pub dest_qpn: Option<Qpn>,
@@ -29,7 +29,7 @@ pub struct Parameters {
     pub max_rd_atomic: u8,
     /// Local ACK timeout code.
     pub timeout: u8,
-    /// Transport retries.
+    /// How often a packet is sent again before the connection fails, 0 to 7.
     pub retry_cnt: u8,
     /// RNR retries, as the peer asks for.
     pub rnr_retry: u8,

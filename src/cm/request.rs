@@ -9,7 +9,7 @@ use crate::wire::{Gid, ServiceId};
 /// The way between two connection managers, which is the connection's too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
-    /// Our address.
+    /// The address of this host that the messages come from.
     pub local: Gid,
     /// The peer's; of the same family.
     pub remote: Gid,
@@ -17,7 +17,7 @@ pub struct Route {
     pub traffic_class: u8,
     /// Flow label, 20 bits. RDMA-CM makes it from the ports: [`port_flow_label`](crate::wire::service_id::port_flow_label).
     pub flow_label: u32,
-    /// TTL.
+    /// Time to live of IPv4, hop limit of IPv6.
     pub hop_limit: u8,
 }
 
@@ -40,7 +40,7 @@ pub struct Arrival {
 /// Our QP, as a peer gets to know it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LocalQp {
-    /// Its number.
+    /// The QP's number, which the peer sends to.
     pub qpn: Qpn,
     /// The first PSN that it expects: the peer begins to send with it.
     pub psn: Psn,
@@ -51,13 +51,13 @@ pub struct LocalQp {
 /// What [`Manager::connect`](super::Manager::connect) asks a peer for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectRequest {
-    /// The service there.
+    /// The service identifier that the peer listens on.
     pub service: ServiceId,
-    /// The way there.
+    /// The way between the two hosts.
     pub route: Route,
-    /// Our QP.
+    /// The QP of this side that the connection is for.
     pub qp: LocalQp,
-    /// Its service.
+    /// The transport service of both QPs.
     pub transport: Transport,
     /// Path MTU, of both ends.
     pub path_mtu: Mtu,
@@ -75,7 +75,7 @@ pub struct ConnectRequest {
     pub rnr_retry_count: u8,
     /// Our QP keeps end-to-end credits.
     pub flow_control: bool,
-    /// Partition key.
+    /// Partition key; 0xffff is the default partition's.
     pub pkey: u16,
     /// Within how long each end should answer: 4.096 us * 2^code, 5 bits.
     pub response_timeout: u8,
@@ -112,7 +112,7 @@ impl ConnectRequest {
 /// How [`Manager::accept`](super::Manager::accept) answers a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcceptOptions {
-    /// Our QP.
+    /// The QP of this side that the connection is for.
     pub qp: LocalQp,
     /// READs and atomics that we answer at a time. No more than the peer will have outstanding are told and used.
     pub responder_resources: u8,
@@ -129,11 +129,11 @@ pub struct AcceptOptions {
 /// What [`Manager::resolve`](super::Manager::resolve) asks for: the datagram QP that serves a service ID.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResolveRequest {
-    /// The service.
+    /// The service identifier that the peer listens on.
     pub service: ServiceId,
-    /// The way there.
+    /// The way between the two hosts.
     pub route: Route,
-    /// Partition key.
+    /// Partition key; 0xffff is the default partition's.
     pub pkey: u16,
     /// Within how long the peer should answer: 4.096 us * 2^code, 5 bits.
     pub response_timeout: u8,

@@ -132,7 +132,7 @@ impl fmt::Display for Unit {
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Description {
-    /// Which knob.
+    /// The knob that the row is about.
     pub knob: Knob,
     /// OFED's name in sysfs.
     pub name: &'static str,
@@ -140,17 +140,17 @@ pub struct Description {
     pub alias: &'static str,
     /// What a value counts.
     pub unit: Unit,
-    /// The smallest value.
+    /// The smallest value that it takes, in `unit`.
     pub least: f64,
-    /// The largest value.
+    /// The largest value that it takes, in `unit`.
     pub most: f64,
     /// True if 0 is taken too, though it is below `least`: it switches off what the knob is for.
     pub zero: bool,
     /// Of an adapter as it is delivered.
     pub connectx: f64,
-    /// Of the paper.
+    /// The value that the paper uses, in `unit`.
     pub paper: f64,
-    /// What it does.
+    /// What it does, in a sentence for people.
     pub help: &'static str,
 }
 
@@ -295,7 +295,7 @@ pub enum KnobError {
     /// The knob takes no such value.
     #[error("{}={text}: {}", knob.name, takes(knob))]
     Value {
-        /// Which knob.
+        /// The knob whose range was missed.
         knob: &'static Description,
         /// What was asked for.
         text: String,
@@ -305,9 +305,9 @@ pub enum KnobError {
         "rpg_min_rate={min} is above rpg_max_rate={max}: the lowest rate must be the highest at most (0 is the line rate)"
     )]
     MinAboveMax {
-        /// Mb/s.
+        /// The lowest rate, `rpg_min_rate`, in Mb/s.
         min: f64,
-        /// Mb/s.
+        /// The highest rate, `rpg_max_rate`, in Mb/s.
         max: f64,
     },
 }

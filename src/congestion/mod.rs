@@ -13,21 +13,24 @@ use std::fmt;
 
 use crate::time::Nanos;
 
-pub mod dcqcn;
-pub mod fixed;
+mod dcqcn;
+mod fixed;
 pub mod knobs;
 mod nearest;
-pub mod notification;
-pub mod pacer;
-pub mod settings;
-pub mod swift;
+mod notification;
+mod pacer;
+mod settings;
+mod settings_error;
+mod swift;
+pub mod swift_knobs;
 
 pub use dcqcn::Dcqcn;
 pub use fixed::Fixed;
 pub use knobs::{Knob, KnobError, Knobs, Preset, Scope};
 pub use notification::{LastNotification, Moderation};
 pub use pacer::Pacer;
-pub use settings::{Settings, SettingsError};
+pub use settings::Settings;
+pub use settings_error::SettingsError;
 pub use swift::Swift;
 
 /// Bits per second, of frames as the port carries them: from the Ethernet header to the ICRC.
@@ -119,7 +122,7 @@ pub trait Control: fmt::Debug + Send {
 /// What a reaction point knows, for people to look at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct State {
-    /// Its rate.
+    /// The rate that it allows now.
     pub rate: Rate,
     /// The rate to which it recovers (DCQCN).
     pub target: Option<Rate>,
@@ -127,4 +130,18 @@ pub struct State {
     pub alpha: Option<f64>,
     /// The last round trip, or its mean (those that go by delay).
     pub round_trip: Option<Nanos>,
+}
+
+impl Settings {
+    /// A reaction point with these settings, for a QP on a link of `line_rate`; `None` if it is off.
+    pub fn control(&self, line_rate: Rate, now: Nanos) -> Option<Box<dyn Control>> {
+        // Nothing of them begins before a packet does.
+        let _ = now;
+        match self {
+            Settings::Off => None,
+            Settings::Dcqcn(knobs) => Some(Box::new(Dcqcn::new(knobs, line_rate))),
+            Settings::Swift(knobs) => Some(Box::new(Swift::new(knobs, line_rate))),
+            Settings::Fixed(rate) => Some(Box::new(Fixed::new(*rate, line_rate))),
+        }
+    }
 }

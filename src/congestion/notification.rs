@@ -26,7 +26,7 @@ impl LastNotification {
 }
 
 /// An address that notifications go to, as 16 bytes: a GID.
-pub type Destination = [u8; 16];
+pub(super) type Destination = [u8; 16];
 
 const WAYS: usize = 4;
 const SETS: usize = 256;

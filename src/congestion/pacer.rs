@@ -15,7 +15,7 @@ use crate::time::Nanos;
 pub struct Pacer {
     /// When `owed` was right.
     at: Nanos,
-    /// Bytes; negative: credit.
+    /// Bytes that were sent and that time has not paid back; negative: credit.
     owed: f64,
     /// Bytes per nanosecond since then. 0 before the first frame.
     speed: f64,

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::knobs::{KnobError, Knobs, Preset};
+use super::Rate;
+use super::knobs::{Knobs, Preset};
 use super::nearest::nearest;
-use super::swift::SwiftKnobs;
-use super::{Control, Dcqcn, Fixed, Rate, Swift};
-use crate::time::Nanos;
+use super::settings_error::SettingsError;
+use super::swift_knobs::SwiftKnobs;
 
 /// Which congestion control, with its knobs. Text of it is read with [`FromStr`] and given back by [`fmt::Display`].
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,86 +25,7 @@ pub enum Settings {
 
 const ALGORITHMS: [&str; 4] = ["off", "dcqcn", "swift", "fixed"];
 
-/// What is wrong with a text.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum SettingsError {
-    /// The first word names no algorithm.
-    #[error("`{name}` is no congestion control: there are off, dcqcn, swift and fixed{}", meant(nearest))]
-    Algorithm {
-        /// What was asked for.
-        name: String,
-        /// What may have been meant.
-        nearest: Option<&'static str>,
-    },
-    /// A part is not `KNOB=VALUE`.
-    #[error("`{0}` sets nothing: write KNOB=VALUE, several with commas between them")]
-    Part(String),
-    /// A preset behind other knobs.
-    #[error("preset={0} sets all knobs: write it before those that differ from it")]
-    PresetLate(String),
-    /// A knob of DCQCN.
-    #[error(transparent)]
-    Dcqcn(#[from] KnobError),
-    /// No knob of this name.
-    #[error("`{name}` is no knob of {of}{}; there are {known}", meant(nearest))]
-    NoKnob {
-        /// Of which algorithm.
-        of: &'static str,
-        /// What was asked for.
-        name: String,
-        /// What may have been meant.
-        nearest: Option<&'static str>,
-        /// All that there are.
-        known: String,
-    },
-    /// A knob takes no such value.
-    #[error("{knob}={text}: it takes {takes}")]
-    Value {
-        /// Which knob.
-        knob: &'static str,
-        /// What was asked for.
-        text: String,
-        /// The range and the unit.
-        takes: String,
-    },
-    /// Swift's flow scaling is upside down.
-    #[error("fs_min_cwnd={min} must be below fs_max_cwnd={max}")]
-    FlowScaling {
-        /// Packets.
-        min: f64,
-        /// Packets.
-        max: f64,
-    },
-    /// `fixed` without its rate.
-    #[error("a fixed rate wants to know which: fixed,rate=100M")]
-    NoRate,
-    /// A rate that is none.
-    #[error(
-        "`{0}` is no rate: write a number from 1k to 10T with its unit, k, M, G or T bits per second, such as 100M or 2.5G"
-    )]
-    Rate(String),
-    /// A knob where there is none.
-    #[error("congestion control is off and has no knobs: `dcqcn` or `dcqcn,{0}` switches it on")]
-    Off(String),
-}
-
-fn meant(nearest: &Option<&'static str>) -> String {
-    nearest.map_or(String::new(), |name| format!(" (did you mean {name}?)"))
-}
-
 impl Settings {
-    /// A reaction point with these settings, for a QP on a link of `line_rate`; `None` if it is off.
-    pub fn control(&self, line_rate: Rate, now: Nanos) -> Option<Box<dyn Control>> {
-        // Nothing of them begins before a packet does.
-        let _ = now;
-        match self {
-            Settings::Off => None,
-            Settings::Dcqcn(knobs) => Some(Box::new(Dcqcn::new(knobs, line_rate))),
-            Settings::Swift(knobs) => Some(Box::new(Swift::new(knobs, line_rate))),
-            Settings::Fixed(rate) => Some(Box::new(Fixed::new(*rate, line_rate))),
-        }
-    }
-
     /// Turns knobs: `rpg_ai_rate=40`, or several with commas between them; `preset=paper` first, if at all.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use crate::nic::{Answer, Command, ControlError};
 /// A command and where its answer goes.
 #[derive(Debug)]
 pub struct Request {
-    /// What to do.
+    /// What the device shall do.
     pub command: Command,
     /// Where to say how it went.
     pub answer: Sender<Result<Answer, ControlError>>,

@@ -14,7 +14,7 @@
 //! A pass that panics is a bug of ours, and what it leaves is not to be trusted. The engine is dead then: whoever
 //! waits is woken, an event says so, and posts and commands fail instead of waiting.
 
-pub mod control;
+mod control;
 mod keeper;
 mod look_on;
 mod pass_times;
@@ -27,7 +27,7 @@ mod wait;
 mod wait_set;
 mod waiters;
 mod watch;
-pub mod worker;
+mod worker;
 
 pub use control::Request;
 pub use pass_times::PassTimes;
@@ -78,7 +78,7 @@ pub enum Drive {
     CallerOnly,
     /// A thread of its own, pinned to a core if one is named, that sleeps after `spin` without work.
     Thread {
-        /// Which core.
+        /// The core that it is pinned to; `None`: the scheduler decides.
         core: Option<usize>,
         /// How long it spins; `Nanos::MAX`: for ever.
         spin: Nanos,

@@ -246,7 +246,7 @@ impl Worker {
             let received = nic::RxFrame { frame, index: index as u16, ip_id_hidden, arrived };
             let outcome = self.nic.receive(now, &received);
             // Frame by frame: its bytes are in the cache now.
-            self.nic.scatter(|_| frame);
+            self.nic.run_dma(|_| frame);
             if notes {
                 self.port.rx_note(index, format_args!("{outcome}"));
             }

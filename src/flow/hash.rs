@@ -45,7 +45,7 @@ const FIELDS: [(RxHashFields, FlowField, u8); 8] = [
 /// A Toeplitz hash of some fields of a frame, as Microsoft's "RSS hashing functions" defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxHash {
-    /// Its key.
+    /// The Toeplitz hash's key, 40 bytes as the application gives them.
     pub key: [u8; RX_HASH_KEY],
     /// What is hashed. Fields that a frame has not are left out; of one that has none the hash is 0.
     pub fields: RxHashFields,

@@ -3,11 +3,11 @@
 /// How datagrams travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AhOptions {
-    /// Traffic class.
+    /// Traffic class or type of service: DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
     /// Service level: the priority, where that goes by it (0 to 7).
     pub sl: u8,
-    /// TTL.
+    /// Time to live of IPv4, hop limit of IPv6.
     pub hop_limit: u8,
     /// IPv6 flow label, 20 bits.
     pub flow_label: u32,

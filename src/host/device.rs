@@ -51,15 +51,15 @@ pub trait Resolve: Send + Sync {
 /// How a device behaves.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceConfig {
-    /// Its bounds.
+    /// How many objects there may be of each kind, and how large.
     pub limits: Limits,
-    /// Who turns it.
+    /// Who turns the NIC: callers, or a thread of its own.
     pub drive: Drive,
-    /// See [`NicConfig::strict_icrc`].
+    /// Packets are dropped whose ICRC fits only an implausible IPv4 identification, where a socket hides it.
     pub strict_icrc: bool,
-    /// See [`NicConfig::mig_req`].
+    /// MigReq in what is sent: ConnectX sends 1, rxe 0.
     pub mig_req: bool,
-    /// See [`NicConfig::rxe_flush_icrc`].
+    /// FLUSH is sent with the ICRC that rdma_rxe of Linux 6.12 to 7.2 gives it, which is wrong, and both are taken.
     pub rxe_flush_icrc: bool,
     /// In which order the interface's addresses become GIDs.
     pub gid_order: GidOrder,

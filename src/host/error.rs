@@ -17,11 +17,11 @@ use crate::wire::Gid;
 #[derive(Debug, thiserror::Error)]
 #[error("no way to {destination} from {device}: {reason}")]
 pub struct ResolveError {
-    /// Who was sought.
+    /// The address whose station address was sought.
     pub destination: IpAddr,
-    /// From where.
+    /// The device that the frames would leave from.
     pub device: String,
-    /// What went wrong.
+    /// What went wrong, for people.
     pub reason: String,
 }
 
@@ -34,27 +34,27 @@ pub enum DeviceError {
     /// The operating system refused memory or a descriptor.
     #[error("{what}: {source}")]
     System {
-        /// What for.
+        /// What the system was asked for.
         what: &'static str,
-        /// What it said.
+        /// What the system said.
         source: io::Error,
     },
     /// There is no such GID.
     #[error("{device} has no GID at index {index}; it has {available}")]
     NoGid {
-        /// The device.
+        /// The device that was asked.
         device: String,
-        /// Which index.
+        /// The GID index that it does not have.
         index: usize,
-        /// What there is.
+        /// Its GIDs by index, for people.
         available: String,
     },
     /// The two ends of a connection are of different address families.
     #[error("the local GID {local} and the remote GID {remote} are of different address families")]
     Families {
-        /// Ours.
+        /// This side's GID.
         local: Gid,
-        /// The peer's.
+        /// The peer's GID, of the other address family.
         remote: Gid,
     },
     /// The port cannot carry even the smallest path MTU.
@@ -95,7 +95,7 @@ pub enum OpenError {
     /// The capture file.
     #[error("cannot write the capture {path}: {source}")]
     Capture {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
         /// What the system said.
         source: io::Error,

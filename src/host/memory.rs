@@ -228,7 +228,7 @@ impl MemoryRegion {
     /// Copies bytes in.
     ///
     /// Other threads' copies see all of it or nothing. Work requests under way and peers do not wait for it: what they
-    /// read or write of these bytes meanwhile is mixed with it, as with any NIC (see [`crate::shared::memory`]).
+    /// read or write of these bytes meanwhile is mixed with it, as with any NIC (see [`crate::shared::HostMemory`]).
     ///
     /// # Errors
     /// If it does not fit the region; nothing was copied. The same for the other copies.

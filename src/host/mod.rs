@@ -64,17 +64,21 @@ mod srq;
 mod stack;
 mod ways;
 
-pub use crate::engine::{MAX_WATCHED, Wait, Watched};
+// What calls of this layer take and return of those below.
+pub use crate::engine::{Drive, EventSink, MAX_WATCHED, Wait, Watched};
+pub use crate::nic::{
+    ClassesError, CongestionConfig, ControlError, EcnPolicy, QpEvent, QpHandle, QpRecord, QpStatus,
+    SrqStatus, TrafficClasses, Trust,
+};
+pub use crate::shared::work_queue::Payload;
+pub use crate::shared::{Armed, HostMemory, PageList, PostError};
+
 pub use ah_options::AhOptions;
 pub use channel::CompletionChannel;
-pub use claim::PortPlan;
-pub use connections::{ConnectionService, Consumer};
 pub use cq::CompletionQueue;
 pub use datagram::AddressHandle;
 pub use device::{Device, DeviceConfig, Resolve};
 pub use error::{DeviceError, OpenError, ResolveError};
-pub use estate::{Estate, SharedPath};
-pub use event_log::{EVENTS, EventLog, LoggedEvent};
 pub use flow::Flow;
 pub use gid_table::{GidEntry, GidOrder, GidTable};
 pub use knob_file::KnobFile;
@@ -84,3 +88,13 @@ pub use qp::{ConnectOptions, Endpoint, QueuePair};
 pub use rdma_cm::{Connection, ConnectionManager, ConnectionRequest, DialError, DialOptions, PortListener};
 pub use srq::{SharedReceiveQueue, XrcDomain};
 pub use stack::Stack;
+
+// For the verbs library and its launcher. They change with those, without notice.
+#[doc(hidden)]
+pub use claim::PortPlan;
+#[doc(hidden)]
+pub use connections::{ConnectionService, Consumer};
+#[doc(hidden)]
+pub use estate::{Estate, SharedPath};
+#[doc(hidden)]
+pub use event_log::{EVENTS, EventLog, LoggedEvent};

@@ -95,11 +95,11 @@ fn check_caps(caps: &QpCaps) -> Result<(), DeviceError> {
 /// One end of a connection: what the other end must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The QP's number.
+    /// The QP's number, to which the peer sends.
     pub qpn: Qpn,
     /// The first PSN that it sends.
     pub psn: Psn,
-    /// Its address.
+    /// The address of the device, as a GID.
     pub gid: Gid,
 }
 
@@ -112,7 +112,7 @@ pub struct ConnectOptions {
     pub access: Access,
     /// Local ACK timeout code.
     pub timeout: u8,
-    /// Transport retries.
+    /// How often a packet is sent again before the connection fails, 0 to 7.
     pub retry_cnt: u8,
     /// RNR retries, 7 = for ever.
     pub rnr_retry: u8,
@@ -120,11 +120,11 @@ pub struct ConnectOptions {
     pub min_rnr_timer: u8,
     /// READs and atomics outstanding, both ways.
     pub max_rd_atomic: u8,
-    /// Traffic class.
+    /// Traffic class or type of service: DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
     /// Service level: the priority, where that goes by it (0 to 7).
     pub sl: u8,
-    /// TTL.
+    /// Time to live of IPv4, hop limit of IPv6.
     pub hop_limit: u8,
 }
 

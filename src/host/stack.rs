@@ -15,7 +15,7 @@ const LOOPBACK_DEPTH: usize = 512;
 /// What stacks on a port.
 #[derive(Clone, Debug, Default)]
 pub struct Stack {
-    /// Faults to inject.
+    /// Faults that are injected, by a layer over the port.
     pub fault: Option<FaultConfig>,
     /// Where to write a capture of both directions, with the NIC's reasons as comments.
     pub capture: Option<PathBuf>,

@@ -15,7 +15,7 @@ use super::{NetdevError, ethtool};
 /// An address and the length of its network's prefix: `192.0.2.1/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IfAddr {
-    /// The address.
+    /// The address, without its prefix length.
     pub ip: IpAddr,
     /// Leading bits that name the network.
     pub prefix: u8,
@@ -51,13 +51,13 @@ impl FromStr for IfAddr {
 pub struct Interface {
     /// Index in its namespace.
     pub index: u32,
-    /// Name.
+    /// The name in this network namespace, such as `eth0`.
     pub name: String,
-    /// Station address.
+    /// Station address, in the order of the wire.
     pub mac: [u8; 6],
     /// The largest L3 packet in bytes.
     pub mtu: usize,
-    /// Administratively up.
+    /// It is administratively up (`IFF_UP`); its carrier may be lost.
     pub up: bool,
     /// Up, and the medium is there (carrier).
     pub running: bool,

@@ -39,7 +39,7 @@ impl Links {
     /// # Errors
     /// If the namespace may not be entered.
     pub fn open_in(ns: &NetNs) -> Result<Links, NetdevError> {
-        let open = || Ok((Netlink::open_in(ns)?, ns.try_clone()?));
+        let open = || Ok((ns.run(Netlink::open)??, ns.try_clone()?));
         let (netlink, ns) = open().map_err(|e| NetdevError::from_io("enter a network namespace", e))?;
         Ok(Links { netlink, ns: Some(ns) })
     }

@@ -9,13 +9,13 @@
 
 pub mod ethtool;
 mod genetlink;
-pub mod interface;
-pub mod link;
+mod interface;
+mod link;
 mod membership;
 pub mod neighbour;
 mod neighbours;
 mod netlink;
-pub mod netns;
+mod netns;
 mod reach;
 mod tap;
 mod watch;
@@ -45,21 +45,21 @@ pub enum NetdevError {
     /// The interface is not Ethernet, so it has no frames for us.
     #[error("{name} is not an Ethernet interface (it has no 6-byte station address); use one that is")]
     NotEthernet {
-        /// The interface.
+        /// The interface that was named.
         name: String,
     },
     /// The caller lacks CAP_NET_ADMIN (or CAP_SYS_ADMIN for namespaces).
     #[error("{action}: not permitted; run as root or give the program CAP_NET_ADMIN and CAP_SYS_ADMIN")]
     NotPermitted {
-        /// What was tried.
+        /// What was tried, as a sentence without its subject.
         action: String,
     },
     /// Any other refusal.
     #[error("{action}: {source}")]
     Kernel {
-        /// What was tried.
+        /// What was tried, as a sentence without its subject.
         action: String,
-        /// The kernel's answer.
+        /// The kernel's answer, as an errno.
         source: io::Error,
     },
 }

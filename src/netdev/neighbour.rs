@@ -33,11 +33,11 @@ pub enum NeighbourError {
         "no route to {destination} through {interface}: {reason} (`ip route get {destination} oif {interface}`)"
     )]
     NoRoute {
-        /// The address.
+        /// The address that was sought.
         destination: IpAddr,
-        /// The interface.
+        /// The interface that the request was for.
         interface: String,
-        /// The kernel's answer.
+        /// The kernel's answer, for people.
         reason: String,
     },
     /// Nobody answered.
@@ -51,7 +51,7 @@ pub enum NeighbourError {
         destination: IpAddr,
         /// Its gateway, or itself.
         next_hop: IpAddr,
-        /// The interface.
+        /// The interface that the request was for.
         interface: String,
         /// How long we waited.
         waited_ms: u128,
@@ -63,17 +63,17 @@ pub enum NeighbourError {
         "{interface} is down, so {destination} cannot be resolved: `ip link set {interface} up`, and check the cable"
     )]
     LinkDown {
-        /// The interface.
+        /// The interface that the neighbour would be on.
         interface: String,
-        /// The address.
+        /// The address that was sought.
         destination: IpAddr,
     },
     /// The kernel refused a request.
     #[error("{action}: {source}")]
     Kernel {
-        /// What was tried.
+        /// What was tried, as a sentence without its subject.
         action: String,
-        /// The kernel's answer.
+        /// The kernel's answer, as an errno.
         source: io::Error,
     },
 }

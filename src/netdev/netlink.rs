@@ -6,12 +6,14 @@ use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkFlags, LinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
-
-use super::NetNs;
 
 /// How often a dump is repeated if the table changed under it (`NLM_F_DUMP_INTR`).
 const DUMP_ATTEMPTS: usize = 8;
+
+/// The index of `lo` in every namespace (`LOOPBACK_IFINDEX` of Linux).
+const LOOPBACK: u32 = 1;
 
 /// One rtnetlink socket. It stays in the namespace it was opened in.
 #[derive(Debug)]
@@ -29,11 +31,6 @@ impl Netlink {
         Ok(Netlink { socket, sequence: 0 })
     }
 
-    /// Opens a socket in `ns`.
-    pub(super) fn open_in(ns: &NetNs) -> io::Result<Netlink> {
-        ns.run(Netlink::open)?
-    }
-
     /// Sends a request and waits for its acknowledgement; returns what came with it.
     pub(super) fn request(
         &mut self,
@@ -41,6 +38,15 @@ impl Netlink {
         flags: u16,
     ) -> io::Result<Vec<RouteNetlinkMessage>> {
         self.exchange(message, flags | NLM_F_ACK).map(|(answers, _)| answers)
+    }
+
+    /// Sets the loopback of the socket's namespace up.
+    pub(super) fn loopback_up(&mut self) -> io::Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = LOOPBACK;
+        message.header.change_mask = LinkFlags::Up;
+        message.header.flags = LinkFlags::Up;
+        self.request(RouteNetlinkMessage::SetLink(message), 0).map(drop)
     }
 
     /// Reads a whole table, again if it changed while it was read.

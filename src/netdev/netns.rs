@@ -12,6 +12,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 
 use super::NetdevError;
+use super::netlink::Netlink;
 
 /// Where `ip netns` looks.
 const DIRECTORY: &str = "/run/netns";
@@ -144,7 +145,8 @@ impl NetNs {
     }
 
     fn loopback_up(&self) -> Result<(), NetdevError> {
-        super::Links::open_in(self)?.set_up("lo", true)
+        let set = self.run(|| Netlink::open()?.loopback_up());
+        set.and_then(|done| done).map_err(|e| NetdevError::from_io("set lo up", e))
     }
 }
 

@@ -96,11 +96,11 @@ pub enum ClassesError {
     /// A setting takes no such value.
     #[error("{setting}={value}: {takes}")]
     Value {
-        /// Which setting.
+        /// The setting, by its name on the command line.
         setting: &'static str,
         /// What was asked for.
         value: String,
-        /// What it takes.
+        /// The values that it takes, for people.
         takes: &'static str,
     },
 }

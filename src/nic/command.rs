@@ -5,11 +5,10 @@ use super::log::QpRecord;
 use crate::congestion::{Settings, State};
 use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
-use crate::transport::qp::Attributes;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, ModifyError, MrIndex, MwIndex, MwType,
-    OpenXrcd, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, Rss, SrqIndex, SrqInit,
-    SrqKind, Srqn, XrcdId,
+    OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, Rss, SrqIndex,
+    SrqInit, SrqKind, Srqn, XrcdId,
 };
 
 /// What an application asks of the device.
@@ -27,14 +26,14 @@ pub enum Command {
         access: Access,
         /// The address by which work requests and peers call its first byte.
         start: u64,
-        /// The memory.
+        /// The application's memory, which stays until the region goes.
         memory: HostMemory,
     },
     /// Registers a region again: what is `Some` changes, with new memory its key as well. After an error it is as it was.
     ReregisterMemory {
-        /// The region.
+        /// The region that is registered again.
         mr: MrIndex,
-        /// Its new domain.
+        /// The domain that it belongs to from now on; `None`: as before.
         pd: Option<PdId>,
         /// What may be done to it.
         access: Option<Access>,
@@ -58,7 +57,7 @@ pub enum Command {
     AllocWindow {
         /// For users of this domain.
         pd: PdId,
-        /// Its kind.
+        /// Type 1, which a call binds, or type 2, which a work request binds.
         kind: MwType,
     },
     /// Asks for the key that the next bind of a window of type 1 gives it.
@@ -67,7 +66,7 @@ pub enum Command {
     FreeWindow(MwIndex),
     /// Makes a completion queue.
     CreateCq {
-        /// Its ring.
+        /// The ring that completions are written to.
         ring: CompletionRing,
         /// What to write when an armed queue gets a completion.
         notify: Option<EventCounter>,
@@ -75,14 +74,14 @@ pub enum Command {
     /// Has a completion queue go on in a ring of another size: what waits is moved there in its order. Nobody may poll or
     /// arm meanwhile.
     ResizeCq {
-        /// Which.
+        /// The queue whose ring is replaced.
         cq: CqIndex,
-        /// The new ring.
+        /// The larger or smaller ring, to which the old one's entries move.
         ring: CompletionRing,
     },
     /// Holds the events of a completion queue back (`ibv_modify_cq`); completions come as ever.
     ModerateCq {
-        /// Which.
+        /// The queue whose events are moderated.
         cq: CqIndex,
         /// Completions for one event; 0 or 1: an event comes at once.
         count: u32,
@@ -102,7 +101,7 @@ pub enum Command {
     },
     /// Changes one. Nothing may be posted to it meanwhile.
     ModifySrq {
-        /// Which.
+        /// The shared receive queue.
         srq: SrqIndex,
         /// A ring of another size: what waits is moved there in its order, and posts go there from then on.
         ring: Option<RecvRing>,
@@ -121,7 +120,7 @@ pub enum Command {
     CreateXrcTarget(XrcdId),
     /// Makes a QP.
     CreateQp {
-        /// Its domain.
+        /// The domain whose memory it may use.
         pd: PdId,
         /// Where send completions go.
         send_cq: CqIndex,
@@ -129,7 +128,7 @@ pub enum Command {
         recv_cq: CqIndex,
         /// Its service and its sizes.
         init: QpInit,
-        /// Its send queue.
+        /// The ring of its send queue, which the application writes.
         sends: SendRing,
         /// Where it takes receives from.
         receives: ReceiveSource,
@@ -215,26 +214,26 @@ pub enum Answer {
 /// Names a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpHandle {
-    /// Its place.
+    /// The index in the table of QPs, by which doorbells name it.
     pub index: QpIndex,
-    /// Its number.
+    /// The number on the wire, 24 bits.
     pub qpn: Qpn,
 }
 
 /// How a QP is.
 #[derive(Clone, Debug)]
 pub struct QpStatus {
-    /// Which.
+    /// Which QP it is: index and number.
     pub handle: QpHandle,
-    /// Its service.
+    /// The service, which never changes.
     pub qp_type: QpType,
-    /// Its state.
+    /// The state at the time of the question.
     pub state: QpState,
-    /// Its attributes.
-    pub attributes: Attributes,
+    /// The attributes that are in force.
+    pub attributes: QpAttributes,
     /// The sizes of its queues. Those of a receive queue that is not its own are 0.
     pub caps: QpCaps,
-    /// Every send completes.
+    /// Every send completes, whether or not it asks to be signalled.
     pub sq_sig_all: bool,
     /// In SQD: something that was started is not complete yet.
     pub draining: bool,
@@ -251,11 +250,11 @@ pub struct QpStatus {
 /// How a shared receive queue is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqStatus {
-    /// Which.
+    /// The index in the table of shared receive queues.
     pub index: SrqIndex,
-    /// Its number.
+    /// The number by which XRC requests name it.
     pub number: Srqn,
-    /// Its domain.
+    /// The domain of the memory that its receives name.
     pub pd: PdId,
     /// What it is for.
     pub kind: SrqKind,
@@ -265,30 +264,30 @@ pub struct SrqStatus {
     pub max_sge: u32,
     /// The armed limit; 0: none, or it was reached.
     pub limit: u32,
-    /// Receives that wait.
+    /// Receives that no QP has taken yet.
     pub waiting: u32,
-    /// It is broken.
+    /// It is broken: nothing is taken from it any more.
     pub failed: bool,
 }
 
 /// How many objects a device has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectCounts {
-    /// Protection domains.
+    /// Protection domains that are allocated.
     pub pds: usize,
-    /// Completion queues.
+    /// Completion queues that are made.
     pub cqs: usize,
-    /// Queue pairs.
+    /// Queue pairs that are made.
     pub qps: usize,
-    /// Shared receive queues.
+    /// Shared receive queues that are made.
     pub srqs: usize,
-    /// XRC domains.
+    /// XRC domains that are open.
     pub xrcds: usize,
     /// Memory regions and windows.
     pub memory: usize,
-    /// Address handles.
+    /// Address handles that are made.
     pub handles: usize,
-    /// Flows.
+    /// Flows that are attached.
     pub flows: usize,
 }
 
@@ -301,15 +300,15 @@ pub enum ControlError {
     /// Something still uses it (`EBUSY`).
     #[error("the {object} is still used by {users} others; destroy those first")]
     Busy {
-        /// What it is.
+        /// The kind of object, for people.
         object: &'static str,
-        /// By how many.
+        /// How many objects still use it.
         users: u32,
     },
     /// The table is full (`ENOMEM`).
     #[error("the device has no room for another {object}: its limit is {limit}")]
     Full {
-        /// What it is.
+        /// The kind of object, for people.
         object: &'static str,
         /// How many there may be.
         limit: u32,
@@ -317,11 +316,11 @@ pub enum ControlError {
     /// A value is beyond what the device offers (`EINVAL`).
     #[error("{what} = {value} is more than the device offers, {limit}")]
     TooLarge {
-        /// Which.
+        /// The number that was too large, for people.
         what: &'static str,
-        /// What was asked.
+        /// What was asked for.
         value: u64,
-        /// What there is.
+        /// The largest value that there can be.
         limit: u64,
     },
     /// A smaller queue than what is in it (`EINVAL`).
@@ -329,9 +328,9 @@ pub enum ControlError {
         "the {object} holds {holds} now, which do not fit {size}; take some out first or ask for more room"
     )]
     TooSmall {
-        /// What it is.
+        /// The kind of object, for people.
         object: &'static str,
-        /// What was asked.
+        /// The size that was asked for.
         size: u32,
         /// What is in it.
         holds: u32,
@@ -357,9 +356,9 @@ pub enum ControlError {
     /// The port could not join (what the system said).
     #[error("cannot join the multicast group {group}: {reason}")]
     Join {
-        /// Which.
+        /// The group that the port was to join.
         group: Gid,
-        /// Why.
+        /// What the system said.
         reason: String,
     },
     /// The port carries RoCE and nothing else (`EOPNOTSUPP`).
@@ -391,7 +390,7 @@ pub enum ControlError {
     /// Access flags that do not go together, or not with this memory (`EINVAL`).
     #[error("access {access:?}: {why}")]
     Access {
-        /// What was asked.
+        /// The flags that were asked for, all of them.
         access: Access,
         /// What is wrong with it.
         why: &'static str,

@@ -28,7 +28,7 @@ pub struct CongestionConfig {
     pub control: Settings,
     /// Which data is ECN-capable; `None`: all that the reaction point is for, if that goes by notifications.
     pub ecn: Option<EcnPolicy>,
-    /// Traffic classes.
+    /// Which priority a packet has, and what each is worth at the arbiter.
     pub classes: TrafficClasses,
     /// What the port carries: where rates begin, and what a quantum of PAUSE lasts by. `None`: 10 Gb/s, unless the interface knows.
     pub line_rate: Option<Rate>,

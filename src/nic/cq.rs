@@ -80,9 +80,9 @@ impl CqEntry {
 /// Completions that a NIC has published; both counts wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Published {
-    /// All of them.
+    /// Completions of sends and receives.
     pub completions: u32,
-    /// Those of receives.
+    /// Those of them that are of receives.
     pub receives: u32,
 }
 

@@ -130,12 +130,12 @@ fn in_stores(
 impl Nic {
     /// Runs what the received frames asked of memory; `frame(i)` is the `i`-th of the burst. As often as is best for the
     /// kind of memory: after each frame, or once for all.
-    pub fn scatter<'f>(&mut self, frame: impl Fn(u16) -> Frame<'f>) {
-        self.run_dma(0, frame);
+    pub fn run_dma<'f>(&mut self, frame: impl Fn(u16) -> Frame<'f>) {
+        self.run_dma_from(0, frame);
     }
 
     /// Runs the operations from number `first` on. False: at least one failed.
-    pub(super) fn run_dma<'f>(&mut self, first: usize, frame: impl Fn(u16) -> Frame<'f>) -> bool {
+    pub(super) fn run_dma_from<'f>(&mut self, first: usize, frame: impl Fn(u16) -> Frame<'f>) -> bool {
         let host = HostSide { regions: &self.regions, table: &self.memory };
         let mut faults = 0;
         for op in self.out.dma_in.drain(first..) {
@@ -178,7 +178,7 @@ impl Nic {
         (first, completions): (usize, usize),
     ) -> Option<Verdict> {
         self.out.may_fault = false;
-        let done = self.run_dma(first, |_| received.frame);
+        let done = self.run_dma_from(first, |_| received.frame);
         if done {
             self.out.result = None;
             return None;

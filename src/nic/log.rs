@@ -19,23 +19,23 @@ pub const LOG_LENGTH: usize = 32;
 pub enum QpEvent {
     /// It went from one state to another.
     State {
-        /// Where it was.
+        /// The state that it left.
         from: QpState,
-        /// Where it is.
+        /// The state that it is in since.
         to: QpState,
     },
     /// A packet came to this, and it was not routine.
     Packet {
-        /// The packet.
+        /// The opcode of the packet that came.
         opcode: Opcode,
-        /// Its PSN.
+        /// The PSN of the packet that came.
         psn: Psn,
         /// What became of it.
         verdict: Verdict,
     },
     /// A frame of another protocol came to this, and it was not routine.
     Frame {
-        /// Its bytes.
+        /// Bytes of the frame, from the Ethernet header on.
         length: usize,
         /// What became of it.
         verdict: Verdict,
@@ -59,7 +59,7 @@ pub enum QpEvent {
 pub struct QpRecord {
     /// When it happened, or happened first.
     pub at: Nanos,
-    /// What happened.
+    /// What happened, with the numbers.
     pub event: QpEvent,
     /// How often the like followed at once.
     pub repeated: u32,

@@ -6,7 +6,7 @@
 //! ```text
 //! execute(command)      control
 //! receive(frame)        parse, find the QP, check the ICRC, hand it over
-//! scatter(frames)       run what the burst asked of memory
+//! run_dma(frames)       run what the burst asked of memory
 //! fire_timers, fetch_posted  retransmission; new work requests
 //! next_turn, plan, emit the arbiter picks a QP, the QP a packet, headers are written
 //! gather, seal          payload is copied, the ICRC computed; or payload_missing
@@ -68,7 +68,7 @@ use table::{NumberedTable, Table};
 /// How a NIC treats what the standard leaves to it.
 #[derive(Clone, Copy, Debug)]
 pub struct NicConfig {
-    /// Its bounds.
+    /// How many objects there may be of each kind, and how large.
     pub limits: Limits,
     /// Secret that QPNs and keys are derived from. Random, except in simulations.
     pub seed: u64,
@@ -120,7 +120,7 @@ struct QpEntry {
     moved: bool,
     /// It stands in the arbiter's queue of urgent ones.
     urgent: bool,
-    /// Its packets' priority.
+    /// The traffic class of its packets, 0 to 7.
     priority: u8,
     /// Its data is sent as ECN-capable.
     capable: bool,

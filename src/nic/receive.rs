@@ -13,7 +13,7 @@ use crate::wire::{self, Icrc, Operation, Packet, Qpn};
 /// A frame as the NIC takes it from a port.
 #[derive(Clone, Copy, Debug)]
 pub struct RxFrame<'a> {
-    /// The bytes.
+    /// The bytes as the port has them, from the Ethernet header on.
     pub frame: Frame<'a>,
     /// Its number in the burst; dma operations name it.
     pub index: u16,
@@ -47,21 +47,21 @@ pub enum RxOutcome {
         taken: usize,
         /// Why the first of those that did not take it did not.
         refused: Option<Verdict>,
-        /// As below.
+        /// The identification that the port does not show, as in `Judged`.
         hidden_id: Option<u16>,
     },
     /// A flow took it to a raw packet QP.
     Steered {
         /// Which; the first, if there are copies.
         qp: QpIndex,
-        /// What it did.
+        /// What the QP made of it.
         verdict: Verdict,
     },
     /// A QP judged it.
     Judged {
-        /// Which.
+        /// The QP that judged it.
         qp: QpIndex,
-        /// What it did.
+        /// What the QP made of it.
         verdict: Verdict,
         /// The IPv4 identification that the ICRC fits, where the port could not see it: the frame as captured
         /// carries another.
@@ -98,7 +98,7 @@ impl fmt::Display for RxOutcome {
 const PLAUSIBLE_IDS: u16 = 128;
 
 impl Nic {
-    /// Takes one frame in. Its effects on memory wait for [`Nic::scatter`].
+    /// Takes one frame in. Its effects on memory wait for [`Nic::run_dma`].
     pub fn receive(&mut self, now: Nanos, received: &RxFrame<'_>) -> RxOutcome {
         match &wire::parse(&received.frame) {
             // Before the ICRC: a packet for nobody costs no more than its headers.

@@ -26,7 +26,7 @@ const L2_OVERHEAD: usize = 18;
 /// How one end of a [`pair`] looks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryConfig {
-    /// Station address.
+    /// Station address, in the order of the wire.
     pub mac: [u8; 6],
     /// Link MTU in bytes. Longer frames from a peer with a larger one are dropped and counted.
     pub mtu: usize,

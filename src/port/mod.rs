@@ -87,7 +87,7 @@ impl PortInfo {
 /// A received frame and what the port could not see of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
-    /// The bytes.
+    /// The bytes, from the Ethernet header on, without FCS.
     pub frame: Frame<'a>,
     /// The IPv4 identification (and the DF bit) in `frame` were made up: sockets do not show them.
     pub ip_id_hidden: bool,

@@ -94,7 +94,7 @@ pub enum CopyFault {
     /// An access outside the memory.
     #[error("{length} bytes at offset {offset} are outside a region of {region} bytes")]
     OutOfBounds {
-        /// Where it began.
+        /// Where the copy began, in bytes from the region's start.
         offset: u64,
         /// How long it was.
         length: usize,
@@ -112,7 +112,7 @@ pub enum CopyFault {
     NotMapped {
         /// The address in the process.
         address: u64,
-        /// How many.
+        /// How many bytes the copy was to move.
         length: usize,
     },
     /// An atomic where there is no memory.

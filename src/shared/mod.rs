@@ -6,21 +6,21 @@
 //! read is copied once before it is judged.
 //!
 //! Architecture invariant: nothing here assumes one address space (`tests/two_processes` runs the two sides in two), except what
-//! [`memory`] offers to reach buffers that the application has anyway.
+//! `memory` offers to reach buffers that the application has anyway.
 
 #![allow(unsafe_code)]
 
-pub mod completion_queue;
+mod completion_queue;
 #[cfg(test)]
 mod completion_queue_tests;
-pub mod doorbell;
+mod doorbell;
 mod event_counter;
 pub mod guard;
 mod mapping;
-pub mod memory;
-pub mod page_list;
+pub(crate) mod memory;
+mod page_list;
 pub mod region;
-pub mod shared_receives;
+mod shared_receives;
 #[cfg(all(test, target_arch = "x86_64", not(miri)))]
 mod stores;
 mod sync;

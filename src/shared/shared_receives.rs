@@ -17,7 +17,7 @@ use crate::verbs::{RecvWr, Sge};
 /// A receive that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// The receive.
+    /// The receive, without its scatter list.
     pub wr: RecvWr,
     /// Fewer are left than the armed limit, which is disarmed by that: say so.
     pub limit_reached: bool,
@@ -28,7 +28,7 @@ pub struct Taken {
 pub struct SharedReceives {
     ring: RecvRing,
     position: AtomicU64,
-    /// 0: not armed.
+    /// Receives below which an event is raised, once; 0: not armed.
     limit: AtomicU32,
 }
 

@@ -46,23 +46,23 @@ pub enum PostError {
     QueueFull {
         /// Work requests posted and not yet completed.
         outstanding: u32,
-        /// Its size.
+        /// Work requests that the queue holds.
         capacity: u32,
     },
     /// The list is longer than the QP was made for (`EINVAL`).
     #[error("{given} scatter/gather entries, the queue was made for {max}")]
     TooManySges {
-        /// Entries given.
+        /// Scatter/gather entries that were given.
         given: usize,
-        /// Entries allowed.
+        /// Scatter/gather entries that the queue was made for.
         max: u32,
     },
     /// Too much inline payload (`ENOMEM` in rdma-core's providers).
     #[error("{given} bytes of inline payload, the queue was made for {max}")]
     TooMuchInline {
-        /// Bytes given.
+        /// Bytes that were to be inline.
         given: usize,
-        /// Bytes allowed.
+        /// Inline bytes that the queue was made for.
         max: u32,
     },
     /// Inline payload makes no sense for a READ, an atomic, a FLUSH or a local operation (`EINVAL`).
@@ -71,9 +71,9 @@ pub enum PostError {
     /// The QP's service has no such operation (`EINVAL`).
     #[error("a QP of type {qp_type:?} cannot {opcode:?}")]
     NotServed {
-        /// What was asked.
+        /// The operation that was posted.
         opcode: WrOpcode,
-        /// Of whom.
+        /// The service, which has no such operation.
         qp_type: QpType,
     },
     /// A message is longer than 2^31 bytes (`EINVAL`).

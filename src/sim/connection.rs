@@ -8,9 +8,9 @@ use crate::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpState, QpType, Qpn
 /// What one end is told of a connection. Both begin with PSN 0 and try again for ever while the other is not ready.
 #[derive(Clone, Copy, Debug)]
 pub struct Connected {
-    /// The peer's number.
+    /// The number of the peer's QP.
     pub peer: Qpn,
-    /// The way there.
+    /// The path to the peer's host.
     pub way: AddressVector,
     /// Payload of a full packet.
     pub path_mtu: Mtu,

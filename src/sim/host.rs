@@ -56,9 +56,9 @@ pub struct HostQp {
 /// A shared receive queue as its application sees it.
 #[derive(Debug)]
 pub struct HostSrq {
-    /// Its place.
+    /// The index in the NIC's table, for commands.
     pub index: SrqIndex,
-    /// Its number.
+    /// The number by which XRC requests name it.
     pub number: Srqn,
     ring: RecvRing,
 }
@@ -66,13 +66,13 @@ pub struct HostSrq {
 /// Registered memory.
 #[derive(Debug)]
 pub struct HostRegion {
-    /// The bytes.
+    /// The bytes, which the test may read and write at any time.
     pub memory: HostMemory,
     /// The virtual address of the first.
     pub address: u64,
-    /// lkey and rkey.
+    /// lkey and rkey, which are the same number.
     pub key: u32,
-    /// Its place.
+    /// The index in the NIC's table, for commands.
     pub index: MrIndex,
 }
 

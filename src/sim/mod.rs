@@ -12,6 +12,11 @@ mod network;
 mod slots;
 mod switch;
 
+// What calls of this layer take and return of those below.
+pub use crate::nic::{Answer, Command, ControlError, NicConfig, QpStatus, ReceiveSource, SrqStatus};
+pub use crate::shared::work_queue::Payload;
+pub use crate::shared::{CompletionRing, HostMemory, PostError};
+
 pub use connection::Connected;
 pub use host::{Host, HostQp, HostRegion, HostSrq};
 pub use network::Network;
@@ -26,11 +31,11 @@ const PASS: Nanos = Nanos(500);
 /// Two hosts and one clock.
 #[derive(Debug)]
 pub struct Pair {
-    /// One end.
+    /// The end that is turned first in each step.
     pub a: Host,
-    /// The other.
+    /// The end that is turned second.
     pub b: Host,
-    /// The time.
+    /// The time that both ends are told.
     pub now: Nanos,
     quiet_passes: u32,
 }

@@ -8,7 +8,7 @@ use crate::time::Nanos;
 pub struct Network {
     /// The hosts, in the order of their stations.
     pub hosts: Vec<Host>,
-    /// The time.
+    /// The time that all hosts are told.
     pub now: Nanos,
 }
 

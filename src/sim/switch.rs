@@ -79,7 +79,7 @@ pub fn mark(frame: &mut [u8]) -> bool {
 pub struct Traffic {
     /// Frames that the station sent.
     pub sent: u64,
-    /// Their bytes.
+    /// Bytes of the frames that were sent.
     pub sent_bytes: u64,
     /// Frames that were for it, by the sender's count.
     pub offered: u64,
@@ -99,7 +99,7 @@ pub struct Traffic {
     pub too_long: u64,
     /// Frames that it took.
     pub delivered: u64,
-    /// Their bytes.
+    /// Bytes of the frames that were delivered.
     pub delivered_bytes: u64,
     /// Frames that it sent to an address that no station has.
     pub nobody: u64,
@@ -289,7 +289,7 @@ impl std::fmt::Debug for Switch {
 /// What a station's port is like.
 #[derive(Clone, Debug)]
 pub struct SwitchPortConfig {
-    /// Station address.
+    /// The station address, by which the switch finds the port.
     pub mac: [u8; 6],
     /// Link MTU in bytes.
     pub mtu: usize,

@@ -70,7 +70,7 @@ impl Mover {
 pub struct Move {
     /// What the QP waited for before.
     pub from: Timer,
-    /// What moved it.
+    /// What happened that moved it.
     pub by: Mover,
     /// What it waits for after.
     pub to: Timer,
@@ -83,9 +83,9 @@ pub struct Move {
 pub struct Arrival {
     /// The state of the QP.
     pub state: QpState,
-    /// The packet.
+    /// The opcode of the packet that came.
     pub opcode: Opcode,
-    /// Where it fell.
+    /// Where its PSN fell, as seen from what was expected.
     pub place: Place,
 }
 
@@ -130,7 +130,7 @@ pub struct Receipt {
     pub service: Service,
     /// Where its receive is to come from.
     pub source: Source,
-    /// What it found.
+    /// What it found at that source.
     pub found: Found,
 }
 

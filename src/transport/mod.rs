@@ -14,39 +14,40 @@
 //! memory, which run before anything that was sent because of them leaves, and completions, which are
 //! published after those copies.
 //!
-//! Read [`requester`], [`completer`], [`retry`] and [`responder`] in this order. The first three are one side of a
-//! connection, the last is the other, with [`duplicates`]; they share no state. [`local`] is the work requests that send nothing, and
-//! [`memory`] which key opens what to whom. [`uc`] and [`ud`] are the services without acknowledgements, in which a request
-//! is done when it has left; [`raw`] is frames of other protocols. [`xrc`] is what the extended reliable connection adds, and [`pace`] what
+//! Read `requester`, `completer`, `retry` and `responder` in this order. The first three are one side of a
+//! connection, the last is the other, with `duplicates`; they share no state. `local` is the work requests that send nothing, and
+//! `memory` which key opens what to whom. `unacknowledged` is what services without acknowledgements share: a request
+//! is done when it has left. `uc` and `ud` are two of them; `raw` is frames of other protocols. `xrc` is what the extended reliable connection adds, and `pace` what
 //! congestion control does.
 //!
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made.
 //! Whatever a peer sends ends in a counted drop, a NAK, or a completion with a status.
 
-pub mod address;
-pub mod check;
-pub mod completer;
+mod address;
+mod check;
+mod completer;
 pub mod coverage;
-pub mod duplicates;
-pub mod local;
-pub mod memory;
-pub mod memory_fault;
-pub mod pace;
-pub mod permutation;
-pub mod placement;
-pub mod qp;
-pub mod raw;
-pub mod replies;
-pub mod reply_packets;
-pub mod requester;
-pub mod responder;
-pub mod retry;
-pub mod scatter;
+mod duplicates;
+mod local;
+pub(crate) mod memory;
+mod memory_fault;
+mod pace;
+mod permutation;
+mod placement;
+mod qp;
+mod raw;
+mod replies;
+mod reply_packets;
+mod requester;
+mod responder;
+mod retry;
+mod scatter;
 pub mod send_queue;
-pub mod uc;
-pub mod ud;
-pub mod verdict;
-pub mod xrc;
+mod uc;
+mod ud;
+mod unacknowledged;
+mod verdict;
+mod xrc;
 
 mod counters;
 mod planted;
@@ -68,7 +69,7 @@ use crate::wire::{Bth, Ext};
 
 /// What a QP needs of its surroundings for one call.
 pub struct Ctx<'a> {
-    /// The time.
+    /// The time of the call, which never goes back.
     pub now: Nanos,
     /// Which keys open what.
     pub memory: &'a mut MemoryTable,
@@ -78,11 +79,11 @@ pub struct Ctx<'a> {
     pub handles: &'a AddressHandles,
     /// Where receives are taken from.
     pub receives: &'a mut dyn ReceiveQueue,
-    /// Where effects go.
+    /// Where the effects of the call are appended.
     pub out: &'a mut Output,
-    /// What is counted.
+    /// Counted as the call goes, not taken back.
     pub counters: &'a mut Counters,
-    /// What is bounded.
+    /// How much one QP may have under way.
     pub limits: &'a Limits,
     /// The longest frame that the port carries, in bytes.
     pub longest_frame: usize,
@@ -103,7 +104,7 @@ pub trait ReceiveQueue {
 pub struct SharedQueue {
     /// The domain of the memory that the request touches.
     pub pd: PdId,
-    /// Where receives complete.
+    /// The completion queue of its receives.
     pub cq: CqIndex,
 }
 
@@ -114,11 +115,11 @@ pub struct Output {
     pub dma_in: Vec<DmaIn>,
     /// Completions, in order, with their queue.
     pub completions: Vec<(CqIndex, Wc)>,
-    /// Asynchronous events.
+    /// Asynchronous events for the application.
     pub events: Vec<AsyncEvent>,
     /// The payload of the packet that `next_packet` planned last.
     pub gather: Vec<Gather>,
-    /// Some of `dma_in` may fail: it is for memory that may be gone, or makes it persistent. See [`memory_fault`].
+    /// Some of `dma_in` may fail: it is for memory that may be gone, or makes it persistent. See `memory_fault`.
     pub may_fault: bool,
     /// When the port saw the packet that is handled, as an input beside the effects: `now` or a little before.
     pub arrived: Nanos,
@@ -143,9 +144,9 @@ pub enum DmaIn {
         frame: u16,
         /// Byte offset in the frame.
         offset: u16,
-        /// Bytes.
+        /// Bytes to copy.
         length: u16,
-        /// Where to.
+        /// Where the first byte goes.
         to: Span,
     },
     /// Store the 8 bytes at `offset` of a received frame, in one piece.
@@ -154,27 +155,27 @@ pub enum DmaIn {
         frame: u16,
         /// Byte offset in the frame.
         offset: u16,
-        /// Where to, 8-aligned.
+        /// Where the 8 bytes go; 8-aligned.
         to: Span,
     },
     /// Make what was written before visible to everyone, and if asked persistent.
     Flush {
-        /// Where it begins.
+        /// Where the range begins.
         at: Span,
-        /// Bytes.
+        /// Bytes of the range.
         length: u64,
         /// Until it survives a power loss.
         persistent: bool,
     },
     /// Run an atomic and tell the QP's responder what was there.
     Atomic {
-        /// Whose.
+        /// The QP that was asked, and answers with the result.
         qp: QpIndex,
         /// Which of its responder resources waits for the result.
         resource: u8,
-        /// The 8 bytes.
+        /// The 8 bytes that it works on.
         at: Span,
-        /// What to do.
+        /// The operation and its operands, in host order.
         operation: AtomicOp,
     },
     /// Store the result of an atomic that we requested, in host order.
@@ -183,9 +184,9 @@ pub enum DmaIn {
         value: u64,
         /// Bytes of `value`, in memory order, to skip.
         skip: u8,
-        /// Bytes to store.
+        /// Bytes to store, 1 to 8.
         length: u8,
-        /// Where to.
+        /// Where the first byte goes.
         to: Span,
     },
 }
@@ -210,12 +211,12 @@ pub enum AtomicOp {
     CompareSwap {
         /// What it must be.
         compare: u64,
-        /// What it becomes.
+        /// What is stored if they are equal.
         swap: u64,
     },
     /// Add, wrapping.
     FetchAdd {
-        /// What is added.
+        /// The addend; the sum wraps.
         add: u64,
     },
 }
@@ -233,9 +234,9 @@ impl AtomicOp {
 /// A piece of a packet's payload, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gather {
-    /// Where it lies.
+    /// Where the first byte lies.
     pub from: Span,
-    /// Bytes.
+    /// Bytes of the piece.
     pub length: u16,
 }
 
@@ -246,13 +247,13 @@ pub struct TxPlan {
     pub bth: Bth,
     /// What follows the BTH.
     pub ext: Ext,
-    /// Bytes of payload.
+    /// Bytes of payload, without padding.
     pub payload_len: u16,
     /// The payload is inline data of this send queue position from this byte on, instead of `Output::gather`.
     pub inline: Option<(u32, u32)>,
     /// The way it takes, if not the QP's own.
     pub way: Option<AhId>,
-    /// Why it leaves.
+    /// Why it leaves: new, or again and on whose account.
     pub reason: TxReason,
     /// Request or reply, and which.
     pub(crate) origin: Origin,

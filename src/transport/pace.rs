@@ -16,7 +16,7 @@ use crate::wire::Psn;
 /// What a paced QP has.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Its reaction point.
+    /// The reaction point; `None`: only a static limit holds.
     control: Option<Box<dyn Control>>,
     /// What it never exceeds, whatever the reaction point says.
     limit: Option<Rate>,

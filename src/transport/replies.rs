@@ -33,7 +33,7 @@ pub enum Reply {
         psn: Psn,
         /// Messages completed by then.
         msn: u32,
-        /// Timer code.
+        /// The code of the RNR timer, 0 to 31: how long the peer is to wait.
         timer: u8,
     },
     /// The packets of a READ response, from a responder resource.
@@ -44,14 +44,14 @@ pub enum Reply {
 
 /// The queue. Bounded: what does not fit is not queued, and the peer's timer asks again.
 #[derive(Debug)]
-pub struct Replies {
+pub(super) struct Replies {
     queue: VecDeque<Reply>,
     bound: usize,
 }
 
 impl Replies {
     /// A queue for a responder with `resources` READs and atomics.
-    pub fn new(resources: usize) -> Replies {
+    pub(super) fn new(resources: usize) -> Replies {
         // One acknowledgement can stand behind each response, a NAK behind that.
         let bound = 2 * resources + 4;
         Replies { queue: VecDeque::with_capacity(bound + 1), bound }
@@ -64,12 +64,12 @@ impl Replies {
     }
 
     /// The oldest.
-    pub fn front(&self) -> Option<Reply> {
+    pub(super) fn front(&self) -> Option<Reply> {
         self.queue.front().copied()
     }
 
     /// Takes the oldest out.
-    pub fn pop(&mut self) {
+    pub(super) fn pop(&mut self) {
         self.queue.pop_front();
     }
 
@@ -89,17 +89,17 @@ impl Replies {
     }
 
     /// True if none waits.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
     /// Forgets all.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.queue.clear();
     }
 
     /// Appends a reply; an acknowledgement directly behind another takes its place. False: full.
-    pub fn push(&mut self, reply: Reply) -> bool {
+    pub(super) fn push(&mut self, reply: Reply) -> bool {
         if let (Reply::Ack { .. }, Some(last @ Reply::Ack { .. })) = (reply, self.queue.back_mut()) {
             *last = reply;
             return true;

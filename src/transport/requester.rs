@@ -25,7 +25,7 @@ const HALF_CIRCLE: u32 = 1 << 23;
 
 /// The requester's state.
 #[derive(Debug)]
-pub struct Requester {
+pub(super) struct Requester {
     pub(super) queue: SendQueue,
     /// The work request that is sent next.
     pub(super) next: u32,

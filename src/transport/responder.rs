@@ -72,7 +72,7 @@ pub(super) enum Executed {
 
 /// The responder's state.
 #[derive(Debug)]
-pub struct Responder {
+pub(super) struct Responder {
     /// The PSN that is due.
     pub(super) expected: Psn,
     /// Messages completed, 24 bits.

@@ -5,7 +5,7 @@ use crate::verbs::{Access, PdId, Sge};
 
 /// Why a list cannot hold or give the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ListError {
+pub(super) enum ListError {
     /// It is shorter than the bytes.
     TooShort,
     /// An entry's key, bounds or rights forbid it.
@@ -13,7 +13,7 @@ pub enum ListError {
 }
 
 /// Bytes of all entries.
-pub fn total(sges: &[Sge]) -> u64 {
+pub(super) fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|s| u64::from(s.length)).sum()
 }
 
@@ -52,7 +52,7 @@ fn walk(
 ///
 /// # Errors
 /// The entry that names no memory of the domain, or none with such rights.
-pub fn check(memory: &MemoryTable, pd: PdId, sges: &[Sge], access: Access) -> Result<(), ListError> {
+pub(super) fn check(memory: &MemoryTable, pd: PdId, sges: &[Sge], access: Access) -> Result<(), ListError> {
     walk(memory, pd, sges, 0, total(sges), access, |_, _| ())
 }
 
@@ -60,7 +60,7 @@ pub fn check(memory: &MemoryTable, pd: PdId, sges: &[Sge], access: Access) -> Re
 ///
 /// # Errors
 /// The entry that names no memory of the domain, or none with such rights.
-pub fn gather(
+pub(super) fn gather(
     memory: &MemoryTable,
     pd: PdId,
     sges: &[Sge],
@@ -81,12 +81,12 @@ pub fn gather(
 
 /// Where the payload of a received packet is.
 #[derive(Clone, Copy, Debug)]
-pub struct FramePayload {
+pub(super) struct FramePayload {
     /// Index in the receive burst.
     pub frame: u16,
     /// Byte offset in the frame.
     pub offset: u16,
-    /// Bytes.
+    /// Bytes of payload.
     pub length: u16,
 }
 
@@ -94,7 +94,7 @@ pub struct FramePayload {
 ///
 /// # Errors
 /// The entry that names no memory of the domain, or none with such rights.
-pub fn plan(
+pub(super) fn plan(
     memory: &MemoryTable,
     pd: PdId,
     sges: &[Sge],
@@ -119,7 +119,7 @@ pub fn plan(
 ///
 /// # Errors
 /// The entry that names no memory of the domain, or none with such rights.
-pub fn zero(
+pub(super) fn zero(
     memory: &MemoryTable,
     pd: PdId,
     sges: &[Sge],
@@ -143,7 +143,7 @@ pub fn zero(
 ///
 /// # Errors
 /// The entry that names no memory of the domain, or none with such rights.
-pub fn store(
+pub(super) fn store(
     memory: &MemoryTable,
     pd: PdId,
     sges: &[Sge],

@@ -10,7 +10,7 @@ use crate::wire::Psn;
 /// A work request in the send queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wqe {
-    /// As posted.
+    /// The work request as it was posted.
     pub wr: SendWr,
     /// False: the opcode in the slot was none.
     pub valid: bool,

@@ -1,20 +1,19 @@
-//! The unreliable connection (IBTA 9.8.2), and what it has in common with datagrams as a requester.
+//! The unreliable connection (IBTA 9.8.2). What it shares with datagrams is in [`super::unacknowledged`].
 //!
-//! Nothing is acknowledged and nothing comes again. A request is done when its last packet has left; the responder takes
-//! whole messages and drops, without a word, those that lost a packet. The message after a gap begins with a FIRST or
-//! ONLY, which is where it resumes. A message longer than the receive that it took is dropped and counted as well, and the receive
-//! serves the next one (class D of IBTA 9.9.3; `RESPST_ERR_LENGTH` in `rxe_resp.c` of Linux 6.12).
+//! The responder takes whole messages and drops, without a word, those that lost a packet. The message after a gap begins with a
+//! FIRST or ONLY, which is where it resumes. A message longer than the receive that it took is dropped and counted as well, and the
+//! receive serves the next one (class D of IBTA 9.9.3; `RESPST_ERR_LENGTH` in `rxe_resp.c` of Linux 6.12).
 
 use super::check::Check;
 use super::planted::PlantedBug;
-use super::requester::{packets_for, segment};
+use super::requester::segment;
 use super::responder::{Message, is_last, payload_of};
 use super::scatter::{self, FramePayload, ListError};
 use super::send_queue::Wqe;
 use super::{Ctx, DmaIn, Origin, Qp, TxPlan, TxReason, Verdict};
 use crate::limits::MAX_MESSAGE;
-use crate::verbs::{Access, AsyncEvent, EventKind, QpState, QpType, SendFlags, Wc, WcOpcode, WcStatus};
-use crate::wire::{Bth, Opcode, Operation, Packet, Position, Qpn};
+use crate::verbs::{Access, SendFlags, WcOpcode, WcStatus};
+use crate::wire::{Bth, Opcode, Operation, Packet, Position};
 
 /// Bits that tell an opcode of UC from the same of RC.
 const UC: u8 = 0x20;
@@ -33,37 +32,12 @@ fn unsuitable(check: Check) -> UcFailure {
 
 /// The requester.
 impl Qp {
-    /// A request that could leave now. One that cannot be sent fails here, and the send queue with it.
-    pub(super) fn next_unacknowledged(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
-        if !self.may_send_requests() {
-            return None;
-        }
-        let next = self.requester.next;
-        let local = self.qp_type == QpType::Uc && self.requester.queue.at(next).wr.opcode.is_local();
-        if local && !self.pass_local_work(ctx) {
-            return None;
-        }
-        let position = self.requester.next;
-        let wqe = *self.requester.queue.at(position);
-        let plan = if !wqe.valid || !self.qp_type.serves(wqe.wr.opcode) {
-            Err(WcStatus::LocQpOp)
-        } else if self.qp_type.is_datagram() {
-            self.plan_datagram(ctx, position, &wqe)
-        } else if self.qp_type == QpType::RawPacket {
-            self.plan_raw(ctx, position, &wqe)
-        } else {
-            self.plan_uc_request(ctx, position, &wqe)
-        };
-        match plan {
-            Ok(plan) => Some(plan),
-            Err(status) => {
-                self.fail_oldest(ctx, status, 0);
-                None
-            }
-        }
-    }
-
-    fn plan_uc_request(&self, ctx: &mut Ctx<'_>, position: u32, wqe: &Wqe) -> Result<TxPlan, WcStatus> {
+    pub(super) fn plan_uc_request(
+        &self,
+        ctx: &mut Ctx<'_>,
+        position: u32,
+        wqe: &Wqe,
+    ) -> Result<TxPlan, WcStatus> {
         if wqe.length > u64::from(MAX_MESSAGE) {
             return Err(WcStatus::LocLen);
         }
@@ -91,95 +65,12 @@ impl Qp {
             origin: Origin::Unacknowledged,
         })
     }
-
-    /// Lists the payload of a packet for the dma stage, or says where it stands inline.
-    pub(super) fn gather_payload(
-        &self,
-        ctx: &mut Ctx<'_>,
-        position: u32,
-        wqe: &Wqe,
-        offset: u64,
-        length: u16,
-    ) -> Result<Option<(u32, u32)>, WcStatus> {
-        ctx.out.gather.clear();
-        if wqe.wr.flags.contains(SendFlags::INLINE) {
-            return Ok(Some((position, offset as u32)));
-        }
-        if length > 0 {
-            let sges = self.requester.queue.sges(position);
-            scatter::gather(ctx.memory, self.pd, sges, offset, length, &mut ctx.out.gather)
-                .map_err(|_| WcStatus::LocProt)?;
-        }
-        Ok(None)
-    }
-
-    /// The planned packet has its slot: with the last of a message the work request is done. Its completion is
-    /// published after the payload was copied.
-    pub(super) fn unacknowledged_sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
-        let mtu = self.attributes().path_mtu.bytes();
-        let (datagram, connected) = (self.qp_type.is_datagram(), self.qp_type.is_connected());
-        let r = &mut self.requester;
-        let psn = r.psn;
-        let wqe = r.queue.at_mut(r.next);
-        if !wqe.started {
-            wqe.started = true;
-            wqe.first_psn = psn;
-            wqe.packets = if connected { packets_for(wqe.length, mtu) } else { 1 };
-            r.psn = wqe.end_psn();
-        }
-        if datagram && plan.bth.dest_qp == Qpn::MULTICAST {
-            self.group_source = plan.way.and_then(|way| ctx.handles.find(way)).map(|handle| handle.sgid);
-        }
-        let r = &mut self.requester;
-        r.next_packet += 1;
-        r.sent_end = plan.bth.psn + 1;
-        r.una = r.sent_end;
-        if r.next_packet == r.queue.at(r.next).packets {
-            r.next = r.next.wrapping_add(1);
-            r.next_packet = 0;
-            self.complete_oldest(ctx);
-        }
-    }
-
-    /// The send queue is flushed and takes nothing until `modify_qp` says so; receives live on (IBTA 10.3.1.6).
-    pub(super) fn enter_send_queue_error(&mut self, ctx: &mut Ctx<'_>) {
-        self.set_send_queue_error();
-        self.flush_sends(ctx);
-        let r = &mut self.requester;
-        // A message that broke off in the middle gives the numbers of its unsent packets back.
-        r.psn = r.sent_end;
-        r.failed = None;
-    }
 }
 
 /// The responder.
 impl Qp {
-    /// A packet arrived for a QP that acknowledges nothing.
-    pub(super) fn handle_unacknowledged(
-        &mut self,
-        ctx: &mut Ctx<'_>,
-        packet: &Packet,
-        frame: u16,
-    ) -> Verdict {
-        match self.state() {
-            QpState::Reset | QpState::Init | QpState::Err => {
-                ctx.counters.rx_wrong_state += 1;
-                Verdict::WrongState(self.state())
-            }
-            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe if self.qp_type.is_datagram() => {
-                self.handle_datagram(ctx, packet, frame)
-            }
-            QpState::Rtr => {
-                self.note_established(ctx);
-                self.handle_uc_request(ctx, packet, frame)
-            }
-            // An error of the send queue is none of the receives'.
-            QpState::Rts | QpState::Sqd | QpState::Sqe => self.handle_uc_request(ctx, packet, frame),
-        }
-    }
-
     /// IBTA 9.8.2.2.2: what begins a message is taken whatever its PSN; what goes on must follow its predecessor.
-    fn handle_uc_request(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+    pub(super) fn handle_uc_request(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         let psn = packet.bth.psn;
         let r = &mut self.responder;
         let expected = r.expected;
@@ -306,18 +197,5 @@ impl Qp {
             self.responder.message = Message::None;
         }
         Ok(())
-    }
-
-    /// The memory of the receive that a message was for is not to be written: it fails, and the QP goes to the error state.
-    pub(super) fn fail_receive(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) -> Verdict {
-        if let Some(receive) = self.responder.receive.take() {
-            ctx.counters.resp_cqe_error += 1;
-            let wc =
-                Wc { wr_id: receive.wr_id, status, opcode: WcOpcode::Recv, qpn: self.qpn, ..Wc::default() };
-            ctx.out.completions.push((self.recv_cq, wc));
-        }
-        ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpFatal));
-        self.enter_error(ctx);
-        Verdict::ReceiveFailed(status)
     }
 }

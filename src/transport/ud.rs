@@ -16,12 +16,12 @@ use super::responder::payload_of;
 use super::scatter::{self, FramePayload, ListError};
 use super::send_queue::Wqe;
 use super::{Ctx, Origin, Qp, TxPlan, TxReason, Verdict};
-use crate::verbs::{QpType, RecvWr, SendFlags, UdAddress, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode};
-pub use crate::wire::mad::GSI_QKEY;
+use crate::verbs::{QpType, SendFlags, UdAddress, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode};
+pub(super) use crate::wire::mad::GSI_QKEY;
 use crate::wire::{Bth, Deth, Ext, NetHeader, Opcode, Packet, Qpn};
 
 /// Bytes that every receive of a datagram begins with.
-pub const GRH_LEN: u32 = 40;
+pub(super) const GRH_LEN: u32 = 40;
 /// Bytes of an IPv4 header without options.
 const IPV4_LEN: u32 = 20;
 /// In a work request's Q_Key: take the QP's own (IBTA 10.2.5).
@@ -113,37 +113,6 @@ impl Qp {
         };
         ctx.out.completions.push((self.recv_cq, wc));
         Verdict::Executed
-    }
-
-    /// What came does not go into the receive that it took. If it is too long it is dropped, and the receive serves the next one;
-    /// memory that is not to be written is the application's fault, and fails the receive.
-    #[cold]
-    pub(super) fn not_received(&mut self, ctx: &mut Ctx<'_>, error: ListError) -> Verdict {
-        match error {
-            ListError::TooShort if PlantedBug::LongDatagramEnds.is() => {
-                self.fail_receive(ctx, WcStatus::LocLen)
-            }
-            ListError::TooShort => {
-                ctx.counters.resp_local_length_error += 1;
-                ctx.counters.rx_dropped_unacknowledged += 1;
-                Verdict::Unsuitable(Check::ReceiveLength)
-            }
-            ListError::Protection => self.fail_receive(ctx, WcStatus::LocProt),
-        }
-    }
-
-    /// A receive for what is whole with one packet: the one that was too short for another, or a new one. `None`, and
-    /// counted: there is none.
-    pub(super) fn receive_for_one(&mut self, ctx: &mut Ctx<'_>) -> Option<RecvWr> {
-        let r = &mut self.responder;
-        if r.receive.is_none() {
-            r.receive = ctx.receives.take(&mut r.sges);
-        }
-        if r.receive.is_none() {
-            ctx.counters.out_of_buffer += 1;
-            ctx.counters.rx_dropped_unacknowledged += 1;
-        }
-        r.receive
     }
 
     /// The network header, then the payload.

@@ -80,7 +80,7 @@ pub enum Verdict {
 pub struct RateChange {
     /// Bits per second before.
     pub from: u64,
-    /// And after.
+    /// The rate after it, in bits per second.
     pub to: u64,
     /// DCQCN's alpha then, in thousandths.
     pub alpha: Option<u16>,
@@ -119,7 +119,7 @@ pub enum TxReason {
     New,
     /// A request, again.
     Again {
-        /// Why.
+        /// What made it leave again.
         cause: Cause,
         /// Retries used up so far: 0 if this going back costs none.
         attempt: u8,

@@ -3,6 +3,7 @@
 use bitflags::bitflags;
 
 use crate::limits::{MAX_INLINE, MAX_SGE, MAX_WR};
+use crate::time::Nanos;
 
 use super::{Access, Gid, Mtu, Psn, QpState, QpType, Qpn};
 
@@ -49,7 +50,7 @@ impl Default for QpCaps {
 /// What a QP is made as (`ibv_qp_init_attr`, without its queues).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpInit {
-    /// Its service.
+    /// The service, which never changes.
     pub qp_type: QpType,
     /// The sizes of its queues.
     pub caps: QpCaps,
@@ -62,17 +63,17 @@ pub struct QpInit {
 pub struct AddressVector {
     /// Our address on the path.
     pub sgid: Gid,
-    /// The peer's.
+    /// The peer's GID, which is its IP address.
     pub dgid: Gid,
-    /// Our MAC address.
+    /// The station address that frames leave from.
     pub smac: [u8; 6],
     /// The next hop's MAC address.
     pub dmac: [u8; 6],
     /// IPv4 TOS or IPv6 traffic class.
     pub traffic_class: u8,
-    /// IPv6 flow label.
+    /// IPv6 flow label, 20 bits; one other than 0 chooses the UDP source port.
     pub flow_label: u32,
-    /// TTL.
+    /// Time to live of IPv4, hop limit of IPv6.
     pub hop_limit: u8,
     /// Service level: the priority, where that goes by the link's (802.1Q) and not by the network's (DSCP).
     pub sl: u8,
@@ -157,7 +158,7 @@ bitflags! {
 /// Attributes for `modify_qp`: those that are `Some` are set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpAttr {
-    /// The next state.
+    /// The state to go to.
     pub state: Option<QpState>,
     /// The state that the caller assumes.
     pub cur_state: Option<QpState>,
@@ -177,9 +178,9 @@ pub struct QpAttr {
     pub path_mtu: Option<Mtu>,
     /// The peer's QP number.
     pub dest_qpn: Option<Qpn>,
-    /// First PSN expected.
+    /// The first PSN that is expected of the peer.
     pub rq_psn: Option<Psn>,
-    /// First PSN sent.
+    /// The first PSN that is sent.
     pub sq_psn: Option<Psn>,
     /// READs and atomics that the peer may have outstanding here.
     pub max_dest_rd_atomic: Option<u8>,
@@ -222,5 +223,88 @@ impl QpAttr {
             (self.rate_limit.is_some(), AttrMask::RATE_LIMIT),
         ];
         bits.into_iter().filter(|(set, _)| *set).fold(AttrMask::empty(), |mask, (_, bit)| mask | bit)
+    }
+}
+
+/// The attributes of a QP as they are in force.
+#[derive(Clone, Copy, Debug)]
+pub struct QpAttributes {
+    /// What a peer may do through the QP.
+    pub access: Access,
+    /// Payload of a full packet.
+    pub path_mtu: Mtu,
+    /// The number of the peer's QP.
+    pub dest_qpn: Qpn,
+    /// The path, once there is one.
+    pub av: Option<AddressVector>,
+    /// Local ACK timeout code.
+    pub timeout: u8,
+    /// How often a packet is sent again before the QP fails, 0 to 7.
+    pub retry_cnt: u8,
+    /// RNR retries, 7 = for ever.
+    pub rnr_retry: u8,
+    /// RNR timer code that we ask of the peer.
+    pub min_rnr_timer: u8,
+    /// READs and atomics outstanding as requester.
+    pub max_rd_atomic: u8,
+    /// READs and atomics outstanding as responder.
+    pub max_dest_rd_atomic: u8,
+    /// The key that a datagram must present.
+    pub qkey: u32,
+    /// The BTH's MigReq bit: ConnectX sends 1, rxe 0.
+    pub mig_req: bool,
+    /// Give and heed credits in AETHs. Linux negotiates them off, so off is the default.
+    pub end_to_end_credits: bool,
+    /// How fast to send at most.
+    pub rate_limit: Option<RateLimit>,
+}
+
+impl Default for QpAttributes {
+    /// Those of a QP in RESET.
+    fn default() -> QpAttributes {
+        QpAttributes {
+            access: Access::empty(),
+            path_mtu: Mtu::Mtu256,
+            dest_qpn: Qpn::new(0),
+            av: None,
+            timeout: 0,
+            retry_cnt: 0,
+            rnr_retry: 0,
+            min_rnr_timer: 0,
+            max_rd_atomic: 0,
+            max_dest_rd_atomic: 0,
+            qkey: 0,
+            mig_req: false,
+            end_to_end_credits: false,
+            rate_limit: None,
+        }
+    }
+}
+
+impl QpAttributes {
+    /// How long to wait for an acknowledgement: 4.096 us * 2^code; `None`: for ever.
+    pub fn ack_timeout(&self) -> Option<Nanos> {
+        (self.timeout != 0).then(|| Nanos(4_096 << self.timeout))
+    }
+
+    /// Takes over what `attr` sets; the rest stays.
+    pub(crate) fn apply(&mut self, attr: &QpAttr) {
+        fn set<T>(to: &mut T, from: Option<T>) {
+            if let Some(value) = from {
+                *to = value;
+            }
+        }
+        set(&mut self.access, attr.access);
+        set(&mut self.path_mtu, attr.path_mtu);
+        set(&mut self.dest_qpn, attr.dest_qpn);
+        set(&mut self.timeout, attr.timeout);
+        set(&mut self.retry_cnt, attr.retry_cnt);
+        set(&mut self.rnr_retry, attr.rnr_retry);
+        set(&mut self.min_rnr_timer, attr.min_rnr_timer);
+        set(&mut self.max_rd_atomic, attr.max_rd_atomic);
+        set(&mut self.max_dest_rd_atomic, attr.max_dest_rd_atomic);
+        set(&mut self.qkey, attr.qkey);
+        self.av = attr.av.or(self.av);
+        self.rate_limit = attr.rate_limit.or(self.rate_limit);
     }
 }

@@ -180,17 +180,17 @@ bitflags! {
 /// A work completion. After an error only `wr_id`, `status`, `qpn` and `vendor_err` mean something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wc {
-    /// As posted.
+    /// The id that the application posted the request with.
     pub wr_id: u64,
-    /// How it ended.
+    /// How it ended; if not with success, only `wr_id`, `qpn` and `vendor_err` mean something.
     pub status: WcStatus,
-    /// What it was.
+    /// What the request was, or how the receive was consumed.
     pub opcode: WcOpcode,
     /// What else is valid.
     pub flags: WcFlags,
     /// Why, for people: the syndrome byte (AETH, IBTA 9.7.5.1) of the answer that ended it, or zero. See [`Wc::explain`].
     pub vendor_err: u8,
-    /// The local QP.
+    /// The number of the local QP.
     pub qpn: Qpn,
     /// Bytes received, read or exchanged.
     pub byte_len: u32,

@@ -19,7 +19,7 @@ pub struct FlowRule {
 /// How a QP for receive side scaling spreads frames over others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rss {
-    /// What decides.
+    /// Which fields of a frame choose the queue, and how.
     pub hash: RxHash,
     /// Raw packet QPs, a power of two of them: a frame goes to the one at the hash's lowest bits.
     pub table: Vec<QpIndex>,

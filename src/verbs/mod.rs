@@ -11,7 +11,7 @@ mod srq;
 mod transitions;
 mod work;
 
-pub use attr::{AddressVector, AttrMask, QpAttr, QpCaps, QpInit, RateLimit};
+pub use attr::{AddressVector, AttrMask, QpAttr, QpAttributes, QpCaps, QpInit, RateLimit};
 pub use completion::{AsyncEvent, EventKind, Wc, WcFlags, WcOpcode, WcStatus};
 pub use flow::{FlowId, FlowRule, Rss};
 pub use modify::{ModifyError, check_transition};

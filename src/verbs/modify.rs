@@ -21,7 +21,7 @@ pub enum ModifyError {
     NotInAssumedState {
         /// Where the QP is.
         actual: QpState,
-        /// `cur_state`.
+        /// The state that the caller takes the QP to be in (`cur_state`).
         assumed: QpState,
     },
     /// Attributes are missing or not allowed here.
@@ -37,9 +37,9 @@ pub enum ModifyError {
     },
     /// An attribute has a value that cannot be.
     Value {
-        /// Its name.
+        /// The name of the attribute.
         attribute: &'static str,
-        /// What was given.
+        /// The value, which is out of its range.
         value: u64,
         /// What may be given.
         allowed: String,

@@ -34,9 +34,9 @@ impl Default for SrqInit {
 /// A file, as the system tells them apart: those who have it open share an XRC domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {
-    /// Its device.
+    /// The device of the file (`st_dev`).
     pub device: u64,
-    /// Its inode.
+    /// The inode of the file (`st_ino`).
     pub inode: u64,
 }
 

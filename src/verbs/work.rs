@@ -128,20 +128,20 @@ bitflags! {
 /// A piece of local memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
-    /// Virtual address.
+    /// Virtual address of the first byte.
     pub addr: u64,
     /// Bytes. (0 means 0: Roxie does not read it as 2^31.)
     pub length: u32,
-    /// The region's key.
+    /// The key of the region that the bytes are in.
     pub lkey: LKey,
 }
 
 /// Whom a datagram is for (`ibv_send_wr.wr.ud`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdAddress {
-    /// The way there.
+    /// The address handle of the way.
     pub ah: AhId,
-    /// The QP there.
+    /// The number of the QP that it goes to; 0xffffff: the group's.
     pub remote_qpn: Qpn,
     /// Its Q_Key. With the highest bit set: the sending QP's own is used instead (IBTA 10.2.5).
     pub remote_qkey: u32,
@@ -152,9 +152,9 @@ pub struct UdAddress {
 pub struct SendWr {
     /// Returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub opcode: WrOpcode,
-    /// How.
+    /// Signalled, fenced, solicited, inline.
     pub flags: SendFlags,
     /// Immediate data in host order, for the operations that carry it.
     pub imm: u32,
@@ -164,7 +164,7 @@ pub struct SendWr {
     pub rkey: RKey,
     /// Compare operand, or what to add.
     pub compare_add: u64,
-    /// Swap operand.
+    /// What compare-and-swap stores if the values are equal.
     pub swap: u64,
     /// Whom it is for, from a UD QP.
     pub ud: UdAddress,
@@ -179,7 +179,7 @@ pub struct WindowBind {
     pub window: RKey,
     /// The key that it gets. Type 2: the old one with another variant byte; type 1: one that the device gave for it.
     pub new_key: RKey,
-    /// The region.
+    /// The lkey of the region that is mapped anew.
     pub region: LKey,
     /// The first address, as the region counts.
     pub address: u64,
@@ -196,7 +196,7 @@ pub struct FastRegistration {
     pub key: RKey,
     /// The address by which work requests and peers call its first byte; its low bits are the place in the first page.
     pub start: u64,
-    /// Bytes.
+    /// Bytes that the window opens.
     pub length: u64,
     /// Bytes of a page, as a power of two: 12 to 30.
     pub page_shift: u8,
@@ -207,15 +207,15 @@ pub struct FastRegistration {
 /// What a FLUSH asks for (IBTA annex A19: FETH).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlushRange {
-    /// The peer's key.
+    /// The rkey of the range to flush.
     pub rkey: RKey,
-    /// The peer's address.
+    /// Where the range begins, as the peer calls it.
     pub address: u64,
     /// Bytes, at most 2^31.
     pub length: u32,
     /// Visible to everyone there.
     pub global: bool,
-    /// Persistent there.
+    /// The peer answers only when the bytes would survive a power loss.
     pub persistent: bool,
     /// The whole region of the key instead of the range.
     pub whole_region: bool,

@@ -32,7 +32,7 @@ pub enum RoceVersion {
 /// What all packets of a flow have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlowSpec {
-    /// Our MAC address.
+    /// The station address that frames leave from.
     pub src_mac: [u8; 6],
     /// The next hop's MAC address.
     pub dst_mac: [u8; 6],
@@ -40,7 +40,7 @@ pub struct FlowSpec {
     pub vlan: Option<u16>,
     /// Our address. IPv4 is used if both ends are IPv4-mapped.
     pub src: Gid,
-    /// The peer's address.
+    /// The peer's address, as a GID.
     pub dst: Gid,
     /// TOS or traffic class: DSCP and ECN.
     pub traffic_class: u8,
@@ -50,7 +50,7 @@ pub struct FlowSpec {
     pub hop_limit: u8,
     /// UDP source port; see [`entropy_port`].
     pub source_port: u16,
-    /// The encapsulation.
+    /// The encapsulation: v2 over UDP, or v1 with a GRH.
     pub version: RoceVersion,
 }
 

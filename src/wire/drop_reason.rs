@@ -19,13 +19,13 @@ pub enum Drop {
         what: &'static str,
         /// Bytes of frame that it takes.
         need: usize,
-        /// Bytes there are.
+        /// Bytes that there are.
         have: usize,
     },
     /// The IP header contradicts itself or its EtherType.
     #[error("IP version {version}, header of {header_len} bytes, packet of {total_len}")]
     BadIpHeader {
-        /// Its version nibble.
+        /// The version nibble of the IP header.
         version: u8,
         /// Bytes of its header.
         header_len: usize,

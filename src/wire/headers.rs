@@ -57,11 +57,11 @@ pub struct Bth {
     pub mig_req: bool,
     /// Zero bytes between payload and ICRC, 0 to 3.
     pub pad: u8,
-    /// Transport version, 0.
+    /// Transport header version; 0 is the only one.
     pub tver: u8,
     /// Partition key; bit 15 is full membership.
     pub pkey: u16,
-    /// Forward congestion notification.
+    /// Forward congestion: a switch has marked the packet (RoCE v2 has ECN instead).
     pub fecn: bool,
     /// Backward congestion notification; set in a CNP.
     pub becn: bool,
@@ -71,9 +71,9 @@ pub struct Bth {
     pub dest_qp: Qpn,
     /// Asks for an acknowledgement.
     pub ack_req: bool,
-    /// Seven reserved bits.
+    /// The seven reserved bits beside AckReq, as they came.
     pub reserved7: u8,
-    /// Packet sequence number.
+    /// Packet sequence number, 24 bits.
     pub psn: Psn,
 }
 
@@ -152,9 +152,9 @@ struct RawReth {
 /// RDMA extended header: the remote memory of a WRITE, READ, FLUSH or ATOMIC WRITE.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reth {
-    /// Virtual address.
+    /// Virtual address of the first byte at the responder.
     pub va: u64,
-    /// Remote key.
+    /// The key of the region or window at the responder.
     pub rkey: u32,
     /// Bytes of the whole message, at most 2^31.
     pub dma_len: u32,
@@ -226,7 +226,7 @@ struct RawAtomicEth {
 pub struct AtomicEth {
     /// Virtual address, a multiple of 8.
     pub va: u64,
-    /// Remote key.
+    /// The key of the region or window at the responder.
     pub rkey: u32,
     /// What to swap in, or to add.
     pub swap_or_add: u64,
@@ -265,7 +265,7 @@ impl AtomicEth {
 pub struct Deth {
     /// Queue key, which must match the receiver's.
     pub qkey: u32,
-    /// The sender.
+    /// The number of the QP that sent it.
     pub src_qp: Qpn,
 }
 

@@ -5,22 +5,22 @@
 //! headers below the transport, [`Template::write_headers`] puts a packet's in front of its
 //! payload and [`Template::seal`] computes the ICRC.
 //!
-//! Read first: [`opcode`], the one table of what follows a BTH, then [`headers`]. What QP1 carries is in [`mad`] and [`cm`].
+//! Read first: `opcode`, the one table of what follows a BTH, then `headers`. What QP1 carries is in [`mad`] and [`cm`].
 //!
 //! Architecture invariant: nothing here depends on the rest of the crate but
 //! [`crate::frame`]; nothing here allocates or reads a clock; no input panics.
 
-pub mod build;
+mod build;
 pub mod cm;
 pub mod display;
 mod drop_reason;
 mod gid;
-pub mod headers;
+mod headers;
 pub mod icrc;
 pub mod mac_control;
 pub mod mad;
 pub mod net;
-pub mod opcode;
+mod opcode;
 pub mod parse;
 mod psn;
 mod qpn;

@@ -92,18 +92,18 @@ pub struct Ipv4Header {
     pub total_len: u16,
     /// Identification, which the ICRC covers.
     pub id: u16,
-    /// DF is set.
+    /// The DF bit is set.
     pub dont_fragment: bool,
-    /// Time to live.
+    /// Time to live, 0 to 255.
     pub ttl: u8,
     /// Header checksum as it came.
     pub checksum: u16,
     /// The header checksum is right. The ICRC covers all it protects but TOS and TTL, so a
     /// wrong one does not stop the parser.
     pub checksum_ok: bool,
-    /// Source address.
+    /// The address of the sender.
     pub src: Ipv4Addr,
-    /// Destination address.
+    /// The address of the receiver.
     pub dst: Ipv4Addr,
 }
 
@@ -112,15 +112,15 @@ pub struct Ipv4Header {
 pub struct Ipv6Header {
     /// DSCP in bits 7:2, ECN in bits 1:0.
     pub traffic_class: u8,
-    /// 20 bits.
+    /// Flow label, 20 bits.
     pub flow_label: u32,
     /// Bytes after this header.
     pub payload_len: u16,
-    /// Hop limit.
+    /// Hop limit, 0 to 255.
     pub hop_limit: u8,
-    /// Source address.
+    /// The address of the sender.
     pub src: Ipv6Addr,
-    /// Destination address.
+    /// The address of the receiver.
     pub dst: Ipv6Addr,
 }
 

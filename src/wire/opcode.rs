@@ -152,13 +152,13 @@ impl BitOr for Headers {
 /// One row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpcodeInfo {
-    /// The opcode.
+    /// The opcode of this row, service bits included.
     pub opcode: Opcode,
-    /// Its name: `RC_SEND_ONLY`.
+    /// Its name, as tools print it: `RC_SEND_ONLY`.
     pub name: &'static str,
-    /// The service.
+    /// The transport service, the upper three bits.
     pub service: Service,
-    /// The operation.
+    /// What the packet is a part of, or an answer to.
     pub operation: Operation,
     /// The place in the message.
     pub position: Position,

@@ -72,9 +72,9 @@ pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmaHeader {
-    /// Who asks.
+    /// The address of the side that asks.
     pub source: IpAddr,
-    /// From which port.
+    /// The port of the side that asks, as its program sees it.
     pub source_port: u16,
     /// Who is asked; of the same family.
     pub destination: IpAddr,

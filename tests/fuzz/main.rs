@@ -7,6 +7,7 @@
 
 #![allow(unreachable_pub)]
 
+mod commands;
 mod congestion;
 mod input;
 mod management;

@@ -28,6 +28,7 @@ mod queues;
 mod raw;
 mod reasons;
 mod regions;
+mod regions_gone;
 mod replays;
 mod requester;
 mod responder;

@@ -13,8 +13,8 @@ use roxie::wire::{Aeth, AtomicEth, Ext, NakCode, Opcode, Psn, Reth, Syndrome};
 
 use crate::{Answer, FIRST, Stage};
 
-const SOON: Nanos = Nanos(1000);
-const ACK: Syndrome = Syndrome::Ack { credits: 31 };
+pub(crate) const SOON: Nanos = Nanos(1000);
+pub(crate) const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 const PAGE: usize = 4096;
 
 impl Stage {
@@ -63,7 +63,7 @@ impl Stage {
     }
 
     /// What a pass has sent, be it more than a burst.
-    fn all_arrived(&mut self) -> Vec<(Opcode, Psn)> {
+    pub(crate) fn all_arrived(&mut self) -> Vec<(Opcode, Psn)> {
         let mut all = self.arrived();
         while let more @ [_, ..] = &self.arrived()[..] {
             all.extend(more);
@@ -76,17 +76,17 @@ impl Stage {
     }
 }
 
-fn memory(length: usize) -> HostMemory {
+pub(crate) fn memory(length: usize) -> HostMemory {
     HostMemory::allocate(length).expect("the system has this little")
 }
 
 #[derive(Clone, Copy)]
 pub(crate) struct Region {
-    index: MrIndex,
+    pub(crate) index: MrIndex,
     pub(crate) key: u32,
 }
 
-fn bytes(memory: &HostMemory, offset: u64, length: usize) -> Vec<u8> {
+pub(crate) fn bytes(memory: &HostMemory, offset: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     memory.read(offset, &mut bytes).expect("inside");
     bytes
@@ -534,85 +534,4 @@ fn the_region_of_all_addresses_serves_local_work_and_no_peer() {
     stage.wait(SOON);
     let last = [(3, WcStatus::LocProt), (4, WcStatus::WrFlush)];
     assert_eq!(stage.statuses(), [&[(1, WcStatus::Success), (2, WcStatus::Success)][..], &last].concat());
-}
-
-#[test]
-fn a_region_goes_while_half_of_it_is_read() {
-    let mut stage = Stage::new();
-    let memory = memory(1 << 16);
-    let region = stage.register(Access::READ_WRITE, 0, memory).expect("a region");
-    // More packets than leave in one pass.
-    let reth = Reth { va: 0, rkey: region.key, dma_len: 1 << 16 };
-    let bth = roxie::wire::Bth {
-        opcode: Opcode::RC_READ_REQUEST,
-        dest_qp: stage.qp.handle.qpn,
-        ..roxie::wire::Bth::default()
-    };
-    stage.send(&bth, &Ext::Reth(reth), &[]);
-    stage.host.worker.poll(stage.now);
-    let first = stage.all_arrived();
-    assert!((1..256).contains(&first.len()), "{}", first.len());
-    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("it is there");
-    let refusal = Answer::nak(first.len() as u32, NakCode::RemoteAccess);
-    assert!(stage.answers() == [refusal], "not a packet more of it");
-}
-
-#[test]
-fn a_region_goes_while_half_of_it_is_written() {
-    let mut stage = Stage::new();
-    let memory = memory(512);
-    let region = stage.register(Access::READ_WRITE, 0, memory.clone()).expect("a region");
-    let reth = Reth { va: 0, rkey: region.key, dma_len: 512 };
-    assert_eq!(stage.request(Opcode::RC_WRITE_FIRST, 0, Ext::Reth(reth), &[1; 256]), [Answer::ack(0)]);
-    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("it is there");
-    let answers = stage.request(Opcode::RC_WRITE_LAST, 1, Ext::None, &[1; 256]);
-    stage.assert_access_ended(&answers, 1);
-    assert_eq!(bytes(&memory, 0, 512), [[1; 256], [0; 256]].concat());
-}
-
-#[test]
-fn a_region_goes_while_a_receive_fills_it() {
-    let mut stage = Stage::new();
-    let memory = memory(512);
-    let region = stage.register(Access::LOCAL_WRITE, 0, memory.clone()).expect("a region");
-    let sge = Sge { addr: 0, length: 512, lkey: LKey(region.key) };
-    stage.host.post_recv(&stage.qp, 5, &[sge]).expect("room");
-    stage.request(Opcode::RC_SEND_FIRST, 0, Ext::None, &[1; 256]);
-    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("it is there");
-    let answers = stage.request(Opcode::RC_SEND_LAST, 1, Ext::None, &[1; 256]);
-    assert_eq!(stage.statuses(), [(5, WcStatus::LocProt)]);
-    stage.assert_ended_by(&answers, 1, NakCode::RemoteOperational, EventKind::QpFatal);
-    assert_eq!(bytes(&memory, 0, 512), [[1; 256], [0; 256]].concat());
-}
-
-#[test]
-fn a_region_goes_while_half_of_it_is_sent() {
-    let mut stage = Stage::new();
-    let region = stage.register(Access::empty(), 0, memory(1 << 16)).expect("a region");
-    let sges = [Sge { addr: 0, length: 1 << 16, lkey: LKey(region.key) }];
-    stage.post_list(&SendWr { wr_id: 1, ..SendWr::default() }, &sges);
-    stage.host.worker.poll(stage.now);
-    let first = stage.all_arrived();
-    assert!((1..256).contains(&first.len()), "{}", first.len());
-    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("it is there");
-    assert_eq!(stage.wait(SOON), []);
-    stage.acknowledge(FIRST + 63, ACK, 0);
-    assert_eq!(stage.wait(SOON), [], "there is room in the window, and not a packet more");
-    assert_eq!(stage.statuses(), [(1, WcStatus::LocProt)]);
-}
-
-#[test]
-fn a_region_goes_before_the_answer_to_a_read_comes() {
-    let mut stage = Stage::new();
-    let memory = memory(64);
-    let region = stage.register(Access::LOCAL_WRITE, 0, memory.clone()).expect("a region");
-    let sges = [Sge { addr: 0, length: 64, lkey: LKey(region.key) }];
-    stage.post_list(&SendWr { wr_id: 1, opcode: WrOpcode::Read, ..SendWr::default() }, &sges);
-    stage.wait(SOON);
-    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("it is there");
-    let aeth = Ext::Aeth(Aeth { syndrome: ACK.into(), msn: 1 });
-    stage.answer(Opcode::RC_READ_RESPONSE_ONLY, FIRST, aeth, &[1; 64]);
-    stage.wait(SOON);
-    assert_eq!(stage.statuses(), [(1, WcStatus::LocProt)]);
-    assert_eq!(bytes(&memory, 0, 64), [0; 64]);
 }

@@ -337,7 +337,7 @@ fn rates_labels_and_service_levels_are_set_and_what_cannot_be_is_refused() {
             if port == "xdp" {
                 assert_eq!(marks, set([(0x68, source_port)]), "{told}");
             } else {
-                // Sockets have ports of their own; what goes along one way takes one of them (`udp/tx.rs`).
+                // Sockets have ports of their own; what goes along one way takes one of them (`udp/tx`).
                 assert_eq!((marks.len(), marks.first().map(|m| m.0)), (1, Some(0x68)), "{told}");
             }
         }

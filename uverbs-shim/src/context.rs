@@ -1,25 +1,20 @@
-//! A context: what `ibv_open_device` returns, with the table of functions that applications call through it.
+//! A context: what `ibv_open_device` returns.
 //!
 //! `verbs_context` grows downwards from the `ibv_context` that applications hold, so the longer form of later releases is allocated,
 //! with nothing in the slots that this library does not know.
 
-use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
-use crate::cancellation::Uncancelled;
-use crate::events::EventQueue;
+use crate::abi::{ibv_context, verbs_context};
+use crate::event_queue::EventQueue;
 use crate::family::Family;
+use crate::fork;
 use crate::newer::VERBS_CONTEXT;
 use crate::nic::Nic;
-use crate::object::{Errno, code, pointer};
+use crate::object::Errno;
 use crate::published::{Counted, Kind};
-use crate::{cq, device, flow, fork, memory, pd, poll_ex, post, qp, query, srq, wq};
-
-/// `abi_compat` of a context that has a `verbs_context` around it.
-const EXTENDED: usize = usize::MAX;
 
 /// What is behind a context.
 pub(crate) struct Context {
@@ -60,118 +55,32 @@ pub(crate) unsafe fn context<'a>(held: *mut ibv_context) -> Result<&'a Context, 
     if behind.generation == fork::generation() { Ok(behind) } else { Err(libc::EIO) }
 }
 
-/// Opens the device for a program or a library in it.
-pub(crate) fn open(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
-    let nic = Nic::open("ibv_open_device")?;
-    let (family, command) = Family::new()?;
-    make(device, nic, family, command)
+impl Context {
+    /// `command` is the context's own.
+    pub(crate) fn new(
+        nic: Arc<Nic>,
+        events: Arc<EventQueue>,
+        family: Arc<Family>,
+        command: OwnedFd,
+    ) -> Context {
+        let _counted = family.published.add(Kind::Ctx);
+        Context { nic, events, family, _command: command, generation: fork::generation(), _counted }
+    }
 }
 
-/// Makes another context of the same open device, which has the descriptor from now on.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_context {
-    let _uncancelled = Uncancelled::new();
-    const CALL: &str = "ibv_import_device";
-    pointer(Family::of(CALL, descriptor).and_then(|family| {
-        let nic = Nic::open(CALL)?;
-        // SAFETY: the contract: it is the caller's own, who gives it away; `of` found that it is open.
-        let command = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        make(device::the_device(), nic, family, command)
-    }))
-}
-
-fn make(
-    device: *mut ibv_device,
-    nic: Arc<Nic>,
-    family: Arc<Family>,
-    command: OwnedFd,
-) -> Result<*mut ibv_context, Errno> {
-    let events = Arc::new(EventQueue::new()?);
-    nic.add_context(&events);
-    let context = ibv_context {
-        device,
-        ops: legacy_operations(),
-        // Programs hand it to system calls of their own only after having found a driver that they know.
-        cmd_fd: command.as_raw_fd(),
-        async_fd: events.raw_fd(),
-        num_comp_vectors: query::COMPLETION_VECTORS,
-        abi_compat: EXTENDED as *mut c_void,
-        ..ibv_context::default()
-    };
-    let block = Box::new(Block {
-        unknown: [0; (VERBS_CONTEXT - size_of::<verbs_context>()) / 8],
-        verbs: verbs_context { sz: VERBS_CONTEXT, context, ..operations() },
-        behind: Context {
-            _counted: family.published.add(Kind::Ctx),
-            nic,
-            events,
-            family,
-            _command: command,
-            generation: fork::generation(),
-        },
-    });
+/// Makes the allocation, and returns what applications hold of it.
+pub(crate) fn allocate(verbs: verbs_context, behind: Context) -> *mut ibv_context {
+    let unknown = [0; (VERBS_CONTEXT - size_of::<verbs_context>()) / 8];
+    let block = Box::new(Block { unknown, verbs: verbs_context { sz: VERBS_CONTEXT, ..verbs }, behind });
     // The block is reached through what applications hold, so the pointer has to cover all of it.
-    Ok(Box::into_raw(block).cast::<u8>().wrapping_add(HELD).cast())
+    Box::into_raw(block).cast::<u8>().wrapping_add(HELD).cast()
 }
 
-/// Closes a context.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_close_device(held: *mut ibv_context) -> c_int {
-    let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an open context, of which nothing is left.
-    code(unsafe { context(held) }.map(|_| {
-        // SAFETY: `open` made it of a box.
-        drop(unsafe { Box::from_raw(block(held)) });
-    }))
-}
-
-/// The functions that applications have called through the context since the first release.
-fn legacy_operations() -> ibv_context_ops {
-    ibv_context_ops {
-        _compat_query_device: Some(query::ibv_query_device),
-        _compat_query_port: Some(query::query_port_short),
-        alloc_mw: Some(memory::alloc_mw),
-        bind_mw: Some(memory::bind_mw),
-        dealloc_mw: Some(memory::dealloc_mw),
-        poll_cq: Some(cq::poll_cq),
-        req_notify_cq: Some(cq::req_notify_cq),
-        post_srq_recv: Some(srq::post_srq_recv),
-        post_send: Some(post::post_send),
-        post_recv: Some(post::post_recv),
-        ..ibv_context_ops::default()
-    }
-}
-
-/// The functions that came later. An empty slot makes the caller's inline function return `EOPNOTSUPP`.
-fn operations() -> verbs_context {
-    verbs_context {
-        query_port: Some(query::query_port),
-        advise_mr: Some(memory::advise_mr),
-        alloc_null_mr: Some(memory::alloc_null_mr),
-        alloc_dm: Some(memory::alloc_dm),
-        free_dm: Some(memory::free_dm),
-        reg_dm_mr: Some(memory::reg_dm_mr),
-        alloc_parent_domain: Some(pd::alloc_parent_domain),
-        alloc_td: Some(pd::alloc_td),
-        dealloc_td: Some(pd::dealloc_td),
-        modify_cq: Some(cq::modify_cq),
-        modify_qp_rate_limit: Some(qp::modify_qp_rate_limit),
-        query_rt_values: Some(query::query_rt_values),
-        create_cq_ex: Some(poll_ex::create_cq_ex),
-        query_device_ex: Some(query::query_device_ex),
-        create_qp_ex: Some(qp::create_qp_ex),
-        open_qp: Some(qp::open_qp),
-        create_wq: Some(wq::create_wq),
-        modify_wq: Some(wq::modify_wq),
-        destroy_wq: Some(wq::destroy_wq),
-        create_rwq_ind_table: Some(wq::create_table),
-        destroy_rwq_ind_table: Some(wq::destroy_table),
-        ibv_create_flow: Some(flow::create_flow),
-        ibv_destroy_flow: Some(flow::destroy_flow),
-        get_srq_num: Some(srq::get_srq_num),
-        create_srq_ex: Some(srq::create_srq_ex),
-        open_xrcd: Some(srq::open_xrcd),
-        close_xrcd: Some(srq::close_xrcd),
-        ..verbs_context::default()
-    }
+/// Gives the allocation back.
+///
+/// # Safety
+/// [`allocate`] made it, and nobody uses it any more.
+pub(crate) unsafe fn free(held: *mut ibv_context) {
+    // SAFETY: `allocate` made it of a box of this type, as the caller says, and this is the only time that it is given back.
+    drop(unsafe { Box::from_raw(block(held)) });
 }

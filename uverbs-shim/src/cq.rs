@@ -1,5 +1,6 @@
 //! Completion queues, and the channels on which they raise events.
 
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, RawFd};
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use roxie::host::{CompletionChannel, CompletionQueue, Wait, Watched};
 use roxie::shared::Armed;
+use roxie::time::Nanos;
 use roxie::verbs::{Wc, WcFlags};
 
 use crate::abi::{
@@ -16,15 +18,17 @@ use crate::abi::{
 };
 use crate::cancellation::Uncancelled;
 use crate::context::context;
-use crate::events::Element;
-use crate::nic::{Source, lock};
+use crate::event_queue::Element;
+use crate::lock::lock;
+use crate::nic::Source;
 use crate::object::{Errno, Face, behind, code, give, minus_one, pointer, put, set_errno, take_back};
 use crate::pd::Users;
-use crate::poll_ex::Poll;
 use crate::published::{Counted, Kind};
-use crate::query::COMPLETION_VECTORS;
 use crate::report::{device, refuse};
 use crate::waiting::{Acknowledgements, Turn, Woken, take_count, take_count_now, wait_for_any};
+
+/// Completion vectors: one engine raises all events.
+pub(crate) const COMPLETION_VECTORS: c_int = 1;
 
 /// What is behind a completion queue. Applications hold the shorter `ibv_cq`, which `ibv_cq_ex` begins with.
 pub(crate) struct Cq {
@@ -38,6 +42,13 @@ pub(crate) struct Cq {
     pub(crate) poll: Poll,
     _counted: Counted,
 }
+
+/// The completion at hand and when it came about. Only who has the queue's `poll_turn` touches it.
+#[derive(Default)]
+pub(crate) struct Poll(pub(crate) UnsafeCell<(Wc, Nanos)>);
+
+// SAFETY: see the type: its users exclude one another.
+unsafe impl Sync for Poll {}
 
 impl Face for ibv_cq_ex {
     type Whole = ibv_cq_ex;

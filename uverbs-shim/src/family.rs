@@ -5,6 +5,7 @@
 //! another process. Here objects are this process's, and so is the descriptor: a small file in memory, which is known by its inode, however
 //! often it was duplicated. Its name says whose it is, and its content what others may know ([`crate::published`]).
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -13,14 +14,12 @@ use std::sync::{Arc, Mutex, Weak};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::fstat;
 
-use crate::device::interface_index;
 use crate::fork;
-use crate::memory::{Dm, Mr};
-use crate::nic::lock;
+use crate::lock::lock;
 use crate::object::Errno;
-use crate::pd::Pd;
 use crate::published::{NAME, Published};
 use crate::report::refuse;
+use crate::settings::interface_index;
 
 /// The contexts of one command descriptor and its duplicates.
 pub(crate) struct Family {
@@ -38,13 +37,8 @@ struct Objects {
     by_handle: HashMap<u32, Object>,
 }
 
-/// An object that can be imported.
-#[derive(Clone)]
-pub(crate) enum Object {
-    Pd(Arc<Pd>),
-    Mr(Arc<Mr>),
-    Dm(Arc<Dm>),
-}
+/// An object that can be imported: a protection domain, a region, device memory.
+type Object = Arc<dyn Any + Send + Sync>;
 
 /// All that have a context.
 static FAMILIES: Mutex<Vec<Weak<Family>>> = Mutex::new(Vec::new());
@@ -101,11 +95,7 @@ impl Family {
     }
 
     /// Takes in an object, which is made when its place is known, and returns its handle.
-    pub(crate) fn add<T>(
-        self: &Arc<Self>,
-        make: impl FnOnce(Place) -> T,
-        object: impl FnOnce(Arc<T>) -> Object,
-    ) -> Arc<T> {
+    pub(crate) fn add<T: Any + Send + Sync>(self: &Arc<Self>, make: impl FnOnce(Place) -> T) -> Arc<T> {
         let mut objects = lock(&self.objects);
         loop {
             objects.last = objects.last.wrapping_add(1);
@@ -113,7 +103,7 @@ impl Family {
             // 0 is what objects have that cannot be imported.
             if handle != 0 && !objects.by_handle.contains_key(&handle) {
                 let made = Arc::new(make(Place { family: Arc::downgrade(self), handle }));
-                objects.by_handle.insert(handle, object(Arc::clone(&made)));
+                objects.by_handle.insert(handle, made.clone());
                 return made;
             }
         }
@@ -123,13 +113,9 @@ impl Family {
     ///
     /// # Errors
     /// `ENOENT` if there is none, or one of another kind.
-    pub(crate) fn find<T>(
-        &self,
-        call: &str,
-        handle: u32,
-        kind: impl FnOnce(Object) -> Option<Arc<T>>,
-    ) -> Result<Arc<T>, Errno> {
-        let found = lock(&self.objects).by_handle.get(&handle).cloned().and_then(kind);
+    pub(crate) fn find<T: Any + Send + Sync>(&self, call: &str, handle: u32) -> Result<Arc<T>, Errno> {
+        let found = lock(&self.objects).by_handle.get(&handle).cloned();
+        let found = found.and_then(|object| object.downcast().ok());
         found.map_or_else(
             || refuse(call, libc::ENOENT, format_args!("handle {handle}: no such object in this context")),
             Ok,
@@ -197,8 +183,15 @@ mod tests {
     #[test]
     fn a_handle_that_nothing_has_is_no_object() {
         let (family, _descriptor) = Family::new().unwrap();
-        let pd = |object| if let Object::Pd(pd) = object { Some(pd) } else { None };
-        assert_eq!(family.find("test", 0, pd).err(), Some(libc::ENOENT));
-        assert_eq!(family.find("test", 1, pd).err(), Some(libc::ENOENT));
+        assert_eq!(family.find::<u8>("test", 0).err(), Some(libc::ENOENT));
+        assert_eq!(family.find::<u8>("test", 1).err(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn an_object_is_found_as_what_it_is_and_as_nothing_else() {
+        let (family, _descriptor) = Family::new().unwrap();
+        let handle = family.add(|place| (7u8, place)).1.handle();
+        assert_eq!(family.find::<(u8, Place)>("test", handle).map(|found| found.0), Ok(7));
+        assert_eq!(family.find::<u8>("test", handle).err(), Some(libc::ENOENT));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Read `object.rs` first: how a C structure and the Rust object behind it are one. Then `context.rs`, `qp.rs` and `post.rs`: the
 //! way of a work request from `ibv_post_send` to [`roxie::host::QueuePair`]. `ucma` is the other half: the file through which the stock
-//! `librdmacm` connects, with `interpose.rs` before it. `link` beside this crate makes the shared library of
+//! `librdmacm` connects, with `interpose` before it. `link` beside this crate makes the shared library of
 //! it.
 //!
 //! # The discipline at the boundary
@@ -33,48 +33,68 @@ mod abi {
     include!(concat!(env!("OUT_DIR"), "/abi.rs"));
 }
 
+// Each may use those before it.
+
 // What every call stands on.
 mod cancellation;
 mod fork;
+mod lock;
 mod object;
+mod plain;
 mod report;
 mod waiting;
 
 // The device.
-mod device;
-mod farewell;
+mod event_queue;
 mod nic;
+mod settings;
+
+mod nldev;
+mod published;
 
 mod context;
 mod family;
-mod query;
+mod newer;
 
 // Its objects.
+mod pd;
+
 mod buffer;
 mod memory;
-mod newer;
-mod pd;
+mod newer_calls;
 
 mod cq;
 mod poll_ex;
 
+mod lists;
+mod srq;
+mod wq;
+
 mod ah;
-mod flow;
+mod batch;
 mod qp;
 mod qp_attr;
+mod window;
 
 mod post;
 mod post_ex;
 
-mod srq;
-mod wq;
+mod create_qp;
+mod flow;
 
 mod events;
 
-// The connection manager's file, for librdmacm, and netlink to RDMA devices.
-mod interpose;
+// The table of all of them.
+mod query;
+
 mod netlink;
-mod published;
+
+mod device;
+mod open;
+
+// The connection manager's file, for librdmacm, and what stands before the C library.
+mod farewell;
+mod interpose;
 mod ucma;
 
 // What needs no device.

@@ -4,23 +4,25 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
-use roxie::host::{MemoryRegion, MemoryWindow, WindowRange};
+use roxie::host::MemoryRegion;
 use roxie::shared::HostMemory;
-use roxie::verbs::{Access, MwType, SendFlags};
+use roxie::verbs::Access;
 
 use crate::abi::{
     ib_uverbs_advise_mr_advice as advice, ibv_access_flags, ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr,
-    ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp, ibv_rereg_mr_flags as rereg, ibv_sge,
+    ibv_pd, ibv_rereg_mr_flags as rereg, ibv_sge,
 };
 use crate::cancellation::Uncancelled;
 use crate::context::context;
-use crate::family::{Object, Place};
-use crate::nic::lock;
+use crate::family::Place;
+use crate::lock::lock;
 use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
 use crate::pd::{InDomain, Pd, Users};
 use crate::published::{Counted, Kind};
-use crate::query::DEVICE_MEMORY;
 use crate::report::{device, refuse};
+
+/// Words of device memory, which is ordinary memory here: enough for programs that look for it.
+pub(crate) const DEVICE_MEMORY: u64 = 128 << 20;
 
 /// What is behind a memory region, in all contexts that have it.
 pub(crate) struct Mr {
@@ -42,11 +44,6 @@ pub(crate) fn access(call: &str, flags: c_uint) -> Result<Access, Errno> {
         || refuse(call, libc::EINVAL, format_args!("access flags {flags:#x}: some are unknown")),
         Ok,
     )
-}
-
-/// Access flags of a window. Local use is the region's own: to name it is no error, and means nothing.
-pub(crate) fn window_access(call: &str, flags: c_uint) -> Result<Access, Errno> {
-    Ok(access(call, flags)? - Access::LOCAL_WRITE)
 }
 
 /// Has the system bring the pages in, as a device that pins them would: what is not mapped, or not writable and to be
@@ -144,7 +141,7 @@ fn new_mr(
     // SAFETY: the contract: an object.
     let family = unsafe { &context((*pd).context)?.family };
     let uses = Mutex::new(Some((InDomain::new(found), dm, family.published.add(Kind::Mr))));
-    let mr = family.add(|place| Mr { region: Mutex::new(region), uses, place }, Object::Mr);
+    let mr = family.add(|place| Mr { region: Mutex::new(region), uses, place });
     Ok(give_mr(pd, mr, memory))
 }
 
@@ -164,8 +161,7 @@ pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     pointer(unsafe { behind(pd).and_then(|_| context((*pd).context)) }.and_then(|context| {
-        let kind = |object| if let Object::Mr(mr) = object { Some(mr) } else { None };
-        let mr = context.family.find("ibv_import_mr", handle, kind)?;
+        let mr = context.family.find::<Mr>("ibv_import_mr", handle)?;
         let length = lock(&mr.region).len();
         Ok(give_mr(pd, mr, (std::ptr::null_mut(), length)))
     }))
@@ -371,92 +367,6 @@ pub(crate) unsafe extern "C" fn advise_mr(
     }))
 }
 
-/// What is behind a memory window.
-pub(crate) struct Mw {
-    pub(crate) window: Mutex<MemoryWindow>,
-    _domain: InDomain,
-}
-
-impl Face for ibv_mw {
-    type Whole = ibv_mw;
-    type Behind = Mw;
-}
-
-pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
-    let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object.
-    pointer(unsafe { behind(pd) }.and_then(|found| {
-        let which = match kind {
-            1 => MwType::One,
-            2 => MwType::Two,
-            _ => {
-                return refuse(
-                    "ibv_alloc_mw",
-                    libc::EINVAL,
-                    format_args!("type {kind}: windows are of type 1 or 2"),
-                );
-            }
-        };
-        let window = found.domain.alloc_window(which).map_err(device("ibv_alloc_mw"))?;
-        // SAFETY: as above.
-        let context = unsafe { (*pd).context };
-        let face = ibv_mw { context, pd, rkey: window.rkey().0, handle: 0, type_: kind };
-        Ok(give(face, Mw { window: Mutex::new(window), _domain: InDomain::new(found) }))
-    }))
-}
-
-pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object.
-    code(unsafe { behind(mw) }.map(|_| {
-        // SAFETY: as above.
-        drop(unsafe { take_back(mw) });
-    }))
-}
-
-/// Binds a window of type 1: the device chooses its key.
-pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
-    let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: objects, and a structure whose fields are there in all releases.
-    code(unsafe {
-        behind(qp).and_then(|qp| {
-            let found = behind(mw)?;
-            let info = &raw const (*bind).bind_info;
-            let (mr, address, length) = ((*info).mr, (*info).addr, (*info).length);
-            let range_access = window_access("ibv_bind_mw", (*info).mw_access_flags)?;
-            let flags = SendFlags::from_bits((*bind).send_flags).ok_or(libc::EINVAL)?;
-            let mut window = lock(&found.window);
-            if window.kind() != MwType::One {
-                return refuse(
-                    "ibv_bind_mw",
-                    libc::EINVAL,
-                    "a window of type 2 is bound by a work request (IBV_WR_BIND_MW)",
-                );
-            }
-            if mr.is_null() && length > 0 {
-                return Err(libc::EINVAL);
-            }
-            if mr.is_null() {
-                // Unbinding names no region: nothing is open that would have to be closed by it but the old key.
-                return refuse(
-                    "ibv_bind_mw",
-                    libc::EINVAL,
-                    "a null region: name the region with length 0 to unbind",
-                );
-            }
-            let region = lock(&behind(mr)?.region);
-            let offset = address.wrapping_sub(region.address()) as usize;
-            let range =
-                WindowRange { region: &region, offset, length: length as usize, access: range_access };
-            qp.turn.take();
-            let bound = qp.pair.bind_window((*bind).wr_id, flags, &mut window, &range);
-            qp.turn.give_back();
-            (*mw).rkey = bound.map_err(device("ibv_bind_mw"))?.0;
-            Ok(())
-        })
-    })
-}
-
 /// What is behind device memory, in all contexts that have it.
 pub(crate) struct Dm {
     memory: HostMemory,
@@ -493,7 +403,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(of: *mut ibv_context, attr: *mut ibv_al
         }
         let memory = HostMemory::allocate(length).map_err(|_| libc::ENOMEM)?;
         let make = |place| Dm { memory, users: Users::default(), place };
-        Ok(give_dm(of, context.family.add(make, Object::Dm)))
+        Ok(give_dm(of, context.family.add(make)))
     }))
 }
 
@@ -513,10 +423,10 @@ fn give_dm(context: *mut ibv_context, dm: Arc<Dm>) -> *mut ibv_dm {
 pub unsafe extern "C" fn ibv_import_dm(of: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    pointer(unsafe { context(of) }.and_then(|context| {
-        let kind = |object| if let Object::Dm(dm) = object { Some(dm) } else { None };
-        Ok(give_dm(of, context.family.find("ibv_import_dm", handle, kind)?))
-    }))
+    pointer(
+        unsafe { context(of) }
+            .and_then(|context| Ok(give_dm(of, context.family.find("ibv_import_dm", handle)?))),
+    )
 }
 
 /// Gives back what stands for device memory in one context; the memory stays.

@@ -5,8 +5,6 @@
 //! kernel is answered at once, by messages from another such socket, so that `poll`, timeouts and truncation are as they are. A kernel
 //! that has RDMA is left alone.
 
-pub(crate) mod nldev;
-
 use std::ffi::{c_int, c_void};
 use std::mem::size_of;
 use std::slice::from_raw_parts;
@@ -19,8 +17,9 @@ use std::sync::atomic::{
 use roxie::netdev::Interface;
 
 use crate::cancellation::Uncancelled;
-use crate::device::{interface, node_guid, settings};
+use crate::nldev;
 use crate::published::{self, KINDS};
+use crate::settings::{interface, node_guid, settings};
 
 /// Descriptors that can be ours: a socket with a larger number is not answered.
 const LIMIT: usize = 1 << 16;
@@ -224,7 +223,7 @@ fn facts() -> Option<nldev::Device> {
     let mut named = KINDS.map(|name| (name, 0));
     named.iter_mut().zip(counts).for_each(|(entry, count)| entry.1 = count);
     Some(nldev::Device {
-        name: crate::device::NAME.to_owned(),
+        name: crate::settings::NAME.to_owned(),
         firmware: env!("CARGO_PKG_VERSION").to_owned(),
         guid: u64::from_be(node_guid()),
         capabilities: crate::query::CAPABILITIES.into(),

@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use roxie::host::{Device, DeviceConfig, PortPlan, Stack};
+use roxie::host::{Device, DeviceConfig, Stack};
 use roxie::verbs::AsyncEvent;
 
-use crate::events::{Element, EventQueue};
+use crate::event_queue::{Element, EventQueue};
+use crate::lock::lock;
 use crate::object::Errno;
-use crate::{device, fork, report, ucma};
+use crate::{fork, report, settings};
 
 /// The NIC, while somebody has it open.
 #[derive(Debug)]
@@ -40,6 +41,14 @@ static OPEN: Mutex<(u32, Weak<Nic>)> = Mutex::new((0, Weak::new()));
 /// The process that opened it. A child of `vfork` runs in its parent's memory, and ends by `_exit`.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
+/// Who is told of changes of the port beside the contexts, without waiting for anything.
+static PORT_WATCHER: OnceLock<fn()> = OnceLock::new();
+
+/// Has `tell` called at each change of the port, by whoever turns the NIC. There is one who asks for it, and may ask again.
+pub(crate) fn watch_port(tell: fn()) {
+    PORT_WATCHER.get_or_init(|| tell);
+}
+
 impl Nic {
     /// The NIC of this process; opens it for the first.
     pub(crate) fn open(call: &'static str) -> Result<Arc<Nic>, Errno> {
@@ -66,8 +75,8 @@ impl Nic {
     }
 
     fn start(call: &'static str) -> Result<Nic, Errno> {
-        let settings = device::settings();
-        let Some(interface) = device::interface(settings) else { return Err(libc::ENODEV) };
+        let settings = settings::settings();
+        let Some(interface) = settings::interface(settings) else { return Err(libc::ENODEV) };
         let congestion = settings.congestion.clone();
         let control_file = settings.control_file.clone();
         let config =
@@ -122,7 +131,9 @@ impl Router {
             AsyncEvent::Cq(index, kind) => (Source::Cq(index.0), kind),
             AsyncEvent::Srq(index, kind) => (Source::Srq(index.0), kind),
             AsyncEvent::Port(kind) | AsyncEvent::Device(kind) => {
-                ucma::port_changed();
+                if let Some(tell) = PORT_WATCHER.get() {
+                    tell();
+                }
                 for context in self.contexts.iter().filter_map(Weak::upgrade) {
                     context.push(Element::Port, kind);
                 }
@@ -132,19 +143,5 @@ impl Router {
         if let Some((queue, element)) = self.objects.get(&source) {
             queue.push(*element, kind);
         }
-    }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The plan as it is named on the command line and in the environment.
-pub(crate) fn port_plan(name: &str) -> Option<PortPlan> {
-    match name {
-        "" | "auto" => Some(PortPlan::Best),
-        "xdp" => Some(PortPlan::Xdp),
-        "udp" => Some(PortPlan::Udp),
-        _ => None,
     }
 }

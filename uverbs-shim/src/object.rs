@@ -1,6 +1,6 @@
 //! A C structure and the Rust object behind it, in one allocation: C holds a pointer to the former, which comes first.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::ptr;
 
 use crate::fork;
@@ -93,5 +93,31 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T) {
     if !to.is_null() {
         // SAFETY: the caller's promise.
         unsafe { to.write(value) };
+    }
+}
+
+/// For functions that return -1 and `errno`.
+pub(crate) fn failed(errno: c_int) -> c_int {
+    set_errno(errno);
+    -1
+}
+
+/// Copies text to an array of C, cut to fit, with a zero behind it.
+pub(crate) fn fill(to: &mut [c_char], text: &str) {
+    let room = to.len() - 1;
+    for (to, from) in to[..room].iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_cut_to_fit_and_ends_with_a_zero() {
+        let mut array = [1 as c_char; 4];
+        fill(&mut array, "abcdef");
+        assert_eq!(array[..3], [b'a' as c_char, b'b' as c_char, b'c' as c_char]);
     }
 }

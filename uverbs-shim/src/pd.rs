@@ -12,7 +12,7 @@ use crate::abi::{
 };
 use crate::cancellation::Uncancelled;
 use crate::context::context;
-use crate::family::{Object, Place};
+use crate::family::Place;
 use crate::newer;
 use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
 use crate::published::{Counted, Kind};
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(of: *mut ibv_context) -> *mut ibv_pd {
             _counted: counted,
             _parts: None,
         };
-        Ok(give_pd(of, context.family.add(make, Object::Pd)))
+        Ok(give_pd(of, context.family.add(make)))
     }))
 }
 
@@ -112,10 +112,10 @@ fn give_pd(context: *mut ibv_context, pd: Arc<Pd>) -> *mut ibv_pd {
 pub unsafe extern "C" fn ibv_import_pd(of: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    pointer(unsafe { context(of) }.and_then(|context| {
-        let kind = |object| if let Object::Pd(pd) = object { Some(pd) } else { None };
-        Ok(give_pd(of, context.family.find("ibv_import_pd", handle, kind)?))
-    }))
+    pointer(
+        unsafe { context(of) }
+            .and_then(|context| Ok(give_pd(of, context.family.find("ibv_import_pd", handle)?))),
+    )
 }
 
 /// Gives back what stands for a domain in one context; the domain stays.

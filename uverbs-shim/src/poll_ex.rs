@@ -1,10 +1,8 @@
 //! Polling in steps: `ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll`, and functions that read one field of the completion at hand.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use roxie::time::Nanos;
 use roxie::verbs::Wc;
 
 use crate::abi::{
@@ -16,13 +14,6 @@ use crate::context::context;
 use crate::cq::{self, flags, imm_or_key};
 use crate::object::{behind, pointer};
 use crate::report::refuse;
-
-/// The completion at hand and when it came about. Only who has the queue's `poll_turn` touches it.
-#[derive(Default)]
-pub(crate) struct Poll(UnsafeCell<(Wc, Nanos)>);
-
-// SAFETY: see the type: its users exclude one another.
-unsafe impl Sync for Poll {}
 
 /// Fields that completions have here.
 const OFFERED: u32 = wants::IBV_WC_EX_WITH_BYTE_LEN

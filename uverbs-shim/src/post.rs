@@ -4,20 +4,19 @@
 //! list is shown to the NIC by one store and one ring of the doorbell.
 
 use std::ffi::{c_int, c_uint};
-use std::slice;
 
 use roxie::limits::{MAX_INLINE, MAX_SGE};
-use roxie::shared::PostError;
 use roxie::shared::work_queue::Payload;
-use roxie::verbs::{LKey, Qpn, RKey, SendFlags, SendWr, Sge, Srqn, UdAddress, WindowBind, WrOpcode};
+use roxie::verbs::{Qpn, RKey, SendFlags, SendWr, Sge, Srqn, UdAddress, WindowBind, WrOpcode};
 
-use crate::abi::{ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge};
+use crate::abi::{ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr};
 use crate::cancellation::Uncancelled;
-use crate::memory::window_access;
-use crate::nic::lock;
+use crate::lists::{entries, gather, post_receives};
+use crate::lock::lock;
 use crate::object::{Errno, behind, put};
 use crate::qp::Qp;
 use crate::report::{self, refuse};
+use crate::window::window_access;
 
 /// Posts a list of sends. After an error those before it are posted, and `bad` says which it was.
 pub(crate) unsafe extern "C" fn post_send(
@@ -181,72 +180,6 @@ pub(crate) unsafe fn bind_window(
     }
 }
 
-/// A scatter/gather list of the caller's.
-#[derive(Clone, Copy)]
-pub(crate) struct Entries<'a>(&'a [ibv_sge]);
-
-/// # Safety
-/// The contract: `count` entries, of which no release has another form.
-pub(crate) unsafe fn entries<'a>(
-    call: &str,
-    list: *const ibv_sge,
-    count: c_int,
-) -> Result<Entries<'a>, Errno> {
-    match usize::try_from(count) {
-        Ok(0) => Ok(Entries(&[])),
-        Ok(count) if count <= MAX_SGE && !list.is_null() => {
-            // SAFETY: the caller's promise.
-            Ok(Entries(unsafe { slice::from_raw_parts(list, count) }))
-        }
-        _ => refuse(
-            call,
-            libc::EINVAL,
-            format_args!("num_sge = {count}: 0 to {MAX_SGE}, in a list that is there"),
-        ),
-    }
-}
-
-impl<'a> Entries<'a> {
-    pub(crate) fn copy(self, to: &mut [Sge; MAX_SGE]) -> &[Sge] {
-        for (to, from) in to.iter_mut().zip(self.0) {
-            *to = Sge { addr: from.addr, length: from.length, lkey: LKey(from.lkey) };
-        }
-        &to[..self.0.len()]
-    }
-
-    /// Where the bytes are, as pointers of this process.
-    pub(crate) fn pieces(self) -> impl Iterator<Item = (*const u8, usize)> + 'a {
-        self.0.iter().map(|entry| (entry.addr as *const u8, entry.length as usize))
-    }
-}
-
-/// Copies pieces of the caller's memory one behind the other; returns their length.
-///
-/// # Safety
-/// The contract: bytes that may be read.
-pub(crate) unsafe fn gather(
-    pieces: impl Iterator<Item = (*const u8, usize)>,
-    to: &mut [u8; MAX_INLINE],
-) -> Result<usize, Errno> {
-    let mut at = 0usize;
-    for (from, length) in pieces {
-        let end = at.checked_add(length).filter(|end| *end <= MAX_INLINE);
-        let Some(end) = end else {
-            let given = at.saturating_add(length);
-            return Err(report::post("ibv_post_send")(PostError::TooMuchInline {
-                given,
-                max: MAX_INLINE as u32,
-            }));
-        };
-        if length > 0 {
-            // SAFETY: the caller's promise; `end` is inside of `to`, which is ours alone.
-            unsafe { std::ptr::copy_nonoverlapping(from, to[at..].as_mut_ptr(), length) };
-        }
-        at = end;
-    }
-    Ok(at)
-}
-
 /// Posts a list of receives, as [`post_send`].
 pub(crate) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
@@ -264,31 +197,4 @@ pub(crate) unsafe extern "C" fn post_recv(
             }
         }
     }
-}
-
-/// Posts a list of receives to any queue.
-///
-/// # Safety
-/// The contract: a list that ends with null.
-pub(crate) unsafe fn post_receives(
-    first: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-    post: impl Fn(u64, &[Sge]) -> Result<(), PostError>,
-) -> c_int {
-    let mut wr = first;
-    while !wr.is_null() {
-        let mut sges = [Sge::default(); MAX_SGE];
-        // SAFETY: the caller's promise.
-        unsafe {
-            let posted = entries("ibv_post_recv", (*wr).sg_list, (*wr).num_sge).and_then(|list| {
-                post((*wr).wr_id, list.copy(&mut sges)).map_err(report::post("ibv_post_recv"))
-            });
-            if let Err(errno) = posted {
-                put(bad, wr);
-                return errno;
-            }
-            wr = (*wr).next;
-        }
-    }
-    0
 }

@@ -3,62 +3,22 @@
 //! An operation is written to the ring when the next one begins or the batch is complete, and the NIC sees all of them at once. An
 //! abort leaves none. Between start and complete or abort the caller has the QP's turn.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 
-use roxie::limits::{MAX_INLINE, MAX_SGE};
 use roxie::shared::work_queue::Payload;
-use roxie::verbs::{FlushRange, Qpn, RKey, SendWr, Sge, Srqn, UdAddress, WrOpcode};
+use roxie::verbs::{FlushRange, Qpn, RKey, SendWr, Srqn, UdAddress, WrOpcode};
 
 use crate::abi::{
     ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_create_send_ops_flags as ops, ibv_qp_ex, ibv_sge,
 };
+use crate::batch::{Batch, Carried};
 use crate::cancellation::Uncancelled;
+use crate::lists::{entries, gather};
 use crate::newer;
 use crate::object::{Errno, behind};
-use crate::post::{bind_window, entries, gather, send_flags, staged_as};
+use crate::post::{bind_window, send_flags, staged_as};
 use crate::qp::Qp;
 use crate::report::refuse;
-
-/// The batch under construction. Only who has the QP's turn touches it.
-#[derive(Default)]
-pub(crate) struct Builder(UnsafeCell<Batch>);
-
-// SAFETY: see the type: its users exclude one another by the QP's turn.
-unsafe impl Sync for Builder {}
-// SAFETY: it holds no pointers.
-unsafe impl Send for Builder {}
-
-struct Batch {
-    /// Work requests in the ring that the NIC does not see yet.
-    staged: u32,
-    /// The one at hand, and what it carries.
-    current: Option<SendWr>,
-    carried: Carried,
-    sges: [Sge; MAX_SGE],
-    inline: [u8; MAX_INLINE],
-    /// The first error: the batch will not be posted.
-    error: Option<Errno>,
-}
-
-#[derive(Clone, Copy)]
-enum Carried {
-    Sges(usize),
-    Inline(usize),
-}
-
-impl Default for Batch {
-    fn default() -> Batch {
-        Batch {
-            staged: 0,
-            current: None,
-            carried: Carried::Sges(0),
-            sges: [Sge::default(); MAX_SGE],
-            inline: [0; MAX_INLINE],
-            error: None,
-        }
-    }
-}
 
 impl Batch {
     /// The next operation: the one before it has all that it carries.

@@ -11,8 +11,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use crate::netlink::nldev::Qp;
-use crate::nic::lock;
+use crate::lock::lock;
+use crate::nldev::Qp;
 
 /// How the names of the files begin; the process that made one follows.
 pub(crate) const NAME: &str = "roxie0-of-process-";

@@ -7,7 +7,7 @@ use roxie::verbs::{Mtu, Psn, QpAttr, QpState, QpType, Qpn, RateLimit};
 use crate::abi::{ibv_ah_attr, ibv_mig_state, ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap};
 use crate::ah;
 use crate::memory::access;
-use crate::netlink::nldev as netlink;
+use crate::nldev;
 use crate::object::Errno;
 use crate::report::refuse;
 
@@ -46,7 +46,7 @@ impl Known {
 ///
 /// # Safety
 /// The contract: the attributes that the mask names.
-pub(crate) unsafe fn publish(qp: &mut netlink::Qp, attr: *const ibv_qp_attr, given: u32) {
+pub(crate) unsafe fn publish(qp: &mut nldev::Qp, attr: *const ibv_qp_attr, given: u32) {
     // SAFETY: the caller's promise.
     unsafe {
         if given & mask::IBV_QP_STATE != 0 {
@@ -207,7 +207,7 @@ pub(crate) unsafe fn write(to: *mut ibv_qp_attr, status: &QpStatus, known: &Know
 mod tests {
     use super::*;
     use roxie::nic::QpHandle;
-    use roxie::transport::qp::Attributes;
+    use roxie::verbs::QpAttributes;
     use roxie::verbs::{QpCaps, QpIndex};
 
     fn status(draining: bool) -> QpStatus {
@@ -215,7 +215,7 @@ mod tests {
             handle: QpHandle { index: QpIndex(0), qpn: Qpn::new(2) },
             qp_type: QpType::Rc,
             state: QpState::Sqd,
-            attributes: Attributes::default(),
+            attributes: QpAttributes::default(),
             caps: QpCaps::NONE,
             sq_sig_all: false,
             draining,

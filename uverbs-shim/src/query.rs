@@ -16,14 +16,13 @@ use crate::abi::{
 };
 use crate::cancellation::Uncancelled;
 use crate::context::{Context, context};
-use crate::device::{fill, guid};
+use crate::memory::DEVICE_MEMORY;
 use crate::newer;
-use crate::object::{Errno, code, minus_one};
+use crate::object::{Errno, code, fill, minus_one};
 use crate::report::refuse;
+use crate::settings::guid;
 use crate::wq;
 
-/// Completion vectors: one engine raises all events.
-pub(crate) const COMPLETION_VECTORS: c_int = 1;
 /// Entries of the GID table that are shown, holes included.
 pub(crate) const GID_TABLE: usize = 32;
 /// The default partition, the only one.
@@ -34,8 +33,6 @@ const FASTEST_KBPS: u32 = u32::MAX;
 const PACED_TYPES: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8;
 /// Bytes of the longest message.
 const MAX_MESSAGE: u32 = 1 << 31;
-/// Words of device memory, which is ordinary memory here: enough for programs that look for it.
-pub(crate) const DEVICE_MEMORY: u64 = 128 << 20;
 /// RoCE v2 in the numbers of sysfs, in which 0 is both InfiniBand and RoCE v1.
 const SYSFS_ROCE_V2: c_uint = 1;
 /// Software has no vendor of PCI: the number that rdma_rxe gives (`rxe_param.h`).

@@ -19,11 +19,11 @@ use crate::abi::{
 };
 use crate::cancellation::Uncancelled;
 use crate::context::context;
-use crate::events::Element;
+use crate::event_queue::Element;
+use crate::lists::post_receives;
 use crate::nic::Source;
 use crate::object::{Errno, Face, behind, code, give, pointer, put, take_back};
 use crate::pd::{InDomain, Users};
-use crate::post::post_receives;
 use crate::report::{device, refuse};
 use crate::waiting::Acknowledgements;
 

@@ -6,7 +6,8 @@ use std::ops::Range;
 use super::transfer::{MESSAGES, Plan};
 use super::{Failure, PATIENCE, carry_out, expect_pattern, expect_receives, must};
 use crate::end::{
-    Access, Destination, Done, End, Handle, MULTICAST_QPN, Pair, PairKind, Receive, Region, Request, Status,
+    Access, Destination, Done, End, Handle, MULTICAST_QPN, Pair, PairKind, Receive, Registration, Request,
+    Status,
 };
 use crate::error::Error;
 use crate::rows::{Family, Op};
@@ -26,8 +27,8 @@ const IPPROTO_UDP: u8 = 17;
 struct Stage<'a> {
     requester: &'a mut dyn End,
     responder: &'a mut dyn End,
-    near: Region,
-    far: Region,
+    near: Registration,
+    far: Registration,
     asks: Pair,
     answers: Pair,
     way: Handle,

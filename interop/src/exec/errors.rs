@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Failure, PATIENCE, Wiring, expect_error_state, expect_pattern, must};
-use crate::end::{Access, End, Flush, Pair, Receive, Region, Request, Status};
+use crate::end::{Access, End, Flush, Pair, Receive, Registration, Request, Status};
 use crate::rows::{ErrorCase, Family, Op};
 
 const MTU: usize = 1024;
@@ -129,7 +129,7 @@ pub(super) fn run(
     check_untouched(&shape, seed, (requester, near), (responder, answers, far))
 }
 
-fn request(shape: &Shape, near: Region, far: Region) -> Request {
+fn request(shape: &Shape, near: Registration, far: Registration) -> Request {
     let length = if shape.op.is_one_word() { 8 } else { LENGTH };
     let flush =
         Flush { length, global: !shape.persistent, persistent: shape.persistent, whole_region: false };
@@ -148,8 +148,8 @@ fn request(shape: &Shape, near: Region, far: Region) -> Request {
 fn check_untouched(
     shape: &Shape,
     seed: u64,
-    (requester, near): (&mut dyn End, Region),
-    (responder, answers, far): (&mut dyn End, Pair, Region),
+    (requester, near): (&mut dyn End, Registration),
+    (responder, answers, far): (&mut dyn End, Pair, Registration),
 ) -> Result<(), Failure> {
     expect_pattern(responder, far, 0..REGION, !seed, "the responder's memory was written to")?;
     expect_pattern(requester, near, 0..REGION, seed, "the requester's memory was written to")?;
@@ -164,8 +164,8 @@ fn check_untouched(
 /// Nothing completes before the receive is there; then everything does.
 fn check_late_receive(
     seed: u64,
-    (requester, asks, _): (&mut dyn End, Pair, Region),
-    (responder, answers, far): (&mut dyn End, Pair, Region),
+    (requester, asks, _): (&mut dyn End, Pair, Registration),
+    (responder, answers, far): (&mut dyn End, Pair, Registration),
 ) -> Result<(), Failure> {
     let early = requester.poll(asks, 1, Duration::from_millis(50))?;
     must!(early.is_empty(), "the requester completed before there was a receive: {early:?}");
@@ -198,7 +198,7 @@ fn check_short_receive(
     operational: bool,
     responder: &mut dyn End,
     answers: Pair,
-    far: Region,
+    far: Registration,
 ) -> Result<(), Failure> {
     let want = if operational { Status::LOC_QP_OP_ERR } else { Status::LOC_LEN_ERR };
     let seen = responder.poll(answers, 1, PATIENCE)?;

@@ -11,7 +11,7 @@ use roxie::wire::{Aeth, Bth, Opcode, Psn};
 
 use super::rule::{self, Rule};
 use super::{Failure, PATIENCE, expect_pattern, must};
-use crate::end::{Access, Completion, Connection, End, Pair, PairKind, Region, Request, State, Status};
+use crate::end::{Access, Completion, Connection, End, Pair, PairKind, Registration, Request, State, Status};
 use crate::rows::{Family, Odd, Op};
 use crate::wire::{Packet, Seen, Wire};
 
@@ -309,7 +309,7 @@ impl Responder {
 struct Stage<'a> {
     requester: &'a mut dyn End,
     pair: Pair,
-    region: Region,
+    region: Registration,
     case: Odd,
     /// Completions so far.
     done: Vec<Completion>,

@@ -1,7 +1,7 @@
 //! FLUSH: WRITEs that are to be visible or persistent before the requester goes on (IBTA annex A19).
 
 use super::{Failure, PATIENCE, Wiring, expect_pattern, must};
-use crate::end::{Access, Completion, Done, End, Flush, Region, Request, Status};
+use crate::end::{Access, Completion, Done, End, Flush, Registration, Request, Status};
 use crate::rows::{Family, Feature, Op};
 
 const MTU: usize = 1024;
@@ -46,7 +46,7 @@ pub(super) fn flush(
     requester.fill(back, 0..REGION, !seed)?;
     responder.fill(far, 0..OFFSET, !seed)?;
     let (asks, answers) = Wiring::new(family, MTU, seed).connect(requester, responder)?;
-    let to = |wr_id, op, local: Option<Region>| Request {
+    let to = |wr_id, op, local: Option<Registration>| Request {
         local: local.map(|region| (region, OFFSET, LENGTH)),
         remote_addr: far.addr + OFFSET as u64,
         rkey: far.rkey,

@@ -5,9 +5,9 @@ use std::fmt::Display;
 /// A row of a table of scripts.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule<C, R> {
-    /// Which script.
+    /// The case whose script it is.
     pub case: C,
-    /// What it sends.
+    /// What the peer sends, one packet after the other.
     pub script: &'static str,
     /// What the specification says, and where.
     pub specification: &'static str,
@@ -15,7 +15,7 @@ pub struct Rule<C, R> {
     pub rxe_6_1: R,
     /// What rdma_rxe of the newest kernel does that was looked at.
     pub rxe_newest: R,
-    /// What Roxie does.
+    /// What Roxie has to do with it.
     pub roxie: R,
 }
 

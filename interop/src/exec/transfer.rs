@@ -3,9 +3,9 @@
 use super::{
     Failure, GUARD, PATIENCE, PATIENCE_FAULTS, Wiring, carry_out, expect_pattern, expect_receives, must,
 };
-use crate::end::{Access, Completion, Done, End, Pair, PairKind, Receive, Region, Request, Status};
+use crate::end::{Access, Completion, Done, End, Pair, PairKind, Receive, Registration, Request, Status};
 use crate::error::Error;
-use crate::rows::{Family, Fault, Op, Service};
+use crate::rows::{Family, Impairment, Op, Service};
 
 /// Messages of a row, posted together. A megabyte is one message.
 pub const MESSAGES: usize = 3;
@@ -20,7 +20,7 @@ pub(super) struct Plan {
     pub(super) op: Op,
     pub(super) mtu: usize,
     pub(super) size: usize,
-    pub(super) fault: Fault,
+    pub(super) fault: Impairment,
     pub(super) family: Family,
     pub(super) seed: u64,
 }
@@ -114,9 +114,9 @@ fn prepare<'a>(
     plan: &Plan,
     layout: Layout,
     requester: &'a mut dyn End,
-    near: Region,
+    near: Registration,
     responder: &'a mut dyn End,
-    far: Region,
+    far: Registration,
 ) -> Result<(), Error> {
     // Whatever is not overwritten later is neither zero nor the right data.
     requester.fill(near, 0..layout.total(), !0)?;
@@ -137,7 +137,7 @@ fn prepare<'a>(
     Ok(())
 }
 
-fn request(plan: &Plan, layout: Layout, near: Region, far: Region, i: usize) -> Request {
+fn request(plan: &Plan, layout: Layout, near: Registration, far: Registration, i: usize) -> Request {
     let remote = if plan.op.is_atomic() { 0 } else { i };
     Request {
         local: Some((near, layout.start(i), plan.size)),
@@ -185,11 +185,11 @@ fn check_responder(plan: &Plan, count: usize, end: &mut dyn End, pair: Pair) -> 
 
 /// All completions of a row, until there are `count` or one has failed or the time is over.
 fn collect(plan: &Plan, count: usize, end: &mut dyn End, pair: Pair) -> Result<Vec<Completion>, Error> {
-    let patience = if plan.fault == Fault::None { PATIENCE } else { PATIENCE_FAULTS };
+    let patience = if plan.fault == Impairment::None { PATIENCE } else { PATIENCE_FAULTS };
     end.poll(pair, count, patience)
 }
 
-fn check_data(plan: &Plan, layout: Layout, sink: &mut dyn End, region: Region) -> Result<(), Failure> {
+fn check_data(plan: &Plan, layout: Layout, sink: &mut dyn End, region: Registration) -> Result<(), Failure> {
     for i in 0..layout.count {
         let what = format!("message {i}");
         expect_pattern(sink, region, layout.message(i), data_seed(plan, i), &what)?;
@@ -197,7 +197,12 @@ fn check_data(plan: &Plan, layout: Layout, sink: &mut dyn End, region: Region) -
     check_guards(plan, layout, sink, region)
 }
 
-fn check_guards(plan: &Plan, layout: Layout, sink: &mut dyn End, region: Region) -> Result<(), Failure> {
+fn check_guards(
+    plan: &Plan,
+    layout: Layout,
+    sink: &mut dyn End,
+    region: Registration,
+) -> Result<(), Failure> {
     for i in 0..=layout.count {
         let what = format!("memory around message {i} was written to");
         expect_pattern(sink, region, layout.guard(i), guard_seed(plan, i), &what)?;
@@ -210,9 +215,9 @@ fn check_atomics(
     plan: &Plan,
     layout: Layout,
     requester: &mut dyn End,
-    near: Region,
+    near: Registration,
     responder: &mut dyn End,
-    far: Region,
+    far: Registration,
 ) -> Result<(), Failure> {
     let mut value = word(plan);
     for i in 0..layout.count {

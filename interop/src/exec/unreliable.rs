@@ -1,7 +1,7 @@
 //! What UC lets vanish, and that what comes after it arrives (IBTA 9.8.2.2, 9.9.3: class D and E errors).
 
 use super::{Failure, Wiring, carry_out, expect_pattern, expect_receives, must};
-use crate::end::{Access, End, Pair, PairKind, Receive, Region, Request, State, Status};
+use crate::end::{Access, End, Pair, PairKind, Receive, Registration, Request, State, Status};
 use crate::error::Error;
 use crate::rows::{Family, Op};
 
@@ -15,8 +15,8 @@ const LENGTH: usize = 3000;
 struct Stage<'a> {
     requester: &'a mut dyn End,
     responder: &'a mut dyn End,
-    near: Region,
-    far: Region,
+    near: Registration,
+    far: Registration,
     asks: Pair,
     answers: Pair,
     seed: u64,
@@ -101,7 +101,7 @@ pub(super) fn refused_writes(
 }
 
 /// Behind the message everything is as it was. A pattern starts where its filling did: the rest is compared by words.
-fn check_rest(responder: &mut dyn End, far: Region, seed: u64) -> Result<(), Failure> {
+fn check_rest(responder: &mut dyn End, far: Registration, seed: u64) -> Result<(), Failure> {
     let want: Vec<u8> = crate::pattern::bytes(!seed).take(REGION).collect();
     for start in (OFFSET + LENGTH..REGION).step_by(1024) {
         let range = start..REGION.min(start + 1024);

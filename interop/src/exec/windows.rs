@@ -3,7 +3,7 @@
 use super::{
     Failure, PATIENCE, Wiring, carry_out, expect_error_state, expect_pattern, expect_receives, must,
 };
-use crate::end::{Access, Done, End, Pair, Receive, Region, Request, Status};
+use crate::end::{Access, Done, End, Pair, Receive, Registration, Request, Status};
 use crate::error::Error;
 use crate::rows::{Family, Op};
 
@@ -26,8 +26,8 @@ pub(super) enum By {
 struct Stage<'a> {
     requester: &'a mut dyn End,
     responder: &'a mut dyn End,
-    near: Region,
-    far: Region,
+    near: Registration,
+    far: Registration,
     asks: Pair,
     answers: Pair,
     rkey: u32,
@@ -81,7 +81,7 @@ fn prepare(
     requester: &mut dyn End,
     responder: &mut dyn End,
     access: Access,
-) -> Result<(Pair, Pair, Region, Region), Error> {
+) -> Result<(Pair, Pair, Registration, Registration), Error> {
     let near = requester.register(REGION, Access::ALL)?;
     let far = responder.register(REGION, access)?;
     requester.fill(near, OFFSET..OFFSET + LENGTH, seed)?;
@@ -90,7 +90,7 @@ fn prepare(
     Ok((asks, answers, near, far))
 }
 
-fn check_memory(responder: &mut dyn End, far: Region, seed: u64, written: bool) -> Result<(), Failure> {
+fn check_memory(responder: &mut dyn End, far: Registration, seed: u64, written: bool) -> Result<(), Failure> {
     let mut want: Vec<u8> = crate::pattern::bytes(!seed).take(REGION).collect();
     if written {
         let part = &mut want[OFFSET..OFFSET + LENGTH];

@@ -10,7 +10,7 @@ use roxie::wire::{Aeth, Bth, Deth, Opcode, Psn, Reth};
 
 use super::rule::{self, Rule};
 use super::{Failure, must};
-use crate::end::{Access, Connection, End, Pair, PairKind, Receive, Region, State, Status};
+use crate::end::{Access, Connection, End, Pair, PairKind, Receive, Registration, State, Status};
 use crate::rows::{Family, Wrong};
 use crate::wire::{Packet, Wire};
 
@@ -238,7 +238,7 @@ impl fmt::Display for Reaction {
 /// What the script needs to know of the responder.
 struct Target {
     qpn: Qpn,
-    region: Region,
+    region: Registration,
 }
 
 impl Target {

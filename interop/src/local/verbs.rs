@@ -15,7 +15,7 @@ use roxie::wire::Gid;
 use super::{Named, Open, PairObjects, Roxie, program};
 use crate::end::{
     Access, Completion, Connection, Destination, Done, End, Flush, Handle, Pair, PairKind, Queue, Receive,
-    Region, Request, State, Status, Window,
+    Registration, Request, State, Status, Window,
 };
 use crate::error::Error;
 use crate::pattern::{self, Mismatch};
@@ -30,7 +30,7 @@ impl End for Roxie<'_> {
         found.ok_or_else(|| Error::Local(format!("{} has no {family} address", self.site.interface)))
     }
 
-    fn register(&mut self, size: usize, access: Access) -> Result<Region, Error> {
+    fn register(&mut self, size: usize, access: Access) -> Result<Registration, Error> {
         let mut rights = verbs::Access::LOCAL_WRITE;
         rights.set(verbs::Access::REMOTE_READ, access.read);
         rights.set(verbs::Access::REMOTE_WRITE, access.write);
@@ -41,12 +41,12 @@ impl End for Roxie<'_> {
         rights.set(verbs::Access::FLUSH_PERSISTENT, access.flush_persistent);
         let open = self.open_mut()?;
         let region = open.pd.register(size, rights).named("register")?;
-        let made = Region { key: open.regions.len(), addr: region.address(), rkey: region.rkey().0 };
+        let made = Registration { key: open.regions.len(), addr: region.address(), rkey: region.rkey().0 };
         open.regions.push(region);
         Ok(made)
     }
 
-    fn fill(&mut self, region: Region, range: Range<usize>, seed: u64) -> Result<(), Error> {
+    fn fill(&mut self, region: Registration, range: Range<usize>, seed: u64) -> Result<(), Error> {
         let mut bytes = vec![0; range.len()];
         pattern::fill(&mut bytes, seed);
         self.open()?.region(region)?.write_at(range.start, &bytes).named("fill")
@@ -54,7 +54,7 @@ impl End for Roxie<'_> {
 
     fn mismatch(
         &mut self,
-        region: Region,
+        region: Registration,
         range: Range<usize>,
         seed: u64,
     ) -> Result<Option<Mismatch>, Error> {
@@ -62,17 +62,17 @@ impl End for Roxie<'_> {
         Ok(pattern::mismatch(&bytes, seed))
     }
 
-    fn store(&mut self, region: Region, offset: usize, value: u64) -> Result<(), Error> {
+    fn store(&mut self, region: Registration, offset: usize, value: u64) -> Result<(), Error> {
         self.open()?.region(region)?.write_at(offset, &value.to_ne_bytes()).named("store")
     }
 
-    fn load(&mut self, region: Region, offset: usize) -> Result<u64, Error> {
+    fn load(&mut self, region: Registration, offset: usize) -> Result<u64, Error> {
         let mut bytes = [0; 8];
         self.open()?.region(region)?.read_at(offset, &mut bytes).named("load")?;
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    fn read(&mut self, region: Region, range: Range<usize>) -> Result<Vec<u8>, Error> {
+    fn read(&mut self, region: Registration, range: Range<usize>) -> Result<Vec<u8>, Error> {
         self.open()?.region(region)?.to_vec(range.start, range.len()).named("read")
     }
 
@@ -194,7 +194,7 @@ impl End for Roxie<'_> {
         pair: Pair,
         wr_id: u64,
         window: Window,
-        (region, offset, length): (Region, usize, usize),
+        (region, offset, length): (Registration, usize, usize),
     ) -> Result<u32, Error> {
         let open = self.open_mut()?;
         let gone = |what: &str| Error::Local(format!("there is no {what} of this key"));

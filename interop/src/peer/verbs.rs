@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{Peer, Words};
 use crate::end::{
-    Access, Completion, Connection, Done, End, Handle, Pair, PairKind, Queue, Quirks, Receive, Region,
+    Access, Completion, Connection, Done, End, Handle, Pair, PairKind, Queue, Quirks, Receive, Registration,
     Request, State, Status, Window,
 };
 use crate::error::Error;
@@ -19,7 +19,7 @@ use crate::rows::{Family, Op};
 const SRQ_LIMIT_REACHED: u64 = 15;
 
 /// The words that name a gather or scatter entry.
-fn entry(entry: Option<(Region, usize, usize)>) -> String {
+fn entry(entry: Option<(Registration, usize, usize)>) -> String {
     match entry {
         Some((region, offset, length)) => format!(" mr={} off={offset} len={length}", region.key),
         None => String::new(),
@@ -93,7 +93,7 @@ impl End for Peer {
         self.gid(family).map(|gid| gid.address)
     }
 
-    fn register(&mut self, size: usize, access: Access) -> Result<Region, Error> {
+    fn register(&mut self, size: usize, access: Access) -> Result<Registration, Error> {
         let mut flags = String::from("l");
         let rights = [
             (access.read, 'r'),
@@ -106,17 +106,21 @@ impl End for Peer {
         ];
         flags.extend(rights.into_iter().filter_map(|(allowed, flag)| allowed.then_some(flag)));
         let reply = self.command(&format!("mr size={size} access={flags}"))?;
-        Ok(Region { key: reply.number("mr")?, addr: reply.number("addr")?, rkey: reply.number("rkey")? })
+        Ok(Registration {
+            key: reply.number("mr")?,
+            addr: reply.number("addr")?,
+            rkey: reply.number("rkey")?,
+        })
     }
 
-    fn fill(&mut self, region: Region, range: Range<usize>, seed: u64) -> Result<(), Error> {
+    fn fill(&mut self, region: Registration, range: Range<usize>, seed: u64) -> Result<(), Error> {
         let (mr, off, len) = (region.key, range.start, range.len());
         self.command(&format!("fill mr={mr} off={off} len={len} seed={seed}")).map(drop)
     }
 
     fn mismatch(
         &mut self,
-        region: Region,
+        region: Registration,
         range: Range<usize>,
         seed: u64,
     ) -> Result<Option<Mismatch>, Error> {
@@ -128,19 +132,19 @@ impl End for Peer {
         Ok(Some(Mismatch { at: reply.number("at")?, got: reply.number("got")?, want: reply.number("want")? }))
     }
 
-    fn store(&mut self, region: Region, offset: usize, value: u64) -> Result<(), Error> {
+    fn store(&mut self, region: Registration, offset: usize, value: u64) -> Result<(), Error> {
         // Little-endian hosts only, on both sides.
         let hex = u64::from_be_bytes(value.to_le_bytes());
         self.command(&format!("poke mr={} off={offset} hex={hex:016x}", region.key)).map(drop)
     }
 
-    fn load(&mut self, region: Region, offset: usize) -> Result<u64, Error> {
+    fn load(&mut self, region: Registration, offset: usize) -> Result<u64, Error> {
         let reply = self.command(&format!("peek mr={} off={offset} len=8", region.key))?;
         let value = u64::from_str_radix(reply.text("hex")?, 16).map_err(|_| reply.malformed("hex"))?;
         Ok(u64::from_le_bytes(value.to_be_bytes()))
     }
 
-    fn read(&mut self, region: Region, range: Range<usize>) -> Result<Vec<u8>, Error> {
+    fn read(&mut self, region: Registration, range: Range<usize>) -> Result<Vec<u8>, Error> {
         let (mr, off, len) = (region.key, range.start, range.len());
         let reply = self.command(&format!("peek mr={mr} off={off} len={len}"))?;
         let hex = reply.text("hex")?;
@@ -256,7 +260,7 @@ impl End for Peer {
         pair: Pair,
         wr_id: u64,
         window: Window,
-        to: (Region, usize, usize),
+        to: (Registration, usize, usize),
     ) -> Result<u32, Error> {
         let to = entry(Some(to));
         let words = format!("qp={} wr_id={wr_id} op=bind_mw mw={}{to} access=rw", pair.key, window.key);

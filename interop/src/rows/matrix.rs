@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Case, ERRORS, FAMILIES, FAULTS, FEATURES, Fault, ODD, PORTS, PortKind, Row, SIDES, STOCK, Service, Side,
-    WRONG, programs,
+    Case, ERRORS, FAMILIES, FAULTS, FEATURES, Impairment, ODD, PORTS, PortKind, Row, SIDES, STOCK, Service,
+    Side, WRONG, programs,
 };
 
 const SERVICES: [Service; 3] = [Service::Rc, Service::Uc, Service::Ud];
@@ -22,7 +22,7 @@ const SHORT_PROGRAMS: [&str; 8] = [
 
 /// Every row, in the order in which they run: by port first, since opening one takes time.
 pub fn all() -> Vec<Row> {
-    let mut rows: Vec<Row> = SERVICES.into_iter().flat_map(|s| transfers(s, &[Fault::None])).collect();
+    let mut rows: Vec<Row> = SERVICES.into_iter().flat_map(|s| transfers(s, &[Impairment::None])).collect();
     rows.extend(pairwise_cover(&transfers(Service::Rc, &FAULTS)));
     for &port in &PORTS {
         for &family in &FAMILIES {
@@ -53,8 +53,9 @@ pub fn short() -> Vec<Row> {
     for (port, requester) in PORTS.into_iter().flat_map(|port| SIDES.map(|side| (port, side))) {
         let here = all.iter().filter(|row| row.port == port && row.requester == requester);
         // As few packets as make a loss likely.
-        let likely =
-            here.filter(|row| matches!(row.fault(), Fault::Loss1 | Fault::Loss5) && row.packets() >= 16);
+        let likely = here.filter(|row| {
+            matches!(row.fault(), Impairment::Loss1 | Impairment::Loss5) && row.packets() >= 16
+        });
         lossy.extend(likely.min_by_key(|row| row.packets()));
     }
     all.into_iter().filter(|row| row.is_short(&lossy)).collect()
@@ -70,7 +71,7 @@ pub fn thorough() -> Vec<Row> {
 }
 
 /// The full product of a service's transfers with these faults.
-fn transfers(service: Service, faults: &[Fault]) -> Vec<Row> {
+fn transfers(service: Service, faults: &[Impairment]) -> Vec<Row> {
     let mut rows = Vec::new();
     for &port in &PORTS {
         for &family in &FAMILIES {
@@ -105,7 +106,7 @@ impl Row {
         };
         let side = self.requester as usize;
         match self.case {
-            Case::Transfer { service, op, mtu, size, fault: Fault::None } => {
+            Case::Transfer { service, op, mtu, size, fault: Impairment::None } => {
                 let n = op as usize + service as usize + side + self.port as usize;
                 let mtus = service.mtus();
                 let large = match service {
@@ -196,7 +197,7 @@ mod tests {
 
     #[test]
     fn the_clean_matrix_is_the_full_product() {
-        let clean = |row: &&Row| matches!(row.case, Case::Transfer { fault: Fault::None, .. });
+        let clean = |row: &&Row| matches!(row.case, Case::Transfer { fault: Impairment::None, .. });
         // RC: 3 MTUs x (5 operations x 7 sizes + 2 atomics + ATOMIC WRITE); UC: 3 MTUs x 4 operations x 6 sizes; UD: 2 operations x 4 sizes.
         let each = 3 * (5 * 7 + 3) + 3 * 4 * 6 + 2 * 4;
         // 2 ports x 2 families x 2 sides.
@@ -208,7 +209,7 @@ mod tests {
         let full = transfers(Service::Rc, &FAULTS);
         let cover: Vec<Row> = all()
             .into_iter()
-            .filter(|r| matches!(r.case, Case::Transfer { fault, .. } if fault != Fault::None))
+            .filter(|r| matches!(r.case, Case::Transfer { fault, .. } if fault != Impairment::None))
             .collect();
         let want: BTreeSet<_> = full.iter().flat_map(pairs).collect();
         let have: BTreeSet<_> = cover.iter().flat_map(pairs).collect();
@@ -238,7 +239,7 @@ mod tests {
                         "{port} {requester} {feature}"
                     );
                 }
-                assert!(has(&|r| here(r) && r.fault() != Fault::None), "{port} {requester} under loss");
+                assert!(has(&|r| here(r) && r.fault() != Impairment::None), "{port} {requester} under loss");
             }
             for error in ERRORS {
                 assert!(has(&|r| r.requester == requester && r.case == Case::Error(error)), "{error}");

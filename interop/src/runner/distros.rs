@@ -28,7 +28,7 @@ const PORTS: [PortKind; 2] = [PortKind::Xdp, PortKind::Udp];
 
 /// What is to be run.
 pub(crate) struct Wanted {
-    /// Of which releases.
+    /// The releases, by their suites' names.
     pub(crate) suites: Vec<String>,
     /// Only uses whose name contains all of these.
     pub(crate) filter: Vec<String>,

@@ -31,9 +31,9 @@ type Start<'a, E, T> = &'a dyn Fn(&mut E, Option<String>) -> Result<T, Error>;
 struct Ends<'a, 'b> {
     roxie: &'a mut (dyn Local + 'b),
     peer: &'a mut Peer,
-    /// Here.
+    /// Starts the program on this host.
     start_here: Start<'a, dyn Local + 'b, ()>,
-    /// There; the job's number.
+    /// Starts it at the peer, and returns the job's number.
     start_there: Start<'a, Peer, usize>,
 }
 

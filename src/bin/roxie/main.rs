@@ -7,18 +7,22 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 mod cc;
-mod common;
 mod decode;
+mod decoded;
 mod demo;
+mod device;
 mod doctor;
+mod failure;
 mod floor;
 mod ladder;
 mod manual;
 mod metrics;
+mod output;
 mod perf;
 mod pingpong;
 mod run;
 mod show;
+mod stream;
 mod top;
 
 /// A RoCE v2 NIC in software.

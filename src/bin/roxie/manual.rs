@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, Command};
 use clap_complete::{Shell, generate};
 
-use crate::common::Failure;
+use crate::failure::Failure;
 
 /// Print completions for a shell
 #[derive(Debug, Args)]

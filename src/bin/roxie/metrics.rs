@@ -9,7 +9,8 @@ use clap::Args;
 use roxie::host::inspect::{Passes, Snapshot};
 use tiny_http::{Header, Method, Response, Server};
 
-use crate::common::{EXIT_CODES, Failure, output};
+use crate::failure::{EXIT_CODES, Failure};
+use crate::output;
 use crate::show::objects::{Whose, look};
 
 /// Print the counters of all processes for Prometheus, or serve them to it.

@@ -1,7 +1,10 @@
 //! The way back, a QP1 that fails, and answers that do not leave.
 
 use super::*;
+use crate::cm::Route;
+use crate::host::AhOptions;
 use crate::host::{ConnectionManager, DeviceConfig, DialError, DialOptions};
+use crate::verbs::{Access, QpCaps};
 use crate::wire::cm::{CmMessage, CommId, RejReason, Req};
 
 #[test]

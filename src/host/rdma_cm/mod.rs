@@ -87,17 +87,17 @@ pub enum DialError {
         "{device} has no address from which {peer} could be reached; add one of its family to the interface"
     )]
     NoAddress {
-        /// The device.
+        /// The device that the frames would leave from.
         device: String,
-        /// Who was sought.
+        /// The address that was dialled.
         peer: IpAddr,
     },
     /// The peer refused.
     #[error("{peer} refuses the connection, reason {reason}")]
     Rejected {
-        /// Who.
+        /// Address and port that were dialled.
         peer: SocketAddr,
-        /// Why.
+        /// The reason in the refusal (IBTA 12.6.7.2).
         reason: RejReason,
         /// What it adds: 148 bytes, zeros fill them up.
         private_data: Vec<u8>,
@@ -105,17 +105,17 @@ pub enum DialError {
     /// The peer's QP needs a larger path MTU than the link has.
     #[error("{peer} asks for a path MTU of {asked}, the link carries {largest} at most")]
     PathMtu {
-        /// Who.
+        /// Address and port that were dialled.
         peer: SocketAddr,
-        /// What it wants.
+        /// The path MTU that it asked for, in bytes.
         asked: usize,
-        /// What there is.
+        /// The largest path MTU of this link, in bytes.
         largest: usize,
     },
     /// The peer does not answer.
     #[error("{peer} does not answer {sent}: is it up, and does UDP port 4791 get through?")]
     Unreachable {
-        /// Who.
+        /// Address and port that were dialled.
         peer: SocketAddr,
         /// The message that was sent again and again.
         sent: Kind,
@@ -123,13 +123,13 @@ pub enum DialError {
     /// Its host says that nothing takes what comes for RoCE.
     #[error("nothing listens on UDP port 4791 of {}: start the server first, or roxie or rdma_rxe there", peer.ip())]
     NothingThere {
-        /// Who.
+        /// Address and port that were dialled.
         peer: SocketAddr,
     },
     /// The connection ended before it was made.
     #[error("{peer} ended the connection while it was made")]
     Ended {
-        /// Who.
+        /// Address and port that were dialled.
         peer: SocketAddr,
     },
     /// The device has failed.
@@ -158,7 +158,7 @@ pub struct DialOptions {
     pub min_rnr_timer: u8,
     /// Traffic class, of both ends; the side that connects decides.
     pub traffic_class: u8,
-    /// TTL.
+    /// Time to live of IPv4, hop limit of IPv6.
     pub hop_limit: u8,
     /// Within how long each end should answer: 4.096 us * 2^code.
     pub response_timeout: u8,

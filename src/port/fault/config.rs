@@ -61,9 +61,9 @@ pub enum When {
 /// One thing that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fault {
-    /// What.
+    /// What goes wrong with a frame.
     pub action: Action,
-    /// To which frames.
+    /// Which frames it happens to.
     pub when: When,
 }
 
@@ -74,7 +74,7 @@ pub struct Fault {
 /// independently. `Display` writes a form that parses back to an equal value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FaultConfig {
-    /// Decides every draw.
+    /// The seed that decides every draw: the same frames meet the same faults.
     pub seed: u64,
     /// Faults of arriving frames, asked in order.
     pub rx: Vec<Fault>,
@@ -108,7 +108,7 @@ pub enum FaultParseError {
          or nth3, every100, first5 (counts from 1)"
     )]
     BadWhen {
-        /// The whole item.
+        /// The whole item of the text that this is a part of.
         item: String,
         /// The part that is wrong.
         value: String,
@@ -116,7 +116,7 @@ pub enum FaultParseError {
     /// Not a time.
     #[error("`{item}`: `{value}` is no time: give a whole number with a unit: 500ns, 200us, 5ms or 1s")]
     BadTime {
-        /// The whole item.
+        /// The whole item of the text that this is a part of.
         item: String,
         /// The part that is wrong.
         value: String,
@@ -127,13 +127,13 @@ pub enum FaultParseError {
     /// Not a whole number in range.
     #[error("`{item}`: `{value}` is no whole number from {min} to {max}")]
     BadNumber {
-        /// The whole item.
+        /// The whole item of the text that this is a part of.
         item: String,
         /// The part that is wrong.
         value: String,
-        /// The least.
+        /// The least that it takes.
         min: u64,
-        /// The most.
+        /// The most that it takes.
         max: u64,
     },
     /// Not a direction.
@@ -142,7 +142,7 @@ pub enum FaultParseError {
     /// More parts than the fault takes.
     #[error("`{item}`: nothing may follow at `{rest}`")]
     Surplus {
-        /// The whole item.
+        /// The whole item of the text that this is a part of.
         item: String,
         /// What is too much.
         rest: String,

@@ -38,7 +38,7 @@ pub struct FaultPort<P> {
     rx: Side,
     tx: Side,
     pool: Pool,
-    /// What `rx_frame` shows.
+    /// The frames of the burst as `rx_frame` shows them, by number.
     view: Vec<Seen>,
     /// Slots of the port below for held frames that leave now.
     leaving: Vec<TxId>,

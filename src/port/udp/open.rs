@@ -75,9 +75,9 @@ pub enum UdpError {
     /// Somebody else receives on the port.
     #[error("UDP port {port} of {address} is taken: {owner}")]
     InUse {
-        /// The address.
+        /// The address that the socket was to be bound to.
         address: IpAddr,
-        /// The port.
+        /// The UDP port that is taken.
         port: u16,
         /// Who has it and what to do.
         owner: String,
@@ -85,13 +85,13 @@ pub enum UdpError {
     /// The address is not one of this host.
     #[error("{address} is no address of this host or network namespace: ip address lists those that are")]
     NoSuchAddress {
-        /// The address.
+        /// The address that no interface here has.
         address: IpAddr,
     },
     /// No interface of that name.
     #[error("interface {name}: {error}; ip link lists those that are there")]
     Interface {
-        /// The name.
+        /// The interface that was named.
         name: String,
         /// What the kernel said.
         error: io::Error,
@@ -112,7 +112,7 @@ pub enum UdpError {
     Socket {
         /// What was asked for.
         what: &'static str,
-        /// Of which socket.
+        /// The address that the socket is bound to.
         address: IpAddr,
         /// What the kernel said.
         error: io::Error,

@@ -18,7 +18,7 @@ pub enum XdpError {
         "{interface} has no receive queue {queue}: it has {count}, numbered from 0 (`ethtool -l {interface}`)"
     )]
     NoSuchQueue {
-        /// The interface.
+        /// The interface that was to be opened.
         interface: String,
         /// The queue that was asked for.
         queue: u32,
@@ -31,9 +31,9 @@ pub enum XdpError {
         remedy(interface, holders)
     )]
     ProgramAttached {
-        /// The interface.
+        /// The interface that has a program already.
         interface: String,
-        /// The program's name.
+        /// The name that its loader gave the program.
         program: String,
         /// The kernel's id of it.
         id: u32,
@@ -46,13 +46,13 @@ pub enum XdpError {
          processes that hold an XSKMAP: {holders}"
     )]
     QueueBusy {
-        /// The interface.
+        /// The interface that was to be opened.
         interface: String,
-        /// The queue.
+        /// The receive queue that another socket has.
         queue: u32,
         /// How long we tried.
         waited_ms: u128,
-        /// The suspects.
+        /// Processes that may have it, for people.
         holders: String,
     },
     /// The caller lacks privileges.
@@ -62,7 +62,7 @@ pub enum XdpError {
          cap_net_raw,cap_bpf,cap_perfmon,cap_net_admin,cap_ipc_lock+ep` the binary; without them use the udp port"
     )]
     NotPermitted {
-        /// What was refused.
+        /// The call that the kernel refused, for people.
         action: String,
     },
     /// The UMEM is larger than the process may lock.
@@ -72,7 +72,7 @@ pub enum XdpError {
          CAP_IPC_LOCK, or open fewer or smaller rings", needed.div_ceil(1024)
     )]
     LockedMemory {
-        /// Bytes of UMEM.
+        /// Bytes of UMEM that the port wants to lock.
         needed: u64,
         /// The limit in bytes.
         limit: u64,
@@ -80,15 +80,15 @@ pub enum XdpError {
     /// The kernel did not take the steering program.
     #[error("the kernel refused the steering program: {reason}")]
     Program {
-        /// The loader's words.
+        /// What the program's loader said, the verifier's words included.
         reason: String,
     },
     /// No mode that was allowed works on this interface.
     #[error("{interface} ({driver}) cannot be opened through AF_XDP: {tried}")]
     Unsupported {
-        /// The interface.
+        /// The interface that was to be opened.
         interface: String,
-        /// Its driver.
+        /// The driver of the interface.
         driver: String,
         /// Each mode that was tried and the kernel's answer.
         tried: String,
@@ -96,9 +96,9 @@ pub enum XdpError {
     /// Any other refusal.
     #[error("{action}: {source}")]
     Kernel {
-        /// What was tried.
+        /// What was tried, as a sentence without its subject.
         action: String,
-        /// The kernel's answer.
+        /// The kernel's answer, as an errno.
         source: io::Error,
     },
 }

@@ -39,7 +39,7 @@ pub(super) struct Opened {
     pub(super) steering: Steering,
     /// As found after the program was attached.
     pub(super) interface: Interface,
-    /// For [`crate::port::PortInfo::mode`].
+    /// The mode that worked, as [`crate::port::PortInfo::mode`] shows it to people.
     pub(super) mode: String,
     pub(super) multi_buffer: bool,
 }

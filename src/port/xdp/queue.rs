@@ -88,7 +88,7 @@ pub(super) struct QueueCounters {
 pub struct ChunkAccount {
     /// Chunks of this direction.
     pub total: usize,
-    /// In our hands.
+    /// Chunks that this side has, free or lent.
     pub held: usize,
     /// In a ring or in the kernel.
     pub kernel: usize,

@@ -14,7 +14,7 @@ use super::stats::DropReason;
 /// What came in at one port with one priority and has not left.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ingress {
-    /// Reserved and shared.
+    /// Bytes of the reserved and of the shared part.
     pub(super) bytes: u64,
     pub(super) headroom: u64,
     /// The most that `headroom` was.

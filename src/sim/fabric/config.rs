@@ -8,11 +8,11 @@ use super::pfc::PfcConfig;
 /// grows in a line to `pmax`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EcnConfig {
-    /// Bytes.
+    /// Bytes in the queue up to which nothing is marked.
     pub kmin: u64,
-    /// Bytes.
+    /// Bytes in the queue from which on everything is marked.
     pub kmax: u64,
-    /// 0 to 1.
+    /// The probability of a mark just below `kmax`, 0 to 1.
     pub pmax: f64,
 }
 
@@ -132,7 +132,7 @@ impl PortConfig {
 /// A switch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwitchConfig {
-    /// Its ports.
+    /// The ports, by number from 0.
     pub ports: Vec<PortConfig>,
     /// Bytes for all of them.
     pub buffer: u64,
@@ -146,7 +146,7 @@ pub struct SwitchConfig {
     pub lossless: Threshold,
     /// Which frame has which priority.
     pub priorities: PriorityMap,
-    /// Priority flow control.
+    /// Priority flow control; `None`: the switch never pauses its peers.
     pub pfc: Option<PfcConfig>,
     /// The longest frame, without FCS.
     pub longest_frame: u32,

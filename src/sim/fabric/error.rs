@@ -14,9 +14,9 @@ pub enum ConfigError {
         "Kmin {kmin} is above Kmax {kmax}: marking begins at Kmin and is complete at Kmax, so Kmin is at most Kmax"
     )]
     Kmin {
-        /// Bytes.
+        /// The lower threshold, in bytes.
         kmin: u64,
-        /// Bytes.
+        /// The upper threshold, in bytes, which the lower one exceeds.
         kmax: u64,
     },
     /// No probability.
@@ -36,9 +36,9 @@ pub enum ConfigError {
         "reserved bytes and headroom of all ports and priorities are {promised}, the buffer has {buffer}: give at least as much"
     )]
     Buffer {
-        /// Bytes.
+        /// Bytes that are reserved, headroom included, for all ports and priorities.
         promised: u64,
-        /// Bytes.
+        /// Bytes of the whole buffer.
         buffer: u64,
     },
     /// A buffer is made of something.

@@ -53,7 +53,7 @@ impl fmt::Display for LinkRate {
 /// One direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// Of the wire.
+    /// Bits per second of the wire.
     pub rate: LinkRate,
     /// Along the cable: 5 ns a metre.
     pub delay: Nanos,

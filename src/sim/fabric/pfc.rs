@@ -94,11 +94,11 @@ pub struct SonicHeadroom {
     pub port_mtu: f64,
     /// Thousand million bits per second.
     pub gbps: f64,
-    /// Metres.
+    /// Length of the cable, in metres.
     pub cable: f64,
-    /// Bytes, once.
+    /// What a gearbox holds, in bytes; counted once.
     pub gearbox: f64,
-    /// Bytes.
+    /// What MAC and PHY delay, in bytes.
     pub mac_phy: f64,
     /// Of the peer (802.3 31B.3.7), in quanta.
     pub response_quanta: f64,

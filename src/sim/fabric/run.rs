@@ -29,14 +29,14 @@ enum Event {
 pub enum Step {
     /// It turned a host: its application may look.
     Turned {
-        /// Its station.
+        /// The number of the station whose host it was.
         station: usize,
         /// What the pass did.
         progress: Progress,
     },
     /// A frame came to a station that has no host: [`Fabric::take`] has it.
     Arrived {
-        /// The station.
+        /// The number of the station that the frame is for.
         station: usize,
     },
     /// Something inside.

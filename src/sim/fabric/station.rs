@@ -23,11 +23,11 @@ const L2_OVERHEAD: usize = 18;
 pub struct StationStats {
     /// Frames that have begun to leave.
     pub sent: u64,
-    /// Their bytes.
+    /// Bytes of the frames that have begun to leave.
     pub sent_bytes: u64,
-    /// Frames that came.
+    /// Frames that came to it.
     pub delivered: u64,
-    /// Their bytes.
+    /// Bytes of the frames that came to it.
     pub delivered_bytes: u64,
     /// MAC control frames that its port heeded and kept.
     pub control: u64,

@@ -59,9 +59,9 @@ impl Drops {
 /// What came in at a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IngressStats {
-    /// Frames.
+    /// Frames that came in.
     pub frames: u64,
-    /// Their bytes.
+    /// Bytes of the frames that came in.
     pub bytes: u64,
     /// MAC control frames, which go no further.
     pub control: u64,
@@ -82,7 +82,7 @@ pub struct QueueStats {
     pub drops: Drops,
     /// Frames that have begun to leave.
     pub sent: u64,
-    /// Their bytes.
+    /// Bytes of the frames that have begun to leave.
     pub sent_bytes: u64,
     /// Frames that it marked.
     pub marked: u64,

@@ -20,7 +20,7 @@ use crate::wire::mac_control::MacControl;
 /// A frame that has begun to leave.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Departure {
-    /// The frame.
+    /// The frame, from its Ethernet header on.
     pub frame: Vec<u8>,
     /// When its last bit leaves, and the line is free.
     pub left: Nanos,

@@ -14,9 +14,9 @@ pub enum End {
     Station(usize),
     /// A port of a switch.
     Switch {
-        /// The switch.
+        /// The number of the switch.
         switch: usize,
-        /// Its port.
+        /// The number of the port on that switch.
         port: u16,
     },
 }
@@ -33,7 +33,7 @@ pub struct HeedsPauses {
 /// A station: a host, or whatever is outside.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StationConfig {
-    /// Its address.
+    /// The station address of the port.
     pub mac: [u8; 6],
     /// What it sends goes along this.
     pub link: LinkConfig,

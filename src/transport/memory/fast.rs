@@ -27,7 +27,7 @@ pub struct Translation {
 pub struct Piece {
     /// Where it begins in the memory that pages are taken from.
     pub offset: u64,
-    /// Bytes.
+    /// Bytes of the piece.
     pub length: usize,
 }
 

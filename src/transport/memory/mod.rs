@@ -18,8 +18,8 @@
 //!
 //! [`window`] and [`fast`] are those transitions.
 
-pub mod fast;
-pub mod window;
+mod fast;
+mod window;
 
 #[cfg(test)]
 mod tests;
@@ -33,7 +33,7 @@ use fast::Translation;
 /// A place in a memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The region.
+    /// The index of the region that it is in.
     pub mr: MrIndex,
     /// Its pages are the application's: a copy may find none, and fail.
     pub may_fault: bool,
@@ -80,7 +80,7 @@ pub struct RegionSpec {
     pub access: Access,
     /// The address by which users call its first byte.
     pub start: u64,
-    /// Bytes.
+    /// Bytes of the region.
     pub length: u64,
     /// The address of its first byte in the memory of the host, modulo 8: atomics ask for it.
     pub misalignment: u8,
@@ -447,6 +447,6 @@ fn allowed(access: Access, of: Access) -> bool {
 }
 
 /// Remote writing needs local writing as well (IBTA 10.6.3.1).
-pub fn needs_local_write(access: Access) -> bool {
+pub(crate) fn needs_local_write(access: Access) -> bool {
     access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }

@@ -11,25 +11,25 @@ use super::{CommId, Kind, PrivateData};
 pub struct Lap {
     /// The sender's name for the connection.
     pub local_comm_id: CommId,
-    /// The receiver's.
+    /// The identifier that the receiver gave the connection.
     pub remote_comm_id: CommId,
-    /// The receiver's QP.
+    /// The number of the receiver's QP.
     pub remote_qpn: Qpn,
     /// Within how long the receiver should answer: 4.096 us * 2^code, 5 bits.
     pub remote_cm_response_timeout: u8,
-    /// The sender's LID.
+    /// The sender's LID; 0xffff on Ethernet.
     pub local_lid: u16,
-    /// The receiver's LID.
+    /// The receiver's LID; 0xffff on Ethernet.
     pub remote_lid: u16,
-    /// The sender's GID.
+    /// The sender's GID of the alternate path.
     pub local_gid: Gid,
-    /// The receiver's GID.
+    /// The receiver's GID of the alternate path.
     pub remote_gid: Gid,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Traffic class.
+    /// Traffic class of the alternate path.
     pub traffic_class: u8,
-    /// Hop limit.
+    /// Hop limit of the alternate path.
     pub hop_limit: u8,
     /// Packet rate code, 6 bits.
     pub packet_rate: u8,
@@ -105,7 +105,7 @@ impl AprStatus {
 pub struct Apr {
     /// The sender's name for the connection.
     pub local_comm_id: CommId,
-    /// The receiver's.
+    /// The identifier that the receiver gave the connection.
     pub remote_comm_id: CommId,
     /// What became of it.
     pub status: AprStatus,

@@ -52,17 +52,17 @@ pub struct Path {
     pub local_lid: u16,
     /// The receiver's LID; 0xffff on RoCE.
     pub remote_lid: u16,
-    /// The sender's GID.
+    /// The sender's GID of the path.
     pub local_gid: Gid,
-    /// The receiver's GID.
+    /// The receiver's GID of the path.
     pub remote_gid: Gid,
     /// Flow label, 20 bits.
     pub flow_label: u32,
     /// Packet rate code, 6 bits.
     pub packet_rate: u8,
-    /// Traffic class.
+    /// Traffic class of the path.
     pub traffic_class: u8,
-    /// Hop limit.
+    /// Hop limit of the path.
     pub hop_limit: u8,
     /// Service level, 4 bits.
     pub sl: u8,
@@ -116,7 +116,7 @@ pub struct Req {
     pub local_ca_guid: u64,
     /// Queue key, of datagram services.
     pub local_qkey: u32,
-    /// The sender's QP.
+    /// The number of the sender's QP.
     pub local_qpn: Qpn,
     /// READs and atomics that the sender answers at a time.
     pub responder_resources: u8,
@@ -138,7 +138,7 @@ pub struct Req {
     pub local_cm_response_timeout: u8,
     /// Transport retries that the receiver is to set, 3 bits.
     pub retry_count: u8,
-    /// Partition key.
+    /// Partition key; 0xffff is the default partition's.
     pub pkey: u16,
     /// Path MTU code, 4 bits: 1 (256 bytes) to 5 (4096).
     pub path_mtu: u8,
@@ -223,11 +223,11 @@ impl Req {
 pub struct Rep {
     /// The sender's name for the connection.
     pub local_comm_id: CommId,
-    /// The receiver's.
+    /// The identifier that the receiver gave the connection.
     pub remote_comm_id: CommId,
     /// Queue key, of datagram services.
     pub local_qkey: u32,
-    /// The sender's QP.
+    /// The number of the sender's QP.
     pub local_qpn: Qpn,
     /// The sender's end-to-end context (RD), 24 bits.
     pub local_eecn: u32,
@@ -298,7 +298,7 @@ impl Rep {
 pub struct Rtu {
     /// The sender's name for the connection.
     pub local_comm_id: CommId,
-    /// The receiver's.
+    /// The identifier that the receiver gave the connection.
     pub remote_comm_id: CommId,
     /// The consumer's, 224 bytes.
     pub private_data: PrivateData,

@@ -10,9 +10,9 @@ use super::{CommId, Kind, PrivateData};
 pub struct Dreq {
     /// The sender's name for the connection.
     pub local_comm_id: CommId,
-    /// The receiver's.
+    /// The identifier that the receiver gave the connection.
     pub remote_comm_id: CommId,
-    /// The receiver's QP.
+    /// The number of the receiver's QP.
     pub remote_qpn: Qpn,
     /// The consumer's, 220 bytes.
     pub private_data: PrivateData,
@@ -41,7 +41,7 @@ impl Dreq {
 pub struct Drep {
     /// The sender's name for the connection.
     pub local_comm_id: CommId,
-    /// The receiver's.
+    /// The identifier that the receiver gave the connection.
     pub remote_comm_id: CommId,
     /// The consumer's, 224 bytes.
     pub private_data: PrivateData,

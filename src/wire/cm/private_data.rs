@@ -21,7 +21,7 @@ pub struct TooLong {
     pub len: usize,
     /// How many there may be.
     pub room: usize,
-    /// Where.
+    /// The message that the data was for.
     pub what: &'static str,
 }
 

@@ -35,7 +35,7 @@ impl Stage {
 pub struct Mra {
     /// The sender's name for the connection.
     pub local_comm_id: CommId,
-    /// The receiver's.
+    /// The identifier that the receiver gave the connection; 0: none yet.
     pub remote_comm_id: CommId,
     /// Which message was received.
     pub message: Stage,
@@ -108,7 +108,7 @@ pub struct Rej {
     pub remote_comm_id: CommId,
     /// Which message is rejected.
     pub message: Stage,
-    /// Why.
+    /// Why the connection is refused (IBTA 12.6.7.2).
     pub reason: RejReason,
     /// More about that. The lengths 73 to 127, which the message can say, count as 72.
     pub ari: Ari,

@@ -14,9 +14,9 @@ use super::{CommId, Kind, PrivateData};
 pub struct SidrReq {
     /// The sender's name for the request.
     pub request_id: CommId,
-    /// Partition key.
+    /// Partition key; 0xffff is the default partition's.
     pub pkey: u16,
-    /// What is sought.
+    /// The service whose QP is sought.
     pub service_id: ServiceId,
     /// The consumer's, 216 bytes.
     pub private_data: PrivateData,
@@ -80,13 +80,13 @@ impl fmt::Display for SidrStatus {
 pub struct SidrRep {
     /// The receiver's name for the request.
     pub request_id: CommId,
-    /// How it went.
+    /// Whether there is such a QP, or why not.
     pub status: SidrStatus,
     /// More about that. Lengths above 72 count as 72.
     pub info: Ari,
     /// The QP that serves it.
     pub qpn: Qpn,
-    /// What was sought.
+    /// The service whose QP was sought.
     pub service_id: ServiceId,
     /// The key that datagrams to it must present.
     pub qkey: u32,

@@ -3,6 +3,8 @@
 #![no_main]
 #![allow(unreachable_pub)]
 
+#[path = "../commands.rs"]
+mod commands;
 #[path = "../congestion.rs"]
 mod congestion;
 #[path = "../input.rs"]

@@ -2,12 +2,12 @@
 
 use std::mem::size_of;
 
-use super::command::{Plain, bytes_of};
 use super::event::{Event, Facts, Way, gid_of};
 use super::id::Id;
 use super::sockaddr;
 use crate::abi::*;
-use crate::device;
+use crate::plain::{Plain, bytes_of};
+use crate::settings;
 
 /// The default partition.
 const PKEY: u16 = 0xffff;
@@ -34,7 +34,7 @@ macro_rules! room {
 
 /// Which device, as `ibv_get_device_guid` has it; 0: none yet.
 fn node_guid(id: &Id) -> u64 {
-    if id.on_device { device::node_guid() } else { 0 }
+    if id.on_device { settings::node_guid() } else { 0 }
 }
 
 fn port(id: &Id) -> u8 {

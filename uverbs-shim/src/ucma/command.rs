@@ -18,30 +18,8 @@ use super::sockaddr;
 use super::state::State;
 use crate::abi::*;
 use crate::object::Errno;
+use crate::plain::{Plain, bytes_of, read};
 use crate::report;
-
-/// A structure of plain numbers: any bytes are a value of it.
-///
-/// # Safety
-/// It is.
-pub(super) unsafe trait Plain: Copy {}
-
-macro_rules! plain {
-    ($($name:ty)*) => {
-        $(
-            // SAFETY: integers and arrays of integers, of which zeros and all other bytes are values.
-            unsafe impl Plain for $name {}
-        )*
-    };
-}
-
-plain! {
-    rdma_ucm_cmd_hdr rdma_ucm_create_id rdma_ucm_create_id_resp rdma_ucm_destroy_id rdma_ucm_destroy_id_resp rdma_ucm_bind_ip
-    rdma_ucm_bind rdma_ucm_resolve_ip rdma_ucm_resolve_addr rdma_ucm_resolve_route rdma_ucm_query rdma_ucm_query_route_resp
-    rdma_ucm_query_addr_resp rdma_ucm_connect rdma_ucm_listen rdma_ucm_accept rdma_ucm_reject rdma_ucm_disconnect
-    rdma_ucm_init_qp_attr rdma_ucm_notify rdma_ucm_join_ip_mcast rdma_ucm_join_mcast rdma_ucm_get_event rdma_ucm_event_resp
-    rdma_ucm_set_option rdma_ucm_migrate_id rdma_ucm_migrate_resp ib_uverbs_qp_attr ib_path_rec_data u8 u32
-}
 
 /// Paths that a program may name at once; a subnet manager gives a primary one and an alternate.
 const PATHS: usize = 64;
@@ -49,7 +27,7 @@ const PATHS: usize = 64;
 /// A command, and where it came from.
 pub(super) struct Command<'a> {
     process: &'static Process,
-    /// The open file.
+    /// The open file of the program's that it was written to.
     channel: u64,
     number: u32,
     body: &'a [u8],
@@ -62,23 +40,6 @@ pub(super) fn parse(bytes: &[u8]) -> Option<(u32, &[u8], usize)> {
     let header: rdma_ucm_cmd_hdr = read(bytes.get(..size_of::<rdma_ucm_cmd_hdr>())?);
     let body = bytes.get(size_of::<rdma_ucm_cmd_hdr>()..)?.get(..header.in_.into())?;
     Some((header.cmd, body, header.out.into()))
-}
-
-/// As much of a structure as there is, the rest zeros.
-fn read<T: Plain>(bytes: &[u8]) -> T {
-    let length = bytes.len().min(size_of::<T>());
-    let mut value = std::mem::MaybeUninit::<T>::zeroed();
-    // SAFETY: `length` is in both; any bytes are a value of a plain structure.
-    unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.as_mut_ptr().cast(), length);
-        value.assume_init()
-    }
-}
-
-/// The bytes of a structure.
-pub(super) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
-    // SAFETY: a plain structure of the ABI, which states its padding; it is read as the kernel's are by programs.
-    unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }
 
 impl Command<'_> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use roxie::threads::spawn_unsignalled;
 
-use crate::nic::lock;
+use crate::lock::lock;
 use crate::object::Errno;
 
 /// Threads at a time: so many hosts may be silent before others have to wait for them.

@@ -9,7 +9,7 @@ use roxie::wire::{Qpn, ServiceId};
 
 use super::ports::Space;
 use crate::abi::ibv_qp_type;
-use crate::device;
+use crate::settings;
 
 /// How far an identifier has come (`enum rdma_cm_state` of `cma.c`). Calls that come at the wrong time fail with `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Id {
             space: made.space,
             qp_type: made.qp_type,
             stage: Stage::Idle,
-            options: Options { service_type: device::settings().service_type, ..Options::default() },
+            options: Options { service_type: settings::settings().service_type, ..Options::default() },
             source: None,
             destination: None,
             has_port: false,

@@ -24,7 +24,7 @@ pub(super) enum Space {
 /// Who has a port, or wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
-    /// The identifier's handle.
+    /// The identifier that holds the port.
     pub(super) id: u32,
     /// The address; unspecified: all.
     pub(super) address: IpAddr,

@@ -25,9 +25,10 @@ use super::id::Stage;
 use super::incoming::Surroundings;
 use super::resolve::Query;
 use super::state::{Cm, Rules, State, Whose};
-use crate::nic::{Nic, lock};
+use crate::lock::lock;
+use crate::nic::{Nic, watch_port};
 use crate::object::Errno;
-use crate::{device, fork, report};
+use crate::{fork, report, settings};
 
 /// See the module's page. Lives as long as the process.
 #[derive(Debug)]
@@ -83,6 +84,7 @@ pub(super) fn make() -> Result<&'static Process, Errno> {
     let process: &'static Process = Box::leak(Box::new(process));
     PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
     process.nic.device.tell_cm_ids(Box::new(|| process.state().seen()));
+    watch_port(super::port_changed);
     Ok(process)
 }
 
@@ -144,14 +146,14 @@ impl Process {
             return Ok(service);
         }
         let seed = self.random();
-        let config = Config { seed, ca_guid: u64::from_be(device::node_guid()), ..Config::default() };
+        let config = Config { seed, ca_guid: u64::from_be(settings::node_guid()), ..Config::default() };
         let mut manager = Manager::new(config);
         self.nic.device.claim()?;
         let member = self.nic.device.member();
         if let Some(member) = member {
             self.state().ports.share(member);
         }
-        if let Some(estate) = &device::settings().estate {
+        if let Some(estate) = &settings::settings().estate {
             manager.bequeath_to(estate.keeper(seed, member.map(|member| member.slot())));
         }
         let service = ConnectionService::start(&self.nic.device, manager, Voice(self))?;

@@ -9,8 +9,8 @@ use roxie::capture::CaptureError;
 use roxie::wire::Qpn;
 
 use super::{Arguments, Failure, Summary, open};
-use crate::common::output;
 use crate::ladder::{self, Connection, Ladder, Strangers, Style};
+use crate::output;
 
 /// What went wrong, and with which file if with one.
 #[derive(Debug, thiserror::Error)]

@@ -7,8 +7,8 @@ use roxie::wire::display::Mac;
 use roxie::wire::{Aeth, AtomicEth, Drop, Icrc, NetHeader, Packet, Reth, Syndrome, credits, rnr_timer_ns};
 use serde::Serialize;
 
-use super::decoded::{Decoded, Verdict, udp_checksum_name};
-use super::mad::Mad;
+use crate::decoded::mad::Mad;
+use crate::decoded::{Decoded, Verdict, udp_checksum_name};
 
 /// The object. Keys without a value are left out.
 #[derive(Serialize)]

@@ -29,8 +29,8 @@ use roxie::port::fault::FaultConfig;
 use roxie::shared::PostError;
 use roxie::verbs::WcStatus;
 
-use crate::common::output;
 use crate::floor::{Floor, Threads};
+use crate::output;
 use connection::{Connection, SMALL};
 use figures::median;
 use interrupt::Interrupt;
@@ -264,7 +264,7 @@ struct Demo<'a> {
     console: &'a Console,
     interrupt: Interrupt,
     site: Site,
-    /// Where captures go.
+    /// The folder that captures go to.
     directory: PathBuf,
 }
 

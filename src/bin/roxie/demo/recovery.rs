@@ -23,7 +23,7 @@ const LOST: usize = 3;
 pub(super) struct Recovery {
     /// The captures of the near and of the far end.
     pub(super) captures: [PathBuf; 2],
-    /// The drawing.
+    /// The ladder of both captures, as text.
     pub(super) ladder: String,
     /// What became of the data.
     pub(super) verified: Verified,

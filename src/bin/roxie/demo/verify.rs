@@ -15,7 +15,7 @@ const ATOMICS: u64 = 16;
 /// Bytes that were compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Verified {
-    /// All of them.
+    /// Bytes that were compared, all of them.
     pub(super) bytes: u64,
     /// Those that were not what they should be.
     pub(super) corrupt: u64,

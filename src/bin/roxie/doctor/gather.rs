@@ -12,8 +12,8 @@ use roxie::port::xdp::program_holders;
 use roxie::wire::ROCE_V2_PORT;
 
 use super::facts::{Crc, Facts, Host, Nic, Others, RdmaDevice};
-use crate::common::Failure;
-use crate::common::interface::{Without, usable_interface};
+use crate::device::interface::{Without, usable_interface};
+use crate::failure::Failure;
 use crate::run::Library;
 use crate::run::hint::Surroundings;
 use crate::show::xdp_obstacles;

@@ -11,7 +11,8 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::common::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 use facts::Facts;
 use findings::{Finding, Severity};
 

@@ -44,7 +44,7 @@ pub(crate) struct Facts {
     /// Where a DETH names it.
     src_qp: Option<Qpn>,
     psn: Psn,
-    /// Bytes.
+    /// Bytes of payload.
     payload: usize,
     /// Bytes that a READ asks for.
     asks: Option<u32>,
@@ -130,7 +130,7 @@ pub(crate) struct Passage {
     facts: Facts,
     /// At the sender, or somewhere on the way.
     departed: Option<Sight>,
-    /// At the receiver.
+    /// Where the receiver's capture shows it; `None`: it does not.
     arrived: Option<Sight>,
     fate: Fate,
     /// Nanoseconds by the clock of the capture that leads.

@@ -8,8 +8,8 @@ use roxie::frame::Frame;
 use roxie::wire::{Bth, Envelope, Packet, parse::ICRC_LEN};
 
 use super::{Facts, Seen, Sight};
-use crate::decode::decoded::{Decoded, envelope, is_malformed};
-use crate::decode::segments::Segments;
+use crate::decoded::segments::Segments;
+use crate::decoded::{Decoded, envelope, is_malformed};
 
 /// Packets of one capture that are read at most: each takes some hundred bytes, and nobody looks so far.
 const MOST: usize = 1_000_000;

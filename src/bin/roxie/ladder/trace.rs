@@ -33,7 +33,7 @@ pub(super) enum Kind {
 pub(super) struct Missing {
     from: Psn,
     pub(super) count: u32,
-    /// Of answers.
+    /// They are packets of an answer, not of a request.
     answers: bool,
 }
 

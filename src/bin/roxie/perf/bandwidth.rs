@@ -10,7 +10,8 @@ use super::link::{COMPLETIONS, Event, Link, STANDSTILL};
 use super::plan::{Plan, SIGNAL_EVERY, Until};
 use super::report::Outcome;
 use super::sampler::Sampler;
-use crate::common::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 /// The part of a timed run that is not counted, while queues fill: this, or a tenth if that is less.
 const WARM_UP: Duration = Duration::from_millis(200);

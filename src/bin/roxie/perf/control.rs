@@ -10,8 +10,8 @@ use roxie::verbs::{Gid, Psn, Qpn};
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
-use crate::common::Failure;
-use crate::common::stream::Stream;
+use crate::failure::Failure;
+use crate::stream::Stream;
 
 /// The longest line: the queue pairs of a large plan.
 const MAX_LINE: u64 = 1 << 20;
@@ -68,7 +68,7 @@ pub(super) struct ServerReport {
     pub(super) messages: Option<u64>,
     /// Between the first and the last of them.
     pub(super) seconds: Option<f64>,
-    /// Counters that moved.
+    /// The counters that moved during the run, with their names.
     pub(super) counters: Vec<(String, u64)>,
 }
 

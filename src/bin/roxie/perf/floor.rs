@@ -14,9 +14,10 @@ use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, Until};
 use super::report::{Outcome, histogram};
 use super::session::Side;
-use crate::common::bare::Bare;
-use crate::common::health::Silence;
-use crate::common::{DeviceOptions, Failure, Patience};
+use crate::device::Bare;
+use crate::device::health::Silence;
+use crate::device::{DeviceOptions, Patience};
+use crate::failure::Failure;
 use crate::floor::frames::{self, Shape};
 
 /// How long an echo may take before it counts as lost.
@@ -30,9 +31,9 @@ pub(super) struct Floor<'a> {
     bare: Bare,
     clock: Clock,
     path_mtu: Mtu,
-    /// Once connected.
+    /// The headers of its frames, once it is connected.
     flow: Option<Template>,
-    /// Once armed.
+    /// The frames to send, once it is armed.
     shape: Option<Shape>,
     patience: Patience,
 }

@@ -13,8 +13,9 @@ use super::control::{Control, Message, ServerReport, out_of_turn};
 use super::link::{COMPLETIONS, Event, Link, STANDSTILL};
 use super::plan::{Plan, Until};
 use super::report::{Outcome, histogram};
-use crate::common::health::Silence;
-use crate::common::{Failure, output};
+use crate::device::health::Silence;
+use crate::failure::Failure;
+use crate::output;
 
 /// Operations before the first that counts, in a timed run: caches and branch predictors settle.
 const WARM_UP: u64 = 100;

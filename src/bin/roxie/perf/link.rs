@@ -14,8 +14,9 @@ use roxie::verbs::{
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, SIGNAL_EVERY};
 use super::{Operation, Service};
-use crate::common::health::{Health, Silence};
-use crate::common::{DeviceOptions, Failure, Patience};
+use crate::device::health::{Health, Silence};
+use crate::device::{DeviceOptions, Patience};
+use crate::failure::Failure;
 
 /// Marks the completion of a receive; the rest of its `wr_id` is the index of the queue pair.
 const RECEIVE: u64 = 1 << 63;

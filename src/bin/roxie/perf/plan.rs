@@ -6,7 +6,7 @@ use roxie::verbs::Mtu;
 use serde::{Deserialize, Serialize};
 
 use super::{Arguments, Measure, Operation, Service};
-use crate::common::Failure;
+use crate::failure::Failure;
 
 /// Sends posted beyond the depth at most: unsignaled ones that wait for a signaled one to follow.
 pub(super) const SIGNAL_EVERY: u32 = 16;

@@ -8,8 +8,8 @@ use super::plan::Plan;
 use super::report::Outcome;
 use super::session::Side;
 use super::{Measure, Operation, bandwidth, latency};
-use crate::common::Failure;
-use crate::common::health::tell_logs;
+use crate::device::health::tell_logs;
+use crate::failure::Failure;
 
 impl Side for Link<'_> {
     fn port(&self) -> (String, String) {

@@ -9,7 +9,8 @@ use super::control::ServerReport;
 use super::plan::Plan;
 use super::plot::{Series, Wish};
 use super::{Measure, Operation, Service, picture};
-use crate::common::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 /// What a client measured with one size.
 pub(super) struct Outcome {
@@ -30,7 +31,7 @@ pub(super) struct Outcome {
 /// How results are shown.
 #[derive(Clone, Debug)]
 pub(super) struct Form {
-    /// As JSON.
+    /// One object of JSON a line instead of a table.
     pub(super) json: bool,
     /// What rates did as well.
     pub(super) plot: Option<Wish>,

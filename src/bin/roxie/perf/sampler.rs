@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::link::Link;
 use super::plot::{Sample, Series};
-use crate::common::Failure;
+use crate::failure::Failure;
 
 /// The first interval.
 const EVERY: Duration = Duration::from_millis(2);

@@ -21,7 +21,8 @@ use roxie::verbs::Mtu;
 use super::control::{ANSWER, Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, VERSION, Wishes};
 use super::report::{Form, Outcome, Printer};
-use crate::common::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 /// One end of a measurement: queue pairs, or a bare port.
 pub(super) trait Side: Send {

@@ -10,9 +10,11 @@ use roxie::shared::Armed;
 use roxie::verbs::{Access, QpCaps, QpInit, QpType, SendWr, Wc, WcStatus};
 
 use super::{Game, Options, STOCK_MTU, exchange};
-use crate::common::health::Health;
-use crate::common::stream::Stream;
-use crate::common::{Failure, Patience, linger, output};
+use crate::device::health::Health;
+use crate::device::{Patience, linger};
+use crate::failure::Failure;
+use crate::output;
+use crate::stream::Stream;
 
 pub(super) const RECEIVE: u64 = 1;
 pub(super) const SEND: u64 = 2;

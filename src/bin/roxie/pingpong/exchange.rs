@@ -14,8 +14,8 @@ use std::io;
 use roxie::host::Endpoint;
 use roxie::verbs::{Gid, Psn, Qpn};
 
-use crate::common::Failure;
-use crate::common::stream::{PATIENCE, Stream};
+use crate::failure::Failure;
+use crate::stream::{PATIENCE, Stream};
 
 /// Bytes of an address message, its NUL included.
 const MESSAGE: usize = 52;

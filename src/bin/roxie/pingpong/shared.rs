@@ -13,9 +13,10 @@ use roxie::verbs::{Access, QpCaps, QpInit, QpType, Qpn, SendWr, Wc, WcStatus};
 
 use super::end::{self, Outcome, RECEIVE, SEND};
 use super::{Game, Options, STOCK_MTU, exchange};
-use crate::common::health::Health;
-use crate::common::stream::Stream;
-use crate::common::{Failure, Patience, linger};
+use crate::device::health::Health;
+use crate::device::{Patience, linger};
+use crate::failure::Failure;
+use crate::stream::Stream;
 
 /// Bytes of a message unless told otherwise.
 const SIZE: u32 = 4096;

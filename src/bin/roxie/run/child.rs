@@ -12,7 +12,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
-use crate::common::Failure;
+use crate::failure::Failure;
 
 /// Signals that are the program's.
 const FORWARDED: [Signal; 7] = [

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::common::Failure;
+use crate::failure::Failure;
 
 const NAME: &str = "libibverbs.so.1";
 

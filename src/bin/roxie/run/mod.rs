@@ -21,9 +21,10 @@ use roxie::host::{Device, DeviceConfig, EVENTS, Estate, EventLog, LoggedEvent, O
 use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
 
-use crate::common::congestion::CongestionOptions;
-use crate::common::interface::{Without, usable_interface};
-use crate::common::{Failure, output};
+use crate::device::congestion::CongestionOptions;
+use crate::device::interface::{Without, usable_interface};
+use crate::failure::Failure;
+use crate::output;
 pub(crate) use library::Library;
 use preflight::Preflight;
 

@@ -7,7 +7,8 @@ use roxie::host::inspect::{CmIdEntry, MrEntry, QpEntry, Snapshot, snapshots};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::common::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 /// Whose objects are shown.
 #[derive(Clone, Debug, Default, Args)]

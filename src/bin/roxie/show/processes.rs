@@ -6,7 +6,8 @@ use roxie::wire::ROCE_V2_PORT;
 use serde_json::{Value, json};
 
 use super::objects::{Whose, look, table};
-use crate::common::{Failure, output};
+use crate::failure::Failure;
+use crate::output;
 
 /// What is known of a process: what its device says, and what the others of its group know.
 #[derive(Default)]

@@ -13,7 +13,8 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use roxie::host::inspect::Snapshot;
 use serde_json::json;
 
-use crate::common::{EXIT_CODES, Failure, output};
+use crate::failure::{EXIT_CODES, Failure};
+use crate::output;
 use crate::show::objects::{Whose, look};
 use draw::Screen;
 use rates::{Rates, Row, short};

@@ -13,9 +13,9 @@ pub enum JoinError {
          run this one as that user, or in a network namespace of its own"
     )]
     Stranger {
-        /// The abstract name.
+        /// The name in the abstract namespace of Unix sockets.
         name: String,
-        /// Its owner.
+        /// The user id of the process that has it.
         user: u32,
     },
     /// There is a group, and nobody of it answers.
@@ -30,7 +30,7 @@ pub enum JoinError {
     /// The system refused something.
     #[error("sharing the device: {what}: {source}")]
     System {
-        /// What was tried.
+        /// The call that failed.
         what: &'static str,
         /// What the system said.
         source: io::Error,

@@ -40,7 +40,7 @@ pub struct Slot {
 pub struct Identity {
     /// As it sees itself.
     pub pid: u32,
-    /// `/proc/PID/comm`.
+    /// The name of the process, as `/proc/PID/comm` has it.
     pub name: String,
 }
 
@@ -51,7 +51,7 @@ pub struct Service {
     pub id: u64,
     /// The only address on which it is served; unspecified: all of its family; `None`: all.
     pub address: Option<IpAddr>,
-    /// Whose it is.
+    /// The place in the group of the process that has it.
     pub slot: u8,
 }
 
@@ -60,7 +60,7 @@ pub struct Service {
 pub struct BoundPort {
     /// Its port space, by the number that the user of this table gives it.
     pub space: u8,
-    /// The number.
+    /// The port number of the connection service.
     pub port: u16,
     /// On which address; unspecified: all.
     pub address: IpAddr,
@@ -70,7 +70,7 @@ pub struct BoundPort {
     pub one_family: bool,
     /// Names the owner among those of its process.
     pub owner: u32,
-    /// Whose it is.
+    /// The place in the group of the process that has it.
     pub slot: u8,
 }
 

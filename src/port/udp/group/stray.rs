@@ -14,13 +14,13 @@ use nix::unistd::geteuid;
 /// ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::port::udp) struct Stray<'a> {
-    /// Who sent it.
+    /// Address and port of the sender.
     pub(in crate::port::udp) source: SocketAddr,
-    /// To which address.
+    /// The address that it was sent to.
     pub(in crate::port::udp) destination: IpAddr,
     /// Its type of service or traffic class.
     pub(in crate::port::udp) traffic_class: u8,
-    /// Without UDP header.
+    /// The datagram without its UDP header.
     pub(in crate::port::udp) datagram: &'a [u8],
 }
 

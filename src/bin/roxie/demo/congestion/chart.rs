@@ -109,7 +109,7 @@ struct Panel {
     height: f64,
     /// Seconds at the right end.
     longest: f64,
-    /// At the top.
+    /// The value at the top edge.
     highest: f64,
 }
 

@@ -19,7 +19,7 @@ use roxie::congestion::Settings;
 
 use super::site::Kind;
 use super::{Console, Failure, Interrupt};
-use crate::common::output;
+use crate::output;
 use report::Report;
 use scenario::Scenario;
 

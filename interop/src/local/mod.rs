@@ -1,0 +1,385 @@
+//! Roxie's end of a run: its verbs API on a port of its own.
+
+pub mod program;
+mod verbs;
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use roxie::engine::Drive;
+use roxie::host::{
+    AddressHandle, CompletionChannel, CompletionQueue, Device, DeviceConfig, GidTable, MemoryRegion,
+    MemoryWindow, OpenError, ProtectionDomain, QueuePair, SharedReceiveQueue, Stack,
+};
+use roxie::netdev::Interface;
+use roxie::nic::CongestionConfig;
+use roxie::port::fault::FaultConfig;
+use roxie::port::udp::UdpConfig;
+use roxie::port::xdp::{XdpConfig, XdpError};
+use roxie::time::Nanos;
+use roxie::verbs::Sge;
+use roxie::wire::Gid;
+
+use crate::end::{End, Ended, Local, Pair, Registration, Setup, Unready};
+use crate::error::Error;
+use crate::network::Namespace;
+use crate::rows::{Family, Impairment, PortKind, Stock};
+use crate::skip::SkipReason;
+use crate::wire::Wire;
+use program::Program;
+
+pub use program::{build_library, build_roxie};
+
+/// How long the engine's thread looks for work before it sleeps. Its core is needed by the guest.
+const SPIN: Nanos = Nanos::from_micros(200);
+/// How long `roxie pingpong … --help` may take.
+const HELP_WITHIN: Duration = Duration::from_secs(10);
+/// What no row may make the device count: a peer's packets are whole and meant for us, and queues are large enough.
+const NEVER: [&str; 9] = [
+    "rx_icrc_encapsulated",
+    "rx_malformed",
+    "rx_wrong_source",
+    "rx_wrong_service",
+    "rx_bad_pkey",
+    "cq_overflow",
+    "ghost_acks",
+    "tx_invalid",
+    "tx_failed",
+];
+/// Where Roxie works.
+#[derive(Clone, Copy, Debug)]
+pub struct Site<'a> {
+    /// The namespace of its interface; `None` for the one that the runner is in (hardware peers).
+    pub namespace: Option<&'a Namespace>,
+    /// The interface that the device stands on.
+    pub interface: &'a str,
+    /// The interface's addresses, one per IP version that is to be tested.
+    pub addresses: &'a [IpAddr],
+    /// The peer's FLUSH has rdma_rxe's ICRC, and it takes no other.
+    pub rxe_flush_icrc: bool,
+}
+
+/// Roxie's end at a site. Its port is opened by the first row.
+pub fn open<'a>(site: &Site<'a>) -> Box<dyn Local + 'a> {
+    Box::new(Roxie { site: *site, open: None, program: None, said: None, prepared: None })
+}
+
+struct Roxie<'a> {
+    site: Site<'a>,
+    open: Option<Open>,
+    program: Option<Program>,
+    /// The port whose mode was told last.
+    said: Option<PortKind>,
+    /// What the row wants, programs included, which open the port themselves.
+    prepared: Option<Setup>,
+}
+
+/// An open device and what was made on it.
+struct Open {
+    setup: Setup,
+    /// [`NEVER`] as it was before the row.
+    before: [u64; NEVER.len()],
+    // Fields are dropped in this order: queue pairs before what they use, windows before regions.
+    pairs: Vec<PairObjects>,
+    handles: Vec<AddressHandle>,
+    queues: Vec<SharedReceiveQueue>,
+    windows: Vec<MemoryWindow>,
+    regions: Vec<MemoryRegion>,
+    pd: ProtectionDomain,
+    device: Device,
+}
+
+struct PairObjects {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+}
+
+/// Says on which call an error came.
+trait Named<T> {
+    fn named(self, what: &str) -> Result<T, Error>;
+}
+
+impl<T, E: std::fmt::Display> Named<T> for Result<T, E> {
+    fn named(self, what: &str) -> Result<T, Error> {
+        self.map_err(|reason| Error::Local(format!("{what}: {reason}")))
+    }
+}
+
+impl Impairment {
+    /// What the fault port is told, in its text form; `None`: there is none.
+    fn config(self, seed: u64) -> Result<Option<FaultConfig>, Error> {
+        let text = match self {
+            Impairment::None => return Ok(None),
+            Impairment::Loss1 => "drop=0.01",
+            Impairment::Loss5 => "drop=0.05",
+            // Where nothing follows, the frame is late by less than the ACK timeout of a row.
+            Impairment::Reorder => "reorder=0.05:3:10ms",
+        };
+        let parsed = FaultConfig::parse(text).named("the fault")?;
+        Ok(Some(FaultConfig { seed, ..parsed }))
+    }
+}
+
+impl Site<'_> {
+    /// Runs `f` where the interface is.
+    fn within<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, Error> {
+        match self.namespace {
+            Some(namespace) => namespace.within(f),
+            None => Ok(f()),
+        }
+    }
+
+    fn address(&self, family: Family) -> Option<IpAddr> {
+        self.addresses.iter().copied().find(|a| a.is_ipv4() == (family == Family::V4))
+    }
+
+    fn open(&self, setup: &Setup) -> Result<Open, Unready> {
+        let fault = setup.fault.config(setup.seed)?;
+        // A held-back IPv4 frame leaves without the segments before it, and so with another identification than
+        // its ICRC was made for.
+        let gso = fault.is_none();
+        let stack = Stack { fault, capture: setup.capture.clone() };
+        let control = setup.control.unwrap_or("off").parse().named("the congestion control")?;
+        let congestion = CongestionConfig { control, ..CongestionConfig::default() };
+        let config = DeviceConfig {
+            drive: Drive::Thread { core: None, spin: SPIN },
+            // The row's own numbers, so that the same row sends the same frames.
+            seed: Some(setup.seed),
+            rxe_flush_icrc: self.rxe_flush_icrc,
+            congestion,
+            ..DeviceConfig::default()
+        };
+        let (interface, addresses) = (self.interface, self.addresses.to_vec());
+        let device = self.within(move || match setup.port {
+            PortKind::Xdp => {
+                let xdp = XdpConfig { addresses, ..XdpConfig::new(interface) };
+                Device::open_xdp(&xdp, &stack, &config)
+            }
+            PortKind::Udp => {
+                let interface = Some(interface.to_owned());
+                let udp = UdpConfig { addresses, interface, gso, ..UdpConfig::default() };
+                Device::open_udp(&udp, &stack, &config)
+            }
+        })?;
+        let device = device.map_err(unready)?;
+        let pd = device.alloc_pd().named("a protection domain")?;
+        Ok(Open {
+            setup: setup.clone(),
+            before: [0; NEVER.len()],
+            pairs: Vec::new(),
+            handles: Vec::new(),
+            queues: Vec::new(),
+            windows: Vec::new(),
+            regions: Vec::new(),
+            pd,
+            device,
+        })
+    }
+}
+
+/// A port that this host does not have is no fault of Roxie's.
+fn unready(error: OpenError) -> Unready {
+    match error {
+        OpenError::Xdp(XdpError::Unsupported { .. } | XdpError::NotPermitted { .. }) => {
+            eprintln!("{error}");
+            Unready::Skip(SkipReason::PortUnavailable)
+        }
+        other => Unready::Failed(Error::Local(format!("the port did not open: {other}"))),
+    }
+}
+
+impl Open {
+    fn pair(&self, pair: Pair) -> Result<&PairObjects, Error> {
+        self.pairs.get(pair.key).ok_or_else(|| Error::Local(format!("there is no queue pair {}", pair.key)))
+    }
+
+    fn region(&self, region: Registration) -> Result<&MemoryRegion, Error> {
+        self.regions.get(region.key).ok_or_else(|| Error::Local(format!("there is no region {}", region.key)))
+    }
+
+    /// The scatter/gather list of a request: one entry or none.
+    fn entries(&self, entry: Option<(Registration, usize, usize)>) -> Result<Vec<Sge>, Error> {
+        let Some((region, offset, length)) = entry else { return Ok(Vec::new()) };
+        let length = u32::try_from(length).named("the length of an entry")?;
+        Ok(vec![self.region(region)?.sge(offset, length)])
+    }
+
+    fn never(&self) -> [u64; NEVER.len()] {
+        let counters = self.device.counters();
+        let of = |name| counters.iter().filter(|(n, _)| *n == name).map(|(_, value)| value).sum();
+        NEVER.map(of)
+    }
+
+    /// True if a new row may use the device that the last one opened.
+    fn serves(&self, setup: &Setup) -> bool {
+        let plain = |s: &Setup| s.fault == Impairment::None && s.capture.is_none();
+        (self.setup.port, self.setup.control) == (setup.port, setup.control)
+            && plain(&self.setup)
+            && plain(setup)
+    }
+
+    /// The place and the value of the device's first GID of the family.
+    fn gid(&self, family: Family) -> Result<(usize, Gid), Error> {
+        let gids = self.device.gids();
+        let found = gids.iter().position(|e| e.gid.is_ipv4() == (family == Family::V4));
+        let index = found.ok_or_else(|| Error::Local(format!("the device has no {family} GID")))?;
+        Ok((index, gids[index].gid))
+    }
+}
+
+impl Roxie<'_> {
+    fn open(&self) -> Result<&Open, Error> {
+        self.open.as_ref().ok_or_else(|| Error::Local("no port is open: prepare comes first".into()))
+    }
+
+    fn open_mut(&mut self) -> Result<&mut Open, Error> {
+        self.open.as_mut().ok_or_else(|| Error::Local("no port is open: prepare comes first".into()))
+    }
+}
+
+/// Looks until something is so; false: it is not in time.
+fn becomes_so(timeout: Duration, is_so: impl Fn() -> Result<bool, Error>) -> Result<bool, Error> {
+    let until = Instant::now() + timeout;
+    loop {
+        let so = is_so()?;
+        if so || Instant::now() > until {
+            return Ok(so);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+impl Local for Roxie<'_> {
+    fn prepare(&mut self, setup: &Setup) -> Result<(), Unready> {
+        self.prepared = Some(setup.clone());
+        if let Some(open) = self.open.as_mut().filter(|open| open.serves(setup)) {
+            open.before = open.never();
+            return Ok(());
+        }
+        // The old one must be gone before the new one can have the interface.
+        self.open = None;
+        let open = self.site.open(setup)?;
+        if self.said != Some(setup.port) {
+            println!("roxie: {}, {}", setup.port, open.device.port().mode);
+            self.said = Some(setup.port);
+        }
+        self.open = Some(open);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), Error> {
+        let Some(open) = &self.open else { return Ok(()) };
+        let link = open.device.take_link_error();
+        let counted = NEVER.iter().zip(open.before.iter().zip(open.never()));
+        let counted: Vec<String> = counted
+            .filter(|(_, (before, after))| after > before)
+            .map(|(name, (before, after))| format!("{name} {}", after - before))
+            .collect();
+        if open.setup.capture.is_some() {
+            // Closing the device completes the file.
+            self.open = None;
+        }
+        if let Some(error) = link {
+            return Err(Error::Local(format!("the link failed: {error}")));
+        }
+        match counted.is_empty() {
+            true => Ok(()),
+            false => {
+                Err(Error::Local(format!("the device counted what never should be: {}", counted.join(", "))))
+            }
+        }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.open.as_ref().map_or_else(Vec::new, |open| open.device.counters())
+    }
+
+    fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error> {
+        becomes_so(timeout, || self.site.within(|| program::somebody_listens(port))?)
+    }
+
+    fn wait_for_claim(&mut self, port: PortKind, timeout: Duration) -> Result<bool, Error> {
+        becomes_so(timeout, || match port {
+            PortKind::Xdp => {
+                let interface = self.site.within(|| Interface::by_name(self.site.interface))?;
+                Ok(interface.named("the interface")?.xdp_program.is_some())
+            }
+            PortKind::Udp => self.site.within(program::somebody_has_the_udp_port)?,
+        })
+    }
+
+    fn step_aside(&mut self, family: Family) -> Result<Wire, Error> {
+        self.open = None;
+        let here = self.site.address(family);
+        let here =
+            here.ok_or_else(|| Error::Local(format!("{} has no {family} address", self.site.interface)))?;
+        let rxe_flush_icrc = self.site.rxe_flush_icrc;
+        self.site.within(|| Wire::open(here, rxe_flush_icrc))?
+    }
+
+    fn has_pingpong(&mut self, program: Stock) -> Result<bool, Error> {
+        let words = ["pingpong".to_owned(), program.to_string(), "--help".to_owned()];
+        let ended = Program::start(None, &program::roxie()?, &words)?.wait(HELP_WITHIN)?;
+        Ok(ended.code == Some(0))
+    }
+
+    fn pingpong(&mut self, program: Stock, family: Family, arguments: &[String]) -> Result<(), Error> {
+        let setup = self.open()?.setup.clone();
+        // The program opens the interface itself.
+        self.open = None;
+        let site = &self.site;
+        // A device's GIDs are its addresses, in their order.
+        let gid = site.addresses.iter().position(|a| Some(*a) == site.address(family));
+        let gid = gid.ok_or_else(|| Error::Local(format!("{} has no {family} address", site.interface)))?;
+        let service = program.to_string();
+        let mut words: Vec<String> = ["pingpong", &service, "--dev", site.interface].map(String::from).into();
+        words.extend([
+            format!("--port={}", setup.port),
+            format!("--gid-index={gid}"),
+            "--drive=thread".into(),
+        ]);
+        words.extend(site.addresses.iter().map(|a| format!("--address={a}")));
+        words.extend(setup.capture.map(|path| format!("--capture={}", path.display())));
+        words.extend_from_slice(arguments);
+        self.program = Some(Program::start(site.namespace, &program::roxie()?, &words)?);
+        Ok(())
+    }
+
+    fn gid_index(&mut self, family: Family) -> Result<usize, Error> {
+        let interface =
+            self.site.within(|| Interface::by_name(self.site.interface))?.named("the interface")?;
+        let table = GidTable::customary(interface.mac, interface.addresses.iter().map(|a| a.ip));
+        let wanted = self.address(family)?;
+        let found = table.iter().find(|entry| entry.gid == Gid::from(wanted));
+        found
+            .map(|entry| entry.index)
+            .ok_or_else(|| Error::Local(format!("{wanted} is none of {}", table.listed())))
+    }
+
+    fn program(&mut self, name: &str, arguments: &[String]) -> Result<(), Error> {
+        let setup = self.prepared.clone();
+        let setup = setup.ok_or_else(|| Error::Local("prepare comes first".into()))?;
+        // The program's device claims the interface.
+        self.open = None;
+        let mut words: Vec<String> =
+            ["run", "--quiet", "--dev", self.site.interface].map(String::from).into();
+        words.push(format!("--port={}", setup.port));
+        words.extend(setup.capture.map(|path| format!("--capture={}", path.display())));
+        words.extend(["--".to_owned(), name.to_owned()]);
+        words.extend_from_slice(arguments);
+        self.program = Some(Program::start(self.site.namespace, &program::roxie()?, &words)?);
+        Ok(())
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<Ended, Error> {
+        match self.program.take() {
+            Some(program) => program.wait(timeout),
+            None => Err(Error::Local("no program was started".into())),
+        }
+    }
+
+    fn end_program(&mut self) {
+        self.program = None;
+    }
+}

@@ -1,0 +1,555 @@
+//! The matrix: every row's parameters and name.
+//!
+//! Clean transfers are the full product. RC transfers under loss and reordering are a pairwise cover of the
+//! same: any two parameter values meet in some row. Error cases, features and stock programs follow. The names are
+//! committed in `rows.txt`; a test holds the two equal, so that a row cannot vanish unseen.
+
+mod matrix;
+mod programs;
+mod scripts;
+
+use std::fmt;
+
+pub use matrix::{all, short, thorough};
+pub use programs::{Program, Ready, all as uses};
+pub use scripts::{ODD, Odd, WRONG, Wrong};
+
+/// The service of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the specification's names")]
+pub enum Service {
+    Rc,
+    Uc,
+    Ud,
+}
+
+/// The operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the specification's names")]
+pub enum Op {
+    Send,
+    SendImm,
+    Write,
+    WriteImm,
+    Read,
+    CmpSwap,
+    FetchAdd,
+    SendInv,
+    AtomicWrite,
+    Flush,
+}
+
+/// Who requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Side {
+    Roxie,
+    Peer,
+}
+
+/// What carries Roxie's frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum PortKind {
+    Xdp,
+    Udp,
+}
+
+/// The IP version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Family {
+    V4,
+    V6,
+}
+
+/// What Roxie's fault port does to frames, in both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Impairment {
+    /// Nothing.
+    None,
+    /// Drops one frame in a hundred.
+    Loss1,
+    /// Drops one frame in twenty.
+    Loss5,
+    /// Delays one frame in twenty until three others have passed it.
+    Reorder,
+}
+
+/// What a peer can do wrong on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ErrorCase {
+    /// WRITE with an rkey that nobody gave out.
+    BadRkeyWrite,
+    /// READ with such an rkey.
+    BadRkeyRead,
+    /// FETCH_ADD with such an rkey.
+    BadRkeyAtomic,
+    /// WRITE whose last byte is beyond the region.
+    OutOfBoundsWrite,
+    /// READ whose last byte is beyond the region.
+    OutOfBoundsRead,
+    /// WRITE to a region without that right.
+    NoRightToWrite,
+    /// READ of a region without that right.
+    NoRightToRead,
+    /// SEND without a receive, and no RNR retries.
+    NoReceive,
+    /// SEND whose receive comes 50 ms later: RNR NAKs, then success.
+    LateReceive,
+    /// SEND longer than the receive.
+    TooLong,
+    /// FETCH_ADD at an address that is no multiple of 8.
+    MisalignedAtomic,
+    /// ATOMIC WRITE with an rkey that nobody gave out.
+    BadRkeyAtomicWrite,
+    /// ATOMIC WRITE whose last bytes are beyond the region.
+    OutOfBoundsAtomicWrite,
+    /// ATOMIC WRITE to a region without the right to write.
+    NoRightToAtomicWrite,
+    /// ATOMIC WRITE at an address that is no multiple of 8.
+    MisalignedAtomicWrite,
+    /// FLUSH with an rkey that nobody gave out.
+    BadRkeyFlush,
+    /// FLUSH of a range whose last byte is beyond the region.
+    OutOfBoundsFlush,
+    /// FLUSH of a region without that right.
+    NoRightToFlush,
+    /// FLUSH for persistence of a region that has the right to visibility alone.
+    NoRightToPersist,
+    /// The requester starts 100 PSNs ahead of what is expected.
+    WrongPsn,
+    /// The destination QPN does not exist.
+    NoSuchPair,
+}
+
+/// What an end offers beside transfers, used once and checked. The responder's end is the one that offers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Feature {
+    /// UC: WRITEs with an rkey that nobody gave out vanish, the next message arrives.
+    UcBadRkey,
+    /// UC: WRITEs that end beyond the region vanish, the next message arrives.
+    UcOutOfBounds,
+    /// UC: a SEND without a receive vanishes, the next message arrives.
+    UcNoReceive,
+    /// UD: a datagram with another Q_Key vanishes, the next arrives.
+    UdWrongQkey,
+    /// UD: a datagram without a receive vanishes, the next arrives.
+    UdNoReceive,
+    /// Three queue pairs take from one shared receive queue.
+    SrqShared,
+    /// A shared receive queue tells once when fewer receives are left than the limit.
+    SrqLimit,
+    /// A window of type 2 opens its range to its queue pair, and nothing beyond.
+    WindowAccess,
+    /// A window that its owner invalidated opens nothing.
+    WindowLocalInvalidate,
+    /// A window that the requester's SEND invalidated opens nothing, and the receive says which it was.
+    WindowSendInvalidate,
+    /// A queue pair in a multicast group gets what is sent there; after it has left, no more.
+    Multicast,
+    /// A region whose addresses begin at 0.
+    ZeroBased,
+    /// WRITEs, with congestion control here: what is sent is ECN-capable.
+    PacedWrite,
+    /// READs, likewise.
+    PacedRead,
+    /// SENDs, likewise.
+    PacedSend,
+    /// Whoever sends is notified of congestion.
+    Notified,
+    /// WRITE, FLUSH of its range for global visibility, READ, posted together.
+    FlushRange,
+    /// FLUSH of a whole region, whatever the range is.
+    FlushRegion,
+    /// FLUSH of no bytes.
+    FlushNothing,
+    /// FLUSH for persistence, and for both.
+    FlushPersistent,
+}
+
+/// The stock pingpongs, without `ibv_` and `_pingpong`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the programs' names")]
+pub enum Stock {
+    Rc,
+    Uc,
+    Ud,
+    Srq,
+}
+
+/// What a row does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Case {
+    /// Verified transfers of one operation.
+    Transfer {
+        /// The transport service of both QPs.
+        service: Service,
+        /// The operation that is asked for.
+        op: Op,
+        /// Path MTU in bytes.
+        mtu: usize,
+        /// Bytes of a message.
+        size: usize,
+        /// What Roxie's fault port does to frames meanwhile.
+        fault: Impairment,
+    },
+    /// An error that the requester provokes.
+    Error(ErrorCase),
+    /// Something that an end offers beside transfers.
+    Feature(Feature),
+    /// Packets by script, at the peer.
+    Wrong(Wrong),
+    /// Answers by script, to the peer's requests.
+    Odd(Odd),
+    /// Stock `ibv_…_pingpong` at the peer with `roxie pingpong …` at the other end; the requester is the client.
+    Pingpong(Stock),
+    /// A stock program at both ends, unmodified: here under `roxie run`; the requester is the client.
+    Program(Program),
+}
+
+/// A row of the matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Row {
+    /// The port that carries Roxie's frames.
+    pub port: PortKind,
+    /// What the row tries.
+    pub case: Case,
+    /// The side that asks.
+    pub requester: Side,
+    /// The IP version of both ends' addresses.
+    pub family: Family,
+}
+
+/// Every operation of RC transfers.
+pub const OPS: [Op; 8] =
+    [Op::Send, Op::SendImm, Op::Write, Op::WriteImm, Op::Read, Op::CmpSwap, Op::FetchAdd, Op::AtomicWrite];
+const PORTS: [PortKind; 2] = [PortKind::Xdp, PortKind::Udp];
+const SIDES: [Side; 2] = [Side::Roxie, Side::Peer];
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+const MTUS: [usize; 3] = [256, 1024, 4096];
+const FAULTS: [Impairment; 3] = [Impairment::Loss1, Impairment::Loss5, Impairment::Reorder];
+/// Every error case.
+pub const ERRORS: [ErrorCase; 21] = [
+    ErrorCase::BadRkeyWrite,
+    ErrorCase::BadRkeyRead,
+    ErrorCase::BadRkeyAtomic,
+    ErrorCase::OutOfBoundsWrite,
+    ErrorCase::OutOfBoundsRead,
+    ErrorCase::NoRightToWrite,
+    ErrorCase::NoRightToRead,
+    ErrorCase::NoReceive,
+    ErrorCase::LateReceive,
+    ErrorCase::TooLong,
+    ErrorCase::MisalignedAtomic,
+    ErrorCase::BadRkeyAtomicWrite,
+    ErrorCase::OutOfBoundsAtomicWrite,
+    ErrorCase::NoRightToAtomicWrite,
+    ErrorCase::MisalignedAtomicWrite,
+    ErrorCase::BadRkeyFlush,
+    ErrorCase::OutOfBoundsFlush,
+    ErrorCase::NoRightToFlush,
+    ErrorCase::NoRightToPersist,
+    ErrorCase::WrongPsn,
+    ErrorCase::NoSuchPair,
+];
+
+/// What the first notification brings the rate to in [`Feature::Notified`], and it rises by little thereafter.
+pub const NOTIFIED_MBPS: u32 = 20;
+const NOTIFIED_CONTROL: &str =
+    "dcqcn,rate_to_set_on_first_cnp=20,rpg_time_reset=131071,rpg_byte_reset=0,rpg_ai_rate=1,rpg_hai_rate=1";
+
+/// Every feature.
+pub const FEATURES: [Feature; 20] = [
+    Feature::UcBadRkey,
+    Feature::UcOutOfBounds,
+    Feature::UcNoReceive,
+    Feature::UdWrongQkey,
+    Feature::UdNoReceive,
+    Feature::SrqShared,
+    Feature::SrqLimit,
+    Feature::WindowAccess,
+    Feature::WindowLocalInvalidate,
+    Feature::WindowSendInvalidate,
+    Feature::Multicast,
+    Feature::ZeroBased,
+    Feature::PacedWrite,
+    Feature::PacedRead,
+    Feature::PacedSend,
+    Feature::Notified,
+    Feature::FlushRange,
+    Feature::FlushRegion,
+    Feature::FlushNothing,
+    Feature::FlushPersistent,
+];
+/// Every stock program.
+pub const STOCK: [Stock; 4] = [Stock::Rc, Stock::Uc, Stock::Ud, Stock::Srq];
+
+impl Service {
+    /// The operations of its transfers.
+    pub fn ops(self) -> &'static [Op] {
+        match self {
+            Service::Rc => &OPS,
+            Service::Uc => &[Op::Send, Op::SendImm, Op::Write, Op::WriteImm],
+            Service::Ud => &[Op::Send, Op::SendImm],
+        }
+    }
+
+    /// The path MTUs of its transfers. A datagram has the link's.
+    fn mtus(self) -> &'static [usize] {
+        match self {
+            Service::Ud => &[4096],
+            _ => &MTUS,
+        }
+    }
+
+    /// The sizes of an operation's messages at a path MTU.
+    fn sizes(self, op: Op, mtu: usize) -> Vec<usize> {
+        match self {
+            Service::Ud => vec![0, 1, mtu - 1, mtu],
+            // Nothing paces a UC message: what is larger overruns the queues between the two.
+            Service::Uc => op.sizes(mtu).into_iter().filter(|size| *size <= 64 << 10).collect(),
+            Service::Rc => op.sizes(mtu),
+        }
+    }
+}
+
+impl fmt::Display for Service {
+    /// As the peer program names it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Service::Rc => "rc",
+            Service::Uc => "uc",
+            Service::Ud => "ud",
+        })
+    }
+}
+
+impl fmt::Display for Stock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stock::Rc => "rc",
+            Stock::Uc => "uc",
+            Stock::Ud => "ud",
+            Stock::Srq => "srq",
+        })
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Feature::UcBadRkey => "uc/bad_rkey",
+            Feature::UcOutOfBounds => "uc/out_of_bounds",
+            Feature::UcNoReceive => "uc/no_receive",
+            Feature::UdWrongQkey => "ud/wrong_qkey",
+            Feature::UdNoReceive => "ud/no_receive",
+            Feature::SrqShared => "srq/shared",
+            Feature::SrqLimit => "srq/limit",
+            Feature::WindowAccess => "window/access",
+            Feature::WindowLocalInvalidate => "window/local_invalidate",
+            Feature::WindowSendInvalidate => "window/send_invalidate",
+            Feature::Multicast => "multicast",
+            Feature::ZeroBased => "zero_based",
+            Feature::PacedWrite => "cc/write",
+            Feature::PacedRead => "cc/read",
+            Feature::PacedSend => "cc/send",
+            Feature::Notified => "cc/notified",
+            Feature::FlushRange => "flush/range",
+            Feature::FlushRegion => "flush/region",
+            Feature::FlushNothing => "flush/nothing",
+            Feature::FlushPersistent => "flush/persistent",
+        })
+    }
+}
+
+impl Op {
+    /// Brings the old value back.
+    pub fn is_atomic(self) -> bool {
+        matches!(self, Op::CmpSwap | Op::FetchAdd)
+    }
+
+    /// 8 bytes, always: an atomic or an ATOMIC WRITE.
+    pub fn is_one_word(self) -> bool {
+        self.is_atomic() || self == Op::AtomicWrite
+    }
+
+    /// Carries immediate data.
+    pub fn has_imm(self) -> bool {
+        matches!(self, Op::SendImm | Op::WriteImm)
+    }
+
+    /// What its completion says: the variants of SEND and of WRITE are one each.
+    pub fn completes_as(self) -> Op {
+        match self {
+            Op::SendImm | Op::SendInv => Op::Send,
+            Op::WriteImm => Op::Write,
+            other => other,
+        }
+    }
+
+    /// Uses up a receive at the responder.
+    pub fn consumes_receive(self) -> bool {
+        matches!(self, Op::Send | Op::SendImm | Op::SendInv | Op::WriteImm)
+    }
+
+    /// The sizes of its messages at a path MTU.
+    fn sizes(self, mtu: usize) -> Vec<usize> {
+        match self.is_one_word() {
+            true => vec![8],
+            false => vec![0, 1, mtu - 1, mtu, mtu + 1, 64 << 10, 1 << 20],
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    /// As the peer program names it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Op::Send => "send",
+            Op::SendImm => "send_imm",
+            Op::Write => "write",
+            Op::WriteImm => "write_imm",
+            Op::Read => "read",
+            Op::CmpSwap => "cmp_swap",
+            Op::FetchAdd => "fetch_add",
+            Op::SendInv => "send_inv",
+            Op::AtomicWrite => "atomic_write",
+            Op::Flush => "flush",
+        })
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Side::Roxie => "roxie",
+            Side::Peer => "peer",
+        })
+    }
+}
+
+impl fmt::Display for PortKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PortKind::Xdp => "xdp",
+            PortKind::Udp => "udp",
+        })
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Family::V4 => "v4",
+            Family::V6 => "v6",
+        })
+    }
+}
+
+impl fmt::Display for Impairment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Impairment::None => "clean",
+            Impairment::Loss1 => "loss1",
+            Impairment::Loss5 => "loss5",
+            Impairment::Reorder => "reorder",
+        })
+    }
+}
+
+impl fmt::Display for ErrorCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ErrorCase::BadRkeyWrite => "bad_rkey_write",
+            ErrorCase::BadRkeyRead => "bad_rkey_read",
+            ErrorCase::BadRkeyAtomic => "bad_rkey_atomic",
+            ErrorCase::OutOfBoundsWrite => "out_of_bounds_write",
+            ErrorCase::OutOfBoundsRead => "out_of_bounds_read",
+            ErrorCase::NoRightToWrite => "no_right_to_write",
+            ErrorCase::NoRightToRead => "no_right_to_read",
+            ErrorCase::NoReceive => "no_receive",
+            ErrorCase::LateReceive => "late_receive",
+            ErrorCase::TooLong => "too_long",
+            ErrorCase::MisalignedAtomic => "misaligned_atomic",
+            ErrorCase::BadRkeyAtomicWrite => "bad_rkey_atomic_write",
+            ErrorCase::OutOfBoundsAtomicWrite => "out_of_bounds_atomic_write",
+            ErrorCase::NoRightToAtomicWrite => "no_right_to_atomic_write",
+            ErrorCase::MisalignedAtomicWrite => "misaligned_atomic_write",
+            ErrorCase::BadRkeyFlush => "bad_rkey_flush",
+            ErrorCase::OutOfBoundsFlush => "out_of_bounds_flush",
+            ErrorCase::NoRightToFlush => "no_right_to_flush",
+            ErrorCase::NoRightToPersist => "no_right_to_persist",
+            ErrorCase::WrongPsn => "wrong_psn",
+            ErrorCase::NoSuchPair => "no_such_pair",
+        })
+    }
+}
+
+impl fmt::Display for Row {
+    /// The name: `xdp/v4/roxie/write_imm/mtu1024/1025B/clean`. The third part is the requester. Services other than RC
+    /// are named before the operation.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { port, family, requester, case } = self;
+        write!(f, "{port}/{family}/{requester}/")?;
+        match case {
+            Case::Transfer { service: Service::Rc, op, mtu, size, fault } => {
+                write!(f, "{op}/mtu{mtu}/{size}B/{fault}")
+            }
+            Case::Transfer { service, op, mtu, size, fault } => {
+                write!(f, "{service}/{op}/mtu{mtu}/{size}B/{fault}")
+            }
+            Case::Error(case) => write!(f, "error/{case}"),
+            Case::Feature(feature) => write!(f, "{feature}"),
+            Case::Wrong(wrong) => write!(f, "wrong/{wrong}"),
+            Case::Odd(odd) => write!(f, "odd/{odd}"),
+            Case::Pingpong(program) => write!(f, "ibv_{program}_pingpong"),
+            Case::Program(program) => write!(f, "{program}"),
+        }
+    }
+}
+
+impl Row {
+    /// What is injected.
+    pub fn fault(&self) -> Impairment {
+        match self.case {
+            Case::Transfer { fault, .. } => fault,
+            _ => Impairment::None,
+        }
+    }
+
+    /// The congestion control that Roxie has in it.
+    pub fn control(&self) -> Option<&'static str> {
+        match self.case {
+            Case::Feature(Feature::PacedWrite | Feature::PacedRead | Feature::PacedSend) => Some("dcqcn"),
+            Case::Feature(Feature::Notified) => Some(NOTIFIED_CONTROL),
+            _ => None,
+        }
+    }
+
+    /// True for FLUSH and ATOMIC WRITE, which rdma_rxe has since Linux 6.2.
+    pub fn is_placement(&self) -> bool {
+        match self.case {
+            Case::Transfer { op, .. } => op == Op::AtomicWrite,
+            Case::Error(error) => {
+                error >= ErrorCase::BadRkeyAtomicWrite && error <= ErrorCase::NoRightToPersist
+            }
+            Case::Feature(feature) => feature >= Feature::FlushRange,
+            Case::Wrong(_) | Case::Odd(_) | Case::Pingpong(_) | Case::Program(_) => false,
+        }
+    }
+
+    /// Packets of a message.
+    fn packets(&self) -> usize {
+        match self.case {
+            Case::Transfer { mtu, size, .. } => size.div_ceil(mtu).max(1),
+            _ => 1,
+        }
+    }
+
+    /// A seed of the row's own, from its name (FNV-1a): the same row always injects the same faults.
+    pub fn seed(&self) -> u64 {
+        let step = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        self.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, step)
+    }
+}

@@ -1,0 +1,278 @@
+//! Takes rows one after the other, reports them, keeps the captures of failures.
+
+mod distros;
+mod programs;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use interop::end::{End, Local, Setup, Unready};
+use interop::error::Error;
+use interop::exec;
+use interop::guest::{output_folder, peer_sources};
+use interop::network::{command_line, run};
+use interop::peer::{About, Peer};
+use interop::report::{Outcome, Report};
+use interop::rows::{self, Case, ErrorCase, Family, Feature, Impairment, Odd, Program, Row, Side, Wrong};
+use interop::skip::SkipReason;
+use interop::wire::Wire;
+
+pub(crate) use distros::{Wanted, distros, remove};
+
+/// A full run takes no longer, a thorough one as many times more as it has more rows; the rows beyond are
+/// missing, and the run is bad.
+const BUDGET: Duration = Duration::from_secs(20 * 60);
+
+/// Runs the matrix between Roxie and the peer. True if the run as a whole is good.
+pub(crate) fn matrix(
+    rows: &[Row],
+    roxie: &mut dyn Local,
+    peer: &mut Peer,
+    keep: bool,
+    report: &Path,
+) -> Result<bool, Error> {
+    let about = peer.about().clone();
+    let (device, kernel, rdma_core) = (&about.device, &about.kernel, &about.rdma_core);
+    println!("peer: {device} on kernel {kernel}, rdma-core {rdma_core}, {} rows", rows.len());
+    let captures = output_folder().join("captures");
+    fs::create_dir_all(&captures).map_err(Error::file(&captures))?;
+    in_order(rows, about, report, |row| {
+        if peer.is_lost() {
+            return Outcome::Fail("the peer is gone: see a row before".into());
+        }
+        if let Some(reason) = peer_lacks(row, peer) {
+            return Outcome::Skip(reason);
+        }
+        match judged(row, roxie, peer, &captures, keep) {
+            Outcome::Fail(reason) => Outcome::Fail(format!("{reason} (seed {:#x})", row.seed())),
+            other => other,
+        }
+    })
+}
+
+/// Carries a row out. A failure leaves a capture. Faults come from a seed, but the times of a network do not, so
+/// rows with faults are captured as they run; others, which can share an open port, are run once more
+/// for the capture. The second outcome is told and counts for nothing.
+fn judged(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, captures: &Path, keep: bool) -> Outcome {
+    let file = captures.join(row.to_string().replace('/', "-") + ".pcapng");
+    let path = file.display();
+    if keep || row.fault() != Impairment::None {
+        return match one(row, roxie, peer, Some(&file)) {
+            Outcome::Fail(reason) => Outcome::Fail(format!("{reason}; capture {path}")),
+            other => {
+                if !keep {
+                    // A row that was skipped has none.
+                    let _ = fs::remove_file(&file);
+                }
+                other
+            }
+        };
+    }
+    match one(row, roxie, peer, None) {
+        Outcome::Fail(reason) if !peer.is_lost() => {
+            let again = match one(row, roxie, peer, Some(&file)) {
+                Outcome::Pass => "which passed".to_owned(),
+                Outcome::Fail(again) => format!("with: {again}"),
+                Outcome::Skip(why) => format!("which was skipped: {why}"),
+            };
+            Outcome::Fail(format!("{reason}; capture of a second run, {again}: {path}"))
+        }
+        other => other,
+    }
+}
+
+/// Runs the clean and the error rows between two sessions of one peer: what rxe does with itself. The
+/// port and the requester make no difference then; each distinct row runs once.
+pub(crate) fn self_check(rows: &[Row], a: &mut Peer, b: &mut Peer) -> Result<bool, Error> {
+    let of_verbs = |row: &&Row| {
+        row.requester == Side::Peer
+            && row.port == rows[0].port
+            && match row.case {
+                Case::Transfer { fault, .. } => fault == Impairment::None,
+                Case::Error(_) => true,
+                // Neither side has memory for it.
+                Case::Feature(feature) => {
+                    feature != Feature::FlushPersistent || !a.quirks().wants_persistent_memory
+                }
+                _ => false,
+            }
+    };
+    let rows: Vec<Row> = rows.iter().filter(of_verbs).copied().collect();
+    let report = output_folder().join("self-check.json");
+    in_order(&rows, a.about().clone(), &report, |row| match peer_lacks(row, a) {
+        Some(reason) => Outcome::Skip(reason),
+        None => verbs(row, a, b),
+    })
+}
+
+/// Runs rows until the time is over, and writes the report, whatever happens.
+fn in_order(
+    rows: &[Row],
+    about: About,
+    path: &Path,
+    mut one: impl FnMut(&Row) -> Outcome,
+) -> Result<bool, Error> {
+    let start = Instant::now();
+    let budget = BUDGET.max(BUDGET.mul_f64(rows.len() as f64 / rows::all().len() as f64));
+    let mut report = Report::new(about, rows.iter().map(Row::to_string).collect());
+    for row in rows {
+        if start.elapsed() > budget {
+            eprintln!("the time is over: {} s", budget.as_secs());
+            break;
+        }
+        let row_start = Instant::now();
+        let outcome = one(row);
+        report.add(&row.to_string(), &outcome, row_start.elapsed());
+    }
+    report.write(path)?;
+    for (name, reason) in report.skips() {
+        println!("SKIP interop {name}: {reason}");
+    }
+    let totals = report.totals();
+    println!("{totals} in {:.1} s; {}", start.elapsed().as_secs_f64(), path.display());
+    Ok(totals.good())
+}
+
+/// Why a row does not apply to the peer.
+fn peer_lacks(row: &Row, peer: &Peer) -> Option<SkipReason> {
+    let about = peer.about();
+    if !peer.has_address(row.family) {
+        return Some(SkipReason::PeerHasNoAddress);
+    }
+    if row.is_placement() && !peer.has_placement() {
+        return Some(SkipReason::PeerHasNoPlacement);
+    }
+    match row.case {
+        Case::Transfer { mtu, .. } if mtu > about.active_mtu => Some(SkipReason::PeerMtuTooSmall),
+        Case::Transfer { op, .. } if op.is_atomic() && !about.atomics => Some(SkipReason::PeerHasNoAtomics),
+        Case::Feature(Feature::FlushPersistent)
+            if row.requester == Side::Roxie && peer.quirks().wants_persistent_memory =>
+        {
+            Some(SkipReason::PeerHasNoPersistentMemory)
+        }
+        Case::Error(ErrorCase::MisalignedAtomic | ErrorCase::MisalignedAtomicWrite)
+            if row.requester == Side::Peer && peer.quirks().refuses_misaligned_atomics =>
+        {
+            Some(SkipReason::PeerRefusesToPost)
+        }
+        Case::Program(program) => program_lacks(program, row, peer),
+        _ => None,
+    }
+}
+
+/// Why a stock program cannot do here what the row is about.
+fn program_lacks(program: Program, row: &Row, peer: &Peer) -> Option<SkipReason> {
+    let quirks = peer.quirks();
+    if program.is_xrc() && quirks.has_no_xrc {
+        return Some(SkipReason::PeerHasNoXrc);
+    }
+    if program.names_no_gid() {
+        return Some(SkipReason::ProgramNamesNoGid);
+    }
+    if program.is_of_a_group() && row.family == Family::V6 && quirks.joins_no_v6_group {
+        return Some(SkipReason::PeerJoinsNoV6Group);
+    }
+    if program.is_of_a_group() && row.requester == Side::Peer && quirks.forgets_unsent {
+        return Some(SkipReason::PeerForgetsUnsent);
+    }
+    None
+}
+
+fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>) -> Outcome {
+    let capture = capture.map(Path::to_owned);
+    let setup =
+        Setup { port: row.port, fault: row.fault(), seed: row.seed(), control: row.control(), capture };
+    match roxie.prepare(&setup) {
+        Ok(()) => {}
+        Err(Unready::Skip(reason)) => return Outcome::Skip(reason),
+        Err(Unready::Failed(error)) => return Outcome::Fail(error.to_string()),
+    }
+    let outcome = match (row.case, row.requester) {
+        (Case::Pingpong(program), _) => programs::pingpong(program, row, roxie, peer),
+        (Case::Program(program), _) => programs::unmodified(program, row, roxie, peer),
+        (Case::Wrong(wrong), _) => play_wrong(wrong, row.family, roxie, peer),
+        (Case::Odd(odd), _) => play_odd(odd, row.family, roxie, peer),
+        (_, Side::Roxie) => verbs(row, roxie, peer),
+        (_, Side::Peer) => verbs(row, peer, roxie),
+    };
+    match roxie.finish() {
+        Err(error) if outcome == Outcome::Pass => Outcome::Fail(error.to_string()),
+        _ => outcome,
+    }
+}
+
+fn verbs(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Outcome {
+    match exec::run(row, requester, responder) {
+        Ok(()) => Outcome::Pass,
+        Err(failure) => Outcome::Fail(failure.to_string()),
+    }
+}
+
+/// A script from a socket in Roxie's place.
+fn play_wrong(wrong: Wrong, family: Family, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
+    let want = wrong.rule().of_rxe(&peer.about().kernel);
+    played(roxie, peer, family, |wire, peer| exec::wrong::run(wrong, family, wire, peer, want))
+}
+
+/// The same, answering the peer's requests.
+fn play_odd(odd: Odd, family: Family, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
+    let want = odd.rule().of_rxe(&peer.about().kernel);
+    played(roxie, peer, family, |wire, peer| exec::odd::run(odd, family, wire, peer, want))
+}
+
+fn played(
+    roxie: &mut dyn Local,
+    peer: &mut Peer,
+    family: Family,
+    script: impl FnOnce(&mut Wire, &mut Peer) -> Result<(), exec::Failure>,
+) -> Outcome {
+    let played = roxie.step_aside(family).map_err(exec::Failure::End).and_then(|mut wire| {
+        let result = script(&mut wire, peer);
+        let cleaned = peer.reset();
+        result?;
+        Ok(cleaned?)
+    });
+    match played {
+        Ok(()) => Outcome::Pass,
+        Err(failure) => Outcome::Fail(failure.to_string()),
+    }
+}
+
+/// Builds the peer program on a host with ssh and starts a session with it.
+pub(crate) fn hardware_peer(target: &str, device: &str, gid_index: Option<u32>) -> Result<Peer, Error> {
+    // One call to have the sources there, one to stay. Nothing listens on the network.
+    const FOLDER: &str = ".cache/roxie-peer";
+    let copy = format!(
+        "tar -C {} -cf - . | ssh -o BatchMode=yes {target} 'mkdir -p {FOLDER} && tar -C {FOLDER} -xf - && \
+         set -- $(pkg-config --modversion libibverbs | tr . \" \") && \
+         gcc -std=gnu11 -D_GNU_SOURCE -DRDMA_CORE_MAJOR=$3 -DRDMA_CORE_MINOR=$4 -O2 {FOLDER}/*.c -o {FOLDER}/peer -libverbs'",
+        quoted(&peer_sources())
+    );
+    run(Command::new("sh").args(["-c", &copy]))?;
+    let mut session = Command::new("ssh");
+    session.args(["-o", "BatchMode=yes", target, &format!("{FOLDER}/peer --device {device} --stdio")]);
+    println!("peer: {}", command_line(&session));
+    let mut peer = Peer::over_command(session)?;
+    if let Some(index) = gid_index {
+        peer.keep_gid(index)?;
+    }
+    Ok(peer)
+}
+
+/// A path as one word of the shell.
+fn quoted(path: &Path) -> String {
+    let path: PathBuf = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_with_a_quote_stays_one_word() {
+        assert_eq!(quoted(Path::new("/no/such/it's")), r"'/no/such/it'\''s'");
+    }
+}

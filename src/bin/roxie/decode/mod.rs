@@ -1,0 +1,233 @@
+//! `roxie decode`: the RoCE packets of a capture, one a line, in full, as JSON, or as a ladder.
+//!
+//! Numbers count every frame of the capture, as Wireshark does; what is not RoCE is passed over.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{ArgGroup, Args};
+use nix::sys::stat::{SFlag, fstat};
+use roxie::capture::{CaptureError, Reader, link_type};
+use roxie::frame::Frame;
+use roxie::wire::Qpn;
+
+use crate::decoded::{Decoded, envelope, is_malformed};
+use crate::output;
+
+mod draw;
+mod json;
+
+const EXAMPLES: &str = "\
+Examples:
+  roxie decode run.pcapng                       one line a packet
+  roxie decode -v run.pcapng | less             every header
+  roxie decode --ladder run.pcapng              what the queue pairs said to one another
+  roxie decode --ladder --qp 0x11 near.pcapng far.pcapng      of both ends: shows what was lost between them
+  roxie decode --ladder --svg run.svg run.pcapng      the same as a picture; --svg alone does it, too
+  roxie decode --json run.pcapng | jq 'select(.aeth.kind == \"NAK_PSN_SEQUENCE\")'
+  tcpdump -U -i eth0 -w - udp port 4791 | roxie decode -      as it happens
+  roxie pingpong rc --port memory -n 2 --capture x.pcapng     makes one to look at
+
+Exit codes: 0 all was read, 1 the capture cannot be read, is cut short or damaged, or holds frames of a link type that \
+is not decoded, or nothing to draw, 2 wrong usage.";
+
+/// Print the RoCE packets of a capture (pcap or pcapng), or draw them as a ladder.
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Prints the RoCE v2 and v1 packets of a capture, in the order of the file.\n\nIt reads pcap (both byte \
+        orders, micro- and nanoseconds) and pcapng, from a file or a pipe, which it follows line by line; of the link \
+        types Ethernet, Linux cooked (`tcpdump -i any`), raw IP and BSD loopback. Frames that are not RoCE are passed \
+        over, but counted, so that the numbers are those of Wireshark.\n\nA line is: frame number, time, direction if \
+        the capture has it, source > destination, opcode, destination QP, PSN, flags that are set, the fields of the \
+        extension headers, payload length, and the verdict on the ICRC (none: the capture cut it off; gso: a \
+        super-frame that was captured before the NIC cut it into packets). What follows # is the packet's comment: in \
+        captures of Roxie what the NIC did with it and why.\n\n--json has a key for each field; extension headers are \
+        objects (reth, aeth, deth, ...). A frame that claims to be RoCE and is not well formed has the key malformed \
+        with the reason instead.\n\n\
+        --ladder draws a sequence diagram of each connection. Its ends are the two lines, the left one spoke first; \
+        time goes down. Packets that follow one another and are alike are one rung, with the range of their PSNs \
+        (-v: a rung for each).\n\n  \
+        --->  a packet            ===>  sent before: a retransmission, or an answer once more\n  \
+        ~~~>  a NAK, or an answer that cannot be used       ---X  lost on the way\n  \
+        o-->  came more often than it left                  - -   PSNs that this capture does not have\n\n\
+        Behind each rung stands why: the comments of the NIC where the capture has them, else what the PSNs tell. \
+        A request's PSN is one more than the last; lower means sent again, higher that something is missing. An \
+        ACK's PSN acknowledges everything up to it. A sequence NAK's PSN is the one that the receiver misses: it \
+        drops all that come after, so the sender goes back to that PSN and sends everything from there again \
+        (go-back-N). An RNR NAK means that no receive was posted: the sender waits and comes again. Without any \
+        answer the sender goes back by itself when its timer ends; then the ladder shows the silence before.\n\n\
+        One capture shows what passed where it was made: at the sender a lost packet looks like any other until it is \
+        sent again, at the receiver it is missing. Give the captures of both ends and each packet is one rung, lost \
+        ones end on the way. Clocks need not agree, nor must the captures say where they were made: packets that \
+        went both ways tell.",
+    after_help = EXAMPLES,
+    group = ArgGroup::new("drawing").multiple(true)
+)]
+pub(crate) struct Arguments {
+    /// The capture, or - for standard input; two for a ladder of both ends
+    #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Print all fields, one header a line; with --ladder a rung for each packet
+    #[arg(short, long, conflicts_with = "json")]
+    verbose: bool,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+    /// Draw what queue pairs said to one another, as text
+    #[arg(long, conflicts_with = "json", group = "drawing")]
+    ladder: bool,
+    /// Draw it as an SVG instead, into this file or to standard output (-); --ladder may stand beside it
+    #[arg(long, value_name = "OUT", conflicts_with = "json", group = "drawing")]
+    svg: Option<PathBuf>,
+    /// Draw only connections of this queue pair, a number such as 17 or 0x11
+    #[arg(long, value_name = "N", value_parser = queue_pair, requires = "drawing")]
+    qp: Option<Qpn>,
+}
+
+fn queue_pair(text: &str) -> Result<Qpn, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    match number {
+        Ok(n) if Qpn::new(n).value() == n => Ok(Qpn::new(n)),
+        _ => Err(format!("`{text}` is no queue pair number: give one below 16777216, such as 17 or 0x11")),
+    }
+}
+
+/// Decodes, and says on standard error what could not be read. Exit codes: 0 all was read, 1 the capture is
+/// unreadable or cut short; clap exits with 2 for wrong usage.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    if arguments.ladder || arguments.svg.is_some() {
+        return conclude(draw::run(arguments));
+    }
+    match &arguments.files[..] {
+        [file] => {
+            conclude(open_and_decode(arguments, file).map_err(|failure| draw::Trouble::of(file, failure)))
+        }
+        _ => {
+            output::complain("decode", "two captures make a ladder: add --ladder or --svg OUT, or give one");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn conclude(outcome: Result<(), draw::Trouble>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of our output has seen enough.
+        Err(trouble) if trouble.is_closed_pipe() => ExitCode::SUCCESS,
+        Err(trouble) => {
+            output::complain("decode", trouble);
+            ExitCode::from(1)
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("cannot open it: {0}")]
+    Open(io::Error),
+    #[error("{0}")]
+    Capture(#[from] CaptureError),
+    #[error("cannot write the output: {0}")]
+    Output(#[from] io::Error),
+    #[error("frames of link type {0} were skipped: only Ethernet, Linux cooked and raw IP are decoded")]
+    LinkTypes(String),
+}
+
+/// A file, or standard input.
+fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
+    Ok(match file.as_os_str() == "-" {
+        true => Box::new(io::stdin().lock()),
+        false => Box::new(File::open(file).map_err(Failure::Open)?),
+    })
+}
+
+fn open_and_decode(arguments: &Arguments, file: &Path) -> Result<(), Failure> {
+    let source = open(file)?;
+    let stdout = io::stdout();
+    // A file gets its lines in blocks; whoever watches a pipe or a terminal gets each at once.
+    let to_file = fstat(stdout.as_fd())
+        .is_ok_and(|s| SFlag::from_bits_truncate(s.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG);
+    let mut out = BufWriter::with_capacity(1 << 16, stdout.lock());
+    let mut summary = Summary::default();
+    let read = decode(arguments, source, &mut out, !to_file, &mut summary);
+    // What was decoded is on its way before a word about what was not.
+    out.flush()?;
+    summary.tell_of_malformed();
+    read?;
+    summary.into_result()
+}
+
+/// What was met and not decoded.
+#[derive(Debug, Default)]
+struct Summary {
+    malformed: u64,
+    link_types: BTreeSet<u32>,
+}
+
+impl Summary {
+    fn tell_of_malformed(&self) {
+        if self.malformed != 0 {
+            let what = format_args!("{} frames look like RoCE and are not well formed", self.malformed);
+            output::complain("decode", what);
+        }
+    }
+
+    fn into_result(self) -> Result<(), Failure> {
+        if self.link_types.is_empty() {
+            return Ok(());
+        }
+        let name = |t: &u32| match *t {
+            link_type::INFINIBAND => format!("{t} (native InfiniBand)"),
+            link_type::ERF => format!("{t} (ERF)"),
+            other => other.to_string(),
+        };
+        Err(Failure::LinkTypes(self.link_types.iter().map(name).collect::<Vec<_>>().join(", ")))
+    }
+}
+
+fn decode(
+    arguments: &Arguments,
+    source: Box<dyn Read>,
+    out: &mut dyn Write,
+    flush: bool,
+    summary: &mut Summary,
+) -> Result<(), Failure> {
+    let mut reader = Reader::new(source)?;
+    while let Some(record) = reader.next()? {
+        let frame = Frame::whole(record.data);
+        match envelope(&record, &frame) {
+            Some(Ok(envelope)) => {
+                let decoded = Decoded::new(&record, &frame, envelope);
+                if arguments.json {
+                    json::write(out, &decoded)?;
+                } else {
+                    decoded.write_text(out, arguments.verbose)?;
+                }
+            }
+            Some(Err(reason)) if is_malformed(&reason) => {
+                summary.malformed += 1;
+                if arguments.json {
+                    json::write_malformed(out, &record, &reason)?;
+                } else {
+                    writeln!(out, "{} malformed: {reason}", record.number)?;
+                }
+            }
+            Some(Err(_)) => continue,
+            None => {
+                summary.link_types.insert(record.link_type);
+                continue;
+            }
+        }
+        if flush {
+            out.flush()?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! A port by itself, without a NIC on it: for measuring what the port can do.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use roxie::host::OpenError;
+use roxie::netdev::{Interface, resolve};
+use roxie::port::Port;
+use roxie::port::memory::{self, MemoryConfig};
+use roxie::port::udp::{UdpConfig, UdpPort, synthetic_mac};
+use roxie::port::xdp::XdpPort;
+use roxie::wire::Gid;
+
+use super::gids::{first_gid, no_gid};
+use super::options::{DeviceOptions, PortKind};
+use crate::failure::Failure;
+
+/// How long a neighbour may take to answer.
+const RESOLVE: Duration = Duration::from_secs(3);
+
+/// An open port, and how its frames find their way.
+pub(crate) struct Bare {
+    pub(crate) port: Box<dyn Port>,
+    /// The address that it uses.
+    pub(crate) own: Gid,
+    /// The interface whose neighbours are asked; `None`: station addresses are made of IP addresses, or do not matter.
+    interface: Option<Interface>,
+}
+
+impl Bare {
+    /// The station address for frames to a peer.
+    pub(crate) fn mac_of(&self, peer: IpAddr) -> Result<[u8; 6], Failure> {
+        match &self.interface {
+            Some(interface) => resolve(interface, peer, RESOLVE).map_err(|e| Failure::Peer(e.to_string())),
+            None => Ok(synthetic_mac(peer)),
+        }
+    }
+}
+
+impl DeviceOptions {
+    /// Opens what was chosen, as [`DeviceOptions::open`] does, but no further than the port.
+    pub(crate) fn open_bare(&self) -> Result<Bare, Failure> {
+        self.check()?;
+        self.refuse_layers()?;
+        let interface = self.interface()?;
+        if self.asked_port() != Some(PortKind::Udp) {
+            match XdpPort::open(&self.xdp_config(&interface)).map_err(OpenError::from) {
+                Ok(port) => {
+                    let own = self.own_gid(&interface)?;
+                    return Ok(Bare { port: Box::new(port), own, interface: Some(interface) });
+                }
+                Err(error) if self.asked_port().is_none() => self.fall_back(&interface, &error)?,
+                Err(error) => return Err(self.refused(&interface, "AF_XDP", &error)),
+            }
+        }
+        // Its datagrams are no packets of RoCE's: nobody could tell whose they are.
+        let config = UdpConfig { shared: false, ..self.udp_config(&interface) };
+        let port = UdpPort::open(&config).map_err(|e| self.refused(&interface, "UDP sockets", &e.into()))?;
+        Ok(Bare { port: Box::new(port), own: self.own_gid(&interface)?, interface: None })
+    }
+
+    /// Two ports joined by memory.
+    pub(crate) fn open_bare_pair(&self) -> Result<(Bare, Bare), Failure> {
+        self.check()?;
+        self.refuse_layers()?;
+        let end = |n: u8| MemoryConfig {
+            mac: [2, 0, 0, 0, 0, n],
+            name: format!("memory{n}"),
+            ..Default::default()
+        };
+        let (near, far) = memory::pair(end(1), end(2));
+        let bare = |port, n| Bare {
+            port: Box::new(port) as Box<dyn Port>,
+            own: Gid::from(IpAddr::from([192, 0, 2, n])),
+            interface: None,
+        };
+        Ok((bare(near, 1), bare(far, 2)))
+    }
+
+    fn refuse_layers(&self) -> Result<(), Failure> {
+        if self.fault.is_some() || self.capture.is_some() {
+            return Err(Failure::Usage(
+                "--floor measures the bare port: leave --fault and --capture out".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// By the rules of a device: the index that was given, else the first IPv4 address.
+    fn own_gid(&self, interface: &Interface) -> Result<Gid, Failure> {
+        let table = self.gid_table(interface);
+        let chosen = match self.gid_index {
+            Some(index) => table.get(index),
+            None => first_gid(&table).map(|entry| entry.gid),
+        };
+        chosen.ok_or_else(|| no_gid(&interface.name, &table, self.gid_index))
+    }
+}

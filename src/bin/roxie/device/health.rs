@@ -1,0 +1,153 @@
+//! What goes wrong beside the completions: links that go down, ports that fail, peers that fall silent.
+
+use std::time::{Duration, Instant};
+
+use roxie::host::Device;
+use roxie::nic::QpEvent;
+use roxie::verbs::{AsyncEvent, EventKind, QpState};
+
+use crate::failure::Failure;
+use crate::output;
+
+/// How often a device is asked.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// Passes on what a device has to say unasked. Ask it when there is nothing else to do.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    asked: Option<Instant>,
+    /// Failures of the port so far; one is enough to read.
+    failures: u64,
+}
+
+impl Health {
+    /// Asks the device, unless it was asked just now.
+    pub(crate) fn ask(&mut self, device: &Device) {
+        let now = Instant::now();
+        if self.asked.is_some_and(|at| now - at < EVERY) {
+            return;
+        }
+        self.asked = Some(now);
+        let port = device.port();
+        let name = port.interface.as_deref().unwrap_or(&port.name);
+        while let Some(event) = device.event() {
+            if let Some(meaning) = meaning(&event) {
+                output::note(format_args!("{name}: {meaning}"));
+            }
+        }
+        if let Some(error) = device.take_link_error() {
+            self.failures += 1;
+            if self.failures == 1 {
+                output::note(format_args!(
+                    "{name}: the port failed: {error}; what is lost is sent again until the retries are used up"
+                ));
+            }
+        }
+    }
+}
+
+/// Tells what happened to the QPs of a device that was not routine: who reads of a failure wants to know what led to it.
+pub(crate) fn tell_logs(device: &Device) {
+    for qp in device.qps() {
+        let records = device.qp_log(qp.handle.index);
+        if records.iter().any(|record| !is_on_the_way_up(&record.event)) {
+            output::note(format_args!("the event log of QPN 0x{:06x}:", qp.handle.qpn.value()));
+            records.iter().for_each(|record| output::note(format_args!("  {record}")));
+        }
+    }
+}
+
+/// What every QP that is used goes through.
+fn is_on_the_way_up(event: &QpEvent) -> bool {
+    matches!(event, QpEvent::State { to: QpState::Init | QpState::Rtr | QpState::Rts, .. })
+}
+
+/// What an event means to somebody who waits; those of QPs show in their completions.
+fn meaning(event: &AsyncEvent) -> Option<&'static str> {
+    match event {
+        AsyncEvent::Port(EventKind::PortError) => Some(
+            "the link is down, or the interface is gone; what is lost is sent again until the retries are used up",
+        ),
+        AsyncEvent::Port(EventKind::PortActive) => Some("the link is up"),
+        _ => None,
+    }
+}
+
+/// Notices a peer that has stopped without a word.
+#[derive(Debug)]
+pub(crate) struct Silence {
+    /// When something last came, and how much had come by then.
+    since: Instant,
+    seen: u64,
+    looked: Instant,
+}
+
+impl Silence {
+    /// How long a peer may be silent: longer than it waits itself before it says that something is wrong.
+    const LIMIT: Duration = Duration::from_secs(45);
+    /// How often it is looked.
+    const LOOK: Duration = Duration::from_secs(1);
+
+    /// From now on.
+    pub(crate) fn new(now: Instant) -> Silence {
+        Silence { since: now, seen: 0, looked: now }
+    }
+
+    /// `so_far` tells how much has come; it is asked once a second.
+    ///
+    /// # Errors
+    /// If nothing has come for 45 s.
+    pub(crate) fn check(&mut self, now: Instant, so_far: impl FnOnce() -> u64) -> Result<(), Failure> {
+        if now - self.looked < Silence::LOOK {
+            return Ok(());
+        }
+        self.looked = now;
+        let so_far = so_far();
+        if so_far != self.seen {
+            (self.since, self.seen) = (now, so_far);
+        }
+        if now - self.since <= Silence::LIMIT {
+            return Ok(());
+        }
+        Err(Failure::Peer(format!(
+            "nothing has come from the peer for {} s, and it has not said that it is done: it stands still, or the way \
+             from it is cut",
+            (now - self.since).as_secs()
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_stops_without_a_word_is_given_up_and_a_slow_one_is_not() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut slow = Silence::new(start);
+        // One packet in 40 s.
+        (1..400).for_each(|second| slow.check(at(second), || second / 40).unwrap());
+        let mut stopped = Silence::new(start);
+        assert!((1..=45).all(|second| stopped.check(at(second), || 7).is_ok()));
+        let said = (46..50).find_map(|second| stopped.check(at(second), || 7).err()).expect("given up");
+        assert!(said.to_string().contains("nothing has come from the peer for 46 s"), "{said}");
+        assert_eq!(said.exit_code(), 4);
+    }
+
+    #[test]
+    fn it_does_not_look_more_often_than_once_a_second() {
+        let start = Instant::now();
+        let mut looks = 0;
+        let mut silence = Silence::new(start);
+        for ms in 0..2500 {
+            silence
+                .check(start + Duration::from_millis(ms), || {
+                    looks += 1;
+                    looks
+                })
+                .unwrap();
+        }
+        assert_eq!(looks, 2);
+    }
+}

@@ -1,0 +1,16 @@
+//! The device of a command: the options that choose it, how it is opened, and what befalls it.
+
+mod bare;
+pub(crate) mod congestion;
+mod gids;
+pub(crate) mod health;
+pub(crate) mod interface;
+mod open;
+mod options;
+mod wait;
+
+pub(crate) use bare::Bare;
+pub(crate) use gids::{first_gid, no_gid};
+pub(crate) use open::Opened;
+pub(crate) use options::{DeviceOptions, PortKind, THREAD};
+pub(crate) use wait::{Patience, linger};

@@ -1,0 +1,241 @@
+//! The options that choose a device, and how it is used.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use roxie::engine::Drive;
+use roxie::host::{ConnectOptions, Device, DeviceError};
+use roxie::port::PortInfo;
+use roxie::port::fault::FaultConfig;
+use roxie::port::xdp::Mode;
+use roxie::time::Nanos;
+use roxie::verbs::{Mtu, Wc, WcStatus};
+
+use super::congestion::CongestionOptions;
+use crate::failure::Failure;
+
+/// Which port moves the frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PortKind {
+    /// AF_XDP: frames below the kernel's network stack; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN
+    Xdp,
+    /// UDP sockets: no privilege, any interface
+    Udp,
+    /// Both ends in this process, joined by memory: no network at all
+    Memory,
+}
+
+/// A mode of AF_XDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModeName {
+    /// The fastest mode that works
+    Auto,
+    /// The adapter writes into Roxie's memory; fails if its driver cannot
+    ZeroCopy,
+    /// The driver runs the XDP program, and the kernel copies each frame
+    Native,
+    /// The kernel runs the XDP program, with any driver; slowest
+    Generic,
+}
+
+impl From<ModeName> for Mode {
+    fn from(name: ModeName) -> Mode {
+        match name {
+            ModeName::Auto => Mode::Auto,
+            ModeName::ZeroCopy => Mode::ZeroCopy,
+            ModeName::Native => Mode::Native,
+            ModeName::Generic => Mode::Generic,
+        }
+    }
+}
+
+/// The options that choose and open a device.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Device")]
+pub(crate) struct DeviceOptions {
+    /// How frames move [default: xdp if it is permitted, else udp; --mode and --no-gso choose too]
+    #[arg(long, value_name = "PORT")]
+    pub(crate) port: Option<PortKind>,
+    /// The interface [default: the only one besides loopback that has an address]
+    #[arg(short, long, alias = "ib-dev", value_name = "IFACE")]
+    pub(crate) dev: Option<String>,
+    /// Receive only on this address; repeatable [default: all addresses of the interface]
+    #[arg(long, value_name = "IP")]
+    pub(crate) address: Vec<IpAddr>,
+    /// Which of the device's addresses to use: see `roxie show gids` [default: the first IPv4 one]
+    #[arg(short, long, visible_alias = "gid-idx", value_name = "N")]
+    pub(crate) gid_index: Option<usize>,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 bytes of payload a packet
+    #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
+    pub(crate) mtu: Option<Mtu>,
+    /// Harm frames on purpose: drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) fault: Option<FaultConfig>,
+    /// Write a pcapng of both directions, with what the NIC did with each packet and why
+    #[arg(long, value_name = "FILE")]
+    pub(crate) capture: Option<PathBuf>,
+    /// Send datagrams one by one instead of many in one call; implies --port udp
+    #[arg(long)]
+    pub(crate) no_gso: bool,
+    /// Which mode of AF_XDP to use; implies --port xdp
+    #[arg(long, value_name = "MODE")]
+    pub(crate) mode: Option<ModeName>,
+    /// Who runs the NIC: `caller` (the command's own polling; best on few cores), `thread` or `thread:CORE`
+    /// [default: caller, or thread where the command sleeps on events]
+    #[arg(long, value_name = "WHO", value_parser = parse_drive)]
+    pub(crate) drive: Option<Drive>,
+    /// Local ACK timeout code, 0 to 31: 4.096 us * 2^code; 0 means no timeout
+    #[arg(long, default_value_t = 14, value_name = "CODE", value_parser = clap::value_parser!(u8).range(0..=31))]
+    pub(crate) timeout: u8,
+    /// How often a packet is sent again before the connection fails, 0 to 7
+    #[arg(long, default_value_t = 7, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=7))]
+    pub(crate) retry: u8,
+    #[command(flatten)]
+    pub(crate) congestion: CongestionOptions,
+}
+
+impl DeviceOptions {
+    /// The port that was asked for: by name, or by an option that only one of them has.
+    pub(crate) fn asked_port(&self) -> Option<PortKind> {
+        match self.port {
+            None if self.mode.is_some() => Some(PortKind::Xdp),
+            None if self.no_gso => Some(PortKind::Udp),
+            port => port,
+        }
+    }
+
+    /// What contradicts itself, before anything is opened.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.no_gso && self.mode.is_some() {
+            return Err(Failure::Usage(
+                "--mode is for --port xdp and --no-gso for --port udp: leave one of the two out".into(),
+            ));
+        }
+        let misplaced = [
+            (self.no_gso && matches!(self.port, Some(PortKind::Xdp | PortKind::Memory)), "--no-gso", "udp"),
+            (
+                self.mode.is_some() && matches!(self.port, Some(PortKind::Udp | PortKind::Memory)),
+                "--mode",
+                "xdp",
+            ),
+        ];
+        for (wrong, option, port) in misplaced {
+            if wrong {
+                return Err(Failure::Usage(format!(
+                    "{option} is for --port {port}: leave one of the two out"
+                )));
+            }
+        }
+        if self.port == Some(PortKind::Memory) && self.congestion.control_file().is_some() {
+            return Err(Failure::Usage(
+                "--cc @FILE is read again by who follows the interface, and --port memory has none: write what \
+                 the file says"
+                    .into(),
+            ));
+        }
+        if self.port == Some(PortKind::Memory) && (self.dev.is_some() || !self.address.is_empty()) {
+            return Err(Failure::Usage(
+                "--port memory has no interface: leave --dev and --address out".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The path MTU to use where the peer has no say: as asked, or `otherwise` if that fits, or what fits.
+    ///
+    /// # Errors
+    /// If what was asked for does not fit the link.
+    pub(crate) fn path_mtu(&self, device: &Device, otherwise: Mtu) -> Result<Mtu, Failure> {
+        self.path_mtu_for(&device.port(), otherwise)
+    }
+
+    /// The same for a port without a device on it.
+    pub(crate) fn path_mtu_for(&self, port: &PortInfo, otherwise: Mtu) -> Result<Mtu, Failure> {
+        let name = port.interface.as_deref().unwrap_or(&port.name);
+        let largest = Mtu::largest_for_link(port.largest_packet())
+            .ok_or_else(|| Failure::Device(format!("{name}: {}", DeviceError::LinkMtu(port.mtu))))?;
+        match self.mtu {
+            Some(mtu) if mtu > largest => Err(Failure::Usage(format!(
+                "path MTU {} does not fit: the link MTU of {name} is {}, it takes {} at least; the largest path MTU \
+                 that fits is {}",
+                mtu.bytes(),
+                port.mtu,
+                mtu.bytes() + Mtu::OVERHEAD,
+                largest.bytes()
+            ))),
+            Some(mtu) => Ok(mtu),
+            None => Ok(otherwise.min(largest)),
+        }
+    }
+
+    /// How QPs are connected.
+    pub(crate) fn connect_options(&self, path_mtu: Mtu) -> ConnectOptions {
+        ConnectOptions {
+            path_mtu: Some(path_mtu),
+            timeout: self.timeout,
+            retry_cnt: self.retry,
+            ..ConnectOptions::default()
+        }
+    }
+
+    /// What a failed completion means here, and what to do.
+    pub(crate) fn explain(&self, wc: &Wc) -> String {
+        let advice = match wc.status {
+            WcStatus::RetryExc => format!(
+                " ({} retries, {} each at least). Is the peer still running, and may UDP port 4791 pass between \
+                 the two? `--capture FILE` and `roxie decode FILE` show what was sent and what came back",
+                self.retry,
+                match self.timeout {
+                    0 => "no timeout".to_owned(),
+                    code => format!("{:.1} ms", (4_096u64 << code) as f64 / 1e6),
+                }
+            ),
+            WcStatus::RnrRetryExc => ". Does the peer still post receives?".into(),
+            WcStatus::LocLen | WcStatus::RemInvReq => ". Do both ends use the same message size?".into(),
+            _ => String::new(),
+        };
+        format!("{}{advice}", wc.status)
+    }
+}
+
+fn parse_mtu(text: &str) -> Result<Mtu, String> {
+    let bytes: usize = text.parse().map_err(|e| format!("{e}"))?;
+    Mtu::from_bytes(bytes).ok_or_else(|| "a path MTU is 256, 512, 1024, 2048 or 4096".into())
+}
+
+/// A thread that spins for a while before it sleeps.
+pub(crate) const THREAD: Drive = Drive::Thread { core: None, spin: SPIN };
+const SPIN: Nanos = Nanos::from_micros(50);
+
+fn parse_drive(text: &str) -> Result<Drive, String> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    match text.split_once(':') {
+        None if text == "caller" => Ok(Drive::default()),
+        None if text == "thread" => Ok(THREAD),
+        Some(("thread", core)) => match core.parse() {
+            Ok(core) if core < cores => Ok(Drive::Thread { core: Some(core), spin: SPIN }),
+            _ => Err(format!("core {core:?}: there are cores 0 to {}", cores - 1)),
+        },
+        _ => Err("it is caller, thread or thread:CORE".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drive_is_read_and_a_wrong_one_says_what_there_is() {
+        assert_eq!(parse_drive("caller"), Ok(Drive::default()));
+        assert!(matches!(parse_drive("thread:0"), Ok(Drive::Thread { core: Some(0), .. })));
+        assert!(parse_drive("thread:99999").unwrap_err().contains("cores 0 to"));
+        assert!(parse_drive("nobody").unwrap_err().contains("thread:CORE"));
+    }
+
+    #[test]
+    fn only_the_five_path_mtus_are_taken() {
+        assert_eq!(parse_mtu("1024"), Ok(Mtu::Mtu1024));
+        assert!(parse_mtu("1500").unwrap_err().contains("256, 512, 1024, 2048 or 4096"));
+    }
+}

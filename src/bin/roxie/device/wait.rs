@@ -1,0 +1,83 @@
+//! Waiting well: for the next completion, for a peer that asks again, for the capture to be in its file.
+
+use std::time::{Duration, Instant};
+
+use roxie::host::Device;
+
+use super::options::DeviceOptions;
+use crate::failure::Failure;
+
+/// Lets others run when there has been nothing to do for a while: on few cores it is the peer that waits for one.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    idle: u32,
+}
+
+impl Patience {
+    /// Looks in vain before the processor is offered to others: some tens of microseconds.
+    const SPINS: u32 = 128;
+
+    /// Tells whether a look found something.
+    pub(crate) fn found(&mut self, something: bool) {
+        self.idle = if something { 0 } else { self.idle + 1 };
+        if self.idle >= Self::SPINS {
+            self.idle = 0;
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Turns the device until nothing has arrived for a while: a peer that lost our last acknowledgement asks again.
+pub(crate) fn linger(device: &Device, timeout_code: u8) {
+    // The peer asks again after one to four times its timeout, which we take to be ours.
+    let quiet = Duration::from_nanos(4 * (4_096u64 << timeout_code.min(17))).max(Duration::from_millis(50));
+    let (mut seen, mut since) = (device.counter("rcvd_pkts"), Instant::now());
+    while since.elapsed() < quiet {
+        if !device.poll() {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let now = device.counter("rcvd_pkts");
+        if now != seen {
+            (seen, since) = (now, Instant::now());
+        }
+    }
+}
+
+impl DeviceOptions {
+    /// Waits until the capture is in its file; nothing if there is none.
+    ///
+    /// # Errors
+    /// If it is not whole.
+    pub(crate) fn finish_capture(&self, device: &Device) -> Result<(), Failure> {
+        /// A file that takes nothing for so long takes no more.
+        const STANDSTILL: Duration = Duration::from_secs(2);
+        let Some(path) = &self.capture else { return Ok(()) };
+        let broken =
+            |why: String| Err(Failure::Run(format!("the capture {} is not whole: {why}", path.display())));
+        let (mut left, mut moved) = (u64::MAX, Instant::now());
+        loop {
+            let now = device.counter("pcap_unwritten_bytes");
+            match device.counter("pcap_write_errors") {
+                0 => {}
+                n => return broken(format!("{n} frames or more could not be written; is the disk full?")),
+            }
+            if now == 0 {
+                break;
+            }
+            if now < left {
+                (left, moved) = (now, Instant::now());
+            } else if moved.elapsed() > STANDSTILL {
+                return broken(format!(
+                    "{now} bytes are left and it takes nothing: is anybody reading the pipe?"
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        match device.counter("pcap_skipped") {
+            0 => Ok(()),
+            n => broken(format!(
+                "{n} frames were left out, since its disk or reader was slower than the traffic"
+            )),
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! `roxie perf`: how fast it is, between two processes or within one.
+//!
+//! Read `plan` for what is measured, `session` for how the two ends go through it, then `bandwidth` and `latency`;
+//! `floor` is the same without the transport: what the port alone can do.
+
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use crate::device::{DeviceOptions, PortKind};
+use crate::failure::{EXIT_CODES, Failure};
+use crate::stream::{self, Stream};
+
+mod bandwidth;
+mod control;
+mod floor;
+mod latency;
+mod link;
+mod picture;
+mod plan;
+mod plot;
+mod queue_pairs;
+mod report;
+mod sampler;
+mod session;
+
+use control::Control;
+use floor::Floor;
+use link::Link;
+use plan::{Plan, Wishes};
+use report::Form;
+use session::Side;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Operation {
+    /// SEND into posted receives
+    Send,
+    /// RDMA WRITE
+    Write,
+    /// RDMA READ
+    Read,
+    /// Fetch and add on 8 bytes
+    Atomic,
+}
+
+/// Of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Measure {
+    /// Bandwidth and message rate, with many operations outstanding
+    Bw,
+    /// Latency, one operation at a time
+    Lat,
+}
+
+/// Over which service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Service {
+    /// Reliable connection: everything arrives, and is acknowledged
+    #[default]
+    Rc,
+    /// Unreliable connection: send and write
+    Uc,
+    /// Datagrams: send, up to the MTU
+    Ud,
+}
+
+/// What to measure and how.
+#[derive(Clone, Debug, Args)]
+#[command(
+    about = "Measure bandwidth, message rate and latency percentiles",
+    long_about = "Measures bandwidth, message rate or latency of an operation. Without SERVER it waits for one \
+        client, with SERVER it is the client. The client decides what is measured. Options that the server is given too must \
+        be the same; an error names those that differ.\n\nbw keeps --depth operations \
+        outstanding on each QP. lat runs one at a time: for send and write the round trip of a message and its \
+        answer, for read and atomic the time to completion. Both print one line or JSON object for each size.\n\n\
+        --floor measures what the port does without any transport: frames of the same size, sent and counted, or \
+        echoed. Sizes above the path MTU become frames of one path MTU.",
+    after_help = format!(
+        "Examples:\n  roxie perf send lat --port memory               both ends in this process\n  roxie perf write bw \
+         --dev eth0                  waits for a client\n  roxie perf write bw --dev eth0 192.0.2.1 -s 64,65536\n  \
+         roxie perf write bw --dev eth0 192.0.2.1 -s 64,65536 --floor\n  \
+         roxie perf write bw --port memory --cc dcqcn --fault tx.mark=0.0002 --plot rates.svg\n\n{EXIT_CODES}"
+    )
+)]
+pub(crate) struct Arguments {
+    /// The operation
+    operation: Operation,
+    /// What to measure of it
+    measure: Measure,
+    /// Host name or address of the server; without it this is the server
+    server: Option<String>,
+    /// TCP port on which the two ends agree
+    #[arg(short = 'p', long, default_value_t = 18516, value_name = "PORT", value_parser = stream::parse_port)]
+    tcp_port: u16,
+    #[command(flatten)]
+    wishes: Wishes,
+    /// Show rates, alpha and round trips over time: a chart; with --json, the samples; with a file name, a picture. bw only
+    #[arg(long, value_name = "FILE.svg", num_args = 0..=1, default_missing_value = "", value_parser = plot::parse)]
+    plot: Option<plot::Wish>,
+    /// Print one JSON object for each size
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    device: DeviceOptions,
+}
+
+/// Measures.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    match measure(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("perf"),
+    }
+}
+
+fn measure(arguments: &Arguments) -> Result<(), Failure> {
+    let plan = Plan::new(arguments)?;
+    check_plot(arguments, &plan)?;
+    if arguments.device.port == Some(PortKind::Memory) {
+        if arguments.server.is_some() {
+            return Err(Failure::Usage(
+                "--port memory has both ends in this process: leave the server out".into(),
+            ));
+        }
+        return both_ends(arguments, &plan);
+    }
+    let Some(server) = &arguments.server else {
+        // Before the device, so that a busy port leaves nothing to clean up, and the client may come early.
+        let listener = stream::listen(arguments.tcp_port)?;
+        let mut side = open(arguments, &plan)?;
+        let stream = stream::accept(listener, arguments.tcp_port)?;
+        return session::serve(
+            Control::new(stream)?,
+            side.as_mut(),
+            &plan,
+            &arguments.wishes,
+            arguments.json,
+        );
+    };
+    let stream = stream::connect(server, arguments.tcp_port)?;
+    let control = Control::new(stream)?;
+    let mut side = open(arguments, &plan)?;
+    session::drive(control, side.as_mut(), &plan, arguments.form())
+}
+
+/// What cannot be plotted.
+fn check_plot(arguments: &Arguments, plan: &Plan) -> Result<(), Failure> {
+    let Some(wish) = &arguments.plot else { return Ok(()) };
+    let usage = |why: &str| Err(Failure::Usage(why.into()));
+    if plan.measure != Measure::Bw || plan.floor {
+        return usage(
+            "--plot shows the rates of queue pairs that send all they can: measure bw, without --floor",
+        );
+    }
+    if matches!(wish, plot::Wish::Picture(_)) && plan.sizes.len() > 1 {
+        return usage("--plot FILE: a picture shows one size, measure them one by one");
+    }
+    if arguments.server.is_none() && arguments.device.port != Some(PortKind::Memory) {
+        return usage("--plot is the client's: give it where the server is named");
+    }
+    Ok(())
+}
+
+impl Arguments {
+    fn form(&self) -> Form {
+        Form { json: self.json, plot: self.plot.clone() }
+    }
+}
+
+fn open<'a>(arguments: &'a Arguments, plan: &Plan) -> Result<Box<dyn Side + 'a>, Failure> {
+    Ok(if plan.floor {
+        Box::new(Floor::new(&arguments.device, arguments.device.open_bare()?)?)
+    } else {
+        let opened = arguments.device.open()?;
+        let mut link = Link::new(&arguments.device, opened.device, opened.gid_index)?;
+        link.is_sampled = arguments.plot.is_some();
+        Box::new(link)
+    })
+}
+
+/// The client here, the server on a thread.
+fn both_ends(arguments: &Arguments, plan: &Plan) -> Result<(), Failure> {
+    let (near, far) =
+        UnixStream::pair().map_err(|e| Failure::Run(format!("cannot make a socket pair: {e}")))?;
+    let (mut client, mut server): (Box<dyn Side + '_>, Box<dyn Side + '_>) = if plan.floor {
+        let (a, b) = arguments.device.open_bare_pair()?;
+        (Box::new(Floor::new(&arguments.device, a)?), Box::new(Floor::new(&arguments.device, b)?))
+    } else {
+        let opened = arguments.device.open()?;
+        let other = opened.far.ok_or_else(|| Failure::Device("the memory port has two ends".into()))?;
+        let mut near = Link::new(&arguments.device, opened.device, opened.gid_index)?;
+        near.is_sampled = arguments.plot.is_some();
+        (Box::new(near), Box::new(Link::new(&arguments.device, other, 0)?))
+    };
+    let far = Control::new(far)?;
+    let near_hang_up = near.duplicate().map_err(|e| Failure::Run(format!("cannot share a socket: {e}")))?;
+    std::thread::scope(|scope| {
+        let served =
+            scope.spawn(move || session::serve_quietly(far, server.as_mut(), plan, &arguments.wishes));
+        let here =
+            Control::new(near).and_then(|near| session::drive(near, client.as_mut(), plan, arguments.form()));
+        near_hang_up.hang_up();
+        let there = served.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        here.and(there)
+    })
+}

@@ -1,0 +1,266 @@
+//! `roxie pingpong`: the example programs of rdma-core, with one of their ends or both being ours.
+
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use roxie::host::Device;
+use roxie::limits::MAX_WR;
+use roxie::verbs::{Mtu, QpType};
+
+use crate::device::health::tell_logs;
+use crate::device::{DeviceOptions, Opened, PortKind, THREAD};
+use crate::failure::{EXIT_CODES, Failure};
+use crate::stream::{self, Stream};
+
+mod end;
+mod exchange;
+mod shared;
+
+use end::{End, Outcome};
+use shared::SharedEnd;
+
+/// The longest message: what a buffer is allocated for, twice.
+const MAX_SIZE: u32 = 1 << 30;
+/// The path MTU that the stock program asks for unless told otherwise.
+const STOCK_MTU: Mtu = Mtu::Mtu1024;
+
+/// Which pingpong.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    service: Service,
+}
+
+#[derive(Debug, Subcommand)]
+enum Service {
+    /// Send messages to and fro over a reliable connection, as `ibv_rc_pingpong` does
+    #[command(
+        long_about = "Sends messages to and fro over a reliable connection. Without SERVER it waits for a client, \
+            with SERVER it is the client.\n\nThe other end may be the same command or `ibv_rc_pingpong` of rdma-core \
+            on any RoCE v2 device: the addresses are exchanged over TCP in its format, and the options mean the same. \
+            Start that one with -g and the index of its RoCE v2 GID. Sizes, MTUs and iterations must be the same at \
+            both ends; the exchange does not carry them.",
+        after_help = format!(
+            "Examples:\n  roxie pingpong rc --port memory            both ends in this process\n  roxie pingpong rc \
+             --dev eth0                waits for a client\n  roxie pingpong rc --dev eth0 192.0.2.1      plays with \
+             it\n  ibv_rc_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock program\n\n{EXIT_CODES}"
+        )
+    )]
+    Rc(Options),
+    /// Send messages to and fro over an unreliable connection, as `ibv_uc_pingpong` does
+    #[command(
+        long_about = "Sends messages to and fro over an unreliable connection. Without SERVER it waits for a client, \
+            with SERVER it is the client.\n\nThe other end may be the same command or `ibv_uc_pingpong` of rdma-core, \
+            as for `pingpong rc`. Nothing is acknowledged or sent again: a lost message ends the game.",
+        after_help = format!(
+            "Examples:\n  roxie pingpong uc --dev eth0                waits for a client\n  roxie pingpong uc --dev \
+             eth0 192.0.2.1      plays with it\n  ibv_uc_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock \
+             program\n\n{EXIT_CODES}"
+        )
+    )]
+    Uc(Options),
+    /// Send datagrams to and fro, as `ibv_ud_pingpong` does
+    #[command(
+        long_about = "Sends datagrams to and fro. Without SERVER it waits for a client, with SERVER it is the \
+            client.\n\nThe other end may be the same command or `ibv_ud_pingpong` of rdma-core, as for `pingpong rc`. A \
+            datagram is one packet, so a message is no longer than the MTU; each has 40 bytes of network header in \
+            front of it in the receive. Nothing is acknowledged or sent again: a lost datagram ends the game.",
+        after_help = format!(
+            "Examples:\n  roxie pingpong ud --dev eth0                waits for a client\n  roxie pingpong ud --dev \
+             eth0 192.0.2.1      plays with it\n  ibv_ud_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock \
+             program\n\n{EXIT_CODES}"
+        )
+    )]
+    Ud(Options),
+    /// Send messages to and fro on many reliable connections with a shared receive queue, as `ibv_srq_pingpong` does
+    #[command(
+        long_about = "Sends messages to and fro on several reliable connections at once, which take their receives from \
+            one shared queue. Without SERVER it waits for a client, with SERVER it is the client.\n\nThe other end may \
+            be the same command or `ibv_srq_pingpong` of rdma-core, as for `pingpong rc`, with the same number of QPs \
+            (-q). The exchanges of all connections count together.",
+        after_help = format!(
+            "Examples:\n  roxie pingpong srq --dev eth0 -q 4            waits for a client\n  roxie pingpong srq --dev \
+             eth0 -q 4 192.0.2.1  plays with it\n  ibv_srq_pingpong -d rxe0 -g 1 -q 4 192.0.2.1  so does the stock \
+             program\n\n{EXIT_CODES}"
+        )
+    )]
+    Srq(SharedOptions),
+}
+
+#[derive(Clone, Debug, Args)]
+struct SharedOptions {
+    /// Connections
+    #[arg(short = 'q', long, default_value_t = 16, value_name = "COUNT",
+          value_parser = clap::value_parser!(u32).range(1..=exchange::SHARED_SLOTS as i64))]
+    num_qp: u32,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// What is played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// On a QP of this service.
+    One(QpType),
+    /// On so many connections with a shared receive queue.
+    Shared(u32),
+}
+
+/// One end of a game, from the exchange of addresses to the last acknowledgement.
+trait Game {
+    /// The client's exchange; connected after it.
+    fn meet_server(&mut self, stream: &mut dyn Stream) -> Result<(), Failure>;
+    /// The server's.
+    fn meet_client(&mut self, stream: &mut dyn Stream) -> Result<(), Failure>;
+    /// Plays all exchanges; the client begins.
+    fn play(&mut self, client: bool) -> Result<Outcome, Failure>;
+    /// Lets go.
+    fn leave(self: Box<Self>, timeout_code: u8);
+}
+
+fn new_game<'a>(
+    kind: Kind,
+    options: &'a Options,
+    device: &'a Device,
+    gid_index: usize,
+) -> Result<Box<dyn Game + 'a>, Failure> {
+    Ok(match kind {
+        Kind::One(service) => Box::new(End::new(service, options, device, gid_index)?),
+        Kind::Shared(count) => Box::new(SharedEnd::new(count, options, device, gid_index)?),
+    })
+}
+
+/// Options of the stock programs, under their letters.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Options {
+    /// Host name or address of the server; without it this is the server
+    server: Option<String>,
+    /// TCP port for the exchange of addresses
+    #[arg(short = 'p', long, default_value_t = 18515, value_name = "PORT", value_parser = stream::parse_port)]
+    tcp_port: u16,
+    /// Bytes of a message, 0 to 2^30; of a datagram up to the MTU [default: 4096, of a datagram 1024]
+    #[arg(short, long, value_name = "BYTES",
+          value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_SIZE)))]
+    size: Option<u32>,
+    /// Receives to keep posted
+    #[arg(short, long, default_value_t = 500, value_name = "COUNT",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WR)))]
+    rx_depth: u32,
+    /// Exchanges
+    #[arg(short = 'n', long, default_value_t = 1000, value_name = "COUNT",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    iters: u64,
+    /// Sleep on completion events instead of polling
+    #[arg(short, long)]
+    events: bool,
+    /// Check every byte of every message (the client must have it too)
+    #[arg(short = 'c', long)]
+    chk: bool,
+    /// Give up when no message has come for so many seconds
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    patience: u64,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    device: DeviceOptions,
+}
+
+/// Plays.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    let (kind, options) = match &arguments.service {
+        Service::Rc(options) => (Kind::One(QpType::Rc), options),
+        Service::Uc(options) => (Kind::One(QpType::Uc), options),
+        Service::Ud(options) => (Kind::One(QpType::Ud), options),
+        Service::Srq(shared) => (Kind::Shared(shared.num_qp), &shared.options),
+    };
+    match play(kind, options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("pingpong"),
+    }
+}
+
+fn play(kind: Kind, options: &Options) -> Result<(), Failure> {
+    if kind == Kind::One(QpType::Ud) && options.device.mtu.is_some() {
+        return Err(Failure::Usage(
+            "-m with datagrams: they are bounded by the link's MTU, leave it out".into(),
+        ));
+    }
+    let mut options = options.clone();
+    if options.events {
+        // Nobody polls: a thread of its own answers without being woken.
+        options.device.drive.get_or_insert(THREAD);
+    }
+    let options = &options;
+    let alone = options.device.port == Some(PortKind::Memory);
+    if alone && options.server.is_some() {
+        return Err(Failure::Usage(
+            "--port memory plays both ends in this process: leave the server out".into(),
+        ));
+    }
+    // Before the device, so that a busy port leaves nothing to clean up, and clients may come early.
+    let listener =
+        (options.server.is_none() && !alone).then(|| stream::listen(options.tcp_port)).transpose()?;
+    let opened = options.device.open()?;
+    match (&opened.far, listener, &options.server) {
+        (Some(far), ..) => both_ends(kind, options, &opened, far),
+        (None, Some(listener), _) => serve(kind, options, &opened, listener),
+        (None, None, server) => {
+            let mut end = new_game(kind, options, &opened.device, opened.gid_index)?;
+            let server = server.as_deref().unwrap_or_default();
+            let mut stream = stream::connect(server, options.tcp_port)?;
+            end.meet_server(&mut stream)?;
+            drop(stream);
+            finish(options, &opened.device, end, true)
+        }
+    }
+}
+
+fn serve(kind: Kind, options: &Options, opened: &Opened, listener: TcpListener) -> Result<(), Failure> {
+    let mut end = new_game(kind, options, &opened.device, opened.gid_index)?;
+    let mut stream = stream::accept(listener, options.tcp_port)?;
+    end.meet_client(&mut stream)?;
+    drop(stream);
+    finish(options, &opened.device, end, false)
+}
+
+fn finish(
+    options: &Options,
+    device: &Device,
+    mut end: Box<dyn Game + '_>,
+    client: bool,
+) -> Result<(), Failure> {
+    // While its queue pairs are there to be asked.
+    let outcome = end.play(client).inspect_err(|_| tell_logs(device))?;
+    end.leave(options.device.timeout);
+    outcome.print(options.json)?;
+    options.device.finish_capture(device)
+}
+
+/// The client here, the server on a thread.
+fn both_ends(kind: Kind, options: &Options, opened: &Opened, far: &Device) -> Result<(), Failure> {
+    let (mut near_stream, mut far_stream) =
+        UnixStream::pair().map_err(|e| Failure::Run(format!("cannot make a socket pair: {e}")))?;
+    let quiet = Options { json: true, ..options.clone() };
+    std::thread::scope(|scope| {
+        let server = scope.spawn(move || {
+            let mut end = new_game(kind, &quiet, far, 0)?;
+            end.meet_client(&mut far_stream)?;
+            end.play(false).inspect_err(|_| tell_logs(far))?;
+            end.leave(quiet.device.timeout);
+            Ok(())
+        });
+        let mut client = || {
+            let mut end = new_game(kind, options, &opened.device, opened.gid_index)?;
+            end.meet_server(&mut near_stream)?;
+            finish(options, &opened.device, end, true)
+        };
+        let here = client();
+        near_stream.hang_up();
+        let there: Result<(), Failure> =
+            server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        here.and(there)
+    })
+}

@@ -1,0 +1,415 @@
+//! `roxie show`: what a device is, or would be if it were opened, and what the devices of all processes have.
+//!
+//! A device lives in the process that opened it. `device` and `gids` ask the kernel and disturb nobody; the others ask the devices
+//! themselves ([`roxie::host::inspect`]).
+
+pub(crate) mod objects;
+mod processes;
+
+use std::fs;
+use std::net::IpAddr;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use nix::sys::resource::{Resource, getrlimit};
+use roxie::host::{GidEntry, GidTable};
+use roxie::netdev::{Interface, interface_names};
+use roxie::port::xdp::{XdpConfig, program_holders, why_no_map};
+use roxie::verbs::Mtu;
+use serde_json::{Value, json};
+
+use objects::Whose;
+
+use crate::device::{DeviceOptions, PortKind, first_gid, no_gid};
+use crate::failure::{EXIT_CODES, Failure};
+use crate::output;
+
+/// Print what a device is or would be, its addresses, queue pairs and counters.
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Prints what a device is or would be, and what the devices of all processes have. `device` and `gids` ask the \
+        kernel and open nothing, unless --open is given. The others ask the devices of this network namespace that this user may \
+        look at: those of its own processes, all of them for root.",
+    after_help = EXIT_CODES
+)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Show interfaces: driver, MTU and path MTU, what stands between them and AF_XDP, and who holds them
+    Device {
+        /// Open the device, to see which mode it gets
+        #[arg(long)]
+        open: bool,
+        #[command(flatten)]
+        options: DeviceOptions,
+    },
+    /// Show the addresses that a device on the interface has, with their indices
+    #[command(
+        long_about = "Prints the GIDs that a device on the interface has, with the index by which -g of the other \
+            commands, and of programs on a RoCE device, chooses one.\n\nA GID is an IP address in 16 bytes: IPv6 as it \
+            is, IPv4 as ::ffff:a.b.c.d. Both ends of a connection must use the same family, and the peer must have a \
+            route to it; the third column says how far each reaches, and why it is at its index: 0 is the link-local address \
+            (empty \
+            if there is none), 1 the first IPv4 address, as on adapters in hardware and as programs under `roxie run` find \
+            them. The marked one is used unless -g says otherwise. \
+            Nothing is opened, so this needs no privilege.\n\nWith --json it is an array of objects with the keys \
+            index, gid, address, reach, place and chosen.",
+        after_help = format!(
+            "Examples:\n  roxie show gids                    of the only interface that has an address\n  roxie show gids \
+             --dev eth0 --json  for scripts\n  roxie pingpong rc --dev eth0 -g 1  uses the one at index 1\n\n{EXIT_CODES}"
+        )
+    )]
+    Gids(DeviceOptions),
+    /// Show the processes that have a device, and how they share the interface
+    #[command(
+        long_about = "Prints the processes that have a device in this network namespace: the interface and what moves their \
+            frames there, how many queue pairs and memory regions each has, and where it listens for connections (rdma_cm). \
+            Those of one user share an interface over UDP sockets: the upper 8 bits of a QPN say whose it is. \
+            A question mark stands for what a process that does not answer would know: it is stopped, or about to end.\n\n\
+            Nothing is opened.\n\nWith --json it is an array of objects with \
+            the keys pid, name, interface, port, mode, slot (null: it does not share), units (of QPNs), ports, services, qps, mrs and \
+            cm_ids.",
+        after_help = format!("Examples:\n  roxie show processes\n  roxie show processes --json | jq '.[].pid'\n\n{EXIT_CODES}")
+    )]
+    Processes,
+    /// Show the queue pairs of all processes
+    #[command(
+        long_about = "Prints the queue pairs of all processes' devices: the number, the service, the state, the peer of a \
+            connected one, the path MTU in bytes, the next PSN that it sends, the PSN that it expects, and the rate that \
+            congestion control or the program allows it.\n\nWith --json it is an array of objects with the keys pid, name, \
+            device, qpn, type, state, dest_qpn, remote, path_mtu, sq_psn, rq_psn and rate_mbps.",
+        after_help = format!("Examples:\n  roxie show qps\n  roxie show qps --json | jq 'map(select(.state == \"ERR\"))'\n\n{EXIT_CODES}")
+    )]
+    Qps(Whose),
+    /// Show the memory regions and windows of all processes
+    #[command(
+        long_about = "Prints the memory regions and windows of all processes' devices: the key, the protection domain, the \
+            address by which peers call the first byte, the length, and what they allow.\n\nWith --json it is an array of \
+            objects with the keys pid, name, device, kind, key, pd, start, length and access.",
+        after_help = format!("Examples:\n  roxie show mrs\n  roxie show mrs --pid 4242 --json | jq 'map(.length) | add'\n\n{EXIT_CODES}")
+    )]
+    Mrs(Whose),
+    /// Show the connection identifiers (rdma_cm) of all processes
+    #[command(
+        name = "cm_ids", alias = "cm-ids",
+        long_about = "Prints the identifiers of rdma_cm of all processes: who listens where, who is connected to whom. States and \
+            port spaces have the names that `rdma resource show cm_id` gives them.\n\nWith --json it is an array of objects \
+            with the keys pid, name, device, id, ps, state, src, dst and qpn.",
+        after_help = format!("Examples:\n  roxie show cm_ids\n  roxie show cm_ids --json | jq -r '.[] | select(.state == \"LISTEN\").src'\n\n{EXIT_CODES}")
+    )]
+    CmIds(Whose),
+    /// Show the counters of all processes
+    #[command(
+        long_about = "Prints the counters of all processes' devices under their mlx5 and rxe names: those that have counted \
+            something, all of them with --all. Those of a port count since its device claimed the interface.\n\nWith --open it opens a \
+            device of its own and shows that one's: what there is to be counted on a port.\n\nWith --json it is an array of objects \
+            with the keys pid, name, device, interface, port and counters; with --open too, an object of counters.",
+        after_help = format!("Examples:\n  roxie show counters\n  watch -d roxie show counters --pid 4242\n  \
+            roxie show counters --open --port udp\n\n{EXIT_CODES}")
+    )]
+    Counters {
+        #[command(flatten)]
+        whose: Whose,
+        /// Show also those that have counted nothing
+        #[arg(long)]
+        all: bool,
+        /// Open a device, and show its counters instead
+        #[arg(long, conflicts_with_all = ["pid", "all"])]
+        open: bool,
+        #[command(flatten)]
+        options: DeviceOptions,
+    },
+}
+
+/// Shows it.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    let shown = match &arguments.what {
+        What::Device { open, options } => devices(options, *open, arguments.json),
+        What::Gids(options) => gids(options, arguments.json),
+        What::Processes => processes::show(arguments.json),
+        What::Qps(whose) => objects::qps(whose, arguments.json),
+        What::Mrs(whose) => objects::mrs(whose, arguments.json),
+        What::CmIds(whose) => objects::cm_ids(whose, arguments.json),
+        What::Counters { open: true, options, .. } => counters(options, arguments.json),
+        What::Counters { whose, all, .. } => objects::counters(whose, *all, arguments.json),
+    };
+    match shown {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("show"),
+    }
+}
+
+fn devices(options: &DeviceOptions, open: bool, json: bool) -> Result<(), Failure> {
+    options.check()?;
+    if open || options.port == Some(PortKind::Memory) {
+        return opened(options, json);
+    }
+    let interfaces = match &options.dev {
+        Some(name) => vec![Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()))?],
+        None => interface_names().iter().filter_map(|name| Interface::by_name(name).ok()).collect(),
+    };
+    if interfaces.is_empty() {
+        return Err(Failure::Device("there is no Ethernet interface in this network namespace".into()));
+    }
+    if json {
+        let all: Vec<Value> = interfaces.iter().map(|i| interface_json(i, &xdp_obstacles(i))).collect();
+        output::line(Value::from(all))
+    } else {
+        interfaces.iter().try_for_each(|i| print_interface(i, &xdp_obstacles(i)))
+    }
+}
+
+fn opened(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
+    let device = options.open()?.device;
+    let (info, largest) = (device.port(), device.largest_mtu().bytes());
+    let mac = mac_text(info.mac);
+    if json {
+        let object = json!({ "port": info.name, "interface": info.interface, "mode": info.mode, "mac": mac,
+                             "mtu": info.mtu, "path_mtu": largest, "max_frame": info.max_frame });
+        return output::line(object);
+    }
+    let on = info.interface.as_deref().unwrap_or("no interface");
+    output::line(format_args!("{} on {on}", info.name))?;
+    output::line(format_args!("  mode       {}", info.mode))?;
+    output::line(format_args!("  address    {mac}"))?;
+    output::line(format_args!(
+        "  MTU        {} bytes: path MTU {largest}, frames up to {} bytes",
+        info.mtu, info.max_frame
+    ))
+}
+
+fn print_interface(interface: &Interface, obstacles: &[String]) -> Result<(), Failure> {
+    let state = match (interface.up, interface.running) {
+        (true, true) => "up",
+        (true, false) => "up, no carrier",
+        _ => "down",
+    };
+    let addresses: Vec<String> = interface.addresses.iter().map(ToString::to_string).collect();
+    let addresses =
+        if addresses.is_empty() { "none: no device can be opened".into() } else { addresses.join(", ") };
+    let mac = mac_text(interface.mac);
+    output::line(format_args!("{}: {state}, driver {}, {mac}", interface.name, interface.driver))?;
+    output::line(format_args!("  MTU        {}", mtu_text(interface.mtu)))?;
+    output::line(format_args!("  addresses  {addresses}"))?;
+    output::line(format_args!("  queues     {}", interface.rx_queues))?;
+    let xdp = match obstacles {
+        [] => "kernel and capabilities allow it; the mode shows when it is opened (--open)".to_owned(),
+        some => format!("no: {}; the udp port works", some.join("; ")),
+    };
+    output::line(format_args!("  AF_XDP     {xdp}"))?;
+    if let Some(id) = interface.xdp_program {
+        let holders = holders_text(id);
+        output::line(format_args!("  claimed    XDP program {id} is attached, held by {holders}"))?;
+    }
+    Ok(())
+}
+
+fn interface_json(interface: &Interface, obstacles: &[String]) -> Value {
+    let addresses: Vec<String> = interface.addresses.iter().map(ToString::to_string).collect();
+    json!({
+        "interface": interface.name, "driver": interface.driver, "mac": mac_text(interface.mac),
+        "up": interface.up, "running": interface.running, "mtu": interface.mtu,
+        "path_mtu": Mtu::largest_for_link(interface.mtu).map(Mtu::bytes), "rx_queues": interface.rx_queues,
+        "addresses": addresses, "xdp_obstacles": obstacles, "xdp_program": interface.xdp_program,
+        "xdp_holders": interface.xdp_program.map(program_holders),
+    })
+}
+
+fn mtu_text(mtu: usize) -> String {
+    match Mtu::largest_for_link(mtu) {
+        None => format!("{mtu} bytes: too small, the smallest path MTU, 256, needs {}", 256 + Mtu::OVERHEAD),
+        Some(path) => {
+            let next = Mtu::ALL.into_iter().find(|m| *m > path);
+            let hint = next
+                .map_or(String::new(), |m| format!(" ({} needs {})", m.bytes(), m.bytes() + Mtu::OVERHEAD));
+            format!("{mtu} bytes: path MTU {}{hint}", path.bytes())
+        }
+    }
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+fn holders_text(id: u32) -> String {
+    match &program_holders(id)[..] {
+        [] => "no process that is visible from here".into(),
+        some => some.join(", "),
+    }
+}
+
+/// What speaks against AF_XDP on an interface, as far as can be told without trying.
+pub(crate) fn xdp_obstacles(interface: &Interface) -> Vec<String> {
+    /// Bits of `capabilities(7)`.
+    const NEEDED: [(&str, u64); 4] = [
+        ("CAP_NET_ADMIN", 1 << 12),
+        ("CAP_NET_RAW", 1 << 13),
+        ("CAP_BPF", 1 << 39 | 1 << 21),
+        ("CAP_PERFMON", 1 << 38 | 1 << 21),
+    ];
+    let mut found = Vec::new();
+    let protocols = fs::read_to_string("/proc/net/protocols").unwrap_or_default();
+    if !protocols.is_empty() && !protocols.lines().any(|line| line.starts_with("XDP ")) {
+        found.push("the kernel has no AF_XDP sockets (CONFIG_XDP_SOCKETS)".into());
+    }
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    if let Some(effective) = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()) {
+        let missing: Vec<&str> =
+            NEEDED.iter().filter(|(_, bits)| effective & bits == 0).map(|(n, _)| *n).collect();
+        if !missing.is_empty() {
+            found.push(format!("this process lacks {}", missing.join(", ")));
+        } else if let Some(why) = why_no_map() {
+            let uid_map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+            let whose = if is_initial_user_namespace(&uid_map) {
+                "a seccomp filter or a security module is in the way"
+            } else {
+                "its capabilities are those of a user namespace, and BPF takes the system's"
+            };
+            found.push(format!("this process may make no BPF map ({why}): {whose}"));
+        }
+        let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(u64::MAX, |(_, hard)| hard);
+        let needed = XdpConfig::new(interface.name.as_str()).packet_memory(interface.rx_queues as usize);
+        found.extend(locked_memory(effective, limit, needed));
+    }
+    found
+}
+
+/// By `/proc/self/uid_map`: the one that all users of the system are in. Without `/proc` nothing speaks against it.
+fn is_initial_user_namespace(uid_map: &str) -> bool {
+    uid_map.is_empty() || uid_map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+/// Why the packet memory cannot be locked, given the effective capabilities, the hard limit and what is needed in bytes.
+fn locked_memory(capabilities: u64, limit: u64, needed: u64) -> Option<String> {
+    /// With either of them the limit is no obstacle (`capabilities(7)`): CAP_IPC_LOCK, CAP_SYS_RESOURCE.
+    const UNBOUND: u64 = 1 << 14 | 1 << 24;
+    (capabilities & UNBOUND == 0 && limit < needed).then(|| {
+        format!(
+            "{needed} bytes of packet memory are more than this process may lock ({limit}): `ulimit -l {}` as root first, \
+             LimitMEMLOCK={needed} in a systemd unit, or CAP_IPC_LOCK",
+            needed.div_ceil(1024)
+        )
+    })
+}
+
+/// What an address is good for.
+fn reach(ip: IpAddr) -> &'static str {
+    match ip {
+        IpAddr::V4(v4) if v4.is_loopback() => "IPv4 loopback: this host only",
+        IpAddr::V4(v4) if v4.is_link_local() => "IPv4 link-local: peers on the same link only",
+        IpAddr::V4(_) => "IPv4-mapped: what most peers expect for RoCE v2",
+        IpAddr::V6(v6) if v6.is_loopback() => "IPv6 loopback: this host only",
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+            "IPv6 link-local: peers on the same link only, not routed"
+        }
+        IpAddr::V6(v6) if v6.is_unique_local() => "IPv6 unique local: routed within a site",
+        IpAddr::V6(_) => "IPv6 global",
+    }
+}
+
+/// Why an address is at its index.
+fn place(GidEntry { index, gid, assigned }: GidEntry, customary: bool) -> &'static str {
+    let ip = gid.to_ip();
+    let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    match (customary, index) {
+        (false, _) => "in the order that was asked for",
+        (true, 0) if !assigned => {
+            "0 is kept for the link-local address: the interface does not have it (yet)"
+        }
+        (true, 0) if link_local => "0 is the link-local address, as on adapters in hardware",
+        (true, 0) => "0 is an IPv6 address: the link-local one is not there",
+        (true, 1) if ip.is_ipv4() => "1 is the first IPv4 address, as programs expect (-x 1, -g 1)",
+        (true, 1) => "1 is IPv6: there is no IPv4 address",
+        (true, _) => "then the others, IPv4 first",
+    }
+}
+
+fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
+    options.check()?;
+    let (name, table) = if options.port == Some(PortKind::Memory) {
+        let device = options.open()?.device;
+        (device.name().to_owned(), GidTable::new(device.gids().iter().map(|entry| entry.gid.to_ip())))
+    } else {
+        let interface = options.interface()?;
+        let table = options.gid_table(&interface);
+        (interface.name, table)
+    };
+    let customary = options.address.is_empty() && options.port != Some(PortKind::Memory);
+    let first = options.gid_index.or_else(|| first_gid(&table).map(|entry| entry.index)).unwrap_or(0);
+    if table.get(first).is_none() {
+        return Err(no_gid(&name, &table, Some(first)));
+    }
+    if json {
+        let entry = |entry: GidEntry| {
+            let GidEntry { index, gid, assigned } = entry;
+            let ip = gid.to_ip();
+            json!({ "index": index, "gid": gid.to_string(), "address": ip, "assigned": assigned, "reach": reach(ip),
+                    "place": place(entry, customary), "chosen": index == first })
+        };
+        let all: Vec<Value> = table.iter().map(entry).collect();
+        return output::line(Value::from(all));
+    }
+    output::line(format_args!("{:>5}  {:<40} reach; why at this index", "index", "GID"))?;
+    for entry in table.iter() {
+        let (index, ip, gid) = (entry.index, entry.gid.to_ip(), entry.gid.to_string());
+        let chosen = if index == first { "  <- used unless -g says otherwise" } else { "" };
+        let place = place(entry, customary);
+        output::line(format_args!("{index:>5}  {gid:<40} {}; {place}{chosen}", reach(ip)))?;
+    }
+    Ok(())
+}
+
+/// Those of a device that is opened for it.
+fn counters(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
+    let device = options.open()?.device;
+    let all = device.counters();
+    if json {
+        let object: serde_json::Map<String, Value> =
+            all.iter().map(|(name, _)| ((*name).to_owned(), device.counter(name).into())).collect();
+        return output::line(Value::from(object));
+    }
+    all.iter().try_for_each(|(name, value)| output::line(format_args!("{name:<28} {value}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_mtu_says_what_fits_and_what_the_next_would_need() {
+        assert_eq!(mtu_text(1500), "1500 bytes: path MTU 1024 (2048 needs 2136)");
+        assert_eq!(mtu_text(9000), "9000 bytes: path MTU 4096");
+        assert!(mtu_text(300).contains("too small") && mtu_text(300).contains("344"));
+    }
+
+    #[test]
+    fn too_little_lockable_memory_is_told_with_what_would_be_enough() {
+        let needed = XdpConfig::new("eth0").packet_memory(2);
+        assert_eq!(needed, 2 * 2 * 2048 * 4096, "two queues, two directions, 2048 chunks of 4 KiB");
+        let told = locked_memory(0, 8 << 20, needed).expect("an obstacle");
+        assert!(told.contains("33554432 bytes") && told.contains("ulimit -l 32768"), "{told}");
+        assert_eq!(locked_memory(0, needed, needed), None);
+        assert_eq!(locked_memory(1 << 14, 0, needed), None, "CAP_IPC_LOCK");
+    }
+
+    #[test]
+    fn an_address_says_how_far_it_reaches() {
+        for (ip, part) in [
+            ("192.0.2.1", "most peers expect"),
+            ("127.0.0.1", "this host only"),
+            ("fe80::1", "not routed"),
+            ("fd00::1", "within a site"),
+            ("2001:db8::1", "global"),
+        ] {
+            assert!(reach(ip.parse().unwrap()).contains(part), "{ip}: {}", reach(ip.parse().unwrap()));
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The ways of messages: where they go, and back to whoever sent one.
+
+use std::net::IpAddr;
+
+use crate::cm::{Route, Transmit};
+use crate::host::ah_options::AhOptions;
+use crate::host::datagram::AddressHandle;
+use crate::host::device::Device;
+use crate::host::pd::ProtectionDomain;
+use crate::host::ways::Sight;
+use crate::wire::Gid;
+
+/// Hops of an answer.
+pub(super) const HOP_LIMIT: u8 = 64;
+
+/// The way of messages between two hosts. Flow labels are left out: no switch of RoCE's looks at QP1's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Way {
+    local: Gid,
+    pub(super) remote: Gid,
+    traffic_class: u8,
+    hop_limit: u8,
+    /// Of requests. Sockets send those at once, so as to hear if nobody is there.
+    asks: bool,
+}
+
+impl Way {
+    pub(super) fn of(transmit: &Transmit) -> Way {
+        Way::to(&transmit.route, transmit.asks())
+    }
+
+    pub(super) fn to(route: &Route, asks: bool) -> Way {
+        Way {
+            asks,
+            local: route.local,
+            remote: route.remote,
+            traffic_class: route.traffic_class,
+            hop_limit: route.hop_limit,
+        }
+    }
+}
+
+/// Looks at a way without waiting.
+pub(super) fn sight(device: &Device, domain: &ProtectionDomain, way: &Way) -> Sight<(Way, AddressHandle)> {
+    let options =
+        AhOptions { traffic_class: way.traffic_class, hop_limit: way.hop_limit, ..AhOptions::default() };
+    match device.address_vector_now(way.local, way.remote, &options, way.asks) {
+        Ok(Some(av)) => match domain.create_ah_along(av) {
+            Ok(handle) => Sight::Found((*way, handle)),
+            Err(_) => Sight::Never,
+        },
+        Ok(None) => Sight::NotYet,
+        Err(_) => Sight::Never,
+    }
+}
+
+/// The way back to the sender of a datagram, by its network header: IPv6 fills the bytes, IPv4 is in the last 20.
+pub(super) fn way_back(header: &[u8]) -> Option<Route> {
+    let gid = |at: usize| -> Option<Gid> { Some(Gid(header.get(at..at + 16)?.try_into().ok()?)) };
+    let v4 = |at: usize| -> Option<Gid> {
+        let octets: [u8; 4] = header.get(at..at + 4)?.try_into().ok()?;
+        Some(Gid::from(IpAddr::from(octets)))
+    };
+    let (local, remote, traffic_class, flow_label) = match (header.first()? >> 4, header.get(20)?) {
+        (6, _) => {
+            let word = u32::from_be_bytes(header.get(..4)?.try_into().ok()?);
+            (gid(24)?, gid(8)?, (word >> 20) as u8, word & 0x000f_ffff)
+        }
+        (_, 0x45) => (v4(36)?, v4(32)?, header[21], 0),
+        _ => return None,
+    };
+    Some(Route { local, remote, traffic_class, flow_label, hop_limit: HOP_LIMIT })
+}

@@ -1,0 +1,179 @@
+//! What the unreliable connection, datagrams and raw packets have in common: nothing is acknowledged, nothing comes again.
+//!
+//! A request is done when its last packet has left. Whatever fails on the sending side stops the send queue (SQE), and receives live
+//! on. What comes and cannot be taken is dropped and counted, and its peer is not told.
+//!
+//! [`super::uc`], [`super::ud`] and [`super::raw`] have what is each service's own: how a request becomes packets, and what a packet
+//! does to the receiver.
+
+use super::check::Check;
+use super::planted::PlantedBug;
+use super::requester::packets_for;
+use super::scatter::{self, ListError};
+use super::send_queue::Wqe;
+use super::{Ctx, Qp, TxPlan, Verdict};
+use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, RecvWr, SendFlags, Wc, WcOpcode, WcStatus};
+use crate::wire::{Packet, Qpn};
+
+/// The requester.
+impl Qp {
+    /// A request that could leave now. One that cannot be sent fails here, and the send queue with it.
+    pub(super) fn next_unacknowledged(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        if !self.may_send_requests() {
+            return None;
+        }
+        let next = self.requester.next;
+        let local = self.qp_type == QpType::Uc && self.requester.queue.at(next).wr.opcode.is_local();
+        if local && !self.pass_local_work(ctx) {
+            return None;
+        }
+        let position = self.requester.next;
+        let wqe = *self.requester.queue.at(position);
+        let plan = if !wqe.valid || !self.qp_type.serves(wqe.wr.opcode) {
+            Err(WcStatus::LocQpOp)
+        } else if self.qp_type.is_datagram() {
+            self.plan_datagram(ctx, position, &wqe)
+        } else if self.qp_type == QpType::RawPacket {
+            self.plan_raw(ctx, position, &wqe)
+        } else {
+            self.plan_uc_request(ctx, position, &wqe)
+        };
+        match plan {
+            Ok(plan) => Some(plan),
+            Err(status) => {
+                self.fail_oldest(ctx, status, 0);
+                None
+            }
+        }
+    }
+
+    /// Lists the payload of a packet for the dma stage, or says where it stands inline.
+    pub(super) fn gather_payload(
+        &self,
+        ctx: &mut Ctx<'_>,
+        position: u32,
+        wqe: &Wqe,
+        offset: u64,
+        length: u16,
+    ) -> Result<Option<(u32, u32)>, WcStatus> {
+        ctx.out.gather.clear();
+        if wqe.wr.flags.contains(SendFlags::INLINE) {
+            return Ok(Some((position, offset as u32)));
+        }
+        if length > 0 {
+            let sges = self.requester.queue.sges(position);
+            scatter::gather(ctx.memory, self.pd, sges, offset, length, &mut ctx.out.gather)
+                .map_err(|_| WcStatus::LocProt)?;
+        }
+        Ok(None)
+    }
+
+    /// The planned packet has its slot: with the last of a message the work request is done. Its completion is
+    /// published after the payload was copied.
+    pub(super) fn unacknowledged_sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
+        let mtu = self.attributes().path_mtu.bytes();
+        let (datagram, connected) = (self.qp_type.is_datagram(), self.qp_type.is_connected());
+        let r = &mut self.requester;
+        let psn = r.psn;
+        let wqe = r.queue.at_mut(r.next);
+        if !wqe.started {
+            wqe.started = true;
+            wqe.first_psn = psn;
+            wqe.packets = if connected { packets_for(wqe.length, mtu) } else { 1 };
+            r.psn = wqe.end_psn();
+        }
+        if datagram && plan.bth.dest_qp == Qpn::MULTICAST {
+            self.group_source = plan.way.and_then(|way| ctx.handles.find(way)).map(|handle| handle.sgid);
+        }
+        let r = &mut self.requester;
+        r.next_packet += 1;
+        r.sent_end = plan.bth.psn + 1;
+        r.una = r.sent_end;
+        if r.next_packet == r.queue.at(r.next).packets {
+            r.next = r.next.wrapping_add(1);
+            r.next_packet = 0;
+            self.complete_oldest(ctx);
+        }
+    }
+
+    /// The send queue is flushed and takes nothing until `modify_qp` says so; receives live on (IBTA 10.3.1.6).
+    pub(super) fn enter_send_queue_error(&mut self, ctx: &mut Ctx<'_>) {
+        self.set_send_queue_error();
+        self.flush_sends(ctx);
+        let r = &mut self.requester;
+        // A message that broke off in the middle gives the numbers of its unsent packets back.
+        r.psn = r.sent_end;
+        r.failed = None;
+    }
+}
+
+/// The responder.
+impl Qp {
+    /// A packet arrived for a QP that acknowledges nothing.
+    pub(super) fn handle_unacknowledged(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        packet: &Packet,
+        frame: u16,
+    ) -> Verdict {
+        match self.state() {
+            QpState::Reset | QpState::Init | QpState::Err => {
+                ctx.counters.rx_wrong_state += 1;
+                Verdict::WrongState(self.state())
+            }
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe if self.qp_type.is_datagram() => {
+                self.handle_datagram(ctx, packet, frame)
+            }
+            QpState::Rtr => {
+                self.note_established(ctx);
+                self.handle_uc_request(ctx, packet, frame)
+            }
+            // An error of the send queue is none of the receives'.
+            QpState::Rts | QpState::Sqd | QpState::Sqe => self.handle_uc_request(ctx, packet, frame),
+        }
+    }
+
+    /// What came does not go into the receive that it took. If it is too long it is dropped, and the receive serves the next one;
+    /// memory that is not to be written is the application's fault, and fails the receive.
+    #[cold]
+    pub(super) fn not_received(&mut self, ctx: &mut Ctx<'_>, error: ListError) -> Verdict {
+        match error {
+            ListError::TooShort if PlantedBug::LongDatagramEnds.is() => {
+                self.fail_receive(ctx, WcStatus::LocLen)
+            }
+            ListError::TooShort => {
+                ctx.counters.resp_local_length_error += 1;
+                ctx.counters.rx_dropped_unacknowledged += 1;
+                Verdict::Unsuitable(Check::ReceiveLength)
+            }
+            ListError::Protection => self.fail_receive(ctx, WcStatus::LocProt),
+        }
+    }
+
+    /// A receive for what is whole with one packet: the one that was too short for another, or a new one. `None`, and
+    /// counted: there is none.
+    pub(super) fn receive_for_one(&mut self, ctx: &mut Ctx<'_>) -> Option<RecvWr> {
+        let r = &mut self.responder;
+        if r.receive.is_none() {
+            r.receive = ctx.receives.take(&mut r.sges);
+        }
+        if r.receive.is_none() {
+            ctx.counters.out_of_buffer += 1;
+            ctx.counters.rx_dropped_unacknowledged += 1;
+        }
+        r.receive
+    }
+
+    /// The memory of the receive that a message was for is not to be written: it fails, and the QP goes to the error state.
+    pub(super) fn fail_receive(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) -> Verdict {
+        if let Some(receive) = self.responder.receive.take() {
+            ctx.counters.resp_cqe_error += 1;
+            let wc =
+                Wc { wr_id: receive.wr_id, status, opcode: WcOpcode::Recv, qpn: self.qpn, ..Wc::default() };
+            ctx.out.completions.push((self.recv_cq, wc));
+        }
+        ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpFatal));
+        self.enter_error(ctx);
+        Verdict::ReceiveFailed(status)
+    }
+}

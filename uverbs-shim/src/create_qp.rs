@@ -1,0 +1,280 @@
+//! Queue pairs are made, in both ways.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::Mutex;
+
+use roxie::limits::MAX_SGE;
+use roxie::verbs::{QpCaps, QpInit, QpType};
+
+use crate::abi::{
+    ibv_context, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_create_send_ops_flags as ops, ibv_qp_ex,
+    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask as mask, ibv_qp_open_attr, ibv_qp_type,
+};
+use crate::batch::Builder;
+use crate::cancellation::Uncancelled;
+use crate::context::context;
+use crate::event_queue::Element;
+use crate::newer::{IBV_QP_EX_WITH_FLUSH, WR_FLUSH, WrFlush};
+use crate::nic::Source;
+use crate::nldev;
+use crate::object::{Errno, behind, give, pointer};
+use crate::pd::{InDomain, Users};
+use crate::post_ex;
+use crate::qp::{LATER, Qp, QpFace, given_caps};
+use crate::report::refuse;
+use crate::srq::{self, Endpoints};
+use crate::waiting::{Acknowledgements, Turn};
+use crate::wq::Spread;
+
+/// Bytes of an entry of a scatter/gather list in a send queue.
+const SGE_BYTES: u32 = 16;
+
+/// What is wanted, from either structure.
+struct Wanted {
+    call: &'static str,
+    user: *mut c_void,
+    uses: Endpoints,
+    cap: ibv_qp_cap,
+    kind: ibv_qp_type::Type,
+    sq_sig_all: bool,
+    /// `send_ops_flags`, if they were given.
+    operations: Option<u64>,
+    /// It spreads frames over the queues of a table.
+    spread: Option<Spread>,
+}
+
+/// Operations that `ibv_wr_*` offers.
+const OFFERED: u32 = ops::IBV_QP_EX_WITH_RDMA_WRITE
+    | ops::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | ops::IBV_QP_EX_WITH_SEND
+    | ops::IBV_QP_EX_WITH_SEND_WITH_IMM
+    | ops::IBV_QP_EX_WITH_RDMA_READ
+    | ops::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    | ops::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    | ops::IBV_QP_EX_WITH_LOCAL_INV
+    | ops::IBV_QP_EX_WITH_BIND_MW
+    | ops::IBV_QP_EX_WITH_SEND_WITH_INV
+    | ops::IBV_QP_EX_WITH_ATOMIC_WRITE
+    | IBV_QP_EX_WITH_FLUSH;
+
+/// Makes a queue pair in RESET. The first one claims the interface.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    let _uncancelled = Uncancelled::new();
+    if pd.is_null() || attr.is_null() {
+        return pointer(Err(libc::EINVAL));
+    }
+    // SAFETY: the contract: objects and attributes.
+    unsafe {
+        let wanted = Wanted {
+            call: "ibv_create_qp",
+            user: (*attr).qp_context,
+            uses: Endpoints {
+                pd,
+                send_cq: (*attr).send_cq,
+                recv_cq: (*attr).recv_cq,
+                srq: (*attr).srq,
+                xrcd: null_mut(),
+            },
+            cap: (*attr).cap,
+            kind: (*attr).qp_type,
+            sq_sig_all: (*attr).sq_sig_all != 0,
+            operations: None,
+            spread: None,
+        };
+        pointer(create((*pd).context, &wanted).map(|(qp, caps)| {
+            (*attr).cap = given_caps(&caps);
+            qp.cast()
+        }))
+    }
+}
+
+/// The same with what came later.
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    of: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    let _uncancelled = Uncancelled::new();
+    // SAFETY: the contract: objects and attributes, of which `comp_mask` says how many there are.
+    unsafe {
+        pointer(wanted_ex(attr).and_then(|wanted| create(of, &wanted)).map(|(qp, caps)| {
+            (*attr).cap = given_caps(&caps);
+            qp.cast()
+        }))
+    }
+}
+
+/// # Safety
+/// The contract: attributes, of which `comp_mask` says how many there are.
+unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
+    const CALL: &str = "ibv_create_qp_ex";
+    const KNOWN: u32 = mask::IBV_QP_INIT_ATTR_PD
+        | mask::IBV_QP_INIT_ATTR_XRCD
+        | mask::IBV_QP_INIT_ATTR_CREATE_FLAGS
+        | mask::IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+        | mask::IBV_QP_INIT_ATTR_IND_TABLE
+        | mask::IBV_QP_INIT_ATTR_RX_HASH
+        | mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    if attr.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let given = (*attr).comp_mask;
+        let has = |bit| given & bit != 0;
+        if given & !KNOWN != 0 {
+            return refuse(
+                CALL,
+                libc::EOPNOTSUPP,
+                format_args!("comp_mask {given:#x}: {KNOWN:#x} are served"),
+            );
+        }
+        if has(mask::IBV_QP_INIT_ATTR_CREATE_FLAGS) && (*attr).create_flags != 0 {
+            let flags = (*attr).create_flags;
+            return refuse(CALL, libc::EOPNOTSUPP, format_args!("create_flags {flags:#x}: none are served"));
+        }
+        if has(mask::IBV_QP_INIT_ATTR_MAX_TSO_HEADER) && (*attr).max_tso_header != 0 {
+            return refuse(
+                CALL,
+                libc::EOPNOTSUPP,
+                "max_tso_header: there are no QPs that segment packets of other protocols",
+            );
+        }
+        let operations = has(mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then(|| (*attr).send_ops_flags);
+        if let Some(wanted) = operations
+            && wanted & !u64::from(OFFERED) != 0
+        {
+            return refuse(
+                CALL,
+                libc::EOPNOTSUPP,
+                format_args!("send_ops_flags {wanted:#x}: {OFFERED:#x} are served"),
+            );
+        }
+        let spread = match (has(mask::IBV_QP_INIT_ATTR_IND_TABLE), has(mask::IBV_QP_INIT_ATTR_RX_HASH)) {
+            (true, true) => Some(Spread::read(CALL, (*attr).rwq_ind_tbl, &(*attr).rx_hash_conf)?),
+            (false, false) => None,
+            _ => return refuse(CALL, libc::EINVAL, "rwq_ind_tbl and rx_hash_conf go together"),
+        };
+        let pd = if has(mask::IBV_QP_INIT_ATTR_PD) { (*attr).pd } else { null_mut() };
+        let xrcd = if has(mask::IBV_QP_INIT_ATTR_XRCD) { (*attr).xrcd } else { null_mut() };
+        Ok(Wanted {
+            call: CALL,
+            user: (*attr).qp_context,
+            uses: Endpoints {
+                pd,
+                send_cq: (*attr).send_cq,
+                recv_cq: (*attr).recv_cq,
+                srq: (*attr).srq,
+                xrcd,
+            },
+            cap: (*attr).cap,
+            kind: (*attr).qp_type,
+            sq_sig_all: (*attr).sq_sig_all != 0,
+            operations,
+            spread,
+        })
+    }
+}
+
+fn qp_type(call: &str, kind: ibv_qp_type::Type) -> Result<QpType, Errno> {
+    match QpType::from_code(kind) {
+        Some(QpType::Gsi) | None => refuse(
+            call,
+            libc::EOPNOTSUPP,
+            format_args!(
+                "qp_type {kind}: there are RC (2), UC (3), UD (4), raw packet (8) and XRC (9, 10) QPs"
+            ),
+        ),
+        Some(known) => Ok(known),
+    }
+}
+
+fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps), Errno> {
+    let kind = qp_type(wanted.call, wanted.kind)?;
+    let mut caps = QpCaps {
+        max_send_wr: wanted.cap.max_send_wr,
+        max_recv_wr: if wanted.uses.srq.is_null() { wanted.cap.max_recv_wr } else { 0 },
+        max_send_sge: wanted.cap.max_send_sge,
+        max_recv_sge: if wanted.uses.srq.is_null() { wanted.cap.max_recv_sge } else { 0 },
+        // Inline bytes lie where the list would be: so much is there anyway, and programs rely on devices that say so.
+        max_inline: wanted.cap.max_inline_data.max(wanted.cap.max_send_sge.min(MAX_SGE as u32) * SGE_BYTES),
+    };
+    if wanted.operations.is_some_and(|flags| flags & u64::from(ops::IBV_QP_EX_WITH_ATOMIC_WRITE) != 0) {
+        // The 8 bytes of `ibv_wr_atomic_write` are in the work request.
+        caps.max_inline = caps.max_inline.max(8);
+    }
+    let init = QpInit { qp_type: kind, caps, sq_sig_all: wanted.sq_sig_all };
+    // SAFETY: the contract: an object.
+    let nic = unsafe { context(of) }?;
+    // SAFETY: as above, or null: an XRC target has none.
+    let domain = unsafe { behind(wanted.uses.pd) }.ok().map(InDomain::new);
+    let device = &nic.nic.device;
+    let pair = match (&wanted.spread, &domain) {
+        (None, _) => srq::make_pair(wanted.call, device, &wanted.uses, &init)?,
+        (Some(spread), Some(domain)) => {
+            caps = QpCaps::NONE;
+            spread.make_pair(wanted.call, device, domain, kind)?
+        }
+        (Some(_), None) => {
+            return refuse(wanted.call, libc::EINVAL, "rwq_ind_tbl without a protection domain");
+        }
+    };
+    let source = Source::Qp(pair.index().0);
+    let face = face(of, wanted, pair.qpn().value());
+    wanted.uses.count(true);
+    let published = nic.family.published.add_qp(nldev::Qp {
+        pid: std::process::id(),
+        number: face.ex.qp_base.qp_num,
+        kind: wanted.kind as u8,
+        ..nldev::Qp::default()
+    });
+    let qp = give(
+        face,
+        Qp {
+            pair,
+            turn: Turn::default(),
+            builder: Builder::default(),
+            extended: wanted.operations.is_some(),
+            caps,
+            sq_sig_all: wanted.sq_sig_all,
+            known: Mutex::default(),
+            uses: Endpoints { ..wanted.uses },
+            _domain: domain,
+            flows: Users::default(),
+            spread: wanted.spread.as_ref().map(Spread::hold),
+            acknowledgements: Acknowledgements::default(),
+            published,
+        },
+    );
+    nic.nic.add_source(source, &nic.events, Element::Qp(qp as usize));
+    Ok((qp, caps))
+}
+
+fn face(of: *mut ibv_context, wanted: &Wanted, qpn: u32) -> QpFace {
+    let mut face = QpFace { ex: ibv_qp_ex::default(), later: [0; LATER] };
+    let base = &mut face.ex.qp_base;
+    base.context = of;
+    base.qp_context = wanted.user;
+    base.pd = wanted.uses.pd;
+    base.send_cq = wanted.uses.send_cq;
+    base.recv_cq = wanted.uses.recv_cq;
+    base.srq = wanted.uses.srq;
+    base.qp_num = qpn;
+    base.qp_type = wanted.kind;
+    if let Some(operations) = wanted.operations {
+        post_ex::offer(&mut face.ex, operations);
+        if operations & u64::from(IBV_QP_EX_WITH_FLUSH) != 0 {
+            let slot = (&raw mut face).wrapping_byte_add(WR_FLUSH).cast::<WrFlush>();
+            // SAFETY: inside of the face and aligned, as was asserted; releases that know the slot have such a function there.
+            unsafe { slot.write(post_ex::flush) };
+        }
+    }
+    face
+}
+
+/// Opens a QP that another process shares: there are none.
+pub(crate) unsafe extern "C" fn open_qp(_of: *mut ibv_context, _attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
+    let _uncancelled = Uncancelled::new();
+    pointer(refuse("ibv_open_qp", libc::EOPNOTSUPP, "QPs are not shared between processes"))
+}

@@ -1,0 +1,127 @@
+//! Opening and closing the device, and the table of functions that applications call through a context.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
+use crate::cancellation::Uncancelled;
+use crate::context::{self, Context};
+use crate::event_queue::EventQueue;
+use crate::family::Family;
+use crate::nic::Nic;
+use crate::object::{Errno, code, pointer};
+use crate::{cq, create_qp, device, flow, memory, pd, poll_ex, post, qp, query, srq, window, wq};
+
+/// `abi_compat` of a context that has a `verbs_context` around it.
+const EXTENDED: usize = usize::MAX;
+
+/// Opens the device. The interface is claimed later, with the first queue pair.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    let _uncancelled = Uncancelled::new();
+    pointer(if device.is_null() { Err(libc::EINVAL) } else { open(device) })
+}
+
+fn open(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
+    let nic = Nic::open("ibv_open_device")?;
+    let (family, command) = Family::new()?;
+    make(device, nic, family, command)
+}
+
+/// Makes another context of the same open device, which has the descriptor from now on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_context {
+    let _uncancelled = Uncancelled::new();
+    const CALL: &str = "ibv_import_device";
+    pointer(Family::of(CALL, descriptor).and_then(|family| {
+        let nic = Nic::open(CALL)?;
+        // SAFETY: the contract: it is the caller's own, who gives it away; `of` found that it is open.
+        let command = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        make(device::the_device(), nic, family, command)
+    }))
+}
+
+fn make(
+    device: *mut ibv_device,
+    nic: Arc<Nic>,
+    family: Arc<Family>,
+    command: OwnedFd,
+) -> Result<*mut ibv_context, Errno> {
+    let events = Arc::new(EventQueue::new()?);
+    nic.add_context(&events);
+    let context = ibv_context {
+        device,
+        ops: legacy_operations(),
+        // Programs hand it to system calls of their own only after having found a driver that they know.
+        cmd_fd: command.as_raw_fd(),
+        async_fd: events.raw_fd(),
+        num_comp_vectors: cq::COMPLETION_VECTORS,
+        abi_compat: EXTENDED as *mut c_void,
+        ..ibv_context::default()
+    };
+    let verbs = verbs_context { context, ..operations() };
+    Ok(context::allocate(verbs, Context::new(nic, events, family, command)))
+}
+
+/// Closes a context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_close_device(held: *mut ibv_context) -> c_int {
+    let _uncancelled = Uncancelled::new();
+    // SAFETY: the contract: an open context, of which nothing is left.
+    code(unsafe { context::context(held) }.map(|_| {
+        // SAFETY: `make` made it, since it is a context that is open; it is closed once.
+        unsafe { context::free(held) };
+    }))
+}
+
+/// The functions that applications have called through the context since the first release.
+fn legacy_operations() -> ibv_context_ops {
+    ibv_context_ops {
+        _compat_query_device: Some(query::ibv_query_device),
+        _compat_query_port: Some(query::query_port_short),
+        alloc_mw: Some(window::alloc_mw),
+        bind_mw: Some(window::bind_mw),
+        dealloc_mw: Some(window::dealloc_mw),
+        poll_cq: Some(cq::poll_cq),
+        req_notify_cq: Some(cq::req_notify_cq),
+        post_srq_recv: Some(srq::post_srq_recv),
+        post_send: Some(post::post_send),
+        post_recv: Some(post::post_recv),
+        ..ibv_context_ops::default()
+    }
+}
+
+/// The functions that came later. An empty slot makes the caller's inline function return `EOPNOTSUPP`.
+fn operations() -> verbs_context {
+    verbs_context {
+        query_port: Some(query::query_port),
+        advise_mr: Some(memory::advise_mr),
+        alloc_null_mr: Some(memory::alloc_null_mr),
+        alloc_dm: Some(memory::alloc_dm),
+        free_dm: Some(memory::free_dm),
+        reg_dm_mr: Some(memory::reg_dm_mr),
+        alloc_parent_domain: Some(pd::alloc_parent_domain),
+        alloc_td: Some(pd::alloc_td),
+        dealloc_td: Some(pd::dealloc_td),
+        modify_cq: Some(cq::modify_cq),
+        modify_qp_rate_limit: Some(qp::modify_qp_rate_limit),
+        query_rt_values: Some(query::query_rt_values),
+        create_cq_ex: Some(poll_ex::create_cq_ex),
+        query_device_ex: Some(query::query_device_ex),
+        create_qp_ex: Some(create_qp::create_qp_ex),
+        open_qp: Some(create_qp::open_qp),
+        create_wq: Some(wq::create_wq),
+        modify_wq: Some(wq::modify_wq),
+        destroy_wq: Some(wq::destroy_wq),
+        create_rwq_ind_table: Some(wq::create_table),
+        destroy_rwq_ind_table: Some(wq::destroy_table),
+        ibv_create_flow: Some(flow::create_flow),
+        ibv_destroy_flow: Some(flow::destroy_flow),
+        get_srq_num: Some(srq::get_srq_num),
+        create_srq_ex: Some(srq::create_srq_ex),
+        open_xrcd: Some(srq::open_xrcd),
+        close_xrcd: Some(srq::close_xrcd),
+        ..verbs_context::default()
+    }
+}

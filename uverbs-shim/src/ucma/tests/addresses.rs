@@ -1,0 +1,112 @@
+//! Identifiers, addresses and ports: who has them, and who hears what.
+
+use nix::sys::eventfd::EfdFlags;
+
+use super::{RULES, carry, connected, sides, wish};
+use crate::ucma::event::What;
+use crate::ucma::ports::Space;
+use crate::ucma::state::{Cm, Rules, Whose};
+
+#[test]
+fn addresses_and_ports_that_cannot_be_had_say_why() {
+    let (_, mut side) = sides();
+    let (file, id) = (side.file, side.create(1, Space::Tcp));
+    let mut bind = |address: &str, whose, rules: &Rules| {
+        side.state.bind(file, id, address.parse().unwrap(), whose, rules)
+    };
+    assert_eq!(bind("192.0.2.9:7174", Whose::Nobodys, &RULES), Err(libc::EADDRNOTAVAIL));
+    assert_eq!(bind("198.51.100.9:7174", Whose::Host, &RULES), Err(libc::ENODEV));
+    assert_eq!(bind("192.0.2.2:80", Whose::Device, &RULES), Err(libc::EACCES));
+    assert_eq!(bind("192.0.2.2:80", Whose::Device, &Rules { privileged: true, ..RULES }), Ok(()));
+    let other = side.create(2, Space::Tcp);
+    assert_eq!(side.bind(other, "192.0.2.2:0"), Ok(()));
+    let port = side.state.id(file, other).unwrap().source.unwrap().port();
+    assert!(RULES.any_port.contains(&port));
+    let third = side.create(3, Space::Tcp);
+    assert_eq!(side.bind(third, &format!("192.0.2.2:{port}")), Err(libc::EADDRINUSE));
+    side.destroy(other).unwrap();
+    assert_eq!(side.bind(third, &format!("192.0.2.2:{port}")), Ok(()), "free again");
+}
+
+#[test]
+fn an_identifier_belongs_to_a_file_and_moves_with_its_events() {
+    let (mut near, mut far) = sides();
+    let (passive, active) = connected(&mut near, &mut far);
+    far.disconnect(active).unwrap();
+    carry(&mut near, &mut far);
+    let other = near.state.open(EfdFlags::EFD_NONBLOCK).unwrap();
+    assert_eq!(near.state.id(other, passive).err(), Some(libc::EINVAL));
+    assert_eq!(near.state.migrate(near.file, other, passive), Ok(1), "one was fetched, one waits");
+    assert_eq!((near.maybe_next(), near.state.fetch(other).unwrap().what), (None, What::Disconnected));
+    near.with(|state, cm, _| state.close(Some(Cm { manager: cm.manager, now: cm.now }), other));
+    assert_eq!(near.state.id(other, passive).err(), Some(libc::ENOENT), "closed with the file");
+}
+
+#[test]
+fn a_wildcard_of_ipv6_listens_for_ipv4_too_unless_it_is_told_not_to() {
+    let (mut near, mut far) = sides();
+    near.listener(Space::Tcp, "[::]:7174", 0);
+    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    far.connect(active, &wish(17, b"")).unwrap();
+    carry(&mut near, &mut far);
+    assert_eq!(near.next().what, What::ConnectRequest);
+
+    let alone = near.create(5, Space::Tcp);
+    near.state.id(near.file, alone).unwrap().options.one_family = Some(true);
+    near.bind(alone, "[::]:7175").unwrap();
+    near.with(|state, cm, file| state.listen(cm, file, alone, 0)).unwrap();
+    let active = far.resolved(10, Space::Tcp, "192.0.2.1:7175");
+    far.connect(active, &wish(17, b"")).unwrap();
+    carry(&mut near, &mut far);
+    assert_eq!(far.next().what, What::Rejected);
+}
+
+/// `cma_any_addr` of the kernel: libfabric's servers without an address bind so.
+#[test]
+fn a_loopback_address_is_as_good_as_none_and_its_listener_hears_all_of_the_family() {
+    for (loopback, other) in [("127.0.0.1", "0.0.0.0"), ("127.9.9.9", "192.0.2.1"), ("[::1]", "[::]")] {
+        let (mut near, mut far) = sides();
+        let id = near.create(1, Space::Tcp);
+        let (file, address) = (near.file, format!("{loopback}:7174"));
+        near.state.bind(file, id, address.parse().unwrap(), Whose::Host, &RULES).unwrap();
+        let bound = near.state.id(file, id).unwrap();
+        assert_eq!((bound.source, bound.on_device), (Some(address.parse().unwrap()), false));
+        // The port is taken on all addresses.
+        let second = near.create(2, Space::Tcp);
+        assert_eq!(near.bind(second, &format!("{other}:7174")), Err(libc::EADDRNOTAVAIL), "{other}");
+        near.with(|state, cm, file| state.listen(cm, file, id, 0)).unwrap();
+        let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
+        far.connect(active, &wish(17, b"")).unwrap();
+        carry(&mut near, &mut far);
+        let asked = near.next();
+        assert_eq!(asked.what, What::ConnectRequest, "{loopback}");
+        // Who is asked is on the device.
+        let asked = near.state.id(file, asked.handle).unwrap();
+        assert_eq!((asked.on_device, asked.source.unwrap().ip().to_string()), (true, "192.0.2.1".into()));
+    }
+    let (_, mut side) = sides();
+    let (file, id) = (side.file, side.create(1, Space::Tcp));
+    // On a device that stands on the loopback interface it is an address as any other.
+    side.bind(id, "127.0.0.1:7174").unwrap();
+    assert!(side.state.id(file, id).unwrap().on_device);
+}
+
+#[test]
+fn a_device_that_is_gone_is_told_once_and_nothing_can_be_done_but_go() {
+    let (mut near, mut far) = sides();
+    let (passive, _) = connected(&mut near, &mut far);
+    near.state.lose_device();
+    near.state.lose_device();
+    assert_eq!((near.next().what, near.maybe_next()), (What::DeviceRemoval, None));
+    assert_eq!(near.disconnect(passive), Err(libc::EINVAL));
+    assert_eq!(near.destroy(passive), Ok(2));
+}
+
+/// As with the kernel, where a call holds the file that it has begun with.
+#[test]
+fn a_call_that_waits_does_not_come_back_because_its_descriptor_was_closed() {
+    // SAFETY: no descriptor has this number, so nothing is read or written.
+    let waiting = std::thread::spawn(|| unsafe { crate::ucma::wait(i32::MAX, std::ptr::null(), 0) });
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(!waiting.is_finished());
+}

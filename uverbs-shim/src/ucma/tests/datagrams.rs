@@ -1,0 +1,113 @@
+//! Datagram ports that are asked for, and memberships of groups.
+
+use std::net::SocketAddr;
+
+use roxie::time::Nanos;
+use roxie::wire::cm::RejReason;
+
+use super::{carry, sides, wish};
+use crate::ucma::event::{Facts, What};
+use crate::ucma::incoming::Surroundings;
+use crate::ucma::ports::Space;
+
+#[test]
+fn a_datagram_port_is_found_by_asking_and_its_qp_told_with_the_way() {
+    let (mut near, mut far) = sides();
+    near.listener(Space::Udp, "0.0.0.0:7174", 0);
+    let active = far.resolved(9, Space::Udp, "192.0.2.1:7174");
+    far.connect(active, &wish(17, b"who")).unwrap();
+    carry(&mut near, &mut far);
+    let event = near.next();
+    let Facts::Datagram(facts) = event.facts else { panic!("{event:?}") };
+    assert_eq!((facts.private_data.len(), &facts.private_data[..4]), (180, &b"who\0"[..]));
+    near.accept(event.handle, Some((8, wish(18, b"me")))).unwrap();
+    carry(&mut near, &mut far);
+    let event = far.next();
+    assert_eq!((event.what, event.status), (What::Established, 0));
+    let Facts::Datagram(facts) = event.facts else { panic!("{event:?}") };
+    assert_eq!((facts.qpn, facts.qkey, facts.private_data.len()), (18, 0x0123_4567, 136));
+    let way = facts.way.unwrap();
+    assert_eq!((way.sgid_index, way.dgid.to_ip().to_string()), (3, "192.0.2.1".into()));
+    assert_eq!(near.maybe_next(), None);
+
+    let refused = far.resolved(10, Space::Udp, "192.0.2.1:7174");
+    far.connect(refused, &wish(17, b"")).unwrap();
+    carry(&mut near, &mut far);
+    let asked = near.next().handle;
+    near.with(|state, cm, file| state.reject(cm, file, asked, RejReason::CONSUMER, b"")).unwrap();
+    carry(&mut near, &mut far);
+    let event = far.next();
+    assert_eq!((event.what, event.status), (What::Unreachable, 2));
+}
+
+#[test]
+fn a_host_where_nothing_listens_and_one_that_is_silent_are_told_apart_by_the_status() {
+    let (_, mut side) = sides();
+    let id = side.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    side.connect(id, &wish(17, b"")).unwrap();
+    let asked = side.manager.poll_transmit().unwrap();
+    side.manager.handle_undelivered(side.now, asked.route.remote, &asked.mad);
+    side.hear();
+    let event = side.next();
+    assert_eq!((event.what, event.status, side.maybe_next()), (What::Unreachable, -libc::ECONNREFUSED, None));
+    assert_eq!(side.destroy(id), Ok(3));
+
+    let id = side.resolved(10, Space::Tcp, "192.0.2.1:7174");
+    side.connect(id, &wish(17, b"")).unwrap();
+    // Three requests, each of which waits for 4.3 s, and is said again meanwhile.
+    let step = Nanos::from_millis(250);
+    for _ in 0..48 {
+        side.later(step);
+        assert_eq!(side.maybe_next(), None);
+    }
+    let event = (0..12).find_map(|_| {
+        side.later(step);
+        side.maybe_next()
+    });
+    let event = event.expect("it is given up in 15 s");
+    assert_eq!((event.what, event.status), (What::Unreachable, -libc::ETIMEDOUT));
+}
+
+#[test]
+fn a_membership_is_told_and_left_with_the_count_of_its_events() {
+    let (_, mut side) = sides();
+    let around = Surroundings { sgid_index: &|_| Some(3), random: 0 };
+    let id = side.create(1, Space::Udp);
+    let group: SocketAddr = "239.1.2.3:0".parse().unwrap();
+    let file = side.file;
+    assert_eq!(side.state.join(&around, file, id, 5, group), Err(libc::EINVAL), "not bound");
+    side.bind(id, "192.0.2.2:0").unwrap();
+    let not_a_group = "192.0.2.1:0".parse().unwrap();
+    assert_eq!(side.state.join(&around, file, id, 5, not_a_group), Err(libc::EINVAL));
+    let (one, two) = (
+        side.state.join(&around, file, id, 5, group).unwrap(),
+        side.state.join(&around, file, id, 6, group).unwrap(),
+    );
+    let event = side.next();
+    assert_eq!((event.what, event.uid, event.handle), (What::MulticastJoin, 5, one));
+    let Facts::Datagram(facts) = event.facts else { panic!("{event:?}") };
+    assert_eq!((facts.qpn, facts.way.unwrap().dgid.to_ip().to_string()), (0x00ff_ffff, "239.1.2.3".into()));
+    assert_eq!((side.state.leave(file, one), side.state.leave(file, two)), (Ok(1), Ok(0)));
+    assert_eq!(side.maybe_next(), None, "what waited of the second is taken back");
+    assert_eq!(side.state.leave(file, one), Err(libc::ENOENT));
+    // An identifier that goes leaves its groups; the number is another's then.
+    let three = side.state.join(&around, file, id, 7, group).unwrap();
+    side.destroy(id).unwrap();
+    assert_eq!(side.state.leave(file, three), Err(libc::ENOENT));
+}
+
+#[test]
+fn a_membership_of_an_address_that_is_gone_is_an_error_that_is_told() {
+    let (_, mut side) = sides();
+    let around = Surroundings { sgid_index: &|_| None, random: 0 };
+    let id = side.create(1, Space::Udp);
+    side.bind(id, "192.0.2.2:0").unwrap();
+    let file = side.file;
+    let number = side.state.join(&around, file, id, 5, "239.1.2.3:0".parse().unwrap()).unwrap();
+    let event = side.next();
+    assert_eq!((event.what, event.status, event.uid, event.handle), (What::MulticastError, 0, 5, number));
+    assert_eq!(event.what as u32, 13);
+    let Facts::Datagram(facts) = event.facts else { panic!("{event:?}") };
+    assert_eq!((facts.qpn, facts.way), (0, None));
+    assert_eq!(side.state.leave(file, number), Ok(1), "the program leaves it all the same");
+}

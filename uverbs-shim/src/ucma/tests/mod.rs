@@ -1,0 +1,421 @@
+//! What programs see of identifiers, without a network: two processes' states, each with its manager, and messages carried by hand.
+
+use std::net::SocketAddr;
+
+use nix::sys::eventfd::EfdFlags;
+use roxie::cm::{Arrival, Config, Manager, Route};
+use roxie::time::Nanos;
+use roxie::verbs::{Mtu, Psn, QpState};
+use roxie::wire::cm::RejReason;
+use roxie::wire::{Gid, Qpn};
+
+use super::event::{ConnectionFacts, Event, Facts, What};
+use super::id::{Made, Stage};
+use super::incoming::Surroundings;
+use super::ports::Space;
+use super::state::{Cm, Rules, State, Whose};
+use crate::abi::{ibv_qp_attr_mask as mask, ibv_qp_type};
+use crate::object::Errno;
+
+mod addresses;
+mod datagrams;
+mod paths;
+
+const RULES: Rules =
+    Rules { any_port: 40000..=40009, unprivileged: 1024, privileged: false, ipv6_only: false, random: 3 };
+
+/// A process, with one open file.
+struct Side {
+    address: &'static str,
+    state: State,
+    manager: Manager,
+    file: u64,
+    now: Nanos,
+}
+
+impl Side {
+    fn new(address: &'static str, seed: u64) -> Side {
+        let mut state = State::new();
+        let file = state.open(EfdFlags::EFD_NONBLOCK).unwrap();
+        let manager = Manager::new(Config {
+            seed,
+            ca_guid: seed,
+            grace: Nanos::ZERO,
+            insistence: Nanos::ZERO,
+            ..Config::default()
+        });
+        Side { address, state, manager, file, now: Nanos(0) }
+    }
+
+    fn create(&mut self, uid: u64, space: Space) -> u32 {
+        let made = Made {
+            uid,
+            channel: self.file,
+            space,
+            qp_type: space.qp_type(ibv_qp_type::IBV_QPT_RC as u8),
+            psn: Psn::new(uid as u32),
+        };
+        self.state.create(made).unwrap()
+    }
+
+    fn bind(&mut self, id: u32, address: &str) -> Result<(), Errno> {
+        self.state.bind(self.file, id, address.parse().unwrap(), Whose::Device, &RULES)
+    }
+
+    fn with<R>(&mut self, call: impl FnOnce(&mut State, &mut Cm<'_>, u64) -> R) -> R {
+        call(&mut self.state, &mut Cm { manager: &mut self.manager, now: self.now }, self.file)
+    }
+
+    fn listener(&mut self, space: Space, address: &str, backlog: u32) -> u32 {
+        let id = self.create(7, space);
+        self.bind(id, address).unwrap();
+        self.with(|state, cm, file| state.listen(cm, file, id, backlog)).unwrap();
+        id
+    }
+
+    /// An identifier with a route to `destination`.
+    fn resolved(&mut self, uid: u64, space: Space, destination: &str) -> u32 {
+        let id = self.create(uid, space);
+        let destination: SocketAddr = destination.parse().unwrap();
+        self.bind(id, &State::wildcard(destination.is_ipv4()).to_string()).unwrap();
+        let query = self.state.begin_resolution(self.file, id, destination).unwrap();
+        let local = SocketAddr::new(self.address.parse().unwrap(), 0);
+        self.state.end_resolution(&query, Ok(local));
+        self.state.resolve_route(self.file, id, Mtu::Mtu1024).unwrap();
+        assert_eq!([self.next().what, self.next().what], [What::AddressResolved, What::RouteResolved]);
+        id
+    }
+
+    fn connect(&mut self, id: u32, wish: &ConnectionFacts) -> Result<(), Errno> {
+        self.with(|state, cm, file| state.connect(cm, file, id, wish))
+    }
+
+    fn accept(&mut self, id: u32, accepted: Option<(u64, ConnectionFacts)>) -> Result<(), Errno> {
+        self.with(|state, cm, file| state.accept(cm, file, id, accepted))
+    }
+
+    fn disconnect(&mut self, id: u32) -> Result<(), Errno> {
+        self.with(|state, cm, file| state.disconnect(cm, file, id))
+    }
+
+    fn destroy(&mut self, id: u32) -> Result<u32, Errno> {
+        self.with(|state, cm, file| state.destroy(Some(Cm { manager: cm.manager, now: cm.now }), file, id))
+    }
+
+    fn attributes(&mut self, id: u32, state: QpState) -> Result<crate::abi::ib_uverbs_qp_attr, Errno> {
+        let around = Surroundings { sgid_index: &|_| Some(3), random: 0 };
+        self.with(|all, cm, file| all.attributes(Some(cm), &around, file, id, state))
+    }
+
+    fn hear(&mut self) {
+        let around = Surroundings { sgid_index: &|_| Some(3), random: 5 << 40 };
+        while let Some(event) = self.manager.poll_event() {
+            let mut cm = Cm { manager: &mut self.manager, now: self.now };
+            self.state.hear(&mut cm, &around, event);
+        }
+    }
+
+    fn later(&mut self, time: Nanos) {
+        self.now = self.now + time;
+        self.manager.handle_timeouts(self.now);
+        self.hear();
+    }
+
+    fn maybe_next(&mut self) -> Option<Event> {
+        self.state.fetch(self.file)
+    }
+
+    fn next(&mut self) -> Event {
+        self.maybe_next().expect("an event")
+    }
+}
+
+/// Carries messages both ways until there are none.
+fn carry(a: &mut Side, b: &mut Side) {
+    loop {
+        let (mut carried, now) = (false, a.now.max(b.now));
+        (a.now, b.now) = (now, now);
+        for turn in [true, false] {
+            let (from, to) = if turn { (&mut *a, &mut *b) } else { (&mut *b, &mut *a) };
+            from.hear();
+            while let Some(transmit) = from.manager.poll_transmit() {
+                let back =
+                    Route { local: transmit.route.remote, remote: transmit.route.local, ..transmit.route };
+                to.manager.handle_mad(now, &transmit.mad, &Arrival { route: back, src_qp: Qpn::GSI });
+                to.hear();
+                carried = true;
+            }
+        }
+        if !carried {
+            return;
+        }
+    }
+}
+
+fn sides() -> (Side, Side) {
+    (Side::new("192.0.2.1", 1), Side::new("192.0.2.2", 2))
+}
+
+fn wish(qpn: u32, private_data: &[u8]) -> ConnectionFacts {
+    ConnectionFacts {
+        qpn,
+        responder_resources: 4,
+        initiator_depth: 2,
+        retry_count: 5,
+        rnr_retry_count: 6,
+        private_data: private_data.to_vec(),
+        ..ConnectionFacts::default()
+    }
+}
+
+/// A listener at port 7174 of `near`, and a connection from `far`: both ends' identifiers.
+fn connected(near: &mut Side, far: &mut Side) -> (u32, u32) {
+    near.listener(Space::Tcp, "0.0.0.0:7174", 0);
+    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    far.connect(active, &wish(17, b"ask")).unwrap();
+    carry(near, far);
+    let passive = near.next().handle;
+    near.accept(passive, Some((8, wish(18, b"yes")))).unwrap();
+    carry(near, far);
+    assert_eq!(far.next().what, What::ConnectResponse);
+    far.accept(active, None).unwrap();
+    carry(near, far);
+    assert_eq!((near.next().what, near.maybe_next(), far.maybe_next()), (What::Established, None, None));
+    (passive, active)
+}
+
+#[test]
+fn a_request_tells_addresses_private_data_and_resources_as_the_receiver_sees_them() {
+    let (mut near, mut far) = sides();
+    let listener = near.listener(Space::Tcp, "0.0.0.0:7174", 0);
+    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    far.connect(active, &wish(17, b"ask")).unwrap();
+    carry(&mut near, &mut far);
+    let event = near.next();
+    assert_eq!((event.what, event.status, event.uid), (What::ConnectRequest, 0, 7), "the listener's word");
+    assert_ne!(event.handle, listener);
+    let Facts::Connection(facts) = event.facts else { panic!("{event:?}") };
+    assert_eq!((facts.qpn, facts.private_data.len(), &facts.private_data[..4]), (17, 56, &b"ask\0"[..]));
+    assert_eq!((facts.responder_resources, facts.initiator_depth), (2, 4), "the other way round");
+    assert_eq!((facts.retry_count, facts.rnr_retry_count), (5, 6));
+    let child = near.state.id(near.file, event.handle).unwrap();
+    let port = far.state.id(far.file, active).unwrap().source.unwrap().port();
+    assert_eq!(child.source, Some("192.0.2.1:7174".parse().unwrap()));
+    assert_eq!(child.destination, Some(SocketAddr::new("192.0.2.2".parse().unwrap(), port)));
+}
+
+#[test]
+fn a_reply_tells_private_data_and_resources_and_both_ends_get_matching_attributes() {
+    let (mut near, mut far) = sides();
+    near.listener(Space::Tcp, "192.0.2.1:7174", 0);
+    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    far.connect(active, &wish(17, b"ask")).unwrap();
+    carry(&mut near, &mut far);
+    let passive = near.next().handle;
+    // librdmacm brings the QP to RTS before it accepts.
+    let (there_rtr, there_rts) =
+        (near.attributes(passive, QpState::Rtr).unwrap(), near.attributes(passive, QpState::Rts).unwrap());
+    near.accept(passive, Some((8, wish(18, b"yes")))).unwrap();
+    carry(&mut near, &mut far);
+    let event = far.next();
+    assert_eq!((event.what, event.uid, event.handle), (What::ConnectResponse, 9, active));
+    let Facts::Connection(facts) = event.facts else { panic!("{event:?}") };
+    assert_eq!((facts.qpn, facts.private_data.len(), &facts.private_data[..4]), (18, 196, &b"yes\0"[..]));
+    let (rtr, rts) =
+        (far.attributes(active, QpState::Rtr).unwrap(), far.attributes(active, QpState::Rts).unwrap());
+    assert_eq!((rtr.dest_qp_num, there_rtr.dest_qp_num), (18, 17));
+    assert_eq!(
+        (rtr.rq_psn, there_rtr.rq_psn),
+        (there_rts.sq_psn, rts.sq_psn),
+        "each starts where the other waits"
+    );
+    assert_eq!(
+        (rtr.ah_attr.grh.sgid_index, rtr.ah_attr.is_global, rtr.path_mtu),
+        (3, 1, Mtu::Mtu1024 as u32)
+    );
+    assert_eq!(rtr.ah_attr.grh.dgid, Gid::from("192.0.2.1".parse::<std::net::IpAddr>().unwrap()).0);
+    let of_rc = mask::IBV_QP_MAX_DEST_RD_ATOMIC | mask::IBV_QP_MIN_RNR_TIMER;
+    assert_eq!(rtr.qp_attr_mask & of_rc, of_rc);
+    assert_ne!(rts.qp_attr_mask & mask::IBV_QP_MAX_QP_RD_ATOMIC, 0);
+    let init = far.attributes(active, QpState::Init).unwrap();
+    assert_eq!(
+        (init.port_num, init.qp_access_flags & 0b1110),
+        (1, 0b1110),
+        "its peer may write, read and swap"
+    );
+    assert_eq!(far.attributes(active, QpState::Sqd).err(), Some(libc::EINVAL));
+    // An ACK timeout of the program's own (RDMA_OPTION_ID_ACK_TIMEOUT) goes before the path's, 0 included.
+    for timeout in [21, 0] {
+        for (side, id) in [(&mut near, passive), (&mut far, active)] {
+            let told = side.state.id(side.file, id).unwrap();
+            super::options::set(told, crate::abi::RDMA_OPTION_ID_ACK_TIMEOUT, Some((1, timeout))).unwrap();
+            assert_eq!(side.attributes(id, QpState::Rts).unwrap().timeout, timeout as u8);
+        }
+    }
+}
+
+#[test]
+fn an_end_is_told_once_to_both_whoever_asks_and_time_passes_before_the_qp_is_free() {
+    let (mut near, mut far) = sides();
+    let (passive, active) = connected(&mut near, &mut far);
+    far.disconnect(active).unwrap();
+    carry(&mut near, &mut far);
+    let told = near.next();
+    assert_eq!((told.what, told.status, told.handle, told.uid), (What::Disconnected, 0, passive, 8));
+    assert_eq!(far.maybe_next(), None, "the other has not agreed yet");
+    near.disconnect(passive).unwrap();
+    carry(&mut near, &mut far);
+    assert_eq!((far.next().what, near.maybe_next()), (What::Disconnected, None));
+    // Again is no error, and nothing.
+    assert_eq!((near.disconnect(passive), far.disconnect(active)), (Ok(()), Ok(())));
+    for side in [&mut near, &mut far] {
+        side.later(Nanos::from_millis(10_000));
+        assert_eq!((side.next().what, side.maybe_next()), (What::TimeWaitExit, None));
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_told_as_a_timeout() {
+    let (_, mut far) = sides();
+    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    far.connect(active, &wish(17, b"")).unwrap();
+    for _ in 0..100 {
+        far.later(Nanos::from_millis(5000));
+    }
+    let event = far.next();
+    assert_eq!((event.what, event.status), (What::Unreachable, -libc::ETIMEDOUT));
+    assert_eq!(far.state.id(far.file, active).unwrap().comm, None);
+}
+
+#[test]
+fn a_refusal_brings_its_reason_and_private_data() {
+    let (mut near, mut far) = sides();
+    near.listener(Space::Tcp, "0.0.0.0:7174", 0);
+    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    far.connect(active, &wish(17, b"")).unwrap();
+    carry(&mut near, &mut far);
+    let passive = near.next().handle;
+    near.with(|state, cm, file| state.reject(cm, file, passive, RejReason::CONSUMER, b"no")).unwrap();
+    carry(&mut near, &mut far);
+    let event = far.next();
+    assert_eq!((event.what, event.status, event.handle), (What::Rejected, 28, active));
+    let Facts::Connection(facts) = event.facts else { panic!("{event:?}") };
+    assert_eq!((facts.private_data.len(), &facts.private_data[..3]), (148, &b"no\0"[..]));
+    // Nobody listens there: the manager says so by itself.
+    let other = far.resolved(10, Space::Tcp, "192.0.2.1:7175");
+    far.connect(other, &wish(17, b"")).unwrap();
+    carry(&mut near, &mut far);
+    assert_eq!((far.next().status, near.maybe_next()), (RejReason::INVALID_SERVICE_ID.0.into(), None));
+}
+
+#[test]
+fn a_listener_without_room_refuses_until_the_program_has_fetched_a_request() {
+    let (mut near, mut far) = sides();
+    let listener = near.listener(Space::Tcp, "0.0.0.0:7174", 1);
+    let ask = |far: &mut Side, uid| {
+        let id = far.resolved(uid, Space::Tcp, "192.0.2.1:7174");
+        far.connect(id, &wish(uid as u32, b"")).unwrap();
+    };
+    ask(&mut far, 11);
+    ask(&mut far, 12);
+    carry(&mut near, &mut far);
+    assert_eq!(far.next().what, What::Rejected);
+    assert_eq!((near.next().what, near.maybe_next()), (What::ConnectRequest, None));
+    ask(&mut far, 13);
+    carry(&mut near, &mut far);
+    assert_eq!(near.state.channel(near.file).unwrap().len(), 1);
+    // What was not fetched goes with its listener, and the peer hears of it; one was fetched.
+    assert_eq!(near.destroy(listener), Ok(1));
+    assert_eq!(near.state.channel(near.file).unwrap().len(), 0);
+    carry(&mut near, &mut far);
+    assert_eq!(far.next().what, What::Rejected);
+}
+
+#[test]
+fn destroying_counts_what_was_fetched_takes_back_what_was_not_and_tells_the_peer() {
+    let (mut near, mut far) = sides();
+    let (passive, active) = connected(&mut near, &mut far);
+    // Address, route and response.
+    assert_eq!(far.destroy(active), Ok(3));
+    carry(&mut near, &mut far);
+    assert_eq!(near.next().what, What::Disconnected);
+    assert_eq!(near.destroy(passive), Ok(2), "established and disconnected; the request was the listener's");
+    assert_eq!(near.destroy(passive), Err(libc::ENOENT));
+    // Nothing is heard of what is gone.
+    far.later(Nanos::from_millis(60_000));
+    assert_eq!(far.maybe_next(), None);
+}
+
+#[test]
+fn calls_in_the_wrong_order_are_invalid() {
+    let (_, mut side) = sides();
+    let id = side.create(1, Space::Tcp);
+    let to = "192.0.2.1:7174".parse().unwrap();
+    let early = side.state.begin_resolution(side.file, id, to).err();
+    assert_eq!(early, Some(libc::EINVAL), "before an address");
+    assert_eq!(side.connect(id, &wish(1, b"")), Err(libc::EINVAL));
+    assert_eq!(side.accept(id, None), Err(libc::EINVAL));
+    assert_eq!(side.disconnect(id), Err(libc::EINVAL));
+    assert_eq!(side.with(|state, cm, file| state.listen(cm, file, id, 0)), Err(libc::EINVAL));
+    assert_eq!(side.attributes(id, QpState::Init).err(), Some(libc::EINVAL));
+    side.bind(id, "0.0.0.0:0").unwrap();
+    assert_eq!(side.bind(id, "0.0.0.0:0"), Err(libc::EINVAL), "twice");
+    assert_eq!(side.state.resolve_route(side.file, id, Mtu::Mtu1024), Err(libc::EINVAL));
+    assert_eq!(
+        side.state.begin_resolution(side.file, id, "[fd00::1]:7174".parse().unwrap()).err(),
+        Some(libc::EINVAL),
+        "another family"
+    );
+    let query = side.state.begin_resolution(side.file, id, to).unwrap();
+    assert_eq!(side.with(|state, cm, file| state.listen(cm, file, id, 0)), Err(libc::EINVAL));
+    side.state.end_resolution(&query, Err(libc::ENODEV));
+    let event = side.next();
+    assert_eq!((event.what, event.status), (What::AddressError, -libc::ENODEV));
+    assert_eq!(side.state.id(side.file, id).unwrap().stage, Stage::Bound, "it may try again");
+    side.state.end_resolution(&query, Ok(to));
+    assert_eq!(side.maybe_next(), None, "an answer that nobody waits for");
+}
+
+#[test]
+fn too_much_private_data_is_refused_at_each_message() {
+    let (mut near, mut far) = sides();
+    near.listener(Space::Tcp, "0.0.0.0:7174", 0);
+    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    assert_eq!(far.connect(active, &wish(17, &[0; 57])), Err(libc::EINVAL));
+    far.connect(active, &wish(17, &[1; 56])).unwrap();
+    carry(&mut near, &mut far);
+    let passive = near.next().handle;
+    // As the kernel has it, an accept that fails refuses.
+    assert_eq!(near.accept(passive, Some((8, wish(18, &[0; 197])))), Err(libc::EINVAL));
+    carry(&mut near, &mut far);
+    assert_eq!(far.next().what, What::Rejected);
+}
+
+/// What the library tells as CONNECT_ERROR: the attributes to move its QP by cannot be had, so it takes no response.
+#[test]
+fn a_response_that_is_not_taken_ends_the_connection_at_both_ends() {
+    for refuses in [false, true] {
+        let (mut near, mut far) = sides();
+        near.listener(Space::Tcp, "0.0.0.0:7174", 0);
+        let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
+        far.connect(active, &wish(17, b"")).unwrap();
+        carry(&mut near, &mut far);
+        let passive = near.next().handle;
+        near.accept(passive, Some((8, wish(18, b"")))).unwrap();
+        carry(&mut near, &mut far);
+        assert_eq!(far.next().what, What::ConnectResponse);
+        // The device has lost the address in between.
+        let around = Surroundings { sgid_index: &|_| None, random: 0 };
+        let moved = far.with(|all, cm, file| all.attributes(Some(cm), &around, file, active, QpState::Rtr));
+        assert!(moved.is_err());
+        if refuses {
+            far.with(|state, cm, file| state.reject(cm, file, active, RejReason::CONSUMER, b"")).unwrap();
+        } else {
+            far.destroy(active).unwrap();
+        }
+        carry(&mut near, &mut far);
+        let told = near.next();
+        assert_eq!((told.what, told.handle, near.maybe_next()), (What::Rejected, passive, None));
+        assert_eq!(far.maybe_next(), None);
+    }
+}

@@ -1,0 +1,83 @@
+//! Paths that a program brings itself, instead of resolving the route.
+
+use roxie::verbs::Mtu;
+
+use super::{Side, carry, sides, wish};
+use crate::ucma::event::What;
+use crate::ucma::ports::Space;
+
+/// An identifier that has found 192.0.2.1, and no route yet.
+fn found(side: &mut Side) -> u32 {
+    let id = side.create(1, Space::Tcp);
+    side.bind(id, "0.0.0.0:0").unwrap();
+    let query = side.state.begin_resolution(side.file, id, "192.0.2.1:7174".parse().unwrap()).unwrap();
+    side.state.end_resolution(&query, Ok("192.0.2.2:0".parse().unwrap()));
+    assert_eq!(side.next().what, What::AddressResolved);
+    id
+}
+
+/// What a query of the path of another identifier's route answers.
+fn path_of_another(side: &mut Side) -> Vec<u8> {
+    let other = side.resolved(2, Space::Tcp, "192.0.2.1:7174");
+    crate::ucma::answer::path(side.state.id(side.file, other).unwrap(), 1024).split_off(8)
+}
+
+#[test]
+fn a_path_that_the_program_has_takes_the_place_of_resolving_the_route() {
+    let (mut near, mut side) = sides();
+    near.listener(Space::Tcp, "0.0.0.0:7174", 0);
+    let mut record = path_of_another(&mut side);
+    assert_eq!(record.len(), 72);
+    // Path MTU 512, a traffic class, hops, a packet lifetime that outlasts the acknowledgement delay of the adapter.
+    let at = |field: usize| 8 + field;
+    (record[at(54)], record[at(48)], record[at(47)], record[at(56)]) = (0x82, 0x60, 9, 0x92);
+    let id = found(&mut side);
+    // One for one direction only comes first.
+    let mut records = record.clone();
+    records[0] = 2;
+    records.extend_from_slice(&record);
+    side.state.take_path(side.file, id, &records, Mtu::Mtu4096).unwrap();
+    let event = side.next();
+    assert_eq!((event.what, event.status, side.maybe_next()), (What::RouteResolved, 0, None));
+    let again = side.state.take_path(side.file, id, &records, Mtu::Mtu4096);
+    assert_eq!(again, Err(libc::EINVAL), "it has one");
+    side.connect(id, &wish(17, b"")).unwrap();
+    carry(&mut near, &mut side);
+    let asked = near.next();
+    assert_eq!(asked.what, What::ConnectRequest);
+    let path = near.state.id(near.file, asked.handle).unwrap().path.unwrap();
+    assert_eq!((path.mtu, path.traffic_class, path.hop_limit), (Mtu::Mtu512, 0x60, 9));
+    assert_eq!(path.packet_lifetime, 18);
+}
+
+/// A route that cannot be is an error of the call: nothing is told of it afterwards.
+#[test]
+fn a_path_that_is_none_or_another_is_refused_and_the_route_can_still_be_resolved() {
+    let (_, mut side) = sides();
+    let good = path_of_another(&mut side);
+    let id = found(&mut side);
+    let with = |at: usize, value: u8| {
+        let mut record = good.clone();
+        record[at] = value;
+        record
+    };
+    let refused = [
+        ("nothing", Vec::new()),
+        ("half a record", good[..40].to_vec()),
+        ("a record and a byte", [&good[..], &[0]].concat()),
+        ("one direction", with(0, 1 | 2 | 8)),
+        ("to another GID", with(8 + 23, 77)),
+        ("from another GID", with(8 + 39, 77)),
+        ("no MTU", with(8 + 54, 0x80)),
+        ("more than the link has", with(8 + 54, 0x85)),
+    ];
+    for (what, records) in refused {
+        let result = side.state.take_path(side.file, id, &records, Mtu::Mtu1024);
+        assert_eq!(result, Err(libc::EINVAL), "{what}");
+    }
+    let early = side.create(3, Space::Tcp);
+    assert_eq!(side.state.take_path(side.file, early, &good, Mtu::Mtu1024), Err(libc::EINVAL));
+    assert_eq!(side.maybe_next(), None);
+    side.state.resolve_route(side.file, id, Mtu::Mtu1024).unwrap();
+    assert_eq!(side.next().what, What::RouteResolved);
+}

@@ -1,0 +1,106 @@
+//! Memory windows: parts of a region with a key of their own.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::Mutex;
+
+use roxie::host::{MemoryWindow, WindowRange};
+use roxie::verbs::{Access, MwType, SendFlags};
+
+use crate::abi::{ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp};
+use crate::cancellation::Uncancelled;
+use crate::lock::lock;
+use crate::memory::access;
+use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
+use crate::pd::InDomain;
+use crate::report::{device, refuse};
+
+/// What is behind a memory window.
+pub(crate) struct Mw {
+    pub(crate) window: Mutex<MemoryWindow>,
+    _domain: InDomain,
+}
+
+impl Face for ibv_mw {
+    type Whole = ibv_mw;
+    type Behind = Mw;
+}
+
+pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
+    let _uncancelled = Uncancelled::new();
+    // SAFETY: the contract: an object.
+    pointer(unsafe { behind(pd) }.and_then(|found| {
+        let which = match kind {
+            1 => MwType::One,
+            2 => MwType::Two,
+            _ => {
+                return refuse(
+                    "ibv_alloc_mw",
+                    libc::EINVAL,
+                    format_args!("type {kind}: windows are of type 1 or 2"),
+                );
+            }
+        };
+        let window = found.domain.alloc_window(which).map_err(device("ibv_alloc_mw"))?;
+        // SAFETY: as above.
+        let context = unsafe { (*pd).context };
+        let face = ibv_mw { context, pd, rkey: window.rkey().0, handle: 0, type_: kind };
+        Ok(give(face, Mw { window: Mutex::new(window), _domain: InDomain::new(found) }))
+    }))
+}
+
+pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    let _uncancelled = Uncancelled::new();
+    // SAFETY: the contract: an object.
+    code(unsafe { behind(mw) }.map(|_| {
+        // SAFETY: as above.
+        drop(unsafe { take_back(mw) });
+    }))
+}
+
+/// Binds a window of type 1: the device chooses its key.
+pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    let _uncancelled = Uncancelled::new();
+    // SAFETY: the contract: objects, and a structure whose fields are there in all releases.
+    code(unsafe {
+        behind(qp).and_then(|qp| {
+            let found = behind(mw)?;
+            let info = &raw const (*bind).bind_info;
+            let (mr, address, length) = ((*info).mr, (*info).addr, (*info).length);
+            let range_access = window_access("ibv_bind_mw", (*info).mw_access_flags)?;
+            let flags = SendFlags::from_bits((*bind).send_flags).ok_or(libc::EINVAL)?;
+            let mut window = lock(&found.window);
+            if window.kind() != MwType::One {
+                return refuse(
+                    "ibv_bind_mw",
+                    libc::EINVAL,
+                    "a window of type 2 is bound by a work request (IBV_WR_BIND_MW)",
+                );
+            }
+            if mr.is_null() && length > 0 {
+                return Err(libc::EINVAL);
+            }
+            if mr.is_null() {
+                // Unbinding names no region: nothing is open that would have to be closed by it but the old key.
+                return refuse(
+                    "ibv_bind_mw",
+                    libc::EINVAL,
+                    "a null region: name the region with length 0 to unbind",
+                );
+            }
+            let region = lock(&behind(mr)?.region);
+            let offset = address.wrapping_sub(region.address()) as usize;
+            let range =
+                WindowRange { region: &region, offset, length: length as usize, access: range_access };
+            qp.turn.take();
+            let bound = qp.pair.bind_window((*bind).wr_id, flags, &mut window, &range);
+            qp.turn.give_back();
+            (*mw).rkey = bound.map_err(device("ibv_bind_mw"))?.0;
+            Ok(())
+        })
+    })
+}
+
+/// Access flags of a window. Local use is the region's own: to name it is no error, and means nothing.
+pub(crate) fn window_access(call: &str, flags: c_uint) -> Result<Access, Errno> {
+    Ok(access(call, flags)? - Access::LOCAL_WRITE)
+}
