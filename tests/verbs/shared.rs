@@ -230,31 +230,27 @@ fn a_child_that_outlives_its_parent_holds_nobody_up() {
     site.play("udp", "ibv_rc_pingpong -g 1 -n 100", 18515);
 }
 
-#[test]
-fn eight_ranks_on_two_hosts_exchange_everything() {
-    if skip("eight_ranks_on_two_hosts_exchange_everything", &["mpirun", "mpicc", "unshare"]) {
-        return;
-    }
-    let site = Site::new("same-mpi");
+/// Eight ranks, four on each of two hosts, under an MPI: `mpirun` is given the agent that takes the place of `ssh`, what each rank is
+/// started with, and the program.
+fn eight_ranks(tag: &str, compiler: &str, mpirun: impl Fn(&Path, &str, &str) -> String) {
+    let site = Site::new(tag);
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("mpi_many");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/mpi_many.c");
-    let compiled = Command::new("mpicc").arg("-O1").arg("-o").arg(&program).arg(source).status().unwrap();
-    assert!(compiled.success(), "mpicc: {compiled}");
+    let compiled = Command::new(compiler).arg("-O1").arg("-o").arg(&program).arg(source).status().unwrap();
+    assert!(compiled.success(), "{compiler}: {compiled}");
     let agent = place.path().join("agent");
     super::upper::write_agent(&agent, site.far.name().unwrap());
     for transport in ["rc_v", "ud_v"] {
-        let roxie = folder().join("roxie");
-        let run = format!(
-            "hostname near; exec mpirun --allow-run-as-root --oversubscribe -H near:4,far:4 -n 8 --mca plm_rsh_agent {agent} \
-             --mca pml ucx --mca osc ucx --mca btl ^vader,tcp,openib --mca oob_tcp_if_include 192.0.2.0/24 \
-             -x UCX_TLS={transport},self -x UCX_NET_DEVICES=roxie0:1 {roxie} run -q --port udp -- {program}",
-            agent = agent.display(),
-            roxie = roxie.display(),
-            program = program.display(),
-        );
+        let run = format!("{} run -q --port udp -- {}", folder().join("roxie").display(), program.display());
+        let mpirun = mpirun(&agent, &format!("UCX_TLS={transport},self"), &run);
         let mut command = Command::new("unshare");
-        command.args(["--uts", "sh", "-c", &run]);
+        command.args([
+            "--uts",
+            "sh",
+            "-c",
+            &format!("hostname near; export UCX_NET_DEVICES=roxie0:1; exec {mpirun}"),
+        ]);
         let ran = Running::start(&site.near, command).finish();
         assert!(
             ran.status.success() && ran.said.contains("8 ranks: ") && ran.said.contains(", 0 wrong, sum 36"),
@@ -262,4 +258,48 @@ fn eight_ranks_on_two_hosts_exchange_everything() {
         );
     }
     wait_until_nobody_is_left(&site.near);
+}
+
+#[test]
+fn eight_ranks_of_open_mpi_on_two_hosts_exchange_everything() {
+    let name = "eight_ranks_of_open_mpi_on_two_hosts_exchange_everything";
+    if skip(name, &["mpirun.openmpi", "mpicc.openmpi", "unshare"]) {
+        return;
+    }
+    eight_ranks("same-ompi", "mpicc.openmpi", |agent, transports, run| {
+        format!(
+            "mpirun.openmpi --allow-run-as-root --oversubscribe -H near:4,far:4 -n 8 --mca plm_rsh_agent {} --mca pml ucx \
+             --mca osc ucx --mca btl ^vader,tcp,openib --mca oob_tcp_if_include 192.0.2.0/24 -x {transports} \
+             -x UCX_NET_DEVICES {run}",
+            agent.display()
+        )
+    });
+}
+
+#[test]
+fn eight_ranks_of_mpich_on_two_hosts_exchange_everything() {
+    let name = "eight_ranks_of_mpich_on_two_hosts_exchange_everything";
+    if skip(name, &["mpirun.mpich", "mpicc.mpich", "mpichversion", "unshare"]) {
+        return;
+    }
+    let version = Command::new("mpichversion").output().unwrap();
+    if !String::from_utf8_lossy(&version.stdout).contains("ch4:ucx") {
+        println!("SKIP {name}: this MPICH does not use UCX");
+        return;
+    }
+    eight_ranks("same-mpich", "mpicc.mpich", |agent, transports, run| {
+        let (variable, value) = transports.split_once('=').expect("a setting");
+        // Its launcher passes -x first, which the agent is not to take for a host.
+        let agent = format!("{}-mpich", agent.display());
+        let text = format!(
+            "#!/bin/sh\n[ \"$1\" = -x ] && shift\nexec {} \"$@\"\n",
+            agent.trim_end_matches("-mpich")
+        );
+        fs::write(&agent, text).unwrap();
+        fs::set_permissions(&agent, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        format!(
+            "mpirun.mpich -launcher ssh -launcher-exec {agent} -localhost {NEAR} -hosts {NEAR}:4,far:4 -n 8 \
+             -genv {variable} {value} {run}"
+        )
+    });
 }

@@ -129,14 +129,14 @@ fn registration_caches_send_what_is_in_memory_now() {
 
 #[test]
 fn two_ranks_of_open_mpi_exchange_what_they_say() {
-    if skip("two_ranks_of_open_mpi_exchange_what_they_say", &["mpirun", "mpicc", "unshare"]) {
+    if skip("two_ranks_of_open_mpi_exchange_what_they_say", &["mpirun.openmpi", "mpicc.openmpi", "unshare"]) {
         return;
     }
     let site = Site::new("upper-mpi");
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("mpi_exchange");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/mpi_exchange.c");
-    let compiled = Command::new("mpicc").arg("-O1").arg("-o").arg(&program).arg(source).status().unwrap();
+    let compiled = Command::new("mpicc.openmpi").arg("-O1").arg("-o").arg(&program).arg(source).status().unwrap();
     assert!(compiled.success(), "mpicc: {compiled}");
     let agent = folder.path().join("agent");
     write_agent(&agent, site.far.name().unwrap());
@@ -158,7 +158,7 @@ fn mpirun(agent: &Path, port: &str, way: &str, capture: &Path, program: &Path) -
     let roxie = env!("CARGO_BIN_EXE_roxie");
     let mut command = Command::new("unshare");
     let run = format!(
-        "hostname near; exec mpirun --allow-run-as-root -H near,far --mca plm_rsh_agent {agent} {way} --mca btl self \
+        "hostname near; exec mpirun.openmpi --allow-run-as-root -H near,far --mca plm_rsh_agent {agent} {way} --mca btl self \
          --mca oob_tcp_if_include 192.0.2.0/24 \
          -np 1 {roxie} run -q --port {port} --capture {capture} -- {program} : -np 1 {roxie} run -q --port {port} -- {program}",
         agent = agent.display(),
