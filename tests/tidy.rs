@@ -191,6 +191,41 @@ fn neither_files_nor_folders_import_one_another_in_a_circle() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
+/// What is looked for is seen: through a path, a re-export and a glob; not what a face hands on, a method's file or a test says.
+#[test]
+fn a_circle_is_seen_whichever_way_a_name_is_taken() {
+    let circles_of = |files: &[(&str, &str)]| {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+            fs::write(path, text).expect("a file");
+        }
+        imports::circles(&imports::imports(folder.path(), &[("it", "lib.rs")]))
+    };
+    let lib = ("lib.rs", "mod a; mod b; pub use a::A;");
+    let a = ("a.rs", "use crate::b::B; pub struct A(B);");
+    let both = vec![vec!["a.rs".to_owned(), "b.rs".to_owned()]];
+    for b in [
+        "pub struct B; fn f() -> crate::a::A { loop {} }",
+        "pub struct B; fn f() -> super::A { loop {} }",
+        "use crate::*; pub struct B; fn f() -> A { loop {} }",
+        "use crate::{a::{A as Other}}; pub struct B; fn f() -> Other { loop {} }",
+        "pub struct B; fn f() { fn g() -> it::A { loop {} } }",
+    ] {
+        assert_eq!(circles_of(&[lib, a, ("b.rs", b)]), both, "{b}");
+    }
+    for b in [
+        "pub struct B; // crate::a::A",
+        "pub struct B; const TEXT: &str = \"crate::a::A\";",
+        "pub use crate::a::A; pub struct B;",
+        "use crate::a::A; pub struct B; impl A { fn f() -> B { B } }",
+        "pub struct B; #[cfg(test)] mod tests { use crate::a::A; }",
+    ] {
+        assert_eq!(circles_of(&[lib, a, ("b.rs", b)]), Vec::<Vec<String>>::new(), "{b}");
+    }
+}
+
 #[test]
 fn every_module_has_a_layer() {
     let lib = fs::read_to_string(root().join("src/lib.rs")).expect("src/lib.rs");

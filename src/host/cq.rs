@@ -1,4 +1,4 @@
-//! Completion queues.
+//! The application's completion queues.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Raw packet QPs: frames of any protocol, and what is steered to them.
+//! The application's raw packet QPs: frames of any protocol, and what is steered to them.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Memory as an application registers it: regions, windows on them, and regions that work requests give pages to.
+//! The application's memory: regions, windows on them, and regions that work requests give pages to.
 
 use std::io;
 use std::ptr::NonNull;

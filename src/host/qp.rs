@@ -1,4 +1,4 @@
-//! Queue pairs.
+//! The application's queue pairs.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! Shared receive queues, and the extended reliable connections (XRC) that name them.
+//! The application's shared receive queues, and the extended reliable connections (XRC) that name them.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! Completion queues: what is published to them, and when somebody is woken.
+//! The NIC's completion queues: what is published to them, and when somebody is woken.
 //!
 //! Moderation holds events back, never completions. From the first completion that an armed queue wants told, an event waits
 //! until `count` completions have come or `period` is over, and not at all if one of them failed. The request is taken when the

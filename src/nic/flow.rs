@@ -1,4 +1,4 @@
-//! Flows: which frames of other protocols go to which raw packet QPs (`ibv_create_flow`).
+//! The NIC's flows: which frames of other protocols go to which raw packet QPs (`ibv_create_flow`).
 
 use super::command::{Answer, ControlError};
 use super::qp_life::Uses;

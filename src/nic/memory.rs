@@ -1,4 +1,4 @@
-//! Control commands for memory: regions, fast-registered regions, windows.
+//! The NIC's control commands for memory: regions, fast-registered regions, windows.
 
 use super::{ControlError, Nic, Registered};
 use crate::nic::Answer;

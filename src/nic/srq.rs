@@ -1,4 +1,4 @@
-//! Shared receive queues and XRC domains: the tables, their commands, and where each QP takes its receives from.
+//! The NIC's shared receive queues and XRC domains: the tables, their commands, and where each QP takes its receives from.
 
 use super::Nic;
 use super::command::{Answer, ControlError, SrqStatus};

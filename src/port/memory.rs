@@ -1,4 +1,4 @@
-//! Two ports joined in one process by nothing but memory.
+//! The port in memory: two of them joined in one process, by nothing else.
 //!
 //! This is the port of tests, of the simulator's shortest cable and of the benchmark that measures the
 //! engine alone. Each direction owns a fixed pool of buffers that travel sender -> queue -> receiver ->

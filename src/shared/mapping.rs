@@ -24,7 +24,7 @@ pub(super) struct Mapping {
 
 // SAFETY: it is an address range; whoever reaches into it answers for how.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: no method reaches into the range: whoever does answers for how, from any thread.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

@@ -1,4 +1,4 @@
-//! Registered memory, as the NIC reaches it: at an address of its own process.
+//! Registered memory as both sides share it: how the NIC reaches it, at an address of its own process.
 //!
 //! Every access is checked against the region's bounds here once more, so that a mistake above becomes a
 //! refused copy and not a stray write.
@@ -46,7 +46,7 @@ struct Owned {
 
 // SAFETY: plain memory, reached only by the raw copies of `HostMemory`.
 unsafe impl Send for Owned {}
-// SAFETY: as above.
+// SAFETY: nothing reaches it by reference, only by the raw copies of `HostMemory`, whose races are those of RDMA memory.
 unsafe impl Sync for Owned {}
 
 impl Drop for Owned {
@@ -85,7 +85,7 @@ pub struct HostMemory {
 // SAFETY: copies go through raw pointers; races on the bytes are the documented behaviour of RDMA memory, and
 // `borrowed` obliges its caller to keep the memory alive.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above.
+// SAFETY: copies take `&self` from any thread through raw pointers; races on the bytes are the documented behaviour of RDMA memory.
 unsafe impl Sync for HostMemory {}
 
 /// Why bytes were not copied.
@@ -340,7 +340,7 @@ mod tests {
         unsafe { munmap(base.byte_add(page()), page()) }.unwrap();
         assert_eq!(memory.persist(at, 100), Ok(()));
         assert_eq!(memory.persist(at, 101), Err(CopyFault::NotPersistent(libc::ENOMEM)));
-        // SAFETY: the first.
+        // SAFETY: the first page of the mapping, which is still there, and to which no reference is held.
         unsafe { munmap(base, page()) }.unwrap();
     }
 

@@ -29,7 +29,7 @@ pub struct Region {
 
 // SAFETY: the memory is only reached as `&[AtomicU64]`, which any thread may use.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: the memory is only reached as `&[AtomicU64]`, which many threads may use at once.
 unsafe impl Sync for Region {}
 
 /// Words of the heap.
@@ -41,7 +41,7 @@ struct Heap {
 
 // SAFETY: it only frees what nobody else holds.
 unsafe impl Send for Heap {}
-// SAFETY: as above.
+// SAFETY: no method takes `&self`: it only frees, when the last holder drops it.
 unsafe impl Sync for Heap {}
 
 impl Drop for Heap {

@@ -48,7 +48,7 @@ pub(super) fn states(at: *const u8, store: impl FnOnce()) -> Vec<u64> {
     // SAFETY: a flag of this thread, which has a handler for what it does.
     unsafe { asm!("pushfq", "or qword ptr [rsp], {trap}", "popfq", trap = const TRAP) };
     store();
-    // SAFETY: as above.
+    // SAFETY: a flag of this thread, set by the same instructions above; it is cleared, and nothing else changes.
     unsafe { asm!("pushfq", "and qword ptr [rsp], {others}", "popfq", others = const !TRAP as i32) };
     let watched = WATCHED.take().expect("set above");
     watched.states[..watched.count].to_vec()

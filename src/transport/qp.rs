@@ -1,4 +1,4 @@
-//! A queue pair: its state, its attributes, and who handles what.
+//! The transport's queue pair: its state, its attributes, and who handles what.
 
 use super::address::template_of;
 use super::check::Check;

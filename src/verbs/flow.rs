@@ -1,4 +1,4 @@
-//! Flows: what is steered to a raw packet QP.
+//! The nouns of flows: what is steered to a raw packet QP.
 
 use super::QpIndex;
 use crate::flow::{FlowMatch, RxHash};

@@ -1,4 +1,4 @@
-//! Shared receive queues and XRC domains (IBTA 10.2.9, annex A14).
+//! The nouns of shared receive queues and XRC domains (IBTA 10.2.9, annex A14).
 
 use super::{CqIndex, XrcdId};
 

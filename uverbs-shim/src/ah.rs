@@ -40,7 +40,7 @@ pub(crate) unsafe fn way(
 ) -> Result<AddressVector, Errno> {
     // SAFETY: the caller's promise; fields are copied.
     let (grh, is_global, port) = unsafe { ((*attr).grh, (*attr).is_global, (*attr).port_num) };
-    // SAFETY: as above.
+    // SAFETY: attributes of all releases, as the caller promises: these fields are there in each, and are copied.
     let (sl, static_rate) = unsafe { ((*attr).sl, (*attr).static_rate) };
     if is_global == 0 {
         return refuse(

@@ -73,7 +73,7 @@ pub unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
     if unsafe { behind(buf) }.is_ok() {
-        // SAFETY: as above.
+        // SAFETY: `behind` found that it is an object of this process, and the caller uses it no more: it is taken back once.
         drop(unsafe { take_back(buf) });
     }
 }
@@ -110,7 +110,7 @@ pub(crate) unsafe fn check(
     address: *mut c_void,
     length: usize,
 ) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises an object, which is null or lives for the call.
     let found = unsafe { behind(buf) }?;
     if found.domain != pd {
         return refuse(call, libc::EINVAL, "the buffer was allocated for another protection domain");

@@ -1,4 +1,4 @@
-//! Completion queues, and the channels on which they raise events.
+//! `ibv_cq` and `ibv_comp_channel`: completion queues, and the channels on which they raise events.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -275,7 +275,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
             Look::Sleep(events) => take_count(events),
             Look::Watch { events, link, timeout } => {
                 let woken = wait_for_any(events, &link, timeout);
-                // SAFETY: as above.
+                // SAFETY: the contract of this call: the channel lives until it returns.
                 unsafe { end_wait(channel, woken == Woken::ByBell) };
                 by_link = matches!(woken, Woken::ByLink | Woken::ByBell);
                 if woken != Woken::Failed {
@@ -323,7 +323,7 @@ enum Look {
 /// # Safety
 /// The contract: an object.
 unsafe fn look(channel: *mut ibv_comp_channel, by_link: bool) -> Look {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a channel that lives for the call; its context does, as long as the channel is there.
     let (found, nic) =
         match unsafe { behind(channel).and_then(|found| Ok((found, context((*channel).context)?))) } {
             Ok(both) => both,
@@ -354,7 +354,7 @@ unsafe fn look(channel: *mut ibv_comp_channel, by_link: bool) -> Look {
 /// # Safety
 /// The contract: an object.
 unsafe fn end_wait(channel: *mut ibv_comp_channel, rang: bool) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a channel that lives for the call, and its context lives as long.
     if let Ok(of) = unsafe { context((*channel).context) } {
         let _uncancelled = Uncancelled::new();
         of.nic.device.end_wait(rang);
@@ -437,7 +437,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut i
 /// # Safety
 /// `to` may be written.
 unsafe fn write_wc(to: *mut ibv_wc, wc: &Wc) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises room for a completion of all releases: only fields that each has are written.
     unsafe {
         (*to).wr_id = wc.wr_id;
         (*to).status = wc.status as u32;

@@ -119,7 +119,7 @@ unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
     if attr.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not null, as was seen; the caller promises attributes, of which each field is read only if `comp_mask` says that it is there.
     unsafe {
         let given = (*attr).comp_mask;
         let has = |bit| given & bit != 0;

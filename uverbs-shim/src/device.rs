@@ -32,7 +32,7 @@ struct TheDevice(*mut VerbsDevice);
 
 // SAFETY: written before it is shared, and only read after.
 unsafe impl Send for TheDevice {}
-// SAFETY: as above.
+// SAFETY: written before it is shared, and never after: many threads may read it at once.
 unsafe impl Sync for TheDevice {}
 
 pub(crate) fn the_device() -> *mut ibv_device {

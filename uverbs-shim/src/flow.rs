@@ -1,4 +1,4 @@
-//! Flow steering rules: from the lists of headers that programs write to what the NIC compares.
+//! `ibv_flow`: rules, from the lists of headers that programs write to what the NIC compares.
 
 use std::ffi::c_int;
 use std::mem::{offset_of, size_of};
@@ -62,7 +62,7 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
     if attr.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not null, as was seen; the caller promises attributes, whose fixed part is as long in all releases.
     let of = unsafe { attr.read() };
     if of.comp_mask != 0 {
         return refuse(
@@ -105,7 +105,7 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
             );
         }
         layers |= layer;
-        // SAFETY: as above.
+        // SAFETY: the specification at `next` is `size` bytes long, as the caller promises: what follows is the next, or one past the last.
         next = unsafe { next.add(size) };
     }
     Ok(FlowRule { priority: of.priority.into(), matching })
@@ -122,7 +122,7 @@ const TRANSPORT: u32 = 4;
 /// The contract: it begins with its type and size, and is of that size.
 unsafe fn add(to: &mut FlowMatch, at: *const u8) -> Result<(usize, u32), Errno> {
     const SIZE: usize = offset_of!(ibv_flow_spec_eth, size);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that it begins with type and size, whichever it is; neither needs to be aligned.
     let (what, size) =
         unsafe { (at.cast::<u32>().read_unaligned(), at.add(SIZE).cast::<u16>().read_unaligned()) };
     let size = usize::from(size);
@@ -171,7 +171,7 @@ unsafe fn sized<T: Copy>(at: *const u8, size: usize) -> Result<T, Errno> {
         let why = format_args!("a specification of {size} bytes: its type has {}", size_of::<T>());
         return refuse(CALL, libc::EINVAL, why);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `size` bytes may be read, as the caller promises, and `T` is as many; it needs no alignment.
     Ok(unsafe { at.cast::<T>().read_unaligned() })
 }
 

@@ -1,6 +1,6 @@
 //! `libibverbs.so.1` on top of Roxie, so that unmodified verbs programs run on it.
 //!
-//! Read `object.rs` first: how a C structure and the Rust object behind it are one. Then `context.rs`, `qp.rs` and `post.rs`: the
+//! Read `object.rs` first: how a C structure and the Rust object behind it are one. Then `open.rs`, `qp.rs` and `post.rs`: the
 //! way of a work request from `ibv_post_send` to [`roxie::host::QueuePair`]. `ucma` is the other half: the file through which the stock
 //! `librdmacm` connects, with `interpose` before it. `link` beside this crate makes the shared library of
 //! it.

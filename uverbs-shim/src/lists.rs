@@ -25,7 +25,7 @@ pub(crate) unsafe fn entries<'a>(
     match usize::try_from(count) {
         Ok(0) => Ok(Entries(&[])),
         Ok(count) if count <= MAX_SGE && !list.is_null() => {
-            // SAFETY: the caller's promise.
+            // SAFETY: not null, and `count` entries of the form that all releases have, as the caller promises; they stay for the call.
             Ok(Entries(unsafe { slice::from_raw_parts(list, count) }))
         }
         _ => refuse(
@@ -89,7 +89,7 @@ pub(crate) unsafe fn post_receives(
     let mut wr = first;
     while !wr.is_null() {
         let mut sges = [Sge::default(); MAX_SGE];
-        // SAFETY: the caller's promise.
+        // SAFETY: not null, as was seen; the caller promises a list of receives that ends with null, each with the entries that it says.
         unsafe {
             let posted = entries("ibv_post_recv", (*wr).sg_list, (*wr).num_sge).and_then(|list| {
                 post((*wr).wr_id, list.copy(&mut sges)).map_err(report::post("ibv_post_recv"))

@@ -7,7 +7,7 @@ use crate::abi::{
 /// # Safety
 /// Both structures are there, as they are in all releases.
 unsafe fn ah_attr(to: *mut ibv_ah_attr, from: *const ib_uverbs_ah_attr) {
-    // SAFETY: the caller's promise.
+    // SAFETY: both structures are there, as the caller promises, and have these fields in all releases.
     unsafe {
         (*to).grh.dgid.raw = (*from).grh.dgid;
         (*to).grh.flow_label = (*from).grh.flow_label;

@@ -1,4 +1,4 @@
-//! Memory regions, memory windows, and device memory (which is ordinary memory here).
+//! `ibv_mr` and `ibv_dm`: memory regions, and device memory, which is ordinary memory here.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
     if unsafe { behind(mr) }.is_ok() {
-        // SAFETY: as above.
+        // SAFETY: `behind` found that it is an object of this process, and the caller uses it no more: it is taken back once.
         drop(unsafe { take_back(mr) });
     }
 }
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     flags: c_int,
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: handed on.
+    // SAFETY: the caller keeps the contract of this call, which is that of the other: an object, and memory that stays.
     unsafe { ibv_reg_mr_iova2(pd, address, length, iova, flags as c_uint) }
 }
 
@@ -295,7 +295,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
                 format_args!("flags {flags:#x}: {all:#x} are known, one at least"),
             );
         }
-        // SAFETY: as above.
+        // SAFETY: the flag says that `pd` is given, and then it is an object that lives.
         let to = if wants(rereg::IBV_REREG_MR_CHANGE_PD) { Some(unsafe { behind(pd) }?) } else { None };
         let change = wants(rereg::IBV_REREG_MR_CHANGE_ACCESS);
         let change = change.then(|| access("ibv_rereg_mr", new_access as c_uint)).transpose()?;
@@ -359,7 +359,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
             return Ok(());
         }
         for index in 0..count as usize {
-            // SAFETY: as above.
+            // SAFETY: the list has `count` entries, as the caller promises, and the index is below.
             let (address, length) = unsafe { ((*list.add(index)).addr, (*list.add(index)).length) };
             populate("ibv_advise_mr", address as *mut c_void, length as usize, wanted)?;
         }
@@ -392,7 +392,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(of: *mut ibv_context, attr: *mut ibv_al
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe { context(of) }.and_then(|context| {
-        // SAFETY: as above.
+        // SAFETY: the caller promises attributes; both fields are there in all releases.
         let (length, mask) = unsafe { ((*attr).length, (*attr).comp_mask) };
         if mask != 0 || length == 0 || length as u64 > DEVICE_MEMORY {
             return refuse(
@@ -435,7 +435,7 @@ pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
     if unsafe { behind(dm) }.is_ok() {
-        // SAFETY: as above.
+        // SAFETY: `behind` found that it is an object of this process, and the caller uses it no more: it is taken back once.
         drop(unsafe { take_back(dm) });
     }
 }
@@ -464,7 +464,7 @@ unsafe extern "C" fn copy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_voi
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and `length` bytes to read.
     code(unsafe { behind(dm) }.and_then(|found| {
-        // SAFETY: as above.
+        // SAFETY: the caller promises `length` bytes to read at `from`, for the length of the call.
         let bytes = unsafe { std::slice::from_raw_parts(from.cast(), length) };
         check_words("ibv_memcpy_to_dm", offset, length)?;
         found.memory.write(offset, bytes).or_else(|why| refuse("ibv_memcpy_to_dm", libc::EINVAL, why))
@@ -475,7 +475,7 @@ unsafe extern "C" fn copy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64,
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and `length` bytes to write.
     code(unsafe { behind(dm) }.and_then(|found| {
-        // SAFETY: as above.
+        // SAFETY: the caller promises `length` bytes to write at `to`, for the length of the call, which nobody else uses meanwhile.
         let bytes = unsafe { std::slice::from_raw_parts_mut(to.cast(), length) };
         check_words("ibv_memcpy_from_dm", offset, length)?;
         found.memory.read(offset, bytes).or_else(|why| refuse("ibv_memcpy_from_dm", libc::EINVAL, why))
@@ -493,7 +493,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: objects.
     pointer(unsafe { behind(pd) }.and_then(|found| {
-        // SAFETY: as above.
+        // SAFETY: `dm` is an object as `pd` is: the caller promises both.
         let of = unsafe { behind(dm) }?;
         let access = access("ibv_reg_dm_mr", flags)?;
         if !access.contains(Access::ZERO_BASED) {

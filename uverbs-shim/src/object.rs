@@ -91,7 +91,7 @@ pub(crate) fn set_errno(errno: Errno) {
 /// It is null or may be written.
 pub(crate) unsafe fn put<T>(to: *mut T, value: T) {
     if !to.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: not null, as was seen, so it may be written, as the caller promises.
         unsafe { to.write(value) };
     }
 }

@@ -124,7 +124,7 @@ pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more. Objects made with it have the domain, not the structure.
     if unsafe { behind(pd) }.is_ok() {
-        // SAFETY: as above.
+        // SAFETY: `behind` found that it is an object of this process, and the caller uses it no more: it is taken back once.
         drop(unsafe { take_back(pd) });
     }
 }
@@ -171,7 +171,7 @@ pub(crate) unsafe extern "C" fn alloc_td(of: *mut ibv_context, attr: *mut ibv_td
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe { context(of) }.and_then(|_| {
-        // SAFETY: as above.
+        // SAFETY: not null, as was seen; the caller promises attributes, and the mask is in those of all releases.
         if attr.is_null() || unsafe { (*attr).comp_mask } != 0 {
             return Err(libc::EINVAL);
         }

@@ -51,7 +51,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         return pointer(refuse(CALL, libc::EINVAL, format_args!("comp_mask {given:#x}: 0x3 are known")));
     }
     if given & mask::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
-        // SAFETY: as above.
+        // SAFETY: `comp_mask` says that the flags are there.
         let how = unsafe { (*attr).flags };
         // One thread alone is no trouble. Overruns are always errors: a completion that is lost is never ignored.
         if how & !create::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
@@ -62,7 +62,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
             ));
         }
     }
-    // SAFETY: as above.
+    // SAFETY: the caller keeps the contract: objects, a channel or null, and fields that are in the attributes of all releases.
     let made = unsafe {
         cq::create(CALL, of, (*attr).cqe, (*attr).cq_context, (*attr).channel, (*attr).comp_vector)
     };
@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 /// # Safety
 /// `cq` is a queue that nobody else has yet.
 unsafe fn offer(cq: *mut ibv_cq_ex) {
-    // SAFETY: the caller's promise.
+    // SAFETY: nobody else has the queue yet, as the caller promises: its slots are written without anybody reading them.
     unsafe {
         (*cq).start_poll = Some(start_poll);
         (*cq).next_poll = Some(next_poll);

@@ -58,7 +58,7 @@ pub(crate) unsafe extern "C" fn post_send(
 /// # Safety
 /// The contract: a work request with the fields that its opcode has.
 unsafe fn stage(qp: &Qp, wr: *const ibv_send_wr, staged: u32) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a work request with the fields that its opcode has, and with as many entries as it says.
     unsafe {
         let send = request(qp, wr)?;
         let entries = entries("ibv_post_send", (*wr).sg_list, (*wr).num_sge)?;
@@ -164,7 +164,7 @@ pub(crate) unsafe fn bind_window(
     rkey: u32,
     info: *const ibv_mw_bind_info,
 ) -> Result<SendWr, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises objects that live for the call, and a structure that says what the window is bound to.
     unsafe {
         let window = lock(&behind(mw)?.window).rkey();
         let region = behind((*info).mr)?;

@@ -66,7 +66,7 @@ unsafe fn with(qp: *mut ibv_qp_ex, work: impl FnOnce(&Qp, &mut Batch)) {
 /// # Safety
 /// As [`with`].
 unsafe fn operation(qp: *mut ibv_qp_ex, opcode: WrOpcode, fill: impl FnOnce(&mut SendWr)) {
-    // SAFETY: as above.
+    // SAFETY: the caller is between start and complete, so the QP lives, and nobody else touches `wr_id` and `wr_flags`.
     unsafe {
         let (wr_id, flags) = ((*qp).wr_id, (*qp).wr_flags);
         let next = send_flags("ibv_wr_start", flags).map(|flags| {
@@ -329,7 +329,7 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list
 /// # Safety
 /// The contract: after an operation, with bytes to read.
 unsafe fn set_inline(qp: *mut ibv_qp_ex, pieces: impl Iterator<Item = (*const u8, usize)>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller is behind an operation and has the turn, so nobody else is in the batch; the pieces may be read, as it promises.
     unsafe {
         with(qp, |_, batch| {
             if batch.current.is_some_and(|wr| !wr.opcode.may_be_inline()) {

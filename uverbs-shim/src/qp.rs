@@ -1,4 +1,4 @@
-//! Queue pairs: modified, asked, destroyed. [`crate::create_qp`] makes them.
+//! `ibv_qp`: queue pairs modified, asked, destroyed. [`crate::create_qp`] makes them.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};

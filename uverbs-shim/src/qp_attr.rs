@@ -26,7 +26,7 @@ impl Known {
     /// The contract: the attributes that the mask names.
     pub(crate) unsafe fn with(&self, attr: *const ibv_qp_attr, given: u32) -> Known {
         let mut next = *self;
-        // SAFETY: the caller's promise.
+        // SAFETY: each field is read only if the mask names it, and then it is there, as the caller promises.
         unsafe {
             if given & mask::IBV_QP_AV != 0 {
                 next.ah_attr = (*attr).ah_attr;
@@ -47,7 +47,7 @@ impl Known {
 /// # Safety
 /// The contract: the attributes that the mask names.
 pub(crate) unsafe fn publish(qp: &mut nldev::Qp, attr: *const ibv_qp_attr, given: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: each field is read only if the mask names it, and then it is there, as the caller promises.
     unsafe {
         if given & mask::IBV_QP_STATE != 0 {
             qp.state = (*attr).qp_state as u8;
@@ -173,7 +173,7 @@ pub(crate) unsafe fn write(to: *mut ibv_qp_attr, status: &QpStatus, known: &Know
     let attributes = &status.attributes;
     let state = status.state as u32;
     let connected = !matches!(status.qp_type, QpType::Ud | QpType::Gsi);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises room for the attributes of all releases; no field is written that only newer ones have.
     unsafe {
         (*to).qp_state = state;
         (*to).cur_qp_state = state;

@@ -119,7 +119,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and an input or null.
     code(unsafe { context(of) }.and_then(|context| {
-        // SAFETY: as above.
+        // SAFETY: not null, as was seen, so it is the input that the caller promises; its mask comes first.
         let asked = if input.is_null() { 0 } else { unsafe { (*input).comp_mask } };
         if asked != 0 || size < size_of::<ibv_device_attr>() {
             return refuse(
@@ -180,7 +180,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(of: *mut ibv_context, values: *m
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and the values with their mask.
     code(unsafe { context(of) }.and_then(|context| {
-        // SAFETY: as above.
+        // SAFETY: the values with their mask, as the caller promises: what the mask does not name is not touched.
         unsafe {
             if (*values).comp_mask & !1 != 0 {
                 return Err(libc::EOPNOTSUPP);
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn ibv_query_port(
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: handed on.
+    // SAFETY: the caller keeps the contract of this call, which is that of the other: an object, and room for the shorter attributes.
     unsafe { query_port_short(of, port, attr) }
 }
 
@@ -328,7 +328,7 @@ pub unsafe extern "C" fn ibv_query_gid(
     minus_one(unsafe { context(of) }.and_then(|context| {
         check_port("ibv_query_gid", port.into())?;
         let index = check_index("ibv_query_gid", index)?;
-        // SAFETY: as above.
+        // SAFETY: room for a GID, as the caller promises, by which nobody else reads or writes meanwhile.
         unsafe { gid.write(context.gid(index).map_or(ibv_gid { raw: [0; 16] }, gid_of)) };
         Ok(())
     }))
@@ -443,7 +443,7 @@ pub unsafe extern "C" fn ibv_query_pkey(
                 format_args!("index {index}: there is one key, at index 0"),
             );
         }
-        // SAFETY: as above.
+        // SAFETY: room for a key of 16 bits, as the caller promises.
         unsafe { pkey.write(PKEY.to_be()) };
         Ok(())
     }))

@@ -1,4 +1,4 @@
-//! Shared receive queues, XRC domains, and how a queue pair is made of what it uses.
+//! `ibv_srq` and `ibv_xrcd`: shared receive queues, XRC domains, and how a queue pair is made of what it uses.
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::BorrowedFd;
@@ -148,7 +148,7 @@ unsafe fn create(
     attr: *mut ibv_srq_attr,
     xrc: Option<(*mut ibv_xrcd, *mut ibv_cq)>,
 ) -> Result<*mut ibv_srq, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises an object, attributes of all releases, and objects for XRC if they are given.
     unsafe {
         let found = behind(pd)?;
         let (wrs, sges) = ((*attr).max_wr, (*attr).max_sge);

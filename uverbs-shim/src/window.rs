@@ -1,4 +1,4 @@
-//! Memory windows: parts of a region with a key of their own.
+//! `ibv_mw`: memory windows, parts of a region with a key of their own.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::Mutex;
@@ -41,7 +41,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
             }
         };
         let window = found.domain.alloc_window(which).map_err(device("ibv_alloc_mw"))?;
-        // SAFETY: as above.
+        // SAFETY: `pd` is an object, as `behind` found; its context does not change.
         let context = unsafe { (*pd).context };
         let face = ibv_mw { context, pd, rkey: window.rkey().0, handle: 0, type_: kind };
         Ok(give(face, Mw { window: Mutex::new(window), _domain: InDomain::new(found) }))
@@ -52,7 +52,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { behind(mw) }.map(|_| {
-        // SAFETY: as above.
+        // SAFETY: `behind` found that it is an object of this process, and the caller uses it no more: it is taken back once.
         drop(unsafe { take_back(mw) });
     }))
 }

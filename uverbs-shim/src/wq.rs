@@ -75,7 +75,7 @@ impl Spread {
         table: *mut ibv_rwq_ind_table,
         conf: &ibv_rx_hash_conf,
     ) -> Result<Spread, Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises an object, which is null or lives for the call.
         let table = unsafe { behind(table) }?;
         if u32::from(conf.rx_hash_function) != function::IBV_RX_HASH_FUNC_TOEPLITZ {
             let why = format_args!("rx_hash_function {}: Toeplitz (1) is served", conf.rx_hash_function);
@@ -91,7 +91,7 @@ impl Spread {
             let why = format_args!("rx_hash_fields_mask {bits:#x}: {:#x} are served", RxHashFields::all());
             return refuse(call, libc::EOPNOTSUPP, why);
         };
-        // SAFETY: as above.
+        // SAFETY: not null and of this length, as was seen; the caller promises so many bytes of key.
         let key = unsafe { conf.rx_hash_key.cast::<[u8; RX_HASH_KEY]>().read() };
         Ok(Spread::new(table, RxHash { key, fields }))
     }

@@ -283,7 +283,7 @@ impl Queue {
         // lie within the chunk (xsk_rcv copies at most a chunk's room; a driver DMAs no more).
         let a = unsafe { self.umem.data(&a.0) }.contents();
         let b = match b {
-            // SAFETY: as above.
+            // SAFETY: the second piece's chunk is of this UMEM and held like the first's, and its length lies within.
             Some(b) => unsafe { self.umem.data(&b.0) }.contents(),
             None => &[],
         };

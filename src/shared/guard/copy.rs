@@ -76,7 +76,7 @@ pub(in crate::shared) unsafe fn update(
     judge(fault)?;
     loop {
         let new = operation(before).unwrap_or(before);
-        // SAFETY: as above.
+        // SAFETY: `at` is aligned and for the NIC to change, as the caller promises; what is not mapped any more is an error, by the handler.
         let Word { fault, value } = unsafe { roxie_guarded_swap(at, before, new) };
         judge(fault)?;
         if value == before {

@@ -17,7 +17,7 @@ pub(in crate::shared) unsafe fn copy(
     body: usize,
     last: usize,
 ) -> Result<(), Missing> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises `body + last` bytes on both sides that do not overlap, and `to + body` aligned to `last`: each store is within and aligned.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, body);
         let (to, from) = (to.add(body), from.add(body));
@@ -41,7 +41,7 @@ pub(in crate::shared) unsafe fn update(
     at: *mut u64,
     operation: impl Fn(u64) -> Option<u64>,
 ) -> Result<u64, Missing> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `at` is a multiple of 8 and that others use atomics there too.
     let word = unsafe { AtomicU64::from_ptr(at) };
     let before = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |value| operation(value));
     Ok(before.unwrap_or_else(|unchanged| unchanged))

@@ -60,12 +60,12 @@ pub fn use_sigaction(found: Sigaction) {
 unsafe fn system(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
     let found = SIGACTION.load(Acquire);
     if found.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps what the C library's asks for: each pointer is null or a structure; this is that function.
         return unsafe { libc::sigaction(signal, new, old) };
     }
     // SAFETY: it was a function of this type.
     let found = unsafe { mem::transmute::<*mut c_void, Sigaction>(found) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps what the C library's asks for, and this is that function under another name.
     unsafe { found(signal, new, old) }
 }
 
@@ -122,11 +122,11 @@ pub unsafe fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut li
     // SAFETY: no arguments.
     let owned = || OWNER.load(Acquire) == unsafe { libc::getpid() };
     let Some(place) = SIGNALS.iter().position(|ours| *ours == signal).filter(|_| owned()) else {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps what the C library's asks for, and `system` asks for the same.
         return unsafe { system(signal, new, old) };
     };
     // The caller's may be the same structure, or bad pointers, on which it faults here and not under the lock.
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises null or a structure to read; it was compared with null.
     let wanted = (!new.is_null()).then(|| unsafe { *new });
     let turn = Turn::take();
     let mut now = default_action();
@@ -135,7 +135,7 @@ pub unsafe fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut li
     let Some(entry) = entry_of(&now).filter(|_| asked == 0) else {
         drop(turn);
         // Somebody else's is there, by a way that does not lead here.
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps what the C library's asks for, and `system` asks for the same.
         return unsafe { system(signal, new, old) };
     };
     let behind = &BEHIND[place][entry];
@@ -145,7 +145,7 @@ pub unsafe fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut li
     }
     drop(turn);
     if !old.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises null or room for a structure; it was compared with null.
         unsafe { *old = before };
     }
     0
@@ -200,7 +200,7 @@ unsafe fn pass_on(
     context: *mut libc::ucontext_t,
 ) {
     let action = behind.load();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller has the arguments of a handler: `info` is the system's, and there for as long as the handler runs.
     let sent = unsafe { (*info).si_code } <= 0;
     match action.sa_sigaction {
         libc::SIG_IGN if sent => {}
@@ -257,7 +257,7 @@ unsafe fn instruction(context: *const libc::ucontext_t) -> usize {
 
 #[cfg(target_arch = "x86_64")]
 unsafe fn go_on_at(context: *mut libc::ucontext_t, address: usize) {
-    // SAFETY: as above.
+    // SAFETY: the caller has a context of the system's, which the handler may change.
     unsafe { (*context).uc_mcontext.gregs[libc::REG_RIP as usize] = address as i64 };
 }
 
@@ -269,7 +269,7 @@ unsafe fn instruction(context: *const libc::ucontext_t) -> usize {
 
 #[cfg(target_arch = "aarch64")]
 unsafe fn go_on_at(context: *mut libc::ucontext_t, address: usize) {
-    // SAFETY: as above.
+    // SAFETY: the caller has a context of the system's, which the handler may change.
     unsafe { (*context).uc_mcontext.pc = address as u64 };
 }
 
@@ -360,7 +360,7 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         LOCK.store(false, Release);
-        // SAFETY: what it was.
+        // SAFETY: the mask that `take` read on this thread; null: nobody wants to know the present one.
         unsafe { change_mask(libc::SIG_SETMASK, &self.mask, ptr::null_mut()) };
     }
 }

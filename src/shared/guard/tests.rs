@@ -16,7 +16,7 @@ struct Pages(*mut u8);
 
 // SAFETY: plain memory, of which only the protection is changed here.
 unsafe impl Send for Pages {}
-// SAFETY: as above.
+// SAFETY: plain memory, reached by raw pointers alone: what two threads do there at once is the copies' own business.
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -34,7 +34,7 @@ impl Pages {
     }
 
     fn unmap_second(&self) {
-        // SAFETY: as above.
+        // SAFETY: a page of the mapping, into which no reference exists; nobody uses it after.
         assert_eq!(unsafe { libc::munmap(self.0.add(PAGE).cast(), PAGE) }, 0);
     }
 
@@ -170,7 +170,7 @@ fn a_page_behind_the_end_of_its_file_is_a_fault_as_well() {
     file.set_len(0).unwrap();
     assert!(matches!(add(&memory, 0), Err(CopyFault::NotMapped { .. })));
     assert!(matches!(memory.write(0, &[1; 64]), Err(CopyFault::NotMapped { .. })));
-    // SAFETY: the mapping of above.
+    // SAFETY: the one page that is left of the mapping that the test has made, to which nothing refers any more.
     unsafe { libc::munmap(base, PAGE) };
 }
 

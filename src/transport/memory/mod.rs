@@ -1,4 +1,4 @@
-//! Protection: which key opens which memory to whom (IBTA 10.6).
+//! The transport's protection of memory: which key opens which memory to whom (IBTA 10.6).
 //!
 //! Knows keys, bounds and rights, and nothing of the bytes themselves: an answer is a [`Span`], a place in a
 //! region that the dma stage resolves.

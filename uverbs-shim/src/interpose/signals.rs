@@ -29,7 +29,7 @@ pub(super) fn found() {
 /// # Safety
 /// `F` is the type of the function of this name.
 unsafe fn next<F: Copy>(place: &'static Next) -> Option<F> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `F` is the type of the function of this name, which is what is found.
     unsafe {
         place.get().or_else(|| {
             place.find();
@@ -130,7 +130,7 @@ signal!(__sysv_signal, SYSV_SIGNAL, libc::SA_RESETHAND | libc::SA_NODEFER);
 /// # Safety
 /// As with the C library's.
 unsafe fn mask(next: Mask, how: c_int, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps what the C library's asks for: sets are null or there, and each is looked at only if it is not null.
     unsafe {
         if set.is_null() || how == libc::SIG_UNBLOCK {
             return next(how, set, old);

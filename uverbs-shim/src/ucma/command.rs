@@ -56,7 +56,7 @@ impl Command<'_> {
         (number, body, room): (u32, &[u8], usize),
     ) -> Result<(), Errno> {
         let command = Command { process, channel, number, body, room };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that what the command points to is there, which is what each command asks for.
         unsafe { command.dispatch() }
     }
 
@@ -107,7 +107,7 @@ impl Command<'_> {
     /// `to` is null or has the room that the command says.
     unsafe fn answer<T: Plain>(&self, to: u64, answer: &T) -> Result<(), Errno> {
         let bytes = bytes_of(answer);
-        // SAFETY: the caller's promise.
+        // SAFETY: `to` is null or has `room` bytes, as the caller promises, and no more than that are written.
         unsafe { put(to, &bytes[..bytes.len().min(self.room)]) }
     }
 
@@ -123,7 +123,7 @@ impl Command<'_> {
             psn: State::psn(self.process.random()),
         };
         let id = self.process.state().create(made)?;
-        // SAFETY: the contract.
+        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
         unsafe { self.answer(told.response, &rdma_ucm_create_id_resp { id }) }
     }
 
@@ -131,7 +131,7 @@ impl Command<'_> {
         self.needs(size_of::<rdma_ucm_destroy_id_resp>())?;
         let told: rdma_ucm_destroy_id = self.structure();
         let events_reported = self.process.with(|state, cm| state.destroy(cm, self.channel, told.id))?;
-        // SAFETY: the contract.
+        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
         unsafe { self.answer(told.response, &rdma_ucm_destroy_id_resp { events_reported }) }
     }
 
@@ -186,14 +186,14 @@ impl Command<'_> {
         self.needs(offset_of!(rdma_ucm_query_route_resp, ibdev_index))?;
         let told: rdma_ucm_query = self.structure();
         let response = answer::route(self.process.state().id(self.channel, told.id)?);
-        // SAFETY: the contract.
+        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
         unsafe { self.answer(told.response, &response) }
     }
 
     unsafe fn query(&self) -> Result<(), Errno> {
         let told: rdma_ucm_query = self.structure();
         let id = self.process.state().id(self.channel, told.id)?.clone();
-        // SAFETY: the contract.
+        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
         unsafe {
             match told.option {
                 RDMA_USER_CM_QUERY_ADDR => {
@@ -265,7 +265,7 @@ impl Command<'_> {
             self.process
                 .with(|state, cm| state.attributes(cm.as_ref(), around, self.channel, told.id, wanted))
         })?;
-        // SAFETY: the contract.
+        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
         unsafe { self.answer(told.response, &attributes) }
     }
 
@@ -312,7 +312,7 @@ impl Command<'_> {
         let told: rdma_ucm_join_ip_mcast = self.structure();
         let at = offset_of!(rdma_ucm_join_ip_mcast, addr);
         let address = self.address(at, size_of::<sockaddr_in6>())?.ok_or(libc::EINVAL)?;
-        // SAFETY: the contract.
+        // SAFETY: `response` is the command's own address for its answer, of which the caller of the command promises the room.
         unsafe { self.join(told.id, told.uid, address, told.response) }
     }
 
@@ -323,7 +323,7 @@ impl Command<'_> {
         let flags = u32::from(told.join_flags);
         let known = flags == RDMA_MC_JOIN_FLAG_FULLMEMBER || flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
         let address = address.filter(|_| known).ok_or(libc::EINVAL)?;
-        // SAFETY: the contract.
+        // SAFETY: `response` is the command's own address for its answer, of which the caller of the command promises the room.
         unsafe { self.join(told.id, told.uid, address, told.response) }
     }
 
@@ -332,7 +332,7 @@ impl Command<'_> {
             let mut state = self.process.state();
             state.join(around, self.channel, id, uid, address)
         })?;
-        // SAFETY: the contract.
+        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
         unsafe { self.answer(response, &rdma_ucm_create_id_resp { id }) }
     }
 
@@ -340,7 +340,7 @@ impl Command<'_> {
         self.needs(size_of::<rdma_ucm_destroy_id_resp>())?;
         let told: rdma_ucm_destroy_id = self.structure();
         let events_reported = self.process.state().leave(self.channel, told.id)?;
-        // SAFETY: the contract.
+        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
         unsafe { self.answer(told.response, &rdma_ucm_destroy_id_resp { events_reported }) }
     }
 
@@ -353,7 +353,7 @@ impl Command<'_> {
             i32::try_from(told.fd).ok().and_then(|fd| state.descriptors.file(fd)).ok_or(libc::EINVAL)?;
         let events_reported = state.migrate(from, self.channel, told.id)?;
         drop(state);
-        // SAFETY: the contract.
+        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
         unsafe { self.answer(told.response, &rdma_ucm_migrate_resp { events_reported }) }
     }
 }
@@ -366,7 +366,7 @@ pub(super) unsafe fn give(event: &Event, (_, body, room): (u32, &[u8], usize)) -
     let told: rdma_ucm_get_event = read(body);
     let response = answer::event(event);
     let bytes = bytes_of(&response);
-    // SAFETY: the caller's promise.
+    // SAFETY: the answer's address has the room that the header says, as the caller promises, and no more than that is written.
     unsafe { put(told.response, &bytes[..bytes.len().min(room)]) }
 }
 
@@ -392,7 +392,7 @@ unsafe fn number(at: u64, length: u32) -> Option<(u32, u32)> {
     if at == 0 {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not null, as was seen, so `length` bytes may be read, as the caller promises.
     unsafe {
         match length {
             1 => Some((1, (at as *const u8).read().into())),

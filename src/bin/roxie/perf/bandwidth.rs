@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use roxie::verbs::Wc;
 
-use super::Service;
+use super::arguments::Service;
 use super::control::Control;
 use super::link::{COMPLETIONS, Event, Link, STANDSTILL};
 use super::plan::{Plan, SIGNAL_EVERY, Until};

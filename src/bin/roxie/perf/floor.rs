@@ -9,7 +9,7 @@ use roxie::time::Clock;
 use roxie::verbs::{Gid, Mtu};
 use roxie::wire::Template;
 
-use super::Measure;
+use super::arguments::Measure;
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, Until};
 use super::report::{Outcome, histogram};

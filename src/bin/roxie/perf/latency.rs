@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use roxie::verbs::Wc;
 
-use super::Operation;
+use super::arguments::Operation;
 use super::control::{Control, Message, ServerReport, out_of_turn};
 use super::link::{COMPLETIONS, Event, Link, STANDSTILL};
 use super::plan::{Plan, Until};

@@ -11,9 +11,9 @@ use roxie::verbs::{
     Access, Mtu, QpCaps, QpInit, QpType, SendFlags, SendWr, Sge, UdAddress, Wc, WcStatus, WrOpcode,
 };
 
+use super::arguments::{Operation, Service};
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, SIGNAL_EVERY};
-use super::{Operation, Service};
 use crate::device::health::{Health, Silence};
 use crate::device::{DeviceOptions, Patience};
 use crate::failure::Failure;

@@ -6,13 +6,11 @@
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
-use serde::{Deserialize, Serialize};
-
-use crate::device::{DeviceOptions, PortKind};
-use crate::failure::{EXIT_CODES, Failure};
+use crate::device::PortKind;
+use crate::failure::Failure;
 use crate::stream::{self, Stream};
 
+mod arguments;
 mod bandwidth;
 mod control;
 mod floor;
@@ -26,89 +24,14 @@ mod report;
 mod sampler;
 mod session;
 
+pub(crate) use arguments::Arguments;
+use arguments::Measure;
 use control::Control;
 use floor::Floor;
 use link::Link;
-use plan::{Plan, Wishes};
+use plan::Plan;
 use report::Form;
 use session::Side;
-
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Operation {
-    /// SEND into posted receives
-    Send,
-    /// RDMA WRITE
-    Write,
-    /// RDMA READ
-    Read,
-    /// Fetch and add on 8 bytes
-    Atomic,
-}
-
-/// Of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Measure {
-    /// Bandwidth and message rate, with many operations outstanding
-    Bw,
-    /// Latency, one operation at a time
-    Lat,
-}
-
-/// Over which service.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Service {
-    /// Reliable connection: everything arrives, and is acknowledged
-    #[default]
-    Rc,
-    /// Unreliable connection: send and write
-    Uc,
-    /// Datagrams: send, up to the MTU
-    Ud,
-}
-
-/// What to measure and how.
-#[derive(Clone, Debug, Args)]
-#[command(
-    about = "Measure bandwidth, message rate and latency percentiles",
-    long_about = "Measures bandwidth, message rate or latency of an operation. Without SERVER it waits for one \
-        client, with SERVER it is the client. The client decides what is measured. Options that the server is given too must \
-        be the same; an error names those that differ.\n\nbw keeps --depth operations \
-        outstanding on each QP. lat runs one at a time: for send and write the round trip of a message and its \
-        answer, for read and atomic the time to completion. Both print one line or JSON object for each size.\n\n\
-        --floor measures what the port does without any transport: frames of the same size, sent and counted, or \
-        echoed. Sizes above the path MTU become frames of one path MTU.",
-    after_help = format!(
-        "Examples:\n  roxie perf send lat --port memory               both ends in this process\n  roxie perf write bw \
-         --dev eth0                  waits for a client\n  roxie perf write bw --dev eth0 192.0.2.1 -s 64,65536\n  \
-         roxie perf write bw --dev eth0 192.0.2.1 -s 64,65536 --floor\n  \
-         roxie perf write bw --port memory --cc dcqcn --fault tx.mark=0.0002 --plot rates.svg\n\n{EXIT_CODES}"
-    )
-)]
-pub(crate) struct Arguments {
-    /// The operation
-    operation: Operation,
-    /// What to measure of it
-    measure: Measure,
-    /// Host name or address of the server; without it this is the server
-    server: Option<String>,
-    /// TCP port on which the two ends agree
-    #[arg(short = 'p', long, default_value_t = 18516, value_name = "PORT", value_parser = stream::parse_port)]
-    tcp_port: u16,
-    #[command(flatten)]
-    wishes: Wishes,
-    /// Show rates, alpha and round trips over time: a chart; with --json, the samples; with a file name, a picture. bw only
-    #[arg(long, value_name = "FILE.svg", num_args = 0..=1, default_missing_value = "", value_parser = plot::parse)]
-    plot: Option<plot::Wish>,
-    /// Print one JSON object for each size
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    device: DeviceOptions,
-}
 
 /// Measures.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {

@@ -1,11 +1,10 @@
 //! What is measured: from the command line, and agreed between the two ends.
 
-use clap::Args;
 use roxie::limits::{MAX_CQE, MAX_WR};
 use roxie::verbs::Mtu;
 use serde::{Deserialize, Serialize};
 
-use super::{Arguments, Measure, Operation, Service};
+use super::arguments::{Arguments, Measure, Operation, Service, Wishes};
 use crate::failure::Failure;
 
 /// Sends posted beyond the depth at most: unsignaled ones that wait for a signaled one to follow.
@@ -15,33 +14,6 @@ const MAX_SIZE: u32 = 1 << 30;
 const MAX_QPS: u32 = 4096;
 /// Both ends speak this version of the exchange.
 pub(super) const VERSION: u32 = 2;
-
-/// What a command line says about the plan; the rest has defaults, or is the client's to say.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Measurement")]
-pub(super) struct Wishes {
-    /// Bytes of a message, or several sizes to measure one after the other [default: bw 65536, lat 8, atomic 8]
-    #[arg(short, long, value_delimiter = ',', value_name = "BYTES")]
-    pub(super) size: Vec<u32>,
-    /// The service of the queue pairs: without acknowledgements, what is lost stays lost [default: rc]
-    #[arg(long, value_name = "SERVICE", conflicts_with = "floor")]
-    pub(super) service: Option<Service>,
-    /// Queue pairs [default: 1]
-    #[arg(short, long, value_name = "COUNT")]
-    pub(super) qps: Option<u32>,
-    /// Operations outstanding on each queue pair [default: bw 128, lat 1]
-    #[arg(short = 't', long, value_name = "COUNT")]
-    pub(super) depth: Option<u32>,
-    /// Seconds for each size [default: 2]
-    #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters")]
-    pub(super) duration: Option<f64>,
-    /// Operations for each size, instead of a duration
-    #[arg(short = 'n', long, value_name = "COUNT")]
-    pub(super) iters: Option<u64>,
-    /// Measure the port alone: raw frames or datagrams of the same size, without the transport
-    #[arg(long)]
-    pub(super) floor: bool,
-}
 
 /// How long to go on with a size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

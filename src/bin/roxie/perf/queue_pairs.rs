@@ -2,12 +2,13 @@
 
 use roxie::verbs::Mtu;
 
+use super::arguments::{Measure, Operation};
 use super::control::{Control, End, ServerReport};
 use super::link::Link;
 use super::plan::Plan;
 use super::report::Outcome;
 use super::session::Side;
-use super::{Measure, Operation, bandwidth, latency};
+use super::{bandwidth, latency};
 use crate::device::health::tell_logs;
 use crate::failure::Failure;
 

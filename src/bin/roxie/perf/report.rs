@@ -5,10 +5,11 @@ use serde_json::{Value, json};
 
 use roxie::verbs::Mtu;
 
+use super::arguments::{Measure, Operation, Service};
 use super::control::ServerReport;
+use super::picture;
 use super::plan::Plan;
 use super::plot::{Series, Wish};
-use super::{Measure, Operation, Service, picture};
 use crate::failure::Failure;
 use crate::output;
 

@@ -18,8 +18,9 @@ use std::time::Duration;
 
 use roxie::verbs::Mtu;
 
+use super::arguments::Wishes;
 use super::control::{ANSWER, Control, End, Message, ServerReport, out_of_turn};
-use super::plan::{Plan, VERSION, Wishes};
+use super::plan::{Plan, VERSION};
 use super::report::{Form, Outcome, Printer};
 use crate::failure::Failure;
 use crate::output;

@@ -1,0 +1,113 @@
+//! The command line of `roxie perf`: what is measured, how, and between whom.
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use super::plot;
+use crate::device::DeviceOptions;
+use crate::failure::EXIT_CODES;
+use crate::stream;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Operation {
+    /// SEND into posted receives
+    Send,
+    /// RDMA WRITE
+    Write,
+    /// RDMA READ
+    Read,
+    /// Fetch and add on 8 bytes
+    Atomic,
+}
+
+/// Of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Measure {
+    /// Bandwidth and message rate, with many operations outstanding
+    Bw,
+    /// Latency, one operation at a time
+    Lat,
+}
+
+/// Over which service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Service {
+    /// Reliable connection: everything arrives, and is acknowledged
+    #[default]
+    Rc,
+    /// Unreliable connection: send and write
+    Uc,
+    /// Datagrams: send, up to the MTU
+    Ud,
+}
+
+/// What to measure and how.
+#[derive(Clone, Debug, Args)]
+#[command(
+    about = "Measure bandwidth, message rate and latency percentiles",
+    long_about = "Measures bandwidth, message rate or latency of an operation. Without SERVER it waits for one \
+        client, with SERVER it is the client. The client decides what is measured. Options that the server is given too must \
+        be the same; an error names those that differ.\n\nbw keeps --depth operations \
+        outstanding on each QP. lat runs one at a time: for send and write the round trip of a message and its \
+        answer, for read and atomic the time to completion. Both print one line or JSON object for each size.\n\n\
+        --floor measures what the port does without any transport: frames of the same size, sent and counted, or \
+        echoed. Sizes above the path MTU become frames of one path MTU.",
+    after_help = format!(
+        "Examples:\n  roxie perf send lat --port memory               both ends in this process\n  roxie perf write bw \
+         --dev eth0                  waits for a client\n  roxie perf write bw --dev eth0 192.0.2.1 -s 64,65536\n  \
+         roxie perf write bw --dev eth0 192.0.2.1 -s 64,65536 --floor\n  \
+         roxie perf write bw --port memory --cc dcqcn --fault tx.mark=0.0002 --plot rates.svg\n\n{EXIT_CODES}"
+    )
+)]
+pub(crate) struct Arguments {
+    /// The operation
+    pub(super) operation: Operation,
+    /// What to measure of it
+    pub(super) measure: Measure,
+    /// Host name or address of the server; without it this is the server
+    pub(super) server: Option<String>,
+    /// TCP port on which the two ends agree
+    #[arg(short = 'p', long, default_value_t = 18516, value_name = "PORT", value_parser = stream::parse_port)]
+    pub(super) tcp_port: u16,
+    #[command(flatten)]
+    pub(super) wishes: Wishes,
+    /// Show rates, alpha and round trips over time: a chart; with --json, the samples; with a file name, a picture. bw only
+    #[arg(long, value_name = "FILE.svg", num_args = 0..=1, default_missing_value = "", value_parser = plot::parse)]
+    pub(super) plot: Option<plot::Wish>,
+    /// Print one JSON object for each size
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) device: DeviceOptions,
+}
+
+/// What a command line says about the plan; the rest has defaults, or is the client's to say.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Measurement")]
+pub(super) struct Wishes {
+    /// Bytes of a message, or several sizes to measure one after the other [default: bw 65536, lat 8, atomic 8]
+    #[arg(short, long, value_delimiter = ',', value_name = "BYTES")]
+    pub(super) size: Vec<u32>,
+    /// The service of the queue pairs: without acknowledgements, what is lost stays lost [default: rc]
+    #[arg(long, value_name = "SERVICE", conflicts_with = "floor")]
+    pub(super) service: Option<Service>,
+    /// Queue pairs [default: 1]
+    #[arg(short, long, value_name = "COUNT")]
+    pub(super) qps: Option<u32>,
+    /// Operations outstanding on each queue pair [default: bw 128, lat 1]
+    #[arg(short = 't', long, value_name = "COUNT")]
+    pub(super) depth: Option<u32>,
+    /// Seconds for each size [default: 2]
+    #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters")]
+    pub(super) duration: Option<f64>,
+    /// Operations for each size, instead of a duration
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    pub(super) iters: Option<u64>,
+    /// Measure the port alone: raw frames or datagrams of the same size, without the transport
+    #[arg(long)]
+    pub(super) floor: bool,
+}
