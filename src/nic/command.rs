@@ -5,7 +5,7 @@ use super::log::QpRecord;
 use crate::congestion::{Settings, State};
 use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
-use crate::transport::qp::Attributes;
+use crate::transport::Attributes;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, ModifyError, MrIndex, MwIndex, MwType,
     OpenXrcd, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, Rss, SrqIndex, SrqInit,

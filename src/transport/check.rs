@@ -2,11 +2,16 @@
 //!
 //! The order in which they are made is [`super::responder`]'s. A request that fails one is refused with the NAK that
 //! [`Check::nak`] gives (IBTA 9.7.4.1, 9.9.3); a service without acknowledgements drops it for the same reason.
+//! Those that a packet and the message under way decide are here; keys are [`super::memory`]'s.
 
 use std::fmt;
 
+use super::Qp;
 use super::memory::Refusal;
-use crate::wire::NakCode;
+use super::responder::Message;
+use crate::limits::MAX_MESSAGE;
+use crate::verbs::Access;
+use crate::wire::{NakCode, Operation, Packet, Position, Reth};
 
 /// A check that a request did not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,5 +132,40 @@ impl fmt::Display for Check {
             Check::ReceiveProtection => "the receive names memory that is not to be written",
             Check::ReceiveNoPage => "the receive's memory has no page there",
         })
+    }
+}
+
+impl Qp {
+    /// FIRST and ONLY start a message, MIDDLE and LAST go on with one of the same kind.
+    pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Check> {
+        let info = packet.info();
+        let goes_on = matches!(info.position, Position::Middle | Position::Last);
+        let fits = match self.responder.message {
+            Message::None => !goes_on,
+            Message::Send { .. } => goes_on && info.operation == Operation::Send,
+            Message::Write { .. } => goes_on && info.operation == Operation::Write,
+        };
+        if fits { Ok(()) } else { Err(self.responder.out_of_order()) }
+    }
+
+    pub(super) fn check_length(&self, packet: &Packet) -> Result<(), Check> {
+        let mtu = self.attributes().path_mtu.bytes();
+        let length = packet.payload.len();
+        let fits = match (packet.info().operation, packet.info().position) {
+            (Operation::Send | Operation::Write, Position::First | Position::Middle) => length == mtu,
+            (Operation::Send | Operation::Write, Position::Last) => (1..=mtu).contains(&length),
+            (Operation::Send | Operation::Write, Position::Only) => length <= mtu,
+            (Operation::AtomicWrite, _) => length == 8,
+            _ => length == 0,
+        };
+        if fits { Ok(()) } else { Err(Check::PacketLength) }
+    }
+
+    /// What the QP's peer may ask for at all.
+    pub(super) fn check_allowed(&self, needed: Access, reth: &Reth) -> Result<(), Check> {
+        if !self.attributes().access.contains(needed) {
+            return Err(Check::NotEnabled);
+        }
+        if reth.dma_len > MAX_MESSAGE { Err(Check::TooLong) } else { Ok(()) }
     }
 }

@@ -24,6 +24,7 @@
 //! Whatever a peer sends ends in a counted drop, a NAK, or a completion with a status.
 
 pub mod address;
+pub mod attributes;
 pub mod check;
 pub mod completer;
 pub mod coverage;
@@ -53,6 +54,7 @@ mod counters;
 mod planted;
 
 pub use address::AddressHandles;
+pub use attributes::Attributes;
 pub use check::Check;
 pub use counters::Counters;
 pub use memory::{MemoryTable, Refusal, RegionSpec, Span, User};

@@ -9,7 +9,7 @@ use super::replies::{Replies, Reply};
 use super::requester::packets_for;
 use super::scatter::{self, FramePayload, ListError};
 use super::{AtomicOp, Ctx, DmaIn, Qp, TxReason, Verdict};
-use crate::limits::{MAX_MESSAGE, MAX_SGE};
+use crate::limits::MAX_SGE;
 use crate::time::Nanos;
 use crate::verbs::{
     Access, AsyncEvent, EventKind, PdId, QpType, RecvWr, Sge, Srqn, Wc, WcFlags, WcOpcode, WcStatus,
@@ -154,7 +154,7 @@ impl Responder {
 
     /// The check that a packet failed which does not go on with the message under way.
     #[cold]
-    fn out_of_order(&self) -> Check {
+    pub(super) fn out_of_order(&self) -> Check {
         if self.message == Message::None { Check::NotBegun } else { Check::MidMessage }
     }
 
@@ -268,31 +268,6 @@ impl Qp {
         }
     }
 
-    /// FIRST and ONLY start a message, MIDDLE and LAST go on with one of the same kind.
-    pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Check> {
-        let info = packet.info();
-        let goes_on = matches!(info.position, Position::Middle | Position::Last);
-        let fits = match self.responder.message {
-            Message::None => !goes_on,
-            Message::Send { .. } => goes_on && info.operation == Operation::Send,
-            Message::Write { .. } => goes_on && info.operation == Operation::Write,
-        };
-        if fits { Ok(()) } else { Err(self.responder.out_of_order()) }
-    }
-
-    pub(super) fn check_length(&self, packet: &Packet) -> Result<(), Check> {
-        let mtu = self.attributes().path_mtu.bytes();
-        let length = packet.payload.len();
-        let fits = match (packet.info().operation, packet.info().position) {
-            (Operation::Send | Operation::Write, Position::First | Position::Middle) => length == mtu,
-            (Operation::Send | Operation::Write, Position::Last) => (1..=mtu).contains(&length),
-            (Operation::Send | Operation::Write, Position::Only) => length <= mtu,
-            (Operation::AtomicWrite, _) => length == 8,
-            _ => length == 0,
-        };
-        if fits { Ok(()) } else { Err(Check::PacketLength) }
-    }
-
     fn execute_send(
         &mut self,
         ctx: &mut Ctx<'_>,
@@ -388,14 +363,6 @@ impl Qp {
             self.check_remote(ctx, reth.va, reth.rkey, reth.dma_len.into(), Access::REMOTE_WRITE)?;
         }
         Ok(())
-    }
-
-    /// What the QP's peer may ask for at all.
-    pub(super) fn check_allowed(&self, needed: Access, reth: &Reth) -> Result<(), Check> {
-        if !self.attributes().access.contains(needed) {
-            return Err(Check::NotEnabled);
-        }
-        if reth.dma_len > MAX_MESSAGE { Err(Check::TooLong) } else { Ok(()) }
     }
 
     fn execute_read(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, RequestRefused> {
