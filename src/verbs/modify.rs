@@ -273,4 +273,37 @@ mod tests {
             assert_eq!(result.is_ok(), leaves, "{qp_type:?}");
         }
     }
+
+    /// Each way between two states, written down a second time; RESET and ERR can be reached from everywhere.
+    #[test]
+    fn queue_pairs_go_between_these_states_and_no_others() {
+        use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
+        let reliable = [
+            (Reset, Init),
+            (Init, Init),
+            (Init, Rtr),
+            (Rtr, Rts),
+            (Rts, Rts),
+            (Rts, Sqd),
+            (Sqd, Rts),
+            (Sqd, Sqd),
+        ];
+        for qp_type in QpType::ALL {
+            let has_sqe = matches!(qp_type, QpType::Uc | QpType::Ud | QpType::Gsi | QpType::RawPacket);
+            // There is nothing that could be changed while a raw packet QP is drained.
+            let changes_drained = qp_type != QpType::RawPacket;
+            for (from, to) in all.into_iter().flat_map(|from| all.map(|to| (from, to))) {
+                let attr = QpAttr { state: Some(to), ..QpAttr::default() };
+                let leads = !matches!(
+                    check_transition(qp_type, from, &attr, Mtu::Mtu1024, 16),
+                    Err(ModifyError::NoSuchTransition { .. })
+                );
+                let expected = matches!(to, Reset | Error)
+                    || (reliable.contains(&(from, to)) && ((from, to) != (Sqd, Sqd) || changes_drained))
+                    || (has_sqe && (from, to) == (Sqe, Rts));
+                assert_eq!(leads, expected, "{qp_type:?} from {from:?} to {to:?}");
+            }
+        }
+    }
 }

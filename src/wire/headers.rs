@@ -491,12 +491,49 @@ mod tests {
         }
     }
 
+    /// Written down a second time, in the specification's milliseconds.
     #[test]
-    fn timer_and_credit_codes_have_the_tables_ends() {
-        assert_eq!(rnr_timer_ns(0), 655_360_000);
-        assert_eq!(rnr_timer_ns(1), 10_000);
-        assert_eq!(rnr_timer_ns(31), 491_520_000);
+    fn timer_codes_stand_for_the_times_of_the_table() {
+        let milliseconds = [
+            655.36, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64, 0.96, 1.28, 1.92,
+            2.56, 3.84, 5.12, 7.68, 10.24, 15.36, 20.48, 30.72, 40.96, 61.44, 81.92, 122.88, 163.84, 245.76,
+            327.68, 491.52,
+        ];
+        for (code, time) in (0..).zip(milliseconds) {
+            assert_eq!(rnr_timer_ns(code), (time * 1e6_f64).round() as u64, "code {code}");
+        }
+        assert_eq!(rnr_timer_ns(32), rnr_timer_ns(0), "five bits count");
         assert_eq!(Syndrome::from(0x2c).to_string(), "RNR_NAK timer 12 (0.64 ms)");
-        assert_eq!((credits(0), credits(30), credits(31)), (Some(0), Some(32768), None));
+    }
+
+    /// Powers of two and the numbers halfway between them.
+    #[test]
+    fn credit_codes_stand_for_the_counts_of_the_table() {
+        let counts = (0..31u32).map(|code| match code {
+            0..4 => code,
+            _ => (2 + code % 2) << (code / 2 - 1),
+        });
+        for (code, count) in (0..).zip(counts) {
+            assert_eq!(credits(code), Some(count), "code {code}");
+        }
+        assert_eq!((credits(4), credits(5), credits(30), credits(31)), (Some(4), Some(6), Some(32768), None));
+    }
+
+    #[test]
+    fn syndromes_are_the_bytes_of_the_table() {
+        let named = [
+            (0x00, Syndrome::Ack { credits: 0 }),
+            (0x1f, Syndrome::Ack { credits: 31 }),
+            (0x20, Syndrome::RnrNak { timer: 0 }),
+            (0x2c, Syndrome::RnrNak { timer: 12 }),
+            (0x60, Syndrome::Nak(NakCode::PsnSequence)),
+            (0x61, Syndrome::Nak(NakCode::InvalidRequest)),
+            (0x62, Syndrome::Nak(NakCode::RemoteAccess)),
+            (0x63, Syndrome::Nak(NakCode::RemoteOperational)),
+            (0x64, Syndrome::Nak(NakCode::InvalidRdRequest)),
+        ];
+        for (byte, syndrome) in named {
+            assert_eq!((Syndrome::from(byte), u8::from(syndrome)), (syndrome, byte));
+        }
     }
 }

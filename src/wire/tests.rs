@@ -296,6 +296,11 @@ fn each_fault_has_its_own_reason() {
     let mut bytes = build(&v6, &Bth::default(), &Ext::None, b"abc", 0);
     bytes[20] = 44;
     assert_eq!(parse(&Frame::whole(&bytes)), Err(Drop::Ipv6Extension(44)));
+    let grh = FlowSpec { version: RoceVersion::V1, ..v6 };
+    let mut bytes = build(&grh, &Bth::default(), &Ext::None, b"abc", 0);
+    assert_eq!(bytes[20], 0x1b, "the next header of a GRH");
+    bytes[20] = 17;
+    assert_eq!(parse(&Frame::whole(&bytes)), Err(Drop::BadGrhNextHeader(17)));
 }
 
 #[test]

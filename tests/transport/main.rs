@@ -1,6 +1,7 @@
 //! One NIC against a peer that the test plays packet by packet: each case of the transport, by script.
 //!
-//! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
+//! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification, [`requests`] what
+//! the one's packets say, [`order`] in which order the other checks and answers, [`headers`] what both look at, [`credits`] end-to-end,
 //! [`replays`] a peer that goes back, [`answers`] what no responder should say, [`between`] an application in the midst of a pass,
 //! [`notifications`] of congestion, [`congestion`] that others are told of, [`pacing`] by rates and pauses, [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and
 //! [`placement`] memory. [`uc`] and [`ud`] are the services without acknowledgements, [`raw`] frames of other protocols, [`srq`] and
@@ -14,12 +15,15 @@ mod between;
 mod checks;
 mod congestion;
 mod counters;
+mod credits;
 mod gone;
+mod headers;
 mod hidden;
 mod hostile;
 mod log;
 mod notifications;
 mod off_path;
+mod order;
 mod pacing;
 mod parts;
 mod peers;
@@ -30,6 +34,7 @@ mod reasons;
 mod regions;
 mod replays;
 mod requester;
+mod requests;
 mod responder;
 mod slowed;
 mod srq;

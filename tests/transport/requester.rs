@@ -319,38 +319,6 @@ fn seven_rnr_retries_stand_for_ever() {
 }
 
 #[test]
-fn credits_hold_sends_back_and_not_writes() {
-    let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
-    stage.post(WrOpcode::Send, 4);
-    stage.wait(SOON);
-    // One message done, one more receive is there.
-    stage.acknowledge(FIRST, Syndrome::Ack { credits: 1 }, 1);
-    stage.post(WrOpcode::Send, 4);
-    stage.post(WrOpcode::Send, 4);
-    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 1)], "the second send has no credit");
-    stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 0 }, 2);
-    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 2)], "the only message may always probe");
-    stage.post(WrOpcode::Write, 4);
-    assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 3)], "a WRITE needs none");
-}
-
-#[test]
-fn credits_count_from_the_messages_that_the_peer_has_done() {
-    let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
-    for _ in 0..3 {
-        stage.post(WrOpcode::Send, 4);
-    }
-    stage.wait(SOON);
-    // The second is the last that the peer knows of, and it has two receives more.
-    stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 2 }, 2);
-    for _ in 0..3 {
-        stage.post(WrOpcode::Send, 4);
-    }
-    // The third is under way and takes one of them.
-    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 3)]);
-}
-
-#[test]
 fn an_atomic_completes_with_eight_bytes_and_a_failed_one_with_none() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::FetchAdd, SendFlags::SIGNALED, 16);
@@ -513,24 +481,6 @@ fn the_timeout_is_over_when_its_time_has_come_and_not_a_moment_later() {
     assert_eq!(stage.wait(TIMEOUT - Nanos(1)), []);
     assert_eq!(stage.now, TIMEOUT);
     assert_eq!(stage.wait(Nanos(1)), sent);
-}
-
-#[test]
-fn credits_that_were_given_are_not_taken_back_and_new_ones_may_come_with_an_old_ack() {
-    let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
-    stage.post(WrOpcode::Send, 4);
-    stage.post(WrOpcode::Send, 4);
-    stage.wait(SOON);
-    stage.acknowledge(FIRST, Syndrome::Ack { credits: 3 }, 1);
-    // Said before the first was told of, and late: up to the fourth message it stays.
-    stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 0 }, 2);
-    for _ in 0..3 {
-        stage.post(WrOpcode::Send, 4);
-    }
-    assert_eq!(stage.wait(SOON).len(), 2, "the fifth waits");
-    // The peer posts a receive and says so with its last acknowledgement.
-    stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 3 }, 2);
-    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 4)]);
 }
 
 #[test]

@@ -257,3 +257,24 @@ fn a_change_of_state_does_not_wind_the_timer_up_again() {
     go(&mut stage, QpState::Sqd);
     assert_eq!(stage.wait(Nanos(TIMEOUT.0 / 2)), sent);
 }
+
+#[test]
+fn a_change_that_is_refused_changes_nothing() {
+    let mut stage = Stage::new();
+    let before = stage.host.query(stage.now, &stage.qp);
+    let cases = [
+        // One attribute is good in RTS, and the other is not.
+        QpAttr { min_rnr_timer: Some(3), retry_cnt: Some(1), ..QpAttr::default() },
+        QpAttr { min_rnr_timer: Some(32), ..QpAttr::default() },
+        QpAttr { state: Some(QpState::Init), ..QpAttr::default() },
+        QpAttr { cur_state: Some(QpState::Sqd), min_rnr_timer: Some(3), ..QpAttr::default() },
+    ];
+    for attr in cases {
+        assert!(stage.host.modify(stage.now, &stage.qp, &attr).is_err(), "{attr:?}");
+        let after = stage.host.query(stage.now, &stage.qp);
+        assert_eq!(format!("{after:?}"), format!("{before:?}"), "{attr:?}");
+    }
+    let good = QpAttr { min_rnr_timer: Some(3), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &good).expect("RTS allows it");
+    assert_eq!(stage.host.query(stage.now, &stage.qp).attributes.min_rnr_timer, 3);
+}

@@ -163,6 +163,13 @@ fn type_1_takes_only_keys_that_were_given_out_and_each_once() {
     let back = WindowBind { window: RKey(second), new_key: RKey(first), ..bind };
     assert_eq!(table.bind(USER, &back), Err(Refusal::UnknownKey), "an older one");
     let third = table.next_window_key(window).unwrap();
+    let zero_based = WindowBind {
+        window: RKey(second),
+        new_key: RKey(third),
+        access: bind.access | Access::ZERO_BASED,
+        ..bind
+    };
+    assert_eq!(table.bind(USER, &zero_based), Err(Refusal::WrongKind), "o10-36.2.2: not zero-based");
     let unbind = WindowBind { window: RKey(second), new_key: RKey(third), length: 0, ..bind };
     table.bind(USER, &unbind).unwrap();
     assert_eq!(table.deregister(MrIndex(0)), Ok(()), "nothing is bound to it any more");
