@@ -131,6 +131,7 @@ impl Responder {
     /// larger number from before: the peer knows how many it may use.
     pub(super) fn set_resources(&mut self, count: u8) {
         let count = usize::from(count).max(self.resources.len());
+        //= IBTA 9.7.5.1: as-many-results-are-kept-as-agreed
         self.resources.resize(count, None);
         self.replies.make_room_for(count);
     }
@@ -149,6 +150,7 @@ impl Responder {
     /// peer is owed the answers to what it asked before.
     pub(super) fn keep_up_to_refusal(&mut self) {
         let is_refusal = |r: &Reply| matches!(r, Reply::Nak { why, .. } if *why != Check::Turn);
+        //= IBTA 9.7.5.1: nothing-follows-a-refusal
         self.replies.truncate_behind(is_refusal);
     }
 
@@ -177,6 +179,7 @@ impl Responder {
     }
 
     fn message_done(&mut self) {
+        //= IBTA 9.7.7.1: msn-counts-messages
         self.msn = (self.msn + 1) & 0xff_ffff;
         self.message = Message::None;
     }
@@ -203,6 +206,7 @@ impl Qp {
     /// Handles a request packet.
     pub(super) fn handle_request(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         let r = &mut self.responder;
+        //= IBTA 9.7.1: psn-half-circle
         let mut ahead = packet.bth.psn.distance_from(r.expected);
         if PlantedBug::PsnCompareWithoutWrap.is() {
             ahead = packet.bth.psn.value() as i32 - r.expected.value() as i32;
@@ -210,11 +214,13 @@ impl Qp {
         if ahead < 0 && PlantedBug::NoDuplicateCheck.is() && packet.info().position == Position::Only {
             ahead = 0;
         }
+        //= IBTA 9.5: requests-are-executed-in-psn-order
         if ahead > 0 {
             ctx.counters.out_of_sequence += 1;
             let (expected, nak) = (r.expected, ctx.now >= r.silent_until);
             if nak {
                 r.silent_until = Nanos::MAX;
+                //= IBTA 9.7.5.2: gap-is-nakd-once
                 r.replies.push(Reply::Nak { psn: expected, msn: r.msn, why: Check::Turn });
             }
             return Verdict::OutOfSequence { expected, nak };
@@ -231,13 +237,16 @@ impl Qp {
             Ok(Executed::NotReady) => {
                 ctx.counters.out_of_buffer += 1;
                 ctx.counters.send_rnr_err += 1;
+                //= IBTA 9.7.5.2.8: rnr-nak-has-the-qps-timer
                 let timer = self.attributes().min_rnr_timer;
                 let r = &mut self.responder;
                 // What follows is ahead of its turn and dropped in silence: the peer knows.
+                //= IBTA 9.7.5.2.8: rnr-nak-is-followed-by-silence
                 r.silent_until = match PlantedBug::SilentAfterRnr.is() {
                     false => ctx.now + Nanos(rnr_timer_ns(timer)),
                     true => Nanos::MAX,
                 };
+                //= IBTA 9.7.5.2.8: rnr-nak-without-a-receive
                 r.replies.push(Reply::RnrNak { psn: packet.bth.psn, msn: r.msn, timer });
                 Verdict::NotReady
             }
@@ -252,6 +261,7 @@ impl Qp {
         frame: u16,
     ) -> Result<Executed, RequestRefused> {
         let info = packet.info();
+        //= IBTA 9.7.4.1: checks-have-an-order, refused-request-changes-nothing
         self.check_sequence(packet)?;
         self.check_length(packet)?;
         if self.qp_type == QpType::XrcRecv {
@@ -278,6 +288,7 @@ impl Qp {
             Message::Send { received } => received,
             _ => {
                 let r = &mut self.responder;
+                //= IBTA 9.4.1: send-takes-one-receive
                 let Some(receive) = ctx.receives.take(&mut r.sges) else { return Ok(Executed::NotReady) };
                 r.receive = Some(receive);
                 0
@@ -288,14 +299,17 @@ impl Qp {
         let sges = &r.sges[..r.receive.map_or(0, |w| w.num_sge as usize)];
         scatter::plan(ctx.memory, r.receive_pd, sges, received, payload, ctx.out).map_err(
             |error| match error {
+                //= IBTA 9.7.4.1.6: receive-holds-the-message
                 ListError::TooShort => {
                     RequestRefused { check: Check::ReceiveLength, receive: Some(WcStatus::LocLen) }
                 }
+                //= IBTA 9.9.3: receive-memory-is-writable
                 ListError::Protection => {
                     RequestRefused { check: Check::ReceiveProtection, receive: Some(WcStatus::LocProt) }
                 }
             },
         )?;
+        //= IBTA 9.4.1.1.3: send-with-invalidate-invalidates
         if let Some(key) = packet.ieth() {
             self.invalidate(ctx, key)?;
         }
@@ -326,17 +340,21 @@ impl Qp {
         let payload = payload_of(packet, frame);
         let after = received + u64::from(payload.length);
         let total = u64::from(reth.dma_len);
+        //= IBTA 9.7.4.1.6: write-is-as-long-as-it-said
         let fits = if is_last(packet) { after == total } else { after < total };
         if !fits {
             return Err(Check::MessageLength.into());
         }
+        //= IBTA 9.4.3: write-takes-no-receive
         let with_imm = packet.imm().is_some();
+        //= IBTA 9.4.3: write-with-immediate-takes-a-receive
         if with_imm {
             let r = &mut self.responder;
             let Some(receive) = ctx.receives.take(&mut r.sges) else { return Ok(Executed::NotReady) };
             r.receive = Some(receive);
         }
         if payload.length > 0 {
+            //= IBTA 9.7.4.1.5: key-is-checked-with-each-packet
             // Checked for each packet: the region may be gone since the first.
             let va = reth.va.wrapping_add(received);
             let to = self
@@ -358,8 +376,10 @@ impl Qp {
 
     fn check_write_start(&self, ctx: &Ctx<'_>, reth: &Reth) -> Result<(), RequestRefused> {
         self.check_allowed(Access::REMOTE_WRITE, reth)?;
+        //= IBTA 9.7.4.1.5: empty-access-checks-no-key
         // An empty WRITE does not look at the key (IBTA 9.7.4.1.5).
         if reth.dma_len > 0 {
+            //= IBTA 9.7.4.1.5: write-is-checked-as-a-whole
             self.check_remote(ctx, reth.va, reth.rkey, reth.dma_len.into(), Access::REMOTE_WRITE)?;
         }
         Ok(())
@@ -420,6 +440,7 @@ impl Qp {
             queued: true,
             again: false,
         });
+        //= IBTA 9.7.4.1: responder-resources-suffice
         let resource = resource.ok_or(Check::Resources)?;
         r.replies.push(reply_for(operation, resource));
         r.message_done();
@@ -430,6 +451,7 @@ impl Qp {
     fn after_request(&mut self, ctx: &Ctx<'_>, packet: &Packet) {
         let r = &mut self.responder;
         let operation = packet.info().operation;
+        //= IBTA 9.7.5.1: read-response-acknowledges-what-is-before
         let answers_itself = !matches!(operation, Operation::Send | Operation::Write);
         if answers_itself {
             // The response acknowledges it.
@@ -438,12 +460,14 @@ impl Qp {
                 None => 1,
             };
             let r = &mut self.responder;
+            //= IBTA 9.7.4: responder-counts-read-responses
             r.expected = r.expected + packets;
             r.unacknowledged = 0;
             return;
         }
         r.expected = r.expected.next();
         r.unacknowledged += 1;
+        //= IBTA 9.7.5.1: ack-answers-ack-request
         if packet.bth.ack_req || r.unacknowledged >= ctx.limits.ack_coalesce {
             r.acknowledge();
         }
@@ -465,6 +489,7 @@ impl Qp {
                 EventKind::QpRequestError
             }
         };
+        //= IBTA 9.9.3: failing-receive-carries-the-cause
         if let Some(status) = refusal.receive
             && let Some(receive) = r.receive.take()
         {
@@ -474,6 +499,7 @@ impl Qp {
                 Wc { wr_id: receive.wr_id, status, opcode: WcOpcode::Recv, qpn: self.qpn, ..Wc::default() };
             ctx.out.completions.push((self.recv_cq, wc));
         }
+        //= IBTA 9.9.3: responder-error-ends-rc
         ctx.out.events.push(AsyncEvent::Qp(self.index, kind));
         self.enter_error(ctx);
         Verdict::Refused(refusal.check)
@@ -488,6 +514,7 @@ impl Qp {
     ) {
         let Some(receive) = self.responder.receive.take() else { return };
         let mut flags = WcFlags::empty();
+        //= IBTA 9.4.1: immediate-is-delivered
         flags.set(WcFlags::WITH_IMM, packet.imm().is_some());
         flags.set(WcFlags::WITH_INV, packet.ieth().is_some());
         flags.set(WcFlags::SOLICITED, packet.bth.solicited);
@@ -509,6 +536,7 @@ impl Qp {
         r.message = Message::None;
         let mut next = r.receive.take();
         // What is shared is the others' as well.
+        //= IBTA 10.2.9: srq-outlives-a-qp
         let flushes = !self.shares_receives || PlantedBug::FlushesSharedReceives.is();
         let own = if flushes { ctx.receives.available() } else { 0 };
         let waiting = own + u32::from(next.is_some());

@@ -83,6 +83,7 @@ impl Bth {
 
     /// Reads the header; every 12 bytes are one.
     pub fn read(bytes: &[u8; Bth::LEN]) -> Bth {
+        //= IBTA 9.2: reserved-bits-mean-nothing
         let raw: &RawBth = zerocopy::transmute_ref!(bytes);
         Bth {
             opcode: Opcode(raw.opcode),
@@ -372,6 +373,7 @@ pub enum NakCode {
 impl From<u8> for Syndrome {
     fn from(byte: u8) -> Syndrome {
         let low = byte & 0x1f;
+        //= IBTA 9.7.5.2: syndrome-has-kind-and-value
         match (byte >> 5, low) {
             (0, credits) => Syndrome::Ack { credits },
             (1, timer) => Syndrome::RnrNak { timer },
@@ -434,6 +436,7 @@ impl fmt::Display for Syndrome {
 /// How long an RNR NAK's timer code asks to wait, in nanoseconds (IBTA table 50). The low five
 /// bits count.
 pub const fn rnr_timer_ns(code: u8) -> u64 {
+    //= IBTA 9.7.5.2.8: rnr-timer-has-its-table
     const UNITS_OF_10_US: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
         3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
@@ -444,6 +447,7 @@ pub const fn rnr_timer_ns(code: u8) -> u64 {
 /// How many messages a credit code allows (IBTA table 47); `None` for 31, no information. The low
 /// five bits count.
 pub const fn credits(code: u8) -> Option<u32> {
+    //= IBTA 9.7.7.2: credit-codes-have-their-table
     const CREDITS: [u32; 31] = [
         0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
         3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
@@ -481,6 +485,7 @@ mod tests {
         assert_eq!(bth.to_bytes(), [0x81, 0xa0, 0x7f, 0xff, 0x40, 1, 2, 3, 0x80, 0xff, 0xfe, 0xfd]);
     }
 
+    //= test: IBTA 9.7.5.2: syndrome-has-kind-and-value
     #[test]
     fn every_syndrome_byte_survives() {
         for byte in 0..=255u8 {
@@ -492,6 +497,7 @@ mod tests {
     }
 
     /// Written down a second time, in the specification's milliseconds.
+    //= test: IBTA 9.7.5.2.8: rnr-timer-has-its-table
     #[test]
     fn timer_codes_stand_for_the_times_of_the_table() {
         let milliseconds = [
@@ -507,6 +513,7 @@ mod tests {
     }
 
     /// Powers of two and the numbers halfway between them.
+    //= test: IBTA 9.7.7.2: credit-codes-have-their-table
     #[test]
     fn credit_codes_stand_for_the_counts_of_the_table() {
         let counts = (0..31u32).map(|code| match code {
@@ -519,6 +526,7 @@ mod tests {
         assert_eq!((credits(4), credits(5), credits(30), credits(31)), (Some(4), Some(6), Some(32768), None));
     }
 
+    //= test: IBTA 9.7.5.2: syndrome-has-kind-and-value
     #[test]
     fn syndromes_are_the_bytes_of_the_table() {
         let named = [

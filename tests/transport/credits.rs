@@ -8,6 +8,7 @@ use crate::{Answer, FIRST, Setup, Stage};
 
 const SOON: Nanos = Nanos(1000);
 
+//= test: IBTA 9.7.7.2: credits-hold-sends-back, message-without-credit-may-probe
 #[test]
 fn credits_hold_sends_back_and_not_writes() {
     let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
@@ -24,6 +25,7 @@ fn credits_hold_sends_back_and_not_writes() {
     assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 3)], "a WRITE needs none");
 }
 
+//= test: IBTA 9.7.7.2: credits-hold-sends-back
 #[test]
 fn credits_count_from_the_messages_that_the_peer_has_done() {
     let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
@@ -58,6 +60,7 @@ fn credits_that_were_given_are_not_taken_back_and_new_ones_may_come_with_an_old_
     assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 4)]);
 }
 
+//= test: IBTA 9.7.7.2: credits-are-told
 #[test]
 fn credits_say_how_many_receives_wait_where_they_are_in_use() {
     let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });

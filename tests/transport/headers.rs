@@ -29,6 +29,7 @@ fn go_on(stage: &mut Stage, rq_psn: Psn, steps: std::ops::Range<usize>) {
 }
 
 /// The same station has several addresses, and a connection is between two of them.
+//= test: IBTA 9.6.1: destination-is-our-address
 #[test]
 fn what_is_for_another_address_of_ours_is_not_for_the_qp() {
     let gid = |n| Gid::from(Host::address(n, false));
@@ -59,6 +60,7 @@ fn what_is_for_another_address_of_ours_is_not_for_the_qp() {
     }
 }
 
+//= test: IBTA 9.2: reserved-bits-mean-nothing
 #[test]
 fn bits_that_mean_nothing_are_not_looked_at() {
     let mut stage = Stage::new();
@@ -78,6 +80,7 @@ fn bits_that_mean_nothing_are_not_looked_at() {
 }
 
 /// Each bit of a packet that the ICRC covers, one at a time: of the BTH, the payload and the ICRC itself.
+//= test: IBTA 7.8.1: bad-icrc-is-dropped
 #[test]
 fn a_packet_of_which_a_bit_was_flipped_is_dropped_and_nobody_is_told() {
     let mut stage = Stage::new();
@@ -100,6 +103,7 @@ fn a_packet_of_which_a_bit_was_flipped_is_dropped_and_nobody_is_told() {
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)], "the one that was not harmed");
 }
 
+//= test: IBTA 9.7.1: psn-is-24-bits, psn-begins-as-agreed
 #[test]
 fn the_first_request_has_the_psn_that_was_agreed_and_psns_wrap() {
     let mut stage = Stage::new();
@@ -118,6 +122,7 @@ fn the_first_request_has_the_psn_that_was_agreed_and_psns_wrap() {
     }
 }
 
+//= test: IBTA 10.3.1.2: init-takes-receives-and-no-packets
 #[test]
 fn in_init_packets_are_dropped_and_receives_are_kept() {
     let mut stage = Stage::new();
@@ -133,6 +138,7 @@ fn in_init_packets_are_dropped_and_receives_are_kept() {
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
 }
 
+//= test: IBTA 10.3.1.3: rtr-answers-and-does-not-ask
 #[test]
 fn in_rtr_requests_are_answered_and_none_is_sent() {
     let mut stage = Stage::new();

@@ -17,6 +17,7 @@ fn nowhere(stage: &Stage, dma_len: u32) -> Ext {
 }
 
 /// Each of these has a bad key as well.
+//= test: IBTA 9.7.4.1: checks-have-an-order
 #[test]
 fn the_first_fault_decides_what_the_peer_hears() {
     // Its PSN is not due.
@@ -50,6 +51,7 @@ fn the_first_fault_decides_what_the_peer_hears() {
     assert_eq!(key, [Answer::nak(0, NakCode::RemoteAccess)]);
 }
 
+//= test: IBTA 9.7.5.1: acks-coalesce
 #[test]
 fn one_acknowledgement_stands_for_all_that_came_at_once() {
     let mut stage = Stage::new();
@@ -61,6 +63,8 @@ fn one_acknowledgement_stands_for_all_that_came_at_once() {
     assert_eq!(stage.msn, Some(3));
 }
 
+//= test: IBTA 9.7.4: responder-counts-read-responses
+//= test: IBTA 9.5: ack-follows-read-response
 #[test]
 fn the_answer_of_a_read_or_atomic_stands_between_the_acknowledgements_around_it() {
     let mut stage = Stage::new();
@@ -82,6 +86,7 @@ fn the_answer_of_a_read_or_atomic_stands_between_the_acknowledgements_around_it(
     assert_eq!(told, expected);
 }
 
+//= test: IBTA 9.4.3: write-takes-no-receive
 #[test]
 fn a_write_takes_no_receive() {
     let mut stage = Stage::new();

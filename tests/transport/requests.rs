@@ -18,6 +18,7 @@ fn there(offset: u64, dma_len: u32) -> Reth {
     Reth { va: 0x1000 + offset, rkey: 1, dma_len }
 }
 
+//= test: IBTA 9.7.3: psn-counts-packets, message-is-cut-at-the-path-mtu
 #[test]
 fn a_message_is_cut_at_the_path_mtu() {
     use Opcode as O;
@@ -41,6 +42,8 @@ fn a_message_is_cut_at_the_path_mtu() {
     }
 }
 
+//= test: IBTA 9.4.3: write-names-its-whole-length-first
+//= test: IBTA 9.4: immediate-is-in-the-last-packet
 #[test]
 fn a_write_names_its_whole_length_in_its_first_packet_and_nowhere_else() {
     let mut stage = Stage::new();
@@ -53,6 +56,8 @@ fn a_write_names_its_whole_length_in_its_first_packet_and_nowhere_else() {
     );
 }
 
+//= test: IBTA 9.7.3: read-takes-a-psn-for-each-response
+//= test: IBTA 9.4.4: read-request-names-what-it-wants
 #[test]
 fn a_read_takes_the_psns_of_its_response_and_what_follows_has_the_next() {
     for (length, psns) in [(0, 1), (256, 1), (257, 2), (600, 3)] {
@@ -67,6 +72,7 @@ fn a_read_takes_the_psns_of_its_response_and_what_follows_has_the_next() {
     }
 }
 
+//= test: IBTA 9.7.6: read-is-asked-again-from-the-hole
 #[test]
 fn the_rest_of_a_read_is_asked_for_by_the_address_and_the_length_that_are_missing() {
     let mut stage = Stage::new();
@@ -82,6 +88,7 @@ fn the_rest_of_a_read_is_asked_for_by_the_address_and_the_length_that_are_missin
     assert_eq!(read.reth(), Some(there(256, 344)));
 }
 
+//= test: IBTA 9.4.5: atomic-request-has-its-operands
 #[test]
 fn atomics_carry_their_operands_each_in_its_place() {
     let mut stage = Stage::new();
@@ -96,6 +103,7 @@ fn atomics_carry_their_operands_each_in_its_place() {
     assert_eq!(sent[1], (Opcode::RC_FETCH_ADD, eth(0x1111, 0)));
 }
 
+//= test: IBTA A17.4.5: addresses-and-class-come-from-the-path
 #[test]
 fn packets_have_addresses_class_and_hop_limit_of_their_path() {
     let mut stage = Stage::new();
@@ -113,6 +121,7 @@ fn packets_have_addresses_class_and_hop_limit_of_their_path() {
     assert_eq!((ip.tos, ip.ttl), (0x28, 7));
 }
 
+//= test: IBTA 9.7.6: read-response-completes-what-is-before
 #[test]
 fn the_response_of_a_read_completes_what_was_sent_before_it() {
     let mut stage = Stage::new();
@@ -127,6 +136,7 @@ fn the_response_of_a_read_completes_what_was_sent_before_it() {
 }
 
 /// Half of it was acknowledged: the rest has a whole timeout from then on.
+//= test: IBTA 9.7.6.1.3: timer-runs-while-something-is-outstanding
 #[test]
 fn the_timer_begins_anew_with_each_acknowledgement_of_something_new() {
     let mut stage = Stage::new();
@@ -140,6 +150,7 @@ fn the_timer_begins_anew_with_each_acknowledgement_of_something_new() {
     assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 1)]);
 }
 
+//= test: IBTA 10.8.1: unsignaled-success-does-not-complete
 #[test]
 fn what_asks_for_no_completion_has_one_only_if_it_fails() {
     let mut stage = Stage::new();

@@ -16,6 +16,8 @@ fn assert_refused(stage: &mut Stage, answers: &[Answer], psn: u32, code: NakCode
     assert!(untouched, "memory was written");
 }
 
+//= test: IBTA 9.7.5.1: response-has-the-requests-psn
+//= test: IBTA 9.4.1: send-takes-one-receive, immediate-is-delivered
 #[test]
 fn a_send_lands_in_the_receive_and_is_acknowledged() {
     let mut stage = Stage::new();
@@ -29,6 +31,7 @@ fn a_send_lands_in_the_receive_and_is_acknowledged() {
     assert_eq!(stage.memory.bytes(99, 261), [&[0][..], &[1; 256], &[2; 3], &[0]].concat());
 }
 
+//= test: IBTA 9.7.5.1: ack-answers-ack-request
 #[test]
 fn only_a_packet_that_asks_for_it_is_acknowledged() {
     let mut stage = Stage::new();
@@ -39,6 +42,8 @@ fn only_a_packet_that_asks_for_it_is_acknowledged() {
     assert_eq!(stage.request(Opcode::RC_SEND_LAST, 1, Ext::None, &[1]), [Answer::ack(1)]);
 }
 
+//= test: IBTA 9.5: requests-are-executed-in-psn-order
+//= test: IBTA 9.7.5.2: gap-is-nakd-once
 #[test]
 fn a_gap_is_naked_once_until_the_due_packet_comes() {
     let mut stage = Stage::new();
@@ -61,6 +66,7 @@ fn a_gap_is_naked_once_until_the_due_packet_comes() {
     assert_eq!(stage.counter("out_of_sequence"), 3);
 }
 
+//= test: IBTA 9.7.5.1: duplicate-is-not-executed, duplicate-ack-covers-what-is-done
 #[test]
 fn a_duplicate_send_is_acknowledged_again_and_not_executed() {
     let mut stage = Stage::new();
@@ -74,6 +80,7 @@ fn a_duplicate_send_is_acknowledged_again_and_not_executed() {
     assert_eq!(stage.counter("duplicate_request"), 1);
 }
 
+//= test: IBTA 9.7.5.2.8: rnr-nak-without-a-receive, rnr-nak-has-the-qps-timer, rnr-nak-is-followed-by-silence
 #[test]
 fn without_a_receive_the_peer_is_asked_to_wait_and_what_follows_is_dropped_in_silence() {
     let mut stage = Stage::new();
@@ -88,6 +95,8 @@ fn without_a_receive_the_peer_is_asked_to_wait_and_what_follows_is_dropped_in_si
     assert_eq!((stage.counter("send_rnr_err"), stage.state()), (2, QpState::Rts));
 }
 
+//= test: IBTA 9.4.3: write-with-immediate-takes-a-receive
+//= test: IBTA 9.7.5.2.8: rnr-nak-without-a-receive
 #[test]
 fn a_write_with_immediate_waits_at_its_last_packet_and_is_written_once_it_may() {
     let mut stage = Stage::new();
@@ -103,6 +112,8 @@ fn a_write_with_immediate_waits_at_its_last_packet_and_is_written_once_it_may() 
     assert_eq!(stage.memory.bytes(0, 261), [vec![3; 260], vec![0]].concat());
 }
 
+//= test: IBTA 9.7.4.1.6: receive-holds-the-message
+//= test: IBTA 9.9.3: failing-receive-carries-the-cause
 #[test]
 fn a_message_longer_than_the_receive_is_refused() {
     let mut stage = Stage::new();
@@ -113,6 +124,7 @@ fn a_message_longer_than_the_receive_is_refused() {
     assert_refused(&mut stage, &answers, 0, NakCode::InvalidRequest, EventKind::QpRequestError);
 }
 
+//= test: IBTA 9.9.3: receive-memory-is-writable
 #[test]
 fn a_receive_whose_list_is_not_allowed_is_the_responders_own_fault() {
     let mut stage = Stage::new();
@@ -136,6 +148,12 @@ fn same(_: &mut Reth) {}
 /// What is wrong, and how it becomes so.
 type Change = (&'static str, fn(&mut Reth));
 
+//= test: IBTA 9.7.4.1: message-begins-with-first-or-only, message-is-not-interrupted, atomic-is-aligned
+//= test: IBTA 9.7.4.1.6: first-and-middle-are-full, only-fits-the-path-mtu, last-is-not-empty
+//= test: IBTA 9.7.4.1.6: read-and-atomic-requests-are-empty, write-is-as-long-as-it-said, reth-is-2-to-the-31-at-most
+//= test: IBTA 9.7.4.1: refused-request-changes-nothing
+//= test: IBTA 9.7.5.2: invalid-request-is-nakd-and-ends
+//= test: IBTA 9.9.3: responder-error-ends-rc
 #[test]
 fn invalid_requests_are_refused_as_invalid() {
     let cases: &[Case] = &[
@@ -225,6 +243,10 @@ fn invalid_requests_are_refused_as_invalid() {
     }
 }
 
+//= test: IBTA 9.7.4.1.5: rkey-is-good, rkey-has-bounds
+//= test: IBTA 9.7.5.2.4: access-error-is-nakd-and-ends
+//= test: IBTA 9.7.4.1: refused-request-changes-nothing
+//= test: IBTA 9.9.3: responder-error-ends-rc
 #[test]
 fn keys_bounds_and_rights_are_refused_as_access_errors() {
     let changes: &[Change] = &[
@@ -246,6 +268,7 @@ fn keys_bounds_and_rights_are_refused_as_access_errors() {
     }
 }
 
+//= test: IBTA 9.7.4.1.5: rkey-grants-the-operation
 #[test]
 fn a_region_without_the_right_is_refused() {
     let mut stage = Stage::new();
@@ -256,6 +279,7 @@ fn a_region_without_the_right_is_refused() {
     assert_eq!(read_only.bytes(0, 64), [0; 64]);
 }
 
+//= test: IBTA 9.7.4.1.5: empty-access-checks-no-key
 #[test]
 fn an_empty_write_or_read_does_not_look_at_the_key() {
     let mut stage = Stage::new();
@@ -267,6 +291,8 @@ fn an_empty_write_or_read_does_not_look_at_the_key() {
     assert_eq!(stage.counter("duplicate_dropped"), 0);
 }
 
+//= test: IBTA 9.7.5.1: response-has-the-requests-psn, read-response-is-cut-at-the-path-mtu
+//= test: IBTA 9.7.5.1: duplicate-read-is-read-again, duplicate-read-may-be-a-part
 #[test]
 fn a_read_is_answered_in_packets_and_again_from_any_of_them() {
     let mut stage = Stage::new();
@@ -295,6 +321,7 @@ fn a_read_is_answered_in_packets_and_again_from_any_of_them() {
     assert_eq!(stage.state(), QpState::Rts, "a wrong duplicate is dropped, not refused");
 }
 
+//= test: IBTA 9.7.5.2.4: read-that-fails-later-is-nakd
 #[test]
 fn a_region_that_goes_away_ends_a_read_in_the_middle() {
     let mut stage = Stage::new();
@@ -316,6 +343,9 @@ fn a_region_that_goes_away_ends_a_read_in_the_middle() {
     assert_eq!(stage.state(), QpState::Err);
 }
 
+//= test: IBTA 9.4.5: fetch-and-add-adds
+//= test: IBTA 9.7.5.1: atomic-response-has-what-was-there, duplicate-atomic-is-answered-from-memory
+//= test: IBTA 9.7.5.1: forgotten-atomic-is-dropped, as-many-results-are-kept-as-agreed
 #[test]
 fn a_duplicate_atomic_gets_the_first_result_and_a_forgotten_one_nothing() {
     let mut stage = Stage::new();
@@ -340,6 +370,8 @@ fn a_duplicate_atomic_gets_the_first_result_and_a_forgotten_one_nothing() {
     assert_eq!(stage.counter("duplicate_dropped"), 1);
 }
 
+//= test: IBTA 9.4.5: compare-and-swap-swaps-what-compares
+//= test: IBTA 9.7.5.1: atomic-response-has-what-was-there
 #[test]
 fn a_compare_and_swap_swaps_only_what_compares() {
     let mut stage = Stage::new();
@@ -350,6 +382,8 @@ fn a_compare_and_swap_swaps_only_what_compares() {
     }
 }
 
+//= test: IBTA 9.6.1: transport-version-is-zero, opcode-is-of-the-qps-service, destination-qp-is-there, pkey-matches
+//= test: IBTA 10.9.3: limited-member-is-a-member
 #[test]
 fn what_is_not_for_the_qp_is_dropped_in_silence_and_counted() {
     let mut stage = Stage::new();
@@ -373,6 +407,7 @@ fn what_is_not_for_the_qp_is_dropped_in_silence_and_counted() {
     assert_eq!(stage.answers(), [Answer::ack(0)], "a limited member is a member");
 }
 
+//= test: IBTA 9.6.1: source-is-the-peer
 #[test]
 fn another_address_is_not_the_peer() {
     let mut stage = Stage::new();
@@ -385,6 +420,7 @@ fn another_address_is_not_the_peer() {
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 4]), [Answer::ack(0)]);
 }
 
+//= test: IBTA 9.7.4.1: responder-resources-suffice
 #[test]
 fn more_reads_than_agreed_are_refused() {
     let mut stage = Stage::new();
@@ -426,6 +462,7 @@ fn an_answer_to_a_late_duplicate_gives_way_to_new_reads() {
     assert_eq!(stage.state(), QpState::Rts);
 }
 
+//= test: IBTA 9.7.4.1.5: write-is-checked-as-a-whole
 #[test]
 fn a_message_that_leaves_its_region_later_is_refused_at_its_first_packet() {
     // The first packet's bytes are inside, and the second's are not; 2^31 bytes are allowed, if there are as many.
@@ -441,6 +478,7 @@ fn a_message_that_leaves_its_region_later_is_refused_at_its_first_packet() {
     }
 }
 
+//= test: IBTA 9.7.4.1: operation-is-enabled
 #[test]
 fn what_the_qp_does_not_grant_is_refused_whatever_the_region_grants() {
     let atomic =
@@ -460,6 +498,7 @@ fn what_the_qp_does_not_grant_is_refused_whatever_the_region_grants() {
     }
 }
 
+//= test: IBTA 9.7.5.2.4: read-that-fails-later-is-nakd
 #[test]
 fn a_region_that_goes_away_is_told_by_the_psn_that_it_ends() {
     let mut stage = Stage::new();
@@ -493,6 +532,7 @@ fn acknowledgements_come_now_and_then_even_if_nobody_asks() {
     assert_eq!(answered, [63, 127, 191].map(Answer::ack));
 }
 
+//= test: IBTA 9.7.5.1: read-response-acknowledges-what-is-before
 #[test]
 fn the_answer_of_a_read_acknowledges_what_is_before_it() {
     let mut stage = Stage::new();
@@ -509,6 +549,7 @@ fn the_answer_of_a_read_acknowledges_what_is_before_it() {
     assert_eq!(write(&mut stage, 127), [Answer::ack(127)]);
 }
 
+//= test: IBTA 9.7.7.1: msn-counts-messages
 #[test]
 fn the_msn_counts_messages_and_not_packets() {
     let mut stage = Stage::new();
