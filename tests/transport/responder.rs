@@ -167,6 +167,17 @@ fn invalid_requests_are_refused_as_invalid() {
                 (Opcode::RC_WRITE_LAST, Ext::None, vec![]),
             ]
         }),
+        ("LAST of a SEND without a byte", |s| {
+            s.receive(1, 0, 1000);
+            vec![(Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]), (Opcode::RC_SEND_LAST, Ext::None, vec![])]
+        }),
+        ("LAST longer than the MTU", |s| {
+            s.receive(1, 0, 1000);
+            vec![
+                (Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]),
+                (Opcode::RC_SEND_LAST, Ext::None, vec![0; MTU + 4]),
+            ]
+        }),
         ("FIRST in the middle of a message", |s| {
             vec![
                 (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, same), vec![0; MTU]),
@@ -341,45 +352,6 @@ fn a_region_that_goes_away_ends_a_read_in_the_middle() {
     let answers = stage.answers();
     assert_eq!(answers, [Answer::nak(0, NakCode::RemoteAccess)]);
     assert_eq!(stage.state(), QpState::Err);
-}
-
-//= test: IBTA 9.4.5: fetch-and-add-adds
-//= test: IBTA 9.7.5.1: atomic-response-has-what-was-there, duplicate-atomic-is-answered-from-memory
-//= test: IBTA 9.7.5.1: forgotten-atomic-is-dropped, as-many-results-are-kept-as-agreed
-#[test]
-fn a_duplicate_atomic_gets_the_first_result_and_a_forgotten_one_nothing() {
-    let mut stage = Stage::new();
-    let add = |stage: &Stage| {
-        let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 5, compare: 0 };
-        Ext::Atomic(eth)
-    };
-    for psn in 0..5 {
-        let ext = add(&stage);
-        let answers = stage.request(Opcode::RC_FETCH_ADD, psn, ext, &[]);
-        assert_eq!((answers.len(), answers[0].original), (1, Some(u64::from(psn) * 5)));
-    }
-    let ext = add(&stage);
-    let again = stage.request(Opcode::RC_FETCH_ADD, 2, ext, &[]);
-    assert_eq!((again.len(), again[0].original, again[0].psn), (1, Some(10), 2));
-    assert_eq!(
-        stage.request(Opcode::RC_FETCH_ADD, 0, ext, &[]),
-        [],
-        "four results are kept, the fifth is gone"
-    );
-    assert_eq!(stage.memory.bytes(0, 8), 25u64.to_ne_bytes(), "executed five times");
-    assert_eq!(stage.counter("duplicate_dropped"), 1);
-}
-
-//= test: IBTA 9.4.5: compare-and-swap-swaps-what-compares
-//= test: IBTA 9.7.5.1: atomic-response-has-what-was-there
-#[test]
-fn a_compare_and_swap_swaps_only_what_compares() {
-    let mut stage = Stage::new();
-    for (psn, compare, found) in [(0, 1, 0u64), (1, 0, 0), (2, 0, 7)] {
-        let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 7, compare };
-        let answers = stage.request(Opcode::RC_COMPARE_SWAP, psn, Ext::Atomic(eth), &[]);
-        assert_eq!(answers[0].original, Some(found), "PSN {psn}");
-    }
 }
 
 //= test: IBTA 9.6.1: transport-version-is-zero, opcode-is-of-the-qps-service, destination-qp-is-there, pkey-matches

@@ -225,6 +225,8 @@ fn what_may_not_be_bound_is_not_bound() {
     }
     let stranger = User { pd: PdId(2), ..USER };
     assert_eq!(table.bind(stranger, &good), Err(Refusal::OtherPd), "C10-72");
+    let stolen = WindowBind { region: LKey(elsewhere), ..good };
+    assert_eq!(table.bind(stranger, &stolen), Err(Refusal::OtherPd), "C10-72: a window of another domain");
     table.bind(USER, &good).unwrap();
     let again = WindowBind { window: good.new_key, ..good };
     assert_eq!(table.bind(USER, &again), Err(Refusal::WrongState), "o10-37.2.30: not free");
