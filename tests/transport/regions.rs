@@ -260,9 +260,10 @@ fn registering_again_moves_a_region_and_kills_its_key() {
     assert_eq!(index, region.index);
     assert_eq!(stage.write_to(1, 0x2000 + 120, key, &[2; 4]), [Answer::ack(1)]);
     assert_eq!((bytes(&old, 0, 4), bytes(&new, 120, 4)), (vec![1; 4], vec![2; 4]));
-    let answers = stage.write_to(2, 0x1000, region.key, &[3; 4]);
+    // Where the region is now: it is the key that is dead.
+    let answers = stage.write_to(2, 0x2000, region.key, &[3; 4]);
     stage.assert_access_ended(&answers, 2);
-    assert_eq!(bytes(&old, 0, 4), [1; 4]);
+    assert_eq!((bytes(&old, 0, 4), bytes(&new, 0, 4)), (vec![1; 4], vec![0; 4]));
 }
 
 //= test: IBTA 10.6.3.1: remote-writing-needs-local-writing

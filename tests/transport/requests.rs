@@ -89,6 +89,7 @@ fn the_rest_of_a_read_is_asked_for_by_the_address_and_the_length_that_are_missin
 }
 
 //= test: IBTA 9.4.5: atomic-request-has-its-operands
+//= test: IBTA 9.5: requests-leave-in-order
 #[test]
 fn atomics_carry_their_operands_each_in_its_place() {
     let mut stage = Stage::new();
@@ -148,6 +149,9 @@ fn the_timer_begins_anew_with_each_acknowledgement_of_something_new() {
     // What is old does not wind it up.
     stage.acknowledge(FIRST, ACK, 1);
     assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 1)]);
+    stage.acknowledge(FIRST + 1, ACK, 2);
+    assert_eq!(stage.wait(Nanos(TIMEOUT.0 * 8)), [], "nothing is outstanding");
+    assert_eq!((stage.counter("local_ack_timeout_err"), stage.state()), (1, QpState::Rts));
 }
 
 //= test: IBTA 10.8.1: unsignaled-success-does-not-complete

@@ -25,6 +25,7 @@ fn success(id: u64) -> (u64, WcStatus) {
 
 //= test: IBTA 9.7.3: psn-counts-packets
 //= test: IBTA 9.8.2: uc-is-done-when-it-has-left
+//= test: IBTA 9.5: requests-leave-in-order
 #[test]
 fn a_request_is_done_when_its_last_packet_has_left() {
     let mut stage = stage();
@@ -332,7 +333,6 @@ fn work_that_changes_keys_takes_its_turn() {
     assert_eq!(stage.state(), QpState::Sqe);
 }
 
-//= test: IBTA 9.5: requests-leave-in-order
 //= test: IBTA 10.3.1.5: sqd-finishes-what-has-begun, sqd-tells-when-it-is-drained
 #[test]
 fn draining_finishes_the_message_that_has_begun() {

@@ -200,7 +200,6 @@ fn a_region_with_a_window_on_it_is_busy_until_the_window_is_gone() {
     }
 }
 
-//= test: IBTA 9.5: requests-leave-in-order
 //= test: IBTA 10.8.3: sends-complete-in-order
 //= test: IBTA 10.6.5.1: local-invalidate-waits
 #[test]

@@ -60,6 +60,7 @@ fn no_key_comes_back_for_65_536_generations() {
     }
 }
 
+//= test: IBTA 10.6.5: key-dies-with-its-region
 #[test]
 fn registering_again_kills_the_old_key_and_changes_what_is_asked() {
     let mut table = table();
@@ -363,7 +364,7 @@ proptest::proptest! {
             if table.bind(USER, &bind).is_err() {
                 continue;
             }
-            for at in [at, address.wrapping_add(near), near] {
+            for at in [at, address, address.wrapping_add(near), near] {
                 for right in [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC] {
                     if let Ok(span) = table.check_remote(USER, good.new_key.0, at, take, right) {
                         proptest::prop_assert!(access.contains(right));
