@@ -207,7 +207,7 @@ pub(crate) unsafe fn write(to: *mut ibv_qp_attr, status: &QpStatus, known: &Know
 mod tests {
     use super::*;
     use roxie::nic::QpHandle;
-    use roxie::transport::qp::Attributes;
+    use roxie::transport::Attributes;
     use roxie::verbs::{QpCaps, QpIndex};
 
     fn status(draining: bool) -> QpStatus {
