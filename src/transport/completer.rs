@@ -271,7 +271,7 @@ impl Qp {
     /// The oldest work request is done.
     pub(super) fn complete_oldest(&mut self, ctx: &mut Ctx<'_>) {
         let wqe = *self.requester.queue.at(self.requester.queue.tail());
-        //= IBTA 10.8.1: unsignaled-success-does-not-complete
+        //= IBTA 10.8: unsignaled-success-does-not-complete
         if self.sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED) {
             self.push_send_completion(ctx, &wqe.wr, WcStatus::Success, 0, wqe.length as u32);
         }
@@ -314,7 +314,7 @@ impl Qp {
     pub(super) fn fail_oldest(&mut self, ctx: &mut Ctx<'_>, status: WcStatus, vendor_err: u8) {
         debug_assert!(!self.requester.queue.is_empty(), "something was outstanding, or nothing could fail");
         let wqe = *self.requester.queue.at(self.requester.queue.tail());
-        //= IBTA 10.10.2: oldest-request-carries-the-cause
+        //= IBTA 10.10: oldest-request-carries-the-cause
         ctx.counters.req_cqe_error += 1;
         self.push_send_completion(ctx, &wqe.wr, status, vendor_err, 0);
         self.requester.queue.retire();

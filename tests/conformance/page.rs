@@ -56,8 +56,9 @@ const HEAD: &str = "\
 The rules of the InfiniBand Architecture Specification, volume 1, that concern the reliable connection (RC, and XRC with it), the
 unreliable connection (UC), datagrams (UD) and raw packets: where Roxie keeps each, which test would fail if it did not, and what is
 missing. Rules are in our words, clauses are those of release 1.4 (A17: annex of RoCE v2, A16: of RoCE v1, A14: of XRC, A19: of memory
-placement). A number such as C9-140 is a compliance statement of the specification. Rules of the link and of management, which
-Ethernet and the connection manager's messages have otherwise, are not listed.
+placement). A number such as C9-140 is a compliance statement of the specification. The specification is not part of the sources:
+clauses are those by which others cite it, and where only the chapter is sure, that stands alone. What nobody has listed is not counted
+as missing. Rules of the link and of management, which Ethernet and the connection manager's messages have otherwise, are not listed.
 
 `make conformance` writes this page from [the list of rules](../tests/conformance/rules.txt) and from annotations in the sources;
 [CONTRIBUTING.md](../CONTRIBUTING.md#a-rule-of-the-specification) says how to add one. `cargo test --test conformance` fails if the

@@ -89,7 +89,7 @@ fn play(row: &Row, swapped: bool) {
 //= test: IBTA 10.7.2: lkey-is-checked
 //= test: IBTA 9.7.6: nak-ends-the-request
 //= test: IBTA 9.9.2.2: requester-error-ends-rc
-//= test: IBTA 10.10.2: oldest-request-carries-the-cause
+//= test: IBTA 10.10: oldest-request-carries-the-cause
 //= test: IBTA 9.9.2: retries-are-counted, rnr-retries-are-counted
 #[test]
 fn the_error_table_holds_row_by_row() {

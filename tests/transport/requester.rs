@@ -32,7 +32,7 @@ fn an_acknowledgement_completes_everything_before_it_in_order() {
 
 //= test: IBTA 9.7.6: nak-ends-the-request
 //= test: IBTA 9.9.2.2: requester-error-ends-rc
-//= test: IBTA 10.10.2: oldest-request-carries-the-cause
+//= test: IBTA 10.10: oldest-request-carries-the-cause
 //= test: IBTA 10.3.1.7: error-flushes-both-queues
 #[test]
 fn each_nak_gives_its_status_and_flushes_the_rest() {
@@ -253,7 +253,7 @@ fn a_fence_waits_for_reads_before_it() {
 }
 
 //= test: IBTA 10.7.2: lkey-is-checked
-//= test: IBTA 10.10.2: oldest-request-carries-the-cause
+//= test: IBTA 10.10: oldest-request-carries-the-cause
 #[test]
 fn a_list_that_is_not_allowed_fails_in_its_turn() {
     let mut stage = Stage::new();

@@ -154,7 +154,7 @@ fn the_timer_begins_anew_with_each_acknowledgement_of_something_new() {
     assert_eq!((stage.counter("local_ack_timeout_err"), stage.state()), (1, QpState::Rts));
 }
 
-//= test: IBTA 10.8.1: unsignaled-success-does-not-complete
+//= test: IBTA 10.8: unsignaled-success-does-not-complete
 #[test]
 fn what_asks_for_no_completion_has_one_only_if_it_fails() {
     let mut stage = Stage::new();

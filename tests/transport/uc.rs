@@ -46,7 +46,7 @@ fn a_request_is_done_when_its_last_packet_has_left() {
     assert_eq!(stage.counter("retransmitted_packets"), 0);
 }
 
-//= test: IBTA 10.8.1: completion-means-memory-is-free
+//= test: IBTA 10.8: completion-means-memory-is-free
 #[test]
 fn a_completion_says_that_the_memory_may_be_used_again() {
     let mut stage = stage();
