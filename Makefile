@@ -11,7 +11,7 @@ VERSION ?=
 PREFIX ?= /usr/local
 SUITE ?= bookworm
 
-.PHONY: demo test bench interop soak fuzz sanitize miri cross build install deb tarball image release
+.PHONY: demo test conformance bench interop soak fuzz sanitize miri cross build install deb tarball image release
 
 build:
 	@.ci/setup build
@@ -49,6 +49,10 @@ demo: build
 test:
 	@.ci/setup test
 	@.ci/test
+
+# Writes docs/conformance.md anew, of the rules and of the annotations in the sources, and prints how many rules are kept.
+conformance:
+	CONFORMANCE=write cargo test --quiet --test conformance the_page -- --nocapture
 
 bench:
 	@.ci/setup build

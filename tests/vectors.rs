@@ -125,6 +125,7 @@ fn every_vector_has_the_fields_that_two_decoders_agree_on() {
     }
 }
 
+//= test: IBTA 7.8.1: icrc-covers-what-stays-the-same
 #[test]
 fn every_icrc_agrees_at_every_split_but_that_of_the_flush() {
     for v in vectors() {
@@ -139,6 +140,8 @@ fn every_icrc_agrees_at_every_split_but_that_of_the_flush() {
     }
 }
 
+//= test: IBTA 9.3: headers-follow-the-opcode
+//= test: IBTA 9.4.5: atomic-request-has-its-operands
 #[test]
 fn every_frame_is_built_again_to_the_same_bytes() {
     let json = vectors().into_iter().map(|v| bytes_of(&v.hex));

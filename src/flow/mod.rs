@@ -132,6 +132,7 @@ impl FlowKey {
         match u16::from_be_bytes(ether_type) {
             ETHERTYPE_IPV4 => key.read_ipv4(rest),
             ETHERTYPE_IPV6 => key.read_ipv6(rest),
+            //= IBTA 9.8.4: raw-is-never-roce
             ETHERTYPE_ROCE_V1 => return None,
             _ => {}
         }
@@ -356,6 +357,7 @@ mod tests {
         }
     }
 
+    //= test: IBTA 9.8.4: raw-is-never-roce
     #[test]
     fn roce_has_no_key_whomever_it_is_for() {
         let mut v2 = IPV4;

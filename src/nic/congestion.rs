@@ -260,12 +260,14 @@ impl Nic {
         self.marked = false;
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let Some(av) = entry.qp.attributes().av else { return };
+        //= IBTA A17.9.3: cnp-answers-a-mark
         if entry.notification_due || !owes_notification(entry, packet, verdict) {
             return;
         }
         if PlantedBug::NotifiesNobody.is() {
             return;
         }
+        //= IBTA A17.9.3: cnp-interval
         let may_leave = self.congestion.moderation.admit(now, &mut entry.last_notification, &av.dgid.0);
         if may_leave || PlantedBug::IntervalIgnored.is() {
             entry.notification_due = true;

@@ -101,6 +101,7 @@ impl Nic {
             let Some(entry) = self.cqs.get_mut(cq.0) else { continue };
             // Once one is lost none follows: a gap would look like success.
             if entry.failed || entry.ring.push(&wc, now.0).is_err() {
+                //= IBTA 11.6.3.2: cq-overflow-is-an-event
                 self.counters.cq_overflow += 1;
                 if !std::mem::replace(&mut entry.failed, true) {
                     self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));

@@ -149,6 +149,7 @@ impl Nic {
                     frame(i).copy_to(offset.into(), &mut bytes);
                     host.atomic(to, |_| Some(u64::from_ne_bytes(bytes))).map(drop)
                 }
+                //= IBTA 9.4.5: atomic-is-one-step
                 DmaIn::Atomic { qp, resource, at, operation } => {
                     host.atomic(at, |value| operation.apply(value)).map(|before| {
                         if let Some(entry) = self.qps.get_mut(qp.0) {

@@ -134,6 +134,7 @@ fn region_spec(
         return refused("these are not all known access flags");
     }
     let access = Access::from_bits_truncate(access.bits());
+    //= IBTA 10.6.3.1: remote-writing-needs-local-writing
     if needs_local_write(access) && !access.contains(Access::LOCAL_WRITE) {
         return Err(ControlError::AccessNeedsLocalWrite(access));
     }

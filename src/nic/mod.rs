@@ -461,6 +461,8 @@ impl Nic {
         }
         while !self.out.completions.is_empty() {
             completions += self.out.completions.len();
+            //= IBTA 9.5: completion-follows-its-bytes
+            //= IBTA 10.8: completion-means-memory-is-free
             self.push_completions(now);
             while let Some(cq) = self.overrun.pop() {
                 self.fail_users_of(now, cq);

@@ -61,6 +61,7 @@ impl Nic {
     /// Attaches a QP to a group. Attaching it again changes nothing.
     pub(super) fn attach_multicast(&mut self, qp: QpIndex, gid: Gid) -> Result<Answer, ControlError> {
         let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
+        //= IBTA 10.5: multicast-is-for-datagrams
         if !entry.qp.qp_type.is_datagram() {
             return Err(ControlError::NotDatagram(entry.qp.qp_type));
         }
@@ -143,6 +144,7 @@ impl Nic {
             Err(outcome) => return outcome,
         };
         let (mut members, mut taken, mut refused) = (0, 0, None);
+        //= IBTA 10.5: multicast-goes-to-all-members
         while let Some(member) = self.groups.members(gid).get(members).copied() {
             members += 1;
             let verdict = self.deliver(now, member.0, packet, received);

@@ -46,6 +46,7 @@ impl Nic {
         if init.qp_type == QpType::RawPacket && self.longest_frame.is_none() {
             return Err(ControlError::NoRawPackets);
         }
+        //= IBTA 10.2.4: gsi-has-its-number-and-key
         if init.qp_type == QpType::Gsi && self.gsi.is_some() {
             return Err(ControlError::Taken("QP1"));
         }
@@ -186,6 +187,7 @@ impl Nic {
         }
         let from = entry.qp.state();
         let checked = check_transition(entry.qp.qp_type, from, attr, largest, limit);
+        //= IBTA 11.2.5.2: refused-transition-changes-nothing
         let next = checked.inspect_err(|_| entry.log.note_refusal(now, from, attr.state.unwrap_or(from)))?;
         split!(self, now, entry => qp, ctx);
         let watch = Watch::timer(qp);
@@ -214,6 +216,7 @@ impl Nic {
         if users > 0 {
             return Err(ControlError::Busy { object: "QP", users });
         }
+        //= IBTA 10.3.1: qp-that-is-destroyed-is-gone
         let entry = self.qps.remove(index.0).ok_or(ControlError::NotFound("QP"))?;
         for member in entry.rss.iter().flat_map(|rss| &rss.table) {
             if let Some(member) = self.qps.get_mut(member.0) {

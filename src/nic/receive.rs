@@ -135,6 +135,7 @@ impl Nic {
         match (packet.bth.dest_qp, self.gsi) {
             (Qpn::MULTICAST, _) => self.receive_multicast(now, packet, received),
             (Qpn::GSI, Some(gsi)) => self.receive_for(now, gsi.0, packet, received),
+            //= IBTA 9.6.1: destination-qp-is-there
             (qpn, _) => {
                 self.counters.rx_unknown_qp += 1;
                 RxOutcome::UnknownQp(qpn)
@@ -168,6 +169,7 @@ impl Nic {
                 Ok(hidden_id)
             }
             Err((computed, stored)) => {
+                //= IBTA 7.8.1: bad-icrc-is-dropped
                 self.counters.rx_icrc_encapsulated += 1;
                 Err(RxOutcome::BadIcrc { computed, stored })
             }

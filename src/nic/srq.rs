@@ -57,6 +57,7 @@ impl ReceiveQueue for ReceiveSide<'_> {
     fn take(&mut self, sges: &mut [Sge]) -> Option<RecvWr> {
         match self.own {
             Receives::Own(ring, position) => {
+                //= IBTA 10.8.3: receives-complete-in-order
                 let wr = ring.fetch(*position, sges)?;
                 *position = position.wrapping_add(1);
                 ring.retire(*position);
@@ -139,6 +140,7 @@ impl Srqs {
             }
             return None;
         };
+        //= IBTA 10.2.9: srq-limit-is-told-once
         if taken.limit_reached {
             self.reports.push((index, EventKind::SrqLimitReached));
         }

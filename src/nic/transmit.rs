@@ -158,10 +158,12 @@ impl Nic {
             let mut headers = [0; MAX_HEADERS];
             offset = template.write_headers(&mut headers, &plan.bth, &plan.ext, plan.payload_len.into());
             if plan.way.is_some() {
+                //= IBTA A17.4.3: roce-v2-source-port-tells-flows-apart
                 let label = handle_label(&self.handles, plan.way);
                 let port = if label == 0 { datagram_port(entry.qp.qpn) } else { flow_port(label) };
                 template.set_source_port(&mut headers, port);
             }
+            //= IBTA A17.9: ecn-capable-where-heeded
             if entry.capable && (plan.carries_data() || PlantedBug::AcknowledgementsAreCapable.is()) {
                 template.set_ecn_capable(&mut headers);
             }

@@ -150,6 +150,7 @@ impl CompletionRing {
 
     /// Takes the request and counts an event, unless the other side has done so. The event tells of all that is there.
     fn raise(&self, armed: u64) -> bool {
+        //= IBTA 11.4.2.2: notification-is-once
         let raised = self.word(ARMED).compare_exchange(armed, Armed::No as u64, AcqRel, Relaxed).is_ok();
         if raised {
             self.word(TOLD).store(self.word(PRODUCER).load(Relaxed), Relaxed);
@@ -243,6 +244,7 @@ impl CompletionRing {
         let armed = self.word(ARMED).fetch_max(armed as u64, AcqRel).max(armed as u64);
         fence(SeqCst);
         // Of the NIC, which looks for the request after it has published, and this, one takes it.
+        //= IBTA 11.4.2.2: notification-is-not-lost
         self.has_wanted(armed) && self.raise(armed)
     }
 
@@ -278,6 +280,7 @@ impl CompletionRing {
 
 /// True if an event was asked for by `armed`, an [`Armed`], for such a completion. A failure counts as solicited.
 fn is_wanted(armed: u64, flags: WcFlags, status: WcStatus) -> bool {
+    //= IBTA 11.4.2.2: solicited-event-is-raised
     let solicited = flags.contains(WcFlags::SOLICITED) || status != WcStatus::Success;
     armed == Armed::Next as u64 || (armed == Armed::Solicited as u64 && solicited)
 }

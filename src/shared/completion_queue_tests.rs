@@ -37,6 +37,7 @@ fn a_full_queue_reports_overflow_and_keeps_what_it_has() {
     assert_eq!((0..4).filter_map(|_| cq.poll()).map(|w| w.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
 }
 
+//= test: IBTA 11.4.2.2: solicited-event-is-raised, notification-is-once
 #[test]
 fn an_event_is_asked_for_once_and_solicited_ones_are_told_apart() {
     let cq = CompletionRing::new(8).unwrap();
@@ -56,6 +57,7 @@ fn an_event_is_asked_for_once_and_solicited_ones_are_told_apart() {
     assert_eq!((0..4).filter(|_| cq.take_event()).count(), 2, "each that was raised is taken once");
 }
 
+//= test: IBTA 11.4.2.2: notification-is-not-lost
 #[test]
 fn arming_over_a_completion_that_waits_raises_its_event_at_once() {
     let cq = CompletionRing::new(8).unwrap();

@@ -388,6 +388,7 @@ mod tests {
     }
 
     /// Whatever the alignment: the largest aligned store at the end is one, and the last that is seen.
+    //= test: IBTA A19: atomic-write-stores-8-bytes-in-one
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[test]
     fn the_end_of_a_write_is_one_store_and_the_last() {

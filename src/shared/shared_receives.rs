@@ -43,6 +43,7 @@ impl SharedReceives {
         let mut position = self.position.load(Acquire);
         // Each turn but the last means that another taker has got one.
         loop {
+            //= IBTA 10.2.9: srq-serves-in-order
             let wr = self.ring.fetch(position as u32, sges)?;
             match self.position.compare_exchange(position, position + 1, AcqRel, Acquire) {
                 Ok(_) => break self.taken(wr, position + 1),

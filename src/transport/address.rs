@@ -8,6 +8,7 @@ use crate::wire::{FlowSpec, Gid, RoceVersion, Template};
 
 /// The headers of a flow along a path; `tag`: of 802.1Q, if frames carry one.
 pub(super) fn template_of(av: &AddressVector, source_port: u16, tag: Option<u16>) -> Template {
+    //= IBTA A17.4.5: addresses-and-class-come-from-the-path
     Template::new(&FlowSpec {
         src_mac: av.smac,
         dst_mac: av.dmac,

@@ -2,11 +2,16 @@
 //!
 //! The order in which they are made is [`super::responder`]'s. A request that fails one is refused with the NAK that
 //! [`Check::nak`] gives (IBTA 9.7.4.1, 9.9.3); a service without acknowledgements drops it for the same reason.
+//! Those that a packet and the message under way decide are here; keys are [`super::memory`]'s.
 
 use std::fmt;
 
+use super::Qp;
 use super::memory::Refusal;
-use crate::wire::NakCode;
+use super::responder::Message;
+use crate::limits::MAX_MESSAGE;
+use crate::verbs::Access;
+use crate::wire::{NakCode, Operation, Packet, Position, Reth};
 
 /// A check that a request did not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +74,7 @@ impl Check {
         use Check as C;
         match self {
             C::Turn => NakCode::PsnSequence,
+            //= IBTA 9.7.5.2: invalid-request-is-nakd-and-ends
             C::NotBegun | C::MidMessage | C::PacketLength | C::MessageLength | C::TooLong => {
                 NakCode::InvalidRequest
             }
@@ -76,6 +82,7 @@ impl Check {
                 NakCode::InvalidRequest
             }
             C::NoSuchQueue | C::OtherQueue | C::Padding => NakCode::InvalidRequest,
+            //= IBTA 9.7.5.2.4: access-error-is-nakd-and-ends
             C::UnknownKey | C::OtherDomain | C::OtherQp | C::Bounds | C::Rights | C::NotToInvalidate => {
                 NakCode::RemoteAccess
             }
@@ -127,5 +134,48 @@ impl fmt::Display for Check {
             Check::ReceiveProtection => "the receive names memory that is not to be written",
             Check::ReceiveNoPage => "the receive's memory has no page there",
         })
+    }
+}
+
+impl Qp {
+    /// FIRST and ONLY start a message, MIDDLE and LAST go on with one of the same kind.
+    pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Check> {
+        let info = packet.info();
+        let goes_on = matches!(info.position, Position::Middle | Position::Last);
+        let fits = match self.responder.message {
+            //= IBTA 9.7.4.1: message-begins-with-first-or-only
+            Message::None => !goes_on,
+            //= IBTA 9.7.4.1: message-is-not-interrupted
+            Message::Send { .. } => goes_on && info.operation == Operation::Send,
+            Message::Write { .. } => goes_on && info.operation == Operation::Write,
+        };
+        if fits { Ok(()) } else { Err(self.responder.out_of_order()) }
+    }
+
+    pub(super) fn check_length(&self, packet: &Packet) -> Result<(), Check> {
+        let mtu = self.attributes().path_mtu.bytes();
+        let length = packet.payload.len();
+        let fits = match (packet.info().operation, packet.info().position) {
+            //= IBTA 9.7.4.1.6: first-and-middle-are-full
+            (Operation::Send | Operation::Write, Position::First | Position::Middle) => length == mtu,
+            //= IBTA 9.7.4.1.6: last-is-not-empty
+            (Operation::Send | Operation::Write, Position::Last) => (1..=mtu).contains(&length),
+            //= IBTA 9.7.4.1.6: only-fits-the-path-mtu
+            (Operation::Send | Operation::Write, Position::Only) => length <= mtu,
+            (Operation::AtomicWrite, _) => length == 8,
+            //= IBTA 9.7.4.1.6: read-and-atomic-requests-are-empty
+            _ => length == 0,
+        };
+        if fits { Ok(()) } else { Err(Check::PacketLength) }
+    }
+
+    /// What the QP's peer may ask for at all.
+    pub(super) fn check_allowed(&self, needed: Access, reth: &Reth) -> Result<(), Check> {
+        //= IBTA 9.7.4.1: operation-is-enabled
+        if !self.attributes().access.contains(needed) {
+            return Err(Check::NotEnabled);
+        }
+        //= IBTA 9.7.4.1.6: reth-is-2-to-the-31-at-most
+        if reth.dma_len > MAX_MESSAGE { Err(Check::TooLong) } else { Ok(()) }
     }
 }

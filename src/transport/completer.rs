@@ -16,10 +16,12 @@ impl Qp {
     pub(super) fn handle_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         let psn = packet.bth.psn;
         let r = &self.requester;
+        //= IBTA 9.7.6: ghost-ack-is-dropped
         if !before(psn, r.sent_end) {
             ctx.counters.ghost_acks += 1;
             return Verdict::Ghost;
         }
+        //= IBTA 9.7.6: old-ack-is-dropped
         if before(psn, r.una) {
             ctx.counters.duplicate_acks += 1;
             // What it says of PSNs is old, but its credits may be new: receives that were posted since.
@@ -34,6 +36,7 @@ impl Qp {
             Operation::ReadResponse => self.handle_read_response(ctx, packet, frame),
             Operation::AtomicAcknowledge => self.handle_atomic_response(ctx, packet),
             _ => match packet.aeth() {
+                //= IBTA 9.9.2: ack-has-no-payload
                 Some(_) if !packet.payload.is_empty() => self.bad_response(ctx),
                 Some(aeth) => self.handle_acknowledge(ctx, psn, aeth),
                 None => Verdict::Ghost,
@@ -69,6 +72,7 @@ impl Qp {
                     // An answer to what had left before the RNR NAK came (rxe sends both, `rxe_resp.c`). The same
                     // packets are to be sent again after the wait, and it is no failed try.
                     Ok(()) if self.requester.rnr_until.is_some() => Verdict::Stale,
+                    //= IBTA 9.7.6: sequence-nak-goes-back
                     Ok(()) => self.go_back(ctx, Cause::SequenceNak),
                     Err(verdict) => verdict,
                 }
@@ -77,6 +81,7 @@ impl Qp {
                 Ok(()) => self.refused_by_peer(ctx, code, aeth.syndrome),
                 Err(verdict) => verdict,
             },
+            //= IBTA 9.7.6: reserved-syndrome-is-dropped
             Syndrome::Reserved(code) => {
                 ctx.counters.ghost_acks += 1;
                 Verdict::ReservedSyndrome(code)
@@ -85,6 +90,7 @@ impl Qp {
     }
 
     fn refused_by_peer(&mut self, ctx: &mut Ctx<'_>, code: NakCode, syndrome: u8) -> Verdict {
+        //= IBTA 9.7.6: nak-ends-the-request
         let status = match code {
             NakCode::RemoteAccess => {
                 ctx.counters.req_remote_access_errors += 1;
@@ -108,6 +114,7 @@ impl Qp {
             return Verdict::Stale;
         }
         ctx.counters.implied_nak_seq_err += 1;
+        //= IBTA 9.7.6: response-that-overtakes-is-an-implied-nak
         let verdict = self.go_back(ctx, Cause::ImpliedNak);
         self.requester.implied_nak = true;
         verdict
@@ -124,6 +131,7 @@ impl Qp {
 
     fn handle_read_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         let psn = packet.bth.psn;
+        //= IBTA 9.7.6: read-response-completes-what-is-before
         if let Err(verdict) = self.acknowledge_before(ctx, psn) {
             return verdict;
         }
@@ -136,6 +144,7 @@ impl Qp {
         // The rest of a READ that is asked for again may come as MIDDLE and LAST (rxe, `rxe_resp.c`) or begin with FIRST or ONLY (the
         // specification): both are taken, and the PSN says where it belongs.
         let (begins, goes_on) = (k == wqe.asked_from, k > 0);
+        //= IBTA 9.9.2: response-fits-its-request
         let fits = match packet.info().position {
             Position::First => begins && !last,
             Position::Middle => goes_on && !last,
@@ -189,6 +198,7 @@ impl Qp {
         let fits = wqe.wr.opcode.is_atomic() && positive(packet) && packet.payload.is_empty();
         let Some(value) = packet.atomic_ack().filter(|_| fits) else { return self.bad_response(ctx) };
         let sges = self.requester.queue.sges(position);
+        //= IBTA 9.4.5: atomic-result-is-stored
         if scatter::store(ctx.memory, self.pd, sges, value, ctx.out).is_err() {
             self.fail_oldest(ctx, WcStatus::LocProt, 0);
             return Verdict::Failed(WcStatus::LocProt);
@@ -203,10 +213,12 @@ impl Qp {
     /// to instead: it overtook that of a READ or atomic, or a work request that could not be sent has become the
     /// oldest, has failed, and nothing is outstanding any more.
     fn acknowledge_before(&mut self, ctx: &mut Ctx<'_>, end: Psn) -> Result<(), Verdict> {
+        //= IBTA 9.7.6: ack-completes-what-is-before
         while before(self.requester.una, end) {
             let r = &self.requester;
             debug_assert!(!r.queue.is_empty(), "una is before sent_end, so something is outstanding");
             let wqe = *r.queue.at(r.queue.tail());
+            //= IBTA 9.7.6: only-its-response-completes-a-read
             if wqe.wr.opcode.takes_resource() && !PlantedBug::AckCompletesRead.is() {
                 return Err(self.overtaken(ctx));
             }
@@ -232,6 +244,7 @@ impl Qp {
         let r = &mut self.requester;
         let behind = r.position().is_before(una);
         r.una = una;
+        //= IBTA 9.9.2: progress-gives-the-retries-back
         r.retries_left = retries;
         if una == r.sent_end || !PlantedBug::RnrTriesAreUsedUp.is() {
             r.rnr_retries_left = rnr_retries;
@@ -239,6 +252,7 @@ impl Qp {
         r.implied_nak &= PlantedBug::GoesBackOnce.is();
         // The receiver has gone on: what it asked us to wait for is there.
         r.rnr_until = None;
+        //= IBTA 9.7.6.1.3: timer-runs-while-something-is-outstanding
         r.retransmit_at = match timeout {
             Some(timeout) if una != r.sent_end => ctx.now + timeout,
             _ => Nanos::MAX,
@@ -257,11 +271,13 @@ impl Qp {
     /// The oldest work request is done.
     pub(super) fn complete_oldest(&mut self, ctx: &mut Ctx<'_>) {
         let wqe = *self.requester.queue.at(self.requester.queue.tail());
+        //= IBTA 10.8: unsignaled-success-does-not-complete
         if self.sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED) {
             self.push_send_completion(ctx, &wqe.wr, WcStatus::Success, 0, wqe.length as u32);
         }
         ctx.counters.rdma_sends +=
             u64::from(matches!(wqe.wr.opcode, WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInvalidate));
+        //= IBTA 10.8.3: sends-complete-in-order
         self.retire_oldest();
         self.complete_local_work(ctx);
         self.fail_if_oldest(ctx);
@@ -298,11 +314,14 @@ impl Qp {
     pub(super) fn fail_oldest(&mut self, ctx: &mut Ctx<'_>, status: WcStatus, vendor_err: u8) {
         debug_assert!(!self.requester.queue.is_empty(), "something was outstanding, or nothing could fail");
         let wqe = *self.requester.queue.at(self.requester.queue.tail());
+        //= IBTA 10.10: oldest-request-carries-the-cause
         ctx.counters.req_cqe_error += 1;
         self.push_send_completion(ctx, &wqe.wr, status, vendor_err, 0);
         self.requester.queue.retire();
         match self.qp_type {
+            //= IBTA 9.9.2.2: requester-error-stops-uc-and-ud
             QpType::Uc | QpType::Ud | QpType::Gsi | QpType::RawPacket => self.enter_send_queue_error(ctx),
+            //= IBTA 9.9.2.2: requester-error-ends-rc
             QpType::Rc | QpType::XrcSend | QpType::XrcRecv => self.enter_error(ctx),
         }
     }
@@ -337,6 +356,7 @@ impl Qp {
         let r = &self.requester;
         let waits = r.rnr_until.is_some() && PlantedBug::DrainedWhileItWaits.is();
         let busy = !r.queue.is_empty() && r.queue.at(r.queue.tail()).started && !waits;
+        //= IBTA 10.3.1.5: sqd-tells-when-it-is-drained
         if self.state() == QpState::Sqd && !busy && self.take_drain_request() {
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::SqDrained));
         }

@@ -17,9 +17,11 @@ impl Qp {
         ctx.counters.duplicate_request += 1;
         let queued = match packet.info().operation {
             Operation::Send | Operation::Write => {
+                //= IBTA 9.7.5.1: duplicate-is-not-executed
                 self.responder.acknowledge_again(packet.bth.psn);
                 true
             }
+            //= IBTA 9.7.5.1: duplicate-read-is-read-again
             Operation::ReadRequest => self.read_again(ctx, packet),
             Operation::CompareSwap | Operation::FetchAdd => self.atomic_again(ctx, packet),
             operation @ (Operation::AtomicWrite | Operation::Flush) => self.empty_again(packet, operation),
@@ -28,6 +30,7 @@ impl Qp {
         if queued {
             return Verdict::Duplicate;
         }
+        //= IBTA 9.7.5.1: forgotten-atomic-is-dropped
         ctx.counters.duplicate_dropped += 1;
         Verdict::DuplicateForgotten
     }
@@ -43,6 +46,7 @@ impl Qp {
         let first = psn.distance_from(resource.first_psn) as u32;
         let skipped = u64::from(first) * mtu as u64;
         let (original, pd) = (resource.reth, resource.pd);
+        //= IBTA 9.7.5.1: duplicate-read-may-be-a-part
         let same = reth.rkey == original.rkey
             && reth.va == original.va.wrapping_add(skipped)
             && u64::from(reth.dma_len) + skipped == u64::from(original.dma_len)
@@ -52,6 +56,7 @@ impl Qp {
         }
         // An old packet must not end a connection whose region has been deregistered since: silence.
         let length = u64::from(reth.dma_len);
+        //= IBTA 9.7.5.1: duplicate-read-is-checked-again
         if length > 0 && self.check_remote_in(pd, ctx, &reth, Access::REMOTE_READ).is_err() {
             return false;
         }
@@ -73,6 +78,7 @@ impl Qp {
             let operation = AtomicOp::FetchAdd { add: eth.swap_or_add };
             ctx.out.push_dma(DmaIn::Atomic { qp: self.index, resource: slot, at, operation });
         }
+        //= IBTA 9.7.5.1: duplicate-atomic-is-answered-from-memory
         self.responder.answer_again(slot)
     }
 }
@@ -98,6 +104,7 @@ impl Responder {
                 None => may_be_forgotten = false,
             }
         }
+        //= IBTA 9.7.5.1: duplicate-ack-covers-what-is-done
         let psn = match first_answered {
             // As many as the peer may have outstanding came since: the duplicate is an old one, and so is what came next.
             _ if may_be_forgotten => psn,
@@ -128,6 +135,7 @@ impl Responder {
             };
             theirs.is_some_and(|theirs| psn.is_before(theirs))
         };
+        //= IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order
         self.replies.insert_before(reply, is_behind)
     }
 

@@ -45,6 +45,7 @@ impl Qp {
                 if pages_in_use || self.local_work_waits() {
                     return false;
                 }
+                //= IBTA 10.6.7: bind-takes-effect-in-its-turn
                 if let Err(status) = self.change_key(ctx) {
                     self.requester.failed = Some(status);
                     self.fail_if_oldest(ctx);
@@ -92,6 +93,7 @@ impl Qp {
         let r = &self.requester;
         let wr = &r.queue.at(r.next).wr;
         match wr.opcode {
+            //= IBTA 10.6.5.1: local-invalidate-waits
             WrOpcode::LocalInvalidate => r.next != r.queue.tail(),
             _ => wr.flags.contains(SendFlags::FENCE) && r.reads_outstanding > 0,
         }
@@ -103,6 +105,7 @@ impl Qp {
         let wr = &r.queue.at(r.next).wr;
         let user = self.user();
         let (done, status) = match wr.opcode {
+            //= IBTA 10.6.7: bind-fails-as-a-bind
             WrOpcode::BindWindow => (ctx.memory.bind(user, &wr.window_bind()), WcStatus::MwBind),
             WrOpcode::FastRegister => {
                 (ctx.memory.fast_register(user, &wr.fast_registration()), WcStatus::LocQpOp)

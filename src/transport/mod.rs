@@ -225,7 +225,9 @@ impl AtomicOp {
     /// The new value, or `None` if it stays.
     pub fn apply(self, value: u64) -> Option<u64> {
         match self {
+            //= IBTA 9.4.5: compare-and-swap-swaps-what-compares
             AtomicOp::CompareSwap { compare, swap } => (value == compare).then_some(swap),
+            //= IBTA 9.4.5: fetch-and-add-adds
             AtomicOp::FetchAdd { add } => Some(value.wrapping_add(add)),
         }
     }

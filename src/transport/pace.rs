@@ -83,6 +83,7 @@ impl Qp {
     fn limit(&self) -> Option<Rate> {
         let attributes = self.attributes();
         let own = attributes.rate_limit.map(|limit| limit.kbps).filter(|kbps| *kbps > 0);
+        //= IBTA 9.11: static-rate-is-kept
         let of_path = attributes.av.and_then(|av| av.static_rate_kbps());
         own.into_iter().chain(of_path).min().map(|kbps| Rate(f64::from(kbps) * 1e3))
     }

@@ -32,6 +32,7 @@ impl Qp {
         rkey: u32,
         access: Access,
     ) -> Result<Span, Check> {
+        //= IBTA 9.7.4.1: atomic-is-aligned
         if !va.is_multiple_of(8) {
             return Err(Check::Alignment);
         }
@@ -49,12 +50,14 @@ impl Qp {
         if !self.attributes().access.contains(Access::REMOTE_WRITE) {
             return Err(Check::NotEnabled.into());
         }
+        //= IBTA A19: atomic-write-is-8-aligned-bytes
         if reth.dma_len != 8 {
             return Err(Check::MessageLength.into());
         }
         let to = self.check_aligned(ctx, reth.va, reth.rkey, Access::REMOTE_WRITE)?;
         self.enqueue_empty_answer(packet, Operation::AtomicWrite)?;
         let offset = payload_of(packet, frame).offset;
+        //= IBTA A19: atomic-write-stores-8-bytes-in-one
         ctx.out.push_dma(DmaIn::AtomicWrite { frame, offset, to });
         ctx.counters.rx_write_requests += 1;
         Ok(Executed::Done)
@@ -66,6 +69,7 @@ impl Qp {
         packet: &Packet,
     ) -> Result<Executed, RequestRefused> {
         let (reth, feth) = packet.reth().zip(packet.feth()).ok_or(Check::Opcode)?;
+        //= IBTA A19: flush-asks-for-what-there-is
         let needed = flush_access(feth).ok_or(Check::Placement)?;
         self.check_allowed(needed, &reth)?;
         let persistent = needed.contains(Access::FLUSH_PERSISTENT);
@@ -84,6 +88,7 @@ impl Qp {
             _ => return Err(Check::Placement.into()),
         };
         self.enqueue_empty_answer(packet, Operation::Flush)?;
+        //= IBTA A19: flush-follows-what-is-before-it
         if let Some(flush) = flush {
             ctx.out.push_dma(flush);
         }
@@ -93,6 +98,7 @@ impl Qp {
 
     fn enqueue_empty_answer(&mut self, packet: &Packet, operation: Operation) -> Result<u8, Check> {
         let nothing = Reth { va: 0, rkey: 0, dma_len: 0 };
+        //= IBTA A19: atomic-write-and-flush-count-among-reads
         self.enqueue_resource(operation, packet.bth.psn, 1, nothing)
     }
 

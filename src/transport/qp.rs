@@ -109,6 +109,7 @@ impl Qp {
             template: None,
             tag: None,
             requester: Requester::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline),
+            //= IBTA 10.2.9.1: srq-lists-are-of-its-domain
             responder: Responder::new(caps.max_recv_sge, resources, config.srq_pd.unwrap_or(config.pd)),
             shares_receives: config.srq_pd.is_some(),
             established: false,
@@ -153,9 +154,11 @@ impl Qp {
             return;
         }
         self.attributes.apply(attr);
+        //= IBTA 9.7.1: psn-begins-as-agreed
         if let Some(psn) = attr.rq_psn {
             self.responder.expected = psn;
         }
+        //= IBTA 9.7.1: psn-begins-as-agreed
         if let Some(psn) = attr.sq_psn {
             self.requester.start(psn);
         }
@@ -202,6 +205,7 @@ impl Qp {
         self.attributes = QpAttributes::default();
         self.configure(kept.mig_req, kept.end_to_end_credits);
         self.template = None;
+        //= IBTA 10.3.1.1: reset-forgets
         self.requester.reset();
         self.responder.reset();
         self.established = false;
@@ -213,6 +217,7 @@ impl Qp {
     /// The BTH that all packets of this QP have in common.
     pub(super) fn bth(&self) -> Bth {
         Bth {
+            //= IBTA 9.2: pkey-of-the-qp-is-sent
             pkey: PKEY,
             mig_req: self.attributes.mig_req,
             dest_qp: self.attributes.dest_qpn,
@@ -249,6 +254,7 @@ impl Qp {
         let is_response = packet.info().is_response();
         match (self.state, is_response) {
             // Nothing is expected yet, or any more.
+            //= IBTA 10.3.1.2: init-takes-receives-and-no-packets
             (QpState::Reset | QpState::Init | QpState::Err | QpState::Sqe, _) => {
                 ctx.counters.rx_wrong_state += 1;
                 Verdict::WrongState(self.state)
@@ -269,6 +275,7 @@ impl Qp {
 
     /// The first packet of the peer, before the application has gone on to RTS.
     pub(super) fn note_established(&mut self, ctx: &mut Ctx<'_>) {
+        //= IBTA 10.3.1.3: rtr-tells-of-the-first-packet
         if !std::mem::replace(&mut self.established, true) {
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::CommunicationEstablished));
         }
@@ -279,17 +286,21 @@ impl Qp {
         let service = packet.info().service;
         let is_notification = service == Service::Cnp;
         // Who sends datagrams to many has no one flow that could be slowed.
+        //= IBTA 9.6.1: opcode-is-of-the-qps-service
         if Some(service) != self.service && !(is_notification && self.qp_type.is_connected()) {
             ctx.counters.rx_wrong_service += 1;
             return Some(Verdict::WrongService);
         }
         // Full and limited members of the default partition.
+        //= IBTA 9.6.1: pkey-matches
+        //= IBTA 10.9.3: limited-member-is-a-member
         if packet.bth.pkey & 0x7fff != PKEY & 0x7fff {
             ctx.counters.rx_bad_pkey += 1;
             return Some(Verdict::BadPkey(packet.bth.pkey));
         }
         let av = self.attributes.av.as_ref();
         // Its own GIDs are of RoCE v2, and so are its answers.
+        //= IBTA 9.6.1: source-is-the-peer, destination-is-our-address
         let from_peer = av.is_some_and(|av| {
             packet.source_gid() == av.dgid && packet.dest_gid() == av.sgid && !packet.is_roce_v1()
         });
@@ -298,6 +309,7 @@ impl Qp {
             return Some(Verdict::WrongSource);
         }
         // A packet is whole words on every link: one that is not was made by nobody who keeps to any of it.
+        //= IBTA 9.6.1: packet-is-whole-words
         if !(packet.payload.len() + usize::from(packet.bth.pad)).is_multiple_of(4) {
             ctx.counters.rx_malformed += 1;
             return Some(Verdict::Unsuitable(Check::Padding));
@@ -308,6 +320,7 @@ impl Qp {
     /// A congestion notification from the peer: BECN, 16 bytes that mean nothing, and no more (IBTA annex A17.9.3).
     #[cold]
     fn judge_notification(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
+        //= IBTA A17.9.3: cnp-is-checked
         if !packet.bth.becn || !packet.payload.is_empty() || packet.bth.pad != 0 {
             ctx.counters.rx_malformed += 1;
             return Verdict::BadCnp;
@@ -317,6 +330,7 @@ impl Qp {
             ctx.counters.rx_wrong_state += 1;
             return Verdict::WrongState(self.state);
         }
+        //= IBTA A17.9.3: cnp-slows-its-qp
         match self.notified(ctx.now) {
             None => {
                 ctx.counters.rp_cnp_ignored += 1;
@@ -344,6 +358,7 @@ impl Qp {
 
     /// True if the NIC should fetch work requests in this state.
     pub fn takes_sends(&self) -> bool {
+        //= IBTA 10.3.1.3: rtr-answers-and-does-not-ask
         matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err)
     }
 
@@ -400,6 +415,7 @@ impl Qp {
 
     /// The packet that tells its peer of congestion on the way from there (IBTA annex A17.9.3).
     pub fn notification(&self) -> TxPlan {
+        //= IBTA A17.9.3: cnp-answers-a-mark
         let mut bth = Bth { opcode: Opcode::CNP, becn: true, ..self.bth() };
         if PlantedBug::NotifiesItself.is() {
             bth.dest_qp = self.qpn;
@@ -421,6 +437,7 @@ impl Qp {
 
     /// Both queues are flushed, in order; what is posted later is flushed then. A refusal that waits still leaves.
     pub(super) fn enter_error(&mut self, ctx: &mut Ctx<'_>) {
+        //= IBTA 10.3.1.7: error-flushes-both-queues
         let before = std::mem::replace(&mut self.state, QpState::Err);
         self.requester.retransmit_at = Nanos::MAX;
         self.requester.rnr_until = None;
@@ -526,6 +543,7 @@ fn service_of(qp_type: QpType) -> Option<Service> {
         QpType::Uc => Some(Service::Uc),
         QpType::Ud | QpType::Gsi => Some(Service::Ud),
         QpType::XrcSend | QpType::XrcRecv => Some(Service::Xrc),
+        //= IBTA 9.8.4: raw-is-never-roce
         QpType::RawPacket => None,
     }
 }

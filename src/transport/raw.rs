@@ -16,11 +16,13 @@ impl Qp {
     /// A frame that is shorter than its header or longer than the link carries fails with LOC_LEN.
     pub(super) fn plan_raw(&self, ctx: &mut Ctx<'_>, position: u32, wqe: &Wqe) -> Result<TxPlan, WcStatus> {
         let longest = ctx.longest_frame.min(usize::from(u16::MAX)) as u64;
+        //= IBTA 9.8.4: raw-is-no-longer-than-the-link
         if wqe.length < ETHERNET_HEADER as u64 || wqe.length > longest {
             return Err(WcStatus::LocLen);
         }
         let payload_len = wqe.length as u16;
         let inline = self.gather_payload(ctx, position, wqe, 0, payload_len)?;
+        //= IBTA 9.8.4: raw-frame-is-sent-as-it-is
         // No header is made of it; the PSN only counts.
         let bth = Bth { psn: self.requester.position(), ..Bth::default() };
         let (reason, origin) = (TxReason::New, Origin::Unacknowledged);

@@ -42,6 +42,7 @@ pub enum Reply {
     Atomic(u8),
 }
 
+//= IBTA 9.5: ack-follows-read-response
 /// The queue. Bounded: what does not fit is not queued, and the peer's timer asks again.
 #[derive(Debug)]
 pub(super) struct Replies {
@@ -100,6 +101,7 @@ impl Replies {
 
     /// Appends a reply; an acknowledgement directly behind another takes its place. False: full.
     pub(super) fn push(&mut self, reply: Reply) -> bool {
+        //= IBTA 9.7.5.1: acks-coalesce
         if let (Reply::Ack { .. }, Some(last @ Reply::Ack { .. })) = (reply, self.queue.back_mut()) {
             *last = reply;
             return true;

@@ -47,6 +47,7 @@ impl Qp {
             return;
         }
         let psn = resource.first_psn + resource.next;
+        //= IBTA 9.7.5.2.4: read-that-fails-later-is-nakd
         r.replies.push_front(Reply::Nak { psn, msn: r.msn, why: Check::Gone });
         ctx.counters.resp_remote_access_errors += 1;
         // A refusal that waits behind it has been told of.
@@ -59,6 +60,7 @@ impl Qp {
     /// 31: no information, unless credits are in use.
     fn credits(&self, ctx: &Ctx<'_>) -> u8 {
         // Receives that others may take are no credit (IBTA 9.7.7.2).
+        //= IBTA 9.7.7.2: credits-are-told
         if !self.attributes().end_to_end_credits || self.shares_receives {
             return NO_CREDITS;
         }
@@ -67,6 +69,7 @@ impl Qp {
     }
 
     fn plan_ack(&self, psn: Psn, msn: u32, syndrome: Syndrome, reason: TxReason) -> TxPlan {
+        //= IBTA 9.7.5.1: response-has-the-requests-psn
         let bth = Bth { opcode: Opcode::RC_ACKNOWLEDGE, psn, ..self.bth() };
         let ext = Ext::Aeth(Aeth { syndrome: syndrome.into(), msn });
         TxPlan { bth, ext, payload_len: 0, inline: None, way: None, reason, origin: Origin::Reply }
@@ -76,6 +79,7 @@ impl Qp {
         let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
         let bth = Bth { opcode: Opcode::RC_ATOMIC_ACKNOWLEDGE, psn: resource.first_psn, ..self.bth() };
         let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
+        //= IBTA 9.7.5.1: atomic-response-has-what-was-there
         let ext = Ext::AtomicAck(Aeth { syndrome: syndrome.into(), msn: resource.msn }, resource.result);
         let reason = if resource.again { TxReason::AnswerAgain } else { TxReason::Answer };
         Some(TxPlan { bth, ext, payload_len: 0, inline: None, way: None, reason, origin: Origin::Reply })
@@ -94,6 +98,7 @@ impl Qp {
             let from = self.check_remote_in(resource.pd, ctx, &here, Access::REMOTE_READ).ok()?;
             ctx.out.gather.push(Gather { from, length: length as u16 });
         }
+        //= IBTA 9.7.5.1: read-response-is-cut-at-the-path-mtu
         let opcode = match (k == 0, k + 1 == resource.packets) {
             (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
             (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
@@ -103,6 +108,7 @@ impl Qp {
         let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
         let aeth = Aeth { syndrome: syndrome.into(), msn: resource.msn };
         let ext = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) };
+        //= IBTA 9.7.5.1: response-has-the-requests-psn
         let bth = Bth { opcode, psn: resource.first_psn + k, ..self.bth() };
         let reason = if resource.again { TxReason::AnswerAgain } else { TxReason::Answer };
         Some(TxPlan {

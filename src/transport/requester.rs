@@ -102,6 +102,7 @@ impl Requester {
             return self.psn;
         }
         let wqe = self.queue.at(self.next);
+        //= IBTA 9.7.1: retransmission-keeps-the-psn
         if wqe.started { wqe.first_psn + self.next_packet } else { self.psn }
     }
 
@@ -143,6 +144,7 @@ impl Qp {
         if self.requester.queue.at(self.requester.next).wr.opcode.is_local() && !self.pass_local_work(ctx) {
             return None;
         }
+        //= IBTA 9.5: requests-leave-in-order
         let position = self.requester.next;
         if let Err(status) = self.check_start(ctx) {
             self.requester.failed = Some(status);
@@ -168,6 +170,7 @@ impl Qp {
             && match self.state() {
                 QpState::Rts => true,
                 // What was started finishes, nothing new starts.
+                //= IBTA 10.3.1.5: sqd-finishes-what-has-begun
                 QpState::Sqd => r.queue.at(r.next).started,
                 _ => false,
             }
@@ -184,12 +187,14 @@ impl Qp {
         if !wqe.valid || (inline && !wqe.wr.opcode.may_be_inline()) {
             return Err(WcStatus::LocQpOp);
         }
+        //= IBTA 9.7.7: message-is-2-to-the-31-bytes-at-most
         if wqe.length > u64::from(MAX_MESSAGE) {
             return Err(WcStatus::LocLen);
         }
         if !wqe.wr.opcode.takes_resource() {
             return Ok(());
         }
+        //= IBTA 9.7.3: no-read-where-none-is-agreed
         if self.attributes().max_rd_atomic == 0 {
             return Err(WcStatus::LocQpOp);
         }
@@ -200,6 +205,7 @@ impl Qp {
             opcode if opcode.is_atomic() && wqe.length < 8 => return Err(WcStatus::LocLen),
             _ => {}
         }
+        //= IBTA 10.6.3.1: local-writing-needs-a-right
         // A result that could not be stored must not be asked for: the peer's side of it would be done.
         scatter::check(ctx.memory, self.pd, r.queue.sges(r.next), Access::LOCAL_WRITE)
             .map_err(|_| WcStatus::LocProt)
@@ -213,15 +219,18 @@ impl Qp {
             return !wqe.started && self.local_work_waits();
         }
         let starts = !wqe.started;
+        //= IBTA 10.8.3.3: fence-waits-for-reads
         let fenced = starts && wqe.wr.flags.contains(SendFlags::FENCE) && r.reads_outstanding > 0;
         // What was started before and leaves again was within the limit then. A limit of 0 is none to wait for: the work
         // request fails when its turn comes.
+        //= IBTA 9.7.3: reads-and-atomics-are-bounded
         let reads_full = starts
             && wqe.wr.opcode.takes_resource()
             && r.reads_outstanding >= u32::from(self.attributes().max_rd_atomic.max(1));
         let in_flight = r.in_flight();
         let window_full = in_flight >= window;
         // PSNs are told apart over half their circle, which a READ of 2^31 bytes in packets of 256 fills alone.
+        //= IBTA 9.7.1: psns-in-flight-are-told-apart
         let too_far = starts && in_flight > 0 && in_flight + self.packets_of(r.next) > HALF_CIRCLE;
         fenced || reads_full || window_full || too_far || (starts && self.lacks_credit(wqe))
     }
@@ -230,7 +239,9 @@ impl Qp {
     /// the only message, which may always probe.
     fn lacks_credit(&self, wqe: &Wqe) -> bool {
         let r = &self.requester;
+        //= IBTA 9.7.7.2: credits-hold-sends-back
         let Some(limit) = r.credit_limit else { return false };
+        //= IBTA 9.7.7.2: message-without-credit-may-probe
         if !wqe.wr.opcode.consumes_receive() || r.next == r.queue.tail() {
             return false;
         }
@@ -248,6 +259,8 @@ impl Qp {
         let offset = u64::from(k) * mtu;
         let (opcode, ext, payload_len, last) = match wqe.wr.opcode {
             WrOpcode::Read => {
+                //= IBTA 9.4.4: read-request-names-what-it-wants
+                //= IBTA 9.7.6: read-is-asked-again-from-the-hole
                 let reth = reth(wqe, offset, wqe.length - offset);
                 (Opcode::RC_READ_REQUEST, Ext::Reth(reth), 0, true)
             }
@@ -276,9 +289,11 @@ impl Qp {
         let again = psn.is_before(r.sent_end);
         let window_closes = r.in_flight() + 1 >= ctx.limits.window;
         let due = r.since_ack_request + 1 >= ctx.limits.ack_request_interval;
+        //= IBTA 9.7.3: ack-is-asked-for
         let asks = last || window_closes || due || (self.pace.is_some() && self.asks_each_time(ctx, mtu));
         let bth = Bth {
             opcode,
+            //= IBTA 9.2: solicited-is-in-the-last-packet
             solicited: last
                 && wqe.wr.flags.contains(SendFlags::SOLICITED)
                 && !(again && PlantedBug::SolicitedOnlyOnce.is()),
@@ -320,6 +335,7 @@ impl Qp {
         let wqe = r.queue.at_mut(r.next);
         if !wqe.started {
             wqe.started = true;
+            //= IBTA 9.7.3: psn-counts-packets
             wqe.first_psn = psn_before;
             wqe.packets = packets;
             r.psn = wqe.end_psn();
@@ -351,6 +367,7 @@ impl Qp {
         if wqe.wr.opcode.takes_resource() && wqe.wr.opcode != WrOpcode::Read {
             return 1;
         }
+        //= IBTA 9.7.3: read-takes-a-psn-for-each-response
         packets_for(wqe.length, self.attributes().path_mtu.bytes())
     }
 
@@ -391,6 +408,7 @@ fn atomic(wqe: &Wqe) -> (Opcode, AtomicEth) {
     let wr = &wqe.wr;
     let eth = |swap_or_add, compare| AtomicEth { va: wr.remote_addr, rkey: wr.rkey.0, swap_or_add, compare };
     match wr.opcode {
+        //= IBTA 9.4.5: atomic-request-has-its-operands
         WrOpcode::CompareSwap => (Opcode::RC_COMPARE_SWAP, eth(wr.swap, wr.compare_add)),
         _ => (Opcode::RC_FETCH_ADD, eth(wr.compare_add, 0)),
     }
@@ -399,8 +417,10 @@ fn atomic(wqe: &Wqe) -> (Opcode, AtomicEth) {
 /// Opcode and headers of a packet of a SEND or WRITE of RC; those of UC differ in the bits of the service.
 pub(super) fn segment(wqe: &Wqe, first: bool, last: bool) -> (Opcode, Ext) {
     let imm = wqe.wr.imm;
+    //= IBTA 9.7.3: message-is-cut-at-the-path-mtu
     let whole = reth(wqe, 0, wqe.length);
     match (wqe.wr.opcode, first, last) {
+        //= IBTA 9.4.3: write-names-its-whole-length-first
         (WrOpcode::Write, true, true) => (Opcode::RC_WRITE_ONLY, Ext::Reth(whole)),
         (WrOpcode::WriteImm, true, true) => (Opcode::RC_WRITE_ONLY_IMM, Ext::RethImm(whole, imm)),
         (WrOpcode::Write | WrOpcode::WriteImm, true, false) => (Opcode::RC_WRITE_FIRST, Ext::Reth(whole)),
@@ -411,6 +431,7 @@ pub(super) fn segment(wqe: &Wqe, first: bool, last: bool) -> (Opcode, Ext) {
         (WrOpcode::SendInvalidate, false, true) => {
             (Opcode::RC_SEND_LAST_INVALIDATE, Ext::Ieth(wqe.wr.rkey.0))
         }
+        //= IBTA 9.4: immediate-is-in-the-last-packet
         (WrOpcode::SendImm, true, true) => (Opcode::RC_SEND_ONLY_IMM, Ext::Imm(imm)),
         (WrOpcode::SendImm, false, true) => (Opcode::RC_SEND_LAST_IMM, Ext::Imm(imm)),
         (_, true, true) => (Opcode::RC_SEND_ONLY, Ext::None),

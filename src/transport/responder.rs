@@ -9,7 +9,7 @@ use super::replies::{Replies, Reply};
 use super::requester::packets_for;
 use super::scatter::{self, FramePayload, ListError};
 use super::{AtomicOp, Ctx, DmaIn, Qp, TxReason, Verdict};
-use crate::limits::{MAX_MESSAGE, MAX_SGE};
+use crate::limits::MAX_SGE;
 use crate::time::Nanos;
 use crate::verbs::{
     Access, AsyncEvent, EventKind, PdId, QpType, RecvWr, Sge, Srqn, Wc, WcFlags, WcOpcode, WcStatus,
@@ -131,6 +131,7 @@ impl Responder {
     /// larger number from before: the peer knows how many it may use.
     pub(super) fn set_resources(&mut self, count: u8) {
         let count = usize::from(count).max(self.resources.len());
+        //= IBTA 9.7.5.1: as-many-results-are-kept-as-agreed
         self.resources.resize(count, None);
         self.replies.make_room_for(count);
     }
@@ -149,12 +150,13 @@ impl Responder {
     /// peer is owed the answers to what it asked before.
     pub(super) fn keep_up_to_refusal(&mut self) {
         let is_refusal = |r: &Reply| matches!(r, Reply::Nak { why, .. } if *why != Check::Turn);
+        //= IBTA 9.7.5.1: nothing-follows-a-refusal
         self.replies.truncate_behind(is_refusal);
     }
 
     /// The check that a packet failed which does not go on with the message under way.
     #[cold]
-    fn out_of_order(&self) -> Check {
+    pub(super) fn out_of_order(&self) -> Check {
         if self.message == Message::None { Check::NotBegun } else { Check::MidMessage }
     }
 
@@ -177,6 +179,7 @@ impl Responder {
     }
 
     fn message_done(&mut self) {
+        //= IBTA 9.7.7.1: msn-counts-messages
         self.msn = (self.msn + 1) & 0xff_ffff;
         self.message = Message::None;
     }
@@ -203,6 +206,7 @@ impl Qp {
     /// Handles a request packet.
     pub(super) fn handle_request(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         let r = &mut self.responder;
+        //= IBTA 9.7.1: psn-half-circle
         let mut ahead = packet.bth.psn.distance_from(r.expected);
         if PlantedBug::PsnCompareWithoutWrap.is() {
             ahead = packet.bth.psn.value() as i32 - r.expected.value() as i32;
@@ -210,11 +214,13 @@ impl Qp {
         if ahead < 0 && PlantedBug::NoDuplicateCheck.is() && packet.info().position == Position::Only {
             ahead = 0;
         }
+        //= IBTA 9.5: requests-are-executed-in-psn-order
         if ahead > 0 {
             ctx.counters.out_of_sequence += 1;
             let (expected, nak) = (r.expected, ctx.now >= r.silent_until);
             if nak {
                 r.silent_until = Nanos::MAX;
+                //= IBTA 9.7.5.2: gap-is-nakd-once
                 r.replies.push(Reply::Nak { psn: expected, msn: r.msn, why: Check::Turn });
             }
             return Verdict::OutOfSequence { expected, nak };
@@ -231,13 +237,16 @@ impl Qp {
             Ok(Executed::NotReady) => {
                 ctx.counters.out_of_buffer += 1;
                 ctx.counters.send_rnr_err += 1;
+                //= IBTA 9.7.5.2.8: rnr-nak-has-the-qps-timer
                 let timer = self.attributes().min_rnr_timer;
                 let r = &mut self.responder;
                 // What follows is ahead of its turn and dropped in silence: the peer knows.
+                //= IBTA 9.7.5.2.8: rnr-nak-is-followed-by-silence
                 r.silent_until = match PlantedBug::SilentAfterRnr.is() {
                     false => ctx.now + Nanos(rnr_timer_ns(timer)),
                     true => Nanos::MAX,
                 };
+                //= IBTA 9.7.5.2.8: rnr-nak-without-a-receive
                 r.replies.push(Reply::RnrNak { psn: packet.bth.psn, msn: r.msn, timer });
                 Verdict::NotReady
             }
@@ -252,6 +261,7 @@ impl Qp {
         frame: u16,
     ) -> Result<Executed, RequestRefused> {
         let info = packet.info();
+        //= IBTA 9.7.4.1: checks-have-an-order, refused-request-changes-nothing
         self.check_sequence(packet)?;
         self.check_length(packet)?;
         if self.qp_type == QpType::XrcRecv {
@@ -268,31 +278,6 @@ impl Qp {
         }
     }
 
-    /// FIRST and ONLY start a message, MIDDLE and LAST go on with one of the same kind.
-    pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Check> {
-        let info = packet.info();
-        let goes_on = matches!(info.position, Position::Middle | Position::Last);
-        let fits = match self.responder.message {
-            Message::None => !goes_on,
-            Message::Send { .. } => goes_on && info.operation == Operation::Send,
-            Message::Write { .. } => goes_on && info.operation == Operation::Write,
-        };
-        if fits { Ok(()) } else { Err(self.responder.out_of_order()) }
-    }
-
-    pub(super) fn check_length(&self, packet: &Packet) -> Result<(), Check> {
-        let mtu = self.attributes().path_mtu.bytes();
-        let length = packet.payload.len();
-        let fits = match (packet.info().operation, packet.info().position) {
-            (Operation::Send | Operation::Write, Position::First | Position::Middle) => length == mtu,
-            (Operation::Send | Operation::Write, Position::Last) => (1..=mtu).contains(&length),
-            (Operation::Send | Operation::Write, Position::Only) => length <= mtu,
-            (Operation::AtomicWrite, _) => length == 8,
-            _ => length == 0,
-        };
-        if fits { Ok(()) } else { Err(Check::PacketLength) }
-    }
-
     fn execute_send(
         &mut self,
         ctx: &mut Ctx<'_>,
@@ -303,6 +288,7 @@ impl Qp {
             Message::Send { received } => received,
             _ => {
                 let r = &mut self.responder;
+                //= IBTA 9.4.1: send-takes-one-receive
                 let Some(receive) = ctx.receives.take(&mut r.sges) else { return Ok(Executed::NotReady) };
                 r.receive = Some(receive);
                 0
@@ -313,14 +299,17 @@ impl Qp {
         let sges = &r.sges[..r.receive.map_or(0, |w| w.num_sge as usize)];
         scatter::plan(ctx.memory, r.receive_pd, sges, received, payload, ctx.out).map_err(
             |error| match error {
+                //= IBTA 9.7.4.1.6: receive-holds-the-message
                 ListError::TooShort => {
                     RequestRefused { check: Check::ReceiveLength, receive: Some(WcStatus::LocLen) }
                 }
+                //= IBTA 9.9.3: receive-memory-is-writable
                 ListError::Protection => {
                     RequestRefused { check: Check::ReceiveProtection, receive: Some(WcStatus::LocProt) }
                 }
             },
         )?;
+        //= IBTA 9.4.1.1.3: send-with-invalidate-invalidates
         if let Some(key) = packet.ieth() {
             self.invalidate(ctx, key)?;
         }
@@ -352,17 +341,21 @@ impl Qp {
         let payload = payload_of(packet, frame);
         let after = received + u64::from(payload.length);
         let total = u64::from(reth.dma_len);
+        //= IBTA 9.7.4.1.6: write-is-as-long-as-it-said
         let fits = if is_last(packet) { after == total } else { after < total };
         if !fits {
             return Err(Check::MessageLength.into());
         }
+        //= IBTA 9.4.3: write-takes-no-receive
         let with_imm = packet.imm().is_some();
+        //= IBTA 9.4.3: write-with-immediate-takes-a-receive
         if with_imm {
             let r = &mut self.responder;
             let Some(receive) = ctx.receives.take(&mut r.sges) else { return Ok(Executed::NotReady) };
             r.receive = Some(receive);
         }
         if payload.length > 0 {
+            //= IBTA 9.7.4.1.5: key-is-checked-with-each-packet
             // Checked for each packet: the region may be gone since the first.
             let va = reth.va.wrapping_add(received);
             let to = self
@@ -385,19 +378,13 @@ impl Qp {
 
     fn check_write_start(&self, ctx: &Ctx<'_>, reth: &Reth) -> Result<(), RequestRefused> {
         self.check_allowed(Access::REMOTE_WRITE, reth)?;
+        //= IBTA 9.7.4.1.5: empty-access-checks-no-key
         // An empty WRITE does not look at the key (IBTA 9.7.4.1.5).
         if reth.dma_len > 0 {
+            //= IBTA 9.7.4.1.5: write-is-checked-as-a-whole
             self.check_remote(ctx, reth.va, reth.rkey, reth.dma_len.into(), Access::REMOTE_WRITE)?;
         }
         Ok(())
-    }
-
-    /// What the QP's peer may ask for at all.
-    pub(super) fn check_allowed(&self, needed: Access, reth: &Reth) -> Result<(), Check> {
-        if !self.attributes().access.contains(needed) {
-            return Err(Check::NotEnabled);
-        }
-        if reth.dma_len > MAX_MESSAGE { Err(Check::TooLong) } else { Ok(()) }
     }
 
     fn execute_read(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Result<Executed, RequestRefused> {
@@ -455,6 +442,7 @@ impl Qp {
             queued: true,
             again: false,
         });
+        //= IBTA 9.7.4.1: responder-resources-suffice
         let resource = resource.ok_or(Check::Resources)?;
         r.replies.push(reply_for(operation, resource));
         r.message_done();
@@ -465,6 +453,7 @@ impl Qp {
     fn after_request(&mut self, ctx: &Ctx<'_>, packet: &Packet) {
         let r = &mut self.responder;
         let operation = packet.info().operation;
+        //= IBTA 9.7.5.1: read-response-acknowledges-what-is-before
         let answers_itself = !matches!(operation, Operation::Send | Operation::Write);
         if answers_itself {
             // The response acknowledges it.
@@ -473,12 +462,14 @@ impl Qp {
                 None => 1,
             };
             let r = &mut self.responder;
+            //= IBTA 9.7.4: responder-counts-read-responses
             r.expected = r.expected + packets;
             r.unacknowledged = 0;
             return;
         }
         r.expected = r.expected.next();
         r.unacknowledged += 1;
+        //= IBTA 9.7.5.1: ack-answers-ack-request
         if packet.bth.ack_req || r.unacknowledged >= ctx.limits.ack_coalesce {
             r.acknowledge();
         }
@@ -500,6 +491,7 @@ impl Qp {
                 EventKind::QpRequestError
             }
         };
+        //= IBTA 9.9.3: failing-receive-carries-the-cause
         if let Some(status) = refusal.receive
             && let Some(receive) = r.receive.take()
         {
@@ -509,6 +501,7 @@ impl Qp {
                 Wc { wr_id: receive.wr_id, status, opcode: WcOpcode::Recv, qpn: self.qpn, ..Wc::default() };
             ctx.out.completions.push((self.recv_cq, wc));
         }
+        //= IBTA 9.9.3: responder-error-ends-rc
         ctx.out.events.push(AsyncEvent::Qp(self.index, kind));
         self.enter_error(ctx);
         Verdict::Refused(refusal.check)
@@ -523,6 +516,7 @@ impl Qp {
     ) {
         let Some(receive) = self.responder.receive.take() else { return };
         let mut flags = WcFlags::empty();
+        //= IBTA 9.4.1: immediate-is-delivered
         flags.set(WcFlags::WITH_IMM, packet.imm().is_some());
         flags.set(WcFlags::WITH_INV, packet.ieth().is_some());
         flags.set(WcFlags::SOLICITED, packet.bth.solicited);
@@ -544,6 +538,7 @@ impl Qp {
         r.message = Message::None;
         let mut next = r.receive.take();
         // What is shared is the others' as well.
+        //= IBTA 10.2.9: srq-outlives-a-qp
         let flushes = !self.shares_receives || PlantedBug::FlushesSharedReceives.is();
         let own = if flushes { ctx.receives.available() } else { 0 };
         let waiting = own + u32::from(next.is_some());

@@ -31,12 +31,14 @@ impl Qp {
             return None;
         }
         ctx.counters.local_ack_timeout_err += 1;
+        //= IBTA 9.7.6.1.3: timeout-sends-again
         Some(self.go_back(ctx, Cause::Timeout))
     }
 
     /// Sends everything unacknowledged again, or gives up.
     pub(super) fn go_back(&mut self, ctx: &mut Ctx<'_>, cause: Cause) -> Verdict {
         let r = &mut self.requester;
+        //= IBTA 9.9.2: retries-are-counted
         if r.retries_left == 0 {
             ctx.counters.retry_exceeded_err += 1;
             self.fail_oldest(ctx, WcStatus::RetryExc, 0);
@@ -49,12 +51,14 @@ impl Qp {
 
     /// The peer had no receive: the same, after as long as its timer code says.
     pub(super) fn go_back_after(&mut self, ctx: &mut Ctx<'_>, timer: u8) -> Verdict {
+        //= IBTA 9.9.2: seven-rnr-retries-are-for-ever
         let for_ever = self.attributes().rnr_retry == RNR_FOR_EVER;
         let retries = self.attributes().retry_cnt;
         let r = &mut self.requester;
         // The packet has come through: losses before it are no silence, and those of a long wait must not add up to one.
         r.retries_left = retries;
         if !for_ever {
+            //= IBTA 9.9.2: rnr-retries-are-counted
             if r.rnr_retries_left == 0 {
                 ctx.counters.retry_rnr_exceeded_err += 1;
                 self.fail_oldest(ctx, WcStatus::RnrRetryExc, Syndrome::RnrNak { timer }.into());
@@ -64,6 +68,7 @@ impl Qp {
         }
         let wait = Nanos(rnr_timer_ns(timer));
         self.rewind(Cause::Rnr);
+        //= IBTA 9.7.5.2.8: rnr-nak-waits-for-its-timer
         self.requester.rnr_until = Some(ctx.now + wait);
         Verdict::Wait(wait)
     }

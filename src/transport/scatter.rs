@@ -40,6 +40,7 @@ fn walk(
         let take = left.min(here - skip);
         let address = sge.addr.checked_add(skip).ok_or(ListError::Protection)?;
         let span =
+            //= IBTA 10.7.2: lkey-is-checked
             memory.check_local(pd, sge.lkey.0, address, take, access).map_err(|_| ListError::Protection)?;
         piece(span, take);
         skip = 0;
@@ -69,6 +70,7 @@ pub(super) fn gather(
     out: &mut Vec<Gather>,
 ) -> Result<(), ListError> {
     let before = out.len();
+    //= IBTA 10.6.3.1: local-reading-needs-no-right
     // Local reading needs no right (IBTA 10.6.3.1).
     let result = walk(memory, pd, sges, offset, length.into(), Access::empty(), |from, n| {
         out.push(Gather { from, length: n as u16 });
@@ -104,6 +106,7 @@ pub(super) fn plan(
 ) -> Result<(), ListError> {
     let before = out.dma_in.len();
     let mut at = payload.offset;
+    //= IBTA 10.6.3.1: local-writing-needs-a-right
     let result = walk(memory, pd, sges, offset, payload.length.into(), Access::LOCAL_WRITE, |to, n| {
         let length = n as u16;
         out.push_dma(DmaIn::Scatter { frame: payload.frame, offset: at, length, to });

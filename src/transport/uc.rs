@@ -47,10 +47,12 @@ impl Qp {
         let offset = u64::from(k) * mtu;
         let payload_len = (wqe.length - offset).min(mtu) as u16;
         let last = offset + u64::from(payload_len) == wqe.length;
+        //= IBTA 9.7.3: message-is-cut-at-the-path-mtu
         let (opcode, ext) = segment(wqe, k == 0, last);
         let inline = self.gather_payload(ctx, position, wqe, offset, payload_len)?;
         let bth = Bth {
             opcode: Opcode(opcode.0 | UC),
+            //= IBTA 9.2: solicited-is-in-the-last-packet
             solicited: last && wqe.wr.flags.contains(SendFlags::SOLICITED),
             psn: r.position(),
             ..self.bth()
@@ -75,15 +77,19 @@ impl Qp {
         let r = &mut self.responder;
         let expected = r.expected;
         ctx.counters.out_of_sequence += u64::from(psn != expected);
+        //= IBTA 9.8.2.2: uc-resumes-with-a-message
         let starts = matches!(packet.info().position, Position::First | Position::Only);
         if starts {
+            //= IBTA 9.8.2.2: uc-message-may-break-off
             // One that was under way has lost its end. The receive that it took serves this one.
             r.message = Message::None;
         } else if (psn != expected && !PlantedBug::UcIgnoresGaps.is()) || self.check_sequence(packet).is_err()
         {
+            //= IBTA 9.8.2.2: uc-gap-drops-the-message
             return self.drop_message(ctx, Verdict::Incomplete { expected });
         }
         self.responder.expected = psn.next();
+        //= IBTA 9.8.2.2: uc-length-is-checked
         if let Err(check) = self.check_length(packet) {
             ctx.counters.resp_invalid_requests += 1;
             return self.drop_message(ctx, Verdict::Unsuitable(check));
@@ -94,6 +100,7 @@ impl Qp {
         };
         match executed {
             Ok(()) => Verdict::Executed,
+            //= IBTA 9.8.2: uc-is-never-answered
             Err(UcFailure::Silent(verdict)) => self.drop_message(ctx, verdict),
             Err(UcFailure::Protection) => self.fail_receive(ctx, WcStatus::LocProt),
         }
@@ -114,6 +121,7 @@ impl Qp {
         }
         if r.receive.is_none() {
             ctx.counters.out_of_buffer += 1;
+            //= IBTA 9.8.2.2: uc-without-a-receive-is-lost
             return Err(UcFailure::Silent(Verdict::NoReceive));
         }
         Ok(())
@@ -135,6 +143,7 @@ impl Qp {
                 ListError::Protection => UcFailure::Protection,
                 ListError::TooShort => {
                     ctx.counters.resp_local_length_error += 1;
+                    //= IBTA 9.9.3: uc-receive-holds-the-message
                     unsuitable(Check::ReceiveLength)
                 }
             },
@@ -158,6 +167,7 @@ impl Qp {
         };
         let payload = payload_of(packet, frame);
         let (after, total) = (received + u64::from(payload.length), u64::from(reth.dma_len));
+        //= IBTA 9.8.2.2: uc-length-is-checked
         let fits = if is_last(packet) { after == total } else { after < total };
         if !fits || reth.dma_len > MAX_MESSAGE {
             ctx.counters.resp_invalid_requests += 1;
@@ -167,10 +177,12 @@ impl Qp {
         // look at the key (IBTA 9.7.4.1.5).
         let allowed = self.attributes().access.contains(Access::REMOTE_WRITE);
         let check = |va, length| self.check_remote(ctx, va, reth.rkey, length, Access::REMOTE_WRITE);
+        //= IBTA 9.7.4.1.5: write-is-checked-as-a-whole
         let begins = received == 0 && total > 0;
         let whole = if begins { check(reth.va, total).map(drop) } else { Ok(()) };
         let piece = || check(reth.va.wrapping_add(received), payload.length.into()).map(Some);
         let to = match (allowed, payload.length) {
+            //= IBTA 9.8.2.2: uc-key-is-checked
             (false, _) => Err(Check::NotEnabled),
             (true, 0) => Ok(None),
             (true, _) => whole.and_then(|()| piece()),

@@ -30,6 +30,7 @@ const OWN_QKEY: u32 = 1 << 31;
 impl Qp {
     /// The key that a datagram to this QP must present.
     fn qkey(&self) -> u32 {
+        //= IBTA 10.2.4: gsi-has-its-number-and-key
         if self.qp_type == QpType::Gsi { GSI_QKEY } else { self.attributes().qkey }
     }
 
@@ -41,20 +42,26 @@ impl Qp {
     ) -> Result<TxPlan, WcStatus> {
         let UdAddress { ah, remote_qpn, remote_qkey } = wqe.wr.ud;
         // Not there any more, or another domain's: no way that this QP may take.
+        //= IBTA 11.2.2.1: ud-handle-is-of-the-domain
         ctx.handles.find(ah).filter(|handle| handle.pd == self.pd).ok_or(WcStatus::LocQpOp)?;
+        //= IBTA 9.8.3: ud-is-no-longer-than-the-mtu
         if wqe.length > ctx.handles.largest_payload() as u64 {
             return Err(WcStatus::LocLen);
         }
         let payload_len = wqe.length as u16;
         let inline = self.gather_payload(ctx, position, wqe, 0, payload_len)?;
+        //= IBTA 10.2.5: ud-high-qkey-is-the-qps-own
         let qkey = if remote_qkey & OWN_QKEY != 0 { self.qkey() } else { remote_qkey };
+        //= IBTA 9.8.3: ud-names-sender-and-key
         let deth = Deth { qkey, src_qp: self.qpn };
+        //= IBTA 9.8.3: ud-is-one-packet
         let (opcode, ext) = match wqe.wr.opcode {
             WrOpcode::SendImm => (Opcode::UD_SEND_ONLY_IMM, Ext::DethImm(deth, wqe.wr.imm)),
             _ => (Opcode::UD_SEND_ONLY, Ext::Deth(deth)),
         };
         let bth = Bth {
             opcode,
+            //= IBTA 9.2: solicited-is-in-the-last-packet
             solicited: wqe.wr.flags.contains(SendFlags::SOLICITED),
             psn: self.requester.position(),
             dest_qp: remote_qpn,
@@ -66,15 +73,18 @@ impl Qp {
 
     /// A datagram for this QP, which is in a state that takes them.
     pub(super) fn handle_datagram(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+        //= IBTA 9.8.3: ud-psn-is-not-checked
         let Some(deth) = packet.deth() else {
             ctx.counters.rx_wrong_service += 1;
             return Verdict::WrongService;
         };
+        //= IBTA 9.6.1: ud-qkey-matches
         if deth.qkey != self.qkey() && !PlantedBug::UdIgnoresQkey.is() {
             ctx.counters.qkey_viol_cntr += 1;
             return Verdict::BadQkey(deth.qkey);
         }
         // What it said itself comes round to the other members of the group, not to it.
+        //= IBTA 10.5: multicast-does-not-come-back
         let own = packet.bth.dest_qp == Qpn::MULTICAST && deth.src_qp == self.qpn;
         if own && self.group_source == Some(packet.source_gid()) {
             return Verdict::OwnMulticast;
@@ -93,6 +103,7 @@ impl Qp {
         self.responder.receive = None;
         ctx.counters.rdma_recvs += 1;
         ctx.counters.rcvd_bytes += packet.payload.len() as u64;
+        //= IBTA 11.4.2.1: ud-completion-tells-the-sender
         let mut flags = WcFlags::GRH;
         flags.set(WcFlags::WITH_IMM, packet.imm().is_some());
         flags.set(WcFlags::SOLICITED, packet.bth.solicited);
@@ -123,6 +134,7 @@ impl Qp {
             NetHeader::Ipv4(_) => IPV4_LEN,
             NetHeader::Ipv6(_) | NetHeader::Grh(_) => GRH_LEN,
         };
+        //= IBTA A17.9.1: ud-receive-begins-with-40-bytes
         let zeros = u64::from(GRH_LEN - header_len);
         scatter::zero(ctx.memory, r.receive_pd, sges, zeros, ctx.out)?;
         let header = FramePayload { frame, offset: packet.l3_offset as u16, length: header_len as u16 };

@@ -29,6 +29,8 @@ impl Qp {
         }
         let position = self.requester.next;
         let wqe = *self.requester.queue.at(position);
+        //= IBTA 9.4: operation-is-of-the-service
+        //= IBTA 9.8.2: uc-has-no-reads
         let plan = if !wqe.valid || !self.qp_type.serves(wqe.wr.opcode) {
             Err(WcStatus::LocQpOp)
         } else if self.qp_type.is_datagram() {
@@ -78,6 +80,7 @@ impl Qp {
         let wqe = r.queue.at_mut(r.next);
         if !wqe.started {
             wqe.started = true;
+            //= IBTA 9.7.3: psn-counts-packets
             wqe.first_psn = psn;
             wqe.packets = if connected { packets_for(wqe.length, mtu) } else { 1 };
             r.psn = wqe.end_psn();
@@ -89,6 +92,7 @@ impl Qp {
         r.next_packet += 1;
         r.sent_end = plan.bth.psn + 1;
         r.una = r.sent_end;
+        //= IBTA 9.8.2: uc-is-done-when-it-has-left
         if r.next_packet == r.queue.at(r.next).packets {
             r.next = r.next.wrapping_add(1);
             r.next_packet = 0;
@@ -98,6 +102,7 @@ impl Qp {
 
     /// The send queue is flushed and takes nothing until `modify_qp` says so; receives live on (IBTA 10.3.1.6).
     pub(super) fn enter_send_queue_error(&mut self, ctx: &mut Ctx<'_>) {
+        //= IBTA 10.3.1.6: sqe-stops-the-send-queue-alone
         self.set_send_queue_error();
         self.flush_sends(ctx);
         let r = &mut self.requester;
@@ -142,6 +147,7 @@ impl Qp {
                 self.fail_receive(ctx, WcStatus::LocLen)
             }
             ListError::TooShort => {
+                //= IBTA 9.9.3: ud-receive-holds-the-datagram, datagram-of-a-stranger-ends-nothing
                 ctx.counters.resp_local_length_error += 1;
                 ctx.counters.rx_dropped_unacknowledged += 1;
                 Verdict::Unsuitable(Check::ReceiveLength)
@@ -158,6 +164,8 @@ impl Qp {
             r.receive = ctx.receives.take(&mut r.sges);
         }
         if r.receive.is_none() {
+            //= IBTA 9.8.3: ud-without-a-receive-is-lost
+            //= IBTA 9.8.4: raw-without-a-receive-is-lost
             ctx.counters.out_of_buffer += 1;
             ctx.counters.rx_dropped_unacknowledged += 1;
         }
@@ -173,6 +181,7 @@ impl Qp {
             ctx.out.completions.push((self.recv_cq, wc));
         }
         ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpFatal));
+        //= IBTA 9.9.3: receive-memory-is-writable
         self.enter_error(ctx);
         Verdict::ReceiveFailed(status)
     }

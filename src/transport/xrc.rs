@@ -21,6 +21,7 @@ const XRC: u8 = 0xa0;
 impl Qp {
     /// An initiator takes no requests, a target no responses.
     pub(super) fn wrong_direction(&self, ctx: &mut Ctx<'_>, packet: &Packet) -> Option<Verdict> {
+        //= IBTA A14: xrc-has-one-direction
         match (self.qp_type, packet.info().is_response()) {
             (QpType::XrcSend, false) => {
                 ctx.counters.rx_wrong_service += 1;
@@ -43,6 +44,7 @@ impl Qp {
         plan.bth.opcode = Opcode(plan.bth.opcode.0 | XRC);
         if plan.origin == Origin::Request {
             let r = &self.requester;
+            //= IBTA A14: xrc-request-names-its-queue
             plan.ext = addressed(plan.ext, &r.queue.at(r.next).wr);
         }
         Some(plan)
@@ -56,10 +58,13 @@ impl Qp {
     ) -> Result<(), RequestRefused> {
         let srqn = Srqn(packet.xrceth().ok_or(Check::Opcode)?.srqn);
         let goes_on = matches!(packet.info().position, Position::Middle | Position::Last);
+        //= IBTA A14: xrc-message-names-one-queue
         if goes_on && srqn != self.responder.srqn {
             return Err(Check::OtherQueue.into());
         }
+        //= IBTA A14: xrc-queue-is-of-the-domain
         let chosen = ctx.receives.choose(srqn).ok_or(Check::NoSuchQueue)?;
+        //= IBTA A14: xrc-keys-are-of-the-queues-domain
         self.pd = chosen.pd;
         self.recv_cq = chosen.cq;
         self.responder.receive_pd = chosen.pd;

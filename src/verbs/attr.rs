@@ -284,6 +284,7 @@ impl Default for QpAttributes {
 impl QpAttributes {
     /// How long to wait for an acknowledgement: 4.096 us * 2^code; `None`: for ever.
     pub fn ack_timeout(&self) -> Option<Nanos> {
+        //= IBTA 9.7.6.1.3 C9-140: ack-timeout-is-4-us-times-2-to-the-code, zero-timeout-is-none
         (self.timeout != 0).then(|| Nanos(4_096 << self.timeout))
     }
 

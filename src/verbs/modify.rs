@@ -109,9 +109,11 @@ pub fn check_transition(
     }
     let to = attr.state.unwrap_or(from);
     let given = attr.mask() - AttrMask::STATE;
+    //= IBTA 10.3.1: any-state-leads-to-reset-and-error
     let (required, optional) = if matches!(to, QpState::Reset | QpState::Err) {
         (AttrMask::empty(), AttrMask::CUR_STATE)
     } else {
+        //= IBTA 11.2.5.2: transitions-have-their-table
         let row = transition(qp_type, from, to).ok_or(ModifyError::NoSuchTransition { qp_type, from, to })?;
         // The kernel's table has it for raw packets alone; here all are paced.
         let paced = matches!((from, to), (QpState::Rtr | QpState::Rts, QpState::Rts));
@@ -180,6 +182,7 @@ mod tests {
         assert_eq!(error.to_string(), "modify_qp Reset -> Init: missing PORT");
     }
 
+    //= test: IBTA 11.2.5.2: transitions-have-their-table
     #[test]
     fn an_attribute_that_does_not_belong_is_named() {
         let attr = QpAttr { retry_cnt: Some(1), ..init() };
@@ -196,6 +199,7 @@ mod tests {
         ));
     }
 
+    //= test: IBTA 10.3.1: any-state-leads-to-reset-and-error
     #[test]
     fn every_state_may_go_to_reset_and_error() {
         for from in (0..7).filter_map(QpState::from_code) {
@@ -235,6 +239,7 @@ mod tests {
     }
 
     /// What `ibv_ud_pingpong` and `ibv_uc_pingpong` set, and nothing that they do not.
+    //= test: IBTA 11.2.5.2: transitions-have-their-table
     #[test]
     fn each_type_asks_for_the_attributes_of_its_service() {
         let required = |qp_type, from, to| {
@@ -264,6 +269,7 @@ mod tests {
         );
     }
 
+    //= test: IBTA 10.3.1.6: sqe-stops-the-send-queue-alone
     #[test]
     fn only_services_that_can_be_in_a_send_queue_error_leave_it() {
         let attr = QpAttr { state: Some(QpState::Rts), cur_state: Some(QpState::Sqe), ..QpAttr::default() };
@@ -271,6 +277,40 @@ mod tests {
             let result = check_transition(qp_type, QpState::Sqe, &attr, Mtu::Mtu1024, 16);
             let leaves = matches!(qp_type, QpType::Uc | QpType::Ud | QpType::Gsi | QpType::RawPacket);
             assert_eq!(result.is_ok(), leaves, "{qp_type:?}");
+        }
+    }
+
+    /// Each way between two states, written down a second time; RESET and ERR can be reached from everywhere.
+    //= test: IBTA 11.2.5.2: transitions-have-their-table
+    #[test]
+    fn queue_pairs_go_between_these_states_and_no_others() {
+        use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
+        let reliable = [
+            (Reset, Init),
+            (Init, Init),
+            (Init, Rtr),
+            (Rtr, Rts),
+            (Rts, Rts),
+            (Rts, Sqd),
+            (Sqd, Rts),
+            (Sqd, Sqd),
+        ];
+        for qp_type in QpType::ALL {
+            let has_sqe = matches!(qp_type, QpType::Uc | QpType::Ud | QpType::Gsi | QpType::RawPacket);
+            // There is nothing that could be changed while a raw packet QP is drained.
+            let changes_drained = qp_type != QpType::RawPacket;
+            for (from, to) in all.into_iter().flat_map(|from| all.map(|to| (from, to))) {
+                let attr = QpAttr { state: Some(to), ..QpAttr::default() };
+                let leads = !matches!(
+                    check_transition(qp_type, from, &attr, Mtu::Mtu1024, 16),
+                    Err(ModifyError::NoSuchTransition { .. })
+                );
+                let expected = matches!(to, Reset | Error)
+                    || (reliable.contains(&(from, to)) && ((from, to) != (Sqd, Sqd) || changes_drained))
+                    || (has_sqe && (from, to) == (Sqe, Rts));
+                assert_eq!(leads, expected, "{qp_type:?} from {from:?} to {to:?}");
+            }
         }
     }
 }

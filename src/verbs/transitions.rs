@@ -63,6 +63,7 @@ const UC_SQD: AttrMask = any(&[A::AV, A::ALT_PATH, A::ACCESS_FLAGS, A::PKEY_INDE
 const TIMERS: AttrMask = any(&[A::PORT, A::TIMEOUT]);
 const RETRIES: AttrMask = any(&[A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]);
 
+//= IBTA 11.2.5.2: transitions-have-their-table
 const RC: &[Transition] = &[
     row(Reset, Init, CONNECTED, NONE),
     row(Init, Init, NONE, CONNECTED),

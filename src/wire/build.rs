@@ -287,6 +287,7 @@ impl Template {
             "{} cannot carry {ext:?} and {payload_len} bytes",
             bth.opcode
         );
+        //= IBTA 9.2: pad-makes-whole-words
         let pad = payload_len.wrapping_neg() & 3;
         // All of it, whatever its length: as many moves as the compiler knows of.
         out[..MAX_PREFIX].copy_from_slice(&self.prefix);
@@ -383,6 +384,7 @@ impl Template {
             tos: flow.traffic_class,
             total_len: 0.into(),
             id: 0.into(),
+            //= IBTA A17.4.5.1: roce-v2-is-never-fragmented
             flags_fragment: 0x4000.into(), // DF
             ttl: flow.hop_limit,
             protocol: PROTOCOL_UDP,
@@ -410,6 +412,7 @@ impl Template {
     }
 
     fn put_udp(&mut self, flow: &FlowSpec) {
+        //= IBTA A17.4.3: roce-v2-udp-checksum-may-be-zero
         let header = RawUdp {
             source_port: flow.source_port.into(),
             dest_port: ROCE_V2_PORT.into(),
@@ -462,6 +465,7 @@ fn seal_at(frame: &mut FrameMut<'_>, l3_offset: usize, prefix_len: usize) {
 /// that both directions may take one path (`rdma_flow_label_to_udp_sport` over
 /// `rdma_calc_flow_label`, `ib_verbs.h`).
 pub fn entropy_port(lqpn: Qpn, rqpn: Qpn) -> u16 {
+    //= IBTA A17.4.3: roce-v2-source-port-tells-flows-apart
     let mut flow = u64::from(lqpn.value()) * u64::from(rqpn.value());
     flow ^= flow >> 20;
     flow ^= flow >> 40;

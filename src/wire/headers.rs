@@ -83,6 +83,7 @@ impl Bth {
 
     /// Reads the header; every 12 bytes are one.
     pub fn read(bytes: &[u8; Bth::LEN]) -> Bth {
+        //= IBTA 9.2: reserved-bits-mean-nothing
         let raw: &RawBth = zerocopy::transmute_ref!(bytes);
         Bth {
             opcode: Opcode(raw.opcode),
@@ -372,6 +373,7 @@ pub enum NakCode {
 impl From<u8> for Syndrome {
     fn from(byte: u8) -> Syndrome {
         let low = byte & 0x1f;
+        //= IBTA 9.7.5.2: syndrome-has-kind-and-value
         match (byte >> 5, low) {
             (0, credits) => Syndrome::Ack { credits },
             (1, timer) => Syndrome::RnrNak { timer },
@@ -434,6 +436,7 @@ impl fmt::Display for Syndrome {
 /// How long an RNR NAK's timer code asks to wait, in nanoseconds (IBTA table 50). The low five
 /// bits count.
 pub const fn rnr_timer_ns(code: u8) -> u64 {
+    //= IBTA 9.7.5.2.8: rnr-timer-has-its-table
     const UNITS_OF_10_US: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
         3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
@@ -444,6 +447,7 @@ pub const fn rnr_timer_ns(code: u8) -> u64 {
 /// How many messages a credit code allows (IBTA table 47); `None` for 31, no information. The low
 /// five bits count.
 pub const fn credits(code: u8) -> Option<u32> {
+    //= IBTA 9.7.7.2: credit-codes-have-their-table
     const CREDITS: [u32; 31] = [
         0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
         3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
@@ -481,6 +485,7 @@ mod tests {
         assert_eq!(bth.to_bytes(), [0x81, 0xa0, 0x7f, 0xff, 0x40, 1, 2, 3, 0x80, 0xff, 0xfe, 0xfd]);
     }
 
+    //= test: IBTA 9.7.5.2: syndrome-has-kind-and-value
     #[test]
     fn every_syndrome_byte_survives() {
         for byte in 0..=255u8 {
@@ -491,12 +496,52 @@ mod tests {
         }
     }
 
+    /// Written down a second time, in the specification's milliseconds.
+    //= test: IBTA 9.7.5.2.8: rnr-timer-has-its-table
     #[test]
-    fn timer_and_credit_codes_have_the_tables_ends() {
-        assert_eq!(rnr_timer_ns(0), 655_360_000);
-        assert_eq!(rnr_timer_ns(1), 10_000);
-        assert_eq!(rnr_timer_ns(31), 491_520_000);
+    fn timer_codes_stand_for_the_times_of_the_table() {
+        let milliseconds = [
+            655.36, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64, 0.96, 1.28, 1.92,
+            2.56, 3.84, 5.12, 7.68, 10.24, 15.36, 20.48, 30.72, 40.96, 61.44, 81.92, 122.88, 163.84, 245.76,
+            327.68, 491.52,
+        ];
+        for (code, time) in (0..).zip(milliseconds) {
+            assert_eq!(rnr_timer_ns(code), (time * 1e6_f64).round() as u64, "code {code}");
+        }
+        assert_eq!(rnr_timer_ns(32), rnr_timer_ns(0), "five bits count");
         assert_eq!(Syndrome::from(0x2c).to_string(), "RNR_NAK timer 12 (0.64 ms)");
-        assert_eq!((credits(0), credits(30), credits(31)), (Some(0), Some(32768), None));
+    }
+
+    /// Powers of two and the numbers halfway between them.
+    //= test: IBTA 9.7.7.2: credit-codes-have-their-table
+    #[test]
+    fn credit_codes_stand_for_the_counts_of_the_table() {
+        let counts = (0..31u32).map(|code| match code {
+            0..4 => code,
+            _ => (2 + code % 2) << (code / 2 - 1),
+        });
+        for (code, count) in (0..).zip(counts) {
+            assert_eq!(credits(code), Some(count), "code {code}");
+        }
+        assert_eq!((credits(4), credits(5), credits(30), credits(31)), (Some(4), Some(6), Some(32768), None));
+    }
+
+    //= test: IBTA 9.7.5.2: syndrome-has-kind-and-value
+    #[test]
+    fn syndromes_are_the_bytes_of_the_table() {
+        let named = [
+            (0x00, Syndrome::Ack { credits: 0 }),
+            (0x1f, Syndrome::Ack { credits: 31 }),
+            (0x20, Syndrome::RnrNak { timer: 0 }),
+            (0x2c, Syndrome::RnrNak { timer: 12 }),
+            (0x60, Syndrome::Nak(NakCode::PsnSequence)),
+            (0x61, Syndrome::Nak(NakCode::InvalidRequest)),
+            (0x62, Syndrome::Nak(NakCode::RemoteAccess)),
+            (0x63, Syndrome::Nak(NakCode::RemoteOperational)),
+            (0x64, Syndrome::Nak(NakCode::InvalidRdRequest)),
+        ];
+        for (byte, syndrome) in named {
+            assert_eq!((Syndrome::from(byte), u8::from(syndrome)), (syndrome, byte));
+        }
     }
 }

@@ -91,6 +91,7 @@ fn mask(head: &mut [u8]) {
         return mask_usual(head);
     }
     let Some(&first) = head.first() else { return };
+    //= IBTA 7.8.1: icrc-covers-what-stays-the-same
     let (l4, protocol) = if first >> 4 == 4 {
         ones(head, 1, 1);
         ones(head, 8, 1);

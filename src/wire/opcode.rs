@@ -186,6 +186,7 @@ macro_rules! opcodes {
             )*
         }
 
+        //= IBTA 9.2.1: opcode-has-service-and-operation
         static TABLE: &[OpcodeInfo] = &[
             $(OpcodeInfo {
                 opcode: Opcode($code),
@@ -330,6 +331,7 @@ impl fmt::Display for Opcode {
 mod tests {
     use super::*;
 
+    //= test: IBTA 9.2.1: opcode-has-service-and-operation
     #[test]
     fn every_opcode_finds_its_own_row_and_the_rest_find_none() {
         let known = (0..=255).filter_map(|b| Opcode(b).info()).count();
@@ -342,6 +344,7 @@ mod tests {
         }
     }
 
+    //= test: IBTA 9.2.1: opcode-has-service-and-operation
     #[test]
     fn the_service_is_in_the_upper_three_bits() {
         for row in Opcode::all() {
@@ -357,6 +360,7 @@ mod tests {
         }
     }
 
+    //= test: IBTA A14: xrc-request-names-its-queue
     #[test]
     fn xrc_requests_carry_an_xrceth_and_their_answers_do_not() {
         for row in Opcode::all().filter(|r| r.service == Service::Xrc) {

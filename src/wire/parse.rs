@@ -304,6 +304,7 @@ fn read_ipv4(chain: &[u8], l3: usize) -> Result<(NetHeader, Span), Drop> {
     }
     let fragment = raw.flags_fragment.get();
     let (offset, more) = (usize::from(fragment & 0x1fff) * 8, fragment & 0x2000 != 0);
+    //= IBTA A17.4.5.1: roce-v2-is-never-fragmented
     if offset != 0 || more {
         return Err(Drop::Fragment { offset, more });
     }
@@ -344,6 +345,7 @@ fn read_ipv6(chain: &[u8], l3: usize) -> Result<(NetHeader, Span), Drop> {
 
 fn read_grh(chain: &[u8], l3: usize) -> Result<(NetHeader, Span), Drop> {
     let (header, next_header) = read_ipv6_like(chain, l3)?;
+    //= IBTA A16: roce-v1-has-a-grh
     if next_header != NEXT_HEADER_IBA {
         return Err(Drop::BadGrhNextHeader(next_header));
     }
@@ -369,6 +371,7 @@ type Udp = (Option<UdpHeader>, usize, usize);
 fn read_udp(chain: &[u8], span: &Span) -> Result<Udp, Drop> {
     let bytes: &[u8; 8] = take(chain, span.l4, "UDP header")?;
     let raw: &RawUdp = zerocopy::transmute_ref!(bytes);
+    //= IBTA A17.4.3: roce-v2-has-its-udp-port
     if raw.dest_port.get() != ROCE_V2_PORT {
         return Err(Drop::NotRoce);
     }
@@ -394,19 +397,23 @@ impl Packet {
 
     fn read(chain: &[u8], envelope: Envelope) -> Result<Packet, Drop> {
         let bth = &envelope.bth;
+        //= IBTA 9.6.1: transport-version-is-zero
         if bth.tver != 0 {
             return Err(Drop::BadTransportVersion(bth.tver));
         }
+        //= IBTA 9.2.1: opcode-has-service-and-operation
         let Some(info) = bth.opcode.info() else {
             return Err(Drop::UnknownOpcode(bth.opcode.0));
         };
         let ext_at = envelope.bth_offset + Bth::LEN;
         let start = ext_at + info.headers.len();
+        //= IBTA 9.3: headers-follow-the-opcode
         if start > envelope.icrc_offset {
             let (need, have) = (start + ICRC_LEN, envelope.icrc_offset + ICRC_LEN);
             return Err(Drop::Truncated { what: "headers behind the BTH", need, have });
         }
         let available = envelope.icrc_offset - start;
+        //= IBTA 9.6.1: packet-is-whole-words
         if usize::from(bth.pad) > available {
             return Err(Drop::BadPad { pad: bth.pad, available });
         }

@@ -15,6 +15,7 @@ impl Psn {
 
     /// The low 24 bits of `v`.
     pub const fn new(v: u32) -> Psn {
+        //= IBTA 9.7.1: psn-is-24-bits
         Psn(v & Self::MASK)
     }
 
@@ -25,6 +26,7 @@ impl Psn {
 
     /// `self - base` as a signed 24-bit number, in [-2^23, 2^23).
     pub const fn distance_from(self, base: Psn) -> i32 {
+        //= IBTA 9.7.1: psn-half-circle
         (self.0.wrapping_sub(base.0) << 8).cast_signed() >> 8
     }
 
@@ -65,6 +67,7 @@ impl fmt::Display for Psn {
 mod tests {
     use super::*;
 
+    //= test: IBTA 9.7.1: psn-is-24-bits
     #[test]
     fn distance_is_signed_and_wraps() {
         let d = |a: u32, b: u32| Psn::new(a).distance_from(Psn::new(b));
@@ -76,6 +79,7 @@ mod tests {
         assert_eq!(d(0x80_0000, 0), -0x80_0000);
     }
 
+    //= test: IBTA 9.7.1: psn-half-circle
     #[test]
     fn the_far_side_of_the_circle_counts_as_before() {
         assert!(Psn::new(0x80_0000).is_before(Psn::new(0)));
@@ -83,6 +87,7 @@ mod tests {
         assert!(!Psn::new(7).is_before(Psn::new(7)));
     }
 
+    //= test: IBTA 9.7.1: psn-is-24-bits
     #[test]
     fn arithmetic_stays_within_24_bits() {
         assert_eq!(Psn::new(0xff_ffff).next(), Psn::new(0));

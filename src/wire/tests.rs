@@ -96,6 +96,10 @@ fn build(flow: &FlowSpec, bth: &Bth, ext: &Ext, payload: &[u8], split: usize) ->
 }
 
 proptest! {
+    //= test: IBTA A17.4.5.1: roce-v2-is-never-fragmented
+    //= test: IBTA A17.4.5: addresses-and-class-come-from-the-path
+    //= test: IBTA 9.2: pad-makes-whole-words
+    //= test: IBTA 9.3: headers-follow-the-opcode
     #[test]
     fn what_is_built_is_parsed(
         flow in flows(), bth in bths(), row in opcodes(), numbers in any::<(u64, u64, u64, u32, u32)>(),
@@ -204,6 +208,7 @@ const IPV6_UNCOVERED: &[(usize, u8)] =
     &[(0, 0x0f), (1, 0xff), (2, 0xff), (3, 0xff), (7, 0xff), (46, 0xff), (47, 0xff), (52, 0xff)];
 const GRH_UNCOVERED: &[(usize, u8)] = &[(0, 0x0f), (1, 0xff), (2, 0xff), (3, 0xff), (7, 0xff), (44, 0xff)];
 
+//= test: IBTA 7.8.1: icrc-covers-what-stays-the-same
 #[test]
 fn every_flip_of_a_covered_bit_is_detected_and_no_other() {
     for (version, src, dst, uncovered) in [
@@ -269,6 +274,11 @@ fn two_tags_are_both_kept() {
     assert_eq!(p.check_icrc(&frame), Icrc::Ok);
 }
 
+//= test: IBTA A17.4.3: roce-v2-has-its-udp-port
+//= test: IBTA A17.4.5.1: roce-v2-is-never-fragmented
+//= test: IBTA A16: roce-v1-has-a-grh
+//= test: IBTA 9.2.1: opcode-has-service-and-operation
+//= test: IBTA 9.6.1: transport-version-is-zero, packet-is-whole-words
 #[test]
 fn each_fault_has_its_own_reason() {
     let f = FlowSpec { vlan: None, ..flow(RoceVersion::V2, "10.0.0.1", "10.0.0.2") };
@@ -296,8 +306,15 @@ fn each_fault_has_its_own_reason() {
     let mut bytes = build(&v6, &Bth::default(), &Ext::None, b"abc", 0);
     bytes[20] = 44;
     assert_eq!(parse(&Frame::whole(&bytes)), Err(Drop::Ipv6Extension(44)));
+    let grh = FlowSpec { version: RoceVersion::V1, ..v6 };
+    let mut bytes = build(&grh, &Bth::default(), &Ext::None, b"abc", 0);
+    assert_eq!(bytes[20], 0x1b, "the next header of a GRH");
+    bytes[20] = 17;
+    assert_eq!(parse(&Frame::whole(&bytes)), Err(Drop::BadGrhNextHeader(17)));
 }
 
+//= test: IBTA 9.3: headers-follow-the-opcode
+//= test: IBTA 9.6.1: packet-is-whole-words
 #[test]
 fn headers_that_do_not_fit_are_a_reason_to_the_byte() {
     let f = flow(RoceVersion::V2, "10.0.0.1", "10.0.0.2");
@@ -339,6 +356,7 @@ fn a_packet_reads_as_one_line() {
     );
 }
 
+//= test: IBTA A17.4.3: roce-v2-udp-checksum-may-be-zero
 #[test]
 fn the_udp_checksum_is_told_apart() {
     let mut bytes = build(
@@ -363,6 +381,7 @@ fn the_udp_checksum_is_told_apart() {
     assert_eq!(parse(&Frame::whole(&bytes)).unwrap().check_icrc(&Frame::whole(&bytes)), Icrc::Ok);
 }
 
+//= test: IBTA A17.4.3: roce-v2-source-port-tells-flows-apart
 #[test]
 fn the_entropy_port_is_that_of_rxe() {
     for (l, r, port) in [(17, 17, 49441), (18, 18, 49476), (22, 22, 49636)] {
@@ -372,4 +391,6 @@ fn the_entropy_port_is_that_of_rxe() {
         entropy_port(Qpn::new(0xabcdef), Qpn::new(0x123456)),
         entropy_port(Qpn::new(0x123456), Qpn::new(0xabcdef))
     );
+    // All 44 bits of the product count: computed by hand from the kernel's formula.
+    assert_eq!(entropy_port(Qpn::new(0xabcdef), Qpn::new(0x123456)), 50_120);
 }

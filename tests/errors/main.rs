@@ -83,6 +83,14 @@ fn play(row: &Row, swapped: bool) {
     }
 }
 
+//= test: IBTA 9.7.4.1.5: rkey-grants-the-operation
+//= test: IBTA 9.7.4.1: operation-is-enabled, responder-resources-suffice, atomic-is-aligned
+//= test: IBTA 9.7.4.1.6: receive-holds-the-message
+//= test: IBTA 10.7.2: lkey-is-checked
+//= test: IBTA 9.7.6: nak-ends-the-request
+//= test: IBTA 9.9.2.2: requester-error-ends-rc
+//= test: IBTA 10.10: oldest-request-carries-the-cause
+//= test: IBTA 9.9.2: retries-are-counted, rnr-retries-are-counted
 #[test]
 fn the_error_table_holds_row_by_row() {
     let rows = rows::all();

@@ -29,6 +29,7 @@ fn assert_bad_response(stage: &mut Stage, what: &str) {
     assert_eq!(stage.memory.bytes(0, 64), [0; 64], "{what}: nothing was stored");
 }
 
+//= test: IBTA 9.9.2: ack-has-no-payload
 #[test]
 fn an_acknowledgement_has_no_payload() {
     let naks = [
@@ -47,6 +48,7 @@ fn an_acknowledgement_has_no_payload() {
 }
 
 /// One that is for nothing is still for nothing.
+//= test: IBTA 9.7.6: ghost-ack-is-dropped, old-ack-is-dropped
 #[test]
 fn an_old_or_a_ghostly_acknowledgement_with_payload_is_dropped_as_any_other() {
     let mut stage = asked(WrOpcode::Write, 4);
@@ -67,6 +69,7 @@ fn a_read_of_one_packet_is_answered_by_only() {
     assert_bad_response(&mut stage, "LAST");
 }
 
+//= test: IBTA 9.9.2: response-fits-its-request
 #[test]
 fn a_read_begins_with_first_and_goes_on_with_middle() {
     let with_aeth = Ext::Aeth(aeth(ACK));

@@ -140,6 +140,7 @@ fn of_refusals(comments: Vec<String>) -> Vec<String> {
     comments.into_iter().filter(|text| text.starts_with("refuse")).collect()
 }
 
+//= test: IBTA 9.7.4.1.5: rkey-is-of-the-domain
 #[test]
 fn each_check_is_named_where_the_request_arrives_and_where_it_is_refused() {
     for (check, provoke) in REFUSED {
@@ -185,6 +186,7 @@ fn requests_of_xrc_say_which_queue_they_should_have_named() {
     assert_eq!(of_refusals(file.comments()), refused(Check::OtherQueue));
 }
 
+//= test: IBTA 9.7.4.1.5: write-is-checked-as-a-whole
 #[test]
 fn what_an_unreliable_connection_drops_is_dropped_for_a_check_as_well() {
     type Wrong = fn(&Stage) -> (Reth, usize);

@@ -63,6 +63,7 @@ fn control(stage: &mut Stage, text: &str) {
     stage.host.call(stage.now, command).expect("carried out");
 }
 
+//= test: IBTA A17.9.3: cnp-answers-a-mark
 #[test]
 fn a_marked_packet_is_answered_as_a_connectx_does() {
     let mut stage = marked();
@@ -80,6 +81,7 @@ fn a_marked_packet_is_answered_as_a_connectx_does() {
     assert_eq!((stage.counter("np_cnp_sent"), stage.counter("np_ecn_marked_roce_packets")), (1, 1));
 }
 
+//= test: IBTA A17.9.3: cnp-interval
 #[test]
 fn notifications_of_one_qp_are_an_interval_apart() {
     let mut stage = marked();
@@ -95,6 +97,7 @@ fn notifications_of_one_qp_are_an_interval_apart() {
     assert_eq!((sent, stage.counter("np_cnp_sent"), stage.counter("np_ecn_marked_roce_packets")), (5, 5, 40));
 }
 
+//= test: IBTA A17.9.3: cnp-answers-a-mark
 #[test]
 fn what_is_not_the_peers_or_says_nothing_is_answered_with_nothing() {
     // A mark on an acknowledgement.
@@ -136,6 +139,7 @@ fn what_is_not_the_peers_or_says_nothing_is_answered_with_nothing() {
     assert_eq!(notifications(&stage.packets()), 0);
 }
 
+//= test: IBTA A17.9: ecn-capable-where-heeded
 #[test]
 fn data_is_ecn_capable_if_notifications_are_heeded_and_acknowledgements_are_not() {
     let ecn = |packet: &Packet| packet.traffic_class() & 3;
@@ -164,6 +168,7 @@ fn data_is_ecn_capable_if_notifications_are_heeded_and_acknowledgements_are_not(
     }
 }
 
+//= test: IBTA A17.9.3: cnp-slows-its-qp
 #[test]
 fn a_notification_slows_a_qp_that_sends_and_no_other() {
     let mut stage = Stage::new();

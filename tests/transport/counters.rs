@@ -42,6 +42,7 @@ fn each_request_counts_once() {
     assert_counters(&stage, &expected);
 }
 
+//= test: IBTA 9.7.6: old-ack-is-dropped
 #[test]
 fn each_response_counts_once() {
     let mut stage = Stage::new();
@@ -85,6 +86,7 @@ fn each_refusal_by_the_peer_counts_under_its_name() {
     }
 }
 
+//= test: IBTA 10.6.3.1: local-writing-needs-a-right
 #[test]
 fn each_refusal_of_ours_counts_under_its_name() {
     let names = ["resp_remote_access_errors", "resp_cqe_error", "resp_local_length_error"];

@@ -6,10 +6,10 @@ use std::ptr::NonNull;
 use roxie::shared::HostMemory;
 use roxie::time::Nanos;
 use roxie::verbs::{Access, EventKind, LKey, SendFlags, SendWr, Sge, WcStatus, WrOpcode};
-use roxie::wire::{Aeth, AtomicEth, Ext, NakCode, Opcode, Reth, Syndrome};
+use roxie::wire::{Aeth, AtomicEth, Ext, Feth, NakCode, Opcode, Reth, Syndrome};
 
 use crate::regions::{Pages, Region};
-use crate::{Answer, FIRST, Stage};
+use crate::{Answer, FIRST, Setup, Stage};
 
 /// A multiple of each size that pages have.
 const PAGE: u64 = 65536;
@@ -88,6 +88,26 @@ fn a_peers_send_into_a_page_that_is_gone_fails_its_receive() {
         assert_eq!(stage.statuses(), [(5, WcStatus::LocProt)], "{gone:?}");
         stage.assert_ended_by(&answers, 0, NakCode::RemoteOperational, EventKind::QpFatal);
     }
+}
+
+/// It is answered when its pages are persistent, and not when it came.
+//= test: IBTA A19: flush-follows-what-is-before-it
+#[test]
+fn a_peers_flush_of_a_page_that_is_gone_is_refused() {
+    let access = Access::READ_WRITE | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
+    let mut stage = Stage::with(Setup { access, ..Setup::default() });
+    let pages = Pages::new(2);
+    let base = NonNull::new(pages.address() as *mut u8).expect("an address");
+    // SAFETY: no reference into the mapping exists.
+    let memory = unsafe { HostMemory::borrowed(base, 2 * PAGE as usize) };
+    let region = stage.register(access, pages.address(), memory).expect("a region");
+    let reth = Reth { va: pages.address(), rkey: region.key, dma_len: 2 * PAGE as u32 };
+    let flush = Ext::FlushReth(Feth(Feth::GLOBAL_VISIBILITY as u32 | Feth::PERSISTENCE as u32), reth);
+    let done = stage.request(Opcode::RC_FLUSH, 0, flush, &[]);
+    assert_eq!(done.iter().map(|a| a.opcode).collect::<Vec<_>>(), [Opcode::RC_READ_RESPONSE_ONLY]);
+    Gone::Unmapped.go(&pages, 1);
+    let answers = stage.request(Opcode::RC_FLUSH, 1, flush, &[]);
+    stage.assert_access_ended(&answers, 1);
 }
 
 #[test]

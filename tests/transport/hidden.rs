@@ -58,6 +58,7 @@ fn an_identification_is_weak_unless_it_is_small_or_follows_the_last() {
 
 /// A peer's counter begins anywhere: what follows a packet that was refused is believed. One that was damaged on the way
 /// is followed by none, and the peer's next is still the next.
+//= test: IBTA 7.8.1: bad-icrc-is-dropped
 #[test]
 fn a_strict_nic_learns_where_a_peer_counts_and_one_damaged_frame_does_not_mislead_it() {
     let (near, far) = joined_ports(1500, None);

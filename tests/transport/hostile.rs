@@ -59,6 +59,7 @@ fn a_refusal_of_a_request_that_broke_off_completes_each_request_once() {
     assert_eq!(stage.statuses(), [(1000, WcStatus::Success), (1001, WcStatus::LocProt)]);
 }
 
+//= test: IBTA 9.7.5.1: duplicate-read-is-checked-again
 #[test]
 fn a_late_duplicate_of_a_read_whose_region_is_gone_is_met_with_silence() {
     let mut stage = Stage::new();
@@ -70,6 +71,7 @@ fn a_late_duplicate_of_a_read_whose_region_is_gone_is_met_with_silence() {
     assert_eq!((stage.state(), stage.counter("duplicate_dropped")), (QpState::Rts, 1));
 }
 
+//= test: IBTA 9.7.5.1: nothing-follows-a-refusal
 #[test]
 fn answers_to_what_was_asked_before_leave_ahead_of_a_refusal() {
     let mut stage = Stage::new();
@@ -93,6 +95,7 @@ fn answers_to_what_was_asked_before_leave_ahead_of_a_refusal() {
     assert_eq!(stage.state(), QpState::Err);
 }
 
+//= test: IBTA 9.7.1: psns-in-flight-are-told-apart
 #[test]
 fn a_read_of_2_to_the_31_bytes_in_packets_of_256_keeps_its_psns_apart_from_what_follows() {
     let mut stage = Stage::new();
@@ -163,6 +166,7 @@ fn reads_of_the_peer_do_not_starve_our_requests() {
     assert_eq!(first, [Opcode::RC_READ_RESPONSE_FIRST, Opcode::RC_WRITE_ONLY]);
 }
 
+//= test: IBTA 9.7.5.1: duplicate-read-may-be-a-part
 #[test]
 fn a_part_of_a_read_that_does_not_reach_its_end_is_no_duplicate_of_it() {
     let mut stage = Stage::new();
@@ -218,6 +222,7 @@ fn progress_ends_an_rnr_wait_and_a_second_refusal_in_it_costs_no_retry() {
 }
 
 /// A packet is a multiple of 4 bytes on every link; what is not is none, whatever it says (IBTA 9.6.1).
+//= test: IBTA 9.6.1: packet-is-whole-words
 #[test]
 fn a_payload_without_its_pad_is_dropped_by_every_service_and_on_either_side() {
     let ask = |qp_type, opcode, pad, payload: &[u8]| {

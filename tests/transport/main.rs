@@ -1,25 +1,30 @@
 //! One NIC against a peer that the test plays packet by packet: each case of the transport, by script.
 //!
-//! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification,
+//! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification, [`requests`] what
+//! the one's packets say, [`order`] in which order the other checks and answers, [`headers`] what both look at, [`credits`] end-to-end,
 //! [`replays`] a peer that goes back, [`answers`] what no responder should say, [`between`] an application in the midst of a pass,
 //! [`notifications`] of congestion, [`congestion`] that others are told of, [`pacing`] by rates and pauses, [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and
-//! [`placement`] memory. [`uc`] and [`ud`] are the services without acknowledgements, [`raw`] frames of other protocols, [`srq`] and
+//! [`placement`] memory, [`atomics`] on it. [`uc`] and [`ud`] are the services without acknowledgements, [`raw`] frames of other protocols, [`srq`] and
 //! [`xrc`] receives that many share, [`queues`] completion queues. [`off_path`] is what strangers send, [`counters`] what is counted,
 //! [`reasons`] what a capture is told, [`checks`] that it names each check of a request, and [`log`] what a QP remembers. [`accounts`] is who uses what,
 //! [`hidden`] what sockets do not show, [`parts`] the pieces that can be had without a NIC.
 
 mod accounts;
 mod answers;
+mod atomics;
 mod between;
 mod checks;
 mod congestion;
 mod counters;
+mod credits;
 mod gone;
+mod headers;
 mod hidden;
 mod hostile;
 mod log;
 mod notifications;
 mod off_path;
+mod order;
 mod pacing;
 mod parts;
 mod peers;
@@ -31,6 +36,7 @@ mod regions;
 mod regions_gone;
 mod replays;
 mod requester;
+mod requests;
 mod responder;
 mod slowed;
 mod srq;

@@ -39,6 +39,7 @@ fn a_peers_notification_is_one_on_each_connected_service() {
     }
 }
 
+//= test: IBTA A17.9.3: cnp-is-checked
 #[test]
 fn a_strangers_notification_is_a_wrong_source() {
     let mut stage = Stage::new();
@@ -47,6 +48,7 @@ fn a_strangers_notification_is_a_wrong_source() {
     arrives(&mut stage, &bth, "rx_wrong_source", "another address");
 }
 
+//= test: IBTA A17.9.3: cnp-is-checked
 #[test]
 fn a_notification_that_notifies_of_nothing_or_is_too_long_is_malformed() {
     let mut stage = Stage::new();
@@ -62,6 +64,7 @@ fn a_notification_that_notifies_of_nothing_or_is_too_long_is_malformed() {
     }
 }
 
+//= test: IBTA A17.9.3: cnp-is-checked
 #[test]
 fn a_notification_of_another_partition_is_one_of_another_partition() {
     let mut stage = Stage::new();

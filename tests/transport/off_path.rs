@@ -38,6 +38,7 @@ fn serves_its_peer(stage: &mut Stage, what: &str) {
     assert_eq!(stage.memory.bytes(0, 4), [7; 4], "{what}");
 }
 
+//= test: IBTA 9.6.1: destination-qp-is-there
 #[test]
 fn guessed_qpns_are_counted_and_met_with_silence() {
     let mut stage = Stage::new();
@@ -56,6 +57,7 @@ fn guessed_qpns_are_counted_and_met_with_silence() {
     serves_its_peer(&mut stage, "after guessed QPNs");
 }
 
+//= test: IBTA 9.6.1: source-is-the-peer
 #[test]
 fn the_right_qpn_from_a_wrong_address_is_counted_and_met_with_silence() {
     let mut stage = Stage::new();
@@ -72,6 +74,8 @@ fn the_right_qpn_from_a_wrong_address_is_counted_and_met_with_silence() {
 }
 
 /// It can even fake the address. What is far from the PSN that is due changes nothing; the peer may hear of it, once.
+//= test: IBTA 9.7.1: psn-half-circle
+//= test: IBTA 9.7.5.2: gap-is-nakd-once
 #[test]
 fn guessed_psns_lead_to_one_nak_at_most_and_change_nothing() {
     let mut stage = Stage::new();
@@ -97,6 +101,7 @@ fn guessed_psns_lead_to_one_nak_at_most_and_change_nothing() {
 
 /// Address, QPN and PSN known, the key not: IBTA 9.7.4.1.5 has the responder end the connection, and so it does. Memory
 /// does not change.
+//= test: IBTA 9.7.4.1.5: rkey-is-good
 #[test]
 fn a_guessed_key_opens_nothing() {
     for guess in [0, 1, 0xffff_ffff, 0x1000, 0x1234_5678] {

@@ -127,6 +127,7 @@ fn after_a_late_turn_a_burst_is_caught_up_and_no_more() {
     assert_eq!(burst.len(), 4, "three of the burst, and the one that is due: {burst:?}");
 }
 
+//= test: IBTA 9.11: static-rate-is-kept
 #[test]
 fn a_static_rate_of_the_path_is_a_limit_too() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });

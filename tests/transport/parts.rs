@@ -75,6 +75,7 @@ impl ReceiveQueue for NoReceives {
 }
 
 /// The library lets no application post these; one that writes into the shared queue itself can.
+//= test: IBTA 9.7.7: message-is-2-to-the-31-bytes-at-most
 #[test]
 fn what_no_library_would_post_fails_without_a_packet() {
     let read = SendWr { wr_id: 7, opcode: WrOpcode::Read, flags: SendFlags::INLINE, ..SendWr::default() };

@@ -66,6 +66,7 @@ const RANGE: FlushRange = FlushRange {
     whole_region: false,
 };
 
+//= test: IBTA A19: atomic-write-stores-8-bytes-in-one
 #[test]
 fn an_atomic_write_stores_its_bytes_and_is_answered_like_a_read_of_nothing() {
     let mut stage = Stage::new();
@@ -84,6 +85,7 @@ fn a_duplicate_atomic_write_is_answered_and_not_executed() {
     assert_eq!(stage.counter("duplicate_request"), 1);
 }
 
+//= test: IBTA A19: atomic-write-is-8-aligned-bytes
 #[test]
 fn atomic_writes_that_are_not_of_8_aligned_bytes_are_invalid() {
     let cases: [(&str, u64, u32, usize); 4] = [
@@ -111,6 +113,7 @@ fn an_atomic_write_beyond_the_region_or_under_a_wrong_key_is_an_access_error() {
     }
 }
 
+//= test: IBTA A19: flush-follows-what-is-before-it
 #[test]
 fn a_flush_is_answered_like_a_read_of_nothing_after_the_writes_before_it() {
     let mut stage = Stage::new();
@@ -123,6 +126,7 @@ fn a_flush_is_answered_like_a_read_of_nothing_after_the_writes_before_it() {
     assert_eq!(stage.counter("rx_flush_requests"), 2);
 }
 
+//= test: IBTA A19: flush-asks-for-what-there-is
 #[test]
 fn a_flush_that_asks_for_what_there_is_not_is_refused() {
     type Change = fn(&mut Feth, &mut Reth);
@@ -144,6 +148,7 @@ fn a_flush_that_asks_for_what_there_is_not_is_refused() {
     }
 }
 
+//= test: IBTA A19: flush-asks-for-what-there-is
 #[test]
 fn a_region_that_does_not_grant_flush_refuses_it() {
     let mut stage = Stage::new();
@@ -153,6 +158,7 @@ fn a_region_that_does_not_grant_flush_refuses_it() {
     stage.assert_refused("FLUSH", &answers, NakCode::RemoteAccess);
 }
 
+//= test: IBTA 9.7.6: only-its-response-completes-a-read
 #[test]
 fn an_atomic_write_of_ours_completes_by_its_response_and_by_no_acknowledgement() {
     for inline in [false, true] {
@@ -230,6 +236,7 @@ fn a_response_with_bytes_to_one_that_wants_none_is_bad() {
     }
 }
 
+//= test: IBTA A19: atomic-write-and-flush-count-among-reads
 #[test]
 fn they_count_among_the_reads_and_atomics_that_may_be_outstanding() {
     let mut stage = Stage::new();

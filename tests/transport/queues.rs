@@ -88,6 +88,7 @@ impl Watched {
     }
 }
 
+//= test: IBTA 10.8.3: receives-complete-in-order
 #[test]
 fn completions_are_kept_in_their_order_when_the_size_changes_and_those_after_it_follow() {
     let mut watched = Watched::new(4);
@@ -115,6 +116,7 @@ fn a_smaller_queue_than_what_waits_is_refused_and_nothing_changes() {
     assert_eq!(watched.stage.state(), QpState::Err);
 }
 
+//= test: IBTA 11.4.2.2: solicited-event-is-raised
 #[test]
 fn what_was_armed_is_armed_in_the_new_ring() {
     let mut watched = Watched::new(4);
@@ -126,6 +128,7 @@ fn what_was_armed_is_armed_in_the_new_ring() {
     assert_eq!(watched.events(), 1);
 }
 
+//= test: IBTA 11.4.2.2: notification-is-once
 #[test]
 fn an_event_stands_for_so_many_completions() {
     let mut watched = Watched::new(64);
@@ -242,6 +245,7 @@ fn asking_while_a_completion_waits_brings_an_event() {
 
 /// All orders in which a NIC's steps (push, look whether to tell) and an application's (ask, poll) can fall. The application
 /// never sleeps on something that it was not told of.
+//= test: IBTA 11.4.2.2: notification-is-not-lost, notification-is-once
 #[test]
 fn no_order_of_steps_loses_an_event() {
     const COMPLETIONS: usize = 3;

@@ -104,6 +104,7 @@ fn of_sends(stage: &Stage) -> Vec<(u64, WcStatus)> {
     stage.statuses()
 }
 
+//= test: IBTA 9.8.4: raw-frame-is-sent-as-it-is
 #[test]
 fn what_is_sent_leaves_as_it_is_and_is_done_then() {
     let mut stage = stage();
@@ -117,6 +118,8 @@ fn what_is_sent_leaves_as_it_is_and_is_done_then() {
     assert_eq!(of_sends(&stage), [(1, WcStatus::Success), (2, WcStatus::Success)]);
 }
 
+//= test: IBTA 9.8.4: raw-is-no-longer-than-the-link
+//= test: IBTA 9.9.2.2: requester-error-stops-uc-and-ud
 #[test]
 fn frames_shorter_than_their_header_or_longer_than_the_link_fail_and_stop_the_send_queue() {
     // MTU 1500, a header and a tag.
@@ -134,6 +137,7 @@ fn frames_shorter_than_their_header_or_longer_than_the_link_fail_and_stop_the_se
     }
 }
 
+//= test: IBTA 9.4: operation-is-of-the-service
 #[test]
 fn other_operations_than_send_fail() {
     for opcode in [WrOpcode::SendImm, WrOpcode::Write, WrOpcode::Read, WrOpcode::CompareSwap] {
@@ -200,6 +204,7 @@ fn the_lower_priority_number_wins_then_the_older_and_equals_get_a_copy_each() {
     assert_eq!(takers(&mut stage), [1, 1, 0]);
 }
 
+//= test: IBTA 9.8.4: raw-without-a-receive-is-lost
 #[test]
 fn without_a_receive_or_with_one_too_short_a_frame_is_dropped() {
     let mut stage = stage();
@@ -235,6 +240,7 @@ fn memory_that_is_not_there_fails_a_receive_and_keeps_a_frame_from_leaving() {
     assert_eq!(stage.state(), QpState::Err);
 }
 
+//= test: IBTA 9.8.4: raw-is-never-roce
 #[test]
 fn roce_is_the_transports_even_if_a_flow_asks_for_everything_and_no_raw_packet_qp_takes_it() {
     let mut stage = stage();
@@ -250,6 +256,7 @@ fn roce_is_the_transports_even_if_a_flow_asks_for_everything_and_no_raw_packet_q
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
 }
 
+//= test: IBTA 10.3.1.2: init-takes-receives-and-no-packets
 #[test]
 fn frames_are_dropped_until_the_qp_takes_them() {
     let mut stage = stage();

@@ -166,6 +166,7 @@ fn registration(region: Region, start: u64, length: u64) -> FastRegistration {
     FastRegistration { key: RKey(region.key ^ 1), start, length, page_shift: 12, access: Access::READ_WRITE }
 }
 
+//= test: IBTA 10.6.4: fast-registered-region-is-its-pages
 #[test]
 fn a_fast_registered_region_is_read_and_written_through_its_pages() {
     let mut stage = Stage::new();
@@ -205,6 +206,7 @@ fn atomics_find_their_word_in_a_page_of_a_fast_registered_region() {
     assert_eq!(bytes(&memory, 3 * 4096 + 8, 8), 42u64.to_ne_bytes());
 }
 
+//= test: IBTA 10.6.4: fast-registration-needs-a-free-region
 #[test]
 fn a_fast_registered_region_that_is_registered_twice_is_a_local_fault() {
     let mut stage = Stage::new();
@@ -241,6 +243,7 @@ fn a_peer_invalidates_a_fast_registered_region_and_it_is_registered_anew_elsewhe
     assert_eq!(bytes(&memory, 5 * 4096, 1), [2]);
 }
 
+//= test: IBTA 10.6.5: key-dies-with-its-region
 #[test]
 fn registering_again_moves_a_region_and_kills_its_key() {
     let mut stage = Stage::new();
@@ -257,11 +260,13 @@ fn registering_again_moves_a_region_and_kills_its_key() {
     assert_eq!(index, region.index);
     assert_eq!(stage.write_to(1, 0x2000 + 120, key, &[2; 4]), [Answer::ack(1)]);
     assert_eq!((bytes(&old, 0, 4), bytes(&new, 120, 4)), (vec![1; 4], vec![2; 4]));
-    let answers = stage.write_to(2, 0x1000, region.key, &[3; 4]);
+    // Where the region is now: it is the key that is dead.
+    let answers = stage.write_to(2, 0x2000, region.key, &[3; 4]);
     stage.assert_access_ended(&answers, 2);
-    assert_eq!(bytes(&old, 0, 4), [1; 4]);
+    assert_eq!((bytes(&old, 0, 4), bytes(&new, 0, 4)), (vec![1; 4], vec![0; 4]));
 }
 
+//= test: IBTA 10.6.3.1: remote-writing-needs-local-writing
 #[test]
 fn registering_again_in_a_way_that_is_refused_changes_nothing() {
     let mut stage = Stage::new();
@@ -298,6 +303,7 @@ fn another_domain_takes_a_region_over() {
     stage.assert_access_ended(&answers, 0);
 }
 
+//= test: IBTA 10.6.4: zero-based-region-counts-from-zero
 #[test]
 fn a_zero_based_region_counts_from_zero() {
     let mut stage = Stage::new();
@@ -312,6 +318,7 @@ fn a_zero_based_region_counts_from_zero() {
     stage.assert_access_ended(&answers, 1);
 }
 
+//= test: IBTA 9.7.4.1: atomic-is-aligned
 #[test]
 fn an_atomic_on_a_word_that_is_not_aligned_in_memory_is_invalid_whatever_its_address() {
     let memory = memory(64);
@@ -367,6 +374,7 @@ fn memory_on_demand_is_used_while_its_pages_are_there() {
     assert_eq!(stage.counter("memory_faults"), 0);
 }
 
+//= test: IBTA 9.5: completion-follows-its-bytes
 #[test]
 fn a_write_to_a_page_that_is_not_there_is_refused_and_not_acknowledged() {
     let (mut stage, pages, region) = on_demand(2);
@@ -389,6 +397,7 @@ fn a_write_with_immediate_to_a_page_that_is_not_there_fails_its_receive() {
     stage.assert_access_ended(&answers, 0);
 }
 
+//= test: IBTA 9.5: completion-follows-its-bytes
 #[test]
 fn a_send_into_a_page_that_is_not_there_fails_its_receive_and_says_that_it_is_our_fault() {
     for parts in [1, 2] {

@@ -28,6 +28,7 @@ fn a_region_goes_while_half_of_it_is_read() {
     assert!(stage.answers() == [refusal], "not a packet more of it");
 }
 
+//= test: IBTA 9.7.4.1.5: key-is-checked-with-each-packet
 #[test]
 fn a_region_goes_while_half_of_it_is_written() {
     let mut stage = Stage::new();

@@ -75,6 +75,8 @@ fn asked_before(script: &[Ask]) -> (Stage, Vec<u32>) {
 }
 
 /// rdma_rxe of Linux 6.1 completes a READ with success, and stale memory, when an ACK has its PSN.
+//= test: IBTA 9.7.5.1: duplicate-ack-covers-what-is-done
+//= test: IBTA 9.5: ack-follows-read-response
 #[test]
 fn a_duplicate_is_acknowledged_up_to_the_read_or_atomic_behind_it_and_no_further() {
     for answered in [Ask::Read(1), Ask::Read(3), Ask::Atomic] {
@@ -120,6 +122,7 @@ fn a_late_duplicate_lowers_no_acknowledgement_that_waits() {
 }
 
 /// The peer goes back to the first of two READs while the second is being answered for the first time.
+//= test: IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order
 #[test]
 fn a_read_asked_again_is_answered_ahead_of_those_behind_it() {
     let (mut stage, _) = asked_before(&[Ask::Read(3)]);
@@ -130,6 +133,9 @@ fn a_read_asked_again_is_answered_ahead_of_those_behind_it() {
 }
 
 /// Each order in which four requests may be asked again in one burst, with repetitions.
+//= test: IBTA 9.7.4: responder-counts-read-responses
+//= test: IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order
+//= test: IBTA 9.5: ack-follows-read-response
 #[test]
 fn what_is_asked_again_in_any_order_is_answered_in_the_order_of_its_psns() {
     let script = [Ask::Read(2), Ask::Send, Ask::Atomic, Ask::Read(3)];
@@ -150,6 +156,7 @@ fn what_is_asked_again_in_any_order_is_answered_in_the_order_of_its_psns() {
 }
 
 /// Parts of READs, some of them while an answer is leaving.
+//= test: IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order
 #[test]
 fn a_read_that_is_being_answered_starts_again_where_it_is_asked_to() {
     let mut stage = Stage::new();
@@ -200,6 +207,7 @@ fn answers_go_back_only_to_what_was_asked_again() {
 }
 
 /// The head of what is sent again after a wait is lost: nothing else would tell the peer before its timer does.
+//= test: IBTA 9.7.5.2.8: rnr-nak-is-followed-by-silence
 #[test]
 fn what_comes_ahead_after_an_rnr_wait_is_answered_by_a_sequence_nak() {
     let mut stage = Stage::new();

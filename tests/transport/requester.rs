@@ -10,6 +10,8 @@ use crate::{FIRST, RETRIES, Setup, Stage, TIMEOUT};
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
+//= test: IBTA 9.7.6: ack-completes-what-is-before
+//= test: IBTA 10.8.3: sends-complete-in-order
 #[test]
 fn an_acknowledgement_completes_everything_before_it_in_order() {
     let mut stage = Stage::new();
@@ -28,6 +30,10 @@ fn an_acknowledgement_completes_everything_before_it_in_order() {
     assert_eq!(stage.statuses(), [success(3)]);
 }
 
+//= test: IBTA 9.7.6: nak-ends-the-request
+//= test: IBTA 9.9.2.2: requester-error-ends-rc
+//= test: IBTA 10.10: oldest-request-carries-the-cause
+//= test: IBTA 10.3.1.7: error-flushes-both-queues
 #[test]
 fn each_nak_gives_its_status_and_flushes_the_rest() {
     let cases = [
@@ -66,6 +72,9 @@ fn each_nak_gives_its_status_and_flushes_the_rest() {
     }
 }
 
+//= test: IBTA 9.7.1: retransmission-keeps-the-psn
+//= test: IBTA 9.7.6.1.3: timeout-sends-again
+//= test: IBTA 9.9.2: retries-are-counted
 #[test]
 fn silence_costs_retries_and_then_the_connection() {
     let mut stage = Stage::new();
@@ -84,6 +93,7 @@ fn silence_costs_retries_and_then_the_connection() {
     assert_eq!(stage.counter("retry_exceeded_err"), 1);
 }
 
+//= test: IBTA 9.9.2: progress-gives-the-retries-back
 #[test]
 fn progress_gives_the_retries_back() {
     let mut stage = Stage::new();
@@ -102,6 +112,8 @@ fn progress_gives_the_retries_back() {
     assert_eq!(stage.state(), QpState::Rts);
 }
 
+//= test: IBTA 9.7.6: sequence-nak-goes-back
+//= test: IBTA 9.7.1: retransmission-keeps-the-psn
 #[test]
 fn a_sequence_nak_acknowledges_what_is_before_it_and_sends_from_there() {
     let mut stage = Stage::new();
@@ -115,6 +127,7 @@ fn a_sequence_nak_acknowledges_what_is_before_it_and_sends_from_there() {
     assert_eq!((stage.counter("packet_seq_err"), stage.counter("retransmitted_packets")), (1, 2));
 }
 
+//= test: IBTA 9.7.5.2.8: rnr-nak-waits-for-its-timer
 #[test]
 fn the_wait_for_a_receiver_takes_as_long_as_the_peer_says() {
     for timer in 0..32 {
@@ -128,6 +141,7 @@ fn the_wait_for_a_receiver_takes_as_long_as_the_peer_says() {
     }
 }
 
+//= test: IBTA 9.7.6: ghost-ack-is-dropped
 #[test]
 fn acknowledgements_of_what_was_never_sent_are_ghosts() {
     let mut stage = Stage::new();
@@ -143,6 +157,7 @@ fn acknowledgements_of_what_was_never_sent_are_ghosts() {
     assert_eq!(stage.state(), QpState::Rts);
 }
 
+//= test: IBTA 9.7.6: reserved-syndrome-is-dropped
 #[test]
 fn reserved_syndromes_are_dropped() {
     for syndrome in [0x40, 0x80, 0xa0, 0xc0, 0xe0, 0x65, 0x7f] {
@@ -155,6 +170,7 @@ fn reserved_syndromes_are_dropped() {
     }
 }
 
+//= test: IBTA 9.7.6: response-that-overtakes-is-an-implied-nak, read-is-asked-again-from-the-hole
 #[test]
 fn a_read_is_stored_in_order_and_asked_for_again_from_the_hole() {
     let mut stage = Stage::new();
@@ -176,6 +192,7 @@ fn a_read_is_stored_in_order_and_asked_for_again_from_the_hole() {
     assert_eq!(stage.memory.bytes(0, 1025), [&[1; 256][..], &[2; 256], &[3; 256], &[4; 256], &[0]].concat());
 }
 
+//= test: IBTA 9.7.6: only-its-response-completes-a-read, response-that-overtakes-is-an-implied-nak
 #[test]
 fn an_acknowledgement_does_not_complete_a_read() {
     let mut stage = Stage::new();
@@ -188,6 +205,7 @@ fn an_acknowledgement_does_not_complete_a_read() {
     assert_eq!(stage.statuses(), []);
 }
 
+//= test: IBTA 9.9.2: response-fits-its-request
 #[test]
 fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
     let aeth = Ext::Aeth(Aeth { syndrome: 0x1f, msn: 1 });
@@ -209,6 +227,7 @@ fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
     }
 }
 
+//= test: IBTA 9.7.3: reads-and-atomics-are-bounded
 #[test]
 fn no_more_reads_are_outstanding_than_agreed() {
     let mut stage = Stage::new();
@@ -221,6 +240,7 @@ fn no_more_reads_are_outstanding_than_agreed() {
     assert_eq!(stage.wait(SOON), [(Opcode::RC_READ_REQUEST, FIRST + 4)]);
 }
 
+//= test: IBTA 10.8.3.3: fence-waits-for-reads
 #[test]
 fn a_fence_waits_for_reads_before_it() {
     let mut stage = Stage::new();
@@ -232,6 +252,8 @@ fn a_fence_waits_for_reads_before_it() {
     assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 1)]);
 }
 
+//= test: IBTA 10.7.2: lkey-is-checked
+//= test: IBTA 10.10: oldest-request-carries-the-cause
 #[test]
 fn a_list_that_is_not_allowed_fails_in_its_turn() {
     let mut stage = Stage::new();
@@ -248,6 +270,7 @@ fn a_list_that_is_not_allowed_fails_in_its_turn() {
     assert_eq!(stage.statuses(), expected);
 }
 
+//= test: IBTA 9.7.6: ack-completes-what-is-before
 #[test]
 fn the_window_is_bounded_and_opens_with_acknowledgements() {
     let mut stage = Stage::new();
@@ -260,6 +283,7 @@ fn the_window_is_bounded_and_opens_with_acknowledgements() {
     assert_eq!(stage.statuses(), [], "part of a message is not a message");
 }
 
+//= test: IBTA 9.7.6.1.3 C9-140: zero-timeout-is-none
 #[test]
 fn a_zero_timeout_waits_for_ever() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
@@ -271,6 +295,7 @@ fn a_zero_timeout_waits_for_ever() {
     assert_eq!(stage.statuses(), [(0, WcStatus::Success)]);
 }
 
+//= test: IBTA 9.9.2: rnr-retries-are-counted
 #[test]
 fn a_receiver_that_never_gets_ready_ends_the_connection_after_the_agreed_tries() {
     let mut stage = Stage::with(Setup { rnr_retry: 2, ..Setup::default() });
@@ -306,6 +331,7 @@ fn a_refusal_for_want_of_a_receive_gives_the_retries_back() {
     assert_eq!((stage.statuses(), stage.state()), (vec![], QpState::Rts));
 }
 
+//= test: IBTA 9.9.2: seven-rnr-retries-are-for-ever
 #[test]
 fn seven_rnr_retries_stand_for_ever() {
     let mut stage = Stage::new();
@@ -318,38 +344,7 @@ fn seven_rnr_retries_stand_for_ever() {
     assert_eq!((stage.statuses().len(), stage.state()), (0, QpState::Rts));
 }
 
-#[test]
-fn credits_hold_sends_back_and_not_writes() {
-    let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
-    stage.post(WrOpcode::Send, 4);
-    stage.wait(SOON);
-    // One message done, one more receive is there.
-    stage.acknowledge(FIRST, Syndrome::Ack { credits: 1 }, 1);
-    stage.post(WrOpcode::Send, 4);
-    stage.post(WrOpcode::Send, 4);
-    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 1)], "the second send has no credit");
-    stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 0 }, 2);
-    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 2)], "the only message may always probe");
-    stage.post(WrOpcode::Write, 4);
-    assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 3)], "a WRITE needs none");
-}
-
-#[test]
-fn credits_count_from_the_messages_that_the_peer_has_done() {
-    let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
-    for _ in 0..3 {
-        stage.post(WrOpcode::Send, 4);
-    }
-    stage.wait(SOON);
-    // The second is the last that the peer knows of, and it has two receives more.
-    stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 2 }, 2);
-    for _ in 0..3 {
-        stage.post(WrOpcode::Send, 4);
-    }
-    // The third is under way and takes one of them.
-    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 3)]);
-}
-
+//= test: IBTA 9.4.5: atomic-result-is-stored
 #[test]
 fn an_atomic_completes_with_eight_bytes_and_a_failed_one_with_none() {
     let mut stage = Stage::new();
@@ -424,6 +419,7 @@ fn an_answer_that_comes_during_an_rnr_wait_leaves_nothing_to_repeat() {
     }
 }
 
+//= test: IBTA 9.7.3: ack-is-asked-for
 #[test]
 fn acknowledgements_are_asked_for_at_the_end_now_and_then_and_when_the_window_closes() {
     let mut stage = Stage::new();
@@ -443,6 +439,7 @@ fn acknowledgements_are_asked_for_at_the_end_now_and_then_and_when_the_window_cl
     assert_eq!(asking(&mut stage), [199]);
 }
 
+//= test: IBTA 9.2: solicited-is-in-the-last-packet
 #[test]
 fn the_last_packet_of_a_solicited_message_says_so_and_no_other() {
     let mut stage = Stage::new();
@@ -452,6 +449,7 @@ fn the_last_packet_of_a_solicited_message_says_so_and_no_other() {
     assert_eq!(solicited, [false, false, true, false, false]);
 }
 
+//= test: IBTA 9.2: pkey-of-the-qp-is-sent
 #[test]
 fn packets_carry_the_default_partition_and_mig_req_as_configured() {
     for mig_req in [false, true] {
@@ -482,6 +480,7 @@ fn an_atomic_without_a_place_for_eight_bytes_fails_without_a_packet() {
     assert_eq!((stage.statuses(), stage.state()), (vec![(0, WcStatus::LocLen)], QpState::Err));
 }
 
+//= test: IBTA 10.6.3.1: local-writing-needs-a-right
 #[test]
 fn what_could_not_be_stored_is_not_asked_for() {
     for opcode in [WrOpcode::Read, WrOpcode::FetchAdd] {
@@ -494,6 +493,7 @@ fn what_could_not_be_stored_is_not_asked_for() {
     }
 }
 
+//= test: IBTA 9.7.7: message-is-2-to-the-31-bytes-at-most
 #[test]
 fn a_message_of_two_gigabytes_is_not_too_long() {
     let mut stage = Stage::new();
@@ -504,6 +504,7 @@ fn a_message_of_two_gigabytes_is_not_too_long() {
     assert_eq!((sent.len(), stage.statuses()), (128, vec![]));
 }
 
+//= test: IBTA 9.7.6.1.3 C9-140: ack-timeout-is-4-us-times-2-to-the-code
 #[test]
 fn the_timeout_is_over_when_its_time_has_come_and_not_a_moment_later() {
     let mut stage = Stage::new();
@@ -515,24 +516,7 @@ fn the_timeout_is_over_when_its_time_has_come_and_not_a_moment_later() {
     assert_eq!(stage.wait(Nanos(1)), sent);
 }
 
-#[test]
-fn credits_that_were_given_are_not_taken_back_and_new_ones_may_come_with_an_old_ack() {
-    let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
-    stage.post(WrOpcode::Send, 4);
-    stage.post(WrOpcode::Send, 4);
-    stage.wait(SOON);
-    stage.acknowledge(FIRST, Syndrome::Ack { credits: 3 }, 1);
-    // Said before the first was told of, and late: up to the fourth message it stays.
-    stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 0 }, 2);
-    for _ in 0..3 {
-        stage.post(WrOpcode::Send, 4);
-    }
-    assert_eq!(stage.wait(SOON).len(), 2, "the fifth waits");
-    // The peer posts a receive and says so with its last acknowledgement.
-    stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 3 }, 2);
-    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 4)]);
-}
-
+//= test: IBTA 9.9.2: response-fits-its-request
 #[test]
 fn an_answer_that_says_nak_in_its_own_aeth_is_a_bad_response() {
     for syndrome in [Syndrome::Nak(NakCode::RemoteAccess), Syndrome::RnrNak { timer: 1 }] {
@@ -553,6 +537,7 @@ fn an_answer_that_says_nak_in_its_own_aeth_is_a_bad_response() {
     }
 }
 
+//= test: IBTA 9.7.1: psns-in-flight-are-told-apart
 #[test]
 fn a_read_that_just_fits_into_half_the_circle_goes_behind_what_is_in_flight() {
     const PIECE: u32 = 1 << 26;
@@ -571,6 +556,7 @@ fn a_read_that_just_fits_into_half_the_circle_goes_behind_what_is_in_flight() {
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
 }
 
+//= test: IBTA 9.7.3: no-read-where-none-is-agreed
 #[test]
 fn a_read_or_an_atomic_where_none_is_agreed_fails_without_a_packet() {
     for opcode in [WrOpcode::Read, WrOpcode::CompareSwap] {

@@ -16,6 +16,8 @@ fn assert_refused(stage: &mut Stage, answers: &[Answer], psn: u32, code: NakCode
     assert!(untouched, "memory was written");
 }
 
+//= test: IBTA 9.7.5.1: response-has-the-requests-psn
+//= test: IBTA 9.4.1: send-takes-one-receive, immediate-is-delivered
 #[test]
 fn a_send_lands_in_the_receive_and_is_acknowledged() {
     let mut stage = Stage::new();
@@ -29,6 +31,7 @@ fn a_send_lands_in_the_receive_and_is_acknowledged() {
     assert_eq!(stage.memory.bytes(99, 261), [&[0][..], &[1; 256], &[2; 3], &[0]].concat());
 }
 
+//= test: IBTA 9.7.5.1: ack-answers-ack-request
 #[test]
 fn only_a_packet_that_asks_for_it_is_acknowledged() {
     let mut stage = Stage::new();
@@ -39,6 +42,8 @@ fn only_a_packet_that_asks_for_it_is_acknowledged() {
     assert_eq!(stage.request(Opcode::RC_SEND_LAST, 1, Ext::None, &[1]), [Answer::ack(1)]);
 }
 
+//= test: IBTA 9.5: requests-are-executed-in-psn-order
+//= test: IBTA 9.7.5.2: gap-is-nakd-once
 #[test]
 fn a_gap_is_naked_once_until_the_due_packet_comes() {
     let mut stage = Stage::new();
@@ -61,6 +66,7 @@ fn a_gap_is_naked_once_until_the_due_packet_comes() {
     assert_eq!(stage.counter("out_of_sequence"), 3);
 }
 
+//= test: IBTA 9.7.5.1: duplicate-is-not-executed, duplicate-ack-covers-what-is-done
 #[test]
 fn a_duplicate_send_is_acknowledged_again_and_not_executed() {
     let mut stage = Stage::new();
@@ -74,6 +80,7 @@ fn a_duplicate_send_is_acknowledged_again_and_not_executed() {
     assert_eq!(stage.counter("duplicate_request"), 1);
 }
 
+//= test: IBTA 9.7.5.2.8: rnr-nak-without-a-receive, rnr-nak-has-the-qps-timer, rnr-nak-is-followed-by-silence
 #[test]
 fn without_a_receive_the_peer_is_asked_to_wait_and_what_follows_is_dropped_in_silence() {
     let mut stage = Stage::new();
@@ -88,6 +95,8 @@ fn without_a_receive_the_peer_is_asked_to_wait_and_what_follows_is_dropped_in_si
     assert_eq!((stage.counter("send_rnr_err"), stage.state()), (2, QpState::Rts));
 }
 
+//= test: IBTA 9.4.3: write-with-immediate-takes-a-receive
+//= test: IBTA 9.7.5.2.8: rnr-nak-without-a-receive
 #[test]
 fn a_write_with_immediate_waits_at_its_last_packet_and_is_written_once_it_may() {
     let mut stage = Stage::new();
@@ -103,6 +112,8 @@ fn a_write_with_immediate_waits_at_its_last_packet_and_is_written_once_it_may() 
     assert_eq!(stage.memory.bytes(0, 261), [vec![3; 260], vec![0]].concat());
 }
 
+//= test: IBTA 9.7.4.1.6: receive-holds-the-message
+//= test: IBTA 9.9.3: failing-receive-carries-the-cause
 #[test]
 fn a_message_longer_than_the_receive_is_refused() {
     let mut stage = Stage::new();
@@ -113,6 +124,7 @@ fn a_message_longer_than_the_receive_is_refused() {
     assert_refused(&mut stage, &answers, 0, NakCode::InvalidRequest, EventKind::QpRequestError);
 }
 
+//= test: IBTA 9.9.3: receive-memory-is-writable
 #[test]
 fn a_receive_whose_list_is_not_allowed_is_the_responders_own_fault() {
     let mut stage = Stage::new();
@@ -136,6 +148,12 @@ fn same(_: &mut Reth) {}
 /// What is wrong, and how it becomes so.
 type Change = (&'static str, fn(&mut Reth));
 
+//= test: IBTA 9.7.4.1: message-begins-with-first-or-only, message-is-not-interrupted, atomic-is-aligned
+//= test: IBTA 9.7.4.1.6: first-and-middle-are-full, only-fits-the-path-mtu, last-is-not-empty
+//= test: IBTA 9.7.4.1.6: read-and-atomic-requests-are-empty, write-is-as-long-as-it-said, reth-is-2-to-the-31-at-most
+//= test: IBTA 9.7.4.1: refused-request-changes-nothing
+//= test: IBTA 9.7.5.2: invalid-request-is-nakd-and-ends
+//= test: IBTA 9.9.3: responder-error-ends-rc
 #[test]
 fn invalid_requests_are_refused_as_invalid() {
     let cases: &[Case] = &[
@@ -147,6 +165,17 @@ fn invalid_requests_are_refused_as_invalid() {
             vec![
                 (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, same), vec![0; MTU]),
                 (Opcode::RC_WRITE_LAST, Ext::None, vec![]),
+            ]
+        }),
+        ("LAST of a SEND without a byte", |s| {
+            s.receive(1, 0, 1000);
+            vec![(Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]), (Opcode::RC_SEND_LAST, Ext::None, vec![])]
+        }),
+        ("LAST longer than the MTU", |s| {
+            s.receive(1, 0, 1000);
+            vec![
+                (Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]),
+                (Opcode::RC_SEND_LAST, Ext::None, vec![0; MTU + 4]),
             ]
         }),
         ("FIRST in the middle of a message", |s| {
@@ -201,6 +230,11 @@ fn invalid_requests_are_refused_as_invalid() {
             let change = |r: &mut Reth| r.dma_len = (1 << 31) + 1;
             vec![(Opcode::RC_WRITE_FIRST, reth_at(s, 0, 0, change), vec![1; MTU])]
         }),
+        ("a READ with payload", |s| vec![(Opcode::RC_READ_REQUEST, reth_at(s, 0, 4, same), vec![1; 4])]),
+        ("an atomic with payload", |s| {
+            let eth = AtomicEth { va: s.memory.address, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
+            vec![(Opcode::RC_FETCH_ADD, Ext::Atomic(eth), vec![1; 4])]
+        }),
         ("a misaligned atomic", |s| {
             let eth = AtomicEth { va: s.memory.address + 4, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
             vec![(Opcode::RC_FETCH_ADD, Ext::Atomic(eth), vec![])]
@@ -220,6 +254,10 @@ fn invalid_requests_are_refused_as_invalid() {
     }
 }
 
+//= test: IBTA 9.7.4.1.5: rkey-is-good, rkey-has-bounds
+//= test: IBTA 9.7.5.2.4: access-error-is-nakd-and-ends
+//= test: IBTA 9.7.4.1: refused-request-changes-nothing
+//= test: IBTA 9.9.3: responder-error-ends-rc
 #[test]
 fn keys_bounds_and_rights_are_refused_as_access_errors() {
     let changes: &[Change] = &[
@@ -241,6 +279,7 @@ fn keys_bounds_and_rights_are_refused_as_access_errors() {
     }
 }
 
+//= test: IBTA 9.7.4.1.5: rkey-grants-the-operation
 #[test]
 fn a_region_without_the_right_is_refused() {
     let mut stage = Stage::new();
@@ -251,6 +290,7 @@ fn a_region_without_the_right_is_refused() {
     assert_eq!(read_only.bytes(0, 64), [0; 64]);
 }
 
+//= test: IBTA 9.7.4.1.5: empty-access-checks-no-key
 #[test]
 fn an_empty_write_or_read_does_not_look_at_the_key() {
     let mut stage = Stage::new();
@@ -262,6 +302,8 @@ fn an_empty_write_or_read_does_not_look_at_the_key() {
     assert_eq!(stage.counter("duplicate_dropped"), 0);
 }
 
+//= test: IBTA 9.7.5.1: response-has-the-requests-psn, read-response-is-cut-at-the-path-mtu
+//= test: IBTA 9.7.5.1: duplicate-read-is-read-again, duplicate-read-may-be-a-part
 #[test]
 fn a_read_is_answered_in_packets_and_again_from_any_of_them() {
     let mut stage = Stage::new();
@@ -290,6 +332,7 @@ fn a_read_is_answered_in_packets_and_again_from_any_of_them() {
     assert_eq!(stage.state(), QpState::Rts, "a wrong duplicate is dropped, not refused");
 }
 
+//= test: IBTA 9.7.5.2.4: read-that-fails-later-is-nakd
 #[test]
 fn a_region_that_goes_away_ends_a_read_in_the_middle() {
     let mut stage = Stage::new();
@@ -311,40 +354,8 @@ fn a_region_that_goes_away_ends_a_read_in_the_middle() {
     assert_eq!(stage.state(), QpState::Err);
 }
 
-#[test]
-fn a_duplicate_atomic_gets_the_first_result_and_a_forgotten_one_nothing() {
-    let mut stage = Stage::new();
-    let add = |stage: &Stage| {
-        let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 5, compare: 0 };
-        Ext::Atomic(eth)
-    };
-    for psn in 0..5 {
-        let ext = add(&stage);
-        let answers = stage.request(Opcode::RC_FETCH_ADD, psn, ext, &[]);
-        assert_eq!((answers.len(), answers[0].original), (1, Some(u64::from(psn) * 5)));
-    }
-    let ext = add(&stage);
-    let again = stage.request(Opcode::RC_FETCH_ADD, 2, ext, &[]);
-    assert_eq!((again.len(), again[0].original, again[0].psn), (1, Some(10), 2));
-    assert_eq!(
-        stage.request(Opcode::RC_FETCH_ADD, 0, ext, &[]),
-        [],
-        "four results are kept, the fifth is gone"
-    );
-    assert_eq!(stage.memory.bytes(0, 8), 25u64.to_ne_bytes(), "executed five times");
-    assert_eq!(stage.counter("duplicate_dropped"), 1);
-}
-
-#[test]
-fn a_compare_and_swap_swaps_only_what_compares() {
-    let mut stage = Stage::new();
-    for (psn, compare, found) in [(0, 1, 0u64), (1, 0, 0), (2, 0, 7)] {
-        let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 7, compare };
-        let answers = stage.request(Opcode::RC_COMPARE_SWAP, psn, Ext::Atomic(eth), &[]);
-        assert_eq!(answers[0].original, Some(found), "PSN {psn}");
-    }
-}
-
+//= test: IBTA 9.6.1: transport-version-is-zero, opcode-is-of-the-qps-service, destination-qp-is-there, pkey-matches
+//= test: IBTA 10.9.3: limited-member-is-a-member
 #[test]
 fn what_is_not_for_the_qp_is_dropped_in_silence_and_counted() {
     let mut stage = Stage::new();
@@ -368,6 +379,7 @@ fn what_is_not_for_the_qp_is_dropped_in_silence_and_counted() {
     assert_eq!(stage.answers(), [Answer::ack(0)], "a limited member is a member");
 }
 
+//= test: IBTA 9.6.1: source-is-the-peer
 #[test]
 fn another_address_is_not_the_peer() {
     let mut stage = Stage::new();
@@ -380,6 +392,7 @@ fn another_address_is_not_the_peer() {
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 4]), [Answer::ack(0)]);
 }
 
+//= test: IBTA 9.7.4.1: responder-resources-suffice
 #[test]
 fn more_reads_than_agreed_are_refused() {
     let mut stage = Stage::new();
@@ -402,20 +415,6 @@ fn more_reads_than_agreed_are_refused() {
 }
 
 #[test]
-fn credits_say_how_many_receives_wait_where_they_are_in_use() {
-    let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
-    for id in 0..6 {
-        stage.receive(id, 0, 8);
-    }
-    // Codes stand for 0 1 2 3 4 6 8 ...: five receives are told as four.
-    let told = [(0, 4), (1, 4), (2, 3), (3, 2), (4, 1), (5, 0)];
-    for (psn, credits) in told {
-        let answers = stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
-        assert_eq!(answers, [Answer::acknowledge(psn, Syndrome::Ack { credits })], "PSN {psn}");
-    }
-}
-
-#[test]
 fn an_answer_to_a_late_duplicate_gives_way_to_new_reads() {
     let mut stage = Stage::new();
     let read = |stage: &Stage, psn: u32| {
@@ -435,6 +434,7 @@ fn an_answer_to_a_late_duplicate_gives_way_to_new_reads() {
     assert_eq!(stage.state(), QpState::Rts);
 }
 
+//= test: IBTA 9.7.4.1.5: write-is-checked-as-a-whole
 #[test]
 fn a_message_that_leaves_its_region_later_is_refused_at_its_first_packet() {
     // The first packet's bytes are inside, and the second's are not; 2^31 bytes are allowed, if there are as many.
@@ -450,6 +450,7 @@ fn a_message_that_leaves_its_region_later_is_refused_at_its_first_packet() {
     }
 }
 
+//= test: IBTA 9.7.4.1: operation-is-enabled
 #[test]
 fn what_the_qp_does_not_grant_is_refused_whatever_the_region_grants() {
     let atomic =
@@ -469,6 +470,7 @@ fn what_the_qp_does_not_grant_is_refused_whatever_the_region_grants() {
     }
 }
 
+//= test: IBTA 9.7.5.2.4: read-that-fails-later-is-nakd
 #[test]
 fn a_region_that_goes_away_is_told_by_the_psn_that_it_ends() {
     let mut stage = Stage::new();
@@ -502,6 +504,7 @@ fn acknowledgements_come_now_and_then_even_if_nobody_asks() {
     assert_eq!(answered, [63, 127, 191].map(Answer::ack));
 }
 
+//= test: IBTA 9.7.5.1: read-response-acknowledges-what-is-before
 #[test]
 fn the_answer_of_a_read_acknowledges_what_is_before_it() {
     let mut stage = Stage::new();
@@ -518,6 +521,7 @@ fn the_answer_of_a_read_acknowledges_what_is_before_it() {
     assert_eq!(write(&mut stage, 127), [Answer::ack(127)]);
 }
 
+//= test: IBTA 9.7.7.1: msn-counts-messages
 #[test]
 fn the_msn_counts_messages_and_not_packets() {
     let mut stage = Stage::new();

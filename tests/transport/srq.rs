@@ -80,6 +80,7 @@ fn go(stage: &mut Stage, state: QpState) {
     stage.host.modify(stage.now, &stage.qp, &attr).expect("every state leads there");
 }
 
+//= test: IBTA 10.2.9: srq-serves-in-order
 #[test]
 fn qps_take_in_turn_what_was_posted_first_and_complete_each_to_its_own_queue() {
     let (mut stage, srq) = stage(QpType::Rc, 8);
@@ -146,6 +147,7 @@ fn services_without_acknowledgements_take_from_it_too_and_drop_when_it_is_empty(
     assert_eq!(stage.counter("out_of_buffer"), 2);
 }
 
+//= test: IBTA 10.2.9: srq-limit-is-told-once
 #[test]
 fn the_limit_event_comes_once_for_each_arming() {
     let (mut stage, srq) = stage(QpType::Rc, 8);
@@ -166,6 +168,7 @@ fn the_limit_event_comes_once_for_each_arming() {
     assert_eq!(refused, Err(ControlError::TooLarge { what: "srq_limit", value: 9, limit: 8 }));
 }
 
+//= test: IBTA 10.2.9: srq-outlives-a-qp
 #[test]
 fn an_error_takes_only_what_the_qp_has_begun_and_says_when_that_was_the_last() {
     let (mut stage, srq) = stage(QpType::Rc, 8);
@@ -251,6 +254,7 @@ fn a_ring_with_shorter_lists_is_no_larger_queue() {
 }
 
 /// IBTA 10.2.9.1: the lists belong to the queue's domain, what peers name to the QP's.
+//= test: IBTA 10.2.9.1: srq-lists-are-of-its-domain
 #[test]
 fn lists_are_looked_up_in_the_domain_of_the_queue() {
     let (mut stage, _) = stage(QpType::Rc, 4);
@@ -310,6 +314,7 @@ fn a_qp_that_shares_has_no_queue_of_its_own_to_post_to() {
 }
 
 /// IBTA 9.7.7.2: what others may take is no credit.
+//= test: IBTA 9.7.7.2: credits-are-told
 #[test]
 fn acknowledgements_carry_no_credits() {
     let setup = Setup { credits: true, ..Setup::default() };

@@ -15,6 +15,7 @@ fn go(stage: &mut Stage, state: QpState) {
     stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
 }
 
+//= test: IBTA 10.3.1.5: sqd-finishes-what-has-begun, sqd-tells-when-it-is-drained
 #[test]
 fn draining_finishes_what_was_started_and_says_so() {
     let mut stage = Stage::new();
@@ -33,6 +34,7 @@ fn draining_finishes_what_was_started_and_says_so() {
     assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 1)]);
 }
 
+//= test: IBTA 10.3.1.7: error-flushes-both-queues
 #[test]
 fn going_to_error_flushes_both_queues_in_order() {
     let mut stage = Stage::new();
@@ -53,6 +55,8 @@ fn going_to_error_flushes_both_queues_in_order() {
     assert_eq!(stage.counter("rx_wrong_state"), 1);
 }
 
+//= test: IBTA 9.7.1: psn-begins-as-agreed
+//= test: IBTA 10.3.1.1: reset-forgets
 #[test]
 fn a_reset_qp_forgets_and_can_be_connected_again() {
     let mut stage = Stage::new();
@@ -70,6 +74,7 @@ fn a_reset_qp_forgets_and_can_be_connected_again() {
     assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST)]);
 }
 
+//= test: IBTA 10.3.1.3: rtr-tells-of-the-first-packet
 #[test]
 fn a_qp_that_is_ready_to_receive_executes_and_reports_its_first_packet() {
     let mut stage = Stage::new();
@@ -113,6 +118,7 @@ fn a_reset_qp_that_agrees_on_fewer_reads_has_their_places() {
     }
 }
 
+//= test: IBTA 10.3.1: qp-that-is-destroyed-is-gone
 #[test]
 fn a_destroyed_qp_is_unknown_whatever_it_was_doing() {
     let mut stage = Stage::new();
@@ -138,6 +144,7 @@ fn what_is_in_use_is_not_removed() {
     stage.host.call(stage.now, Command::DestroyCq(cq)).expect("nobody uses it");
 }
 
+//= test: IBTA 11.6.3.2: cq-overflow-is-an-event
 #[test]
 fn a_full_completion_queue_is_an_event_and_loses_nothing_that_it_has() {
     let mut stage = Stage::new();
@@ -156,6 +163,7 @@ fn a_full_completion_queue_is_an_event_and_loses_nothing_that_it_has() {
     assert_eq!(events.iter().filter(|event| **event == error).count(), 1);
 }
 
+//= test: IBTA 10.3.1.5: sqd-finishes-what-has-begun
 #[test]
 fn draining_finishes_a_message_of_which_a_part_has_left() {
     let mut stage = Stage::new();
@@ -170,6 +178,7 @@ fn draining_finishes_a_message_of_which_a_part_has_left() {
     assert_eq!(stage.events(), [], "nobody asked to be told");
 }
 
+//= test: IBTA 10.3.1.1: reset-forgets
 #[test]
 fn a_reset_qp_counts_from_the_beginning_and_has_no_old_answers() {
     let mut stage = Stage::new();
@@ -214,6 +223,7 @@ fn a_query_tells_the_psns_that_come_next() {
     assert_eq!((status.sq_psn, status.rq_psn), (FIRST + 2, Psn::new(1)));
 }
 
+//= test: IBTA 9.7.5.1: nothing-follows-a-refusal
 #[test]
 fn an_acknowledgement_that_waits_does_not_leave_in_the_error_state() {
     let mut stage = Stage::new();
@@ -226,6 +236,7 @@ fn an_acknowledgement_that_waits_does_not_leave_in_the_error_state() {
     assert_eq!(stage.answers(), []);
 }
 
+//= test: IBTA 11.6.3.2: cq-overflow-is-an-event
 #[test]
 fn a_full_completion_queue_ends_the_qp_that_uses_it_and_says_so_once() {
     let mut stage = Stage::new();
@@ -240,6 +251,7 @@ fn a_full_completion_queue_ends_the_qp_that_uses_it_and_says_so_once() {
     assert_eq!(stage.events(), [EventKind::QpFatal]);
 }
 
+//= test: IBTA 9.7.6.1.3: timer-runs-while-something-is-outstanding
 #[test]
 fn a_connection_on_which_nothing_happens_has_no_timer() {
     let mut stage = Stage::new();
@@ -256,4 +268,26 @@ fn a_change_of_state_does_not_wind_the_timer_up_again() {
     stage.wait(Nanos(TIMEOUT.0 / 2));
     go(&mut stage, QpState::Sqd);
     assert_eq!(stage.wait(Nanos(TIMEOUT.0 / 2)), sent);
+}
+
+//= test: IBTA 11.2.5.2: refused-transition-changes-nothing
+#[test]
+fn a_change_that_is_refused_changes_nothing() {
+    let mut stage = Stage::new();
+    let before = stage.host.query(stage.now, &stage.qp);
+    let cases = [
+        // One attribute is good in RTS, and the other is not.
+        QpAttr { min_rnr_timer: Some(3), retry_cnt: Some(1), ..QpAttr::default() },
+        QpAttr { min_rnr_timer: Some(32), ..QpAttr::default() },
+        QpAttr { state: Some(QpState::Init), ..QpAttr::default() },
+        QpAttr { cur_state: Some(QpState::Sqd), min_rnr_timer: Some(3), ..QpAttr::default() },
+    ];
+    for attr in cases {
+        assert!(stage.host.modify(stage.now, &stage.qp, &attr).is_err(), "{attr:?}");
+        let after = stage.host.query(stage.now, &stage.qp);
+        assert_eq!(format!("{after:?}"), format!("{before:?}"), "{attr:?}");
+    }
+    let good = QpAttr { min_rnr_timer: Some(3), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &good).expect("RTS allows it");
+    assert_eq!(stage.host.query(stage.now, &stage.qp).attributes.min_rnr_timer, 3);
 }

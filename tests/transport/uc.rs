@@ -23,6 +23,9 @@ fn success(id: u64) -> (u64, WcStatus) {
     (id, WcStatus::Success)
 }
 
+//= test: IBTA 9.7.3: psn-counts-packets
+//= test: IBTA 9.8.2: uc-is-done-when-it-has-left
+//= test: IBTA 9.5: requests-leave-in-order
 #[test]
 fn a_request_is_done_when_its_last_packet_has_left() {
     let mut stage = stage();
@@ -43,6 +46,7 @@ fn a_request_is_done_when_its_last_packet_has_left() {
     assert_eq!(stage.counter("retransmitted_packets"), 0);
 }
 
+//= test: IBTA 10.8: completion-means-memory-is-free
 #[test]
 fn a_completion_says_that_the_memory_may_be_used_again() {
     let mut stage = stage();
@@ -55,6 +59,8 @@ fn a_completion_says_that_the_memory_may_be_used_again() {
     assert_eq!(bytes, [7; 600], "what leaves is what was there when it was posted");
 }
 
+//= test: IBTA 9.7.3: message-is-cut-at-the-path-mtu
+//= test: IBTA 9.4: immediate-is-in-the-last-packet
 #[test]
 fn each_operation_has_its_opcodes() {
     let cases = [
@@ -77,6 +83,9 @@ fn each_operation_has_its_opcodes() {
     }
 }
 
+//= test: IBTA 9.4: operation-is-of-the-service
+//= test: IBTA 9.8.2: uc-has-no-reads
+//= test: IBTA 9.9.2.2: requester-error-stops-uc-and-ud
 #[test]
 fn what_the_service_does_not_have_fails_without_a_packet() {
     for opcode in [WrOpcode::Read, WrOpcode::CompareSwap, WrOpcode::FetchAdd] {
@@ -88,6 +97,7 @@ fn what_the_service_does_not_have_fails_without_a_packet() {
     }
 }
 
+//= test: IBTA 10.3.1.6: sqe-stops-the-send-queue-alone
 #[test]
 fn a_failed_send_stops_the_send_queue_alone_until_it_is_told_to_go_on() {
     let mut stage = stage();
@@ -113,6 +123,9 @@ fn a_failed_send_stops_the_send_queue_alone_until_it_is_told_to_go_on() {
     assert_eq!(stage.statuses(), [success(4)]);
 }
 
+//= test: IBTA 10.8.3: receives-complete-in-order
+//= test: IBTA 9.8.2: uc-is-never-answered
+//= test: IBTA 9.4.1: immediate-is-delivered, send-takes-one-receive
 #[test]
 fn whole_messages_are_taken_without_a_word() {
     let mut stage = stage();
@@ -131,6 +144,7 @@ fn whole_messages_are_taken_without_a_word() {
     assert_eq!(stage.memory.bytes(1000, 2), [4, 0]);
 }
 
+//= test: IBTA 9.8.2.2: uc-gap-drops-the-message, uc-resumes-with-a-message
 #[test]
 fn a_gap_drops_the_message_and_the_next_one_uses_its_receive() {
     let mut stage = stage();
@@ -155,6 +169,7 @@ fn a_gap_drops_the_message_and_the_next_one_uses_its_receive() {
     assert_eq!(stage.counter("rx_dropped_unacknowledged"), 4);
 }
 
+//= test: IBTA 9.8.2.2: uc-message-may-break-off
 #[test]
 fn a_message_that_begins_in_the_midst_of_another_replaces_it() {
     let mut stage = stage();
@@ -171,6 +186,7 @@ fn a_message_that_begins_in_the_midst_of_another_replaces_it() {
     assert_eq!(done, [(1, WcOpcode::RecvWriteImm, 77)]);
 }
 
+//= test: IBTA 9.8.2.2: uc-without-a-receive-is-lost
 #[test]
 fn a_message_without_a_receive_is_lost_and_nothing_else() {
     let mut stage = stage();
@@ -188,6 +204,7 @@ fn a_message_without_a_receive_is_lost_and_nothing_else() {
     assert_eq!(stage.state(), QpState::Rts);
 }
 
+//= test: IBTA 9.9.3: uc-receive-holds-the-message
 #[test]
 fn a_message_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
     let mut stage = stage();
@@ -211,6 +228,7 @@ fn a_message_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
     assert_eq!(stage.statuses(), [(2, WcStatus::Success)]);
 }
 
+//= test: IBTA 9.9.3: receive-memory-is-writable
 #[test]
 fn a_receive_with_a_bad_key_fails_and_ends_the_connection() {
     let mut stage = stage();
@@ -222,6 +240,8 @@ fn a_receive_with_a_bad_key_fails_and_ends_the_connection() {
     assert_eq!(stage.state(), QpState::Err);
 }
 
+//= test: IBTA 9.8.2.2: uc-key-is-checked, uc-length-is-checked
+//= test: IBTA 9.8.2: uc-is-never-answered
 #[test]
 fn a_write_that_is_not_allowed_is_dropped_in_silence() {
     let mut stage = stage();
@@ -247,6 +267,8 @@ fn a_write_that_is_not_allowed_is_dropped_in_silence() {
     assert_eq!(stage.counter("resp_invalid_requests"), 2);
 }
 
+//= test: IBTA 9.8.2.2: uc-length-is-checked
+//= test: IBTA 9.8.2: uc-is-never-answered
 #[test]
 fn a_packet_of_the_wrong_length_drops_its_message() {
     let mut stage = stage();
@@ -261,6 +283,7 @@ fn a_packet_of_the_wrong_length_drops_its_message() {
     assert_eq!(stage.statuses(), [success(1)]);
 }
 
+//= test: IBTA 9.6.1: opcode-is-of-the-qps-service
 #[test]
 fn packets_of_another_service_are_none_of_its_business() {
     let mut stage = stage();
@@ -270,6 +293,7 @@ fn packets_of_another_service_are_none_of_its_business() {
     assert_eq!(stage.counter("rx_wrong_service"), 1);
 }
 
+//= test: IBTA 10.6.7: bind-takes-effect-in-its-turn
 #[test]
 fn work_that_changes_keys_takes_its_turn() {
     let mut stage = stage();
@@ -309,6 +333,7 @@ fn work_that_changes_keys_takes_its_turn() {
     assert_eq!(stage.state(), QpState::Sqe);
 }
 
+//= test: IBTA 10.3.1.5: sqd-finishes-what-has-begun, sqd-tells-when-it-is-drained
 #[test]
 fn draining_finishes_the_message_that_has_begun() {
     let mut stage = stage();

@@ -66,6 +66,7 @@ fn another_qp(stage: &mut Stage, qp_type: QpType) -> HostQp {
     qp
 }
 
+//= test: IBTA 9.8.3: ud-is-one-packet, ud-names-sender-and-key
 #[test]
 fn a_datagram_says_whom_it_is_for_and_whence_and_is_done_when_it_has_left() {
     let mut stage = stage();
@@ -89,6 +90,7 @@ fn a_datagram_says_whom_it_is_for_and_whence_and_is_done_when_it_has_left() {
 }
 
 /// `hash_32` of the kernel: QPN * 0x61c88647, its highest 14 bits.
+//= test: IBTA A17.4.3: roce-v2-source-port-tells-flows-apart
 #[test]
 fn the_source_port_is_the_one_that_the_kernel_computes_from_the_sender() {
     let mut stage = stage();
@@ -101,6 +103,7 @@ fn the_source_port_is_the_one_that_the_kernel_computes_from_the_sender() {
     assert_eq!(roxie::wire::datagram_port(Qpn::new(0x12)), 63_494);
 }
 
+//= test: IBTA 10.2.5: ud-high-qkey-is-the-qps-own
 #[test]
 fn a_key_with_its_highest_bit_set_stands_for_the_own_one() {
     let mut stage = stage();
@@ -109,6 +112,9 @@ fn a_key_with_its_highest_bit_set_stands_for_the_own_one() {
     assert_eq!(stage.packets()[0].0.deth().map(|deth| deth.qkey), Some(QKEY));
 }
 
+//= test: IBTA 9.8.3: ud-is-no-longer-than-the-mtu
+//= test: IBTA 9.9.2.2: requester-error-stops-uc-and-ud
+//= test: IBTA 10.3.1.6: sqe-stops-the-send-queue-alone
 #[test]
 fn a_datagram_longer_than_the_mtu_fails_and_stops_the_send_queue() {
     let mut stage = stage();
@@ -131,6 +137,7 @@ fn a_datagram_longer_than_the_mtu_fails_and_stops_the_send_queue() {
     assert_eq!(stage.packets()[0].0.deth().map(|deth| deth.qkey), Some(7));
 }
 
+//= test: IBTA 11.2.2.1: ud-handle-is-of-the-domain
 #[test]
 fn a_way_that_is_not_there_is_an_error_of_the_work_request() {
     type MakesWay = fn(&mut Stage) -> AhId;
@@ -181,6 +188,7 @@ fn a_handle_destroyed_while_its_work_request_waits_is_an_error_and_no_more() {
     assert_eq!(stage.statuses(), [(1, WcStatus::LocQpOp)]);
 }
 
+//= test: IBTA 9.4: operation-is-of-the-service
 #[test]
 fn a_write_is_nothing_for_a_datagram_qp() {
     let mut stage = stage();
@@ -190,6 +198,9 @@ fn a_write_is_nothing_for_a_datagram_qp() {
     assert_eq!(stage.statuses(), [(1, WcStatus::LocQpOp)]);
 }
 
+//= test: IBTA A17.9.1: ud-receive-begins-with-40-bytes
+//= test: IBTA 11.4.2.1: ud-completion-tells-the-sender
+//= test: IBTA 9.4.1: immediate-is-delivered
 #[test]
 fn a_receive_begins_with_the_network_header() {
     let mut stage = stage();
@@ -214,6 +225,7 @@ fn a_receive_begins_with_the_network_header() {
     assert_eq!(bytes[40..44], [1, 2, 3, 0xee]);
 }
 
+//= test: IBTA A17.9.1: ud-receive-begins-with-40-bytes
 #[test]
 fn an_ipv6_header_fills_its_place() {
     let mut stage = stage();
@@ -244,6 +256,7 @@ fn an_ipv6_header_fills_its_place() {
     assert_eq!(bytes[40..44], [1, 2, 3, 0]);
 }
 
+//= test: IBTA 9.6.1: pkey-matches, ud-qkey-matches
 #[test]
 fn a_wrong_key_or_partition_is_dropped_and_counted() {
     let mut stage = stage();
@@ -261,6 +274,7 @@ fn a_wrong_key_or_partition_is_dropped_and_counted() {
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
 }
 
+//= test: IBTA 9.8.3: ud-without-a-receive-is-lost
 #[test]
 fn a_datagram_without_a_receive_is_lost_and_nothing_else() {
     let mut stage = stage();
@@ -273,6 +287,8 @@ fn a_datagram_without_a_receive_is_lost_and_nothing_else() {
     assert_eq!(stage.state(), QpState::Rts);
 }
 
+//= test: IBTA 9.8.3: ud-psn-is-not-checked
+//= test: IBTA 9.9.3: ud-receive-holds-the-datagram, datagram-of-a-stranger-ends-nothing
 #[test]
 fn a_datagram_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
     for length in [42, 20, 0] {
@@ -307,6 +323,7 @@ fn a_datagram_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
     assert_eq!(stage.statuses(), [(3, WcStatus::WrFlush), (4, WcStatus::WrFlush)]);
 }
 
+//= test: IBTA 9.9.3: receive-memory-is-writable
 #[test]
 fn a_receive_whose_memory_is_not_to_be_written_fails() {
     let mut stage = stage();
@@ -318,6 +335,7 @@ fn a_receive_whose_memory_is_not_to_be_written_fails() {
 }
 
 /// The link carries more than the port's MTU, 1024 bytes here.
+//= test: IBTA 9.9.3: datagram-of-a-stranger-ends-nothing
 #[test]
 fn a_datagram_longer_than_the_mtu_of_the_port_ends_no_qp_not_qp1_and_no_member_of_a_group() {
     let mut stage = stage();
@@ -354,6 +372,7 @@ fn a_datagram_longer_than_the_mtu_of_the_port_ends_no_qp_not_qp1_and_no_member_o
     }
 }
 
+//= test: IBTA 9.6.1: opcode-is-of-the-qps-service
 #[test]
 fn connected_packets_are_none_of_its_business() {
     let mut stage = stage();
@@ -365,6 +384,7 @@ fn connected_packets_are_none_of_its_business() {
     assert_eq!(stage.statuses(), []);
 }
 
+//= test: IBTA 10.2.4: gsi-has-its-number-and-key
 #[test]
 fn qp1_is_there_once_under_its_number_and_its_key() {
     let mut stage = stage();
@@ -424,6 +444,7 @@ fn attach(stage: &mut Stage, qp: QpIndex) {
     stage.host.call(stage.now, Command::AttachMulticast(qp, group())).expect("a datagram QP and a group");
 }
 
+//= test: IBTA 10.5: multicast-goes-to-all-members
 #[test]
 fn each_member_of_a_group_gets_its_copy_or_drops_it_for_itself() {
     let mut stage = stage();
@@ -469,6 +490,7 @@ fn who_leaves_a_group_or_is_destroyed_gets_nothing_more() {
     assert_eq!(stage.counter("rx_unknown_qp"), 1, "nobody is in the group");
 }
 
+//= test: IBTA 10.5: multicast-does-not-come-back
 #[test]
 fn what_a_qp_sends_to_its_group_does_not_come_back_to_it() {
     let mut stage = stage();
@@ -496,6 +518,7 @@ fn what_a_qp_sends_to_its_group_does_not_come_back_to_it() {
     assert!(a.cq.poll().is_some());
 }
 
+//= test: IBTA 10.5: multicast-is-for-datagrams
 #[test]
 fn only_datagram_qps_are_in_groups_and_only_of_multicast_addresses() {
     let mut stage = stage();

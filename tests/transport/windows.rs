@@ -101,6 +101,7 @@ impl Stage {
     }
 }
 
+//= test: IBTA 10.6.7: window-opens-a-part-to-peers, bind-takes-effect-in-its-turn
 #[test]
 fn a_bound_window_opens_its_part_to_the_peer_and_completes_as_a_bind() {
     for kind in [MwType::One, MwType::Two] {
@@ -120,6 +121,7 @@ fn a_bound_window_opens_its_part_to_the_peer_and_completes_as_a_bind() {
     }
 }
 
+//= test: IBTA 10.6.7: window-2-is-for-one-qp
 #[test]
 fn a_window_of_type_2_is_closed_to_the_other_qps_of_its_domain() {
     let mut stage = Stage::new();
@@ -135,6 +137,7 @@ fn a_window_of_type_2_is_closed_to_the_other_qps_of_its_domain() {
     assert_eq!(stage.write_under(0, window.key), [Answer::ack(0)]);
 }
 
+//= test: IBTA 10.6.7: bind-fails-as-a-bind
 #[test]
 fn a_bind_that_breaks_a_rule_fails_as_a_bind_and_ends_the_connection() {
     let mut stage = Stage::new();
@@ -151,6 +154,7 @@ fn a_bind_that_breaks_a_rule_fails_as_a_bind_and_ends_the_connection() {
     assert_eq!(stage.state(), QpState::Err);
 }
 
+//= test: IBTA 10.6.7: window-1-has-a-new-key-each-time
 #[test]
 fn a_bind_of_nothing_takes_a_type_1_window_back() {
     let mut stage = Stage::new();
@@ -164,6 +168,7 @@ fn a_bind_of_nothing_takes_a_type_1_window_back() {
     stage.assert_access_error(&answers, 0);
 }
 
+//= test: IBTA 10.6.7: window-1-has-a-new-key-each-time
 #[test]
 fn a_type_1_window_bound_again_has_a_new_key_and_the_old_one_is_dead() {
     let mut stage = Stage::new();
@@ -179,6 +184,7 @@ fn a_type_1_window_bound_again_has_a_new_key_and_the_old_one_is_dead() {
     stage.assert_access_error(&answers, 1);
 }
 
+//= test: IBTA 10.6.7: region-with-windows-is-busy
 #[test]
 fn a_region_with_a_window_on_it_is_busy_until_the_window_is_gone() {
     for kind in [MwType::One, MwType::Two] {
@@ -194,6 +200,8 @@ fn a_region_with_a_window_on_it_is_busy_until_the_window_is_gone() {
     }
 }
 
+//= test: IBTA 10.8.3: sends-complete-in-order
+//= test: IBTA 10.6.5.1: local-invalidate-waits
 #[test]
 fn a_local_invalidation_waits_for_what_is_before_it_and_then_closes_the_window() {
     let mut stage = Stage::new();
@@ -245,6 +253,7 @@ fn a_key_that_is_not_to_be_invalidated_is_a_local_fault() {
     }
 }
 
+//= test: IBTA 9.4.1.1.3: send-with-invalidate-invalidates
 #[test]
 fn a_send_with_invalidate_delivers_its_bytes_and_closes_the_window() {
     let mut stage = Stage::new();
@@ -262,6 +271,7 @@ fn a_send_with_invalidate_delivers_its_bytes_and_closes_the_window() {
     stage.assert_access_error(&answers, 2);
 }
 
+//= test: IBTA 9.7.5.1: duplicate-is-not-executed
 #[test]
 fn a_duplicate_of_a_send_with_invalidate_is_acknowledged_and_closes_nothing() {
     let mut stage = Stage::new();
@@ -284,6 +294,7 @@ fn a_duplicate_of_a_send_with_invalidate_is_acknowledged_and_closes_nothing() {
     assert_eq!(stage.write_under(1, old), [Answer::ack(1)]);
 }
 
+//= test: IBTA 9.4.1.1.3: invalidate-is-checked
 #[test]
 fn a_peer_that_invalidates_what_it_may_not_is_refused_and_the_receive_says_so() {
     type Wrong = fn(&mut Stage) -> u32;
@@ -304,6 +315,7 @@ fn a_peer_that_invalidates_what_it_may_not_is_refused_and_the_receive_says_so() 
     }
 }
 
+//= test: IBTA 9.4: immediate-is-in-the-last-packet
 #[test]
 fn a_send_with_invalidate_of_ours_names_the_key_in_its_last_packet() {
     let mut stage = Stage::new();
@@ -335,6 +347,7 @@ fn binds_are_not_repeated_when_the_packets_around_them_are() {
     assert_eq!(stage.statuses(), [1, 2, 3].map(|id| (id, WcStatus::Success)));
 }
 
+//= test: IBTA 10.8.3.3: fence-waits-for-reads
 #[test]
 fn a_fenced_bind_waits_for_reads_and_one_without_does_not() {
     for fence in [false, true] {

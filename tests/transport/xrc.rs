@@ -134,6 +134,7 @@ fn an_empty_queue_is_receiver_not_ready_though_another_has_receives() {
     assert_eq!(target.ids(1), []);
 }
 
+//= test: IBTA A14: xrc-queue-is-of-the-domain
 #[test]
 fn a_number_that_no_queue_of_the_domain_has_is_an_invalid_request() {
     type Number = fn(&mut Target) -> Srqn;
@@ -167,6 +168,7 @@ fn a_number_that_no_queue_of_the_domain_has_is_an_invalid_request() {
     }
 }
 
+//= test: IBTA A14: xrc-message-names-one-queue
 #[test]
 fn all_packets_of_a_message_name_the_same_queue() {
     let mut target = Target::new();
@@ -195,6 +197,7 @@ fn foreign(target: &mut Target) -> (Srqn, PdId, u32, HostMemory) {
     (srqn, pd, key, memory)
 }
 
+//= test: IBTA A14: xrc-keys-are-of-the-queues-domain
 #[test]
 fn keys_are_looked_up_in_the_domain_of_the_queue_that_the_request_names() {
     let mut target = Target::new();
@@ -237,6 +240,7 @@ fn an_answer_is_read_in_the_domain_in_which_it_was_asked_for() {
     assert_eq!(said, [(Opcode::XRC_READ_RESPONSE_ONLY, 0, ack(0).2)]);
 }
 
+//= test: IBTA A14: xrc-has-one-direction
 #[test]
 fn a_target_takes_no_responses_and_sends_nothing() {
     let mut target = Target::new();
@@ -310,6 +314,7 @@ fn ask(stage: &Stage, opcode: WrOpcode, length: u32) {
     stage.host.post_send(&stage.qp, &wr, Payload::Sges(&sges)).expect("room for a request");
 }
 
+//= test: IBTA A14: xrc-request-names-its-queue
 #[test]
 fn every_request_names_its_queue() {
     use WrOpcode as W;
@@ -365,6 +370,7 @@ fn the_answer_of_a_read_comes_home() {
     assert_eq!(stage.memory.bytes(0, 8), [4; 8]);
 }
 
+//= test: IBTA A14: xrc-has-one-direction
 #[test]
 fn an_initiator_takes_no_requests() {
     let mut stage = initiator();

@@ -136,7 +136,8 @@ fn two_ranks_of_open_mpi_exchange_what_they_say() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("mpi_exchange");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/mpi_exchange.c");
-    let compiled = Command::new("mpicc.openmpi").arg("-O1").arg("-o").arg(&program).arg(source).status().unwrap();
+    let compiled =
+        Command::new("mpicc.openmpi").arg("-O1").arg("-o").arg(&program).arg(source).status().unwrap();
     assert!(compiled.success(), "mpicc: {compiled}");
     let agent = folder.path().join("agent");
     write_agent(&agent, site.far.name().unwrap());

@@ -174,6 +174,7 @@ fn a_page_behind_the_end_of_its_file_is_a_fault_as_well() {
     unsafe { libc::munmap(base, PAGE) };
 }
 
+//= test: IBTA 9.4.5: atomic-is-one-step
 #[test]
 fn nothing_that_the_cpu_adds_meanwhile_is_lost() {
     const TRIED: u64 = 10_000;

@@ -16,6 +16,7 @@ fn ids(queue: &SharedReceives) -> Vec<u64> {
     std::iter::from_fn(|| queue.take(&mut [])).map(|taken| taken.wr.wr_id).collect()
 }
 
+//= test: IBTA 10.2.9: srq-serves-in-order
 #[test]
 fn receives_are_taken_in_the_order_in_which_they_were_posted_over_many_laps() {
     let (ring, queue) = queue(3, 0);

@@ -39,6 +39,7 @@ impl Translation {
 
     /// The stretch that begins at `offset` of the region, `length` bytes at most; `None`: beyond the pages.
     pub fn piece(&self, offset: u64, length: usize) -> Option<Piece> {
+        //= IBTA 10.6.4: fast-registered-region-is-its-pages
         let place = offset.checked_add(self.first.into())?;
         let page = *self.pages.get(usize::try_from(place >> self.shift).ok()?)?;
         let within = place & ((1 << self.shift) - 1);
@@ -94,6 +95,7 @@ impl MemoryTable {
         if entry.pd != user.pd {
             return Err(Refusal::OtherPd);
         }
+        //= IBTA 10.6.4: fast-registration-needs-a-free-region
         if entry.grants != 0 {
             return Err(Refusal::WrongState);
         }

@@ -179,6 +179,7 @@ impl MemoryTable {
         match self.entry(mr).ok_or(Refusal::UnknownKey)?.kind {
             Kind::Region { windows: 0 } => {
                 let generation = &mut self.generations[mr.0 as usize];
+                //= IBTA 10.6.5: key-dies-with-its-region
                 *generation = generation.wrapping_add(moved.into());
                 Ok(self.open(mr.0 as u16, spec))
             }
@@ -205,6 +206,7 @@ impl MemoryTable {
                 self.remove(mr.0 as u16);
                 Ok(())
             }
+            //= IBTA 10.6.7: region-with-windows-is-busy
             Kind::Region { windows } | Kind::Fast { windows } => Err(Refusal::WindowsBound(windows)),
             Kind::Window1(_) | Kind::Window2 { .. } => Err(Refusal::WrongKind),
         }
@@ -278,10 +280,13 @@ impl MemoryTable {
         length: u64,
         access: Access,
     ) -> Result<Span, Refusal> {
+        //= IBTA 9.7.4.1.5: rkey-is-good
         let entry = self.find(rkey).ok_or(Refusal::UnknownKey)?;
+        //= IBTA 9.7.4.1.5: rkey-is-of-the-domain
         if entry.pd != user.pd {
             return Err(Refusal::OtherPd);
         }
+        //= IBTA 10.6.7: window-2-is-for-one-qp
         if entry.qp != ANY_QP && entry.qp != user.qp.0 {
             return Err(Refusal::OtherQp);
         }
@@ -321,6 +326,7 @@ impl MemoryTable {
         if entry.qp != ANY_QP && entry.qp != user.qp.0 {
             return Err(Refusal::OtherQp);
         }
+        //= IBTA 9.4.1.1.3: invalidate-is-checked
         // A key that no peer may use is not for a peer to invalidate.
         if remote && entry.grants != 0 && entry.grants & Access::REMOTE.bits() == 0 {
             return Err(Refusal::AccessDenied);
@@ -336,6 +342,7 @@ impl MemoryTable {
                 Ok(())
             }
             Kind::Fast { windows } => Err(Refusal::WindowsBound(windows)),
+            //= IBTA 10.6.7 o10-37.2.26: window-1-is-not-invalidated
             Kind::Region { .. } | Kind::Window1(_) => Err(Refusal::WrongKind),
         }
     }
@@ -412,6 +419,7 @@ impl MemoryTable {
         let slot = usize::from(index);
         self.entries[slot] = None;
         self.translations[slot] = None;
+        //= IBTA 10.6.5: key-dies-with-its-region
         self.generations[slot] = self.generations[slot].wrapping_add(1);
         self.free.push_back(index);
     }
@@ -430,9 +438,11 @@ impl Entry {
     /// Where `length` bytes at `address` lie, if all that is needed is granted.
     fn place(&self, address: u64, length: u64, needed: u32) -> Result<Span, Refusal> {
         debug_assert!(needed != 0, "an entry that opens nothing would pass");
+        //= IBTA 9.7.4.1.5: rkey-grants-the-operation
         if self.grants & needed != needed {
             return Err(Refusal::AccessDenied);
         }
+        //= IBTA 9.7.4.1.5: rkey-has-bounds
         let offset = address.checked_sub(self.start).ok_or(Refusal::OutOfBounds)?;
         match offset.checked_add(length) {
             Some(end) if end <= self.length => Ok(Span { offset: self.base.offset + offset, ..self.base }),

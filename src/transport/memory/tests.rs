@@ -13,6 +13,8 @@ fn table() -> MemoryTable {
     MemoryTable::new(8, 1)
 }
 
+//= test: IBTA 9.7.4.1.5: rkey-is-of-the-domain, rkey-has-bounds
+//= test: IBTA 10.6.3.1: local-reading-needs-no-right
 #[test]
 fn a_key_opens_its_region_to_the_last_byte_and_not_one_further() {
     let mut table = table();
@@ -33,6 +35,7 @@ fn a_key_opens_its_region_to_the_last_byte_and_not_one_further() {
     );
 }
 
+//= test: IBTA 10.6.5: key-dies-with-its-region
 #[test]
 fn a_key_is_dead_after_deregistration_and_the_next_one_differs() {
     let mut table = MemoryTable::new(1, 1);
@@ -57,6 +60,7 @@ fn no_key_comes_back_for_65_536_generations() {
     }
 }
 
+//= test: IBTA 10.6.5: key-dies-with-its-region
 #[test]
 fn registering_again_kills_the_old_key_and_changes_what_is_asked() {
     let mut table = table();
@@ -98,6 +102,7 @@ fn bound(kind: MwType) -> (MemoryTable, MwIndex, WindowBind, MrIndex) {
 
 use crate::verbs::MwIndex;
 
+//= test: IBTA 10.6.7: window-opens-a-part-to-peers, window-2-is-for-one-qp
 #[test]
 fn a_window_opens_its_part_for_peers_only_and_type_2_for_one_qp_only() {
     for kind in [MwType::One, MwType::Two] {
@@ -126,6 +131,7 @@ fn a_window_opens_its_part_for_peers_only_and_type_2_for_one_qp_only() {
     }
 }
 
+//= test: IBTA 10.6.4: zero-based-region-counts-from-zero
 #[test]
 fn a_zero_based_window_counts_from_zero() {
     let (mut table, _, bind, mr) = bound(MwType::Two);
@@ -137,6 +143,7 @@ fn a_zero_based_window_counts_from_zero() {
     assert_eq!(write(1, 16), Err(Refusal::OutOfBounds));
 }
 
+//= test: IBTA 10.6.7: region-with-windows-is-busy
 #[test]
 fn a_region_with_windows_stays() {
     for kind in [MwType::One, MwType::Two] {
@@ -152,6 +159,8 @@ fn a_region_with_windows_stays() {
     }
 }
 
+//= test: IBTA 10.6.7 o10-36.2.2: window-1-is-not-zero-based
+//= test: IBTA 10.6.7: window-1-has-a-new-key-each-time
 #[test]
 fn type_1_takes_only_keys_that_were_given_out_and_each_once() {
     let (mut table, window, bind, _) = bound(MwType::One);
@@ -163,12 +172,25 @@ fn type_1_takes_only_keys_that_were_given_out_and_each_once() {
     let back = WindowBind { window: RKey(second), new_key: RKey(first), ..bind };
     assert_eq!(table.bind(USER, &back), Err(Refusal::UnknownKey), "an older one");
     let third = table.next_window_key(window).unwrap();
+    let zero_based = WindowBind {
+        window: RKey(second),
+        new_key: RKey(third),
+        access: bind.access | Access::ZERO_BASED,
+        ..bind
+    };
+    assert_eq!(table.bind(USER, &zero_based), Err(Refusal::WrongKind), "o10-36.2.2: not zero-based");
     let unbind = WindowBind { window: RKey(second), new_key: RKey(third), length: 0, ..bind };
     table.bind(USER, &unbind).unwrap();
     assert_eq!(table.deregister(MrIndex(0)), Ok(()), "nothing is bound to it any more");
 }
 
 /// Each rule of binding, by what is wrong.
+//= test: IBTA 10.6.7 C10-72: window-is-of-the-domain
+//= test: IBTA 10.6.7 C10-73: window-needs-the-bind-right
+//= test: IBTA 10.6.7 C10-74: window-that-writes-needs-local-writing
+//= test: IBTA 10.6.7 C10-75: window-lies-in-its-region
+//= test: IBTA 10.6.7 o10-37.2.30: window-2-is-bound-when-free
+//= test: IBTA 10.6.7 o10-37.2.40: window-2-is-not-bound-to-nothing
 #[test]
 fn what_may_not_be_bound_is_not_bound() {
     let (mut table, _, good, _) = bound(MwType::Two);
@@ -204,11 +226,15 @@ fn what_may_not_be_bound_is_not_bound() {
     }
     let stranger = User { pd: PdId(2), ..USER };
     assert_eq!(table.bind(stranger, &good), Err(Refusal::OtherPd), "C10-72");
+    let stolen = WindowBind { region: LKey(elsewhere), ..good };
+    assert_eq!(table.bind(stranger, &stolen), Err(Refusal::OtherPd), "C10-72: a window of another domain");
     table.bind(USER, &good).unwrap();
     let again = WindowBind { window: good.new_key, ..good };
     assert_eq!(table.bind(USER, &again), Err(Refusal::WrongState), "o10-37.2.30: not free");
 }
 
+//= test: IBTA 10.6.7 o10-37.2.26: window-1-is-not-invalidated
+//= test: IBTA 9.4.1.1.3: invalidate-is-checked
 #[test]
 fn only_type_2_windows_and_fast_regions_are_invalidated_and_by_their_own_qp() {
     let (mut table, _, two, _) = bound(MwType::Two);
@@ -225,6 +251,7 @@ fn only_type_2_windows_and_fast_regions_are_invalidated_and_by_their_own_qp() {
     assert_eq!(table.invalidate(USER, one.new_key.0, false), Err(Refusal::WrongKind), "o10-37.2.26");
 }
 
+//= test: IBTA 10.6.7: window-2-is-for-one-qp
 #[test]
 fn a_qp_that_goes_takes_the_bindings_of_its_windows_along() {
     let (mut table, _, two, mr) = bound(MwType::Two);
@@ -252,6 +279,7 @@ fn fast() -> (MemoryTable, MrIndex, PageList, FastRegistration) {
     (table, mr, list, asked)
 }
 
+//= test: IBTA 10.6.4: fast-registered-region-is-its-pages
 #[test]
 fn a_fast_registered_region_is_its_pages_in_their_order() {
     let (mut table, mr, _, asked) = fast();
@@ -267,6 +295,7 @@ fn a_fast_registered_region_is_its_pages_in_their_order() {
     assert_eq!(piece(8192 - 16, 16), Some((9 * 4096, 16)));
 }
 
+//= test: IBTA 10.6.4: fast-registration-needs-a-free-region
 #[test]
 fn a_fast_registered_region_goes_from_free_to_valid_and_back() {
     let (mut table, _, _, asked) = fast();
@@ -281,6 +310,7 @@ fn a_fast_registered_region_goes_from_free_to_valid_and_back() {
     assert_eq!(stale, Err(Refusal::UnknownKey));
 }
 
+//= test: IBTA 9.4.1.1.3: invalidate-is-checked
 #[test]
 fn a_peer_does_not_invalidate_what_it_may_not_use() {
     let (mut table, _, _, asked) = fast();
@@ -290,6 +320,8 @@ fn a_peer_does_not_invalidate_what_it_may_not_use() {
     assert_eq!(table.invalidate(USER, asked.key.0, false), Ok(()));
 }
 
+//= test: IBTA 10.6.3.1: remote-writing-needs-local-writing
+//= test: IBTA 10.6.4: fast-registration-needs-a-free-region
 #[test]
 fn what_may_not_be_fast_registered_is_not() {
     let (mut table, _, list, good) = fast();
@@ -319,6 +351,7 @@ fn what_may_not_be_fast_registered_is_not() {
 
 proptest::proptest! {
     /// Whatever keys, addresses and binds come, what is granted lies inside the region.
+    //= test: IBTA 10.6.7 C10-75: window-lies-in-its-region
     #[test]
     fn no_bind_opens_a_byte_outside_its_region(
         address: u64, length: u64, near in 0u64..200, n in 0u64..200, access: u32, at: u64, take in 0u64..200,
@@ -331,7 +364,7 @@ proptest::proptest! {
             if table.bind(USER, &bind).is_err() {
                 continue;
             }
-            for at in [at, address.wrapping_add(near), near] {
+            for at in [at, address, address.wrapping_add(near), near] {
                 for right in [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC] {
                     if let Ok(span) = table.check_remote(USER, good.new_key.0, at, take, right) {
                         proptest::prop_assert!(access.contains(right));

@@ -59,6 +59,7 @@ impl MemoryTable {
     pub fn bind(&mut self, user: User, bind: &WindowBind) -> Result<(), Refusal> {
         let window = *self.find(bind.window.0).ok_or(Refusal::UnknownKey)?;
         let index = self.index_of(bind.window.0);
+        //= IBTA 10.6.7 C10-72: window-is-of-the-domain
         if window.pd != user.pd {
             return Err(Refusal::OtherPd);
         }
@@ -78,8 +79,10 @@ impl MemoryTable {
         *entry = Entry { key: bind.new_key.0, kind, ..*entry };
         let Some((region, base)) = region else { return Ok(()) };
         *entry = Entry {
+            //= IBTA 10.6.7: window-opens-a-part-to-peers
             grants: bind.access.bits() & !LOCAL_USE,
             qp: if of_type_2 { user.qp.0 } else { ANY_QP },
+            //= IBTA 10.6.4: zero-based-region-counts-from-zero
             start: if zero_based { 0 } else { bind.address },
             length: bind.length,
             base,
@@ -124,6 +127,7 @@ impl MemoryTable {
     fn check_new_key(&self, index: u16, window: &Entry, bind: &WindowBind) -> Result<Option<u16>, Refusal> {
         match window.kind {
             Kind::Window1(one) => {
+                //= IBTA 10.6.7 o10-36.2.2: window-1-is-not-zero-based
                 // o10-36.2.2: no zero-based windows of type 1.
                 if bind.access.contains(Access::ZERO_BASED) {
                     return Err(Refusal::WrongKind);
@@ -131,10 +135,13 @@ impl MemoryTable {
                 let generation = self.generation_of(index, bind.new_key.0).ok_or(Refusal::UnknownKey)?;
                 let now = self.generations[usize::from(index)];
                 let ahead = generation.wrapping_sub(now);
+                //= IBTA 10.6.7: window-1-has-a-new-key-each-time
                 let given_out = (1..=one.reserved.wrapping_sub(now)).contains(&ahead);
                 if given_out { Ok(Some(generation)) } else { Err(Refusal::UnknownKey) }
             }
             Kind::Window2 { region } => {
+                //= IBTA 10.6.7 o10-37.2.30: window-2-is-bound-when-free
+                //= IBTA 10.6.7 o10-37.2.40: window-2-is-not-bound-to-nothing
                 // o10-37.2.30: only a free window is bound. o10-37.2.40: a bind of nothing does not invalidate it.
                 if region.is_some() || bind.length == 0 {
                     return Err(Refusal::WrongState);
@@ -156,10 +163,12 @@ impl MemoryTable {
             return Err(Refusal::OtherPd);
         }
         let grants = Access::from_bits_retain(region.grants);
+        //= IBTA 10.6.7 C10-73: window-needs-the-bind-right
         // C10-73; and a region of which addresses mean nothing to a window (`rxe_mw.c` refuses it as well).
         if !grants.contains(Access::MW_BIND) || grants.contains(Access::ZERO_BASED) {
             return Err(Refusal::AccessDenied);
         }
+        //= IBTA 10.6.7 C10-74: window-that-writes-needs-local-writing
         // C10-74.
         if needs_local_write(bind.access) && !grants.contains(Access::LOCAL_WRITE) {
             return Err(Refusal::AccessDenied);
@@ -169,6 +178,7 @@ impl MemoryTable {
         if !allowed(bind.access, Access::REMOTE | Access::ZERO_BASED) || !grants.contains(flush) {
             return Err(Refusal::AccessDenied);
         }
+        //= IBTA 10.6.7 C10-75: window-lies-in-its-region
         // C10-75.
         let base = region.place(bind.address, bind.length, LOCAL_USE)?;
         Ok((self.index_of(bind.region.0), base))
