@@ -372,9 +372,7 @@ impl Qp {
         }
         let av = self.attributes.av.as_ref();
         // Its own GIDs are of RoCE v2, and so are its answers.
-        let from_peer = av.is_some_and(|av| {
-            packet.source_gid() == av.dgid && packet.dest_gid() == av.sgid && !packet.is_roce_v1()
-        });
+        let from_peer = av.is_some_and(|av| packet.is_on_path(&av.dgid, &av.sgid));
         if av.is_some() && !from_peer && !PlantedBug::AnySource.is() {
             ctx.counters.rx_wrong_source += 1;
             return Some(Verdict::WrongSource);
