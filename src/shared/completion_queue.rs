@@ -53,6 +53,8 @@ pub struct Overflow;
 pub struct CompletionRing {
     region: Arc<Region>,
     mask: u64,
+    /// Completions of a lap, as a power of two.
+    lap_bits: u32,
     capacity: u64,
 }
 
@@ -76,8 +78,9 @@ impl CompletionRing {
     /// If the region is too small.
     pub fn on(region: &Arc<Region>, capacity: u32) -> std::io::Result<CompletionRing> {
         let region = region.part(0, CompletionRing::size(capacity))?;
-        let mask = slots_for(capacity) as u64 - 1;
-        Ok(CompletionRing { region, mask, capacity: u64::from(capacity.max(1)) })
+        let slots = slots_for(capacity) as u64;
+        let (mask, lap_bits) = (slots - 1, slots.trailing_zeros());
+        Ok(CompletionRing { region, mask, lap_bits, capacity: u64::from(capacity.max(1)) })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
@@ -90,7 +93,7 @@ impl CompletionRing {
     }
 
     fn lap(&self, position: u64) -> u64 {
-        (position / (self.mask + 1)).wrapping_add(1)
+        (position >> self.lap_bits).wrapping_add(1)
     }
 
     /// The NIC's side: publishes a completion that came about at `time_ns`.
