@@ -5,7 +5,7 @@ use super::{Nic, split};
 use crate::frame::FrameMut;
 use crate::time::Nanos;
 use crate::transport::coverage::{Mover, Watch};
-use crate::transport::{AddressHandles, Origin, PlantedBug, TxPlan};
+use crate::transport::{AddressHandles, Gather, Origin, PlantedBug, TxPlan};
 use crate::verbs::{AddressVector, AhId, QpIndex, QpType};
 use crate::wire::{self, MAX_HEADERS, datagram_port, flow_port};
 
@@ -177,8 +177,8 @@ impl Nic {
         if let Some(bytes) = entry.qp.inline_payload(plan) {
             frame.write(offset, bytes);
         } else if plan.payload_len > 0 {
-            for piece in self.out.gather.drain(..) {
-                let (from, length) = (piece.from, piece.length);
+            // It stays there until the next packet is planned.
+            for &Gather { from, length } in &self.out.gather {
                 self.dma_out.push(DmaOut { slot, offset: offset as u16, length, from });
                 offset += usize::from(length);
             }

@@ -92,6 +92,11 @@ impl CompletionRing {
         &self.region.words()[at..at + LINE]
     }
 
+    /// The words before the slots. Looked up once where several are needed: a region is behind a pointer.
+    fn control(&self) -> &[AtomicU64] {
+        &self.region.words()[..SLOTS]
+    }
+
     fn lap(&self, position: u64) -> u64 {
         (position >> self.lap_bits).wrapping_add(1)
     }
@@ -101,24 +106,21 @@ impl CompletionRing {
     /// # Errors
     /// If it is full.
     pub fn push(&self, wc: &Wc, time_ns: u64) -> Result<(), Overflow> {
-        let mut position = self.word(PRODUCER).load(Relaxed);
+        let control = self.control();
+        let mut position = control[PRODUCER].load(Relaxed);
         loop {
-            let consumer = self.word(CONSUMER).load(Acquire);
+            let consumer = control[CONSUMER].load(Acquire);
             if position.wrapping_sub(consumer) >= self.capacity {
                 // Full, unless the position is an old one: others have published since, and the application has polled that.
-                let now = self.word(PRODUCER).load(Relaxed);
+                let now = control[PRODUCER].load(Relaxed);
                 if now == position {
                     return Err(Overflow);
                 }
                 position = now;
                 continue;
             }
-            match self.word(PRODUCER).compare_exchange_weak(
-                position,
-                position.wrapping_add(1),
-                AcqRel,
-                Relaxed,
-            ) {
+            match control[PRODUCER].compare_exchange_weak(position, position.wrapping_add(1), AcqRel, Relaxed)
+            {
                 Ok(_) => break,
                 Err(now) => position = now,
             }
@@ -177,7 +179,8 @@ impl CompletionRing {
     }
 
     fn poll_with<T>(&self, more: impl FnOnce(&[AtomicU64]) -> T) -> Option<(Wc, T)> {
-        let position = self.word(CONSUMER).load(Relaxed);
+        let consumer = self.word(CONSUMER);
+        let position = consumer.load(Relaxed);
         let slot = self.slot(position);
         if slot[SEQUENCE].load(Acquire) != self.lap(position) {
             return None;
@@ -200,7 +203,7 @@ impl CompletionRing {
             slid: (source >> 48) as u16,
         };
         let more = more(slot);
-        self.word(CONSUMER).store(position.wrapping_add(1), Release);
+        consumer.store(position.wrapping_add(1), Release);
         Some((wc, more))
     }
 

@@ -42,23 +42,34 @@ const STRIDE: usize = 256;
 /// The ICRC of the bytes from the L3 header at `l3_offset` to `end`, exclusive. Whether L3 is IPv4,
 /// IPv6 or a GRH is read from it. The range is cut to the frame.
 pub fn compute(frame: &Frame<'_>, l3_offset: usize, end: usize) -> u32 {
-    let covered = end.min(frame.len()).saturating_sub(l3_offset);
+    match frame.a.get(l3_offset..end) {
+        Some(covered) => of_pieces(covered, &[]),
+        None => {
+            let (a, b) = frame.slices(l3_offset..end);
+            of_pieces(a, b)
+        }
+    }
+}
+
+/// The ICRC of two pieces, of which either may be empty.
+#[inline(always)]
+fn of_pieces(a: &[u8], b: &[u8]) -> u32 {
+    let first = a.first().or(b.first()).copied().unwrap_or_default();
     let mut store = [0xff; ONES + HEAD];
-    let [first] = frame.array(l3_offset).unwrap_or_default();
-    let copied = head_len(first, covered);
+    let copied = head_len(first, a.len() + b.len());
     let head = &mut store[ONES..ONES + copied];
-    match frame.a.get(l3_offset..l3_offset + copied) {
-        Some(bytes) => head.copy_from_slice(bytes),
-        None => _ = frame.copy_to(l3_offset, head),
+    let (from_a, rest_of_a) = a.split_at(copied.min(a.len()));
+    let (from_b, rest_of_b) = b.split_at(copied - from_a.len());
+    head[..from_a.len()].copy_from_slice(from_a);
+    if !from_b.is_empty() {
+        head[from_a.len()..].copy_from_slice(from_b);
     }
     mask(head);
     let mut crc = START.clone();
     crc.update(&store[..ONES + copied]);
-    if covered > copied {
-        let (a, b) = frame.slices(l3_offset + copied..l3_offset + covered);
-        crc.update(a);
-        if !b.is_empty() {
-            crc.update(b);
+    for rest in [rest_of_a, rest_of_b] {
+        if !rest.is_empty() {
+            crc.update(rest);
         }
     }
     crc.finalize()
