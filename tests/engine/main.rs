@@ -2,6 +2,7 @@
 
 mod arms;
 mod bent;
+mod last;
 mod waits;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -223,6 +223,30 @@ fn a_pause_stops_its_priority_for_its_quanta_and_no_other() {
     assert_eq!(stage.counter("rx_prio3_pause"), 2);
 }
 
+/// Whoever turns flow control off has what was paused go on, and what is still heeded stays as it is.
+#[test]
+fn a_pause_ends_with_the_rule_by_which_it_was_heeded() {
+    for (pfc, pause_all, goes_on) in [
+        (0, false, true),
+        (1 << 2 | 1 << 4, false, true),
+        (1 << 3, false, false),
+        (0, true, false),
+        (1 << 2, true, false),
+    ] {
+        let mut stage = of_priority_three();
+        pause(&mut stage, 3, 0xffff);
+        stage.host.worker.poll(stage.now);
+        post_many(&stage);
+        assert_eq!(departures(&mut stage, Nanos::from_micros(100)), []);
+        classes(
+            &mut stage,
+            TrafficClasses { trust: Trust::Dscp, pfc, pause: pause_all, ..Default::default() },
+        );
+        let left = departures(&mut stage, Nanos::from_micros(200)).len();
+        assert_eq!(left, if goes_on { 120 } else { 0 }, "pfc {pfc:#b}, pause {pause_all}");
+    }
+}
+
 /// 802.1Qbb 36.1.1: a priority for which flow control is off does not heed it. Off is the default.
 #[test]
 fn a_pause_is_not_heeded_unless_it_was_asked_for() {
