@@ -49,14 +49,12 @@ fn far_end_of(near: &Device, far: &Device) -> (End, End) {
 fn all_that_was_posted_leaves_when_the_process_ends() {
     let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let ends = [far_end_of(&near, &far), far_end_of(&near, &far)];
-    for (a, b) in &ends {
-        for id in 0..3 {
-            b.receive(id);
-        }
-        // The third waits for a pass: more is under way. With that of the other QP it is longer than a burst.
-        for length in [8, 8, 25_600] {
-            a.send(length);
-        }
+    for (_, b) in &ends {
+        (0..3).for_each(|id| b.receive(id));
+    }
+    // The third of each waits for a pass, for more is under way, and both together are longer than a burst.
+    for length in [8, 8, 25_600] {
+        ends.iter().for_each(|(a, _)| a.send(length));
     }
     near.send_last(Duration::from_secs(10));
     for (_, b) in &ends {
