@@ -297,6 +297,10 @@ mod tests {
         ] {
             assert_eq!(text.parse::<TrafficClasses>().expect(text).to_string(), text);
         }
+        for text in ["off", "on", "dscp=0", "dscp=26+46+63"] {
+            assert_eq!(text.parse::<EcnPolicy>().expect(text).to_string(), text);
+        }
+        assert_eq!("off".parse(), Ok(EcnPolicy::Off));
         assert_eq!("on".parse(), Ok(EcnPolicy::On));
         assert_eq!("dscp=0+26".parse(), Ok(EcnPolicy::Dscp(1 | 1 << 26)));
     }
@@ -320,6 +324,12 @@ mod tests {
             let error = text.parse::<TrafficClasses>().expect_err(text).to_string();
             assert!(error.starts_with(says), "{text}: {error}");
         }
-        assert!("dscp=64".parse::<EcnPolicy>().is_err() && "maybe".parse::<EcnPolicy>().is_err());
+        for text in ["dscp=64", "dscp=", "dscp", "maybe", "on=1", "pcp=3", ""] {
+            let error = text.parse::<EcnPolicy>().expect_err(text).to_string();
+            assert!(
+                error.ends_with("off, on, or dscp=26+46: 0 to 63, several with + between them"),
+                "{error}"
+            );
+        }
     }
 }

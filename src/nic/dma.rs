@@ -196,14 +196,20 @@ impl Nic {
     pub fn gather(&mut self, slot: u16, frame: &mut FrameMut<'_>) -> bool {
         let host = HostSide { regions: &self.regions, table: &self.memory };
         let mut whole = true;
-        while let Some(op) = self.dma_out.front().filter(|op| op.slot == slot).copied() {
-            self.dma_out.pop_front();
+        while let Some(op) = self.dma_out.get(self.gathered)
+            && op.slot == slot
+        {
+            self.gathered += 1;
             let start = usize::from(op.offset);
             let (a, b) = frame.slices_mut(start..start + usize::from(op.length));
             let rest = Span { offset: op.from.offset + a.len() as u64, ..op.from };
             let done =
                 host.read(op.from, a).and_then(|()| if b.is_empty() { Ok(()) } else { host.read(rest, b) });
             whole &= done.is_ok();
+        }
+        if self.gathered == self.dma_out.len() {
+            self.dma_out.clear();
+            self.gathered = 0;
         }
         self.counters.memory_faults += u64::from(!whole);
         whole

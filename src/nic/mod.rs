@@ -181,7 +181,10 @@ pub struct Nic {
     /// QPs whose timers, readiness or queues changed since they were last looked after.
     touched: Vec<QpIndex>,
     out: Output,
-    dma_out: VecDeque<dma::DmaOut>,
+    /// Copies that the frames of the burst need, in the order of their slots.
+    dma_out: Vec<dma::DmaOut>,
+    /// How many of them have been made.
+    gathered: usize,
     counters: Counters,
     events: VecDeque<AsyncEvent>,
     /// When the next event that is held back is due; `MAX`: none is.
@@ -269,7 +272,8 @@ impl Nic {
                 gather: Vec::with_capacity(crate::limits::MAX_SGE),
                 ..Output::default()
             },
-            dma_out: VecDeque::with_capacity(burst * crate::limits::MAX_SGE),
+            dma_out: Vec::with_capacity(burst * crate::limits::MAX_SGE),
+            gathered: 0,
             counters: Counters::default(),
             events: VecDeque::with_capacity(MAX_EVENTS),
             events_due: Nanos::MAX,

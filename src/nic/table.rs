@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::transport::{Permutation, ShortPermutation};
+use crate::transport::{QuickPermutation, ShortPermutation};
 
 /// Objects under small indices that are used again.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl<T> Table<T> {
 pub(super) struct NumberedTable<T> {
     table: Table<(u32, T)>,
     generations: Vec<u8>,
-    permutation: Permutation,
+    permutation: QuickPermutation,
     short: ShortPermutation,
     /// What the upper 8 bits of its numbers may be, if it has not all numbers to itself: 2^12 places each.
     units: Vec<u8>,
@@ -91,7 +91,7 @@ impl<T> NumberedTable<T> {
         NumberedTable {
             table: Table::new(bound),
             generations: vec![0; bound as usize],
-            permutation: Permutation::new(seed),
+            permutation: QuickPermutation::new(seed),
             short: ShortPermutation::new(seed),
             units: Vec::new(),
             limit: bound,
@@ -125,7 +125,7 @@ impl<T> NumberedTable<T> {
     #[inline]
     fn decode(&self, number: u32) -> Option<u32> {
         if self.units.is_empty() {
-            Some(self.permutation.decode(number).0.into())
+            Some(self.permutation.index_of(number).into())
         } else {
             self.decode_short(number)
         }

@@ -5,7 +5,7 @@ use super::{Nic, split};
 use crate::frame::FrameMut;
 use crate::time::Nanos;
 use crate::transport::coverage::{Mover, Watch};
-use crate::transport::{AddressHandles, Origin, PlantedBug, TxPlan};
+use crate::transport::{AddressHandles, Gather, Origin, PlantedBug, TxPlan};
 use crate::verbs::{AddressVector, AhId, QpIndex, QpType};
 use crate::wire::{self, MAX_HEADERS, datagram_port, flow_port};
 
@@ -101,14 +101,14 @@ impl Nic {
         }
         let entry = self.qps.get_mut(index.0)?;
         split!(self, now, entry => qp, ctx);
-        let plan = qp.next_packet(&mut ctx);
-        let way = plan.as_ref().and_then(|plan| plan.way);
-        if let Some(way) = way
-            && self.is_of_another_priority(index, way)
-        {
-            return None;
+        if !qp.qp_type.is_datagram() {
+            return qp.next_packet(&mut ctx);
         }
-        plan
+        let plan = qp.next_packet(&mut ctx)?;
+        match plan.way {
+            Some(way) if self.is_of_another_priority(index, way) => None,
+            _ => Some(plan),
+        }
     }
 
     /// True if what would leave along this way has not the priority in whose queue its QP stands. It goes there instead.
@@ -155,26 +155,33 @@ impl Nic {
             return self.emit_notification(index, plan, frame);
         }
         if let Some(template) = template {
-            let mut headers = [0; MAX_HEADERS];
-            offset = template.write_headers(&mut headers, &plan.bth, &plan.ext, plan.payload_len.into());
+            // In place, where there is room: what the headers do not take is written after them.
+            let mut aside = None;
+            let headers = match frame.a.first_chunk_mut() {
+                Some(place) => place,
+                None => aside.insert([0; MAX_HEADERS]),
+            };
+            offset = template.write_headers(headers, &plan.bth, &plan.ext, plan.payload_len.into());
             if plan.way.is_some() {
                 //= IBTA A17.4.3: roce-v2-source-port-tells-flows-apart
                 let label = handle_label(&self.handles, plan.way);
                 let port = if label == 0 { datagram_port(entry.qp.qpn) } else { flow_port(label) };
-                template.set_source_port(&mut headers, port);
+                template.set_source_port(headers, port);
             }
             //= IBTA A17.9: ecn-capable-where-heeded
             if entry.capable && (plan.carries_data() || PlantedBug::AcknowledgementsAreCapable.is()) {
-                template.set_ecn_capable(&mut headers);
+                template.set_ecn_capable(headers);
             }
-            frame.write(0, &headers[..offset]);
+            if let Some(headers) = aside {
+                frame.write(0, &headers[..offset]);
+            }
         }
         if let Some(bytes) = entry.qp.inline_payload(plan) {
             frame.write(offset, bytes);
         } else if plan.payload_len > 0 {
-            for piece in self.out.gather.drain(..) {
-                let (from, length) = (piece.from, piece.length);
-                self.dma_out.push_back(DmaOut { slot, offset: offset as u16, length, from });
+            // It stays there until the next packet is planned.
+            for &Gather { from, length } in &self.out.gather {
+                self.dma_out.push(DmaOut { slot, offset: offset as u16, length, from });
                 offset += usize::from(length);
             }
         }

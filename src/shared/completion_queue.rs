@@ -53,6 +53,8 @@ pub struct Overflow;
 pub struct CompletionRing {
     region: Arc<Region>,
     mask: u64,
+    /// Completions of a lap, as a power of two.
+    lap_bits: u32,
     capacity: u64,
 }
 
@@ -76,8 +78,9 @@ impl CompletionRing {
     /// If the region is too small.
     pub fn on(region: &Arc<Region>, capacity: u32) -> std::io::Result<CompletionRing> {
         let region = region.part(0, CompletionRing::size(capacity))?;
-        let mask = slots_for(capacity) as u64 - 1;
-        Ok(CompletionRing { region, mask, capacity: u64::from(capacity.max(1)) })
+        let slots = slots_for(capacity) as u64;
+        let (mask, lap_bits) = (slots - 1, slots.trailing_zeros());
+        Ok(CompletionRing { region, mask, lap_bits, capacity: u64::from(capacity.max(1)) })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
@@ -89,8 +92,13 @@ impl CompletionRing {
         &self.region.words()[at..at + LINE]
     }
 
+    /// The words before the slots. Looked up once where several are needed: a region is behind a pointer.
+    fn control(&self) -> &[AtomicU64] {
+        &self.region.words()[..SLOTS]
+    }
+
     fn lap(&self, position: u64) -> u64 {
-        (position / (self.mask + 1)).wrapping_add(1)
+        (position >> self.lap_bits).wrapping_add(1)
     }
 
     /// The NIC's side: publishes a completion that came about at `time_ns`.
@@ -98,24 +106,21 @@ impl CompletionRing {
     /// # Errors
     /// If it is full.
     pub fn push(&self, wc: &Wc, time_ns: u64) -> Result<(), Overflow> {
-        let mut position = self.word(PRODUCER).load(Relaxed);
+        let control = self.control();
+        let mut position = control[PRODUCER].load(Relaxed);
         loop {
-            let consumer = self.word(CONSUMER).load(Acquire);
+            let consumer = control[CONSUMER].load(Acquire);
             if position.wrapping_sub(consumer) >= self.capacity {
                 // Full, unless the position is an old one: others have published since, and the application has polled that.
-                let now = self.word(PRODUCER).load(Relaxed);
+                let now = control[PRODUCER].load(Relaxed);
                 if now == position {
                     return Err(Overflow);
                 }
                 position = now;
                 continue;
             }
-            match self.word(PRODUCER).compare_exchange_weak(
-                position,
-                position.wrapping_add(1),
-                AcqRel,
-                Relaxed,
-            ) {
+            match control[PRODUCER].compare_exchange_weak(position, position.wrapping_add(1), AcqRel, Relaxed)
+            {
                 Ok(_) => break,
                 Err(now) => position = now,
             }
@@ -175,7 +180,8 @@ impl CompletionRing {
     }
 
     fn poll_with<T>(&self, more: impl FnOnce(&[AtomicU64]) -> T) -> Option<(Wc, T)> {
-        let position = self.word(CONSUMER).load(Relaxed);
+        let consumer = self.word(CONSUMER);
+        let position = consumer.load(Relaxed);
         let slot = self.slot(position);
         if slot[SEQUENCE].load(Acquire) != self.lap(position) {
             return None;
@@ -198,7 +204,7 @@ impl CompletionRing {
             slid: (source >> 48) as u16,
         };
         let more = more(slot);
-        self.word(CONSUMER).store(position.wrapping_add(1), Release);
+        consumer.store(position.wrapping_add(1), Release);
         Some((wc, more))
     }
 

@@ -22,7 +22,7 @@ pub struct Connected {
 
 impl Connected {
     /// The transitions to RTS of a QP of this service: those without acknowledgements do not have all attributes.
-    fn steps(&self, qp_type: QpType) -> [QpAttr; 3] {
+    pub fn steps(&self, qp_type: QpType) -> [QpAttr; 3] {
         let rc = |value: u8| (qp_type == QpType::Rc).then_some(value);
         let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
         let init = QpAttr {

@@ -136,7 +136,7 @@ impl Qp {
             return verdict;
         }
         let position = self.requester.queue.tail();
-        let wqe = *self.requester.queue.at(position);
+        let wqe = self.requester.queue.at(position);
         let k = psn.distance_from(wqe.first_psn).max(0) as u32;
         let mtu = self.attributes().path_mtu.bytes() as u64;
         let left = wqe.length.saturating_sub(u64::from(k) * mtu);
@@ -194,7 +194,7 @@ impl Qp {
             return verdict;
         }
         let position = self.requester.queue.tail();
-        let wqe = *self.requester.queue.at(position);
+        let wqe = self.requester.queue.at(position);
         let fits = wqe.wr.opcode.is_atomic() && positive(packet) && packet.payload.is_empty();
         let Some(value) = packet.atomic_ack().filter(|_| fits) else { return self.bad_response(ctx) };
         let sges = self.requester.queue.sges(position);
@@ -217,15 +217,16 @@ impl Qp {
         while before(self.requester.una, end) {
             let r = &self.requester;
             debug_assert!(!r.queue.is_empty(), "una is before sent_end, so something is outstanding");
-            let wqe = *r.queue.at(r.queue.tail());
+            let wqe = r.queue.at(r.queue.tail());
+            let its_end = wqe.end_psn();
             //= IBTA 9.7.6: only-its-response-completes-a-read
             if wqe.wr.opcode.takes_resource() && !PlantedBug::AckCompletesRead.is() {
                 return Err(self.overtaken(ctx));
             }
-            if end.is_before(wqe.end_psn()) {
+            if end.is_before(its_end) {
                 self.advance(ctx, end);
             } else {
-                self.advance(ctx, wqe.end_psn());
+                self.advance(ctx, its_end);
                 let failed = self.requester.failed;
                 self.complete_oldest(ctx);
                 if self.state() == QpState::Err {
@@ -270,7 +271,7 @@ impl Qp {
 
     /// The oldest work request is done.
     pub(super) fn complete_oldest(&mut self, ctx: &mut Ctx<'_>) {
-        let wqe = *self.requester.queue.at(self.requester.queue.tail());
+        let wqe = self.requester.queue.at(self.requester.queue.tail());
         //= IBTA 10.8: unsignaled-success-does-not-complete
         if self.sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED) {
             self.push_send_completion(ctx, &wqe.wr, WcStatus::Success, 0, wqe.length as u32);
@@ -313,7 +314,7 @@ impl Qp {
     /// alone, where the service has that (IBTA 9.9.2.2).
     pub(super) fn fail_oldest(&mut self, ctx: &mut Ctx<'_>, status: WcStatus, vendor_err: u8) {
         debug_assert!(!self.requester.queue.is_empty(), "something was outstanding, or nothing could fail");
-        let wqe = *self.requester.queue.at(self.requester.queue.tail());
+        let wqe = self.requester.queue.at(self.requester.queue.tail());
         //= IBTA 10.10: oldest-request-carries-the-cause
         ctx.counters.req_cqe_error += 1;
         self.push_send_completion(ctx, &wqe.wr, status, vendor_err, 0);

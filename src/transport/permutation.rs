@@ -4,6 +4,8 @@
 //! arithmetic and an index, no hash; guessing one is guessing 24 bits, and a number that was
 //! in use before does not come back until its generation does.
 
+use std::cell::Cell;
+
 use crate::random::splitmix;
 
 /// A keyed permutation of numbers of `2 * HALF_BITS` bits, `INDEX_BITS` of which are an index: a Feistel network of four rounds, which is what a
@@ -17,6 +19,8 @@ pub struct Feistel<const HALF_BITS: u32, const INDEX_BITS: u32> {
 
 /// Of 24-bit numbers: an index of 16 bits, and a generation of 8.
 pub type Permutation = Feistel<12, 16>;
+/// The same for who asks for each packet.
+pub type QuickPermutation = Remembering<12, 16>;
 /// Of 16-bit numbers: an index of 12 bits, and a generation of 4.
 pub type ShortPermutation = Feistel<8, 12>;
 
@@ -50,6 +54,55 @@ impl<const HALF_BITS: u32, const INDEX_BITS: u32> Feistel<HALF_BITS, INDEX_BITS>
     }
 }
 
+/// Numbers that are remembered: a power of two.
+const REMEMBERED: usize = 64;
+
+/// A permutation that remembers which numbers it was asked for, because most packets are for whom the one before was for, and name the
+/// same memory. What it answers is the same as without.
+#[derive(Debug)]
+pub struct Remembering<const HALF_BITS: u32, const INDEX_BITS: u32> {
+    permutation: Feistel<HALF_BITS, INDEX_BITS>,
+    /// A number and its index, where the number's low bits say.
+    lately: Box<[Cell<(u32, u16)>; REMEMBERED]>,
+}
+
+impl<const HALF_BITS: u32, const INDEX_BITS: u32> Remembering<HALF_BITS, INDEX_BITS> {
+    /// A permutation of its own for each `seed`, as [`Feistel::new`] makes it.
+    pub fn new(seed: u64) -> Remembering<HALF_BITS, INDEX_BITS> {
+        let permutation = Feistel::new(seed);
+        // Something true: that no number is 2^32 - 1 the type does not say.
+        let zero = (0, permutation.decode(0).0);
+        Remembering { permutation, lately: Box::new(std::array::from_fn(|_| Cell::new(zero))) }
+    }
+
+    /// As [`Feistel::encode`].
+    pub fn encode(&self, index: u16, generation: u8) -> u32 {
+        self.permutation.encode(index, generation)
+    }
+
+    /// As [`Feistel::decode`].
+    pub fn decode(&self, number: u32) -> (u16, u8) {
+        self.permutation.decode(number)
+    }
+
+    /// The index of a number.
+    #[inline]
+    pub fn index_of(&self, number: u32) -> u16 {
+        let place = &self.lately[number as usize % REMEMBERED];
+        match place.get() {
+            (last, index) if last == number => index,
+            _ => self.look_up(number, place),
+        }
+    }
+
+    #[inline(never)]
+    fn look_up(&self, number: u32, place: &Cell<(u32, u16)>) -> u16 {
+        let (index, _) = self.permutation.decode(number);
+        place.set((number, index));
+        index
+    }
+}
+
 fn round(key: u64, half: u32) -> u32 {
     let mixed = (u64::from(half) ^ key >> 17).wrapping_mul(key);
     (mixed >> 40) as u32
@@ -79,6 +132,17 @@ mod tests {
             seen.insert((index, generation));
         }
         assert_eq!(seen.len(), 1 << 16);
+    }
+
+    #[test]
+    fn what_is_remembered_is_what_would_be_worked_out() {
+        let p = Remembering::<12, 16>::new(7);
+        let mut seed = 1;
+        for _ in 0..100_000 {
+            // Few enough to come again, many enough to take one another's places, and zero before it is remembered.
+            let number = (splitmix(&mut seed) % 200) as u32 * 37;
+            assert_eq!(p.index_of(number), p.decode(number).0, "{number}");
+        }
     }
 
     #[test]

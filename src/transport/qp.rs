@@ -301,9 +301,7 @@ impl Qp {
         let av = self.attributes.av.as_ref();
         // Its own GIDs are of RoCE v2, and so are its answers.
         //= IBTA 9.6.1: source-is-the-peer, destination-is-our-address
-        let from_peer = av.is_some_and(|av| {
-            packet.source_gid() == av.dgid && packet.dest_gid() == av.sgid && !packet.is_roce_v1()
-        });
+        let from_peer = av.is_some_and(|av| packet.is_on_path(&av.dgid, &av.sgid));
         if av.is_some() && !from_peer && !PlantedBug::AnySource.is() {
             ctx.counters.rx_wrong_source += 1;
             return Some(Verdict::WrongSource);

@@ -14,8 +14,8 @@ use super::{
 use crate::frame::FrameMut;
 
 /// Room for every header chain that is ever written: Ethernet, tag, IPv6, UDP, BTH and 32 bytes of
-/// XRC atomic are 110.
-pub const MAX_HEADERS: usize = 128;
+/// XRC atomic are 110. No longer than need be: in a frame that has as many bytes they are written in place.
+pub const MAX_HEADERS: usize = 110;
 
 /// The longest prefix: Ethernet, tag, IPv6, UDP.
 const MAX_PREFIX: usize = 14 + 4 + 40 + 8;

@@ -19,6 +19,11 @@ impl Gid {
         Ipv6Addr::from(self.0).to_canonical()
     }
 
+    /// True if it stands for this IPv4 address.
+    pub fn is(self, ip: Ipv4Addr) -> bool {
+        u128::from_be_bytes(self.0) == 0xffff_0000_0000 | u128::from(ip.to_bits())
+    }
+
     /// True if it stands for an IPv4 address.
     pub fn is_ipv4(self) -> bool {
         self.0[..10] == [0; 10] && self.0[10..12] == [0xff, 0xff]

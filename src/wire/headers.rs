@@ -40,10 +40,10 @@ struct RawBth {
     opcode: u8,
     flags: u8,
     pkey: U16,
-    congestion: u8,
-    dest_qp: U24,
-    ack: u8,
-    psn: U24,
+    /// FECN, BECN and six reserved bits; the destination QP.
+    congestion_and_qp: U32,
+    /// AckReq and seven reserved bits; the PSN.
+    ack_and_psn: U32,
 }
 
 /// Base transport header: every packet has one.
@@ -85,6 +85,8 @@ impl Bth {
     pub fn read(bytes: &[u8; Bth::LEN]) -> Bth {
         //= IBTA 9.2: reserved-bits-mean-nothing
         let raw: &RawBth = zerocopy::transmute_ref!(bytes);
+        let (qp_word, psn_word) = (raw.congestion_and_qp.get(), raw.ack_and_psn.get());
+        let (congestion, ack) = ((qp_word >> 24) as u8, (psn_word >> 24) as u8);
         Bth {
             opcode: Opcode(raw.opcode),
             solicited: raw.flags & 0x80 != 0,
@@ -92,18 +94,20 @@ impl Bth {
             pad: raw.flags >> 4 & 3,
             tver: raw.flags & 0x0f,
             pkey: raw.pkey.get(),
-            fecn: raw.congestion & 0x80 != 0,
-            becn: raw.congestion & 0x40 != 0,
-            reserved6: raw.congestion & 0x3f,
-            dest_qp: Qpn::new(read24(raw.dest_qp)),
-            ack_req: raw.ack & 0x80 != 0,
-            reserved7: raw.ack & 0x7f,
-            psn: Psn::new(read24(raw.psn)),
+            fecn: congestion & 0x80 != 0,
+            becn: congestion & 0x40 != 0,
+            reserved6: congestion & 0x3f,
+            dest_qp: Qpn::new(qp_word),
+            ack_req: ack & 0x80 != 0,
+            reserved7: ack & 0x7f,
+            psn: Psn::new(psn_word),
         }
     }
 
     /// The bytes; of fields narrower than their type the low bits count.
     pub fn to_bytes(&self) -> [u8; Bth::LEN] {
+        let congestion = u8::from(self.fecn) << 7 | u8::from(self.becn) << 6 | self.reserved6 & 0x3f;
+        let ack = u8::from(self.ack_req) << 7 | self.reserved7 & 0x7f;
         let raw = RawBth {
             opcode: self.opcode.0,
             flags: u8::from(self.solicited) << 7
@@ -111,10 +115,8 @@ impl Bth {
                 | (self.pad & 3) << 4
                 | self.tver & 0x0f,
             pkey: self.pkey.into(),
-            congestion: u8::from(self.fecn) << 7 | u8::from(self.becn) << 6 | self.reserved6 & 0x3f,
-            dest_qp: write24(self.dest_qp.value()),
-            ack: u8::from(self.ack_req) << 7 | self.reserved7 & 0x7f,
-            psn: write24(self.psn.value()),
+            congestion_and_qp: (u32::from(congestion) << 24 | self.dest_qp.value()).into(),
+            ack_and_psn: (u32::from(ack) << 24 | self.psn.value()).into(),
         };
         zerocopy::transmute!(raw)
     }

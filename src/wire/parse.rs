@@ -20,6 +20,10 @@ use crate::frame::Frame;
 
 pub use super::drop_reason::Drop;
 
+mod usual;
+
+use usual::Usual;
+
 /// The longest chain of headers: Ethernet, two tags, IPv4 with all options, UDP, BTH, and the
 /// headers of an RD atomic.
 const MAX_CHAIN: usize = 14 + 2 * 4 + 60 + 8 + Bth::LEN + MAX_EXT;
@@ -77,6 +81,15 @@ impl Deref for Packet {
 /// # Errors
 /// [`Drop`] is why the frame is not a good RoCE packet. Its ICRC has not been looked at.
 pub fn parse(frame: &Frame<'_>) -> Result<Packet, Drop> {
+    match Usual::of(frame) {
+        Some(usual) => Ok(usual.read()),
+        None => parse_any(frame),
+    }
+}
+
+/// Parses whatever it is, header by header.
+#[inline(never)]
+pub(super) fn parse_any(frame: &Frame<'_>) -> Result<Packet, Drop> {
     let mut store = [0; MAX_CHAIN];
     let chain = gather(frame, &mut store);
     let envelope = Envelope::read(chain, Link::read(chain)?, frame.len())?;
@@ -226,6 +239,15 @@ impl Envelope {
         match self.net {
             NetHeader::Ipv4(h) => h.dst.into(),
             NetHeader::Ipv6(h) | NetHeader::Grh(h) => h.dst.into(),
+        }
+    }
+
+    /// True if it came from one address to another, as RoCE v2. It compares without making GIDs of IPv4 addresses.
+    pub fn is_on_path(&self, from: &Gid, to: &Gid) -> bool {
+        match &self.net {
+            NetHeader::Ipv4(h) => from.is(h.src) && to.is(h.dst),
+            NetHeader::Ipv6(h) => from.0 == h.src.octets() && to.0 == h.dst.octets(),
+            NetHeader::Grh(_) => false,
         }
     }
 

@@ -166,6 +166,7 @@ fn examine(bytes: &[u8], split: usize) {
     let frame = Frame { a, b };
     let parsed = parse(&frame);
     assert_eq!(parsed, parse(&whole));
+    assert_eq!(parsed, super::parse::parse_any(&frame));
     match parsed {
         Ok(p) => {
             assert_eq!(p.check_icrc(&frame), p.check_icrc(&whole));
@@ -238,6 +239,44 @@ fn slow_crc(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |c: u32, _| c >> 1 ^ (c & 1).wrapping_neg() & 0xedb8_8320)
     })
+}
+
+/// Wherever one bit of its headers is another, wherever it ends, and wherever it is split: a frame of the usual kind is read as all
+/// others are.
+#[test]
+fn a_usual_frame_is_read_as_any_other() {
+    let flow = FlowSpec { vlan: None, ..flow(RoceVersion::V2, "10.0.0.1", "10.0.0.2") };
+    for row in Opcode::all().filter(OPCODES_SENT) {
+        let bth = Bth { opcode: row.opcode, dest_qp: Qpn::new(17), ..Bth::default() };
+        let payload = if row.opcode == Opcode::CNP { &[][..] } else { &[1, 2, 3, 4, 5, 6] };
+        let mut bytes = build(&flow, &bth, &ext_for(row, (1, 2, 3, 4, 5)), payload, 60);
+        let same = |frame: Frame<'_>| {
+            let parsed = parse(&frame);
+            assert_eq!(parsed, super::parse::parse_any(&frame), "{}", row.name);
+            parsed.is_ok()
+        };
+        assert!(same(Frame::whole(&bytes)));
+        for at in 0..=bytes.len() {
+            same(Frame::whole(&bytes[..at]));
+            let (a, b) = bytes.split_at(at);
+            assert!(same(Frame { a, b }));
+        }
+        for bit in 0..bytes.len() * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            same(Frame::whole(&bytes));
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        // The lengths against one another.
+        for (at, bit) in [(16, 0), (16, 1), (17, 7), (38, 0), (39, 2)] {
+            for other in 0..16 {
+                let saved = bytes.clone();
+                bytes[at] ^= 1 << bit;
+                bytes[39] = bytes[39].wrapping_add(other).wrapping_sub(8);
+                same(Frame::whole(&bytes));
+                bytes = saved;
+            }
+        }
+    }
 }
 
 #[test]

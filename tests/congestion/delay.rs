@@ -1,6 +1,6 @@
 //! The reaction point by delay.
 
-use roxie::congestion::{Control, Rate, Sample, Settings, Swift};
+use roxie::congestion::{Control, Fixed, Rate, Sample, Settings, Swift};
 use roxie::time::Nanos;
 
 const LINE: f64 = 10e9;
@@ -38,6 +38,16 @@ fn it_begins_at_line_rate_and_goes_by_round_trips_alone() {
     assert!(!control.notified(us(6)), "notifications are for others");
     assert!(!control.acknowledged(us(7), sample(10, 1000)), "all is well");
     assert_eq!(control.rate(us(7)), Rate(LINE));
+}
+
+/// Whoever waits for the next frame asks for the rate when something has come, and at no other time.
+#[test]
+fn a_rate_that_goes_by_round_trips_or_by_nothing_does_not_rise_by_itself() {
+    let mut control = swift(",fs_range=0");
+    control.acknowledged(us(1_000), sample(100, 1000));
+    assert!(control.rate(us(1_000)) < Rate(LINE));
+    assert_eq!(control.rises_at(), Nanos::MAX);
+    assert_eq!(Fixed::new(Rate(1e6), Rate(LINE)).rises_at(), Nanos::MAX);
 }
 
 /// By hand, with a target of 50 us and no flow scaling: an excess of 50 in 100 us costs 0.8 / 2 of the window; within a round

@@ -212,3 +212,20 @@ proptest! {
         let _ = text.parse::<Settings>();
     }
 }
+
+/// As people read it: the unit changes where the number would have a fourth digit before its point.
+#[test]
+fn a_rate_is_shown_with_the_unit_that_reads_best() {
+    for (rate, shown) in [
+        (40e9, "40 Gb/s"),
+        (1e9, "1 Gb/s"),
+        (999e6, "999 Mb/s"),
+        (1.25e6, "1.25 Mb/s"),
+        (1e6, "1 Mb/s"),
+        (999e3, "999 kb/s"),
+        (12_345_678.0, "12.346 Mb/s"),
+        (500.0, "0.5 kb/s"),
+    ] {
+        assert_eq!(Rate(rate).to_string(), shown);
+    }
+}

@@ -14,10 +14,11 @@ use roxie::shared::Doorbells;
 use roxie::time::Nanos;
 use roxie::verbs::QpIndex;
 
-/// A port on which nothing moves, and a program that posts just when it is to wake who sleeps.
+/// A port on which nothing moves, and a program that posts, if it does, just when it is to wake who sleeps.
 struct Rings {
     info: PortInfo,
     bells: Doorbells,
+    meanwhile: bool,
 }
 
 impl Port for Rings {
@@ -58,13 +59,15 @@ impl Port for Rings {
     fn counters(&self, _out: &mut Vec<(&'static str, u64)>) {}
 
     fn prepare_sleep(&mut self) -> bool {
-        self.bells.ring(QpIndex(3));
+        if self.meanwhile {
+            self.bells.ring(QpIndex(3));
+        }
         true
     }
 }
 
-#[test]
-fn a_bell_that_rings_while_a_worker_lies_down_keeps_it_up_or_wakes_it() {
+/// A worker on such a port, and its bells.
+fn worker(meanwhile: bool) -> (Worker, Doorbells) {
     let config = NicConfig::default();
     let bells = Doorbells::new(config.limits.qps).expect("memory");
     let info = PortInfo {
@@ -76,11 +79,38 @@ fn a_bell_that_rings_while_a_worker_lies_down_keeps_it_up_or_wakes_it() {
         max_frame: 1514,
         raw_frames: false,
     };
-    let port = Box::new(Rings { info, bells: bells.clone() });
+    let port = Box::new(Rings { info, bells: bells.clone(), meanwhile });
     let ((_commands, requests), (events, _heard)) = (bounded(1), bounded(1));
-    let mut worker = Worker::new(Nic::new(config), port, bells.clone(), requests, events);
-    let sleeps = worker.prepare_sleep();
+    (Worker::new(Nic::new(config), port, bells.clone(), requests, events), bells)
+}
+
+fn is_woken(bells: &Doorbells) -> bool {
     let mut woken = [PollFd::new(bells.wake_fd().as_fd(), PollFlags::POLLIN)];
-    let woken = poll(&mut woken, PollTimeout::ZERO).expect("a descriptor") == 1;
-    assert!(!sleeps || woken, "it sleeps, and nobody wakes it");
+    poll(&mut woken, PollTimeout::ZERO).expect("a descriptor") == 1
+}
+
+#[test]
+fn a_bell_that_rings_while_a_worker_lies_down_keeps_it_up_or_wakes_it() {
+    let (mut worker, bells) = worker(true);
+    let sleeps = worker.prepare_sleep();
+    assert!(!sleeps || is_woken(&bells), "it sleeps, and nobody wakes it");
+}
+
+/// Who sleeps is woken by the next bell. Who was kept up by one is not, nor who is up again: that would be a system call for each post.
+#[test]
+fn a_bell_wakes_a_worker_that_sleeps_and_no_other() {
+    let (mut sleeper, bells) = worker(false);
+    assert!(sleeper.prepare_sleep() && !is_woken(&bells));
+    bells.ring(QpIndex(3));
+    assert!(is_woken(&bells));
+    let (mut kept_up, bells) = worker(false);
+    bells.ring(QpIndex(3));
+    assert!(!kept_up.prepare_sleep());
+    bells.ring(QpIndex(70));
+    assert!(!is_woken(&bells));
+    let (mut up_again, bells) = worker(false);
+    assert!(up_again.prepare_sleep());
+    up_again.sleep_ends();
+    bells.ring(QpIndex(3));
+    assert!(!is_woken(&bells));
 }

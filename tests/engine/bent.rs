@@ -4,8 +4,8 @@ use std::fmt::Arguments;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use roxie::frame::FrameMut;
@@ -51,6 +51,9 @@ pub(super) struct Bent {
     link: Arc<Link>,
 }
 
+/// What is done once while somebody has the worker.
+pub(super) type Meanwhile = Mutex<Option<Box<dyn FnOnce() + Send>>>;
+
 /// The link behind a port, as far as it is bent.
 #[derive(Default)]
 pub(super) struct Link {
@@ -62,6 +65,8 @@ pub(super) struct Link {
     pub(super) stamps: AtomicU32,
     /// Set: it cannot take MAC control frames in.
     pub(super) hides_pauses: AtomicBool,
+    /// Done the next time that the port follows the link.
+    pub(super) meanwhile: Meanwhile,
 }
 
 impl Bent {
@@ -169,6 +174,9 @@ impl Port for Bent {
     }
 
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
+        if let Some(act) = self.link.meanwhile.lock().unwrap().take() {
+            act();
+        }
         self.inner.follow(change)?;
         self.info = self.inner.info().clone();
         Ok(())

@@ -2,6 +2,7 @@
 
 mod arms;
 mod bent;
+mod last;
 mod waits;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -237,6 +238,7 @@ fn a_port_that_refuses_a_wish_fails_the_command_that_asked_and_no_later_one() {
     link.hides_pauses.store(true, Relaxed);
     let engine = Engine::start(NicConfig::default(), Box::new(port), Drive::CallerOnly).expect("an engine");
     let mut config = CongestionConfig::default();
+    engine.call(Command::SetCongestion(Box::new(config.clone()))).expect("no priority heeds a pause");
     config.classes.pfc = 1 << 3;
     let set = || engine.call(Command::SetCongestion(Box::new(config.clone())));
     for _ in 0..2 {

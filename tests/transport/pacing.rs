@@ -2,11 +2,14 @@
 
 use roxie::congestion::Rate;
 use roxie::nic::{Command, CongestionConfig, Service, TrafficClasses, Trust};
+use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
-use roxie::verbs::{AddressVector, QpAttr, QpState, QpType, RateLimit, SendFlags, WrOpcode};
+use roxie::verbs::{
+    AddressVector, QpAttr, QpState, QpType, RateLimit, SendFlags, SendWr, UdAddress, WrOpcode,
+};
 use roxie::wire::{Bth, Ext, MacControl, Opcode, Psn, parse};
 
-use crate::{FIRST, MTU, Setup, Stage, attributes};
+use crate::{FIRST, MTU, PEER_QPN, Setup, Stage, attributes};
 
 /// Bytes of a full packet's frame: Ethernet, IPv4, UDP, BTH, payload, ICRC.
 const FULL: u64 = 14 + 20 + 8 + 12 + MTU.bytes() as u64 + 4;
@@ -222,6 +225,65 @@ fn a_pause_stops_its_priority_for_its_quanta_and_no_other() {
     pause(&mut stage, 3, 0);
     assert_eq!(departures(&mut stage, Nanos::from_micros(200)).len(), 120);
     assert_eq!(stage.counter("rx_prio3_pause"), 2);
+}
+
+/// Whoever turns flow control off has what was paused go on, and what is still heeded stays as it is.
+#[test]
+fn a_pause_ends_with_the_rule_by_which_it_was_heeded() {
+    let (own, all_have_one) = (Trust::Dscp, Trust::Pcp);
+    for (trust, pfc, pause_all, goes_on) in [
+        (own, 0, false, true),
+        (own, 1 << 2 | 1 << 4, false, true),
+        (own, 1 << 3, false, false),
+        (own, 0, true, false),
+        (own, 1 << 2, true, false),
+        // What waits has another priority by then.
+        (all_have_one, 1 << 3, false, true),
+    ] {
+        let mut stage = of_priority_three();
+        pause(&mut stage, 3, 0xffff);
+        stage.host.worker.poll(stage.now);
+        post_many(&stage);
+        assert_eq!(departures(&mut stage, Nanos::from_micros(100)), []);
+        let rule = TrafficClasses { trust, pfc, pause: pause_all, ..TrafficClasses::default() };
+        classes(&mut stage, rule);
+        let left = departures(&mut stage, Nanos::from_micros(200)).len();
+        assert_eq!(left, if goes_on { 120 } else { 0 }, "pfc {pfc:#b}, pause {pause_all}");
+    }
+}
+
+/// 1,000 quanta are 512 us; the second frame begins anew, the third ends it. What is not heeded is no pause, and is counted as a stranger.
+#[test]
+fn how_long_a_priority_stood_still_is_counted() {
+    let mut stage = of_priority_three();
+    let start = stage.now;
+    for (at, quanta, total) in [(0, 1000, 512), (100, 1000, 612), (200, 0, 200)] {
+        stage.now = start + Nanos::from_micros(at);
+        pause(&mut stage, 3, quanta);
+        stage.host.worker.poll(stage.now);
+        assert_eq!(stage.counter("rx_prio3_pause_duration"), total, "us in all, after {at} us");
+    }
+    assert_eq!(stage.counter("rx_not_roce"), 0);
+    pause(&mut stage, 0, 1000);
+    stage.host.worker.poll(stage.now);
+    assert_eq!((stage.counter("rx_prio0_pause_duration"), stage.counter("rx_not_roce")), (0, 1));
+}
+
+/// A datagram has the priority of its own way, whatever its QP sent before.
+#[test]
+fn a_datagram_waits_while_the_priority_of_its_way_is_paused() {
+    let mut stage = Stage::with(Setup { qp_type: QpType::Ud, ..Setup::default() });
+    classes(&mut stage, TrafficClasses { trust: Trust::Dscp, pfc: 1 << 3, ..TrafficClasses::default() });
+    let way = AddressVector { traffic_class: 26 << 2, ..stage.host.path(2, false) };
+    let ah = stage.host.create_ah(&way);
+    pause(&mut stage, 3, 1000);
+    stage.host.worker.poll(stage.now);
+    let ud = UdAddress { ah, remote_qpn: PEER_QPN, remote_qkey: 5 };
+    let sges = [stage.memory.sge(0, 8)];
+    let wr = SendWr { ud, ..SendWr::default() };
+    stage.host.post_send(&stage.qp, &wr, Payload::Sges(&sges)).expect("room for a request");
+    assert_eq!(departures(&mut stage, Nanos::from_micros(500)), []);
+    assert_eq!(departures(&mut stage, Nanos::from_micros(520)).len(), 1);
 }
 
 /// 802.1Qbb 36.1.1: a priority for which flow control is off does not heed it. Off is the default.

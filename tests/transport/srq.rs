@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use roxie::limits::MAX_WR;
 use roxie::nic::{Answer as Reply, Command, ControlError, ReceiveSource};
 use roxie::shared::{PostError, RecvRing};
 use roxie::sim::{HostQp, HostSrq};
@@ -342,4 +343,18 @@ fn a_queue_that_was_written_over_fails_with_the_qps_that_take_from_it() {
     assert_eq!(stage.state(), QpState::Err);
     assert!(stage.host.query_srq(stage.now, &srq).failed);
     assert_eq!(completed(&stage, &stage.qp), NOTHING);
+}
+
+#[test]
+fn a_queue_of_the_largest_size_is_made_and_none_that_is_larger() {
+    let mut stage = Stage::new();
+    let pd = stage.host.pd();
+    let mut create = |size| {
+        let ring = RecvRing::new(size, 1).expect("memory");
+        stage.host.call(stage.now, Command::CreateSrq { pd, init: SrqInit::default(), ring })
+    };
+    assert!(create(MAX_WR).is_ok());
+    let (value, limit) = (u64::from(MAX_WR) + 1, u64::from(MAX_WR));
+    let Err(error) = create(MAX_WR + 1) else { panic!("it is larger") };
+    assert_eq!(error, ControlError::TooLarge { what: "max_wr", value, limit });
 }

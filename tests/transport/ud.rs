@@ -103,6 +103,17 @@ fn the_source_port_is_the_one_that_the_kernel_computes_from_the_sender() {
     assert_eq!(roxie::wire::datagram_port(Qpn::new(0x12)), 63_494);
 }
 
+/// `rdma_flow_label_to_udp_sport` of the kernel: the upper 6 bits of a label over its lower 14.
+#[test]
+fn a_flow_label_that_was_given_chooses_the_source_port() {
+    let mut stage = stage();
+    let labelled = AddressVector { flow_label: 0x12345, ..stage.host.path(2, false) };
+    let ah = stage.host.create_ah(&labelled);
+    post(&stage, &datagram(1, ah, 5), 5);
+    let port = stage.packets()[0].0.udp.expect("RoCE v2").source_port;
+    assert_eq!(port, 0xc000 | (0x2345 ^ 4));
+}
+
 //= test: IBTA 10.2.5: ud-high-qkey-is-the-qps-own
 #[test]
 fn a_key_with_its_highest_bit_set_stands_for_the_own_one() {

@@ -26,7 +26,7 @@ mod tests;
 
 use std::collections::VecDeque;
 
-use super::permutation::Permutation;
+use super::permutation::QuickPermutation;
 use crate::verbs::{Access, MrIndex, PdId, QpIndex};
 use fast::Translation;
 
@@ -138,7 +138,7 @@ struct Entry {
 /// All memory regions and windows of a NIC.
 #[derive(Debug)]
 pub struct MemoryTable {
-    permutation: Permutation,
+    permutation: QuickPermutation,
     entries: Vec<Option<Entry>>,
     generations: Vec<u16>,
     free: VecDeque<u16>,
@@ -152,7 +152,7 @@ impl MemoryTable {
     pub fn new(capacity: u32, seed: u64) -> MemoryTable {
         let capacity = capacity.min(1 << 16) as usize;
         MemoryTable {
-            permutation: Permutation::new(seed),
+            permutation: QuickPermutation::new(seed),
             entries: vec![None; capacity],
             generations: vec![0; capacity],
             // Taken from the front, given back at the end: a place does not come back soon.
@@ -348,7 +348,7 @@ impl MemoryTable {
     }
 
     fn index_of(&self, key: u32) -> u16 {
-        self.permutation.decode(key >> 8).0
+        self.permutation.index_of(key >> 8)
     }
 
     fn find(&self, key: u32) -> Option<&Entry> {

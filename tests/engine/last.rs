@@ -1,0 +1,145 @@
+//! What leaves when whoever would have sent it is about to go.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use roxie::engine::{Drive, Engine};
+use roxie::host::{Device, DeviceConfig};
+use roxie::nic::{Answer, Command, NicConfig, QpHandle, ReceiveSource};
+use roxie::port::LinkChange;
+use roxie::port::memory;
+use roxie::shared::work_queue::Payload;
+use roxie::shared::{CompletionRing, RecvRing, SendRing};
+use roxie::sim::{Connected, Host};
+use roxie::verbs::{AddressVector, Mtu, QpCaps, QpInit, QpType, SendFlags, SendWr, WcStatus};
+use roxie::wire::Gid;
+
+use crate::bent::{self, Bent};
+use crate::{End, bent_pair, end, joined, patient, until, with_mtu};
+
+/// Who posts while another thread has the worker leaves it to that one, which looks at the bells once more before it goes. Nobody else
+/// turns the device here.
+#[test]
+fn what_is_posted_while_another_thread_has_the_worker_leaves_with_that_one() {
+    let mut link = None;
+    let bend = |port| {
+        let port = Bent::new(port);
+        link = Some(port.link());
+        port
+    };
+    let only = DeviceConfig::caller_only();
+    let (near, far) = bent_pair(4200, bend, &only, &only);
+    let (a, b) = joined(&near, &far, 8, &patient());
+    b.receive(1);
+    let a = Arc::new(a);
+    let poster = Arc::clone(&a);
+    let post = move || thread::spawn(move || poster.send(8)).join().expect("it finds the worker taken");
+    *link.expect("the port was bent").meanwhile.lock().unwrap() = Some(Box::new(post));
+    near.follow_link(&LinkChange::Addresses(bent::addresses(1).into())).expect("nothing changes");
+    until("the message", || b.cq.poll_one());
+}
+
+fn far_end_of(near: &Device, far: &Device) -> (End, End) {
+    joined(near, far, 25_600, &roxie::host::ConnectOptions { timeout: 20, ..with_mtu(Mtu::Mtu256) })
+}
+
+/// The process ends, and more was posted than leaves in one pass: all of it leaves.
+#[test]
+fn all_that_was_posted_leaves_when_the_process_ends() {
+    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let ends = [far_end_of(&near, &far), far_end_of(&near, &far)];
+    for (_, b) in &ends {
+        (0..3).for_each(|id| b.receive(id));
+    }
+    // The third of each waits for a pass, for more is under way, and both together are longer than a burst.
+    for length in [8, 8, 25_600] {
+        ends.iter().for_each(|(a, _)| a.send(length));
+    }
+    near.send_last(Duration::from_secs(10));
+    for (_, b) in &ends {
+        for id in 0..3 {
+            let (wc, _) = until("a message", || b.cq.poll_one());
+            assert_eq!((wc.wr_id, wc.status), (id, WcStatus::Success));
+        }
+    }
+}
+
+/// An end of a connection without a device around it.
+struct Bare {
+    engine: Engine,
+    qp: QpHandle,
+    cq: CompletionRing,
+    sends: SendRing,
+    receives: RecvRing,
+}
+
+impl Bare {
+    fn new(port: memory::MemoryPort) -> Bare {
+        let engine =
+            Engine::start(NicConfig::default(), Box::new(port), Drive::CallerOnly).expect("an engine");
+        let call = |command| engine.call(command).expect("carried out");
+        let (cq, receives) = (CompletionRing::new(8).expect("memory"), RecvRing::new(1, 0).expect("memory"));
+        let sends = SendRing::new(1, 0, 0).expect("memory");
+        let Answer::Pd(pd) = call(Command::AllocPd) else { panic!("no domain") };
+        let Answer::Cq(index) = call(Command::CreateCq { ring: cq.clone(), notify: None }) else {
+            panic!("no queue")
+        };
+        let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, ..QpCaps::NONE };
+        let Answer::Qp(qp) = call(Command::CreateQp {
+            pd,
+            send_cq: index,
+            recv_cq: index,
+            init: QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true },
+            sends: sends.clone(),
+            receives: ReceiveSource::Own(receives.clone()),
+        }) else {
+            panic!("no QP")
+        };
+        Bare { engine, qp, cq, sends, receives }
+    }
+
+    /// To the QP of `peer`, from host `number` to host `to`.
+    fn connect(&self, number: u8, to: u8, peer: &Bare) {
+        let way = AddressVector {
+            sgid: Gid::from(Host::address(number, false)),
+            dgid: Gid::from(Host::address(to, false)),
+            smac: bent::mac(number),
+            dmac: bent::mac(to),
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            sl: 0,
+            static_rate: 0,
+        };
+        let to = Connected { peer: peer.qp.qpn, way, path_mtu: Mtu::Mtu1024, timeout: 20, rd_atomic: 1 };
+        for attr in to.steps(QpType::Rc) {
+            self.engine.call(Command::ModifyQp(self.qp.index, Box::new(attr))).expect("a legal transition");
+        }
+    }
+}
+
+/// An engine that goes has acknowledged what it took in, also if its QPs were never taken away: they may be another process's.
+#[test]
+fn what_is_owed_leaves_when_the_engine_goes() {
+    let (a, b) = memory::pair(end(1), end(2));
+    let (near, far) = (Bare::new(a), Bare::new(b));
+    near.connect(1, 2, &far);
+    far.connect(2, 1, &near);
+    far.receives.post(1, &[]).expect("room");
+    let wr = SendWr { flags: SendFlags::SIGNALED, ..SendWr::default() };
+    near.sends.post(&wr, Payload::Sges(&[])).expect("room");
+    near.engine.posted(near.qp.index, 1, 0);
+    until("the message", || {
+        far.engine.caller_pass();
+        far.cq.poll()
+    });
+    near.engine.caller_pass();
+    assert_eq!(near.cq.poll(), None, "not acknowledged yet");
+    drop(far);
+    let (sent, _) = until("the acknowledgement", || {
+        near.engine.caller_pass();
+        near.cq.poll()
+    });
+    assert_eq!(sent.status, WcStatus::Success);
+}
