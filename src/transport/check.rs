@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::Qp;
 use super::memory::Refusal;
-use super::responder::Message;
+use super::message::Message;
 use crate::limits::MAX_MESSAGE;
 use crate::verbs::Access;
 use crate::wire::{NakCode, Operation, Packet, Position, Reth};

@@ -31,6 +31,7 @@ mod duplicates;
 mod local;
 pub(crate) mod memory;
 mod memory_fault;
+mod message;
 mod pace;
 mod permutation;
 mod placement;

@@ -4,6 +4,7 @@
 //! the message under way, then its length, then its rights. Only what passes all of them touches memory.
 
 use super::check::Check;
+use super::message::Message;
 use super::planted::PlantedBug;
 use super::replies::{Replies, Reply};
 use super::requester::packets_for;
@@ -15,21 +16,6 @@ use crate::verbs::{
     Access, AsyncEvent, EventKind, PdId, QpType, RecvWr, Sge, Srqn, Wc, WcFlags, WcOpcode, WcStatus,
 };
 use crate::wire::{NakCode, Operation, Packet, Position, Psn, Reth, rnr_timer_ns};
-
-/// The message that is under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Message {
-    None,
-    /// Bytes of a SEND so far; its receive has been taken.
-    Send {
-        received: u64,
-    },
-    /// A WRITE and its bytes so far.
-    Write {
-        reth: Reth,
-        received: u64,
-    },
-}
 
 /// A READ or an atomic that was executed, for its response and for duplicates of it.
 #[derive(Clone, Copy, Debug)]

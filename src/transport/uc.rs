@@ -5,9 +5,10 @@
 //! receive serves the next one (class D of IBTA 9.9.3; `RESPST_ERR_LENGTH` in `rxe_resp.c` of Linux 6.12).
 
 use super::check::Check;
+use super::message::Message;
 use super::planted::PlantedBug;
 use super::requester::segment;
-use super::responder::{Message, is_last, payload_of};
+use super::responder::{is_last, payload_of};
 use super::scatter::{self, FramePayload, ListError};
 use super::send_queue::Wqe;
 use super::{Ctx, DmaIn, Origin, Qp, TxPlan, TxReason, Verdict};

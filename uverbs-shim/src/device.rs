@@ -11,7 +11,7 @@ use crate::netlink;
 use crate::object::{fill, put, set_errno};
 use crate::settings::{NAME, interface, node_guid};
 // `ucma` asks for them here.
-pub(crate) use crate::settings::settings;
+use crate::settings::settings;
 
 /// The name of its node in `/dev/infiniband`.
 const DEV_NAME: &str = "uverbs0";

@@ -20,7 +20,6 @@ use std::sync::atomic::{
 use crate::farewell;
 use crate::netlink;
 // `ucma` asks for it here.
-pub(crate) use crate::object::failed;
 use crate::object::set_errno;
 use crate::ucma::{self, descriptors};
 

@@ -45,10 +45,10 @@ use nix::sys::eventfd::EfdFlags;
 
 use crate::abi::RDMA_USER_CM_CMD_GET_EVENT;
 use crate::cancellation::Uncancelled;
-use crate::interpose::failed;
-use crate::object::{Errno, set_errno};
+use crate::object::{Errno, failed, set_errno};
+use crate::report;
+use crate::settings::settings;
 use crate::waiting::{take_count, wait_for_a_signal};
-use crate::{device, report};
 use command::Command;
 use event::Channel;
 use process::Process;
@@ -85,7 +85,7 @@ fn open_file(flags: c_int) -> Result<c_int, Errno> {
 /// # Safety
 /// The contract of `write`, and what the commands say of the pointers in them.
 pub(crate) unsafe fn write(fd: c_int, bytes: *const u8, count: usize) -> Option<isize> {
-    // SAFETY: the caller's promise, for each.
+    // SAFETY: `write`'s contract, handed on to each.
     unsafe {
         match begin(fd, bytes, count) {
             Begun::NotOurs => None,
@@ -114,7 +114,7 @@ unsafe fn begin(fd: c_int, bytes: *const u8, count: usize) -> Begun {
     };
     let mut state = process.state();
     let Some(file) = state.descriptors.file(fd) else { return Begun::NotOurs };
-    // SAFETY: the caller's promise.
+    // SAFETY: `write`'s contract: `bytes` is null, or `count` bytes that may be read.
     let command = unsafe { parse(bytes, count) };
     let Some(command) = command else { return Begun::Done(failed(libc::EINVAL) as isize) };
     if command.0 == RDMA_USER_CM_CMD_GET_EVENT {
@@ -130,7 +130,7 @@ unsafe fn begin(fd: c_int, bytes: *const u8, count: usize) -> Begun {
         return Begun::Wait;
     }
     drop(state);
-    // SAFETY: the caller's promise.
+    // SAFETY: `write`'s contract: what the pointers in the command name is as the command says.
     let result = unsafe { Command::run(process, file, command) };
     Begun::Done(result.map_or_else(|errno| failed(errno) as isize, |()| count as isize))
 }
@@ -141,7 +141,7 @@ unsafe fn parse<'a>(bytes: *const u8, count: usize) -> Option<(u32, &'a [u8], us
     if bytes.is_null() {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `write`'s contract: `bytes` is null, or `count` bytes that may be read.
     command::parse(unsafe { std::slice::from_raw_parts(bytes, count) })
 }
 
@@ -158,7 +158,7 @@ unsafe fn wait(fd: c_int, bytes: *const u8, count: usize) -> isize {
             }
             return -1;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `write`'s contract, for the same command: it is the program's for as long as its call lasts.
         match unsafe { finish(fd, bytes, count) } {
             Finished::Done(result) => return result,
             Finished::TakenBack => {}
@@ -194,7 +194,7 @@ unsafe fn finish(fd: c_int, bytes: *const u8, count: usize) -> Finished {
         channel.set_handler(Some(nix::unistd::gettid().as_raw()));
     }
     drop(state);
-    // SAFETY: the caller's promise; the command was looked at before.
+    // SAFETY: `write`'s contract; the command was looked at before.
     let given =
         unsafe { parse(bytes, count).ok_or(libc::EINVAL).and_then(|command| command::give(&event, command)) };
     Finished::Done(given.map_or_else(|errno| failed(errno) as isize, |()| count as isize))
@@ -278,7 +278,7 @@ pub(crate) fn port_changed() {
 
 /// True if there may be a peer to whom nobody would say that the process has ended, once it has. Waits for nothing.
 pub(crate) fn has_to_part() -> bool {
-    device::settings().estate.is_none() && process::this().is_some_and(Process::has_to_part)
+    settings().estate.is_none() && process::this().is_some_and(Process::has_to_part)
 }
 
 /// The process is about to end: its peers hear of it, those that were connected until they answer or `limit` has passed.
@@ -298,7 +298,7 @@ pub(crate) unsafe fn describe(fd: c_int, stat: *mut libc::stat) {
     let errno = nix::errno::Errno::last_raw();
     let ours = process::this().is_some_and(|process| process.state().descriptors.file(fd).is_some());
     if ours {
-        // SAFETY: the caller's promise.
+        // SAFETY: `stat` has been filled in, as this function asks: it may be written.
         unsafe {
             (*stat).st_mode = KIND;
             (*stat).st_rdev = device_number().unwrap_or((*stat).st_rdev);
