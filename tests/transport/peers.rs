@@ -1,8 +1,9 @@
 //! What other implementations do that Roxie does not.
 
+use roxie::sim::Host;
 use roxie::time::Nanos;
 use roxie::verbs::{WcStatus, WrOpcode};
-use roxie::wire::{Aeth, Ext, NakCode, Opcode, Syndrome, rnr_timer_ns};
+use roxie::wire::{Aeth, Ext, Gid, NakCode, Opcode, Syndrome, rnr_timer_ns};
 
 use crate::{FIRST, RETRIES, Stage, TIMEOUT};
 
@@ -62,4 +63,19 @@ fn the_rest_of_an_answer_that_lost_a_packet_is_no_silence() {
         "only what came in order is stored"
     );
     assert_eq!(stage.completions(), []);
+}
+
+/// A station that took over another's address is that one's successor, and nobody else's.
+#[test]
+fn a_way_that_leads_elsewhere_is_taken_by_those_who_go_there_alone() {
+    let mut stage = Stage::new();
+    let peer = |number| Gid::from(Host::address(number, false));
+    let mac = [2, 0, 0, 0, 0, 77];
+    assert_eq!(stage.host.worker.set_next_hop(peer(9), mac), 0);
+    stage.post(WrOpcode::Write, 8);
+    assert_eq!(stage.packets()[0].0.dst_mac, Host::mac(2));
+    assert_eq!(stage.host.worker.set_next_hop(peer(2), mac), 1);
+    assert_eq!(stage.host.worker.set_next_hop(peer(2), mac), 0, "it leads there already");
+    stage.post(WrOpcode::Write, 8);
+    assert_eq!(stage.packets()[0].0.dst_mac, mac);
 }

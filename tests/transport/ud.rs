@@ -455,6 +455,20 @@ fn attach(stage: &mut Stage, qp: QpIndex) {
     stage.host.call(stage.now, Command::AttachMulticast(qp, group())).expect("a datagram QP and a group");
 }
 
+/// Whoever leaves by being destroyed takes nobody with it.
+#[test]
+fn a_group_goes_on_without_a_member_that_is_destroyed() {
+    let mut stage = stage();
+    let gone = another_qp(&mut stage, QpType::Ud);
+    let stays = stage.qp.handle.index;
+    attach(&mut stage, gone.handle.index);
+    attach(&mut stage, stays);
+    stage.host.call(stage.now, Command::DestroyQp(gone.handle.index)).expect("it is there");
+    stage.receive(9, 1000, 100);
+    to_group(&mut stage, 2, PEER_QPN, &[5, 6]);
+    assert_eq!(stage.statuses(), [(9, WcStatus::Success)]);
+}
+
 //= test: IBTA 10.5: multicast-goes-to-all-members
 #[test]
 fn each_member_of_a_group_gets_its_copy_or_drops_it_for_itself() {
