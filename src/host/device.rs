@@ -24,8 +24,8 @@ use super::claim::Claim;
 use super::error::{DeviceError, ResolveError};
 use super::follower::Follower;
 use super::gid_table::{GidEntry, GidOrder, GidTable};
-use super::inspect::CmIds;
 use super::knob_file::KnobFile;
+use super::snapshot::CmIds;
 
 /// Finds the MAC address of the next hop to an IP address.
 pub trait Resolve: Send + Sync {

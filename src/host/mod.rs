@@ -60,6 +60,7 @@ mod open;
 mod pd;
 mod qp;
 mod rdma_cm;
+mod snapshot;
 mod srq;
 mod stack;
 mod ways;
