@@ -150,6 +150,7 @@
 // Modules in the order in which data flows, from the wire up. Each may use those before it; `tests/tidy.rs` holds it to that.
 
 // What everything stands on.
+#[doc(hidden)]
 pub mod descriptors;
 pub mod flow;
 pub mod frame;
