@@ -5,8 +5,7 @@
 
 use std::collections::VecDeque;
 
-use crate::random::splitmix;
-use crate::transport::Permutation;
+use crate::transport::{LongPermutation, Permutation};
 use crate::wire::cm::CommId;
 
 use super::connection::Connection;
@@ -23,7 +22,7 @@ pub(super) struct Table {
     slots: Vec<Slot>,
     /// Places that are free, that for longest first.
     free: VecDeque<u16>,
-    keys: [u32; 4],
+    names: LongPermutation,
     /// The upper 8 bits of all IDs, and what the others are made by, if other managers of this host have the others.
     unit: Option<(u8, Permutation)>,
     seed: u64,
@@ -33,9 +32,8 @@ pub(super) struct Table {
 impl Table {
     /// For at most `limit` connections, which is at most 2^16.
     pub(super) fn new(limit: u32, seed: u64) -> Table {
-        let mut state = seed;
-        let keys = std::array::from_fn(|_| splitmix(&mut state) as u32 | 1);
-        Table { slots: Vec::new(), free: VecDeque::new(), keys, unit: None, seed, limit: limit.min(1 << 16) }
+        let names = LongPermutation::new(seed);
+        Table { slots: Vec::new(), free: VecDeque::new(), names, unit: None, seed, limit: limit.min(1 << 16) }
     }
 
     /// IDs begin with this from now on. There must be none yet.
@@ -148,38 +146,25 @@ impl Table {
 
     fn encode(&self, index: u16, generation: u16) -> CommId {
         if let Some((unit, permutation)) = &self.unit {
-            return CommId(u32::from(*unit) << 24 | permutation.encode(index, generation as u8));
+            return CommId(u32::from(*unit) << 24 | permutation.encode(index, generation));
         }
-        let (mut left, mut right) = (generation, index);
-        for key in self.keys {
-            (left, right) = (right, left ^ mix(key, right));
-        }
-        CommId(u32::from(left) << 16 | u32::from(right))
+        CommId(self.names.encode(index, generation))
     }
 
     fn decode(&self, id: CommId) -> (u16, u16) {
         if let Some((unit, permutation)) = &self.unit {
             let (index, generation) = permutation.decode(id.0 & 0xff_ffff);
             // Of another unit: no generation is that.
-            return (index, if id.0 >> 24 == u32::from(*unit) { generation.into() } else { u16::MAX });
+            return (index, if id.0 >> 24 == u32::from(*unit) { generation } else { u16::MAX });
         }
-        let (mut left, mut right) = ((id.0 >> 16) as u16, id.0 as u16);
-        for key in self.keys.into_iter().rev() {
-            (left, right) = (right ^ mix(key, left), left);
-        }
-        (right, left)
+        self.names.decode(id.0)
     }
-}
-
-/// The round function of the permutation (Feistel, four rounds).
-fn mix(key: u32, half: u16) -> u16 {
-    let mixed = (u64::from(half) ^ u64::from(key >> 7)).wrapping_mul(u64::from(key) << 16 | 0x9e37);
-    (mixed >> 32) as u16
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::splitmix;
 
     #[test]
     fn decoding_undoes_encoding() {

@@ -116,10 +116,10 @@ impl<T> NumberedTable<T> {
 
     fn encode(&self, index: u32, generation: u8) -> u32 {
         let Some(unit) = self.units.get((index >> UNIT_BITS) as usize) else {
-            return self.permutation.encode(index as u16, generation);
+            return self.permutation.encode(index as u16, generation.into());
         };
         let place = index & ((1 << UNIT_BITS) - 1);
-        u32::from(*unit) << 16 | self.short.encode(place as u16, generation)
+        u32::from(*unit) << 16 | self.short.encode(place as u16, generation.into())
     }
 
     #[inline]

@@ -57,7 +57,7 @@ pub use address::AddressHandles;
 pub use check::Check;
 pub use counters::Counters;
 pub use memory::{MemoryTable, Refusal, RegionSpec, Span, User};
-pub use permutation::{Permutation, QuickPermutation, ShortPermutation};
+pub use permutation::{LongPermutation, Permutation, QuickPermutation, ShortPermutation};
 pub use planted::PlantedBug;
 pub use qp::{Qp, QpConfig};
 pub use replies::Reply;

@@ -21,6 +21,8 @@ pub struct Feistel<const HALF_BITS: u32, const INDEX_BITS: u32> {
 pub type Permutation = Feistel<12, 16>;
 /// The same for who asks for each packet.
 pub type QuickPermutation = Remembering<12, 16>;
+/// Of 32-bit numbers: an index of 16 bits, and a generation of 16.
+pub type LongPermutation = Feistel<16, 16>;
 /// Of 16-bit numbers: an index of 12 bits, and a generation of 4.
 pub type ShortPermutation = Feistel<8, 12>;
 
@@ -34,7 +36,7 @@ impl<const HALF_BITS: u32, const INDEX_BITS: u32> Feistel<HALF_BITS, INDEX_BITS>
     }
 
     /// The number for `index` in its `generation`. Bits that a short number has no room for are left out.
-    pub fn encode(&self, index: u16, generation: u8) -> u32 {
+    pub fn encode(&self, index: u16, generation: u16) -> u32 {
         let plain = u32::from(generation) << INDEX_BITS | u32::from(index);
         let (mut left, mut right) = (plain >> HALF_BITS & Self::HALF, plain & Self::HALF);
         for key in self.keys {
@@ -44,13 +46,13 @@ impl<const HALF_BITS: u32, const INDEX_BITS: u32> Feistel<HALF_BITS, INDEX_BITS>
     }
 
     /// The index and generation of a number; every number has one.
-    pub fn decode(&self, number: u32) -> (u16, u8) {
+    pub fn decode(&self, number: u32) -> (u16, u16) {
         let (mut left, mut right) = (number >> HALF_BITS & Self::HALF, number & Self::HALF);
         for key in self.keys.into_iter().rev() {
             (left, right) = (right ^ round(key, left) & Self::HALF, left);
         }
         let plain = left << HALF_BITS | right;
-        ((plain & ((1 << INDEX_BITS) - 1)) as u16, (plain >> INDEX_BITS) as u8)
+        ((plain & ((1 << INDEX_BITS) - 1)) as u16, (plain >> INDEX_BITS) as u16)
     }
 }
 
@@ -76,12 +78,12 @@ impl<const HALF_BITS: u32, const INDEX_BITS: u32> Remembering<HALF_BITS, INDEX_B
     }
 
     /// As [`Feistel::encode`].
-    pub fn encode(&self, index: u16, generation: u8) -> u32 {
+    pub fn encode(&self, index: u16, generation: u16) -> u32 {
         self.permutation.encode(index, generation)
     }
 
     /// As [`Feistel::decode`].
-    pub fn decode(&self, number: u32) -> (u16, u8) {
+    pub fn decode(&self, number: u32) -> (u16, u16) {
         self.permutation.decode(number)
     }
 

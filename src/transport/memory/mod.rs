@@ -226,14 +226,14 @@ impl MemoryTable {
                 Kind::Window1(_) => "window1",
                 Kind::Window2 { .. } => "window2",
             };
-            let Entry { key, pd, start, length, .. } = *entry;
-            let opens = entry.grants != 0;
+            let (key, start, length) =
+                if entry.grants == 0 { (0, 0, 0) } else { (entry.key, entry.start, entry.length) };
             RegionStatus {
                 kind,
-                key: if opens { key } else { 0 },
-                pd,
-                start: if opens { start } else { 0 },
-                length: if opens { length } else { 0 },
+                key,
+                pd: entry.pd,
+                start,
+                length,
                 access: Access::from_bits_truncate(entry.grants),
             }
         })
@@ -364,14 +364,14 @@ impl MemoryTable {
     /// come back for 2^16 generations.
     fn key_of(&self, index: u16, generation: u16) -> u32 {
         let variant = (generation >> 8) as u8 ^ index as u8;
-        self.permutation.encode(index, generation as u8) << 8 | u32::from(variant)
+        self.permutation.encode(index, generation & 0xff) << 8 | u32::from(variant)
     }
 
     /// The generation of a key that `key_of` made for this index.
     fn generation_of(&self, index: u16, key: u32) -> Option<u16> {
         let (found, low) = self.permutation.decode(key >> 8);
         let high = key as u8 ^ index as u8;
-        (found == index).then(|| u16::from(high) << 8 | u16::from(low))
+        (found == index).then(|| u16::from(high) << 8 | low)
     }
 
     /// A new entry that opens nothing.
