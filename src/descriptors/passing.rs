@@ -4,8 +4,11 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Instant;
 
 use nix::cmsg_space;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
 /// Descriptors of one message at most.
@@ -45,4 +48,16 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Opt
         }
     }
     Ok((received.bytes > 0).then_some(fds))
+}
+
+/// The same, for which it waits until then; `TimedOut`: the other end said nothing.
+pub(crate) fn receive_until(socket: BorrowedFd<'_>, until: Instant) -> io::Result<Option<Vec<OwnedFd>>> {
+    let left = until.saturating_duration_since(Instant::now());
+    let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+    match poll(&mut [PollFd::new(socket, PollFlags::POLLIN)], timeout) {
+        Ok(0) => Err(io::ErrorKind::TimedOut.into()),
+        Ok(_) => receive(socket, MsgFlags::empty()),
+        Err(Errno::EINTR) => receive_until(socket, until),
+        Err(error) => Err(error.into()),
+    }
 }

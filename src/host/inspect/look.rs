@@ -8,13 +8,11 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{MsgFlags, getsockopt, sockopt};
+use nix::sys::socket::{getsockopt, sockopt};
 
 use super::Snapshot;
 use super::window::NAME;
-use crate::descriptors::receive;
+use crate::descriptors::receive_until;
 
 /// How long a device may take to answer. One that is stopped (`SIGSTOP`) does not answer at all.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -79,18 +77,8 @@ fn ask(name: &str) -> Option<UnixStream> {
 
 /// `None`: the other end closed without an answer.
 fn answer(reader: BorrowedFd<'_>, until: Instant) -> io::Result<Option<Snapshot>> {
-    let left = until.saturating_duration_since(Instant::now());
-    let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-    match poll(&mut [PollFd::new(reader, PollFlags::POLLIN)], timeout) {
-        Ok(0) => Err(io::ErrorKind::TimedOut.into()),
-        Err(Errno::EINTR) => answer(reader, until),
-        Err(error) => Err(error.into()),
-        Ok(_) => {
-            let fds = receive(reader, MsgFlags::MSG_DONTWAIT)?;
-            let Some(file) = fds.and_then(|fds| fds.into_iter().next()) else { return Ok(None) };
-            read(&File::from(file)).map(Some)
-        }
-    }
+    let file = receive_until(reader, until)?.and_then(|fds| fds.into_iter().next());
+    file.map(|file| read(&File::from(file))).transpose()
 }
 
 fn read(file: &File) -> io::Result<Snapshot> {

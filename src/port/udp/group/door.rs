@@ -9,14 +9,13 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::socket::{MsgFlags, getsockopt, sockopt};
+use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 
 use super::error::JoinError;
-use crate::descriptors::{receive, send};
+use crate::descriptors::{receive_until, send};
 
 /// How long a member may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -106,14 +105,10 @@ fn stranger(socket: &UnixStream) -> io::Result<Option<u32>> {
 
 /// What a member hands to a newcomer; `None`: it has ended.
 fn answer(asks: BorrowedFd<'_>, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
-    let left = until.saturating_duration_since(Instant::now());
-    let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-    match poll(&mut [PollFd::new(asks, PollFlags::POLLIN)], timeout) {
-        Ok(0) => Err(JoinError::Silent),
-        Ok(_) => receive(asks, MsgFlags::empty()).map_err(system("hearing from the group")),
-        Err(Errno::EINTR) => answer(asks, until),
-        Err(error) => Err(system("hearing from the group")(error.into())),
-    }
+    receive_until(asks, until).map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => JoinError::Silent,
+        _ => system("hearing from the group")(error),
+    })
 }
 
 impl Door {
