@@ -83,25 +83,30 @@ pub(super) fn table<const N: usize>(
     rows.iter().try_for_each(|row| line(row.each_ref().map(String::as_str)))
 }
 
+/// A queue pair for people: number, service, state, peer, path MTU, the PSN that it sends next, that it expects, rate.
+pub(crate) fn qp_cells(qp: &QpEntry) -> [String; 8] {
+    let peer = qp.dest_qpn.zip(qp.remote.as_ref());
+    [
+        format!("{:#08x}", qp.qpn),
+        qp.service.clone(),
+        qp.state.clone(),
+        or_dash(peer.map(|(number, at)| format!("{number:#08x} at {at}"))),
+        or_dash(qp.path_mtu),
+        qp.sq_psn.to_string(),
+        qp.rq_psn.to_string(),
+        or_dash(qp.rate_mbps.map(|rate| format!("{rate:.0} Mb/s"))),
+    ]
+}
+
 pub(super) fn qps(whose: &Whose, json: bool) -> Result<(), Failure> {
     let seen = look(whose)?;
     if json {
         return output::line(as_json(&seen, |s| &s.qps));
     }
     let row = |(whose, qp): (&Snapshot, &QpEntry)| {
-        let peer = qp.dest_qpn.zip(qp.remote.as_ref());
-        [
-            whose.pid.to_string(),
-            whose.name.clone(),
-            format!("{:#08x}", qp.qpn),
-            qp.service.clone(),
-            qp.state.clone(),
-            or_dash(peer.map(|(number, at)| format!("{number:#08x} at {at}"))),
-            or_dash(qp.path_mtu),
-            qp.sq_psn.to_string(),
-            qp.rq_psn.to_string(),
-            or_dash(qp.rate_mbps.map(|rate| format!("{rate:.0} Mb/s"))),
-        ]
+        let [qpn, service, state, peer, mtu, sq_psn, rq_psn, rate] = qp_cells(qp);
+        let (pid, name) = (whose.pid.to_string(), whose.name.clone());
+        [pid, name, qpn, service, state, peer, mtu, sq_psn, rq_psn, rate]
     };
     let rows: Vec<_> = each(&seen, |s| &s.qps).map(row).collect();
     let names = ["pid", "program", "QPN", "type", "state", "peer", "MTU", "sq-psn", "rq-psn", "rate"];

@@ -12,6 +12,7 @@ use roxie::host::inspect::{QpEntry, Snapshot};
 
 use super::rates::{Row, short};
 use super::{COLUMNS, TEXT, cells};
+use crate::show::objects::qp_cells;
 
 /// By what the processes are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,26 +195,9 @@ impl Screen {
 }
 
 fn qp_row(qp: &QpEntry) -> TableRow<'_> {
-    let peer = match (qp.dest_qpn, &qp.remote) {
-        (Some(number), Some(at)) => format!("{number:#08x} at {at}"),
-        _ => "-".to_owned(),
-    };
-    let style = if qp.state == "ERR" || qp.state == "SQE" {
-        Style::new().add_modifier(Modifier::BOLD)
-    } else {
-        Style::new()
-    };
-    TableRow::new([
-        format!("{:#08x}", qp.qpn),
-        qp.service.clone(),
-        qp.state.clone(),
-        peer,
-        qp.path_mtu.map_or_else(|| "-".to_owned(), |mtu| mtu.to_string()),
-        qp.sq_psn.to_string(),
-        qp.rq_psn.to_string(),
-        qp.rate_mbps.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0} Mb/s")),
-    ])
-    .style(style)
+    let failed = qp.state == "ERR" || qp.state == "SQE";
+    let style = if failed { Style::new().add_modifier(Modifier::BOLD) } else { Style::new() };
+    TableRow::new(qp_cells(qp)).style(style)
 }
 
 /// `1.23 M`: a number before its unit.
