@@ -170,10 +170,10 @@ fn mpirun(agent: &Path, port: &str, way: &str, capture: &Path, program: &Path) -
     command
 }
 
-/// What `mpirun` takes for `ssh`: it is called with a host and a command line.
+/// What `mpirun` takes for `ssh`: it is called with a host and a command line, by MPICH's with `-x` (no X11) before them.
 pub(super) fn write_agent(path: &Path, namespace: &str) {
     let text = format!(
-        "#!/bin/sh\nhost=$1\nshift\nexec ip netns exec {namespace} unshare --uts sh -c \"hostname $host; $*\"\n"
+        "#!/bin/sh\n[ \"$1\" = -x ] && shift\nhost=$1\nshift\nexec ip netns exec {namespace} unshare --uts sh -c \"hostname $host; $*\"\n"
     );
     std::fs::write(path, text).unwrap();
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
