@@ -255,25 +255,24 @@ mod tests {
         assert!(estate.take().is_empty(), "its writer lives");
     }
 
+    /// What a process wrote with that has ended by now; its manager had this seed.
+    fn writer_of_a_dead_one(estate: &Estate, seed: u64) -> Writer {
+        let mut child = std::process::Command::new("true").spawn().expect("a process");
+        let process = child.id().into();
+        child.wait().expect("its end");
+        Writer { region: Arc::clone(&estate.region), seed, process, places: HashMap::new(), next: 0 }
+    }
+
     #[test]
     fn what_a_process_leaves_is_taken_once_it_is_no_more() {
         let (estate, _path) = Estate::create().expect("memory");
-        let mut child = std::process::Command::new("true").spawn().expect("a process");
-        let process = child.id();
-        let mut writer = Writer {
-            region: Arc::clone(&estate.region),
-            seed: 5,
-            process: process.into(),
-            places: HashMap::new(),
-            next: 0,
-        };
-        child.wait().expect("its end");
+        let mut writer = writer_of_a_dead_one(&estate, 5);
         for id in [1, 2, 3] {
             writer.keep(CommId(id), Some(&bequest(id.into())));
         }
         writer.keep(CommId(2), None);
         // Dead in the middle of writing.
-        estate.region.words()[0].store(process.into(), Relaxed);
+        estate.region.words()[0].store(writer.process, Relaxed);
         assert_eq!(estate.take().into_iter().collect::<Vec<_>>(), [((5, None), vec![bequest(3)])]);
         assert!(estate.take().is_empty());
     }
@@ -305,15 +304,7 @@ mod tests {
         let (near, far) = (open(near, addresses[0]), open(far, addresses[1]));
         let peer = ConnectionService::start(&far, Manager::new(Config::default()), Nobody).expect("QP1");
         let (estate, _path) = Estate::create().expect("memory");
-        let mut child = std::process::Command::new("true").spawn().expect("a process");
-        let mut writer = Writer {
-            region: Arc::clone(&estate.region),
-            seed: 5,
-            process: child.id().into(),
-            places: HashMap::new(),
-            next: 0,
-        };
-        child.wait().expect("its end");
+        let mut writer = writer_of_a_dead_one(&estate, 5);
         // Their peers have asked for the end, and wait for the answer: it is said once.
         let asked = (0..).find(|state| {
             let words = [0, 0, state << 40, 0, 0, 0, 0];

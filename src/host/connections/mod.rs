@@ -50,6 +50,7 @@ const BATCH: usize = 256;
 const TURNS: usize = 64;
 /// How often who parts looks whether its peers have agreed.
 const LOOK: Duration = Duration::from_millis(1);
+
 /// Who uses a connection manager.
 pub trait Consumer: Send + 'static {
     /// Something happened to a connection. The consumer may call the manager from here; it must not wait.
@@ -204,9 +205,7 @@ impl<C: Consumer> ConnectionService<C> {
         }
         true
     }
-}
 
-impl<C: Consumer> ConnectionService<C> {
     /// True if messages to that host leave at once from now on; false: the kernel has been asked for the way, and this is to be called
     /// again. A message whose way is looked for may be dropped if there are many; what is said only once should not be among them.
     pub(super) fn look_for(&self, route: &Route) -> bool {
@@ -225,12 +224,9 @@ impl<C: Consumer> ConnectionService<C> {
 
     /// True if all that was to be said has left, as far as there is a way.
     pub(super) fn has_said_all(&self) -> bool {
-        let mut core = self.inner.lock();
-        let all = core.outbox.is_empty() && core.under_way.iter().all(Option::is_none);
-        let next = core.manager.poll_transmit();
-        let said = all && next.is_none();
-        core.outbox.extend(next);
-        said
+        let core = self.inner.lock();
+        // Who had the lock has sent (`Core::send`): if the manager has more, the outbox is not empty.
+        core.outbox.is_empty() && core.under_way.iter().all(Option::is_none)
     }
 }
 

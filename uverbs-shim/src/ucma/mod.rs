@@ -236,12 +236,7 @@ impl Process {
             }
         });
     }
-}
 
-/// How long a program that closes its file waits for its thread, at most.
-const COME_BACK: Duration = Duration::from_millis(100);
-
-impl Process {
     /// A thread that has acknowledged the last event of a file is about to ask for the next one when another thread may close the file
     /// (`rping`, where the first ends the process if it then finds no file). It gets the time to come: its call waits for nothing then.
     /// One that sleeps, or has ended, is not waited for.
@@ -261,6 +256,9 @@ impl Process {
         }
     }
 }
+
+/// How long a program that closes its file waits for its thread, at most.
+const COME_BACK: Duration = Duration::from_millis(100);
 
 /// A thread of this process has a processor, or waits for one.
 fn is_running(thread: libc::pid_t) -> bool {
