@@ -123,7 +123,7 @@ impl Job {
     fn run(&self, settings: &[(&str, &str)], after: &str) -> Output {
         let text = format!(
             "mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns
-             ip link add job0 type veth peer name job1; ip link set job1 up; ip addr add 198.51.100.1/24 dev job0; ip link set job0 up; ip link set lo up
+             ip link add job0 type veth peer name job1; ip link set job1 addrgenmode none up; ip addr add 198.51.100.1/24 dev job0; ip link set job0 up; ip link set lo up
              {}/.ci/action && {{ {after}
              }}",
             root().display()
