@@ -52,15 +52,15 @@ pub(super) fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<
                         std::process::id()
                     );
                 }
-                spin_then_sleep(&shared, spin)
+                spin_then_sleep(&shared, spin, core.is_none())
             }
             Drive::CallerOnly => Ok(()),
         };
     })
 }
 
-/// The loop of a thread that owns its worker.
-fn spin_then_sleep(shared: &Shared, spin: Nanos) -> Result<(), Dead> {
+/// The loop of a thread that owns its worker. `shares`: its processor is not its own.
+fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool) -> Result<(), Dead> {
     let mut busy_at = shared.clock.now();
     let mut last_pass = None;
     while !shared.stop.load(Acquire) {
@@ -75,6 +75,10 @@ fn spin_then_sleep(shared: &Shared, spin: Nanos) -> Result<(), Dead> {
         } else if now - busy_at > spin {
             watch(shared, worker);
             busy_at = shared.clock.now();
+        } else if shares {
+            drop(worker);
+            // Whoever it works for may be waiting for this very processor.
+            thread::yield_now();
         }
     }
     Ok(())
@@ -197,7 +201,9 @@ fn something_waits(shared: &Shared) -> bool {
 /// Sleeps until a frame, a doorbell, a command, a timer or a caller's pass that leaves something. The lock is free
 /// meanwhile.
 fn watch(shared: &Shared, mut worker: Turn<'_>) {
+    let guests = worker.guests().sleep_begins();
     if !worker.prepare_sleep() {
+        guests.ends(|_| false);
         return;
     }
     let now = shared.clock.now();
@@ -207,8 +213,10 @@ fn watch(shared: &Shared, mut worker: Turn<'_>) {
     let frames = shared.frames();
     // Not an epoll set of them: it would be one more thing to wake, which then lets the scheduler forget who woke it.
     let others = [shared.alarm.as_fd(), shared.doorbells.wake_fd().as_fd()];
-    let mut fds = readable(others.into_iter().chain(frames.iter().map(AsFd::as_fd)));
+    let before = others.len();
+    let mut fds = readable(others.into_iter().chain(guests.wake_fds()).chain(frames.iter().map(AsFd::as_fd)));
     sleep_on(&mut fds, until - now);
     wakes(shared, &fds[0]);
     shared.doorbells.sleep_ends(fds[1].any() == Some(true));
+    guests.ends(|at| fds[before + at].any() == Some(true));
 }

@@ -21,6 +21,7 @@ mod pass_times;
 mod pollers;
 mod polling;
 mod shared;
+mod stall;
 mod sync;
 mod turns;
 mod wait;

@@ -5,7 +5,10 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
-use super::shared::{Shared, readable, sleep_on};
+use nix::poll::{PollFd, PollFlags};
+
+use super::shared::{Shared, sleep_on};
+use super::wait::MAX_WATCHED;
 use super::waiters::this_thread;
 use super::watch::NOTHING;
 use crate::threads::ask_for_short_turns;
@@ -88,9 +91,13 @@ impl Shared {
         self.while_watching(now, || {
             self.pollers.dozing.fetch_add(1, Relaxed);
             let frames = self.frames();
-            let stir = [self.pollers.stir.as_fd()];
-            let mut fds = readable(stir.into_iter().chain(frames.iter().map(AsFd::as_fd)));
-            sleep_on(&mut fds, DOZE);
+            let stir = self.pollers.stir.as_fd();
+            // On the data path nothing allocates. Of a port with more descriptors than that the keeper hears.
+            let mut fds: [_; MAX_WATCHED] = std::array::from_fn(|_| PollFd::new(stir, PollFlags::empty()));
+            let count = fds.len().min(1 + frames.len());
+            let all = std::iter::once(stir).chain(frames.iter().map(AsFd::as_fd));
+            fds.iter_mut().zip(all).for_each(|(place, fd)| *place = PollFd::new(fd, PollFlags::POLLIN));
+            sleep_on(&mut fds[..count], DOZE);
             self.pollers.dozing.fetch_sub(1, Relaxed);
             if fds[0].any() == Some(true) {
                 let _ = self.pollers.stir.read();

@@ -9,9 +9,10 @@ use crossbeam_channel::Receiver;
 
 use super::control::Request;
 use super::pass_times::PassTimes;
-use crate::nic::{self, Answer, Command, ControlError, GroupChange, Nic};
+use super::stall::Stall;
+use crate::nic::{self, Answer, Command, ControlError, GroupChange, Nic, Sent, TxReason};
 use crate::port::{self, BURST, LinkChange, Port, PortInfo, RxWishes, TxId};
-use crate::shared::Doorbells;
+use crate::shared::{Doorbells, GuestBells};
 use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
 
@@ -52,6 +53,7 @@ pub struct Worker {
     events: crossbeam_channel::Sender<AsyncEvent>,
     sink: Option<EventSink>,
     doorbells: Doorbells,
+    guests: GuestBells,
     slots: Vec<TxSlot>,
     /// What the port was asked to do with what arrives.
     rx_wishes: RxWishes,
@@ -61,31 +63,6 @@ pub struct Worker {
     events_lost: u64,
     stall: Stall,
     pass_times: PassTimes,
-}
-
-/// A link that takes nothing: it is down, or the kernel has no room. To try again and again would keep a processor busy.
-#[derive(Debug, Default)]
-struct Stall {
-    /// Passes in a row that had something to send and could not.
-    passes: u32,
-    /// When to try again; zero: at once.
-    until: Nanos,
-}
-
-impl Stall {
-    /// The first time to wait, and the longest, in ns. Each is twice the one before.
-    const FIRST: u64 = 20_000;
-    const LONGEST: u64 = 10_000_000;
-
-    fn note(&mut self, now: Nanos, is_stalled: bool) {
-        if is_stalled {
-            let wait = Stall::FIRST << self.passes.min(16);
-            self.until = now + Nanos(wait.min(Stall::LONGEST));
-            self.passes = self.passes.saturating_add(1);
-        } else {
-            *self = Stall::default();
-        }
-    }
 }
 
 impl Worker {
@@ -106,6 +83,7 @@ impl Worker {
             events,
             sink: None,
             doorbells,
+            guests: GuestBells::default(),
             slots,
             rx_wishes: RxWishes::default(),
             wishes_refused: false,
@@ -147,7 +125,7 @@ impl Worker {
 
     /// The half of a pass that sends: new work requests, acknowledgements, what is to be sent again.
     pub fn send_out(&mut self, now: Nanos) -> Progress {
-        let more_posted = self.nic.fetch_posted(now, &self.doorbells);
+        let more_posted = self.nic.fetch_posted(now, &self.doorbells, &self.guests);
         self.nic.look_after(now);
         let sent = self.transmit(now); //                arbiter, headers
         self.gather_and_seal(now); //                       payload, ICRC, hand over
@@ -251,6 +229,7 @@ impl Worker {
                 self.port.rx_note(index, format_args!("{outcome}"));
             }
         }
+        self.nic.write_behind(now);
         // Also after an empty burst: a layer may have taken frames and kept them.
         self.port.rx_release();
         count
@@ -289,6 +268,25 @@ impl Worker {
     fn turn(&mut self, now: Nanos, qp: QpIndex, quantum: u32) -> bool {
         let notes = self.port.wants_notes();
         for _ in 0..quantum {
+            let slot = self.slots.len() as u16;
+            let (port, mut id) = (&mut self.port, None);
+            let room = |frame_len| {
+                let (port, place) = (port, &mut id);
+                let id = port.tx_alloc(frame_len)?;
+                Some(port.tx_frame(place.insert(id)))
+            };
+            match self.nic.send_usual(now, qp, slot, room) {
+                Sent::Done => {
+                    let Some(id) = id else { continue };
+                    if notes {
+                        self.port.tx_note(&id, format_args!("{}", TxReason::New));
+                    }
+                    self.slots.push((id, qp));
+                    continue;
+                }
+                Sent::NoRoom(frame_len) => return self.no_slot(now, qp, frame_len),
+                Sent::Other => {}
+            }
             let plan = self.nic.plan(now, qp);
             let with_length = plan.as_ref().and_then(|plan| Some((plan, self.nic.frame_len(qp, plan)?)));
             let Some((plan, frame_len)) = with_length else {
@@ -298,7 +296,6 @@ impl Worker {
             let Some(id) = self.port.tx_alloc(frame_len) else {
                 return self.no_slot(now, qp, frame_len);
             };
-            let slot = self.slots.len() as u16;
             self.nic.emit(now, qp, plan, slot, &mut self.port.tx_frame(&id));
             if notes {
                 self.port.tx_note(&id, format_args!("{}", plan.reason));
@@ -417,13 +414,18 @@ impl Worker {
     /// When the next pass is needed at the latest.
     pub fn next_deadline(&self) -> Nanos {
         let to_send = self.nic.has_ready() || self.port.tx_pending();
-        let send_at = if to_send { self.stall.until } else { Nanos::MAX };
+        let send_at = if to_send { self.stall.until() } else { Nanos::MAX };
         self.nic.next_deadline().min(self.port.next_event()).min(send_at)
     }
 
     /// The bells that applications ring.
     pub fn doorbells(&self) -> &Doorbells {
         &self.doorbells
+    }
+
+    /// The bells of other processes.
+    pub fn guests(&self) -> &GuestBells {
+        &self.guests
     }
 
     /// The port.
@@ -458,8 +460,8 @@ impl Worker {
 
     /// When the next pass is needed for what is known here: at once, if something waits. Of frames that wait on the link its
     /// descriptors tell.
-    pub(super) fn needed_by(&self) -> Nanos {
-        if self.doorbells.any() || !self.requests.is_empty() {
+    pub fn needed_by(&self) -> Nanos {
+        if self.doorbells.any() || self.guests.any() || !self.requests.is_empty() {
             return Nanos::ZERO;
         }
         self.next_deadline()

@@ -1,6 +1,7 @@
 //! Receive side scaling: which of many queues a frame goes to.
 
 use bitflags::bitflags;
+use serde::{Deserialize, Serialize};
 
 use super::{FlowField, FlowKey, layer};
 
@@ -9,7 +10,7 @@ pub const RX_HASH_KEY: usize = 40;
 
 bitflags! {
     /// What is hashed of a frame (`ibv_rx_hash_fields`), in the order of the bits.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct RxHashFields: u32 {
         /// IPv4's source address.
         const SOURCE_IPV4 = 1;
@@ -43,9 +44,10 @@ const FIELDS: [(RxHashFields, FlowField, u8); 8] = [
 ];
 
 /// A Toeplitz hash of some fields of a frame, as Microsoft's "RSS hashing functions" defines it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RxHash {
     /// The Toeplitz hash's key, 40 bytes as the application gives them.
+    #[serde(with = "super::bytes")]
     pub key: [u8; RX_HASH_KEY],
     /// What is hashed. Fields that a frame has not are left out; of one that has none the hash is 0.
     pub fields: RxHashFields,

@@ -4,11 +4,14 @@
 //! and options the frame has. A [`FlowMatch`] is a value and a mask of that shape. The steering program in the kernel
 //! (`steer.bpf.c`) makes the same key of a frame and compares in the same way.
 
+mod bytes;
 mod hash;
 
 pub use hash::{RX_HASH_KEY, RxHash, RxHashFields};
 
 use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
 
 use crate::frame::{Frame, ROCE_V2_PORT};
 
@@ -105,8 +108,8 @@ impl FlowField {
 }
 
 /// What steering sees of a frame: each field in its place, those that the frame has not are 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowKey([u8; KEY]);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowKey(#[serde(with = "bytes")] [u8; KEY]);
 
 impl FlowKey {
     const EMPTY: FlowKey = FlowKey([0; KEY]);
@@ -206,7 +209,7 @@ impl FlowKey {
 }
 
 /// What a frame must be to be steered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowMatch {
     value: FlowKey,
     mask: FlowKey,

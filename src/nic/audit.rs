@@ -79,14 +79,14 @@ impl Nic {
             ("the arbiter", self.arbiter.all().map(|(_, qp)| qp).collect()),
             ("a flow", self.flows.qps().collect()),
             ("a multicast group", self.groups.all().collect()),
-            ("QP1", self.gsi.into_iter().collect()),
+            ("QP1", self.gsis.all().collect()),
         ];
         let stale = lists.iter().find_map(|(what, qps)| Some((what, qps.iter().find(|qp| gone(qp))?)));
         if let Some((what, qp)) = stale {
             return Some(format!("{what} names QP {}, which is gone", qp.0));
         }
         let is_gsi = |qp: QpIndex| self.qps.get(qp.0).is_some_and(|entry| entry.qp.qp_type == QpType::Gsi);
-        let wrong = self.gsi.filter(|qp| !is_gsi(*qp))?;
+        let wrong = self.gsis.all().find(|qp| !is_gsi(*qp))?;
         Some(format!("QP {} is not QP1, but has its place", wrong.0))
     }
 

@@ -1,5 +1,9 @@
 //! Control commands: what an application asks of the device, and what it is told.
 
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
 use super::CongestionConfig;
 use super::log::QpRecord;
 use crate::congestion::{Settings, State};
@@ -11,48 +15,17 @@ use crate::verbs::{
     SrqInit, SrqKind, Srqn, XrcdId,
 };
 
-/// What an application asks of the device.
-#[derive(Debug)]
+/// What an application asks of the device. Those that carry memory are no messages by themselves.
+#[derive(Debug, Serialize, Deserialize)]
 pub enum Command {
     /// Makes a protection domain.
     AllocPd,
     /// Removes one that nothing uses.
     DeallocPd(PdId),
-    /// Registers memory.
-    RegisterMemory {
-        /// For users of this domain.
-        pd: PdId,
-        /// What may be done to it.
-        access: Access,
-        /// The address by which work requests and peers call its first byte.
-        start: u64,
-        /// The application's memory, which stays until the region goes.
-        memory: HostMemory,
-    },
-    /// Registers a region again: what is `Some` changes, with new memory its key as well. After an error it is as it was.
-    ReregisterMemory {
-        /// The region that is registered again.
-        mr: MrIndex,
-        /// The domain that it belongs to from now on; `None`: as before.
-        pd: Option<PdId>,
-        /// What may be done to it.
-        access: Option<Access>,
-        /// New memory, and the address of its first byte.
-        translation: Option<(u64, HostMemory)>,
-    },
     /// Takes a region out. When the answer comes, nothing touches it any more.
     DeregisterMemory(MrIndex),
     /// The same for a region whose owner is gone: windows that are bound to it are unbound first.
     ReleaseMemory(MrIndex),
-    /// Makes a region that work requests give pages and keys to.
-    AllocFastMemory {
-        /// For users of this domain.
-        pd: PdId,
-        /// The memory that pages are taken from.
-        memory: HostMemory,
-        /// Where the application writes which.
-        pages: PageList,
-    },
     /// Makes a memory window.
     AllocWindow {
         /// For users of this domain.
@@ -64,21 +37,6 @@ pub enum Command {
     NextWindowKey(MwIndex),
     /// Removes a window, bound or not.
     FreeWindow(MwIndex),
-    /// Makes a completion queue.
-    CreateCq {
-        /// The ring that completions are written to.
-        ring: CompletionRing,
-        /// What to write when an armed queue gets a completion.
-        notify: Option<EventCounter>,
-    },
-    /// Has a completion queue go on in a ring of another size: what waits is moved there in its order. Nobody may poll or
-    /// arm meanwhile.
-    ResizeCq {
-        /// The queue whose ring is replaced.
-        cq: CqIndex,
-        /// The larger or smaller ring, to which the old one's entries move.
-        ring: CompletionRing,
-    },
     /// Holds the events of a completion queue back (`ibv_modify_cq`); completions come as ever.
     ModerateCq {
         /// The queue whose events are moderated.
@@ -90,24 +48,6 @@ pub enum Command {
     },
     /// Removes one that no QP uses.
     DestroyCq(CqIndex),
-    /// Makes a shared receive queue.
-    CreateSrq {
-        /// Its domain: that of the memory in its lists, and for XRC of what peers reach through it.
-        pd: PdId,
-        /// What it is for.
-        init: SrqInit,
-        /// Its ring, which has its sizes.
-        ring: RecvRing,
-    },
-    /// Changes one. Nothing may be posted to it meanwhile.
-    ModifySrq {
-        /// The shared receive queue.
-        srq: SrqIndex,
-        /// A ring of another size: what waits is moved there in its order, and posts go there from then on.
-        ring: Option<RecvRing>,
-        /// Arms the limit: an event comes, once, when fewer receives are left. 0 disarms it.
-        limit: Option<u32>,
-    },
     /// Says what is so.
     QuerySrq(SrqIndex),
     /// Removes one that no QP was made for. What waits in it is forgotten.
@@ -118,31 +58,16 @@ pub enum Command {
     CloseXrcd(XrcdId),
     /// Makes the target of an XRC connection: it has neither queues nor a protection domain of its own.
     CreateXrcTarget(XrcdId),
-    /// Makes a QP.
-    CreateQp {
-        /// The domain whose memory it may use.
-        pd: PdId,
-        /// Where send completions go.
-        send_cq: CqIndex,
-        /// Where receive completions go.
-        recv_cq: CqIndex,
-        /// Its service and its sizes.
-        init: QpInit,
-        /// The ring of its send queue, which the application writes.
-        sends: SendRing,
-        /// Where it takes receives from.
-        receives: ReceiveSource,
-    },
     /// Makes a QP that spreads what is steered to it over others.
     CreateRssQp(PdId, Box<Rss>),
     /// Changes a QP's attributes and state.
     ModifyQp(QpIndex, Box<QpAttr>),
     /// Gives a QP a reaction point that is not the device's; `None`: the device's again.
     SetQpControl(QpIndex, Option<Box<Settings>>),
-    /// How all QPs react to congestion, and what traffic classes there are, from now on.
-    SetCongestion(Box<CongestionConfig>),
     /// Draw QPNs whose upper 8 bits are these, from now on: others have those of other units. Without, all are the device's.
     AddQpnUnit(u8),
+    /// Hand management datagrams that are for these to a QP1 besides the NIC's own.
+    RouteGsi(QpIndex, Box<GsiRoutes>),
     /// Says what is so.
     QueryQp(QpIndex),
     /// Tells what happened to a QP that was not routine.
@@ -163,6 +88,97 @@ pub enum Command {
     DestroyFlow(FlowId),
     /// Lists the QPs.
     ListQps,
+    // Messages count the variants that they have: those that are none come last.
+    /// Registers memory.
+    #[serde(skip)]
+    RegisterMemory {
+        /// For users of this domain.
+        pd: PdId,
+        /// What may be done to it.
+        access: Access,
+        /// The address by which work requests and peers call its first byte.
+        start: u64,
+        /// The application's memory, which stays until the region goes.
+        memory: HostMemory,
+    },
+    /// Registers a region again: what is `Some` changes, with new memory its key as well. After an error it is as it was.
+    #[serde(skip)]
+    ReregisterMemory {
+        /// The region that is registered again.
+        mr: MrIndex,
+        /// The domain that it belongs to from now on; `None`: as before.
+        pd: Option<PdId>,
+        /// What may be done to it.
+        access: Option<Access>,
+        /// New memory, and the address of its first byte.
+        translation: Option<(u64, HostMemory)>,
+    },
+    /// Makes a region that work requests give pages and keys to.
+    #[serde(skip)]
+    AllocFastMemory {
+        /// For users of this domain.
+        pd: PdId,
+        /// The memory that pages are taken from.
+        memory: HostMemory,
+        /// Where the application writes which.
+        pages: PageList,
+    },
+    /// Makes a completion queue.
+    #[serde(skip)]
+    CreateCq {
+        /// The ring that completions are written to.
+        ring: CompletionRing,
+        /// What to write when an armed queue gets a completion.
+        notify: Option<EventCounter>,
+    },
+    /// Has a completion queue go on in a ring of another size: what waits is moved there in its order. Nobody may poll or
+    /// arm meanwhile.
+    #[serde(skip)]
+    ResizeCq {
+        /// The queue whose ring is replaced.
+        cq: CqIndex,
+        /// The larger or smaller ring, to which the old one's entries move.
+        ring: CompletionRing,
+    },
+    /// Makes a shared receive queue.
+    #[serde(skip)]
+    CreateSrq {
+        /// Its domain: that of the memory in its lists, and for XRC of what peers reach through it.
+        pd: PdId,
+        /// What it is for.
+        init: SrqInit,
+        /// Its ring, which has its sizes.
+        ring: RecvRing,
+    },
+    /// Changes one. Nothing may be posted to it meanwhile.
+    #[serde(skip)]
+    ModifySrq {
+        /// The shared receive queue.
+        srq: SrqIndex,
+        /// A ring of another size: what waits is moved there in its order, and posts go there from then on.
+        ring: Option<RecvRing>,
+        /// Arms the limit: an event comes, once, when fewer receives are left. 0 disarms it.
+        limit: Option<u32>,
+    },
+    /// Makes a QP.
+    #[serde(skip)]
+    CreateQp {
+        /// The domain whose memory it may use.
+        pd: PdId,
+        /// Where send completions go.
+        send_cq: CqIndex,
+        /// Where receive completions go.
+        recv_cq: CqIndex,
+        /// Its service and its sizes.
+        init: QpInit,
+        /// The ring of its send queue, which the application writes.
+        sends: SendRing,
+        /// Where it takes receives from.
+        receives: ReceiveSource,
+    },
+    /// How all QPs react to congestion, and what traffic classes there are, from now on.
+    #[serde(skip)]
+    SetCongestion(Box<CongestionConfig>),
 }
 
 /// Where a QP takes receives from.
@@ -177,7 +193,7 @@ pub enum ReceiveSource {
 }
 
 /// What the device answers.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub enum Answer {
     /// Done.
     Done,
@@ -203,16 +219,27 @@ pub enum Answer {
     Xrcd(XrcdId),
     /// How a QP is.
     QpStatus(Box<QpStatus>),
-    /// What happened to a QP, oldest first.
-    QpLog(Vec<QpRecord>),
     /// A flow.
     Flow(FlowId),
     /// How all QPs are.
     Qps(Vec<QpStatus>),
+    // As in `Command`.
+    /// What happened to a QP, oldest first.
+    #[serde(skip)]
+    QpLog(Vec<QpRecord>),
+}
+
+/// What of the management datagrams belongs to a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GsiRoutes {
+    /// What its communication IDs begin with.
+    pub units: Vec<u8>,
+    /// The services that it listens for: an address, one unspecified for all of its family, or none for all.
+    pub services: Vec<(u64, Option<IpAddr>)>,
 }
 
 /// Names a QP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpHandle {
     /// The index in the table of QPs, by which doorbells name it.
     pub index: QpIndex,
@@ -221,7 +248,7 @@ pub struct QpHandle {
 }
 
 /// How a QP is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct QpStatus {
     /// Which QP it is: index and number.
     pub handle: QpHandle,
@@ -248,7 +275,7 @@ pub struct QpStatus {
 }
 
 /// How a shared receive queue is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SrqStatus {
     /// The index in the table of shared receive queues.
     pub index: SrqIndex,
@@ -398,4 +425,26 @@ pub enum ControlError {
     /// An object of another kind (`EINVAL`).
     #[error("{0}")]
     WrongKind(&'static str),
+    /// The NIC is another process, and refuses.
+    #[error("{why}")]
+    Elsewhere {
+        /// The errno of what it would say here.
+        errno: i32,
+        /// What it says.
+        why: String,
+    },
+}
+
+impl ControlError {
+    /// What a verbs program gets for it.
+    pub fn errno(&self) -> i32 {
+        match self {
+            ControlError::Busy { .. } | ControlError::Taken(_) => libc::EBUSY,
+            ControlError::Full { .. } => libc::ENOMEM,
+            ControlError::NoRawPackets => libc::EOPNOTSUPP,
+            ControlError::DeviceFatal | ControlError::Steer(_) | ControlError::MacControl(_) => libc::EIO,
+            ControlError::Elsewhere { errno, .. } => *errno,
+            _ => libc::EINVAL,
+        }
+    }
 }

@@ -62,6 +62,7 @@ impl Nic {
                     Err(ControlError::Taken("QPNs"))
                 }
             }
+            Command::RouteGsi(qp, routes) => self.route_gsi(qp, *routes).map(|()| Answer::Done),
             Command::SetCongestion(config) => {
                 self.set_congestion(now, *config);
                 Ok(Answer::Done)

@@ -94,36 +94,60 @@ impl Published {
 }
 
 impl Nic {
+    /// What it has published so far.
+    pub fn published(&self) -> Published {
+        self.published
+    }
+
     /// Hands completions to their queues, and notes the queues that had no room.
     pub(super) fn push_completions(&mut self, now: Nanos) {
-        for (cq, wc) in self.out.completions.drain(..) {
-            self.published.note(&wc);
-            let Some(entry) = self.cqs.get_mut(cq.0) else { continue };
-            // Once one is lost none follows: a gap would look like success.
-            if entry.failed || entry.ring.push(&wc, now.0).is_err() {
-                //= IBTA 11.6.3.2: cq-overflow-is-an-event
-                self.counters.cq_overflow += 1;
-                if !std::mem::replace(&mut entry.failed, true) {
-                    self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
-                    self.overrun.push(cq);
-                }
-            } else if entry.notify.is_some() {
-                let wakes = match &mut entry.moderation {
-                    None => {
-                        let wakes = entry.ring.disarm_for(&wc);
-                        Watch::notice(if wakes { Notice::AtOnce } else { Notice::Unasked });
-                        wakes
-                    }
-                    Some(moderation) => {
-                        let wakes = moderation.note(now, &entry.ring, &wc);
-                        self.events_due = self.events_due.min(moderation.due);
-                        wakes
-                    }
-                };
-                if wakes {
-                    entry.wake();
-                }
+        let mut completions = std::mem::take(&mut self.out.completions);
+        for run in completions.chunk_by(|(cq, _), (next, _)| cq == next) {
+            let Some((cq, _)) = run.first() else { continue };
+            self.push_run(now, *cq, run);
+        }
+        completions.clear();
+        self.out.completions = completions;
+    }
+
+    /// The same for some of one queue.
+    fn push_run(&mut self, now: Nanos, cq: CqIndex, run: &[(CqIndex, Wc)]) {
+        let wcs = run.iter().map(|(_, wc)| wc);
+        wcs.clone().for_each(|wc| self.published.note(wc));
+        let Some(entry) = self.cqs.get_mut(cq.0) else { return };
+        // Once one is lost none follows: a gap would look like success.
+        let pushed = if entry.failed { 0 } else { entry.ring.push_all(wcs.clone(), now.0) };
+        if pushed < run.len() {
+            //= IBTA 11.6.3.2: cq-overflow-is-an-event
+            self.counters.cq_overflow += (run.len() - pushed) as u64;
+            if !std::mem::replace(&mut entry.failed, true) {
+                self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
+                self.overrun.push(cq);
             }
+        }
+        if entry.ring.is_mapped() {
+            entry.ring.rouse();
+        }
+        if entry.notify.is_none() {
+            return;
+        }
+        let pushed = wcs.take(pushed);
+        let wakes = match &mut entry.moderation {
+            None => {
+                let count = pushed.len();
+                let wakes = count > 0 && entry.ring.disarm_for_any(pushed);
+                Watch::notices(Notice::AtOnce, usize::from(wakes));
+                Watch::notices(Notice::Unasked, count - usize::from(wakes));
+                wakes
+            }
+            Some(moderation) => {
+                let wakes = pushed.fold(false, |wakes, wc| moderation.note(now, &entry.ring, wc) | wakes);
+                self.events_due = self.events_due.min(moderation.due);
+                wakes
+            }
+        };
+        if wakes {
+            entry.wake();
         }
     }
 

@@ -1,10 +1,13 @@
 //! The dma stage: the copies that a burst asked for, run together.
 
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::{Nic, Registered, RxFrame, split};
+use super::memory::Registered;
+use super::{Nic, RxFrame, split};
 use crate::frame::{Frame, FrameMut};
 use crate::shared::memory::CopyFault;
+use crate::shared::process::Process;
 use crate::time::Nanos;
 use crate::transport::{DmaIn, MemoryTable, Span, Verdict};
 use crate::verbs::{QpIndex, QpType};
@@ -22,17 +25,25 @@ pub(super) struct DmaOut {
 /// The memory behind spans.
 ///
 /// The table has checked bounds and rights; memory checks the bounds again, and refuses what does not fit.
-struct HostSide<'a> {
-    regions: &'a [Option<Registered>],
-    table: &'a MemoryTable,
+pub(super) struct HostSide<'a> {
+    pub(super) regions: &'a [Option<Registered>],
+    pub(super) table: &'a MemoryTable,
 }
 
 impl HostSide<'_> {
+    #[inline(always)]
     fn region(&self, span: Span) -> Result<&Registered, CopyFault> {
         let region = self.regions.get(span.mr.0 as usize).and_then(Option::as_ref);
         region.ok_or(CopyFault::Gone)
     }
 
+    /// Whose memory this is, and where there, if it is another process's and in one piece.
+    pub(super) fn far(&self, span: Span, length: usize) -> Option<(&Arc<Process>, u64)> {
+        let region = self.region(span).ok().filter(|region| !region.paged)?;
+        region.memory.elsewhere(span.offset, length)
+    }
+
+    #[inline(always)]
     fn write(&self, to: Span, bytes: &[u8]) -> Result<(), CopyFault> {
         let region = self.region(to)?;
         if !region.paged {
@@ -42,18 +53,28 @@ impl HostSide<'_> {
     }
 
     /// The bytes of both pieces of a frame, one behind the other.
-    fn write_pieces(&self, to: Span, (first, second): (&[u8], &[u8])) -> Result<(), CopyFault> {
+    #[inline(always)]
+    pub(super) fn write_pieces(&self, to: Span, (first, second): (&[u8], &[u8])) -> Result<(), CopyFault> {
         in_stores(first, second, |offset, bytes| {
             self.write(Span { offset: to.offset + offset as u64, ..to }, bytes)
         })
     }
 
+    #[inline(always)]
     fn read(&self, from: Span, bytes: &mut [u8]) -> Result<(), CopyFault> {
         let region = self.region(from)?;
         if !region.paged {
             return region.memory.read(from.offset, bytes);
         }
         self.pieces(from, bytes.len(), |offset, range| region.memory.read(offset, &mut bytes[range]))
+    }
+
+    /// To both pieces of a frame, one behind the other.
+    #[inline(never)]
+    fn read_pieces(&self, from: Span, (first, second): (&mut [u8], &mut [u8])) -> Result<(), CopyFault> {
+        let rest = Span { offset: from.offset + first.len() as u64, ..from };
+        self.read(from, first)?;
+        if second.is_empty() { Ok(()) } else { self.read(rest, second) }
     }
 
     /// Calls `copy` for each stretch of a paged region that holds some of the `length` bytes at `span`.
@@ -106,16 +127,25 @@ impl HostSide<'_> {
 
 /// Hands two pieces to `store`, each with where it belongs, so that the last 8 bytes come in one: a frame may be split anywhere, and the end
 /// of a message that fits one aligned store is one store.
-#[inline]
+#[inline(always)]
 fn in_stores(
     first: &[u8],
     second: &[u8],
     mut store: impl FnMut(usize, &[u8]) -> Result<(), CopyFault>,
 ) -> Result<(), CopyFault> {
-    const WORD: usize = size_of::<u64>();
     if second.is_empty() {
         return store(0, first);
     }
+    in_two_stores(first, second, store)
+}
+
+#[inline(never)]
+fn in_two_stores(
+    first: &[u8],
+    second: &[u8],
+    mut store: impl FnMut(usize, &[u8]) -> Result<(), CopyFault>,
+) -> Result<(), CopyFault> {
+    const WORD: usize = size_of::<u64>();
     if second.len() >= WORD || first.is_empty() {
         return store(0, first).and_then(|()| store(first.len(), second));
     }
@@ -179,6 +209,13 @@ impl Nic {
         (first, completions): (usize, usize),
     ) -> Option<Verdict> {
         self.out.may_fault = false;
+        if self.config.serves {
+            if self.put_off(index, first, received.frame) {
+                self.out.result = None;
+                return None;
+            }
+            self.write_behind(now);
+        }
         let done = self.run_dma_from(first, |_| received.frame);
         if done {
             self.out.result = None;
@@ -193,23 +230,33 @@ impl Nic {
     /// leave; say so by [`Nic::payload_missing`].
     ///
     /// Slots come in the order in which they were emitted: each takes its copies from the front of the plan.
+    #[inline]
     pub fn gather(&mut self, slot: u16, frame: &mut FrameMut<'_>) -> bool {
         let host = HostSide { regions: &self.regions, table: &self.memory };
         let mut whole = true;
         while let Some(op) = self.dma_out.get(self.gathered)
             && op.slot == slot
         {
+            let index = self.gathered;
             self.gathered += 1;
             let start = usize::from(op.offset);
-            let (a, b) = frame.slices_mut(start..start + usize::from(op.length));
-            let rest = Span { offset: op.from.offset + a.len() as u64, ..op.from };
-            let done =
-                host.read(op.from, a).and_then(|()| if b.is_empty() { Ok(()) } else { host.read(rest, b) });
-            whole &= done.is_ok();
+            let place = start..start + usize::from(op.length);
+            if self.config.serves
+                && let Some(bytes) = self.far.ahead.take(&host, &self.dma_out, index)
+            {
+                frame.write(start, bytes);
+                continue;
+            }
+            whole &= if place.end <= frame.a.len() {
+                host.read(op.from, &mut frame.a[place]).is_ok()
+            } else {
+                host.read_pieces(op.from, frame.slices_mut(place)).is_ok()
+            };
         }
         if self.gathered == self.dma_out.len() {
             self.dma_out.clear();
             self.gathered = 0;
+            self.far.ahead.clear();
         }
         self.counters.memory_faults += u64::from(!whole);
         whole

@@ -1,6 +1,6 @@
 //! The NIC's control commands for memory: regions, fast-registered regions, windows.
 
-use super::{ControlError, Nic, Registered};
+use super::{ControlError, Nic};
 use crate::nic::Answer;
 use crate::shared::{HostMemory, PageList};
 use crate::transport::memory::needs_local_write;
@@ -9,6 +9,15 @@ use crate::verbs::{Access, MrIndex, MwIndex, MwType, PdId};
 
 const REGION: &str = "memory region";
 const WINDOW: &str = "memory window";
+
+/// A region as the dma stage sees it.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) memory: HostMemory,
+    pub(super) pd: PdId,
+    /// Its spans are resolved by its pages.
+    pub(super) paged: bool,
+}
 
 impl Nic {
     pub(super) fn register(

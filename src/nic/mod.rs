@@ -7,6 +7,7 @@
 //! execute(command)      control
 //! receive(frame)        parse, find the QP, check the ICRC, hand it over
 //! run_dma(frames)       run what the burst asked of memory
+//! write_behind          and of that of other processes
 //! fire_timers, fetch_posted  retransmission; new work requests
 //! next_turn, plan, emit the arbiter picks a QP, the QP a packet, headers are written
 //! gather, seal          payload is copied, the ICRC computed; or payload_missing
@@ -21,8 +22,10 @@ mod congestion;
 mod control;
 mod cq;
 mod dma;
+mod far;
 mod flow;
 mod flow_control;
+mod gsi;
 mod log;
 mod memory;
 mod multicast;
@@ -32,12 +35,14 @@ mod receive;
 mod srq;
 mod table;
 mod transmit;
+mod usual;
 
+pub use crate::transport::TxReason;
 pub use crate::transport::memory::RegionStatus;
 pub use arbiter::{PRIORITIES, Service};
 pub use classes::{ClassesError, EcnPolicy, TrafficClasses, Trust};
 pub use command::{
-    Answer, Command, ControlError, ObjectCounts, QpHandle, QpStatus, ReceiveSource, SrqStatus,
+    Answer, Command, ControlError, GsiRoutes, ObjectCounts, QpHandle, QpStatus, ReceiveSource, SrqStatus,
 };
 pub use congestion::CongestionConfig;
 pub use cq::Published;
@@ -45,18 +50,19 @@ pub use flow::MAX_TABLE;
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use multicast::GroupChange;
 pub use receive::{RxFrame, RxOutcome};
+pub use usual::Sent;
 
 use std::collections::VecDeque;
 
 use crate::congestion::{LastNotification, Settings};
 use crate::limits::{BURST, Limits};
 use crate::random::splitmix;
-use crate::shared::{HostMemory, SendRing};
+use crate::shared::{Doorbells, GuestBells, SendRing};
 use crate::time::Nanos;
 use crate::timer::TimerWheel;
 use crate::transport::coverage::{Mover, Watch};
 use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp};
-use crate::verbs::{AsyncEvent, CqIndex, Mtu, PdId, QpIndex, QpState, Rss};
+use crate::verbs::{AsyncEvent, CqIndex, Mtu, QpIndex, QpState, Rss};
 use arbiter::Arbiter;
 use congestion::Congestion;
 use cq::CqEntry;
@@ -82,6 +88,8 @@ pub struct NicConfig {
     pub end_to_end_credits: bool,
     /// Send FLUSH with the ICRC that rdma_rxe of Linux 6.12 to 7.2 gives it, which is wrong, and take both. Off: the right one.
     pub rxe_flush_icrc: bool,
+    /// It serves other processes: there may be a QP1 of each besides its own ([`Command::RouteGsi`]).
+    pub serves: bool,
 }
 
 impl Default for NicConfig {
@@ -94,6 +102,7 @@ impl Default for NicConfig {
             mig_req: false,
             end_to_end_credits: false,
             rxe_flush_icrc: false,
+            serves: false,
         }
     }
 }
@@ -154,15 +163,15 @@ pub struct Nic {
     pds: Table<u32>,
     memory: MemoryTable,
     handles: AddressHandles,
-    /// QP1, once it is made.
-    gsi: Option<QpIndex>,
+    /// Those that have the number 1.
+    gsis: gsi::Gsis,
     srqs: Srqs,
     flows: Flows,
     /// Bytes of the longest frame of another protocol; `None`: the port carries RoCE alone.
     longest_frame: Option<usize>,
     groups: Groups,
     group_changes: VecDeque<GroupChange>,
-    regions: Vec<Option<Registered>>,
+    regions: Vec<Option<memory::Registered>>,
     wheel: TimerWheel,
     due: Vec<QpIndex>,
     /// When what paced QPs hold back may leave: has room for QPs once one of them is paced.
@@ -185,6 +194,7 @@ pub struct Nic {
     dma_out: Vec<dma::DmaOut>,
     /// How many of them have been made.
     gathered: usize,
+    far: far::Far,
     counters: Counters,
     events: VecDeque<AsyncEvent>,
     /// When the next event that is held back is due; `MAX`: none is.
@@ -192,14 +202,6 @@ pub struct Nic {
     /// Completion queues that had no room, until their QPs are failed.
     overrun: Vec<CqIndex>,
     published: Published,
-}
-
-#[derive(Debug)]
-struct Registered {
-    memory: HostMemory,
-    pd: PdId,
-    /// Its spans are resolved by its pages.
-    paged: bool,
 }
 
 /// A tick of the wheel of paced QPs: 128 ns, below the time of a packet on a fast link.
@@ -248,7 +250,7 @@ impl Nic {
             pds: Table::new(limits.mrs),
             memory: MemoryTable::new(limits.mrs, key_seed),
             handles: AddressHandles::new(limits.ahs, config.largest_mtu),
-            gsi: None,
+            gsis: gsi::Gsis::default(),
             srqs: Srqs::new(limits.srqs.min(1 << 16), limits.xrcds, srqn_seed),
             flows: Flows::default(),
             longest_frame: None,
@@ -274,6 +276,7 @@ impl Nic {
             },
             dma_out: Vec::with_capacity(burst * crate::limits::MAX_SGE),
             gathered: 0,
+            far: far::Far::default(),
             counters: Counters::default(),
             events: VecDeque::with_capacity(MAX_EVENTS),
             events_due: Nanos::MAX,
@@ -367,14 +370,16 @@ impl Nic {
     }
 
     /// Fetches the work requests of the QPs that rang. True if some have more than was fetched.
-    pub fn fetch_posted(&mut self, now: Nanos, bells: &crate::shared::Doorbells) -> bool {
+    pub fn fetch_posted(&mut self, now: Nanos, bells: &Doorbells, guests: &GuestBells) -> bool {
         let mut more = false;
-        bells.take(|index| {
+        let mut fetch = |index| {
             if self.fetch(now, index) {
                 bells.ring(index);
                 more = true;
             }
-        });
+        };
+        bells.take(&mut fetch);
+        guests.take(fetch);
         more
     }
 
@@ -385,18 +390,22 @@ impl Nic {
         if !entry.qp.takes_sends() {
             return false;
         }
-        for _ in 0..burst {
-            let Some((sges, inline)) = entry.qp.send_buffers() else { break };
-            let Some(fetched) = entry.sends.fetch(entry.fetched, sges, inline) else { break };
-            entry.fetched = entry.fetched.wrapping_add(1);
-            split!(self, now, entry => qp, ctx);
-            qp.post_send(&mut ctx, &fetched);
+        for _ in 0..entry.sends.waiting(entry.fetched).min(burst) {
+            let QpEntry { qp, sends, fetched, .. } = &mut **entry;
+            if !qp.has_send_place() {
+                break;
+            }
+            qp.post_send(|wr, sges, inline| sends.copy_out(*fetched, wr, sges, inline));
+            *fetched = fetched.wrapping_add(1);
         }
-        if entry.qp.state() == QpState::Err {
+        if matches!(entry.qp.state(), QpState::Err | QpState::Sqe) {
             split!(self, now, entry => qp, ctx);
-            qp.flush_receives(&mut ctx);
+            qp.flush_posted(&mut ctx);
+            if qp.state() == QpState::Err {
+                qp.flush_receives(&mut ctx);
+            }
         }
-        let more = entry.sends.has(entry.fetched) && entry.qp.send_buffers().is_some();
+        let more = entry.sends.has(entry.fetched) && entry.qp.has_send_place();
         self.touch(index);
         more
     }
@@ -480,11 +489,6 @@ impl Nic {
             }
         }
         completions
-    }
-
-    /// What it has published so far.
-    pub fn published(&self) -> Published {
-        self.published
     }
 
     fn cq(&mut self, cq: CqIndex) -> Option<&mut CqEntry> {

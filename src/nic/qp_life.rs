@@ -47,7 +47,7 @@ impl Nic {
             return Err(ControlError::NoRawPackets);
         }
         //= IBTA 10.2.4: gsi-has-its-number-and-key
-        if init.qp_type == QpType::Gsi && self.gsi.is_some() {
+        if init.qp_type == QpType::Gsi && !self.gsis.has_room(self.config.serves) {
             return Err(ControlError::Taken("QP1"));
         }
         if self.cq(send_cq).is_none() || self.cq(recv_cq).is_none() {
@@ -145,7 +145,7 @@ impl Nic {
             return Err(ControlError::Full { object: "QP", limit: self.config.limits.qps });
         };
         if reserved.is_some() {
-            self.gsi = Some(QpIndex(index));
+            self.gsis.add(QpIndex(index));
         }
         let qpn = self.qps.get(index).expect("just inserted").qp.qpn;
         Ok(Answer::Qp(QpHandle { index: QpIndex(index), qpn }))
@@ -224,7 +224,7 @@ impl Nic {
             }
         }
         self.flows.remove_of(index);
-        self.gsi.take_if(|gsi| *gsi == index);
+        self.gsis.remove(index);
         self.detach_from_all(index);
         self.wheel.cancel(index.0);
         self.memory.release_windows(index);
@@ -239,6 +239,13 @@ impl Nic {
         }
         self.take_hold(&entry.uses, -1)?;
         Ok(Answer::Done)
+    }
+}
+
+impl Nic {
+    /// A QP as of its last packet, without a command: for whoever watches. `None`: there is none.
+    pub fn qp_status(&self, qp: QpIndex) -> Option<QpStatus> {
+        self.qps.get(qp.0).map(|entry| entry.status())
     }
 }
 

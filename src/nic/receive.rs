@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use super::{Nic, split};
+use super::{Nic, QpEntry, split};
 use crate::frame::Frame;
 use crate::time::Nanos;
 use crate::transport::Verdict;
 use crate::transport::coverage::{Mover, Watch};
 use crate::verbs::QpIndex;
-use crate::wire::{self, Icrc, Operation, Packet, Qpn};
+use crate::wire::{self, HEADERS, Icrc, Operation, Packet, Qpn, Usual};
 
 /// A frame as the NIC takes it from a port.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +100,24 @@ const PLAUSIBLE_IDS: u16 = 128;
 impl Nic {
     /// Takes one frame in. Its effects on memory wait for [`Nic::run_dma`].
     pub fn receive(&mut self, now: Nanos, received: &RxFrame<'_>) -> RxOutcome {
-        match &wire::parse(&received.frame) {
+        let mut store = [0; HEADERS];
+        let usual = Usual::of(&received.frame, &mut store);
+        if let Some(packet) = &usual
+            && let Some(outcome) = self.receive_usual(packet, received)
+        {
+            return outcome;
+        }
+        self.receive_any(now, usual.as_ref(), received)
+    }
+
+    /// The same for any packet; `usual` is what is known of it.
+    #[inline(never)]
+    fn receive_any(&mut self, now: Nanos, usual: Option<&Usual<'_>>, received: &RxFrame<'_>) -> RxOutcome {
+        let packet = match usual {
+            Some(usual) => Ok(usual.read()),
+            None => wire::parse(&received.frame),
+        };
+        match &packet {
             // Before the ICRC: a packet for nobody costs no more than its headers.
             Ok(packet) => match self.qps.index_of(packet.bth.dest_qp.value()) {
                 Some(index) => self.receive_for(now, index, packet, received),
@@ -132,15 +149,17 @@ impl Nic {
     /// A packet whose number no ordinary QP has.
     #[cold]
     fn receive_reserved(&mut self, now: Nanos, packet: &Packet, received: &RxFrame<'_>) -> RxOutcome {
-        match (packet.bth.dest_qp, self.gsi) {
-            (Qpn::MULTICAST, _) => self.receive_multicast(now, packet, received),
-            (Qpn::GSI, Some(gsi)) => self.receive_for(now, gsi.0, packet, received),
-            //= IBTA 9.6.1: destination-qp-is-there
-            (qpn, _) => {
-                self.counters.rx_unknown_qp += 1;
-                RxOutcome::UnknownQp(qpn)
-            }
+        if packet.bth.dest_qp == Qpn::MULTICAST {
+            return self.receive_multicast(now, packet, received);
         }
+        if packet.bth.dest_qp == Qpn::GSI
+            && let Some(gsi) = self.gsis.target(packet, &received.frame)
+        {
+            return self.receive_for(now, gsi.0, packet, received);
+        }
+        //= IBTA 9.6.1: destination-qp-is-there
+        self.counters.rx_unknown_qp += 1;
+        RxOutcome::UnknownQp(packet.bth.dest_qp)
     }
 
     fn receive_for(&mut self, now: Nanos, index: u32, packet: &Packet, received: &RxFrame<'_>) -> RxOutcome {
@@ -233,9 +252,7 @@ impl Nic {
         }
         let Some(id) = id else { return bad };
         let Some(entry) = self.qps.get_mut(index) else { return bad };
-        let follows = |last: u16| id.wrapping_sub(last) < PLAUSIBLE_IDS;
-        let plausible = id < PLAUSIBLE_IDS || follows(entry.last_ip_id) || follows(entry.refused_ip_id);
-        if !plausible {
+        if !entry.is_plausible(id) {
             if self.config.strict_icrc {
                 // If it was the peer's, its next one follows.
                 entry.refused_ip_id = id;
@@ -248,7 +265,15 @@ impl Nic {
     }
 }
 
+impl QpEntry {
+    /// True if the peer would give its next packet this identification.
+    pub(super) fn is_plausible(&self, id: u16) -> bool {
+        let follows = |last: u16| id.wrapping_sub(last) < PLAUSIBLE_IDS;
+        id < PLAUSIBLE_IDS || follows(self.last_ip_id) || follows(self.refused_ip_id)
+    }
+}
+
 /// The identification that a socket hid, if one explains the mismatch.
-fn solve_id(received: &RxFrame<'_>, computed: u32, stored: u32, after_id: usize) -> Option<u16> {
+pub(super) fn solve_id(received: &RxFrame<'_>, computed: u32, stored: u32, after_id: usize) -> Option<u16> {
     received.ip_id_hidden.then(|| wire::icrc::solve_ipv4_id(computed, stored, after_id)).flatten()
 }

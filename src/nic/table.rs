@@ -172,6 +172,13 @@ impl<T> NumberedTable<T> {
         self.table.get(index).filter(|(n, _)| *n == number).map(|_| index)
     }
 
+    /// The object behind a number, and its index, if it is in use.
+    #[inline(always)]
+    pub(super) fn find_mut(&mut self, number: u32) -> Option<(u32, &mut T)> {
+        let index = self.decode(number)?;
+        self.table.get_mut(index).filter(|(n, _)| *n == number).map(|(_, value)| (index, value))
+    }
+
     pub(super) fn remove(&mut self, index: u32) -> Option<T> {
         let (_, value) = self.table.remove(index)?;
         let generation = &mut self.generations[index as usize];

@@ -32,6 +32,8 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
+use serde::{Deserialize, Serialize};
+
 use crate::flow::FlowMatch;
 use crate::frame::{ETHERNET_HEADER, Frame, FrameMut};
 pub use crate::limits::BURST;
@@ -39,7 +41,7 @@ use crate::time::Nanos;
 use undelivered::Undelivered;
 
 /// What a port is and what fits through it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortInfo {
     /// `xdp`, `udp` or `memory`, then what stacks on it: `pcap(fault(xdp))`.
     pub name: String,

@@ -6,6 +6,7 @@
 //! word 9       armed: 0 no, 1 for a solicited completion, 2 for any
 //! word 10      events raised and not yet taken
 //! word 11      completions of which the last event told
+//! word 12      1: the application sleeps until a completion comes
 //! word 16 ..   slots: 0 wr_id | 1 status:8 opcode:8 flags:8 vendor:8 qpn:32 | 2 byte_len:32 imm:32
 //!              3 src_qp:24 sl:8 pkey_index:16 slid:16 | 4 time in ns on the device's clock | 5, 6 unused | 7 sequence
 //! ```
@@ -28,6 +29,7 @@ const CONSUMER: usize = LINE;
 const ARMED: usize = LINE + 1;
 const EVENTS: usize = LINE + 2;
 const TOLD: usize = LINE + 3;
+pub(super) const DOZING: usize = LINE + 4;
 const SLOTS: usize = 2 * LINE;
 const TIME: usize = 4;
 const SEQUENCE: usize = 7;
@@ -83,13 +85,19 @@ impl CompletionRing {
         Ok(CompletionRing { region, mask, lap_bits, capacity: u64::from(capacity.max(1)) })
     }
 
-    fn word(&self, index: usize) -> &AtomicU64 {
+    pub(super) fn word(&self, index: usize) -> &AtomicU64 {
         &self.region.words()[index]
     }
 
+    #[inline(always)]
     fn slot(&self, position: u64) -> &[AtomicU64] {
+        self.slot_of(self.region.words(), position)
+    }
+
+    #[inline(always)]
+    fn slot_of<'a>(&self, words: &'a [AtomicU64], position: u64) -> &'a [AtomicU64] {
         let at = SLOTS + (position & self.mask) as usize * LINE;
-        &self.region.words()[at..at + LINE]
+        &words[at..at + LINE]
     }
 
     /// The words before the slots. Looked up once where several are needed: a region is behind a pointer.
@@ -106,25 +114,45 @@ impl CompletionRing {
     /// # Errors
     /// If it is full.
     pub fn push(&self, wc: &Wc, time_ns: u64) -> Result<(), Overflow> {
+        if self.push_all(std::slice::from_ref(wc).iter(), time_ns) == 1 { Ok(()) } else { Err(Overflow) }
+    }
+
+    /// The same for several, in their order: their places are taken in one step. Returns how many of them, from the first on, had room.
+    pub fn push_all<'a>(&self, wcs: impl ExactSizeIterator<Item = &'a Wc>, time_ns: u64) -> usize {
+        let (first, count) = self.claim(wcs.len() as u64);
+        for (at, wc) in wcs.take(count as usize).enumerate() {
+            self.write(first.wrapping_add(at as u64), wc, time_ns);
+        }
+        count as usize
+    }
+
+    /// Takes up to `wanted` places, and says which is the first and how many there are.
+    fn claim(&self, wanted: u64) -> (u64, u64) {
         let control = self.control();
         let mut position = control[PRODUCER].load(Relaxed);
         loop {
             let consumer = control[CONSUMER].load(Acquire);
-            if position.wrapping_sub(consumer) >= self.capacity {
+            let room = self.capacity.saturating_sub(position.wrapping_sub(consumer));
+            if room == 0 {
                 // Full, unless the position is an old one: others have published since, and the application has polled that.
                 let now = control[PRODUCER].load(Relaxed);
                 if now == position {
-                    return Err(Overflow);
+                    return (position, 0);
                 }
                 position = now;
                 continue;
             }
-            match control[PRODUCER].compare_exchange_weak(position, position.wrapping_add(1), AcqRel, Relaxed)
-            {
-                Ok(_) => break,
+            let count = wanted.min(room);
+            let after = position.wrapping_add(count);
+            match control[PRODUCER].compare_exchange_weak(position, after, AcqRel, Relaxed) {
+                Ok(_) => return (position, count),
                 Err(now) => position = now,
             }
         }
+    }
+
+    #[inline(always)]
+    fn write(&self, position: u64, wc: &Wc, time_ns: u64) {
         let slot = self.slot(position);
         let head = wc.status as u64
             | (wc.opcode as u64) << 8
@@ -141,7 +169,6 @@ impl CompletionRing {
         slot[3].store(source, Relaxed);
         slot[TIME].store(time_ns, Relaxed);
         slot[SEQUENCE].store(self.lap(position), Release);
-        Ok(())
     }
 
     /// The NIC's side, after a push: true if the application wants an event for this completion, once.
@@ -151,6 +178,13 @@ impl CompletionRing {
         fence(SeqCst);
         let armed = self.word(ARMED).load(Relaxed);
         is_wanted(armed, wc.flags, wc.status) && self.raise(armed)
+    }
+
+    /// The same after a push of several, for all of them: once.
+    pub fn disarm_for_any<'a>(&self, mut wcs: impl Iterator<Item = &'a Wc>) -> bool {
+        fence(SeqCst);
+        let armed = self.word(ARMED).load(Relaxed);
+        armed != Armed::No as u64 && wcs.any(|wc| is_wanted(armed, wc.flags, wc.status)) && self.raise(armed)
     }
 
     /// Takes the request and counts an event, unless the other side has done so. The event tells of all that is there.
@@ -179,10 +213,12 @@ impl CompletionRing {
         self.poll_with(|slot| slot[TIME].load(Relaxed))
     }
 
+    #[inline(always)]
     fn poll_with<T>(&self, more: impl FnOnce(&[AtomicU64]) -> T) -> Option<(Wc, T)> {
-        let consumer = self.word(CONSUMER);
+        let words = self.region.words();
+        let consumer = &words[CONSUMER];
         let position = consumer.load(Relaxed);
-        let slot = self.slot(position);
+        let slot = self.slot_of(words, position);
         if slot[SEQUENCE].load(Acquire) != self.lap(position) {
             return None;
         }
@@ -276,6 +312,11 @@ impl CompletionRing {
     /// All of its memory, as whoever shares it may write it.
     pub fn words(&self) -> &[AtomicU64] {
         self.region.words()
+    }
+
+    /// True if another process may have it too.
+    pub fn is_mapped(&self) -> bool {
+        self.region.is_mapped()
     }
 
     /// Completions that fit.

@@ -3,6 +3,9 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use nix::fcntl::OFlag;
+use nix::unistd::pipe2;
+
 use super::region::{LINE, Region};
 use super::sync::{
     AtomicU64, EfdFlags, EventFd,
@@ -35,7 +38,23 @@ impl Doorbells {
     /// # Errors
     /// If there is no memory or descriptor for them.
     pub fn new(qps: u32) -> std::io::Result<Doorbells> {
-        Ok(Doorbells::on(Region::new(Doorbells::size(qps))?, new_wake()?, qps))
+        Ok(Doorbells::on(Region::new(Doorbells::size(qps))?, Arc::new(new_wake()?), qps))
+    }
+
+    /// The same with a descriptor that others have as well: for workers that never sleep, of which there are many.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub fn with_wake(qps: u32, wake: Arc<EventFd>) -> std::io::Result<Doorbells> {
+        Ok(Doorbells::on(Region::new(Doorbells::size(qps))?, wake, qps))
+    }
+
+    /// A descriptor for [`with_wake`](Self::with_wake).
+    ///
+    /// # Errors
+    /// If the system has none.
+    pub fn common_wake() -> std::io::Result<Arc<EventFd>> {
+        new_wake().map(Arc::new)
     }
 
     /// The same with the descriptor by which another process maps the page; it also needs that of [`wake_fd`](Self::wake_fd).
@@ -44,7 +63,20 @@ impl Doorbells {
     /// If there is no memory or descriptor for them.
     pub fn shared(qps: u32) -> std::io::Result<(Doorbells, OwnedFd)> {
         let (region, fd) = Region::shared(Doorbells::size(qps))?;
-        Ok((Doorbells::on(region, new_wake()?, qps), fd))
+        Ok((Doorbells::on(region, Arc::new(new_wake()?), qps), fd))
+    }
+
+    /// The same for another process that is not trusted: it rings by a pipe, and has the end to write to, which says nothing about how
+    /// the other end is read. (Flags of an eventfd are those of all who have it.) What it gets: the page, and that end.
+    ///
+    /// # Errors
+    /// If there is no memory or descriptor for them.
+    pub fn for_guest(qps: u32) -> std::io::Result<(Doorbells, [OwnedFd; 2])> {
+        let (region, page) = Region::shared(Doorbells::size(qps))?;
+        let (heard, rung) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        // SAFETY: a wrapper for reads of 8 bytes each; a pipe has them as they were written.
+        let wake = unsafe { EventFd::from_owned_fd(heard) };
+        Ok((Doorbells::on(region, Arc::new(wake), qps), [page, rung]))
     }
 
     /// Maps the page that another process made by [`shared`](Self::shared) for as many QPs; `wake` is what its
@@ -57,12 +89,12 @@ impl Doorbells {
         // SAFETY: a wrapper for reads and writes of 8 bytes each; that the descriptor is of a file on which that means
         // something is the other side's word, and no memory depends on it.
         let wake = unsafe { EventFd::from_owned_fd(wake) };
-        Ok(Doorbells::on(region, wake, qps))
+        Ok(Doorbells::on(region, Arc::new(wake), qps))
     }
 
-    fn on(region: Arc<Region>, wake: EventFd, qps: u32) -> Doorbells {
+    fn on(region: Arc<Region>, wake: Arc<EventFd>, qps: u32) -> Doorbells {
         let (summaries, bells) = Doorbells::counts(qps);
-        Doorbells { region, wake: Arc::new(wake), summaries, bells }
+        Doorbells { region, wake, summaries, bells }
     }
 
     /// Words of summary, and of bells.

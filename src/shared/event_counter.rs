@@ -1,7 +1,11 @@
 //! The events of a completion channel, counted in a descriptor.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+
+use nix::fcntl::readlink;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::sync::{
     AtomicU32, EventFd,
@@ -20,21 +24,47 @@ pub struct EventCounter {
     fd: Arc<EventFd>,
     /// [`CATCHING`], and how many were caught.
     caught: Arc<AtomicU32>,
+    /// Another process made it: its counter may be full, and its writes may wait.
+    is_foreign: bool,
 }
 
 impl EventCounter {
     /// Counts in `fd`, of which whoever waits takes them.
     pub fn new(fd: Arc<EventFd>) -> EventCounter {
-        EventCounter { fd, caught: Arc::new(AtomicU32::new(0)) }
+        EventCounter { fd, caught: Arc::new(AtomicU32::new(0)), is_foreign: false }
+    }
+
+    /// Counts in an eventfd that another process made, which may have duplicates of it.
+    ///
+    /// # Errors
+    /// If it is something else: to write there might mean anything, and wait for anything.
+    pub fn of(fd: OwnedFd) -> io::Result<EventCounter> {
+        let target = readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str())?;
+        if target != "anon_inode:[eventfd]" {
+            let why = format!("events are counted in an eventfd, not in {}", target.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        // SAFETY: a wrapper for reads and writes of 8 bytes each, around a descriptor that is this process's own.
+        let fd = Arc::new(unsafe { EventFd::from_owned_fd(fd) });
+        Ok(EventCounter { is_foreign: true, ..EventCounter::new(fd) })
     }
 
     /// An event more.
     pub fn raise(&self) {
         let caught = |state: u32| (state & CATCHING != 0).then(|| state + 1);
-        if self.caught.fetch_update(AcqRel, Relaxed, caught).is_err() {
+        if self.caught.fetch_update(AcqRel, Relaxed, caught).is_err() && self.has_room() {
             // Fails only if the counter is full, and then there are events enough to read.
             let _ = self.fd.write(1);
         }
+    }
+
+    /// False: it is full, and to write would wait for whoever filled it.
+    fn has_room(&self) -> bool {
+        if !self.is_foreign {
+            return true;
+        }
+        let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLOUT)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
     /// What is raised while `pass` runs is caught. True if there was an event: the caller has taken it. More than one are
@@ -50,6 +80,11 @@ impl EventCounter {
             let _ = self.fd.write(u64::from(caught) - 1);
         }
         (caught > 0, result)
+    }
+
+    /// True if nobody else has it.
+    pub fn is_last(&self) -> bool {
+        Arc::strong_count(&self.fd) == 1
     }
 
     /// Takes one count, or all, as the descriptor is made. False: there is none.

@@ -29,6 +29,7 @@ use std::sync::Arc;
 
 use super::guard;
 use super::mapping::Mapping;
+use super::process::Process;
 
 /// Bytes of a page: 4 KiB on x86-64, 4, 16 or 64 KiB on aarch64, as the kernel was made.
 fn page() -> usize {
@@ -67,6 +68,8 @@ enum Kind {
     OnDemand,
     /// There are none: reads give zeros, writes vanish.
     Null,
+    /// They are another process's, which may have mapped some of them.
+    Elsewhere,
 }
 
 /// Memory of the application that the NIC may copy to and from.
@@ -78,6 +81,8 @@ pub struct HostMemory {
     base: *mut u8,
     length: usize,
     kind: Kind,
+    /// Whose they are, if they are not this process's.
+    process: Option<Arc<Process>>,
     /// Keeps the bytes where they are, if that is ours to do.
     _owner: Option<Arc<dyn Debug + Send + Sync>>,
 }
@@ -135,7 +140,7 @@ impl HostMemory {
         // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
         let owner = Arc::new(Owned { base, layout });
-        Ok(HostMemory { base: base.as_ptr(), length, kind: Kind::Held, _owner: Some(owner) })
+        Ok(HostMemory { base: base.as_ptr(), length, kind: Kind::Held, _owner: Some(owner), process: None })
     }
 
     /// The same with the descriptor by which another process maps it.
@@ -157,7 +162,7 @@ impl HostMemory {
 
     fn mapped(mapping: Mapping, length: usize) -> HostMemory {
         let base = mapping.base().cast().as_ptr();
-        HostMemory { base, length, kind: Kind::Held, _owner: Some(Arc::new(mapping)) }
+        HostMemory { base, length, kind: Kind::Held, _owner: Some(Arc::new(mapping)), process: None }
     }
 
     /// Memory that somebody else owns. Should it be unmapped or protected while it is registered, a copy fails that comes to it
@@ -168,7 +173,7 @@ impl HostMemory {
     /// meanwhile, and nobody holds a Rust reference into it while the NIC may access it.
     pub unsafe fn borrowed(base: NonNull<u8>, length: usize) -> HostMemory {
         guard::install();
-        HostMemory { base: base.as_ptr(), length, kind: Kind::Borrowed, _owner: None }
+        HostMemory { base: base.as_ptr(), length, kind: Kind::Borrowed, _owner: None, process: None }
     }
 
     /// Addresses of this process whose pages may come and go. A copy or an atomic fails where there is no page, by the same
@@ -178,12 +183,27 @@ impl HostMemory {
     /// While the NIC may access `address..address + length`, nobody holds a Rust reference to what lies there.
     pub unsafe fn on_demand(address: u64, length: usize) -> HostMemory {
         guard::install();
-        HostMemory { base: address as *mut u8, length, kind: Kind::OnDemand, _owner: None }
+        HostMemory { base: address as *mut u8, length, kind: Kind::OnDemand, _owner: None, process: None }
+    }
+
+    /// Addresses of another process, whose pages may come and go. A copy fails where there is no page. An atomic is one step for all who
+    /// reach the memory by this NIC, and not for that process's own instructions; nor is the end of a write one store.
+    /// `on_demand`: it was registered as such.
+    pub fn of_process(process: &Arc<Process>, address: u64, length: usize, on_demand: bool) -> HostMemory {
+        let base = address as *mut u8;
+        let kind = if on_demand { Kind::OnDemand } else { Kind::Elsewhere };
+        HostMemory { base, length, kind, _owner: None, process: Some(Arc::clone(process)) }
     }
 
     /// No memory, from address 0 to the last: reads give zeros, writes vanish (`ibv_alloc_null_mr`).
     pub fn null() -> HostMemory {
-        HostMemory { base: std::ptr::null_mut(), length: usize::MAX, kind: Kind::Null, _owner: None }
+        HostMemory {
+            base: std::ptr::null_mut(),
+            length: usize::MAX,
+            kind: Kind::Null,
+            _owner: None,
+            process: None,
+        }
     }
 
     /// A part of mapped memory, which keeps all of it alive if it is its own.
@@ -202,7 +222,14 @@ impl HostMemory {
 
     /// True if a copy may find no pages: they are not the NIC's to keep.
     pub fn may_be_missing(&self) -> bool {
-        matches!(self.kind, Kind::Borrowed | Kind::OnDemand)
+        matches!(self.kind, Kind::Borrowed | Kind::OnDemand | Kind::Elsewhere)
+    }
+
+    /// The other process whose it is, and where these bytes lie there; `None` also if they are not inside.
+    pub fn elsewhere(&self, offset: u64, length: usize) -> Option<(&Arc<Process>, u64)> {
+        let process = self.process.as_ref()?;
+        let at = self.at(offset, length).ok().flatten()?;
+        Some((process, at as u64))
     }
 
     /// True if there is no memory behind it.
@@ -226,6 +253,7 @@ impl HostMemory {
     }
 
     /// Where bytes lie; `None`: there is no memory, and `offset` is inside.
+    #[inline(always)]
     fn at(&self, offset: u64, length: usize) -> Result<Option<*mut u8>, CopyFault> {
         let error = CopyFault::OutOfBounds { offset, length, region: self.length };
         let start = usize::try_from(offset).map_err(|_| error)?;
@@ -240,28 +268,36 @@ impl HostMemory {
     ///
     /// # Errors
     /// Of memory that may be missing, what lies before the missing page may have been written.
+    #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyFault> {
         let Some(to) = self.at(offset, bytes.len())? else { return Ok(()) };
+        if let Some(process) = &self.process {
+            return process.write(to as u64, bytes).map_err(|_| not_mapped(to, bytes.len()));
+        }
         let last = last_store((to as usize).wrapping_add(bytes.len()), bytes.len());
         // SAFETY: `at` checked the whole range, and what is mapped of it is the NIC's to write, as `borrowed` and `on_demand` ask;
         // `bytes` is a live slice. It cannot overlap the target, which is registered memory, while frames and queues are the NIC's
         // own. `last` was chosen for the address.
         let copied = unsafe { guard::copy::copy(to, bytes.as_ptr(), bytes.len() - last, last) };
-        copied.map_err(|_| CopyFault::NotMapped { address: to as u64, length: bytes.len() })
+        copied.map_err(|_| not_mapped(to, bytes.len()))
     }
 
     /// Copies from `offset` into `bytes`.
     ///
     /// # Errors
     /// If it is not so long, or what lies there is not there any more.
+    #[inline]
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), CopyFault> {
         let Some(from) = self.at(offset, bytes.len())? else {
             bytes.fill(0);
             return Ok(());
         };
+        if let Some(process) = &self.process {
+            return process.read(from as u64, bytes).map_err(|_| not_mapped(from, bytes.len()));
+        }
         // SAFETY: `at` checked the range; `bytes` is the caller's own and cannot overlap registered memory.
         let copied = unsafe { guard::copy::copy(bytes.as_mut_ptr(), from, bytes.len(), 0) };
-        copied.map_err(|_| CopyFault::NotMapped { address: from as u64, length: bytes.len() })
+        copied.map_err(|_| not_mapped(from, bytes.len()))
     }
 
     /// Runs `operation` on the 8 aligned bytes at `offset`, as the CPU's own atomics would, and returns what
@@ -274,9 +310,12 @@ impl HostMemory {
         if !(at as usize).is_multiple_of(8) {
             return Err(CopyFault::Misaligned(offset));
         }
+        if let Some(process) = &self.process {
+            return atomic_elsewhere(process, at, operation);
+        }
         // SAFETY: 8 bytes inside the region, 8-aligned, checked above.
         let before = unsafe { guard::copy::update(at.cast(), operation) };
-        before.map_err(|_| CopyFault::NotMapped { address: at as u64, length: 8 })
+        before.map_err(|_| not_mapped(at, 8))
     }
 
     /// Has the system write the pages of a file or device that is mapped here back to it (`msync`), and waits for it.
@@ -288,6 +327,9 @@ impl HostMemory {
         if self.at(offset, length)?.is_none() && self.kind == Kind::Null {
             return Ok(());
         }
+        if self.process.is_some() {
+            return Err(CopyFault::NotPersistent(libc::EOPNOTSUPP));
+        }
         let start = self.address().wrapping_add(offset) as usize;
         let page = start & !(page() - 1);
         // SAFETY: the system checks the range itself, and changes nothing that a program can see.
@@ -297,6 +339,27 @@ impl HostMemory {
         }
         Err(CopyFault::NotPersistent(io::Error::last_os_error().raw_os_error().unwrap_or(0)))
     }
+}
+
+fn not_mapped(at: *mut u8, length: usize) -> CopyFault {
+    CopyFault::NotMapped { address: at as u64, length }
+}
+
+/// What does not change is not written back: the other process may have changed it meanwhile.
+#[cold]
+fn atomic_elsewhere(
+    process: &Process,
+    at: *mut u8,
+    operation: impl Fn(u64) -> Option<u64>,
+) -> Result<u64, CopyFault> {
+    let mut word = [0; 8];
+    let read = process.read(at as u64, &mut word);
+    let before = u64::from_ne_bytes(word);
+    let done = read.and_then(|()| match operation(before) {
+        Some(after) => process.write(at as u64, &after.to_ne_bytes()),
+        None => Ok(()),
+    });
+    done.map(|()| before).map_err(|_| not_mapped(at, 8))
 }
 
 /// Bytes of the last store of a copy of `length` bytes that ends at address `end`: the largest that is aligned.

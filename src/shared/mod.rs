@@ -14,11 +14,15 @@ mod completion_queue;
 #[cfg(test)]
 mod completion_queue_tests;
 mod doorbell;
+mod dozing;
 mod event_counter;
+mod futex;
 pub mod guard;
+mod guest_bells;
 mod mapping;
 pub(crate) mod memory;
 mod page_list;
+pub mod process;
 pub mod region;
 mod shared_receives;
 #[cfg(all(test, target_arch = "x86_64", not(miri)))]
@@ -32,6 +36,7 @@ mod tests;
 pub use completion_queue::{Armed, CompletionRing};
 pub use doorbell::Doorbells;
 pub use event_counter::EventCounter;
+pub use guest_bells::{GuestBells, GuestId, GuestSleep};
 pub use memory::HostMemory;
 pub use page_list::PageList;
 pub use region::Region;

@@ -5,9 +5,12 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Release};
 
 use super::region::Region;
+use super::sync::{
+    AtomicU64,
+    Ordering::{Acquire, Release},
+};
 
 /// A list of pages: one 64-bit word for each, its place in bytes from the start of the memory that pages are taken from.
 /// Cloning it gives another handle to the same list.
@@ -23,7 +26,7 @@ impl PageList {
     /// # Errors
     /// If there is no memory for it.
     pub fn new(capacity: u32) -> io::Result<PageList> {
-        Ok(PageList { region: Region::new(capacity as usize)?, capacity })
+        PageList::on(&Region::new(PageList::size(capacity))?, capacity)
     }
 
     /// A handle to the list in this region, whoever else has one; all at 0 if it is zeroed.
@@ -31,7 +34,17 @@ impl PageList {
     /// # Errors
     /// If the region is too small: a page takes a word.
     pub fn on(region: &Arc<Region>, capacity: u32) -> io::Result<PageList> {
-        Ok(PageList { region: region.part(0, (capacity as usize).max(1))?, capacity })
+        Ok(PageList { region: region.part(0, PageList::size(capacity))?, capacity })
+    }
+
+    /// Words of a list of up to `capacity` pages.
+    pub fn size(capacity: u32) -> usize {
+        (capacity as usize).max(1)
+    }
+
+    /// All of its memory, as whoever shares it may write it.
+    pub fn words(&self) -> &[AtomicU64] {
+        self.region.words()
     }
 
     /// Pages that it can name.

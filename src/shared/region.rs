@@ -23,6 +23,8 @@ pub const LINE: usize = 8;
 pub struct Region {
     base: NonNull<AtomicU64>,
     words: usize,
+    /// Another process may have mapped it too.
+    is_mapped: bool,
     /// Keeps the words where they are: the heap's, a mapping, or the region that this one is a part of.
     _owner: Arc<dyn Debug + Send + Sync>,
 }
@@ -64,7 +66,7 @@ impl Region {
         // SAFETY: the layout is not empty: there is at least one word.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(io::ErrorKind::OutOfMemory)?;
         let owner = Arc::new(Heap { base, layout });
-        Ok(Arc::new(Region { base: base.cast(), words, _owner: owner }))
+        Ok(Arc::new(Region { base: base.cast(), words, is_mapped: false, _owner: owner }))
     }
 
     /// The same with the descriptor by which another process maps it.
@@ -86,7 +88,7 @@ impl Region {
 
     fn mapped(mapping: Mapping, words: usize) -> Arc<Region> {
         let base = mapping.base().cast();
-        Arc::new(Region { base, words: words.max(1), _owner: Arc::new(mapping) })
+        Arc::new(Region { base, words: words.max(1), is_mapped: true, _owner: Arc::new(mapping) })
     }
 
     /// The `words` words from word `at` on, which begin on a cache line.
@@ -102,7 +104,31 @@ impl Region {
         }
         // SAFETY: `at` lies before the end of the region.
         let base = unsafe { self.base.add(at) };
-        Ok(Arc::new(Region { base, words, _owner: Arc::clone(self) as _ }))
+        Ok(Arc::new(Region { base, words, is_mapped: self.is_mapped, _owner: Arc::clone(self) as _ }))
+    }
+
+    /// The same with something that is dropped when the part is.
+    ///
+    /// # Errors
+    /// As those of [`part`](Self::part).
+    pub fn part_with(
+        self: &Arc<Region>,
+        at: usize,
+        words: usize,
+        with: impl Debug + Send + Sync + 'static,
+    ) -> io::Result<Arc<Region>> {
+        let part = self.part(at, words)?;
+        Ok(Arc::new(Region {
+            base: part.base,
+            words,
+            is_mapped: self.is_mapped,
+            _owner: Arc::new((part, with)),
+        }))
+    }
+
+    /// True if another process may have mapped it too.
+    pub fn is_mapped(&self) -> bool {
+        self.is_mapped
     }
 
     /// All words.

@@ -6,8 +6,10 @@
 //! word 9       receive queues: 1 = the NIC wants a doorbell for each post
 //! word 16 ..   slots
 //!
-//! send slot:    0 wr_id | 1 opcode:8 flags:8 num_sge:8 -:8 inline_len:32 | 2 imm:32 rkey:32
-//!               3 remote_addr | 4 compare_add | 5 swap | 6 ah:32 remote_qpn:32 | 7 remote_qkey:32 remote_srqn:32 | 8.. SGEs (addr, length:32 lkey:32) or payload
+//! send slot:    0 wr_id | 1 opcode:8 flags:8 num_sge:8 inline_len:16 remote_srqn:24 | 2 imm:32 rkey:32 | 3 remote_addr
+//!               4 compare_add | 5 swap                           of operations that have operands
+//!               4 ah:32 remote_qpn:32 | 5 remote_qkey:32         of all others
+//!               6.. SGEs (addr, length:32 lkey:32) or payload: with one SGE it is a cache line
 //! receive slot: 0 wr_id | 1 num_sge | 2.. SGEs
 //! ```
 //!
@@ -33,7 +35,7 @@ const PRODUCER: usize = 0;
 const CONSUMER: usize = LINE;
 const WANTS_DOORBELL: usize = LINE + 1;
 const SLOTS: usize = 2 * LINE;
-const SEND_HEADER: usize = LINE;
+const SEND_HEADER: usize = 6;
 const RECV_HEADER: usize = 2;
 
 /// Why a work request was not posted.
@@ -172,13 +174,11 @@ pub enum Payload<'a> {
     Inline(&'a [u8]),
 }
 
-/// A send work request as the NIC copied it: nothing in it has been believed yet.
+/// What else the NIC found when it copied a send work request: nothing in it has been believed yet.
 #[derive(Clone, Copy, Debug)]
 pub struct FetchedSend {
-    /// `None`: the opcode is not one.
-    pub wr: Option<SendWr>,
-    /// The id, valid even if the rest is not.
-    pub wr_id: u64,
+    /// The opcode is one.
+    pub valid: bool,
     /// Entries in the scatter/gather list, cut to the queue's own limit.
     pub num_sge: usize,
     /// Bytes of inline payload, cut likewise.
@@ -235,14 +235,14 @@ impl SendRing {
     pub fn stage(&self, staged: u32, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         self.check(wr, payload)?;
         let producer = self.ring.room(staged)?;
-        let slot = self.ring.slot(producer);
+        let (slot, list) = self.ring.slot(producer).split_at(SEND_HEADER);
         let (num_sge, inline_len, flags) = match payload {
             Payload::Sges(sges) => {
-                put_sges(&slot[SEND_HEADER..], sges);
+                put_sges(list, sges);
                 (sges.len(), 0, wr.flags - SendFlags::INLINE)
             }
             Payload::Inline(bytes) => {
-                for (word, chunk) in slot[SEND_HEADER..].iter().zip(bytes.chunks(8)) {
+                for (word, chunk) in list.iter().zip(bytes.chunks(8)) {
                     let mut padded = [0; 8];
                     padded[..chunk.len()].copy_from_slice(chunk);
                     word.store(u64::from_le_bytes(padded), Relaxed);
@@ -253,18 +253,20 @@ impl SendRing {
         let head = wr.opcode as u64
             | u64::from(flags.bits() & 0xff) << 8
             | (num_sge as u64) << 16
-            | (inline_len as u64) << 32;
+            | (inline_len as u64) << 24
+            | u64::from(wr.remote_srqn.0) << 40;
         slot[0].store(wr.wr_id, Relaxed);
         slot[1].store(head, Relaxed);
         slot[2].store(u64::from(wr.imm) | u64::from(wr.rkey.0) << 32, Relaxed);
         slot[3].store(wr.remote_addr, Relaxed);
-        if wr.opcode.has_operands() {
-            slot[4].store(wr.compare_add, Relaxed);
-            slot[5].store(wr.swap, Relaxed);
-        }
         let UdAddress { ah, remote_qpn, remote_qkey } = wr.ud;
-        slot[6].store(u64::from(ah.0) | u64::from(remote_qpn.value()) << 32, Relaxed);
-        slot[7].store(u64::from(remote_qkey) | u64::from(wr.remote_srqn.0) << 32, Relaxed);
+        let (fourth, fifth) = if wr.opcode.has_operands() {
+            (wr.compare_add, wr.swap)
+        } else {
+            (u64::from(ah.0) | u64::from(remote_qpn.value()) << 32, u64::from(remote_qkey))
+        };
+        slot[4].store(fourth, Relaxed);
+        slot[5].store(fifth, Relaxed);
         Ok(())
     }
 
@@ -305,50 +307,71 @@ impl SendRing {
         ready != 0 && ready <= self.ring.mask + 1
     }
 
-    /// The NIC's side: copies the work request at `position` out, its entries to `sges` or its bytes to
-    /// `inline`; `None` if there is none.
-    pub fn fetch(&self, position: u32, sges: &mut [Sge], inline: &mut [u8]) -> Option<FetchedSend> {
-        if !self.has(position) {
-            return None;
-        }
-        let slot = self.ring.slot(position);
+    /// The NIC's side: work requests that stand from `position` on.
+    pub fn waiting(&self, position: u32) -> u32 {
+        let ready = self.ring.load(PRODUCER).wrapping_sub(position);
+        if ready <= self.ring.mask + 1 { ready } else { 0 }
+    }
+
+    /// The NIC's side: copies the work request at `position` to `wr`, its entries to `sges` or its bytes to `inline`; `None` if there
+    /// is none. Of one whose opcode is none only the id is copied.
+    pub fn fetch(
+        &self,
+        position: u32,
+        wr: &mut SendWr,
+        sges: &mut [Sge],
+        inline: &mut [u8],
+    ) -> Option<FetchedSend> {
+        self.has(position).then(|| self.copy_out(position, wr, sges, inline))
+    }
+
+    /// The same of one that stands there: [`waiting`](Self::waiting) said so.
+    #[inline(always)]
+    pub fn copy_out(
+        &self,
+        position: u32,
+        wr: &mut SendWr,
+        sges: &mut [Sge],
+        inline: &mut [u8],
+    ) -> FetchedSend {
+        let (slot, list) = self.ring.slot(position).split_at(SEND_HEADER);
         let head = slot[1].load(Relaxed);
-        let flags = SendFlags::from_bits_truncate((head >> 8) as u32 & 0xff);
-        let num_sge = ((head >> 16) as usize & 0xff).min(self.max_sge as usize).min(sges.len());
-        let is_inline = flags.contains(SendFlags::INLINE);
-        let inline_len = if is_inline {
-            ((head >> 32) as usize).min(self.max_inline as usize).min(inline.len())
+        let imm_rkey = slot[2].load(Relaxed);
+        let (fourth, fifth) = (slot[4].load(Relaxed), slot[5].load(Relaxed));
+        let opcode = WrOpcode::from_code(head & 0xff);
+        wr.wr_id = slot[0].load(Relaxed);
+        wr.opcode = opcode.unwrap_or(SendWr::default().opcode);
+        wr.flags = SendFlags::from_bits_truncate((head >> 8) as u32 & 0xff);
+        wr.imm = imm_rkey as u32;
+        wr.remote_addr = slot[3].load(Relaxed);
+        wr.rkey = RKey((imm_rkey >> 32) as u32);
+        wr.remote_srqn = Srqn((head >> 40) as u32);
+        if wr.opcode.has_operands() {
+            (wr.compare_add, wr.swap) = (fourth, fifth);
+            wr.ud = UdAddress::default();
         } else {
-            0
-        };
-        if is_inline {
-            for (word, chunk) in slot[SEND_HEADER..].iter().zip(inline[..inline_len].chunks_mut(8)) {
+            (wr.compare_add, wr.swap) = (0, 0);
+            wr.ud = UdAddress {
+                ah: AhId(fourth as u32),
+                remote_qpn: Qpn::new((fourth >> 32) as u32),
+                remote_qkey: fifth as u32,
+            };
+        }
+        let (mut num_sge, mut inline_len) = (0, 0);
+        if wr.flags.contains(SendFlags::INLINE) {
+            inline_len = ((head >> 24) as usize & 0xffff).min(self.max_inline as usize).min(inline.len());
+            for (word, chunk) in list.iter().zip(inline[..inline_len].chunks_mut(8)) {
                 chunk.copy_from_slice(&word.load(Relaxed).to_le_bytes()[..chunk.len()]);
             }
         } else {
-            take_sges(&slot[SEND_HEADER..], &mut sges[..num_sge]);
+            num_sge = ((head >> 16) as usize & 0xff).min(self.max_sge as usize).min(sges.len());
+            take_sges(list, &mut sges[..num_sge]);
         }
-        let wr_id = slot[0].load(Relaxed);
-        let imm_rkey = slot[2].load(Relaxed);
-        let to = slot[6].load(Relaxed);
-        let rest = slot[7].load(Relaxed);
-        let wr = WrOpcode::from_code(head & 0xff).map(|opcode| SendWr {
-            wr_id,
-            opcode,
-            flags,
-            imm: imm_rkey as u32,
-            remote_addr: slot[3].load(Relaxed),
-            rkey: RKey((imm_rkey >> 32) as u32),
-            compare_add: slot[4].load(Relaxed),
-            swap: slot[5].load(Relaxed),
-            ud: UdAddress {
-                ah: AhId(to as u32),
-                remote_qpn: Qpn::new((to >> 32) as u32),
-                remote_qkey: rest as u32,
-            },
-            remote_srqn: Srqn((rest >> 32) as u32 & 0xff_ffff),
-        });
-        Some(FetchedSend { wr, wr_id, num_sge: if is_inline { 0 } else { num_sge }, inline_len })
+        let valid = opcode.is_some();
+        if !valid {
+            *wr = SendWr { wr_id: wr.wr_id, ..SendWr::default() };
+        }
+        FetchedSend { valid, num_sge, inline_len }
     }
 
     /// The NIC's side: everything before `position` is done with.
@@ -423,10 +446,10 @@ impl RecvRing {
             return Err(PostError::TooManySges { given: sges.len(), max: self.max_sge });
         }
         let producer = self.ring.room(0)?;
-        let slot = self.ring.slot(producer);
+        let (slot, list) = self.ring.slot(producer).split_at(RECV_HEADER);
         slot[0].store(wr_id, Relaxed);
         slot[1].store(sges.len() as u64, Relaxed);
-        put_sges(&slot[RECV_HEADER..], sges);
+        put_sges(list, sges);
         self.ring.publish(1);
         // Pairs with the fence in `want_doorbell`: either this load sees the flag, or the NIC's next
         // look at the producer sees this post.
@@ -452,9 +475,9 @@ impl RecvRing {
         if !self.has(position) {
             return None;
         }
-        let slot = self.ring.slot(position);
+        let (slot, list) = self.ring.slot(position).split_at(RECV_HEADER);
         let num_sge = (slot[1].load(Relaxed) as usize).min(self.max_sge as usize).min(sges.len());
-        take_sges(&slot[RECV_HEADER..], &mut sges[..num_sge]);
+        take_sges(list, &mut sges[..num_sge]);
         Some(RecvWr { wr_id: slot[0].load(Relaxed), num_sge: num_sge as u32 })
     }
 

@@ -213,6 +213,7 @@ impl Qp {
     /// to instead: it overtook that of a READ or atomic, or a work request that could not be sent has become the
     /// oldest, has failed, and nothing is outstanding any more.
     fn acknowledge_before(&mut self, ctx: &mut Ctx<'_>, end: Psn) -> Result<(), Verdict> {
+        self.complete_plain(ctx, end);
         //= IBTA 9.7.6: ack-completes-what-is-before
         while before(self.requester.una, end) {
             let r = &self.requester;
@@ -239,7 +240,7 @@ impl Qp {
 
     /// Something new was acknowledged: counters start again, the timer too, and the position follows if an
     /// answer came after going back.
-    fn advance(&mut self, ctx: &mut Ctx<'_>, una: Psn) {
+    pub(super) fn advance(&mut self, ctx: &mut Ctx<'_>, una: Psn) {
         let timeout = self.attributes().ack_timeout();
         let (retries, rnr_retries) = (self.attributes().retry_cnt, self.attributes().rnr_retry);
         let r = &mut self.requester;

@@ -251,7 +251,7 @@ mod record {
     use crate::time::Nanos;
     use crate::transport::{Check, Qp, Verdict};
     use crate::verbs::{QpState, QpType};
-    use crate::wire::{Operation, Packet, Position};
+    use crate::wire::{Operation, Packet, Position, Usual};
     use std::cell::RefCell;
 
     thread_local! {
@@ -294,6 +294,16 @@ mod record {
             Watch::timer(qp)
         }
 
+        /// The same, on the shortest way.
+        pub(crate) fn usual_arrival(qp: &Qp, packet: &Usual<'_>) -> Watch {
+            Watch::arrival(qp, &packet.read())
+        }
+
+        /// It was executed there.
+        pub(crate) fn usual_executed(qp: &Qp, packet: &Usual<'_>) {
+            Watch::judged(qp, &packet.read(), &Verdict::Executed);
+        }
+
         /// The packet came to this.
         pub(crate) fn judged(qp: &Qp, packet: &Packet, verdict: &Verdict) {
             let (Some(found), Some(service)) = (found(packet, verdict), qp.service) else { return };
@@ -308,6 +318,10 @@ mod record {
 
         pub(crate) fn notice(notice: Notice) {
             note(|record| record.notices[notice as usize] += 1);
+        }
+
+        pub(crate) fn notices(notice: Notice, times: usize) {
+            (0..times).for_each(|_| Watch::notice(notice));
         }
 
         pub(crate) fn moved(self, qp: &Qp, by: Mover) {
@@ -371,7 +385,7 @@ mod record {
 mod record {
     use super::{Mover, Notice};
     use crate::transport::{Qp, Verdict};
-    use crate::wire::Packet;
+    use crate::wire::{Packet, Usual};
 
     #[derive(Clone, Copy, Debug)]
     pub(crate) struct Watch;
@@ -388,10 +402,21 @@ mod record {
         }
 
         #[inline(always)]
+        pub(crate) fn usual_arrival(_: &Qp, _: &Usual<'_>) -> Watch {
+            Watch
+        }
+
+        #[inline(always)]
+        pub(crate) fn usual_executed(_: &Qp, _: &Usual<'_>) {}
+
+        #[inline(always)]
         pub(crate) fn judged(_: &Qp, _: &Packet, _: &Verdict) {}
 
         #[inline(always)]
         pub(crate) fn notice(_: Notice) {}
+
+        #[inline(always)]
+        pub(crate) fn notices(_: Notice, _: usize) {}
 
         #[inline(always)]
         pub(crate) fn moved(self, _: &Qp, _: Mover) {}

@@ -47,6 +47,7 @@ pub mod send_queue;
 mod uc;
 mod ud;
 mod unacknowledged;
+pub(crate) mod usual;
 mod verdict;
 mod xrc;
 

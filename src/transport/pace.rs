@@ -3,8 +3,9 @@
 //! What carries data waits for its time: requests, and the responses of READs. Acknowledgements do not, nor the results of atomics:
 //! they are small, and the peer's rate hangs on them. A QP at line rate is not held, the link itself does that.
 //!
-//! A notification is heeded once for each that may have caused it: as many as data packets left, and none before the first. So who
-//! can forge one, but does not see what is sent, slows no QP that is idle, and others no more than a switch could.
+//! Each data packet may cause one notification. So as many are heeded as data packets have left that may be under way, and none before
+//! the first: who can forge one, but does not see what is sent, slows no QP that is idle, and others no more than a switch could. In a
+//! deep incast they come faster than data leaves, for what left before: each of them is news of the queue.
 
 use super::verdict::RateChange;
 use super::{Ctx, Origin, PlantedBug, Qp, Reply, TxPlan};
@@ -24,12 +25,44 @@ pub(super) struct Pace {
     pacer: Pacer,
     /// Nothing was left to send when the last packet left, or it left at line rate: what is not used then is not caught up.
     idle: bool,
-    /// Data has left since the last notification.
-    sent_data: bool,
+    /// What left and may be notified of yet.
+    unnotified: Unnotified,
     /// The packet whose round trip is measured, and when it left.
     probe: Option<(Psn, Nanos)>,
     /// What was acknowledged up to the last sample, or when the first probe left.
     sampled: Option<Psn>,
+}
+
+/// Data packets that no notification was heeded for yet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unnotified {
+    /// Of requests: no more than are under way, where that is known.
+    requests: u32,
+    /// Of responses, of which nobody says when they have arrived.
+    responses: u32,
+}
+
+impl Unnotified {
+    /// Of each kind: what a path of 100 Gb/s and 20 us holds, in packets of 1 KiB.
+    const MOST: u32 = 256;
+
+    fn sent(&mut self, is_response: bool) {
+        let count = if is_response { &mut self.responses } else { &mut self.requests };
+        *count = Unnotified::MOST.min(*count + 1);
+    }
+
+    /// So many packets of requests are under way still. The notification of one may come after its acknowledgement.
+    fn acknowledged(&mut self, under_way: u32) {
+        self.requests = self.requests.min(under_way.max(1));
+    }
+
+    /// Something was notified of. False: nothing that has left.
+    fn take(&mut self) -> bool {
+        let count = if self.requests > 0 { &mut self.requests } else { &mut self.responses };
+        let was_sent = *count > 0;
+        *count = count.saturating_sub(1);
+        was_sent
+    }
 }
 
 impl Pace {
@@ -96,7 +129,7 @@ impl Qp {
             line_rate,
             pacer,
             idle: true,
-            sent_data: false,
+            unnotified: Unnotified::default(),
             probe: None,
             sampled: None,
         })
@@ -192,7 +225,7 @@ impl Qp {
         let timeout = self.attributes().ack_timeout();
         let is_last = !self.wants_transmit(ctx.limits);
         let Some(pace) = &mut self.pace else { return };
-        pace.sent_data = true;
+        pace.unnotified.sent(is_response);
         if let Some(control) = &mut pace.control {
             control.sent(ctx.now, bytes);
         }
@@ -236,9 +269,11 @@ impl Qp {
     #[cold]
     pub(super) fn note_arrival(&mut self, ctx: &mut Ctx<'_>) {
         let una = self.requester.una;
+        let under_way = (self.requester.sent_end - una.value()).value();
         let mtu = self.attributes().path_mtu.bytes() as u64;
         let again = self.requester.going_back.is_some();
         let Some(pace) = &mut self.pace else { return };
+        pace.unnotified.acknowledged(under_way);
         let Some((psn, left)) = pace.probe else { return };
         if !psn.is_before(una) {
             return;
@@ -266,7 +301,7 @@ impl Qp {
     /// A notification of the peer's, which is a good one. `None`: nobody heeds it.
     pub(super) fn notified(&mut self, now: Nanos) -> Option<RateChange> {
         let pace = self.pace.as_mut()?;
-        if !std::mem::take(&mut pace.sent_data) {
+        if !pace.unnotified.take() {
             return None;
         }
         let control = pace.control.as_mut()?;

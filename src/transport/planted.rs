@@ -65,6 +65,8 @@ pub enum PlantedBug {
     AcknowledgementsAreCapable,
     /// A priority that was paused is not resumed by time.
     PausedForEver,
+    /// No bug: nothing goes the way of `usual`, and all of it the longer one.
+    LongWay,
 }
 
 #[cfg(feature = "planted-bugs")]
@@ -85,6 +87,11 @@ mod switch {
         pub(crate) fn is(self) -> bool {
             PLANTED.get() == Some(self)
         }
+
+        /// True if there is any: they are in the longer ways.
+        pub(crate) fn is_any() -> bool {
+            PLANTED.get().is_some()
+        }
     }
 }
 
@@ -92,6 +99,11 @@ mod switch {
 impl PlantedBug {
     #[inline(always)]
     pub(crate) const fn is(self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    pub(crate) const fn is_any() -> bool {
         false
     }
 }

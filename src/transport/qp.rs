@@ -13,10 +13,10 @@ use crate::shared::work_queue::FetchedSend;
 use crate::time::Nanos;
 use crate::verbs::{
     Access, AddressVector, AsyncEvent, CqIndex, EventKind, PdId, QpAttr, QpAttributes, QpCaps, QpIndex,
-    QpInit, QpState, QpType, Sge, WcStatus,
+    QpInit, QpState, QpType, SendWr, Sge, WcStatus,
 };
 use crate::wire::{
-    Bth, Ext, Gid, Opcode, Packet, Psn, Qpn, Reth, Service, Template, entropy_port, flow_port,
+    Bth, Ends, Ext, Gid, Opcode, Packet, Psn, Qpn, Reth, Service, Template, Usual, entropy_port, flow_port,
 };
 
 /// The default partition's key: full member.
@@ -67,6 +67,8 @@ pub struct Qp {
     state: QpState,
     attributes: QpAttributes,
     template: Option<Template>,
+    /// Between which addresses its peer's packets travel, if they are of IPv4.
+    ends: Option<Ends>,
     /// The 802.1Q tag of its frames.
     tag: Option<u16>,
     pub(super) requester: Requester,
@@ -107,6 +109,7 @@ impl Qp {
             state: QpState::Reset,
             attributes: QpAttributes::default(),
             template: None,
+            ends: None,
             tag: None,
             requester: Requester::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline),
             //= IBTA 10.2.9.1: srq-lists-are-of-its-domain
@@ -204,7 +207,7 @@ impl Qp {
         let kept = self.attributes;
         self.attributes = QpAttributes::default();
         self.configure(kept.mig_req, kept.end_to_end_credits);
-        self.template = None;
+        (self.template, self.ends) = (None, None);
         //= IBTA 10.3.1.1: reset-forgets
         self.requester.reset();
         self.responder.reset();
@@ -281,6 +284,23 @@ impl Qp {
         }
     }
 
+    /// True if a request of RC is one that this QP may take in now, from its peer, and the one that is due.
+    //= IBTA 9.6.1: opcode-is-of-the-qps-service, pkey-matches, source-is-the-peer, destination-is-our-address
+    #[inline(always)]
+    pub(super) fn is_due(&self, packet: &Usual<'_>, bth: &Bth) -> bool {
+        let takes = match self.state {
+            QpState::Rts | QpState::Sqd => true,
+            QpState::Rtr => self.established,
+            _ => false,
+        };
+        takes
+            && self.qp_type == QpType::Rc
+            && bth.pkey & 0x7fff == PKEY & 0x7fff
+            && self.ends == Some(packet.ends())
+            && bth.psn == self.responder.expected
+            && (packet.payload().len() + usize::from(bth.pad)).is_multiple_of(4)
+    }
+
     /// Why a packet is not for this QP at all (IBTA 9.6.1): service, partition, addresses.
     fn unacceptable(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Option<Verdict> {
         let service = packet.info().service;
@@ -341,14 +361,21 @@ impl Qp {
         }
     }
 
-    /// Where the next send work request's list and inline bytes go; `None`: the queue is full.
-    pub fn send_buffers(&mut self) -> Option<(&mut [Sge], &mut [u8])> {
-        self.requester.queue.has_room().then(|| self.requester.queue.next_buffers())
+    /// True if another work request can be fetched.
+    #[inline(always)]
+    pub fn has_send_place(&self) -> bool {
+        self.requester.queue.has_room()
     }
 
-    /// A work request was fetched to `send_buffers`. In an error state it is flushed at once.
-    pub fn post_send(&mut self, ctx: &mut Ctx<'_>, fetched: &FetchedSend) {
-        self.requester.queue.push(fetched.wr, fetched.wr_id, fetched.num_sge, fetched.inline_len);
+    /// Takes in the work request that `copy` brings, and for which there is a place. In an error state it is to be flushed:
+    /// [`Qp::flush_posted`].
+    #[inline(always)]
+    pub fn post_send(&mut self, copy: impl FnOnce(&mut SendWr, &mut [Sge], &mut [u8]) -> FetchedSend) {
+        self.requester.queue.push_with(copy);
+    }
+
+    /// What was posted in an error state fails at once.
+    pub fn flush_posted(&mut self, ctx: &mut Ctx<'_>) {
         if matches!(self.state, QpState::Err | QpState::Sqe) {
             self.flush_sends(ctx);
         }
@@ -392,6 +419,24 @@ impl Qp {
             return self.next_request(ctx).or_else(|| self.next_reply(ctx));
         }
         self.next_reply(ctx).or_else(|| self.next_request(ctx))
+    }
+
+    /// True if it is RC in RTS, nobody decides its rate, and a request would leave before what it has to answer.
+    #[inline(always)]
+    pub(super) fn request_goes_first(&self) -> bool {
+        let first = match self.responder.replies.front() {
+            None => true,
+            Some(Reply::Ack { .. }) => !self.acknowledgement_is_due,
+            _ => false,
+        };
+        first && self.state == QpState::Rts && self.qp_type == QpType::Rc && self.pace.is_none()
+    }
+
+    /// A request has left.
+    #[inline(always)]
+    pub(super) fn request_left(&mut self) {
+        self.request_is_due = false;
+        self.acknowledgement_is_due = self.responder.has_replies();
     }
 
     /// The planned packet has left.
@@ -466,6 +511,7 @@ impl Qp {
 
     fn rebuild_template(&mut self) {
         self.template = self.attributes.av.map(|av| self.template_along(&av, self.tag));
+        self.ends = self.attributes.av.and_then(|av| Ends::of(&av.dgid, &av.sgid));
     }
 
     /// The headers of what it would send along this path, with a tag of 802.1Q or none.

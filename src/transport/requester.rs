@@ -40,7 +40,7 @@ pub(super) struct Requester {
     /// Work requests between tail and next that wait for a response of their own.
     pub(super) reads_outstanding: u32,
     /// Packets since one that asked for an acknowledgement.
-    since_ack_request: u32,
+    pub(super) since_ack_request: u32,
     /// When the oldest packet is given up.
     pub(super) retransmit_at: Nanos,
     /// The peer asked for peace until then.

@@ -10,7 +10,7 @@ use super::replies::{Replies, Reply};
 use super::requester::packets_for;
 use super::scatter::{self, FramePayload, ListError};
 use super::{AtomicOp, Ctx, DmaIn, Qp, TxReason, Verdict};
-use crate::limits::MAX_SGE;
+use crate::limits::{Limits, MAX_SGE};
 use crate::time::Nanos;
 use crate::verbs::{
     Access, AsyncEvent, EventKind, PdId, QpType, RecvWr, Sge, Srqn, Wc, WcFlags, WcOpcode, WcStatus,
@@ -164,7 +164,22 @@ impl Responder {
         }
     }
 
-    fn message_done(&mut self) {
+    /// A packet came when it was due: nobody is asked for it any more.
+    pub(super) fn in_turn(&mut self) {
+        self.silent_until = Nanos::ZERO;
+    }
+
+    /// A packet of a SEND or WRITE was executed: the next one is due; acknowledge if asked to, or now and then.
+    pub(super) fn executed_in_turn(&mut self, ack_req: bool, limits: &Limits) {
+        self.expected = self.expected.next();
+        self.unacknowledged += 1;
+        //= IBTA 9.7.5.1: ack-answers-ack-request
+        if ack_req || self.unacknowledged >= limits.ack_coalesce {
+            self.acknowledge();
+        }
+    }
+
+    pub(super) fn message_done(&mut self) {
         //= IBTA 9.7.7.1: msn-counts-messages
         self.msn = (self.msn + 1) & 0xff_ffff;
         self.message = Message::None;
@@ -214,7 +229,7 @@ impl Qp {
         if ahead < 0 {
             return self.handle_duplicate(ctx, packet);
         }
-        r.silent_until = Nanos::ZERO;
+        r.in_turn();
         match self.execute(ctx, packet, frame) {
             Ok(Executed::Done) => {
                 self.after_request(ctx, packet);
@@ -453,12 +468,7 @@ impl Qp {
             r.unacknowledged = 0;
             return;
         }
-        r.expected = r.expected.next();
-        r.unacknowledged += 1;
-        //= IBTA 9.7.5.1: ack-answers-ack-request
-        if packet.bth.ack_req || r.unacknowledged >= ctx.limits.ack_coalesce {
-            r.acknowledge();
-        }
+        r.executed_in_turn(packet.bth.ack_req, ctx.limits);
     }
 
     /// NAK, error completion of the receive if one was taken, event, error state.

@@ -17,6 +17,24 @@ pub(super) fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|s| u64::from(s.length)).sum()
 }
 
+/// Where bytes `offset..offset + length` of a message of one piece lie; `None`: it is of several, or does not hold them, or they are not
+/// for this.
+#[inline(always)]
+pub(super) fn one(
+    memory: &MemoryTable,
+    pd: PdId,
+    sges: &[Sge],
+    offset: u64,
+    length: u64,
+    access: Access,
+) -> Option<Span> {
+    let &[Sge { addr, length: whole, lkey }] = sges else { return None };
+    if offset + length > u64::from(whole) {
+        return None;
+    }
+    memory.check_local(pd, lkey.0, addr.checked_add(offset)?, length, access).ok()
+}
+
 /// Calls `piece` for each stretch of memory that holds bytes `offset..offset + length` of the message.
 fn walk(
     memory: &MemoryTable,

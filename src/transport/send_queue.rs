@@ -4,7 +4,9 @@
 //! retransmission builds packets from here. Positions count up for ever and wrap at 2^32.
 
 use super::scatter;
-use crate::verbs::{SendFlags, SendWr, Sge};
+use crate::limits::MAX_MESSAGE;
+use crate::shared::work_queue::FetchedSend;
+use crate::verbs::{SendFlags, SendWr, Sge, WrOpcode};
 use crate::wire::Psn;
 
 /// A work request in the send queue.
@@ -24,6 +26,8 @@ pub struct Wqe {
     pub packets: u32,
     /// Its first packet was sent at least once.
     pub started: bool,
+    /// A SEND or WRITE that waits for nothing and may be sent as it is.
+    pub plain: bool,
     /// READ: the packet of its answer from which on it was asked for last.
     pub asked_from: u32,
 }
@@ -86,27 +90,28 @@ impl SendQueue {
         self.head.wrapping_sub(self.tail) < self.capacity
     }
 
-    /// Where the next work request's list and inline bytes are to be copied to.
-    pub fn next_buffers(&mut self) -> (&mut [Sge], &mut [u8]) {
+    /// Appends what `copy` brings: it is shown where the work request, its list and its inline bytes go.
+    #[inline(always)]
+    pub fn push_with(&mut self, copy: impl FnOnce(&mut SendWr, &mut [Sge], &mut [u8]) -> FetchedSend) {
         let slot = (self.head & self.mask) as usize;
-        let sges = &mut self.sges[slot * self.max_sge..(slot + 1) * self.max_sge];
-        let inline = &mut self.inline[slot * self.max_inline..(slot + 1) * self.max_inline];
-        (sges, inline)
-    }
-
-    /// Appends a work request whose list and bytes are already in `next_buffers`.
-    pub fn push(&mut self, wr: Option<SendWr>, wr_id: u64, num_sge: usize, inline_len: usize) {
-        let slot = (self.head & self.mask) as usize;
-        let sges = &self.sges[slot * self.max_sge..][..num_sge];
-        let is_inline = wr.is_some_and(|w| w.flags.contains(SendFlags::INLINE));
-        let length = if is_inline { inline_len as u64 } else { scatter::total(sges) };
-        self.wqes[slot] = Wqe {
-            wr: wr.unwrap_or(SendWr { wr_id, ..SendWr::default() }),
-            valid: wr.is_some(),
-            length,
-            num_sge: num_sge as u32,
-            ..Wqe::default()
+        let sges = &mut self.sges[slot * self.max_sge..][..self.max_sge];
+        let inline = &mut self.inline[slot * self.max_inline..][..self.max_inline];
+        let wqe = &mut self.wqes[slot];
+        let FetchedSend { valid, num_sge, inline_len } = copy(&mut wqe.wr, sges, inline);
+        let length = match &sges[..num_sge] {
+            _ if valid && wqe.wr.flags.contains(SendFlags::INLINE) => inline_len as u64,
+            [sge] => u64::from(sge.length),
+            list => scatter::total(list),
         };
+        wqe.valid = valid;
+        wqe.length = length;
+        wqe.num_sge = num_sge as u32;
+        wqe.started = false;
+        wqe.plain = valid
+            && matches!(wqe.wr.opcode, WrOpcode::Send | WrOpcode::Write)
+            && !wqe.wr.flags.contains(SendFlags::FENCE)
+            && length <= u64::from(MAX_MESSAGE);
+        wqe.asked_from = 0;
         self.head = self.head.wrapping_add(1);
     }
 

@@ -1,11 +1,12 @@
 //! GIDs: 128-bit port addresses, which for RoCE are IP addresses.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// A global identifier. RoCE v2 derives it from the IP address, IPv4 as `::ffff:a.b.c.d`
 /// (IBTA annex A17.4.5.2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {

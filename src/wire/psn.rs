@@ -3,12 +3,27 @@
 use std::fmt;
 use std::ops::{Add, Sub};
 
+use serde::{Deserialize, Serialize};
+
 /// A 24-bit packet sequence number.
 ///
 /// There is no `Ord`: on a circle, order exists only within a window. Ask
 /// [`distance_from`](Psn::distance_from) or [`is_before`](Psn::is_before) (IBTA 9.7.2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "u32", into = "u32")]
 pub struct Psn(u32);
+
+impl From<u32> for Psn {
+    fn from(v: u32) -> Psn {
+        Psn::new(v)
+    }
+}
+
+impl From<Psn> for u32 {
+    fn from(v: Psn) -> u32 {
+        v.0
+    }
+}
 
 impl Psn {
     const MASK: u32 = 0x00ff_ffff;

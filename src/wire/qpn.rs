@@ -2,9 +2,24 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A 24-bit queue pair number. 0 and 1 are the management QPs, 0xffffff is multicast.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "u32", into = "u32")]
 pub struct Qpn(u32);
+
+impl From<u32> for Qpn {
+    fn from(v: u32) -> Qpn {
+        Qpn::new(v)
+    }
+}
+
+impl From<Qpn> for u32 {
+    fn from(v: Qpn) -> u32 {
+        v.0
+    }
+}
 
 impl Qpn {
     /// The general services interface, where the connection manager listens (IBTA 13.5).

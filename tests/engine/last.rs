@@ -102,8 +102,8 @@ impl Bare {
     /// To the QP of `peer`, from host `number` to host `to`.
     fn connect(&self, number: u8, to: u8, peer: &Bare) {
         let way = AddressVector {
-            sgid: Gid::from(Host::address(number, false)),
-            dgid: Gid::from(Host::address(to, false)),
+            sgid: Gid::from(Host::address(number.into(), false)),
+            dgid: Gid::from(Host::address(to.into(), false)),
             smac: bent::mac(number),
             dmac: bent::mac(to),
             traffic_class: 0,

@@ -43,6 +43,55 @@ fn who_asks_for_an_event_and_finds_nothing_is_woken() {
     });
 }
 
+/// The same of several that come in one step, if the last of them is the one that was asked for: one event tells of all.
+#[test]
+fn who_asks_while_several_come_at_once_is_woken() {
+    check(|| {
+        let (ring, channel) = (CompletionRing::new(2).unwrap(), Arc::new(Alarm::default()));
+        let nic = {
+            let (ring, channel) = (ring.clone(), Arc::clone(&channel));
+            thread::spawn(move || {
+                let both = [completion(1), Wc { flags: WcFlags::SOLICITED, ..completion(2) }];
+                assert_eq!(ring.push_all(both.iter(), 0), 2);
+                if ring.disarm_for_any(both.iter()) {
+                    channel.ring();
+                }
+            })
+        };
+        let mut taken = 0;
+        while taken < 2 {
+            match ring.poll() {
+                Some(wc) => taken = wc.wr_id,
+                None if !ring.arm(Armed::Solicited) && !ring.has_completions() => channel.sleep(),
+                None => {}
+            }
+        }
+        nic.join().unwrap();
+    });
+}
+
+/// Two workers take several places each, and write them at their own pace.
+#[test]
+fn places_that_are_taken_together_are_nobody_elses() {
+    check(|| {
+        let ring = CompletionRing::new(3).unwrap();
+        let workers = [[1, 2], [3, 4]].map(|ids| {
+            let ring = ring.clone();
+            thread::spawn(move || ring.push_all(ids.map(completion).iter(), 0))
+        });
+        let mut taken: Vec<u64> = ring.poll().into_iter().map(|wc| wc.wr_id).collect();
+        let pushed = workers.map(|worker| worker.join().unwrap());
+        taken.extend(std::iter::from_fn(|| ring.poll()).map(|wc| wc.wr_id));
+        taken.sort_unstable();
+        // Three places for four: of one of the two the second had none, unless one was polled in time.
+        let expected: Vec<u64> = [(1, pushed[0]), (3, pushed[1])]
+            .into_iter()
+            .flat_map(|(first, n)| first..first + n as u64)
+            .collect();
+        assert_eq!(taken, expected, "pushed {pushed:?}");
+    });
+}
+
 /// A completion that is there when the event is asked for is told of by one of the two.
 #[test]
 fn a_completion_that_comes_with_the_request_is_told_of_once() {

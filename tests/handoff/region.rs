@@ -32,6 +32,10 @@ impl Region {
         Ok(Arc::clone(self))
     }
 
+    pub(crate) fn is_mapped(&self) -> bool {
+        false
+    }
+
     pub(crate) fn words(&self) -> &[AtomicU64] {
         &self.0
     }

@@ -19,12 +19,12 @@ fn stage(ring: &SendRing, staged: u32, id: u64) -> bool {
 
 /// What stands at a position, if all of it is of one request.
 fn fetch(ring: &SendRing, position: u32) -> Option<u64> {
-    let mut sges = [Sge::default()];
-    let fetched = ring.fetch(position, &mut sges, &mut [])?;
-    let (wr, due) = request(fetched.wr_id);
-    let got = fetched.wr.expect("an opcode");
+    let (mut got, mut sges) = (SendWr::default(), [Sge::default()]);
+    let fetched = ring.fetch(position, &mut got, &mut sges, &mut [])?;
+    assert!(fetched.valid, "an opcode");
+    let (wr, due) = request(got.wr_id);
     assert_eq!((got.opcode, got.remote_addr, sges), (wr.opcode, wr.remote_addr, due), "a request in parts");
-    Some(fetched.wr_id)
+    Some(got.wr_id)
 }
 
 #[test]

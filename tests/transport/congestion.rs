@@ -4,9 +4,11 @@ use roxie::congestion::Settings;
 use roxie::nic::{Command, CongestionConfig, EcnPolicy};
 use roxie::time::Nanos;
 use roxie::verbs::{QpAttr, QpState, QpType, SendFlags, WrOpcode};
-use roxie::wire::{Bth, Ext, FlowSpec, NetHeader, Opcode, Packet, Psn, Template};
+use roxie::wire::{Bth, Ext, FlowSpec, NetHeader, Opcode, Packet, Psn, Syndrome, Template};
 
-use crate::{PEER_QPN, Setup, Stage, attributes, template};
+use crate::{FIRST, MTU, PEER_QPN, Setup, Stage, attributes, template};
+
+const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
 /// The stage's peer, whose packets a switch marks.
 fn marked() -> Stage {
@@ -166,6 +168,43 @@ fn data_is_ecn_capable_if_notifications_are_heeded_and_acknowledgements_are_not(
         let packets = stage.packets();
         assert_eq!((packets[0].0.bth.opcode, ecn(&packets[0].0)), (Opcode::RC_ACKNOWLEDGE, 0));
     }
+}
+
+/// In a deep incast they come after the data has stopped: each is about a packet that left before.
+#[test]
+fn each_packet_under_way_allows_one_notification() {
+    let heeded = |stage: &mut Stage| {
+        let bth = Bth { opcode: Opcode::CNP, becn: true, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
+        let before = stage.counter("rp_cnp_handled");
+        for _ in 0..6 {
+            stage.send(&bth, &Ext::None, &[]);
+        }
+        stage.packets();
+        stage.counter("rp_cnp_handled") - before
+    };
+    let sends = |packets: u32| {
+        let mut stage = Stage::new();
+        control(&mut stage, "dcqcn,preset=paper");
+        stage.post_as(0, WrOpcode::Write, SendFlags::SIGNALED, packets * MTU.bytes() as u32);
+        assert_eq!(stage.packets().len() as u32, packets);
+        stage
+    };
+    assert_eq!(heeded(&mut sends(3)), 3);
+    // Of those that the peer has, none allows one any more but the last: its notification may be under way yet.
+    let mut stage = sends(4);
+    stage.acknowledge(FIRST + 1, ACK, 0);
+    assert_eq!(heeded(&mut stage), 2);
+    let mut stage = sends(4);
+    stage.acknowledge(FIRST + 3, ACK, 1);
+    assert_eq!(heeded(&mut stage), 1);
+
+    let mut stage = Stage::new();
+    control(&mut stage, "dcqcn,preset=paper");
+    let length = 3 * MTU.bytes() as u32;
+    let bth = Bth { opcode: Opcode::RC_READ_REQUEST, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
+    stage.send(&bth, &Ext::Reth(stage.reth(0, length)), &[]);
+    assert_eq!(stage.packets().len(), 3, "responses");
+    assert_eq!(heeded(&mut stage), 3);
 }
 
 //= test: IBTA A17.9.3: cnp-slows-its-qp

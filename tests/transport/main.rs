@@ -17,6 +17,7 @@ mod checks;
 mod congestion;
 mod counters;
 mod credits;
+mod far;
 mod gone;
 mod headers;
 mod hidden;
@@ -89,6 +90,8 @@ struct Setup {
     access: Access,
     /// READs and atomics that the NIC may have outstanding.
     max_rd_atomic: u8,
+    /// Memory may be of other processes.
+    serves: bool,
 }
 
 impl Default for Setup {
@@ -104,6 +107,7 @@ impl Default for Setup {
             caps: QpCaps::default(),
             access: Access::READ_WRITE | Access::FLUSH_GLOBAL,
             max_rd_atomic: 4,
+            serves: false,
         }
     }
 }
@@ -165,6 +169,7 @@ impl Stage {
             end_to_end_credits: setup.credits,
             rxe_flush_icrc: setup.rxe_flush_icrc,
             strict_icrc: setup.strict_icrc,
+            serves: setup.serves,
         };
         let mut host = Host::new(1, config, near);
         let memory = host.register(1 << 16, Access::READ_WRITE | Access::MW_BIND | Access::FLUSH_GLOBAL);
@@ -383,10 +388,10 @@ impl Drop for Stage {
 fn template(from: u8) -> Template {
     let gid = |n| Gid::from(Host::address(n, false));
     Template::new(&FlowSpec {
-        src_mac: Host::mac(from),
+        src_mac: Host::mac(from.into()),
         dst_mac: Host::mac(1),
         vlan: None,
-        src: gid(from),
+        src: gid(from.into()),
         dst: gid(1),
         traffic_class: 0,
         flow_label: 0,

@@ -26,7 +26,10 @@ fn a_send_queue_holds_as_many_as_it_was_made_for_and_not_as_it_has_slots() {
     let mut queue = SendQueue::new(3, 1, 0);
     for id in 0..3 {
         assert!(queue.has_room(), "{id} are in");
-        queue.push(Some(SendWr::default()), id, 0, 0);
+        queue.push_with(|wr, _, _| {
+            wr.wr_id = id;
+            FetchedSend { valid: true, num_sge: 0, inline_len: 0 }
+        });
     }
     assert!(!queue.has_room(), "four slots, and room for three");
     queue.retire();
@@ -36,7 +39,10 @@ fn a_send_queue_holds_as_many_as_it_was_made_for_and_not_as_it_has_slots() {
 #[test]
 fn a_work_request_that_is_none_keeps_its_id_for_the_completion() {
     let mut queue = SendQueue::new(2, 1, 0);
-    queue.push(None, 7, 0, 0);
+    queue.push_with(|wr, _, _| {
+        wr.wr_id = 7;
+        FetchedSend { valid: false, num_sge: 0, inline_len: 0 }
+    });
     let wqe = queue.at(0);
     assert_eq!((wqe.valid, wqe.wr.wr_id), (false, 7));
 }
@@ -45,12 +51,13 @@ fn a_work_request_that_is_none_keeps_its_id_for_the_completion() {
 fn each_position_has_its_own_list_and_inline_bytes() {
     const INLINE: u32 = 16;
     let mut queue = SendQueue::new(4, 2, INLINE);
-    let wr = Some(SendWr { flags: SendFlags::INLINE, ..SendWr::default() });
     for n in 0..4u8 {
-        let (sges, inline) = queue.next_buffers();
-        sges.fill(Sge { length: n.into(), ..Sge::default() });
-        inline.iter_mut().zip(n * 16..).for_each(|(to, byte)| *to = byte);
-        queue.push(wr, n.into(), 2, INLINE as usize);
+        queue.push_with(|wr, sges, inline| {
+            *wr = SendWr { wr_id: n.into(), flags: SendFlags::INLINE, ..SendWr::default() };
+            sges.fill(Sge { length: n.into(), ..Sge::default() });
+            inline.iter_mut().zip(n * 16..).for_each(|(to, byte)| *to = byte);
+            FetchedSend { valid: true, num_sge: 2, inline_len: INLINE as usize }
+        });
     }
     for n in 0..4u8 {
         let at = u32::from(n);
@@ -113,9 +120,12 @@ fn what_no_library_would_post_fails_without_a_packet() {
         };
         let attr = QpAttr { sq_psn: Some(Psn::new(0)), max_rd_atomic: Some(1), ..QpAttr::default() };
         qp.modify(&mut ctx, &attr, QpState::Rts);
-        let (sges, _) = qp.send_buffers().expect("room for one");
-        sges.fill(Sge { length: u32::MAX, ..Sge::default() });
-        qp.post_send(&mut ctx, &FetchedSend { wr, wr_id: 7, num_sge, inline_len: 8 });
+        assert!(qp.has_send_place(), "room for one");
+        qp.post_send(|place, sges, _| {
+            *place = wr.unwrap_or(SendWr { wr_id: 7, ..SendWr::default() });
+            sges.fill(Sge { length: u32::MAX, ..Sge::default() });
+            FetchedSend { valid: wr.is_some(), num_sge, inline_len: 8 }
+        });
         assert!(qp.wants_transmit(&limits), "{what}: somebody must look at it");
         assert!(qp.next_packet(&mut ctx).is_none(), "{what}");
         let done: Vec<_> = out.completions.iter().map(|(_, wc)| (wc.wr_id, wc.status)).collect();

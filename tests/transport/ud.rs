@@ -434,10 +434,10 @@ fn group() -> Gid {
 fn to_group(stage: &mut Stage, from: u8, src_qp: Qpn, payload: &[u8]) {
     let ip = group().to_ip();
     stage.template = Template::new(&FlowSpec {
-        src_mac: Host::mac(from),
+        src_mac: Host::mac(from.into()),
         dst_mac: multicast_mac(ip).expect("a group"),
         vlan: None,
-        src: Gid::from(Host::address(from, false)),
+        src: Gid::from(Host::address(from.into(), false)),
         dst: group(),
         traffic_class: 0,
         flow_label: 0,

@@ -6,8 +6,7 @@ use crate::verbs::{AhId, LKey, Qpn, RKey, SendFlags, SendWr, Sge, Srqn, UdAddres
 
 #[test]
 fn a_work_request_is_read_as_it_was_posted() {
-    let ring = SendRing::new(4, 2, 16).unwrap();
-    let wr = SendWr {
+    let swap = SendWr {
         wr_id: u64::MAX,
         opcode: WrOpcode::CompareSwap,
         flags: SendFlags::FENCE | SendFlags::SIGNALED,
@@ -16,15 +15,33 @@ fn a_work_request_is_read_as_it_was_posted() {
         rkey: RKey(0xffff_fffe),
         compare_add: 1,
         swap: u64::MAX - 1,
-        ud: UdAddress { ah: AhId(u32::MAX), remote_qpn: Qpn::new(0xff_fffe), remote_qkey: 0x8001_0000 },
+        ud: UdAddress::default(),
         remote_srqn: Srqn(0xff_fffe),
     };
+    let ud = UdAddress { ah: AhId(u32::MAX), remote_qpn: Qpn::new(0xff_fffe), remote_qkey: 0x8001_0000 };
+    let datagram = SendWr { opcode: WrOpcode::SendImm, compare_add: 0, swap: 0, ud, ..swap };
     let posted = [Sge { addr: u64::MAX, length: 8, lkey: LKey(0x8000_0001) }];
-    ring.post(&wr, Payload::Sges(&posted)).unwrap();
-    let mut sges = [Sge::default(); 2];
-    let got = ring.fetch(0, &mut sges, &mut []).unwrap();
-    assert_eq!((got.wr, got.num_sge, sges[0]), (Some(wr), 1, posted[0]));
-    assert!(ring.fetch(1, &mut sges, &mut []).is_none());
+    let mut copied = SendWr::default();
+    for wr in [swap, datagram] {
+        let ring = SendRing::new(4, 2, 16).unwrap();
+        ring.post(&wr, Payload::Sges(&posted)).unwrap();
+        let mut sges = [Sge::default(); 2];
+        let got = ring.fetch(0, &mut copied, &mut sges, &mut []).unwrap();
+        assert_eq!((got.valid, copied, got.num_sge, sges[0]), (true, wr, 1, posted[0]));
+        assert!(ring.fetch(1, &mut copied, &mut sges, &mut []).is_none());
+        ring.words()[16 + 1].store(0xff, Relaxed);
+        let got = ring.fetch(0, &mut copied, &mut sges, &mut []).unwrap();
+        let nothing = SendWr { wr_id: u64::MAX, ..SendWr::default() };
+        assert_eq!((got.valid, copied), (false, nothing), "an opcode that is none");
+    }
+}
+
+/// One that gathers from one place fills a cache line, and the next begins another.
+#[test]
+fn a_place_for_one_entry_is_a_line() {
+    assert_eq!(SendRing::size(64, 1, 0) - SendRing::size(32, 1, 0), 32 * 8);
+    assert_eq!(SendRing::size(64, 1, 16) - SendRing::size(32, 1, 16), 32 * 8);
+    assert_eq!(SendRing::size(64, 2, 0) - SendRing::size(32, 2, 0), 32 * 16);
 }
 
 #[test]
@@ -32,7 +49,7 @@ fn inline_payload_travels_in_the_slot() {
     let ring = SendRing::new(2, 1, 13).unwrap();
     ring.post(&SendWr::default(), Payload::Inline(b"hello, world!")).unwrap();
     let mut bytes = [0; 32];
-    let got = ring.fetch(0, &mut [], &mut bytes).unwrap();
+    let got = ring.fetch(0, &mut SendWr::default(), &mut [], &mut bytes).unwrap();
     assert_eq!(&bytes[..got.inline_len], b"hello, world!");
     let error = ring.post(&SendWr::default(), Payload::Inline(&[0; 17])).unwrap_err();
     assert_eq!(error, PostError::TooMuchInline { given: 17, max: 13 });
@@ -48,7 +65,9 @@ fn what_is_staged_is_seen_when_it_is_published_and_not_before() {
     assert_eq!(ring.stage(2, &SendWr::default(), Payload::Sges(&[])), Err(full));
     assert!(!ring.has(0));
     ring.publish(2);
-    assert_eq!(ring.fetch(1, &mut [], &mut []).unwrap().wr_id, 1);
+    let mut copied = SendWr::default();
+    assert!(ring.fetch(1, &mut copied, &mut [], &mut []).is_some());
+    assert_eq!((copied.wr_id, ring.waiting(0), ring.waiting(2)), (1, 2, 0));
     assert!(!ring.has(2));
 }
 
@@ -68,5 +87,6 @@ fn a_full_queue_refuses_and_takes_again_after_retirement() {
 fn a_scribbled_producer_reads_as_empty() {
     let ring = SendRing::new(4, 1, 0).unwrap();
     ring.words()[0].store(1 << 31, Relaxed);
-    assert!(ring.fetch(0, &mut [Sge::default()], &mut []).is_none());
+    assert!(ring.fetch(0, &mut SendWr::default(), &mut [Sge::default()], &mut []).is_none());
+    assert_eq!(ring.waiting(0), 0);
 }

@@ -22,7 +22,7 @@ pub use super::drop_reason::Drop;
 
 mod usual;
 
-use usual::Usual;
+pub(crate) use usual::{EXT as HEADERS, Ends, Usual};
 
 /// The longest chain of headers: Ethernet, two tags, IPv4 with all options, UDP, BTH, and the
 /// headers of an RD atomic.
@@ -81,7 +81,7 @@ impl Deref for Packet {
 /// # Errors
 /// [`Drop`] is why the frame is not a good RoCE packet. Its ICRC has not been looked at.
 pub fn parse(frame: &Frame<'_>) -> Result<Packet, Drop> {
-    match Usual::of(frame) {
+    match Usual::of(frame, &mut [0; HEADERS]) {
         Some(usual) => Ok(usual.read()),
         None => parse_any(frame),
     }

@@ -5,7 +5,9 @@ use std::ops::Range;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::super::net::{self, PROTOCOL_UDP, RawEthernet, RawIpv4, RawUdp, ether_type};
-use super::super::{Bth, Ipv4Header, NetHeader, Opcode, OpcodeInfo, ROCE_V2_PORT, UdpHeader};
+use super::super::{
+    Bth, Gid, Icrc, Ipv4Header, NetHeader, Opcode, OpcodeInfo, ROCE_V2_PORT, Reth, UdpHeader, icrc,
+};
 use super::{Envelope, ICRC_LEN, MAX_EXT, Packet};
 use crate::frame::Frame;
 
@@ -23,21 +25,49 @@ struct Raw {
 const IP: usize = size_of::<RawEthernet>();
 const UDP: usize = IP + size_of::<RawIpv4>();
 const BTH: usize = UDP + size_of::<RawUdp>();
-const EXT: usize = size_of::<Raw>();
+pub(crate) const EXT: usize = size_of::<Raw>();
 
 /// A good packet in IPv4, without tags, options and fragments, all of its headers in the frame's first piece.
-pub(super) struct Usual<'a> {
+pub(crate) struct Usual<'a> {
     raw: &'a Raw,
     info: &'static OpcodeInfo,
     ext: &'a [u8],
     payload: Range<usize>,
 }
 
+/// Two IPv4 addresses as they stand in a header, source and destination: who speaks to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ends([u8; 8]);
+
+impl Ends {
+    /// Those of two GIDs; `None`: they stand for no IPv4 addresses.
+    pub(crate) fn of(source: &Gid, destination: &Gid) -> Option<Ends> {
+        let mut ends = [0; 8];
+        for (half, gid) in ends.chunks_exact_mut(4).zip([source, destination]) {
+            half.copy_from_slice(gid.is_ipv4().then(|| &gid.0[12..])?);
+        }
+        Some(Ends(ends))
+    }
+}
+
+/// Sockets keep what lies below the BTH apart: both as one piece, and what is behind.
+#[inline(always)]
+fn join<'a>(frame: &Frame<'a>, store: &'a mut [u8; EXT]) -> Option<(&'a [u8; EXT], &'a [u8])> {
+    let (below, place) = store.split_first_chunk_mut::<BTH>()?;
+    let (bth, behind) = frame.b.split_first_chunk::<{ Bth::LEN }>()?;
+    *below = *<&[u8; BTH]>::try_from(frame.a).ok()?;
+    place.copy_from_slice(bth);
+    Some((store, behind))
+}
+
 impl<'a> Usual<'a> {
-    /// `None`: it is something else, or not good.
+    /// `None`: it is something else, or not good. `store` is for headers that do not lie in one piece.
     #[inline(always)]
-    pub(super) fn of(frame: &Frame<'a>) -> Option<Usual<'a>> {
-        let (headers, behind) = frame.a.split_first_chunk::<EXT>()?;
+    pub(crate) fn of(frame: &Frame<'a>, store: &'a mut [u8; EXT]) -> Option<Usual<'a>> {
+        let (headers, behind) = match frame.a.split_first_chunk::<EXT>() {
+            Some((headers, behind)) => (headers, behind),
+            None => join(frame, store)?,
+        };
         let raw: &Raw = zerocopy::transmute_ref!(headers);
         let [opcode, flags, ..] = raw.bth;
         let info = Opcode(opcode).info()?;
@@ -57,8 +87,60 @@ impl<'a> Usual<'a> {
         (is_usual && fits).then_some(Usual { raw, info, ext, payload: start..end })
     }
 
+    /// Where the payload lies in the frame, pad excluded.
     #[inline(always)]
-    pub(super) fn read(self) -> Packet {
+    pub(crate) fn payload(&self) -> Range<usize> {
+        self.payload.clone()
+    }
+
+    /// The base transport header.
+    #[inline(always)]
+    pub(crate) fn bth(&self) -> Bth {
+        Bth::read(&self.raw.bth)
+    }
+
+    /// The RETH, if no other header is there.
+    #[inline(always)]
+    pub(crate) fn reth(&self) -> Option<Reth> {
+        self.ext.try_into().ok().map(Reth::read)
+    }
+
+    /// Between which addresses it travels.
+    #[inline(always)]
+    pub(crate) fn ends(&self) -> Ends {
+        let ([a, b, c, d], [e, f, g, h]) = (self.raw.ip.src, self.raw.ip.dst);
+        Ends([a, b, c, d, e, f, g, h])
+    }
+
+    /// A switch has marked it: ECN is 11 (RFC 3168 5).
+    #[inline(always)]
+    pub(crate) fn is_ce(&self) -> bool {
+        self.raw.ip.tos & 3 == 3
+    }
+
+    /// Compares the ICRC of its frame.
+    #[inline(always)]
+    pub(crate) fn check_icrc(&self, frame: &Frame<'_>) -> Icrc {
+        let end = self.icrc_offset();
+        let computed = icrc::compute(frame, IP, end);
+        match frame.array(end).map(u32::from_le_bytes) {
+            Some(stored) if stored == computed => Icrc::Ok,
+            stored => Icrc::Bad { computed, stored: stored.unwrap_or_default() },
+        }
+    }
+
+    /// Where the ICRC begins in the frame.
+    fn icrc_offset(&self) -> usize {
+        self.payload.end + usize::from(self.raw.bth[1] >> 4 & 3)
+    }
+
+    /// Bytes that the ICRC covers behind the IPv4 identification.
+    pub(crate) fn after_id(&self) -> usize {
+        self.icrc_offset() - (IP + 6)
+    }
+
+    #[inline(always)]
+    pub(crate) fn read(&self) -> Packet {
         let Raw { ethernet, ip, udp, bth } = self.raw;
         let bth = Bth::read(bth);
         let mut ext = [0; MAX_EXT];
@@ -95,6 +177,6 @@ impl<'a> Usual<'a> {
             bth_offset: BTH,
             icrc_offset: self.payload.end + usize::from(bth.pad),
         };
-        Packet { envelope, info: self.info, ext, payload: self.payload }
+        Packet { envelope, info: self.info, ext, payload: self.payload.clone() }
     }
 }

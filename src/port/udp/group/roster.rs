@@ -5,6 +5,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::addressee::closeness;
+
 /// Processes that one group has room for.
 pub const SLOTS: usize = 128;
 /// The form of a roster. Members of another one are told so.
@@ -149,15 +151,9 @@ impl Roster {
 
     /// Who listens closest to an address.
     pub(super) fn server_of(&self, service: u64, address: IpAddr) -> Option<u8> {
-        let closeness = |s: &Service| match s.address {
-            Some(only) if only == address => Some(2),
-            Some(all) if all.is_unspecified() && all.is_ipv4() == address.is_ipv4() => Some(1),
-            Some(_) => None,
-            None => Some(0),
-        };
         let those = self.services.iter().filter(|s| s.id == service);
         those
-            .filter_map(|s| Some((closeness(s)?, s.slot)))
+            .filter_map(|s| Some((closeness(s.address, address)?, s.slot)))
             .max_by_key(|(close, _)| *close)
             .map(|(_, slot)| slot)
     }

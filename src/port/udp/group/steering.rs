@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 
 use super::roster::Roster;
+use crate::addressee::{Addressee, REQ, SIDR_REP, SIDR_REQ};
 
 /// An instruction of classic BPF: code, jump if true, jump if false, operand.
 pub(super) type Instruction = (u16, u8, u8, u32);
@@ -30,14 +31,11 @@ const ATTRIBUTE: usize = 12 + 8 + 16;
 /// Where a CM message begins.
 const MESSAGE: usize = 12 + 8 + 24;
 /// The communication ID of the receiver, in all messages but requests and SIDR_REP (IBTA 12.6).
-const REMOTE_ID: usize = MESSAGE + 4;
+const REMOTE_ID: usize = MESSAGE + Addressee::REMOTE_ID;
 /// The request ID that a SIDR_REP answers.
-const REQUEST_ID: usize = MESSAGE;
+const REQUEST_ID: usize = MESSAGE + Addressee::REQUEST_ID;
 /// The service ID of REQ and SIDR_REQ.
-const SERVICE: usize = MESSAGE + 8;
-const REQ: u16 = 0x10;
-const SIDR_REQ: u16 = 0x17;
-const SIDR_REP: u16 = 0x18;
+const SERVICE: usize = MESSAGE + Addressee::SERVICE;
 const QP1: u32 = 1;
 const MULTICAST: u32 = 0xff_ffff;
 /// Services that the program knows; the first member hands on requests for those beyond.
@@ -63,11 +61,13 @@ pub(super) fn target(datagram: &[u8]) -> Target {
     }
     let found = || {
         Some(match u32::from_be_bytes(field(datagram, DESTINATION_QP)?) & 0xff_ffff {
-            QP1 => match u16::from_be_bytes(field(datagram, ATTRIBUTE)?) {
-                REQ | SIDR_REQ => Target::Service(u64::from_be_bytes(field(datagram, SERVICE)?)),
-                SIDR_REP => Target::Unit(field::<1>(datagram, REQUEST_ID)?[0]),
-                _ => Target::Unit(field::<1>(datagram, REMOTE_ID)?[0]),
-            },
+            QP1 => {
+                let attribute = u16::from_be_bytes(field(datagram, ATTRIBUTE)?);
+                match Addressee::of(attribute, datagram.get(MESSAGE..)?)? {
+                    Addressee::Service(service) => Target::Service(service),
+                    Addressee::Unit(unit) => Target::Unit(unit),
+                }
+            }
             MULTICAST => Target::Everybody,
             qpn => Target::Unit((qpn >> 16) as u8),
         })

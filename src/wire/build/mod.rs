@@ -1,6 +1,8 @@
 //! Headers out: what lies below the transport is prepared once per flow, a packet's own headers
 //! are written behind it.
 
+mod usual;
+
 use std::net::{IpAddr, Ipv4Addr};
 
 use zerocopy::IntoBytes;
@@ -450,6 +452,7 @@ pub fn seal(frame: &mut FrameMut<'_>) {
 }
 
 /// The pad, then the ICRC, of a frame whose L3 header begins at `l3_offset` and whose BTH at `prefix_len`.
+#[inline(always)]
 fn seal_at(frame: &mut FrameMut<'_>, l3_offset: usize, prefix_len: usize) {
     let icrc_offset = frame.len().saturating_sub(ICRC_LEN);
     let [flags] = frame.as_frame().array(prefix_len + 1).unwrap_or_default();

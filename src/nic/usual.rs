@@ -1,0 +1,117 @@
+//! The shortest way through the NIC, for what `transport::usual` takes: one look-up, one copy, and no plans in between.
+
+use super::dma::{DmaOut, HostSide};
+use super::receive::solve_id;
+use super::srq::Receives;
+use super::{Nic, RxFrame, RxOutcome};
+use crate::frame::FrameMut;
+use crate::time::Nanos;
+use crate::transport::Verdict;
+use crate::transport::coverage::{Mover, Watch};
+use crate::transport::usual::{Leaving, Payload};
+use crate::verbs::QpIndex;
+use crate::wire::{Icrc, Usual};
+
+impl Nic {
+    /// Takes in a request that is due and asks for nothing unusual. `None`: it is another packet, and nothing has changed.
+    ///
+    /// Its payload is copied before anything else happens: should its memory be missing, the packet goes the longer way.
+    #[inline(always)]
+    pub(super) fn receive_usual(&mut self, packet: &Usual<'_>, received: &RxFrame<'_>) -> Option<RxOutcome> {
+        let (index, entry) = self.qps.find_mut(packet.bth().dest_qp.value())?;
+        let entry = &mut **entry;
+        let due = entry.qp.due(packet)?;
+        let hidden_id = match packet.check_icrc(&received.frame) {
+            Icrc::Ok => None,
+            Icrc::Bad { computed, stored } => {
+                let id = solve_id(received, computed, stored, packet.after_id());
+                Some(id.filter(|id| entry.is_plausible(*id))?)
+            }
+        };
+        let receive = match &entry.receives {
+            _ if !due.takes_receive() => None,
+            Receives::Own(ring, position) => Some(ring.fetch(*position, entry.qp.receive_list())?),
+            _ => return None,
+        };
+        let placed = entry.qp.place_of(&self.memory, &due, packet, receive)?;
+        let host = HostSide { regions: &self.regions, table: &self.memory };
+        let bytes = received.frame.slices(packet.payload());
+        let put_off = self.config.serves && self.far.put_off(&host, QpIndex(index), placed.to, bytes);
+        if !put_off {
+            host.write_pieces(placed.to, bytes).ok()?;
+        }
+        let watch = Watch::usual_arrival(&entry.qp, packet);
+        if let (Some(_), Receives::Own(ring, position)) = (receive, &mut entry.receives) {
+            //= IBTA 10.8.3: receives-complete-in-order
+            *position = position.wrapping_add(1);
+            ring.retire(*position);
+        }
+        entry.last_ip_id = hidden_id.unwrap_or(entry.last_ip_id);
+        let completion = entry.qp.executed(&self.config.limits, &due, placed, receive);
+        self.counters.rcvd_pkts += 1;
+        self.counters.rcvd_bytes += packet.payload().len() as u64;
+        let is_last = due.ends();
+        self.counters.rx_write_requests += u64::from(due.is_write() && is_last);
+        self.counters.rdma_recvs += u64::from(!due.is_write() && is_last);
+        if let Some(completion) = completion {
+            self.out.completions.push(completion);
+        }
+        watch.moved(&entry.qp, Mover::Packet);
+        Watch::usual_executed(&entry.qp, packet);
+        if !entry.touched {
+            entry.touched = true;
+            self.touched.push(QpIndex(index));
+        }
+        Some(RxOutcome::Judged { qp: QpIndex(index), verdict: Verdict::Executed, hidden_id })
+    }
+
+    /// Has the next packet of a QP leave in transmit slot `slot`, if it is a request that nothing is in the way of. `room` gives the
+    /// frame for so many bytes.
+    #[inline(always)]
+    pub fn send_usual<'f>(
+        &mut self,
+        now: Nanos,
+        index: QpIndex,
+        slot: u16,
+        room: impl FnOnce(usize) -> Option<FrameMut<'f>>,
+    ) -> Sent {
+        let Some(entry) = self.qps.get_mut(index.0).filter(|_| !self.urgent_turn) else { return Sent::Other };
+        let entry = &mut **entry;
+        let Some(leaving) = entry.qp.leaving(&self.config.limits, &self.memory) else { return Sent::Other };
+        let Leaving { bth, reth, length, payload } = &leaving;
+        let with_length = entry
+            .qp
+            .template()
+            .and_then(|template| Some((template, template.usual_len(reth.is_some(), *length)?)));
+        let Some((template, frame_len)) = with_length else { return Sent::Other };
+        let Some(mut frame) = room(frame_len) else { return Sent::NoRoom(frame_len) };
+        //= IBTA A17.9: ecn-capable-where-heeded
+        let offset = template.write_usual(&mut frame, entry.capable, bth, reth.as_ref());
+        match *payload {
+            Payload::Memory(from) => {
+                self.dma_out.push(DmaOut { slot, offset: offset as u16, length: *length, from });
+            }
+            Payload::Inline(position, from) => {
+                frame.write(offset, entry.qp.inline_bytes(position, from, *length));
+            }
+        }
+        self.arbiter.charge(entry.priority, frame_len);
+        self.counters.sent_pkts += 1;
+        self.counters.sent_bytes += u64::from(*length);
+        let watch = Watch::timer(&entry.qp);
+        entry.qp.left(now, &leaving);
+        watch.moved(&entry.qp, Mover::Sent);
+        Sent::Done
+    }
+}
+
+/// What became of a QP's next packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// It has its slot, and needs its payload.
+    Done,
+    /// There was no frame of so many bytes.
+    NoRoom(usize),
+    /// It is another packet, or there is none: [`Nic::plan`] knows.
+    Other,
+}

@@ -1,0 +1,355 @@
+//! SENDs and WRITEs of RC between two that want nothing else of one another: the packets that most traffic is made of, on the
+//! shortest way.
+//!
+//! Nothing is decided here that `requester`, `responder` and `check` do not decide as well. What is unusual in any respect, or wrong, is
+//! left to them: `None` says so, and then nothing has changed.
+
+use super::message::Message;
+use super::requester::{Requester, packets_for};
+use super::responder::Responder;
+use super::{Ctx, MemoryTable, PlantedBug, Qp, Span, scatter};
+use crate::limits::{Limits, MAX_MESSAGE};
+use crate::time::Nanos;
+use crate::verbs::{Access, CqIndex, QpState, RecvWr, SendFlags, Sge, Wc, WcFlags, WcOpcode, WrOpcode};
+use crate::wire::{Bth, Opcode, Psn, Reth, Usual};
+
+/// A request that is due.
+pub(crate) struct Due {
+    bth: Bth,
+    /// Bytes of its payload, which is not empty.
+    length: u64,
+    begins: bool,
+    ends: bool,
+    kind: Kind,
+}
+
+/// What a request does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It fills a receive.
+    Send,
+    /// It writes where its message says.
+    Write,
+}
+
+/// Where the payload of a request goes.
+pub(crate) struct Placed {
+    pub(crate) to: Span,
+    /// What its message is like after it.
+    message: Message,
+}
+
+impl Due {
+    /// True if it is the last of its message.
+    #[inline(always)]
+    pub(crate) fn ends(&self) -> bool {
+        self.ends
+    }
+
+    /// True if it is of a WRITE.
+    #[inline(always)]
+    pub(crate) fn is_write(&self) -> bool {
+        self.kind == Kind::Write
+    }
+
+    /// True if it takes a receive.
+    #[inline(always)]
+    pub(crate) fn takes_receive(&self) -> bool {
+        self.kind == Kind::Send && self.begins
+    }
+}
+
+impl Qp {
+    /// What a packet asks for, if it is one of these and the next one.
+    //= IBTA 9.5: requests-are-executed-in-psn-order
+    #[inline(always)]
+    pub(crate) fn due(&self, packet: &Usual<'_>) -> Option<Due> {
+        let (bth, length) = (packet.bth(), packet.payload().len());
+        let (kind, begins, ends) = match bth.opcode {
+            Opcode::RC_SEND_ONLY => (Kind::Send, true, true),
+            Opcode::RC_SEND_FIRST => (Kind::Send, true, false),
+            Opcode::RC_SEND_MIDDLE => (Kind::Send, false, false),
+            Opcode::RC_SEND_LAST => (Kind::Send, false, true),
+            Opcode::RC_WRITE_ONLY => (Kind::Write, true, true),
+            Opcode::RC_WRITE_FIRST => (Kind::Write, true, false),
+            Opcode::RC_WRITE_MIDDLE => (Kind::Write, false, false),
+            Opcode::RC_WRITE_LAST => (Kind::Write, false, true),
+            _ => return None,
+        };
+        if PlantedBug::is_any() || length == 0 || packet.is_ce() || !self.is_due(packet, &bth) {
+            return None;
+        }
+        //= IBTA 9.7.4.1: message-begins-with-first-or-only, message-is-not-interrupted
+        let goes_on = match self.responder.message {
+            Message::None => begins,
+            Message::Send { .. } => !begins && kind == Kind::Send,
+            Message::Write { .. } => !begins && kind == Kind::Write,
+        };
+        let mtu = self.attributes().path_mtu.bytes();
+        //= IBTA 9.7.4.1.6: first-and-middle-are-full, last-is-not-empty, only-fits-the-path-mtu
+        let fits = if ends { length <= mtu } else { length == mtu };
+        (goes_on && fits).then_some(Due { bth, length: length as u64, begins, ends, kind })
+    }
+
+    /// Where the list of the next receive goes.
+    pub(crate) fn receive_list(&mut self) -> &mut [Sge] {
+        &mut self.responder.sges
+    }
+
+    /// Where its payload goes; `None`: the longer way knows. `receive` is what it takes, its list in `receive_list`.
+    #[inline(always)]
+    pub(crate) fn place_of(
+        &self,
+        memory: &MemoryTable,
+        due: &Due,
+        packet: &Usual<'_>,
+        receive: Option<RecvWr>,
+    ) -> Option<Placed> {
+        match due.kind {
+            Kind::Send => self.place_of_send(memory, due, receive),
+            Kind::Write => self.place_of_write(memory, due, packet),
+        }
+    }
+
+    #[inline(always)]
+    fn place_of_send(&self, memory: &MemoryTable, due: &Due, receive: Option<RecvWr>) -> Option<Placed> {
+        let r = &self.responder;
+        let received = match r.message {
+            Message::Send { received } => received,
+            _ => 0,
+        };
+        let list = r.sges.get(..receive.or(r.receive)?.num_sge as usize)?;
+        //= IBTA 9.9.3: receive-memory-is-writable
+        let to = scatter::one(memory, r.receive_pd, list, received, due.length, Access::LOCAL_WRITE)?;
+        Some(Placed { to, message: Message::Send { received: received + due.length } })
+    }
+
+    #[inline(always)]
+    fn place_of_write(&self, memory: &MemoryTable, due: &Due, packet: &Usual<'_>) -> Option<Placed> {
+        let (reth, received) = match self.responder.message {
+            Message::Write { reth, received } => (reth, received),
+            _ => (packet.reth()?, 0),
+        };
+        let total = u64::from(reth.dma_len);
+        let after = received + due.length;
+        //= IBTA 9.7.4.1.6: write-is-as-long-as-it-said
+        let fits = if due.ends { after == total } else { after < total };
+        if !fits || reth.dma_len > MAX_MESSAGE || !self.attributes().access.contains(Access::REMOTE_WRITE) {
+            return None;
+        }
+        //= IBTA 9.7.4.1.5: write-is-checked-as-a-whole, key-is-checked-with-each-packet
+        let checked = if due.begins { total } else { due.length };
+        let va = reth.va.wrapping_add(received);
+        let to = memory.check_remote(self.user(), reth.rkey, va, checked, Access::REMOTE_WRITE).ok()?;
+        Some(Placed { to, message: Message::Write { reth, received: after } })
+    }
+
+    /// The payload is where it belongs: the request is done. `receive` is what it took. Returns its completion, if it has one.
+    #[inline(always)]
+    pub(crate) fn executed(
+        &mut self,
+        limits: &Limits,
+        due: &Due,
+        Placed { message, .. }: Placed,
+        receive: Option<RecvWr>,
+    ) -> Option<(CqIndex, Wc)> {
+        let (qpn, cq) = (self.qpn, self.recv_cq);
+        let r = &mut self.responder;
+        r.receive = receive.or(r.receive);
+        let completion = match message {
+            _ if !due.ends => None,
+            Message::Send { received } => r.receive.take().map(|receive| {
+                let mut flags = WcFlags::empty();
+                flags.set(WcFlags::SOLICITED, due.bth.solicited);
+                let (wr_id, opcode, byte_len) = (receive.wr_id, WcOpcode::Recv, received as u32);
+                (cq, Wc { wr_id, opcode, flags, qpn, byte_len, ..Wc::default() })
+            }),
+            _ => None,
+        };
+        r.go_on(limits, due, message);
+        completion
+    }
+}
+
+/// A request that leaves for the first time.
+pub(crate) struct Leaving {
+    pub(crate) bth: Bth,
+    /// The first packet of a WRITE has one.
+    pub(crate) reth: Option<Reth>,
+    /// Bytes of its payload.
+    pub(crate) length: u16,
+    pub(crate) payload: Payload,
+}
+
+/// Where the payload of a request is.
+#[derive(Clone, Copy)]
+pub(crate) enum Payload {
+    /// In registered memory.
+    Memory(Span),
+    /// In the work request at this position, from this byte on; maybe there is none.
+    Inline(u32, u32),
+}
+
+impl Qp {
+    /// The packet that leaves next, if it is one of these. Nothing has changed until [`Qp::left`].
+    #[inline(always)]
+    pub(crate) fn leaving(&self, limits: &Limits, memory: &MemoryTable) -> Option<Leaving> {
+        let r = &self.requester;
+        //= IBTA 9.5: requests-leave-in-order
+        if !r.may_send_new() || !self.request_goes_first() || PlantedBug::is_any() {
+            return None;
+        }
+        let wqe = r.queue.at(r.next);
+        let (psn, in_flight) = if wqe.started {
+            let psn = wqe.first_psn + r.next_packet;
+            (psn, (psn - r.una.value()).value())
+        } else {
+            (r.psn, (r.psn - r.una.value()).value())
+        };
+        if !wqe.plain || psn != r.sent_end || in_flight >= limits.window {
+            return None;
+        }
+        let mtu = self.attributes().path_mtu.bytes() as u64;
+        let first = r.next_packet == 0;
+        let offset = u64::from(r.next_packet) * mtu;
+        let left = wqe.length - offset;
+        let (last, length) = (left <= mtu, left.min(mtu));
+        let is_write = wqe.wr.opcode == WrOpcode::Write;
+        //= IBTA 9.7.3: message-is-cut-at-the-path-mtu
+        let opcode = match (is_write, first, last) {
+            (false, true, true) => Opcode::RC_SEND_ONLY,
+            (false, true, false) => Opcode::RC_SEND_FIRST,
+            (false, false, false) => Opcode::RC_SEND_MIDDLE,
+            (false, false, true) => Opcode::RC_SEND_LAST,
+            (true, true, true) => Opcode::RC_WRITE_ONLY,
+            (true, true, false) => Opcode::RC_WRITE_FIRST,
+            (true, false, false) => Opcode::RC_WRITE_MIDDLE,
+            (true, false, true) => Opcode::RC_WRITE_LAST,
+        };
+        let payload = if wqe.wr.flags.contains(SendFlags::INLINE) || length == 0 {
+            Payload::Inline(r.next, offset as u32)
+        } else {
+            //= IBTA 10.6.3.1: local-reading-needs-no-right
+            let list = r.queue.sges(r.next);
+            Payload::Memory(scatter::one(memory, self.pd, list, offset, length, Access::empty())?)
+        };
+        let window_closes = in_flight + 1 >= limits.window;
+        //= IBTA 9.7.3: ack-is-asked-for
+        let ack_req = last || window_closes || r.since_ack_request + 1 >= limits.ack_request_interval;
+        //= IBTA 9.2: solicited-is-in-the-last-packet
+        let solicited = last && wqe.wr.flags.contains(SendFlags::SOLICITED);
+        //= IBTA 9.4.3: write-names-its-whole-length-first
+        let reth = (is_write && first).then_some(Reth {
+            va: wqe.wr.remote_addr,
+            rkey: wqe.wr.rkey.0,
+            dma_len: wqe.length as u32,
+        });
+        //= IBTA 9.2: pad-makes-whole-words
+        let pad = (length as u8).wrapping_neg() & 3;
+        let bth = Bth { opcode, solicited, pad, ack_req, psn, ..self.bth() };
+        Some(Leaving { bth, reth, length: length as u16, payload })
+    }
+
+    /// It has a slot: it leaves.
+    #[inline(always)]
+    pub(crate) fn left(&mut self, now: Nanos, leaving: &Leaving) {
+        self.request_left();
+        let (timeout, mtu) = (self.attributes().ack_timeout(), self.attributes().path_mtu);
+        let r = &mut self.requester;
+        let wqe = r.queue.at_mut(r.next);
+        if !wqe.started {
+            wqe.started = true;
+            //= IBTA 9.7.3: psn-counts-packets
+            wqe.first_psn = r.psn;
+            wqe.packets = packets_for(wqe.length, mtu.bytes());
+            r.psn = wqe.end_psn();
+        }
+        wqe.asked_from = r.next_packet;
+        r.next_packet += 1;
+        if r.next_packet == wqe.packets {
+            r.next = r.next.wrapping_add(1);
+            r.next_packet = 0;
+        }
+        r.sent_end = leaving.bth.psn.next();
+        r.since_ack_request = if leaving.bth.ack_req { 0 } else { r.since_ack_request + 1 };
+        if r.retransmit_at == Nanos::MAX
+            && let Some(timeout) = timeout
+        {
+            r.retransmit_at = now + timeout;
+        }
+    }
+
+    /// The bytes of a payload that is in its work request.
+    #[inline(always)]
+    pub(crate) fn inline_bytes(&self, position: u32, offset: u32, length: u16) -> &[u8] {
+        self.requester.queue.inline(position, offset, length)
+    }
+}
+
+impl Qp {
+    /// Completes the SENDs and WRITEs that end before `end`, if nothing but them is there to be acknowledged: what else moves on with
+    /// them does so once. The rest, if any, is left to `acknowledge_before`.
+    pub(super) fn complete_plain(&mut self, ctx: &mut Ctx<'_>, end: Psn) {
+        let r = &self.requester;
+        let nothing_else = r.failed.is_none() && !r.position().is_before(end) && self.pace.is_none();
+        if !nothing_else || self.state() != QpState::Rts || PlantedBug::is_any() {
+            return;
+        }
+        let mut una = None;
+        while !self.requester.queue.is_empty() {
+            let wqe = self.requester.queue.at(self.requester.queue.tail());
+            if !wqe.plain || !wqe.started || end.is_before(wqe.end_psn()) {
+                break;
+            }
+            una = Some(wqe.end_psn());
+            let (opcode, is_send) = match wqe.wr.opcode {
+                WrOpcode::Write => (WcOpcode::Write, false),
+                _ => (WcOpcode::Send, true),
+            };
+            //= IBTA 10.8: unsignaled-success-does-not-complete
+            if self.sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED) {
+                let (wr_id, byte_len) = (wqe.wr.wr_id, wqe.length as u32);
+                let wc = Wc { wr_id, opcode, qpn: self.qpn, byte_len, ..Wc::default() };
+                ctx.out.completions.push((self.send_cq, wc));
+            }
+            ctx.counters.rdma_sends += u64::from(is_send);
+            //= IBTA 10.8.3: sends-complete-in-order
+            self.requester.retire_plain();
+        }
+        if let Some(una) = una {
+            self.advance(ctx, una);
+            self.complete_local_work(ctx);
+        }
+    }
+}
+
+impl Requester {
+    /// The oldest work request, which has left as a whole, is done.
+    fn retire_plain(&mut self) {
+        self.queue.retire();
+        self.messages_done = (self.messages_done + 1) & 0xff_ffff;
+    }
+
+    /// True if there is a work request and nothing that it would have to wait for.
+    #[inline(always)]
+    fn may_send_new(&self) -> bool {
+        self.next != self.queue.head()
+            && self.rnr_until.is_none()
+            && self.failed.is_none()
+            && self.credit_limit.is_none()
+    }
+}
+
+impl Responder {
+    /// The next packet is due, and an acknowledgement if that was asked for.
+    #[inline(always)]
+    fn go_on(&mut self, limits: &Limits, due: &Due, message: Message) {
+        if due.ends {
+            self.message_done();
+        } else {
+            self.message = message;
+        }
+        self.in_turn();
+        self.executed_in_turn(due.bth.ack_req, limits);
+    }
+}

@@ -1,0 +1,97 @@
+//! The headers of most packets: IPv4 without a tag, UDP, a BTH, and a RETH if it has one, each where it always is.
+
+use super::{ICRC_LEN, Kind, Template};
+use crate::frame::FrameMut;
+use crate::wire::{Bth, Reth, net};
+
+/// Bytes below the BTH: Ethernet, IPv4, UDP.
+const BELOW: usize = 14 + 20 + 8;
+/// Where the IPv4 header, its length and its checksum begin, and the length in the UDP header.
+const IP: usize = 14;
+const IP_LENGTH: usize = IP + 2;
+const IP_CHECKSUM: usize = IP + 10;
+const UDP_LENGTH: usize = IP + 20 + 4;
+/// The longest of them.
+const ALL: usize = BELOW + Bth::LEN + Reth::LEN;
+
+impl Template {
+    /// Bytes of such a frame, without FCS; `None`: this flow has other headers.
+    #[inline(always)]
+    pub(crate) fn usual_len(&self, has_reth: bool, payload_len: u16) -> Option<usize> {
+        let ext = if has_reth { Reth::LEN } else { 0 };
+        let is_usual = self.prefix_len == BELOW && matches!(self.kind, Kind::Ipv4 { .. });
+        is_usual.then_some(BELOW + Bth::LEN + ext + usize::from(payload_len).next_multiple_of(4) + ICRC_LEN)
+    }
+
+    /// Writes the headers of a frame of [`usual_len`](Self::usual_len) bytes to it, and returns where its payload goes. As
+    /// [`write_headers`](Self::write_headers) does it. `capable`: with ECT(0) (RFC 3168 5).
+    #[inline(always)]
+    pub(crate) fn write_usual(
+        &self,
+        frame: &mut FrameMut<'_>,
+        capable: bool,
+        bth: &Bth,
+        reth: Option<&Reth>,
+    ) -> usize {
+        let length = frame.len();
+        let payload = BELOW + Bth::LEN + if reth.is_some() { Reth::LEN } else { 0 };
+        // Sockets keep what lies below the BTH apart.
+        let (first, behind) = match frame.a.split_first_chunk_mut() {
+            Some((below, [])) => (Some(below), &mut *frame.b),
+            Some((below, behind)) => (Some(below), behind),
+            None => (None, &mut [][..]),
+        };
+        if let (Some(below), Some((place, behind))) = (first, behind.split_first_chunk_mut())
+            && self.write_usual_to(below, place, behind.first_chunk_mut(), (length, capable, bth, reth))
+        {
+            return payload;
+        }
+        self.write_usual_aside(frame, payload, (length, capable, bth, reth));
+        payload
+    }
+
+    /// The same for a frame that is split elsewhere.
+    #[cold]
+    #[inline(never)]
+    fn write_usual_aside(&self, frame: &mut FrameMut<'_>, payload: usize, what: What<'_>) {
+        let mut headers = [0; ALL];
+        if let Some((below, behind)) = headers.split_first_chunk_mut()
+            && let Some((place, behind)) = behind.split_first_chunk_mut()
+        {
+            self.write_usual_to(below, place, behind.first_chunk_mut(), what);
+        }
+        frame.write(0, &headers[..payload]);
+    }
+
+    /// False: there is no room for the RETH in one piece.
+    #[inline(always)]
+    fn write_usual_to(
+        &self,
+        below: &mut [u8; BELOW],
+        place: &mut [u8; Bth::LEN],
+        place_of_reth: Option<&mut [u8; Reth::LEN]>,
+        (length, capable, bth, reth): What<'_>,
+    ) -> bool {
+        if let Some(reth) = reth {
+            let Some(place) = place_of_reth else { return false };
+            *place = reth.to_bytes();
+        }
+        *place = bth.to_bytes();
+        let (prefix, Kind::Ipv4 { header_sum }) = (self.prefix.first_chunk(), self.kind) else {
+            return false;
+        };
+        *below = *prefix.unwrap_or(&[0; BELOW]);
+        // Lengths are those of a frame that fits its port: below 2^16.
+        let total = (length - IP) as u16;
+        let ecn = u8::from(capable) << 1;
+        below[IP + 1] |= ecn;
+        below[IP_LENGTH..IP_LENGTH + 2].copy_from_slice(&total.to_be_bytes());
+        let checksum = net::ipv4_checksum(header_sum + u64::from(total) + u64::from(ecn));
+        below[IP_CHECKSUM..IP_CHECKSUM + 2].copy_from_slice(&checksum.to_be_bytes());
+        below[UDP_LENGTH..UDP_LENGTH + 2].copy_from_slice(&(total - 20).to_be_bytes());
+        true
+    }
+}
+
+/// Bytes of the frame, whether it is ECN-capable, and the headers of the transport.
+type What<'a> = (usize, bool, &'a Bth, Option<&'a Reth>);
