@@ -150,6 +150,7 @@
 // Modules in the order in which data flows, from the wire up. Each may use those before it; `tests/tidy.rs` holds it to that.
 
 // What everything stands on.
+mod addressee;
 #[doc(hidden)]
 pub mod descriptors;
 pub mod flow;
@@ -190,11 +191,18 @@ pub mod cm;
 #[doc(hidden)]
 pub mod engine;
 
+#[doc(hidden)]
+pub mod remote;
 pub mod sim;
+
+#[doc(hidden)]
+pub mod lab;
 
 pub mod forward;
 
 pub mod host;
+
+pub mod daemon;
 
 #[doc = include_str!("ARCHITECTURE.md")]
 pub mod architecture {}

@@ -4,4 +4,4 @@ pub(crate) mod children;
 mod passing;
 
 pub use children::leave_in_child;
-pub(crate) use passing::{receive, receive_until, send};
+pub(crate) use passing::{receive, receive_until, receive_with, send, send_with};

@@ -16,28 +16,40 @@ const MOST: usize = 4;
 
 /// Sends descriptors, with one byte.
 pub(crate) fn send(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_with(socket, &[1], fds, MsgFlags::MSG_DONTWAIT).map(drop)
+}
+
+/// Sends bytes, and descriptors with the first of them. Returns how many bytes there was room for.
+pub(crate) fn send_with(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: MsgFlags,
+) -> io::Result<usize> {
     let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
-    let pieces = [IoSlice::new(&[1])];
     let control = if raw.is_empty() { &[][..] } else { &rights[..] };
-    sendmsg::<()>(
-        socket.as_raw_fd(),
-        &pieces,
-        control,
-        MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT,
-        None,
-    )?;
-    Ok(())
+    let flags = flags | MsgFlags::MSG_NOSIGNAL;
+    Ok(sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)?)
 }
 
 /// Receives a message; `None`: the other end is gone.
 pub(crate) fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Option<Vec<OwnedFd>>> {
-    let mut byte = [0];
+    let (length, fds) = receive_with(socket, &mut [0], flags)?;
+    Ok((length > 0).then_some(fds))
+}
+
+/// Receives bytes, and the descriptors that came with them. 0: the other end is gone.
+pub(crate) fn receive_with(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    flags: MsgFlags,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut control = cmsg_space!([RawFd; MOST]);
-    let mut pieces = [IoSliceMut::new(&mut byte)];
+    let mut pieces = [IoSliceMut::new(bytes)];
     let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
     let received = match recvmsg::<()>(socket.as_raw_fd(), &mut pieces, Some(&mut control), flags) {
-        Err(nix::Error::ECONNRESET) => return Ok(None),
+        Err(nix::Error::ECONNRESET) => return Ok((0, Vec::new())),
         other => other?,
     };
     let mut fds = Vec::new();
@@ -47,7 +59,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Opt
             fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
-    Ok((received.bytes > 0).then_some(fds))
+    Ok((received.bytes, fds))
 }
 
 /// The same, for which it waits until then; `TimedOut`: the other end said nothing.

@@ -66,17 +66,17 @@ impl CompletionChannel {
     /// Before looking for an event, when the descriptor was readable: what made it so may be a frame that is to be looked at first.
     /// True if that brought an event; it is taken.
     pub fn came_to_look(&self, device: &Device) -> bool {
-        device.inner.engine.came_to_look(&self.waits)
+        device.inner.adapter.came_to_look(&self.waits)
     }
 
     /// After it, in vain.
     pub fn found_no_event(&self, device: &Device) {
-        device.inner.engine.found_no_event(&self.waits);
+        device.inner.adapter.found_no_event(&self.waits);
     }
 
     /// Before sleeping inside a call until an event waits.
     pub fn begin_wait(&self, device: &Device) -> Wait {
-        device.inner.engine.begin_wait(&self.waits)
+        device.inner.adapter.begin_wait(&self.waits)
     }
 
     /// Takes back that an event waits.

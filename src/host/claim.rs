@@ -21,6 +21,8 @@ pub enum PortPlan {
     Xdp,
     /// UDP sockets.
     Udp,
+    /// A NIC that is another process.
+    Nic,
 }
 
 /// A port, and the processes that it is shared with, if any may come.
@@ -40,7 +42,8 @@ impl Claim {
         let (port, member): (Box<dyn Port>, _) = match self.plan {
             PortPlan::Udp => self.open_udp(mac)?,
             PortPlan::Xdp => (Box::new(self.open_xdp()?), None),
-            PortPlan::Best => match self.open_xdp() {
+            // There is nothing to claim: a device on one was opened as such.
+            PortPlan::Nic | PortPlan::Best => match self.open_xdp() {
                 Ok(port) => (Box::new(port), None),
                 Err(why) if why.leaves_sockets() => {
                     eprintln!(

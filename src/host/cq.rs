@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::channel::CompletionChannel;
 use super::device::Device;
-use super::error::{DeviceError, no_memory, unexpected, within};
+use super::error::{DeviceError, unexpected, within};
 use crate::engine::WaitSet;
 use crate::limits::MAX_CQE;
 use crate::nic::{Answer, Command};
@@ -25,7 +25,7 @@ impl Device {
         channel: Option<&CompletionChannel>,
     ) -> Result<CompletionQueue, DeviceError> {
         within("completion queue entries", entries, MAX_CQE)?;
-        let ring = CompletionRing::new(entries).map_err(no_memory)?;
+        let ring = self.completion_ring(entries)?;
         let notify = channel.map(|c| c.waits.events().clone());
         match self.call(Command::CreateCq { ring: ring.clone(), notify })? {
             Answer::Cq(index) => {
@@ -104,9 +104,12 @@ impl CompletionQueue {
         self.poll_ready(out)
     }
 
-    /// Runs a pass if callers turn the device: what [`CompletionQueue::poll`] does when it finds nothing.
+    /// What [`CompletionQueue::poll`] does when it finds nothing: runs a pass if callers turn the device, else lets others have the
+    /// processor, for 50 us at most where it is wanted.
     pub fn turn(&self) {
-        self.inner.device.inner.engine.caller_pass_until(|| lock(&self.inner.ring).ring.has_completions());
+        let inner = &self.inner;
+        let has_come = || lock(&inner.ring).ring.has_completions();
+        inner.device.inner.adapter.found_nothing(inner.index, has_come, || lock(&inner.ring).ring.clone());
     }
 
     /// Takes up to `out.len()` completions that are there, and runs no pass.
@@ -141,6 +144,11 @@ impl CompletionQueue {
         }
     }
 
+    /// True if its device has failed: no completion comes any more.
+    pub fn has_failed(&self) -> bool {
+        self.inner.device.has_failed()
+    }
+
     /// Completions of a QP that wait are not seen any more: it was reset or destroyed, and its work requests are nobody's.
     pub fn forget(&self, qpn: Qpn) {
         let mut polled = lock(&self.inner.ring);
@@ -168,7 +176,7 @@ impl CompletionQueue {
         if raised {
             waits.events().raise();
         } else {
-            self.inner.device.inner.engine.armed(waits);
+            self.inner.device.inner.adapter.armed(waits);
         }
     }
 
@@ -188,7 +196,7 @@ impl CompletionQueue {
     pub fn resize(&self, entries: u32) -> Result<(), DeviceError> {
         within("completion queue entries", entries, MAX_CQE)?;
         let mut polled = lock(&self.inner.ring);
-        let other = CompletionRing::new(entries).map_err(no_memory)?;
+        let other = self.inner.device.completion_ring(entries)?;
         let (gone, _) = polled.ring.positions();
         self.inner.device.call(Command::ResizeCq { cq: self.inner.index, ring: other.clone() })?;
         polled.ring = other;

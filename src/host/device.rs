@@ -1,6 +1,5 @@
 //! A device: an engine, its addresses, and the way to its neighbours.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -11,15 +10,18 @@ use crate::congestion::Rate;
 use crate::engine::{Drive, Engine, EventSink};
 use crate::limits::Limits;
 use crate::netdev::link_speed;
-use crate::nic::{Answer, Command, CongestionConfig, ControlError, NicConfig, QpRecord, QpStatus};
+use crate::nic::{Answer, Command, CongestionConfig, NicConfig, QpRecord, QpStatus};
 use crate::port::udp::group::Member;
 use crate::port::undelivered::Undelivered;
 use crate::port::{LinkChange, Port, PortInfo};
+use crate::random::unguessable;
+use crate::remote::Attachment;
 use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, Mtu, QpIndex};
 use crate::wire::Gid;
 use crate::wire::net::multicast_mac;
 
+use super::adapter::{Adapter, Others, Seat};
 use super::claim::Claim;
 use super::error::{DeviceError, ResolveError};
 use super::follower::Follower;
@@ -61,6 +63,8 @@ pub struct DeviceConfig {
     pub mig_req: bool,
     /// FLUSH is sent with the ICRC that rdma_rxe of Linux 6.12 to 7.2 gives it, which is wrong, and both are taken.
     pub rxe_flush_icrc: bool,
+    /// It serves other processes: there is a QP1 of each besides its own.
+    pub serves: bool,
     /// In which order the interface's addresses become GIDs.
     pub gid_order: GidOrder,
     /// How it reacts to congestion, and its traffic classes. The line rate is the interface's, where that is known and none is given.
@@ -80,18 +84,20 @@ impl DeviceConfig {
 }
 
 pub(super) struct Inner {
-    pub(super) engine: Engine,
+    pub(super) adapter: Adapter,
     pub(super) name: String,
     pub(super) gids: RwLock<GidTable>,
     resolver: Box<dyn Resolve>,
     /// What the first queue pair has to claim yet.
     pub(super) claim: Mutex<Option<Claim>>,
-    /// What it has in common with other processes.
-    pub(super) member: OnceLock<Arc<Member>>,
+    /// Its place among the processes that share the device.
+    pub(super) seat: OnceLock<Seat>,
     /// Follows the interface, where there is one.
     pub(super) follower: OnceLock<Follower>,
     /// What tells of the connection identifiers on it, for those who look at the device.
     pub(super) cm_ids: OnceLock<CmIds>,
+    /// Tells what of it belongs to processes that it serves.
+    pub(super) others: OnceLock<Others>,
     /// What the follower reads congestion control from.
     pub(super) control_file: Mutex<Option<KnobFile>>,
 }
@@ -109,10 +115,10 @@ impl Inner {
         let Some(file) = &mut *file else { return };
         match file.read() {
             Ok(Some(control)) => {
-                let before = self.engine.inspect(|worker| worker.nic().congestion().clone());
+                let before = self.adapter.congestion();
                 let config = CongestionConfig { control, ..before };
                 // A device that has failed says so itself.
-                let _ = self.engine.call(Command::SetCongestion(Box::new(config)));
+                let _ = self.adapter.call(Command::SetCongestion(Box::new(config)));
             }
             Ok(None) => {}
             Err(why) => eprintln!("roxie: {}: congestion control stays as it is: {why}", self.name),
@@ -126,14 +132,7 @@ impl Inner {
 
     /// See [`Device::follow_link`].
     pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(), DeviceError> {
-        let now = self.engine.now();
-        let followed = self.engine.adjust(|worker| {
-            let failed = worker.follow(now, change)?;
-            Ok((failed, worker.nic().largest_mtu()))
-        });
-        let (failed, largest) = followed
-            .ok_or(ControlError::DeviceFatal)?
-            .map_err(|source| DeviceError::System { what: "following a change of the link", source })?;
+        let (failed, largest) = self.adapter.follow_link(change)?;
         if let LinkChange::Mtu(mtu) = change
             && failed > 0
         {
@@ -172,35 +171,64 @@ impl Device {
         let largest_mtu = Mtu::largest_for_link(packet).ok_or(DeviceError::LinkMtu(packet))?;
         let nic = NicConfig {
             limits: config.limits,
-            seed: config.seed.unwrap_or_else(random),
+            seed: config.seed.unwrap_or_else(unguessable),
             largest_mtu,
             strict_icrc: config.strict_icrc,
             mig_req: config.mig_req,
             rxe_flush_icrc: config.rxe_flush_icrc,
+            serves: config.serves,
             ..NicConfig::default()
         };
         let speed = port.info().interface.as_deref().and_then(link_speed);
         let line_rate = speed.map(|mbps| Rate::from_mbps(mbps.into()));
         let engine = Engine::start(nic, port, config.drive)
             .map_err(|source| DeviceError::System { what: "starting the engine", source })?;
-        let inner = Inner {
-            engine,
-            name: name.into(),
-            gids: RwLock::new(gids),
-            resolver,
-            claim: Mutex::new(None),
-            member: OnceLock::new(),
-            follower: OnceLock::new(),
-            cm_ids: OnceLock::new(),
-            control_file: Mutex::new(config.control_file.as_deref().map(KnobFile::new)),
-        };
-        let device = Device { inner: Arc::new(inner) };
+        let device = Device::with(name, Adapter::Own(engine), gids, resolver, config);
         if config.congestion != CongestionConfig::default() || line_rate.is_some() {
             let line_rate = config.congestion.line_rate.or(line_rate);
             device.set_congestion(CongestionConfig { line_rate, ..config.congestion.clone() })?;
         }
         device.inner.read_control();
         Ok(device)
+    }
+
+    /// A device on a NIC that is another process.
+    pub(super) fn attached(
+        name: &str,
+        nic: Attachment,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        resolver: Box<dyn Resolve>,
+        config: &DeviceConfig,
+    ) -> Device {
+        let gids = GidTable::in_order(config.gid_order, addresses);
+        let nic = Arc::new(nic);
+        let config = DeviceConfig { control_file: None, ..config.clone() };
+        let device = Device::with(name, Adapter::Shared(Arc::clone(&nic)), gids, resolver, &config);
+        // Set once: the device was made just now.
+        let _ = device.inner.seat.set(Seat::Nic(nic));
+        device
+    }
+
+    fn with(
+        name: &str,
+        adapter: Adapter,
+        gids: GidTable,
+        resolver: Box<dyn Resolve>,
+        config: &DeviceConfig,
+    ) -> Device {
+        let inner = Inner {
+            adapter,
+            name: name.into(),
+            gids: RwLock::new(gids),
+            resolver,
+            claim: Mutex::new(None),
+            seat: OnceLock::new(),
+            follower: OnceLock::new(),
+            cm_ids: OnceLock::new(),
+            others: OnceLock::new(),
+            control_file: Mutex::new(config.control_file.as_deref().map(KnobFile::new)),
+        };
+        Device { inner: Arc::new(inner) }
     }
 
     /// How it reacts to congestion, and its traffic classes, from now on. QPs whose reaction point stays of the same kind keep their
@@ -214,7 +242,7 @@ impl Device {
 
     /// What it goes by.
     pub fn congestion(&self) -> CongestionConfig {
-        self.inner.engine.inspect(|worker| worker.nic().congestion().clone())
+        self.inner.adapter.congestion()
     }
 
     /// Claims the interface, if that was left for later: from now on frames come and go. Making a queue pair does so by itself.
@@ -226,7 +254,7 @@ impl Device {
         let Some(claim) = &*left else { return Ok(()) };
         let (port, member) = claim.open(self.port().mac).map_err(|e| DeviceError::Claim(Box::new(e)))?;
         self.inner
-            .engine
+            .adapter
             .set_port(port)
             .map_err(|source| DeviceError::System { what: "waiting for frames", source })?;
         *left = None;
@@ -238,7 +266,7 @@ impl Device {
         let Some(member) = member else { return Ok(()) };
         self.call(Command::AddQpnUnit(member.slot()))?;
         // Set once: a port is opened once.
-        let _ = self.inner.member.set(member);
+        let _ = self.inner.seat.set(Seat::Group(member));
         Ok(())
     }
 
@@ -248,16 +276,31 @@ impl Device {
         let _ = self.inner.cm_ids.set(cm_ids);
     }
 
-    /// The processes that it shares its port with.
-    pub fn member(&self) -> Option<&Arc<Member>> {
-        self.inner.member.get()
+    /// What other processes have at it is for them to tell of. The first stays.
+    pub(crate) fn tell_others(&self, others: Others) {
+        let _ = self.inner.others.set(others);
+    }
+
+    /// The engine, if it is of this process.
+    pub(crate) fn engine(&self) -> Option<&Engine> {
+        self.inner.adapter.engine()
+    }
+
+    /// How many objects there may be of each kind.
+    pub(crate) fn limits(&self) -> Limits {
+        self.engine().map_or_else(Limits::default, |engine| engine.inspect(|worker| *worker.nic().limits()))
+    }
+
+    /// Its place among the processes that share the device, if any may.
+    pub fn seat(&self) -> Option<&Seat> {
+        self.inner.seat.get()
     }
 
     /// Claims the interface, and sees to it that there is a number for one more QP.
     pub(super) fn claim_for_qp(&self) -> Result<(), DeviceError> {
         self.claim()?;
-        let Some(member) = self.member() else { return Ok(()) };
-        if self.inner.engine.inspect(|worker| worker.nic().has_room_for_qp()) {
+        let Some(Seat::Group(member)) = self.seat() else { return Ok(()) };
+        if self.inner.adapter.has_room_for_qp() {
             return Ok(());
         }
         let unit = member.add_unit().map_err(|source| DeviceError::System { what: "more QPNs", source })?;
@@ -277,17 +320,17 @@ impl Device {
 
     /// What it stands on, as it is now: the link may change while the device is open.
     pub fn port(&self) -> PortInfo {
-        self.inner.engine.inspect(|worker| worker.port().info().clone())
+        self.inner.adapter.port()
     }
 
     /// Begins to hear of datagrams that found nobody. `None`: its port does not know.
     pub(super) fn undelivered(&self) -> io::Result<Option<Undelivered>> {
-        self.inner.engine.inspect(|worker| worker.port().undelivered())
+        self.inner.adapter.undelivered()
     }
 
     /// The largest path MTU that its link carries.
     pub fn largest_mtu(&self) -> Mtu {
-        self.inner.engine.inspect(|worker| worker.nic().largest_mtu())
+        self.inner.adapter.largest_mtu()
     }
 
     /// Its addresses.
@@ -365,51 +408,51 @@ impl Device {
 
     /// Runs a pass if callers turn the device. Completion queues do it by themselves when they are empty.
     pub fn poll(&self) -> bool {
-        !self.inner.engine.caller_pass().is_idle()
+        !self.inner.adapter.caller_pass().is_idle()
     }
 
     /// The time on the device's clock.
     pub fn now(&self) -> Nanos {
-        self.inner.engine.now()
+        self.inner.adapter.now()
     }
 
     /// True if the device has failed: a pass of its engine panicked. Posts and commands fail from then on, completions do
     /// not come, and an event tells ([`EventKind::DeviceFatal`](crate::verbs::EventKind::DeviceFatal)).
     pub fn has_failed(&self) -> bool {
-        self.inner.engine.is_dead()
+        self.inner.adapter.is_dead()
     }
 
     /// From now on asynchronous events go to `sink`. Whoever turns the device calls it, under its lock: it must be short, and
     /// not use the device. False: there is one already.
     pub fn set_event_sink(&self, sink: EventSink) -> bool {
-        self.inner.engine.set_event_sink(sink)
+        self.inner.adapter.set_event_sink(sink)
     }
 
     /// The caller is about to wait for something and will not poll meanwhile: the device is looked after from now on.
     pub fn step_aside(&self) {
-        self.inner.engine.step_aside();
+        self.inner.adapter.step_aside();
     }
 
     /// The caller has slept as [`Wait::Watch`](crate::engine::Wait::Watch) said, and is awake again. `rang`: the last of the descriptors
     /// was readable.
     pub fn end_wait(&self, rang: bool) {
-        self.inner.engine.end_wait(rang);
+        self.inner.adapter.end_wait(rang);
     }
 
     /// The process is about to end, and nobody will drop the device: what was posted and what is owed to peers leaves now, if that
     /// takes no longer than `limit`.
     pub fn send_last(&self, limit: Duration) {
-        self.inner.engine.send_last(limit);
+        self.inner.adapter.send_last(limit);
     }
 
     /// The next asynchronous event.
     pub fn event(&self) -> Option<AsyncEvent> {
-        self.inner.engine.event()
+        self.inner.adapter.event()
     }
 
     /// All counters: the NIC's under their mlx5 and rxe names, then the port's.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.inner.engine.inspect(|worker| worker.counters())
+        self.inner.adapter.counters()
     }
 
     /// One counter; 0 if there is none of this name.
@@ -435,15 +478,10 @@ impl Device {
 
     /// Why the link failed, if it did; said once.
     pub fn take_link_error(&self) -> Option<io::Error> {
-        self.inner.engine.take_link_error()
+        self.inner.adapter.take_link_error()
     }
 
     pub(super) fn call(&self, command: Command) -> Result<Answer, DeviceError> {
-        Ok(self.inner.engine.call(command)?)
+        Ok(self.inner.adapter.call(command)?)
     }
-}
-
-/// A number that nobody can guess: the standard library's hash keys come from the operating system.
-pub(super) fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }

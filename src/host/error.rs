@@ -9,6 +9,7 @@ use crate::netdev::neighbour::NeighbourError;
 use crate::nic::{Answer, ControlError};
 use crate::port::udp::UdpError;
 use crate::port::xdp::XdpError;
+use crate::remote::AttachError;
 use crate::shared::PostError;
 use crate::verbs::Mtu;
 use crate::wire::Gid;
@@ -99,6 +100,22 @@ pub enum OpenError {
         path: PathBuf,
         /// What the system said.
         source: io::Error,
+    },
+    /// The NIC of the interface is another process, and does not serve this one.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// No NIC serves the interface.
+    #[error("no NIC serves {0}: `roxie nic --dev {0}` starts one")]
+    NoNic(String),
+    /// This is for whoever started the NIC to ask for.
+    #[error(
+        "{what} is the NIC's, which is another process: ask for it where `roxie nic --dev {interface}` is started, or take --port udp"
+    )]
+    NicsOwn {
+        /// The interface.
+        interface: String,
+        /// What was asked for.
+        what: &'static str,
     },
     /// The interface has no address that could be a GID.
     #[error("{0} has no IP address: give it one, for example `ip addr add 192.0.2.1/24 dev {0}`")]

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -15,12 +15,13 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-use super::connections::{ConnectionService, Consumer};
+use super::adapter::Seat;
+use super::connections::{ConnectionService, Nobody};
 use super::device::Device;
 use super::error::DeviceError;
-use crate::cm::{Bequest, Config, Event, Keeper, Manager};
+use crate::cm::{Bequest, Config, Keeper, Manager};
+use crate::nic::{Command, GsiRoutes};
 use crate::shared::Region;
-use crate::time::Nanos;
 use crate::wire::cm::CommId;
 
 /// Connections that it has room for, of all programs; those beyond end by their peers' timeouts.
@@ -65,8 +66,8 @@ impl Estate {
     /// # Errors
     /// If the system has no memory or descriptor for it.
     pub fn create() -> io::Result<(Estate, SharedPath)> {
-        let (region, fd) = Region::shared(PLACES * PLACE)?;
-        Ok((Estate { region }, SharedPath(fd)))
+        let (estate, fd) = Estate::create_to_hand_over()?;
+        Ok((estate, SharedPath(fd)))
     }
 
     /// One that another process made.
@@ -75,7 +76,18 @@ impl Estate {
     /// If there is none at `path`.
     pub fn open(path: &Path) -> io::Result<Estate> {
         let file = File::options().read(true).write(true).open(path)?;
-        Ok(Estate { region: Region::map(file.as_fd(), PLACES * PLACE)? })
+        Estate::of(file.as_fd())
+    }
+
+    /// One that another process has handed over.
+    pub(crate) fn of(fd: BorrowedFd<'_>) -> io::Result<Estate> {
+        Ok(Estate { region: Region::map(fd, PLACES * PLACE)? })
+    }
+
+    /// An empty one, and the descriptor by which another process [maps](Self::of) it.
+    fn create_to_hand_over() -> io::Result<(Estate, OwnedFd)> {
+        let (region, fd) = Region::shared(PLACES * PLACE)?;
+        Ok((Estate { region }, fd))
     }
 
     /// Writes down what the connections of a manager of this process leave. `seed` is the manager's,
@@ -86,12 +98,12 @@ impl Estate {
         Box::new(Writer { region: Arc::clone(&self.region), seed, process, places: HashMap::new(), next: 0 })
     }
 
-    /// Connections of processes that are no more, by the seeds of their managers. They are taken out.
-    fn take(&self) -> Left {
+    /// Connections of processes that are no more, by the seeds of their managers. They are taken out. `all`: whoever wrote them.
+    fn take(&self, all: bool) -> Left {
         let mut left = Left::new();
         for place in places(&self.region) {
             let state = place[0].load(Acquire);
-            if state & WHOLE == 0 || is_alive(state as u32) {
+            if state & WHOLE == 0 || (!all && is_alive(state as u32)) {
                 continue;
             }
             let words = std::array::from_fn(|i| place[2 + i].load(Relaxed));
@@ -110,51 +122,73 @@ impl Estate {
     /// # Errors
     /// If the device cannot be opened, for instance because another process has it now.
     pub fn settle<E: From<DeviceError>>(&self, device: impl FnOnce() -> Result<Device, E>) -> Result<(), E> {
-        let left = self.take();
+        let left = self.take(false);
         if left.is_empty() {
             return Ok(());
         }
-        let device = device()?;
-        let until = Instant::now() + LIMIT;
-        for ((seed, unit), bequests) in left {
-            let mut manager = Manager::new(Config { seed, ..Config::default() });
-            if let Some(unit) = unit {
-                device.claim()?;
-                // If another process has its numbers by now, that one gets the answers, and drops them: what is said is said
-                // all the same, some times more.
-                if let Some(member) = device.member().filter(|member| member.slot() != unit) {
-                    let _ = member.take_unit(unit);
-                }
-                manager.set_unit(unit);
-            }
-            let service = ConnectionService::start(&device, manager, Nobody)?;
-            // What is said once must not be lost for want of a way.
-            let known = Instant::now() + LIMIT / 3;
-            while !bequests.iter().all(|bequest| service.look_for(bequest.route())) && Instant::now() < known
-            {
-                std::thread::sleep(LOOK);
-            }
-            service.with(|manager, _, now| {
-                for bequest in &bequests {
-                    // A name that is there twice was written by nobody honest.
-                    let _ = manager.inherit(now, bequest);
-                }
-            });
-            let left = || service.with(|manager, _, _| manager.connections()) > 0;
-            while (left() || !service.has_said_all()) && Instant::now() < until {
-                std::thread::sleep(LOOK);
-            }
-        }
-        Ok(())
+        tell(left, &device()?).map_err(E::from)
+    }
+
+    /// The same by a device that serves other processes, for one of those that is known to have ended and had this unit. What it wrote in
+    /// the name of others is not said.
+    pub(crate) fn settle_for(&self, unit: u8, device: &Device) -> Result<(), DeviceError> {
+        let mut left = self.take(true);
+        left.retain(|(_, of), _| *of == Some(unit));
+        if left.is_empty() { Ok(()) } else { tell(left, device) }
     }
 }
 
-/// Whoever would have heard is no more.
-#[derive(Debug)]
-struct Nobody;
+impl Seat {
+    /// Memory for what connections of this process leave, which whoever serves it settles when it has ended. `None`: nobody does.
+    ///
+    /// # Errors
+    /// If the system has no memory for it, or the NIC is gone.
+    pub fn estate(&self) -> io::Result<Option<Estate>> {
+        let Seat::Nic(nic) = self else { return Ok(None) };
+        let (estate, fd) = Estate::create_to_hand_over()?;
+        nic.hand_over_estate(fd.as_fd())?;
+        Ok(Some(estate))
+    }
+}
 
-impl Consumer for Nobody {
-    fn event(&mut self, _: &mut Manager, _: Nanos, _: Event) {}
+/// Tells the peers of these connections that they are over.
+fn tell(left: Left, device: &Device) -> Result<(), DeviceError> {
+    let until = Instant::now() + LIMIT;
+    for ((seed, unit), bequests) in left {
+        let mut manager = Manager::new(Config { seed, ..Config::default() });
+        if let Some(unit) = unit {
+            device.claim()?;
+            // If another process has its numbers by now, that one gets the answers, and drops them: what is said is said
+            // all the same, some times more.
+            if let Some(seat) = device.seat().filter(|seat| seat.slot() != unit) {
+                let _ = seat.take_unit(unit);
+            }
+            manager.set_unit(unit);
+        }
+        // Whoever would have heard is no more.
+        let service = ConnectionService::start(device, manager, Nobody)?;
+        if let Some(unit) = unit {
+            // Where there is a QP1 besides, it gets the answers. Elsewhere they come by themselves.
+            let routes = GsiRoutes { units: vec![unit], services: Vec::new() };
+            let _ = device.call(Command::RouteGsi(service.qp1(), Box::new(routes)));
+        }
+        // What is said once must not be lost for want of a way.
+        let known = Instant::now() + LIMIT / 3;
+        while !bequests.iter().all(|bequest| service.look_for(bequest.route())) && Instant::now() < known {
+            std::thread::sleep(LOOK);
+        }
+        service.with(|manager, _, now| {
+            for bequest in &bequests {
+                // A name that is there twice was written by nobody honest.
+                let _ = manager.inherit(now, bequest);
+            }
+        });
+        let left = || service.with(|manager, _, _| manager.connections()) > 0;
+        while (left() || !service.has_said_all()) && Instant::now() < until {
+            std::thread::sleep(LOOK);
+        }
+    }
+    Ok(())
 }
 
 /// Writes for one manager.
@@ -226,6 +260,7 @@ mod tests {
     use super::*;
     use crate::host::{DeviceConfig, Resolve, ResolveError};
     use crate::port::memory::{self, MemoryConfig};
+    use crate::time::Nanos;
     use crate::wire::Gid;
     use crate::wire::cm::Kind;
 
@@ -252,7 +287,7 @@ mod tests {
         assert_eq!(whole(), PLACES - 1);
         one.keep(CommId(u32::MAX), Some(&bequest(7)));
         assert_eq!(whole(), PLACES);
-        assert!(estate.take().is_empty(), "its writer lives");
+        assert!(estate.take(false).is_empty(), "its writer lives");
     }
 
     /// What a process wrote with that has ended by now; its manager had this seed.
@@ -273,8 +308,8 @@ mod tests {
         writer.keep(CommId(2), None);
         // Dead in the middle of writing.
         estate.region.words()[0].store(writer.process, Relaxed);
-        assert_eq!(estate.take().into_iter().collect::<Vec<_>>(), [((5, None), vec![bequest(3)])]);
-        assert!(estate.take().is_empty());
+        assert_eq!(estate.take(false).into_iter().collect::<Vec<_>>(), [((5, None), vec![bequest(3)])]);
+        assert!(estate.take(false).is_empty());
     }
 
     /// The kernel has to be asked for the way, and does not know it at once.

@@ -123,7 +123,7 @@ impl Run {
             Change::LinkDown | Change::Gone => EventKind::PortError,
             Change::AddressAdded(_) | Change::AddressRemoved(_) | Change::Renamed(_) => return,
         };
-        device.engine.adjust(|worker| worker.raise(AsyncEvent::Port(event)));
+        device.adapter.raise(AsyncEvent::Port(event));
     }
 
     /// Frames to a peer whose station address changed go to the new one.
@@ -135,7 +135,7 @@ impl Run {
             moved.extend(neighbours.look_again(interface));
         }
         for (destination, mac) in moved {
-            device.engine.adjust(|worker| worker.set_next_hop(Gid::from(destination), mac));
+            device.adapter.set_next_hop(Gid::from(destination), mac);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::{PoisonError, RwLock};
 
 use super::error::DeviceError;
-use super::error::{no_memory, unexpected};
+use super::error::unexpected;
 use super::pd::ProtectionDomain;
 use super::qp::QueuePair;
 use crate::nic::{Answer, Command, ControlError};
@@ -138,7 +138,7 @@ impl ProtectionDomain {
     /// If there is no memory for it, or the device has no room for another region.
     pub fn alloc_fast(&self, memory_len: usize, max_pages: u32) -> Result<FastRegion, DeviceError> {
         let memory = HostMemory::allocate(memory_len).map_err(no_region)?;
-        let pages = PageList::new(max_pages).map_err(no_memory)?;
+        let pages = self.inner.device.page_list(max_pages)?;
         let command =
             Command::AllocFastMemory { pd: self.inner.id, memory: memory.clone(), pages: pages.clone() };
         match self.inner.device.call(command)? {

@@ -38,6 +38,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub(crate) mod adapter;
 mod ah_options;
 mod channel;
 mod claim;
@@ -59,6 +60,7 @@ mod memory;
 mod open;
 mod pd;
 mod qp;
+mod queues;
 mod rdma_cm;
 mod snapshot;
 mod srq;
@@ -74,6 +76,7 @@ pub use crate::nic::{
 pub use crate::shared::work_queue::Payload;
 pub use crate::shared::{Armed, HostMemory, PageList, PostError};
 
+pub use adapter::Seat;
 pub use ah_options::AhOptions;
 pub use channel::CompletionChannel;
 pub use cq::CompletionQueue;
@@ -94,7 +97,7 @@ pub use stack::Stack;
 #[doc(hidden)]
 pub use claim::PortPlan;
 #[doc(hidden)]
-pub use connections::{ConnectionService, Consumer};
+pub use connections::{ConnectionService, Consumer, Nobody};
 #[doc(hidden)]
 pub use estate::{Estate, SharedPath};
 #[doc(hidden)]

@@ -14,11 +14,13 @@ use super::stack::Stack;
 use crate::frame::ETHERNET_HEADER;
 use crate::netdev::neighbour::NeighbourError;
 use crate::netdev::{Interface, Neighbours, NetdevError, Reach};
+use crate::nic::CongestionConfig;
 use crate::port::memory::{self, MemoryConfig};
 use crate::port::udp::{UdpConfig, UdpPort, synthetic_mac};
 use crate::port::unclaimed::UnclaimedPort;
 use crate::port::xdp::{XdpConfig, XdpPort};
 use crate::port::{Port, PortInfo};
+use crate::remote::Attachment;
 
 /// How long to wait for a neighbour to answer.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -65,6 +67,20 @@ impl Device {
         Ok(device)
     }
 
+    /// A device on the NIC of an interface that is another process (`roxie nic`), in the calling thread's network namespace. `None`:
+    /// there is none.
+    ///
+    /// # Errors
+    /// If there is one that does not serve this process, or there is no such interface, or it has no address.
+    pub fn open_attached(interface: &str, config: &DeviceConfig) -> Result<Option<Device>, OpenError> {
+        let found = Interface::by_name(interface)?;
+        let Some(nic) = Attachment::open(&found.name)? else { return Ok(None) };
+        let outlook = Outlook::of(found, nic.port().raw_frames, config)?;
+        let device = Device::attached("roxie0", nic, outlook.addresses, outlook.resolver, &outlook.config);
+        device.follow(outlook.followed)?;
+        Ok(Some(device))
+    }
+
     /// A device on an interface of the calling thread's network namespace that claims it with its first queue pair; until then
     /// it answers questions, registers memory and makes queues.
     ///
@@ -76,6 +92,15 @@ impl Device {
         stack: Stack,
         config: &DeviceConfig,
     ) -> Result<Device, OpenError> {
+        if matches!(plan, PortPlan::Best | PortPlan::Nic) {
+            match Device::at_nic(interface, &stack, config) {
+                Ok(Some(device)) => return Ok(device),
+                Ok(None) if plan == PortPlan::Nic => return Err(OpenError::NoNic(interface.to_owned())),
+                Ok(None) => {}
+                Err(error) if plan == PortPlan::Nic => return Err(error),
+                Err(error) => eprintln!("roxie: {error}"),
+            }
+        }
         let found = Interface::by_name(interface)?;
         let first = found.addresses.first().ok_or_else(|| OpenError::NoAddress(interface.to_owned()))?.ip;
         let frames = plan != PortPlan::Udp;
@@ -88,24 +113,28 @@ impl Device {
             max_frame: found.mtu + ETHERNET_HEADER,
             raw_frames: frames,
         };
-        let addresses: Vec<_> = found.addresses.iter().map(|a| a.ip).collect();
-        let neighbours = if frames { Some(Arc::new(Neighbours::open(&found)?)) } else { None };
-        let config = DeviceConfig { gid_order: GidOrder::Customary { station: found.mac }, ..config.clone() };
-        let sockets = Sockets::new(Some(&found));
-        let interface = Live::new(found);
-        let resolver: Box<dyn Resolve> = match &neighbours {
-            Some(neighbours) => Box::new(KernelNeighbours {
-                interface: interface.clone(),
-                neighbours: Arc::clone(neighbours),
-            }),
-            None => Box::new(sockets),
-        };
+        let outlook = Outlook::of(found, frames, config)?;
         let port = Box::new(UnclaimedPort::new(info.clone()));
-        let device = Device::new("roxie0", port, addresses, resolver, &config)?;
+        let device = Device::new("roxie0", port, outlook.addresses, outlook.resolver, &outlook.config)?;
         let claim = Claim { interface: info.interface.unwrap_or_default(), plan, stack };
         *device.inner.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
-        device.follow(Followed { interface, addresses: true, neighbours })?;
+        device.follow(outlook.followed)?;
         Ok(device)
+    }
+
+    /// As [`open_attached`](Self::open_attached), for a program that may have asked for what a NIC of another process cannot give it.
+    fn at_nic(interface: &str, stack: &Stack, config: &DeviceConfig) -> Result<Option<Device>, OpenError> {
+        let device = Device::open_attached(interface, config)?;
+        let ours = [
+            ("a capture", stack.capture.is_some()),
+            ("faults", stack.fault.is_some()),
+            ("congestion control", config.congestion != CongestionConfig::default()),
+            ("congestion control", config.control_file.is_some()),
+        ];
+        match ours.into_iter().find(|(_, asked)| *asked && device.is_some()) {
+            Some((what, _)) => Err(OpenError::NicsOwn { interface: interface.to_owned(), what }),
+            None => Ok(device),
+        }
     }
 
     fn follow(&self, followed: Followed) -> Result<(), OpenError> {
@@ -145,6 +174,34 @@ impl Device {
             Ok::<_, OpenError>(Device::new(&format!("memory{n}"), port, addresses, Box::new(Pair), config)?)
         };
         Ok((open(a, 1, near)?, open(b, 2, far)?))
+    }
+}
+
+/// What a device makes of an interface whose port is elsewhere, or not claimed yet.
+struct Outlook {
+    addresses: Vec<IpAddr>,
+    config: DeviceConfig,
+    resolver: Box<dyn Resolve>,
+    followed: Followed,
+}
+
+impl Outlook {
+    /// With all addresses of the interface. `frames`: the port sends frames, which need the kernel's neighbours; else it sends datagrams.
+    fn of(found: Interface, frames: bool, config: &DeviceConfig) -> Result<Outlook, OpenError> {
+        let addresses = addresses_of(&found, &[])?;
+        let config = DeviceConfig { gid_order: GidOrder::Customary { station: found.mac }, ..config.clone() };
+        let neighbours = frames.then(|| Neighbours::open(&found).map(Arc::new)).transpose()?;
+        let sockets = Sockets::new(Some(&found));
+        let interface = Live::new(found);
+        let resolver: Box<dyn Resolve> = match &neighbours {
+            Some(neighbours) => Box::new(KernelNeighbours {
+                interface: interface.clone(),
+                neighbours: Arc::clone(neighbours),
+            }),
+            None => Box::new(sockets),
+        };
+        let followed = Followed { interface, addresses: true, neighbours };
+        Ok(Outlook { addresses, config, resolver, followed })
     }
 }
 

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use super::ah_options::AhOptions;
 use super::cq::CompletionQueue;
-use super::device::{Device, random};
-use super::error::{DeviceError, no_memory, unexpected};
+use super::device::Device;
+use super::error::{DeviceError, unexpected};
 use super::pd::{Kept, ProtectionDomain};
 use crate::congestion::{Settings, State};
 use crate::nic::{Answer, Command, ControlError, QpHandle, QpRecord, QpStatus, ReceiveSource};
+use crate::random::unguessable;
 use crate::shared::work_queue::Payload;
 use crate::shared::{PostError, RecvRing, SendRing};
 use crate::threads::lock;
@@ -48,7 +49,7 @@ impl Device {
     ) -> Result<QueuePair, DeviceError> {
         let caps = &init.caps;
         check_caps(caps)?;
-        let receives = RecvRing::new(caps.max_recv_wr, caps.max_recv_sge).map_err(no_memory)?;
+        let receives = self.receive_ring(caps.max_recv_wr, caps.max_recv_sge)?;
         self.create_qp_from(pd, (send_cq, recv_cq), init, (ReceiveSource::Own(receives), Kept::new()))
     }
 
@@ -63,7 +64,7 @@ impl Device {
         self.claim_for_qp()?;
         let caps = &init.caps;
         check_caps(caps)?;
-        let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).map_err(no_memory)?;
+        let sends = self.send_ring(caps)?;
         let receives = match &source {
             ReceiveSource::Own(ring) => Some(ring.clone()),
             _ => None,
@@ -217,7 +218,7 @@ impl QueuePair {
     /// If there is no address at that index.
     pub fn endpoint(&self, gid_index: usize) -> Result<Endpoint, DeviceError> {
         let gid = self.device.gid(gid_index)?;
-        Ok(Endpoint { qpn: self.qpn(), psn: Psn::new(random() as u32), gid })
+        Ok(Endpoint { qpn: self.qpn(), psn: Psn::new(unguessable() as u32), gid })
     }
 
     /// Sets attributes and state, as `ibv_modify_qp`.
@@ -396,7 +397,7 @@ impl QueuePair {
 
     fn posted(&self, outstanding: u32) {
         let posts = self.posts.fetch_add(1, Relaxed);
-        self.device.inner.engine.posted(self.handle.index, outstanding, posts);
+        self.device.inner.adapter.posted(self.handle.index, outstanding, posts);
     }
 
     /// Posts a receive.
@@ -407,7 +408,7 @@ impl QueuePair {
         self.check_state(|state| state == QpState::Reset)?;
         let receives = self.receives.as_ref().ok_or(PostError::NoReceiveQueue)?;
         if lock(receives).post(wr_id, sges)? {
-            self.device.inner.engine.doorbells().ring(self.handle.index);
+            self.device.inner.adapter.posted_receive(self.handle.index);
         }
         Ok(())
     }

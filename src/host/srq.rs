@@ -90,7 +90,7 @@ impl SharedReceiveQueue {
         within("max_wr", max_wr, MAX_WR)?;
         // Nothing is posted while the NIC moves what waits.
         let mut ring = lock(&self.inner.ring);
-        let other = RecvRing::new(max_wr, ring.max_sge()).map_err(no_memory)?;
+        let other = self.inner.device.receive_ring(max_wr, ring.max_sge())?;
         self.inner.device.call(change(Some(other.clone())))?;
         *ring = other;
         Ok(())
@@ -142,7 +142,7 @@ impl ProtectionDomain {
     ) -> Result<SharedReceiveQueue, DeviceError> {
         within("max_wr", max_wr, MAX_WR)?;
         within("max_sge", max_sge, MAX_SGE as u32)?;
-        let ring = RecvRing::new(max_wr, max_sge).map_err(no_memory)?;
+        let ring = self.inner.device.receive_ring(max_wr, max_sge)?;
         let init = SrqInit { kind, limit: 0 };
         let device = self.device().clone();
         match device.call(Command::CreateSrq { pd: self.id(), init, ring: ring.clone() })? {

@@ -1,6 +1,7 @@
 //! QP attributes: what `create_qp` and `modify_qp` take.
 
 use bitflags::bitflags;
+use serde::{Deserialize, Serialize};
 
 use crate::limits::{MAX_INLINE, MAX_SGE, MAX_WR};
 use crate::time::Nanos;
@@ -8,7 +9,7 @@ use crate::time::Nanos;
 use super::{Access, Gid, Mtu, Psn, QpState, QpType, Qpn};
 
 /// The sizes of a QP's queues.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpCaps {
     /// Send work requests that may be outstanding.
     pub max_send_wr: u32,
@@ -48,7 +49,7 @@ impl Default for QpCaps {
 }
 
 /// What a QP is made as (`ibv_qp_init_attr`, without its queues).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpInit {
     /// The service, which never changes.
     pub qp_type: QpType,
@@ -59,7 +60,7 @@ pub struct QpInit {
 }
 
 /// The path to a peer, resolved down to the MAC address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressVector {
     /// Our address on the path.
     pub sgid: Gid,
@@ -94,7 +95,7 @@ impl AddressVector {
 }
 
 /// How fast a QP sends at most (`struct ibv_qp_rate_limit_attr`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateLimit {
     /// Thousand bits per second; 0: no bound.
     pub kbps: u32,
@@ -156,7 +157,7 @@ bitflags! {
 }
 
 /// Attributes for `modify_qp`: those that are `Some` are set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpAttr {
     /// The state to go to.
     pub state: Option<QpState>,
@@ -227,7 +228,7 @@ impl QpAttr {
 }
 
 /// The attributes of a QP as they are in force.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct QpAttributes {
     /// What a peer may do through the QP.
     pub access: Access,

@@ -1,5 +1,6 @@
 //! Work completions and asynchronous events.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 use bitflags::bitflags;
@@ -218,7 +219,7 @@ impl Wc {
 }
 
 /// What happened to an object outside the order of completions (`ibv_event_type`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum EventKind {
     /// A CQ overflowed; completions were lost.
     CqError,
@@ -249,7 +250,7 @@ pub enum EventKind {
 }
 
 /// An asynchronous event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AsyncEvent {
     /// Of a QP.
     Qp(QpIndex, EventKind),

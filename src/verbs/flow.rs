@@ -2,13 +2,14 @@
 
 use super::QpIndex;
 use crate::flow::{FlowMatch, RxHash};
+use serde::{Deserialize, Serialize};
 
 /// Names a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FlowId(pub u32);
 
 /// A flow steering rule (`ibv_flow_attr`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowRule {
     /// Rules with a lower number are tried first; of two with the same, the older.
     pub priority: u32,
@@ -17,7 +18,7 @@ pub struct FlowRule {
 }
 
 /// How a QP for receive side scaling spreads frames over others.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rss {
     /// Which fields of a frame choose the queue, and how.
     pub hash: RxHash,

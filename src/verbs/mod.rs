@@ -24,41 +24,42 @@ pub use crate::flow::{FlowField, FlowMatch};
 pub use crate::wire::{Gid, Psn, Qpn};
 
 use bitflags::bitflags;
+use serde::{Deserialize, Serialize};
 
 /// A protection domain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PdId(pub u32);
 
 /// Where a QP lies in the device's table. Stable for the QP's life; not its number on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct QpIndex(pub u32);
 
 /// Where a CQ lies in the device's table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CqIndex(pub u32);
 
 /// Where a memory region lies in the device's table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MrIndex(pub u32);
 
 /// Where a memory window lies in the device's table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MwIndex(pub u32);
 
 /// Where a shared receive queue lies in the device's table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SrqIndex(pub u32);
 
 /// The number of a shared receive queue, 24 bits: by it XRC requests name one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Srqn(pub u32);
 
 /// An XRC domain: which shared receive queues the peers of an XRC target may name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct XrcdId(pub u32);
 
 /// The kind of a memory window (`ibv_mw_type`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum MwType {
     /// Open to all QPs of its protection domain; each bind gives it a new key of the device's.
     One = 1,
@@ -68,7 +69,7 @@ pub enum MwType {
 }
 
 /// Names an address handle. The number of one that was destroyed names nothing for a long time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AhId(pub u32);
 
 /// A key for local use of a memory region.
@@ -81,7 +82,7 @@ pub struct RKey(pub u32);
 
 bitflags! {
     /// What may be done to a memory region, or through a QP (`ibv_access_flags`).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct Access: u32 {
         /// The NIC may write it for local operations: receives, READ and atomic results.
         const LOCAL_WRITE = 1;
@@ -123,7 +124,7 @@ impl Access {
 }
 
 /// Which service a QP speaks (`ibv_qp_type`; QP1 is `IB_QPT_GSI` of the kernel).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum QpType {
     /// General services: QP1, a datagram QP that carries management datagrams.
     Gsi = 1,
@@ -200,7 +201,7 @@ impl QpType {
 }
 
 /// The state of a QP (`ibv_qp_state`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum QpState {
     /// As created: drops everything.
     #[default]
@@ -228,7 +229,7 @@ impl QpState {
 }
 
 /// A path MTU: payload bytes of a full packet (`ibv_mtu`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Mtu {
     /// 256 bytes.
     Mtu256 = 1,

@@ -1,9 +1,10 @@
 //! The nouns of shared receive queues and XRC domains (IBTA 10.2.9, annex A14).
 
 use super::{CqIndex, XrcdId};
+use serde::{Deserialize, Serialize};
 
 /// What a shared receive queue is for (`ibv_srq_type`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SrqKind {
     /// QPs are made to take from it; completions go to the QP's own queue.
     Basic,
@@ -17,7 +18,7 @@ pub enum SrqKind {
 }
 
 /// What a shared receive queue is made as (`ibv_srq_init_attr_ex`, without its ring, which holds its sizes).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SrqInit {
     /// What it is for.
     pub kind: SrqKind,
@@ -32,7 +33,7 @@ impl Default for SrqInit {
 }
 
 /// A file, as the system tells them apart: those who have it open share an XRC domain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileId {
     /// The device of the file (`st_dev`).
     pub device: u64,
@@ -41,7 +42,7 @@ pub struct FileId {
 }
 
 /// How an XRC domain is opened (`ibv_xrcd_init_attr`; the flags are `O_CREAT` and `O_EXCL`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenXrcd {
     /// The file that stands for it; `None`: it is the caller's alone.
     pub file: Option<FileId>,

@@ -15,6 +15,7 @@ mod late;
 mod launcher;
 mod netlink;
 mod newer;
+mod nic;
 mod perftest;
 mod pingpong;
 mod preload;
@@ -29,5 +30,6 @@ mod upper;
 mod waits;
 
 use site::{
-    Finished, NEAR, NEAR_V6, PORTS, Running, Site, compiled, descendants, folder, installed, launcher, skip,
+    FI_PORT, Finished, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, UCX_PORT, compiled, descendants,
+    folder, installed, launcher, skip,
 };

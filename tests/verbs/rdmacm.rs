@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use roxie::host::inspect::{Snapshot, snapshots};
 use roxie::netdev::NetNs;
 
-use super::{NEAR, NEAR_V6, PORTS, Running, Site, compiled, descendants, launcher, skip};
+use super::{NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, compiled, descendants, launcher, skip};
 
 impl Running {
     /// Until it listens.
@@ -284,7 +284,7 @@ fn qperf_measures_over_connections_of_rdma_cm() {
     let site = Site::new("cm-qperf");
     for port in PORTS {
         let mut server = site.near(port, "qperf");
-        server.wait_until_it_listens(19765);
+        server.wait_until_it_listens(QPERF_PORT);
         let tests = ["rc_bi_bw", "rc_rdma_read_bw"];
         let client = site.far(port, &format!("qperf {NEAR} -cm1 -t 1 {}", tests.join(" "))).finish();
         assert!(client.status.success(), "{port}: {client:?}");

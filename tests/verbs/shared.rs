@@ -36,7 +36,7 @@ const MESH: usize = 6;
 const MESSAGES: usize = 5000;
 
 /// Sockets of groups that are there in a network namespace.
-fn doors(namespace: &NetNs) -> usize {
+pub(crate) fn doors(namespace: &NetNs) -> usize {
     let table = namespace.run(|| fs::read_to_string("/proc/thread-self/net/unix")).unwrap().unwrap();
     table.lines().filter(|line| line.contains(" @roxie/")).count()
 }
@@ -49,7 +49,7 @@ fn wait_until_nobody_is_left(namespace: &NetNs) {
     }
 }
 
-fn kill_programs(running: &Running) {
+pub(crate) fn kill_programs(running: &Running) {
     for pid in descendants(running.child.id()).into_iter().filter(|pid| *pid != running.child.id()) {
         let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
     }
@@ -74,17 +74,21 @@ fn a_server_and_its_client_have_the_same_device() {
         return;
     }
     let site = Site::new("same-device");
+    server_and_client(&site, "udp");
+    wait_until_nobody_is_left(&site.near);
+}
+
+pub(crate) fn server_and_client(site: &Site, port: &str) {
     for (program, tcp) in BY_TCP {
-        let mut server = site.near("udp", program);
+        let mut server = site.near(port, program);
         server.wait_until_it_listens(tcp);
-        let client = site.near("udp", &format!("{program} {NEAR}")).finish();
+        let client = site.near(port, &format!("{program} {NEAR}")).finish();
         let server = server.finish();
         assert!(
             client.status.success() && server.status.success(),
             "{program}\nclient: {client:?}\nserver: {server:?}"
         );
     }
-    wait_until_nobody_is_left(&site.near);
 }
 
 #[test]
@@ -93,8 +97,13 @@ fn each_server_of_rdma_cm_gets_its_own_requests() {
         return;
     }
     let site = Site::new("same-cm");
+    servers_of_rdma_cm(&site, "udp");
+    wait_until_nobody_is_left(&site.near);
+}
+
+pub(crate) fn servers_of_rdma_cm(site: &Site, device: &str) {
     let server = |port: u16| {
-        let mut server = site.near("udp", &format!("rping -s -P -p {port} -a {NEAR} -v"));
+        let mut server = site.near(device, &format!("rping -s -P -p {port} -a {NEAR} -v"));
         server.wait_until_it_serves();
         server
     };
@@ -102,18 +111,18 @@ fn each_server_of_rdma_cm_gets_its_own_requests() {
     for round in 0..3 {
         for port in [7003, 7001, 7002] {
             let client = format!("rping -c -p {port} -a {NEAR} -v -V -C 5");
-            let client = if round == 1 { site.near("udp", &client) } else { site.far("udp", &client) };
+            let client = if round == 1 { site.near(device, &client) } else { site.far(device, &client) };
             let client = client.finish();
             assert!(client.status.success(), "port {port}: {client:?}");
             assert_eq!(client.said.matches("ping data: rdma-ping-").count(), 5, "{client:?}");
         }
     }
     // The numbers are the device's.
-    let second = site.near("udp", &format!("rping -s -p 7002 -a {NEAR} -v")).finish();
+    let second = site.near(device, &format!("rping -s -p 7002 -a {NEAR} -v")).finish();
     assert!(!second.status.success() && second.said.contains("Address already in use"), "{second:?}");
     // Nobody's request is refused by those who are there.
     let start = Instant::now();
-    let nobody = site.far("udp", &format!("rping -c -p 7009 -a {NEAR} -v -C 1")).finish();
+    let nobody = site.far(device, &format!("rping -c -p 7009 -a {NEAR} -v -C 1")).finish();
     assert!(!nobody.status.success() && nobody.said.contains("REJECTED"), "{nobody:?}");
     assert!(start.elapsed() < Duration::from_secs(30), "refused, not given up");
     // A server that is killed gives its number back, and another one takes it.
@@ -121,16 +130,15 @@ fn each_server_of_rdma_cm_gets_its_own_requests() {
     kill_programs(first);
     let again = Instant::now() + Duration::from_secs(20);
     let server = loop {
-        let mut server = site.near("udp", &format!("rping -s -p 7001 -a {NEAR} -v -V -C 5"));
+        let mut server = site.near(device, &format!("rping -s -p 7001 -a {NEAR} -v -V -C 5"));
         if server.serves() {
             break server;
         }
         assert!(Instant::now() < again, "port 7001 is not free: {}", server.said());
     };
-    let client = site.far("udp", &format!("rping -c -p 7001 -a {NEAR} -v -V -C 5")).finish();
+    let client = site.far(device, &format!("rping -c -p 7001 -a {NEAR} -v -V -C 5")).finish();
     assert!(client.status.success(), "{client:?}");
     drop((servers, server));
-    wait_until_nobody_is_left(&site.near);
 }
 
 #[test]
@@ -175,6 +183,13 @@ fn each_of_many_talks_to_each_of_many_while_others_are_killed() {
     if skip(name, &["cc", "ibv_rc_pingpong"]) {
         return;
     }
+    let site = Site::new("same-mesh");
+    each_of_many(&site, "udp");
+    wait_until_nobody_is_left(&site.near);
+    wait_until_nobody_is_left(&site.far);
+}
+
+pub(crate) fn each_of_many(site: &Site, device: &str) {
     let number = |name: &str, default: usize| {
         std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}=number")))
     };
@@ -182,19 +197,18 @@ fn each_of_many_talks_to_each_of_many_while_others_are_killed() {
     let messages = (MESSAGES * kills / (size * size)).max(1);
     let (_place, program) = compiled("mesh", &["-lrdmacm", "-libverbs"]);
     let program = program.display();
-    let site = Site::new("same-mesh");
     let ports = 21000..21000 + size;
     let mut servers: Vec<Running> = ports
-        .map(|port| site.near("udp", &format!("{program} serve {NEAR} {port} {size} {messages}")))
+        .map(|port| site.near(device, &format!("{program} serve {NEAR} {port} {size} {messages}")))
         .collect();
     servers.iter_mut().for_each(Running::wait_until_it_serves);
     let clients: Vec<Running> = (0..size)
-        .map(|own| site.far("udp", &format!("{program} connect {NEAR} 21000 {size} {messages} {own}")))
+        .map(|own| site.far(device, &format!("{program} connect {NEAR} 21000 {size} {messages} {own}")))
         .collect();
     for round in 0..kills {
         for near in [true, false] {
             let program = format!("ibv_rc_pingpong -g 1 -p {}", 19001 + round);
-            let victim = if near { site.near("udp", &program) } else { site.far("udp", &program) };
+            let victim = if near { site.near(device, &program) } else { site.far(device, &program) };
             // Before it has joined, while it does, and afterwards.
             std::thread::sleep(Duration::from_millis(29 * (round as u64 % 11)));
             kill_programs(&victim);
@@ -209,8 +223,6 @@ fn each_of_many_talks_to_each_of_many_while_others_are_killed() {
     println!(
         "{processes} processes, {connections} connections of {messages} messages each way, {killed} killed beside them"
     );
-    wait_until_nobody_is_left(&site.near);
-    wait_until_nobody_is_left(&site.far);
 }
 
 #[test]
@@ -232,8 +244,7 @@ fn a_child_that_outlives_its_parent_holds_nobody_up() {
 
 /// Eight ranks, four on each of two hosts, under an MPI: `mpirun` is given the agent that takes the place of `ssh`, what each rank is
 /// started with, and the program.
-fn eight_ranks(tag: &str, compiler: &str, mpirun: impl Fn(&Path, &str, &str) -> String) {
-    let site = Site::new(tag);
+fn eight_ranks((site, port): (&Site, &str), compiler: &str, mpirun: impl Fn(&Path, &str, &str) -> String) {
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("mpi_many");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/mpi_many.c");
@@ -242,7 +253,8 @@ fn eight_ranks(tag: &str, compiler: &str, mpirun: impl Fn(&Path, &str, &str) -> 
     let agent = place.path().join("agent");
     super::upper::write_agent(&agent, site.far.name().unwrap());
     for transport in ["rc_v", "ud_v"] {
-        let run = format!("{} run -q --port udp -- {}", folder().join("roxie").display(), program.display());
+        let run =
+            format!("{} run -q --port {port} -- {}", folder().join("roxie").display(), program.display());
         let mpirun = mpirun(&agent, &format!("UCX_TLS={transport},self"), &run);
         let mut command = Command::new("unshare");
         command.args([
@@ -257,16 +269,21 @@ fn eight_ranks(tag: &str, compiler: &str, mpirun: impl Fn(&Path, &str, &str) -> 
             "{transport}: {ran:?}"
         );
     }
-    wait_until_nobody_is_left(&site.near);
 }
 
 #[test]
 fn eight_ranks_of_open_mpi_on_two_hosts_exchange_everything() {
+    let site = Site::new("same-ompi");
+    eight_of_open_mpi(&site, "udp");
+    wait_until_nobody_is_left(&site.near);
+}
+
+pub(crate) fn eight_of_open_mpi(site: &Site, port: &str) {
     let name = "eight_ranks_of_open_mpi_on_two_hosts_exchange_everything";
     if skip(name, &["mpirun.openmpi", "mpicc.openmpi", "unshare"]) {
         return;
     }
-    eight_ranks("same-ompi", "mpicc.openmpi", |agent, transports, run| {
+    eight_ranks((site, port), "mpicc.openmpi", |agent, transports, run| {
         format!(
             "mpirun.openmpi --allow-run-as-root --oversubscribe -H near:4,far:4 -n 8 --mca plm_rsh_agent {} --mca pml ucx \
              --mca osc ucx --mca btl ^vader,tcp,openib --mca oob_tcp_if_include 192.0.2.0/24 -x {transports} \
@@ -278,6 +295,12 @@ fn eight_ranks_of_open_mpi_on_two_hosts_exchange_everything() {
 
 #[test]
 fn eight_ranks_of_mpich_on_two_hosts_exchange_everything() {
+    let site = Site::new("same-mpich");
+    eight_of_mpich(&site, "udp");
+    wait_until_nobody_is_left(&site.near);
+}
+
+pub(crate) fn eight_of_mpich(site: &Site, port: &str) {
     let name = "eight_ranks_of_mpich_on_two_hosts_exchange_everything";
     if skip(name, &["mpirun.mpich", "mpicc.mpich", "mpichversion", "unshare"]) {
         return;
@@ -287,7 +310,7 @@ fn eight_ranks_of_mpich_on_two_hosts_exchange_everything() {
         println!("SKIP {name}: this MPICH does not use UCX");
         return;
     }
-    eight_ranks("same-mpich", "mpicc.mpich", |agent, transports, run| {
+    eight_ranks((site, port), "mpicc.mpich", |agent, transports, run| {
         let (variable, value) = transports.split_once('=').expect("a setting");
         format!(
             "mpirun.mpich -launcher ssh -launcher-exec {} -localhost {NEAR} -hosts {NEAR}:4,far:4 -n 8 \

@@ -19,6 +19,13 @@ pub(crate) const NEAR: &str = "192.0.2.1";
 /// Likewise of IPv6.
 pub(crate) const NEAR_V6: &str = "fd00::1";
 
+/// The TCP port by which `ucx_perftest` exchanges addresses.
+pub(crate) const UCX_PORT: u16 = 13337;
+/// Likewise `fi_pingpong`.
+pub(crate) const FI_PORT: u16 = 47592;
+/// Likewise `qperf`.
+pub(crate) const QPERF_PORT: u16 = 19765;
+
 /// The folder of `roxie` and of the library, which is made if it is not there or older than its sources. `ROXIE_FOLDER` names another,
 /// which somebody has made: `.ci/sanitize` does.
 pub(crate) fn folder() -> &'static Path {
@@ -105,6 +112,13 @@ impl Site {
         Site { near, far, _turn: turn }
     }
 
+    /// The same with a NIC in each that serves the others (`roxie nic`).
+    pub(crate) fn with_nics(tag: &str, options: &[&str]) -> (Site, [Running; 2]) {
+        let site = Site::new(tag);
+        let nics = [(&site.near, "left"), (&site.far, "right")].map(|(host, dev)| nic(host, dev, options));
+        (site, nics)
+    }
+
     /// Starts a program on the near device.
     pub(crate) fn near(&self, port: &str, program: &str) -> Running {
         Running::start(&self.near, launcher(&["--dev", "left", "--port", port], program))
@@ -125,6 +139,15 @@ impl Site {
         assert!(client.status.success() && server.status.success(), "{told}");
         (client.said, server.said)
     }
+}
+
+/// The NIC of an interface, as soon as it serves.
+pub(crate) fn nic(host: &NetNs, dev: &str, options: &[&str]) -> Running {
+    let mut command = Command::new(folder().join("roxie"));
+    command.args(["nic", "--dev", dev]).args(options);
+    let mut nic = Running::start(host, command);
+    nic.wait_until_it_is_there(&format!("@roxie/nic/{dev}\n"));
+    nic
 }
 
 /// `roxie run OPTIONS -- PROGRAM`, quiet.
@@ -177,6 +200,13 @@ impl Running {
                     fields.len() > 3 && fields[1].ends_with(&wanted) && fields[3] == "0A"
                 })
             })
+        });
+    }
+
+    /// Until there is a Unix socket of this name in its network namespace.
+    pub(crate) fn wait_until_it_is_there(&mut self, name: &str) {
+        self.wait_until(&format!("listening at {name}"), |pid| {
+            std::fs::read_to_string(format!("/proc/{pid}/net/unix")).is_ok_and(|table| table.contains(name))
         });
     }
 

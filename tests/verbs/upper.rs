@@ -4,17 +4,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use super::{PORTS, Running, Site, compiled, skip};
+use super::{FI_PORT, PORTS, Running, Site, UCX_PORT, compiled, skip};
 
 /// What Open MPI is told, to have its messages go over UCX or over libfabric's connections.
 const MPI_WAYS: [&str; 2] = [
     "--mca pml ucx -x UCX_TLS=rc_v,self -x UCX_NET_DEVICES=roxie0:1",
     "--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include 'verbs;ofi_rxm'",
 ];
-/// The TCP port by which `ucx_perftest` exchanges addresses.
-const UCX_PORT: u16 = 13337;
-/// Likewise `fi_pingpong`.
-const FI_PORT: u16 = 47592;
 /// Transports of UCX on plain verbs.
 const UCX_TRANSPORTS: [&str; 2] = ["rc_v", "ud_v"];
 

@@ -421,6 +421,11 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut i
             let _uncancelled = Uncancelled::new();
             found.queue.turn();
             came = found.queue.poll_ready(&mut batch[..wanted]);
+            if came == 0 && found.queue.has_failed() {
+                // Nothing will come any more: who polls for ever is to hear of it.
+                set_errno(libc::EIO);
+                return -1;
+            }
         }
         for (place, wc) in batch[..came].iter().enumerate() {
             // SAFETY: the contract: `room` completions, and `taken + place` is below that.

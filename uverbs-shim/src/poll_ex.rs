@@ -102,7 +102,9 @@ unsafe fn offer(cq: *mut ibv_cq_ex) {
 unsafe fn advance(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the contract: an object.
     let Ok(found) = (unsafe { behind(cq) }) else { return libc::EIO };
-    let Some((wc, at)) = found.queue.poll_timed() else { return libc::ENOENT };
+    let Some((wc, at)) = found.queue.poll_timed() else {
+        return if found.queue.has_failed() { libc::EIO } else { libc::ENOENT };
+    };
     // SAFETY: the caller has the turn.
     unsafe {
         (*cq).wr_id = wc.wr_id;

@@ -8,7 +8,6 @@ use std::fmt::Display;
 use std::sync::{LazyLock, Mutex};
 
 use roxie::host::{DeviceError, EventLog, OpenError};
-use roxie::nic::ControlError;
 use roxie::port::udp::UdpError;
 use roxie::port::xdp::XdpError;
 use roxie::shared::PostError;
@@ -101,22 +100,12 @@ pub(crate) fn errno_of_open(error: &OpenError) -> Errno {
 
 fn errno_of(error: &DeviceError) -> Errno {
     match error {
-        DeviceError::Control(error) => errno_of_control(error),
+        DeviceError::Control(error) => error.errno(),
         DeviceError::System { source, .. } => source.raw_os_error().unwrap_or(libc::ENOMEM),
         DeviceError::Claim(error) => errno_of_open(error),
         DeviceError::Resolve(_) => libc::EHOSTUNREACH,
         DeviceError::Memory(_) => libc::EFAULT,
         DeviceError::Post(error) => errno_of_post(error),
-        _ => libc::EINVAL,
-    }
-}
-
-fn errno_of_control(error: &ControlError) -> Errno {
-    match error {
-        ControlError::Busy { .. } | ControlError::Taken(_) => libc::EBUSY,
-        ControlError::Full { .. } => libc::ENOMEM,
-        ControlError::NoRawPackets => libc::EOPNOTSUPP,
-        ControlError::DeviceFatal | ControlError::Steer(_) | ControlError::MacControl(_) => libc::EIO,
         _ => libc::EINVAL,
     }
 }

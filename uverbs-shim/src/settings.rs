@@ -57,7 +57,7 @@ pub(crate) fn settings() -> &'static Settings {
     static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
         let port = variable("ROXIE_PORT").unwrap_or_default();
         let port = port_plan(&port).unwrap_or_else(|| {
-            report::say("ROXIE_PORT", format_args!("{port:?} is neither xdp nor udp: taken as auto"));
+            report::say("ROXIE_PORT", format_args!("{port:?} is none of nic, xdp and udp: taken as auto"));
             PortPlan::Best
         });
         let drive = variable("ROXIE_CORES").map_or_else(Drive::default, |cores| {
@@ -132,6 +132,7 @@ fn port_plan(name: &str) -> Option<PortPlan> {
         "" | "auto" => Some(PortPlan::Best),
         "xdp" => Some(PortPlan::Xdp),
         "udp" => Some(PortPlan::Udp),
+        "nic" => Some(PortPlan::Nic),
         _ => None,
     }
 }

@@ -31,7 +31,7 @@ use crate::port::undelivered::Undelivered;
 use crate::shared::Armed;
 use crate::threads::spawn_unsignalled;
 use crate::time::Nanos;
-use crate::verbs::{QpAttr, QpState, Qpn, SendWr, Wc, WcOpcode, WcStatus};
+use crate::verbs::{QpAttr, QpIndex, QpState, Qpn, SendWr, Wc, WcOpcode, WcStatus};
 use crate::wire::mad::{GSI_QKEY, MAD_LEN};
 use crate::wire::{Bth, Deth};
 use gsi::{Gsi, HEADER, ROOM, SENDS};
@@ -55,6 +55,14 @@ const LOOK: Duration = Duration::from_millis(1);
 pub trait Consumer: Send + 'static {
     /// Something happened to a connection. The consumer may call the manager from here; it must not wait.
     fn event(&mut self, manager: &mut Manager, now: Nanos, event: Event);
+}
+
+/// A consumer that takes no notice: connection requests are refused, and nobody hears what becomes of connections.
+#[derive(Debug)]
+pub struct Nobody;
+
+impl Consumer for Nobody {
+    fn event(&mut self, _: &mut Manager, _: Nanos, _: Event) {}
 }
 
 /// A connection manager with its consumer; see the module's page. Ends when it is dropped: connections are forgotten, peers are not
@@ -116,8 +124,8 @@ impl<C: Consumer> ConnectionService<C> {
     ) -> Result<ConnectionService<C>, DeviceError> {
         let system = |what| move |source| DeviceError::System { what, source };
         let (gsi, queue, channel) = Gsi::new(device)?;
-        if let Some(member) = device.member().filter(|_| !manager.has_unit()) {
-            manager.set_unit(member.slot());
+        if let Some(seat) = device.seat().filter(|_| !manager.has_unit()) {
+            manager.set_unit(seat.slot());
         }
         let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let wake =
@@ -206,6 +214,11 @@ impl<C: Consumer> ConnectionService<C> {
         true
     }
 
+    /// Its QP1.
+    pub(super) fn qp1(&self) -> QpIndex {
+        self.inner.lock().gsi.qp.index()
+    }
+
     /// True if messages to that host leave at once from now on; false: the kernel has been asked for the way, and this is to be called
     /// again. A message whose way is looked for may be dropped if there are many; what is said only once should not be among them.
     pub(super) fn look_for(&self, route: &Route) -> bool {
@@ -254,7 +267,7 @@ impl<C: Consumer> Core<C> {
     /// Requests for what is listened for come to this process.
     fn tell_services(&mut self) {
         let version = self.manager.services_version();
-        let Some(member) = self.device.member().filter(|_| version != self.told) else { return };
+        let Some(seat) = self.device.seat().filter(|_| version != self.told) else { return };
         self.told = version;
         let services = self.manager.services().map(|(service, on)| {
             let address = match on {
@@ -265,7 +278,7 @@ impl<C: Consumer> Core<C> {
             };
             (service.0, address)
         });
-        if let Err(error) = member.set_services(services) {
+        if let Err(error) = seat.set_services(services) {
             eprintln!("roxie: requests for connections may not come to this process: {error}");
         }
     }

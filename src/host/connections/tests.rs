@@ -28,12 +28,6 @@ fn the_way_back_leads_to_the_sender_in_either_network_header() {
     assert_eq!(way_back(&[0; HEADER]), None);
 }
 
-struct Nobody;
-
-impl Consumer for Nobody {
-    fn event(&mut self, _: &mut Manager, _: Nanos, _: Event) {}
-}
-
 /// While QP1 has no room, which its completions would give.
 #[test]
 fn answers_to_a_flood_wait_in_bounded_room() {

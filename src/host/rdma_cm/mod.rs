@@ -50,11 +50,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 use super::connections::ConnectionService;
-use super::device::{Device, random};
+use super::device::Device;
 use super::error::DeviceError;
 use super::inspect::CmIdEntry;
 use super::qp::QueuePair;
 use crate::cm::{self, CmError, ConnectRequest, ListenOn, LocalQp, Manager, Route};
+use crate::random::unguessable;
 use crate::verbs::{Access, Mtu, Psn};
 use crate::wire::cm::{Kind, PrivateData, RejReason, TooLong};
 use crate::wire::service_id::port_flow_label;
@@ -217,9 +218,9 @@ impl ConnectionManager {
         let [a, b, c, d, e, f] = device.port().mac;
         // As for the node GUID: an EUI-64 of the station address.
         let ca_guid = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
-        let manager = Manager::new(cm::Config { seed: random(), ca_guid, ..cm::Config::default() });
+        let manager = Manager::new(cm::Config { seed: unguessable(), ca_guid, ..cm::Config::default() });
         let service = ConnectionService::start(device, manager, Switchboard::default())?;
-        let next_port = AtomicU16::new(random() as u16);
+        let next_port = AtomicU16::new(unguessable() as u16);
         let shared = Arc::new(Shared { device: device.clone(), service, next_port });
         let of = Arc::downgrade(&shared);
         device.tell_cm_ids(Box::new(move || of.upgrade().map_or_else(Vec::new, |shared| shared.cm_ids())));
@@ -334,5 +335,5 @@ impl Shared {
 
 /// Our QP as the peer gets to know it, with a random PSN for the peer to begin with.
 fn local_qp(qp: &QueuePair) -> LocalQp {
-    LocalQp { qpn: qp.qpn(), psn: Psn::new(random() as u32), srq: !qp.has_own_receives() }
+    LocalQp { qpn: qp.qpn(), psn: Psn::new(unguessable() as u32), srq: !qp.has_own_receives() }
 }

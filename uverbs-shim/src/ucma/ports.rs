@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
-use roxie::port::udp::group::{BoundPort, Member};
+use roxie::host::Seat;
+use roxie::port::udp::group::BoundPort;
 
 use crate::object::Errno;
 
@@ -56,7 +56,7 @@ impl Owner {
 pub(super) struct Ports {
     own: BTreeMap<(Space, u16), Vec<Owner>>,
     /// Processes that have the device in common, and its ports.
-    group: Option<Arc<Member>>,
+    seat: Option<Seat>,
 }
 
 /// A port as other processes are told of it.
@@ -73,27 +73,28 @@ impl From<&BoundPort> for Owner {
 
 impl Ports {
     /// From now on they are those of all processes of a group.
-    pub(super) fn share(&mut self, member: &Arc<Member>) {
-        if self.group.is_some() {
+    pub(super) fn share(&mut self, seat: &Seat) {
+        if self.seat.is_some() {
             return;
         }
-        self.group = Some(Arc::clone(member));
-        let slot = member.slot();
+        self.seat = Some(seat.clone());
+        let slot = seat.slot();
         let own = self
             .own
             .iter()
             .flat_map(|((space, port), owners)| owners.iter().map(|o| told(*space, *port, o, slot)));
         // What cannot be told now is not known elsewhere, as before.
-        let _ = member.ports(|all| all.extend(own));
+        let own: Vec<_> = own.collect();
+        let _ = seat.ports(|all| all.extend(own.iter().cloned()));
     }
 
     /// Looks at the ports of other processes, and changes what they know of ours. `None`: there are none.
     fn elsewhere<R>(
         &self,
-        act: impl FnOnce(&mut Vec<BoundPort>, u8) -> Result<R, Errno>,
+        mut act: impl FnMut(&mut Vec<BoundPort>, u8) -> Result<R, Errno>,
     ) -> Option<Result<R, Errno>> {
-        let member = self.group.as_ref()?;
-        Some(member.ports(|all| act(all, member.slot())).unwrap_or(Err(libc::EIO)))
+        let seat = self.seat.as_ref()?;
+        Some(seat.ports(|all| act(all, seat.slot())).unwrap_or(Err(libc::EIO)))
     }
 
     /// Takes a port for its owner.
@@ -160,7 +161,7 @@ impl Ports {
     }
 
     /// What others know of one of ours.
-    fn tell(&self, space: Space, port: u16, id: u32, change: impl FnOnce(&mut Vec<BoundPort>, usize)) {
+    fn tell(&self, space: Space, port: u16, id: u32, change: impl Fn(&mut Vec<BoundPort>, usize)) {
         // If they cannot be told, they find the port taken for longer than it is.
         let _ = self.elsewhere(|all, slot| {
             let is_it = |p: &BoundPort| (p.space, p.port, p.owner, p.slot) == (space as u8, port, id, slot);

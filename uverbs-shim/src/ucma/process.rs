@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use roxie::cm::{Config, Event as CmEvent, Manager};
-use roxie::host::{AhOptions, ConnectionService, Consumer, DeviceError};
+use roxie::host::{AhOptions, ConnectionService, Consumer, DeviceError, Seat};
 use roxie::netdev::Interface;
 use roxie::time::Nanos;
 use roxie::wire::Gid;
@@ -149,12 +149,18 @@ impl Process {
         let config = Config { seed, ca_guid: u64::from_be(settings::node_guid()), ..Config::default() };
         let mut manager = Manager::new(config);
         self.nic.device.claim()?;
-        let member = self.nic.device.member();
-        if let Some(member) = member {
-            self.state().ports.share(member);
+        let seat = self.nic.device.seat();
+        if let Some(seat) = seat {
+            self.state().ports.share(seat);
         }
-        if let Some(estate) = &settings::settings().estate {
-            manager.bequeath_to(estate.keeper(seed, member.map(|member| member.slot())));
+        // The launcher's, or where there is none, that of the NIC that serves this process.
+        let nics = if settings::settings().estate.is_none() {
+            seat.and_then(|seat| seat.estate().ok()?)
+        } else {
+            None
+        };
+        if let Some(estate) = settings::settings().estate.as_ref().or(nics.as_ref()) {
+            manager.bequeath_to(estate.keeper(seed, seat.map(Seat::slot)));
         }
         let service = ConnectionService::start(&self.nic.device, manager, Voice(self))?;
         Ok(self.service.get_or_init(|| service))

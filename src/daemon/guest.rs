@@ -1,0 +1,393 @@
+//! One process that is served: its questions, in turn, and what is left of it when it has gone.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use super::house::House;
+use super::owned::{Gone, Owned};
+use crate::host::Estate;
+use crate::host::adapter::Object;
+use crate::host::inspect::{Passes, Snapshot};
+use crate::nic::{Answer, Command, ControlError, QpStatus, ReceiveSource};
+use crate::remote::link::Link;
+use crate::remote::message::{
+    Ask, BoundPorts, Memory, Place, Receives, Refusal, Reply, Source, Told, Welcome,
+};
+use crate::shared::process::Process;
+use crate::shared::{
+    CompletionRing, EventCounter, GuestId, HostMemory, PageList, RecvRing, Region, SendRing,
+};
+use crate::threads::lock;
+use crate::time::monotonic;
+use crate::verbs::{AsyncEvent, QpInit, QpType};
+
+/// Bytes of a word of a queue.
+const WORD: u64 = size_of::<u64>() as u64;
+
+/// One of those that are served, as others see it.
+#[derive(Debug)]
+pub(super) struct Guest {
+    /// Its number here; 0: it has none.
+    pub(super) pid: u32,
+    pub(super) name: String,
+    pub(super) uid: u32,
+    pub(super) slot: u8,
+    pub(super) process: Arc<Process>,
+    link: Link,
+    events: Link,
+    owned: Mutex<Owned>,
+    /// What its connections leave.
+    estate: Mutex<Option<Estate>>,
+}
+
+/// What it brings along.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) pid: u32,
+    pub(super) name: String,
+    pub(super) uid: u32,
+    pub(super) slot: u8,
+    pub(super) process: Process,
+    pub(super) link: Link,
+    pub(super) events: Link,
+}
+
+impl Guest {
+    pub(super) fn new(arrival: Arrival) -> Guest {
+        let Arrival { pid, name, uid, slot, process, link, events } = arrival;
+        let (owned, estate) = (Mutex::default(), Mutex::default());
+        Guest { pid, name, uid, slot, process: Arc::new(process), link, events, owned, estate }
+    }
+
+    /// True if an event is of something of its, or of the port or the device as a whole.
+    pub(super) fn concerns(&self, event: AsyncEvent) -> bool {
+        let owned = lock(&self.owned);
+        match event {
+            AsyncEvent::Qp(qp, _) => owned.has_qp(qp),
+            AsyncEvent::Cq(cq, _) => owned.has_cq(cq),
+            AsyncEvent::Srq(srq, _) => owned.has_srq(srq),
+            AsyncEvent::Device(_) => true,
+            // Each sees the port itself.
+            AsyncEvent::Port(_) => false,
+        }
+    }
+
+    /// True if this is its.
+    pub(super) fn has(&self, object: Object) -> bool {
+        let owned = lock(&self.owned);
+        match object {
+            Object::Qp(qp) => owned.has_qp(qp),
+            Object::Pd(pd) => owned.has_pd(pd),
+        }
+    }
+
+    /// Tells it that it is served, and hands over what it needs for that.
+    pub(super) fn welcome(&self, house: &House, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let welcome = Welcome {
+            slot: self.slot,
+            qps: house.device.limits().qps,
+            epoch: monotonic().saturating_sub(house.now().0),
+            port: house.device.port(),
+        };
+        self.link.send(&Ok::<_, String>(welcome), fds)
+    }
+
+    /// Tells it of an event. It is not waited for: one that takes none for long is no longer served.
+    pub(super) fn tell(&self, event: AsyncEvent) {
+        if self.events.send(&event, &[]).is_err() {
+            self.dismiss();
+        }
+    }
+
+    /// It is not served any more, whatever it does.
+    pub(super) fn dismiss(&self) {
+        self.link.shut();
+        self.events.shut();
+    }
+
+    /// Serves it until it has gone.
+    pub(super) fn serve(&self, house: &House, bells: GuestId) {
+        let mut arenas = Vec::new();
+        loop {
+            // Nonsense ends it as its end does.
+            let Ok(Some((ask, fds))) = self.link.receive::<Ask>() else { break };
+            let answer: Reply = self
+                .answer(house, &mut arenas, ask, fds)
+                .map_err(|error| Refusal { errno: error.errno(), why: error.to_string() });
+            if self.link.send(&answer, &[]).is_err() {
+                break;
+            }
+        }
+        self.leave(house, bells);
+    }
+
+    /// Nothing of it is touched from here on, and nothing of it is left.
+    fn leave(&self, house: &House, bells: GuestId) {
+        self.process.fence();
+        self.dismiss();
+        house.forget_bells(bells);
+        let farewell = lock(&self.owned).farewell();
+        for command in farewell {
+            // A QP that others need is tried again, after those.
+            let _ = house.call(command);
+        }
+        *lock(&self.owned) = Owned::default();
+        // Its peers hear of its end; one that is not told finds out by its timeouts.
+        if let Some(estate) = lock(&self.estate).take() {
+            let _ = estate.settle_for(self.slot, &house.device);
+        }
+        lock(&house.seats).leave(self.slot);
+    }
+
+    fn answer(
+        &self,
+        house: &House,
+        arenas: &mut Vec<Arc<Region>>,
+        ask: Ask,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Told, ControlError> {
+        let quota = &house.config.quota;
+        let arena = |place: Place, words: usize| part_of(arenas, place, words);
+        let command = match ask {
+            Ask::Arena { words } => {
+                let bytes = words.saturating_mul(WORD);
+                lock(&self.owned).room_for_queues(quota, bytes)?;
+                let fd = fds.first().ok_or(ControlError::NoMemory("queue: no descriptor came"))?;
+                let words = usize::try_from(words).map_err(|_| ControlError::NoMemory("queue"))?;
+                let region = Region::map(fd.as_fd(), words).map_err(invalid)?;
+                arenas.push(region);
+                lock(&self.owned).queue_bytes += bytes;
+                return Ok(Told::Done(true));
+            }
+            Ask::LargestMtu => return Ok(Told::Mtu(house.device.largest_mtu())),
+            Ask::Port => return Ok(Told::Port(house.device.port())),
+            Ask::Counters => {
+                let counters = house.device.counters().into_iter();
+                return Ok(Told::Counters(counters.map(|(name, value)| (name.to_owned(), value)).collect()));
+            }
+            Ask::Look => return self.look(house),
+            Ask::Estate => {
+                let fd = fds.first().ok_or(ControlError::NoMemory("estate: no descriptor came"))?;
+                let estate = Estate::of(fd.as_fd()).map_err(invalid)?;
+                *lock(&self.estate) = Some(estate);
+                return Ok(Told::Done(true));
+            }
+            Ask::TakeUnit(unit) => {
+                let done = lock(&house.seats).take_unit(unit, self.slot);
+                self.route(house)?;
+                return Ok(Told::Done(done));
+            }
+            Ask::Services(services) => {
+                lock(&house.seats).set_services(self.slot, services);
+                self.route(house)?;
+                return Ok(Told::Done(true));
+            }
+            Ask::Ports => {
+                let (version, ports) = lock(&house.seats).ports();
+                return Ok(Told::Ports(BoundPorts { version, ports }));
+            }
+            Ask::SetPorts(BoundPorts { version, ports }) => {
+                return Ok(Told::Done(lock(&house.seats).set_ports(self.slot, version, ports)));
+            }
+            Ask::Command(command) => {
+                lock(&self.owned).check(&command, quota)?;
+                return self.carry_out(house, command, QpType::Rc, 0);
+            }
+            Ask::Register { pd, access, start, memory } => {
+                let memory = self.memory(memory);
+                let owned = lock(&self.owned);
+                owned.pd(pd)?;
+                owned.room_for_mr(quota, memory.len() as u64, None)?;
+                Command::RegisterMemory { pd, access, start, memory }
+            }
+            Ask::Reregister { mr, pd, access, translation } => {
+                let translation = translation.map(|(start, memory)| (start, self.memory(memory)));
+                let owned = lock(&self.owned);
+                owned.mr(mr)?;
+                pd.map_or(Ok(()), |pd| owned.pd(pd))?;
+                if let Some((_, memory)) = &translation {
+                    owned.room_for_mr(quota, memory.len() as u64, Some(mr))?;
+                }
+                Command::ReregisterMemory { mr, pd, access, translation }
+            }
+            Ask::AllocFast { pd, memory, pages, count } => {
+                let owned = lock(&self.owned);
+                owned.pd(pd)?;
+                let memory = self.memory(memory);
+                owned.room_for_mr(quota, memory.len() as u64, None)?;
+                let region = arena(pages, PageList::size(count))?;
+                let pages = PageList::on(&region, count).map_err(invalid)?;
+                Command::AllocFastMemory { pd, memory, pages }
+            }
+            Ask::CreateCq { ring, capacity } => {
+                lock(&self.owned).room_for_cq(quota, capacity, None)?;
+                let ring = completions(&arena, ring, capacity)?;
+                let notify = fds.into_iter().next().map(EventCounter::of).transpose();
+                let notify = notify.map_err(invalid)?;
+                return self.carry_out(
+                    house,
+                    Command::CreateCq { ring, notify },
+                    QpType::Rc,
+                    capacity.into(),
+                );
+            }
+            Ask::ResizeCq { cq, ring, capacity } => {
+                let owned = lock(&self.owned);
+                owned.cq(cq)?;
+                owned.room_for_cq(quota, capacity, Some(cq))?;
+                drop(owned);
+                let ring = completions(&arena, ring, capacity)?;
+                let told = self.carry_out(house, Command::ResizeCq { cq, ring }, QpType::Rc, 0)?;
+                lock(&self.owned).resized(cq, capacity);
+                return Ok(told);
+            }
+            Ask::CreateSrq { pd, init, ring } => {
+                lock(&self.owned).srq_init(pd, &init)?;
+                Command::CreateSrq { pd, init, ring: receives(&arena, ring)? }
+            }
+            Ask::ModifySrq { srq, ring, limit } => {
+                lock(&self.owned).srq(srq)?;
+                let ring = ring.map(|ring| receives(&arena, ring)).transpose()?;
+                Command::ModifySrq { srq, ring, limit }
+            }
+            Ask::CreateQp { pd, send_cq, recv_cq, init, sends, receives: source } => {
+                {
+                    let owned = lock(&self.owned);
+                    owned.room_for_qp(quota)?;
+                    owned.pd(pd)?;
+                    owned.cq(send_cq)?;
+                    owned.cq(recv_cq)?;
+                    self.may_have(house, &owned, &init)?;
+                    if let Source::Shared(srq) = source {
+                        owned.srq(srq)?;
+                    }
+                }
+                let caps = &init.caps;
+                let (wrs, sges, inline) = (caps.max_send_wr, caps.max_send_sge, caps.max_inline);
+                let region = arena(sends, SendRing::size(wrs, sges, inline))?;
+                let sends = SendRing::on(&region, wrs, sges, inline).map_err(invalid)?;
+                let receives = match source {
+                    Source::Own(place) => {
+                        let (capacity, max_sge) = (caps.max_recv_wr, caps.max_recv_sge);
+                        ReceiveSource::Own(receives(&arena, Receives { place, capacity, max_sge })?)
+                    }
+                    Source::Shared(srq) => ReceiveSource::Shared(srq),
+                    Source::None => ReceiveSource::None,
+                };
+                let command = Command::CreateQp { pd, send_cq, recv_cq, init, sends, receives };
+                let told = self.carry_out(house, command, init.qp_type, 0)?;
+                if init.qp_type == QpType::Gsi {
+                    self.route(house)?;
+                }
+                return Ok(told);
+            }
+        };
+        let size = match &command {
+            Command::RegisterMemory { memory, .. }
+            | Command::AllocFastMemory { memory, .. }
+            | Command::ReregisterMemory { translation: Some((_, memory)), .. } => memory.len() as u64,
+            _ => 0,
+        };
+        self.carry_out(house, command, QpType::Rc, size)
+    }
+
+    /// Has the NIC do it, and keeps book.
+    fn carry_out(
+        &self,
+        house: &House,
+        command: Command,
+        qp_type: QpType,
+        size: u64,
+    ) -> Result<Told, ControlError> {
+        let gone = Gone::by(&command);
+        // A region that is registered again with no new memory is as large as before.
+        let keeps_size = matches!(&command, Command::ReregisterMemory { translation: None, .. });
+        let qp_type = match &command {
+            Command::CreateXrcTarget(_) => QpType::XrcRecv,
+            Command::CreateRssQp(..) => QpType::RawPacket,
+            _ => qp_type,
+        };
+        let answer = house.call(command)?;
+        let mut owned = lock(&self.owned);
+        if !keeps_size {
+            owned.made(&answer, qp_type, size);
+        }
+        owned.unmade(&gone);
+        Ok(Told::Answer(match answer {
+            Answer::Qps(all) => {
+                Answer::Qps(all.into_iter().filter(|qp: &QpStatus| owned.has_qp(qp.handle.index)).collect())
+            }
+            other => other,
+        }))
+    }
+
+    /// What takes a privilege of an adapter's user takes it here.
+    fn may_have(&self, house: &House, owned: &Owned, init: &QpInit) -> Result<(), ControlError> {
+        match init.qp_type {
+            QpType::Gsi if owned.gsi().is_some() => Err(ControlError::Taken("QP1")),
+            QpType::RawPacket if self.uid != 0 && self.uid != house.uid => {
+                let why = "raw packet QPs are for root and for the user whose NIC it is".into();
+                Err(ControlError::Elsewhere { errno: libc::EPERM, why })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Management datagrams that are for it come to its QP1, if it has one.
+    fn route(&self, house: &House) -> Result<(), ControlError> {
+        let Some(gsi) = lock(&self.owned).gsi() else { return Ok(()) };
+        let routes = lock(&house.seats).routes(self.slot);
+        house.call(Command::RouteGsi(gsi, Box::new(routes))).map(drop)
+    }
+
+    fn memory(&self, memory: Memory) -> HostMemory {
+        match memory {
+            Memory::Null => HostMemory::null(),
+            Memory::At { address, length, on_demand } => {
+                let length = usize::try_from(length).unwrap_or(usize::MAX);
+                HostMemory::of_process(&self.process, address, length, on_demand)
+            }
+        }
+    }
+
+    /// What there is to be seen of its objects.
+    fn look(&self, house: &House) -> Result<Told, ControlError> {
+        let owned = lock(&self.owned);
+        let all = house.snapshot(|qp| owned.has_qp(qp), |pd| owned.has_pd(pd));
+        // What is counted for all together is for the NIC to tell.
+        let snapshot = Snapshot { counters: BTreeMap::new(), passes: Passes::default(), ..all };
+        let text = serde_json::to_vec(&snapshot).map_err(|error| elsewhere(libc::EIO, &error))?;
+        Ok(Told::Look(text))
+    }
+}
+
+fn elsewhere(errno: i32, error: &dyn std::fmt::Display) -> ControlError {
+    ControlError::Elsewhere { errno, why: error.to_string() }
+}
+
+/// What it handed over is of no use.
+fn invalid(error: io::Error) -> ControlError {
+    elsewhere(libc::EINVAL, &error)
+}
+
+/// Words of one of its arenas.
+fn part_of(arenas: &[Arc<Region>], place: Place, words: usize) -> Result<Arc<Region>, ControlError> {
+    let arena = arenas.get(place.arena as usize).ok_or(ControlError::NotFound("arena"))?;
+    let at = usize::try_from(place.at).map_err(|_| ControlError::NotFound("arena"))?;
+    arena.part(at, words).map_err(invalid)
+}
+
+/// Finds words of its arenas.
+type Finder<'a> = dyn Fn(Place, usize) -> Result<Arc<Region>, ControlError> + 'a;
+
+fn completions(arena: &Finder<'_>, place: Place, capacity: u32) -> Result<CompletionRing, ControlError> {
+    let region = arena(place, CompletionRing::size(capacity))?;
+    CompletionRing::on(&region, capacity).map_err(invalid)
+}
+
+fn receives(arena: &Finder<'_>, ring: Receives) -> Result<RecvRing, ControlError> {
+    let region = arena(ring.place, RecvRing::size(ring.capacity, ring.max_sge))?;
+    RecvRing::on(&region, ring.capacity, ring.max_sge).map_err(invalid)
+}

@@ -1,0 +1,336 @@
+//! A NIC as a process (`roxie nic`): it serves any number of others, as an adapter serves the programs of its host.
+//!
+//! ```text
+//! a process                         the NIC
+//! ---------                         -------
+//! connects, says who it is  ------> looks who it is, finds the way to its memory, gives it a seat
+//! questions                 ------> a thread for each process: is all that a question names its own? then the engine
+//! events                    <------ a thread for all
+//! rings its doorbells       ------> the engine, which reads work requests from the arenas,
+//! polls its queues          <------ writes completions there, and copies from and to the process's memory
+//! ```
+//!
+//! Nothing that a process writes, to its queues or to its sockets, is believed: what breaks is its own. When it ends, however that is, the
+//! socket hangs up. Then its memory is fenced, its objects are taken away, and its seat is given to another some time.
+
+mod guest;
+mod house;
+mod owned;
+mod seats;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, bounded};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::socket::{getsockopt, sockopt};
+
+use crate::cm::Manager;
+use crate::host::{ConnectionService, Device, DeviceError, Nobody};
+use crate::remote::link::Link;
+use crate::remote::message::{Hello, VERSION, Welcome};
+use crate::remote::name_of;
+use crate::shared::process::Process;
+use crate::shared::{Doorbells, GuestId};
+use crate::threads::{lock, spawn_unsignalled};
+use crate::verbs::{AsyncEvent, EventKind};
+use guest::{Arrival, Guest};
+use house::House;
+pub use house::{Config, Users};
+pub use owned::Quota;
+
+/// How long a process may take to say who it is.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often threads look whether they are to end.
+const LOOK: Duration = Duration::from_millis(200);
+/// Events that wait to be told.
+const EVENTS: usize = 1 << 16;
+
+/// Why a NIC does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// Another one serves this interface.
+    #[error(
+        "{interface} has a NIC already (`roxie show processes` lists those that it serves); one is enough"
+    )]
+    Taken {
+        /// The interface.
+        interface: String,
+    },
+    /// The system.
+    #[error("{what}: {source}")]
+    System {
+        /// What it was asked for.
+        what: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Somebody who is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// Its process, as it is numbered here.
+    pub pid: u32,
+    /// The name of its process.
+    pub name: String,
+    /// Its user.
+    pub uid: u32,
+    /// Its seat.
+    pub slot: u8,
+    /// The NIC reaches its memory by its descriptor, which takes longer than by its number.
+    pub by_descriptor: bool,
+}
+
+/// Who comes and goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Visit {
+    /// It is served from now on.
+    Came(Served),
+    /// It was not let in.
+    Refused {
+        /// Its process.
+        pid: u32,
+        /// Why.
+        why: String,
+    },
+    /// It is gone, and nothing is left of it.
+    Went(Served),
+}
+
+/// Called for each visit, by the thread that serves it.
+pub type Porter = Box<dyn Fn(Visit) + Send + Sync>;
+
+/// A NIC that serves. It ends when this is dropped: those who are served are told that their device is gone.
+pub struct Daemon {
+    inner: Arc<Inner>,
+    threads: Vec<JoinHandle<()>>,
+    // Nobody listens at the NIC itself: it refuses what is for none of those that it serves.
+    _manager: ConnectionService<Nobody>,
+}
+
+impl std::fmt::Debug for Daemon {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Daemon").field("house", &self.inner.house).finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    house: House,
+    guests: Mutex<Vec<Arc<Guest>>>,
+    serving: Mutex<Vec<JoinHandle<()>>>,
+    porter: Porter,
+    stop: EventFd,
+    stopping: AtomicBool,
+}
+
+fn system(what: &'static str) -> impl Fn(io::Error) -> DaemonError {
+    move |source| DaemonError::System { what, source }
+}
+
+impl Daemon {
+    /// Serves a device of this process to others of the calling thread's network namespace, for as long as it is not dropped. The
+    /// device has to have been made to serve ([`DeviceConfig::serves`](crate::host::DeviceConfig::serves)).
+    ///
+    /// # Errors
+    /// If another NIC serves the interface, or the system lacks descriptors or threads.
+    pub fn start(
+        device: Device,
+        interface: &str,
+        config: Config,
+        porter: Porter,
+    ) -> Result<Daemon, DaemonError> {
+        let address = SocketAddr::from_abstract_name(name_of(interface)).map_err(system("the NIC's name"))?;
+        let listener = UnixListener::bind_addr(&address).map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => DaemonError::Taken { interface: interface.to_owned() },
+            _ => system("the NIC's socket")(source),
+        })?;
+        listener.set_nonblocking(true).map_err(system("the NIC's socket"))?;
+        let manager = ConnectionService::start(&device, Manager::new(crate::cm::Config::default()), Nobody)?;
+        let (sender, raised) = bounded(EVENTS);
+        device.set_event_sink(Box::new(move |event| {
+            // Full: it would be told too late to be of use.
+            let _ = sender.try_send(event);
+        }));
+        let stop = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
+        let inner = Arc::new(Inner {
+            house: House::new(device, config)?,
+            guests: Mutex::default(),
+            serving: Mutex::default(),
+            porter,
+            stop: stop.map_err(|error| system("an eventfd")(error.into()))?,
+            stopping: AtomicBool::new(false),
+        });
+        let looked = Arc::downgrade(&inner);
+        inner.house.device.tell_others(Box::new(move |object| {
+            let inner = looked.upgrade();
+            inner.is_some_and(|inner| lock(&inner.guests).iter().any(|guest| guest.has(object)))
+        }));
+        let mut daemon = Daemon { inner: Arc::clone(&inner), threads: Vec::new(), _manager: manager };
+        let tells = Arc::clone(&inner);
+        let threads = [
+            spawn_unsignalled("roxie-door", move || inner.open_door(&listener)),
+            spawn_unsignalled("roxie-events", move || tells.tell(&raised)),
+        ];
+        for thread in threads {
+            daemon.threads.push(thread.map_err(system("a thread"))?);
+        }
+        Ok(daemon)
+    }
+
+    /// Those who are served.
+    pub fn served(&self) -> Vec<Served> {
+        lock(&self.inner.guests).iter().map(|guest| served(guest)).collect()
+    }
+
+    /// True if its engine has failed.
+    pub fn has_failed(&self) -> bool {
+        self.inner.house.device.has_failed()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.inner.stopping.store(true, Relaxed);
+        let _ = self.inner.stop.write(1);
+        for guest in lock(&self.inner.guests).iter() {
+            guest.tell(AsyncEvent::Device(EventKind::DeviceFatal));
+            guest.dismiss();
+        }
+        let join = |threads: Vec<JoinHandle<()>>| threads.into_iter().for_each(|thread| drop(thread.join()));
+        // After the one that makes others there are no more.
+        join(std::mem::take(&mut self.threads));
+        join(std::mem::take(&mut *lock(&self.inner.serving)));
+    }
+}
+
+fn served(guest: &Guest) -> Served {
+    Served {
+        pid: guest.pid,
+        name: guest.name.clone(),
+        uid: guest.uid,
+        slot: guest.slot,
+        by_descriptor: guest.process.is_by_descriptor(),
+    }
+}
+
+impl Inner {
+    /// Lets in whoever knocks.
+    fn open_door(self: &Arc<Inner>, listener: &UnixListener) {
+        while !self.stopping.load(Relaxed) {
+            let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+            let _ = poll(&mut [readable(listener.as_fd()), readable(self.stop.as_fd())], PollTimeout::NONE);
+            let Ok((socket, _)) = listener.accept() else { continue };
+            let inner = Arc::clone(self);
+            let serve = move || inner.receive(socket);
+            let mut serving = lock(&self.serving);
+            serving.retain(|thread| !thread.is_finished());
+            match spawn_unsignalled("roxie-guest", serve) {
+                Ok(thread) => serving.push(thread),
+                Err(error) => eprintln!("roxie: a process is not served: {error}"),
+            }
+        }
+    }
+
+    /// Serves one process, from its first word on.
+    fn receive(&self, socket: UnixStream) {
+        let Ok(who) = getsockopt(&socket, sockopt::PeerCredentials) else { return };
+        let link = match socket.set_read_timeout(Some(PATIENCE)).and_then(|()| socket.try_clone()) {
+            Ok(copy) => Link::new(copy),
+            Err(_) => return,
+        };
+        let seated = self.seat(&link, who.pid(), who.uid());
+        let (guest, bells, fds) = match seated {
+            Ok(seated) => seated,
+            // Somebody looked whether there is a NIC.
+            Err(None) => return,
+            Err(Some(why)) => {
+                let _ = link.send(&Err::<Welcome, _>(&why), &[]);
+                (self.porter)(Visit::Refused { pid: who.pid().cast_unsigned(), why });
+                return;
+            }
+        };
+        let guest = Arc::new(guest);
+        lock(&self.guests).push(Arc::clone(&guest));
+        (self.porter)(Visit::Came(served(&guest)));
+        let welcomed = socket
+            .set_read_timeout(None)
+            .and_then(|()| guest.welcome(&self.house, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>()));
+        drop(fds);
+        // One that is gone already leaves as any other.
+        if welcomed.is_err() || self.stopping.load(Relaxed) {
+            guest.dismiss();
+        }
+        guest.serve(&self.house, bells);
+        lock(&self.guests).retain(|other| !Arc::ptr_eq(other, &guest));
+        (self.porter)(Visit::Went(served(&guest)));
+    }
+
+    /// Hears who it is, and gives it a seat; an error of `None` if it said nothing. What it gets: the page of its doorbells, what rings them, its end of the socket of events.
+    fn seat(
+        &self,
+        link: &Link,
+        pid: i32,
+        uid: u32,
+    ) -> Result<(Guest, GuestId, Vec<OwnedFd>), Option<String>> {
+        let said = |error: &dyn std::fmt::Display| Some(error.to_string());
+        let (hello, fds) = match link.receive::<Hello>() {
+            Ok(Some(hello)) => hello,
+            Ok(None) => return Err(None),
+            Err(error) => return Err(Some(format!("what it said is no greeting: {error}"))),
+        };
+        if hello.version != VERSION {
+            return Err(Some(format!(
+                "it speaks version {}, the NIC {VERSION}: use the same roxie",
+                hello.version
+            )));
+        }
+        if !self.house.may_come(uid) {
+            return Err(Some(format!("user {uid} is not one that it serves (`roxie nic --user`)")));
+        }
+        let memory = fds.into_iter().next();
+        let process = Process::new(pid, memory, hello.secret).map_err(|error| said(&error))?;
+        let (bells, page) =
+            Doorbells::for_guest(self.house.device.limits().qps).map_err(|error| said(&error))?;
+        let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
+        // One that takes no events is not waited for.
+        events.set_nonblocking(true).map_err(|error| said(&error))?;
+        let link = link.try_clone().map_err(|error| said(&error))?;
+        let slot = lock(&self.house.seats)
+            .take()
+            .ok_or_else(|| Some("it serves 255 processes already".to_owned()))?;
+        let bells = match self.house.hear(bells) {
+            Ok(bells) => bells,
+            Err(error) => {
+                lock(&self.house.seats).leave(slot);
+                return Err(said(&error));
+            }
+        };
+        let name = hello.name.chars().filter(|c| !c.is_control()).take(64).collect();
+        let arrival =
+            Arrival { pid: pid.cast_unsigned(), name, uid, slot, process, link, events: Link::new(events) };
+        let fds = page.into_iter().chain([heard.into()]).collect();
+        Ok((Guest::new(arrival), bells, fds))
+    }
+
+    /// Tells those whom it concerns of what is raised.
+    fn tell(&self, raised: &Receiver<AsyncEvent>) {
+        while !self.stopping.load(Relaxed) {
+            let Ok(event) = raised.recv_timeout(LOOK) else { continue };
+            let guests = lock(&self.guests).clone();
+            guests.iter().filter(|guest| guest.concerns(event)).for_each(|guest| guest.tell(event));
+        }
+    }
+}

@@ -1,0 +1,478 @@
+//! Processes that mean harm. They speak to the NIC without the library that would keep them from it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::{Config, Daemon, DaemonError, Quota, Visit};
+use crate::flow::{RxHash, RxHashFields};
+use crate::host::{Device, DeviceConfig, Drive};
+use crate::nic::{Answer, Command};
+use crate::random::splitmix;
+use crate::remote::link::Link;
+use crate::remote::message::{
+    Ask, Hello, Memory, Place, Receives, Refusal, Reply, Source, Told, VERSION, Welcome,
+};
+use crate::remote::name_of;
+use crate::shared::{CompletionRing, Doorbells, EventCounter, RecvRing, Region, SendRing};
+use crate::threads::lock;
+use crate::time::Nanos;
+use crate::verbs::{
+    Access, CqIndex, Gid, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Rss, SrqInit, XrcdId,
+};
+
+/// Longer than anything takes here.
+const PATIENCE: Duration = Duration::from_secs(10);
+const CAPS: QpCaps =
+    QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+
+struct Nic {
+    daemon: Daemon,
+    interface: String,
+    visits: Arc<Mutex<Vec<Visit>>>,
+    _far: Device,
+}
+
+/// A NIC that serves, on a port of memory.
+fn nic(quota: Quota) -> Nic {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let interface = format!("test-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+    let drive = Drive::Thread { core: None, spin: Nanos::from_micros(20) };
+    let config = DeviceConfig { serves: true, drive, ..DeviceConfig::default() };
+    let (device, far) = Device::memory_pair(&config).expect("two devices");
+    let visits = Arc::<Mutex<Vec<Visit>>>::default();
+    let noted = Arc::clone(&visits);
+    let porter = Box::new(move |visit| lock(&noted).push(visit));
+    let config = Config { quota, ..Config::default() };
+    let daemon = Daemon::start(device, &interface, config, porter).expect("it serves");
+    Nic { daemon, interface, visits, _far: far }
+}
+
+/// Somebody at the NIC's door.
+struct Stranger {
+    link: Link,
+    /// What is handed over to those who are let in.
+    fds: Vec<OwnedFd>,
+    arenas: Vec<Arc<Region>>,
+}
+
+impl Nic {
+    fn knock(&self) -> Link {
+        let address = SocketAddr::from_abstract_name(name_of(&self.interface)).expect("a name");
+        Link::new(UnixStream::connect_addr(&address).expect("a NIC"))
+    }
+
+    fn greeted(&self, hello: &Hello) -> (Result<Welcome, String>, Link, Vec<OwnedFd>) {
+        let link = self.knock();
+        link.send(hello, &[]).expect("it listens");
+        let (answer, fds) = link.receive().expect("an answer").expect("it did not hang up");
+        (answer, link, fds)
+    }
+
+    fn admitted(&self) -> Stranger {
+        let secret = Box::new(0x0123_4567_89ab_cdef_u64);
+        let (answer, link, fds) = self.greeted(&hello(&secret));
+        answer.expect("let in");
+        Stranger { link, fds, arenas: Vec::new() }
+    }
+
+    fn wait(&self, what: &str, is_so: impl Fn(&Nic) -> bool) {
+        let until = Instant::now() + PATIENCE;
+        while !is_so(self) {
+            assert!(Instant::now() < until, "{what} within {PATIENCE:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn qps(&self) -> usize {
+        self.daemon.inner.house.device.qps().len()
+    }
+}
+
+fn hello(secret: &u64) -> Hello {
+    let secret = (std::ptr::from_ref(secret) as u64, *secret);
+    Hello { version: VERSION, name: "stranger\n".into(), secret }
+}
+
+impl Stranger {
+    fn ask_with(&self, ask: &Ask, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<Told, Refusal> {
+        self.link.send(ask, fds).expect("it listens");
+        self.link.receive::<Reply>().expect("an answer").expect("it did not hang up").0
+    }
+
+    fn ask(&self, ask: Ask) -> Result<Told, Refusal> {
+        self.ask_with(&ask, &[])
+    }
+
+    fn call(&self, command: Command) -> Result<Answer, Refusal> {
+        match self.ask(Ask::Command(command))? {
+            Told::Answer(answer) => Ok(answer),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn arena(&mut self, words: usize) {
+        let (region, fd) = Region::shared(words).expect("memory");
+        let told = self.ask_with(&Ask::Arena { words: words as u64 }, &[fd.as_fd()]);
+        assert!(matches!(told, Ok(Told::Done(true))), "{told:?}");
+        self.arenas.push(region);
+    }
+
+    fn pd(&self) -> PdId {
+        match self.call(Command::AllocPd) {
+            Ok(Answer::Pd(pd)) => pd,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn cq(&self, at: usize) -> CqIndex {
+        match self.ask(Ask::CreateCq { ring: place(at), capacity: 8 }) {
+            Ok(Told::Answer(Answer::Cq(cq))) => cq,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn qp(&self, pd: PdId, cq: CqIndex, qp_type: QpType) -> Result<QpIndex, Refusal> {
+        let init = QpInit { qp_type, caps: CAPS, sq_sig_all: true };
+        let (sends, receives) = (place(1024), Source::Own(place(2048)));
+        match self.ask(Ask::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives })? {
+            Told::Answer(Answer::Qp(handle)) => Ok(handle.index),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn place(at: usize) -> Place {
+    Place { arena: 0, at: at as u64 }
+}
+
+/// One with a domain, a queue and a QP.
+fn settled(nic: &Nic) -> (Stranger, PdId, CqIndex, QpIndex) {
+    let mut stranger = nic.admitted();
+    stranger.arena(4096);
+    let pd = stranger.pd();
+    let cq = stranger.cq(0);
+    let qp = stranger.qp(pd, cq, QpType::Rc).expect("room");
+    (stranger, pd, cq, qp)
+}
+
+#[test]
+fn nothing_of_others_can_be_named() {
+    let nic = nic(Quota::default());
+    let (victim, pd, cq, qp) = settled(&nic);
+    let mr = match victim.ask(Ask::Register {
+        pd,
+        access: Access::LOCAL_WRITE,
+        start: 0x1000,
+        memory: Memory::At { address: 0x1000, length: 64, on_demand: false },
+    }) {
+        Ok(Told::Answer(Answer::Memory(mr, _))) => mr,
+        other => panic!("{other:?}"),
+    };
+    let (robber, own_pd, own_cq, own_qp) = settled(&nic);
+    let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+    let plain = [
+        Command::DeallocPd(pd),
+        Command::DeregisterMemory(mr),
+        Command::ReleaseMemory(mr),
+        Command::DestroyCq(cq),
+        Command::ModerateCq { cq, count: 2, period: Nanos(1) },
+        Command::ModifyQp(qp, Box::new(error)),
+        Command::QueryQp(qp),
+        Command::SetQpControl(qp, None),
+        Command::DestroyQp(qp),
+    ];
+    for command in plain {
+        let what = format!("{command:?}");
+        let refused = robber.call(command).expect_err(&what);
+        assert_eq!(refused.errno, libc::EINVAL, "{what}: {refused:?}");
+    }
+    let memory = Memory::At { address: 0x2000, length: 8, on_demand: false };
+    let (access, init) = (Access::LOCAL_WRITE, QpInit { qp_type: QpType::Rc, caps: CAPS, sq_sig_all: true });
+    let mine = (place(1024), Source::Own(place(2048)));
+    let with_memory = [
+        Ask::Register { pd, access, start: 0, memory },
+        Ask::Reregister { mr, pd: None, access: None, translation: Some((0, memory)) },
+        Ask::ResizeCq { cq, ring: place(0), capacity: 8 },
+        Ask::CreateQp { pd, send_cq: own_cq, recv_cq: own_cq, init, sends: mine.0, receives: mine.1 },
+        Ask::CreateQp { pd: own_pd, send_cq: cq, recv_cq: own_cq, init, sends: mine.0, receives: mine.1 },
+        Ask::CreateQp { pd: own_pd, send_cq: own_cq, recv_cq: cq, init, sends: mine.0, receives: mine.1 },
+    ];
+    for ask in with_memory {
+        let what = format!("{ask:?}");
+        assert_eq!(robber.ask(ask).expect_err(&what).errno, libc::EINVAL, "{what}");
+    }
+    // What is for whoever started the NIC.
+    assert_eq!(robber.call(Command::AddQpnUnit(0)).expect_err("not for guests").errno, libc::EPERM);
+    // It sees its own.
+    match robber.call(Command::ListQps) {
+        Ok(Answer::Qps(qps)) => {
+            assert_eq!(qps.iter().map(|qp| qp.handle.index).collect::<Vec<_>>(), [own_qp])
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(
+        matches!(victim.call(Command::QueryQp(qp)), Ok(Answer::QpStatus(status)) if status.state == QpState::Reset)
+    );
+}
+
+#[test]
+fn whoever_goes_leaves_nothing() {
+    let nic = nic(Quota::default());
+    let before = nic.qps();
+    let (guest, ..) = settled(&nic);
+    assert_eq!((nic.qps(), nic.daemon.served().len()), (before + 1, 1));
+    assert_eq!(nic.daemon.served()[0].name, "stranger", "without what would spoil a terminal");
+    drop(guest);
+    nic.wait("gone", |nic| nic.daemon.served().is_empty());
+    assert_eq!(nic.qps(), before);
+    let objects =
+        nic.daemon.inner.house.device.engine().expect("its own").inspect(|worker| worker.nic().objects());
+    // Those of the NIC's own QP1.
+    assert_eq!((objects.pds, objects.cqs, objects.qps), (1, 1, 1), "{objects:?}");
+    assert!(matches!(lock(&nic.visits)[..], [Visit::Came(_), Visit::Went(_)]));
+}
+
+#[test]
+fn places_that_are_not_inside_its_arenas_are_refused() {
+    let nic = nic(Quota::default());
+    let (guest, pd, cq, _) = settled(&nic);
+    let wrong = [
+        Place { arena: 1, at: 0 },
+        Place { arena: u32::MAX, at: 0 },
+        Place { arena: 0, at: 4096 },
+        Place { arena: 0, at: 4 },
+        Place { arena: 0, at: u64::MAX - 7 },
+    ];
+    for ring in wrong {
+        let asked = [
+            Ask::CreateCq { ring, capacity: 8 },
+            Ask::ResizeCq { cq, ring, capacity: 8 },
+            Ask::AllocFast { pd, memory: Memory::Null, pages: ring, count: 8 },
+        ];
+        for ask in asked {
+            let what = format!("{ask:?}");
+            guest.ask(ask).expect_err(&what);
+        }
+    }
+    guest.ask(Ask::CreateCq { ring: place(0), capacity: u32::MAX }).expect_err("larger than the arena");
+    // An arena that could shrink under the NIC's hands, or is none.
+    let open = nix::sys::memfd::memfd_create("open", nix::sys::memfd::MFdFlags::empty()).expect("a file");
+    nix::unistd::ftruncate(&open, 32768).expect("room");
+    guest.ask_with(&Ask::Arena { words: 4096 }, &[open.as_fd()]).expect_err("not sealed");
+    guest.ask(Ask::Arena { words: 4096 }).expect_err("nothing came");
+    guest.ask_with(&Ask::Arena { words: u64::MAX }, &[open.as_fd()]).expect_err("too many");
+    // Events that would go anywhere.
+    let (reader, _writer) = std::io::pipe().expect("a pipe");
+    let ask = Ask::CreateCq { ring: place(0), capacity: 8 };
+    assert!(guest.ask_with(&ask, &[reader.as_fd()]).expect_err("no eventfd").why.contains("eventfd"));
+}
+
+#[test]
+fn scribbling_over_its_queues_and_bells_harms_nobody_else() {
+    let nic = nic(Quota::default());
+    let (victim, _, _, qp) = settled(&nic);
+    let (vandal, ..) = settled(&nic);
+    let [page, wake, ..] = &vandal.fds[..] else { panic!("three descriptors") };
+    let qps = nic.daemon.inner.house.device.limits().qps;
+    let bells = Doorbells::map(page.as_fd(), wake.try_clone().expect("a descriptor"), qps).expect("its page");
+    let mut word = 1u64;
+    for _ in 0..200 {
+        for place in vandal.arenas[0].words() {
+            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            place.store(word >> (word & 63), Relaxed);
+        }
+        (0..64).for_each(|index| bells.ring(QpIndex(index)));
+    }
+    assert!(!nic.daemon.has_failed());
+    assert!(
+        matches!(victim.call(Command::QueryQp(qp)), Ok(Answer::QpStatus(status)) if status.state == QpState::Reset)
+    );
+}
+
+#[test]
+fn a_counter_that_is_full_is_not_waited_for() {
+    use nix::sys::eventfd::{EfdFlags, EventFd};
+    // It blocks, as that of a program's completion channel may.
+    let full = Arc::new(EventFd::from_flags(EfdFlags::empty()).expect("a descriptor"));
+    full.write(u64::MAX - 1).expect("room for that");
+    let copy = full.as_fd().try_clone_to_owned().expect("a descriptor");
+    let counter = EventCounter::of(copy).expect("an eventfd");
+    counter.raise();
+    assert_eq!(full.read().expect("it is full"), u64::MAX - 1);
+    counter.raise();
+    assert_eq!(full.read().expect("an event"), 1);
+}
+
+#[test]
+fn nonsense_at_the_door_and_behind_it_ends_only_who_says_it() {
+    let nic = nic(Quota::default());
+    let secret = Box::new(7u64);
+    let refusals = [
+        (Hello { version: VERSION + 1, ..hello(&secret) }, "version"),
+        // It points to what another process would have there.
+        (Hello { secret: (std::ptr::from_ref(&*secret) as u64, 8), ..hello(&secret) }, "another process"),
+        (Hello { secret: (8, 7), ..hello(&secret) }, "process_vm_readv"),
+    ];
+    for (hello, why) in refusals {
+        let (answer, ..) = nic.greeted(&hello);
+        let refused = answer.expect_err(why);
+        assert!(refused.contains(why), "{refused}");
+    }
+    let link = nic.knock();
+    link.send(&"hello?", &[]).expect("it listens");
+    let answer = link.receive::<Result<Welcome, String>>().expect("an answer").expect("it did not hang up").0;
+    assert!(answer.expect_err("nonsense").contains("greeting"));
+    drop(nic.knock());
+
+    let (victim, _, _, qp) = settled(&nic);
+    let babbler = nic.admitted();
+    babbler.link.send(&vec![0xffu8; 64], &[]).expect("it listens");
+    assert!(babbler.link.receive::<Reply>().expect("an end").is_none(), "it is not served any more");
+    nic.wait("gone", |nic| nic.daemon.served().len() == 1);
+    victim.call(Command::QueryQp(qp)).expect("still served");
+}
+
+/// Questions in which a bit, a byte or two are not as they were meant.
+#[test]
+fn questions_that_are_bent_are_answered() {
+    const ROUNDS: u32 = 4000;
+    let nic = nic(Quota::default());
+    let (victim, _, _, victims) = settled(&nic);
+    let (mut guest, pd, cq, qp) = settled(&nic);
+    let init = QpInit { qp_type: QpType::Rc, caps: CAPS, sq_sig_all: true };
+    let attr = QpAttr { state: Some(QpState::Init), pkey_index: Some(0), port: Some(1), ..QpAttr::default() };
+    let memory = Memory::At { address: 0x1000, length: 64, on_demand: false };
+    let questions = || {
+        [
+            Ask::Command(Command::AllocPd),
+            Ask::Command(Command::ModifyQp(qp, Box::new(attr))),
+            Ask::Command(Command::QueryQp(qp)),
+            Ask::Command(Command::CreateXrcTarget(XrcdId(0))),
+            Ask::Command(Command::CreateRssQp(
+                pd,
+                Box::new(Rss {
+                    hash: RxHash { key: [1; 40], fields: RxHashFields::empty() },
+                    table: vec![qp, qp],
+                }),
+            )),
+            Ask::Command(Command::AttachMulticast(qp, Gid([0xff; 16]))),
+            Ask::Register { pd, access: Access::LOCAL_WRITE, start: 0x1000, memory },
+            Ask::AllocFast { pd, memory, pages: place(3000), count: 8 },
+            Ask::CreateCq { ring: place(512), capacity: 8 },
+            Ask::ResizeCq { cq, ring: place(512), capacity: 8 },
+            Ask::CreateSrq {
+                pd,
+                init: SrqInit::default(),
+                ring: Receives { place: place(2048), capacity: 4, max_sge: 1 },
+            },
+            Ask::CreateQp {
+                pd,
+                send_cq: cq,
+                recv_cq: cq,
+                init,
+                sends: place(1024),
+                receives: Source::Own(place(2048)),
+            },
+            Ask::Services(vec![(7, None), (8, Some([192, 0, 2, 1].into()))]),
+            Ask::Arena { words: 64 },
+            Ask::TakeUnit(9),
+            Ask::Look,
+        ]
+    };
+    let mut state = 3u64;
+    let mut random = |below: usize| splitmix(&mut state) as usize % below;
+    let (mut answers, mut ends) = (0, 0);
+    for _ in 0..ROUNDS {
+        let questions = questions();
+        let mut bytes = postcard::to_stdvec(&questions[random(questions.len())]).expect("a message");
+        for _ in 0..=random(2) {
+            let (at, bit) = (random(bytes.len()), random(8));
+            bytes[at] = if random(3) == 0 { random(256) as u8 } else { bytes[at] ^ 1 << bit };
+        }
+        // What is no question any more would end it each time.
+        let Ok(ask) = postcard::from_bytes::<Ask>(&bytes) else { continue };
+        let sent = guest.link.send(&ask, &[]);
+        match sent.ok().and_then(|()| guest.link.receive::<Reply>().ok()?) {
+            Some(_) => answers += 1,
+            None => {
+                ends += 1;
+                guest = nic.admitted();
+                guest.arena(4096);
+            }
+        }
+    }
+    // What is a question is answered: a thread that ended did so by a mistake of the NIC's.
+    assert!(answers > ROUNDS / 4 && ends == 0, "{answers} answers, {ends} ends");
+    assert!(!nic.daemon.has_failed());
+    assert!(
+        matches!(victim.call(Command::QueryQp(victims)), Ok(Answer::QpStatus(status)) if status.state == QpState::Reset)
+    );
+}
+
+#[test]
+fn quotas_hold_and_what_is_given_back_can_be_had_again() {
+    let quota = Quota { qps: 2, cqes: 20, mrs: 2, bytes: 100, queue_bytes: 64 << 10 };
+    let nic = nic(quota);
+    let (mut guest, pd, cq, qp) = settled(&nic);
+    let second = guest.qp(pd, cq, QpType::Rc).expect("two");
+    let refused = guest.qp(pd, cq, QpType::Rc).expect_err("a third");
+    assert!(refused.errno == libc::ENOMEM && refused.why.contains("QPs: 3"), "{refused:?}");
+    guest.call(Command::DestroyQp(second)).expect("its own");
+    guest.qp(pd, cq, QpType::Rc).expect("two again");
+    guest.call(Command::DestroyQp(qp)).expect("its own");
+
+    let cqs = |capacity| guest.ask(Ask::CreateCq { ring: place(512), capacity });
+    assert!(cqs(13).is_err() && cqs(12).is_ok() && cqs(1).is_err());
+    let register = |length| {
+        let memory = Memory::At { address: 0x1000, length, on_demand: false };
+        guest.ask(Ask::Register { pd, access: Access::empty(), start: 0, memory })
+    };
+    assert!(register(101).is_err());
+    let Ok(Told::Answer(Answer::Memory(mr, _))) = register(60) else { panic!("60 bytes") };
+    assert!(register(41).is_err() && register(40).is_ok() && register(0).is_err());
+    guest.call(Command::DeregisterMemory(mr)).expect("its own");
+    assert!(register(60).is_ok());
+
+    guest.arena(4096);
+    let (_, fd) = Region::shared(8).expect("memory");
+    let refused = guest.ask_with(&Ask::Arena { words: 8 }, &[fd.as_fd()]).expect_err("beyond");
+    assert!(refused.why.contains("bytes of queues"), "{refused:?}");
+}
+
+#[test]
+fn one_qp1_each_and_datagrams_only_for_its_own_numbers() {
+    let nic = nic(Quota::default());
+    let (guest, pd, cq, _) = settled(&nic);
+    guest.qp(pd, cq, QpType::Gsi).expect("its QP1");
+    assert_eq!(guest.qp(pd, cq, QpType::Gsi).expect_err("one").errno, libc::EBUSY);
+    let (other, ..) = settled(&nic);
+    let slot = nic.daemon.served()[0].slot;
+    assert!(matches!(other.ask(Ask::TakeUnit(slot)), Ok(Told::Done(false))), "somebody has it");
+    drop(guest);
+    nic.wait("gone", |nic| nic.daemon.served().len() == 1);
+    assert!(matches!(other.ask(Ask::TakeUnit(slot)), Ok(Told::Done(true))));
+}
+
+#[test]
+fn an_interface_has_one_nic_and_those_who_are_served_hear_of_its_end() {
+    let nic = nic(Quota::default());
+    let (device, _far) =
+        Device::memory_pair(&DeviceConfig { serves: true, ..DeviceConfig::default() }).expect("two");
+    let second = Daemon::start(device, &nic.interface, Config::default(), Box::new(|_| {}));
+    assert!(matches!(second, Err(DaemonError::Taken { .. })), "{second:?}");
+    let (guest, ..) = settled(&nic);
+    let Nic { daemon, .. } = nic;
+    drop(daemon);
+    assert!(guest.link.receive::<Reply>().expect("an end").is_none());
+}
+
+#[test]
+fn what_the_tests_put_into_an_arena_fits() {
+    assert!(
+        CompletionRing::size(16) <= 512 && RecvRing::size(4, 1) <= 1024 && SendRing::size(4, 1, 0) <= 1024
+    );
+}

@@ -1,0 +1,349 @@
+//! What a device is made of: an engine of this process, or a NIC that is another process.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::error::DeviceError;
+use super::snapshot::{MrEntry, Passes, QpEntry, Snapshot};
+use crate::engine::{Engine, EventSink, Progress, Wait, WaitSet, Worker};
+use crate::nic::{Answer, Command, CongestionConfig, ControlError};
+use crate::port::udp::group::{BoundPort, Member};
+use crate::port::undelivered::Undelivered;
+use crate::port::{LinkChange, Port, PortInfo};
+use crate::remote::{Attachment, polling};
+use crate::shared::{CompletionRing, Region};
+use crate::time::Nanos;
+use crate::verbs::{AsyncEvent, CqIndex, Mtu, PdId, QpIndex};
+use crate::wire::Gid;
+
+/// See the module's page.
+#[derive(Debug)]
+pub(crate) enum Adapter {
+    /// It is turned here.
+    Own(Engine),
+    /// It turns itself.
+    Shared(Arc<Attachment>),
+}
+
+impl Adapter {
+    /// The engine, if it is here.
+    pub(crate) fn engine(&self) -> Option<&Engine> {
+        match self {
+            Adapter::Own(engine) => Some(engine),
+            Adapter::Shared(_) => None,
+        }
+    }
+
+    pub(crate) fn call(&self, command: Command) -> Result<Answer, ControlError> {
+        match self {
+            Adapter::Own(engine) => engine.call(command),
+            Adapter::Shared(nic) => nic.call(command),
+        }
+    }
+
+    /// Zeroed memory for a queue of so many words.
+    pub(super) fn region(&self, words: usize) -> io::Result<Arc<Region>> {
+        match self {
+            Adapter::Own(_) => Region::new(words),
+            Adapter::Shared(nic) => nic.region(words),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        match self {
+            Adapter::Own(engine) => engine.now(),
+            Adapter::Shared(nic) => nic.now(),
+        }
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        match self {
+            Adapter::Own(engine) => engine.is_dead(),
+            Adapter::Shared(nic) => nic.is_gone(),
+        }
+    }
+
+    pub(super) fn posted(&self, qp: QpIndex, outstanding: u32, posts: u32) {
+        match self {
+            Adapter::Own(engine) => engine.posted(qp, outstanding, posts),
+            Adapter::Shared(nic) => nic.posted(qp),
+        }
+    }
+
+    /// A receive was posted whose QP wants to hear of it.
+    pub(super) fn posted_receive(&self, qp: QpIndex) {
+        match self {
+            Adapter::Own(engine) => engine.doorbells().ring(qp),
+            Adapter::Shared(nic) => nic.posted(qp),
+        }
+    }
+
+    /// A pass by who is not after a completion. Where the NIC turns itself it may be waiting for this very processor.
+    pub(super) fn caller_pass(&self) -> Progress {
+        match self {
+            Adapter::Own(engine) => engine.caller_pass_until(|| false),
+            Adapter::Shared(_) => {
+                thread::yield_now();
+                Progress::default()
+            }
+        }
+    }
+
+    /// What a poll of this queue does that finds nothing.
+    pub(super) fn found_nothing(
+        &self,
+        cq: CqIndex,
+        has_come: impl Fn() -> bool,
+        ring: impl FnOnce() -> CompletionRing,
+    ) {
+        match self {
+            Adapter::Own(engine) => drop(engine.caller_pass_until(has_come)),
+            Adapter::Shared(_) => polling::found_nothing(cq, ring),
+        }
+    }
+
+    pub(super) fn armed(&self, set: &Arc<WaitSet>) {
+        if let Adapter::Own(engine) = self {
+            engine.armed(set);
+        }
+    }
+
+    pub(super) fn came_to_look(&self, set: &Arc<WaitSet>) -> bool {
+        self.engine().is_some_and(|engine| engine.came_to_look(set))
+    }
+
+    pub(super) fn found_no_event(&self, set: &Arc<WaitSet>) {
+        if let Adapter::Own(engine) = self {
+            engine.found_no_event(set);
+        }
+    }
+
+    pub(super) fn begin_wait(&self, set: &Arc<WaitSet>) -> Wait {
+        match self {
+            Adapter::Own(engine) => engine.begin_wait(set),
+            Adapter::Shared(_) => Wait::Sleep,
+        }
+    }
+
+    pub(super) fn end_wait(&self, rang: bool) {
+        if let Adapter::Own(engine) = self {
+            engine.end_wait(rang);
+        }
+    }
+
+    pub(super) fn step_aside(&self) {
+        if let Adapter::Own(engine) = self {
+            engine.step_aside();
+        }
+    }
+
+    /// A NIC of its own process outlives the application, as an adapter does.
+    pub(super) fn send_last(&self, limit: Duration) {
+        if let Adapter::Own(engine) = self {
+            engine.send_last(limit);
+        }
+    }
+
+    pub(super) fn set_event_sink(&self, sink: EventSink) -> bool {
+        match self {
+            Adapter::Own(engine) => engine.set_event_sink(sink),
+            Adapter::Shared(nic) => nic.set_event_sink(sink),
+        }
+    }
+
+    pub(super) fn event(&self) -> Option<AsyncEvent> {
+        match self {
+            Adapter::Own(engine) => engine.event(),
+            Adapter::Shared(nic) => nic.event(),
+        }
+    }
+
+    pub(super) fn raise(&self, event: AsyncEvent) {
+        match self {
+            Adapter::Own(engine) => drop(engine.adjust(|worker| worker.raise(event))),
+            Adapter::Shared(nic) => nic.raise(event),
+        }
+    }
+
+    pub(super) fn set_port(&self, port: Box<dyn Port>) -> io::Result<()> {
+        match self {
+            Adapter::Own(engine) => engine.set_port(port),
+            Adapter::Shared(_) => Err(io::Error::other("the port is the NIC's, which is another process")),
+        }
+    }
+
+    /// The port follows a change of the link, and QPs that no longer fit fail: returns how many, and the largest path MTU from then on.
+    /// A NIC that is another process follows by itself.
+    pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(u32, Mtu), DeviceError> {
+        let Adapter::Own(engine) = self else { return Ok((0, self.largest_mtu())) };
+        let now = engine.now();
+        let follow = |worker: &mut Worker| {
+            let failed = worker.follow(now, change)?;
+            Ok((failed, worker.nic().largest_mtu()))
+        };
+        let followed = engine.adjust(follow).ok_or(ControlError::DeviceFatal)?;
+        followed.map_err(|source| DeviceError::System { what: "following a change of the link", source })
+    }
+
+    pub(super) fn set_next_hop(&self, peer: Gid, mac: [u8; 6]) {
+        if let Adapter::Own(engine) = self {
+            engine.adjust(|worker| worker.set_next_hop(peer, mac));
+        }
+    }
+
+    /// How it reacts to congestion; that of a NIC of another process is not known here.
+    pub(super) fn congestion(&self) -> CongestionConfig {
+        self.engine().map_or_else(CongestionConfig::default, |engine| {
+            engine.inspect(|worker| worker.nic().congestion().clone())
+        })
+    }
+
+    pub(super) fn has_room_for_qp(&self) -> bool {
+        self.engine().is_none_or(|engine| engine.inspect(|worker| worker.nic().has_room_for_qp()))
+    }
+
+    pub(super) fn port(&self) -> PortInfo {
+        match self {
+            Adapter::Own(engine) => engine.inspect(|worker| worker.port().info().clone()),
+            Adapter::Shared(nic) => nic.port(),
+        }
+    }
+
+    pub(super) fn undelivered(&self) -> io::Result<Option<Undelivered>> {
+        self.engine().map_or(Ok(None), |engine| engine.inspect(|worker| worker.port().undelivered()))
+    }
+
+    pub(super) fn largest_mtu(&self) -> Mtu {
+        match self {
+            Adapter::Own(engine) => engine.inspect(|worker| worker.nic().largest_mtu()),
+            Adapter::Shared(nic) => nic.largest_mtu(),
+        }
+    }
+
+    pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
+        match self {
+            Adapter::Own(engine) => engine.inspect(Worker::counters),
+            Adapter::Shared(nic) => nic.counters(),
+        }
+    }
+
+    pub(super) fn take_link_error(&self) -> Option<io::Error> {
+        self.engine().and_then(Engine::take_link_error)
+    }
+
+    /// What there is to be seen of it.
+    pub(super) fn look(&self, others: Option<&Others>) -> Snapshot {
+        match self {
+            Adapter::Own(engine) => {
+                let is_own = |object| others.is_none_or(|others| !others(object));
+                snapshot_of(engine, |qp| is_own(Object::Qp(qp)), |pd| is_own(Object::Pd(pd)))
+            }
+            Adapter::Shared(nic) => {
+                nic.look().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+            }
+        }
+    }
+}
+
+/// Something that a process has at a NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Object {
+    /// A queue pair.
+    Qp(QpIndex),
+    /// A protection domain, and what is in it.
+    Pd(PdId),
+}
+
+/// Tells what of a NIC belongs to other processes, which tell of it themselves.
+pub(crate) type Others = Box<dyn Fn(Object) -> bool + Send + Sync>;
+
+/// What there is to be seen of an engine, and of these of its objects, for whoever has a name to put on it.
+pub(crate) fn snapshot_of(
+    engine: &Engine,
+    has_qp: impl Fn(QpIndex) -> bool,
+    has_pd: impl Fn(PdId) -> bool,
+) -> Snapshot {
+    let (info, counters, regions, passes) = engine.inspect(|worker| {
+        let (nic, port) = (worker.nic(), worker.port());
+        (port.info().clone(), worker.counters(), nic.memory_regions(), *worker.pass_times())
+    });
+    let mut snapshot = Snapshot {
+        interface: info.interface.unwrap_or_default(),
+        port: info.name,
+        mode: info.mode,
+        now_ns: engine.now().0,
+        passes: Passes { buckets: passes.buckets.to_vec(), total_ns: passes.total.0 },
+        mrs: regions.iter().filter(|region| has_pd(region.pd)).map(MrEntry::of).collect(),
+        ..Snapshot::default()
+    };
+    for (name, value) in counters {
+        *snapshot.counters.entry(name.to_owned()).or_default() += value;
+    }
+    if let Ok(Answer::Qps(qps)) = engine.call(Command::ListQps) {
+        snapshot.qps = qps.iter().filter(|qp| has_qp(qp.handle.index)).map(QpEntry::of).collect();
+        snapshot.qps.sort_by_key(|qp| qp.qpn);
+    }
+    snapshot
+}
+
+/// A process's place among those that share a device: what its numbers begin with.
+#[derive(Clone, Debug)]
+pub enum Seat {
+    /// In a group of sockets.
+    Group(Arc<Member>),
+    /// At a NIC that is another process.
+    Nic(Arc<Attachment>),
+}
+
+impl Seat {
+    /// Its number.
+    pub fn slot(&self) -> u8 {
+        match self {
+            Seat::Group(member) => member.slot(),
+            Seat::Nic(nic) => nic.slot(),
+        }
+    }
+
+    /// What its QPNs begin with, too.
+    pub(super) fn unit(&self) -> Option<u8> {
+        match self {
+            Seat::Group(member) => Some(member.slot()),
+            Seat::Nic(_) => None,
+        }
+    }
+
+    /// Takes the unit of a process that has ended, to tell its peers so in its name. False: it is not free.
+    ///
+    /// # Errors
+    /// If it cannot be asked for.
+    pub fn take_unit(&self, unit: u8) -> io::Result<bool> {
+        match self {
+            Seat::Group(member) => member.take_unit(unit),
+            Seat::Nic(nic) => nic.take_unit(unit),
+        }
+    }
+
+    pub(super) fn set_services(
+        &self,
+        services: impl IntoIterator<Item = (u64, Option<IpAddr>)>,
+    ) -> io::Result<()> {
+        match self {
+            Seat::Group(member) => member.set_services(services),
+            Seat::Nic(nic) => nic.set_services(services),
+        }
+    }
+
+    /// Looks at the port numbers that processes have bound, and changes those of this one. `act` may be called again.
+    ///
+    /// # Errors
+    /// If they cannot be had.
+    pub fn ports<R>(&self, act: impl FnMut(&mut Vec<BoundPort>) -> R) -> io::Result<R> {
+        match self {
+            Seat::Group(member) => member.ports(act),
+            Seat::Nic(nic) => nic.ports(act),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Memory for queues that a process shares with its NIC.
+//!
+//! A descriptor and a mapping for each queue would cost a process with thousands of QPs its limits: queues lie side by side in arenas. A
+//! place is free again when the last handle to its queue is gone, here: by then the NIC has been told that there is no such queue.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::message::Place;
+use crate::shared::Region;
+use crate::shared::region::LINE;
+use crate::threads::lock;
+
+/// Words of an arena, if nothing larger is asked for: 4 MiB.
+const ARENA: usize = 1 << 19;
+
+#[derive(Debug)]
+struct Arena {
+    region: Arc<Region>,
+    /// Free stretches: where each begins, and its words.
+    free: BTreeMap<usize, usize>,
+}
+
+impl Arena {
+    /// Takes the first stretch that is long enough.
+    fn take(&mut self, words: usize) -> Option<usize> {
+        let (&at, &length) = self.free.iter().find(|(_, length)| **length >= words)?;
+        self.free.remove(&at);
+        if length > words {
+            self.free.insert(at + words, length - words);
+        }
+        Some(at)
+    }
+
+    fn give_back(&mut self, at: usize, words: usize) {
+        let (mut at, mut words) = (at, words);
+        if let Some(after) = self.free.remove(&(at + words)) {
+            words += after;
+        }
+        if let Some((&before, &length)) = self.free.range(..at).next_back()
+            && before + length == at
+        {
+            self.free.remove(&before);
+            (at, words) = (before, length + words);
+        }
+        self.free.insert(at, words);
+    }
+}
+
+/// All arenas of a process.
+#[derive(Debug, Default)]
+pub(super) struct Arenas(Arc<Mutex<Vec<Arena>>>);
+
+/// Gives a place back.
+#[derive(Debug)]
+struct Lease {
+    arenas: Weak<Mutex<Vec<Arena>>>,
+    arena: usize,
+    at: usize,
+    words: usize,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(arenas) = self.arenas.upgrade() {
+            lock(&arenas)[self.arena].give_back(self.at, self.words);
+        }
+    }
+}
+
+impl Arenas {
+    /// Zeroed memory for a queue. `add` tells the NIC of a new arena of so many words.
+    pub(super) fn take(
+        &self,
+        words: usize,
+        add: impl FnOnce(usize, OwnedFd) -> io::Result<()>,
+    ) -> io::Result<Arc<Region>> {
+        let words = words.max(1).next_multiple_of(LINE);
+        let mut arenas = lock(&self.0);
+        let found =
+            arenas.iter_mut().enumerate().find_map(|(index, arena)| Some((index, arena.take(words)?)));
+        let (arena, at) = match found {
+            Some(found) => found,
+            None => {
+                let size = words.max(ARENA);
+                let (region, fd) = Region::shared(size)?;
+                add(size, fd)?;
+                let mut arena = Arena { region, free: BTreeMap::from([(0, size)]) };
+                let at = arena.take(words).ok_or(io::ErrorKind::OutOfMemory)?;
+                arenas.push(arena);
+                (arenas.len() - 1, at)
+            }
+        };
+        let lease = Lease { arenas: Arc::downgrade(&self.0), arena, at, words };
+        let region = arenas[arena].region.part_with(at, words, lease)?;
+        drop(arenas);
+        region.words().iter().for_each(|word| word.store(0, Relaxed));
+        Ok(region)
+    }
+
+    /// Where a queue lies, by its first word. `None`: it is no memory of an arena.
+    pub(super) fn place_of(&self, queue: &[AtomicU64]) -> Option<Place> {
+        let arenas = lock(&self.0);
+        arenas.iter().enumerate().find_map(|(index, arena)| {
+            let words = arena.region.words();
+            let at = (queue.as_ptr() as usize).checked_sub(words.as_ptr() as usize)? / size_of::<AtomicU64>();
+            (at < words.len()).then_some(Place { arena: index as u32, at: at as u64 })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_lie_side_by_side_and_are_given_again_clean() {
+        let arenas = Arenas::default();
+        let mut added = Vec::new();
+        let mut take = |words| {
+            arenas
+                .take(words, |size, _| {
+                    added.push(size);
+                    Ok(())
+                })
+                .expect("room")
+        };
+        let [a, b, c] = [5, 16, 8].map(&mut take);
+        let place = |region: &Region| arenas.place_of(region.words()).expect("of an arena");
+        assert_eq!([&a, &b, &c].map(|region| place(region).at), [0, 8, 24]);
+        b.words()[3].store(7, Relaxed);
+        drop((a, b));
+        // Both stretches are one now.
+        let d = take(24);
+        assert_eq!((place(&d), d.words()[11].load(Relaxed)), (Place { arena: 0, at: 0 }, 0));
+        let e = take(ARENA);
+        assert_eq!(place(&e), Place { arena: 1, at: 0 }, "what was left of the first is too short");
+        drop((c, d));
+        assert_eq!(place(&take(ARENA)).arena, 0);
+        assert_eq!(added, [ARENA, ARENA]);
+        assert_eq!(arenas.place_of(Region::new(8).expect("memory").words()), None);
+    }
+
+    #[test]
+    fn an_arena_that_the_nic_refuses_is_none() {
+        let arenas = Arenas::default();
+        let refused = arenas.take(8, |_, _| Err(io::ErrorKind::QuotaExceeded.into()));
+        assert_eq!(refused.expect_err("refused").kind(), io::ErrorKind::QuotaExceeded);
+        let region = arenas.take(8, |_, _| Ok(())).expect("room");
+        assert_eq!(arenas.place_of(region.words()), Some(Place { arena: 0, at: 0 }));
+    }
+}

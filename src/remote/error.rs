@@ -1,0 +1,37 @@
+//! Why a process has no NIC.
+
+use std::io;
+
+/// Why a process is not served by a NIC that is there.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// It is somebody's who is not to be trusted with this process's memory.
+    #[error(
+        "the NIC of {interface} is a process of user {uid}, which is neither root nor this user ({own}): it would reach into this \
+         process's memory; start `roxie nic` as one of them, or take --port udp"
+    )]
+    Stranger {
+        /// The interface.
+        interface: String,
+        /// Whose it is.
+        uid: u32,
+        /// Who asks.
+        own: u32,
+    },
+    /// It does not serve this process.
+    #[error("the NIC of {interface} (`roxie nic`) does not serve this process: {why}")]
+    Refused {
+        /// The interface.
+        interface: String,
+        /// What it says.
+        why: String,
+    },
+    /// The system, or a NIC of another version.
+    #[error("asking the NIC of {interface} (`roxie nic`): {source}")]
+    System {
+        /// The interface.
+        interface: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,125 @@
+//! Messages with descriptors between a process and its NIC, over a stream socket.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use nix::sys::socket::MsgFlags;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::descriptors::{receive_with, send_with};
+
+/// Bytes of a message at most: some 30 times a list of 65,536 QPs.
+const LONGEST: usize = 1 << 29;
+/// Bytes that are read before more room is made.
+const PIECE: usize = 1 << 20;
+
+/// One end.
+#[derive(Debug)]
+pub(crate) struct Link(UnixStream);
+
+impl Link {
+    pub(crate) fn new(socket: UnixStream) -> Link {
+        Link(socket)
+    }
+
+    /// Sends a message; it waits for room.
+    ///
+    /// # Errors
+    /// If the other end is gone.
+    pub(crate) fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let bytes = postcard::to_stdvec(message).map_err(io::Error::other)?;
+        let head = u32::try_from(bytes.len()).map_err(io::Error::other)?.to_ne_bytes();
+        // Descriptors go with the first byte.
+        let sent = send_with(self.0.as_fd(), &head, fds, MsgFlags::empty())?;
+        (&self.0).write_all(&head[sent..])?;
+        (&self.0).write_all(&bytes)
+    }
+
+    /// Waits for a message. `None`: the other end is gone.
+    ///
+    /// # Errors
+    /// If what came is no such message: the two ends are of different versions.
+    pub(crate) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        let mut head = [0; 4];
+        let (read, fds) = loop {
+            match receive_with(self.0.as_fd(), &mut head, MsgFlags::empty()) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other?,
+            }
+        };
+        if read == 0 {
+            return Ok(None);
+        }
+        let mut socket = &self.0;
+        socket.read_exact(&mut head[read..])?;
+        let length = u32::from_ne_bytes(head) as usize;
+        if length > LONGEST {
+            return Err(io::Error::other(format!("a message of {length} bytes")));
+        }
+        // Who says that much will come has not sent it yet.
+        let mut bytes = Vec::new();
+        while bytes.len() < length {
+            let (at, more) = (bytes.len(), (length - bytes.len()).min(PIECE));
+            bytes.resize(at + more, 0);
+            socket.read_exact(&mut bytes[at..])?;
+        }
+        let message = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
+        Ok(Some((message, fds)))
+    }
+
+    /// Another handle to it.
+    pub(crate) fn try_clone(&self) -> io::Result<Link> {
+        self.0.try_clone().map(Link)
+    }
+
+    /// Ends it for both ends, whoever waits.
+    pub(crate) fn shut(&self) {
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn pair() -> (Link, Link) {
+        let (a, b) = UnixStream::pair().expect("two sockets");
+        (Link::new(a), Link::new(b))
+    }
+
+    #[test]
+    fn messages_come_in_order_each_with_its_descriptors() {
+        let (a, b) = pair();
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let long = vec![7u8; 3 << 20];
+        let sender = std::thread::spawn(move || {
+            a.send(&(1u32, "first"), &[reader.as_fd(), writer.as_fd()]).expect("sent");
+            a.send(&(2u32, long), &[]).expect("sent");
+        });
+        let ((number, word), fds) = b.receive::<(u32, String)>().expect("a message").expect("it is there");
+        assert_eq!((number, word.as_str(), fds.len()), (1, "first", 2));
+        let ((number, bytes), fds) = b.receive::<(u32, Vec<u8>)>().expect("a message").expect("it is there");
+        assert_eq!((number, bytes.len(), fds.len()), (2, 3 << 20, 0));
+        sender.join().expect("no panic");
+        assert!(b.receive::<u32>().expect("an end").is_none());
+    }
+
+    #[test]
+    fn nonsense_and_halves_are_errors() {
+        for bytes in [&[0xff, 0xff, 0xff, 0xff][..], &[4, 0, 0, 0, 1], &[1, 0], &[1, 0, 0, 0, 0xff]] {
+            let (a, b) = pair();
+            (&a.0).write_all(bytes).expect("room");
+            drop(a);
+            assert!(b.receive::<bool>().is_err(), "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! What a process and its NIC in another process say to one another.
+//!
+//! A process asks, and the NIC answers each question in turn. Events come on a socket of their own, unasked. Commands that carry memory
+//! name its places: queues lie in arenas, memory that both have mapped; what is registered is named by its address in the process.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::nic::{Answer, Command};
+use crate::port::PortInfo;
+use crate::port::udp::group::BoundPort;
+use crate::verbs::{Access, CqIndex, MrIndex, Mtu, PdId, QpInit, SrqIndex, SrqInit};
+
+/// The form of messages. Both ends have to have the same.
+pub(crate) const VERSION: u32 = 2;
+
+/// A process that wants to be served. Beside it comes, if it can be had, the descriptor of its memory.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// [`VERSION`].
+    pub(crate) version: u32,
+    /// Its name, for people.
+    pub(crate) name: String,
+    /// An address of its memory, and the 8 bytes that are there.
+    pub(crate) secret: (u64, u64),
+}
+
+/// It is served. Beside it come the page of its doorbells, the descriptor that they ring, and the socket of events.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    /// Its place, which its communication IDs begin with.
+    pub(crate) slot: u8,
+    /// Bells of its page.
+    pub(crate) qps: u32,
+    /// Zero of the NIC's clock, in ns of `CLOCK_MONOTONIC`.
+    pub(crate) epoch: u64,
+    /// What it stands on.
+    pub(crate) port: PortInfo,
+}
+
+/// Where a queue lies: in which arena, and from which word on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) arena: u32,
+    pub(crate) at: u64,
+}
+
+/// Memory of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Memory {
+    /// None: what is written vanishes, what is read is zeros.
+    Null,
+    /// At this address of the process, so many bytes; their pages may come and go.
+    At { address: u64, length: u64, on_demand: bool },
+}
+
+/// A receive queue: where, for how many, of how many entries each.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Receives {
+    pub(crate) place: Place,
+    pub(crate) capacity: u32,
+    pub(crate) max_sge: u32,
+}
+
+/// Where a QP takes receives from.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum Source {
+    Own(Place),
+    Shared(SrqIndex),
+    None,
+}
+
+/// Port numbers of `rdma_cm` that processes have bound.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BoundPorts {
+    /// Counts changes of the table.
+    pub(crate) version: u64,
+    pub(crate) ports: Vec<BoundPort>,
+}
+
+/// What a process asks of the NIC.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Ask {
+    /// A command that carries no memory.
+    Command(Command),
+    /// Memory for queues, of so many words: its descriptor comes with it. Arenas are counted from 0.
+    Arena { words: u64 },
+    /// [`Command::RegisterMemory`].
+    Register { pd: PdId, access: Access, start: u64, memory: Memory },
+    /// [`Command::ReregisterMemory`].
+    Reregister { mr: MrIndex, pd: Option<PdId>, access: Option<Access>, translation: Option<(u64, Memory)> },
+    /// [`Command::AllocFastMemory`].
+    AllocFast { pd: PdId, memory: Memory, pages: Place, count: u32 },
+    /// [`Command::CreateCq`]. What its events are counted in comes with it, if there is something.
+    CreateCq { ring: Place, capacity: u32 },
+    /// [`Command::ResizeCq`].
+    ResizeCq { cq: CqIndex, ring: Place, capacity: u32 },
+    /// [`Command::CreateSrq`].
+    CreateSrq { pd: PdId, init: SrqInit, ring: Receives },
+    /// [`Command::ModifySrq`].
+    ModifySrq { srq: SrqIndex, ring: Option<Receives>, limit: Option<u32> },
+    /// [`Command::CreateQp`]. The sizes of its queues are in `init`.
+    CreateQp { pd: PdId, send_cq: CqIndex, recv_cq: CqIndex, init: QpInit, sends: Place, receives: Source },
+    /// The largest path MTU.
+    LargestMtu,
+    /// What the port is now.
+    Port,
+    /// All counters.
+    Counters,
+    /// What there is to be seen of this process's objects: JSON.
+    Look,
+    /// The unit of a process that has ended, to speak in its name.
+    TakeUnit(u8),
+    /// Memory with what its connections would leave: its descriptor comes with it.
+    Estate,
+    /// It listens for these services, and no others.
+    Services(Vec<(u64, Option<IpAddr>)>),
+    /// Port numbers that processes have bound.
+    Ports,
+    /// Replaces those of this process, if nothing has changed since that version.
+    SetPorts(BoundPorts),
+}
+
+/// What the NIC answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Told {
+    /// What the NIC answers to a command.
+    Answer(Answer),
+    Mtu(Mtu),
+    Port(PortInfo),
+    Counters(Vec<(String, u64)>),
+    Look(Vec<u8>),
+    /// True: done.
+    Done(bool),
+    Ports(BoundPorts),
+}
+
+/// Why it does not do it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Refusal {
+    pub(crate) errno: i32,
+    pub(crate) why: String,
+}
+
+/// An answer to a question.
+pub(crate) type Reply = Result<Told, Refusal>;

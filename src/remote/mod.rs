@@ -1,0 +1,12 @@
+//! A NIC in another process (`roxie nic`), as an adapter is beside the programs of its host: commands are messages, queues lie in memory
+//! that both have mapped, and the NIC reaches what is registered by itself.
+
+mod arenas;
+mod attachment;
+mod error;
+pub(crate) mod link;
+pub(crate) mod message;
+pub(crate) mod polling;
+
+pub use attachment::{Attachment, name_of, nic_of};
+pub use error::AttachError;

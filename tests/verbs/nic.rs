@@ -1,0 +1,259 @@
+//! A NIC that is a process of its own (`roxie nic`), over AF_XDP, and unmodified programs that it serves.
+//!
+//! `MESH=32 KILLS=100 cargo test --release --test verbs nic::each_of_many` has 64 of them, each connected to 32.
+
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::shared::{
+    doors, each_of_many, eight_of_mpich, eight_of_open_mpi, server_and_client, servers_of_rdma_cm,
+};
+use super::{NEAR, Running, Site, descendants, folder, skip};
+
+/// Nobody is served any more, and the NICs have let all go.
+fn ends_clean(site: &Site, nics: [Running; 2]) {
+    for nic in nics {
+        signal(nic.child.id(), Signal::SIGTERM);
+        let ended = nic.finish();
+        assert!(ended.status.success(), "{ended:?}");
+        let (came, went) =
+            (ended.said.matches(") is served").count(), ended.said.matches(") is gone").count());
+        assert!(came > 0 && came == went, "{came} came and {went} went: {ended:?}");
+    }
+    assert_eq!((doors(&site.near), doors(&site.far)), (0, 0));
+}
+
+#[test]
+fn a_server_and_its_client_are_served_by_one_nic() {
+    let programs = ["ibv_rc_pingpong", "ibv_xsrq_pingpong", "ib_write_bw", "ib_send_lat", "ib_atomic_bw"];
+    if skip("a_server_and_its_client_are_served_by_one_nic", &programs) {
+        return;
+    }
+    let (site, nics) = Site::with_nics("nic-same", &["--port", "xdp"]);
+    server_and_client(&site, "nic");
+    for (program, tcp) in [("ibv_rc_pingpong -g 1 -e", 18515), ("ib_read_bw -x 1 -F -n 500", 18515)] {
+        site.play("nic", program, tcp);
+    }
+    ends_clean(&site, nics);
+}
+
+#[test]
+fn each_server_of_rdma_cm_is_found_through_one_nic() {
+    if skip("each_server_of_rdma_cm_is_found_through_one_nic", &["rping"]) {
+        return;
+    }
+    let (site, nics) = Site::with_nics("nic-cm", &["--port", "xdp"]);
+    servers_of_rdma_cm(&site, "nic");
+    ends_clean(&site, nics);
+}
+
+#[test]
+fn each_of_many_talks_to_each_of_many_through_two_nics_while_others_are_killed() {
+    let name = "each_of_many_talks_to_each_of_many_through_two_nics_while_others_are_killed";
+    if skip(name, &["cc", "ibv_rc_pingpong"]) {
+        return;
+    }
+    let (site, nics) = Site::with_nics("nic-mesh", &["--port", "xdp"]);
+    each_of_many(&site, "nic");
+    ends_clean(&site, nics);
+}
+
+#[test]
+fn eight_ranks_of_open_mpi_exchange_everything_through_two_nics() {
+    let name = "eight_ranks_of_open_mpi_exchange_everything_through_two_nics";
+    if skip(name, &["mpirun.openmpi", "mpicc.openmpi", "unshare"]) {
+        return;
+    }
+    let (site, nics) = Site::with_nics("nic-ompi", &["--port", "xdp"]);
+    eight_of_open_mpi(&site, "nic");
+    ends_clean(&site, nics);
+}
+
+#[test]
+fn eight_ranks_of_mpich_exchange_everything_through_two_nics() {
+    let name = "eight_ranks_of_mpich_exchange_everything_through_two_nics";
+    if skip(name, &["mpirun.mpich", "mpicc.mpich", "mpichversion", "unshare"]) {
+        return;
+    }
+    let (site, nics) = Site::with_nics("nic-mpich", &["--port", "xdp"]);
+    eight_of_mpich(&site, "nic");
+    ends_clean(&site, nics);
+}
+
+/// A signal for a process or for all that came from a launcher.
+fn signal(pid: u32, signal: Signal) {
+    kill(Pid::from_raw(pid.cast_signed()), signal).expect("it lives");
+}
+
+/// The program that a launcher started.
+fn program_of(running: &Running) -> u32 {
+    *descendants(running.child.id()).last().expect("itself at least")
+}
+
+#[test]
+fn a_nic_serves_the_memory_of_a_process_that_is_stopped() {
+    if skip("a_nic_serves_the_memory_of_a_process_that_is_stopped", &["ib_write_bw"]) {
+        return;
+    }
+    let (site, nics) = Site::with_nics("nic-stop", &["--port", "xdp"]);
+    let program = "ib_write_bw -x 1 -F -s 4096 -D 3";
+    let mut server = site.near("nic", program);
+    server.wait_until_it_listens(18515);
+    let mut client = site.far("nic", &format!("{program} {NEAR}"));
+    // Its writes go on for three seconds: an engine in the server's process would be missed after half of one.
+    client.wait_until("writing", |_| written(&site) > 0);
+    let stopped = program_of(&server);
+    signal(stopped, Signal::SIGSTOP);
+    let before = written(&site);
+    std::thread::sleep(Duration::from_millis(1500));
+    let meanwhile = written(&site) - before;
+    signal(stopped, Signal::SIGCONT);
+    let (client, server) = (client.finish(), server.finish());
+    assert!(client.status.success() && server.status.success(), "client: {client:?}\nserver: {server:?}");
+    assert!(meanwhile > 100 * 4096, "{meanwhile} bytes were written to it while it was stopped");
+    ends_clean(&site, nics);
+}
+
+/// Bytes that came to the near device, as any of those that it serves is told.
+fn written(site: &Site) -> u64 {
+    let look = site.far.run(roxie::host::inspect::snapshots).expect("the namespace").expect("/proc");
+    look.snapshots.iter().filter_map(|seen| seen.counters.get("sent_bytes").copied()).max().unwrap_or(0)
+}
+
+#[test]
+fn a_nic_that_is_killed_leaves_nobody_waiting() {
+    if skip("a_nic_that_is_killed_leaves_nobody_waiting", &["ib_write_bw", "rping", "ibv_rc_pingpong"]) {
+        return;
+    }
+    let (site, [mut near, far]) = Site::with_nics("nic-killed", &["--port", "xdp"]);
+    let program = "ib_write_bw -x 1 -F -s 4096 -D 30";
+    let mut polls = site.near("nic", program);
+    polls.wait_until_it_listens(18515);
+    let peer = site.far("nic", &format!("{program} {NEAR}"));
+    let mut listens = site.near("nic", &format!("rping -s -a {NEAR} -v"));
+    listens.wait_until_it_serves();
+    // Sleeps until an event comes.
+    let mut sleeps = site.near("nic", "ibv_rc_pingpong -g 1 -e -p 18600 -n 10000000");
+    sleeps.wait_until_it_listens(18600);
+    let partner = site.far("nic", &format!("ibv_rc_pingpong -g 1 -e -p 18600 -n 10000000 {NEAR}"));
+    std::thread::sleep(Duration::from_millis(700));
+    signal(near.child.id(), Signal::SIGKILL);
+    near.child.wait().expect("killed");
+    // `peer` always has something under way, and its retries run out.
+    for running in [polls, peer, sleeps] {
+        let ended = running.finish();
+        assert!(!ended.status.success(), "{ended:?}");
+    }
+    // One that has sent nothing that is unanswered hears nothing of the end of a host, on any NIC.
+    drop(partner);
+    // Nothing is left that would keep the next one out.
+    let again = super::site::nic(&site.near, "left", &["--port", "xdp"]);
+    site.play("nic", "ibv_rc_pingpong -g 1 -n 100 -c", 18515);
+    drop(listens);
+    ends_clean(&site, [again, far]);
+}
+
+#[test]
+fn a_process_in_another_pid_namespace_is_served_by_its_descriptor() {
+    let name = "a_process_in_another_pid_namespace_is_served_by_its_descriptor";
+    if skip(name, &["ibv_rc_pingpong", "ib_atomic_bw", "unshare"]) {
+        return;
+    }
+    let site = Site::new("nic-pids");
+    // The NIC's namespace has no numbers for those who are outside.
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command.arg(folder().join("roxie")).args(["nic", "--dev", "left", "--port", "xdp"]);
+    let mut near = Running::start(&site.near, command);
+    near.wait_until_it_is_there("@roxie/nic/left\n");
+    let far = super::site::nic(&site.far, "right", &["--port", "xdp"]);
+    for (program, port) in [("ibv_rc_pingpong -g 1 -n 200 -c", 18515), ("ib_atomic_bw -x 1 -F -n 200", 18515)]
+    {
+        site.play("nic", program, port);
+    }
+    drop(far);
+    let said = near.said();
+    assert!(said.contains("by the descriptor") && said.contains("(process 0,"), "{said}");
+}
+
+#[test]
+fn a_program_gets_as_much_of_a_nic_as_it_may_have() {
+    if skip("a_program_gets_as_much_of_a_nic_as_it_may_have", &["ibv_srq_pingpong", "ibv_rc_pingpong"]) {
+        return;
+    }
+    let limits = ["--port", "xdp", "--max-qps", "3", "--max-bytes", "1M", "--max-cqes", "2000"];
+    let (site, nics) = Site::with_nics("nic-quota", &limits);
+    for (asked, limit) in [
+        ("ibv_srq_pingpong -g 1 -q 4", "QPs: 4, but the NIC gives each process 3"),
+        (
+            "ibv_rc_pingpong -g 1 -s 2000000",
+            "bytes registered: 2000000, but the NIC gives each process 1048576",
+        ),
+        (
+            "ibv_rc_pingpong -g 1 -r 4000",
+            "completion queue entries: 4001, but the NIC gives each process 2000",
+        ),
+    ] {
+        let refused = site.near("nic", asked).finish();
+        assert!(!refused.status.success() && refused.said.contains(limit), "{asked}: {refused:?}");
+    }
+    // Each has as much, and what one had is free again.
+    for _ in 0..2 {
+        site.play("nic", "ibv_srq_pingpong -g 1 -n 100 -q 3", 18515);
+    }
+    ends_clean(&site, nics);
+}
+
+#[test]
+fn a_second_nic_of_an_interface_is_told_that_there_is_one() {
+    if skip("a_second_nic_of_an_interface_is_told_that_there_is_one", &["ibv_devinfo"]) {
+        return;
+    }
+    let (site, nics) = Site::with_nics("nic-second", &["--port", "udp"]);
+    let mut command = Command::new(folder().join("roxie"));
+    command.args(["nic", "--dev", "left", "--port", "udp"]);
+    let second = Running::start(&site.near, command).finish();
+    assert!(second.status.code() == Some(3) && second.said.contains("left has a NIC already"), "{second:?}");
+    // Who is not told otherwise takes the NIC that is there.
+    let mut command = Command::new(folder().join("roxie"));
+    command.args(["run", "--dev", "left", "--", "ibv_devinfo"]);
+    let chosen = Running::start(&site.near, command).finish();
+    assert!(chosen.status.success() && chosen.said.contains("left by its NIC, process"), "{chosen:?}");
+    // What is the NIC's is not to be had by a program.
+    let command =
+        super::launcher(&["--dev", "left", "--port", "nic", "--fault", "drop=0.5"], "ibv_devinfo -v");
+    let refused = Running::start(&site.near, command).finish();
+    assert!(refused.said.contains("faults is the NIC's"), "{refused:?}");
+    drop(nics);
+    let none = site.near("nic", "ibv_devinfo").finish();
+    assert!(!none.status.success() && none.said.contains("no NIC serves left"), "{none:?}");
+}
+
+#[test]
+fn peers_of_a_process_that_nobody_launched_hear_from_the_nic_that_it_is_dead() {
+    let name = "peers_of_a_process_that_nobody_launched_hear_from_the_nic_that_it_is_dead";
+    if skip(name, &["rping"]) {
+        return;
+    }
+    let (site, nics) = Site::with_nics("nic-estate", &["--port", "xdp"]);
+    let roxie = folder().join("roxie");
+    let mut command = Command::new("sh");
+    let script = format!("eval \"$('{}' env -q --dev left)\"; exec rping -s -a {NEAR} -v", roxie.display());
+    command.args(["-c", &script]);
+    let mut server = Running::start(&site.near, command);
+    server.wait_until_it_serves();
+    let client = site.far("nic", &format!("rping -c -a {NEAR} -v -V -C 10000000"));
+    server.wait_until("answering", |_| written(&site) > 100_000);
+    signal(server.child.id(), Signal::SIGKILL);
+    server.child.wait().expect("killed");
+    let client = client.finish();
+    assert!(
+        client.said.contains("DISCONNECT EVENT"),
+        "{}",
+        &client.said[client.said.len().saturating_sub(2000)..]
+    );
+    ends_clean(&site, nics);
+}
