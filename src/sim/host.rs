@@ -1,8 +1,7 @@
 //! One host in virtual time: a worker, and an application's side of its queues.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use nix::sys::eventfd::EventFd;
@@ -21,12 +20,15 @@ use crate::verbs::{
 };
 use crate::wire::Gid;
 
+/// Workers in virtual time do not sleep: one descriptor is enough for a thousand of them.
+static WAKE: OnceLock<Arc<EventFd>> = OnceLock::new();
+
 /// A NIC, its port, and the application that uses it.
 #[derive(Debug)]
 pub struct Host {
     /// The NIC and its port.
     pub worker: Worker,
-    number: u8,
+    number: u16,
     requests: Sender<Request>,
     events: Receiver<AsyncEvent>,
     /// Puts events back that were taken out.
@@ -37,6 +39,8 @@ pub struct Host {
     next_address: u64,
     /// When it was last turned by [`Host::poll`] or [`Host::call`].
     now: Nanos,
+    /// The last pass did something, and may have left something.
+    busy: bool,
 }
 
 /// A QP as its application sees it.
@@ -94,12 +98,13 @@ impl HostRegion {
 }
 
 impl Host {
-    /// Host `number` (1 or 2) with a NIC of this configuration on this port.
+    /// Host `number`, from 1 on, with a NIC of this configuration on this port.
     ///
     /// # Panics
     /// If the system has no memory for its doorbells.
-    pub fn new(number: u8, config: NicConfig, port: Box<dyn Port>) -> Host {
-        let doorbells = Doorbells::new(config.limits.qps).expect("memory for doorbells");
+    pub fn new(number: u16, config: NicConfig, port: Box<dyn Port>) -> Host {
+        let wake = WAKE.get_or_init(|| Doorbells::common_wake().expect("a descriptor"));
+        let doorbells = Doorbells::with_wake(config.limits.qps, wake.clone()).expect("memory for doorbells");
         let (requests, queue) = bounded(1);
         let (event_sender, events) = bounded(1024);
         let unread = event_sender.clone();
@@ -109,31 +114,35 @@ impl Host {
             other => unreachable!("a new NIC answers AllocPd with {other:?}"),
         };
         let next_address = u64::from(number) << 40;
-        Host { worker, number, requests, events, unread, doorbells, pd, next_address, now: Nanos::ZERO }
+        Host {
+            worker,
+            number,
+            requests,
+            events,
+            unread,
+            doorbells,
+            pd,
+            next_address,
+            now: Nanos::ZERO,
+            busy: true,
+        }
     }
 
     /// One pass of its worker.
     pub fn poll(&mut self, now: Nanos) -> Progress {
         self.now = now;
-        self.worker.poll(now)
+        let progress = self.worker.poll(now);
+        self.busy = !progress.is_idle();
+        progress
     }
 
-    /// The station address of host `number`.
-    pub fn mac(number: u8) -> [u8; 6] {
-        [2, 0, 0, 0, 0, number]
-    }
-
-    /// The IP address of host `number`.
-    pub fn address(number: u8, ipv6: bool) -> IpAddr {
-        if ipv6 {
-            Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into()).into()
-        } else {
-            Ipv4Addr::new(192, 0, 2, number).into()
-        }
+    /// True if a pass may find something to do: the last one did, something was posted, a frame or a deadline is due.
+    pub fn is_due(&self, now: Nanos) -> bool {
+        self.busy || self.worker.needed_by() <= now
     }
 
     /// The way from here to host `to`.
-    pub fn path(&self, to: u8, ipv6: bool) -> AddressVector {
+    pub fn path(&self, to: u16, ipv6: bool) -> AddressVector {
         AddressVector {
             sgid: Gid::from(Host::address(self.number, ipv6)),
             dgid: Gid::from(Host::address(to, ipv6)),
@@ -164,7 +173,7 @@ impl Host {
     /// # Errors
     /// What the NIC says of the command.
     pub fn call(&mut self, now: Nanos, command: Command) -> Result<Answer, ControlError> {
-        self.now = now;
+        (self.now, self.busy) = (now, true);
         Host::run(&mut self.worker, &self.requests, now, command)
     }
 

@@ -4,11 +4,13 @@
 //! them by a cable, [`Network`] any number by a [`Switch`]; both move time to whatever is due next. What happens is a function
 //! of the seeds alone.
 
+mod address;
 mod connection;
 pub mod events;
 pub mod fabric;
 mod host;
 mod network;
+pub mod scenario;
 mod slots;
 mod switch;
 
@@ -82,8 +84,13 @@ impl Pair {
 /// Two ports joined by memory, with the addresses that [`Host::address`] gives them.
 pub fn joined_ports(mtu: usize, split: Option<usize>) -> (Box<dyn Port>, Box<dyn Port>) {
     use crate::port::memory::{MemoryConfig, pair};
-    let end =
-        |n: u8| MemoryConfig { mac: Host::mac(n), mtu, split, name: format!("sim{n}"), ..Default::default() };
+    let end = |n: u16| MemoryConfig {
+        mac: Host::mac(n),
+        mtu,
+        split,
+        name: format!("sim{n}"),
+        ..Default::default()
+    };
     let (a, b) = pair(end(1), end(2));
     (Box::new(a), Box::new(b))
 }

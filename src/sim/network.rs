@@ -13,11 +13,11 @@ pub struct Network {
 }
 
 impl Network {
-    /// One pass of each host, then time moves on: a little while something happens, else to the next deadline, but never
+    /// One pass of each host that is due, then time moves on: a little while something happens, else to the next deadline, but never
     /// beyond `limit`. False: nothing happens before `limit`, which is now.
     pub fn step(&mut self, limit: Nanos) -> bool {
         let mut busy = false;
-        for host in &mut self.hosts {
+        for host in self.hosts.iter_mut().filter(|host| host.is_due(self.now)) {
             busy |= !host.poll(self.now).is_idle();
         }
         if busy {

@@ -10,6 +10,7 @@ mod perf;
 mod pingpong;
 mod rates;
 mod seen;
+mod sim;
 mod wrong;
 
 use std::io::{BufRead, BufReader, Read};

@@ -128,6 +128,28 @@ fn metrics_are_served_to_a_scraper() {
 }
 
 #[test]
+fn a_nic_serves_the_metrics_of_all_whom_it_serves() {
+    let Some(net) = Net::new("seen-nic-metrics") else { return };
+    let mut nic = net.start_left("nic --dev left --port udp --metrics 9740");
+    nic.wait_for("is served over");
+    let ask = || {
+        let answer = net.a.run(|| {
+            let mut stream = TcpStream::connect("127.0.0.1:9740").unwrap();
+            stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
+        });
+        answer.unwrap()
+    };
+    let answer = ask();
+    let own = format!("pid=\"{}\"", nic.child.id());
+    assert!(answer.contains("roxie_qps{device=\"roxie0\"") && answer.contains(&own), "{answer}");
+    // Nobody is served if the address cannot be had.
+    net.left("nic --dev left --port udp --metrics 9740").failed(1, &["cannot listen on 127.0.0.1:9740"]);
+}
+
+#[test]
 fn a_screen_needs_a_terminal() {
     run("top").failed(2, &["no terminal", "roxie top -b"]);
     run("top -d 0").failed(2, &["--delay 0", "0.05"]);

@@ -1,8 +1,8 @@
 //! What no switch is like is refused, with what would be right.
 
 use roxie::sim::fabric::{
-    ConfigError, EcnConfig, End, Fabric, FabricConfig, LinkRate, PfcConfig, PriorityMap, Schedule, Switch,
-    SwitchConfig, Threshold,
+    ConfigError, EcnConfig, End, Fabric, FabricConfig, LinkRate, PfcConfig, PriorityMap, Routing, Schedule,
+    Switch, SwitchConfig, Threshold,
 };
 
 use super::{stations, switch};
@@ -51,7 +51,15 @@ fn a_buffer_that_is_promised_away_is_refused() {
 #[test]
 fn links_that_do_not_fit_are_refused() {
     let end = |port| End::Switch { switch: 0, port };
-    let build = |links| Fabric::new(FabricConfig { stations: stations(2), switches: vec![switch(2)], links });
+    let build = |links| {
+        Fabric::new(FabricConfig {
+            stations: stations(2),
+            switches: vec![switch(2)],
+            links,
+            routing: Routing::ShortestPath,
+            seed: 0,
+        })
+    };
     let good = vec![[End::Station(0), end(0)], [End::Station(1), end(1)]];
     build(good.clone()).expect("a fabric");
     for (links, says) in [

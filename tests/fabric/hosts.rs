@@ -24,7 +24,7 @@ fn link() -> LinkConfig {
 }
 
 fn mac(station: usize) -> [u8; 6] {
-    Host::mac(station as u8 + 1)
+    Host::mac(station as u16 + 1)
 }
 
 fn station(number: usize) -> StationConfig {
@@ -77,7 +77,7 @@ impl Incast {
                 largest_mtu: Mtu::Mtu1024,
                 ..NicConfig::default()
             };
-            let host = Host::new(n as u8 + 1, config, Box::new(fabric.port(n)));
+            let host = Host::new(n as u16 + 1, config, Box::new(fabric.port(n)));
             fabric.seat(n, host);
         }
         for n in 0..=senders {
@@ -167,7 +167,7 @@ fn connect(fabric: &mut Fabric, from: usize, to: usize, qp_type: QpType) -> (Hos
     let ends = [(from, &qps[0], to, &qps[1]), (to, &qps[1], from, &qps[0])];
     for (station, qp, peer, peers) in ends {
         let host = fabric.host(station);
-        let mut av = host.path(peer as u8 + 1, false);
+        let mut av = host.path(peer as u16 + 1, false);
         av.traffic_class = ECT;
         let to =
             Connected { peer: peers.handle.qpn, way: av, path_mtu: Mtu::Mtu1024, timeout: 8, rd_atomic: 4 };

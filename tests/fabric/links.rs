@@ -1,7 +1,7 @@
 //! Frames take their time onto a link, along it, and through a switch.
 
 use roxie::sim::fabric::{
-    End, Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, StationConfig, SwitchConfig,
+    End, Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, Routing, StationConfig, SwitchConfig,
 };
 use roxie::time::Nanos;
 
@@ -81,7 +81,7 @@ fn leaves_and_spines() -> FabricConfig {
         }
     }
     let switches = vec![leaf.clone(), leaf, spine.clone(), spine];
-    FabricConfig { stations: stations(4), switches, links }
+    FabricConfig { stations: stations(4), switches, links, routing: Routing::ShortestPath, seed: 0 }
 }
 
 #[test]

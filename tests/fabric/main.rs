@@ -8,7 +8,9 @@ mod hosts;
 mod links;
 mod marking;
 mod pauses;
+mod shapes;
 mod sharing;
+mod switching;
 
 use roxie::sim::Host;
 use roxie::sim::fabric::{
@@ -26,7 +28,7 @@ fn link() -> LinkConfig {
 }
 
 fn mac(station: usize) -> [u8; 6] {
-    Host::mac(station as u8 + 1)
+    Host::mac(station as u16 + 1)
 }
 
 /// Stations with long rings on one switch.

@@ -214,7 +214,7 @@ fn a_pause_goes_ahead_of_what_waits() {
 
 #[test]
 fn pauses_spread_from_switch_to_switch() {
-    use roxie::sim::fabric::{End, LinkConfig};
+    use roxie::sim::fabric::{End, LinkConfig, Routing};
     // Station 0 - switch 0 - switch 1 - station 1, whose link is slow.
     let mut far = lossless(2, pfc(540));
     far.ports[1].link = LinkConfig { rate: roxie::sim::fabric::LinkRate(RATE.0 / 8), ..link() };
@@ -226,6 +226,8 @@ fn pauses_spread_from_switch_to_switch() {
         stations: ends,
         switches: vec![lossless(2, pfc(540)), far],
         links: vec![[End::Station(0), at(0, 0)], [at(0, 1), at(1, 0)], [at(1, 1), End::Station(1)]],
+        routing: Routing::ShortestPath,
+        seed: 0,
     })
     .expect("a fabric");
     for _ in 0..300 {

@@ -6,6 +6,8 @@
 //! explains, [`audit`] what must be true when all is quiet. [`shrink`] cuts a failing script down, and `tests/scripts` keeps those
 //! that taught something.
 //!
+//! [`ways`] compares the shortest way through the NIC with the longer one.
+//!
 //! [`intruder`] is a stranger on the link, [`witness`] looks at each frame on its way, and [`congested`] at how fast they come and what
 //! is said about that; [`brakes`] are seeds for it. [`srq`] is queues that QPs share.
 //!
@@ -38,6 +40,7 @@ mod shrink;
 mod srq;
 mod stations;
 mod text;
+mod ways;
 mod weather;
 mod witness;
 mod world;

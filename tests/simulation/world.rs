@@ -144,7 +144,7 @@ impl<'a> World<'a> {
             largest_mtu: Mtu::largest_for_link(station.link_mtu).unwrap_or(Mtu::Mtu256),
             ..NicConfig::default()
         };
-        Host::new(number as u8 + 1, config, port)
+        Host::new(number as u16 + 1, config, port)
     }
 
     /// From the first connection to when nothing happens any more.

@@ -150,6 +150,8 @@ pub struct SwitchConfig {
     pub pfc: Option<PfcConfig>,
     /// The longest frame, without FCS.
     pub longest_frame: u32,
+    /// A frame begins to leave when its header has come, if its way out is free and no faster than its way in. Else it is stored first.
+    pub cut_through: bool,
     /// Of the MAC control frames that it sends.
     pub mac: [u8; 6],
     /// What marking and the choice among equal ways follow from.
@@ -169,6 +171,7 @@ impl SwitchConfig {
             priorities: PriorityMap::default(),
             pfc: None,
             longest_frame: 9216,
+            cut_through: false,
             mac: [2, 0xff, 0, 0, 0, 0],
             seed: 0,
         }
@@ -208,6 +211,9 @@ impl SwitchConfig {
         }
         if self.pfc.as_ref().is_some_and(|pfc| pfc.quanta == 0) {
             return Err(ConfigError::Quanta);
+        }
+        if self.pfc.as_ref().and_then(|pfc| pfc.watchdog).is_some_and(|dog| dog.detect.0 == 0) {
+            return Err(ConfigError::Watchdog);
         }
         let promised = self.promised();
         if promised > self.buffer {

@@ -18,12 +18,17 @@ pub(super) struct Queued {
     pub(super) frame: Vec<u8>,
     /// Where it came in, and is charged.
     pub(super) ingress: u16,
+    /// When it came.
+    pub(super) since: Nanos,
+    pub(super) marked: bool,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     frames: VecDeque<Queued>,
     bytes: u64,
+    /// Since when it has had frames.
+    filled_since: Nanos,
     /// Bytes that it may still send in this round.
     credit: i64,
 }
@@ -77,9 +82,41 @@ impl Egress {
 
     pub(super) fn push(&mut self, priority: usize, queued: Queued) {
         let queue = &mut self.queues[priority];
+        if queue.frames.is_empty() {
+            queue.filled_since = queued.since;
+        }
         queue.bytes += queued.frame.len() as u64;
         queue.frames.push_back(queued);
         self.filled |= 1 << priority;
+    }
+
+    /// Takes what has been asked for into account.
+    pub(super) fn heed(&mut self, now: Nanos) {
+        self.silence.heed(now, self.line.link().rate);
+    }
+
+    /// Since when a queue with frames has been silent without a break. `None`: it is not.
+    pub(super) fn stuck_since(&self, now: Nanos, priority: usize) -> Option<Nanos> {
+        let stuck = self.filled & (1 << priority) != 0 && self.silence.until(priority) > now;
+        stuck.then(|| self.silence.since(priority).max(self.queues[priority].filled_since))
+    }
+
+    /// Until when a queue is to be silent.
+    pub(super) fn silent_until(&self, priority: usize) -> Nanos {
+        self.silence.until(priority)
+    }
+
+    /// The ports by which the frames of a queue came.
+    pub(super) fn waits_for(&self, priority: usize) -> impl Iterator<Item = u16> {
+        self.queues[priority].frames.iter().map(|queued| queued.ingress)
+    }
+
+    /// Takes everything out of a queue.
+    pub(super) fn flush(&mut self, priority: usize) -> VecDeque<Queued> {
+        self.filled &= !(1 << priority);
+        let queue = &mut self.queues[priority];
+        (queue.bytes, queue.credit) = (0, 0);
+        std::mem::take(&mut queue.frames)
     }
 
     /// A MAC control frame: it leaves ahead of all others.
@@ -94,7 +131,7 @@ impl Egress {
 
     /// Takes what leaves next, if the line is free and something may.
     pub(super) fn next(&mut self, now: Nanos) -> Option<Next> {
-        self.silence.heed(now, self.line.link().rate);
+        self.heed(now);
         if self.line.is_busy(now) {
             return None;
         }

@@ -9,6 +9,14 @@ pub enum ConfigError {
     /// A link that never ends a frame.
     #[error("a link rate of 0 moves nothing: give bits per second, 1 or more")]
     NoRate,
+    /// No share.
+    #[error("frame errors of {0} are no share of frames: give 0 to 1 (0.1 % is 0.001)")]
+    FrameErrors(f64),
+    /// A watchdog that bites whoever pauses at all.
+    #[error(
+        "a watchdog that waits for 0 ns empties every queue that is paused: give what is longer than any honest pause"
+    )]
+    Watchdog,
     /// The curve would fall.
     #[error(
         "Kmin {kmin} is above Kmax {kmax}: marking begins at Kmin and is complete at Kmax, so Kmin is at most Kmax"

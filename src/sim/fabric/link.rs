@@ -51,7 +51,7 @@ impl fmt::Display for LinkRate {
 }
 
 /// One direction of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkConfig {
     /// Bits per second of the wire.
     pub rate: LinkRate,
@@ -59,12 +59,14 @@ pub struct LinkConfig {
     pub delay: Nanos,
     /// Bytes that each frame takes on the wire beside those that a port carries.
     pub overhead: u32,
+    /// The share of frames that are damaged on the way, each by itself: they take their time, and nobody sees them. 0 to 1.
+    pub frame_errors: f64,
 }
 
 impl LinkConfig {
     /// An Ethernet link.
     pub const fn new(rate: LinkRate, delay: Nanos) -> LinkConfig {
-        LinkConfig { rate, delay, overhead: ETHERNET_OVERHEAD }
+        LinkConfig { rate, delay, overhead: ETHERNET_OVERHEAD, frame_errors: 0.0 }
     }
 
     /// Bytes of the wire that a frame of `length` takes.
@@ -73,7 +75,13 @@ impl LinkConfig {
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        if self.rate.0 == 0 { Err(ConfigError::NoRate) } else { Ok(()) }
+        if self.rate.0 == 0 {
+            return Err(ConfigError::NoRate);
+        }
+        if !(0.0..=1.0).contains(&self.frame_errors) {
+            return Err(ConfigError::FrameErrors(self.frame_errors));
+        }
+        Ok(())
     }
 }
 

@@ -4,6 +4,15 @@ use super::error::{ConfigError, check_priority};
 use super::link::{LinkConfig, SHORTEST_FRAME};
 use crate::time::Nanos;
 
+/// What becomes of a queue that its peer pauses and pauses: it is emptied, so that others do not wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WatchdogConfig {
+    /// A queue with frames that has been paused for so long without a break is emptied, and takes nothing more.
+    pub detect: Nanos,
+    /// So long after the end of the pause, it is as before.
+    pub restore: Nanos,
+}
+
 /// How a switch keeps lossless priorities from losing frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PfcConfig {
@@ -18,6 +27,8 @@ pub struct PfcConfig {
     /// From the end of a PFC frame until it holds, at this switch and, for the headroom, at its peers. `None`: what 802.3 allows at
     /// the link's rate.
     pub response: Option<Nanos>,
+    /// `None`: a queue waits for as long as its peer likes.
+    pub watchdog: Option<WatchdogConfig>,
 }
 
 impl PfcConfig {
@@ -31,7 +42,14 @@ impl PfcConfig {
             check_priority(priority)?;
             mask |= 1 << priority;
         }
-        Ok(PfcConfig { lossless: mask, xon_offset: 0, quanta: 0xffff, headroom: None, response: None })
+        Ok(PfcConfig {
+            lossless: mask,
+            xon_offset: 0,
+            quanta: 0xffff,
+            headroom: None,
+            response: None,
+            watchdog: None,
+        })
     }
 
     /// True if frames of this priority must not be lost.

@@ -1,8 +1,14 @@
 //! The fabric: who is turned when.
 
 use super::error::ConfigError;
+use super::flow::FlowName;
+use super::link::SHORTEST_FRAME;
+use super::noise::{Noise, noise};
+use super::routing::Router;
 use super::station::{Shared, Station, StationPort, StationStats};
 use super::switch::Switch;
+use super::tap::{TapSight, Taps};
+use super::toll::{Toll, Tolls};
 use super::topology::{End, FabricConfig, Wiring};
 use crate::engine::Progress;
 use crate::sim::events::{EventId, EventQueue};
@@ -10,12 +16,14 @@ use crate::sim::{Host, PASS};
 use crate::time::Nanos;
 
 /// Buffers that a station or a switch keeps for itself; the others are everybody's.
-const KEPT: usize = 256;
+const KEPT: usize = 64;
 
 #[derive(Debug)]
 enum Event {
     /// A frame is entirely at the end of a link.
     Arrive(End, Vec<u8>),
+    /// The header of a frame is at a switch that cuts through; the rest is at the time given.
+    Head { switch: u32, port: u16, frame: Vec<u8>, tail: Nanos },
     /// A switch's port may have something to send.
     Serve { switch: u32, port: u16 },
     /// A station's link may be free for the next frame.
@@ -69,6 +77,10 @@ pub struct Fabric {
     on_links: u64,
     handled: u64,
     pool: Vec<Vec<u8>>,
+    /// By switch and port, and by station: the errors of the link that ends there.
+    noise: (Vec<Vec<Noise>>, Vec<Noise>),
+    taps: Taps,
+    tolls: Tolls,
 }
 
 impl Fabric {
@@ -78,11 +90,13 @@ impl Fabric {
     /// If the configuration is none.
     pub fn new(config: FabricConfig) -> Result<Fabric, ConfigError> {
         let wiring = config.wiring()?;
+        let noise = noise(&config, &wiring);
         let mut switches = config.switches.into_iter().map(Switch::new).collect::<Result<Vec<_>, _>>()?;
+        let router = Router::new(&wiring, config.routing);
         for (number, station) in config.stations.iter().enumerate() {
             station.link.check()?;
             for (switch, ports) in
-                wiring.ways_to(number).iter().enumerate().filter(|(_, ports)| !ports.is_empty())
+                router.ways_to(number).iter().enumerate().filter(|(_, ports)| !ports.is_empty())
             {
                 switches[switch].set_route(station.mac, ports)?;
             }
@@ -105,6 +119,9 @@ impl Fabric {
             on_links: 0,
             handled: 0,
             pool: Vec::new(),
+            noise,
+            taps: Taps::default(),
+            tolls: Tolls::default(),
         })
     }
 
@@ -149,6 +166,14 @@ impl Fabric {
         self.seats[station].host.as_mut().expect("a host has been seated here")
     }
 
+    /// The same, with nothing of its application's: it is not turned.
+    ///
+    /// # Panics
+    /// If nobody has been seated there.
+    pub fn look_at(&self, station: usize) -> &Host {
+        self.host_ref(station)
+    }
+
     /// The same to look at.
     ///
     /// # Panics
@@ -163,6 +188,19 @@ impl Fabric {
     /// If there is no such switch.
     pub fn switch(&self, switch: usize) -> &Switch {
         &self.switches[switch]
+    }
+
+    /// How many switches there are.
+    pub fn switches(&self) -> usize {
+        self.switches.len()
+    }
+
+    /// What is at the other end of the link of a switch's port.
+    ///
+    /// # Panics
+    /// If there is no such port.
+    pub fn peer(&self, switch: usize, port: usize) -> Option<End> {
+        self.wiring.switches[switch][port]
     }
 
     /// What a station counted.
@@ -196,6 +234,38 @@ impl Fabric {
         }
     }
 
+    /// Frames that errors of the link that ends here have damaged.
+    ///
+    /// # Panics
+    /// If there is no such end.
+    pub fn damaged(&self, end: End) -> u64 {
+        match end {
+            End::Station(station) => self.noise.1[station].damaged,
+            End::Switch { switch, port } => self.noise.0[switch][usize::from(port)].damaged,
+        }
+    }
+
+    /// From now on it is counted by flow what switches and links do to frames: [`Fabric::toll`] has it.
+    pub fn count_by_flow(&mut self) {
+        self.tolls.begin();
+        self.switches.iter_mut().for_each(Switch::judge_by_flow);
+    }
+
+    /// What became of the frames of a flow, since they are counted.
+    pub fn toll(&self, flow: &FlowName) -> Toll {
+        self.tolls.of(flow)
+    }
+
+    /// Has all frames be kept that come to or leave this end of a link: [`Fabric::take_sights`] has them.
+    pub fn tap(&mut self, end: End) {
+        self.taps.watch(end);
+    }
+
+    /// Takes what was seen at the ends that are watched.
+    pub fn take_sights(&mut self) -> Vec<TapSight> {
+        self.taps.take()
+    }
+
     /// Takes a frame that came to a station without a host, and when it did. Give its buffer back by [`Fabric::recycle`].
     ///
     /// # Panics
@@ -227,6 +297,15 @@ impl Fabric {
         self.handled += 1;
         Some(match event {
             Event::Arrive(end, frame) => self.arrive(end, frame),
+            Event::Head { switch, port, frame, tail } => {
+                let end = End::Switch { switch: switch as usize, port };
+                if self.switches[switch as usize].cuts_through(port.into(), &frame) {
+                    self.arrive(end, frame)
+                } else {
+                    self.events.schedule(tail, Event::Arrive(end, frame));
+                    Step::Inside
+                }
+            }
             Event::Serve { switch, port } => {
                 self.serves[switch as usize][usize::from(port)] = None;
                 self.serve(switch as usize, usize::from(port));
@@ -252,11 +331,21 @@ impl Fabric {
         self.on_links -= 1;
         match end {
             End::Switch { switch, port } => {
-                self.switches[switch].arrive(self.now, port.into(), frame);
+                if self.taps.watches(end) {
+                    let seen = frame.clone();
+                    self.switches[switch].arrive(self.now, port.into(), frame);
+                    self.taps.came(self.now, end, seen, Some(self.switches[switch].fate()));
+                } else {
+                    self.switches[switch].arrive(self.now, port.into(), frame);
+                }
                 self.serve_ready(switch);
                 Step::Inside
             }
             End::Station(station) => {
+                if self.taps.watches(end) {
+                    self.taps.came(self.now, end, frame.clone(), None);
+                }
+                self.tolls.came(&frame);
                 let for_somebody = self.seats[station].shared.get().deliver(self.now, frame);
                 if !for_somebody {
                     self.begin(station);
@@ -275,6 +364,8 @@ impl Fabric {
         while let Some(port) = self.switches[switch].take_ready() {
             self.serve(switch, port);
         }
+        let verdicts = self.switches[switch].take_verdicts();
+        verdicts.for_each(|(flow, verdict)| self.tolls.judged(flow, verdict));
         let spare = self.switches[switch].spare();
         if spare.len() > KEPT {
             self.pool.extend(spare.drain(KEPT / 2..));
@@ -284,7 +375,13 @@ impl Fabric {
     fn serve(&mut self, switch: usize, port: usize) {
         while let Some(departure) = self.switches[switch].serve(self.now, port) {
             match self.wiring.switches[switch][port] {
-                Some(end) => self.put_on_link(departure.arrives, end, departure.frame),
+                Some(end) => {
+                    let from = End::Switch { switch, port: port as u16 };
+                    if self.taps.watches(from) {
+                        self.taps.left(self.now, from, departure.frame.clone(), Some(departure.story));
+                    }
+                    self.put_on_link(departure.arrives, end, departure.frame);
+                }
                 None => self.pool.push(departure.frame),
             }
         }
@@ -294,7 +391,26 @@ impl Fabric {
     }
 
     fn put_on_link(&mut self, arrives: Nanos, end: End, frame: Vec<u8>) {
+        let noise = match end {
+            End::Station(station) => &mut self.noise.1[station],
+            End::Switch { switch, port } => &mut self.noise.0[switch][usize::from(port)],
+        };
+        if noise.damages() {
+            self.tolls.damaged(&frame);
+            self.pool.push(frame);
+            return;
+        }
         self.on_links += 1;
+        if let End::Switch { switch, port } = end
+            && self.switches[switch].config().cut_through
+        {
+            // As much as is read of it, and what is before it on the wire, is there by then.
+            let link = &self.switches[switch].config().ports[usize::from(port)].link;
+            let rest = link.rate.nanos_for(frame.len().saturating_sub(SHORTEST_FRAME) as u64);
+            let head = Nanos(arrives.0.saturating_sub(rest.0)).max(self.now);
+            self.events.schedule(head, Event::Head { switch: switch as u32, port, frame, tail: arrives });
+            return;
+        }
         self.events.schedule(arrives, Event::Arrive(end, frame));
     }
 
@@ -329,6 +445,11 @@ impl Fabric {
         drop(state);
         let at = seat.at;
         if let Some((frame, arrives)) = begun {
+            let from = End::Station(station);
+            self.tolls.left(&frame);
+            if self.taps.watches(from) {
+                self.taps.left(self.now, from, frame.clone(), None);
+            }
             self.put_on_link(arrives, at, frame);
         }
         if room {

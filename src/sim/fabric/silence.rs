@@ -11,6 +11,8 @@ use crate::wire::mac_control::MacControl;
 #[derive(Debug, Default)]
 pub(super) struct Silence {
     until: [Nanos; PRIORITIES],
+    /// Since when it has been so without a break.
+    since: [Nanos; PRIORITIES],
     /// What the peer asked for, and from when it holds.
     asked: VecDeque<(Nanos, MacControl)>,
     /// How long each was asked for in all, in ns.
@@ -34,6 +36,9 @@ impl Silence {
                 MacControl::Pfc { enable, quanta } => (enable, quanta),
             };
             for priority in (0..PRIORITIES).filter(|priority| enable & (1 << priority) != 0) {
+                if self.until[priority] <= holds {
+                    self.since[priority] = holds;
+                }
                 let until = holds + rate.pause(quanta[priority]);
                 let more = until.since(holds).0 as i64 - self.until[priority].since(holds).0 as i64;
                 self.total[priority] = self.total[priority].saturating_add_signed(more);
@@ -45,6 +50,11 @@ impl Silence {
     /// Until when a priority is silent.
     pub(super) fn until(&self, priority: usize) -> Nanos {
         self.until[priority]
+    }
+
+    /// Since when a priority that is silent has been so without a break.
+    pub(super) fn since(&self, priority: usize) -> Nanos {
+        self.since[priority]
     }
 
     /// When something that was asked for begins to hold.

@@ -95,16 +95,31 @@ impl Station {
 
     /// The next frame, if it may leave now, and when it is at the other end.
     pub(super) fn begin(&mut self, now: Nanos) -> Option<(Vec<u8>, Nanos)> {
-        let frame = self.ring.front()?;
+        self.ring.front()?;
         self.silence.heed(now, self.line.link().rate);
-        if self.line.is_busy(now) || self.silent_until(frame) > now {
+        if self.line.is_busy(now) {
             return None;
         }
-        let frame = self.ring.pop_front()?;
+        // A priority that is silent holds up itself alone.
+        let next = self.ring.iter().position(|frame| self.silent_until(frame) <= now)?;
+        let frame = self.ring.remove(next)?;
         self.stats.sent += 1;
         self.stats.sent_bytes += frame.len() as u64;
         let left = self.line.begin(now, frame.len());
         Some((frame, left + self.line.link().delay))
+    }
+
+    /// When the first of the priorities that have frames may speak.
+    fn first_voice(&self) -> Nanos {
+        let mut first = Nanos::MAX;
+        for frame in &self.ring {
+            first = first.min(self.silent_until(frame));
+            // Nothing speaks before what may speak now.
+            if first <= self.now {
+                break;
+            }
+        }
+        first
     }
 
     fn silent_until(&self, frame: &[u8]) -> Nanos {
@@ -114,16 +129,22 @@ impl Station {
 
     /// When [`Station::begin`] may have something, or a slot is free that its host waits for; `Nanos::MAX`: when a frame is pushed.
     pub(super) fn wakes(&self) -> Nanos {
-        let Some(frame) = self.ring.front() else {
+        if self.ring.is_empty() {
             return if self.starved { self.line.free_at() } else { Nanos::MAX };
+        }
+        let silent_until = match self.config.heeds_pauses {
+            None => Nanos::ZERO,
+            Some(_) => self.first_voice(),
         };
-        self.silent_until(frame).min(self.silence.changes()).max(self.line.free_at())
+        silent_until.min(self.silence.changes()).max(self.line.free_at())
     }
 
     /// When half of the slots are free. `Nanos::MAX`: it is silent, and nobody knows.
     fn room_at(&self) -> Nanos {
         if !self.line.is_busy(self.now)
-            && self.ring.front().is_some_and(|frame| self.silent_until(frame) > self.now)
+            && !self.ring.is_empty()
+            && self.config.heeds_pauses.is_some()
+            && self.first_voice() > self.now
         {
             return Nanos::MAX;
         }

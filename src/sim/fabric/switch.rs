@@ -4,29 +4,22 @@
 //! serves the ports that have become ready ([`Switch::take_ready`], [`Switch::serve`]), and comes again when a port wakes
 //! ([`Switch::wakes`]). Time never goes back.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use super::buffer::Buffer;
 use super::classify::{self, Sight};
 use super::config::SwitchConfig;
 use super::egress::{Egress, Next, Queued};
 use super::error::{ConfigError, PRIORITIES};
+use super::fate::{Departure, Fate, Story};
+use super::flow::{FlowName, flow_of};
+use super::routes::Routes;
 use super::stats::{DropReason, IngressStats, QueueStats};
+use super::toll::Verdict;
 use crate::frame::Frame;
 use crate::random::splitmix;
 use crate::time::Nanos;
 use crate::wire::mac_control::MacControl;
-
-/// A frame that has begun to leave.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Departure {
-    /// The frame, from its Ethernet header on.
-    pub frame: Vec<u8>,
-    /// When its last bit leaves, and the line is free.
-    pub left: Nanos,
-    /// When it is entirely at the other end.
-    pub arrives: Nanos,
-}
 
 #[derive(Debug)]
 struct Port {
@@ -35,6 +28,8 @@ struct Port {
     queues: [QueueStats; PRIORITIES],
     /// By priority: when the peer has to be told again to pause, and since when it shall.
     refresh: [Option<(Nanos, Nanos)>; PRIORITIES],
+    /// Bit `n`: the watchdog has closed queue `n`.
+    closed: u8,
     /// It is in the list of those to be served.
     ready: bool,
 }
@@ -45,10 +40,12 @@ pub struct Switch {
     config: SwitchConfig,
     ports: Vec<Port>,
     buffer: Buffer,
-    /// By station address: the ports that lead there, equally well.
-    routes: HashMap<[u8; 6], Vec<u16>>,
+    routes: Routes,
     ready: VecDeque<u16>,
     random: u64,
+    fate: Fate,
+    /// What was decided about frames of flows, and not taken yet. `None`: nobody wants to know.
+    verdicts: Option<Vec<(FlowName, Verdict)>>,
     /// Buffers that nobody uses.
     spare: Vec<Vec<u8>>,
 }
@@ -65,14 +62,17 @@ impl Switch {
             ingress: IngressStats::default(),
             queues: Default::default(),
             refresh: [None; PRIORITIES],
+            closed: 0,
             ready: false,
         };
         Ok(Switch {
             ports: config.ports.iter().map(port).collect(),
             buffer: Buffer::new(&config),
-            routes: HashMap::new(),
+            routes: Routes::default(),
             ready: VecDeque::new(),
             random: config.seed,
+            fate: Fate::Flooded,
+            verdicts: None,
             spare: Vec::new(),
             config,
         })
@@ -95,7 +95,7 @@ impl Switch {
             );
             return Err(ConfigError::Topology(what));
         }
-        self.routes.insert(station, ports.to_vec());
+        self.routes.set(station, ports);
         Ok(())
     }
 
@@ -110,6 +110,7 @@ impl Switch {
         if let Some(control) = MacControl::parse(&Frame::whole(&frame)) {
             ingress.control += 1;
             self.heed(now, port, control);
+            self.fate = Fate::Heeded(control);
             self.spare.push(frame);
             return;
         }
@@ -126,13 +127,49 @@ impl Switch {
                     self.ports[port].ingress.copies += 1;
                     self.enqueue(now, port, to, sight, copy);
                 }
+                self.fate = Fate::Flooded;
                 self.spare.push(frame);
             }
             Err(reason) => {
+                self.fate = Fate::Dropped(reason);
                 self.ports[port].ingress.drops.count(reason);
+                self.judged(&frame, Verdict::Dropped);
                 self.spare.push(frame);
             }
         }
+    }
+
+    /// From now on it is written down which flows' frames are marked and dropped, until somebody takes it.
+    pub(super) fn judge_by_flow(&mut self) {
+        self.verdicts = Some(Vec::new());
+    }
+
+    /// Takes what was written down.
+    pub(super) fn take_verdicts(&mut self) -> impl Iterator<Item = (FlowName, Verdict)> {
+        self.verdicts.iter_mut().flat_map(|verdicts| verdicts.drain(..))
+    }
+
+    fn judged(&mut self, frame: &[u8], verdict: Verdict) {
+        if let Some(verdicts) = &mut self.verdicts
+            && let Some((flow, _)) = flow_of(frame)
+        {
+            verdicts.push((flow, verdict));
+        }
+    }
+
+    /// What became of the frame that came last.
+    pub fn fate(&self) -> Fate {
+        self.fate
+    }
+
+    /// True if a frame that comes at a port may leave before it has come entirely: this switch cuts through, and the way out is no
+    /// faster than the way in.
+    pub fn cuts_through(&self, port: usize, frame: &[u8]) -> bool {
+        if !self.config.cut_through || MacControl::parse(&Frame::whole(frame)).is_some() {
+            return false;
+        }
+        let rate = |port: usize| self.config.ports[port].link.rate;
+        matches!(self.ways(port, frame), Ok(Ways::One(to, _)) if rate(to) <= rate(port))
     }
 
     /// Where a frame goes.
@@ -146,7 +183,7 @@ impl Switch {
         if station[0] & 1 == 1 {
             return Ok(Ways::All(sight));
         }
-        let ways = self.routes.get(station).ok_or(DropReason::NoRoute)?;
+        let ways = self.routes.to(station).ok_or(DropReason::NoRoute)?;
         let choice = match ways.len() {
             1 => 0,
             count => sight.flow(frame, self.config.seed) as usize % count,
@@ -161,24 +198,35 @@ impl Switch {
         let depth = self.ports[to].egress.depth(priority);
         let stats = &mut self.ports[to].queues[priority];
         stats.offered += 1;
-        if let Err(reason) = self.buffer.admit(from, priority, frame.len(), lossless, depth) {
-            stats.drops.count(reason);
+        let closed = self.ports[to].closed & (1 << priority) != 0;
+        let admitted = match closed {
+            true => Err(DropReason::Watchdog),
+            false => self.buffer.admit(from, priority, frame.len(), lossless, depth),
+        };
+        if let Err(reason) = admitted {
+            self.ports[to].queues[priority].drops.count(reason);
+            self.fate = Fate::Dropped(reason);
+            self.judged(&frame, Verdict::Dropped);
             self.spare.push(frame);
             return;
         }
-        if self.marks(to, priority, depth) && sight.can_be_marked() {
+        let marked = self.marks(to, priority, depth) && sight.can_be_marked();
+        if marked {
             sight.mark(&mut frame);
             self.ports[to].queues[priority].marked += 1;
+            self.judged(&frame, Verdict::Marked);
         }
         let after = depth + frame.len() as u64;
         let port = &mut self.ports[to];
-        port.egress.push(priority, Queued { frame, ingress: from as u16 });
+        port.egress.push(priority, Queued { frame, ingress: from as u16, since: now, marked });
         port.queues[priority].enqueued += 1;
         port.queues[priority].depth.set(now, after);
         self.make_ready(to);
-        if lossless && self.buffer.must_pause(from, priority) {
+        let paused = lossless && self.buffer.must_pause(from, priority);
+        if paused {
             self.pause(now, from, priority);
         }
+        self.fate = Fate::Queued { port: to, priority, depth, paused };
     }
 
     fn is_lossless(&self, priority: usize) -> bool {
@@ -221,6 +269,7 @@ impl Switch {
     fn pause(&mut self, now: Nanos, port: usize, priority: usize) {
         self.buffer.set_paused(port, priority, true);
         self.ports[port].refresh[priority] = Some((now, now));
+        self.ports[port].queues[priority].pausing_since = Some(now);
         self.refresh(now, port);
     }
 
@@ -243,6 +292,7 @@ impl Switch {
         if let Some((_, since)) = self.ports[port].refresh[priority].take() {
             let stats = &mut self.ports[port].queues[priority];
             stats.pause_sent = stats.pause_sent + now.since(since);
+            stats.pausing_since = None;
             stats.xon_sent += 1;
         }
         self.tell(port, priority, 0);
@@ -258,6 +308,8 @@ impl Switch {
     /// What begins to leave a port now, if its line is free. Ask [`Switch::wakes`] afterwards, and for ports that have become ready.
     pub fn serve(&mut self, now: Nanos, port: usize) -> Option<Departure> {
         self.refresh(now, port);
+        self.watch(now, port);
+        let mut story = Story::Control;
         let frame = match self.ports[port].egress.next(now)? {
             Next::Control(frame) => {
                 let mut bytes = self.spare.pop().unwrap_or_default();
@@ -265,12 +317,17 @@ impl Switch {
                 bytes.extend_from_slice(&frame);
                 bytes
             }
-            Next::Data(priority, queued) => self.dequeued(now, port, priority, queued),
+            Next::Data(priority, queued) => {
+                let behind = self.ports[port].egress.depth(priority);
+                let waited = now.since(queued.since);
+                story = Story::Data { priority, waited, marked: queued.marked, behind };
+                self.dequeued(now, port, priority, queued)
+            }
         };
         let line = self.ports[port].egress.line();
         let left = line.begin(now, frame.len());
         let arrives = left + line.link().delay;
-        Some(Departure { frame, left, arrives })
+        Some(Departure { frame, left, arrives, story })
     }
 
     fn dequeued(&mut self, now: Nanos, port: usize, priority: usize, queued: Queued) -> Vec<u8> {
@@ -279,6 +336,11 @@ impl Switch {
         stats.sent += 1;
         stats.sent_bytes += queued.frame.len() as u64;
         stats.depth.set(now, depth);
+        self.release(now, priority, queued)
+    }
+
+    /// A frame is in the buffer no more.
+    fn release(&mut self, now: Nanos, priority: usize, queued: Queued) -> Vec<u8> {
         let from = usize::from(queued.ingress);
         self.buffer.release(from, priority, queued.frame.len());
         if self.buffer.may_resume(from, priority) {
@@ -287,11 +349,82 @@ impl Switch {
         queued.frame
     }
 
+    /// Empties queues that have been paused for too long, and opens those whose pause has been over for long enough.
+    fn watch(&mut self, now: Nanos, port: usize) {
+        let Some(dog) = self.config.pfc.as_ref().and_then(|pfc| pfc.watchdog) else { return };
+        self.ports[port].egress.heed(now);
+        for priority in 0..PRIORITIES {
+            if !self.is_lossless(priority) {
+                continue;
+            }
+            let state = &mut self.ports[port];
+            if state.closed & (1 << priority) != 0 {
+                if state.egress.silent_until(priority) + dog.restore <= now {
+                    state.closed &= !(1 << priority);
+                }
+                continue;
+            }
+            if state.egress.stuck_since(now, priority).is_none_or(|since| now < since + dog.detect) {
+                continue;
+            }
+            state.closed |= 1 << priority;
+            let flushed = state.egress.flush(priority);
+            let stats = &mut state.queues[priority];
+            stats.storms += 1;
+            stats.flushed += flushed.len() as u64;
+            stats.depth.set(now, 0);
+            for queued in flushed {
+                let frame = self.release(now, priority, queued);
+                self.judged(&frame, Verdict::Dropped);
+                self.spare.push(frame);
+            }
+        }
+    }
+
+    /// When the watchdog looks at a port again.
+    fn watches(&self, port: usize) -> Nanos {
+        let Some(pfc) = &self.config.pfc else { return Nanos::MAX };
+        let Some(dog) = pfc.watchdog else { return Nanos::MAX };
+        let port = &self.ports[port];
+        let look = |priority: usize| {
+            let silent_until = port.egress.silent_until(priority);
+            if port.closed & (1 << priority) != 0 {
+                return silent_until + dog.restore;
+            }
+            // Until then it is silent, or it is not stuck.
+            let before_its_end = silent_until.0.checked_sub(1).map(Nanos);
+            let since = before_its_end.and_then(|time| port.egress.stuck_since(time, priority));
+            since.map(|since| since + dog.detect).filter(|bites| *bites < silent_until).unwrap_or(Nanos::MAX)
+        };
+        (0..PRIORITIES).filter(|priority| pfc.is_lossless(*priority)).map(look).min().unwrap_or(Nanos::MAX)
+    }
+
+    /// The queue that a lossless frame waits in which came at `port`, and that is silent: whom the peer at `port` waits for.
+    pub fn blocked_by(&self, now: Nanos, port: usize, priority: usize) -> Vec<u16> {
+        let stuck = |to: &usize| {
+            let egress = &self.ports[*to].egress;
+            egress.stuck_since(now, priority).is_some()
+                && egress.waits_for(priority).any(|ingress| usize::from(ingress) == port)
+        };
+        (0..self.ports.len()).filter(stuck).map(|to| to as u16).collect()
+    }
+
+    /// Since when the queue of a port that has frames has been paused without a break. `None`: it is not.
+    pub fn stuck_since(&self, now: Nanos, port: usize, priority: usize) -> Option<Nanos> {
+        self.ports[port].egress.stuck_since(now, priority)
+    }
+
+    /// True if the peer at this port has been told to pause.
+    pub fn pauses(&self, port: usize, priority: usize) -> bool {
+        self.buffer.ingress(port, priority).paused
+    }
+
     /// When a port has to be served again at the latest; `Nanos::MAX`: when it becomes ready.
     pub fn wakes(&self, port: usize) -> Nanos {
+        let watches = self.watches(port);
         let port = &self.ports[port];
         let refresh = port.refresh.iter().flatten().map(|(due, _)| *due).min();
-        port.egress.wakes().min(refresh.unwrap_or(Nanos::MAX))
+        port.egress.wakes().min(refresh.unwrap_or(Nanos::MAX)).min(watches)
     }
 
     /// Buffers of frames that are gone: for whoever can use them.

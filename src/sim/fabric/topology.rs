@@ -1,7 +1,5 @@
 //! Stations, switches and links as data, and the ways that follow from them.
 
-use std::collections::VecDeque;
-
 use super::config::{PortConfig, PriorityMap, SwitchConfig};
 use super::error::ConfigError;
 use super::link::LinkConfig;
@@ -52,6 +50,18 @@ impl StationConfig {
     }
 }
 
+/// How switches find their ways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Routing {
+    /// By all shortest ways.
+    #[default]
+    ShortestPath,
+    /// By the shortest of the ways that go up first and then down, and never up again (up*/down*, Autonet 1991). No cycle of buffers
+    /// that wait for one another can come of it. Up is away from the stations; among switches equally far from them, it is towards
+    /// the first switch that is farthest.
+    UpDown,
+}
+
 /// A fabric.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FabricConfig {
@@ -61,13 +71,23 @@ pub struct FabricConfig {
     pub switches: Vec<SwitchConfig>,
     /// What is joined to what. How fast and long each direction is, its sender says.
     pub links: Vec<[End; 2]>,
+    /// How the switches find their ways.
+    pub routing: Routing,
+    /// What the errors of links follow from.
+    pub seed: u64,
 }
 
 impl FabricConfig {
     /// Stations on one switch, in the order of its ports.
     pub fn star(stations: Vec<StationConfig>, switch: SwitchConfig) -> FabricConfig {
         let link = |n: usize| [End::Station(n), End::Switch { switch: 0, port: n as u16 }];
-        FabricConfig { links: (0..stations.len()).map(link).collect(), stations, switches: vec![switch] }
+        FabricConfig {
+            links: (0..stations.len()).map(link).collect(),
+            stations,
+            switches: vec![switch],
+            routing: Routing::ShortestPath,
+            seed: 0,
+        }
     }
 
     /// The switch of [`FabricConfig::star`] with a port like `like` for each of `stations`.
@@ -116,28 +136,19 @@ impl Wiring {
         }
     }
 
-    /// By switch: the ports that begin a shortest way to a station. Empty: there is none.
-    pub(super) fn ways_to(&self, station: usize) -> Vec<Vec<u16>> {
-        let mut ways = vec![Vec::new(); self.switches.len()];
-        let mut distance = vec![usize::MAX; self.switches.len()];
-        let mut reached = VecDeque::new();
-        if let Some(End::Switch { switch, port }) = self.stations[station] {
-            distance[switch] = 0;
-            ways[switch].push(port);
-            reached.push_back(switch);
-        }
-        while let Some(near) = reached.pop_front() {
-            for end in self.switches[near].iter().flatten() {
-                let End::Switch { switch: far, port } = *end else { continue };
-                if distance[far] == usize::MAX {
-                    distance[far] = distance[near] + 1;
-                    reached.push_back(far);
-                }
-                if distance[far] == distance[near] + 1 {
-                    ways[far].push(port);
-                }
-            }
-        }
-        ways
+    /// What is at the ports of a switch that lead to others.
+    pub(super) fn ports(&self, switch: usize) -> impl Iterator<Item = (u16, usize)> {
+        self.switches[switch].iter().enumerate().filter_map(|(port, end)| match end {
+            Some(End::Switch { switch, .. }) => Some((port as u16, *switch)),
+            _ => None,
+        })
+    }
+
+    /// The switches beside one, and the ports by which they reach it.
+    pub(super) fn neighbours(&self, switch: usize) -> impl Iterator<Item = (usize, u16)> {
+        self.switches[switch].iter().flatten().filter_map(|end| match *end {
+            End::Switch { switch, port } => Some((switch, port)),
+            End::Station(_) => None,
+        })
     }
 }

@@ -154,7 +154,7 @@ pub(crate) enum Failure {
     #[error("the picture cannot go to {path}: {source}", path = path.display())]
     Picture { path: PathBuf, source: io::Error },
     #[error("{0}")]
-    Scenario(roxie::sim::fabric::ConfigError),
+    Scenario(#[from] roxie::sim::scenario::ScenarioError),
     #[error("cannot write the output: {0}")]
     Output(io::Error),
 }

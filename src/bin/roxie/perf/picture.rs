@@ -4,7 +4,8 @@
 
 use std::fmt::Write as _;
 
-use super::plot::{Line, Series, number, top};
+use super::plot::Series;
+use crate::chart::{Line, number, top};
 
 /// Pixels.
 const WIDTH: f64 = 960.0;

@@ -9,8 +9,7 @@ use std::path::PathBuf;
 use roxie::congestion::State;
 use serde_json::{Value, json};
 
-/// Columns of a chart beside its axis: 80 in all.
-const COLUMNS: usize = 67;
+use crate::chart::{self, Line};
 
 /// What is to become of the samples.
 #[derive(Clone, Debug)]
@@ -49,12 +48,6 @@ pub(super) struct Series {
     pub(super) samples: Vec<Sample>,
     /// Payload bytes of an operation.
     pub(super) size: u32,
-}
-
-/// A line of a chart: a value for each sample, where it is known.
-pub(super) struct Line {
-    pub(super) name: &'static str,
-    pub(super) points: Vec<(f64, f64)>,
 }
 
 impl Series {
@@ -157,61 +150,9 @@ impl Series {
     }
 }
 
-/// A little above the highest point: what an axis ends with.
-pub(super) fn top(lines: &[&Line]) -> f64 {
-    let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
-    if most <= 0.0 {
-        return 1.0;
-    }
-    let step = 10_f64.powf(most.log10().floor());
-    let steps = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0].map(|n| n * step);
-    steps.into_iter().find(|step| *step >= most).unwrap_or(most)
-}
-
-/// Lines drawn by characters; those named last are in front.
+/// Lines over the seconds of a run.
 fn chart(title: &str, rows: usize, seconds: f64, lines: &[(char, &Line)], fixed_top: Option<f64>) -> String {
-    let known: Vec<&Line> = lines.iter().map(|(_, line)| *line).collect();
-    let top = fixed_top.unwrap_or_else(|| top(&known));
-    let mut grid = vec![vec![' '; COLUMNS]; rows];
-    for (mark, line) in lines {
-        for (column, value) in by_column(line, seconds) {
-            let height = (value / top * (rows - 1) as f64).round().clamp(0.0, (rows - 1) as f64) as usize;
-            grid[rows - 1 - height][column] = *mark;
-        }
-    }
-    let mut text = format!("{title}\n");
-    for (row, line) in grid.iter().enumerate() {
-        let is_labelled = row == 0 || row == rows - 1 || 2 * row == rows - 1;
-        let value = top * (rows - 1 - row) as f64 / (rows - 1) as f64;
-        let label = if is_labelled { number(value) } else { String::new() };
-        let drawn: String = line.iter().collect();
-        text += &format!("{label:>10} |{}\n", drawn.trim_end());
-    }
-    let end = format!("{seconds:.2} s");
-    text + &format!("{:>10} +{}\n{:>12}{end:>width$}\n", "", "-".repeat(COLUMNS), "0", width = COLUMNS - 1)
-}
-
-/// Means of the points of each column.
-fn by_column(line: &Line, seconds: f64) -> impl Iterator<Item = (usize, f64)> {
-    let mut sums = vec![(0.0, 0_u32); COLUMNS];
-    for (at, value) in &line.points {
-        let column = (at / seconds.max(1e-9) * COLUMNS as f64) as usize;
-        let sum = &mut sums[column.min(COLUMNS - 1)];
-        *sum = (sum.0 + value, sum.1 + 1);
-    }
-    let mean =
-        |(column, (sum, count)): (usize, (f64, u32))| (count > 0).then(|| (column, sum / f64::from(count)));
-    sums.into_iter().enumerate().filter_map(mean)
-}
-
-/// Three digits that count.
-pub(super) fn number(value: f64) -> String {
-    match value {
-        v if v == 0.0 || v >= 100.0 => format!("{v:.0}"),
-        v if v >= 10.0 => format!("{v:.1}"),
-        v if v >= 1.0 => format!("{v:.2}"),
-        v => format!("{v:.3}"),
-    }
+    chart::draw(title, rows, seconds, &format!("{seconds:.2} s"), lines, fixed_top)
 }
 
 #[cfg(test)]
@@ -255,11 +196,5 @@ mod tests {
         assert!(!series.text().lines().skip(1).any(|line| line.contains('*')), "{}", series.text());
         assert!(series.text().contains('.'));
         assert_eq!(series.json()[0]["qps"][0], Value::Null);
-    }
-
-    #[test]
-    fn axes_end_with_round_numbers() {
-        let of = |most| top(&[&Line { name: "", points: vec![(0.0, most)] }]);
-        assert_eq!([of(0.97), of(1.2), of(37.0), of(0.0), of(0.000_2)], [1.0, 1.5, 40.0, 1.0, 0.000_2]);
     }
 }

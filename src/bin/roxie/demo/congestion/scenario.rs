@@ -3,13 +3,8 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 
-use roxie::congestion::Rate;
-use roxie::nic::{CongestionConfig, EcnPolicy};
-use roxie::sim::Host;
-use roxie::sim::fabric::{
-    EcnConfig, End, Fabric, FabricConfig, LinkConfig, LinkRate, PRIORITIES, PortConfig, StationConfig,
-    SwitchConfig, Threshold,
-};
+use roxie::sim::fabric::{Fabric, LinkRate, PRIORITIES, Shape};
+use roxie::sim::scenario as sim;
 use roxie::time::Nanos;
 use serde::Serialize;
 
@@ -24,8 +19,9 @@ pub(super) const PATH_MTU: u32 = 1024;
 pub(super) const DEPTH: u32 = 16;
 /// Local ACK timeout code: 67 ms.
 pub(super) const TIMEOUT: u8 = 14;
-/// The link MTU of stations, in bytes.
+/// The link MTU of interfaces, in bytes, and their longest frame with a VLAN tag.
 pub(super) const LINK_MTU: usize = 1500;
+const LONGEST_FRAME: u32 = LINK_MTU as u32 + 18;
 /// How long the link takes for Kmin, for Kmax and for the whole queue. A sender in software may wait for a processor for some
 /// milliseconds: what it sends late then is no congestion yet.
 const DEPTHS: [Nanos; 3] = [Nanos::from_micros(400), Nanos::from_millis(8), Nanos::from_millis(16)];
@@ -75,7 +71,7 @@ impl Scenario {
                 ToString::to_string,
             ),
         };
-        scenario.fabric()?;
+        sim::Simulation::new(&scenario.simulated()?)?;
         Ok(scenario)
     }
 
@@ -88,16 +84,6 @@ impl Scenario {
         LinkRate::from_mbps(self.mbps)
     }
 
-    /// How the NICs react to it. Data may be marked whatever they do then.
-    pub(super) fn congestion(&self) -> CongestionConfig {
-        CongestionConfig {
-            control: self.cc.parse().expect("it was read from settings"),
-            ecn: Some(EcnPolicy::On),
-            line_rate: Some(Rate(self.rate().0 as f64)),
-            ..CongestionConfig::default()
-        }
-    }
-
     pub(super) fn time(&self) -> Nanos {
         Nanos((self.seconds * 1e9) as u64)
     }
@@ -108,7 +94,7 @@ impl Scenario {
     }
 
     pub(super) fn mac(station: usize) -> [u8; 6] {
-        Host::mac(station as u8 + 1)
+        Shape::mac(station)
     }
 
     /// Of TEST-NET-1 (RFC 5737), as simulated hosts have them.
@@ -118,39 +104,58 @@ impl Scenario {
 
     /// The switch and port in front of the link that all share.
     pub(super) fn bottleneck(&self) -> (usize, usize) {
-        (0, self.senders)
+        (0, 0)
     }
 
-    /// Senders at one switch, receivers at another.
+    /// Senders at one switch, receivers at another, each with one flow that does not end.
+    ///
+    /// # Errors
+    /// If no switch is like that.
+    pub(super) fn simulated(&self) -> Result<sim::Scenario, Failure> {
+        let Scenario { senders, mbps, delay_us, buffer, seed, .. } = self;
+        // Long enough for the first message of the slowest link.
+        let time = self.time() + self.rate().nanos_for(64 << 20);
+        let mut text = format!(
+            "seed = {seed}\ntime = \"{} ns\"\n\
+             [network]\nshape = \"dumbbell\"\npairs = {senders}\nrate = \"{mbps} Mb/s\"\ndelay = \"{delay_us} us\"\n\
+             [switch]\nbuffer = {}\nlimit = {buffer}\n\
+             [hosts]\nmtu = {PATH_MTU}\nmessage = {MESSAGE}\ndepth = {DEPTH}\nslots = 1024\ntimeout = {TIMEOUT}\n\
+             [output]\ninterval = \"1 s\"\n[cc]\n",
+            time.0,
+            buffer * PRIORITIES as u64,
+        );
+        // The name, then the knobs.
+        let settings = format!("control={}", self.cc);
+        for (knob, value) in settings.split(',').filter_map(|part| part.split_once('=')) {
+            text.push_str(&format!("{knob} = \"{value}\"\n"));
+        }
+        for n in 0..self.senders {
+            let to = n + self.senders;
+            text.push_str(&format!(
+                "[[traffic]]\npattern = \"flows\"\nfrom = [{n}]\nto = [{to}]\nbytes = {}\npriority = 0\n",
+                1u64 << 50
+            ));
+        }
+        let mut scenario = sim::Scenario::read(&text)?;
+        scenario.ecn = Some(sim::EcnTable {
+            kmin: sim::Bytes(self.kmin),
+            kmax: sim::Bytes(self.kmax),
+            pmax: self.pmax,
+            ..sim::EcnTable::default()
+        });
+        Ok(scenario)
+    }
+
+    /// The same network without hosts, for frames as long as those of interfaces are.
     ///
     /// # Errors
     /// If no switch is like that.
     pub(super) fn fabric(&self) -> Result<Fabric, Failure> {
-        let link = LinkConfig::new(self.rate(), Nanos::from_micros(self.delay_us));
-        let port = PortConfig {
-            ecn: [Some(EcnConfig { kmin: self.kmin, kmax: self.kmax, pmax: self.pmax }); PRIORITIES],
-            ..PortConfig::new(link)
-        };
-        let switch = SwitchConfig {
-            lossy: Threshold::Static(self.buffer),
-            buffer: self.buffer * PRIORITIES as u64,
-            seed: self.seed,
-            ..SwitchConfig::new(FabricConfig::ports(self.senders + 1, &port))
-        };
-        let station =
-            |n| StationConfig { mtu: LINK_MTU, slots: 1024, ..StationConfig::new(Scenario::mac(n), link) };
-        let at = |switch, port: usize| End::Switch { switch, port: port as u16 };
-        let mut links = vec![[at(0, self.senders), at(1, self.senders)]];
-        for n in 0..self.senders {
-            links.push([End::Station(n), at(0, n)]);
-            links.push([End::Station(self.senders + n), at(1, n)]);
-        }
-        let config = FabricConfig {
-            stations: (0..self.stations()).map(station).collect(),
-            switches: vec![switch.clone(), switch],
-            links,
-        };
-        Fabric::new(config).map_err(Failure::Scenario)
+        let scenario = self.simulated()?;
+        let mut config = scenario.fabric(&scenario.shape()?)?;
+        config.stations.iter_mut().for_each(|station| station.mtu = LINK_MTU);
+        config.switches.iter_mut().for_each(|switch| switch.longest_frame = LONGEST_FRAME);
+        Fabric::new(config).map_err(|error| Failure::Scenario(error.into()))
     }
 }
 

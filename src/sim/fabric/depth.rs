@@ -1,0 +1,165 @@
+//! How deep a queue was, over time.
+
+use crate::time::Nanos;
+
+/// Points of a series at most. When there are more, every second goes: of two that follow each other, the lower.
+const MOST_POINTS: usize = 1024;
+/// Buckets of a power of two: a depth is known to one part in so many.
+const PARTS: u64 = 64;
+
+/// A depth in bytes over time. It costs nothing until there is one.
+#[derive(Clone, Debug, Default)]
+pub struct Depth {
+    now: u64,
+    since: Nanos,
+    peak: u64,
+    kept: Option<Box<Kept>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Kept {
+    /// Time in ns by depth, in buckets, as many as there was a use for.
+    times: Vec<u64>,
+    /// Depth times time, in bytes times ns; and the time.
+    area: u128,
+    total: u64,
+    series: Vec<(Nanos, u64)>,
+    /// Points closer than this to the one before are merged with it: the higher counts.
+    resolution: u64,
+}
+
+impl Depth {
+    /// In bytes.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// The most that there was, in bytes.
+    pub fn peak(&self) -> u64 {
+        self.peak
+    }
+
+    /// The depth that was not exceeded for `share` (0 to 1) of the time up to the last change, to one part in 64.
+    pub fn quantile(&self, share: f64) -> u64 {
+        self.kept.as_ref().map_or(0, |kept| kept.quantile(share))
+    }
+
+    /// The mean over time up to the last change, in bytes.
+    pub fn mean(&self) -> f64 {
+        self.kept.as_ref().map_or(0.0, |kept| kept.area as f64 / kept.total.max(1) as f64)
+    }
+
+    /// The depth after each change, or at coarser steps the highest.
+    pub fn series(&self) -> &[(Nanos, u64)] {
+        self.kept.as_ref().map_or(&[], |kept| &kept.series)
+    }
+
+    pub(super) fn set(&mut self, now: Nanos, depth: u64) {
+        let kept = self.kept.get_or_insert_default();
+        kept.record(self.now, now.since(self.since).0);
+        kept.note(now, depth);
+        (self.now, self.since) = (depth, now);
+        self.peak = self.peak.max(depth);
+    }
+}
+
+impl Kept {
+    fn record(&mut self, depth: u64, time: u64) {
+        let bucket = bucket(depth);
+        if self.times.len() <= bucket {
+            self.times.resize(bucket + 1, 0);
+        }
+        self.times[bucket] += time;
+        self.area += u128::from(depth) * u128::from(time);
+        self.total += time;
+    }
+
+    fn quantile(&self, share: f64) -> u64 {
+        let wanted = ((share * self.total as f64).ceil() as u64).max(1);
+        let mut passed = 0;
+        let reaches = |time: &u64| {
+            passed += time;
+            passed >= wanted
+        };
+        self.times.iter().position(reaches).map_or(0, least)
+    }
+
+    fn note(&mut self, now: Nanos, depth: u64) {
+        if let Some((time, last)) = self.series.last_mut()
+            && now.since(*time).0 < self.resolution
+        {
+            *last = (*last).max(depth);
+            return;
+        }
+        if self.series.len() == MOST_POINTS {
+            self.thin();
+        }
+        self.series.push((now, depth));
+    }
+
+    fn thin(&mut self) {
+        let first = self.series[0].0;
+        let span = self.series[MOST_POINTS - 1].0.since(first).0;
+        self.resolution = (2 * span / MOST_POINTS as u64).max(2 * self.resolution).max(1);
+        let mut thinned: Vec<(Nanos, u64)> = Vec::with_capacity(MOST_POINTS);
+        for (time, depth) in self.series.drain(..) {
+            match thinned.last_mut() {
+                Some((start, most)) if time.since(*start).0 < self.resolution => *most = (*most).max(depth),
+                _ => thinned.push((time, depth)),
+            }
+        }
+        self.series = thinned;
+    }
+}
+
+/// The bucket of a depth: below twice [`PARTS`] each has its own.
+fn bucket(depth: u64) -> usize {
+    let beyond = (depth / PARTS).checked_ilog2().unwrap_or(0);
+    (u64::from(beyond) * PARTS + (depth >> beyond)) as usize
+}
+
+/// The least depth of a bucket.
+fn least(bucket: usize) -> u64 {
+    let bucket = bucket as u64;
+    let beyond = (bucket / PARTS).saturating_sub(1);
+    (bucket - beyond * PARTS) << beyond
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_of_time_and_not_of_changes() {
+        let mut depth = Depth::default();
+        for i in 0..100 {
+            depth.set(Nanos(i), i % 2 * 1000);
+        }
+        depth.set(Nanos(100), 50);
+        depth.set(Nanos(1000), 0);
+        assert_eq!((depth.now(), depth.peak(), depth.quantile(0.5)), (0, 1000, 50));
+        assert!((depth.mean() - 95.0).abs() < 1.0, "{}", depth.mean());
+    }
+
+    #[test]
+    fn a_depth_is_in_its_bucket() {
+        let depths = (0..100_000).chain([u64::from(u32::MAX), 1 << 40]);
+        for depth in depths {
+            let at = bucket(depth);
+            assert!(least(at) <= depth && depth < least(at + 1), "{depth}");
+            assert!(depth - least(at) <= depth / PARTS, "{depth}");
+        }
+    }
+
+    #[test]
+    fn a_series_stays_bounded_and_keeps_its_peaks() {
+        let mut depth = Depth::default();
+        for i in 0..1_000_000_u64 {
+            depth.set(Nanos(i * 10), if i == 500_001 { 9999 } else { i % 7 });
+        }
+        let series = depth.series();
+        assert!((MOST_POINTS / 8..=MOST_POINTS).contains(&series.len()), "{}", series.len());
+        assert!(series.iter().any(|(time, depth)| *depth == 9999 && time.0.abs_diff(5_000_010) < 50_000));
+        assert!(series.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    }
+}

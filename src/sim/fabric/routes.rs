@@ -1,0 +1,74 @@
+//! What a switch knows of who is where.
+
+use std::collections::HashMap;
+
+/// What the addresses of simulated hosts begin with; two bytes are their number.
+const NUMBERED: [u8; 4] = [2, 0, 0, 0];
+/// There is no way.
+const NOWHERE: u32 = u32::MAX;
+
+/// By station address: the ports that lead there, equally well.
+#[derive(Debug, Default)]
+pub(super) struct Routes {
+    /// Different lists of ports: there are few.
+    lists: Vec<Vec<u16>>,
+    known: HashMap<Vec<u16>, u32>,
+    /// By the number of a station address that is one: its list. A look-up by hash costs a frame as much as all else here.
+    numbered: Vec<u32>,
+    others: HashMap<[u8; 6], u32>,
+}
+
+impl Routes {
+    pub(super) fn set(&mut self, station: [u8; 6], ports: &[u16]) {
+        let list = match self.known.get(ports) {
+            Some(list) => *list,
+            None => {
+                self.lists.push(ports.to_vec());
+                let list = self.lists.len() as u32 - 1;
+                self.known.insert(ports.to_vec(), list);
+                list
+            }
+        };
+        match number(&station) {
+            Some(number) => {
+                if self.numbered.len() <= number {
+                    self.numbered.resize(number + 1, NOWHERE);
+                }
+                self.numbered[number] = list;
+            }
+            None => drop(self.others.insert(station, list)),
+        }
+    }
+
+    pub(super) fn to(&self, station: &[u8; 6]) -> Option<&[u16]> {
+        let list = match number(station) {
+            Some(number) => self.numbered.get(number),
+            None => self.others.get(station),
+        };
+        Some(self.lists.get(*list? as usize)?)
+    }
+}
+
+fn number(station: &[u8; 6]) -> Option<usize> {
+    let [.., high, low] = *station;
+    station.starts_with(&NUMBERED).then(|| usize::from(u16::from_be_bytes([high, low])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stations_are_found_whether_they_are_numbered_or_not() {
+        let mut routes = Routes::default();
+        let (host, other) = ([2, 0, 0, 0, 1, 4], [2, 1, 0, 0, 1, 4]);
+        routes.set(host, &[3, 4]);
+        routes.set(other, &[5]);
+        routes.set([2, 0, 0, 0, 0, 9], &[3, 4]);
+        assert_eq!((routes.to(&host), routes.to(&other)), (Some(&[3, 4][..]), Some(&[5][..])));
+        assert_eq!((routes.to(&[2, 0, 0, 0, 0, 8]), routes.to(&[2, 1, 0, 0, 0, 8])), (None, None));
+        assert_eq!(routes.lists.len(), 2);
+        routes.set(host, &[5]);
+        assert_eq!(routes.to(&host), Some(&[5][..]));
+    }
+}

@@ -1,0 +1,220 @@
+//! By which ports a switch reaches whom.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use super::error::ConfigError;
+use super::topology::{End, FabricConfig, Routing, Wiring};
+
+/// One direction of a link between switches: what leaves this port of this switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Hop {
+    /// The number of the switch.
+    pub switch: usize,
+    /// Its port.
+    pub port: u16,
+}
+
+impl FabricConfig {
+    /// A cycle of links in which each may wait for the next: what comes by it leaves by the next, on the way to somebody. While all of
+    /// them are paused at once, nothing moves any more. `None`: the routes allow none, and lossless priorities cannot deadlock.
+    ///
+    /// # Errors
+    /// If the configuration is none.
+    pub fn cycle(&self) -> Result<Option<Vec<Hop>>, ConfigError> {
+        Ok(Router::new(&self.wiring()?, self.routing).cycle())
+    }
+}
+
+/// A finished look at the wiring, from which ways follow.
+pub(super) struct Router<'a> {
+    wiring: &'a Wiring,
+    routing: Routing,
+    /// By switch: lower is farther up.
+    rank: Vec<usize>,
+    /// Switches from the highest down.
+    order: Vec<usize>,
+}
+
+impl<'a> Router<'a> {
+    pub(super) fn new(wiring: &'a Wiring, routing: Routing) -> Router<'a> {
+        let count = wiring.switches.len();
+        let at_stations = wiring.stations.iter().flatten().filter_map(|end| match end {
+            End::Switch { switch, .. } => Some(*switch),
+            End::Station(_) => None,
+        });
+        let tiers = distances(wiring, at_stations);
+        let farthest = tiers.iter().copied().filter(|tier| *tier != usize::MAX).max();
+        let root = farthest.and_then(|tier| tiers.iter().position(|of| *of == tier));
+        let from_root = distances(wiring, root);
+        let mut order: Vec<usize> = (0..count).collect();
+        order.sort_by_key(|switch| (std::cmp::Reverse(tiers[*switch]), from_root[*switch], *switch));
+        let mut rank = vec![0; count];
+        for (place, switch) in order.iter().enumerate() {
+            rank[*switch] = place;
+        }
+        Router { wiring, routing, rank, order }
+    }
+
+    /// By switch: the ports that begin a way to a station. Empty: there is none.
+    pub(super) fn ways_to(&self, station: usize) -> Vec<Vec<u16>> {
+        let count = self.wiring.switches.len();
+        let mut ways = vec![Vec::new(); count];
+        let Some(End::Switch { switch, port }) = self.wiring.stations[station] else { return ways };
+        let mut distance = vec![usize::MAX; count];
+        distance[switch] = 0;
+        let mut reached = VecDeque::from([switch]);
+        while let Some(near) = reached.pop_front() {
+            for (far, back) in self.wiring.neighbours(near) {
+                if self.routing == Routing::UpDown && self.rank[far] > self.rank[near] {
+                    continue;
+                }
+                if distance[far] == usize::MAX {
+                    distance[far] = distance[near] + 1;
+                    reached.push_back(far);
+                }
+                if distance[far] == distance[near] + 1 {
+                    ways[far].push(back);
+                }
+            }
+        }
+        if self.routing == Routing::UpDown {
+            self.go_up(&mut distance, &mut ways);
+        }
+        ways[switch].push(port);
+        ways
+    }
+
+    /// The ways of switches from which nothing leads down to where others lead.
+    fn go_up(&self, distance: &mut [usize], ways: &mut [Vec<u16>]) {
+        for &switch in &self.order {
+            if distance[switch] != usize::MAX {
+                continue;
+            }
+            let ups = || self.wiring.ports(switch).filter(|(_, up)| self.rank[*up] < self.rank[switch]);
+            let Some(best) = ups().map(|(_, up)| distance[up]).min().filter(|best| *best != usize::MAX)
+            else {
+                continue;
+            };
+            ways[switch] = ups().filter(|(_, up)| distance[*up] == best).map(|(port, _)| port).collect();
+            distance[switch] = best + 1;
+        }
+    }
+
+    /// A cycle of links each of which may wait for the next, if the routes allow one: frames that came by a hop leave by the next.
+    pub(super) fn cycle(&self) -> Option<Vec<Hop>> {
+        let mut waits: HashMap<Hop, BTreeSet<Hop>> = HashMap::new();
+        let stations = self.wiring.stations.iter().enumerate();
+        let homes: BTreeSet<usize> = stations
+            .clone()
+            .filter_map(|(_, end)| match end {
+                Some(End::Switch { switch, .. }) => Some(*switch),
+                _ => None,
+            })
+            .collect();
+        let mut looked_at = BTreeSet::new();
+        for (station, end) in stations {
+            // Stations of one switch are reached alike.
+            let Some(End::Switch { switch: home, .. }) = *end else { continue };
+            if !looked_at.insert(home) {
+                continue;
+            }
+            let ways = self.ways_to(station);
+            let mut seen: BTreeSet<usize> = homes.clone();
+            let mut open: Vec<usize> = homes.iter().copied().collect();
+            while let Some(switch) = open.pop() {
+                for &port in &ways[switch] {
+                    let Some(End::Switch { switch: next, .. }) =
+                        self.wiring.switches[switch][usize::from(port)]
+                    else {
+                        continue;
+                    };
+                    let between = |port: &u16| {
+                        matches!(self.wiring.switches[next][usize::from(*port)], Some(End::Switch { .. }))
+                    };
+                    let onward = ways[next].iter().copied().filter(between);
+                    let hops = onward.map(|port| Hop { switch: next, port });
+                    waits.entry(Hop { switch, port }).or_default().extend(hops);
+                    if seen.insert(next) {
+                        open.push(next);
+                    }
+                }
+            }
+        }
+        find_cycle(&waits)
+    }
+}
+
+/// Links from the nearest of `from`, by switch.
+fn distances(wiring: &Wiring, from: impl IntoIterator<Item = usize>) -> Vec<usize> {
+    let mut distance = vec![usize::MAX; wiring.switches.len()];
+    let mut reached: VecDeque<usize> = from.into_iter().collect();
+    for switch in &reached {
+        distance[*switch] = 0;
+    }
+    while let Some(near) = reached.pop_front() {
+        for (far, _) in wiring.neighbours(near) {
+            if distance[far] == usize::MAX {
+                distance[far] = distance[near] + 1;
+                reached.push_back(far);
+            }
+        }
+    }
+    distance
+}
+
+/// A cycle of a graph, in its order, from its least node on; the same for the same graph.
+pub(super) fn find_cycle<N: Copy + Ord + std::hash::Hash>(graph: &HashMap<N, BTreeSet<N>>) -> Option<Vec<N>> {
+    let mut nodes: Vec<N> = graph.keys().copied().collect();
+    nodes.sort_unstable();
+    let mut done: BTreeSet<N> = BTreeSet::new();
+    let none = BTreeSet::new();
+    for start in nodes {
+        // The way from `start`, and what is left to try at each of its nodes.
+        let mut way = vec![(start, graph.get(&start).unwrap_or(&none).iter())];
+        let mut on_way = BTreeSet::from([start]);
+        while let Some((node, rest)) = way.last_mut() {
+            let node = *node;
+            match rest.next().copied() {
+                Some(next) if on_way.contains(&next) => {
+                    let mut cycle: Vec<N> =
+                        way.iter().map(|(node, _)| *node).skip_while(|node| *node != next).collect();
+                    let least =
+                        cycle.iter().enumerate().min_by_key(|(_, node)| **node).map_or(0, |(at, _)| at);
+                    cycle.rotate_left(least);
+                    return Some(cycle);
+                }
+                Some(next) if !done.contains(&next) => {
+                    on_way.insert(next);
+                    way.push((next, graph.get(&next).unwrap_or(&none).iter()));
+                }
+                Some(_) => {}
+                None => {
+                    on_way.remove(&node);
+                    done.insert(node);
+                    way.pop();
+                }
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cycle_is_found_and_a_diamond_is_none() {
+        let graph = |edges: &[(u8, u8)]| {
+            let mut graph: HashMap<u8, BTreeSet<u8>> = HashMap::new();
+            for (from, to) in edges {
+                graph.entry(*from).or_default().insert(*to);
+            }
+            graph
+        };
+        assert_eq!(find_cycle(&graph(&[(0, 1), (1, 3), (0, 2), (2, 3)])), None);
+        let looped = graph(&[(0, 5), (5, 4), (4, 3), (3, 5), (1, 0)]);
+        assert_eq!(find_cycle(&looped), Some(vec![3, 5, 4]));
+        assert_eq!(find_cycle(&graph(&[(7, 7)])), Some(vec![7]));
+    }
+}

@@ -1,0 +1,127 @@
+//! What switches and links did to the frames of each flow. It is counted where it is decided.
+
+use std::collections::HashMap;
+
+use super::flow::{FlowName, FlowPart, flow_of};
+use crate::wire::{Operation, Psn};
+
+/// What became of the frames of a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Toll {
+    /// Frames that switches marked.
+    pub marked: u64,
+    /// Frames that switches dropped, or took out of a queue, for whatever reason.
+    pub dropped: u64,
+    /// Frames that errors of links damaged.
+    pub damaged: u64,
+    /// Packets with data that left their host once more: those whose PSN, or a later one, had left before.
+    pub again: u64,
+    /// Notifications that came to their host.
+    pub notified: u64,
+}
+
+impl std::ops::Add for Toll {
+    type Output = Toll;
+    fn add(self, other: Toll) -> Toll {
+        Toll {
+            marked: self.marked + other.marked,
+            dropped: self.dropped + other.dropped,
+            damaged: self.damaged + other.damaged,
+            again: self.again + other.again,
+            notified: self.notified + other.notified,
+        }
+    }
+}
+
+impl std::ops::Sub for Toll {
+    type Output = Toll;
+    /// What came to it since `earlier`.
+    fn sub(self, earlier: Toll) -> Toll {
+        Toll {
+            marked: self.marked - earlier.marked,
+            dropped: self.dropped - earlier.dropped,
+            damaged: self.damaged - earlier.damaged,
+            again: self.again - earlier.again,
+            notified: self.notified - earlier.notified,
+        }
+    }
+}
+
+/// What a switch decided about a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Marked,
+    Dropped,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    toll: Toll,
+    /// The PSN after the latest that has left.
+    sent_end: Option<Psn>,
+}
+
+/// The tolls of all flows. `None`: nobody wants to know.
+#[derive(Debug, Default)]
+pub(super) struct Tolls(Option<HashMap<FlowName, Account>>);
+
+impl Tolls {
+    /// From now on.
+    pub(super) fn begin(&mut self) {
+        self.0.get_or_insert_default();
+    }
+
+    pub(super) fn of(&self, flow: &FlowName) -> Toll {
+        let account = self.0.as_ref().and_then(|accounts| accounts.get(flow));
+        account.map_or_else(Toll::default, |account| account.toll)
+    }
+
+    /// A switch has decided.
+    pub(super) fn judged(&mut self, flow: FlowName, verdict: Verdict) {
+        let Some(accounts) = &mut self.0 else { return };
+        let toll = &mut accounts.entry(flow).or_default().toll;
+        match verdict {
+            Verdict::Marked => toll.marked += 1,
+            Verdict::Dropped => toll.dropped += 1,
+        }
+    }
+
+    /// A link has damaged a frame.
+    pub(super) fn damaged(&mut self, frame: &[u8]) {
+        if let Some(accounts) = &mut self.0
+            && let Some((flow, _)) = flow_of(frame)
+        {
+            accounts.entry(flow).or_default().toll.damaged += 1;
+        }
+    }
+
+    /// A frame has left its host.
+    pub(super) fn left(&mut self, frame: &[u8]) {
+        let Some(accounts) = &mut self.0 else { return };
+        let Some((flow, bth)) = flow_of(frame) else { return };
+        let repeats = match flow.part {
+            // A READ request says which of the responses it wants again; those are what is counted.
+            FlowPart::Request => bth.operation != Operation::ReadRequest,
+            FlowPart::Response => bth.operation == Operation::ReadResponse,
+            FlowPart::Notification => false,
+        };
+        if !repeats {
+            return;
+        }
+        let account = accounts.entry(flow).or_default();
+        match account.sent_end {
+            Some(end) if bth.psn.is_before(end) => account.toll.again += 1,
+            _ => account.sent_end = Some(bth.psn.next()),
+        }
+    }
+
+    /// A frame has come to its host.
+    pub(super) fn came(&mut self, frame: &[u8]) {
+        if let Some(accounts) = &mut self.0
+            && let Some((flow, _)) = flow_of(frame)
+            && flow.part == FlowPart::Notification
+        {
+            accounts.entry(flow).or_default().toll.notified += 1;
+        }
+    }
+}

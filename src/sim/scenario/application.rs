@@ -1,0 +1,244 @@
+//! The application's side: queue pairs between hosts, and the flows that they carry.
+
+use std::collections::HashMap;
+
+use super::error::ScenarioError;
+use super::traffic::Flow;
+use crate::nic::ReceiveSource;
+use crate::shared::work_queue::Payload;
+use crate::shared::{CompletionRing, RecvRing};
+use crate::sim::fabric::{Fabric, FlowName, FlowPart, Shape, Toll};
+use crate::sim::{Connected, HostQp, HostRegion};
+use crate::verbs::{
+    Access, CqIndex, Mtu, QpCaps, QpInit, QpType, RKey, SendFlags, SendWr, WcStatus, WrOpcode,
+};
+
+/// Entries of a host's completion queue: more than come in one pass, after which it is emptied.
+const COMPLETIONS: u32 = 2048;
+/// READs outstanding.
+const RD_ATOMIC: u8 = 16;
+
+/// What all connections have in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    pub(super) path_mtu: Mtu,
+    pub(super) message: u32,
+    pub(super) depth: u32,
+    pub(super) timeout: u8,
+}
+
+/// One host's memory and completions. All flows use the same bytes: what is in them is nobody's matter.
+#[derive(Debug)]
+struct Place {
+    memory: HostRegion,
+    cq: (CqIndex, CompletionRing),
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+struct Conn {
+    qp: HostQp,
+    host: usize,
+    peer: usize,
+    /// What it carries: the flow, bytes that are not posted, requests that are not complete.
+    flow: Option<u32>,
+    left: u64,
+    outstanding: u32,
+    /// The flow that it carried last, and what the one before had cost when that began.
+    latest: Option<(u32, Toll)>,
+}
+
+/// What an end that carries nothing can carry: host, peer, priority, and whether it reads. An end that has carried READs does not
+/// carry WRITEs, so that what leads to it is always the same flow's.
+type Use = (u32, u32, u8, bool);
+
+/// How a flow has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Well,
+    Failed(WcStatus),
+}
+
+/// All hosts' applications. Connections are made when they are first needed, at no cost in virtual time, and kept: a flow takes one
+/// that is idle, so that flows never wait for one another.
+#[derive(Debug)]
+pub(super) struct Applications {
+    terms: Terms,
+    places: Vec<Option<Place>>,
+    conns: Vec<Conn>,
+    idle: HashMap<Use, Vec<u32>>,
+    /// By flow: what became of its frames, of those whose queue pair carries another meanwhile.
+    tolls: HashMap<u32, Toll>,
+}
+
+impl Applications {
+    pub(super) fn new(hosts: usize, terms: Terms) -> Applications {
+        let places = (0..hosts).map(|_| None).collect();
+        Applications { terms, places, conns: Vec::new(), idle: HashMap::new(), tolls: HashMap::new() }
+    }
+
+    /// Queue pairs so far.
+    pub(super) fn queue_pairs(&self) -> usize {
+        self.conns.len()
+    }
+
+    /// A flow's connection, for as long as it has one.
+    pub(super) fn queue_pair(&self, conn: u32) -> (usize, &HostQp) {
+        let conn = &self.conns[conn as usize];
+        (conn.host, &conn.qp)
+    }
+
+    /// Begins a flow; the end of the connection that carries it.
+    pub(super) fn begin(
+        &mut self,
+        fabric: &mut Fabric,
+        number: u32,
+        flow: &Flow,
+    ) -> Result<u32, ScenarioError> {
+        let (host, peer) = if flow.read { (flow.to, flow.from) } else { (flow.from, flow.to) };
+        let key = (host as u32, peer as u32, flow.priority, flow.read);
+        let conn = match self.idle.get_mut(&key).and_then(Vec::pop) {
+            Some(conn) => conn,
+            None => self.connect(fabric, host, peer, flow)?,
+        };
+        let toll = self.toll_of_end(fabric, conn, flow.read);
+        if let Some((before, began)) = self.conns[conn as usize].latest.replace((number, toll)) {
+            self.tolls.insert(before, toll - began);
+        }
+        let entry = &mut self.conns[conn as usize];
+        (entry.flow, entry.left) = (Some(number), flow.bytes);
+        self.post(fabric, conn, flow.read);
+        Ok(conn)
+    }
+
+    /// What became of all frames of what an end carried. The two ends of a connection are neighbours.
+    fn toll_of_end(&self, fabric: &Fabric, conn: u32, read: bool) -> Toll {
+        let [near, far] = [conn, conn ^ 1].map(|conn| &self.conns[conn as usize]);
+        let name =
+            |end: &Conn, part| FlowName { station: Shape::mac(end.host), qpn: end.qp.handle.qpn, part };
+        let slowed = if read { far } else { near };
+        let parts = [
+            name(far, FlowPart::Request),
+            name(near, FlowPart::Response),
+            name(slowed, FlowPart::Notification),
+        ];
+        parts.iter().fold(Toll::default(), |sum, name| sum + fabric.toll(name))
+    }
+
+    /// What became of a flow's frames, those included that came after its end and before the next flow on its connection.
+    pub(super) fn toll(&self, fabric: &Fabric, number: u32, conn: u32, read: bool) -> Toll {
+        match self.conns[conn as usize].latest {
+            Some((latest, began)) if latest == number => self.toll_of_end(fabric, conn, read) - began,
+            _ => self.tolls.get(&number).copied().unwrap_or_default(),
+        }
+    }
+
+    /// Takes a host's completions, and tells of each flow that ended by one.
+    pub(super) fn look(
+        &mut self,
+        fabric: &mut Fabric,
+        host: usize,
+        flows: &[Flow],
+        mut ended: impl FnMut(u32, Ended),
+    ) {
+        let Some(place) = &self.places[host] else { return };
+        let ring = place.cq.1.clone();
+        while let Some(wc) = ring.poll() {
+            let number = wc.wr_id as u32;
+            let conn = &mut self.conns[number as usize];
+            conn.outstanding -= 1;
+            let Some(flow) = conn.flow else { continue };
+            let about = &flows[flow as usize];
+            if wc.status != WcStatus::Success {
+                // The queue pair is in error; nobody uses it again.
+                conn.flow = None;
+                ended(flow, Ended::Failed(wc.status));
+            } else if conn.left > 0 {
+                self.post(fabric, number, about.read);
+            } else if conn.outstanding == 0 {
+                conn.flow = None;
+                let key = (conn.host as u32, conn.peer as u32, about.priority, about.read);
+                self.idle.entry(key).or_default().push(number);
+                ended(flow, Ended::Well);
+            }
+        }
+    }
+
+    /// Posts what fits the send queue.
+    fn post(&mut self, fabric: &mut Fabric, number: u32, read: bool) {
+        let Terms { message, depth, .. } = self.terms;
+        let conn = &mut self.conns[number as usize];
+        let [near, far] =
+            [conn.host, conn.peer].map(|host| self.places[host].as_ref().expect("it is connected"));
+        let host = fabric.host(conn.host);
+        while conn.left > 0 && conn.outstanding < depth {
+            let length = conn.left.min(message.into()) as u32;
+            let wr = SendWr {
+                wr_id: number.into(),
+                opcode: if read { WrOpcode::Read } else { WrOpcode::Write },
+                flags: SendFlags::SIGNALED,
+                remote_addr: far.memory.address,
+                rkey: RKey(far.memory.key),
+                ..SendWr::default()
+            };
+            let payload = [near.memory.sge(0, length)];
+            host.post_send(&conn.qp, &wr, Payload::Sges(&payload)).expect("fewer are outstanding than fit");
+            conn.left -= u64::from(length);
+            conn.outstanding += 1;
+        }
+    }
+
+    fn furnish(&mut self, fabric: &mut Fabric, host: usize) {
+        if self.places[host].is_none() {
+            let nic = fabric.host(host);
+            let memory = nic.register(self.terms.message as usize, Access::READ_WRITE);
+            self.places[host] = Some(Place { memory, cq: nic.create_cq(COMPLETIONS) });
+        }
+    }
+
+    /// Connects two hosts; the number of the first's end.
+    fn connect(
+        &mut self,
+        fabric: &mut Fabric,
+        host: usize,
+        peer: usize,
+        flow: &Flow,
+    ) -> Result<u32, ScenarioError> {
+        let caps = QpCaps {
+            max_send_wr: self.terms.depth,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+        };
+        let init = QpInit { qp_type: QpType::Rc, caps, sq_sig_all: false };
+        let ends = [host, peer].map(|at| {
+            self.furnish(fabric, at);
+            let cq = self.places[at].as_ref().expect("furnished").cq.clone();
+            let receives = RecvRing::new(1, 1).expect("memory for a queue");
+            fabric.host(at).create_qp_on(init, ReceiveSource::Own(receives), cq)
+        });
+        for (at, other, to) in [(host, 0, peer), (peer, 1, host)] {
+            let nic = fabric.host(at);
+            let mut way = nic.path(to as u16 + 1, false);
+            // The class selector of its priority.
+            way.traffic_class = flow.priority << 5;
+            let to = Connected {
+                peer: ends[1 - other].handle.qpn,
+                way,
+                path_mtu: self.terms.path_mtu,
+                timeout: self.terms.timeout,
+                rd_atomic: RD_ATOMIC,
+            };
+            nic.connect(&ends[other], &to).map_err(|error| ScenarioError::Nic { host: at, error })?;
+        }
+        let first = self.conns.len() as u32;
+        let [near, far] = ends;
+        for (qp, host, peer) in [(near, host, peer), (far, peer, host)] {
+            self.conns.push(Conn { qp, host, peer, flow: None, left: 0, outstanding: 0, latest: None });
+        }
+        let key = (peer as u32, host as u32, flow.priority, flow.read);
+        self.idle.entry(key).or_default().push(first + 1);
+        Ok(first)
+    }
+}

@@ -1,0 +1,78 @@
+//! Captures of named links: both ends, with what the switches did as comments.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use super::error::ScenarioError;
+use crate::capture::{Direction, PcapngWriter};
+use crate::frame::Frame;
+use crate::sim::fabric::{End, Shape, TapSight};
+
+/// A capture of a link.
+pub(super) struct Capture {
+    ends: [End; 2],
+    writer: PcapngWriter<Box<dyn Write + Send>>,
+    /// Frames that it still takes.
+    left: usize,
+}
+
+impl fmt::Debug for Capture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Capture").field("ends", &self.ends).field("left", &self.left).finish_non_exhaustive()
+    }
+}
+
+/// The ends of the link of this name: `leaf0-spine1`, in either order.
+///
+/// # Errors
+/// If there is no such link; with those that there are.
+pub(super) fn ends(shape: &Shape, name: &str) -> Result<[End; 2], ScenarioError> {
+    let called = |[a, b]: [End; 2]| format!("{}-{}", shape.name(a), shape.name(b));
+    let found = shape
+        .links
+        .iter()
+        .map(|link| link.ends)
+        .find(|[a, b]| called([*a, *b]) == name || called([*b, *a]) == name);
+    found.ok_or_else(|| {
+        let mut names: Vec<String> = shape.links.iter().map(|link| called(link.ends)).collect();
+        let more = names.len().saturating_sub(12);
+        names.truncate(12);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let what = format!("there is no link `{name}`: there are {}{more}", names.join(", "));
+        ScenarioError::wrong(("output", "capture"), what)
+    })
+}
+
+impl Capture {
+    pub(super) fn new(
+        shape: &Shape,
+        ends: [End; 2],
+        frames: usize,
+        out: Box<dyn Write + Send>,
+    ) -> io::Result<Capture> {
+        let name = |end| match end {
+            End::Station(_) => shape.name(end).to_owned(),
+            End::Switch { port, .. } => format!("{}:{port}", shape.name(end)),
+        };
+        let names = ends.map(name);
+        let writer = PcapngWriter::new(out, &[&names[0], &names[1]])?;
+        Ok(Capture { ends, writer, left: frames })
+    }
+
+    /// Writes it down, if it was on this link and there is room.
+    pub(super) fn take(&mut self, sight: &TapSight) -> io::Result<()> {
+        let Some(interface) = self.ends.iter().position(|end| *end == sight.end) else { return Ok(()) };
+        if self.left == 0 {
+            return Ok(());
+        }
+        self.left -= 1;
+        let direction = if sight.came { Direction::In } else { Direction::Out };
+        let comment = sight.to_string();
+        let comment = Some(comment.as_str()).filter(|comment| !comment.is_empty());
+        self.writer.write(interface as u32, sight.at.0, direction, &Frame::whole(&sight.frame), comment)
+    }
+
+    pub(super) fn finish(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}

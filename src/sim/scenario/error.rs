@@ -1,0 +1,169 @@
+//! Why a scenario cannot be played, and where in its file the reason stands.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+
+use toml::de::{DeTable, DeValue};
+
+use crate::congestion::SettingsError;
+use crate::nic::ControlError;
+use crate::sim::fabric::ConfigError;
+
+/// A value of a scenario: its table, and its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spot {
+    /// The table's name; empty for what stands above all tables.
+    pub table: &'static str,
+    /// Which of several of that name.
+    pub number: Option<usize>,
+    /// The key. `None`: the table as a whole.
+    pub key: Option<&'static str>,
+}
+
+impl From<(&'static str, &'static str)> for Spot {
+    fn from((table, key): (&'static str, &'static str)) -> Spot {
+        Spot { table, number: None, key: Some(key) }
+    }
+}
+
+impl fmt::Display for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.table, self.number) {
+            ("", _) => f.write_str("the scenario"),
+            (table, None) => write!(f, "[{table}]"),
+            (table, Some(number)) => write!(f, "{table} {number}"),
+        }
+    }
+}
+
+/// Why a scenario cannot be played.
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    /// A file could not be read or written.
+    #[error("{path}: {source}")]
+    File {
+        /// The file.
+        path: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The text is no scenario; with the line, and what is allowed there.
+    #[error("{0}")]
+    Text(String),
+    /// Something in it cannot be; with what can.
+    #[error("{at}: {what}")]
+    Wrong {
+        /// Where that stands.
+        at: Spot,
+        /// What is wrong, and what would be right.
+        what: String,
+    },
+    /// A capture cannot be written.
+    #[error("a capture: {0}")]
+    Capture(#[from] std::io::Error),
+    /// The network is none.
+    #[error("the network: {0}")]
+    Network(#[from] ConfigError),
+    /// The congestion control is none.
+    #[error("[cc]: {0}")]
+    Control(#[from] SettingsError),
+    /// A NIC refused something.
+    #[error("host {host}: {error}")]
+    Nic {
+        /// The number of its station.
+        host: usize,
+        /// What it says.
+        error: ControlError,
+    },
+}
+
+impl ScenarioError {
+    pub(super) fn wrong(at: impl Into<Spot>, what: impl Into<String>) -> ScenarioError {
+        ScenarioError::Wrong { at: at.into(), what: what.into() }
+    }
+
+    /// What the reader of a text says, without the names of types.
+    pub(super) fn of_text(error: &toml::de::Error) -> ScenarioError {
+        const TYPES: [(&str, &str); 4] = [
+            ("usize", "a whole number from 0 on"),
+            ("u32", "a whole number from 0 to 4294967295"),
+            ("u16", "a whole number from 0 to 65535"),
+            ("u8", "a whole number from 0 to 255"),
+        ];
+        let plain = |text: String, (name, meaning): &(&str, &str)| {
+            text.replace(&format!("expected {name}"), &format!("expected {meaning}"))
+        };
+        ScenarioError::Text(TYPES.iter().fold(error.to_string(), plain))
+    }
+
+    /// The same with the file that it is about, and the line, where that can be told.
+    pub fn within(self, path: &Path) -> ScenarioError {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        match self.line(&text) {
+            Some(line) => ScenarioError::Text(format!("{}: line {line}: {self}", path.display())),
+            None => self,
+        }
+    }
+
+    /// The line of a text, from 1 on, that says what is wrong.
+    fn line(&self, text: &str) -> Option<usize> {
+        let root = DeTable::parse(text).ok()?;
+        let span = match self {
+            ScenarioError::Wrong { at, .. } => span(root.get_ref(), at)?,
+            ScenarioError::Network(error) => span(root.get_ref(), &of_network(error)?)?,
+            ScenarioError::Control(error) => span_of_named(root.get_ref(), "cc", &error.to_string())?,
+            _ => return None,
+        };
+        Some(text[..span.start].matches('\n').count() + 1)
+    }
+}
+
+/// Which value of the file makes a network none.
+fn of_network(error: &ConfigError) -> Option<Spot> {
+    let spot = match error {
+        ConfigError::NoRate => ("network", "rate"),
+        ConfigError::FrameErrors(_) => ("network", "frame_errors"),
+        ConfigError::Watchdog => ("pfc", "watchdog"),
+        ConfigError::Quanta => ("pfc", "quanta"),
+        ConfigError::Priority(_) => ("pfc", "lossless"),
+        ConfigError::Kmin { .. } => ("ecn", "kmin"),
+        ConfigError::Pmax(_) => ("ecn", "pmax"),
+        ConfigError::Weight(_) => ("switch", "schedule"),
+        ConfigError::Alpha(_) => ("switch", "alpha"),
+        ConfigError::Buffer { .. } => ("switch", "buffer"),
+        ConfigError::Cell => ("switch", "cell"),
+        ConfigError::Topology(_) | ConfigError::Ports => ("network", "nodes"),
+        ConfigError::LongestFrame(_) => return None,
+    };
+    Some(spot.into())
+}
+
+/// Where a key stands, or else the table that it is to stand in.
+fn span(root: &DeTable<'_>, at: &Spot) -> Option<Range<usize>> {
+    let mut table = root;
+    let mut whole = None;
+    if !at.table.is_empty() {
+        let (name, value) = root.iter().find(|(name, _)| name.get_ref() == at.table)?;
+        let value = match (at.number, value.get_ref()) {
+            (Some(number), DeValue::Array(list)) => list.get(number)?,
+            _ => value,
+        };
+        whole = Some(if at.number.is_some() { value.span() } else { name.span() });
+        table = value.get_ref().as_table()?;
+    }
+    let key = table.iter().find(|(key, _)| at.key.is_some_and(|wanted| key.get_ref() == wanted));
+    key.map(|(key, _)| key.span()).or(whole)
+}
+
+/// Where in a table the first key or value stands that an error names between backticks, or else the table.
+fn span_of_named(root: &DeTable<'_>, name: &str, error: &str) -> Option<Range<usize>> {
+    let (name, value) = root.iter().find(|(of, _)| of.get_ref() == name)?;
+    let named = |text: &str| error.contains(&format!("`{text}`"));
+    let entry = value
+        .get_ref()
+        .as_table()?
+        .iter()
+        .find(|(key, value)| named(key.get_ref()) || value.get_ref().as_str().is_some_and(named));
+    Some(entry.map_or_else(|| name.span(), |(key, _)| key.span()))
+}

@@ -1,0 +1,93 @@
+//! How long a flow would take if it were alone in the network.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::traffic::Flow;
+use crate::sim::fabric::{End, LinkConfig, Shape};
+use crate::time::Nanos;
+
+/// Ethernet, IPv4, UDP and BTH before the payload, ICRC behind it.
+const HEADERS: usize = 14 + 20 + 8 + 12 + 4;
+/// What the first packet of a WRITE or a READ request has besides.
+const RETH: usize = 16;
+/// What an acknowledgement, and parts of a READ response, have besides.
+const AETH: usize = 4;
+
+/// The links of shortest ways, by what they join.
+#[derive(Clone, Debug)]
+pub(super) struct Ways {
+    /// By node, stations first: its neighbours.
+    beside: Vec<Vec<(usize, LinkConfig)>>,
+    found: HashMap<(usize, usize), Vec<LinkConfig>>,
+    /// Payload of a full packet, and of a message.
+    mtu: u64,
+    message: u64,
+}
+
+impl Ways {
+    pub(super) fn new(shape: &Shape, mtu: u64, message: u64) -> Ways {
+        let node = |end| match end {
+            End::Station(station) => station,
+            End::Switch { switch, .. } => shape.stations.len() + switch,
+        };
+        let mut beside = vec![Vec::new(); shape.stations.len() + shape.switches.len()];
+        for link in &shape.links {
+            let [a, b] = link.ends.map(node);
+            beside[a].push((b, link.link));
+            beside[b].push((a, link.link));
+        }
+        Ways { beside, found: HashMap::new(), mtu, message }
+    }
+
+    /// The links from one node to another.
+    fn between(&self, from: usize, to: usize) -> Vec<LinkConfig> {
+        let mut before: Vec<Option<(usize, LinkConfig)>> = vec![None; self.beside.len()];
+        let mut reached = VecDeque::from([from]);
+        while let Some(near) = reached.pop_front() {
+            for (far, link) in &self.beside[near] {
+                if *far != from && before[*far].is_none() {
+                    before[*far] = Some((near, *link));
+                    reached.push_back(*far);
+                }
+            }
+        }
+        let mut links = Vec::new();
+        let mut at = to;
+        while let Some((near, link)) = before[at] {
+            links.push(link);
+            at = near;
+        }
+        links.reverse();
+        links
+    }
+
+    /// From when its first request is posted until it is complete: every packet on the slowest of its links, the last on the others,
+    /// and the answer to it. Switches store and forward, and nobody else sends.
+    pub(super) fn time(&mut self, flow: &Flow) -> Nanos {
+        let (first, last) = (self.beside[flow.from][0], self.beside[flow.to][0]);
+        if !self.found.contains_key(&(first.0, last.0)) {
+            let way = self.between(first.0, last.0);
+            self.found.insert((first.0, last.0), way);
+        }
+        let middle = &self.found[&(first.0, last.0)];
+        let links = || [first.1].into_iter().chain(middle.iter().copied()).chain([last.1]);
+        let (messages, rest) = (flow.bytes.div_ceil(self.message), (flow.bytes - 1) % self.message + 1);
+        let packets = |bytes: u64| bytes.div_ceil(self.mtu);
+        let count = (messages - 1) * packets(self.message) + packets(rest);
+        let tail = (flow.bytes - 1) % self.message % self.mtu + 1;
+        // RETH in the first of each message; AETH in the first and the last of each response.
+        let more = if flow.read { 2 * AETH } else { RETH } as u64 * messages;
+        let on_wire = |link: &LinkConfig, length: usize| link.rate.nanos_for(link.wire_bytes(length)).0;
+        let all = |link: &LinkConfig| {
+            let bytes = flow.bytes + more + count * (HEADERS as u64 + u64::from(link.overhead));
+            link.rate.nanos_for(bytes).0
+        };
+        let slowest = links().map(|link| all(&link)).max().unwrap_or(0);
+        let last_packet: Vec<u64> = links().map(|link| on_wire(&link, HEADERS + tail as usize)).collect();
+        let others = last_packet.iter().sum::<u64>() - last_packet.iter().max().copied().unwrap_or(0);
+        let answer = HEADERS + if flow.read { RETH } else { AETH };
+        let back: u64 = links().map(|link| on_wire(&link, answer)).sum();
+        let cables: u64 = links().map(|link| 2 * link.delay.0).sum();
+        Nanos(slowest + others + back + cables)
+    }
+}

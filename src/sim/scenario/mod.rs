@@ -1,0 +1,50 @@
+//! Scenarios: a network, who sends what in it, and what came of it. One TOML file says all of it.
+//!
+//! [`Scenario`] is the file, [`Simulation`] plays it, [`Results`] are tables of what happened. `docs/simulator.md` teaches the file.
+//!
+//! ```
+//! use roxie::sim::scenario::{Scenario, Simulation};
+//!
+//! let scenario = Scenario::read(
+//!     r#"
+//!     time = "1 ms"
+//!     [network]
+//!     shape = "star"
+//!     hosts = 3
+//!     [[traffic]]
+//!     pattern = "incast"
+//!     from = [0, 1]
+//!     bytes = "64 KiB"
+//!     "#,
+//! )?;
+//! let mut simulation = Simulation::new(&scenario)?;
+//! simulation.run()?;
+//! assert_eq!(simulation.results().summary.ended, 2);
+//! # Ok::<(), roxie::sim::scenario::ScenarioError>(())
+//! ```
+
+mod application;
+mod build;
+mod capture;
+mod error;
+mod file;
+mod ideal;
+mod parquet;
+mod quantity;
+mod results;
+mod run;
+mod sizes;
+mod table;
+mod traffic;
+
+pub use error::{ScenarioError, Spot};
+pub use file::{
+    EcnTable, HostTable, NetworkTable, NodeLink, NodesTable, OutputTable, Pattern, PfcTable, Place,
+    RoutingName, Scenario, Service, ShapeName, SwitchTable, TrafficTable,
+};
+pub use quantity::{Bytes, Speed, Time};
+pub use results::{FlowResult, Results, Summary};
+pub use run::{ControlSample, RateSample, Simulation};
+pub use sizes::Sizes;
+pub use table::{Column, Table};
+pub use traffic::Flow;

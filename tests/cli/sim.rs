@@ -1,0 +1,122 @@
+//! `roxie sim`: scenarios in virtual time, which need no network and no privilege.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::run;
+
+const SCENARIO: &str = "name = \"small\"\nseed = 5\ntime = \"2 ms\"\n[network]\nshape = \"star\"\nhosts = 4\nrate = \"10 Gb/s\"\n[ecn]\nkmin = \"5 KB\"\n\
+    kmax = \"50 KB\"\npmax = 0.1\n[cc]\ncontrol = \"dcqcn\"\n[[traffic]]\npattern = \"incast\"\nbytes = \"100 KB\"\n[output]\ncapture = [\"host0-switch0\"]\n";
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("small.toml"), SCENARIO).expect("a file");
+    folder
+}
+
+fn read(folder: &Path, name: &str) -> String {
+    fs::read_to_string(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+#[test]
+fn a_scenario_is_played_and_its_tables_are_written() {
+    let folder = folder();
+    let at = folder.path().display();
+    let done = run(&format!("sim run {at}/small.toml --out {at}/out --parquet")).succeeded();
+    for part in [
+        "small, seed 5",
+        "3 ended, 0 failed, 0 open",
+        "slowdown",
+        "slowest flows",
+        "CNPs",
+        "deepest queues",
+        "host3",
+    ] {
+        assert!(done.stdout.contains(part), "{part}: {done:#?}");
+    }
+    assert!(done.stderr.contains("million a second"), "{done:#?}");
+    let out = folder.path().join("out");
+    assert_eq!(read(&out, "flows.csv").lines().count(), 4);
+    assert!(read(&out, "flows.csv").contains(",marked,dropped,damaged,retransmitted_packets,cnps,"));
+    assert!(read(&out, "ports.csv").starts_with("switch,port,peer,priority,"));
+    assert!(read(&out, "queues.csv").lines().count() > 100);
+    assert!(fs::read(out.join("flows.parquet")).is_ok_and(|bytes| bytes.starts_with(b"PAR1")));
+    let summary: Value = serde_json::from_str(&read(&out, "summary.json")).expect("JSON");
+    let told = run(&format!("sim run {at}/small.toml --json")).succeeded().json();
+    assert_eq!((told.len(), &told[0]), (1, &summary), "the same again");
+    assert_eq!(told[0]["ended"], 3);
+    let ladder = run(&format!("decode {at}/out/host0-switch0.pcapng")).succeeded();
+    assert!(
+        ladder.stdout.contains("behind") && ladder.stdout.contains("RC_WRITE_FIRST"),
+        "{}",
+        &ladder.stdout[..800]
+    );
+    let other = run(&format!("sim run {at}/small.toml --json --seed 6")).succeeded().json();
+    assert_ne!(other[0], summary);
+}
+
+#[test]
+fn what_is_wrong_with_a_scenario_is_said_with_its_line() {
+    let folder = folder();
+    let at = folder.path().display();
+    fs::write(folder.path().join("wrong.toml"), SCENARIO.replace("hosts = 4", "host = 4")).expect("a file");
+    run(&format!("sim run {at}/wrong.toml")).failed(2, &["wrong.toml", "line 6", "`hosts`"]);
+    fs::write(folder.path().join("none.toml"), SCENARIO.replace("hosts = 4", "hosts = 0")).expect("a file");
+    run(&format!("sim run {at}/none.toml")).failed(2, &["none.toml: line 6: [network]", "1 to 10000"]);
+    fs::remove_file(folder.path().join("none.toml")).expect("it is there");
+    run(&format!("sim run {at}/none.toml")).failed(2, &["none.toml", "No such file"]);
+    run(&format!("sim sweep {at}/small.toml --set network.hsts=3 --out {at}/s"))
+        .failed(2, &["hsts", "`hosts`"]);
+    run(&format!("sim sweep {at}/small.toml --set hosts --out {at}/s")).failed(2, &["KEY=A,B,C"]);
+    run(&format!("sim collect {at}")).failed(2, &["no runs"]);
+}
+
+#[test]
+fn a_sweep_plays_all_combinations_and_goes_on_where_it_was() {
+    let folder = folder();
+    let at = folder.path().display();
+    let sweep = format!(
+        "sim sweep {at}/small.toml --set cc.rpg_ai_rate=5,20 --set network.hosts=3,4,5 --seeds 2 --out {at}/s"
+    );
+    let done = run(&sweep).succeeded();
+    assert!(done.stderr.contains("12 runs, 12 to be played"), "{done:#?}");
+    let out = folder.path().join("s");
+    let table = read(&out, "sweep.csv");
+    assert_eq!(table.lines().count(), 13);
+    assert!(table.starts_with("cc.rpg_ai_rate,network.hosts,seed,"), "{table}");
+    let one = out.join("cc.rpg_ai_rate=20+network.hosts=5+seed=6");
+    assert_eq!(read(&one, "flows.csv").lines().count(), 5, "four senders");
+    // One is lost, and one has never ended: they alone are played again.
+    let before = read(&one, "summary.json");
+    fs::remove_dir_all(&one).expect("it was there");
+    fs::remove_file(out.join("cc.rpg_ai_rate=5+network.hosts=3+seed=5/summary.json")).expect("it was there");
+    let again = run(&format!("{sweep} --jobs 1 --json")).succeeded();
+    assert!(again.stderr.contains("12 runs, 2 to be played, 1 at a time"), "{again:#?}");
+    assert_eq!((read(&one, "summary.json"), read(&out, "sweep.csv")), (before, table), "whoever plays it");
+    assert_eq!(again.json().len(), 12);
+}
+
+#[test]
+fn a_list_of_jobs_is_run_by_a_shell_and_collected() {
+    let folder = folder();
+    let at = folder.path().display();
+    run(&format!("sim sweep {at}/small.toml --set traffic.0.bytes=50KB,200KB --out {at}/s --list"))
+        .succeeded();
+    let list = read(&folder.path().join("s"), "jobs.txt");
+    assert_eq!(list.lines().count(), 2);
+    let roxie = Path::new(env!("CARGO_BIN_EXE_roxie"));
+    let path = format!(
+        "{}:{}",
+        roxie.parent().expect("a folder").display(),
+        std::env::var("PATH").unwrap_or_default()
+    );
+    let first = list.lines().next().expect("a line");
+    let status =
+        std::process::Command::new("sh").arg("-c").arg(first).env("PATH", path).output().expect("a shell");
+    assert!(status.status.success(), "{first}: {status:?}");
+    let done = run(&format!("sim collect {at}/s")).succeeded();
+    assert!(done.stdout.contains("50KB") && !done.stdout.contains("200KB"), "{done:#?}");
+    assert!(done.stderr.contains("1 runs are not complete"), "{done:#?}");
+}
