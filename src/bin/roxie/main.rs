@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 mod cc;
+mod chart;
 mod decode;
 mod decoded;
 mod demo;
@@ -14,16 +15,20 @@ mod device;
 mod doctor;
 mod failure;
 mod floor;
+mod lab;
 mod ladder;
 mod manual;
 mod metrics;
+mod nic;
 mod output;
 mod perf;
 mod pingpong;
 mod run;
 mod show;
+mod sim;
 mod stream;
 mod top;
+mod words;
 
 /// A RoCE v2 NIC in software.
 #[derive(Debug, Parser)]
@@ -43,9 +48,12 @@ enum Command {
     Perf(perf::Arguments),
     /// Send messages to and fro, with the stock `ibv_rc_pingpong` at the other end or with another roxie
     Pingpong(pingpong::Arguments),
+    Nic(nic::Arguments),
     Run(run::Arguments),
     Env(run::EnvArguments),
+    Lab(lab::Arguments),
     Show(show::Arguments),
+    Sim(sim::Arguments),
     Top(top::Arguments),
     Metrics(metrics::Arguments),
     Completions(manual::CompletionsArguments),
@@ -61,9 +69,12 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
+        Command::Nic(arguments) => nic::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Env(arguments) => run::env(&arguments),
+        Command::Lab(arguments) => lab::run(&arguments),
         Command::Show(arguments) => show::run(&arguments),
+        Command::Sim(arguments) => sim::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),

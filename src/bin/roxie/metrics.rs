@@ -37,7 +37,8 @@ pub(crate) struct Arguments {
     whose: Whose,
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
+/// Where metrics are served, as options say it.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     if let Ok(port) = text.parse::<u16>() {
         return Ok(SocketAddr::from(([127, 0, 0, 1], port)));
     }
@@ -47,7 +48,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 /// Prints it, or serves it until it is ended.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let done = match arguments.listen {
-        Some(address) => serve(address, &arguments.whose),
+        Some(address) => listen(address).map(|server| serve(&server, &arguments.whose)),
         None => look(&arguments.whose).and_then(|seen| output::line(text(&seen).trim_end())),
     };
     match done {
@@ -56,10 +57,16 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-fn serve(address: SocketAddr, whose: &Whose) -> Result<(), Failure> {
+/// Takes the address, and says where metrics are to be had.
+pub(crate) fn listen(address: SocketAddr) -> Result<Server, Failure> {
     let server =
         Server::http(address).map_err(|e| Failure::Run(format!("cannot listen on {address}: {e}")))?;
     output::note(format_args!("metrics at http://{}/metrics", server.server_addr()));
+    Ok(server)
+}
+
+/// Answers scrapers until the process ends.
+pub(crate) fn serve(server: &Server, whose: &Whose) {
     for request in server.incoming_requests() {
         let path = request.url().split('?').next().unwrap_or_default();
         let known = matches!(request.method(), Method::Get | Method::Head);
@@ -77,7 +84,6 @@ fn serve(address: SocketAddr, whose: &Whose) -> Result<(), Failure> {
         // A scraper that has left needs no answer.
         let _ = request.respond(Response::from_string(body).with_status_code(code).with_header(kind));
     }
-    Ok(())
 }
 
 /// The text format, version 0.0.4.

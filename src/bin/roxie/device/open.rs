@@ -132,6 +132,7 @@ impl DeviceOptions {
             gid_order,
             congestion,
             control_file: self.congestion.control_file(),
+            serves: self.serves,
             ..DeviceConfig::default()
         }
     }

@@ -93,6 +93,9 @@ pub(crate) struct DeviceOptions {
     pub(crate) retry: u8,
     #[command(flatten)]
     pub(crate) congestion: CongestionOptions,
+    /// Other processes are served.
+    #[arg(skip)]
+    pub(crate) serves: bool,
 }
 
 impl DeviceOptions {

@@ -29,7 +29,7 @@ pub(crate) use pair::{Connection, pair};
 pub(crate) use read::read;
 pub(crate) use steps::{Ladder, Style};
 pub(crate) use svg::draw as draw_svg;
-pub(crate) use text::draw as draw_text;
+pub(crate) use text::{draw as draw_text, draw_within as draw_text_within};
 
 /// What a packet says of itself.
 #[derive(Clone, Debug)]

@@ -1,6 +1,7 @@
 //! The rungs of a ladder: packets that follow one another and are alike become one.
 
 use roxie::wire::{Position, Psn, Syndrome};
+use serde::Serialize;
 
 use super::trace::{Kind, Missing, Trace};
 use super::{Connection, Facts, Fate, Passage, duration, plural, psn_range, service_name};
@@ -22,7 +23,7 @@ pub(crate) struct Style {
 }
 
 /// A connection, ready to be drawn.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Ladder {
     pub(super) names: [String; 2],
     pub(super) title: String,
@@ -31,16 +32,20 @@ pub(crate) struct Ladder {
 }
 
 /// A line of the drawing.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
+#[serde(tag = "step", rename_all = "kebab-case")]
 pub(super) enum Step {
     Rung(Rung),
     Missing(Missing),
-    /// Nothing for so many nanoseconds.
-    Silence(u64),
+    /// Nothing for so long.
+    Silence {
+        /// Nanoseconds.
+        ns: u64,
+    },
 }
 
 /// One packet, or several that are alike.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Rung {
     /// The frame's number in its capture.
     pub(super) number: Option<u64>,
@@ -54,7 +59,8 @@ pub(super) struct Rung {
 }
 
 /// What kind of line is drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Line {
     Plain,
     Again,
@@ -62,7 +68,8 @@ pub(super) enum Line {
 }
 
 /// Where a line ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum End {
     Arrives,
     /// On the way.
@@ -107,7 +114,7 @@ impl Ladder {
             if !(goes_on && run.last().is_some_and(|last| atom.follows(last))) {
                 finish(&mut run, style.every, &mut steps);
             }
-            steps.extend(silence.map(|ns| Step::Silence(ns.cast_unsigned())));
+            steps.extend(silence.map(|ns| Step::Silence { ns: ns.cast_unsigned() }));
             steps.extend(mark.missing.map(Step::Missing));
             run.push(atom);
         }
@@ -122,6 +129,17 @@ impl Ladder {
         let lasted = start.zip(end).map_or(0, |(start, end)| (end - start).max(0).cast_unsigned());
         let title = format!("{}  {}  <->  {}", service_name(connection.service), names[0], names[1]);
         Ladder { title, names, summary: tally.summary(lasted, connection), steps }
+    }
+}
+
+impl Ladder {
+    /// Keeps so many lines at most, and says so.
+    pub(crate) fn shorten(&mut self, most: usize) {
+        let all = self.steps.len();
+        if all > most {
+            self.steps.truncate(most);
+            self.summary += &format!("; the first {most} of {all} lines are drawn");
+        }
     }
 }
 

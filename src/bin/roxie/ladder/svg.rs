@@ -89,7 +89,7 @@ impl Canvas {
             match step {
                 Step::Rung(rung) => self.rung(rung),
                 Step::Missing(missing) => self.missing(&missing.label(), &missing.remark()),
-                Step::Silence(ns) => self.silence(&super::duration(*ns)),
+                Step::Silence { ns } => self.silence(&super::duration(*ns)),
             }
         }
         self.lives("life", 14.0);

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::steps::{End, Ladder, Line, Rung, Step};
+use crate::words::folded;
 
 /// Columns between the two lines.
 const NARROWEST: usize = 46;
@@ -35,12 +36,55 @@ pub(crate) fn draw(ladder: &Ladder) -> String {
                 let label = format!("- - -  {}  - - -", missing.label());
                 format!("{:21}:{label:^width$}:  {}", "", missing.remark())
             }
-            Step::Silence(ns) => {
+            Step::Silence { ns } => {
                 let label = format!("{} of silence", super::duration(*ns));
                 format!("{:21}:{label:^width$}:", "")
             }
         };
         let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+/// Draws a connection in so many columns, 60 or more: remarks stand beside their rungs in several lines.
+pub(crate) fn draw_within(ladder: &Ladder, columns: usize) -> String {
+    /// Time, and the two lines of life.
+    const TIME: usize = 10;
+    const LINES: usize = 6;
+    let labels = ladder.steps.iter().filter_map(|step| match step {
+        Step::Rung(rung) => Some(rung.label.chars().count() + 8),
+        _ => None,
+    });
+    let width = labels.max().unwrap_or(0).clamp(24, (columns - TIME - LINES) * 2 / 3);
+    let remarks = columns - TIME - LINES - width;
+    let mut text = String::new();
+    for line in [&ladder.title, &ladder.summary] {
+        folded(line, columns).iter().for_each(|line| text += &format!("{line}\n"));
+    }
+    let [left, right] = &ladder.names;
+    let between = (width + 2).saturating_sub(left.chars().count()).max(1);
+    let _ = writeln!(text, "\n{:>TIME$}  {left}{right:>between$}", "time");
+    for step in &ladder.steps {
+        let (time, edge, body, remark) = match step {
+            Step::Rung(rung) => {
+                let time = rung.at.map_or(String::new(), super::signed_duration);
+                (time, '|', line(rung, width), rung.remark.clone())
+            }
+            Step::Missing(missing) => {
+                (String::new(), ':', format!("{:^width$}", missing.label()), missing.remark())
+            }
+            Step::Silence { ns } => {
+                let label = format!("{} of silence", super::duration(*ns));
+                (String::new(), ':', format!("{label:^width$}"), String::new())
+            }
+        };
+        for (i, words) in folded(&remark, remarks).iter().enumerate() {
+            let drawn = match i {
+                0 => format!("{time:>TIME$}  {edge}{body}{edge}  {words}"),
+                _ => format!("{:TIME$}  |{:width$}|  {words}", "", ""),
+            };
+            let _ = writeln!(text, "{}", drawn.trim_end());
+        }
     }
     text
 }

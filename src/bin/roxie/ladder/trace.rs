@@ -2,6 +2,9 @@
 
 use std::collections::VecDeque;
 
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
+
 use roxie::wire::{NakCode, Operation, Position, Psn, Service, Syndrome, rnr_timer_ns};
 
 use super::{Connection, Facts, Fate, Passage, duration, plural, psn_range};
@@ -335,6 +338,16 @@ fn meaning(code: NakCode) -> &'static str {
 impl Awaited {
     fn contains(&self, psn: Psn) -> bool {
         !psn.is_before(self.first) && psn.is_before(self.end)
+    }
+}
+
+impl Serialize for Missing {
+    /// What is drawn of it.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut both = serializer.serialize_struct("Missing", 2)?;
+        both.serialize_field("label", &self.label())?;
+        both.serialize_field("remark", &self.remark())?;
+        both.end()
     }
 }
 

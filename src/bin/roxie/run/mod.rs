@@ -40,6 +40,8 @@ pub(crate) enum Port {
     Xdp,
     /// UDP sockets: any number of programs, no privilege, any interface
     Udp,
+    /// The NIC that serves the interface as a process of its own (`roxie nic`): any number of programs
+    Nic,
 }
 
 impl Port {
@@ -47,6 +49,7 @@ impl Port {
         match self {
             Port::Xdp => "xdp",
             Port::Udp => "udp",
+            Port::Nic => "nic",
         }
     }
 }
@@ -58,7 +61,7 @@ pub(crate) struct Options {
     /// The interface [default: the only one besides loopback that has an address]
     #[arg(short, long, value_name = "IFACE")]
     dev: Option<String>,
-    /// How frames move [default: udp]
+    /// How frames move [default: nic if one serves the interface, else udp]
     #[arg(long, value_name = "PORT")]
     port: Option<Port>,
     /// Run the NIC on a thread of its own, on the first of these cores, instead of in the program's polling calls
@@ -177,6 +180,7 @@ impl Prepared {
         let plan = match self.port {
             Port::Xdp => PortPlan::Xdp,
             Port::Udp => PortPlan::Udp,
+            Port::Nic => PortPlan::Nic,
         };
         Device::open_unclaimed(&self.interface.name, plan, Stack::default(), &DeviceConfig::default())
     }

@@ -4,6 +4,8 @@ use roxie::netdev::Interface;
 use roxie::port::xdp::program_holders;
 use roxie::verbs::Mtu;
 
+use roxie::remote::nic_of;
+
 use super::Port;
 use super::hint::Surroundings;
 use crate::show::xdp_obstacles;
@@ -68,6 +70,12 @@ impl Preflight {
 /// Sockets: any number of programs have the device then, whoever they are started by.
 fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
     let name = &interface.name;
+    if let Some(pid) = nic_of(name) {
+        remarks.push(format!(
+            "{name} by its NIC, process {pid} (`roxie nic`), which all programs share that it serves"
+        ));
+        return Port::Nic;
+    }
     let faster = if name == "lo" || !xdp_obstacles(interface).is_empty() {
         ""
     } else {

@@ -1,0 +1,191 @@
+//! `roxie lab atomic`: a counter whose answers are lost, and that still counts each addition once.
+
+use clap::Args;
+use roxie::port::fault::FaultConfig;
+use roxie::sim::Payload;
+use roxie::time::Nanos;
+use roxie::verbs::{RKey, SendWr, WcStatus, WrOpcode};
+use serde_json::Value;
+
+use super::document::{About, Block, Choice, Facts, Run, Table};
+use super::stage::{Scene, Stage, block, micros};
+use crate::failure::Failure;
+
+pub(super) const ABOUT: About = About {
+    name: "atomic",
+    line: "FETCH_ADD that comes twice, and adds once",
+    see: &[
+        "A few FETCH_ADDs of 1 on one counter. Answers are lost, so requests come again.",
+        "A WRITE may be executed again: the result is the same. An addition may not. So the responder keeps the answers of its last \
+         atomics (as many as `max_dest_rd_atomic`), and a duplicate gets the kept answer; the memory is left alone.",
+        "The trap: who retries above the transport (a new work request after an error completion) adds again, because that is a \
+         new PSN. Lose every answer, and the requester cannot know whether its addition happened. It did.",
+    ],
+    change: &[
+        "`--lose none`: each request is executed when it comes.",
+        "`--lose all`: the requester gives up, its completion says so, and the counter has been raised all the same.",
+        "`--depth 1`: one atomic under way at a time. What the answers cost then is round trips.",
+        "`--lose request`: nothing was executed the first time, so nothing is a duplicate.",
+    ],
+};
+
+/// Lose the answers of atomics: duplicates are answered, not executed
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  roxie lab atomic\n  roxie lab atomic --lose all\n  roxie lab atomic --adds 8 --depth 1"
+)]
+pub(super) struct Arguments {
+    /// How many additions of 1, posted at once
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
+    adds: u32,
+    /// What is lost: an answer by its number from 1, the first request, all (answers), or none
+    #[arg(long, default_value = "2", value_parser = lost)]
+    lose: Lost,
+    /// Atomics under way at once: max_rd_atomic of both ends
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
+    depth: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lost {
+    Nothing,
+    Request,
+    Answer(u32),
+    All,
+}
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Lost::Nothing => f.write_str("none"),
+            Lost::Request => f.write_str("request"),
+            Lost::Answer(number) => write!(f, "answer {number}"),
+            Lost::All => f.write_str("all"),
+        }
+    }
+}
+
+fn lost(text: &str) -> Result<Lost, String> {
+    match (text, text.parse()) {
+        ("none", _) => Ok(Lost::Nothing),
+        ("request", _) => Ok(Lost::Request),
+        ("all", _) => Ok(Lost::All),
+        (_, Ok(number @ 1..=16)) => Ok(Lost::Answer(number)),
+        _ => Err("give the number of an answer (1 to 16), request, all, or none".into()),
+    }
+}
+
+/// Does it.
+pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
+    let mut all = vec![arguments.lose];
+    let last = Lost::Answer(arguments.adds);
+    let others = [Lost::Nothing, Lost::Request, Lost::Answer(1), last, Lost::All];
+    for other in others {
+        if !all.contains(&other) {
+            all.push(other);
+        }
+    }
+    let runs = all.iter().map(|lost| play(arguments, *lost)).collect::<Result<Vec<_>, _>>()?;
+    let facts = [
+        ("asked for", "adds"),
+        ("completed well", "completed_well"),
+        ("counter", "counter"),
+        ("requests came", "requests_received"),
+        ("duplicates", "duplicates"),
+    ];
+    let table = Table::of_runs("Additions asked for, told of, and done", &["lost"], &facts, &runs);
+    Ok((runs, vec![Block::Table(table)]))
+}
+
+fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
+    let fault = |text: &str| FaultConfig::parse(text).map(Some).map_err(|e| Failure::Usage(e.to_string()));
+    let faults = match lost {
+        Lost::Nothing => [None, None],
+        Lost::Request => [fault("tx.drop=nth1")?, None],
+        Lost::Answer(number) => [None, fault(&format!("tx.drop=nth{number}"))?],
+        Lost::All => [None, fault("tx.drop=every1")?],
+    };
+    let scene = Scene { faults, rd_atomic: arguments.depth, ..Scene::default() };
+    let mut stage = Stage::new(&scene)?;
+    let begin = Nanos::from_micros(10);
+    stage.run(begin);
+    for n in 0..arguments.adds {
+        let wr = SendWr {
+            wr_id: n.into(),
+            opcode: WrOpcode::FetchAdd,
+            remote_addr: stage.regions[1].address,
+            rkey: RKey(stage.regions[1].key),
+            compare_add: 1,
+            ..SendWr::default()
+        };
+        let target = stage.regions[0].sge(8 * u64::from(n), 8);
+        stage.post(&wr, Payload::Sges(&[target]))?;
+    }
+    let (mut rows, mut good, mut last) = (Vec::new(), 0, begin);
+    for _ in 0..arguments.adds {
+        let Some((at, wc)) = stage.completion(Nanos::from_millis(60_000)) else {
+            return Err(Failure::Run("an atomic has no completion after a minute of virtual time".into()));
+        };
+        let well = wc.status == WcStatus::Success;
+        let word = stage.regions[0].bytes(8 * wc.wr_id, 8).try_into().map(u64::from_ne_bytes).unwrap_or(0);
+        let returned = if well { Value::from(word) } else { Value::Null };
+        rows.push(vec![
+            wc.wr_id.into(),
+            wc.status.to_string().into(),
+            returned,
+            micros(Nanos(at.since(begin).0)).into(),
+        ]);
+        good += u32::from(well);
+        last = last.max(at);
+    }
+    stage.run(last + Nanos::from_micros(20));
+    let counter = stage.regions[1].bytes(0, 8).try_into().map(u64::from_ne_bytes).unwrap_or(0);
+    let mut facts = Facts::default();
+    facts.tell("adds", arguments.adds, "", "additions of 1 were posted");
+    facts.tell("depth", arguments.depth, "", "of them may be under way at once");
+    facts.tell("completed_well", good, "", "of them completed with success");
+    facts.tell("counter", counter, "", "the counter in the responder's memory, which began at 0");
+    facts.tell(
+        "requests_received",
+        stage.counter(1, "rx_atomic_requests") + stage.counter(1, "duplicate_request"),
+        "",
+        "requests came to the responder, one way or another",
+    );
+    facts.tell(
+        "duplicates",
+        stage.counter(1, "duplicate_request"),
+        "",
+        "of them had come before: answered again, not executed",
+    );
+    facts.tell(
+        "sent_again",
+        stage.counter(0, "retransmitted_packets"),
+        "packets",
+        "the requester sent again",
+    );
+    facts.tell(
+        "timeouts",
+        stage.counter(0, "local_ack_timeout_err"),
+        "",
+        "times the requester's timer had to tell",
+    );
+    facts.tell(
+        "completed_us",
+        micros(Nanos(last.since(begin).0)),
+        "us",
+        "from posting to the last completion",
+    );
+    let (ladder, _) = stage.end()?;
+    let heading = format!("{} additions, {} at once; lost: {lost}", arguments.adds, arguments.depth);
+    let table = Table {
+        title: "What the requester got".into(),
+        columns: vec!["work request", "status", "returned", "after us"],
+        rows,
+        sum: false,
+    };
+    Ok(Run {
+        choice: vec![Choice::new("lost", lost)],
+        facts,
+        blocks: vec![block(&heading, ladder), Block::Table(table)],
+    })
+}

@@ -1,0 +1,275 @@
+//! `roxie lab deadlock`: a ring of switches in which each waits for the next.
+
+use clap::Args;
+use roxie::sim::fabric::{
+    Fabric, FabricConfig, Hop, LinkConfig, LinkRate, PfcConfig, PortConfig, Routing, Shape, StationConfig,
+    SwitchConfig, Threshold, WatchdogConfig,
+};
+use roxie::time::Nanos;
+
+use super::document::{About, Block, Chart, Choice, Facts, Run, Series, Step, Steps, Table, axis, round};
+use super::frames::{frame, refused, station};
+use super::stage::{cable, micros};
+use crate::failure::Failure;
+
+pub(super) const ABOUT: About = About {
+    name: "deadlock",
+    line: "a ring of lossless switches that wait for one another, for ever",
+    see: &[
+        "Switches in a ring, a host at each. Every host sends to the host two switches on, so that each trunk carries its own host's \
+         frames and its neighbour's. Nothing may be lost, so who is full pauses the one before.",
+        "Step by step: one trunk falls silent, then the next. When all of them are, each buffer is full of frames that wait for the next \
+         buffer, and nothing will ever move. No host has to send any more.",
+        "A watchdog that throws away what has been paused for too long, and ways that go up and then down, which have no cycle.",
+    ],
+    change: &[
+        "`--switches 3`: the hosts two switches on are neighbours the other way round, and there is no cycle.",
+        "`--load 40`: trunks that are never full never pause.",
+        "`--detect 50`: a watchdog that bites early. Look at what it throws away.",
+        "`--xoff 400000`: deep buffers only wait longer.",
+    ],
+};
+
+/// Fill a ring of lossless switches until each waits for the next
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  roxie lab deadlock\n  roxie lab deadlock --switches 8\n  roxie lab deadlock --html deadlock.html"
+)]
+pub(super) struct Arguments {
+    /// Switches of the ring, 3 to 12
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(3..=12))]
+    switches: u16,
+    /// Gb/s of every link, 1 to 400
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=400))]
+    rate: u64,
+    /// What each host sends, in hundredths of its link
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100))]
+    load: u64,
+    /// Bytes that one port may have in a switch before its neighbour is told to pause
+    #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(10_000..=10_000_000))]
+    xoff: u64,
+    /// Microseconds after which the watchdog takes a paused queue for stuck; switches have some 200,000
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(10..=10_000))]
+    detect: u64,
+    /// Microseconds for which hosts send; it is looked on for as long again
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(100..=10_000))]
+    us: u64,
+}
+
+const LENGTH: usize = 1500;
+const PRIORITY: usize = 3;
+/// Moments that are looked at.
+const LOOKS: u64 = 1_000;
+/// Between two hosts' beginnings.
+const STAGGER: Nanos = Nanos::from_micros(12);
+/// Steps that are told.
+const MOST_STEPS: usize = 24;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cure {
+    None,
+    Watchdog,
+    UpDown,
+}
+
+/// Does it.
+pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
+    let cures =
+        [(Cure::None, "nothing"), (Cure::Watchdog, "a watchdog"), (Cure::UpDown, "ways up, then down")];
+    let runs =
+        cures.iter().map(|(cure, name)| play(arguments, *cure, name)).collect::<Result<Vec<_>, _>>()?;
+    let facts = [
+        ("links of the cycle", "cycle_links"),
+        ("all silent after us", "silent_at_us"),
+        ("frames delivered", "delivered"),
+        ("left behind", "left_behind"),
+        ("thrown away", "thrown_away"),
+    ];
+    let table = Table::of_runs("Side by side", &["what is done"], &facts, &runs);
+    Ok((runs, vec![Block::Table(table)]))
+}
+
+/// The ring, and the hops of its trunks that go round by rising numbers.
+fn ring(arguments: &Arguments, cure: Cure) -> Result<(FabricConfig, Vec<Hop>), Failure> {
+    let count = usize::from(arguments.switches);
+    let link = LinkConfig::new(LinkRate::from_gbps(arguments.rate), cable(10));
+    let shape = Shape::ring(count, 1, link, link);
+    let watchdog = (cure == Cure::Watchdog).then(|| WatchdogConfig {
+        detect: Nanos::from_micros(arguments.detect),
+        restore: Nanos::from_micros(arguments.detect),
+    });
+    let switch = SwitchConfig {
+        lossless: Threshold::Static(arguments.xoff),
+        longest_frame: LENGTH as u32,
+        buffer: 1 << 30,
+        pfc: Some(PfcConfig { watchdog, ..PfcConfig::new(&[PRIORITY as u8]).map_err(|e| refused(&e))? }),
+        ..SwitchConfig::new(vec![PortConfig::new(link)])
+    };
+    let routing = if cure == Cure::UpDown { Routing::UpDown } else { Routing::ShortestPath };
+    let config = shape.fabric(routing, &switch, &PortConfig::new(link), |n, link| StationConfig {
+        slots: 64,
+        ..station(n, link, None)
+    });
+    let onward = |switch: usize| {
+        let next = (switch + 1) % count;
+        let to_next = |port: &u16| matches!(shape.peer(switch, *port), Some(roxie::sim::fabric::End::Switch { switch, .. }) if switch == next);
+        let port = (0..shape.switches[switch].ports).find(to_next).unwrap_or(0);
+        Hop { switch, port }
+    };
+    Ok((config, (0..count).map(onward).collect()))
+}
+
+fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Failure> {
+    let (config, trunks) = ring(arguments, cure)?;
+    let count = trunks.len();
+    let cycle = config.cycle().map_err(|e| refused(&e))?.map_or(0, |hops| hops.len());
+    let link = trunks.first().map_or(config.stations[0].link, |_| config.stations[0].link);
+    let mut fabric = Fabric::new(config).map_err(|e| refused(&e))?;
+    let sending = Nanos::from_micros(arguments.us);
+    let end = Nanos(2 * sending.0);
+    // A frame of each host in its turn: what its share of the line carries.
+    let gap = link.rate.nanos_for(link.wire_bytes(LENGTH) * 100 / arguments.load).0;
+    let look = Nanos((end.0 / LOOKS).max(1));
+    let frames: Vec<Vec<u8>> =
+        (0..count).map(|n| frame(n, (n + 2) % count, LENGTH, PRIORITY as u8)).collect();
+    let (mut next, mut offered) = (0, 0u64);
+    let mut watch = Watch {
+        trunks: &trunks,
+        told: None,
+        steps: Vec::new(),
+        silent: None,
+        points: Vec::new(),
+        waits: Vec::new(),
+    };
+    while fabric.now() < end {
+        let until = (fabric.now() + look).min(end);
+        while next <= until.0 && next < sending.0 {
+            fabric.run(Nanos(next));
+            // One host after the other begins.
+            let begun = frames.iter().enumerate().filter(|(n, _)| next >= *n as u64 * STAGGER.0);
+            for (n, frame) in begun {
+                offered += u64::from(fabric.send(Nanos(next), n, frame));
+            }
+            next += gap;
+        }
+        fabric.run(until);
+        watch.look(&mut fabric, count);
+    }
+    let delivered: u64 = (0..count).map(|n| fabric.station(n).delivered).sum();
+    let queues = |of: &dyn Fn(&roxie::sim::fabric::QueueStats) -> u64| {
+        let ports = |switch: usize| 0..fabric.switch(switch).config().ports.len();
+        (0..count)
+            .flat_map(|switch| ports(switch).map(move |port| (switch, port)))
+            .map(|(switch, port)| of(&fabric.switch(switch).queue(port, PRIORITY)))
+            .sum::<u64>()
+    };
+    let thrown = queues(&|queue| queue.flushed + queue.drops.all());
+    let mut facts = Facts::default();
+    facts.tell("cycle_links", cycle, "", "links of a cycle that the routes allow; 0: there is none");
+    facts.tell(
+        "silent_at_us",
+        watch.silent.map_or(0.0, micros),
+        "us",
+        "when all trunks of the ring were silent at once; 0: never",
+    );
+    facts.tell("offered", offered, "frames", "hosts sent");
+    facts.tell("delivered", delivered, "frames", "arrived");
+    facts.tell(
+        "left_behind",
+        queues(&roxie::sim::fabric::QueueStats::queued),
+        "frames",
+        "still in switches when hosts had been done for long",
+    );
+    facts.tell("thrown_away", thrown, "frames", "of a lossless priority");
+    facts.tell("bites", queues(&|queue| queue.storms), "", "times that the watchdog found a queue stuck");
+    let (steps, points) = (watch.steps, watch.points);
+    let waits = watch.waits.into_iter().step_by(5);
+    let places = (0..count).map(|n| format!("{n} to {}", (n + 1) % count)).collect();
+    // Over ten looks each.
+    let points: Vec<(f64, f64)> = points.into_iter().step_by(10).collect();
+    let rates = points.windows(2).map(|pair| {
+        let ((a, was), (b, is)) = (pair[0], pair[1]);
+        (b, (is - was) * LENGTH as f64 * 8.0 / (b - a) / 1e3)
+    });
+    let rates = Chart {
+        title: "What all hosts together receive".into(),
+        x: axis("time", "us"),
+        y: axis("rate", "Gb/s"),
+        series: vec![Series::new("received", rates)],
+        levels: vec![],
+    };
+    let waiting = Chart {
+        title: "What waits in all switches".into(),
+        x: axis("time", "us"),
+        y: axis("bytes", "bytes"),
+        series: vec![Series::new("waits", waits)],
+        levels: vec![],
+    };
+    let steps = Steps { title: "The trunks of the ring".into(), places, steps };
+    let blocks = vec![Block::Steps(steps), Block::Chart(rates), Block::Chart(waiting)];
+    Ok(Run { choice: vec![Choice::new("what is done", name)], facts, blocks })
+}
+
+/// Looks at the trunks of the ring.
+struct Watch<'a> {
+    trunks: &'a [Hop],
+    /// How many were silent at the last step.
+    told: Option<usize>,
+    steps: Vec<Step>,
+    silent: Option<Nanos>,
+    /// Time in us and frames received.
+    points: Vec<(f64, f64)>,
+    waits: Vec<(f64, f64)>,
+}
+
+impl Watch<'_> {
+    fn look(&mut self, fabric: &mut Fabric, hosts: usize) {
+        let now = fabric.now();
+        // What came is counted; its bytes are of no use.
+        for n in 0..hosts {
+            while let Some((_, bytes)) = fabric.take(n) {
+                fabric.recycle(bytes);
+            }
+        }
+        let delivered: u64 = (0..hosts).map(|n| fabric.station(n).delivered).sum();
+        self.points.push((micros(now), delivered as f64));
+        let waits: u64 = (0..hosts).map(|switch| fabric.switch(switch).used().0).sum();
+        self.waits.push((micros(now), waits as f64));
+        let stuck =
+            |hop: &Hop| fabric.switch(hop.switch).stuck_since(now, hop.port.into(), PRIORITY).is_some();
+        let silent: Vec<bool> = self.trunks.iter().map(stuck).collect();
+        let all = silent.iter().all(|silent| *silent);
+        if all {
+            self.silent.get_or_insert(now);
+        }
+        let count = silent.iter().filter(|silent| **silent).count();
+        // Told are the first time that so many are silent, and the end of a deadlock.
+        let was = self.told;
+        let again = was == Some(silent.len()) && count == 0;
+        if again || was.is_none_or(|most| count > most) {
+            self.told = Some(count);
+        } else {
+            return;
+        }
+        if self.steps.len() >= MOST_STEPS {
+            return;
+        }
+        let says = match (count, all) {
+            (0, _) if again => "All trunks move again: what was stuck has been thrown away.".to_owned(),
+            (0, _) => "All trunks move.".to_owned(),
+            (_, true) => {
+                "All trunks are silent, and each waits for the next: a deadlock, unless somebody gives up."
+                    .to_owned()
+            }
+            (1, _) => "One trunk is silent: the switch behind it is full.".to_owned(),
+            (n, _) => format!("{n} of {} trunks are silent.", silent.len()),
+        };
+        let state = |(hop, stuck): (&Hop, &bool)| {
+            let waits = round(fabric.switch(hop.switch).depth(hop.port.into()) as f64 / 1e3);
+            let word = if *stuck { "paused" } else { "moves" };
+            (format!("{word}, {waits} KB wait"), if all { 2 } else { u8::from(*stuck) })
+        };
+        let states = self.trunks.iter().zip(&silent).map(state).collect();
+        self.steps.push(Step { at: format!("{} us", round(micros(now))), says, states });
+    }
+}

@@ -1,0 +1,329 @@
+//! `roxie lab pfc`: how much room a pause needs, worked out and tried.
+
+use clap::Args;
+use roxie::lab::headroom::Sum;
+use roxie::sim::fabric::{
+    DropReason, Fabric, FabricConfig, LinkConfig, LinkRate, PfcConfig, PortConfig, SonicHeadroom,
+    SwitchConfig, Threshold,
+};
+use roxie::time::Nanos;
+use roxie::wire::mac_control::response_quanta;
+use serde_json::Value;
+
+use super::document::{About, Bar, Bars, Block, Chart, Choice, Facts, Level, Part, Run, Series, Table, axis};
+use super::frames::{frame, refused, station};
+use super::stage::{cable, micros};
+use crate::failure::Failure;
+
+pub(super) const ABOUT: About = About {
+    name: "pfc",
+    line: "threshold and headroom of a lossless priority, worked out and tried",
+    see: &[
+        "How many bytes still come after a switch has decided to pause its neighbour: a sum of five times and two frames, worked out for \
+         your link.",
+        "A run of the worst moment: the neighbour sends as wrongly as it can. With the headroom that was computed nothing is lost, with \
+         one byte less a frame is.",
+        "The rule of thumb, XOFF at 80 % of the buffer, on cables of several lengths: from some length on it drops, and nobody has \
+         been told.",
+    ],
+    change: &[
+        "`--metres 1`: the rule is generous. `--metres 2000`: a fifth of the buffer is not enough.",
+        "`--rate 400`: the same cable holds four times as many bytes, and the response takes longer, too.",
+        "`--mtu 9216`: jumbo frames are in the sum three times.",
+        "`--share 50`: a rule of thumb that holds here, and that wastes half of the buffer.",
+    ],
+};
+
+/// Work out threshold and headroom for priority flow control, and try them
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Works out the headroom of one lossless priority of a switch port: the bytes that still come after the switch has \
+    decided to pause its neighbour. Then plays the worst moment with it, with one byte less, with what a network operating system \
+    gives (SONiC's formula), and with the rule of thumb that puts XOFF at a share of the buffer.",
+    after_help = "Examples:\n  roxie lab pfc                            100 Gb/s, 300 m\n  roxie lab pfc --rate 400 --metres 2000 --mtu 9216\n  \
+    roxie lab pfc --response 500             a peer that is silent after 500 ns\n  roxie lab pfc --html pfc.html"
+)]
+pub(super) struct Arguments {
+    /// Gb/s of the link, 1 to 800
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=800))]
+    rate: u64,
+    /// Metres of cable, 0 to 100000; a metre is 5 ns
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(0..=100_000))]
+    metres: u64,
+    /// The longest frame, in bytes without FCS, 128 to 9600
+    #[arg(long, default_value_t = 4200, value_parser = clap::value_parser!(u32).range(128..=9600))]
+    mtu: u32,
+    /// Until the peer is silent, ns from the PFC frame's end [default: what 802.3 allows at the rate]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
+    response: Option<u64>,
+    /// Bytes of buffer that this port and priority may have in all, XOFF and headroom together
+    #[arg(long, default_value_t = 400_000, value_parser = clap::value_parser!(u64).range(20_000..=100_000_000))]
+    buffer: u64,
+    /// The rule of thumb: XOFF at so many hundredths of the buffer, 1 to 99
+    #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u64).range(1..=99))]
+    share: u64,
+}
+
+/// Lengths of cable that are compared: in a rack, a row, a hall, a campus.
+const CABLES: [u64; 5] = [5, 100, 300, 1000, 2000];
+
+impl Arguments {
+    fn link(&self, metres: u64) -> LinkConfig {
+        LinkConfig::new(LinkRate::from_gbps(self.rate), cable(metres))
+    }
+
+    fn response(&self) -> Nanos {
+        self.response.map_or(LinkRate::from_gbps(self.rate).pause_response(), Nanos)
+    }
+
+    fn sum(&self, metres: u64) -> Sum {
+        Sum::of(&self.link(metres), self.response(), self.mtu)
+    }
+
+    fn sonic(&self, metres: u64) -> u64 {
+        SonicHeadroom {
+            lossless_mtu: self.mtu.into(),
+            port_mtu: self.mtu.into(),
+            gbps: self.rate as f64,
+            cable: metres as f64,
+            gearbox: 0.0,
+            mac_phy: 0.8 * 1024.0,
+            response_quanta: f64::from(response_quanta(self.rate * 1_000_000_000)),
+            cell: 144.0,
+        }
+        .xoff()
+    }
+
+    /// What the rule of thumb leaves above XOFF.
+    fn rule(&self) -> u64 {
+        self.buffer - self.buffer * self.share / 100
+    }
+}
+
+/// Does it.
+pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
+    let mut cables = vec![arguments.metres];
+    cables.extend(CABLES.iter().filter(|metres| **metres != arguments.metres));
+    let mut runs = Vec::new();
+    for metres in &cables {
+        let (computed, less) = (arguments.sum(*metres).total, rounding(arguments, *metres)?);
+        let needed = worst_moment(arguments, *metres, computed, less)?.used;
+        for (name, headroom) in [
+            ("as computed".to_owned(), computed),
+            ("one byte less than it takes".to_owned(), needed - 1),
+            (format!("XOFF at {} %", arguments.share), arguments.rule()),
+            ("SONiC's formula".to_owned(), arguments.sonic(*metres)),
+        ] {
+            runs.push(play(arguments, *metres, &name, headroom, less)?);
+        }
+    }
+    let rows = cables.iter().zip(runs.chunks(4)).map(|(metres, runs)| {
+        let dropped = |run: &Run| run.facts.number("dropped").unwrap_or(0.0) as u64;
+        let verdict = if dropped(&runs[2]) > 0 { "drops" } else { "holds" };
+        let headroom = |run: &Run| Value::from(run.facts.number("headroom").map(|n| n as u64));
+        vec![
+            Value::from(*metres),
+            headroom(&runs[0]),
+            headroom(&runs[2]),
+            Value::from(verdict),
+            headroom(&runs[3]),
+            Value::from(if dropped(&runs[3]) > 0 { "drops" } else { "holds" }),
+        ]
+    });
+    let mut rows: Vec<Vec<Value>> = rows.collect();
+    rows.sort_by_key(|row| row[0].as_u64());
+    let table = Table {
+        title: format!(
+            "Bytes of headroom at {} Gb/s, and what the worst moment makes of them",
+            arguments.rate
+        ),
+        columns: vec!["metres", "computed", "rule of thumb", "it", "SONiC", "that"],
+        rows,
+        sum: false,
+    };
+    Ok((runs, vec![Block::Table(table)]))
+}
+
+/// What the worst moment did to a switch.
+struct Moment {
+    xoff: u64,
+    used: u64,
+    dropped: u64,
+    told: f64,
+    /// Bytes in the buffer over us.
+    points: Vec<(f64, f64)>,
+}
+
+/// Plays it: the neighbour sends as wrongly as it can, but for `less` bytes.
+fn worst_moment(arguments: &Arguments, metres: u64, headroom: u64, less: u64) -> Result<Moment, Failure> {
+    let (link, sum, response) = (arguments.link(metres), arguments.sum(metres), arguments.response());
+    let longest = arguments.mtu as usize;
+    // Whole frames below the threshold.
+    let below = (arguments.buffer.saturating_sub(headroom) / u64::from(arguments.mtu)).max(1);
+    let xoff = below * u64::from(arguments.mtu);
+    let pfc = PfcConfig {
+        headroom: Some(headroom),
+        response: Some(response),
+        ..PfcConfig::new(&[3]).map_err(|e| refused(&e))?
+    };
+    let mut ports = FabricConfig::ports(2, &PortConfig::new(link));
+    // The way out takes a second for a frame: one of another priority is on it, and what is lossless stays in the buffer.
+    ports[1].link.rate = LinkRate(1_000);
+    let switch = SwitchConfig {
+        lossless: Threshold::Static(xoff),
+        longest_frame: arguments.mtu,
+        buffer: 1 << 30,
+        pfc: Some(pfc),
+        ..SwitchConfig::new(ports)
+    };
+    let stations = vec![station(0, link, Some(response)), station(1, link, Some(response))];
+    let mut fabric = Fabric::new(FabricConfig::star(stations, switch)).map_err(|e| refused(&e))?;
+    fabric.send(Nanos(0), 0, &frame(0, 1, 60, 0));
+    let full = link.wire_bytes(longest);
+    for _ in 0..below {
+        fabric.send(Nanos(0), 0, &frame(0, 1, longest, 3));
+    }
+    // All of them are there, and the line is idle.
+    let crosses = Nanos(2 * link.delay.0 + link.rate.nanos_for((below + 2) * full).0 + 1_000);
+    fabric.run(Nanos(crosses.0 - 1));
+    // When the frame that crosses begins, another of the longest has just begun on the line back.
+    fabric.send(crosses, 1, &frame(1, 0, longest, 0));
+    let mut lengths = sum.worst_frames(&link, less);
+    lengths.extend([longest; 8]);
+    for length in &lengths {
+        fabric.send(crosses, 0, &frame(0, 1, *length, 3));
+    }
+    let end = crosses + Nanos(response.0 + 4 * link.delay.0 + 8 * link.rate.nanos_for(full).0 + 2_000);
+    // The threshold is crossed at 0.
+    let since = |time: Nanos| {
+        time.0 as f64 / 1e3 - (crosses.0 + link.delay.0 + link.rate.nanos_for(full).0) as f64 / 1e3
+    };
+    let first = since(fabric.now());
+    let mut points = vec![(0.0, fabric.switch(0).used().0 as f64)];
+    let mut told = None;
+    while fabric.step(end).is_some() {
+        let at = since(fabric.now());
+        let used = fabric.switch(0).used().0 as f64;
+        if points.last().is_none_or(|(_, before)| (*before - used).abs() > 0.5) {
+            points.push((at - first, used));
+        }
+        if told.is_none() && fabric.switch(0).queue(0, 3).xoff_sent > 0 {
+            told = Some(at - first);
+        }
+    }
+    let (inward, outward) = (fabric.switch(0).queue(0, 3), fabric.switch(0).queue(1, 3));
+    let dropped = outward.drops.by(DropReason::Headroom);
+    Ok(Moment { xoff, used: inward.headroom_peak, dropped, told: told.unwrap_or(0.0), points })
+}
+
+/// How many bytes less than the sum the arrivals must be for the last frame to be in time: the line counts in whole nanoseconds.
+fn rounding(arguments: &Arguments, metres: u64) -> Result<u64, Failure> {
+    let total = arguments.sum(metres).total;
+    let fits =
+        |less: u64| Ok::<_, Failure>(worst_moment(arguments, metres, total, less)?.used + less + 64 >= total);
+    // Never more than four nanoseconds.
+    let (mut low, mut high) = (0, arguments.link(metres).rate.bytes_in(Nanos(4)) + 1);
+    while low < high {
+        let middle = (low + high) / 2;
+        if fits(middle)? { high = middle } else { low = middle + 1 }
+    }
+    Ok(low)
+}
+
+fn play(arguments: &Arguments, metres: u64, name: &str, headroom: u64, less: u64) -> Result<Run, Failure> {
+    let sum = arguments.sum(metres);
+    let Moment { xoff, used, dropped, told, points } = worst_moment(arguments, metres, headroom, less)?;
+    let mut facts = Facts::default();
+    facts.tell("needed", sum.total, "bytes", "of headroom, by the sum");
+    facts.tell("headroom", headroom, "bytes", "of headroom in this run");
+    facts.tell("headroom_used", used, "bytes", "of it that were used at most");
+    facts.tell("rounding", less, "bytes", "that the sum is above what a line of whole nanoseconds can do");
+    facts.tell("xoff", xoff, "bytes", "from which on the peer is told to pause");
+    facts.tell("dropped", dropped, "frames", "of the lossless priority, lost for want of headroom");
+    facts.tell("told_at_us", told, "us", "on the chart: the pause was decided");
+    facts.tell(
+        "silence_us",
+        micros(Nanos(sum.terms.iter().map(|term| term.time.0).sum())),
+        "us",
+        "from crossing the threshold to the peer's silence",
+    );
+    facts.tell("response_us", micros(arguments.response()), "us", "of it until the peer heeds a PFC frame");
+    let chart = Chart {
+        title: "The buffer while the neighbour is being stopped".into(),
+        x: axis("time", "us"),
+        y: axis("bytes in the buffer", "bytes"),
+        series: vec![Series::new("in the buffer", steps(&points))],
+        levels: vec![
+            Level { name: "XOFF", value: xoff as f64 },
+            Level { name: "end of headroom", value: (xoff + headroom) as f64 },
+        ],
+    };
+    Ok(Run {
+        choice: vec![Choice::new("headroom", name), Choice::new("cable", format!("{metres} m"))],
+        facts,
+        blocks: vec![worked_out(&sum), Block::Bars(times(&sum)), Block::Chart(chart)],
+    })
+}
+
+/// A line that goes up in steps.
+pub(super) fn steps(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut all = Vec::with_capacity(2 * points.len());
+    for (i, (x, y)) in points.iter().enumerate() {
+        if i > 0 {
+            all.push((*x, points[i - 1].1));
+        }
+        all.push((*x, *y));
+    }
+    all
+}
+
+/// The sum as a table.
+fn worked_out(sum: &Sum) -> Block {
+    let row = |what: &str, how: String, ns: Value, wire: Value, bytes: Value| {
+        vec![what.into(), how.into(), ns, wire, bytes]
+    };
+    let mut rows = vec![row(
+        "the frame that crosses",
+        "one of the longest".into(),
+        Value::Null,
+        Value::Null,
+        sum.longest.into(),
+    )];
+    for term in &sum.terms {
+        rows.push(row(term.what, term.how.clone(), term.time.0.into(), term.wire.into(), Value::Null));
+    }
+    let how = format!(
+        "{} of the longest begin in that time, and {} bytes of wire are left for a shorter one; less preambles and gaps",
+        sum.whole, sum.rest
+    );
+    rows.push(row("frames that begin in it", how, Value::Null, Value::Null, sum.begun.into()));
+    rows.push(row(
+        "the last frame",
+        "it begins just before the silence".into(),
+        Value::Null,
+        Value::Null,
+        sum.longest.into(),
+    ));
+    rows.push(row(
+        "headroom",
+        String::new(),
+        sum.terms.iter().map(|term| term.time.0).sum::<u64>().into(),
+        Value::Null,
+        sum.total.into(),
+    ));
+    Block::Table(Table {
+        title: "The sum worked out".into(),
+        columns: vec!["what", "how", "ns", "on the wire", "bytes"],
+        rows,
+        sum: true,
+    })
+}
+
+fn times(sum: &Sum) -> Bars {
+    let parts = sum.terms.iter().map(|term| Part::new(term.what, term.time.0 as f64)).collect();
+    Bars {
+        title: "Where the time goes".into(),
+        unit: "ns",
+        bars: vec![Bar { name: "until silence".into(), parts }],
+    }
+}

@@ -1,0 +1,109 @@
+//! `roxie lab serve`: all pages on a local port, each run when it is asked for.
+
+use std::net::SocketAddr;
+
+use clap::Args;
+use tiny_http::{Header, Method, Response, Server};
+
+use super::catalogue::{ALL, Lab};
+use super::page;
+use crate::failure::Failure;
+use crate::output;
+
+/// Show all labs as pages on a local port
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Serves an index and a page for each lab over HTTP. A page is run when it is asked for; the form at its top runs it \
+        with other arguments. It listens on the loopback address unless another one is given: who can reach it can have it compute.",
+    after_help = "Examples:\n  roxie lab serve                            http://127.0.0.1:8000/\n  roxie lab serve --listen 127.0.0.1:0       \
+        any free port, which it prints"
+)]
+pub(super) struct Arguments {
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8000")]
+    listen: SocketAddr,
+}
+
+/// Serves until it is ended.
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let address = arguments.listen;
+    let server =
+        Server::http(address).map_err(|e| Failure::Run(format!("cannot listen on {address}: {e}")))?;
+    output::note(format_args!("labs at http://{}/", server.server_addr()));
+    for request in server.incoming_requests() {
+        let known = matches!(request.method(), Method::Get | Method::Head);
+        let (code, body) = if known { answer(request.url()) } else { (405, page::refusal("only GET")) };
+        let kind = Header::from_bytes("Content-Type", "text/html; charset=utf-8").expect("a header is ASCII");
+        // A browser that has left needs no answer.
+        let _ = request.respond(Response::from_string(body).with_status_code(code).with_header(kind));
+    }
+    Ok(())
+}
+
+fn answer(url: &str) -> (u16, String) {
+    let (path, query) = url.split_once('?').unwrap_or((url, ""));
+    let name = path.trim_start_matches('/');
+    if name.is_empty() {
+        return (200, page::index(ALL));
+    }
+    if !ALL.iter().any(|about| about.name == name) {
+        return (404, page::refusal(&format!("there is no lab {name}")));
+    }
+    let given =
+        query.split('&').find_map(|pair| pair.strip_prefix("arguments=")).map(decoded).unwrap_or_default();
+    let words: Vec<String> =
+        std::iter::once(name.to_owned()).chain(given.split_whitespace().map(str::to_owned)).collect();
+    // What reads or writes files is for who is at the terminal.
+    if let Some(word) = words.iter().find(|word| word.starts_with("--capture")) {
+        return (403, page::refusal(&format!("{word}: files are read from the command line alone")));
+    }
+    let shown = Lab::read(&words).and_then(|lab| lab.report(&words)).and_then(|report| {
+        let json = report.json()?;
+        Ok(page::draw(&report, &json, true))
+    });
+    match shown {
+        Ok(body) => (200, body),
+        Err(failure @ Failure::Usage(_)) => (400, page::refusal(&failure.to_string())),
+        Err(failure) => (500, page::refusal(&failure.to_string())),
+    }
+}
+
+/// A value of a form: `+` is a space, `%20` as well.
+fn decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
+    while at < bytes.len() {
+        let hex = bytes.get(at + 1..at + 3).and_then(|pair| std::str::from_utf8(pair).ok());
+        match (bytes[at], hex.and_then(|pair| u8::from_str_radix(pair, 16).ok())) {
+            (b'+', _) => out.push(b' '),
+            (b'%', Some(byte)) => {
+                out.push(byte);
+                at += 2;
+            }
+            (byte, _) => out.push(byte),
+        }
+        at += 1;
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_are_decoded() {
+        assert_eq!(decoded("--lose+3%2C7+--packets%208%"), "--lose 3,7 --packets 8%");
+    }
+
+    #[test]
+    fn files_are_not_read_for_strangers_and_wrong_arguments_are_said() {
+        assert_eq!(answer("/frame?arguments=--capture%3D/etc/passwd").0, 403);
+        assert_eq!(answer("/frame?arguments=--cap+/etc/passwd").0, 400);
+        assert_eq!(answer("/frame?arguments=--payload+99999").0, 400);
+        assert_eq!(answer("/nothing").0, 404);
+        assert!(answer("/").1.contains("href=\"/go-back-n\""));
+        let (code, body) = answer("/go-back-n?arguments=--lose+2");
+        assert!(code == 200 && body.contains("value=\"--lose 2\""));
+    }
+}

@@ -1,0 +1,223 @@
+//! NVMe over fabrics: what a host and a controller say to one another for one READ or WRITE (NVMe base specification 2.0; RDMA and TCP
+//! transport specifications 1.0).
+
+/// Bytes of a submission queue entry: a command capsule over RDMA without data.
+pub const COMMAND: usize = 64;
+/// Bytes of a completion queue entry: a response capsule.
+pub const RESPONSE: usize = 16;
+
+/// What is done to blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Io {
+    /// From the namespace to the host.
+    Read,
+    /// From the host to the namespace.
+    Write,
+}
+
+/// A command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// What to do.
+    pub io: Io,
+    /// By which the response names it.
+    pub id: u16,
+    /// Which namespace.
+    pub namespace: u32,
+    /// The first block.
+    pub block: u64,
+    /// How many blocks, 1 at least.
+    pub blocks: u16,
+    /// The host's memory: address, bytes and rkey. Over TCP the bytes alone.
+    pub address: u64,
+    /// Bytes to move.
+    pub length: u32,
+    /// What opens the host's memory; `None`: over TCP, which has no keys.
+    pub key: Option<u32>,
+}
+
+/// A field of an entry: where it begins, how many bytes, what it is called, what it is for.
+pub type Entry = (usize, usize, &'static str, &'static str);
+
+/// The fields of a command that are not zero.
+pub const COMMAND_FIELDS: [Entry; 10] = [
+    (0, 1, "opcode", "1: write, 2: read"),
+    (1, 1, "flags", "PSDT: SGLs describe the data"),
+    (2, 2, "command identifier", "the response names it"),
+    (4, 4, "namespace", ""),
+    (8, 16, "reserved, metadata", ""),
+    (24, 8, "SGL address", "where in the host's memory"),
+    (32, 3, "SGL length", "bytes"),
+    (35, 4, "SGL key", "the rkey that opens it; none over TCP"),
+    (39, 1, "SGL type", "4: keyed data block; 5: transport data block"),
+    (40, 24, "command: first block, blocks - 1", "8 bytes, then 2"),
+];
+
+/// The fields of a response.
+pub const RESPONSE_FIELDS: [Entry; 5] = [
+    (0, 8, "command specific", ""),
+    (8, 2, "submission queue head", "slots that are free again"),
+    (10, 2, "submission queue", ""),
+    (12, 2, "command identifier", "whose response it is"),
+    (14, 2, "status", "0: success"),
+];
+
+impl Command {
+    /// The submission queue entry; little-endian, as all of NVMe.
+    pub fn to_bytes(&self) -> [u8; COMMAND] {
+        let mut bytes = [0; COMMAND];
+        bytes[0] = if self.io == Io::Read { 2 } else { 1 };
+        // SGL for data (PSDT 01).
+        bytes[1] = 0x40;
+        bytes[2..4].copy_from_slice(&self.id.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.namespace.to_le_bytes());
+        match self.key {
+            Some(key) => {
+                bytes[24..32].copy_from_slice(&self.address.to_le_bytes());
+                bytes[32..35].copy_from_slice(&self.length.to_le_bytes()[..3]);
+                bytes[35..39].copy_from_slice(&key.to_le_bytes());
+                bytes[39] = 0x40;
+            }
+            None => {
+                bytes[32..36].copy_from_slice(&self.length.to_le_bytes());
+                bytes[39] = 0x5a;
+            }
+        }
+        bytes[40..48].copy_from_slice(&self.block.to_le_bytes());
+        bytes[48..50].copy_from_slice(&(self.blocks - 1).to_le_bytes());
+        bytes
+    }
+
+    /// The completion queue entry that says it went well.
+    pub fn response(&self, head: u16) -> [u8; RESPONSE] {
+        let mut bytes = [0; RESPONSE];
+        bytes[8..10].copy_from_slice(&head.to_le_bytes());
+        bytes[10..12].copy_from_slice(&1u16.to_le_bytes());
+        bytes[12..14].copy_from_slice(&self.id.to_le_bytes());
+        bytes
+    }
+}
+
+/// A PDU of NVMe/TCP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pdu {
+    /// Its name in the specification.
+    pub name: &'static str,
+    /// The host sends it.
+    pub from_host: bool,
+    /// All of it.
+    pub bytes: Vec<u8>,
+    /// Bytes of blocks in it.
+    pub data: usize,
+}
+
+/// Types and header lengths (NVMe/TCP 3.6).
+const COMMAND_PDU: (u8, &str, usize) = (0x04, "CapsuleCmd", 72);
+const RESPONSE_PDU: (u8, &str, usize) = (0x05, "CapsuleResp", 24);
+const DATA_TO_CONTROLLER: (u8, &str, usize) = (0x06, "H2CData", 24);
+const DATA_TO_HOST: (u8, &str, usize) = (0x07, "C2HData", 24);
+const READY: (u8, &str, usize) = (0x09, "R2T", 24);
+
+/// The conversation over TCP, without digests. A WRITE of up to `in_capsule` bytes goes with its command; a longer one waits to be asked
+/// for. Data goes in PDUs of at most `most` bytes.
+pub fn over_tcp(command: &Command, data: &[u8], in_capsule: usize, most: usize) -> Vec<Pdu> {
+    let sqe = Command { key: None, ..*command }.to_bytes();
+    let response = pdu(RESPONSE_PDU, false, &command.response(1), &[]);
+    let parts = |kind: (u8, &'static str, usize), from_host: bool| {
+        let part = move |(n, part): (usize, &[u8])| {
+            let mut about = [0; 16];
+            about[..2].copy_from_slice(&command.id.to_le_bytes());
+            about[4..8].copy_from_slice(&((n * most) as u32).to_le_bytes());
+            about[8..12].copy_from_slice(&(part.len() as u32).to_le_bytes());
+            pdu(kind, from_host, &about, part)
+        };
+        data.chunks(most).enumerate().map(part).collect::<Vec<_>>()
+    };
+    match command.io {
+        Io::Read => {
+            let mut all = vec![pdu(COMMAND_PDU, true, &sqe, &[])];
+            all.extend(parts(DATA_TO_HOST, false));
+            all.push(response);
+            all
+        }
+        Io::Write if data.len() <= in_capsule => vec![pdu(COMMAND_PDU, true, &sqe, data), response],
+        Io::Write => {
+            let mut ready = [0; 16];
+            ready[..2].copy_from_slice(&command.id.to_le_bytes());
+            ready[8..12].copy_from_slice(&(data.len() as u32).to_le_bytes());
+            let mut all = vec![pdu(COMMAND_PDU, true, &sqe, &[]), pdu(READY, false, &ready, &[])];
+            all.extend(parts(DATA_TO_CONTROLLER, true));
+            all.push(response);
+            all
+        }
+    }
+}
+
+/// Type, flags, header length, data offset, length; then what is specific, then data.
+fn pdu(
+    (kind, name, header): (u8, &'static str, usize),
+    from_host: bool,
+    specific: &[u8],
+    data: &[u8],
+) -> Pdu {
+    let offset = if data.is_empty() { 0 } else { header as u8 };
+    let mut bytes = vec![kind, 0, header as u8, offset];
+    bytes.extend(((header + data.len()) as u32).to_le_bytes());
+    bytes.extend(specific);
+    debug_assert_eq!(bytes.len(), header);
+    bytes.extend(data);
+    Pdu { name, from_host, bytes, data: data.len() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(io: Io) -> Command {
+        Command {
+            io,
+            id: 7,
+            namespace: 1,
+            block: 0x1234,
+            blocks: 16,
+            address: 0x7000,
+            length: 8192,
+            key: Some(0x1122_3344),
+        }
+    }
+
+    #[test]
+    fn a_command_has_its_bytes_where_nvme_puts_them() {
+        let bytes = command(Io::Read).to_bytes();
+        assert_eq!((bytes[0], bytes[1], bytes[2], bytes[4]), (2, 0x40, 7, 1));
+        assert_eq!(bytes[24..40], [0, 0x70, 0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0x44, 0x33, 0x22, 0x11, 0x40]);
+        assert_eq!(bytes[40..50], [0x34, 0x12, 0, 0, 0, 0, 0, 0, 15, 0]);
+        for (fields, length) in [(&COMMAND_FIELDS[..], COMMAND), (&RESPONSE_FIELDS[..], RESPONSE)] {
+            let end = fields.iter().fold(0, |at, (begin, bytes, ..)| {
+                assert_eq!(at, *begin);
+                at + bytes
+            });
+            assert_eq!(end, length);
+        }
+    }
+
+    #[test]
+    fn a_long_write_waits_to_be_asked_for_and_a_short_one_does_not() {
+        let names = |io, length, in_capsule| {
+            let data = vec![0; length];
+            over_tcp(&command(io), &data, in_capsule, 4096).iter().map(|pdu| pdu.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(Io::Read, 8192, 0), ["CapsuleCmd", "C2HData", "C2HData", "CapsuleResp"]);
+        assert_eq!(names(Io::Write, 8192, 8192), ["CapsuleCmd", "CapsuleResp"]);
+        assert_eq!(names(Io::Write, 8192, 4096), ["CapsuleCmd", "R2T", "H2CData", "H2CData", "CapsuleResp"]);
+        let all = over_tcp(&command(Io::Read), &[1; 8192], 0, 4096);
+        assert_eq!(all.iter().map(|pdu| pdu.bytes.len()).collect::<Vec<_>>(), [72, 24 + 4096, 24 + 4096, 24]);
+        assert!(all.iter().all(|pdu| u32::from_le_bytes([
+            pdu.bytes[4],
+            pdu.bytes[5],
+            pdu.bytes[6],
+            pdu.bytes[7]
+        ]) as usize
+            == pdu.bytes.len()));
+    }
+}

@@ -1,0 +1,40 @@
+//! A browser without a screen, if the system has one.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// The first of these that runs.
+const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
+
+/// A page as the browser sees it.
+pub(crate) struct Seen {
+    /// The document once its scripts have run.
+    pub(crate) document: String,
+    /// What they wrote to the console, and errors.
+    pub(crate) console: Vec<String>,
+}
+
+/// The browser's name.
+pub(crate) fn find() -> Option<&'static str> {
+    let runs = |name: &&&str| {
+        let asked = Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        asked.is_ok_and(|status| status.success())
+    };
+    NAMES.iter().find(runs).copied()
+}
+
+/// Opens a file.
+pub(crate) fn open(browser: &str, file: &Path) -> Seen {
+    let profile = tempfile::tempdir().expect("a folder");
+    let output = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"])
+        .args(["--virtual-time-budget=2000", "--window-size=1280,900"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("file://{}", file.display()))
+        .stdin(Stdio::null())
+        .output()
+        .expect("the browser runs");
+    let log = String::from_utf8_lossy(&output.stderr);
+    let console = log.lines().filter(|line| line.contains(":CONSOLE")).map(str::to_owned).collect();
+    Seen { document: String::from_utf8_lossy(&output.stdout).into_owned(), console }
+}
