@@ -11,7 +11,7 @@ VERSION ?=
 PREFIX ?= /usr/local
 SUITE ?= bookworm
 
-.PHONY: demo test conformance bench interop soak fuzz sanitize miri cross build install deb tarball image release
+.PHONY: demo test conformance bench versus interop soak fuzz sanitize miri cross build install deb tarball image release
 
 build:
 	@.ci/setup build
@@ -57,6 +57,11 @@ conformance:
 bench:
 	@.ci/setup build
 	cargo bench
+
+# Stock programs over TCP and on Roxie, in one run: what to measure before choosing. ROWS="ucx-64k write": some rows; ROWS=--json: for a script.
+versus:
+	@.ci/setup test
+	cargo bench --bench versus -- $(ROWS)
 
 # KERNEL=newest: against the newest kernel that Debian has. SUITES="trixie sid": in which releases of Debian its programs are run besides,
 # SUITES= in none.

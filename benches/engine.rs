@@ -1,6 +1,6 @@
 //! What the engine costs without a port: two NICs joined by memory, both sides summed, one thread.
 //!
-//! `cargo bench --bench engine`. Budget: 250 ns for a 64-byte SEND, posting and polling included; 4096 QPs at least
+//! `cargo bench --bench engine`. Budget: 150 ns for a 64-byte SEND, posting and polling included; 4096 QPs at least
 //! 0.9 of the throughput of one. Instructions: `cargo bench --bench instructions`.
 
 mod two_nics;
@@ -24,7 +24,7 @@ fn time(bench: &mut Bench, messages: u64, opcode: WrOpcode, length: u32) -> Dura
 fn operations(c: &mut Criterion) {
     let mut group = c.benchmark_group("operation");
     for (opcode, length) in CASES {
-        let budget = if (opcode, length) == (WrOpcode::Send, 64) { " (budget: 250 ns)" } else { "" };
+        let budget = if (opcode, length) == (WrOpcode::Send, 64) { " (budget: 150 ns)" } else { "" };
         let name = BenchmarkId::new(format!("{opcode:?}"), format!("{length}{budget}"));
         group.throughput(Throughput::Bytes(length.into()));
         group.bench_function(name, |b| {

@@ -60,11 +60,16 @@ impl<'a> Frame<'a> {
     }
 
     /// The `N` bytes at `offset`; `None` if the frame ends before. Quick where they are in one piece.
-    #[inline]
+    #[inline(always)]
     pub fn array<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         if let Some(bytes) = self.a.get(offset..).and_then(|rest| rest.first_chunk()) {
             return Some(*bytes);
         }
+        self.split_array(offset)
+    }
+
+    #[inline(never)]
+    fn split_array<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         (self.copy_to(offset, &mut bytes) == N).then_some(bytes)
     }
@@ -125,7 +130,7 @@ impl FrameMut<'_> {
     }
 
     /// As [`write`](Self::write), quick where the place is in one piece.
-    #[inline]
+    #[inline(always)]
     pub fn write_array<const N: usize>(&mut self, offset: usize, bytes: [u8; N]) {
         match self.a.get_mut(offset..).and_then(|rest| rest.first_chunk_mut()) {
             Some(place) => *place = bytes,

@@ -1,4 +1,6 @@
-//! Numbers that look random and are the same for the same seed.
+//! Numbers that look random and are the same for the same seed, and those that nobody can guess.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// The next number of a splitmix64 sequence (Steele, Lea, Flood 2014).
 pub fn splitmix(state: &mut u64) -> u64 {
@@ -7,4 +9,9 @@ pub fn splitmix(state: &mut u64) -> u64 {
     z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ z >> 31
+}
+
+/// A number that nobody can guess: the standard library's hash keys come from the operating system.
+pub fn unguessable() -> u64 {
+    RandomState::new().build_hasher().finish()
 }

@@ -1,15 +1,18 @@
 //! Time as the NIC sees it: nanoseconds on a clock that somebody else reads.
 //!
 //! `transport`, `congestion`, `nic` and `sim` never read a clock: every entry takes
-//! `now`. [`Clock`] is the only place that does, and only `engine`, `host` and the
-//! command line hold one.
+//! `now`. [`Clock`] and `monotonic` are the only places that do, and only `engine`, `host`, `remote`,
+//! `daemon` and the command line use one.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
 /// A point in time, or a span of it, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
@@ -99,4 +102,10 @@ impl Default for Clock {
     fn default() -> Clock {
         Clock::new()
     }
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC`, which all processes of a host have in common.
+pub(crate) fn monotonic() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC);
+    now.map_or(0, |now| now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)
 }

@@ -8,6 +8,7 @@ mod imports;
 
 /// Which modules each module may name with `crate::`. Dependencies point down: later rows may use earlier ones.
 const LAYERS: &[(&str, &[&str])] = &[
+    ("addressee", &[]),
     ("descriptors", &[]),
     ("frame", &[]),
     ("flow", &["frame"]),
@@ -18,7 +19,21 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("timer", &["time"]),
     ("capture", &["frame", "threads"]),
     ("netdev", &[]),
-    ("port", &["descriptors", "flow", "frame", "limits", "random", "threads", "time", "capture", "netdev"]),
+    (
+        "port",
+        &[
+            "addressee",
+            "descriptors",
+            "flow",
+            "frame",
+            "limits",
+            "random",
+            "threads",
+            "time",
+            "capture",
+            "netdev",
+        ],
+    ),
     ("wire", &["frame"]),
     ("verbs", &["flow", "limits", "time", "wire"]),
     ("shared", &["limits", "verbs"]),
@@ -27,6 +42,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "nic",
         &[
+            "addressee",
             "flow",
             "frame",
             "limits",
@@ -47,6 +63,8 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "flow",
             "frame",
+            "limits",
+            "capture",
             "random",
             "time",
             "port",
@@ -59,7 +77,9 @@ const LAYERS: &[(&str, &[&str])] = &[
             "congestion",
         ],
     ),
+    ("lab", &["frame", "time", "wire", "sim"]),
     ("forward", &["threads", "time", "netdev", "sim"]),
+    ("remote", &["descriptors", "random", "threads", "time", "port", "verbs", "shared", "nic", "engine"]),
     (
         "host",
         &[
@@ -67,6 +87,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "flow",
             "frame",
             "limits",
+            "random",
             "threads",
             "time",
             "port",
@@ -78,6 +99,14 @@ const LAYERS: &[(&str, &[&str])] = &[
             "cm",
             "engine",
             "congestion",
+            "remote",
+        ],
+    ),
+    (
+        "daemon",
+        &[
+            "flow", "random", "threads", "time", "port", "verbs", "shared", "nic", "cm", "engine", "remote",
+            "host",
         ],
     ),
 ];
@@ -94,6 +123,7 @@ const CRATES: &[(&str, &str)] = &[
 /// Where `unsafe` may be, and why.
 const UNSAFE: &[&str] = &[
     "src/shared/",                // mapped queues, registered memory
+    "src/wire/icrc/fold.rs",      // a call of what is compiled for processors with an instruction
     "src/port/xdp/",              // rings and chunks shared with the kernel
     "src/port/udp/",              // socket options and control messages that no crate wraps
     "src/descriptors/",           // descriptors that come with messages, and those of a forked child

@@ -35,11 +35,11 @@ cache_is_complete() {
 }
 
 # apt-get or apt-cache with state of its own in `$lists`. Its sandbox user cannot write below a private home:
-# it downloads as ourselves.
+# it downloads as ourselves. A mirror that does not answer is asked again after 1, 2, 4 and 8 s.
 apt_here() {
     local program=$1
     shift
-    "$program" -q -o APT::Sandbox::User=root -o APT::Update::Error-Mode=any -o Acquire::Retries=1 \
+    "$program" -q -o APT::Sandbox::User=root -o APT::Update::Error-Mode=any -o Acquire::Retries=4 \
         -o Acquire::Languages=none -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 \
         -o Dir::Etc::SourceList="$lists/sources.list" -o Dir::Etc::SourceParts=/dev/null \
         -o Dir::Etc::Preferences=/dev/null -o Dir::Etc::PreferencesParts=/dev/null \

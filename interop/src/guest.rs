@@ -105,6 +105,21 @@ impl Image {
         Image::built_by(command, kernel, refresh)
     }
 
+    /// The guest for a test. `None`, with a line that says SKIP and why: this host lacks what it takes, or the mirror does not answer.
+    ///
+    /// # Panics
+    /// If it cannot be built of what is there.
+    pub fn for_test(name: &str) -> Option<Image> {
+        let built = match host_lacks() {
+            Some(lack) => Err(lack),
+            None => match Image::build(Kernel::V6_1, false) {
+                Err(error @ Error::Packages(_)) => Err(error.to_string()),
+                built => Ok(built.expect("the guest builds")),
+            },
+        };
+        built.map_err(|why| println!("SKIP {name}: {why}")).ok()
+    }
+
     fn built_by(mut command: Command, kernel: Kernel, refresh: bool) -> Result<Image, Error> {
         if refresh {
             command.arg("--refresh");

@@ -10,7 +10,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use interop::guest::{Guest, Image, Kernel, host_lacks, output_folder};
+use interop::guest::{Guest, Image, output_folder};
 use interop::network::{INTERFACE, Namespace, address};
 use interop::peer::Peer;
 use interop::rows::Family;
@@ -215,11 +215,7 @@ fn open(namespace: &Namespace, xdp: bool, family: Family) -> Device {
 
 #[test]
 fn rping_and_roxie_connect_exchange_and_part_either_way_round() {
-    if let Some(lack) = host_lacks() {
-        println!("SKIP cm: {lack}");
-        return;
-    }
-    let image = Image::build(Kernel::V6_1, false).expect("the guest builds");
+    let Some(image) = Image::for_test("cm") else { return };
     let namespace = Namespace::create().expect("the namespace");
     let log = output_folder().join("test-guest-cm.log");
     let guest = Guest::start(&image, &namespace, 2, &log).expect("the guest");

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use interop::exec;
-use interop::guest::{Guest, Image, Kernel, host_lacks, output_folder};
+use interop::guest::{Guest, Image, host_lacks, output_folder};
 use interop::network::Namespace;
 use interop::peer::Peer;
 use interop::rows::{self, Case, ErrorCase, Family, Impairment, PortKind, Row, Side};
@@ -62,12 +62,8 @@ fn milliseconds_per_command(peer: &mut Peer) -> f64 {
 
 #[test]
 fn rxe_carries_verified_data_to_itself_and_to_another_guest_and_stock_pingpong() {
-    if let Some(lack) = host_lacks() {
-        println!("SKIP guest: {lack}");
-        return;
-    }
     let _alone = alone();
-    let image = Image::build(Kernel::V6_1, false).expect("the guest builds");
+    let Some(image) = Image::for_test("guest") else { return };
     let namespace = Namespace::create().expect("the namespace");
     let logs = output_folder();
     let first = Guest::start(&image, &namespace, 2, &logs.join("test-guest-2.log")).expect("the first guest");
@@ -127,12 +123,8 @@ fn a_mirror_that_cannot_be_reached_is_an_error_that_names_it_and_the_cache_stays
 #[test]
 fn the_peer_answers_wrong_commands_with_reasons_and_goes_on() {
     use interop::end::{Access, End};
-    if let Some(lack) = host_lacks() {
-        println!("SKIP guest: {lack}");
-        return;
-    }
     let _alone = alone();
-    let image = Image::build(Kernel::V6_1, false).expect("the guest builds");
+    let Some(image) = Image::for_test("guest") else { return };
     let namespace = Namespace::create().expect("the namespace");
     let log = output_folder().join("test-guest-errors.log");
     let guest = Guest::start(&image, &namespace, 2, &log).expect("the guest");

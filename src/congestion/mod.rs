@@ -9,6 +9,7 @@
 //!
 //! Architecture invariant: no clock and no randomness; `now` never goes back, and the same calls give the same rates.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 use crate::time::Nanos;
@@ -34,7 +35,7 @@ pub use settings_error::SettingsError;
 pub use swift::Swift;
 
 /// Bits per second, of frames as the port carries them: from the Ethernet header to the ICRC.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct Rate(pub f64);
 
 impl Rate {
@@ -120,7 +121,7 @@ pub trait Control: fmt::Debug + Send {
 }
 
 /// What a reaction point knows, for people to look at.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
     /// The rate that it allows now.
     pub rate: Rate,

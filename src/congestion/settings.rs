@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::Rate;
 use super::knobs::{Knobs, Preset};
 use super::nearest::nearest;
@@ -10,7 +12,8 @@ use super::settings_error::SettingsError;
 use super::swift_knobs::SwiftKnobs;
 
 /// Which congestion control, with its knobs. Text of it is read with [`FromStr`] and given back by [`fmt::Display`].
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Settings {
     /// None: what the window lets leave leaves.
     #[default]
@@ -21,6 +24,19 @@ pub enum Settings {
     Swift(SwiftKnobs),
     /// A rate that nothing moves.
     Fixed(Rate),
+}
+
+impl From<Settings> for String {
+    fn from(settings: Settings) -> String {
+        settings.to_string()
+    }
+}
+
+impl TryFrom<String> for Settings {
+    type Error = SettingsError;
+    fn try_from(text: String) -> Result<Settings, SettingsError> {
+        text.parse()
+    }
 }
 
 const ALGORITHMS: [&str; 4] = ["off", "dcqcn", "swift", "fixed"];

@@ -9,8 +9,21 @@ use crate::page::Page;
 use crate::{read, root};
 
 /// Programs of others that pages name. What follows them is theirs to understand.
-const OTHERS: [&str; 10] =
-    ["cp", "echo", "ip", "podman", "ibv_devinfo", "tar", "tcpdump", "editcap", "rdma", "wc"];
+const OTHERS: [&str; 13] = [
+    "cp",
+    "echo",
+    "ip",
+    "podman",
+    "ibv_devinfo",
+    "tar",
+    "tcpdump",
+    "editcap",
+    "rdma",
+    "wc",
+    "parallel",
+    "sbatch",
+    "sed",
+];
 
 pub fn wrong(page: &Page) -> Vec<String> {
     let all = page.commands().into_iter();
@@ -100,8 +113,10 @@ fn roxie(words: &[&str]) -> Result<(), String> {
     if words.first() == Some(&"run") && !words.contains(&"--") {
         return Err("write `--` between roxie's options and the program".to_owned());
     }
-    let own =
-        words.iter().take_while(|word| **word != "--").map(|word| if *word == "run" { "env" } else { word });
+    let mut own: Vec<&str> = words.iter().copied().take_while(|word| *word != "--").collect();
+    if let Some(first) = own.first_mut().filter(|first| **first == "run") {
+        *first = "env";
+    }
     let asked = Command::new(env!("CARGO_BIN_EXE_roxie")).args(own).arg("--help").output();
     let asked = asked.map_err(|e| format!("roxie: {e}"))?;
     if asked.status.success() {

@@ -74,6 +74,7 @@ fn kind(text: &str) -> Kind {
         let has = |pair: [&str; 2]| words.windows(2).any(|two| two == pair);
         match &words[..] {
             ["echo", ..] | ["roxie", "cc", ..] => {}
+            ["roxie", "lab", what, ..] if *what != "serve" => {}
             ["roxie", "decode", .., file] if *file != "-" => reads = Some((*file).to_owned()),
             ["roxie", "perf" | "pingpong", ..] if has(["--port", "memory"]) => {}
             ["roxie", "demo", "congestion", ..] if words.contains(&"--no-programs") => {}

@@ -274,7 +274,7 @@ fn steps(setup: &Setup, side: usize, host: &Host, peer: &HostQp, there: u8) -> [
         },
         QpAttr {
             state: Some(QpState::Rtr),
-            av: Some(host.path(there, false)),
+            av: Some(host.path(there.into(), false)),
             path_mtu: Some(setup.path_mtu[side]),
             dest_qpn: Some(peer.handle.qpn),
             rq_psn: Some(first[1 - side]),

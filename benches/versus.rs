@@ -1,0 +1,285 @@
+//! What somebody without an adapter measures before choosing: Roxie beside TCP.
+//!
+//! `make versus`, or `cargo bench --bench versus [-- ROW …] [-- --json]`. Two namespaces on a veth pair (root), and stock programs: the
+//! same one over both, or the nearest of its kind. Each of three runs takes a row over TCP, then over both ports, so that what else the
+//! machine does meets all of them. Shown are medians, how far the runs lie apart, and ratios to TCP of which more is better.
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "../tests/verbs/site.rs"]
+mod site;
+
+use std::process::{Command, ExitCode};
+
+use serde_json::json;
+use site::{FI_PORT, NEAR, PORTS, QPERF_PORT, Running, Site, UCX_PORT, installed, launcher, skip};
+
+const RUNS: usize = 3;
+
+/// A program with two ends.
+#[derive(Clone, Copy)]
+enum Tool {
+    UcxPerftest,
+    Qperf,
+    FiPingpong,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Figure {
+    /// MB/s.
+    Bandwidth,
+    /// Thousands of messages a second.
+    Rate,
+    /// us; less is better.
+    Time,
+}
+
+struct Row {
+    /// What it is called.
+    name: &'static str,
+    /// What it says in the table.
+    what: &'static str,
+    figure: Figure,
+    tool: Tool,
+    options: &'static str,
+    /// What makes it go over TCP; `@` stands for the interface of either end.
+    over_tcp: &'static str,
+    /// What makes it go over RDMA.
+    over_rdma: &'static str,
+}
+
+impl Row {
+    const fn ucx(name: &'static str, what: &'static str, figure: Figure, options: &'static str) -> Row {
+        let over_tcp = "UCX_TLS=tcp UCX_NET_DEVICES=@";
+        let over_rdma = "UCX_TLS=rc_v UCX_NET_DEVICES=roxie0:1";
+        Row { name, what, figure, tool: Tool::UcxPerftest, options, over_tcp, over_rdma }
+    }
+
+    const fn libfabric(name: &'static str, what: &'static str, figure: Figure, options: &'static str) -> Row {
+        let (over_tcp, over_rdma) = ("-p tcp -e msg", "-p verbs -e msg");
+        Row { name, what, figure, tool: Tool::FiPingpong, options, over_tcp, over_rdma }
+    }
+
+    const fn qperf(
+        name: &'static str,
+        what: &'static str,
+        figure: Figure,
+        options: &'static str,
+        tests: [&'static str; 2],
+    ) -> Row {
+        Row { name, what, figure, tool: Tool::Qperf, options, over_tcp: tests[0], over_rdma: tests[1] }
+    }
+
+    fn unit(&self) -> &'static str {
+        match self.figure {
+            Figure::Bandwidth => "MB/s",
+            Figure::Rate => "k/s",
+            Figure::Time => "us",
+        }
+    }
+
+    /// The commands of server and client at the interface `dev`.
+    fn command(&self, medium: &str, dev: &str, server: Option<&str>) -> String {
+        let way = if medium == TCP { self.over_tcp.replace('@', dev) } else { self.over_rdma.to_owned() };
+        let (options, host) = (self.options, server.unwrap_or_default());
+        match self.tool {
+            Tool::UcxPerftest => format!("env {way} ucx_perftest -f -w 100 {options} {host}"),
+            Tool::FiPingpong => format!("fi_pingpong {way} {options} {host}"),
+            Tool::Qperf if server.is_none() => "qperf".to_owned(),
+            Tool::Qperf => format!("qperf {host} -uu -t 2 {options} {way}"),
+        }
+    }
+
+    /// What the client's words say.
+    fn value(&self, said: &str) -> Option<f64> {
+        match (self.tool, self.figure) {
+            (Tool::UcxPerftest, Figure::Time) => ucx(said, 3),
+            (Tool::UcxPerftest, Figure::Bandwidth) => ucx(said, 5),
+            (Tool::UcxPerftest, Figure::Rate) => Some(ucx(said, 7)? / 1e3),
+            (Tool::Qperf, Figure::Time) => Some(qperf(said, "latency")? / 1e3),
+            (Tool::Qperf, Figure::Bandwidth) => Some(qperf(said, "bw")? / 1e6),
+            (Tool::FiPingpong, Figure::Bandwidth) => fi(said, 5),
+            (Tool::FiPingpong, Figure::Time) => fi(said, 6),
+            // No row wants to know.
+            (Tool::Qperf | Tool::FiPingpong, Figure::Rate) => None,
+        }
+    }
+
+    /// How many times better than TCP.
+    fn ratio(&self, tcp: f64, own: f64) -> f64 {
+        if self.figure == Figure::Time { tcp / own } else { own / tcp }
+    }
+}
+
+impl Tool {
+    fn program(self) -> &'static str {
+        match self {
+            Tool::UcxPerftest => "ucx_perftest",
+            Tool::Qperf => "qperf",
+            Tool::FiPingpong => "fi_pingpong",
+        }
+    }
+
+    /// The TCP port by which its ends meet.
+    fn port(self) -> u16 {
+        match self {
+            Tool::UcxPerftest => UCX_PORT,
+            Tool::Qperf => QPERF_PORT,
+            Tool::FiPingpong => FI_PORT,
+        }
+    }
+}
+
+use Figure::{Bandwidth, Rate, Time};
+
+const TCP: &str = "tcp";
+const MEDIA: [&str; 3] = [TCP, PORTS[0], PORTS[1]];
+const ROWS: [Row; 9] = [
+    Row::ucx("ucx-64k", "UCX, messages of 64 KiB", Bandwidth, "-t tag_bw -n 20000 -s 65536"),
+    Row::ucx("ucx-1m", "UCX, messages of 1 MiB", Bandwidth, "-t tag_bw -n 1500 -s 1048576"),
+    Row::ucx("ucx-8", "UCX, messages of 8 bytes", Rate, "-t tag_bw -n 400000 -s 8"),
+    Row::ucx("ucx-lat", "UCX, 8 bytes, one way", Time, "-t tag_lat -n 20000 -s 8"),
+    Row::qperf(
+        "write",
+        "qperf, WRITEs of 64 KiB; TCP's stream",
+        Bandwidth,
+        "-m 64K",
+        ["tcp_bw", "-cm 1 rc_rdma_write_bw"],
+    ),
+    Row::qperf(
+        "read",
+        "qperf, READs of 64 KiB; TCP's stream",
+        Bandwidth,
+        "-m 64K",
+        ["tcp_bw", "-cm 1 rc_rdma_read_bw"],
+    ),
+    Row::qperf("send-lat", "qperf, 8 bytes, one way", Time, "-m 8", ["tcp_lat", "-cm 1 rc_lat"]),
+    Row::libfabric("fi-64k", "libfabric, 64 KiB there and back", Bandwidth, "-I 5000 -S 65536"),
+    Row::libfabric("fi-lat", "libfabric, 8 bytes, one way", Time, "-I 5000 -S 8"),
+];
+
+/// A column of the only line of numbers of `ucx_perftest -f`: iterations; times in us: median, mean of the end, of all; MB/s, and messages
+/// a second, likewise.
+fn ucx(said: &str, column: usize) -> Option<f64> {
+    let numbers =
+        |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
+    said.lines().filter_map(numbers).find(|numbers| numbers.len() == 8)?.get(column).copied()
+}
+
+/// `NAME = 1234567 bytes/sec`, or ns, as -uu has it.
+fn qperf(said: &str, name: &str) -> Option<f64> {
+    let line = said.lines().find(|line| line.trim_start().starts_with(name) && line.contains('='))?;
+    line.split('=').nth(1)?.split_whitespace().next()?.parse().ok()
+}
+
+/// A column of the line below `bytes`: bytes, sent, acknowledged, total, time, MB/s, us, millions a second.
+fn fi(said: &str, column: usize) -> Option<f64> {
+    let line = said.lines().skip_while(|line| !line.trim_start().starts_with("bytes")).nth(1)?;
+    line.split_whitespace().nth(column)?.parse().ok()
+}
+
+fn main() -> ExitCode {
+    if skip("versus", &["unshare"]) {
+        return ExitCode::SUCCESS;
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let only: Vec<&String> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
+    if let Some(unknown) = only.iter().find(|name| !ROWS.iter().any(|row| row.name == name.as_str())) {
+        let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
+        eprintln!("versus: there is no row {unknown:?}: {}", names.join(", "));
+        return ExitCode::from(2);
+    }
+    let rows: Vec<&Row> = ROWS
+        .iter()
+        .filter(|row| only.is_empty() || only.iter().any(|name| name.as_str() == row.name))
+        .filter(|row| is_there(row))
+        .collect();
+    let site = Site::new("bench-versus");
+    // By row and medium.
+    let mut values = vec![[const { Vec::new() }; 3]; rows.len()];
+    for run in 0..RUNS {
+        for (row, values) in rows.iter().zip(&mut values) {
+            eprintln!("versus: run {} of {RUNS}, {}", run + 1, row.what);
+            for (medium, values) in MEDIA.into_iter().zip(values.iter_mut()) {
+                values.push(measure(&site, medium, row));
+            }
+        }
+    }
+    let as_json = arguments.iter().any(|argument| argument == "--json");
+    show(&rows, &values, as_json);
+    ExitCode::SUCCESS
+}
+
+/// Says which row is left out for want of its program.
+fn is_there(row: &Row) -> bool {
+    let program = row.tool.program();
+    let is_there = installed(program);
+    if !is_there {
+        eprintln!("versus: {} is left out: {program} is not installed (.ci/setup test)", row.what);
+    }
+    is_there
+}
+
+fn measure(site: &Site, medium: &str, row: &Row) -> f64 {
+    let start = |namespace, dev: &str, server: Option<&str>| {
+        let line = row.command(medium, dev, server);
+        let command = if medium == TCP {
+            // UCX looks up interfaces in sysfs, which shows those of the namespace that it was mounted in.
+            let line = format!("mount -t sysfs sysfs /sys && exec {line}");
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh", "-c", &line]);
+            command
+        } else {
+            launcher(&["--dev", dev, "--port", medium], &line)
+        };
+        Running::start(namespace, command)
+    };
+    let mut server = start(&site.near, "left", None);
+    server.wait_until_it_listens(row.tool.port());
+    let client = start(&site.far, "right", Some(NEAR)).finish();
+    // qperf's goes on.
+    drop(server);
+    let value = row.value(&client.said).filter(|_| client.status.success());
+    value.unwrap_or_else(|| panic!("{} over {medium}: {client:?}", row.what))
+}
+
+/// Median, least and most.
+fn spread(values: &[f64]) -> (f64, f64, f64) {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    (sorted[sorted.len() / 2], sorted[0], sorted[sorted.len() - 1])
+}
+
+fn show(rows: &[&Row], values: &[[Vec<f64>; 3]], as_json: bool) {
+    if as_json {
+        let rows = rows.iter().zip(values).map(|(row, [tcp, xdp, udp])| {
+            let runs = json!({ "tcp": tcp, "xdp": xdp, "udp": udp });
+            json!({ "name": row.name, "what": row.what, "unit": row.unit(), "less_is_better": row.figure == Time, "runs": runs })
+        });
+        println!("{:#}", json!(rows.collect::<Vec<_>>()));
+        return;
+    }
+    println!(
+        "{:<38} {:>5} {:>20} {:>20} {:>20} {:>6} {:>6}",
+        "", "", "TCP", "Roxie, xdp", "Roxie, udp", "xdp", "udp"
+    );
+    for (row, values) in rows.iter().zip(values) {
+        let all = [0, 1, 2].map(|medium| spread(&values[medium]));
+        let cell = |(median, least, most): (f64, f64, f64)| {
+            let digits = usize::from(median < 100.0);
+            format!("{median:.digits$} ({least:.digits$}-{most:.digits$})")
+        };
+        let [tcp, xdp, udp] = all;
+        println!(
+            "{:<38} {:>5} {:>20} {:>20} {:>20} {:>6.2} {:>6.2}",
+            row.what,
+            row.unit(),
+            cell(tcp),
+            cell(xdp),
+            cell(udp),
+            row.ratio(tcp.0, xdp.0),
+            row.ratio(tcp.0, udp.0)
+        );
+    }
+    println!("Medians of {RUNS} runs (least to most). The last two columns: times TCP, more is better.");
+}
