@@ -11,7 +11,7 @@ use crate::host::Estate;
 use crate::host::adapter::Object;
 use crate::host::inspect::{Passes, Snapshot};
 use crate::nic::{Answer, Command, ControlError, QpStatus, ReceiveSource};
-use crate::remote::link::Link;
+use crate::remote::link::{LONGEST_QUESTION, Link};
 use crate::remote::message::{
     Ask, BoundPorts, Memory, Place, Receives, Refusal, Reply, Source, Told, Welcome,
 };
@@ -112,7 +112,7 @@ impl Guest {
         let mut arenas = Vec::new();
         loop {
             // Nonsense ends it as its end does.
-            let Ok(Some((ask, fds))) = self.link.receive::<Ask>() else { break };
+            let Ok(Some((ask, fds))) = self.link.receive_at_most::<Ask>(LONGEST_QUESTION) else { break };
             let answer: Reply = self
                 .answer(house, &mut arenas, ask, fds)
                 .map_err(|error| Refusal { errno: error.errno(), why: error.to_string() });
@@ -244,7 +244,11 @@ impl Guest {
                 return Ok(told);
             }
             Ask::CreateSrq { pd, init, ring } => {
-                lock(&self.owned).srq_init(pd, &init)?;
+                {
+                    let owned = lock(&self.owned);
+                    owned.room_for_object(quota)?;
+                    owned.srq_init(pd, &init)?;
+                }
                 Command::CreateSrq { pd, init, ring: receives(&arena, ring)? }
             }
             Ask::ModifySrq { srq, ring, limit } => {

@@ -54,6 +54,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(200);
 /// Events that wait to be told.
 const EVENTS: usize = 1 << 16;
+/// Bytes of a greeting at most, which anybody may send.
+const LONGEST_GREETING: usize = 4096;
 
 /// Why a NIC does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -286,7 +288,7 @@ impl Inner {
         uid: u32,
     ) -> Result<(Guest, GuestId, Vec<OwnedFd>), Option<String>> {
         let said = |error: &dyn std::fmt::Display| Some(error.to_string());
-        let (hello, fds) = match link.receive::<Hello>() {
+        let (hello, fds) = match link.receive_at_most::<Hello>(LONGEST_GREETING) {
             Ok(Some(hello)) => hello,
             Ok(None) => return Err(None),
             Err(error) => return Err(Some(format!("what it said is no greeting: {error}"))),

@@ -22,6 +22,8 @@ pub struct Quota {
     pub mrs: u32,
     /// Bytes of its regions together.
     pub bytes: u64,
+    /// What else it makes, together: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows.
+    pub objects: u32,
     /// Bytes of its queues.
     pub queue_bytes: u64,
 }
@@ -29,7 +31,14 @@ pub struct Quota {
 impl Default for Quota {
     /// As much as the device has; 4 GiB of queues.
     fn default() -> Quota {
-        Quota { qps: u32::MAX, cqes: u64::MAX, mrs: u32::MAX, bytes: u64::MAX, queue_bytes: 4 << 30 }
+        Quota {
+            qps: u32::MAX,
+            cqes: u64::MAX,
+            mrs: u32::MAX,
+            bytes: u64::MAX,
+            objects: u32::MAX,
+            queue_bytes: 4 << 30,
+        }
     }
 }
 
@@ -127,6 +136,13 @@ impl Owned {
         beyond("QPs", self.qps.len() as u64 + 1, quota.qps.into())
     }
 
+    /// Room for one more of what has no bound of its own.
+    pub(super) fn room_for_object(&self, quota: &Quota) -> Result<(), ControlError> {
+        let held = self.pds.len() + self.cqs.len() + self.srqs.len() + self.xrcds.len();
+        let all = held + self.handles.len() + self.flows.len();
+        beyond("objects", all as u64 + 1, quota.objects.into())
+    }
+
     /// Room for a completion queue, in place of another one if that is named.
     pub(super) fn room_for_cq(
         &self,
@@ -134,6 +150,9 @@ impl Owned {
         entries: u32,
         instead: Option<CqIndex>,
     ) -> Result<(), ControlError> {
+        if instead.is_none() {
+            self.room_for_object(quota)?;
+        }
         let others = self.cqs.iter().filter(|(cq, _)| Some(**cq) != instead);
         let sum: u64 = others.map(|(_, entries)| u64::from(*entries)).sum();
         beyond("completion queue entries", sum + u64::from(entries), quota.cqes)
@@ -162,7 +181,7 @@ impl Owned {
     /// True if all that a command without memory names is the process's, and it may ask for it.
     pub(super) fn check(&self, command: &Command, quota: &Quota) -> Result<(), ControlError> {
         match command {
-            Command::AllocPd | Command::OpenXrcd(_) => Ok(()),
+            Command::AllocPd | Command::OpenXrcd(_) => self.room_for_object(quota),
             Command::DeallocPd(pd) => self.pd(*pd),
             Command::DeregisterMemory(mr) | Command::ReleaseMemory(mr) => self.mr(*mr),
             Command::AllocWindow { pd, .. } => self.room_for_mr(quota, 0, None).and_then(|()| self.pd(*pd)),
@@ -182,9 +201,9 @@ impl Owned {
             | Command::QueryLog(qp)
             | Command::DestroyQp(qp)
             | Command::AttachMulticast(qp, _)
-            | Command::DetachMulticast(qp, _)
-            | Command::CreateFlow(qp, _) => self.qp(*qp),
-            Command::CreateAh(pd, _) => self.pd(*pd),
+            | Command::DetachMulticast(qp, _) => self.qp(*qp),
+            Command::CreateFlow(qp, _) => self.room_for_object(quota).and_then(|()| self.qp(*qp)),
+            Command::CreateAh(pd, _) => self.room_for_object(quota).and_then(|()| self.pd(*pd)),
             Command::DestroyAh(ah) => found(self.handles.contains(ah), "address handle"),
             Command::DestroyFlow(flow) => found(self.flows.contains(flow), "flow"),
             // What it sees of them is its own.

@@ -21,7 +21,8 @@ use crate::shared::{CompletionRing, Doorbells, EventCounter, RecvRing, Region, S
 use crate::threads::lock;
 use crate::time::Nanos;
 use crate::verbs::{
-    Access, CqIndex, Gid, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Rss, SrqInit, XrcdId,
+    Access, AddressVector, CqIndex, Gid, OpenXrcd, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType,
+    Rss, SrqInit, XrcdId,
 };
 
 /// Longer than anything takes here.
@@ -327,8 +328,15 @@ fn nonsense_at_the_door_and_behind_it_ends_only_who_says_it() {
     let answer = link.receive::<Result<Welcome, String>>().expect("an answer").expect("it did not hang up").0;
     assert!(answer.expect_err("nonsense").contains("greeting"));
     drop(nic.knock());
+    // Before it is known who it is, little is read.
+    let link = nic.knock();
+    link.send(&Hello { name: "x".repeat(1 << 20), ..hello(&secret) }, &[]).expect_err("it hangs up");
 
     let (victim, _, _, qp) = settled(&nic);
+    let talker = nic.admitted();
+    let long = Ask::Services(vec![(0, None); 5 << 20]);
+    assert!(talker.link.send(&long, &[]).is_err(), "10 MiB in which all is twice nothing");
+    nic.wait("gone", |nic| nic.daemon.served().len() == 1);
     let babbler = nic.admitted();
     babbler.link.send(&vec![0xffu8; 64], &[]).expect("it listens");
     assert!(babbler.link.receive::<Reply>().expect("an end").is_none(), "it is not served any more");
@@ -415,7 +423,7 @@ fn questions_that_are_bent_are_answered() {
 
 #[test]
 fn quotas_hold_and_what_is_given_back_can_be_had_again() {
-    let quota = Quota { qps: 2, cqes: 20, mrs: 2, bytes: 100, queue_bytes: 64 << 10 };
+    let quota = Quota { qps: 2, cqes: 20, mrs: 2, bytes: 100, objects: 5, queue_bytes: 64 << 10 };
     let nic = nic(quota);
     let (mut guest, pd, cq, qp) = settled(&nic);
     let second = guest.qp(pd, cq, QpType::Rc).expect("two");
@@ -427,6 +435,29 @@ fn quotas_hold_and_what_is_given_back_can_be_had_again() {
 
     let cqs = |capacity| guest.ask(Ask::CreateCq { ring: place(512), capacity });
     assert!(cqs(13).is_err() && cqs(12).is_ok() && cqs(1).is_err());
+    // A domain and two queues: two are left.
+    let srq = || {
+        let ring = Receives { place: place(3000), capacity: 1, max_sge: 1 };
+        guest.ask(Ask::CreateSrq { pd, init: SrqInit::default(), ring })
+    };
+    let Ok(Told::Answer(Answer::Srq(srq_index, _))) = srq() else { panic!("a fourth object") };
+    guest.pd();
+    let beyond = |refused: Result<(), Refusal>| {
+        let refused = refused.expect_err("a sixth object");
+        assert!(refused.why.contains("objects: 6"), "{refused:?}");
+    };
+    beyond(srq().map(drop));
+    let [sgid, dgid] = [Gid([0; 16]); 2];
+    let [smac, dmac] = [[2; 6]; 2];
+    let (traffic_class, flow_label, hop_limit, sl, static_rate) = (0, 0, 64, 0, 0);
+    let way = AddressVector { sgid, dgid, smac, dmac, traffic_class, flow_label, hop_limit, sl, static_rate };
+    let ah = Command::CreateAh(pd, Box::new(way));
+    for command in [Command::AllocPd, Command::OpenXrcd(OpenXrcd::default()), ah] {
+        beyond(guest.call(command).map(drop));
+    }
+    beyond(guest.ask(Ask::CreateCq { ring: place(512), capacity: 0 }).map(drop));
+    guest.call(Command::DestroySrq(srq_index)).expect("its own");
+    srq().expect("one again");
     let register = |length| {
         let memory = Memory::At { address: 0x1000, length, on_demand: false };
         guest.ask(Ask::Register { pd, access: Access::empty(), start: 0, memory })

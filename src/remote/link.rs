@@ -9,8 +9,10 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::descriptors::{receive_with, send_with};
 
-/// Bytes of a message at most: some 30 times a list of 65,536 QPs.
-const LONGEST: usize = 1 << 29;
+/// Bytes of an answer at most: some 30 times a list of 65,536 QPs.
+const LONGEST_ANSWER: usize = 1 << 29;
+/// Bytes of a question at most: all port numbers of four spaces, bound. A list grows some thirty times where it is unpacked.
+pub(crate) const LONGEST_QUESTION: usize = 1 << 23;
 /// Bytes that are read before more room is made.
 const PIECE: usize = 1 << 20;
 
@@ -36,11 +38,22 @@ impl Link {
         (&self.0).write_all(&bytes)
     }
 
-    /// Waits for a message. `None`: the other end is gone.
+    /// Waits for an answer. `None`: the other end is gone.
     ///
     /// # Errors
     /// If what came is no such message: the two ends are of different versions.
     pub(crate) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        self.receive_at_most(LONGEST_ANSWER)
+    }
+
+    /// Waits for a message of `longest` bytes at most: the other end may mean harm.
+    ///
+    /// # Errors
+    /// If what came is no such message.
+    pub(crate) fn receive_at_most<T: DeserializeOwned>(
+        &self,
+        longest: usize,
+    ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         let mut head = [0; 4];
         let (read, fds) = loop {
             match receive_with(self.0.as_fd(), &mut head, MsgFlags::empty()) {
@@ -54,8 +67,8 @@ impl Link {
         let mut socket = &self.0;
         socket.read_exact(&mut head[read..])?;
         let length = u32::from_ne_bytes(head) as usize;
-        if length > LONGEST {
-            return Err(io::Error::other(format!("a message of {length} bytes")));
+        if length > longest {
+            return Err(io::Error::other(format!("a message of {length} bytes, {longest} at most")));
         }
         // Who says that much will come has not sent it yet.
         let mut bytes = Vec::new();

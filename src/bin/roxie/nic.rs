@@ -59,6 +59,9 @@ pub(crate) struct Arguments {
     /// Bytes that it may register: 512M, 4G
     #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "For each program")]
     max_bytes: Option<u64>,
+    /// All that it makes besides: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows
+    #[arg(long, value_name = "N", help_heading = "For each program")]
+    max_objects: Option<u32>,
     /// Serve metrics for Prometheus, of the NIC and of all programs, on this port of the loopback address or at this address and port
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = metrics::address)]
     metrics: Option<SocketAddr>,
@@ -148,6 +151,7 @@ fn config(arguments: &Arguments) -> Config {
             cqes: arguments.max_cqes.unwrap_or(most.cqes),
             mrs: arguments.max_mrs.unwrap_or(most.mrs),
             bytes: arguments.max_bytes.unwrap_or(most.bytes),
+            objects: arguments.max_objects.unwrap_or(most.objects),
             ..most
         },
     }
