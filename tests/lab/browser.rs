@@ -23,10 +23,18 @@ pub(crate) fn find() -> Option<&'static str> {
     NAMES.iter().find(runs).copied()
 }
 
-/// Opens a file.
+/// Opens a file. A browser that does not end within a minute is ended, and another is tried.
 pub(crate) fn open(browser: &str, file: &Path) -> Seen {
+    (0..3).find_map(|_| try_open(browser, file)).expect("a browser that ends within a minute, of three")
+}
+
+/// What `timeout` says of a program that it has ended.
+const ENDED: i32 = 124;
+
+fn try_open(browser: &str, file: &Path) -> Option<Seen> {
     let profile = tempfile::tempdir().expect("a folder");
-    let output = Command::new(browser)
+    let output = Command::new("timeout")
+        .args(["--kill-after=5", "60", browser])
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"])
         .args(["--virtual-time-budget=2000", "--window-size=1280,900"])
         .arg(format!("--user-data-dir={}", profile.path().display()))
@@ -34,7 +42,10 @@ pub(crate) fn open(browser: &str, file: &Path) -> Seen {
         .stdin(Stdio::null())
         .output()
         .expect("the browser runs");
+    if output.status.code() == Some(ENDED) {
+        return None;
+    }
     let log = String::from_utf8_lossy(&output.stderr);
     let console = log.lines().filter(|line| line.contains(":CONSOLE")).map(str::to_owned).collect();
-    Seen { document: String::from_utf8_lossy(&output.stdout).into_owned(), console }
+    Some(Seen { document: String::from_utf8_lossy(&output.stdout).into_owned(), console })
 }
