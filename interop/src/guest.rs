@@ -50,6 +50,36 @@ pub enum Files {
     Host,
 }
 
+/// A guest's network adapter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Adapter {
+    /// With room for a path MTU of 4096.
+    #[default]
+    Plain,
+    /// One whose driver lets AF_XDP have it write into a program's own memory (virtio-net of Linux 6.14 and later, behind an IOMMU that is
+    /// none). That takes frames of one buffer each, so the MTU is 1500.
+    ZeroCopy,
+}
+
+impl Adapter {
+    fn mtu(self) -> usize {
+        match self {
+            Adapter::Plain => LINK_MTU,
+            Adapter::ZeroCopy => 1500,
+        }
+    }
+
+    /// QEMU's options for it, with a comma in front.
+    fn options(self) -> &'static str {
+        match self {
+            Adapter::Plain => "",
+            Adapter::ZeroCopy => {
+                ",iommu_platform=on,disable-legacy=on,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,guest_csum=off"
+            }
+        }
+    }
+}
+
 /// A built guest: kernel, initramfs, peer program.
 #[derive(Clone, Debug)]
 pub struct Image {
@@ -149,13 +179,14 @@ impl Image {
     ///
     /// tcg and not kvm: `/dev/kvm` may exist and still not run a stock kernel. `setpriv` ties the guest's
     /// life to the thread that starts it, so that it cannot outlive a killed runner.
-    fn command(&self, namespace: &Namespace, host: u8, append: &str) -> Command {
+    fn command(&self, namespace: &Namespace, host: u8, adapter: Adapter, append: &str) -> Command {
         let tap = format!("tap{host}");
         // The kernel waits for ten ticks of an emulated timer, which a busy host may not give it, and panics without.
         let kernel_line = format!(
-            "console=ttyS0 panic=-1 quiet no_timer_check roxie.v4={}/24 roxie.v6={}/64 roxie.mtu={LINK_MTU} roxie.port={CONTROL_PORT}{append}",
+            "console=ttyS0 panic=-1 quiet no_timer_check roxie.v4={}/24 roxie.v6={}/64 roxie.mtu={} roxie.port={CONTROL_PORT}{append}",
             address(host, Family::V4),
             address(host, Family::V6),
+            adapter.mtu(),
         );
         let mut command = namespace.command("setpriv");
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max"]);
@@ -168,7 +199,11 @@ impl Image {
         command.args(["-netdev", &format!("tap,id=n0,ifname={tap},script=no,downscript=no")]);
         command.args([
             "-device",
-            &format!("virtio-net-pci,netdev=n0,mac=52:54:00:71:00:{host:02x},host_mtu={LINK_MTU}"),
+            &format!(
+                "virtio-net-pci,netdev=n0,mac=52:54:00:71:00:{host:02x},host_mtu={}{}",
+                adapter.mtu(),
+                adapter.options()
+            ),
         ]);
         command.args(["-virtfs", &shared(&self.folder.join("outside"), "outside")]);
         command
@@ -177,7 +212,7 @@ impl Image {
     /// Starts a guest with a shell on this terminal and waits for its end.
     pub fn shell(&self, namespace: &Namespace, host: u8) -> Result<(), Error> {
         namespace.add_tap(&format!("tap{host}"))?;
-        let mut command = self.command(namespace, host, " roxie.shell");
+        let mut command = self.command(namespace, host, Adapter::Plain, " roxie.shell");
         let line = command_line(&command);
         let failed = |output: String| Error::Command { command: line, output };
         match command.status() {
@@ -211,16 +246,17 @@ impl Guest {
     ///
     /// The guest ends with the calling thread.
     pub fn start(image: &Image, namespace: &Namespace, host: u8, log: &Path) -> Result<Guest, Error> {
-        Guest::start_with(image, namespace, host, log, Files::Own)
+        Guest::start_with(image, namespace, host, log, Files::Own, Adapter::Plain)
     }
 
-    /// The same, with these files.
+    /// The same, with these files and this adapter.
     pub fn start_with(
         image: &Image,
         namespace: &Namespace,
         host: u8,
         log: &Path,
         files: Files,
+        adapter: Adapter,
     ) -> Result<Guest, Error> {
         namespace.add_tap(&format!("tap{host}"))?;
         if let Some(folder) = log.parent() {
@@ -229,7 +265,7 @@ impl Guest {
         let console = File::create(log).map_err(Error::file(log))?;
         let also = console.try_clone().map_err(Error::file(log))?;
         let append = if files == Files::Host { " roxie.host" } else { "" };
-        let mut command = image.command(namespace, host, append);
+        let mut command = image.command(namespace, host, adapter, append);
         if files == Files::Host {
             command.args(["-virtfs", &shared(Path::new("/"), "host")]);
         }

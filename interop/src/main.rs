@@ -13,7 +13,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use interop::distro::SUITES;
 use interop::end::End;
 use interop::error::Error;
-use interop::guest::{self, Files, Guest, Image, Kernel};
+use interop::guest::{self, Adapter, Files, Guest, Image, Kernel};
 use interop::local::{self, Site};
 use interop::network::{INTERFACE, Namespace, address};
 use interop::pyverbs;
@@ -62,6 +62,16 @@ enum Command {
     /// The folders stay in .cache/distros (or $ROXIE_CACHE/distros) for the next time; --remove removes them. A release that the mirror does
     /// not give is skipped. $ROXIE_DEBIAN_MIRROR names another mirror.
     Distro(DistroArguments),
+    /// Run stock programs on Roxie in a guest whose adapter writes into the programs' memory (zero-copy AF_XDP), against Roxie on this host
+    /// and against rdma_rxe in a second guest, the guest serving and asking. Prints figures of copy and zero-copy side by side.
+    ZeroCopy {
+        /// Only rows whose name contains this; given several times, all of them must be there.
+        #[arg(long)]
+        filter: Vec<String>,
+        /// No rows, only figures.
+        #[arg(long, conflicts_with = "filter")]
+        figures: bool,
+    },
     /// The guest by itself.
     #[command(subcommand)]
     Guest(GuestCommand),
@@ -234,7 +244,8 @@ fn start_guest(kernel: Kernel, files: Files) -> Result<(Namespace, Guest), Error
     }
     let image = Image::build(kernel, false)?;
     let namespace = Namespace::create()?;
-    let guest = Guest::start_with(&image, &namespace, 2, &guest::output_folder().join("guest.log"), files)?;
+    let log = guest::output_folder().join("guest.log");
+    let guest = Guest::start_with(&image, &namespace, 2, &log, files, Adapter::Plain)?;
     println!("the guest answers after {:.1} s", guest.booted_in().as_secs_f64());
     Ok((namespace, guest))
 }
@@ -274,6 +285,15 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
         Site { namespace: Some(&namespace), interface: INTERFACE, addresses: &addresses, rxe_flush_icrc };
     let mut roxie = local::open(&site);
     runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep, &arguments.report())
+}
+
+fn zero_copy(filter: &[String], figures: bool) -> Result<bool, Error> {
+    if let Some(lack) = guest::host_lacks() {
+        return Err(Error::Host(lack));
+    }
+    local::build_roxie()?;
+    local::build_library()?;
+    runner::zero_copy(filter, figures)
 }
 
 fn self_check(selection: &Selection, kernel: Kernel) -> Result<bool, Error> {
@@ -324,6 +344,7 @@ fn dispatch(command: &Command) -> Result<bool, Error> {
             Ok(true)
         }
         Command::Pyverbs { kernel, write } => run_pyverbs((*kernel).into(), *write),
+        Command::ZeroCopy { filter, figures } => zero_copy(filter, *figures),
         Command::Distro(arguments) => run_distros(arguments.clone()),
         Command::Guest(GuestCommand::Build { refresh, kernel }) => {
             println!("{}", Image::build((*kernel).into(), *refresh)?.folder().display());

@@ -9,7 +9,7 @@ use super::stack::Stack;
 use crate::port::Port;
 use crate::port::udp::group::Member;
 use crate::port::udp::{UdpConfig, UdpPort};
-use crate::port::xdp::{XdpConfig, XdpError, XdpPort};
+use crate::port::xdp::{Mode, XdpConfig, XdpError, XdpPort};
 
 /// Which port a device is to stand on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub enum PortPlan {
     /// AF_XDP where it is permitted, else UDP sockets.
     #[default]
     Best,
-    /// AF_XDP.
-    Xdp,
+    /// AF_XDP, in this mode.
+    Xdp(Mode),
     /// UDP sockets.
     Udp,
     /// A NIC that is another process.
@@ -41,9 +41,9 @@ impl Claim {
     pub(super) fn open(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
         let (port, member): (Box<dyn Port>, _) = match self.plan {
             PortPlan::Udp => self.open_udp(mac)?,
-            PortPlan::Xdp => (Box::new(self.open_xdp()?), None),
+            PortPlan::Xdp(mode) => (Box::new(self.open_xdp(mode)?), None),
             // There is nothing to claim: a device on one was opened as such.
-            PortPlan::Nic | PortPlan::Best => match self.open_xdp() {
+            PortPlan::Nic | PortPlan::Best => match self.open_xdp(Mode::Auto) {
                 Ok(port) => (Box::new(port), None),
                 Err(why) if why.leaves_sockets() => {
                     eprintln!(
@@ -58,8 +58,8 @@ impl Claim {
         Ok((self.stack.on(port)?, member))
     }
 
-    fn open_xdp(&self) -> Result<XdpPort, XdpError> {
-        XdpPort::open(&XdpConfig::new(self.interface.clone()))
+    fn open_xdp(&self, mode: Mode) -> Result<XdpPort, XdpError> {
+        XdpPort::open(&XdpConfig { mode, ..XdpConfig::new(self.interface.clone()) })
     }
 
     /// On any address, so that those that come later are served as well, and with any process that comes.

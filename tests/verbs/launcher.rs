@@ -116,6 +116,23 @@ fn what_cannot_be_run_says_why_and_ends_as_shells_do() {
 }
 
 #[test]
+fn a_mode_that_the_driver_does_not_have_is_refused_and_no_other_taken() {
+    if skip("a_mode_that_the_driver_does_not_have_is_refused_and_no_other_taken", &["ibv_rc_pingpong"]) {
+        return;
+    }
+    let site = Site::new("l-mode");
+    let run = |options: &[&str], program: &str| {
+        Running::start(&site.near, launcher(&[&["--dev", "left"], options].concat(), program)).finish()
+    };
+    let refused = run(&["--mode", "zero-copy"], "ibv_rc_pingpong -g 1");
+    let why = "left (veth) cannot be opened through AF_XDP: zero-copy";
+    assert!(refused.status.code() == Some(1) && refused.said.contains(why), "{refused:?}");
+    let at_odds = run(&["--mode", "native", "--port", "udp"], "true");
+    assert_eq!(at_odds.status.code(), Some(2), "{at_odds:?}");
+    assert!(at_odds.said.contains("--mode is for --port xdp"), "{at_odds:?}");
+}
+
+#[test]
 fn where_no_interface_has_an_address_what_is_advised_works() {
     if skip("where_no_interface_has_an_address_what_is_advised_works", &["ibv_devices"]) {
         return;

@@ -1,6 +1,6 @@
 //! What the environment says of the device: which interface it stands on, and how it is opened.
 //!
-//! `roxie run` sets the environment: `ROXIE_DEV` the interface, `ROXIE_PORT` (`xdp` or `udp`), `ROXIE_CORES` (the core that the
+//! `roxie run` sets the environment: `ROXIE_DEV` the interface, `ROXIE_PORT` (`xdp` or `udp`), `ROXIE_MODE` (which mode of AF_XDP), `ROXIE_CORES` (the core that the
 //! engine's thread is pinned to; without it the program's own polling turns the NIC), `ROXIE_FAULT`, `ROXIE_CAPTURE`, `ROXIE_ESTATE`
 //! (where the launcher finds the connections of a program that has ended), `ROXIE_EVENTS` (and what it was refused), `ROXIE_CC`, `ROXIE_ECN`,
 //! `ROXIE_QOS`, `ROXIE_SPEED` and `ROXIE_TOS` (congestion control and traffic classes).
@@ -130,7 +130,7 @@ pub(crate) fn interface_index() -> u32 {
 fn port_plan(name: &str) -> Option<PortPlan> {
     match name {
         "" | "auto" => Some(PortPlan::Best),
-        "xdp" => Some(PortPlan::Xdp),
+        "xdp" => Some(PortPlan::Xdp(parsed("ROXIE_MODE", "auto").unwrap_or_default())),
         "udp" => Some(PortPlan::Udp),
         "nic" => Some(PortPlan::Nic),
         _ => None,

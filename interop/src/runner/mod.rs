@@ -2,6 +2,7 @@
 
 mod distros;
 mod programs;
+mod zero_copy;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use interop::skip::SkipReason;
 use interop::wire::Wire;
 
 pub(crate) use distros::{Wanted, distros, remove};
+pub(crate) use zero_copy::zero_copy;
 
 /// A full run takes no longer, a thorough one as many times more as it has more rows; the rows beyond are
 /// missing, and the run is bad.

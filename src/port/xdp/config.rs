@@ -1,6 +1,7 @@
 //! What may be chosen about an XDP port.
 
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use super::XdpError;
 
@@ -16,6 +17,28 @@ pub enum Mode {
     Native,
     /// Only generic: works on every driver, after the kernel has made an skb of the frame.
     Generic,
+}
+
+impl Mode {
+    /// Its name, in options and in the environment.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Auto => "auto",
+            Mode::ZeroCopy => "zero-copy",
+            Mode::Native => "native",
+            Mode::Generic => "generic",
+        }
+    }
+}
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Mode, String> {
+        let all = [Mode::Auto, Mode::ZeroCopy, Mode::Native, Mode::Generic];
+        let known = all.into_iter().find(|mode| mode.name() == name);
+        known.ok_or_else(|| "no mode of AF_XDP: there are auto, zero-copy, native and generic".into())
+    }
 }
 
 /// How to open an interface through AF_XDP.

@@ -12,5 +12,5 @@ mod wait;
 pub(crate) use bare::Bare;
 pub(crate) use gids::{first_gid, no_gid};
 pub(crate) use open::Opened;
-pub(crate) use options::{DeviceOptions, PortKind, THREAD};
+pub(crate) use options::{DeviceOptions, ModeName, PortKind, THREAD};
 pub(crate) use wait::{Patience, linger};

@@ -20,7 +20,9 @@ use clap::{Args, ValueEnum};
 use roxie::host::{Device, DeviceConfig, EVENTS, Estate, EventLog, LoggedEvent, OpenError, PortPlan, Stack};
 use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
+use roxie::port::xdp::Mode;
 
+use crate::device::ModeName;
 use crate::device::congestion::CongestionOptions;
 use crate::device::interface::{Without, usable_interface};
 use crate::failure::Failure;
@@ -64,6 +66,9 @@ pub(crate) struct Options {
     /// How frames move [default: nic if one serves the interface, else udp]
     #[arg(long, value_name = "PORT")]
     port: Option<Port>,
+    /// Which mode of AF_XDP to use; implies --port xdp
+    #[arg(long, value_name = "MODE")]
+    mode: Option<ModeName>,
     /// Run the NIC on a thread of its own, on the first of these cores, instead of in the program's polling calls
     #[arg(long, value_name = "LIST")]
     cores: Option<String>,
@@ -160,25 +165,33 @@ struct Prepared {
     library: Library,
     interface: Interface,
     port: Port,
+    mode: Mode,
 }
 
 fn prepare(options: &Options) -> Result<Prepared, Failure> {
     let library = Library::find()?;
     let interface = usable_interface(options.dev.as_deref(), Without::Nothing)?;
-    let preflight = Preflight::of(&interface, options.port);
+    let asked = options.port.or(options.mode.map(|_| Port::Xdp));
+    if let (Some(port @ (Port::Udp | Port::Nic)), Some(_)) = (options.port, options.mode) {
+        let why =
+            format!("--mode is for --port xdp, and not for --port {}: leave one of the two out", port.name());
+        return Err(Failure::Usage(why));
+    }
+    let preflight = Preflight::of(&interface, asked);
     if !options.quiet {
         for remark in &preflight.remarks {
             output::note(remark);
         }
     }
-    Ok(Prepared { library, interface, port: preflight.port })
+    let mode = options.mode.map_or(Mode::Auto, Mode::from);
+    Ok(Prepared { library, interface, port: preflight.port, mode })
 }
 
 impl Prepared {
     /// The device that the program had.
     fn device(&self) -> Result<Device, OpenError> {
         let plan = match self.port {
-            Port::Xdp => PortPlan::Xdp,
+            Port::Xdp => PortPlan::Xdp(self.mode),
             Port::Udp => PortPlan::Udp,
             Port::Nic => PortPlan::Nic,
         };
@@ -190,6 +203,7 @@ impl Prepared {
         all.push(("ROXIE_DEV", self.interface.name.clone().into()));
         all.push(("ROXIE_PORT", self.port.name().into()));
         let more = [
+            ("ROXIE_MODE", options.mode.map(|_| self.mode.name().into())),
             ("ROXIE_CORES", options.cores.clone().map(OsString::from)),
             ("ROXIE_FAULT", options.fault.clone().map(OsString::from)),
             ("ROXIE_CAPTURE", options.capture.clone().map(OsString::from)),

@@ -1,0 +1,311 @@
+//! Stock programs over zero-copy AF_XDP: Roxie in a guest, on an adapter that writes into its memory.
+
+use std::env;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use interop::end::Ended;
+use interop::error::Error;
+use interop::guest::{Adapter, Files, Guest, Image, Kernel, output_folder};
+use interop::local::program::{Program as Running, somebody_listens};
+use interop::network::{INTERFACE, Namespace, address};
+use interop::peer::Peer;
+use interop::report::{Outcome, Report};
+use interop::rows::{self, Family, Program};
+
+use super::programs::{LISTENS_WITHIN, TCP_PORT};
+
+/// Both guests are emulated, and share two processors with this host's end.
+const ENDS_WITHIN: Duration = Duration::from_secs(60);
+/// Where rdma_rxe is, and the guest whose adapter has zero-copy.
+const GUEST: u8 = 2;
+const RXE: u8 = 3;
+/// Roxie's first IPv4 address in its GID table.
+const GID: usize = 1;
+/// Bytes of a datagram: an MTU of 1500 has room for 1024.
+const DATAGRAM: &str = "1000";
+/// Bytes of a message for which bandwidth is told, and how long it is measured.
+const FIGURES: [(&str, &str); 4] = [
+    ("WRITE 64 KiB, MB/s", "ib_write_bw -s 65536 -D 3"),
+    ("READ 64 KiB, MB/s", "ib_read_bw -s 65536 -o 16 -D 3"),
+    ("SEND 64 bytes, MB/s", "ib_send_bw -s 64 -D 3"),
+    ("SEND 64 bytes, round trip / 2, us", "ib_send_lat -s 64 -n 500"),
+];
+
+/// How AF_XDP moves frames in the guest, and what is injected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    ZeroCopy,
+    /// Two of a hundred frames are lost.
+    Lossy,
+    /// The kernel copies.
+    Copy,
+}
+
+impl Way {
+    fn options(self) -> &'static [&'static str] {
+        match self {
+            Way::ZeroCopy => &["--mode", "zero-copy"],
+            Way::Lossy => &["--mode", "zero-copy", "--fault", "drop=0.02,seed=7"],
+            Way::Copy => &["--mode", "native"],
+        }
+    }
+}
+
+/// Where a program runs.
+enum End<'a> {
+    /// On this host, on Roxie over sockets.
+    Host(&'a Namespace),
+    /// In the guest, on Roxie over AF_XDP.
+    Guest(&'a mut Peer, Way),
+    /// In the other guest, on rdma_rxe.
+    Rxe(&'a mut Peer),
+}
+
+/// What runs there.
+enum Job {
+    Here(Running),
+    There(usize),
+}
+
+/// The program `roxie` beside this one, which both the host and the guest run.
+fn roxie() -> Result<PathBuf, Error> {
+    let own = env::current_exe().map_err(|e| Error::Local(format!("where this program is: {e}")))?;
+    Ok(own.with_file_name("roxie"))
+}
+
+impl End<'_> {
+    fn address(&self) -> IpAddr {
+        let host = match self {
+            End::Host(_) => 1,
+            End::Guest(..) => GUEST,
+            End::Rxe(_) => RXE,
+        };
+        address(host, Family::V4)
+    }
+
+    /// The place of its address in its GID table.
+    fn gid(&self) -> usize {
+        match self {
+            End::Rxe(peer) => {
+                let own = self.address();
+                peer.gids().iter().find(|gid| gid.address == own).map_or(0, |gid| gid.index as usize)
+            }
+            _ => GID,
+        }
+    }
+
+    fn start(&mut self, name: &str, words: &[String]) -> Result<Job, Error> {
+        let run = |dev: &str, options: &[&str]| -> Vec<String> {
+            let before = ["run", "--quiet", "--dev", dev].into_iter().chain(options.iter().copied());
+            let before = before.chain(["--", name]).map(str::to_owned);
+            before.chain(words.iter().cloned()).collect()
+        };
+        match self {
+            End::Host(namespace) => {
+                Running::start(Some(namespace), &roxie()?, &run(INTERFACE, &["--port", "udp"])).map(Job::Here)
+            }
+            End::Guest(peer, way) => {
+                let program = roxie()?.display().to_string();
+                let inside = ["/host".to_owned(), program].into_iter().chain(run("eth0", way.options()));
+                peer.spawn("chroot", &inside.collect::<Vec<_>>()).map(Job::There)
+            }
+            End::Rxe(peer) => peer.spawn(name, words).map(Job::There),
+        }
+    }
+
+    fn wait(&mut self, job: Job, within: Duration) -> Result<Ended, Error> {
+        match (self, job) {
+            (_, Job::Here(program)) => program.wait(within),
+            (End::Guest(peer, _) | End::Rxe(peer), Job::There(job)) => peer.wait(job, within),
+            (End::Host(_), Job::There(_)) => Err(Error::Local("a job of a guest's, at the host".into())),
+        }
+    }
+
+    fn listens(&mut self) -> Result<bool, Error> {
+        match self {
+            End::Guest(peer, _) | End::Rxe(peer) => peer.wait_for_listener(TCP_PORT, LISTENS_WITHIN),
+            End::Host(namespace) => {
+                let until = Instant::now() + LISTENS_WITHIN;
+                loop {
+                    let listens = namespace.within(|| somebody_listens(TCP_PORT))??;
+                    if listens || Instant::now() >= until {
+                        return Ok(listens);
+                    }
+                    thread::sleep(Duration::from_millis(20));
+                }
+            }
+        }
+    }
+}
+
+/// How server and client ended.
+struct Played {
+    server: Ended,
+    client: Ended,
+}
+
+/// A server, then its client. `words`: of an end with this place in its GID table, given where the server is if it is the client.
+fn play(
+    server: &mut End<'_>,
+    client: &mut End<'_>,
+    name: &str,
+    words: &dyn Fn(usize, Option<String>) -> Vec<String>,
+) -> Result<Played, Error> {
+    let serving = server.start(name, &words(server.gid(), None))?;
+    if !server.listens()? {
+        let server = server.wait(serving, Duration::ZERO)?;
+        let client = Ended { code: None, output: "not started: the server is silent".into() };
+        return Ok(Played { server, client });
+    }
+    let asking = client.start(name, &words(client.gid(), Some(server.address().to_string())))?;
+    let client = client.wait(asking, ENDS_WITHIN)?;
+    let within = if client.code == Some(0) { ENDS_WITHIN } else { Duration::from_secs(1) };
+    Ok(Played { server: server.wait(serving, within)?, client })
+}
+
+/// A row: which program against whom, who serves, and what happens on the way.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    program: Program,
+    against_rxe: bool,
+    guest_serves: bool,
+    way: Way,
+}
+
+impl Row {
+    /// Its words, with datagrams that fit the guest's MTU.
+    fn words(&self, gid: usize, server: Option<String>) -> Vec<String> {
+        let mut words = self.program.words(gid, server);
+        let name = self.program.to_string();
+        if let Some(at) = words.iter().position(|word| word == "-s").filter(|_| name.contains("ud")) {
+            words[at + 1] = DATAGRAM.into();
+        }
+        words
+    }
+
+    /// `zero-copy/rxe/serves/ib_send_bw/rc`.
+    fn name(&self) -> String {
+        let far = if self.against_rxe { "rxe" } else { "roxie" };
+        let role = if self.guest_serves { "serves" } else { "asks" };
+        let loss = if self.way == Way::Lossy { "loss/" } else { "" };
+        let program = self.program.to_string();
+        format!("zero-copy/{far}/{role}/{loss}{}", program.trim_start_matches("program/"))
+    }
+}
+
+/// Stock programs that do not meet by rdma_cm, each way; those of connected services once more with losses, against Roxie.
+fn rows() -> Vec<Row> {
+    let programs = || rows::uses().into_iter().map(|(program, _)| program).filter(|p| !p.meets_by_cm());
+    let mut all = Vec::new();
+    for against_rxe in [false, true] {
+        for guest_serves in [false, true] {
+            all.extend(programs().map(|program| Row {
+                program,
+                against_rxe,
+                guest_serves,
+                way: Way::ZeroCopy,
+            }));
+        }
+    }
+    let repaired = |program: &Program| {
+        let name = program.to_string();
+        ["rc_pingpong", "bw/rc", "atomic_bw"].iter().any(|part| name.contains(part))
+    };
+    for guest_serves in [false, true] {
+        let lossy = programs().filter(repaired);
+        all.extend(lossy.map(|program| Row { program, against_rxe: false, guest_serves, way: Way::Lossy }));
+    }
+    all
+}
+
+fn judged(played: Result<Played, Error>, program: Program) -> Outcome {
+    let Played { server, client } = match played {
+        Ok(played) => played,
+        Err(error) => return Outcome::Fail(error.to_string()),
+    };
+    let complaint = match (client.code, server.code) {
+        (Some(0), Some(0)) => program.complaint(&client.output, &server.output),
+        _ => Some("a program failed".to_owned()),
+    };
+    match complaint {
+        None => Outcome::Pass,
+        Some(why) => Outcome::Fail(format!("{why}; the client: {client:?}; the server: {server:?}")),
+    }
+}
+
+/// Runs the rows whose names contain all of these, or only `figures`. True if all passed.
+pub(crate) fn zero_copy(filter: &[String], figures: bool) -> Result<bool, Error> {
+    let wanted = |row: &Row| filter.iter().all(|part| row.name().contains(part.as_str()));
+    let rows: Vec<Row> = if figures { Vec::new() } else { rows().into_iter().filter(wanted).collect() };
+    if rows.is_empty() && !figures {
+        return Err(Error::NoRow(filter.to_vec()));
+    }
+    let image = Image::build(Kernel::Newest, false)?;
+    let namespace = Namespace::create()?;
+    let log = |name: &str| output_folder().join(name);
+    let guest =
+        Guest::start_with(&image, &namespace, GUEST, &log("zero-copy.log"), Files::Host, Adapter::ZeroCopy)?;
+    let mut peer = guest.peer(&namespace)?;
+    let rxe = match rows.iter().any(|row| row.against_rxe) {
+        true => Some(Guest::start(&image, &namespace, RXE, &log("zero-copy-rxe.log"))?),
+        false => None,
+    };
+    let mut rxe = rxe.as_ref().map(|guest| guest.peer(&namespace)).transpose()?;
+    println!("Roxie in a guest of kernel {}, on virtio-net with zero-copy", peer.about().kernel);
+    let mut report = Report::new(peer.about().clone(), rows.iter().map(Row::name).collect());
+    for row in &rows {
+        let start = Instant::now();
+        let mut near = End::Guest(&mut peer, row.way);
+        let mut far = match &mut rxe {
+            Some(rxe) if row.against_rxe => End::Rxe(rxe),
+            _ => End::Host(&namespace),
+        };
+        let (server, client) = if row.guest_serves { (&mut near, &mut far) } else { (&mut far, &mut near) };
+        let words = |gid, server| row.words(gid, server);
+        let played = play(server, client, row.program.name(), &words);
+        report.add(&row.name(), &judged(played, row.program), start.elapsed());
+    }
+    if filter.is_empty() {
+        figures_of(&mut peer, &namespace)?;
+    }
+    if figures {
+        return Ok(true);
+    }
+    report.write(&output_folder().join("zero-copy.json"))?;
+    println!("{}", report.totals());
+    Ok(report.totals().good())
+}
+
+/// What copies cost: the same programs in the guest, its kernel copying and not.
+fn figures_of(peer: &mut Peer, namespace: &Namespace) -> Result<(), Error> {
+    println!("{:<36}{:>10}{:>12}{:>8}", "client in the guest, server outside", "copy", "zero-copy", "ratio");
+    for (what, line) in FIGURES {
+        let mut figure = |way| {
+            let mut words = line.split(' ').map(str::to_owned);
+            let name = words.next().unwrap_or_default();
+            let options: Vec<String> = words.collect();
+            let all = |gid: usize, server: Option<String>| -> Vec<String> {
+                let gid = ["-x".to_owned(), gid.to_string(), "-F".to_owned()];
+                options.iter().cloned().chain(gid).chain(server).collect()
+            };
+            let played = play(&mut End::Host(namespace), &mut End::Guest(peer, way), &name, &all)?;
+            average(&played.client.output, name.ends_with("lat")).ok_or_else(|| {
+                Error::Local(format!("no figure of {line}: {:?} {:?}", played.client, played.server))
+            })
+        };
+        let (copy, zero_copy) = (figure(Way::Copy)?, figure(Way::ZeroCopy)?);
+        println!("{what:<36}{copy:>10.2}{zero_copy:>12.2}{:>8.2}", zero_copy / copy);
+    }
+    Ok(())
+}
+
+/// Of perftest's table: the average bandwidth, or the typical latency.
+fn average(output: &str, is_latency: bool) -> Option<f64> {
+    let numbers =
+        |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
+    let row = output.lines().filter_map(numbers).rfind(|numbers| numbers.len() >= 4)?;
+    Some(if is_latency { row[4] } else { row[3] })
+}
