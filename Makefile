@@ -69,6 +69,7 @@ interop:
 	@.ci/setup test
 	cargo build --release
 	cargo run --release -p interop -- run --kernel $(KERNEL)
+	cargo run --release -p interop -- zero-copy
 	$(if $(SUITES),cargo run --release -p interop -- distro $(SUITES:%=--suite %) || [ $$? -eq 77 ])
 
 # SECONDS=n: how long each fuzzer runs; MINUTES=n: how long the simulation does then, or SEEDS=n: how many seeds; FIRST=k: the first

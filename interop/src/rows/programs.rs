@@ -19,7 +19,7 @@ pub struct Program {
 
 /// Every use of a program: what sets it apart, its name and options.
 ///
-/// Messages are longer than a packet where the service has such. Without acknowledgements nothing paces a sender: UC and UD
+/// Messages are longer than a packet where the service has such, datagrams fit an MTU of 1024. Without acknowledgements nothing paces a sender: UC and UD
 /// send no more messages than the receiver has receives (512) and the links between have room for. perftest sets
 /// `max_rd_atomic` to what the other end takes in, 128 at rxe, and not to the lesser of both, so it is told the lesser (`-o`).
 /// By `ibv_wr_*` it posts on adapters alone whose numbers it knows; everywhere else by `ibv_post_send`, told so or not.
@@ -29,14 +29,14 @@ const USES: [(&str, &str); 47] = [
     ("new", "ibv_rc_pingpong -m 1024 -s 5000 -n 100 -c -N"),
     ("polling", "ibv_uc_pingpong -m 1024 -s 5000 -n 100 -c"),
     ("events", "ibv_uc_pingpong -m 1024 -s 5000 -n 100 -c -e"),
-    ("polling", "ibv_ud_pingpong -s 2000 -n 100 -c"),
-    ("events", "ibv_ud_pingpong -s 2000 -n 100 -c -e"),
+    ("polling", "ibv_ud_pingpong -s 1000 -n 100 -c"),
+    ("events", "ibv_ud_pingpong -s 1000 -n 100 -c -e"),
     ("polling", "ibv_srq_pingpong -m 1024 -s 5000 -n 100 -c"),
     ("events", "ibv_srq_pingpong -m 1024 -s 5000 -n 100 -c -e"),
     ("polling", "ibv_xsrq_pingpong -m 1024 -s 5000 -n 100"),
     ("rc", "ib_send_bw -c RC -n 200 -s 5000"),
     ("uc", "ib_send_bw -c UC -n 200 -s 5000"),
-    ("ud", "ib_send_bw -c UD -n 200 -s 2000"),
+    ("ud", "ib_send_bw -c UD -n 200 -s 1000"),
     ("rc/old", "ib_send_bw -c RC -n 200 -s 5000 --use_old_post_send"),
     ("xrc", "ib_send_bw -c XRC -n 200 -s 5000"),
     ("rc/qps3", "ib_send_bw -c RC -n 200 -s 5000 -q 3"),
@@ -45,13 +45,13 @@ const USES: [(&str, &str); 47] = [
     ("rc/events", "ib_send_bw -c RC -n 200 -s 5000 -e"),
     ("rc/srq", "ib_send_bw -c RC -n 200 -s 5000 -q 3 --use-srq"),
     ("uc/qps3", "ib_send_bw -c UC -n 100 -s 2000 -q 3"),
-    ("ud/events", "ib_send_bw -c UD -n 200 -s 2000 -e"),
+    ("ud/events", "ib_send_bw -c UD -n 200 -s 1000 -e"),
     ("rc", "ib_send_lat -c RC -n 100 -s 5000"),
     ("uc", "ib_send_lat -c UC -n 100 -s 5000"),
-    ("ud", "ib_send_lat -c UD -n 100 -s 2000"),
+    ("ud", "ib_send_lat -c UD -n 100 -s 1000"),
     ("rc/events", "ib_send_lat -c RC -n 100 -s 5000 -e"),
     ("uc/events", "ib_send_lat -c UC -n 100 -s 5000 -e"),
-    ("ud/events", "ib_send_lat -c UD -n 100 -s 2000 -e"),
+    ("ud/events", "ib_send_lat -c UD -n 100 -s 1000 -e"),
     ("rc/srq", "ib_send_lat -c RC -n 100 -s 5000 --use-srq"),
     ("rc", "ib_write_bw -c RC -n 200 -s 5000"),
     ("uc", "ib_write_bw -c UC -n 200 -s 5000"),
@@ -370,7 +370,7 @@ mod tests {
         let words = named("program/ib_read_bw/rc").words(1, Some("10.71.0.1".into()));
         assert_eq!(words.join(" "), "-c RC -o 16 -n 200 -s 5000 -F -u17 -x1 10.71.0.1");
         let words = named("program/ibv_ud_pingpong/events").words(2, None);
-        assert_eq!(words.join(" "), "-s 2000 -n 100 -c -e -g2");
+        assert_eq!(words.join(" "), "-s 1000 -n 100 -c -e -g2");
     }
 
     #[test]
