@@ -22,6 +22,7 @@ mod routing;
 mod run;
 mod shape;
 mod silence;
+mod slots;
 mod station;
 mod stats;
 mod switch;

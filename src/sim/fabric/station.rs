@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::classify;
 use super::link::Line;
 use super::silence::Silence;
+use super::slots::{PortCounts, Slots};
 use super::topology::StationConfig;
 use crate::flow::FlowMatch;
 use crate::frame::{Frame, FrameMut};
 use crate::port::{BURST, LinkChange, Port, PortInfo, Received, TxId};
-use crate::sim::slots::{PortCounts, Slots};
 use crate::time::Nanos;
 use crate::wire::mac_control::MacControl;
 
