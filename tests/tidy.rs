@@ -154,7 +154,6 @@ const LONG: &[(&str, &str)] = &[
         "four rings and the chunks that go round between them; unsafe stays in one file",
     ),
     ("src/shared/work_queue.rs", "both ends of one ring: what one writes the other reads"),
-    ("src/sim/switch.rs", "a fifth are its tests"),
     ("src/transport/qp.rs", "what a QP is, and every way into it"),
     ("src/transport/responder.rs", "the checks and operations in the order of the specification"),
     ("src/wire/headers.rs", "one header after the other, each a few lines"),

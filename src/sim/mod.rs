@@ -1,18 +1,15 @@
 //! NICs in virtual time: the same [`crate::engine::Worker`] that drives hardware, turned by hand.
 //!
 //! A [`Host`] is a NIC, its port and the application's side of its queues, without threads or clocks. [`Pair`] joins two of
-//! them by a cable, [`Network`] any number by a [`Switch`]; both move time to whatever is due next. What happens is a function
-//! of the seeds alone.
+//! them by any two ports, [`fabric::Fabric`] any number by links and switches; both move time to whatever is due next. What happens is
+//! a function of the seeds alone.
 
 mod address;
 mod connection;
 pub mod events;
 pub mod fabric;
 mod host;
-mod network;
 pub mod scenario;
-mod slots;
-mod switch;
 
 // What calls of this layer take and return of those below.
 pub use crate::nic::{Answer, Command, ControlError, NicConfig, QpStatus, ReceiveSource, SrqStatus};
@@ -21,8 +18,6 @@ pub use crate::shared::{CompletionRing, HostMemory, PostError};
 
 pub use connection::Connected;
 pub use host::{Host, HostQp, HostRegion, HostSrq};
-pub use network::Network;
-pub use switch::{Arrival, Calm, LATENCY, Switch, SwitchPort, SwitchPortConfig, Traffic, Weather, mark};
 
 use crate::port::Port;
 use crate::time::Nanos;

@@ -127,7 +127,7 @@ impl Incast {
             if progress.completions == 0 || station == senders {
                 continue;
             }
-            while let Some(wc) = self.fabric.host_ref(station).poll_cq(&self.senders[station].0) {
+            while let Some(wc) = self.fabric.hosts()[station].poll_cq(&self.senders[station].0) {
                 assert_eq!(wc.status, WcStatus::Success);
                 self.done[station] += 1;
                 if posted[station] < messages {
@@ -151,7 +151,7 @@ impl Incast {
     }
 
     fn counter(&self, station: usize, name: &str) -> u64 {
-        let counters: HashMap<_, _> = self.fabric.host_ref(station).worker.counters().into_iter().collect();
+        let counters: HashMap<_, _> = self.fabric.hosts()[station].worker.counters().into_iter().collect();
         counters[name]
     }
 
@@ -225,7 +225,7 @@ fn a_nic_that_heeds_pauses_itself_loses_nothing_either() {
     let play = |classes: &str| {
         let mut incast = Incast::between(stations(), config.clone(), false, "off", QpType::Rc);
         for n in 0..5 {
-            let mut rules = incast.fabric.host_ref(n).worker.nic().congestion().clone();
+            let mut rules = incast.fabric.hosts()[n].worker.nic().congestion().clone();
             rules.classes = classes.parse().expect("classes");
             let command = Command::SetCongestion(Box::new(rules));
             incast.fabric.host(n).call(Nanos::ZERO, command).expect("carried out");
@@ -233,7 +233,7 @@ fn a_nic_that_heeds_pauses_itself_loses_nothing_either() {
         incast.write(50, 16, Nanos::from_millis(300));
         let dropped = incast.fabric.switch(0).queue(4, 0).drops.all();
         // Counted where something was paused.
-        let counters = incast.fabric.host_ref(0).worker.counters();
+        let counters = incast.fabric.hosts()[0].worker.counters();
         let pauses =
             counters.iter().find(|(name, _)| *name == "rx_prio0_pause").map_or(0, |(_, count)| *count);
         (dropped, incast.sent_again(), pauses)

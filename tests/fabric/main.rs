@@ -1,7 +1,7 @@
 //! Switches with queues, and hosts on links with rates, in virtual time.
 //!
 //! [`links`] is time, [`marking`] the curve, [`sharing`] who has the line and the buffer, [`pauses`] priority flow control, [`hosts`] queue
-//! pairs through a bottleneck, [`config`] what is refused.
+//! pairs through a bottleneck, [`trouble`] what may be done to it all meanwhile, [`config`] what is refused.
 
 mod config;
 mod hosts;
@@ -11,6 +11,7 @@ mod pauses;
 mod shapes;
 mod sharing;
 mod switching;
+mod trouble;
 
 use roxie::sim::Host;
 use roxie::sim::fabric::{

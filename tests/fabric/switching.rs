@@ -61,7 +61,7 @@ fn links_damage_their_share_of_frames_and_the_same_again() {
         }
         assert!(fabric.run(Nanos::from_millis(2)));
         let times: Vec<u64> = came(&mut fabric, 1).into_iter().map(|(time, _)| time).collect();
-        (fabric.damaged(End::Switch { switch: 0, port: 0 }), times, fabric.on_links())
+        (fabric.link(End::Switch { switch: 0, port: 0 }).damaged, times, fabric.on_links())
     };
     let (damaged, times, on_links) = play(1);
     assert!((900..1100).contains(&damaged), "{damaged}");

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use roxie::nic::{Answer, Command, ObjectCounts};
+use roxie::sim::fabric::{DropReason, End, LinkStats, PRIORITIES};
 use roxie::time::Nanos;
 use roxie::verbs::WrOpcode;
 
@@ -13,19 +14,20 @@ use crate::world::{Outcome, World};
 impl World<'_> {
     /// Checks everything, and returns what was counted.
     pub fn audit(mut self) -> Outcome {
-        let now = self.net.now;
+        let now = self.net.now();
         self.check_shared();
         for link in &self.links {
-            link.check_end(&mut self.net.hosts, now);
+            link.check_end(self.net.hosts_mut(), now);
             for flow in &link.flows {
                 flow.check_memory();
                 flow.check_inboxes();
             }
         }
-        let totals: Vec<_> = (0..self.net.hosts.len()).map(|host| self.totals(host)).collect();
+        let totals: Vec<_> = (0..self.script.hosts.count).map(|host| self.totals(host)).collect();
         for (host, counts) in totals.iter().enumerate() {
             self.check_counters(host, counts);
         }
+        self.check_switch();
         self.check_sums(&totals);
         for host in 0..totals.len() {
             let pauses = self.witnesses.congested(|congested| congested.seen(host)).pauses;
@@ -52,7 +54,8 @@ impl World<'_> {
         for (place, text) in &self.script.logs {
             let end = &self.links[place.channel].ends[place.end];
             let qp = end.qp.as_ref().unwrap_or_else(|| panic!("{place} has no QP"));
-            let answer = self.net.hosts[end.host].call(self.net.now, Command::QueryLog(qp.handle.index));
+            let now = self.net.now();
+            let answer = self.net.hosts_mut()[end.host].call(now, Command::QueryLog(qp.handle.index));
             let Ok(Answer::QpLog(records)) = answer else { panic!("the log of {place}: {answer:?}") };
             let lines: Vec<String> = records.iter().map(ToString::to_string).collect();
             let from = seen.entry((place.channel, place.end)).or_default();
@@ -65,23 +68,26 @@ impl World<'_> {
     /// What a host has counted, with what its former NICs had.
     fn totals(&self, host: usize) -> BTreeMap<&'static str, u64> {
         let mut totals = self.past[host].clone();
-        for (name, value) in self.net.hosts[host].worker.counters() {
+        for (name, value) in self.net.hosts()[host].worker.counters() {
             *totals.entry(name).or_default() += value;
         }
         totals
     }
 
-    /// What the NIC, its port and the switch counted is the same.
+    /// What the NIC, its port, its cables and the switch counted is the same.
     fn check_counters(&self, host: usize, counts: &BTreeMap<&'static str, u64>) {
         let of = |name: &str| counts.get(name).copied().unwrap_or_else(|| panic!("no counter {name}"));
-        let traffic = self.traffic(host);
+        let (station, [up, down]) = (self.net.station(host), self.cables(host));
         let equal = |what: &str, a: u64, b: u64| assert!(a == b, "host {}: {what}: {a}, {b}", host + 1);
         equal("sent by NIC and port", of("sent_pkts"), of("tx_packets"));
-        equal("sent by port and switch", of("tx_packets"), traffic.sent);
-        equal("sent bytes by port and switch", of("tx_bytes"), traffic.sent_bytes);
-        equal("received by switch and port", traffic.delivered, of("rx_packets"));
-        equal("received bytes by switch and port", traffic.delivered_bytes, of("rx_bytes"));
-        equal("still under way", traffic.under_way(), 0);
+        equal("sent by port and station", of("tx_packets"), station.sent);
+        equal("sent bytes by port and station", of("tx_bytes"), station.sent_bytes);
+        equal("sent by station and cable", station.sent, up.entered);
+        equal("brought by cable and switch", up.arrived, self.net.switch(0).ingress(host).frames);
+        equal("brought by cable and station", down.arrived, station.delivered + station.too_long);
+        equal("received by station and port", station.delivered, of("rx_packets"));
+        equal("received bytes by station and port", station.delivered_bytes, of("rx_bytes"));
+        equal("still under way", up.under_way() + down.under_way(), 0);
         let dropped = ["rx_not_roce", "rx_malformed", "rx_unknown_qp", "rx_icrc_encapsulated"];
         let notices = ["rp_cnp_handled", "rp_cnp_ignored"];
         let refused = ["rx_wrong_service", "rx_bad_pkey", "rx_wrong_source"];
@@ -103,20 +109,51 @@ impl World<'_> {
         equal("events lost", of("events_lost") + of("async_events_lost"), 0);
     }
 
-    /// What the NICs dropped together is explained by what the switch did.
+    /// What became of the frames on the way from a host to the switch, and from there to it.
+    fn cables(&self, host: usize) -> [LinkStats; 2] {
+        let at = End::Switch { switch: 0, port: host as u16 };
+        [self.net.link(at), self.net.link(End::Station(host))]
+    }
+
+    /// The switch keeps nothing, and drops nothing but what nobody is known for.
+    fn check_switch(&self) {
+        let (switch, hosts) = (self.net.switch(0), self.script.hosts.count);
+        let ingress = |host: usize| switch.ingress(host);
+        let mut sent = 0;
+        for (host, priority) in (0..hosts).flat_map(|host| (0..PRIORITIES).map(move |p| (host, p))) {
+            let queue = switch.queue(host, priority);
+            assert!(queue.sent == queue.offered, "queue {priority} to host {}: {queue:?}", host + 1);
+            sent += queue.sent;
+        }
+        let copies: u64 = (0..hosts).map(|host| ingress(host).copies).sum();
+        assert!(copies == sent, "{copies} copies, and {sent} left the switch");
+        let entered: u64 = (0..hosts).map(|host| self.cables(host)[1].entered).sum();
+        let strangers = self.outcome.counts.get("intrusions").copied().unwrap_or(0);
+        assert!(
+            entered == sent + strangers,
+            "{entered} to hosts, {sent} left the switch, {strangers} strange"
+        );
+        for host in 0..hosts {
+            let (drops, control) = (ingress(host).drops, ingress(host).control);
+            let nobody = drops.by(DropReason::NoRoute);
+            assert!(drops.all() == nobody && control == 0, "host {}: {:?}", host + 1, ingress(host));
+        }
+    }
+
+    /// What the NICs dropped together is explained by what happened on their links.
     fn check_sums(&mut self, totals: &[BTreeMap<&'static str, u64>]) {
         let of = |name: &str| totals.iter().map(|counts| counts[name]).sum::<u64>();
-        let traffic = |field: fn(&roxie::sim::Traffic) -> u64| -> u64 {
-            (0..totals.len()).map(|host| field(&self.traffic(host))).sum()
+        let on_links = |field: fn(LinkStats) -> u64| -> u64 {
+            (0..totals.len()).flat_map(|host| self.cables(host)).map(field).sum()
         };
-        let corrupted = traffic(|t| t.corrupted);
+        let corrupted = on_links(|link| link.flipped);
         let broken = of("rx_icrc_encapsulated") + of("rx_malformed") + of("rx_not_roce");
         let strange = self.strange;
         assert!(
             broken <= corrupted + strange,
             "{broken} broken frames, {corrupted} corrupted, {strange} strange"
         );
-        let disturbed = corrupted + traffic(|t| t.delayed + t.dropped + t.duplicated + t.link_down);
+        let disturbed = corrupted + on_links(|link| link.delayed + link.lost + link.doubled + link.unplugged);
         let jumps = self.script.has(|action| matches!(action, Action::Jump(_)));
         let slow = self.script.channels.iter().any(|channel| channel.slow > Nanos::ZERO);
         let paced = self.script.has(|action| matches!(action, Action::Brake(..) | Action::Limit(..)));
@@ -197,13 +234,13 @@ impl World<'_> {
 
     /// Everything can be removed: nothing is left that uses something else.
     fn take_down(&mut self) {
-        let now = self.net.now;
+        let now = self.net.now();
         for link in &mut self.links {
-            link.take_down(now, &mut self.net.hosts);
+            link.take_down(now, self.net.hosts_mut());
         }
         self.take_shared_down();
-        let hosts = &mut self.net.hosts;
-        for (i, host) in hosts.iter_mut().enumerate() {
+        let hosts = self.net.hosts_mut();
+        for (i, host) in hosts.iter_mut() {
             let left = host.call(now, Command::ListQps);
             assert!(matches!(&left, Ok(Answer::Qps(qps)) if qps.is_empty()), "host {}: {left:?}", i + 1);
             let pd = host.pd();

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use roxie::shared::HostMemory;
 use roxie::shared::work_queue::Payload;
+use roxie::sim::fabric::Hosts;
 use roxie::sim::{Host, HostQp, HostRegion};
 use roxie::time::Nanos;
 use roxie::verbs::{
@@ -114,7 +115,7 @@ impl Flow {
     pub fn new(
         script: &Script,
         way: Way,
-        hosts: &mut [Host],
+        hosts: &mut Hosts,
         from: usize,
         to: &[usize],
         srqs: &[Shared],

@@ -6,6 +6,7 @@
 use roxie::nic::{Answer, Command};
 use roxie::shared::PageList;
 use roxie::sim::Host;
+use roxie::sim::fabric::Hosts;
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access as Rights, FastRegistration, LKey, MrIndex, MwIndex, MwType, RKey, SendFlags, SendWr, Wc,
@@ -224,7 +225,7 @@ impl Flow {
 
 impl Link {
     /// Posts what the receiver of a way does about its grant.
-    fn post_grant(&mut self, now: Nanos, hosts: &mut [Host], back: bool, kind: Option<Grant>) {
+    fn post_grant(&mut self, now: Nanos, hosts: &mut Hosts, back: bool, kind: Option<Grant>) {
         let (index, receiver) = (usize::from(back), usize::from(!back));
         if self.flows.len() < 2
             || self.flows[0].service.is_datagram()
@@ -261,14 +262,14 @@ impl World<'_> {
     pub fn grant(&mut self, way: Way, kind: Grant) {
         let World { net, links, .. } = self;
         if let Some(link) = links.get_mut(way.channel) {
-            link.post_grant(net.now, &mut net.hosts, way.back, Some(kind));
+            link.post_grant(net.now(), net.hosts_mut(), way.back, Some(kind));
         }
     }
 
     pub fn revoke(&mut self, way: Way) {
         let World { net, links, .. } = self;
         if let Some(link) = links.get_mut(way.channel) {
-            link.post_grant(net.now, &mut net.hosts, way.back, None);
+            link.post_grant(net.now(), net.hosts_mut(), way.back, None);
         }
     }
 
@@ -279,7 +280,7 @@ impl World<'_> {
         let host = link.ends[usize::from(!way.back)].host;
         if let Some(flow) = link.flows.get_mut(usize::from(way.back)) {
             let key = flow.granted;
-            flow.release_grants(net.now, &mut net.hosts[host], false);
+            flow.release_grants(net.now(), &mut net.hosts_mut()[host], false);
             // The peer is not told.
             flow.granted = key;
         }

@@ -6,6 +6,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use roxie::nic::{Answer, Command, ControlError, ReceiveSource};
 use roxie::shared::RecvRing;
 use roxie::sim::Host;
+use roxie::sim::fabric::Hosts;
 use roxie::time::Nanos;
 use roxie::verbs::{Access, AddressVector, AsyncEvent, CqIndex, Mtu, Psn, QpAttr, QpInit, QpState, QpType};
 use roxie::wire::Qpn;
@@ -36,7 +37,7 @@ impl Link {
     pub fn connect(
         &mut self,
         now: Nanos,
-        hosts: &mut [Host],
+        hosts: &mut Hosts,
         stations: &Stations,
         records: &Records,
         anew: bool,
@@ -83,7 +84,7 @@ impl Link {
         }
     }
 
-    fn release_grants(&mut self, now: Nanos, hosts: &mut [Host]) {
+    fn release_grants(&mut self, now: Nanos, hosts: &mut Hosts) {
         for flow in &mut self.flows {
             let receiver = &self.ends[usize::from(!flow.way.back)];
             flow.release_grants(now, &mut hosts[receiver.host], false);
@@ -91,7 +92,7 @@ impl Link {
     }
 
     /// Everything that the channel has is removed.
-    pub fn take_down(&mut self, now: Nanos, hosts: &mut [Host]) {
+    pub fn take_down(&mut self, now: Nanos, hosts: &mut Hosts) {
         for end in 0..self.ends.len() {
             self.destroy(now, hosts, end);
         }
@@ -119,12 +120,12 @@ impl Link {
     }
 
     /// Regions and handles that went away are made again.
-    fn reopen(&mut self, now: Nanos, hosts: &mut [Host]) {
+    fn reopen(&mut self, now: Nanos, hosts: &mut Hosts) {
         self.for_each_patch(|patch, host| patch.reopen(&mut hosts[host]));
         self.destroy_handles(now, hosts);
     }
 
-    fn destroy_handles(&mut self, now: Nanos, hosts: &mut [Host]) {
+    fn destroy_handles(&mut self, now: Nanos, hosts: &mut Hosts) {
         for flow in &mut self.flows {
             if let Some(handle) = flow.handle.take() {
                 let sender = usize::from(flow.way.back);
@@ -134,7 +135,7 @@ impl Link {
         }
     }
 
-    fn create(&mut self, hosts: &mut [Host], end: usize) {
+    fn create(&mut self, hosts: &mut Hosts, end: usize) {
         let qp_type = match self.spec.service {
             Service::Rc => QpType::Rc,
             Service::Uc => QpType::Uc,
@@ -179,7 +180,7 @@ impl Link {
     }
 
     /// Destroys the QP and the completion queue of an end.
-    pub fn destroy(&mut self, now: Nanos, hosts: &mut [Host], end: usize) {
+    pub fn destroy(&mut self, now: Nanos, hosts: &mut Hosts, end: usize) {
         let host = self.ends[end].host;
         // What completed before is there to be seen.
         self.look_at(hosts, end);
@@ -198,7 +199,7 @@ impl Link {
     }
 
     /// Nothing completes to a QP that was destroyed or reset.
-    fn check_silent(&self, hosts: &[Host], end: usize) {
+    fn check_silent(&self, hosts: &Hosts, end: usize) {
         let Some(qp) = &self.ends[end].qp else { return };
         let shared = self.srqs_of(end).iter().find_map(|srq| srq.borrow_mut().poll_for(qp.handle.qpn));
         let late = hosts[self.ends[end].host].poll_cq(qp).or(shared);
@@ -232,7 +233,7 @@ impl Link {
     }
 
     /// A NIC has forgotten everything: so must its applications.
-    pub fn forget(&mut self, now: Nanos, hosts: &mut [Host], host: usize) {
+    pub fn forget(&mut self, now: Nanos, hosts: &mut Hosts, host: usize) {
         self.look(now, hosts, true);
         for end in (0..self.ends.len()).filter(|end| self.ends[*end].host == host).collect::<Vec<_>>() {
             self.ends[end].qp = None;
@@ -247,7 +248,7 @@ impl Link {
         self.for_each_patch(|patch, of| patch.open &= of != host);
     }
 
-    fn set(&mut self, now: Nanos, hosts: &mut [Host], end: usize, attr: &QpAttr) {
+    fn set(&mut self, now: Nanos, hosts: &mut Hosts, end: usize, attr: &QpAttr) {
         let end = &self.ends[end];
         let qp = end.qp.as_ref().expect("an end with a QP");
         hosts[end.host].modify(now, qp, attr).expect("a legal transition");
@@ -257,7 +258,7 @@ impl Link {
     pub fn modify(
         &mut self,
         now: Nanos,
-        hosts: &mut [Host],
+        hosts: &mut Hosts,
         end: usize,
         from: &[QpState],
         attr: &QpAttr,
@@ -272,7 +273,7 @@ impl Link {
     fn bring_up(
         &mut self,
         now: Nanos,
-        hosts: &mut [Host],
+        hosts: &mut Hosts,
         stations: &Stations,
         end: usize,
         mtu: Mtu,
@@ -307,7 +308,7 @@ impl Link {
     }
 
     /// Sets what is due by now.
-    pub fn set_late(&mut self, now: Nanos, hosts: &mut [Host]) {
+    pub fn set_late(&mut self, now: Nanos, hosts: &mut Hosts) {
         for end in 0..self.ends.len() {
             while let Some((at, attr)) = self.ends[end].late.front().copied()
                 && at <= now
@@ -375,7 +376,7 @@ impl Link {
     }
 
     /// Names the receivers of datagrams.
-    fn address(&mut self, now: Nanos, hosts: &mut [Host], stations: &Stations) {
+    fn address(&mut self, now: Nanos, hosts: &mut Hosts, stations: &Stations) {
         for end in 0..self.flows.len() {
             let (from, to) = (&self.ends[end], &self.ends[1 - end.min(1)]);
             let mut path = stations.path(from.host, to.host, self.ipv6);

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::EventFd;
 use roxie::shared::Armed;
-use roxie::sim::{Host, HostQp};
+use roxie::sim::HostQp;
+use roxie::sim::fabric::Hosts;
 use roxie::time::Nanos;
 use roxie::verbs::{AsyncEvent, EventKind, Gid, Psn, QpAttr, QpIndex, QpState, Wc, WcStatus};
 use roxie::wire::Qpn;
@@ -120,7 +121,7 @@ impl Link {
     pub fn new(
         script: &Script,
         number: usize,
-        hosts: &mut [Host],
+        hosts: &mut Hosts,
         srqs: &[Shared],
         witnesses: &Witnesses,
     ) -> Link {
@@ -188,7 +189,7 @@ impl Link {
     }
 
     /// The applications post what they have. True: one of them dawdles.
-    pub fn post(&mut self, now: Nanos, hosts: &[Host]) -> bool {
+    pub fn post(&mut self, now: Nanos, hosts: &Hosts) -> bool {
         let mut dawdles = false;
         for end in 0..self.ends.len() {
             let place = &self.ends[end];
@@ -208,7 +209,7 @@ impl Link {
     }
 
     /// The applications look at their completions, and at `last` even those that sleep.
-    pub fn look(&mut self, now: Nanos, hosts: &[Host], last: bool) {
+    pub fn look(&mut self, now: Nanos, hosts: &Hosts, last: bool) {
         for end in 0..self.ends.len() {
             let place = &mut self.ends[end];
             if place.qp.is_none() || (place.asleep_until > now && !last) {
@@ -239,7 +240,7 @@ impl Link {
     }
 
     /// The application of an end looks at its completions.
-    pub fn look_at(&mut self, hosts: &[Host], end: usize) {
+    pub fn look_at(&mut self, hosts: &Hosts, end: usize) {
         let host = &hosts[self.ends[end].host];
         let qpn = |ends: &[End]| ends[end].qp.as_ref().map(|qp| qp.handle.qpn);
         while let Some(wc) = self.ends[end].qp.as_ref().and_then(|qp| host.poll_cq(qp)) {
@@ -373,7 +374,7 @@ impl Link {
     }
 
     /// After everything. See [`crate::audit`].
-    pub fn check_end(&self, hosts: &mut [Host], now: Nanos) {
+    pub fn check_end(&self, hosts: &mut Hosts, now: Nanos) {
         self.flows.iter().for_each(Flow::check_promises);
         for (i, end) in self.ends.iter().enumerate() {
             let Some(qp) = &end.qp else { continue };

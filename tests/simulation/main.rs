@@ -6,6 +6,8 @@
 //! explains, [`audit`] what must be true when all is quiet. [`shrink`] cuts a failing script down, and `tests/scripts` keeps those
 //! that taught something.
 //!
+//! [`network`] is the hosts and the switch, and which NIC is turned when.
+//!
 //! [`ways`] compares the shortest way through the NIC with the longer one.
 //!
 //! [`intruder`] is a stranger on the link, [`witness`] looks at each frame on its way, and [`congested`] at how fast they come and what
@@ -28,6 +30,7 @@ mod intruder;
 mod law;
 mod life;
 mod link;
+mod network;
 mod oracle;
 mod parse;
 mod planted;

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use roxie::shared::HostMemory;
+use roxie::sim::fabric::Hosts;
 use roxie::sim::{Host, HostQp};
 use roxie::verbs::{Access, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode};
 
@@ -68,7 +69,7 @@ impl Receiver {
         way: Way,
         host: usize,
         ops: &[Op],
-        hosts: &mut [Host],
+        hosts: &mut Hosts,
         srqs: Vec<Shared>,
     ) -> Receiver {
         // A connection's receives fit to the byte. Of the others nobody knows which message a receive gets; there is one

@@ -10,6 +10,7 @@ use std::rc::Rc;
 
 use roxie::nic::{Command, ControlError};
 use roxie::shared::{CompletionRing, HostMemory};
+use roxie::sim::fabric::Hosts;
 use roxie::sim::{Host, HostSrq};
 use roxie::time::Nanos;
 use roxie::verbs::{Access, AsyncEvent, CqIndex, EventKind, SrqInit, SrqKind, Srqn, Wc, XrcdId};
@@ -269,8 +270,8 @@ impl SharedQueue {
 }
 
 /// The shared receive queues of a script.
-pub fn all(script: &Script, hosts: &mut [Host]) -> Vec<Shared> {
-    let domains: Vec<Domain> = hosts.iter().map(|_| Domain::default()).collect();
+pub fn all(script: &Script, hosts: &mut Hosts) -> Vec<Shared> {
+    let domains: Vec<Domain> = (0..script.hosts.count).map(|_| Domain::default()).collect();
     let places = (0..script.srqs.len()).flat_map(|srq| {
         script.hosts_of(srq).into_iter().map(move |host| SrqPlace { srq, host }).collect::<Vec<_>>()
     });
@@ -285,7 +286,7 @@ pub fn all(script: &Script, hosts: &mut [Host]) -> Vec<Shared> {
 impl World<'_> {
     /// The application of each queue posts. True: one dawdles.
     pub fn post_shared(&mut self) -> bool {
-        let hosts = &self.net.hosts;
+        let hosts = self.net.hosts();
         self.srqs.iter().fold(false, |dawdles, srq| {
             let mut srq = srq.borrow_mut();
             let host = srq.place.host;
@@ -299,12 +300,14 @@ impl World<'_> {
 
     pub fn arm(&mut self, place: SrqPlace, limit: u32) {
         let Some(srq) = self.srq(place) else { return };
-        srq.borrow_mut().arm(self.net.now, &mut self.net.hosts[place.host], limit);
+        let now = self.net.now();
+        srq.borrow_mut().arm(now, &mut self.net.hosts_mut()[place.host], limit);
     }
 
     pub fn resize_srq(&mut self, place: SrqPlace, size: u32) {
         let Some(srq) = self.srq(place) else { return };
-        let done = srq.borrow_mut().resize(self.net.now, &mut self.net.hosts[place.host], size);
+        let now = self.net.now();
+        let done = srq.borrow_mut().resize(now, &mut self.net.hosts_mut()[place.host], size);
         self.outcome.add(done, 1);
     }
 
@@ -313,7 +316,8 @@ impl World<'_> {
         let Some(srq) = self.srq(place) else { return };
         let Some(index) = srq.borrow().index() else { return };
         let users = self.users_of(place, |_| true) as u32;
-        let destroyed = self.net.hosts[place.host].call(self.net.now, Command::DestroySrq(index));
+        let now = self.net.now();
+        let destroyed = self.net.hosts_mut()[place.host].call(now, Command::DestroySrq(index));
         match destroyed {
             Err(ControlError::Busy { users: known, .. }) if !srq.borrow().spec.extended => {
                 assert!(known == users && users > 0, "{place}: {known} users, and there are {users}");
@@ -324,7 +328,7 @@ impl World<'_> {
                 // What completed before is there to be seen, and what it had to tell was told.
                 self.take_events();
                 for link in &mut self.links {
-                    link.look(self.net.now, &self.net.hosts, true);
+                    link.look(self.net.now(), self.net.hosts(), true);
                 }
                 srq.borrow_mut().gone();
                 self.outcome.add("srq destroyed", 1);
@@ -343,7 +347,7 @@ impl World<'_> {
         for srq in self.srqs.clone() {
             let place = srq.borrow().place;
             let users = self.users_of(place, |end| !end.standing.fatal);
-            srq.borrow().check_end(&self.net.hosts[place.host], users);
+            srq.borrow().check_end(&self.net.hosts()[place.host], users);
         }
     }
 
@@ -351,7 +355,7 @@ impl World<'_> {
         for srq in &self.srqs {
             let mut srq = srq.borrow_mut();
             let host = srq.place.host;
-            srq.take_down(self.net.now, &mut self.net.hosts[host]);
+            srq.take_down(self.net.now(), &mut self.net.hosts_mut()[host]);
         }
     }
 

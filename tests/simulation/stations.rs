@@ -35,6 +35,11 @@ impl Stations {
         [2, 0, 0, 0, self.0[host].moves, host as u8 + 1]
     }
 
+    /// The host that has, or had, a station address.
+    pub fn host_of(mac: [u8; 6]) -> usize {
+        usize::from(mac[5]) - 1
+    }
+
     pub fn address(&self, host: usize, ipv6: bool) -> IpAddr {
         let (low, times) = (host as u8 + 1, self.0[host].readdressed);
         if ipv6 {

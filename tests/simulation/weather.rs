@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use roxie::frame::Frame;
 use roxie::random::splitmix;
-use roxie::sim::{Arrival, Weather};
+use roxie::sim::fabric::{Arrival, End, Weather};
 use roxie::time::Nanos;
 use roxie::wire::{Psn, Qpn, parse};
 
 use crate::script::{FrameName, Rule, Trouble, Way};
+use crate::stations::Stations;
 
 /// A number that follows from others.
 pub fn hash(parts: &[u64]) -> u64 {
@@ -64,12 +65,13 @@ impl Records {
 
 impl Record {
     /// What a frame is called; `None`: it is no packet of anybody's.
-    fn name(&mut self, from: usize, to: usize, frame: &[u8]) -> Option<FrameName> {
+    fn name(&mut self, to: usize, frame: &[u8]) -> Option<FrameName> {
         let packet = parse(&Frame::whole(frame)).ok()?;
         let (bth, info) = (&packet.bth, packet.info());
         let (way, first, life) = match packet.deth() {
             // Of datagrams the sender is known, and receivers may be many.
             Some(deth) => {
+                let from = Stations::host_of(Frame::whole(frame).array(6)?);
                 let owner = self.owners.get(&(from, deth.src_qp))?;
                 (owner.way, owner.first[0], owner.life)
             }
@@ -88,7 +90,8 @@ impl Record {
     }
 }
 
-/// The weather of a script.
+/// The weather of a script: what happens to frames between the switch and their host.
+#[derive(Debug)]
 pub struct Forecast {
     seed: u64,
     rules: Vec<Rule>,
@@ -108,15 +111,15 @@ fn number(name: &FrameName) -> u64 {
 }
 
 impl Weather for Forecast {
-    fn judge(&mut self, _now: Nanos, from: usize, to: usize, frame: &[u8], arrivals: &mut Vec<Arrival>) {
+    fn judge(&mut self, _now: Nanos, to: End, frame: &[u8], arrivals: &mut Vec<Arrival>) {
         let mut arrival = Arrival::default();
         let mut copies = 1;
-        if self.rules.is_empty() {
+        let End::Station(to) = to else {
             arrivals.push(arrival);
             return;
-        }
+        };
         let mut record = self.records.get();
-        let Some(name) = record.name(from, to, frame) else {
+        let Some(name) = record.name(to, frame) else {
             record.nameless += 1;
             arrivals.push(arrival);
             return;

@@ -9,7 +9,8 @@ use roxie::limits::Limits;
 use roxie::nic::{Command, ControlError, NicConfig};
 use roxie::port::pcap::{PcapPort, Timestamps};
 use roxie::port::{LinkChange, Port};
-use roxie::sim::{Host, Network, Switch, SwitchPortConfig, Traffic};
+use roxie::sim::Host;
+use roxie::sim::fabric::{DropReason, Fabric};
 use roxie::time::Nanos;
 use roxie::verbs::{AsyncEvent, EventKind, Mtu, QpAttr, QpState, RateLimit};
 
@@ -18,10 +19,11 @@ use crate::intruder;
 use crate::law::Law;
 use crate::life::{moderate, state};
 use crate::link::Link;
+use crate::network;
 use crate::script::{Action, Brakes, FrameName, Held, Intrusion, Part, Place, Script, Trouble, Way};
 use crate::srq::{self, Shared};
 use crate::stations::Stations;
-use crate::weather::{Forecast, Records, hash};
+use crate::weather::{Records, hash};
 use crate::witness::{Witness, Witnesses};
 
 /// Longer than any recovery takes.
@@ -46,8 +48,7 @@ impl Outcome {
 /// A run.
 pub struct World<'a> {
     pub script: &'a Script,
-    pub net: Network,
-    pub switch: Switch,
+    pub net: Fabric,
     pub stations: Stations,
     pub records: Records,
     pub witnesses: Witnesses,
@@ -88,11 +89,9 @@ pub fn strikes_of(script: &Script) -> Vec<(FrameName, Trouble)> {
 
 impl<'a> World<'a> {
     fn new(script: &'a Script, capture: Option<&Path>, records: Records) -> World<'a> {
-        let weather = Forecast::new(script.seed, &script.weather, records.clone());
         let mut world = World {
             script,
-            net: Network::default(),
-            switch: Switch::new(Box::new(weather)),
+            net: network::of(script, &records),
             stations: Stations::new(&script.hosts),
             records,
             witnesses: Witnesses::default(),
@@ -110,26 +109,19 @@ impl<'a> World<'a> {
         let priorities = script.channels.iter().any(|channel| channel.sl > 0);
         world.witnesses.expect(priorities, script.hosts.slots);
         for number in 0..script.hosts.count {
-            let host = world.host(number, None);
-            world.net.hosts.push(host);
+            world.net.seat(number, world.host(number));
         }
-        world.srqs = srq::all(script, &mut world.net.hosts);
+        world.srqs = srq::all(script, world.net.hosts_mut());
         let World { net, srqs, witnesses, .. } = &mut world;
-        let link = |channel| Link::new(script, channel, &mut net.hosts, srqs, witnesses);
+        let link = |channel| Link::new(script, channel, net.hosts_mut(), srqs, witnesses);
         world.links = (0..script.channels.len()).map(link).collect();
         world
     }
 
     /// A host with a NIC that knows nothing.
-    fn host(&self, number: usize, again: Option<usize>) -> Host {
+    fn host(&self, number: usize) -> Host {
         let (hosts, station) = (&self.script.hosts, self.stations.all()[number]);
-        let config = SwitchPortConfig {
-            mac: self.stations.mac(number),
-            mtu: station.link_mtu,
-            slots: hosts.slots,
-            split: hosts.split,
-        };
-        let mut port: Box<dyn Port> = Box::new(self.switch.port(&config, again));
+        let mut port: Box<dyn Port> = Box::new(self.net.port(number));
         if let Some(folder) = &self.capture {
             let name = format!("h{}-{}.pcapng", number + 1, station.incarnation);
             let file = BufWriter::new(File::create(folder.join(name)).expect("a capture file"));
@@ -154,35 +146,35 @@ impl<'a> World<'a> {
         }
         let (patience, steps) = (PATIENCE + Law::longest(self.script), Law::steps(self.script));
         for step in 0.. {
-            assert!(step < MOST_STEPS + steps, "not quiet after {step} steps, at {}", self.net.now);
+            assert!(step < MOST_STEPS + steps, "not quiet after {step} steps, at {}", self.net.now());
             self.hear();
             while let Some(timed) = self.script.actions.get(self.next_action)
-                && timed.at <= self.net.now
+                && timed.at <= self.net.now()
             {
                 self.next_action += 1;
                 self.take_events();
                 self.act(&timed.action);
             }
             for link in &mut self.links {
-                link.set_late(self.net.now, &mut self.net.hosts);
+                link.set_late(self.net.now(), self.net.hosts_mut());
             }
             let dawdles = self.applications();
             let limit = self.next_time();
-            let alive = self.net.step(limit);
-            self.check_accounts();
+            let alive = self.pass(limit);
             self.check_stations();
             // An event that was held back may have come by itself.
             let told = self.links.iter_mut().fold(false, |told, link| told | link.hear());
             if !alive && limit == Nanos::MAX && !dawdles && !told {
                 break;
             }
-            let now = self.net.now;
+            let now = self.net.now();
             assert!(now < self.end() + patience, "not quiet {patience} after the last action");
         }
         self.take_events();
+        self.check_accounts();
         for link in &mut self.links {
             link.check_told();
-            link.look(self.net.now, &self.net.hosts, true);
+            link.look(self.net.now(), self.net.hosts(), true);
         }
     }
 
@@ -200,7 +192,7 @@ impl<'a> World<'a> {
         let action = self.script.actions.get(self.next_action).map_or(Nanos::MAX, |timed| timed.at);
         let hearsay = self.hearsay.iter().map(|(at, _)| *at).min().unwrap_or(Nanos::MAX);
         let late = self.links.iter().map(Link::next_late).min().unwrap_or(Nanos::MAX);
-        let wake = self.links.iter().map(|link| link.next_wake(self.net.now)).min().unwrap_or(Nanos::MAX);
+        let wake = self.links.iter().map(|link| link.next_wake(self.net.now())).min().unwrap_or(Nanos::MAX);
         action.min(hearsay).min(late).min(wake)
     }
 
@@ -209,15 +201,15 @@ impl<'a> World<'a> {
         self.take_events();
         let mut dawdles = self.post_shared();
         for link in &mut self.links {
-            link.look(self.net.now, &self.net.hosts, false);
-            dawdles |= link.post(self.net.now, &self.net.hosts);
+            link.look(self.net.now(), self.net.hosts(), false);
+            dawdles |= link.post(self.net.now(), self.net.hosts());
         }
         dawdles
     }
 
     pub fn take_events(&mut self) {
-        for number in 0..self.net.hosts.len() {
-            while let Some(event) = self.net.hosts[number].event() {
+        for number in 0..self.script.hosts.count {
+            while let Some(event) = self.net.hosts()[number].event() {
                 self.outcome.add(event_name(event), 1);
                 let ports = matches!(event, AsyncEvent::Port(_));
                 let known = ports
@@ -230,28 +222,19 @@ impl<'a> World<'a> {
 
     fn connect(&mut self, channel: usize, anew: bool) {
         let World { net, links, stations, records, .. } = self;
-        links[channel].connect(net.now, &mut net.hosts, stations, records, anew);
+        links[channel].connect(net.now(), net.hosts_mut(), stations, records, anew);
     }
 
     /// Who has moved is found again.
     fn hear(&mut self) {
-        let now = self.net.now;
+        let now = self.net.now();
         let heard: Vec<_> = self.hearsay.extract_if(.., |(at, _)| *at <= now).collect();
         for (_, moved) in heard {
             let mac = self.stations.mac(moved);
             for gid in self.stations.gids(moved, self.script.hosts.ipv6) {
-                for (_, host) in self.net.hosts.iter_mut().enumerate().filter(|(i, _)| *i != moved) {
+                for (_, host) in self.net.hosts_mut().iter_mut().filter(|(i, _)| *i != moved) {
                     host.worker.set_next_hop(gid, mac);
                 }
-            }
-        }
-    }
-
-    /// What a NIC knows twice is alike: who uses what, who stands in which queue, whose timer runs.
-    fn check_accounts(&self) {
-        for (host, it) in self.net.hosts.iter().enumerate() {
-            if let Some(wrong) = it.worker.nic().disagreement() {
-                panic!("host {} at {}: {wrong}", host + 1, self.net.now);
             }
         }
     }
@@ -259,11 +242,13 @@ impl<'a> World<'a> {
     /// Once all have heard who moved where, nothing goes where nobody is. Ends that come late bring the way along that they were
     /// told at first.
     fn check_stations(&mut self) {
-        let nobody = (0..self.net.hosts.len()).map(|host| self.switch.traffic(host).nobody).sum();
+        let switch = self.net.switch(0);
+        let lost = |host: usize| switch.ingress(host).drops.by(DropReason::NoRoute);
+        let nobody = (0..self.script.hosts.count).map(lost).sum();
         let more = nobody - std::mem::replace(&mut self.nobody, nobody);
         let late = self.script.channels.iter().any(|channel| channel.slow > Nanos::ZERO);
         let explained = more == 0 || late || !self.hearsay.is_empty();
-        assert!(explained, "{more} frames to a station that nobody has, at {}", self.net.now);
+        assert!(explained, "{more} frames to a station that nobody has, at {}", self.net.now());
     }
 
     /// The channel of this number, if the script has it.
@@ -285,7 +270,7 @@ impl<'a> World<'a> {
             Action::Move(host, late) if known(host) => {
                 self.stations.move_away(host);
                 self.follow(host, &LinkChange::Mac(self.stations.mac(host)), None);
-                self.hearsay.push((self.net.now + late, host));
+                self.hearsay.push((self.net.now() + late, host));
             }
             Action::Readdress(host) if known(host) => {
                 self.stations.readdress(host);
@@ -294,9 +279,9 @@ impl<'a> World<'a> {
             }
             Action::PortDown(host) | Action::PortUp(host) if known(host) => {
                 let up = matches!(action, Action::PortUp(_));
-                self.switch.set_up(host, up);
+                self.net.plug(host, up);
                 let kind = if up { EventKind::PortActive } else { EventKind::PortError };
-                self.net.hosts[host].worker.raise(AsyncEvent::Port(kind));
+                self.net.hosts_mut()[host].worker.raise(AsyncEvent::Port(kind));
             }
             Action::Jump(time) => self.net.jump(time),
             Action::Reset(place) => self.reset(place),
@@ -310,7 +295,7 @@ impl<'a> World<'a> {
                 self.modify(place, &[QpState::Sqd, QpState::Sqe], state(QpState::Rts));
             }
             Action::Sleep(place, time) => {
-                let until = self.net.now + time;
+                let until = self.net.now() + time;
                 if let Some(end) = self.link(place.channel).and_then(|link| link.ends.get_mut(place.end)) {
                     end.asleep_until = until;
                 }
@@ -336,28 +321,26 @@ impl<'a> World<'a> {
     }
 
     fn follow(&mut self, host: usize, change: &LinkChange, event: Option<EventKind>) {
-        let worker = &mut self.net.hosts[host].worker;
-        worker.follow(self.net.now, change).expect("a switch follows");
+        self.net.follow(host, change).expect("a port in memory follows");
         if let Some(kind) = event {
-            worker.raise(AsyncEvent::Port(kind));
+            self.net.hosts_mut()[host].worker.raise(AsyncEvent::Port(kind));
         }
     }
 
     fn restart(&mut self, number: usize) {
         for link in self.links.iter_mut().filter(|link| link.uses(number)) {
-            link.forget(self.net.now, &mut self.net.hosts, number);
+            link.forget(self.net.now(), self.net.hosts_mut(), number);
         }
         self.srqs.iter().map(|srq| srq.borrow_mut()).filter(|srq| srq.place.host == number).for_each(
             |mut srq| {
                 srq.forget();
             },
         );
-        for (name, value) in self.net.hosts[number].worker.counters() {
+        for (name, value) in self.net.hosts()[number].worker.counters() {
             *self.past[number].entry(name).or_default() += value;
         }
         self.stations.get_mut(number).incarnation += 1;
-        let host = self.host(number, Some(number));
-        self.net.hosts[number] = host;
+        self.net.seat(number, self.host(number));
         self.brake(number, true);
     }
 
@@ -365,9 +348,10 @@ impl<'a> World<'a> {
     fn brake(&mut self, host: usize, anew: bool) {
         let brakes = self.brakes[host].clone().unwrap_or_default();
         let config = brakes.config().expect("read before");
-        self.witnesses.congested(|congested| congested.set(self.net.now, host, &config, anew));
+        self.witnesses.congested(|congested| congested.set(self.net.now(), host, &config, anew));
         let command = Command::SetCongestion(Box::new(config));
-        self.net.hosts[host].call(self.net.now, command).expect("carried out");
+        let now = self.net.now();
+        self.net.hosts_mut()[host].call(now, command).expect("carried out");
     }
 
     fn limit(&mut self, place: Place, limit: RateLimit) {
@@ -380,7 +364,7 @@ impl<'a> World<'a> {
         // While the command is carried out some may leave by the old rule and some by the new one.
         let before = self.witnesses.congested(|congested| congested.limit(host, qpn, None));
         let attr = QpAttr { rate_limit: Some(limit), ..state(QpState::Rts) };
-        let done = link.modify(net.now, &mut net.hosts, place.end, &[QpState::Rts], &attr);
+        let done = link.modify(net.now(), net.hosts_mut(), place.end, &[QpState::Rts], &attr);
         self.outcome.add("rates limited", done.into());
         let now = if done { Some(limit) } else { before };
         self.witnesses.congested(|congested| congested.limit(host, qpn, now));
@@ -392,12 +376,12 @@ impl<'a> World<'a> {
             return;
         };
         let any = [ALIVE, &[QpState::Err, QpState::Reset]].concat();
-        if link.modify(net.now, &mut net.hosts, place.end, &any, &state(QpState::Reset)) {
+        if link.modify(net.now(), net.hosts_mut(), place.end, &any, &state(QpState::Reset)) {
             // What happened before is there to be seen.
             self.take_events();
             let World { net, links, .. } = self;
             let link = &mut links[place.channel];
-            link.look(net.now, &net.hosts, true);
+            link.look(net.now(), net.hosts(), true);
             link.abandon(place.end);
         }
     }
@@ -407,7 +391,7 @@ impl<'a> World<'a> {
         let Some(link) = links.get_mut(place.channel).filter(|link| place.end < link.ends.len()) else {
             return;
         };
-        link.destroy(net.now, &mut net.hosts, place.end);
+        link.destroy(net.now(), net.hosts_mut(), place.end);
     }
 
     /// Sets attributes of an end that is connected and in one of these states.
@@ -418,13 +402,14 @@ impl<'a> World<'a> {
             return;
         }
         // What was posted before is fetched, and flushed if it must be, and its end is seen before.
-        net.hosts[link.ends[place.end].host].poll(net.now);
+        let now = net.now();
+        net.hosts_mut()[link.ends[place.end].host].poll(now);
         self.take_events();
         let World { net, links, .. } = self;
         let link = &mut links[place.channel];
-        link.look(net.now, &net.hosts, true);
+        link.look(net.now(), net.hosts(), true);
         link.note_draining(place.end, attr.state == Some(QpState::Sqd));
-        if !link.modify(net.now, &mut net.hosts, place.end, from, &attr) {
+        if !link.modify(net.now(), net.hosts_mut(), place.end, from, &attr) {
             return;
         }
         let end = &mut link.ends[place.end];
@@ -445,19 +430,19 @@ impl<'a> World<'a> {
         let host = link.ends[if local { sender } else { 1 - sender }].host;
         if part == Part::Inbox && !flow.receivers[0].srqs.is_empty() {
             for srq in &flow.receivers[0].srqs {
-                srq.borrow_mut().deregister_inbox(net.now, &mut net.hosts[host]);
+                srq.borrow_mut().deregister_inbox(net.now(), &mut net.hosts_mut()[host]);
             }
             return;
         }
         let patch: &mut Patch = flow.patch_mut(part);
         if std::mem::take(&mut patch.open) {
-            let (region, host) = (patch.region.index, &mut net.hosts[host]);
-            match host.call(net.now, Command::DeregisterMemory(region)) {
+            let (region, now, host) = (patch.region.index, net.now(), &mut net.hosts_mut()[host]);
+            match host.call(now, Command::DeregisterMemory(region)) {
                 Ok(_) => {}
                 // Windows are bound to it: they lose it.
                 Err(ControlError::Busy { .. }) => {
                     self.outcome.add("region busy", 1);
-                    host.call(net.now, Command::ReleaseMemory(region)).expect("a region that is there");
+                    host.call(now, Command::ReleaseMemory(region)).expect("a region that is there");
                 }
                 Err(other) => panic!("{way}: {other}"),
             }
@@ -470,7 +455,7 @@ impl<'a> World<'a> {
         if let Some(frame) = frame {
             self.outcome.add("intrusions", 1);
             self.strange += u64::from(intruder::is_no_packet(link, intrusion, variant));
-            self.switch.inject(self.net.now, link.ends[place.end].host, &frame);
+            self.net.inject(link.ends[place.end].host, &frame);
         }
     }
 
@@ -480,7 +465,7 @@ impl<'a> World<'a> {
         let Some((host, cq)) = end.and_then(|end| Some((end.host, end.qp.as_ref()?.cq_index))) else {
             return;
         };
-        moderate(&mut net.hosts[host], cq, held).expect("a queue that is there");
+        moderate(&mut net.hosts_mut()[host], cq, held).expect("a queue that is there");
     }
 
     fn destroy_handle(&mut self, channel: usize) {
@@ -490,14 +475,10 @@ impl<'a> World<'a> {
         for flow in &link.flows {
             let host = link.ends[usize::from(flow.way.back)].host;
             if let Some(handle) = flow.handle {
-                let _ = net.hosts[host].call(net.now, Command::DestroyAh(handle));
+                let now = net.now();
+                let _ = net.hosts_mut()[host].call(now, Command::DestroyAh(handle));
             }
         }
-    }
-
-    /// What the switch saw of a host.
-    pub fn traffic(&self, host: usize) -> Traffic {
-        self.switch.traffic(host)
     }
 }
 

@@ -12,6 +12,9 @@ pub use crate::wire::net::{ETHERNET_OVERHEAD, SHORTEST_FRAME};
 pub struct LinkRate(pub u64);
 
 impl LinkRate {
+    /// Frames take no time.
+    pub const UNBOUNDED: LinkRate = LinkRate(u64::MAX);
+
     /// `mbps` million bits per second.
     pub const fn from_mbps(mbps: u64) -> LinkRate {
         LinkRate(mbps * 1_000_000)

@@ -5,6 +5,7 @@
 //! of [`crate::sim`], and a station without one is the outside, which a test or a forwarder of real frames plays.
 
 mod buffer;
+mod cable;
 mod classify;
 mod config;
 mod deadlock;
@@ -13,14 +14,15 @@ mod egress;
 mod error;
 mod fate;
 mod flow;
+mod hosts;
 mod link;
-mod noise;
 mod pfc;
 mod routes;
 mod routing;
 mod run;
 mod shape;
 mod silence;
+mod slots;
 mod station;
 mod stats;
 mod switch;
@@ -28,13 +30,16 @@ mod tap;
 mod thresholds;
 mod toll;
 mod topology;
+mod weather;
 
+pub use cable::LinkStats;
 pub use config::{EcnConfig, PortConfig, PriorityMap, Schedule, SwitchConfig, Threshold};
 pub use deadlock::Deadlock;
 pub use depth::Depth;
 pub use error::{ConfigError, PRIORITIES};
 pub use fate::{Departure, Fate, Story};
 pub use flow::{FlowName, FlowPart};
+pub use hosts::Hosts;
 pub use link::{ETHERNET_OVERHEAD, Line, LinkConfig, LinkRate, SHORTEST_FRAME};
 pub use pfc::{PfcConfig, SonicHeadroom, WatchdogConfig, worst_case};
 pub use routing::Hop;
@@ -47,3 +52,4 @@ pub use tap::TapSight;
 pub use thresholds::SharedSwitch;
 pub use toll::Toll;
 pub use topology::{End, FabricConfig, HeedsPauses, Routing, StationConfig};
+pub use weather::{Arrival, Weather};

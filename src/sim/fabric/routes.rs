@@ -40,6 +40,17 @@ impl Routes {
         }
     }
 
+    /// What was known of one address is true of another.
+    pub(super) fn rename(&mut self, before: &[u8; 6], after: [u8; 6]) {
+        let list = match number(before) {
+            Some(number) => self.numbered.get_mut(number).map(|list| std::mem::replace(list, NOWHERE)),
+            None => self.others.remove(before),
+        };
+        if let Some(ports) = list.and_then(|list| self.lists.get(list as usize)).cloned() {
+            self.set(after, &ports);
+        }
+    }
+
     pub(super) fn to(&self, station: &[u8; 6]) -> Option<&[u16]> {
         let list = match number(station) {
             Some(number) => self.numbered.get(number),
@@ -70,5 +81,9 @@ mod tests {
         assert_eq!(routes.lists.len(), 2);
         routes.set(host, &[5]);
         assert_eq!(routes.to(&host), Some(&[5][..]));
+        for (before, after) in [(host, [2, 3, 0, 0, 1, 4]), ([2, 3, 0, 0, 1, 4], [2, 0, 0, 0, 7, 7])] {
+            routes.rename(&before, after);
+            assert_eq!((routes.to(&before), routes.to(&after)), (None, Some(&[5][..])));
+        }
     }
 }

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::classify;
 use super::link::Line;
 use super::silence::Silence;
+use super::slots::{PortCounts, Slots};
 use super::topology::StationConfig;
 use crate::flow::FlowMatch;
 use crate::frame::{Frame, FrameMut};
 use crate::port::{BURST, LinkChange, Port, PortInfo, Received, TxId};
-use crate::sim::slots::{PortCounts, Slots};
 use crate::time::Nanos;
 use crate::wire::mac_control::MacControl;
 
@@ -197,6 +197,7 @@ impl Shared {
 pub struct StationPort {
     info: PortInfo,
     station: Shared,
+    split: usize,
     open: Slots,
     burst: Vec<(Nanos, Vec<u8>)>,
     counts: PortCounts,
@@ -217,6 +218,7 @@ impl StationPort {
         StationPort {
             info,
             station,
+            split: config.split.unwrap_or(usize::MAX),
             open: Slots::default(),
             burst: Vec::new(),
             counts: PortCounts::default(),
@@ -245,7 +247,8 @@ impl Port for StationPort {
 
     fn rx_frame(&self, i: usize) -> Received<'_> {
         let (arrived, frame) = &self.burst[i];
-        Received { frame: Frame::whole(frame), ip_id_hidden: false, arrived: Some(*arrived) }
+        let (a, b) = frame.split_at(self.split.min(frame.len()));
+        Received { frame: Frame { a, b }, ip_id_hidden: false, arrived: Some(*arrived) }
     }
 
     fn rx_release(&mut self) {
@@ -272,7 +275,9 @@ impl Port for StationPort {
 
     fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
         let frame = self.open.frame(id);
-        FrameMut { a: frame, b: &mut [] }
+        let at = self.split.min(frame.len());
+        let (a, b) = frame.split_at_mut(at);
+        FrameMut { a, b }
     }
 
     fn tx_commit(&mut self, id: TxId) {

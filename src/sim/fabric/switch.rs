@@ -99,6 +99,11 @@ impl Switch {
         Ok(())
     }
 
+    /// A station has another address: the ways to it are those that there were.
+    pub(super) fn move_route(&mut self, before: &[u8; 6], after: [u8; 6]) {
+        self.routes.rename(before, after);
+    }
+
     /// The last bit of a frame has come in at a port.
     ///
     /// # Panics

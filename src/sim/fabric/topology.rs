@@ -41,12 +41,14 @@ pub struct StationConfig {
     pub slots: usize,
     /// `None`: PAUSE and PFC frames come to it as frames.
     pub heeds_pauses: Option<HeedsPauses>,
+    /// Its port shows frames in two pieces that meet at this offset. `None`: in one.
+    pub split: Option<usize>,
 }
 
 impl StationConfig {
     /// A station that takes packets of 4096 bytes with their headers, and has a ring of 256 slots.
     pub fn new(mac: [u8; 6], link: LinkConfig) -> StationConfig {
-        StationConfig { mac, link, mtu: 4200, slots: 256, heeds_pauses: None }
+        StationConfig { mac, link, mtu: 4200, slots: 256, heeds_pauses: None, split: None }
     }
 }
 

@@ -171,7 +171,7 @@ impl Simulation {
     }
 
     fn counter(&self, host: usize, name: &str) -> u64 {
-        let counters = self.fabric.look_at(host).worker.counters();
+        let counters = self.fabric.hosts()[host].worker.counters();
         counters.iter().find(|(of, _)| *of == name).map_or(0, |(_, count)| *count)
     }
 
@@ -218,7 +218,7 @@ impl Simulation {
             frames: queues(|stats| stats.sent),
             marked: queues(|stats| stats.marked),
             dropped: queues(|stats| stats.drops.all() + stats.flushed) + unrouted.sum::<u64>(),
-            damaged: ends.map(|end| self.fabric.damaged(end)).sum(),
+            damaged: ends.map(|end| self.fabric.link(end).damaged).sum(),
             retransmitted: hosts.map(|host| self.counter(host, "retransmitted_packets")).sum(),
             cnps: flows.iter().map(|flow| flow.toll.notified).sum(),
             pauses: queues(|stats| stats.xoff_sent),
@@ -281,7 +281,7 @@ impl Simulation {
                 .map_or_else(String::new, |end| self.shape.name(end).to_owned())
         };
         let damaged = |(switch, port, _, _): &Queue| {
-            self.shape.peer(*switch, *port as u16).map_or(0, |end: End| self.fabric.damaged(end))
+            self.shape.peer(*switch, *port as u16).map_or(0, |end: End| self.fabric.link(end).damaged)
         };
         let mut columns = vec![
             ("switch".into(), text(&|q| self.shape.switches[q.0].name.clone())),

@@ -207,7 +207,7 @@ impl Simulation {
     pub fn control_state(&self, flow: usize) -> Option<State> {
         let course = self.courses[flow];
         let (host, qp) = self.applications.queue_pair(course.conn.filter(|_| course.ended.is_none())?);
-        self.fabric.look_at(host).worker.nic().qp_status(qp.handle.index)?.control
+        self.fabric.hosts()[host].worker.nic().qp_status(qp.handle.index)?.control
     }
 
     /// What congestion control made of each flow that it limited, at each interval, if the output asks for it.

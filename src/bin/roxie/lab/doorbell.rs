@@ -156,9 +156,9 @@ fn play(arguments: &Arguments, operation: Operation) -> Result<Run, Failure> {
         times.note(now, &seen, &after);
         seen = after;
         if operation == Operation::Send && received.is_none() {
-            received = stage.fabric.host_ref(1).poll_cq(&stage.qps[1]).map(|_| now);
+            received = stage.fabric.hosts()[1].poll_cq(&stage.qps[1]).map(|_| now);
         }
-        if let Some(wc) = stage.fabric.host_ref(0).poll_cq(&stage.qps[0]) {
+        if let Some(wc) = stage.fabric.hosts()[0].poll_cq(&stage.qps[0]) {
             if wc.status != WcStatus::Success {
                 return Err(Failure::Run(format!("the work request ended with {}", wc.status)));
             }

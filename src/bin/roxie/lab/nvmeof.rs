@@ -185,7 +185,7 @@ fn converse(stage: &mut Stage, command: &Command, io: Io) -> Result<Nanos, Failu
     };
     loop {
         let Stage { fabric, qps, .. } = &mut *stage;
-        while let Some(wc) = fabric.host_ref(1).poll_cq(&qps[1]) {
+        while let Some(wc) = fabric.hosts()[1].poll_cq(&qps[1]) {
             if wc.status != WcStatus::Success {
                 return Err(Failure::Run(format!("{moves} or a capsule ended with {}", wc.status)));
             }
@@ -200,7 +200,7 @@ fn converse(stage: &mut Stage, command: &Command, io: Io) -> Result<Nanos, Failu
                 fabric.host(1).post_send(&qps[1], &answer, Payload::Sges(&[response]))?;
             }
         }
-        while let Some(wc) = fabric.host_ref(0).poll_cq(&qps[0]) {
+        while let Some(wc) = fabric.hosts()[0].poll_cq(&qps[0]) {
             if wc.status != WcStatus::Success {
                 return Err(Failure::Run(format!("a capsule ended with {}", wc.status)));
             }

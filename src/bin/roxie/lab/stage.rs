@@ -156,7 +156,7 @@ impl Stage {
     /// Steps until the requester has a completion, or until `limit`.
     pub(super) fn completion(&mut self, limit: Nanos) -> Option<(Nanos, Wc)> {
         loop {
-            if let Some(wc) = self.fabric.host_ref(0).poll_cq(&self.qps[0]) {
+            if let Some(wc) = self.fabric.hosts()[0].poll_cq(&self.qps[0]) {
                 return Some((self.fabric.now(), wc));
             }
             self.fabric.step(limit)?;
@@ -174,7 +174,7 @@ impl Stage {
 
     /// A counter of one end.
     pub(super) fn counter(&self, end: usize, name: &str) -> u64 {
-        let all = self.fabric.host_ref(end).worker.counters();
+        let all = self.fabric.hosts()[end].worker.counters();
         all.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
     }
 

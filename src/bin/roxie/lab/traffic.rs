@@ -207,7 +207,7 @@ pub(super) fn play(play: Play) -> Result<Played, Failure> {
     }
     let counted = |name: &str| {
         let of = |n: usize| {
-            let all = fabric.host_ref(n).worker.counters();
+            let all = fabric.hosts()[n].worker.counters();
             all.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
         };
         (0..links.len()).map(of).sum()
@@ -257,7 +257,7 @@ fn post(fabric: &mut Fabric, flow: &Flow, writer: &mut Writer) -> Result<(), Fai
 /// Another message for each that is complete.
 fn go_on(fabric: &mut Fabric, flows: &[Flow], writers: &mut [Writer], station: usize) -> Result<(), Failure> {
     for (flow, writer) in flows.iter().zip(writers).filter(|(flow, _)| flow.from == station) {
-        while let Some(wc) = fabric.host_ref(station).poll_cq(&writer.qp) {
+        while let Some(wc) = fabric.hosts()[station].poll_cq(&writer.qp) {
             if wc.status != WcStatus::Success {
                 return Err(Failure::Run(format!("a WRITE of station {station} ended with {}", wc.status)));
             }

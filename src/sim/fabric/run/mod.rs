@@ -1,9 +1,13 @@
 //! The fabric: who is turned when.
 
+mod trouble;
+
+use self::trouble::Sky;
+use super::cable::{Cables, Entry, LinkStats};
 use super::error::ConfigError;
 use super::flow::FlowName;
+use super::hosts::Hosts;
 use super::link::SHORTEST_FRAME;
-use super::noise::{Noise, noise};
 use super::routing::Router;
 use super::station::{Shared, Station, StationPort, StationStats};
 use super::switch::Switch;
@@ -54,7 +58,6 @@ pub enum Step {
 #[derive(Debug)]
 struct Seat {
     shared: Shared,
-    host: Option<Host>,
     at: End,
     /// When the host will be turned next.
     turn: Option<(Nanos, EventId)>,
@@ -69,16 +72,16 @@ struct Seat {
 pub struct Fabric {
     events: EventQueue<Event>,
     seats: Vec<Seat>,
+    hosts: Hosts,
     switches: Vec<Switch>,
     wiring: Wiring,
     /// By switch and port: when it is served next.
     serves: Vec<Vec<Option<(Nanos, EventId)>>>,
     now: Nanos,
-    on_links: u64,
     handled: u64,
     pool: Vec<Vec<u8>>,
-    /// By switch and port, and by station: the errors of the link that ends there.
-    noise: (Vec<Vec<Noise>>, Vec<Noise>),
+    cables: Cables,
+    sky: Sky,
     taps: Taps,
     tolls: Tolls,
 }
@@ -90,7 +93,7 @@ impl Fabric {
     /// If the configuration is none.
     pub fn new(config: FabricConfig) -> Result<Fabric, ConfigError> {
         let wiring = config.wiring()?;
-        let noise = noise(&config, &wiring);
+        let cables = Cables::new(&config, &wiring);
         let mut switches = config.switches.into_iter().map(Switch::new).collect::<Result<Vec<_>, _>>()?;
         let router = Router::new(&wiring, config.routing);
         for (number, station) in config.stations.iter().enumerate() {
@@ -103,7 +106,6 @@ impl Fabric {
         }
         let seat = |(config, at): (_, &Option<End>)| Seat {
             shared: Shared::new(Station::new(config)),
-            host: None,
             at: at.expect("the wiring has an end for each"),
             turn: None,
             not_before: Nanos::ZERO,
@@ -111,15 +113,16 @@ impl Fabric {
         };
         Ok(Fabric {
             events: EventQueue::new(),
+            hosts: Hosts::none(config.stations.len()),
             seats: config.stations.into_iter().zip(&wiring.stations).map(seat).collect(),
             serves: wiring.switches.iter().map(|ports| vec![None; ports.len()]).collect(),
             switches,
             wiring,
             now: Nanos::ZERO,
-            on_links: 0,
             handled: 0,
             pool: Vec::new(),
-            noise,
+            cables,
+            sky: Sky::default(),
             taps: Taps::default(),
             tolls: Tolls::default(),
         })
@@ -137,10 +140,10 @@ impl Fabric {
 
     /// Frames on links, those whose last bit has not left yet included.
     pub fn on_links(&self) -> u64 {
-        self.on_links
+        self.cables.under_way()
     }
 
-    /// A port for the host of a station.
+    /// A port for the host of a station, or for another in its place.
     ///
     /// # Panics
     /// If there is no such station.
@@ -153,7 +156,7 @@ impl Fabric {
     /// # Panics
     /// If there is no such station.
     pub fn seat(&mut self, station: usize, host: Host) {
-        self.seats[station].host = Some(host);
+        self.hosts.seat(station, host);
         self.turn_at(station, self.now);
     }
 
@@ -163,23 +166,17 @@ impl Fabric {
     /// If nobody has been seated there.
     pub fn host(&mut self, station: usize) -> &mut Host {
         self.turn_at(station, self.now);
-        self.seats[station].host.as_mut().expect("a host has been seated here")
+        &mut self.hosts[station]
     }
 
-    /// The same, with nothing of its application's: it is not turned.
-    ///
-    /// # Panics
-    /// If nobody has been seated there.
-    pub fn look_at(&self, station: usize) -> &Host {
-        self.host_ref(station)
+    /// All hosts, to be looked at.
+    pub fn hosts(&self) -> &Hosts {
+        &self.hosts
     }
 
-    /// The same to look at.
-    ///
-    /// # Panics
-    /// If nobody has been seated there.
-    pub fn host_ref(&self, station: usize) -> &Host {
-        self.seats[station].host.as_ref().expect("a host has been seated here")
+    /// All hosts. Ask [`Fabric::host`] for those that have something to do afterwards: it has them turned.
+    pub fn hosts_mut(&mut self) -> &mut Hosts {
+        &mut self.hosts
     }
 
     /// A switch.
@@ -234,15 +231,12 @@ impl Fabric {
         }
     }
 
-    /// Frames that errors of the link that ends here have damaged.
+    /// What became of the frames on the way to an end of a link.
     ///
     /// # Panics
     /// If there is no such end.
-    pub fn damaged(&self, end: End) -> u64 {
-        match end {
-            End::Station(station) => self.noise.1[station].damaged,
-            End::Switch { switch, port } => self.noise.0[switch][usize::from(port)].damaged,
-        }
+    pub fn link(&self, to: End) -> LinkStats {
+        self.cables.to(to).stats
     }
 
     /// From now on it is counted by flow what switches and links do to frames: [`Fabric::toll`] has it.
@@ -328,7 +322,10 @@ impl Fabric {
     }
 
     fn arrive(&mut self, end: End, frame: Vec<u8>) -> Step {
-        self.on_links -= 1;
+        if !self.cables.to_mut(end).leave() {
+            self.pool.push(frame);
+            return Step::Inside;
+        }
         match end {
             End::Switch { switch, port } => {
                 if self.taps.watches(end) {
@@ -351,7 +348,7 @@ impl Fabric {
                     self.begin(station);
                     return Step::Inside;
                 }
-                if self.seats[station].host.is_some() {
+                if self.hosts.has(station) {
                     self.turn_at(station, self.now);
                     return Step::Inside;
                 }
@@ -391,16 +388,18 @@ impl Fabric {
     }
 
     fn put_on_link(&mut self, arrives: Nanos, end: End, frame: Vec<u8>) {
-        let noise = match end {
-            End::Station(station) => &mut self.noise.1[station],
-            End::Switch { switch, port } => &mut self.noise.0[switch][usize::from(port)],
-        };
-        if noise.damages() {
-            self.tolls.damaged(&frame);
-            self.pool.push(frame);
-            return;
+        match self.cables.to_mut(end).enter() {
+            Entry::Free if self.sky.is_clear() => self.carry(arrives, end, frame),
+            Entry::Free => self.carry_through_weather(arrives, end, frame),
+            Entry::Unplugged => self.pool.push(frame),
+            Entry::Damaged => {
+                self.tolls.damaged(&frame);
+                self.pool.push(frame);
+            }
         }
-        self.on_links += 1;
+    }
+
+    fn carry(&mut self, arrives: Nanos, end: End, frame: Vec<u8>) {
         if let End::Switch { switch, port } = end
             && self.switches[switch].config().cut_through
         {
@@ -436,22 +435,21 @@ impl Fabric {
 
     /// Puts what a station's ring has on its link, where it may.
     fn begin(&mut self, station: usize) {
-        let seat = &self.seats[station];
-        let mut state = seat.shared.get();
-        let begun = state.begin(self.now);
-        let room = state.has_room_again(self.now);
-        state.starved &= !room;
-        let wakes = state.wakes();
-        drop(state);
-        let at = seat.at;
-        if let Some((frame, arrives)) = begun {
-            let from = End::Station(station);
+        let (at, from) = (self.seats[station].at, End::Station(station));
+        let (room, wakes) = loop {
+            let mut state = self.seats[station].shared.get();
+            let Some((frame, arrives)) = state.begin(self.now) else {
+                let room = state.has_room_again(self.now);
+                state.starved &= !room;
+                break (room, state.wakes());
+            };
+            drop(state);
             self.tolls.left(&frame);
             if self.taps.watches(from) {
                 self.taps.left(self.now, from, frame.clone(), None);
             }
             self.put_on_link(arrives, at, frame);
-        }
+        };
         if room {
             self.turn_at(station, self.now);
         }
@@ -462,7 +460,7 @@ impl Fabric {
     fn turn_at(&mut self, station: usize, time: Nanos) {
         let seat = &mut self.seats[station];
         let time = time.max(seat.not_before);
-        if seat.host.is_none() || time == Nanos::MAX || seat.turn.is_some_and(|(set, _)| set <= time) {
+        if !self.hosts.has(station) || time == Nanos::MAX || seat.turn.is_some_and(|(set, _)| set <= time) {
             return;
         }
         Fabric::set(&mut self.events, &mut seat.turn, self.now, time, Event::Turn(station));
@@ -473,7 +471,7 @@ impl Fabric {
         let seat = &mut self.seats[station];
         seat.turn = None;
         seat.not_before = now + PASS;
-        let host = seat.host.as_mut().expect("only hosts are turned");
+        let host = &mut self.hosts[station];
         let progress = host.poll(now);
         let next = if progress.is_idle() { host.worker.next_deadline() } else { now };
         self.even_out(station);

@@ -1,0 +1,47 @@
+//! The hosts of a fabric.
+
+use std::ops::{Index, IndexMut};
+
+use crate::sim::Host;
+
+/// Hosts, by the numbers of their stations. Where nobody has been seated, indexing panics.
+#[derive(Debug)]
+pub struct Hosts(Vec<Option<Host>>);
+
+impl Hosts {
+    pub(super) fn none(stations: usize) -> Hosts {
+        Hosts((0..stations).map(|_| None).collect())
+    }
+
+    pub(super) fn seat(&mut self, station: usize, host: Host) {
+        self.0[station] = Some(host);
+    }
+
+    /// True if somebody has been seated at this station.
+    pub fn has(&self, station: usize) -> bool {
+        self.0.get(station).is_some_and(Option::is_some)
+    }
+
+    /// All that have been seated, in the order of their stations.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &Host)> {
+        self.0.iter().enumerate().filter_map(|(station, host)| Some((station, host.as_ref()?)))
+    }
+
+    /// The same, to be changed.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Host)> {
+        self.0.iter_mut().enumerate().filter_map(|(station, host)| Some((station, host.as_mut()?)))
+    }
+}
+
+impl Index<usize> for Hosts {
+    type Output = Host;
+    fn index(&self, station: usize) -> &Host {
+        self.0[station].as_ref().expect("a host has been seated here")
+    }
+}
+
+impl IndexMut<usize> for Hosts {
+    fn index_mut(&mut self, station: usize) -> &mut Host {
+        self.0[station].as_mut().expect("a host has been seated here")
+    }
+}

@@ -1,0 +1,116 @@
+//! What may be done to a fabric while it runs: weather, cables that are pulled, stations that change, strangers.
+
+use std::io;
+
+use super::super::cable::Entry;
+use super::super::topology::End;
+use super::super::weather::{Arrival, Weather};
+use super::Fabric;
+use crate::port::LinkChange;
+use crate::time::Nanos;
+
+/// The weather, if there is any.
+#[derive(Debug, Default)]
+pub(super) struct Sky {
+    weather: Option<Box<dyn Weather>>,
+    arrivals: Vec<Arrival>,
+}
+
+impl Sky {
+    pub(super) fn is_clear(&self) -> bool {
+        self.weather.is_none()
+    }
+}
+
+impl Fabric {
+    /// From now on this is asked about each frame that is put on a link.
+    pub fn set_weather(&mut self, weather: Box<dyn Weather>) {
+        self.sky.weather = Some(weather);
+    }
+
+    /// A copy for each arrival that the weather grants a frame.
+    pub(super) fn carry_through_weather(&mut self, arrives: Nanos, end: End, frame: Vec<u8>) {
+        let mut arrivals = std::mem::take(&mut self.sky.arrivals);
+        if let Some(weather) = &mut self.sky.weather {
+            weather.judge(self.now, end, &frame, &mut arrivals);
+        }
+        let stats = &mut self.cables.to_mut(end).stats;
+        stats.lost += u64::from(arrivals.is_empty());
+        stats.doubled += (arrivals.len() as u64).saturating_sub(1);
+        // The last to come is the frame itself.
+        let last = arrivals.pop();
+        for arrival in arrivals.drain(..) {
+            let mut copy = self.pool.pop().unwrap_or_default();
+            copy.clear();
+            copy.extend_from_slice(&frame);
+            self.carry_as(arrival, arrives, end, copy);
+        }
+        self.sky.arrivals = arrivals;
+        match last {
+            Some(arrival) => self.carry_as(arrival, arrives, end, frame),
+            None => self.pool.push(frame),
+        }
+    }
+
+    fn carry_as(&mut self, arrival: Arrival, arrives: Nanos, end: End, mut frame: Vec<u8>) {
+        arrival.befall(&mut frame, &mut self.cables.to_mut(end).stats);
+        self.carry(arrives + arrival.delay, end, frame);
+    }
+
+    /// Plugs a station's cable in or out. What is on it when it is out does not arrive, neither here nor there.
+    ///
+    /// # Panics
+    /// If there is no such station.
+    pub fn plug(&mut self, station: usize, plugged: bool) {
+        for end in [End::Station(station), self.seats[station].at] {
+            self.cables.to_mut(end).unplugged = !plugged;
+        }
+    }
+
+    /// A stranger's frame comes to a station along its link, whatever the weather.
+    ///
+    /// # Panics
+    /// If there is no such station.
+    pub fn inject(&mut self, station: usize, frame: &[u8]) {
+        let end = End::Station(station);
+        if self.cables.to_mut(end).enter() == Entry::Free {
+            let delay = match self.seats[station].at {
+                End::Switch { switch, port } => {
+                    self.switches[switch].config().ports[usize::from(port)].link.delay
+                }
+                End::Station(peer) => self.seats[peer].shared.get().config.link.delay,
+            };
+            self.carry(self.now + delay, end, frame.to_vec());
+        }
+    }
+
+    /// The link of a host changes: it follows, and switches find it where it is now. Returns how many of its QPs failed.
+    ///
+    /// # Errors
+    /// If its port could not follow; everything goes on as before.
+    ///
+    /// # Panics
+    /// If nobody has been seated there.
+    pub fn follow(&mut self, station: usize, change: &LinkChange) -> io::Result<u32> {
+        let before = self.seats[station].shared.get().config.mac;
+        let failed = self.hosts[station].worker.follow(self.now, change)?;
+        if let LinkChange::Mac(after) = change {
+            self.switches.iter_mut().for_each(|switch| switch.move_route(&before, *after));
+        }
+        self.turn_at(station, self.now);
+        Ok(failed)
+    }
+
+    /// What a host has sent while it carried commands out leaves now, and does not wait for its next turn.
+    ///
+    /// # Panics
+    /// If there is no such station.
+    pub fn flush(&mut self, station: usize) {
+        self.begin(station);
+    }
+
+    /// Time passes without anybody doing anything: what should have happened meanwhile happens then.
+    pub fn jump(&mut self, time: Nanos) {
+        self.now = self.now + time;
+    }
+}

@@ -1,0 +1,71 @@
+//! The network of a run: hosts on a switch that takes no time, and weather on the way from there to them.
+
+use roxie::sim::fabric::{
+    Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, StationConfig, Step, SwitchConfig,
+};
+use roxie::time::Nanos;
+
+use crate::script::Script;
+use crate::stations::Stations;
+use crate::weather::{Forecast, Records};
+use crate::world::World;
+
+/// How long a frame takes from the switch to its host. To the switch it takes no time: who moves meanwhile is moved for it too.
+const DELAY: Nanos = Nanos(1_000);
+
+/// The network of a script. Nobody is seated in it.
+pub fn of(script: &Script, records: &Records) -> Fabric {
+    let (hosts, addresses) = (&script.hosts, Stations::new(&script.hosts));
+    let link = |delay| LinkConfig::new(LinkRate::UNBOUNDED, delay);
+    let station = |number| StationConfig {
+        mtu: hosts.link_mtu,
+        slots: hosts.slots,
+        split: hosts.split,
+        ..StationConfig::new(addresses.mac(number), link(Nanos::ZERO))
+    };
+    let switch = SwitchConfig::new(FabricConfig::ports(hosts.count, &PortConfig::new(link(DELAY))));
+    let stations = (0..hosts.count).map(station).collect();
+    let mut fabric = Fabric::new(FabricConfig::star(stations, switch)).expect("a network");
+    if !script.weather.is_empty() {
+        fabric.set_weather(Box::new(Forecast::new(script.seed, &script.weather, records.clone())));
+    }
+    fabric
+}
+
+impl World<'_> {
+    /// Has NICs be turned whose applications have done something, and goes on to when the next of all is turned, if that is before
+    /// `limit`. False: nothing happens before `limit`, which is now.
+    pub fn pass(&mut self, limit: Nanos) -> bool {
+        let now = self.net.now();
+        for host in 0..self.script.hosts.count {
+            if self.net.hosts()[host].is_due(now) {
+                self.net.flush(host);
+                self.net.host(host);
+            }
+        }
+        let before = if limit == Nanos::MAX { limit } else { Nanos(limit.0.saturating_sub(1)) };
+        let (mut until, mut alive) = (before.max(now), false);
+        while let Some(step) = self.net.step(until) {
+            if let Step::Turned { station, .. } = step {
+                self.check_account(station);
+                (until, alive) = (self.net.now(), true);
+            }
+        }
+        if !alive && limit != Nanos::MAX {
+            self.net.jump(limit.since(self.net.now()));
+        }
+        alive
+    }
+
+    /// What each NIC knows twice is alike.
+    pub fn check_accounts(&self) {
+        (0..self.script.hosts.count).for_each(|host| self.check_account(host));
+    }
+
+    /// What a NIC knows twice is alike: who uses what, who stands in which queue, whose timer runs.
+    fn check_account(&self, host: usize) {
+        if let Some(wrong) = self.net.hosts()[host].worker.nic().disagreement() {
+            panic!("host {} at {}: {wrong}", host + 1, self.net.now());
+        }
+    }
+}
