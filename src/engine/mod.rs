@@ -207,11 +207,12 @@ impl Engine {
         progress
     }
 
-    /// True if the pass ends with what it took in: nothing is posted, and the caller is trusted to come back soon.
+    /// True if the pass ends with what it took in: nothing is posted, nothing but acknowledgements is to leave, and the caller is
+    /// trusted to come back soon. A request that an answer made room for, or the answer to a READ, has nothing to wait for.
     fn may_owe(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
         let owed_at = self.shared.owed_at();
         let is_trusted = self.thread.is_none() || self.shared.watch.naps();
-        if !is_trusted || worker.doorbells().any() {
+        if !is_trusted || worker.doorbells().any() || worker.nic().has_pressing() {
             return false;
         }
         if came.received > 0 {

@@ -179,7 +179,8 @@ impl Engine {
             self.shared.note(now, &came);
             if taken || came.completions > 0 {
                 // The keeper sends what is owed, if the caller does not come back; but only in a nap does it know when.
-                if came.received > 0 && self.shared.watch.naps() && !worker.doorbells().any() {
+                let is_posted = worker.doorbells().any() || worker.nic().has_pressing();
+                if came.received > 0 && self.shared.watch.naps() && !is_posted {
                     self.shared.owe(&worker, now);
                 } else {
                     self.shared.send_out(&mut worker, now);

@@ -10,7 +10,7 @@ use crossbeam_channel::Receiver;
 use super::control::Request;
 use super::pass_times::PassTimes;
 use super::stall::Stall;
-use crate::nic::{self, Answer, Command, ControlError, GroupChange, Nic, Sent, TxReason};
+use crate::nic::{self, Answer, Command, ControlError, GroupChange, Nic, Sent};
 use crate::port::{self, BURST, LinkChange, Port, PortInfo, RxWishes, TxId};
 use crate::shared::{Doorbells, GuestBells};
 use crate::time::Nanos;
@@ -276,10 +276,10 @@ impl Worker {
                 Some(port.tx_frame(place.insert(id)))
             };
             match self.nic.send_usual(now, qp, slot, room) {
-                Sent::Done => {
+                Sent::Done(reason) => {
                     let Some(id) = id else { continue };
                     if notes {
-                        self.port.tx_note(&id, format_args!("{}", TxReason::New));
+                        self.port.tx_note(&id, format_args!("{reason}"));
                     }
                     self.slots.push((id, qp));
                     continue;

@@ -202,6 +202,8 @@ pub struct Nic {
     /// Completion queues that had no room, until their QPs are failed.
     overrun: Vec<CqIndex>,
     published: Published,
+    /// More than acknowledgements may be ready.
+    presses: bool,
 }
 
 /// A tick of the wheel of paced QPs: 128 ns, below the time of a packet on a fast link.
@@ -282,6 +284,7 @@ impl Nic {
             events_due: Nanos::MAX,
             overrun: Vec::new(),
             published: Published::default(),
+            presses: false,
         }
     }
 
@@ -307,11 +310,6 @@ impl Nic {
             return transport;
         }
         transport.min(self.looks_at_ring()).min(self.releases.next_deadline()).min(self.arbiter.next_resume())
-    }
-
-    /// True if some QP has something to send.
-    pub fn has_ready(&self) -> bool {
-        self.arbiter.has_ready()
     }
 
     /// The next asynchronous event.
@@ -457,6 +455,7 @@ impl Nic {
             }
             if !entry.ready && entry.qp.wants_transmit(&self.config.limits) {
                 entry.ready = true;
+                self.presses |= entry.qp.is_pressing(&self.config.limits);
                 self.arbiter.push(entry.priority, index);
             }
             if self.arbiter.has_priorities() {

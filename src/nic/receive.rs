@@ -103,7 +103,7 @@ impl Nic {
         let mut store = [0; HEADERS];
         let usual = Usual::of(&received.frame, &mut store);
         if let Some(packet) = &usual
-            && let Some(outcome) = self.receive_usual(packet, received)
+            && let Some(outcome) = self.receive_usual(now, packet, received)
         {
             return outcome;
         }

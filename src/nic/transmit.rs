@@ -15,6 +15,16 @@ fn handle_label(handles: &AddressHandles, way: Option<AhId>) -> u32 {
 }
 
 impl Nic {
+    /// True if some QP has something to send.
+    pub fn has_ready(&self) -> bool {
+        self.arbiter.has_ready()
+    }
+
+    /// True if some of what is ready is more than an acknowledgement, and gains nothing by waiting for what the application says to what came.
+    pub fn has_pressing(&self) -> bool {
+        self.presses && self.has_ready()
+    }
+
     /// The QP whose turn it is. It sends up to `tx_quantum` packets; then call [`Nic::end_turn`].
     pub fn next_turn(&mut self) -> Option<QpIndex> {
         if self.arbiter.has_urgent()
@@ -23,7 +33,9 @@ impl Nic {
             self.urgent_turn = true;
             return Some(index);
         }
-        self.arbiter.pop()
+        let next = self.arbiter.pop();
+        self.presses &= next.is_some();
+        next
     }
 
     /// The next whose notification or acknowledgement goes before all else. What its priority's pause stops goes with the rest of
@@ -60,6 +72,7 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let unfinished = unfinished || (entry.moved && std::mem::take(&mut entry.moved));
         entry.ready = unfinished;
+        self.presses |= unfinished;
         if unfinished && PlantedBug::UnfinishedGoesFirst.is() {
             self.arbiter.push_front(entry.priority, index);
         } else if unfinished {

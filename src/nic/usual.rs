@@ -3,31 +3,33 @@
 use super::dma::{DmaOut, HostSide};
 use super::receive::solve_id;
 use super::srq::Receives;
-use super::{Nic, RxFrame, RxOutcome};
+use super::{Nic, QpEntry, RxFrame, RxOutcome, TxReason, split};
 use crate::frame::FrameMut;
 use crate::time::Nanos;
 use crate::transport::Verdict;
 use crate::transport::coverage::{Mover, Watch};
 use crate::transport::usual::{Leaving, Payload};
+use crate::transport::usual_reads::Answer;
 use crate::verbs::QpIndex;
-use crate::wire::{Icrc, Usual};
+use crate::wire::{Aeth, Icrc, Reth, Usual};
 
 impl Nic {
     /// Takes in a request that is due and asks for nothing unusual. `None`: it is another packet, and nothing has changed.
     ///
     /// Its payload is copied before anything else happens: should its memory be missing, the packet goes the longer way.
     #[inline(always)]
-    pub(super) fn receive_usual(&mut self, packet: &Usual<'_>, received: &RxFrame<'_>) -> Option<RxOutcome> {
+    pub(super) fn receive_usual(
+        &mut self,
+        now: Nanos,
+        packet: &Usual<'_>,
+        received: &RxFrame<'_>,
+    ) -> Option<RxOutcome> {
         let (index, entry) = self.qps.find_mut(packet.bth().dest_qp.value())?;
         let entry = &mut **entry;
-        let due = entry.qp.due(packet)?;
-        let hidden_id = match packet.check_icrc(&received.frame) {
-            Icrc::Ok => None,
-            Icrc::Bad { computed, stored } => {
-                let id = solve_id(received, computed, stored, packet.after_id());
-                Some(id.filter(|id| entry.is_plausible(*id))?)
-            }
+        let Some(due) = entry.qp.due(packet) else {
+            return if packet.answers_read() { self.receive_answer(now, packet, received) } else { None };
         };
+        let hidden_id = entry.believe_usual(packet, received)?;
         let receive = match &entry.receives {
             _ if !due.takes_receive() => None,
             Receives::Own(ring, position) => Some(ring.fetch(*position, entry.qp.receive_list())?),
@@ -57,12 +59,44 @@ impl Nic {
             self.out.completions.push(completion);
         }
         watch.moved(&entry.qp, Mover::Packet);
-        Watch::usual_executed(&entry.qp, packet);
+        Watch::usual_judged(&entry.qp, packet, &Verdict::Executed);
         if !entry.touched {
             entry.touched = true;
             self.touched.push(QpIndex(index));
         }
         Some(RxOutcome::Judged { qp: QpIndex(index), verdict: Verdict::Executed, hidden_id })
+    }
+
+    /// The same for the next packet of the answer to a READ.
+    #[inline(never)]
+    fn receive_answer(
+        &mut self,
+        now: Nanos,
+        packet: &Usual<'_>,
+        received: &RxFrame<'_>,
+    ) -> Option<RxOutcome> {
+        let (index, entry) = self.qps.find_mut(packet.bth().dest_qp.value())?;
+        let awaited = entry.qp.awaited(&self.memory, packet)?;
+        let hidden_id = entry.believe_usual(packet, received)?;
+        let host = HostSide { regions: &self.regions, table: &self.memory };
+        let bytes = received.frame.slices(packet.payload());
+        let put_off = self.config.serves && self.far.put_off(&host, QpIndex(index), awaited.to, bytes);
+        if !put_off {
+            host.write_pieces(awaited.to, bytes).ok()?;
+        }
+        entry.last_ip_id = hidden_id.unwrap_or(entry.last_ip_id);
+        if !entry.touched {
+            entry.touched = true;
+            self.touched.push(QpIndex(index));
+        }
+        self.counters.rcvd_pkts += 1;
+        self.counters.rcvd_bytes += packet.payload().len() as u64;
+        split!(self, now, entry => qp, ctx);
+        let watch = Watch::usual_arrival(qp, packet);
+        qp.answered(&mut ctx, &awaited);
+        watch.moved(qp, Mover::Packet);
+        Watch::usual_judged(qp, packet, &Verdict::Acknowledged);
+        Some(RxOutcome::Judged { qp: QpIndex(index), verdict: Verdict::Acknowledged, hidden_id })
     }
 
     /// Has the next packet of a QP leave in transmit slot `slot`, if it is a request that nothing is in the way of. `room` gives the
@@ -77,12 +111,14 @@ impl Nic {
     ) -> Sent {
         let Some(entry) = self.qps.get_mut(index.0).filter(|_| !self.urgent_turn) else { return Sent::Other };
         let entry = &mut **entry;
-        let Some(leaving) = entry.qp.leaving(&self.config.limits, &self.memory) else { return Sent::Other };
+        let Some(leaving) = entry.qp.leaving(&self.config.limits, &self.memory) else {
+            return if entry.qp.answers_read() { self.send_answer(index, slot, room) } else { Sent::Other };
+        };
         let Leaving { bth, reth, length, payload } = &leaving;
-        let with_length = entry
-            .qp
-            .template()
-            .and_then(|template| Some((template, template.usual_len(reth.is_some(), *length)?)));
+        let reth = reth.as_ref().map(Reth::to_bytes);
+        let with_length = entry.qp.template().and_then(|template| {
+            Some((template, template.usual_len(if reth.is_some() { Reth::LEN } else { 0 }, *length)?))
+        });
         let Some((template, frame_len)) = with_length else { return Sent::Other };
         let Some(mut frame) = room(frame_len) else { return Sent::NoRoom(frame_len) };
         //= IBTA A17.9: ecn-capable-where-heeded
@@ -101,15 +137,58 @@ impl Nic {
         let watch = Watch::timer(&entry.qp);
         entry.qp.left(now, &leaving);
         watch.moved(&entry.qp, Mover::Sent);
-        Sent::Done
+        Sent::Done(TxReason::New)
+    }
+
+    /// The same for the next packet of the answer to a READ.
+    #[inline(never)]
+    fn send_answer<'f>(
+        &mut self,
+        index: QpIndex,
+        slot: u16,
+        room: impl FnOnce(usize) -> Option<FrameMut<'f>>,
+    ) -> Sent {
+        let Some(entry) = self.qps.get_mut(index.0) else { return Sent::Other };
+        let Some(answer) = entry.qp.next_answer(&self.memory) else { return Sent::Other };
+        let Answer { bth, aeth, length, from } = answer;
+        let aeth = aeth.as_ref().map(Aeth::to_bytes);
+        let ext = if aeth.is_some() { Aeth::LEN } else { 0 };
+        let with_length =
+            entry.qp.template().and_then(|template| Some((template, template.usual_len(ext, length)?)));
+        let Some((template, frame_len)) = with_length else { return Sent::Other };
+        let Some(mut frame) = room(frame_len) else { return Sent::NoRoom(frame_len) };
+        //= IBTA A17.9: ecn-capable-where-heeded
+        let offset = template.write_usual(&mut frame, entry.capable, &bth, aeth.as_ref());
+        self.dma_out.push(DmaOut { slot, offset: offset as u16, length, from });
+        self.arbiter.charge(entry.priority, frame_len);
+        self.counters.sent_pkts += 1;
+        self.counters.sent_bytes += u64::from(length);
+        let watch = Watch::timer(&entry.qp);
+        entry.qp.answer_left();
+        watch.moved(&entry.qp, Mover::Sent);
+        Sent::Done(TxReason::Answer)
+    }
+}
+
+impl QpEntry {
+    /// Checks the ICRC: the identification that it fits, if the port could not see it. `None`: it fits none that is plausible.
+    #[inline(always)]
+    fn believe_usual(&self, packet: &Usual<'_>, received: &RxFrame<'_>) -> Option<Option<u16>> {
+        match packet.check_icrc(&received.frame) {
+            Icrc::Ok => Some(None),
+            Icrc::Bad { computed, stored } => {
+                let id = solve_id(received, computed, stored, packet.after_id());
+                Some(Some(id.filter(|id| self.is_plausible(*id))?))
+            }
+        }
     }
 }
 
 /// What became of a QP's next packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// It has its slot, and needs its payload.
-    Done,
+    /// It has its slot, and needs its payload. Why it leaves.
+    Done(TxReason),
     /// There was no frame of so many bytes.
     NoRoom(usize),
     /// It is another packet, or there is none: [`Nic::plan`] knows.

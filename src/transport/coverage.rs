@@ -299,9 +299,9 @@ mod record {
             Watch::arrival(qp, &packet.read())
         }
 
-        /// It was executed there.
-        pub(crate) fn usual_executed(qp: &Qp, packet: &Usual<'_>) {
-            Watch::judged(qp, &packet.read(), &Verdict::Executed);
+        /// What it came to there.
+        pub(crate) fn usual_judged(qp: &Qp, packet: &Usual<'_>, verdict: &Verdict) {
+            Watch::judged(qp, &packet.read(), verdict);
         }
 
         /// The packet came to this.
@@ -407,7 +407,7 @@ mod record {
         }
 
         #[inline(always)]
-        pub(crate) fn usual_executed(_: &Qp, _: &Usual<'_>) {}
+        pub(crate) fn usual_judged(_: &Qp, _: &Usual<'_>, _: &Verdict) {}
 
         #[inline(always)]
         pub(crate) fn judged(_: &Qp, _: &Packet, _: &Verdict) {}

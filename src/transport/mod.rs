@@ -48,6 +48,7 @@ mod uc;
 mod ud;
 mod unacknowledged;
 pub(crate) mod usual;
+pub(crate) mod usual_reads;
 mod verdict;
 mod xrc;
 

@@ -78,9 +78,9 @@ pub struct Qp {
     established: bool,
     drain_requested: bool,
     /// A READ response has just left: a request goes before the next one.
-    request_is_due: bool,
+    pub(super) request_is_due: bool,
     /// A request has gone ahead of an acknowledgement: that is next.
-    acknowledgement_is_due: bool,
+    pub(super) acknowledgement_is_due: bool,
     /// Our address in what was last sent to a multicast group.
     pub(super) group_source: Option<Gid>,
     /// Who says how fast it sends, if anybody does.
@@ -293,11 +293,15 @@ impl Qp {
             QpState::Rtr => self.established,
             _ => false,
         };
-        takes
-            && self.qp_type == QpType::Rc
+        takes && bth.psn == self.responder.expected && self.is_from_its_peer(packet, bth)
+    }
+
+    /// True if a whole packet of RC is its peer's.
+    #[inline(always)]
+    pub(super) fn is_from_its_peer(&self, packet: &Usual<'_>, bth: &Bth) -> bool {
+        self.qp_type == QpType::Rc
             && bth.pkey & 0x7fff == PKEY & 0x7fff
             && self.ends == Some(packet.ends())
-            && bth.psn == self.responder.expected
             && (packet.payload().len() + usize::from(bth.pad)).is_multiple_of(4)
     }
 

@@ -7,7 +7,7 @@ use crate::verbs::{Access, AsyncEvent, EventKind, QpState};
 use crate::wire::{Aeth, Bth, Ext, Opcode, Psn, Reth, Syndrome};
 
 /// Credits in an AETH that say nothing (IBTA 9.7.7.2).
-const NO_CREDITS: u8 = 31;
+pub(super) const NO_CREDITS: u8 = 31;
 
 impl Qp {
     /// The reply that would leave next.

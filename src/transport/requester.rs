@@ -12,10 +12,11 @@
 //! nothing may acknowledge it.
 
 use super::planted::PlantedBug;
+use super::replies::Reply;
 use super::scatter;
 use super::send_queue::{SendQueue, Wqe};
 use super::{Cause, Ctx, Origin, Qp, TxPlan, TxReason};
-use crate::limits::MAX_MESSAGE;
+use crate::limits::{Limits, MAX_MESSAGE};
 use crate::time::Nanos;
 use crate::verbs::{Access, QpState, SendFlags, WcStatus, WrOpcode};
 use crate::wire::{AtomicEth, Bth, Ext, Feth, Opcode, Psn, Reth, credits};
@@ -160,6 +161,12 @@ impl Qp {
             self.fail_if_oldest(ctx);
         }
         plan
+    }
+
+    /// True if some of what it has to send is more than an acknowledgement: a request, an answer or a refusal.
+    pub fn is_pressing(&self, limits: &Limits) -> bool {
+        let acknowledges = matches!(self.responder.replies.front(), None | Some(Reply::Ack { .. }));
+        !acknowledges || (!self.held && self.may_send_requests() && !self.must_wait(limits.window))
     }
 
     /// True if there is a work request that is neither failed nor held back by the state or an RNR timer.

@@ -22,7 +22,7 @@ use roxie::port::{LinkChange, Port};
 use roxie::shared::{Armed, CompletionRing, PostError, RecvRing, SendRing};
 use roxie::time::Nanos;
 use roxie::verbs::{
-    Access, AsyncEvent, EventKind, Mtu, QpCaps, QpInit, QpState, QpType, SendWr, WcOpcode, WcStatus,
+    Access, AsyncEvent, EventKind, Mtu, QpCaps, QpInit, QpState, QpType, SendWr, WcOpcode, WcStatus, WrOpcode,
 };
 
 /// A device's end of a connection.
@@ -39,7 +39,7 @@ impl End {
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(64, None).expect("a queue");
         let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
-        let access = Access::LOCAL_WRITE;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
         let memory = pd.register(length, access).expect("memory");
         End { qp, cq, memory, _pd: pd, device: device.clone() }
     }
@@ -172,6 +172,31 @@ fn an_acknowledgement_that_came_does_not_hurry_the_next() {
     b.send(8);
     let came: Vec<_> = std::iter::from_fn(|| a.cq.poll_one()).map(|wc| wc.opcode).collect();
     assert_eq!(came, [WcOpcode::Recv, WcOpcode::Send], "the answer goes first");
+}
+
+/// Acknowledgements wait for what the application says to what came. A READ that waited for the answer to another, and an answer,
+/// gain nothing by it: they leave with the pass that brings what they waited for.
+#[test]
+fn a_read_that_an_answer_makes_room_for_leaves_with_the_pass_that_brings_it() {
+    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&near, &far, 64, &ConnectOptions { max_rd_atomic: 1, ..patient() });
+    let read = SendWr {
+        opcode: WrOpcode::Read,
+        remote_addr: b.memory.sge(0, 8).addr,
+        rkey: b.memory.rkey(),
+        ..SendWr::default()
+    };
+    for _ in 0..3 {
+        a.qp.post_send(&read, &[a.memory.sge(0, 8)]).expect("room");
+    }
+    let sent = |end: &End| end.device.counter("sent_pkts");
+    assert_eq!(sent(&a), 1, "one at a time");
+    for done in 1..=3 {
+        assert_eq!(b.cq.poll_one(), None);
+        assert_eq!(sent(&b), done, "answered at once");
+        assert_eq!(a.cq.poll_one().map(|wc| wc.status), Some(WcStatus::Success));
+        assert_eq!(sent(&a), (done + 1).min(3), "the next has left");
+    }
 }
 
 /// Whose process ends has answered what it took in, and nobody drops its device.

@@ -2,9 +2,9 @@
 
 use roxie::time::Nanos;
 use roxie::verbs::{QpState, SendFlags, WcStatus, WrOpcode};
-use roxie::wire::{Aeth, Ext, NakCode, Opcode, Psn, Syndrome};
+use roxie::wire::{Aeth, Bth, Ext, NakCode, Opcode, Psn, Syndrome};
 
-use crate::{FIRST, Stage, TIMEOUT};
+use crate::{FIRST, Stage, TIMEOUT, template};
 
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
@@ -131,4 +131,27 @@ fn the_rest_of_a_read_that_was_asked_for_again_may_begin_either_way() {
     stage.answer(Opcode::RC_READ_RESPONSE_ONLY, FIRST + 2, with_aeth, &FULL);
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [(1, WcStatus::BadResp)]);
+}
+
+/// What somebody else says, or the peer in another partition, is no answer; the peer's still is.
+#[test]
+fn an_answer_to_a_read_is_the_peers_alone() {
+    let mut stage = asked(WrOpcode::Read, 8);
+    let only = Bth {
+        opcode: Opcode::RC_READ_RESPONSE_ONLY,
+        dest_qp: stage.qp.handle.qpn,
+        psn: FIRST,
+        ..Bth::default()
+    };
+    let ext = Ext::Aeth(aeth(ACK));
+    let peers = std::mem::replace(&mut stage.template, template(3));
+    stage.send(&only, &ext, &[9; 8]);
+    stage.template = peers;
+    stage.send(&Bth { pkey: 0x1234, ..only }, &ext, &[9; 8]);
+    assert_eq!(stage.wait(SOON), []);
+    assert_eq!((stage.counter("rx_wrong_source"), stage.counter("rx_bad_pkey")), (1, 1));
+    assert_eq!((stage.statuses(), stage.memory.bytes(0, 8)), (vec![], vec![0; 8]));
+    stage.send(&only, &ext, &[7; 8]);
+    stage.wait(SOON);
+    assert_eq!((stage.statuses(), stage.memory.bytes(0, 8)), (vec![(1, WcStatus::Success)], vec![7; 8]));
 }

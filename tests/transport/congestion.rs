@@ -4,7 +4,7 @@ use roxie::congestion::Settings;
 use roxie::nic::{Command, CongestionConfig, EcnPolicy};
 use roxie::time::Nanos;
 use roxie::verbs::{QpAttr, QpState, QpType, SendFlags, WrOpcode};
-use roxie::wire::{Bth, Ext, FlowSpec, NetHeader, Opcode, Packet, Psn, Syndrome, Template};
+use roxie::wire::{Aeth, Bth, Ext, FlowSpec, NetHeader, Opcode, Packet, Psn, Syndrome, Template};
 
 use crate::{FIRST, MTU, PEER_QPN, Setup, Stage, attributes, template};
 
@@ -231,4 +231,15 @@ fn a_notification_slows_a_qp_that_sends_and_no_other() {
     let records = stage.log();
     let told = |text: &str| records.iter().any(|record| record.contains(text));
     assert!(told("CNP psn 0: congestion notification: rate 10 Gb/s -> 5 Gb/s, alpha 1"), "{records:#?}");
+}
+
+#[test]
+fn a_marked_answer_to_a_read_is_taken_and_told_of() {
+    let mut stage = marked();
+    stage.post(WrOpcode::Read, 64);
+    assert_eq!(stage.packets().len(), 1);
+    let ext = Ext::Aeth(Aeth { syndrome: ACK.into(), msn: 1 });
+    stage.answer(Opcode::RC_READ_RESPONSE_ONLY, FIRST, ext, &[1; 64]);
+    assert_eq!(notifications(&stage.packets()), 1);
+    assert_eq!(stage.completions().len(), 1);
 }

@@ -74,3 +74,14 @@ fn credits_say_how_many_receives_wait_where_they_are_in_use() {
         assert_eq!(answers, [Answer::acknowledge(psn, Syndrome::Ack { credits })], "PSN {psn}");
     }
 }
+
+//= test: IBTA 9.7.7.2: credits-are-told
+#[test]
+fn an_answer_to_a_read_tells_credits_too() {
+    let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
+    stage.receive(1, 0, 8);
+    stage.receive(2, 0, 8);
+    let reth = stage.reth(0, 8);
+    let answers = stage.request(Opcode::RC_READ_REQUEST, 0, Ext::Reth(reth), &[]);
+    assert_eq!(answers[0].syndrome, Some(Syndrome::Ack { credits: 2 }));
+}

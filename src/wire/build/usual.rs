@@ -17,8 +17,7 @@ const ALL: usize = BELOW + Bth::LEN + Reth::LEN;
 impl Template {
     /// Bytes of such a frame, without FCS; `None`: this flow has other headers.
     #[inline(always)]
-    pub(crate) fn usual_len(&self, has_reth: bool, payload_len: u16) -> Option<usize> {
-        let ext = if has_reth { Reth::LEN } else { 0 };
+    pub(crate) fn usual_len(&self, ext: usize, payload_len: u16) -> Option<usize> {
         let is_usual = self.prefix_len == BELOW && matches!(self.kind, Kind::Ipv4 { .. });
         is_usual.then_some(BELOW + Bth::LEN + ext + usize::from(payload_len).next_multiple_of(4) + ICRC_LEN)
     }
@@ -26,15 +25,15 @@ impl Template {
     /// Writes the headers of a frame of [`usual_len`](Self::usual_len) bytes to it, and returns where its payload goes. As
     /// [`write_headers`](Self::write_headers) does it. `capable`: with ECT(0) (RFC 3168 5).
     #[inline(always)]
-    pub(crate) fn write_usual(
+    pub(crate) fn write_usual<const EXT: usize>(
         &self,
         frame: &mut FrameMut<'_>,
         capable: bool,
         bth: &Bth,
-        reth: Option<&Reth>,
+        ext: Option<&[u8; EXT]>,
     ) -> usize {
         let length = frame.len();
-        let payload = BELOW + Bth::LEN + if reth.is_some() { Reth::LEN } else { 0 };
+        let payload = BELOW + Bth::LEN + if ext.is_some() { EXT } else { 0 };
         // Sockets keep what lies below the BTH apart.
         let (first, behind) = match frame.a.split_first_chunk_mut() {
             Some((below, [])) => (Some(below), &mut *frame.b),
@@ -42,18 +41,23 @@ impl Template {
             None => (None, &mut [][..]),
         };
         if let (Some(below), Some((place, behind))) = (first, behind.split_first_chunk_mut())
-            && self.write_usual_to(below, place, behind.first_chunk_mut(), (length, capable, bth, reth))
+            && self.write_usual_to(below, place, behind.first_chunk_mut(), (length, capable, bth, ext))
         {
             return payload;
         }
-        self.write_usual_aside(frame, payload, (length, capable, bth, reth));
+        self.write_usual_aside(frame, payload, (length, capable, bth, ext));
         payload
     }
 
     /// The same for a frame that is split elsewhere.
     #[cold]
     #[inline(never)]
-    fn write_usual_aside(&self, frame: &mut FrameMut<'_>, payload: usize, what: What<'_>) {
+    fn write_usual_aside<const EXT: usize>(
+        &self,
+        frame: &mut FrameMut<'_>,
+        payload: usize,
+        what: What<'_, EXT>,
+    ) {
         let mut headers = [0; ALL];
         if let Some((below, behind)) = headers.split_first_chunk_mut()
             && let Some((place, behind)) = behind.split_first_chunk_mut()
@@ -63,18 +67,18 @@ impl Template {
         frame.write(0, &headers[..payload]);
     }
 
-    /// False: there is no room for the RETH in one piece.
+    /// False: there is no room for the header behind the BTH in one piece.
     #[inline(always)]
-    fn write_usual_to(
+    fn write_usual_to<const EXT: usize>(
         &self,
         below: &mut [u8; BELOW],
         place: &mut [u8; Bth::LEN],
-        place_of_reth: Option<&mut [u8; Reth::LEN]>,
-        (length, capable, bth, reth): What<'_>,
+        place_of_ext: Option<&mut [u8; EXT]>,
+        (length, capable, bth, ext): What<'_, EXT>,
     ) -> bool {
-        if let Some(reth) = reth {
-            let Some(place) = place_of_reth else { return false };
-            *place = reth.to_bytes();
+        if let Some(ext) = ext {
+            let Some(place) = place_of_ext else { return false };
+            *place = *ext;
         }
         *place = bth.to_bytes();
         let (prefix, Kind::Ipv4 { header_sum }) = (self.prefix.first_chunk(), self.kind) else {
@@ -94,4 +98,4 @@ impl Template {
 }
 
 /// Bytes of the frame, whether it is ECN-capable, and the headers of the transport.
-type What<'a> = (usize, bool, &'a Bth, Option<&'a Reth>);
+type What<'a, const EXT: usize> = (usize, bool, &'a Bth, Option<&'a [u8; EXT]>);

@@ -6,7 +6,8 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::super::net::{self, PROTOCOL_UDP, RawEthernet, RawIpv4, RawUdp, ether_type};
 use super::super::{
-    Bth, Gid, Icrc, Ipv4Header, NetHeader, Opcode, OpcodeInfo, ROCE_V2_PORT, Reth, UdpHeader, icrc,
+    Aeth, Bth, Gid, Icrc, Ipv4Header, NetHeader, Opcode, OpcodeInfo, Operation, ROCE_V2_PORT, Reth,
+    UdpHeader, icrc,
 };
 use super::{Envelope, ICRC_LEN, MAX_EXT, Packet};
 use crate::frame::Frame;
@@ -103,6 +104,18 @@ impl<'a> Usual<'a> {
     #[inline(always)]
     pub(crate) fn reth(&self) -> Option<Reth> {
         self.ext.try_into().ok().map(Reth::read)
+    }
+
+    /// The AETH, if no other header is there.
+    #[inline(always)]
+    pub(crate) fn aeth(&self) -> Option<Aeth> {
+        self.ext.try_into().ok().map(Aeth::read)
+    }
+
+    /// True if it is of the answer to a READ.
+    #[inline(always)]
+    pub(crate) fn answers_read(&self) -> bool {
+        self.info.operation == Operation::ReadResponse
     }
 
     /// Between which addresses it travels.
