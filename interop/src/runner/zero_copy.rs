@@ -202,10 +202,10 @@ fn rows() -> Vec<Row> {
             }));
         }
     }
-    // The ends of pingpongs do not wait for one another: who ends first may owe the other an acknowledgement that was lost.
+    // Of all sizes up to 8 MiB an emulated guest repairs too much for a minute. The ends of pingpongs do not wait for one another: who ends first may owe the other an acknowledgement that was lost.
     let repaired = |program: &Program| {
         let name = program.to_string();
-        ["bw/rc", "atomic_bw"].iter().any(|part| name.contains(part))
+        ["bw/rc", "atomic_bw"].iter().any(|part| name.contains(part)) && !name.ends_with("/all")
     };
     for guest_serves in [false, true] {
         let lossy = programs().filter(repaired);
