@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
@@ -22,6 +23,9 @@ use crate::frame::ROCE_V2_PORT;
 use crate::netdev::NetNs;
 use crate::port::PortInfo;
 
+/// How long a port is waited for whose holder may go by itself, and how often it is asked for.
+const LEAVES_WITHIN: Duration = Duration::from_millis(500);
+const LOOKS_EVERY: Duration = Duration::from_millis(10);
 /// Where RoCE v2 takes source ports from.
 const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 0xc000..=0xffff;
 /// The longest L3 packet that frames are made for: an interface such as `lo` allows more.
@@ -248,11 +252,7 @@ fn unspecified(v4: bool) -> IpAddr {
 }
 
 pub(super) fn listen_socket(address: IpAddr, config: &UdpConfig) -> Result<OwnedFd, UdpError> {
-    let socket = bound_socket(address, config.port, config.shared)?.ok_or_else(|| UdpError::InUse {
-        address,
-        port: config.port,
-        owner: owner::describe(config.port),
-    })?;
+    let socket = listening_socket(address, config)?;
     let fd = socket.as_fd();
     let set = |what, level, name| {
         sys::set_int(fd, level, name, 1).map_err(|error| UdpError::Socket { what, address, error })
@@ -272,6 +272,21 @@ pub(super) fn listen_socket(address: IpAddr, config: &UdpConfig) -> Result<Owned
     }
     enlarge(fd, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.socket_buffer);
     Ok(socket)
+}
+
+/// A socket on the configured port. Who may leave it by itself is waited for a moment.
+fn listening_socket(address: IpAddr, config: &UdpConfig) -> Result<OwnedFd, UdpError> {
+    let until = Instant::now() + LEAVES_WITHIN;
+    loop {
+        if let Some(socket) = bound_socket(address, config.port, config.shared)? {
+            return Ok(socket);
+        }
+        let owner = owner::of(config.port);
+        if !owner.may_go || Instant::now() >= until {
+            return Err(UdpError::InUse { address, port: config.port, owner: owner.text });
+        }
+        std::thread::sleep(LOOKS_EVERY);
+    }
 }
 
 /// A socket for source-port entropy: bound to a free port of the range, unconnected, DF always set and

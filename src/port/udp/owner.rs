@@ -3,26 +3,38 @@
 use std::fs;
 use std::path::Path;
 
-/// One sentence or two: the holder of local UDP port `port` as far as it can be seen, and what to do.
-pub(super) fn describe(port: u16) -> String {
+/// Who holds a port.
+pub(super) struct Owner {
+    /// One sentence or two: the holder as far as it can be seen, and what to do.
+    pub(super) text: String,
+    /// It may go by itself: nobody is seen to hold it. So it is with a socket whose last holder has just ended, or that is on its way from
+    /// one process to another.
+    pub(super) may_go: bool,
+}
+
+/// Who holds local UDP port `port`.
+pub(super) fn of(port: u16) -> Owner {
     let inodes = socket_inodes(port);
     let mut owners: Vec<String> = inodes.iter().filter_map(|inode| process_with_socket(*inode)).collect();
     owners.sort();
     owners.dedup();
     if !owners.is_empty() {
-        return format!("{} holds it: stop that process first", owners.join(" and "));
+        let text = format!("{} holds it: stop that process first", owners.join(" and "));
+        return Owner { text, may_go: false };
     }
-    if inodes.is_empty() {
-        return "its holder is gone by now: try again".into();
-    }
-    if Path::new("/sys/module/rdma_rxe").exists() {
-        return "no process holds it and the kernel's rdma_rxe is loaded: remove its devices (rdma link show, \
-                rdma link delete NAME) or unload it (modprobe -r rdma_rxe)"
-            .into();
-    }
-    "no process that may be seen from here holds it: look as root (ss -ulpn), in other containers of this \
-     network namespace too"
-        .into()
+    let may_go = inodes.is_empty() || !Path::new("/sys/module/rdma_rxe").exists();
+    let text = match (inodes.is_empty(), may_go) {
+        (true, _) => "its holder is gone by now: try again",
+        (false, false) => {
+            "no process holds it and the kernel's rdma_rxe is loaded: remove its devices (rdma link show, \
+             rdma link delete NAME) or unload it (modprobe -r rdma_rxe)"
+        }
+        (false, true) => {
+            "no process that may be seen from here holds it: look as root (ss -ulpn), in other containers of this \
+             network namespace too"
+        }
+    };
+    Owner { text: text.into(), may_go }
 }
 
 /// The inodes of UDP sockets bound to `port` in this thread's network namespace.
@@ -65,8 +77,8 @@ mod tests {
     #[test]
     fn the_process_that_holds_a_port_is_named() {
         let socket = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
-        let said = describe(socket.local_addr().unwrap().port());
-        assert!(said.contains(&format!("process {} (", std::process::id())), "{said}");
+        let Owner { text: said, may_go } = of(socket.local_addr().unwrap().port());
+        assert!(!may_go && said.contains(&format!("process {} (", std::process::id())), "{said}");
     }
 
     #[test]
