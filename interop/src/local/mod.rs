@@ -4,7 +4,7 @@ pub mod program;
 mod verbs;
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use roxie::engine::Drive;
 use roxie::host::{
@@ -238,18 +238,6 @@ impl Roxie<'_> {
     }
 }
 
-/// Looks until something is so; false: it is not in time.
-fn becomes_so(timeout: Duration, is_so: impl Fn() -> Result<bool, Error>) -> Result<bool, Error> {
-    let until = Instant::now() + timeout;
-    loop {
-        let so = is_so()?;
-        if so || Instant::now() > until {
-            return Ok(so);
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 impl Local for Roxie<'_> {
     fn prepare(&mut self, setup: &Setup) -> Result<(), Unready> {
         self.prepared = Some(setup.clone());
@@ -296,11 +284,11 @@ impl Local for Roxie<'_> {
     }
 
     fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error> {
-        becomes_so(timeout, || self.site.within(|| program::somebody_listens(port))?)
+        program::becomes_so(timeout, || self.site.within(|| program::somebody_listens(port))?)
     }
 
     fn wait_for_claim(&mut self, port: PortKind, timeout: Duration) -> Result<bool, Error> {
-        becomes_so(timeout, || match port {
+        program::becomes_so(timeout, || match port {
             PortKind::Xdp => {
                 let interface = self.site.within(|| Interface::by_name(self.site.interface))?;
                 Ok(interface.named("the interface")?.xdp_program.is_some())

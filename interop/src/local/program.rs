@@ -101,7 +101,10 @@ fn collect(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
 }
 
 /// The `roxie` program beside this one.
-pub(super) fn roxie() -> Result<PathBuf, Error> {
+///
+/// # Errors
+/// If it is not there.
+pub fn roxie() -> Result<PathBuf, Error> {
     let own = env::current_exe().map_err(|e| Error::Local(format!("where this program is: {e}")))?;
     let path = own.with_file_name("roxie");
     match path.exists() {
@@ -146,6 +149,21 @@ fn build(package: &str) -> Result<(), Error> {
         build.arg("--release");
     }
     run(&mut build).map(drop)
+}
+
+/// Looks until something is so; false: it is not in time.
+///
+/// # Errors
+/// If it cannot be looked at.
+pub fn becomes_so(timeout: Duration, is_so: impl Fn() -> Result<bool, Error>) -> Result<bool, Error> {
+    let until = Instant::now() + timeout;
+    loop {
+        let so = is_so()?;
+        if so || Instant::now() > until {
+            return Ok(so);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// True if a TCP socket listens on the port in the calling thread's network namespace.

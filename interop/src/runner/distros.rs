@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use interop::distro::table::Table;
@@ -11,13 +10,14 @@ use interop::distro::{self, Root};
 use interop::end::Ended;
 use interop::error::Error;
 use interop::guest::output_folder;
-use interop::local::program::{somebody_has_the_udp_port, somebody_is_in, somebody_listens};
+use interop::local::program::{becomes_so, somebody_has_the_udp_port, somebody_is_in, somebody_listens};
 use interop::network::{INTERFACE, Namespace, address};
 use interop::report::{Outcome, Report};
 use interop::rows::{PortKind, Program, Ready};
 use interop::skip::SkipReason;
 use roxie::netdev::Interface;
 
+use super::pair::{Played, last_words, time_left};
 use super::programs::{LISTENS_WITHIN, NO_SUCH_PROGRAM, TCP_PORT, served, server_has, until_taken};
 
 /// How long a program may take: it may share its processors with a build.
@@ -111,12 +111,6 @@ struct Site<'a> {
     ends: [Namespace; 2],
 }
 
-/// How both ends ended.
-struct Played {
-    server: Ended,
-    client: Ended,
-}
-
 impl Site<'_> {
     /// What a use comes to, and what there is to say of it.
     fn judged(&self, port: PortKind, one: &Use) -> (Outcome, Option<String>) {
@@ -190,12 +184,12 @@ impl Site<'_> {
     ) -> Result<Played, Error> {
         let serving = self.root.start(&self.ends[0], port, &words(None)?)?;
         if !self.becomes_so(|| somebody_listens(tcp))? {
-            return Ok(Played { server: serving.wait(Duration::ZERO)?, client: never() });
+            return Ok(Played::silent(serving.wait(Duration::ZERO)?));
         }
         let client = words(Some(address(1, FAMILY).to_string()))?;
         let client = self.root.start(&self.ends[1], port, &client)?.wait(ENDS_WITHIN)?;
-        let within = if client.code == Some(0) { ENDS_WITHIN } else { Duration::from_secs(1) };
-        Ok(Played { server: serving.wait(within)?, client })
+        let server = serving.wait(time_left(&client, ENDS_WITHIN))?;
+        Ok(Played { server, client })
     }
 
     /// Ends that meet by rdma_cm.
@@ -212,7 +206,7 @@ impl Site<'_> {
             Ready::Joined(group) => self.becomes_so(|| somebody_is_in(group))?,
         };
         if !ready {
-            return Ok(Played { server: serving.wait(Duration::ZERO)?, client: never() });
+            return Ok(Played::silent(serving.wait(Duration::ZERO)?));
         }
         if let Some(tcp) = program.may_listen() {
             // Older ones do not; then a moment is all that is lost.
@@ -234,14 +228,7 @@ impl Site<'_> {
         time: Duration,
         is_so: impl Fn() -> Result<bool, Error> + Sync,
     ) -> Result<bool, Error> {
-        let until = Instant::now() + time;
-        loop {
-            let so = self.ends[0].within(&is_so)??;
-            if so || Instant::now() >= until {
-                return Ok(so);
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+        becomes_so(time, || self.ends[0].within(&is_so)?)
     }
 }
 
@@ -253,11 +240,6 @@ fn claimed(port: PortKind) -> Result<bool, Error> {
             .map_err(|e| Error::Local(format!("the interface: {e}"))),
         PortKind::Udp => somebody_has_the_udp_port(),
     }
-}
-
-/// The end of a client that was not started, since its server did not get ready.
-fn never() -> Ended {
-    Ended { code: None, output: "not started: the server is silent".into() }
 }
 
 fn of_one(ended: &Ended, complaint: Option<String>) -> Outcome {
@@ -276,26 +258,7 @@ fn of_pair(played: &Played, complaint: impl FnOnce(&Played) -> Option<String>) -
     if [server, client].iter().any(|end| end.code == Some(NO_SUCH_PROGRAM)) {
         return Outcome::Skip(SkipReason::ProgramMissing);
     }
-    let why = match (server.code, client.code) {
-        (Some(0), Some(0)) => complaint(played),
-        _ => Some("a program failed".to_owned()),
-    };
-    match why {
-        None => Outcome::Pass,
-        Some(why) => Outcome::Fail(format!(
-            "{why}; the server: {}; the client: {}",
-            last_words(server),
-            last_words(client)
-        )),
-    }
-}
-
-/// The end of what a program said, on one line.
-fn last_words(ended: &Ended) -> String {
-    let lines: Vec<&str> = ended.output.lines().filter(|line| !line.trim().is_empty()).collect();
-    let last = &lines[lines.len().saturating_sub(4)..];
-    let code = ended.code.map_or("was ended".to_owned(), |code| format!("exit code {code}"));
-    format!("{code}, {}", last.join(" / "))
+    played.judged(complaint)
 }
 
 /// Removes releases.

@@ -1,6 +1,7 @@
 //! Takes rows one after the other, reports them, keeps the captures of failures.
 
 mod distros;
+mod pair;
 mod programs;
 mod zero_copy;
 

@@ -11,6 +11,8 @@ use interop::report::Outcome;
 use interop::rows::{Family, Program, Ready, Row, Side, Stock};
 use interop::skip::SkipReason;
 
+use super::pair::time_left;
+
 /// Where pingpongs and perftest listen.
 pub(super) const TCP_PORT: u16 = 18515;
 /// How long a server may take until it listens.
@@ -19,8 +21,6 @@ pub(super) const LISTENS_WITHIN: Duration = Duration::from_secs(10);
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
 /// How long an emulated server of rdma_cm takes until it listens and is set up: riostream's is told what it may map after it listens.
 const SETTLES_WITHIN: Duration = Duration::from_millis(500);
-/// How long a program is waited for whose other end has failed.
-const LOSER_WITHIN: Duration = Duration::from_secs(1);
 /// How the peer, and `roxie run`, say that a program is not there.
 pub(super) const NO_SUCH_PROGRAM: i32 = 127;
 
@@ -235,7 +235,7 @@ pub(super) fn until_taken(mut client: impl FnMut() -> Result<Ended, Error>) -> R
 
 /// How long the server may take after its client has ended.
 pub(super) fn server_has(program: Program, client: &Ended) -> Duration {
-    if program.serves_for_ever() { Duration::ZERO } else { time_left(client) }
+    if program.serves_for_ever() { Duration::ZERO } else { time_left(client, ENDS_WITHIN) }
 }
 
 /// How the server ended, given its client: one that serves for ever was ended, and has done all it could.
@@ -247,7 +247,7 @@ pub(super) fn served(program: Program, client: &Ended, server: Ended) -> Ended {
 }
 
 /// The place of the peer's address in its GID table.
-fn peer_gid(peer: &mut Peer, family: Family) -> Result<usize, Error> {
+pub(super) fn peer_gid(peer: &mut Peer, family: Family) -> Result<usize, Error> {
     let address = peer.address(family)?;
     Ok(peer.gids().iter().find(|gid| gid.address == address).map_or(0, |gid| gid.index as usize))
 }
@@ -308,7 +308,7 @@ impl Ends<'_, '_> {
         }
         (self.start_here)(self.roxie, Some(server.to_string()))?;
         let here = self.roxie.wait(ENDS_WITHIN)?;
-        let there = self.peer.wait(job, time_left(&here))?;
+        let there = self.peer.wait(job, time_left(&here, ENDS_WITHIN))?;
         Ok(Ok(Played { here, there }))
     }
 
@@ -328,12 +328,7 @@ impl Ends<'_, '_> {
             self.roxie.wait(Duration::ZERO)?;
             return Ok(Err(Outcome::Skip(SkipReason::ProgramMissing)));
         }
-        let here = self.roxie.wait(time_left(&there))?;
+        let here = self.roxie.wait(time_left(&there, ENDS_WITHIN))?;
         Ok(Ok(Played { here, there }))
     }
-}
-
-/// How long the server may take after its client has ended.
-fn time_left(client: &Ended) -> Duration {
-    if client.code == Some(0) { ENDS_WITHIN } else { LOSER_WITHIN }
 }

@@ -1,22 +1,20 @@
 //! Stock programs over zero-copy AF_XDP: Roxie in a guest, on an adapter that writes into its memory.
 
-use std::env;
 use std::net::IpAddr;
-use std::path::PathBuf;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use interop::end::{End as _, Ended};
 use interop::error::Error;
 use interop::guest::{Adapter, Files, Guest, Image, Kernel, output_folder};
-use interop::local::program::{Program as Running, somebody_listens};
+use interop::local::program::{Program as Running, becomes_so, roxie, somebody_listens};
 use interop::network::{INTERFACE, Namespace, address};
 use interop::peer::Peer;
 use interop::report::{Outcome, Report};
 use interop::rows::{self, Family, Program};
 use interop::skip::SkipReason;
 
-use super::programs::{LISTENS_WITHIN, TCP_PORT};
+use super::pair::{Played, time_left};
+use super::programs::{LISTENS_WITHIN, TCP_PORT, peer_gid};
 
 /// Both guests are emulated, and share two processors with this host's end.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
@@ -28,7 +26,7 @@ const GID: usize = 1;
 /// The row of programs that are killed, and how long each runs.
 const KILLED: &str = "zero-copy/roxie/asks/killed";
 const KILLED_AFTER: Duration = Duration::from_secs(4);
-/// Bytes of a message for which bandwidth is told, and how long it is measured.
+/// What is measured, and by which program.
 const FIGURES: [(&str, &str); 4] = [
     ("WRITE 64 KiB, MB/s", "ib_write_bw -s 65536 -D 3"),
     ("READ 64 KiB, MB/s", "ib_read_bw -s 65536 -o 16 -D 3"),
@@ -72,12 +70,6 @@ enum Job {
     There(usize),
 }
 
-/// The program `roxie` beside this one, which both the host and the guest run.
-fn roxie() -> Result<PathBuf, Error> {
-    let own = env::current_exe().map_err(|e| Error::Local(format!("where this program is: {e}")))?;
-    Ok(own.with_file_name("roxie"))
-}
-
 impl End<'_> {
     fn address(&self) -> IpAddr {
         let host = match self {
@@ -89,13 +81,10 @@ impl End<'_> {
     }
 
     /// The place of its address in its GID table.
-    fn gid(&self) -> usize {
+    fn gid(&mut self) -> Result<usize, Error> {
         match self {
-            End::Rxe(peer) => {
-                let own = self.address();
-                peer.gids().iter().find(|gid| gid.address == own).map_or(0, |gid| gid.index as usize)
-            }
-            _ => GID,
+            End::Rxe(peer) => peer_gid(peer, Family::V4),
+            _ => Ok(GID),
         }
     }
 
@@ -130,23 +119,10 @@ impl End<'_> {
         match self {
             End::Guest(peer, _) | End::Rxe(peer) => peer.wait_for_listener(TCP_PORT, LISTENS_WITHIN),
             End::Host(namespace) => {
-                let until = Instant::now() + LISTENS_WITHIN;
-                loop {
-                    let listens = namespace.within(|| somebody_listens(TCP_PORT))??;
-                    if listens || Instant::now() >= until {
-                        return Ok(listens);
-                    }
-                    thread::sleep(Duration::from_millis(20));
-                }
+                becomes_so(LISTENS_WITHIN, || namespace.within(|| somebody_listens(TCP_PORT))?)
             }
         }
     }
-}
-
-/// How server and client ended.
-struct Played {
-    server: Ended,
-    client: Ended,
 }
 
 /// A server, then its client. `words`: of an end with this place in its GID table, given where the server is if it is the client.
@@ -156,16 +132,16 @@ fn play(
     name: &str,
     words: &dyn Fn(usize, Option<String>) -> Vec<String>,
 ) -> Result<Played, Error> {
-    let serving = server.start(name, &words(server.gid(), None))?;
+    let line = words(server.gid()?, None);
+    let serving = server.start(name, &line)?;
     if !server.listens()? {
-        let server = server.wait(serving, Duration::ZERO)?;
-        let client = Ended { code: None, output: "not started: the server is silent".into() };
-        return Ok(Played { server, client });
+        return Ok(Played::silent(server.wait(serving, Duration::ZERO)?));
     }
-    let asking = client.start(name, &words(client.gid(), Some(server.address().to_string())))?;
+    let line = words(client.gid()?, Some(server.address().to_string()));
+    let asking = client.start(name, &line)?;
     let client = client.wait(asking, ENDS_WITHIN)?;
-    let within = if client.code == Some(0) { ENDS_WITHIN } else { Duration::from_secs(1) };
-    Ok(Played { server: server.wait(serving, within)?, client })
+    let server = server.wait(serving, time_left(&client, ENDS_WITHIN))?;
+    Ok(Played { server, client })
 }
 
 /// A row: which program against whom, who serves, and what happens on the way.
@@ -202,7 +178,8 @@ fn rows() -> Vec<Row> {
             }));
         }
     }
-    // Of all sizes up to 8 MiB an emulated guest repairs too much for a minute. The ends of pingpongs do not wait for one another: who ends first may owe the other an acknowledgement that was lost.
+    // Of all sizes up to 8 MiB an emulated guest repairs too much for a minute. The ends of pingpongs do not wait for one another: who
+    // ends first may owe the other an acknowledgement that was lost.
     let repaired = |program: &Program| {
         let name = program.to_string();
         ["bw/rc", "atomic_bw"].iter().any(|part| name.contains(part)) && !name.ends_with("/all")
@@ -212,21 +189,6 @@ fn rows() -> Vec<Row> {
         all.extend(lossy.map(|program| Row { program, against_rxe: false, guest_serves, way: Way::Lossy }));
     }
     all
-}
-
-fn judged(played: Result<Played, Error>, program: Program) -> Outcome {
-    let Played { server, client } = match played {
-        Ok(played) => played,
-        Err(error) => return Outcome::Fail(error.to_string()),
-    };
-    let complaint = match (client.code, server.code) {
-        (Some(0), Some(0)) => program.complaint(&client.output, &server.output),
-        _ => Some("a program failed".to_owned()),
-    };
-    match complaint {
-        None => Outcome::Pass,
-        Some(why) => Outcome::Fail(format!("{why}; the client: {client:?}; the server: {server:?}")),
-    }
 }
 
 /// A program in the guest is killed while frames are under way both ways: the adapter's queues are the kernel's again, and the next
@@ -239,11 +201,11 @@ fn killed(peer: &mut Peer, namespace: &Namespace) -> Result<Outcome, Error> {
     for time in 1..=3 {
         let (mut near, mut far) = (End::Guest(peer, Way::ZeroCopy), End::Host(namespace));
         let line = "-b -F -D 30 -s 65536 -x";
-        let serving = far.start("ib_write_bw", &words(line, far.gid(), None))?;
+        let serving = far.start("ib_write_bw", &words(line, GID, None))?;
         if !far.listens()? {
             return Ok(Outcome::Fail("the server is silent".into()));
         }
-        let asking = near.start("ib_write_bw", &words(line, near.gid(), Some(far.address().to_string())))?;
+        let asking = near.start("ib_write_bw", &words(line, GID, Some(far.address().to_string())))?;
         let ended = near.wait(asking, KILLED_AFTER)?;
         if ended.code.is_some() {
             return Ok(Outcome::Fail(format!("it ended before it was killed: {ended:?}")));
@@ -251,11 +213,13 @@ fn killed(peer: &mut Peer, namespace: &Namespace) -> Result<Outcome, Error> {
         drop(serving);
         let line = "-m 1024 -s 5000 -n 100 -c -g";
         let next = |gid, server| words(line, gid, server);
-        let Played { server, client } = play(&mut far, &mut near, "ibv_rc_pingpong", &next)?;
-        if [&server, &client].iter().any(|end| end.code != Some(0) || end.output.contains("invalid data")) {
-            return Ok(Outcome::Fail(format!(
-                "after kill {time}: the client: {client:?}; the server: {server:?}"
-            )));
+        let played = play(&mut far, &mut near, "ibv_rc_pingpong", &next)?;
+        let outcome = played.judged(|Played { server, client }| {
+            let invalid = [server, client].iter().any(|end| end.output.contains("invalid data"));
+            invalid.then(|| format!("after kill {time}: invalid data"))
+        });
+        if outcome != Outcome::Pass {
+            return Ok(outcome);
         }
     }
     Ok(Outcome::Pass)
@@ -297,8 +261,12 @@ pub(crate) fn zero_copy(filter: &[String], figures: bool) -> Result<bool, Error>
         };
         let (server, client) = if row.guest_serves { (&mut near, &mut far) } else { (&mut far, &mut near) };
         let words = |gid, server| row.program.words(gid, server);
-        let played = play(server, client, row.program.name(), &words);
-        report.add(&row.name(), &judged(played, row.program), start.elapsed());
+        let complaint = |played: &Played| row.program.complaint(&played.client.output, &played.server.output);
+        let outcome = match play(server, client, row.program.name(), &words) {
+            Ok(played) => played.judged(complaint),
+            Err(error) => Outcome::Fail(error.to_string()),
+        };
+        report.add(&row.name(), &outcome, start.elapsed());
     }
     if kills {
         let start = Instant::now();
