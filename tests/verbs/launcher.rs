@@ -78,6 +78,22 @@ fn the_environment_alone_is_enough_for_libibverbs() {
 }
 
 #[test]
+fn ucx_moves_by_reads_what_is_32_kib_long_unless_the_user_says_otherwise() {
+    if skip("ucx_moves_by_reads_what_is_32_kib_long_unless_the_user_says_otherwise", &["sh"]) {
+        return;
+    }
+    let site = Site::new("l-ucx");
+    let seen_by_a_program = |own: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
+        command.args(["run", "--quiet", "--dev", "left", "--port", "udp", "--", "sh", "-c", "echo $UCX_RNDV_THRESH"]);
+        command.env_remove("UCX_RNDV_THRESH").envs(own.map(|own| ("UCX_RNDV_THRESH", own)));
+        Running::start(&site.near, command).finish().said
+    };
+    assert_eq!(seen_by_a_program(None), "32k\n");
+    assert_eq!(seen_by_a_program(Some("1m")), "1m\n");
+}
+
+#[test]
 fn of_a_program_that_failed_it_is_told_what_it_was_refused() {
     if skip("of_a_program_that_failed_it_is_told_what_it_was_refused", &["ibv_rc_pingpong", "ibv_devinfo"]) {
         return;

@@ -34,6 +34,10 @@ use preflight::Preflight;
 const REFUSALS: usize = 8;
 /// Exit codes of programs that somebody ended: by SIGINT, by SIGTERM.
 const INTERRUPTED: [u8; 2] = [130, 143];
+/// From which size UCX moves a message by one READ, where the user says nothing else. UCX expects copies to cost less than the link
+/// does, so it cuts all but the largest messages into SENDs of 8 KiB. Here each SEND is a call of the kernel, or three frames, and the
+/// READ is faster from this size on: docs/performance.md.
+const UCX_RENDEZVOUS: (&str, &str) = ("UCX_RNDV_THRESH", "32k");
 
 /// Which port the device stands on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -129,7 +133,9 @@ pub(crate) struct Arguments {
     long_about = "Prints the environment that `roxie run` gives to a program, as lines for a shell: for job schedulers, \
         containers and debuggers that start programs themselves. What it cannot give is the view of /sys/class/infiniband, which some \
         libraries read (UCX, NCCL); programs that use libibverbs alone do not need it. A program's own LD_PRELOAD goes in front of \
-        what is there, not in its place.",
+        what is there, not in its place.\n\nUCX_RNDV_THRESH is there for UCX: \
+        messages of 32 KiB and more go by one READ, which is faster here than the SENDs that UCX would choose. Where you have set it, it \
+        stays as it is.",
     after_help = "Examples:\n  eval \"$(roxie env --dev eth0)\"; ibv_devinfo\n  \
         eval \"$(roxie env --dev eth0)\"; LD_PRELOAD=x.so:$LD_PRELOAD PROGRAM"
 )]
@@ -211,6 +217,8 @@ impl Prepared {
         all.extend(more.into_iter().filter_map(|(name, value)| Some((name, value?))));
         all.extend(options.tos.map(|tos| ("ROXIE_TOS", tos.to_string().into())));
         all.extend(options.congestion.environment());
+        let (name, value) = UCX_RENDEZVOUS;
+        all.extend(std::env::var_os(name).is_none().then(|| (name, value.into())));
         all
     }
 }
