@@ -189,6 +189,19 @@ impl Engine {
             }
         }
         self.shared.send_out(&mut worker, now);
+        if self.shared.look_on.is_due() {
+            let published = worker.nic().published();
+            drop(worker);
+            let has_come = || set.events().has_caught();
+            match set.events().catch(|| self.look_on(now, published, has_come)) {
+                (true, _) => return Wait::Taken,
+                (false, Some(_)) => return Wait::Look,
+                (false, None) => {}
+            }
+            let Ok(again) = self.shared.lock_between() else { return Wait::Sleep };
+            worker = again;
+        }
+        let now = self.now();
         if !worker.prepare_sleep() {
             return Wait::Look;
         }
@@ -207,6 +220,8 @@ impl Engine {
     /// After [`Wait::Watch`]. `rang`: the last of the descriptors was readable.
     pub fn end_wait(&self, rang: bool) {
         self.doorbells.sleep_ends(rang);
+        // Awake, and about to run a pass: the keeper need not.
+        self.shared.watch.pass_ended(self.now().0);
         if self.shared.watch.stop_watching() {
             self.shared.wake_keeper();
         }

@@ -82,6 +82,11 @@ impl EventCounter {
         (caught > 0, result)
     }
 
+    /// In the pass of [`EventCounter::catch`]: true if there is an event already.
+    pub fn has_caught(&self) -> bool {
+        self.caught.load(Relaxed) & !CATCHING > 0
+    }
+
     /// True if nobody else has it.
     pub fn is_last(&self) -> bool {
         Arc::strong_count(&self.fd) == 1
