@@ -58,10 +58,13 @@ bench:
 	@.ci/setup build
 	cargo bench
 
-# Stock programs over TCP and on Roxie, in one run: what to measure before choosing. ROWS="ucx-64k write": some rows; ROWS=--json: for a script.
+# Stock programs over TCP and on Roxie, in one run, then on rdma_rxe and on Roxie in guests: what to measure before choosing. ROWS="ucx-64k
+# write": some rows of the first alone; ROWS=--json: for a script.
 versus:
 	@.ci/setup test
 	cargo bench --bench versus -- $(ROWS)
+	$(if $(ROWS),,cargo build --release)
+	$(if $(ROWS),,cargo run --release -p interop -- versus || [ $$? -eq 77 ])
 
 # KERNEL=newest: against the newest kernel that Debian has. SUITES="trixie sid": in which releases of Debian its programs are run besides,
 # SUITES= in none.

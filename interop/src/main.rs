@@ -72,6 +72,9 @@ enum Command {
         #[arg(long, conflicts_with = "filter")]
         figures: bool,
     },
+    /// Measure perftest on Roxie, over AF_XDP and over sockets, beside perftest on rdma_rxe: two emulated guests of one kernel, with the same
+    /// adapter. Medians of three rounds that take all three in turn.
+    Versus,
     /// The guest by itself.
     #[command(subcommand)]
     Guest(GuestCommand),
@@ -296,6 +299,16 @@ fn zero_copy(filter: &[String], figures: bool) -> Result<bool, Error> {
     runner::zero_copy(filter, figures)
 }
 
+/// Only tells: whoever is slower is no failure.
+fn versus() -> Result<bool, Error> {
+    if let Some(lack) = guest::host_lacks() {
+        return Err(Error::Host(lack));
+    }
+    local::build_roxie()?;
+    local::build_library()?;
+    runner::versus().map(|()| true)
+}
+
 fn self_check(selection: &Selection, kernel: Kernel) -> Result<bool, Error> {
     let rows = selection.rows()?;
     let (namespace, guest) = start_guest(kernel, Files::Own)?;
@@ -345,6 +358,7 @@ fn dispatch(command: &Command) -> Result<bool, Error> {
         }
         Command::Pyverbs { kernel, write } => run_pyverbs((*kernel).into(), *write),
         Command::ZeroCopy { filter, figures } => zero_copy(filter, *figures),
+        Command::Versus => versus(),
         Command::Distro(arguments) => run_distros(arguments.clone()),
         Command::Guest(GuestCommand::Build { refresh, kernel }) => {
             println!("{}", Image::build((*kernel).into(), *refresh)?.folder().display());

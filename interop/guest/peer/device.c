@@ -64,6 +64,20 @@ bool device_open(const char *name)
 	return pd != NULL;
 }
 
+bool device_is_open(void)
+{
+	return context;
+}
+
+void device_close(void)
+{
+	if (pd)
+		ibv_dealloc_pd(pd);
+	ibv_close_device(context);
+	pd = NULL;
+	context = NULL;
+}
+
 bool parse_gid(const char *hex, union ibv_gid *gid)
 {
 	if (strlen(hex) != 32 || strspn(hex, "0123456789abcdefABCDEF") != 32)

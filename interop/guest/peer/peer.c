@@ -34,6 +34,13 @@ static void cmd_reset(struct request *r)
 	ok(" ");
 }
 
+/* release: `rdma link delete` waits until nobody has the device open. */
+static void cmd_release(struct request *r)
+{
+	cmd_reset(r);
+	device_close();
+}
+
 static const struct {
 	const char *verb;
 	void (*run)(struct request *r);
@@ -48,8 +55,18 @@ static const struct {
 	{ "kill", cmd_kill },         { "listening", cmd_listening }, { "reset", cmd_reset },
 	{ "ah", cmd_ah },             { "srq", cmd_srq },           { "srq_limit", cmd_srq_limit },
 	{ "mw", cmd_mw },             { "attach", cmd_attach },     { "detach", cmd_detach },
-	{ "member", cmd_member },     { "datagram", cmd_datagram },
+	{ "member", cmd_member },     { "datagram", cmd_datagram }, { "release", cmd_release },
 };
+
+static bool needs_device(const char *verb)
+{
+	static const char *const others[] = { "spawn", "wait", "kill", "listening" };
+
+	for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+		if (strcmp(verb, others[i]) == 0)
+			return false;
+	return true;
+}
 
 static void dispatch(char *line)
 {
@@ -59,8 +76,11 @@ static void dispatch(char *line)
 	if (request.failed)
 		return;
 	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-		if (strcmp(request.verb, commands[i].verb) == 0)
+		if (strcmp(request.verb, commands[i].verb) == 0) {
+			if (needs_device(request.verb) && !device_is_open())
+				return err(ENODEV, "%s: the device was released", request.verb);
 			return commands[i].run(&request);
+		}
 	err(ENOSYS, "unknown command \"%s\"", request.verb);
 }
 

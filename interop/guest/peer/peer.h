@@ -127,6 +127,9 @@ extern uint8_t port_number;
 extern int flush_rights;
 /* Opens the device called `name`, or the first if NULL. False after a message to stderr. */
 bool device_open(const char *name);
+bool device_is_open(void);
+/* Nothing of it may be there any more. */
+void device_close(void);
 bool parse_gid(const char *hex, union ibv_gid *gid);
 void format_gid(const union ibv_gid *gid, char out[33]);
 void cmd_hello(struct request *r);

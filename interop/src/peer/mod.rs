@@ -251,6 +251,11 @@ impl Peer {
         }
     }
 
+    /// Lets go of its device: stock programs are all that it can run from now on. `rdma link delete` waits for this.
+    pub fn release(&mut self) -> Result<(), Error> {
+        self.command("release").map(drop)
+    }
+
     /// Starts a stock program on the peer; returns its job number. No shell is involved: an argument
     /// is a word without white space.
     pub fn spawn(&mut self, program: &str, arguments: &[String]) -> Result<usize, Error> {

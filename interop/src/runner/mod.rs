@@ -1,8 +1,10 @@
 //! Takes rows one after the other, reports them, keeps the captures of failures.
 
 mod distros;
+mod ends;
 mod pair;
 mod programs;
+mod versus;
 mod zero_copy;
 
 use std::fs;
@@ -22,6 +24,7 @@ use interop::skip::SkipReason;
 use interop::wire::Wire;
 
 pub(crate) use distros::{Wanted, distros, remove};
+pub(crate) use versus::versus;
 pub(crate) use zero_copy::zero_copy;
 
 /// A full run takes no longer, a thorough one as many times more as it has more rows; the rows beyond are

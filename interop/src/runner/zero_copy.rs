@@ -1,37 +1,31 @@
 //! Stock programs over zero-copy AF_XDP: Roxie in a guest, on an adapter that writes into its memory.
 
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use interop::end::{End as _, Ended};
+use interop::end::End as _;
 use interop::error::Error;
 use interop::guest::{Adapter, Files, Guest, Image, Kernel, output_folder};
-use interop::local::program::{Program as Running, becomes_so, roxie, somebody_listens};
-use interop::network::{INTERFACE, Namespace, address};
+use interop::network::Namespace;
 use interop::peer::Peer;
 use interop::report::{Outcome, Report};
-use interop::rows::{self, Family, Program};
+use interop::rows::{self, Program};
 use interop::skip::SkipReason;
 
-use super::pair::{Played, time_left};
-use super::programs::{LISTENS_WITHIN, TCP_PORT, peer_gid};
+use super::ends::{End, Figure, GID, On, play};
+use super::pair::Played;
 
-/// Both guests are emulated, and share two processors with this host's end.
-const ENDS_WITHIN: Duration = Duration::from_secs(60);
 /// Where rdma_rxe is, and the guest whose adapter has zero-copy.
 const GUEST: u8 = 2;
 const RXE: u8 = 3;
-/// Roxie's first IPv4 address in its GID table.
-const GID: usize = 1;
 /// The row of programs that are killed, and how long each runs.
 const KILLED: &str = "zero-copy/roxie/asks/killed";
 const KILLED_AFTER: Duration = Duration::from_secs(4);
-/// What is measured, and by which program.
-const FIGURES: [(&str, &str); 4] = [
-    ("WRITE 64 KiB, MB/s", "ib_write_bw -s 65536 -D 3"),
-    ("READ 64 KiB, MB/s", "ib_read_bw -s 65536 -o 16 -D 3"),
-    ("SEND 64 bytes, MB/s", "ib_send_bw -s 64 -D 3"),
-    ("SEND 64 bytes, round trip / 2, us", "ib_send_lat -s 64 -n 500"),
+/// What is measured.
+const FIGURES: [Figure; 4] = [
+    Figure::bandwidth("WRITE 64 KiB, MB/s", "ib_write_bw -s 65536 -D 3"),
+    Figure::bandwidth("READ 64 KiB, MB/s", "ib_read_bw -s 65536 -o 16 -D 3"),
+    Figure::bandwidth("SEND 64 bytes, MB/s", "ib_send_bw -s 64 -D 3"),
+    Figure::latency("SEND 64 bytes, round trip / 2, us", "ib_send_lat -s 64 -n 500"),
 ];
 
 /// How AF_XDP moves frames in the guest, and what is injected.
@@ -45,103 +39,13 @@ enum Way {
 }
 
 impl Way {
-    fn options(self) -> &'static [&'static str] {
-        match self {
+    fn on(self) -> On {
+        On::Roxie(match self {
             Way::ZeroCopy => &["--mode", "zero-copy"],
             Way::Lossy => &["--mode", "zero-copy", "--fault", "drop=0.02,seed=7"],
             Way::Copy => &["--mode", "native"],
-        }
+        })
     }
-}
-
-/// Where a program runs.
-enum End<'a> {
-    /// On this host, on Roxie over sockets.
-    Host(&'a Namespace),
-    /// In the guest, on Roxie over AF_XDP.
-    Guest(&'a mut Peer, Way),
-    /// In the other guest, on rdma_rxe.
-    Rxe(&'a mut Peer),
-}
-
-/// What runs there.
-enum Job {
-    Here(Running),
-    There(usize),
-}
-
-impl End<'_> {
-    fn address(&self) -> IpAddr {
-        let host = match self {
-            End::Host(_) => 1,
-            End::Guest(..) => GUEST,
-            End::Rxe(_) => RXE,
-        };
-        address(host, Family::V4)
-    }
-
-    /// The place of its address in its GID table.
-    fn gid(&mut self) -> Result<usize, Error> {
-        match self {
-            End::Rxe(peer) => peer_gid(peer, Family::V4),
-            _ => Ok(GID),
-        }
-    }
-
-    fn start(&mut self, name: &str, words: &[String]) -> Result<Job, Error> {
-        let run = |dev: &str, options: &[&str]| -> Vec<String> {
-            let before = ["run", "--quiet", "--dev", dev].into_iter().chain(options.iter().copied());
-            let before = before.chain(["--", name]).map(str::to_owned);
-            before.chain(words.iter().cloned()).collect()
-        };
-        match self {
-            End::Host(namespace) => {
-                Running::start(Some(namespace), &roxie()?, &run(INTERFACE, &["--port", "udp"])).map(Job::Here)
-            }
-            End::Guest(peer, way) => {
-                let program = roxie()?.display().to_string();
-                let inside = ["/host".to_owned(), program].into_iter().chain(run("eth0", way.options()));
-                peer.spawn("chroot", &inside.collect::<Vec<_>>()).map(Job::There)
-            }
-            End::Rxe(peer) => peer.spawn(name, words).map(Job::There),
-        }
-    }
-
-    fn wait(&mut self, job: Job, within: Duration) -> Result<Ended, Error> {
-        match (self, job) {
-            (_, Job::Here(program)) => program.wait(within),
-            (End::Guest(peer, _) | End::Rxe(peer), Job::There(job)) => peer.wait(job, within),
-            (End::Host(_), Job::There(_)) => Err(Error::Local("a job of a guest's, at the host".into())),
-        }
-    }
-
-    fn listens(&mut self) -> Result<bool, Error> {
-        match self {
-            End::Guest(peer, _) | End::Rxe(peer) => peer.wait_for_listener(TCP_PORT, LISTENS_WITHIN),
-            End::Host(namespace) => {
-                becomes_so(LISTENS_WITHIN, || namespace.within(|| somebody_listens(TCP_PORT))?)
-            }
-        }
-    }
-}
-
-/// A server, then its client. `words`: of an end with this place in its GID table, given where the server is if it is the client.
-fn play(
-    server: &mut End<'_>,
-    client: &mut End<'_>,
-    name: &str,
-    words: &dyn Fn(usize, Option<String>) -> Vec<String>,
-) -> Result<Played, Error> {
-    let line = words(server.gid()?, None);
-    let serving = server.start(name, &line)?;
-    if !server.listens()? {
-        return Ok(Played::silent(server.wait(serving, Duration::ZERO)?));
-    }
-    let line = words(client.gid()?, Some(server.address().to_string()));
-    let asking = client.start(name, &line)?;
-    let client = client.wait(asking, ENDS_WITHIN)?;
-    let server = server.wait(serving, time_left(&client, ENDS_WITHIN))?;
-    Ok(Played { server, client })
 }
 
 /// A row: which program against whom, who serves, and what happens on the way.
@@ -199,7 +103,7 @@ fn killed(peer: &mut Peer, namespace: &Namespace) -> Result<Outcome, Error> {
         all.split(' ').map(str::to_owned).chain(server).collect()
     };
     for time in 1..=3 {
-        let (mut near, mut far) = (End::Guest(peer, Way::ZeroCopy), End::Host(namespace));
+        let (mut near, mut far) = (End::Guest(GUEST, peer, Way::ZeroCopy.on()), End::Host(namespace));
         let line = "-b -F -D 30 -s 65536 -x";
         let serving = far.start("ib_write_bw", &words(line, GID, None))?;
         if !far.listens()? {
@@ -254,9 +158,9 @@ pub(crate) fn zero_copy(filter: &[String], figures: bool) -> Result<bool, Error>
             report.add(&row.name(), &Outcome::Skip(SkipReason::PeerHasNoXrc), start.elapsed());
             continue;
         }
-        let mut near = End::Guest(&mut peer, row.way);
+        let mut near = End::Guest(GUEST, &mut peer, row.way.on());
         let mut far = match &mut rxe {
-            Some(rxe) if row.against_rxe => End::Rxe(rxe),
+            Some(rxe) if row.against_rxe => End::Guest(RXE, rxe, On::Rxe),
             _ => End::Host(&namespace),
         };
         let (server, client) = if row.guest_serves { (&mut near, &mut far) } else { (&mut far, &mut near) };
@@ -288,30 +192,11 @@ pub(crate) fn zero_copy(filter: &[String], figures: bool) -> Result<bool, Error>
 /// What copies cost: the same programs in the guest, its kernel copying and not.
 fn figures_of(peer: &mut Peer, namespace: &Namespace) -> Result<(), Error> {
     println!("{:<36}{:>10}{:>12}{:>8}", "client in the guest, server outside", "copy", "zero-copy", "ratio");
-    for (what, line) in FIGURES {
-        let mut figure = |way| {
-            let mut words = line.split(' ').map(str::to_owned);
-            let name = words.next().unwrap_or_default();
-            let options: Vec<String> = words.collect();
-            let all = |gid: usize, server: Option<String>| -> Vec<String> {
-                let gid = ["-x".to_owned(), gid.to_string(), "-F".to_owned()];
-                options.iter().cloned().chain(gid).chain(server).collect()
-            };
-            let played = play(&mut End::Host(namespace), &mut End::Guest(peer, way), &name, &all)?;
-            average(&played.client.output, name.ends_with("lat")).ok_or_else(|| {
-                Error::Local(format!("no figure of {line}: {:?} {:?}", played.client, played.server))
-            })
-        };
-        let (copy, zero_copy) = (figure(Way::Copy)?, figure(Way::ZeroCopy)?);
-        println!("{what:<36}{copy:>10.2}{zero_copy:>12.2}{:>8.2}", zero_copy / copy);
+    for figure in FIGURES {
+        let mut measured =
+            |way: Way| figure.measure(&mut End::Host(namespace), &mut End::Guest(GUEST, peer, way.on()));
+        let (copy, zero_copy) = (measured(Way::Copy)?, measured(Way::ZeroCopy)?);
+        println!("{:<36}{copy:>10.2}{zero_copy:>12.2}{:>8.2}", figure.what, zero_copy / copy);
     }
     Ok(())
-}
-
-/// Of perftest's table: the average bandwidth, or the typical latency.
-fn average(output: &str, is_latency: bool) -> Option<f64> {
-    let numbers =
-        |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
-    let row = output.lines().filter_map(numbers).rfind(|numbers| numbers.len() >= 4)?;
-    Some(if is_latency { row[4] } else { row[3] })
 }

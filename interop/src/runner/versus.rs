@@ -1,0 +1,113 @@
+//! What somebody without an adapter gets of the same machine: perftest on rdma_rxe, and on Roxie.
+//!
+//! Two guests of one kernel, each with one emulated processor and the same adapter, on a bridge. A round takes each figure on rdma_rxe, on
+//! Roxie over AF_XDP and over sockets, so that what else this host does meets all of them.
+
+use std::time::Duration;
+
+use interop::error::Error;
+use interop::guest::{Adapter, Files, Guest, Image, Kernel, output_folder};
+use interop::network::Namespace;
+use interop::peer::Peer;
+
+use super::ends::{End, Figure, On};
+use super::pair::last_words;
+
+const ROUNDS: usize = 3;
+/// Server and client.
+const GUESTS: [u8; 2] = [2, 3];
+/// On what each figure is taken, in this order.
+const MEDIA: [On; 3] = [On::Rxe, On::Roxie(&["--port", "xdp"]), On::Roxie(&["--port", "udp"])];
+/// A program that looks at its memory alone may keep Roxie's thread from the only processor for most of a second: perftest's own timeout
+/// (-u 14, half a second with its retries) is too short for the last.
+const FIGURES: [Figure; 5] = [
+    Figure::bandwidth("WRITE 64 KiB, MB/s", "ib_write_bw -m 4096 -s 65536 -D 3"),
+    Figure::bandwidth("READ 64 KiB, MB/s", "ib_read_bw -m 4096 -s 65536 -o 16 -D 3"),
+    Figure::rate("SEND 64 bytes, millions a second", "ib_send_bw -m 4096 -s 64 -D 3"),
+    Figure::latency("SEND 8 bytes, one way, us", "ib_send_lat -m 4096 -s 8 -n 1000"),
+    Figure::latency("WRITE 8 bytes, one way, us", "ib_write_lat -m 4096 -s 8 -n 1000 -u 18"),
+];
+const RDMA_WITHIN: Duration = Duration::from_secs(10);
+
+/// Measures, and prints the table.
+pub(crate) fn versus() -> Result<(), Error> {
+    let image = Image::build(Kernel::Newest, false)?;
+    let namespace = Namespace::create()?;
+    let mut guests = Vec::new();
+    for number in GUESTS {
+        let log = output_folder().join(format!("versus-{number}.log"));
+        guests.push(Guest::start_with(&image, &namespace, number, &log, Files::Host, Adapter::Plain)?);
+    }
+    let (mut server, mut client) = (guests[0].peer(&namespace)?, guests[1].peer(&namespace)?);
+    server.release()?;
+    client.release()?;
+    let mut values = [const { [const { Vec::new() }; MEDIA.len()] }; FIGURES.len()];
+    for round in 1..=ROUNDS {
+        for (at, on) in MEDIA.into_iter().enumerate() {
+            // Over sockets Roxie stands where rdma_rxe would listen: the port of RoCE.
+            let takes_port = on == MEDIA[2];
+            if takes_port {
+                both(&mut server, &mut client, "link delete rxe0")?;
+            }
+            for (figure, values) in FIGURES.iter().zip(&mut values) {
+                eprintln!("versus: round {round} of {ROUNDS}, {}, {}", name(on), figure.what);
+                let [near, far] = GUESTS;
+                let mut ends = (End::Guest(near, &mut server, on), End::Guest(far, &mut client, on));
+                values[at].push(figure.measure(&mut ends.0, &mut ends.1)?);
+            }
+            if takes_port {
+                both(&mut server, &mut client, "link add rxe0 type rxe netdev eth0")?;
+            }
+        }
+    }
+    println!("Guests of Linux {}, one emulated processor each", server.about().kernel);
+    println!("{:<34}{:>26}{:>26}{:>26}{:>7}{:>7}", "", "rdma_rxe", "Roxie, xdp", "Roxie, udp", "xdp", "udp");
+    for (figure, values) in FIGURES.iter().zip(&mut values) {
+        let medians = values.each_mut().map(|values| {
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        });
+        let shown = |at: usize| {
+            let (values, median) = (&values[at], medians[at]);
+            let places = if median < 1.0 { 4 } else { 0 };
+            format!(
+                "{median:.places$} ({:.places$}-{:.places$})",
+                values.first().copied().unwrap_or_default(),
+                values.last().copied().unwrap_or_default()
+            )
+        };
+        println!(
+            "{:<34}{:>26}{:>26}{:>26}{:>7.2}{:>7.2}",
+            figure.what,
+            shown(0),
+            shown(1),
+            shown(2),
+            medians[1] / medians[0],
+            medians[2] / medians[0]
+        );
+    }
+    println!(
+        "Medians of {ROUNDS} rounds (least to most). The last two columns: times rdma_rxe; of a time, less is better."
+    );
+    Ok(())
+}
+
+fn name(on: On) -> &'static str {
+    match on {
+        On::Rxe => "rdma_rxe",
+        On::Roxie(options) => options.last().copied().unwrap_or_default(),
+    }
+}
+
+/// Runs `rdma` in both guests.
+fn both(server: &mut Peer, client: &mut Peer, words: &str) -> Result<(), Error> {
+    let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+    for peer in [server, client] {
+        let job = peer.spawn("rdma", &words)?;
+        let ended = peer.wait(job, RDMA_WITHIN)?;
+        if ended.code != Some(0) {
+            return Err(Error::Guest(format!("rdma {}: {}", words.join(" "), last_words(&ended))));
+        }
+    }
+    Ok(())
+}
