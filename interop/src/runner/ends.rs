@@ -15,7 +15,7 @@ use super::programs::{LISTENS_WITHIN, TCP_PORT, peer_gid};
 
 /// Both guests are emulated, and share two processors with this host's end.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
-/// This host's number at the site, and that of the first guest.
+/// This host's number at the site; guests have 2 and up.
 const OUTSIDE: u8 = 1;
 /// Roxie's first IPv4 address in its GID table.
 pub(super) const GID: usize = 1;
@@ -123,22 +123,28 @@ pub(super) struct Figure {
     line: &'static str,
     /// Its column of perftest's table.
     column: usize,
+    is_time: bool,
 }
 
 impl Figure {
     /// The average bandwidth of this command, in MB/s.
     pub(super) const fn bandwidth(what: &'static str, line: &'static str) -> Figure {
-        Figure { what, line, column: 3 }
+        Figure { what, line, column: 3, is_time: false }
     }
 
     /// Its messages, in millions a second.
     pub(super) const fn rate(what: &'static str, line: &'static str) -> Figure {
-        Figure { what, line, column: 4 }
+        Figure { what, line, column: 4, is_time: false }
     }
 
     /// Its typical latency, in us.
     pub(super) const fn latency(what: &'static str, line: &'static str) -> Figure {
-        Figure { what, line, column: 4 }
+        Figure { what, line, column: 4, is_time: true }
+    }
+
+    /// How many times better than another.
+    pub(super) fn ratio(&self, other: f64, own: f64) -> f64 {
+        if self.is_time { other / own } else { own / other }
     }
 
     /// What it comes to between these ends.

@@ -82,12 +82,12 @@ pub(crate) fn versus() -> Result<(), Error> {
             shown(0),
             shown(1),
             shown(2),
-            medians[1] / medians[0],
-            medians[2] / medians[0]
+            figure.ratio(medians[0], medians[1]),
+            figure.ratio(medians[0], medians[2])
         );
     }
     println!(
-        "Medians of {ROUNDS} rounds (least to most). The last two columns: times rdma_rxe; of a time, less is better."
+        "Medians of {ROUNDS} rounds (least to most). The last two columns: times rdma_rxe, more is better."
     );
     Ok(())
 }

@@ -196,7 +196,7 @@ fn figures_of(peer: &mut Peer, namespace: &Namespace) -> Result<(), Error> {
         let mut measured =
             |way: Way| figure.measure(&mut End::Host(namespace), &mut End::Guest(GUEST, peer, way.on()));
         let (copy, zero_copy) = (measured(Way::Copy)?, measured(Way::ZeroCopy)?);
-        println!("{:<36}{copy:>10.2}{zero_copy:>12.2}{:>8.2}", figure.what, zero_copy / copy);
+        println!("{:<36}{copy:>10.2}{zero_copy:>12.2}{:>8.2}", figure.what, figure.ratio(copy, zero_copy));
     }
     Ok(())
 }
