@@ -85,7 +85,18 @@ fn ucx_moves_by_reads_what_is_32_kib_long_unless_the_user_says_otherwise() {
     let site = Site::new("l-ucx");
     let seen_by_a_program = |own: Option<&str>| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
-        command.args(["run", "--quiet", "--dev", "left", "--port", "udp", "--", "sh", "-c", "echo $UCX_RNDV_THRESH"]);
+        command.args([
+            "run",
+            "--quiet",
+            "--dev",
+            "left",
+            "--port",
+            "udp",
+            "--",
+            "sh",
+            "-c",
+            "echo $UCX_RNDV_THRESH",
+        ]);
         command.env_remove("UCX_RNDV_THRESH").envs(own.map(|own| ("UCX_RNDV_THRESH", own)));
         Running::start(&site.near, command).finish().said
     };
