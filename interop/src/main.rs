@@ -290,22 +290,23 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
     runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep, &arguments.report())
 }
 
-fn zero_copy(filter: &[String], figures: bool) -> Result<bool, Error> {
+/// The host can run guests, and what runs on Roxie in them is built.
+fn ready_for_roxie_in_guests() -> Result<(), Error> {
     if let Some(lack) = guest::host_lacks() {
         return Err(Error::Host(lack));
     }
     local::build_roxie()?;
-    local::build_library()?;
+    local::build_library()
+}
+
+fn zero_copy(filter: &[String], figures: bool) -> Result<bool, Error> {
+    ready_for_roxie_in_guests()?;
     runner::zero_copy(filter, figures)
 }
 
 /// Only tells: whoever is slower is no failure.
 fn versus() -> Result<bool, Error> {
-    if let Some(lack) = guest::host_lacks() {
-        return Err(Error::Host(lack));
-    }
-    local::build_roxie()?;
-    local::build_library()?;
+    ready_for_roxie_in_guests()?;
     runner::versus().map(|()| true)
 }
 

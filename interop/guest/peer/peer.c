@@ -44,29 +44,43 @@ static void cmd_release(struct request *r)
 static const struct {
 	const char *verb;
 	void (*run)(struct request *r);
+	/* Not after `release`. */
+	bool needs_device;
 } commands[] = {
-	{ "hello", cmd_hello },       { "gids", cmd_gids },         { "events", cmd_events },
-	{ "counters", cmd_counters }, { "mr", cmd_mr },             { "mr_free", cmd_mr_free },
-	{ "fill", cmd_fill },         { "check", cmd_check },       { "sum", cmd_sum },
-	{ "peek", cmd_peek },         { "poke", cmd_poke },         { "qp", cmd_qp },
-	{ "connect", cmd_connect },   { "modify", cmd_modify },     { "query", cmd_query },
-	{ "qp_free", cmd_qp_free },   { "recv", cmd_recv },         { "send", cmd_send },
-	{ "poll", cmd_poll },         { "spawn", cmd_spawn },       { "wait", cmd_wait },
-	{ "kill", cmd_kill },         { "listening", cmd_listening }, { "reset", cmd_reset },
-	{ "ah", cmd_ah },             { "srq", cmd_srq },           { "srq_limit", cmd_srq_limit },
-	{ "mw", cmd_mw },             { "attach", cmd_attach },     { "detach", cmd_detach },
-	{ "member", cmd_member },     { "datagram", cmd_datagram }, { "release", cmd_release },
+	{ "hello", cmd_hello, true },
+	{ "gids", cmd_gids, true },
+	{ "events", cmd_events, true },
+	{ "counters", cmd_counters, true },
+	{ "mr", cmd_mr, true },
+	{ "mr_free", cmd_mr_free, true },
+	{ "fill", cmd_fill, true },
+	{ "check", cmd_check, true },
+	{ "sum", cmd_sum, true },
+	{ "peek", cmd_peek, true },
+	{ "poke", cmd_poke, true },
+	{ "qp", cmd_qp, true },
+	{ "connect", cmd_connect, true },
+	{ "modify", cmd_modify, true },
+	{ "query", cmd_query, true },
+	{ "qp_free", cmd_qp_free, true },
+	{ "recv", cmd_recv, true },
+	{ "send", cmd_send, true },
+	{ "poll", cmd_poll, true },
+	{ "spawn", cmd_spawn, false },
+	{ "wait", cmd_wait, false },
+	{ "kill", cmd_kill, false },
+	{ "listening", cmd_listening, false },
+	{ "reset", cmd_reset, true },
+	{ "ah", cmd_ah, true },
+	{ "srq", cmd_srq, true },
+	{ "srq_limit", cmd_srq_limit, true },
+	{ "mw", cmd_mw, true },
+	{ "attach", cmd_attach, true },
+	{ "detach", cmd_detach, true },
+	{ "member", cmd_member, true },
+	{ "datagram", cmd_datagram, true },
+	{ "release", cmd_release, true },
 };
-
-static bool needs_device(const char *verb)
-{
-	static const char *const others[] = { "spawn", "wait", "kill", "listening" };
-
-	for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-		if (strcmp(verb, others[i]) == 0)
-			return false;
-	return true;
-}
 
 static void dispatch(char *line)
 {
@@ -77,7 +91,7 @@ static void dispatch(char *line)
 		return;
 	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
 		if (strcmp(request.verb, commands[i].verb) == 0) {
-			if (needs_device(request.verb) && !device_is_open())
+			if (commands[i].needs_device && !device_is_open())
 				return err(ENODEV, "%s: the device was released", request.verb);
 			return commands[i].run(&request);
 		}

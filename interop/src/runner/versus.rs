@@ -16,8 +16,9 @@ use super::pair::last_words;
 const ROUNDS: usize = 3;
 /// Server and client.
 const GUESTS: [u8; 2] = [2, 3];
-/// On what each figure is taken, in this order.
-const MEDIA: [On; 3] = [On::Rxe, On::Roxie(&["--port", "xdp"]), On::Roxie(&["--port", "udp"])];
+const UDP: On = On::Roxie(&["--port", "udp"]);
+/// On what each figure is taken, in this order; the others are held against the first.
+const MEDIA: [On; 3] = [On::Rxe, On::Roxie(&["--port", "xdp"]), UDP];
 /// A program that looks at its memory alone may keep Roxie's thread from the only processor for most of a second: perftest's own timeout
 /// (-u 14, half a second with its retries) is too short for the last.
 const FIGURES: [Figure; 5] = [
@@ -29,6 +30,9 @@ const FIGURES: [Figure; 5] = [
 ];
 const RDMA_WITHIN: Duration = Duration::from_secs(10);
 
+/// What each round has found: by figure and medium.
+type Values = [[Vec<f64>; MEDIA.len()]; FIGURES.len()];
+
 /// Measures, and prints the table.
 pub(crate) fn versus() -> Result<(), Error> {
     let image = Image::build(Kernel::Newest, false)?;
@@ -39,57 +43,56 @@ pub(crate) fn versus() -> Result<(), Error> {
         guests.push(Guest::start_with(&image, &namespace, number, &log, Files::Host, Adapter::Plain)?);
     }
     let (mut server, mut client) = (guests[0].peer(&namespace)?, guests[1].peer(&namespace)?);
+    let mut values = measured(&mut server, &mut client)?;
+    println!("Guests of Linux {}, one emulated processor each", server.about().kernel);
+    print(&mut values);
+    Ok(())
+}
+
+fn measured(server: &mut Peer, client: &mut Peer) -> Result<Values, Error> {
     server.release()?;
     client.release()?;
-    let mut values = [const { [const { Vec::new() }; MEDIA.len()] }; FIGURES.len()];
+    let mut values = Values::default();
     for round in 1..=ROUNDS {
         for (at, on) in MEDIA.into_iter().enumerate() {
             // Over sockets Roxie stands where rdma_rxe would listen: the port of RoCE.
-            let takes_port = on == MEDIA[2];
-            if takes_port {
-                both(&mut server, &mut client, "link delete rxe0")?;
+            if on == UDP {
+                both(server, client, "link delete rxe0")?;
             }
             for (figure, values) in FIGURES.iter().zip(&mut values) {
                 eprintln!("versus: round {round} of {ROUNDS}, {}, {}", name(on), figure.what);
-                let [near, far] = GUESTS;
-                let mut ends = (End::Guest(near, &mut server, on), End::Guest(far, &mut client, on));
-                values[at].push(figure.measure(&mut ends.0, &mut ends.1)?);
+                let (mut near, mut far) =
+                    (End::Guest(GUESTS[0], server, on), End::Guest(GUESTS[1], client, on));
+                values[at].push(figure.measure(&mut near, &mut far)?);
             }
-            if takes_port {
-                both(&mut server, &mut client, "link add rxe0 type rxe netdev eth0")?;
+            if on == UDP {
+                both(server, client, "link add rxe0 type rxe netdev eth0")?;
             }
         }
     }
-    println!("Guests of Linux {}, one emulated processor each", server.about().kernel);
+    Ok(values)
+}
+
+fn print(values: &mut Values) {
     println!("{:<34}{:>26}{:>26}{:>26}{:>7}{:>7}", "", "rdma_rxe", "Roxie, xdp", "Roxie, udp", "xdp", "udp");
-    for (figure, values) in FIGURES.iter().zip(&mut values) {
-        let medians = values.each_mut().map(|values| {
-            values.sort_by(f64::total_cmp);
-            values[values.len() / 2]
-        });
-        let shown = |at: usize| {
-            let (values, median) = (&values[at], medians[at]);
-            let places = if median < 1.0 { 4 } else { 0 };
-            format!(
-                "{median:.places$} ({:.places$}-{:.places$})",
-                values.first().copied().unwrap_or_default(),
-                values.last().copied().unwrap_or_default()
-            )
-        };
-        println!(
-            "{:<34}{:>26}{:>26}{:>26}{:>7.2}{:>7.2}",
-            figure.what,
-            shown(0),
-            shown(1),
-            shown(2),
-            figure.ratio(medians[0], medians[1]),
-            figure.ratio(medians[0], medians[2])
-        );
+    for (figure, values) in FIGURES.iter().zip(values) {
+        values.iter_mut().for_each(|sorted| sorted.sort_by(f64::total_cmp));
+        let [rxe, xdp, udp] = values.each_ref().map(|sorted| sorted[ROUNDS / 2]);
+        let [rxe_shown, xdp_shown, udp_shown] = values.each_ref().map(|sorted| shown(sorted));
+        let (xdp, udp) = (figure.ratio(rxe, xdp), figure.ratio(rxe, udp));
+        let what = figure.what;
+        println!("{what:<34}{rxe_shown:>26}{xdp_shown:>26}{udp_shown:>26}{xdp:>7.2}{udp:>7.2}");
     }
     println!(
         "Medians of {ROUNDS} rounds (least to most). The last two columns: times rdma_rxe, more is better."
     );
-    Ok(())
+}
+
+/// The median of these, which are in order, and how far they lie apart.
+fn shown(sorted: &[f64]) -> String {
+    let (least, median, most) = (sorted[0], sorted[ROUNDS / 2], sorted[ROUNDS - 1]);
+    let places = if median < 1.0 { 4 } else { 0 };
+    format!("{median:.places$} ({least:.places$}-{most:.places$})")
 }
 
 fn name(on: On) -> &'static str {
