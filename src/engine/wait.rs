@@ -163,7 +163,7 @@ impl Engine {
         if !self.keeper_serves() {
             return Wait::Sleep;
         }
-        let now = self.now();
+        let mut now = self.now();
         if !self.shared.waiters.is_alone(this_thread(), now.0) {
             self.shared.watch.forget_relief();
             self.step_aside();
@@ -200,8 +200,8 @@ impl Engine {
             }
             let Ok(again) = self.shared.lock_between() else { return Wait::Sleep };
             worker = again;
+            now = self.now();
         }
-        let now = self.now();
         if !worker.prepare_sleep() {
             return Wait::Look;
         }
