@@ -151,6 +151,7 @@
 
 // What everything stands on.
 mod addressee;
+pub mod allocator;
 #[doc(hidden)]
 pub mod descriptors;
 pub mod flow;

@@ -9,6 +9,7 @@ mod imports;
 /// Which modules each module may name with `crate::`. Dependencies point down: later rows may use earlier ones.
 const LAYERS: &[(&str, &[&str])] = &[
     ("addressee", &[]),
+    ("allocator", &[]),
     ("descriptors", &[]),
     ("frame", &[]),
     ("flow", &["frame"]),
@@ -122,6 +123,7 @@ const CRATES: &[(&str, &str)] = &[
 
 /// Where `unsafe` may be, and why.
 const UNSAFE: &[&str] = &[
+    "src/allocator.rs",           // the allocator of a program is unsafe by its trait
     "src/shared/",                // mapped queues, registered memory
     "src/wire/icrc/fold.rs",      // a call of what is compiled for processors with an instruction
     "src/port/xdp/",              // rings and chunks shared with the kernel

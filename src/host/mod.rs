@@ -37,6 +37,9 @@
 //! assert_eq!(&bytes, b"hello");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! A program that spins on its memory, beside others that compute, had better have [`crate::allocator::Allocator`] as its allocator, as
+//! `roxie` and the verbs library have.
 
 pub(crate) mod adapter;
 mod ah_options;

@@ -1,5 +1,6 @@
 //! Programs that wait in all the ways in which programs wait: each has all its events, in whatever order things happen.
 
+use super::site::{descendants, nic};
 use super::{PORTS, Site, compiled, skip};
 
 /// By which the two ends exchange addresses.
@@ -55,4 +56,51 @@ fn who_waits_for_nothing_takes_no_processor_time() {
             assert!(used.is_some_and(|used| used < IDLE_US), "{port}: {said}");
         }
     }
+}
+
+/// A huge page: what `khugepaged` gathers.
+const HUGE: u64 = 2 << 20;
+
+/// Private memory of a process that `khugepaged` may gather into huge pages where these are on for all, as `smaps` has it.
+fn may_be_gathered(pid: u32) -> Vec<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let mut mappings: Vec<(String, bool)> = Vec::new();
+    for line in maps.lines() {
+        let mut words = line.split_whitespace();
+        let range = words.next().and_then(|word| word.split_once('-'));
+        let bounds = range.map(|(start, end)| [start, end].map(|word| u64::from_str_radix(word, 16)));
+        if let Some([Ok(start), Ok(end)]) = bounds {
+            let is_private =
+                words.next().is_some_and(|modes| modes.starts_with("rw") && modes.ends_with('p'));
+            let is_large = start.next_multiple_of(HUGE) + HUGE <= end;
+            mappings.push((
+                line.to_owned(),
+                is_private && is_large && words.nth(2).is_some_and(|inode| inode == "0"),
+            ));
+        } else if line.starts_with("VmFlags:") && words.any(|flag| flag == "nh") {
+            mappings.last_mut().expect("flags of a mapping").1 = false;
+        }
+    }
+    mappings.into_iter().filter(|(_, may_be)| *may_be).map(|(line, _)| line).collect()
+}
+
+/// Whoever touches memory that is being gathered waits for it, for most of a second beside a program that spins.
+#[test]
+fn no_table_is_gathered_into_huge_pages_behind_the_nics_back() {
+    let name = "no_table_is_gathered_into_huge_pages_behind_the_nics_back";
+    if skip(name, &["ib_write_lat"]) {
+        return;
+    }
+    let site = Site::new("waits-huge");
+    let server = format!("ib_write_lat -F -x 1 -p {TCP_PORT}");
+    for port in PORTS {
+        let mut server = site.near(port, &server);
+        server.wait_until_it_listens(TCP_PORT);
+        // The launcher itself has no NIC.
+        let all: Vec<String> = descendants(server.child.id()).into_iter().flat_map(may_be_gathered).collect();
+        assert!(all.is_empty(), "{port}: {all:#?}");
+    }
+    let nic = nic(&site.far, "right", &["--port", "xdp"]);
+    let all = may_be_gathered(nic.child.id());
+    assert!(all.is_empty(), "roxie nic: {all:#?}");
 }

@@ -33,6 +33,10 @@ mod abi {
     include!(concat!(env!("OUT_DIR"), "/abi.rs"));
 }
 
+/// Of this library alone: the program keeps its own.
+#[global_allocator]
+static ALLOCATOR: roxie::allocator::Allocator = roxie::allocator::Allocator;
+
 // Each may use those before it.
 
 // What every call stands on.

@@ -30,6 +30,9 @@ mod stream;
 mod top;
 mod words;
 
+#[global_allocator]
+static ALLOCATOR: roxie::allocator::Allocator = roxie::allocator::Allocator;
+
 /// A RoCE v2 NIC in software.
 #[derive(Debug, Parser)]
 #[command(name = "roxie", version, about)]
