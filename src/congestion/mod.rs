@@ -22,6 +22,7 @@ mod notification;
 mod pacer;
 mod settings;
 mod settings_error;
+mod shared_rate;
 mod swift;
 pub mod swift_knobs;
 
@@ -32,6 +33,7 @@ pub use notification::{LastNotification, Moderation};
 pub use pacer::Pacer;
 pub use settings::Settings;
 pub use settings_error::SettingsError;
+pub use shared_rate::SharedRate;
 pub use swift::Swift;
 
 /// Bits per second, of frames as the port carries them: from the Ethernet header to the ICRC.

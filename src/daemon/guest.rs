@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use super::house::House;
-use super::owned::{Gone, Owned};
+use super::owned::{Gone, Owned, Quota};
+use crate::congestion::{Rate, SharedRate};
 use crate::host::Estate;
 use crate::host::adapter::Object;
 use crate::host::inspect::{Passes, Snapshot};
@@ -40,6 +41,8 @@ pub(super) struct Guest {
     owned: Mutex<Owned>,
     /// What its connections leave.
     estate: Mutex<Option<Estate>>,
+    /// How fast its QPs may send together, if that is bounded.
+    rate: Option<SharedRate>,
 }
 
 /// What it brings along.
@@ -55,10 +58,12 @@ pub(super) struct Arrival {
 }
 
 impl Guest {
-    pub(super) fn new(arrival: Arrival) -> Guest {
+    pub(super) fn new(arrival: Arrival, quota: &Quota) -> Guest {
         let Arrival { pid, name, uid, slot, process, link, events } = arrival;
         let (owned, estate) = (Mutex::default(), Mutex::default());
-        Guest { pid, name, uid, slot, process: Arc::new(process), link, events, owned, estate }
+        let is_bounded = quota.bits_per_second != u64::MAX;
+        let rate = is_bounded.then(|| SharedRate::new(Rate(quota.bits_per_second as f64)));
+        Guest { pid, name, uid, slot, process: Arc::new(process), link, events, owned, estate, rate }
     }
 
     /// True if an event is of something of its, or of the port or the device as a whole.
@@ -314,13 +319,19 @@ impl Guest {
             _ => qp_type,
         };
         let answer = house.call(command)?;
-        let mut owned = lock(&self.owned);
-        if !keeps_size {
-            owned.made(&answer, qp_type, size);
+        {
+            let mut owned = lock(&self.owned);
+            if !keeps_size {
+                owned.made(&answer, qp_type, size);
+            }
+            owned.unmade(&gone);
         }
-        owned.unmade(&gone);
+        if let (Answer::Qp(made), Some(rate)) = (&answer, &self.rate) {
+            house.call(Command::ShareRate(made.index, rate.clone()))?;
+        }
         Ok(Told::Answer(match answer {
             Answer::Qps(all) => {
+                let owned = lock(&self.owned);
                 Answer::Qps(all.into_iter().filter(|qp: &QpStatus| owned.has_qp(qp.handle.index)).collect())
             }
             other => other,

@@ -324,7 +324,7 @@ impl Inner {
         let arrival =
             Arrival { pid: pid.cast_unsigned(), name, uid, slot, process, link, events: Link::new(events) };
         let fds = page.into_iter().chain([heard.into()]).collect();
-        Ok((Guest::new(arrival), bells, fds))
+        Ok((Guest::new(arrival, &self.house.config.quota), bells, fds))
     }
 
     /// Tells those whom it concerns of what is raised.

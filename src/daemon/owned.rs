@@ -26,10 +26,12 @@ pub struct Quota {
     pub objects: u32,
     /// Bytes of its queues.
     pub queue_bytes: u64,
+    /// Bits per second of its frames that carry data, together.
+    pub bits_per_second: u64,
 }
 
 impl Default for Quota {
-    /// As much as the device has; 4 GiB of queues.
+    /// As much as the device has, as fast as it sends; 4 GiB of queues.
     fn default() -> Quota {
         Quota {
             qps: u32::MAX,
@@ -38,6 +40,7 @@ impl Default for Quota {
             bytes: u64::MAX,
             objects: u32::MAX,
             queue_bytes: 4 << 30,
+            bits_per_second: u64::MAX,
         }
     }
 }
@@ -218,6 +221,7 @@ impl Owned {
             | Command::ModifySrq { .. }
             | Command::CreateQp { .. }
             | Command::SetCongestion(_)
+            | Command::ShareRate(..)
             | Command::AddQpnUnit(_)
             | Command::RouteGsi(..) => Err(ControlError::Elsewhere {
                 errno: libc::EPERM,

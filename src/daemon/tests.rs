@@ -423,7 +423,8 @@ fn questions_that_are_bent_are_answered() {
 
 #[test]
 fn quotas_hold_and_what_is_given_back_can_be_had_again() {
-    let quota = Quota { qps: 2, cqes: 20, mrs: 2, bytes: 100, objects: 5, queue_bytes: 64 << 10 };
+    let quota =
+        Quota { qps: 2, cqes: 20, mrs: 2, bytes: 100, objects: 5, queue_bytes: 64 << 10, ..Quota::default() };
     let nic = nic(quota);
     let (mut guest, pd, cq, qp) = settled(&nic);
     let second = guest.qp(pd, cq, QpType::Rc).expect("two");

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::CongestionConfig;
 use super::log::QpRecord;
-use crate::congestion::{Settings, State};
+use crate::congestion::{Settings, SharedRate, State};
 use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
 use crate::verbs::{
@@ -89,6 +89,9 @@ pub enum Command {
     /// Lists the QPs.
     ListQps,
     // Messages count the variants that they have: those that are none come last.
+    /// Has what a QP sends count against a rate that it has together with others, until its end.
+    #[serde(skip)]
+    ShareRate(QpIndex, SharedRate),
     /// Registers memory.
     #[serde(skip)]
     RegisterMemory {

@@ -238,7 +238,7 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let settings = if entry.qp.qp_type.is_connected() { &config.control } else { &Settings::Off };
         let settings = entry.own_control.as_ref().unwrap_or(settings);
-        entry.qp.set_control(now, settings, config.line_rate());
+        entry.qp.set_control(now, settings, config.line_rate(), entry.share.as_ref());
         self.wants_arrivals |= entry.qp.goes_by_delay();
         if entry.qp.is_paced() {
             // Room for its release; and if it is one that is held, its time may be another.

@@ -55,6 +55,12 @@ impl Nic {
                 self.control_anew(now, qp);
                 Ok(Answer::Done)
             }
+            Command::ShareRate(qp, share) => {
+                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound("QP"))?;
+                entry.share = Some(share);
+                self.control_anew(now, qp);
+                Ok(Answer::Done)
+            }
             Command::AddQpnUnit(unit) => {
                 if self.qps.add_unit(unit) {
                     Ok(Answer::Done)

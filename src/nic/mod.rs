@@ -54,7 +54,7 @@ pub use usual::Sent;
 
 use std::collections::VecDeque;
 
-use crate::congestion::{LastNotification, Settings};
+use crate::congestion::{LastNotification, Settings, SharedRate};
 use crate::limits::{BURST, Limits};
 use crate::random::splitmix;
 use crate::shared::{Doorbells, GuestBells, SendRing};
@@ -139,6 +139,8 @@ struct QpEntry {
     last_notification: LastNotification,
     /// A reaction point that is not the device's.
     own_control: Option<Settings>,
+    /// A rate that it has together with others.
+    share: Option<SharedRate>,
     /// When its entry in the wheel of paced QPs fires; `MAX`: it has none.
     release_at: Nanos,
     /// It stands in the list of QPs to look after.

@@ -131,6 +131,7 @@ impl Nic {
                 notification_due: false,
                 last_notification: LastNotification::default(),
                 own_control: None,
+                share: None,
                 release_at: Nanos::MAX,
                 touched: false,
                 flushing: false,
@@ -201,7 +202,9 @@ impl Nic {
             entry.retired = 0;
             entry.flushing = false;
         }
-        if attr.av.is_some() || attr.rate_limit.is_some() {
+        // What begins anew has forgotten what it shares.
+        let begins_anew = next == QpState::Reset && entry.share.is_some();
+        if attr.av.is_some() || attr.rate_limit.is_some() || begins_anew {
             self.reclassify(index);
             self.control_anew(now, index);
         }

@@ -9,7 +9,7 @@
 
 use super::verdict::RateChange;
 use super::{Ctx, Origin, PlantedBug, Qp, Reply, TxPlan};
-use crate::congestion::{Control, Pacer, Rate, Sample, Settings, State};
+use crate::congestion::{Control, Pacer, Rate, Sample, Settings, SharedRate, State};
 use crate::time::Nanos;
 use crate::verbs::QpType;
 use crate::wire::Psn;
@@ -23,6 +23,10 @@ pub(super) struct Pace {
     limit: Option<Rate>,
     line_rate: Rate,
     pacer: Pacer,
+    /// What it has together with others, if it has.
+    share: Option<SharedRate>,
+    /// When its turn among those is.
+    turn_at: Nanos,
     /// Nothing was left to send when the last packet left, or it left at line rate: what is not used then is not caught up.
     idle: bool,
     /// What left and may be notified of yet.
@@ -76,6 +80,11 @@ impl Pace {
         self.limit.is_none() && rate >= self.line_rate
     }
 
+    /// When data may leave, if this is its rate.
+    fn ready_at(&self, rate: Rate) -> Nanos {
+        if self.is_free(rate) { self.turn_at } else { self.turn_at.max(self.pacer.ready_at()) }
+    }
+
     /// The rate as of the last call.
     fn last_rate(&self) -> Rate {
         let rate = self.control.as_ref().map_or(Rate(f64::INFINITY), |control| control.state().rate);
@@ -89,10 +98,16 @@ impl Pace {
 
 impl Qp {
     /// Has the reaction point of these settings decide how fast it sends; at `line_rate` or above it is not held. One of the same kind
-    /// keeps its rate. What the QP's own attributes say bounds it.
-    pub fn set_control(&mut self, now: Nanos, settings: &Settings, line_rate: Rate) {
+    /// keeps its rate. What the QP's own attributes say bounds it, and what it has together with others, its `share`.
+    pub fn set_control(
+        &mut self,
+        now: Nanos,
+        settings: &Settings,
+        line_rate: Rate,
+        share: Option<&SharedRate>,
+    ) {
         let (limit, bursts) = (self.limit(), self.attributes().rate_limit.unwrap_or_default());
-        let is_off = *settings == Settings::Off && limit.is_none();
+        let is_off = *settings == Settings::Off && limit.is_none() && share.is_none();
         if is_off {
             (self.pace, self.held) = (None, self.held && PlantedBug::HeldForEver.is());
             return;
@@ -101,6 +116,14 @@ impl Qp {
             self.pace = Some(self.new_pace(line_rate));
         }
         let Some(pace) = &mut self.pace else { return };
+        if pace.share.is_none()
+            && let Some(share) = share
+        {
+            // Behind those who sent before: to begin anew is no way past them.
+            pace.turn_at = share.ready_at();
+            self.held |= now < pace.turn_at;
+        }
+        pace.share = share.cloned();
         let same_line = std::mem::replace(&mut pace.line_rate, line_rate) == line_rate;
         pace.limit = limit;
         let kept = same_line && pace.control.as_mut().is_some_and(|control| control.set(now, settings));
@@ -128,6 +151,8 @@ impl Qp {
             limit: None,
             line_rate,
             pacer,
+            share: None,
+            turn_at: Nanos::ZERO,
             idle: true,
             unnotified: Unnotified::default(),
             probe: None,
@@ -153,7 +178,7 @@ impl Qp {
         }
         let rate = pace.rate(now);
         pace.pacer.rate_changed(now, rate);
-        self.held &= !pace.is_free(rate) && now < pace.pacer.ready_at();
+        self.held &= now < pace.ready_at(rate);
     }
 
     /// What its reaction point knew when it was last asked, with the rate that the QP's bounds leave of it. `None`: nobody decides how
@@ -162,7 +187,9 @@ impl Qp {
         let pace = self.pace.as_ref()?;
         let known = pace.control.as_ref().map(|control| control.state());
         let bare = State { rate: pace.line_rate, target: None, alpha: None, round_trip: None };
-        Some(State { rate: pace.last_rate(), ..known.unwrap_or(bare) })
+        let own = pace.last_rate();
+        let rate = pace.share.as_ref().map_or(own, |share| Rate(own.0.min(share.rate().0)));
+        Some(State { rate, ..known.unwrap_or(bare) })
     }
 
     /// Asks its reaction point what the rate is by now.
@@ -182,7 +209,9 @@ impl Qp {
         let rises = |control: &dyn Control| pace.limit.is_none_or(|limit| control.state().rate < limit);
         let control = pace.control.as_deref().filter(|control| rises(*control));
         let rises_at = control.map_or(Nanos::MAX, |control| control.rises_at());
-        Some(pace.pacer.ready_at().min(rises_at))
+        let rate = pace.last_rate();
+        let own = if pace.is_free(rate) { Nanos::ZERO } else { pace.pacer.ready_at().min(rises_at) };
+        Some(own.max(pace.turn_at))
     }
 
     /// Time has passed: what was held back may leave, if it is its time.
@@ -239,6 +268,10 @@ impl Qp {
         } else {
             pace.idle = true;
         }
+        if let Some(share) = &pace.share {
+            pace.turn_at = share.sent(ctx.now, bytes);
+            self.held |= ctx.now < pace.turn_at;
+        }
         if plan.origin != Origin::Request {
             return;
         }
@@ -261,7 +294,10 @@ impl Qp {
     #[cold]
     pub(super) fn asks_each_time(&self, ctx: &Ctx<'_>, bytes: u64) -> bool {
         let (Some(pace), Some(timeout)) = (&self.pace, self.attributes().ack_timeout()) else { return false };
-        let apart = pace.last_rate().nanos_for(bytes) * f64::from(ctx.limits.ack_request_interval);
+        // Among those who share a rate, the turn after this one comes when all have had theirs.
+        let turn = pace.share.as_ref().map_or(Nanos::ZERO, |share| share.ready_at().since(ctx.now));
+        let next = pace.last_rate().nanos_for(bytes).max(turn.0 as f64);
+        let apart = next * f64::from(ctx.limits.ack_request_interval);
         apart > timeout.0 as f64 / 2.0
     }
 

@@ -1,5 +1,6 @@
 //! Commands to a NIC, made of any bytes.
 
+use roxie::congestion::{Rate, SharedRate};
 use roxie::flow::{RX_HASH_KEY, RxHash, RxHashFields};
 use roxie::nic::{Command, ReceiveSource};
 use roxie::shared::{CompletionRing, HostMemory, PageList, RecvRing, SendRing};
@@ -19,12 +20,16 @@ pub(crate) const GROUP: Gid = Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239
 
 pub(crate) fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) -> Command {
     let small = |input: &mut Input<'_>| u32::from(input.u8() % 8);
-    match input.u8() % 38 {
+    match input.u8() % 39 {
         36 => Command::SetCongestion(Box::new(congestion::settings(input))),
         37 => Command::SetQpControl(
             QpIndex(small(input)),
             input.flag().then(|| congestion::settings(input).control).map(Box::new),
         ),
+        38 => {
+            let rate = SharedRate::new(Rate(1e3 + input.number(1 << 40) as f64));
+            Command::ShareRate(QpIndex(small(input)), rate)
+        }
         kind @ 20.. => command_of_ways_and_windows(input, kind),
         0 => Command::AllocPd,
         1 => Command::DeallocPd(PdId(small(input))),

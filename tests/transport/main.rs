@@ -39,6 +39,7 @@ mod replays;
 mod requester;
 mod requests;
 mod responder;
+mod shared_rate;
 mod slowed;
 mod srq;
 mod states;

@@ -21,7 +21,7 @@ fn limit(stage: &mut Stage, kbps: u32) {
 }
 
 /// What leaves until then, and when.
-fn departures(stage: &mut Stage, until: Nanos) -> Vec<(Nanos, Opcode, usize)> {
+pub(crate) fn departures(stage: &mut Stage, until: Nanos) -> Vec<(Nanos, Opcode, usize)> {
     let mut all = Vec::new();
     while stage.now < until {
         for _ in 0..4 {

@@ -208,6 +208,22 @@ fn a_program_gets_as_much_of_a_nic_as_it_may_have() {
 }
 
 #[test]
+fn the_qps_of_a_program_are_no_faster_together_than_it_may_be() {
+    if skip("the_qps_of_a_program_are_no_faster_together_than_it_may_be", &["ib_write_bw"]) {
+        return;
+    }
+    let (site, nics) = Site::with_nics("nic-rate", &["--port", "xdp", "--max-rate", "200M"]);
+    let (client, _) = site.play("nic", "ib_write_bw -x 1 -F -q 2 -s 65536 -n 100", 18515);
+    // `#bytes #iterations peak average rate`, the average in MiB/s.
+    let row = client.lines().rfind(|line| line.trim_start().starts_with("65536")).expect("a row");
+    let average: f64 = row.split_whitespace().nth(3).and_then(|word| word.parse().ok()).expect("an average");
+    let most = 200e6 / 8.0 / f64::from(1 << 20);
+    // 64 KiB of 13 MB leave at once. How fast this machine is says how much less it may be.
+    assert!(average > 0.0 && average < 1.01 * most, "{average} MiB/s, {most} at most: {client}");
+    ends_clean(&site, nics);
+}
+
+#[test]
 fn a_second_nic_of_an_interface_is_told_that_there_is_one() {
     if skip("a_second_nic_of_an_interface_is_told_that_there_is_one", &["ibv_devinfo"]) {
         return;

@@ -11,6 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{Uid, User};
+use roxie::congestion::Rate;
 use roxie::daemon::{Config, Daemon, DaemonError, Quota, Served, Users, Visit};
 
 use crate::device::{DeviceOptions, PortKind, THREAD};
@@ -34,7 +35,7 @@ const LOOK: Duration = Duration::from_secs(1);
         if the adapter had been pulled; they hear of it at once.",
     after_help = format!(
         "Examples:\n  roxie nic --dev eth0                       over AF_XDP if it is permitted, else over UDP sockets\n  roxie nic --dev eth0 --drive \
-         thread:3      on core 3\n  roxie nic --dev eth0 --user alice --max-qps 64 --max-bytes 1G\n  roxie nic --dev eth0 --metrics 9740        \
+         thread:3      on core 3\n  roxie nic --dev eth0 --user alice --max-qps 64 --max-bytes 1G --max-rate 2.5G\n  roxie nic --dev eth0 --metrics 9740        \
          http://127.0.0.1:9740/metrics\n\n{EXIT_CODES}"
     )
 )]
@@ -62,6 +63,9 @@ pub(crate) struct Arguments {
     /// All that it makes besides: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows
     #[arg(long, value_name = "N", help_heading = "For each program")]
     max_objects: Option<u32>,
+    /// How fast its QPs send together, as frames: 500M, 2.5G. Acknowledgements do not wait
+    #[arg(long, value_name = "RATE", help_heading = "For each program")]
+    max_rate: Option<Rate>,
     /// Serve metrics for Prometheus, of the NIC and of all programs, on this port of the loopback address or at this address and port
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = metrics::address)]
     metrics: Option<SocketAddr>,
@@ -152,6 +156,7 @@ fn config(arguments: &Arguments) -> Config {
             mrs: arguments.max_mrs.unwrap_or(most.mrs),
             bytes: arguments.max_bytes.unwrap_or(most.bytes),
             objects: arguments.max_objects.unwrap_or(most.objects),
+            bits_per_second: arguments.max_rate.map_or(most.bits_per_second, |rate| rate.0 as u64),
             ..most
         },
     }
