@@ -93,13 +93,13 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
         match shared.watch.rest(now.0) {
             Rest::Until(until) => {
                 drop(excuse);
-                nap(shared, now, Nanos(until));
-                look_after_a_nap(shared);
+                let until = nap(shared, now, Nanos(until));
+                look_after_a_nap(shared, until);
                 continue;
             }
             Rest::Deep => {
-                nap(shared, now, now + LONGEST_SLEEP);
-                look_after_a_nap(shared);
+                let until = nap(shared, now, now + LONGEST_SLEEP);
+                look_after_a_nap(shared, until);
                 continue;
             }
             Rest::None => shared.take_back(),
@@ -110,7 +110,10 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
             }
             // A caller is at it. To wait for the lock would cost it a system call to hand it over.
             drop(excuse);
-            nap(shared, now, now + Nanos(BREAK));
+            if let Rest::Until(until) = shared.watch.rest_beside(now.0) {
+                let until = nap(shared, now, Nanos(until));
+                look_after_a_nap(shared, until);
+            }
             continue;
         };
         let progress = shared.pass(&mut worker, now);
@@ -148,28 +151,32 @@ impl Drop for Excuse<'_> {
     }
 }
 
-/// Sleeps until a time, or until it is roused.
-fn nap(shared: &Shared, now: Nanos, until: Nanos) {
-    let mut fds = [PollFd::new(shared.alarm.as_fd(), PollFlags::POLLIN)];
-    sleep_on(&mut fds, until - now);
-    wakes(shared, &fds[0]);
+/// Sleeps until a time, which callers may put off, or until it is roused. Gives the time at which it was to end.
+fn nap(shared: &Shared, now: Nanos, until: Nanos) -> Nanos {
+    shared.wake_keeper_at(now, until);
+    let mut fds =
+        [shared.alarm.as_fd(), shared.nap_ends.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    sleep_on(&mut fds, LONGEST_SLEEP);
+    wakes(shared, &fds[0])
 }
 
-fn wakes(shared: &Shared, alarm: &PollFd<'_>) {
-    shared.watch.wakes();
+fn wakes(shared: &Shared, alarm: &PollFd<'_>) -> Nanos {
+    let until = shared.watch.wakes();
     if alarm.any() == Some(true) {
         let _ = shared.alarm.read();
     }
+    until.map_or_else(|| shared.clock.now(), Nanos)
 }
 
 /// A nap is over. If nobody has come although there is something to do, who was expected is trusted no longer: it is busy with something
-/// else, stopped, or was cancelled.
-fn look_after_a_nap(shared: &Shared) {
+/// else, stopped, or was cancelled. `until`: when the nap was to end.
+fn look_after_a_nap(shared: &Shared, until: Nanos) {
     let relief = shared.watch.relief();
     let now = shared.clock.now().0;
     if relief == Relief::No {
-        // Long enough for whoever polls to have come, and short enough not to take a poller for one that does not.
-        let missed = shared.watch.away(now) > A_LOOK && something_waits(shared);
+        // Long enough for whoever polls to have come, and short enough not to take a poller for one that does not. That the keeper
+        // has come in a poller's place, on its processor, is no fault of the poller's: it takes a while, and a poller cannot look then.
+        let missed = shared.watch.away(now.min(until.0)) > A_LOOK && something_waits(shared);
         shared.watch.napped(now, missed);
         return;
     }

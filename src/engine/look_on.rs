@@ -152,7 +152,7 @@ impl Engine {
             if now >= until {
                 return None;
             }
-            self.shared.watch.pass_ended(now.0);
+            self.shared.goes_on_passing(now);
             if let Some(mut worker) = self.shared.try_turn() {
                 let progress = worker.take_in(now);
                 let came = Came::since(published, worker.nic().published());

@@ -16,6 +16,7 @@
 
 mod control;
 mod keeper;
+mod kept_off;
 mod look_on;
 mod pass_times;
 mod pollers;
@@ -165,7 +166,7 @@ impl Engine {
     fn pass_and_look_on(&self, has_come: &impl Fn() -> bool) -> Progress {
         let now = self.now();
         self.shared.note_poll(now, self.shared.watch.away(now.0));
-        self.shared.watch.passed(now.0);
+        self.shared.passed(now);
         let just_looked = self.shared.waits_lately(now) && self.shared.found_nothing_lately(now);
         if just_looked && !self.shared.look_on.is_due() {
             return Progress::default();
@@ -244,7 +245,7 @@ impl Engine {
         }
         if let Some(mut worker) = self.shared.try_turn() {
             let now = self.now();
-            self.shared.watch.passed(now.0);
+            self.shared.passed(now);
             let left = self.shared.send_out(&mut worker, now);
             self.shared.rouse(&worker, left.more);
         }

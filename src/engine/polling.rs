@@ -7,10 +7,11 @@ use std::thread;
 
 use nix::poll::{PollFd, PollFlags};
 
+use super::kept_off::was_kept_off;
 use super::shared::{Shared, sleep_on};
 use super::wait::MAX_WATCHED;
 use super::waiters::this_thread;
-use super::watch::NOTHING;
+use super::watch::{BREAK, NOTHING};
 use crate::threads::ask_for_short_turns;
 use crate::time::Nanos;
 
@@ -49,6 +50,10 @@ impl Shared {
     /// instead of polling on, for a moment each: who sleeps until a frame comes has the processor back then, and not in milliseconds.
     pub(super) fn note_poll(&self, now: Nanos, away: u64) {
         self.pollers.note_thread(now.0, this_thread());
+        if away > BREAK && was_kept_off(now, Nanos(away - BREAK)) {
+            // Nothing that it did, so no break.
+            self.watch.pass_ended(now.0);
+        }
         if away < LONG_TURN || self.pollers.empty.load(Relaxed) < EMPTY_PASSES {
             return;
         }

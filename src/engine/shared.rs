@@ -10,6 +10,7 @@ use std::thread;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
 use super::look_on::LookOn;
 use super::pollers::Pollers;
@@ -46,6 +47,8 @@ pub(super) struct Shared {
     dead: AtomicBool,
     /// What rouses the keeper alone.
     pub(super) alarm: EventFd,
+    /// What ends its naps. Whoever lengthens a nap sets it anew.
+    pub(super) nap_ends: TimerFd,
     /// The port's descriptors: frames make them readable.
     frames: Mutex<Arc<[OwnedFd]>>,
     /// How many wait for the worker besides the thread that turns it: a thread that spins on the lock lets them in.
@@ -99,6 +102,10 @@ impl Shared {
             dead: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             alarm: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
+            nap_ends: TimerFd::new(
+                ClockId::CLOCK_MONOTONIC,
+                TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK,
+            )?,
             frames: Mutex::new(Arc::new([])),
             waiting: AtomicU32::new(0),
             turns: Turns::new(worker),
@@ -260,6 +267,32 @@ impl Shared {
     pub(super) fn wake_keeper(&self) {
         // The counter can only be full if a wake-up is pending anyway.
         let _ = self.alarm.write(1);
+    }
+
+    /// Its nap ends then.
+    pub(super) fn wake_keeper_at(&self, now: Nanos, until: Nanos) {
+        // No time at all would stop the clock.
+        let nap = (until - now).max(Nanos(1)).as_duration();
+        let _ =
+            self.nap_ends.set(Expiration::OneShot(TimeSpec::from_duration(nap)), TimerSetTimeFlags::empty());
+    }
+
+    /// A caller runs a pass, or found that somebody does.
+    pub(super) fn passed(&self, now: Nanos) {
+        self.watch.passed(now.0);
+        self.put_nap_off(now);
+    }
+
+    /// The same for one that has not been away, whatever the time says.
+    pub(super) fn goes_on_passing(&self, now: Nanos) {
+        self.watch.pass_ended(now.0);
+        self.put_nap_off(now);
+    }
+
+    fn put_nap_off(&self, now: Nanos) {
+        if let Some(until) = self.watch.lengthen(now.0) {
+            self.wake_keeper_at(now, Nanos(until));
+        }
     }
 
     /// A caller found the worker taken. Its holder may be waiting for this very processor.

@@ -173,7 +173,7 @@ impl Engine {
         self.shared.will_wait(now.0);
         set.expect_block();
         let Ok(mut worker) = self.shared.lock_between() else { return Wait::Sleep };
-        self.shared.watch.passed(now.0);
+        self.shared.passed(now);
         if !self.shared.found_nothing_lately(now) {
             let (taken, came) = set.events().catch(|| worker.take_in(now));
             self.shared.note(now, &came);

@@ -6,13 +6,13 @@
 //! | state | it wakes when | because |
 //! |---|---|---|
 //! | awake | | it turns the worker, or is about to look at this word again |
-//! | nap   | its time is over, or it is roused | a caller polls without a break, or watches the link and was here a moment ago |
+//! | nap   | its time is over, which callers put off while they come, or it is roused | a caller polls without a break, or watches the link and was here a moment ago |
 //! | deep  | it is roused | a caller watches the link, and has done so for a while |
 //! | watch | a frame, a bell, a command, a timer comes, or it is roused | nobody else looks |
 //!
 //! A caller is trusted to come back for as long as its past bears out: a nap is a quarter of the time for which it has polled
 //! without a break, within [`SHORTEST_NAP`] and [`LONGEST_NAP`]. So what a program leaves when it turns to something else waits
-//! a quarter as long as it polled, and 500 us at most. A program that says that it will wait, by arming a completion queue, is not
+//! a quarter as long as it polled, and a millisecond at most. A program that says that it will wait, by arming a completion queue, is not
 //! trusted at all: the keeper watches before the call returns to it, or is on its way to.
 //!
 //! Both sides write before they look, with a fence in between, so one of them sees the other: `caller_waits` against `nap`,
@@ -41,7 +41,7 @@ pub(crate) const SHORTEST_NAP: u64 = 50_000;
 const TRUST: u64 = 200_000;
 const LONGEST_DISTRUST: u64 = 50_000_000;
 /// The longest nap, in ns.
-pub(crate) const LONGEST_NAP: u64 = 500_000;
+pub(crate) const LONGEST_NAP: u64 = 1_000_000;
 /// A caller that watches the link is trusted to come for this long, in ns, before the keeper looks whether it did.
 pub(crate) const RELIEF: u64 = 250_000;
 /// Nothing has happened for so long, in ns, that a hand-off more or less does not matter.
@@ -157,8 +157,48 @@ impl Watch {
     }
 
     /// One wake-up for each sleep.
-    fn rouse_from(&self, keeper: u64) -> bool {
-        keeper & KIND != AWAKE && self.keeper.compare_exchange(keeper, AWAKE, SeqCst, Relaxed).is_ok()
+    fn rouse_from(&self, mut keeper: u64) -> bool {
+        while keeper & KIND != AWAKE {
+            match self.keeper.compare_exchange(keeper, AWAKE, SeqCst, Relaxed) {
+                Ok(_) => return true,
+                // Roused by another, or its nap was lengthened meanwhile.
+                Err(now) => keeper = now,
+            }
+        }
+        false
+    }
+
+    /// A caller runs a pass: a keeper that naps may nap on, until the time that this gives. A caller that polls winds its clock up
+    /// again, so that it never wakes in vain: to wake costs the poller whose processor it takes ten times what winding costs.
+    #[must_use]
+    pub(crate) fn lengthen(&self, now: u64) -> Option<u64> {
+        let keeper = self.keeper.load(Relaxed);
+        let left = (keeper & !KIND).saturating_sub(now);
+        if keeper & KIND != NAP || left > LONGEST_NAP / 4 {
+            return None;
+        }
+        let nap = self.earned(now).or_else(|| self.relieved_lately(now).then_some(RELIEF))?;
+        if left > nap / 4 {
+            return None;
+        }
+        let until = now + nap;
+        self.keeper.compare_exchange(keeper, until & !KIND | NAP, SeqCst, Relaxed).ok()?;
+        self.regain();
+        Some(until)
+    }
+
+    /// How long the keeper may nap because callers have polled without a break.
+    fn earned(&self, now: u64) -> Option<u64> {
+        let polled = now.saturating_sub(self.broke_at.load(Relaxed));
+        (polled >= self.trust_after.load(Relaxed)).then(|| (polled / 4).min(LONGEST_NAP))
+    }
+
+    /// Callers who misled the keeper have not done so for a while.
+    fn regain(&self) {
+        let trust_after = self.trust_after.load(Relaxed);
+        if trust_after > TRUST {
+            self.trust_after.store(trust_after / 2, Relaxed);
+        }
     }
 
     /// How a caller watches.
@@ -207,9 +247,8 @@ impl Watch {
             Relief::No if away > SHORTEST_NAP => return Rest::None,
             Relief::No => {}
         }
-        let polled = now.saturating_sub(broke_at);
-        if polled >= self.trust_after.load(Relaxed) {
-            return self.nap(broke_at, now + (polled / 4).min(LONGEST_NAP));
+        if let Some(nap) = self.earned(now) {
+            return self.nap(broke_at, now + nap);
         }
         // Who has watched until just now is about to do so again.
         if self.relieved_lately(now) {
@@ -218,15 +257,25 @@ impl Watch {
         Rest::None
     }
 
+    /// The keeper's: the same for one that has found a caller in a pass, which will go on polling or do something else. It is asleep for
+    /// as long as the caller takes to be trusted, if that is not long.
+    pub(crate) fn rest_beside(&self, now: u64) -> Rest {
+        let broke_at = self.broke_at.load(Relaxed);
+        let trusted_at = broke_at.saturating_add(self.trust_after.load(Relaxed));
+        let nap = trusted_at.saturating_sub(now);
+        let nap = if nap > TRUST { SHORTEST_NAP } else { nap.max(SHORTEST_NAP) };
+        self.nap(broke_at, now + nap)
+    }
+
     /// The keeper's: a nap is over, and `missed` is whether something waits that a caller who polls would have taken. A program that
     /// polls now and then, and looks at its memory in between, misleads it; it is not trusted again for ever longer.
     pub(crate) fn napped(&self, now: u64, missed: bool) {
-        let trust_after = self.trust_after.load(Relaxed);
         if missed {
             self.broke_at.store(now, Relaxed);
-            self.trust_after.store((4 * trust_after).min(LONGEST_DISTRUST), Relaxed);
-        } else if trust_after > TRUST {
-            self.trust_after.store(trust_after / 2, Relaxed);
+            let trust_after = 4 * self.trust_after.load(Relaxed);
+            self.trust_after.store(trust_after.min(LONGEST_DISTRUST), Relaxed);
+        } else {
+            self.regain();
         }
     }
 
@@ -257,9 +306,10 @@ impl Watch {
         fence(SeqCst);
     }
 
-    /// The keeper's: it is awake.
-    pub(crate) fn wakes(&self) {
-        self.keeper.store(AWAKE, SeqCst);
+    /// The keeper's: it is awake. Gives the time at which its sleep was to end; `None` if it was roused.
+    pub(crate) fn wakes(&self) -> Option<u64> {
+        let before = self.keeper.swap(AWAKE, SeqCst);
+        (before & KIND != AWAKE).then_some(before & !KIND)
     }
 }
 

@@ -111,8 +111,54 @@ fn polled() -> Watch {
 fn keep(watch: &Watch, alarm: &Alarm, now: u64) {
     while watch.rest(now) != Rest::None {
         alarm.sleep();
-        watch.wakes();
+        let _ = watch.wakes();
     }
+}
+
+#[test]
+fn a_caller_that_polls_puts_the_end_of_a_nap_off() {
+    check(|| {
+        let watch = polled();
+        let mut now = NOW;
+        assert_eq!(watch.lengthen(now), None, "the keeper is awake");
+        assert_eq!(watch.rest(now), Rest::Until(now + LONGEST_NAP));
+        for _ in 0..3 {
+            watch.pass_ended(now + LONGEST_NAP / 2);
+            assert_eq!(watch.lengthen(now + LONGEST_NAP / 2), None, "it is early");
+            watch.pass_ended(now + LONGEST_NAP * 7 / 8);
+            now += LONGEST_NAP * 7 / 8;
+            assert_eq!(watch.lengthen(now), Some(now + LONGEST_NAP));
+        }
+        assert_eq!(watch.wakes(), Some(now + LONGEST_NAP));
+        // A caller that comes back from a break is not trusted.
+        assert_eq!(watch.rest(now), Rest::Until(now + LONGEST_NAP));
+        now += LONGEST_NAP * 7 / 8;
+        watch.passed(now);
+        assert_eq!(watch.lengthen(now), None);
+    });
+}
+
+#[test]
+fn a_nap_that_is_put_off_keeps_nobody_else_waiting() {
+    check(|| {
+        let (watch, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
+        let polls = {
+            let watch = Arc::clone(&watch);
+            thread::spawn(move || {
+                let _ = watch.lengthen(NOW + LONGEST_NAP * 7 / 8);
+            })
+        };
+        let waits = {
+            let (watch, alarm) = (Arc::clone(&watch), Arc::clone(&alarm));
+            thread::spawn(move || {
+                if watch.caller_waits(NOW) {
+                    alarm.ring();
+                }
+            })
+        };
+        keep(&watch, &alarm, NOW);
+        [polls, waits].into_iter().for_each(|thread| thread.join().unwrap());
+    });
 }
 
 #[test]
@@ -197,7 +243,7 @@ fn a_deadline_that_comes_earlier_wakes_a_keeper_that_watches() {
                     watch.watches(until);
                     drop(turn);
                     alarm.sleep();
-                    watch.wakes();
+                    let _ = watch.wakes();
                 }
             })
         };
