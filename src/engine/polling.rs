@@ -50,8 +50,8 @@ impl Shared {
     /// instead of polling on, for a moment each: who sleeps until a frame comes has the processor back then, and not in milliseconds.
     pub(super) fn note_poll(&self, now: Nanos, away: u64) {
         self.pollers.note_thread(now.0, this_thread());
-        if away > BREAK && was_kept_off(now, Nanos(away - BREAK)) {
-            // Nothing that it did, so no break.
+        if (BREAK..LONG_TURN).contains(&away) && was_kept_off(now, Nanos(away - BREAK)) {
+            // Nothing that it did, so no break. Who is kept off for longer shares with a program that computes: the keeper helps then.
             self.watch.pass_ended(now.0);
         }
         if away < LONG_TURN || self.pollers.empty.load(Relaxed) < EMPTY_PASSES {
