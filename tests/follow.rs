@@ -1,10 +1,12 @@
 //! A device follows its interface while it is open.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use roxie::host::inspect::snapshots;
 use roxie::host::{
     AhOptions, CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair, Stack,
 };
@@ -284,6 +286,32 @@ fn the_follower_of_a_deleted_interface_ends() {
     Links::open_in(&here).expect("netlink").delete("veth0").expect("deleted");
     eventually("it is told", || saw(&device, EventKind::PortError));
     eventually("the thread ends", || followers() == 0);
+}
+
+#[test]
+fn the_port_is_free_as_soon_as_the_last_handle_is_dropped() {
+    let Some((here, _there)) = network("the_port_is_free_as_soon_as_the_last_handle_is_dropped", "free")
+    else {
+        return;
+    };
+    let config = UdpConfig { interface: Some("veth0".into()), ..UdpConfig::default() };
+    let device = open_udp(&here, &config);
+    let (begins, begun) = channel();
+    // The follower answers those who look at the device, and is in the middle of that.
+    device.tell_cm_ids(Box::new(move || {
+        begins.send(()).expect("the test waits");
+        std::thread::sleep(Duration::from_millis(200));
+        Vec::new()
+    }));
+    std::thread::scope(|scope| {
+        let looker =
+            scope.spawn(|| here.run(snapshots).expect("the namespace").expect("the list of sockets"));
+        begun.recv_timeout(Duration::from_secs(10)).expect("the follower is asked");
+        drop(device);
+        let bind = || UdpSocket::bind("10.79.0.1:4791");
+        here.run(bind).expect("the namespace").expect("nobody has the port");
+        assert_eq!(looker.join().expect("no panic").snapshots.len(), 1);
+    });
 }
 
 /// In a process of its own: it lowers its limits.

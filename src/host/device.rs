@@ -22,33 +22,12 @@ use crate::wire::Gid;
 use crate::wire::net::multicast_mac;
 
 use super::adapter::{Adapter, Others, Seat};
-use super::claim::Claim;
-use super::error::{DeviceError, ResolveError};
-use super::follower::Follower;
+use super::error::DeviceError;
 use super::gid_table::{GidEntry, GidOrder, GidTable};
 use super::knob_file::KnobFile;
+use super::resolve::Resolve;
 use super::snapshot::CmIds;
-
-/// Finds the MAC address of the next hop to an IP address.
-pub trait Resolve: Send + Sync {
-    /// Looks a destination up; may wait for the kernel to ask the link.
-    ///
-    /// # Errors
-    /// If there is no route to it, or nobody on the link answers for it.
-    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError>;
-
-    /// The same without waiting; `None`: it is being asked for, and may be known later. For those whom a stranger names: what they led to is
-    /// not kept for long. `asks`: what is to be sent there is no answer, but asked by somebody here.
-    ///
-    /// # Errors
-    /// As those of [`Resolve::resolve`], as far as they are known without waiting.
-    fn resolve_now(&self, destination: IpAddr, _asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
-        self.resolve(destination).map(Some)
-    }
-
-    /// Nobody wants to know it any more.
-    fn give_up(&self, _destination: IpAddr) {}
-}
+use super::state::{Handle, State};
 
 /// How a device behaves.
 #[derive(Clone, Debug, Default)]
@@ -83,74 +62,10 @@ impl DeviceConfig {
     }
 }
 
-pub(super) struct Inner {
-    pub(super) adapter: Adapter,
-    pub(super) name: String,
-    pub(super) gids: RwLock<GidTable>,
-    resolver: Box<dyn Resolve>,
-    /// What the first queue pair has to claim yet.
-    pub(super) claim: Mutex<Option<Claim>>,
-    /// Its place among the processes that share the device.
-    pub(super) seat: OnceLock<Seat>,
-    /// Follows the interface, where there is one.
-    pub(super) follower: OnceLock<Follower>,
-    /// What tells of the connection identifiers on it, for those who look at the device.
-    pub(super) cm_ids: OnceLock<CmIds>,
-    /// Tells what of it belongs to processes that it serves.
-    pub(super) others: OnceLock<Others>,
-    /// What the follower reads congestion control from.
-    pub(super) control_file: Mutex<Option<KnobFile>>,
-}
-
-impl std::fmt::Debug for Inner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Device").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-impl Inner {
-    /// Has QPs go by what the file of congestion control says, if that has changed. What is wrong with it is told.
-    pub(super) fn read_control(&self) {
-        let mut file = self.control_file.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(file) = &mut *file else { return };
-        match file.read() {
-            Ok(Some(control)) => {
-                let before = self.adapter.congestion();
-                let config = CongestionConfig { control, ..before };
-                // A device that has failed says so itself.
-                let _ = self.adapter.call(Command::SetCongestion(Box::new(config)));
-            }
-            Ok(None) => {}
-            Err(why) => eprintln!("roxie: {}: congestion control stays as it is: {why}", self.name),
-        }
-    }
-
-    /// True if there is such a file.
-    pub(super) fn has_control_file(&self) -> bool {
-        self.control_file.lock().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
-
-    /// See [`Device::follow_link`].
-    pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(), DeviceError> {
-        let (failed, largest) = self.adapter.follow_link(change)?;
-        if let LinkChange::Mtu(mtu) = change
-            && failed > 0
-        {
-            eprintln!(
-                "roxie: {}: the link MTU is {mtu} now: {failed} QPs of a larger path MTU are in the error state; \
-                 connect them again with a path MTU of {} at most, or raise the link MTU",
-                self.name,
-                largest.bytes()
-            );
-        }
-        Ok(())
-    }
-}
-
 /// A RoCE device. Cloning it gives another handle to the same one.
 #[derive(Clone, Debug)]
 pub struct Device {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<Handle>,
 }
 
 impl Device {
@@ -216,19 +131,18 @@ impl Device {
         resolver: Box<dyn Resolve>,
         config: &DeviceConfig,
     ) -> Device {
-        let inner = Inner {
+        let state = State {
             adapter,
             name: name.into(),
             gids: RwLock::new(gids),
             resolver,
             claim: Mutex::new(None),
             seat: OnceLock::new(),
-            follower: OnceLock::new(),
             cm_ids: OnceLock::new(),
             others: OnceLock::new(),
             control_file: Mutex::new(config.control_file.as_deref().map(KnobFile::new)),
         };
-        Device { inner: Arc::new(inner) }
+        Device { inner: Arc::new(Handle { follower: OnceLock::new(), state: Arc::new(state) }) }
     }
 
     /// How it reacts to congestion, and its traffic classes, from now on. QPs whose reaction point stays of the same kind keep their

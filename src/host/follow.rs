@@ -5,15 +5,15 @@
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, PoisonError};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::device::Inner;
 use super::error::{DeviceError, OpenError};
 use super::follower::{Followed, Follower};
 use super::inspect::Window;
+use super::state::State;
 use crate::netdev::{Change, Watch};
 use crate::port::LinkChange;
 use crate::threads::spawn_unsignalled;
@@ -26,7 +26,7 @@ const RETRY_MS: u16 = 100;
 const FILE_MS: u16 = 100;
 
 /// Starts to follow an interface of the calling thread's namespace for a device.
-pub(super) fn follow(device: &Arc<Inner>, followed: Followed) -> Result<Follower, OpenError> {
+pub(super) fn follow(device: Arc<State>, followed: Followed) -> Result<Follower, OpenError> {
     let failed = |what| move |source| DeviceError::System { what, source };
     let watch = Watch::new(&followed.interface.get())?;
     let stop = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
@@ -35,14 +35,8 @@ pub(super) fn follow(device: &Arc<Inner>, followed: Followed) -> Result<Follower
     let (stop, stopping) = (Arc::new(stop), Arc::new(AtomicBool::new(false)));
     // Without it everything works, unseen.
     let window = Window::open().ok();
-    let run = Run {
-        watch,
-        followed,
-        device: Arc::downgrade(device),
-        stop: Arc::clone(&stop),
-        stopping: Arc::clone(&stopping),
-        window,
-    };
+    let run =
+        Run { watch, followed, device, stop: Arc::clone(&stop), stopping: Arc::clone(&stopping), window };
     let thread = spawn_unsignalled("roxie-follow", move || run.run())
         .map_err(failed("the thread that follows the interface"))?;
     Ok(Follower { stop, stopping, thread: Some(thread) })
@@ -52,7 +46,7 @@ pub(super) fn follow(device: &Arc<Inner>, followed: Followed) -> Result<Follower
 struct Run {
     watch: Watch,
     followed: Followed,
-    device: Weak<Inner>,
+    device: Arc<State>,
     stop: Arc<EventFd>,
     stopping: Arc<AtomicBool>,
     window: Option<Window>,
@@ -65,11 +59,11 @@ impl Run {
             let mut again = if looked.is_ok() { PollTimeout::NONE } else { PollTimeout::from(RETRY_MS) };
             let changes = looked.unwrap_or_default();
             self.followed.interface.set(self.watch.interface());
-            let Some(device) = self.device.upgrade() else { return };
+            let device = &*self.device;
             for change in &changes {
-                self.apply(&device, change);
+                self.apply(device, change);
             }
-            self.follow_neighbours(&device, &changes);
+            self.follow_neighbours(device, &changes);
             if let Some(window) = &self.window {
                 window.answer(|| device.snapshot());
             }
@@ -77,7 +71,6 @@ impl Run {
                 device.read_control();
                 again = PollTimeout::from(FILE_MS);
             }
-            drop(device);
             if changes.contains(&Change::Gone) {
                 // Nothing follows on that.
                 return;
@@ -98,7 +91,7 @@ impl Run {
         let _ = poll(&mut all, timeout);
     }
 
-    fn apply(&self, device: &Inner, change: &Change) {
+    fn apply(&self, device: &State, change: &Change) {
         let gids = || device.gids.write().unwrap_or_else(PoisonError::into_inner);
         let tell = |change: &LinkChange| {
             if let Err(error) = device.follow_link(change) {
@@ -127,7 +120,7 @@ impl Run {
     }
 
     /// Frames to a peer whose station address changed go to the new one.
-    fn follow_neighbours(&self, device: &Inner, changes: &[Change]) {
+    fn follow_neighbours(&self, device: &State, changes: &[Change]) {
         let Some(neighbours) = &self.followed.neighbours else { return };
         let interface = self.watch.interface();
         let mut moved = neighbours.poll(interface);

@@ -49,7 +49,7 @@ impl Drop for Follower {
         self.stopping.store(true, Relaxed);
         let _ = self.stop.write(1);
         if let Some(thread) = self.thread.take()
-            // The last handle may be dropped by the follower itself, in the middle of a change.
+            // It may be the follower itself that drops the last handle: it calls what tells of connections, and that may hold one.
             && thread.thread().id() != thread::current().id()
         {
             let _ = thread.join();

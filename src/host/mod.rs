@@ -65,9 +65,11 @@ mod pd;
 mod qp;
 mod queues;
 mod rdma_cm;
+mod resolve;
 mod snapshot;
 mod srq;
 mod stack;
+mod state;
 mod ways;
 
 // What calls of this layer take and return of those below.
@@ -84,7 +86,7 @@ pub use ah_options::AhOptions;
 pub use channel::CompletionChannel;
 pub use cq::CompletionQueue;
 pub use datagram::AddressHandle;
-pub use device::{Device, DeviceConfig, Resolve};
+pub use device::{Device, DeviceConfig};
 pub use error::{DeviceError, OpenError, ResolveError};
 pub use flow::Flow;
 pub use gid_table::{GidEntry, GidOrder, GidTable};
@@ -93,6 +95,7 @@ pub use memory::{FastRegion, MemoryRegion, MemoryWindow, WindowRange};
 pub use pd::ProtectionDomain;
 pub use qp::{ConnectOptions, Endpoint, QueuePair};
 pub use rdma_cm::{Connection, ConnectionManager, ConnectionRequest, DialError, DialOptions, PortListener};
+pub use resolve::Resolve;
 pub use srq::{SharedReceiveQueue, XrcDomain};
 pub use stack::Stack;
 

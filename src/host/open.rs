@@ -5,11 +5,12 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::claim::{Claim, PortPlan};
-use super::device::{Device, DeviceConfig, Resolve};
+use super::device::{Device, DeviceConfig};
 use super::error::{OpenError, ResolveError};
 use super::follow::follow;
 use super::follower::{Followed, Live};
 use super::gid_table::GidOrder;
+use super::resolve::Resolve;
 use super::stack::Stack;
 use crate::frame::ETHERNET_HEADER;
 use crate::netdev::neighbour::NeighbourError;
@@ -81,6 +82,13 @@ impl Device {
         Ok(Some(device))
     }
 
+    /// For tests: a device that is served by the NIC of the first end of a [`memory_pair`](Self::memory_pair).
+    #[cfg(test)]
+    pub(crate) fn attached_to_memory(nic: Attachment) -> Device {
+        let addresses = [IpAddr::from([192, 0, 2, 1])];
+        Device::attached("guest", nic, addresses, Box::new(Pair), &DeviceConfig::default())
+    }
+
     /// A device on an interface of the calling thread's network namespace that claims it with its first queue pair; until then
     /// it answers questions, registers memory and makes queues.
     ///
@@ -138,7 +146,7 @@ impl Device {
     }
 
     fn follow(&self, followed: Followed) -> Result<(), OpenError> {
-        let follower = follow(&self.inner, followed)?;
+        let follower = follow(Arc::clone(&self.inner.state), followed)?;
         // Set once: the device was made by the caller just now.
         let _ = self.inner.follower.set(follower);
         Ok(())

@@ -11,13 +11,13 @@ mod window;
 use std::fs;
 
 use super::adapter::Seat;
-use super::device::Inner;
 pub use super::snapshot::{CmIdEntry, CmIds, MrEntry, Passes, QpEntry, Snapshot};
+use super::state::State;
 
 pub use look::{Look, snapshots};
 pub(super) use window::Window;
 
-impl Inner {
+impl State {
     pub(super) fn snapshot(&self) -> Snapshot {
         Snapshot {
             pid: std::process::id(),
