@@ -72,13 +72,13 @@ fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool) -> Result<(), Dea
         if !worker.poll(now).is_idle() {
             busy_at = now;
             last_pass = Some(now);
-        } else if now - busy_at > spin {
+        } else if now - busy_at > spin || shares && shared.yields_are_long(now) {
             watch(shared, worker);
             busy_at = shared.clock.now();
         } else if shares {
             drop(worker);
             // Whoever it works for may be waiting for this very processor.
-            thread::yield_now();
+            shared.offer_processor(now);
         }
     }
     Ok(())
@@ -123,12 +123,12 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
         }
         // What the application waits for is there: the processor is its.
         let is_over = progress.completions > 0 || now - busy_at > LINGER;
-        if is_over {
+        if is_over || progress.is_idle() && shared.yields_are_long(now) {
             drop(excuse);
             watch(shared, worker);
         } else if progress.is_idle() {
             drop(worker);
-            thread::yield_now();
+            shared.offer_processor(now);
         }
     }
     Ok(())
@@ -176,7 +176,8 @@ fn look_after_a_nap(shared: &Shared, until: Nanos) {
     if relief == Relief::No {
         // Long enough for whoever polls to have come, and short enough not to take a poller for one that does not. That the keeper
         // has come in a poller's place, on its processor, is no fault of the poller's: it takes a while, and a poller cannot look then.
-        let missed = shared.watch.away(now.min(until.0)) > A_LOOK && something_waits(shared);
+        // Nor has one failed to come who put off the end of the nap beyond the longest sleep.
+        let missed = until.0 <= now && shared.watch.away(until.0) > A_LOOK && something_waits(shared);
         shared.watch.napped(now, missed);
         return;
     }

@@ -38,11 +38,41 @@ pub(super) fn was_kept_off(now: Nanos, at_least: Nanos) -> bool {
     })
 }
 
+/// Asks again and again, on a processor that a thread which only computes wants too, until it is so. False: not within 30 s.
 #[cfg(test)]
-mod tests {
+pub(super) fn happens_beside_a_spinner(mut is_so: impl FnMut() -> bool + Send) -> bool {
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::thread;
     use std::time::Instant;
+
+    let core = core_affinity::get_core_ids().unwrap()[0];
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            core_affinity::set_for_current(core);
+            while !over.load(Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let asks = scope.spawn(|| {
+            core_affinity::set_for_current(core);
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_secs(30) {
+                if is_so() {
+                    return true;
+                }
+            }
+            false
+        });
+        let found = asks.join();
+        over.store(true, Relaxed);
+        found.unwrap()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
 
     use super::*;
     use crate::time::Clock;
@@ -59,34 +89,17 @@ mod tests {
 
     #[test]
     fn a_thread_that_shares_its_processor_is_kept_off_it() {
-        let core = core_affinity::get_core_ids().unwrap()[0];
-        let over = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let other = || {
-                core_affinity::set_for_current(core);
-                while !over.load(Relaxed) {
-                    std::hint::spin_loop();
-                }
-            };
-            scope.spawn(other);
-            let found = scope.spawn(|| {
-                core_affinity::set_for_current(core);
-                let (clock, began) = (Clock::new(), Instant::now());
+        let clock = Clock::new();
+        let (mut last, mut began) = (Nanos::ZERO, false);
+        assert!(happens_beside_a_spinner(|| {
+            if !std::mem::replace(&mut began, true) {
                 let _ = was_kept_off(clock.now(), LONG);
-                let mut last = clock.now();
-                while began.elapsed() < Duration::from_secs(30) {
-                    let now = clock.now();
-                    // A machine may stand still by itself; then it is the next time.
-                    if now - last > LONG + LONG && was_kept_off(now, LONG) {
-                        return true;
-                    }
-                    last = now;
-                }
-                false
-            });
-            let found = found.join();
-            over.store(true, Relaxed);
-            assert!(found.unwrap());
-        });
+                last = clock.now();
+            }
+            let now = clock.now();
+            // A machine may stand still by itself; then it is the next time.
+            let away = now - std::mem::replace(&mut last, now);
+            away > LONG + LONG && was_kept_off(now, LONG)
+        }));
     }
 }

@@ -6,7 +6,6 @@
 //! two processors or taking turns on one. Where nothing comes this ends after a few vain tries, and is tried again now and then.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
-use std::thread;
 
 use super::{Engine, Progress};
 use crate::nic::Published;
@@ -135,7 +134,7 @@ impl Engine {
         has_come: impl Fn() -> bool,
     ) -> Option<Progress> {
         let look_on = &self.shared.look_on;
-        if !self.shared.said_to_wait_lately(now) {
+        if !self.shared.said_to_wait_lately(now) || self.shared.yields_are_long(now) {
             return None;
         }
         let hope = look_on.takes_chance()?;
@@ -172,7 +171,7 @@ impl Engine {
                 return Some(Came::Receives);
             }
             // Whoever is to answer may wait for this very processor.
-            thread::yield_now();
+            self.shared.offer_processor(now);
         }
     }
 }

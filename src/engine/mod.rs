@@ -15,8 +15,10 @@
 //! waits is woken, an event says so, and posts and commands fail instead of waiting.
 
 mod control;
+mod crowded;
 mod keeper;
 mod kept_off;
+mod load;
 mod look_on;
 mod pass_times;
 mod pollers;

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::crowded::Crowded;
+use super::load::Load;
 use super::watch::{NOTHING, QUIET, is_within};
 
 /// Who polls, and how it goes.
@@ -20,8 +22,9 @@ pub(super) struct Pollers {
     /// How often a poller was kept off its processor, and since when that is counted.
     pub(super) gaps: AtomicU32,
     pub(super) gaps_since: AtomicU64,
-    /// Until when the processors are taken to be busy with other programs.
-    pub(super) crowded_until: AtomicU64,
+    /// Pollers were kept off their processors again and again: they sleep instead of polling.
+    pub(super) crowded: Crowded,
+    pub(super) load: Load,
     /// Pollers that sleep on the link for a moment, and what wakes them when a pass of somebody else brings completions.
     pub(super) dozing: AtomicU32,
     pub(super) stir: EventFd,
@@ -36,7 +39,8 @@ impl Pollers {
             others_at: AtomicU64::new(NOTHING),
             gaps: AtomicU32::new(0),
             gaps_since: AtomicU64::new(0),
-            crowded_until: AtomicU64::new(0),
+            crowded: Crowded::default(),
+            load: Load::new(),
             dozing: AtomicU32::new(0),
             stir: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
         })

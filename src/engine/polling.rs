@@ -3,10 +3,10 @@
 use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
-use std::thread;
 
 use nix::poll::{PollFd, PollFlags};
 
+use super::crowded::LONG_TURN;
 use super::kept_off::was_kept_off;
 use super::shared::{Shared, sleep_on};
 use super::wait::MAX_WATCHED;
@@ -19,13 +19,9 @@ use crate::time::Nanos;
 const PATIENCE: u64 = 3_000;
 /// And in how many passes at least: who looks now and then is not polling.
 const EMPTY_PASSES: u32 = 6;
-/// A poller that does not poll for longer, in ns, was kept off its processor.
-const LONG_TURN: u64 = 500_000;
 /// So often within this time, in ns: the processors are crowded. Two that only share one by chance are parted earlier.
 const COUNTED: u64 = 100_000_000;
 const OFTEN: u32 = 8;
-/// How long the processors are taken to be crowded then, in ns.
-const CROWDED: u64 = 1_000_000_000;
 /// How long a poller sleeps on the link at most. It may have other things to look at.
 const DOZE: Nanos = Nanos::from_micros(50);
 
@@ -66,7 +62,7 @@ impl Shared {
         self.pollers.gaps.store(gaps, Relaxed);
         if gaps >= OFTEN {
             self.pollers.gaps.store(0, Relaxed);
-            self.pollers.crowded_until.store(now.0 + CROWDED, Relaxed);
+            self.pollers.crowded.found(now.0);
         }
     }
 
@@ -74,11 +70,24 @@ impl Shared {
     /// poller offers it to nobody: two that do so to one another would stay on one processor while another is idle, for the scheduler
     /// moves no thread that has just run.
     fn let_others_work(&self, now: Nanos) {
-        if now.0 < self.pollers.crowded_until.load(Relaxed) {
+        let others_poll = self.others_poll(now);
+        let others_compute =
+            if others_poll { self.yields_are_long(now) } else { self.pollers.load.is_high(now.0) };
+        if others_compute || self.pollers.crowded.is_so(now.0) {
             self.doze(now);
-        } else if self.others_poll(now) {
-            thread::yield_now();
+        } else if others_poll {
+            self.offer_processor(now);
         }
+    }
+
+    /// Offers the processor to others, before the next look.
+    pub(super) fn offer_processor(&self, now: Nanos) {
+        self.long_yields.offer_processor(&self.clock, now);
+    }
+
+    /// True if that costs milliseconds. Who waits had better sleep then: a frame wakes it, ahead of a program that computes.
+    pub(super) fn yields_are_long(&self, now: Nanos) -> bool {
+        self.long_yields.is_so(now.0)
     }
 
     /// True if several threads poll.

@@ -12,6 +12,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
+use super::crowded::Crowded;
 use super::look_on::LookOn;
 use super::pollers::Pollers;
 use super::turns::Turns;
@@ -36,6 +37,8 @@ pub(super) struct Shared {
     pub(super) waiters: Waiters,
     pub(super) look_on: LookOn,
     pub(super) pollers: Pollers,
+    /// Somebody offered the processor, and had it back late.
+    pub(super) long_yields: Crowded,
     /// When a caller's pass took in what it did not answer. Changes only under the worker's lock.
     owed_at: AtomicU64,
     /// When a caller last said that it will wait.
@@ -96,6 +99,7 @@ impl Shared {
             waiters: Waiters::default(),
             look_on: LookOn::default(),
             pollers: Pollers::new()?,
+            long_yields: Crowded::default(),
             owed_at: AtomicU64::new(NOTHING),
             waits_at: AtomicU64::new(NOTHING),
             idle_at: AtomicU64::new(NOTHING),

@@ -59,6 +59,8 @@ pub(super) type Meanwhile = Mutex<Option<Box<dyn FnOnce() + Send>>>;
 pub(super) struct Link {
     /// Set: it takes nothing.
     pub(super) is_down: AtomicBool,
+    /// Set: it says that it is broken.
+    pub(super) is_broken: AtomicBool,
     /// How often it was asked to.
     pub(super) kicks: AtomicU32,
     /// How often it was asked to say when frames arrive.
@@ -143,6 +145,9 @@ impl Port for Bent {
 
     fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
         self.link.kicks.fetch_add(1, Relaxed);
+        if self.link.is_broken.load(Relaxed) {
+            return Err(io::Error::other("the cable is cut"));
+        }
         if self.link.is_down.load(Relaxed) { Ok(()) } else { self.inner.tx_flush(now) }
     }
 

@@ -1,6 +1,7 @@
 //! What leaves when whoever would have sent it is about to go.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Duration;
 
@@ -38,6 +39,22 @@ fn what_is_posted_while_another_thread_has_the_worker_leaves_with_that_one() {
     *link.expect("the port was bent").meanwhile.lock().unwrap() = Some(Box::new(post));
     near.follow_link(&LinkChange::Addresses(bent::addresses(1).into())).expect("nothing changes");
     until("the message", || b.cq.poll_one());
+}
+
+/// The first thing that went wrong is kept, and whoever asks takes it.
+#[test]
+fn why_the_link_failed_is_said_once() {
+    let port = Bent::new(memory::pair(end(1), end(2)).0);
+    let link = port.link();
+    let engine = Engine::start(NicConfig::default(), Box::new(port), Drive::CallerOnly).expect("an engine");
+    engine.call(Command::AllocPd).expect("a pass");
+    assert!(engine.take_link_error().is_none());
+    link.is_broken.store(true, Relaxed);
+    engine.call(Command::AllocPd).expect("the NIC goes on");
+    link.is_broken.store(false, Relaxed);
+    let why = engine.take_link_error().map(|why| why.to_string());
+    assert_eq!(why.as_deref(), Some("the cable is cut"));
+    assert!(engine.take_link_error().is_none());
 }
 
 fn far_end_of(near: &Device, far: &Device) -> (End, End) {

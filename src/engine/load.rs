@@ -1,0 +1,97 @@
+//! How many threads of the machine want a processor.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::thread;
+
+/// How often the kernel is asked at most, in ns: it takes a microsecond. It should not be in step with the scheduler's ticks.
+const EVERY: u64 = 3_300_000;
+/// Answers that are older tell nothing, in ns.
+const OLD: u64 = 100_000_000;
+/// An answer that there are too many weighs so much more than one that there are not: those that share with a program that computes
+/// sleep now and then, and sometimes it is they that do when somebody asks.
+const WEIGHT: u32 = 3;
+/// What makes it so, and the most that is kept: now and then something runs for a moment.
+const ENOUGH: u32 = 9;
+const MOST: u32 = 30;
+
+/// What `/proc/loadavg` has told lately. Where there is none, nothing is known.
+#[derive(Debug)]
+pub(super) struct Load {
+    file: Option<File>,
+    processors: u32,
+    asked_at: AtomicU64,
+    /// How often more threads wanted a processor than there are, weighed against how often not.
+    weight: AtomicU32,
+}
+
+impl Load {
+    pub(super) fn new() -> Load {
+        let processors = thread::available_parallelism().map_or(1, |count| count.get() as u32);
+        Load {
+            file: File::open("/proc/loadavg").ok(),
+            processors,
+            asked_at: AtomicU64::new(0),
+            weight: AtomicU32::new(0),
+        }
+    }
+
+    /// True if more threads want to run than there are processors, and have for some time. Threads that sleep now and then do not count
+    /// for long.
+    pub(super) fn is_high(&self, now: u64) -> bool {
+        let asked_at = self.asked_at.load(Relaxed);
+        let age = now.saturating_sub(asked_at);
+        if age >= EVERY && self.asked_at.compare_exchange(asked_at, now, Relaxed, Relaxed).is_ok() {
+            self.note(age, self.running());
+        }
+        self.weight.load(Relaxed) >= ENOUGH
+    }
+
+    fn note(&self, age: u64, running: Option<u32>) {
+        let before = if age < OLD { self.weight.load(Relaxed) } else { 0 };
+        let is_so = running.is_some_and(|running| running > self.processors);
+        let weight = if is_so { (before + WEIGHT).min(MOST) } else { before.saturating_sub(1) };
+        self.weight.store(weight, Relaxed);
+    }
+
+    fn running(&self) -> Option<u32> {
+        let mut text = [0; 64];
+        let count = self.file.as_ref()?.read_at(&mut text, 0).ok()?;
+        running_in(std::str::from_utf8(&text[..count]).ok()?)
+    }
+}
+
+/// Of `0.20 0.18 0.12 1/80 11206` the 1 (`proc_loadavg(5)`): threads that run or could.
+fn running_in(text: &str) -> Option<u32> {
+    text.split(' ').nth(3)?.split('/').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_how_many_run() {
+        assert_eq!(running_in("0.20 0.18 0.12 13/80 11206\n"), Some(13));
+        assert_eq!(running_in("0.20 0.18"), None);
+        assert!(Load::new().running().is_some_and(|running| running > 0), "this one runs");
+    }
+
+    #[test]
+    fn a_load_is_high_that_was_so_again_and_again_until_it_was_not() {
+        let load = Load { file: None, processors: 2, asked_at: AtomicU64::new(0), weight: AtomicU32::new(0) };
+        let after = |age, running| {
+            load.note(age, running);
+            load.weight.load(Relaxed) >= ENOUGH
+        };
+        assert_eq!([3, 2, 3].map(|running| after(EVERY, Some(running))), [false; 3]);
+        assert_eq!([3, 3, 2].map(|running| after(EVERY, Some(running))), [false, true, true]);
+        // One answer in three keeps it so.
+        let mut answers = [3, 2, 2].into_iter().cycle();
+        assert!((0..300).all(|_| after(EVERY, answers.next())));
+        assert!((0..40).any(|_| !after(EVERY, Some(2))), "all have one");
+        assert!(!after(OLD, Some(3)), "nobody has looked for long");
+        assert!(!after(EVERY, None) && !load.is_high(1), "it cannot be asked");
+    }
+}
