@@ -22,8 +22,10 @@ use crate::shared::{
 };
 use crate::threads::lock;
 use crate::time::monotonic;
-use crate::verbs::{AsyncEvent, QpInit, QpType};
+use crate::verbs::{AddressVector, AsyncEvent, FileId, QpInit, QpType};
 
+/// Arenas of a process: as many as the library takes for 4 GiB of queues.
+pub(super) const ARENAS: usize = 1024;
 /// Bytes of a word of a queue.
 const WORD: u64 = size_of::<u64>() as u64;
 
@@ -128,13 +130,17 @@ impl Guest {
         self.leave(house, bells);
     }
 
+    /// What takes all of its objects away.
+    pub(super) fn farewell(&self) -> Vec<Command> {
+        lock(&self.owned).farewell()
+    }
+
     /// Nothing of it is touched from here on, and nothing of it is left.
     fn leave(&self, house: &House, bells: GuestId) {
         self.process.fence();
         self.dismiss();
         house.forget_bells(bells);
-        let farewell = lock(&self.owned).farewell();
-        for command in farewell {
+        for command in self.farewell() {
             // A QP that others need is tried again, after those.
             let _ = house.call(command);
         }
@@ -159,6 +165,10 @@ impl Guest {
             Ask::Arena { words } => {
                 let bytes = words.saturating_mul(WORD);
                 lock(&self.owned).room_for_queues(quota, bytes)?;
+                // Each is a mapping of the NIC's, of which it has so many for all.
+                if arenas.len() >= ARENAS {
+                    return Err(ControlError::Full { object: "arena", limit: ARENAS as u32 });
+                }
                 let fd = fds.first().ok_or(ControlError::NoMemory("queue: no descriptor came"))?;
                 let words = usize::try_from(words).map_err(|_| ControlError::NoMemory("queue"))?;
                 let region = Region::map(fd.as_fd(), words).map_err(invalid)?;
@@ -185,9 +195,9 @@ impl Guest {
                 return Ok(Told::Done(done));
             }
             Ask::Services(services) => {
-                lock(&house.seats).set_services(self.slot, services);
+                let all = lock(&house.seats).set_services(self.slot, services);
                 self.route(house)?;
-                return Ok(Told::Done(true));
+                return Ok(Told::Done(all));
             }
             Ask::Ports => {
                 let (version, ports) = lock(&house.seats).ports();
@@ -196,8 +206,12 @@ impl Guest {
             Ask::SetPorts(BoundPorts { version, ports }) => {
                 return Ok(Told::Done(lock(&house.seats).set_ports(self.slot, version, ports)));
             }
-            Ask::Command(command) => {
+            Ask::Command(mut command) => {
                 lock(&self.owned).check(&command, quota)?;
+                speaks_for_its_host(house, &command)?;
+                if let Command::OpenXrcd(open) = &mut command {
+                    open.file = open.file.map(|file| file_of(self.uid, file));
+                }
                 return self.carry_out(house, command, QpType::Rc, 0);
             }
             Ask::Register { pd, access, start, memory } => {
@@ -375,6 +389,26 @@ impl Guest {
         let snapshot = Snapshot { counters: BTreeMap::new(), passes: Passes::default(), ..all };
         let text = serde_json::to_vec(&snapshot).map_err(|error| elsewhere(libc::EIO, &error))?;
         Ok(Told::Look(text))
+    }
+}
+
+/// Nobody shows that it has the file open whose domain it asks for: those of one user share their domains, and no others.
+pub(super) fn file_of(uid: u32, file: FileId) -> FileId {
+    // Numbers of devices have 32 bits (`new_encode_dev` of the kernel).
+    FileId { device: file.device & 0xffff_ffff | u64::from(uid) << 32, ..file }
+}
+
+/// What it sends comes from an address of the interface, as with an adapter, which is given a place in the table of those.
+fn speaks_for_its_host(house: &House, command: &Command) -> Result<(), ControlError> {
+    let way = match command {
+        Command::ModifyQp(_, attr) => attr.av.as_ref(),
+        Command::CreateAh(_, way) => Some(&**way),
+        _ => None,
+    };
+    let is_own = |way: &AddressVector| house.device.gids().iter().any(|entry| entry.gid == way.sgid);
+    match way.is_none_or(is_own) {
+        true => Ok(()),
+        false => Err(ControlError::NotFound("address of this interface to send from")),
     }
 }
 

@@ -131,7 +131,7 @@ impl std::fmt::Debug for Daemon {
 
 struct Inner {
     house: House,
-    guests: Mutex<Vec<Arc<Guest>>>,
+    guests: Arc<Mutex<Vec<Arc<Guest>>>>,
     serving: Mutex<Vec<JoinHandle<()>>>,
     porter: Porter,
     stop: EventFd,
@@ -169,17 +169,17 @@ impl Daemon {
         let stop = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let inner = Arc::new(Inner {
             house: House::new(device, config)?,
-            guests: Mutex::default(),
+            guests: Arc::default(),
             serving: Mutex::default(),
             porter,
             stop: stop.map_err(|error| system("an eventfd")(error.into()))?,
             stopping: AtomicBool::new(false),
         });
-        let looked = Arc::downgrade(&inner);
-        inner.house.device.tell_others(Box::new(move |object| {
-            let inner = looked.upgrade();
-            inner.is_some_and(|inner| lock(&inner.guests).iter().any(|guest| guest.has(object)))
-        }));
+        let guests = Arc::clone(&inner.guests);
+        inner
+            .house
+            .device
+            .tell_others(Box::new(move |object| lock(&guests).iter().any(|guest| guest.has(object))));
         let mut daemon = Daemon { inner: Arc::clone(&inner), threads: Vec::new(), _manager: manager };
         let tells = Arc::clone(&inner);
         let threads = [

@@ -1,7 +1,7 @@
 //! Who sits where among those that a NIC serves: numbers that communication IDs begin with, services that are listened for, port numbers
 //! of `rdma_cm` that are taken.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use crate::nic::GsiRoutes;
@@ -9,6 +9,8 @@ use crate::port::udp::group::BoundPort;
 
 /// Seats that there are. The units beyond belong to nobody.
 const SEATS: u8 = 255;
+/// Units of others that one may speak for: nobody is to keep all seats from those who come.
+const LENT: usize = 16;
 
 /// One of those that are served.
 #[derive(Debug, Default)]
@@ -53,19 +55,34 @@ impl Seats {
         self.taken.iter().find_map(has)
     }
 
-    /// Gives a free unit to a slot besides its own. False: it is not free.
+    /// Gives a free unit to a slot besides its own. False: it is not free, or the slot has enough of them.
     pub(super) fn take_unit(&mut self, unit: u8, slot: u8) -> bool {
         let is_free = self.owner_of_unit(unit).is_none();
-        if let Some(seat) = self.taken.get_mut(&slot).filter(|_| is_free) {
-            seat.more.push(unit);
+        match self.taken.get_mut(&slot) {
+            Some(seat) if is_free && seat.more.len() < LENT => {
+                seat.more.push(unit);
+                true
+            }
+            _ => false,
         }
-        is_free
     }
 
-    pub(super) fn set_services(&mut self, slot: u8, services: Vec<(u64, Option<IpAddr>)>) {
+    /// Replaces a slot's services. False: others listen for some of them, which stay theirs.
+    pub(super) fn set_services(&mut self, slot: u8, services: Vec<(u64, Option<IpAddr>)>) -> bool {
+        let mut others = HashMap::<u64, Vec<Option<IpAddr>>>::new();
+        for (_, seat) in self.taken.iter().filter(|(other, _)| **other != slot) {
+            seat.services.iter().for_each(|(id, on)| others.entry(*id).or_default().push(*on));
+        }
+        let asked = services.len();
+        let is_free = |(id, on): &(u64, Option<IpAddr>)| {
+            others.get(id).is_none_or(|taken| taken.iter().all(|other| !overlap(*other, *on)))
+        };
+        let services: Vec<_> = services.into_iter().filter(is_free).collect();
+        let all = services.len() == asked;
         if let Some(seat) = self.taken.get_mut(&slot) {
             seat.services = services;
         }
+        all
     }
 
     /// Which management datagrams are a slot's.
@@ -95,6 +112,13 @@ impl Seats {
     }
 }
 
+/// True if one address is in both: an unspecified one is all of its family, and none is all.
+fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
+    let (Some(one), Some(other)) = (one, other) else { return true };
+    let any = one.is_unspecified() || other.is_unspecified();
+    one == other || (any && one.is_ipv4() == other.is_ipv4())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +140,30 @@ mod tests {
         assert_eq!(rest.len(), usize::from(SEATS) - 3, "the unit of the one that was left is lent");
         seats.leave(2);
         assert_eq!([seats.take(), seats.take(), seats.take()], [Some(0), Some(2), None]);
+    }
+
+    #[test]
+    fn nobody_keeps_the_seats_of_all_who_have_ended() {
+        let mut seats = Seats::default();
+        let slot = seats.take().expect("a seat");
+        let lent = (1..SEATS).filter(|unit| seats.take_unit(*unit, slot)).count();
+        assert_eq!(lent, LENT);
+        assert!(!seats.take_unit(100, 99), "nobody sits there");
+    }
+
+    #[test]
+    fn a_service_is_for_who_listened_for_it_first_on_each_address() {
+        let mut seats = Seats::default();
+        let [a, b] = [0, 1].map(|_| seats.take().expect("a seat"));
+        let [here, there] = ["192.0.2.1", "192.0.2.2"].map(|text| text.parse::<IpAddr>().ok());
+        let [v4, v6] = ["0.0.0.0", "::"].map(|text| text.parse::<IpAddr>().ok());
+        assert!(seats.set_services(a, vec![(7, v4), (8, here), (9, None)]));
+        for taken in [(7, None), (7, here), (7, v4), (8, here), (8, v4), (8, None), (9, v6), (9, there)] {
+            assert!(!seats.set_services(b, vec![taken, (7, v6)]), "{taken:?}");
+            assert_eq!(seats.routes(b).services, [(7, v6)], "what is free it gets");
+        }
+        assert!(seats.set_services(b, vec![(8, there), (7, v6)]));
+        assert!(seats.set_services(a, Vec::new()) && seats.set_services(b, vec![(9, None)]));
     }
 
     #[test]

@@ -334,3 +334,30 @@ fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> boo
     let answers = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
     speaks && may_come && answers && entry.qp.qp_type.is_connected()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::Gid;
+
+    #[test]
+    fn data_is_marked_by_its_dscp_and_never_against_the_applications_own_mark() {
+        let mut congestion = Congestion::new(1);
+        congestion.ecn = EcnPolicy::Dscp(1 << 26 | 1);
+        let marked = |traffic_class: u8| {
+            congestion.marks(&AddressVector {
+                sgid: Gid([0; 16]),
+                dgid: Gid([0; 16]),
+                smac: [0; 6],
+                dmac: [0; 6],
+                traffic_class,
+                flow_label: 0,
+                hop_limit: 64,
+                sl: 0,
+                static_rate: 0,
+            })
+        };
+        let classes: Vec<u8> = (0..=255).filter(|class| marked(*class)).collect();
+        assert_eq!(classes, [0, 26 << 2]);
+    }
+}

@@ -388,9 +388,15 @@ impl Attachment {
     /// Requests for these come here from now on: (service ID, the only address or all).
     ///
     /// # Errors
-    /// If the NIC is gone.
+    /// If the NIC is gone, or another process listens for some of them, which it keeps.
     pub fn set_services(&self, services: impl IntoIterator<Item = (u64, Option<IpAddr>)>) -> io::Result<()> {
-        self.ask(&Ask::Services(services.into_iter().collect())).map(drop).map_err(io::Error::other)
+        match self.ask(&Ask::Services(services.into_iter().collect())) {
+            Ok(Told::Done(true)) => Ok(()),
+            Ok(_) => {
+                Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens for some of them"))
+            }
+            Err(error) => Err(io::Error::other(error)),
+        }
     }
 
     /// Looks at the port numbers that processes have bound, and changes those of this one. `act` is called again if another process

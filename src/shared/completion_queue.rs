@@ -254,11 +254,14 @@ impl CompletionRing {
         if ring.capacity < waiting {
             return Err(waiting.try_into().unwrap_or(u32::MAX));
         }
-        while let Some((wc, time)) = self.poll_timed() {
+        // No more than that: another process may write completions meanwhile, or name the memory of the old ring for the new one.
+        for _ in 0..waiting {
+            let Some((wc, time)) = self.poll_timed() else { break };
             // It has the room: looked up above.
             let _ = ring.push(&wc, time);
         }
-        let told = self.word(TOLD).load(Relaxed).saturating_sub(self.positions().0 - waiting);
+        let before = self.positions().0.wrapping_sub(waiting);
+        let told = self.word(TOLD).load(Relaxed).saturating_sub(before);
         ring.word(TOLD).store(told, Relaxed);
         ring.word(ARMED).store(self.word(ARMED).load(Acquire), Release);
         ring.word(EVENTS).store(self.word(EVENTS).load(Acquire), Release);

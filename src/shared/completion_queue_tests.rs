@@ -1,5 +1,8 @@
 //! Apart from the queue, which is also compiled in `tests/handoff`.
 
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Region;
 use super::completion_queue::{Armed, CompletionRing, Overflow};
 use crate::verbs::{Qpn, Wc, WcFlags, WcStatus};
 
@@ -141,4 +144,19 @@ fn a_queue_says_whether_something_waits_over_many_laps() {
         assert!(cq.has_completions(), "{id}");
         cq.poll().unwrap();
     }
+}
+
+/// What another process may do to a ring that is moved.
+#[test]
+fn a_ring_that_is_scribbled_over_or_moved_onto_itself_is_moved_once() {
+    let region = Region::new(CompletionRing::size(8)).unwrap();
+    let cq = CompletionRing::on(&region, 8).unwrap();
+    (0..3).for_each(|id| cq.push(&wc(id), 0).unwrap());
+    cq.move_to(&CompletionRing::on(&region, 8).unwrap()).unwrap();
+    let (_, published) = cq.positions();
+    assert_eq!(published, 6, "each was moved behind the others");
+    // Three wait by these numbers, and nothing is in the slots: no completion was ever polled before.
+    cq.words().iter().for_each(|word| word.store(0, Relaxed));
+    cq.words()[0].store(3, Relaxed);
+    cq.move_to(&CompletionRing::new(8).unwrap()).unwrap();
 }

@@ -90,3 +90,19 @@ fn a_scribbled_producer_reads_as_empty() {
     assert!(ring.fetch(0, &mut SendWr::default(), &mut [Sge::default()], &mut []).is_none());
     assert_eq!(ring.waiting(0), 0);
 }
+
+#[test]
+fn a_full_queue_has_all_of_its_requests_and_a_list_is_no_longer_than_it_was_made_for() {
+    let ring = SendRing::new(4, 2, 0).unwrap();
+    let sge = Sge { addr: 1, length: 8, lkey: LKey(1) };
+    let error = ring.post(&SendWr::default(), Payload::Sges(&[sge; 3])).unwrap_err();
+    assert_eq!(error, PostError::TooManySges { given: 3, max: 2 });
+    assert!(!ring.has(0), "it was not posted");
+    let mut posted = 0;
+    while ring.post(&SendWr::default(), Payload::Sges(&[sge; 2])).is_ok() {
+        posted += 1;
+    }
+    assert!(posted >= 4);
+    assert!((0..posted).all(|position| ring.has(position)) && !ring.has(posted));
+    assert!(!ring.has(0u32.wrapping_sub(1)), "more than there is room for: somebody has scribbled");
+}

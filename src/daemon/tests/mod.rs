@@ -1,5 +1,10 @@
 //! Processes that mean harm. They speak to the NIC without the library that would keep them from it.
 
+mod bounds;
+mod honest;
+mod hostile;
+mod isolation;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
@@ -34,7 +39,7 @@ struct Nic {
     daemon: Daemon,
     interface: String,
     visits: Arc<Mutex<Vec<Visit>>>,
-    _far: Device,
+    far: Device,
 }
 
 /// A NIC that serves, on a port of memory.
@@ -49,7 +54,7 @@ fn nic(quota: Quota) -> Nic {
     let porter = Box::new(move |visit| lock(&noted).push(visit));
     let config = Config { quota, ..Config::default() };
     let daemon = Daemon::start(device, &interface, config, porter).expect("it serves");
-    Nic { daemon, interface, visits, _far: far }
+    Nic { daemon, interface, visits, far }
 }
 
 /// Somebody at the NIC's door.

@@ -1,0 +1,493 @@
+//! A program that does what it can against the others, without the library: it knows their numbers and keys, names what is theirs, writes
+//! anything into its queues, and takes as much as it gets.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::honest::GROUP;
+use super::{CAPS, Nic, Stranger};
+use crate::nic::{Answer, Command};
+use crate::random::splitmix;
+use crate::remote::message::{Ask, BoundPorts, Memory, Place, Receives, Reply, Source, Told};
+use crate::shared::work_queue::Payload;
+use crate::shared::{Doorbells, RecvRing, Region, SendRing};
+use crate::time::Nanos;
+use crate::verbs::{
+    Access, AddressVector, AhId, CqIndex, FlowId, Gid, LKey, MrIndex, Mtu, MwIndex, MwType, OpenXrcd, PdId,
+    Psn, QpAttr, QpIndex, QpInit, QpState, QpType, Qpn, RKey, SendFlags, SendWr, Sge, SrqIndex, SrqInit,
+    SrqKind, UdAddress, WrOpcode, XrcdId,
+};
+use crate::wire::mad::{CLASS_CM, MAD_LEN, MadHeader};
+
+/// Words of its arena, in places of so many.
+const ARENA: usize = 1 << 16;
+const PLACE: usize = 1 << 10;
+/// Words of its memory.
+const OWN: usize = 512;
+
+/// What it knows of the others.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    pub(super) qpns: Vec<Qpn>,
+    pub(super) keys: Vec<u32>,
+    pub(super) addresses: Vec<u64>,
+    pub(super) slots: Vec<u8>,
+    pub(super) services: Vec<u64>,
+}
+
+/// What it has been given, with the sizes.
+#[derive(Debug, Default)]
+pub(super) struct Mine {
+    pub(super) pds: Vec<PdId>,
+    pub(super) cqs: Vec<(CqIndex, u64)>,
+    pub(super) mrs: Vec<(MrIndex, u64)>,
+    pub(super) windows: Vec<MwIndex>,
+    pub(super) srqs: Vec<SrqIndex>,
+    pub(super) xrcds: Vec<XrcdId>,
+    /// With the places of their queues.
+    pub(super) qps: Vec<(QpIndex, QpType, usize)>,
+    pub(super) handles: Vec<AhId>,
+    pub(super) flows: Vec<FlowId>,
+    keys: Vec<u32>,
+}
+
+pub(super) struct Hostile {
+    stranger: Stranger,
+    bells: Doorbells,
+    memory: Box<[u64; OWN]>,
+    known: Known,
+    pub(super) mine: Mine,
+    state: u64,
+}
+
+/// From the outside like something that is there, and beyond.
+fn gid(last: u8) -> Gid {
+    Gid::from(std::net::IpAddr::from([192, 0, 2, last]))
+}
+
+impl Hostile {
+    pub(super) fn new(nic: &Nic, known: Known, seed: u64) -> Hostile {
+        let mut stranger = nic.admitted();
+        stranger.arena(ARENA);
+        let [page, wake, ..] = &stranger.fds[..] else { panic!("three descriptors") };
+        let qps = nic.daemon.inner.house.device.limits().qps;
+        let bells =
+            Doorbells::map(page.as_fd(), wake.try_clone().expect("a descriptor"), qps).expect("its page");
+        Hostile { stranger, bells, memory: Box::new([seed; OWN]), known, mine: Mine::default(), state: seed }
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (splitmix(&mut self.state) % bound.max(1) as u64) as usize
+    }
+
+    fn flag(&mut self) -> bool {
+        self.below(2) == 0
+    }
+
+    fn one<T: Copy>(&mut self, of: &[T]) -> Option<T> {
+        let at = self.below(of.len());
+        of.get(at).copied()
+    }
+
+    /// A place in a table: of something of its own, or any.
+    fn name(&mut self, own: impl Fn(&Mine) -> Vec<u32>) -> u32 {
+        let own = own(&self.mine);
+        let any = self.below(24) as u32;
+        if self.below(3) == 0 { any } else { self.one(&own).unwrap_or(any) }
+    }
+
+    fn pd(&mut self) -> PdId {
+        PdId(self.name(|mine| mine.pds.iter().map(|pd| pd.0).collect()))
+    }
+
+    fn cq(&mut self) -> CqIndex {
+        CqIndex(self.name(|mine| mine.cqs.iter().map(|(cq, _)| cq.0).collect()))
+    }
+
+    fn mr(&mut self) -> MrIndex {
+        MrIndex(self.name(|mine| mine.mrs.iter().map(|(mr, _)| mr.0).collect()))
+    }
+
+    fn window(&mut self) -> MwIndex {
+        MwIndex(self.name(|mine| mine.windows.iter().map(|window| window.0).collect()))
+    }
+
+    fn srq(&mut self) -> SrqIndex {
+        SrqIndex(self.name(|mine| mine.srqs.iter().map(|srq| srq.0).collect()))
+    }
+
+    fn xrcd(&mut self) -> XrcdId {
+        XrcdId(self.name(|mine| mine.xrcds.iter().map(|xrcd| xrcd.0).collect()))
+    }
+
+    fn qp(&mut self) -> QpIndex {
+        QpIndex(self.name(|mine| mine.qps.iter().map(|(qp, ..)| qp.0).collect()))
+    }
+
+    fn handle(&mut self) -> AhId {
+        AhId(self.name(|mine| mine.handles.iter().map(|ah| ah.0 & 0xffff).collect()) | 1 << 16)
+    }
+
+    fn place(&mut self) -> Place {
+        Place { arena: 0, at: (self.below(ARENA / PLACE - 1) * PLACE) as u64 }
+    }
+
+    fn entries(&mut self) -> u32 {
+        1 << self.below(12)
+    }
+
+    fn receives(&mut self) -> Receives {
+        Receives { place: self.place(), capacity: 4, max_sge: 1 }
+    }
+
+    fn path(&mut self) -> AddressVector {
+        let (last, from) = (self.below(3) as u8, self.below(8));
+        AddressVector {
+            // Now and then in the name of another.
+            sgid: gid(if from == 0 { 2 } else { 1 }),
+            dgid: gid(last),
+            smac: [2, 0, 0, 0, 0, 1],
+            dmac: [2, 0, 0, 0, 0, last],
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            sl: 0,
+            static_rate: 0,
+        }
+    }
+
+    fn key(&mut self) -> u32 {
+        let keys = if self.flag() { self.known.keys.clone() } else { self.mine.keys.clone() };
+        let any = splitmix(&mut self.state) as u32;
+        self.one(&keys).unwrap_or(any)
+    }
+
+    fn address(&mut self) -> u64 {
+        let own = std::ptr::from_ref(&*self.memory) as u64;
+        let known = self.known.addresses.clone();
+        let base = if self.flag() { own } else { self.one(&known).unwrap_or(own) };
+        base + self.below(8) as u64 * 8
+    }
+
+    /// Only its own can be handed over, as a process has nothing else.
+    fn region(&mut self) -> Memory {
+        let (at, words) = (self.below(OWN), self.below(OWN));
+        let address = std::ptr::from_ref(&self.memory[at]) as u64;
+        let length = (words.min(OWN - at) * 8) as u64;
+        match self.below(8) {
+            0 => Memory::Null,
+            // Nothing is there.
+            1 | 2 => Memory::At { address: 8, length: length << 9, on_demand: false },
+            _ => Memory::At { address, length, on_demand: false },
+        }
+    }
+
+    /// Some step of a QP's life, as the library would take it.
+    fn attributes(&mut self) -> QpAttr {
+        let qpns = self.known.qpns.clone();
+        let any = Qpn::new(splitmix(&mut self.state) as u32 & 0xff_ffff);
+        let psn = |hostile: &mut Hostile| Some(Psn::new(splitmix(&mut hostile.state) as u32 & 0xff_ffff));
+        let state = [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err, QpState::Reset][self.below(5)];
+        let (datagram, attr) = (self.flag(), QpAttr { state: Some(state), ..QpAttr::default() });
+        match state {
+            QpState::Init => QpAttr {
+                pkey_index: Some(0),
+                port: Some(1),
+                qkey: datagram.then_some(1),
+                access: (!datagram).then_some(Access::READ_WRITE),
+                ..attr
+            },
+            QpState::Rtr if !datagram => QpAttr {
+                av: Some(self.path()),
+                path_mtu: Some(Mtu::Mtu1024),
+                dest_qpn: Some(self.one(&qpns).unwrap_or(any)),
+                rq_psn: psn(self),
+                max_dest_rd_atomic: Some(2),
+                min_rnr_timer: Some(1),
+                ..attr
+            },
+            QpState::Rts => QpAttr {
+                sq_psn: psn(self),
+                timeout: (!datagram).then_some(8),
+                retry_cnt: (!datagram).then_some(1),
+                rnr_retry: (!datagram).then_some(1),
+                max_rd_atomic: (!datagram).then_some(2),
+                ..attr
+            },
+            _ => attr,
+        }
+    }
+
+    fn command(&mut self) -> Command {
+        match self.below(26) {
+            0 => Command::AllocPd,
+            1 => Command::DeallocPd(self.pd()),
+            2 => Command::DeregisterMemory(self.mr()),
+            3 => Command::ReleaseMemory(self.mr()),
+            4 => Command::AllocWindow { pd: self.pd(), kind: MwType::Two },
+            5 => Command::NextWindowKey(self.window()),
+            6 => Command::FreeWindow(self.window()),
+            7 => Command::ModerateCq { cq: self.cq(), count: 2, period: Nanos(1000) },
+            8 => Command::DestroyCq(self.cq()),
+            9 => Command::QuerySrq(self.srq()),
+            10 => Command::DestroySrq(self.srq()),
+            11 => Command::OpenXrcd(OpenXrcd::default()),
+            12 => Command::CloseXrcd(self.xrcd()),
+            13 => Command::CreateXrcTarget(self.xrcd()),
+            14 => Command::SetQpControl(self.qp(), None),
+            15 => Command::QueryQp(self.qp()),
+            16 => Command::DestroyQp(self.qp()),
+            17 => Command::CreateAh(self.pd(), Box::new(self.path())),
+            18 => Command::DestroyAh(self.handle()),
+            19 => Command::AttachMulticast(self.qp(), GROUP),
+            20 => Command::DetachMulticast(self.qp(), GROUP),
+            21 => Command::DestroyFlow(FlowId(self.below(4) as u32)),
+            22 if self.flag() => Command::AddQpnUnit(self.below(256) as u8),
+            22 => Command::CreateFlow(self.qp(), Box::default()),
+            _ => Command::ModifyQp(self.qp(), Box::new(self.attributes())),
+        }
+    }
+
+    fn ask_for_memory(&mut self) -> Ask {
+        let (access, start) = (Access::READ_WRITE, self.below(1 << 20) as u64);
+        match self.below(8) {
+            0 => Ask::Register { pd: self.pd(), access, start, memory: self.region() },
+            1 => {
+                let (pd, moves) = (self.flag().then(|| self.pd()), self.flag());
+                let translation = moves.then(|| (start, self.region()));
+                Ask::Reregister { mr: self.mr(), pd, access: None, translation }
+            }
+            2 => Ask::AllocFast { pd: self.pd(), memory: self.region(), pages: self.place(), count: 8 },
+            3 => Ask::CreateCq { ring: self.place(), capacity: self.entries() },
+            4 => Ask::ResizeCq { cq: self.cq(), ring: self.place(), capacity: self.entries() },
+            5 => {
+                let xrc = SrqKind::Xrc { xrcd: self.xrcd(), cq: self.cq() };
+                let kind = if self.flag() { SrqKind::Basic } else { xrc };
+                Ask::CreateSrq { pd: self.pd(), init: SrqInit { kind, limit: 0 }, ring: self.receives() }
+            }
+            6 => Ask::ModifySrq { srq: self.srq(), ring: Some(self.receives()), limit: None },
+            _ => {
+                let qp_type = [QpType::Rc, QpType::Ud, QpType::Gsi, QpType::Uc][self.below(4)];
+                let init = QpInit { qp_type, caps: CAPS, sq_sig_all: true };
+                let srq = self.srq();
+                let receives = if self.flag() { Source::Own(self.place()) } else { Source::Shared(srq) };
+                let (pd, send_cq, recv_cq) = (self.pd(), self.cq(), self.cq());
+                Ask::CreateQp { pd, send_cq, recv_cq, init, sends: self.place(), receives }
+            }
+        }
+    }
+
+    /// What it got, and what is gone.
+    fn note(&mut self, ask: &Ask, answer: &Answer) {
+        let mine = &mut self.mine;
+        match (ask, answer) {
+            (Ask::Reregister { mr, translation, .. }, Answer::Memory(_, key)) => {
+                mine.keys.push(*key);
+                if let Some((_, memory)) = translation {
+                    mine.mrs.iter_mut().filter(|(own, _)| own == mr).for_each(|own| own.1 = bytes(memory));
+                }
+            }
+            (Ask::ResizeCq { cq, capacity, .. }, _) => {
+                mine.cqs.iter_mut().filter(|(own, _)| own == cq).for_each(|own| own.1 = u64::from(*capacity));
+            }
+            (Ask::Register { memory, .. } | Ask::AllocFast { memory, .. }, Answer::Memory(mr, key)) => {
+                mine.mrs.push((*mr, bytes(memory)));
+                mine.keys.push(*key);
+            }
+            (Ask::CreateCq { capacity, .. }, Answer::Cq(cq)) => mine.cqs.push((*cq, u64::from(*capacity))),
+            (Ask::CreateQp { init, sends, .. }, Answer::Qp(qp)) => {
+                mine.qps.push((qp.index, init.qp_type, sends.at as usize));
+            }
+            (_, Answer::Qp(qp)) => mine.qps.push((qp.index, QpType::XrcRecv, 0)),
+            (_, Answer::Pd(pd)) => mine.pds.push(*pd),
+            (_, Answer::Window(window, _)) => mine.windows.push(*window),
+            (_, Answer::Srq(srq, _)) => mine.srqs.push(*srq),
+            (_, Answer::Xrcd(xrcd)) => mine.xrcds.push(*xrcd),
+            (_, Answer::Ah(ah)) => mine.handles.push(*ah),
+            (_, Answer::Flow(flow)) => mine.flows.push(*flow),
+            (Ask::Command(command), _) => match command {
+                Command::DeallocPd(pd) => mine.pds.retain(|own| own != pd),
+                Command::DeregisterMemory(mr) | Command::ReleaseMemory(mr) => {
+                    mine.mrs.retain(|(own, _)| own != mr);
+                }
+                Command::FreeWindow(window) => mine.windows.retain(|own| own != window),
+                Command::DestroyCq(cq) => mine.cqs.retain(|(own, _)| own != cq),
+                Command::DestroySrq(srq) => mine.srqs.retain(|own| own != srq),
+                Command::CloseXrcd(xrcd) => mine.xrcds.retain(|own| own != xrcd),
+                Command::DestroyQp(qp) => mine.qps.retain(|(own, ..)| own != qp),
+                Command::DestroyAh(ah) => mine.handles.retain(|own| own != ah),
+                Command::DestroyFlow(flow) => mine.flows.retain(|own| own != flow),
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+
+    /// A work request to anybody, with anything.
+    fn post(&mut self) {
+        let qps: Vec<_> = self.mine.qps.iter().map(|(qp, _, at)| (*qp, *at)).collect();
+        let Some((qp, at)) = self.one(&qps) else { return };
+        let own = std::ptr::from_ref(&*self.memory) as u64;
+        let sge = Sge { addr: self.address(), length: self.below(300) as u32, lkey: LKey(self.key()) };
+        if self.below(4) == 0 {
+            let queue = self.stranger.arenas[0].part(at, RecvRing::size(4, 1)).expect("inside");
+            let _ = RecvRing::on(&queue, 4, 1).map(|ring| ring.post(0, &[sge]));
+        }
+        let mad = Sge { addr: own, length: MAD_LEN as u32, lkey: sge.lkey };
+        let is_mad = self.below(4) == 0;
+        if is_mad {
+            self.write_mad();
+        }
+        let qpns = self.known.qpns.clone();
+        let wr = SendWr {
+            opcode: WrOpcode::ALL[self.below(WrOpcode::ALL.len())],
+            flags: SendFlags::SIGNALED,
+            remote_addr: self.address(),
+            rkey: RKey(self.key()),
+            ud: UdAddress {
+                ah: self.handle(),
+                remote_qpn: if is_mad { Qpn::new(1) } else { self.one(&qpns).unwrap_or(Qpn::new(1)) },
+                remote_qkey: if is_mad { 0x8001_0000 } else { 0x1111_1111 },
+            },
+            ..SendWr::default()
+        };
+        let queue = self.stranger.arenas[0].part(at, SendRing::size(4, 1, 0)).expect("inside");
+        let list = [if is_mad { mad } else { sge }];
+        let _ = SendRing::on(&queue, 4, 1, 0).map(|ring| ring.post(&wr, Payload::Sges(&list)));
+        self.bells.ring(qp);
+    }
+
+    /// A message of connection management, for a connection of somebody.
+    fn write_mad(&mut self) {
+        let mut mad = [0u8; MAD_LEN];
+        mad.iter_mut().for_each(|byte| *byte = splitmix(&mut self.state) as u8);
+        (mad[0], mad[1], mad[2], mad[3]) = (MadHeader::BASE_VERSION, CLASS_CM, 2, 3);
+        mad[16..18].copy_from_slice(&(0x10 + self.below(10) as u16).to_be_bytes());
+        let slots = self.known.slots.clone();
+        for at in [24, 28] {
+            mad[at] = self.one(&slots).unwrap_or(0);
+        }
+        for (word, chunk) in self.memory.iter_mut().zip(mad.chunks_exact(8)) {
+            *word = u64::from_ne_bytes(chunk.try_into().expect("8 bytes"));
+        }
+    }
+
+    fn scribble(&mut self) {
+        let words = self.stranger.arenas[0].words();
+        for _ in 0..1 + splitmix(&mut self.state) % 64 {
+            let at = splitmix(&mut self.state);
+            let value = splitmix(&mut self.state);
+            words[at as usize % words.len()].store(value >> (at >> 32 & 63), Relaxed);
+        }
+        for _ in 0..4 {
+            let qp = QpIndex(self.below(64) as u32);
+            self.bells.ring(qp);
+        }
+    }
+
+    /// It says that it is somebody else.
+    fn pretend(&mut self) -> Ask {
+        let (slots, services) = (self.known.slots.clone(), self.known.services.clone());
+        match self.below(4) {
+            0 => Ask::TakeUnit(self.one(&slots).unwrap_or(self.below(256) as u8)),
+            1 => Ask::Services(services.iter().map(|id| (*id, Some([192, 0, 2, 1].into()))).collect()),
+            2 => Ask::SetPorts(BoundPorts { version: self.below(8) as u64, ports: Vec::new() }),
+            _ => Ask::Arena { words: 1 << self.below(24) },
+        }
+    }
+
+    /// Does something. `Err`: what it got that it should not have.
+    pub(super) fn step(&mut self) -> Result<(), String> {
+        let ask = match self.below(16) {
+            0..=3 => {
+                self.post();
+                return Ok(());
+            }
+            4 => {
+                self.scribble();
+                return Ok(());
+            }
+            5 => self.pretend(),
+            6..=9 => self.ask_for_memory(),
+            _ => Ask::Command(self.command()),
+        };
+        self.ask(ask)
+    }
+
+    fn ask(&mut self, ask: Ask) -> Result<(), String> {
+        let mut fds = Vec::new();
+        if let Ask::Arena { words } = &ask {
+            fds.extend(Region::shared(*words as usize).ok().map(|(_, fd)| fd));
+        }
+        let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        self.stranger.link.send(&ask, &borrowed).map_err(|error| format!("{ask:?}: {error}"))?;
+        let told = match self.stranger.link.receive::<Reply>() {
+            Ok(Some((reply, _))) => reply,
+            other => return Err(format!("{ask:?} was not answered: {other:?}")),
+        };
+        match told {
+            Ok(Told::Answer(answer)) => {
+                let stolen = self.mine.lacks(&ask);
+                self.note(&ask, &answer);
+                stolen.map_or(Ok(()), |what| Err(format!("{ask:?}: {what} is not its own, but {answer:?}")))
+            }
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+}
+
+fn bytes(memory: &Memory) -> u64 {
+    match memory {
+        Memory::Null => 0,
+        Memory::At { length, .. } => *length,
+    }
+}
+
+impl Mine {
+    /// What a question names that is not among these.
+    fn lacks(&self, ask: &Ask) -> Option<&'static str> {
+        let pd = |pd: &PdId| (!self.pds.contains(pd)).then_some("the domain");
+        let cq = |cq: &CqIndex| (!self.cqs.iter().any(|(own, _)| own == cq)).then_some("the queue");
+        let mr = |mr: &MrIndex| (!self.mrs.iter().any(|(own, _)| own == mr)).then_some("the region");
+        let mw = |window: &MwIndex| (!self.windows.contains(window)).then_some("the window");
+        let srq = |srq: &SrqIndex| (!self.srqs.contains(srq)).then_some("the shared queue");
+        let xrcd = |xrcd: &XrcdId| (!self.xrcds.contains(xrcd)).then_some("the XRC domain");
+        let qp = |qp: &QpIndex| (!self.qps.iter().any(|(own, ..)| own == qp)).then_some("the QP");
+        let path = |av: &AddressVector| (av.sgid != gid(1)).then_some("the address that it speaks from");
+        match ask {
+            Ask::Register { pd: of, .. } | Ask::AllocFast { pd: of, .. } => pd(of),
+            Ask::Reregister { mr: region, pd: to, .. } => mr(region).or_else(|| to.as_ref().and_then(pd)),
+            Ask::ResizeCq { cq: queue, .. } => cq(queue),
+            Ask::CreateSrq { pd: of, init, .. } => pd(of).or_else(|| match &init.kind {
+                SrqKind::Basic => None,
+                SrqKind::Xrc { xrcd: domain, cq: queue } => xrcd(domain).or_else(|| cq(queue)),
+            }),
+            Ask::ModifySrq { srq: queue, .. } => srq(queue),
+            Ask::CreateQp { pd: of, send_cq, recv_cq, receives, .. } => {
+                let shared = if let Source::Shared(queue) = receives { srq(queue) } else { None };
+                pd(of).or_else(|| cq(send_cq)).or_else(|| cq(recv_cq)).or(shared)
+            }
+            Ask::Command(command) => match command {
+                Command::DeallocPd(of) | Command::AllocWindow { pd: of, .. } => pd(of),
+                Command::CreateAh(of, av) => pd(of).or_else(|| path(av)),
+                Command::DeregisterMemory(region) | Command::ReleaseMemory(region) => mr(region),
+                Command::NextWindowKey(window) | Command::FreeWindow(window) => mw(window),
+                Command::ModerateCq { cq: queue, .. } | Command::DestroyCq(queue) => cq(queue),
+                Command::QuerySrq(queue) | Command::DestroySrq(queue) => srq(queue),
+                Command::CloseXrcd(of) | Command::CreateXrcTarget(of) => xrcd(of),
+                Command::ModifyQp(of, attr) => qp(of).or_else(|| attr.av.as_ref().and_then(path)),
+                Command::SetQpControl(of, _)
+                | Command::QueryQp(of)
+                | Command::DestroyQp(of)
+                | Command::AttachMulticast(of, _)
+                | Command::DetachMulticast(of, _)
+                | Command::CreateFlow(of, _) => qp(of),
+                Command::DestroyAh(ah) => (!self.handles.contains(ah)).then_some("the address handle"),
+                Command::DestroyFlow(flow) => (!self.flows.contains(flow)).then_some("the flow"),
+                Command::AddQpnUnit(_) => Some("the unit"),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}

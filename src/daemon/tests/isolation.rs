@@ -1,0 +1,175 @@
+//! Honest programs and a hostile one on the same NIC: whatever the hostile one does, nothing of the others changes but by themselves, it has
+//! no more than it may have, and after its end nothing of it is left.
+//!
+//! A seed decides what it does: `FIRST=7 SEEDS=1 cargo test --lib isolation`. `SEEDS=1000` takes many. When the engine does its part of it
+//! is for the scheduler to decide.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use super::honest::{Couple, Service};
+use super::hostile::{Hostile, Known};
+use super::{Nic, Quota, nic};
+use crate::host::Device;
+use crate::nic::{Command, ObjectCounts};
+use crate::remote::Attachment;
+use crate::threads::lock;
+use crate::verbs::PdId;
+
+/// Seeds of a usual run.
+const SEEDS: u64 = 24;
+/// Lives of the hostile one, and exchanges of the others in each.
+const LIVES: u64 = 2;
+const EXCHANGES: u64 = 8;
+/// What it does between two things that the others do.
+const STEPS: usize = 12;
+/// The service of a port number of `RDMA_PS_TCP`.
+const SERVICE: u64 = 0x0106_0000 + 7471;
+
+const QUOTA: Quota = Quota {
+    qps: 6,
+    cqes: 5000,
+    mrs: 8,
+    bytes: 4 << 20,
+    objects: 12,
+    queue_bytes: 8 << 20,
+    bits_per_second: u64::MAX,
+};
+
+fn variable(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}=number")))
+}
+
+#[test]
+fn a_hostile_program_touches_nothing_of_others_and_leaves_nothing() {
+    let (first, seeds) = (variable("FIRST", 1), variable("SEEDS", SEEDS));
+    for seed in first..first + seeds {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(seed))) {
+            eprintln!("again: FIRST={seed} SEEDS=1 cargo test --lib isolation");
+            resume_unwind(panic);
+        }
+    }
+    println!("{seeds} seeds");
+}
+
+fn attached(nic: &Nic) -> Device {
+    let attachment = Attachment::open(&nic.interface).expect("it serves").expect("it is there");
+    Device::attached_to_memory(attachment)
+}
+
+/// Between two passes.
+fn objects(nic: &Nic) -> ObjectCounts {
+    let engine = nic.daemon.inner.house.device.engine().expect("its own");
+    let (objects, wrong) = engine.inspect(|worker| (worker.nic().objects(), worker.nic().disagreement()));
+    assert_eq!(wrong, None);
+    assert!(!nic.daemon.has_failed());
+    objects
+}
+
+fn run(seed: u64) {
+    let nic = nic(QUOTA);
+    let nobody = objects(&nic);
+    {
+        let mut near = Couple::new([attached(&nic), attached(&nic)], 2 * seed);
+        let mut outside = Couple::new([attached(&nic), nic.far.clone()], 2 * seed + 1);
+        let mut service = Service::new(attached(&nic), nic.far.clone());
+        service.call();
+        let mut known = Known { services: vec![SERVICE], slots: vec![service.slot()], ..Known::default() };
+        for end in near.ends.iter().chain(&outside.ends) {
+            let (qpns, key, address) = end.known();
+            known.qpns.extend(qpns);
+            known.keys.push(key.0);
+            known.addresses.push(address);
+        }
+        for life in 0..LIVES {
+            let before = objects(&nic);
+            let mut hostile = Hostile::new(&nic, known.clone(), seed << 16 | life);
+            for _ in 0..EXCHANGES {
+                near.exchange(|| steps(&mut hostile));
+                keeps_to_its_quota(&nic, &hostile, &before);
+                outside.exchange(|| steps(&mut hostile));
+            }
+            service.call();
+            drop(hostile);
+            nic.wait("it is gone", |nic| nic.daemon.served().len() == 4);
+            assert_eq!(objects(&nic), before, "nothing of it is left");
+            let mut seats = lock(&nic.daemon.inner.house.seats);
+            let free: Vec<u8> = std::iter::from_fn(|| seats.take()).collect();
+            assert_eq!(free.len(), 255 - 4, "seats that others may have");
+            free.into_iter().for_each(|slot| seats.leave(slot));
+        }
+        near.exchange(|| ());
+        outside.exchange(|| ());
+    }
+    nic.wait("all are gone", |nic| nic.daemon.served().is_empty());
+    assert_eq!(objects(&nic), nobody, "what the honest ones had they could give back");
+}
+
+fn steps(hostile: &mut Hostile) {
+    for _ in 0..STEPS {
+        if let Err(what) = hostile.step() {
+            panic!("{what}");
+        }
+    }
+}
+
+/// What it was given, what the NIC keeps book of and what there is are the same, and not more than it may have.
+fn keeps_to_its_quota(nic: &Nic, hostile: &Hostile, before: &ObjectCounts) {
+    let mine = &hostile.mine;
+    let guests = lock(&nic.daemon.inner.guests).clone();
+    let book = guests.last().map(|guest| guest.farewell()).expect("it is served");
+    let written = |is: fn(&Command) -> bool| book.iter().filter(|command| is(command)).count();
+    let counts = [
+        ("domains", mine.pds.len(), written(|c| matches!(c, Command::DeallocPd(_)))),
+        ("queues", mine.cqs.len(), written(|c| matches!(c, Command::DestroyCq(_)))),
+        // All are tried twice.
+        ("QPs", 2 * mine.qps.len(), written(|c| matches!(c, Command::DestroyQp(_)))),
+        ("shared queues", mine.srqs.len(), written(|c| matches!(c, Command::DestroySrq(_)))),
+        ("XRC domains", mine.xrcds.len(), written(|c| matches!(c, Command::CloseXrcd(_)))),
+        ("regions", mine.mrs.len(), written(|c| matches!(c, Command::ReleaseMemory(_)))),
+        ("windows", mine.windows.len(), written(|c| matches!(c, Command::FreeWindow(_)))),
+        ("handles", mine.handles.len(), written(|c| matches!(c, Command::DestroyAh(_)))),
+        ("flows", mine.flows.len(), written(|c| matches!(c, Command::DestroyFlow(_)))),
+    ];
+    for (what, given, written) in counts {
+        assert_eq!(given, written, "{what} that it was given, and those in its book");
+    }
+    let own = ObjectCounts {
+        pds: before.pds + mine.pds.len(),
+        cqs: before.cqs + mine.cqs.len(),
+        qps: before.qps + mine.qps.len(),
+        srqs: before.srqs + mine.srqs.len(),
+        xrcds: before.xrcds + mine.xrcds.len(),
+        memory: before.memory + mine.mrs.len() + mine.windows.len(),
+        handles: before.handles + mine.handles.len(),
+        flows: before.flows + mine.flows.len(),
+    };
+    // The manager's handles come and go with what it has to say, so there may be others than before.
+    assert_eq!(ObjectCounts { handles: own.handles, ..objects(nic) }, own, "the NIC's tables");
+    let objects = mine.pds.len() + mine.cqs.len() + mine.srqs.len() + mine.xrcds.len();
+    let all = objects + mine.handles.len() + mine.flows.len();
+    let sum = |of: &mut dyn Iterator<Item = u64>| of.sum::<u64>();
+    for (what, has, most) in [
+        ("QPs", mine.qps.len() as u64, QUOTA.qps.into()),
+        ("entries", sum(&mut mine.cqs.iter().map(|(_, entries)| *entries)), QUOTA.cqes),
+        ("regions", (mine.mrs.len() + mine.windows.len()) as u64, QUOTA.mrs.into()),
+        ("bytes", sum(&mut mine.mrs.iter().map(|(_, bytes)| *bytes)), QUOTA.bytes),
+        ("objects", all as u64, QUOTA.objects.into()),
+    ] {
+        assert!(has <= most, "{what}: {has}, and {most} are allowed");
+    }
+    let mut seats = lock(&nic.daemon.inner.house.seats);
+    let free: Vec<u8> = std::iter::from_fn(|| seats.take()).collect();
+    assert!(free.len() > 200, "{} seats are left for others", free.len());
+    free.into_iter().for_each(|slot| seats.leave(slot));
+    drop(seats);
+    let statuses = engine_regions(nic, &mine.pds);
+    assert!(statuses <= QUOTA.bytes, "{statuses} bytes are registered, and {} are allowed", QUOTA.bytes);
+}
+
+/// Bytes of the regions in some domains, as the NIC has them.
+fn engine_regions(nic: &Nic, pds: &[PdId]) -> u64 {
+    let engine = nic.daemon.inner.house.device.engine().expect("its own");
+    let regions = engine.inspect(|worker| worker.nic().memory_regions());
+    let own = regions.iter().filter(|region| pds.contains(&region.pd) && !region.kind.starts_with("window"));
+    own.map(|region| region.length).filter(|length| *length != u64::MAX).sum()
+}
