@@ -46,6 +46,8 @@ mod tests {
             ("rgp_ai_rate", Some("rpg_ai_rate")),
             ("hai_rate", Some("rpg_hai_rate")),
             ("DCE_TCP_H", Some("dce_tcp_g")),
+            ("dce_tcxyz", Some("dce_tcp_g")),
+            ("ai_rate", Some("rpg_ai_rate")),
             ("colour", None),
             ("", None),
         ] {
@@ -57,5 +59,6 @@ mod tests {
     #[test]
     fn edits_are_counted() {
         assert_eq!((edits("", "abc"), edits("kitten", "sitting"), edits("same", "same")), (3, 3, 0));
+        assert_eq!((edits("abc", ""), edits("abc", "c")), (3, 2));
     }
 }

@@ -56,6 +56,18 @@ fn one_notification_at_40_gbps_gives_the_papers_table() {
     assert!(close(control.alpha(), (1020.0f64 / 1024.0).powi(6)));
 }
 
+/// Its timers run on, though it is told its own knobs again.
+#[test]
+fn knobs_that_change_nothing_change_nothing() {
+    let (mut left, mut told) = (preset(Preset::Paper), preset(Preset::Paper));
+    assert!(left.notified(us(0)) && told.notified(us(0)));
+    told.change(us(10), &knobs(Preset::Paper, &[]));
+    for at in [10, 54, 56, 300] {
+        assert_eq!(left.rate(us(at)), told.rate(us(at)), "after {at} us");
+        assert!(close(left.alpha(), told.alpha()), "after {at} us");
+    }
+}
+
 /// By hand: alpha 1023/1024 at the first decrease, and min_dec_fac is not in its way.
 #[test]
 fn one_notification_at_an_adapter_gives_its_table() {

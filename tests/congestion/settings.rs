@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use roxie::congestion::knobs::{TABLE, Unit};
-use roxie::congestion::{Knob, Knobs, Preset, Rate, Settings};
+use roxie::congestion::{Knob, Knobs, Preset, Rate, Sample, Settings};
 use roxie::time::Nanos;
 
 fn read(text: &str) -> Settings {
@@ -154,6 +154,29 @@ fn each_setting_makes_its_control_and_others_are_not_taken_by_it() {
     let mut fixed = all[2].control(line, Nanos::ZERO).unwrap();
     assert!(fixed.set(Nanos::ZERO, &read("fixed,rate=100G")) && !fixed.notified(Nanos::ZERO));
     assert_eq!(fixed.rate(Nanos::ZERO), line, "no faster than the line");
+}
+
+#[test]
+fn a_control_that_runs_goes_by_the_knobs_that_were_set_last() {
+    let line = Rate::from_gbps(10.0);
+    let sample = Sample { round_trip: Nanos::from_micros(5000), bytes: 1000 };
+    let mut dcqcn = read("dcqcn").control(line, Nanos::ZERO).unwrap();
+    assert!(!dcqcn.acknowledged(Nanos::ZERO, sample), "round trips are for others");
+    assert!(dcqcn.set(Nanos::ZERO, &read("dcqcn,rpg_max_rate=2000")));
+    assert_eq!(dcqcn.rate(Nanos::ZERO).mbps(), 2000.0);
+    // No round trip is too long where a second is allowed.
+    let mut swift = read("swift").control(line, Nanos::ZERO).unwrap();
+    assert!(swift.set(Nanos::ZERO, &read("swift,base_target=1000000")));
+    assert!(!swift.acknowledged(Nanos(1000), sample));
+    assert_eq!(swift.rate(Nanos(1000)), line);
+}
+
+#[test]
+fn settings_are_known_by_their_text_and_have_the_knobs_of_their_algorithm() {
+    assert_eq!(Settings::try_from("swift,beta=0.5".to_owned()).unwrap(), read("swift,beta=0.5"));
+    assert!(Settings::try_from("fast".to_owned()).is_err());
+    assert!(read("dcqcn").knobs().is_some() && read("swift").knobs().is_none());
+    assert_eq!(read("fixed,rate=1000M").to_string(), "fixed,rate=1G");
 }
 
 proptest! {

@@ -5,7 +5,7 @@ use roxie::nic::{Command, CongestionConfig};
 use roxie::sim::joined_ports;
 use roxie::time::Nanos;
 use roxie::verbs::WrOpcode;
-use roxie::wire::{Bth, Ext, MAX_HEADERS, Opcode, Psn, Syndrome};
+use roxie::wire::{Aeth, Bth, Ext, MAX_HEADERS, Opcode, Psn, Syndrome};
 
 use crate::placement::{IDENTIFICATION, Sockets};
 use crate::{Answer, FIRST, Setup, Stage};
@@ -13,11 +13,14 @@ use crate::{Answer, FIRST, Setup, Stage};
 impl Stage {
     /// The peer's SEND with this identification, which the NIC does not see; the answers.
     fn send_identified(&mut self, psn: u32, id: u16) -> Vec<Answer> {
-        let opcode = Opcode::RC_SEND_ONLY;
-        let bth =
-            Bth { opcode, dest_qp: self.qp.handle.qpn, psn: Psn::new(psn), ack_req: true, ..Bth::default() };
+        self.identified(Opcode::RC_SEND_ONLY, Psn::new(psn), &Ext::None, id)
+    }
+
+    /// The same of any packet with 4 bytes.
+    fn identified(&mut self, opcode: Opcode, psn: Psn, ext: &Ext, id: u16) -> Vec<Answer> {
+        let bth = Bth { opcode, dest_qp: self.qp.handle.qpn, psn, ack_req: true, ..Bth::default() };
         let mut headers = [0; MAX_HEADERS];
-        let at = self.template.write_headers(&mut headers, &bth, &Ext::None, 4);
+        let at = self.template.write_headers(&mut headers, &bth, ext, 4);
         let slot = self.peer.tx_alloc(self.template.frame_len(opcode, 4)).expect("room");
         let mut frame = self.peer.tx_frame(&slot);
         frame.write(0, &headers[..at]);
@@ -45,6 +48,7 @@ fn an_identification_is_weak_unless_it_is_small_or_follows_the_last() {
         (5256, 1, "128 later"),
         (5255, 1, "before it"),
         (0xffff, 1, "far away"),
+        (128, 1, "one more than a train has"),
         (3, 0, "small, and the next but three"),
     ];
     for (psn, (id, weak, why)) in (0..).zip(cases) {
@@ -54,6 +58,23 @@ fn an_identification_is_weak_unless_it_is_small_or_follows_the_last() {
         assert_eq!(stage.counter("icrc_weak") - before, weak, "{id}: {why}");
     }
     assert_eq!(stage.counter("rx_icrc_encapsulated"), 0);
+}
+
+/// The answer to a READ of ours is the peer's packet as any other: its counter goes on from there.
+#[test]
+fn an_answer_to_a_read_tells_where_its_sender_counts() {
+    let (near, far) = joined_ports(1500, None);
+    let mut stage = Stage::on(Setup::default(), Box::new(Sockets(near, None)), far);
+    stage.receive(0, 0, 8);
+    assert_eq!(stage.send_identified(0, 5000), [Answer::ack(0)]);
+    assert_eq!(stage.counter("icrc_weak"), 1, "it begins there");
+    stage.post(WrOpcode::Read, 4);
+    stage.wait(Nanos(1000));
+    let aeth = Ext::Aeth(Aeth { syndrome: 0x1f, msn: 1 });
+    stage.identified(Opcode::RC_READ_RESPONSE_ONLY, FIRST, &aeth, 5100);
+    stage.receive(1, 0, 8);
+    assert_eq!(stage.send_identified(1, 5200), [Answer::ack(1)]);
+    assert_eq!(stage.counter("icrc_weak"), 1, "each is less than 128 after the one before");
 }
 
 /// A peer's counter begins anywhere: what follows a packet that was refused is believed. One that was damaged on the way

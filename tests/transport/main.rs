@@ -86,6 +86,8 @@ struct Setup {
     /// An ICRC that only a hidden identification explains wants a likely one.
     strict_icrc: bool,
     mig_req: bool,
+    /// Every work request completes, asked or not.
+    sq_sig_all: bool,
     caps: QpCaps,
     /// What the peer may do through the QP.
     access: Access,
@@ -105,6 +107,7 @@ impl Default for Setup {
             rxe_flush_icrc: false,
             strict_icrc: false,
             mig_req: false,
+            sq_sig_all: true,
             caps: QpCaps::default(),
             access: Access::READ_WRITE | Access::FLUSH_GLOBAL,
             max_rd_atomic: 4,
@@ -174,7 +177,10 @@ impl Stage {
         };
         let mut host = Host::new(1, config, near);
         let memory = host.register(1 << 16, Access::READ_WRITE | Access::MW_BIND | Access::FLUSH_GLOBAL);
-        let qp = host.create_qp_as(QpInit { qp_type: setup.qp_type, caps: setup.caps, sq_sig_all: true }, 16);
+        let qp = host.create_qp_as(
+            QpInit { qp_type: setup.qp_type, caps: setup.caps, sq_sig_all: setup.sq_sig_all },
+            16,
+        );
         let template = template(2);
         let mut stage = Stage { host, qp, memory, peer: far, template, now: Nanos::ZERO, msn: None };
         stage.connect(&setup);

@@ -73,6 +73,7 @@ fn an_atomic_write_stores_its_bytes_and_is_answered_like_a_read_of_nothing() {
     assert_eq!(stage.atomic_write(0, 64, &BYTES), [done(0)]);
     assert_eq!(stage.memory.bytes(63, 10), [&[0][..], &BYTES, &[0]].concat());
     assert_eq!(stage.atomic_write(1, 72, &BYTES), [done(1)], "it takes one PSN");
+    assert_eq!(stage.counter("rx_write_requests"), 2);
 }
 
 #[test]
@@ -124,6 +125,9 @@ fn a_flush_is_answered_like_a_read_of_nothing_after_the_writes_before_it() {
     let whole = Reth { va: 0, dma_len: 0, ..reth };
     assert_eq!(stage.flush(2, Feth(1 | 1 << 4), whole), [done(2)], "the whole region");
     assert_eq!(stage.counter("rx_flush_requests"), 2);
+    // Of no bytes it looks at no key (as a WRITE of none), and is done.
+    let nothing = Reth { va: 3, rkey: reth.rkey ^ 1, dma_len: 0 };
+    assert_eq!(stage.flush(3, GLOBAL, nothing), [done(3)]);
 }
 
 //= test: IBTA A19: flush-asks-for-what-there-is

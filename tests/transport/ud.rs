@@ -161,7 +161,8 @@ fn a_way_that_is_not_there_is_an_error_of_the_work_request() {
     };
     let of_another_domain: MakesWay = |stage| {
         let Ok(NicAnswer::Pd(pd)) = stage.host.call(stage.now, Command::AllocPd) else { panic!("no domain") };
-        let path: AddressVector = stage.host.path(2, false);
+        // Of the service levels the highest there is.
+        let path = AddressVector { sl: 7, ..stage.host.path(2, false) };
         match stage.host.call(stage.now, Command::CreateAh(pd, Box::new(path))) {
             Ok(NicAnswer::Ah(ah)) => ah,
             other => panic!("{other:?}"),

@@ -10,7 +10,7 @@ use roxie::verbs::{
 };
 use roxie::wire::{Ext, NakCode, Opcode, Reth, Syndrome};
 
-use crate::{Answer, FIRST, Stage};
+use crate::{Answer, FIRST, Setup, Stage};
 
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
@@ -79,7 +79,7 @@ impl Stage {
             access: Access::REMOTE_READ,
         };
         let other = self.host.create_qp(QpCaps::default(), true, 16);
-        for attr in crate::attributes(&self.host, &crate::Setup::default()) {
+        for attr in crate::attributes(&self.host, &Setup::default()) {
             self.host.modify(self.now, &other, &attr).expect("a legal transition");
         }
         let wr = SendWr::bind_window(1, SendFlags::SIGNALED, &bind);
@@ -347,6 +347,21 @@ fn binds_are_not_repeated_when_the_packets_around_them_are() {
     assert_eq!(stage.statuses(), [1, 2, 3].map(|id| (id, WcStatus::Success)));
 }
 
+/// Has a window of type 2 open a part of memory for WRITEs, under a new key.
+fn bind_part(stage: &mut Stage, window: &mut Window, flags: SendFlags) {
+    let new_key = stage.new_key(window, MwType::Two);
+    let bind = WindowBind {
+        window: RKey(window.key),
+        new_key: RKey(new_key),
+        region: LKey(stage.memory.key),
+        address: stage.memory.address + 0x100,
+        length: 64,
+        access: Access::REMOTE_WRITE,
+    };
+    window.key = new_key;
+    stage.post_wr(&SendWr::bind_window(2, flags, &bind));
+}
+
 //= test: IBTA 10.8.3.3: fence-waits-for-reads
 #[test]
 fn a_fenced_bind_waits_for_reads_and_one_without_does_not() {
@@ -354,18 +369,8 @@ fn a_fenced_bind_waits_for_reads_and_one_without_does_not() {
         let mut stage = Stage::new();
         let mut window = stage.window(MwType::Two);
         stage.post_as(1, WrOpcode::Read, SendFlags::SIGNALED, 4);
-        let new_key = stage.new_key(&window, MwType::Two);
-        let bind = WindowBind {
-            window: RKey(window.key),
-            new_key: RKey(new_key),
-            region: LKey(stage.memory.key),
-            address: stage.memory.address + 0x100,
-            length: 64,
-            access: Access::REMOTE_WRITE,
-        };
-        window.key = new_key;
         let flags = if fence { SendFlags::FENCE | SendFlags::SIGNALED } else { SendFlags::SIGNALED };
-        stage.post_wr(&SendWr::bind_window(2, flags, &bind));
+        bind_part(&mut stage, &mut window, flags);
         stage.wait(SOON);
         let answers = stage.write_under(0, window.key);
         if fence {
@@ -375,4 +380,25 @@ fn a_fenced_bind_waits_for_reads_and_one_without_does_not() {
             assert_eq!(stage.statuses(), [], "it completes after the READ");
         }
     }
+}
+
+/// What waits behind them waits for nothing else.
+#[test]
+fn local_work_completes_if_it_is_asked_to_and_what_is_behind_it_goes_on() {
+    let mut stage = Stage::with(Setup { sq_sig_all: false, ..Setup::default() });
+    let mut window = stage.window(MwType::Two);
+    // No READ is outstanding: a fence is no wait.
+    bind_part(&mut stage, &mut window, SendFlags::FENCE);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [], "nobody asked to be told");
+    assert_eq!(stage.write_under(0, window.key), [Answer::ack(0)], "and it is bound");
+    // A request that fails waits until it is the oldest, and is that as soon as the bind before it is done.
+    let mut second = stage.window(MwType::Two);
+    stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
+    bind_part(&mut stage, &mut second, SendFlags::SIGNALED);
+    stage.post_wr(&SendWr::local_invalidate(3, SendFlags::SIGNALED, RKey(second.key ^ 0x100)));
+    stage.wait(SOON);
+    stage.acknowledge(FIRST, ACK, 1);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [(1, WcStatus::Success), (2, WcStatus::Success), (3, WcStatus::LocQpOp)]);
 }

@@ -75,6 +75,12 @@ fn the_environment_alone_is_enough_for_libibverbs() {
     command.args(["-c", &format!("eval \"$({roxie} env --dev left --port udp)\" && ibv_devices")]);
     let listed = Running::start(&site.near, command).finish();
     assert!(listed.status.success() && listed.said.contains("roxie0"), "{listed:?}");
+    // The one interface with an address is found without being named.
+    let mut command = Command::new("sh");
+    let unnamed = "env --port udp --dev left)\" && unset ROXIE_DEV && ibv_devices";
+    command.args(["-c", &format!("eval \"$({roxie} {unnamed}")]);
+    let listed = Running::start(&site.near, command).finish();
+    assert!(listed.status.success() && listed.said.contains("roxie0"), "{listed:?}");
 }
 
 #[test]

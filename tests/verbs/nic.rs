@@ -1,29 +1,108 @@
-//! A NIC that is a process of its own (`roxie nic`), over AF_XDP, and unmodified programs that it serves.
-//!
-//! `MESH=32 KILLS=100 cargo test --release --test verbs nic::each_of_many` has 64 of them, each connected to 32.
+//! A NIC that is a process of its own (`roxie nic`), over AF_XDP, and unmodified programs that it serves. [`mesh`](super::mesh) says how to
+//! have many of them.
 
+use std::fs;
+use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use roxie::netdev::NetNs;
 
-use super::shared::{
-    doors, each_of_many, eight_of_mpich, eight_of_open_mpi, server_and_client, servers_of_rdma_cm,
-};
+use super::mesh::{Chance, ENDLESS, Mesh, each_of_many, number};
+use super::shared::{doors, eight_of_mpich, eight_of_open_mpi, server_and_client, servers_of_rdma_cm};
 use super::{NEAR, Running, Site, descendants, folder, skip};
 
-/// Nobody is served any more, and the NICs have let all go.
+/// How many NICs are killed, unless told otherwise.
+const NICS: usize = 3;
+/// How long a NIC may take to notice that somebody is gone. It takes less than a moment.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a NIC holds: descriptors, threads, queues of others that it has mapped, and what is shown of its objects.
+#[derive(Debug, PartialEq, Eq)]
+struct Held {
+    descriptors: usize,
+    threads: usize,
+    queues: usize,
+    shown: [usize; 2],
+}
+
+impl Held {
+    fn by(nic: &Running, host: &NetNs) -> Held {
+        let pid = nic.child.id();
+        let entries = |folder: &str| fs::read_dir(format!("/proc/{pid}/{folder}")).expect("it lives").count();
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+        let shown = ["qps", "mrs"].map(|what| {
+            let mut command = Command::new(folder().join("roxie"));
+            command.args(["show", what, "--json", "--pid", &pid.to_string()]);
+            let shown = Running::start(host, command).finish();
+            assert!(shown.status.success(), "{shown:?}");
+            let list: serde_json::Value = serde_json::from_str(shown.said.trim()).expect("JSON");
+            list.as_array().expect("a list").len()
+        });
+        let queues = maps.lines().filter(|line| line.contains("/memfd:")).count();
+        Held { descriptors: entries("fd"), threads: entries("task"), queues, shown }
+    }
+}
+
+/// The two hosts, and what their NICs held before anybody was served.
+struct Before<'a> {
+    site: &'a Site,
+    held: [Held; 2],
+}
+
+impl<'a> Before<'a> {
+    fn of(site: &'a Site, nics: &[Running; 2]) -> Before<'a> {
+        Before { site, held: [Held::by(&nics[0], &site.near), Held::by(&nics[1], &site.far)] }
+    }
+
+    /// Nobody is served any more, and the NICs hold what they held before.
+    fn holds_again(&self, nics: &[Running; 2]) {
+        let until = Instant::now() + PATIENCE;
+        let hosts = [&self.site.near, &self.site.far];
+        for ((nic, host), held) in nics.iter().zip(hosts).zip(&self.held) {
+            loop {
+                let now = Held::by(nic, host);
+                if now == *held {
+                    break;
+                }
+                assert!(Instant::now() < until, "it held {held:?}, and holds {now:?}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+}
+
+/// Nobody is served any more, the NICs have let all go, and nothing of them is left.
 fn ends_clean(site: &Site, nics: [Running; 2]) {
-    for nic in nics {
+    for mut nic in nics {
         signal(nic.child.id(), Signal::SIGTERM);
+        // It may have served for long.
+        nic.until = Instant::now() + PATIENCE;
         let ended = nic.finish();
         assert!(ended.status.success(), "{ended:?}");
         let (came, went) =
             (ended.said.matches(") is served").count(), ended.said.matches(") is gone").count());
         assert!(came > 0 && came == went, "{came} came and {went} went: {ended:?}");
     }
+    nothing_is_left(site);
+}
+
+/// No socket, no program on the interface, no shared memory that has a name.
+fn nothing_is_left(site: &Site) {
     assert_eq!((doors(&site.near), doors(&site.far)), (0, 0));
+    for (host, dev) in [(&site.near, "left"), (&site.far, "right")] {
+        let mut command = Command::new("ip");
+        command.args(["link", "show", "dev", dev]);
+        let shown = Running::start(host, command).finish();
+        assert!(shown.status.success() && !shown.said.contains("xdp"), "{shown:?}");
+    }
+    for folder in ["/dev/shm", "/run"] {
+        let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let ours: Vec<_> = names.filter(|name| name.to_string_lossy().contains("roxie")).collect();
+        assert!(ours.is_empty(), "in {folder}: {ours:?}");
+    }
 }
 
 #[test]
@@ -57,8 +136,50 @@ fn each_of_many_talks_to_each_of_many_through_two_nics_while_others_are_killed()
         return;
     }
     let (site, nics) = Site::with_nics("nic-mesh", &["--port", "xdp"]);
+    let before = Before::of(&site, &nics);
     each_of_many(&site, "nic");
+    before.holds_again(&nics);
     ends_clean(&site, nics);
+    let names = [&site.near, &site.far].map(|host| Path::new("/run/netns").join(host.name().unwrap()));
+    drop(site);
+    assert!(names.iter().all(|name| !name.exists()), "{names:?}");
+}
+
+#[test]
+fn whoever_is_served_by_a_nic_that_is_killed_hears_of_it_and_the_next_one_serves_at_once() {
+    let name = "whoever_is_served_by_a_nic_that_is_killed_hears_of_it_and_the_next_one_serves_at_once";
+    if skip(name, &["cc", "ibv_rc_pingpong"]) {
+        return;
+    }
+    let (site, [mut near, far]) = Site::with_nics("nic-kills", &["--port", "xdp"]);
+    let (kills, processes) = (number("NICS", NICS), number("MESH", 6));
+    let mut chance = Chance::new();
+    let mut peers = Vec::new();
+    for round in 0..kills {
+        let first_port = 21000 + (round * processes) as u16;
+        let mesh = Mesh::start(&site, "nic", first_port, processes, ENDLESS);
+        // One that is on its way in, or just served.
+        let joins = site.near("nic", "ibv_rc_pingpong -g 1");
+        chance.sleep(Duration::from_millis(700));
+        signal(near.child.id(), Signal::SIGKILL);
+        near.child.wait().expect("killed");
+        near = super::site::nic(&site.near, "left", &["--port", "xdp"]);
+        for running in mesh.near {
+            let ended = running.finish();
+            assert!(!ended.status.success() && ended.said.contains("the device is gone"), "{ended:?}");
+        }
+        drop(joins);
+        site.play("nic", "ibv_rc_pingpong -g 1 -n 100 -c -p 18600", 18600);
+        peers.extend(mesh.far);
+    }
+    // Those that had a connection to the other end know that it is gone, if only by their retries.
+    for mut running in peers {
+        running.until = Instant::now() + 4 * PATIENCE;
+        let ended = running.finish();
+        assert!(!ended.status.success() && !ended.said.contains("the device is gone"), "{ended:?}");
+    }
+    println!("{kills} NICs were killed, each with {} processes that it served", processes / 2 + 1);
+    ends_clean(&site, [near, far]);
 }
 
 #[test]

@@ -86,6 +86,18 @@ fn signals_reach_the_program_and_its_end_is_ours() {
 }
 
 #[test]
+fn each_question_is_answered_to_the_end_of_its_table_and_what_is_made_in_answer_works() {
+    let name = "each_question_is_answered_to_the_end_of_its_table_and_what_is_made_in_answer_works";
+    if skip(name, &["cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("asks", &["-libverbs", "-lpthread"]);
+    let site = Site::new("asks");
+    let ended = site.near("udp", &program.to_string_lossy()).finish();
+    assert!(ended.status.success() && ended.said.contains("all so"), "{ended:?}");
+}
+
+#[test]
 fn what_goes_in_comes_out_each_value_in_its_place() {
     let name = "what_goes_in_comes_out_each_value_in_its_place";
     if skip(name, &["cc"]) {

@@ -1,17 +1,16 @@
 //! Several processes on one device, over sockets: no program is told, and none of them keeps the others going.
 //!
-//! `KILLS=100 cargo test --release --test verbs shared::whoever` kills 200 of them beside two that talk, and `MESH=32 KILLS=100 cargo test
-//! --release --test verbs shared::each_of_many` beside 64 of which each is connected to 32.
+//! `KILLS=100 cargo test --release --test verbs shared::whoever` kills 200 of them beside two that talk. [`mesh`](super::mesh) has many that
+//! talk.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use roxie::netdev::NetNs;
 
+use super::mesh::{each_of_many, kill_programs, number};
 use super::site::folder;
 use super::{NEAR, Running, Site, compiled, descendants, launcher, skip};
 
@@ -30,11 +29,6 @@ const BY_TCP: [(&str, u16); 8] = [
 /// How often a process beside those that talk is killed, unless told otherwise.
 const KILLS: usize = 12;
 
-/// Servers, and as many clients, of which each is connected to each server, unless told otherwise.
-const MESH: usize = 6;
-/// Messages each way over all of their connections, for each kill: they talk for as long as others are killed.
-const MESSAGES: usize = 5000;
-
 /// Sockets of groups that are there in a network namespace.
 pub(crate) fn doors(namespace: &NetNs) -> usize {
     let table = namespace.run(|| fs::read_to_string("/proc/thread-self/net/unix")).unwrap().unwrap();
@@ -46,12 +40,6 @@ fn wait_until_nobody_is_left(namespace: &NetNs) {
     while doors(namespace) > 0 {
         assert!(Instant::now() < until, "something of a group is left");
         std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-pub(crate) fn kill_programs(running: &Running) {
-    for pid in descendants(running.child.id()).into_iter().filter(|pid| *pid != running.child.id()) {
-        let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
     }
 }
 
@@ -150,7 +138,7 @@ fn whoever_is_killed_harms_none_of_the_others() {
     // The first is killed first: nobody keeps the group but those who are in it.
     let mut victims = vec![site.near("udp", "ibv_rc_pingpong -g 1 -p 19000")];
     wait_until_it_shares(&mut victims[0]);
-    let kills = std::env::var("KILLS").map_or(KILLS, |text| text.parse().expect("KILLS=number"));
+    let kills = number("KILLS", KILLS);
     let seconds = 8 + kills / 2;
     let program = &format!("ib_write_bw -x 1 -F -b -s 20000 -D {seconds}");
     let mut server = site.near("udp", program);
@@ -187,42 +175,6 @@ fn each_of_many_talks_to_each_of_many_while_others_are_killed() {
     each_of_many(&site, "udp");
     wait_until_nobody_is_left(&site.near);
     wait_until_nobody_is_left(&site.far);
-}
-
-pub(crate) fn each_of_many(site: &Site, device: &str) {
-    let number = |name: &str, default: usize| {
-        std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}=number")))
-    };
-    let (size, kills) = (number("MESH", MESH), number("KILLS", KILLS));
-    let messages = (MESSAGES * kills / (size * size)).max(1);
-    let (_place, program) = compiled("mesh", &["-lrdmacm", "-libverbs"]);
-    let program = program.display();
-    let ports = 21000..21000 + size;
-    let mut servers: Vec<Running> = ports
-        .map(|port| site.near(device, &format!("{program} serve {NEAR} {port} {size} {messages}")))
-        .collect();
-    servers.iter_mut().for_each(Running::wait_until_it_serves);
-    let clients: Vec<Running> = (0..size)
-        .map(|own| site.far(device, &format!("{program} connect {NEAR} 21000 {size} {messages} {own}")))
-        .collect();
-    for round in 0..kills {
-        for near in [true, false] {
-            let program = format!("ibv_rc_pingpong -g 1 -p {}", 19001 + round);
-            let victim = if near { site.near(device, &program) } else { site.far(device, &program) };
-            // Before it has joined, while it does, and afterwards.
-            std::thread::sleep(Duration::from_millis(29 * (round as u64 % 11)));
-            kill_programs(&victim);
-        }
-    }
-    for running in clients.into_iter().chain(servers) {
-        let ended = running.finish();
-        let expected = format!("{size} connections, {messages} messages each way, all as they were sent");
-        assert!(ended.status.success() && ended.said.contains(&expected), "{ended:?}");
-    }
-    let (processes, connections, killed) = (2 * size, size * size, 2 * kills);
-    println!(
-        "{processes} processes, {connections} connections of {messages} messages each way, {killed} killed beside them"
-    );
 }
 
 #[test]

@@ -16,7 +16,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub(crate) const PORTS: [&str; 2] = ["xdp", "udp"];
 /// The near end's address.
 pub(crate) const NEAR: &str = "192.0.2.1";
-/// Likewise of IPv6.
+/// The far end's.
+pub(crate) const FAR: &str = "192.0.2.2";
+/// The near end's of IPv6.
 pub(crate) const NEAR_V6: &str = "fd00::1";
 
 /// The TCP port by which `ucx_perftest` exchanges addresses.

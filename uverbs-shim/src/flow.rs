@@ -307,4 +307,70 @@ mod tests {
             assert_eq!(refused, Err(errno));
         }
     }
+
+    /// What a specification of one header requires, its fields being bytes that say where they stand.
+    fn required<T: Copy + Default>(what: u32) -> (FlowMatch, usize, u32) {
+        let mut written = T::default();
+        let (mut matching, size) = (FlowMatch::default(), size_of::<T>());
+        // SAFETY: a structure of plain numbers: type and size, then values, then as many bytes of masks.
+        unsafe {
+            let bytes = (&raw mut written).cast::<u8>();
+            for at in 6..size {
+                bytes.add(at).write(at as u8);
+            }
+            bytes.cast::<u32>().write_unaligned(what);
+            bytes.add(offset_of!(ibv_flow_spec_eth, size)).cast::<u16>().write_unaligned(size as u16);
+            let (length, layer) = add(&mut matching, bytes).unwrap();
+            (matching, length, layer)
+        }
+    }
+
+    /// The match of fields that stand at these places of such a structure, with the mask as many bytes behind.
+    fn wanted(layers: u8, mask: usize, fields: &[(FlowField, std::ops::Range<usize>)]) -> FlowMatch {
+        let mut matching = FlowMatch::default();
+        matching.require_layers(layers);
+        for (field, at) in fields {
+            let bytes = |from: usize| at.clone().map(|at| (at + from) as u8).collect::<Vec<_>>();
+            matching.require(*field, &bytes(0), &bytes(mask));
+        }
+        matching
+    }
+
+    #[test]
+    fn each_field_of_each_header_is_required_where_it_stands() {
+        let addresses = [(FlowField::SourceIpv4, 8..12), (FlowField::DestinationIpv4, 12..16)];
+        let v4 = wanted(layer::IPV4, 8, &addresses);
+        assert_eq!(required::<ibv_flow_spec_ipv4>(spec::IBV_FLOW_SPEC_IPV4), (v4, 24, NETWORK));
+        let more = [
+            (FlowField::Protocol, 16..17),
+            (FlowField::TrafficClass, 17..18),
+            (FlowField::HopLimit, 18..19),
+            (FlowField::Ipv4Flags, 19..20),
+        ];
+        let v4 = wanted(layer::IPV4, 12, &[&addresses[..], &more].concat());
+        assert_eq!(required::<ibv_flow_spec_ipv4_ext>(spec::IBV_FLOW_SPEC_IPV4_EXT), (v4, 32, NETWORK));
+        let v6 = [
+            (FlowField::SourceIpv6, 8..24),
+            (FlowField::DestinationIpv6, 24..40),
+            (FlowField::FlowLabel, 40..44),
+            (FlowField::Protocol, 44..45),
+            (FlowField::TrafficClass, 45..46),
+            (FlowField::HopLimit, 46..47),
+        ];
+        let v6 = wanted(layer::IPV6, 40, &v6);
+        assert_eq!(required::<ibv_flow_spec_ipv6>(spec::IBV_FLOW_SPEC_IPV6), (v6, 88, NETWORK));
+        let ports = [(FlowField::DestinationPort, 6..8), (FlowField::SourcePort, 8..10)];
+        for (what, layer) in [(spec::IBV_FLOW_SPEC_TCP, layer::TCP), (spec::IBV_FLOW_SPEC_UDP, layer::UDP)] {
+            let wanted = (wanted(layer, 4, &ports), 16, TRANSPORT);
+            assert_eq!(required::<ibv_flow_spec_tcp_udp>(what), wanted);
+        }
+        let link = [
+            (FlowField::Destination, 6..12),
+            (FlowField::Source, 12..18),
+            (FlowField::EtherType, 18..20),
+            (FlowField::VlanTag, 20..22),
+        ];
+        let link = wanted(layer::VLAN, 16, &link);
+        assert_eq!(required::<ibv_flow_spec_eth>(spec::IBV_FLOW_SPEC_ETH), (link, 40, LINK));
+    }
 }

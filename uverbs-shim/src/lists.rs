@@ -13,7 +13,12 @@ use crate::report::{self, refuse};
 
 /// A scatter/gather list of the caller's.
 #[derive(Clone, Copy)]
-pub(crate) struct Entries<'a>(&'a [ibv_sge]);
+pub(crate) struct Entries<'a>(&'a [Entry]);
+
+/// Of a list that may begin anywhere: programs have packed structures with an entry in them, and so does libiscsi.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Entry(ibv_sge);
 
 /// # Safety
 /// The contract: `count` entries, of which no release has another form.
@@ -25,8 +30,9 @@ pub(crate) unsafe fn entries<'a>(
     match usize::try_from(count) {
         Ok(0) => Ok(Entries(&[])),
         Ok(count) if count <= MAX_SGE && !list.is_null() => {
-            // SAFETY: not null, and `count` entries of the form that all releases have, as the caller promises; they stay for the call.
-            Ok(Entries(unsafe { slice::from_raw_parts(list, count) }))
+            // SAFETY: not null, at any address, and `count` entries of the form that all releases have, as the caller promises; they stay for
+            // the call.
+            Ok(Entries(unsafe { slice::from_raw_parts(list.cast(), count) }))
         }
         _ => refuse(
             call,
@@ -39,14 +45,15 @@ pub(crate) unsafe fn entries<'a>(
 impl<'a> Entries<'a> {
     pub(crate) fn copy(self, to: &mut [Sge; MAX_SGE]) -> &[Sge] {
         for (to, from) in to.iter_mut().zip(self.0) {
-            *to = Sge { addr: from.addr, length: from.length, lkey: LKey(from.lkey) };
+            let ibv_sge { addr, length, lkey } = from.0;
+            *to = Sge { addr, length, lkey: LKey(lkey) };
         }
         &to[..self.0.len()]
     }
 
     /// Where the bytes are, as pointers of this process.
     pub(crate) fn pieces(self) -> impl Iterator<Item = (*const u8, usize)> + 'a {
-        self.0.iter().map(|entry| (entry.addr as *const u8, entry.length as usize))
+        self.0.iter().map(|entry| (entry.0.addr as *const u8, entry.0.length as usize))
     }
 }
 
@@ -102,4 +109,23 @@ pub(crate) unsafe fn post_receives(
         }
     }
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_fill_the_room_for_inline_bytes_to_the_last_and_not_beyond() {
+        let bytes: [u8; MAX_INLINE] = std::array::from_fn(|at| at as u8);
+        let gathered = |lengths: [usize; 2]| {
+            let mut to = [0; MAX_INLINE];
+            let pieces = [(bytes.as_ptr(), lengths[0]), (bytes[lengths[0]..].as_ptr(), lengths[1])];
+            // SAFETY: pieces of an array of this function, or more than there is room for, which are not read.
+            unsafe { gather(pieces.into_iter(), &mut to) }.map(|length| (length, to))
+        };
+        assert_eq!(gathered([200, MAX_INLINE - 200]), Ok((MAX_INLINE, bytes)));
+        assert_eq!(gathered([200, MAX_INLINE - 199]), Err(libc::ENOMEM));
+        assert_eq!(gathered([0, 1]).map(|(length, to)| (length, to[0])), Ok((1, 0)));
+    }
 }

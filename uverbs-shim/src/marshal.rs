@@ -178,4 +178,39 @@ mod tests {
         };
         assert_eq!(bytes(&back), bytes(&record));
     }
+
+    #[test]
+    fn each_attribute_of_the_kernels_is_found_in_its_place() {
+        // Bytes that say where they stand: no two fields of a size are alike.
+        let mut kernel = ib_uverbs_qp_attr::default();
+        let mut verbs = ibv_qp_attr::default();
+        // SAFETY: two structures of this function, of plain numbers.
+        unsafe {
+            let bytes = (&raw mut kernel).cast::<u8>();
+            for at in 0..size_of::<ib_uverbs_qp_attr>() {
+                bytes.add(at).write(at as u8 + 1);
+            }
+            ibv_copy_qp_attr_from_kern(&raw mut verbs, &raw const kernel);
+        }
+        macro_rules! same {
+            ($of:expr, $there:expr; $($field:ident)*) => { $(assert_eq!($of.$field, $there.$field, stringify!($field));)* };
+        }
+        same!(verbs, kernel; cur_qp_state path_mtu path_mig_state qkey rq_psn sq_psn dest_qp_num qp_access_flags pkey_index);
+        same!(verbs, kernel; alt_pkey_index en_sqd_async_notify sq_draining max_rd_atomic max_dest_rd_atomic min_rnr_timer);
+        same!(verbs, kernel; port_num timeout retry_cnt rnr_retry alt_port_num alt_timeout);
+        same!(verbs.cap, kernel; max_send_wr max_recv_wr max_send_sge max_recv_sge max_inline_data);
+        let mut alone = ibv_ah_attr::default();
+        // SAFETY: two structures of this function.
+        unsafe { ibv_copy_ah_attr_from_kern(&raw mut alone, &raw const kernel.alt_ah_attr) };
+        for (way, there) in [
+            (verbs.ah_attr, kernel.ah_attr),
+            (verbs.alt_ah_attr, kernel.alt_ah_attr),
+            (alone, kernel.alt_ah_attr),
+        ] {
+            same!(way, there; dlid sl src_path_bits static_rate is_global port_num);
+            same!(way.grh, there.grh; flow_label sgid_index hop_limit traffic_class);
+            // SAFETY: all of a GID's forms are the same bytes.
+            assert_eq!(unsafe { way.grh.dgid.raw }, there.grh.dgid);
+        }
+    }
 }

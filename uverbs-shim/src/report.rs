@@ -117,3 +117,26 @@ fn errno_of_post(error: &PostError) -> Errno {
         _ => libc::EINVAL,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roxie::nic::ControlError;
+
+    #[test]
+    fn each_error_has_the_number_that_programs_know_it_by() {
+        let full = || PostError::QueueFull { outstanding: 4, capacity: 4 };
+        let control = DeviceError::Control;
+        for (error, errno) in [
+            (control(ControlError::DeviceFatal), libc::EIO),
+            (control(ControlError::NoRawPackets), libc::EOPNOTSUPP),
+            (DeviceError::Post(full()), libc::ENOMEM),
+            (DeviceError::Post(PostError::DeviceFatal), libc::EIO),
+        ] {
+            assert_eq!(errno_of(&error), errno, "{error}");
+        }
+        assert_eq!(errno_of_post(&PostError::TooMuchInline { given: 65, max: 64 }), libc::ENOMEM);
+        assert_eq!(errno_of_post(&full()), libc::ENOMEM);
+        assert_eq!(errno_of_post(&PostError::DeviceFatal), libc::EIO);
+    }
+}

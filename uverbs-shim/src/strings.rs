@@ -182,6 +182,9 @@ mod tests {
             assert_eq!(mbps_to_ibv_rate(ibv_rate_to_mbps(*code)), *code);
             assert_eq!(ibv_rate_to_mult(*code), if *multiple > 0 { *multiple } else { -1 });
             assert_eq!(ibv_rate_to_mbps(*code), *mbps);
+            if *multiple > 0 {
+                assert_eq!(mult_to_ibv_rate(*multiple), *code);
+            }
         }
         assert_eq!(mult_to_ibv_rate(0), ibv_rate::IBV_RATE_MAX);
         assert_eq!(ibv_rate_to_mbps(9_999), -1);

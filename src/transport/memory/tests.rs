@@ -184,6 +184,96 @@ fn type_1_takes_only_keys_that_were_given_out_and_each_once() {
     assert_eq!(table.deregister(MrIndex(0)), Ok(()), "nothing is bound to it any more");
 }
 
+/// Atomics ask where their word lies in the host's memory, which need not be aligned as the peer's address is.
+#[test]
+fn a_place_is_aligned_by_where_it_lies_in_the_hosts_memory() {
+    let mut table = table();
+    let aligned = |table: &MemoryTable, key, address| {
+        let span = table.check_remote(USER, key, address, 1, Access::REMOTE_READ).unwrap();
+        table.misalignment(span)
+    };
+    let odd = RegionSpec { misalignment: 3, ..spec(Access::READ_WRITE, 0x1000, 64) };
+    let (mr, key) = table.register(&odd).unwrap();
+    assert_eq!((aligned(&table, key, 0x1000), aligned(&table, key, 0x1005)), (3, 0));
+    let key = table.reregister(mr, &RegionSpec { misalignment: 6, ..odd }, true).unwrap();
+    assert_eq!(aligned(&table, key, 0x1001), 7);
+
+    let list = PageList::new(1).unwrap();
+    assert!(list.set(0, 4096));
+    let (_, key) = table.alloc_fast(PD, list, 2 * 4096, 5).unwrap();
+    let (key, access) = (RKey(key), Access::READ_WRITE);
+    let asked = FastRegistration { key, start: 0x5_0012, length: 64, page_shift: 12, access };
+    table.fast_register(USER, &asked).unwrap();
+    assert_eq!(
+        aligned(&table, key.0, 0x5_0012),
+        (0x12 + 5) % 8,
+        "where it begins in its page, and where that is"
+    );
+    assert_eq!(aligned(&table, key.0, 0x5_0013), 0);
+}
+
+#[test]
+fn memory_that_may_be_missing_is_said_to_be_so_of_each_place_in_it() {
+    let (mut table, mr, _, asked) = fast();
+    table.pages_may_be_missing(mr);
+    table.fast_register(USER, &asked).unwrap();
+    let may_fault = |table: &MemoryTable, key, at| {
+        table.check_remote(USER, key, at, 1, Access::REMOTE_READ).unwrap().may_fault
+    };
+    assert!(may_fault(&table, asked.key.0, 0x5_0010));
+    let safe = spec(Access::READ_WRITE, 0, 64);
+    let (mr, key) = table.register(&safe).unwrap();
+    assert!(!may_fault(&table, key, 0));
+    let key = table.reregister(mr, &RegionSpec { may_fault: true, ..safe }, true).unwrap();
+    assert!(may_fault(&table, key, 0));
+}
+
+#[test]
+fn a_region_that_is_given_to_another_domain_is_of_that_one_alone() {
+    let mut table = table();
+    let (mr, _) = table.register(&spec(Access::READ_WRITE, 0, 64)).unwrap();
+    let other = PdId(9);
+    let key =
+        table.reregister(mr, &RegionSpec { pd: other, ..spec(Access::READ_WRITE, 0, 64) }, true).unwrap();
+    assert!(table.check_local(other, key, 0, 1, Access::empty()).is_ok());
+    assert_eq!(table.check_local(PD, key, 0, 1, Access::empty()), Err(Refusal::OtherPd));
+}
+
+#[test]
+fn pages_of_other_sizes_are_as_long_as_they_say() {
+    let (mut table, mr, _, asked) = fast();
+    table.fast_register(USER, &FastRegistration { page_shift: 13, length: 8192, ..asked }).unwrap();
+    let pages = table.translation(mr).unwrap();
+    let piece = |offset, length| pages.piece(offset, length).map(|p| (p.offset, p.length));
+    assert_eq!(piece(0, 10_000), Some((7 * 4096 + 16, 8192 - 16)));
+    assert_eq!(piece(8192 - 16, 16), Some((2 * 4096, 16)));
+}
+
+#[test]
+fn a_place_of_the_table_forgets_the_pages_of_who_had_it_before() {
+    let (mut table, fast, _, _) = fast();
+    assert_eq!(table.len(), 1);
+    let free = |table: &MemoryTable| table.statuses().map(|it| (it.key, it.length)).collect::<Vec<_>>();
+    assert_eq!(free(&table), [(0, 0)], "it opens nothing yet");
+    table.deregister(fast).unwrap();
+    assert!(table.is_empty());
+    let plain = (0..8).map(|_| table.register(&spec(Access::empty(), 0, 8)).unwrap());
+    let plain: Vec<_> = plain.collect();
+    assert!(plain.iter().any(|(mr, _)| *mr == fast) && !table.is_empty());
+    assert!(plain.iter().all(|(mr, _)| table.translation(*mr).is_none()));
+    assert!(plain.iter().all(|(_, key)| free(&table).contains(&(*key, 8))));
+}
+
+#[test]
+fn a_type_1_window_is_bound_beyond_the_generations_that_a_byte_counts() {
+    let (mut table, window, mut bind, _) = bound(MwType::One);
+    for _ in 0..600 {
+        let key = RKey(table.next_window_key(window).unwrap());
+        bind = WindowBind { window: bind.new_key, new_key: key, ..bind };
+        assert_eq!(table.bind(USER, &bind), Ok(()));
+    }
+}
+
 /// Each rule of binding, by what is wrong.
 //= test: IBTA 10.6.7 C10-72: window-is-of-the-domain
 //= test: IBTA 10.6.7 C10-73: window-needs-the-bind-right

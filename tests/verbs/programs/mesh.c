@@ -1,10 +1,9 @@
-/* One of many processes, each of which has a connection to each of as many others. Servers listen on a port of their own, clients connect
- * to all servers. Both ends send messages whose bytes follow from who sends which to whom, and compare all that they get. It sleeps while
- * it waits: there are many more processes than processors. The next message leaves when the one before has left and its answer came, so two
- * receives are always enough.
+/* One of many processes, of which each is connected to each of the others: it listens, and connects to those with smaller numbers. The first
+ * half of them is at the one address, the rest at the other. Both ends send messages whose bytes follow from who sends which to whom, and
+ * compare all that they get. It sleeps while it waits: there are many more processes than processors. The next message leaves when the one
+ * before has left and its answer came, so two receives are always enough.
  *
- * mesh serve ADDRESS PORT CLIENTS MESSAGES
- * mesh connect ADDRESS FIRST_PORT SERVERS MESSAGES OWN_NUMBER */
+ * mesh NUMBER PROCESSES MESSAGES FIRST_PORT ADDRESS OTHER_ADDRESS */
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -21,10 +20,30 @@
 #define LONGEST 9000 /* More than two packets. */
 #define MOST 256
 
+static struct ibv_context *device;
+
+/* It cannot go on. If that is because the device is gone, an event says so. */
+static void give_up(void)
+{
+	struct ibv_async_event event = {.event_type = IBV_EVENT_CQ_ERR};
+	struct pollfd waits = {.fd = device ? device->async_fd : -1, .events = POLLIN};
+
+	if (device && !ibv_alloc_pd(device)) {
+		while (poll(&waits, 1, 20000) > 0 && ibv_get_async_event(device, &event) == 0) {
+			if (event.event_type == IBV_EVENT_DEVICE_FATAL) {
+				fprintf(stderr, "the device is gone\n");
+				break;
+			}
+			ibv_ack_async_event(&event);
+		}
+	}
+	exit(1);
+}
+
 static void fail(const char *what, int line)
 {
 	fprintf(stderr, "line %d: not %s (errno %d)\n", line, what, errno);
-	exit(1);
+	give_up();
 }
 
 struct line {
@@ -128,7 +147,7 @@ static void complete(struct ibv_wc *wc)
 	}
 	if (wc->status != IBV_WC_SUCCESS) {
 		fprintf(stderr, "%u with %u: %s\n", line->own, line->peer, ibv_wc_status_str(wc->status));
-		exit(1);
+		give_up();
 	}
 	if (wc->opcode == IBV_WC_RECV) {
 		length = fill(expected, line->peer, line->own, line->received);
@@ -164,7 +183,7 @@ static void poll_completions(void)
 	CHECK(count == 0);
 }
 
-/* Who is at the other end stands in the private data: its number. Servers are numbered from 1000 on. */
+/* Who is at the other end stands in the private data: its number, from 1 on. */
 static void hear(struct rdma_cm_event *event, uint32_t own)
 {
 	struct rdma_cm_id *id = event->id;
@@ -197,22 +216,44 @@ static void hear(struct rdma_cm_event *event, uint32_t own)
 			post_send(line);
 		break;
 	case RDMA_CM_EVENT_DISCONNECTED:
+		/* What it has sent is here. */
+		poll_completions();
+		line = id->context;
+		if (line->received < messages || line->sent < messages - 1) {
+			fprintf(stderr, "%u: %u has left early\n", own, line->peer);
+			give_up();
+		}
 		ended++;
 		break;
 	case RDMA_CM_EVENT_TIMEWAIT_EXIT:
 		break;
 	default:
 		fprintf(stderr, "%u: %s, status %d\n", own, rdma_event_str(event->event), event->status);
+		give_up();
+	}
+}
+
+/* Nothing that happens to the device is expected; what happens to queue pairs shows in completions. */
+static void heed_event(void)
+{
+	struct ibv_async_event event;
+
+	CHECK(ibv_get_async_event(device, &event) == 0);
+	if (event.event_type == IBV_EVENT_DEVICE_FATAL) {
+		fprintf(stderr, "the device is gone\n");
 		exit(1);
 	}
+	ibv_ack_async_event(&event);
 }
 
 static void turn(uint32_t own)
 {
-	struct pollfd waits[2] = {{.fd = channel->fd, .events = POLLIN}, {.fd = completions ? completions->fd : -1, .events = POLLIN}};
+	struct pollfd waits[3] = {{.fd = channel->fd, .events = POLLIN},
+				  {.fd = completions ? completions->fd : -1, .events = POLLIN},
+				  {.fd = device->async_fd, .events = POLLIN}};
 	struct rdma_cm_event *event;
 
-	CHECK(poll(waits, 2, 60000) > 0);
+	CHECK(poll(waits, 3, 300000) > 0);
 	while (rdma_get_cm_event(channel, &event) == 0) {
 		struct rdma_cm_event copy = *event;
 		uint32_t peer = 0;
@@ -227,38 +268,39 @@ static void turn(uint32_t own)
 	CHECK(errno == EAGAIN);
 	if (completions)
 		poll_completions();
+	if (waits[2].revents)
+		heed_event();
 }
 
 int main(int count, char **words)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET};
-	struct rdma_cm_id *id, *listener = NULL;
+	struct sockaddr_in ends[2] = {{.sin_family = AF_INET}, {.sin_family = AF_INET}}, address;
+	struct rdma_cm_id *id, *listener;
+	int number, processes, port, at;
 	uint32_t own;
-	int serves, at;
 
-	CHECK(count >= 6 && inet_pton(AF_INET, words[2], &address.sin_addr) == 1);
-	serves = strcmp(words[1], "serve") == 0;
-	connections = atoi(words[4]);
-	messages = atoi(words[5]);
+	CHECK(count == 7 && inet_pton(AF_INET, words[5], &ends[0].sin_addr) == 1);
+	CHECK(inet_pton(AF_INET, words[6], &ends[1].sin_addr) == 1);
+	number = atoi(words[1]);
+	processes = atoi(words[2]);
+	messages = atoi(words[3]);
+	port = atoi(words[4]);
+	connections = processes - 1;
+	own = 1 + number;
 	CHECK(connections > 0 && connections <= MOST && messages > 0);
 	CHECK((channel = rdma_create_event_channel()));
 	CHECK(fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0);
-	if (serves) {
-		own = 1000 + atoi(words[3]);
-		address.sin_port = htons(atoi(words[3]));
-		CHECK(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) == 0);
-		CHECK(rdma_bind_addr(listener, (struct sockaddr *)&address) == 0);
-		CHECK(rdma_listen(listener, MOST) == 0);
-		puts("listens");
-		fflush(stdout);
-	} else {
-		CHECK(count == 7);
-		own = 1 + atoi(words[6]);
-		for (at = 0; at < connections; at++) {
-			address.sin_port = htons(atoi(words[3]) + at);
-			CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
-			CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 5000) == 0);
-		}
+	address = ends[number >= processes / 2];
+	address.sin_port = htons(port + number);
+	CHECK(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(listener, (struct sockaddr *)&address) == 0);
+	CHECK((device = listener->verbs));
+	CHECK(rdma_listen(listener, MOST) == 0);
+	for (at = 0; at < number; at++) {
+		address = ends[at >= processes / 2];
+		address.sin_port = htons(port + at);
+		CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+		CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 5000) == 0);
 	}
 	while (done < connections)
 		turn(own);

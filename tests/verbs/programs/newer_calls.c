@@ -31,6 +31,7 @@ struct mr_init {
 };
 enum { WR_FLUSH = 14, WITH_FLUSH = 1 << 11, FLUSH_GLOBAL = 1, FLUSH_PERSISTENT = 2, WHOLE_REGION = 1, ACCESS_FLUSH = 3 << 8,
        ODP_FLUSH_AND_ATOMIC_WRITE = 3 << 6 };
+#define ACCESS_FLUSH_OF(kind) ((kind) << 8)
 typedef void wr_flush(struct ibv_qp_ex *, uint32_t, uint64_t, size_t, uint8_t, uint8_t);
 
 static const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -123,6 +124,7 @@ static void the_rest(void)
 	void *(*dmah)(struct ibv_context *, void *) = call("ibv_alloc_dmah", "IBVERBS_1.15");
 	void *(*counter)(struct ibv_context *, void *) = call("ibv_create_comp_cntr", "IBVERBS_1.18");
 	int (*caps)(struct ibv_context *, void *, size_t) = call("_ibv_query_comp_cntr_caps", "IBVERBS_1.18");
+	int (*dm_fd)(struct ibv_dm *) = call("ibv_dm_export_dmabuf_fd", "IBVERBS_1.16");
 	uint64_t told = 0;
 
 	SHOULD(speed(ctx, 1, &told) == 0 && told == 100);
@@ -131,6 +133,7 @@ static void the_rest(void)
 	SHOULD(!dmah(ctx, NULL) && errno == EOPNOTSUPP);
 	SHOULD(!counter(ctx, NULL) && errno == EOPNOTSUPP);
 	SHOULD(caps(ctx, NULL, 0) == EOPNOTSUPP);
+	SHOULD(dm_fd(NULL) == -1 && errno == EOPNOTSUPP);
 }
 
 static struct ibv_qp *made(void)
@@ -185,6 +188,25 @@ static int flushed(struct ibv_qp_ex *qp, uint64_t id, struct ibv_mr *mr, size_t 
 	qp->wr_id = id, qp->wr_flags = 0;
 	flush(qp, mr->rkey, (uintptr_t)mr->addr, length, type, level);
 	return ibv_wr_complete(qp);
+}
+
+/* Each kind of FLUSH has a right of its own. */
+static void rights(void)
+{
+	static char memory[4096];
+
+	for (int kind = FLUSH_GLOBAL; kind <= FLUSH_PERSISTENT; kind++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof memory, all | ACCESS_FLUSH_OF(kind));
+		struct ibv_qp *from = made(), *to = made();
+
+		SHOULD(mr);
+		connected(from, to), connected(to, from);
+		SHOULD(flushed(ibv_qp_to_qp_ex(from), 7, mr, 4096, kind, 0) == 0);
+		SHOULD(completion().status == IBV_WC_SUCCESS);
+		SHOULD(flushed(ibv_qp_to_qp_ex(from), 8, mr, 4096, FLUSH_GLOBAL + FLUSH_PERSISTENT - kind, 0) == 0);
+		SHOULD(completion().status == IBV_WC_REM_ACCESS_ERR);
+		SHOULD(ibv_destroy_qp(from) == 0 && ibv_destroy_qp(to) == 0 && ibv_dereg_mr(mr) == 0);
+	}
 }
 
 static void flushes(void)
@@ -242,6 +264,7 @@ int main(void)
 	buffers();
 	the_rest();
 	flushes();
+	rights();
 	SHOULD(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
 	printf("all so\n");
 	return 0;

@@ -53,8 +53,12 @@ static struct ibv_qp *sender(void)
 
 static struct ibv_wq *queue(void)
 {
-	struct ibv_wq_init_attr init = { .wq_type = IBV_WQT_RQ, .max_wr = 8, .max_sge = 1, .pd = pd, .cq = receives };
+	struct ibv_wq_init_attr init = { .wq_type = IBV_WQT_RQ, .max_wr = 8, .max_sge = 1, .pd = pd, .cq = receives, .create_flags = 1 };
 	struct ibv_wq *wq = ibv_create_wq(ctx, &init);
+
+	/* Flags count where the mask names them. */
+	init.comp_mask = IBV_WQ_INIT_ATTR_FLAGS;
+	SHOULD(!ibv_create_wq(ctx, &init) && errno == EOPNOTSUPP);
 
 	SHOULD(wq);
 	SHOULD(wq->state == IBV_WQS_RESET);
@@ -139,6 +143,7 @@ int main(void)
 	struct ibv_rwq_ind_table *table;
 	struct ibv_qp_init_attr init;
 	struct ibv_async_event event;
+	struct ibv_device_attr_ex can;
 	struct ibv_wq *queues[2];
 	struct ibv_qp_attr attr;
 	struct ibv_qp *from, *to;
@@ -148,6 +153,10 @@ int main(void)
 	SHOULD(list && list[0]);
 	SHOULD((ctx = ibv_open_device(list[0])));
 	SHOULD((pd = ibv_alloc_pd(ctx)));
+	SHOULD(ibv_query_device_ex(ctx, NULL, &can) == 0 && can.max_wq_type_rq > 0);
+	SHOULD(can.rss_caps.supported_qpts == 1 << IBV_QPT_RAW_PACKET && can.rss_caps.max_rwq_indirection_tables > 0);
+	SHOULD(can.rss_caps.max_rwq_indirection_table_size >= 2 && can.rss_caps.rx_hash_function == IBV_RX_HASH_FUNC_TOEPLITZ);
+	SHOULD(can.rss_caps.rx_hash_fields_mask & IBV_RX_HASH_SRC_IPV4);
 	SHOULD((sends = ibv_create_cq(ctx, 64, NULL, NULL, 0)) && (receives = ibv_create_cq(ctx, 64, NULL, NULL, 0)));
 	SHOULD((memory = aligned_alloc(4096, 8192)) && (mr = ibv_reg_mr(pd, memory, 8192, IBV_ACCESS_LOCAL_WRITE)));
 	from = sender();

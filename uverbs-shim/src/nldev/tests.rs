@@ -167,3 +167,22 @@ fn what_is_no_message_is_passed_over() {
     let both = [whole.clone(), whole].concat();
     assert_eq!(messages(&answers(&both, Some(&device()))).len(), 4);
 }
+
+#[test]
+fn the_system_says_that_its_devices_are_seen_everywhere_and_memory_is_copied_when_a_process_forks() {
+    let told = messages(&answers(&request(command::SYS_GET, 0, &[]), None));
+    let found = attributes(&told[0].2);
+    assert_eq!(
+        (told.len(), value(&found, attr::SYS_NETNS_MODE), value(&found, attr::SYS_COPY_ON_FORK)),
+        (1, &[1][..], &[1][..])
+    );
+}
+
+#[test]
+fn of_other_objects_there_is_no_list_and_none_of_a_number() {
+    let asked = |flags| request(command::RES_PD_GET, flags, &[(attr::DEV_INDEX, 0)]);
+    let listed = messages(&answers(&asked(DUMP), Some(&device())));
+    assert_eq!(listed.iter().map(|(kind, ..)| *kind).collect::<Vec<_>>(), [DONE]);
+    let one = messages(&answers(&asked(0), Some(&device())));
+    assert_eq!((one[0].0, &one[0].2[..4]), (ERROR, &(-libc::ENOENT).to_ne_bytes()[..]));
+}

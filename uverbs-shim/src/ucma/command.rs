@@ -440,4 +440,25 @@ mod tests {
         let longer: rdma_ucm_listen = read(&[bytes_of(&whole), &[0xff; 8]].concat());
         assert_eq!((longer.id, longer.backlog), (0x0102_0304, 9));
     }
+
+    #[test]
+    fn what_is_wished_of_a_connection_is_read_field_by_field() {
+        let mut told = read::<rdma_ucm_connect>(&[]).conn_param;
+        (told.qp_num, told.srq, told.responder_resources, told.initiator_depth) = (17, 1, 2, 3);
+        (told.retry_count, told.rnr_retry_count, told.private_data_len) = (5, 6, 3);
+        told.private_data[..4].copy_from_slice(b"ask!");
+        let wanted = ConnectionFacts {
+            qpn: 17,
+            srq: true,
+            responder_resources: 2,
+            initiator_depth: 3,
+            flow_control: false,
+            retry_count: 5,
+            rnr_retry_count: 6,
+            private_data: b"ask".to_vec(),
+        };
+        assert_eq!(wish(&told), wanted);
+        (told.srq, told.flow_control) = (0, 1);
+        assert_eq!(wish(&told), ConnectionFacts { srq: false, flow_control: true, ..wanted });
+    }
 }

@@ -130,4 +130,13 @@ mod tests {
         assert!(!is_ours(-1) && !is_ours(c_int::MAX));
         assert!(!Descriptors::default().add(c_int::MAX, 1));
     }
+
+    #[test]
+    fn what_a_forked_process_forgets_is_not_ours() {
+        let fd = EventFd::new().unwrap();
+        let mut descriptors = Descriptors::default();
+        assert!(descriptors.add(fd.as_raw_fd(), 1) && is_ours(fd.as_raw_fd()));
+        forget(fd.as_raw_fd());
+        assert!(!is_ours(fd.as_raw_fd()));
+    }
 }

@@ -226,4 +226,13 @@ mod tests {
         assert_eq!(padded(b"ab", 4), b"ab\0\0");
         assert_eq!(padded(b"abcdef", 4), b"abcd");
     }
+
+    #[test]
+    fn a_channel_that_nobody_reads_keeps_a_bounded_number_of_events() {
+        let mut channel = Channel::new(EfdFlags::empty()).unwrap();
+        for of in 0..CAPACITY as u32 + 3 {
+            channel.push(event(of));
+        }
+        assert_eq!(channel.len(), CAPACITY);
+    }
 }

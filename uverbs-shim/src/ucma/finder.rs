@@ -119,4 +119,22 @@ mod tests {
         assert!(finder.0.work().threads <= THREADS);
         drop(release);
     }
+
+    /// Who waits for work is counted once: the next job after it has some gets a thread of its own.
+    #[test]
+    fn a_thread_that_found_work_waits_for_none() {
+        let finder = Finder::default();
+        let (done, told) = channel();
+        for number in 0..3 {
+            let done = done.clone();
+            finder.run(Box::new(move || done.send(number).unwrap())).unwrap();
+            assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(number));
+            // It has done its job, and waits for another.
+            while finder.0.work().idle == 0 {
+                std::thread::yield_now();
+            }
+            let work = finder.0.work();
+            assert!(work.idle <= work.threads, "{} idle of {}", work.idle, work.threads);
+        }
+    }
 }

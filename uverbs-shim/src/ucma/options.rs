@@ -27,3 +27,49 @@ pub(super) fn set(id: &mut Id, name: u32, value: Option<(u32, u32)>) -> Result<(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::ibv_qp_type::IBV_QPT_RC;
+    use crate::ucma::id::{Made, Options};
+    use crate::ucma::ports::Space;
+    use roxie::verbs::Psn;
+
+    #[test]
+    fn an_option_has_its_length_its_bounds_and_its_time() {
+        let made = Made { uid: 1, channel: 1, space: Space::Tcp, qp_type: IBV_QPT_RC, psn: Psn::new(0) };
+        let mut id = Id::new(made);
+        let before = id.options;
+        for (name, value) in [
+            (RDMA_OPTION_ID_TOS, Some((4, 1))),
+            (RDMA_OPTION_ID_TOS, None),
+            (RDMA_OPTION_ID_REUSEADDR, Some((1, 1))),
+            (RDMA_OPTION_ID_AFONLY, Some((1, 1))),
+            (RDMA_OPTION_ID_ACK_TIMEOUT, Some((4, 1))),
+            (RDMA_OPTION_ID_ACK_TIMEOUT, Some((1, 32))),
+        ] {
+            assert_eq!(set(&mut id, name, value), Err(libc::EINVAL), "{name} {value:?}");
+        }
+        assert_eq!((set(&mut id, 99, Some((1, 1))), id.options), (Err(libc::ENOSYS), before));
+        set(&mut id, RDMA_OPTION_ID_TOS, Some((1, 0x68))).unwrap();
+        set(&mut id, RDMA_OPTION_ID_REUSEADDR, Some((4, 1))).unwrap();
+        set(&mut id, RDMA_OPTION_ID_AFONLY, Some((4, 0))).unwrap();
+        set(&mut id, RDMA_OPTION_ID_ACK_TIMEOUT, Some((1, 31))).unwrap();
+        let all = Options {
+            service_type: 0x68,
+            reuse_address: true,
+            one_family: Some(false),
+            ack_timeout: Some(31),
+        };
+        assert_eq!(id.options, all);
+        // An address is shared before others have it alone; to share it no more is always possible.
+        id.stage = Stage::Listen;
+        assert_eq!(set(&mut id, RDMA_OPTION_ID_REUSEADDR, Some((4, 1))), Err(libc::EINVAL));
+        assert_eq!(set(&mut id, RDMA_OPTION_ID_AFONLY, Some((4, 1))), Err(libc::EINVAL));
+        assert_eq!(
+            (set(&mut id, RDMA_OPTION_ID_REUSEADDR, Some((4, 0))), id.options.reuse_address),
+            (Ok(()), false)
+        );
+    }
+}

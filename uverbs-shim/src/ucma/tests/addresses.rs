@@ -2,7 +2,7 @@
 
 use nix::sys::eventfd::EfdFlags;
 
-use super::{RULES, carry, connected, sides, wish};
+use super::{RULES, Side, carry, connected, sides, wish};
 use crate::ucma::event::What;
 use crate::ucma::ports::Space;
 use crate::ucma::state::{Cm, Rules, Whose};
@@ -50,6 +50,11 @@ fn a_wildcard_of_ipv6_listens_for_ipv4_too_unless_it_is_told_not_to() {
     far.connect(active, &wish(17, b"")).unwrap();
     carry(&mut near, &mut far);
     assert_eq!(near.next().what, What::ConnectRequest);
+    let mut farther = Side::new("fd00::3", 3);
+    let active = farther.resolved(11, Space::Tcp, "[fd00::1]:7174");
+    farther.connect(active, &wish(17, b"")).unwrap();
+    carry(&mut near, &mut farther);
+    assert_eq!(near.next().what, What::ConnectRequest, "and for its own");
 
     let alone = near.create(5, Space::Tcp);
     near.state.id(near.file, alone).unwrap().options.one_family = Some(true);

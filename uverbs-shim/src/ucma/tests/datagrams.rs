@@ -90,6 +90,13 @@ fn a_membership_is_told_and_left_with_the_count_of_its_events() {
     assert_eq!((side.state.leave(file, one), side.state.leave(file, two)), (Ok(1), Ok(0)));
     assert_eq!(side.maybe_next(), None, "what waited of the second is taken back");
     assert_eq!(side.state.leave(file, one), Err(libc::ENOENT));
+    // They move with their identifier.
+    let other = side.state.open(nix::sys::eventfd::EfdFlags::EFD_NONBLOCK).unwrap();
+    let moved = side.state.join(&around, file, id, 7, group).unwrap();
+    side.state.migrate(file, other, id).unwrap();
+    assert_eq!(side.state.leave(file, moved), Err(libc::EINVAL), "another file's");
+    assert_eq!(side.state.migrate(other, file, id), Ok(1));
+    assert_eq!(side.state.leave(file, moved), Ok(0));
     // An identifier that goes leaves its groups; the number is another's then.
     let three = side.state.join(&around, file, id, 7, group).unwrap();
     side.destroy(id).unwrap();

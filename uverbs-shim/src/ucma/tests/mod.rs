@@ -18,6 +18,7 @@ use crate::abi::{ibv_qp_attr_mask as mask, ibv_qp_type};
 use crate::object::Errno;
 
 mod addresses;
+mod answers;
 mod datagrams;
 mod paths;
 
@@ -199,6 +200,7 @@ fn a_request_tells_addresses_private_data_and_resources_as_the_receiver_sees_the
     assert_eq!((facts.responder_resources, facts.initiator_depth), (2, 4), "the other way round");
     assert_eq!((facts.retry_count, facts.rnr_retry_count), (5, 6));
     let child = near.state.id(near.file, event.handle).unwrap();
+    assert_eq!(child.psn, Psn::new(5), "of the number that nobody can guess");
     let port = far.state.id(far.file, active).unwrap().source.unwrap().port();
     assert_eq!(child.source, Some("192.0.2.1:7174".parse().unwrap()));
     assert_eq!(child.destination, Some(SocketAddr::new("192.0.2.2".parse().unwrap(), port)));
@@ -301,6 +303,7 @@ fn a_refusal_brings_its_reason_and_private_data() {
     assert_eq!((event.what, event.status, event.handle), (What::Rejected, 28, active));
     let Facts::Connection(facts) = event.facts else { panic!("{event:?}") };
     assert_eq!((facts.private_data.len(), &facts.private_data[..3]), (148, &b"no\0"[..]));
+    assert!(near.state.by_comm.is_empty(), "nothing more is heard of it");
     // Nobody listens there: the manager says so by itself.
     let other = far.resolved(10, Space::Tcp, "192.0.2.1:7175");
     far.connect(other, &wish(17, b"")).unwrap();

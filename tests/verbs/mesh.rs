@@ -1,0 +1,132 @@
+//! Many processes, each connected to each of the others, beside others that are killed at any moment.
+//!
+//! `MESH=32 KILLS=100 cargo test --release --test verbs each_of_many` has 32 of them, through sockets and through NICs, and kills 200
+//! beside them. `SEED=n` is another order of killing. `MESH=8 NICS=20 cargo test --release --test verbs nic::whoever` kills 20 NICs.
+
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use super::site::{FAR, NEAR, Running, Site, compiled, descendants};
+
+/// Processes that are connected with one another, unless told otherwise.
+const PROCESSES: usize = 8;
+/// How often a process beside each end of them is killed, unless told otherwise.
+const KILLS: usize = 12;
+/// Messages each way over all of their connections, for each kill: they talk for as long as others are killed.
+const MESSAGES: usize = 5000;
+/// So many never end.
+pub(crate) const ENDLESS: usize = 1_000_000_000;
+/// More time for each kill.
+const MORE: Duration = Duration::from_secs(5);
+
+/// A number that a run may be given.
+pub(crate) fn number(name: &str, default: usize) -> usize {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}=number")))
+}
+
+/// What decides when whom is killed.
+pub(crate) struct Chance(u64);
+
+impl Chance {
+    pub(crate) fn new() -> Chance {
+        let seed = number("SEED", 1);
+        println!("SEED={seed}");
+        Chance(seed as u64)
+    }
+
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        roxie::random::splitmix(&mut self.0) % bound
+    }
+
+    pub(crate) fn sleep(&mut self, most: Duration) {
+        std::thread::sleep(Duration::from_micros(self.below(most.as_micros() as u64 + 1)));
+    }
+}
+
+/// Processes of which each is connected to each of the others.
+pub(crate) struct Mesh {
+    pub(crate) near: Vec<Running>,
+    pub(crate) far: Vec<Running>,
+    messages: usize,
+    _program: TempDir,
+}
+
+impl Mesh {
+    /// Starts them, each when the one before listens: a half on the near device, the others on the far one.
+    pub(crate) fn start(
+        site: &Site,
+        device: &str,
+        first_port: u16,
+        processes: usize,
+        messages: usize,
+    ) -> Mesh {
+        let (place, program) = compiled("mesh", &["-lrdmacm", "-libverbs"]);
+        let start = |number: usize| {
+            let words = format!("{number} {processes} {messages} {first_port} {NEAR} {FAR}");
+            let command = format!("{} {words}", program.display());
+            let is_near = number < processes / 2;
+            let mut running = if is_near { site.near(device, &command) } else { site.far(device, &command) };
+            running.wait_until_it_serves();
+            running
+        };
+        let near = (0..processes / 2).map(start).collect();
+        let far = (processes / 2..processes).map(start).collect();
+        Mesh { near, far, messages, _program: place }
+    }
+
+    /// All have been told everything, as it was said.
+    pub(crate) fn finish(self, more: Duration) {
+        let processes = self.near.len() + self.far.len();
+        let all =
+            format!("{} connections, {} messages each way, all as they were", processes - 1, self.messages);
+        for mut running in self.near.into_iter().chain(self.far) {
+            running.until += more;
+            let ended = running.finish();
+            assert!(ended.status.success() && ended.said.contains(&all), "{ended:?}");
+        }
+    }
+}
+
+/// Ends all programs that a launcher has started, and not the launcher.
+pub(crate) fn kill_programs(running: &Running) {
+    for pid in descendants(running.child.id()).into_iter().filter(|pid| *pid != running.child.id()) {
+        let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+    }
+}
+
+/// Two that talk for ever, at both ends, until they are killed: before they have joined, while they do, or in the middle of it.
+fn kill_two(site: &Site, device: &str, tcp: u16, chance: &mut Chance) {
+    let program = format!("ibv_rc_pingpong -g 1 -n {ENDLESS} -p {tcp}");
+    let mut server = site.near(device, &program);
+    if chance.below(4) > 0 {
+        server.wait_until_it_listens(tcp);
+    }
+    let client = site.far(device, &format!("{program} {NEAR}"));
+    chance.sleep(Duration::from_millis(300));
+    let (first, second) = if chance.below(2) == 0 { (server, client) } else { (client, server) };
+    kill_programs(&first);
+    if chance.below(2) == 0 {
+        chance.sleep(Duration::from_millis(100));
+    }
+    kill_programs(&second);
+}
+
+/// The mesh, while others are killed. How many there were of both is printed.
+pub(crate) fn each_of_many(site: &Site, device: &str) {
+    let (processes, kills) = (number("MESH", PROCESSES), number("KILLS", KILLS));
+    let connections = processes * (processes - 1) / 2;
+    let messages = (MESSAGES * kills / connections).max(1);
+    let mut chance = Chance::new();
+    let mesh = Mesh::start(site, device, 21000, processes, messages);
+    for round in 0..kills {
+        kill_two(site, device, 19001 + round as u16, &mut chance);
+    }
+    mesh.finish(MORE * kills as u32);
+    println!(
+        "{processes} processes, {connections} connections of {messages} messages each way, {} killed beside them",
+        2 * kills
+    );
+}
