@@ -171,7 +171,6 @@ const LONG: &[(&str, &str)] = &[
     ("src/transport/responder.rs", "the checks and operations in the order of the specification"),
     ("src/wire/headers.rs", "one header after the other, each a few lines"),
     ("src/wire/parse/mod.rs", "one way through a frame, from the first byte to the last"),
-    ("uverbs-shim/src/memory.rs", "each call of the verbs API for memory, and one registration behind them"),
 ];
 /// Lines of the function that a newcomer reads first.
 const LONGEST_PASS: usize = 50;

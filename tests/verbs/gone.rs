@@ -33,3 +33,17 @@ fn memory_that_goes_fails_its_requests_and_faults_of_the_program_are_its_own() {
         }
     }
 }
+
+#[test]
+fn registration_obeys_page_protection() {
+    if skip("registration_obeys_page_protection", &["cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("protections", &["-libverbs"]);
+    let program = program.display().to_string();
+    let ended = Site::new("protected").near("udp", &program).finish();
+    assert!(ended.status.success(), "{ended:?}");
+    let (site, _nics) = Site::with_nics("protected-nic", &["--port", "xdp"]);
+    let ended = site.near("nic", &program).finish();
+    assert!(ended.status.success(), "roxie nic: {ended:?}");
+}

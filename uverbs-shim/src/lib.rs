@@ -44,6 +44,7 @@ mod cancellation;
 mod fork;
 mod lock;
 mod object;
+mod pages;
 mod plain;
 mod report;
 mod waiting;

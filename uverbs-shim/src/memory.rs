@@ -17,6 +17,7 @@ use crate::context::context;
 use crate::family::Place;
 use crate::lock::lock;
 use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
+use crate::pages::populate;
 use crate::pd::{InDomain, Pd, Users};
 use crate::published::{Counted, Kind};
 use crate::report::{device, refuse};
@@ -46,48 +47,9 @@ pub(crate) fn access(call: &str, flags: c_uint) -> Result<Access, Errno> {
     )
 }
 
-/// Has the system bring the pages in, as a device that pins them would: what is not mapped, or not writable and to be
-/// written, is refused here, where a program can be told, and not in the middle of a transfer.
-fn populate(call: &str, address: *mut c_void, length: usize, access: Access) -> Result<(), Errno> {
-    const PAGE: usize = 4096;
-    let start = address as usize & !(PAGE - 1);
-    let Some(end) = (address as usize).checked_add(length) else {
-        return refuse(call, libc::EINVAL, format_args!("{length} bytes from {address:p} on wrap around"));
-    };
-    if length == 0 {
-        return Ok(());
-    }
-    let writes = access.contains(Access::LOCAL_WRITE);
-    let how = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    // SAFETY: bringing pages in changes nothing that a program can see; the system checks the range.
-    let result = unsafe { libc::madvise(start as *mut c_void, end - start, how) };
-    match (result, std::io::Error::last_os_error().raw_os_error()) {
-        (0, _) => Ok(()),
-        // Kernels before 5.14 do not know it: then at least something must be mapped.
-        (_, Some(libc::EINVAL)) => mapped(start, end).map_err(|_| libc::EFAULT),
-        (_, Some(errno @ (libc::ENOMEM | libc::EFAULT))) => refuse(
-            call,
-            if errno == libc::ENOMEM { libc::EFAULT } else { errno },
-            format_args!(
-                "{length} bytes from {address:p} on are not all mapped{}",
-                if writes { " and writable (IBV_ACCESS_LOCAL_WRITE asks for that)" } else { "" }
-            ),
-        ),
-        (_, errno) => Err(errno.unwrap_or(libc::EFAULT)),
-    }
-}
-
-fn mapped(start: usize, end: usize) -> Result<(), ()> {
-    const PIECE: usize = 4096 * 1024;
-    let mut found = [0u8; 1024];
-    for at in (start..end).step_by(PIECE) {
-        let length = (end - at).min(PIECE);
-        // SAFETY: one byte of `found` for each page of `length` bytes.
-        if unsafe { libc::mincore(at as *mut c_void, length, found.as_mut_ptr()) } != 0 {
-            return Err(());
-        }
-    }
-    Ok(())
+/// True if the device may write to a region of these rights: the same ones as the kernel's (`ib_access_writable`).
+fn writes(access: Access) -> bool {
+    access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::MW_BIND)
 }
 
 /// What a program asks to be registered.
@@ -105,7 +67,7 @@ impl Wanted {
             // SAFETY: the contract: the application knows that the NIC may access what it registered.
             return Ok(unsafe { HostMemory::on_demand(self.address as u64, self.length) });
         }
-        populate(call, self.address, self.length, self.access)?;
+        populate(call, self.address, self.length, writes(self.access))?;
         let base = NonNull::new(self.address.cast::<u8>()).unwrap_or(NonNull::dangling());
         let length = if self.address.is_null() { 0 } else { self.length };
         // SAFETY: the contract: it is the region's until it is deregistered. Null is no memory: length 0.
@@ -354,14 +316,13 @@ pub(crate) unsafe extern "C" fn advise_mr(
             | advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => false,
             _ => return Err(libc::EINVAL),
         };
-        let wanted = if writes { Access::LOCAL_WRITE } else { Access::empty() };
         if kind == advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT {
             return Ok(());
         }
         for index in 0..count as usize {
             // SAFETY: the list has `count` entries, as the caller promises, and the index is below.
             let (address, length) = unsafe { ((*list.add(index)).addr, (*list.add(index)).length) };
-            populate("ibv_advise_mr", address as *mut c_void, length as usize, wanted)?;
+            populate("ibv_advise_mr", address as *mut c_void, length as usize, writes)?;
         }
         Ok(())
     }))

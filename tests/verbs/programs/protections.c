@@ -1,0 +1,79 @@
+/*
+ * Registers memory of each protection, to be read and to be written by the device. A device that pins pages refuses with EFAULT what it
+ * could not write. Exit code 0: each answer was the kernel's.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { PAGE = 65536, LENGTH = 2 * PAGE };
+
+static const char constants[LENGTH] = "constants";
+static struct ibv_pd *pd;
+static int wrong;
+
+static char *pages(int protection, int fd)
+{
+	int flags = MAP_PRIVATE | (fd < 0 ? MAP_ANONYMOUS : 0);
+	char *at = mmap(0, LENGTH, protection, flags, fd, 0);
+	if (at == MAP_FAILED)
+		perror("mmap");
+	return at;
+}
+
+static void expect(const char *what, const void *at, size_t length, int access, int errno_wanted)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, (void *)at, length, access);
+	int got = mr ? 0 : errno;
+	if (got != errno_wanted) {
+		printf("%s, access %#x: %s, not %s\n", what, access, strerror(got), strerror(errno_wanted));
+		wrong++;
+	}
+	if (mr)
+		ibv_dereg_mr(mr);
+}
+
+/* `reads`, `writes`: the error number of a region that the device reads, and of one that it writes. */
+static void expect_both(const char *what, const void *at, size_t length, int reads, int writes)
+{
+	expect(what, at, length, 0, reads);
+	expect(what, at, length, IBV_ACCESS_REMOTE_READ, reads);
+	expect(what, at, length, IBV_ACCESS_MW_BIND, writes);
+	expect(what, at, length, IBV_ACCESS_LOCAL_WRITE, writes);
+	expect(what, at, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, writes);
+	expect(what, at, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC, writes);
+}
+
+int main(void)
+{
+	struct ibv_device **devices = ibv_get_device_list(0);
+	struct ibv_context *context = ibv_open_device(devices[0]);
+	pd = ibv_alloc_pd(context);
+	int file = open("/proc/self/exe", O_RDONLY);
+
+	char *touched = pages(PROT_READ | PROT_WRITE, -1);
+	memset(touched, 1, LENGTH);
+	expect_both("touched", touched, LENGTH, 0, 0);
+	expect_both("never touched", pages(PROT_READ | PROT_WRITE, -1), LENGTH, 0, 0);
+	expect_both("a private file that may be written", pages(PROT_READ | PROT_WRITE, file), 512, 0, 0);
+	mprotect(touched, LENGTH, PROT_READ);
+	expect_both("touched, then PROT_READ", touched, LENGTH, 0, EFAULT);
+	expect_both("PROT_READ", pages(PROT_READ, -1), LENGTH, 0, EFAULT);
+	expect_both("a file that is read", pages(PROT_READ, file), 512, 0, EFAULT);
+	expect_both("constants", constants, LENGTH, 0, EFAULT);
+	expect_both("text", (void *)main, 16, 0, EFAULT);
+	expect_both("PROT_NONE", pages(PROT_NONE, -1), LENGTH, EFAULT, EFAULT);
+	char *half = pages(PROT_READ | PROT_WRITE, -1);
+	mprotect(half + PAGE, PAGE, PROT_READ);
+	expect_both("half of it PROT_READ", half, LENGTH, 0, EFAULT);
+	expect_both("the other half", half, PAGE, 0, 0);
+	munmap(half + PAGE, PAGE);
+	expect_both("half of it not mapped", half, LENGTH, EFAULT, EFAULT);
+	expect("PROT_READ on demand", pages(PROT_READ, -1), LENGTH, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND, 0);
+	return wrong != 0;
+}
