@@ -25,6 +25,8 @@ mod pyverbs;
 mod query;
 mod raw;
 mod rdmacm;
+mod reused;
+mod routed;
 mod shared;
 mod site;
 mod surroundings;

@@ -76,7 +76,9 @@ pub(crate) fn installed(program: &str) -> bool {
 
 /// A C program of `programs`, compiled into a folder that goes with the first of the two.
 pub(crate) fn compiled(name: &str, libraries: &[&str]) -> (TempDir, PathBuf) {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/verbs/programs/{name}.c"));
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs");
+    let sources = ["c", "cc"].map(|language| programs.join(format!("{name}.{language}")));
+    let source = sources.into_iter().find(|source| source.exists()).expect("a program of that name");
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join(name);
     let mut compile = Command::new("cc");
@@ -93,10 +95,15 @@ pub(crate) struct Site {
     _turn: MutexGuard<'static, ()>,
 }
 
+/// Of tests with hosts: one at a time.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Site {
     pub(crate) fn new(tag: &str) -> Site {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = turn();
         folder();
         let near = NetNs::create(&format!("{tag}-a")).unwrap();
         let far = NetNs::create(&format!("{tag}-b")).unwrap();

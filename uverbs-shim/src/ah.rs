@@ -56,9 +56,18 @@ pub(crate) unsafe fn way(
     let sgid = nic.gid(grh.sgid_index.into()).map_err(device(call))?;
     // SAFETY: all of a GID's forms are the same 16 bytes.
     let dgid = Gid(unsafe { grh.dgid.raw });
+    let to = dgid.to_ip();
+    if to.is_unspecified() {
+        return refuse(
+            call,
+            libc::EINVAL,
+            format_args!("ah_attr.grh.dgid = {dgid}: no host has this address"),
+        );
+    }
     let options = AhOptions {
         traffic_class: grh.traffic_class,
-        hop_limit: if grh.hop_limit == 0 { USUAL_TTL } else { grh.hop_limit },
+        // The kernel puts the route's over what the program says, too (`ib_resolve_unicast_gid_dmac`): programs say 0 or 1.
+        hop_limit: if to.is_multicast() && grh.hop_limit != 0 { grh.hop_limit } else { USUAL_TTL },
         flow_label: grh.flow_label & 0xf_ffff,
         sl,
     };
@@ -86,6 +95,9 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
                 return Err(libc::EINVAL);
             }
             let nic = &context((*pd).context)?.nic.device;
+            if (*attr).port_num == 0 {
+                return refuse("ibv_create_ah", libc::EINVAL, "ah_attr.port_num = 0: the device has port 1");
+            }
             let way = way("ibv_create_ah", nic, attr)?;
             let handle = found.domain.create_ah_along(way).map_err(device("ibv_create_ah"))?;
             let domain = InDomain::new(found);

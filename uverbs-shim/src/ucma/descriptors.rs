@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
+use std::io::Write;
 use std::sync::atomic::{
-    AtomicU64,
+    AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 
@@ -38,32 +38,80 @@ pub(super) fn forget(fd: c_int) {
     mark(fd, false);
 }
 
-/// What identifies the kind of file behind our descriptors: device and inode, which all event counters of a system share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kind(u64, u64);
+/// The number of the event counter behind each of our descriptors, and one; 0: not known.
+static IDS: [AtomicU32; LIMIT] = [const { AtomicU32::new(0) }; LIMIT];
 
-impl Kind {
-    /// Of a descriptor. `None`: it is not open.
-    pub(super) fn of(fd: c_int) -> Option<Kind> {
-        let mut stat = MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: room for the answer; the system call itself, since `fstat` is ours.
-        let result = unsafe { libc::syscall(libc::SYS_fstat, fd, stat.as_mut_ptr()) };
-        // SAFETY: zeros are a value of it, whatever the kernel wrote.
-        let stat = unsafe { stat.assume_init() };
-        (result == 0).then_some(Kind(stat.st_dev, stat.st_ino))
+/// True if a descriptor is one of ours, and its file still the one that was opened. Programs close descriptors in ways that go past this
+/// library (`close_range`, `closefrom`, system calls of their own), and the next file gets the number. A few system calls: not for the way of
+/// other descriptors.
+pub(super) fn is_still_ours(fd: c_int) -> bool {
+    let known = usize::try_from(fd).ok().and_then(|fd| IDS.get(fd)).map_or(0, |id| id.load(Relaxed));
+    let same = match id_of(fd) {
+        Some(id) if known != 0 => id.wrapping_add(1) == known,
+        // Without /proc, all that can be seen is that it is an event counter.
+        _ => true,
+    };
+    is_ours(fd) && is_event_counter(fd) && same
+}
+
+/// True if a descriptor is open, and an event counter as far as /proc tells.
+fn is_event_counter(fd: c_int) -> bool {
+    let mut name = [0u8; 32];
+    // SAFETY: a path that ends with 0, and room for the answer. The system calls themselves, since some of these functions are ours.
+    let length = unsafe {
+        libc::syscall(
+            libc::SYS_readlinkat,
+            libc::AT_FDCWD,
+            path_of("fd", fd).as_ptr(),
+            name.as_mut_ptr(),
+            name.len(),
+        )
+    };
+    match usize::try_from(length) {
+        Ok(length) => name[..length].starts_with(b"anon_inode:[eventfd]"),
+        // SAFETY: a question about a number.
+        Err(_) => unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD) >= 0 },
     }
+}
+
+/// The number that the kernel gives each event counter (`eventfd-id` in `proc_pid_fdinfo(5)`, since Linux 5.2).
+fn id_of(fd: c_int) -> Option<u32> {
+    let mut text = [0u8; 256];
+    // SAFETY: a path that ends with 0, a descriptor of this function, and room for what is read.
+    let length = unsafe {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        let info = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path_of("fdinfo", fd).as_ptr(), flags);
+        if info < 0 {
+            return None;
+        }
+        let length = libc::syscall(libc::SYS_read, info, text.as_mut_ptr(), text.len());
+        libc::syscall(libc::SYS_close, info);
+        usize::try_from(length).ok()?
+    };
+    let text = std::str::from_utf8(&text[..length]).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().parse().ok()
+}
+
+/// `/proc/self/FOLDER/FD`, and a 0 behind it. Nothing allocates.
+fn path_of(folder: &str, fd: c_int) -> [u8; 32] {
+    let mut path = [0u8; 32];
+    let mut rest = &mut path[..31];
+    // It fits: a number has 11 characters at most.
+    let _ = write!(rest, "/proc/self/{folder}/{fd}");
+    path
 }
 
 /// What is behind our descriptors: the number of an open file, of which several may be the same.
 #[derive(Debug, Default)]
-pub(super) struct Descriptors(HashMap<c_int, (u64, Option<Kind>)>);
+pub(super) struct Descriptors(HashMap<c_int, u64>);
 
 impl Descriptors {
     /// A descriptor is ours from now on. False: its number is too large.
     pub(super) fn add(&mut self, fd: c_int, file: u64) -> bool {
         let possible = mark(fd, true);
         if possible {
-            self.0.insert(fd, (file, Kind::of(fd)));
+            IDS[fd as usize].store(id_of(fd).map_or(0, |id| id.wrapping_add(1)), Relaxed);
+            self.0.insert(fd, file);
         }
         possible
     }
@@ -71,22 +119,21 @@ impl Descriptors {
     /// The file behind a descriptor. `None`: it is not ours, or the program has closed it in a way that went past us and
     /// the number is something else's now.
     pub(super) fn file(&self, fd: c_int) -> Option<u64> {
-        let (file, kind) = self.0.get(&fd)?;
-        (Kind::of(fd) == *kind).then_some(*file)
+        self.0.get(&fd).copied().filter(|_| is_still_ours(fd))
     }
 
     /// The file behind a descriptor that is the last one of it.
     pub(super) fn last_of(&self, fd: c_int) -> Option<u64> {
         let file = self.file(fd)?;
-        let others = self.0.iter().filter(|(other, (of, _))| **other != fd && *of == file);
+        let others = self.0.iter().filter(|(other, of)| **other != fd && **of == file);
         (others.count() == 0).then_some(file)
     }
 
     /// It is ours no more. The file, and whether it was the last descriptor of it.
     pub(super) fn remove(&mut self, fd: c_int) -> Option<(u64, bool)> {
         mark(fd, false);
-        let (file, _) = self.0.remove(&fd)?;
-        Some((file, self.0.values().all(|(other, _)| *other != file)))
+        let file = self.0.remove(&fd)?;
+        Some((file, self.0.values().all(|other| *other != file)))
     }
 }
 
@@ -121,6 +168,12 @@ mod tests {
         // Past us, as a program does that makes system calls by itself.
         // SAFETY: two descriptors of this function.
         unsafe { libc::syscall(libc::SYS_dup3, file.as_raw_fd(), fd, 0) };
+        assert_eq!(descriptors.file(fd), None);
+        // Another event counter is not ours either.
+        let other = EventFd::new().unwrap();
+        // SAFETY: two descriptors of this function.
+        unsafe { libc::syscall(libc::SYS_dup3, other.as_raw_fd(), fd, 0) };
+        assert!(is_ours(fd) && !is_still_ours(fd));
         assert_eq!(descriptors.file(fd), None);
         descriptors.remove(fd);
     }

@@ -108,6 +108,11 @@ enum Begun {
 unsafe fn begin(fd: c_int, bytes: *const u8, count: usize) -> Begun {
     let _uncancelled = Uncancelled::new();
     let Some(process) = process::this() else {
+        let errno = nix::errno::Errno::last_raw();
+        if !descriptors::is_still_ours(fd) {
+            set_errno(errno);
+            return Begun::NotOurs;
+        }
         // Of a parent: dead here. In a child that shares its parent's memory nothing is known of it either way.
         report::info("rdma_cm", "this descriptor is of the process that this one was forked from");
         return Begun::Done(failed(libc::EIO) as isize);

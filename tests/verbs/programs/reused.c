@@ -1,0 +1,70 @@
+/*
+ * The number of an event channel that becomes another file's, in ways that no library sees: system calls of the program's own, and
+ * close_range, in the process itself and in a child. What is then written goes to that file. Exit code 0: it did.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <rdma/rdma_cma.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int wrong;
+
+static void expect(const char *what, ssize_t got, ssize_t wanted)
+{
+	if (got != wanted) {
+		printf("%s: %zd (%s), not %zd\n", what, got, strerror(errno), wanted);
+		wrong++;
+	}
+}
+
+/* A file that is opened until it has this number; those below it stay open. */
+static void take_number(int number, int (*opened)(void))
+{
+	for (int tries = 0, fd = -1; tries < 64 && fd != number; tries++)
+		fd = opened();
+}
+
+static int a_file(void) { return syscall(SYS_openat, AT_FDCWD, "/tmp", O_TMPFILE | O_RDWR, 0600); }
+static int a_counter(void) { return eventfd(0, EFD_NONBLOCK); }
+
+static void write_to_others(const char *whose, int number)
+{
+	char what[64];
+	uint64_t one = 1;
+	snprintf(what, sizeof what, "%s: a file", whose);
+	syscall(SYS_close_range, number, number, 0);
+	take_number(number, a_file);
+	expect(what, write(number, "hello\n", 6), 6);
+	snprintf(what, sizeof what, "%s: an eventfd", whose);
+	syscall(SYS_close, number);
+	take_number(number, a_counter);
+	expect(what, write(number, &one, sizeof one), sizeof one);
+	expect(what, read(number, &one, sizeof one), sizeof one);
+}
+
+int main(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	if (!channel)
+		return 2;
+	int status;
+	pid_t child = fork();
+	if (!child) {
+		write_to_others("child", channel->fd);
+		_exit(wrong);
+	}
+	waitpid(child, &status, 0);
+	wrong += !WIFEXITED(status) || WEXITSTATUS(status);
+	struct rdma_cm_id *id;
+	expect("the channel itself", rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
+	expect("the channel itself", rdma_destroy_id(id), 0);
+	write_to_others("parent", channel->fd);
+	return wrong;
+}
