@@ -10,8 +10,8 @@ use nix::poll::{PollFd, PollFlags};
 use nix::sys::prctl;
 
 use super::shared::{Dead, Shared, Turn, readable, sleep_on};
-use super::watch::{BREAK, Relief, Rest, SHORTEST_NAP};
-use super::{Drive, LONGEST_SLEEP};
+use super::watch::{BREAK, QUIET, Rest, SHORTEST_NAP};
+use super::{Drive, LONGEST_SLEEP, OWED_FOR, Progress};
 use crate::threads::{ask_for_short_turns, spawn_unsignalled};
 use crate::time::Nanos;
 
@@ -102,7 +102,7 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
                 look_after_a_nap(shared, until);
                 continue;
             }
-            Rest::None => shared.take_back(),
+            Rest::None => {}
         }
         let Some(mut worker) = shared.try_turn() else {
             if shared.is_dead() {
@@ -116,7 +116,7 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
             }
             continue;
         };
-        let progress = shared.pass(&mut worker, now);
+        let progress = pass(shared, &mut worker, now);
         if !progress.is_idle() {
             busy_at = now;
             worker.note_pass(shared.clock.now() - now);
@@ -128,10 +128,37 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
             watch(shared, worker);
         } else if progress.is_idle() {
             drop(worker);
-            shared.offer_processor(now);
+            if shared.owed_at().is_none() {
+                shared.offer_processor(now);
+            }
         }
     }
     Ok(())
+}
+
+/// A pass of the keeper. An application that spins on its memory replies within microseconds: as in [`super::Engine::caller_pass`], the
+/// acknowledgement of what came waits [`OWED_FOR`] for the reply, so that both reach the peer together. An acknowledgement that arrives
+/// alone would end the peer's polling, and its engine thread would have to be woken for the reply.
+fn pass(shared: &Shared, worker: &mut Turn<'_>, now: Nanos) -> Progress {
+    let came = worker.take_in(now);
+    shared.stir(came.completions);
+    if came.completions == 0 && !worker.doorbells().any() && !worker.nic().has_pressing() {
+        match shared.owed_at() {
+            None if came.received > 0 && shared.watch.away(now.0) < QUIET => {
+                shared.owe(worker, now);
+                return came;
+            }
+            Some(at) if now - at < OWED_FOR => return came,
+            _ => {}
+        }
+    }
+    let left = shared.send_out(worker, now);
+    Progress {
+        sent: left.sent,
+        completions: came.completions + left.completions,
+        more: came.more || left.more,
+        ..came
+    }
 }
 
 /// A caller that polled until the keeper woke may have had to give its processor to it: that is no break in its polling.
@@ -171,9 +198,8 @@ fn wakes(shared: &Shared, alarm: &PollFd<'_>) -> Nanos {
 /// A nap is over. If nobody has come although there is something to do, who was expected is trusted no longer: it is busy with something
 /// else, stopped, or was cancelled. `until`: when the nap was to end.
 fn look_after_a_nap(shared: &Shared, until: Nanos) {
-    let relief = shared.watch.relief();
     let now = shared.clock.now().0;
-    if relief == Relief::No {
+    if !shared.watch.is_relieved() {
         // Long enough for whoever polls to have come, and short enough not to take a poller for one that does not. That the keeper
         // has come in a poller's place, on its processor, is no fault of the poller's: it takes a while, and a poller cannot look then.
         // Nor has one failed to come who put off the end of the nap beyond the longest sleep.
@@ -185,10 +211,7 @@ fn look_after_a_nap(shared: &Shared, until: Nanos) {
         return;
     }
     if something_waits(shared) {
-        shared.take_back();
-        if relief == Relief::Blocked {
-            let _ = shared.watch.stop_watching();
-        }
+        let _ = shared.watch.stop_watching();
     }
 }
 

@@ -4,8 +4,8 @@
 //! that call, and there is no hand-off between threads. The keeper, a thread of the engine's, looks after the NIC in between: while the
 //! application computes, spins on memory, or waits. `watch.rs` says what it does when. On many cores a pinned thread spins, then sleeps.
 //!
-//! A caller that waits for completions may watch the link in the keeper's place, inside a call that blocks
-//! ([`Engine::begin_wait`]) or on its own descriptor ([`WaitSet`]): a frame then wakes the thread that wants it.
+//! A caller that blocks in a call until a completion comes watches the link in the keeper's place ([`Engine::begin_wait`]): a frame then
+//! wakes the thread that wants it.
 //!
 //! What is posted is never forgotten: whoever rings a bell and finds the worker taken leaves it to its holder, who looks at the bells once
 //! more after unlocking (`turns.rs`). Sleeping loses no wake-up: [`Worker::prepare_sleep`] first makes every ring of a doorbell write
@@ -23,6 +23,7 @@ mod look_on;
 mod pass_times;
 mod pollers;
 mod polling;
+mod progress;
 mod shared;
 mod stall;
 mod sync;
@@ -35,9 +36,10 @@ mod worker;
 
 pub use control::Request;
 pub use pass_times::PassTimes;
+pub use progress::Progress;
 pub use wait::{MAX_WATCHED, Wait, Watched};
 pub use wait_set::WaitSet;
-pub use worker::{EventSink, Progress, Worker};
+pub use worker::{EventSink, Worker};
 
 use std::io;
 use std::sync::Arc;
@@ -54,7 +56,6 @@ use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, QpIndex};
 
 use shared::Shared;
-use watch::Relief;
 
 /// Asynchronous events that may wait for the application.
 const EVENT_QUEUE: usize = 4096;
@@ -190,10 +191,6 @@ impl Engine {
             ..came
         };
         if progress.is_idle() {
-            if self.shared.watch.relief() == Relief::OnDescriptor {
-                // It may have looked for the last time before it sleeps.
-                worker.prepare_wait();
-            }
             let published = worker.nic().published();
             drop(worker);
             if let Some(came) = self.look_on(now, published, has_come) {
@@ -218,17 +215,16 @@ impl Engine {
         if !is_trusted || worker.doorbells().any() || worker.nic().has_pressing() {
             return false;
         }
-        if came.received > 0 {
-            let first = owed_at.is_none();
-            if first {
-                self.shared.owe(worker, now);
+        match owed_at {
+            None => {
+                if came.received > 0 {
+                    self.shared.owe(worker, now);
+                }
+                came.received > 0
             }
-            return first;
+            // A caller that polls again may still reply, also to what a port delivers frame by frame; one that has begun to block will not.
+            Some(at) => self.thread.is_some() && now - at < OWED_FOR && self.shared.watch.broke_at() <= at.0,
         }
-        // Who looks for more before it answers has not answered yet; who has begun to wait will not.
-        owed_at.is_some_and(|at| {
-            self.thread.is_some() && now - at < OWED_FOR && self.shared.watch.broke_at() <= at.0
-        })
     }
 
     /// A QP has new work requests, and `outstanding` that are not complete in all; `posts` counts the calls that posted them. What was
@@ -381,7 +377,6 @@ impl Drop for Engine {
             let now = self.now();
             self.shared.send_what_is_owed(&mut worker, now);
         }
-        self.shared.take_back();
         self.shared.stop.store(true, Release);
         if let Some(thread) = self.thread.take() {
             // However it sleeps, this wakes it.

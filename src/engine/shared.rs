@@ -15,10 +15,11 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use super::crowded::Crowded;
 use super::look_on::LookOn;
 use super::pollers::Pollers;
+use super::progress::Progress;
 use super::turns::Turns;
 use super::waiters::Waiters;
-use super::watch::{NOTHING, QUIET, Relief, Watch, is_within};
-use super::worker::{Progress, Worker};
+use super::watch::{NOTHING, QUIET, Watch, is_within};
+use super::worker::Worker;
 use crate::port::Port;
 use crate::shared::Doorbells;
 use crate::time::{Clock, Nanos};
@@ -215,14 +216,6 @@ impl Shared {
         progress
     }
 
-    /// A whole pass.
-    pub(super) fn pass(&self, worker: &mut Worker, now: Nanos) -> Progress {
-        self.owed_at.store(NOTHING, Relaxed);
-        let progress = worker.poll(now);
-        self.stir(progress.completions);
-        progress
-    }
-
     /// Since when something is owed.
     pub(super) fn owed_at(&self) -> Option<Nanos> {
         let at = self.owed_at.load(Relaxed);
@@ -259,7 +252,7 @@ impl Shared {
 
     /// A caller watches the link in the keeper's place, unless another does, for as long as `meanwhile` takes.
     pub(super) fn while_watching<T>(&self, now: Nanos, meanwhile: impl FnOnce() -> T) -> T {
-        let watches = self.watch.begin_watching(Relief::Blocked, now.0);
+        let watches = self.watch.begin_watching(now.0);
         let result = meanwhile();
         if watches && self.watch.stop_watching() {
             self.wake_keeper();
@@ -368,7 +361,7 @@ mod tests {
     fn a_caller_that_watched_at_the_first_moment_has_watched() {
         let watch = Watch::new();
         assert!(!watch.relieved_lately(0));
-        assert!(watch.begin_watching(Relief::Blocked, 0));
+        assert!(watch.begin_watching(0));
         assert!(watch.relieved_lately(5) && !watch.relieved_lately(QUIET));
         watch.forget_relief();
         assert!(!watch.relieved_lately(5));

@@ -1,15 +1,11 @@
-//! What a program waits on: a descriptor that is readable while an event waits.
+//! The descriptor of a completion channel: readable while an event waits, and at no other time.
 //!
-//! It is an epoll set with the counter of events in it, so that it can be polled, selected and nested as the counter could. While its
-//! waiter watches the link in the keeper's place, the port's descriptors are in it as well: a frame wakes the program, its next call
-//! runs the pass, and finds the event that the pass raised. That saves the switch from the keeper to the program. The descriptor is
-//! readable before there is an event then, which only a waiter that does not block can stand.
+//! An epoll set holds the counter of events. The application may set `O_NONBLOCK` on the set; the counter itself never blocks.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
@@ -22,8 +18,6 @@ pub struct WaitSet {
     events: EventCounter,
     /// Its waiter has slept inside a call, and has not armed since.
     will_block: AtomicBool,
-    /// Looks in vain since it was armed.
-    in_vain: AtomicU32,
 }
 
 impl WaitSet {
@@ -34,7 +28,7 @@ impl WaitSet {
     pub fn new(events: EventCounter) -> io::Result<WaitSet> {
         let set = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         set.add(&events, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-        Ok(WaitSet { set, events, will_block: AtomicBool::new(false), in_vain: AtomicU32::new(0) })
+        Ok(WaitSet { set, events, will_block: AtomicBool::new(false) })
     }
 
     /// The counter of events.
@@ -56,38 +50,6 @@ impl WaitSet {
     /// True once after each such sleep.
     pub(super) fn takes_expectation(&self) -> bool {
         self.will_block.load(Relaxed) && self.will_block.swap(false, Relaxed)
-    }
-
-    /// A queue of its was armed.
-    pub(super) fn asked(&self) {
-        self.in_vain.store(0, Relaxed);
-    }
-
-    /// Its waiter looked for an event in vain; how often since then.
-    pub(super) fn looked_in_vain(&self) -> u32 {
-        self.in_vain.fetch_add(1, Relaxed) + 1
-    }
-
-    /// Frames make it readable too, from now on.
-    pub(super) fn add_frames(&self, frames: &[OwnedFd]) -> io::Result<()> {
-        for fd in frames {
-            match self.set.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 1)) {
-                Ok(()) | Err(Errno::EEXIST) => {}
-                Err(error) => {
-                    self.remove_frames(frames);
-                    return Err(error.into());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// They do not any more.
-    pub(super) fn remove_frames(&self, frames: &[OwnedFd]) {
-        for fd in frames {
-            // Fails if it is not in the set, which is what is wanted.
-            let _ = self.set.delete(fd);
-        }
     }
 }
 
@@ -114,34 +76,19 @@ mod tests {
         EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap()
     }
 
-    fn is_readable(set: &WaitSet) -> bool {
-        let mut fds = [PollFd::new(set.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
-    }
-
     #[test]
-    fn it_is_readable_by_events_and_by_frames_while_it_is_to_be() {
-        let (events, frames) = (Arc::new(eventfd()), eventfd());
+    fn channel_is_readable_while_an_event_waits() {
+        let events = Arc::new(eventfd());
         let set = WaitSet::new(Arc::clone(&events).into()).unwrap();
-        let fds = [frames.as_fd().try_clone_to_owned().unwrap()];
-        frames.write(1).unwrap();
-        assert!(!is_readable(&set), "frames are none of its business yet");
-        set.add_frames(&fds).unwrap();
-        set.add_frames(&fds).unwrap();
-        assert!(is_readable(&set));
-        set.remove_frames(&fds);
-        set.remove_frames(&fds);
-        assert!(!is_readable(&set));
+        let is_readable = || {
+            let mut fds = [PollFd::new(set.as_fd(), PollFlags::POLLIN)];
+            poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
+        };
+        assert!(!is_readable());
         events.write(1).unwrap();
-        assert!(is_readable(&set));
-    }
-
-    #[test]
-    fn looks_in_vain_are_counted_anew_after_each_arming() {
-        let set = WaitSet::new(Arc::new(eventfd()).into()).unwrap();
-        assert_eq!([set.looked_in_vain(), set.looked_in_vain()], [1, 2]);
-        set.asked();
-        assert_eq!(set.looked_in_vain(), 1);
+        assert!(is_readable());
+        events.read().unwrap();
+        assert!(!is_readable());
     }
 
     #[test]

@@ -1,9 +1,7 @@
 //! Who waits: what callers that wait tell one another.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 
-use super::wait_set::WaitSet;
 use super::watch::QUIET;
 
 /// Where several threads wait at a time, in ns since the last time that was seen, the keeper watches for all of them.
@@ -23,8 +21,6 @@ pub(super) struct Waiters {
     last_at: AtomicU64,
     /// When two were seen to wait within a short time of one another.
     crowd_at: AtomicU64,
-    /// Whose descriptor frames make readable.
-    pub(super) in_front: Mutex<Option<Arc<WaitSet>>>,
 }
 
 impl Waiters {

@@ -6,13 +6,13 @@
 //! | state | it wakes when | because |
 //! |---|---|---|
 //! | awake | | it turns the worker, or is about to look at this word again |
-//! | nap   | its time is over, which callers put off while they come, or it is roused | a caller polls without a break, or watches the link and was here a moment ago |
-//! | deep  | it is roused | a caller watches the link, and has done so for a while |
+//! | nap   | its time is over, which callers put off while they come, or it is roused | a caller polls without a break, or blocks on the link and was here a moment ago |
+//! | deep  | it is roused | a caller blocks on the link, and has done so for a while |
 //! | watch | a frame, a bell, a command, a timer comes, or it is roused | nobody else looks |
 //!
 //! A caller is trusted to come back for as long as its past bears out: a nap is a quarter of the time for which it has polled
 //! without a break, within [`SHORTEST_NAP`] and [`LONGEST_NAP`]. So what a program leaves when it turns to something else waits
-//! a quarter as long as it polled, and a millisecond at most. A program that says that it will wait, by arming a completion queue, is not
+//! a quarter as long as it polled, and 0.2 ms at most. A program that says that it will wait, by arming a completion queue, is not
 //! trusted at all: the keeper watches before the call returns to it, or is on its way to.
 //!
 //! Both sides write before they look, with a fence in between, so one of them sees the other: `caller_waits` against `nap`,
@@ -40,9 +40,10 @@ pub(crate) const SHORTEST_NAP: u64 = 50_000;
 /// For how long, in ns, a caller must have polled without a break to be trusted, and one that has misled the keeper again and again.
 const TRUST: u64 = 200_000;
 const LONGEST_DISTRUST: u64 = 50_000_000;
-/// The longest nap, in ns.
-pub(crate) const LONGEST_NAP: u64 = 1_000_000;
-/// A caller that watches the link is trusted to come for this long, in ns, before the keeper looks whether it did.
+/// The longest nap, in ns: so long a frame waits for a program that has stopped polling to spin on its memory. To put a nap's end off
+/// takes 2.5 to 5 us of a poller, once in three quarters of this time (measured: `timerfd_settime`, a virtual machine).
+pub(crate) const LONGEST_NAP: u64 = 200_000;
+/// A caller that blocks on the link is trusted to wake for this long, in ns, before the keeper looks whether it did.
 pub(crate) const RELIEF: u64 = 250_000;
 /// Nothing has happened for so long, in ns, that a hand-off more or less does not matter.
 pub(crate) const QUIET: u64 = 2_000_000;
@@ -53,26 +54,14 @@ const NAP: u64 = 1;
 const DEEP: u64 = 2;
 const WATCH: u64 = 3;
 
-/// How a caller watches the link in the keeper's place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u64)]
-pub(crate) enum Relief {
-    /// None does.
-    No = 0,
-    /// It sleeps inside a call, until a frame comes.
-    Blocked = 1,
-    /// It sleeps on a descriptor that a frame makes readable, and is trusted to call when it does.
-    OnDescriptor = 2,
-}
-
 /// What the keeper is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
     /// Sleep until this time, in ns; only a rouser ends it before.
     Until(u64),
-    /// A caller watches the link, and the link is quiet: sleep until roused.
+    /// A caller blocks on the link, and the link is quiet: sleep until roused.
     Deep,
-    /// Turn the worker, and watch. A caller that was trusted to come to its descriptor is not any more.
+    /// Turn the worker, and watch.
     None,
 }
 
@@ -85,6 +74,7 @@ pub(crate) struct Watch {
     last_pass: AtomicU64,
     /// When a caller last did something else than polling on: it came back from a break, or began to wait.
     broke_at: AtomicU64,
+    /// 1: a caller blocks on the link inside a call, in the keeper's place.
     relief: AtomicU64,
     /// When a caller last began to watch.
     relieved_at: AtomicU64,
@@ -98,7 +88,7 @@ impl Watch {
             keeper: AtomicU64::new(AWAKE),
             last_pass: AtomicU64::new(0),
             broke_at: AtomicU64::new(0),
-            relief: AtomicU64::new(Relief::No as u64),
+            relief: AtomicU64::new(0),
             relieved_at: AtomicU64::new(NOTHING),
             trust_after: AtomicU64::new(TRUST),
         }
@@ -140,7 +130,7 @@ impl Watch {
         // Against `nap`: it sees the break, or this sees the nap.
         fence(SeqCst);
         let keeper = self.keeper.load(Relaxed);
-        let watched = keeper & KIND == WATCH || self.relief.load(Relaxed) == Relief::Blocked as u64;
+        let watched = keeper & KIND == WATCH || self.is_relieved();
         !watched && self.rouse_from(keeper)
     }
 
@@ -201,19 +191,15 @@ impl Watch {
         }
     }
 
-    /// How a caller watches.
-    pub(crate) fn relief(&self) -> Relief {
-        match self.relief.load(Relaxed) {
-            1 => Relief::Blocked,
-            2 => Relief::OnDescriptor,
-            _ => Relief::No,
-        }
+    /// True if a caller blocks on the link.
+    pub(crate) fn is_relieved(&self) -> bool {
+        self.relief.load(Relaxed) != 0
     }
 
-    /// A caller watches from now on. False: another one does already.
-    pub(crate) fn begin_watching(&self, how: Relief, now: u64) -> bool {
+    /// A caller blocks on the link from now on. False: another one does already.
+    pub(crate) fn begin_watching(&self, now: u64) -> bool {
         self.relieved_at.store(now, Relaxed);
-        self.relief.compare_exchange(Relief::No as u64, how as u64, SeqCst, Relaxed).is_ok()
+        self.relief.compare_exchange(0, 1, SeqCst, Relaxed).is_ok()
     }
 
     /// True if a caller has watched a moment ago, or does.
@@ -229,7 +215,7 @@ impl Watch {
     /// It does no more. True: wake the keeper.
     #[must_use]
     pub(crate) fn stop_watching(&self) -> bool {
-        self.relief.store(Relief::No as u64, Relaxed);
+        self.relief.store(0, Relaxed);
         // Against `deep`: it sees that the relief is over, or this sees it sleep.
         fence(SeqCst);
         let keeper = self.keeper.load(Relaxed);
@@ -240,12 +226,11 @@ impl Watch {
     pub(crate) fn rest(&self, now: u64) -> Rest {
         let broke_at = self.broke_at.load(Relaxed);
         let away = self.away(now);
-        match self.relief() {
-            Relief::Blocked if away >= QUIET => return self.deep(),
-            Relief::OnDescriptor if away >= QUIET => return Rest::None,
-            Relief::Blocked | Relief::OnDescriptor => return self.nap(broke_at, now + RELIEF),
-            Relief::No if away > SHORTEST_NAP => return Rest::None,
-            Relief::No => {}
+        if self.is_relieved() {
+            return if away >= QUIET { self.deep() } else { self.nap(broke_at, now + RELIEF) };
+        }
+        if away > SHORTEST_NAP {
+            return Rest::None;
         }
         if let Some(nap) = self.earned(now) {
             return self.nap(broke_at, now + nap);
@@ -282,7 +267,7 @@ impl Watch {
     fn nap(&self, broke_at: u64, until: u64) -> Rest {
         self.keeper.store(until & !KIND | NAP, Relaxed);
         fence(SeqCst);
-        if self.broke_at.load(Relaxed) != broke_at && self.relief.load(Relaxed) == Relief::No as u64 {
+        if self.broke_at.load(Relaxed) != broke_at && !self.is_relieved() {
             self.wakes();
             return Rest::None;
         }
@@ -292,7 +277,7 @@ impl Watch {
     fn deep(&self) -> Rest {
         self.keeper.store(!KIND | DEEP, Relaxed);
         fence(SeqCst);
-        if self.relief.load(Relaxed) == Relief::No as u64 {
+        if !self.is_relieved() {
             self.wakes();
             return Rest::None;
         }

@@ -9,6 +9,7 @@ use crossbeam_channel::Receiver;
 
 use super::control::Request;
 use super::pass_times::PassTimes;
+use super::progress::Progress;
 use super::stall::Stall;
 use crate::nic::{self, Answer, Command, ControlError, GroupChange, Nic, Sent};
 use crate::port::{self, BURST, LinkChange, Port, PortInfo, RxWishes, TxId};
@@ -18,29 +19,6 @@ use crate::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
 
 /// A frame on its way out: its slot in the port and whose it is.
 type TxSlot = (TxId, QpIndex);
-
-/// What a pass did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// Frames taken in.
-    pub received: usize,
-    /// Frames sent.
-    pub sent: usize,
-    /// Commands carried out.
-    pub commands: usize,
-    /// Completions published.
-    pub completions: usize,
-    /// There is more to do at once.
-    pub more: bool,
-}
-
-impl Progress {
-    /// True if the pass found nothing to do and nothing is left.
-    pub fn is_idle(&self) -> bool {
-        let done = self.received + self.sent + self.commands + self.completions;
-        done == 0 && !self.more
-    }
-}
 
 /// Where events go as they are raised.
 pub type EventSink = Box<dyn Fn(AsyncEvent) + Send>;
@@ -63,6 +41,8 @@ pub struct Worker {
     events_lost: u64,
     stall: Stall,
     pass_times: PassTimes,
+    /// When the latest pass began.
+    last_pass: Nanos,
 }
 
 impl Worker {
@@ -91,6 +71,7 @@ impl Worker {
             events_lost: 0,
             stall: Stall::default(),
             pass_times: PassTimes::default(),
+            last_pass: Nanos::ZERO,
         }
     }
 
@@ -112,8 +93,16 @@ impl Worker {
         &self.pass_times
     }
 
+    /// The time of a pass: `now`, or the time of the pass before where a thread read its clock before another one's pass. Completion
+    /// timestamps of a queue so never go back.
+    fn advance(&mut self, now: Nanos) -> Nanos {
+        self.last_pass = self.last_pass.max(now);
+        self.last_pass
+    }
+
     /// The half of a pass that looks at what came: when it returns, its completions are there.
     pub fn take_in(&mut self, now: Nanos) -> Progress {
+        let now = self.advance(now);
         let commands = self.control(now);
         let received = self.receive(now); //             parse, ICRC, transport, dma
         self.nic.fire_timers(now);
@@ -125,6 +114,7 @@ impl Worker {
 
     /// The half of a pass that sends: new work requests, acknowledgements, what is to be sent again.
     pub fn send_out(&mut self, now: Nanos) -> Progress {
+        let now = self.advance(now);
         let more_posted = self.nic.fetch_posted(now, &self.doorbells, &self.guests);
         self.nic.look_after(now);
         let sent = self.transmit(now); //                arbiter, headers
@@ -350,6 +340,7 @@ impl Worker {
     /// # Errors
     /// If the port could not; it goes on as before.
     pub fn follow(&mut self, now: Nanos, change: &LinkChange) -> io::Result<u32> {
+        let now = self.advance(now);
         self.port.follow(change)?;
         match change {
             LinkChange::Addresses(_) => Ok(0),

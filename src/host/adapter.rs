@@ -105,23 +105,13 @@ impl Adapter {
         }
     }
 
-    pub(super) fn armed(&self, set: &Arc<WaitSet>) {
+    pub(super) fn armed(&self, set: &WaitSet) {
         if let Adapter::Own(engine) = self {
             engine.armed(set);
         }
     }
 
-    pub(super) fn came_to_look(&self, set: &Arc<WaitSet>) -> bool {
-        self.engine().is_some_and(|engine| engine.came_to_look(set))
-    }
-
-    pub(super) fn found_no_event(&self, set: &Arc<WaitSet>) {
-        if let Adapter::Own(engine) = self {
-            engine.found_no_event(set);
-        }
-    }
-
-    pub(super) fn begin_wait(&self, set: &Arc<WaitSet>) -> Wait {
+    pub(super) fn begin_wait(&self, set: &WaitSet) -> Wait {
         match self {
             Adapter::Own(engine) => engine.begin_wait(set),
             Adapter::Shared(_) => Wait::Sleep,

@@ -31,9 +31,6 @@ impl CompletionChannel {
     /// taken one by one. Take a count of [`events`](CompletionChannel::events) for each, then ask its queues which of them it was
     /// ([`CompletionQueue::take_event`](super::CompletionQueue::take_event)).
     ///
-    /// Whoever makes the descriptor non-blocking may find it readable a moment before there is an event, and is to look by
-    /// [`CompletionChannel::came_to_look`].
-    ///
     /// # Errors
     /// If the system has no descriptor for it.
     pub fn counting() -> Result<CompletionChannel, DeviceError> {
@@ -61,17 +58,6 @@ impl CompletionChannel {
     /// True if its descriptor was made non-blocking.
     pub fn is_nonblocking(&self) -> bool {
         self.waits.is_nonblocking()
-    }
-
-    /// Before looking for an event, when the descriptor was readable: what made it so may be a frame that is to be looked at first.
-    /// True if that brought an event; it is taken.
-    pub fn came_to_look(&self, device: &Device) -> bool {
-        device.inner.adapter.came_to_look(&self.waits)
-    }
-
-    /// After it, in vain.
-    pub fn found_no_event(&self, device: &Device) {
-        device.inner.adapter.found_no_event(&self.waits);
     }
 
     /// Before sleeping inside a call until an event waits.

@@ -3,6 +3,7 @@
 mod arms;
 mod bent;
 mod last;
+mod passes;
 mod waits;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

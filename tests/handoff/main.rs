@@ -61,7 +61,7 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
 use turns::Turns;
-use watch::{BREAK, LONGEST_NAP, QUIET, Relief, Rest, SHORTEST_NAP, Watch};
+use watch::{BREAK, LONGEST_NAP, QUIET, Rest, SHORTEST_NAP, Watch};
 
 /// A descriptor that ends a sleep.
 #[derive(Default)]
@@ -209,8 +209,8 @@ fn of_two_callers_that_begin_to_wait_none_is_left_to_a_nap() {
 fn a_caller_that_stops_watching_leaves_no_keeper_in_deep_sleep() {
     check(|| {
         let (watch, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
-        assert!(watch.begin_watching(Relief::Blocked, NOW));
-        assert!(!watch.begin_watching(Relief::OnDescriptor, NOW), "one does");
+        assert!(watch.begin_watching(NOW));
+        assert!(!watch.begin_watching(NOW), "one does");
         let later = NOW + 2 * QUIET;
         let keeper = {
             let (watch, alarm) = (Arc::clone(&watch), Arc::clone(&alarm));
@@ -327,7 +327,7 @@ fn a_frame_that_comes_while_the_watch_changes_hands_is_taken() {
     check(|| {
         let watch = Arc::new(polled());
         let (frame, link) = (Arc::new(AtomicU64::new(0)), Arc::new(Alarm::default()));
-        assert!(watch.begin_watching(Relief::Blocked, NOW));
+        assert!(watch.begin_watching(NOW));
         let wire = {
             let (frame, link) = (Arc::clone(&frame), Arc::clone(&link));
             thread::spawn(move || {

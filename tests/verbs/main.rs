@@ -9,6 +9,7 @@ mod cancelled;
 mod classes;
 mod commands;
 mod ends;
+mod gloo;
 mod gone;
 mod huge_pages;
 mod killed;

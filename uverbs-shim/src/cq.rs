@@ -332,15 +332,14 @@ unsafe fn look(channel: *mut ibv_comp_channel, by_link: bool) -> Look {
     // A pass makes system calls, in which a thread must not be cancelled.
     let _uncancelled = Uncancelled::new();
     let (channel, device) = (&found.channel, &nic.nic.device);
-    if !by_link && (channel.came_to_look(device) || take_count_now(channel.events())) {
+    if !by_link && take_count_now(channel.events()) {
         return Look::Taken;
     }
     if device.has_failed() {
         return Look::Failed(libc::EIO);
     }
     if !by_link && channel.is_nonblocking() {
-        channel.found_no_event(device);
-        return if take_count_now(channel.events()) { Look::Taken } else { Look::Failed(libc::EAGAIN) };
+        return Look::Failed(libc::EAGAIN);
     }
     let events = channel.events().as_raw_fd();
     match channel.begin_wait(device) {
