@@ -3,10 +3,13 @@
  *
  *     waits [-n rounds] [-g gid index] [-p TCP port] MODE [SERVER]
  *
- * Without SERVER it is the server. Both ends of the same mode exchange messages of 8 bytes; the client prints the median and the 99th
- * percentile of a round trip. TCP carries the addresses, and is the yardstick:
+ * Without SERVER it is the server. Both ends of the same mode exchange messages of 8 bytes; the client prints the median, the 99th and
+ * the 99.9th percentile of a round trip. TCP carries the addresses. Yardsticks without RDMA:
  *
  *     tcp      echo over TCP, both ends wait in epoll
+ *     udp      echo over UDP, both ends sleep in recv
+ *     udpspin  echo over UDP, both ends call recv without blocking, again and again
+ *
  *     epoll    SEND and answer; both ends arm, poll until nothing comes, and wait in epoll on the channel, which does not block
  *     poll     the same in poll(), on a channel that blocks
  *     select   the same in select(), likewise
@@ -317,6 +320,35 @@ static void echo_over_tcp(double *took)
 	fcntl(tcp, F_SETFL, 0);
 }
 
+/* Both ends sleep in recv, or spin on it. A datagram that does not come within PATIENCE_MS ends the program. */
+static void echo_over_udp(double *took)
+{
+	char message[8] = { 0 };
+	struct sockaddr_in here, there;
+	socklen_t length = sizeof here;
+	struct timeval patience = { .tv_sec = PATIENCE_MS / 1000 };
+	int udp = socket(AF_INET, SOCK_DGRAM, 0), flags = is("udpspin") ? MSG_DONTWAIT : 0;
+	getsockname(tcp, (void *)&here, &length);
+	getpeername(tcp, (void *)&there, &length);
+	here.sin_port = there.sin_port = htons(tcp_port + 1);
+	if (bind(udp, (void *)&here, sizeof here) || connect(udp, (void *)&there, sizeof there))
+		die("the UDP socket");
+	setsockopt(udp, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+	tcp_write(message, 1);
+	tcp_read(message, 1);
+	for (int round = 0; round < rounds; round++) {
+		double began = now_us();
+		if (!is_server && send(udp, message, 8, 0) != 8)
+			die("send");
+		while (recv(udp, message, 8, flags) != 8)
+			if (!flags || errno != EAGAIN || now_us() - began > PATIENCE_MS * 1000.0)
+				die("recv");
+		if (is_server && send(udp, message, 8, 0) != 8)
+			die("send");
+		took[round] = now_us() - began;
+	}
+}
+
 static void echo_by_memory(double *took)
 {
 	volatile uint64_t *in = (uint64_t *)(memory + IN);
@@ -421,6 +453,8 @@ int main(int count, char **arguments)
 	double *took = calloc(rounds, sizeof *took);
 	if (is("tcp")) {
 		echo_over_tcp(took);
+	} else if (is("udp") || is("udpspin")) {
+		echo_over_udp(took);
 	} else {
 		pthread_t other;
 		connect_qp();
@@ -440,7 +474,8 @@ int main(int count, char **arguments)
 	}
 	if (!is_server && !is("idle")) {
 		qsort(took, rounds, sizeof *took, by_size);
-		printf("%s median %.1f us p99 %.1f us\n", mode, took[rounds / 2], took[(long)rounds * 99 / 100]);
+		printf("%s median %.1f us p99 %.1f us p99.9 %.1f us\n", mode, took[rounds / 2], took[(long)rounds * 99 / 100],
+		       took[(long)rounds * 999 / 1000]);
 		fflush(stdout);
 	}
 	/* Both stay until both are done. */
