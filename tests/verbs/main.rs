@@ -28,6 +28,7 @@ mod rdmacm;
 mod shared;
 mod site;
 mod surroundings;
+mod sysfs;
 mod upper;
 mod waits;
 
