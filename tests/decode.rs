@@ -9,6 +9,9 @@ use roxie::frame::{Frame, FrameMut};
 use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Psn, Qpn, RoceVersion, Template};
 use serde_json::Value;
 
+#[path = "decode/inside.rs"]
+mod inside;
+
 fn roxie() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
     command.arg("decode").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

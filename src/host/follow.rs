@@ -65,7 +65,7 @@ impl Run {
             }
             self.follow_neighbours(device, &changes);
             if let Some(window) = &self.window {
-                window.answer(|| device.snapshot());
+                window.answer(|question| device.answer(question));
             }
             if device.has_control_file() {
                 device.read_control();

@@ -1,10 +1,12 @@
 //! A device as others see it: `roxie show`, `roxie top`, `roxie metrics`.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use roxie::host::inspect::{CounterReader, Snapshot};
 use serde_json::Value;
 
 use crate::network::Net;
@@ -79,6 +81,35 @@ fn a_process_that_is_stopped_keeps_nobody_waiting() {
     );
     kill(Pid::from_raw(stopped.cast_signed()), Signal::SIGCONT).unwrap();
     assert_eq!(rows_of(&net.left("show qps --json").succeeded().stdout, stopped).len(), 1);
+}
+
+/// More reads than a backlog has places.
+#[test]
+fn a_stopped_process_is_asked_once_for_counters() {
+    let Some(net) = Net::new("seen-counters") else { return };
+    let servers = [2000, 2001].map(|tcp| net.serve(&format!("pingpong rc --port udp -p {tcp}")));
+    let [stopped, other] = servers.each_ref().map(|server| server.child.id());
+    let mut reader = CounterReader::default();
+    let mut read = || net.a.run(|| reader.read().unwrap()).unwrap();
+    let of = |read: &BTreeMap<String, Option<Snapshot>>, pid: u32| {
+        let found = read.iter().find(|(name, _)| name.starts_with(&format!("roxie/see/{pid}/")));
+        found.expect("the device is there").1.clone()
+    };
+    let first = read();
+    for pid in [stopped, other] {
+        let snapshot = of(&first, pid).expect("an answer");
+        assert_eq!((snapshot.pid, &*snapshot.interface, snapshot.qps.len()), (pid, "left", 0));
+        assert_eq!(snapshot.counters["sent_pkts"], 0);
+    }
+    kill(Pid::from_raw(stopped.cast_signed()), Signal::SIGSTOP).unwrap();
+    for _ in 0..300 {
+        let now = read();
+        assert_eq!((of(&now, stopped), of(&now, other).map(|s| s.pid)), (None, Some(other)));
+    }
+    let shown = net.left("show qps").succeeded();
+    assert!(shown.stderr.contains(&format!("process {stopped} does not answer")), "{shown:#?}");
+    kill(Pid::from_raw(stopped.cast_signed()), Signal::SIGCONT).unwrap();
+    while of(&read(), stopped).is_none() {}
 }
 
 #[test]

@@ -31,6 +31,7 @@ mod routed;
 mod shared;
 mod site;
 mod surroundings;
+mod sysfs;
 mod upper;
 mod waits;
 

@@ -15,7 +15,7 @@ use super::window::NAME;
 use crate::descriptors::receive_until;
 
 /// How long a device may take to answer. One that is stopped (`SIGSTOP`) does not answer at all.
-const PATIENCE: Duration = Duration::from_millis(500);
+pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 /// The longest answer that is read, in bytes: some 100 times that of a device with a thousand QPs.
 const LONGEST: u64 = 1 << 28;
 
@@ -56,7 +56,7 @@ pub fn snapshots() -> io::Result<Look> {
     Ok(look)
 }
 
-fn names() -> io::Result<Vec<String>> {
+pub(super) fn names() -> io::Result<Vec<String>> {
     let table = fs::read_to_string("/proc/thread-self/net/unix")?;
     let listens = |line: &str| {
         let name = line.rsplit_once(" @")?.1;
@@ -76,7 +76,7 @@ fn ask(name: &str) -> Option<UnixStream> {
 }
 
 /// `None`: the other end closed without an answer.
-fn answer(reader: BorrowedFd<'_>, until: Instant) -> io::Result<Option<Snapshot>> {
+pub(super) fn answer(reader: BorrowedFd<'_>, until: Instant) -> io::Result<Option<Snapshot>> {
     let file = receive_until(reader, until)?.and_then(|fds| fds.into_iter().next());
     file.map(|file| read(&File::from(file))).transpose()
 }

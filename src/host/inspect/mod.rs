@@ -5,6 +5,7 @@
 //! or root, who connects ([`snapshots`]). The thread that follows the interface does so: it costs the data path nothing, and an idle
 //! process nothing.
 
+mod counters;
 mod look;
 mod window;
 
@@ -14,11 +15,38 @@ use super::adapter::Seat;
 pub use super::snapshot::{CmIdEntry, CmIds, MrEntry, Passes, QpEntry, Snapshot};
 use super::state::State;
 
+pub use counters::CounterReader;
 pub use look::{Look, snapshots};
-pub(super) use window::Window;
+pub(super) use window::{Question, Window};
 
 impl State {
-    pub(super) fn snapshot(&self) -> Snapshot {
+    pub(super) fn answer(&self, question: Question) -> Snapshot {
+        match question {
+            Question::Everything => self.snapshot(),
+            Question::Counters => self.counted(),
+        }
+    }
+
+    /// The snapshot without objects: identity and counters.
+    fn counted(&self) -> Snapshot {
+        let mut snapshot = Snapshot {
+            pid: std::process::id(),
+            name: fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned(),
+            device: self.name.clone(),
+            ..Snapshot::default()
+        };
+        // A NIC that is another process tells its counters itself.
+        let Some(engine) = self.adapter.engine() else { return snapshot };
+        let (info, counters) = engine.inspect(|worker| (worker.port().info().clone(), worker.counters()));
+        (snapshot.interface, snapshot.port, snapshot.mode) =
+            (info.interface.unwrap_or_default(), info.name, info.mode);
+        for (name, value) in counters {
+            *snapshot.counters.entry(name.to_owned()).or_default() += value;
+        }
+        snapshot
+    }
+
+    fn snapshot(&self) -> Snapshot {
         Snapshot {
             pid: std::process::id(),
             name: fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned(),

@@ -16,8 +16,30 @@ use crate::descriptors::{children, send};
 
 /// What the names of such sockets begin with.
 pub(super) const NAME: &str = "roxie/see/";
+/// Prefix of the name of a reader's socket: a reader with such a name gets the counters alone. They cost far less than the objects do, so
+/// they may be read often.
+pub(super) const FOR_COUNTERS: &str = "roxie/ask/counters/";
 /// Readers that are answered before something else is looked at.
 const AT_ONCE: usize = 16;
+
+/// Part of a snapshot that a reader wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::host) enum Question {
+    /// Counters and objects.
+    Everything,
+    /// Counters alone.
+    Counters,
+}
+
+impl Question {
+    /// The question of a reader whose socket has this name.
+    fn of(reader: &SocketAddr) -> Question {
+        match reader.as_abstract_name() {
+            Some(name) if name.starts_with(FOR_COUNTERS.as_bytes()) => Question::Counters,
+            _ => Question::Everything,
+        }
+    }
+}
 
 /// Where readers knock. A reader gets a file in memory, and so is never waited for, however much there is to tell.
 #[derive(Debug)]
@@ -49,12 +71,13 @@ impl Window {
     }
 
     /// Answers those who have knocked.
-    pub(in crate::host) fn answer(&self, snapshot: impl Fn() -> Snapshot) {
+    pub(in crate::host) fn answer(&self, snapshot: impl Fn(Question) -> Snapshot) {
         for _ in 0..AT_ONCE {
-            let Ok((reader, _)) = self.0.accept() else { return };
+            let Ok((reader, name)) = self.0.accept() else { return };
             // One that is gone, or that a system without memory cannot serve, hears nothing.
             if may_look(&reader) {
-                let _ = file_of(&snapshot()).and_then(|file| send(reader.as_fd(), &[file.as_fd()]));
+                let _ = file_of(&snapshot(Question::of(&name)))
+                    .and_then(|file| send(reader.as_fd(), &[file.as_fd()]));
             }
         }
     }

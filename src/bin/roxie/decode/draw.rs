@@ -58,7 +58,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Trouble> {
         let failed = |failure: Failure| Trouble::of(file, failure);
         let reading = ladder::read(open(file).map_err(failed)?).map_err(|e| failed(e.into()))?;
         frames += reading.frames;
-        let summary = Summary { malformed: reading.malformed, link_types: reading.link_types };
+        let summary =
+            Summary { malformed: reading.malformed, link_types: reading.link_types, unread: reading.unread };
         summary.tell_of_malformed();
         if reading.too_many {
             let most = reading.seen.len();

@@ -6,7 +6,9 @@ use roxie::capture::{Direction, Record};
 use roxie::wire::display::Mac;
 use roxie::wire::{Aeth, AtomicEth, Drop, Icrc, NetHeader, Packet, Reth, Syndrome, credits, rnr_timer_ns};
 use serde::Serialize;
+use serde_json::{Value, json};
 
+use crate::decoded::layers::Layer;
 use crate::decoded::mad::Mad;
 use crate::decoded::{Decoded, Verdict, udp_checksum_name};
 
@@ -51,6 +53,8 @@ struct Row<'a> {
     segments: Option<SegmentsRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mad: Option<Mad>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    inside: Vec<Value>,
 }
 
 /// What the opcode table promises behind the BTH.
@@ -201,7 +205,7 @@ pub(super) fn write(out: &mut dyn Write, d: &Decoded<'_>) -> io::Result<()> {
         reserved6: bth.reserved6,
         ackreq: bth.ack_req,
         reserved7: bth.reserved7,
-        ext: d.packet.as_ref().map(Ext::new).unwrap_or_default(),
+        ext: d.packet.as_ref().map(|packet| Ext::new(packet, d.removed)).unwrap_or_default(),
         network: Network::new(d),
         frame_len: d.record.wire_len,
         captured_len: d.record.data.len(),
@@ -211,6 +215,7 @@ pub(super) fn write(out: &mut dyn Write, d: &Decoded<'_>) -> io::Result<()> {
             last_psn: s.last_psn.value(),
         }),
         mad: d.mad(),
+        inside: d.layers.iter().map(Layer::as_json).collect(),
     };
     serde_json::to_writer(&mut *out, &row)?;
     out.write_all(b"\n")
@@ -218,8 +223,17 @@ pub(super) fn write(out: &mut dyn Write, d: &Decoded<'_>) -> io::Result<()> {
 
 /// Writes the object of a frame that claims to be RoCE and cannot be read.
 pub(super) fn write_malformed(out: &mut dyn Write, record: &Record<'_>, reason: &Drop) -> io::Result<()> {
-    let mut row = serde_json::json!({ "number": record.number, "malformed": reason.to_string(),
-                                      "frame_len": record.wire_len, "captured_len": record.data.len() });
+    write_without_packet(out, record, "malformed", &reason.to_string())
+}
+
+/// Writes the object of a frame that may hold RoCE behind something that is not decoded.
+pub(super) fn write_unread(out: &mut dyn Write, record: &Record<'_>, kind: &str) -> io::Result<()> {
+    write_without_packet(out, record, "not_decoded", kind)
+}
+
+fn write_without_packet(out: &mut dyn Write, record: &Record<'_>, key: &str, why: &str) -> io::Result<()> {
+    let mut row = json!({ "number": record.number, key: why,
+                          "frame_len": record.wire_len, "captured_len": record.data.len() });
     if let Some(ns) = record.timestamp_ns {
         row["timestamp_ns"] = ns.into();
     }
@@ -227,7 +241,7 @@ pub(super) fn write_malformed(out: &mut dyn Write, record: &Record<'_>, reason: 
 }
 
 impl Ext {
-    fn new(p: &Packet) -> Ext {
+    fn new(p: &Packet, removed: usize) -> Ext {
         Ext {
             rdeth: p.rdeth().map(|eec| RdethRow { eec }),
             deth: p.deth().map(|d| DethRow { qkey: d.qkey, src_qp: d.src_qp.value() }),
@@ -245,7 +259,7 @@ impl Ext {
             imm: p.imm(),
             ieth: p.ieth(),
             payload_len: Some(p.payload.len()),
-            payload_offset: Some(p.payload.start),
+            payload_offset: Some(p.payload.start + removed),
         }
     }
 }

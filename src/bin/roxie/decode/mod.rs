@@ -2,7 +2,7 @@
 //!
 //! Numbers count every frame of the capture, as Wireshark does; what is not RoCE is passed over.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::AsFd;
@@ -12,10 +12,10 @@ use std::process::ExitCode;
 use clap::{ArgGroup, Args};
 use nix::sys::stat::{SFlag, fstat};
 use roxie::capture::{CaptureError, Reader, link_type};
-use roxie::frame::Frame;
 use roxie::wire::Qpn;
 
-use crate::decoded::{Decoded, envelope, is_malformed};
+use crate::decoded::Decoded;
+use crate::decoded::layers::{Found, find};
 use crate::output;
 
 mod draw;
@@ -32,8 +32,8 @@ Examples:
   tcpdump -U -i eth0 -w - udp port 4791 | roxie decode -      as it happens
   roxie pingpong rc --port memory -n 2 --capture x.pcapng     makes one to look at
 
-Exit codes: 0 all was read, 1 the capture cannot be read, is cut short or damaged, or holds frames of a link type that \
-is not decoded, or nothing to draw, 2 wrong usage.";
+Exit codes: 0 each frame was decoded or is known not to be RoCE, 1 the capture cannot be read, is cut short or damaged, \
+holds frames that may be RoCE and are not decoded (their kinds and numbers are named), or nothing to draw, 2 wrong usage.";
 
 /// Print the RoCE packets of a capture (pcap or pcapng), or draw them as a ladder.
 #[derive(Debug, Args)]
@@ -43,11 +43,12 @@ is not decoded, or nothing to draw, 2 wrong usage.";
         types Ethernet, Linux cooked (`tcpdump -i any`), raw IP and BSD loopback. Frames that are not RoCE are passed \
         over, but counted, so that the numbers are those of Wireshark.\n\nA line is: frame number, time, direction if \
         the capture has it, source > destination, opcode, destination QP, PSN, flags that are set, the fields of the \
-        extension headers, payload length, and the verdict on the ICRC (none: the capture cut it off; gso: a \
+        extension headers, payload length, and the verdict on the ICRC (none: the capture cut it off, or a sender put IPv6 extension headers in front; gso: a \
         super-frame that was captured before the NIC cut it into packets). What follows # is the packet's comment: in \
         captures of Roxie what the NIC did with it and why.\n\n--json has a key for each field; extension headers are \
         objects (reth, aeth, deth, ...). A frame that claims to be RoCE and is not well formed has the key malformed \
-        with the reason instead.\n\n\
+        with the reason instead, one that may hold RoCE and is not decoded the key not_decoded with its kind. inside lists \
+        what carried a packet, the outermost first.\n\n\
         --ladder draws a sequence diagram of each connection. Its ends are the two lines, the left one spoke first; \
         time goes down. Packets that follow one another and are alike are one rung, with the range of their PSNs \
         (-v: a rung for each).\n\n  \
@@ -99,8 +100,8 @@ fn queue_pair(text: &str) -> Result<Qpn, String> {
     }
 }
 
-/// Decodes, and says on standard error what could not be read. Exit codes: 0 all was read, 1 the capture is
-/// unreadable or cut short; clap exits with 2 for wrong usage.
+/// Decodes, and names on standard error what could not be read. Exit codes: 0 each frame was decoded or is not RoCE, 1 the
+/// capture or some frames could not be read; clap exits with 2 for wrong usage.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if arguments.ladder || arguments.svg.is_some() {
         return conclude(draw::run(arguments));
@@ -138,6 +139,8 @@ enum Failure {
     Output(#[from] io::Error),
     #[error("frames of link type {0} were skipped: only Ethernet, Linux cooked and raw IP are decoded")]
     LinkTypes(String),
+    #[error("{0}")]
+    Unread(String),
 }
 
 /// A file, or standard input.
@@ -169,9 +172,18 @@ fn open_and_decode(arguments: &Arguments, file: &Path) -> Result<(), Failure> {
 struct Summary {
     malformed: u64,
     link_types: BTreeSet<u32>,
+    /// Frames by what they may hold RoCE behind.
+    unread: BTreeMap<&'static str, u64>,
 }
 
 impl Summary {
+    /// How many frames of which kind, if there are any.
+    fn told_of_unread(&self) -> Option<String> {
+        let kinds: Vec<_> = self.unread.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
+        let what = "frames that may hold RoCE and are not decoded";
+        (!kinds.is_empty()).then(|| format!("{what}: {}", kinds.join(", ")))
+    }
+
     fn tell_of_malformed(&self) {
         if self.malformed != 0 {
             let what = format_args!("{} frames look like RoCE and are not well formed", self.malformed);
@@ -181,13 +193,16 @@ impl Summary {
 
     fn into_result(self) -> Result<(), Failure> {
         if self.link_types.is_empty() {
-            return Ok(());
+            return self.told_of_unread().map_or(Ok(()), |what| Err(Failure::Unread(what)));
         }
         let name = |t: &u32| match *t {
             link_type::INFINIBAND => format!("{t} (native InfiniBand)"),
             link_type::ERF => format!("{t} (ERF)"),
             other => other.to_string(),
         };
+        if let Some(what) = self.told_of_unread() {
+            output::complain("decode", Failure::Unread(what));
+        }
         Err(Failure::LinkTypes(self.link_types.iter().map(name).collect::<Vec<_>>().join(", ")))
     }
 }
@@ -201,17 +216,16 @@ fn decode(
 ) -> Result<(), Failure> {
     let mut reader = Reader::new(source)?;
     while let Some(record) = reader.next()? {
-        let frame = Frame::whole(record.data);
-        match envelope(&record, &frame) {
-            Some(Ok(envelope)) => {
-                let decoded = Decoded::new(&record, &frame, envelope);
+        match find(&record) {
+            Some(Found::Packet(inside)) => {
+                let decoded = Decoded::new(&record, &inside);
                 if arguments.json {
                     json::write(out, &decoded)?;
                 } else {
                     decoded.write_text(out, arguments.verbose)?;
                 }
             }
-            Some(Err(reason)) if is_malformed(&reason) => {
+            Some(Found::Malformed(reason)) => {
                 summary.malformed += 1;
                 if arguments.json {
                     json::write_malformed(out, &record, &reason)?;
@@ -219,7 +233,14 @@ fn decode(
                     writeln!(out, "{} malformed: {reason}", record.number)?;
                 }
             }
-            Some(Err(_)) => continue,
+            Some(Found::Unread(kind)) => {
+                *summary.unread.entry(kind).or_default() += 1;
+                if !arguments.json {
+                    continue;
+                }
+                json::write_unread(out, &record, kind)?;
+            }
+            Some(Found::Other) => continue,
             None => {
                 summary.link_types.insert(record.link_type);
                 continue;

@@ -2,48 +2,18 @@
 
 use std::io::{self, Write};
 
-use roxie::capture::{Direction, Record, link_type};
+use roxie::capture::{Direction, Record};
 use roxie::frame::Frame;
-use roxie::wire::net::{UdpChecksum, ether_type};
+use roxie::wire::net::UdpChecksum;
 use roxie::wire::{Bth, Drop, Envelope, Icrc, Packet};
 
+use layers::{Inside, Layer};
 use mad::Mad;
 use segments::Segments;
 
+pub(crate) mod layers;
 pub(crate) mod mad;
 pub(crate) mod segments;
-
-/// True if the frame claims to be RoCE; false if it is something else.
-pub(crate) fn is_malformed(reason: &Drop) -> bool {
-    match reason {
-        Drop::NotRoce | Drop::MacControl | Drop::Fragment { .. } | Drop::Ipv6Extension(_) => false,
-        // Too short even to tell what it is.
-        Drop::Truncated { what, .. } => matches!(*what, "BTH" | "BTH and ICRC" | "IP packet"),
-        Drop::BadIpHeader { .. } => false,
-        _ => true,
-    }
-}
-
-/// Finds the packet in a frame; `None` if frames of this link type are not known here.
-pub(crate) fn envelope(record: &Record<'_>, frame: &Frame<'_>) -> Option<Result<Envelope, Drop>> {
-    let network = |ether_type: u16, at: usize| Envelope::from_network(frame, ether_type, at, record.wire_len);
-    let protocol_at = |at: usize| record.data.get(at..).and_then(|b| b.first_chunk()).copied();
-    // For a frame that is too short for its type field: EtherType 0 is nobody's.
-    let cooked = |at: usize| u16::from_be_bytes(protocol_at(at).unwrap_or([0; 2]));
-    let ip_at = |at: usize| match record.data.get(at).map(|b| b >> 4) {
-        Some(4) => network(ether_type::IPV4, at),
-        Some(6) => network(ether_type::IPV6, at),
-        _ => Err(Drop::NotRoce),
-    };
-    Some(match record.link_type {
-        link_type::ETHERNET => Envelope::from_ethernet(frame, record.wire_len),
-        link_type::LINUX_SLL => network(cooked(14), 16),
-        link_type::LINUX_SLL2 => network(cooked(0), 20),
-        link_type::RAW | link_type::RAW_BSD | link_type::IPV4 | link_type::IPV6 => ip_at(0),
-        link_type::NULL | link_type::LOOP => ip_at(4),
-        _ => return None,
-    })
-}
 
 /// A frame with all that can be told about it.
 pub(crate) struct Decoded<'a> {
@@ -56,17 +26,23 @@ pub(crate) struct Decoded<'a> {
     pub(super) problem: Option<Drop>,
     pub(super) icrc: Verdict,
     pub(crate) segments: Option<Segments>,
+    /// What carried the packet, the outermost first.
+    pub(super) layers: &'a [Layer],
+    /// Bytes that the capture's frame has before the BTH, and `frame` has not.
+    pub(super) removed: usize,
 }
 
 /// The ICRC as far as the capture lets it be seen.
 pub(super) enum Verdict {
     Checked(Icrc),
-    /// The capture cut it off.
+    /// The capture cut it off, or not all that it covers is known.
     None,
 }
 
 impl<'a> Decoded<'a> {
-    pub(crate) fn new(record: &'a Record<'a>, frame: &Frame<'a>, envelope: Envelope) -> Decoded<'a> {
+    pub(crate) fn new(record: &'a Record<'a>, inside: &'a Inside<'_>) -> Decoded<'a> {
+        let Inside { bytes, envelope, layers, removed } = inside;
+        let (frame, envelope) = (&Frame::whole(bytes), *envelope);
         let mut packet = Packet::from_envelope(frame, envelope);
         let problem = packet.as_ref().err().copied();
         if let Some(Drop::BadPad { .. } | Drop::BadTransportVersion(_)) = problem {
@@ -83,9 +59,12 @@ impl<'a> Decoded<'a> {
             if let Some(s) = &segments {
                 checked = s.icrc;
             }
-            icrc = Verdict::Checked(checked);
+            // IPv6 extension headers of the sender's own: no specification says what the ICRC takes of them.
+            let is_unknown = *removed != 0 && checked != Icrc::Ok;
+            icrc = if is_unknown { Verdict::None } else { Verdict::Checked(checked) };
         }
-        Decoded { record, frame: *frame, envelope, packet: packet.ok(), problem, icrc, segments }
+        let (packet, removed) = (packet.ok(), *removed);
+        Decoded { record, frame: *frame, envelope, packet, problem, icrc, segments, layers, removed }
     }
 
     /// Why whoever gets it will drop it.
@@ -133,6 +112,9 @@ impl<'a> Decoded<'a> {
         if let Some(mad) = self.carries() {
             write!(out, " {mad}")?;
         }
+        for (i, layer) in self.layers.iter().enumerate() {
+            write!(out, "{} {layer}", if i == 0 { " inside" } else { "," })?;
+        }
         if let Some(comment) = self.record.comment {
             write!(out, " # {}", comment.escape_debug())?;
         }
@@ -150,6 +132,9 @@ impl<'a> Decoded<'a> {
         }
         if let Some(message) = self.mad().as_ref().and_then(Mad::message) {
             writeln!(out, "  CM {message:#}")?;
+        }
+        for layer in self.layers {
+            writeln!(out, "  inside {layer:#}")?;
         }
         writeln!(out, "  frame {} bytes, {} captured", self.record.wire_len, self.record.data.len())?;
         if let Some(verdict) = self.envelope.udp_checksum(&self.frame) {

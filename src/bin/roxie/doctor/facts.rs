@@ -32,6 +32,8 @@ pub(super) struct Host {
     /// Huge pages: how many there are, and of how many KiB each.
     pub(super) huge_pages: (u64, u64),
     pub(super) processors: usize,
+    /// Threads that ran or waited for a processor, on average over the last minute (`/proc/loadavg`).
+    pub(super) load: f64,
     /// In a virtual machine, whose processor is what its host gives it.
     pub(super) virtual_machine: bool,
     /// The processor's instructions for the ICRC.
@@ -118,7 +120,7 @@ impl Facts {
             ("surroundings", surroundings(host)),
             ("library", host.library.clone().unwrap_or_else(|_| "not found".to_owned())),
             ("memory", memory(host)),
-            ("processors", format!("{}, ICRC {}", host.processors, crc(host.crc))),
+            ("processors", format!("{}, load {:.1}, ICRC {}", host.processors, host.load, crc(host.crc))),
             ("interface", format!("{}: {state}, driver {}", nic.name, nic.driver)),
             ("addresses", list(&addresses)),
             ("MTU", nic.mtu.to_string()),
@@ -149,7 +151,7 @@ impl Facts {
             "kernel": host.kernel, "surroundings": format!("{:?}", host.surroundings).to_lowercase(),
             "seccomp": host.filtered, "library": host.library.as_ref().ok(), "may_mount": host.may_mount,
             "locked_memory": host.locked_memory, "huge_pages": host.huge_pages.0, "huge_page_kib": host.huge_pages.1,
-            "processors": host.processors, "virtual_machine": host.virtual_machine,
+            "processors": host.processors, "load": host.load, "virtual_machine": host.virtual_machine,
             "crc": format!("{:?}", host.crc).to_lowercase(),
             "driver": nic.driver, "up": nic.up, "running": nic.running, "mtu": nic.mtu,
             "addresses": nic.addresses, "rx_queues": nic.rx_queues, "rx_ring": ring, "offloads": nic.offloads.active,

@@ -51,6 +51,7 @@ fn host() -> Host {
         locked_memory: locked_memory(capabilities),
         huge_pages: huge_pages(&read("/proc/meminfo")),
         processors: available_parallelism().map_or(1, usize::from),
+        load: load(&read("/proc/loadavg")),
         virtual_machine: has_flag(&processor, "hypervisor"),
         crc: crc(&processor),
     }
@@ -82,6 +83,11 @@ fn locked_memory(capabilities: u64) -> Option<u64> {
 fn huge_pages(meminfo: &str) -> (u64, u64) {
     let number = |label| field(meminfo, label).and_then(|text| text.parse().ok()).unwrap_or(0);
     (number("HugePages_Total:"), number("Hugepagesize:"))
+}
+
+/// The average over the last minute: the first field. 0 if the kernel does not say.
+fn load(loadavg: &str) -> f64 {
+    loadavg.split_whitespace().next().and_then(|field| field.parse().ok()).unwrap_or(0.0)
 }
 
 /// By the line of `/proc/cpuinfo` that x86 calls `flags` and aarch64 `Features`.

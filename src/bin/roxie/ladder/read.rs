@@ -1,6 +1,6 @@
 //! The RoCE packets of a capture.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 
 use roxie::capture::{CaptureError, Direction, Reader, Record};
@@ -8,8 +8,9 @@ use roxie::frame::Frame;
 use roxie::wire::{Bth, Envelope, Packet, parse::ICRC_LEN};
 
 use super::{Facts, Seen, Sight};
+use crate::decoded::Decoded;
+use crate::decoded::layers::{Found, find};
 use crate::decoded::segments::Segments;
-use crate::decoded::{Decoded, envelope, is_malformed};
 
 /// Packets of one capture that are read at most: each takes some hundred bytes, and nobody looks so far.
 const MOST: usize = 1_000_000;
@@ -26,6 +27,8 @@ pub(crate) struct Reading {
     pub(crate) malformed: u64,
     /// Link types that are not decoded.
     pub(crate) link_types: BTreeSet<u32>,
+    /// Frames that may hold RoCE behind something that is not decoded, by what.
+    pub(crate) unread: BTreeMap<&'static str, u64>,
     /// Where reading ended before the capture did, and why.
     pub(crate) broken: Option<CaptureError>,
     /// There are more packets than a ladder takes.
@@ -56,13 +59,14 @@ pub(crate) fn read(source: impl Read) -> Result<Reading, CaptureError> {
 impl Reading {
     fn take(&mut self, record: &Record<'_>) {
         self.frames += 1;
-        let frame = Frame::whole(record.data);
-        match envelope(record, &frame) {
+        match find(record) {
             None => {
                 self.link_types.insert(record.link_type);
             }
-            Some(Err(reason)) => self.malformed += u64::from(is_malformed(&reason)),
-            Some(Ok(envelope)) => self.take_packet(record, &Decoded::new(record, &frame, envelope)),
+            Some(Found::Packet(inside)) => self.take_packet(record, &Decoded::new(record, &inside)),
+            Some(Found::Malformed(_)) => self.malformed += 1,
+            Some(Found::Unread(kind)) => *self.unread.entry(kind).or_default() += 1,
+            Some(Found::Other) => {}
         }
     }
 

@@ -1,19 +1,22 @@
 //! `roxie run`: an unmodified verbs program on a device of Roxie's, and `roxie env` for those who cannot use a launcher.
 //!
 //! The program gets Roxie's `libibverbs.so.1` by `LD_PRELOAD` and `LD_LIBRARY_PATH`, and in a mount namespace of its own what a kernel
-//! with an RDMA device shows in `/sys/class/infiniband` and `/dev/infiniband` ([`overlay`], [`view`]). The device itself lives in the
+//! with an RDMA device shows in `/sys/class/infiniband` and `/dev/infiniband` ([`overlay`], [`view`]), true at any time ([`live`]). The device itself lives in the
 //! program's process; this one waits, forwards signals, tells the peers of connections that the program left
 //! ([`Estate`]), says what a program that failed was refused ([`EventLog`]), and ends as the program does ([`child`]).
 
 mod child;
+mod counts;
 pub(crate) mod hint;
 mod library;
+mod live;
 mod overlay;
 mod preflight;
+mod tree;
 mod view;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum};
@@ -38,6 +41,11 @@ const INTERRUPTED: [u8; 2] = [130, 143];
 /// does, so it cuts all but the largest messages into SENDs of 8 KiB. Here each SEND is a call of the kernel, or three frames, and the
 /// READ is faster from this size on: docs/performance.md.
 const UCX_RENDEZVOUS: (&str, &str) = ("UCX_RNDV_THRESH", "32k");
+
+/// The difference of `roxie env` from `roxie run`.
+const WITHOUT_VIEW: &str = "the environment alone gives no /sys/class/infiniband and no /dev/infiniband: UCX, NCCL and readers of counters \
+    need `roxie run`. The state of the link, GIDs and counters are in `roxie show device`, `roxie show gids`, `roxie show counters` and \
+    `roxie metrics`";
 
 /// Which port the device stands on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -155,6 +163,9 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 /// Prints the environment.
 pub(crate) fn env(arguments: &EnvArguments) -> ExitCode {
     let printed = prepare(&arguments.options).and_then(|prepared| {
+        if !arguments.options.quiet {
+            output::note(WITHOUT_VIEW);
+        }
         for (name, value) in prepared.environment(&arguments.options) {
             output::line(format_args!("export {name}={}", quoted(&value.to_string_lossy())))?;
         }
@@ -232,6 +243,11 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
         .map_err(|e| Failure::Run(format!("the way back into the chroot: {e}")))?;
     for part in missing.iter().filter(|_| !arguments.options.quiet) {
         output::note(part);
+    }
+    if !missing.iter().any(overlay::NoView::is_of_sysfs)
+        && let Err(error) = live::keep(view, Path::new(overlay::CLASS))
+    {
+        output::note(format_args!("/sys/class/infiniband stays as it is now, without counters: {error}"));
     }
     let mut command = Command::new(program);
     command.args(rest).envs(prepared.environment(&arguments.options));

@@ -28,6 +28,9 @@ use super::view::{Class, RDMA_CM, View};
 /// The device number of `/dev/ptmx` (Linux Documentation/admin-guide/devices.txt).
 const MULTIPLEXER: u64 = makedev(5, 2);
 
+/// Where the view of sysfs is.
+pub(super) const CLASS: &str = "/sys/class";
+
 /// What programs see of the device besides the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
@@ -65,6 +68,11 @@ pub(super) struct NoView {
 impl NoView {
     fn all(why: impl Into<String>) -> NoView {
         NoView { part: None, why: why.into() }
+    }
+
+    /// True if the files in `/sys/class` are missing.
+    pub(super) fn is_of_sysfs(&self) -> bool {
+        self.part != Some(Part::Nodes)
     }
 }
 
@@ -210,7 +218,7 @@ fn fill(view: &View) -> Vec<NoView> {
 }
 
 fn classes(view: &View) -> Result<(), Failed> {
-    let class = Path::new("/sys/class");
+    let class = Path::new(CLASS);
     if !class.is_dir() {
         // Nobody has mounted sysfs here.
         shadow(Path::new("/sys"))?;
@@ -240,7 +248,7 @@ fn classes(view: &View) -> Result<(), Failed> {
 /// An empty tmpfs over a folder.
 fn empty_over(folder: &Path) -> Result<(), Failed> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
-    mount(Some("roxie"), folder, Some("tmpfs"), flags, Some("mode=755,size=1m"))
+    mount(Some("roxie"), folder, Some("tmpfs"), flags, Some("mode=755,size=4m"))
         .map_err(failed(format!("a tmpfs over {}", folder.display())))
 }
 

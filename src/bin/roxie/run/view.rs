@@ -1,18 +1,24 @@
 //! What a kernel with an RDMA device would show of it in `/sys`, as files.
 //!
-//! Written once, when the program starts: addresses that come later are known to `ibv_query_gid`, not to these files.
+//! They are written when the program starts, and then kept up to date ([`live`](super::live)).
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use roxie::host::GidTable;
-use roxie::netdev::Interface;
+use roxie::netdev::{Change, Interface, link_speed};
 use roxie::wire::Gid;
+
+use super::counts::Counts;
+use super::tree::{Entries, Entry, Tree};
 
 /// Its name.
 const DEVICE: &str = "roxie0";
+/// Its folder below `/sys/class`.
+const FOLDER: &str = "infiniband/roxie0";
+/// The folder of its port.
+pub(super) const PORT: &str = "infiniband/roxie0/ports/1";
 /// The name of its node.
 const NODE: &str = "uverbs0";
 /// The node of the connection manager.
@@ -41,70 +47,98 @@ impl Class {
     }
 }
 
-/// The device as files.
+/// The device as files, by their path below `/sys/class`.
 pub(super) struct View {
-    /// Path below `/sys/class`, content.
-    files: Vec<(String, String)>,
-    /// Path below `/sys/class`, where it leads.
-    links: Vec<(String, PathBuf)>,
+    /// The interface as it was last seen.
+    pub(super) interface: Interface,
+    /// The station address at the start, of which the GUIDs are made: they stay.
+    station: [u8; 6],
+    /// The GIDs under the indices that devices of programs give them.
+    gids: GidTable,
 }
 
 impl View {
-    /// Of the device on an interface.
+    /// The device on an interface.
     pub(super) fn of(interface: &Interface) -> View {
-        let mut view = View { files: Vec::new(), links: Vec::new() };
-        view.device(interface);
-        view.port(interface);
-        view.node();
-        view
+        let gids = GidTable::customary(interface.mac, interface.addresses.iter().map(|a| a.ip));
+        View { station: interface.mac, gids, interface: interface.clone() }
     }
 
-    fn file(&mut self, path: String, content: impl ToString) {
-        self.files.push((path, content.to_string()));
+    /// Takes in changes of the interface, which is `now` like this. Returns how often the link went down.
+    pub(super) fn follow(&mut self, changes: &[Change], now: &Interface) -> u64 {
+        self.interface.clone_from(now);
+        let mut downs = 0;
+        for change in changes {
+            match change {
+                Change::AddressAdded(address) => drop(self.gids.add(address.ip)),
+                Change::AddressRemoved(address) => self.gids.remove(address.ip),
+                Change::LinkDown => downs += 1,
+                Change::Gone => {
+                    downs += u64::from(self.interface.running);
+                    (self.interface.up, self.interface.running) = (false, false);
+                }
+                Change::LinkUp | Change::Mtu(_) | Change::Mac(_) | Change::Renamed(_) => {}
+            }
+        }
+        downs
     }
 
-    fn device(&mut self, interface: &Interface) {
-        let [a, b, c, d, e, f] = interface.mac;
+    /// All files but the counters.
+    pub(super) fn entries(&self) -> Entries {
+        let mut all = Entries::new();
+        let mut file = |path: String, line: String| drop(all.insert(path, Entry::Line(line)));
+        self.device(&mut file);
+        self.port(&mut file);
+        node(&mut file);
+        self.links(&mut all);
+        all
+    }
+
+    fn device(&self, file: &mut impl FnMut(String, String)) {
+        let [a, b, c, d, e, f] = self.station;
         let guid = format!("{:02x}{b:02x}:{c:02x}ff:fe{d:02x}:{e:02x}{f:02x}", a ^ 2);
-        let base = format!("infiniband/{DEVICE}");
-        let version = env!("CARGO_PKG_VERSION");
-        for (name, content) in [
+        for (name, line) in [
             ("node_type", "1: CA"),
             ("node_guid", &guid),
             ("sys_image_guid", &guid),
-            ("node_desc", &format!("Roxie on {}", interface.name)),
-            ("fw_ver", version),
+            ("node_desc", &format!("Roxie on {}", self.interface.name)),
+            ("fw_ver", env!("CARGO_PKG_VERSION")),
             ("hw_rev", "0"),
             ("hca_type", "roxie"),
             ("board_id", "roxie"),
         ] {
-            self.file(format!("{base}/{name}"), content);
-        }
-        // Where the interface is a device of a bus, the RDMA device is on the same one.
-        match fs::canonicalize(format!("/sys/class/net/{}/device", interface.name)) {
-            Ok(device) => self.links.push((format!("{base}/device"), device)),
-            Err(_) => {
-                for (name, content) in
-                    [("numa_node", "-1"), ("vendor", "0x0000"), ("device", "0x0000"), ("class", "0x020000")]
-                {
-                    self.file(format!("{base}/device/{name}"), content);
-                }
-                let name = &interface.name;
-                let net = PathBuf::from(format!("/sys/class/net/{name}"));
-                self.links.push((format!("{base}/device/net/{name}"), net));
-            }
+            file(format!("{FOLDER}/{name}"), line.to_owned());
         }
     }
 
-    fn port(&mut self, interface: &Interface) {
-        let base = format!("infiniband/{DEVICE}/ports/1");
-        let running = interface.up && interface.running;
+    fn links(&self, all: &mut Entries) {
+        let name = &self.interface.name;
+        let mut put = |path: String, entry: Entry| drop(all.insert(path, entry));
+        // Where the interface is a device of a bus, the RDMA device is on the same one.
+        match fs::canonicalize(format!("/sys/class/net/{name}/device")) {
+            Ok(device) => put(format!("{FOLDER}/device"), Entry::Link(device)),
+            Err(_) => {
+                for (name, line) in
+                    [("numa_node", "-1"), ("vendor", "0x0000"), ("device", "0x0000"), ("class", "0x020000")]
+                {
+                    put(format!("{FOLDER}/device/{name}"), Entry::Line(line.to_owned()));
+                }
+                let net = PathBuf::from(format!("/sys/class/net/{name}"));
+                put(format!("{FOLDER}/device/net/{name}"), Entry::Link(net));
+            }
+        }
+        let device = PathBuf::from(format!("/sys/class/{FOLDER}/device"));
+        put(format!("infiniband_verbs/{NODE}/device"), Entry::Link(device));
+    }
+
+    fn port(&self, file: &mut impl FnMut(String, String)) {
+        let running = self.interface.up && self.interface.running;
         let (state, physical) = if running { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
-        for (name, content) in [
+        for (name, line) in [
             ("state", state),
             ("phys_state", physical),
             ("link_layer", "Ethernet"),
-            ("rate", "10 Gb/sec (1X QDR)"),
+            ("rate", rate(link_speed(&self.interface.name))),
             ("lid", "0x0"),
             ("lid_mask_count", "0"),
             ("sm_lid", "0x0"),
@@ -112,28 +146,16 @@ impl View {
             ("cap_mask", "0x04010000"),
             ("pkeys/0", "0xffff"),
         ] {
-            self.file(format!("{base}/{name}"), content);
+            file(format!("{PORT}/{name}"), line.to_owned());
         }
-        let table = GidTable::customary(interface.mac, interface.addresses.iter().map(|a| a.ip));
         for index in 0..GIDS {
-            let gid = table.iter().find(|entry| entry.index == index).map(|entry| entry.gid);
-            self.file(format!("{base}/gids/{index}"), in_words(gid.unwrap_or(Gid([0; 16]))));
+            let gid = self.gids.iter().find(|entry| entry.index == index).map(|entry| entry.gid);
+            file(format!("{PORT}/gids/{index}"), in_words(gid.unwrap_or(Gid([0; 16]))));
             if gid.is_some() {
-                self.file(format!("{base}/gid_attrs/types/{index}"), "RoCE v2");
-                self.file(format!("{base}/gid_attrs/ndevs/{index}"), &interface.name);
+                file(format!("{PORT}/gid_attrs/types/{index}"), "RoCE v2".to_owned());
+                file(format!("{PORT}/gid_attrs/ndevs/{index}"), self.interface.name.clone());
             }
         }
-    }
-
-    fn node(&mut self) {
-        self.file("infiniband_verbs/abi_version".into(), "6");
-        for (name, content) in [("ibdev", DEVICE), ("abi_version", "1"), ("dev", "231:192")] {
-            self.file(format!("infiniband_verbs/{NODE}/{name}"), content);
-        }
-        let device = PathBuf::from(format!("/sys/class/infiniband/{DEVICE}/device"));
-        self.links.push((format!("infiniband_verbs/{NODE}/device"), device));
-        self.file("misc/rdma_cm/abi_version".into(), RDMA_CM_ABI);
-        self.file("misc/rdma_cm/dev".into(), RDMA_CM_DEV);
     }
 
     /// The folders below `/sys/class` that it fills. Others may have entries of the kernel's, which stay.
@@ -147,20 +169,36 @@ impl View {
         [NODE, DEVICE, RDMA_CM]
     }
 
-    /// Writes it below `class`, which stands for `/sys/class`.
+    /// Writes it below `class`, which stands for `/sys/class`, with counters that have counted nothing.
     pub(super) fn write(&self, class: &Path) -> io::Result<()> {
-        let place = |path: &String| -> io::Result<PathBuf> {
-            let full = class.join(path);
-            fs::create_dir_all(full.parent().unwrap_or(class))?;
-            Ok(full)
-        };
-        for (path, content) in &self.files {
-            fs::write(place(path)?, format!("{content}\n"))?;
-        }
-        for (path, target) in &self.links {
-            symlink(target, place(path)?)?;
-        }
-        Ok(())
+        let mut entries = self.entries();
+        entries.extend(Counts::default().entries(PORT));
+        Tree::of(class, Entries::new()).update(&entries)
+    }
+}
+
+fn node(file: &mut impl FnMut(String, String)) {
+    for (path, line) in [
+        ("infiniband_verbs/abi_version".to_owned(), "6".to_owned()),
+        (format!("infiniband_verbs/{NODE}/ibdev"), DEVICE.to_owned()),
+        (format!("infiniband_verbs/{NODE}/abi_version"), "1".to_owned()),
+        (format!("infiniband_verbs/{NODE}/dev"), "231:192".to_owned()),
+        ("misc/rdma_cm/abi_version".to_owned(), RDMA_CM_ABI.to_string()),
+        ("misc/rdma_cm/dev".to_owned(), RDMA_CM_DEV.to_owned()),
+    ] {
+        file(path, line);
+    }
+}
+
+/// The rate of a link of so many Mb/s, as `ibv_query_port` has it: the next one that InfiniBand knows.
+fn rate(mbps: Option<u32>) -> &'static str {
+    match mbps {
+        Some(..=4_999) => "2.5 Gb/sec (1X SDR)",
+        None | Some(..=19_999) => "10 Gb/sec (1X QDR)",
+        Some(..=39_999) => "25 Gb/sec (1X EDR)",
+        Some(..=79_999) => "40 Gb/sec (4X QDR)",
+        Some(..=149_999) => "100 Gb/sec (4X EDR)",
+        Some(_) => "200 Gb/sec (4X HDR)",
     }
 }
 
@@ -174,9 +212,8 @@ fn in_words(gid: Gid) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_files_that_programs_read_are_there_and_say_what_the_interface_has() {
-        let interface = Interface {
+    fn interface() -> Interface {
+        Interface {
             index: 7,
             name: "eth9".into(),
             mac: [2, 0, 0, 0x11, 0x22, 0x33],
@@ -187,7 +224,52 @@ mod tests {
             rx_queues: 1,
             addresses: vec!["192.0.2.1/24".parse().unwrap()],
             xdp_program: None,
+        }
+    }
+
+    #[test]
+    fn state_and_gids_follow_changes() {
+        let mut view = View::of(&interface());
+        let line = |view: &View, path: &str| match view.entries().get(&format!("{PORT}/{path}")) {
+            Some(Entry::Line(line)) => line.clone(),
+            other => format!("{other:?}"),
         };
+        let address = "192.0.2.9/24".parse().unwrap();
+        let down = Interface { running: false, name: "eth10".into(), ..interface() };
+        let changes = [
+            Change::Renamed("eth10".into()),
+            Change::LinkDown,
+            Change::AddressAdded(address),
+            Change::Mtu(4200),
+        ];
+        assert_eq!(view.follow(&changes, &down), 1);
+        assert_eq!(
+            (line(&view, "state"), line(&view, "phys_state")),
+            ("1: DOWN".into(), "3: Disabled".into())
+        );
+        assert_eq!(line(&view, "gids/2"), "0000:0000:0000:0000:0000:ffff:c000:0209");
+        assert_eq!(line(&view, "gid_attrs/ndevs/2"), "eth10");
+        assert_eq!(view.follow(&[Change::LinkUp, Change::AddressRemoved(address)], &interface()), 0);
+        assert_eq!(
+            (line(&view, "state"), line(&view, "gid_attrs/types/2")),
+            ("4: ACTIVE".into(), "None".into())
+        );
+        assert_eq!(view.follow(&[Change::Gone], &interface()), 1);
+        assert_eq!(line(&view, "state"), "1: DOWN");
+    }
+
+    #[test]
+    fn rates_are_those_of_the_link() {
+        let rates = [None, Some(1_000), Some(10_000), Some(25_000), Some(100_000), Some(400_000)].map(rate);
+        let wanted =
+            ["10 Gb/sec (1X QDR)", "2.5 Gb/sec (1X SDR)", "10 Gb/sec (1X QDR)", "25 Gb/sec (1X EDR)"];
+        assert_eq!(rates[..4], wanted);
+        assert_eq!(rates[4..], ["100 Gb/sec (4X EDR)", "200 Gb/sec (4X HDR)"]);
+    }
+
+    #[test]
+    fn the_files_that_programs_read_are_there_and_say_what_the_interface_has() {
+        let interface = interface();
         let folder = tempfile::tempdir().unwrap();
         View::of(&interface).write(folder.path()).unwrap();
         let read = |path: &str| fs::read_to_string(folder.path().join(path)).unwrap();

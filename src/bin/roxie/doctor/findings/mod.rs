@@ -93,6 +93,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         rxe_beside,
         port_taken,
         one_processor,
+        busy_processors,
     ];
     let mut all: Vec<Finding> = checks.iter().filter_map(|check| check(facts)).collect();
     // Stable: the order of effect stays within each severity.
@@ -393,6 +394,20 @@ fn one_processor(facts: &Facts) -> Option<Finding> {
     (facts.host.processors == 1).then(|| {
         let what = "there is one processor: program, kernel and peer on this host take turns on it";
         Finding::new(Note, "one-processor", what, "", "with two, a round trip need not wait for a turn")
+    })
+}
+
+fn busy_processors(facts: &Facts) -> Option<Finding> {
+    let (load, processors) = (facts.host.load, facts.host.processors);
+    // Some load comes from threads that wait for a disk, and from what has just ended.
+    (load >= processors as f64 + 0.5).then(|| {
+        let what = format!(
+            "{load:.1} threads share {processors} processors: a responder that waits for its turn answers late, and its peer may end with \
+             \"transport retry counter exceeded\" (status 12)"
+        );
+        let change = "fewer busy threads than processors; or `roxie run --cores N`, on a core that is left to it; or a longer ACK timeout at \
+                      the peer (perftest: -u 18)";
+        Finding::new(Note, "busy-processors", what, change, "answers within the peer's ACK timeout")
     })
 }
 

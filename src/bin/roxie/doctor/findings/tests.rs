@@ -18,6 +18,7 @@ fn fine() -> Facts {
             locked_memory: None,
             huge_pages: (0, 2048),
             processors: 8,
+            load: 0.4,
             virtual_machine: false,
             crc: Crc::Wide,
         },
@@ -256,6 +257,12 @@ fn trains_over_a_veth_pair_are_noted() {
 #[test]
 fn a_single_processor_is_noted() {
     finds(Note, "one-processor", "", |facts| facts.host.processors = 1);
+}
+
+#[test]
+fn more_busy_threads_than_processors_are_noted() {
+    finds(Note, "busy-processors", "--cores", |facts| (facts.host.processors, facts.host.load) = (2, 3.2));
+    assert_eq!(ids(&after(|facts| (facts.host.processors, facts.host.load) = (2, 2.1))), [""; 0]);
 }
 
 #[test]

@@ -1,0 +1,94 @@
+//! Keeps the view of `/sys/class/infiniband` true while the program runs.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use roxie::host::inspect::{CounterReader, Snapshot};
+use roxie::netdev::{Interface, NetdevError, Watch};
+use roxie::threads::spawn_unsignalled;
+
+use super::counts::{Counts, LIFESPAN_MS};
+use super::tree::Tree;
+use super::view::{PORT, View};
+
+/// How often counters are read.
+const EACH: Duration = Duration::from_millis(LIFESPAN_MS);
+/// So many devices are read so often; more of them more rarely. With many launchers each reads all devices.
+const DEVICES: usize = 8;
+
+/// Starts a thread that follows the interface, and reads counters, until the process ends. `class`: where `view` has been written.
+///
+/// # Errors
+/// If the kernel refuses a netlink socket or a thread.
+pub(super) fn keep(view: View, class: &Path) -> io::Result<()> {
+    let watch =
+        Watch::new(&view.interface).map_err(|error: NetdevError| io::Error::other(error.to_string()))?;
+    let counts = Counts::default();
+    let keeper = Keeper {
+        watch,
+        device: Tree::of(class, view.entries()),
+        counters: Tree::of(class, counts.entries(PORT)),
+        names: vec![view.interface.name.clone()],
+        view,
+        written: true,
+        counts,
+        reader: CounterReader::default(),
+    };
+    spawn_unsignalled("roxie-view", move || keeper.run()).map(drop)
+}
+
+struct Keeper {
+    watch: Watch,
+    view: View,
+    device: Tree,
+    /// The last update of `device` has succeeded.
+    written: bool,
+    /// All names that the interface has had: devices keep the one that they opened.
+    names: Vec<String>,
+    reader: CounterReader,
+    counts: Counts,
+    counters: Tree,
+}
+
+impl Keeper {
+    fn run(mut self) {
+        let mut due = Instant::now();
+        loop {
+            self.follow();
+            if Instant::now() >= due {
+                let devices = self.count();
+                due = Instant::now() + EACH * devices.div_ceil(DEVICES).max(1) as u32;
+            }
+            let left = due.saturating_duration_since(Instant::now());
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            // A failed wait is a short one.
+            let _ = poll(&mut [PollFd::new(self.watch.as_fd(), PollFlags::POLLIN)], timeout);
+        }
+    }
+
+    /// Writes what has changed of the interface. After a failure the next turn tries again.
+    fn follow(&mut self) {
+        let Ok(changes) = self.watch.poll() else { return };
+        if changes.is_empty() && self.written {
+            return;
+        }
+        let interface: &Interface = self.watch.interface();
+        if !self.names.contains(&interface.name) {
+            self.names.push(interface.name.clone());
+        }
+        self.counts.link_downed += self.view.follow(&changes, interface);
+        self.written = self.device.update(&self.view.entries()).is_ok();
+    }
+
+    /// Writes what has been counted. Returns the number of devices.
+    fn count(&mut self) -> usize {
+        let Ok(read) = self.reader.read() else { return 0 };
+        let is_ours = |device: &Snapshot| self.names.contains(&device.interface);
+        self.counts.add(&read, is_ours);
+        let _ = self.counters.update(&self.counts.entries(PORT));
+        read.len()
+    }
+}
