@@ -159,6 +159,11 @@ impl Engine {
             return Progress::default();
         }
         let progress = self.pass_and_look_on(&has_come);
+        if self.shared.handoff_is_due() && !has_come() {
+            // It watched the link while it spun, and will not do so again: the keeper must not nap in that hope.
+            self.shared.watch.forget_relief();
+            self.step_aside();
+        }
         if progress.completions > 0 && self.shared.others_poll(self.now()) && !has_come() {
             // It is for another poller, which may be waiting for this very processor.
             thread::yield_now();

@@ -44,6 +44,8 @@ pub(super) struct Shared {
     owed_at: AtomicU64,
     /// When a caller last said that it will wait.
     waits_at: AtomicU64,
+    /// A caller has armed, and its next poll that finds nothing hands the NIC to the keeper.
+    handoff_due: AtomicBool,
     /// When a caller last looked, if nothing had come.
     idle_at: AtomicU64,
     pub(super) stop: AtomicBool,
@@ -103,6 +105,7 @@ impl Shared {
             long_yields: Crowded::default(),
             owed_at: AtomicU64::new(NOTHING),
             waits_at: AtomicU64::new(NOTHING),
+            handoff_due: AtomicBool::new(false),
             idle_at: AtomicU64::new(NOTHING),
             dead: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -300,6 +303,21 @@ impl Shared {
         if matches!(self.turns.unless_taken(), Ok(None)) {
             thread::yield_now();
         }
+    }
+
+    /// The next poll that finds nothing hands the NIC to the keeper.
+    pub(super) fn defer_handoff(&self) {
+        self.handoff_due.store(true, Relaxed);
+    }
+
+    /// True from [`defer_handoff`](Self::defer_handoff) until the hand-off.
+    pub(super) fn handoff_is_due(&self) -> bool {
+        self.handoff_due.load(Relaxed)
+    }
+
+    /// A caller steps aside now.
+    pub(super) fn handoff_is_done(&self) {
+        self.handoff_due.store(false, Relaxed);
     }
 
     /// A caller says that it will wait.

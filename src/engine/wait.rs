@@ -58,6 +58,7 @@ impl Engine {
 
     /// The caller is about to wait for something, and will not poll meanwhile: the NIC is looked after from now on.
     pub fn step_aside(&self) {
+        self.shared.handoff_is_done();
         if self.keeper_serves() && self.shared.watch.caller_waits(self.now().0) {
             self.shared.wake_keeper();
         }
@@ -78,6 +79,10 @@ impl Engine {
                 worker.prepare_wait();
             }
             self.shared.watch.began_to_wait(now);
+            return;
+        } else if self.shared.look_on.is_due() {
+            // A poll must follow, since a completion may have come before the arming. It spins for a moment first.
+            self.shared.defer_handoff();
             return;
         }
         if self.shared.watch.caller_waits(now) {
