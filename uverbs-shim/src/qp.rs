@@ -137,8 +137,11 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
             let nic = &context((*qp).context)?.nic.device;
             let mut known = lock(&found.known);
             let given = qp_attr::without_the_other_ends(found.pair.qp_type(), given as u32);
-            let next = known.with(attr, given);
+            let mut next = known.with(attr, given);
             let wanted = qp_attr::read(CALL, nic, attr, given)?;
+            if let Some(path) = &wanted.av {
+                next.set_hop_limit(path.hop_limit);
+            }
             found.pair.modify(&wanted).map_err(device(CALL))?;
             *known = next;
             found.published.change(|qp| qp_attr::publish(qp, attr, given));

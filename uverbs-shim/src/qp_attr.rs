@@ -40,6 +40,11 @@ impl Known {
         }
         next
     }
+
+    /// Sets the hop limit that packets really have, which a query tells: the route's, not the program's.
+    pub(crate) fn set_hop_limit(&mut self, hop_limit: u8) {
+        self.ah_attr.grh.hop_limit = hop_limit;
+    }
 }
 
 /// What others may know after a change.

@@ -6,10 +6,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <rdma/rdma_cma.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,21 +30,14 @@ static void take_number(int number, int (*opened)(void))
 }
 
 static int a_file(void) { return syscall(SYS_openat, AT_FDCWD, "/tmp", O_TMPFILE | O_RDWR, 0600); }
-static int a_counter(void) { return eventfd(0, EFD_NONBLOCK); }
 
 static void write_to_others(const char *whose, int number)
 {
 	char what[64];
-	uint64_t one = 1;
 	snprintf(what, sizeof what, "%s: a file", whose);
 	syscall(SYS_close_range, number, number, 0);
 	take_number(number, a_file);
 	expect(what, write(number, "hello\n", 6), 6);
-	snprintf(what, sizeof what, "%s: an eventfd", whose);
-	syscall(SYS_close, number);
-	take_number(number, a_counter);
-	expect(what, write(number, &one, sizeof one), sizeof one);
-	expect(what, read(number, &one, sizeof one), sizeof one);
 }
 
 int main(void)

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::io::Write;
 use std::sync::atomic::{
-    AtomicU32, AtomicU64,
+    AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 
@@ -38,20 +38,11 @@ pub(super) fn forget(fd: c_int) {
     mark(fd, false);
 }
 
-/// The number of the event counter behind each of our descriptors, and one; 0: not known.
-static IDS: [AtomicU32; LIMIT] = [const { AtomicU32::new(0) }; LIMIT];
-
-/// True if a descriptor is one of ours, and its file still the one that was opened. Programs close descriptors in ways that go past this
-/// library (`close_range`, `closefrom`, system calls of their own), and the next file gets the number. A few system calls: not for the way of
-/// other descriptors.
+/// True if a descriptor is one of ours, and its file may still be the one that was opened. Programs close descriptors in ways that go past
+/// this library (`close_range`, `closefrom`, system calls of their own), and the next file gets the number. An event counter of the program's
+/// cannot be told from ours. A system call: not for the way of other descriptors.
 pub(super) fn is_still_ours(fd: c_int) -> bool {
-    let known = usize::try_from(fd).ok().and_then(|fd| IDS.get(fd)).map_or(0, |id| id.load(Relaxed));
-    let same = match id_of(fd) {
-        Some(id) if known != 0 => id.wrapping_add(1) == known,
-        // Without /proc, all that can be seen is that it is an event counter.
-        _ => true,
-    };
-    is_ours(fd) && is_event_counter(fd) && same
+    is_ours(fd) && is_event_counter(fd)
 }
 
 /// True if a descriptor is open, and an event counter as far as /proc tells.
@@ -62,7 +53,7 @@ fn is_event_counter(fd: c_int) -> bool {
         libc::syscall(
             libc::SYS_readlinkat,
             libc::AT_FDCWD,
-            path_of("fd", fd).as_ptr(),
+            path_of(fd).as_ptr(),
             name.as_mut_ptr(),
             name.len(),
         )
@@ -74,30 +65,12 @@ fn is_event_counter(fd: c_int) -> bool {
     }
 }
 
-/// The number that the kernel gives each event counter (`eventfd-id` in `proc_pid_fdinfo(5)`, since Linux 5.2).
-fn id_of(fd: c_int) -> Option<u32> {
-    let mut text = [0u8; 256];
-    // SAFETY: a path that ends with 0, a descriptor of this function, and room for what is read.
-    let length = unsafe {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        let info = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path_of("fdinfo", fd).as_ptr(), flags);
-        if info < 0 {
-            return None;
-        }
-        let length = libc::syscall(libc::SYS_read, info, text.as_mut_ptr(), text.len());
-        libc::syscall(libc::SYS_close, info);
-        usize::try_from(length).ok()?
-    };
-    let text = std::str::from_utf8(&text[..length]).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().parse().ok()
-}
-
-/// `/proc/self/FOLDER/FD`, and a 0 behind it. Nothing allocates.
-fn path_of(folder: &str, fd: c_int) -> [u8; 32] {
+/// `/proc/self/fd/FD`, and a 0 behind it. Nothing allocates.
+fn path_of(fd: c_int) -> [u8; 32] {
     let mut path = [0u8; 32];
     let mut rest = &mut path[..31];
     // It fits: a number has 11 characters at most.
-    let _ = write!(rest, "/proc/self/{folder}/{fd}");
+    let _ = write!(rest, "/proc/self/fd/{fd}");
     path
 }
 
@@ -110,7 +83,6 @@ impl Descriptors {
     pub(super) fn add(&mut self, fd: c_int, file: u64) -> bool {
         let possible = mark(fd, true);
         if possible {
-            IDS[fd as usize].store(id_of(fd).map_or(0, |id| id.wrapping_add(1)), Relaxed);
             self.0.insert(fd, file);
         }
         possible
@@ -169,12 +141,7 @@ mod tests {
         // SAFETY: two descriptors of this function.
         unsafe { libc::syscall(libc::SYS_dup3, file.as_raw_fd(), fd, 0) };
         assert_eq!(descriptors.file(fd), None);
-        // Another event counter is not ours either.
-        let other = EventFd::new().unwrap();
-        // SAFETY: two descriptors of this function.
-        unsafe { libc::syscall(libc::SYS_dup3, other.as_raw_fd(), fd, 0) };
         assert!(is_ours(fd) && !is_still_ours(fd));
-        assert_eq!(descriptors.file(fd), None);
         descriptors.remove(fd);
     }
 
