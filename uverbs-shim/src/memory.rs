@@ -63,6 +63,11 @@ struct Wanted {
 
 impl Wanted {
     fn memory(&self, call: &'static str) -> Result<HostMemory, Errno> {
+        // Rights are judged before memory, as in the kernel (`ib_check_mr_access`).
+        let remote_writes = self.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        if remote_writes && !self.access.contains(Access::LOCAL_WRITE) {
+            return refuse(call, libc::EINVAL, "remote writes and atomics need IBV_ACCESS_LOCAL_WRITE");
+        }
         if self.access.contains(Access::ON_DEMAND) {
             // SAFETY: the contract: the application knows that the NIC may access what it registered.
             return Ok(unsafe { HostMemory::on_demand(self.address as u64, self.length) });
@@ -271,6 +276,18 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         } else {
             None
         };
+        // SAFETY: the contract: an object.
+        let (held, held_length) = unsafe { ((*mr).addr, (*mr).length) };
+        // A region without an address is not memory of the program's: null, device memory, or imported.
+        if let Some(access) = change
+            && memory.is_none()
+            && !held.is_null()
+            && writes(access)
+            && !writes(region.access())
+            && !access.contains(Access::ON_DEMAND)
+        {
+            populate("ibv_rereg_mr", held, held_length, true)?;
+        }
         let moved = memory.is_some();
         region.reregister(to.map(|pd| &pd.domain), change, memory).map_err(device("ibv_rereg_mr"))?;
         // SAFETY: as above; the fields are the library's to change.

@@ -49,6 +49,19 @@ static void expect_both(const char *what, const void *at, size_t length, int rea
 	expect(what, at, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC, writes);
 }
 
+/* Registers memory that is only read, then adds rights. 0 or EFAULT: as the memory's protection allows. */
+static void expect_added(const char *what, void *at, int access, int errno_wanted)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, at, LENGTH, IBV_ACCESS_REMOTE_READ);
+	errno = 0;
+	int failed = ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, 0, 0, 0, access), got = failed ? errno : 0;
+	if (got != errno_wanted || !failed != !errno_wanted) {
+		printf("%s, access %#x added: %s, not %s\n", what, access, strerror(got), strerror(errno_wanted));
+		wrong++;
+	}
+	ibv_dereg_mr(mr);
+}
+
 int main(void)
 {
 	struct ibv_device **devices = ibv_get_device_list(0);
@@ -75,5 +88,10 @@ int main(void)
 	munmap(half + PAGE, PAGE);
 	expect_both("half of it not mapped", half, LENGTH, EFAULT, EFAULT);
 	expect("PROT_READ on demand", pages(PROT_READ, -1), LENGTH, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND, 0);
+	expect("remote writes alone, over PROT_NONE", pages(PROT_NONE, -1), LENGTH, IBV_ACCESS_REMOTE_WRITE, EINVAL);
+	expect_added("PROT_READ", pages(PROT_READ, -1), IBV_ACCESS_LOCAL_WRITE, EFAULT);
+	expect_added("PROT_READ", pages(PROT_READ, -1), 0, 0);
+	expect_added("touched, then PROT_READ", touched, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, EFAULT);
+	expect_added("PROT_WRITE", pages(PROT_READ | PROT_WRITE, -1), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, 0);
 	return wrong != 0;
 }
