@@ -10,17 +10,11 @@ use nix::poll::{PollFd, PollFlags};
 use nix::sys::prctl;
 
 use super::shared::{Dead, Shared, Turn, readable, sleep_on};
-use super::watch::{BREAK, QUIET, Rest, SHORTEST_NAP};
-use super::{Drive, LONGEST_SLEEP, OWED_FOR, Progress};
+use super::wait_policy::WaitPolicy;
+use super::watch::Rest;
+use super::{Drive, Progress};
 use crate::threads::{ask_for_short_turns, spawn_unsignalled};
 use crate::time::Nanos;
-
-/// How long the keeper goes on looking after a pass that brought something, but nothing for the application. The next burst of a peer
-/// that writes comes within this time; to sleep between the bursts costs a third of the bandwidth over AF_XDP.
-const LINGER: Nanos = Nanos::from_micros(50);
-
-/// A caller that polls looks at least so often, in ns.
-const A_LOOK: u64 = 10_000;
 
 /// Held by a thread that turns the worker: if it unwinds, the engine is dead.
 struct Obituary(Arc<Shared>);
@@ -72,13 +66,13 @@ fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool) -> Result<(), Dea
         if !worker.poll(now).is_idle() {
             busy_at = now;
             last_pass = Some(now);
-        } else if now - busy_at > spin || shares && shared.yields_are_long(now) {
+        } else if now - busy_at > spin || shares && shared.is_crowded(now) {
             watch(shared, worker);
             busy_at = shared.clock.now();
         } else if shares {
             drop(worker);
             // Whoever it works for may be waiting for this very processor.
-            shared.offer_processor(now);
+            thread::yield_now();
         }
     }
     Ok(())
@@ -98,7 +92,7 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
                 continue;
             }
             Rest::Deep => {
-                let until = nap(shared, now, now + LONGEST_SLEEP);
+                let until = nap(shared, now, now + Nanos(WaitPolicy::LONGEST_SLEEP_NS));
                 look_after_a_nap(shared, until);
                 continue;
             }
@@ -122,14 +116,14 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
             worker.note_pass(shared.clock.now() - now);
         }
         // What the application waits for is there: the processor is its.
-        let is_over = progress.completions > 0 || now - busy_at > LINGER;
-        if is_over || progress.is_idle() && shared.yields_are_long(now) {
+        let is_over = progress.completions > 0 || now - busy_at > Nanos(WaitPolicy::LINGER_NS);
+        if is_over || progress.is_idle() && shared.is_crowded(now) {
             drop(excuse);
             watch(shared, worker);
         } else if progress.is_idle() {
             drop(worker);
             if shared.owed_at().is_none() {
-                shared.offer_processor(now);
+                thread::yield_now();
             }
         }
     }
@@ -137,18 +131,18 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
 }
 
 /// A pass of the keeper. An application that spins on its memory replies within microseconds: as in [`super::Engine::caller_pass`], the
-/// acknowledgement of what came waits [`OWED_FOR`] for the reply, so that both reach the peer together. An acknowledgement that arrives
+/// acknowledgement of what came waits [`WaitPolicy::OWED_FOR_NS`] for the reply, so that both reach the peer together. An acknowledgement that arrives
 /// alone would end the peer's polling, and its engine thread would have to be woken for the reply.
 fn pass(shared: &Shared, worker: &mut Turn<'_>, now: Nanos) -> Progress {
     let came = worker.take_in(now);
     shared.stir(came.completions);
     if came.completions == 0 && !worker.doorbells().any() && !worker.nic().has_pressing() {
         match shared.owed_at() {
-            None if came.received > 0 && shared.watch.away(now.0) < QUIET => {
+            None if came.received > 0 && shared.watch.away(now.0) < WaitPolicy::RECENT_NS => {
                 shared.owe(worker, now);
                 return came;
             }
-            Some(at) if now - at < OWED_FOR => return came,
+            Some(at) if now - at < Nanos(WaitPolicy::OWED_FOR_NS) => return came,
             _ => {}
         }
     }
@@ -166,7 +160,7 @@ struct Excuse<'a>(&'a Shared, bool);
 
 impl Excuse<'_> {
     fn of(shared: &Shared, now: Nanos) -> Excuse<'_> {
-        Excuse(shared, shared.watch.away(now.0) < BREAK)
+        Excuse(shared, shared.watch.away(now.0) < WaitPolicy::POLL_GAP_NS)
     }
 }
 
@@ -183,7 +177,7 @@ fn nap(shared: &Shared, now: Nanos, until: Nanos) -> Nanos {
     shared.wake_keeper_at(now, until);
     let mut fds =
         [shared.alarm.as_fd(), shared.nap_ends.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-    sleep_on(&mut fds, LONGEST_SLEEP);
+    sleep_on(&mut fds, Nanos(WaitPolicy::LONGEST_SLEEP_NS));
     wakes(shared, &fds[0])
 }
 
@@ -203,11 +197,12 @@ fn look_after_a_nap(shared: &Shared, until: Nanos) {
         // Long enough for whoever polls to have come, and short enough not to take a poller for one that does not. That the keeper
         // has come in a poller's place, on its processor, is no fault of the poller's: it takes a while, and a poller cannot look then.
         // Nor has one failed to come who put off the end of the nap beyond the longest sleep.
-        let missed = until.0 <= now && shared.watch.away(until.0) > A_LOOK && something_waits(shared);
+        let missed =
+            until.0 <= now && shared.watch.away(until.0) > WaitPolicy::JUST_NOW_NS && something_waits(shared);
         shared.watch.napped(now, missed);
         return;
     }
-    if shared.watch.away(now) < SHORTEST_NAP {
+    if shared.watch.away(now) < WaitPolicy::SHORTEST_NAP_NS {
         return;
     }
     if something_waits(shared) {
@@ -238,7 +233,7 @@ fn watch(shared: &Shared, mut worker: Turn<'_>) {
         return;
     }
     let now = shared.clock.now();
-    let until = worker.next_deadline().min(now + LONGEST_SLEEP);
+    let until = worker.next_deadline().min(now + Nanos(WaitPolicy::LONGEST_SLEEP_NS));
     shared.watch.watches(until.0);
     drop(worker);
     let frames = shared.frames();

@@ -1,20 +1,11 @@
 //! How many threads of the machine want a processor.
 
 use std::fs::File;
+
+use super::wait_policy::WaitPolicy;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
-
-/// How often the kernel is asked at most, in ns: it takes a microsecond. It should not be in step with the scheduler's ticks.
-const EVERY: u64 = 3_300_000;
-/// Answers that are older tell nothing, in ns.
-const OLD: u64 = 100_000_000;
-/// An answer that there are too many weighs so much more than one that there are not: those that share with a program that computes
-/// sleep now and then, and sometimes it is they that do when somebody asks.
-const WEIGHT: u32 = 3;
-/// What makes it so, and the most that is kept: now and then something runs for a moment.
-const ENOUGH: u32 = 9;
-const MOST: u32 = 30;
 
 /// What `/proc/loadavg` has told lately. Where there is none, nothing is known.
 #[derive(Debug)]
@@ -42,16 +33,29 @@ impl Load {
     pub(super) fn is_high(&self, now: u64) -> bool {
         let asked_at = self.asked_at.load(Relaxed);
         let age = now.saturating_sub(asked_at);
-        if age >= EVERY && self.asked_at.compare_exchange(asked_at, now, Relaxed, Relaxed).is_ok() {
+        if age >= WaitPolicy::LOAD_INTERVAL_NS
+            && self.asked_at.compare_exchange(asked_at, now, Relaxed, Relaxed).is_ok()
+        {
             self.note(age, self.running());
         }
-        self.weight.load(Relaxed) >= ENOUGH
+        self.weight.load(Relaxed) >= WaitPolicy::LOAD_ENOUGH
+    }
+
+    /// From now on too many threads want a processor.
+    #[cfg(test)]
+    pub(super) fn assume_high(&self, now: u64) {
+        self.asked_at.store(now, Relaxed);
+        self.weight.store(WaitPolicy::LOAD_MOST, Relaxed);
     }
 
     fn note(&self, age: u64, running: Option<u32>) {
-        let before = if age < OLD { self.weight.load(Relaxed) } else { 0 };
+        let before = if age < WaitPolicy::LOAD_AGE_NS { self.weight.load(Relaxed) } else { 0 };
         let is_so = running.is_some_and(|running| running > self.processors);
-        let weight = if is_so { (before + WEIGHT).min(MOST) } else { before.saturating_sub(1) };
+        let weight = if is_so {
+            (before + WaitPolicy::LOAD_WEIGHT).min(WaitPolicy::LOAD_MOST)
+        } else {
+            before.saturating_sub(1)
+        };
         self.weight.store(weight, Relaxed);
     }
 
@@ -83,15 +87,18 @@ mod tests {
         let load = Load { file: None, processors: 2, asked_at: AtomicU64::new(0), weight: AtomicU32::new(0) };
         let after = |age, running| {
             load.note(age, running);
-            load.weight.load(Relaxed) >= ENOUGH
+            load.weight.load(Relaxed) >= WaitPolicy::LOAD_ENOUGH
         };
-        assert_eq!([3, 2, 3].map(|running| after(EVERY, Some(running))), [false; 3]);
-        assert_eq!([3, 3, 2].map(|running| after(EVERY, Some(running))), [false, true, true]);
+        assert_eq!([3, 2, 3].map(|running| after(WaitPolicy::LOAD_INTERVAL_NS, Some(running))), [false; 3]);
+        assert_eq!(
+            [3, 3, 2].map(|running| after(WaitPolicy::LOAD_INTERVAL_NS, Some(running))),
+            [false, true, true]
+        );
         // One answer in three keeps it so.
         let mut answers = [3, 2, 2].into_iter().cycle();
-        assert!((0..300).all(|_| after(EVERY, answers.next())));
-        assert!((0..40).any(|_| !after(EVERY, Some(2))), "all have one");
-        assert!(!after(OLD, Some(3)), "nobody has looked for long");
-        assert!(!after(EVERY, None) && !load.is_high(1), "it cannot be asked");
+        assert!((0..300).all(|_| after(WaitPolicy::LOAD_INTERVAL_NS, answers.next())));
+        assert!((0..40).any(|_| !after(WaitPolicy::LOAD_INTERVAL_NS, Some(2))), "all have one");
+        assert!(!after(WaitPolicy::LOAD_AGE_NS, Some(3)), "nobody has looked for long");
+        assert!(!after(WaitPolicy::LOAD_INTERVAL_NS, None) && !load.is_high(1), "it cannot be asked");
     }
 }

@@ -6,19 +6,12 @@
 //! two processors or taking turns on one. Where nothing comes this ends after a few vain tries, and is tried again now and then.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::thread;
 
+use super::wait_policy::WaitPolicy;
 use super::{Engine, Progress};
 use crate::nic::Published;
 use crate::time::Nanos;
-
-/// How long. Twice what an answer takes of a peer that has to be woken, or two that both look on would never find each other.
-const MOMENT: Nanos = Nanos::from_micros(50);
-/// How many tries may be in vain, after as many that were not.
-const CREDIT: u32 = 8;
-/// Credit to begin with.
-const INITIAL_CREDIT: u32 = 4;
-/// Chances that are let go by when there is none left, before the next try.
-const PAUSE: u32 = 64;
 
 /// What a caller may look on for. Each is worth it or not by itself: a program that waits for its WRITEs alone has nothing to hope
 /// for after the first.
@@ -78,7 +71,7 @@ struct Worth {
 
 impl Default for Worth {
     fn default() -> Worth {
-        Worth { credit: AtomicU32::new(INITIAL_CREDIT), pause: AtomicU32::new(0) }
+        Worth { credit: AtomicU32::new(WaitPolicy::FIRST_SPIN_CREDIT), pause: AtomicU32::new(0) }
     }
 }
 
@@ -94,11 +87,11 @@ impl Worth {
     fn note(&self, worth_it: bool) {
         let credit = self.credit.load(Relaxed);
         if worth_it {
-            self.credit.store((credit + 1).min(CREDIT), Relaxed);
+            self.credit.store((credit + 1).min(WaitPolicy::SPIN_CREDIT), Relaxed);
         } else if credit > 1 {
             self.credit.store(credit / 2, Relaxed);
         } else {
-            self.pause.store(PAUSE, Relaxed);
+            self.pause.store(WaitPolicy::SKIPPED_SPINS, Relaxed);
         }
     }
 }
@@ -134,11 +127,13 @@ impl Engine {
         has_come: impl Fn() -> bool,
     ) -> Option<Progress> {
         let look_on = &self.shared.look_on;
-        if !self.shared.said_to_wait_lately(now) || self.shared.yields_are_long(now) {
+        if !self.shared.said_to_wait_lately(now) || self.shared.is_crowded(now) {
             return None;
         }
         let hope = look_on.takes_chance()?;
-        let came = self.shared.while_watching(now, || self.look_until(now + MOMENT, published, has_come));
+        let came = self.shared.while_watching(now, || {
+            self.look_until(now + Nanos(WaitPolicy::SPIN_BEFORE_SLEEP_NS), published, has_come)
+        });
         look_on.note(hope, came);
         came?;
         self.shared.goes_on_waiting(now);
@@ -171,7 +166,7 @@ impl Engine {
                 return Some(Came::Receives);
             }
             // Whoever is to answer may wait for this very processor.
-            self.shared.offer_processor(now);
+            thread::yield_now();
         }
     }
 }
@@ -217,8 +212,8 @@ mod tests {
             worth.count()
         };
         assert_eq!(tries(10, None), 3);
-        assert_eq!(tries(2 * PAUSE, None), 2, "one in so many");
-        tries(2 * PAUSE, Some(Came::Receives));
+        assert_eq!(tries(2 * WaitPolicy::SKIPPED_SPINS, None), 2, "one in so many");
+        tries(2 * WaitPolicy::SKIPPED_SPINS, Some(Came::Receives));
         assert_eq!(tries(10, None), 4, "it has proved worth it");
     }
 

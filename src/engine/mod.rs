@@ -15,9 +15,7 @@
 //! waits is woken, an event says so, and posts and commands fail instead of waiting.
 
 mod control;
-mod crowded;
 mod keeper;
-mod kept_off;
 mod load;
 mod look_on;
 mod pass_times;
@@ -29,6 +27,7 @@ mod stall;
 mod sync;
 mod turns;
 mod wait;
+mod wait_policy;
 mod wait_set;
 mod waiters;
 mod watch;
@@ -38,6 +37,7 @@ pub use control::Request;
 pub use pass_times::PassTimes;
 pub use progress::Progress;
 pub use wait::{MAX_WATCHED, Wait, Watched};
+pub(crate) use wait_policy::WaitPolicy;
 pub use wait_set::WaitSet;
 pub use worker::{EventSink, Worker};
 
@@ -61,17 +61,8 @@ use shared::Shared;
 const EVENT_QUEUE: usize = 4096;
 /// Commands that may wait for the worker.
 const COMMAND_QUEUE: usize = 64;
-/// The longest sleep: a bound on how late a missed wake-up of the kernel's could be noticed.
-const LONGEST_SLEEP: Nanos = Nanos::from_millis(100);
 /// How long a pass of the thread takes that has been woken, about.
 const A_MOMENT: Duration = Duration::from_micros(20);
-/// How long what a pass took in may wait for what the caller posts because of it, so that both leave together.
-const OWED_FOR: Nanos = Nanos::from_micros(5);
-/// Posts that a caller who polls without a break may leave for its next pass.
-const HELD_POSTS: u32 = 16;
-/// With no more outstanding a work request may be all there is to send, and leaves at once; who has more under way polls for it
-/// anyway, and sends more at a time.
-const FEW: u32 = 2;
 
 /// Who turns the worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -164,7 +155,11 @@ impl Engine {
             self.shared.watch.forget_relief();
             self.step_aside();
         }
-        if progress.completions > 0 && self.shared.others_poll(self.now()) && !has_come() {
+        if progress.completions > 0
+            && self.shared.others_poll(self.now())
+            && !self.shared.is_crowded(self.now())
+            && !has_come()
+        {
             // It is for another poller, which may be waiting for this very processor.
             thread::yield_now();
         }
@@ -173,14 +168,14 @@ impl Engine {
 
     fn pass_and_look_on(&self, has_come: &impl Fn() -> bool) -> Progress {
         let now = self.now();
-        self.shared.note_poll(now, self.shared.watch.away(now.0));
+        self.shared.pollers.note_thread(now.0, waiters::this_thread());
         self.shared.passed(now);
         let just_looked = self.shared.waits_lately(now) && self.shared.found_nothing_lately(now);
         if just_looked && !self.shared.look_on.is_due() {
             return Progress::default();
         }
         let Some(mut worker) = self.shared.try_turn() else {
-            self.shared.give_way();
+            self.shared.give_way(now);
             return Progress::default();
         };
         let came = worker.take_in(now);
@@ -228,7 +223,11 @@ impl Engine {
                 came.received > 0
             }
             // A caller that polls again may still reply, also to what a port delivers frame by frame; one that has begun to block will not.
-            Some(at) => self.thread.is_some() && now - at < OWED_FOR && self.shared.watch.broke_at() <= at.0,
+            Some(at) => {
+                self.thread.is_some()
+                    && now - at < Nanos(WaitPolicy::OWED_FOR_NS)
+                    && self.shared.watch.broke_at() <= at.0
+            }
         }
     }
 
@@ -242,7 +241,8 @@ impl Engine {
         }
         self.doorbells.ring_silently(qp);
         self.shared.look_on.posted();
-        let may_wait = outstanding > FEW && posts % HELD_POSTS != HELD_POSTS - 1;
+        let may_wait = outstanding > WaitPolicy::FEW_OUTSTANDING
+            && posts % WaitPolicy::HELD_POSTS != WaitPolicy::HELD_POSTS - 1;
         if may_wait && (self.thread.is_none() || self.shared.watch.naps()) {
             return;
         }
@@ -328,7 +328,7 @@ impl Engine {
             }
             if !self.caller_drives {
                 // The thread answers at once; a look now and then whether it lives.
-                if let Ok(answer) = answered.recv_timeout(LONGEST_SLEEP.as_duration()) {
+                if let Ok(answer) = answered.recv_timeout(Nanos(WaitPolicy::LONGEST_SLEEP_NS).as_duration()) {
                     return answer;
                 }
             } else if let Ok(mut worker) = self.shared.lock_between() {
@@ -343,7 +343,7 @@ impl Engine {
 
     fn submit(&self, mut request: Request) -> Result<(), ControlError> {
         while !self.is_dead() {
-            match self.requests.send_timeout(request, LONGEST_SLEEP.as_duration()) {
+            match self.requests.send_timeout(request, Nanos(WaitPolicy::LONGEST_SLEEP_NS).as_duration()) {
                 Ok(()) => return Ok(()),
                 Err(SendTimeoutError::Timeout(back)) => request = back,
                 Err(SendTimeoutError::Disconnected(_)) => break,

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::crowded::Crowded;
-use super::load::Load;
-use super::watch::{NOTHING, QUIET, is_within};
+use super::wait_policy::WaitPolicy;
+use super::watch::{NOTHING, is_within};
 
 /// Who polls, and how it goes.
 #[derive(Debug)]
@@ -19,12 +18,6 @@ pub(super) struct Pollers {
     poller: AtomicUsize,
     /// When a thread last polled after another one.
     others_at: AtomicU64,
-    /// How often a poller was kept off its processor, and since when that is counted.
-    pub(super) gaps: AtomicU32,
-    pub(super) gaps_since: AtomicU64,
-    /// Pollers were kept off their processors again and again: they sleep instead of polling.
-    pub(super) crowded: Crowded,
-    pub(super) load: Load,
     /// Pollers that sleep on the link for a moment, and what wakes them when a pass of somebody else brings completions.
     pub(super) dozing: AtomicU32,
     pub(super) stir: EventFd,
@@ -37,10 +30,6 @@ impl Pollers {
             empty: AtomicU32::new(0),
             poller: AtomicUsize::new(0),
             others_at: AtomicU64::new(NOTHING),
-            gaps: AtomicU32::new(0),
-            gaps_since: AtomicU64::new(0),
-            crowded: Crowded::default(),
-            load: Load::new(),
             dozing: AtomicU32::new(0),
             stir: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
         })
@@ -59,7 +48,7 @@ impl Pollers {
 
     /// True if several threads poll.
     pub(super) fn several(&self, now: u64) -> bool {
-        is_within(self.others_at.load(Relaxed), now, QUIET)
+        is_within(self.others_at.load(Relaxed), now, WaitPolicy::RECENT_NS)
     }
 }
 
@@ -75,6 +64,6 @@ mod tests {
         pollers.note_thread(2, 7);
         assert!(!pollers.several(3));
         pollers.note_thread(4, 8);
-        assert!(pollers.several(5) && !pollers.several(4 + QUIET));
+        assert!(pollers.several(5) && !pollers.several(4 + WaitPolicy::RECENT_NS));
     }
 }

@@ -12,22 +12,19 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-use super::crowded::Crowded;
+use super::load::Load;
 use super::look_on::LookOn;
 use super::pollers::Pollers;
 use super::progress::Progress;
 use super::turns::Turns;
+use super::wait_policy::WaitPolicy;
 use super::waiters::Waiters;
-use super::watch::{NOTHING, QUIET, Watch, is_within};
+use super::watch::{NOTHING, Watch, is_within};
 use super::worker::Worker;
 use crate::port::Port;
 use crate::shared::Doorbells;
 use crate::time::{Clock, Nanos};
 
-/// Looks at a lock that is taken before the processor is offered to whoever has it.
-const SPINS: u32 = 64;
-/// How long ago a moment ago is, in ns.
-const LATELY: u64 = 10_000;
 /// What callers and threads share.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -38,8 +35,7 @@ pub(super) struct Shared {
     pub(super) waiters: Waiters,
     pub(super) look_on: LookOn,
     pub(super) pollers: Pollers,
-    /// Somebody offered the processor, and had it back late.
-    pub(super) long_yields: Crowded,
+    pub(super) load: Load,
     /// When a caller's pass took in what it did not answer. Changes only under the worker's lock.
     owed_at: AtomicU64,
     /// When a caller last said that it will wait.
@@ -102,7 +98,7 @@ impl Shared {
             waiters: Waiters::default(),
             look_on: LookOn::default(),
             pollers: Pollers::new()?,
-            long_yields: Crowded::default(),
+            load: Load::new(),
             owed_at: AtomicU64::new(NOTHING),
             waits_at: AtomicU64::new(NOTHING),
             handoff_due: AtomicBool::new(false),
@@ -295,12 +291,18 @@ impl Shared {
         }
     }
 
-    /// A caller found the worker taken. Its holder may be waiting for this very processor.
-    pub(super) fn give_way(&self) {
-        for _ in 0..SPINS {
+    /// A caller found the worker taken. The holder may be waiting for this very processor.
+    pub(super) fn give_way(&self, now: Nanos) {
+        for _ in 0..WaitPolicy::LOCK_SPINS {
             std::hint::spin_loop();
         }
-        if matches!(self.turns.unless_taken(), Ok(None)) {
+        if !matches!(self.turns.unless_taken(), Ok(None)) {
+            return;
+        }
+        if self.is_crowded(now) {
+            // The holder's unlocking wakes this thread. A yield would last until a program that computes has used up its time slice.
+            drop(self.lock_to_look());
+        } else {
             thread::yield_now();
         }
     }
@@ -333,7 +335,7 @@ impl Shared {
 
     /// True if a caller has said a moment ago that it will wait.
     pub(super) fn said_to_wait_lately(&self, now: Nanos) -> bool {
-        is_within(self.waits_at.load(Relaxed), now.0, QUIET)
+        is_within(self.waits_at.load(Relaxed), now.0, WaitPolicy::RECENT_NS)
     }
 
     /// True if it then watched the link itself: who looks does so once more before it sleeps.
@@ -354,7 +356,7 @@ impl Shared {
     /// Nothing had come a moment ago, and nothing is to be sent. Whoever is about to sleep on the link's descriptors need not look
     /// again: they tell.
     pub(super) fn found_nothing_lately(&self, now: Nanos) -> bool {
-        is_within(self.idle_at.load(Relaxed), now.0, LATELY)
+        is_within(self.idle_at.load(Relaxed), now.0, WaitPolicy::JUST_NOW_NS)
             && self.owed_at().is_none()
             && !self.doorbells.any()
     }
@@ -373,14 +375,52 @@ pub(super) fn sleep_on(fds: &mut [PollFd<'_>], how_long: Nanos) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use crossbeam_channel::bounded;
+
     use super::*;
+    use crate::nic::{Nic, NicConfig};
+    use crate::port::memory;
+
+    fn worker() -> Worker {
+        let config = NicConfig::default();
+        let doorbells = Doorbells::new(config.limits.qps).unwrap();
+        let end = memory::MemoryConfig::default();
+        let (port, _) = memory::pair(end.clone(), end);
+        Worker::new(Nic::new(config), Box::new(port), doorbells, bounded(1).1, bounded(1).0)
+    }
+
+    /// A yield beside a program that computes lasts until that program has used up its time slice.
+    #[test]
+    fn crowded_caller_sleeps_until_the_worker_is_free() {
+        let shared = Shared::new(worker()).unwrap();
+        let now = shared.clock.now();
+        let returned = AtomicBool::new(false);
+        let held = shared.lock_to_look();
+        shared.give_way(now);
+        shared.load.assume_high(now.0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                shared.give_way(now);
+                returned.store(true, Relaxed);
+            });
+            while shared.waiting.load(Relaxed) == 0 {
+                assert!(!returned.load(Relaxed), "the worker is still taken");
+                thread::yield_now();
+            }
+            assert!(!returned.load(Relaxed));
+            drop(held);
+        });
+        assert!(returned.load(Relaxed));
+    }
 
     #[test]
     fn a_caller_that_watched_at_the_first_moment_has_watched() {
         let watch = Watch::new();
         assert!(!watch.relieved_lately(0));
         assert!(watch.begin_watching(0));
-        assert!(watch.relieved_lately(5) && !watch.relieved_lately(QUIET));
+        assert!(watch.relieved_lately(5) && !watch.relieved_lately(WaitPolicy::RECENT_NS));
         watch.forget_relief();
         assert!(!watch.relieved_lately(5));
     }

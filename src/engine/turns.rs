@@ -4,9 +4,7 @@
 //! write before they look, with a fence in between: either the ringer finds the lock free, or the holder finds the bell.
 
 use super::sync::{Mutex, MutexGuard, Ordering::SeqCst, TryLockError, fence};
-
-/// Looks at the bells after a pass. Beyond that somebody else is told.
-const LOOKS: u32 = 4;
+use super::wait_policy::WaitPolicy;
 
 /// See the module's page.
 #[derive(Debug)]
@@ -47,7 +45,7 @@ impl<W> Turns<W> {
 
     /// After letting go: does what was rung for meanwhile. True: bells ring still, and somebody else is to look.
     pub(crate) fn look_again(&self, rings: impl Fn() -> bool, mut send: impl FnMut(&mut W)) -> bool {
-        for _ in 0..LOOKS {
+        for _ in 0..WaitPolicy::LOOKS_AFTER_UNLOCK {
             fence(SeqCst);
             if !rings() {
                 return false;

@@ -3,9 +3,11 @@
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
 
+use super::Engine;
+use super::wait_policy::WaitPolicy;
 use super::wait_set::WaitSet;
 use super::waiters::this_thread;
-use super::{Engine, LONGEST_SLEEP};
+use crate::time::Nanos;
 
 /// Descriptors that a caller may watch at most; where there are more the keeper does.
 pub const MAX_WATCHED: usize = 16;
@@ -144,7 +146,7 @@ impl Engine {
             self.step_aside();
             return Wait::Sleep;
         };
-        let until = worker.next_deadline().min(now + LONGEST_SLEEP);
+        let until = worker.next_deadline().min(now + Nanos(WaitPolicy::LONGEST_SLEEP_NS));
         Wait::Watch { on, timeout: (until - self.now()).as_duration() }
     }
 

@@ -2,10 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use super::watch::QUIET;
-
-/// Where several threads wait at a time, in ns since the last time that was seen, the keeper watches for all of them.
-const CROWD: u64 = 10_000_000;
+use super::wait_policy::WaitPolicy;
 
 /// A number of the calling thread.
 pub(super) fn this_thread() -> usize {
@@ -27,11 +24,11 @@ impl Waiters {
     /// `who` waits. True if it is the only one who does.
     pub(super) fn is_alone(&self, who: usize, now: u64) -> bool {
         let (last, last_at) = (self.last.swap(who, Relaxed), self.last_at.swap(now, Relaxed));
-        if last != who && last != 0 && now.saturating_sub(last_at) < QUIET {
+        if last != who && last != 0 && now.saturating_sub(last_at) < WaitPolicy::RECENT_NS {
             self.crowd_at.store(now, Relaxed);
             return false;
         }
         let crowd_at = self.crowd_at.load(Relaxed);
-        crowd_at == 0 || now.saturating_sub(crowd_at) > CROWD
+        crowd_at == 0 || now.saturating_sub(crowd_at) > WaitPolicy::SEVERAL_WAITERS_NS
     }
 }

@@ -11,7 +11,7 @@
 //! | watch | a frame, a bell, a command, a timer comes, or it is roused | nobody else looks |
 //!
 //! A caller is trusted to come back for as long as its past bears out: a nap is a quarter of the time for which it has polled
-//! without a break, within [`SHORTEST_NAP`] and [`LONGEST_NAP`]. So what a program leaves when it turns to something else waits
+//! without a break, within [`WaitPolicy::SHORTEST_NAP_NS`] and [`WaitPolicy::LONGEST_NAP_NS`]. So what a program leaves when it turns to something else waits
 //! a quarter as long as it polled, and a millisecond at most. A program that says that it will wait, by arming a completion queue, is not
 //! trusted at all: the keeper watches before the call returns to it, or is on its way to.
 //!
@@ -24,6 +24,7 @@ use super::sync::{
     Ordering::{Relaxed, SeqCst},
     fence,
 };
+use super::wait_policy::WaitPolicy;
 
 /// Never: of a time at which something happened.
 pub(crate) const NOTHING: u64 = u64::MAX;
@@ -32,20 +33,6 @@ pub(crate) const NOTHING: u64 = u64::MAX;
 pub(crate) fn is_within(at: u64, now: u64, time: u64) -> bool {
     at != NOTHING && now.saturating_sub(at) < time
 }
-
-/// A caller that polls comes again within this time, in ns; who has been away for longer has been doing something else.
-pub(crate) const BREAK: u64 = 50_000;
-/// The shortest nap, in ns.
-pub(crate) const SHORTEST_NAP: u64 = 50_000;
-/// For how long, in ns, a caller must have polled without a break to be trusted, and one that has misled the keeper again and again.
-const TRUST: u64 = 200_000;
-const LONGEST_DISTRUST: u64 = 50_000_000;
-/// The longest nap, in ns. Naps of 0.2 ms at most were measured: programs that wait were answered in 16 to 58 us instead of 16 to 17.
-pub(crate) const LONGEST_NAP: u64 = 1_000_000;
-/// A caller that blocks on the link is trusted to wake for this long, in ns, before the keeper looks whether it did.
-pub(crate) const RELIEF: u64 = 250_000;
-/// Nothing has happened for so long, in ns, that a hand-off more or less does not matter.
-pub(crate) const QUIET: u64 = 2_000_000;
 
 const KIND: u64 = 3;
 const AWAKE: u64 = 0;
@@ -89,7 +76,7 @@ impl Watch {
             broke_at: AtomicU64::new(0),
             relief: AtomicU64::new(0),
             relieved_at: AtomicU64::new(NOTHING),
-            trust_after: AtomicU64::new(TRUST),
+            trust_after: AtomicU64::new(WaitPolicy::TRUST_AFTER_NS),
         }
     }
 
@@ -97,7 +84,7 @@ impl Watch {
     pub(crate) fn passed(&self, now: u64) {
         let before = self.last_pass.load(Relaxed);
         self.last_pass.store(now, Relaxed);
-        if now.saturating_sub(before) > BREAK {
+        if now.saturating_sub(before) > WaitPolicy::POLL_GAP_NS {
             self.broke_at.store(now, Relaxed);
         }
     }
@@ -140,7 +127,7 @@ impl Watch {
         needed_by >> 2 < keeper >> 2 && self.rouse_from(keeper)
     }
 
-    /// True if the keeper naps: it trusts its callers to poll, and looks again within [`LONGEST_NAP`].
+    /// True if the keeper naps: it trusts its callers to poll, and looks again within [`WaitPolicy::LONGEST_NAP_NS`].
     pub(crate) fn naps(&self) -> bool {
         self.keeper.load(Relaxed) & KIND == NAP
     }
@@ -163,10 +150,12 @@ impl Watch {
     pub(crate) fn lengthen(&self, now: u64) -> Option<u64> {
         let keeper = self.keeper.load(Relaxed);
         let left = (keeper & !KIND).saturating_sub(now);
-        if keeper & KIND != NAP || left > LONGEST_NAP / 4 {
+        if keeper & KIND != NAP || left > WaitPolicy::LONGEST_NAP_NS / 4 {
             return None;
         }
-        let nap = self.earned(now).or_else(|| self.relieved_lately(now).then_some(RELIEF))?;
+        let nap = self
+            .earned(now)
+            .or_else(|| self.relieved_lately(now).then_some(WaitPolicy::BLOCKED_CALLER_NAP_NS))?;
         if left > nap / 4 {
             return None;
         }
@@ -179,13 +168,13 @@ impl Watch {
     /// How long the keeper may nap because callers have polled without a break.
     fn earned(&self, now: u64) -> Option<u64> {
         let polled = now.saturating_sub(self.broke_at.load(Relaxed));
-        (polled >= self.trust_after.load(Relaxed)).then(|| (polled / 4).min(LONGEST_NAP))
+        (polled >= self.trust_after.load(Relaxed)).then(|| (polled / 4).min(WaitPolicy::LONGEST_NAP_NS))
     }
 
     /// Callers who misled the keeper have not done so for a while.
     fn regain(&self) {
         let trust_after = self.trust_after.load(Relaxed);
-        if trust_after > TRUST {
+        if trust_after > WaitPolicy::TRUST_AFTER_NS {
             self.trust_after.store(trust_after / 2, Relaxed);
         }
     }
@@ -203,7 +192,7 @@ impl Watch {
 
     /// True if a caller has watched a moment ago, or does.
     pub(crate) fn relieved_lately(&self, now: u64) -> bool {
-        is_within(self.relieved_at.load(Relaxed), now, QUIET)
+        is_within(self.relieved_at.load(Relaxed), now, WaitPolicy::RECENT_NS)
     }
 
     /// Callers who watched a moment ago are not trusted to do so again: there are several who wait.
@@ -226,9 +215,13 @@ impl Watch {
         let broke_at = self.broke_at.load(Relaxed);
         let away = self.away(now);
         if self.is_relieved() {
-            return if away >= QUIET { self.deep() } else { self.nap(broke_at, now + RELIEF) };
+            return if away >= WaitPolicy::RECENT_NS {
+                self.deep()
+            } else {
+                self.nap(broke_at, now + WaitPolicy::BLOCKED_CALLER_NAP_NS)
+            };
         }
-        if away > SHORTEST_NAP {
+        if away > WaitPolicy::SHORTEST_NAP_NS {
             return Rest::None;
         }
         if let Some(nap) = self.earned(now) {
@@ -236,7 +229,7 @@ impl Watch {
         }
         // Who has watched until just now is about to do so again.
         if self.relieved_lately(now) {
-            return self.nap(broke_at, now + SHORTEST_NAP);
+            return self.nap(broke_at, now + WaitPolicy::SHORTEST_NAP_NS);
         }
         Rest::None
     }
@@ -247,7 +240,11 @@ impl Watch {
         let broke_at = self.broke_at.load(Relaxed);
         let trusted_at = broke_at.saturating_add(self.trust_after.load(Relaxed));
         let nap = trusted_at.saturating_sub(now);
-        let nap = if nap > TRUST { SHORTEST_NAP } else { nap.max(SHORTEST_NAP) };
+        let nap = if nap > WaitPolicy::TRUST_AFTER_NS {
+            WaitPolicy::SHORTEST_NAP_NS
+        } else {
+            nap.max(WaitPolicy::SHORTEST_NAP_NS)
+        };
         self.nap(broke_at, now + nap)
     }
 
@@ -257,7 +254,7 @@ impl Watch {
         if missed {
             self.broke_at.store(now, Relaxed);
             let trust_after = 4 * self.trust_after.load(Relaxed);
-            self.trust_after.store(trust_after.min(LONGEST_DISTRUST), Relaxed);
+            self.trust_after.store(trust_after.min(WaitPolicy::LONGEST_TRUST_AFTER_NS), Relaxed);
         } else {
             self.regain();
         }

@@ -4,19 +4,10 @@ use std::cell::Cell;
 use std::thread;
 use std::time::Duration;
 
+use crate::engine::WaitPolicy;
 use crate::shared::CompletionRing;
 use crate::time::monotonic;
 use crate::verbs::CqIndex;
-
-/// An offer of the processor that takes longer, in ns, was taken: a program computes that wants it.
-const TAKEN: u64 = 3_000;
-/// How long the processors are taken to be crowded then, in ns.
-const CROWDED: u64 = 10_000_000;
-/// How often one queue was polled in a row, at least, by a thread that sleeps on it: who looks at several, or at other things, does not
-/// sleep on one.
-const IN_A_ROW: u32 = 8;
-/// How long a poller sleeps at most. It may have other things to look at.
-const DOZE: Duration = Duration::from_micros(50);
 
 /// What a thread polled last.
 #[derive(Clone, Copy)]
@@ -38,12 +29,16 @@ pub(crate) fn found_nothing(queue: CqIndex, ring: impl FnOnce() -> CompletionRin
     let now = monotonic();
     let crowded = now < before.crowded_until;
     POLLING.set(Polling { queue: Some(queue), in_a_row, ..before });
-    if crowded && in_a_row >= IN_A_ROW {
-        return ring().doze(DOZE);
+    if crowded && in_a_row >= WaitPolicy::POLLS_IN_A_ROW {
+        return ring().doze(Duration::from_nanos(WaitPolicy::DOZE_NS));
     }
     thread::yield_now();
     let back = monotonic();
-    if back.saturating_sub(now) > TAKEN {
-        POLLING.set(Polling { queue: Some(queue), in_a_row, crowded_until: back + CROWDED });
+    if back.saturating_sub(now) > WaitPolicy::YIELD_USED_NS {
+        POLLING.set(Polling {
+            queue: Some(queue),
+            in_a_row,
+            crowded_until: back + WaitPolicy::YIELD_MEMORY_NS,
+        });
     }
 }

@@ -9,6 +9,9 @@
 #[path = "../../src/engine/turns.rs"]
 mod turns;
 #[allow(dead_code, unreachable_pub)]
+#[path = "../../src/engine/wait_policy.rs"]
+mod wait_policy;
+#[allow(dead_code, unreachable_pub)]
 #[path = "../../src/engine/watch.rs"]
 mod watch;
 
@@ -61,7 +64,8 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
 use turns::Turns;
-use watch::{BREAK, LONGEST_NAP, QUIET, Rest, SHORTEST_NAP, Watch};
+use wait_policy::WaitPolicy;
+use watch::{Rest, Watch};
 
 /// A descriptor that ends a sleep.
 #[derive(Default)]
@@ -99,10 +103,10 @@ const NOW: u64 = 1_000_000_000;
 /// A watch whose caller polls and is trusted.
 fn polled() -> Watch {
     let watch = Watch::new();
-    let mut at = NOW - 8 * LONGEST_NAP;
+    let mut at = NOW - 8 * WaitPolicy::LONGEST_NAP_NS;
     while at < NOW {
         watch.passed(at);
-        at += BREAK;
+        at += WaitPolicy::POLL_GAP_NS;
     }
     watch
 }
@@ -121,18 +125,18 @@ fn a_caller_that_polls_puts_the_end_of_a_nap_off() {
         let watch = polled();
         let mut now = NOW;
         assert_eq!(watch.lengthen(now), None, "the keeper is awake");
-        assert_eq!(watch.rest(now), Rest::Until(now + LONGEST_NAP));
+        assert_eq!(watch.rest(now), Rest::Until(now + WaitPolicy::LONGEST_NAP_NS));
         for _ in 0..3 {
-            watch.pass_ended(now + LONGEST_NAP / 2);
-            assert_eq!(watch.lengthen(now + LONGEST_NAP / 2), None, "it is early");
-            watch.pass_ended(now + LONGEST_NAP * 7 / 8);
-            now += LONGEST_NAP * 7 / 8;
-            assert_eq!(watch.lengthen(now), Some(now + LONGEST_NAP));
+            watch.pass_ended(now + WaitPolicy::LONGEST_NAP_NS / 2);
+            assert_eq!(watch.lengthen(now + WaitPolicy::LONGEST_NAP_NS / 2), None, "it is early");
+            watch.pass_ended(now + WaitPolicy::LONGEST_NAP_NS * 7 / 8);
+            now += WaitPolicy::LONGEST_NAP_NS * 7 / 8;
+            assert_eq!(watch.lengthen(now), Some(now + WaitPolicy::LONGEST_NAP_NS));
         }
-        assert_eq!(watch.wakes(), Some(now + LONGEST_NAP));
+        assert_eq!(watch.wakes(), Some(now + WaitPolicy::LONGEST_NAP_NS));
         // A caller that comes back from a break is not trusted.
-        assert_eq!(watch.rest(now), Rest::Until(now + LONGEST_NAP));
-        now += LONGEST_NAP * 7 / 8;
+        assert_eq!(watch.rest(now), Rest::Until(now + WaitPolicy::LONGEST_NAP_NS));
+        now += WaitPolicy::LONGEST_NAP_NS * 7 / 8;
         watch.passed(now);
         assert_eq!(watch.lengthen(now), None);
     });
@@ -145,7 +149,7 @@ fn a_nap_that_is_put_off_keeps_nobody_else_waiting() {
         let polls = {
             let watch = Arc::clone(&watch);
             thread::spawn(move || {
-                let _ = watch.lengthen(NOW + LONGEST_NAP * 7 / 8);
+                let _ = watch.lengthen(NOW + WaitPolicy::LONGEST_NAP_NS * 7 / 8);
             })
         };
         let waits = {
@@ -165,7 +169,7 @@ fn a_nap_that_is_put_off_keeps_nobody_else_waiting() {
 fn a_keeper_naps_while_a_caller_polls_and_not_when_it_waits() {
     check(|| {
         let watch = polled();
-        assert_eq!(watch.rest(NOW), Rest::Until(NOW + LONGEST_NAP));
+        assert_eq!(watch.rest(NOW), Rest::Until(NOW + WaitPolicy::LONGEST_NAP_NS));
         assert!(watch.naps());
         assert!(watch.caller_waits(NOW), "once");
         assert!(!watch.caller_waits(NOW), "it is awake");
@@ -211,7 +215,7 @@ fn a_caller_that_stops_watching_leaves_no_keeper_in_deep_sleep() {
         let (watch, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
         assert!(watch.begin_watching(NOW));
         assert!(!watch.begin_watching(NOW), "one does");
-        let later = NOW + 2 * QUIET;
+        let later = NOW + 2 * WaitPolicy::RECENT_NS;
         let keeper = {
             let (watch, alarm) = (Arc::clone(&watch), Arc::clone(&alarm));
             thread::spawn(move || keep(&watch, &alarm, later))
@@ -340,7 +344,7 @@ fn a_frame_that_comes_while_the_watch_changes_hands_is_taken() {
         assert_eq!(frame.swap(0, AcqRel), 1);
         let _ = watch.stop_watching();
         // From now on the keeper is to look by itself: it naps at most.
-        let rest = watch.rest(NOW + SHORTEST_NAP / 2);
+        let rest = watch.rest(NOW + WaitPolicy::SHORTEST_NAP_NS / 2);
         assert_ne!(rest, Rest::Deep);
         wire.join().unwrap();
     });
