@@ -37,5 +37,5 @@ mod waits;
 
 use site::{
     FI_PORT, Finished, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, UCX_PORT, compiled, descendants,
-    folder, installed, launcher, skip,
+    folder, installed, launcher, sent_bytes, skip,
 };

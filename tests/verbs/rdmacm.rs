@@ -155,8 +155,9 @@ fn the_peer_of_a_program_that_is_killed_hears_that_it_is_gone() {
             server.wait_until_it_serves();
             let mut client = site.far(port, &format!("rping -c -a {NEAR} -d"));
             client.wait_until_it_has("CONNECT");
-            // They are in the middle of it: connecting or pinging.
-            std::thread::sleep(Duration::from_millis(500));
+            // rping's output is a pipe, which it writes to by the block: both are pinging by then.
+            server.wait_until_it_says("RDMA_CM_EVENT_ESTABLISHED");
+            client.wait_until_it_says("RDMA_CM_EVENT_ESTABLISHED");
             let (victim, survivor) = if kill_server { (server, client) } else { (client, server) };
             victim.kill_program();
             let said = survivor.finish().said;
