@@ -104,3 +104,14 @@ fn what_goes_in_comes_out_each_value_in_its_place() {
     let ended = site.near("udp", &program.to_string_lossy()).finish();
     assert!(ended.status.success() && ended.said.contains("all so"), "{ended:?}");
 }
+
+#[test]
+fn failing_calls_leave_their_own_errno() {
+    if skip("failing_calls_leave_their_own_errno", &["cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("errnos", &["-libverbs"]);
+    let site = Site::new("errnos");
+    let ended = site.near("udp", &program.to_string_lossy()).finish();
+    assert!(ended.status.success(), "{ended:?}");
+}
