@@ -27,7 +27,8 @@ fn main() -> ExitCode {
         run_case(number(1), number(2));
         return ExitCode::SUCCESS;
     }
-    if Command::new("valgrind").arg("--version").output().is_err() {
+    let version = Command::new("timeout").args(["60", "valgrind", "--version"]).output();
+    if !version.is_ok_and(|asked| asked.status.success()) {
         println!("instructions: skipped, there is no valgrind (apt-get install valgrind)");
         return ExitCode::SUCCESS;
     }
@@ -77,8 +78,8 @@ fn per_message(case: usize) -> Option<f64> {
 
 /// Instructions of a whole run, as callgrind's last line says.
 fn count(case: usize, batches: usize) -> Option<u64> {
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+    let output = Command::new("timeout")
+        .args(["1800", "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(std::env::current_exe().ok()?)
         .args([CHILD, &case.to_string(), &batches.to_string()])
         .output()

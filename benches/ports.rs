@@ -21,8 +21,8 @@ const HEADERS: usize = 42;
 
 fn main() {
     let private = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).is_ok()
-        && std::process::Command::new("ip")
-            .args(["link", "set", "lo", "up"])
+        && std::process::Command::new("timeout")
+            .args(["60", "ip", "link", "set", "lo", "up"])
             .status()
             .is_ok_and(|status| status.success());
     println!("lo {}", if private { "of an own namespace" } else { "of this host" });

@@ -108,8 +108,9 @@ fn main() -> ExitCode {
 /// Has a process of its own play it.
 fn measure(name: &str) -> Result<Cost, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let mut command = Command::new(program);
-    let output = command.args(["play", name]).output().map_err(|error| error.to_string())?;
+    let mut command = Command::new("timeout");
+    let output =
+        command.arg("3600").arg(program).args(["play", name]).output().map_err(|error| error.to_string())?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
     }

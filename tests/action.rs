@@ -1,11 +1,15 @@
 //! `action.yml` and the script beneath it, in network and mount namespaces of the test's own.
 
+#[path = "support/in_time.rs"]
+mod in_time;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use in_time::CommandInTime;
 use tempfile::TempDir;
 
 fn root() -> PathBuf {
@@ -74,13 +78,16 @@ fn action_yml_passes_each_input_to_its_script_and_takes_each_output_from_it() {
 #[test]
 fn action_yml_is_yaml() {
     let parse = "import yaml, sys; all = yaml.safe_load(open(sys.argv[1])); assert all['runs']['steps'][0]['run'], all";
-    let reads = Command::new("python3").args(["-c", "import yaml"]).output();
+    let reads = Command::new("python3").args(["-c", "import yaml"]).output_in_time();
     if !reads.is_ok_and(|done| done.status.success()) {
         println!("SKIP action_yml_is_yaml: python3 has no yaml (python3-yaml)");
         return;
     }
-    let done =
-        Command::new("python3").args(["-c", parse]).arg(root().join("action.yml")).output().expect("python3");
+    let done = Command::new("python3")
+        .args(["-c", parse])
+        .arg(root().join("action.yml"))
+        .output_in_time()
+        .expect("python3");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
@@ -105,8 +112,10 @@ impl Job {
         fs::create_dir_all(tree.join("lib/roxie")).expect("a folder");
         symlink(roxie, tree.join("bin/roxie")).expect("a link");
         symlink(library, tree.join("lib/roxie/libibverbs.so.1")).expect("a link");
-        let tar =
-            Command::new("tar").args(["-chzf", "roxie.tar.gz", "roxie-x"]).current_dir(job.0.path()).status();
+        let tar = Command::new("tar")
+            .args(["-chzf", "roxie.tar.gz", "roxie-x"])
+            .current_dir(job.0.path())
+            .status_in_time();
         assert!(tar.expect("tar").success());
         Some(job)
     }
@@ -137,7 +146,7 @@ impl Job {
         }
         command.env("ROXIE_PREFIX", self.path("prefix")).env("ROXIE_PACKAGE", "roxie.tar.gz");
         command.env_remove("LD_PRELOAD").env_remove("ROXIE_LIB").envs(settings.iter().copied());
-        command.output().expect("unshare")
+        command.output_in_time().expect("unshare")
     }
 }
 

@@ -1,9 +1,13 @@
 //! `roxie decode` as its users run it: files, pipes, damaged captures, other link types.
 
+#[path = "support/in_time.rs"]
+mod in_time;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Ipv4Addr;
 use std::process::{Command, Output, Stdio};
 
+use in_time::{ChildInTime, CommandInTime};
 use roxie::capture::{Direction, PcapngWriter};
 use roxie::frame::{Frame, FrameMut};
 use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Psn, Qpn, RoceVersion, Template};
@@ -24,7 +28,7 @@ fn decode(arguments: &[&str], capture: &[u8]) -> Output {
     let mut stdin = child.stdin.take().unwrap();
     let bytes = capture.to_vec();
     let feeder = std::thread::spawn(move || drop(stdin.write_all(&bytes)));
-    let output = child.wait_with_output().unwrap();
+    let output = child.output_in_time();
     feeder.join().unwrap();
     output
 }
@@ -162,10 +166,10 @@ fn no_capture_at_all_is_exit_code_1_and_wrong_usage_2() {
         assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
         assert!(stderr(&output).contains(says), "{}", stderr(&output));
     }
-    let missing = roxie().arg("/nonexistent/file.pcap").output().unwrap();
+    let missing = roxie().arg("/nonexistent/file.pcap").output_in_time().unwrap();
     assert_eq!(missing.status.code(), Some(1));
-    assert_eq!(roxie().output().unwrap().status.code(), Some(2));
-    assert_eq!(roxie().args(["--frobnicate", "-"]).output().unwrap().status.code(), Some(2));
+    assert_eq!(roxie().output_in_time().unwrap().status.code(), Some(2));
+    assert_eq!(roxie().args(["--frobnicate", "-"]).output_in_time().unwrap().status.code(), Some(2));
 }
 
 #[test]
@@ -183,7 +187,7 @@ fn a_pipe_is_followed_line_by_line() {
     assert!(lines.next().unwrap().unwrap().contains("\"number\":2"));
     drop(stdin);
     assert!(lines.next().is_none());
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(child.wait_in_time().code(), Some(0));
 }
 
 #[test]
@@ -198,7 +202,7 @@ fn a_reader_that_leaves_is_no_error() {
     drop(stdout);
     let _ = stdin.write_all(&capture[20_000..]);
     drop(stdin);
-    let output = child.wait_with_output().unwrap();
+    let output = child.output_in_time();
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
 }
 

@@ -1,11 +1,15 @@
 //! `roxie demo` as a user runs it: as root, without any privilege, and where it cannot do what it is asked.
 
+#[path = "support/in_time.rs"]
+mod in_time;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use in_time::{ChildInTime, CommandInTime};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use serde_json::Value;
@@ -79,7 +83,7 @@ fn root_sees_both_ports_and_a_ladder_from_the_captures() {
         .spawn()
         .unwrap();
     let pid = child.id();
-    let output = child.wait_with_output().unwrap();
+    let output = child.output_in_time();
     let report = object(&output);
     let ports: Vec<String> = report["rows"].as_array().unwrap().iter().map(check_row).collect();
     assert_eq!(ports, ["xdp", "udp"]);
@@ -98,7 +102,7 @@ fn root_sees_both_ports_and_a_ladder_from_the_captures() {
             [("near", "retransmit after sequence NAK, try 1 of 7"), ("far", "is due; sequence NAK")]
         {
             let path = captures.path().join(format!("roxie-demo-{port}-{end}.pcapng"));
-            let decoded = Command::new(ROXIE).arg("decode").arg(&path).output().unwrap();
+            let decoded = Command::new(ROXIE).arg("decode").arg(&path).output_in_time().unwrap();
             let text = String::from_utf8_lossy(&decoded.stdout);
             assert!(decoded.status.success() && text.contains(reason), "{}:\n{text}", path.display());
         }
@@ -112,7 +116,7 @@ fn memory_needs_no_privilege_and_can_have_two_threads() {
         .args(SHORT)
         .args(["--port", "memory", "--threads", "2", "--capture"])
         .arg(captures.path())
-        .output()
+        .output_in_time()
         .unwrap();
     let report = object(&run);
     let rows = report["rows"].as_array().unwrap();
@@ -143,7 +147,7 @@ fn as_nobody(name: &str, program: &Path, arguments: &[&str]) -> Option<Output> {
         .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"])
         .arg(program)
         .args(arguments)
-        .output();
+        .output_in_time();
     match run {
         Ok(output) => Some(output),
         Err(error) => {
@@ -207,7 +211,7 @@ fn is_interrupted(signal: Signal, code: i32) {
     }
     kill(Pid::from_raw(pid as i32), signal).unwrap();
     let interrupted = Instant::now();
-    let output = child.wait_with_output().unwrap();
+    let output = child.output_in_time();
     assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(interrupted.elapsed() < Duration::from_secs(30), "it measures 60 s without an interrupt");
     assert_eq!(namespaces_of(pid), Vec::<String>::new(), "namespaces are left");
@@ -218,7 +222,7 @@ fn a_capture_directory_that_cannot_be_written_is_said_at_once() {
     let directory = TempDir::new().unwrap();
     let file = directory.path().join("file");
     fs::write(&file, "").unwrap();
-    let output = Command::new(ROXIE).args(["demo", "--capture"]).arg(&file).output().unwrap();
+    let output = Command::new(ROXIE).args(["demo", "--capture"]).arg(&file).output_in_time().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(said.contains(file.to_str().unwrap()), "{said}");
@@ -234,8 +238,9 @@ fn a_full_disk_under_the_report_is_exit_code_1() {
         .arg(captures.path())
         .stdout(full)
         .stderr(Stdio::piped())
-        .output()
-        .unwrap();
+        .spawn()
+        .unwrap()
+        .output_in_time();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("cannot write the output"), "{said}");
@@ -251,7 +256,8 @@ fn number(run: &Value, name: &str) -> f64 {
 
 fn in_virtual_time(more: &[&str]) -> Value {
     let arguments = ["100", "--no-programs"];
-    let report = object(&Command::new(ROXIE).args(CONGESTION).args(arguments).args(more).output().unwrap());
+    let report =
+        object(&Command::new(ROXIE).args(CONGESTION).args(arguments).args(more).output_in_time().unwrap());
     assert_eq!(report["real"], Value::Null);
     let run = report["virtual"].clone();
     let rates = run["mbps"].as_array().unwrap().iter().map(|rate| rate.as_f64().unwrap());
@@ -272,7 +278,7 @@ fn a_congested_link_in_virtual_time_is_the_same_each_time() {
 fn congestion_control_keeps_the_queue_short_that_is_full_without_it() {
     let run = |cc: &[&str]| {
         let scenario = ["demo", "congestion", "--json", "--no-programs", "--rate", "200", "--senders", "4"];
-        object(&Command::new(ROXIE).args(scenario).args(cc).output().unwrap())["virtual"].clone()
+        object(&Command::new(ROXIE).args(scenario).args(cc).output_in_time().unwrap())["virtual"].clone()
     };
     let (with, without) = (run(&[]), run(&["--cc", "off"]));
     assert!(
@@ -308,7 +314,7 @@ fn a_congested_link_with_real_frames_is_drawn_and_leaves_nothing_behind() {
         .spawn()
         .unwrap();
     let pid = child.id();
-    let output = child.wait_with_output().unwrap();
+    let output = child.output_in_time();
     let report = object(&output);
     assert_eq!(namespaces_of(pid), Vec::<String>::new());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -329,7 +335,7 @@ fn a_congested_link_with_real_frames_is_drawn_and_leaves_nothing_behind() {
 fn a_switch_that_is_none_is_refused_with_what_would_be_right() {
     let output = Command::new(ROXIE)
         .args(["demo", "congestion", "--kmin", "9000", "--kmax", "5000"])
-        .output()
+        .output_in_time()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");

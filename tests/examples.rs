@@ -1,8 +1,13 @@
 //! Each program of `examples`, run as its first lines say, with both ends in its process.
 
+#[path = "support/in_time.rs"]
+mod in_time;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+
+use in_time::CommandInTime;
 
 /// The examples that there are, and what each says at its end.
 const EXAMPLES: [(&str, &str); 7] = [
@@ -27,7 +32,7 @@ fn folder() -> &'static Path {
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
-        assert!(build.status().expect("cargo").success(), "{build:?}");
+        assert!(build.status_in_time().expect("cargo").success(), "{build:?}");
         let this = std::env::current_exe().expect("a path");
         this.parent().and_then(Path::parent).expect("a build folder").join("examples")
     })
@@ -35,7 +40,8 @@ fn folder() -> &'static Path {
 
 fn run(name: &str) -> String {
     let program = folder().join(name);
-    let ran = Command::new(&program).output().unwrap_or_else(|e| panic!("{}: {e}", program.display()));
+    let ran =
+        Command::new(&program).output_in_time().unwrap_or_else(|e| panic!("{}: {e}", program.display()));
     let said = String::from_utf8_lossy(&ran.stdout).into_owned();
     assert!(ran.status.success(), "{name}: {}\n{said}{}", ran.status, String::from_utf8_lossy(&ran.stderr));
     said

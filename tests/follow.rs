@@ -1,10 +1,14 @@
 //! A device follows its interface while it is open.
 
+#[path = "support/in_time.rs"]
+mod in_time;
+
 use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use in_time::CommandInTime;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use roxie::host::inspect::snapshots;
 use roxie::host::{
@@ -210,7 +214,7 @@ fn neighbours_are_released_when_the_device_closes() {
 
 fn manages_the_neighbour(here: &NetNs) -> bool {
     let arguments = ["-n", here.name().expect("a name"), "neigh", "show"];
-    let shown = Command::new("ip").args(arguments).output().expect("iproute2").stdout;
+    let shown = Command::new("ip").args(arguments).output_in_time().expect("iproute2").stdout;
     String::from_utf8_lossy(&shown).lines().any(|l| l.starts_with("10.79.0.2 ") && l.contains("managed"))
 }
 
@@ -276,7 +280,7 @@ fn the_follower_of_a_deleted_interface_ends() {
     if std::env::var_os("ROXIE_TEST_DELETED").is_none() {
         let mut child = Command::new(std::env::current_exe().expect("a path"));
         child.args(["--exact", "the_follower_of_a_deleted_interface_ends", "--nocapture"]);
-        let output = child.env("ROXIE_TEST_DELETED", "1").output().expect("this program");
+        let output = child.env("ROXIE_TEST_DELETED", "1").output_in_time().expect("this program");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         return;
     }
@@ -320,7 +324,8 @@ fn running_out_of_descriptors_is_told_with_what_they_were_for() {
     let test = "running_out_of_descriptors_is_told_with_what_they_were_for";
     if std::env::var_os("ROXIE_TEST_DESCRIPTORS").is_none() {
         let mut child = Command::new(std::env::current_exe().expect("a path"));
-        let output = child.args(["--exact", test, "--nocapture"]).env("ROXIE_TEST_DESCRIPTORS", "1").output();
+        let output =
+            child.args(["--exact", test, "--nocapture"]).env("ROXIE_TEST_DESCRIPTORS", "1").output_in_time();
         let output = output.expect("this program");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         return;

@@ -2,11 +2,15 @@
 //!
 //! Each test runs in a network namespace of its own, with addresses on its `lo`.
 
+#[path = "support/in_time.rs"]
+mod in_time;
+
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use in_time::CommandInTime;
 use roxie::port::Port;
 use roxie::port::udp::group::SLOTS;
 use roxie::port::udp::{UdpConfig, UdpError, UdpPort, synthetic_mac};
@@ -27,7 +31,8 @@ fn in_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
             ["link set lo up multicast on", "addr add 10.77.0.1/32 dev lo", "addr add 10.77.0.2/32 dev lo"];
         let route = ["route add 224.0.0.0/4 dev lo"];
         for command in commands.iter().chain(&route) {
-            let done = Command::new("ip").args(command.split(' ')).output().map_err(|e| e.to_string())?;
+            let done =
+                Command::new("ip").args(command.split(' ')).output_in_time().map_err(|e| e.to_string())?;
             if !done.status.success() {
                 return Err(format!("ip {command}: {}", String::from_utf8_lossy(&done.stderr)));
             }

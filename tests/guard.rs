@@ -1,6 +1,9 @@
 //! Whose a fault is, in programs of the Rust API, where nothing stands before `sigaction`. Each case is a process of its own, for some
 //! of them end by a signal.
 
+#[path = "support/in_time.rs"]
+mod in_time;
+
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::os::unix::process::ExitStatusExt;
@@ -8,6 +11,7 @@ use std::process::{Command, ExitStatus};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use in_time::CommandInTime;
 use roxie::shared::HostMemory;
 
 const CHILD: &str = "ROXIE_GUARD_CHILD";
@@ -20,7 +24,7 @@ fn apart(name: &str, case: impl FnOnce()) -> Option<ExitStatus> {
         std::process::exit(0);
     }
     let mut child = Command::new(std::env::current_exe().expect("this program"));
-    Some(child.args([name, "--exact", "--nocapture"]).env(CHILD, name).status().expect("a child"))
+    Some(child.args([name, "--exact", "--nocapture"]).env(CHILD, name).status_in_time().expect("a child"))
 }
 
 fn assert_well(ended: Option<ExitStatus>) {

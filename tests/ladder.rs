@@ -1,10 +1,14 @@
 //! `roxie decode --ladder` and `--svg` as their users run them: captures of one end and of both.
 
+#[path = "support/in_time.rs"]
+mod in_time;
+
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use in_time::CommandInTime;
 use roxie::capture::{Direction, PcapngWriter};
 use roxie::frame::{Frame, FrameMut};
 use roxie::wire::{
@@ -19,7 +23,12 @@ const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 const NAK: Syndrome = Syndrome::Nak(NakCode::PsnSequence);
 
 fn decode(arguments: &[&str], files: &[&Path]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_roxie")).arg("decode").args(arguments).args(files).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_roxie"))
+        .arg("decode")
+        .args(arguments)
+        .args(files)
+        .output_in_time()
+        .unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {

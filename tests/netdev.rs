@@ -1,10 +1,14 @@
 //! Interfaces, namespaces and neighbours against the real kernel. Needs root; says so and skips without.
 
+#[path = "support/in_time.rs"]
+mod in_time;
+
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
+use in_time::CommandInTime;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use roxie::netdev::neighbour::NeighbourError;
 use roxie::netdev::{
@@ -230,7 +234,8 @@ const SOON: Duration = Duration::from_secs(5);
 
 /// True if the kernel manages a neighbour in `ns`.
 fn is_managed(ns: &NetNs, ip: &str) -> bool {
-    let shown = std::process::Command::new("ip").args(["-n", ns.name().unwrap(), "neigh", "show"]).output();
+    let shown =
+        std::process::Command::new("ip").args(["-n", ns.name().unwrap(), "neigh", "show"]).output_in_time();
     let out = shown.expect("the ip command of iproute2, to look at the table from outside");
     let table = String::from_utf8(out.stdout).unwrap();
     table.lines().any(|l| l.starts_with(&format!("{ip} ")) && l.contains("managed"))
@@ -359,7 +364,7 @@ fn a_neighbour_with_another_station_address_or_forgotten_is_followed() {
     assert_eq!(neighbours.poll(&left), [(ip("192.0.2.77"), [2, 8, 8, 8, 8, 8])]);
 
     let flush = ["-n", a.name().unwrap(), "neigh", "del", "192.0.2.2", "dev", "left"];
-    assert!(std::process::Command::new("ip").args(flush).status().unwrap().success());
+    assert!(std::process::Command::new("ip").args(flush).status_in_time().unwrap().success());
     assert!(!is_managed(&a, "192.0.2.2"));
     wait_readable(&neighbours);
     neighbours.poll(&left);
@@ -453,7 +458,7 @@ fn names_are_stale_when_nobody_holds_their_lock_whatever_their_number_says() {
     // Process 1 lives, but it is not who made this one; 4194305 is above any pid, as of another pid namespace.
     let (left_over, foreign) = ("roxie-1-left-over", "roxie-4194305-foreign");
     let ip = |arguments: [&str; 3]| {
-        std::process::Command::new("ip").args(arguments).status().expect("iproute2").success()
+        std::process::Command::new("ip").args(arguments).status_in_time().expect("iproute2").success()
     };
     for name in [left_over, foreign] {
         let _ = ip(["netns", "del", name]);

@@ -1,10 +1,14 @@
 //! `.ci/release`: which tree is a version, in a repository made for it.
 
+#[path = "support/in_time.rs"]
+mod in_time;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use in_time::CommandInTime;
 use tempfile::TempDir;
 
 /// A repository that is version 1.2.3.
@@ -38,7 +42,7 @@ impl Tree {
     fn git(&self, arguments: &[&str]) {
         let mut git = Command::new("git");
         git.args(["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]);
-        let done = git.args(arguments).current_dir(self.path()).output().expect("git");
+        let done = git.args(arguments).current_dir(self.path()).output_in_time().expect("git");
         assert!(done.status.success(), "git {arguments:?}: {done:?}");
     }
 
@@ -49,7 +53,7 @@ impl Tree {
 
     fn check(&self, version: &str) -> Output {
         let mut script = Command::new(self.path().join(".ci/release"));
-        script.args(["--check", version]).output().expect("bash")
+        script.args(["--check", version]).output_in_time().expect("bash")
     }
 
     #[track_caller]

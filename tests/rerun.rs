@@ -1,10 +1,14 @@
 //! `.ci/test`: second runs of failed tests, with a cargo and an interop program that print what each test here gives them.
 
+#[path = "support/in_time.rs"]
+mod in_time;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
+use in_time::CommandInTime;
 use tempfile::TempDir;
 
 const BEGIN: &str = "     Running tests/a.rs (target/debug/deps/a-1)\n";
@@ -57,7 +61,7 @@ fn run(first: &str, second: &str) -> (bool, String, String) {
         .arg("60")
         .arg(root.join(".ci/test"))
         .env("PATH", path)
-        .output()
+        .output_in_time()
         .expect("bash");
     let said = String::from_utf8(done.stdout).unwrap();
     let lines: Vec<_> = said.lines().collect();

@@ -1,10 +1,14 @@
 //! `.ci/tarball --check`: whether binaries run on an older C library, and with what every system has.
 
+#[path = "support/in_time.rs"]
+mod in_time;
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use in_time::CommandInTime;
 use tempfile::TempDir;
 
 /// Two files as a build leaves them.
@@ -17,7 +21,7 @@ fn folder(roxie: &Path, library: &Path) -> TempDir {
 
 fn check(folder: &Path, glibc: &str) -> Output {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/tarball");
-    Command::new(script).arg("--check").arg(folder).env("GLIBC", glibc).output().expect("bash")
+    Command::new(script).arg("--check").arg(folder).env("GLIBC", glibc).output_in_time().expect("bash")
 }
 
 #[track_caller]
@@ -48,7 +52,7 @@ fn a_library_that_not_every_system_has_is_named() {
     let odd = own.path().join("odd");
     // A library of this test's own, which nobody else has.
     let cc = |arguments: &[&str]| {
-        Command::new("cc").current_dir(own.path()).args(arguments).status().expect("cc").success()
+        Command::new("cc").current_dir(own.path()).args(arguments).status_in_time().expect("cc").success()
     };
     assert!(cc(&["-shared", "-Wl,-soname,libnobodyhas.so.1", "-o", "libnobodyhas.so", "odd.c"]));
     assert!(cc(&["-o", "odd", "odd.c", "-Wl,--no-as-needed", "-L.", "-lnobodyhas"]));

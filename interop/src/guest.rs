@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::Uid;
 
 use crate::error::Error;
-use crate::network::{LINK_MTU, Namespace, address, command_line};
+use crate::network::{LIMIT, LINK_MTU, Namespace, address, command_line, within};
 use crate::peer::Peer;
 use crate::rows::Family;
 
@@ -116,7 +116,7 @@ pub fn host_lacks() -> Option<String> {
     if !Path::new("/dev/net/tun").exists() {
         return Some("no /dev/net/tun: load the tun module".into());
     }
-    let check = Command::new(sources().join("guest/build-guest.sh")).arg("--check").output();
+    let check = within(LIMIT, Command::new(sources().join("guest/build-guest.sh")).arg("--check")).output();
     match check {
         Ok(output) if output.status.success() => None,
         Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().replace("build-guest: ", "")),
@@ -155,7 +155,8 @@ impl Image {
             command.arg("--refresh");
         }
         let line = command_line(&command);
-        let output = command
+        // Packages are downloaded, and a kernel's modules packed.
+        let output = within(2 * LIMIT, &command)
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
             .output()

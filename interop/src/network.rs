@@ -12,6 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
@@ -25,6 +26,10 @@ pub const LINK_MTU: usize = 4200;
 /// Roxie's interface.
 pub const INTERFACE: &str = "roxie0";
 const PREFIX: &str = "roxie-interop-";
+/// How long a command of the host's may take, a release build among them.
+pub const LIMIT: Duration = Duration::from_secs(1800);
+/// Exit code of `timeout` for a command that it has ended.
+pub const LATE: i32 = 124;
 
 /// The address of host `n` of the site; Roxie is 1, guests are 2 and up.
 pub fn address(host: u8, family: Family) -> IpAddr {
@@ -199,12 +204,33 @@ fn owner(namespace: &str) -> Option<Pid> {
 pub fn run(command: &mut Command) -> Result<String, Error> {
     let line = command_line(command);
     let failed = |output: String| Error::Command { command: line.clone(), output };
-    let output = command.stdin(Stdio::null()).output().map_err(|e| failed(e.to_string()))?;
+    let output = within(LIMIT, command).stdin(Stdio::null()).output().map_err(|e| failed(e.to_string()))?;
+    if output.status.code() == Some(LATE) {
+        return Err(failed(format!("not ended after {LIMIT:?}")));
+    }
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(failed(format!("{said} ({})", output.status)))
+}
+
+/// The same program, arguments, environment and folder, under coreutils' `timeout`: it is ended after this long, and its exit code is then
+/// [`LATE`]. Standard streams are the caller's to set.
+pub fn within(limit: Duration, command: &Command) -> Command {
+    let mut timed = Command::new("timeout");
+    timed.args(["--kill-after=10", &limit.as_secs().to_string()]);
+    timed.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => timed.env(name, value),
+            None => timed.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        timed.current_dir(folder);
+    }
+    timed
 }
 
 /// How the command would be typed.
@@ -216,6 +242,16 @@ pub fn command_line(command: &Command) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn program_that_hangs_is_ended() {
+        let mut hangs = Command::new("sh");
+        hangs.args(["-c", "test $WORD = there && exec sleep 1000"]).env("WORD", "there");
+        let ended = within(Duration::from_secs(1), &hangs).status().unwrap();
+        assert_eq!(ended.code(), Some(LATE));
+        let quick = within(Duration::from_secs(60), Command::new("pwd").current_dir("/")).output().unwrap();
+        assert_eq!((quick.status.code(), &quick.stdout[..]), (Some(0), &b"/\n"[..]));
+    }
 
     #[test]
     fn only_namespaces_of_runners_have_an_owner() {

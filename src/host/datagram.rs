@@ -90,6 +90,15 @@ impl Device {
         Ok(dmac.map(|dmac| self.along(sgid, dgid, dmac, options)))
     }
 
+    /// Returns true if the station address of the next hop from `sgid` to `dgid` is known, or none is needed. Does not wait: where it
+    /// returns false the kernel asks the link (ARP, neighbour discovery), and a later call tells. [`Device::give_up`] ends that.
+    ///
+    /// # Errors
+    /// If the two are of different families, or routing does not lead there.
+    pub fn next_hop_is_known(&self, sgid: Gid, dgid: Gid) -> Result<bool, DeviceError> {
+        Ok(self.resolve_now(same_family(sgid, dgid)?, false)?.is_some())
+    }
+
     fn along(&self, sgid: Gid, dgid: Gid, dmac: [u8; 6], options: &AhOptions) -> AddressVector {
         AddressVector {
             sgid,

@@ -304,8 +304,8 @@ impl Device {
         }
     }
 
-    /// Nobody wants to know any more what [`resolve_now`](Self::resolve_now) asked for.
-    pub(super) fn give_up(&self, destination: Gid) {
+    /// Ends what [`next_hop_is_known`](Self::next_hop_is_known) has begun for this destination.
+    pub fn give_up(&self, destination: Gid) {
         self.inner.resolver.give_up(destination.to_ip());
     }
 

@@ -1,6 +1,9 @@
 //! The commands as a user runs them: two processes in two network namespaces that a veth pair joins, or one process
 //! alone. Network tests need root; they say so and skip without. No test looks at a clock to judge.
 
+#[path = "../support/in_time.rs"]
+mod in_time;
+
 mod alone;
 mod doctor;
 mod manual;
@@ -21,6 +24,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use in_time::ChildInTime;
 use serde_json::Value;
 
 /// How long a command may take before the test gives up on it.
@@ -105,7 +109,7 @@ impl Running {
         drain(&self.stderr, &mut stderr);
         drain(&self.stdout, &mut stdout);
         assert!(!hung, "{} did not end within {LIMIT:?}:\n{stdout}{stderr}", self.what);
-        let status = self.child.wait().unwrap();
+        let status = self.child.wait_in_time();
         Finished { what: self.what.clone(), status, stdout, stderr }
     }
 }

@@ -3,13 +3,14 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
+use crate::in_time::CommandInTime;
 use crate::run;
 
 const COMMANDS: [&str; 9] = ["cc", "decode", "demo", "doctor", "env", "perf", "pingpong", "run", "show"];
 
 /// True if the program is there and took it; tells of one that is not.
 fn takes(test: &str, program: &str, arguments: &[&str]) -> bool {
-    let tried = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    let tried = Command::new(program).args(arguments).stdin(Stdio::null()).output_in_time();
     match tried {
         Ok(output) => {
             assert!(output.stderr.is_empty(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
@@ -35,7 +36,8 @@ fn completions_know_every_command_and_bash_reads_them() {
     fs::write(file.path(), run("completions bash").stdout).unwrap();
     // `compgen -F` would need a terminal's line: the function is called as the shell does.
     let script = ". $0; COMP_WORDS=(roxie deco); COMP_CWORD=1; _roxie roxie deco roxie; echo ${COMPREPLY[*]}";
-    let completed = Command::new("bash").args(["-c", script]).arg(file.path()).output().expect("bash");
+    let completed =
+        Command::new("bash").args(["-c", script]).arg(file.path()).output_in_time().expect("bash");
     assert_eq!(String::from_utf8_lossy(&completed.stdout).trim(), "decode", "{completed:?}");
     run("completions tcsh").failed(2, &["tcsh", "bash"]);
 }

@@ -1,10 +1,11 @@
 //! Two namespaces and the cable between them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use roxie::netdev::{Interface, Links, NetNs};
 
-use crate::{A, Finished, Running, roxie, run};
+use crate::{A, Finished, LIMIT, Running, roxie, run};
 
 /// Pairs of polling processes do not run at the same time: there may be only two cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -54,6 +55,20 @@ impl Net {
 
     pub(crate) fn start_right(&self, arguments: &str) -> Running {
         self.b.run(|| Running::start(roxie(arguments))).unwrap()
+    }
+
+    /// Waits until a device at the left has received so many packets.
+    pub(crate) fn wait_until_left_has_received(&self, packets: u64) {
+        let until = Instant::now() + LIMIT;
+        loop {
+            let look = self.a.run(roxie::host::inspect::snapshots).unwrap().unwrap();
+            let received = look.snapshots.iter().filter_map(|device| device.counters.get("rcvd_pkts"));
+            if received.max().is_some_and(|received| *received >= packets) {
+                return;
+            }
+            assert!(Instant::now() < until, "fewer than {packets} packets: {look:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub(crate) fn left(&self, arguments: &str) -> Finished {

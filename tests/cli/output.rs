@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
+use crate::in_time::{ChildInTime, CommandInTime};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
@@ -23,7 +24,8 @@ const PRINTING: [&str; 8] = [
 
 /// The exit code and what was said on standard error.
 fn with_stdout(mut command: Command, stdout: impl Into<Stdio>) -> (Option<i32>, String) {
-    let output = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).output().unwrap();
+    let output =
+        command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap().output_in_time();
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
@@ -61,7 +63,7 @@ fn nobody_has_to_read_standard_error() {
         "pingpong rc --port memory -m 1500",
         "perf send bw -s 0 --port memory",
     ] {
-        let status = roxie(command).stdout(Stdio::null()).stderr(broken_pipe()).status().unwrap();
+        let status = roxie(command).stdout(Stdio::null()).stderr(broken_pipe()).status_in_time().unwrap();
         assert!(matches!(status.code(), Some(0 | 2)), "{command}: {status}");
     }
 }

@@ -186,7 +186,7 @@ fn a_peer_that_dies_in_the_middle_is_noticed() {
         let options = format!("pingpong rc --port {port} -n 100000000 --timeout 14 --retry 2 --patience 2");
         let server = net.serve(&options);
         let mut client = net.start_right(&format!("{options} --capture /dev/null {A}"));
-        std::thread::sleep(std::time::Duration::from_millis(800));
+        net.wait_until_left_has_received(100);
         client.kill();
         client.finish().was_killed();
         let server = server.finish();

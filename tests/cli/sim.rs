@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::in_time::CommandInTime;
 use serde_json::Value;
 
 use crate::run;
@@ -113,8 +114,12 @@ fn a_list_of_jobs_is_run_by_a_shell_and_collected() {
         std::env::var("PATH").unwrap_or_default()
     );
     let first = list.lines().next().expect("a line");
-    let status =
-        std::process::Command::new("sh").arg("-c").arg(first).env("PATH", path).output().expect("a shell");
+    let status = std::process::Command::new("sh")
+        .arg("-c")
+        .arg(first)
+        .env("PATH", path)
+        .output_in_time()
+        .expect("a shell");
     assert!(status.status.success(), "{first}: {status:?}");
     let done = run(&format!("sim collect {at}/s")).succeeded();
     assert!(done.stdout.contains("50KB") && !done.stdout.contains("200KB"), "{done:#?}");

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use crate::in_time::ChildInTime;
 use serde_json::Value;
 
 #[derive(Debug)]
@@ -21,7 +22,7 @@ fn cc(arguments: &str, input: &str) -> Finished {
     let mut child = command.spawn().expect("roxie starts");
     // Who reads nothing closes it.
     let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
-    let output = child.wait_with_output().expect("it ends");
+    let output = child.output_in_time();
     let text = |bytes| String::from_utf8(bytes).expect("text");
     Finished { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }

@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 
 use super::*;
+use crate::in_time::CommandInTime;
 
 /// A PSN of each packet's own.
 const PSN: u32 = 0x00ab_c000;
@@ -261,7 +262,7 @@ fn encapsulated_packets_agree_with_tshark() {
         .args(["-Y", "infiniband.bth"])
         .args(fields)
         .stderr(Stdio::null())
-        .output();
+        .output_in_time();
     let theirs = match tshark {
         Ok(output) if output.status.success() => String::from_utf8(output.stdout).unwrap(),
         _ => {

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
+use crate::in_time::CommandInTime;
 use crate::page::Page;
 use crate::{read, root};
 
@@ -117,7 +118,7 @@ fn roxie(words: &[&str]) -> Result<(), String> {
     if let Some(first) = own.first_mut().filter(|first| **first == "run") {
         *first = "env";
     }
-    let asked = Command::new(env!("CARGO_BIN_EXE_roxie")).args(own).arg("--help").output();
+    let asked = Command::new(env!("CARGO_BIN_EXE_roxie")).args(own).arg("--help").output_in_time();
     let asked = asked.map_err(|e| format!("roxie: {e}"))?;
     if asked.status.success() {
         return Ok(());

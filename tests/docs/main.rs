@@ -5,6 +5,9 @@
 
 #![allow(unreachable_pub)]
 
+#[path = "../support/in_time.rs"]
+mod in_time;
+
 mod commands;
 mod links;
 mod page;
@@ -14,6 +17,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use in_time::CommandInTime;
 use page::Page;
 
 /// Bytes of README.md at most: what a stranger reads before an opinion is made.
@@ -140,7 +144,7 @@ fn commands_that_can_be_run_here_work_and_print_what_the_page_shows() {
 #[test]
 fn the_systemd_units_are_accepted_and_shut_everything_else_out() {
     let name = "the_systemd_units_are_accepted_and_shut_everything_else_out";
-    let analyze = |arguments: &[&str]| Command::new("systemd-analyze").args(arguments).output();
+    let analyze = |arguments: &[&str]| Command::new("systemd-analyze").args(arguments).output_in_time();
     if analyze(&["--version"]).is_err() {
         println!("SKIP {name}: systemd-analyze not installed");
         return;

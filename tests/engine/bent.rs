@@ -6,8 +6,11 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::time::{ClockId, clock_gettime};
 use roxie::frame::FrameMut;
 use roxie::host::{Resolve, ResolveError};
 use roxie::port::memory::MemoryPort;
@@ -54,6 +57,22 @@ pub(super) struct Bent {
 /// What is done once while somebody has the worker.
 pub(super) type Meanwhile = Mutex<Option<Box<dyn FnOnce() + Send>>>;
 
+/// A request to send what waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kick {
+    pub(super) thread: ThreadId,
+    pub(super) at: Instant,
+    /// Processor time that the thread has had until then.
+    pub(super) processor: Duration,
+}
+
+impl Kick {
+    fn now() -> Kick {
+        let processor = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("the thread's clock");
+        Kick { thread: thread::current().id(), at: Instant::now(), processor: processor.into() }
+    }
+}
+
 /// The link behind a port, as far as it is bent.
 #[derive(Default)]
 pub(super) struct Link {
@@ -63,6 +82,8 @@ pub(super) struct Link {
     pub(super) is_broken: AtomicBool,
     /// How often it was asked to.
     pub(super) kicks: AtomicU32,
+    /// Each kick while the link was down.
+    pub(super) in_vain: Mutex<Vec<Kick>>,
     /// How often it was asked to say when frames arrive.
     pub(super) stamps: AtomicU32,
     /// Set: it cannot take MAC control frames in.
@@ -148,7 +169,11 @@ impl Port for Bent {
         if self.link.is_broken.load(Relaxed) {
             return Err(io::Error::other("the cable is cut"));
         }
-        if self.link.is_down.load(Relaxed) { Ok(()) } else { self.inner.tx_flush(now) }
+        if self.link.is_down.load(Relaxed) {
+            self.link.in_vain.lock().unwrap().push(Kick::now());
+            return Ok(());
+        }
+        self.inner.tx_flush(now)
     }
 
     fn tx_pending(&self) -> bool {

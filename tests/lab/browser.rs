@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::in_time::CommandInTime;
+
 /// The first of these that runs.
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
@@ -17,7 +19,8 @@ pub(crate) struct Seen {
 /// The browser's name.
 pub(crate) fn find() -> Option<&'static str> {
     let runs = |name: &&&str| {
-        let asked = Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let asked =
+            Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status_in_time();
         asked.is_ok_and(|status| status.success())
     };
     NAMES.iter().find(runs).copied()
@@ -40,7 +43,7 @@ fn try_open(browser: &str, file: &Path) -> Option<Seen> {
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .arg(format!("file://{}", file.display()))
         .stdin(Stdio::null())
-        .output()
+        .output_in_time()
         .expect("the browser runs");
     if output.status.code() == Some(ENDED) {
         return None;

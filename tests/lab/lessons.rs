@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use crate::in_time::CommandInTime;
 use serde_json::Value;
 
 use crate::{data, refused};
@@ -16,7 +17,7 @@ fn page(name: &str) -> String {
 fn check(lesson: u8, answers: &[String]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
     command.args(["lab", "check", &lesson.to_string()]).args(answers);
-    command.output().expect("roxie runs")
+    command.output_in_time().expect("roxie runs")
 }
 
 #[test]

@@ -2,6 +2,9 @@
 //!
 //! [`pages`] looks at all of them, in a browser where there is one. The others ask single labs for what theory knows.
 
+#[path = "../support/in_time.rs"]
+mod in_time;
+
 mod browser;
 mod fabric;
 mod lessons;
@@ -12,13 +15,14 @@ mod transport;
 
 use std::process::{Command, Output, Stdio};
 
+use in_time::CommandInTime;
 use serde_json::Value;
 
 /// Runs `roxie lab` with these arguments.
 fn lab(arguments: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
     command.arg("lab").args(arguments.split_whitespace()).stdin(Stdio::null());
-    command.output().expect("roxie runs")
+    command.output_in_time().expect("roxie runs")
 }
 
 /// What it prints.

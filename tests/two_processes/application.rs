@@ -1,13 +1,17 @@
 //! The first process: queues and buffers in memory that it shares with the engine's, and nothing else of it.
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::read;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::unistd::{read, write};
 use roxie::shared::work_queue::Payload;
 use roxie::shared::{Armed, CompletionRing, Doorbells, HostMemory, RecvRing, Region, SendRing};
 use roxie::verbs::{
@@ -45,7 +49,62 @@ pub(crate) struct Application {
     link: Link,
     arena: Arc<Region>,
     taken: usize,
-    doorbells: Vec<Doorbells>,
+    bells: Vec<Rc<Bell>>,
+}
+
+/// The doorbells of one NIC. The application has a descriptor of its own to ring by, so that wake-ups are counted; each is passed on.
+pub(crate) struct Bell {
+    doorbells: Doorbells,
+    /// Word 0: how many threads of the engine sleep until the bell rings.
+    page: Arc<Region>,
+    /// The application's descriptor.
+    rung: EventFd,
+    /// The engine's descriptor.
+    wake: OwnedFd,
+    wakeups: Cell<u64>,
+}
+
+impl Bell {
+    fn new(page: &OwnedFd, wake: OwnedFd) -> Bell {
+        let rung = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC).expect("an eventfd");
+        let own = rung.as_fd().try_clone_to_owned().expect("a descriptor");
+        let doorbells = Doorbells::map(page.as_fd(), own, QPS).expect("a page of bells");
+        let page = Region::map(page.as_fd(), 1).expect("a page of bells");
+        Bell { doorbells, page, rung, wake, wakeups: Cell::new(0) }
+    }
+
+    fn ring(&self, qp: QpIndex) {
+        self.doorbells.ring(qp);
+        if let Ok(count) = self.rung.read() {
+            self.wakeups.set(self.wakeups.get() + count);
+            write(&self.wake, &count.to_ne_bytes()).expect("room in the counter");
+        }
+    }
+
+    /// Returns how often the bell has woken the engine.
+    pub(crate) fn wakeups(&self) -> u64 {
+        self.wakeups.get()
+    }
+
+    /// Returns true if the engine's thread sleeps.
+    pub(crate) fn engine_sleeps(&self) -> bool {
+        self.page.words()[0].load(Relaxed) != 0
+    }
+
+    /// Returns true if no wake-up waits: the engine's thread has woken by each.
+    pub(crate) fn is_heard(&self) -> bool {
+        let mut fds = [PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).expect("a descriptor to poll") == 0
+    }
+}
+
+/// Waits until a condition holds.
+pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        std::thread::yield_now();
+    }
 }
 
 /// One end of a connection.
@@ -59,8 +118,8 @@ pub(crate) struct End {
     pub(crate) sends: SendRing,
     pub(crate) receives: RecvRing,
     /// What an armed queue writes.
-    event: std::os::fd::OwnedFd,
-    doorbells: Doorbells,
+    event: OwnedFd,
+    pub(crate) bell: Rc<Bell>,
 }
 
 impl Drop for Application {
@@ -82,11 +141,11 @@ impl Application {
             .spawn()
             .expect("the engine's process");
         let (arena, fd) = Region::shared(ARENA).expect("a region");
-        let mut application = Application { engine, link, arena, taken: 0, doorbells: Vec::new() };
+        let mut application = Application { engine, link, arena, taken: 0, bells: Vec::new() };
         let joined = application.ask(&[JOIN, ARENA as u64], &[fd.as_fd()]).expect("joined");
         let mut fds = joined.fds.into_iter();
         while let (Some(page), Some(wake)) = (fds.next(), fds.next()) {
-            application.doorbells.push(Doorbells::map(page.as_fd(), wake, QPS).expect("a page of bells"));
+            application.bells.push(Rc::new(Bell::new(&page, wake)));
         }
         application
     }
@@ -94,6 +153,9 @@ impl Application {
     /// Asks the engine and waits for the answer.
     pub(crate) fn ask(&self, words: &[u64], fds: &[BorrowedFd<'_>]) -> Result<Message, Failure> {
         self.link.send(words, fds).map_err(|_| Failure::Gone)?;
+        let mut fds = [PollFd::new(self.link.as_fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(PATIENCE).expect("seconds");
+        assert!(poll(&mut fds, timeout).expect("a socket to poll") > 0, "no answer within {PATIENCE:?}");
         let mut answer = self.link.receive().expect("a socket of messages").ok_or(Failure::Gone)?;
         if answer.words.remove(0) == DONE {
             return Ok(answer);
@@ -137,8 +199,8 @@ impl Application {
         let words = [CREATE_QP, nic, pd, cq_index, sends_at, receives_at, depth, depth, sges];
         let made = self.ask(&words, &[]).expect("a QP").words;
         let (qp, qpn) = (QpIndex(made[0] as u32), Qpn::new(made[1] as u32));
-        let doorbells = self.doorbells[nic as usize].clone();
-        End { nic, qp, qpn, memory, key, cq, sends, receives, event, doorbells }
+        let bell = Rc::clone(&self.bells[nic as usize]);
+        End { nic, qp, qpn, memory, key, cq, sends, receives, event, bell }
     }
 
     /// A connection between the two NICs.
@@ -234,7 +296,7 @@ impl End {
     }
 
     pub(crate) fn ring(&self) {
-        self.doorbells.ring(self.qp);
+        self.bell.ring(self.qp);
     }
 
     /// Polls until a completion is there, which must be a success.

@@ -3,10 +3,14 @@
 //! Each test runs in a thread that has unshared its network, with addresses on its own `lo`. Without the
 //! privilege for that a test says so and passes, but for the one that needs nothing but 127.0.0.0/8.
 
+#[path = "../support/in_time.rs"]
+mod in_time;
+
 use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use in_time::CommandInTime;
 use roxie::port::udp::{UdpConfig, UdpPort, synthetic_mac};
 use roxie::port::{BURST, Port};
 use roxie::time::Nanos;
@@ -68,7 +72,7 @@ fn wait_for_ipv6() -> Result<(), String> {
 }
 
 fn run(program: &str, arguments: &str) -> Result<(), String> {
-    match Command::new(program).args(arguments.split(' ')).output() {
+    match Command::new(program).args(arguments.split(' ')).output_in_time() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => Err(format!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr))),
         Err(error) => Err(format!("{program}: {error}")),

@@ -10,11 +10,12 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{folder, installed};
+use crate::site::in_time::CommandInTime;
 
 const EXPORTS: &str = include_str!("exports.txt");
 
 fn exports(library: &Path) -> BTreeSet<String> {
-    let output = Command::new("readelf").args(["-Ws", "--dyn-syms"]).arg(library).output().unwrap();
+    let output = Command::new("readelf").args(["-Ws", "--dyn-syms"]).arg(library).output_in_time().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let mut found = BTreeSet::new();
     for line in text.lines() {
@@ -140,10 +141,13 @@ fn c_program(name: &str, source: &str) -> Option<String> {
         .arg(&file)
         .arg(&library)
         .args(["-ldl", "-lpthread"]);
-    let compiled = compile.output().unwrap();
+    let compiled = compile.output_in_time().unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let ran =
-        Command::new(&program).env("LD_LIBRARY_PATH", folder()).env_remove("ROXIE_DEV").output().unwrap();
+    let ran = Command::new(&program)
+        .env("LD_LIBRARY_PATH", folder())
+        .env_remove("ROXIE_DEV")
+        .output_in_time()
+        .unwrap();
     let said = String::from_utf8_lossy(&ran.stdout).into_owned();
     assert!(ran.status.success(), "{:?}: {said}{}", ran.status, String::from_utf8_lossy(&ran.stderr));
     Some(said)

@@ -14,7 +14,7 @@ use roxie::netdev::NetNs;
 use roxie::wire::flow_port;
 use tempfile::TempDir;
 
-use super::{Finished, NEAR, PORTS, Running, Site, compiled, launcher, skip};
+use super::{Finished, NEAR, PORTS, Running, Site, compiled, launcher, sent_bytes, skip};
 
 /// The TCP port by which perftest's ends exchange addresses.
 const PORT: u16 = 18515;
@@ -141,7 +141,7 @@ impl Watched {
     fn play(&self, port: &str, options: &str, program: &str) -> Played {
         let mut server = self.start("near", port, options, program);
         if program.contains("-R") {
-            std::thread::sleep(std::time::Duration::from_secs(1));
+            server.wait_until_it_serves();
         } else {
             server.wait_until_it_listens(PORT);
         }
@@ -362,10 +362,11 @@ fn knobs_of_a_file_are_followed_while_a_program_runs() {
         let options = ["--dev", "right", "--port", port];
         let all: Vec<&str> = options.into_iter().chain(option.split(' ')).collect();
         let client = launcher(&all, &format!("{command} {NEAR}"));
-        let client = Running::start(&watched.site.far, client);
-        std::thread::sleep(std::time::Duration::from_secs(1));
+        let mut client = Running::start(&watched.site.far, client);
+        // It sends by the first knobs, then refuses the second.
+        client.wait_until("sending", |_| sent_bytes(&watched.site.far) > 0);
         std::fs::write(&knobs, "fixed,rat=9G").unwrap();
-        std::thread::sleep(std::time::Duration::from_secs(1));
+        client.wait_until_it_says("congestion control stays as it is");
         std::fs::write(&knobs, "off # as fast as it goes").unwrap();
         let ended = client.finish();
         assert!(ended.status.success() && server.finish().status.success(), "{port}: {ended:?}");

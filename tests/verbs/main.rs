@@ -36,6 +36,6 @@ mod upper;
 mod waits;
 
 use site::{
-    FI_PORT, Finished, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, UCX_PORT, compiled, descendants,
-    folder, installed, launcher, skip,
+    FAR, FI_PORT, Finished, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, UCX_PORT, compiled, descendants,
+    folder, installed, launcher, sent_bytes, skip,
 };

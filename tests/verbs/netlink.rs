@@ -1,6 +1,7 @@
 //! The stock `rdma` of iproute2, which asks by netlink, on a kernel that has no RDMA.
 
 use super::{PORTS, Site, installed, skip};
+use crate::site::in_time::CommandInTime;
 
 /// True if there is no use in the tests here: said.
 fn cannot(test: &str) -> bool {
@@ -8,7 +9,7 @@ fn cannot(test: &str) -> bool {
         return true;
     }
     // /proc/net/netlink has no line for a family without sockets; the tool itself says whether there is one.
-    let asked = std::process::Command::new("rdma").arg("system").output().unwrap();
+    let asked = std::process::Command::new("rdma").arg("system").output_in_time().unwrap();
     if asked.status.success() {
         println!("SKIP {test}: this kernel has RDMA, and is asked itself");
     }

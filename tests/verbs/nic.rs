@@ -12,7 +12,7 @@ use roxie::netdev::NetNs;
 
 use super::mesh::{Chance, ENDLESS, Mesh, each_of_many, number};
 use super::shared::{doors, eight_of_mpich, eight_of_open_mpi, server_and_client, servers_of_rdma_cm};
-use super::{NEAR, Running, Site, descendants, folder, skip};
+use super::{NEAR, Running, Site, descendants, folder, sent_bytes, skip};
 
 /// How many NICs are killed, unless told otherwise.
 const NICS: usize = 3;
@@ -225,23 +225,17 @@ fn a_nic_serves_the_memory_of_a_process_that_is_stopped() {
     server.wait_until_it_listens(18515);
     let mut client = site.far("nic", &format!("{program} {NEAR}"));
     // Its writes go on for three seconds: an engine in the server's process would be missed after half of one.
-    client.wait_until("writing", |_| written(&site) > 0);
+    client.wait_until("writing", |_| sent_bytes(&site.far) > 0);
     let stopped = program_of(&server);
     signal(stopped, Signal::SIGSTOP);
-    let before = written(&site);
+    let before = sent_bytes(&site.far);
     std::thread::sleep(Duration::from_millis(1500));
-    let meanwhile = written(&site) - before;
+    let meanwhile = sent_bytes(&site.far) - before;
     signal(stopped, Signal::SIGCONT);
     let (client, server) = (client.finish(), server.finish());
     assert!(client.status.success() && server.status.success(), "client: {client:?}\nserver: {server:?}");
     assert!(meanwhile > 100 * 4096, "{meanwhile} bytes were written to it while it was stopped");
     ends_clean(&site, nics);
-}
-
-/// Bytes that came to the near device, as any of those that it serves is told.
-fn written(site: &Site) -> u64 {
-    let look = site.far.run(roxie::host::inspect::snapshots).expect("the namespace").expect("/proc");
-    look.snapshots.iter().filter_map(|seen| seen.counters.get("sent_bytes").copied()).max().unwrap_or(0)
 }
 
 #[test]
@@ -253,14 +247,16 @@ fn a_nic_that_is_killed_leaves_nobody_waiting() {
     let program = "ib_write_bw -x 1 -F -s 4096 -D 30";
     let mut polls = site.near("nic", program);
     polls.wait_until_it_listens(18515);
-    let peer = site.far("nic", &format!("{program} {NEAR}"));
+    let mut peer = site.far("nic", &format!("{program} {NEAR}"));
+    peer.wait_until("writing", |_| sent_bytes(&site.far) > 0);
     let mut listens = site.near("nic", &format!("rping -s -a {NEAR} -v"));
     listens.wait_until_it_serves();
     // Sleeps until an event comes.
     let mut sleeps = site.near("nic", "ibv_rc_pingpong -g 1 -e -p 18600 -n 10000000");
     sleeps.wait_until_it_listens(18600);
-    let partner = site.far("nic", &format!("ibv_rc_pingpong -g 1 -e -p 18600 -n 10000000 {NEAR}"));
-    std::thread::sleep(Duration::from_millis(700));
+    let mut partner = site.far("nic", &format!("ibv_rc_pingpong -g 1 -e -p 18600 -n 10000000 {NEAR}"));
+    // `peer` gets acknowledgements alone: payload from the near end is for `partner`.
+    partner.wait_until("exchanging", |_| sent_bytes(&site.near) > 0);
     signal(near.child.id(), Signal::SIGKILL);
     near.child.wait().expect("killed");
     // `peer` always has something under way, and its retries run out.
@@ -383,7 +379,7 @@ fn peers_of_a_process_that_nobody_launched_hear_from_the_nic_that_it_is_dead() {
     let mut server = Running::start(&site.near, command);
     server.wait_until_it_serves();
     let client = site.far("nic", &format!("rping -c -a {NEAR} -v -V -C 10000000"));
-    server.wait_until("answering", |_| written(&site) > 100_000);
+    server.wait_until("answering", |_| sent_bytes(&site.far) > 100_000);
     signal(server.child.id(), Signal::SIGKILL);
     server.child.wait().expect("killed");
     let client = client.finish();

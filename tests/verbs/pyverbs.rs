@@ -11,6 +11,7 @@ use std::process::Command;
 
 use super::huge_pages::HugePages;
 use super::{Running, Site, skip};
+use crate::site::in_time::CommandInTime;
 
 const EXPECTED: &str = include_str!("pyverbs.txt");
 
@@ -42,7 +43,7 @@ fn outcomes(text: &str) -> BTreeMap<&str, (&str, &str)> {
 
 fn sources() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let script = Command::new(root.join(".ci/rdma-core-tests")).output().unwrap();
+    let script = Command::new(root.join(".ci/rdma-core-tests")).output_in_time().unwrap();
     script.status.success().then(|| PathBuf::from(String::from_utf8(script.stdout).unwrap().trim()))
 }
 

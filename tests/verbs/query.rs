@@ -1,8 +1,6 @@
 //! Programs that ask about the device.
 
-use std::time::Duration;
-
-use super::{Running, Site, compiled, launcher, skip};
+use super::{Site, compiled, skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use roxie::netdev::Links;
@@ -58,12 +56,10 @@ fn a_link_that_goes_down_is_an_event() {
         return;
     }
     let site = Site::new("q-async");
-    let command = launcher(&["--dev", "left", "--port", "udp"], "timeout 5 stdbuf -oL ibv_asyncwatch");
-    let watch = Running::start(&site.near, command);
-    std::thread::sleep(Duration::from_secs(2));
+    let mut watch = site.near("udp", "stdbuf -oL ibv_asyncwatch");
+    watch.wait_until_it_says("async event FD");
     Links::open_in(&site.far).unwrap().set_up("right", false).unwrap();
-    let seen = watch.finish();
-    assert!(seen.said.contains("IBV_EVENT_PORT_ERR"), "{seen:?}");
+    watch.wait_until_it_says("IBV_EVENT_PORT_ERR");
 }
 
 #[test]
@@ -78,8 +74,8 @@ fn signals_reach_the_program_and_its_end_is_ours() {
         "trap 'echo heard; exit 9' TERM\necho ready\nwhile :; do sleep 0.05; done\n",
     )
     .unwrap();
-    let waiting = site.near("udp", &format!("sh {}", script.path().display()));
-    std::thread::sleep(Duration::from_secs(1));
+    let mut waiting = site.near("udp", &format!("sh {}", script.path().display()));
+    waiting.wait_until_it_says("ready");
     kill(Pid::from_raw(waiting.child.id().cast_signed()), Signal::SIGTERM).unwrap();
     let ended = waiting.finish();
     assert_eq!((ended.status.code(), ended.said.contains("heard")), (Some(9), true), "{ended:?}");
@@ -107,4 +103,15 @@ fn what_goes_in_comes_out_each_value_in_its_place() {
     let site = Site::new("same");
     let ended = site.near("udp", &program.to_string_lossy()).finish();
     assert!(ended.status.success() && ended.said.contains("all so"), "{ended:?}");
+}
+
+#[test]
+fn failing_calls_leave_their_own_errno() {
+    if skip("failing_calls_leave_their_own_errno", &["cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("errnos", &["-libverbs"]);
+    let site = Site::new("errnos");
+    let ended = site.near("udp", &program.to_string_lossy()).finish();
+    assert!(ended.status.success(), "{ended:?}");
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use roxie::host::inspect::{Snapshot, snapshots};
 use roxie::netdev::NetNs;
 
-use super::{NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, compiled, descendants, launcher, skip};
+use super::{FAR, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, compiled, descendants, launcher, skip};
 
 impl Running {
     /// Until it listens.
@@ -155,8 +155,9 @@ fn the_peer_of_a_program_that_is_killed_hears_that_it_is_gone() {
             server.wait_until_it_serves();
             let mut client = site.far(port, &format!("rping -c -a {NEAR} -d"));
             client.wait_until_it_has("CONNECT");
-            // They are in the middle of it: connecting or pinging.
-            std::thread::sleep(Duration::from_millis(500));
+            // rping's output is a pipe, which it writes to by the block: both are pinging by then.
+            server.wait_until_it_says("RDMA_CM_EVENT_ESTABLISHED");
+            client.wait_until_it_says("RDMA_CM_EVENT_ESTABLISHED");
             let (victim, survivor) = if kill_server { (server, client) } else { (client, server) };
             victim.kill_program();
             let said = survivor.finish().said;
@@ -523,4 +524,18 @@ fn a_thread_that_comes_back_for_an_event_waits_though_its_channel_is_destroyed()
     let (_place, program) = compiled("channel", &["-lrdmacm", "-libverbs", "-lpthread"]);
     let ran = Site::new("cm-channel").near("udp", &format!("{} {NEAR}", program.display())).finish();
     assert!(ran.status.success() && ran.said.contains("all waited"), "{ran:?}");
+}
+
+/// 20 addresses that no host has are looked for at a time, which is more than there are threads that look.
+#[test]
+fn resolution_of_silent_host_ends_with_its_timeout() {
+    if skip("resolution_of_silent_host_ends_with_its_timeout", &["cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("resolves", &["-lrdmacm", "-libverbs"]);
+    let site = Site::new("cm-silent");
+    for port in PORTS {
+        let ended = site.near(port, &format!("{} {FAR} 192.0.2.100", program.display())).finish();
+        assert!(ended.status.success() && ended.said.contains("all so"), "{port}: {ended:?}");
+    }
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::site::in_time::CommandInTime;
 use roxie::netdev::NetNs;
 
 use super::mesh::{each_of_many, kill_programs, number};
@@ -200,7 +201,8 @@ fn eight_ranks((site, port): (&Site, &str), compiler: &str, mpirun: impl Fn(&Pat
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("mpi_many");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/mpi_many.c");
-    let compiled = Command::new(compiler).arg("-O1").arg("-o").arg(&program).arg(source).status().unwrap();
+    let compiled =
+        Command::new(compiler).arg("-O1").arg("-o").arg(&program).arg(source).status_in_time().unwrap();
     assert!(compiled.success(), "{compiler}: {compiled}");
     let agent = place.path().join("agent");
     super::upper::write_agent(&agent, site.far.name().unwrap());
@@ -257,7 +259,7 @@ pub(crate) fn eight_of_mpich(site: &Site, port: &str) {
     if skip(name, &["mpirun.mpich", "mpicc.mpich", "mpichversion", "unshare"]) {
         return;
     }
-    let version = Command::new("mpichversion").output().unwrap();
+    let version = Command::new("mpichversion").output_in_time().unwrap();
     if !String::from_utf8_lossy(&version.stdout).contains("ch4:ucx") {
         println!("SKIP {name}: this MPICH does not use UCX");
         return;

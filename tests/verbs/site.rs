@@ -1,14 +1,18 @@
 //! Two hosts on one machine, and the programs that run on them.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use roxie::netdev::{Links, NetNs};
 use tempfile::TempDir;
+
+use in_time::{CommandInTime, Stream};
+
+// Here, because a benchmark includes this file as well.
+#[path = "../support/in_time.rs"]
+pub(crate) mod in_time;
 
 /// How long a program may take before it is killed and the test fails. Machines that do other things too are slow.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -48,9 +52,9 @@ pub(crate) fn folder() -> &'static Path {
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
-        assert!(build.status().unwrap().success(), "{build:?}");
+        assert!(build.status_in_time().unwrap().success(), "{build:?}");
         let mut link = Command::new(Path::new(root).join("uverbs-shim/link"));
-        assert!(link.arg(&folder).status().unwrap().success(), "{link:?}");
+        assert!(link.arg(&folder).status_in_time().unwrap().success(), "{link:?}");
         folder
     })
 }
@@ -83,7 +87,7 @@ pub(crate) fn compiled(name: &str, libraries: &[&str]) -> (TempDir, PathBuf) {
     let program = place.path().join(name);
     let mut compile = Command::new("cc");
     compile.args(["-Wall", "-o"]).arg(&program).arg(&source).args(libraries);
-    let done = compile.output().unwrap();
+    let done = compile.output_in_time().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     (place, program)
 }
@@ -152,6 +156,13 @@ impl Site {
     }
 }
 
+/// Returns the bytes of payload that a host's device has sent, the largest number if it has several devices. Clients of `roxie nic` are
+/// told those of the NIC.
+pub(crate) fn sent_bytes(host: &NetNs) -> u64 {
+    let look = host.run(roxie::host::inspect::snapshots).expect("the namespace").expect("/proc");
+    look.snapshots.iter().filter_map(|seen| seen.counters.get("sent_bytes").copied()).max().unwrap_or(0)
+}
+
 /// The NIC of an interface, as soon as it serves.
 pub(crate) fn nic(host: &NetNs, dev: &str, options: &[&str]) -> Running {
     let mut command = Command::new(folder().join("roxie"));
@@ -177,7 +188,7 @@ pub(crate) fn launcher(options: &[&str], program: &str) -> Command {
 pub(crate) struct Running {
     pub(crate) what: String,
     pub(crate) child: Child,
-    output: Vec<JoinHandle<String>>,
+    output: Arc<[Stream]>,
     pub(crate) until: Instant,
 }
 
@@ -195,8 +206,8 @@ impl Running {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = namespace.run(move || command.spawn()).unwrap();
         let mut child = child.unwrap_or_else(|e| panic!("{what}: {e}"));
-        let output = vec![reader(child.stdout.take().unwrap()), reader(child.stderr.take().unwrap())];
-        Running { what, child, output, until: Instant::now() + LIMIT }
+        let output = [Stream::of(child.stdout.take().unwrap()), Stream::of(child.stderr.take().unwrap())];
+        Running { what, child, output: output.into(), until: Instant::now() + LIMIT }
     }
 
     /// Until it takes TCP connections, by which these programs exchange their addresses.
@@ -233,20 +244,38 @@ impl Running {
         }
     }
 
+    /// Waits until the program has written `word` to either of its outputs.
+    pub(crate) fn wait_until_it_says(&mut self, word: &str) {
+        let output = Arc::clone(&self.output);
+        self.wait_until(&format!("saying {word:?}"), |_| {
+            output.iter().any(|stream| stream.text().contains(word))
+        });
+    }
+
     pub(crate) fn said(&mut self) -> String {
         // All that came from it: what lives on would keep the pipes open.
         for pid in descendants(self.child.id()) {
             let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
-        self.output.drain(..).map(|reader| reader.join().unwrap()).collect()
+        self.whole_output()
+    }
+
+    /// Returns both outputs, once every process has closed them.
+    fn whole_output(&self) -> String {
+        // A process that is killed when the time is over has some left to end.
+        let until = self.until.max(Instant::now() + Duration::from_secs(10));
+        let ended = self.output.iter().all(|stream| stream.ends_by(until));
+        let said: String = self.output.iter().map(Stream::text).collect();
+        assert!(ended, "{} has left a process behind that holds its output: {said}", self.what);
+        said
     }
 
     /// Its end, and what it said until then.
     pub(crate) fn finish(mut self) -> Finished {
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                let said = self.output.drain(..).map(|reader| reader.join().unwrap()).collect();
+                let said = self.whole_output();
                 return Finished { status, said };
             }
             if Instant::now() > self.until {
@@ -278,12 +307,4 @@ pub(crate) fn descendants(pid: u32) -> Vec<u32> {
         all.extend(children.split_whitespace().filter_map(|pid| pid.parse().ok()).flat_map(descendants));
     }
     all
-}
-
-fn reader(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _ = from.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{FI_PORT, PORTS, Running, Site, UCX_PORT, compiled, skip};
+use crate::site::in_time::CommandInTime;
 
 /// What Open MPI is told, to have its messages go over UCX or over libfabric's connections.
 const MPI_WAYS: [&str; 2] = [
@@ -132,8 +133,13 @@ fn two_ranks_of_open_mpi_exchange_what_they_say() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("mpi_exchange");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/mpi_exchange.c");
-    let compiled =
-        Command::new("mpicc.openmpi").arg("-O1").arg("-o").arg(&program).arg(source).status().unwrap();
+    let compiled = Command::new("mpicc.openmpi")
+        .arg("-O1")
+        .arg("-o")
+        .arg(&program)
+        .arg(source)
+        .status_in_time()
+        .unwrap();
     assert!(compiled.success(), "mpicc: {compiled}");
     let agent = folder.path().join("agent");
     write_agent(&agent, site.far.name().unwrap());

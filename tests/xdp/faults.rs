@@ -1,8 +1,14 @@
 //! Links that fail, owners that die, privileges that are missing: what is said, and that it goes on.
 
+use std::fmt::Display;
+use std::io::Read;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
+use roxie::host::{Device, DeviceConfig, Stack};
+
 use super::*;
+use crate::in_time::{ChildInTime, CommandInTime, LIMIT, Stream};
 
 #[test]
 fn a_link_that_goes_down_is_counted_and_recovers() {
@@ -64,11 +70,11 @@ fn a_second_port_on_an_interface_is_told_who_has_it() {
     }
     let wire = Wire::new("twice", 1500, 1);
     let first = wire.left(|_| {}).unwrap();
-    let start = Instant::now();
-    let e = wire.left(|_| {}).err().unwrap().to_string();
+    let refused = wire.left(|_| {}).err().unwrap();
+    let e = refused.to_string();
     assert!(e.contains("roxie_steer"), "{e}");
     assert!(e.contains(&format!("(pid {})", std::process::id())), "{e}");
-    assert!(start.elapsed() < Duration::from_secs(1), "a living owner is not waited for");
+    assert!(matches!(refused, XdpError::ProgramAttached { attempts: 1, .. }), "{refused:?}");
     drop(first);
     wire.left(|_| {}).expect("dropping the port frees the interface");
     let left = wire.a.run(|| Interface::by_name("left")).unwrap().unwrap();
@@ -101,35 +107,47 @@ fn a_queue_with_a_foreign_socket_is_reported_after_two_seconds() {
     wire.left(|_| {}).unwrap();
 }
 
-/// Not a test of its own: the process that `a_killed_owner_leaves_the_interface_usable` kills.
-#[test]
-fn child_that_holds_a_port() {
-    let Ok(name) = std::env::var("ROXIE_TEST_HOLD") else { return };
-    let ns = NetNs::open(&name).unwrap();
-    let _port = open(&ns, "left", |_| {}).unwrap();
-    println!("HOLDING");
-    std::thread::sleep(Duration::from_secs(60));
+/// What a test starts its own program for once more: the same test, which then acts on this in place of testing.
+const CHILD: &str = "ROXIE_TEST_CHILD";
+
+/// The test's own program, for the test `name` alone, with an argument in [`CHILD`].
+fn child(program: &Path, name: &str, argument: &str) -> Command {
+    let mut child = Command::new(program);
+    child.args(["--exact", &format!("faults::{name}"), "--nocapture"]).env(CHILD, argument);
+    child
+}
+
+/// The argument, in a process that a test has started so.
+fn child_argument() -> Option<String> {
+    std::env::var(CHILD).ok()
 }
 
 #[test]
 fn a_killed_owner_leaves_the_interface_usable() {
-    if skip("a_killed_owner_leaves_the_interface_usable") {
+    let name = "a_killed_owner_leaves_the_interface_usable";
+    if let Some(namespace) = child_argument() {
+        let _port = open(&NetNs::open(&namespace).unwrap(), "left", |_| {}).unwrap();
+        println!("HOLDING");
+        // Until it is killed; a parent that has gone closes its end.
+        let _ = std::io::stdin().read(&mut [0]);
         return;
     }
-    use std::io::{BufRead, BufReader};
+    if skip(name) {
+        return;
+    }
     let wire = Wire::new("kill", 1500, 1);
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "faults::child_that_holds_a_port", "--nocapture"])
-        .env("ROXIE_TEST_HOLD", wire.a.name().unwrap())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|l| l.contains("HOLDING")), "the child opened its port");
+    let mut child = child(&std::env::current_exe().unwrap(), name, wire.a.name().unwrap());
+    let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let said = Stream::of(child.stdout.take().unwrap());
+    let until = Instant::now() + LIMIT;
+    while !said.text().contains("HOLDING") {
+        assert!(child.try_wait().unwrap().is_none() && Instant::now() < until, "no port: {}", said.text());
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let e = wire.left(|_| {}).err().unwrap().to_string();
     assert!(e.contains(&format!("(pid {})", child.id())), "{e}");
     child.kill().unwrap();
-    child.wait().unwrap();
+    child.wait_in_time();
     let start = Instant::now();
     let (mut left, mut right) = wire.ports();
     println!("open again {:?} after the kill", start.elapsed());
@@ -139,29 +157,32 @@ fn a_killed_owner_leaves_the_interface_usable() {
     assert!(take(&mut right, 1, SOON) == [sent]);
 }
 
-/// Not a test of its own: the process that the tests of missing privileges start with few of them.
-#[test]
-fn child_that_is_refused() {
-    let Ok(name) = std::env::var("ROXIE_TEST_REFUSED") else { return };
-    let refused = match name.as_str() {
-        // It may not enter a namespace either.
-        "" => XdpPort::open(&XdpConfig::new("lo")),
-        ns => open(&NetNs::open(ns).unwrap(), "left", |_| {}),
-    };
-    println!("REFUSED {}", refused.err().expect("an error"));
+/// What a child says that opens a port.
+fn tell<T>(opened: Result<T, impl Display>) {
+    match opened {
+        Ok(_) => println!("OPENED"),
+        Err(error) => println!("REFUSED {error}"),
+    }
 }
 
-fn refusal(child: &mut Command, namespace: &str) -> String {
-    let child = child.args(["--exact", "faults::child_that_is_refused", "--nocapture"]);
-    let output = child.env("ROXIE_TEST_REFUSED", namespace).output().unwrap();
+/// Runs a child to its end, and returns its line.
+fn told(child: &mut Command) -> String {
+    let output = child.output_in_time().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let line = text.lines().find_map(|l| l.split_once("REFUSED ")).map(|(_, error)| error.to_owned());
-    line.unwrap_or_else(|| panic!("{text}\n{}", String::from_utf8_lossy(&output.stderr)))
+    let line = text
+        .lines()
+        .find_map(|line| ["OPENED", "REFUSED"].iter().find_map(|word| line.find(word).map(|at| &line[at..])));
+    line.map(str::to_owned).unwrap_or_else(|| panic!("{text}\n{}", String::from_utf8_lossy(&output.stderr)))
 }
 
 #[test]
 fn missing_privileges_are_named() {
-    if skip("missing_privileges_are_named") {
+    let name = "missing_privileges_are_named";
+    if child_argument().is_some() {
+        // In the namespace of its parent: it may not enter another.
+        return tell(XdpPort::open(&XdpConfig::new("lo")));
+    }
+    if skip(name) {
         return;
     }
     use std::os::unix::process::CommandExt;
@@ -173,18 +194,22 @@ fn missing_privileges_are_named() {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let e = refusal(Command::new(&binary).current_dir("/").uid(65534).gid(65534), "");
+    let e = told(child(&binary, name, "1").current_dir("/").uid(65534).gid(65534));
     assert!(e.contains("not permitted") && e.contains("CAP_BPF") && e.contains("udp port"), "{e}");
 }
 
 #[test]
 fn a_limit_of_locked_memory_is_told_with_the_remedy() {
-    if skip("a_limit_of_locked_memory_is_told_with_the_remedy") {
+    let name = "a_limit_of_locked_memory_is_told_with_the_remedy";
+    if let Some(namespace) = child_argument() {
+        return tell(open(&NetNs::open(&namespace).unwrap(), "left", |_| {}));
+    }
+    if skip(name) {
         return;
     }
     use std::os::unix::process::CommandExt;
     let wire = Wire::new("memlock", 1500, 1);
-    let mut child = Command::new(std::env::current_exe().unwrap());
+    let mut child = child(&std::env::current_exe().unwrap(), name, wire.a.name().unwrap());
     let few = || {
         const CAP_IPC_LOCK: libc::c_ulong = 14;
         const CAP_SYS_RESOURCE: libc::c_ulong = 24;
@@ -199,7 +224,7 @@ fn a_limit_of_locked_memory_is_told_with_the_remedy() {
     };
     // SAFETY: the closure makes system calls only: nothing that is unsafe between fork and exec.
     unsafe { child.pre_exec(few) };
-    let e = refusal(&mut child, wire.a.name().unwrap());
+    let e = told(&mut child);
     assert!(e.contains("16777216 bytes") && e.contains("1048576 bytes"), "{e}");
     assert!(e.contains("ulimit -l 16384") && e.contains("CAP_IPC_LOCK"), "{e}");
 }
@@ -214,30 +239,10 @@ fn rings_that_cannot_be_are_refused() {
     }
 }
 
-/// Not a test of its own: the process that `the_capabilities_that_are_named_suffice` starts with few of them.
-#[test]
-fn child_with_few_capabilities() {
-    if std::env::var_os("ROXIE_TEST_CAPABILITIES").is_none() {
-        return;
-    }
-    // In the namespace already, as an application is: it may not enter one.
-    let opened = roxie::host::Device::open_xdp(
-        &XdpConfig::new("left"),
-        &roxie::host::Stack::default(),
-        &roxie::host::DeviceConfig::default(),
-    );
-    match opened {
-        Ok(_) => println!("OPENED"),
-        Err(e) => println!("REFUSED {e}"),
-    }
-}
-
-/// What that process says if it has these capabilities alone (`include/uapi/linux/capability.h`).
-fn with_capabilities(ns: &NetNs, kept: &'static [libc::c_ulong]) -> String {
+/// What a child of `test` says that has these capabilities alone (`include/uapi/linux/capability.h`).
+fn with_capabilities(test: &str, ns: &NetNs, kept: &'static [libc::c_ulong]) -> String {
     use std::os::unix::process::CommandExt;
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "faults::child_with_few_capabilities", "--nocapture"]);
-    child.env("ROXIE_TEST_CAPABILITIES", "1");
+    let mut child = child(&std::env::current_exe().unwrap(), test, "1");
     let drop_others = move || {
         for capability in (0..=40).filter(|c| !kept.contains(c)) {
             // SAFETY: a system call with plain values.
@@ -249,15 +254,17 @@ fn with_capabilities(ns: &NetNs, kept: &'static [libc::c_ulong]) -> String {
     };
     // SAFETY: the closure makes system calls only: nothing that is unsafe between fork and exec.
     unsafe { child.pre_exec(drop_others) };
-    let output = ns.run(|| child.output()).unwrap().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let line = text.lines().find(|l| l.contains("OPENED") || l.contains("REFUSED")).map(str::to_owned);
-    line.unwrap_or_else(|| panic!("{text}\n{}", String::from_utf8_lossy(&output.stderr)))
+    // In the namespace already, as an application is: it may not enter one.
+    ns.run(|| told(&mut child)).unwrap()
 }
 
 #[test]
 fn the_capabilities_that_are_named_suffice() {
-    if skip("the_capabilities_that_are_named_suffice") {
+    let name = "the_capabilities_that_are_named_suffice";
+    if child_argument().is_some() {
+        return tell(Device::open_xdp(&XdpConfig::new("left"), &Stack::default(), &DeviceConfig::default()));
+    }
+    if skip(name) {
         return;
     }
     const NET_ADMIN: libc::c_ulong = 12;
@@ -266,8 +273,8 @@ fn the_capabilities_that_are_named_suffice() {
     const PERFMON: libc::c_ulong = 38;
     const BPF: libc::c_ulong = 39;
     let wire = Wire::new("caps", 1500, 1);
-    let said = with_capabilities(&wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF]);
+    let said = with_capabilities(name, &wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF]);
     assert!(said.contains("verifier") && said.contains("CAP_PERFMON"), "{said}");
-    let said = with_capabilities(&wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF, PERFMON]);
+    let said = with_capabilities(name, &wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF, PERFMON]);
     assert!(said.contains("OPENED"), "{said}");
 }

@@ -1,5 +1,8 @@
 //! The XDP port on veth pairs between namespaces. Needs root; says so and skips without.
 
+#[path = "../support/in_time.rs"]
+mod in_time;
+
 mod faults;
 mod frames;
 mod steering;

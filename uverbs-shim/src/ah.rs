@@ -200,7 +200,10 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     let mut attr = ibv_ah_attr::default();
     // SAFETY: the contract: an object; the rest is handed on.
     unsafe {
-        if behind(pd).is_err() || ibv_init_ah_from_wc((*pd).context, port, wc, grh, &raw mut attr) != 0 {
+        if let Err(errno) = behind(pd) {
+            return pointer(Err(errno));
+        }
+        if ibv_init_ah_from_wc((*pd).context, port, wc, grh, &raw mut attr) != 0 {
             return std::ptr::null_mut();
         }
         ibv_create_ah(pd, &raw mut attr)

@@ -8,7 +8,7 @@ use roxie::shared::PostError;
 use roxie::verbs::{LKey, Sge};
 
 use crate::abi::{ibv_recv_wr, ibv_sge};
-use crate::object::{Errno, put};
+use crate::object::{Errno, code_of, put};
 use crate::report::{self, refuse};
 
 /// A scatter/gather list of the caller's.
@@ -103,7 +103,7 @@ pub(crate) unsafe fn post_receives(
             });
             if let Err(errno) = posted {
                 put(bad, wr);
-                return errno;
+                return code_of(errno);
             }
             wr = (*wr).next;
         }

@@ -76,6 +76,14 @@ pub(crate) fn code(result: Result<(), Errno>) -> c_int {
     )
 }
 
+/// The same for a number that is 0 or the error's.
+pub(crate) fn code_of(errno: Errno) -> c_int {
+    if errno != 0 {
+        set_errno(errno);
+    }
+    errno
+}
+
 /// For functions that return 0, or -1 with `errno` set.
 pub(crate) fn minus_one(result: Result<(), Errno>) -> c_int {
     if code(result) == 0 { 0 } else { -1 }

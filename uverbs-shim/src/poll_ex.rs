@@ -12,7 +12,7 @@ use crate::abi::{
 use crate::cancellation::Uncancelled;
 use crate::context::context;
 use crate::cq::{self, flags, imm_or_key};
-use crate::object::{behind, pointer};
+use crate::object::{behind, code_of, pointer};
 use crate::report::refuse;
 
 /// Fields that completions have here.
@@ -119,9 +119,12 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     // SAFETY: the contract: an object, and attributes.
     unsafe {
         if !attr.is_null() && (*attr).comp_mask != 0 {
-            return libc::EINVAL;
+            return code_of(libc::EINVAL);
         }
-        let Ok(found) = behind(cq) else { return libc::EIO };
+        let found = match behind(cq) {
+            Ok(found) => found,
+            Err(errno) => return code_of(errno),
+        };
         found.poll_turn.take();
         let came = advance(cq);
         if came != 0 {

@@ -13,7 +13,7 @@ use crate::abi::{ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr};
 use crate::cancellation::Uncancelled;
 use crate::lists::{entries, gather, post_receives};
 use crate::lock::lock;
-use crate::object::{Errno, behind, put};
+use crate::object::{Errno, behind, code_of, put};
 use crate::qp::Qp;
 use crate::report::{self, refuse};
 use crate::window::window_access;
@@ -31,7 +31,7 @@ pub(crate) unsafe extern "C" fn post_send(
         Err(errno) => {
             // SAFETY: the contract: a place for a pointer, or null.
             unsafe { put(bad, first) };
-            return errno;
+            return code_of(errno);
         }
     };
     found.turn.take();
@@ -52,7 +52,7 @@ pub(crate) unsafe extern "C" fn post_send(
         found.pair.publish(staged);
     }
     found.turn.give_back();
-    result
+    code_of(result)
 }
 
 /// # Safety
@@ -193,7 +193,7 @@ pub(crate) unsafe extern "C" fn post_recv(
             Ok(found) => post_receives(first, bad, |id, sges| found.pair.post_recv(id, sges)),
             Err(errno) => {
                 put(bad, first);
-                errno
+                code_of(errno)
             }
         }
     }

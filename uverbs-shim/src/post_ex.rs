@@ -15,7 +15,7 @@ use crate::batch::{Batch, Carried};
 use crate::cancellation::Uncancelled;
 use crate::lists::{entries, gather};
 use crate::newer;
-use crate::object::{Errno, behind};
+use crate::object::{Errno, behind, code_of};
 use crate::post::{bind_window, send_flags, staged_as};
 use crate::qp::Qp;
 use crate::report::refuse;
@@ -128,7 +128,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
             found.turn.give_back();
         });
     }
-    result
+    code_of(result)
 }
 
 unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {

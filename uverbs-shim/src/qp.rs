@@ -242,12 +242,12 @@ pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _operation: u32, 
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut c_void) -> c_int {
     let _uncancelled = Uncancelled::new();
-    libc::EOPNOTSUPP
+    code(Err(libc::EOPNOTSUPP))
 }
 
 /// As [`ibv_query_ece`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut c_void) -> c_int {
     let _uncancelled = Uncancelled::new();
-    libc::EOPNOTSUPP
+    code(Err(libc::EOPNOTSUPP))
 }

@@ -453,7 +453,7 @@ pub unsafe extern "C" fn ibv_query_pkey(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_pkey_index(_of: *mut ibv_context, port: u8, pkey: u16) -> c_int {
     let _uncancelled = Uncancelled::new();
-    if port == 1 && pkey == PKEY.to_be() { 0 } else { -1 }
+    minus_one(if port == 1 && pkey == PKEY.to_be() { Ok(()) } else { Err(libc::EINVAL) })
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::context::context;
 use crate::event_queue::Element;
 use crate::lists::post_receives;
 use crate::nic::Source;
-use crate::object::{Errno, Face, behind, code, give, pointer, put, take_back};
+use crate::object::{Errno, Face, behind, code, code_of, give, pointer, put, take_back};
 use crate::pd::{InDomain, Users};
 use crate::report::{device, info, refuse};
 use crate::waiting::Acknowledgements;
@@ -275,7 +275,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
             Ok(found) => post_receives(first, bad, |id, sges| found.queue.post_recv(id, sges)),
             Err(errno) => {
                 put(bad, first);
-                errno
+                code_of(errno)
             }
         }
     }

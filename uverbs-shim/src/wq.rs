@@ -22,7 +22,7 @@ use crate::context::context;
 use crate::event_queue::Element;
 use crate::lists::post_receives;
 use crate::nic::Source;
-use crate::object::{Errno, Face, behind, code, give, pointer, put, take_back};
+use crate::object::{Errno, Face, behind, code, code_of, give, pointer, put, take_back};
 use crate::pd::{InDomain, Users};
 use crate::report::{device, refuse};
 use crate::waiting::Acknowledgements;
@@ -210,7 +210,7 @@ unsafe extern "C" fn post_recv(
             Ok(found) => post_receives(first, bad, |id, sges| found.pair.post_recv(id, sges)),
             Err(errno) => {
                 put(bad, first);
-                errno
+                code_of(errno)
             }
         }
     }

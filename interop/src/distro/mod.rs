@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use crate::error::Error;
 use crate::guest::output_folder;
 use crate::local::program::Program;
-use crate::network::{INTERFACE, Namespace, command_line, run};
+use crate::network::{INTERFACE, LIMIT, Namespace, command_line, run, within};
 use crate::rows::PortKind;
 
 /// Those that are run if none is named: Debian 12, Debian 13, and what comes.
@@ -52,9 +52,11 @@ impl Root {
     /// [`Error::Host`] if the host lacks what that takes, [`Error::Distribution`] if the mirror does not give it.
     pub fn make(suite: &str) -> Result<Root, Error> {
         let mut command = Command::new(script("root.sh"));
-        command.arg(suite).stdin(Stdio::null()).stderr(Stdio::inherit());
+        command.arg(suite);
         let failed = |output: String| Error::Command { command: format!("root.sh {suite}"), output };
-        let output = command.output().map_err(|e| failed(e.to_string()))?;
+        let mut command = within(2 * LIMIT, &command);
+        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+        let output = output.map_err(|e| failed(e.to_string()))?;
         match output.status.code() {
             Some(0) => {}
             Some(LACKS) => {
@@ -110,6 +112,7 @@ impl Root {
         command.args(["make", "build"]).env("INSIDE", "/roxie");
         let line = command_line(&command);
         let failed = |output: String| Error::Command { command: line.clone(), output };
+        let mut command = within(4 * LIMIT, &command);
         let status = command.stdin(Stdio::null()).stdout(log).stderr(again).status();
         match status.map_err(|e| failed(e.to_string()))? {
             status if status.success() => Ok(()),
@@ -126,7 +129,7 @@ impl Root {
         let mut ask = self.enter();
         ask.args(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\n"]);
         // Of some names it knows nothing, and then fails, having told the others.
-        let Ok(output) = ask.stdin(Stdio::null()).output() else { return Vec::new() };
+        let Ok(output) = within(LIMIT, &ask).stdin(Stdio::null()).output() else { return Vec::new() };
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let installed = text.lines().filter_map(|line| line.strip_suffix(" ii "));
         let told = |line: &&str| {

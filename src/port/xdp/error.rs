@@ -39,6 +39,8 @@ pub enum XdpError {
         id: u32,
         /// The processes that hold it, as far as they are visible from here.
         holders: Vec<String>,
+        /// How often attaching was tried: more than once where no process held the program.
+        attempts: u16,
     },
     /// Somebody else's socket is bound to the queue.
     #[error(
@@ -128,8 +130,14 @@ mod tests {
 
     fn attached(holders: &[&str]) -> String {
         let holders = holders.iter().map(ToString::to_string).collect();
-        XdpError::ProgramAttached { interface: "eth0".into(), program: "p".into(), id: 7, holders }
-            .to_string()
+        XdpError::ProgramAttached {
+            interface: "eth0".into(),
+            program: "p".into(),
+            id: 7,
+            holders,
+            attempts: 1,
+        }
+        .to_string()
     }
 
     #[test]

@@ -143,7 +143,9 @@ fn attach(
     native: bool,
 ) -> Result<Result<(), io::Error>, XdpError> {
     let start = Instant::now();
+    let mut attempts: u16 = 0;
     loop {
+        attempts = attempts.saturating_add(1);
         let error = match steering.attach(interface, native) {
             Ok(()) => return Ok(Ok(())),
             Err(AttachError::Other(e)) => return Err(e),
@@ -167,6 +169,7 @@ fn attach(
                             program: program_name(id),
                             id,
                             holders,
+                            attempts,
                         });
                     }
                     None if late => return Ok(Err(error)),

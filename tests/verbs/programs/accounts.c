@@ -1,24 +1,14 @@
 /* Who holds on to what, and what is left of what is gone: objects go in their order and no other, events and completions with them. Needs no
  * peer: receives are flushed. Prints the first thing that is not as it should be and ends with 1. */
 
-#include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SHOULD(that)                                                                  \
-	do {                                                                          \
-		if (!(that)) {                                                        \
-			printf("line %d: not so: %s (errno %d)\n", __LINE__, #that, errno); \
-			exit(1);                                                      \
-		}                                                                     \
-	} while (0)
+#include "check.h"
 
 static struct ibv_context *ctx;
 static struct ibv_pd *pd;
@@ -40,7 +30,7 @@ static struct ibv_qp *make(struct ibv_cq *cq)
 		.cap = { .max_send_wr = 4, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 } };
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 
-	SHOULD(qp && set(qp, IBV_QPS_INIT) == 0);
+	CHECK(qp && set(qp, IBV_QPS_INIT) == 0);
 	return qp;
 }
 
@@ -49,8 +39,8 @@ static void complete(struct ibv_qp *qp, uint64_t id)
 {
 	struct ibv_recv_wr wr = { .wr_id = id }, *bad;
 
-	SHOULD(ibv_post_recv(qp, &wr, &bad) == 0);
-	SHOULD(set(qp, IBV_QPS_ERR) == 0);
+	CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
+	CHECK(set(qp, IBV_QPS_ERR) == 0);
 }
 
 static int is_readable(int fd)
@@ -64,7 +54,7 @@ static struct ibv_cq *queue(struct ibv_comp_channel *channel)
 {
 	struct ibv_cq *cq = ibv_create_cq(ctx, 16, NULL, channel, 0);
 
-	SHOULD(cq);
+	CHECK(cq);
 	return cq;
 }
 
@@ -78,32 +68,32 @@ static void channels(void)
 	void *user;
 	int at;
 
-	SHOULD(channel);
+	CHECK(channel);
 	for (at = 0; at < 2; at++) {
 		cqs[at] = queue(channel);
 		qps[at] = make(cqs[at]);
-		SHOULD(ibv_req_notify_cq(cqs[at], 0) == 0);
+		CHECK(ibv_req_notify_cq(cqs[at], 0) == 0);
 		complete(qps[at], at);
 	}
-	SHOULD(is_readable(channel->fd));
-	SHOULD(ibv_get_cq_event(channel, &raised, &user) == 0 && raised == cqs[0]);
+	CHECK(is_readable(channel->fd));
+	CHECK(ibv_get_cq_event(channel, &raised, &user) == 0 && raised == cqs[0]);
 	ibv_ack_cq_events(raised, 1);
 	/* The first has another event now, and is not asked again before the second. */
-	SHOULD(ibv_poll_cq(cqs[0], 1, &wc) == 1);
-	SHOULD(set(qps[0], IBV_QPS_RESET) == 0 && set(qps[0], IBV_QPS_INIT) == 0);
-	SHOULD(ibv_req_notify_cq(cqs[0], 0) == 0);
+	CHECK(ibv_poll_cq(cqs[0], 1, &wc) == 1);
+	CHECK(set(qps[0], IBV_QPS_RESET) == 0 && set(qps[0], IBV_QPS_INIT) == 0);
+	CHECK(ibv_req_notify_cq(cqs[0], 0) == 0);
 	complete(qps[0], 7);
-	SHOULD(ibv_get_cq_event(channel, &raised, &user) == 0 && raised == cqs[1]);
+	CHECK(ibv_get_cq_event(channel, &raised, &user) == 0 && raised == cqs[1]);
 	ibv_ack_cq_events(raised, 1);
 	/* Nobody takes the event of the first. */
-	SHOULD(is_readable(channel->fd));
-	SHOULD(ibv_destroy_cq(cqs[0]) == EBUSY);
-	SHOULD(ibv_destroy_qp(qps[0]) == 0 && ibv_destroy_cq(cqs[0]) == 0);
-	SHOULD(!is_readable(channel->fd));
-	SHOULD(fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK) == 0);
-	SHOULD(ibv_get_cq_event(channel, &raised, &user) == -1 && errno == EAGAIN);
-	SHOULD(ibv_destroy_comp_channel(channel) == EBUSY);
-	SHOULD(ibv_destroy_qp(qps[1]) == 0 && ibv_destroy_cq(cqs[1]) == 0 && ibv_destroy_comp_channel(channel) == 0);
+	CHECK(is_readable(channel->fd));
+	CHECK(ibv_destroy_cq(cqs[0]) == EBUSY);
+	CHECK(ibv_destroy_qp(qps[0]) == 0 && ibv_destroy_cq(cqs[0]) == 0);
+	CHECK(!is_readable(channel->fd));
+	CHECK(fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK) == 0);
+	CHECK(ibv_get_cq_event(channel, &raised, &user) == -1 && errno == EAGAIN);
+	CHECK(ibv_destroy_comp_channel(channel) == EBUSY);
+	CHECK(ibv_destroy_qp(qps[1]) == 0 && ibv_destroy_cq(cqs[1]) == 0 && ibv_destroy_comp_channel(channel) == 0);
 }
 
 /* A queue with more in it than it is to hold stays as it is. */
@@ -112,14 +102,14 @@ static void waits_for_all(struct ibv_cq *cq, struct ibv_qp *qp)
 	int size, at;
 	struct ibv_wc wc;
 
-	SHOULD(ibv_resize_cq(cq, 200) == 0);
+	CHECK(ibv_resize_cq(cq, 200) == 0);
 	for (at = 0; at < 150; at++)
 		complete(qp, at);
 	size = cq->cqe;
-	SHOULD(ibv_resize_cq(cq, 100) != 0 && cq->cqe == size);
+	CHECK(ibv_resize_cq(cq, 100) != 0 && cq->cqe == size);
 	for (at = 0; at < 150; at++)
-		SHOULD(ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == (uint64_t)at);
-	SHOULD(ibv_poll_cq(cq, 1, &wc) == 0);
+		CHECK(ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == (uint64_t)at);
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
 }
 
 /* What completed before a reset is not seen after it; a queue says how large it is. */
@@ -131,21 +121,21 @@ static void completions(void)
 
 	complete(qp, 1);
 	complete(other, 2);
-	SHOULD(set(qp, IBV_QPS_RESET) == 0);
-	SHOULD(ibv_poll_cq(cq, 4, wc) == 1 && wc[0].wr_id == 2 && wc[0].qp_num == other->qp_num);
-	SHOULD(set(qp, IBV_QPS_INIT) == 0);
+	CHECK(set(qp, IBV_QPS_RESET) == 0);
+	CHECK(ibv_poll_cq(cq, 4, wc) == 1 && wc[0].wr_id == 2 && wc[0].qp_num == other->qp_num);
+	CHECK(set(qp, IBV_QPS_INIT) == 0);
 	complete(qp, 3);
-	SHOULD(ibv_poll_cq(cq, 4, wc) == 1 && wc[0].wr_id == 3 && wc[0].status == IBV_WC_WR_FLUSH_ERR);
-	SHOULD(ibv_resize_cq(cq, 100) == 0 && cq->cqe >= 100);
+	CHECK(ibv_poll_cq(cq, 4, wc) == 1 && wc[0].wr_id == 3 && wc[0].status == IBV_WC_WR_FLUSH_ERR);
+	CHECK(ibv_resize_cq(cq, 100) == 0 && cq->cqe >= 100);
 	complete(other, 4);
 	/* What waits is not lost. */
-	SHOULD(ibv_resize_cq(cq, 2) == 0 && cq->cqe >= 2 && cq->cqe < 100);
+	CHECK(ibv_resize_cq(cq, 2) == 0 && cq->cqe >= 2 && cq->cqe < 100);
 	complete(qp, 5);
-	SHOULD(ibv_poll_cq(cq, 4, wc) == 2 && wc[0].wr_id == 4 && wc[1].wr_id == 5);
+	CHECK(ibv_poll_cq(cq, 4, wc) == 2 && wc[0].wr_id == 4 && wc[1].wr_id == 5);
 	waits_for_all(cq, qp);
 	complete(other, 6);
-	SHOULD(ibv_destroy_qp(other) == 0 && ibv_poll_cq(cq, 4, wc) == 0);
-	SHOULD(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+	CHECK(ibv_destroy_qp(other) == 0 && ibv_poll_cq(cq, 4, wc) == 0);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
 /* A poll in steps that finds nothing has no end: the next begins at once. */
@@ -156,13 +146,13 @@ static void steps(void)
 	struct ibv_cq_ex *cq = ibv_create_cq_ex(ctx, &init);
 	struct ibv_qp *qp = make(ibv_cq_ex_to_cq(cq));
 
-	SHOULD(cq && qp);
-	SHOULD(ibv_start_poll(cq, &none) == ENOENT && ibv_start_poll(cq, &none) == ENOENT);
+	CHECK(cq && qp);
+	CHECK(ibv_start_poll(cq, &none) == ENOENT && ibv_start_poll(cq, &none) == ENOENT);
 	complete(qp, 9);
-	SHOULD(ibv_start_poll(cq, &none) == 0 && cq->wr_id == 9 && ibv_next_poll(cq) == ENOENT);
+	CHECK(ibv_start_poll(cq, &none) == 0 && cq->wr_id == 9 && ibv_next_poll(cq) == ENOENT);
 	ibv_end_poll(cq);
-	SHOULD(ibv_start_poll(cq, &none) == ENOENT);
-	SHOULD(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0);
+	CHECK(ibv_start_poll(cq, &none) == ENOENT);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0);
 }
 
 /* An extended queue holds a domain and a completion queue, the end of a connection the domain. */
@@ -179,21 +169,21 @@ static void extended(void)
 	struct ibv_qp *qp;
 	union ibv_gid gid;
 
-	SHOULD(xrcd && (srq = ibv_create_srq_ex(ctx, &init)) && (qp = ibv_create_qp_ex(ctx, &target)));
+	CHECK(xrcd && (srq = ibv_create_srq_ex(ctx, &init)) && (qp = ibv_create_qp_ex(ctx, &target)));
 	/* Programs set for both ends what is one end's. */
-	SHOULD(ibv_query_gid(ctx, 1, 1, &gid) == 0);
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	CHECK(ibv_query_gid(ctx, 1, 1, &gid) == 0);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_512, .dest_qp_num = 77, .max_dest_rd_atomic = 1,
 		.min_rnr_timer = 12, .ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .sgid_index = 1, .hop_limit = 64 } } };
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 				       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 				       IBV_QP_MAX_QP_RD_ATOMIC) == 0);
-	SHOULD(ibv_close_xrcd(xrcd) == EBUSY && ibv_destroy_cq(cq) == EBUSY);
-	SHOULD(ibv_destroy_srq(srq) == 0 && ibv_destroy_cq(cq) == 0);
-	SHOULD(ibv_close_xrcd(xrcd) == EBUSY);
-	SHOULD(ibv_destroy_qp(qp) == 0 && ibv_close_xrcd(xrcd) == 0);
+	CHECK(ibv_close_xrcd(xrcd) == EBUSY && ibv_destroy_cq(cq) == EBUSY);
+	CHECK(ibv_destroy_srq(srq) == 0 && ibv_destroy_cq(cq) == 0);
+	CHECK(ibv_close_xrcd(xrcd) == EBUSY);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_close_xrcd(xrcd) == 0);
 }
 
 /* A change of two things is made whole or not at all. */
@@ -204,25 +194,25 @@ static void shared_receives(void)
 	struct ibv_srq_attr attr, before;
 	int at;
 
-	SHOULD(srq && ibv_query_srq(srq, &before) == 0);
+	CHECK(srq && ibv_query_srq(srq, &before) == 0);
 	for (at = 0; at < 3; at++) {
 		struct ibv_recv_wr wr = { .wr_id = at }, *bad;
 
-		SHOULD(ibv_post_srq_recv(srq, &wr, &bad) == 0);
+		CHECK(ibv_post_srq_recv(srq, &wr, &bad) == 0);
 	}
 	/* The limit is beyond either size. */
 	attr = (struct ibv_srq_attr){ .max_wr = 64, .srq_limit = 1000 };
-	SHOULD(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == EINVAL);
-	SHOULD(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == before.max_wr && attr.srq_limit == 0);
+	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == EINVAL);
+	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == before.max_wr && attr.srq_limit == 0);
 	/* More wait than the new size holds. */
 	attr = (struct ibv_srq_attr){ .max_wr = 2, .srq_limit = 1 };
-	SHOULD(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0);
-	SHOULD(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == before.max_wr && attr.srq_limit == 0);
+	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0);
+	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == before.max_wr && attr.srq_limit == 0);
 	/* The limit is judged by the new size. */
 	attr = (struct ibv_srq_attr){ .max_wr = 64, .srq_limit = 3 };
-	SHOULD(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == 0);
-	SHOULD(ibv_query_srq(srq, &attr) == 0 && attr.max_wr >= 64 && attr.srq_limit == 3);
-	SHOULD(ibv_destroy_srq(srq) == 0);
+	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == 0);
+	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr >= 64 && attr.srq_limit == 3);
+	CHECK(ibv_destroy_srq(srq) == 0);
 }
 
 /* A region that goes to another domain holds that, and the first no more. */
@@ -231,11 +221,11 @@ static void regions(void)
 	struct ibv_pd *first = ibv_alloc_pd(ctx), *second = ibv_alloc_pd(ctx);
 	struct ibv_mr *mr;
 
-	SHOULD(first && second && (mr = ibv_reg_mr(first, bytes, sizeof bytes, IBV_ACCESS_LOCAL_WRITE)));
-	SHOULD(ibv_dealloc_pd(first) == EBUSY);
-	SHOULD(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, second, NULL, 0, 0) == 0 && mr->pd == second);
-	SHOULD(ibv_dealloc_pd(first) == 0 && ibv_dealloc_pd(second) == EBUSY);
-	SHOULD(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(second) == 0);
+	CHECK(first && second && (mr = ibv_reg_mr(first, bytes, sizeof bytes, IBV_ACCESS_LOCAL_WRITE)));
+	CHECK(ibv_dealloc_pd(first) == EBUSY);
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, second, NULL, 0, 0) == 0 && mr->pd == second);
+	CHECK(ibv_dealloc_pd(first) == 0 && ibv_dealloc_pd(second) == EBUSY);
+	CHECK(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(second) == 0);
 }
 
 int main(void)
@@ -244,14 +234,14 @@ int main(void)
 
 	/* What waits for ever is a failure too. */
 	alarm(60);
-	SHOULD(list && list[0] && (ctx = ibv_open_device(list[0])) && (pd = ibv_alloc_pd(ctx)));
+	CHECK(list && list[0] && (ctx = ibv_open_device(list[0])) && (pd = ibv_alloc_pd(ctx)));
 	channels();
 	completions();
 	steps();
 	extended();
 	regions();
 	shared_receives();
-	SHOULD(ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
+	CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
 	puts("all so");
 	return 0;
 }

@@ -2,26 +2,16 @@
  * completions that others have not. Both ends are in this process. Prints the first thing that is not as it should be and ends with 1. */
 
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SHOULD(that)                                                                  \
-	do {                                                                          \
-		if (!(that)) {                                                        \
-			printf("line %d: not so: %s (errno %d)\n", __LINE__, #that, errno); \
-			exit(1);                                                      \
-		}                                                                     \
-	} while (0)
+#include "check.h"
 
 enum { SEND = 1, RECV = 2, WRITE = 4, READ = 8, ATOMIC = 16, SRQ_RECV = 32, NETLINK_OF_RDMA = 20 };
 
@@ -40,42 +30,42 @@ static void tables(void)
 	uint16_t pkey = 0;
 	int last, kernel = syscall(SYS_socket, AF_NETLINK, SOCK_RAW, NETLINK_OF_RDMA);
 
-	SHOULD(ibv_query_port(ctx, 1, &port) == 0 && (last = port.gid_tbl_len - 1) > 0);
-	SHOULD(ibv_query_gid(ctx, 1, last, &other) == 0);
-	SHOULD(ibv_query_gid(ctx, 1, last + 1, &other) == -1 && ibv_query_gid(ctx, 1, -1, &other) == -1);
-	SHOULD(ibv_query_gid(ctx, 2, 1, &other) == -1);
-	SHOULD(ibv_query_gid_ex(ctx, 1, 1, &entry, 0) == 0 && memcmp(&entry.gid, &gid, sizeof gid) == 0);
-	SHOULD(entry.gid_index == 1 && entry.port_num == 1 && entry.gid_type == IBV_GID_TYPE_ROCE_V2 && entry.ndev_ifindex);
-	SHOULD(ibv_query_gid_ex(ctx, 1, last, &entry, 0) == ENODATA);
-	SHOULD(ibv_query_gid_ex(ctx, 1, last + 1, &entry, 0) == EINVAL && ibv_query_gid_ex(ctx, 2, 1, &entry, 0) == EINVAL);
-	SHOULD(ibv_query_gid_ex(ctx, 1, 1, &entry, 1) == EINVAL);
-	SHOULD(ibv_query_pkey(ctx, 1, 0, &pkey) == 0 && pkey == 0xffff);
-	SHOULD(ibv_query_pkey(ctx, 1, 1, &pkey) == -1 && ibv_query_pkey(ctx, 2, 0, &pkey) == -1);
-	SHOULD(ibv_get_pkey_index(ctx, 1, 0xffff) == 0 && ibv_get_pkey_index(ctx, 1, 0x7fff) == -1);
-	SHOULD(ibv_get_device_index(device) == (kernel < 0 ? 0 : -1));
+	CHECK(ibv_query_port(ctx, 1, &port) == 0 && (last = port.gid_tbl_len - 1) > 0);
+	CHECK(ibv_query_gid(ctx, 1, last, &other) == 0);
+	CHECK(ibv_query_gid(ctx, 1, last + 1, &other) == -1 && ibv_query_gid(ctx, 1, -1, &other) == -1);
+	CHECK(ibv_query_gid(ctx, 2, 1, &other) == -1);
+	CHECK(ibv_query_gid_ex(ctx, 1, 1, &entry, 0) == 0 && memcmp(&entry.gid, &gid, sizeof gid) == 0);
+	CHECK(entry.gid_index == 1 && entry.port_num == 1 && entry.gid_type == IBV_GID_TYPE_ROCE_V2 && entry.ndev_ifindex);
+	CHECK(ibv_query_gid_ex(ctx, 1, last, &entry, 0) == ENODATA);
+	CHECK(ibv_query_gid_ex(ctx, 1, last + 1, &entry, 0) == EINVAL && ibv_query_gid_ex(ctx, 2, 1, &entry, 0) == EINVAL);
+	CHECK(ibv_query_gid_ex(ctx, 1, 1, &entry, 1) == EINVAL);
+	CHECK(ibv_query_pkey(ctx, 1, 0, &pkey) == 0 && pkey == 0xffff);
+	CHECK(ibv_query_pkey(ctx, 1, 1, &pkey) == -1 && ibv_query_pkey(ctx, 2, 0, &pkey) == -1);
+	CHECK(ibv_get_pkey_index(ctx, 1, 0xffff) == 0 && ibv_get_pkey_index(ctx, 1, 0x7fff) == -1);
+	CHECK(ibv_get_device_index(device) == (kernel < 0 ? 0 : -1));
 	if (kernel >= 0)
 		close(kernel);
 	/* Other protocols of the same number are none of ours. */
-	SHOULD(socket(AF_INET, SOCK_DGRAM, NETLINK_OF_RDMA) == -1 && errno == EPROTONOSUPPORT);
+	CHECK(socket(AF_INET, SOCK_DGRAM, NETLINK_OF_RDMA) == -1 && errno == EPROTONOSUPPORT);
 }
 
 static void abilities(void)
 {
 	struct ibv_device_attr_ex can;
 
-	SHOULD(ibv_query_device_ex(ctx, NULL, &can) == 0);
-	SHOULD((can.odp_caps.per_transport_caps.rc_odp_caps & 63) == (SEND | RECV | WRITE | READ | ATOMIC | SRQ_RECV));
-	SHOULD(can.odp_caps.per_transport_caps.uc_odp_caps == (SEND | RECV | WRITE));
-	SHOULD(can.odp_caps.per_transport_caps.ud_odp_caps == (SEND | RECV));
-	SHOULD(can.xrc_odp_caps == (SEND | RECV | WRITE | READ | ATOMIC | SRQ_RECV));
-	SHOULD(can.completion_timestamp_mask == ~0ull && can.hca_core_clock == 1000000 && can.phys_port_cnt_ex == 1);
+	CHECK(ibv_query_device_ex(ctx, NULL, &can) == 0);
+	CHECK((can.odp_caps.per_transport_caps.rc_odp_caps & 63) == (SEND | RECV | WRITE | READ | ATOMIC | SRQ_RECV));
+	CHECK(can.odp_caps.per_transport_caps.uc_odp_caps == (SEND | RECV | WRITE));
+	CHECK(can.odp_caps.per_transport_caps.ud_odp_caps == (SEND | RECV));
+	CHECK(can.xrc_odp_caps == (SEND | RECV | WRITE | READ | ATOMIC | SRQ_RECV));
+	CHECK(can.completion_timestamp_mask == ~0ull && can.hca_core_clock == 1000000 && can.phys_port_cnt_ex == 1);
 	/* Memory of the device, to the last byte of it. */
 	struct ibv_alloc_dm_attr most = { .length = can.max_dm_size };
 	struct ibv_dm *dm = ibv_alloc_dm(ctx, &most);
 
-	SHOULD(dm && ibv_free_dm(dm) == 0);
+	CHECK(dm && ibv_free_dm(dm) == 0);
 	most.length++;
-	SHOULD(!ibv_alloc_dm(ctx, &most) && errno == EINVAL);
+	CHECK(!ibv_alloc_dm(ctx, &most) && errno == EINVAL);
 }
 
 static struct ibv_qp *made(struct ibv_cq *cq, enum ibv_qp_type type)
@@ -87,11 +77,11 @@ static struct ibv_qp *made(struct ibv_cq *cq, enum ibv_qp_type type)
 	init.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
 	if (type == IBV_QPT_RC)
 		init.send_ops_flags |= IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_BIND_MW;
-	SHOULD((qp = ibv_create_qp_ex(ctx, &init)));
-	SHOULD(ibv_query_ece(qp, NULL) == EOPNOTSUPP && ibv_set_ece(qp, NULL) == EOPNOTSUPP);
+	CHECK((qp = ibv_create_qp_ex(ctx, &init)));
+	CHECK(ibv_query_ece(qp, NULL) == EOPNOTSUPP && ibv_set_ece(qp, NULL) == EOPNOTSUPP);
 	/* What is behind a bit that is not set is not looked at. */
 	init.comp_mask |= IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
-	SHOULD(!ibv_create_qp_ex(ctx, &init) && errno == EOPNOTSUPP);
+	CHECK(!ibv_create_qp_ex(ctx, &init) && errno == EOPNOTSUPP);
 	return qp;
 }
 
@@ -104,13 +94,13 @@ static void connected(struct ibv_qp *qp, struct ibv_qp *to)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = all };
 
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
 	attr.qp_state = IBV_QPS_RTR, attr.path_mtu = IBV_MTU_1024, attr.dest_qp_num = to->qp_num;
 	attr.max_dest_rd_atomic = 1, attr.min_rnr_timer = 12, attr.ah_attr = way();
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 						IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
 	attr.qp_state = IBV_QPS_RTS, attr.timeout = 14, attr.retry_cnt = 7, attr.rnr_retry = 7, attr.max_rd_atomic = 1;
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 						IBV_QP_MAX_QP_RD_ATOMIC) == 0);
 }
 
@@ -120,7 +110,7 @@ static int receive(struct ibv_qp *qp, uint64_t id, struct ibv_mr *mr)
 	struct ibv_recv_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1 }, *bad = NULL;
 	int errors = ibv_post_recv(qp, &wr, &bad);
 
-	SHOULD(errors == 0 || bad == &wr);
+	CHECK(errors == 0 || bad == &wr);
 	return errors;
 }
 
@@ -131,7 +121,7 @@ static struct ibv_wc completion(struct ibv_cq *cq)
 
 	while ((n = ibv_poll_cq(cq, 1, &wc)) == 0)
 		;
-	SHOULD(n == 1);
+	CHECK(n == 1);
 	return wc;
 }
 
@@ -140,9 +130,9 @@ static void done(struct ibv_qp_ex *qp, struct ibv_cq *cq, uint64_t id, enum ibv_
 {
 	struct ibv_wc wc;
 
-	SHOULD(ibv_wr_complete(qp) == 0);
+	CHECK(ibv_wr_complete(qp) == 0);
 	wc = completion(cq);
-	SHOULD(wc.wr_id == id && wc.status == IBV_WC_SUCCESS && wc.opcode == opcode);
+	CHECK(wc.wr_id == id && wc.status == IBV_WC_SUCCESS && wc.opcode == opcode);
 }
 
 static void begun(struct ibv_qp_ex *qp, uint64_t id)
@@ -160,7 +150,7 @@ static void work_requests(void)
 	struct ibv_data_buf parts[2] = { { "to", 2 }, { "gether", 6 } };
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
 
-	SHOULD(cq && far_cq && mr && mw && qp);
+	CHECK(cq && far_cq && mr && mw && qp);
 	connected(from, to), connected(to, from);
 	/* What is given up is as if it had not begun. */
 	begun(qp, 1);
@@ -171,16 +161,16 @@ static void work_requests(void)
 	ibv_wr_rdma_write(qp, mr->rkey, (uintptr_t)bytes + 4096);
 	ibv_wr_set_inline_data_list(qp, 2, parts);
 	done(qp, cq, 2, IBV_WC_RDMA_WRITE);
-	SHOULD(memcmp(bytes + 4096, "together", 9) == 0 && bytes[0] == 0);
+	CHECK(memcmp(bytes + 4096, "together", 9) == 0 && bytes[0] == 0);
 	begun(qp, 3);
 	ibv_wr_rdma_read(qp, mr->rkey, (uintptr_t)bytes + 4096);
 	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)bytes, 8);
 	done(qp, cq, 3, IBV_WC_RDMA_READ);
-	SHOULD(memcmp(bytes, "together", 9) == 0);
+	CHECK(memcmp(bytes, "together", 9) == 0);
 	/* Memory that is given anew has a new key, and both names of it are. */
 	uint32_t before = mr->rkey;
 
-	SHOULD(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, bytes, sizeof bytes, 0) == 0 && mr->rkey != before);
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, bytes, sizeof bytes, 0) == 0 && mr->rkey != before);
 	begun(qp, 4);
 	ibv_wr_rdma_write(qp, mr->rkey, (uintptr_t)bytes + 16);
 	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)bytes, 8);
@@ -191,47 +181,47 @@ static void work_requests(void)
 			.bind_info = { mr, (uintptr_t)bytes, 64, IBV_ACCESS_REMOTE_WRITE } };
 		struct ibv_wc wc;
 
-		SHOULD(ibv_bind_mw(from, mw, &bind) == 0);
+		CHECK(ibv_bind_mw(from, mw, &bind) == 0);
 		wc = completion(cq);
-		SHOULD(wc.wr_id == 5 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW);
+		CHECK(wc.wr_id == 5 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW);
 	}
 	begun(qp, 6);
 	ibv_wr_rdma_write(qp, mw->rkey, (uintptr_t)bytes + 32);
 	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)bytes, 8);
 	done(qp, cq, 6, IBV_WC_RDMA_WRITE);
-	SHOULD(memcmp(bytes + 32, "together", 9) == 0);
+	CHECK(memcmp(bytes + 32, "together", 9) == 0);
 	/* Of a list all before the wrong one are posted. */
 	struct ibv_sge sge = { (uintptr_t)bytes, 8, mr->lkey };
 	struct ibv_send_wr wrong = { .wr_id = 8, .opcode = IBV_WR_SEND, .num_sge = 9, .sg_list = &sge }, *bad = NULL;
 	struct ibv_send_wr first = { .wr_id = 7, .opcode = IBV_WR_SEND, .num_sge = 1, .sg_list = &sge, .next = &wrong };
 
-	SHOULD(receive(to, 1, mr) == 0);
-	SHOULD(ibv_post_send(from, &first, &bad) == EINVAL && bad == &wrong);
-	SHOULD(completion(cq).wr_id == 7 && completion(far_cq).wr_id == 1);
-	SHOULD(ibv_poll_cq(cq, 1, &(struct ibv_wc){ 0 }) == 0);
+	CHECK(receive(to, 1, mr) == 0);
+	CHECK(ibv_post_send(from, &first, &bad) == EINVAL && bad == &wrong);
+	CHECK(completion(cq).wr_id == 7 && completion(far_cq).wr_id == 1);
+	CHECK(ibv_poll_cq(cq, 1, &(struct ibv_wc){ 0 }) == 0);
 	/* A program is told when nothing more leaves, if it asks. */
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1 };
 	struct ibv_async_event event;
 
-	SHOULD(ibv_modify_qp(from, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY) == 0);
+	CHECK(ibv_modify_qp(from, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY) == 0);
 	do {
-		SHOULD(ibv_get_async_event(ctx, &event) == 0);
+		CHECK(ibv_get_async_event(ctx, &event) == 0);
 		ibv_ack_async_event(&event);
 	} while (event.event_type != IBV_EVENT_SQ_DRAINED);
-	SHOULD(event.element.qp == from && from->state == IBV_QPS_SQD);
-	SHOULD(ibv_dealloc_mw(mw) == 0 && ibv_destroy_qp(from) == 0 && ibv_destroy_qp(to) == 0);
+	CHECK(event.element.qp == from && from->state == IBV_QPS_SQD);
+	CHECK(ibv_dealloc_mw(mw) == 0 && ibv_destroy_qp(from) == 0 && ibv_destroy_qp(to) == 0);
 	/* More at a time than are taken from the ring at a time. */
 	struct ibv_wc wc[40];
 
 	to = made(cq, IBV_QPT_RC);
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT, .port_num = 1 };
-	SHOULD(ibv_modify_qp(to, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	CHECK(ibv_modify_qp(to, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
 	for (int at = 0; at < 20; at++)
-		SHOULD(receive(to, at, mr) == 0);
+		CHECK(receive(to, at, mr) == 0);
 	attr.qp_state = IBV_QPS_ERR;
-	SHOULD(ibv_modify_qp(to, &attr, IBV_QP_STATE) == 0);
-	SHOULD(ibv_poll_cq(cq, 40, wc) == 20 && wc[19].wr_id == 19);
-	SHOULD(ibv_destroy_qp(to) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_cq(far_cq) == 0);
+	CHECK(ibv_modify_qp(to, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_poll_cq(cq, 40, wc) == 20 && wc[19].wr_id == 19);
+	CHECK(ibv_destroy_qp(to) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_cq(far_cq) == 0);
 }
 
 /* A queue that is full says so. */
@@ -243,11 +233,11 @@ static void full(void)
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 	int errors = 0;
 
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
 	for (int at = 0; at < 100000 && !errors; at++)
 		errors = receive(qp, at, mr);
-	SHOULD(errors == ENOMEM);
-	SHOULD(ibv_destroy_qp(qp) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0);
+	CHECK(errors == ENOMEM);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
 static void *begins(void *cq)
@@ -275,46 +265,46 @@ static void steps(void)
 	uint8_t mac[6] = { 0 }, nothing[6] = { 0 };
 	uint16_t vlan = 0;
 
-	SHOULD(cq && sends && mr && (qp = ibv_create_qp(pd, &how)) && (ah = ibv_create_ah(pd, &to)));
+	CHECK(cq && sends && mr && (qp = ibv_create_qp(pd, &how)) && (ah = ibv_create_ah(pd, &to)));
 	init.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS, init.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
-	SHOULD((alone = ibv_create_cq_ex(ctx, &init)) && ibv_destroy_cq(ibv_cq_ex_to_cq(alone)) == 0);
+	CHECK((alone = ibv_create_cq_ex(ctx, &init)) && ibv_destroy_cq(ibv_cq_ex_to_cq(alone)) == 0);
 	init.flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
-	SHOULD(!ibv_create_cq_ex(ctx, &init) && errno == EOPNOTSUPP);
+	CHECK(!ibv_create_cq_ex(ctx, &init) && errno == EOPNOTSUPP);
 	init.comp_mask = 4;
-	SHOULD(!ibv_create_cq_ex(ctx, &init) && errno == EINVAL);
-	SHOULD(ibv_resolve_eth_l2_from_gid(ctx, &to, mac, &vlan) == 0 && memcmp(mac, nothing, 6) != 0 && vlan == 0xffff);
+	CHECK(!ibv_create_cq_ex(ctx, &init) && errno == EINVAL);
+	CHECK(ibv_resolve_eth_l2_from_gid(ctx, &to, mac, &vlan) == 0 && memcmp(mac, nothing, 6) != 0 && vlan == 0xffff);
 	to.is_global = 0;
-	SHOULD(ibv_resolve_eth_l2_from_gid(ctx, &to, mac, &vlan) == EINVAL && !ibv_create_ah(pd, &to));
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0);
+	CHECK(ibv_resolve_eth_l2_from_gid(ctx, &to, mac, &vlan) == EINVAL && !ibv_create_ah(pd, &to));
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0);
 	attr.qp_state = IBV_QPS_RTR;
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
 	attr.qp_state = IBV_QPS_RTS;
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
-	SHOULD(receive(qp, 11, mr) == 0);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
+	CHECK(receive(qp, 11, mr) == 0);
 	struct ibv_sge sge = { (uintptr_t)bytes + 4096, 8, mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = 12, .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = 0x01020304, .sg_list = &sge, .num_sge = 1,
 		.wr.ud = { .ah = ah, .remote_qpn = qp->qp_num, .remote_qkey = 0x1234567 } }, *bad;
 
-	SHOULD(ibv_post_send(qp, &wr, &bad) == 0 && completion(sends).wr_id == 12);
+	CHECK(ibv_post_send(qp, &wr, &bad) == 0 && completion(sends).wr_id == 12);
 	while (ibv_start_poll(cq, &none) == ENOENT)
 		;
-	SHOULD(cq->wr_id == 11 && cq->status == IBV_WC_SUCCESS && ibv_wc_read_opcode(cq) == IBV_WC_RECV);
-	SHOULD(ibv_wc_read_byte_len(cq) == 48 && ibv_wc_read_imm_data(cq) == 0x01020304 && ibv_wc_read_vendor_err(cq) == 0);
-	SHOULD(ibv_wc_read_qp_num(cq) == qp->qp_num && ibv_wc_read_src_qp(cq) == qp->qp_num);
-	SHOULD(ibv_wc_read_wc_flags(cq) == (IBV_WC_GRH | IBV_WC_WITH_IMM));
+	CHECK(cq->wr_id == 11 && cq->status == IBV_WC_SUCCESS && ibv_wc_read_opcode(cq) == IBV_WC_RECV);
+	CHECK(ibv_wc_read_byte_len(cq) == 48 && ibv_wc_read_imm_data(cq) == 0x01020304 && ibv_wc_read_vendor_err(cq) == 0);
+	CHECK(ibv_wc_read_qp_num(cq) == qp->qp_num && ibv_wc_read_src_qp(cq) == qp->qp_num);
+	CHECK(ibv_wc_read_wc_flags(cq) == (IBV_WC_GRH | IBV_WC_WITH_IMM));
 	/* Where a service level would be it is said that the network header is one of IPv4. */
-	SHOULD(ibv_wc_read_slid(cq) == 0 && ibv_wc_read_sl(cq) == 2 && ibv_wc_read_dlid_path_bits(cq) == 0);
+	CHECK(ibv_wc_read_slid(cq) == 0 && ibv_wc_read_sl(cq) == 2 && ibv_wc_read_dlid_path_bits(cq) == 0);
 	/* Who begins meanwhile waits for the end. */
 	pthread_t thread;
 	void *result;
 
-	SHOULD(pthread_create(&thread, NULL, begins, cq) == 0);
+	CHECK(pthread_create(&thread, NULL, begins, cq) == 0);
 	usleep(20000);
-	SHOULD(pthread_tryjoin_np(thread, &result) == EBUSY);
+	CHECK(pthread_tryjoin_np(thread, &result) == EBUSY);
 	ibv_end_poll(cq);
-	SHOULD(pthread_join(thread, &result) == 0 && (intptr_t)result == ENOENT);
-	SHOULD(ibv_destroy_qp(qp) == 0 && ibv_destroy_ah(ah) == 0 && ibv_dereg_mr(mr) == 0);
-	SHOULD(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0 && ibv_destroy_cq(sends) == 0);
+	CHECK(pthread_join(thread, &result) == 0 && (intptr_t)result == ENOENT);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_ah(ah) == 0 && ibv_dereg_mr(mr) == 0);
+	CHECK(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0 && ibv_destroy_cq(sends) == 0);
 }
 
 /* Domains of threads, and objects that a second context has imported. */
@@ -330,21 +320,21 @@ static void domains(void)
 	struct ibv_dm *dm, *same;
 	char copy[8] = "";
 
-	SHOULD(td && (whole = ibv_alloc_parent_domain(ctx, &parent)));
-	SHOULD(ibv_dealloc_td(td) == EBUSY && ibv_dealloc_pd(whole) == 0 && ibv_dealloc_td(td) == 0);
-	SHOULD((second = ibv_import_device(dup(ctx->cmd_fd))) && (own = ibv_alloc_pd(ctx)));
-	SHOULD((mr = ibv_reg_mr(own, bytes, 64, all)) && (theirs = ibv_import_pd(second, own->handle)));
-	SHOULD((imported = ibv_import_mr(theirs, mr->handle)) && imported->lkey == mr->lkey);
+	CHECK(td && (whole = ibv_alloc_parent_domain(ctx, &parent)));
+	CHECK(ibv_dealloc_td(td) == EBUSY && ibv_dealloc_pd(whole) == 0 && ibv_dealloc_td(td) == 0);
+	CHECK((second = ibv_import_device(dup(ctx->cmd_fd))) && (own = ibv_alloc_pd(ctx)));
+	CHECK((mr = ibv_reg_mr(own, bytes, 64, all)) && (theirs = ibv_import_pd(second, own->handle)));
+	CHECK((imported = ibv_import_mr(theirs, mr->handle)) && imported->lkey == mr->lkey);
 	/* Whoever has it imported does not keep its domain. */
-	SHOULD(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(own) == 0);
+	CHECK(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(own) == 0);
 	ibv_unimport_mr(imported);
 	ibv_unimport_pd(theirs);
-	SHOULD((dm = ibv_alloc_dm(ctx, &small)) && (same = ibv_import_dm(second, dm->handle)));
-	SHOULD(ibv_memcpy_to_dm(dm, 8, "together", 8) == 0 && ibv_memcpy_from_dm(copy, same, 8, 8) == 0);
-	SHOULD(memcmp(copy, "together", 8) == 0);
-	SHOULD(ibv_memcpy_from_dm(copy, dm, 2, 4) == EINVAL && ibv_memcpy_from_dm(copy, dm, 60, 8) == EINVAL);
+	CHECK((dm = ibv_alloc_dm(ctx, &small)) && (same = ibv_import_dm(second, dm->handle)));
+	CHECK(ibv_memcpy_to_dm(dm, 8, "together", 8) == 0 && ibv_memcpy_from_dm(copy, same, 8, 8) == 0);
+	CHECK(memcmp(copy, "together", 8) == 0);
+	CHECK(ibv_memcpy_from_dm(copy, dm, 2, 4) == EINVAL && ibv_memcpy_from_dm(copy, dm, 60, 8) == EINVAL);
 	ibv_unimport_dm(same);
-	SHOULD(!ibv_import_dm(second, dm->handle + 1000) && ibv_free_dm(dm) == 0 && ibv_close_device(second) == 0);
+	CHECK(!ibv_import_dm(second, dm->handle + 1000) && ibv_free_dm(dm) == 0 && ibv_close_device(second) == 0);
 }
 
 /* The port may have its own: addresses of a young interface come late. */
@@ -353,7 +343,7 @@ static struct ibv_async_event next_event(void)
 	struct ibv_async_event event;
 
 	for (;;) {
-		SHOULD(ibv_get_async_event(ctx, &event) == 0);
+		CHECK(ibv_get_async_event(ctx, &event) == 0);
 		if (event.event_type != IBV_EVENT_GID_CHANGE && event.event_type != IBV_EVENT_PORT_ACTIVE)
 			return event;
 		ibv_ack_async_event(&event);
@@ -369,12 +359,12 @@ static void waits(void *(*destroys)(void *), void *object, struct ibv_async_even
 	pthread_t thread;
 	void *result;
 
-	SHOULD(pthread_create(&thread, NULL, destroys, object) == 0);
+	CHECK(pthread_create(&thread, NULL, destroys, object) == 0);
 	/* If it did not wait it would be over by now. */
 	usleep(20000);
-	SHOULD(pthread_tryjoin_np(thread, &result) == EBUSY);
+	CHECK(pthread_tryjoin_np(thread, &result) == EBUSY);
 	ibv_ack_async_event(event);
-	SHOULD(pthread_join(thread, &result) == 0 && !result);
+	CHECK(pthread_join(thread, &result) == 0 && !result);
 }
 
 /* A QP whose share in a queue has ended, which is an event. */
@@ -383,9 +373,9 @@ static struct ibv_qp *ended(struct ibv_qp_init_attr *how)
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 	struct ibv_qp *qp = ibv_create_qp(pd, how);
 
-	SHOULD(qp && ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	CHECK(qp && ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
 	attr.qp_state = IBV_QPS_ERR;
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
 	return qp;
 }
 
@@ -400,19 +390,19 @@ static void events(void)
 	struct ibv_async_event event;
 	struct ibv_qp *qp;
 
-	SHOULD(srq && cq);
+	CHECK(srq && cq);
 	/* One that nobody fetches goes with the QP, and the next is the first. */
-	SHOULD(ibv_destroy_qp(ended(&how)) == 0);
+	CHECK(ibv_destroy_qp(ended(&how)) == 0);
 	qp = ended(&how);
 	event = next_event();
-	SHOULD(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && event.element.qp == qp);
+	CHECK(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && event.element.qp == qp);
 	waits(destroys_qp, qp, &event);
 	/* Fewer wait than the limit. */
-	SHOULD(ibv_modify_srq(srq, &limit, IBV_SRQ_LIMIT) == 0);
+	CHECK(ibv_modify_srq(srq, &limit, IBV_SRQ_LIMIT) == 0);
 	event = next_event();
-	SHOULD(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED && event.element.srq == srq);
+	CHECK(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED && event.element.srq == srq);
 	waits(destroys_srq, srq, &event);
-	SHOULD(ibv_destroy_cq(cq) == 0);
+	CHECK(ibv_destroy_cq(cq) == 0);
 }
 
 /* To a child its parent's objects are dead. */
@@ -421,16 +411,16 @@ static void children(void)
 	struct ibv_cq *cq = ibv_create_cq(ctx, 16, NULL, NULL, 0);
 	int status, child = fork();
 
-	SHOULD(cq && child >= 0);
+	CHECK(cq && child >= 0);
 	if (child == 0) {
 		struct ibv_wc wc;
 
-		SHOULD(ibv_poll_cq(cq, 1, &wc) == -1 && errno == EIO);
-		SHOULD(ibv_destroy_cq(cq) == EIO && ibv_dealloc_pd(pd) == EIO && !ibv_alloc_pd(ctx));
+		CHECK(ibv_poll_cq(cq, 1, &wc) == -1 && errno == EIO);
+		CHECK(ibv_destroy_cq(cq) == EIO && ibv_dealloc_pd(pd) == EIO && !ibv_alloc_pd(ctx));
 		_exit(0);
 	}
-	SHOULD(waitpid(child, &status, 0) == child && status == 0);
-	SHOULD(ibv_destroy_cq(cq) == 0);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(ibv_destroy_cq(cq) == 0);
 }
 
 int main(void)
@@ -439,8 +429,8 @@ int main(void)
 
 	/* What waits for ever is a failure too. */
 	alarm(60);
-	SHOULD(list && (device = list[0]) && (ctx = ibv_open_device(device)) && (pd = ibv_alloc_pd(ctx)));
-	SHOULD(ibv_query_gid(ctx, 1, 1, &gid) == 0);
+	CHECK(list && (device = list[0]) && (ctx = ibv_open_device(device)) && (pd = ibv_alloc_pd(ctx)));
+	CHECK(ibv_query_gid(ctx, 1, 1, &gid) == 0);
 	tables();
 	abilities();
 	work_requests();
@@ -449,7 +439,7 @@ int main(void)
 	domains();
 	events();
 	children();
-	SHOULD(ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
+	CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
 	puts("all so");
 	return 0;
 }

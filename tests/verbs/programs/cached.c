@@ -6,22 +6,14 @@
  * cached less       other pages at the same address, and fewer */
 
 #define _GNU_SOURCE
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <ucp/api/ucp.h>
+
+#include "check.h"
 
 /* Beyond what UCX copies. */
 #define LENGTH (1 << 20)
 #define ROUNDS 16
-#define CHECK(what) ((what) ? (void)0 : fail(#what, __LINE__))
-
-static void fail(const char *what, int line)
-{
-	printf("line %d: not %s\n", line, what);
-	exit(1);
-}
 
 static ucp_worker_h worker;
 

@@ -3,21 +3,11 @@
  *
  * Those that are points (waiting for events) end the thread, and leave the library usable. */
 
-#include <errno.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#define CHECK(what) ((what) ? (void)0 : fail(#what, __LINE__))
-
-static void fail(const char *what, int line)
-{
-	fprintf(stderr, "line %d: not %s (errno %d)\n", line, what, errno);
-	exit(1);
-}
+#include "check.h"
 
 static struct ibv_device *device;
 static struct ibv_context *context, *second;

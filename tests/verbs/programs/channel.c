@@ -2,24 +2,14 @@
  * The first is still on its way back to rdma_get_cm_event: as with the kernel, it waits there for nothing. */
 
 #include <arpa/inet.h>
-#include <errno.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <semaphore.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#define CHECK(what) ((what) ? (void)0 : fail(#what, __LINE__))
-
-static void fail(const char *what, int line)
-{
-	fprintf(stderr, "line %d: not %s (errno %d)\n", line, what, errno);
-	exit(1);
-}
+#include "check.h"
 
 static struct rdma_event_channel *channel;
 static sem_t acknowledged;

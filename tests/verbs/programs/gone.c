@@ -12,27 +12,18 @@
  * gone MODE bus     the same with SIGBUS */
 
 #define _GNU_SOURCE
-#include <errno.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PAGE 4096
-#define CHECK(what) ((what) ? (void)0 : fail(#what, __LINE__))
+#include "check.h"
 
-static void fail(const char *what, int line)
-{
-	fprintf(stderr, "line %d: not %s (errno %d)\n", line, what, errno);
-	exit(1);
-}
+#define PAGE 4096
 
 static volatile sig_atomic_t seen;
 static void *volatile seen_at;

@@ -4,20 +4,10 @@
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <errno.h>
 #include <infiniband/verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-#define SHOULD(that)                                                                  \
-	do {                                                                          \
-		if (!(that)) {                                                        \
-			printf("line %d: not so: %s (errno %d)\n", __LINE__, #that, errno); \
-			exit(1);                                                      \
-		}                                                                     \
-	} while (0)
+#include "check.h"
 
 enum { IOVA = 1, ADDR = 2, FD = 4, FD_OFFSET = 8, DMAH = 16, BUF = 32 };
 struct mr_init {
@@ -45,7 +35,7 @@ static void *call(const char *name, const char *version)
 
 	if (!found)
 		printf("%s@%s is not there\n", name, version);
-	SHOULD(found);
+	CHECK(found);
 	return found;
 }
 
@@ -64,17 +54,17 @@ static void regions(void)
 	struct mr_init with;
 	struct ibv_mr *mr = reg(wanted);
 
-	SHOULD(mr && mr->addr == memory && mr->length == sizeof memory && mr->pd == pd && mr->context == ctx);
-	SHOULD(ibv_dereg_mr(mr) == 0);
+	CHECK(mr && mr->addr == memory && mr->length == sizeof memory && mr->pd == pd && mr->context == ctx);
+	CHECK(ibv_dereg_mr(mr) == 0);
 	with = wanted, with.comp_mask |= IOVA, with.iova = 0x10000;
-	SHOULD((mr = reg(with)) && mr->addr == memory);
-	SHOULD(ibv_dereg_mr(mr) == 0);
+	CHECK((mr = reg(with)) && mr->addr == memory);
+	CHECK(ibv_dereg_mr(mr) == 0);
 	with = wanted, with.comp_mask |= DMAH;
-	SHOULD(!reg(with) && errno == EOPNOTSUPP);
+	CHECK(!reg(with) && errno == EOPNOTSUPP);
 	with = wanted, with.comp_mask = FD | FD_OFFSET | IOVA;
-	SHOULD(!reg(with) && errno == EOPNOTSUPP);
+	CHECK(!reg(with) && errno == EOPNOTSUPP);
 	with = wanted, with.comp_mask |= FD;
-	SHOULD(!reg(with) && errno == EINVAL);
+	CHECK(!reg(with) && errno == EINVAL);
 }
 
 static void buffers(void)
@@ -89,32 +79,32 @@ static void buffers(void)
 	void *buf = NULL;
 	char *memory = alloc_buf(pd, 10000, &buf);
 
-	SHOULD(other && memory && buf && (uintptr_t)memory % 4096 == 0);
+	CHECK(other && memory && buf && (uintptr_t)memory % 4096 == 0);
 	memset(memory, 1, 10000);
-	SHOULD((mr = reg_buf(pd, buf, memory + 16, 9984, all)) && mr->addr == memory + 16 && mr->length == 9984);
-	SHOULD(ibv_dereg_mr(mr) == 0);
+	CHECK((mr = reg_buf(pd, buf, memory + 16, 9984, all)) && mr->addr == memory + 16 && mr->length == 9984);
+	CHECK(ibv_dereg_mr(mr) == 0);
 	with.buf = buf, with.addr = memory, with.length = 10000;
-	SHOULD((mr = reg(with)));
-	SHOULD(ibv_dereg_mr(mr) == 0);
+	CHECK((mr = reg(with)));
+	CHECK(ibv_dereg_mr(mr) == 0);
 	errno = 0;
-	SHOULD(!reg_buf(pd, buf, memory + 16, 9985, all) && errno == EINVAL);
+	CHECK(!reg_buf(pd, buf, memory + 16, 9985, all) && errno == EINVAL);
 	errno = 0;
-	SHOULD(!reg_buf(pd, buf, memory - 1, 1, all) && errno == EINVAL);
+	CHECK(!reg_buf(pd, buf, memory - 1, 1, all) && errno == EINVAL);
 	errno = 0;
-	SHOULD(!reg_buf(other, buf, memory, 1, all) && errno == EINVAL);
+	CHECK(!reg_buf(other, buf, memory, 1, all) && errno == EINVAL);
 	errno = 0;
-	SHOULD(export(buf) == -1 && errno == ENODATA);
+	CHECK(export(buf) == -1 && errno == ENODATA);
 	free_buf(buf);
-	SHOULD(ibv_dealloc_pd(other) == 0);
+	CHECK(ibv_dealloc_pd(other) == 0);
 	/* It may give memory outside of a guest's protection to buffers, and need not. */
 	struct ibv_parent_domain_init_attr unprotected = { .pd = pd, .comp_mask = 1 << 2 };
-	SHOULD((other = ibv_alloc_parent_domain(ctx, &unprotected)));
-	SHOULD((memory = alloc_buf(other, 64, &buf)) && (mr = reg_buf(other, buf, memory, 64, all)));
-	SHOULD(ibv_dereg_mr(mr) == 0);
+	CHECK((other = ibv_alloc_parent_domain(ctx, &unprotected)));
+	CHECK((memory = alloc_buf(other, 64, &buf)) && (mr = reg_buf(other, buf, memory, 64, all)));
+	CHECK(ibv_dereg_mr(mr) == 0);
 	free_buf(buf);
-	SHOULD(ibv_dealloc_pd(other) == 0);
+	CHECK(ibv_dealloc_pd(other) == 0);
 	unprotected.comp_mask = 1 << 3;
-	SHOULD(!ibv_alloc_parent_domain(ctx, &unprotected) && errno == EOPNOTSUPP);
+	CHECK(!ibv_alloc_parent_domain(ctx, &unprotected) && errno == EOPNOTSUPP);
 }
 
 static void the_rest(void)
@@ -127,13 +117,13 @@ static void the_rest(void)
 	int (*dm_fd)(struct ibv_dm *) = call("ibv_dm_export_dmabuf_fd", "IBVERBS_1.16");
 	uint64_t told = 0;
 
-	SHOULD(speed(ctx, 1, &told) == 0 && told == 100);
-	SHOULD(speed(ctx, 2, &told) == EINVAL);
-	SHOULD(strcmp(name(WR_FLUSH), "FLUSH") == 0 && strcmp(name(99), "unknown") == 0);
-	SHOULD(!dmah(ctx, NULL) && errno == EOPNOTSUPP);
-	SHOULD(!counter(ctx, NULL) && errno == EOPNOTSUPP);
-	SHOULD(caps(ctx, NULL, 0) == EOPNOTSUPP);
-	SHOULD(dm_fd(NULL) == -1 && errno == EOPNOTSUPP);
+	CHECK(speed(ctx, 1, &told) == 0 && told == 100);
+	CHECK(speed(ctx, 2, &told) == EINVAL);
+	CHECK(strcmp(name(WR_FLUSH), "FLUSH") == 0 && strcmp(name(99), "unknown") == 0);
+	CHECK(!dmah(ctx, NULL) && errno == EOPNOTSUPP);
+	CHECK(!counter(ctx, NULL) && errno == EOPNOTSUPP);
+	CHECK(caps(ctx, NULL, 0) == EOPNOTSUPP);
+	CHECK(dm_fd(NULL) == -1 && errno == EOPNOTSUPP);
 }
 
 static struct ibv_qp *made(void)
@@ -145,7 +135,7 @@ static struct ibv_qp *made(void)
 	};
 	struct ibv_qp *qp = ibv_create_qp_ex(ctx, &init);
 
-	SHOULD(qp && ibv_qp_to_qp_ex(qp));
+	CHECK(qp && ibv_qp_to_qp_ex(qp));
 	return qp;
 }
 
@@ -154,15 +144,15 @@ static void connected(struct ibv_qp *qp, struct ibv_qp *to)
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = all | ACCESS_FLUSH };
 	union ibv_gid gid;
 
-	SHOULD(ibv_query_gid(ctx, 1, 1, &gid) == 0);
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	CHECK(ibv_query_gid(ctx, 1, 1, &gid) == 0);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
 	attr.qp_state = IBV_QPS_RTR, attr.path_mtu = IBV_MTU_1024, attr.dest_qp_num = to->qp_num;
 	attr.max_dest_rd_atomic = 1, attr.min_rnr_timer = 12;
 	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .sgid_index = 1, .hop_limit = 1 } };
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 						IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
 	attr.qp_state = IBV_QPS_RTS, attr.timeout = 14, attr.retry_cnt = 7, attr.rnr_retry = 7, attr.max_rd_atomic = 1;
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 						IBV_QP_MAX_QP_RD_ATOMIC) == 0);
 }
 
@@ -173,8 +163,8 @@ static struct ibv_wc completion(void)
 	int n;
 
 	while ((n = ibv_poll_cq(cq, 1, &wc)) == 0)
-		SHOULD(time(NULL) < until);
-	SHOULD(n == 1);
+		CHECK(time(NULL) < until);
+	CHECK(n == 1);
 	return wc;
 }
 
@@ -199,13 +189,13 @@ static void rights(void)
 		struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof memory, all | ACCESS_FLUSH_OF(kind));
 		struct ibv_qp *from = made(), *to = made();
 
-		SHOULD(mr);
+		CHECK(mr);
 		connected(from, to), connected(to, from);
-		SHOULD(flushed(ibv_qp_to_qp_ex(from), 7, mr, 4096, kind, 0) == 0);
-		SHOULD(completion().status == IBV_WC_SUCCESS);
-		SHOULD(flushed(ibv_qp_to_qp_ex(from), 8, mr, 4096, FLUSH_GLOBAL + FLUSH_PERSISTENT - kind, 0) == 0);
-		SHOULD(completion().status == IBV_WC_REM_ACCESS_ERR);
-		SHOULD(ibv_destroy_qp(from) == 0 && ibv_destroy_qp(to) == 0 && ibv_dereg_mr(mr) == 0);
+		CHECK(flushed(ibv_qp_to_qp_ex(from), 7, mr, 4096, kind, 0) == 0);
+		CHECK(completion().status == IBV_WC_SUCCESS);
+		CHECK(flushed(ibv_qp_to_qp_ex(from), 8, mr, 4096, FLUSH_GLOBAL + FLUSH_PERSISTENT - kind, 0) == 0);
+		CHECK(completion().status == IBV_WC_REM_ACCESS_ERR);
+		CHECK(ibv_destroy_qp(from) == 0 && ibv_destroy_qp(to) == 0 && ibv_dereg_mr(mr) == 0);
 	}
 }
 
@@ -218,54 +208,54 @@ static void flushes(void)
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(from);
 	struct ibv_wc wc;
 
-	SHOULD(mr && closed);
+	CHECK(mr && closed);
 	connected(from, to), connected(to, from);
 	memset(memory, 0x5a, 4096);
 	ibv_wr_start(qp);
 	qp->wr_id = 1, qp->wr_flags = 0;
 	ibv_wr_rdma_write(qp, mr->rkey, (uintptr_t)memory + 4096);
 	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)memory, 4096);
-	SHOULD(ibv_wr_complete(qp) == 0);
+	CHECK(ibv_wr_complete(qp) == 0);
 	wc = completion();
-	SHOULD(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS && memory[8191] == 0x5a);
-	SHOULD(flushed(qp, 2, mr, 4096, FLUSH_GLOBAL, 0) == 0);
+	CHECK(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS && memory[8191] == 0x5a);
+	CHECK(flushed(qp, 2, mr, 4096, FLUSH_GLOBAL, 0) == 0);
 	wc = completion();
-	SHOULD(wc.wr_id == 2 && wc.status == IBV_WC_SUCCESS && wc.opcode == 8);
-	SHOULD(flushed(qp, 3, mr, 0, FLUSH_GLOBAL, WHOLE_REGION) == 0);
+	CHECK(wc.wr_id == 2 && wc.status == IBV_WC_SUCCESS && wc.opcode == 8);
+	CHECK(flushed(qp, 3, mr, 0, FLUSH_GLOBAL, WHOLE_REGION) == 0);
 	wc = completion();
-	SHOULD(wc.wr_id == 3 && wc.status == IBV_WC_SUCCESS);
+	CHECK(wc.wr_id == 3 && wc.status == IBV_WC_SUCCESS);
 	/* Memory on demand too, which the device says of itself. */
 	struct ibv_device_attr_ex can;
-	SHOULD(ibv_query_device_ex(ctx, NULL, &can) == 0);
-	SHOULD((can.odp_caps.per_transport_caps.rc_odp_caps & ODP_FLUSH_AND_ATOMIC_WRITE) == ODP_FLUSH_AND_ATOMIC_WRITE);
+	CHECK(ibv_query_device_ex(ctx, NULL, &can) == 0);
+	CHECK((can.odp_caps.per_transport_caps.rc_odp_caps & ODP_FLUSH_AND_ATOMIC_WRITE) == ODP_FLUSH_AND_ATOMIC_WRITE);
 	struct ibv_mr *demanded = ibv_reg_mr(pd, memory, sizeof memory, all | ACCESS_FLUSH | IBV_ACCESS_ON_DEMAND);
-	SHOULD(demanded && flushed(qp, 6, demanded, 4096, FLUSH_GLOBAL, 0) == 0);
+	CHECK(demanded && flushed(qp, 6, demanded, 4096, FLUSH_GLOBAL, 0) == 0);
 	wc = completion();
-	SHOULD(wc.wr_id == 6 && wc.status == IBV_WC_SUCCESS);
-	SHOULD(ibv_dereg_mr(demanded) == 0);
-	SHOULD(flushed(qp, 4, mr, 4096, 0, 0) == EINVAL);
-	SHOULD(flushed(qp, 4, mr, 4096, 4, 0) == EINVAL);
-	SHOULD(flushed(qp, 4, mr, 4096, FLUSH_GLOBAL, 2) == EINVAL);
-	SHOULD(flushed(qp, 4, mr, (1ull << 31) + 1, FLUSH_GLOBAL, 0) == EINVAL);
-	SHOULD(flushed(qp, 5, closed, 4096, FLUSH_GLOBAL, 0) == 0);
+	CHECK(wc.wr_id == 6 && wc.status == IBV_WC_SUCCESS);
+	CHECK(ibv_dereg_mr(demanded) == 0);
+	CHECK(flushed(qp, 4, mr, 4096, 0, 0) == EINVAL);
+	CHECK(flushed(qp, 4, mr, 4096, 4, 0) == EINVAL);
+	CHECK(flushed(qp, 4, mr, 4096, FLUSH_GLOBAL, 2) == EINVAL);
+	CHECK(flushed(qp, 4, mr, (1ull << 31) + 1, FLUSH_GLOBAL, 0) == EINVAL);
+	CHECK(flushed(qp, 5, closed, 4096, FLUSH_GLOBAL, 0) == 0);
 	wc = completion();
-	SHOULD(wc.wr_id == 5 && wc.status == IBV_WC_REM_ACCESS_ERR);
-	SHOULD(ibv_destroy_qp(from) == 0 && ibv_destroy_qp(to) == 0);
-	SHOULD(ibv_dereg_mr(mr) == 0 && ibv_dereg_mr(closed) == 0);
+	CHECK(wc.wr_id == 5 && wc.status == IBV_WC_REM_ACCESS_ERR);
+	CHECK(ibv_destroy_qp(from) == 0 && ibv_destroy_qp(to) == 0);
+	CHECK(ibv_dereg_mr(mr) == 0 && ibv_dereg_mr(closed) == 0);
 }
 
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 
-	SHOULD(list && list[0] && (ctx = ibv_open_device(list[0])));
-	SHOULD((pd = ibv_alloc_pd(ctx)) && (cq = ibv_create_cq(ctx, 16, NULL, NULL, 0)));
+	CHECK(list && list[0] && (ctx = ibv_open_device(list[0])));
+	CHECK((pd = ibv_alloc_pd(ctx)) && (cq = ibv_create_cq(ctx, 16, NULL, NULL, 0)));
 	regions();
 	buffers();
 	the_rest();
 	flushes();
 	rights();
-	SHOULD(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
+	CHECK(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
 	printf("all so\n");
 	return 0;
 }

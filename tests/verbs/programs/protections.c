@@ -3,19 +3,17 @@
  * could not write. Exit code 0: each answer was the kernel's.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "check.h"
 
 enum { PAGE = 65536, LENGTH = 2 * PAGE };
 
 static const char constants[LENGTH] = "constants";
 static struct ibv_pd *pd;
-static int wrong;
 
 static char *pages(int protection, int fd)
 {
@@ -26,14 +24,14 @@ static char *pages(int protection, int fd)
 	return at;
 }
 
-static void expect(const char *what, const void *at, size_t length, int access, int errno_wanted)
+/* `wanted`: the error number of ibv_reg_mr, or 0. */
+static void expect_of(const char *what, const void *at, size_t length, int access, int wanted)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, (void *)at, length, access);
-	int got = mr ? 0 : errno;
-	if (got != errno_wanted) {
-		printf("%s, access %#x: %s, not %s\n", what, access, strerror(got), strerror(errno_wanted));
-		wrong++;
-	}
+	char told[100];
+
+	snprintf(told, sizeof told, "%s, access %#x", what, access);
+	expect(told, mr ? 0 : errno, wanted);
 	if (mr)
 		ibv_dereg_mr(mr);
 }
@@ -41,12 +39,12 @@ static void expect(const char *what, const void *at, size_t length, int access, 
 /* `reads`, `writes`: the error number of a region that the device reads, and of one that it writes. */
 static void expect_both(const char *what, const void *at, size_t length, int reads, int writes)
 {
-	expect(what, at, length, 0, reads);
-	expect(what, at, length, IBV_ACCESS_REMOTE_READ, reads);
-	expect(what, at, length, IBV_ACCESS_MW_BIND, writes);
-	expect(what, at, length, IBV_ACCESS_LOCAL_WRITE, writes);
-	expect(what, at, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, writes);
-	expect(what, at, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC, writes);
+	expect_of(what, at, length, 0, reads);
+	expect_of(what, at, length, IBV_ACCESS_REMOTE_READ, reads);
+	expect_of(what, at, length, IBV_ACCESS_MW_BIND, writes);
+	expect_of(what, at, length, IBV_ACCESS_LOCAL_WRITE, writes);
+	expect_of(what, at, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, writes);
+	expect_of(what, at, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC, writes);
 }
 
 /* Registers memory that is only read, then adds rights. 0 or EFAULT: as the memory's protection allows. */
@@ -87,8 +85,8 @@ int main(void)
 	expect_both("the other half", half, PAGE, 0, 0);
 	munmap(half + PAGE, PAGE);
 	expect_both("half of it not mapped", half, LENGTH, EFAULT, EFAULT);
-	expect("PROT_READ on demand", pages(PROT_READ, -1), LENGTH, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND, 0);
-	expect("remote writes alone, over PROT_NONE", pages(PROT_NONE, -1), LENGTH, IBV_ACCESS_REMOTE_WRITE, EINVAL);
+	expect_of("PROT_READ on demand", pages(PROT_READ, -1), LENGTH, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND, 0);
+	expect_of("remote writes alone, over PROT_NONE", pages(PROT_NONE, -1), LENGTH, IBV_ACCESS_REMOTE_WRITE, EINVAL);
 	expect_added("PROT_READ", pages(PROT_READ, -1), IBV_ACCESS_LOCAL_WRITE, EFAULT);
 	expect_added("PROT_READ", pages(PROT_READ, -1), 0, 0);
 	expect_added("touched, then PROT_READ", touched, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, EFAULT);

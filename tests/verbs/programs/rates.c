@@ -1,21 +1,11 @@
 /* Rates, flow labels and service levels of queue pairs: taken, told, kept to; and what cannot be is refused. `rates GID SGID_INDEX`. */
 
 #include <arpa/inet.h>
-#include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-#define CHECK(what) ((what) ? (void)0 : fail(#what, __LINE__))
-
-static void fail(const char *what, int line)
-{
-	fprintf(stderr, "line %d: not %s (errno %d)\n", line, what, errno);
-	exit(1);
-}
+#include "check.h"
 
 #define COUNT 40
 #define LENGTH 1000

@@ -1,20 +1,10 @@
 /* Flows, receive queues and tables of them: what goes, what is refused, and what happens to frames that a receive
  * cannot hold. It sends to a group, which comes round on its own device. Prints the first thing that is not as it should be and ends with 1. */
 
-#include <errno.h>
 #include <infiniband/verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-#define SHOULD(that)                                                                  \
-	do {                                                                          \
-		if (!(that)) {                                                        \
-			printf("line %d: not so: %s (errno %d)\n", __LINE__, #that, errno); \
-			exit(1);                                                      \
-		}                                                                     \
-	} while (0)
+#include "check.h"
 
 static const unsigned char group[6] = { 1, 0, 0x5e, 0x7f, 0, 1 };
 static struct ibv_context *ctx;
@@ -30,8 +20,8 @@ static struct ibv_wc completion(struct ibv_cq *cq)
 	int n;
 
 	while ((n = ibv_poll_cq(cq, 1, &wc)) == 0)
-		SHOULD(time(NULL) < until);
-	SHOULD(n == 1);
+		CHECK(time(NULL) < until);
+	CHECK(n == 1);
 	return wc;
 }
 
@@ -42,12 +32,12 @@ static struct ibv_qp *sender(void)
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 
-	SHOULD(qp);
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT) == 0);
+	CHECK(qp);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT) == 0);
 	attr.qp_state = IBV_QPS_RTR;
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
 	attr.qp_state = IBV_QPS_RTS;
-	SHOULD(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
 	return qp;
 }
 
@@ -58,10 +48,10 @@ static struct ibv_wq *queue(void)
 
 	/* Flags count where the mask names them. */
 	init.comp_mask = IBV_WQ_INIT_ATTR_FLAGS;
-	SHOULD(!ibv_create_wq(ctx, &init) && errno == EOPNOTSUPP);
+	CHECK(!ibv_create_wq(ctx, &init) && errno == EOPNOTSUPP);
 
-	SHOULD(wq);
-	SHOULD(wq->state == IBV_WQS_RESET);
+	CHECK(wq);
+	CHECK(wq->state == IBV_WQS_RESET);
 	return wq;
 }
 
@@ -93,9 +83,9 @@ static void send_to_group(struct ibv_qp *qp, unsigned length)
 
 	memcpy(memory, group, 6);
 	memset(memory + 6, 0x5a, length - 6);
-	SHOULD(ibv_post_send(qp, &wr, &bad) == 0);
+	CHECK(ibv_post_send(qp, &wr, &bad) == 0);
 	wc = completion(sends);
-	SHOULD(wc.status == IBV_WC_SUCCESS && wc.wr_id == 7);
+	CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 7);
 }
 
 static void post_with(struct ibv_wq *wq, unsigned length, uint32_t lkey)
@@ -103,7 +93,7 @@ static void post_with(struct ibv_wq *wq, unsigned length, uint32_t lkey)
 	struct ibv_sge sge = { (uintptr_t)memory + 4096, length, lkey };
 	struct ibv_recv_wr wr = { .wr_id = 9, .sg_list = &sge, .num_sge = 1 }, *bad;
 
-	SHOULD(ibv_post_wq_recv(wq, &wr, &bad) == 0);
+	CHECK(ibv_post_wq_recv(wq, &wr, &bad) == 0);
 }
 
 static void post(struct ibv_wq *wq, unsigned length) { post_with(wq, length, mr->lkey); }
@@ -128,7 +118,7 @@ static struct ibv_async_event next_event(void)
 	struct ibv_async_event event;
 
 	for (;;) {
-		SHOULD(ibv_get_async_event(ctx, &event) == 0);
+		CHECK(ibv_get_async_event(ctx, &event) == 0);
 		if (event.event_type < IBV_EVENT_PORT_ACTIVE || event.event_type > IBV_EVENT_SM_CHANGE)
 			if (event.event_type != IBV_EVENT_GID_CHANGE && event.event_type != IBV_EVENT_CLIENT_REREGISTER)
 				return event;
@@ -150,87 +140,87 @@ int main(void)
 	struct ibv_flow *flow;
 	struct ibv_wc wc;
 
-	SHOULD(list && list[0]);
-	SHOULD((ctx = ibv_open_device(list[0])));
-	SHOULD((pd = ibv_alloc_pd(ctx)));
-	SHOULD(ibv_query_device_ex(ctx, NULL, &can) == 0 && can.max_wq_type_rq > 0);
-	SHOULD(can.rss_caps.supported_qpts == 1 << IBV_QPT_RAW_PACKET && can.rss_caps.max_rwq_indirection_tables > 0);
-	SHOULD(can.rss_caps.max_rwq_indirection_table_size >= 2 && can.rss_caps.rx_hash_function == IBV_RX_HASH_FUNC_TOEPLITZ);
-	SHOULD(can.rss_caps.rx_hash_fields_mask & IBV_RX_HASH_SRC_IPV4);
-	SHOULD((sends = ibv_create_cq(ctx, 64, NULL, NULL, 0)) && (receives = ibv_create_cq(ctx, 64, NULL, NULL, 0)));
-	SHOULD((memory = aligned_alloc(4096, 8192)) && (mr = ibv_reg_mr(pd, memory, 8192, IBV_ACCESS_LOCAL_WRITE)));
+	CHECK(list && list[0]);
+	CHECK((ctx = ibv_open_device(list[0])));
+	CHECK((pd = ibv_alloc_pd(ctx)));
+	CHECK(ibv_query_device_ex(ctx, NULL, &can) == 0 && can.max_wq_type_rq > 0);
+	CHECK(can.rss_caps.supported_qpts == 1 << IBV_QPT_RAW_PACKET && can.rss_caps.max_rwq_indirection_tables > 0);
+	CHECK(can.rss_caps.max_rwq_indirection_table_size >= 2 && can.rss_caps.rx_hash_function == IBV_RX_HASH_FUNC_TOEPLITZ);
+	CHECK(can.rss_caps.rx_hash_fields_mask & IBV_RX_HASH_SRC_IPV4);
+	CHECK((sends = ibv_create_cq(ctx, 64, NULL, NULL, 0)) && (receives = ibv_create_cq(ctx, 64, NULL, NULL, 0)));
+	CHECK((memory = aligned_alloc(4096, 8192)) && (mr = ibv_reg_mr(pd, memory, 8192, IBV_ACCESS_LOCAL_WRITE)));
 	from = sender();
 
 	/* States of a queue. */
 	queues[0] = queue();
 	queues[1] = queue();
-	SHOULD(set_state(queues[0], IBV_WQS_RDY, IBV_WQS_ERR) == EINVAL);
-	SHOULD(set_state(queues[0], IBV_WQS_RESET, IBV_WQS_ERR) == 0);
-	SHOULD(set_state(queues[0], IBV_WQS_ERR, IBV_WQS_RDY) == EINVAL);
-	SHOULD(set_state(queues[0], IBV_WQS_ERR, IBV_WQS_RESET) == 0);
-	SHOULD(set_state(queues[0], IBV_WQS_RESET, IBV_WQS_RDY) == 0 && queues[0]->state == IBV_WQS_RDY);
+	CHECK(set_state(queues[0], IBV_WQS_RDY, IBV_WQS_ERR) == EINVAL);
+	CHECK(set_state(queues[0], IBV_WQS_RESET, IBV_WQS_ERR) == 0);
+	CHECK(set_state(queues[0], IBV_WQS_ERR, IBV_WQS_RDY) == EINVAL);
+	CHECK(set_state(queues[0], IBV_WQS_ERR, IBV_WQS_RESET) == 0);
+	CHECK(set_state(queues[0], IBV_WQS_RESET, IBV_WQS_RDY) == 0 && queues[0]->state == IBV_WQS_RDY);
 
 	/* What is in use stays. */
 	of.ind_tbl = queues;
 	of.comp_mask = 1;
-	SHOULD(!ibv_create_rwq_ind_table(ctx, &of) && errno == EINVAL);
+	CHECK(!ibv_create_rwq_ind_table(ctx, &of) && errno == EINVAL);
 	of.comp_mask = 0;
-	SHOULD((table = ibv_create_rwq_ind_table(ctx, &of)));
-	SHOULD(ibv_destroy_wq(queues[1]) == EBUSY);
-	SHOULD(!spread(table, 39, IBV_RX_HASH_FUNC_TOEPLITZ, pd) && errno == EINVAL);
-	SHOULD(!spread(table, 40, 2, pd) && errno == EOPNOTSUPP);
-	SHOULD(!spread(table, 40, IBV_RX_HASH_FUNC_TOEPLITZ, NULL) && errno == EINVAL);
-	SHOULD((to = spread(table, 40, IBV_RX_HASH_FUNC_TOEPLITZ, pd)));
-	SHOULD(ibv_destroy_rwq_ind_table(table) == EBUSY);
+	CHECK((table = ibv_create_rwq_ind_table(ctx, &of)));
+	CHECK(ibv_destroy_wq(queues[1]) == EBUSY);
+	CHECK(!spread(table, 39, IBV_RX_HASH_FUNC_TOEPLITZ, pd) && errno == EINVAL);
+	CHECK(!spread(table, 40, 2, pd) && errno == EOPNOTSUPP);
+	CHECK(!spread(table, 40, IBV_RX_HASH_FUNC_TOEPLITZ, NULL) && errno == EINVAL);
+	CHECK((to = spread(table, 40, IBV_RX_HASH_FUNC_TOEPLITZ, pd)));
+	CHECK(ibv_destroy_rwq_ind_table(table) == EBUSY);
 	attr.qp_state = IBV_QPS_ERR;
-	SHOULD(ibv_modify_qp(to, &attr, IBV_QP_STATE) == EOPNOTSUPP);
-	SHOULD(ibv_query_qp(to, &attr, IBV_QP_STATE, &init) == EOPNOTSUPP);
-	SHOULD((flow = flow_to_group(to)));
-	SHOULD(ibv_destroy_qp(to) == EBUSY);
+	CHECK(ibv_modify_qp(to, &attr, IBV_QP_STATE) == EOPNOTSUPP);
+	CHECK(ibv_query_qp(to, &attr, IBV_QP_STATE, &init) == EOPNOTSUPP);
+	CHECK((flow = flow_to_group(to)));
+	CHECK(ibv_destroy_qp(to) == EBUSY);
 
 	/* A frame without an IPv4 address goes to the first queue. */
 	post(queues[0], 100);
 	send_to_group(from, 60);
 	wc = completion(receives);
-	SHOULD(wc.status == IBV_WC_SUCCESS && wc.wr_id == 9 && wc.byte_len == 60 && wc.qp_num == queues[0]->wq_num);
-	SHOULD(memcmp(memory, memory + 4096, 60) == 0);
+	CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 9 && wc.byte_len == 60 && wc.qp_num == queues[0]->wq_num);
+	CHECK(memcmp(memory, memory + 4096, 60) == 0);
 
 	/* A frame that is longer than the receive is dropped, since anybody may send it; the receive waits on. */
 	post(queues[0], 59);
 	send_to_group(from, 60);
 	send_to_group(from, 50);
 	wc = completion(receives);
-	SHOULD(wc.status == IBV_WC_SUCCESS && wc.byte_len == 50);
+	CHECK(wc.status == IBV_WC_SUCCESS && wc.byte_len == 50);
 
 	/* A receive in memory that is none of it ends its queue. */
 	post_with(queues[0], 100, mr->lkey ^ 0x100);
 	post(queues[0], 100);
 	send_to_group(from, 60);
 	wc = completion(receives);
-	SHOULD(wc.status == IBV_WC_LOC_PROT_ERR);
+	CHECK(wc.status == IBV_WC_LOC_PROT_ERR);
 	event = next_event();
-	SHOULD(event.event_type == IBV_EVENT_WQ_FATAL && event.element.wq == queues[0]);
+	CHECK(event.event_type == IBV_EVENT_WQ_FATAL && event.element.wq == queues[0]);
 	ibv_ack_async_event(&event);
-	SHOULD(set_state(queues[0], IBV_WQS_RDY, IBV_WQS_RDY) == EINVAL && queues[0]->state == IBV_WQS_ERR);
-	SHOULD(set_state(queues[0], IBV_WQS_ERR, IBV_WQS_RESET) == 0);
+	CHECK(set_state(queues[0], IBV_WQS_RDY, IBV_WQS_RDY) == EINVAL && queues[0]->state == IBV_WQS_ERR);
+	CHECK(set_state(queues[0], IBV_WQS_ERR, IBV_WQS_RESET) == 0);
 	/* The other receive was flushed, and is nobody's now. */
-	SHOULD(ibv_poll_cq(receives, 1, &wc) == 0);
-	SHOULD(set_state(queues[0], IBV_WQS_RESET, IBV_WQS_RDY) == 0);
+	CHECK(ibv_poll_cq(receives, 1, &wc) == 0);
+	CHECK(set_state(queues[0], IBV_WQS_RESET, IBV_WQS_RDY) == 0);
 	post(queues[0], 100);
 	send_to_group(from, 64);
 	wc = completion(receives);
-	SHOULD(wc.status == IBV_WC_SUCCESS && wc.byte_len == 64);
+	CHECK(wc.status == IBV_WC_SUCCESS && wc.byte_len == 64);
 
 	/* A rule goes when it is taken back, and all the rest in its order. */
 	post(queues[0], 100);
-	SHOULD(ibv_destroy_flow(flow) == 0);
+	CHECK(ibv_destroy_flow(flow) == 0);
 	send_to_group(from, 60);
-	SHOULD(ibv_poll_cq(receives, 1, &wc) == 0);
-	SHOULD(ibv_destroy_qp(to) == 0 && ibv_destroy_rwq_ind_table(table) == 0);
-	SHOULD(ibv_destroy_cq(receives) == EBUSY);
-	SHOULD(ibv_destroy_wq(queues[0]) == 0 && ibv_destroy_wq(queues[1]) == 0);
-	SHOULD(ibv_destroy_qp(from) == 0 && ibv_destroy_cq(receives) == 0 && ibv_destroy_cq(sends) == 0);
-	SHOULD(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
+	CHECK(ibv_poll_cq(receives, 1, &wc) == 0);
+	CHECK(ibv_destroy_qp(to) == 0 && ibv_destroy_rwq_ind_table(table) == 0);
+	CHECK(ibv_destroy_cq(receives) == EBUSY);
+	CHECK(ibv_destroy_wq(queues[0]) == 0 && ibv_destroy_wq(queues[1]) == 0);
+	CHECK(ibv_destroy_qp(from) == 0 && ibv_destroy_cq(receives) == 0 && ibv_destroy_cq(sends) == 0);
+	CHECK(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
 	printf("all so\n");
 	return 0;
 }

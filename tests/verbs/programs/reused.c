@@ -3,24 +3,13 @@
  * close_range, in the process itself and in a child. What is then written goes to that file. Exit code 0: it did.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <rdma/rdma_cma.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-static int wrong;
-
-static void expect(const char *what, ssize_t got, ssize_t wanted)
-{
-	if (got != wanted) {
-		printf("%s: %zd (%s), not %zd\n", what, got, strerror(errno), wanted);
-		wrong++;
-	}
-}
+#include "check.h"
 
 /* A file that is opened until it has this number; those below it stay open. */
 static void take_number(int number, int (*opened)(void))

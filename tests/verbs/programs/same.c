@@ -1,20 +1,11 @@
 /* What goes in comes out: attributes, each with a value of its own, and completions into an array that is full of other things. */
 
-#include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#define CHECK(what) ((what) ? (void)0 : fail(#what, __LINE__))
+#include "check.h"
+
 #define SAME(got, wanted) same(#got, (uint64_t)(got), (uint64_t)(wanted), __LINE__)
-
-static void fail(const char *what, int line)
-{
-	fprintf(stderr, "line %d: not %s (errno %d)\n", line, what, errno);
-	exit(1);
-}
 
 static void same(const char *what, uint64_t got, uint64_t wanted, int line)
 {

@@ -15,12 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use roxie::cm::{Config, Event as CmEvent, Manager};
-use roxie::host::{AhOptions, ConnectionService, Consumer, DeviceError, Seat};
+use roxie::host::{ConnectionService, Consumer, DeviceError, Seat};
 use roxie::netdev::Interface;
 use roxie::time::Nanos;
 use roxie::wire::Gid;
 
-use super::finder::Finder;
+use super::finder::{Finder, Step};
 use super::id::Stage;
 use super::incoming::Surroundings;
 use super::resolve::Query;
@@ -29,6 +29,24 @@ use crate::lock::lock;
 use crate::nic::{Nic, watch_port};
 use crate::object::Errno;
 use crate::{fork, report, settings};
+
+const RESOLVE: &str = "rdma_resolve_addr";
+/// Times between looks at a next hop that has not answered: the first, and the longest. Each is twice the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// A destination that is looked for on behalf of an identifier.
+#[derive(Debug)]
+struct Search {
+    query: Query,
+    /// The address of this host from which the way leads there.
+    local: IpAddr,
+    /// What the program has given it.
+    timeout: Duration,
+    until: Instant,
+    /// Before the next look.
+    pause: Duration,
+}
 
 /// See the module's page. Lives as long as the process.
 #[derive(Debug)]
@@ -257,31 +275,60 @@ impl Process {
         };
         let timeout = Duration::from_millis(timeout_ms.into());
         let begun = local.and_then(|local| {
-            let job = move || self.find(&query, local, timeout);
+            let mut search =
+                Search { query, local, timeout, until: Instant::now() + timeout, pause: FIRST_PAUSE };
+            let job = move || self.step(&mut search);
             self.finder.run(Box::new(job))
         });
         begun.inspect_err(|errno| {
             report::info(
-                "rdma_resolve_addr",
+                RESOLVE,
                 format_args!("{destination}: {}", std::io::Error::from_raw_os_error(*errno)),
             );
             self.state().take_resolution_back(&query);
         })
     }
 
-    /// What the thread does that may wait: is the way on our device, and is the next hop there?
-    fn find(&self, query: &Query, local: IpAddr, timeout: Duration) {
-        let found =
-            self.find_way(query, local, timeout).map(|()| SocketAddr::new(local, query.source.port()));
-        self.state().end_resolution(query, found);
+    /// Takes a step of a search, and tells the identifier how the search ended, if it has.
+    fn step(&self, search: &mut Search) -> Step {
+        let query = search.query;
+        let remote = query.destination.ip().into();
+        if !self.state().awaits(&query) {
+            self.nic.device.give_up(remote);
+            return Step::Done;
+        }
+        let found = match self.look(search) {
+            Ok(true) => Ok(SocketAddr::new(search.local, query.source.port())),
+            Err(errno) => Err(errno),
+            Ok(false) => {
+                let now = Instant::now();
+                if now < search.until {
+                    let pause = search.pause;
+                    search.pause = (2 * pause).min(LONGEST_PAUSE);
+                    return Step::Again((now + pause).min(search.until));
+                }
+                self.nic.device.give_up(remote);
+                report::info(
+                    RESOLVE,
+                    format_args!(
+                        "no station answers for {}, or its gateway, within {:?}",
+                        query.destination.ip(),
+                        search.timeout
+                    ),
+                );
+                Err(libc::ETIMEDOUT)
+            }
+        };
+        self.state().end_resolution(&query, found);
+        Step::Done
     }
 
-    fn find_way(&self, query: &Query, local: IpAddr, timeout: Duration) -> Result<(), Errno> {
-        const CALL: &str = "rdma_resolve_addr";
-        let remote = query.destination.ip();
+    /// Returns true if the way begins on our device and the next hop has answered, false if the next hop has not answered yet.
+    fn look(&self, search: &Search) -> Result<bool, Errno> {
+        let (local, remote) = (search.local, search.query.destination.ip());
         if self.whose(local) != Whose::Device {
             return report::refuse(
-                CALL,
+                RESOLVE,
                 libc::ENODEV,
                 format_args!(
                     "the way to {remote} begins at {local}, which is not on {}, which the device is on: `ip route get {remote}` \
@@ -290,17 +337,13 @@ impl Process {
                 ),
             );
         }
-        let until = Instant::now() + timeout;
-        loop {
-            let options = AhOptions::default();
-            match self.nic.device.address_vector(local.into(), remote.into(), &options) {
-                Ok(_) => return Ok(()),
-                // Nobody answered: there may be time to ask again.
-                Err(DeviceError::Resolve(_)) if Instant::now() < until => {}
-                Err(error) => {
-                    report::info(CALL, &error);
-                    return Err(libc::ETIMEDOUT);
-                }
+        match self.nic.device.next_hop_is_known(local.into(), remote.into()) {
+            Ok(is_known) => Ok(is_known),
+            // The link is down, or the route has just gone: there may be time for it to come back.
+            Err(DeviceError::Resolve(_)) if Instant::now() < search.until => Ok(false),
+            Err(error) => {
+                report::info(RESOLVE, &error);
+                Err(libc::ETIMEDOUT)
             }
         }
     }
@@ -341,6 +384,7 @@ impl Process {
             if device.has_failed() || Interface::by_name(&self.interface()).is_err() {
                 self.state().lose_device();
             }
+            Step::Done
         };
         // Without memory for a thread, nobody hears.
         let _ = self.finder.run(Box::new(looking));

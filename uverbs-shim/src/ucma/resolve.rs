@@ -48,10 +48,16 @@ impl State {
         Ok(Query { handle, resolution: id.resolution, source, destination })
     }
 
+    /// Returns true while the result of a resolution is awaited: its identifier is there, and has not begun another.
+    pub(super) fn awaits(&mut self, query: &Query) -> bool {
+        let id = self.ids.get_mut(query.handle);
+        id.is_some_and(|id| (id.stage, id.resolution) == (Stage::AddressQuery, query.resolution))
+    }
+
     /// It could not even begin.
     pub(super) fn take_resolution_back(&mut self, query: &Query) {
-        if let Some(id) = self.ids.get_mut(query.handle)
-            && (id.stage, id.resolution) == (Stage::AddressQuery, query.resolution)
+        if self.awaits(query)
+            && let Some(id) = self.ids.get_mut(query.handle)
         {
             id.stage = Stage::Bound;
         }
@@ -59,10 +65,10 @@ impl State {
 
     /// What a resolution came to: the address of ours from which the destination is reached, or why it is not.
     pub(super) fn end_resolution(&mut self, query: &Query, found: Result<SocketAddr, Errno>) {
-        let Some(id) = self.ids.get_mut(query.handle) else { return };
-        if (id.stage, id.resolution) != (Stage::AddressQuery, query.resolution) {
+        if !self.awaits(query) {
             return;
         }
+        let Some(id) = self.ids.get_mut(query.handle) else { return };
         match found {
             Ok(source) => {
                 (id.stage, id.on_device) = (Stage::AddressResolved, true);
