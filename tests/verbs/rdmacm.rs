@@ -34,7 +34,7 @@ impl Running {
     }
 
     /// Ends the program without a chance to say good-bye; the launcher lives on.
-    pub(super) fn kill_program(&self) {
+    fn kill_program(&self) {
         for pid in descendants(self.child.id()).into_iter().filter(|pid| *pid != self.child.id()) {
             let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
