@@ -19,6 +19,7 @@ mod mesh;
 mod netlink;
 mod newer;
 mod nic;
+mod packaged;
 mod perftest;
 mod pingpong;
 mod preload;

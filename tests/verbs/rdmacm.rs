@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use roxie::host::inspect::{Snapshot, snapshots};
-use roxie::netdev::NetNs;
+use roxie::netdev::{Links, NetNs};
 
 use super::{FAR, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, compiled, descendants, launcher, skip};
 
@@ -52,7 +52,7 @@ fn has(pid: u32, state: &str) -> bool {
 }
 
 /// Runs a server and a client; both must end well. What they said.
-fn meet(site: &Site, port: &str, server: &str, client: &str) -> (String, String) {
+pub(super) fn meet(site: &Site, port: &str, server: &str, client: &str) -> (String, String) {
     let mut serving = site.near(port, server);
     serving.wait_until_it_serves();
     let (client_end, server_end) = (site.far(port, client).finish(), serving.finish());
@@ -92,6 +92,22 @@ fn rping_verifies_over_ipv4_and_ipv6() {
             assert_eq!(server.matches("server ping data: rdma-ping-").count(), 20, "{server}");
             assert!(server.contains("RDMA_CM_EVENT_DISCONNECTED"), "{server}");
         }
+    }
+}
+
+/// 127.0.0.1 is the device itself. rxe resolves the address too, and then no route.
+#[test]
+fn loopback_destination_reaches_the_own_device() {
+    if skip("loopback_destination_reaches_the_own_device", &["rping"]) {
+        return;
+    }
+    let site = Site::new("cm-itself");
+    for address in ["127.0.0.1", "::1"] {
+        let mut server = site.near("udp", &format!("rping -s -a {address} -V -C 5"));
+        server.wait_until_it_serves();
+        let client = site.near("udp", &format!("rping -c -a {address} -V -C 5")).finish();
+        assert!(client.status.success(), "{address}: {client:?}");
+        assert!(server.finish().status.success(), "{address}");
     }
 }
 
@@ -341,9 +357,12 @@ fn a_way_that_is_not_on_the_device_is_told_with_what_to_do() {
         return;
     }
     let site = Site::new("cm-way");
-    let lost = site.far("udp", "rping -c -a 127.0.0.1 -C 1").finish();
+    let mut links = Links::open_in(&site.far).unwrap();
+    links.add_address("lo", "198.51.100.7/32".parse().unwrap()).unwrap();
+    links.set_up("lo", true).unwrap();
+    let lost = site.far("udp", "rping -c -a 198.51.100.7 -C 1").finish();
     assert!(
-        !lost.status.success() && lost.said.contains("begins at 127.0.0.1, which is not on right"),
+        !lost.status.success() && lost.said.contains("begins at 198.51.100.7, which is not on right"),
         "{lost:?}"
     );
     let nowhere = site.far("udp", "rping -c -a 203.0.113.9 -C 1").finish();

@@ -233,7 +233,7 @@ impl Running {
     }
 
     /// Until something is so, as the launcher's number shows; it must not end before.
-    pub(crate) fn wait_until(&mut self, what: &str, is_so: impl Fn(u32) -> bool) {
+    pub(crate) fn wait_until(&mut self, what: &str, mut is_so: impl FnMut(u32) -> bool) {
         while !is_so(self.child.id()) {
             let ended = self.child.try_wait().unwrap();
             if ended.is_some() || Instant::now() > self.until {

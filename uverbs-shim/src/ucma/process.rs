@@ -23,7 +23,7 @@ use roxie::wire::Gid;
 use super::finder::{Finder, Step};
 use super::id::Stage;
 use super::incoming::Surroundings;
-use super::resolve::Query;
+use super::resolve::{Query, own_address};
 use super::state::{Cm, Rules, State, Whose};
 use crate::lock::lock;
 use crate::nic::{Nic, watch_port};
@@ -267,10 +267,13 @@ impl Process {
         if self.state().id(channel, handle)?.stage == Stage::Idle {
             self.bind(channel, handle, source.unwrap_or_else(|| State::wildcard(destination.is_ipv4())))?;
         }
+        let itself = self.itself(destination);
+        let destination = itself.unwrap_or(destination);
         let query = self.state().begin_resolution(channel, handle, destination)?;
-        let local = match query.source.ip() {
+        let local = match (itself, query.source.ip()) {
+            (Some(own), ip) if ip.is_loopback() || ip.is_unspecified() => Ok(own.ip()),
             // No packet leaves the host from there: the device that it is on is found to be none, as the kernel finds it.
-            ip if ip.is_loopback() => Ok(ip),
+            (_, ip) if ip.is_loopback() => Ok(ip),
             _ => route_from(query.source, destination),
         };
         let timeout = Duration::from_millis(timeout_ms.into());
@@ -287,6 +290,13 @@ impl Process {
             );
             self.state().take_resolution_back(&query);
         })
+    }
+
+    /// Returns the device's own address for a destination that stands for the device: no address, or a loopback address that is no
+    /// device's (`cma_resolve_loopback`). The kernel resolves such an address too, and refuses its route on RoCE.
+    fn itself(&self, destination: SocketAddr) -> Option<SocketAddr> {
+        let own: Vec<IpAddr> = self.nic.device.gids().iter().map(|entry| entry.gid.to_ip()).collect();
+        own_address(destination.ip(), &own).map(|own| SocketAddr::new(own, destination.port()))
     }
 
     /// Takes a step of a search, and tells the identifier how the search ended, if it has.

@@ -1,6 +1,6 @@
 //! From an address to a device and a way there: `rdma_resolve_addr`, `rdma_resolve_route`.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use roxie::verbs::Mtu;
 
@@ -26,6 +26,15 @@ pub(super) struct Query {
     pub(super) resolution: u32,
     pub(super) source: SocketAddr,
     pub(super) destination: SocketAddr,
+}
+
+/// Returns the address of `own` that a destination stands for which names the device only by being none: the first of its family with more
+/// than link-local scope. None for any other destination, and for a loopback address that is the device's.
+pub(super) fn own_address(destination: IpAddr, own: &[IpAddr]) -> Option<IpAddr> {
+    let names_none = destination.is_loopback() || destination.is_unspecified();
+    let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let suits = |ip: &IpAddr| ip.is_ipv4() == destination.is_ipv4() && !link_local(ip);
+    (names_none && !own.contains(&destination)).then(|| own.iter().copied().find(suits)).flatten()
 }
 
 impl State {

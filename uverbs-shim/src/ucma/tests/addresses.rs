@@ -5,6 +5,7 @@ use nix::sys::eventfd::EfdFlags;
 use super::{RULES, Side, carry, connected, sides, wish};
 use crate::ucma::event::What;
 use crate::ucma::ports::Space;
+use crate::ucma::resolve::own_address;
 use crate::ucma::state::{Cm, Rules, Whose};
 
 #[test]
@@ -94,6 +95,25 @@ fn a_loopback_address_is_as_good_as_none_and_its_listener_hears_all_of_the_famil
     // On a device that stands on the loopback interface it is an address as any other.
     side.bind(id, "127.0.0.1:7174").unwrap();
     assert!(side.state.id(file, id).unwrap().on_device);
+}
+
+#[test]
+fn loopback_destination_stands_for_the_device() {
+    let own = ["fe80::1", "192.0.2.1", "198.51.100.1", "fd00::1"].map(|ip| ip.parse().unwrap());
+    for (destination, wanted) in [
+        ("127.0.0.1", Some("192.0.2.1")),
+        ("0.0.0.0", Some("192.0.2.1")),
+        ("::1", Some("fd00::1")),
+        ("::", Some("fd00::1")),
+        ("192.0.2.1", None),
+        ("192.0.2.2", None),
+    ] {
+        let found = own_address(destination.parse().unwrap(), &own);
+        assert_eq!(found, wanted.map(|ip| ip.parse().unwrap()), "{destination}");
+    }
+    let on_loopback = ["127.0.0.1".parse().unwrap()];
+    assert_eq!(own_address(on_loopback[0], &on_loopback), None, "the device's own");
+    assert_eq!(own_address("::1".parse().unwrap(), &on_loopback), None, "no address of this family");
 }
 
 #[test]
