@@ -2,8 +2,11 @@
 //!
 //! `cargo bench --bench waiting [-- MODE …]`. Two namespaces on a veth pair (root), two processes, `tests/verbs/programs/waits.c`. Each run
 //! takes TCP's echo first, then each way to wait over each port; medians of three runs are shown, as ratios to TCP's of the same run.
-//! Then perftest's WRITEs both ways, alone and beside a program that only computes. Exit code 1: something is beyond its budget.
+//! Then perftest's WRITEs both ways, alone and beside a program that only computes. Then, with `busy`, stock programs beside 2, 5 and 8
+//! programs that compute, against UDP echoes beside the same ones. Exit code 1: something is beyond its budget.
 
+#[path = "waiting/busy.rs"]
+mod busy;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../tests/verbs/site.rs"]
 mod site;
@@ -80,30 +83,38 @@ fn main() -> ExitCode {
     if wanted("both") && installed("ib_write_bw") {
         holds &= both_ways(&site);
     }
+    if wanted("busy") {
+        holds &= busy::measure(&site, &program);
+    }
     if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn over_tcp(site: &Site, program: &str) -> Times {
-    let command = |arguments: &[&str]| {
+    parse(&without_rdma(site, program, "-n 2000 tcp"))
+}
+
+/// What the client says of an echo without RDMA.
+fn without_rdma(site: &Site, program: &str, arguments: &str) -> String {
+    let command = |more: &[&str]| {
         let mut command = std::process::Command::new(program);
-        command.args(["-n", "2000", "tcp"]).args(arguments);
+        command.args(arguments.split(' ')).args(more);
         command
     };
     let mut server = Running::start(&site.near, command(&[]));
     server.wait_until_it_listens(TCP_PORT);
     let client = Running::start(&site.far, command(&[site::NEAR])).finish();
     server.finish();
-    parse(&client.said)
+    client.said
 }
 
 /// `MODE median X us p99 Y us`.
 fn parse(said: &str) -> Times {
-    let words: Vec<&str> = said.split_whitespace().collect();
-    let after = |name: &str| {
-        let at = words.iter().position(|word| *word == name)?;
-        words.get(at + 1)?.parse().ok()
-    };
-    after("median").zip(after("p99")).unwrap_or_else(|| panic!("waits said: {said}"))
+    after(said, "median").zip(after(said, "p99")).unwrap_or_else(|| panic!("waits said: {said}"))
+}
+
+/// The number after a word.
+fn after(said: &str, name: &str) -> Option<f64> {
+    said.split_whitespace().skip_while(|word| *word != name).nth(1)?.parse().ok()
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

@@ -12,7 +12,7 @@ use in_time::CommandInTime;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use roxie::netdev::neighbour::NeighbourError;
 use roxie::netdev::{
-    Change, IfAddr, Interface, Links, Neighbours, NetNs, NetdevError, Watch, ethtool, interface_names,
+    Change, IfAddr, Interface, Links, Neighbours, NetNs, NetdevError, Reach, Watch, ethtool, interface_names,
     resolve,
 };
 
@@ -265,6 +265,33 @@ fn neighbours_are_resolved_by_the_kernel_and_kept_until_dropped() {
     assert!(is_managed(&a, "192.0.2.2"));
     drop(neighbours);
     assert!(!is_managed(&a, "192.0.2.2") && !is_managed(&a, "2001:db8::2"));
+}
+
+/// An interface has its link-local address a second or two after it came up. Until then the kernel solicits no neighbour by itself.
+#[test]
+fn neighbours_are_found_without_link_local_address() {
+    if skip("neighbours_are_found_without_link_local_address") {
+        return;
+    }
+    let (a, b) = pair("young");
+    let ip = |arguments: &[&str]| {
+        let done =
+            std::process::Command::new("ip").args(["-n", a.name().unwrap()]).args(arguments).output_in_time();
+        assert!(done.expect("the ip command of iproute2").status.success(), "{arguments:?}");
+    };
+    ip(&["-6", "addr", "flush", "dev", "left", "scope", "link"]);
+    let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
+    assert!(left.addresses.iter().all(|address| !address.ip.to_string().starts_with("fe80")), "{left:?}");
+    let there: IpAddr = "2001:db8::2".parse().unwrap();
+    let reach = a.run(|| Reach::open(left.index)).unwrap().unwrap();
+    let until = std::time::Instant::now() + SOON;
+    while !reach.is_ready(there) {
+        assert!(std::time::Instant::now() < until, "by sockets");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    ip(&["neigh", "flush", "dev", "left"]);
+    let neighbours = a.run(|| Neighbours::open(&left)).unwrap().unwrap();
+    assert_eq!(neighbours.resolve(&left, there, SOON).unwrap(), mac(&b, "right"));
 }
 
 #[test]

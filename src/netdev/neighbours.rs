@@ -228,10 +228,13 @@ impl Neighbours {
 
     /// Has the kernel keep a neighbour. True if it was not managed before and is now.
     fn keep(&self, interface: &Interface, next_hop: IpAddr, before: &Entry) -> Result<bool, NeighbourError> {
-        if !ask(&mut self.netlink(), interface, next_hop)? {
-            let nudged = self.namespace.run(|| nudge(interface, next_hop)).and_then(|sent| sent);
+        let datagram = || self.namespace.run(|| nudge(interface, next_hop)).and_then(|sent| sent);
+        // By itself the kernel solicits an IPv6 neighbour from a link-local address, which an interface has a second or two after it came up.
+        // For a datagram it solicits from the datagram's source.
+        let is_sent = next_hop.is_ipv6() && before.mac.is_none() && datagram().is_ok();
+        if !ask(&mut self.netlink(), interface, next_hop)? && !is_sent {
             let action = || format!("send a datagram to {next_hop} on {}", interface.name);
-            nudged.map_err(|e| kernel(action(), e))?;
+            datagram().map_err(|e| kernel(action(), e))?;
         }
         Ok(!before.managed && look(&mut self.netlink(), interface, next_hop)?.managed)
     }

@@ -71,10 +71,12 @@ impl Reach {
     }
 
     fn provoke(&self, netlink: &mut Netlink, link: u32, next_hop: IpAddr) -> io::Result<()> {
-        if use_once(netlink, link, next_hop)? {
+        let datagram = || self.namespace.run(|| nudge(link, next_hop)).and_then(|sent| sent);
+        // As in `Neighbours`: by itself the kernel solicits from a link-local address.
+        if next_hop.is_ipv6() && datagram().is_ok() || use_once(netlink, link, next_hop)? {
             return Ok(());
         }
-        self.namespace.run(|| nudge(link, next_hop)).and_then(|sent| sent)
+        datagram()
     }
 }
 
