@@ -74,7 +74,8 @@ impl WaitPolicy {
 impl WaitPolicy {
     /// How long a program that waits polls before it sleeps: twice what an answer takes from a peer that must be woken.
     pub(crate) const SPIN_BEFORE_SLEEP_NS: u64 = 50_000;
-    /// Spins in vain after which the next chances are skipped: at most, and at first. Each halves what is left.
+    /// Credit for spinning, at most and at first. A spin that brought something adds one, one in vain halves the credit; in vain with the
+    /// last one, the next chances are skipped.
     pub(crate) const SPIN_CREDIT: u32 = 8;
     pub(crate) const FIRST_SPIN_CREDIT: u32 = 4;
     /// Chances that are skipped then.
