@@ -301,7 +301,7 @@ impl Shared {
         }
         if self.is_crowded(now) {
             // The holder's unlocking wakes this thread. A yield would last until a program that computes has used up its time slice.
-            drop(self.lock_to_look());
+            drop(self.lock_between());
         } else {
             thread::yield_now();
         }
