@@ -1,7 +1,11 @@
 //! File descriptors between processes: those that are handed over, and those that children of a fork must not keep.
 
 pub(crate) mod children;
+mod connecting;
+mod limit;
 mod passing;
 
 pub use children::leave_in_child;
-pub(crate) use passing::{receive, receive_until, receive_with, send, send_with};
+pub(crate) use connecting::{connect, connect_now, peer_of};
+pub use limit::raise_limit;
+pub(crate) use passing::{MOST, receive, receive_until, receive_with, send, send_with};

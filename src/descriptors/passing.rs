@@ -2,17 +2,18 @@
 
 #![allow(unsafe_code)]
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
-use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 /// Descriptors of one message at most.
-const MOST: usize = 4;
+pub(crate) const MOST: usize = 4;
+/// 64-bit words of the control message that carries so many: a header of two (`cmsg(3)`), then the numbers.
+const CONTROL: usize = 2 + MOST * size_of::<RawFd>() / size_of::<u64>();
 
 /// Sends descriptors, with one byte.
 pub(crate) fn send(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -40,26 +41,66 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Opt
 }
 
 /// Receives bytes, and the descriptors that came with them. 0: the other end is gone.
+///
+/// # Errors
+/// `InvalidData` if more than [`MOST`] descriptors came, `EMFILE` if this process may have no more: those that the kernel
+/// installed are closed then.
 pub(crate) fn receive_with(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
     flags: MsgFlags,
 ) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut control = cmsg_space!([RawFd; MOST]);
-    let mut pieces = [IoSliceMut::new(bytes)];
-    let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
-    let received = match recvmsg::<()>(socket.as_raw_fd(), &mut pieces, Some(&mut control), flags) {
-        Err(nix::Error::ECONNRESET) => return Ok((0, Vec::new())),
-        other => other?,
+    let mut control = [0u64; CONTROL];
+    let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: plain numbers and pointers, for which all zeroes is a value.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (&raw mut piece, 1);
+    (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
+    let flags = (flags | MsgFlags::MSG_CMSG_CLOEXEC).bits();
+    // SAFETY: the header names `bytes` and `control` with their lengths, and all three outlive the call.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
+    let Ok(received) = usize::try_from(received) else {
+        return match Errno::last() {
+            Errno::ECONNRESET => Ok((0, Vec::new())),
+            error => Err(error.into()),
+        };
     };
-    let mut fds = Vec::new();
-    for message in received.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(raw) = message {
-            // SAFETY: the kernel made these descriptors for this process with this message; nobody else knows them.
-            fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-        }
+    // SAFETY: the call has succeeded, and `control` is as it left it.
+    let fds = unsafe { owned(&header) };
+    if header.msg_flags & libc::MSG_CTRUNC == 0 {
+        return Ok((received, fds));
     }
-    Ok((received.bytes, fds))
+    if fds.len() < MOST {
+        return Err(Errno::EMFILE.into());
+    }
+    let why = format!("more than {MOST} descriptors came with a message");
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
+/// Takes the descriptors that a message brought.
+///
+/// # Safety
+/// `recvmsg` has filled the header, its control messages are as they were, and nothing has taken descriptors from them.
+unsafe fn owned(header: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut fds = Vec::new();
+    // SAFETY: the kernel wrote the control messages, and says in `msg_controllen` how long they are.
+    let mut message = unsafe { libc::CMSG_FIRSTHDR(header) };
+    // SAFETY: null, or a control message that lies whole inside the buffer, which is aligned for it.
+    while let Some(found) = unsafe { message.as_ref() } {
+        if (found.cmsg_level, found.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: the data of a control message lies behind its header.
+            let (data, start) = unsafe { (libc::CMSG_DATA(message), libc::CMSG_LEN(0) as usize) };
+            let count = (found.cmsg_len - start) / size_of::<RawFd>();
+            fds.extend((0..count).map(|at| {
+                // SAFETY: inside the message by its length. The kernel made the descriptor for this process with this
+                // message, and nothing else has it.
+                unsafe { OwnedFd::from_raw_fd(data.cast::<RawFd>().add(at).read_unaligned()) }
+            }));
+        }
+        // SAFETY: as for the first.
+        message = unsafe { libc::CMSG_NXTHDR(header, message) };
+    }
+    fds
 }
 
 /// The same, for which it waits until then; `TimedOut`: the other end said nothing.
@@ -68,8 +109,47 @@ pub(crate) fn receive_until(socket: BorrowedFd<'_>, until: Instant) -> io::Resul
     let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
     match poll(&mut [PollFd::new(socket, PollFlags::POLLIN)], timeout) {
         Ok(0) => Err(io::ErrorKind::TimedOut.into()),
-        Ok(_) => receive(socket, MsgFlags::empty()),
+        Ok(_) => receive(socket, MsgFlags::MSG_DONTWAIT),
         Err(Errno::EINTR) => receive_until(socket, until),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn surplus_descriptors_are_refused_and_closed() {
+        let (a, b) = UnixStream::pair().expect("two sockets");
+        let (mut reader, writer) = std::io::pipe().expect("a pipe");
+        let copies = [writer.as_fd(); MOST + 4];
+        send_with(a.as_fd(), b"bytes", &copies, MsgFlags::empty()).expect("room");
+        drop(writer);
+        let mut bytes = [0; 8];
+        let refused = receive_with(b.as_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT).expect_err("too many");
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{refused}");
+        nix::fcntl::fcntl(&reader, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK))
+            .expect("a pipe");
+        // With a writer left it would say that there is nothing yet.
+        assert_eq!(reader.read(&mut bytes).expect("the end: all writers are closed"), 0);
+    }
+
+    #[test]
+    fn descriptors_arrive_with_their_bytes() {
+        let (a, b) = UnixStream::pair().expect("two sockets");
+        for count in 0..=MOST {
+            send_with(a.as_fd(), b"bytes", &vec![a.as_fd(); count], MsgFlags::empty()).expect("room");
+            let mut bytes = [0; 8];
+            let (length, fds) = receive_with(b.as_fd(), &mut bytes, MsgFlags::empty()).expect("a message");
+            assert_eq!((&bytes[..length], fds.len()), (&b"bytes"[..], count));
+        }
+        drop(a);
+        let (length, fds) = receive_with(b.as_fd(), &mut [0; 8], MsgFlags::empty()).expect("an end");
+        assert_eq!((length, fds.len()), (0, 0));
     }
 }

@@ -1,0 +1,97 @@
+//! Connecting to a Unix socket that any process may have made, and asking the kernel for that process and its user.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, UnixCredentials, connect as connect_to, getsockopt,
+    setsockopt, socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+/// Connects to the socket with an abstract name.
+///
+/// # Errors
+/// `TimedOut` if its backlog is still full at `until`; `ConnectionRefused` if there is no such socket.
+pub(crate) fn connect(name: &str, until: Instant) -> io::Result<UnixStream> {
+    let address = UnixAddr::new_abstract(name.as_bytes())?;
+    let own: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    loop {
+        let left = until.saturating_duration_since(Instant::now()).as_micros();
+        // The time to connect is bounded as that of sending is (`unix_stream_connect`); 0 would be no bound.
+        let timeout = TimeVal::microseconds(i64::try_from(left).unwrap_or(i64::MAX).max(1));
+        setsockopt(&own, sockopt::SendTimeout, &timeout)?;
+        match connect_to(own.as_raw_fd(), &address) {
+            Ok(()) => break,
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    setsockopt(&own, sockopt::SendTimeout, &TimeVal::microseconds(0))?;
+    Ok(own.into())
+}
+
+/// Connects without waiting: `own`, which does not block, or a new socket that does not.
+///
+/// # Errors
+/// `WouldBlock` if its backlog is full; `ConnectionRefused` if there is no such socket.
+pub(crate) fn connect_now(own: Option<OwnedFd>, name: &str) -> io::Result<UnixStream> {
+    let address = UnixAddr::new_abstract(name.as_bytes())?;
+    let own = match own {
+        Some(own) => own,
+        None => socket(
+            AddressFamily::Unix,
+            SockType::Stream,
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+            None,
+        )?,
+    };
+    connect_to(own.as_raw_fd(), &address)?;
+    Ok(own.into())
+}
+
+/// The process at the other end and its user, as they were when it connected or began to listen (`SO_PEERCRED`). A process of another PID
+/// namespace may have the number 0.
+pub(crate) fn peer_of(socket: &UnixStream) -> io::Result<UnixCredentials> {
+    Ok(getsockopt(socket, sockopt::PeerCredentials)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn full_backlog_ends_at_the_deadline() {
+        let name = format!("roxie/test/full/{}", std::process::id());
+        assert_eq!(
+            connect(&name, Instant::now()).expect_err("none").kind(),
+            io::ErrorKind::ConnectionRefused
+        );
+        let address = SocketAddr::from_abstract_name(&name).expect("a name");
+        let listener = UnixListener::bind_addr(&address).expect("free");
+        nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(1).expect("small"))
+            .expect("it listens");
+        let soon = || Instant::now() + Duration::from_millis(20);
+        let mut waiting = Vec::new();
+        let refused = loop {
+            match connect(&name, soon()) {
+                Ok(socket) => waiting.push(socket),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 4, "the backlog is 1");
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::TimedOut, "{refused}");
+        // An accepted connection makes room.
+        let _accepted = listener.accept().expect("one waits");
+        let socket = connect(&name, soon()).expect("room");
+        assert_eq!(socket.write_timeout().expect("a socket"), None);
+    }
+}
