@@ -107,6 +107,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         "daemon",
         &[
             "congestion",
+            "descriptors",
             "flow",
             "random",
             "threads",

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use super::house::House;
+use super::outbox::Outbox;
 use super::owned::{Gone, Owned, Quota};
 use crate::congestion::{Rate, SharedRate};
 use crate::host::Estate;
@@ -39,7 +40,7 @@ pub(super) struct Guest {
     pub(super) slot: u8,
     pub(super) process: Arc<Process>,
     link: Link,
-    events: Link,
+    events: Outbox,
     owned: Mutex<Owned>,
     /// What its connections leave.
     estate: Mutex<Option<Estate>>,
@@ -62,7 +63,7 @@ pub(super) struct Arrival {
 impl Guest {
     pub(super) fn new(arrival: Arrival, quota: &Quota) -> Guest {
         let Arrival { pid, name, uid, slot, process, link, events } = arrival;
-        let (owned, estate) = (Mutex::default(), Mutex::default());
+        let (owned, estate, events) = (Mutex::default(), Mutex::default(), Outbox::new(events));
         let is_bounded = quota.bits_per_second != u64::MAX;
         let rate = is_bounded.then(|| SharedRate::new(Rate(quota.bits_per_second as f64)));
         Guest { pid, name, uid, slot, process: Arc::new(process), link, events, owned, estate, rate }
@@ -70,15 +71,7 @@ impl Guest {
 
     /// True if an event is of something of its, or of the port or the device as a whole.
     pub(super) fn concerns(&self, event: AsyncEvent) -> bool {
-        let owned = lock(&self.owned);
-        match event {
-            AsyncEvent::Qp(qp, _) => owned.has_qp(qp),
-            AsyncEvent::Cq(cq, _) => owned.has_cq(cq),
-            AsyncEvent::Srq(srq, _) => owned.has_srq(srq),
-            AsyncEvent::Device(_) => true,
-            // Each sees the port itself.
-            AsyncEvent::Port(_) => false,
-        }
+        is_of(&lock(&self.owned), event)
     }
 
     /// True if this is its.
@@ -101,9 +94,16 @@ impl Guest {
         self.link.send(&Ok::<_, String>(welcome), fds)
     }
 
-    /// Tells it of an event. It is not waited for: one that takes none for long is no longer served.
+    /// Tells it of an event. It is not waited for: what it does not take is kept.
     pub(super) fn tell(&self, event: AsyncEvent) {
-        if self.events.send(&event, &[]).is_err() {
+        if self.events.send(event).is_err() {
+            self.dismiss();
+        }
+    }
+
+    /// Tells it of events that were kept, as far as it takes them.
+    pub(super) fn tell_kept(&self) {
+        if self.events.send_kept().is_err() {
             self.dismiss();
         }
     }
@@ -147,7 +147,8 @@ impl Guest {
         *lock(&self.owned) = Owned::default();
         // Its peers hear of its end; one that is not told finds out by its timeouts.
         if let Some(estate) = lock(&self.estate).take() {
-            let _ = estate.settle_for(self.slot, &house.device);
+            let most = house.config.quota.qps as usize;
+            let _ = estate.settle_for(self.slot, most, &house.device);
         }
         lock(&house.seats).leave(self.slot);
     }
@@ -339,6 +340,7 @@ impl Guest {
                 owned.made(&answer, qp_type, size);
             }
             owned.unmade(&gone);
+            self.events.retain(|event| is_of(&owned, event));
         }
         if let (Answer::Qp(made), Some(rate)) = (&answer, &self.rate) {
             house.call(Command::ShareRate(made.index, rate.clone()))?;
@@ -389,6 +391,18 @@ impl Guest {
         let snapshot = Snapshot { counters: BTreeMap::new(), passes: Passes::default(), ..all };
         let text = serde_json::to_vec(&snapshot).map_err(|error| elsewhere(libc::EIO, &error))?;
         Ok(Told::Look(text))
+    }
+}
+
+/// True if an event is of an object in the book, or of the device as a whole.
+fn is_of(owned: &Owned, event: AsyncEvent) -> bool {
+    match event {
+        AsyncEvent::Qp(qp, _) => owned.has_qp(qp),
+        AsyncEvent::Cq(cq, _) => owned.has_cq(cq),
+        AsyncEvent::Srq(srq, _) => owned.has_srq(srq),
+        AsyncEvent::Device(_) => true,
+        // Each client sees the port itself.
+        AsyncEvent::Port(_) => false,
     }
 }
 

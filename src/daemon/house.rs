@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use nix::unistd::geteuid;
 
+use super::door::Standing;
 use super::owned::Quota;
 use super::seats::Seats;
 use crate::engine::Engine;
@@ -58,12 +59,17 @@ impl House {
         Ok(House { device, config, uid: geteuid().as_raw(), seats: Mutex::default() })
     }
 
-    pub(super) fn may_come(&self, uid: u32) -> bool {
-        let others = match &self.config.users {
+    /// Returns a user's standing with this NIC.
+    pub(super) fn standing(&self, uid: u32) -> Standing {
+        let is_served = match &self.config.users {
             Users::All => true,
             Users::Only(users) => users.contains(&uid),
         };
-        uid == 0 || uid == self.uid || others
+        match uid {
+            _ if uid == 0 || uid == self.uid => Standing::Host,
+            _ if is_served => Standing::Served,
+            _ => Standing::Stranger,
+        }
     }
 
     fn engine(&self) -> &Engine {

@@ -3,7 +3,8 @@
 //! ```text
 //! a process                         the NIC
 //! ---------                         -------
-//! connects, says who it is  ------> looks who it is, finds the way to its memory, gives it a seat
+//! connects                  ------> one thread for all connections looks whether their user is served
+//! greets                    ------> finds the way to its memory, gives it a seat
 //! questions                 ------> a thread for each process: is all that a question names its own? then the engine
 //! events                    <------ a thread for all
 //! rings its doorbells       ------> the engine, which reads work requests from the arenas,
@@ -13,8 +14,10 @@
 //! Nothing that a process writes, to its queues or to its sockets, is believed: what breaks is its own. When it ends, however that is, the
 //! socket hangs up. Then its memory is fenced, its objects are taken away, and its seat is given to another some time.
 
+mod door;
 mod guest;
 mod house;
+mod outbox;
 mod owned;
 mod seats;
 #[cfg(test)]
@@ -30,32 +33,27 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::socket::{getsockopt, sockopt};
 
 use crate::cm::Manager;
 use crate::host::{ConnectionService, Device, DeviceError, Nobody};
 use crate::remote::link::Link;
 use crate::remote::message::{Hello, VERSION, Welcome};
-use crate::remote::name_of;
+use crate::remote::{AttachError, name_of, nic_of};
 use crate::shared::process::Process;
 use crate::shared::{Doorbells, GuestId};
 use crate::threads::{lock, spawn_unsignalled};
 use crate::verbs::{AsyncEvent, EventKind};
+use door::{Bounds, Door, Greeting, Knock, refuse};
 use guest::{Arrival, Guest};
 use house::House;
 pub use house::{Config, Users};
 pub use owned::Quota;
 
-/// How long a process may take to say who it is.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// How often threads look whether they are to end.
 const LOOK: Duration = Duration::from_millis(200);
 /// Events that wait to be told.
 const EVENTS: usize = 1 << 16;
-/// Bytes of a greeting at most, which anybody may send.
-const LONGEST_GREETING: usize = 4096;
 
 /// Why a NIC does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +65,16 @@ pub enum DaemonError {
     Taken {
         /// The interface.
         interface: String,
+    },
+    /// A process that is no NIC has its name.
+    #[error(
+        "{by} has taken the name of the NIC of {interface}, @roxie/nic/{interface}: end it (`ss -xlp` lists such names)"
+    )]
+    Squatted {
+        /// The interface.
+        interface: String,
+        /// The process, as far as it is known.
+        by: String,
     },
     /// The system.
     #[error("{what}: {source}")]
@@ -142,6 +150,16 @@ fn system(what: &'static str) -> impl Fn(io::Error) -> DaemonError {
     move |source| DaemonError::System { what, source }
 }
 
+/// Why the name of an interface's NIC is not free.
+fn taken(interface: &str) -> DaemonError {
+    let by = match nic_of(interface) {
+        Err(AttachError::Stranger { pid, uid, .. }) => format!("process {pid} of user {uid}"),
+        Err(AttachError::Silent { .. }) => "a process that accepts no connection".to_owned(),
+        _ => return DaemonError::Taken { interface: interface.to_owned() },
+    };
+    DaemonError::Squatted { interface: interface.to_owned(), by }
+}
+
 impl Daemon {
     /// Serves a device of this process to others of the calling thread's network namespace, for as long as it is not dropped. The
     /// device has to have been made to serve ([`DeviceConfig::serves`](crate::host::DeviceConfig::serves)).
@@ -156,7 +174,7 @@ impl Daemon {
     ) -> Result<Daemon, DaemonError> {
         let address = SocketAddr::from_abstract_name(name_of(interface)).map_err(system("the NIC's name"))?;
         let listener = UnixListener::bind_addr(&address).map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => DaemonError::Taken { interface: interface.to_owned() },
+            io::ErrorKind::AddrInUse => taken(interface),
             _ => system("the NIC's socket")(source),
         })?;
         listener.set_nonblocking(true).map_err(system("the NIC's socket"))?;
@@ -183,7 +201,7 @@ impl Daemon {
         let mut daemon = Daemon { inner: Arc::clone(&inner), threads: Vec::new(), _manager: manager };
         let tells = Arc::clone(&inner);
         let threads = [
-            spawn_unsignalled("roxie-door", move || inner.open_door(&listener)),
+            spawn_unsignalled("roxie-door", move || inner.open_door(listener)),
             spawn_unsignalled("roxie-events", move || tells.tell(&raised)),
         ];
         for thread in threads {
@@ -229,47 +247,54 @@ fn served(guest: &Guest) -> Served {
 }
 
 impl Inner {
-    /// Lets in whoever knocks.
-    fn open_door(self: &Arc<Inner>, listener: &UnixListener) {
+    /// Serves each process that greets.
+    fn open_door(self: &Arc<Inner>, listener: UnixListener) {
+        let mut door = Door::new(listener, Bounds::default());
         while !self.stopping.load(Relaxed) {
-            let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
-            let _ = poll(&mut [readable(listener.as_fd()), readable(self.stop.as_fd())], PollTimeout::NONE);
-            let Ok((socket, _)) = listener.accept() else { continue };
-            let inner = Arc::clone(self);
-            let serve = move || inner.receive(socket);
-            let mut serving = lock(&self.serving);
-            serving.retain(|thread| !thread.is_finished());
-            match spawn_unsignalled("roxie-guest", serve) {
-                Ok(thread) => serving.push(thread),
-                Err(error) => eprintln!("roxie: a process is not served: {error}"),
+            for knock in door.wait(self.stop.as_fd(), &|uid| self.house.standing(uid)) {
+                match knock {
+                    Knock::Greeted(greeting) => self.receive(greeting, &mut door),
+                    Knock::Refused { pid, why } => (self.porter)(Visit::Refused { pid, why }),
+                }
             }
         }
     }
 
-    /// Serves one process, from its first word on.
-    fn receive(&self, socket: UnixStream) {
-        let Ok(who) = getsockopt(&socket, sockopt::PeerCredentials) else { return };
-        let link = match socket.set_read_timeout(Some(PATIENCE)).and_then(|()| socket.try_clone()) {
-            Ok(copy) => Link::new(copy),
-            Err(_) => return,
-        };
-        let seated = self.seat(&link, who.pid(), who.uid());
-        let (guest, bells, fds) = match seated {
+    /// Starts the thread that serves a process.
+    fn receive(self: &Arc<Inner>, greeting: Greeting, door: &mut Door) {
+        let (socket, pid) = (greeting.socket.try_clone(), greeting.pid);
+        let inner = Arc::clone(self);
+        let mut serving = lock(&self.serving);
+        serving.retain(|thread| !thread.is_finished());
+        match spawn_unsignalled("roxie-guest", move || inner.serve(greeting)) {
+            Ok(thread) => serving.push(thread),
+            Err(error) => {
+                door.pause();
+                let refused = socket.map(|socket| refuse(socket, pid, format!("a thread: {error}")));
+                if let Ok(Knock::Refused { pid, why }) = refused {
+                    (self.porter)(Visit::Refused { pid, why });
+                }
+            }
+        }
+    }
+
+    /// Serves one process.
+    fn serve(&self, greeting: Greeting) {
+        let Greeting { socket, pid, uid, hello, fds, place } = greeting;
+        let link = Link::new(socket);
+        let (guest, bells, fds) = match self.seat(&link, (pid, uid), hello, fds) {
             Ok(seated) => seated,
-            // Somebody looked whether there is a NIC.
-            Err(None) => return,
-            Err(Some(why)) => {
-                let _ = link.send(&Err::<Welcome, _>(&why), &[]);
-                (self.porter)(Visit::Refused { pid: who.pid().cast_unsigned(), why });
-                return;
+            Err(why) => {
+                let pid = pid.cast_unsigned();
+                let _ = link.send_at_once(&Err::<Welcome, _>(&why));
+                return (self.porter)(Visit::Refused { pid, why });
             }
         };
+        drop((place, link));
         let guest = Arc::new(guest);
         lock(&self.guests).push(Arc::clone(&guest));
         (self.porter)(Visit::Came(served(&guest)));
-        let welcomed = socket
-            .set_read_timeout(None)
-            .and_then(|()| guest.welcome(&self.house, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>()));
+        let welcomed = guest.welcome(&self.house, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
         drop(fds);
         // One that is gone already leaves as any other.
         if welcomed.is_err() || self.stopping.load(Relaxed) {
@@ -280,39 +305,27 @@ impl Inner {
         (self.porter)(Visit::Went(served(&guest)));
     }
 
-    /// Hears who it is, and gives it a seat; an error of `None` if it said nothing. What it gets: the page of its doorbells, what rings them, its end of the socket of events.
+    /// Gives a process a seat. What it gets: the page of its doorbells, what rings them, its end of the socket of events.
     fn seat(
         &self,
         link: &Link,
-        pid: i32,
-        uid: u32,
-    ) -> Result<(Guest, GuestId, Vec<OwnedFd>), Option<String>> {
-        let said = |error: &dyn std::fmt::Display| Some(error.to_string());
-        let (hello, fds) = match link.receive_at_most::<Hello>(LONGEST_GREETING) {
-            Ok(Some(hello)) => hello,
-            Ok(None) => return Err(None),
-            Err(error) => return Err(Some(format!("what it said is no greeting: {error}"))),
-        };
+        (pid, uid): (i32, u32),
+        hello: Hello,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(Guest, GuestId, Vec<OwnedFd>), String> {
+        let said = |error: &dyn std::fmt::Display| error.to_string();
         if hello.version != VERSION {
-            return Err(Some(format!(
-                "it speaks version {}, the NIC {VERSION}: use the same roxie",
-                hello.version
-            )));
-        }
-        if !self.house.may_come(uid) {
-            return Err(Some(format!("user {uid} is not one that it serves (`roxie nic --user`)")));
+            let theirs = hello.version;
+            return Err(format!("it speaks version {theirs}, the NIC {VERSION}: use the same roxie"));
         }
         let memory = fds.into_iter().next();
         let process = Process::new(pid, memory, hello.secret).map_err(|error| said(&error))?;
         let (bells, page) =
             Doorbells::for_guest(self.house.device.limits().qps).map_err(|error| said(&error))?;
         let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
-        // One that takes no events is not waited for.
-        events.set_nonblocking(true).map_err(|error| said(&error))?;
         let link = link.try_clone().map_err(|error| said(&error))?;
-        let slot = lock(&self.house.seats)
-            .take()
-            .ok_or_else(|| Some("it serves 255 processes already".to_owned()))?;
+        let slot =
+            lock(&self.house.seats).take().ok_or_else(|| "it serves 255 processes already".to_owned())?;
         let bells = match self.house.hear(bells) {
             Ok(bells) => bells,
             Err(error) => {
@@ -327,12 +340,17 @@ impl Inner {
         Ok((Guest::new(arrival, &self.house.config.quota), bells, fds))
     }
 
-    /// Tells those whom it concerns of what is raised.
+    /// Tells those whom it concerns of what is raised, and of what they did not take before.
     fn tell(&self, raised: &Receiver<AsyncEvent>) {
         while !self.stopping.load(Relaxed) {
-            let Ok(event) = raised.recv_timeout(LOOK) else { continue };
+            let event = raised.recv_timeout(LOOK);
             let guests = lock(&self.guests).clone();
-            guests.iter().filter(|guest| guest.concerns(event)).for_each(|guest| guest.tell(event));
+            match event {
+                Ok(event) => {
+                    guests.iter().filter(|guest| guest.concerns(event)).for_each(|guest| guest.tell(event));
+                }
+                Err(_) => guests.iter().for_each(|guest| guest.tell_kept()),
+            }
         }
     }
 }

@@ -31,7 +31,7 @@ const PLACE: usize = 16;
 /// The words of a place are whole. Below it is the process that wrote them, above it its unit, counted from 1.
 const WHOLE: u64 = 1 << 32;
 const UNIT_SHIFT: u32 = 40;
-/// How long a settlement may take: a peer that answers nothing is asked for a second.
+/// How long a settlement may take, of all managers together: a peer that answers nothing is asked for a second.
 const LIMIT: Duration = Duration::from_millis(1500);
 /// How often it looks whether all is said.
 const LOOK: Duration = Duration::from_millis(2);
@@ -129,11 +129,12 @@ impl Estate {
         tell(left, &device()?).map_err(E::from)
     }
 
-    /// The same by a device that serves other processes, for one of those that is known to have ended and had this unit. What it wrote in
-    /// the name of others is not said.
-    pub(crate) fn settle_for(&self, unit: u8, device: &Device) -> Result<(), DeviceError> {
+    /// Settles for a client of `device`, which has ended, had this unit, and may have had `most` connections. Entries in the name of other
+    /// clients are dropped, and those beyond.
+    pub(crate) fn settle_for(&self, unit: u8, most: usize, device: &Device) -> Result<(), DeviceError> {
         let mut left = self.take(true);
         left.retain(|(_, of), _| *of == Some(unit));
+        let left = bounded(left, most);
         if left.is_empty() { Ok(()) } else { tell(left, device) }
     }
 }
@@ -151,10 +152,29 @@ impl Seat {
     }
 }
 
-/// Tells the peers of these connections that they are over.
+/// Drops connections beyond `most`.
+fn bounded(mut left: Left, most: usize) -> Left {
+    let mut room = most;
+    left.retain(|_, bequests| {
+        bequests.truncate(room);
+        room -= bequests.len();
+        !bequests.is_empty()
+    });
+    left
+}
+
+/// Tells the peers of these connections that they are over. Managers have equal shares of the time, and what one leaves of its share is
+/// for those after it. Peers of which nothing was said in time find out by their timeouts.
 fn tell(left: Left, device: &Device) -> Result<(), DeviceError> {
-    let until = Instant::now() + LIMIT;
-    for ((seed, unit), bequests) in left {
+    let end = Instant::now() + LIMIT;
+    let managers = left.len() as u32;
+    for (((seed, unit), bequests), before) in left.into_iter().zip(0..) {
+        let now = Instant::now();
+        if now >= end {
+            break;
+        }
+        let share = (end - now) / (managers - before);
+        let until = now + share;
         let mut manager = Manager::new(Config { seed, ..Config::default() });
         if let Some(unit) = unit {
             device.claim()?;
@@ -173,7 +193,7 @@ fn tell(left: Left, device: &Device) -> Result<(), DeviceError> {
             let _ = device.call(Command::RouteGsi(service.qp1(), Box::new(routes)));
         }
         // What is said once must not be lost for want of a way.
-        let known = Instant::now() + LIMIT / 3;
+        let known = now + share / 3;
         while !bequests.iter().all(|bequest| service.look_for(bequest.route())) && Instant::now() < known {
             std::thread::sleep(LOOK);
         }
@@ -295,6 +315,12 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().expect("a process");
         let process = child.id().into();
         child.wait().expect("its end");
+        Writer { process, ..writer_of(estate, seed, 0) }
+    }
+
+    /// A writer that claims a unit, counted from 1.
+    fn writer_of(estate: &Estate, seed: u64, unit: u64) -> Writer {
+        let process = 1 | unit << UNIT_SHIFT;
         Writer { region: Arc::clone(&estate.region), seed, process, places: HashMap::new(), next: 0 }
     }
 
@@ -323,6 +349,51 @@ mod tests {
         fn resolve_now(&self, destination: IpAddr, _: bool) -> Result<Option<[u8; 6]>, ResolveError> {
             if self.0.fetch_add(1, Relaxed) < 5 { Ok(None) } else { self.resolve(destination).map(Some) }
         }
+    }
+
+    /// No way is ever known.
+    struct Never;
+
+    impl Resolve for Never {
+        fn resolve(&self, _: IpAddr) -> Result<[u8; 6], ResolveError> {
+            Ok([2, 0, 0, 0, 0, 2])
+        }
+
+        fn resolve_now(&self, _: IpAddr, _: bool) -> Result<Option<[u8; 6]>, ResolveError> {
+            Ok(None)
+        }
+    }
+
+    #[test]
+    fn many_managers_are_settled_in_one_deadline() {
+        let end = |n: u8| MemoryConfig { mac: [2, 0, 0, 0, 0, n], ..MemoryConfig::default() };
+        let (near, _far) = memory::pair(end(1), end(2));
+        let address = IpAddr::from([192, 0, 2, 1]);
+        let device =
+            Device::new("test", Box::new(near), [address], Box::new(Never), &DeviceConfig::default());
+        let device = device.expect("a device");
+        let (estate, _path) = Estate::create().expect("memory");
+        for seed in 0..PLACES as u64 {
+            let mut writer = writer_of(&estate, seed, 7);
+            writer.keep(CommId(seed as u32), Some(&bequest(seed)));
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let _ = estate.settle_for(6, usize::MAX, &device);
+            let _ = tell.send(());
+        });
+        told.recv_timeout(Duration::from_secs(30)).expect("the end of the settlement");
+    }
+
+    #[test]
+    fn surplus_connections_of_a_handover_are_dropped() {
+        let (estate, _path) = Estate::create().expect("memory");
+        for seed in 0..4 {
+            let mut writer = writer_of(&estate, seed, 7);
+            (0..10).for_each(|id| writer.keep(CommId(id), Some(&bequest(id.into()))));
+        }
+        let kept = |most| bounded(estate.take(true), most).values().map(Vec::len).sum::<usize>();
+        assert_eq!(kept(25), 25);
     }
 
     #[test]

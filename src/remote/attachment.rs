@@ -3,14 +3,13 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 
 use super::arenas::Arenas;
@@ -19,7 +18,7 @@ use super::link::Link;
 use super::message::{
     Ask, BoundPorts, Hello, Memory, Place, Receives, Refusal, Reply, Source, Told, VERSION, Welcome,
 };
-use crate::descriptors::children;
+use crate::descriptors::{children, connect, peer_of};
 use crate::engine::EventSink;
 use crate::nic::{Answer, Command, ControlError, ReceiveSource};
 use crate::port::PortInfo;
@@ -30,6 +29,10 @@ use crate::threads::{let_in, lock, spawn_unsignalled};
 use crate::time::{Nanos, monotonic};
 use crate::verbs::{AsyncEvent, EventKind, Mtu, QpIndex};
 
+/// How long a NIC may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(1);
+/// How long a NIC may take to say whether it serves this process: it may have other clients to answer first.
+const ANSWER: Duration = Duration::from_secs(10);
 /// Events that wait for the application, while nobody else takes them.
 const EVENTS: usize = 4096;
 
@@ -38,17 +41,37 @@ pub fn name_of(interface: &str) -> String {
     format!("roxie/nic/{interface}")
 }
 
-/// The process that is the NIC of an interface of the calling thread's network namespace, if there is one that this process may trust
-/// with its memory.
-pub fn nic_of(interface: &str) -> Option<u32> {
-    let address = SocketAddr::from_abstract_name(name_of(interface)).ok()?;
-    let socket = UnixStream::connect_addr(&address).ok()?;
-    let who = getsockopt(&socket, sockopt::PeerCredentials).ok()?;
-    is_trusted(who.uid()).then(|| who.pid().cast_unsigned())
+/// The process that is the NIC of an interface of the calling thread's network namespace. `None`: there is none.
+///
+/// # Errors
+/// If a process has its name that this process may not trust with its memory, or that accepts no connection.
+pub fn nic_of(interface: &str) -> Result<Option<u32>, AttachError> {
+    Ok(connected(interface)?.map(|(_, pid)| pid.cast_unsigned()))
 }
 
-fn is_trusted(uid: u32) -> bool {
-    uid == 0 || uid == geteuid().as_raw()
+/// A connection to the NIC of an interface, and its process. `None`: there is none.
+fn connected(interface: &str) -> Result<Option<(UnixStream, i32)>, AttachError> {
+    let socket = match connect(&name_of(interface), Instant::now() + CONNECT) {
+        Ok(socket) => socket,
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
+        Err(error) => return Err(silent_or(interface, error)),
+    };
+    let who = peer_of(&socket).map_err(|source| silent_or(interface, source))?;
+    let (pid, uid, own) = (who.pid(), who.uid(), geteuid().as_raw());
+    if uid != 0 && uid != own {
+        let pid = pid.cast_unsigned();
+        return Err(AttachError::Stranger { interface: interface.to_owned(), pid, uid, own });
+    }
+    Ok(Some((socket, pid)))
+}
+
+fn silent_or(interface: &str, source: io::Error) -> AttachError {
+    let interface = interface.to_owned();
+    match source.kind() {
+        // A read that times out fails with `WouldBlock`.
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => AttachError::Silent { interface },
+        _ => AttachError::System { interface, source },
+    }
 }
 
 /// A process that is served.
@@ -105,18 +128,9 @@ impl Attachment {
     /// # Errors
     /// If there is one that does not.
     pub fn open(interface: &str) -> Result<Option<Attachment>, AttachError> {
-        let system = |source| AttachError::System { interface: interface.to_owned(), source };
-        let address = SocketAddr::from_abstract_name(name_of(interface)).map_err(system)?;
-        let socket = match UnixStream::connect_addr(&address) {
-            Ok(socket) => socket,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
-            Err(error) => return Err(system(error)),
-        };
-        let who = getsockopt(&socket, sockopt::PeerCredentials).map_err(|e| system(e.into()))?;
-        if !is_trusted(who.uid()) {
-            let (uid, own) = (who.uid(), geteuid().as_raw());
-            return Err(AttachError::Stranger { interface: interface.to_owned(), uid, own });
-        }
+        let system = |source| silent_or(interface, source);
+        let Some((socket, pid)) = connected(interface)? else { return Ok(None) };
+        socket.set_read_timeout(Some(ANSWER)).map_err(system)?;
         let link = Link::new(socket);
         // The kernel has the name that people know the process by.
         let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
@@ -127,13 +141,18 @@ impl Attachment {
         let memory = std::fs::File::options().read(true).write(true).open("/proc/self/mem").ok();
         let fds: Vec<BorrowedFd<'_>> = memory.iter().map(AsFd::as_fd).collect();
         // Where processes of a user may not look at one another, this one lets the NIC.
-        let_in(who.pid());
-        link.send(&hello, &fds).map_err(system)?;
+        let_in(pid);
+        let sent = link.send(&hello, &fds);
         let answer = link.receive::<Result<Welcome, String>>().map_err(system)?;
+        if answer.is_none() {
+            // A NIC that refuses a user says so without hearing the greeting.
+            sent.map_err(system)?;
+        }
         // It has to be there until then.
         std::hint::black_box(&secret);
         let refused =
             |why: &str| AttachError::Refused { interface: interface.to_owned(), why: why.to_owned() };
+        link.set_read_timeout(None).map_err(system)?;
         let (welcome, fds) = answer.ok_or_else(|| refused("it hung up; is it of another version?"))?;
         let welcome = welcome.map_err(|why| refused(&why))?;
         let Ok([page, wake, events]) = <[OwnedFd; 3]>::try_from(fds) else {

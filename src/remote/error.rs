@@ -7,16 +7,27 @@ use std::io;
 pub enum AttachError {
     /// It is somebody's who is not to be trusted with this process's memory.
     #[error(
-        "the NIC of {interface} is a process of user {uid}, which is neither root nor this user ({own}): it would reach into this \
+        "the NIC of {interface} is process {pid} of user {uid}, which is neither root nor this user ({own}): it would reach into this \
          process's memory; start `roxie nic` as one of them, or take --port udp"
     )]
     Stranger {
         /// The interface.
         interface: String,
+        /// The process.
+        pid: u32,
         /// Whose it is.
         uid: u32,
         /// Who asks.
         own: u32,
+    },
+    /// A process has its name, and does not do what a NIC does.
+    #[error(
+        "the NIC of {interface} does not answer: it is stopped, or another process has taken its name, @roxie/nic/{interface} \
+         (`ss -xlp` says which); end that process, or take --port udp"
+    )]
+    Silent {
+        /// The interface.
+        interface: String,
     },
     /// It does not serve this process.
     #[error("the NIC of {interface} (`roxie nic`) does not serve this process: {why}")]

@@ -3,11 +3,12 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use nix::sys::socket::MsgFlags;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::descriptors::{receive_with, send_with};
+use crate::descriptors::{MOST, receive_with, send_with};
 
 /// Bytes of an answer at most: some 30 times a list of 65,536 QPs.
 const LONGEST_ANSWER: usize = 1 << 29;
@@ -15,6 +16,8 @@ const LONGEST_ANSWER: usize = 1 << 29;
 pub(crate) const LONGEST_QUESTION: usize = 1 << 23;
 /// Bytes that are read before more room is made.
 const PIECE: usize = 1 << 20;
+/// Bytes before a message: its length.
+const HEAD: usize = 4;
 
 /// One end.
 #[derive(Debug)]
@@ -54,7 +57,7 @@ impl Link {
         &self,
         longest: usize,
     ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-        let mut head = [0; 4];
+        let mut head = [0; HEAD];
         let (read, fds) = loop {
             match receive_with(self.0.as_fd(), &mut head, MsgFlags::empty()) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -67,9 +70,7 @@ impl Link {
         let mut socket = &self.0;
         socket.read_exact(&mut head[read..])?;
         let length = u32::from_ne_bytes(head) as usize;
-        if length > longest {
-            return Err(io::Error::other(format!("a message of {length} bytes, {longest} at most")));
-        }
+        bounded(length, longest)?;
         // Who says that much will come has not sent it yet.
         let mut bytes = Vec::new();
         while bytes.len() < length {
@@ -81,6 +82,27 @@ impl Link {
         Ok(Some((message, fds)))
     }
 
+    /// Sends a short message whole, or not at all. It does not wait.
+    ///
+    /// # Errors
+    /// `WouldBlock`: there is no room now. Any other: the other end is gone.
+    pub(crate) fn send_at_once(&self, message: &impl Serialize) -> io::Result<()> {
+        let mut bytes = vec![0; HEAD];
+        bytes = postcard::to_extend(message, bytes).map_err(io::Error::other)?;
+        let length = u32::try_from(bytes.len() - HEAD).map_err(io::Error::other)?;
+        bytes[..HEAD].copy_from_slice(&length.to_ne_bytes());
+        match send_with(self.0.as_fd(), &bytes, &[], MsgFlags::MSG_DONTWAIT)? {
+            // The kernel takes what fits one buffer whole or not at all (`unix_stream_sendmsg`).
+            sent if sent == bytes.len() => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+
+    /// How long [`receive`](Self::receive) waits from one piece of a message to the next. `None`: for ever.
+    pub(crate) fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.0.set_read_timeout(timeout)
+    }
+
     /// Another handle to it.
     pub(crate) fn try_clone(&self) -> io::Result<Link> {
         self.0.try_clone().map(Link)
@@ -90,6 +112,62 @@ impl Link {
     pub(crate) fn shut(&self) {
         let _ = self.0.shutdown(std::net::Shutdown::Both);
     }
+}
+
+/// A message that comes in pieces from a process that is not waited for.
+#[derive(Debug)]
+pub(crate) struct Pieces {
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    longest: usize,
+}
+
+impl Pieces {
+    /// Nothing of a message of `longest` bytes at most.
+    pub(crate) fn new(longest: usize) -> Pieces {
+        Pieces { bytes: Vec::new(), fds: Vec::new(), longest }
+    }
+
+    /// Reads what has come, and no byte beyond the message. `None`: the other end is gone.
+    ///
+    /// # Errors
+    /// `WouldBlock` if more is due; any other if what came is no such message.
+    pub(crate) fn read<T: DeserializeOwned>(
+        &mut self,
+        socket: BorrowedFd<'_>,
+    ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        loop {
+            let at = self.bytes.len();
+            let due = match self.bytes.first_chunk() {
+                Some(head) => HEAD + bounded(u32::from_ne_bytes(*head) as usize, self.longest)?,
+                None => HEAD,
+            };
+            if at >= HEAD && at == due {
+                let message = postcard::from_bytes(&self.bytes[HEAD..]).map_err(io::Error::other)?;
+                return Ok(Some((message, std::mem::take(&mut self.fds))));
+            }
+            self.bytes.resize(due, 0);
+            let received = receive_with(socket, &mut self.bytes[at..], MsgFlags::MSG_DONTWAIT);
+            self.bytes.truncate(at + received.as_ref().map_or(0, |(length, _)| *length));
+            match received {
+                Ok((0, _)) => return Ok(None),
+                Ok((_, fds)) if self.fds.len() + fds.len() > MOST => {
+                    return Err(io::Error::other(format!("more than {MOST} descriptors")));
+                }
+                Ok((_, fds)) => self.fds.extend(fds),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// The length of a message, if it is allowed.
+fn bounded(length: usize, longest: usize) -> io::Result<usize> {
+    if length <= longest {
+        return Ok(length);
+    }
+    Err(io::Error::other(format!("a message of {length} bytes, {longest} at most")))
 }
 
 impl AsFd for Link {

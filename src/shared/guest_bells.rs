@@ -14,11 +14,30 @@ use crate::verbs::QpIndex;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestId(u64);
 
+/// A page, and whether its owner may still ring: it holds its end of the pipe.
+#[derive(Clone, Debug)]
+struct Page {
+    id: GuestId,
+    bells: Doorbells,
+    may_ring: Arc<AtomicBool>,
+}
+
 /// The pages at a time.
 #[derive(Debug, Default)]
 struct Pages {
-    all: Vec<(GuestId, Doorbells)>,
+    all: Vec<Page>,
     next: u64,
+}
+
+/// The state of a descriptor after a worker slept on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rang {
+    /// Nothing.
+    No,
+    /// Readable.
+    Yes,
+    /// The other end is closed (`POLLHUP`, `POLLERR`). Every poll of it would return at once, so no worker sleeps on it again.
+    HungUp,
 }
 
 /// See the module's page. Cloning it gives another handle to the same one.
@@ -30,10 +49,11 @@ pub struct GuestBells {
 
 impl GuestBells {
     /// Hears a page more from now on.
-    pub fn add(&self, page: Doorbells) -> GuestId {
+    pub fn add(&self, bells: Doorbells) -> GuestId {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         let id = GuestId(pages.next);
-        let all = pages.all.iter().cloned().chain([(id, page)]).collect();
+        let page = Page { id, bells, may_ring: Arc::new(AtomicBool::new(true)) };
+        let all = pages.all.iter().cloned().chain([page]).collect();
         *pages = Arc::new(Pages { all, next: id.0 + 1 });
         self.is_used.store(true, Relaxed);
         id
@@ -42,7 +62,7 @@ impl GuestBells {
     /// Hears it no more.
     pub fn remove(&self, id: GuestId) {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: Vec<_> = pages.all.iter().filter(|(other, _)| *other != id).cloned().collect();
+        let all: Vec<_> = pages.all.iter().filter(|page| page.id != id).cloned().collect();
         self.is_used.store(!all.is_empty(), Relaxed);
         *pages = Arc::new(Pages { all, next: pages.next });
     }
@@ -56,19 +76,19 @@ impl GuestBells {
     /// The worker's side: takes all bells, calling `each` for every QP that rang.
     pub fn take(&self, mut each: impl FnMut(QpIndex)) {
         if let Some(pages) = self.pages() {
-            pages.all.iter().for_each(|(_, page)| page.take(&mut each));
+            pages.all.iter().for_each(|page| page.bells.take(&mut each));
         }
     }
 
     /// The worker's side: true if some bell rang.
     pub fn any(&self) -> bool {
-        self.pages().is_some_and(|pages| pages.all.iter().any(|(_, page)| page.any()))
+        self.pages().is_some_and(|pages| pages.all.iter().any(|page| page.bells.any()))
     }
 
     /// The worker's side: from now on a ring writes one of the eventfds of what is returned. Look once more before sleeping on them.
     pub fn sleep_begins(&self) -> GuestSleep {
         let pages = self.pages();
-        pages.iter().flat_map(|pages| &pages.all).for_each(|(_, page)| page.sleep_begins());
+        pages.iter().flat_map(|pages| &pages.all).for_each(|page| page.bells.sleep_begins());
         GuestSleep(pages)
     }
 }
@@ -79,18 +99,27 @@ impl GuestBells {
 pub struct GuestSleep(Option<Arc<Pages>>);
 
 impl GuestSleep {
-    fn pages(&self) -> impl Iterator<Item = &Doorbells> {
-        self.0.iter().flat_map(|pages| &pages.all).map(|(_, page)| page)
+    fn pages(&self) -> impl Iterator<Item = &Page> {
+        self.0.iter().flat_map(|pages| &pages.all)
     }
 
-    /// Readable when the worker is to wake.
+    /// Readable when the worker is to wake: one of each page whose owner may ring.
     pub fn wake_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.pages().map(|page| page.wake_fd().as_fd())
+        self.pages().filter(|page| page.may_ring.load(Relaxed)).map(|page| page.bells.wake_fd().as_fd())
     }
 
-    /// The worker is awake again. `rang` tells for each of the descriptors, in their order, whether it was readable.
-    pub fn ends(&self, mut rang: impl FnMut(usize) -> bool) {
-        self.pages().enumerate().for_each(|(at, page)| page.sleep_ends(rang(at)));
+    /// The worker is awake again. `rang` tells what was found at each of the descriptors, in their order.
+    pub fn ends(&self, mut rang: impl FnMut(usize) -> Rang) {
+        let mut at = 0;
+        for page in self.pages() {
+            let may_ring = page.may_ring.load(Relaxed);
+            let found = if may_ring { rang(at) } else { Rang::No };
+            at += usize::from(may_ring);
+            if found == Rang::HungUp {
+                page.may_ring.store(false, Relaxed);
+            }
+            page.bells.sleep_ends(found == Rang::Yes);
+        }
     }
 }
 
@@ -115,7 +144,7 @@ mod tests {
 
         let sleep = guests.sleep_begins();
         pages[1].ring(QpIndex(3));
-        sleep.ends(|at| at == 1);
+        sleep.ends(|at| if at == 1 { Rang::Yes } else { Rang::No });
         assert_eq!(sleep.wake_fds().count(), 2);
         assert!(pages[1].wake_fd().read().is_err(), "its wake-up was taken");
         guests.remove(a);
@@ -123,5 +152,24 @@ mod tests {
         assert_eq!(heard(), [3]);
         guests.remove(b);
         assert!(!guests.any() && guests.sleep_begins().wake_fds().next().is_none());
+    }
+
+    #[test]
+    fn closed_pipe_is_slept_on_no_more() {
+        let guests = GuestBells::default();
+        let (bells, page_and_pipe) = Doorbells::for_guest(64).expect("a page");
+        let (other, kept) = Doorbells::for_guest(64).expect("a page");
+        guests.add(bells.clone());
+        guests.add(other);
+        drop(page_and_pipe);
+        let sleep = guests.sleep_begins();
+        assert_eq!(sleep.wake_fds().count(), 2);
+        sleep.ends(|at| if at == 0 { Rang::HungUp } else { Rang::No });
+        let sleep = guests.sleep_begins();
+        assert_eq!(sleep.wake_fds().count(), 1, "the one whose owner may ring");
+        sleep.ends(|_| Rang::No);
+        bells.ring(QpIndex(3));
+        assert!(guests.any(), "its bells are heard when the worker is awake");
+        drop(kept);
     }
 }

@@ -17,6 +17,7 @@ mod failure;
 mod floor;
 mod lab;
 mod ladder;
+mod line_rate;
 mod manual;
 mod metrics;
 mod nic;

@@ -4,7 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -13,15 +14,21 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{Uid, User};
 use roxie::congestion::Rate;
 use roxie::daemon::{Config, Daemon, DaemonError, Quota, Served, Users, Visit};
+use roxie::descriptors::raise_limit;
 
 use crate::device::{DeviceOptions, PortKind, THREAD};
 use crate::failure::{EXIT_CODES, Failure};
+use crate::line_rate::LineRate;
 use crate::metrics;
 use crate::output;
 use crate::show::objects::Whose;
 
 /// How often it looks whether the engine lives.
 const LOOK: Duration = Duration::from_secs(1);
+/// Lines a second of processes that are refused, which any process can cause, and how many may come at once.
+const REFUSALS: (u32, u32) = (2, 20);
+/// Lines a second of programs that come and go, and how many may come at once: all 255 may start and end together.
+const VISITS: (u32, u32) = (10, 512);
 
 /// Be the NIC of an interface, and serve the programs of this host
 #[derive(Debug, Args)]
@@ -30,7 +37,8 @@ const LOOK: Duration = Duration::from_secs(1);
         namespace, in whatever containers, share it. Over AF_XDP one process has an interface; this is how many have it by \
         that one.\n\nPrograms under `roxie run` and `roxie env` find it by themselves. It reads and writes their memory as an adapter \
         does, also while they are stopped, and takes everything of theirs away when they end. Without such a process, programs share an \
-        interface over UDP sockets, each with an engine of its own.\n\nIt serves root and its own user, and those of --user. A program trusts \
+        interface over UDP sockets, each with an engine of its own.\n\nIt serves root and its own user, and those of --user, 255 programs at most. Up to 256 connections of one user may wait to be served, \
+        and 1,024 of all users of --user together. A program trusts \
         it only if it is root's or of the program's own user: it reaches into the program's memory.\n\nWhen it ends, the programs' device fails, as \
         if the adapter had been pulled; they hear of it at once.",
     after_help = format!(
@@ -108,6 +116,8 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
             "--port memory has both ends in one process: there is nobody to serve".into(),
         ));
     }
+    // A NIC has some descriptors for each program. If it cannot have more, those that there are have to do.
+    let _ = raise_limit();
     // Before any thread is started, so that none takes them.
     let signals = catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
     // Before there is anybody to serve.
@@ -119,9 +129,14 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
     let info = opened.device.port();
     let interface = info.interface.clone().unwrap_or_default();
     let quiet = arguments.quiet;
+    let log = Arc::new(Log {
+        refusals: LineRate::new(REFUSALS.0, REFUSALS.1),
+        visits: LineRate::new(VISITS.0, VISITS.1),
+    });
+    let noted = Arc::clone(&log);
     let porter = Box::new(move |visit| {
         if !quiet {
-            tell(&visit);
+            noted.add(&visit);
         }
     });
     let daemon =
@@ -138,7 +153,7 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
             .spawn(move || metrics::serve(&server, &Whose::default()))
             .map_err(|error| Failure::Run(format!("a thread for metrics: {error}")))?;
     }
-    wait(&daemon, &signals)?;
+    wait(&daemon, &signals, &log)?;
     let left = daemon.served().len();
     if left > 0 && !quiet {
         output::note(format_args!("{left} programs lose their device"));
@@ -159,6 +174,36 @@ fn config(arguments: &Arguments) -> Config {
             bits_per_second: arguments.max_rate.map_or(most.bits_per_second, |rate| rate.0 as u64),
             ..most
         },
+    }
+}
+
+/// The log of visits.
+struct Log {
+    refusals: LineRate,
+    visits: LineRate,
+}
+
+impl Log {
+    fn add(&self, visit: &Visit) {
+        let rate = match visit {
+            Visit::Refused { .. } => &self.refusals,
+            Visit::Came(_) | Visit::Went(_) => &self.visits,
+        };
+        self.count();
+        if rate.takes(Instant::now()) {
+            tell(visit);
+        }
+    }
+
+    /// Says how many lines were left out.
+    fn count(&self) {
+        let now = Instant::now();
+        if let Some(n) = self.refusals.left_out(now) {
+            output::note(format_args!("{n} more refused"));
+        }
+        if let Some(n) = self.visits.left_out(now) {
+            output::note(format_args!("{n} more programs came or went"));
+        }
     }
 }
 
@@ -187,8 +232,9 @@ fn catch() -> io::Result<SignalFd> {
     Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
 }
 
-fn wait(daemon: &Daemon, signals: &SignalFd) -> Result<(), Failure> {
+fn wait(daemon: &Daemon, signals: &SignalFd, log: &Log) -> Result<(), Failure> {
     loop {
+        log.count();
         let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
         let _ = poll(&mut fds, PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::MAX));
         if fds[0].any() == Some(true) {

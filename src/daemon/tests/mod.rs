@@ -1,6 +1,7 @@
 //! Processes that mean harm. They speak to the NIC without the library that would keep them from it.
 
 mod bounds;
+mod callers;
 mod honest;
 mod hostile;
 mod isolation;
@@ -66,9 +67,13 @@ struct Stranger {
 }
 
 impl Nic {
-    fn knock(&self) -> Link {
+    fn connect(&self) -> UnixStream {
         let address = SocketAddr::from_abstract_name(name_of(&self.interface)).expect("a name");
-        Link::new(UnixStream::connect_addr(&address).expect("a NIC"))
+        UnixStream::connect_addr(&address).expect("a NIC")
+    }
+
+    fn knock(&self) -> Link {
+        Link::new(self.connect())
     }
 
     fn greeted(&self, hello: &Hello) -> (Result<Welcome, String>, Link, Vec<OwnedFd>) {

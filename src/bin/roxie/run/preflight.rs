@@ -70,11 +70,15 @@ impl Preflight {
 /// Sockets: any number of programs have the device then, whoever they are started by.
 fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
     let name = &interface.name;
-    if let Some(pid) = nic_of(name) {
-        remarks.push(format!(
-            "{name} by its NIC, process {pid} (`roxie nic`), which all programs share that it serves"
-        ));
-        return Port::Nic;
+    match nic_of(name) {
+        Ok(Some(pid)) => {
+            remarks.push(format!(
+                "{name} by its NIC, process {pid} (`roxie nic`), which all programs share that it serves"
+            ));
+            return Port::Nic;
+        }
+        Ok(None) => {}
+        Err(error) => remarks.push(error.to_string()),
     }
     let faster = if name == "lo" || !xdp_obstacles(interface).is_empty() {
         ""

@@ -1,0 +1,337 @@
+//! The NIC's door: connections of processes that are not served yet.
+//!
+//! One thread accepts connections and reads greetings as their bytes arrive. A connection costs a descriptor, and a thread only once
+//! its greeting is whole. The kernel names the connection's user before a byte is read. A user that is not served gets the reason, and no
+//! more.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::descriptors::peer_of;
+use crate::remote::link::{Link, Pieces};
+use crate::remote::message::{Hello, Welcome};
+use crate::threads::lock;
+
+/// How long a connection may take for its whole greeting.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Bytes of a greeting at most.
+const LONGEST_GREETING: usize = 4096;
+/// How long no connection is accepted after the system had no descriptor, memory or thread for one: what there is goes to those that
+/// have come.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Connections that are accepted before greetings are read again.
+const AT_ONCE: usize = 64;
+
+/// How many connections may wait to be served.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Of one user: as many as there are slots, so all programs of a user may start at once.
+    pub(super) of_user: usize,
+    /// Of all users together, but for root and the NIC's own user, whose programs always find room.
+    pub(super) of_guests: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds { of_user: 256, of_guests: 1024 }
+    }
+}
+
+/// A user's standing with the NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Root, or the user of the NIC's process.
+    Host,
+    /// Served besides those.
+    Served,
+    /// Not served.
+    Stranger,
+}
+
+/// Connections that wait, by user.
+#[derive(Debug, Default)]
+struct Waiting(Mutex<BTreeMap<u32, (Standing, usize)>>);
+
+/// A place among the connections that wait. It is free again when this is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    among: Arc<Waiting>,
+    uid: u32,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut users = lock(&self.among.0);
+        if let Some((_, count)) = users.get_mut(&self.uid) {
+            *count -= 1;
+        }
+        users.retain(|_, (_, count)| *count > 0);
+    }
+}
+
+impl Waiting {
+    fn place(self: &Arc<Waiting>, uid: u32, standing: Standing, bounds: Bounds) -> Result<Place, String> {
+        let mut users = lock(&self.0);
+        let of_guests: usize =
+            users.values().filter(|(standing, _)| *standing != Standing::Host).map(|(_, count)| count).sum();
+        let of_user = users.get(&uid).map_or(0, |(_, count)| *count);
+        if of_user >= bounds.of_user {
+            return Err(format!("{of_user} connections of user {uid} wait to be served, as many as may"));
+        }
+        if standing != Standing::Host && of_guests >= bounds.of_guests {
+            return Err(format!("{of_guests} connections wait to be served, as many as may"));
+        }
+        users.insert(uid, (standing, of_user + 1));
+        Ok(Place { among: Arc::clone(self), uid })
+    }
+}
+
+/// A process that has greeted.
+#[derive(Debug)]
+pub(super) struct Greeting {
+    pub(super) socket: UnixStream,
+    pub(super) pid: i32,
+    pub(super) uid: u32,
+    pub(super) hello: Hello,
+    pub(super) fds: Vec<std::os::fd::OwnedFd>,
+    /// To be dropped once it is served, or is not.
+    pub(super) place: Place,
+}
+
+/// The outcome of a connection.
+#[derive(Debug)]
+pub(super) enum Knock {
+    Greeted(Greeting),
+    /// The process was told why it is not served.
+    Refused {
+        pid: u32,
+        why: String,
+    },
+}
+
+/// A connection whose greeting is not whole.
+#[derive(Debug)]
+struct Caller {
+    socket: UnixStream,
+    pid: i32,
+    uid: u32,
+    until: Instant,
+    pieces: Pieces,
+    place: Place,
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct Door {
+    listener: UnixListener,
+    bounds: Bounds,
+    waiting: Arc<Waiting>,
+    callers: Vec<Caller>,
+    /// No connection is accepted before.
+    closed_until: Option<Instant>,
+}
+
+impl Door {
+    /// The door that `listener` is, which does not block.
+    pub(super) fn new(listener: UnixListener, bounds: Bounds) -> Door {
+        Door { listener, bounds, waiting: Arc::default(), callers: Vec::new(), closed_until: None }
+    }
+
+    /// Accepts nothing for a while: the system has not what a connection takes.
+    pub(super) fn pause(&mut self) {
+        self.closed_until = Some(Instant::now() + PAUSE);
+    }
+
+    /// Waits until there is something to do, or `stop` is readable. Returns what came of connections.
+    pub(super) fn wait(&mut self, stop: BorrowedFd<'_>, standing: &dyn Fn(u32) -> Standing) -> Vec<Knock> {
+        let now = Instant::now();
+        self.closed_until = self.closed_until.filter(|until| *until > now);
+        let accepts = if self.closed_until.is_some() { PollFlags::empty() } else { PollFlags::POLLIN };
+        let fixed = [PollFd::new(stop, PollFlags::POLLIN), PollFd::new(self.listener.as_fd(), accepts)];
+        let callers = self.callers.iter().map(|caller| PollFd::new(caller.socket.as_fd(), PollFlags::POLLIN));
+        let mut fds: Vec<PollFd<'_>> = fixed.into_iter().chain(callers).collect();
+        let due = self.callers.iter().map(|caller| caller.until).chain(self.closed_until).min();
+        let timeout = due.map_or(PollTimeout::NONE, |due| {
+            // Not a moment early: whole milliseconds, rounded up.
+            let left = due.saturating_duration_since(now) + Duration::from_millis(1);
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+        });
+        let _ = poll(&mut fds, timeout);
+        let is_ready: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
+        let mut knocks = self.hear(&is_ready[2..]);
+        if is_ready[1] {
+            self.accept(standing, &mut knocks);
+        }
+        knocks
+    }
+
+    /// Reads what callers have said.
+    fn hear(&mut self, is_ready: &[bool]) -> Vec<Knock> {
+        let now = Instant::now();
+        let mut knocks = Vec::new();
+        let callers = std::mem::take(&mut self.callers);
+        for (mut caller, is_ready) in callers.into_iter().zip(is_ready) {
+            let read = match is_ready {
+                true => caller.pieces.read::<Hello>(caller.socket.as_fd()),
+                false => Err(io::ErrorKind::WouldBlock.into()),
+            };
+            let Caller { pid, uid, until, .. } = caller;
+            match read {
+                Ok(Some((hello, fds))) => {
+                    let Caller { socket, place, .. } = caller;
+                    knocks.push(Knock::Greeted(Greeting { socket, pid, uid, hello, fds, place }));
+                }
+                // A look whether there is a NIC ends like this.
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && now < until => {
+                    self.callers.push(caller)
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let why = format!("no whole greeting came within {} s", PATIENCE.as_secs());
+                    knocks.push(refuse(caller.socket, pid, why));
+                }
+                Err(error) => {
+                    let why = format!("what it said is no greeting: {error}");
+                    knocks.push(refuse(caller.socket, pid, why));
+                }
+            }
+        }
+        knocks
+    }
+
+    fn accept(&mut self, standing: &dyn Fn(u32) -> Standing, knocks: &mut Vec<Knock>) {
+        for _ in 0..AT_ONCE {
+            let socket = match self.listener.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) if has_gone(&error) => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // EMFILE, ENFILE, ENOBUFS, ENOMEM: the connection is still there, and the listener readable.
+                Err(_) => return self.pause(),
+            };
+            let Ok(who) = peer_of(&socket) else { continue };
+            let (pid, uid) = (who.pid(), who.uid());
+            let admitted = match standing(uid) {
+                Standing::Stranger => {
+                    Err(format!("user {uid} is not one that it serves (`roxie nic --user`)"))
+                }
+                standing => self.waiting.place(uid, standing, self.bounds),
+            };
+            match admitted {
+                Ok(place) => self.callers.push(Caller {
+                    socket,
+                    pid,
+                    uid,
+                    until: Instant::now() + PATIENCE,
+                    pieces: Pieces::new(LONGEST_GREETING),
+                    place,
+                }),
+                Err(why) => knocks.push(refuse(socket, pid, why)),
+            }
+        }
+    }
+}
+
+/// The connection ended before it was accepted, or the call was interrupted.
+fn has_gone(error: &io::Error) -> bool {
+    [Errno::ECONNABORTED, Errno::EINTR].iter().any(|errno| error.raw_os_error() == Some(*errno as i32))
+}
+
+/// Says why a process is not served. It is not waited for.
+pub(super) fn refuse(socket: UnixStream, pid: i32, why: String) -> Knock {
+    let _ = Link::new(socket).send_at_once(&Err::<Welcome, _>(&why));
+    Knock::Refused { pid: pid.cast_unsigned(), why }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::SocketAddr;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    use nix::sys::eventfd::{EfdFlags, EventFd};
+
+    use super::*;
+
+    fn door(bounds: Bounds) -> (Door, SocketAddr, EventFd) {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("roxie/test/door/{}/{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        let address = SocketAddr::from_abstract_name(name).expect("a name");
+        let listener = UnixListener::bind_addr(&address).expect("free");
+        listener.set_nonblocking(true).expect("a socket");
+        (
+            Door::new(listener, bounds),
+            address,
+            EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("a descriptor"),
+        )
+    }
+
+    #[test]
+    fn stranger_is_refused_before_it_greets() {
+        let (mut door, address, stop) = door(Bounds::default());
+        let caller = UnixStream::connect_addr(&address).expect("it listens");
+        let knocks = door.wait(stop.as_fd(), &|_| Standing::Stranger);
+        let [Knock::Refused { pid, why }] = &knocks[..] else { panic!("{knocks:?}") };
+        assert!(*pid == std::process::id() && why.contains("--user"), "{why}");
+        assert!(door.callers.is_empty(), "it takes no place");
+        let (said, _) =
+            Link::new(caller).receive::<Result<Welcome, String>>().expect("a word").expect("the reason");
+        assert!(said.expect_err("refused").contains("--user"));
+    }
+
+    #[test]
+    fn connection_beyond_its_users_bound_is_refused() {
+        let (mut door, address, stop) = door(Bounds { of_user: 3, of_guests: 100 });
+        let mut callers: Vec<_> =
+            (0..4).map(|_| UnixStream::connect_addr(&address).expect("it listens")).collect();
+        let knocks = door.wait(stop.as_fd(), &|_| Standing::Served);
+        assert!(
+            matches!(&knocks[..], [Knock::Refused { why, .. }] if why.contains("3 connections")),
+            "{knocks:?}"
+        );
+        // A caller that leaves makes room.
+        drop(callers.remove(0));
+        assert!(door.wait(stop.as_fd(), &|_| Standing::Served).is_empty());
+        callers.push(UnixStream::connect_addr(&address).expect("it listens"));
+        assert!(door.wait(stop.as_fd(), &|_| Standing::Served).is_empty());
+        assert_eq!(door.callers.len(), 3);
+    }
+
+    #[test]
+    fn guests_leave_room_for_root() {
+        let waiting = Arc::<Waiting>::default();
+        let bounds = Bounds { of_user: 2, of_guests: 3 };
+        let place = |uid, standing| waiting.place(uid, standing, bounds);
+        let mut places: Vec<_> =
+            [1000, 1000, 1001].map(|uid| place(uid, Standing::Served).expect("room")).into();
+        for uid in [1000, 1001, 1002] {
+            assert!(place(uid, Standing::Served).is_err(), "{uid}");
+        }
+        let own = [0, 0].map(|uid| place(uid, Standing::Host).expect("room"));
+        assert!(place(0, Standing::Host).is_err(), "its own bound holds");
+        drop(places.pop());
+        place(1002, Standing::Served).expect("room");
+        drop((places, own));
+        assert!(lock(&waiting.0).is_empty(), "nothing is kept of users that are gone");
+    }
+
+    #[test]
+    fn door_that_pauses_accepts_later() {
+        let (mut door, address, stop) = door(Bounds::default());
+        let _caller = UnixStream::connect_addr(&address).expect("it listens");
+        door.pause();
+        assert!(door.wait(stop.as_fd(), &|_| Standing::Host).is_empty() && door.callers.is_empty());
+        // A signal may end a wait early, and the pause not yet.
+        (0..100).find(|_| {
+            door.wait(stop.as_fd(), &|_| Standing::Host);
+            !door.callers.is_empty()
+        });
+        assert_eq!(door.callers.len(), 1);
+    }
+}
