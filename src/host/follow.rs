@@ -20,7 +20,8 @@ use crate::threads::spawn_unsignalled;
 use crate::verbs::{AsyncEvent, EventKind};
 use crate::wire::Gid;
 
-/// How soon a look that failed is repeated, in milliseconds: the message that asked for it will not come again.
+/// How soon a look that failed is repeated, in milliseconds: the message that asked for it will not come again. Nor is a reader
+/// accepted earlier for which the system had no descriptor.
 const RETRY_MS: u16 = 100;
 /// How often it looks at the file that says how the device reacts to congestion, in milliseconds, if there is one.
 const FILE_MS: u16 = 100;
@@ -64,8 +65,10 @@ impl Run {
                 self.apply(device, change);
             }
             self.follow_neighbours(device, &changes);
-            if let Some(window) = &self.window {
-                window.answer(|question| device.answer(question));
+            let accepts =
+                self.window.as_ref().is_none_or(|window| window.answer(|question| device.answer(question)));
+            if !accepts {
+                again = PollTimeout::from(RETRY_MS);
             }
             if device.has_control_file() {
                 device.read_control();
@@ -75,16 +78,16 @@ impl Run {
                 // Nothing follows on that.
                 return;
             }
-            self.wait(again);
+            self.wait(again, accepts);
         }
     }
 
-    /// Until there is something to look at.
-    fn wait(&self, timeout: PollTimeout) {
+    /// Until there is something to look at; at the window only if it `accepts` readers.
+    fn wait(&self, timeout: PollTimeout, accepts: bool) {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let (watch, stop) = (readable(self.watch.as_fd()), readable(self.stop.as_fd()));
-        let others =
-            [self.followed.neighbours.as_ref().map(|n| n.as_fd()), self.window.as_ref().map(Window::as_fd)];
+        let window = self.window.as_ref().filter(|_| accepts);
+        let others = [self.followed.neighbours.as_ref().map(|n| n.as_fd()), window.map(Window::as_fd)];
         let mut all: Vec<PollFd<'_>> =
             [watch, stop].into_iter().chain(others.into_iter().flatten().map(readable)).collect();
         // A failed wait is a short one: the next look shows what changed.

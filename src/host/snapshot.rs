@@ -13,6 +13,9 @@ use crate::verbs::{QpState, QpType};
 pub struct Snapshot {
     /// Its process: the number that this has in the reader's PID namespace, or in its own if it has none there.
     pub pid: u32,
+    /// The user of its process. A device does not say it: its reader asks the kernel.
+    #[serde(default)]
+    pub uid: u32,
     /// The process's name.
     pub name: String,
     /// The device's name.
@@ -43,6 +46,60 @@ impl Snapshot {
     /// What moves its frames, without what stacks on it: `udp` where the port is `loopback(udp)`.
     pub fn transport(&self) -> &str {
         self.port.rsplit('(').next().unwrap_or_default().trim_end_matches(')')
+    }
+}
+
+/// Characters of a text that are kept.
+const LONGEST_TEXT: usize = 256;
+
+/// The text as one line that acts on no terminal: without control characters, and marks that break lines or turn their direction.
+fn make_plain(text: &mut String) {
+    let acts = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    };
+    if text.len() > LONGEST_TEXT || text.contains(acts) {
+        let plain =
+            text.chars().take(LONGEST_TEXT).map(|c| if acts(c) { char::REPLACEMENT_CHARACTER } else { c });
+        *text = plain.collect();
+    }
+}
+
+impl Snapshot {
+    /// Makes all text in it plain, which its process may have chosen.
+    pub(super) fn make_plain(&mut self) {
+        // All fields are named, so that a new one is not forgotten.
+        let Snapshot {
+            pid: _,
+            uid: _,
+            slot: _,
+            now_ns: _,
+            passes: _,
+            name,
+            device,
+            interface,
+            port,
+            mode,
+            counters,
+            qps,
+            mrs,
+            cm_ids,
+        } = self;
+        [name, device, interface, port, mode].into_iter().for_each(make_plain);
+        let plain = |(mut name, value)| {
+            make_plain(&mut name);
+            (name, value)
+        };
+        *counters = std::mem::take(counters).into_iter().map(plain).collect();
+        for QpEntry { service, state, remote, .. } in qps {
+            [service, state].into_iter().chain(remote).for_each(make_plain);
+        }
+        for MrEntry { kind, access, .. } in mrs {
+            std::iter::once(kind).chain(access).for_each(make_plain);
+        }
+        for CmIdEntry { ps, state, .. } in cm_ids {
+            [ps, state].into_iter().for_each(make_plain);
+        }
     }
 }
 
@@ -205,6 +262,31 @@ mod tests {
             let snapshot = Snapshot { port: port.to_owned(), ..Snapshot::default() };
             assert_eq!(snapshot.transport(), "udp");
         }
+    }
+
+    #[test]
+    fn no_text_of_a_snapshot_acts_on_a_terminal() {
+        let bad = || "a\u{1b}[2J\n\u{9b}b\u{202e}c".to_owned();
+        let mut snapshot = Snapshot {
+            name: bad(),
+            device: bad(),
+            interface: bad(),
+            port: bad(),
+            mode: bad(),
+            counters: [(bad(), 7)].into(),
+            qps: vec![QpEntry { service: bad(), state: bad(), remote: Some(bad()), ..QpEntry::default() }],
+            mrs: vec![MrEntry { kind: bad(), access: vec![bad()], ..MrEntry::default() }],
+            cm_ids: vec![CmIdEntry { ps: bad(), state: bad(), ..CmIdEntry::default() }],
+            ..Snapshot::default()
+        };
+        snapshot.make_plain();
+        // Debug output would escape them; JSON has all of the fields.
+        let plain = "a\u{fffd}[2J\u{fffd}\u{fffd}b\u{fffd}c";
+        let text = serde_json::to_string(&snapshot).expect("JSON");
+        assert_eq!(text.matches(plain).count(), 13, "{text}");
+        let mut long = "x".repeat(1000);
+        make_plain(&mut long);
+        assert_eq!(long.len(), LONGEST_TEXT);
     }
 
     #[test]

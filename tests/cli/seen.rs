@@ -1,10 +1,17 @@
 //! A device as others see it: `roxie show`, `roxie top`, `roxie metrics`.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, connect, sendmsg, socket,
+};
 use nix::unistd::Pid;
 use roxie::host::inspect::{CounterReader, Snapshot};
 use serde_json::Value;
@@ -117,19 +124,101 @@ fn another_user_sees_nothing_and_root_sees_all() {
     let Some(net) = Net::new("seen-users") else { return };
     let server = net.serve("pingpong rc --port udp");
     let pid = server.child.id();
-    // The credentials of a thread are its own, for those who ask the kernel and not the C library.
     let seen_by = |user: libc::uid_t| {
-        let look = net.a.run(|| {
-            // SAFETY: three numbers, and a thread that ends right after it.
-            let changed = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
-            assert_eq!(changed, 0);
-            roxie::host::inspect::snapshots().unwrap()
-        });
-        let look = look.unwrap();
+        let look = as_user(&net, user, || roxie::host::inspect::snapshots().unwrap());
         assert!(look.silent.is_empty(), "{look:?}");
         look.snapshots.iter().filter(|device| device.pid == pid).count()
     };
     assert_eq!((seen_by(65534), seen_by(0)), (0, 1));
+}
+
+/// Runs `act` in a namespace as a user. The kernel, unlike the C library, gives each thread its own credentials.
+fn as_user<T: Send>(net: &Net, user: libc::uid_t, act: impl FnOnce() -> T + Send) -> T {
+    let done = net.a.run(|| {
+        // SAFETY: three numbers, and a thread that ends right after it.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) }, 0);
+        act()
+    });
+    done.unwrap()
+}
+
+/// A socket of another user.
+fn squatted(net: &Net, name: &str) -> UnixListener {
+    let address = SocketAddr::from_abstract_name(name).unwrap();
+    as_user(net, 65534, || UnixListener::bind_addr(&address)).unwrap()
+}
+
+/// Connections that fill its backlog.
+fn filled(net: &Net, listener: &UnixListener) -> Vec<OwnedFd> {
+    nix::sys::socket::listen(listener, Backlog::new(1).unwrap()).unwrap();
+    let name = listener.local_addr().unwrap();
+    let name = UnixAddr::new_abstract(name.as_abstract_name().unwrap()).unwrap();
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let one = || {
+        let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
+        connect(socket.as_raw_fd(), &name).ok().map(|()| socket)
+    };
+    net.a.run(|| std::iter::from_fn(one).collect()).unwrap()
+}
+
+#[test]
+fn sockets_of_strangers_neither_hang_nor_forge() {
+    let Some(net) = Net::new("seen-strangers") else { return };
+    let server = net.serve("pingpong rc --port udp");
+    let pid = server.child.id();
+    let full = squatted(&net, "roxie/see/1/0");
+    let waiting = filled(&net, &full);
+    assert!(!waiting.is_empty());
+    // A socket whose answer names another process, and has more than text in it.
+    let forger = squatted(&net, "roxie/see/1/1");
+    let forged = Snapshot {
+        pid: 1,
+        name: "sshd".into(),
+        interface: "left\u{1b}[2J\nrow".into(),
+        counters: [("sent_pkts".into(), 7)].into(),
+        ..Snapshot::default()
+    };
+    let text = serde_json::to_vec(&forged).unwrap();
+    let mut file = std::fs::File::from(memfd_create("forged", MFdFlags::MFD_CLOEXEC).unwrap());
+    file.write_all(&text).unwrap();
+    std::thread::spawn(move || {
+        while let Ok((reader, _)) = forger.accept() {
+            let fds = [file.as_raw_fd()];
+            let rights = [ControlMessage::ScmRights(&fds)];
+            let _ =
+                sendmsg::<()>(reader.as_raw_fd(), &[IoSlice::new(&[1])], &rights, MsgFlags::empty(), None);
+        }
+    });
+    let shown = net.left("show processes --json").succeeded().stdout;
+    assert_eq!(rows_of(&shown, pid)[0]["uid"], 0);
+    assert_eq!(rows_of(&shown, 1).len(), 0, "a number that it has not");
+    // The socket is of a thread of this process.
+    let forged = &rows_of(&shown, std::process::id())[0];
+    assert_eq!((&forged["uid"], &forged["interface"]), (&65534.into(), &"left\u{fffd}[2J\u{fffd}row".into()));
+    assert_ne!(forged["name"], "sshd");
+    for command in ["show processes", "show counters --all", "metrics", "top -b -n 1 -d 0.05"] {
+        let told = net.left(command).succeeded().stdout;
+        assert!(!told.contains('\u{1b}') && told.contains(&pid.to_string()), "{command}: {told}");
+    }
+    // Another user's launcher is told nothing by it.
+    let seen = as_user(&net, 65533, || roxie::host::inspect::snapshots().unwrap());
+    assert_eq!(seen, roxie::host::inspect::Look::default());
+}
+
+#[test]
+fn taken_name_of_a_nic_is_told() {
+    let Some(net) = Net::new("seen-squatted") else { return };
+    let listener = squatted(&net, "roxie/nic/left");
+    let found = || net.a.run(|| roxie::remote::nic_of("left")).unwrap();
+    let told = found().unwrap_err().to_string();
+    assert!(told.contains("user 65534"), "{told}");
+    net.left("nic --dev left --port udp").failed(3, &["of user 65534", "@roxie/nic/left"]);
+    let _waiting = filled(&net, &listener);
+    let told = found().unwrap_err().to_string();
+    assert!(told.contains("does not answer") && told.contains("@roxie/nic/left"), "{told}");
+    net.left("nic --dev left --port udp").failed(3, &["accepts no connection", "@roxie/nic/left"]);
+    drop(listener);
+    assert!(matches!(found(), Ok(None)));
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::show::objects::{Whose, look};
         roxie_<counter>_total are the counters of `roxie show counters` under their mlx5 and rxe names. roxie_qps (by state), \
         roxie_mrs, roxie_mr_bytes and roxie_cm_ids (by state) count objects. roxie_pass_seconds is a histogram of the passes of the \
         engine that brought or sent something. Labels: device and port as exporters of InfiniBand counters have them, then interface, \
-        transport (what moves the frames), pid and process.\n\n\
+        transport (what moves the frames), pid, uid and process.\n\n\
         It sees the processes that its user may look at: those of the user, all of them for root. With --listen it listens on \
         the loopback address unless another one is given.",
     after_help = format!(
@@ -174,9 +174,9 @@ impl Families {
 }
 
 fn labels(snapshot: &Snapshot) -> String {
-    let Snapshot { pid, name, device, interface, .. } = snapshot;
+    let Snapshot { pid, uid, name, device, interface, .. } = snapshot;
     format!(
-        "device=\"{}\",port=\"1\",interface=\"{}\",transport=\"{}\",pid=\"{pid}\",process=\"{}\"",
+        "device=\"{}\",port=\"1\",interface=\"{}\",transport=\"{}\",pid=\"{pid}\",uid=\"{uid}\",process=\"{}\"",
         escaped(device),
         escaped(interface),
         escaped(snapshot.transport()),
@@ -223,7 +223,7 @@ mod tests {
         let text = text(&[one(1, "a"), one(2, "b\"\\\nc")]);
         let of = |name: &str| text.lines().filter(|line| line.starts_with(name)).collect::<Vec<_>>();
         assert_eq!(of("roxie_sent_pkts_total").len(), 2);
-        assert!(text.contains("# TYPE roxie_sent_pkts_total counter\nroxie_sent_pkts_total{device=\"roxie0\",port=\"1\",interface=\"eth0\",transport=\"udp\",pid=\"1\",process=\"a\"} 8\n"), "{text}");
+        assert!(text.contains("# TYPE roxie_sent_pkts_total counter\nroxie_sent_pkts_total{device=\"roxie0\",port=\"1\",interface=\"eth0\",transport=\"udp\",pid=\"1\",uid=\"0\",process=\"a\"} 8\n"), "{text}");
         assert!(text.contains("process=\"b\\\"\\\\\\nc\",state=\"RTS\"} 2\n"), "{text}");
         assert!(of("roxie_mr_bytes")[0].ends_with(" 4096"));
         assert_eq!(text.matches("# TYPE").count(), text.matches("# HELP").count());

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Instant;
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket};
 
 use super::Snapshot;
-use super::look::{PATIENCE, answer, names};
+use super::look::{LONGEST, PATIENCE, answer, is_trusted, known, names};
 use super::window::FOR_COUNTERS;
+use crate::descriptors::{connect_now, peer_of};
 
-/// Reads the counters of all devices of its network namespace that this process may look at, as often as it is asked to.
+/// Reads the counters of all devices of its network namespace that are of this user or root's, as often as it is asked to.
 ///
 /// A device that does not answer, because its process is stopped, is asked once: further connections would fill its backlog, and then
 /// block every reader.
@@ -38,18 +39,24 @@ impl CounterReader {
         let late: BTreeSet<String> = self.outstanding.keys().cloned().collect();
         // All are asked before the first answer is waited for.
         for name in all.difference(&late) {
-            if let Ok(reader) = ask(name) {
+            if let Ok(reader) = ask(name)
+                && peer_of(&reader).is_ok_and(|whose| is_trusted(whose.uid()))
+            {
                 self.outstanding.insert(name.clone(), reader);
             }
         }
         let mut read: BTreeMap<_, _> = all.iter().map(|name| (name.clone(), None)).collect();
         for (name, reader) in std::mem::take(&mut self.outstanding) {
             let until = if late.contains(&name) { now } else { now + PATIENCE };
-            match answer(reader.as_fd(), until) {
+            match answer(reader.as_fd(), until, LONGEST) {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     self.outstanding.insert(name, reader);
                 }
-                answered => drop(read.insert(name, answered.ok().flatten())),
+                answered => {
+                    let whose = peer_of(&reader)?;
+                    let of_kernel = |(snapshot, _)| known(snapshot, whose.pid().cast_unsigned(), whose.uid());
+                    read.insert(name, answered.ok().flatten().map(of_kernel));
+                }
             }
         }
         Ok(read)
@@ -70,6 +77,5 @@ fn ask(device: &str) -> io::Result<UnixStream> {
             Err(errno) => return Err(errno.into()),
         }
     }
-    connect(reader.as_raw_fd(), &UnixAddr::new_abstract(device.as_bytes())?)?;
-    Ok(reader.into())
+    connect_now(Some(reader), device)
 }

@@ -1,63 +1,120 @@
 //! Reading what devices tell of themselves.
+//!
+//! Any process may make a socket with such a name, so a reader believes what the kernel says of it, its user and its process, and bounds
+//! the rest: one deadline for all answers, their length, and what their text may hold.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{getsockopt, sockopt};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::socket::UnixCredentials;
+use nix::unistd::geteuid;
 
 use super::Snapshot;
 use super::window::NAME;
-use crate::descriptors::receive_until;
+use crate::descriptors::{connect_now, peer_of, receive_until};
 
-/// How long a device may take to answer. One that is stopped (`SIGSTOP`) does not answer at all.
+/// How long all devices together may take to answer. One that is stopped (`SIGSTOP`) does not answer at all.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
-/// The longest answer that is read, in bytes: some 100 times that of a device with a thousand QPs.
-const LONGEST: u64 = 1 << 28;
+/// Bytes of an answer at most. A device with 65,536 QPs and as many regions has some 20 MiB.
+pub(super) const LONGEST: u64 = 32 << 20;
+/// Of devices of other users than the reader and root: how many are read at most, and bytes of their answers together.
+const OTHERS: usize = 256;
+const LONGEST_OF_OTHERS: u64 = 64 << 20;
 
 /// What there was to be seen.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Look {
     /// Those that answered, by process.
     pub snapshots: Vec<Snapshot>,
-    /// Processes of this user that did not answer in time: they are stopped, or of another version.
+    /// Processes that did not answer in time: they are stopped, or of another version.
     pub silent: Vec<u32>,
+    /// Devices of other users that were not read: there are too many, or their answers are too long or none at all.
+    pub left_out: usize,
 }
 
-/// Asks all devices of the calling thread's network namespace that this process may ask: those of its user, all of them if it is root.
-/// Waits half a second for those that do not answer, for all of them together.
+/// A device that was asked.
+struct Asked {
+    reader: UnixStream,
+    whose: UnixCredentials,
+}
+
+/// Asks all devices of the calling thread's network namespace that this process may ask: those of its user and root's, all of them if it
+/// is root. Waits half a second for those that do not answer, for all of them together.
 ///
 /// # Errors
 /// If the list of sockets cannot be read: there is no `/proc`.
 pub fn snapshots() -> io::Result<Look> {
     let until = Instant::now() + PATIENCE;
+    let is_root = geteuid().is_root();
     // All are asked before the first answer is waited for.
-    let asked: Vec<_> = names()?.iter().filter_map(|name| ask(name)).collect();
+    let (mut asked, mut others) = (Vec::new(), Vec::new());
     let mut look = Look::default();
-    for reader in asked {
-        let pid = getsockopt(&reader, sockopt::PeerCredentials).map_or(0, |who| who.pid().cast_unsigned());
-        match answer(reader.as_fd(), until) {
-            Ok(Some(mut snapshot)) => {
-                if pid != 0 {
-                    snapshot.pid = pid;
-                }
-                look.snapshots.push(snapshot);
-            }
-            // It has ended, or is somebody else's.
-            Ok(None) => {}
-            Err(_) => look.silent.push(pid),
+    for name in names()? {
+        // A socket that does not accept at once is no device, or that of a process that ends. Its user is not known.
+        let Ok(reader) = connect_now(None, &name) else { continue };
+        let Ok(whose) = peer_of(&reader) else { continue };
+        match is_trusted(whose.uid()) {
+            true => asked.push(Asked { reader, whose }),
+            false if is_root && others.len() < OTHERS => others.push(Asked { reader, whose }),
+            false => look.left_out += usize::from(is_root),
         }
+    }
+    asked.into_iter().for_each(|asked| look.add(&asked, answer(asked.reader.as_fd(), until, LONGEST)));
+    let mut left = LONGEST_OF_OTHERS;
+    for asked in others {
+        let answered = answer(asked.reader.as_fd(), until, left.min(LONGEST));
+        if let Ok(Some((_, length))) = &answered {
+            left -= length;
+        }
+        look.add(&asked, answered);
     }
     look.snapshots.sort_by_key(|snapshot| snapshot.pid);
     Ok(look)
 }
 
+impl Look {
+    fn add(&mut self, asked: &Asked, answered: io::Result<Option<(Snapshot, u64)>>) {
+        let (pid, uid) = (asked.whose.pid().cast_unsigned(), asked.whose.uid());
+        let is_trusted = is_trusted(uid);
+        match answered {
+            Ok(Some((snapshot, _))) => self.snapshots.push(known(snapshot, pid, uid)),
+            // The process has ended, or tells another user nothing.
+            Ok(None) => {}
+            Err(error) if is_trusted || error.kind() == io::ErrorKind::TimedOut => self.silent.push(pid),
+            Err(_) => self.left_out += 1,
+        }
+    }
+}
+
+/// The snapshot with what the kernel knows of its process in place of what that says.
+pub(super) fn known(mut snapshot: Snapshot, pid: u32, uid: u32) -> Snapshot {
+    snapshot.uid = uid;
+    // 0: it has no number in the reader's PID namespace.
+    if pid != 0 || !is_trusted(uid) {
+        snapshot.pid = pid;
+    }
+    if !is_trusted(uid) {
+        snapshot.name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        snapshot.name.truncate(snapshot.name.trim_end().len());
+    }
+    snapshot.make_plain();
+    snapshot
+}
+
+/// True for this user and root: a reader believes their processes.
+pub(super) fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == geteuid().as_raw()
+}
+
 pub(super) fn names() -> io::Result<Vec<String>> {
-    let table = fs::read_to_string("/proc/thread-self/net/unix")?;
+    let table = fs::read("/proc/thread-self/net/unix")?;
+    // A name may hold any bytes.
+    let table = String::from_utf8_lossy(&table);
     let listens = |line: &str| {
         let name = line.rsplit_once(" @")?.1;
         name.starts_with(NAME).then(|| name.to_owned())
@@ -69,21 +126,85 @@ pub(super) fn names() -> io::Result<Vec<String>> {
     Ok(all)
 }
 
-fn ask(name: &str) -> Option<UnixStream> {
-    let reader = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).ok()?);
-    // Nobody is there any more.
-    reader.ok()
-}
-
-/// `None`: the other end closed without an answer.
-pub(super) fn answer(reader: BorrowedFd<'_>, until: Instant) -> io::Result<Option<Snapshot>> {
+/// Reads an answer of `longest` bytes at most, and says how long it is. `None`: the other end closed without one.
+///
+/// # Errors
+/// `TimedOut` if none has come by `until`; any other if what came is none.
+pub(super) fn answer(
+    reader: BorrowedFd<'_>,
+    until: Instant,
+    longest: u64,
+) -> io::Result<Option<(Snapshot, u64)>> {
     let file = receive_until(reader, until)?.and_then(|fds| fds.into_iter().next());
-    file.map(|file| read(&File::from(file))).transpose()
+    file.map(|file| read(&File::from(file), longest)).transpose()
 }
 
-fn read(file: &File) -> io::Result<Snapshot> {
-    let length = file.metadata()?.len().min(LONGEST);
+fn read(file: &File, longest: u64) -> io::Result<(Snapshot, u64)> {
+    // Only files in memory have seals. A read of another kind of file might block.
+    fcntl(file, FcntlArg::F_GET_SEALS)?;
+    let length = file.metadata()?.len();
+    if length > longest {
+        return Err(io::Error::other(format!("an answer of {length} bytes, {longest} at most")));
+    }
     let mut text = vec![0; length as usize];
     file.read_exact_at(&mut text, 0)?;
-    serde_json::from_slice(&text).map_err(io::Error::other)
+    Ok((serde_json::from_slice(&text).map_err(io::Error::other)?, length))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use nix::unistd::ftruncate;
+
+    use super::*;
+    use crate::descriptors::send;
+
+    fn answered(file: &impl AsFd, longest: u64) -> io::Result<Option<(Snapshot, u64)>> {
+        let (here, there) = UnixStream::pair().expect("two sockets");
+        send(there.as_fd(), &[file.as_fd()]).expect("room");
+        answer(here.as_fd(), Instant::now() + Duration::from_secs(10), longest)
+    }
+
+    fn in_memory(text: &[u8]) -> File {
+        let mut file = File::from(memfd_create("answer", MFdFlags::MFD_CLOEXEC).expect("memory"));
+        file.write_all(text).expect("memory");
+        file
+    }
+
+    #[test]
+    fn long_answer_is_refused_unread() {
+        let text = serde_json::to_vec(&Snapshot::default()).expect("JSON");
+        let file = in_memory(&text);
+        let (_, length) = answered(&file, text.len() as u64).expect("short enough").expect("an answer");
+        assert_eq!(length, text.len() as u64);
+        assert!(answered(&file, length - 1).is_err());
+        // The hole takes no memory at its owner, and would take its length here.
+        ftruncate(&file, 1 << 40).expect("a hole");
+        assert!(answered(&file, LONGEST).expect_err("long").to_string().contains("at most"));
+    }
+
+    #[test]
+    fn answer_in_no_memory_file_is_refused() {
+        // A read would wait for a writer.
+        let (reader, _writer) = std::io::pipe().expect("a pipe");
+        assert!(answered(&reader, LONGEST).is_err());
+    }
+
+    #[test]
+    fn kernel_says_whose_a_snapshot_is() {
+        let forged = || Snapshot { pid: 1, uid: 7, name: "sshd".into(), ..Snapshot::default() };
+        let (own, stranger) = (geteuid().as_raw(), geteuid().as_raw() + 1);
+        let seen = known(forged(), 4_000_000, own);
+        assert_eq!((seen.pid, seen.uid, &*seen.name), (4_000_000, own, "sshd"));
+        let seen = known(forged(), 0, own);
+        assert_eq!(seen.pid, 1, "of another PID namespace, but of this user");
+        for pid in [0, 4_000_000] {
+            let seen = known(forged(), pid, stranger);
+            assert_eq!((seen.pid, seen.uid, &*seen.name), (pid, stranger, ""), "no such process");
+        }
+        let seen = known(forged(), std::process::id(), stranger);
+        assert_ne!(seen.name, "sshd");
+    }
 }

@@ -8,11 +8,10 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 
 use super::Snapshot;
-use crate::descriptors::{children, send};
+use crate::descriptors::{children, peer_of, send};
 
 /// What the names of such sockets begin with.
 pub(super) const NAME: &str = "roxie/see/";
@@ -70,16 +69,20 @@ impl Window {
         self.0.as_fd()
     }
 
-    /// Answers those who have knocked.
-    pub(in crate::host) fn answer(&self, snapshot: impl Fn(Question) -> Snapshot) {
+    /// Answers readers that have connected. False: the system has no descriptor or memory for the next one, which waits.
+    pub(in crate::host) fn answer(&self, snapshot: impl Fn(Question) -> Snapshot) -> bool {
         for _ in 0..AT_ONCE {
-            let Ok((reader, name)) = self.0.accept() else { return };
+            let (reader, name) = match self.0.accept() {
+                Ok(accepted) => accepted,
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            };
             // One that is gone, or that a system without memory cannot serve, hears nothing.
             if may_look(&reader) {
                 let _ = file_of(&snapshot(Question::of(&name)))
                     .and_then(|file| send(reader.as_fd(), &[file.as_fd()]));
             }
         }
+        true
     }
 }
 
@@ -91,7 +94,7 @@ impl Drop for Window {
 
 /// The same user, or root.
 fn may_look(reader: &UnixStream) -> bool {
-    let user = getsockopt(reader, sockopt::PeerCredentials).map(|who| who.uid());
+    let user = peer_of(reader).map(|who| who.uid());
     user.is_ok_and(|user| user == 0 || user == geteuid().as_raw())
 }
 

@@ -74,7 +74,7 @@ enum What {
             Those of one user share an interface over UDP sockets: the upper 8 bits of a QPN say whose it is. \
             A question mark stands for what a process that does not answer would know: it is stopped, or about to end.\n\n\
             Nothing is opened.\n\nWith --json it is an array of objects with \
-            the keys pid, name, interface, port, mode, slot (null: it does not share), units (of QPNs), ports, services, qps, mrs and \
+            the keys pid, uid, name, interface, port, mode, slot (null: it does not share), units (of QPNs), ports, services, qps, mrs and \
             cm_ids.",
         after_help = format!("Examples:\n  roxie show processes\n  roxie show processes --json | jq '.[].pid'\n\n{EXIT_CODES}")
     )]
@@ -83,7 +83,7 @@ enum What {
     #[command(
         long_about = "Prints the queue pairs of all processes' devices: the number, the service, the state, the peer of a \
             connected one, the path MTU in bytes, the next PSN that it sends, the PSN that it expects, and the rate that \
-            congestion control or the program allows it.\n\nWith --json it is an array of objects with the keys pid, name, \
+            congestion control or the program allows it.\n\nWith --json it is an array of objects with the keys pid, uid, name, \
             device, qpn, type, state, dest_qpn, remote, path_mtu, sq_psn, rq_psn and rate_mbps.",
         after_help = format!("Examples:\n  roxie show qps\n  roxie show qps --json | jq 'map(select(.state == \"ERR\"))'\n\n{EXIT_CODES}")
     )]
@@ -92,7 +92,7 @@ enum What {
     #[command(
         long_about = "Prints the memory regions and windows of all processes' devices: the key, the protection domain, the \
             address by which peers call the first byte, the length, and what they allow.\n\nWith --json it is an array of \
-            objects with the keys pid, name, device, kind, key, pd, start, length and access.",
+            objects with the keys pid, uid, name, device, kind, key, pd, start, length and access.",
         after_help = format!("Examples:\n  roxie show mrs\n  roxie show mrs --pid 4242 --json | jq 'map(.length) | add'\n\n{EXIT_CODES}")
     )]
     Mrs(Whose),
@@ -101,7 +101,7 @@ enum What {
         name = "cm_ids", alias = "cm-ids",
         long_about = "Prints the identifiers of rdma_cm of all processes: who listens where, who is connected to whom. States and \
             port spaces have the names that `rdma resource show cm_id` gives them.\n\nWith --json it is an array of objects \
-            with the keys pid, name, device, id, ps, state, src, dst and qpn.",
+            with the keys pid, uid, name, device, id, ps, state, src, dst and qpn.",
         after_help = format!("Examples:\n  roxie show cm_ids\n  roxie show cm_ids --json | jq -r '.[] | select(.state == \"LISTEN\").src'\n\n{EXIT_CODES}")
     )]
     CmIds(Whose),
@@ -110,7 +110,7 @@ enum What {
         long_about = "Prints the counters of all processes' devices under their mlx5 and rxe names: those that have counted \
             something, all of them with --all. Those of a port count since its device claimed the interface.\n\nWith --open it opens a \
             device of its own and shows that one's: what there is to be counted on a port.\n\nWith --json it is an array of objects \
-            with the keys pid, name, device, interface, port and counters; with --open too, an object of counters.",
+            with the keys pid, uid, name, device, interface, port and counters; with --open too, an object of counters.",
         after_help = format!("Examples:\n  roxie show counters\n  watch -d roxie show counters --pid 4242\n  \
             roxie show counters --open --port udp\n\n{EXIT_CODES}")
     )]

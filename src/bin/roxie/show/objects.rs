@@ -26,6 +26,12 @@ pub(crate) fn look(whose: &Whose) -> Result<Vec<Snapshot>, Failure> {
     for pid in look.silent.iter().filter(|pid| wanted(**pid)) {
         output::note(format_args!("process {pid} does not answer: it is stopped, or of another version"));
     }
+    if look.left_out > 0 {
+        let n = look.left_out;
+        output::note(format_args!(
+            "{n} sockets of other users were left out: too many, or no answers of devices"
+        ));
+    }
     let seen: Vec<_> = look.snapshots.into_iter().filter(|snapshot| wanted(snapshot.pid)).collect();
     match whose.pid.iter().find(|pid| seen.iter().all(|s| s.pid != **pid) && !look.silent.contains(pid)) {
         Some(pid) => Err(Failure::Run(format!(
@@ -45,7 +51,8 @@ fn each<'a, T: 'a>(
 
 fn as_json<'a, T: Serialize + 'a>(seen: &'a [Snapshot], of: impl Fn(&'a Snapshot) -> &'a [T]) -> Value {
     let one = |(whose, object): (&Snapshot, &T)| {
-        let mut value = json!({ "pid": whose.pid, "name": whose.name, "device": whose.device });
+        let mut value =
+            json!({ "pid": whose.pid, "uid": whose.uid, "name": whose.name, "device": whose.device });
         if let (Some(into), Ok(Value::Object(fields))) = (value.as_object_mut(), serde_json::to_value(object))
         {
             into.extend(fields);
@@ -105,11 +112,11 @@ pub(super) fn qps(whose: &Whose, json: bool) -> Result<(), Failure> {
     }
     let row = |(whose, qp): (&Snapshot, &QpEntry)| {
         let [qpn, service, state, peer, mtu, sq_psn, rq_psn, rate] = qp_cells(qp);
-        let (pid, name) = (whose.pid.to_string(), whose.name.clone());
-        [pid, name, qpn, service, state, peer, mtu, sq_psn, rq_psn, rate]
+        let (pid, uid, name) = (whose.pid.to_string(), whose.uid.to_string(), whose.name.clone());
+        [pid, uid, name, qpn, service, state, peer, mtu, sq_psn, rq_psn, rate]
     };
     let rows: Vec<_> = each(&seen, |s| &s.qps).map(row).collect();
-    let names = ["pid", "program", "QPN", "type", "state", "peer", "MTU", "sq-psn", "rq-psn", "rate"];
+    let names = ["pid", "uid", "program", "QPN", "type", "state", "peer", "MTU", "sq-psn", "rq-psn", "rate"];
     table(names, &rows, "no queue pairs")
 }
 
@@ -121,6 +128,7 @@ pub(super) fn mrs(whose: &Whose, json: bool) -> Result<(), Failure> {
     let row = |(whose, mr): (&Snapshot, &MrEntry)| {
         [
             whose.pid.to_string(),
+            whose.uid.to_string(),
             whose.name.clone(),
             mr.kind.clone(),
             if mr.key == 0 { "-".to_owned() } else { format!("{:#010x}", mr.key) },
@@ -131,7 +139,7 @@ pub(super) fn mrs(whose: &Whose, json: bool) -> Result<(), Failure> {
         ]
     };
     let rows: Vec<_> = each(&seen, |s| &s.mrs).map(row).collect();
-    let names = ["pid", "program", "kind", "key", "pd", "start", "bytes", "access"];
+    let names = ["pid", "uid", "program", "kind", "key", "pd", "start", "bytes", "access"];
     table(names, &rows, "no memory regions")
 }
 
@@ -143,6 +151,7 @@ pub(super) fn cm_ids(whose: &Whose, json: bool) -> Result<(), Failure> {
     let row = |(whose, id): (&Snapshot, &CmIdEntry)| {
         [
             whose.pid.to_string(),
+            whose.uid.to_string(),
             whose.name.clone(),
             id.id.to_string(),
             id.ps.clone(),
@@ -153,7 +162,7 @@ pub(super) fn cm_ids(whose: &Whose, json: bool) -> Result<(), Failure> {
         ]
     };
     let rows: Vec<_> = each(&seen, |s| &s.cm_ids).map(row).collect();
-    let names = ["pid", "program", "cm-id", "ps", "state", "QPN", "source", "destination"];
+    let names = ["pid", "uid", "program", "cm-id", "ps", "state", "QPN", "source", "destination"];
     table(names, &rows, "no identifiers of rdma_cm")
 }
 
@@ -162,8 +171,8 @@ pub(super) fn counters(whose: &Whose, all: bool, json: bool) -> Result<(), Failu
     let seen = look(whose)?;
     if json {
         let one = |s: &Snapshot| {
-            json!({ "pid": s.pid, "name": s.name, "device": s.device, "interface": s.interface, "port": s.port,
-                    "counters": s.counters })
+            json!({ "pid": s.pid, "uid": s.uid, "name": s.name, "device": s.device, "interface": s.interface,
+                    "port": s.port, "counters": s.counters })
         };
         return output::line(seen.iter().map(one).collect::<Value>());
     }
@@ -171,8 +180,14 @@ pub(super) fn counters(whose: &Whose, all: bool, json: bool) -> Result<(), Failu
         .iter()
         .flat_map(|s| {
             let told = s.counters.iter().filter(|(_, value)| all || **value > 0);
-            told.map(|(name, value)| [s.pid.to_string(), s.name.clone(), name.clone(), value.to_string()])
+            told.map(|(name, value)| {
+                [s.pid.to_string(), s.uid.to_string(), s.name.clone(), name.clone(), value.to_string()]
+            })
         })
         .collect();
-    table(["pid", "program", "counter", "value"], &rows, "nothing was counted (--all shows what could be)")
+    table(
+        ["pid", "uid", "program", "counter", "value"],
+        &rows,
+        "nothing was counted (--all shows what could be)",
+    )
 }

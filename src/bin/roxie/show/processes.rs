@@ -19,7 +19,11 @@ struct Known {
 }
 
 pub(super) fn show(as_json: bool) -> Result<(), Failure> {
-    let roster = group::roster(ROCE_V2_PORT).map_err(|e| Failure::Device(e.to_string()))?;
+    // Without it the devices themselves are shown: any process may have taken the group's name.
+    let roster = group::roster(ROCE_V2_PORT).unwrap_or_else(|error| {
+        output::note(error);
+        None
+    });
     let roster = roster.unwrap_or_default();
     let mut all: Vec<Known> = look(&Whose::default())?
         .into_iter()
@@ -39,6 +43,7 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
         let of = |tell: &dyn Fn(&Snapshot) -> String| known.seen.as_ref().map_or("?".to_owned(), tell);
         [
             known.pid.to_string(),
+            of(&|s| s.uid.to_string()),
             known.name.clone(),
             of(&|s| s.interface.clone()),
             of(&|s| s.transport().to_owned()),
@@ -49,7 +54,7 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
         ]
     };
     let rows: Vec<_> = all.iter().map(row).collect();
-    let names = ["pid", "program", "interface", "port", "QPNs", "QPs", "MRs", "listens on"];
+    let names = ["pid", "uid", "program", "interface", "port", "QPNs", "QPs", "MRs", "listens on"];
     table(names, &rows, "no process of this user has a device in this network namespace")
 }
 
@@ -88,6 +93,7 @@ fn as_value(roster: &Roster, known: &Known) -> Value {
     json!({
         "slot": known.slot,
         "pid": known.pid,
+        "uid": seen.map(|s| s.uid),
         "name": known.name,
         "units": units(roster, known),
         "ports": ports,
