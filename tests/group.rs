@@ -7,6 +7,8 @@ mod in_time;
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -153,20 +155,42 @@ fn what_came_for_the_process_before_is_not_for_the_next() {
     });
 }
 
+/// Datagrams that the kernel cuts: on `lo` they come as they left, all to the process of the first.
+fn sends_trains(sender: &UdpSocket) {
+    let segment: libc::c_int = 100;
+    // SAFETY: an option whose value is an int, which lives as long as the call.
+    let set = unsafe {
+        let value = (&raw const segment).cast();
+        libc::setsockopt(sender.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, value, 4)
+    };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn taken_name_of_a_slot_gets_no_datagram() {
+    in_namespace("taken_name_of_a_slot_gets_no_datagram", || {
+        let name = format!("roxie/4791/{}/1", nix::unistd::geteuid());
+        let address = UnixAddress::from_abstract_name(name).expect("a name");
+        let squatter = UnixDatagram::bind_addr(&address).expect("free");
+        squatter.set_nonblocking(true).expect("a socket");
+        let (mut first, mut second) = (open(), open());
+        let sender = sender();
+        sends_trains(&sender);
+        let train = [datagram(0, 1), datagram(1, 2)];
+        sender.send(&train.concat()).expect("sent");
+        assert_eq!(take_until(&mut first, 1), train[..1]);
+        assert_eq!(take_until(&mut second, 1), train[1..]);
+        assert!(squatter.recv(&mut [0; 200]).is_err(), "another's datagram");
+    });
+}
+
 /// Receive offload makes one of datagrams that have the same addresses and ports, and the kernel looks at the first.
 #[test]
 fn what_was_brought_to_the_wrong_process_is_handed_over() {
     in_namespace("what_was_brought_to_the_wrong_process_is_handed_over", || {
         let (mut first, mut second) = (open(), open());
         let sender = sender();
-        // One send that the kernel would cut: on `lo` it comes as it left.
-        let segment: libc::c_int = 100;
-        // SAFETY: an option whose value is an int, which lives as long as the call.
-        let set = unsafe {
-            let value = (&raw const segment).cast();
-            libc::setsockopt(sender.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, value, 4)
-        };
-        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+        sends_trains(&sender);
         let train = [datagram(0, 1), datagram(1, 2), datagram(1, 3), datagram(0, 4), datagram(77, 5)];
         sender.send(&train.concat()).expect("sent");
         assert_eq!(take_until(&mut first, 2), [train[0].clone(), train[3].clone()]);

@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 
 use super::error::JoinError;
-use crate::descriptors::{receive_until, send};
+use crate::descriptors::{connect, peer_of, receive_until, send};
 
 /// How long a member may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(1);
+/// How long no newcomer is let in after the system had no descriptor or memory for one, which waits.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The listening socket.
 #[derive(Debug)]
@@ -36,9 +37,9 @@ pub(super) enum Found {
     Nobody(OwnedFd),
 }
 
-/// Names of a group: of the user's, on a UDP port.
-pub(super) fn name_of(port: u16, what: &str) -> String {
-    format!("roxie/{port}/{}{what}", geteuid())
+/// The name of the user's group on a UDP port.
+pub(super) fn name_of(port: u16) -> String {
+    format!("roxie/{port}/{}", geteuid())
 }
 
 fn system(what: &'static str) -> impl Fn(io::Error) -> JoinError {
@@ -75,9 +76,8 @@ pub(super) fn look(name: &str) -> Result<Option<Vec<OwnedFd>>, JoinError> {
 }
 
 fn ask(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
-    let address = address_of(name)?;
     loop {
-        match UnixStream::connect_addr(&address) {
+        match connect(name, until) {
             Ok(asks) => {
                 if let Some(user) = stranger(&asks).map_err(system("asking who keeps the group"))? {
                     return Err(JoinError::Stranger { name: name.to_owned(), user });
@@ -88,6 +88,7 @@ fn ask(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
                 // Whoever was about to answer has ended.
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(JoinError::Silent),
             Err(error) => return Err(system("connecting to the group")(error)),
         }
         if Instant::now() > until {
@@ -99,7 +100,7 @@ fn ask(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
 
 /// The user at the other end, if it is another one.
 fn stranger(socket: &UnixStream) -> io::Result<Option<u32>> {
-    let user = getsockopt(socket, sockopt::PeerCredentials)?.uid();
+    let user = peer_of(socket)?.uid();
     Ok((user != geteuid().as_raw()).then_some(user))
 }
 
@@ -126,24 +127,34 @@ impl Door {
     /// `often` in which nobody came.
     pub(super) fn serve(&self, common: &[BorrowedFd<'_>], often: Duration, mut idle: impl FnMut()) {
         let all: Vec<_> = [self.listener.as_fd()].into_iter().chain(common.iter().copied()).collect();
-        let often = PollTimeout::try_from(often).unwrap_or(PollTimeout::MAX);
+        let [often, pause] =
+            [often, PAUSE].map(|time| PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX));
+        let mut accepts = true;
         loop {
-            let mut waits =
-                [self.listener.as_fd(), self.stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            let woken = poll(&mut waits, often);
+            let listens = if accepts { PollFlags::POLLIN } else { PollFlags::empty() };
+            let mut waits = [
+                PollFd::new(self.listener.as_fd(), listens),
+                PollFd::new(self.stop.as_fd(), PollFlags::POLLIN),
+            ];
+            let woken = poll(&mut waits, if accepts { often } else { pause });
             if waits[1].any() == Some(true) {
                 return;
             }
-            if woken == Ok(0) {
+            if woken == Ok(0) && accepts {
                 idle();
             }
-            // Another member may be faster: the listener does not block.
-            if waits[0].any() == Some(true)
-                && let Ok((newcomer, _)) = self.listener.accept()
-                && stranger(&newcomer).is_ok_and(|user| user.is_none())
-            {
-                // One that is gone by now needs nothing.
-                let _ = send(newcomer.as_fd(), &all);
+            accepts = true;
+            if waits[0].any() != Some(true) {
+                continue;
+            }
+            match self.listener.accept() {
+                Ok((newcomer, _)) if stranger(&newcomer).is_ok_and(|user| user.is_none()) => {
+                    // A newcomer that is gone by now needs nothing.
+                    let _ = send(newcomer.as_fd(), &all);
+                }
+                Ok(_) => {}
+                // Another member may be faster: the listener does not block.
+                Err(error) => accepts = error.kind() == io::ErrorKind::WouldBlock,
             }
         }
     }

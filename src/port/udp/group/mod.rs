@@ -7,12 +7,14 @@
 //!
 //! ```text
 //!  door      a listening socket with an abstract name, which all members have in common: a newcomer is handed what follows
-//!  ark       the sockets of all slots, kept open whoever dies: a group would be numbered anew
+//!  ark       the sockets of all slots, kept open whichever member dies: a group would be numbered anew; and a pair for each slot by which members hand
+//!            over what came to the wrong one
 //!  register  the roster (who has which slot, unit, service and port number), and the locks that tell who lives
 //! ```
 //!
 //! There is no process that keeps the group. It begins with its first member, ends with its last, and any of them may be killed at any
-//! time. Nothing of it is in a file system. All members are of one user, because the kernel lets only those share a port.
+//! time. Nothing of it is in a file system. All members are of one user, because the kernel lets only those share a port. Any process may
+//! take the door's name, so a newcomer checks the door's user, and the door the newcomer's. Nothing else has a name.
 
 mod ark;
 mod door;
@@ -22,11 +24,12 @@ mod roster;
 mod steering;
 mod stray;
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -44,6 +47,7 @@ pub use error::JoinError;
 use register::Register;
 pub use roster::{BoundPort, Identity, Roster, SLOTS, Service, Slot};
 use steering::{Target, slot_of, target};
+use stray::Pair;
 pub(super) use stray::{STRAY_HEADER, Stray};
 
 /// How often members look whether others have ended.
@@ -66,8 +70,6 @@ pub struct Member {
 
 #[derive(Debug)]
 struct Inner {
-    /// That of the group's socket, without the byte that makes it abstract.
-    name: String,
     slot: u8,
     door: Door,
     ark: Ark,
@@ -78,8 +80,10 @@ struct Inner {
     units: [AtomicU64; 4],
     /// The roster as it was last read.
     known: Mutex<(u64, Roster)>,
-    /// What others got of ours comes here; and what we got of theirs leaves by it.
+    /// Receives datagrams for this member that came to another one.
     strays: UnixDatagram,
+    /// Sends datagrams to the members that they are for, by slot.
+    ways: Mutex<BTreeMap<u8, UnixDatagram>>,
 }
 
 /// Who shares a UDP port of the calling thread's network namespace, of this user's processes. `None`: nobody. Whoever has ended since is
@@ -89,7 +93,7 @@ struct Inner {
 /// If a group is there and cannot be asked.
 pub fn roster(port: u16) -> Result<Option<Roster>, JoinError> {
     let system = |source| JoinError::System { what: "reading the group's register", source };
-    let Some(fds) = door::look(&door::name_of(port, ""))? else { return Ok(None) };
+    let Some(fds) = door::look(&door::name_of(port))? else { return Ok(None) };
     let common = fds.into_iter().nth(3).ok_or_else(|| system(io::Error::other("nothing came")))?;
     let register = Register::of(common).map_err(system)?;
     let (_, mut roster) = register.read().map_err(system)?;
@@ -132,7 +136,7 @@ impl Member {
     /// # Errors
     /// If it cannot be had, or `make` fails.
     pub fn join<E>(port: u16, make: MakeSockets<'_, E>) -> Result<Joined, Refused<E>> {
-        let name = door::name_of(port, "");
+        let name = door::name_of(port);
         let (door, ark, register) = match door::knock(&name)? {
             Found::Group(fds) => {
                 let Ok([door, keep, add, common]) = <[OwnedFd; 4]>::try_from(fds) else {
@@ -151,18 +155,17 @@ impl Member {
             }
         };
         let entered = register.with(|roster| take_place(roster, &ark, &register, make));
-        let (slot, sockets) = entered.map_err(system("its register"))??;
+        let (slot, Kept { sockets, strays }) = entered.map_err(system("its register"))??;
         let steered: io::Result<Vec<_>> = sockets.iter().map(|(_, socket)| socket.try_clone()).collect();
-        let strays = stray::socket(&door::name_of(port, &format!("/{slot}")));
         let inner = Inner {
-            name,
             slot,
             door,
             ark,
             steered: steered.map_err(system("a descriptor"))?,
             units: Default::default(),
             known: Mutex::default(),
-            strays: strays.map_err(system("a socket for strays"))?,
+            strays: strays.receives,
+            ways: Mutex::default(),
             register,
         };
         inner.note_unit(slot);
@@ -249,9 +252,9 @@ impl Member {
     /// Takes one in; its length, in bytes. [`Stray::from_bytes`] reads it.
     ///
     /// # Errors
-    /// If there is none, or a process of another user sent it.
+    /// If there is none.
     pub(super) fn receive_stray(&self, into: &mut [u8]) -> io::Result<usize> {
-        stray::receive(&self.inner.strays, into)
+        self.inner.strays.recv(into)
     }
 
     /// Descriptors by which the group lasts, and this place in it.
@@ -336,9 +339,42 @@ impl Inner {
     fn hand_over(&self, stray: &Stray<'_>) -> bool {
         let owner = self.slot_of(target(stray.datagram), stray.destination);
         let Some(owner) = owner.filter(|slot| *slot != self.slot) else { return false };
-        let name = format!("{}/{owner}", self.name);
-        let Ok(address) = std::os::unix::net::SocketAddr::from_abstract_name(name) else { return false };
-        self.strays.send_to_addr(&stray.to_bytes(), &address).is_ok()
+        let mut ways = lock(&self.ways);
+        let way = match ways.entry(owner) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => {
+                // Another member may hold the roster: the datagram is lost then, and is sent again.
+                let found = self.register.try_hold(|| Kept::of_slot(&self.ark, owner));
+                let Ok(Ok(Some(kept))) = found else { return false };
+                unknown.insert(kept.strays.sends)
+            }
+        };
+        way.send(&stray.to_bytes()).is_ok()
+    }
+}
+
+/// A slot's sockets in the ark. They last as long as the group, and go from one member with this slot to the next.
+struct Kept {
+    sockets: Sockets,
+    strays: Pair,
+}
+
+impl Kept {
+    /// Returns those of a slot; `None`: no member has had the slot yet. The caller holds the roster.
+    fn of_slot(ark: &Ark, slot: u8) -> io::Result<Option<Kept>> {
+        let Some(mut fds) = ark.peek(slot.into())? else { return Ok(None) };
+        let strays = fds.split_off(fds.len().saturating_sub(2));
+        let Ok([receives, sends]) = <[OwnedFd; 2]>::try_from(strays) else {
+            return Err(io::Error::other("what is kept of a slot is not what a slot has"));
+        };
+        let strays = Pair { receives: receives.into(), sends: sends.into() };
+        Ok(Some(Kept { sockets: with_addresses(fds)?, strays }))
+    }
+
+    fn put_into(&self, ark: &Ark) -> io::Result<()> {
+        let strays = [self.strays.receives.as_fd(), self.strays.sends.as_fd()];
+        let all: Vec<_> = self.sockets.iter().map(|(_, socket)| socket.as_fd()).chain(strays).collect();
+        ark.push(&all)
     }
 }
 
@@ -353,7 +389,9 @@ fn bury(roster: &mut Roster, ark: &Ark, register: &Register, own: Option<u8>) {
     for slot in dead(roster, register, own) {
         roster.leave(slot);
         // What comes to its sockets takes up no memory any more.
-        for socket in ark.peek(slot.into()).ok().flatten().into_iter().flatten() {
+        let Some(kept) = Kept::of_slot(ark, slot).ok().flatten() else { continue };
+        empty(&kept.strays.receives);
+        for (_, socket) in kept.sockets {
             let _ = sys::set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, UNREAD);
             empty(&socket);
         }
@@ -366,21 +404,21 @@ fn take_place<E>(
     ark: &Ark,
     register: &Register,
     make: MakeSockets<'_, E>,
-) -> Result<(u8, Sockets), Refused<E>> {
+) -> Result<(u8, Kept), Refused<E>> {
     bury(roster, ark, register, None);
     let slot = roster.next_slot().ok_or(JoinError::Full)?;
-    let sockets = match ark.peek(slot.into()).map_err(system("looking for a socket"))? {
-        Some(fds) => {
-            let sockets = with_addresses(fds).map_err(system("taking a socket over"))?;
+    let kept = match Kept::of_slot(ark, slot).map_err(system("taking a socket over"))? {
+        Some(kept) => {
             // What they hold was for a process that was here before.
-            sockets.iter().for_each(|(_, socket)| empty(socket));
-            sockets
+            kept.sockets.iter().for_each(|(_, socket)| empty(socket));
+            empty(&kept.strays.receives);
+            kept
         }
         None => {
             let mut sockets = make(roster.slots.is_empty()).map_err(Refused::Sockets)?;
             // Places count in each address family: all slots have the same ones.
-            if let Some(first) = ark.peek(0).map_err(system("looking for a socket"))? {
-                let first = with_addresses(first).map_err(system("looking at a socket"))?;
+            if let Some(first) = Kept::of_slot(ark, 0).map_err(system("looking for a socket"))? {
+                let first = first.sockets;
                 let has = |v4| first.iter().any(|(address, _)| address.is_ipv4() == v4);
                 sockets.retain(|(address, _)| has(address.is_ipv4()));
                 if sockets.len() < first.len() {
@@ -388,9 +426,10 @@ fn take_place<E>(
                     return Err(system("joining the others")(source));
                 }
             }
-            let fds: Vec<_> = sockets.iter().map(|(_, socket)| socket.as_fd()).collect();
-            ark.push(&fds).map_err(system("keeping a socket"))?;
-            sockets
+            let strays = Pair::new().map_err(system("a pair of sockets"))?;
+            let kept = Kept { sockets, strays };
+            kept.put_into(ark).map_err(system("keeping a socket"))?;
+            kept
         }
     };
     if !register.occupy(slot).map_err(system("marking the place"))? {
@@ -400,7 +439,7 @@ fn take_place<E>(
     let pid = std::process::id();
     let name = fs::read_to_string("/proc/self/comm").unwrap_or_default().trim().to_owned();
     roster.enter(slot, Identity { pid, name });
-    Ok((slot, sockets))
+    Ok((slot, kept))
 }
 
 /// Each with the address that it is bound to.
@@ -410,6 +449,6 @@ fn with_addresses(sockets: Vec<OwnedFd>) -> io::Result<Sockets> {
 }
 
 /// Throws away what a socket holds.
-fn empty(socket: &OwnedFd) {
+fn empty(socket: &impl AsRawFd) {
     while recv(socket.as_raw_fd(), &mut [], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC).is_ok() {}
 }

@@ -72,6 +72,22 @@ impl Register {
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut Roster) -> R) -> io::Result<R> {
         let _turn = lock(&self.turn);
         self.hold()?;
+        self.held(act)
+    }
+
+    /// Runs `act` while this process holds the roster, and does not wait for that.
+    ///
+    /// # Errors
+    /// If another process or thread holds it.
+    pub(super) fn try_hold<R>(&self, act: impl FnOnce() -> R) -> io::Result<R> {
+        let _turn = self.turn.try_lock().map_err(|_| io::ErrorKind::WouldBlock)?;
+        self.set_lock(libc::F_WRLCK, 0)?;
+        let result = act();
+        self.set_lock(libc::F_UNLCK, 0)?;
+        Ok(result)
+    }
+
+    fn held<R>(&self, act: impl FnOnce(&mut Roster) -> R) -> io::Result<R> {
         let result = self.newest().and_then(|(sequence, before)| {
             let mut roster = before.clone();
             let result = act(&mut roster);

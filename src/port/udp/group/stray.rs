@@ -1,14 +1,9 @@
-//! Datagrams that came to the wrong process, and their way to the right one: a Unix socket for each slot, with an abstract name.
+//! Datagrams that came to the wrong process, and their way to the right one: a pair of Unix sockets for each slot. They have no name that a
+//! process of another user might take: members find them in the ark, beside the slot's UDP sockets.
 
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsRawFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram};
-
-use nix::cmsg_space;
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, UnixCredentials, recvmsg, setsockopt, sockopt};
-use nix::unistd::geteuid;
+use std::os::unix::net::UnixDatagram;
 
 /// A datagram that the kernel brought to the wrong process: receive offload makes one of several that have the same addresses and
 /// ports.
@@ -55,32 +50,18 @@ impl Stray<'_> {
     }
 }
 
-/// The socket of a slot for strays.
-pub(super) fn socket(name: &str) -> io::Result<UnixDatagram> {
-    let address = UnixAddress::from_abstract_name(name)?;
-    // A child of the process that was here before may have it still; then strays are dropped, and come again.
-    let socket = UnixDatagram::bind_addr(&address).or_else(|_| UnixDatagram::unbound())?;
-    socket.set_nonblocking(true)?;
-    setsockopt(&socket, sockopt::PassCred, &true)?;
-    Ok(socket)
+/// The sockets of a slot for strays: its process receives at one end, all other members send at the other.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) receives: UnixDatagram,
+    pub(super) sends: UnixDatagram,
 }
 
-/// Takes one in; its length, in bytes.
-///
-/// # Errors
-/// If there is none, or a process of another user sent it.
-pub(super) fn receive(socket: &UnixDatagram, into: &mut [u8]) -> io::Result<usize> {
-    let mut control = cmsg_space!(UnixCredentials);
-    let mut pieces = [IoSliceMut::new(into)];
-    let flags = MsgFlags::MSG_DONTWAIT;
-    let received = recvmsg::<()>(socket.as_raw_fd(), &mut pieces, Some(&mut control), flags)?;
-    let sender = received.cmsgs()?.find_map(|message| match message {
-        ControlMessageOwned::ScmCredentials(sender) => Some(sender.uid()),
-        _ => None,
-    });
-    if sender == Some(geteuid().as_raw()) {
-        Ok(received.bytes)
-    } else {
-        Err(io::ErrorKind::PermissionDenied.into())
+impl Pair {
+    pub(super) fn new() -> io::Result<Pair> {
+        let (receives, sends) = UnixDatagram::pair()?;
+        receives.set_nonblocking(true)?;
+        sends.set_nonblocking(true)?;
+        Ok(Pair { receives, sends })
     }
 }
