@@ -8,8 +8,10 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::lock::lock;
 use crate::nldev::Qp;
@@ -22,8 +24,12 @@ const HEADER: usize = 64;
 const COUNTS: u64 = 16;
 /// Bytes of a queue pair.
 const ENTRY: usize = 32;
-/// Queue pairs that are told of.
+/// Queue pairs that a file tells of.
 const MOST: usize = 4096;
+/// Bytes of a file that are read: any process may have made it, as long as it likes.
+const LONGEST: usize = HEADER + MOST * ENTRY;
+/// Queue pairs that are told of, of all processes together: as many as a device has.
+const ALL: usize = 65_536;
 
 /// Kinds of objects, in the order of the kernel's summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,32 +187,62 @@ fn read(pid: u32, interface: u32, bytes: &[u8]) -> Option<([u64; KINDS.len()], V
 pub(crate) fn of_all_processes(interface: u32) -> ([u64; KINDS.len()], Vec<Qp>) {
     let (mut counts, mut qps, mut seen) = ([0; KINDS.len()], Vec::new(), BTreeSet::new());
     let own = fs::read_link("/proc/thread-self/ns/net").ok();
-    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
-        };
-        if fs::read_link(process.path().join("ns/net")).ok() != own {
+    let Some(memory) = device_of_memory() else { return (counts, qps) };
+    for (pid, process) in processes() {
+        if fs::read_link(process.join("ns/net")).ok() != own {
             continue;
         }
-        for descriptor in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
+        let mut left = MOST;
+        for descriptor in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
             let path = descriptor.path();
             if maker(&path) != Some(pid) {
                 continue;
             }
-            // Several descriptors may be of the same file.
+            // Several descriptors may be of the same file. One that is not in memory may have any name, and a read of it may block.
             let Ok(status) = fs::metadata(&path) else { continue };
-            if !seen.insert((status.dev(), status.ino())) {
+            if status.dev() != memory || !seen.insert(status.ino()) {
                 continue;
             }
-            let Some((theirs, of_it)) = fs::read(&path).ok().and_then(|bytes| read(pid, interface, &bytes))
+            let Some((theirs, of_it)) = beginning(&path).and_then(|bytes| read(pid, interface, &bytes))
             else {
                 continue;
             };
             counts.iter_mut().zip(theirs).for_each(|(sum, count)| *sum += count);
-            qps.extend(of_it);
+            let told = of_it.len().min(left).min(ALL - qps.len());
+            left -= told;
+            qps.extend(of_it.into_iter().take(told));
         }
     }
     (counts, qps)
+}
+
+/// All processes: those of this user and root first, so that no other user's take the room of theirs.
+fn processes() -> Vec<(u32, PathBuf)> {
+    // SAFETY: no preconditions.
+    let own = unsafe { libc::geteuid() };
+    let process = |entry: fs::DirEntry| {
+        let pid = entry.file_name().to_str()?.parse::<u32>().ok()?;
+        let uid = entry.metadata().ok()?.uid();
+        Some((uid != 0 && uid != own, pid, entry.path()))
+    };
+    let mut all: Vec<_> = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(process).collect();
+    all.sort_by_key(|(is_of_another, pid, _)| (*is_of_another, *pid));
+    all.into_iter().map(|(_, pid, path)| (pid, path)).collect()
+}
+
+/// The device number of files in memory (`memfd_create(2)`), which no file system that a user can mount has.
+fn device_of_memory() -> Option<u64> {
+    let file = File::from(memfd_create("roxie", MFdFlags::MFD_CLOEXEC).ok()?);
+    Some(file.metadata().ok()?.dev())
+}
+
+/// Reads the beginning of a file.
+fn beginning(path: &Path) -> Option<Vec<u8>> {
+    let file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len().min(LONGEST as u64) as usize;
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Some(bytes)
 }
 
 /// The process that a command descriptor is named for.
@@ -219,7 +255,6 @@ fn maker(descriptor: &Path) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::sys::memfd::{MFdFlags, memfd_create};
 
     #[test]
     fn what_is_written_down_is_found_by_who_looks_into_the_descriptors() {
@@ -243,6 +278,37 @@ mod tests {
         drop((second, third));
         assert_eq!(of_all_processes(INTERFACE), ([1, 0, 0, 0, 0], Vec::new()));
         assert_eq!(of_all_processes(INTERFACE + 1).0, [0; 5], "of another interface");
+    }
+
+    #[test]
+    fn file_is_read_no_further_than_it_tells() {
+        const INTERFACE: u32 = 0x7fff_0003;
+        let name = format!("{NAME}{}", std::process::id());
+        let file = File::from(memfd_create(&*name, MFdFlags::MFD_CLOEXEC).unwrap());
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        // Without memory behind it, and as long as it likes.
+        file.set_len(1 << 40).unwrap();
+        let qp = Qp { pid: std::process::id(), number: 7, ..Qp::default() };
+        file.write_all_at(&to_bytes(&qp), (HEADER + MOST * ENTRY) as u64).unwrap();
+        let published = Arc::new(Published::new(file, INTERFACE));
+        let _first = published.add_qp(qp);
+        assert_eq!(beginning(Path::new(&path)).unwrap().len(), LONGEST);
+        assert_eq!(of_all_processes(INTERFACE).1, [qp], "and not the one behind");
+    }
+
+    #[test]
+    fn files_of_a_process_share_its_room() {
+        const INTERFACE: u32 = 0x7fff_0004;
+        let name = format!("{NAME}{}", std::process::id());
+        let full = |_| {
+            let file = File::from(memfd_create(&*name, MFdFlags::MFD_CLOEXEC).unwrap());
+            let published = Arc::new(Published::new(file, INTERFACE));
+            let qps: Vec<_> =
+                (1..=MOST as u32).map(|number| published.add_qp(Qp { number, ..Qp::default() })).collect();
+            (published, qps)
+        };
+        let _files = [0, 1].map(full);
+        assert_eq!(of_all_processes(INTERFACE).1.len(), MOST);
     }
 
     #[test]
