@@ -44,7 +44,7 @@ release:
 
 demo: build
 	@.ci/setup demo
-	./target/release/roxie demo
+	./target/release/roxie demo --capture target/demo
 
 test:
 	@.ci/setup test

@@ -22,7 +22,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use hdrhistogram::Histogram;
 use nix::sys::signal::Signal;
-use nix::unistd::{AccessFlags, Uid, access};
+use nix::unistd::{AccessFlags, access, mkdtemp};
 use roxie::host::{DeviceError, OpenError, Stack};
 use roxie::netdev::NetdevError;
 use roxie::port::fault::FaultConfig;
@@ -101,7 +101,7 @@ pub(crate) struct Arguments {
     /// Leave out the unmodified programs
     #[arg(long)]
     no_programs: bool,
-    /// Where to write the captures; default: target/demo if there is a folder `target`, else the directory for temporary files
+    /// Where to write the captures; default: a new folder in the directory for temporary files
     #[arg(long, value_name = "DIRECTORY")]
     capture: Option<PathBuf>,
     /// Decides the data and which packets are lost
@@ -222,13 +222,9 @@ fn capture_directory(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(directory) = asked {
         return usable(directory);
     }
-    if Path::new("target").is_dir()
-        && let Ok(directory) = usable(Path::new("target/demo"))
-    {
-        return Ok(directory);
-    }
-    // One for each user: files of somebody else's in a directory that all share cannot be overwritten.
-    usable(&std::env::temp_dir().join(format!("roxie-demo-{}", Uid::effective())))
+    // A new one, which only this user may enter: a folder of a known name may be another user's, with links in it.
+    let template = std::env::temp_dir().join(format!("roxie-demo-{}", "X".repeat(6)));
+    mkdtemp(&template).map_err(|error| Failure::Directory { path: template, source: error.into() })
 }
 
 /// Where lines for people go.

@@ -2,6 +2,8 @@
 //! captures as they were written.
 
 use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use roxie::host::Stack;
@@ -35,10 +37,17 @@ pub(super) struct Recovery {
 pub(super) fn recover(link: &Link, directory: &Path, seed: u64) -> Result<Recovery, Failure> {
     let path = |end: &str| directory.join(format!("roxie-demo-{}-{end}.pcapng", link.kind));
     let captures = [path("near"), path("far")];
+    let wrong =
+        |path: &Path, why: io::Error| Failure::Capture { path: path.to_owned(), why: why.to_string() };
+    let open = |path: &PathBuf| fresh(path).map_err(|error| wrong(path, error));
+    let files = [open(&captures[0])?, open(&captures[1])?];
+    // The files themselves, whatever stands at their paths by now.
+    let [near_file, far_file] =
+        files.each_ref().map(|file| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())));
     let fault =
         FaultConfig::parse(&format!("tx.drop=nth{LOST}")).map_err(|e| Failure::Wrong(e.to_string()))?;
-    let near = Stack { fault: Some(fault), capture: Some(captures[0].clone()) };
-    let far = Stack { fault: None, capture: Some(captures[1].clone()) };
+    let near = Stack { fault: Some(fault), capture: Some(near_file.clone()) };
+    let far = Stack { fault: None, capture: Some(far_file.clone()) };
     // A local ACK timeout of 67 ms: long enough for the NAK to be what starts the recovery.
     let c = Connection::open(link, [&near, &far], 14, Threads::One)?;
     let size = PACKETS * c.path_mtu();
@@ -49,7 +58,15 @@ pub(super) fn recover(link: &Link, directory: &Path, seed: u64) -> Result<Recove
     let retransmitted = c.counter("retransmitted_packets");
     // Closing the devices writes out what the captures still hold.
     drop(c);
-    Ok(Recovery { ladder: draw(&captures)?, captures, verified, retransmitted })
+    Ok(Recovery { ladder: draw(&[near_file, far_file])?, captures, verified, retransmitted })
+}
+
+/// A new file in place of what is at `path`. A link is not followed, wherever it leads.
+fn fresh(path: &Path) -> io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => File::options().read(true).write(true).create_new(true).open(path),
+    }
 }
 
 /// Draws what the two captures say.
@@ -72,5 +89,26 @@ fn read(path: &Path) -> Result<Vec<Seen>, Failure> {
     match reading.broken {
         Some(broken) => Err(wrong(broken.to_string())),
         None => Ok(reading.seen),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn capture_is_not_written_through_a_link() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let [other, path] = ["other", "capture"].map(|name| folder.path().join(name));
+        fs::write(&other, "another's").unwrap();
+        symlink(&other, &path).unwrap();
+        io::Write::write_all(&mut fresh(&path).unwrap(), b"frames").unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"another's");
+        assert_eq!(fs::read(&path).unwrap(), b"frames");
+        // A capture of before gives way.
+        assert_eq!(fresh(&path).unwrap().metadata().unwrap().len(), 0);
     }
 }
