@@ -70,14 +70,6 @@ pub fn ask_to_go_first() -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Lets another process reach this one's memory, where processes of a user may not by themselves (Yama's `ptrace_scope`). Where that is not
-/// so, nothing has to be allowed, and nothing is.
-#[allow(unsafe_code)]
-pub fn let_in(process: i32) {
-    // SAFETY: `PR_SET_PTRACER` takes a number and touches no memory. It fails where there is no Yama.
-    unsafe { libc::prctl(libc::PR_SET_PTRACER, process, 0, 0, 0) };
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,13 +17,13 @@ use crate::remote::link::{LONGEST_QUESTION, Link};
 use crate::remote::message::{
     Ask, BoundPorts, Memory, Place, Receives, Refusal, Reply, Source, Told, Welcome,
 };
-use crate::shared::process::Process;
+use crate::shared::remote_memory::{RemoteMemory, Use};
 use crate::shared::{
     CompletionRing, EventCounter, GuestId, HostMemory, PageList, RecvRing, Region, SendRing,
 };
 use crate::threads::lock;
 use crate::time::monotonic;
-use crate::verbs::{AddressVector, AsyncEvent, FileId, QpInit, QpType};
+use crate::verbs::{Access, AddressVector, AsyncEvent, FileId, QpInit, QpType};
 
 /// Arenas of a process: as many as the library takes for 4 GiB of queues.
 pub(super) const ARENAS: usize = 1024;
@@ -38,7 +38,7 @@ pub(super) struct Guest {
     pub(super) name: String,
     pub(super) uid: u32,
     pub(super) slot: u8,
-    pub(super) process: Arc<Process>,
+    pub(super) memory: Arc<RemoteMemory>,
     link: Link,
     events: Outbox,
     owned: Mutex<Owned>,
@@ -55,18 +55,18 @@ pub(super) struct Arrival {
     pub(super) name: String,
     pub(super) uid: u32,
     pub(super) slot: u8,
-    pub(super) process: Process,
+    pub(super) memory: RemoteMemory,
     pub(super) link: Link,
     pub(super) events: Link,
 }
 
 impl Guest {
     pub(super) fn new(arrival: Arrival, quota: &Quota) -> Guest {
-        let Arrival { pid, name, uid, slot, process, link, events } = arrival;
+        let Arrival { pid, name, uid, slot, memory, link, events } = arrival;
         let (owned, estate, events) = (Mutex::default(), Mutex::default(), Outbox::new(events));
         let is_bounded = quota.bits_per_second != u64::MAX;
         let rate = is_bounded.then(|| SharedRate::new(Rate(quota.bits_per_second as f64)));
-        Guest { pid, name, uid, slot, process: Arc::new(process), link, events, owned, estate, rate }
+        Guest { pid, name, uid, slot, memory: Arc::new(memory), link, events, owned, estate, rate }
     }
 
     /// True if an event is of something of its, or of the port or the device as a whole.
@@ -137,7 +137,7 @@ impl Guest {
 
     /// Nothing of it is touched from here on, and nothing of it is left.
     fn leave(&self, house: &House, bells: GuestId) {
-        self.process.fence();
+        self.memory.fence();
         self.dismiss();
         house.forget_bells(bells);
         for command in self.farewell() {
@@ -216,20 +216,27 @@ impl Guest {
                 return self.carry_out(house, command, QpType::Rc, 0);
             }
             Ask::Register { pd, access, start, memory } => {
-                let memory = self.memory(memory);
-                let owned = lock(&self.owned);
-                owned.pd(pd)?;
-                owned.room_for_mr(quota, memory.len() as u64, None)?;
+                let (held, memory) = (memory, self.memory(memory));
+                {
+                    let owned = lock(&self.owned);
+                    owned.pd(pd)?;
+                    owned.room_for_mr(quota, memory.len() as u64, None)?;
+                }
+                self.may_register(held, access)?;
                 Command::RegisterMemory { pd, access, start, memory }
             }
             Ask::Reregister { mr, pd, access, translation } => {
+                let held = translation.map(|(_, memory)| memory);
                 let translation = translation.map(|(start, memory)| (start, self.memory(memory)));
-                let owned = lock(&self.owned);
-                owned.mr(mr)?;
-                pd.map_or(Ok(()), |pd| owned.pd(pd))?;
-                if let Some((_, memory)) = &translation {
-                    owned.room_for_mr(quota, memory.len() as u64, Some(mr))?;
+                {
+                    let owned = lock(&self.owned);
+                    owned.mr(mr)?;
+                    pd.map_or(Ok(()), |pd| owned.pd(pd))?;
+                    if let Some((_, memory)) = &translation {
+                        owned.room_for_mr(quota, memory.len() as u64, Some(mr))?;
+                    }
                 }
+                held.map_or(Ok(()), |held| self.may_register(held, access.unwrap_or_default()))?;
                 Command::ReregisterMemory { mr, pd, access, translation }
             }
             Ask::AllocFast { pd, memory, pages, count } => {
@@ -366,6 +373,17 @@ impl Guest {
         }
     }
 
+    /// Memory is mapped, and may be used as `access` says, when it is registered.
+    fn may_register(&self, memory: Memory, access: Access) -> Result<(), ControlError> {
+        let Memory::At { address, length, on_demand: false } = memory else { return Ok(()) };
+        let what = if access.contains(Access::LOCAL_WRITE) { Use::Write } else { Use::Read };
+        self.memory.check(address, length, what).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EFAULT);
+            let why = format!("{length} bytes at {address:#x} are not mapped, or not for this access: {error}");
+            ControlError::Elsewhere { errno, why }
+        })
+    }
+
     /// Management datagrams that are for it come to its QP1, if it has one.
     fn route(&self, house: &House) -> Result<(), ControlError> {
         let Some(gsi) = lock(&self.owned).gsi() else { return Ok(()) };
@@ -378,7 +396,7 @@ impl Guest {
             Memory::Null => HostMemory::null(),
             Memory::At { address, length, on_demand } => {
                 let length = usize::try_from(length).unwrap_or(usize::MAX);
-                HostMemory::of_process(&self.process, address, length, on_demand)
+                HostMemory::remote(&self.memory, address, length, on_demand)
             }
         }
     }

@@ -40,7 +40,7 @@ use crate::host::{ConnectionService, Device, DeviceError, Nobody};
 use crate::remote::link::Link;
 use crate::remote::message::{Hello, VERSION, Welcome};
 use crate::remote::{AttachError, name_of, nic_of};
-use crate::shared::process::Process;
+use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{Doorbells, GuestId};
 use crate::threads::{lock, spawn_unsignalled};
 use crate::verbs::{AsyncEvent, EventKind};
@@ -100,8 +100,6 @@ pub struct Served {
     pub uid: u32,
     /// Its seat.
     pub slot: u8,
-    /// The NIC reaches its memory by its descriptor, which takes longer than by its number.
-    pub by_descriptor: bool,
 }
 
 /// Who comes and goes.
@@ -242,7 +240,6 @@ fn served(guest: &Guest) -> Served {
         name: guest.name.clone(),
         uid: guest.uid,
         slot: guest.slot,
-        by_descriptor: guest.process.is_by_descriptor(),
     }
 }
 
@@ -318,8 +315,7 @@ impl Inner {
             let theirs = hello.version;
             return Err(format!("it speaks version {theirs}, the NIC {VERSION}: use the same roxie"));
         }
-        let memory = fds.into_iter().next();
-        let process = Process::new(pid, memory, hello.secret).map_err(|error| said(&error))?;
+        let memory = RemoteMemory::new(fds, hello.secret).map_err(|error| said(&error))?;
         let (bells, page) =
             Doorbells::for_guest(self.house.device.limits().qps).map_err(|error| said(&error))?;
         let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
@@ -335,7 +331,7 @@ impl Inner {
         };
         let name = hello.name.chars().filter(|c| !c.is_control()).take(64).collect();
         let arrival =
-            Arrival { pid: pid.cast_unsigned(), name, uid, slot, process, link, events: Link::new(events) };
+            Arrival { pid: pid.cast_unsigned(), name, uid, slot, memory, link, events: Link::new(events) };
         let fds = page.into_iter().chain([heard.into()]).collect();
         Ok((Guest::new(arrival, &self.house.config.quota), bells, fds))
     }

@@ -7,7 +7,7 @@ use super::memory::Registered;
 use super::{Nic, RxFrame, split};
 use crate::frame::{Frame, FrameMut};
 use crate::shared::memory::CopyFault;
-use crate::shared::process::Process;
+use crate::shared::remote_memory::RemoteMemory;
 use crate::time::Nanos;
 use crate::transport::{DmaIn, MemoryTable, Span, Verdict};
 use crate::verbs::{QpIndex, QpType};
@@ -38,7 +38,7 @@ impl HostSide<'_> {
     }
 
     /// Whose memory this is, and where there, if it is another process's and in one piece.
-    pub(super) fn far(&self, span: Span, length: usize) -> Option<(&Arc<Process>, u64)> {
+    pub(super) fn far(&self, span: Span, length: usize) -> Option<(&Arc<RemoteMemory>, u64)> {
         let region = self.region(span).ok().filter(|region| !region.paged)?;
         region.memory.elsewhere(span.offset, length)
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::Nic;
 use super::dma::{DmaOut, HostSide};
 use crate::frame::Frame;
-use crate::shared::process::{Places, Process};
+use crate::shared::remote_memory::{Places, RemoteMemory};
 use crate::time::Nanos;
 use crate::transport::{DmaIn, Span};
 use crate::verbs::{QpIndex, WcStatus};
@@ -112,7 +112,7 @@ impl Ahead {
 /// Payload that has come for the memory of one process, and is not there yet.
 #[derive(Debug, Default)]
 struct Behind {
-    process: Option<Arc<Process>>,
+    process: Option<Arc<RemoteMemory>>,
     bytes: Vec<u8>,
     places: Places,
     /// Where the bytes of each copy go, how many they are, and whose they are.
@@ -123,7 +123,7 @@ impl Behind {
     /// A copy more of what `bytes` adds, of `length`. False: what waits has to be written first.
     fn add(
         &mut self,
-        process: &Arc<Process>,
+        process: &Arc<RemoteMemory>,
         (address, length): (u64, usize),
         qp: QpIndex,
         bytes: (&[u8], &[u8]),

@@ -25,7 +25,8 @@ use crate::port::PortInfo;
 use crate::port::udp::group::BoundPort;
 use crate::random::unguessable;
 use crate::shared::{Doorbells, EventCounter, HostMemory, RecvRing, Region};
-use crate::threads::{let_in, lock, spawn_unsignalled};
+use crate::shared::remote_memory::RemoteMemory;
+use crate::threads::{lock, spawn_unsignalled};
 use crate::time::{Nanos, monotonic};
 use crate::verbs::{AsyncEvent, EventKind, Mtu, QpIndex};
 
@@ -137,12 +138,10 @@ impl Attachment {
         let secret = unguessable();
         let secret_at = (std::ptr::from_ref(&secret) as u64, secret);
         let hello = Hello { version: VERSION, name, secret: secret_at };
-        // Where the kernel does not let the NIC in by this process's number, it goes by this.
-        let memory = std::fs::File::options().read(true).write(true).open("/proc/self/mem").ok();
-        let fds: Vec<BorrowedFd<'_>> = memory.iter().map(AsFd::as_fd).collect();
-        // Where processes of a user may not look at one another, this one lets the NIC.
-        let_in(pid);
-        let sent = link.send(&hello, &fds);
+        let memory = RemoteMemory::descriptors()
+            .map_err(|source| AttachError::Memory { interface: interface.to_owned(), source })?;
+        let sent = link.send(&hello, &memory.each_ref().map(AsFd::as_fd));
+        drop(memory);
         let answer = link.receive::<Result<Welcome, String>>().map_err(system)?;
         if answer.is_none() {
             // A NIC that refuses a user says so without hearing the greeting.

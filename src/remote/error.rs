@@ -29,6 +29,17 @@ pub enum AttachError {
         /// The interface.
         interface: String,
     },
+    /// This process cannot hand over descriptors of its memory.
+    #[error(
+        "the NIC of {interface} (`roxie nic`) reaches memory by /proc/self/mem, which this process may not open: {source}; mount /proc, \
+         and let the process be dumpable (PR_SET_DUMPABLE: a process that has changed its user is not), or take --port udp"
+    )]
+    Memory {
+        /// The interface.
+        interface: String,
+        /// What the system said.
+        source: io::Error,
+    },
     /// It does not serve this process.
     #[error("the NIC of {interface} (`roxie nic`) does not serve this process: {why}")]
     Refused {

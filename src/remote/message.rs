@@ -13,9 +13,10 @@ use crate::port::udp::group::BoundPort;
 use crate::verbs::{Access, CqIndex, MrIndex, Mtu, PdId, QpInit, SrqIndex, SrqInit};
 
 /// The form of messages. Both ends have to have the same.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
-/// A process that wants to be served. Beside it comes, if it can be had, the descriptor of its memory.
+/// A process that wants to be served. Beside it come the descriptors of its memory
+/// ([`RemoteMemory::descriptors`](crate::shared::remote_memory::RemoteMemory::descriptors)).
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// [`VERSION`].

@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use super::guard;
 use super::mapping::Mapping;
-use super::process::Process;
+use super::remote_memory::RemoteMemory;
 
 /// Bytes of a page: 4 KiB on x86-64, 4, 16 or 64 KiB on aarch64, as the kernel was made.
 fn page() -> usize {
@@ -82,7 +82,7 @@ pub struct HostMemory {
     length: usize,
     kind: Kind,
     /// Whose they are, if they are not this process's.
-    process: Option<Arc<Process>>,
+    process: Option<Arc<RemoteMemory>>,
     /// Keeps the bytes where they are, if that is ours to do.
     _owner: Option<Arc<dyn Debug + Send + Sync>>,
 }
@@ -189,7 +189,7 @@ impl HostMemory {
     /// Addresses of another process, whose pages may come and go. A copy fails where there is no page. An atomic is one step for all who
     /// reach the memory by this NIC, and not for that process's own instructions; nor is the end of a write one store.
     /// `on_demand`: it was registered as such.
-    pub fn of_process(process: &Arc<Process>, address: u64, length: usize, on_demand: bool) -> HostMemory {
+    pub fn remote(process: &Arc<RemoteMemory>, address: u64, length: usize, on_demand: bool) -> HostMemory {
         let base = address as *mut u8;
         let kind = if on_demand { Kind::OnDemand } else { Kind::Elsewhere };
         HostMemory { base, length, kind, _owner: None, process: Some(Arc::clone(process)) }
@@ -226,7 +226,7 @@ impl HostMemory {
     }
 
     /// The other process whose it is, and where these bytes lie there; `None` also if they are not inside.
-    pub fn elsewhere(&self, offset: u64, length: usize) -> Option<(&Arc<Process>, u64)> {
+    pub fn elsewhere(&self, offset: u64, length: usize) -> Option<(&Arc<RemoteMemory>, u64)> {
         let process = self.process.as_ref()?;
         let at = self.at(offset, length).ok().flatten()?;
         Some((process, at as u64))
@@ -348,7 +348,7 @@ fn not_mapped(at: *mut u8, length: usize) -> CopyFault {
 /// What does not change is not written back: the other process may have changed it meanwhile.
 #[cold]
 fn atomic_elsewhere(
-    process: &Process,
+    process: &RemoteMemory,
     at: *mut u8,
     operation: impl Fn(u64) -> Option<u64>,
 ) -> Result<u64, CopyFault> {

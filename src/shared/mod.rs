@@ -10,6 +10,7 @@
 
 #![allow(unsafe_code)]
 
+mod address_map;
 mod completion_queue;
 #[cfg(test)]
 mod completion_queue_tests;
@@ -22,8 +23,8 @@ mod guest_bells;
 mod mapping;
 pub(crate) mod memory;
 mod page_list;
-pub mod process;
 pub mod region;
+pub mod remote_memory;
 mod shared_receives;
 #[cfg(all(test, target_arch = "x86_64", not(miri)))]
 mod stores;

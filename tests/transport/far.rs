@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use roxie::shared::HostMemory;
-use roxie::shared::process::Process;
+use roxie::shared::remote_memory::RemoteMemory;
 use roxie::verbs::{Access, EventKind, LKey, QpState, SendWr, Sge, WcStatus, WrOpcode};
 use roxie::wire::{Aeth, AtomicEth, Bth, Ext, Opcode, Psn, Reth};
 
@@ -18,10 +18,10 @@ fn far() -> (Stage, Pages, Region) {
     let mut stage = Stage::with(Setup { serves: true, ..Setup::default() });
     let pages = Pages::new(2);
     let secret = 77_u64;
-    let here = std::process::id().cast_signed();
-    let process = Process::new(here, None, (std::ptr::from_ref(&secret) as u64, secret));
-    let process = Arc::new(process.expect("its own memory"));
-    let memory = HostMemory::of_process(&process, pages.address(), 2 * PAGE as usize, false);
+    let fds = RemoteMemory::descriptors().expect("this process's own").into();
+    let remote = RemoteMemory::new(fds, (std::ptr::from_ref(&secret) as u64, secret));
+    let remote = Arc::new(remote.expect("this process's own"));
+    let memory = HostMemory::remote(&remote, pages.address(), 2 * PAGE as usize, false);
     let access = Access::READ_WRITE | Access::REMOTE_ATOMIC;
     let region = stage.register(access, pages.address(), memory).expect("a region");
     (stage, pages, region)

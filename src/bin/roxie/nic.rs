@@ -214,11 +214,6 @@ fn tell(visit: &Visit) {
         format!("{} (process {}, user {user}, slot {})", served.name, served.pid, served.slot)
     };
     match visit {
-        Visit::Came(served) if served.by_descriptor => output::note(format_args!(
-            "{} is served; the kernel does not let this process into its memory by its number, so it goes by the descriptor of it, \
-             which takes longer",
-            who(served)
-        )),
         Visit::Came(served) => output::note(format_args!("{} is served", who(served))),
         Visit::Refused { pid, why } => output::note(format_args!("process {pid} is not served: {why}")),
         Visit::Went(served) => output::note(format_args!("{} is gone", who(served))),

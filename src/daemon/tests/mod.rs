@@ -23,6 +23,7 @@ use crate::remote::message::{
     Ask, Hello, Memory, Place, Receives, Refusal, Reply, Source, Told, VERSION, Welcome,
 };
 use crate::remote::name_of;
+use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{CompletionRing, Doorbells, EventCounter, RecvRing, Region, SendRing};
 use crate::threads::lock;
 use crate::time::Nanos;
@@ -78,7 +79,8 @@ impl Nic {
 
     fn greeted(&self, hello: &Hello) -> (Result<Welcome, String>, Link, Vec<OwnedFd>) {
         let link = self.knock();
-        link.send(hello, &[]).expect("it listens");
+        let memory = RemoteMemory::descriptors().expect("this process's own");
+        link.send(hello, &memory.each_ref().map(AsFd::as_fd)).expect("it listens");
         let (answer, fds) = link.receive().expect("an answer").expect("it did not hang up");
         (answer, link, fds)
     }
@@ -174,12 +176,10 @@ fn settled(nic: &Nic) -> (Stranger, PdId, CqIndex, QpIndex) {
 fn nothing_of_others_can_be_named() {
     let nic = nic(Quota::default());
     let (victim, pd, cq, qp) = settled(&nic);
-    let mr = match victim.ask(Ask::Register {
-        pd,
-        access: Access::LOCAL_WRITE,
-        start: 0x1000,
-        memory: Memory::At { address: 0x1000, length: 64, on_demand: false },
-    }) {
+    let own = Box::new([0u64; 8]);
+    let address = std::ptr::from_ref(&*own) as u64;
+    let memory = Memory::At { address, length: 64, on_demand: false };
+    let mr = match victim.ask(Ask::Register { pd, access: Access::LOCAL_WRITE, start: 0x1000, memory }) {
         Ok(Told::Answer(Answer::Memory(mr, _))) => mr,
         other => panic!("{other:?}"),
     };
@@ -201,7 +201,6 @@ fn nothing_of_others_can_be_named() {
         let refused = robber.call(command).expect_err(&what);
         assert_eq!(refused.errno, libc::EINVAL, "{what}: {refused:?}");
     }
-    let memory = Memory::At { address: 0x2000, length: 8, on_demand: false };
     let (access, init) = (Access::LOCAL_WRITE, QpInit { qp_type: QpType::Rc, caps: CAPS, sq_sig_all: true });
     let mine = (place(1024), Source::Own(place(2048)));
     let with_memory = [
@@ -325,8 +324,8 @@ fn nonsense_at_the_door_and_behind_it_ends_only_who_says_it() {
     let refusals = [
         (Hello { version: VERSION + 1, ..hello(&secret) }, "version"),
         // It points to what another process would have there.
-        (Hello { secret: (std::ptr::from_ref(&*secret) as u64, 8), ..hello(&secret) }, "another process"),
-        (Hello { secret: (8, 7), ..hello(&secret) }, "process_vm_readv"),
+        (Hello { secret: (std::ptr::from_ref(&*secret) as u64, 8), ..hello(&secret) }, "does not lead"),
+        (Hello { secret: (8, 7), ..hello(&secret) }, "does not lead"),
     ];
     for (hello, why) in refusals {
         let (answer, ..) = nic.greeted(&hello);
@@ -469,8 +468,9 @@ fn quotas_hold_and_what_is_given_back_can_be_had_again() {
     beyond(guest.ask(Ask::CreateCq { ring: place(512), capacity: 0 }).map(drop));
     guest.call(Command::DestroySrq(srq_index)).expect("its own");
     srq().expect("one again");
+    let own = [0u8; 128];
     let register = |length| {
-        let memory = Memory::At { address: 0x1000, length, on_demand: false };
+        let memory = Memory::At { address: own.as_ptr() as u64, length, on_demand: false };
         guest.ask(Ask::Register { pd, access: Access::empty(), start: 0, memory })
     };
     assert!(register(101).is_err());

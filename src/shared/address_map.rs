@@ -1,0 +1,246 @@
+//! What the pages of an address space may be used for, by a descriptor of its `/proc/PID/maps`.
+//!
+//! Since Linux 6.11 the descriptor answers for one address (`PROCMAP_QUERY`, `fs/proc/task_mmu.c`). Older kernels have the text alone,
+//! which takes too long for every copy: there memory is checked when it is registered, as an adapter does it.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
+
+use super::remote_memory::Use;
+
+/// `struct procmap_query` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    query_flags: u64,
+    query_addr: u64,
+    vma_start: u64,
+    vma_end: u64,
+    vma_flags: u64,
+    vma_page_size: u64,
+    vma_offset: u64,
+    inode: u64,
+    dev_major: u32,
+    dev_minor: u32,
+    vma_name_size: u32,
+    build_id_size: u32,
+    vma_name_addr: u64,
+    build_id_addr: u64,
+}
+
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 2;
+
+mod call {
+    nix::ioctl_readwrite!(procmap_query, b'f', 17, super::Query);
+}
+
+/// A mapping that was looked up last.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Mapped {
+    range: Range<u64>,
+    flags: u64,
+}
+
+impl Mapped {
+    fn allows(&self, what: Use) -> bool {
+        match what {
+            Use::Read => self.flags & READABLE != 0,
+            Use::Write => self.flags & WRITABLE != 0,
+        }
+    }
+}
+
+/// See the module's page.
+#[derive(Debug)]
+pub(super) struct AddressMap {
+    maps: File,
+    answers: bool,
+}
+
+impl AddressMap {
+    /// # Errors
+    /// If the descriptor is of another file, or not readable.
+    pub(super) fn new(maps: OwnedFd) -> io::Result<AddressMap> {
+        if fstatfs(&maps)?.filesystem_type() != PROC_SUPER_MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is of another file"));
+        }
+        let map = AddressMap { maps: File::from(maps), answers: true };
+        match map.query(0) {
+            Ok(_) => Ok(map),
+            // A kernel before 6.11, or another file: the text tells.
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                let first = Text::new(&map.maps).next().ok_or(io::ErrorKind::InvalidData)??;
+                debug_assert!(!first.range.is_empty());
+                Ok(AddressMap { answers: false, ..map })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// True if it may be asked before every copy.
+    pub(super) fn answers_at_once(&self) -> bool {
+        self.answers
+    }
+
+    /// Checks that these bytes are mapped, and may be used so. `last`: what was looked up last, if anything.
+    ///
+    /// # Errors
+    /// With EFAULT if some are not.
+    pub(super) fn check(&self, last: &mut Mapped, address: u64, length: u64, what: Use) -> io::Result<()> {
+        let fault = || io::Error::from_raw_os_error(libc::EFAULT);
+        let end = address.checked_add(length).ok_or_else(fault)?;
+        let mut text = (!self.answers).then(|| Text::new(&self.maps));
+        let mut at = address;
+        while at < end {
+            if !last.range.contains(&at) {
+                *last = match &mut text {
+                    None => self.query(at)?.ok_or_else(fault)?,
+                    Some(text) => {
+                        let is_there = |mapped: &Mapped| mapped.range.contains(&at);
+                        text.map_while(Result::ok).find(is_there).ok_or_else(fault)?
+                    }
+                };
+            }
+            if !last.allows(what) {
+                return Err(fault());
+            }
+            at = last.range.end;
+        }
+        Ok(())
+    }
+
+    /// The mapping at an address.
+    fn query(&self, address: u64) -> io::Result<Option<Mapped>> {
+        let mut query = Query { size: size_of::<Query>() as u64, query_addr: address, ..Query::default() };
+        // SAFETY: the kernel reads and writes `size` bytes, which the structure has, and no memory beside: both lengths of names are 0.
+        match unsafe { call::procmap_query(self.maps.as_raw_fd(), &raw mut query) } {
+            Ok(_) => Ok(Some(Mapped { range: query.vma_start..query.vma_end, flags: query.vma_flags })),
+            Err(nix::errno::Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The lines of a map, in the order of their addresses.
+struct Text<'a> {
+    maps: &'a File,
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl Text<'_> {
+    fn new(maps: &File) -> Text<'_> {
+        Text { maps, at: 0, bytes: Vec::new() }
+    }
+
+    /// The next line without its end; `None`: there is no more.
+    fn line(&mut self) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(end) = self.bytes.iter().position(|byte| *byte == b'\n') {
+                let rest = self.bytes.split_off(end + 1);
+                let mut line = std::mem::replace(&mut self.bytes, rest);
+                line.pop();
+                return Ok(Some(line));
+            }
+            let mut piece = [0; 4096];
+            let read = self.maps.read_at(&mut piece, self.at)?;
+            if read == 0 {
+                return Ok(None);
+            }
+            self.at += read as u64;
+            self.bytes.extend_from_slice(&piece[..read]);
+        }
+    }
+}
+
+impl Iterator for Text<'_> {
+    type Item = io::Result<Mapped>;
+
+    fn next(&mut self) -> Option<io::Result<Mapped>> {
+        let line = self.line().transpose()?;
+        Some(line.and_then(|line| mapped(&line).ok_or_else(|| io::ErrorKind::InvalidData.into())))
+    }
+}
+
+/// The mapping of a line: `7f0000000000-7f0000001000 rw-p …` (proc_pid_maps(5)).
+fn mapped(line: &[u8]) -> Option<Mapped> {
+    let line = String::from_utf8_lossy(line);
+    let mut words = line.split(' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    let rights = words.next()?.as_bytes();
+    let right = |at: usize, letter, flag| if rights.get(at) == Some(&letter) { flag } else { 0 };
+    let flags = right(0, b'r', READABLE) | right(1, b'w', WRITABLE);
+    Some(Mapped { range: hex(start)?..hex(end)?, flags })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+    use std::os::fd::OwnedFd;
+
+    use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect};
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    fn own(name: &str) -> OwnedFd {
+        File::open(name).expect("this process's own").into()
+    }
+
+    /// Both ways of asking, where the kernel has both.
+    fn maps() -> Vec<AddressMap> {
+        let asked = AddressMap::new(own("/proc/self/maps")).expect("a map");
+        let read = AddressMap { answers: false, maps: File::from(own("/proc/self/maps")) };
+        if asked.answers { vec![asked, read] } else { vec![read] }
+    }
+
+    #[test]
+    fn protection_of_each_page_counts() {
+        let length = NonZeroUsize::new(4 * PAGE as usize).expect("four pages");
+        let all = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the system's choice.
+        let base = unsafe { mmap_anonymous(None, length, all, MapFlags::MAP_PRIVATE) }.expect("memory");
+        let protect = |page: usize, rights| {
+            // SAFETY: a page of the test's own, to which no reference is held.
+            unsafe { mprotect(base.byte_add(page * PAGE as usize), PAGE as usize, rights) }.expect("mapped");
+        };
+        protect(1, ProtFlags::PROT_READ);
+        protect(3, ProtFlags::PROT_NONE);
+        let at = base.as_ptr() as u64;
+        for map in maps() {
+            let check = |from: u64, length, what| {
+                map.check(&mut Mapped::default(), at + from, length, what).is_ok()
+            };
+            assert!(check(0, PAGE, Use::Write) && !check(0, PAGE + 1, Use::Write));
+            assert!(check(0, 3 * PAGE, Use::Read) && !check(0, 3 * PAGE + 1, Use::Read));
+            assert!(check(2 * PAGE, PAGE, Use::Write) && check(3 * PAGE, 0, Use::Write));
+            assert!(!check(0, u64::MAX, Use::Read), "beyond the end of the range");
+        }
+    }
+
+    #[test]
+    fn unmapped_memory_may_not_be_used() {
+        for map in maps() {
+            for address in [0, 8, u64::MAX - 8, 1 << 62] {
+                let error = map.check(&mut Mapped::default(), address, 8, Use::Read).expect_err("unmapped");
+                assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{address:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_files_are_no_map() {
+        for name in ["/dev/null", "/proc/self/cmdline", "/proc/self/status", "/proc/self/mem"] {
+            assert!(AddressMap::new(own(name)).is_err(), "{name}");
+        }
+    }
+}
