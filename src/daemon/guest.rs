@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::house::House;
@@ -46,6 +47,8 @@ pub(super) struct Guest {
     estate: Mutex<Option<Estate>>,
     /// How fast its QPs may send together, if that is bounded.
     rate: Option<SharedRate>,
+    /// It was said that its memory does not answer.
+    is_silent: AtomicBool,
 }
 
 /// What it brings along.
@@ -66,7 +69,7 @@ impl Guest {
         let (owned, estate, events) = (Mutex::default(), Mutex::default(), Outbox::new(events));
         let is_bounded = quota.bits_per_second != u64::MAX;
         let rate = is_bounded.then(|| SharedRate::new(Rate(quota.bits_per_second as f64)));
-        Guest { pid, name, uid, slot, memory: Arc::new(memory), link, events, owned, estate, rate }
+        Guest { pid, name, uid, slot, memory: Arc::new(memory), link, events, owned, estate, rate, is_silent: AtomicBool::new(false) }
     }
 
     /// True if an event is of something of its, or of the port or the device as a whole.
@@ -106,6 +109,11 @@ impl Guest {
         if self.events.send_kept().is_err() {
             self.dismiss();
         }
+    }
+
+    /// True once, after the engine has abandoned its memory.
+    pub(super) fn has_fallen_silent(&self) -> bool {
+        self.memory.is_abandoned() && !self.is_silent.swap(true, Relaxed)
     }
 
     /// It is not served any more, whatever it does.

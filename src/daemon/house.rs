@@ -1,6 +1,8 @@
 //! The NIC that processes are served by, and what they share of it.
 
-use std::sync::Mutex;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
 
@@ -12,7 +14,9 @@ use crate::host::adapter::snapshot_of;
 use crate::host::inspect::Snapshot;
 use crate::host::{Device, DeviceError};
 use crate::nic::{Answer, Command, ControlError};
+use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{Doorbells, GuestId};
+use crate::threads::lock;
 use crate::verbs::{PdId, QpIndex};
 
 /// Whom a NIC serves, and how much it gives to each.
@@ -47,7 +51,12 @@ pub(super) struct House {
     /// Whose process this is.
     pub(super) uid: u32,
     pub(super) seats: Mutex<Seats>,
+    /// Users whose programs' memory did not answer: when, and that memory.
+    silent: Mutex<HashMap<u32, (Instant, Weak<RemoteMemory>)>>,
 }
+
+/// How long a user is not served after a program of the user's whose memory did not answer.
+const SILENT_FOR: Duration = Duration::from_secs(10);
 
 impl House {
     /// # Errors
@@ -56,7 +65,7 @@ impl House {
         if device.engine().is_none() {
             return Err(ControlError::WrongKind("a NIC that serves is this process's own").into());
         }
-        Ok(House { device, config, uid: geteuid().as_raw(), seats: Mutex::default() })
+        Ok(House { device, config, uid: geteuid().as_raw(), seats: Mutex::default(), silent: Mutex::default() })
     }
 
     /// Returns a user's standing with this NIC.
@@ -70,6 +79,19 @@ impl House {
             _ if is_served => Standing::Served,
             _ => Standing::Stranger,
         }
+    }
+
+    /// The engine has abandoned memory of a program of this user.
+    pub(super) fn note_silent(&self, uid: u32, memory: &Arc<RemoteMemory>) {
+        lock(&self.silent).insert(uid, (Instant::now(), Arc::downgrade(memory)));
+    }
+
+    /// True for [`SILENT_FOR`] after that, and for as long as a thread of the engine's still waits for that memory. So a user keeps one
+    /// thread of the NIC waiting at most, and stops others once in that time.
+    pub(super) fn is_silent(&self, uid: u32) -> bool {
+        let mut silent = lock(&self.silent);
+        silent.retain(|_, (since, memory)| since.elapsed() < SILENT_FOR || memory.strong_count() > 0);
+        silent.contains_key(&uid)
     }
 
     fn engine(&self) -> &Engine {

@@ -114,6 +114,8 @@ pub enum Visit {
         /// Why.
         why: String,
     },
+    /// It is served no more: its memory did not answer, which would hold up all others.
+    Silent(Served),
     /// It is gone, and nothing is left of it.
     Went(Served),
 }
@@ -315,6 +317,9 @@ impl Inner {
             let theirs = hello.version;
             return Err(format!("it speaks version {theirs}, the NIC {VERSION}: use the same roxie"));
         }
+        if self.house.is_silent(uid) {
+            return Err(format!("memory of another program of user {uid} does not answer, or did not lately"));
+        }
         let memory = RemoteMemory::new(fds, hello.secret).map_err(|error| said(&error))?;
         let (bells, page) =
             Doorbells::for_guest(self.house.device.limits().qps).map_err(|error| said(&error))?;
@@ -341,6 +346,11 @@ impl Inner {
         while !self.stopping.load(Relaxed) {
             let event = raised.recv_timeout(LOOK);
             let guests = lock(&self.guests).clone();
+            guests.iter().filter(|guest| guest.has_fallen_silent()).for_each(|guest| {
+                self.house.note_silent(guest.uid, &guest.memory);
+                (self.porter)(Visit::Silent(served(guest)));
+                guest.dismiss();
+            });
             match event {
                 Ok(event) => {
                     guests.iter().filter(|guest| guest.concerns(event)).for_each(|guest| guest.tell(event));

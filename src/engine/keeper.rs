@@ -9,10 +9,11 @@ use std::thread::{self, JoinHandle};
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::prctl;
 
+use super::remote_pass::{Ended, stand_by};
 use super::shared::{Dead, Shared, Turn, readable, sleep_on};
 use super::wait_policy::WaitPolicy;
 use super::watch::Rest;
-use super::{Drive, Progress};
+use super::{Drive, Progress, remote_pass};
 use crate::shared::Rang;
 use crate::threads::{ask_for_short_turns, spawn_unsignalled};
 use crate::time::Nanos;
@@ -23,20 +24,31 @@ struct Obituary(Arc<Shared>);
 impl Drop for Obituary {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.declare_dead(&mut self.0.lock_to_look());
+            self.0.declare_dead(&mut self.0.lock_mid_pass());
         }
     }
 }
 
-pub(super) fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<()>> {
+/// Starts the engine's thread. `serves`: the NIC copies from and to memory of other processes.
+pub(super) fn spawn(shared: Arc<Shared>, drive: Drive, serves: bool) -> io::Result<JoinHandle<()>> {
+    if !serves {
+        return spawn_worker(shared, drive, 0);
+    }
+    let first = spawn_worker(Arc::clone(&shared), drive, 0)?;
+    spawn_unsignalled("roxie-standby", move || {
+        stand_by(&shared, first, &|term| spawn_worker(Arc::clone(&shared), drive, term));
+    })
+}
+
+fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<JoinHandle<()>> {
     spawn_unsignalled("roxie-worker", move || {
         let _obituary = Obituary(Arc::clone(&shared));
         // A nap of 50 us must not take 100. Where it cannot be had, naps are longer.
         let _ = prctl::set_timerslack(1);
         // Nor must a frame wait until a program that spins has used up its turn.
         let _ = ask_for_short_turns();
-        let _dead = match drive {
-            Drive::Caller => keep(&shared),
+        let _ended = match drive {
+            Drive::Caller => keep(&shared).map_err(Ended::from),
             Drive::Thread { core, spin } => {
                 if let Some(id) = core
                     && !core_affinity::set_for_current(core_affinity::CoreId { id })
@@ -47,7 +59,7 @@ pub(super) fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<
                         std::process::id()
                     );
                 }
-                spin_then_sleep(&shared, spin, core.is_none())
+                spin_then_sleep(&shared, spin, core.is_none(), term)
             }
             Drive::CallerOnly => Ok(()),
         };
@@ -55,7 +67,8 @@ pub(super) fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<
 }
 
 /// The loop of a thread that owns its worker. `shares`: its processor is not its own.
-fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool) -> Result<(), Dead> {
+fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool, term: u64) -> Result<(), Ended> {
+    remote_pass::begin_term(shared, term)?;
     let mut busy_at = shared.clock.now();
     let mut last_pass = None;
     while !shared.stop.load(Acquire) {
@@ -64,7 +77,8 @@ fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool) -> Result<(), Dea
         if let Some(began) = last_pass.take() {
             worker.note_pass(now - began);
         }
-        if !worker.poll(now).is_idle() {
+        let (worker, progress) = remote_pass::pass(shared, worker, now, term)?;
+        if !progress.is_idle() {
             busy_at = now;
             last_pass = Some(now);
         } else if now - busy_at > spin || shares && shared.is_crowded(now) {
@@ -147,13 +161,7 @@ fn pass(shared: &Shared, worker: &mut Turn<'_>, now: Nanos) -> Progress {
             _ => {}
         }
     }
-    let left = shared.send_out(worker, now);
-    Progress {
-        sent: left.sent,
-        completions: came.completions + left.completions,
-        more: came.more || left.more,
-        ..came
-    }
+    came.and(&shared.send_out(worker, now))
 }
 
 /// A caller that polled until the keeper woke may have had to give its processor to it: that is no break in its polling.

@@ -22,6 +22,7 @@ mod pass_times;
 mod pollers;
 mod polling;
 mod progress;
+mod remote_pass;
 mod shared;
 mod stall;
 mod sync;
@@ -114,13 +115,14 @@ impl Engine {
     ) -> io::Result<Engine> {
         let (requests, request_queue) = bounded(COMMAND_QUEUE);
         let (event_sender, events) = bounded(EVENT_QUEUE);
+        let serves = config.serves;
         let worker = Worker::new(Nic::new(config), port, doorbells.clone(), request_queue, event_sender);
-        let shared = Arc::new(Shared::new(worker)?);
+        let caller_drives = !matches!(drive, Drive::Thread { .. });
+        let shared = Arc::new(Shared::new(worker, !caller_drives)?);
         let thread = match drive {
             Drive::CallerOnly => None,
-            _ => Some(keeper::spawn(Arc::clone(&shared), drive)?),
+            _ => Some(keeper::spawn(Arc::clone(&shared), drive, serves)?),
         };
-        let caller_drives = !matches!(drive, Drive::Thread { .. });
         Ok(Engine { shared, doorbells, requests, events, caller_drives, thread })
     }
 
@@ -183,13 +185,7 @@ impl Engine {
         if self.may_owe(&worker, now, &came) {
             return Progress { more: came.received > 0, ..came };
         }
-        let left = self.shared.send_out(&mut worker, now);
-        let progress = Progress {
-            sent: left.sent,
-            completions: came.completions + left.completions,
-            more: came.more || left.more,
-            ..came
-        };
+        let progress = came.and(&self.shared.send_out(&mut worker, now));
         if progress.is_idle() {
             let published = worker.nic().published();
             drop(worker);

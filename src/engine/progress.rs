@@ -16,6 +16,12 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Of both halves of a pass: what was taken in, and what was sent.
+    pub(super) fn and(self, left: &Progress) -> Progress {
+        let completions = self.completions + left.completions;
+        Progress { sent: left.sent, completions, more: self.more || left.more, ..self }
+    }
+
     /// True if the pass found nothing to do and nothing is left.
     pub fn is_idle(&self) -> bool {
         let done = self.received + self.sent + self.commands + self.completions;

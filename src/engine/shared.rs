@@ -16,6 +16,7 @@ use super::load::Load;
 use super::look_on::LookOn;
 use super::pollers::Pollers;
 use super::progress::Progress;
+use super::remote_pass::RemotePass;
 use super::turns::Turns;
 use super::wait_policy::WaitPolicy;
 use super::waiters::Waiters;
@@ -55,6 +56,10 @@ pub(super) struct Shared {
     frames: Mutex<Arc<[OwnedFd]>>,
     /// How many wait for the worker besides the thread that turns it: a thread that spins on the lock lets them in.
     waiting: AtomicU32,
+    /// Its thread's copies from and to remote memory.
+    pub(super) remote: RemotePass,
+    /// A thread of the engine's alone turns the worker.
+    is_threads: bool,
 }
 
 /// The engine is dead: a pass panicked.
@@ -80,6 +85,14 @@ impl DerefMut for Turn<'_> {
     }
 }
 
+impl Turn<'_> {
+    /// Lets go of the worker in the middle of a pass.
+    pub(super) fn pause(mut self) {
+        self.worker = None;
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.worker = None;
@@ -90,7 +103,8 @@ impl Drop for Turn<'_> {
 }
 
 impl Shared {
-    pub(super) fn new(worker: Worker) -> io::Result<Shared> {
+    /// `is_threads`: a thread of the engine's alone turns the worker.
+    pub(super) fn new(worker: Worker, is_threads: bool) -> io::Result<Shared> {
         let shared = Shared {
             clock: Clock::new(),
             doorbells: worker.doorbells().clone(),
@@ -112,6 +126,8 @@ impl Shared {
             )?,
             frames: Mutex::new(Arc::new([])),
             waiting: AtomicU32::new(0),
+            remote: RemotePass::default(),
+            is_threads,
             turns: Turns::new(worker),
         };
         shared.watch_port(shared.lock_to_look().port())?;
@@ -134,7 +150,8 @@ impl Shared {
         Turn { shared: self, worker: Some(worker) }
     }
 
-    fn lock(&self) -> Result<Turn<'_>, Dead> {
+    /// The worker in any state: between two passes, or in the middle of one that the calling thread has begun.
+    pub(super) fn lock(&self) -> Result<Turn<'_>, Dead> {
         match self.turns.worker().lock() {
             Ok(worker) => Ok(self.turn(worker)),
             Err(poisoned) => Err(self.declare_dead(&mut poisoned.into_inner())),
@@ -163,17 +180,36 @@ impl Shared {
     /// The worker, to look at what is left of it in any case.
     pub(super) fn lock_to_look(&self) -> MutexGuard<'_, Worker> {
         self.waiting.fetch_add(1, Relaxed);
-        let guard = self.turns.worker().lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = loop {
+            let worker = self.lock_mid_pass();
+            if !worker.is_mid_pass() || self.is_dead() {
+                break worker;
+            }
+            drop(worker);
+            thread::sleep(Nanos(WaitPolicy::MID_PASS_NS).as_duration());
+        };
         self.waiting.fetch_sub(1, Relaxed);
         guard
     }
 
-    /// The lock, for those who do not turn the worker in a loop.
+    /// The worker in any state, for the thread that stands by.
+    pub(super) fn lock_mid_pass(&self) -> MutexGuard<'_, Worker> {
+        self.turns.worker().lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The worker between two passes, for those who do not turn it in a loop.
     pub(super) fn lock_between(&self) -> Result<Turn<'_>, Dead> {
         self.waiting.fetch_add(1, Relaxed);
-        let guard = self.lock();
+        let turn = loop {
+            match self.lock() {
+                // Its thread copies from or to remote memory.
+                Ok(turn) if turn.is_mid_pass() => turn.pause(),
+                other => break other,
+            }
+            thread::sleep(Nanos(WaitPolicy::MID_PASS_NS).as_duration());
+        };
         self.waiting.fetch_sub(1, Relaxed);
-        guard
+        turn
     }
 
     /// The lock, for a thread that takes it again and again.
@@ -198,6 +234,9 @@ impl Shared {
 
     /// After unlocking: whoever rang while the worker was taken has left it to its holder.
     fn look_again(&self) {
+        if self.is_threads {
+            return;
+        }
         let send = |worker: &mut Worker| {
             let left = self.send_out(worker, self.clock.now());
             self.rouse(worker, left.more);
@@ -394,7 +433,7 @@ mod tests {
     /// A yield beside a program that computes lasts until that program has used up its time slice.
     #[test]
     fn crowded_caller_sleeps_until_the_worker_is_free() {
-        let shared = Shared::new(worker()).unwrap();
+        let shared = Shared::new(worker(), false).unwrap();
         let now = shared.clock.now();
         let returned = AtomicBool::new(false);
         let held = shared.lock_to_look();

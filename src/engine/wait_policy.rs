@@ -104,3 +104,13 @@ impl WaitPolicy {
     /// ... up to this.
     pub(crate) const LONGEST_STALL_NS: u64 = 10_000_000;
 }
+
+/// Copies from and to memory of other processes ([`super::remote_pass`]).
+impl WaitPolicy {
+    /// How long one batch of copies may take while its thread sleeps. A page from a disk takes 10 ms; a peer of a QP repeats for seconds.
+    pub(crate) const COPY_DEADLINE_NS: u64 = 500_000_000;
+    /// How often the stand-by thread looks: a tenth of the deadline.
+    pub(crate) const COPY_LOOK_NS: u64 = 50_000_000;
+    /// How long a thread that wants the worker between two passes waits in the middle of one: some ten copies.
+    pub(crate) const MID_PASS_NS: u64 = 50_000;
+}

@@ -11,7 +11,7 @@ use super::control::Request;
 use super::pass_times::PassTimes;
 use super::progress::Progress;
 use super::stall::Stall;
-use crate::nic::{self, Answer, Command, ControlError, GroupChange, Nic, Sent};
+use crate::nic::{self, Answer, Batch, Command, ControlError, GroupChange, Nic, Sent};
 use crate::port::{self, BURST, LinkChange, Port, PortInfo, RxWishes, TxId};
 use crate::shared::{Doorbells, GuestBells};
 use crate::time::Nanos;
@@ -43,6 +43,15 @@ pub struct Worker {
     pass_times: PassTimes,
     /// When the latest pass began.
     last_pass: Nanos,
+    /// The half of a pass that waits for copies from or to remote memory.
+    half: Option<Half>,
+}
+
+/// What a half of a pass has done before its copies are made.
+#[derive(Clone, Copy, Debug)]
+enum Half {
+    In { now: Nanos, commands: usize, received: usize },
+    Out { now: Nanos, more_posted: bool, sent: usize },
 }
 
 impl Worker {
@@ -72,15 +81,14 @@ impl Worker {
             stall: Stall::default(),
             pass_times: PassTimes::default(),
             last_pass: Nanos::ZERO,
+            half: None,
         }
     }
 
     /// One pass at time `now`. Never blocks; the stages are those of a NIC in hardware.
     pub fn poll(&mut self, now: Nanos) -> Progress {
         let came = self.take_in(now);
-        let left = self.send_out(now);
-        let completions = came.completions + left.completions;
-        Progress { sent: left.sent, completions, more: came.more || left.more, ..came }
+        came.and(&self.send_out(now))
     }
 
     /// A whole pass that brought or sent something has taken so long.
@@ -102,9 +110,76 @@ impl Worker {
 
     /// The half of a pass that looks at what came: when it returns, its completions are there.
     pub fn take_in(&mut self, now: Nanos) -> Progress {
+        self.begin_take_in(now);
+        self.copy();
+        self.end_half()
+    }
+
+    /// The half of a pass that sends: new work requests, acknowledgements, what is to be sent again.
+    pub fn send_out(&mut self, now: Nanos) -> Progress {
+        self.begin_send_out(now);
+        self.copy();
+        self.end_half()
+    }
+
+    /// Makes the copies of a half from and to remote memory: there are none where nobody is served.
+    fn copy(&mut self) {
+        while let Some(mut copies) = self.next_copies() {
+            copies.run();
+            self.copied(copies);
+        }
+    }
+
+    /// [`take_in`](Self::take_in) as far as it goes before copies from and to remote memory are made.
+    pub(super) fn begin_take_in(&mut self, now: Nanos) {
         let now = self.advance(now);
         let commands = self.control(now);
         let received = self.receive(now); //             parse, ICRC, transport, dma
+        self.half = Some(Half::In { now, commands, received });
+    }
+
+    /// [`send_out`](Self::send_out) as far as it goes before copies from remote memory are made.
+    pub(super) fn begin_send_out(&mut self, now: Nanos) {
+        let now = self.advance(now);
+        let more_posted = self.nic.fetch_posted(now, &self.doorbells, &self.guests);
+        self.nic.look_after(now);
+        let sent = self.transmit(now); //                arbiter, headers
+        self.nic.list_reads();
+        self.half = Some(Half::Out { now, more_posted, sent });
+    }
+
+    /// Copies that the half under way waits for. Whoever takes them may let go of the worker meanwhile.
+    #[inline]
+    pub(super) fn next_copies(&mut self) -> Option<Batch> {
+        self.nic.next_copies()
+    }
+
+    /// The copies were made.
+    pub(super) fn copied(&mut self, copies: Batch) {
+        self.nic.copied(copies);
+    }
+
+    /// The copies that were taken last will not be made.
+    pub(super) fn abandon_copies(&mut self) {
+        self.nic.abandon_copies();
+    }
+
+    /// True while copies of a half are being made: nothing else may be done with the worker but look at it.
+    pub(super) fn is_mid_pass(&self) -> bool {
+        self.half.is_some()
+    }
+
+    /// The rest of the half that was begun, after its copies.
+    pub(super) fn end_half(&mut self) -> Progress {
+        match self.half.take() {
+            Some(Half::In { now, commands, received }) => self.end_take_in(now, commands, received),
+            Some(Half::Out { now, more_posted, sent }) => self.end_send_out(now, more_posted, sent),
+            None => Progress::default(),
+        }
+    }
+
+    fn end_take_in(&mut self, now: Nanos, commands: usize, received: usize) -> Progress {
+        self.nic.end_writes(now);
         self.nic.fire_timers(now);
         self.nic.look_after(now); //                     timers set, QPs made ready
         let completions = self.nic.publish(now); //         completions, after their bytes
@@ -112,12 +187,7 @@ impl Worker {
         Progress { received, commands, completions, sent: 0, more: received == BURST }
     }
 
-    /// The half of a pass that sends: new work requests, acknowledgements, what is to be sent again.
-    pub fn send_out(&mut self, now: Nanos) -> Progress {
-        let now = self.advance(now);
-        let more_posted = self.nic.fetch_posted(now, &self.doorbells, &self.guests);
-        self.nic.look_after(now);
-        let sent = self.transmit(now); //                arbiter, headers
+    fn end_send_out(&mut self, now: Nanos, more_posted: bool, sent: usize) -> Progress {
         self.gather_and_seal(now); //                       payload, ICRC, hand over
         self.nic.look_after(now);
         let completions = self.nic.publish(now); //         those of requests that cannot be sent at all
@@ -219,7 +289,6 @@ impl Worker {
                 self.port.rx_note(index, format_args!("{outcome}"));
             }
         }
-        self.nic.write_behind(now);
         // Also after an empty burst: a layer may have taken frames and kept them.
         self.port.rx_release();
         count

@@ -37,10 +37,28 @@ impl HostSide<'_> {
         region.ok_or(CopyFault::Gone)
     }
 
-    /// Whose memory this is, and where there, if it is another process's and in one piece.
-    pub(super) fn far(&self, span: Span, length: usize) -> Option<(&Arc<RemoteMemory>, u64)> {
-        let region = self.region(span).ok().filter(|region| !region.paged)?;
-        region.memory.elsewhere(span.offset, length)
+    /// The remote memory that a span lies in, if it does.
+    #[inline]
+    pub(super) fn remote(&self, span: Span) -> Option<&Arc<RemoteMemory>> {
+        self.region(span).ok()?.memory.remote_memory()
+    }
+
+    /// Calls `each` with the address of each stretch of remote memory that holds some of these bytes.
+    pub(super) fn remote_places(
+        &self,
+        span: Span,
+        length: usize,
+        mut each: impl FnMut(u64, std::ops::Range<usize>),
+    ) -> Result<(), CopyFault> {
+        let region = self.region(span)?;
+        let mut place = |offset, range: std::ops::Range<usize>| {
+            each(region.memory.remote_address(offset, range.len())?, range);
+            Ok(())
+        };
+        match region.paged {
+            true => self.pieces(span, length, place),
+            false => place(span.offset, 0..length),
+        }
     }
 
     #[inline(always)]
@@ -161,14 +179,26 @@ impl Nic {
     /// Runs what the received frames asked of memory; `frame(i)` is the `i`-th of the burst. As often as is best for the
     /// kind of memory: after each frame, or once for all.
     pub fn run_dma<'f>(&mut self, frame: impl Fn(u16) -> Frame<'f>) {
-        self.run_dma_from(0, frame);
+        self.run_dma_from(None, 0, frame);
     }
 
-    /// Runs the operations from number `first` on. False: at least one failed.
-    pub(super) fn run_dma_from<'f>(&mut self, first: usize, frame: impl Fn(u16) -> Frame<'f>) -> bool {
+    /// Runs the operations from number `first` on, which a packet for `qp` asked for. Those on remote memory are listed, to be run
+    /// when the worker is not held. False: at least one failed.
+    pub(super) fn run_dma_from<'f>(
+        &mut self,
+        qp: Option<QpIndex>,
+        first: usize,
+        frame: impl Fn(u16) -> Frame<'f>,
+    ) -> bool {
         let host = HostSide { regions: &self.regions, table: &self.memory };
         let mut faults = 0;
         for op in self.out.dma_in.drain(first..) {
+            if self.config.serves
+                && let Some(listed) = self.remote.list(&host, qp, &op, frame(op.frame()))
+            {
+                faults += u64::from(listed.is_err());
+                continue;
+            }
             let done = match op {
                 DmaIn::Scatter { frame: i, offset, length, to } => {
                     let start = usize::from(offset);
@@ -209,14 +239,7 @@ impl Nic {
         (first, completions): (usize, usize),
     ) -> Option<Verdict> {
         self.out.may_fault = false;
-        if self.config.serves {
-            if self.put_off(index, first, received.frame) {
-                self.out.result = None;
-                return None;
-            }
-            self.write_behind(now);
-        }
-        let done = self.run_dma_from(first, |_| received.frame);
+        let done = self.run_dma_from(Some(index), first, |_| received.frame);
         if done {
             self.out.result = None;
             return None;
@@ -242,9 +265,12 @@ impl Nic {
             let start = usize::from(op.offset);
             let place = start..start + usize::from(op.length);
             if self.config.serves
-                && let Some(bytes) = self.far.ahead.take(&host, &self.dma_out, index)
+                && let Some(payload) = self.remote.payload(index)
             {
-                frame.write(start, bytes);
+                match payload {
+                    Ok(bytes) => frame.write(start, bytes),
+                    Err(_) => whole = false,
+                }
                 continue;
             }
             whole &= if place.end <= frame.a.len() {
@@ -256,7 +282,7 @@ impl Nic {
         if self.gathered == self.dma_out.len() {
             self.dma_out.clear();
             self.gathered = 0;
-            self.far.ahead.clear();
+            self.end_reads();
         }
         self.counters.memory_faults += u64::from(!whole);
         whole

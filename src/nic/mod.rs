@@ -22,7 +22,6 @@ mod congestion;
 mod control;
 mod cq;
 mod dma;
-mod far;
 mod flow;
 mod flow_control;
 mod gsi;
@@ -32,6 +31,7 @@ mod multicast;
 mod path;
 mod qp_life;
 mod receive;
+mod remote_copies;
 mod srq;
 mod table;
 mod transmit;
@@ -49,6 +49,7 @@ pub use cq::Published;
 pub use flow::MAX_TABLE;
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use multicast::GroupChange;
+pub use remote_copies::Batch;
 pub use receive::{RxFrame, RxOutcome};
 pub use usual::Sent;
 
@@ -196,7 +197,7 @@ pub struct Nic {
     dma_out: Vec<dma::DmaOut>,
     /// How many of them have been made.
     gathered: usize,
-    far: far::Far,
+    remote: remote_copies::RemoteCopies,
     counters: Counters,
     events: VecDeque<AsyncEvent>,
     /// When the next event that is held back is due; `MAX`: none is.
@@ -280,7 +281,7 @@ impl Nic {
             },
             dma_out: Vec::with_capacity(burst * crate::limits::MAX_SGE),
             gathered: 0,
-            far: far::Far::default(),
+            remote: remote_copies::RemoteCopies::default(),
             counters: Counters::default(),
             events: VecDeque::with_capacity(MAX_EVENTS),
             events_due: Nanos::MAX,

@@ -38,7 +38,7 @@ impl Nic {
         let placed = entry.qp.place_of(&self.memory, &due, packet, receive)?;
         let host = HostSide { regions: &self.regions, table: &self.memory };
         let bytes = received.frame.slices(packet.payload());
-        let put_off = self.config.serves && self.far.put_off(&host, QpIndex(index), placed.to, bytes);
+        let put_off = self.config.serves && self.remote.put_off(&host, QpIndex(index), placed.to, bytes);
         if !put_off {
             host.write_pieces(placed.to, bytes).ok()?;
         }
@@ -80,7 +80,7 @@ impl Nic {
         let hidden_id = entry.believe_usual(packet, received)?;
         let host = HostSide { regions: &self.regions, table: &self.memory };
         let bytes = received.frame.slices(packet.payload());
-        let put_off = self.config.serves && self.far.put_off(&host, QpIndex(index), awaited.to, bytes);
+        let put_off = self.config.serves && self.remote.put_off(&host, QpIndex(index), awaited.to, bytes);
         if !put_off {
             host.write_pieces(awaited.to, bytes).ok()?;
         }

@@ -41,14 +41,14 @@ mod call {
     nix::ioctl_readwrite!(procmap_query, b'f', 17, super::Query);
 }
 
-/// A mapping that was looked up last.
+/// The mapping that was looked up last: the next copy is often to the same one.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Mapped {
+pub struct Lookup {
     range: Range<u64>,
     flags: u64,
 }
 
-impl Mapped {
+impl Lookup {
     fn allows(&self, what: Use) -> bool {
         match what {
             Use::Read => self.flags & READABLE != 0,
@@ -93,7 +93,7 @@ impl AddressMap {
     ///
     /// # Errors
     /// With EFAULT if some are not.
-    pub(super) fn check(&self, last: &mut Mapped, address: u64, length: u64, what: Use) -> io::Result<()> {
+    pub(super) fn check(&self, last: &mut Lookup, address: u64, length: u64, what: Use) -> io::Result<()> {
         let fault = || io::Error::from_raw_os_error(libc::EFAULT);
         let end = address.checked_add(length).ok_or_else(fault)?;
         let mut text = (!self.answers).then(|| Text::new(&self.maps));
@@ -103,7 +103,7 @@ impl AddressMap {
                 *last = match &mut text {
                     None => self.query(at)?.ok_or_else(fault)?,
                     Some(text) => {
-                        let is_there = |mapped: &Mapped| mapped.range.contains(&at);
+                        let is_there = |mapped: &Lookup| mapped.range.contains(&at);
                         text.map_while(Result::ok).find(is_there).ok_or_else(fault)?
                     }
                 };
@@ -117,11 +117,11 @@ impl AddressMap {
     }
 
     /// The mapping at an address.
-    fn query(&self, address: u64) -> io::Result<Option<Mapped>> {
+    fn query(&self, address: u64) -> io::Result<Option<Lookup>> {
         let mut query = Query { size: size_of::<Query>() as u64, query_addr: address, ..Query::default() };
         // SAFETY: the kernel reads and writes `size` bytes, which the structure has, and no memory beside: both lengths of names are 0.
         match unsafe { call::procmap_query(self.maps.as_raw_fd(), &raw mut query) } {
-            Ok(_) => Ok(Some(Mapped { range: query.vma_start..query.vma_end, flags: query.vma_flags })),
+            Ok(_) => Ok(Some(Lookup { range: query.vma_start..query.vma_end, flags: query.vma_flags })),
             Err(nix::errno::Errno::ENOENT) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -161,16 +161,16 @@ impl Text<'_> {
 }
 
 impl Iterator for Text<'_> {
-    type Item = io::Result<Mapped>;
+    type Item = io::Result<Lookup>;
 
-    fn next(&mut self) -> Option<io::Result<Mapped>> {
+    fn next(&mut self) -> Option<io::Result<Lookup>> {
         let line = self.line().transpose()?;
         Some(line.and_then(|line| mapped(&line).ok_or_else(|| io::ErrorKind::InvalidData.into())))
     }
 }
 
 /// The mapping of a line: `7f0000000000-7f0000001000 rw-p …` (proc_pid_maps(5)).
-fn mapped(line: &[u8]) -> Option<Mapped> {
+fn mapped(line: &[u8]) -> Option<Lookup> {
     let line = String::from_utf8_lossy(line);
     let mut words = line.split(' ');
     let (start, end) = words.next()?.split_once('-')?;
@@ -178,7 +178,7 @@ fn mapped(line: &[u8]) -> Option<Mapped> {
     let rights = words.next()?.as_bytes();
     let right = |at: usize, letter, flag| if rights.get(at) == Some(&letter) { flag } else { 0 };
     let flags = right(0, b'r', READABLE) | right(1, b'w', WRITABLE);
-    Some(Mapped { range: hex(start)?..hex(end)?, flags })
+    Some(Lookup { range: hex(start)?..hex(end)?, flags })
 }
 
 #[cfg(test)]
@@ -218,7 +218,7 @@ mod tests {
         let at = base.as_ptr() as u64;
         for map in maps() {
             let check = |from: u64, length, what| {
-                map.check(&mut Mapped::default(), at + from, length, what).is_ok()
+                map.check(&mut Lookup::default(), at + from, length, what).is_ok()
             };
             assert!(check(0, PAGE, Use::Write) && !check(0, PAGE + 1, Use::Write));
             assert!(check(0, 3 * PAGE, Use::Read) && !check(0, 3 * PAGE + 1, Use::Read));
@@ -231,7 +231,7 @@ mod tests {
     fn unmapped_memory_may_not_be_used() {
         for map in maps() {
             for address in [0, 8, u64::MAX - 8, 1 << 62] {
-                let error = map.check(&mut Mapped::default(), address, 8, Use::Read).expect_err("unmapped");
+                let error = map.check(&mut Lookup::default(), address, 8, Use::Read).expect_err("unmapped");
                 assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{address:#x}");
             }
         }

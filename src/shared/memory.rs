@@ -123,6 +123,9 @@ pub enum CopyFault {
     /// An atomic where there is no memory.
     #[error("there is no memory to do an atomic on")]
     NoMemory,
+    /// The memory is another process's: its copies are batches (`nic::remote_copies`).
+    #[error("the memory is another process's")]
+    Remote,
     /// The system did not write the pages back.
     #[error("the system cannot make the pages persistent: errno {0}")]
     NotPersistent(i32),
@@ -225,11 +228,18 @@ impl HostMemory {
         matches!(self.kind, Kind::Borrowed | Kind::OnDemand | Kind::Elsewhere)
     }
 
-    /// The other process whose it is, and where these bytes lie there; `None` also if they are not inside.
-    pub fn elsewhere(&self, offset: u64, length: usize) -> Option<(&Arc<RemoteMemory>, u64)> {
-        let process = self.process.as_ref()?;
-        let at = self.at(offset, length).ok().flatten()?;
-        Some((process, at as u64))
+    /// The other process's memory that it lies in, if it does.
+    #[inline]
+    pub fn remote_memory(&self) -> Option<&Arc<RemoteMemory>> {
+        self.process.as_ref()
+    }
+
+    /// Where bytes of it lie in that memory.
+    ///
+    /// # Errors
+    /// If they are not inside.
+    pub fn remote_address(&self, offset: u64, length: usize) -> Result<u64, CopyFault> {
+        self.at(offset, length)?.map(|at| at as u64).ok_or(CopyFault::NoMemory)
     }
 
     /// True if there is no memory behind it.
@@ -263,6 +273,10 @@ impl HostMemory {
         Ok((self.kind != Kind::Null).then(|| self.base.wrapping_add(start)))
     }
 
+    fn is_local(&self) -> Result<(), CopyFault> {
+        if self.process.is_none() { Ok(()) } else { Err(CopyFault::Remote) }
+    }
+
     /// Copies `bytes` to `offset`. The last of them are stored last and in one piece: as many as are aligned, 8 at most. Programs
     /// poll them (`ib_write_lat` one byte, others a word).
     ///
@@ -271,9 +285,7 @@ impl HostMemory {
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyFault> {
         let Some(to) = self.at(offset, bytes.len())? else { return Ok(()) };
-        if let Some(process) = &self.process {
-            return process.write(to as u64, bytes).map_err(|_| not_mapped(to, bytes.len()));
-        }
+        self.is_local()?;
         let last = last_store((to as usize).wrapping_add(bytes.len()), bytes.len());
         // SAFETY: `at` checked the whole range, and what is mapped of it is the NIC's to write, as `borrowed` and `on_demand` ask;
         // `bytes` is a live slice. It cannot overlap the target, which is registered memory, while frames and queues are the NIC's
@@ -292,9 +304,7 @@ impl HostMemory {
             bytes.fill(0);
             return Ok(());
         };
-        if let Some(process) = &self.process {
-            return process.read(from as u64, bytes).map_err(|_| not_mapped(from, bytes.len()));
-        }
+        self.is_local()?;
         // SAFETY: `at` checked the range; `bytes` is the caller's own and cannot overlap registered memory.
         let copied = unsafe { guard::copy::copy(bytes.as_mut_ptr(), from, bytes.len(), 0) };
         copied.map_err(|_| not_mapped(from, bytes.len()))
@@ -310,9 +320,7 @@ impl HostMemory {
         if !(at as usize).is_multiple_of(8) {
             return Err(CopyFault::Misaligned(offset));
         }
-        if let Some(process) = &self.process {
-            return atomic_elsewhere(process, at, operation);
-        }
+        self.is_local()?;
         // SAFETY: 8 bytes inside the region, 8-aligned, checked above.
         let before = unsafe { guard::copy::update(at.cast(), operation) };
         before.map_err(|_| not_mapped(at, 8))
@@ -343,23 +351,6 @@ impl HostMemory {
 
 fn not_mapped(at: *mut u8, length: usize) -> CopyFault {
     CopyFault::NotMapped { address: at as u64, length }
-}
-
-/// What does not change is not written back: the other process may have changed it meanwhile.
-#[cold]
-fn atomic_elsewhere(
-    process: &RemoteMemory,
-    at: *mut u8,
-    operation: impl Fn(u64) -> Option<u64>,
-) -> Result<u64, CopyFault> {
-    let mut word = [0; 8];
-    let read = process.read(at as u64, &mut word);
-    let before = u64::from_ne_bytes(word);
-    let done = read.and_then(|()| match operation(before) {
-        Some(after) => process.write(at as u64, &after.to_ne_bytes()),
-        None => Ok(()),
-    });
-    done.map(|()| before).map_err(|_| not_mapped(at, 8))
 }
 
 /// Bytes of the last store of a copy of `length` bytes that ends at address `end`: the largest that is aligned.

@@ -9,7 +9,7 @@
 //! question and copy was written before the change, as by an adapter whose write was under way.
 //!
 //! A copy takes one system call, one and a half microseconds for 8 bytes to 4 KiB, as `process_vm_writev(2)` does; the question takes
-//! 0.7 us, once for all places of a call that lie in one mapping.
+//! 0.7 us, once for all copies of a batch that lie in one mapping. Both may wait for as long as the process likes.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,8 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 use nix::unistd::{Whence, lseek};
 
-use super::address_map::{AddressMap, Mapped};
+use super::address_map::AddressMap;
+pub use super::address_map::Lookup;
 
 /// Why a process's memory cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +50,7 @@ pub struct RemoteMemory {
     memory: File,
     map: AddressMap,
     fenced: AtomicBool,
+    abandoned: AtomicBool,
 }
 
 /// What a copy does to memory there.
@@ -73,9 +75,9 @@ impl RemoteMemory {
         let memory = File::from(memory);
         is_address_space(&memory).map_err(Unreachable::NoMemory)?;
         let map = AddressMap::new(maps).map_err(Unreachable::NoMap)?;
-        let remote = RemoteMemory { memory, map, fenced: AtomicBool::new(false) };
+        let remote = RemoteMemory { memory, map, fenced: AtomicBool::new(false), abandoned: AtomicBool::new(false) };
         let mut word = [0; 8];
-        match remote.read(address, &mut word) {
+        match remote.read(&mut Lookup::default(), address, &mut word) {
             Ok(()) if u64::from_ne_bytes(word) == secret => Ok(remote),
             _ => Err(Unreachable::OtherMemory),
         }
@@ -90,9 +92,28 @@ impl RemoteMemory {
         Ok([memory.into(), File::open("/proc/self/maps")?.into()])
     }
 
+    /// A file in place of memory, at the addresses of this process.
+    #[cfg(test)]
+    pub(crate) fn behind(memory: File) -> RemoteMemory {
+        let maps = File::open("/proc/self/maps").expect("this process's own").into();
+        let map = AddressMap::new(maps).expect("a map");
+        RemoteMemory { memory, map, fenced: AtomicBool::new(false), abandoned: AtomicBool::new(false) }
+    }
+
     /// From now on nothing of it is touched any more.
     pub fn fence(&self) {
         self.fenced.store(true, Relaxed);
+    }
+
+    /// Fences it, because a copy does not come to an end.
+    pub fn abandon(&self) {
+        self.abandoned.store(true, Relaxed);
+        self.fence();
+    }
+
+    /// True after [`abandon`](Self::abandon).
+    pub fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Relaxed)
     }
 
     /// Checks that all of this memory is mapped, and may be used so, as registering memory with an adapter does.
@@ -100,61 +121,35 @@ impl RemoteMemory {
     /// # Errors
     /// With EFAULT if some of it is not.
     pub fn check(&self, address: u64, length: u64, what: Use) -> io::Result<()> {
-        self.map.check(&mut Mapped::default(), address, length, what)
+        self.map.check(&mut Lookup::default(), address, length, what)
     }
 
-    /// Copies from there.
+    /// Copies from there. `lookup`: what the last copy of this batch found.
     ///
     /// # Errors
     /// If some of it is not there, or cannot be read; what lies before may have been copied.
-    pub fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.may(&mut Mapped::default(), address, bytes.len(), Use::Read)?;
+    pub fn read(&self, lookup: &mut Lookup, address: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.may(lookup, address, bytes.len(), Use::Read)?;
         self.memory.read_exact_at(bytes, address)
     }
 
-    /// Copies there.
+    /// Copies there. `lookup`: what the last copy of this batch found.
     ///
     /// # Errors
     /// If some of it is not there, or cannot be written; what lies before may have been copied.
-    pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
-        self.may(&mut Mapped::default(), address, bytes.len(), Use::Write)?;
+    pub fn write(&self, lookup: &mut Lookup, address: u64, bytes: &[u8]) -> io::Result<()> {
+        self.may(lookup, address, bytes.len(), Use::Write)?;
         self.memory.write_all_at(bytes, address)
     }
 
-    /// Reads what lies at several places of it, one behind the other. False: some of it is not there, or not to be read; nothing is known
-    /// of what was copied.
-    pub fn read_all(&self, places: &Places, bytes: &mut [u8]) -> bool {
-        let (mut mapped, mut rest) = (Mapped::default(), bytes);
-        places.length == rest.len()
-            && places.all.iter().all(|&(address, length)| {
-                let (these, others) = std::mem::take(&mut rest).split_at_mut(length);
-                rest = others;
-                let may = self.may(&mut mapped, address, length, Use::Read);
-                may.and_then(|()| self.memory.read_exact_at(these, address)).is_ok()
-            })
-    }
-
-    /// Writes to several places of it what lies one behind the other. False: some of it is not there, or not to be written; nothing is
-    /// known of what was copied.
-    pub fn write_all(&self, places: &Places, bytes: &[u8]) -> bool {
-        let (mut mapped, mut rest) = (Mapped::default(), bytes);
-        places.length == rest.len()
-            && places.all.iter().all(|&(address, length)| {
-                let (these, others) = rest.split_at(length);
-                rest = others;
-                let may = self.may(&mut mapped, address, length, Use::Write);
-                may.and_then(|()| self.memory.write_all_at(these, address)).is_ok()
-            })
-    }
-
-    fn may(&self, mapped: &mut Mapped, address: u64, length: usize, what: Use) -> io::Result<()> {
+    fn may(&self, lookup: &mut Lookup, address: u64, length: usize, what: Use) -> io::Result<()> {
         if self.fenced.load(Relaxed) {
             return Err(io::ErrorKind::NotConnected.into());
         }
         if !self.map.answers_at_once() {
             return Ok(());
         }
-        self.map.check(mapped, address, length as u64, what)
+        self.map.check(lookup, address, length as u64, what)
     }
 }
 
@@ -174,36 +169,7 @@ fn is_address_space(file: &File) -> Result<(), &'static str> {
     }
 }
 
-/// Places of a process's memory, for one call.
-#[derive(Debug, Default)]
-pub struct Places {
-    /// Addresses and lengths.
-    all: Vec<(u64, usize)>,
-    length: usize,
-}
-
-impl Places {
-    /// In one call.
-    const MOST: usize = 32;
-
-    /// None.
-    pub fn clear(&mut self) {
-        self.all.clear();
-        self.length = 0;
-    }
-
-    /// One more, or more of the last one if it goes on there. False: it has no room for it.
-    pub fn add(&mut self, address: u64, length: usize) -> bool {
-        let is_full = self.all.len() == Places::MOST;
-        match self.all.last_mut() {
-            Some((last, bytes)) if last.wrapping_add(*bytes as u64) == address => *bytes += length,
-            _ if is_full => return false,
-            _ => self.all.push((address, length)),
-        }
-        self.length += length;
-        true
-    }
-}
-
+#[cfg(test)]
+pub(crate) mod silent;
 #[cfg(test)]
 mod tests;

@@ -195,6 +195,14 @@ pub enum DmaIn {
 }
 
 impl DmaIn {
+    /// The received frame that its bytes are in; 0 if they are in none.
+    pub(crate) fn frame(&self) -> u16 {
+        match self {
+            DmaIn::Scatter { frame, .. } | DmaIn::AtomicWrite { frame, .. } => *frame,
+            DmaIn::Flush { .. } | DmaIn::Atomic { .. } | DmaIn::Store { .. } => 0,
+        }
+    }
+
     /// True if it may turn out that memory is not there.
     fn may_fault(&self) -> bool {
         match self {

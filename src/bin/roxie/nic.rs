@@ -216,6 +216,10 @@ fn tell(visit: &Visit) {
     match visit {
         Visit::Came(served) => output::note(format_args!("{} is served", who(served))),
         Visit::Refused { pid, why } => output::note(format_args!("process {pid} is not served: {why}")),
+        Visit::Silent(served) => output::note(format_args!(
+            "{} is served no more: a page of its memory did not come within 0.5 s, and others wait meanwhile",
+            who(served)
+        )),
         Visit::Went(served) => output::note(format_args!("{} is gone", who(served))),
     }
 }

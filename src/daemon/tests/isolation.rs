@@ -51,7 +51,7 @@ fn a_hostile_program_touches_nothing_of_others_and_leaves_nothing() {
     println!("{seeds} seeds");
 }
 
-fn attached(nic: &Nic) -> Device {
+pub(super) fn attached(nic: &Nic) -> Device {
     let attachment = Attachment::open(&nic.interface).expect("it serves").expect("it is there");
     Device::attached_to_memory(attachment)
 }

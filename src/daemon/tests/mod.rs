@@ -5,6 +5,7 @@ mod callers;
 mod honest;
 mod hostile;
 mod isolation;
+mod silent;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;

@@ -21,13 +21,13 @@ fn bytes_are_read_and_written_until_fenced() {
     let remote = own(&0x1234_5678_9abc_def0);
     let there: Vec<u8> = (0..=255).collect();
     let mut here = vec![0; 256];
-    remote.read(there.as_ptr() as u64, &mut here).expect("mapped");
+    remote.read(&mut Lookup::default(), there.as_ptr() as u64, &mut here).expect("mapped");
     assert_eq!(here, there);
-    remote.write(here.as_ptr() as u64 + 10, &[7; 5]).expect("mapped");
+    remote.write(&mut Lookup::default(), here.as_ptr() as u64 + 10, &[7; 5]).expect("mapped");
     assert_eq!(here[9..16], [9, 7, 7, 7, 7, 7, 15]);
-    assert!(remote.read(0, &mut here).is_err() && remote.write(8, &[1]).is_err());
+    assert!(remote.read(&mut Lookup::default(), 0, &mut here).is_err() && remote.write(&mut Lookup::default(), 8, &[1]).is_err());
     remote.fence();
-    assert!(remote.read(there.as_ptr() as u64, &mut here).is_err(), "fenced");
+    assert!(remote.read(&mut Lookup::default(), there.as_ptr() as u64, &mut here).is_err(), "fenced");
 }
 
 #[test]
@@ -36,40 +36,12 @@ fn read_only_memory_is_not_written() {
     let remote = own(&7);
     let at = CONSTANT.as_ptr() as u64;
     let mut here = [0; 64];
-    remote.read(at, &mut here).expect("readable");
+    remote.read(&mut Lookup::default(), at, &mut here).expect("readable");
     assert!(remote.check(at, 64, Use::Read).is_ok() && remote.check(at, 64, Use::Write).is_err());
     if remote.map.answers_at_once() {
-        assert_eq!(remote.write(at, &[4]).expect_err("read-only").raw_os_error(), Some(libc::EFAULT));
-        let mut places = Places::default();
-        assert!(places.add(at, 1) && !remote.write_all(&places, &[4]));
+        assert_eq!(remote.write(&mut Lookup::default(), at, &[4]).expect_err("read-only").raw_os_error(), Some(libc::EFAULT));
     }
     assert_eq!((here, CONSTANT), ([3; 64], [3; 64]));
-}
-
-#[test]
-fn many_places_are_copied_together() {
-    let remote = own(&9);
-    let there: Vec<u8> = (0..100).collect();
-    let at = |index: usize| there.as_ptr() as u64 + index as u64;
-    let mut places = Places::default();
-    // The second continues where the first ends.
-    assert!(places.add(at(10), 3) && places.add(at(13), 2) && places.add(at(50), 1));
-    assert_eq!(places.all.len(), 2);
-    let mut bytes = [0; 6];
-    assert!(remote.read_all(&places, &mut bytes));
-    assert_eq!(bytes, [10, 11, 12, 13, 14, 50]);
-    assert!(!remote.read_all(&places, &mut bytes[1..]), "another length");
-    assert!(remote.write_all(&places, &[60, 61, 62, 63, 64, 65]));
-    let mut all = [0; 100];
-    remote.read(at(0), &mut all).expect("mapped");
-    assert_eq!((&all[9..16], all[50]), (&[9, 60, 61, 62, 63, 64, 15][..], 65));
-    assert!(places.add(8, 1));
-    assert!(!remote.read_all(&places, &mut [0; 7]), "not mapped");
-    assert!(!remote.write_all(&places, &[10, 11, 12, 13, 14, 50, 0]), "not mapped");
-    for index in 3..Places::MOST {
-        assert!(places.add(at(2 * index), 1));
-    }
-    assert!(!places.add(at(90), 1), "no room");
 }
 
 #[test]
@@ -105,8 +77,8 @@ fn memory_is_gone_after_exec() {
     let map = AddressMap::new(maps.into()).expect("a map");
     let text = std::fs::read_to_string(of("maps")).expect("its map");
     let start = u64::from_str_radix(text.split('-').next().expect("a line"), 16).expect("an address");
-    let remote = RemoteMemory { memory, map, fenced: AtomicBool::new(false) };
-    remote.read(start, &mut [0; 8]).expect("it is there before");
+    let remote = RemoteMemory { memory, map, fenced: AtomicBool::new(false), abandoned: AtomicBool::new(false) };
+    remote.read(&mut Lookup::default(), start, &mut [0; 8]).expect("it is there before");
     drop(child.stdin.take());
     let is_shell = || std::fs::read_to_string(of("comm")).is_ok_and(|c| c == "sh\n");
     while is_shell() {
@@ -115,7 +87,7 @@ fn memory_is_gone_after_exec() {
     let after = std::fs::read_to_string(of("maps")).expect("it lives");
     for line in after.lines() {
         let start = u64::from_str_radix(line.split('-').next().expect("a line"), 16).expect("an address");
-        assert!(remote.read(start, &mut [0; 8]).is_err() && remote.write(start, &[0]).is_err(), "{line}");
+        assert!(remote.read(&mut Lookup::default(), start, &mut [0; 8]).is_err() && remote.write(&mut Lookup::default(), start, &[0]).is_err(), "{line}");
     }
     child.kill().expect("it lives");
     child.wait().expect("it ends");

@@ -1,0 +1,129 @@
+//! Memory that never answers: behind it is a file whose file system answers everything but reads and writes (FUSE, `linux/fuse.h`).
+//!
+//! A process whose own pages did not come would stop itself: the kernel holds its address space locked meanwhile.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::thread;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, fork};
+
+use super::RemoteMemory;
+
+pub(crate) struct SilentMemory {
+    pub(crate) memory: Arc<RemoteMemory>,
+    _server: Server,
+}
+
+/// The process of the file system. It is no thread of this process: a process does not end before its own requests are answered.
+struct Server(Pid);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Its descriptor is closed with it: threads that wait for a page hear that there is none.
+        let _ = kill(self.0, Signal::SIGKILL);
+        let _ = waitpid(self.0, None);
+    }
+}
+
+impl SilentMemory {
+    /// # Errors
+    /// If the user may not mount a file system of this kind.
+    pub(crate) fn new() -> io::Result<SilentMemory> {
+        let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
+        let number = device.as_raw_fd();
+        // SAFETY: the child calls nothing that allocates or takes a lock until it is killed.
+        let server = match unsafe { fork() }? {
+            ForkResult::Parent { child } => Server(child),
+            ForkResult::Child => serve(device, number),
+        };
+        // In a mount namespace of its thread: nobody else sees the file system.
+        let file = thread::spawn(move || open(&device)).join().expect("no panic")?;
+        Ok(SilentMemory { memory: Arc::new(RemoteMemory::behind(file)), _server: server })
+    }
+}
+
+fn open(device: &File) -> io::Result<File> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+    mount(Some("silent"), "/mnt", Some("fuse"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some(&*options))?;
+    OpenOptions::new().read(true).write(true).open("/mnt/memory")
+}
+
+/// Answers what is asked of the file system.
+fn serve(mut device: File, number: RawFd) -> ! {
+    let number = number.cast_unsigned();
+    // SAFETY: the child's own copies of descriptors, of which it uses the device alone; it ends with the thread that has made it.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        libc::close_range(0, number - 1, 0);
+        libc::close_range(number + 1, u32::MAX, 0);
+    }
+    let mut request = [0; 1 << 16];
+    loop {
+        let Ok(40..) = device.read(&mut request) else { continue };
+        let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| request[at + byte]));
+        let (is_root, mut answer) = (word(16) == 1, Answer::default());
+        match word(4) {
+            // INIT: version 7.31.
+            26 => answer.add(&[7, 31, 4096, 0, 8 << 16 | 8, 4096, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]),
+            // LOOKUP: node 2, which stays as it is.
+            1 => {
+                answer.add(&[2, 0, 0, 0, 1000, 0, 1000, 0, 0, 0]);
+                answer.add(&attributes(false));
+            }
+            // GETATTR.
+            3 => {
+                answer.add(&[1000, 0, 0, 0]);
+                answer.add(&attributes(is_root));
+            }
+            // OPEN, FLUSH, RELEASE.
+            14 => answer.add(&[1, 0, 0, 0]),
+            25 | 18 => {}
+            // READ and WRITE are never answered. FORGET, INTERRUPT and BATCH_FORGET have no answers.
+            15 | 16 | 2 | 36 | 42 => continue,
+            _ => answer.error = -libc::ENOSYS,
+        }
+        let head = [16 + 4 * answer.length as u32, answer.error.cast_unsigned(), word(8), word(12)];
+        let mut bytes = [0; 4 * (4 + ANSWER)];
+        let words = head.iter().chain(&answer.words[..answer.length]);
+        words.zip(bytes.chunks_exact_mut(4)).for_each(|(word, to)| to.copy_from_slice(&word.to_ne_bytes()));
+        let _ = device.write(&bytes[..16 + 4 * answer.length]);
+    }
+}
+
+/// Words of the longest answer.
+const ANSWER: usize = 40;
+
+struct Answer {
+    error: i32,
+    words: [u32; ANSWER],
+    length: usize,
+}
+
+impl Default for Answer {
+    fn default() -> Answer {
+        Answer { error: 0, words: [0; ANSWER], length: 0 }
+    }
+}
+
+impl Answer {
+    fn add(&mut self, words: &[u32]) {
+        self.words[self.length..self.length + words.len()].copy_from_slice(words);
+        self.length += words.len();
+    }
+}
+
+/// `struct fuse_attr`, of 2^60 bytes: any address is inside.
+fn attributes(is_folder: bool) -> [u32; 22] {
+    let mode = if is_folder { 0o040_755 } else { 0o100_644 };
+    [2, 0, 0, 1 << 28, 128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0]
+}
