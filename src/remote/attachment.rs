@@ -130,7 +130,7 @@ impl Attachment {
     /// If there is one that does not.
     pub fn open(interface: &str) -> Result<Option<Attachment>, AttachError> {
         let system = |source| silent_or(interface, source);
-        let Some((socket, pid)) = connected(interface)? else { return Ok(None) };
+        let Some((socket, _)) = connected(interface)? else { return Ok(None) };
         socket.set_read_timeout(Some(ANSWER)).map_err(system)?;
         let link = Link::new(socket);
         // The kernel has the name that people know the process by.

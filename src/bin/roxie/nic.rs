@@ -187,7 +187,7 @@ impl Log {
     fn add(&self, visit: &Visit) {
         let rate = match visit {
             Visit::Refused { .. } => &self.refusals,
-            Visit::Came(_) | Visit::Went(_) => &self.visits,
+            Visit::Came(_) | Visit::Silent(_) | Visit::Went(_) => &self.visits,
         };
         self.count();
         if rate.takes(Instant::now()) {
