@@ -24,7 +24,7 @@ use crate::shared::{
 };
 use crate::threads::lock;
 use crate::time::monotonic;
-use crate::verbs::{Access, AddressVector, AsyncEvent, FileId, QpInit, QpType};
+use crate::verbs::{Access, AsyncEvent, FileId, QpInit, QpType};
 
 /// Arenas of a process: as many as the library takes for 4 GiB of queues.
 pub(super) const ARENAS: usize = 1024;
@@ -69,7 +69,19 @@ impl Guest {
         let (owned, estate, events) = (Mutex::default(), Mutex::default(), Outbox::new(events));
         let is_bounded = quota.bits_per_second != u64::MAX;
         let rate = is_bounded.then(|| SharedRate::new(Rate(quota.bits_per_second as f64)));
-        Guest { pid, name, uid, slot, memory: Arc::new(memory), link, events, owned, estate, rate, is_silent: AtomicBool::new(false) }
+        Guest {
+            pid,
+            name,
+            uid,
+            slot,
+            memory: Arc::new(memory),
+            link,
+            events,
+            owned,
+            estate,
+            rate,
+            is_silent: AtomicBool::new(false),
+        }
     }
 
     /// True if an event is of something of its, or of the port or the device as a whole.
@@ -217,7 +229,7 @@ impl Guest {
             }
             Ask::Command(mut command) => {
                 lock(&self.owned).check(&command, quota)?;
-                speaks_for_its_host(house, &command)?;
+                speaks_for_its_host(house, &mut command)?;
                 if let Command::OpenXrcd(open) = &mut command {
                     open.file = open.file.map(|file| file_of(self.uid, file));
                 }
@@ -387,7 +399,8 @@ impl Guest {
         let what = if access.contains(Access::LOCAL_WRITE) { Use::Write } else { Use::Read };
         self.memory.check(address, length, what).map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(libc::EFAULT);
-            let why = format!("{length} bytes at {address:#x} are not mapped, or not for this access: {error}");
+            let why =
+                format!("{length} bytes at {address:#x} are not mapped, or not for this access: {error}");
             ControlError::Elsewhere { errno, why }
         })
     }
@@ -438,18 +451,20 @@ pub(super) fn file_of(uid: u32, file: FileId) -> FileId {
     FileId { device: file.device & 0xffff_ffff | u64::from(uid) << 32, ..file }
 }
 
-/// What it sends comes from an address of the interface, as with an adapter, which is given a place in the table of those.
-fn speaks_for_its_host(house: &House, command: &Command) -> Result<(), ControlError> {
-    let way = match command {
-        Command::ModifyQp(_, attr) => attr.av.as_ref(),
-        Command::CreateAh(_, way) => Some(&**way),
+/// A client sends from an address of the interface's table, and from the interface's own station (`ib_modify_qp` of the kernel fills in
+/// both from the GID table).
+fn speaks_for_its_host(house: &House, command: &mut Command) -> Result<(), ControlError> {
+    let path = match command {
+        Command::ModifyQp(_, attr) => attr.av.as_mut(),
+        Command::CreateAh(_, path) => Some(&mut **path),
         _ => None,
     };
-    let is_own = |way: &AddressVector| house.device.gids().iter().any(|entry| entry.gid == way.sgid);
-    match way.is_none_or(is_own) {
-        true => Ok(()),
-        false => Err(ControlError::NotFound("address of this interface to send from")),
+    let Some(path) = path else { return Ok(()) };
+    if !house.device.gids().iter().any(|entry| entry.gid == path.sgid) {
+        return Err(ControlError::NotFound("address of this interface to send from"));
     }
+    path.smac = house.device.port().mac;
+    Ok(())
 }
 
 fn elsewhere(errno: i32, error: &dyn std::fmt::Display) -> ControlError {

@@ -65,7 +65,13 @@ impl House {
         if device.engine().is_none() {
             return Err(ControlError::WrongKind("a NIC that serves is this process's own").into());
         }
-        Ok(House { device, config, uid: geteuid().as_raw(), seats: Mutex::default(), silent: Mutex::default() })
+        Ok(House {
+            device,
+            config,
+            uid: geteuid().as_raw(),
+            seats: Mutex::default(),
+            silent: Mutex::default(),
+        })
     }
 
     /// Returns a user's standing with this NIC.

@@ -237,12 +237,7 @@ impl Drop for Daemon {
 }
 
 fn served(guest: &Guest) -> Served {
-    Served {
-        pid: guest.pid,
-        name: guest.name.clone(),
-        uid: guest.uid,
-        slot: guest.slot,
-    }
+    Served { pid: guest.pid, name: guest.name.clone(), uid: guest.uid, slot: guest.slot }
 }
 
 impl Inner {
@@ -318,7 +313,9 @@ impl Inner {
             return Err(format!("it speaks version {theirs}, the NIC {VERSION}: use the same roxie"));
         }
         if self.house.is_silent(uid) {
-            return Err(format!("memory of another program of user {uid} does not answer, or did not lately"));
+            return Err(format!(
+                "memory of another program of user {uid} does not answer, or did not lately"
+            ));
         }
         let memory = RemoteMemory::new(fds, hello.secret).map_err(|error| said(&error))?;
         let (bells, page) =

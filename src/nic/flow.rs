@@ -183,7 +183,9 @@ impl Nic {
         let entry = self.qps.get_mut(index.0)?;
         split!(self, now, entry => qp, ctx);
         let mut verdict = qp.handle_frame(&mut ctx, received.frame.len(), received.index);
-        if std::mem::take(&mut self.out.may_fault) && !self.run_dma_from(Some(index), before.0, |_| received.frame) {
+        if std::mem::take(&mut self.out.may_fault)
+            && !self.run_dma_from(Some(index), before.0, |_| received.frame)
+        {
             let entry = self.qps.get_mut(index.0)?;
             split!(self, now, entry => qp, ctx);
             verdict = qp.frame_fault(&mut ctx, before.1);

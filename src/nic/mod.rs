@@ -7,7 +7,7 @@
 //! execute(command)      control
 //! receive(frame)        parse, find the QP, check the ICRC, hand it over
 //! run_dma(frames)       run what the burst asked of memory
-//! write_behind          and of that of other processes
+//! next_copies, copied   what it asked of memory of other processes; end_writes when all is done
 //! fire_timers, fetch_posted  retransmission; new work requests
 //! next_turn, plan, emit the arbiter picks a QP, the QP a packet, headers are written
 //! gather, seal          payload is copied, the ICRC computed; or payload_missing
@@ -49,8 +49,8 @@ pub use cq::Published;
 pub use flow::MAX_TABLE;
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use multicast::GroupChange;
-pub use remote_copies::Batch;
 pub use receive::{RxFrame, RxOutcome};
+pub use remote_copies::Batch;
 pub use usual::Sent;
 
 use std::collections::VecDeque;

@@ -231,9 +231,7 @@ impl RemoteCopies {
                 let made = batch.and_then(|batch| {
                     let all = batch.copies.get(copies.clone()).filter(|all| !all.is_empty())?;
                     let (first, last) = (all.first()?, all.last()?);
-                    all.iter()
-                        .all(|copy| copy.is_done)
-                        .then(|| &batch.bytes[first.at..last.at + last.length])
+                    all.iter().all(|copy| copy.is_done).then(|| &batch.bytes[first.at..last.at + last.length])
                 });
                 Some(made.ok_or(CopyFault::Gone))
             }

@@ -217,9 +217,8 @@ mod tests {
         protect(3, ProtFlags::PROT_NONE);
         let at = base.as_ptr() as u64;
         for map in maps() {
-            let check = |from: u64, length, what| {
-                map.check(&mut Lookup::default(), at + from, length, what).is_ok()
-            };
+            let check =
+                |from: u64, length, what| map.check(&mut Lookup::default(), at + from, length, what).is_ok();
             assert!(check(0, PAGE, Use::Write) && !check(0, PAGE + 1, Use::Write));
             assert!(check(0, 3 * PAGE, Use::Read) && !check(0, 3 * PAGE + 1, Use::Read));
             assert!(check(2 * PAGE, PAGE, Use::Write) && check(3 * PAGE, 0, Use::Write));

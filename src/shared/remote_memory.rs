@@ -75,7 +75,8 @@ impl RemoteMemory {
         let memory = File::from(memory);
         is_address_space(&memory).map_err(Unreachable::NoMemory)?;
         let map = AddressMap::new(maps).map_err(Unreachable::NoMap)?;
-        let remote = RemoteMemory { memory, map, fenced: AtomicBool::new(false), abandoned: AtomicBool::new(false) };
+        let remote =
+            RemoteMemory { memory, map, fenced: AtomicBool::new(false), abandoned: AtomicBool::new(false) };
         let mut word = [0; 8];
         match remote.read(&mut Lookup::default(), address, &mut word) {
             Ok(()) if u64::from_ne_bytes(word) == secret => Ok(remote),

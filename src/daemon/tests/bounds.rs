@@ -2,11 +2,12 @@
 
 use std::os::fd::AsFd;
 
-use super::{Quota, nic};
+use super::{Quota, nic, settled};
 use crate::daemon::guest::{ARENAS, file_of};
+use crate::nic::{Answer, Command};
 use crate::remote::message::{Ask, Told};
 use crate::shared::Region;
-use crate::verbs::FileId;
+use crate::verbs::{Access, AddressVector, FileId, Mtu, Psn, QpAttr, QpState, Qpn};
 
 #[test]
 fn arenas_are_counted_however_small_and_another_has_its_own() {
@@ -29,4 +30,30 @@ fn a_files_domain_is_of_one_user_and_each_file_has_its_own() {
     // Who names what another's would be made of gets its own all the same.
     let forged = FileId { device: file_of(1001, file).device, ..file };
     assert_eq!(file_of(1000, forged), file_of(1000, file));
+}
+
+#[test]
+fn source_station_of_a_path_is_the_ports() {
+    let nic = nic(Quota::default());
+    let (client, _, _, qp) = settled(&nic);
+    let step = |attr: QpAttr| client.call(Command::ModifyQp(qp, Box::new(attr))).expect("a step");
+    let (state, access) = (Some(QpState::Init), Some(Access::empty()));
+    step(QpAttr { state, pkey_index: Some(0), port: Some(1), access, ..QpAttr::default() });
+    let gid = nic.daemon.inner.house.device.gids()[0].gid;
+    let forged = [2, 0xde, 0xad, 0xbe, 0xef, 1];
+    let (sgid, dgid, smac, dmac) = (gid, gid, forged, [2, 0, 0, 0, 0, 2]);
+    let (traffic_class, flow_label, hop_limit, sl, static_rate) = (0, 0, 64, 0, 0);
+    let av = AddressVector { sgid, dgid, smac, dmac, traffic_class, flow_label, hop_limit, sl, static_rate };
+    step(QpAttr {
+        state: Some(QpState::Rtr),
+        av: Some(av),
+        path_mtu: Some(Mtu::Mtu1024),
+        dest_qpn: Some(Qpn::new(7)),
+        rq_psn: Some(Psn::new(0)),
+        max_dest_rd_atomic: Some(1),
+        min_rnr_timer: Some(1),
+        ..QpAttr::default()
+    });
+    let Ok(Answer::QpStatus(status)) = client.call(Command::QueryQp(qp)) else { panic!("its own") };
+    assert_eq!(status.attributes.av.expect("set").smac, nic.daemon.inner.house.device.port().mac);
 }

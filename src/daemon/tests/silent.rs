@@ -33,7 +33,7 @@ fn silent_memory_fails_its_qps_alone() {
         let options = ConnectOptions { access: Access::READ_WRITE, ..ConnectOptions::default() };
         qp.connect(&points[0], &points[1], &options).expect("connected");
         peer.connect(&points[1], &points[0], &options).expect("connected");
-        let mapped = vec![0u8; 64];
+        let mapped = [0u8; 64];
         let memory = HostMemory::remote(&silent.memory, mapped.as_ptr() as u64, mapped.len(), false);
         let region = silent_pd.register_memory(memory, Access::READ_WRITE).expect("room");
         let other = peer_pd.register(64, Access::READ_WRITE).expect("memory");

@@ -25,7 +25,10 @@ fn bytes_are_read_and_written_until_fenced() {
     assert_eq!(here, there);
     remote.write(&mut Lookup::default(), here.as_ptr() as u64 + 10, &[7; 5]).expect("mapped");
     assert_eq!(here[9..16], [9, 7, 7, 7, 7, 7, 15]);
-    assert!(remote.read(&mut Lookup::default(), 0, &mut here).is_err() && remote.write(&mut Lookup::default(), 8, &[1]).is_err());
+    assert!(
+        remote.read(&mut Lookup::default(), 0, &mut here).is_err()
+            && remote.write(&mut Lookup::default(), 8, &[1]).is_err()
+    );
     remote.fence();
     assert!(remote.read(&mut Lookup::default(), there.as_ptr() as u64, &mut here).is_err(), "fenced");
 }
@@ -39,7 +42,10 @@ fn read_only_memory_is_not_written() {
     remote.read(&mut Lookup::default(), at, &mut here).expect("readable");
     assert!(remote.check(at, 64, Use::Read).is_ok() && remote.check(at, 64, Use::Write).is_err());
     if remote.map.answers_at_once() {
-        assert_eq!(remote.write(&mut Lookup::default(), at, &[4]).expect_err("read-only").raw_os_error(), Some(libc::EFAULT));
+        assert_eq!(
+            remote.write(&mut Lookup::default(), at, &[4]).expect_err("read-only").raw_os_error(),
+            Some(libc::EFAULT)
+        );
     }
     assert_eq!((here, CONSTANT), ([3; 64], [3; 64]));
 }
@@ -77,7 +83,8 @@ fn memory_is_gone_after_exec() {
     let map = AddressMap::new(maps.into()).expect("a map");
     let text = std::fs::read_to_string(of("maps")).expect("its map");
     let start = u64::from_str_radix(text.split('-').next().expect("a line"), 16).expect("an address");
-    let remote = RemoteMemory { memory, map, fenced: AtomicBool::new(false), abandoned: AtomicBool::new(false) };
+    let remote =
+        RemoteMemory { memory, map, fenced: AtomicBool::new(false), abandoned: AtomicBool::new(false) };
     remote.read(&mut Lookup::default(), start, &mut [0; 8]).expect("it is there before");
     drop(child.stdin.take());
     let is_shell = || std::fs::read_to_string(of("comm")).is_ok_and(|c| c == "sh\n");
@@ -87,7 +94,11 @@ fn memory_is_gone_after_exec() {
     let after = std::fs::read_to_string(of("maps")).expect("it lives");
     for line in after.lines() {
         let start = u64::from_str_radix(line.split('-').next().expect("a line"), 16).expect("an address");
-        assert!(remote.read(&mut Lookup::default(), start, &mut [0; 8]).is_err() && remote.write(&mut Lookup::default(), start, &[0]).is_err(), "{line}");
+        assert!(
+            remote.read(&mut Lookup::default(), start, &mut [0; 8]).is_err()
+                && remote.write(&mut Lookup::default(), start, &[0]).is_err(),
+            "{line}"
+        );
     }
     child.kill().expect("it lives");
     child.wait().expect("it ends");
