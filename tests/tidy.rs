@@ -159,6 +159,7 @@ const LONG: &[(&str, &str)] = &[
     ("interop/src/end.rs", "one trait with all verbs of a row, and what they take"),
     ("interop/src/rows/mod.rs", "one list: the parameters of each row, and its name"),
     ("src/bin/roxie/demo/mod.rs", "what the demo says and measures, in the order in which it is read"),
+    ("src/engine/worker.rs", "the stages of a pass, in their order"),
     ("src/cm/incoming.rs", "a function for each message, each over all states"),
     ("src/host/connections/mod.rs", "three threads that hold one lock"),
     ("src/port/pcap.rs", "a third are its tests"),

@@ -15,6 +15,7 @@
 //! waits is woken, an event says so, and posts and commands fail instead of waiting.
 
 mod control;
+mod copying;
 mod keeper;
 mod load;
 mod look_on;

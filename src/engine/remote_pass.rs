@@ -17,7 +17,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::thread::{self, JoinHandle};
 
 use nix::unistd::gettid;
@@ -26,25 +26,6 @@ use super::Progress;
 use super::shared::{Dead, Shared, Turn};
 use super::wait_policy::WaitPolicy;
 use crate::time::Nanos;
-
-/// What the worker's thread and the stand-by thread share.
-#[derive(Debug, Default)]
-pub(super) struct RemotePass {
-    /// Beginnings and ends of copies: odd while some are being made. Changes under the worker's lock.
-    copies: AtomicU64,
-    /// The number of the worker's thread in the system.
-    thread: AtomicI32,
-    /// The worker's threads so far, without the first. Changes under the worker's lock.
-    term: AtomicU64,
-}
-
-impl RemotePass {
-    fn thread_is_running(&self) -> bool {
-        // The state is behind the name in parentheses (proc_pid_stat(5)): R is running or waiting for a processor.
-        let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", self.thread.load(Relaxed)));
-        stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('R')))
-    }
-}
 
 /// Why a thread turns the worker no more.
 #[derive(Debug)]

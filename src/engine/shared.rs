@@ -12,11 +12,11 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
+use super::copying::Copying;
 use super::load::Load;
 use super::look_on::LookOn;
 use super::pollers::Pollers;
 use super::progress::Progress;
-use super::remote_pass::RemotePass;
 use super::turns::Turns;
 use super::wait_policy::WaitPolicy;
 use super::waiters::Waiters;
@@ -57,7 +57,7 @@ pub(super) struct Shared {
     /// How many wait for the worker besides the thread that turns it: a thread that spins on the lock lets them in.
     waiting: AtomicU32,
     /// Its thread's copies from and to remote memory.
-    pub(super) remote: RemotePass,
+    pub(super) remote: Copying,
     /// A thread of the engine's alone turns the worker.
     is_threads: bool,
 }
@@ -126,7 +126,7 @@ impl Shared {
             )?,
             frames: Mutex::new(Arc::new([])),
             waiting: AtomicU32::new(0),
-            remote: RemotePass::default(),
+            remote: Copying::default(),
             is_threads,
             turns: Turns::new(worker),
         };

@@ -11,7 +11,14 @@ use std::os::unix::fs::FileExt;
 
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 
-use super::remote_memory::Use;
+/// What a copy does to memory there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Its bytes are read.
+    Read,
+    /// Its bytes are written.
+    Write,
+}
 
 /// `struct procmap_query` of `linux/fs.h`.
 #[repr(C)]

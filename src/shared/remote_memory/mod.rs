@@ -22,7 +22,7 @@ use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 use nix::unistd::{Whence, lseek};
 
 use super::address_map::AddressMap;
-pub use super::address_map::Lookup;
+pub use super::address_map::{Lookup, Use};
 
 /// Why a process's memory cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -51,15 +51,6 @@ pub struct RemoteMemory {
     map: AddressMap,
     fenced: AtomicBool,
     abandoned: AtomicBool,
-}
-
-/// What a copy does to memory there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    /// Its bytes are read.
-    Read,
-    /// Its bytes are written.
-    Write,
 }
 
 impl RemoteMemory {
