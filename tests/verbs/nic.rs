@@ -274,8 +274,8 @@ fn a_nic_that_is_killed_leaves_nobody_waiting() {
 }
 
 #[test]
-fn a_process_in_another_pid_namespace_is_served_by_its_descriptor() {
-    let name = "a_process_in_another_pid_namespace_is_served_by_its_descriptor";
+fn program_in_another_pid_namespace_is_served() {
+    let name = "program_in_another_pid_namespace_is_served";
     if skip(name, &["ibv_rc_pingpong", "ib_atomic_bw", "unshare"]) {
         return;
     }
@@ -293,7 +293,7 @@ fn a_process_in_another_pid_namespace_is_served_by_its_descriptor() {
     }
     drop(far);
     let said = near.said();
-    assert!(said.contains("by the descriptor") && said.contains("(process 0,"), "{said}");
+    assert!(said.contains("(process 0,"), "{said}");
 }
 
 #[test]
