@@ -4,23 +4,31 @@ use std::sync::Mutex;
 
 use nix::unistd::geteuid;
 
-use super::owned::Quota;
+use super::account::{Accounts, Quota};
 use super::seats::Seats;
 use crate::engine::Engine;
-use crate::host::adapter::snapshot_of;
+use crate::host::adapter::{snapshot_of, statuses_of};
 use crate::host::inspect::Snapshot;
 use crate::host::{Device, DeviceError};
-use crate::nic::{Answer, Command, ControlError};
+use crate::nic::{Answer, Command, ControlError, QpStatus};
 use crate::shared::{Doorbells, GuestId};
 use crate::verbs::{PdId, QpIndex};
 
 /// Whom a NIC serves, and how much it gives to each.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Users that are served besides root and the user whose process the NIC is.
     pub users: Users,
     /// How much each process may have.
     pub quota: Quota,
+    /// How much all processes of a user may have together.
+    pub user_quota: Quota,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { users: Users::default(), quota: Quota::default(), user_quota: Quota::of_a_user() }
+    }
 }
 
 /// Users that are served.
@@ -46,6 +54,7 @@ pub(super) struct House {
     /// Whose process this is.
     pub(super) uid: u32,
     pub(super) seats: Mutex<Seats>,
+    pub(super) accounts: Accounts,
 }
 
 impl House {
@@ -55,7 +64,8 @@ impl House {
         if device.engine().is_none() {
             return Err(ControlError::WrongKind("a NIC that serves is this process's own").into());
         }
-        Ok(House { device, config, uid: geteuid().as_raw(), seats: Mutex::default() })
+        let (uid, accounts) = (geteuid().as_raw(), Accounts::new());
+        Ok(House { device, config, uid, seats: Mutex::default(), accounts })
     }
 
     pub(super) fn may_come(&self, uid: u32) -> bool {
@@ -88,6 +98,11 @@ impl House {
 
     pub(super) fn forget_bells(&self, id: GuestId) {
         self.engine().inspect(|worker| worker.guests().remove(id));
+    }
+
+    /// Some of its QPs.
+    pub(super) fn list(&self, has_qp: impl Fn(QpIndex) -> bool) -> Vec<QpStatus> {
+        statuses_of(self.engine(), has_qp)
     }
 
     /// What there is to be seen of some objects.

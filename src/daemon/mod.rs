@@ -13,8 +13,10 @@
 //! Nothing that a process writes, to its queues or to its sockets, is believed: what breaks is its own. When it ends, however that is, the
 //! socket hangs up. Then its memory is fenced, its objects are taken away, and its seat is given to another some time.
 
+mod account;
 mod guest;
 mod house;
+mod lent;
 mod owned;
 mod seats;
 #[cfg(test)]
@@ -39,14 +41,14 @@ use crate::host::{ConnectionService, Device, DeviceError, Nobody};
 use crate::remote::link::Link;
 use crate::remote::message::{Hello, VERSION, Welcome};
 use crate::remote::name_of;
+use crate::shared::Doorbells;
 use crate::shared::process::Process;
-use crate::shared::{Doorbells, GuestId};
 use crate::threads::{lock, spawn_unsignalled};
 use crate::verbs::{AsyncEvent, EventKind};
-use guest::{Arrival, Guest};
+pub use account::Quota;
+use guest::{Arrival, Guest, Unheard};
 use house::House;
 pub use house::{Config, Users};
-pub use owned::Quota;
 
 /// How long a process may take to say who it is.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -286,7 +288,7 @@ impl Inner {
         link: &Link,
         pid: i32,
         uid: u32,
-    ) -> Result<(Guest, GuestId, Vec<OwnedFd>), Option<String>> {
+    ) -> Result<(Guest, Unheard, Vec<OwnedFd>), Option<String>> {
         let said = |error: &dyn std::fmt::Display| Some(error.to_string());
         let (hello, fds) = match link.receive_at_most::<Hello>(LONGEST_GREETING) {
             Ok(Some(hello)) => hello,
@@ -304,7 +306,7 @@ impl Inner {
         }
         let memory = fds.into_iter().next();
         let process = Process::new(pid, memory, hello.secret).map_err(|error| said(&error))?;
-        let (bells, page) =
+        let (bells, fds, held) =
             Doorbells::for_guest(self.house.device.limits().qps).map_err(|error| said(&error))?;
         let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
         // One that takes no events is not waited for.
@@ -313,18 +315,13 @@ impl Inner {
         let slot = lock(&self.house.seats)
             .take()
             .ok_or_else(|| Some("it serves 255 processes already".to_owned()))?;
-        let bells = match self.house.hear(bells) {
-            Ok(bells) => bells,
-            Err(error) => {
-                lock(&self.house.seats).leave(slot);
-                return Err(said(&error));
-            }
-        };
         let name = hello.name.chars().filter(|c| !c.is_control()).take(64).collect();
         let arrival =
             Arrival { pid: pid.cast_unsigned(), name, uid, slot, process, link, events: Link::new(events) };
-        let fds = page.into_iter().chain([heard.into()]).collect();
-        Ok((Guest::new(arrival, &self.house.config.quota), bells, fds))
+        let fds = fds.into_iter().chain([heard.into()]).collect();
+        let Config { quota, user_quota, .. } = &self.house.config;
+        let account = self.house.accounts.open(uid, quota, user_quota);
+        Ok((Guest::new(arrival, quota, account), (bells, held), fds))
     }
 
     /// Tells those whom it concerns of what is raised.
