@@ -14,6 +14,9 @@ pub const MAX_INLINE: usize = 512;
 pub const MAX_WR: u32 = 16 * 1024;
 /// Entries per completion queue at most.
 pub const MAX_CQE: u32 = 1 << 20;
+/// Pages that a fast-registered region may have at most (`max_fast_reg_page_list_len` of kernel devices, 512 of rdma_rxe). The list is read
+/// between two packets: 512 words, in a microsecond.
+pub const MAX_PAGE_LIST: u32 = 512;
 /// Bytes per message at most (IBTA 9.7.7: 2^31).
 pub const MAX_MESSAGE: u32 = 1 << 31;
 

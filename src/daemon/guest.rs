@@ -6,30 +6,23 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
+use super::account::{Account, Quota, cost};
 use super::house::House;
+use super::lent::{Lent, invalid};
 use super::outbox::Outbox;
-use super::owned::{Gone, Owned, Quota};
+use super::owned::{Gone, Making, Owned};
 use crate::congestion::{Rate, SharedRate};
 use crate::host::Estate;
 use crate::host::adapter::Object;
 use crate::host::inspect::{Passes, Snapshot};
 use crate::nic::{Answer, Command, ControlError, QpStatus, ReceiveSource};
 use crate::remote::link::{LONGEST_QUESTION, Link};
-use crate::remote::message::{
-    Ask, BoundPorts, Memory, Place, Receives, Refusal, Reply, Source, Told, Welcome,
-};
+use crate::remote::message::{Ask, BoundPorts, Memory, Receives, Refusal, Reply, Source, Told, Welcome};
 use crate::shared::remote_memory::{RemoteMemory, Use};
-use crate::shared::{
-    CompletionRing, EventCounter, GuestId, HostMemory, PageList, RecvRing, Region, SendRing,
-};
+use crate::shared::{Doorbells, GuestId, HeldPages, HostMemory, PageList, SendRing};
 use crate::threads::lock;
 use crate::time::monotonic;
 use crate::verbs::{Access, AsyncEvent, FileId, QpInit, QpType};
-
-/// Arenas of a process: as many as the library takes for 4 GiB of queues.
-pub(super) const ARENAS: usize = 1024;
-/// Bytes of a word of a queue.
-const WORD: u64 = size_of::<u64>() as u64;
 
 /// One of those that are served, as others see it.
 #[derive(Debug)]
@@ -43,6 +36,8 @@ pub(super) struct Guest {
     link: Link,
     events: Outbox,
     owned: Mutex<Owned>,
+    /// What it has, of what it may have.
+    account: Arc<Account>,
     /// What its connections leave.
     estate: Mutex<Option<Estate>>,
     /// How fast its QPs may send together, if that is bounded.
@@ -50,6 +45,9 @@ pub(super) struct Guest {
     /// It was said that its memory does not answer.
     is_silent: AtomicBool,
 }
+
+/// Doorbells that are not heard yet, and their page, which is to be held before.
+pub(super) type Unheard = (Doorbells, HeldPages);
 
 /// What it brings along.
 #[derive(Debug)]
@@ -64,7 +62,7 @@ pub(super) struct Arrival {
 }
 
 impl Guest {
-    pub(super) fn new(arrival: Arrival, quota: &Quota) -> Guest {
+    pub(super) fn new(arrival: Arrival, quota: &Quota, account: Arc<Account>) -> Guest {
         let Arrival { pid, name, uid, slot, memory, link, events } = arrival;
         let (owned, estate, events) = (Mutex::default(), Mutex::default(), Outbox::new(events));
         let is_bounded = quota.bits_per_second != u64::MAX;
@@ -78,6 +76,7 @@ impl Guest {
             link,
             events,
             owned,
+            account,
             estate,
             rate,
             is_silent: AtomicBool::new(false),
@@ -134,20 +133,30 @@ impl Guest {
         self.events.shut();
     }
 
-    /// Serves it until it has gone.
-    pub(super) fn serve(&self, house: &House, bells: GuestId) {
-        let mut arenas = Vec::new();
+    /// Serves it until it has gone. Its doorbells are heard from its first question on: it has mapped their page by then, and
+    /// can take none of it away from then on.
+    pub(super) fn serve(&self, house: &House, (bells, page): Unheard) {
+        let mut lent = Lent::default();
+        let mut silent = Some((bells, page));
+        let mut heard = None;
         loop {
             // Nonsense ends it as its end does.
             let Ok(Some((ask, fds))) = self.link.receive_at_most::<Ask>(LONGEST_QUESTION) else { break };
-            let answer: Reply = self
-                .answer(house, &mut arenas, ask, fds)
+            let ready = silent.take().map_or(Ok(()), |(bells, page): Unheard| {
+                page.hold().map_err(invalid)?;
+                heard = Some(house.hear(bells)?);
+                Ok(())
+            });
+            let is_ready = ready.is_ok();
+            let answer: Reply = ready
+                .and_then(|()| self.answer(house, &mut lent, ask, fds))
                 .map_err(|error| Refusal { errno: error.errno(), why: error.to_string() });
-            if self.link.send(&answer, &[]).is_err() {
+            lent.close_unused();
+            if self.link.send(&answer, &[]).is_err() || !is_ready {
                 break;
             }
         }
-        self.leave(house, bells);
+        self.leave(house, heard);
     }
 
     /// What takes all of its objects away.
@@ -156,12 +165,13 @@ impl Guest {
     }
 
     /// Nothing of it is touched from here on, and nothing of it is left.
-    fn leave(&self, house: &House, bells: GuestId) {
+    fn leave(&self, house: &House, bells: Option<GuestId>) {
         self.memory.fence();
         self.dismiss();
-        house.forget_bells(bells);
+        if let Some(bells) = bells {
+            house.forget_bells(bells);
+        }
         for command in self.farewell() {
-            // A QP that others need is tried again, after those.
             let _ = house.call(command);
         }
         *lock(&self.owned) = Owned::default();
@@ -176,25 +186,13 @@ impl Guest {
     fn answer(
         &self,
         house: &House,
-        arenas: &mut Vec<Arc<Region>>,
+        lent: &mut Lent,
         ask: Ask,
         fds: Vec<OwnedFd>,
     ) -> Result<Told, ControlError> {
-        let quota = &house.config.quota;
-        let arena = |place: Place, words: usize| part_of(arenas, place, words);
         let command = match ask {
             Ask::Arena { words } => {
-                let bytes = words.saturating_mul(WORD);
-                lock(&self.owned).room_for_queues(quota, bytes)?;
-                // Each is a mapping of the NIC's, of which it has so many for all.
-                if arenas.len() >= ARENAS {
-                    return Err(ControlError::Full { object: "arena", limit: ARENAS as u32 });
-                }
-                let fd = fds.first().ok_or(ControlError::NoMemory("queue: no descriptor came"))?;
-                let words = usize::try_from(words).map_err(|_| ControlError::NoMemory("queue"))?;
-                let region = Region::map(fd.as_fd(), words).map_err(invalid)?;
-                arenas.push(region);
-                lock(&self.owned).queue_bytes += bytes;
+                lent.add_arena(&self.account, words, fds)?;
                 return Ok(Told::Done(true));
             }
             Ask::LargestMtu => return Ok(Told::Mtu(house.device.largest_mtu())),
@@ -227,23 +225,19 @@ impl Guest {
             Ask::SetPorts(BoundPorts { version, ports }) => {
                 return Ok(Told::Done(lock(&house.seats).set_ports(self.slot, version, ports)));
             }
+            Ask::Command(Command::ListQps) => return Ok(Told::Answer(Answer::Qps(self.list(house)))),
             Ask::Command(mut command) => {
-                lock(&self.owned).check(&command, quota)?;
+                lock(&self.owned).check(&command)?;
                 speaks_for_its_host(house, &mut command)?;
                 if let Command::OpenXrcd(open) = &mut command {
                     open.file = open.file.map(|file| file_of(self.uid, file));
                 }
-                return self.carry_out(house, command, QpType::Rc, 0);
+                command
             }
             Ask::Register { pd, access, start, memory } => {
-                let (held, memory) = (memory, self.memory(memory));
-                {
-                    let owned = lock(&self.owned);
-                    owned.pd(pd)?;
-                    owned.room_for_mr(quota, memory.len() as u64, None)?;
-                }
-                self.may_register(held, access)?;
-                Command::RegisterMemory { pd, access, start, memory }
+                lock(&self.owned).pd(pd)?;
+                self.may_register(memory, access)?;
+                Command::RegisterMemory { pd, access, start, memory: self.memory(memory) }
             }
             Ask::Reregister { mr, pd, access, translation } => {
                 let held = translation.map(|(_, memory)| memory);
@@ -252,61 +246,36 @@ impl Guest {
                     let owned = lock(&self.owned);
                     owned.mr(mr)?;
                     pd.map_or(Ok(()), |pd| owned.pd(pd))?;
-                    if let Some((_, memory)) = &translation {
-                        owned.room_for_mr(quota, memory.len() as u64, Some(mr))?;
-                    }
                 }
                 held.map_or(Ok(()), |held| self.may_register(held, access.unwrap_or_default()))?;
                 Command::ReregisterMemory { mr, pd, access, translation }
             }
             Ask::AllocFast { pd, memory, pages, count } => {
-                let owned = lock(&self.owned);
-                owned.pd(pd)?;
-                let memory = self.memory(memory);
-                owned.room_for_mr(quota, memory.len() as u64, None)?;
-                let region = arena(pages, PageList::size(count))?;
+                lock(&self.owned).pd(pd)?;
+                let region = lent.words(pages, PageList::size(count))?;
                 let pages = PageList::on(&region, count).map_err(invalid)?;
-                Command::AllocFastMemory { pd, memory, pages }
+                Command::AllocFastMemory { pd, memory: self.memory(memory), pages }
             }
             Ask::CreateCq { ring, capacity } => {
-                lock(&self.owned).room_for_cq(quota, capacity, None)?;
-                let ring = completions(&arena, ring, capacity)?;
-                let notify = fds.into_iter().next().map(EventCounter::of).transpose();
-                let notify = notify.map_err(invalid)?;
-                return self.carry_out(
-                    house,
-                    Command::CreateCq { ring, notify },
-                    QpType::Rc,
-                    capacity.into(),
-                );
+                let ring = lent.completions(ring, capacity)?;
+                Command::CreateCq { ring, notify: lent.channel(&self.account, fds)? }
             }
             Ask::ResizeCq { cq, ring, capacity } => {
-                let owned = lock(&self.owned);
-                owned.cq(cq)?;
-                owned.room_for_cq(quota, capacity, Some(cq))?;
-                drop(owned);
-                let ring = completions(&arena, ring, capacity)?;
-                let told = self.carry_out(house, Command::ResizeCq { cq, ring }, QpType::Rc, 0)?;
-                lock(&self.owned).resized(cq, capacity);
-                return Ok(told);
+                lock(&self.owned).cq(cq)?;
+                Command::ResizeCq { cq, ring: lent.completions(ring, capacity)? }
             }
             Ask::CreateSrq { pd, init, ring } => {
-                {
-                    let owned = lock(&self.owned);
-                    owned.room_for_object(quota)?;
-                    owned.srq_init(pd, &init)?;
-                }
-                Command::CreateSrq { pd, init, ring: receives(&arena, ring)? }
+                lock(&self.owned).srq_init(pd, &init)?;
+                Command::CreateSrq { pd, init, ring: lent.receives(ring)? }
             }
             Ask::ModifySrq { srq, ring, limit } => {
                 lock(&self.owned).srq(srq)?;
-                let ring = ring.map(|ring| receives(&arena, ring)).transpose()?;
+                let ring = ring.map(|ring| lent.receives(ring)).transpose()?;
                 Command::ModifySrq { srq, ring, limit }
             }
             Ask::CreateQp { pd, send_cq, recv_cq, init, sends, receives: source } => {
                 {
                     let owned = lock(&self.owned);
-                    owned.room_for_qp(quota)?;
                     owned.pd(pd)?;
                     owned.cq(send_cq)?;
                     owned.cq(recv_cq)?;
@@ -317,54 +286,42 @@ impl Guest {
                 }
                 let caps = &init.caps;
                 let (wrs, sges, inline) = (caps.max_send_wr, caps.max_send_sge, caps.max_inline);
-                let region = arena(sends, SendRing::size(wrs, sges, inline))?;
+                let region = lent.words(sends, SendRing::size(wrs, sges, inline))?;
                 let sends = SendRing::on(&region, wrs, sges, inline).map_err(invalid)?;
                 let receives = match source {
                     Source::Own(place) => {
                         let (capacity, max_sge) = (caps.max_recv_wr, caps.max_recv_sge);
-                        ReceiveSource::Own(receives(&arena, Receives { place, capacity, max_sge })?)
+                        ReceiveSource::Own(lent.receives(Receives { place, capacity, max_sge })?)
                     }
                     Source::Shared(srq) => ReceiveSource::Shared(srq),
                     Source::None => ReceiveSource::None,
                 };
                 let command = Command::CreateQp { pd, send_cq, recv_cq, init, sends, receives };
-                let told = self.carry_out(house, command, init.qp_type, 0)?;
+                let told = self.carry_out(house, command)?;
                 if init.qp_type == QpType::Gsi {
                     self.route(house)?;
                 }
                 return Ok(told);
             }
         };
-        let size = match &command {
-            Command::RegisterMemory { memory, .. }
-            | Command::AllocFastMemory { memory, .. }
-            | Command::ReregisterMemory { translation: Some((_, memory)), .. } => memory.len() as u64,
-            _ => 0,
-        };
-        self.carry_out(house, command, QpType::Rc, size)
+        self.carry_out(house, command)
     }
 
     /// Has the NIC do it, and keeps book.
-    fn carry_out(
-        &self,
-        house: &House,
-        command: Command,
-        qp_type: QpType,
-        size: u64,
-    ) -> Result<Told, ControlError> {
-        let gone = Gone::by(&command);
-        // A region that is registered again with no new memory is as large as before.
-        let keeps_size = matches!(&command, Command::ReregisterMemory { translation: None, .. });
-        let qp_type = match &command {
-            Command::CreateXrcTarget(_) => QpType::XrcRecv,
-            Command::CreateRssQp(..) => QpType::RawPacket,
-            _ => qp_type,
+    fn carry_out(&self, house: &House, command: Command) -> Result<Told, ControlError> {
+        let (gone, making) = (Gone::by(&command), Making::by(&command));
+        let charge = match cost(&command) {
+            None => None,
+            Some(cost) => {
+                let owned = lock(&self.owned);
+                Some(self.account.charge_instead(cost, owned.replaced_by(&command))?)
+            }
         };
         let answer = house.call(command)?;
         {
             let mut owned = lock(&self.owned);
-            if !keeps_size {
-                owned.made(&answer, qp_type, size);
+            if let Some(charge) = charge {
+                owned.made(making, &answer, charge);
             }
             owned.unmade(&gone);
             self.events.retain(|event| is_of(&owned, event));
@@ -372,13 +329,13 @@ impl Guest {
         if let (Answer::Qp(made), Some(rate)) = (&answer, &self.rate) {
             house.call(Command::ShareRate(made.index, rate.clone()))?;
         }
-        Ok(Told::Answer(match answer {
-            Answer::Qps(all) => {
-                let owned = lock(&self.owned);
-                Answer::Qps(all.into_iter().filter(|qp: &QpStatus| owned.has_qp(qp.handle.index)).collect())
-            }
-            other => other,
-        }))
+        Ok(Told::Answer(answer))
+    }
+
+    /// Its QPs.
+    fn list(&self, house: &House) -> Vec<QpStatus> {
+        let (qps, _) = lock(&self.owned).names();
+        house.list(|qp| qps.contains(&qp))
     }
 
     /// What takes a privilege of an adapter's user takes it here.
@@ -424,8 +381,8 @@ impl Guest {
 
     /// What there is to be seen of its objects.
     fn look(&self, house: &House) -> Result<Told, ControlError> {
-        let owned = lock(&self.owned);
-        let all = house.snapshot(|qp| owned.has_qp(qp), |pd| owned.has_pd(pd));
+        let (qps, pds) = lock(&self.owned).names();
+        let all = house.snapshot(|qp| qps.contains(&qp), |pd| pds.contains(&pd));
         // What is counted for all together is for the NIC to tell.
         let snapshot = Snapshot { counters: BTreeMap::new(), passes: Passes::default(), ..all };
         let text = serde_json::to_vec(&snapshot).map_err(|error| elsewhere(libc::EIO, &error))?;
@@ -469,29 +426,4 @@ fn speaks_for_its_host(house: &House, command: &mut Command) -> Result<(), Contr
 
 fn elsewhere(errno: i32, error: &dyn std::fmt::Display) -> ControlError {
     ControlError::Elsewhere { errno, why: error.to_string() }
-}
-
-/// What it handed over is of no use.
-fn invalid(error: io::Error) -> ControlError {
-    elsewhere(libc::EINVAL, &error)
-}
-
-/// Words of one of its arenas.
-fn part_of(arenas: &[Arc<Region>], place: Place, words: usize) -> Result<Arc<Region>, ControlError> {
-    let arena = arenas.get(place.arena as usize).ok_or(ControlError::NotFound("arena"))?;
-    let at = usize::try_from(place.at).map_err(|_| ControlError::NotFound("arena"))?;
-    arena.part(at, words).map_err(invalid)
-}
-
-/// Finds words of its arenas.
-type Finder<'a> = dyn Fn(Place, usize) -> Result<Arc<Region>, ControlError> + 'a;
-
-fn completions(arena: &Finder<'_>, place: Place, capacity: u32) -> Result<CompletionRing, ControlError> {
-    let region = arena(place, CompletionRing::size(capacity))?;
-    CompletionRing::on(&region, capacity).map_err(invalid)
-}
-
-fn receives(arena: &Finder<'_>, ring: Receives) -> Result<RecvRing, ControlError> {
-    let region = arena(ring.place, RecvRing::size(ring.capacity, ring.max_sge))?;
-    RecvRing::on(&region, ring.capacity, ring.max_sge).map_err(invalid)
 }

@@ -6,26 +6,34 @@ use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
 
+use super::account::{Accounts, Quota};
 use super::door::Standing;
-use super::owned::Quota;
 use super::seats::Seats;
 use crate::engine::Engine;
-use crate::host::adapter::snapshot_of;
+use crate::host::adapter::{snapshot_of, statuses_of};
 use crate::host::inspect::Snapshot;
 use crate::host::{Device, DeviceError};
-use crate::nic::{Answer, Command, ControlError};
+use crate::nic::{Answer, Command, ControlError, QpStatus};
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{Doorbells, GuestId};
 use crate::threads::lock;
 use crate::verbs::{PdId, QpIndex};
 
 /// Whom a NIC serves, and how much it gives to each.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Users that are served besides root and the user whose process the NIC is.
     pub users: Users,
     /// How much each process may have.
     pub quota: Quota,
+    /// How much all processes of a user may have together.
+    pub user_quota: Quota,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { users: Users::default(), quota: Quota::default(), user_quota: Quota::of_a_user() }
+    }
 }
 
 /// Users that are served.
@@ -53,6 +61,7 @@ pub(super) struct House {
     pub(super) seats: Mutex<Seats>,
     /// Users whose programs' memory did not answer: when, and that memory.
     silent: Mutex<HashMap<u32, (Instant, Weak<RemoteMemory>)>>,
+    pub(super) accounts: Accounts,
 }
 
 /// How long a user is not served after a program of the user's whose memory did not answer.
@@ -71,6 +80,7 @@ impl House {
             uid: geteuid().as_raw(),
             seats: Mutex::default(),
             silent: Mutex::default(),
+            accounts: Accounts::new(),
         })
     }
 
@@ -122,6 +132,11 @@ impl House {
 
     pub(super) fn forget_bells(&self, id: GuestId) {
         self.engine().inspect(|worker| worker.guests().remove(id));
+    }
+
+    /// Some of its QPs.
+    pub(super) fn list(&self, has_qp: impl Fn(QpIndex) -> bool) -> Vec<QpStatus> {
+        statuses_of(self.engine(), has_qp)
     }
 
     /// What there is to be seen of some objects.

@@ -14,9 +14,11 @@
 //! Nothing that a process writes, to its queues or to its sockets, is believed: what breaks is its own. When it ends, however that is, the
 //! socket hangs up. Then its memory is fenced, its objects are taken away, and its seat is given to another some time.
 
+mod account;
 mod door;
 mod guest;
 mod house;
+mod lent;
 mod outbox;
 mod owned;
 mod seats;
@@ -40,15 +42,15 @@ use crate::host::{ConnectionService, Device, DeviceError, Nobody};
 use crate::remote::link::Link;
 use crate::remote::message::{Hello, VERSION, Welcome};
 use crate::remote::{AttachError, name_of, nic_of};
+use crate::shared::Doorbells;
 use crate::shared::remote_memory::RemoteMemory;
-use crate::shared::{Doorbells, GuestId};
 use crate::threads::{lock, spawn_unsignalled};
 use crate::verbs::{AsyncEvent, EventKind};
+pub use account::Quota;
 use door::{Bounds, Door, Greeting, Knock, refuse};
-use guest::{Arrival, Guest};
+use guest::{Arrival, Guest, Unheard};
 use house::House;
 pub use house::{Config, Users};
-pub use owned::Quota;
 
 /// How often threads look whether they are to end.
 const LOOK: Duration = Duration::from_millis(200);
@@ -306,7 +308,7 @@ impl Inner {
         (pid, uid): (i32, u32),
         hello: Hello,
         fds: Vec<OwnedFd>,
-    ) -> Result<(Guest, GuestId, Vec<OwnedFd>), String> {
+    ) -> Result<(Guest, Unheard, Vec<OwnedFd>), String> {
         let said = |error: &dyn std::fmt::Display| error.to_string();
         if hello.version != VERSION {
             let theirs = hello.version;
@@ -318,24 +320,19 @@ impl Inner {
             ));
         }
         let memory = RemoteMemory::new(fds, hello.secret).map_err(|error| said(&error))?;
-        let (bells, page) =
+        let (bells, fds, held) =
             Doorbells::for_guest(self.house.device.limits().qps).map_err(|error| said(&error))?;
         let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
         let link = link.try_clone().map_err(|error| said(&error))?;
         let slot =
             lock(&self.house.seats).take().ok_or_else(|| "it serves 255 processes already".to_owned())?;
-        let bells = match self.house.hear(bells) {
-            Ok(bells) => bells,
-            Err(error) => {
-                lock(&self.house.seats).leave(slot);
-                return Err(said(&error));
-            }
-        };
         let name = hello.name.chars().filter(|c| !c.is_control()).take(64).collect();
         let arrival =
             Arrival { pid: pid.cast_unsigned(), name, uid, slot, memory, link, events: Link::new(events) };
-        let fds = page.into_iter().chain([heard.into()]).collect();
-        Ok((Guest::new(arrival, &self.house.config.quota), bells, fds))
+        let fds = fds.into_iter().chain([heard.into()]).collect();
+        let Config { quota, user_quota, .. } = &self.house.config;
+        let account = self.house.accounts.open(uid, quota, user_quota);
+        Ok((Guest::new(arrival, quota, account), (bells, held), fds))
     }
 
     /// Tells those whom it concerns of what is raised, and of what they did not take before.

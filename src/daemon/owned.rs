@@ -6,78 +6,63 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::account::Charge;
 use crate::nic::{Answer, Command, ControlError};
 use crate::verbs::{
-    AhId, CqIndex, FlowId, MrIndex, MwIndex, PdId, QpIndex, QpType, SrqIndex, SrqInit, SrqKind, XrcdId,
+    AhId, CqIndex, FlowId, MrIndex, MwIndex, PdId, QpIndex, QpInit, QpType, SrqIndex, SrqInit, SrqKind,
+    XrcdId,
 };
 
-/// How much a process may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quota {
-    /// Queue pairs.
-    pub qps: u32,
-    /// Entries of its completion queues together.
-    pub cqes: u64,
-    /// Memory regions and windows.
-    pub mrs: u32,
-    /// Bytes of its regions together.
-    pub bytes: u64,
-    /// What else it makes, together: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows.
-    pub objects: u32,
-    /// Bytes of its queues.
-    pub queue_bytes: u64,
-    /// Bits per second of its frames that carry data, together.
-    pub bits_per_second: u64,
-}
-
-impl Default for Quota {
-    /// As much as the device has, as fast as it sends; 4 GiB of queues.
-    fn default() -> Quota {
-        Quota {
-            qps: u32::MAX,
-            cqes: u64::MAX,
-            mrs: u32::MAX,
-            bytes: u64::MAX,
-            objects: u32::MAX,
-            queue_bytes: 4 << 30,
-            bits_per_second: u64::MAX,
-        }
-    }
-}
-
-/// What a process has.
+/// What a process has, each with what it costs.
 #[derive(Debug, Default)]
 pub(super) struct Owned {
-    pds: HashSet<PdId>,
-    /// With their bytes.
-    mrs: HashMap<MrIndex, u64>,
-    windows: HashSet<MwIndex>,
-    /// With their entries.
-    cqs: HashMap<CqIndex, u32>,
-    srqs: HashSet<SrqIndex>,
-    xrcds: Vec<XrcdId>,
-    /// With what they are.
-    qps: HashMap<QpIndex, QpType>,
-    handles: HashSet<AhId>,
-    flows: HashSet<FlowId>,
-    pub(super) queue_bytes: u64,
+    pds: HashMap<PdId, Charge>,
+    mrs: HashMap<MrIndex, Charge>,
+    windows: HashMap<MwIndex, Charge>,
+    cqs: HashMap<CqIndex, Charge>,
+    srqs: HashMap<SrqIndex, Charge>,
+    xrcds: Vec<(XrcdId, Charge)>,
+    qps: HashMap<QpIndex, (Role, Charge)>,
+    handles: HashMap<AhId, Charge>,
+    flows: HashMap<FlowId, Charge>,
+}
+
+/// The role of a QP, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// QP1 of the process.
+    Gsi,
+    /// Spreads frames over other QPs, which cannot go before it.
+    Spreads,
+    Other,
+}
+
+/// Facts about the object that a command makes or replaces, which its answer does not tell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Making {
+    role: Role,
+    resized: Option<CqIndex>,
+}
+
+impl Making {
+    pub(super) fn by(command: &Command) -> Making {
+        let role = match command {
+            Command::CreateQp { init: QpInit { qp_type: QpType::Gsi, .. }, .. } => Role::Gsi,
+            Command::CreateRssQp(..) => Role::Spreads,
+            _ => Role::Other,
+        };
+        let resized = if let Command::ResizeCq { cq, .. } = command { Some(*cq) } else { None };
+        Making { role, resized }
+    }
 }
 
 fn found(is_there: bool, what: &'static str) -> Result<(), ControlError> {
     if is_there { Ok(()) } else { Err(ControlError::NotFound(what)) }
 }
 
-fn beyond(what: &'static str, value: u64, limit: u64) -> Result<(), ControlError> {
-    if value <= limit {
-        return Ok(());
-    }
-    let why = format!("{what}: {value}, but the NIC gives each process {limit} at most (`roxie nic --help`)");
-    Err(ControlError::Elsewhere { errno: libc::ENOMEM, why })
-}
-
 impl Owned {
     pub(super) fn pd(&self, pd: PdId) -> Result<(), ControlError> {
-        found(self.pds.contains(&pd), "protection domain")
+        found(self.pds.contains_key(&pd), "protection domain")
     }
 
     pub(super) fn mr(&self, mr: MrIndex) -> Result<(), ControlError> {
@@ -85,7 +70,7 @@ impl Owned {
     }
 
     fn window(&self, window: MwIndex) -> Result<(), ControlError> {
-        found(self.windows.contains(&window), "memory window")
+        found(self.windows.contains_key(&window), "memory window")
     }
 
     pub(super) fn cq(&self, cq: CqIndex) -> Result<(), ControlError> {
@@ -93,11 +78,11 @@ impl Owned {
     }
 
     pub(super) fn srq(&self, srq: SrqIndex) -> Result<(), ControlError> {
-        found(self.srqs.contains(&srq), "shared receive queue")
+        found(self.srqs.contains_key(&srq), "shared receive queue")
     }
 
     fn xrcd(&self, xrcd: XrcdId) -> Result<(), ControlError> {
-        found(self.xrcds.contains(&xrcd), "XRC domain")
+        found(self.xrcds.iter().any(|(own, _)| *own == xrcd), "XRC domain")
     }
 
     pub(super) fn qp(&self, qp: QpIndex) -> Result<(), ControlError> {
@@ -109,7 +94,7 @@ impl Owned {
     }
 
     pub(super) fn has_pd(&self, pd: PdId) -> bool {
-        self.pds.contains(&pd)
+        self.pds.contains_key(&pd)
     }
 
     pub(super) fn has_cq(&self, cq: CqIndex) -> bool {
@@ -117,12 +102,12 @@ impl Owned {
     }
 
     pub(super) fn has_srq(&self, srq: SrqIndex) -> bool {
-        self.srqs.contains(&srq)
+        self.srqs.contains_key(&srq)
     }
 
     /// Its QP1.
     pub(super) fn gsi(&self) -> Option<QpIndex> {
-        self.qps.iter().find(|(_, qp_type)| **qp_type == QpType::Gsi).map(|(qp, _)| *qp)
+        self.qps.iter().find(|(_, (role, _))| *role == Role::Gsi).map(|(qp, _)| *qp)
     }
 
     /// What a shared receive queue names.
@@ -134,67 +119,27 @@ impl Owned {
         }
     }
 
-    /// Room for one more QP.
-    pub(super) fn room_for_qp(&self, quota: &Quota) -> Result<(), ControlError> {
-        beyond("QPs", self.qps.len() as u64 + 1, quota.qps.into())
-    }
-
-    /// Room for one more of what has no bound of its own.
-    pub(super) fn room_for_object(&self, quota: &Quota) -> Result<(), ControlError> {
-        let held = self.pds.len() + self.cqs.len() + self.srqs.len() + self.xrcds.len();
-        let all = held + self.handles.len() + self.flows.len();
-        beyond("objects", all as u64 + 1, quota.objects.into())
-    }
-
-    /// Room for a completion queue, in place of another one if that is named.
-    pub(super) fn room_for_cq(
-        &self,
-        quota: &Quota,
-        entries: u32,
-        instead: Option<CqIndex>,
-    ) -> Result<(), ControlError> {
-        if instead.is_none() {
-            self.room_for_object(quota)?;
+    /// Returns the charge of the object that a command replaces.
+    pub(super) fn replaced_by(&self, command: &Command) -> Option<&Charge> {
+        match command {
+            Command::ResizeCq { cq, .. } => self.cqs.get(cq),
+            Command::ReregisterMemory { mr, .. } => self.mrs.get(mr),
+            _ => None,
         }
-        let others = self.cqs.iter().filter(|(cq, _)| Some(**cq) != instead);
-        let sum: u64 = others.map(|(_, entries)| u64::from(*entries)).sum();
-        beyond("completion queue entries", sum + u64::from(entries), quota.cqes)
-    }
-
-    /// Room for a region of so many bytes, in place of another one if that is named.
-    pub(super) fn room_for_mr(
-        &self,
-        quota: &Quota,
-        bytes: u64,
-        instead: Option<MrIndex>,
-    ) -> Result<(), ControlError> {
-        let others = self.mrs.iter().filter(|(mr, _)| Some(**mr) != instead);
-        let (count, sum) = others.fold((0, 0u64), |(n, sum), (_, bytes)| (n + 1, sum.saturating_add(*bytes)));
-        beyond("memory regions", count + self.windows.len() as u64 + 1, quota.mrs.into())?;
-        // All addresses (implicit on-demand memory) are no memory by themselves.
-        let bytes = if bytes == u64::MAX { 0 } else { bytes };
-        beyond("bytes registered", sum.saturating_add(bytes), quota.bytes)
-    }
-
-    /// Room for more queues.
-    pub(super) fn room_for_queues(&self, quota: &Quota, bytes: u64) -> Result<(), ControlError> {
-        beyond("bytes of queues", self.queue_bytes.saturating_add(bytes), quota.queue_bytes)
     }
 
     /// True if all that a command without memory names is the process's, and it may ask for it.
-    pub(super) fn check(&self, command: &Command, quota: &Quota) -> Result<(), ControlError> {
+    pub(super) fn check(&self, command: &Command) -> Result<(), ControlError> {
         match command {
-            Command::AllocPd | Command::OpenXrcd(_) => self.room_for_object(quota),
+            Command::AllocPd | Command::OpenXrcd(_) => Ok(()),
             Command::DeallocPd(pd) => self.pd(*pd),
             Command::DeregisterMemory(mr) | Command::ReleaseMemory(mr) => self.mr(*mr),
-            Command::AllocWindow { pd, .. } => self.room_for_mr(quota, 0, None).and_then(|()| self.pd(*pd)),
+            Command::AllocWindow { pd, .. } | Command::CreateAh(pd, _) => self.pd(*pd),
             Command::NextWindowKey(window) | Command::FreeWindow(window) => self.window(*window),
             Command::ModerateCq { cq, .. } | Command::DestroyCq(cq) => self.cq(*cq),
             Command::QuerySrq(srq) | Command::DestroySrq(srq) => self.srq(*srq),
-            Command::CloseXrcd(xrcd) => self.xrcd(*xrcd),
-            Command::CreateXrcTarget(xrcd) => self.room_for_qp(quota).and_then(|()| self.xrcd(*xrcd)),
+            Command::CloseXrcd(xrcd) | Command::CreateXrcTarget(xrcd) => self.xrcd(*xrcd),
             Command::CreateRssQp(pd, rss) => {
-                self.room_for_qp(quota)?;
                 self.pd(*pd)?;
                 rss.table.iter().try_for_each(|qp| self.qp(*qp))
             }
@@ -204,11 +149,10 @@ impl Owned {
             | Command::QueryLog(qp)
             | Command::DestroyQp(qp)
             | Command::AttachMulticast(qp, _)
-            | Command::DetachMulticast(qp, _) => self.qp(*qp),
-            Command::CreateFlow(qp, _) => self.room_for_object(quota).and_then(|()| self.qp(*qp)),
-            Command::CreateAh(pd, _) => self.room_for_object(quota).and_then(|()| self.pd(*pd)),
-            Command::DestroyAh(ah) => found(self.handles.contains(ah), "address handle"),
-            Command::DestroyFlow(flow) => found(self.flows.contains(flow), "flow"),
+            | Command::DetachMulticast(qp, _)
+            | Command::CreateFlow(qp, _) => self.qp(*qp),
+            Command::DestroyAh(ah) => found(self.handles.contains_key(ah), "address handle"),
+            Command::DestroyFlow(flow) => found(self.flows.contains_key(flow), "flow"),
             // What it sees of them is its own.
             Command::ListQps => Ok(()),
             // Those that carry memory come in another form; the rest is not for those who are served.
@@ -230,31 +174,26 @@ impl Owned {
         }
     }
 
-    /// What was made is the process's from now on.
-    pub(super) fn made(&mut self, answer: &Answer, qp_type: QpType, size: u64) {
+    /// Enters an object that was made or replaced, with its charge.
+    pub(super) fn made(&mut self, making: Making, answer: &Answer, charge: Charge) {
         match answer {
-            Answer::Pd(pd) => drop(self.pds.insert(*pd)),
-            Answer::Memory(mr, _) => drop(self.mrs.insert(*mr, if size == u64::MAX { 0 } else { size })),
-            Answer::Window(window, _) => drop(self.windows.insert(*window)),
-            Answer::Cq(cq) => drop(self.cqs.insert(*cq, size as u32)),
-            Answer::Qp(handle) => drop(self.qps.insert(handle.index, qp_type)),
-            Answer::Ah(ah) => drop(self.handles.insert(*ah)),
-            Answer::Srq(srq, _) => drop(self.srqs.insert(*srq)),
+            Answer::Pd(pd) => drop(self.pds.insert(*pd, charge)),
+            Answer::Memory(mr, _) => drop(self.mrs.insert(*mr, charge)),
+            Answer::Window(window, _) => drop(self.windows.insert(*window, charge)),
+            Answer::Cq(cq) => drop(self.cqs.insert(*cq, charge)),
+            Answer::Qp(handle) => drop(self.qps.insert(handle.index, (making.role, charge))),
+            Answer::Ah(ah) => drop(self.handles.insert(*ah, charge)),
+            Answer::Srq(srq, _) => drop(self.srqs.insert(*srq, charge)),
             // Opening one again is one more time to close it.
-            Answer::Xrcd(xrcd) => self.xrcds.push(*xrcd),
-            Answer::Flow(flow) => drop(self.flows.insert(*flow)),
-            Answer::Done
-            | Answer::Key(_)
+            Answer::Xrcd(xrcd) => self.xrcds.push((*xrcd, charge)),
+            Answer::Flow(flow) => drop(self.flows.insert(*flow, charge)),
+            Answer::Done => drop(making.resized.map(|cq| self.cqs.insert(cq, charge))),
+            Answer::Key(_)
             | Answer::SrqStatus(_)
             | Answer::QpStatus(_)
             | Answer::QpLog(_)
             | Answer::Qps(_) => {}
         }
-    }
-
-    /// A completion queue has so many entries now.
-    pub(super) fn resized(&mut self, cq: CqIndex, entries: u32) {
-        self.cqs.insert(cq, entries);
     }
 
     /// A command was carried out that took something away.
@@ -267,7 +206,7 @@ impl Owned {
             Gone::Cq(cq) => drop(self.cqs.remove(cq)),
             Gone::Srq(srq) => drop(self.srqs.remove(srq)),
             Gone::Xrcd(xrcd) => {
-                if let Some(at) = self.xrcds.iter().position(|other| other == xrcd) {
+                if let Some(at) = self.xrcds.iter().position(|(other, _)| other == xrcd) {
                     self.xrcds.swap_remove(at);
                 }
             }
@@ -277,20 +216,26 @@ impl Owned {
         }
     }
 
-    /// What takes everything of it away, in an order in which nothing is needed any more when its turn comes.
+    /// Returns the commands that take everything of it away, in an order in which nothing is needed any more when its turn comes. Each object
+    /// is named once.
     pub(super) fn farewell(&self) -> Vec<Command> {
-        // QPs that spread frames over others go before those. Which are which only the NIC knows: all are tried twice.
-        let qps = || self.qps.keys().map(|qp| Command::DestroyQp(*qp));
-        let mut all: Vec<Command> = self.flows.iter().map(|flow| Command::DestroyFlow(*flow)).collect();
-        all.extend(qps().chain(qps()));
-        all.extend(self.handles.iter().map(|ah| Command::DestroyAh(*ah)));
-        all.extend(self.srqs.iter().map(|srq| Command::DestroySrq(*srq)));
+        let mut all: Vec<Command> = self.flows.keys().map(|flow| Command::DestroyFlow(*flow)).collect();
+        let mut qps: Vec<_> = self.qps.iter().map(|(qp, (role, _))| (*role != Role::Spreads, *qp)).collect();
+        qps.sort_by_key(|(waits, _)| *waits);
+        all.extend(qps.into_iter().map(|(_, qp)| Command::DestroyQp(qp)));
+        all.extend(self.handles.keys().map(|ah| Command::DestroyAh(*ah)));
+        all.extend(self.srqs.keys().map(|srq| Command::DestroySrq(*srq)));
         all.extend(self.cqs.keys().map(|cq| Command::DestroyCq(*cq)));
-        all.extend(self.windows.iter().map(|window| Command::FreeWindow(*window)));
+        all.extend(self.windows.keys().map(|window| Command::FreeWindow(*window)));
         all.extend(self.mrs.keys().map(|mr| Command::ReleaseMemory(*mr)));
-        all.extend(self.xrcds.iter().map(|xrcd| Command::CloseXrcd(*xrcd)));
-        all.extend(self.pds.iter().map(|pd| Command::DeallocPd(*pd)));
+        all.extend(self.xrcds.iter().map(|(xrcd, _)| Command::CloseXrcd(*xrcd)));
+        all.extend(self.pds.keys().map(|pd| Command::DeallocPd(*pd)));
         all
+    }
+
+    /// Returns the names of its QPs and domains.
+    pub(super) fn names(&self) -> (HashSet<QpIndex>, HashSet<PdId>) {
+        (self.qps.keys().copied().collect(), self.pds.keys().copied().collect())
     }
 }
 

@@ -54,12 +54,16 @@ pub(super) struct Shared {
     pub(super) nap_ends: TimerFd,
     /// The port's descriptors: frames make them readable.
     frames: Mutex<Arc<[OwnedFd]>>,
-    /// How many wait for the worker besides the thread that turns it: a thread that spins on the lock lets them in.
+    /// How many wait for the worker besides the thread that turns it: that thread lets one of them in before each pass.
     waiting: AtomicU32,
     /// Its thread's copies from and to remote memory.
     pub(super) remote: Copying,
     /// A thread of the engine's alone turns the worker.
     is_threads: bool,
+    /// How many were let in; wraps.
+    let_in: AtomicU32,
+    /// The thread that turns the worker has let one in, and waits for the lock: no other takes it before.
+    is_its_turn: AtomicBool,
 }
 
 /// The engine is dead: a pass panicked.
@@ -128,6 +132,8 @@ impl Shared {
             waiting: AtomicU32::new(0),
             remote: Copying::default(),
             is_threads,
+            let_in: AtomicU32::new(0),
+            is_its_turn: AtomicBool::new(false),
             turns: Turns::new(worker),
         };
         shared.watch_port(shared.lock_to_look().port())?;
@@ -179,17 +185,7 @@ impl Shared {
 
     /// The worker, to look at what is left of it in any case.
     pub(super) fn lock_to_look(&self) -> MutexGuard<'_, Worker> {
-        self.waiting.fetch_add(1, Relaxed);
-        let guard = loop {
-            let worker = self.lock_mid_pass();
-            if !worker.is_mid_pass() || self.is_dead() {
-                break worker;
-            }
-            drop(worker);
-            thread::sleep(Nanos(WaitPolicy::MID_PASS_NS).as_duration());
-        };
-        self.waiting.fetch_sub(1, Relaxed);
-        guard
+        self.between(|| self.lock_mid_pass(), |worker| worker.is_mid_pass() && !self.is_dead())
     }
 
     /// The worker in any state, for the thread that stands by.
@@ -199,25 +195,42 @@ impl Shared {
 
     /// The worker between two passes, for those who do not turn it in a loop.
     pub(super) fn lock_between(&self) -> Result<Turn<'_>, Dead> {
-        self.waiting.fetch_add(1, Relaxed);
-        let turn = loop {
-            match self.lock() {
-                // Its thread copies from or to remote memory.
-                Ok(turn) if turn.is_mid_pass() => turn.pause(),
-                other => break other,
-            }
-            thread::sleep(Nanos(WaitPolicy::MID_PASS_NS).as_duration());
-        };
-        self.waiting.fetch_sub(1, Relaxed);
-        turn
+        self.between(|| self.lock(), |turn| turn.as_ref().is_ok_and(|turn| turn.is_mid_pass()))
     }
 
-    /// The lock, for a thread that takes it again and again.
+    /// Locks between two passes of the thread that turns the worker in a loop. Of any number of callers one comes between two passes, so
+    /// neither side starves: see [`lock_in_turn`](Self::lock_in_turn).
+    fn between<G>(&self, lock: impl Fn() -> G, is_mid_pass: impl Fn(&G) -> bool) -> G {
+        self.waiting.fetch_add(1, Relaxed);
+        let guard = loop {
+            while self.is_its_turn.load(Relaxed) {
+                thread::yield_now();
+            }
+            let guard = lock();
+            if !is_mid_pass(&guard) {
+                break guard;
+            }
+            drop(guard);
+            // Its thread copies from or to remote memory.
+            thread::sleep(Nanos(WaitPolicy::MID_PASS_NS).as_duration());
+        };
+        self.let_in.fetch_add(1, Relaxed);
+        self.waiting.fetch_sub(1, Relaxed);
+        guard
+    }
+
+    /// The lock, for a thread that takes it again and again. It lets one of those in that wait, and is the next then, whoever has come
+    /// meanwhile: before it are only callers that had already seen that it was not its turn.
     pub(super) fn lock_in_turn(&self) -> Result<Turn<'_>, Dead> {
-        while self.waiting.load(Relaxed) > 0 && !self.stop.load(Relaxed) {
+        let before = self.let_in.load(Relaxed);
+        let waits = || self.waiting.load(Relaxed) > 0 && self.let_in.load(Relaxed) == before;
+        while waits() && !self.stop.load(Relaxed) {
             thread::yield_now();
         }
-        self.lock()
+        self.is_its_turn.store(true, Relaxed);
+        let turn = self.lock();
+        self.is_its_turn.store(false, Relaxed);
+        turn
     }
 
     /// A pass has panicked. Tells everybody, the first time.
@@ -415,19 +428,69 @@ pub(super) fn sleep_on(fds: &mut [PollFd<'_>], how_long: Nanos) {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
+    use std::time::{Duration, Instant};
 
-    use crossbeam_channel::bounded;
+    use crossbeam_channel::{Receiver, bounded};
 
     use super::*;
-    use crate::nic::{Nic, NicConfig};
+    use crate::engine::Request;
+    use crate::nic::{Command, Nic, NicConfig};
     use crate::port::memory;
 
     fn worker() -> Worker {
+        worker_of(bounded(1).1)
+    }
+
+    fn worker_of(requests: Receiver<Request>) -> Worker {
         let config = NicConfig::default();
         let doorbells = Doorbells::new(config.limits.qps).unwrap();
         let end = memory::MemoryConfig::default();
         let (port, _) = memory::pair(end.clone(), end);
-        Worker::new(Nic::new(config), Box::new(port), doorbells, bounded(1).1, bounded(1).0)
+        Worker::new(Nic::new(config), Box::new(port), doorbells, requests, bounded(1).0)
+    }
+
+    #[test]
+    fn pass_carries_out_few_commands() {
+        const WAITING: usize = 64;
+        let (requests, waiting) = bounded(WAITING);
+        let mut worker = worker_of(waiting);
+        let (answer, answers) = bounded(WAITING);
+        for _ in 0..WAITING {
+            let request = Request { command: Command::AllocPd, answer: answer.clone() };
+            assert!(requests.try_send(request).is_ok());
+        }
+        let first = worker.poll(Nanos(1)).commands;
+        assert!(first > 0 && first < WAITING / 8 && answers.len() == first, "{first} commands");
+        assert_eq!(worker.needed_by(), Nanos::ZERO, "there are more");
+        let passes = (2..).take_while(|now| worker.poll(Nanos(*now)).commands > 0).count();
+        assert_eq!((answers.len(), passes), (WAITING, WAITING / first - 1));
+    }
+
+    /// Callers that come all the time: each side goes on.
+    #[test]
+    fn callers_and_the_worker_thread_take_turns() {
+        const CALLS: u32 = 200;
+        let shared = Shared::new(worker()).unwrap();
+        let (over, calls) = (AtomicBool::new(false), [0, 1, 2].map(|_| AtomicU32::new(0)));
+        let until = Instant::now() + Duration::from_secs(10);
+        thread::scope(|scope| {
+            for calls in &calls {
+                scope.spawn(|| {
+                    while !over.load(Relaxed) {
+                        drop(shared.lock_between().unwrap());
+                        calls.fetch_add(1, Relaxed);
+                    }
+                });
+            }
+            let is_through = || calls.iter().all(|calls| calls.load(Relaxed) >= CALLS);
+            let mut turns = 0;
+            while (turns < CALLS || !is_through()) && Instant::now() < until {
+                drop(shared.lock_in_turn().unwrap());
+                turns += 1;
+            }
+            over.store(true, Relaxed);
+            assert!(turns >= CALLS && is_through(), "{turns} turns, {calls:?}");
+        });
     }
 
     /// A yield beside a program that computes lasts until that program has used up its time slice.

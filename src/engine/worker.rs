@@ -20,6 +20,9 @@ use crate::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
 /// A frame on its way out: its slot in the port and whose it is.
 type TxSlot = (TxId, QpIndex);
 
+/// Commands of a pass at most. One takes some microseconds, as a burst of frames does.
+const COMMANDS: usize = 4;
+
 /// Where events go as they are raised.
 pub type EventSink = Box<dyn Fn(AsyncEvent) + Send>;
 
@@ -195,14 +198,16 @@ impl Worker {
         self.flush(now);
         let waits = self.nic.has_ready() || self.port.tx_pending();
         self.stall.note(now, waits && sent == 0);
-        let more = more_posted || (self.nic.has_ready() && sent > 0);
+        let more = more_posted || self.nic.has_unfetched() || (self.nic.has_ready() && sent > 0);
         Progress { sent, completions, more, ..Progress::default() }
     }
 
-    /// Carries out the commands that wait.
+    /// Carries out commands that wait, a few in each pass: data moves in between.
     fn control(&mut self, now: Nanos) -> usize {
         let mut done = 0;
-        while let Ok(Request { command, answer }) = self.requests.try_recv() {
+        while done < COMMANDS
+            && let Ok(Request { command, answer }) = self.requests.try_recv()
+        {
             let sets_congestion = matches!(command, Command::SetCongestion(_));
             let result = self.nic.execute(now, command);
             let result = self.follow_groups(result);
@@ -521,7 +526,8 @@ impl Worker {
     /// When the next pass is needed for what is known here: at once, if something waits. Of frames that wait on the link its
     /// descriptors tell.
     pub fn needed_by(&self) -> Nanos {
-        if self.doorbells.any() || self.guests.any() || !self.requests.is_empty() {
+        let posted = self.doorbells.any() || self.guests.any() || self.nic.has_unfetched();
+        if posted || !self.requests.is_empty() {
             return Nanos::ZERO;
         }
         self.next_deadline()

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::error::DeviceError;
 use super::snapshot::{MrEntry, Passes, QpEntry, Snapshot};
 use crate::engine::{Engine, EventSink, Progress, Wait, WaitSet, Worker};
-use crate::nic::{Answer, Command, CongestionConfig, ControlError};
+use crate::nic::{Answer, Command, CongestionConfig, ControlError, QpStatus};
 use crate::port::udp::group::{BoundPort, Member};
 use crate::port::undelivered::Undelivered;
 use crate::port::{LinkChange, Port, PortInfo};
@@ -256,9 +256,11 @@ pub(crate) fn snapshot_of(
     has_qp: impl Fn(QpIndex) -> bool,
     has_pd: impl Fn(PdId) -> bool,
 ) -> Snapshot {
-    let (info, counters, regions, passes) = engine.inspect(|worker| {
-        let (nic, port) = (worker.nic(), worker.port());
-        (port.info().clone(), worker.counters(), nic.memory_regions(), *worker.pass_times())
+    let (info, counters, passes) =
+        engine.inspect(|worker| (worker.port().info().clone(), worker.counters(), *worker.pass_times()));
+    let regions = in_pieces(|from| {
+        let places = from as usize..(from + PIECE) as usize;
+        engine.inspect(|worker| worker.nic().memory_regions(places))
     });
     let mut snapshot = Snapshot {
         interface: info.interface.unwrap_or_default(),
@@ -266,17 +268,29 @@ pub(crate) fn snapshot_of(
         mode: info.mode,
         now_ns: engine.now().0,
         passes: Passes { buckets: passes.buckets.to_vec(), total_ns: passes.total.0 },
-        mrs: regions.iter().filter(|region| has_pd(region.pd)).map(MrEntry::of).collect(),
+        mrs: regions.filter(|region| has_pd(region.pd)).map(|region| MrEntry::of(&region)).collect(),
         ..Snapshot::default()
     };
     for (name, value) in counters {
         *snapshot.counters.entry(name.to_owned()).or_default() += value;
     }
-    if let Ok(Answer::Qps(qps)) = engine.call(Command::ListQps) {
-        snapshot.qps = qps.iter().filter(|qp| has_qp(qp.handle.index)).map(QpEntry::of).collect();
-        snapshot.qps.sort_by_key(|qp| qp.qpn);
-    }
+    snapshot.qps = statuses_of(engine, has_qp).iter().map(QpEntry::of).collect();
+    snapshot.qps.sort_by_key(|qp| qp.qpn);
     snapshot
+}
+
+/// These of an engine's QPs, in their order in its table.
+pub(crate) fn statuses_of(engine: &Engine, has_qp: impl Fn(QpIndex) -> bool) -> Vec<QpStatus> {
+    let qps = in_pieces(|from| engine.inspect(|worker| worker.nic().qp_statuses(from..from + PIECE)));
+    qps.filter(|qp| has_qp(qp.handle.index)).collect()
+}
+
+/// Places of a table that are looked at in one go: the worker turns in between.
+const PIECE: u32 = 256;
+
+/// What `look` finds in all places of a table, from which on it is told.
+fn in_pieces<T>(look: impl Fn(u32) -> Option<Vec<T>>) -> impl Iterator<Item = T> {
+    (0..).step_by(PIECE as usize).map_while(look).flatten()
 }
 
 /// A process's place among those that share a device: what its numbers begin with.

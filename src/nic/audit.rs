@@ -69,9 +69,9 @@ impl Nic {
         if let Some(wrong) = self.arbiter.disagreement() {
             return Some(wrong);
         }
-        let gone = |qp: &QpIndex| self.qps.get(qp.0).is_none();
+        let gone = |qp: &QpIndex| !self.qps.holds(qp.0);
         let is_timed = |qp: u32| self.wheel.is_set(qp) || self.releases.is_set(qp);
-        let late = (0..self.qps.places()).find(|qp| gone(&QpIndex(*qp)) && is_timed(*qp));
+        let late = (0..self.qps.places()).find(|place| self.qps.get(*place).is_none() && is_timed(*place));
         if let Some(qp) = late {
             return Some(format!("a timer of QP {qp} runs, which is gone"));
         }
@@ -95,12 +95,13 @@ impl Nic {
             self.arbiter.all().filter(|(_, qp)| qp.0 == index).map(|(priority, _)| priority).collect();
         let due: &[u8] = if entry.ready { &[entry.priority] } else { &[] };
         let urgent = self.arbiter.urgent().filter(|qp| qp.0 == index).count();
+        let place = entry.qp.index.place();
         differ("its places in the arbiter's queues", &&places[..], &due)
             .or_else(|| differ("its places among the urgent", &urgent, &usize::from(entry.urgent)))
-            .or_else(|| differ("its timer", &self.wheel.is_set(index), &(entry.timer_at != Nanos::MAX)))
+            .or_else(|| differ("its timer", &self.wheel.is_set(place), &(entry.timer_at != Nanos::MAX)))
             .or_else(|| {
                 let held = entry.release_at != Nanos::MAX;
-                differ("its release", &self.releases.is_set(index), &held)
+                differ("its release", &self.releases.is_set(place), &held)
             })
             .or_else(|| self.is_forgotten(entry))
     }

@@ -226,7 +226,8 @@ impl Nic {
             let places = self.qps.places() as usize;
             (0..PRIORITIES as u8).for_each(|priority| self.arbiter.reserve(priority, places));
         }
-        for index in (0..self.qps.places()).map(QpIndex) {
+        for place in 0..self.qps.places() {
+            let index = QpIndex(self.qps.name_at(place));
             self.reclassify(index);
             self.control_anew(now, index);
         }
@@ -242,7 +243,7 @@ impl Nic {
         self.wants_arrivals |= entry.qp.goes_by_delay();
         if entry.qp.is_paced() {
             // Room for its release; and if it is one that is held, its time may be another.
-            self.releases.grow(index.0 + 1);
+            self.releases.grow(index.place() + 1);
         }
         self.touch(index);
     }

@@ -1,5 +1,7 @@
 //! Carries control commands out. Those about queue pairs are in [`qp_life`](super::qp_life).
 
+use std::ops::Range;
+
 use super::Nic;
 use super::command::{Answer, Command, ControlError, ObjectCounts};
 use crate::time::Nanos;
@@ -12,6 +14,7 @@ impl Nic {
     /// # Errors
     /// What was wrong with the command. Nothing has changed then.
     pub fn execute(&mut self, now: Nanos, command: Command) -> Result<Answer, ControlError> {
+        self.check_names(&command)?;
         match command {
             Command::AllocPd => {
                 let limit = self.config.limits.mrs;
@@ -102,9 +105,9 @@ impl Nic {
         }
     }
 
-    /// How each memory region and window is.
-    pub fn memory_regions(&self) -> Vec<RegionStatus> {
-        self.memory.statuses().collect()
+    /// How the memory regions and windows in a stretch of places are: for listing them in pieces. `None`: all places lie below.
+    pub fn memory_regions(&self, places: Range<usize>) -> Option<Vec<RegionStatus>> {
+        self.memory.statuses(places).map(Iterator::collect)
     }
 
     /// How many objects there are.

@@ -33,7 +33,7 @@ pub(super) struct HostSide<'a> {
 impl HostSide<'_> {
     #[inline(always)]
     fn region(&self, span: Span) -> Result<&Registered, CopyFault> {
-        let region = self.regions.get(span.mr.0 as usize).and_then(Option::as_ref);
+        let region = self.regions.get(span.mr.place()).and_then(Option::as_ref);
         region.ok_or(CopyFault::Gone)
     }
 

@@ -1,14 +1,15 @@
 //! The NIC's control commands for memory: regions, fast-registered regions, windows.
 
 use super::{ControlError, Nic};
+use crate::limits::MAX_PAGE_LIST;
 use crate::nic::Answer;
 use crate::shared::{HostMemory, PageList};
 use crate::transport::memory::needs_local_write;
 use crate::transport::{Refusal, RegionSpec};
 use crate::verbs::{Access, MrIndex, MwIndex, MwType, PdId};
 
-const REGION: &str = "memory region";
-const WINDOW: &str = "memory window";
+pub(super) const REGION: &str = "memory region";
+pub(super) const WINDOW: &str = "memory window";
 
 /// A region as the dma stage sees it.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ impl Nic {
             self.use_pd(pd, -1)?;
             return Err(self.full(REGION));
         };
-        self.regions[mr.0 as usize] = Some(Registered { memory, pd, paged: false });
+        self.regions[mr.place()] = Some(Registered { memory, pd, paged: false });
         Ok(Answer::Memory(mr, key))
     }
 
@@ -52,7 +53,7 @@ impl Nic {
         translation: Option<(u64, HostMemory)>,
     ) -> Result<Answer, ControlError> {
         let now = self.memory.registered(mr).ok_or(ControlError::NotFound(REGION))?;
-        let region = self.regions.get(mr.0 as usize).and_then(Option::as_ref);
+        let region = self.regions.get(mr.place()).and_then(Option::as_ref);
         let region = region.ok_or(ControlError::NotFound(REGION))?;
         let moved = translation.is_some();
         let (start, memory) = translation.unwrap_or_else(|| (now.start, region.memory.clone()));
@@ -68,14 +69,14 @@ impl Nic {
         };
         self.use_pd(now.pd, -1)?;
         self.assert_between_bursts();
-        self.regions[mr.0 as usize] = Some(Registered { memory, pd, paged: false });
+        self.regions[mr.place()] = Some(Registered { memory, pd, paged: false });
         Ok(Answer::Memory(mr, key))
     }
 
     pub(super) fn deregister(&mut self, mr: MrIndex) -> Result<Answer, ControlError> {
         self.memory.deregister(mr).map_err(|refusal| control_error(refusal, REGION))?;
         self.assert_between_bursts();
-        if let Some(region) = self.regions[mr.0 as usize].take() {
+        if let Some(region) = self.regions[mr.place()].take() {
             self.use_pd(region.pd, -1)?;
         }
         Ok(Answer::Done)
@@ -92,6 +93,10 @@ impl Nic {
         memory: HostMemory,
         pages: PageList,
     ) -> Result<Answer, ControlError> {
+        let (value, limit) = (pages.capacity().into(), MAX_PAGE_LIST.into());
+        if value > limit {
+            return Err(ControlError::TooLarge { what: "pages of a fast-registered region", value, limit });
+        }
         self.use_pd(pd, 1)?;
         let length = memory.len() as u64;
         let Some((mr, key)) = self.memory.alloc_fast(pd, pages, length, misalignment(&memory)) else {
@@ -101,7 +106,7 @@ impl Nic {
         if memory.may_be_missing() {
             self.memory.pages_may_be_missing(mr);
         }
-        self.regions[mr.0 as usize] = Some(Registered { memory, pd, paged: true });
+        self.regions[mr.place()] = Some(Registered { memory, pd, paged: true });
         Ok(Answer::Memory(mr, key))
     }
 

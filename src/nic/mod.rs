@@ -22,12 +22,14 @@ mod congestion;
 mod control;
 mod cq;
 mod dma;
+mod fetch;
 mod flow;
 mod flow_control;
 mod gsi;
 mod log;
 mod memory;
 mod multicast;
+mod names;
 mod path;
 mod qp_life;
 mod receive;
@@ -49,6 +51,7 @@ pub use cq::Published;
 pub use flow::MAX_TABLE;
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use multicast::GroupChange;
+pub use qp_life::memory_of_qp;
 pub use receive::{RxFrame, RxOutcome};
 pub use remote_copies::Batch;
 pub use usual::Sent;
@@ -58,7 +61,7 @@ use std::collections::VecDeque;
 use crate::congestion::{LastNotification, Settings, SharedRate};
 use crate::limits::{BURST, Limits};
 use crate::random::splitmix;
-use crate::shared::{Doorbells, GuestBells, SendRing};
+use crate::shared::SendRing;
 use crate::time::Nanos;
 use crate::timer::TimerWheel;
 use crate::transport::coverage::{Mover, Watch};
@@ -146,6 +149,8 @@ struct QpEntry {
     release_at: Nanos,
     /// It stands in the list of QPs to look after.
     touched: bool,
+    /// It stands in the list of QPs to fetch from.
+    unfetched: bool,
     /// It is in the error state, and each receive that is posted rings, to be flushed.
     flushing: bool,
     /// When its entry in the wheel fires; `MAX`: it has none.
@@ -192,6 +197,8 @@ pub struct Nic {
     congestion: Congestion,
     /// QPs whose timers, readiness or queues changed since they were last looked after.
     touched: Vec<QpIndex>,
+    /// QPs whose send queues had room again after they were fetched from: the next [`Nic::fetch_posted`] fetches the rest.
+    unfetched: Vec<QpIndex>,
     out: Output,
     /// Copies that the frames of the burst need, in the order of their slots.
     dma_out: Vec<dma::DmaOut>,
@@ -272,6 +279,7 @@ impl Nic {
             marked: false,
             congestion: Congestion::new(moderation_secret),
             touched: Vec::with_capacity(qps as usize),
+            unfetched: Vec::with_capacity(qps as usize),
             out: Output {
                 dma_in: Vec::with_capacity(burst * 4 + limits.group_members as usize * PIECES),
                 completions: Vec::with_capacity(burst * 16),
@@ -322,7 +330,7 @@ impl Nic {
 
     /// Looks at the timers that are due.
     pub fn fire_timers(&mut self, now: Nanos) {
-        self.wheel.advance(now, |owner| self.due.push(QpIndex(owner)));
+        self.wheel.advance(now, |place| self.due.push(QpIndex(self.qps.name_at(place))));
         for at in 0..self.due.len() {
             self.fire(now, self.due[at]);
         }
@@ -343,7 +351,7 @@ impl Nic {
     /// What was held back, and may leave now: data of paced QPs, priorities that were paused.
     #[cold]
     fn release(&mut self, now: Nanos) {
-        self.releases.advance(now, |owner| self.due.push(QpIndex(owner)));
+        self.releases.advance(now, |place| self.due.push(QpIndex(self.qps.name_at(place))));
         for at in 0..self.due.len() {
             let index = self.due[at];
             if let Some(entry) = self.qps.get_mut(index.0) {
@@ -370,47 +378,6 @@ impl Nic {
         self.touch(index);
     }
 
-    /// Fetches the work requests of the QPs that rang. True if some have more than was fetched.
-    pub fn fetch_posted(&mut self, now: Nanos, bells: &Doorbells, guests: &GuestBells) -> bool {
-        let mut more = false;
-        let mut fetch = |index| {
-            if self.fetch(now, index) {
-                bells.ring(index);
-                more = true;
-            }
-        };
-        bells.take(&mut fetch);
-        guests.take(fetch);
-        more
-    }
-
-    /// Fetches up to `fetch_burst` work requests of one QP. True if there are more.
-    fn fetch(&mut self, now: Nanos, index: QpIndex) -> bool {
-        let burst = self.config.limits.fetch_burst;
-        let Some(entry) = self.qps.get_mut(index.0) else { return false };
-        if !entry.qp.takes_sends() {
-            return false;
-        }
-        for _ in 0..entry.sends.waiting(entry.fetched).min(burst) {
-            let QpEntry { qp, sends, fetched, .. } = &mut **entry;
-            if !qp.has_send_place() {
-                break;
-            }
-            qp.post_send(|wr, sges, inline| sends.copy_out(*fetched, wr, sges, inline));
-            *fetched = fetched.wrapping_add(1);
-        }
-        if matches!(entry.qp.state(), QpState::Err | QpState::Sqe) {
-            split!(self, now, entry => qp, ctx);
-            qp.flush_posted(&mut ctx);
-            if qp.state() == QpState::Err {
-                qp.flush_receives(&mut ctx);
-            }
-        }
-        let more = entry.sends.has(entry.fetched) && entry.qp.has_send_place();
-        self.touch(index);
-        more
-    }
-
     /// Marks a QP to be looked after.
     fn touch(&mut self, index: QpIndex) {
         if let Some(entry) = self.qps.get_mut(index.0)
@@ -431,12 +398,12 @@ impl Nic {
             if tail != entry.retired {
                 entry.retired = tail;
                 entry.sends.retire(tail);
-                // Room: what was posted and did not fit can be fetched now.
-                if entry.sends.has(entry.fetched) {
-                    self.fetch(now, index);
+                // Room: what was posted and did not fit can be fetched. Not here: a client that fills the queue as fast as it is
+                // flushed would keep the NIC.
+                if entry.sends.has(entry.fetched) && !std::mem::replace(&mut entry.unfetched, true) {
+                    self.unfetched.push(index);
                 }
             }
-            let Some(entry) = self.qps.get_mut(index.0) else { continue };
             if entry.qp.state() == QpState::Err && !entry.flushing {
                 entry.flushing = true;
                 entry.receives.want_doorbell();
@@ -447,14 +414,14 @@ impl Nic {
             let deadline = entry.qp.deadline();
             if deadline < entry.timer_at {
                 entry.timer_at = deadline;
-                self.wheel.set(index.0, deadline);
+                self.wheel.set(index.place(), deadline);
             }
             if entry.qp.is_held()
                 && let Some(until) = entry.qp.held_until()
                 && until < entry.release_at
             {
                 entry.release_at = until;
-                self.releases.set(index.0, until);
+                self.releases.set(index.place(), until);
             }
             if !entry.ready && entry.qp.wants_transmit(&self.config.limits) {
                 entry.ready = true;

@@ -14,12 +14,12 @@ impl Nic {
         self.config.largest_mtu = mtu.unwrap_or(Mtu::Mtu256);
         self.handles.set_largest_mtu(self.config.largest_mtu);
         let mut failed = 0;
-        for index in 0..self.qps.places() {
-            let Some(entry) = self.qps.get(index) else { continue };
+        for place in 0..self.qps.places() {
+            let Some(entry) = self.qps.get(place) else { continue };
             let sends = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
             let connected = entry.qp.qp_type.is_connected();
             if sends && connected && mtu.is_none_or(|mtu| entry.qp.attributes().path_mtu > mtu) {
-                self.fail_qp(now, QpIndex(index));
+                self.fail_qp(now, entry.qp.index);
                 failed += 1;
             }
         }

@@ -1,5 +1,7 @@
 //! The life of a queue pair: made, moved from state to state, destroyed; and what it holds on to meanwhile.
 
+use std::ops::Range;
+
 use super::command::{Answer, ControlError, QpHandle, QpStatus, ReceiveSource};
 use super::cq::CQ;
 use super::log::QpLog;
@@ -10,6 +12,7 @@ use crate::limits::MAX_SGE;
 use crate::shared::SendRing;
 use crate::time::Nanos;
 use crate::transport::coverage::{Mover, Watch};
+use crate::transport::send_queue::SendQueue;
 use crate::transport::{Qp, QpConfig};
 use crate::verbs::{
     CqIndex, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SrqIndex, XrcdId, check_transition,
@@ -29,6 +32,12 @@ impl Uses {
     pub(super) fn domain(pd: PdId) -> Uses {
         Uses { pd: Some(pd), ..Uses::default() }
     }
+}
+
+/// Bytes that the NIC takes for a QP of these sizes: its own copies of work requests.
+pub fn memory_of_qp(caps: &QpCaps) -> u64 {
+    let queue = SendQueue::size(caps.max_send_wr, caps.max_send_sge, caps.max_inline);
+    (size_of::<QpEntry>() + queue) as u64
 }
 
 impl Nic {
@@ -134,6 +143,7 @@ impl Nic {
                 share: None,
                 release_at: Nanos::MAX,
                 touched: false,
+                unfetched: false,
                 flushing: false,
                 timer_at: Nanos::MAX,
                 last_ip_id: 0,
@@ -229,10 +239,10 @@ impl Nic {
         self.flows.remove_of(index);
         self.gsis.remove(index);
         self.detach_from_all(index);
-        self.wheel.cancel(index.0);
+        self.wheel.cancel(index.place());
         self.memory.release_windows(index);
         if entry.release_at != Nanos::MAX {
-            self.releases.cancel(index.0);
+            self.releases.cancel(index.place());
         }
         if entry.ready || entry.urgent || entry.notification_due {
             self.arbiter.remove(index);
@@ -246,9 +256,16 @@ impl Nic {
 }
 
 impl Nic {
+    /// QPs in a stretch of places, as of their last packets: for listing them in pieces. `None`: all places lie below.
+    pub fn qp_statuses(&self, places: Range<u32>) -> Option<Vec<QpStatus>> {
+        let those = places.start..places.end.min(self.qps.places());
+        let statuses = those.clone().filter_map(|place| self.qps.get(place)).map(|entry| entry.status());
+        (!those.is_empty()).then(|| statuses.collect())
+    }
+
     /// A QP as of its last packet, without a command: for whoever watches. `None`: there is none.
     pub fn qp_status(&self, qp: QpIndex) -> Option<QpStatus> {
-        self.qps.get(qp.0).map(|entry| entry.status())
+        self.qps.get(qp.0).filter(|_| self.qps.holds(qp.0)).map(|entry| entry.status())
     }
 }
 

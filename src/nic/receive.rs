@@ -119,7 +119,7 @@ impl Nic {
         };
         match &packet {
             // Before the ICRC: a packet for nobody costs no more than its headers.
-            Ok(packet) => match self.qps.index_of(packet.bth.dest_qp.value()) {
+            Ok(packet) => match self.qps.name_of(packet.bth.dest_qp.value()) {
                 Some(index) => self.receive_for(now, index, packet, received),
                 None => self.receive_reserved(now, packet, received),
             },

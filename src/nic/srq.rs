@@ -9,12 +9,12 @@ use crate::shared::{RecvRing, SharedReceives};
 use crate::time::Nanos;
 use crate::transport::{ReceiveQueue, SharedQueue};
 use crate::verbs::{
-    AsyncEvent, CqIndex, EventKind, FileId, OpenXrcd, PdId, QpIndex, RecvWr, Sge, SrqIndex, SrqInit, SrqKind,
-    Srqn, XrcdId,
+    AsyncEvent, CqIndex, EventKind, FileId, OpenXrcd, PdId, RecvWr, Sge, SrqIndex, SrqInit, SrqKind, Srqn,
+    XrcdId,
 };
 
 pub(super) const SRQ: &str = "shared receive queue";
-const XRCD: &str = "XRC domain";
+pub(super) const XRCD: &str = "XRC domain";
 
 /// Where a QP takes its receives from.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl ReceiveQueue for ReceiveSide<'_> {
 
     fn choose(&mut self, srqn: Srqn) -> Option<SharedQueue> {
         let Receives::Named(domain, chosen) = self.own else { return None };
-        let index = SrqIndex(self.srqs.table.index_of(srqn.0)?);
+        let index = SrqIndex(self.srqs.table.name_of(srqn.0)?);
         let srq = self.srqs.table.get(index.0)?;
         match srq.kind {
             SrqKind::Xrc { xrcd, cq } if xrcd == *domain && !srq.failed => {
@@ -157,10 +157,10 @@ impl Srqs {
 
     /// Completions of these queues can no longer be seen.
     pub(super) fn fail_users_of(&mut self, cq: CqIndex) {
-        for index in 0..self.table.places() {
+        for place in 0..self.table.places() {
             let uses = |srq: &Srq| matches!(srq.kind, SrqKind::Xrc { cq: its, .. } if its == cq);
-            if self.table.get(index).is_some_and(uses) {
-                self.fail(SrqIndex(index));
+            if self.table.get(place).is_some_and(uses) {
+                self.fail(SrqIndex(self.table.name_at(place)));
             }
         }
     }
@@ -209,6 +209,16 @@ impl Srqs {
             ));
         }
         Ok((srq.pd, srq.receives.max_sge()))
+    }
+
+    /// True if a queue has this name now.
+    pub(super) fn holds(&self, srq: SrqIndex) -> bool {
+        self.table.holds(srq.0)
+    }
+
+    /// True if a domain has this name now.
+    pub(super) fn holds_xrcd(&self, xrcd: XrcdId) -> bool {
+        self.xrcds.holds(xrcd.0)
     }
 
     /// A QP is made for a queue, or is gone.
@@ -305,6 +315,9 @@ impl Nic {
     /// There is none.
     pub fn srq_status(&self, index: SrqIndex) -> Result<SrqStatus, ControlError> {
         let srq = self.srqs.get(index)?;
+        if !self.srqs.holds(index) {
+            return Err(ControlError::NotFound(SRQ));
+        }
         Ok(SrqStatus {
             index,
             number: srq.number,
@@ -389,8 +402,9 @@ impl Nic {
             if kind == EventKind::SrqError {
                 for at in 0..self.qps.places() {
                     let takes = |r: &Receives| matches!(r, Receives::Shared(srq) if *srq == index);
-                    if self.qps.get(at).is_some_and(|entry| takes(&entry.receives)) {
-                        self.fail_qp(now, QpIndex(at));
+                    let taker = self.qps.get(at).filter(|entry| takes(&entry.receives));
+                    if let Some(taker) = taker.map(|entry| entry.qp.index) {
+                        self.fail_qp(now, taker);
                     }
                 }
                 self.look_after(now);

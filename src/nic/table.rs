@@ -1,58 +1,94 @@
-//! Tables of objects: an index finds them, a bound holds them.
+//! Tables of objects: a name finds them, a bound holds them.
+//!
+//! ```text
+//! name   31 .. 16 generation | 15 .. 0 place
+//! ```
+//!
+//! A place is used again, with the next generation. So the name of an object that is gone is no other's ([`Table::holds`]) until its place
+//! has been used 65,535 times more. Commands are checked for that before anything is done ([`super::names`]). Inside the NIC objects count
+//! their users, and no name outlives its object: there a place suffices, and look-ups ignore the generation.
 
 use std::collections::VecDeque;
 
 use crate::transport::{QuickPermutation, ShortPermutation};
+use crate::verbs::{name, next_generation, place_of};
 
-/// Objects under small indices that are used again.
+/// Places of a table at most. The last one of 16 bits is left out: `u32::MAX` names nothing, and leads nowhere.
+const PLACES: u32 = u16::MAX as u32;
+
+/// Objects under names that are used once.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     slots: Vec<Option<T>>,
+    /// Of what is in a place, or will be.
+    generations: Vec<u16>,
     free: VecDeque<u32>,
     bound: u32,
 }
 
 impl<T> Table<T> {
+    /// A table of at most `bound` objects, at most [`PLACES`].
     pub(super) fn new(bound: u32) -> Table<T> {
-        Table { slots: Vec::new(), free: VecDeque::new(), bound }
+        let bound = bound.min(PLACES);
+        Table { slots: Vec::new(), generations: Vec::new(), free: VecDeque::new(), bound }
     }
 
-    /// The index of the next object: the one that has been free for longest, but not before many are free, so that
+    /// The place of the next object: the one that has been free for longest, but not before many are free, so that
     /// one does not come back soon.
-    fn next_index(&self) -> Option<u32> {
-        let fresh = u32::try_from(self.slots.len()).ok().filter(|index| *index < self.bound);
+    fn next_place(&self) -> Option<u32> {
+        let fresh = u32::try_from(self.slots.len()).ok().filter(|place| *place < self.bound);
         let many = (self.bound / 2).min(1024) as usize;
         fresh.filter(|_| self.free.len() < many.max(1)).or(self.free.front().copied()).or(fresh)
     }
 
-    /// Puts an object in; `None`: the table is full.
+    /// Puts an object in and returns its name; `None`: the table is full.
     pub(super) fn insert(&mut self, value: T) -> Option<u32> {
-        let index = self.next_index()?;
-        match self.slots.get_mut(index as usize) {
+        let place = self.next_place()?;
+        match self.slots.get_mut(place as usize) {
             Some(slot) => {
                 self.free.pop_front();
                 *slot = Some(value);
             }
-            None => self.slots.push(Some(value)),
+            None => {
+                self.slots.push(Some(value));
+                self.generations.push(0);
+            }
         }
-        Some(index)
+        Some(self.name_at(place))
     }
 
-    pub(super) fn get(&self, index: u32) -> Option<&T> {
-        self.slots.get(index as usize)?.as_ref()
+    /// The name of the object in a place, or of the next one there.
+    pub(super) fn name_at(&self, place: u32) -> u32 {
+        name(self.generations.get(place as usize).copied().unwrap_or(0), place)
     }
 
-    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
-        self.slots.get_mut(index as usize)?.as_mut()
+    /// True if an object has this name now.
+    pub(super) fn holds(&self, name: u32) -> bool {
+        let place = place_of(name);
+        self.slots.get(place as usize).is_some_and(Option::is_some) && self.name_at(place) == name
     }
 
-    pub(super) fn remove(&mut self, index: u32) -> Option<T> {
-        let value = self.slots.get_mut(index as usize)?.take()?;
-        self.free.push_back(index);
+    /// The object in the place of a name.
+    pub(super) fn get(&self, name: u32) -> Option<&T> {
+        self.slots.get(place_of(name) as usize)?.as_ref()
+    }
+
+    /// The object in the place of a name.
+    pub(super) fn get_mut(&mut self, name: u32) -> Option<&mut T> {
+        self.slots.get_mut(place_of(name) as usize)?.as_mut()
+    }
+
+    /// Takes the object in the place of a name out: no object has this name from now on.
+    pub(super) fn remove(&mut self, name: u32) -> Option<T> {
+        let place = place_of(name);
+        let value = self.slots.get_mut(place as usize)?.take()?;
+        let generation = &mut self.generations[place as usize];
+        *generation = next_generation(*generation);
+        self.free.push_back(place);
         Some(value)
     }
 
-    /// All indices that are in use lie below this one.
+    /// All places that are in use lie below this one.
     pub(super) fn places(&self) -> u32 {
         self.slots.len() as u32
     }
@@ -62,15 +98,16 @@ impl<T> Table<T> {
         self.slots.len() - self.free.len()
     }
 
+    /// The objects and their names.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.slots.iter().enumerate().filter_map(|(i, slot)| Some((i as u32, slot.as_ref()?)))
+        (0..).zip(&self.slots).filter_map(|(place, slot)| Some((self.name_at(place), slot.as_ref()?)))
     }
 }
 
 /// Objects that also have an unguessable 24-bit number: QPs and their QPNs.
 #[derive(Debug)]
 pub(super) struct NumberedTable<T> {
-    table: Table<(u32, T)>,
+    table: Table<Numbered<T>>,
     generations: Vec<u8>,
     permutation: QuickPermutation,
     short: ShortPermutation,
@@ -78,6 +115,14 @@ pub(super) struct NumberedTable<T> {
     units: Vec<u8>,
     /// Places if there are units enough.
     limit: u32,
+}
+
+/// One of them. What a look-up by number needs is on one cache line.
+#[derive(Debug)]
+struct Numbered<T> {
+    number: u32,
+    name: u32,
+    value: T,
 }
 
 /// Places of a unit: 2^12, in 2^4 generations.
@@ -105,13 +150,13 @@ impl<T> NumberedTable<T> {
             return false;
         }
         self.units.push(unit);
-        self.table.bound = self.limit.min((self.units.len() as u32) << UNIT_BITS);
+        self.table.bound = self.limit.min((self.units.len() as u32) << UNIT_BITS).min(PLACES);
         true
     }
 
     /// True if there is room for one more.
     pub(super) fn has_room(&self) -> bool {
-        self.table.next_index().is_some()
+        self.table.next_place().is_some()
     }
 
     fn encode(&self, index: u32, generation: u8) -> u32 {
@@ -138,55 +183,66 @@ impl<T> NumberedTable<T> {
         Some((unit as u32) << UNIT_BITS | u32::from(place))
     }
 
-    /// Puts in what `make` builds from an index and a number; `None`: the table is full. `reserved` is a number that is not
-    /// drawn, and that [`index_of`](Self::index_of) does not know.
+    /// Puts in what `make` builds from a name and a number; `None`: the table is full. `reserved` is a number that is not
+    /// drawn, and that [`name_of`](Self::name_of) does not know.
     pub(super) fn insert_with(
         &mut self,
         reserved: Option<u32>,
         make: impl FnOnce(u32, u32) -> T,
     ) -> Option<u32> {
-        let index = self.table.next_index()?;
-        let mut generation = self.generations[index as usize];
-        let mut number = self.encode(index, generation);
+        let place = self.table.next_place()?;
+        let name = self.table.name_at(place);
+        let mut generation = self.generations[place as usize];
+        let mut number = self.encode(place, generation);
         while RESERVED.contains(&number) {
             generation = generation.wrapping_add(1);
-            number = self.encode(index, generation);
+            number = self.encode(place, generation);
         }
-        self.generations[index as usize] = generation;
+        self.generations[place as usize] = generation;
         let number = reserved.unwrap_or(number);
-        let value = make(index, number);
-        self.table.insert((number, value))
+        self.table.insert(Numbered { number, name, value: make(name, number) })
     }
 
-    pub(super) fn get(&self, index: u32) -> Option<&T> {
-        self.table.get(index).map(|(_, value)| value)
+    /// As [`Table::holds`].
+    pub(super) fn holds(&self, name: u32) -> bool {
+        self.table.holds(name)
     }
 
-    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
-        self.table.get_mut(index).map(|(_, value)| value)
+    /// As [`Table::name_at`].
+    pub(super) fn name_at(&self, place: u32) -> u32 {
+        self.table.name_at(place)
     }
 
-    /// The index behind a number, if it is in use.
-    pub(super) fn index_of(&self, number: u32) -> Option<u32> {
-        let index = self.decode(number)?;
-        self.table.get(index).filter(|(n, _)| *n == number).map(|_| index)
+    pub(super) fn get(&self, name: u32) -> Option<&T> {
+        self.table.get(name).map(|numbered| &numbered.value)
     }
 
-    /// The object behind a number, and its index, if it is in use.
+    pub(super) fn get_mut(&mut self, name: u32) -> Option<&mut T> {
+        self.table.get_mut(name).map(|numbered| &mut numbered.value)
+    }
+
+    /// The name behind a number, if it is in use.
+    pub(super) fn name_of(&self, number: u32) -> Option<u32> {
+        let place = self.decode(number)?;
+        self.table.get(place).filter(|found| found.number == number).map(|found| found.name)
+    }
+
+    /// The object behind a number, and its name, if it is in use.
     #[inline(always)]
     pub(super) fn find_mut(&mut self, number: u32) -> Option<(u32, &mut T)> {
-        let index = self.decode(number)?;
-        self.table.get_mut(index).filter(|(n, _)| *n == number).map(|(_, value)| (index, value))
+        let place = self.decode(number)?;
+        let found = self.table.get_mut(place).filter(|found| found.number == number)?;
+        Some((found.name, &mut found.value))
     }
 
-    pub(super) fn remove(&mut self, index: u32) -> Option<T> {
-        let (_, value) = self.table.remove(index)?;
-        let generation = &mut self.generations[index as usize];
+    pub(super) fn remove(&mut self, name: u32) -> Option<T> {
+        let Numbered { value, .. } = self.table.remove(name)?;
+        let generation = &mut self.generations[place_of(name) as usize];
         *generation = generation.wrapping_add(1);
         Some(value)
     }
 
-    /// All indices that are in use lie below this one.
+    /// All places that are in use lie below this one.
     pub(super) fn places(&self) -> u32 {
         self.table.places()
     }
@@ -196,8 +252,9 @@ impl<T> NumberedTable<T> {
         self.table.len()
     }
 
+    /// The objects and their names.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.table.iter().map(|(index, (_, value))| (index, value))
+        self.table.iter().map(|(name, numbered)| (name, &numbered.value))
     }
 }
 
@@ -210,13 +267,14 @@ mod tests {
         let mut table = NumberedTable::new(2, 5);
         let mut numbers = Vec::new();
         let a = table.insert_with(None, |_, n| numbers.push(n)).unwrap();
-        assert_eq!(table.index_of(numbers[0]), Some(a));
+        assert_eq!(table.name_of(numbers[0]), Some(a));
         table.remove(a).unwrap();
-        assert_eq!(table.index_of(numbers[0]), None);
+        assert_eq!(table.name_of(numbers[0]), None);
         let b = table.insert_with(None, |_, n| numbers.push(n)).unwrap();
-        assert_eq!(a, b, "the slot is used again");
+        assert_eq!(place_of(a), place_of(b), "the slot is used again");
+        assert!(table.holds(b) && !table.holds(a) && !table.holds(place_of(b) + 1));
         assert_ne!(numbers[0], numbers[1], "the number is not");
-        assert_eq!(table.index_of(numbers[0]), None);
+        assert_eq!(table.name_of(numbers[0]), None);
     }
 
     #[test]
@@ -230,20 +288,33 @@ mod tests {
             let number = *table.get(index).unwrap();
             assert_eq!(number >> 16, if place < 1 << UNIT_BITS { 0 } else { 0xff });
             assert!(!RESERVED.contains(&number) && numbers.insert(number));
-            assert_eq!(table.index_of(number), Some(index));
+            assert_eq!(table.name_of(number), Some(index));
         }
         assert!(!table.has_room() && table.insert_with(None, |_, _| 0).is_none());
-        assert!(table.index_of(0x12_3456).is_none());
+        assert!(table.name_of(0x12_3456).is_none());
         // What had a number before has another one, 15 times.
         for _ in 0..15 {
             table.remove(7).unwrap();
-            let index = table.insert_with(None, |_, number| number).unwrap();
-            assert!(numbers.insert(*table.get(index).unwrap()));
+            let name = table.insert_with(None, |_, number| number).unwrap();
+            assert!(numbers.insert(*table.get(name).unwrap()));
         }
         assert!(table.add_unit(3), "at any time");
         let mut whole = NumberedTable::new(2, 5);
         whole.insert_with(None, |_, _| ()).unwrap();
         assert!(!whole.add_unit(1), "it has numbers of no unit");
+    }
+
+    #[test]
+    fn stale_name_leads_to_nothing() {
+        let mut table = Table::new(1);
+        let first = table.insert(()).unwrap();
+        for _ in 0..usize::from(u16::MAX) - 1 {
+            assert!(table.remove(table.name_at(0)).is_some());
+            let next = table.insert(()).unwrap();
+            assert!(table.holds(next) && next != first && !table.holds(first));
+        }
+        assert!(table.remove(first).is_some());
+        assert_eq!(table.insert(()), Some(first), "after all generations");
     }
 
     #[test]

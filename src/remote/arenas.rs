@@ -14,7 +14,9 @@ use crate::shared::Region;
 use crate::shared::region::LINE;
 use crate::threads::lock;
 
-/// Words of an arena, if nothing larger is asked for: 4 MiB.
+/// Words of the first arena, if nothing larger is asked for: 64 KiB. Their memory is there from the beginning, whatever is used of it.
+const FIRST: usize = 1 << 13;
+/// Words of an arena at most, if nothing larger is asked for: 4 MiB. Each is as large as all before it up to there.
 const ARENA: usize = 1 << 19;
 
 #[derive(Debug)]
@@ -85,8 +87,9 @@ impl Arenas {
         let (arena, at) = match found {
             Some(found) => found,
             None => {
-                let size = words.max(ARENA);
-                let (region, fd) = Region::shared(size)?;
+                let before: usize = arenas.iter().map(|arena| arena.region.words().len()).sum();
+                let size = words.max(before.clamp(FIRST, ARENA));
+                let (region, fd) = Region::to_lend(size)?;
                 add(size, fd)?;
                 let mut arena = Arena { region, free: BTreeMap::from([(0, size)]) };
                 let at = arena.take(words).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -136,11 +139,13 @@ mod tests {
         // Both stretches are one now.
         let d = take(24);
         assert_eq!((place(&d), d.words()[11].load(Relaxed)), (Place { arena: 0, at: 0 }, 0));
-        let e = take(ARENA);
+        let e = take(FIRST);
         assert_eq!(place(&e), Place { arena: 1, at: 0 }, "what was left of the first is too short");
         drop((c, d));
-        assert_eq!(place(&take(ARENA)).arena, 0);
-        assert_eq!(added, [ARENA, ARENA]);
+        assert_eq!(place(&take(FIRST)).arena, 0);
+        let rest: Vec<_> = [FIRST, FIRST + 8, ARENA].map(&mut take).into();
+        assert_eq!(rest.iter().map(|region| place(region).arena).collect::<Vec<_>>(), [0, 2, 3]);
+        assert_eq!(added, [FIRST, FIRST, 2 * FIRST, ARENA]);
         assert_eq!(arenas.place_of(Region::new(8).expect("memory").words()), None);
     }
 

@@ -72,9 +72,10 @@ impl Link {
         let length = u32::from_ne_bytes(head) as usize;
         bounded(length, longest)?;
         // Who says that much will come has not sent it yet.
-        let mut bytes = Vec::new();
+        let mut bytes: Vec<u8> = Vec::new();
         while bytes.len() < length {
             let (at, more) = (bytes.len(), (length - bytes.len()).min(PIECE));
+            bytes.try_reserve(more).map_err(io::Error::other)?;
             bytes.resize(at + more, 0);
             socket.read_exact(&mut bytes[at..])?;
         }

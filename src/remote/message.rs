@@ -3,9 +3,12 @@
 //! A process asks, and the NIC answers each question in turn. Events come on a socket of their own, unasked. Commands that carry memory
 //! name its places: queues lie in arenas, memory that both have mapped; what is registered is named by its address in the process.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::net::IpAddr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::nic::{Answer, Command};
 use crate::port::PortInfo;
@@ -14,6 +17,40 @@ use crate::verbs::{Access, CqIndex, MrIndex, Mtu, PdId, QpInit, SrqIndex, SrqIni
 
 /// The form of messages. Both ends have to have the same.
 pub(crate) const VERSION: u32 = 3;
+
+/// Services that a process may listen for: far more than a connection manager has listeners.
+const SERVICES: usize = 1 << 13;
+/// Port numbers that may be bound: all of four spaces.
+const PORTS: usize = 4 << 16;
+
+/// A list that is read piece by piece: its sender says how long it is, and has no part in how much memory there is.
+fn at_most<'de, const MOST: usize, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    struct List<T, const MOST: usize>(PhantomData<T>);
+
+    impl<'de, const MOST: usize, T: Deserialize<'de>> Visitor<'de> for List<T, MOST> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a list of {MOST} entries at most")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<T>, A::Error> {
+            let mut list = Vec::new();
+            while let Some(entry) = entries.next_element()? {
+                if list.len() == MOST {
+                    return Err(A::Error::invalid_length(list.len() + 1, &self));
+                }
+                list.try_reserve(1).map_err(A::Error::custom)?;
+                list.push(entry);
+            }
+            Ok(list)
+        }
+    }
+
+    deserializer.deserialize_seq(List::<T, MOST>(PhantomData))
+}
 
 /// A process that wants to be served. Beside it come the descriptors of its memory
 /// ([`RemoteMemory::descriptors`](crate::shared::remote_memory::RemoteMemory::descriptors)).
@@ -77,6 +114,7 @@ pub(crate) enum Source {
 pub(crate) struct BoundPorts {
     /// Counts changes of the table.
     pub(crate) version: u64,
+    #[serde(deserialize_with = "at_most::<PORTS, _, _>")]
     pub(crate) ports: Vec<BoundPort>,
 }
 
@@ -116,7 +154,7 @@ pub(crate) enum Ask {
     /// Memory with what its connections would leave: its descriptor comes with it.
     Estate,
     /// It listens for these services, and no others.
-    Services(Vec<(u64, Option<IpAddr>)>),
+    Services(#[serde(deserialize_with = "at_most::<SERVICES, _, _>")] Vec<(u64, Option<IpAddr>)>),
     /// Port numbers that processes have bound.
     Ports,
     /// Replaces those of this process, if nothing has changed since that version.

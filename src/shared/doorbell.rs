@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 
-use super::region::{LINE, Region};
+use super::region::{HeldPages, LINE, Region};
 use super::sync::{
     AtomicU64, EfdFlags, EventFd,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
@@ -67,16 +67,17 @@ impl Doorbells {
     }
 
     /// The same for another process that is not trusted: it rings by a pipe, and has the end to write to, which says nothing about how
-    /// the other end is read. (Flags of an eventfd are those of all who have it.) What it gets: the page, and that end.
+    /// the other end is read. (Flags of an eventfd are those of all who have it.) What it gets: the page, and that end. Its bells are not
+    /// to be heard before the page's memory is [held](HeldPages::hold), once it has mapped it.
     ///
     /// # Errors
     /// If there is no memory or descriptor for them.
-    pub fn for_guest(qps: u32) -> std::io::Result<(Doorbells, [OwnedFd; 2])> {
-        let (region, page) = Region::shared(Doorbells::size(qps))?;
+    pub fn for_guest(qps: u32) -> std::io::Result<(Doorbells, [OwnedFd; 2], HeldPages)> {
+        let (region, page, held) = Region::to_lend_and_hold(Doorbells::size(qps))?;
         let (heard, rung) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
         // SAFETY: a wrapper for reads of 8 bytes each; a pipe has them as they were written.
         let wake = unsafe { EventFd::from_owned_fd(heard) };
-        Ok((Doorbells::on(region, Arc::new(wake), qps), [page, rung]))
+        Ok((Doorbells::on(region, Arc::new(wake), qps), [page, rung], held))
     }
 
     /// Maps the page that another process made by [`shared`](Self::shared) for as many QPs; `wake` is what its
@@ -126,7 +127,7 @@ impl Doorbells {
 
     /// The same for who turns the worker next, and wakes nobody. False: the bell had rung already.
     pub fn ring_silently(&self, qp: QpIndex) -> bool {
-        let index = qp.0 as usize;
+        let index = qp.place() as usize;
         let word = index / 64;
         if word >= self.bells {
             return false;
@@ -152,7 +153,7 @@ impl Doorbells {
         }
     }
 
-    /// The worker's side: takes all bells, calling `each` for every QP that rang.
+    /// The worker's side: takes all bells, calling `each` for every QP that rang, whose place it is told.
     pub fn take(&self, mut each: impl FnMut(QpIndex)) {
         for s in 0..self.summaries {
             if self.summary(s).load(Relaxed) == 0 {

@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::fcntl::readlink;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::sync::{
     AtomicU32, EventFd,
     Ordering::{AcqRel, Relaxed},
+    Signals,
 };
 
 /// Somebody catches what is raised.
@@ -24,47 +24,43 @@ pub struct EventCounter {
     fd: Arc<EventFd>,
     /// [`CATCHING`], and how many were caught.
     caught: Arc<AtomicU32>,
-    /// Another process made it: its counter may be full, and its writes may wait.
-    is_foreign: bool,
+    /// Another process made it: its counter may be full, and a write would wait for that process.
+    foreign: Option<&'static Signals>,
 }
 
 impl EventCounter {
     /// Counts in `fd`, of which whoever waits takes them.
     pub fn new(fd: Arc<EventFd>) -> EventCounter {
-        EventCounter { fd, caught: Arc::new(AtomicU32::new(0)), is_foreign: false }
+        EventCounter { fd, caught: Arc::new(AtomicU32::new(0)), foreign: None }
     }
 
     /// Counts in an eventfd that another process made, which may have duplicates of it.
     ///
     /// # Errors
-    /// If it is something else: to write there might mean anything, and wait for anything.
+    /// If the descriptor is something else: to write there might mean anything, and wait for anything. If the kernel gives no way to
+    /// add without waiting.
     pub fn of(fd: OwnedFd) -> io::Result<EventCounter> {
         let target = readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str())?;
         if target != "anon_inode:[eventfd]" {
             let why = format!("events are counted in an eventfd, not in {}", target.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
+        let foreign = Some(Signals::get()?);
         // SAFETY: a wrapper for reads and writes of 8 bytes each, around a descriptor that is this process's own.
         let fd = Arc::new(unsafe { EventFd::from_owned_fd(fd) });
-        Ok(EventCounter { is_foreign: true, ..EventCounter::new(fd) })
+        Ok(EventCounter { foreign, ..EventCounter::new(fd) })
     }
 
-    /// An event more.
+    /// An event more. Never waits.
     pub fn raise(&self) {
         let caught = |state: u32| (state & CATCHING != 0).then(|| state + 1);
-        if self.caught.fetch_update(AcqRel, Relaxed, caught).is_err() && self.has_room() {
-            // Fails only if the counter is full, and then there are events enough to read.
-            let _ = self.fd.write(1);
+        if self.caught.fetch_update(AcqRel, Relaxed, caught).is_err() {
+            match self.foreign {
+                Some(signals) => signals.raise(self.fd.as_fd()),
+                // Fails only if the counter is full, and then there are events enough to read.
+                None => drop(self.fd.write(1)),
+            }
         }
-    }
-
-    /// False: it is full, and to write would wait for whoever filled it.
-    fn has_room(&self) -> bool {
-        if !self.is_foreign {
-            return true;
-        }
-        let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLOUT)];
-        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
     /// What is raised while `pass` runs is caught. True if there was an event: the caller has taken it. More than one are
@@ -85,6 +81,13 @@ impl EventCounter {
     /// In the pass of [`EventCounter::catch`]: true if there is an event already.
     pub fn has_caught(&self) -> bool {
         self.caught.load(Relaxed) & !CATCHING > 0
+    }
+
+    /// Returns the kernel's number of this eventfd, which all its duplicates have. `None`: the kernel is older than 5.2.
+    pub fn id(&self) -> Option<u64> {
+        let info =
+            std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_fd().as_raw_fd())).ok()?;
+        info.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().parse().ok()
     }
 
     /// True if nobody else has it.

@@ -2,6 +2,21 @@
 //!
 //! The file behind it (`memfd_create`) is sealed against shrinking when it is made, and a descriptor that comes from elsewhere is
 //! mapped only if it is: pages that another process could take away would end this one by a signal at the next touch.
+//!
+//! # Memory of a process that means harm
+//!
+//! A page may be missing in a file that does not shrink: it was never touched, or a hole was punched (`fallocate`). A touch then asks the
+//! system for a page, and where it has none (huge pages are counted, so is memory where it is not overcommitted), the touch is a signal
+//! (`SIGBUS`). So a NIC [adopts](Mapping::adopt) what it gets from a client:
+//!
+//! 1. The file is of `tmpfs`, not of huge pages, has the length that the client says, and is sealed against shrinking.
+//! 2. It is mapped, and then sealed against all changes but by mappings that are there (`F_SEAL_FUTURE_WRITE`, Linux 5.1). With that seal
+//!    the kernel refuses to punch holes (`shmem_fallocate`), also by `MADV_REMOVE`.
+//! 3. Its pages are there already (`st_blocks`): they are charged to the client's control group and not to the NIC's.
+//! 4. Each is touched once (`MADV_POPULATE_WRITE`, Linux 5.14), which is an error, and no signal, where a page cannot be had.
+//!
+//! From then on no system call takes a page away: the kernel's three ways to do so are to shrink, to punch, and to swap out, and what was
+//! swapped out comes back. What is left are a swap device, or memory, that fails.
 
 use std::ffi::c_void;
 use std::io;
@@ -9,10 +24,11 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::stat::fstat;
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::ftruncate;
 
 /// Pages that may be mapped in several processes; unmapped here when it is dropped.
@@ -33,12 +49,74 @@ impl Mapping {
     /// # Errors
     /// If there is no memory or no descriptor for it.
     pub(super) fn create(length: usize) -> io::Result<(Mapping, OwnedFd)> {
+        let (mapping, fd) = Mapping::create_unsealed(length)?;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SEAL))?;
+        Ok((mapping, fd))
+    }
+
+    /// The same for a process that [adopts](Self::adopt) it: all pages are there. It is to be mapped here before it is adopted.
+    ///
+    /// # Errors
+    /// If there is no memory or no descriptor for it.
+    pub(super) fn create_to_lend(length: usize) -> io::Result<(Mapping, OwnedFd)> {
+        let (mapping, fd) = Mapping::create_unsealed(length)?;
+        fallocate(&fd, FallocateFlags::empty(), 0, fstat(&fd)?.st_size)?;
+        Ok((mapping, fd))
+    }
+
+    fn create_unsealed(length: usize) -> io::Result<(Mapping, OwnedFd)> {
         let fd = memfd_create("roxie", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
         let length = length.max(1);
         let size = length.try_into().map_err(|_| too_long(length))?;
         ftruncate(&fd, size)?;
-        fcntl(&fd, FcntlArg::F_ADD_SEALS(sealed()))?;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW))?;
         Ok((Mapping::of(fd.as_fd(), length)?, fd))
+    }
+
+    /// Maps memory of a process that may mean harm, so that no touch of it fails: see the module's page.
+    ///
+    /// # Errors
+    /// If some of its pages are missing, or could be taken away.
+    pub(super) fn adopt(fd: BorrowedFd<'_>, length: usize) -> io::Result<Mapping> {
+        if fstatfs(fd)?.filesystem_type() != TMPFS_MAGIC {
+            return Err(invalid("it is no file of normal pages (memfd_create without MFD_HUGETLB)".into()));
+        }
+        let mapping = Mapping::of(fd, length)?;
+        mapping.hold(fd)?;
+        Ok(mapping)
+    }
+
+    /// Has all pages of it stay where they are, whoever has the descriptor.
+    ///
+    /// # Errors
+    /// If some are missing, or could be taken away.
+    pub(super) fn hold(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let kept = SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL;
+        fcntl(fd, FcntlArg::F_ADD_SEALS(kept)).map_err(|error| {
+            invalid(format!("it cannot be sealed against holes (F_SEAL_FUTURE_WRITE, Linux 5.1): {error}"))
+        })?;
+        let stat = fstat(fd)?;
+        if usize::try_from(stat.st_size) != Ok(self.length) {
+            return Err(invalid(format!(
+                "the file has {} bytes, {} were to be mapped",
+                stat.st_size, self.length
+            )));
+        }
+        // st_blocks counts 512 bytes each (stat(2)).
+        let there = stat.st_blocks.saturating_mul(512);
+        if there < stat.st_size {
+            return Err(invalid(format!(
+                "{there} bytes of {} are there: allocate all of them (fallocate)",
+                stat.st_size
+            )));
+        }
+        // SAFETY: the range is mapped, and populating it changes nothing that a program can see.
+        let populated = unsafe { libc::madvise(self.base.as_ptr(), self.length, libc::MADV_POPULATE_WRITE) };
+        if populated == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        Err(io::Error::new(error.kind(), format!("its pages cannot be populated (Linux 5.14): {error}")))
     }
 
     /// Maps the first `length` bytes behind a descriptor that [`create`](Self::create) made, here or elsewhere.
@@ -74,10 +152,6 @@ impl Drop for Mapping {
         // fail for a range that is mapped.
         let _ = unsafe { munmap(self.base, self.length) };
     }
-}
-
-fn sealed() -> SealFlag {
-    SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
 }
 
 fn invalid(why: String) -> io::Error {

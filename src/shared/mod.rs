@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 mod address_map;
+mod aio;
 mod completion_queue;
 #[cfg(test)]
 mod completion_queue_tests;
@@ -40,6 +41,6 @@ pub use event_counter::EventCounter;
 pub use guest_bells::{GuestBells, GuestId, GuestSleep, Rang};
 pub use memory::HostMemory;
 pub use page_list::PageList;
-pub use region::Region;
+pub use region::{HeldPages, Region};
 pub use shared_receives::SharedReceives;
 pub use work_queue::{PostError, RecvRing, SendRing};

@@ -8,7 +8,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt::Debug;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -53,6 +53,23 @@ impl Drop for Heap {
     }
 }
 
+/// Pages of a region that was lent.
+#[derive(Debug)]
+pub struct HeldPages {
+    mapping: Arc<Mapping>,
+    fd: OwnedFd,
+}
+
+impl HeldPages {
+    /// Has them stay. From now on nobody maps them to write.
+    ///
+    /// # Errors
+    /// If some are missing: the other process has taken them away before.
+    pub fn hold(self) -> io::Result<()> {
+        self.mapping.hold(self.fd.as_fd())
+    }
+}
+
 impl Region {
     /// Makes a region of `words` 64-bit words.
     ///
@@ -84,6 +101,35 @@ impl Region {
     /// If the descriptor is of something else, or has fewer words.
     pub fn map(fd: BorrowedFd<'_>, words: usize) -> io::Result<Arc<Region>> {
         Ok(Region::mapped(Mapping::of(fd, bytes(words)?)?, words))
+    }
+
+    /// As [`shared`](Self::shared), for a process that [adopts](Self::adopt) it: all of its pages are there.
+    ///
+    /// # Errors
+    /// If there is no memory or no descriptor for it.
+    pub fn to_lend(words: usize) -> io::Result<(Arc<Region>, OwnedFd)> {
+        let (mapping, fd) = Mapping::create_to_lend(bytes(words)?)?;
+        Ok((Region::mapped(mapping, words), fd))
+    }
+
+    /// Maps a region of `words` words of a process that may mean harm (`mapping.rs` says how).
+    ///
+    /// # Errors
+    /// If the descriptor is of something else, has another size, or a touch of it might fail.
+    pub fn adopt(fd: BorrowedFd<'_>, words: usize) -> io::Result<Arc<Region>> {
+        Ok(Region::mapped(Mapping::adopt(fd, bytes(words)?)?, words))
+    }
+
+    /// A region [to lend](Self::to_lend), and what has all pages of it stay where they are once the other process has mapped them.
+    ///
+    /// # Errors
+    /// If there is no memory or no descriptor for it.
+    pub fn to_lend_and_hold(words: usize) -> io::Result<(Arc<Region>, OwnedFd, HeldPages)> {
+        let (mapping, fd) = Mapping::create_to_lend(bytes(words)?)?;
+        let mapping = Arc::new(mapping);
+        let held = HeldPages { mapping: Arc::clone(&mapping), fd: fd.try_clone()? };
+        let base = mapping.base().cast();
+        Ok((Arc::new(Region { base, words: words.max(1), is_mapped: true, _owner: mapping }), fd, held))
     }
 
     fn mapped(mapping: Mapping, words: usize) -> Arc<Region> {
@@ -151,7 +197,6 @@ fn bytes(words: usize) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]

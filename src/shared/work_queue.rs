@@ -35,6 +35,8 @@ const PRODUCER: usize = 0;
 const CONSUMER: usize = LINE;
 const WANTS_DOORBELL: usize = LINE + 1;
 const SLOTS: usize = 2 * LINE;
+/// How often the consumer is moved on while others move it.
+const TRIES: u32 = 1 << 10;
 const SEND_HEADER: usize = 6;
 const RECV_HEADER: usize = 2;
 
@@ -488,7 +490,18 @@ impl RecvRing {
 
     /// The same for a queue with several takers: the consumer only goes forward.
     pub(super) fn retire_at_least(&self, position: u64) {
-        self.ring.word(CONSUMER).fetch_max(position, AcqRel);
+        let consumer = self.ring.word(CONSUMER);
+        let mut seen = consumer.load(Relaxed);
+        // Each try that fails is a taker that was faster, or a client that writes where it should read: its queue then stays full.
+        for _ in 0..TRIES {
+            if seen >= position {
+                return;
+            }
+            match consumer.compare_exchange(seen, position, AcqRel, Relaxed) {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
     }
 
     /// The NIC's side: true if the producer claims more than the ring holds from `position` on.

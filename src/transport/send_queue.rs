@@ -54,6 +54,13 @@ pub struct SendQueue {
 }
 
 impl SendQueue {
+    /// Bytes of such a queue.
+    pub fn size(capacity: u32, max_sge: u32, max_inline: u32) -> usize {
+        let slots = capacity.max(1).next_power_of_two() as usize;
+        let slot = size_of::<Wqe>() + max_sge as usize * size_of::<Sge>() + max_inline as usize;
+        slots.saturating_mul(slot)
+    }
+
     /// A queue like the shared one.
     pub fn new(capacity: u32, max_sge: u32, max_inline: u32) -> SendQueue {
         let slots = capacity.max(1).next_power_of_two() as usize;

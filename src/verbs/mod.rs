@@ -26,27 +26,57 @@ pub use crate::wire::{Gid, Psn, Qpn};
 use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
+/// The place in its table that the name of an object leads to. Names of objects are 16 bits of generation and 16 bits of place: a place
+/// is used again, a name is not.
+pub(crate) const fn place_of(name: u32) -> u32 {
+    name & 0xffff
+}
+
+/// The name of the object of this generation in a place.
+pub(crate) const fn name(generation: u16, place: u32) -> u32 {
+    (generation as u32) << 16 | place
+}
+
+/// Generations count to 2^16 - 2: no object has the name `u32::MAX`.
+pub(crate) const fn next_generation(generation: u16) -> u16 {
+    (generation + 1) % u16::MAX
+}
+
 /// A protection domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PdId(pub u32);
 
-/// Where a QP lies in the device's table. Stable for the QP's life; not its number on the wire.
+/// Names a QP of the device, from its creation to its destruction; not its number on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct QpIndex(pub u32);
 
-/// Where a CQ lies in the device's table.
+impl QpIndex {
+    /// Its place in the device's table, below 2^16, by which doorbells and timers go.
+    pub const fn place(self) -> u32 {
+        place_of(self.0)
+    }
+}
+
+/// Names a CQ of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CqIndex(pub u32);
 
-/// Where a memory region lies in the device's table.
+/// Names a memory region of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MrIndex(pub u32);
 
-/// Where a memory window lies in the device's table.
+impl MrIndex {
+    /// Its place in the device's table, below 2^16.
+    pub(crate) const fn place(self) -> usize {
+        place_of(self.0) as usize
+    }
+}
+
+/// Names a memory window of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MwIndex(pub u32);
 
-/// Where a shared receive queue lies in the device's table.
+/// Names a shared receive queue of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SrqIndex(pub u32);
 

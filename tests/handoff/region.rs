@@ -9,6 +9,10 @@ use loom::sync::atomic::AtomicU64;
 /// As in `src/shared/region.rs`.
 pub(crate) const LINE: usize = 8;
 
+/// As in `src/shared/region.rs`.
+#[derive(Debug)]
+pub(crate) struct HeldPages;
+
 #[derive(Debug)]
 pub(crate) struct Region(Box<[AtomicU64]>);
 
@@ -19,6 +23,11 @@ impl Region {
 
     /// Models have one process.
     pub(crate) fn shared(_words: usize) -> io::Result<(Arc<Region>, OwnedFd)> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Models have one process.
+    pub(crate) fn to_lend_and_hold(_words: usize) -> io::Result<(Arc<Region>, OwnedFd, HeldPages)> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

@@ -24,6 +24,7 @@ mod nic;
 mod output;
 mod perf;
 mod pingpong;
+mod quota;
 mod run;
 mod show;
 mod sim;

@@ -12,8 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{Uid, User};
-use roxie::congestion::Rate;
-use roxie::daemon::{Config, Daemon, DaemonError, Quota, Served, Users, Visit};
+use roxie::daemon::{Config, Daemon, DaemonError, Served, Users, Visit};
 use roxie::descriptors::raise_limit;
 
 use crate::device::{DeviceOptions, PortKind, THREAD};
@@ -21,6 +20,7 @@ use crate::failure::{EXIT_CODES, Failure};
 use crate::line_rate::LineRate;
 use crate::metrics;
 use crate::output;
+use crate::quota::{OfUser, Program};
 use crate::show::objects::Whose;
 
 /// How often it looks whether the engine lives.
@@ -56,24 +56,10 @@ pub(crate) struct Arguments {
     /// All users of this host are served
     #[arg(long, conflicts_with = "user")]
     all_users: bool,
-    /// Queue pairs that each program may have
-    #[arg(long, value_name = "N", help_heading = "For each program")]
-    max_qps: Option<u32>,
-    /// Entries of all its completion queues
-    #[arg(long, value_name = "N", help_heading = "For each program")]
-    max_cqes: Option<u64>,
-    /// Memory regions and windows
-    #[arg(long, value_name = "N", help_heading = "For each program")]
-    max_mrs: Option<u32>,
-    /// Bytes that it may register: 512M, 4G
-    #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "For each program")]
-    max_bytes: Option<u64>,
-    /// All that it makes besides: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows
-    #[arg(long, value_name = "N", help_heading = "For each program")]
-    max_objects: Option<u32>,
-    /// How fast its QPs send together, as frames: 500M, 2.5G. Acknowledgements do not wait
-    #[arg(long, value_name = "RATE", help_heading = "For each program")]
-    max_rate: Option<Rate>,
+    #[command(flatten)]
+    program: Program,
+    #[command(flatten)]
+    of_user: OfUser,
     /// Serve metrics for Prometheus, of the NIC and of all programs, on this port of the loopback address or at this address and port
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = metrics::address)]
     metrics: Option<SocketAddr>,
@@ -88,18 +74,6 @@ fn user(text: &str) -> Result<u32, String> {
         Err(_) => User::from_name(text).map_err(|error| error.to_string())?,
     };
     known.map(|user| user.uid.as_raw()).ok_or_else(|| format!("there is no user {text:?} here"))
-}
-
-fn bytes(text: &str) -> Result<u64, String> {
-    let (number, factor) = match text.char_indices().next_back() {
-        Some((at, 'K' | 'k')) => (&text[..at], 1 << 10),
-        Some((at, 'M' | 'm')) => (&text[..at], 1 << 20),
-        Some((at, 'G' | 'g')) => (&text[..at], 1 << 30),
-        _ => (text, 1),
-    };
-    let number: u64 =
-        number.parse().map_err(|_| "a number of bytes, or of K, M or G: 512M, 4G".to_owned())?;
-    number.checked_mul(factor).ok_or_else(|| format!("{text} is beyond 2^64"))
 }
 
 /// Serves until a signal ends it, or its engine fails.
@@ -162,18 +136,10 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 fn config(arguments: &Arguments) -> Config {
-    let most = Quota::default();
     Config {
         users: if arguments.all_users { Users::All } else { Users::Only(arguments.user.clone()) },
-        quota: Quota {
-            qps: arguments.max_qps.unwrap_or(most.qps),
-            cqes: arguments.max_cqes.unwrap_or(most.cqes),
-            mrs: arguments.max_mrs.unwrap_or(most.mrs),
-            bytes: arguments.max_bytes.unwrap_or(most.bytes),
-            objects: arguments.max_objects.unwrap_or(most.objects),
-            bits_per_second: arguments.max_rate.map_or(most.bits_per_second, |rate| rate.0 as u64),
-            ..most
-        },
+        quota: arguments.program.quota(),
+        user_quota: arguments.of_user.quota(),
     }
 }
 
@@ -250,10 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_users_are_read_as_people_write_them() {
-        assert_eq!(bytes("4096"), Ok(4096));
-        assert_eq!((bytes("512M"), bytes("4G"), bytes("1k")), (Ok(512 << 20), Ok(4 << 30), Ok(1024)));
-        assert!(bytes("4GB").unwrap_err().contains("512M") && bytes("99999999999999G").is_err());
+    fn users_are_read_as_people_write_them() {
         assert_eq!((user("0"), user("root"), user("1234")), (Ok(0), Ok(0), Ok(1234)));
         assert!(user("no such user").unwrap_err().contains("no such user"));
     }

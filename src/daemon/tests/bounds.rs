@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use super::{Quota, nic, settled};
-use crate::daemon::guest::{ARENAS, file_of};
+use crate::daemon::guest::file_of;
 use crate::nic::{Answer, Command};
 use crate::remote::message::{Ask, Told};
 use crate::shared::Region;
@@ -11,10 +11,11 @@ use crate::verbs::{Access, AddressVector, FileId, Mtu, Psn, QpAttr, QpState, Qpn
 
 #[test]
 fn arenas_are_counted_however_small_and_another_has_its_own() {
-    let nic = nic(Quota::default());
+    const ARENAS: u32 = 100;
+    let nic = nic(Quota { arenas: ARENAS, ..Quota::default() });
     let (mut greedy, mut other) = (nic.admitted(), nic.admitted());
     (0..ARENAS).for_each(|_| greedy.arena(1));
-    let (_region, fd) = Region::shared(1).expect("memory");
+    let (_region, fd) = Region::to_lend(1).expect("memory");
     let refused = greedy.ask_with(&Ask::Arena { words: 1 }, &[fd.as_fd()]);
     assert!(refused.is_err(), "{refused:?}");
     other.arena(1);

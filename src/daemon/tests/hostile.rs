@@ -10,7 +10,7 @@ use crate::nic::{Answer, Command};
 use crate::random::splitmix;
 use crate::remote::message::{Ask, BoundPorts, Memory, Place, Receives, Reply, Source, Told};
 use crate::shared::work_queue::Payload;
-use crate::shared::{Doorbells, RecvRing, Region, SendRing};
+use crate::shared::{RecvRing, Region, SendRing};
 use crate::time::Nanos;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, Gid, LKey, MrIndex, Mtu, MwIndex, MwType, OpenXrcd, PdId,
@@ -53,7 +53,6 @@ pub(super) struct Mine {
 
 pub(super) struct Hostile {
     stranger: Stranger,
-    bells: Doorbells,
     memory: Box<[u64; OWN]>,
     known: Known,
     pub(super) mine: Mine,
@@ -69,11 +68,7 @@ impl Hostile {
     pub(super) fn new(nic: &Nic, known: Known, seed: u64) -> Hostile {
         let mut stranger = nic.admitted();
         stranger.arena(ARENA);
-        let [page, wake, ..] = &stranger.fds[..] else { panic!("three descriptors") };
-        let qps = nic.daemon.inner.house.device.limits().qps;
-        let bells =
-            Doorbells::map(page.as_fd(), wake.try_clone().expect("a descriptor"), qps).expect("its page");
-        Hostile { stranger, bells, memory: Box::new([seed; OWN]), known, mine: Mine::default(), state: seed }
+        Hostile { stranger, memory: Box::new([seed; OWN]), known, mine: Mine::default(), state: seed }
     }
 
     fn below(&mut self, bound: usize) -> usize {
@@ -354,7 +349,7 @@ impl Hostile {
         let queue = self.stranger.arenas[0].part(at, SendRing::size(4, 1, 0)).expect("inside");
         let list = [if is_mad { mad } else { sge }];
         let _ = SendRing::on(&queue, 4, 1, 0).map(|ring| ring.post(&wr, Payload::Sges(&list)));
-        self.bells.ring(qp);
+        self.stranger.bells.ring(qp);
     }
 
     /// A message of connection management, for a connection of somebody.
@@ -381,7 +376,7 @@ impl Hostile {
         }
         for _ in 0..4 {
             let qp = QpIndex(self.below(64) as u32);
-            self.bells.ring(qp);
+            self.stranger.bells.ring(qp);
         }
     }
 
@@ -417,7 +412,7 @@ impl Hostile {
     fn ask(&mut self, ask: Ask) -> Result<(), String> {
         let mut fds = Vec::new();
         if let Ask::Arena { words } = &ask {
-            fds.extend(Region::shared(*words as usize).ok().map(|(_, fd)| fd));
+            fds.extend(Region::to_lend(*words as usize).ok().map(|(_, fd)| fd));
         }
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         self.stranger.link.send(&ask, &borrowed).map_err(|error| format!("{ask:?}: {error}"))?;

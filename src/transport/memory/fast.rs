@@ -63,19 +63,19 @@ impl MemoryTable {
         let translation = Translation { list, memory_len, misalignment, pages, shift: 12, first: 0 };
         self.translations[usize::from(index)] = Some(Box::new(translation));
         let key = self.entries[usize::from(index)].as_ref()?.key;
-        Some((MrIndex(index.into()), key))
+        Some((MrIndex(self.name_at(index)), key))
     }
 
     /// The memory that a region's pages are taken from is the application's: a copy may find none.
     pub fn pages_may_be_missing(&mut self, mr: MrIndex) {
-        if let Some(entry) = &mut self.entries[mr.0 as usize] {
+        if let Some(entry) = &mut self.entries[mr.place()] {
             entry.base.may_fault = true;
         }
     }
 
     /// The pages of a fast-registered region.
     pub fn translation(&self, mr: MrIndex) -> Option<&Translation> {
-        self.translations.get(mr.0 as usize)?.as_deref()
+        self.translations.get(mr.place())?.as_deref()
     }
 
     /// Makes a fast-registered region valid: reads its page list once, and gives it its key.

@@ -25,9 +25,10 @@ mod window;
 mod tests;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use super::permutation::QuickPermutation;
-use crate::verbs::{Access, MrIndex, PdId, QpIndex};
+use crate::verbs::{Access, MrIndex, MwIndex, PdId, QpIndex, name, next_generation, place_of};
 use fast::Translation;
 
 /// A place in a memory region.
@@ -141,6 +142,8 @@ pub struct MemoryTable {
     permutation: QuickPermutation,
     entries: Vec<Option<Entry>>,
     generations: Vec<u16>,
+    /// Generations of names: one for each object, whatever keys it had.
+    lives: Vec<u16>,
     free: VecDeque<u16>,
     translations: Vec<Option<Box<Translation>>>,
     /// Windows of type 2 that are bound.
@@ -155,6 +158,7 @@ impl MemoryTable {
             permutation: QuickPermutation::new(seed),
             entries: vec![None; capacity],
             generations: vec![0; capacity],
+            lives: vec![0; capacity],
             // Taken from the front, given back at the end: a place does not come back soon.
             free: (0..capacity).map(|i| i as u16).collect(),
             translations: (0..capacity).map(|_| None).collect(),
@@ -167,7 +171,7 @@ impl MemoryTable {
     pub fn register(&mut self, spec: &RegionSpec) -> Option<(MrIndex, u32)> {
         let index = self.insert(spec.pd, Kind::Region { windows: 0 })?;
         let key = self.open(index, spec);
-        Some((MrIndex(index.into()), key))
+        Some((MrIndex(self.name_at(index)), key))
     }
 
     /// Registers a region again, as something else. If it moved, its old key opens nothing from now on; if not, it keeps its key, as
@@ -178,10 +182,10 @@ impl MemoryTable {
     pub fn reregister(&mut self, mr: MrIndex, spec: &RegionSpec, moved: bool) -> Result<u32, Refusal> {
         match self.entry(mr).ok_or(Refusal::UnknownKey)?.kind {
             Kind::Region { windows: 0 } => {
-                let generation = &mut self.generations[mr.0 as usize];
+                let generation = &mut self.generations[mr.place()];
                 //= IBTA 10.6.5: key-dies-with-its-region
                 *generation = generation.wrapping_add(moved.into());
-                Ok(self.open(mr.0 as u16, spec))
+                Ok(self.open(mr.place() as u16, spec))
             }
             Kind::Region { windows } => Err(Refusal::WindowsBound(windows)),
             _ => Err(Refusal::WrongKind),
@@ -203,7 +207,7 @@ impl MemoryTable {
     pub fn deregister(&mut self, mr: MrIndex) -> Result<(), Refusal> {
         match self.entry(mr).ok_or(Refusal::UnknownKey)?.kind {
             Kind::Region { windows: 0 } | Kind::Fast { windows: 0 } => {
-                self.remove(mr.0 as u16);
+                self.remove(mr.place() as u16);
                 Ok(())
             }
             //= IBTA 10.6.7: region-with-windows-is-busy
@@ -217,9 +221,10 @@ impl MemoryTable {
         self.entries.iter().flatten().map(|entry| entry.pd)
     }
 
-    /// How each region and window is.
-    pub fn statuses(&self) -> impl Iterator<Item = RegionStatus> + '_ {
-        self.entries.iter().flatten().map(|entry| {
+    /// How the regions and windows in a stretch of places are. `None`: all places lie below.
+    pub fn statuses(&self, places: Range<usize>) -> Option<impl Iterator<Item = RegionStatus> + '_> {
+        let entries = self.entries.get(places.start..places.end.min(self.entries.len()))?;
+        let statuses = entries.iter().flatten().map(|entry| {
             let kind = match entry.kind {
                 Kind::Region { .. } => "region",
                 Kind::Fast { .. } => "fast",
@@ -236,7 +241,8 @@ impl MemoryTable {
                 length,
                 access: Access::from_bits_truncate(entry.grants),
             }
-        })
+        });
+        (!entries.is_empty()).then_some(statuses)
     }
 
     /// Regions and windows in the table.
@@ -304,7 +310,7 @@ impl MemoryTable {
 
     /// Where a span lies in the memory of the host, modulo 8.
     pub fn misalignment(&self, span: Span) -> u8 {
-        let region = self.entries.get(span.mr.0 as usize).and_then(Option::as_ref);
+        let region = self.entries.get(span.mr.place()).and_then(Option::as_ref);
         let base = region.map_or(0, |e| e.misalignment);
         let translation = self.translation(span.mr);
         let place = translation.map_or(span.offset, |t| span.offset.wrapping_add(t.first().into()));
@@ -357,7 +363,27 @@ impl MemoryTable {
     }
 
     fn entry(&self, mr: MrIndex) -> Option<&Entry> {
-        self.entries.get(mr.0 as usize)?.as_ref()
+        self.entries.get(mr.place())?.as_ref()
+    }
+
+    /// The name of the object in a place.
+    fn name_at(&self, index: u16) -> u32 {
+        name(self.lives[usize::from(index)], index.into())
+    }
+
+    fn named(&self, name: u32) -> Option<&Entry> {
+        let index = place_of(name) as u16;
+        self.entries.get(usize::from(index))?.as_ref().filter(|_| self.name_at(index) == name)
+    }
+
+    /// True if a region has this name now.
+    pub fn has_region(&self, mr: MrIndex) -> bool {
+        self.named(mr.0).is_some_and(|e| matches!(e.kind, Kind::Region { .. } | Kind::Fast { .. }))
+    }
+
+    /// True if a window has this name now.
+    pub fn has_window(&self, window: MwIndex) -> bool {
+        self.named(window.0).is_some_and(|e| matches!(e.kind, Kind::Window1(_) | Kind::Window2 { .. }))
     }
 
     /// The key of a generation: it is in the 24 bits that cannot be guessed and in the variant byte, so that a key does not
@@ -421,6 +447,7 @@ impl MemoryTable {
         self.translations[slot] = None;
         //= IBTA 10.6.5: key-dies-with-its-region
         self.generations[slot] = self.generations[slot].wrapping_add(1);
+        self.lives[slot] = next_generation(self.lives[slot]);
         self.free.push_back(index);
     }
 

@@ -253,13 +253,15 @@ fn pages_of_other_sizes_are_as_long_as_they_say() {
 fn a_place_of_the_table_forgets_the_pages_of_who_had_it_before() {
     let (mut table, fast, _, _) = fast();
     assert_eq!(table.len(), 1);
-    let free = |table: &MemoryTable| table.statuses().map(|it| (it.key, it.length)).collect::<Vec<_>>();
+    let free = |table: &MemoryTable| {
+        table.statuses(0..usize::MAX).into_iter().flatten().map(|it| (it.key, it.length)).collect::<Vec<_>>()
+    };
     assert_eq!(free(&table), [(0, 0)], "it opens nothing yet");
     table.deregister(fast).unwrap();
     assert!(table.is_empty());
     let plain = (0..8).map(|_| table.register(&spec(Access::empty(), 0, 8)).unwrap());
     let plain: Vec<_> = plain.collect();
-    assert!(plain.iter().any(|(mr, _)| *mr == fast) && !table.is_empty());
+    assert!(plain.iter().any(|(mr, _)| mr.place() == fast.place()) && !table.is_empty());
     assert!(plain.iter().all(|(mr, _)| table.translation(*mr).is_none()));
     assert!(plain.iter().all(|(_, key)| free(&table).contains(&(*key, 8))));
 }

@@ -1,7 +1,7 @@
 //! Memory windows: keys to parts of regions, given and taken by work requests (IBTA 10.6.6, 10.6.7).
 
 use super::{ANY_QP, Entry, Kind, LOCAL_USE, MemoryTable, Refusal, Span, User, allowed, needs_local_write};
-use crate::verbs::{Access, MrIndex, MwIndex, MwType, PdId, QpIndex, WindowBind};
+use crate::verbs::{Access, MrIndex, MwIndex, MwType, PdId, QpIndex, WindowBind, place_of};
 
 /// What a window of type 1 has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,12 +20,13 @@ impl MemoryTable {
         if kind == MwType::One {
             entry.kind = Kind::Window1(One { region: None, reserved });
         }
-        Some((MwIndex(index.into()), entry.key))
+        let key = entry.key;
+        Some((MwIndex(self.name_at(index)), key))
     }
 
     /// Takes a window out, bound or not: its key opens nothing from now on. Its protection domain; `None`: there is none.
     pub fn free_window(&mut self, window: MwIndex) -> Option<PdId> {
-        let index = u16::try_from(window.0).ok()?;
+        let index = place_of(window.0) as u16;
         let entry = self.entries.get(usize::from(index))?.as_ref()?;
         let pd = entry.pd;
         match entry.kind {
@@ -44,12 +45,12 @@ impl MemoryTable {
     /// # Errors
     /// There is no such window, or it is of type 2, whose keys the consumer chooses.
     pub fn next_window_key(&mut self, window: MwIndex) -> Result<u32, Refusal> {
-        let entry = self.entries.get_mut(window.0 as usize).and_then(Option::as_mut);
+        let entry = self.entries.get_mut(place_of(window.0) as usize).and_then(Option::as_mut);
         let entry = entry.ok_or(Refusal::UnknownKey)?;
         let Kind::Window1(one) = &mut entry.kind else { return Err(Refusal::WrongKind) };
         one.reserved = one.reserved.wrapping_add(1);
         let generation = one.reserved;
-        Ok(self.key_of(window.0 as u16, generation))
+        Ok(self.key_of(place_of(window.0) as u16, generation))
     }
 
     /// Binds a window, as a work request of the QP of `user` asks (IBTA C10-71 to C10-76, o10-36 and o10-37).
@@ -114,7 +115,9 @@ impl MemoryTable {
         }
         for index in 0..self.entries.len() {
             let to_this = self.entries[index].is_some_and(|e| match e.kind {
-                Kind::Window1(One { region, .. }) | Kind::Window2 { region } => region == Some(mr.0 as u16),
+                Kind::Window1(One { region, .. }) | Kind::Window2 { region } => {
+                    region == Some(mr.place() as u16)
+                }
                 Kind::Region { .. } | Kind::Fast { .. } => false,
             });
             if to_this {

@@ -1,0 +1,145 @@
+//! Bounds of programs and of users at a NIC, as options.
+
+use clap::Args;
+use roxie::congestion::Rate;
+use roxie::daemon::Quota;
+
+/// Bytes as people write them: 512M, 4G.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    let (number, factor) = match text.char_indices().next_back() {
+        Some((at, 'K' | 'k')) => (&text[..at], 1 << 10),
+        Some((at, 'M' | 'm')) => (&text[..at], 1 << 20),
+        Some((at, 'G' | 'g')) => (&text[..at], 1 << 30),
+        Some((at, 'T' | 't')) => (&text[..at], 1 << 40),
+        _ => (text, 1),
+    };
+    let number: u64 =
+        number.parse().map_err(|_| "a number of bytes, or of K, M, G or T: 512M, 4G".to_owned())?;
+    number.checked_mul(factor).ok_or_else(|| format!("{text} is beyond 2^64"))
+}
+
+/// Bounds of each program.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "For each program")]
+pub(crate) struct Program {
+    /// Queue pairs that each program may have
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    max_qps: u32,
+    /// Entries of all its completion queues
+    #[arg(long, value_name = "N", default_value_t = 16_777_216)]
+    max_cqes: u64,
+    /// Memory regions and windows
+    #[arg(long, value_name = "N", default_value_t = 32_768)]
+    max_mrs: u32,
+    /// Bytes that it may register: 512M, 4G
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "128T")]
+    max_bytes: u64,
+    /// All that it makes besides: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    max_objects: u32,
+    /// Bytes of its queues, and of the NIC's copies of its send queues
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "4G")]
+    max_queue_bytes: u64,
+    /// Pieces of memory that its queues lie in; each is a mapping of the NIC's
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    max_arenas: u32,
+    /// Completion channels that its queues count events in; each is a descriptor of the NIC's
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    max_channels: u32,
+    /// How fast its QPs send together, as frames: 500M, 2.5G. Acknowledgements do not wait
+    #[arg(long, value_name = "RATE")]
+    max_rate: Option<Rate>,
+}
+
+impl Program {
+    pub(crate) fn quota(&self) -> Quota {
+        Quota {
+            qps: self.max_qps,
+            cqes: self.max_cqes,
+            mrs: self.max_mrs,
+            bytes: self.max_bytes,
+            objects: self.max_objects,
+            queue_bytes: self.max_queue_bytes,
+            arenas: self.max_arenas,
+            channels: self.max_channels,
+            bits_per_second: self.max_rate.map_or(u64::MAX, |rate| rate.0 as u64),
+        }
+    }
+}
+
+/// Bounds of all programs of a user together.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "For all programs of a user together")]
+pub(crate) struct OfUser {
+    /// Queue pairs that the programs of each user may have together
+    #[arg(long, value_name = "N", default_value_t = 12_288)]
+    user_max_qps: u32,
+    /// Entries of all their completion queues
+    #[arg(long, value_name = "N", default_value_t = 67_108_864)]
+    user_max_cqes: u64,
+    /// Memory regions and windows
+    #[arg(long, value_name = "N", default_value_t = 49_152)]
+    user_max_mrs: u32,
+    /// Bytes that they may register
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "512T")]
+    user_max_bytes: u64,
+    /// All that they make besides
+    #[arg(long, value_name = "N", default_value_t = 12_288)]
+    user_max_objects: u32,
+    /// Bytes of their queues, and of the NIC's copies of their send queues
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "16G")]
+    user_max_queue_bytes: u64,
+    /// Pieces of memory that their queues lie in
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    user_max_arenas: u32,
+    /// Completion channels that their queues count events in
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    user_max_channels: u32,
+}
+
+impl OfUser {
+    pub(crate) fn quota(&self) -> Quota {
+        Quota {
+            qps: self.user_max_qps,
+            cqes: self.user_max_cqes,
+            mrs: self.user_max_mrs,
+            bytes: self.user_max_bytes,
+            objects: self.user_max_objects,
+            queue_bytes: self.user_max_queue_bytes,
+            arenas: self.user_max_arenas,
+            channels: self.user_max_channels,
+            bits_per_second: u64::MAX,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Both {
+        #[command(flatten)]
+        program: Program,
+        #[command(flatten)]
+        user: OfUser,
+    }
+
+    #[test]
+    fn defaults_in_the_help_are_the_librarys() {
+        let both = Both::parse_from(["nic"]);
+        assert_eq!((both.program.quota(), both.user.quota()), (Quota::default(), Quota::of_a_user()));
+        let both = Both::parse_from(["nic", "--max-bytes", "1G", "--user-max-arenas", "7"]);
+        assert_eq!((both.program.quota().bytes, both.user.quota().arenas), (1 << 30, 7));
+    }
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        assert_eq!(bytes("4096"), Ok(4096));
+        assert_eq!((bytes("512M"), bytes("4G"), bytes("1k")), (Ok(512 << 20), Ok(4 << 30), Ok(1024)));
+        assert_eq!(bytes("2T"), Ok(2 << 40));
+        assert!(bytes("4GB").unwrap_err().contains("512M") && bytes("99999999999999G").is_err());
+    }
+}

@@ -1,0 +1,346 @@
+//! Accounts of clients: a resource is charged before it is made, and given back when it goes.
+//!
+//! ```text
+//! the NIC: all clients together      mappings, descriptors
+//! └─ a user                          Config::user_quota
+//!    └─ a client                     Config::quota
+//! ```
+//!
+//! A [`Charge`] is kept beside what it pays for, and gives back when it is dropped: nothing is given back twice or forgotten, however an
+//! object goes.
+
+use std::collections::HashMap;
+use std::fs;
+use std::sync::{Arc, Mutex, Weak};
+
+use nix::sys::resource::{Resource as Limit, getrlimit};
+
+use crate::nic::{Command, ControlError, memory_of_qp};
+use crate::threads::lock;
+
+/// How much a process, or all processes of a user, may have. Each is finite: what one has, others lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// Queue pairs.
+    pub qps: u32,
+    /// Entries of its completion queues together.
+    pub cqes: u64,
+    /// Memory regions and windows.
+    pub mrs: u32,
+    /// Bytes of its regions together. They cost the NIC nothing: it pins no pages.
+    pub bytes: u64,
+    /// What else it makes, together: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows.
+    pub objects: u32,
+    /// Bytes of its queues: those that it lends, and the NIC's copies of send queues.
+    pub queue_bytes: u64,
+    /// Pieces of memory that its queues lie in, each a mapping of the NIC's.
+    pub arenas: u32,
+    /// Completion channels that its queues count events in, each a descriptor of the NIC's.
+    pub channels: u32,
+    /// Bits per second of its frames that carry data, together.
+    pub bits_per_second: u64,
+}
+
+impl Default for Quota {
+    /// Of a process: half of the device's QPs, regions and other objects, so that a program that takes all it gets leaves as many to
+    /// others; 16 of the largest completion queues; all addresses of an address space; 4 GiB of queues; as fast as the device sends.
+    fn default() -> Quota {
+        Quota {
+            qps: 8 << 10,
+            cqes: 16 << 20,
+            mrs: 32 << 10,
+            bytes: 1 << 47,
+            objects: 8 << 10,
+            queue_bytes: 4 << 30,
+            arenas: 1 << 10,
+            channels: 1 << 10,
+            bits_per_second: u64::MAX,
+        }
+    }
+}
+
+impl Quota {
+    /// Of all processes of a user: three quarters of what the device has, and four times the rest.
+    pub fn of_a_user() -> Quota {
+        let process = Quota::default();
+        Quota {
+            qps: 12 << 10,
+            mrs: 48 << 10,
+            objects: 12 << 10,
+            cqes: 4 * process.cqes,
+            bytes: 4 * process.bytes,
+            queue_bytes: 4 * process.queue_bytes,
+            arenas: 4 * process.arenas,
+            channels: 4 * process.channels,
+            bits_per_second: u64::MAX,
+        }
+    }
+}
+
+/// A kind of resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Resource {
+    Qps,
+    Cqes,
+    Mrs,
+    Bytes,
+    Objects,
+    QueueBytes,
+    Arenas,
+    Channels,
+}
+
+/// Kinds of resources.
+const KINDS: usize = 8;
+/// Clients may have one half of the mappings and descriptors that the system gives the NIC: the other half is the NIC's own (sockets,
+/// stacks, heaps).
+const SHARE: u64 = 2;
+/// Mappings of a process that does not say otherwise (`DEFAULT_MAX_MAP_COUNT` of the kernel).
+const MAPPINGS: u64 = 65_530;
+
+impl Resource {
+    fn name(self) -> &'static str {
+        match self {
+            Resource::Qps => "QPs",
+            Resource::Cqes => "completion queue entries",
+            Resource::Mrs => "memory regions",
+            Resource::Bytes => "bytes registered",
+            Resource::Objects => "objects",
+            Resource::QueueBytes => "bytes of queues",
+            Resource::Arenas => "arenas",
+            Resource::Channels => "completion channels",
+        }
+    }
+
+    fn errno(self) -> i32 {
+        if self == Resource::Channels { libc::EMFILE } else { libc::ENOMEM }
+    }
+}
+
+/// Amounts that one object takes.
+pub(super) type Cost = [(Resource, u64); 2];
+
+/// Returns the cost of an object that counts as one.
+fn one(resource: Resource) -> Option<Cost> {
+    Some([(resource, 1), (resource, 0)])
+}
+
+/// Returns the cost of the object that a command makes; `None`: it makes none that is charged.
+pub(super) fn cost(command: &Command) -> Option<Cost> {
+    let region = |length: usize| {
+        // All addresses (implicit on-demand memory) are no memory by themselves.
+        let bytes = if length == usize::MAX { 0 } else { length as u64 };
+        Some([(Resource::Mrs, 1), (Resource::Bytes, bytes)])
+    };
+    match command {
+        Command::AllocPd
+        | Command::OpenXrcd(_)
+        | Command::CreateAh(..)
+        | Command::CreateFlow(..)
+        | Command::CreateSrq { .. } => one(Resource::Objects),
+        Command::CreateCq { ring, .. } | Command::ResizeCq { ring, .. } => {
+            Some([(Resource::Objects, 1), (Resource::Cqes, ring.capacity().into())])
+        }
+        Command::RegisterMemory { memory, .. }
+        | Command::AllocFastMemory { memory, .. }
+        | Command::ReregisterMemory { translation: Some((_, memory)), .. } => region(memory.len()),
+        Command::AllocWindow { .. } => one(Resource::Mrs),
+        Command::CreateQp { init, .. } => {
+            Some([(Resource::Qps, 1), (Resource::QueueBytes, memory_of_qp(&init.caps))])
+        }
+        Command::CreateXrcTarget(_) | Command::CreateRssQp(..) => one(Resource::Qps),
+        _ => None,
+    }
+}
+
+/// Amounts of each kind.
+type Amounts = [u64; KINDS];
+
+/// Resources that a client, a user or all clients have, and may have.
+#[derive(Debug)]
+pub(super) struct Account {
+    /// The holder, for messages.
+    holder: &'static str,
+    limits: Amounts,
+    used: Mutex<Amounts>,
+    parent: Option<Arc<Account>>,
+}
+
+impl Account {
+    fn new(holder: &'static str, limits: Amounts, parent: Option<Arc<Account>>) -> Arc<Account> {
+        Arc::new(Account { holder, limits, used: Mutex::default(), parent })
+    }
+
+    /// Takes what an object costs, here and above.
+    ///
+    /// # Errors
+    /// Which bound it is beyond; nothing is taken then.
+    pub(super) fn charge(self: &Arc<Account>, cost: Cost) -> Result<Charge, ControlError> {
+        self.charge_instead(cost, None)
+    }
+
+    /// Charges an object that takes the place of another, whose cost is given back afterwards.
+    ///
+    /// # Errors
+    /// As those of [`charge`](Self::charge).
+    pub(super) fn charge_instead(
+        self: &Arc<Account>,
+        cost: Cost,
+        old: Option<&Charge>,
+    ) -> Result<Charge, ControlError> {
+        self.take(&cost, old.map_or([(Resource::Qps, 0); 2], |old| old.cost))?;
+        Ok(Charge { account: Arc::clone(self), cost })
+    }
+
+    fn take(&self, cost: &Cost, old: Cost) -> Result<(), ControlError> {
+        let mut used = lock(&self.used);
+        for (resource, amount) in *cost {
+            let given_back: u64 =
+                old.iter().filter(|(of, _)| *of == resource).map(|(_, amount)| amount).sum();
+            let limit = self.limits[resource as usize];
+            let value = used[resource as usize].saturating_sub(given_back).saturating_add(amount);
+            if amount > given_back && value > limit {
+                let (what, errno) = (resource.name(), resource.errno());
+                let why = format!(
+                    "{what}: {value}, but the NIC gives {} {limit} at most (`roxie nic --help`)",
+                    self.holder
+                );
+                return Err(ControlError::Elsewhere { errno, why });
+            }
+        }
+        if let Some(parent) = &self.parent {
+            parent.take(cost, old)?;
+        }
+        cost.iter().for_each(|(resource, amount)| {
+            let used = &mut used[*resource as usize];
+            *used = used.saturating_add(*amount);
+        });
+        Ok(())
+    }
+
+    fn give_back(&self, cost: &Cost) {
+        let mut used = lock(&self.used);
+        cost.iter().for_each(|(resource, amount)| {
+            let used = &mut used[*resource as usize];
+            *used = used.saturating_sub(*amount);
+        });
+        drop(used);
+        if let Some(parent) = &self.parent {
+            parent.give_back(cost);
+        }
+    }
+
+    /// Amounts that are charged.
+    #[cfg(test)]
+    pub(super) fn used(&self, resource: Resource) -> u64 {
+        lock(&self.used)[resource as usize]
+    }
+}
+
+/// Resources that one object has taken, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Charge {
+    account: Arc<Account>,
+    cost: Cost,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.account.give_back(&self.cost);
+    }
+}
+
+/// The accounts of all users of a NIC.
+#[derive(Debug)]
+pub(super) struct Accounts {
+    all: Arc<Account>,
+    users: Mutex<HashMap<u32, Weak<Account>>>,
+}
+
+impl Accounts {
+    pub(super) fn new() -> Accounts {
+        let mut limits = [u64::MAX; KINDS];
+        limits[Resource::Arenas as usize] = mappings() / SHARE;
+        let descriptors = getrlimit(Limit::RLIMIT_NOFILE).map_or(u64::MAX, |(now, _)| now);
+        limits[Resource::Channels as usize] = descriptors / SHARE;
+        Accounts { all: Account::new("all programs together", limits, None), users: Mutex::default() }
+    }
+
+    /// An account for a client of this user.
+    pub(super) fn open(&self, uid: u32, quota: &Quota, user_quota: &Quota) -> Arc<Account> {
+        let mut users = lock(&self.users);
+        users.retain(|_, account| account.strong_count() > 0);
+        let user = users
+            .get(&uid)
+            .and_then(Weak::upgrade)
+            .unwrap_or_else(|| Account::new("each user", limits(user_quota), Some(Arc::clone(&self.all))));
+        users.insert(uid, Arc::downgrade(&user));
+        Account::new("each process", limits(quota), Some(user))
+    }
+}
+
+/// Mappings that this process may have.
+fn mappings() -> u64 {
+    let text = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+    text.trim().parse().unwrap_or(MAPPINGS)
+}
+
+/// Returns the limits in the order of [`Resource`].
+fn limits(quota: &Quota) -> Amounts {
+    [
+        quota.qps.into(),
+        quota.cqes,
+        quota.mrs.into(),
+        quota.bytes,
+        quota.objects.into(),
+        quota.queue_bytes,
+        quota.arenas.into(),
+        quota.channels.into(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn qps(amount: u64) -> Cost {
+        [(Resource::Qps, amount), (Resource::Bytes, 1)]
+    }
+
+    #[test]
+    fn refused_charge_takes_nothing() {
+        let (quota, user) = (Quota { qps: 4, ..Quota::default() }, Quota { qps: 6, ..Quota::default() });
+        let accounts = Accounts::new();
+        let [a, b] = [0, 1].map(|_| accounts.open(7, &quota, &user));
+        let other = accounts.open(8, &quota, &user);
+        let first = a.charge(qps(4)).expect("room");
+        let refused = a.charge(qps(1)).expect_err("beyond its own").to_string();
+        assert!(refused.contains("QPs: 5") && refused.contains("each process"), "{refused}");
+        let _second = b.charge(qps(2)).expect("room");
+        let refused = b.charge(qps(1)).expect_err("beyond the user's").to_string();
+        assert!(refused.contains("QPs: 7") && refused.contains("each user"), "{refused}");
+        let _other = other.charge(qps(4)).expect("another user's");
+        assert_eq!((a.used(Resource::Bytes), b.used(Resource::Bytes)), (1, 1));
+        let larger = a.charge_instead(qps(4), Some(&first)).expect("the same");
+        drop(first);
+        assert_eq!(a.used(Resource::Qps), 4);
+        drop(larger);
+        assert_eq!(a.used(Resource::Qps), 0);
+        b.charge(qps(2)).expect("given back");
+    }
+
+    #[test]
+    fn user_account_ends_with_its_last_client() {
+        let accounts = Accounts::new();
+        let quota = Quota::default();
+        let client = accounts.open(7, &quota, &quota);
+        let charge = client.charge(qps(1)).expect("room");
+        drop(client);
+        let next = accounts.open(7, &quota, &quota);
+        let user = next.parent.clone().expect("a user's");
+        assert_eq!(user.used(Resource::Qps), 1, "the charge keeps it");
+        drop((charge, next, user));
+        drop(accounts.open(8, &quota, &quota));
+        assert_eq!(lock(&accounts.users).len(), 1, "only the latest");
+    }
+}

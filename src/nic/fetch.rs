@@ -1,0 +1,64 @@
+//! Work requests on their way from the memory of applications to the NIC: a bounded number of each QP in each pass, however many the
+//! application posts meanwhile.
+
+use super::{Nic, QpEntry, split};
+use crate::shared::{Doorbells, GuestBells};
+use crate::time::Nanos;
+use crate::verbs::{QpIndex, QpState};
+
+impl Nic {
+    /// Fetches the work requests of the QPs that rang. True if some have more than was fetched.
+    pub fn fetch_posted(&mut self, now: Nanos, bells: &Doorbells, guests: &GuestBells) -> bool {
+        let mut more = false;
+        // Fetching puts none back.
+        while let Some(index) = self.unfetched.pop() {
+            more |= self.fetch_in_turn(now, index, bells);
+        }
+        let mut fetch = |place| more |= self.fetch_in_turn(now, place, bells);
+        bells.take(&mut fetch);
+        guests.take(fetch);
+        more
+    }
+
+    fn fetch_in_turn(&mut self, now: Nanos, index: QpIndex, bells: &Doorbells) -> bool {
+        let more = self.fetch(now, index);
+        if more {
+            bells.ring(index);
+        }
+        more
+    }
+
+    /// True if work requests wait to be fetched although no bell rings.
+    pub fn has_unfetched(&self) -> bool {
+        !self.unfetched.is_empty()
+    }
+
+    /// Fetches up to `fetch_burst` work requests of the QP in this place. True if there are more.
+    pub(super) fn fetch(&mut self, now: Nanos, index: QpIndex) -> bool {
+        let burst = self.config.limits.fetch_burst;
+        let Some(entry) = self.qps.get_mut(index.0) else { return false };
+        let index = entry.qp.index;
+        entry.unfetched = false;
+        if !entry.qp.takes_sends() {
+            return false;
+        }
+        for _ in 0..entry.sends.waiting(entry.fetched).min(burst) {
+            let QpEntry { qp, sends, fetched, .. } = &mut **entry;
+            if !qp.has_send_place() {
+                break;
+            }
+            qp.post_send(|wr, sges, inline| sends.copy_out(*fetched, wr, sges, inline));
+            *fetched = fetched.wrapping_add(1);
+        }
+        if matches!(entry.qp.state(), QpState::Err | QpState::Sqe) {
+            split!(self, now, entry => qp, ctx);
+            qp.flush_posted(&mut ctx);
+            if qp.state() == QpState::Err {
+                qp.flush_receives(&mut ctx);
+            }
+        }
+        let more = entry.sends.has(entry.fetched) && entry.qp.has_send_place();
+        self.touch(index);
+        more
+    }
+}
