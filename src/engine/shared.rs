@@ -470,7 +470,7 @@ mod tests {
     #[test]
     fn callers_and_the_worker_thread_take_turns() {
         const CALLS: u32 = 200;
-        let shared = Shared::new(worker()).unwrap();
+        let shared = Shared::new(worker(), true).unwrap();
         let (over, calls) = (AtomicBool::new(false), [0, 1, 2].map(|_| AtomicU32::new(0)));
         let until = Instant::now() + Duration::from_secs(10);
         thread::scope(|scope| {

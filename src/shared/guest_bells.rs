@@ -157,8 +157,8 @@ mod tests {
     #[test]
     fn closed_pipe_is_slept_on_no_more() {
         let guests = GuestBells::default();
-        let (bells, page_and_pipe) = Doorbells::for_guest(64).expect("a page");
-        let (other, kept) = Doorbells::for_guest(64).expect("a page");
+        let (bells, page_and_pipe, _) = Doorbells::for_guest(64).expect("a page");
+        let (other, kept, _) = Doorbells::for_guest(64).expect("a page");
         guests.add(bells.clone());
         guests.add(other);
         drop(page_and_pipe);
