@@ -1,0 +1,99 @@
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, bounded};
+
+use super::*;
+use crate::engine::Request;
+use crate::nic::{Command, Nic, NicConfig};
+use crate::port::memory;
+
+fn worker() -> Worker {
+    worker_of(bounded(1).1)
+}
+
+fn worker_of(requests: Receiver<Request>) -> Worker {
+    let config = NicConfig::default();
+    let doorbells = Doorbells::new(config.limits.qps).unwrap();
+    let end = memory::MemoryConfig::default();
+    let (port, _) = memory::pair(end.clone(), end);
+    Worker::new(Nic::new(config), Box::new(port), doorbells, requests, bounded(1).0)
+}
+
+#[test]
+fn pass_carries_out_few_commands() {
+    const WAITING: usize = 64;
+    let (requests, waiting) = bounded(WAITING);
+    let mut worker = worker_of(waiting);
+    let (answer, answers) = bounded(WAITING);
+    for _ in 0..WAITING {
+        let request = Request { command: Command::AllocPd, answer: answer.clone() };
+        assert!(requests.try_send(request).is_ok());
+    }
+    let first = worker.poll(Nanos(1)).commands;
+    assert!(first > 0 && first < WAITING / 8 && answers.len() == first, "{first} commands");
+    assert_eq!(worker.needed_by(), Nanos::ZERO, "there are more");
+    let passes = (2..).take_while(|now| worker.poll(Nanos(*now)).commands > 0).count();
+    assert_eq!((answers.len(), passes), (WAITING, WAITING / first - 1));
+}
+
+/// Callers that come all the time: each side goes on.
+#[test]
+fn callers_and_the_worker_thread_take_turns() {
+    const CALLS: u32 = 200;
+    let shared = Shared::new(worker(), true).unwrap();
+    let (over, calls) = (AtomicBool::new(false), [0, 1, 2].map(|_| AtomicU32::new(0)));
+    let until = Instant::now() + Duration::from_secs(10);
+    thread::scope(|scope| {
+        for calls in &calls {
+            scope.spawn(|| {
+                while !over.load(Relaxed) {
+                    drop(shared.lock_between().unwrap());
+                    calls.fetch_add(1, Relaxed);
+                }
+            });
+        }
+        let is_through = || calls.iter().all(|calls| calls.load(Relaxed) >= CALLS);
+        let mut turns = 0;
+        while (turns < CALLS || !is_through()) && Instant::now() < until {
+            drop(shared.lock_in_turn().unwrap());
+            turns += 1;
+        }
+        over.store(true, Relaxed);
+        assert!(turns >= CALLS && is_through(), "{turns} turns, {calls:?}");
+    });
+}
+
+/// A yield beside a program that computes lasts until that program has used up its time slice.
+#[test]
+fn crowded_caller_sleeps_until_the_worker_is_free() {
+    let shared = Shared::new(worker(), false).unwrap();
+    let now = shared.clock.now();
+    let returned = AtomicBool::new(false);
+    let held = shared.lock_to_look();
+    shared.give_way(now);
+    shared.load.assume_high(now.0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            shared.give_way(now);
+            returned.store(true, Relaxed);
+        });
+        while shared.waiting.load(Relaxed) == 0 {
+            assert!(!returned.load(Relaxed), "the worker is still taken");
+            thread::yield_now();
+        }
+        assert!(!returned.load(Relaxed));
+        drop(held);
+    });
+    assert!(returned.load(Relaxed));
+}
+
+#[test]
+fn a_caller_that_watched_at_the_first_moment_has_watched() {
+    let watch = Watch::new();
+    assert!(!watch.relieved_lately(0));
+    assert!(watch.begin_watching(0));
+    assert!(watch.relieved_lately(5) && !watch.relieved_lately(WaitPolicy::RECENT_NS));
+    watch.forget_relief();
+    assert!(!watch.relieved_lately(5));
+}
