@@ -1,7 +1,7 @@
 //! The memory of another process, reached as an adapter reaches its host's: by address, at any time, whether or not that process runs.
 //!
 //! A process hands over two descriptors of its own: `/proc/self/mem`, by which its bytes are read and written, and `/proc/self/maps`,
-//! which tells what each page may be used for ([`AddressMap`]). The process opened both, so the kernel has judged by the process's own
+//! which tells what each page may be used for (`address_map`). The process opened both, so the kernel has judged by the process's own
 //! rights whose memory they lead to. A descriptor is bound to one address space, not to a number: after an exec, or after the last thread
 //! has ended, it leads to nothing (`mem_rw` of `fs/proc/base.c`), whoever has the process number then. No capability is needed.
 //!
