@@ -42,8 +42,8 @@ use crate::host::{ConnectionService, Device, DeviceError, Nobody};
 use crate::remote::link::Link;
 use crate::remote::message::{Hello, VERSION, Welcome};
 use crate::remote::{AttachError, name_of, nic_of};
-use crate::shared::Doorbells;
 use crate::shared::remote_memory::RemoteMemory;
+use crate::shared::{Doorbells, EventCounter};
 use crate::threads::{lock, spawn_unsignalled};
 use crate::verbs::{AsyncEvent, EventKind};
 pub use account::Quota;
@@ -186,6 +186,8 @@ impl Daemon {
             // Full: it would be told too late to be of use.
             let _ = sender.try_send(event);
         }));
+        // A kernel that refuses does so again when a client brings a channel, and the client is told why.
+        let _ = EventCounter::prepare();
         let stop = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let inner = Arc::new(Inner {
             house: House::new(device, config)?,

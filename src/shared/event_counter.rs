@@ -51,6 +51,14 @@ impl EventCounter {
         Ok(EventCounter { foreign, ..EventCounter::new(fd) })
     }
 
+    /// Makes what counting in descriptors of other processes takes. A NIC that serves does so at its start, and holds no more later.
+    ///
+    /// # Errors
+    /// If the kernel refuses it, as [`of`](Self::of) will say again.
+    pub fn prepare() -> io::Result<()> {
+        Signals::get().map(drop)
+    }
+
     /// An event more. Never waits.
     pub fn raise(&self) {
         let caught = |state: u32| (state & CATCHING != 0).then(|| state + 1);
