@@ -240,14 +240,15 @@ impl Guest {
                 Command::RegisterMemory { pd, access, start, memory: self.memory(memory) }
             }
             Ask::Reregister { mr, pd, access, translation } => {
-                let held = translation.map(|(_, memory)| memory);
-                let translation = translation.map(|(start, memory)| (start, self.memory(memory)));
                 {
                     let owned = lock(&self.owned);
                     owned.mr(mr)?;
                     pd.map_or(Ok(()), |pd| owned.pd(pd))?;
                 }
-                held.map_or(Ok(()), |held| self.may_register(held, access.unwrap_or_default()))?;
+                if let Some((_, memory)) = translation {
+                    self.may_register(memory, access.unwrap_or_default())?;
+                }
+                let translation = translation.map(|(start, memory)| (start, self.memory(memory)));
                 Command::ReregisterMemory { mr, pd, access, translation }
             }
             Ask::AllocFast { pd, memory, pages, count } => {

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::account::Charge;
-use crate::nic::{Answer, Command, ControlError};
+use crate::nic::{Answer, Command, ControlError, found};
 use crate::verbs::{
     AhId, CqIndex, FlowId, MrIndex, MwIndex, PdId, QpIndex, QpInit, QpType, SrqIndex, SrqInit, SrqKind,
     XrcdId,
@@ -54,10 +54,6 @@ impl Making {
         let resized = if let Command::ResizeCq { cq, .. } = command { Some(*cq) } else { None };
         Making { role, resized }
     }
-}
-
-fn found(is_there: bool, what: &'static str) -> Result<(), ControlError> {
-    if is_there { Ok(()) } else { Err(ControlError::NotFound(what)) }
 }
 
 impl Owned {

@@ -72,7 +72,7 @@ fn copy<'a>(shared: &'a Shared, mut worker: Turn<'a>, term: u64) -> Result<Turn<
     let remote = &shared.remote;
     while let Some(mut copies) = worker.next_copies() {
         remote.copies.fetch_add(1, Release);
-        worker.pause();
+        drop(worker);
         copies.run();
         worker = shared.lock()?;
         if remote.term.load(Relaxed) != term {

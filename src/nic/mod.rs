@@ -51,6 +51,7 @@ pub use cq::Published;
 pub use flow::MAX_TABLE;
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use multicast::GroupChange;
+pub(crate) use names::found;
 pub use qp_life::memory_of_qp;
 pub use receive::{RxFrame, RxOutcome};
 pub use remote_copies::Batch;

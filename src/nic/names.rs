@@ -10,7 +10,9 @@ use super::memory::{REGION, WINDOW};
 use super::srq::{SRQ, XRCD};
 use crate::verbs::{CqIndex, MrIndex, PdId, QpIndex, SrqIndex, SrqKind, XrcdId};
 
-fn found(is_there: bool, object: &'static str) -> Result<(), ControlError> {
+/// # Errors
+/// [`ControlError::NotFound`], unless the object is there.
+pub(crate) fn found(is_there: bool, object: &'static str) -> Result<(), ControlError> {
     if is_there { Ok(()) } else { Err(ControlError::NotFound(object)) }
 }
 

@@ -70,7 +70,8 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) struct Dead;
 
-/// The worker, for whoever turns it. Dropping it looks whether a bell was rung meanwhile by somebody who found it taken.
+/// The worker, for whoever turns it. Dropping it looks whether a bell was rung meanwhile by a caller that found it taken. Where a thread of the
+/// engine's alone turns the worker, that thread looks: it may let go of the worker in the middle of a pass.
 pub(super) struct Turn<'a> {
     shared: &'a Shared,
     worker: Option<MutexGuard<'a, Worker>>,
@@ -86,14 +87,6 @@ impl Deref for Turn<'_> {
 impl DerefMut for Turn<'_> {
     fn deref_mut(&mut self) -> &mut Worker {
         self.worker.as_mut().expect("held until it is dropped")
-    }
-}
-
-impl Turn<'_> {
-    /// Lets go of the worker in the middle of a pass.
-    pub(super) fn pause(mut self) {
-        self.worker = None;
-        std::mem::forget(self);
     }
 }
 
