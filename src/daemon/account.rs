@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
-use crate::nic::{Command, ControlError, memory_of_qp};
+use crate::nic::{Command, ControlError, MemoryCommand, memory_of_qp};
 use crate::threads::lock;
 
 /// How much a process, or all processes of a user, may have. Each is finite: what one has, others lack.
@@ -127,29 +127,35 @@ fn one(resource: Resource) -> Option<Cost> {
 
 /// Returns the cost of the object that a command makes; `None`: it makes none that is charged.
 pub(super) fn cost(command: &Command) -> Option<Cost> {
+    match command {
+        Command::AllocPd | Command::OpenXrcd(_) | Command::CreateAh(..) | Command::CreateFlow(..) => {
+            one(Resource::Objects)
+        }
+        Command::AllocWindow { .. } => one(Resource::Mrs),
+        Command::CreateXrcTarget(_) | Command::CreateRssQp(..) => one(Resource::Qps),
+        Command::Memory(command) => cost_with_memory(command),
+        _ => None,
+    }
+}
+
+fn cost_with_memory(command: &MemoryCommand) -> Option<Cost> {
     let region = |length: usize| {
         // All addresses (implicit on-demand memory) are no memory by themselves.
         let bytes = if length == usize::MAX { 0 } else { length as u64 };
         Some([(Resource::Mrs, 1), (Resource::Bytes, bytes)])
     };
     match command {
-        Command::AllocPd
-        | Command::OpenXrcd(_)
-        | Command::CreateAh(..)
-        | Command::CreateFlow(..)
-        | Command::CreateSrq { .. } => one(Resource::Objects),
-        Command::CreateCq { ring, .. } | Command::ResizeCq { ring, .. } => {
+        MemoryCommand::CreateSrq { .. } => one(Resource::Objects),
+        MemoryCommand::CreateCq { ring, .. } | MemoryCommand::ResizeCq { ring, .. } => {
             Some([(Resource::Objects, 1), (Resource::Cqes, ring.capacity().into())])
         }
-        Command::RegisterMemory { memory, .. }
-        | Command::AllocFastMemory { memory, .. }
-        | Command::ReregisterMemory { translation: Some((_, memory)), .. } => region(memory.len()),
-        Command::AllocWindow { .. } => one(Resource::Mrs),
-        Command::CreateQp { init, .. } => {
+        MemoryCommand::RegisterMemory { memory, .. }
+        | MemoryCommand::AllocFastMemory { memory, .. }
+        | MemoryCommand::ReregisterMemory { translation: Some((_, memory)), .. } => region(memory.len()),
+        MemoryCommand::CreateQp { init, .. } => {
             Some([(Resource::Qps, 1), (Resource::QueueBytes, memory_of_qp(&init.caps))])
         }
-        Command::CreateXrcTarget(_) | Command::CreateRssQp(..) => one(Resource::Qps),
-        _ => None,
+        MemoryCommand::ReregisterMemory { translation: None, .. } | MemoryCommand::ModifySrq { .. } => None,
     }
 }
 

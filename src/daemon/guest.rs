@@ -8,21 +8,20 @@ use std::sync::{Arc, Mutex};
 
 use super::account::{Account, Quota, cost};
 use super::house::House;
-use super::lent::{Lent, invalid};
+use super::lent::{Finder, Lent, invalid};
 use super::outbox::Outbox;
-use super::owned::{Gone, Making, Owned};
+use super::owned::{Owned, Role};
 use crate::congestion::{Rate, SharedRate};
 use crate::host::Estate;
-use crate::host::adapter::Object;
 use crate::host::inspect::{Passes, Snapshot};
-use crate::nic::{Answer, Command, ControlError, QpStatus, ReceiveSource};
+use crate::nic::{Answer, Command, ControlError, MemoryCommand, Object, QpStatus};
 use crate::remote::link::{LONGEST_QUESTION, Link};
-use crate::remote::message::{Ask, BoundPorts, Memory, Receives, Refusal, Reply, Source, Told, Welcome};
-use crate::shared::remote_memory::{RemoteMemory, Use};
-use crate::shared::{Doorbells, GuestId, HeldPages, HostMemory, PageList, SendRing};
+use crate::remote::message::{Ask, BoundPorts, Refusal, Reply, Told, Welcome};
+use crate::shared::remote_memory::RemoteMemory;
+use crate::shared::{Doorbells, GuestId, HeldPages};
 use crate::threads::lock;
 use crate::time::monotonic;
-use crate::verbs::{Access, AsyncEvent, FileId, QpInit, QpType};
+use crate::verbs::{AddressVector, AsyncEvent, FileId, QpType};
 
 /// One of those that are served, as others see it.
 #[derive(Debug)]
@@ -90,11 +89,7 @@ impl Guest {
 
     /// True if this is its.
     pub(super) fn has(&self, object: Object) -> bool {
-        let owned = lock(&self.owned);
-        match object {
-            Object::Qp(qp) => owned.has_qp(qp),
-            Object::Pd(pd) => owned.has_pd(pd),
-        }
+        lock(&self.owned).has(object)
     }
 
     /// Tells it that it is served, and hands over what it needs for that.
@@ -226,141 +221,88 @@ impl Guest {
                 return Ok(Told::Done(lock(&house.seats).set_ports(self.slot, version, ports)));
             }
             Ask::Command(Command::ListQps) => return Ok(Told::Answer(Answer::Qps(self.list(house)))),
-            Ask::Command(mut command) => {
-                lock(&self.owned).check(&command)?;
-                speaks_for_its_host(house, &mut command)?;
-                if let Command::OpenXrcd(open) = &mut command {
-                    open.file = open.file.map(|file| file_of(self.uid, file));
-                }
+            Ask::Command(command) => {
+                command.each_object(|object| lock(&self.owned).check(object))?;
                 command
             }
-            Ask::Register { pd, access, start, memory } => {
-                lock(&self.owned).pd(pd)?;
-                self.may_register(memory, access)?;
-                Command::RegisterMemory { pd, access, start, memory: self.memory(memory) }
-            }
-            Ask::Reregister { mr, pd, access, translation } => {
-                {
-                    let owned = lock(&self.owned);
-                    owned.mr(mr)?;
-                    pd.map_or(Ok(()), |pd| owned.pd(pd))?;
-                }
-                if let Some((_, memory)) = translation {
-                    self.may_register(memory, access.unwrap_or_default())?;
-                }
-                let translation = translation.map(|(start, memory)| (start, self.memory(memory)));
-                Command::ReregisterMemory { mr, pd, access, translation }
-            }
-            Ask::AllocFast { pd, memory, pages, count } => {
-                lock(&self.owned).pd(pd)?;
-                let region = lent.words(pages, PageList::size(count))?;
-                let pages = PageList::on(&region, count).map_err(invalid)?;
-                Command::AllocFastMemory { pd, memory: self.memory(memory), pages }
-            }
-            Ask::CreateCq { ring, capacity } => {
-                let ring = lent.completions(ring, capacity)?;
-                Command::CreateCq { ring, notify: lent.channel(&self.account, fds)? }
-            }
-            Ask::ResizeCq { cq, ring, capacity } => {
-                lock(&self.owned).cq(cq)?;
-                Command::ResizeCq { cq, ring: lent.completions(ring, capacity)? }
-            }
-            Ask::CreateSrq { pd, init, ring } => {
-                lock(&self.owned).srq_init(pd, &init)?;
-                Command::CreateSrq { pd, init, ring: lent.receives(ring)? }
-            }
-            Ask::ModifySrq { srq, ring, limit } => {
-                lock(&self.owned).srq(srq)?;
-                let ring = ring.map(|ring| lent.receives(ring)).transpose()?;
-                Command::ModifySrq { srq, ring, limit }
-            }
-            Ask::CreateQp { pd, send_cq, recv_cq, init, sends, receives: source } => {
-                {
-                    let owned = lock(&self.owned);
-                    owned.pd(pd)?;
-                    owned.cq(send_cq)?;
-                    owned.cq(recv_cq)?;
-                    self.may_have(house, &owned, &init)?;
-                    if let Source::Shared(srq) = source {
-                        owned.srq(srq)?;
-                    }
-                }
-                let caps = &init.caps;
-                let (wrs, sges, inline) = (caps.max_send_wr, caps.max_send_sge, caps.max_inline);
-                let region = lent.words(sends, SendRing::size(wrs, sges, inline))?;
-                let sends = SendRing::on(&region, wrs, sges, inline).map_err(invalid)?;
-                let receives = match source {
-                    Source::Own(place) => {
-                        let (capacity, max_sge) = (caps.max_recv_wr, caps.max_recv_sge);
-                        ReceiveSource::Own(lent.receives(Receives { place, capacity, max_sge })?)
-                    }
-                    Source::Shared(srq) => ReceiveSource::Shared(srq),
-                    Source::None => ReceiveSource::None,
-                };
-                let command = Command::CreateQp { pd, send_cq, recv_cq, init, sends, receives };
-                let told = self.carry_out(house, command)?;
-                if init.qp_type == QpType::Gsi {
-                    self.route(house)?;
-                }
-                return Ok(told);
+            Ask::Memory(command) => {
+                command.each_object(|object| lock(&self.owned).check(object))?;
+                let fd = fds.into_iter().next();
+                let mut finder = Finder { memory: &self.memory, lent, account: &self.account, fd };
+                command.convert(&mut finder)?.into()
             }
         };
         self.carry_out(house, command)
     }
 
-    /// Has the NIC do it, and keeps book.
-    fn carry_out(&self, house: &House, command: Command) -> Result<Told, ControlError> {
-        let (gone, making) = (Gone::by(&command), Making::by(&command));
+    /// Has the NIC do what the process may ask for, and keeps book.
+    fn carry_out(&self, house: &House, mut command: Command) -> Result<Told, ControlError> {
+        self.may_ask(house, &mut command)?;
+        let role = Role::of_made(&command);
+        let (changed, gone) = match &command {
+            Command::Memory(command) => (command.changes(), None),
+            command => (None, command.takes_away()),
+        };
         let charge = match cost(&command) {
             None => None,
             Some(cost) => {
                 let owned = lock(&self.owned);
-                Some(self.account.charge_instead(cost, owned.replaced_by(&command))?)
+                Some(self.account.charge_instead(cost, changed.and_then(|object| owned.charge_of(object)))?)
             }
         };
         let answer = house.call(command)?;
         {
             let mut owned = lock(&self.owned);
-            if let Some(charge) = charge {
-                owned.made(making, &answer, charge);
+            if let (Some(charge), Some(object)) = (charge, answer.made().or(changed)) {
+                owned.enter(object, role, charge);
             }
-            owned.unmade(&gone);
+            if let Some(gone) = gone {
+                owned.strike(gone);
+            }
             self.events.retain(|event| is_of(&owned, event));
         }
         if let (Answer::Qp(made), Some(rate)) = (&answer, &self.rate) {
             house.call(Command::ShareRate(made.index, rate.clone()))?;
         }
+        if role == Role::Gsi {
+            self.route(house)?;
+        }
         Ok(Told::Answer(answer))
     }
 
-    /// Its QPs.
-    fn list(&self, house: &House) -> Vec<QpStatus> {
-        let (qps, _) = lock(&self.owned).names();
-        house.list(|qp| qps.contains(&qp))
-    }
-
-    /// What takes a privilege of an adapter's user takes it here.
-    fn may_have(&self, house: &House, owned: &Owned, init: &QpInit) -> Result<(), ControlError> {
-        match init.qp_type {
-            QpType::Gsi if owned.gsi().is_some() => Err(ControlError::Taken("QP1")),
-            QpType::RawPacket if self.uid != 0 && self.uid != house.uid => {
-                let why = "raw packet QPs are for root and for the user whose NIC it is".into();
-                Err(ControlError::Elsewhere { errno: libc::EPERM, why })
+    /// What takes a privilege of an adapter's user takes it here. What a process says of itself is put right.
+    fn may_ask(&self, house: &House, command: &mut Command) -> Result<(), ControlError> {
+        let refused = |why: &str| Err(ControlError::Elsewhere { errno: libc::EPERM, why: why.to_owned() });
+        match command {
+            Command::ModifyQp(_, attr) => {
+                attr.av.as_mut().map_or(Ok(()), |path| speaks_for_its_host(house, path))
+            }
+            Command::CreateAh(_, path) => speaks_for_its_host(house, path),
+            Command::OpenXrcd(open) => {
+                open.file = open.file.map(|file| file_of(self.uid, file));
+                Ok(())
+            }
+            Command::Memory(command) => match &**command {
+                MemoryCommand::CreateQp { init, .. } => match init.qp_type {
+                    QpType::Gsi if lock(&self.owned).gsi().is_some() => Err(ControlError::Taken("QP1")),
+                    QpType::RawPacket if self.uid != 0 && self.uid != house.uid => {
+                        refused("raw packet QPs are for root and for the user whose NIC it is")
+                    }
+                    _ => Ok(()),
+                },
+                _ => Ok(()),
+            },
+            command if command.is_for_the_device() => {
+                refused("this is not for processes that a NIC serves to ask")
             }
             _ => Ok(()),
         }
     }
 
-    /// Memory is mapped, and may be used as `access` says, when it is registered.
-    fn may_register(&self, memory: Memory, access: Access) -> Result<(), ControlError> {
-        let Memory::At { address, length, on_demand: false } = memory else { return Ok(()) };
-        let what = if access.contains(Access::LOCAL_WRITE) { Use::Write } else { Use::Read };
-        self.memory.check(address, length, what).map_err(|error| {
-            let errno = error.raw_os_error().unwrap_or(libc::EFAULT);
-            let why =
-                format!("{length} bytes at {address:#x} are not mapped, or not for this access: {error}");
-            ControlError::Elsewhere { errno, why }
-        })
+    /// Its QPs.
+    fn list(&self, house: &House) -> Vec<QpStatus> {
+        let own = lock(&self.owned).names();
+        house.list(|object| own.contains(&object))
     }
 
     /// Management datagrams that are for it come to its QP1, if it has one.
@@ -370,20 +312,10 @@ impl Guest {
         house.call(Command::RouteGsi(gsi, Box::new(routes))).map(drop)
     }
 
-    fn memory(&self, memory: Memory) -> HostMemory {
-        match memory {
-            Memory::Null => HostMemory::null(),
-            Memory::At { address, length, on_demand } => {
-                let length = usize::try_from(length).unwrap_or(usize::MAX);
-                HostMemory::remote(&self.memory, address, length, on_demand)
-            }
-        }
-    }
-
     /// What there is to be seen of its objects.
     fn look(&self, house: &House) -> Result<Told, ControlError> {
-        let (qps, pds) = lock(&self.owned).names();
-        let all = house.snapshot(|qp| qps.contains(&qp), |pd| pds.contains(&pd));
+        let own = lock(&self.owned).names();
+        let all = house.snapshot(|object| own.contains(&object));
         // What is counted for all together is for the NIC to tell.
         let snapshot = Snapshot { counters: BTreeMap::new(), passes: Passes::default(), ..all };
         let text = serde_json::to_vec(&snapshot).map_err(|error| elsewhere(libc::EIO, &error))?;
@@ -394,9 +326,9 @@ impl Guest {
 /// True if an event is of an object in the book, or of the device as a whole.
 fn is_of(owned: &Owned, event: AsyncEvent) -> bool {
     match event {
-        AsyncEvent::Qp(qp, _) => owned.has_qp(qp),
-        AsyncEvent::Cq(cq, _) => owned.has_cq(cq),
-        AsyncEvent::Srq(srq, _) => owned.has_srq(srq),
+        AsyncEvent::Qp(qp, _) => owned.has(Object::Qp(qp)),
+        AsyncEvent::Cq(cq, _) => owned.has(Object::Cq(cq)),
+        AsyncEvent::Srq(srq, _) => owned.has(Object::Srq(srq)),
         AsyncEvent::Device(_) => true,
         // Each client sees the port itself.
         AsyncEvent::Port(_) => false,
@@ -411,13 +343,7 @@ pub(super) fn file_of(uid: u32, file: FileId) -> FileId {
 
 /// A client sends from an address of the interface's table, and from the interface's own station (`ib_modify_qp` of the kernel fills in
 /// both from the GID table).
-fn speaks_for_its_host(house: &House, command: &mut Command) -> Result<(), ControlError> {
-    let path = match command {
-        Command::ModifyQp(_, attr) => attr.av.as_mut(),
-        Command::CreateAh(_, path) => Some(&mut **path),
-        _ => None,
-    };
-    let Some(path) = path else { return Ok(()) };
+fn speaks_for_its_host(house: &House, path: &mut AddressVector) -> Result<(), ControlError> {
     if !house.device.gids().iter().any(|entry| entry.gid == path.sgid) {
         return Err(ControlError::NotFound("address of this interface to send from"));
     }

@@ -13,11 +13,10 @@ use crate::engine::Engine;
 use crate::host::adapter::{snapshot_of, statuses_of};
 use crate::host::inspect::Snapshot;
 use crate::host::{Device, DeviceError};
-use crate::nic::{Answer, Command, ControlError, QpStatus};
+use crate::nic::{Answer, Command, ControlError, Object, QpStatus};
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{Doorbells, GuestId};
 use crate::threads::lock;
-use crate::verbs::{PdId, QpIndex};
 
 /// Whom a NIC serves, and how much it gives to each.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +117,7 @@ impl House {
         self.engine().now()
     }
 
-    pub(super) fn call(&self, command: Command) -> Result<Answer, ControlError> {
+    pub(super) fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         self.engine().call(command)
     }
 
@@ -135,16 +134,12 @@ impl House {
     }
 
     /// Some of its QPs.
-    pub(super) fn list(&self, has_qp: impl Fn(QpIndex) -> bool) -> Vec<QpStatus> {
-        statuses_of(self.engine(), has_qp)
+    pub(super) fn list(&self, has: impl Fn(Object) -> bool) -> Vec<QpStatus> {
+        statuses_of(self.engine(), has)
     }
 
     /// What there is to be seen of some objects.
-    pub(super) fn snapshot(
-        &self,
-        has_qp: impl Fn(QpIndex) -> bool,
-        has_pd: impl Fn(PdId) -> bool,
-    ) -> Snapshot {
-        snapshot_of(self.engine(), has_qp, has_pd)
+    pub(super) fn snapshot(&self, has: impl Fn(Object) -> bool) -> Snapshot {
+        snapshot_of(self.engine(), has)
     }
 }

@@ -4,9 +4,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use super::account::{Account, Charge, Resource};
-use crate::nic::ControlError;
-use crate::remote::message::{Place, Receives};
-use crate::shared::{CompletionRing, EventCounter, RecvRing, Region};
+use crate::nic::{ControlError, Convert, Mapped};
+use crate::remote::message::{Beside, Completions, Memory, Pages, Place, Placed, Receives};
+use crate::shared::remote_memory::{RemoteMemory, Use};
+use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, Region, SendRing};
+use crate::verbs::{Access, QpCaps};
 
 /// Bytes of a word of a queue.
 const WORD: u64 = size_of::<u64>() as u64;
@@ -53,20 +55,15 @@ impl Lent {
     }
 
     /// Returns the counter of a queue's events. An eventfd that was sent before is the same descriptor of the NIC's.
-    pub(super) fn channel(
-        &mut self,
-        account: &Arc<Account>,
-        fds: Vec<OwnedFd>,
-    ) -> Result<Option<EventCounter>, ControlError> {
-        let Some(fd) = fds.into_iter().next() else { return Ok(None) };
+    fn channel(&mut self, account: &Arc<Account>, fd: OwnedFd) -> Result<EventCounter, ControlError> {
         let counter = EventCounter::of(fd).map_err(invalid)?;
         let id = counter.id();
         if let Some(known) = self.channels.iter().find(|channel| id.is_some() && channel.id == id) {
-            return Ok(Some(known.counter.clone()));
+            return Ok(known.counter.clone());
         }
         let charge = account.charge([(Resource::Channels, 1), (Resource::Channels, 0)])?;
         self.channels.push(Channel { id, counter: counter.clone(), _charge: charge });
-        Ok(Some(counter))
+        Ok(counter)
     }
 
     /// Closes descriptors that no queue counts its events in any more.
@@ -75,19 +72,68 @@ impl Lent {
     }
 
     /// Returns words of one of its arenas.
-    pub(super) fn words(&self, place: Place, words: usize) -> Result<Arc<Region>, ControlError> {
+    fn words(&self, place: Place, words: usize) -> Result<Arc<Region>, ControlError> {
         let arena = self.arenas.get(place.arena as usize).ok_or(ControlError::NotFound("arena"))?;
         let at = usize::try_from(place.at).map_err(|_| ControlError::NotFound("arena"))?;
         arena.part(at, words).map_err(invalid)
     }
+}
 
-    pub(super) fn completions(&self, place: Place, capacity: u32) -> Result<CompletionRing, ControlError> {
-        let region = self.words(place, CompletionRing::size(capacity))?;
+/// Finds the memory that a question names: queues in what its client has lent, all other in the client's address space.
+#[derive(Debug)]
+pub(super) struct Finder<'a> {
+    pub(super) memory: &'a Arc<RemoteMemory>,
+    pub(super) lent: &'a mut Lent,
+    pub(super) account: &'a Arc<Account>,
+    /// The descriptor that came with the question.
+    pub(super) fd: Option<OwnedFd>,
+}
+
+impl Convert<Placed, Mapped> for Finder<'_> {
+    type Error = ControlError;
+
+    /// Memory is mapped, and may be used as `access` says, when it is registered.
+    fn memory(&mut self, memory: Memory, access: Access) -> Result<HostMemory, ControlError> {
+        let Memory::At { address, length, on_demand } = memory else { return Ok(HostMemory::null()) };
+        if !on_demand {
+            let what = if access.contains(Access::LOCAL_WRITE) { Use::Write } else { Use::Read };
+            self.memory.check(address, length, what).map_err(|error| {
+                let errno = error.raw_os_error().unwrap_or(libc::EFAULT);
+                let why =
+                    format!("{length} bytes at {address:#x} are not mapped, or not for this access: {error}");
+                ControlError::Elsewhere { errno, why }
+            })?;
+        }
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        Ok(HostMemory::remote(self.memory, address, length, on_demand))
+    }
+
+    fn pages(&mut self, Pages { place, capacity }: Pages) -> Result<PageList, ControlError> {
+        let region = self.lent.words(place, PageList::size(capacity))?;
+        PageList::on(&region, capacity).map_err(invalid)
+    }
+
+    fn completions(
+        &mut self,
+        Completions { place, capacity }: Completions,
+    ) -> Result<CompletionRing, ControlError> {
+        let region = self.lent.words(place, CompletionRing::size(capacity))?;
         CompletionRing::on(&region, capacity).map_err(invalid)
     }
 
-    pub(super) fn receives(&self, ring: Receives) -> Result<RecvRing, ControlError> {
-        let region = self.words(ring.place, RecvRing::size(ring.capacity, ring.max_sge))?;
+    fn counter(&mut self, _: Beside) -> Result<EventCounter, ControlError> {
+        let fd = self.fd.take().ok_or(ControlError::NotFound("descriptor beside the question"))?;
+        self.lent.channel(self.account, fd)
+    }
+
+    fn sends(&mut self, place: Place, caps: &QpCaps) -> Result<SendRing, ControlError> {
+        let (wrs, sges, inline) = (caps.max_send_wr, caps.max_send_sge, caps.max_inline);
+        let region = self.lent.words(place, SendRing::size(wrs, sges, inline))?;
+        SendRing::on(&region, wrs, sges, inline).map_err(invalid)
+    }
+
+    fn receives(&mut self, ring: Receives) -> Result<RecvRing, ControlError> {
+        let region = self.lent.words(ring.place, RecvRing::size(ring.capacity, ring.max_sge))?;
         RecvRing::on(&region, ring.capacity, ring.max_sge).map_err(invalid)
     }
 }

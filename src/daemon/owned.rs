@@ -7,262 +7,134 @@
 use std::collections::{HashMap, HashSet};
 
 use super::account::Charge;
-use crate::nic::{Answer, Command, ControlError, found};
-use crate::verbs::{
-    AhId, CqIndex, FlowId, MrIndex, MwIndex, PdId, QpIndex, QpInit, QpType, SrqIndex, SrqInit, SrqKind,
-    XrcdId,
-};
+use crate::nic::{Command, ControlError, MemoryCommand, Object};
+use crate::verbs::{QpIndex, QpInit, QpType};
 
-/// What a process has, each with what it costs.
+/// The objects of a process.
 #[derive(Debug, Default)]
-pub(super) struct Owned {
-    pds: HashMap<PdId, Charge>,
-    mrs: HashMap<MrIndex, Charge>,
-    windows: HashMap<MwIndex, Charge>,
-    cqs: HashMap<CqIndex, Charge>,
-    srqs: HashMap<SrqIndex, Charge>,
-    xrcds: Vec<(XrcdId, Charge)>,
-    qps: HashMap<QpIndex, (Role, Charge)>,
-    handles: HashMap<AhId, Charge>,
-    flows: HashMap<FlowId, Charge>,
+pub(super) struct Owned(HashMap<Object, Holding>);
+
+#[derive(Debug)]
+struct Holding {
+    role: Role,
+    /// How often an XRC domain is open. All others count as one.
+    times: u32,
+    /// For its cost.
+    charge: Charge,
 }
 
-/// The role of a QP, as far as it matters here.
+/// The role of an object, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+pub(super) enum Role {
     /// QP1 of the process.
     Gsi,
-    /// Spreads frames over other QPs, which cannot go before it.
+    /// A QP that spreads frames over others, which cannot go before it.
     Spreads,
     Other,
 }
 
-/// Facts about the object that a command makes or replaces, which its answer does not tell.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Making {
-    role: Role,
-    resized: Option<CqIndex>,
-}
-
-impl Making {
-    pub(super) fn by(command: &Command) -> Making {
-        let role = match command {
-            Command::CreateQp { init: QpInit { qp_type: QpType::Gsi, .. }, .. } => Role::Gsi,
+impl Role {
+    /// Returns the role of the object that a command makes.
+    pub(super) fn of_made(command: &Command) -> Role {
+        match command {
             Command::CreateRssQp(..) => Role::Spreads,
+            Command::Memory(command) => match **command {
+                MemoryCommand::CreateQp { init: QpInit { qp_type: QpType::Gsi, .. }, .. } => Role::Gsi,
+                _ => Role::Other,
+            },
             _ => Role::Other,
-        };
-        let resized = if let Command::ResizeCq { cq, .. } = command { Some(*cq) } else { None };
-        Making { role, resized }
+        }
     }
 }
 
 impl Owned {
-    pub(super) fn pd(&self, pd: PdId) -> Result<(), ControlError> {
-        found(self.pds.contains_key(&pd), "protection domain")
+    pub(super) fn has(&self, object: Object) -> bool {
+        self.0.contains_key(&object)
     }
 
-    pub(super) fn mr(&self, mr: MrIndex) -> Result<(), ControlError> {
-        found(self.mrs.contains_key(&mr), "memory region")
-    }
-
-    fn window(&self, window: MwIndex) -> Result<(), ControlError> {
-        found(self.windows.contains_key(&window), "memory window")
-    }
-
-    pub(super) fn cq(&self, cq: CqIndex) -> Result<(), ControlError> {
-        found(self.cqs.contains_key(&cq), "completion queue")
-    }
-
-    pub(super) fn srq(&self, srq: SrqIndex) -> Result<(), ControlError> {
-        found(self.srqs.contains_key(&srq), "shared receive queue")
-    }
-
-    fn xrcd(&self, xrcd: XrcdId) -> Result<(), ControlError> {
-        found(self.xrcds.iter().any(|(own, _)| *own == xrcd), "XRC domain")
-    }
-
-    pub(super) fn qp(&self, qp: QpIndex) -> Result<(), ControlError> {
-        found(self.qps.contains_key(&qp), "QP")
-    }
-
-    pub(super) fn has_qp(&self, qp: QpIndex) -> bool {
-        self.qps.contains_key(&qp)
-    }
-
-    pub(super) fn has_pd(&self, pd: PdId) -> bool {
-        self.pds.contains_key(&pd)
-    }
-
-    pub(super) fn has_cq(&self, cq: CqIndex) -> bool {
-        self.cqs.contains_key(&cq)
-    }
-
-    pub(super) fn has_srq(&self, srq: SrqIndex) -> bool {
-        self.srqs.contains_key(&srq)
+    /// # Errors
+    /// [`ControlError::NotFound`], unless the object is the process's.
+    pub(super) fn check(&self, object: Object) -> Result<(), ControlError> {
+        if self.has(object) { Ok(()) } else { Err(ControlError::NotFound(object.kind())) }
     }
 
     /// Its QP1.
     pub(super) fn gsi(&self) -> Option<QpIndex> {
-        self.qps.iter().find(|(_, (role, _))| *role == Role::Gsi).map(|(qp, _)| *qp)
-    }
-
-    /// What a shared receive queue names.
-    pub(super) fn srq_init(&self, pd: PdId, init: &SrqInit) -> Result<(), ControlError> {
-        self.pd(pd)?;
-        match init.kind {
-            SrqKind::Basic => Ok(()),
-            SrqKind::Xrc { xrcd, cq } => self.xrcd(xrcd).and_then(|()| self.cq(cq)),
-        }
-    }
-
-    /// Returns the charge of the object that a command replaces.
-    pub(super) fn replaced_by(&self, command: &Command) -> Option<&Charge> {
-        match command {
-            Command::ResizeCq { cq, .. } => self.cqs.get(cq),
-            Command::ReregisterMemory { mr, .. } => self.mrs.get(mr),
+        self.0.iter().find_map(|(object, holding)| match object {
+            Object::Qp(qp) if holding.role == Role::Gsi => Some(*qp),
             _ => None,
-        }
+        })
     }
 
-    /// True if all that a command without memory names is the process's, and it may ask for it.
-    pub(super) fn check(&self, command: &Command) -> Result<(), ControlError> {
-        match command {
-            Command::AllocPd | Command::OpenXrcd(_) => Ok(()),
-            Command::DeallocPd(pd) => self.pd(*pd),
-            Command::DeregisterMemory(mr) | Command::ReleaseMemory(mr) => self.mr(*mr),
-            Command::AllocWindow { pd, .. } | Command::CreateAh(pd, _) => self.pd(*pd),
-            Command::NextWindowKey(window) | Command::FreeWindow(window) => self.window(*window),
-            Command::ModerateCq { cq, .. } | Command::DestroyCq(cq) => self.cq(*cq),
-            Command::QuerySrq(srq) | Command::DestroySrq(srq) => self.srq(*srq),
-            Command::CloseXrcd(xrcd) | Command::CreateXrcTarget(xrcd) => self.xrcd(*xrcd),
-            Command::CreateRssQp(pd, rss) => {
-                self.pd(*pd)?;
-                rss.table.iter().try_for_each(|qp| self.qp(*qp))
-            }
-            Command::ModifyQp(qp, _)
-            | Command::SetQpControl(qp, _)
-            | Command::QueryQp(qp)
-            | Command::QueryLog(qp)
-            | Command::DestroyQp(qp)
-            | Command::AttachMulticast(qp, _)
-            | Command::DetachMulticast(qp, _)
-            | Command::CreateFlow(qp, _) => self.qp(*qp),
-            Command::DestroyAh(ah) => found(self.handles.contains_key(ah), "address handle"),
-            Command::DestroyFlow(flow) => found(self.flows.contains_key(flow), "flow"),
-            // What it sees of them is its own.
-            Command::ListQps => Ok(()),
-            // Those that carry memory come in another form; the rest is not for those who are served.
-            Command::RegisterMemory { .. }
-            | Command::ReregisterMemory { .. }
-            | Command::AllocFastMemory { .. }
-            | Command::CreateCq { .. }
-            | Command::ResizeCq { .. }
-            | Command::CreateSrq { .. }
-            | Command::ModifySrq { .. }
-            | Command::CreateQp { .. }
-            | Command::SetCongestion(_)
-            | Command::ShareRate(..)
-            | Command::AddQpnUnit(_)
-            | Command::RouteGsi(..) => Err(ControlError::Elsewhere {
-                errno: libc::EPERM,
-                why: "this is not for processes that a NIC serves to ask".into(),
-            }),
-        }
+    /// Returns the charge of an object.
+    pub(super) fn charge_of(&self, object: Object) -> Option<&Charge> {
+        self.0.get(&object).map(|holding| &holding.charge)
     }
 
-    /// Enters an object that was made or replaced, with its charge.
-    pub(super) fn made(&mut self, making: Making, answer: &Answer, charge: Charge) {
-        match answer {
-            Answer::Pd(pd) => drop(self.pds.insert(*pd, charge)),
-            Answer::Memory(mr, _) => drop(self.mrs.insert(*mr, charge)),
-            Answer::Window(window, _) => drop(self.windows.insert(*window, charge)),
-            Answer::Cq(cq) => drop(self.cqs.insert(*cq, charge)),
-            Answer::Qp(handle) => drop(self.qps.insert(handle.index, (making.role, charge))),
-            Answer::Ah(ah) => drop(self.handles.insert(*ah, charge)),
-            Answer::Srq(srq, _) => drop(self.srqs.insert(*srq, charge)),
-            // Opening one again is one more time to close it.
-            Answer::Xrcd(xrcd) => self.xrcds.push((*xrcd, charge)),
-            Answer::Flow(flow) => drop(self.flows.insert(*flow, charge)),
-            Answer::Done => drop(making.resized.map(|cq| self.cqs.insert(cq, charge))),
-            Answer::Key(_)
-            | Answer::SrqStatus(_)
-            | Answer::QpStatus(_)
-            | Answer::QpLog(_)
-            | Answer::Qps(_) => {}
-        }
+    /// Enters an object that was made or changed, with its charge.
+    pub(super) fn enter(&mut self, object: Object, role: Role, charge: Charge) {
+        let opened = match (object, self.0.get_mut(&object)) {
+            // One more time to close it. It is there already, and costs nothing more.
+            (Object::Xrcd(_), Some(holding)) => return holding.times += 1,
+            _ => Holding { role, times: 1, charge },
+        };
+        self.0.insert(object, opened);
     }
 
-    /// A command was carried out that took something away.
-    pub(super) fn unmade(&mut self, gone: &Gone) {
-        match gone {
-            Gone::Nothing => {}
-            Gone::Pd(pd) => drop(self.pds.remove(pd)),
-            Gone::Mr(mr) => drop(self.mrs.remove(mr)),
-            Gone::Window(window) => drop(self.windows.remove(window)),
-            Gone::Cq(cq) => drop(self.cqs.remove(cq)),
-            Gone::Srq(srq) => drop(self.srqs.remove(srq)),
-            Gone::Xrcd(xrcd) => {
-                if let Some(at) = self.xrcds.iter().position(|(other, _)| other == xrcd) {
-                    self.xrcds.swap_remove(at);
-                }
-            }
-            Gone::Qp(qp) => drop(self.qps.remove(qp)),
-            Gone::Ah(ah) => drop(self.handles.remove(ah)),
-            Gone::Flow(flow) => drop(self.flows.remove(flow)),
+    /// Strikes an object that was taken away.
+    pub(super) fn strike(&mut self, object: Object) {
+        match self.0.get_mut(&object) {
+            Some(holding) if holding.times > 1 => holding.times -= 1,
+            _ => drop(self.0.remove(&object)),
         }
     }
 
     /// Returns the commands that take everything of it away, in an order in which nothing is needed any more when its turn comes. Each object
-    /// is named once.
+    /// is named once, and an XRC domain as often as it is open.
     pub(super) fn farewell(&self) -> Vec<Command> {
-        let mut all: Vec<Command> = self.flows.keys().map(|flow| Command::DestroyFlow(*flow)).collect();
-        let mut qps: Vec<_> = self.qps.iter().map(|(qp, (role, _))| (*role != Role::Spreads, *qp)).collect();
-        qps.sort_by_key(|(waits, _)| *waits);
-        all.extend(qps.into_iter().map(|(_, qp)| Command::DestroyQp(qp)));
-        all.extend(self.handles.keys().map(|ah| Command::DestroyAh(*ah)));
-        all.extend(self.srqs.keys().map(|srq| Command::DestroySrq(*srq)));
-        all.extend(self.cqs.keys().map(|cq| Command::DestroyCq(*cq)));
-        all.extend(self.windows.keys().map(|window| Command::FreeWindow(*window)));
-        all.extend(self.mrs.keys().map(|mr| Command::ReleaseMemory(*mr)));
-        all.extend(self.xrcds.iter().map(|(xrcd, _)| Command::CloseXrcd(*xrcd)));
-        all.extend(self.pds.keys().map(|pd| Command::DeallocPd(*pd)));
-        all
+        let mut objects: Vec<_> = self
+            .0
+            .iter()
+            .map(|(object, holding)| (turn(*object, holding.role), *object, holding.times))
+            .collect();
+        objects.sort_by_key(|(turn, ..)| *turn);
+        let each = |(_, object, times): (u8, Object, u32)| (0..times).map(move |_| end_of(object));
+        objects.into_iter().flat_map(each).collect()
     }
 
-    /// Returns the names of its QPs and domains.
-    pub(super) fn names(&self) -> (HashSet<QpIndex>, HashSet<PdId>) {
-        (self.qps.keys().copied().collect(), self.pds.keys().copied().collect())
+    /// Returns the names of all of it.
+    pub(super) fn names(&self) -> HashSet<Object> {
+        self.0.keys().copied().collect()
     }
 }
 
-/// What a command takes away if it is carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gone {
-    Nothing,
-    Pd(PdId),
-    Mr(MrIndex),
-    Window(MwIndex),
-    Cq(CqIndex),
-    Srq(SrqIndex),
-    Xrcd(XrcdId),
-    Qp(QpIndex),
-    Ah(AhId),
-    Flow(FlowId),
+/// Returns the place of an object in the order of the end.
+fn turn(object: Object, role: Role) -> u8 {
+    match object {
+        Object::Flow(_) => 0,
+        Object::Qp(_) if role == Role::Spreads => 1,
+        Object::Qp(_) => 2,
+        Object::Ah(_) => 3,
+        Object::Srq(_) => 4,
+        Object::Cq(_) => 5,
+        Object::Window(_) => 6,
+        Object::Mr(_) => 7,
+        Object::Xrcd(_) => 8,
+        Object::Pd(_) => 9,
+    }
 }
 
-impl Gone {
-    pub(super) fn by(command: &Command) -> Gone {
-        match command {
-            Command::DeallocPd(pd) => Gone::Pd(*pd),
-            Command::DeregisterMemory(mr) | Command::ReleaseMemory(mr) => Gone::Mr(*mr),
-            Command::FreeWindow(window) => Gone::Window(*window),
-            Command::DestroyCq(cq) => Gone::Cq(*cq),
-            Command::DestroySrq(srq) => Gone::Srq(*srq),
-            Command::CloseXrcd(xrcd) => Gone::Xrcd(*xrcd),
-            Command::DestroyQp(qp) => Gone::Qp(*qp),
-            Command::DestroyAh(ah) => Gone::Ah(*ah),
-            Command::DestroyFlow(flow) => Gone::Flow(*flow),
-            _ => Gone::Nothing,
-        }
+/// Returns the command that takes an object away.
+fn end_of(object: Object) -> Command {
+    match object {
+        Object::Flow(flow) => Command::DestroyFlow(flow),
+        Object::Qp(qp) => Command::DestroyQp(qp),
+        Object::Ah(ah) => Command::DestroyAh(ah),
+        Object::Srq(srq) => Command::DestroySrq(srq),
+        Object::Cq(cq) => Command::DestroyCq(cq),
+        Object::Window(window) => Command::FreeWindow(window),
+        Object::Mr(mr) => Command::ReleaseMemory(mr),
+        Object::Xrcd(xrcd) => Command::CloseXrcd(xrcd),
+        Object::Pd(pd) => Command::DeallocPd(pd),
     }
 }

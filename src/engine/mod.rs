@@ -312,9 +312,9 @@ impl Engine {
     ///
     /// # Errors
     /// As the command's; [`ControlError::DeviceFatal`] if the engine is dead.
-    pub fn call(&self, command: Command) -> Result<Answer, ControlError> {
+    pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let (answer, answered) = bounded(1);
-        self.submit(Request { command, answer })?;
+        self.submit(Request { command: command.into(), answer })?;
         self.doorbells.wake_if_sleeping();
         loop {
             match answered.try_recv() {

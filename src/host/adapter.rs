@@ -9,14 +9,14 @@ use std::time::Duration;
 use super::error::DeviceError;
 use super::snapshot::{MrEntry, Passes, QpEntry, Snapshot};
 use crate::engine::{Engine, EventSink, Progress, Wait, WaitSet, Worker};
-use crate::nic::{Answer, Command, CongestionConfig, ControlError, QpStatus};
+use crate::nic::{Answer, Command, CongestionConfig, ControlError, Object, QpStatus};
 use crate::port::udp::group::{BoundPort, Member};
 use crate::port::undelivered::Undelivered;
 use crate::port::{LinkChange, Port, PortInfo};
 use crate::remote::{Attachment, polling};
 use crate::shared::{CompletionRing, Region};
 use crate::time::Nanos;
-use crate::verbs::{AsyncEvent, CqIndex, Mtu, PdId, QpIndex};
+use crate::verbs::{AsyncEvent, CqIndex, Mtu, QpIndex};
 use crate::wire::Gid;
 
 /// See the module's page.
@@ -37,7 +37,7 @@ impl Adapter {
         }
     }
 
-    pub(crate) fn call(&self, command: Command) -> Result<Answer, ControlError> {
+    pub(crate) fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         match self {
             Adapter::Own(engine) => engine.call(command),
             Adapter::Shared(nic) => nic.call(command),
@@ -229,7 +229,7 @@ impl Adapter {
         match self {
             Adapter::Own(engine) => {
                 let is_own = |object| others.is_none_or(|others| !others(object));
-                snapshot_of(engine, |qp| is_own(Object::Qp(qp)), |pd| is_own(Object::Pd(pd)))
+                snapshot_of(engine, is_own)
             }
             Adapter::Shared(nic) => {
                 nic.look().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
@@ -238,24 +238,11 @@ impl Adapter {
     }
 }
 
-/// Something that a process has at a NIC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Object {
-    /// A queue pair.
-    Qp(QpIndex),
-    /// A protection domain, and what is in it.
-    Pd(PdId),
-}
-
 /// Tells what of a NIC belongs to other processes, which tell of it themselves.
 pub(crate) type Others = Box<dyn Fn(Object) -> bool + Send + Sync>;
 
 /// What there is to be seen of an engine, and of these of its objects, for whoever has a name to put on it.
-pub(crate) fn snapshot_of(
-    engine: &Engine,
-    has_qp: impl Fn(QpIndex) -> bool,
-    has_pd: impl Fn(PdId) -> bool,
-) -> Snapshot {
+pub(crate) fn snapshot_of(engine: &Engine, has: impl Fn(Object) -> bool) -> Snapshot {
     let (info, counters, passes) =
         engine.inspect(|worker| (worker.port().info().clone(), worker.counters(), *worker.pass_times()));
     let regions = in_pieces(|from| {
@@ -268,21 +255,21 @@ pub(crate) fn snapshot_of(
         mode: info.mode,
         now_ns: engine.now().0,
         passes: Passes { buckets: passes.buckets.to_vec(), total_ns: passes.total.0 },
-        mrs: regions.filter(|region| has_pd(region.pd)).map(|region| MrEntry::of(&region)).collect(),
+        mrs: regions.filter(|region| has(Object::Pd(region.pd))).map(|region| MrEntry::of(&region)).collect(),
         ..Snapshot::default()
     };
     for (name, value) in counters {
         *snapshot.counters.entry(name.to_owned()).or_default() += value;
     }
-    snapshot.qps = statuses_of(engine, has_qp).iter().map(QpEntry::of).collect();
+    snapshot.qps = statuses_of(engine, has).iter().map(QpEntry::of).collect();
     snapshot.qps.sort_by_key(|qp| qp.qpn);
     snapshot
 }
 
 /// These of an engine's QPs, in their order in its table.
-pub(crate) fn statuses_of(engine: &Engine, has_qp: impl Fn(QpIndex) -> bool) -> Vec<QpStatus> {
+pub(crate) fn statuses_of(engine: &Engine, has: impl Fn(Object) -> bool) -> Vec<QpStatus> {
     let qps = in_pieces(|from| engine.inspect(|worker| worker.nic().qp_statuses(from..from + PIECE)));
-    qps.filter(|qp| has_qp(qp.handle.index)).collect()
+    qps.filter(|qp| has(Object::Qp(qp.handle.index))).collect()
 }
 
 /// Places of a table that are looked at in one go: the worker turns in between.

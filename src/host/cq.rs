@@ -8,7 +8,7 @@ use super::device::Device;
 use super::error::{DeviceError, unexpected, within};
 use crate::engine::WaitSet;
 use crate::limits::MAX_CQE;
-use crate::nic::{Answer, Command};
+use crate::nic::{Answer, Command, MemoryCommand};
 use crate::shared::{Armed, CompletionRing};
 use crate::threads::lock;
 use crate::time::Nanos;
@@ -27,7 +27,7 @@ impl Device {
         within("completion queue entries", entries, MAX_CQE)?;
         let ring = self.completion_ring(entries)?;
         let notify = channel.map(|c| c.waits.events().clone());
-        match self.call(Command::CreateCq { ring: ring.clone(), notify })? {
+        match self.call(MemoryCommand::CreateCq { ring: ring.clone(), notify })? {
             Answer::Cq(index) => {
                 let inner = CqInner {
                     device: self.clone(),
@@ -198,7 +198,7 @@ impl CompletionQueue {
         let mut polled = lock(&self.inner.ring);
         let other = self.inner.device.completion_ring(entries)?;
         let (gone, _) = polled.ring.positions();
-        self.inner.device.call(Command::ResizeCq { cq: self.inner.index, ring: other.clone() })?;
+        self.inner.device.call(MemoryCommand::ResizeCq { cq: self.inner.index, ring: other.clone() })?;
         polled.ring = other;
         // What waited is at the new one's beginning.
         for (_, end) in &mut polled.forgotten {

@@ -395,7 +395,7 @@ impl Device {
         self.inner.adapter.take_link_error()
     }
 
-    pub(super) fn call(&self, command: Command) -> Result<Answer, DeviceError> {
+    pub(super) fn call(&self, command: impl Into<Command>) -> Result<Answer, DeviceError> {
         Ok(self.inner.adapter.call(command)?)
     }
 }

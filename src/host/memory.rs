@@ -8,7 +8,7 @@ use super::error::DeviceError;
 use super::error::unexpected;
 use super::pd::ProtectionDomain;
 use super::qp::QueuePair;
-use crate::nic::{Answer, Command, ControlError};
+use crate::nic::{Answer, Command, ControlError, MemoryCommand};
 use crate::shared::{HostMemory, PageList};
 use crate::verbs::{
     Access, FastRegistration, LKey, MrIndex, MwIndex, MwType, RKey, SendFlags, SendWr, Sge, WindowBind,
@@ -104,7 +104,7 @@ impl ProtectionDomain {
         access: Access,
     ) -> Result<MemoryRegion, DeviceError> {
         let pd = self.inner.id;
-        let command = Command::RegisterMemory { pd, access, start, memory: memory.clone() };
+        let command = MemoryCommand::RegisterMemory { pd, access, start, memory: memory.clone() };
         match self.inner.device.call(command)? {
             Answer::Memory(index, key) => Ok(MemoryRegion {
                 pd: self.clone(),
@@ -139,8 +139,11 @@ impl ProtectionDomain {
     pub fn alloc_fast(&self, memory_len: usize, max_pages: u32) -> Result<FastRegion, DeviceError> {
         let memory = HostMemory::allocate(memory_len).map_err(no_region)?;
         let pages = self.inner.device.page_list(max_pages)?;
-        let command =
-            Command::AllocFastMemory { pd: self.inner.id, memory: memory.clone(), pages: pages.clone() };
+        let command = MemoryCommand::AllocFastMemory {
+            pd: self.inner.id,
+            memory: memory.clone(),
+            pages: pages.clone(),
+        };
         match self.inner.device.call(command)? {
             Answer::Memory(index, key) => Ok(FastRegion { pd: self.clone(), index, key, memory, pages }),
             other => unexpected(&other),
@@ -271,8 +274,12 @@ impl MemoryRegion {
     ) -> Result<(), DeviceError> {
         let access_now = access.unwrap_or(self.access);
         let translation = memory.clone().map(|memory| (start_of(&memory, access_now), memory));
-        let command =
-            Command::ReregisterMemory { mr: self.index, pd: pd.map(|pd| pd.inner.id), access, translation };
+        let command = MemoryCommand::ReregisterMemory {
+            mr: self.index,
+            pd: pd.map(|pd| pd.inner.id),
+            access,
+            translation,
+        };
         match self.pd.inner.device.call(command)? {
             Answer::Memory(_, key) => self.key = key,
             other => unexpected(&other),

@@ -9,7 +9,7 @@ use super::device::Device;
 use super::error::{DeviceError, unexpected};
 use super::pd::{Kept, ProtectionDomain};
 use crate::congestion::{Settings, State};
-use crate::nic::{Answer, Command, ControlError, QpHandle, QpRecord, QpStatus, ReceiveSource};
+use crate::nic::{Answer, Command, ControlError, MemoryCommand, QpHandle, QpRecord, QpStatus, ReceiveSource};
 use crate::random::unguessable;
 use crate::shared::work_queue::Payload;
 use crate::shared::{PostError, RecvRing, SendRing};
@@ -69,7 +69,7 @@ impl Device {
             ReceiveSource::Own(ring) => Some(ring.clone()),
             _ => None,
         };
-        let answer = self.call(Command::CreateQp {
+        let answer = self.call(MemoryCommand::CreateQp {
             pd: pd.inner.id,
             send_cq: send_cq.index(),
             recv_cq: recv_cq.index(),

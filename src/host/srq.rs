@@ -12,7 +12,7 @@ use super::error::{no_memory, unexpected, within};
 use super::pd::{Kept, ProtectionDomain};
 use super::qp::QueuePair;
 use crate::limits::{MAX_SGE, MAX_WR};
-use crate::nic::{Answer, Command, ReceiveSource, SrqStatus};
+use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource, SrqStatus};
 use crate::shared::{PostError, RecvRing, SendRing};
 use crate::threads::lock;
 use crate::verbs::{FileId, OpenXrcd, QpInit, QpType, Sge, SrqIndex, SrqInit, SrqKind, Srqn, XrcdId};
@@ -83,7 +83,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// As of [`resize`](Self::resize) and of [`arm`](Self::arm), by the new size; the queue is as before then.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), DeviceError> {
-        let change = |ring| Command::ModifySrq { srq: self.inner.index, ring, limit };
+        let change = |ring| MemoryCommand::ModifySrq { srq: self.inner.index, ring, limit };
         let Some(max_wr) = max_wr else {
             return self.inner.device.call(change(None)).map(drop);
         };
@@ -145,7 +145,7 @@ impl ProtectionDomain {
         let ring = self.inner.device.receive_ring(max_wr, max_sge)?;
         let init = SrqInit { kind, limit: 0 };
         let device = self.device().clone();
-        match device.call(Command::CreateSrq { pd: self.id(), init, ring: ring.clone() })? {
+        match device.call(MemoryCommand::CreateSrq { pd: self.id(), init, ring: ring.clone() })? {
             Answer::Srq(index, number) => {
                 uses.push(Arc::clone(&self.inner) as _);
                 let inner = SrqInner { device, index, number, ring: Mutex::new(ring), _uses: uses };

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::CongestionConfig;
 use super::log::QpRecord;
+use super::memory_command::MemoryCommand;
 use crate::congestion::{Settings, SharedRate, State};
-use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, SendRing};
 use crate::time::Nanos;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, ModifyError, MrIndex, MwIndex, MwType,
-    OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, Rss, SrqIndex,
-    SrqInit, SrqKind, Srqn, XrcdId,
+    OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpState, QpType, Qpn, Rss, SrqIndex, SrqKind,
+    Srqn, XrcdId,
 };
 
 /// What an application asks of the device. Those that carry memory are no messages by themselves.
@@ -92,107 +92,18 @@ pub enum Command {
     /// Has what a QP sends count against a rate that it has together with others, until its end.
     #[serde(skip)]
     ShareRate(QpIndex, SharedRate),
-    /// Registers memory.
+    /// One of those that carry memory.
     #[serde(skip)]
-    RegisterMemory {
-        /// For users of this domain.
-        pd: PdId,
-        /// What may be done to it.
-        access: Access,
-        /// The address by which work requests and peers call its first byte.
-        start: u64,
-        /// The application's memory, which stays until the region goes.
-        memory: HostMemory,
-    },
-    /// Registers a region again: what is `Some` changes, with new memory its key as well. After an error it is as it was.
-    #[serde(skip)]
-    ReregisterMemory {
-        /// The region that is registered again.
-        mr: MrIndex,
-        /// The domain that it belongs to from now on; `None`: as before.
-        pd: Option<PdId>,
-        /// What may be done to it.
-        access: Option<Access>,
-        /// New memory, and the address of its first byte.
-        translation: Option<(u64, HostMemory)>,
-    },
-    /// Makes a region that work requests give pages and keys to.
-    #[serde(skip)]
-    AllocFastMemory {
-        /// For users of this domain.
-        pd: PdId,
-        /// The memory that pages are taken from.
-        memory: HostMemory,
-        /// Where the application writes which.
-        pages: PageList,
-    },
-    /// Makes a completion queue.
-    #[serde(skip)]
-    CreateCq {
-        /// The ring that completions are written to.
-        ring: CompletionRing,
-        /// What to write when an armed queue gets a completion.
-        notify: Option<EventCounter>,
-    },
-    /// Has a completion queue go on in a ring of another size: what waits is moved there in its order. Nobody may poll or
-    /// arm meanwhile.
-    #[serde(skip)]
-    ResizeCq {
-        /// The queue whose ring is replaced.
-        cq: CqIndex,
-        /// The larger or smaller ring, to which the old one's entries move.
-        ring: CompletionRing,
-    },
-    /// Makes a shared receive queue.
-    #[serde(skip)]
-    CreateSrq {
-        /// Its domain: that of the memory in its lists, and for XRC of what peers reach through it.
-        pd: PdId,
-        /// What it is for.
-        init: SrqInit,
-        /// Its ring, which has its sizes.
-        ring: RecvRing,
-    },
-    /// Changes one. Nothing may be posted to it meanwhile.
-    #[serde(skip)]
-    ModifySrq {
-        /// The shared receive queue.
-        srq: SrqIndex,
-        /// A ring of another size: what waits is moved there in its order, and posts go there from then on.
-        ring: Option<RecvRing>,
-        /// Arms the limit: an event comes, once, when fewer receives are left. 0 disarms it.
-        limit: Option<u32>,
-    },
-    /// Makes a QP.
-    #[serde(skip)]
-    CreateQp {
-        /// The domain whose memory it may use.
-        pd: PdId,
-        /// Where send completions go.
-        send_cq: CqIndex,
-        /// Where receive completions go.
-        recv_cq: CqIndex,
-        /// Its service and its sizes.
-        init: QpInit,
-        /// The ring of its send queue, which the application writes.
-        sends: SendRing,
-        /// Where it takes receives from.
-        receives: ReceiveSource,
-    },
+    Memory(Box<MemoryCommand>),
     /// How all QPs react to congestion, and what traffic classes there are, from now on.
     #[serde(skip)]
     SetCongestion(Box<CongestionConfig>),
 }
 
-/// Where a QP takes receives from.
-#[derive(Clone, Debug)]
-pub enum ReceiveSource {
-    /// A queue of its own.
-    Own(RecvRing),
-    /// One that it shares with others.
-    Shared(SrqIndex),
-    /// Nowhere: the initiator of an XRC connection.
-    None,
+impl From<MemoryCommand> for Command {
+    fn from(command: MemoryCommand) -> Command {
+        Command::Memory(Box::new(command))
+    }
 }
 
 /// What the device answers.

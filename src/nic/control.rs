@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::Nic;
 use super::command::{Answer, Command, ControlError, ObjectCounts};
+use super::memory_command::MemoryCommand;
 use crate::time::Nanos;
 use crate::transport::memory::RegionStatus;
 use crate::verbs::{AddressVector, PdId};
@@ -23,30 +24,18 @@ impl Nic {
                 Ok(Answer::Pd(PdId(pd)))
             }
             Command::DeallocPd(pd) => self.dealloc_pd(pd),
-            Command::RegisterMemory { pd, access, start, memory } => self.register(pd, access, start, memory),
-            Command::ReregisterMemory { mr, pd, access, translation } => {
-                self.reregister(mr, pd, access, translation)
-            }
             Command::DeregisterMemory(mr) => self.deregister(mr),
             Command::ReleaseMemory(mr) => {
                 self.memory.unbind_windows(mr);
                 self.deregister(mr)
             }
-            Command::AllocFastMemory { pd, memory, pages } => self.alloc_fast(pd, memory, pages),
             Command::AllocWindow { pd, kind } => self.alloc_window(pd, kind),
             Command::NextWindowKey(window) => self.next_window_key(window),
             Command::FreeWindow(window) => self.free_window(window),
-            Command::CreateCq { ring, notify } => self.create_cq(ring, notify),
-            Command::ResizeCq { cq, ring } => self.resize_cq(cq, ring),
             Command::ModerateCq { cq, count, period } => self.moderate_cq(cq, count, period),
             Command::DestroyCq(cq) => self.destroy_cq(cq),
-            Command::CreateQp { pd, send_cq, recv_cq, init, sends, receives } => {
-                self.create_qp(pd, (send_cq, recv_cq), init, sends, receives)
-            }
             Command::CreateRssQp(pd, rss) => self.create_rss_qp(pd, rss),
             Command::CreateXrcTarget(xrcd) => self.create_xrc_target(xrcd),
-            Command::CreateSrq { pd, init, ring } => self.create_srq(pd, init, ring),
-            Command::ModifySrq { srq, ring, limit } => self.modify_srq(srq, ring, limit),
             Command::QuerySrq(srq) => self.query_srq(srq),
             Command::DestroySrq(srq) => self.destroy_srq(srq),
             Command::OpenXrcd(open) => self.open_xrcd(open),
@@ -102,6 +91,26 @@ impl Nic {
             Command::CreateFlow(qp, rule) => self.create_flow(qp, *rule),
             Command::DestroyFlow(flow) => self.destroy_flow(flow),
             Command::ListQps => Ok(Answer::Qps(self.qps.iter().map(|(_, e)| e.status()).collect())),
+            Command::Memory(command) => self.execute_with_memory(*command),
+        }
+    }
+
+    fn execute_with_memory(&mut self, command: MemoryCommand) -> Result<Answer, ControlError> {
+        match command {
+            MemoryCommand::RegisterMemory { pd, access, start, memory } => {
+                self.register(pd, access, start, memory)
+            }
+            MemoryCommand::ReregisterMemory { mr, pd, access, translation } => {
+                self.reregister(mr, pd, access, translation)
+            }
+            MemoryCommand::AllocFastMemory { pd, memory, pages } => self.alloc_fast(pd, memory, pages),
+            MemoryCommand::CreateCq { ring, notify } => self.create_cq(ring, notify),
+            MemoryCommand::ResizeCq { cq, ring } => self.resize_cq(cq, ring),
+            MemoryCommand::CreateSrq { pd, init, ring } => self.create_srq(pd, init, ring),
+            MemoryCommand::ModifySrq { srq, ring, limit } => self.modify_srq(srq, ring, limit),
+            MemoryCommand::CreateQp { pd, send_cq, recv_cq, init, sends, receives } => {
+                self.create_qp(pd, (send_cq, recv_cq), init, sends, receives)
+            }
         }
     }
 

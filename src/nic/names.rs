@@ -4,112 +4,33 @@
 //! arrives, and another one in its place. [`Nic::execute`](super::Nic::execute) is the only way in, and what it is given passes here.
 
 use super::Nic;
-use super::command::{Command, ControlError, ReceiveSource};
-use super::cq::CQ;
-use super::memory::{REGION, WINDOW};
-use super::srq::{SRQ, XRCD};
-use crate::verbs::{CqIndex, MrIndex, PdId, QpIndex, SrqIndex, SrqKind, XrcdId};
-
-/// # Errors
-/// [`ControlError::NotFound`], unless the object is there.
-pub(crate) fn found(is_there: bool, object: &'static str) -> Result<(), ControlError> {
-    if is_there { Ok(()) } else { Err(ControlError::NotFound(object)) }
-}
+use super::command::{Command, ControlError};
+use super::object::Object;
 
 impl Nic {
     /// # Errors
     /// [`ControlError::NotFound`] if an object that the command names is gone.
     pub(super) fn check_names(&self, command: &Command) -> Result<(), ControlError> {
-        match command {
-            Command::DeallocPd(pd)
-            | Command::AllocWindow { pd, .. }
-            | Command::CreateAh(pd, _)
-            | Command::RegisterMemory { pd, .. }
-            | Command::AllocFastMemory { pd, .. } => self.pd_is_there(*pd),
-            Command::DeregisterMemory(mr) | Command::ReleaseMemory(mr) => self.mr_is_there(*mr),
-            Command::ReregisterMemory { mr, pd, .. } => {
-                self.mr_is_there(*mr)?;
-                pd.map_or(Ok(()), |pd| self.pd_is_there(pd))
-            }
-            Command::NextWindowKey(window) | Command::FreeWindow(window) => {
-                found(self.memory.has_window(*window), WINDOW)
-            }
-            Command::ModerateCq { cq, .. } | Command::DestroyCq(cq) | Command::ResizeCq { cq, .. } => {
-                self.cq_is_there(*cq)
-            }
-            Command::QuerySrq(srq) | Command::DestroySrq(srq) | Command::ModifySrq { srq, .. } => {
-                self.srq_is_there(*srq)
-            }
-            Command::CreateSrq { pd, init, .. } => {
-                if let SrqKind::Xrc { xrcd, cq } = init.kind {
-                    self.cq_is_there(cq)?;
-                    self.xrcd_is_there(xrcd)?;
-                }
-                self.pd_is_there(*pd)
-            }
-            Command::CloseXrcd(xrcd) | Command::CreateXrcTarget(xrcd) => self.xrcd_is_there(*xrcd),
-            Command::CreateQp { pd, send_cq, recv_cq, receives, .. } => {
-                self.pd_is_there(*pd)?;
-                self.cq_is_there(*send_cq)?;
-                self.cq_is_there(*recv_cq)?;
-                match receives {
-                    ReceiveSource::Shared(srq) => self.srq_is_there(*srq),
-                    ReceiveSource::Own(_) | ReceiveSource::None => Ok(()),
-                }
-            }
-            Command::CreateRssQp(pd, rss) => {
-                self.pd_is_there(*pd)?;
-                rss.table.iter().try_for_each(|qp| self.qp_is_there(*qp))
-            }
-            Command::ModifyQp(qp, _)
-            | Command::SetQpControl(qp, _)
-            | Command::ShareRate(qp, _)
-            | Command::RouteGsi(qp, _)
-            | Command::QueryQp(qp)
-            | Command::QueryLog(qp)
-            | Command::DestroyQp(qp)
-            | Command::AttachMulticast(qp, _)
-            | Command::DetachMulticast(qp, _)
-            | Command::CreateFlow(qp, _) => self.qp_is_there(*qp),
-            // Numbers of handles have generations of their own, and numbers of flows are not used again.
-            Command::DestroyAh(_) | Command::DestroyFlow(_) => Ok(()),
-            Command::AllocPd
-            | Command::OpenXrcd(_)
-            | Command::AddQpnUnit(_)
-            | Command::ListQps
-            | Command::CreateCq { .. }
-            | Command::SetCongestion(_) => Ok(()),
-        }
-    }
-
-    fn pd_is_there(&self, pd: PdId) -> Result<(), ControlError> {
-        found(self.pds.holds(pd.0), "protection domain")
-    }
-
-    fn mr_is_there(&self, mr: MrIndex) -> Result<(), ControlError> {
-        found(self.memory.has_region(mr), REGION)
-    }
-
-    fn cq_is_there(&self, cq: CqIndex) -> Result<(), ControlError> {
-        found(self.cqs.holds(cq.0), CQ)
-    }
-
-    fn srq_is_there(&self, srq: SrqIndex) -> Result<(), ControlError> {
-        found(self.srqs.holds(srq), SRQ)
-    }
-
-    fn xrcd_is_there(&self, xrcd: XrcdId) -> Result<(), ControlError> {
-        found(self.srqs.holds_xrcd(xrcd), XRCD)
-    }
-
-    fn qp_is_there(&self, qp: QpIndex) -> Result<(), ControlError> {
-        found(self.qps.holds(qp.0), "QP")
+        command.each_object(|object| {
+            let is_there = match object {
+                Object::Pd(pd) => self.pds.holds(pd.0),
+                Object::Mr(mr) => self.memory.has_region(mr),
+                Object::Window(window) => self.memory.has_window(window),
+                Object::Cq(cq) => self.cqs.holds(cq.0),
+                Object::Srq(srq) => self.srqs.holds(srq),
+                Object::Xrcd(xrcd) => self.srqs.holds_xrcd(xrcd),
+                Object::Qp(qp) => self.qps.holds(qp.0),
+                // Numbers of handles have generations of their own, and numbers of flows are not used again.
+                Object::Ah(_) | Object::Flow(_) => true,
+            };
+            if is_there { Ok(()) } else { Err(ControlError::NotFound(object.kind())) }
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Answer, NicConfig};
+    use super::super::{Answer, MemoryCommand, NicConfig, ReceiveSource};
     use super::*;
     use crate::limits::Limits;
     use crate::shared::{CompletionRing, HostMemory, RecvRing, SendRing};
@@ -122,12 +43,12 @@ mod tests {
         Nic::new(NicConfig { limits, ..NicConfig::default() })
     }
 
-    fn run(nic: &mut Nic, command: Command) -> Result<Answer, ControlError> {
-        nic.execute(Nanos(1), command)
+    fn run(nic: &mut Nic, command: impl Into<Command>) -> Result<Answer, ControlError> {
+        nic.execute(Nanos(1), command.into())
     }
 
     /// Makes one, destroys it, makes the next: the name of the first destroys nothing.
-    fn check(nic: &mut Nic, make: impl Fn() -> Command, destroy: impl Fn(&Answer) -> Command) {
+    fn check<C: Into<Command>>(nic: &mut Nic, make: impl Fn() -> C, destroy: impl Fn(&Answer) -> Command) {
         let first = run(nic, make()).expect("a place");
         run(nic, destroy(&first)).expect("it is there");
         let second = run(nic, make()).expect("the same place");
@@ -149,7 +70,8 @@ mod tests {
         );
         let Ok(Answer::Pd(pd)) = run(&mut nic, Command::AllocPd) else { panic!("a domain") };
         let memory = || HostMemory::allocate(64).expect("memory");
-        let register = || Command::RegisterMemory { pd, access: Access::empty(), start: 0, memory: memory() };
+        let register =
+            || MemoryCommand::RegisterMemory { pd, access: Access::empty(), start: 0, memory: memory() };
         check(&mut nic, register, |made| match made {
             Answer::Memory(mr, _) => Command::DeregisterMemory(*mr),
             other => panic!("{other:?}"),
@@ -173,26 +95,26 @@ mod tests {
         let ring = || CompletionRing::new(4).expect("memory");
         check(
             &mut nic,
-            || Command::CreateCq { ring: ring(), notify: None },
+            || MemoryCommand::CreateCq { ring: ring(), notify: None },
             |made| match made {
                 Answer::Cq(cq) => Command::DestroyCq(*cq),
                 other => panic!("{other:?}"),
             },
         );
         let receives = || RecvRing::new(4, 1).expect("memory");
-        let srq = || Command::CreateSrq { pd, init: SrqInit::default(), ring: receives() };
+        let srq = || MemoryCommand::CreateSrq { pd, init: SrqInit::default(), ring: receives() };
         check(&mut nic, srq, |made| match made {
             Answer::Srq(srq, _) => Command::DestroySrq(*srq),
             other => panic!("{other:?}"),
         });
-        let made = run(&mut nic, Command::CreateCq { ring: ring(), notify: None });
+        let made = run(&mut nic, MemoryCommand::CreateCq { ring: ring(), notify: None });
         let Ok(Answer::Cq(cq)) = made else { panic!("{made:?}") };
         let init =
             QpInit { qp_type: QpType::Rc, caps: QpCaps { max_recv_wr: 4, ..QpCaps::NONE }, sq_sig_all: true };
         let qp = || {
             let sends = SendRing::new(1, 0, 0).expect("memory");
             let receives = ReceiveSource::Own(receives());
-            Command::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives }
+            MemoryCommand::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives }
         };
         check(&mut nic, qp, |made| match made {
             Answer::Qp(handle) => Command::DestroyQp(handle.index),

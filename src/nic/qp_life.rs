@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use super::command::{Answer, ControlError, QpHandle, QpStatus, ReceiveSource};
+use super::command::{Answer, ControlError, QpHandle, QpStatus};
 use super::cq::CQ;
 use super::log::QpLog;
+use super::memory_command::ReceiveSource;
 use super::srq::Receives;
 use super::{Nic, QpEntry, split};
 use crate::congestion::LastNotification;
@@ -78,7 +79,11 @@ impl Nic {
             (QpType::XrcSend | QpType::XrcRecv, _) | (_, ReceiveSource::None) => {
                 return Err(ControlError::Receives(init.qp_type));
             }
-            (_, ReceiveSource::Own(ring)) => Receives::Own(ring, 0),
+            (_, ReceiveSource::Own(ring)) => {
+                (config.init.caps.max_recv_wr, config.init.caps.max_recv_sge) =
+                    (ring.capacity(), ring.max_sge());
+                Receives::Own(ring, 0)
+            }
             (_, ReceiveSource::Shared(srq)) => {
                 let (srq_pd, max_sge) = self.srqs.for_qp(srq)?;
                 config.srq_pd = Some(srq_pd);

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -16,19 +16,22 @@ use super::arenas::Arenas;
 use super::error::AttachError;
 use super::link::Link;
 use super::message::{
-    Ask, BoundPorts, Hello, Memory, Place, Receives, Refusal, Reply, Source, Told, VERSION, Welcome,
+    Ask, Beside, BoundPorts, Completions, Hello, Memory, Pages, Place, Placed, Receives, Refusal, Reply,
+    Told, VERSION, Welcome,
 };
 use crate::descriptors::{children, connect, peer_of};
 use crate::engine::EventSink;
-use crate::nic::{Answer, Command, ControlError, ReceiveSource};
+use crate::nic::{Answer, Command, ControlError, Convert, Mapped};
 use crate::port::PortInfo;
 use crate::port::udp::group::BoundPort;
 use crate::random::unguessable;
 use crate::shared::remote_memory::RemoteMemory;
-use crate::shared::{Doorbells, EventCounter, HostMemory, RecvRing, Region};
+use crate::shared::{
+    CompletionRing, Doorbells, EventCounter, HostMemory, PageList, RecvRing, Region, SendRing,
+};
 use crate::threads::{lock, spawn_unsignalled};
 use crate::time::{Nanos, monotonic};
-use crate::verbs::{AsyncEvent, EventKind, Mtu, QpIndex};
+use crate::verbs::{Access, AsyncEvent, EventKind, Mtu, QpCaps, QpIndex};
 
 /// How long a NIC may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(1);
@@ -222,20 +225,23 @@ impl Attachment {
     ///
     /// # Errors
     /// As the command's; [`ControlError::DeviceFatal`] if the NIC is gone.
-    pub fn call(&self, command: Command) -> Result<Answer, ControlError> {
-        // Records are made of what only that process knows.
-        let is_log = matches!(command, Command::QueryLog(_));
-        if is_log {
-            return Ok(Answer::QpLog(Vec::new()));
-        }
-        let notify = match &command {
-            Command::CreateCq { notify, .. } => notify.clone(),
-            _ => None,
+    pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
+        let mut by = ByPlace { arenas: &self.arenas, counter: None };
+        let ask = match command.into() {
+            // Records are made of what only that process knows.
+            Command::QueryLog(_) => return Ok(Answer::QpLog(Vec::new())),
+            command if command.is_for_the_device() => {
+                let why = "this is for whoever started the NIC (`roxie nic`) to say".to_owned();
+                return Err(ControlError::Elsewhere { errno: libc::EPERM, why });
+            }
+            Command::Memory(command) => Ask::Memory(command.convert(&mut by)?),
+            command => Ask::Command(command),
         };
-        let fds: Vec<BorrowedFd<'_>> = notify.iter().map(AsFd::as_fd).collect();
-        match self.ask_with(&self.translate(command)?, &fds)? {
+        let counter = by.counter;
+        let fds: Vec<BorrowedFd<'_>> = counter.iter().map(AsFd::as_fd).collect();
+        match self.ask_with(&ask, &fds)? {
             Told::Answer(answer) => {
-                if let Some(counter) = notify.clone() {
+                if let Some(counter) = counter.clone() {
                     self.remember(counter);
                 }
                 Ok(answer)
@@ -250,59 +256,6 @@ impl Attachment {
         let own = counter.as_fd().as_raw_fd();
         counters.retain(|other| other.as_fd().as_raw_fd() != own && !other.is_last());
         counters.push(counter);
-    }
-
-    fn translate(&self, command: Command) -> Result<Ask, ControlError> {
-        Ok(match command {
-            Command::RegisterMemory { pd, access, start, memory } => {
-                Ask::Register { pd, access, start, memory: named(&memory) }
-            }
-            Command::ReregisterMemory { mr, pd, access, translation } => {
-                let translation = translation.map(|(start, memory)| (start, named(&memory)));
-                Ask::Reregister { mr, pd, access, translation }
-            }
-            Command::AllocFastMemory { pd, memory, pages } => Ask::AllocFast {
-                pd,
-                memory: named(&memory),
-                pages: self.place(pages.words())?,
-                count: pages.capacity(),
-            },
-            Command::CreateCq { ring, notify: _ } => {
-                Ask::CreateCq { ring: self.place(ring.words())?, capacity: ring.capacity() }
-            }
-            Command::ResizeCq { cq, ring } => {
-                Ask::ResizeCq { cq, ring: self.place(ring.words())?, capacity: ring.capacity() }
-            }
-            Command::CreateSrq { pd, init, ring } => Ask::CreateSrq { pd, init, ring: self.receives(&ring)? },
-            Command::ModifySrq { srq, ring, limit } => {
-                Ask::ModifySrq { srq, ring: ring.map(|ring| self.receives(&ring)).transpose()?, limit }
-            }
-            Command::CreateQp { pd, send_cq, recv_cq, init, sends, receives } => {
-                let sends = self.place(sends.words())?;
-                let receives = match &receives {
-                    ReceiveSource::Own(ring) => Source::Own(self.place(ring.words())?),
-                    ReceiveSource::Shared(srq) => Source::Shared(*srq),
-                    ReceiveSource::None => Source::None,
-                };
-                Ask::CreateQp { pd, send_cq, recv_cq, init, sends, receives }
-            }
-            Command::SetCongestion(_) | Command::AddQpnUnit(_) | Command::RouteGsi(..) => {
-                let why = "this is for whoever started the NIC (`roxie nic`) to say".to_owned();
-                return Err(ControlError::Elsewhere { errno: libc::EPERM, why });
-            }
-            plain => Ask::Command(plain),
-        })
-    }
-
-    fn place(&self, queue: &[std::sync::atomic::AtomicU64]) -> Result<Place, ControlError> {
-        self.arenas
-            .place_of(queue)
-            .ok_or(ControlError::WrongKind("a queue in memory that the NIC does not share"))
-    }
-
-    fn receives(&self, ring: &RecvRing) -> Result<Receives, ControlError> {
-        let place = self.place(ring.words())?;
-        Ok(Receives { place, capacity: ring.capacity(), max_sge: ring.max_sge() })
     }
 
     /// Zeroed memory for a queue, which the NIC sees as well.
@@ -456,14 +409,55 @@ impl Drop for Attachment {
     }
 }
 
-fn named(memory: &HostMemory) -> Memory {
-    match memory.is_null() {
-        true => Memory::Null,
-        false => Memory::At {
-            address: memory.address(),
-            length: memory.len() as u64,
-            on_demand: memory.is_on_demand(),
-        },
+/// Names memory of this process as the NIC knows it: queues by their place in an arena, all other by its address.
+struct ByPlace<'a> {
+    arenas: &'a Arenas,
+    /// A counter whose descriptor goes with the message.
+    counter: Option<EventCounter>,
+}
+
+impl ByPlace<'_> {
+    fn place(&self, queue: &[AtomicU64]) -> Result<Place, ControlError> {
+        self.arenas
+            .place_of(queue)
+            .ok_or(ControlError::WrongKind("a queue in memory that the NIC does not share"))
+    }
+}
+
+impl Convert<Mapped, Placed> for ByPlace<'_> {
+    type Error = ControlError;
+
+    fn memory(&mut self, memory: HostMemory, _: Access) -> Result<Memory, ControlError> {
+        Ok(match memory.is_null() {
+            true => Memory::Null,
+            false => Memory::At {
+                address: memory.address(),
+                length: memory.len() as u64,
+                on_demand: memory.is_on_demand(),
+            },
+        })
+    }
+
+    fn pages(&mut self, pages: PageList) -> Result<Pages, ControlError> {
+        Ok(Pages { place: self.place(pages.words())?, capacity: pages.capacity() })
+    }
+
+    fn completions(&mut self, ring: CompletionRing) -> Result<Completions, ControlError> {
+        Ok(Completions { place: self.place(ring.words())?, capacity: ring.capacity() })
+    }
+
+    fn counter(&mut self, counter: EventCounter) -> Result<Beside, ControlError> {
+        self.counter = Some(counter);
+        Ok(Beside)
+    }
+
+    fn sends(&mut self, ring: SendRing, _: &QpCaps) -> Result<Place, ControlError> {
+        self.place(ring.words())
+    }
+
+    fn receives(&mut self, ring: RecvRing) -> Result<Receives, ControlError> {
+        let place = self.place(ring.words())?;
+        Ok(Receives { place, capacity: ring.capacity(), max_sge: ring.max_sge() })
     }
 }
 

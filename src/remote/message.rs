@@ -10,13 +10,13 @@ use std::net::IpAddr;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::nic::{Answer, Command};
+use crate::nic::{Answer, Command, Form, MemoryCommand};
 use crate::port::PortInfo;
 use crate::port::udp::group::BoundPort;
-use crate::verbs::{Access, CqIndex, MrIndex, Mtu, PdId, QpInit, SrqIndex, SrqInit};
+use crate::verbs::Mtu;
 
 /// The form of messages. Both ends have to have the same.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// Services that a process may listen for: far more than a connection manager has listeners.
 const SERVICES: usize = 1 << 13;
@@ -93,6 +93,20 @@ pub(crate) enum Memory {
     At { address: u64, length: u64, on_demand: bool },
 }
 
+/// A page list: where, and of how many pages.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Pages {
+    pub(crate) place: Place,
+    pub(crate) capacity: u32,
+}
+
+/// A ring of completions: where, and for how many.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Completions {
+    pub(crate) place: Place,
+    pub(crate) capacity: u32,
+}
+
 /// A receive queue: where, for how many, of how many entries each.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Receives {
@@ -101,12 +115,21 @@ pub(crate) struct Receives {
     pub(crate) max_sge: u32,
 }
 
-/// Where a QP takes receives from.
+/// What a descriptor stands for that comes beside a message.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) enum Source {
-    Own(Place),
-    Shared(SrqIndex),
-    None,
+pub(crate) struct Beside;
+
+/// Memory of a process that its NIC, another process, shares or copies from and to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Placed {}
+
+impl Form for Placed {
+    type Memory = Memory;
+    type Pages = Pages;
+    type Completions = Completions;
+    type Counter = Beside;
+    type Sends = Place;
+    type Receives = Receives;
 }
 
 /// Port numbers of `rdma_cm` that processes have bound.
@@ -123,24 +146,10 @@ pub(crate) struct BoundPorts {
 pub(crate) enum Ask {
     /// A command that carries no memory.
     Command(Command),
+    /// A command that carries memory.
+    Memory(MemoryCommand<Placed>),
     /// Memory for queues, of so many words: its descriptor comes with it. Arenas are counted from 0.
     Arena { words: u64 },
-    /// [`Command::RegisterMemory`].
-    Register { pd: PdId, access: Access, start: u64, memory: Memory },
-    /// [`Command::ReregisterMemory`].
-    Reregister { mr: MrIndex, pd: Option<PdId>, access: Option<Access>, translation: Option<(u64, Memory)> },
-    /// [`Command::AllocFastMemory`].
-    AllocFast { pd: PdId, memory: Memory, pages: Place, count: u32 },
-    /// [`Command::CreateCq`]. What its events are counted in comes with it, if there is something.
-    CreateCq { ring: Place, capacity: u32 },
-    /// [`Command::ResizeCq`].
-    ResizeCq { cq: CqIndex, ring: Place, capacity: u32 },
-    /// [`Command::CreateSrq`].
-    CreateSrq { pd: PdId, init: SrqInit, ring: Receives },
-    /// [`Command::ModifySrq`].
-    ModifySrq { srq: SrqIndex, ring: Option<Receives>, limit: Option<u32> },
-    /// [`Command::CreateQp`]. The sizes of its queues are in `init`.
-    CreateQp { pd: PdId, send_cq: CqIndex, recv_cq: CqIndex, init: QpInit, sends: Place, receives: Source },
     /// The largest path MTU.
     LargestMtu,
     /// What the port is now.

@@ -8,7 +8,8 @@ use nix::sys::eventfd::EventFd;
 
 use crate::engine::{Progress, Request, Worker};
 use crate::nic::{
-    Answer, Command, ControlError, Nic, NicConfig, QpHandle, QpStatus, ReceiveSource, SrqStatus,
+    Answer, Command, ControlError, MemoryCommand, Nic, NicConfig, QpHandle, QpStatus, ReceiveSource,
+    SrqStatus,
 };
 use crate::port::Port;
 use crate::shared::work_queue::Payload;
@@ -172,16 +173,16 @@ impl Host {
     ///
     /// # Errors
     /// What the NIC says of the command.
-    pub fn call(&mut self, now: Nanos, command: Command) -> Result<Answer, ControlError> {
+    pub fn call(&mut self, now: Nanos, command: impl Into<Command>) -> Result<Answer, ControlError> {
         (self.now, self.busy) = (now, true);
-        Host::run(&mut self.worker, &self.requests, now, command)
+        Host::run(&mut self.worker, &self.requests, now, command.into())
     }
 
     /// The same when it was turned last.
     ///
     /// # Errors
     /// What the NIC says of the command.
-    pub fn call_now(&mut self, command: Command) -> Result<Answer, ControlError> {
+    pub fn call_now(&mut self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         self.call(self.now, command)
     }
 
@@ -207,7 +208,8 @@ impl Host {
         let length = memory.len();
         let address = self.next_address;
         self.next_address += (length as u64).next_multiple_of(4096) + 4096;
-        let command = Command::RegisterMemory { pd: self.pd, access, start: address, memory: memory.clone() };
+        let command =
+            MemoryCommand::RegisterMemory { pd: self.pd, access, start: address, memory: memory.clone() };
         match self.call(self.now, command) {
             Ok(Answer::Memory(index, key)) => HostRegion { memory, address, key, index },
             other => panic!("registering {length} bytes: {other:?}"),
@@ -257,7 +259,7 @@ impl Host {
             ReceiveSource::Own(ring) => Some(ring.clone()),
             _ => None,
         };
-        let command = Command::CreateQp {
+        let command = MemoryCommand::CreateQp {
             pd: self.pd,
             send_cq: cq_index,
             recv_cq: cq_index,
@@ -289,7 +291,9 @@ impl Host {
         notify: Option<Arc<EventFd>>,
     ) -> (CqIndex, CompletionRing) {
         let ring = CompletionRing::new(entries).expect("memory for a queue");
-        match self.call(self.now, Command::CreateCq { ring: ring.clone(), notify: notify.map(Into::into) }) {
+        match self
+            .call(self.now, MemoryCommand::CreateCq { ring: ring.clone(), notify: notify.map(Into::into) })
+        {
             Ok(Answer::Cq(index)) => (index, ring),
             other => panic!("a completion queue: {other:?}"),
         }
@@ -301,7 +305,7 @@ impl Host {
     /// If the NIC refuses.
     pub fn create_srq(&mut self, init: SrqInit, max_wr: u32, max_sge: u32) -> HostSrq {
         let ring = RecvRing::new(max_wr, max_sge).expect("memory for a queue");
-        let command = Command::CreateSrq { pd: self.pd, init, ring: ring.clone() };
+        let command = MemoryCommand::CreateSrq { pd: self.pd, init, ring: ring.clone() };
         match self.call(self.now, command) {
             Ok(Answer::Srq(index, number)) => HostSrq { index, number, ring },
             other => panic!("a shared receive queue: {other:?}"),
@@ -314,7 +318,7 @@ impl Host {
     /// What the NIC says of the command.
     pub fn resize_srq(&mut self, now: Nanos, srq: &mut HostSrq, max_wr: u32) -> Result<(), ControlError> {
         let ring = RecvRing::new(max_wr, srq.ring.max_sge()).expect("memory for a queue");
-        self.call(now, Command::ModifySrq { srq: srq.index, ring: Some(ring.clone()), limit: None })?;
+        self.call(now, MemoryCommand::ModifySrq { srq: srq.index, ring: Some(ring.clone()), limit: None })?;
         srq.ring = ring;
         Ok(())
     }
@@ -324,7 +328,7 @@ impl Host {
     /// # Errors
     /// What the NIC says of the command.
     pub fn arm_srq(&mut self, now: Nanos, srq: &HostSrq, limit: u32) -> Result<(), ControlError> {
-        self.call(now, Command::ModifySrq { srq: srq.index, ring: None, limit: Some(limit) }).map(drop)
+        self.call(now, MemoryCommand::ModifySrq { srq: srq.index, ring: None, limit: Some(limit) }).map(drop)
     }
 
     /// How a shared receive queue is.

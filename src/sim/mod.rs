@@ -12,7 +12,9 @@ mod host;
 pub mod scenario;
 
 // What calls of this layer take and return of those below.
-pub use crate::nic::{Answer, Command, ControlError, NicConfig, QpStatus, ReceiveSource, SrqStatus};
+pub use crate::nic::{
+    Answer, Command, ControlError, MemoryCommand, NicConfig, QpStatus, ReceiveSource, SrqStatus,
+};
 pub use crate::shared::work_queue::Payload;
 pub use crate::shared::{CompletionRing, HostMemory, PostError};
 

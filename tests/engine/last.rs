@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use roxie::engine::{Drive, Engine};
 use roxie::host::{Device, DeviceConfig};
-use roxie::nic::{Answer, Command, NicConfig, QpHandle, ReceiveSource};
+use roxie::nic::{Answer, Command, MemoryCommand, NicConfig, QpHandle, ReceiveSource};
 use roxie::port::LinkChange;
 use roxie::port::memory;
 use roxie::shared::work_queue::Payload;
@@ -95,22 +95,26 @@ impl Bare {
     fn new(port: memory::MemoryPort) -> Bare {
         let engine =
             Engine::start(NicConfig::default(), Box::new(port), Drive::CallerOnly).expect("an engine");
-        let call = |command| engine.call(command).expect("carried out");
+        let call = |command: Command| engine.call(command).expect("carried out");
         let (cq, receives) = (CompletionRing::new(8).expect("memory"), RecvRing::new(1, 0).expect("memory"));
         let sends = SendRing::new(1, 0, 0).expect("memory");
         let Answer::Pd(pd) = call(Command::AllocPd) else { panic!("no domain") };
-        let Answer::Cq(index) = call(Command::CreateCq { ring: cq.clone(), notify: None }) else {
+        let Answer::Cq(index) = call(MemoryCommand::CreateCq { ring: cq.clone(), notify: None }.into())
+        else {
             panic!("no queue")
         };
         let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, ..QpCaps::NONE };
-        let Answer::Qp(qp) = call(Command::CreateQp {
-            pd,
-            send_cq: index,
-            recv_cq: index,
-            init: QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true },
-            sends: sends.clone(),
-            receives: ReceiveSource::Own(receives.clone()),
-        }) else {
+        let Answer::Qp(qp) = call(
+            MemoryCommand::CreateQp {
+                pd,
+                send_cq: index,
+                recv_cq: index,
+                init: QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true },
+                sends: sends.clone(),
+                receives: ReceiveSource::Own(receives.clone()),
+            }
+            .into(),
+        ) else {
             panic!("no QP")
         };
         Bare { engine, qp, cq, sends, receives }

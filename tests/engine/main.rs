@@ -16,7 +16,7 @@ use roxie::host::{
     CompletionChannel, CompletionQueue, ConnectOptions, Device, DeviceConfig, DeviceError, MemoryRegion,
     ProtectionDomain, QueuePair,
 };
-use roxie::nic::{Answer, Command, CongestionConfig, ControlError, NicConfig, ReceiveSource};
+use roxie::nic::{Answer, Command, CongestionConfig, ControlError, MemoryCommand, NicConfig, ReceiveSource};
 use roxie::port::loopback::LoopbackPort;
 use roxie::port::memory::{self, MemoryConfig};
 use roxie::port::{LinkChange, Port};
@@ -235,12 +235,14 @@ fn a_port_that_is_put_in_later_is_asked_to_stamp_what_arrives_as_the_first_was()
     let (asked_first, asked_second) = (first.link(), second.link());
     let engine = Engine::start(NicConfig::default(), Box::new(first), Drive::CallerOnly).expect("an engine");
     let by_delay = CongestionConfig { control: "swift".parse().expect("settings"), ..Default::default() };
-    let call = |command| engine.call(command).expect("carried out");
+    let call = |command: Command| engine.call(command).expect("carried out");
     let Answer::Pd(pd) = call(Command::AllocPd) else { panic!("no domain") };
     let ring = CompletionRing::new(8).expect("memory");
-    let Answer::Cq(cq) = call(Command::CreateCq { ring, notify: None }) else { panic!("no queue") };
+    let Answer::Cq(cq) = call(MemoryCommand::CreateCq { ring, notify: None }.into()) else {
+        panic!("no queue")
+    };
     let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, ..QpCaps::NONE };
-    let create = Command::CreateQp {
+    let create = MemoryCommand::CreateQp {
         pd,
         send_cq: cq,
         recv_cq: cq,
@@ -248,7 +250,7 @@ fn a_port_that_is_put_in_later_is_asked_to_stamp_what_arrives_as_the_first_was()
         sends: SendRing::new(1, 0, 0).expect("memory"),
         receives: ReceiveSource::Own(RecvRing::new(1, 0).expect("memory")),
     };
-    call(create);
+    call(create.into());
     assert_eq!(asked_first.stamps.load(Relaxed), 0);
     call(Command::SetCongestion(Box::new(by_delay)));
     assert_eq!(asked_first.stamps.load(Relaxed), 1);

@@ -2,7 +2,7 @@
 
 use roxie::congestion::{Rate, SharedRate};
 use roxie::flow::{RX_HASH_KEY, RxHash, RxHashFields};
-use roxie::nic::{Command, ReceiveSource};
+use roxie::nic::{Command, MemoryCommand, ReceiveSource};
 use roxie::shared::{CompletionRing, HostMemory, PageList, RecvRing, SendRing};
 use roxie::sim::Host;
 use roxie::verbs::{
@@ -33,24 +33,25 @@ pub(crate) fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) ->
         kind @ 20.. => command_of_ways_and_windows(input, kind),
         0 => Command::AllocPd,
         1 => Command::DeallocPd(PdId(small(input))),
-        2 => Command::RegisterMemory {
+        2 => MemoryCommand::RegisterMemory {
             pd: PdId(small(input)),
             access: Access::from_bits_truncate(input.u32()),
             start: input.number(1 << 40),
             memory: memory(input),
-        },
+        }
+        .into(),
         3 => Command::DeregisterMemory(MrIndex(small(input))),
         4 => {
             let ring = CompletionRing::new(u32::from(input.u8() % 32)).expect("memory");
             rings.push(ring.clone());
-            Command::CreateCq { ring, notify: None }
+            MemoryCommand::CreateCq { ring, notify: None }.into()
         }
         5 => Command::DestroyCq(CqIndex(small(input))),
         6 | 7 => create_qp(input),
         8 | 9 => Command::ModifyQp(QpIndex(small(input)), Box::new(attributes(input))),
         10 => Command::QueryQp(QpIndex(small(input))),
         11 => Command::DestroyQp(QpIndex(small(input))),
-        12 | 13 => Command::CreateSrq {
+        12 | 13 => MemoryCommand::CreateSrq {
             pd: PdId(small(input)),
             init: SrqInit {
                 kind: match input.flag() {
@@ -60,12 +61,14 @@ pub(crate) fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) ->
                 limit: small(input),
             },
             ring: receives(input),
-        },
-        14 => Command::ModifySrq {
+        }
+        .into(),
+        14 => MemoryCommand::ModifySrq {
             srq: SrqIndex(small(input)),
             ring: input.flag().then(|| receives(input)),
             limit: input.flag().then(|| small(input)),
-        },
+        }
+        .into(),
         15 => Command::QuerySrq(SrqIndex(small(input))),
         16 => Command::DestroySrq(SrqIndex(small(input))),
         17 => Command::OpenXrcd(OpenXrcd::default()),
@@ -81,18 +84,20 @@ pub(crate) fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) ->
 pub(crate) fn command_of_ways_and_windows(input: &mut Input<'_>, kind: u8) -> Command {
     let small = |input: &mut Input<'_>| u32::from(input.u8() % 8);
     match kind {
-        20 => Command::ReregisterMemory {
+        20 => MemoryCommand::ReregisterMemory {
             mr: MrIndex(small(input)),
             pd: input.flag().then(|| PdId(small(input))),
             access: input.flag().then(|| Access::from_bits_truncate(input.u32())),
             translation: input.flag().then(|| (input.number(1 << 40), memory(input))),
-        },
+        }
+        .into(),
         21 => Command::ReleaseMemory(MrIndex(small(input))),
-        22 => Command::AllocFastMemory {
+        22 => MemoryCommand::AllocFastMemory {
             pd: PdId(small(input)),
             memory: memory(input),
             pages: PageList::new(input.number(8) as u32 % 1024).expect("memory"),
-        },
+        }
+        .into(),
         23 => Command::AllocWindow { pd: PdId(small(input)), kind: input.pick(&[MwType::One, MwType::Two]) },
         24 => Command::NextWindowKey(MwIndex(small(input))),
         25 => Command::FreeWindow(MwIndex(small(input))),
@@ -127,7 +132,7 @@ pub(crate) fn create_qp(input: &mut Input<'_>) -> Command {
         max_inline: number(input),
     };
     let ring = |input: &mut Input<'_>| u32::from(input.u8() % 32);
-    Command::CreateQp {
+    MemoryCommand::CreateQp {
         pd: PdId(u32::from(input.u8() % 4)),
         send_cq: CqIndex(u32::from(input.u8() % 4)),
         recv_cq: CqIndex(u32::from(input.u8() % 4)),
@@ -151,6 +156,7 @@ pub(crate) fn create_qp(input: &mut Input<'_>) -> Command {
             _ => ReceiveSource::Own(receives(input)),
         },
     }
+    .into()
 }
 
 pub(crate) fn flow(input: &mut Input<'_>) -> FlowRule {

@@ -3,7 +3,7 @@
 //! The receiver's send queue carries the work requests; when one is complete the application tells its peer. Who sends names
 //! the key in what is posted after that, or has it invalidated with a SEND.
 
-use roxie::nic::{Answer, Command};
+use roxie::nic::{Answer, Command, MemoryCommand};
 use roxie::shared::PageList;
 use roxie::sim::Host;
 use roxie::sim::fabric::Hosts;
@@ -191,7 +191,7 @@ impl Flow {
                 for page in 0..count {
                     pages.set(page, u64::from(page) << PAGE_SHIFT);
                 }
-                match host.call(now, Command::AllocFastMemory { pd, memory, pages }) {
+                match host.call(now, MemoryCommand::AllocFastMemory { pd, memory, pages }) {
                     Ok(Answer::Memory(region, key)) => Object::Region(region, key),
                     other => panic!("a region: {other:?}"),
                 }

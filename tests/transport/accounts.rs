@@ -1,7 +1,7 @@
 //! Who uses what: an account that slips shows late, as an object that cannot go or one that goes too early. The stage looks at all of
 //! them when it is dropped; here is what no other test does.
 
-use roxie::nic::{Answer as Reply, Command, ReceiveSource};
+use roxie::nic::{Answer as Reply, Command, MemoryCommand, ReceiveSource};
 use roxie::shared::{CompletionRing, RecvRing, SendRing};
 use roxie::verbs::{CqIndex, PdId, QpCaps, QpInit, QpState, QpType};
 use roxie::wire::{Ext, Opcode};
@@ -25,7 +25,7 @@ fn create_qp(
 ) -> Option<roxie::nic::QpHandle> {
     let sends = SendRing::new(8, 1, 0).expect("memory");
     let receives = ReceiveSource::Own(RecvRing::new(8, 1).expect("memory"));
-    let command = Command::CreateQp { pd, send_cq, recv_cq, init: INIT, sends, receives };
+    let command = MemoryCommand::CreateQp { pd, send_cq, recv_cq, init: INIT, sends, receives };
     match stage.host.call(stage.now, command) {
         Ok(Reply::Qp(handle)) => Some(handle),
         _ => None,
@@ -38,7 +38,7 @@ fn a_region_that_goes_to_another_domain_leaves_the_first() {
     let (first, second) = (domain(&mut stage), domain(&mut stage));
     let mr = stage.host.register(64, roxie::verbs::Access::LOCAL_WRITE).index;
     for pd in [first, second, first] {
-        let change = Command::ReregisterMemory { mr, pd: Some(pd), access: None, translation: None };
+        let change = MemoryCommand::ReregisterMemory { mr, pd: Some(pd), access: None, translation: None };
         stage.host.call(stage.now, change).expect("both are there");
     }
     stage.host.call(stage.now, Command::DeallocPd(second)).expect("nobody uses it any more");
@@ -108,7 +108,7 @@ fn a_queue_that_lost_a_completion_takes_no_more_in_a_larger_ring() {
         stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
     }
     let (cq, ring) = (stage.qp.cq_index, CompletionRing::new(64).expect("memory"));
-    stage.host.call(stage.now, Command::ResizeCq { cq, ring: ring.clone() }).expect("more room");
+    stage.host.call(stage.now, MemoryCommand::ResizeCq { cq, ring: ring.clone() }).expect("more room");
     let held = ring.positions();
     stage.request(Opcode::RC_SEND_ONLY, 17, Ext::None, &[1]);
     assert_eq!((held, ring.positions()), ((0, 16), (0, 16)));

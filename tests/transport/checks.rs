@@ -1,7 +1,7 @@
 //! Each check of a request by its name: in the capture's comment of the request, and in that of the NAK that refuses it. A
 //! service without acknowledgements says the same of what it drops.
 
-use roxie::nic::{Answer as Reply, Command};
+use roxie::nic::{Answer as Reply, Command, MemoryCommand};
 use roxie::transport::Check;
 use roxie::verbs::{Access, MwType, QpState, QpType, RKey, Sge, Srqn};
 use roxie::wire::{AtomicEth, Bth, Ext, Feth, Opcode, Psn, Reth, XrcEth};
@@ -81,7 +81,7 @@ const REFUSED: &[(Check, Provoke)] = &[
             other => panic!("a domain: {other:?}"),
         };
         let (memory, start) = (stage.memory.memory.clone(), 0x1000);
-        let command = Command::RegisterMemory { pd, access: Access::READ_WRITE, start, memory };
+        let command = MemoryCommand::RegisterMemory { pd, access: Access::READ_WRITE, start, memory };
         match stage.host.call(stage.now, command) {
             Ok(Reply::Memory(_, rkey)) => read(stage, Reth { va: start, rkey, dma_len: 8 }),
             other => panic!("a region: {other:?}"),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use roxie::nic::{Answer as Reply, Command, ControlError, ReceiveSource};
+use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand, ReceiveSource};
 use roxie::shared::work_queue::Payload;
 use roxie::shared::{Armed, CompletionRing, RecvRing};
 use roxie::time::Nanos;
@@ -28,7 +28,7 @@ impl Watched {
         let mut stage = Stage::new();
         let channel = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("a descriptor"));
         let ring = CompletionRing::new(entries).expect("memory");
-        let make = Command::CreateCq { ring: ring.clone(), notify: Some(Arc::clone(&channel).into()) };
+        let make = MemoryCommand::CreateCq { ring: ring.clone(), notify: Some(Arc::clone(&channel).into()) };
         let Ok(Reply::Cq(cq)) = stage.host.call(stage.now, make) else { panic!("no queue") };
         let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true };
         let source = ReceiveSource::Own(RecvRing::new(64, 1).expect("memory"));
@@ -72,7 +72,7 @@ impl Watched {
 
     fn resize(&mut self, entries: u32) -> Result<(), ControlError> {
         let ring = CompletionRing::new(entries).expect("memory");
-        self.stage.host.call(self.stage.now, Command::ResizeCq { cq: self.cq, ring: ring.clone() })?;
+        self.stage.host.call(self.stage.now, MemoryCommand::ResizeCq { cq: self.cq, ring: ring.clone() })?;
         self.ring = ring;
         Ok(())
     }

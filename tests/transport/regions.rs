@@ -1,7 +1,7 @@
 //! Regions of every kind, and what happens to traffic when they change: fast-registered, registered again, zero-based,
 //! null, on demand; deregistered in the middle of a transfer.
 
-use roxie::nic::{Answer as Reply, Command, ControlError};
+use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand};
 use roxie::shared::work_queue::Payload;
 use roxie::shared::{HostMemory, PageList};
 use roxie::time::Nanos;
@@ -25,7 +25,7 @@ impl Stage {
         memory: HostMemory,
     ) -> Result<Region, ControlError> {
         let pd = self.host.pd();
-        match self.host.call(self.now, Command::RegisterMemory { pd, access, start, memory })? {
+        match self.host.call(self.now, MemoryCommand::RegisterMemory { pd, access, start, memory })? {
             Reply::Memory(index, key) => Ok(Region { index, key }),
             other => panic!("a region: {other:?}"),
         }
@@ -36,7 +36,8 @@ impl Stage {
         for (at, page) in pages.iter().enumerate() {
             assert!(list.set(at as u32, page * PAGE as u64));
         }
-        let command = Command::AllocFastMemory { pd: self.host.pd(), memory: memory.clone(), pages: list };
+        let command =
+            MemoryCommand::AllocFastMemory { pd: self.host.pd(), memory: memory.clone(), pages: list };
         match self.host.call(self.now, command) {
             Ok(Reply::Memory(index, key)) => Region { index, key },
             other => panic!("a region: {other:?}"),
@@ -250,7 +251,7 @@ fn registering_again_moves_a_region_and_kills_its_key() {
     let (old, new) = (memory(64), memory(128));
     let region = stage.register(Access::READ_WRITE, 0x1000, old.clone()).expect("a region");
     assert_eq!(stage.write_to(0, 0x1000, region.key, &[1; 4]), [Answer::ack(0)]);
-    let again = Command::ReregisterMemory {
+    let again = MemoryCommand::ReregisterMemory {
         mr: region.index,
         pd: None,
         access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE),
@@ -272,8 +273,12 @@ fn registering_again_in_a_way_that_is_refused_changes_nothing() {
     let mut stage = Stage::new();
     let memory = memory(64);
     let region = stage.register(Access::READ_WRITE, 0x1000, memory.clone()).expect("a region");
-    let again =
-        |pd, access, translation| Command::ReregisterMemory { mr: region.index, pd, access, translation };
+    let again = |pd, access, translation| MemoryCommand::ReregisterMemory {
+        mr: region.index,
+        pd,
+        access,
+        translation,
+    };
     let cases = [
         again(Some(PdId(99)), None, None),
         again(None, Some(Access::REMOTE_WRITE), None),
@@ -294,8 +299,12 @@ fn another_domain_takes_a_region_over() {
     let mut stage = Stage::new();
     let region = stage.register(Access::READ_WRITE, 0, memory(64)).expect("a region");
     let Ok(Reply::Pd(other)) = stage.host.call(stage.now, Command::AllocPd) else { panic!("a domain") };
-    let again =
-        Command::ReregisterMemory { mr: region.index, pd: Some(other), access: None, translation: None };
+    let again = MemoryCommand::ReregisterMemory {
+        mr: region.index,
+        pd: Some(other),
+        access: None,
+        translation: None,
+    };
     let Ok(Reply::Memory(_, key)) = stage.host.call(stage.now, again) else { panic!("registered") };
     let busy = stage.host.call(stage.now, Command::DeallocPd(other));
     assert_eq!(busy.err(), Some(ControlError::Busy { object: "protection domain", users: 1 }));

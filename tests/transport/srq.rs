@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use roxie::limits::MAX_WR;
-use roxie::nic::{Answer as Reply, Command, ControlError, ReceiveSource};
+use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand, ReceiveSource};
 use roxie::shared::{PostError, RecvRing};
 use roxie::sim::{HostQp, HostSrq};
 use roxie::verbs::{
@@ -249,7 +249,7 @@ fn its_size_changes_while_messages_are_under_way_and_what_waits_keeps_its_order(
 fn a_ring_with_shorter_lists_is_no_larger_queue() {
     let (mut stage, srq) = stage(QpType::Rc, 4);
     let ring = Some(RecvRing::new(8, 1).expect("memory"));
-    let refused = stage.host.call(stage.now, Command::ModifySrq { srq: srq.index, ring, limit: None });
+    let refused = stage.host.call(stage.now, MemoryCommand::ModifySrq { srq: srq.index, ring, limit: None });
     assert!(matches!(refused, Err(ControlError::TooSmall { .. })), "{refused:?}");
     assert_eq!(stage.host.query_srq(stage.now, &srq).max_sge, 2);
 }
@@ -262,10 +262,10 @@ fn lists_are_looked_up_in_the_domain_of_the_queue() {
     let Ok(Reply::Pd(pd)) = stage.host.call(stage.now, Command::AllocPd) else { panic!("no domain") };
     let memory = roxie::shared::HostMemory::allocate(64).expect("memory");
     let access = roxie::verbs::Access::LOCAL_WRITE;
-    let register = Command::RegisterMemory { pd, access, start: 0x5000, memory: memory.clone() };
+    let register = MemoryCommand::RegisterMemory { pd, access, start: 0x5000, memory: memory.clone() };
     let Ok(Reply::Memory(_, key)) = stage.host.call(stage.now, register) else { panic!("no region") };
     let ring = RecvRing::new(4, 1).expect("memory");
-    let make = Command::CreateSrq { pd, init: SrqInit::default(), ring: ring.clone() };
+    let make = MemoryCommand::CreateSrq { pd, init: SrqInit::default(), ring: ring.clone() };
     let Ok(Reply::Srq(index, _)) = stage.host.call(stage.now, make) else { panic!("no queue") };
     let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true };
     stage.qp = stage.host.create_qp_from(init, ReceiveSource::Shared(index), 16);
@@ -351,7 +351,7 @@ fn a_queue_of_the_largest_size_is_made_and_none_that_is_larger() {
     let pd = stage.host.pd();
     let mut create = |size| {
         let ring = RecvRing::new(size, 1).expect("memory");
-        stage.host.call(stage.now, Command::CreateSrq { pd, init: SrqInit::default(), ring })
+        stage.host.call(stage.now, MemoryCommand::CreateSrq { pd, init: SrqInit::default(), ring })
     };
     assert!(create(MAX_WR).is_ok());
     let (value, limit) = (u64::from(MAX_WR) + 1, u64::from(MAX_WR));

@@ -1,6 +1,6 @@
 //! The extended reliable connection (IBTA annex A14).
 
-use roxie::nic::{Answer as Reply, Command, ControlError, QpHandle, ReceiveSource};
+use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand, QpHandle, ReceiveSource};
 use roxie::shared::work_queue::Payload;
 use roxie::shared::{CompletionRing, HostMemory, RecvRing, SendRing};
 use roxie::sim::HostSrq;
@@ -90,7 +90,7 @@ impl Target {
         self.stage.host.query_at(self.stage.now, self.qp.index).state
     }
 
-    fn call(&mut self, command: Command) -> Result<Reply, ControlError> {
+    fn call(&mut self, command: impl Into<Command>) -> Result<Reply, ControlError> {
         self.stage.host.call(self.stage.now, command)
     }
 }
@@ -185,13 +185,17 @@ fn all_packets_of_a_message_name_the_same_queue() {
 fn foreign(target: &mut Target) -> (Srqn, PdId, u32, HostMemory) {
     let Ok(Reply::Pd(pd)) = target.call(Command::AllocPd) else { panic!("no domain") };
     let memory = HostMemory::allocate(64).expect("memory");
-    let register =
-        Command::RegisterMemory { pd, access: Access::READ_WRITE, start: 0x5000, memory: memory.clone() };
+    let register = MemoryCommand::RegisterMemory {
+        pd,
+        access: Access::READ_WRITE,
+        start: 0x5000,
+        memory: memory.clone(),
+    };
     let Ok(Reply::Memory(_, key)) = target.call(register) else { panic!("no region") };
     let (cq, _) = target.stage.host.create_cq(16);
     let init = SrqInit { kind: SrqKind::Xrc { xrcd: target.xrcd, cq }, limit: 0 };
     let ring = RecvRing::new(4, 1).expect("memory");
-    let Ok(Reply::Srq(_, srqn)) = target.call(Command::CreateSrq { pd, init, ring }) else {
+    let Ok(Reply::Srq(_, srqn)) = target.call(MemoryCommand::CreateSrq { pd, init, ring }) else {
         panic!("no queue")
     };
     (srqn, pd, key, memory)
@@ -390,7 +394,7 @@ fn an_initiator_has_no_receives_and_others_have_some() {
         let receives = if own { ReceiveSource::Own(receives) } else { ReceiveSource::None };
         let init = QpInit { qp_type, ..QpInit::default() };
         let pd = stage.host.pd();
-        let command = Command::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives };
+        let command = MemoryCommand::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives };
         stage.host.call(stage.now, command).map(drop)
     };
     assert_eq!(make(QpType::XrcSend, true), Err(ControlError::Receives(QpType::XrcSend)));
@@ -451,7 +455,7 @@ fn what_the_queues_and_targets_of_a_domain_use_is_held() {
     let pd = target.stage.host.pd();
     let init = SrqInit { kind: SrqKind::Xrc { xrcd, cq: foreign_cq }, limit: 0 };
     let ring = RecvRing::new(4, 1).expect("memory");
-    let refused = target.call(Command::CreateSrq { pd, init, ring }).err();
+    let refused = target.call(MemoryCommand::CreateSrq { pd, init, ring }).err();
     assert_eq!(refused, Some(ControlError::NotFound("completion queue")));
 }
 
@@ -462,7 +466,7 @@ fn qps_are_made_for_basic_queues_only() {
     let (pd, cq) = (target.stage.host.pd(), target.stage.qp.cq_index);
     let sends = SendRing::new(4, 1, 0).expect("memory");
     let command =
-        Command::CreateQp { pd, send_cq: cq, recv_cq: cq, init: QpInit::default(), sends, receives };
+        MemoryCommand::CreateQp { pd, send_cq: cq, recv_cq: cq, init: QpInit::default(), sends, receives };
     assert!(matches!(target.call(command), Err(ControlError::WrongKind(_))));
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use roxie::engine::{Drive, Engine};
 use roxie::limits::Limits;
-use roxie::nic::{Answer, Command, NicConfig, ReceiveSource};
+use roxie::nic::{Answer, Command, MemoryCommand, NicConfig, ReceiveSource};
 use roxie::port::memory::{self, MemoryConfig, MemoryPort};
 use roxie::shared::{CompletionRing, Doorbells, HostMemory, RecvRing, Region, SendRing};
 use roxie::time::Nanos;
@@ -87,7 +87,7 @@ impl Side {
             [REGISTER, nic, pd, access, start, length] => {
                 let memory = HostMemory::map(fd?, length as usize).map_err(text)?;
                 let (pd, access) = (PdId(pd as u32), Access::from_bits_retain(access as u32));
-                self.call(nic, Command::RegisterMemory { pd, access, start, memory })
+                self.call(nic, MemoryCommand::RegisterMemory { pd, access, start, memory })
             }
             [CREATE_CQ, nic, at, capacity] => {
                 let capacity = capacity as u32;
@@ -95,7 +95,8 @@ impl Side {
                 let notify = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
                 let notify = Arc::new(notify.map_err(text)?);
                 let event = copy(notify.as_fd());
-                let (words, _) = self.call(nic, Command::CreateCq { ring, notify: Some(notify.into()) })?;
+                let (words, _) =
+                    self.call(nic, MemoryCommand::CreateCq { ring, notify: Some(notify.into()) })?;
                 Ok((words, vec![event]))
             }
             [CREATE_QP, nic, pd, cq, sends_at, receives_at, sends, receives, sges] => {
@@ -108,7 +109,7 @@ impl Side {
                 };
                 let ring = SendRing::on(&self.part(sends_at)?, caps.max_send_wr, caps.max_send_sge, 0);
                 let own = RecvRing::on(&self.part(receives_at)?, caps.max_recv_wr, caps.max_recv_sge);
-                let command = Command::CreateQp {
+                let command = MemoryCommand::CreateQp {
                     pd: PdId(pd as u32),
                     send_cq: CqIndex(cq as u32),
                     recv_cq: CqIndex(cq as u32),
@@ -133,7 +134,7 @@ impl Side {
         arena.part(at, arena.words().len().saturating_sub(at)).map_err(text)
     }
 
-    fn call(&self, nic: u64, command: Command) -> Reply {
+    fn call(&self, nic: u64, command: impl Into<Command>) -> Reply {
         let nic = self.nics.get(nic as usize).ok_or("no such NIC")?;
         let words = match nic.engine.call(command).map_err(text)? {
             Answer::Done => Vec::new(),

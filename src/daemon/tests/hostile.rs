@@ -5,10 +5,10 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::honest::GROUP;
-use super::{CAPS, Nic, Stranger};
-use crate::nic::{Answer, Command};
+use super::{CAPS, Nic, Stranger, alloc_fast, create_cq, receives_at, resize_cq};
+use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
 use crate::random::splitmix;
-use crate::remote::message::{Ask, BoundPorts, Memory, Place, Receives, Reply, Source, Told};
+use crate::remote::message::{Ask, BoundPorts, Memory, Place, Receives, Reply, Told};
 use crate::shared::work_queue::Payload;
 use crate::shared::{RecvRing, Region, SendRing};
 use crate::time::Nanos;
@@ -132,7 +132,7 @@ impl Hostile {
     }
 
     fn receives(&mut self) -> Receives {
-        Receives { place: self.place(), capacity: 4, max_sge: 1 }
+        receives_at(self.place())
     }
 
     fn path(&mut self) -> AddressVector {
@@ -246,28 +246,52 @@ impl Hostile {
     fn ask_for_memory(&mut self) -> Ask {
         let (access, start) = (Access::READ_WRITE, self.below(1 << 20) as u64);
         match self.below(8) {
-            0 => Ask::Register { pd: self.pd(), access, start, memory: self.region() },
+            0 => Ask::Memory(MemoryCommand::RegisterMemory {
+                pd: self.pd(),
+                access,
+                start,
+                memory: self.region(),
+            }),
             1 => {
                 let (pd, moves) = (self.flag().then(|| self.pd()), self.flag());
                 let translation = moves.then(|| (start, self.region()));
-                Ask::Reregister { mr: self.mr(), pd, access: None, translation }
+                Ask::Memory(MemoryCommand::ReregisterMemory { mr: self.mr(), pd, access: None, translation })
             }
-            2 => Ask::AllocFast { pd: self.pd(), memory: self.region(), pages: self.place(), count: 8 },
-            3 => Ask::CreateCq { ring: self.place(), capacity: self.entries() },
-            4 => Ask::ResizeCq { cq: self.cq(), ring: self.place(), capacity: self.entries() },
+            2 => alloc_fast(self.pd(), self.region(), self.place(), 8),
+            3 => create_cq(self.place(), self.entries()),
+            4 => resize_cq(self.cq(), self.place(), self.entries()),
             5 => {
                 let xrc = SrqKind::Xrc { xrcd: self.xrcd(), cq: self.cq() };
                 let kind = if self.flag() { SrqKind::Basic } else { xrc };
-                Ask::CreateSrq { pd: self.pd(), init: SrqInit { kind, limit: 0 }, ring: self.receives() }
+                Ask::Memory(MemoryCommand::CreateSrq {
+                    pd: self.pd(),
+                    init: SrqInit { kind, limit: 0 },
+                    ring: self.receives(),
+                })
             }
-            6 => Ask::ModifySrq { srq: self.srq(), ring: Some(self.receives()), limit: None },
+            6 => Ask::Memory(MemoryCommand::ModifySrq {
+                srq: self.srq(),
+                ring: Some(self.receives()),
+                limit: None,
+            }),
             _ => {
                 let qp_type = [QpType::Rc, QpType::Ud, QpType::Gsi, QpType::Uc][self.below(4)];
                 let init = QpInit { qp_type, caps: CAPS, sq_sig_all: true };
                 let srq = self.srq();
-                let receives = if self.flag() { Source::Own(self.place()) } else { Source::Shared(srq) };
+                let receives = if self.flag() {
+                    ReceiveSource::Own(receives_at(self.place()))
+                } else {
+                    ReceiveSource::Shared(srq)
+                };
                 let (pd, send_cq, recv_cq) = (self.pd(), self.cq(), self.cq());
-                Ask::CreateQp { pd, send_cq, recv_cq, init, sends: self.place(), receives }
+                Ask::Memory(MemoryCommand::CreateQp {
+                    pd,
+                    send_cq,
+                    recv_cq,
+                    init,
+                    sends: self.place(),
+                    receives,
+                })
             }
         }
     }
@@ -276,21 +300,33 @@ impl Hostile {
     fn note(&mut self, ask: &Ask, answer: &Answer) {
         let mine = &mut self.mine;
         match (ask, answer) {
-            (Ask::Reregister { mr, translation, .. }, Answer::Memory(_, key)) => {
+            (
+                Ask::Memory(MemoryCommand::ReregisterMemory { mr, translation, .. }),
+                Answer::Memory(_, key),
+            ) => {
                 mine.keys.push(*key);
                 if let Some((_, memory)) = translation {
                     mine.mrs.iter_mut().filter(|(own, _)| own == mr).for_each(|own| own.1 = bytes(memory));
                 }
             }
-            (Ask::ResizeCq { cq, capacity, .. }, _) => {
-                mine.cqs.iter_mut().filter(|(own, _)| own == cq).for_each(|own| own.1 = u64::from(*capacity));
+            (Ask::Memory(MemoryCommand::ResizeCq { cq, ring }), _) => {
+                mine.cqs
+                    .iter_mut()
+                    .filter(|(own, _)| own == cq)
+                    .for_each(|own| own.1 = u64::from(ring.capacity));
             }
-            (Ask::Register { memory, .. } | Ask::AllocFast { memory, .. }, Answer::Memory(mr, key)) => {
+            (
+                Ask::Memory(MemoryCommand::RegisterMemory { memory, .. })
+                | Ask::Memory(MemoryCommand::AllocFastMemory { memory, .. }),
+                Answer::Memory(mr, key),
+            ) => {
                 mine.mrs.push((*mr, bytes(memory)));
                 mine.keys.push(*key);
             }
-            (Ask::CreateCq { capacity, .. }, Answer::Cq(cq)) => mine.cqs.push((*cq, u64::from(*capacity))),
-            (Ask::CreateQp { init, sends, .. }, Answer::Qp(qp)) => {
+            (Ask::Memory(MemoryCommand::CreateCq { ring, .. }), Answer::Cq(cq)) => {
+                mine.cqs.push((*cq, u64::from(ring.capacity)));
+            }
+            (Ask::Memory(MemoryCommand::CreateQp { init, sends, .. }), Answer::Qp(qp)) => {
                 mine.qps.push((qp.index, init.qp_type, sends.at as usize));
             }
             (_, Answer::Qp(qp)) => mine.qps.push((qp.index, QpType::XrcRecv, 0)),
@@ -450,16 +486,21 @@ impl Mine {
         let qp = |qp: &QpIndex| (!self.qps.iter().any(|(own, ..)| own == qp)).then_some("the QP");
         let path = |av: &AddressVector| (av.sgid != gid(1)).then_some("the address that it speaks from");
         match ask {
-            Ask::Register { pd: of, .. } | Ask::AllocFast { pd: of, .. } => pd(of),
-            Ask::Reregister { mr: region, pd: to, .. } => mr(region).or_else(|| to.as_ref().and_then(pd)),
-            Ask::ResizeCq { cq: queue, .. } => cq(queue),
-            Ask::CreateSrq { pd: of, init, .. } => pd(of).or_else(|| match &init.kind {
-                SrqKind::Basic => None,
-                SrqKind::Xrc { xrcd: domain, cq: queue } => xrcd(domain).or_else(|| cq(queue)),
-            }),
-            Ask::ModifySrq { srq: queue, .. } => srq(queue),
-            Ask::CreateQp { pd: of, send_cq, recv_cq, receives, .. } => {
-                let shared = if let Source::Shared(queue) = receives { srq(queue) } else { None };
+            Ask::Memory(MemoryCommand::RegisterMemory { pd: of, .. })
+            | Ask::Memory(MemoryCommand::AllocFastMemory { pd: of, .. }) => pd(of),
+            Ask::Memory(MemoryCommand::ReregisterMemory { mr: region, pd: to, .. }) => {
+                mr(region).or_else(|| to.as_ref().and_then(pd))
+            }
+            Ask::Memory(MemoryCommand::ResizeCq { cq: queue, .. }) => cq(queue),
+            Ask::Memory(MemoryCommand::CreateSrq { pd: of, init, .. }) => {
+                pd(of).or_else(|| match &init.kind {
+                    SrqKind::Basic => None,
+                    SrqKind::Xrc { xrcd: domain, cq: queue } => xrcd(domain).or_else(|| cq(queue)),
+                })
+            }
+            Ask::Memory(MemoryCommand::ModifySrq { srq: queue, .. }) => srq(queue),
+            Ask::Memory(MemoryCommand::CreateQp { pd: of, send_cq, recv_cq, receives, .. }) => {
+                let shared = if let ReceiveSource::Shared(queue) = receives { srq(queue) } else { None };
                 pd(of).or_else(|| cq(send_cq)).or_else(|| cq(recv_cq)).or(shared)
             }
             Ask::Command(command) => match command {

@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use super::{Config, Daemon, DaemonError, Quota, Visit};
 use crate::flow::{RxHash, RxHashFields};
 use crate::host::{Device, DeviceConfig, Drive};
-use crate::nic::{Answer, Command};
+use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
 use crate::random::splitmix;
 use crate::remote::link::Link;
 use crate::remote::message::{
-    Ask, Hello, Memory, Place, Receives, Refusal, Reply, Source, Told, VERSION, Welcome,
+    Ask, Beside, Completions, Hello, Memory, Pages, Place, Receives, Refusal, Reply, Told, VERSION, Welcome,
 };
 use crate::remote::name_of;
 use crate::shared::remote_memory::RemoteMemory;
@@ -149,7 +149,7 @@ impl Stranger {
     }
 
     fn cq(&self, at: usize) -> CqIndex {
-        match self.ask(Ask::CreateCq { ring: place(at), capacity: 8 }) {
+        match self.ask(create_cq(place(at), 8)) {
             Ok(Told::Answer(Answer::Cq(cq))) => cq,
             other => panic!("{other:?}"),
         }
@@ -157,12 +157,41 @@ impl Stranger {
 
     fn qp(&self, pd: PdId, cq: CqIndex, qp_type: QpType) -> Result<QpIndex, Refusal> {
         let init = QpInit { qp_type, caps: CAPS, sq_sig_all: true };
-        let (sends, receives) = (place(1024), Source::Own(place(2048)));
-        match self.ask(Ask::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives })? {
+        let (sends, receives) = (place(1024), ReceiveSource::Own(receives_at(place(2048))));
+        match self.ask(Ask::Memory(MemoryCommand::CreateQp {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            init,
+            sends,
+            receives,
+        }))? {
             Told::Answer(Answer::Qp(handle)) => Ok(handle.index),
             other => panic!("{other:?}"),
         }
     }
+}
+
+fn create_cq(place: Place, capacity: u32) -> Ask {
+    Ask::Memory(MemoryCommand::CreateCq { ring: Completions { place, capacity }, notify: None })
+}
+
+/// The same, and its events are counted in the descriptor that comes with it.
+fn create_counted_cq(place: Place, capacity: u32) -> Ask {
+    Ask::Memory(MemoryCommand::CreateCq { ring: Completions { place, capacity }, notify: Some(Beside) })
+}
+
+fn resize_cq(cq: CqIndex, place: Place, capacity: u32) -> Ask {
+    Ask::Memory(MemoryCommand::ResizeCq { cq, ring: Completions { place, capacity } })
+}
+
+fn alloc_fast(pd: PdId, memory: Memory, place: Place, capacity: u32) -> Ask {
+    Ask::Memory(MemoryCommand::AllocFastMemory { pd, memory, pages: Pages { place, capacity } })
+}
+
+/// A receive queue of the sizes of [`CAPS`].
+fn receives_at(place: Place) -> Receives {
+    Receives { place, capacity: CAPS.max_recv_wr, max_sge: CAPS.max_recv_sge }
 }
 
 fn place(at: usize) -> Place {
@@ -186,7 +215,12 @@ fn nothing_of_others_can_be_named() {
     let own = Box::new([0u64; 8]);
     let address = std::ptr::from_ref(&*own) as u64;
     let memory = Memory::At { address, length: 64, on_demand: false };
-    let mr = match victim.ask(Ask::Register { pd, access: Access::LOCAL_WRITE, start: 0x1000, memory }) {
+    let mr = match victim.ask(Ask::Memory(MemoryCommand::RegisterMemory {
+        pd,
+        access: Access::LOCAL_WRITE,
+        start: 0x1000,
+        memory,
+    })) {
         Ok(Told::Answer(Answer::Memory(mr, _))) => mr,
         other => panic!("{other:?}"),
     };
@@ -209,14 +243,40 @@ fn nothing_of_others_can_be_named() {
         assert_eq!(refused.errno, libc::EINVAL, "{what}: {refused:?}");
     }
     let (access, init) = (Access::LOCAL_WRITE, QpInit { qp_type: QpType::Rc, caps: CAPS, sq_sig_all: true });
-    let mine = (place(1024), Source::Own(place(2048)));
+    let mine = (place(1024), ReceiveSource::Own(receives_at(place(2048))));
     let with_memory = [
-        Ask::Register { pd, access, start: 0, memory },
-        Ask::Reregister { mr, pd: None, access: None, translation: Some((0, memory)) },
-        Ask::ResizeCq { cq, ring: place(0), capacity: 8 },
-        Ask::CreateQp { pd, send_cq: own_cq, recv_cq: own_cq, init, sends: mine.0, receives: mine.1 },
-        Ask::CreateQp { pd: own_pd, send_cq: cq, recv_cq: own_cq, init, sends: mine.0, receives: mine.1 },
-        Ask::CreateQp { pd: own_pd, send_cq: own_cq, recv_cq: cq, init, sends: mine.0, receives: mine.1 },
+        Ask::Memory(MemoryCommand::RegisterMemory { pd, access, start: 0, memory }),
+        Ask::Memory(MemoryCommand::ReregisterMemory {
+            mr,
+            pd: None,
+            access: None,
+            translation: Some((0, memory)),
+        }),
+        resize_cq(cq, place(0), 8),
+        Ask::Memory(MemoryCommand::CreateQp {
+            pd,
+            send_cq: own_cq,
+            recv_cq: own_cq,
+            init,
+            sends: mine.0,
+            receives: mine.1,
+        }),
+        Ask::Memory(MemoryCommand::CreateQp {
+            pd: own_pd,
+            send_cq: cq,
+            recv_cq: own_cq,
+            init,
+            sends: mine.0,
+            receives: mine.1,
+        }),
+        Ask::Memory(MemoryCommand::CreateQp {
+            pd: own_pd,
+            send_cq: own_cq,
+            recv_cq: cq,
+            init,
+            sends: mine.0,
+            receives: mine.1,
+        }),
     ];
     for ask in with_memory {
         let what = format!("{ask:?}");
@@ -265,17 +325,13 @@ fn places_that_are_not_inside_its_arenas_are_refused() {
         Place { arena: 0, at: u64::MAX - 7 },
     ];
     for ring in wrong {
-        let asked = [
-            Ask::CreateCq { ring, capacity: 8 },
-            Ask::ResizeCq { cq, ring, capacity: 8 },
-            Ask::AllocFast { pd, memory: Memory::Null, pages: ring, count: 8 },
-        ];
+        let asked = [create_cq(ring, 8), resize_cq(cq, ring, 8), alloc_fast(pd, Memory::Null, ring, 8)];
         for ask in asked {
             let what = format!("{ask:?}");
             guest.ask(ask).expect_err(&what);
         }
     }
-    guest.ask(Ask::CreateCq { ring: place(0), capacity: u32::MAX }).expect_err("larger than the arena");
+    guest.ask(create_cq(place(0), u32::MAX)).expect_err("larger than the arena");
     // An arena that could shrink under the NIC's hands, or is none.
     let open = nix::sys::memfd::memfd_create("open", nix::sys::memfd::MFdFlags::empty()).expect("a file");
     nix::unistd::ftruncate(&open, 32768).expect("room");
@@ -284,7 +340,8 @@ fn places_that_are_not_inside_its_arenas_are_refused() {
     guest.ask_with(&Ask::Arena { words: u64::MAX }, &[open.as_fd()]).expect_err("too many");
     // Events that would go anywhere.
     let (reader, _writer) = std::io::pipe().expect("a pipe");
-    let ask = Ask::CreateCq { ring: place(0), capacity: 8 };
+    let ask = create_counted_cq(place(0), 8);
+    guest.ask(create_counted_cq(place(0), 8)).expect_err("nothing came");
     assert!(guest.ask_with(&ask, &[reader.as_fd()]).expect_err("no eventfd").why.contains("eventfd"));
 }
 
@@ -381,23 +438,28 @@ fn questions_that_are_bent_are_answered() {
                 }),
             )),
             Ask::Command(Command::AttachMulticast(qp, Gid([0xff; 16]))),
-            Ask::Register { pd, access: Access::LOCAL_WRITE, start: 0x1000, memory },
-            Ask::AllocFast { pd, memory, pages: place(3000), count: 8 },
-            Ask::CreateCq { ring: place(512), capacity: 8 },
-            Ask::ResizeCq { cq, ring: place(512), capacity: 8 },
-            Ask::CreateSrq {
+            Ask::Memory(MemoryCommand::RegisterMemory {
+                pd,
+                access: Access::LOCAL_WRITE,
+                start: 0x1000,
+                memory,
+            }),
+            alloc_fast(pd, memory, place(3000), 8),
+            create_cq(place(512), 8),
+            resize_cq(cq, place(512), 8),
+            Ask::Memory(MemoryCommand::CreateSrq {
                 pd,
                 init: SrqInit::default(),
                 ring: Receives { place: place(2048), capacity: 4, max_sge: 1 },
-            },
-            Ask::CreateQp {
+            }),
+            Ask::Memory(MemoryCommand::CreateQp {
                 pd,
                 send_cq: cq,
                 recv_cq: cq,
                 init,
                 sends: place(1024),
-                receives: Source::Own(place(2048)),
-            },
+                receives: ReceiveSource::Own(receives_at(place(2048))),
+            }),
             Ask::Services(vec![(7, None), (8, Some([192, 0, 2, 1].into()))]),
             Ask::Arena { words: 64 },
             Ask::TakeUnit(9),
@@ -447,12 +509,12 @@ fn quotas_hold_and_what_is_given_back_can_be_had_again() {
     guest.qp(pd, cq, QpType::Rc).expect("two again");
     guest.call(Command::DestroyQp(qp)).expect("its own");
 
-    let cqs = |capacity| guest.ask(Ask::CreateCq { ring: place(512), capacity });
+    let cqs = |capacity| guest.ask(create_cq(place(512), capacity));
     assert!(cqs(13).is_err() && cqs(12).is_ok() && cqs(1).is_err());
     // A domain and two queues: two are left.
     let srq = || {
         let ring = Receives { place: place(3000), capacity: 1, max_sge: 1 };
-        guest.ask(Ask::CreateSrq { pd, init: SrqInit::default(), ring })
+        guest.ask(Ask::Memory(MemoryCommand::CreateSrq { pd, init: SrqInit::default(), ring }))
     };
     let Ok(Told::Answer(Answer::Srq(srq_index, _))) = srq() else { panic!("a fourth object") };
     guest.pd();
@@ -464,13 +526,18 @@ fn quotas_hold_and_what_is_given_back_can_be_had_again() {
     for command in [Command::AllocPd, Command::OpenXrcd(OpenXrcd::default())] {
         beyond(guest.call(command).map(drop));
     }
-    beyond(guest.ask(Ask::CreateCq { ring: place(512), capacity: 0 }).map(drop));
+    beyond(guest.ask(create_cq(place(512), 0)).map(drop));
     guest.call(Command::DestroySrq(srq_index)).expect("its own");
     srq().expect("one again");
     let own = [0u8; 128];
     let register = |length| {
         let memory = Memory::At { address: own.as_ptr() as u64, length, on_demand: false };
-        guest.ask(Ask::Register { pd, access: Access::empty(), start: 0, memory })
+        guest.ask(Ask::Memory(MemoryCommand::RegisterMemory {
+            pd,
+            access: Access::empty(),
+            start: 0,
+            memory,
+        }))
     };
     assert!(register(101).is_err());
     let Ok(Told::Answer(Answer::Memory(mr, _))) = register(60) else { panic!("60 bytes") };

@@ -11,9 +11,11 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
 
-use super::{CAPS, PATIENCE, Quota, nic, place, settled};
-use crate::nic::{Answer, Command, QpHandle};
-use crate::remote::message::{Ask, Memory, Place, Source, Told};
+use super::{
+    CAPS, PATIENCE, Quota, alloc_fast, create_counted_cq, create_cq, nic, place, receives_at, settled,
+};
+use crate::nic::{Answer, Command, MemoryCommand, QpHandle, ReceiveSource};
+use crate::remote::message::{Ask, Memory, Place, Told};
 use crate::shared::{EventCounter, Region, SendRing};
 use crate::verbs::{QpAttr, QpCaps, QpInit, QpState, QpType};
 
@@ -62,7 +64,7 @@ fn channel_of_many_queues_is_one_descriptor() {
     let channel = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).expect("a descriptor");
     let queues: Vec<_> = (0..20)
         .map(|_| {
-            let ask = Ask::CreateCq { ring: place(0), capacity: 8 };
+            let ask = create_counted_cq(place(0), 8);
             match client.ask_with(&ask, &[channel.as_fd()]) {
                 Ok(Told::Answer(Answer::Cq(cq))) => cq,
                 other => panic!("{other:?}"),
@@ -71,7 +73,7 @@ fn channel_of_many_queues_is_one_descriptor() {
         .collect();
     assert_eq!(descriptors_of(&channel), 2, "the client's and the NIC's");
     queues.into_iter().for_each(|cq| drop(client.call(Command::DestroyCq(cq)).expect("its own")));
-    client.ask(Ask::CreateCq { ring: place(0), capacity: 8 }).expect("room");
+    client.ask(create_cq(place(0), 8)).expect("room");
     assert_eq!(descriptors_of(&channel), 1, "the client's");
 }
 
@@ -85,8 +87,15 @@ fn endless_send_queue_delays_no_other_client() {
     client.arena(SendRing::size(CAPACITY, 1, 0));
     let caps = QpCaps { max_send_wr: CAPACITY, ..CAPS };
     let init = QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true };
-    let (sends, receives) = (Place { arena: 1, at: 0 }, Source::Own(place(2048)));
-    let made = client.ask(Ask::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives });
+    let (sends, receives) = (Place { arena: 1, at: 0 }, ReceiveSource::Own(receives_at(place(2048))));
+    let made = client.ask(Ask::Memory(MemoryCommand::CreateQp {
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        init,
+        sends,
+        receives,
+    }));
     let Ok(Told::Answer(Answer::Qp(QpHandle { index: qp, .. }))) = made else { panic!("{made:?}") };
     let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
     client.call(Command::ModifyQp(qp, Box::new(error))).expect("its own");
@@ -189,7 +198,7 @@ fn page_list_beyond_the_limit_is_refused() {
     let (mut client, pd, ..) = settled(&nic);
     client.arena(1 << 17);
     let pages = Place { arena: 1, at: 0 };
-    let ask = |count| client.ask(Ask::AllocFast { pd, memory: Memory::Null, pages, count });
+    let ask = |count| client.ask(alloc_fast(pd, Memory::Null, pages, count));
     let refused = ask(1 << 17).expect_err("too long");
     assert!(refused.errno == libc::EINVAL && refused.why.contains("131072"), "{refused:?}");
     ask(512).expect("room");
