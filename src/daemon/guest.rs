@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use super::lent::{Finder, Lent, invalid};
 use super::outbox::Outbox;
 use super::owned::{Owned, Role};
 use crate::congestion::{Rate, SharedRate};
-use crate::host::Estate;
+use crate::host::HandedOver;
 use crate::host::inspect::{Passes, Snapshot};
 use crate::nic::{Answer, Command, ControlError, MemoryCommand, Object, QpStatus};
 use crate::remote::link::{LONGEST_QUESTION, Link};
@@ -38,7 +38,7 @@ pub(super) struct Guest {
     /// What it has, of what it may have.
     account: Arc<Account>,
     /// What its connections leave.
-    estate: Mutex<Option<Estate>>,
+    estate: Mutex<Option<HandedOver>>,
     /// How fast its QPs may send together, if that is bounded.
     rate: Option<SharedRate>,
     /// It was said that its memory does not answer.
@@ -198,9 +198,9 @@ impl Guest {
             }
             Ask::Look => return self.look(house),
             Ask::Estate => {
-                let fd = fds.first().ok_or(ControlError::NoMemory("estate: no descriptor came"))?;
-                let estate = Estate::of(fd.as_fd()).map_err(invalid)?;
-                *lock(&self.estate) = Some(estate);
+                let fd =
+                    fds.into_iter().next().ok_or(ControlError::NoMemory("estate: no descriptor came"))?;
+                *lock(&self.estate) = Some(HandedOver::new(fd).map_err(invalid)?);
                 return Ok(Told::Done(true));
             }
             Ask::TakeUnit(unit) => {

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -14,6 +14,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+use nix::sys::uio::pread;
 
 use super::adapter::Seat;
 use super::connections::{ConnectionService, Nobody};
@@ -28,6 +30,8 @@ use crate::wire::cm::CommId;
 const PLACES: usize = 8192;
 /// 64-bit words of each: who wrote it and whether it is whole, the manager's seed, a bequest.
 const PLACE: usize = 16;
+/// Bytes of a word.
+const WORD: usize = size_of::<u64>();
 /// The words of a place are whole. Below it is the process that wrote them, above it its unit, counted from 1.
 const WHOLE: u64 = 1 << 32;
 const UNIT_SHIFT: u32 = 40;
@@ -76,15 +80,10 @@ impl Estate {
     /// If there is none at `path`.
     pub fn open(path: &Path) -> io::Result<Estate> {
         let file = File::options().read(true).write(true).open(path)?;
-        Estate::of(file.as_fd())
+        Ok(Estate { region: Region::map(file.as_fd(), PLACES * PLACE)? })
     }
 
-    /// One that another process has handed over.
-    pub(crate) fn of(fd: BorrowedFd<'_>) -> io::Result<Estate> {
-        Ok(Estate { region: Region::map(fd, PLACES * PLACE)? })
-    }
-
-    /// An empty one, and the descriptor by which another process [maps](Self::of) it.
+    /// An empty one, and the descriptor by which another process has it.
     fn create_to_hand_over() -> io::Result<(Estate, OwnedFd)> {
         let (region, fd) = Region::shared(PLACES * PLACE)?;
         Ok((Estate { region }, fd))
@@ -98,19 +97,15 @@ impl Estate {
         Box::new(Writer { region: Arc::clone(&self.region), seed, process, places: HashMap::new(), next: 0 })
     }
 
-    /// Connections of processes that are no more, by the seeds of their managers. They are taken out. `all`: whoever wrote them.
-    fn take(&self, all: bool) -> Left {
+    /// Connections of processes that are no more, by the seeds of their managers. They are taken out.
+    fn take(&self) -> Left {
         let mut left = Left::new();
         for place in places(&self.region) {
             let state = place[0].load(Acquire);
-            if state & WHOLE == 0 || (!all && is_alive(state as u32)) {
+            if state & WHOLE == 0 || is_alive(state as u32) {
                 continue;
             }
-            let words = std::array::from_fn(|i| place[2 + i].load(Relaxed));
-            if let Some(bequest) = Bequest::from_words(&words) {
-                let unit = (state >> UNIT_SHIFT).checked_sub(1).and_then(|unit| u8::try_from(unit).ok());
-                left.entry((place[1].load(Relaxed), unit)).or_default().push(bequest);
-            }
+            enter(&mut left, &std::array::from_fn(|i| place[i].load(Relaxed)));
             place[0].store(0, Relaxed);
         }
         left
@@ -122,20 +117,64 @@ impl Estate {
     /// # Errors
     /// If the device cannot be opened, for instance because another process has it now.
     pub fn settle<E: From<DeviceError>>(&self, device: impl FnOnce() -> Result<Device, E>) -> Result<(), E> {
-        let left = self.take(false);
+        let left = self.take();
         if left.is_empty() {
             return Ok(());
         }
         tell(left, &device()?).map_err(E::from)
     }
+}
 
-    /// Settles for a client of `device`, which has ended, had this unit, and may have had `most` connections. Entries in the name of other
-    /// clients are dropped, and those beyond.
+/// What connections of a process were, in a file that the process has handed over.
+#[derive(Debug)]
+pub(crate) struct HandedOver(OwnedFd);
+
+impl HandedOver {
+    /// # Errors
+    /// If the file is not in memory: reading another may wait for as long as its owner likes.
+    pub(crate) fn new(fd: OwnedFd) -> io::Result<HandedOver> {
+        if fstatfs(&fd)?.filesystem_type() != TMPFS_MAGIC {
+            let why = "what connections leave is handed over in memory (memfd_create)";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        Ok(HandedOver(fd))
+    }
+
+    /// Settles for the client of `device` that handed it over, has ended, had this unit, and may have had `most` connections. Entries in
+    /// the name of other clients are dropped, and those beyond.
     pub(crate) fn settle_for(&self, unit: u8, most: usize, device: &Device) -> Result<(), DeviceError> {
-        let mut left = self.take(true);
+        let mut left = self.left();
         left.retain(|(_, of), _| *of == Some(unit));
         let left = bounded(left, most);
         if left.is_empty() { Ok(()) } else { tell(left, device) }
+    }
+
+    /// The file is read and not mapped: its owner may have cut it short, or taken pages out.
+    fn left(&self) -> Left {
+        let mut left = Left::new();
+        let mut bytes = [0; PLACE * WORD];
+        for index in 0..PLACES {
+            let at = (index * bytes.len()) as i64;
+            if pread(&self.0, &mut bytes, at) != Ok(bytes.len()) {
+                break;
+            }
+            let mut words =
+                bytes.chunks_exact(WORD).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
+            enter(&mut left, &std::array::from_fn(|_| words.next().expect("as many")));
+        }
+        left
+    }
+}
+
+/// Enters what is written in a place, if that is whole.
+fn enter(left: &mut Left, place: &[u64; PLACE]) {
+    let (state, seed) = (place[0], place[1]);
+    let words = std::array::from_fn(|i| place[2 + i]);
+    if state & WHOLE != 0
+        && let Some(bequest) = Bequest::from_words(&words)
+    {
+        let unit = (state >> UNIT_SHIFT).checked_sub(1).and_then(|unit| u8::try_from(unit).ok());
+        left.entry((seed, unit)).or_default().push(bequest);
     }
 }
 
@@ -276,6 +315,7 @@ fn is_alive(process: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
+    use std::os::unix::fs::MetadataExt;
 
     use super::*;
     use crate::host::{DeviceConfig, Resolve, ResolveError};
@@ -307,7 +347,7 @@ mod tests {
         assert_eq!(whole(), PLACES - 1);
         one.keep(CommId(u32::MAX), Some(&bequest(7)));
         assert_eq!(whole(), PLACES);
-        assert!(estate.take(false).is_empty(), "its writer lives");
+        assert!(estate.take().is_empty(), "its writer lives");
     }
 
     /// What a process wrote with that has ended by now; its manager had this seed.
@@ -334,8 +374,8 @@ mod tests {
         writer.keep(CommId(2), None);
         // Dead in the middle of writing.
         estate.region.words()[0].store(writer.process, Relaxed);
-        assert_eq!(estate.take(false).into_iter().collect::<Vec<_>>(), [((5, None), vec![bequest(3)])]);
-        assert!(estate.take(false).is_empty());
+        assert_eq!(estate.take().into_iter().collect::<Vec<_>>(), [((5, None), vec![bequest(3)])]);
+        assert!(estate.take().is_empty());
     }
 
     /// The kernel has to be asked for the way, and does not know it at once.
@@ -372,14 +412,15 @@ mod tests {
         let device =
             Device::new("test", Box::new(near), [address], Box::new(Never), &DeviceConfig::default());
         let device = device.expect("a device");
-        let (estate, _path) = Estate::create().expect("memory");
+        let (estate, fd) = Estate::create_to_hand_over().expect("memory");
         for seed in 0..PLACES as u64 {
             let mut writer = writer_of(&estate, seed, 7);
             writer.keep(CommId(seed as u32), Some(&bequest(seed)));
         }
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let _ = estate.settle_for(6, usize::MAX, &device);
+            let handed_over = HandedOver::new(fd).expect("memory");
+            let _ = handed_over.settle_for(6, usize::MAX, &device);
             let _ = tell.send(());
         });
         told.recv_timeout(Duration::from_secs(30)).expect("the end of the settlement");
@@ -387,13 +428,30 @@ mod tests {
 
     #[test]
     fn surplus_connections_of_a_handover_are_dropped() {
-        let (estate, _path) = Estate::create().expect("memory");
+        let (estate, fd) = Estate::create_to_hand_over().expect("memory");
         for seed in 0..4 {
             let mut writer = writer_of(&estate, seed, 7);
             (0..10).for_each(|id| writer.keep(CommId(id), Some(&bequest(id.into()))));
         }
-        let kept = |most| bounded(estate.take(true), most).values().map(Vec::len).sum::<usize>();
-        assert_eq!(kept(25), 25);
+        let left = HandedOver::new(fd).expect("memory").left();
+        assert_eq!(left.values().map(Vec::len).sum::<usize>(), 40);
+        assert_eq!(bounded(left, 25).values().map(Vec::len).sum::<usize>(), 25);
+    }
+
+    #[test]
+    fn holes_of_a_handover_stay_holes() {
+        let (estate, fd) = Estate::create_to_hand_over().expect("memory");
+        writer_of(&estate, 3, 7).keep(CommId(1), Some(&bequest(1)));
+        let file = File::from(fd.try_clone().expect("a descriptor"));
+        let before = file.metadata().expect("a file").blocks();
+        let handed_over = HandedOver::new(fd).expect("memory");
+        assert_eq!(handed_over.left().values().map(Vec::len).sum::<usize>(), 1);
+        assert_eq!(file.metadata().expect("a file").blocks(), before, "a touch of a mapping makes pages");
+        let short =
+            nix::sys::memfd::memfd_create("short", nix::sys::memfd::MFdFlags::empty()).expect("a file");
+        assert!(HandedOver::new(short).expect("memory").left().is_empty());
+        let (reader, _writer) = io::pipe().expect("a pipe");
+        HandedOver::new(reader.into()).expect_err("no file in memory");
     }
 
     #[test]

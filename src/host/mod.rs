@@ -105,6 +105,7 @@ pub use claim::PortPlan;
 #[doc(hidden)]
 pub use connections::{ConnectionService, Consumer, Nobody};
 #[doc(hidden)]
+pub(crate) use estate::HandedOver;
 pub use estate::{Estate, SharedPath};
 #[doc(hidden)]
 pub use event_log::{EVENTS, EventLog, LoggedEvent};

@@ -1,16 +1,13 @@
 //! Doorbells: one bit for each QP, and a way to wake a sleeping worker.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-
-use nix::fcntl::OFlag;
-use nix::unistd::pipe2;
 
 use super::region::{HeldPages, LINE, Region};
 use super::sync::{
     AtomicU64, EfdFlags, EventFd,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
-    fence,
+    clear, fence,
 };
 use crate::verbs::QpIndex;
 
@@ -66,17 +63,15 @@ impl Doorbells {
         Ok((Doorbells::on(region, Arc::new(new_wake()?), qps), fd))
     }
 
-    /// The same for another process that is not trusted: it rings by a pipe, and has the end to write to, which says nothing about how
-    /// the other end is read. (Flags of an eventfd are those of all who have it.) What it gets: the page, and that end. Its bells are not
-    /// to be heard before the page's memory is [held](HeldPages::hold), once it has mapped it.
+    /// The same for another process that is not trusted. What it gets: the page, and a duplicate of the eventfd. Its bells are not to be
+    /// heard before the page's memory is [held](HeldPages::hold), once it has mapped it.
     ///
     /// # Errors
     /// If there is no memory or descriptor for them.
     pub fn for_guest(qps: u32) -> std::io::Result<(Doorbells, [OwnedFd; 2], HeldPages)> {
         let (region, page, held) = Region::to_lend_and_hold(Doorbells::size(qps))?;
-        let (heard, rung) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-        // SAFETY: a wrapper for reads of 8 bytes each; a pipe has them as they were written.
-        let wake = unsafe { EventFd::from_owned_fd(heard) };
+        let wake = new_wake()?;
+        let rung = wake.as_fd().try_clone_to_owned()?;
         Ok((Doorbells::on(region, Arc::new(wake), qps), [page, rung], held))
     }
 
@@ -191,7 +186,8 @@ impl Doorbells {
     pub fn sleep_ends(&self, rang: bool) {
         self.region.words()[SLEEPING].fetch_sub(1, Relaxed);
         if rang {
-            let _ = self.wake.read();
+            // One who may not be trusted may have made it a descriptor that blocks.
+            clear(&self.wake);
         }
     }
 

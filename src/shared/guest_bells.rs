@@ -14,30 +14,11 @@ use crate::verbs::QpIndex;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestId(u64);
 
-/// A page, and whether its owner may still ring: it holds its end of the pipe.
-#[derive(Clone, Debug)]
-struct Page {
-    id: GuestId,
-    bells: Doorbells,
-    may_ring: Arc<AtomicBool>,
-}
-
 /// The pages at a time.
 #[derive(Debug, Default)]
 struct Pages {
-    all: Vec<Page>,
+    all: Vec<(GuestId, Doorbells)>,
     next: u64,
-}
-
-/// The state of a descriptor after a worker slept on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rang {
-    /// Nothing.
-    No,
-    /// Readable.
-    Yes,
-    /// The other end is closed (`POLLHUP`, `POLLERR`). Every poll of it would return at once, so no worker sleeps on it again.
-    HungUp,
 }
 
 /// See the module's page. Cloning it gives another handle to the same one.
@@ -52,8 +33,7 @@ impl GuestBells {
     pub fn add(&self, bells: Doorbells) -> GuestId {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         let id = GuestId(pages.next);
-        let page = Page { id, bells, may_ring: Arc::new(AtomicBool::new(true)) };
-        let all = pages.all.iter().cloned().chain([page]).collect();
+        let all = pages.all.iter().cloned().chain([(id, bells)]).collect();
         *pages = Arc::new(Pages { all, next: id.0 + 1 });
         self.is_used.store(true, Relaxed);
         id
@@ -62,7 +42,7 @@ impl GuestBells {
     /// Hears it no more.
     pub fn remove(&self, id: GuestId) {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: Vec<_> = pages.all.iter().filter(|page| page.id != id).cloned().collect();
+        let all: Vec<_> = pages.all.iter().filter(|(other, _)| *other != id).cloned().collect();
         self.is_used.store(!all.is_empty(), Relaxed);
         *pages = Arc::new(Pages { all, next: pages.next });
     }
@@ -76,20 +56,21 @@ impl GuestBells {
     /// The worker's side: takes all bells, calling `each` for every QP that rang.
     pub fn take(&self, mut each: impl FnMut(QpIndex)) {
         if let Some(pages) = self.pages() {
-            pages.all.iter().for_each(|page| page.bells.take(&mut each));
+            pages.all.iter().for_each(|(_, bells)| bells.take(&mut each));
         }
     }
 
     /// The worker's side: true if some bell rang.
     pub fn any(&self) -> bool {
-        self.pages().is_some_and(|pages| pages.all.iter().any(|page| page.bells.any()))
+        self.pages().is_some_and(|pages| pages.all.iter().any(|(_, bells)| bells.any()))
     }
 
     /// The worker's side: from now on a ring writes one of the eventfds of what is returned. Look once more before sleeping on them.
     pub fn sleep_begins(&self) -> GuestSleep {
         let pages = self.pages();
-        pages.iter().flat_map(|pages| &pages.all).for_each(|page| page.bells.sleep_begins());
-        GuestSleep(pages)
+        let sleep = GuestSleep(pages);
+        sleep.bells().for_each(Doorbells::sleep_begins);
+        sleep
     }
 }
 
@@ -99,32 +80,28 @@ impl GuestBells {
 pub struct GuestSleep(Option<Arc<Pages>>);
 
 impl GuestSleep {
-    fn pages(&self) -> impl Iterator<Item = &Page> {
-        self.0.iter().flat_map(|pages| &pages.all)
+    fn bells(&self) -> impl Iterator<Item = &Doorbells> {
+        self.0.iter().flat_map(|pages| &pages.all).map(|(_, bells)| bells)
     }
 
-    /// Readable when the worker is to wake: one of each page whose owner may ring.
+    /// Readable when the worker is to wake: one of each page.
     pub fn wake_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.pages().filter(|page| page.may_ring.load(Relaxed)).map(|page| page.bells.wake_fd().as_fd())
+        self.bells().map(|bells| bells.wake_fd().as_fd())
     }
 
-    /// The worker is awake again. `rang` tells what was found at each of the descriptors, in their order.
-    pub fn ends(&self, mut rang: impl FnMut(usize) -> Rang) {
-        let mut at = 0;
-        for page in self.pages() {
-            let may_ring = page.may_ring.load(Relaxed);
-            let found = if may_ring { rang(at) } else { Rang::No };
-            at += usize::from(may_ring);
-            if found == Rang::HungUp {
-                page.may_ring.store(false, Relaxed);
-            }
-            page.bells.sleep_ends(found == Rang::Yes);
-        }
+    /// The worker is awake again. `rang` tells which of the descriptors was readable, by their order.
+    pub fn ends(&self, rang: impl Fn(usize) -> bool) {
+        self.bells().enumerate().for_each(|(at, bells)| bells.sleep_ends(rang(at)));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
     use super::*;
 
     #[test]
@@ -144,7 +121,7 @@ mod tests {
 
         let sleep = guests.sleep_begins();
         pages[1].ring(QpIndex(3));
-        sleep.ends(|at| if at == 1 { Rang::Yes } else { Rang::No });
+        sleep.ends(|at| at == 1);
         assert_eq!(sleep.wake_fds().count(), 2);
         assert!(pages[1].wake_fd().read().is_err(), "its wake-up was taken");
         guests.remove(a);
@@ -155,21 +132,31 @@ mod tests {
     }
 
     #[test]
-    fn closed_pipe_is_slept_on_no_more() {
+    fn eventfd_that_blocks_is_cleared_without_waiting() {
+        let (bells, [_page, rung], _held) = Doorbells::for_guest(64).expect("a page");
         let guests = GuestBells::default();
-        let (bells, page_and_pipe, _) = Doorbells::for_guest(64).expect("a page");
-        let (other, kept, _) = Doorbells::for_guest(64).expect("a page");
-        guests.add(bells.clone());
-        guests.add(other);
-        drop(page_and_pipe);
+        guests.add(bells);
+        // Flags are those of all duplicates.
+        fcntl(&rung, FcntlArg::F_SETFL(OFlag::empty())).expect("its own");
+        for _ in 0..3 {
+            // Nothing is to be read: its owner has read it.
+            guests.sleep_begins().ends(|_| true);
+        }
+    }
+
+    #[test]
+    fn eventfd_that_is_full_wakes_once() {
+        let (bells, [_page, rung], _held) = Doorbells::for_guest(64).expect("a page");
+        let guests = GuestBells::default();
+        guests.add(bells);
+        std::fs::File::from(rung).write_all(&(u64::MAX - 1).to_ne_bytes()).expect("room");
         let sleep = guests.sleep_begins();
-        assert_eq!(sleep.wake_fds().count(), 2);
-        sleep.ends(|at| if at == 0 { Rang::HungUp } else { Rang::No });
-        let sleep = guests.sleep_begins();
-        assert_eq!(sleep.wake_fds().count(), 1, "the one whose owner may ring");
-        sleep.ends(|_| Rang::No);
-        bells.ring(QpIndex(3));
-        assert!(guests.any(), "its bells are heard when the worker is awake");
-        drop(kept);
+        let is_readable = || {
+            let mut fds: Vec<_> = sleep.wake_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+            poll(&mut fds, PollTimeout::ZERO).expect("a descriptor") > 0
+        };
+        assert!(is_readable());
+        sleep.ends(|_| true);
+        assert!(!is_readable());
     }
 }

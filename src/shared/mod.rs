@@ -38,7 +38,7 @@ mod tests;
 pub use completion_queue::{Armed, CompletionRing};
 pub use doorbell::Doorbells;
 pub use event_counter::EventCounter;
-pub use guest_bells::{GuestBells, GuestId, GuestSleep, Rang};
+pub use guest_bells::{GuestBells, GuestId, GuestSleep};
 pub use memory::HostMemory;
 pub use page_list::PageList;
 pub use region::{HeldPages, Region};

@@ -18,7 +18,7 @@ mod watch;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/shared/completion_queue.rs"]
 mod completion_queue;
-#[allow(dead_code, unreachable_pub)]
+#[allow(dead_code, unreachable_pub, unused_imports)]
 #[path = "../../src/shared/doorbell.rs"]
 mod doorbell;
 #[allow(dead_code, unreachable_pub)]
@@ -56,6 +56,10 @@ mod sync {
     pub(super) use loom::sync::{Mutex, MutexGuard};
     pub(super) use nix::sys::eventfd::EfdFlags;
     pub(super) use std::sync::TryLockError;
+
+    pub(super) fn clear(counter: &EventFd) {
+        let _ = counter.read();
+    }
 }
 
 use loom::sync::atomic::AtomicU64;
