@@ -19,6 +19,7 @@ use super::message::{
     Ask, Beside, BoundPorts, Completions, Hello, Memory, Pages, Place, Placed, Receives, Refusal, Reply,
     Told, VERSION, Welcome,
 };
+use super::trust::is_trusted;
 use crate::descriptors::{children, connect, peer_of};
 use crate::engine::EventSink;
 use crate::nic::{Answer, Command, ControlError, Convert, Mapped};
@@ -61,9 +62,9 @@ fn connected(interface: &str) -> Result<Option<(UnixStream, i32)>, AttachError> 
         Err(error) => return Err(silent_or(interface, error)),
     };
     let who = peer_of(&socket).map_err(|source| silent_or(interface, source))?;
-    let (pid, uid, own) = (who.pid(), who.uid(), geteuid().as_raw());
-    if uid != 0 && uid != own {
-        let pid = pid.cast_unsigned();
+    let (pid, uid) = (who.pid(), who.uid());
+    if !is_trusted(pid.cast_unsigned(), uid) {
+        let (pid, own) = (pid.cast_unsigned(), geteuid().as_raw());
         return Err(AttachError::Stranger { interface: interface.to_owned(), pid, uid, own });
     }
     Ok(Some((socket, pid)))

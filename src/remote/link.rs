@@ -13,7 +13,7 @@ use crate::descriptors::{MOST, receive_with, send_with};
 /// Bytes of an answer at most: some 30 times a list of 65,536 QPs.
 const LONGEST_ANSWER: usize = 1 << 29;
 /// Bytes of a question at most: all port numbers of four spaces, bound. A list grows some thirty times where it is unpacked.
-pub(crate) const LONGEST_QUESTION: usize = 1 << 23;
+pub const LONGEST_QUESTION: usize = 1 << 23;
 /// Bytes that are read before more room is made.
 const PIECE: usize = 1 << 20;
 /// Bytes before a message: its length.
@@ -21,10 +21,10 @@ const HEAD: usize = 4;
 
 /// One end.
 #[derive(Debug)]
-pub(crate) struct Link(UnixStream);
+pub struct Link(UnixStream);
 
 impl Link {
-    pub(crate) fn new(socket: UnixStream) -> Link {
+    pub fn new(socket: UnixStream) -> Link {
         Link(socket)
     }
 
@@ -32,7 +32,7 @@ impl Link {
     ///
     /// # Errors
     /// If the other end is gone.
-    pub(crate) fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = postcard::to_stdvec(message).map_err(io::Error::other)?;
         let head = u32::try_from(bytes.len()).map_err(io::Error::other)?.to_ne_bytes();
         // Descriptors go with the first byte.
@@ -45,7 +45,7 @@ impl Link {
     ///
     /// # Errors
     /// If what came is no such message: the two ends are of different versions.
-    pub(crate) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         self.receive_at_most(LONGEST_ANSWER)
     }
 
@@ -53,7 +53,7 @@ impl Link {
     ///
     /// # Errors
     /// If what came is no such message.
-    pub(crate) fn receive_at_most<T: DeserializeOwned>(
+    pub fn receive_at_most<T: DeserializeOwned>(
         &self,
         longest: usize,
     ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
@@ -87,7 +87,7 @@ impl Link {
     ///
     /// # Errors
     /// `WouldBlock`: there is no room now. Any other: the other end is gone.
-    pub(crate) fn send_at_once(&self, message: &impl Serialize) -> io::Result<()> {
+    pub fn send_at_once(&self, message: &impl Serialize) -> io::Result<()> {
         let mut bytes = vec![0; HEAD];
         bytes = postcard::to_extend(message, bytes).map_err(io::Error::other)?;
         let length = u32::try_from(bytes.len() - HEAD).map_err(io::Error::other)?;
@@ -100,24 +100,24 @@ impl Link {
     }
 
     /// How long [`receive`](Self::receive) waits from one piece of a message to the next. `None`: for ever.
-    pub(crate) fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.0.set_read_timeout(timeout)
     }
 
     /// Another handle to it.
-    pub(crate) fn try_clone(&self) -> io::Result<Link> {
+    pub fn try_clone(&self) -> io::Result<Link> {
         self.0.try_clone().map(Link)
     }
 
     /// Ends it for both ends, whoever waits.
-    pub(crate) fn shut(&self) {
+    pub fn shut(&self) {
         let _ = self.0.shutdown(std::net::Shutdown::Both);
     }
 }
 
 /// A message that comes in pieces from a process that is not waited for.
 #[derive(Debug)]
-pub(crate) struct Pieces {
+pub struct Pieces {
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
     longest: usize,
@@ -125,7 +125,7 @@ pub(crate) struct Pieces {
 
 impl Pieces {
     /// Nothing of a message of `longest` bytes at most.
-    pub(crate) fn new(longest: usize) -> Pieces {
+    pub fn new(longest: usize) -> Pieces {
         Pieces { bytes: Vec::new(), fds: Vec::new(), longest }
     }
 
@@ -133,7 +133,7 @@ impl Pieces {
     ///
     /// # Errors
     /// `WouldBlock` if more is due; any other if what came is no such message.
-    pub(crate) fn read<T: DeserializeOwned>(
+    pub fn read<T: DeserializeOwned>(
         &mut self,
         socket: BorrowedFd<'_>,
     ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {

@@ -16,7 +16,7 @@ use crate::port::udp::group::BoundPort;
 use crate::verbs::Mtu;
 
 /// The form of messages. Both ends have to have the same.
-pub(crate) const VERSION: u32 = 4;
+pub const VERSION: u32 = 4;
 
 /// Services that a process may listen for: far more than a connection manager has listeners.
 const SERVICES: usize = 1 << 13;
@@ -55,38 +55,38 @@ fn at_most<'de, const MOST: usize, D: Deserializer<'de>, T: Deserialize<'de>>(
 /// A process that wants to be served. Beside it come the descriptors of its memory
 /// ([`RemoteMemory::descriptors`](crate::shared::remote_memory::RemoteMemory::descriptors)).
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Hello {
+pub struct Hello {
     /// [`VERSION`].
-    pub(crate) version: u32,
+    pub version: u32,
     /// Its name, for people.
-    pub(crate) name: String,
+    pub name: String,
     /// An address of its memory, and the 8 bytes that are there.
-    pub(crate) secret: (u64, u64),
+    pub secret: (u64, u64),
 }
 
 /// It is served. Beside it come the page of its doorbells, the descriptor that they ring, and the socket of events.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Welcome {
+pub struct Welcome {
     /// Its place, which its communication IDs begin with.
-    pub(crate) slot: u8,
+    pub slot: u8,
     /// Bells of its page.
-    pub(crate) qps: u32,
+    pub qps: u32,
     /// Zero of the NIC's clock, in ns of `CLOCK_MONOTONIC`.
-    pub(crate) epoch: u64,
+    pub epoch: u64,
     /// What it stands on.
-    pub(crate) port: PortInfo,
+    pub port: PortInfo,
 }
 
 /// Where a queue lies: in which arena, and from which word on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Place {
-    pub(crate) arena: u32,
-    pub(crate) at: u64,
+pub struct Place {
+    pub arena: u32,
+    pub at: u64,
 }
 
 /// Memory of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Memory {
+pub enum Memory {
     /// None: what is written vanishes, what is read is zeros.
     Null,
     /// At this address of the process, so many bytes; their pages may come and go.
@@ -95,33 +95,33 @@ pub(crate) enum Memory {
 
 /// A page list: where, and of how many pages.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Pages {
-    pub(crate) place: Place,
-    pub(crate) capacity: u32,
+pub struct Pages {
+    pub place: Place,
+    pub capacity: u32,
 }
 
 /// A ring of completions: where, and for how many.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Completions {
-    pub(crate) place: Place,
-    pub(crate) capacity: u32,
+pub struct Completions {
+    pub place: Place,
+    pub capacity: u32,
 }
 
 /// A receive queue: where, for how many, of how many entries each.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Receives {
-    pub(crate) place: Place,
-    pub(crate) capacity: u32,
-    pub(crate) max_sge: u32,
+pub struct Receives {
+    pub place: Place,
+    pub capacity: u32,
+    pub max_sge: u32,
 }
 
 /// What a descriptor stands for that comes beside a message.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Beside;
+pub struct Beside;
 
 /// Memory of a process that its NIC, another process, shares or copies from and to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Placed {}
+pub enum Placed {}
 
 impl Form for Placed {
     type Memory = Memory;
@@ -134,16 +134,16 @@ impl Form for Placed {
 
 /// Port numbers of `rdma_cm` that processes have bound.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct BoundPorts {
+pub struct BoundPorts {
     /// Counts changes of the table.
-    pub(crate) version: u64,
+    pub version: u64,
     #[serde(deserialize_with = "at_most::<PORTS, _, _>")]
-    pub(crate) ports: Vec<BoundPort>,
+    pub ports: Vec<BoundPort>,
 }
 
 /// What a process asks of the NIC.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Ask {
+pub enum Ask {
     /// A command that carries no memory.
     Command(Command),
     /// A command that carries memory.
@@ -170,9 +170,15 @@ pub(crate) enum Ask {
     SetPorts(BoundPorts),
 }
 
+impl From<MemoryCommand<Placed>> for Ask {
+    fn from(command: MemoryCommand<Placed>) -> Ask {
+        Ask::Memory(command)
+    }
+}
+
 /// What the NIC answers.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Told {
+pub enum Told {
     /// What the NIC answers to a command.
     Answer(Answer),
     Mtu(Mtu),
@@ -186,10 +192,10 @@ pub(crate) enum Told {
 
 /// Why it does not do it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Refusal {
-    pub(crate) errno: i32,
-    pub(crate) why: String,
+pub struct Refusal {
+    pub errno: i32,
+    pub why: String,
 }
 
 /// An answer to a question.
-pub(crate) type Reply = Result<Told, Refusal>;
+pub type Reply = Result<Told, Refusal>;

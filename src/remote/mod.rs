@@ -4,9 +4,11 @@
 mod arenas;
 mod attachment;
 mod error;
-pub(crate) mod link;
-pub(crate) mod message;
+pub mod link;
+pub mod message;
 pub(crate) mod polling;
+mod trust;
 
 pub use attachment::{Attachment, name_of, nic_of};
 pub use error::AttachError;
+pub use trust::{TRUSTED_NIC, trusted_nic};

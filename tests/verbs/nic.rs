@@ -2,6 +2,7 @@
 //! have many of them.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -116,6 +117,34 @@ fn a_server_and_its_client_are_served_by_one_nic() {
     for (program, tcp) in [("ibv_rc_pingpong -g 1 -e", 18515), ("ib_read_bw -x 1 -F -n 500", 18515)] {
         site.play("nic", program, tcp);
     }
+    ends_clean(&site, nics);
+}
+
+#[test]
+fn user_without_privilege_is_served_under_the_launcher() {
+    if skip("user_without_privilege_is_served_under_the_launcher", &["ibv_rc_pingpong", "setpriv"]) {
+        return;
+    }
+    let (site, nics) = Site::with_nics("nic-user", &["--port", "xdp", "--user", "65533"]);
+    // Such a user may not reach the build folder.
+    let place = tempfile::tempdir().unwrap();
+    for name in ["roxie", "libibverbs.so.1"] {
+        fs::copy(folder().join(name), place.path().join(name)).unwrap();
+    }
+    fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let user = |dev: &str, program: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65533", "--regid=65533", "--clear-groups"]);
+        command.arg(place.path().join("roxie")).args(["run", "--dev", dev, "--"]);
+        command.args(program.split_whitespace());
+        command
+    };
+    let mut server = Running::start(&site.near, user("left", "ibv_rc_pingpong -g 1"));
+    server.wait_until_it_listens(18515);
+    let client = Running::start(&site.far, user("right", &format!("ibv_rc_pingpong -g 1 {NEAR}"))).finish();
+    let server = server.finish();
+    assert!(client.status.success() && server.status.success(), "{client:?}\n{server:?}");
+    assert!(client.said.contains("by its NIC, process"), "{client:?}");
     ends_clean(&site, nics);
 }
 

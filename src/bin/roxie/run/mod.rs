@@ -24,6 +24,7 @@ use roxie::host::{Device, DeviceConfig, EVENTS, Estate, EventLog, LoggedEvent, O
 use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
 use roxie::port::xdp::Mode;
+use roxie::remote::{TRUSTED_NIC, trusted_nic};
 
 use crate::device::ModeName;
 use crate::device::congestion::CongestionOptions;
@@ -183,6 +184,8 @@ struct Prepared {
     interface: Interface,
     port: Port,
     mode: Mode,
+    /// The NIC that programs may trust, found before their user namespace is entered.
+    nic: Option<String>,
 }
 
 fn prepare(options: &Options) -> Result<Prepared, Failure> {
@@ -201,7 +204,8 @@ fn prepare(options: &Options) -> Result<Prepared, Failure> {
         }
     }
     let mode = options.mode.map_or(Mode::Auto, Mode::from);
-    Ok(Prepared { library, interface, port: preflight.port, mode })
+    let nic = if preflight.port == Port::Nic { trusted_nic(&interface.name) } else { None };
+    Ok(Prepared { library, interface, port: preflight.port, mode, nic })
 }
 
 impl Prepared {
@@ -219,6 +223,7 @@ impl Prepared {
         let mut all = self.library.environment();
         all.push(("ROXIE_DEV", self.interface.name.clone().into()));
         all.push(("ROXIE_PORT", self.port.name().into()));
+        all.extend(self.nic.as_ref().map(|nic| (TRUSTED_NIC, nic.into())));
         let more = [
             ("ROXIE_MODE", options.mode.map(|_| self.mode.name().into())),
             ("ROXIE_CORES", options.cores.clone().map(OsString::from)),

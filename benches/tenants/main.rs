@@ -1,0 +1,260 @@
+//! A NIC that users share: honest programs of two users, beside a program of another user that means harm and a stranger, and beside a
+//! program that only computes in their place.
+//!
+//! `cargo bench --bench tenants [-- --minutes 60]`. It needs root. Eight pairs of stock programs (four of each user) run through two
+//! NICs (`roxie nic`) on a veth pair: `rping -V` compares its data, `ib_send_lat -e` tells round trips of programs that sleep. Windows of
+//! [`WINDOW`] with the hostile programs and without take turns, so that what else the machine does meets both.
+//!
+//! It fails if an honest program fails, if a NIC holds more at the end than at the beginning, or if the 99.9th percentile of round trips
+//! beside hostile programs is more than [`MOST`] times that beside programs that compute.
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../tests/verbs/site.rs"]
+mod site;
+
+mod hostile;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use site::{NEAR, Running, Site, folder, skip};
+
+/// Users of honest programs, of the hostile one, and one that is not served.
+const HONEST: [u32; 2] = [2001, 2002];
+const HOSTILE: u32 = 2003;
+const STRANGER: u32 = 2004;
+/// How long hostile programs, or the one that computes, run at a time.
+const WINDOW: Duration = Duration::from_secs(30);
+/// How much longer round trips may take.
+const MOST: f64 = 2.0;
+/// The number of the first pair's service and TCP port.
+const FIRST_PORT: u16 = 7100;
+
+/// What a NIC holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Held {
+    descriptors: usize,
+    mappings: usize,
+    threads: usize,
+}
+
+impl Held {
+    fn by(nic: &Running) -> Held {
+        let pid = nic.child.id();
+        let entries = |folder: &str| fs::read_dir(format!("/proc/{pid}/{folder}")).expect("it lives").count();
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+        let mappings = maps.lines().filter(|line| line.contains("/memfd:")).count();
+        Held { descriptors: entries("fd"), mappings, threads: entries("task") }
+    }
+}
+
+/// Waits until both NICs hold the same for a second.
+fn settled(nics: &[Running; 2]) -> [Held; 2] {
+    let mut last = nics.each_ref().map(Held::by);
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+        let now = nics.each_ref().map(Held::by);
+        if now == last {
+            return now;
+        }
+        last = now;
+    }
+}
+
+/// Resident memory of a NIC, in KiB.
+fn resident(nic: &Running) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", nic.child.id())).expect("it lives");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a process");
+    line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a number")
+}
+
+/// Programs of the two ends, for a pair of this number: the client's has the server's address behind it.
+fn programs(pair: usize) -> [String; 2] {
+    let port = usize::from(FIRST_PORT) + pair;
+    if pair % 4 == 3 {
+        let both = format!("ib_send_lat -e -x 1 -F -n 1000 -s 64 -p {port}");
+        [both.clone(), format!("{both} {NEAR}")]
+    } else {
+        [format!("rping -s -V -a {NEAR} -p {port} -C 200"), format!("rping -c -V -a {NEAR} -p {port} -C 200")]
+    }
+}
+
+/// A program of a user under `roxie run`.
+fn as_user(place: &Path, uid: u32, dev: &str, program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args([&format!("--reuid={uid}"), &format!("--regid={uid}"), "--clear-groups"]);
+    command.arg(place.join("roxie")).args(["run", "--quiet", "--dev", dev, "--port", "nic", "--"]);
+    command.args(program.split_whitespace());
+    command
+}
+
+/// What the honest programs count, and which of the windows it is.
+struct Score {
+    stop: AtomicBool,
+    is_hostile: AtomicBool,
+    rounds: AtomicU64,
+    /// 99.9th percentiles of round trips, in us: beside programs that compute, and beside hostile ones.
+    rare: [Mutex<Vec<f64>>; 2],
+}
+
+/// Runs a pair again and again.
+fn play(site: &Site, place: &Path, pair: usize, score: &Score) {
+    let uid = HONEST[pair / 4];
+    let [serves, asks] = programs(pair);
+    let port = FIRST_PORT + pair as u16;
+    while !score.stop.load(Relaxed) {
+        let window = score.is_hostile.load(Relaxed);
+        let mut server = Running::start(&site.near, as_user(place, uid, "left", &serves));
+        if serves.starts_with("rping") {
+            // It says nothing, and its service is the NIC's: the client asks until there is one.
+            std::thread::sleep(Duration::from_millis(500));
+        } else {
+            server.wait_until_it_listens(port);
+        }
+        let client = Running::start(&site.far, as_user(place, uid, "right", &asks)).finish();
+        let server = server.finish();
+        assert!(
+            client.status.success() && server.status.success(),
+            "{asks}\nclient: {client:?}\nserver: {server:?}"
+        );
+        score.rounds.fetch_add(1, Relaxed);
+        let figures = client.said.lines().skip_while(|line| !line.contains("#bytes")).nth(1);
+        let rare = figures.and_then(|line| line.split_whitespace().nth(8)?.parse::<f64>().ok());
+        if let Some(rare) = rare
+            && window == score.is_hostile.load(Relaxed)
+        {
+            // It prints half a round trip.
+            score.rare[usize::from(window)].lock().expect("no panic").push(2.0 * rare);
+        }
+    }
+}
+
+/// A program of this benchmark, as a user.
+fn own(place: &Path, uid: u32, arguments: &[&str]) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args([&format!("--reuid={uid}"), &format!("--regid={uid}"), "--clear-groups"]);
+    command.arg(place.join("tenants")).args(arguments);
+    command
+}
+
+/// What stands in the hostile programs' place.
+fn compute(time: Duration) {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        (0..1_000_000u32).for_each(|step| {
+            std::hint::black_box(step);
+        });
+    }
+}
+
+fn median(values: &Mutex<Vec<f64>>) -> f64 {
+    let mut values = values.lock().expect("no panic").clone();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn windows(site: &Site, place: &Path, score: &Score, minutes: u64) {
+    let time = WINDOW.as_millis().to_string();
+    let until = Instant::now() + Duration::from_secs(60 * minutes);
+    while Instant::now() < until {
+        for is_hostile in [false, true] {
+            score.is_hostile.store(is_hostile, Relaxed);
+            let commands = if is_hostile {
+                vec![
+                    own(place, HOSTILE, &["--hostile", "left", &time]),
+                    own(place, STRANGER, &["--stranger", "left", &time]),
+                ]
+            } else {
+                vec![own(place, HOSTILE, &["--compute", "left", &time])]
+            };
+            let running: Vec<_> =
+                commands.into_iter().map(|command| Running::start(&site.near, command)).collect();
+            for program in running {
+                let ended = program.finish();
+                assert!(ended.status.success(), "{ended:?}");
+                if is_hostile {
+                    println!("{}", ended.said.trim());
+                }
+            }
+        }
+        let [computes, hostile] = score.rare.each_ref().map(median);
+        println!(
+            "{} rounds of honest programs ended well; p99.9 of round trips {computes:.0} us, beside hostile programs {hostile:.0} us",
+            score.rounds.load(Relaxed)
+        );
+    }
+    score.stop.store(true, Relaxed);
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if let [role, interface, millis] = words[..]
+        && let Ok(millis) = millis.parse()
+    {
+        let time = Duration::from_millis(millis);
+        match role {
+            "--hostile" => hostile::program(interface, time),
+            "--stranger" => hostile::stranger(interface, time),
+            _ => compute(time),
+        }
+        return ExitCode::SUCCESS;
+    }
+    let minutes = match words[..] {
+        [] => 2,
+        ["--minutes", minutes] if minutes.parse::<u64>().is_ok() => minutes.parse().expect("a number"),
+        _ => {
+            eprintln!("usage: cargo bench --bench tenants [-- --minutes NUMBER]");
+            return ExitCode::from(2);
+        }
+    };
+    if skip("tenants", &["rping", "ib_send_lat", "setpriv"]) {
+        return ExitCode::from(77);
+    }
+    let place = tempfile::tempdir().expect("a folder");
+    for name in ["roxie", "libibverbs.so.1"] {
+        // Other users may not reach the folder of a build.
+        fs::copy(folder().join(name), place.path().join(name)).expect("it was built");
+    }
+    fs::copy(std::env::current_exe().expect("this one"), place.path().join("tenants")).expect("a copy");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(place.path(), open).expect("its own");
+    let users = [HONEST[0], HONEST[1], HOSTILE].map(|uid| uid.to_string());
+    let options: Vec<&str> =
+        ["--port", "xdp"].into_iter().chain(users.iter().flat_map(|uid| ["--user", uid.as_str()])).collect();
+    let (site, mut nics) = Site::with_nics("bench-tenants", &options);
+    nics.iter_mut().for_each(|nic| nic.until = Instant::now() + Duration::from_secs(60 * (minutes + 5)));
+    let before = settled(&nics);
+    let score = Score {
+        stop: AtomicBool::new(false),
+        is_hostile: AtomicBool::new(false),
+        rounds: AtomicU64::new(0),
+        rare: Default::default(),
+    };
+    let memory = std::thread::scope(|scope| {
+        (0..8).for_each(|pair| {
+            let (site, place, score) = (&site, place.path(), &score);
+            scope.spawn(move || play(site, place, pair, score));
+        });
+        std::thread::sleep(WINDOW);
+        let first = nics.each_ref().map(resident);
+        windows(&site, place.path(), &score, minutes);
+        first
+    });
+    let after = settled(&nics);
+    let [computes, rare] = score.rare.each_ref().map(median);
+    println!("held at the beginning {before:?}\nheld at the end       {after:?}");
+    println!(
+        "resident memory, KiB: {memory:?} after half a minute, {:?} at the end",
+        nics.each_ref().map(resident)
+    );
+    println!(
+        "p99.9 of round trips beside hostile programs: {:.2} x that beside programs that compute",
+        rare / computes
+    );
+    if after == before && rare <= MOST * computes { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

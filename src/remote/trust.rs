@@ -1,0 +1,58 @@
+//! Which NIC a process trusts with its memory.
+//!
+//! A NIC of root's, or of the process's own user. In a user namespace of its own (`roxie run` without root makes one, for its view of
+//! sysfs) a process sees all other users as one (`/proc/sys/kernel/overflowuid`), root among them. So the launcher, which looks before it
+//! enters the namespace, names the process that it has found to be trusted.
+
+use std::fs;
+
+use nix::unistd::geteuid;
+
+use super::attachment::nic_of;
+
+/// The variable by which a launcher names the NIC of root's that it has found: `PROCESS:START`.
+pub const TRUSTED_NIC: &str = "ROXIE_TRUSTED_NIC";
+
+/// Returns the value of [`TRUSTED_NIC`] for programs that are started here; `None`: the interface has no NIC that this process trusts.
+pub fn trusted_nic(interface: &str) -> Option<String> {
+    nic_of(interface).ok().flatten().and_then(name_of_process)
+}
+
+/// True if a process of this user may reach into this process's memory.
+pub(super) fn is_trusted(pid: u32, uid: u32) -> bool {
+    let is_named = || {
+        let named = std::env::var(TRUSTED_NIC).ok();
+        named.is_some() && named == name_of_process(pid)
+    };
+    uid == 0 || uid == geteuid().as_raw() || is_named()
+}
+
+/// Returns a name that no other process has, now or later: the number, and the time at which the process started, in ticks since boot.
+fn name_of_process(pid: u32) -> Option<String> {
+    // `pid (name) state …`, and the start is field 22 (proc_pid_stat(5)).
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let start = stat.rsplit(')').next()?.split_whitespace().nth(22 - 3)?;
+    Some(format!("{pid}:{start}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn process_is_named_by_its_number_and_its_start() {
+        let own = std::process::id();
+        let name = name_of_process(own).expect("/proc");
+        let start = name.strip_prefix(&format!("{own}:")).expect("its number");
+        assert!(start.parse::<u64>().is_ok_and(|ticks| ticks > 0), "{name}");
+        assert_eq!(name_of_process(own), Some(name));
+        assert_eq!(name_of_process(u32::MAX), None);
+    }
+
+    #[test]
+    fn other_user_is_trusted_only_if_named() {
+        let own = geteuid().as_raw();
+        assert!(is_trusted(1, 0) && is_trusted(1, own));
+        assert!(!is_trusted(std::process::id(), own.wrapping_add(1).max(1)));
+    }
+}
