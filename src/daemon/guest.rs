@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use super::account::{Account, Quota, cost};
+use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
+use nix::sys::stat::{Mode, fstat};
+
+use super::account::{Account, Charge, Quota, Resource, cost, one, several};
 use super::house::House;
 use super::lent::{Lent, invalid};
 use super::outbox::Outbox;
@@ -14,15 +17,16 @@ use super::owned::{Gone, Making, Owned};
 use crate::congestion::{Rate, SharedRate};
 use crate::host::Estate;
 use crate::host::adapter::Object;
-use crate::host::inspect::{Passes, Snapshot};
-use crate::nic::{Answer, Command, ControlError, QpStatus, ReceiveSource};
+use crate::host::inspect::{ClientEntry, Passes, Snapshot};
+use crate::nic::{Answer, Command, ControlError, GsiRoutes, QpStatus, ReceiveSource};
 use crate::remote::link::{LONGEST_QUESTION, Link};
-use crate::remote::message::{Ask, BoundPorts, Memory, Receives, Refusal, Reply, Source, Told, Welcome};
+use crate::remote::message::{Ask, Memory, Receives, Refusal, Reply, Source, Told, Welcome};
+use crate::roster::{Denied, PortRequest, Roster};
 use crate::shared::remote_memory::{RemoteMemory, Use};
 use crate::shared::{Doorbells, GuestId, HeldPages, HostMemory, PageList, SendRing};
 use crate::threads::lock;
 use crate::time::monotonic;
-use crate::verbs::{Access, AsyncEvent, FileId, QpInit, QpType};
+use crate::verbs::{Access, AsyncEvent, FileId, Gid, OpenXrcd, QpIndex, QpInit, QpType};
 
 /// One of those that are served, as others see it.
 #[derive(Debug)]
@@ -38,6 +42,8 @@ pub(super) struct Guest {
     owned: Mutex<Owned>,
     /// What it has, of what it may have.
     account: Arc<Account>,
+    /// For its ports and services.
+    entries: Mutex<Option<Charge>>,
     /// What its connections leave.
     estate: Mutex<Option<Estate>>,
     /// How fast its QPs may send together, if that is bounded.
@@ -77,6 +83,7 @@ impl Guest {
             events,
             owned,
             account,
+            entries: Mutex::default(),
             estate,
             rate,
             is_silent: AtomicBool::new(false),
@@ -95,6 +102,13 @@ impl Guest {
             Object::Qp(qp) => owned.has_qp(qp),
             Object::Pd(pd) => owned.has_pd(pd),
         }
+    }
+
+    /// Returns what it has, for those who look at the NIC.
+    pub(super) fn entry(&self) -> ClientEntry {
+        let entry = |resource: Resource| (resource.key().to_owned(), self.account.entry(resource));
+        let account = Resource::ALL.into_iter().map(entry).collect();
+        ClientEntry { pid: self.pid, uid: self.uid, name: self.name.clone(), slot: self.slot, account }
     }
 
     /// Tells it that it is served, and hands over what it needs for that.
@@ -180,7 +194,7 @@ impl Guest {
             let most = house.config.quota.qps as usize;
             let _ = estate.settle_for(self.slot, most, &house.device);
         }
-        lock(&house.seats).leave(self.slot);
+        lock(&house.roster).leave(self.slot);
     }
 
     fn answer(
@@ -209,29 +223,28 @@ impl Guest {
                 return Ok(Told::Done(true));
             }
             Ask::TakeUnit(unit) => {
-                let done = lock(&house.seats).take_unit(unit, self.slot);
-                self.route(house)?;
-                return Ok(Told::Done(done));
+                let most = house.places_of(self.uid);
+                self.enter(house, |_| 0, |roster| roster.take_unit(unit, self.slot, most))?;
+                return Ok(Told::Done(true));
             }
             Ask::Services(services) => {
-                let all = lock(&house.seats).set_services(self.slot, services);
-                self.route(house)?;
-                return Ok(Told::Done(all));
+                let most = services.len();
+                let more = |roster: &Roster| most.saturating_sub(roster.services_of(self.slot).count());
+                self.enter(house, more, |roster| roster.set_services(self.slot, services))?;
+                return Ok(Told::Done(true));
             }
-            Ask::Ports => {
-                let (version, ports) = lock(&house.seats).ports();
-                return Ok(Told::Ports(BoundPorts { version, ports }));
+            Ask::PortNumber(request) => {
+                let lowest = house.lowest_port(self.uid);
+                let more = usize::from(matches!(request, PortRequest::Bind(_) | PortRequest::BindAny(..)));
+                let number = self.enter(house, |_| more, |roster| roster.port(self.slot, request, lowest))?;
+                return Ok(Told::PortNumber(number));
             }
-            Ask::SetPorts(BoundPorts { version, ports }) => {
-                return Ok(Told::Done(lock(&house.seats).set_ports(self.slot, version, ports)));
-            }
+            Ask::Command(Command::OpenXrcd(open)) => return self.open_xrcd(house, open, fds),
+            Ask::Command(Command::AttachMulticast(qp, group)) => return self.attach(house, qp, group),
             Ask::Command(Command::ListQps) => return Ok(Told::Answer(Answer::Qps(self.list(house)))),
             Ask::Command(mut command) => {
                 lock(&self.owned).check(&command)?;
                 speaks_for_its_host(house, &mut command)?;
-                if let Command::OpenXrcd(open) = &mut command {
-                    open.file = open.file.map(|file| file_of(self.uid, file));
-                }
                 command
             }
             Ask::Register { pd, access, start, memory } => {
@@ -333,6 +346,63 @@ impl Guest {
         Ok(Told::Answer(answer))
     }
 
+    /// Has the roster do it, which then has `more` ports and services of it at most, and routes management datagrams by the result.
+    fn enter<R>(
+        &self,
+        house: &House,
+        more: impl FnOnce(&Roster) -> usize,
+        act: impl FnOnce(&mut Roster) -> Result<R, Denied>,
+    ) -> Result<R, ControlError> {
+        let mut charge = lock(&self.entries);
+        let mut roster = lock(&house.roster);
+        let before = roster.entries_of(self.slot);
+        let charged = |entries: usize, old: Option<&Charge>| {
+            self.account.charge_instead(several(Resource::Ports, entries as u64), old)
+        };
+        let room = charged(before + more(&roster), charge.as_ref())?;
+        drop(charge.take());
+        let result = act(&mut roster);
+        let after = roster.entries_of(self.slot);
+        drop(roster);
+        *charge = Some(charged(after, Some(&room))?);
+        self.route(house)?;
+        result.map_err(|Denied { errno, why }| ControlError::Elsewhere { errno, why })
+    }
+
+    /// Opens an XRC domain. Its file is the one whose descriptor came along, whatever the client says of it.
+    fn open_xrcd(&self, house: &House, open: OpenXrcd, fds: Vec<OwnedFd>) -> Result<Told, ControlError> {
+        let file =
+            fds.first().map(file_of).transpose().map_err(|error| elsewhere(errno_of(&error), &error))?;
+        let open = OpenXrcd { file: file.as_ref().map(|(id, _)| *id), ..open };
+        let told = self.carry_out(house, Command::OpenXrcd(open))?;
+        if let (Told::Answer(Answer::Xrcd(xrcd)), Some((_, file))) = (&told, file) {
+            lock(&self.owned).keep_file(*xrcd, file);
+        }
+        Ok(told)
+    }
+
+    /// Attaches a QP to a multicast group, in which its user may have so many. Attaching it again changes nothing.
+    fn attach(&self, house: &House, qp: QpIndex, group: Gid) -> Result<Told, ControlError> {
+        let is_member = {
+            let owned = lock(&self.owned);
+            owned.qp(qp)?;
+            owned.is_member(qp, group)
+        };
+        let charge = || -> Result<[Charge; 2], ControlError> {
+            let in_group = house.accounts.in_group(self.uid, group);
+            Ok([
+                self.account.charge(one(Resource::Memberships))?,
+                in_group.charge(one(Resource::Memberships))?,
+            ])
+        };
+        let charges = if is_member { None } else { Some(charge()?) };
+        let answer = house.call(Command::AttachMulticast(qp, group))?;
+        if let Some(charges) = charges {
+            lock(&self.owned).attached(qp, group, charges);
+        }
+        Ok(Told::Answer(answer))
+    }
+
     /// Its QPs.
     fn list(&self, house: &House) -> Vec<QpStatus> {
         let (qps, _) = lock(&self.owned).names();
@@ -366,7 +436,10 @@ impl Guest {
     /// Management datagrams that are for it come to its QP1, if it has one.
     fn route(&self, house: &House) -> Result<(), ControlError> {
         let Some(gsi) = lock(&self.owned).gsi() else { return Ok(()) };
-        let routes = lock(&house.seats).routes(self.slot);
+        let roster = lock(&house.roster);
+        let services = roster.services_of(self.slot).map(|service| (service.id, service.address)).collect();
+        let routes = GsiRoutes { units: roster.units_of(self.slot).collect(), services };
+        drop(roster);
         house.call(Command::RouteGsi(gsi, Box::new(routes))).map(drop)
     }
 
@@ -403,10 +476,21 @@ fn is_of(owned: &Owned, event: AsyncEvent) -> bool {
     }
 }
 
-/// Nobody shows that it has the file open whose domain it asks for: those of one user share their domains, and no others.
-pub(super) fn file_of(uid: u32, file: FileId) -> FileId {
-    // Numbers of devices have 32 bits (`new_encode_dev` of the kernel).
-    FileId { device: file.device & 0xffff_ffff | u64::from(uid) << 32, ..file }
+/// Returns the number of a file whose descriptor a client handed over, and a descriptor that keeps the file and does nothing when it is closed.
+/// Whatever is open will do, as for the kernel (`ib_uverbs_open_xrcd`): a path that is not (`O_PATH`) will not.
+fn file_of(fd: &OwnedFd) -> io::Result<(FileId, OwnedFd)> {
+    let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
+    if flags.contains(OFlag::O_PATH) {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    let stat = fstat(fd)?;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let kept = open(path.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+    Ok((FileId { device: stat.st_dev, inode: stat.st_ino }, kept))
+}
+
+fn errno_of(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EBADF)
 }
 
 /// A client sends from an address of the interface's table, and from the interface's own station (`ib_modify_qp` of the kernel fills in

@@ -5,11 +5,12 @@
 //! protection domain with the QP's, and domains are never shared.
 
 use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
 
 use super::account::Charge;
 use crate::nic::{Answer, Command, ControlError, found};
 use crate::verbs::{
-    AhId, CqIndex, FlowId, MrIndex, MwIndex, PdId, QpIndex, QpInit, QpType, SrqIndex, SrqInit, SrqKind,
+    AhId, CqIndex, FlowId, Gid, MrIndex, MwIndex, PdId, QpIndex, QpInit, QpType, SrqIndex, SrqInit, SrqKind,
     XrcdId,
 };
 
@@ -21,10 +22,12 @@ pub(super) struct Owned {
     windows: HashMap<MwIndex, Charge>,
     cqs: HashMap<CqIndex, Charge>,
     srqs: HashMap<SrqIndex, Charge>,
-    xrcds: Vec<(XrcdId, Charge)>,
+    /// Each with its file, whose numbers are no other one's as long as this is.
+    xrcds: Vec<(XrcdId, Charge, Option<OwnedFd>)>,
     qps: HashMap<QpIndex, (Role, Charge)>,
     handles: HashMap<AhId, Charge>,
     flows: HashMap<FlowId, Charge>,
+    members: HashMap<(QpIndex, Gid), [Charge; 2]>,
 }
 
 /// The role of a QP, as far as it matters here.
@@ -78,7 +81,7 @@ impl Owned {
     }
 
     fn xrcd(&self, xrcd: XrcdId) -> Result<(), ControlError> {
-        found(self.xrcds.iter().any(|(own, _)| *own == xrcd), "XRC domain")
+        found(self.xrcds.iter().any(|(own, ..)| *own == xrcd), "XRC domain")
     }
 
     pub(super) fn qp(&self, qp: QpIndex) -> Result<(), ControlError> {
@@ -181,7 +184,7 @@ impl Owned {
             Answer::Ah(ah) => drop(self.handles.insert(*ah, charge)),
             Answer::Srq(srq, _) => drop(self.srqs.insert(*srq, charge)),
             // Opening one again is one more time to close it.
-            Answer::Xrcd(xrcd) => self.xrcds.push((*xrcd, charge)),
+            Answer::Xrcd(xrcd) => self.xrcds.push((*xrcd, charge, None)),
             Answer::Flow(flow) => drop(self.flows.insert(*flow, charge)),
             Answer::Done => drop(making.resized.map(|cq| self.cqs.insert(cq, charge))),
             Answer::Key(_)
@@ -190,6 +193,23 @@ impl Owned {
             | Answer::QpLog(_)
             | Answer::Qps(_) => {}
         }
+    }
+
+    /// Keeps the file that an XRC domain stands for, as long as the domain is open.
+    pub(super) fn keep_file(&mut self, xrcd: XrcdId, file: OwnedFd) {
+        if let Some((.., kept)) = self.xrcds.iter_mut().rev().find(|(own, ..)| *own == xrcd) {
+            *kept = Some(file);
+        }
+    }
+
+    /// True if a QP is in a multicast group.
+    pub(super) fn is_member(&self, qp: QpIndex, group: Gid) -> bool {
+        self.members.contains_key(&(qp, group))
+    }
+
+    /// Enters a QP that was attached to a multicast group.
+    pub(super) fn attached(&mut self, qp: QpIndex, group: Gid, charges: [Charge; 2]) {
+        self.members.insert((qp, group), charges);
     }
 
     /// A command was carried out that took something away.
@@ -202,11 +222,15 @@ impl Owned {
             Gone::Cq(cq) => drop(self.cqs.remove(cq)),
             Gone::Srq(srq) => drop(self.srqs.remove(srq)),
             Gone::Xrcd(xrcd) => {
-                if let Some(at) = self.xrcds.iter().position(|(other, _)| other == xrcd) {
+                if let Some(at) = self.xrcds.iter().position(|(other, ..)| other == xrcd) {
                     self.xrcds.swap_remove(at);
                 }
             }
-            Gone::Qp(qp) => drop(self.qps.remove(qp)),
+            Gone::Qp(qp) => {
+                self.qps.remove(qp);
+                self.members.retain(|(member, _), _| member != qp);
+            }
+            Gone::Member(qp, group) => drop(self.members.remove(&(*qp, *group))),
             Gone::Ah(ah) => drop(self.handles.remove(ah)),
             Gone::Flow(flow) => drop(self.flows.remove(flow)),
         }
@@ -224,7 +248,7 @@ impl Owned {
         all.extend(self.cqs.keys().map(|cq| Command::DestroyCq(*cq)));
         all.extend(self.windows.keys().map(|window| Command::FreeWindow(*window)));
         all.extend(self.mrs.keys().map(|mr| Command::ReleaseMemory(*mr)));
-        all.extend(self.xrcds.iter().map(|(xrcd, _)| Command::CloseXrcd(*xrcd)));
+        all.extend(self.xrcds.iter().map(|(xrcd, ..)| Command::CloseXrcd(*xrcd)));
         all.extend(self.pds.keys().map(|pd| Command::DeallocPd(*pd)));
         all
     }
@@ -248,6 +272,7 @@ pub(super) enum Gone {
     Qp(QpIndex),
     Ah(AhId),
     Flow(FlowId),
+    Member(QpIndex, Gid),
 }
 
 impl Gone {
@@ -262,6 +287,7 @@ impl Gone {
             Command::DestroyQp(qp) => Gone::Qp(*qp),
             Command::DestroyAh(ah) => Gone::Ah(*ah),
             Command::DestroyFlow(flow) => Gone::Flow(*flow),
+            Command::DetachMulticast(qp, group) => Gone::Member(*qp, *group),
             _ => Gone::Nothing,
         }
     }

@@ -12,16 +12,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::nic::{Answer, Command};
 use crate::port::PortInfo;
-use crate::port::udp::group::BoundPort;
+use crate::roster::PortRequest;
 use crate::verbs::{Access, CqIndex, MrIndex, Mtu, PdId, QpInit, SrqIndex, SrqInit};
 
 /// The form of messages. Both ends have to have the same.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// Services that a process may listen for: far more than a connection manager has listeners.
 const SERVICES: usize = 1 << 13;
-/// Port numbers that may be bound: all of four spaces.
-const PORTS: usize = 4 << 16;
 
 /// A list that is read piece by piece: its sender says how long it is, and has no part in how much memory there is.
 fn at_most<'de, const MOST: usize, D: Deserializer<'de>, T: Deserialize<'de>>(
@@ -109,19 +107,10 @@ pub(crate) enum Source {
     None,
 }
 
-/// Port numbers of `rdma_cm` that processes have bound.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct BoundPorts {
-    /// Counts changes of the table.
-    pub(crate) version: u64,
-    #[serde(deserialize_with = "at_most::<PORTS, _, _>")]
-    pub(crate) ports: Vec<BoundPort>,
-}
-
 /// What a process asks of the NIC.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Ask {
-    /// A command that carries no memory.
+    /// A command that carries no memory. The descriptor of the file of an XRC domain comes with it.
     Command(Command),
     /// Memory for queues, of so many words: its descriptor comes with it. Arenas are counted from 0.
     Arena { words: u64 },
@@ -155,10 +144,8 @@ pub(crate) enum Ask {
     Estate,
     /// It listens for these services, and no others.
     Services(#[serde(deserialize_with = "at_most::<SERVICES, _, _>")] Vec<(u64, Option<IpAddr>)>),
-    /// Port numbers that processes have bound.
-    Ports,
-    /// Replaces those of this process, if nothing has changed since that version.
-    SetPorts(BoundPorts),
+    /// A call of `rdma_cm` that concerns port numbers.
+    PortNumber(PortRequest),
 }
 
 /// What the NIC answers.
@@ -172,7 +159,7 @@ pub(crate) enum Told {
     Look(Vec<u8>),
     /// True: done.
     Done(bool),
-    Ports(BoundPorts),
+    PortNumber(u16),
 }
 
 /// Why it does not do it.
