@@ -2,16 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
-use nix::sys::stat::{Mode, fstat};
-
 use super::account::{Account, Charge, Quota, Resource, cost, one, several};
 use super::house::House;
-use super::lent::{Lent, invalid};
+use super::lent::{Lent, file_of, invalid};
 use super::outbox::Outbox;
 use super::owned::{Gone, Making, Owned};
 use crate::congestion::{Rate, SharedRate};
@@ -26,7 +23,7 @@ use crate::shared::remote_memory::{RemoteMemory, Use};
 use crate::shared::{Doorbells, GuestId, HeldPages, HostMemory, PageList, SendRing};
 use crate::threads::lock;
 use crate::time::monotonic;
-use crate::verbs::{Access, AsyncEvent, FileId, Gid, OpenXrcd, QpIndex, QpInit, QpType};
+use crate::verbs::{Access, AsyncEvent, Gid, OpenXrcd, QpIndex, QpInit, QpType};
 
 /// One of those that are served, as others see it.
 #[derive(Debug)]
@@ -371,8 +368,7 @@ impl Guest {
 
     /// Opens an XRC domain. Its file is the one whose descriptor came along, whatever the client says of it.
     fn open_xrcd(&self, house: &House, open: OpenXrcd, fds: Vec<OwnedFd>) -> Result<Told, ControlError> {
-        let file =
-            fds.first().map(file_of).transpose().map_err(|error| elsewhere(errno_of(&error), &error))?;
+        let file = fds.first().map(file_of).transpose()?;
         let open = OpenXrcd { file: file.as_ref().map(|(id, _)| *id), ..open };
         let told = self.carry_out(house, Command::OpenXrcd(open))?;
         if let (Told::Answer(Answer::Xrcd(xrcd)), Some((_, file))) = (&told, file) {
@@ -474,23 +470,6 @@ fn is_of(owned: &Owned, event: AsyncEvent) -> bool {
         // Each client sees the port itself.
         AsyncEvent::Port(_) => false,
     }
-}
-
-/// Returns the number of a file whose descriptor a client handed over, and a descriptor that keeps the file and does nothing when it is closed.
-/// Whatever is open will do, as for the kernel (`ib_uverbs_open_xrcd`): a path that is not (`O_PATH`) will not.
-fn file_of(fd: &OwnedFd) -> io::Result<(FileId, OwnedFd)> {
-    let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
-    if flags.contains(OFlag::O_PATH) {
-        return Err(io::Error::from_raw_os_error(libc::EBADF));
-    }
-    let stat = fstat(fd)?;
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let kept = open(path.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
-    Ok((FileId { device: stat.st_dev, inode: stat.st_ino }, kept))
-}
-
-fn errno_of(error: &io::Error) -> i32 {
-    error.raw_os_error().unwrap_or(libc::EBADF)
 }
 
 /// A client sends from an address of the interface's table, and from the interface's own station (`ib_modify_qp` of the kernel fills in

@@ -1,12 +1,18 @@
-//! Memory for queues and descriptors for events, which a client lends its NIC.
+//! Memory for queues and descriptors, which a client hands over to its NIC.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
+use nix::sys::stat::{Mode, fstat};
 
 use super::account::{Account, Charge, Resource};
 use crate::nic::ControlError;
 use crate::remote::message::{Place, Receives};
 use crate::shared::{CompletionRing, EventCounter, RecvRing, Region};
+use crate::verbs::FileId;
 
 /// Bytes of a word of a queue.
 const WORD: u64 = size_of::<u64>() as u64;
@@ -31,7 +37,7 @@ struct Channel {
 }
 
 /// Refuses memory or a descriptor that is of no use (`EINVAL`).
-pub(super) fn invalid(error: std::io::Error) -> ControlError {
+pub(super) fn invalid(error: io::Error) -> ControlError {
     ControlError::Elsewhere { errno: libc::EINVAL, why: error.to_string() }
 }
 
@@ -90,4 +96,22 @@ impl Lent {
         let region = self.words(ring.place, RecvRing::size(ring.capacity, ring.max_sge))?;
         RecvRing::on(&region, ring.capacity, ring.max_sge).map_err(invalid)
     }
+}
+
+/// Returns the number of a file whose descriptor a client handed over, and a descriptor that keeps the file and does nothing when it is closed.
+/// Whatever is open will do, as for the kernel (`ib_uverbs_open_xrcd`): a path that is not (`O_PATH`) will not.
+pub(super) fn file_of(fd: &OwnedFd) -> Result<(FileId, OwnedFd), ControlError> {
+    let look = || -> nix::Result<(FileId, OwnedFd)> {
+        if OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?).contains(OFlag::O_PATH) {
+            return Err(Errno::EBADF);
+        }
+        let stat = fstat(fd)?;
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let kept = open(path.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+        Ok((FileId { device: stat.st_dev, inode: stat.st_ino }, kept))
+    };
+    look().map_err(|errno| ControlError::Elsewhere {
+        errno: errno as i32,
+        why: format!("the descriptor of an XRC domain: {errno}"),
+    })
 }
