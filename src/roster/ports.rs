@@ -136,7 +136,10 @@ impl Ports {
                 self.bind_any(BoundPort { slot, uid, ..port }, range, lowest)
             }
             PortRequest::Listen(name) => {
-                self.find(slot, name).and_then(|port| self.may_listen(port)).map(|()| name.port)
+                self.find(slot, name).and_then(|port| self.may_listen(port))?;
+                // From now on it is shared no more (`rdma_listen` of the kernel).
+                self.change(slot, name, |port| port.reuse = false);
+                Ok(name.port)
             }
             PortRequest::Settle(name, address) => self.settle(slot, name, address).map(|()| name.port),
             PortRequest::Release(name) => {
@@ -203,9 +206,12 @@ impl Ports {
             let why = format!("port {} is bound at {}, not at {address}", name.port, before.address);
             return Err(Denied::new(libc::EINVAL, why));
         }
-        let is_it = |port: &&mut BoundPort| (port.slot, port.name) == (slot, name);
-        self.0.iter_mut().filter(is_it).for_each(|port| port.address = address);
+        self.change(slot, name, |port| port.address = address);
         Ok(())
+    }
+
+    fn change(&mut self, slot: u8, name: PortName, act: impl Fn(&mut BoundPort)) {
+        self.0.iter_mut().filter(|port| (port.slot, port.name) == (slot, name)).for_each(act);
     }
 
     pub(super) fn leave(&mut self, slot: u8) {
@@ -277,7 +283,6 @@ mod tests {
         let mut request = |who, request| errno(ports.request(who, request, LOWEST));
         assert_eq!(request((0, 7), PortRequest::Bind(shared(1))), Ok(9000));
         assert_eq!(request((1, 8), PortRequest::Bind(shared(1))), Err(libc::EADDRNOTAVAIL));
-        assert_eq!(request((0, 7), PortRequest::Listen(named(9000, 1))), Ok(9000));
         assert_eq!(request((2, 7), PortRequest::Bind(shared(1))), Ok(9000));
         assert_eq!(request((2, 7), PortRequest::Listen(named(9000, 1))), Err(libc::EADDRNOTAVAIL));
         assert_eq!(request((2, 7), PortRequest::Listen(named(9000, 3))), Err(libc::EINVAL));
@@ -286,6 +291,7 @@ mod tests {
         assert_eq!(request((2, 7), PortRequest::Listen(named(9000, 1))), Err(libc::EADDRNOTAVAIL));
         assert_eq!(request((0, 7), PortRequest::Release(named(9000, 1))), Ok(9000));
         assert_eq!(request((2, 7), PortRequest::Listen(named(9000, 1))), Ok(9000));
+        assert_eq!(request((0, 7), PortRequest::Bind(shared(1))), Err(libc::EADDRNOTAVAIL), "it listens");
     }
 
     #[test]

@@ -320,7 +320,9 @@ fn port_of_another_user_is_in_use() {
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("its own");
     let mut server = site.near("nic", &format!("rping -s -P -p 7471 -a {NEAR} -v"));
     server.wait_until_it_serves();
-    for (port, why) in [(7471, "Address already in use"), (99, "Permission denied")] {
+    for (port, why) in
+        [(7471, "rdma_bind_addr: Address already in use"), (99, "rdma_bind_addr: Permission denied")]
+    {
         let refused = as_nobody(&site, place.path(), &format!("rping -s -p {port} -a {NEAR} -v")).finish();
         assert!(!refused.status.success() && refused.said.contains(why), "{port}: {refused:?}");
     }

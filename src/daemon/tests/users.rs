@@ -1,5 +1,6 @@
 //! Clients of two users: neither takes what is the other's, nor places that others need.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
@@ -9,7 +10,9 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::geteuid;
 
+use super::isolation::attached;
 use super::{Nic, Quota, Stranger, nic, settled};
+use crate::host::{ConnectionManager, DialError};
 use crate::nic::{Answer, Command};
 use crate::remote::message::{Ask, Refusal, Told};
 use crate::roster::{BoundPort, PortName, PortRequest};
@@ -97,6 +100,22 @@ fn listener_keeps_its_requests_from_other_users() {
     nic.wait("gone", |nic| nic.daemon.served().len() == 1);
     bob.ask(Ask::PortNumber(port(7471, here, false))).expect("free");
     bob.ask(on_the_address()).expect("its port");
+}
+
+/// By the library: what it says, and that it gives the port back.
+#[test]
+fn listeners_port_is_refused_to_others() {
+    let nic = nic(Quota::default());
+    let devices = [attached(&nic), attached(&nic)];
+    let [a, b] = devices.map(|device| ConnectionManager::start(&device).expect("QP1"));
+    let at = SocketAddr::from(([0, 0, 0, 0], 7471));
+    let listener = a.listen(at, 1).expect("free");
+    match b.listen(at, 1) {
+        Err(DialError::Port { source, .. }) => assert_eq!(source.errno, libc::EADDRNOTAVAIL),
+        other => panic!("{other:?}"),
+    }
+    drop(listener);
+    b.listen(at, 1).expect("free again");
 }
 
 #[test]
