@@ -55,7 +55,7 @@ fn closeness(on: Option<IpAddr>, address: IpAddr) -> Option<u8> {
     }
 }
 
-/// Returns the one among those who listen that is closest to an address.
+/// Returns the listener that is closest to an address. `None`: no listener is there.
 pub(crate) fn closest<T>(those: impl IntoIterator<Item = (Option<IpAddr>, T)>, address: IpAddr) -> Option<T> {
     let close = those.into_iter().filter_map(|(on, who)| Some((closeness(on, address)?, who)));
     close.max_by_key(|(close, _)| *close).map(|(_, who)| who)

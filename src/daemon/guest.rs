@@ -343,7 +343,8 @@ impl Guest {
         Ok(Told::Answer(answer))
     }
 
-    /// Has the roster do it, which then has `more` ports and services of it at most, and routes management datagrams by the result.
+    /// Has the roster carry out a request, by which the client has `more` ports and services at most, and routes management datagrams by the
+    /// result.
     fn enter<R>(
         &self,
         house: &House,
@@ -366,7 +367,7 @@ impl Guest {
         result.map_err(|Denied { errno, why }| ControlError::Elsewhere { errno, why })
     }
 
-    /// Opens an XRC domain. Its file is the one whose descriptor came along, whatever the client says of it.
+    /// Opens an XRC domain. Its file is that of the descriptor that came along; what the client says of the file does not count.
     fn open_xrcd(&self, house: &House, open: OpenXrcd, fds: Vec<OwnedFd>) -> Result<Told, ControlError> {
         let file = fds.first().map(file_of).transpose()?;
         let open = OpenXrcd { file: file.as_ref().map(|(id, _)| *id), ..open };

@@ -99,7 +99,7 @@ impl Lent {
 }
 
 /// Returns the number of a file whose descriptor a client handed over, and a descriptor that keeps the file and does nothing when it is closed.
-/// Whatever is open will do, as for the kernel (`ib_uverbs_open_xrcd`): a path that is not (`O_PATH`) will not.
+/// Any open file will do, as for the kernel (`ib_uverbs_open_xrcd`), and a path that is not open (`O_PATH`) will not: it takes no right to the file.
 pub(super) fn file_of(fd: &OwnedFd) -> Result<(FileId, OwnedFd), ControlError> {
     let look = || -> nix::Result<(FileId, OwnedFd)> {
         if OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?).contains(OFlag::O_PATH) {

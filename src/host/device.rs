@@ -196,7 +196,7 @@ impl Device {
         let _ = self.inner.others.set(others);
     }
 
-    /// Who looks at it is told of these processes, which it serves. The first stays.
+    /// Names the processes that the device serves in its snapshots. The first call counts.
     pub(crate) fn tell_clients(&self, clients: Clients) {
         let _ = self.inner.clients.set(clients);
     }

@@ -1,4 +1,4 @@
-//! Processes that share a device: who has which place, unit of QPNs and communication IDs, service and port number of `rdma_cm`.
+//! Processes that share a device: their places, units of QPNs and communication IDs, services and port numbers of `rdma_cm`.
 //!
 //! A group of sockets (`port::udp::group`) keeps a roster in memory that its members share, `roxie nic` one of its clients. Members of a group
 //! are all of one user; clients are judged by theirs.
@@ -42,7 +42,7 @@ impl Denied {
 #[serde(default)]
 pub struct Roster {
     pub(crate) form: u32,
-    /// Places by number. One that was given once stays.
+    /// Places by number. A place that was given once stays.
     pub slots: Vec<Slot>,
     /// Places at most.
     most: u8,

@@ -1,5 +1,5 @@
-//! Port numbers, and who has them. They are the device's: all processes that have it in common share them, and whoever keeps them judges
-//! conflicts (`roxie::roster`). A process that has taken no device yet keeps its own.
+//! Port numbers of `rdma_cm`. Processes that share a device share its ports, and the device's NIC or socket group judges conflicts
+//! (`roxie::roster`). A process that has taken no device yet keeps ports of its own.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -19,7 +19,7 @@ pub(super) enum Space {
     Udp,
 }
 
-/// The holder of a port, or who wants it.
+/// An identifier that holds a port, or asks for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     /// The identifier that holds the port.
@@ -106,7 +106,7 @@ impl Ports {
 
     /// Its owner is on one address now.
     pub(super) fn settle(&mut self, space: Space, port: u16, id: u32, address: IpAddr) {
-        // Unless it is the NIC's, which is gone, then.
+        // A NIC that is gone has forgotten the port.
         let _ = self.request(PortRequest::Settle(PortName { space: space.code(), port, owner: id }, address));
     }
 

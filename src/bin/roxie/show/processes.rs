@@ -45,7 +45,7 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
     for client in clients {
         match all.iter_mut().find(|known| known.pid == client.pid && known.account.is_empty()) {
             Some(known) => known.account = client.account,
-            // One that does not answer, or that is in another PID namespace: the NIC knows it all the same.
+            // A process that does not answer, or that is in another PID namespace, is known to the NIC.
             None => all.push(Known {
                 pid: client.pid,
                 uid: Some(client.uid),
@@ -86,7 +86,7 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
     accounts(&all)
 }
 
-/// What processes have at the NIC that serves them, of what they and their users may have.
+/// Prints the accounts of processes that a NIC serves: only resources of which they have some.
 fn accounts(all: &[Known]) -> Result<(), Failure> {
     let has = |known: &Known| {
         let entries: Vec<_> = known.account.iter().filter(|(_, entry)| entry.used > 0).collect();
