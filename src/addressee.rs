@@ -46,13 +46,19 @@ impl Addressee {
 
 /// How close one who listens is to an address: on it before on all of its family before on all there are. `None`: not there at all.
 /// `on` is where it listens: an address, one unspecified for all of its family, or none for all.
-pub(crate) fn closeness(on: Option<IpAddr>, address: IpAddr) -> Option<u8> {
+fn closeness(on: Option<IpAddr>, address: IpAddr) -> Option<u8> {
     match on {
         Some(only) if only == address => Some(2),
         Some(all) if all.is_unspecified() && all.is_ipv4() == address.is_ipv4() => Some(1),
         Some(_) => None,
         None => Some(0),
     }
+}
+
+/// Returns the listener that is closest to an address. `None`: no listener is there.
+pub(crate) fn closest<T>(those: impl IntoIterator<Item = (Option<IpAddr>, T)>, address: IpAddr) -> Option<T> {
+    let close = those.into_iter().filter_map(|(on, who)| Some((closeness(on, address)?, who)));
+    close.max_by_key(|(close, _)| *close).map(|(_, who)| who)
 }
 
 #[cfg(test)]

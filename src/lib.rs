@@ -159,6 +159,7 @@ pub mod frame;
 pub mod limits;
 #[doc(hidden)]
 pub mod random;
+pub mod roster;
 #[doc(hidden)]
 pub mod threads;
 pub mod time;

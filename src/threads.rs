@@ -70,6 +70,21 @@ pub fn ask_to_go_first() -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Runs `act` in a thread of this user, which the kernel names as its own to those that it connects to.
+#[cfg(test)]
+#[allow(unsafe_code)]
+pub(crate) fn as_user<R: Send>(uid: u32, act: impl FnOnce() -> R + Send) -> R {
+    let run = || {
+        // SAFETY: three numbers; the call concerns the calling thread alone, which ends here.
+        let set = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
+        assert_eq!(set, 0, "{}", io::Error::last_os_error());
+        act()
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

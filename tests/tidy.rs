@@ -15,6 +15,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("flow", &["frame"]),
     ("limits", &[]),
     ("random", &[]),
+    ("roster", &["addressee"]),
     ("threads", &[]),
     ("time", &[]),
     ("timer", &["time"]),
@@ -29,6 +30,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "frame",
             "limits",
             "random",
+            "roster",
             "threads",
             "time",
             "capture",
@@ -80,7 +82,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("lab", &["frame", "time", "wire", "sim"]),
     ("forward", &["threads", "time", "netdev", "sim"]),
-    ("remote", &["descriptors", "random", "threads", "time", "port", "verbs", "shared", "nic", "engine"]),
+    (
+        "remote",
+        &["descriptors", "random", "roster", "threads", "time", "port", "verbs", "shared", "nic", "engine"],
+    ),
     (
         "host",
         &[
@@ -89,6 +94,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "frame",
             "limits",
             "random",
+            "roster",
             "threads",
             "time",
             "port",
@@ -110,6 +116,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "descriptors",
             "flow",
             "random",
+            "roster",
             "threads",
             "time",
             "port",

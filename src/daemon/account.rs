@@ -11,12 +11,15 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, Weak};
 
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
+use crate::host::inspect::AccountEntry;
 use crate::nic::{Command, ControlError, MemoryCommand, memory_of_qp};
 use crate::threads::lock;
+use crate::verbs::Gid;
 
 /// How much a process, or all processes of a user, may have. Each is finite: what one has, others lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,13 +40,22 @@ pub struct Quota {
     pub arenas: u32,
     /// Completion channels that its queues count events in, each a descriptor of the NIC's.
     pub channels: u32,
+    /// XRC domains that it has opened, besides that they are objects.
+    pub xrcds: u32,
+    /// QPs in multicast groups.
+    pub memberships: u32,
+    /// Flows, besides that they are objects.
+    pub flows: u32,
+    /// Port numbers and services of `rdma_cm`.
+    pub ports: u32,
     /// Bits per second of its frames that carry data, together.
     pub bits_per_second: u64,
 }
 
 impl Default for Quota {
     /// Of a process: half of the device's QPs, regions and other objects, so that a program that takes all it gets leaves as many to
-    /// others; 16 of the largest completion queues; all addresses of an address space; 4 GiB of queues; as fast as the device sends.
+    /// others; 16 of the largest completion queues; all addresses of an address space; 4 GiB of queues; an eighth of a port space; as fast as the
+    /// device sends.
     fn default() -> Quota {
         Quota {
             qps: 8 << 10,
@@ -54,6 +66,10 @@ impl Default for Quota {
             queue_bytes: 4 << 30,
             arenas: 1 << 10,
             channels: 1 << 10,
+            xrcds: 512,
+            memberships: 512,
+            flows: 32,
+            ports: 8 << 10,
             bits_per_second: u64::MAX,
         }
     }
@@ -67,6 +83,10 @@ impl Quota {
             qps: 12 << 10,
             mrs: 48 << 10,
             objects: 12 << 10,
+            xrcds: 768,
+            memberships: 768,
+            flows: 48,
+            ports: 12 << 10,
             cqes: 4 * process.cqes,
             bytes: 4 * process.bytes,
             queue_bytes: 4 * process.queue_bytes,
@@ -88,10 +108,16 @@ pub(super) enum Resource {
     QueueBytes,
     Arenas,
     Channels,
+    Xrcds,
+    Memberships,
+    Flows,
+    Ports,
 }
 
 /// Kinds of resources.
-const KINDS: usize = 8;
+const KINDS: usize = Resource::ALL.len();
+/// QPs of one user in one multicast group: three quarters of what a group has room for.
+const IN_ONE_GROUP: u64 = 42;
 /// Clients may have one half of the mappings and descriptors that the system gives the NIC: the other half is the NIC's own (sockets,
 /// stacks, heaps).
 const SHARE: u64 = 2;
@@ -99,6 +125,39 @@ const SHARE: u64 = 2;
 const MAPPINGS: u64 = 65_530;
 
 impl Resource {
+    pub(super) const ALL: [Resource; 12] = [
+        Resource::Qps,
+        Resource::Cqes,
+        Resource::Mrs,
+        Resource::Bytes,
+        Resource::Objects,
+        Resource::QueueBytes,
+        Resource::Arenas,
+        Resource::Channels,
+        Resource::Xrcds,
+        Resource::Memberships,
+        Resource::Flows,
+        Resource::Ports,
+    ];
+
+    /// The name of its bound (`--max-qps`), as in JSON.
+    pub(super) fn key(self) -> &'static str {
+        match self {
+            Resource::Qps => "qps",
+            Resource::Cqes => "cqes",
+            Resource::Mrs => "mrs",
+            Resource::Bytes => "bytes",
+            Resource::Objects => "objects",
+            Resource::QueueBytes => "queue_bytes",
+            Resource::Arenas => "arenas",
+            Resource::Channels => "channels",
+            Resource::Xrcds => "xrcds",
+            Resource::Memberships => "memberships",
+            Resource::Flows => "flows",
+            Resource::Ports => "ports",
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Resource::Qps => "QPs",
@@ -109,6 +168,10 @@ impl Resource {
             Resource::QueueBytes => "bytes of queues",
             Resource::Arenas => "arenas",
             Resource::Channels => "completion channels",
+            Resource::Xrcds => "XRC domains",
+            Resource::Memberships => "QPs in multicast groups",
+            Resource::Flows => "flows",
+            Resource::Ports => "ports and services",
         }
     }
 
@@ -121,18 +184,23 @@ impl Resource {
 pub(super) type Cost = [(Resource, u64); 2];
 
 /// Returns the cost of an object that counts as one.
-fn one(resource: Resource) -> Option<Cost> {
-    Some([(resource, 1), (resource, 0)])
+pub(super) fn one(resource: Resource) -> Cost {
+    several(resource, 1)
+}
+
+/// Returns the cost of so many of a kind.
+pub(super) fn several(resource: Resource, amount: u64) -> Cost {
+    [(resource, amount), (resource, 0)]
 }
 
 /// Returns the cost of the object that a command makes; `None`: it makes none that is charged.
 pub(super) fn cost(command: &Command) -> Option<Cost> {
     match command {
-        Command::AllocPd | Command::OpenXrcd(_) | Command::CreateAh(..) | Command::CreateFlow(..) => {
-            one(Resource::Objects)
-        }
-        Command::AllocWindow { .. } => one(Resource::Mrs),
-        Command::CreateXrcTarget(_) | Command::CreateRssQp(..) => one(Resource::Qps),
+        Command::AllocPd | Command::CreateAh(..) => Some(one(Resource::Objects)),
+        Command::OpenXrcd(_) => Some([(Resource::Objects, 1), (Resource::Xrcds, 1)]),
+        Command::CreateFlow(..) => Some([(Resource::Objects, 1), (Resource::Flows, 1)]),
+        Command::AllocWindow { .. } => Some(one(Resource::Mrs)),
+        Command::CreateXrcTarget(_) | Command::CreateRssQp(..) => Some(one(Resource::Qps)),
         Command::Memory(command) => cost_with_memory(command),
         _ => None,
     }
@@ -145,7 +213,7 @@ fn cost_with_memory(command: &MemoryCommand) -> Option<Cost> {
         Some([(Resource::Mrs, 1), (Resource::Bytes, bytes)])
     };
     match command {
-        MemoryCommand::CreateSrq { .. } => one(Resource::Objects),
+        MemoryCommand::CreateSrq { .. } => Some(one(Resource::Objects)),
         MemoryCommand::CreateCq { ring, .. } | MemoryCommand::ResizeCq { ring, .. } => {
             Some([(Resource::Objects, 1), (Resource::Cqes, ring.capacity().into())])
         }
@@ -237,9 +305,19 @@ impl Account {
     }
 
     /// Amounts that are charged.
-    #[cfg(test)]
     pub(super) fn used(&self, resource: Resource) -> u64 {
         lock(&self.used)[resource as usize]
+    }
+
+    /// Returns the amount that is charged, its bound, and both of the user's account.
+    pub(super) fn entry(&self, resource: Resource) -> AccountEntry {
+        let user = self.parent.as_deref().unwrap_or(self);
+        AccountEntry {
+            used: self.used(resource),
+            limit: self.limits[resource as usize],
+            user_used: user.used(resource),
+            user_limit: user.limits[resource as usize],
+        }
     }
 }
 
@@ -261,6 +339,21 @@ impl Drop for Charge {
 pub(super) struct Accounts {
     all: Arc<Account>,
     users: Mutex<HashMap<u32, Weak<Account>>>,
+    /// Users' places in multicast groups.
+    groups: Mutex<HashMap<(u32, Gid), Weak<Account>>>,
+}
+
+/// Returns the account of this name, which is made if there is none.
+fn kept<K: Eq + Hash>(
+    accounts: &Mutex<HashMap<K, Weak<Account>>>,
+    name: K,
+    make: impl FnOnce() -> Arc<Account>,
+) -> Arc<Account> {
+    let mut accounts = lock(accounts);
+    accounts.retain(|_, account| account.strong_count() > 0);
+    let account = accounts.get(&name).and_then(Weak::upgrade).unwrap_or_else(make);
+    accounts.insert(name, Arc::downgrade(&account));
+    account
 }
 
 impl Accounts {
@@ -269,18 +362,21 @@ impl Accounts {
         limits[Resource::Arenas as usize] = mappings() / SHARE;
         let descriptors = getrlimit(Limit::RLIMIT_NOFILE).map_or(u64::MAX, |(now, _)| now);
         limits[Resource::Channels as usize] = descriptors / SHARE;
-        Accounts { all: Account::new("all programs together", limits, None), users: Mutex::default() }
+        let all = Account::new("all programs together", limits, None);
+        Accounts { all, users: Mutex::default(), groups: Mutex::default() }
+    }
+
+    /// Returns the account of a user's QPs in a multicast group.
+    pub(super) fn in_group(&self, uid: u32, group: Gid) -> Arc<Account> {
+        let mut limits = [u64::MAX; KINDS];
+        limits[Resource::Memberships as usize] = IN_ONE_GROUP;
+        kept(&self.groups, (uid, group), || Account::new("each user in one group", limits, None))
     }
 
     /// An account for a client of this user.
     pub(super) fn open(&self, uid: u32, quota: &Quota, user_quota: &Quota) -> Arc<Account> {
-        let mut users = lock(&self.users);
-        users.retain(|_, account| account.strong_count() > 0);
-        let user = users
-            .get(&uid)
-            .and_then(Weak::upgrade)
-            .unwrap_or_else(|| Account::new("each user", limits(user_quota), Some(Arc::clone(&self.all))));
-        users.insert(uid, Arc::downgrade(&user));
+        let new = || Account::new("each user", limits(user_quota), Some(Arc::clone(&self.all)));
+        let user = kept(&self.users, uid, new);
         Account::new("each process", limits(quota), Some(user))
     }
 }
@@ -302,6 +398,10 @@ fn limits(quota: &Quota) -> Amounts {
         quota.queue_bytes,
         quota.arenas.into(),
         quota.channels.into(),
+        quota.xrcds.into(),
+        quota.memberships.into(),
+        quota.flows.into(),
+        quota.ports.into(),
     ]
 }
 

@@ -6,22 +6,23 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use super::account::{Account, Quota, cost};
+use super::account::{Account, Charge, Quota, Resource, cost, one, several};
 use super::house::House;
-use super::lent::{Finder, Lent, invalid};
+use super::lent::{Finder, Lent, file_of, invalid};
 use super::outbox::Outbox;
 use super::owned::{Owned, Role};
 use crate::congestion::{Rate, SharedRate};
 use crate::host::HandedOver;
-use crate::host::inspect::{Passes, Snapshot};
-use crate::nic::{Answer, Command, ControlError, MemoryCommand, Object, QpStatus};
+use crate::host::inspect::{ClientEntry, Passes, Snapshot};
+use crate::nic::{Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, QpStatus};
 use crate::remote::link::{LONGEST_QUESTION, Link};
-use crate::remote::message::{Ask, BoundPorts, Refusal, Reply, Told, Welcome};
+use crate::remote::message::{Ask, Refusal, Reply, Told, Welcome};
+use crate::roster::{Denied, PortRequest, Roster};
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{Doorbells, GuestId, HeldPages};
 use crate::threads::lock;
 use crate::time::monotonic;
-use crate::verbs::{AddressVector, AsyncEvent, FileId, QpType};
+use crate::verbs::{AddressVector, AsyncEvent, Gid, OpenXrcd, QpIndex, QpType};
 
 /// One of those that are served, as others see it.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub(super) struct Guest {
     owned: Mutex<Owned>,
     /// What it has, of what it may have.
     account: Arc<Account>,
+    /// For its ports and services.
+    entries: Mutex<Option<Charge>>,
     /// What its connections leave.
     estate: Mutex<Option<HandedOver>>,
     /// How fast its QPs may send together, if that is bounded.
@@ -76,6 +79,7 @@ impl Guest {
             events,
             owned,
             account,
+            entries: Mutex::default(),
             estate,
             rate,
             is_silent: AtomicBool::new(false),
@@ -90,6 +94,13 @@ impl Guest {
     /// True if this is its.
     pub(super) fn has(&self, object: Object) -> bool {
         lock(&self.owned).has(object)
+    }
+
+    /// Returns what it has, for those who look at the NIC.
+    pub(super) fn entry(&self) -> ClientEntry {
+        let entry = |resource: Resource| (resource.key().to_owned(), self.account.entry(resource));
+        let account = Resource::ALL.into_iter().map(entry).collect();
+        ClientEntry { pid: self.pid, uid: self.uid, name: self.name.clone(), slot: self.slot, account }
     }
 
     /// Tells it that it is served, and hands over what it needs for that.
@@ -175,7 +186,7 @@ impl Guest {
             let most = house.config.quota.qps as usize;
             let _ = estate.settle_for(self.slot, most, &house.device);
         }
-        lock(&house.seats).leave(self.slot);
+        lock(&house.roster).leave(self.slot);
     }
 
     fn answer(
@@ -204,22 +215,24 @@ impl Guest {
                 return Ok(Told::Done(true));
             }
             Ask::TakeUnit(unit) => {
-                let done = lock(&house.seats).take_unit(unit, self.slot);
-                self.route(house)?;
-                return Ok(Told::Done(done));
+                let most = house.places_of(self.uid);
+                self.enter(house, |_| 0, |roster| roster.take_unit(unit, self.slot, most))?;
+                return Ok(Told::Done(true));
             }
             Ask::Services(services) => {
-                let all = lock(&house.seats).set_services(self.slot, services);
-                self.route(house)?;
-                return Ok(Told::Done(all));
+                let most = services.len();
+                let more = |roster: &Roster| most.saturating_sub(roster.services_of(self.slot).count());
+                self.enter(house, more, |roster| roster.set_services(self.slot, services))?;
+                return Ok(Told::Done(true));
             }
-            Ask::Ports => {
-                let (version, ports) = lock(&house.seats).ports();
-                return Ok(Told::Ports(BoundPorts { version, ports }));
+            Ask::PortNumber(request) => {
+                let lowest = house.lowest_port(self.uid);
+                let more = usize::from(matches!(request, PortRequest::Bind(_) | PortRequest::BindAny(..)));
+                let number = self.enter(house, |_| more, |roster| roster.port(self.slot, request, lowest))?;
+                return Ok(Told::PortNumber(number));
             }
-            Ask::SetPorts(BoundPorts { version, ports }) => {
-                return Ok(Told::Done(lock(&house.seats).set_ports(self.slot, version, ports)));
-            }
+            Ask::Command(Command::OpenXrcd(open)) => return self.open_xrcd(house, open, fds),
+            Ask::Command(Command::AttachMulticast(qp, group)) => return self.attach(house, qp, group),
             Ask::Command(Command::ListQps) => return Ok(Told::Answer(Answer::Qps(self.list(house)))),
             Ask::Command(command) => {
                 command.each_object(|object| lock(&self.owned).check(object))?;
@@ -243,6 +256,8 @@ impl Guest {
             Command::Memory(command) => (command.changes(), None),
             command => (None, command.takes_away()),
         };
+        let left =
+            if let Command::DetachMulticast(qp, group) = &command { Some((*qp, *group)) } else { None };
         let charge = match cost(&command) {
             None => None,
             Some(cost) => {
@@ -258,6 +273,9 @@ impl Guest {
             }
             if let Some(gone) = gone {
                 owned.strike(gone);
+            }
+            if let Some((qp, group)) = left {
+                owned.detached(qp, group);
             }
             self.events.retain(|event| is_of(&owned, event));
         }
@@ -278,10 +296,6 @@ impl Guest {
                 attr.av.as_mut().map_or(Ok(()), |path| speaks_for_its_host(house, path))
             }
             Command::CreateAh(_, path) => speaks_for_its_host(house, path),
-            Command::OpenXrcd(open) => {
-                open.file = open.file.map(|file| file_of(self.uid, file));
-                Ok(())
-            }
             Command::Memory(command) => match &**command {
                 MemoryCommand::CreateQp { init, .. } => match init.qp_type {
                     QpType::Gsi if lock(&self.owned).gsi().is_some() => Err(ControlError::Taken("QP1")),
@@ -299,6 +313,63 @@ impl Guest {
         }
     }
 
+    /// Has the roster carry out a request, by which the client has `more` ports and services at most, and routes management datagrams by the
+    /// result.
+    fn enter<R>(
+        &self,
+        house: &House,
+        more: impl FnOnce(&Roster) -> usize,
+        act: impl FnOnce(&mut Roster) -> Result<R, Denied>,
+    ) -> Result<R, ControlError> {
+        let mut charge = lock(&self.entries);
+        let mut roster = lock(&house.roster);
+        let before = roster.entries_of(self.slot);
+        let charged = |entries: usize, old: Option<&Charge>| {
+            self.account.charge_instead(several(Resource::Ports, entries as u64), old)
+        };
+        let room = charged(before + more(&roster), charge.as_ref())?;
+        drop(charge.take());
+        let result = act(&mut roster);
+        let after = roster.entries_of(self.slot);
+        drop(roster);
+        *charge = Some(charged(after, Some(&room))?);
+        self.route(house)?;
+        result.map_err(|Denied { errno, why }| ControlError::Elsewhere { errno, why })
+    }
+
+    /// Opens an XRC domain. Its file is that of the descriptor that came along; what the client says of the file does not count.
+    fn open_xrcd(&self, house: &House, open: OpenXrcd, fds: Vec<OwnedFd>) -> Result<Told, ControlError> {
+        let file = fds.first().map(file_of).transpose()?;
+        let open = OpenXrcd { file: file.as_ref().map(|(id, _)| *id), ..open };
+        let told = self.carry_out(house, Command::OpenXrcd(open))?;
+        if let (Told::Answer(Answer::Xrcd(xrcd)), Some((_, file))) = (&told, file) {
+            lock(&self.owned).keep_file(*xrcd, file);
+        }
+        Ok(told)
+    }
+
+    /// Attaches a QP to a multicast group, in which its user may have so many. Attaching it again changes nothing.
+    fn attach(&self, house: &House, qp: QpIndex, group: Gid) -> Result<Told, ControlError> {
+        let is_member = {
+            let owned = lock(&self.owned);
+            owned.check(Object::Qp(qp))?;
+            owned.is_member(qp, group)
+        };
+        let charge = || -> Result<[Charge; 2], ControlError> {
+            let in_group = house.accounts.in_group(self.uid, group);
+            Ok([
+                self.account.charge(one(Resource::Memberships))?,
+                in_group.charge(one(Resource::Memberships))?,
+            ])
+        };
+        let charges = if is_member { None } else { Some(charge()?) };
+        let answer = house.call(Command::AttachMulticast(qp, group))?;
+        if let Some(charges) = charges {
+            lock(&self.owned).attached(qp, group, charges);
+        }
+        Ok(Told::Answer(answer))
+    }
+
     /// Its QPs.
     fn list(&self, house: &House) -> Vec<QpStatus> {
         let own = lock(&self.owned).names();
@@ -308,7 +379,10 @@ impl Guest {
     /// Management datagrams that are for it come to its QP1, if it has one.
     fn route(&self, house: &House) -> Result<(), ControlError> {
         let Some(gsi) = lock(&self.owned).gsi() else { return Ok(()) };
-        let routes = lock(&house.seats).routes(self.slot);
+        let roster = lock(&house.roster);
+        let services = roster.services_of(self.slot).map(|service| (service.id, service.address)).collect();
+        let routes = GsiRoutes { units: roster.units_of(self.slot).collect(), services };
+        drop(roster);
         house.call(Command::RouteGsi(gsi, Box::new(routes))).map(drop)
     }
 
@@ -333,12 +407,6 @@ fn is_of(owned: &Owned, event: AsyncEvent) -> bool {
         // Each client sees the port itself.
         AsyncEvent::Port(_) => false,
     }
-}
-
-/// Nobody shows that it has the file open whose domain it asks for: those of one user share their domains, and no others.
-pub(super) fn file_of(uid: u32, file: FileId) -> FileId {
-    // Numbers of devices have 32 bits (`new_encode_dev` of the kernel).
-    FileId { device: file.device & 0xffff_ffff | u64::from(uid) << 32, ..file }
 }
 
 /// A client sends from an address of the interface's table, and from the interface's own station (`ib_modify_qp` of the kernel fills in

@@ -1,6 +1,7 @@
 //! The NIC that processes are served by, and what they share of it.
 
 use std::collections::HashMap;
+use std::fs;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -8,12 +9,12 @@ use nix::unistd::geteuid;
 
 use super::account::{Accounts, Quota};
 use super::door::Standing;
-use super::seats::Seats;
 use crate::engine::Engine;
 use crate::host::adapter::{snapshot_of, statuses_of};
 use crate::host::inspect::Snapshot;
 use crate::host::{Device, DeviceError};
 use crate::nic::{Answer, Command, ControlError, Object, QpStatus};
+use crate::roster::Roster;
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{Doorbells, GuestId};
 use crate::threads::lock;
@@ -27,13 +28,26 @@ pub struct Config {
     pub quota: Quota,
     /// How much all processes of a user may have together.
     pub user_quota: Quota,
+    /// How many processes each user may have, and units of ended processes in whose name they speak. Root and the NIC's own user may have
+    /// all places.
+    pub user_processes: u32,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { users: Users::default(), quota: Quota::default(), user_quota: Quota::of_a_user() }
+        Config {
+            users: Users::default(),
+            quota: Quota::default(),
+            user_quota: Quota::of_a_user(),
+            user_processes: 128,
+        }
     }
 }
+
+/// Processes that are served at most. A unit of communication IDs is left for the NIC itself.
+const PLACES: u8 = 255;
+/// The first port number that takes no privilege, if the system does not say (`PROT_SOCK` of the kernel).
+const UNPRIVILEGED: u16 = 1024;
 
 /// Users that are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +71,7 @@ pub(super) struct House {
     pub(super) config: Config,
     /// Whose process this is.
     pub(super) uid: u32,
-    pub(super) seats: Mutex<Seats>,
+    pub(super) roster: Mutex<Roster>,
     /// Users whose programs' memory did not answer: when, and that memory.
     silent: Mutex<HashMap<u32, (Instant, Weak<RemoteMemory>)>>,
     pub(super) accounts: Accounts,
@@ -77,7 +91,7 @@ impl House {
             device,
             config,
             uid: geteuid().as_raw(),
-            seats: Mutex::default(),
+            roster: Mutex::new(Roster::of_places(PLACES)),
             silent: Mutex::default(),
             accounts: Accounts::new(),
         })
@@ -94,6 +108,23 @@ impl House {
             _ if is_served => Standing::Served,
             _ => Standing::Stranger,
         }
+    }
+
+    /// Returns how many places and units of ended processes a user may have.
+    pub(super) fn places_of(&self, uid: u32) -> usize {
+        match self.standing(uid) {
+            Standing::Host => PLACES.into(),
+            _ => self.config.user_processes as usize,
+        }
+    }
+
+    /// Returns the lowest port number that a user's processes may bind. The kernel asks for CAP_NET_BIND_SERVICE below; here the user decides.
+    pub(super) fn lowest_port(&self, uid: u32) -> u16 {
+        if self.standing(uid) == Standing::Host {
+            return 0;
+        }
+        let text = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").unwrap_or_default();
+        text.trim().parse().unwrap_or(UNPRIVILEGED)
     }
 
     /// The engine has abandoned memory of a program of this user.

@@ -1,14 +1,19 @@
-//! Memory for queues and descriptors for events, which a client lends its NIC.
+//! Memory for queues and descriptors, which a client hands over to its NIC.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
+use nix::sys::stat::{Mode, fstat};
 
 use super::account::{Account, Charge, Resource};
 use crate::nic::{ControlError, Convert, Mapped};
 use crate::remote::message::{Beside, Completions, Memory, Pages, Place, Placed, Receives};
 use crate::shared::remote_memory::{RemoteMemory, Use};
 use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, Region, SendRing};
-use crate::verbs::{Access, QpCaps};
+use crate::verbs::{Access, FileId, QpCaps};
 
 /// Bytes of a word of a queue.
 const WORD: u64 = size_of::<u64>() as u64;
@@ -33,7 +38,7 @@ struct Channel {
 }
 
 /// Refuses memory or a descriptor that is of no use (`EINVAL`).
-pub(super) fn invalid(error: std::io::Error) -> ControlError {
+pub(super) fn invalid(error: io::Error) -> ControlError {
     ControlError::Elsewhere { errno: libc::EINVAL, why: error.to_string() }
 }
 
@@ -136,4 +141,22 @@ impl Convert<Placed, Mapped> for Finder<'_> {
         let region = self.lent.words(ring.place, RecvRing::size(ring.capacity, ring.max_sge))?;
         RecvRing::on(&region, ring.capacity, ring.max_sge).map_err(invalid)
     }
+}
+
+/// Returns the number of a file whose descriptor a client handed over, and a descriptor that keeps the file and does nothing when it is closed.
+/// Any open file will do, as for the kernel (`ib_uverbs_open_xrcd`), and a path that is not open (`O_PATH`) will not: it takes no right to the file.
+pub(super) fn file_of(fd: &OwnedFd) -> Result<(FileId, OwnedFd), ControlError> {
+    let look = || -> nix::Result<(FileId, OwnedFd)> {
+        if OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?).contains(OFlag::O_PATH) {
+            return Err(Errno::EBADF);
+        }
+        let stat = fstat(fd)?;
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let kept = open(path.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+        Ok((FileId { device: stat.st_dev, inode: stat.st_ino }, kept))
+    };
+    look().map_err(|errno| ControlError::Elsewhere {
+        errno: errno as i32,
+        why: format!("the descriptor of an XRC domain: {errno}"),
+    })
 }

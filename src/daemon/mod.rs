@@ -21,7 +21,6 @@ mod house;
 mod lent;
 mod outbox;
 mod owned;
-mod seats;
 #[cfg(test)]
 mod tests;
 
@@ -42,6 +41,7 @@ use crate::host::{ConnectionService, Device, DeviceError, Nobody};
 use crate::remote::link::Link;
 use crate::remote::message::{Hello, VERSION, Welcome};
 use crate::remote::{AttachError, name_of, nic_of};
+use crate::roster::Identity;
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{Doorbells, EventCounter};
 use crate::threads::{lock, spawn_unsignalled};
@@ -202,6 +202,9 @@ impl Daemon {
             .house
             .device
             .tell_others(Box::new(move |object| lock(&guests).iter().any(|guest| guest.has(object))));
+        let guests = Arc::clone(&inner.guests);
+        let clients = move || lock(&guests).iter().map(|guest| guest.entry()).collect();
+        inner.house.device.tell_clients(Box::new(clients));
         let mut daemon = Daemon { inner: Arc::clone(&inner), threads: Vec::new(), _manager: manager };
         let tells = Arc::clone(&inner);
         let threads = [
@@ -326,11 +329,12 @@ impl Inner {
             Doorbells::for_guest(self.house.device.limits().qps).map_err(|error| said(&error))?;
         let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
         let link = link.try_clone().map_err(|error| said(&error))?;
-        let slot =
-            lock(&self.house.seats).take().ok_or_else(|| "it serves 255 processes already".to_owned())?;
-        let name = hello.name.chars().filter(|c| !c.is_control()).take(64).collect();
-        let arrival =
-            Arrival { pid: pid.cast_unsigned(), name, uid, slot, memory, link, events: Link::new(events) };
+        let (pid, events) = (pid.cast_unsigned(), Link::new(events));
+        let name: String = hello.name.chars().filter(|c| !c.is_control()).take(64).collect();
+        let member = Identity { pid, uid, name: name.clone() };
+        let most = self.house.places_of(uid);
+        let slot = lock(&self.house.roster).admit(member, most).map_err(|denied| said(&denied))?;
+        let arrival = Arrival { pid, name, uid, slot, memory, link, events };
         let fds = fds.into_iter().chain([heard.into()]).collect();
         let Config { quota, user_quota, .. } = &self.house.config;
         let account = self.house.accounts.open(uid, quota, user_quota);

@@ -5,20 +5,27 @@
 //! protection domain with the QP's, and domains are never shared.
 
 use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
 
 use super::account::Charge;
 use crate::nic::{Command, ControlError, MemoryCommand, Object};
-use crate::verbs::{QpIndex, QpInit, QpType};
+use crate::verbs::{Gid, QpIndex, QpInit, QpType, XrcdId};
 
 /// The objects of a process.
 #[derive(Debug, Default)]
-pub(super) struct Owned(HashMap<Object, Holding>);
+pub(super) struct Owned {
+    objects: HashMap<Object, Holding>,
+    /// QPs in multicast groups, each with what it costs the process and its user.
+    members: HashMap<(QpIndex, Gid), [Charge; 2]>,
+}
 
 #[derive(Debug)]
 struct Holding {
     role: Role,
     /// How often an XRC domain is open. All others count as one.
     times: u32,
+    /// The file of an XRC domain, whose numbers are no other one's as long as this is open.
+    file: Option<OwnedFd>,
     /// For its cost.
     charge: Charge,
 }
@@ -49,7 +56,7 @@ impl Role {
 
 impl Owned {
     pub(super) fn has(&self, object: Object) -> bool {
-        self.0.contains_key(&object)
+        self.objects.contains_key(&object)
     }
 
     /// # Errors
@@ -60,7 +67,7 @@ impl Owned {
 
     /// Its QP1.
     pub(super) fn gsi(&self) -> Option<QpIndex> {
-        self.0.iter().find_map(|(object, holding)| match object {
+        self.objects.iter().find_map(|(object, holding)| match object {
             Object::Qp(qp) if holding.role == Role::Gsi => Some(*qp),
             _ => None,
         })
@@ -68,32 +75,57 @@ impl Owned {
 
     /// Returns the charge of an object.
     pub(super) fn charge_of(&self, object: Object) -> Option<&Charge> {
-        self.0.get(&object).map(|holding| &holding.charge)
+        self.objects.get(&object).map(|holding| &holding.charge)
     }
 
     /// Enters an object that was made or changed, with its charge.
     pub(super) fn enter(&mut self, object: Object, role: Role, charge: Charge) {
-        let opened = match (object, self.0.get_mut(&object)) {
+        let opened = match (object, self.objects.get_mut(&object)) {
             // One more time to close it. It is there already, and costs nothing more.
             (Object::Xrcd(_), Some(holding)) => return holding.times += 1,
-            _ => Holding { role, times: 1, charge },
+            _ => Holding { role, times: 1, file: None, charge },
         };
-        self.0.insert(object, opened);
+        self.objects.insert(object, opened);
     }
 
     /// Strikes an object that was taken away.
     pub(super) fn strike(&mut self, object: Object) {
-        match self.0.get_mut(&object) {
+        match self.objects.get_mut(&object) {
             Some(holding) if holding.times > 1 => holding.times -= 1,
-            _ => drop(self.0.remove(&object)),
+            _ => drop(self.objects.remove(&object)),
         }
+        if let Object::Qp(qp) = object {
+            self.members.retain(|(member, _), _| *member != qp);
+        }
+    }
+
+    /// Keeps the file that an XRC domain stands for, as long as the domain is open.
+    pub(super) fn keep_file(&mut self, xrcd: XrcdId, file: OwnedFd) {
+        if let Some(holding) = self.objects.get_mut(&Object::Xrcd(xrcd)) {
+            holding.file = Some(file);
+        }
+    }
+
+    /// True if a QP is in a multicast group.
+    pub(super) fn is_member(&self, qp: QpIndex, group: Gid) -> bool {
+        self.members.contains_key(&(qp, group))
+    }
+
+    /// Enters a QP that was attached to a multicast group.
+    pub(super) fn attached(&mut self, qp: QpIndex, group: Gid, charges: [Charge; 2]) {
+        self.members.insert((qp, group), charges);
+    }
+
+    /// Strikes a QP that was taken out of a multicast group.
+    pub(super) fn detached(&mut self, qp: QpIndex, group: Gid) {
+        self.members.remove(&(qp, group));
     }
 
     /// Returns the commands that take everything of it away, in an order in which nothing is needed any more when its turn comes. Each object
     /// is named once, and an XRC domain as often as it is open.
     pub(super) fn farewell(&self) -> Vec<Command> {
         let mut objects: Vec<_> = self
-            .0
+            .objects
             .iter()
             .map(|(object, holding)| (turn(*object, holding.role), *object, holding.times))
             .collect();
@@ -104,7 +136,7 @@ impl Owned {
 
     /// Returns the names of all of it.
     pub(super) fn names(&self) -> HashSet<Object> {
-        self.0.keys().copied().collect()
+        self.objects.keys().copied().collect()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -10,13 +11,14 @@ use super::error::DeviceError;
 use super::snapshot::{MrEntry, Passes, QpEntry, Snapshot};
 use crate::engine::{Engine, EventSink, Progress, Wait, WaitSet, Worker};
 use crate::nic::{Answer, Command, CongestionConfig, ControlError, Object, QpStatus};
-use crate::port::udp::group::{BoundPort, Member};
+use crate::port::udp::group::Member;
 use crate::port::undelivered::Undelivered;
 use crate::port::{LinkChange, Port, PortInfo};
 use crate::remote::{Attachment, polling};
+use crate::roster::{Denied, PortRequest};
 use crate::shared::{CompletionRing, Region};
 use crate::time::Nanos;
-use crate::verbs::{AsyncEvent, CqIndex, Mtu, QpIndex};
+use crate::verbs::{AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
 use crate::wire::Gid;
 
 /// See the module's page.
@@ -41,6 +43,18 @@ impl Adapter {
         match self {
             Adapter::Own(engine) => engine.call(command),
             Adapter::Shared(nic) => nic.call(command),
+        }
+    }
+
+    /// Opens an XRC domain, which stands for a file if one is given.
+    pub(super) fn open_xrcd(
+        &self,
+        open: OpenXrcd,
+        file: Option<BorrowedFd<'_>>,
+    ) -> Result<Answer, ControlError> {
+        match self {
+            Adapter::Own(engine) => engine.call(Command::OpenXrcd(open)),
+            Adapter::Shared(nic) => nic.open_xrcd(open, file),
         }
     }
 
@@ -306,11 +320,11 @@ impl Seat {
         }
     }
 
-    /// Takes the unit of a process that has ended, to tell its peers so in its name. False: it is not free.
+    /// Takes the unit of a process of this user that has ended, to tell its peers so in its name.
     ///
     /// # Errors
-    /// If it cannot be asked for.
-    pub fn take_unit(&self, unit: u8) -> io::Result<bool> {
+    /// If it is not free, or cannot be asked for.
+    pub fn take_unit(&self, unit: u8) -> Result<(), Denied> {
         match self {
             Seat::Group(member) => member.take_unit(unit),
             Seat::Nic(nic) => nic.take_unit(unit),
@@ -320,21 +334,21 @@ impl Seat {
     pub(super) fn set_services(
         &self,
         services: impl IntoIterator<Item = (u64, Option<IpAddr>)>,
-    ) -> io::Result<()> {
+    ) -> Result<(), Denied> {
         match self {
             Seat::Group(member) => member.set_services(services),
             Seat::Nic(nic) => nic.set_services(services),
         }
     }
 
-    /// Looks at the port numbers that processes have bound, and changes those of this one. `act` may be called again.
+    /// Carries out a request about port numbers of `rdma_cm`, which processes share. Returns the number.
     ///
     /// # Errors
-    /// If they cannot be had.
-    pub fn ports<R>(&self, act: impl FnMut(&mut Vec<BoundPort>) -> R) -> io::Result<R> {
+    /// As those of [`Roster::port`](crate::roster::Roster::port); `EIO` if they cannot be had.
+    pub fn port(&self, request: PortRequest) -> Result<u16, Denied> {
         match self {
-            Seat::Group(member) => member.ports(act),
-            Seat::Nic(nic) => nic.ports(act),
+            Seat::Group(member) => member.port(request),
+            Seat::Nic(nic) => nic.port_number(request),
         }
     }
 }

@@ -26,7 +26,7 @@ use super::error::DeviceError;
 use super::gid_table::{GidEntry, GidOrder, GidTable};
 use super::knob_file::KnobFile;
 use super::resolve::Resolve;
-use super::snapshot::CmIds;
+use super::snapshot::{Clients, CmIds};
 use super::state::{Handle, State};
 
 /// How a device behaves.
@@ -140,6 +140,7 @@ impl Device {
             seat: OnceLock::new(),
             cm_ids: OnceLock::new(),
             others: OnceLock::new(),
+            clients: OnceLock::new(),
             control_file: Mutex::new(config.control_file.as_deref().map(KnobFile::new)),
         };
         Device { inner: Arc::new(Handle { follower: OnceLock::new(), state: Arc::new(state) }) }
@@ -193,6 +194,11 @@ impl Device {
     /// What other processes have at it is for them to tell of. The first stays.
     pub(crate) fn tell_others(&self, others: Others) {
         let _ = self.inner.others.set(others);
+    }
+
+    /// Names the processes that the device serves in its snapshots. The first call counts.
+    pub(crate) fn tell_clients(&self, clients: Clients) {
+        let _ = self.inner.clients.set(clients);
     }
 
     /// The engine, if it is of this process.
@@ -393,6 +399,10 @@ impl Device {
     /// Why the link failed, if it did; said once.
     pub fn take_link_error(&self) -> Option<io::Error> {
         self.inner.adapter.take_link_error()
+    }
+
+    pub(super) fn adapter(&self) -> &Adapter {
+        &self.inner.adapter
     }
 
     pub(super) fn call(&self, command: impl Into<Command>) -> Result<Answer, DeviceError> {

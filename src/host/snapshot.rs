@@ -40,7 +40,41 @@ pub struct Snapshot {
     pub mrs: Vec<MrEntry>,
     /// What of rdma_cm there is.
     pub cm_ids: Vec<CmIdEntry>,
+    /// Processes that it serves, if it is a NIC of its own.
+    #[serde(default)]
+    pub clients: Vec<ClientEntry>,
 }
+
+/// A process that a NIC serves.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClientEntry {
+    /// Its process, as the NIC sees it.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// The name of its process.
+    pub name: String,
+    /// Its place at the NIC.
+    pub slot: u8,
+    /// Its account: resources by the names of their bounds, `qps` for `--max-qps`.
+    pub account: BTreeMap<String, AccountEntry>,
+}
+
+/// How much a process and its user have of a resource.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccountEntry {
+    /// What the process has.
+    pub used: u64,
+    /// What it may have.
+    pub limit: u64,
+    /// What all processes of its user have.
+    pub user_used: u64,
+    /// What they may have together.
+    pub user_limit: u64,
+}
+
+/// Tells of the processes that a NIC serves.
+pub(crate) type Clients = Box<dyn Fn() -> Vec<ClientEntry> + Send + Sync>;
 
 impl Snapshot {
     /// What moves its frames, without what stacks on it: `udp` where the port is `loopback(udp)`.
@@ -84,6 +118,7 @@ impl Snapshot {
             qps,
             mrs,
             cm_ids,
+            clients,
         } = self;
         [name, device, interface, port, mode].into_iter().for_each(make_plain);
         let plain = |(mut name, value)| {
@@ -97,6 +132,7 @@ impl Snapshot {
         for MrEntry { kind, access, .. } in mrs {
             std::iter::once(kind).chain(access).for_each(make_plain);
         }
+        clients.iter_mut().for_each(|client| make_plain(&mut client.name));
         for CmIdEntry { ps, state, .. } in cm_ids {
             [ps, state].into_iter().for_each(make_plain);
         }
@@ -277,13 +313,14 @@ mod tests {
             qps: vec![QpEntry { service: bad(), state: bad(), remote: Some(bad()), ..QpEntry::default() }],
             mrs: vec![MrEntry { kind: bad(), access: vec![bad()], ..MrEntry::default() }],
             cm_ids: vec![CmIdEntry { ps: bad(), state: bad(), ..CmIdEntry::default() }],
+            clients: vec![ClientEntry { name: bad(), ..ClientEntry::default() }],
             ..Snapshot::default()
         };
         snapshot.make_plain();
         // Debug output would escape them; JSON has all of the fields.
         let plain = "a\u{fffd}[2J\u{fffd}\u{fffd}b\u{fffd}c";
         let text = serde_json::to_string(&snapshot).expect("JSON");
-        assert_eq!(text.matches(plain).count(), 13, "{text}");
+        assert_eq!(text.matches(plain).count(), 14, "{text}");
         let mut long = "x".repeat(1000);
         make_plain(&mut long);
         assert_eq!(long.len(), LONGEST_TEXT);

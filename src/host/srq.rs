@@ -1,6 +1,6 @@
 //! The application's shared receive queues, and the extended reliable connections (XRC) that name them.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use nix::sys::stat::fstat;
@@ -199,7 +199,7 @@ impl Device {
     /// # Errors
     /// If the device has no room for another.
     pub fn open_xrcd(&self) -> Result<XrcDomain, DeviceError> {
-        self.xrcd(OpenXrcd::default())
+        self.xrcd(OpenXrcd::default(), None)
     }
 
     /// Opens the XRC domain that stands for a file (`ibv_open_xrcd`). `create`: makes it if there is none; `exclusive`: there
@@ -213,14 +213,14 @@ impl Device {
         create: bool,
         exclusive: bool,
     ) -> Result<XrcDomain, DeviceError> {
-        let stat = fstat(file)
+        let stat = fstat(&file)
             .map_err(|e| DeviceError::System { what: "the file of an XRC domain", source: e.into() })?;
-        let file = Some(FileId { device: stat.st_dev, inode: stat.st_ino });
-        self.xrcd(OpenXrcd { file, create, exclusive })
+        let id = Some(FileId { device: stat.st_dev, inode: stat.st_ino });
+        self.xrcd(OpenXrcd { file: id, create, exclusive }, Some(file.as_fd()))
     }
 
-    fn xrcd(&self, open: OpenXrcd) -> Result<XrcDomain, DeviceError> {
-        match self.call(Command::OpenXrcd(open))? {
+    fn xrcd(&self, open: OpenXrcd, file: Option<BorrowedFd<'_>>) -> Result<XrcDomain, DeviceError> {
+        match self.adapter().open_xrcd(open, file)? {
             Answer::Xrcd(id) => Ok(XrcDomain { inner: Arc::new(XrcdInner { device: self.clone(), id }) }),
             other => unexpected(&other),
         }

@@ -13,7 +13,7 @@ use super::follower::Follower;
 use super::gid_table::GidTable;
 use super::knob_file::KnobFile;
 use super::resolve::Resolve;
-use super::snapshot::CmIds;
+use super::snapshot::{Clients, CmIds};
 
 /// What handles share. The follower has the state too, but never what ends the follower: so whoever drops the last handle waits for it, and
 /// the port is closed when that returns.
@@ -46,6 +46,8 @@ pub(super) struct State {
     pub(super) cm_ids: OnceLock<CmIds>,
     /// Tells what of it belongs to processes that it serves.
     pub(super) others: OnceLock<Others>,
+    /// Tells of the processes that it serves.
+    pub(super) clients: OnceLock<Clients>,
     /// What the follower reads congestion control from.
     pub(super) control_file: Mutex<Option<KnobFile>>,
 }

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use super::{ControlError, GsiRoutes, Nic};
-use crate::addressee::{Addressee, closeness};
+use crate::addressee::{Addressee, closest};
 use crate::frame::Frame;
 use crate::verbs::{QpIndex, QpType};
 use crate::wire::Packet;
@@ -73,11 +73,9 @@ impl Gsis {
 
     /// Who listens closest to an address.
     fn server_of(&self, service: u64, address: IpAddr) -> Option<QpIndex> {
-        let of = |(qp, routes): &(QpIndex, GsiRoutes)| {
-            let those = routes.services.iter().filter(|(id, _)| *id == service);
-            Some((those.filter_map(|(_, on)| closeness(*on, address)).max()?, *qp))
-        };
-        self.guests.iter().filter_map(of).max_by_key(|(close, _)| *close).map(|(_, qp)| qp)
+        let all = self.guests.iter().flat_map(|(qp, routes)| routes.services.iter().map(move |of| (of, *qp)));
+        let those = all.filter(|((id, _), _)| *id == service);
+        closest(those.map(|((_, on), qp)| (*on, qp)), address)
     }
 }
 

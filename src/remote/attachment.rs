@@ -16,23 +16,23 @@ use super::arenas::Arenas;
 use super::error::AttachError;
 use super::link::Link;
 use super::message::{
-    Ask, Beside, BoundPorts, Completions, Hello, Memory, Pages, Place, Placed, Receives, Refusal, Reply,
-    Told, VERSION, Welcome,
+    Ask, Beside, Completions, Hello, Memory, Pages, Place, Placed, Receives, Refusal, Reply, Told, VERSION,
+    Welcome,
 };
 use super::trust::is_trusted;
 use crate::descriptors::{children, connect, peer_of};
 use crate::engine::EventSink;
 use crate::nic::{Answer, Command, ControlError, Convert, Mapped};
 use crate::port::PortInfo;
-use crate::port::udp::group::BoundPort;
 use crate::random::unguessable;
+use crate::roster::{Denied, PortRequest};
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{
     CompletionRing, Doorbells, EventCounter, HostMemory, PageList, RecvRing, Region, SendRing,
 };
 use crate::threads::{lock, spawn_unsignalled};
 use crate::time::{Nanos, monotonic};
-use crate::verbs::{Access, AsyncEvent, EventKind, Mtu, QpCaps, QpIndex};
+use crate::verbs::{Access, AsyncEvent, EventKind, Mtu, OpenXrcd, QpCaps, QpIndex};
 
 /// How long a NIC may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(1);
@@ -337,16 +337,12 @@ impl Attachment {
         }
     }
 
-    /// Speaks in the name of a process that has ended. False: its unit is not free.
+    /// Speaks in the name of a process of this user that has ended.
     ///
     /// # Errors
-    /// If the NIC is gone.
-    pub fn take_unit(&self, unit: u8) -> io::Result<bool> {
-        match self.ask(&Ask::TakeUnit(unit)) {
-            Ok(Told::Done(done)) => Ok(done),
-            Ok(other) => Err(io::Error::other(unexpected(&other))),
-            Err(error) => Err(io::Error::other(error)),
-        }
+    /// If its unit is not free or was another user's, or the NIC is gone.
+    pub fn take_unit(&self, unit: u8) -> Result<(), Denied> {
+        self.ask(&Ask::TakeUnit(unit)).map(drop).map_err(denied)
     }
 
     /// Hands over memory in which this process writes down what its connections would leave.
@@ -360,39 +356,34 @@ impl Attachment {
     /// Requests for these come here from now on: (service ID, the only address or all).
     ///
     /// # Errors
-    /// If the NIC is gone, or another process listens for some of them, which it keeps.
-    pub fn set_services(&self, services: impl IntoIterator<Item = (u64, Option<IpAddr>)>) -> io::Result<()> {
-        match self.ask(&Ask::Services(services.into_iter().collect())) {
-            Ok(Told::Done(true)) => Ok(()),
-            Ok(_) => {
-                Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens for some of them"))
-            }
-            Err(error) => Err(io::Error::other(error)),
+    /// If this process may not have some of them ([`Roster::set_services`](crate::roster::Roster::set_services)), or the NIC is gone.
+    pub fn set_services(
+        &self,
+        services: impl IntoIterator<Item = (u64, Option<IpAddr>)>,
+    ) -> Result<(), Denied> {
+        self.ask(&Ask::Services(services.into_iter().collect())).map(drop).map_err(denied)
+    }
+
+    /// Carries out a request about port numbers. Returns the number.
+    ///
+    /// # Errors
+    /// As those of [`Roster::port`](crate::roster::Roster::port), and if the NIC is gone.
+    pub fn port_number(&self, request: PortRequest) -> Result<u16, Denied> {
+        match self.ask(&Ask::PortNumber(request)).map_err(denied)? {
+            Told::PortNumber(number) => Ok(number),
+            other => Err(denied(unexpected(&other))),
         }
     }
 
-    /// Looks at the port numbers that processes have bound, and changes those of this one. `act` is called again if another process
-    /// has changed its own meanwhile.
+    /// Opens an XRC domain. The NIC itself looks which file it stands for.
     ///
     /// # Errors
-    /// If the NIC is gone.
-    pub fn ports<R>(&self, mut act: impl FnMut(&mut Vec<BoundPort>) -> R) -> io::Result<R> {
-        loop {
-            let BoundPorts { version, ports: before } =
-                match self.ask(&Ask::Ports).map_err(io::Error::other)? {
-                    Told::Ports(taken) => taken,
-                    other => return Err(io::Error::other(unexpected(&other))),
-                };
-            let mut ports = before.clone();
-            let result = act(&mut ports);
-            if ports == before {
-                return Ok(result);
-            }
-            ports.retain(|port| port.slot == self.slot());
-            let set = Ask::SetPorts(BoundPorts { version, ports });
-            if let Told::Done(true) = self.ask(&set).map_err(io::Error::other)? {
-                return Ok(result);
-            }
+    /// As [`call`](Self::call).
+    pub fn open_xrcd(&self, open: OpenXrcd, file: Option<BorrowedFd<'_>>) -> Result<Answer, ControlError> {
+        let fds: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+        match self.ask_with(&Ask::Command(Command::OpenXrcd(open)), &fds)? {
+            Told::Answer(answer) => Ok(answer),
+            other => Err(unexpected(&other)),
         }
     }
 }
@@ -460,6 +451,10 @@ impl Convert<Mapped, Placed> for ByPlace<'_> {
         let place = self.place(ring.words())?;
         Ok(Receives { place, capacity: ring.capacity(), max_sge: ring.max_sge() })
     }
+}
+
+fn denied(error: ControlError) -> Denied {
+    Denied::new(error.errno(), error.to_string())
 }
 
 fn unexpected(told: &Told) -> ControlError {

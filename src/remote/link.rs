@@ -12,8 +12,8 @@ use crate::descriptors::{MOST, receive_with, send_with};
 
 /// Bytes of an answer at most: some 30 times a list of 65,536 QPs.
 const LONGEST_ANSWER: usize = 1 << 29;
-/// Bytes of a question at most: all port numbers of four spaces, bound. A list grows some thirty times where it is unpacked.
-pub const LONGEST_QUESTION: usize = 1 << 23;
+/// Bytes of a question at most: 8,192 services of 28 bytes. A list grows to twice that where it is unpacked.
+pub const LONGEST_QUESTION: usize = 1 << 18;
 /// Bytes that are read before more room is made.
 const PIECE: usize = 1 << 20;
 /// Bytes before a message: its length.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::nic::{Answer, Command, Form, MemoryCommand};
 use crate::port::PortInfo;
-use crate::port::udp::group::BoundPort;
+use crate::roster::PortRequest;
 use crate::verbs::Mtu;
 
 /// The form of messages. Both ends have to have the same.
@@ -20,8 +20,6 @@ pub const VERSION: u32 = 4;
 
 /// Services that a process may listen for: far more than a connection manager has listeners.
 const SERVICES: usize = 1 << 13;
-/// Port numbers that may be bound: all of four spaces.
-const PORTS: usize = 4 << 16;
 
 /// A list that is read piece by piece: its sender says how long it is, and has no part in how much memory there is.
 fn at_most<'de, const MOST: usize, D: Deserializer<'de>, T: Deserialize<'de>>(
@@ -132,19 +130,10 @@ impl Form for Placed {
     type Receives = Receives;
 }
 
-/// Port numbers of `rdma_cm` that processes have bound.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BoundPorts {
-    /// Counts changes of the table.
-    pub version: u64,
-    #[serde(deserialize_with = "at_most::<PORTS, _, _>")]
-    pub ports: Vec<BoundPort>,
-}
-
 /// What a process asks of the NIC.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// A command that carries no memory.
+    /// A command that carries no memory. The descriptor of the file of an XRC domain comes with it.
     Command(Command),
     /// A command that carries memory.
     Memory(MemoryCommand<Placed>),
@@ -164,10 +153,8 @@ pub enum Ask {
     Estate,
     /// It listens for these services, and no others.
     Services(#[serde(deserialize_with = "at_most::<SERVICES, _, _>")] Vec<(u64, Option<IpAddr>)>),
-    /// Port numbers that processes have bound.
-    Ports,
-    /// Replaces those of this process, if nothing has changed since that version.
-    SetPorts(BoundPorts),
+    /// A call of `rdma_cm` that concerns port numbers.
+    PortNumber(PortRequest),
 }
 
 impl From<MemoryCommand<Placed>> for Ask {
@@ -187,7 +174,7 @@ pub enum Told {
     Look(Vec<u8>),
     /// True: done.
     Done(bool),
-    Ports(BoundPorts),
+    PortNumber(u16),
 }
 
 /// Why it does not do it.

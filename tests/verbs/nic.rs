@@ -325,6 +325,62 @@ fn program_in_another_pid_namespace_is_served() {
     assert!(said.contains("(process 0,"), "{said}");
 }
 
+/// Starts a program of another user, who has what it takes in `place`.
+fn as_nobody(site: &Site, place: &Path, program: &str) -> Running {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]);
+    command.arg(place.join("roxie")).args(["run", "--dev", "left", "--port", "nic", "--"]);
+    command.args(program.split(' ')).current_dir(place);
+    Running::start(&site.near, command)
+}
+
+#[test]
+fn port_of_another_user_is_in_use() {
+    if skip("port_of_another_user_is_in_use", &["setpriv", "rping"]) {
+        return;
+    }
+    let (site, nics) = Site::with_nics("nic-users", &["--port", "xdp", "--all-users"]);
+    // The build folder may be out of another user's reach.
+    let place = tempfile::tempdir().expect("a folder");
+    for name in ["roxie", "libibverbs.so.1"] {
+        fs::copy(folder().join(name), place.path().join(name)).expect("built");
+    }
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("its own");
+    let mut server = site.near("nic", &format!("rping -s -P -p 7471 -a {NEAR} -v"));
+    server.wait_until_it_serves();
+    for (port, why) in
+        [(7471, "rdma_bind_addr: Address already in use"), (99, "rdma_bind_addr: Permission denied")]
+    {
+        let refused = as_nobody(&site, place.path(), &format!("rping -s -p {port} -a {NEAR} -v")).finish();
+        assert!(!refused.status.success() && refused.said.contains(why), "{port}: {refused:?}");
+    }
+    let mut other = as_nobody(&site, place.path(), &format!("rping -s -P -p 7472 -a {NEAR} -v"));
+    other.wait_until_it_serves();
+    for port in [7471, 7472] {
+        let client = site.far("nic", &format!("rping -c -p {port} -a {NEAR} -v -V -C 5")).finish();
+        assert!(client.status.success(), "port {port}: {client:?}");
+    }
+    let shown = |options: &[&str]| {
+        let mut command = Command::new(folder().join("roxie"));
+        command.args(["show", "processes"]).args(options);
+        Running::start(&site.near, command).finish().said
+    };
+    let list: serde_json::Value = serde_json::from_str(shown(&["--json"]).trim()).expect("JSON");
+    let of = |uid: u32| {
+        let is_it = |row: &&serde_json::Value| row["uid"] == uid && row["name"] == "rping";
+        list.as_array().expect("a list").iter().find(is_it).expect("it is served")["account"].clone()
+    };
+    for uid in [0, 65534] {
+        let account = of(uid);
+        assert_eq!((&account["ports"]["used"], &account["ports"]["user_limit"]), (&2.into(), &12288.into()));
+        assert!(account["qps"]["used"] == 1 && account["objects"]["limit"] == 8192, "{account}");
+    }
+    let table = shown(&[]);
+    assert!(table.contains("its user has") && table.contains("queue_bytes"), "{table}");
+    drop((server, other));
+    ends_clean(&site, nics);
+}
+
 #[test]
 fn a_program_gets_as_much_of_a_nic_as_it_may_have() {
     if skip("a_program_gets_as_much_of_a_nic_as_it_may_have", &["ibv_srq_pingpong", "ibv_rc_pingpong"]) {

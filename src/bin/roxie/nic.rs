@@ -140,6 +140,7 @@ fn config(arguments: &Arguments) -> Config {
         users: if arguments.all_users { Users::All } else { Users::Only(arguments.user.clone()) },
         quota: arguments.program.quota(),
         user_quota: arguments.of_user.quota(),
+        user_processes: arguments.of_user.processes(),
     }
 }
 

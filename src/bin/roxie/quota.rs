@@ -46,6 +46,9 @@ pub(crate) struct Program {
     /// Completion channels that its queues count events in; each is a descriptor of the NIC's
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_channels: u32,
+    /// Port numbers and services of rdma_cm
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    max_ports: u32,
     /// How fast its QPs send together, as frames: 500M, 2.5G. Acknowledgements do not wait
     #[arg(long, value_name = "RATE")]
     max_rate: Option<Rate>,
@@ -62,7 +65,9 @@ impl Program {
             queue_bytes: self.max_queue_bytes,
             arenas: self.max_arenas,
             channels: self.max_channels,
+            ports: self.max_ports,
             bits_per_second: self.max_rate.map_or(u64::MAX, |rate| rate.0 as u64),
+            ..Quota::default()
         }
     }
 }
@@ -95,9 +100,19 @@ pub(crate) struct OfUser {
     /// Completion channels that their queues count events in
     #[arg(long, value_name = "N", default_value_t = 4096)]
     user_max_channels: u32,
+    /// Port numbers and services of rdma_cm
+    #[arg(long, value_name = "N", default_value_t = 12_288)]
+    user_max_ports: u32,
+    /// Processes that each user may have, and units of ended ones in whose name they speak. Root and the NIC's own user may have all 255
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    user_max_processes: u32,
 }
 
 impl OfUser {
+    pub(crate) fn processes(&self) -> u32 {
+        self.user_max_processes
+    }
+
     pub(crate) fn quota(&self) -> Quota {
         Quota {
             qps: self.user_max_qps,
@@ -108,7 +123,8 @@ impl OfUser {
             queue_bytes: self.user_max_queue_bytes,
             arenas: self.user_max_arenas,
             channels: self.user_max_channels,
-            bits_per_second: u64::MAX,
+            ports: self.user_max_ports,
+            ..Quota::of_a_user()
         }
     }
 }
@@ -116,6 +132,7 @@ impl OfUser {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use roxie::daemon::Config;
 
     use super::*;
 
@@ -131,6 +148,7 @@ mod tests {
     fn defaults_in_the_help_are_the_librarys() {
         let both = Both::parse_from(["nic"]);
         assert_eq!((both.program.quota(), both.user.quota()), (Quota::default(), Quota::of_a_user()));
+        assert_eq!(both.user.processes(), Config::default().user_processes);
         let both = Both::parse_from(["nic", "--max-bytes", "1G", "--user-max-arenas", "7"]);
         assert_eq!((both.program.quota().bytes, both.user.quota().arenas), (1 << 30, 7));
     }

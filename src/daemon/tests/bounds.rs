@@ -3,11 +3,10 @@
 use std::os::fd::AsFd;
 
 use super::{Quota, nic, settled};
-use crate::daemon::guest::file_of;
 use crate::nic::{Answer, Command};
 use crate::remote::message::{Ask, Told};
 use crate::shared::Region;
-use crate::verbs::{Access, AddressVector, FileId, Mtu, Psn, QpAttr, QpState, Qpn};
+use crate::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpState, Qpn};
 
 #[test]
 fn arenas_are_counted_however_small_and_another_has_its_own() {
@@ -19,18 +18,7 @@ fn arenas_are_counted_however_small_and_another_has_its_own() {
     let refused = greedy.ask_with(&Ask::Arena { words: 1 }, &[fd.as_fd()]);
     assert!(refused.is_err(), "{refused:?}");
     other.arena(1);
-    assert!(matches!(greedy.ask(Ask::Ports), Ok(Told::Ports(_))), "it is served as before");
-}
-
-#[test]
-fn a_files_domain_is_of_one_user_and_each_file_has_its_own() {
-    let file = FileId { device: 0xfd01, inode: 7 };
-    assert_eq!(file_of(1000, file), file_of(1000, file));
-    assert_ne!(file_of(1000, file), file_of(1001, file));
-    assert_ne!(file_of(1000, file), file_of(1000, FileId { inode: 8, ..file }));
-    // Who names what another's would be made of gets its own all the same.
-    let forged = FileId { device: file_of(1001, file).device, ..file };
-    assert_eq!(file_of(1000, forged), file_of(1000, file));
+    assert!(matches!(greedy.ask(Ask::Port), Ok(Told::Port(_))), "it is served as before");
 }
 
 #[test]

@@ -8,7 +8,8 @@ use super::honest::GROUP;
 use super::{CAPS, Nic, Stranger, alloc_fast, create_cq, receives_at, resize_cq};
 use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
 use crate::random::splitmix;
-use crate::remote::message::{Ask, BoundPorts, Memory, Place, Receives, Reply, Told};
+use crate::remote::message::{Ask, Memory, Place, Receives, Reply, Told};
+use crate::roster::{BoundPort, PortName, PortRequest};
 use crate::shared::work_queue::Payload;
 use crate::shared::{RecvRing, Region, SendRing};
 use crate::time::Nanos;
@@ -422,7 +423,19 @@ impl Hostile {
         match self.below(4) {
             0 => Ask::TakeUnit(self.one(&slots).unwrap_or(self.below(256) as u8)),
             1 => Ask::Services(services.iter().map(|id| (*id, Some([192, 0, 2, 1].into()))).collect()),
-            2 => Ask::SetPorts(BoundPorts { version: self.below(8) as u64, ports: Vec::new() }),
+            2 => {
+                // Numbers of its own, and those that others have bound.
+                let port = if self.flag() { 7471 } else { self.below(1 << 16) as u16 };
+                let name = PortName { space: 0x0106, port, owner: self.below(4) as u32 };
+                let address = [[0; 4], [192, 0, 2, 1]][self.below(2)].into();
+                let (reuse, one_family) = (self.flag(), self.flag());
+                Ask::PortNumber(match self.below(4) {
+                    0 => PortRequest::Listen(name),
+                    1 => PortRequest::Settle(name, address),
+                    2 => PortRequest::Release(name),
+                    _ => PortRequest::Bind(BoundPort { name, address, reuse, one_family, slot: 0, uid: 0 }),
+                })
+            }
             _ => Ask::Arena { words: 1 << self.below(24) },
         }
     }

@@ -7,6 +7,7 @@ mod hostile;
 mod isolation;
 mod silent;
 mod tables;
+mod users;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::{Config, Daemon, DaemonError, Quota, Visit};
+use super::{Config, Daemon, DaemonError, Quota, Users, Visit};
 use crate::flow::{RxHash, RxHashFields};
 use crate::host::{Device, DeviceConfig, Drive};
 use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
@@ -56,7 +57,7 @@ fn nic(quota: Quota) -> Nic {
     let visits = Arc::<Mutex<Vec<Visit>>>::default();
     let noted = Arc::clone(&visits);
     let porter = Box::new(move |visit| lock(&noted).push(visit));
-    let config = Config { quota, ..Config::default() };
+    let config = Config { users: Users::All, quota, ..Config::default() };
     let daemon = Daemon::start(device, &interface, config, porter).expect("it serves");
     Nic { daemon, interface, visits, far }
 }
@@ -64,6 +65,7 @@ fn nic(quota: Quota) -> Nic {
 /// Somebody at the NIC's door.
 struct Stranger {
     link: Link,
+    slot: u8,
     /// What is handed over to those who are let in.
     fds: Vec<OwnedFd>,
     bells: Doorbells,
@@ -81,22 +83,23 @@ impl Nic {
     }
 
     fn greeted(&self, hello: &Hello) -> (Result<Welcome, String>, Link, Vec<OwnedFd>) {
-        let link = self.knock();
-        let memory = RemoteMemory::descriptors().expect("this process's own");
-        link.send(hello, &memory.each_ref().map(AsFd::as_fd)).expect("it listens");
-        let (answer, fds) = link.receive().expect("an answer").expect("it did not hang up");
-        (answer, link, fds)
+        greet(self.knock(), hello)
     }
 
     fn admitted(&self) -> Stranger {
+        self.admitted_by(self.connect()).expect("let in")
+    }
+
+    /// Greets over a connection.
+    fn admitted_by(&self, socket: UnixStream) -> Result<Stranger, String> {
         let secret = Box::new(0x0123_4567_89ab_cdef_u64);
-        let (answer, link, fds) = self.greeted(&hello(&secret));
-        let qps = answer.expect("let in").qps;
+        let (answer, link, fds) = greet(Link::new(socket), &hello(&secret));
+        let Welcome { qps, slot, .. } = answer?;
         // Before its first question: the page is not to be mapped afterwards.
         let [page, wake, ..] = &fds[..] else { panic!("three descriptors") };
         let wake = wake.try_clone().expect("a descriptor");
         let bells = Doorbells::map(page.as_fd(), wake, qps).expect("its page");
-        Stranger { link, fds, bells, arenas: Vec::new() }
+        Ok(Stranger { link, slot, fds, bells, arenas: Vec::new() })
     }
 
     fn wait(&self, what: &str, is_so: impl Fn(&Nic) -> bool) {
@@ -110,6 +113,13 @@ impl Nic {
     fn qps(&self) -> usize {
         self.daemon.inner.house.device.qps().len()
     }
+}
+
+fn greet(link: Link, hello: &Hello) -> (Result<Welcome, String>, Link, Vec<OwnedFd>) {
+    let memory = RemoteMemory::descriptors().expect("this process's own");
+    link.send(hello, &memory.each_ref().map(AsFd::as_fd)).expect("it listens");
+    let (answer, fds) = link.receive().expect("an answer").expect("it did not hang up");
+    (answer, link, fds)
 }
 
 fn hello(secret: &u64) -> Hello {
@@ -558,8 +568,8 @@ fn one_qp1_each_and_datagrams_only_for_its_own_numbers() {
     guest.qp(pd, cq, QpType::Gsi).expect("its QP1");
     assert_eq!(guest.qp(pd, cq, QpType::Gsi).expect_err("one").errno, libc::EBUSY);
     let (other, ..) = settled(&nic);
-    let slot = nic.daemon.served()[0].slot;
-    assert!(matches!(other.ask(Ask::TakeUnit(slot)), Ok(Told::Done(false))), "somebody has it");
+    let slot = guest.slot;
+    assert_eq!(other.ask(Ask::TakeUnit(slot)).expect_err("a process has it").errno, libc::EBUSY);
     drop(guest);
     nic.wait("gone", |nic| nic.daemon.served().len() == 1);
     assert!(matches!(other.ask(Ask::TakeUnit(slot)), Ok(Told::Done(true))));

@@ -211,7 +211,7 @@ fn hole_in_doorbell_page_ends_its_client() {
     let client = nic.admitted();
     let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     fallocate(&client.fds[0], punch, 0, 4096).expect("nothing was asked for yet");
-    client.ask(Ask::Ports).expect_err("a page is missing");
+    client.ask(Ask::Port).expect_err("a page is missing");
     nic.wait("gone", |nic| nic.daemon.served().len() == 1);
     fallocate(&other.fds[0], punch, 0, 4096).expect_err("pages stay");
     other.call(Command::AllocPd).expect("it is served");

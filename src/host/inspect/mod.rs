@@ -12,7 +12,7 @@ mod window;
 use std::fs;
 
 use super::adapter::Seat;
-pub use super::snapshot::{CmIdEntry, CmIds, MrEntry, Passes, QpEntry, Snapshot};
+pub use super::snapshot::{AccountEntry, ClientEntry, CmIdEntry, CmIds, MrEntry, Passes, QpEntry, Snapshot};
 use super::state::State;
 
 pub use counters::CounterReader;
@@ -53,6 +53,7 @@ impl State {
             device: self.name.clone(),
             slot: self.seat.get().and_then(Seat::unit),
             cm_ids: self.cm_ids.get().map_or_else(Vec::new, |cm_ids| cm_ids()),
+            clients: self.clients.get().map_or_else(Vec::new, |clients| clients()),
             ..self.adapter.look(self.others.get())
         }
     }

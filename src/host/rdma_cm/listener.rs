@@ -2,14 +2,17 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
+use super::super::adapter::Seat;
 use super::super::qp::QueuePair;
 use super::connection::{Connection, Line, failure, set_up, wait};
 use super::{DialError, DialOptions, Shared, local_qp};
 use crate::cm::{AcceptOptions, Event, ListenOn, Listener};
+use crate::roster::{BoundPort, PortName, PortRequest};
 use crate::verbs::Mtu;
 use crate::wire::cm::{Ari, Kind, PrivateData, RejReason, Req};
 use crate::wire::{CmaHeader, PortSpace, ServiceId};
@@ -20,6 +23,34 @@ pub struct PortListener {
     shared: Arc<Shared>,
     name: Listener,
     requests: Receiver<Event>,
+    // After the listener has gone: `Drop` comes before its fields'.
+    _port: Option<Held>,
+}
+
+/// A port number that processes which share the device leave to this listener. It is given back when this is dropped.
+#[derive(Debug)]
+struct Held {
+    seat: Seat,
+    name: PortName,
+}
+
+impl Held {
+    fn bind(shared: &Shared, on: SocketAddr) -> Result<Option<Held>, DialError> {
+        let Some(seat) = shared.device.seat().cloned() else { return Ok(None) };
+        let owner = shared.next_owner.fetch_add(1, Relaxed);
+        let name = PortName { space: PortSpace::Tcp as u16, port: on.port(), owner };
+        let port =
+            BoundPort { name, address: on.ip(), reuse: false, one_family: on.is_ipv4(), slot: 0, uid: 0 };
+        seat.port(PortRequest::Bind(port)).map_err(|source| DialError::Port { at: on, source })?;
+        Ok(Some(Held { seat, name }))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // A NIC that is gone has forgotten it.
+        let _ = self.seat.port(PortRequest::Release(self.name));
+    }
 }
 
 impl Drop for PortListener {
@@ -42,10 +73,11 @@ pub(super) fn listen(shared: &Arc<Shared>, on: SocketAddr, backlog: u32) -> Resu
         IpAddr::V6(v6) if v6.is_unspecified() => ListenOn::Any,
         ip => ListenOn::Address(ip.into()),
     };
+    let port = Held::bind(shared, on)?;
     shared.with(|manager, switchboard, _| {
         let name = manager.listen(service, addresses, backlog)?;
         let requests = switchboard.attend(name, backlog);
-        Ok(PortListener { shared: Arc::clone(shared), name, requests })
+        Ok(PortListener { shared: Arc::clone(shared), name, requests, _port: port })
     })
 }
 

@@ -47,7 +47,7 @@ pub use listener::{ConnectionRequest, PortListener};
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
 
 use super::connections::ConnectionService;
 use super::device::Device;
@@ -56,6 +56,7 @@ use super::inspect::CmIdEntry;
 use super::qp::QueuePair;
 use crate::cm::{self, CmError, ConnectRequest, ListenOn, LocalQp, Manager, Route};
 use crate::random::unguessable;
+use crate::roster::Denied;
 use crate::verbs::{Access, Mtu, Psn};
 use crate::wire::cm::{Kind, PrivateData, RejReason, TooLong};
 use crate::wire::service_id::port_flow_label;
@@ -92,6 +93,14 @@ pub enum DialError {
         device: String,
         /// The address that was dialled.
         peer: IpAddr,
+    },
+    /// Another process that shares the device has the port, or this one may not have it.
+    #[error("cannot listen at {at}: {source}")]
+    Port {
+        /// The address and port.
+        at: SocketAddr,
+        /// The reason.
+        source: Denied,
     },
     /// The peer refused.
     #[error("{peer} refuses the connection, reason {reason}")]
@@ -194,6 +203,8 @@ struct Shared {
     device: Device,
     service: ConnectionService<Switchboard>,
     next_port: AtomicU16,
+    /// Numbers the listeners' ports.
+    next_owner: AtomicU32,
 }
 
 impl Shared {
@@ -221,7 +232,8 @@ impl ConnectionManager {
         let manager = Manager::new(cm::Config { seed: unguessable(), ca_guid, ..cm::Config::default() });
         let service = ConnectionService::start(device, manager, Switchboard::default())?;
         let next_port = AtomicU16::new(unguessable() as u16);
-        let shared = Arc::new(Shared { device: device.clone(), service, next_port });
+        let shared =
+            Arc::new(Shared { device: device.clone(), service, next_port, next_owner: AtomicU32::new(0) });
         let of = Arc::downgrade(&shared);
         device.tell_cm_ids(Box::new(move || of.upgrade().map_or_else(Vec::new, |shared| shared.cm_ids())));
         Ok(ConnectionManager { shared })
@@ -244,7 +256,7 @@ impl ConnectionManager {
     /// Listens on a port: at one address, or at all of them with `0.0.0.0` or `::`. At most `backlog` requests wait.
     ///
     /// # Errors
-    /// If somebody listens there already.
+    /// If somebody listens there already, here or in another process of the device, or the port takes privilege.
     pub fn listen(&self, on: SocketAddr, backlog: u32) -> Result<PortListener, DialError> {
         listener::listen(&self.shared, on, backlog)
     }

@@ -231,14 +231,14 @@ impl Process {
         handle: u32,
         address: SocketAddr,
     ) -> Result<(), Errno> {
-        self.bind(channel, handle, address)?;
-        if address.ip().is_loopback() {
-            // Nobody can be told to come there; libraries that only look around bind to it.
-            return Ok(());
+        let ip = address.ip();
+        // Nobody can be told to come to a loopback address; libraries that only look around bind to it.
+        if !ip.is_loopback() && (ip.is_unspecified() || self.whose(ip) == Whose::Device) {
+            // Before, so that other processes' ports are known. Where the interface cannot be had, the call that cannot do without says so, and
+            // this one nothing.
+            let _ = self.try_service();
         }
-        // Where the interface cannot be had, the call that cannot do without says so, and this one nothing.
-        let _ = self.try_service();
-        Ok(())
+        self.bind(channel, handle, address)
     }
 
     /// Listens; an identifier that has no address yet gets all of IPv4.

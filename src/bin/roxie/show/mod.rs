@@ -73,9 +73,10 @@ enum What {
             frames there, how many queue pairs and memory regions each has, and where it listens for connections (rdma_cm). \
             Those of one user share an interface over UDP sockets: the upper 8 bits of a QPN say whose it is. \
             A question mark stands for what a process that does not answer would know: it is stopped, or about to end.\n\n\
-            Nothing is opened.\n\nWith --json it is an array of objects with \
-            the keys pid, uid, name, interface, port, mode, slot (null: it does not share), units (of QPNs), ports, services, qps, mrs and \
-            cm_ids.",
+            Nothing is opened.\n\nA second table has the accounts of processes that `roxie nic` serves: what each has of a resource and may have, \
+            what all processes of its user have and may have. It is for the NIC's user and root.\n\nWith --json it is an array of objects with \
+            the keys pid, uid, name, interface, port, mode, slot (null: it does not share), units (of QPNs), ports, services, qps, mrs, \
+            cm_ids and account (by the names of `roxie nic`'s options: used, limit, user_used, user_limit).",
         after_help = format!("Examples:\n  roxie show processes\n  roxie show processes --json | jq '.[].pid'\n\n{EXIT_CODES}")
     )]
     Processes,

@@ -1,7 +1,10 @@
 //! Which processes have a device here, and which of them share it over sockets.
 
-use roxie::host::inspect::Snapshot;
-use roxie::port::udp::group::{self, Roster};
+use std::collections::BTreeMap;
+
+use roxie::host::inspect::{AccountEntry, Snapshot};
+use roxie::port::udp::group;
+use roxie::roster::Roster;
 use roxie::wire::ROCE_V2_PORT;
 use serde_json::{Value, json};
 
@@ -13,9 +16,12 @@ use crate::output;
 #[derive(Default)]
 struct Known {
     pid: u32,
+    uid: Option<u32>,
     name: String,
     slot: Option<u8>,
     seen: Option<Snapshot>,
+    /// What it has at the NIC that serves it, by resource.
+    account: BTreeMap<String, AccountEntry>,
 }
 
 pub(super) fn show(as_json: bool) -> Result<(), Failure> {
@@ -25,14 +31,35 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
         None
     });
     let roster = roster.unwrap_or_default();
-    let mut all: Vec<Known> = look(&Whose::default())?
-        .into_iter()
-        .map(|seen| Known { pid: seen.pid, name: seen.name.clone(), slot: seen.slot, seen: Some(seen) })
-        .collect();
+    let seen = look(&Whose::default())?;
+    let clients: Vec<_> = seen.iter().flat_map(|nic| nic.clients.clone()).collect();
+    let known = |seen: Snapshot| Known {
+        pid: seen.pid,
+        uid: Some(seen.uid),
+        name: seen.name.clone(),
+        slot: seen.slot,
+        account: BTreeMap::new(),
+        seen: Some(seen),
+    };
+    let mut all: Vec<Known> = seen.into_iter().map(known).collect();
+    for client in clients {
+        match all.iter_mut().find(|known| known.pid == client.pid && known.account.is_empty()) {
+            Some(known) => known.account = client.account,
+            // A process that does not answer, or that is in another PID namespace, is known to the NIC.
+            None => all.push(Known {
+                pid: client.pid,
+                uid: Some(client.uid),
+                name: client.name,
+                account: client.account,
+                ..Known::default()
+            }),
+        }
+    }
     // Those of the group that do not answer: stopped, or about to end.
     for (slot, who) in roster.members() {
         if all.iter().all(|known| known.slot != Some(slot)) {
-            all.push(Known { pid: who.pid, name: who.name.clone(), slot: Some(slot), seen: None });
+            let (uid, name) = (Some(who.uid), who.name.clone());
+            all.push(Known { pid: who.pid, uid, name, slot: Some(slot), ..Known::default() });
         }
     }
     all.sort_by_key(|known| (known.slot.is_none(), known.slot, known.pid));
@@ -43,7 +70,7 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
         let of = |tell: &dyn Fn(&Snapshot) -> String| known.seen.as_ref().map_or("?".to_owned(), tell);
         [
             known.pid.to_string(),
-            of(&|s| s.uid.to_string()),
+            known.uid.map_or("?".to_owned(), |uid| uid.to_string()),
             known.name.clone(),
             of(&|s| s.interface.clone()),
             of(&|s| s.transport().to_owned()),
@@ -55,7 +82,36 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
     };
     let rows: Vec<_> = all.iter().map(row).collect();
     let names = ["pid", "uid", "program", "interface", "port", "QPNs", "QPs", "MRs", "listens on"];
-    table(names, &rows, "no process of this user has a device in this network namespace")
+    table(names, &rows, "no process of this user has a device in this network namespace")?;
+    accounts(&all)
+}
+
+/// Prints the accounts of processes that a NIC serves: only resources of which they have some.
+fn accounts(all: &[Known]) -> Result<(), Failure> {
+    let has = |known: &Known| {
+        let entries: Vec<_> = known.account.iter().filter(|(_, entry)| entry.used > 0).collect();
+        entries.into_iter().map(|(resource, entry)| account_cells(known, resource, entry)).collect::<Vec<_>>()
+    };
+    let rows: Vec<_> = all.iter().flat_map(has).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    output::line("")?;
+    table(["pid", "uid", "program", "resource", "has", "of", "its user has", "of"], &rows, "")
+}
+
+fn account_cells(known: &Known, resource: &str, entry: &AccountEntry) -> [String; 8] {
+    let bound = |limit: u64| if limit == u64::MAX { "-".to_owned() } else { limit.to_string() };
+    [
+        known.pid.to_string(),
+        known.uid.map_or("?".to_owned(), |uid| uid.to_string()),
+        known.name.clone(),
+        resource.to_owned(),
+        entry.used.to_string(),
+        bound(entry.limit),
+        entry.user_used.to_string(),
+        bound(entry.user_limit),
+    ]
 }
 
 /// The upper 8 bits of the QPNs of a process that shares the others with others.
@@ -72,9 +128,7 @@ fn listening(roster: &Roster, known: &Known) -> Vec<String> {
         _ => format!("{id:#018x}"),
     };
     let mut all: Vec<String> = match (known.slot, &known.seen) {
-        (Some(slot), _) => {
-            roster.services.iter().filter(|service| service.slot == slot).map(|s| text(s.id)).collect()
-        }
+        (Some(slot), _) => roster.services_of(slot).map(|s| text(s.id)).collect(),
         (None, Some(seen)) => {
             let listens = seen.cm_ids.iter().filter(|id| id.state == "LISTEN");
             listens.filter_map(|id| Some(format!("{}/{}", id.src?.port(), id.ps.to_lowercase()))).collect()
@@ -88,12 +142,12 @@ fn listening(roster: &Roster, known: &Known) -> Vec<String> {
 
 fn as_value(roster: &Roster, known: &Known) -> Value {
     let ports: Vec<u16> =
-        roster.ports.iter().filter(|port| Some(port.slot) == known.slot).map(|port| port.port).collect();
+        known.slot.map_or_else(Vec::new, |slot| roster.ports.of(slot).map(|port| port.name.port).collect());
     let seen = known.seen.as_ref();
     json!({
         "slot": known.slot,
         "pid": known.pid,
-        "uid": seen.map(|s| s.uid),
+        "uid": known.uid,
         "name": known.name,
         "units": units(roster, known),
         "ports": ports,
@@ -104,5 +158,6 @@ fn as_value(roster: &Roster, known: &Known) -> Value {
         "qps": seen.map(|s| s.qps.len()),
         "mrs": seen.map(|s| s.mrs.len()),
         "cm_ids": seen.map(|s| s.cm_ids.len()),
+        "account": known.account,
     })
 }

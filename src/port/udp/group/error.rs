@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::roster::SLOTS;
+use super::SLOTS;
 
 /// Why a process is not in a group.
 #[derive(Debug, thiserror::Error)]

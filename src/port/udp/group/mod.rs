@@ -20,7 +20,6 @@ mod ark;
 mod door;
 mod error;
 mod register;
-mod roster;
 mod steering;
 mod stray;
 
@@ -37,19 +36,22 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::sys::socket::{MsgFlags, recv};
+use nix::unistd::geteuid;
 
 use super::sys;
 use crate::descriptors::children;
+use crate::roster::{Denied, Identity, PortRequest, Roster};
 use crate::threads::{lock, spawn_unsignalled};
 use ark::Ark;
 use door::{Door, Found};
 pub use error::JoinError;
 use register::Register;
-pub use roster::{BoundPort, Identity, Roster, SLOTS, Service, Slot};
 use steering::{Target, slot_of, target};
 use stray::Pair;
 pub(super) use stray::{STRAY_HEADER, Stray};
 
+/// Processes that one group has room for.
+pub const SLOTS: usize = 128;
 /// How often members look whether others have ended.
 const LOOK: Duration = Duration::from_secs(1);
 /// The receive buffer of a socket that nobody reads, in bytes: the least that the kernel allows.
@@ -193,41 +195,40 @@ impl Member {
         Ok(unit)
     }
 
-    /// Takes the unit of a process that has ended, to tell its peers so in its name. False: it is not free.
+    /// Takes the unit of a process that has ended, to tell its peers so in its name.
     ///
     /// # Errors
-    /// If the register cannot be had.
-    pub fn take_unit(&self, unit: u8) -> io::Result<bool> {
-        let taken = self.inner.change(|roster| roster.take_unit(unit, self.inner.slot))?;
-        if taken {
-            self.inner.note_unit(unit);
-        }
-        Ok(taken)
+    /// If the unit is not free, or the register cannot be had (`EIO`).
+    pub fn take_unit(&self, unit: u8) -> Result<(), Denied> {
+        let taken = self.inner.change(|roster| roster.take_unit(unit, self.inner.slot, usize::MAX));
+        taken.map_err(no_register)??;
+        self.inner.note_unit(unit);
+        Ok(())
     }
 
     /// From now on requests for these come here: (service ID, the only address or all).
     ///
     /// # Errors
-    /// If the register cannot be had.
-    pub fn set_services(&self, services: impl IntoIterator<Item = (u64, Option<IpAddr>)>) -> io::Result<()> {
-        let slot = self.inner.slot;
-        let ours = services.into_iter().map(|(id, address)| Service { id, address, slot });
-        self.inner.change(|roster| {
-            roster.services.retain(|service| service.slot != slot);
-            roster.services.extend(ours);
-        })
+    /// If this process may not have some of them ([`Roster::set_services`]), or the register cannot be had (`EIO`).
+    pub fn set_services(
+        &self,
+        services: impl IntoIterator<Item = (u64, Option<IpAddr>)>,
+    ) -> Result<(), Denied> {
+        self.inner.change(|roster| roster.set_services(self.inner.slot, services)).map_err(no_register)?
     }
 
-    /// Looks at the port numbers that processes have bound, and changes those of this one.
+    /// Carries out a request about port numbers. Returns the number.
     ///
     /// # Errors
-    /// If the register cannot be had.
-    pub fn ports<R>(&self, act: impl FnOnce(&mut Vec<BoundPort>) -> R) -> io::Result<R> {
-        self.inner.register.with(|roster| {
-            let inner = &self.inner;
+    /// As those of [`Roster::port`]; `EIO` if the register cannot be had. The caller sees to privileged ports itself: all members are of one
+    /// user.
+    pub fn port(&self, request: PortRequest) -> Result<u16, Denied> {
+        let inner = &self.inner;
+        let result = inner.register.with(|roster| {
             bury(roster, &inner.ark, &inner.register, Some(inner.slot));
-            act(&mut roster.ports)
-        })
+            roster.port(inner.slot, request, 0)
+        });
+        result.map_err(no_register)?
     }
 
     /// True if a datagram, which was sent to that address, is for this process: the kernel's choice was right.
@@ -283,6 +284,11 @@ impl Drop for Member {
             let _ = thread.join();
         }
     }
+}
+
+/// The group's register cannot be had.
+fn no_register(error: io::Error) -> Denied {
+    Denied::new(libc::EIO, error.to_string())
 }
 
 impl Inner {
@@ -438,7 +444,7 @@ fn take_place<E>(
     }
     let pid = std::process::id();
     let name = fs::read_to_string("/proc/self/comm").unwrap_or_default().trim().to_owned();
-    roster.enter(slot, Identity { pid, name });
+    roster.enter(slot, Identity { pid, uid: geteuid().as_raw(), name });
     Ok((slot, kept))
 }
 

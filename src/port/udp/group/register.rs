@@ -15,7 +15,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use super::roster::{FORM, Roster};
+use super::SLOTS;
+use crate::roster::{FORM, Roster};
 use crate::threads::lock;
 
 /// Bytes of each copy at most.
@@ -44,7 +45,7 @@ impl Register {
     pub(super) fn create() -> io::Result<Register> {
         let common = memfd_create("roxie-group", MFdFlags::MFD_CLOEXEC)?;
         let register = Register::of(common)?;
-        register.write(&Roster::new(), 1)?;
+        register.write(&Roster::new(SLOTS as u8), 1)?;
         Ok(register)
     }
 
@@ -235,15 +236,15 @@ fn region(kind: i32, at: i64) -> libc::flock {
 
 #[cfg(test)]
 mod tests {
-    use super::super::roster::Identity;
     use super::*;
+    use crate::roster::Identity;
 
     fn another(register: &Register) -> Register {
         Register::of(register.common().try_clone_to_owned().unwrap()).unwrap()
     }
 
     fn enter(register: &Register, slot: u8) {
-        register.with(|roster| roster.enter(slot, Identity { pid: 1, name: "x".into() })).unwrap();
+        register.with(|roster| roster.enter(slot, Identity { pid: 1, ..Identity::default() })).unwrap();
     }
 
     #[test]

@@ -6,8 +6,8 @@
 
 use std::net::IpAddr;
 
-use super::roster::Roster;
 use crate::addressee::{Addressee, REQ, SIDR_REP, SIDR_REQ};
+use crate::roster::Roster;
 
 /// An instruction of classic BPF: code, jump if true, jump if false, operand.
 pub(super) type Instruction = (u16, u8, u8, u32);
@@ -145,9 +145,10 @@ const JUMP_TO_UNITS: Instruction = (JUMP, 0, 0, u32::MAX);
 
 #[cfg(test)]
 mod tests {
-    use super::super::roster::{Identity, Service};
+    use super::super::SLOTS;
     use super::*;
     use crate::random::splitmix;
+    use crate::roster::{Identity, Service};
 
     /// What the kernel makes of a program (`net/core/filter.c`).
     fn run(program: &[Instruction], datagram: &[u8]) -> u32 {
@@ -184,9 +185,9 @@ mod tests {
     }
 
     fn roster(slots: u8) -> Roster {
-        let mut roster = Roster::new();
+        let mut roster = Roster::new(SLOTS as u8);
         for slot in 0..slots {
-            roster.enter(slot, Identity { pid: 1, name: "x".into() });
+            roster.enter(slot, Identity::default());
         }
         roster
     }
@@ -226,7 +227,7 @@ mod tests {
             if round % 3 == 0 && slots > 2 {
                 let left = draw(slots) as u8;
                 roster.leave(left);
-                roster.take_unit(left, (left + 1) % slots as u8);
+                roster.take_unit(left, (left + 1) % slots as u8, usize::MAX).expect("free");
             }
             let program = program(&roster);
             assert!(program.len() < 4096);

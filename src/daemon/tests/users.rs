@@ -1,0 +1,250 @@
+//! Clients of two users: neither takes what is the other's, nor places that others need.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+
+use nix::fcntl::{OFlag, open};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::geteuid;
+
+use super::isolation::attached;
+use super::{Nic, Quota, Stranger, nic, settled};
+use crate::host::{ConnectionManager, DialError};
+use crate::nic::{Answer, Command};
+use crate::remote::message::{Ask, Refusal, Told};
+use crate::roster::{BoundPort, PortName, PortRequest};
+use crate::threads::as_user;
+use crate::verbs::{FileId, Gid, OpenXrcd, QpType, XrcdId};
+
+/// The user of other clients than the test's own.
+const OTHER: u32 = 65534;
+/// Port 7471 of `RDMA_PS_TCP`.
+const SERVICE: u64 = 0x0106_0000 + 7471;
+
+impl Nic {
+    fn connected_as(&self, uid: u32) -> UnixStream {
+        as_user(uid, || self.connect())
+    }
+
+    fn admitted_as(&self, uid: u32) -> Result<Stranger, String> {
+        self.admitted_by(self.connected_as(uid))
+    }
+}
+
+/// Tests of two users need root.
+fn is_root(test: &str) -> bool {
+    let is_root = geteuid().is_root();
+    if !is_root {
+        println!("SKIP {test}: it needs root");
+    }
+    is_root
+}
+
+#[test]
+fn unit_of_ended_process_stays_its_users() {
+    if !is_root("unit_of_ended_process_stays_its_users") {
+        return;
+    }
+    let nic = nic(Quota::default());
+    let slot = nic.admitted().slot;
+    nic.wait("gone", |nic| nic.daemon.served().is_empty());
+    let other = nic.admitted_as(OTHER).expect("served");
+    let told = other.ask(Ask::TakeUnit(slot));
+    assert!(told.is_err(), "{told:?}");
+}
+
+#[test]
+fn one_user_leaves_places_to_others() {
+    if !is_root("one_user_leaves_places_to_others") {
+        return;
+    }
+    let nic = nic(Quota::default());
+    let clients: Vec<_> = (0..255).map_while(|_| nic.admitted_as(OTHER).ok()).collect();
+    let refused = nic.admitted_as(OTHER).err().expect("a bound");
+    assert!(clients.len() == 128 && refused.contains("--user-max-processes"), "{}: {refused}", clients.len());
+    nic.admitted();
+}
+
+fn port(number: u16, address: [u8; 4], reuse: bool) -> PortRequest {
+    let name = PortName { space: 0x0106, port: number, owner: 1 };
+    let (address, one_family) = (address.into(), true);
+    PortRequest::Bind(BoundPort { name, address, reuse, one_family, slot: 0, uid: 0 })
+}
+
+fn refused(client: &Stranger, ask: Ask) -> i32 {
+    client.ask(ask).expect_err("refused").errno
+}
+
+#[test]
+fn listener_keeps_its_requests_from_other_users() {
+    if !is_root("listener_keeps_its_requests_from_other_users") {
+        return;
+    }
+    let nic = nic(Quota::default());
+    let here = [192, 0, 2, 1];
+    let [alice, bob] = [OTHER - 1, OTHER].map(|uid| nic.admitted_as(uid).expect("served"));
+    alice.ask(Ask::PortNumber(port(7471, [0; 4], true))).expect("free");
+    alice.ask(Ask::Services(vec![(SERVICE, Some([0; 4].into()))])).expect("its port");
+    let on_the_address = || Ask::Services(vec![(SERVICE, Some(here.into()))]);
+    assert_eq!(refused(&bob, on_the_address()), libc::EADDRINUSE);
+    for address in [here, [0; 4]] {
+        assert_eq!(refused(&bob, Ask::PortNumber(port(7471, address, true))), libc::EADDRNOTAVAIL);
+    }
+    let name = PortName { space: 0x0106, port: 7471, owner: 1 };
+    bob.ask(Ask::PortNumber(PortRequest::Release(name))).expect("none of its own");
+    assert_eq!(refused(&bob, on_the_address()), libc::EADDRINUSE, "it gave back nothing of another's");
+    drop(alice);
+    nic.wait("gone", |nic| nic.daemon.served().len() == 1);
+    bob.ask(Ask::PortNumber(port(7471, here, false))).expect("free");
+    bob.ask(on_the_address()).expect("its port");
+}
+
+/// By the library: what it says, and that it gives the port back.
+#[test]
+fn listeners_port_is_refused_to_others() {
+    let nic = nic(Quota::default());
+    let devices = [attached(&nic), attached(&nic)];
+    let [a, b] = devices.map(|device| ConnectionManager::start(&device).expect("QP1"));
+    let at = SocketAddr::from(([0, 0, 0, 0], 7471));
+    let listener = a.listen(at, 1).expect("free");
+    match b.listen(at, 1) {
+        Err(DialError::Port { source, .. }) => assert_eq!(source.errno, libc::EADDRNOTAVAIL),
+        other => panic!("{other:?}"),
+    }
+    drop(listener);
+    b.listen(at, 1).expect("free again");
+}
+
+#[test]
+fn privileged_port_is_for_root() {
+    if !is_root("privileged_port_is_for_root") {
+        return;
+    }
+    let nic = nic(Quota::default());
+    let other = nic.admitted_as(OTHER).expect("served");
+    let ask = || Ask::PortNumber(port(1, [0; 4], false));
+    if nic.daemon.inner.house.lowest_port(OTHER) > 1 {
+        assert_eq!(refused(&other, ask()), libc::EACCES);
+    }
+    nic.admitted().ask(ask()).expect("root's");
+}
+
+#[test]
+fn ports_and_services_have_a_bound() {
+    let nic = nic(Quota { ports: 3, ..Quota::default() });
+    let client = nic.admitted();
+    let bind = |number| client.ask(Ask::PortNumber(port(number, [0; 4], false)));
+    bind(7000).expect("room");
+    bind(7001).expect("room");
+    client.ask(Ask::Services(vec![(1 << 40, None)])).expect("room");
+    let denied = bind(7002).expect_err("a fourth");
+    assert!(denied.errno == libc::ENOMEM && denied.why.contains("ports and services: 4"), "{denied:?}");
+    client.ask(Ask::Services(vec![(1 << 40, None), (2 << 40, None)])).expect_err("a fourth");
+    let name = PortName { space: 0x0106, port: 7000, owner: 1 };
+    client.ask(Ask::PortNumber(PortRequest::Release(name))).expect("its own");
+    bind(7002).expect("room again");
+}
+
+#[test]
+fn service_without_its_port_is_refused() {
+    let nic = nic(Quota::default());
+    let (client, ..) = settled(&nic);
+    let told = client.ask(Ask::Services(vec![(SERVICE, None)]));
+    assert!(told.is_err(), "{told:?}");
+}
+
+#[test]
+fn xrc_domain_is_not_opened_by_its_number() {
+    let nic = nic(Quota::default());
+    let open = || {
+        let file = Some(FileId { device: 7, inode: 9 });
+        let (client, ..) = settled(&nic);
+        let open = Command::OpenXrcd(OpenXrcd { file, create: true, exclusive: false });
+        match client.call(open) {
+            Ok(Answer::Xrcd(xrcd)) => (client, xrcd),
+            other => panic!("{other:?}"),
+        }
+    };
+    let [(_a, one), (_b, other)] = [open(), open()];
+    assert_ne!(one, other);
+}
+
+fn open_of(client: &Stranger, fd: &impl AsFd, open: OpenXrcd) -> Result<XrcdId, Refusal> {
+    match client.ask_with(&Ask::Command(Command::OpenXrcd(open)), &[fd.as_fd()])? {
+        Told::Answer(Answer::Xrcd(xrcd)) => Ok(xrcd),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn xrc_domain_is_shared_by_open_file() {
+    let nic = nic(Quota::default());
+    let (a, b) = (nic.admitted(), nic.admitted());
+    let file = memfd_create("domain", MFdFlags::empty()).expect("a file");
+    let other_file = memfd_create("domain", MFdFlags::empty()).expect("a file");
+    // What a client says of its file is not looked at.
+    let create = OpenXrcd { file: Some(FileId { device: 7, inode: 9 }), create: true, exclusive: false };
+    let shared = open_of(&a, &file, create).expect("room");
+    assert_eq!(open_of(&b, &file, OpenXrcd { create: false, ..create }).expect("it is there"), shared);
+    assert_ne!(open_of(&b, &other_file, create).expect("room"), shared);
+    open_of(&b, &file, OpenXrcd { exclusive: true, ..create }).expect_err("it is there");
+    // A path needs no right to the file.
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let path = open(path.as_str(), OFlag::O_PATH, Mode::empty()).expect("a path");
+    assert_eq!(open_of(&b, &path, create).expect_err("not open").errno, libc::EBADF);
+}
+
+/// A file that is gone leaves its number to another one.
+#[test]
+fn xrc_domain_keeps_its_file() {
+    let nic = nic(Quota::default());
+    let (client, ..) = settled(&nic);
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let create = OpenXrcd { create: true, ..OpenXrcd::default() };
+    let xrcd = open_of(&client, &writer, create).expect("room");
+    let inode = fstat(&writer).expect("its own").st_ino;
+    drop((reader, writer));
+    let kept = || {
+        let all = std::fs::read_dir("/proc/self/fd").expect("its descriptors").flatten();
+        let inodes = all.filter_map(|entry| Some(std::fs::metadata(entry.path()).ok()?.ino()));
+        inodes.filter(|other| *other == inode).count()
+    };
+    assert_eq!(kept(), 1, "the NIC's");
+    client.call(Command::CloseXrcd(xrcd)).expect("its own");
+    assert_eq!(kept(), 0);
+}
+
+#[test]
+fn client_leaves_xrc_domains_to_others() {
+    let nic = nic(Quota::default());
+    let (greedy, other) = (nic.admitted(), nic.admitted());
+    let open = |client: &Stranger| client.call(Command::OpenXrcd(OpenXrcd::default()));
+    let opened = (0..1024).take_while(|_| open(&greedy).is_ok()).count();
+    assert_eq!(opened, 512);
+    open(&other).expect("a place");
+}
+
+#[test]
+fn user_leaves_multicast_groups_to_others() {
+    if !is_root("user_leaves_multicast_groups_to_others") {
+        return;
+    }
+    let nic = nic(Quota::default());
+    let (greedy, pd, cq, _) = settled(&nic);
+    let mut other = nic.admitted_as(OTHER).expect("served");
+    other.arena(4096);
+    let (other_pd, other_cq) = (other.pd(), other.cq(0));
+    let group = |number: u16| Gid::from(std::net::IpAddr::from([239, 1, (number >> 8) as u8, number as u8]));
+    let qps: Vec<_> = (0..56).map(|_| greedy.qp(pd, cq, QpType::Ud).expect("room")).collect();
+    let join = |client: &Stranger, qp, number| client.call(Command::AttachMulticast(qp, group(number)));
+    let in_one = qps.iter().take_while(|qp| join(&greedy, **qp, 0).is_ok()).count();
+    assert_eq!(in_one, 42, "QPs in one group");
+    let groups = (1..1024).take_while(|number| join(&greedy, qps[0], *number).is_ok()).count();
+    assert!(groups < 512, "{groups} groups");
+    let qp = other.qp(other_pd, other_cq, QpType::Ud).expect("room");
+    join(&other, qp, 0).expect("a place in the group");
+    join(&other, qp, 2000).expect("a group of its own");
+}

@@ -1,0 +1,169 @@
+//! Places, units and services.
+
+use super::*;
+
+const MOST: u8 = 128;
+const UNBOUNDED: usize = usize::MAX;
+
+fn of(uid: u32) -> Identity {
+    Identity { pid: 7, uid, name: "x".into() }
+}
+
+fn admit(roster: &mut Roster, uid: u32) -> u8 {
+    roster.admit(of(uid), UNBOUNDED).expect("a place")
+}
+
+fn address(text: &str) -> Option<IpAddr> {
+    text.parse().ok()
+}
+
+fn bind(roster: &mut Roster, slot: u8, port: u16, text: &str) {
+    let address: IpAddr = text.parse().expect("an address");
+    let name = PortName { space: 0x0106, port, owner: 1 };
+    let one_family = address.is_ipv4();
+    let port = BoundPort { name, address, reuse: false, one_family, slot: 99, uid: 99 };
+    roster.port(slot, PortRequest::Bind(port), 1024).expect("free");
+}
+
+#[test]
+fn place_left_first_is_given_first() {
+    let mut roster = Roster::new(MOST);
+    (0..3).for_each(|expected| assert_eq!(admit(&mut roster, 0), expected));
+    roster.leave(2);
+    roster.leave(0);
+    assert_eq!([admit(&mut roster, 0), admit(&mut roster, 0), admit(&mut roster, 0)], [2, 0, 3]);
+    assert_eq!(roster.taken().collect::<Vec<_>>(), [0, 1, 2, 3]);
+}
+
+#[test]
+fn new_place_comes_before_a_left_one() {
+    let mut roster = Roster::of_places(3);
+    assert_eq!([admit(&mut roster, 0), admit(&mut roster, 0)], [0, 1]);
+    roster.leave(0);
+    assert_eq!([admit(&mut roster, 0), admit(&mut roster, 0)], [2, 0]);
+    assert_eq!(roster.admit(of(0), UNBOUNDED).map_err(|denied| denied.errno), Err(libc::EAGAIN));
+}
+
+#[test]
+fn places_and_added_units_end() {
+    let mut roster = Roster::new(MOST);
+    (0..MOST).for_each(|expected| assert_eq!(admit(&mut roster, 0), expected));
+    assert_eq!(roster.next_slot(), None);
+    let units: Vec<u8> = std::iter::from_fn(|| roster.add_unit(5)).collect();
+    assert_eq!(units.len(), 256 - usize::from(MOST));
+    assert!(units.iter().all(|unit| roster.owner_of_unit(*unit) == Some(5)));
+    for unit in [units[0], 5] {
+        assert_eq!(roster.take_unit(unit, 4, UNBOUNDED).map_err(|denied| denied.errno), Err(libc::EBUSY));
+    }
+    roster.leave(5);
+    assert_eq!((roster.owner_of_unit(units[0]), roster.owner_of_unit(5)), (None, None));
+}
+
+#[test]
+fn place_is_not_given_while_its_unit_is_lent() {
+    let mut roster = Roster::new(MOST);
+    assert_eq!([admit(&mut roster, 0), admit(&mut roster, 0)], [0, 1]);
+    roster.leave(0);
+    roster.take_unit(0, 1, UNBOUNDED).expect("free");
+    assert_eq!((roster.owner_of_unit(0), roster.next_slot()), (Some(1), Some(2)));
+    roster.leave(1);
+    assert_eq!((roster.owner_of_unit(0), roster.next_slot()), (None, Some(0)));
+}
+
+#[test]
+fn unit_goes_to_the_user_that_had_it() {
+    let mut roster = Roster::of_places(8);
+    let [left, same, other] = [7, 7, 8].map(|uid| admit(&mut roster, uid));
+    roster.leave(left);
+    let mut take = |unit, slot| roster.take_unit(unit, slot, UNBOUNDED).map_err(|denied| denied.errno);
+    assert_eq!(take(left, other), Err(libc::EPERM));
+    assert_eq!(take(5, same), Err(libc::EPERM), "no process had it");
+    assert_eq!((take(left, same), take(left, other)), (Ok(()), Err(libc::EBUSY)));
+}
+
+#[test]
+fn user_has_so_many_places_and_units() {
+    let mut roster = Roster::of_places(8);
+    let slots = [0; 3].map(|_| roster.admit(of(7), 3).expect("a place"));
+    roster.admit(of(7), 3).expect_err("a fourth");
+    roster.admit(of(8), 3).expect("another user's");
+    roster.leave(slots[0]);
+    roster.take_unit(slots[0], slots[1], 3).expect("its user's");
+    roster.admit(of(7), 3).expect_err("two places and a unit");
+    roster.leave(slots[1]);
+    roster.admit(of(7), 3).expect("one place");
+}
+
+#[test]
+fn server_on_an_address_goes_before_all() {
+    let mut roster = Roster::new(MOST);
+    let near: IpAddr = "192.0.2.1".parse().unwrap();
+    roster.services.push(Service { id: 9, address: None, slot: 1 });
+    roster.services.push(Service { id: 9, address: Some(near), slot: 2 });
+    assert_eq!(roster.server_of(9, near), Some(2));
+    assert_eq!(roster.server_of(9, "192.0.2.2".parse().unwrap()), Some(1));
+    assert_eq!(roster.server_of(8, near), None);
+    roster.services.push(Service { id: 9, address: Some("::".parse().unwrap()), slot: 3 });
+    assert_eq!(roster.server_of(9, "2001:db8::1".parse().unwrap()), Some(3));
+    roster.leave(1);
+    assert_eq!(roster.server_of(9, "192.0.2.2".parse().unwrap()), None);
+}
+
+#[test]
+fn service_is_for_its_first_listener() {
+    let mut roster = Roster::of_places(8);
+    let [a, b] = [7, 7].map(|uid| admit(&mut roster, uid));
+    let [here, there] = ["192.0.2.1", "192.0.2.2"].map(address);
+    let [v4, v6] = ["0.0.0.0", "::"].map(address);
+    roster.set_services(a, [(7, v4), (8, here), (9, None)]).expect("free");
+    for taken in [(7, None), (7, here), (7, v4), (8, here), (8, v4), (8, None), (9, v6), (9, there)] {
+        let denied = roster.set_services(b, [taken, (7, v6)]).expect_err("taken");
+        assert_eq!(denied.errno, libc::EADDRINUSE, "{taken:?}");
+        let got: Vec<_> = roster.services_of(b).map(|service| (service.id, service.address)).collect();
+        assert_eq!(got, [(7, v6)], "{taken:?}");
+    }
+    roster.set_services(b, [(8, there), (7, v6)]).expect("free");
+    roster.set_services(a, []).expect("none");
+    roster.set_services(b, [(9, None)]).expect("free again");
+}
+
+#[test]
+fn service_of_a_port_needs_the_port() {
+    const ID: u64 = 0x0106_0000 + 7471;
+    let mut roster = Roster::of_places(8);
+    let [a, b] = [7, 8].map(|uid| admit(&mut roster, uid));
+    let [here, there] = ["192.0.2.1", "192.0.2.2"].map(address);
+    let set =
+        |roster: &mut Roster, slot, on| roster.set_services(slot, [(ID, on)]).map_err(|denied| denied.errno);
+    assert_eq!(set(&mut roster, a, None), Err(libc::EACCES));
+    bind(&mut roster, a, 7471, "192.0.2.1");
+    assert_eq!(set(&mut roster, a, None), Err(libc::EACCES), "more than its address");
+    assert_eq!(set(&mut roster, b, here), Err(libc::EACCES), "another's port");
+    assert_eq!(set(&mut roster, a, here), Ok(()));
+    bind(&mut roster, b, 7471, "192.0.2.2");
+    assert_eq!(set(&mut roster, b, here), Err(libc::EADDRINUSE));
+    assert_eq!(set(&mut roster, b, there), Ok(()));
+    let name = PortName { space: 0x0106, port: 7471, owner: 1 };
+    roster.port(a, PortRequest::Release(name), 1024).expect("its own");
+    assert_eq!(roster.services_of(a).count(), 0, "it goes with its port");
+    assert_eq!(roster.services_of(b).count(), 1);
+}
+
+#[test]
+fn shared_port_is_listened_on_by_no_process() {
+    const ID: u64 = 0x0106_0000 + 7471;
+    let mut roster = Roster::of_places(8);
+    let [a, b] = [7, 7].map(|uid| admit(&mut roster, uid));
+    let name = PortName { space: 0x0106, port: 7471, owner: 1 };
+    let on = address("0.0.0.0");
+    let shared =
+        BoundPort { name, address: on.expect("an address"), reuse: true, one_family: true, slot: 0, uid: 0 };
+    roster.port(a, PortRequest::Bind(shared.clone()), 1024).expect("free");
+    roster.set_services(a, [(ID, on)]).expect("alone");
+    roster.port(b, PortRequest::Bind(shared), 1024).expect("shared");
+    roster.set_services(b, [(ID, on)]).expect_err("another process listens");
+    roster.set_services(a, [(ID, on)]).expect("it stays");
+    roster.set_services(a, []).expect("none");
+    let denied = roster.set_services(b, [(ID, on)]).expect_err("still shared");
+    assert_eq!(denied.errno, libc::EADDRNOTAVAIL);
+}
