@@ -49,6 +49,21 @@ pub(super) struct Guest {
 /// Doorbells that are not heard yet, and their page, which is to be held before.
 pub(super) type Unheard = (Doorbells, HeldPages);
 
+/// What the NIC holds of a client while it answers the client's questions.
+#[derive(Debug)]
+pub(super) struct Session {
+    lent: Lent,
+    unheard: Option<Unheard>,
+    heard: Option<GuestId>,
+}
+
+impl Session {
+    /// Before the first question.
+    pub(super) fn new(unheard: Unheard) -> Session {
+        Session { lent: Lent::default(), unheard: Some(unheard), heard: None }
+    }
+}
+
 /// What it brings along.
 #[derive(Debug)]
 pub(super) struct Arrival {
@@ -133,30 +148,22 @@ impl Guest {
         self.events.shut();
     }
 
-    /// Serves it until it has gone. Its doorbells are heard from its first question on: it has mapped their page by then, and
-    /// can take none of it away from then on.
-    pub(super) fn serve(&self, house: &House, (bells, page): Unheard) {
-        let mut lent = Lent::default();
-        let mut silent = Some((bells, page));
-        let mut heard = None;
-        loop {
-            // Nonsense ends it as its end does.
-            let Ok(Some((ask, fds))) = self.link.receive_at_most::<Ask>(LONGEST_QUESTION) else { break };
-            let ready = silent.take().map_or(Ok(()), |(bells, page): Unheard| {
-                page.hold().map_err(invalid)?;
-                heard = Some(house.hear(bells)?);
-                Ok(())
-            });
-            let is_ready = ready.is_ok();
-            let answer: Reply = ready
-                .and_then(|()| self.answer(house, &mut lent, ask, fds))
-                .map_err(|error| Refusal { errno: error.errno(), why: error.to_string() });
-            lent.close_unused();
-            if self.link.send(&answer, &[]).is_err() || !is_ready {
-                break;
-            }
-        }
-        self.leave(house, heard);
+    /// Waits for the client's next question, and answers it. False: it asks no more. The client's doorbells are heard from its first
+    /// question on: it has mapped their page by then, and can take none of it away from then on.
+    pub(super) fn answer_next(&self, house: &House, session: &mut Session) -> bool {
+        // Nonsense ends it as its end does.
+        let Ok(Some((ask, fds))) = self.link.receive_at_most::<Ask>(LONGEST_QUESTION) else { return false };
+        let ready = session.unheard.take().map_or(Ok(()), |(bells, page)| {
+            page.hold().map_err(invalid)?;
+            session.heard = Some(house.hear(bells)?);
+            Ok(())
+        });
+        let is_ready = ready.is_ok();
+        let answer: Reply = ready
+            .and_then(|()| self.answer(house, &mut session.lent, ask, fds))
+            .map_err(|error| Refusal { errno: error.errno(), why: error.to_string() });
+        session.lent.close_unused();
+        self.link.send(&answer, &[]).is_ok() && is_ready
     }
 
     /// What takes all of its objects away.
@@ -165,10 +172,10 @@ impl Guest {
     }
 
     /// Nothing of it is touched from here on, and nothing of it is left.
-    fn leave(&self, house: &House, bells: Option<GuestId>) {
+    pub(super) fn leave(&self, house: &House, session: Session) {
         self.memory.fence();
         self.dismiss();
-        if let Some(bells) = bells {
+        if let Some(bells) = session.heard {
             house.forget_bells(bells);
         }
         for command in self.farewell() {
