@@ -67,6 +67,12 @@ impl GuestBells {
         *pages = Arc::new(Pages { all, next: pages.next });
     }
 
+    /// Pages that are heard.
+    #[cfg(test)]
+    pub(crate) fn pages_heard(&self) -> usize {
+        self.pages().map_or(0, |pages| pages.all.len())
+    }
+
     fn pages(&self) -> Option<Arc<Pages>> {
         // A page is added between two passes, and rung after that.
         let is_used = self.is_used.load(Relaxed);

@@ -4,17 +4,18 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::campaign::{Tally, kind_of};
 use super::honest::GROUP;
 use super::{CAPS, Nic, Stranger};
 use crate::nic::{Answer, Command};
 use crate::random::splitmix;
-use crate::remote::message::{Ask, BoundPorts, Memory, Place, Receives, Reply, Source, Told};
+use crate::remote::message::{Ask, BoundPorts, Memory, Place, Receives, Source, Told};
 use crate::shared::work_queue::Payload;
 use crate::shared::{RecvRing, Region, SendRing};
 use crate::time::Nanos;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, Gid, LKey, MrIndex, Mtu, MwIndex, MwType, OpenXrcd, PdId,
-    Psn, QpAttr, QpIndex, QpInit, QpState, QpType, Qpn, RKey, SendFlags, SendWr, Sge, SrqIndex, SrqInit,
+    Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RKey, SendFlags, SendWr, Sge, SrqIndex, SrqInit,
     SrqKind, UdAddress, WrOpcode, XrcdId,
 };
 use crate::wire::mad::{CLASS_CM, MAD_LEN, MadHeader};
@@ -52,11 +53,16 @@ pub(super) struct Mine {
 }
 
 pub(super) struct Hostile {
-    stranger: Stranger,
+    pub(super) stranger: Stranger,
     memory: Box<[u64; OWN]>,
+    /// Memory besides that, which may not be there: addresses and lengths.
+    pub(super) elsewhere: Vec<(u64, u64)>,
     known: Known,
     pub(super) mine: Mine,
     state: u64,
+    pub(super) tally: Tally,
+    /// The NIC gave it something that it does not know of, for a question that it did not mean.
+    pub(super) is_surprised: bool,
 }
 
 /// From the outside like something that is there, and beyond.
@@ -66,9 +72,13 @@ fn gid(last: u8) -> Gid {
 
 impl Hostile {
     pub(super) fn new(nic: &Nic, known: Known, seed: u64) -> Hostile {
-        let mut stranger = nic.admitted();
+        Hostile::of(nic.admitted(), known, seed)
+    }
+
+    pub(super) fn of(mut stranger: Stranger, known: Known, seed: u64) -> Hostile {
         stranger.arena(ARENA);
-        Hostile { stranger, memory: Box::new([seed; OWN]), known, mine: Mine::default(), state: seed }
+        let (memory, mine, tally) = (Box::new([seed; OWN]), Mine::default(), Tally::default());
+        Hostile { stranger, memory, elsewhere: Vec::new(), known, mine, state: seed, tally, is_surprised: false }
     }
 
     fn below(&mut self, bound: usize) -> usize {
@@ -88,7 +98,12 @@ impl Hostile {
     fn name(&mut self, own: impl Fn(&Mine) -> Vec<u32>) -> u32 {
         let own = own(&self.mine);
         let any = self.below(24) as u32;
-        if self.below(3) == 0 { any } else { self.one(&own).unwrap_or(any) }
+        match self.below(6) {
+            0 => any,
+            // It had that name before, or will have it.
+            1 => self.one(&own).map_or(any, |name| name ^ 1 << 16),
+            _ => self.one(&own).unwrap_or(any),
+        }
     }
 
     fn pd(&mut self) -> PdId {
@@ -160,7 +175,12 @@ impl Hostile {
     fn address(&mut self) -> u64 {
         let own = std::ptr::from_ref(&*self.memory) as u64;
         let known = self.known.addresses.clone();
-        let base = if self.flag() { own } else { self.one(&known).unwrap_or(own) };
+        let elsewhere: Vec<u64> = self.elsewhere.iter().map(|(address, _)| *address).collect();
+        let base = match self.below(4) {
+            0 | 1 => own,
+            2 => self.one(&known).unwrap_or(own),
+            _ => self.one(&elsewhere).unwrap_or(own),
+        };
         base + self.below(8) as u64 * 8
     }
 
@@ -169,7 +189,15 @@ impl Hostile {
         let (at, words) = (self.below(OWN), self.below(OWN));
         let address = std::ptr::from_ref(&self.memory[at]) as u64;
         let length = (words.min(OWN - at) * 8) as u64;
-        match self.below(8) {
+        let elsewhere = self.elsewhere.clone();
+        match (self.below(8), self.one(&elsewhere)) {
+            (3 | 4, Some((address, length))) => Memory::At { address, length, on_demand: self.flag() },
+            (other, _) => Hostile::own_region(other, address, length),
+        }
+    }
+
+    fn own_region(which: usize, address: u64, length: u64) -> Memory {
+        match which {
             0 => Memory::Null,
             // Nothing is there.
             1 | 2 => Memory::At { address: 8, length: length << 9, on_demand: false },
@@ -263,7 +291,12 @@ impl Hostile {
             6 => Ask::ModifySrq { srq: self.srq(), ring: Some(self.receives()), limit: None },
             _ => {
                 let qp_type = [QpType::Rc, QpType::Ud, QpType::Gsi, QpType::Uc][self.below(4)];
-                let init = QpInit { qp_type, caps: CAPS, sq_sig_all: true };
+                let caps = QpCaps {
+                    max_send_wr: [CAPS.max_send_wr, 1 << 12, u32::MAX][self.below(24).saturating_sub(21)],
+                    max_inline: [CAPS.max_inline, 64, u32::MAX][self.below(24).saturating_sub(21)],
+                    ..CAPS
+                };
+                let init = QpInit { qp_type, caps, sq_sig_all: true };
                 let srq = self.srq();
                 let receives = if self.flag() { Source::Own(self.place()) } else { Source::Shared(srq) };
                 let (pd, send_cq, recv_cq) = (self.pd(), self.cq(), self.cq());
@@ -348,7 +381,8 @@ impl Hostile {
         };
         let queue = self.stranger.arenas[0].part(at, SendRing::size(4, 1, 0)).expect("inside");
         let list = [if is_mad { mad } else { sge }];
-        let _ = SendRing::on(&queue, 4, 1, 0).map(|ring| ring.post(&wr, Payload::Sges(&list)));
+        let posted = SendRing::on(&queue, 4, 1, 0).is_ok_and(|ring| ring.post(&wr, Payload::Sges(&list)).is_ok());
+        self.tally.note("a work request", posted);
         self.stranger.bells.ring(qp);
     }
 
@@ -387,26 +421,30 @@ impl Hostile {
             0 => Ask::TakeUnit(self.one(&slots).unwrap_or(self.below(256) as u8)),
             1 => Ask::Services(services.iter().map(|id| (*id, Some([192, 0, 2, 1].into()))).collect()),
             2 => Ask::SetPorts(BoundPorts { version: self.below(8) as u64, ports: Vec::new() }),
-            _ => Ask::Arena { words: 1 << self.below(24) },
+            _ => Ask::Arena { words: 1 << self.below(20) },
+        }
+    }
+
+    /// Some question.
+    pub(super) fn question(&mut self) -> Ask {
+        match self.below(11) {
+            0 => self.pretend(),
+            1..=4 => self.ask_for_memory(),
+            _ => Ask::Command(self.command()),
         }
     }
 
     /// Does something. `Err`: what it got that it should not have.
     pub(super) fn step(&mut self) -> Result<(), String> {
-        let ask = match self.below(16) {
-            0..=3 => {
-                self.post();
-                return Ok(());
+        match self.below(16) {
+            0..=3 => self.post(),
+            4 => self.scribble(),
+            _ => {
+                let ask = self.question();
+                return self.ask(ask);
             }
-            4 => {
-                self.scribble();
-                return Ok(());
-            }
-            5 => self.pretend(),
-            6..=9 => self.ask_for_memory(),
-            _ => Ask::Command(self.command()),
-        };
-        self.ask(ask)
+        }
+        Ok(())
     }
 
     fn ask(&mut self, ask: Ask) -> Result<(), String> {
@@ -416,13 +454,14 @@ impl Hostile {
         }
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         self.stranger.link.send(&ask, &borrowed).map_err(|error| format!("{ask:?}: {error}"))?;
-        let told = match self.stranger.link.receive::<Reply>() {
-            Ok(Some((reply, _))) => reply,
+        let told = match self.stranger.reply() {
+            Ok(Some(reply)) => reply,
             other => return Err(format!("{ask:?} was not answered: {other:?}")),
         };
+        self.tally.note(&kind_of(&ask), !matches!(told, Err(_) | Ok(Told::Done(false))));
         match told {
             Ok(Told::Answer(answer)) => {
-                let stolen = self.mine.lacks(&ask);
+                let stolen = if self.is_surprised { None } else { self.mine.lacks(&ask) };
                 self.note(&ask, &answer);
                 stolen.map_or(Ok(()), |what| Err(format!("{ask:?}: {what} is not its own, but {answer:?}")))
             }
