@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use super::account::{Account, Quota, cost};
 use super::house::House;
-use super::lent::{Lent, invalid};
+use super::lent::{Lent, invalid, no_descriptor};
 use super::outbox::Outbox;
 use super::owned::{Gone, Making, Owned};
 use crate::congestion::{Rate, SharedRate};
@@ -19,7 +19,7 @@ use crate::nic::{Answer, Command, ControlError, QpStatus, ReceiveSource};
 use crate::remote::link::{LONGEST_QUESTION, Link};
 use crate::remote::message::{Ask, BoundPorts, Memory, Receives, Refusal, Reply, Source, Told, Welcome};
 use crate::shared::remote_memory::{RemoteMemory, Use};
-use crate::shared::{Doorbells, GuestId, HeldPages, HostMemory, PageList, SendRing};
+use crate::shared::{Doorbells, GuestId, HeldPages, HostMemory, PageList};
 use crate::threads::lock;
 use crate::time::monotonic;
 use crate::verbs::{Access, AsyncEvent, FileId, QpInit, QpType};
@@ -155,7 +155,9 @@ impl Guest {
         let Ok(Some((ask, fds))) = self.link.receive_at_most::<Ask>(LONGEST_QUESTION) else { return false };
         let ready = session.unheard.take().map_or(Ok(()), |(bells, page)| {
             page.hold().map_err(invalid)?;
-            session.heard = Some(house.hear(bells)?);
+            let page = house.hear(bells)?;
+            session.lent.ring_by(page);
+            session.heard = Some(page);
             Ok(())
         });
         let is_ready = ready.is_ok();
@@ -210,7 +212,7 @@ impl Guest {
             }
             Ask::Look => return self.look(house),
             Ask::Estate => {
-                let fd = fds.first().ok_or(ControlError::NoMemory("estate: no descriptor came"))?;
+                let fd = fds.first().ok_or_else(no_descriptor)?;
                 let estate = Estate::of(fd.as_fd()).map_err(invalid)?;
                 *lock(&self.estate) = Some(estate);
                 return Ok(Told::Done(true));
@@ -293,9 +295,7 @@ impl Guest {
                     }
                 }
                 let caps = &init.caps;
-                let (wrs, sges, inline) = (caps.max_send_wr, caps.max_send_sge, caps.max_inline);
-                let region = lent.words(sends, SendRing::size(wrs, sges, inline))?;
-                let sends = SendRing::on(&region, wrs, sges, inline).map_err(invalid)?;
+                let sends = lent.sends(sends, caps)?;
                 let receives = match source {
                     Source::Own(place) => {
                         let (capacity, max_sge) = (caps.max_recv_wr, caps.max_recv_sge);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::account::{Account, Charge, Resource};
 use crate::nic::ControlError;
 use crate::remote::message::{Place, Receives};
-use crate::shared::{CompletionRing, EventCounter, RecvRing, Region};
+use crate::shared::{CompletionRing, EventCounter, GuestId, RecvRing, Region, SendRing};
+use crate::verbs::QpCaps;
 
 /// Bytes of a word of a queue.
 const WORD: u64 = size_of::<u64>() as u64;
@@ -20,6 +21,8 @@ pub(super) struct Lent {
     /// For the arenas.
     _charges: Vec<Charge>,
     channels: Vec<Channel>,
+    /// The client's doorbell page, once it is heard.
+    page: Option<GuestId>,
 }
 
 /// An eventfd of the client's, however often it was sent.
@@ -35,6 +38,11 @@ pub(super) fn invalid(error: std::io::Error) -> ControlError {
     ControlError::Elsewhere { errno: libc::EINVAL, why: error.to_string() }
 }
 
+/// Refuses a question that lacks its descriptor (`EINVAL`).
+pub(super) fn no_descriptor() -> ControlError {
+    invalid(std::io::Error::other("no descriptor came with it"))
+}
+
 impl Lent {
     /// Adopts memory for queues, of so many words. It costs whole pages, and a mapping.
     pub(super) fn add_arena(
@@ -45,7 +53,7 @@ impl Lent {
     ) -> Result<(), ControlError> {
         let bytes = words.saturating_mul(WORD).max(1).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
         let charge = account.charge([(Resource::Arenas, 1), (Resource::QueueBytes, bytes)])?;
-        let fd = fds.into_iter().next().ok_or(ControlError::NoMemory("queue: no descriptor came"))?;
+        let fd = fds.into_iter().next().ok_or_else(no_descriptor)?;
         let words = usize::try_from(words).map_err(|_| ControlError::NoMemory("queue"))?;
         self.arenas.push(Region::adopt(fd.as_fd(), words).map_err(invalid)?);
         self._charges.push(charge);
@@ -84,6 +92,21 @@ impl Lent {
     pub(super) fn completions(&self, place: Place, capacity: u32) -> Result<CompletionRing, ControlError> {
         let region = self.words(place, CompletionRing::size(capacity))?;
         CompletionRing::on(&region, capacity).map_err(invalid)
+    }
+
+    pub(super) fn ring_by(&mut self, page: GuestId) {
+        self.page = Some(page);
+    }
+
+    /// Returns a send queue that the client's page rings for.
+    pub(super) fn sends(&self, place: Place, caps: &QpCaps) -> Result<SendRing, ControlError> {
+        let (wrs, sges, inline) = (caps.max_send_wr, caps.max_send_sge, caps.max_inline);
+        let region = self.words(place, SendRing::size(wrs, sges, inline))?;
+        let ring = SendRing::on(&region, wrs, sges, inline).map_err(invalid)?;
+        Ok(match self.page {
+            Some(page) => ring.rung_by(page),
+            None => ring,
+        })
     }
 
     pub(super) fn receives(&self, ring: Receives) -> Result<RecvRing, ControlError> {

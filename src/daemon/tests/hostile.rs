@@ -306,7 +306,7 @@ impl Hostile {
     }
 
     /// What it got, and what is gone.
-    fn note(&mut self, ask: &Ask, answer: &Answer) {
+    pub(super) fn note(&mut self, ask: &Ask, answer: &Answer) {
         let mine = &mut self.mine;
         match (ask, answer) {
             (Ask::Reregister { mr, translation, .. }, Answer::Memory(_, key)) => {

@@ -19,13 +19,11 @@ use super::tally::Tally;
 use crate::descriptors::{MOST, send_with};
 use crate::nic::Command;
 use crate::random::splitmix;
-use crate::remote::message::{Ask, VERSION};
+use crate::remote::message::{Ask, Told, VERSION};
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::remote_memory::pages::{Pages, State};
-use crate::shared::{Doorbells, Region};
-
-/// Words of the doorbell page of a small NIC: who sleeps, a summary, and a bit for each of 256 QPs.
-const BELLS: usize = 8 + 8 + 4;
+use crate::shared::Region;
+use crate::threads::lock;
 
 /// Another process, whose memory it brings along and which may end at any moment.
 struct Other {
@@ -197,23 +195,22 @@ impl Attacker {
 
     /// The words of its bells: who sleeps, which words have bits, which bits are set.
     fn write_over_bells(&mut self) {
-        let Ok(page) = Region::map(self.hostile.stranger.fds[0].as_fd(), BELLS) else { return };
         for _ in 0..1 + self.below(16) {
-            let at = self.below(page.words().len());
-            let value = splitmix(&mut self.state);
-            page.words()[at].store(value >> (value & 63), Relaxed);
+            let (at, value) = (splitmix(&mut self.state) as usize, splitmix(&mut self.state));
+            let page = self.hostile.stranger.seated.as_ref().map_or(&[][..], |seated| seated.page.words());
+            page[at % page.len()].store(value >> (value & 63), Relaxed);
         }
         self.tally.note("bells that are written over", true);
     }
 
     fn close_pipe(&mut self) {
         let stranger = &mut self.hostile.stranger;
-        let other = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("a descriptor");
-        let page = stranger.fds[0].as_fd();
-        let bells = Doorbells::map(page, other.into(), crate::limits::Limits::small().qps).expect("its page");
-        stranger.bells = bells;
-        stranger.fds[1] = memfd_create("none", MFdFlags::empty()).expect("a file");
-        self.tally.note("a closed pipe", true);
+        let bells = stranger.seated.as_ref().and_then(|seated| lock(&seated.without_pipe).take());
+        self.tally.note("a closed pipe", bells.is_some());
+        if let Some(bells) = bells {
+            stranger.bells = bells;
+            stranger.fds[1] = memfd_create("none", MFdFlags::empty()).expect("a file");
+        }
     }
 
     fn change_pages(&mut self) {
@@ -254,6 +251,9 @@ impl Attacker {
         let sent = self.hostile.stranger.link.send(&ask, &borrowed(&fds));
         let reply = sent.and_then(|()| self.hostile.stranger.reply());
         self.tally.note("descriptors of any kind", matches!(reply, Ok(Some(Ok(_)))));
+        if let Ok(Some(Ok(Told::Answer(answer)))) = reply {
+            self.hostile.note(&ask, &answer);
+        }
     }
 
     /// Takes one event of those that wait, now and then; the others wait on.

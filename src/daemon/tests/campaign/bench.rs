@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::Receiver;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::MsgFlags;
 
@@ -22,13 +23,15 @@ use crate::nic::ObjectCounts;
 use crate::remote::link::{Link, Pieces};
 use crate::remote::message::{Hello, Welcome};
 use crate::shared::remote_memory::RemoteMemory;
-use crate::shared::{Doorbells, Rang};
+use crate::shared::{Doorbells, Rang, Region};
 use crate::threads::lock;
 use crate::time::{Nanos, set_virtual_time};
 use crate::verbs::AsyncEvent;
 
 /// Virtual time of a turn, as `sim` has it.
 const TURN: Nanos = Nanos(500);
+/// Words of the doorbell page of a small NIC: who sleeps, a summary, and a bit for each of 256 QPs.
+const BELLS: usize = 8 + 8 + 4;
 /// Bytes of a greeting at most, as at the NIC's door.
 const LONGEST_GREETING: usize = 4096;
 
@@ -54,6 +57,10 @@ pub(in super::super) struct Seated {
     /// `None`: the NIC serves it no more.
     session: Mutex<Option<Session>>,
     asked: Arc<AtomicU64>,
+    /// The words of its doorbells.
+    pub(super) page: Arc<Region>,
+    /// The same bells, for a client that has closed its end of the pipe.
+    pub(super) without_pipe: Mutex<Option<Doorbells>>,
 }
 
 impl Seated {
@@ -185,10 +192,14 @@ impl Bench {
         let (guest, session) = admitted.ok_or_else(|| answer.clone().expect_err("it was not let in"))?;
         let session = Mutex::new(Some(session));
         let (inner, asked) = (Arc::clone(inner), Arc::clone(&self.asked));
-        let seated = Some(Seated { inner, guest, session, asked });
         let [page, wake, ..] = &fds[..] else { panic!("three descriptors") };
-        let wake = wake.try_clone().expect("a descriptor");
-        let bells = Doorbells::map(page.as_fd(), wake, answer.expect("let in").qps).expect("its page");
+        let qps = answer.expect("let in").qps;
+        let map = |wake: OwnedFd| Doorbells::map(page.as_fd(), wake, qps).expect("its page");
+        let bells = map(wake.try_clone().expect("a descriptor"));
+        let other = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("a descriptor");
+        let (without_pipe, words) = (Mutex::new(Some(map(other.into()))), Region::map(page.as_fd(), BELLS));
+        let page = words.expect("its page");
+        let seated = Some(Seated { inner, guest, session, asked, page, without_pipe });
         Ok(Stranger { link, seated, fds, bells, arenas: Vec::new() })
     }
 
