@@ -15,7 +15,7 @@ use crate::congestion::{Rate, SharedRate};
 use crate::host::Estate;
 use crate::host::adapter::Object;
 use crate::host::inspect::{Passes, Snapshot};
-use crate::nic::{Answer, Command, ControlError, QpStatus, ReceiveSource};
+use crate::nic::{Answer, Command, ControlError, PlantedBug, QpStatus, ReceiveSource};
 use crate::remote::link::{LONGEST_QUESTION, Link};
 use crate::remote::message::{Ask, BoundPorts, Memory, Receives, Refusal, Reply, Source, Told, Welcome};
 use crate::shared::remote_memory::{RemoteMemory, Use};
@@ -177,7 +177,7 @@ impl Guest {
     pub(super) fn leave(&self, house: &House, session: Session) {
         self.memory.fence();
         self.dismiss();
-        if let Some(bells) = session.heard {
+        if let Some(bells) = session.heard.filter(|_| !PlantedBug::HearsTheGone.is()) {
             house.forget_bells(bells);
         }
         for command in self.farewell() {

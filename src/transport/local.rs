@@ -11,6 +11,7 @@
 //! A work request that has taken effect is `started` and takes no PSN, so that going back passes over it.
 
 use super::memory::Refusal;
+use super::planted::PlantedBug;
 use super::requester::Requester;
 use super::{Ctx, Qp};
 use crate::verbs::{SendFlags, WcStatus, WrOpcode};
@@ -40,7 +41,7 @@ impl Qp {
             if !wqe.wr.opcode.is_local() {
                 return true;
             }
-            if ctx.out.local_work >= ctx.limits.tx_quantum {
+            if ctx.out.local_work >= ctx.limits.tx_quantum && !PlantedBug::LocalWorkAtOnce.is() {
                 return false;
             }
             ctx.out.local_work += 1;

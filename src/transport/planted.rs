@@ -65,6 +65,12 @@ pub enum PlantedBug {
     AcknowledgementsAreCapable,
     /// A priority that was paused is not resumed by time.
     PausedForEver,
+    /// A client of a NIC may name queue pairs of others.
+    NamesOthersQps,
+    /// A NIC hears the doorbells of a client that has gone.
+    HearsTheGone,
+    /// Local work requests start all at once.
+    LocalWorkAtOnce,
     /// No bug: nothing goes the way of `usual`, and all of it the longer one.
     LongWay,
 }

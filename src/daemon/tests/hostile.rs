@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::campaign::{Tally, kind_of};
 use super::honest::GROUP;
+use super::mine::Mine;
 use super::{CAPS, Nic, Stranger};
-use crate::nic::{Answer, Command};
+use crate::nic::Command;
 use crate::random::splitmix;
 use crate::remote::message::{Ask, BoundPorts, Memory, Place, Receives, Source, Told};
 use crate::shared::work_queue::Payload;
@@ -36,22 +37,7 @@ pub(super) struct Known {
     pub(super) services: Vec<u64>,
 }
 
-/// What it has been given, with the sizes.
-#[derive(Debug, Default)]
-pub(super) struct Mine {
-    pub(super) pds: Vec<PdId>,
-    pub(super) cqs: Vec<(CqIndex, u64)>,
-    pub(super) mrs: Vec<(MrIndex, u64)>,
-    pub(super) windows: Vec<MwIndex>,
-    pub(super) srqs: Vec<SrqIndex>,
-    pub(super) xrcds: Vec<XrcdId>,
-    /// With the places of their queues.
-    pub(super) qps: Vec<(QpIndex, QpType, usize)>,
-    pub(super) handles: Vec<AhId>,
-    pub(super) flows: Vec<FlowId>,
-    keys: Vec<u32>,
-}
-
+/// A program of that kind.
 pub(super) struct Hostile {
     pub(super) stranger: Stranger,
     memory: Box<[u64; OWN]>,
@@ -66,7 +52,7 @@ pub(super) struct Hostile {
 }
 
 /// From the outside like something that is there, and beyond.
-fn gid(last: u8) -> Gid {
+pub(super) fn gid(last: u8) -> Gid {
     Gid::from(std::net::IpAddr::from([192, 0, 2, last]))
 }
 
@@ -207,11 +193,16 @@ impl Hostile {
 
     /// Some step of a QP's life, as the library would take it.
     fn attributes(&mut self) -> QpAttr {
+        let state = [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err, QpState::Reset][self.below(5)];
+        let datagram = self.flag();
+        self.attributes_to(state, datagram)
+    }
+
+    fn attributes_to(&mut self, state: QpState, datagram: bool) -> QpAttr {
         let qpns = self.known.qpns.clone();
         let any = Qpn::new(splitmix(&mut self.state) as u32 & 0xff_ffff);
         let psn = |hostile: &mut Hostile| Some(Psn::new(splitmix(&mut hostile.state) as u32 & 0xff_ffff));
-        let state = [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err, QpState::Reset][self.below(5)];
-        let (datagram, attr) = (self.flag(), QpAttr { state: Some(state), ..QpAttr::default() });
+        let attr = QpAttr { state: Some(state), ..QpAttr::default() };
         match state {
             QpState::Init => QpAttr {
                 pkey_index: Some(0),
@@ -305,52 +296,6 @@ impl Hostile {
         }
     }
 
-    /// What it got, and what is gone.
-    pub(super) fn note(&mut self, ask: &Ask, answer: &Answer) {
-        let mine = &mut self.mine;
-        match (ask, answer) {
-            (Ask::Reregister { mr, translation, .. }, Answer::Memory(_, key)) => {
-                mine.keys.push(*key);
-                if let Some((_, memory)) = translation {
-                    mine.mrs.iter_mut().filter(|(own, _)| own == mr).for_each(|own| own.1 = bytes(memory));
-                }
-            }
-            (Ask::ResizeCq { cq, capacity, .. }, _) => {
-                mine.cqs.iter_mut().filter(|(own, _)| own == cq).for_each(|own| own.1 = u64::from(*capacity));
-            }
-            (Ask::Register { memory, .. } | Ask::AllocFast { memory, .. }, Answer::Memory(mr, key)) => {
-                mine.mrs.push((*mr, bytes(memory)));
-                mine.keys.push(*key);
-            }
-            (Ask::CreateCq { capacity, .. }, Answer::Cq(cq)) => mine.cqs.push((*cq, u64::from(*capacity))),
-            (Ask::CreateQp { init, sends, .. }, Answer::Qp(qp)) => {
-                mine.qps.push((qp.index, init.qp_type, sends.at as usize));
-            }
-            (_, Answer::Qp(qp)) => mine.qps.push((qp.index, QpType::XrcRecv, 0)),
-            (_, Answer::Pd(pd)) => mine.pds.push(*pd),
-            (_, Answer::Window(window, _)) => mine.windows.push(*window),
-            (_, Answer::Srq(srq, _)) => mine.srqs.push(*srq),
-            (_, Answer::Xrcd(xrcd)) => mine.xrcds.push(*xrcd),
-            (_, Answer::Ah(ah)) => mine.handles.push(*ah),
-            (_, Answer::Flow(flow)) => mine.flows.push(*flow),
-            (Ask::Command(command), _) => match command {
-                Command::DeallocPd(pd) => mine.pds.retain(|own| own != pd),
-                Command::DeregisterMemory(mr) | Command::ReleaseMemory(mr) => {
-                    mine.mrs.retain(|(own, _)| own != mr);
-                }
-                Command::FreeWindow(window) => mine.windows.retain(|own| own != window),
-                Command::DestroyCq(cq) => mine.cqs.retain(|(own, _)| own != cq),
-                Command::DestroySrq(srq) => mine.srqs.retain(|own| own != srq),
-                Command::CloseXrcd(xrcd) => mine.xrcds.retain(|own| own != xrcd),
-                Command::DestroyQp(qp) => mine.qps.retain(|(own, ..)| own != qp),
-                Command::DestroyAh(ah) => mine.handles.retain(|own| own != ah),
-                Command::DestroyFlow(flow) => mine.flows.retain(|own| own != flow),
-                _ => {}
-            },
-            _ => {}
-        }
-    }
-
     /// A work request to anybody, with anything.
     fn post(&mut self) {
         let qps: Vec<_> = self.mine.qps.iter().map(|(qp, _, at)| (*qp, *at)).collect();
@@ -425,6 +370,32 @@ impl Hostile {
         }
     }
 
+    /// Makes what a program has that is about to send, as far as it gets it.
+    pub(super) fn settle(&mut self) -> Result<(), String> {
+        self.ask(Ask::Command(Command::AllocPd))?;
+        let (ring, access) = (self.place(), Access::READ_WRITE);
+        self.ask(Ask::CreateCq { ring, capacity: 64 })?;
+        let (Some(pd), Some((cq, _))) = (self.mine.pds.last().copied(), self.mine.cqs.last().copied()) else {
+            return Ok(());
+        };
+        let (memory, start) = (self.region(), self.address());
+        self.ask(Ask::Register { pd, access, start, memory })?;
+        let path = self.path();
+        self.ask(Ask::Command(Command::CreateAh(pd, Box::new(path))))?;
+        for qp_type in [QpType::Rc, [QpType::Ud, QpType::Gsi][self.below(2)]] {
+            let init = QpInit { qp_type, caps: CAPS, sq_sig_all: true };
+            let (sends, receives) = (self.place(), Source::Own(self.place()));
+            let before = self.mine.qps.len();
+            self.ask(Ask::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives })?;
+            let Some((qp, ..)) = self.mine.qps.get(before).copied() else { continue };
+            for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+                let attr = self.attributes_to(state, qp_type != QpType::Rc);
+                self.ask(Ask::Command(Command::ModifyQp(qp, Box::new(attr))))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Some question.
     pub(super) fn question(&mut self) -> Ask {
         match self.below(11) {
@@ -462,66 +433,10 @@ impl Hostile {
         match told {
             Ok(Told::Answer(answer)) => {
                 let stolen = if self.is_surprised { None } else { self.mine.lacks(&ask) };
-                self.note(&ask, &answer);
+                self.mine.note(&ask, &answer);
                 stolen.map_or(Ok(()), |what| Err(format!("{ask:?}: {what} is not its own, but {answer:?}")))
             }
             Ok(_) | Err(_) => Ok(()),
-        }
-    }
-}
-
-fn bytes(memory: &Memory) -> u64 {
-    match memory {
-        Memory::Null => 0,
-        Memory::At { length, .. } => *length,
-    }
-}
-
-impl Mine {
-    /// What a question names that is not among these.
-    fn lacks(&self, ask: &Ask) -> Option<&'static str> {
-        let pd = |pd: &PdId| (!self.pds.contains(pd)).then_some("the domain");
-        let cq = |cq: &CqIndex| (!self.cqs.iter().any(|(own, _)| own == cq)).then_some("the queue");
-        let mr = |mr: &MrIndex| (!self.mrs.iter().any(|(own, _)| own == mr)).then_some("the region");
-        let mw = |window: &MwIndex| (!self.windows.contains(window)).then_some("the window");
-        let srq = |srq: &SrqIndex| (!self.srqs.contains(srq)).then_some("the shared queue");
-        let xrcd = |xrcd: &XrcdId| (!self.xrcds.contains(xrcd)).then_some("the XRC domain");
-        let qp = |qp: &QpIndex| (!self.qps.iter().any(|(own, ..)| own == qp)).then_some("the QP");
-        let path = |av: &AddressVector| (av.sgid != gid(1)).then_some("the address that it speaks from");
-        match ask {
-            Ask::Register { pd: of, .. } | Ask::AllocFast { pd: of, .. } => pd(of),
-            Ask::Reregister { mr: region, pd: to, .. } => mr(region).or_else(|| to.as_ref().and_then(pd)),
-            Ask::ResizeCq { cq: queue, .. } => cq(queue),
-            Ask::CreateSrq { pd: of, init, .. } => pd(of).or_else(|| match &init.kind {
-                SrqKind::Basic => None,
-                SrqKind::Xrc { xrcd: domain, cq: queue } => xrcd(domain).or_else(|| cq(queue)),
-            }),
-            Ask::ModifySrq { srq: queue, .. } => srq(queue),
-            Ask::CreateQp { pd: of, send_cq, recv_cq, receives, .. } => {
-                let shared = if let Source::Shared(queue) = receives { srq(queue) } else { None };
-                pd(of).or_else(|| cq(send_cq)).or_else(|| cq(recv_cq)).or(shared)
-            }
-            Ask::Command(command) => match command {
-                Command::DeallocPd(of) | Command::AllocWindow { pd: of, .. } => pd(of),
-                Command::CreateAh(of, av) => pd(of).or_else(|| path(av)),
-                Command::DeregisterMemory(region) | Command::ReleaseMemory(region) => mr(region),
-                Command::NextWindowKey(window) | Command::FreeWindow(window) => mw(window),
-                Command::ModerateCq { cq: queue, .. } | Command::DestroyCq(queue) => cq(queue),
-                Command::QuerySrq(queue) | Command::DestroySrq(queue) => srq(queue),
-                Command::CloseXrcd(of) | Command::CreateXrcTarget(of) => xrcd(of),
-                Command::ModifyQp(of, attr) => qp(of).or_else(|| attr.av.as_ref().and_then(path)),
-                Command::SetQpControl(of, _)
-                | Command::QueryQp(of)
-                | Command::DestroyQp(of)
-                | Command::AttachMulticast(of, _)
-                | Command::DetachMulticast(of, _)
-                | Command::CreateFlow(of, _) => qp(of),
-                Command::DestroyAh(ah) => (!self.handles.contains(ah)).then_some("the address handle"),
-                Command::DestroyFlow(flow) => (!self.flows.contains(flow)).then_some("the flow"),
-                Command::AddQpnUnit(_) => Some("the unit"),
-                _ => None,
-            },
-            _ => None,
         }
     }
 }

@@ -7,6 +7,7 @@ mod campaign;
 mod honest;
 mod hostile;
 mod isolation;
+mod mine;
 mod silent;
 mod tables;
 

@@ -105,11 +105,12 @@ impl Attacker {
             1 | 2 => self.change_pages(),
             3 => self.send_wrong_descriptors(),
             4 => self.take_event(),
-            5 => self.send_bytes(),
-            6 | 7 => self.send_bent_question(),
-            8 if self.below(4) == 0 => self.break_off(),
+            5 if self.below(8) == 0 => self.send_bytes(),
+            6 if self.below(8) == 0 => self.send_bent_question(),
+            8 if self.below(32) == 0 => self.break_off(),
             9 if self.below(4) == 0 => self.close_pipe(),
-            10 if self.below(4) == 0 => self.hang_up(bench),
+            10 if self.below(16) == 0 => self.hang_up(bench),
+            14 if self.below(2) == 0 => self.hostile.settle()?,
             11 => self.greet_wrongly(bench),
             12 if self.below(64) == 0 => self.bring_another(bench),
             13 if self.other.is_some() && self.below(8) == 0 => {
@@ -252,7 +253,7 @@ impl Attacker {
         let reply = sent.and_then(|()| self.hostile.stranger.reply());
         self.tally.note("descriptors of any kind", matches!(reply, Ok(Some(Ok(_)))));
         if let Ok(Some(Ok(Told::Answer(answer)))) = reply {
-            self.hostile.note(&ask, &answer);
+            self.hostile.mine.note(&ask, &answer);
         }
     }
 

@@ -55,6 +55,9 @@ fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}=number")))
 }
 
+/// Questions and actions that a usual run has to reach: how often they are done and refused at least.
+const REACH: &[(&str, [u64; 2])] = &[];
+
 /// Descriptors, mappings of memory files and threads of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
@@ -178,6 +181,12 @@ fn hostile_clients_harm_no_honest_one() {
     println!("{seeds} seeds, {executions} executions, {seconds:.0} s");
     println!("{} turns, {} exchanges, the longest in {} turns", all.turns, all.exchanges, all.longest);
     println!("     done   refused\n{}", all.tally);
+    if executions >= EXECUTIONS {
+        let missing = REACH.iter().filter(|(kind, least)| all.tally.of(kind).iter().zip(least).any(|(n, l)| n < l));
+        let missing: Vec<_> = missing.map(|(kind, least)| (kind, least, all.tally.of(kind))).collect();
+        assert!(missing.is_empty(), "done and refused less often than is due: {missing:?}");
+        assert!(all.exchanges > executions / 8, "{} exchanges", all.exchanges);
+    }
 }
 
 #[test]
@@ -188,5 +197,21 @@ fn seed_decides_the_whole_campaign() {
     }
 }
 
-/// What a usual run has to reach: kinds of questions and actions, done and refused at least so often in 100,000 executions.
-const REACH: &[(&str, [u64; 2])] = &[];
+/// The seeds have to find each of them.
+#[cfg(feature = "planted-bugs")]
+#[test]
+fn planted_bugs_of_a_nic_are_found() {
+    use crate::nic::PlantedBug;
+    const SEEDS: u64 = 20;
+    if !is_alone("campaign::planted_bugs_of_a_nic_are_found") {
+        return;
+    }
+    EventCounter::prepare().expect("a kernel that counts for others");
+    for bug in [PlantedBug::NamesOthersQps, PlantedBug::HearsTheGone] {
+        PlantedBug::plant(Some(bug));
+        let found = (1..=SEEDS).find(|seed| catch_unwind(|| run(*seed, OF_A_SEED)).is_err());
+        PlantedBug::plant(None);
+        println!("{bug:?}: found by seed {found:?}");
+        assert!(found.is_some(), "{bug:?} was not found in {SEEDS} seeds");
+    }
+}
