@@ -238,7 +238,7 @@ impl Hostile {
             1 => Command::DeallocPd(self.pd()),
             2 => Command::DeregisterMemory(self.mr()),
             3 => Command::ReleaseMemory(self.mr()),
-            4 => Command::AllocWindow { pd: self.pd(), kind: MwType::Two },
+            4 => Command::AllocWindow { pd: self.pd(), kind: [MwType::One, MwType::Two][self.below(2)] },
             5 => Command::NextWindowKey(self.window()),
             6 => Command::FreeWindow(self.window()),
             7 => Command::ModerateCq { cq: self.cq(), count: 2, period: Nanos(1000) },

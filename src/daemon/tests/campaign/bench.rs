@@ -10,14 +10,14 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::MsgFlags;
 
-use super::super::{Config, Quota, Stranger, hello};
+use super::super::{CAPS, Config, Quota, Stranger, hello};
 use crate::daemon::account::Accounts;
 use crate::daemon::guest::{Guest, Session};
 use crate::daemon::house::Users;
 use crate::daemon::{Inner, Visit};
 use crate::descriptors::send_with;
 use crate::engine::Engine;
-use crate::host::{Device, DeviceConfig, Drive};
+use crate::host::{Device, DeviceConfig, Drive, QueuePair};
 use crate::limits::Limits;
 use crate::nic::ObjectCounts;
 use crate::remote::link::{Link, Pieces};
@@ -26,7 +26,7 @@ use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{Doorbells, Rang, Region};
 use crate::threads::lock;
 use crate::time::{Nanos, set_virtual_time};
-use crate::verbs::AsyncEvent;
+use crate::verbs::{AsyncEvent, QpInit, QpType};
 
 /// Virtual time of a turn, as `sim` has it.
 const TURN: Nanos = Nanos(500);
@@ -39,6 +39,7 @@ const LONGEST_GREETING: usize = 4096;
 pub(in super::super) struct Side {
     pub(super) inner: Arc<Inner>,
     raised: Receiver<AsyncEvent>,
+    _qp1: QueuePair,
 }
 
 /// Two NICs that a link of memory joins.
@@ -96,10 +97,14 @@ impl Drop for Seated {
 
 impl Side {
     fn new(device: Device, quota: Quota) -> Side {
+        // Its own, as the connection manager of a NIC that serves has it.
+        let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(8, None).expect("a queue"));
+        let init = QpInit { qp_type: QpType::Gsi, caps: CAPS, sq_sig_all: true };
+        let _qp1 = device.create_qp_as(&pd, &cq, &cq, &init).expect("its QP1");
         let config = Config { users: Users::All, quota, ..Config::default() };
         let ignored = Box::new(|_: Visit| {});
         let (inner, raised) = Inner::new(device, config, ignored).expect("a NIC");
-        Side { inner, raised }
+        Side { inner, raised, _qp1 }
     }
 
     pub(in super::super) fn engine(&self) -> &Engine {
