@@ -11,7 +11,6 @@
 //! A work request that has taken effect is `started` and takes no PSN, so that going back passes over it.
 
 use super::memory::Refusal;
-use super::planted::PlantedBug;
 use super::requester::Requester;
 use super::{Ctx, Qp};
 use crate::verbs::{SendFlags, WcStatus, WrOpcode};
@@ -41,7 +40,7 @@ impl Qp {
             if !wqe.wr.opcode.is_local() {
                 return true;
             }
-            if ctx.out.local_work >= ctx.limits.tx_quantum && !PlantedBug::LocalWorkAtOnce.is() {
+            if ctx.out.local_work >= ctx.limits.tx_quantum {
                 return false;
             }
             ctx.out.local_work += 1;

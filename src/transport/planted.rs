@@ -69,8 +69,6 @@ pub enum PlantedBug {
     NamesOthersQps,
     /// A NIC hears the doorbells of a client that has gone.
     HearsTheGone,
-    /// Local work requests start all at once.
-    LocalWorkAtOnce,
     /// No bug: nothing goes the way of `usual`, and all of it the longer one.
     LongWay,
 }

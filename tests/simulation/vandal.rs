@@ -40,6 +40,7 @@ impl Vandal {
         (splitmix(&mut self.state) % bound as u64) as usize
     }
 
+    /// True if an event is of its QPs or their queues.
     pub fn owns(&self, host: usize, event: AsyncEvent) -> bool {
         let is_its = |qp: &HostQp| match event {
             AsyncEvent::Qp(index, _) => index == qp.handle.index,

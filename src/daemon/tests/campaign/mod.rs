@@ -55,7 +55,47 @@ fn variable(name: &str, default: u64) -> u64 {
 }
 
 /// Questions and actions that a usual run has to reach: how often they are done and refused at least.
-const REACH: &[(&str, [u64; 2])] = &[];
+const REACH: &[(&str, [u64; 2])] = &[
+    ("AllocPd", [400, 100]),
+    ("AllocFast", [400, 400]),
+    ("AllocWindow", [100, 100]),
+    ("Arena", [100, 1]),
+    ("AttachMulticast", [20, 100]),
+    ("CreateAh", [100, 100]),
+    ("CreateCq", [400, 100]),
+    ("CreateFlow", [0, 100]),
+    ("CreateQp", [400, 400]),
+    ("CreateSrq", [100, 400]),
+    ("CreateXrcTarget", [50, 100]),
+    ("DeregisterMemory", [50, 100]),
+    ("DestroyCq", [50, 100]),
+    ("DestroyQp", [50, 100]),
+    ("DestroySrq", [20, 100]),
+    ("ModifyQp", [1000, 1000]),
+    ("ModifySrq", [50, 400]),
+    ("Register", [200, 400]),
+    ("ReleaseMemory", [50, 100]),
+    ("Reregister", [50, 400]),
+    ("ResizeCq", [200, 200]),
+    ("Services", [100, 100]),
+    ("TakeUnit", [0, 100]),
+    ("a work request", [2000, 1000]),
+    ("a bent question", [5, 50]),
+    ("a closed pipe", [50, 0]),
+    ("a length that is a lie", [0, 5]),
+    ("a wrong greeting", [0, 500]),
+    ("an event", [10, 100]),
+    ("another process", [5, 0]),
+    ("any bytes", [0, 20]),
+    ("bells that are written over", [400, 0]),
+    ("coming again", [100, 0]),
+    ("descriptors of any kind", [50, 100]),
+    ("half of a question", [0, 5]),
+    ("hanging up", [20, 0]),
+    ("behind the end", [100, 0]),
+    ("protected", [100, 0]),
+    ("the end of another process", [1, 0]),
+];
 
 /// Descriptors, mappings of memory files and threads of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
