@@ -7,7 +7,7 @@ use roxie::nic::Command;
 use roxie::random::splitmix;
 use roxie::sim::{Connected, HostQp, HostRegion, Payload};
 use roxie::verbs::{
-    Access, AsyncEvent, Mtu, QpAttr, QpCaps, QpInit, QpState, QpType, RKey, SendFlags, SendWr, WrOpcode,
+    Access, AsyncEvent, Mtu, QpCaps, QpInit, QpState, QpType, RKey, SendFlags, SendWr, WrOpcode,
 };
 
 use crate::campaign::judge;

@@ -134,7 +134,10 @@ fn local_work_counts_in_the_burst() {
     let made = client.stranger.ask(Ask::AllocFast { pd, memory, pages, count: 1 });
     let Ok(Told::Answer(Answer::Memory(_, key))) = made else { panic!("{made:?}") };
     let (qp, sends) = client.qp(4096);
-    client.modify(qp, QpAttr { pkey_index: Some(0), port: Some(1), access: Some(Access::empty()), ..to(QpState::Init) });
+    client.modify(
+        qp,
+        QpAttr { pkey_index: Some(0), port: Some(1), access: Some(Access::empty()), ..to(QpState::Init) },
+    );
     let rtr = QpAttr {
         av: Some(path()),
         path_mtu: Some(Mtu::Mtu1024),
@@ -146,9 +149,20 @@ fn local_work_counts_in_the_burst() {
     };
     client.modify(qp, rtr);
     let (timeout, retry_cnt, rnr_retry, max_rd_atomic) = (Some(14), Some(1), Some(1), Some(1));
-    client.modify(qp, QpAttr { sq_psn: Some(Psn::new(0)), timeout, retry_cnt, rnr_retry, max_rd_atomic, ..to(QpState::Rts) });
+    client.modify(
+        qp,
+        QpAttr {
+            sq_psn: Some(Psn::new(0)),
+            timeout,
+            retry_cnt,
+            rnr_retry,
+            max_rd_atomic,
+            ..to(QpState::Rts)
+        },
+    );
     client.modify(qp, to(QpState::Sqd));
-    let register = FastRegistration { key: RKey(key), access: Access::empty(), start: 0, length: 8, page_shift: 12 };
+    let register =
+        FastRegistration { key: RKey(key), access: Access::empty(), start: 0, length: 8, page_shift: 12 };
     let invalidate = SendWr { opcode: WrOpcode::LocalInvalidate, rkey: RKey(key), ..SendWr::default() };
     for _ in 0..COUNT / 2 {
         let register = SendWr::fast_register(0, SendFlags::empty(), &register);

@@ -16,8 +16,8 @@ use crate::shared::{RecvRing, Region, SendRing};
 use crate::time::Nanos;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, Gid, LKey, MrIndex, Mtu, MwIndex, MwType, OpenXrcd, PdId,
-    Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RKey, SendFlags, SendWr, Sge, SrqIndex, SrqInit,
-    SrqKind, UdAddress, WrOpcode, XrcdId,
+    Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RKey, SendFlags, SendWr, Sge, SrqIndex,
+    SrqInit, SrqKind, UdAddress, WrOpcode, XrcdId,
 };
 use crate::wire::mad::{CLASS_CM, MAD_LEN, MadHeader};
 
@@ -64,7 +64,16 @@ impl Hostile {
     pub(super) fn of(mut stranger: Stranger, known: Known, seed: u64) -> Hostile {
         stranger.arena(ARENA);
         let (memory, mine, tally) = (Box::new([seed; OWN]), Mine::default(), Tally::default());
-        Hostile { stranger, memory, elsewhere: Vec::new(), known, mine, state: seed, tally, is_surprised: false }
+        Hostile {
+            stranger,
+            memory,
+            elsewhere: Vec::new(),
+            known,
+            mine,
+            state: seed,
+            tally,
+            is_surprised: false,
+        }
     }
 
     fn below(&mut self, bound: usize) -> usize {
@@ -326,7 +335,8 @@ impl Hostile {
         };
         let queue = self.stranger.arenas[0].part(at, SendRing::size(4, 1, 0)).expect("inside");
         let list = [if is_mad { mad } else { sge }];
-        let posted = SendRing::on(&queue, 4, 1, 0).is_ok_and(|ring| ring.post(&wr, Payload::Sges(&list)).is_ok());
+        let posted =
+            SendRing::on(&queue, 4, 1, 0).is_ok_and(|ring| ring.post(&wr, Payload::Sges(&list)).is_ok());
         self.tally.note("a work request", posted);
         self.stranger.bells.ring(qp);
     }

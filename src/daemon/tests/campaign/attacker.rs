@@ -20,9 +20,9 @@ use crate::descriptors::{MOST, send_with};
 use crate::nic::Command;
 use crate::random::splitmix;
 use crate::remote::message::{Ask, Told, VERSION};
+use crate::shared::Region;
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::remote_memory::pages::{Pages, State};
-use crate::shared::Region;
 use crate::threads::lock;
 
 /// Another process, whose memory it brings along and which may end at any moment.
@@ -48,7 +48,8 @@ impl Other {
             Some((start, end - start, rights.starts_with("rw")))
         };
         let all: Vec<_> = text.lines().filter_map(range).collect();
-        let places: Vec<_> = all.iter().filter(|(.., writable)| *writable).map(|(a, l, _)| (*a, *l)).collect();
+        let places: Vec<_> =
+            all.iter().filter(|(.., writable)| *writable).map(|(a, l, _)| (*a, *l)).collect();
         let mut word = [0; 8];
         let [memory, _] = Other::descriptors(&child);
         let file = File::from(memory);
@@ -215,8 +216,7 @@ impl Attacker {
     }
 
     fn change_pages(&mut self) {
-        const STATES: [State; 4] =
-            [State::Writable, State::Readable, State::Protected, State::BehindTheEnd];
+        const STATES: [State; 4] = [State::Writable, State::Readable, State::Protected, State::BehindTheEnd];
         let state = STATES[self.below(STATES.len())];
         self.pages.turn_into(state);
         self.tally.note(["pages writable", "readable", "protected", "behind the end"][state as usize], true);

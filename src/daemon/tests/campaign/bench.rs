@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::Receiver;
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::MsgFlags;
 
 use super::super::{CAPS, Config, Quota, Stranger, hello};

@@ -144,9 +144,8 @@ fn run(seed: u64, executions: u64) -> Outcome {
     }
     let honest = bench.sides.each_ref().map(|side| side.objects());
     let mut state = seed;
-    let mut attackers: Vec<_> = USERS
-        .map(|uid| Attacker::new(&bench, uid, known.clone(), splitmix(&mut state)))
-        .into();
+    let mut attackers: Vec<_> =
+        USERS.map(|uid| Attacker::new(&bench, uid, known.clone(), splitmix(&mut state))).into();
     for execution in 0..executions {
         let at = splitmix(&mut state) as usize % attackers.len();
         if let Err(what) = attackers[at].act(&bench) {
@@ -209,7 +208,9 @@ fn hostile_clients_harm_no_honest_one() {
     let seeds = executions.div_ceil(OF_A_SEED);
     for seed in first..first + seeds {
         let outcome = catch_unwind(AssertUnwindSafe(|| run(seed, OF_A_SEED))).unwrap_or_else(|panic| {
-            eprintln!("again: FIRST={seed} EXECUTIONS=1 cargo test --lib hostile_clients_harm -- --nocapture");
+            eprintln!(
+                "again: FIRST={seed} EXECUTIONS=1 cargo test --lib hostile_clients_harm -- --nocapture"
+            );
             resume_unwind(panic);
         });
         all.tally.add(outcome.tally);
@@ -222,7 +223,8 @@ fn hostile_clients_harm_no_honest_one() {
     println!("{} turns, {} exchanges, the longest in {} turns", all.turns, all.exchanges, all.longest);
     println!("     done   refused\n{}", all.tally);
     if executions >= EXECUTIONS {
-        let missing = REACH.iter().filter(|(kind, least)| all.tally.of(kind).iter().zip(least).any(|(n, l)| n < l));
+        let missing =
+            REACH.iter().filter(|(kind, least)| all.tally.of(kind).iter().zip(least).any(|(n, l)| n < l));
         let missing: Vec<_> = missing.map(|(kind, least)| (kind, least, all.tally.of(kind))).collect();
         assert!(missing.is_empty(), "done and refused less often than is due: {missing:?}");
         assert!(all.exchanges > executions / 8, "{} exchanges", all.exchanges);
