@@ -381,6 +381,14 @@ impl Accounts {
     }
 }
 
+#[cfg(test)]
+impl Accounts {
+    /// True if nothing of any kind is charged to anybody.
+    pub(super) fn are_empty(&self) -> bool {
+        *lock(&self.all.used) == [0; KINDS]
+    }
+}
+
 /// Mappings that this process may have.
 fn mappings() -> u64 {
     let text = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex};
 
 use super::account::{Account, Charge, Quota, Resource, cost, one, several};
 use super::house::House;
-use super::lent::{Finder, Lent, file_of, invalid};
+use super::lent::{Finder, Lent, file_of, invalid, no_descriptor};
 use super::outbox::Outbox;
 use super::owned::{Owned, Role};
 use crate::congestion::{Rate, SharedRate};
 use crate::host::HandedOver;
 use crate::host::inspect::{ClientEntry, Passes, Snapshot};
-use crate::nic::{Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, QpStatus};
+use crate::nic::{Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, PlantedBug, QpStatus};
 use crate::remote::link::{LONGEST_QUESTION, Link};
 use crate::remote::message::{Ask, Refusal, Reply, Told, Welcome};
 use crate::roster::{Denied, PortRequest, Roster};
@@ -50,6 +50,21 @@ pub(super) struct Guest {
 
 /// Doorbells that are not heard yet, and their page, which is to be held before.
 pub(super) type Unheard = (Doorbells, HeldPages);
+
+/// What the NIC holds of a client while it answers the client's questions.
+#[derive(Debug)]
+pub(super) struct Session {
+    lent: Lent,
+    unheard: Option<Unheard>,
+    heard: Option<GuestId>,
+}
+
+impl Session {
+    /// Before the first question.
+    pub(super) fn new(unheard: Unheard) -> Session {
+        Session { lent: Lent::default(), unheard: Some(unheard), heard: None }
+    }
+}
 
 /// What it brings along.
 #[derive(Debug)]
@@ -139,30 +154,24 @@ impl Guest {
         self.events.shut();
     }
 
-    /// Serves it until it has gone. Its doorbells are heard from its first question on: it has mapped their page by then, and
-    /// can take none of it away from then on.
-    pub(super) fn serve(&self, house: &House, (bells, page): Unheard) {
-        let mut lent = Lent::default();
-        let mut silent = Some((bells, page));
-        let mut heard = None;
-        loop {
-            // Nonsense ends it as its end does.
-            let Ok(Some((ask, fds))) = self.link.receive_at_most::<Ask>(LONGEST_QUESTION) else { break };
-            let ready = silent.take().map_or(Ok(()), |(bells, page): Unheard| {
-                page.hold().map_err(invalid)?;
-                heard = Some(house.hear(bells)?);
-                Ok(())
-            });
-            let is_ready = ready.is_ok();
-            let answer: Reply = ready
-                .and_then(|()| self.answer(house, &mut lent, ask, fds))
-                .map_err(|error| Refusal { errno: error.errno(), why: error.to_string() });
-            lent.close_unused();
-            if self.link.send(&answer, &[]).is_err() || !is_ready {
-                break;
-            }
-        }
-        self.leave(house, heard);
+    /// Waits for the client's next question, and answers it. False: it asks no more. The client's doorbells are heard from its first
+    /// question on: it has mapped their page by then, and can take none of it away from then on.
+    pub(super) fn answer_next(&self, house: &House, session: &mut Session) -> bool {
+        // Nonsense ends it as its end does.
+        let Ok(Some((ask, fds))) = self.link.receive_at_most::<Ask>(LONGEST_QUESTION) else { return false };
+        let ready = session.unheard.take().map_or(Ok(()), |(bells, page)| {
+            page.hold().map_err(invalid)?;
+            let page = house.hear(bells)?;
+            session.lent.ring_by(page);
+            session.heard = Some(page);
+            Ok(())
+        });
+        let is_ready = ready.is_ok();
+        let answer: Reply = ready
+            .and_then(|()| self.answer(house, &mut session.lent, ask, fds))
+            .map_err(|error| Refusal { errno: error.errno(), why: error.to_string() });
+        session.lent.close_unused();
+        self.link.send(&answer, &[]).is_ok() && is_ready
     }
 
     /// What takes all of its objects away.
@@ -171,10 +180,10 @@ impl Guest {
     }
 
     /// Nothing of it is touched from here on, and nothing of it is left.
-    fn leave(&self, house: &House, bells: Option<GuestId>) {
+    pub(super) fn leave(&self, house: &House, session: Session) {
         self.memory.fence();
         self.dismiss();
-        if let Some(bells) = bells {
+        if let Some(bells) = session.heard.filter(|_| !PlantedBug::HearsTheGone.is()) {
             house.forget_bells(bells);
         }
         for command in self.farewell() {
@@ -209,8 +218,7 @@ impl Guest {
             }
             Ask::Look => return self.look(house),
             Ask::Estate => {
-                let fd =
-                    fds.into_iter().next().ok_or(ControlError::NoMemory("estate: no descriptor came"))?;
+                let fd = fds.into_iter().next().ok_or_else(no_descriptor)?;
                 *lock(&self.estate) = Some(HandedOver::new(fd).map_err(invalid)?);
                 return Ok(Told::Done(true));
             }

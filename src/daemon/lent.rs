@@ -12,7 +12,9 @@ use super::account::{Account, Charge, Resource};
 use crate::nic::{ControlError, Convert, Mapped};
 use crate::remote::message::{Beside, Completions, Memory, Pages, Place, Placed, Receives};
 use crate::shared::remote_memory::{RemoteMemory, Use};
-use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, Region, SendRing};
+use crate::shared::{
+    CompletionRing, EventCounter, GuestId, HostMemory, PageList, RecvRing, Region, SendRing,
+};
 use crate::verbs::{Access, FileId, QpCaps};
 
 /// Bytes of a word of a queue.
@@ -27,6 +29,8 @@ pub(super) struct Lent {
     /// For the arenas.
     _charges: Vec<Charge>,
     channels: Vec<Channel>,
+    /// The client's doorbell page, once it is heard.
+    page: Option<GuestId>,
 }
 
 /// An eventfd of the client's, however often it was sent.
@@ -42,6 +46,11 @@ pub(super) fn invalid(error: io::Error) -> ControlError {
     ControlError::Elsewhere { errno: libc::EINVAL, why: error.to_string() }
 }
 
+/// Refuses a question that lacks its descriptor (`EINVAL`).
+pub(super) fn no_descriptor() -> ControlError {
+    invalid(std::io::Error::other("no descriptor came with it"))
+}
+
 impl Lent {
     /// Adopts memory for queues, of so many words. It costs whole pages, and a mapping.
     pub(super) fn add_arena(
@@ -52,7 +61,7 @@ impl Lent {
     ) -> Result<(), ControlError> {
         let bytes = words.saturating_mul(WORD).max(1).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
         let charge = account.charge([(Resource::Arenas, 1), (Resource::QueueBytes, bytes)])?;
-        let fd = fds.into_iter().next().ok_or(ControlError::NoMemory("queue: no descriptor came"))?;
+        let fd = fds.into_iter().next().ok_or_else(no_descriptor)?;
         let words = usize::try_from(words).map_err(|_| ControlError::NoMemory("queue"))?;
         self.arenas.push(Region::adopt(fd.as_fd(), words).map_err(invalid)?);
         self._charges.push(charge);
@@ -69,6 +78,11 @@ impl Lent {
         let charge = account.charge([(Resource::Channels, 1), (Resource::Channels, 0)])?;
         self.channels.push(Channel { id, counter: counter.clone(), _charge: charge });
         Ok(counter)
+    }
+
+    /// The client rings by this page.
+    pub(super) fn ring_by(&mut self, page: GuestId) {
+        self.page = Some(page);
     }
 
     /// Closes descriptors that no queue counts its events in any more.
@@ -127,14 +141,18 @@ impl Convert<Placed, Mapped> for Finder<'_> {
     }
 
     fn counter(&mut self, _: Beside) -> Result<EventCounter, ControlError> {
-        let fd = self.fd.take().ok_or(ControlError::NotFound("descriptor beside the question"))?;
+        let fd = self.fd.take().ok_or_else(no_descriptor)?;
         self.lent.channel(self.account, fd)
     }
 
     fn sends(&mut self, place: Place, caps: &QpCaps) -> Result<SendRing, ControlError> {
         let (wrs, sges, inline) = (caps.max_send_wr, caps.max_send_sge, caps.max_inline);
         let region = self.lent.words(place, SendRing::size(wrs, sges, inline))?;
-        SendRing::on(&region, wrs, sges, inline).map_err(invalid)
+        let ring = SendRing::on(&region, wrs, sges, inline).map_err(invalid)?;
+        Ok(match self.lent.page {
+            Some(page) => ring.rung_by(page),
+            None => ring,
+        })
     }
 
     fn receives(&mut self, ring: Receives) -> Result<RecvRing, ControlError> {

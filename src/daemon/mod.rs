@@ -48,7 +48,7 @@ use crate::threads::{lock, spawn_unsignalled};
 use crate::verbs::{AsyncEvent, EventKind};
 pub use account::Quota;
 use door::{Bounds, Door, Greeting, Knock, refuse};
-use guest::{Arrival, Guest, Unheard};
+use guest::{Arrival, Guest, Session, Unheard};
 use house::House;
 pub use house::{Config, Users};
 
@@ -181,30 +181,7 @@ impl Daemon {
         })?;
         listener.set_nonblocking(true).map_err(system("the NIC's socket"))?;
         let manager = ConnectionService::start(&device, Manager::new(crate::cm::Config::default()), Nobody)?;
-        let (sender, raised) = bounded(EVENTS);
-        device.set_event_sink(Box::new(move |event| {
-            // Full: it would be told too late to be of use.
-            let _ = sender.try_send(event);
-        }));
-        // A kernel that refuses does so again when a client brings a channel, and the client is told why.
-        let _ = EventCounter::prepare();
-        let stop = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
-        let inner = Arc::new(Inner {
-            house: House::new(device, config)?,
-            guests: Arc::default(),
-            serving: Mutex::default(),
-            porter,
-            stop: stop.map_err(|error| system("an eventfd")(error.into()))?,
-            stopping: AtomicBool::new(false),
-        });
-        let guests = Arc::clone(&inner.guests);
-        inner
-            .house
-            .device
-            .tell_others(Box::new(move |object| lock(&guests).iter().any(|guest| guest.has(object))));
-        let guests = Arc::clone(&inner.guests);
-        let clients = move || lock(&guests).iter().map(|guest| guest.entry()).collect();
-        inner.house.device.tell_clients(Box::new(clients));
+        let (inner, raised) = Inner::new(device, config, porter)?;
         let mut daemon = Daemon { inner: Arc::clone(&inner), threads: Vec::new(), _manager: manager };
         let tells = Arc::clone(&inner);
         let threads = [
@@ -248,6 +225,39 @@ fn served(guest: &Guest) -> Served {
 }
 
 impl Inner {
+    /// A NIC that serves, and the events that it is to [tell of](Self::tell_of).
+    fn new(
+        device: Device,
+        config: Config,
+        porter: Porter,
+    ) -> Result<(Arc<Inner>, Receiver<AsyncEvent>), DaemonError> {
+        let (sender, raised) = bounded(EVENTS);
+        device.set_event_sink(Box::new(move |event| {
+            // Full: it would be told too late to be of use.
+            let _ = sender.try_send(event);
+        }));
+        // A kernel that refuses does so again when a client brings a channel, and the client is told why.
+        let _ = EventCounter::prepare();
+        let stop = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
+        let inner = Arc::new(Inner {
+            house: House::new(device, config)?,
+            guests: Arc::default(),
+            serving: Mutex::default(),
+            porter,
+            stop: stop.map_err(|error| system("an eventfd")(error.into()))?,
+            stopping: AtomicBool::new(false),
+        });
+        let guests = Arc::clone(&inner.guests);
+        inner
+            .house
+            .device
+            .tell_others(Box::new(move |object| lock(&guests).iter().any(|guest| guest.has(object))));
+        let guests = Arc::clone(&inner.guests);
+        let clients = move || lock(&guests).iter().map(|guest| guest.entry()).collect();
+        inner.house.device.tell_clients(Box::new(clients));
+        Ok((inner, raised))
+    }
+
     /// Serves each process that greets.
     fn open_door(self: &Arc<Inner>, listener: UnixListener) {
         let mut door = Door::new(listener, Bounds::default());
@@ -282,28 +292,48 @@ impl Inner {
     /// Serves one process.
     fn serve(&self, greeting: Greeting) {
         let Greeting { socket, pid, uid, hello, fds, place } = greeting;
+        let admitted = self.admit(socket, (pid, uid), hello, fds);
+        drop(place);
+        let Some((guest, mut session)) = admitted else { return };
+        while guest.answer_next(&self.house, &mut session) {}
+        self.part_from(&guest, session);
+    }
+
+    /// Lets a process in and welcomes it. `None`: it was told why not.
+    fn admit(
+        &self,
+        socket: UnixStream,
+        (pid, uid): (i32, u32),
+        hello: Hello,
+        fds: Vec<OwnedFd>,
+    ) -> Option<(Arc<Guest>, Session)> {
         let link = Link::new(socket);
         let (guest, bells, fds) = match self.seat(&link, (pid, uid), hello, fds) {
             Ok(seated) => seated,
             Err(why) => {
                 let pid = pid.cast_unsigned();
                 let _ = link.send_at_once(&Err::<Welcome, _>(&why));
-                return (self.porter)(Visit::Refused { pid, why });
+                (self.porter)(Visit::Refused { pid, why });
+                return None;
             }
         };
-        drop((place, link));
+        drop(link);
         let guest = Arc::new(guest);
         lock(&self.guests).push(Arc::clone(&guest));
         (self.porter)(Visit::Came(served(&guest)));
         let welcomed = guest.welcome(&self.house, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
-        drop(fds);
         // One that is gone already leaves as any other.
         if welcomed.is_err() || self.stopping.load(Relaxed) {
             guest.dismiss();
         }
-        guest.serve(&self.house, bells);
-        lock(&self.guests).retain(|other| !Arc::ptr_eq(other, &guest));
-        (self.porter)(Visit::Went(served(&guest)));
+        Some((guest, Session::new(bells)))
+    }
+
+    /// A client asks no more: takes away all that it has.
+    fn part_from(&self, guest: &Arc<Guest>, session: Session) {
+        guest.leave(&self.house, session);
+        lock(&self.guests).retain(|other| !Arc::ptr_eq(other, guest));
+        (self.porter)(Visit::Went(served(guest)));
     }
 
     /// Gives a process a seat. What it gets: the page of its doorbells, what rings them, its end of the socket of events.
@@ -341,22 +371,26 @@ impl Inner {
         Ok((Guest::new(arrival, quota, account), (bells, held), fds))
     }
 
-    /// Tells those whom it concerns of what is raised, and of what they did not take before.
+    /// Tells clients of what is raised, and of what they did not take before.
     fn tell(&self, raised: &Receiver<AsyncEvent>) {
         while !self.stopping.load(Relaxed) {
-            let event = raised.recv_timeout(LOOK);
-            let guests = lock(&self.guests).clone();
-            guests.iter().filter(|guest| guest.has_fallen_silent()).for_each(|guest| {
-                self.house.note_silent(guest.uid, &guest.memory);
-                (self.porter)(Visit::Silent(served(guest)));
-                guest.dismiss();
-            });
-            match event {
-                Ok(event) => {
-                    guests.iter().filter(|guest| guest.concerns(event)).for_each(|guest| guest.tell(event));
-                }
-                Err(_) => guests.iter().for_each(|guest| guest.tell_kept()),
+            self.tell_of(raised.recv_timeout(LOOK).ok());
+        }
+    }
+
+    /// Tells those whom it concerns of an event; `None`: of events that they did not take before.
+    fn tell_of(&self, event: Option<AsyncEvent>) {
+        let guests = lock(&self.guests).clone();
+        guests.iter().filter(|guest| guest.has_fallen_silent()).for_each(|guest| {
+            self.house.note_silent(guest.uid, &guest.memory);
+            (self.porter)(Visit::Silent(served(guest)));
+            guest.dismiss();
+        });
+        match event {
+            Some(event) => {
+                guests.iter().filter(|guest| guest.concerns(event)).for_each(|guest| guest.tell(event));
             }
+            None => guests.iter().for_each(|guest| guest.tell_kept()),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 
 use super::account::Charge;
-use crate::nic::{Command, ControlError, MemoryCommand, Object};
+use crate::nic::{Command, ControlError, MemoryCommand, Object, PlantedBug};
 use crate::verbs::{Gid, QpIndex, QpInit, QpType, XrcdId};
 
 /// The objects of a process.
@@ -62,7 +62,8 @@ impl Owned {
     /// # Errors
     /// [`ControlError::NotFound`], unless the object is the process's.
     pub(super) fn check(&self, object: Object) -> Result<(), ControlError> {
-        if self.has(object) { Ok(()) } else { Err(ControlError::NotFound(object.kind())) }
+        let is_planted = matches!(object, Object::Qp(_)) && PlantedBug::NamesOthersQps.is();
+        if self.has(object) || is_planted { Ok(()) } else { Err(ControlError::NotFound(object.kind())) }
     }
 
     /// Its QP1.

@@ -36,6 +36,8 @@ pub struct Worker {
     doorbells: Doorbells,
     guests: GuestBells,
     slots: Vec<TxSlot>,
+    /// Local work requests that the half of a pass that sends has carried out.
+    local_work: u32,
     /// What the port was asked to do with what arrives.
     rx_wishes: RxWishes,
     /// The port said that it cannot.
@@ -77,6 +79,7 @@ impl Worker {
             doorbells,
             guests: GuestBells::default(),
             slots,
+            local_work: 0,
             rx_wishes: RxWishes::default(),
             wishes_refused: false,
             link_error: None,
@@ -197,8 +200,9 @@ impl Worker {
         self.raise_events();
         self.flush(now);
         let waits = self.nic.has_ready() || self.port.tx_pending();
-        self.stall.note(now, waits && sent == 0);
-        let more = more_posted || self.nic.has_unfetched() || (self.nic.has_ready() && sent > 0);
+        let moves = sent > 0 || self.local_work > 0;
+        self.stall.note(now, waits && !moves);
+        let more = more_posted || self.nic.has_unfetched() || (self.nic.has_ready() && moves);
         Progress { sent, completions, more, ..Progress::default() }
     }
 
@@ -316,11 +320,14 @@ impl Worker {
 
     /// Lets the QPs that have something to send do so, in turn.
     fn transmit(&mut self, now: Nanos) -> usize {
-        let (quantum, burst) = (self.nic.limits().tx_quantum, self.nic.limits().tx_burst as usize);
-        while self.slots.len() < burst
+        let (quantum, burst) = (self.nic.limits().tx_quantum, self.nic.limits().tx_burst);
+        self.local_work = 0;
+        while let done = self.slots.len() as u32 + self.local_work
+            && done < burst
             && let Some(qp) = self.nic.next_turn()
         {
-            let room = self.turn(now, qp, quantum.min((burst - self.slots.len()) as u32));
+            let room = self.turn(now, qp, quantum.min(burst - done));
+            self.local_work += self.nic.take_local_work();
             if !room {
                 break;
             }
@@ -354,7 +361,9 @@ impl Worker {
             let plan = self.nic.plan(now, qp);
             let with_length = plan.as_ref().and_then(|plan| Some((plan, self.nic.frame_len(qp, plan)?)));
             let Some((plan, frame_len)) = with_length else {
-                self.nic.end_turn(qp, false);
+                let local = self.nic.take_local_work();
+                self.local_work += local;
+                self.nic.end_turn(qp, local >= self.nic.limits().tx_quantum);
                 return true;
             };
             let Some(id) = self.port.tx_alloc(frame_len) else {

@@ -354,7 +354,7 @@ impl ControlError {
     pub fn errno(&self) -> i32 {
         match self {
             ControlError::Busy { .. } | ControlError::Taken(_) => libc::EBUSY,
-            ControlError::Full { .. } => libc::ENOMEM,
+            ControlError::Full { .. } | ControlError::NoMemory(_) => libc::ENOMEM,
             ControlError::NoRawPackets => libc::EOPNOTSUPP,
             ControlError::DeviceFatal | ControlError::Steer(_) | ControlError::MacControl(_) => libc::EIO,
             ControlError::Elsewhere { errno, .. } => *errno,

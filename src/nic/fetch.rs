@@ -12,16 +12,24 @@ impl Nic {
         let mut more = false;
         // Fetching puts none back.
         while let Some(index) = self.unfetched.pop() {
-            more |= self.fetch_in_turn(now, index, bells);
+            let Some(entry) = self.qps.get_mut(index.0) else { continue };
+            entry.unfetched = false;
+            match entry.sends.page() {
+                // In its turn, among what its client has rung for.
+                Some(page) => guests.ring(page, index),
+                None => more |= self.fetch_in_turn(now, index, bells),
+            }
         }
-        let mut fetch = |place| more |= self.fetch_in_turn(now, place, bells);
-        bells.take(&mut fetch);
-        guests.take(fetch);
-        more
+        bells.take(|place| more |= self.fetch_in_turn(now, place, bells));
+        let budget = self.config.limits.tx_burst as usize;
+        more | guests.take(budget, |page, place| match self.qps.get(place.0) {
+            Some(entry) if entry.sends.page() == Some(page) => self.fetch(now, place),
+            _ => (1, false),
+        })
     }
 
     fn fetch_in_turn(&mut self, now: Nanos, index: QpIndex, bells: &Doorbells) -> bool {
-        let more = self.fetch(now, index);
+        let (_, more) = self.fetch(now, index);
         if more {
             bells.ring(index);
         }
@@ -33,14 +41,15 @@ impl Nic {
         !self.unfetched.is_empty()
     }
 
-    /// Fetches up to `fetch_burst` work requests of the QP in this place. True if there are more.
-    pub(super) fn fetch(&mut self, now: Nanos, index: QpIndex) -> bool {
+    /// Fetches up to `fetch_burst` work requests of the QP in this place. Returns how many work requests were fetched or flushed, and true
+    /// if there are more.
+    pub(super) fn fetch(&mut self, now: Nanos, index: QpIndex) -> (usize, bool) {
         let burst = self.config.limits.fetch_burst;
-        let Some(entry) = self.qps.get_mut(index.0) else { return false };
-        let index = entry.qp.index;
+        let Some(entry) = self.qps.get_mut(index.0) else { return (0, false) };
+        let (index, before, flushed) = (entry.qp.index, entry.fetched, self.out.completions.len());
         entry.unfetched = false;
         if !entry.qp.takes_sends() {
-            return false;
+            return (0, false);
         }
         for _ in 0..entry.sends.waiting(entry.fetched).min(burst) {
             let QpEntry { qp, sends, fetched, .. } = &mut **entry;
@@ -58,7 +67,8 @@ impl Nic {
             }
         }
         let more = entry.sends.has(entry.fetched) && entry.qp.has_send_place();
+        let fetched = entry.fetched.wrapping_sub(before) as usize;
         self.touch(index);
-        more
+        (fetched.max(self.out.completions.len() - flushed), more)
     }
 }

@@ -41,6 +41,7 @@ mod table;
 mod transmit;
 mod usual;
 
+pub(crate) use crate::transport::PlantedBug;
 pub use crate::transport::TxReason;
 pub use crate::transport::memory::RegionStatus;
 pub use arbiter::{PRIORITIES, Service};

@@ -124,9 +124,13 @@ impl Nic {
     ) -> Result<Answer, ControlError> {
         let reserved = (config.init.qp_type == QpType::Gsi).then_some(Qpn::GSI.value());
         let (mig_req, credits) = (self.config.mig_req, self.config.end_to_end_credits);
+        let caps = &config.init.caps;
+        let queue = SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline);
+        let queue = queue.map_err(|_| ControlError::NoMemory("QP"))?;
         self.take_hold(&uses, 1)?;
         let made = self.qps.insert_with(reserved, |index, number| {
-            let mut qp = Qp::new(&QpConfig { index: QpIndex(index), qpn: Qpn::new(number), ..*config });
+            let config = QpConfig { index: QpIndex(index), qpn: Qpn::new(number), ..*config };
+            let mut qp = Qp::new(&config, queue);
             qp.configure(mig_req, credits);
             Box::new(QpEntry {
                 qp,

@@ -64,6 +64,11 @@ impl Nic {
         }
     }
 
+    /// Returns how many local work requests the QP whose turn it is has carried out. Each counts as a packet of the turn.
+    pub fn take_local_work(&mut self) -> u32 {
+        std::mem::take(&mut self.out.local_work)
+    }
+
     /// A QP's turn is over. `unfinished`: it stopped for lack of room or time, so it comes again.
     pub fn end_turn(&mut self, index: QpIndex, unfinished: bool) {
         if self.urgent_turn {

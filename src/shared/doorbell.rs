@@ -11,6 +11,10 @@ use super::sync::{
 };
 use crate::verbs::QpIndex;
 
+/// Names the doorbell page of a process that a NIC in another process serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestId(pub(super) u64);
+
 const SLEEPING: usize = 0;
 const SUMMARY: usize = LINE;
 
@@ -150,24 +154,48 @@ impl Doorbells {
 
     /// The worker's side: takes all bells, calling `each` for every QP that rang, whose place it is told.
     pub fn take(&self, mut each: impl FnMut(QpIndex)) {
-        for s in 0..self.summaries {
-            if self.summary(s).load(Relaxed) == 0 {
-                continue;
-            }
-            let mut words = self.summary(s).swap(0, AcqRel);
+        self.take_some(0, usize::MAX, |qp| {
+            each(qp);
+            1
+        });
+    }
+
+    /// The worker's side: takes bells until what they cost, as `each` says, comes to `budget`; the others ring on. It begins at place
+    /// `first`, and returns the one to begin at next time, so that no bell waits for ever.
+    pub(super) fn take_some(&self, first: u32, budget: usize, mut each: impl FnMut(QpIndex) -> usize) -> u32 {
+        let start = first as usize / 64;
+        // Places before `first` in its word of the bells, and words before that in its word of the summary.
+        let (low, before) = ((1u64 << (first % 64)) - 1, (1u64 << (start % 64)) - 1);
+        let last = before | u64::from(low != 0) << (start % 64);
+        let mut left = budget;
+        // The word of the summary that it begins in comes twice: at first without what lies before `first`, at last with that alone.
+        for step in 0..self.summaries + usize::from(last != 0) {
+            let s = (start / 64 + step) % self.summaries;
+            let now = if step == 0 { !before } else { u64::MAX };
+            let mut words = take_bits(self.summary(s), if step == self.summaries { last } else { now });
             while words != 0 {
                 let word = s * 64 + words.trailing_zeros() as usize;
-                words &= words - 1;
-                if word >= self.bells {
-                    continue;
-                }
-                let mut bits = self.bell(word).swap(0, AcqRel);
-                while bits != 0 {
-                    each(QpIndex((word * 64) as u32 + bits.trailing_zeros()));
+                let of_first = if step == 0 { !low } else { low };
+                let these = if word == start { of_first } else { u64::MAX };
+                let is_there = word < self.bells;
+                let mut bits = if is_there && left > 0 { take_bits(self.bell(word), these) } else { 0 };
+                while bits != 0 && left > 0 {
+                    let cost = each(QpIndex((word * 64) as u32 + bits.trailing_zeros()));
+                    left = left.saturating_sub(cost.max(1));
                     bits &= bits - 1;
                 }
+                if left == 0 && is_there {
+                    self.bell(word).fetch_or(bits, AcqRel);
+                    self.summary(s).fetch_or(words, Release);
+                    return ((word * 64) as u32 + bits.trailing_zeros()) % (self.bells * 64) as u32;
+                }
+                if is_there && these != u64::MAX && self.bell(word).load(Acquire) != 0 {
+                    self.summary(s).fetch_or(words & words.wrapping_neg(), Release);
+                }
+                words &= words - 1;
             }
         }
+        first
     }
 
     /// The worker's side: true if some bell rang.
@@ -194,6 +222,15 @@ impl Doorbells {
     /// Becomes readable when a sleeping worker is to wake.
     pub fn wake_fd(&self) -> &EventFd {
         &self.wake
+    }
+}
+
+/// Takes these bits of a word.
+fn take_bits(word: &AtomicU64, these: u64) -> u64 {
+    match word.load(Relaxed) & these {
+        0 => 0,
+        _ if these == u64::MAX => word.swap(0, AcqRel),
+        _ => word.fetch_and(!these, AcqRel) & these,
     }
 }
 

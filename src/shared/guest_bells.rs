@@ -1,23 +1,30 @@
 //! The doorbell pages of processes that a NIC in another process serves: one of each.
 //!
 //! Whoever has a page can take bells back that others rang, so none is for two. A bell names a QP by its place
-//! in the NIC's table. To ring that of somebody else's does no harm: the NIC looks into that queue, and finds what its owner posted.
+//! in the NIC's table, and is heard if that QP was made to be rung by this page ([`SendRing::rung_by`](super::SendRing::rung_by)). In each
+//! pass a page has a budget, so that a client that rings for all it has takes no more of the worker's time than another.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Doorbells;
+pub use super::doorbell::GuestId;
 use crate::verbs::QpIndex;
 
-/// Names a page that was added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GuestId(u64);
+/// A page.
+#[derive(Clone, Debug)]
+struct Page {
+    id: GuestId,
+    bells: Doorbells,
+    /// The place to begin at.
+    next: Arc<AtomicU32>,
+}
 
 /// The pages at a time.
 #[derive(Debug, Default)]
 struct Pages {
-    all: Vec<(GuestId, Doorbells)>,
+    all: Vec<Page>,
     next: u64,
 }
 
@@ -33,7 +40,7 @@ impl GuestBells {
     pub fn add(&self, bells: Doorbells) -> GuestId {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         let id = GuestId(pages.next);
-        let all = pages.all.iter().cloned().chain([(id, bells)]).collect();
+        let all = pages.all.iter().cloned().chain([Page { id, bells, next: Arc::default() }]).collect();
         *pages = Arc::new(Pages { all, next: id.0 + 1 });
         self.is_used.store(true, Relaxed);
         id
@@ -42,9 +49,15 @@ impl GuestBells {
     /// Hears it no more.
     pub fn remove(&self, id: GuestId) {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: Vec<_> = pages.all.iter().filter(|(other, _)| *other != id).cloned().collect();
+        let all: Vec<_> = pages.all.iter().filter(|page| page.id != id).cloned().collect();
         self.is_used.store(!all.is_empty(), Relaxed);
         *pages = Arc::new(Pages { all, next: pages.next });
+    }
+
+    /// Pages that are heard.
+    #[cfg(test)]
+    pub(crate) fn pages_heard(&self) -> usize {
+        self.pages().map_or(0, |pages| pages.all.len())
     }
 
     fn pages(&self) -> Option<Arc<Pages>> {
@@ -53,16 +66,34 @@ impl GuestBells {
         is_used.then(|| Arc::clone(&self.pages.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// The worker's side: takes all bells, calling `each` for every QP that rang.
-    pub fn take(&self, mut each: impl FnMut(QpIndex)) {
-        if let Some(pages) = self.pages() {
-            pages.all.iter().for_each(|(_, bells)| bells.take(&mut each));
-        }
+    /// The worker's side: takes bells of each page, until what they cost comes to `budget`. `each` is told the page and the QP's place, and
+    /// returns the cost, and true if the bell is to ring again. Returns true if some bell rings.
+    pub fn take(&self, budget: usize, mut each: impl FnMut(GuestId, QpIndex) -> (usize, bool)) -> bool {
+        let Some(pages) = self.pages() else { return false };
+        pages.all.iter().fold(false, |more, page| {
+            let first = page.next.load(Relaxed);
+            let next = page.bells.take_some(first, budget, |index| {
+                let (cost, again) = each(page.id, index);
+                if again {
+                    page.bells.ring_silently(index);
+                }
+                cost
+            });
+            page.next.store(next, Relaxed);
+            page.bells.any() || more
+        })
+    }
+
+    /// The worker's side: rings a page's bell.
+    pub fn ring(&self, id: GuestId, index: QpIndex) {
+        let pages = self.pages();
+        let page = pages.iter().flat_map(|pages| &pages.all).find(|page| page.id == id);
+        page.map(|page| page.bells.ring_silently(index));
     }
 
     /// The worker's side: true if some bell rang.
     pub fn any(&self) -> bool {
-        self.pages().is_some_and(|pages| pages.all.iter().any(|(_, bells)| bells.any()))
+        self.pages().is_some_and(|pages| pages.all.iter().any(|page| page.bells.any()))
     }
 
     /// The worker's side: from now on a ring writes one of the eventfds of what is returned. Look once more before sleeping on them.
@@ -81,7 +112,7 @@ pub struct GuestSleep(Option<Arc<Pages>>);
 
 impl GuestSleep {
     fn bells(&self) -> impl Iterator<Item = &Doorbells> {
-        self.0.iter().flat_map(|pages| &pages.all).map(|(_, bells)| bells)
+        self.0.iter().flat_map(|pages| &pages.all).map(|page| &page.bells)
     }
 
     /// Readable when the worker is to wake: one of each page.
@@ -110,7 +141,10 @@ mod tests {
         let pages = [0, 1].map(|_| Doorbells::new(64).expect("a page"));
         let heard = || {
             let mut all = Vec::new();
-            guests.take(|index| all.push(index.0));
+            guests.take(usize::MAX, |_, index| {
+                all.push(index.0);
+                (1, false)
+            });
             all
         };
         let [a, b] = [0, 1].map(|at: usize| guests.add(pages[at].clone()));
@@ -129,6 +163,36 @@ mod tests {
         assert_eq!(heard(), [3]);
         guests.remove(b);
         assert!(!guests.any() && guests.sleep_begins().wake_fds().next().is_none());
+    }
+
+    #[test]
+    fn no_bell_waits_behind_louder_ones() {
+        let guests = GuestBells::default();
+        let page = Doorbells::new(300).expect("a page");
+        guests.add(page.clone());
+        (0..300).for_each(|index| page.ring(QpIndex(index)));
+        let mut heard = [0; 300];
+        for _ in 0..6 {
+            let mut cost = 0;
+            let more = guests.take(64, |_, index| {
+                heard[index.0 as usize] += 1;
+                cost += 2;
+                (2, index.0 < 200)
+            });
+            assert!(more && cost == 64, "{cost}");
+        }
+        assert!(heard[..64].iter().all(|times| *times == 1), "{heard:?}");
+        assert!(heard[64..192].iter().all(|times| *times == 1), "{heard:?}");
+        for again in [true, false] {
+            for _ in 0..20 {
+                guests.take(64, |_, index| {
+                    heard[index.0 as usize] += 1;
+                    (1, again && index.0 < 200)
+                });
+            }
+        }
+        assert!(heard.iter().all(|times| *times > 0), "{heard:?}");
+        assert!(!guests.any());
     }
 
     #[test]

@@ -20,6 +20,7 @@
 use std::io;
 use std::sync::Arc;
 
+use super::doorbell::GuestId;
 use super::region::{LINE, Region, slots_for};
 use super::sync::{
     AtomicU64,
@@ -165,6 +166,7 @@ pub struct SendRing {
     ring: Ring,
     max_sge: u32,
     max_inline: u32,
+    page: Option<GuestId>,
 }
 
 /// What a send work request carries.
@@ -209,7 +211,17 @@ impl SendRing {
     pub fn on(region: &Arc<Region>, capacity: u32, max_sge: u32, max_inline: u32) -> io::Result<SendRing> {
         let ring = Ring::on(region, capacity, SendRing::stride(max_sge, max_inline))?;
         let (max_sge, max_inline) = (max_sge.min(MAX_SGE as u32), max_inline.min(MAX_INLINE as u32));
-        Ok(SendRing { ring, max_sge, max_inline })
+        Ok(SendRing { ring, max_sge, max_inline, page: None })
+    }
+
+    /// The NIC's side: the same queue, whose QP another process rings for, by this page alone.
+    pub fn rung_by(self, page: GuestId) -> SendRing {
+        SendRing { page: Some(page), ..self }
+    }
+
+    /// The page by which another process rings for it.
+    pub fn page(&self) -> Option<GuestId> {
+        self.page
     }
 
     /// Words of a slot.

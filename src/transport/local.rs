@@ -31,7 +31,8 @@ impl Requester {
 }
 
 impl Qp {
-    /// Carries out the local work requests that stand at the position. True: one stands there now that sends packets.
+    /// Carries out the local work requests that stand at the position, as many as a QP sends packets in one turn. True: one stands there now
+    /// that sends packets.
     pub(super) fn pass_local_work(&mut self, ctx: &mut Ctx<'_>) -> bool {
         while self.may_send_requests() {
             let r = &self.requester;
@@ -39,6 +40,10 @@ impl Qp {
             if !wqe.wr.opcode.is_local() {
                 return true;
             }
+            if ctx.out.local_work >= ctx.limits.tx_quantum {
+                return false;
+            }
+            ctx.out.local_work += 1;
             if !wqe.started {
                 // What was planned is gathered from the pages that the region has now.
                 let pages_in_use = ctx.gathers_pending && wqe.wr.opcode == WrOpcode::FastRegister;

@@ -126,6 +126,8 @@ pub struct Output {
     pub may_fault: bool,
     /// When the port saw the packet that is handled, as an input beside the effects: `now` or a little before.
     pub arrived: Nanos,
+    /// Local work requests that were carried out since [`Nic::take_local_work`](crate::nic::Nic::take_local_work).
+    pub local_work: u32,
     /// A response whose bytes may not find their place.
     pub(crate) result: Option<memory_fault::ResultPoint>,
 }

@@ -65,6 +65,10 @@ pub enum PlantedBug {
     AcknowledgementsAreCapable,
     /// A priority that was paused is not resumed by time.
     PausedForEver,
+    /// A client of a NIC may name queue pairs of others.
+    NamesOthersQps,
+    /// A NIC hears the doorbells of a client that has gone.
+    HearsTheGone,
     /// No bug: nothing goes the way of `usual`, and all of it the longer one.
     LongWay,
 }

@@ -7,6 +7,7 @@ use super::planted::PlantedBug;
 use super::replies::Reply;
 use super::requester::Requester;
 use super::responder::Responder;
+use super::send_queue::SendQueue;
 use super::{Ctx, Origin, Span, TxPlan, TxReason, User, Verdict};
 use crate::limits::Limits;
 use crate::shared::work_queue::FetchedSend;
@@ -90,8 +91,8 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// A QP in RESET.
-    pub fn new(config: &QpConfig) -> Qp {
+    /// A QP in RESET, with the NIC's copy of its send queue.
+    pub fn new(config: &QpConfig, queue: SendQueue) -> Qp {
         let caps = &config.init.caps;
         // Only a reliable responder keeps what it answered.
         let reliable = config.init.qp_type.is_reliable_responder();
@@ -111,7 +112,7 @@ impl Qp {
             template: None,
             ends: None,
             tag: None,
-            requester: Requester::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline),
+            requester: Requester::new(queue),
             //= IBTA 10.2.9.1: srq-lists-are-of-its-domain
             responder: Responder::new(caps.max_recv_sge, resources, config.srq_pd.unwrap_or(config.pd)),
             shares_receives: config.srq_pd.is_some(),

@@ -61,9 +61,9 @@ pub(super) struct Requester {
 }
 
 impl Requester {
-    pub(super) fn new(capacity: u32, max_sge: u32, max_inline: u32) -> Requester {
+    pub(super) fn new(queue: SendQueue) -> Requester {
         Requester {
-            queue: SendQueue::new(capacity, max_sge, max_inline),
+            queue,
             next: 0,
             next_packet: 0,
             psn: Psn::new(0),
@@ -92,9 +92,9 @@ impl Requester {
 
     /// Forgets everything.
     pub(super) fn reset(&mut self) {
-        let mut queue = std::mem::replace(&mut self.queue, SendQueue::new(1, 0, 0));
+        let mut queue = std::mem::take(&mut self.queue);
         queue.reset();
-        *self = Requester { queue, ..Requester::new(1, 0, 0) };
+        *self = Requester::new(queue);
     }
 
     /// The PSN of the next packet, new or again.

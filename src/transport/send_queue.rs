@@ -3,6 +3,8 @@
 //! Copied from shared memory once, before anything in them is believed, and kept until they complete:
 //! retransmission builds packets from here. Positions count up for ever and wrap at 2^32.
 
+use std::collections::TryReserveError;
+
 use super::scatter;
 use crate::limits::MAX_MESSAGE;
 use crate::shared::work_queue::FetchedSend;
@@ -39,8 +41,16 @@ impl Wqe {
     }
 }
 
+/// So many default values.
+fn filled<T: Clone + Default>(count: usize) -> Result<Box<[T]>, TryReserveError> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(count)?;
+    values.resize(count, T::default());
+    Ok(values.into())
+}
+
 /// A ring of work requests, in three stretches: `tail..next` sent at least in part, `next..head` waiting.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SendQueue {
     wqes: Box<[Wqe]>,
     sges: Box<[Sge]>,
@@ -62,19 +72,22 @@ impl SendQueue {
     }
 
     /// A queue like the shared one.
-    pub fn new(capacity: u32, max_sge: u32, max_inline: u32) -> SendQueue {
+    ///
+    /// # Errors
+    /// If there is no memory for it: an application chooses the sizes.
+    pub fn new(capacity: u32, max_sge: u32, max_inline: u32) -> Result<SendQueue, TryReserveError> {
         let slots = capacity.max(1).next_power_of_two() as usize;
-        SendQueue {
-            wqes: vec![Wqe::default(); slots].into(),
-            sges: vec![Sge::default(); slots * max_sge as usize].into(),
-            inline: vec![0; slots * max_inline as usize].into(),
+        Ok(SendQueue {
+            wqes: filled(slots)?,
+            sges: filled(slots * max_sge as usize)?,
+            inline: filled(slots * max_inline as usize)?,
             mask: slots as u32 - 1,
             capacity: capacity.max(1),
             max_sge: max_sge as usize,
             max_inline: max_inline as usize,
             head: 0,
             tail: 0,
-        }
+        })
     }
 
     /// The position after the newest.

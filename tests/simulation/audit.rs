@@ -157,8 +157,13 @@ impl World<'_> {
         let jumps = self.script.has(|action| matches!(action, Action::Jump(_)));
         let slow = self.script.channels.iter().any(|channel| channel.slow > Nanos::ZERO);
         let paced = self.script.has(|action| matches!(action, Action::Brake(..) | Action::Limit(..)));
-        let calm =
-            disturbed == 0 && !paced && !jumps && !slow && self.links.iter().all(|link| link.law.is_strict());
+        let vandals = self.outcome.counts.contains_key("acts of vandals");
+        let calm = !vandals
+            && disturbed == 0
+            && !paced
+            && !jumps
+            && !slow
+            && self.links.iter().all(|link| link.law.is_strict());
         if calm {
             for name in ["local_ack_timeout_err", "packet_seq_err", "implied_nak_seq_err", "ghost_acks"] {
                 assert!(of(name) == 0, "{name} = {} without a fault", of(name));

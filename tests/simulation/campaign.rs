@@ -39,7 +39,7 @@ pub fn run(script: &Script, capture: Option<&Path>) -> Result<Outcome, String> {
 }
 
 /// Runs something; an oracle that objects becomes an `Err` with its words.
-fn judge(run: impl FnOnce() -> Outcome) -> Result<Outcome, String> {
+pub fn judge(run: impl FnOnce() -> Outcome) -> Result<Outcome, String> {
     quietly(|| catch_unwind(AssertUnwindSafe(run))).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()

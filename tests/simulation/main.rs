@@ -10,7 +10,7 @@
 //!
 //! [`ways`] compares the shortest way through the NIC with the longer one.
 //!
-//! [`intruder`] is a stranger on the link, [`witness`] looks at each frame on its way, and [`congested`] at how fast they come and what
+//! [`intruder`] is a stranger on the link, [`vandal`] a program that writes over its own queues, [`witness`] looks at each frame on its way, and [`congested`] at how fast they come and what
 //! is said about that; [`brakes`] are seeds for it. [`srq`] is queues that QPs share.
 //!
 //! `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k. A failure prints its seed and leaves its script and captures.
@@ -43,6 +43,7 @@ mod shrink;
 mod srq;
 mod stations;
 mod text;
+mod vandal;
 mod ways;
 mod weather;
 mod witness;

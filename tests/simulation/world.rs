@@ -23,6 +23,7 @@ use crate::network;
 use crate::script::{Action, Brakes, FrameName, Held, Intrusion, Part, Place, Script, Trouble, Way};
 use crate::srq::{self, Shared};
 use crate::stations::Stations;
+use crate::vandal::Vandal;
 use crate::weather::{Records, hash};
 use crate::witness::{Witness, Witnesses};
 
@@ -54,6 +55,7 @@ pub struct World<'a> {
     pub witnesses: Witnesses,
     pub links: Vec<Link>,
     pub srqs: Vec<Shared>,
+    pub vandals: Vec<Vandal>,
     pub outcome: Outcome,
     /// What NICs that are gone had counted, by host.
     pub past: Vec<BTreeMap<&'static str, u64>>,
@@ -88,7 +90,7 @@ pub fn strikes_of(script: &Script) -> Vec<(FrameName, Trouble)> {
 }
 
 impl<'a> World<'a> {
-    fn new(script: &'a Script, capture: Option<&Path>, records: Records) -> World<'a> {
+    pub fn new(script: &'a Script, capture: Option<&Path>, records: Records) -> World<'a> {
         let mut world = World {
             script,
             net: network::of(script, &records),
@@ -97,6 +99,7 @@ impl<'a> World<'a> {
             witnesses: Witnesses::default(),
             links: Vec::new(),
             srqs: Vec::new(),
+            vandals: Vec::new(),
             outcome: Outcome::default(),
             past: vec![BTreeMap::new(); script.hosts.count],
             brakes: vec![None; script.hosts.count],
@@ -140,7 +143,7 @@ impl<'a> World<'a> {
     }
 
     /// From the first connection to when nothing happens any more.
-    fn live(&mut self) {
+    pub fn live(&mut self) {
         for channel in 0..self.links.len() {
             self.connect(channel, true);
         }
@@ -158,6 +161,7 @@ impl<'a> World<'a> {
             for link in &mut self.links {
                 link.set_late(self.net.now(), self.net.hosts_mut());
             }
+            self.vandalize();
             let dawdles = self.applications();
             let limit = self.next_time();
             let alive = self.pass(limit);
@@ -214,6 +218,7 @@ impl<'a> World<'a> {
                 let ports = matches!(event, AsyncEvent::Port(_));
                 let known = ports
                     || self.take_shared_event(number, event)
+                    || self.vandals.iter().any(|vandal| vandal.owns(number, event))
                     || self.links.iter_mut().any(|link| link.take_event(number, event));
                 assert!(known, "host {}: {event:?} is about nothing that is there", number + 1);
             }

@@ -23,7 +23,7 @@ fn splitmix_is_the_published_generator() {
 
 #[test]
 fn a_send_queue_holds_as_many_as_it_was_made_for_and_not_as_it_has_slots() {
-    let mut queue = SendQueue::new(3, 1, 0);
+    let mut queue = SendQueue::new(3, 1, 0).expect("memory");
     for id in 0..3 {
         assert!(queue.has_room(), "{id} are in");
         queue.push_with(|wr, _, _| {
@@ -38,7 +38,7 @@ fn a_send_queue_holds_as_many_as_it_was_made_for_and_not_as_it_has_slots() {
 
 #[test]
 fn a_work_request_that_is_none_keeps_its_id_for_the_completion() {
-    let mut queue = SendQueue::new(2, 1, 0);
+    let mut queue = SendQueue::new(2, 1, 0).expect("memory");
     queue.push_with(|wr, _, _| {
         wr.wr_id = 7;
         FetchedSend { valid: false, num_sge: 0, inline_len: 0 }
@@ -50,7 +50,7 @@ fn a_work_request_that_is_none_keeps_its_id_for_the_completion() {
 #[test]
 fn each_position_has_its_own_list_and_inline_bytes() {
     const INLINE: u32 = 16;
-    let mut queue = SendQueue::new(4, 2, INLINE);
+    let mut queue = SendQueue::new(4, 2, INLINE).expect("memory");
     for n in 0..4u8 {
         queue.push_with(|wr, sges, inline| {
             *wr = SendWr { wr_id: n.into(), flags: SendFlags::INLINE, ..SendWr::default() };
@@ -103,7 +103,7 @@ fn what_no_library_would_post_fails_without_a_packet() {
             rd_atomic_limit: 4,
             srq_pd: None,
         };
-        let mut qp = Qp::new(&config);
+        let mut qp = Qp::new(&config, SendQueue::new(1, 1, 0).expect("memory"));
         let (mut memory, limits) = (MemoryTable::new(1, 1), Limits::small());
         let handles = AddressHandles::new(1, Mtu::Mtu1024);
         let (mut out, mut counters) = (Output::default(), Counters::default());

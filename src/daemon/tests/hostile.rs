@@ -4,19 +4,21 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::campaign::{Tally, kind_of};
 use super::honest::GROUP;
+use super::mine::Mine;
 use super::{CAPS, Nic, Stranger, alloc_fast, create_cq, receives_at, resize_cq};
-use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
+use crate::nic::{Command, MemoryCommand, ReceiveSource};
 use crate::random::splitmix;
-use crate::remote::message::{Ask, Memory, Place, Receives, Reply, Told};
+use crate::remote::message::{Ask, Memory, Place, Receives, Told};
 use crate::roster::{BoundPort, PortName, PortRequest};
 use crate::shared::work_queue::Payload;
 use crate::shared::{RecvRing, Region, SendRing};
 use crate::time::Nanos;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, Gid, LKey, MrIndex, Mtu, MwIndex, MwType, OpenXrcd, PdId,
-    Psn, QpAttr, QpIndex, QpInit, QpState, QpType, Qpn, RKey, SendFlags, SendWr, Sge, SrqIndex, SrqInit,
-    SrqKind, UdAddress, WrOpcode, XrcdId,
+    Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RKey, SendFlags, SendWr, Sge, SrqIndex,
+    SrqInit, SrqKind, UdAddress, WrOpcode, XrcdId,
 };
 use crate::wire::mad::{CLASS_CM, MAD_LEN, MadHeader};
 
@@ -36,40 +38,43 @@ pub(super) struct Known {
     pub(super) services: Vec<u64>,
 }
 
-/// What it has been given, with the sizes.
-#[derive(Debug, Default)]
-pub(super) struct Mine {
-    pub(super) pds: Vec<PdId>,
-    pub(super) cqs: Vec<(CqIndex, u64)>,
-    pub(super) mrs: Vec<(MrIndex, u64)>,
-    pub(super) windows: Vec<MwIndex>,
-    pub(super) srqs: Vec<SrqIndex>,
-    pub(super) xrcds: Vec<XrcdId>,
-    /// With the places of their queues.
-    pub(super) qps: Vec<(QpIndex, QpType, usize)>,
-    pub(super) handles: Vec<AhId>,
-    pub(super) flows: Vec<FlowId>,
-    keys: Vec<u32>,
-}
-
+/// A program of that kind.
 pub(super) struct Hostile {
-    stranger: Stranger,
+    pub(super) stranger: Stranger,
     memory: Box<[u64; OWN]>,
+    /// Memory besides that, which may not be there: addresses and lengths.
+    pub(super) elsewhere: Vec<(u64, u64)>,
     known: Known,
     pub(super) mine: Mine,
     state: u64,
+    pub(super) tally: Tally,
+    /// The NIC gave it something that it does not know of, for a question that it did not mean.
+    pub(super) is_surprised: bool,
 }
 
 /// From the outside like something that is there, and beyond.
-fn gid(last: u8) -> Gid {
+pub(super) fn gid(last: u8) -> Gid {
     Gid::from(std::net::IpAddr::from([192, 0, 2, last]))
 }
 
 impl Hostile {
     pub(super) fn new(nic: &Nic, known: Known, seed: u64) -> Hostile {
-        let mut stranger = nic.admitted();
+        Hostile::of(nic.admitted(), known, seed)
+    }
+
+    pub(super) fn of(mut stranger: Stranger, known: Known, seed: u64) -> Hostile {
         stranger.arena(ARENA);
-        Hostile { stranger, memory: Box::new([seed; OWN]), known, mine: Mine::default(), state: seed }
+        let (memory, mine, tally) = (Box::new([seed; OWN]), Mine::default(), Tally::default());
+        Hostile {
+            stranger,
+            memory,
+            elsewhere: Vec::new(),
+            known,
+            mine,
+            state: seed,
+            tally,
+            is_surprised: false,
+        }
     }
 
     fn below(&mut self, bound: usize) -> usize {
@@ -89,7 +94,12 @@ impl Hostile {
     fn name(&mut self, own: impl Fn(&Mine) -> Vec<u32>) -> u32 {
         let own = own(&self.mine);
         let any = self.below(24) as u32;
-        if self.below(3) == 0 { any } else { self.one(&own).unwrap_or(any) }
+        match self.below(6) {
+            0 => any,
+            // It had that name before, or will have it.
+            1 => self.one(&own).map_or(any, |name| name ^ 1 << 16),
+            _ => self.one(&own).unwrap_or(any),
+        }
     }
 
     fn pd(&mut self) -> PdId {
@@ -161,7 +171,12 @@ impl Hostile {
     fn address(&mut self) -> u64 {
         let own = std::ptr::from_ref(&*self.memory) as u64;
         let known = self.known.addresses.clone();
-        let base = if self.flag() { own } else { self.one(&known).unwrap_or(own) };
+        let elsewhere: Vec<u64> = self.elsewhere.iter().map(|(address, _)| *address).collect();
+        let base = match self.below(4) {
+            0 | 1 => own,
+            2 => self.one(&known).unwrap_or(own),
+            _ => self.one(&elsewhere).unwrap_or(own),
+        };
         base + self.below(8) as u64 * 8
     }
 
@@ -170,7 +185,15 @@ impl Hostile {
         let (at, words) = (self.below(OWN), self.below(OWN));
         let address = std::ptr::from_ref(&self.memory[at]) as u64;
         let length = (words.min(OWN - at) * 8) as u64;
-        match self.below(8) {
+        let elsewhere = self.elsewhere.clone();
+        match (self.below(8), self.one(&elsewhere)) {
+            (3 | 4, Some((address, length))) => Memory::At { address, length, on_demand: self.flag() },
+            (other, _) => Hostile::own_region(other, address, length),
+        }
+    }
+
+    fn own_region(which: usize, address: u64, length: u64) -> Memory {
+        match which {
             0 => Memory::Null,
             // Nothing is there.
             1 | 2 => Memory::At { address: 8, length: length << 9, on_demand: false },
@@ -180,11 +203,16 @@ impl Hostile {
 
     /// Some step of a QP's life, as the library would take it.
     fn attributes(&mut self) -> QpAttr {
+        let state = [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err, QpState::Reset][self.below(5)];
+        let datagram = self.flag();
+        self.attributes_to(state, datagram)
+    }
+
+    fn attributes_to(&mut self, state: QpState, datagram: bool) -> QpAttr {
         let qpns = self.known.qpns.clone();
         let any = Qpn::new(splitmix(&mut self.state) as u32 & 0xff_ffff);
         let psn = |hostile: &mut Hostile| Some(Psn::new(splitmix(&mut hostile.state) as u32 & 0xff_ffff));
-        let state = [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err, QpState::Reset][self.below(5)];
-        let (datagram, attr) = (self.flag(), QpAttr { state: Some(state), ..QpAttr::default() });
+        let attr = QpAttr { state: Some(state), ..QpAttr::default() };
         match state {
             QpState::Init => QpAttr {
                 pkey_index: Some(0),
@@ -220,7 +248,7 @@ impl Hostile {
             1 => Command::DeallocPd(self.pd()),
             2 => Command::DeregisterMemory(self.mr()),
             3 => Command::ReleaseMemory(self.mr()),
-            4 => Command::AllocWindow { pd: self.pd(), kind: MwType::Two },
+            4 => Command::AllocWindow { pd: self.pd(), kind: [MwType::One, MwType::Two][self.below(2)] },
             5 => Command::NextWindowKey(self.window()),
             6 => Command::FreeWindow(self.window()),
             7 => Command::ModerateCq { cq: self.cq(), count: 2, period: Nanos(1000) },
@@ -277,7 +305,12 @@ impl Hostile {
             }),
             _ => {
                 let qp_type = [QpType::Rc, QpType::Ud, QpType::Gsi, QpType::Uc][self.below(4)];
-                let init = QpInit { qp_type, caps: CAPS, sq_sig_all: true };
+                let caps = QpCaps {
+                    max_send_wr: [CAPS.max_send_wr, 1 << 12, u32::MAX][self.below(24).saturating_sub(21)],
+                    max_inline: [CAPS.max_inline, 64, u32::MAX][self.below(24).saturating_sub(21)],
+                    ..CAPS
+                };
+                let init = QpInit { qp_type, caps, sq_sig_all: true };
                 let srq = self.srq();
                 let receives = if self.flag() {
                     ReceiveSource::Own(receives_at(self.place()))
@@ -294,64 +327,6 @@ impl Hostile {
                     receives,
                 })
             }
-        }
-    }
-
-    /// What it got, and what is gone.
-    fn note(&mut self, ask: &Ask, answer: &Answer) {
-        let mine = &mut self.mine;
-        match (ask, answer) {
-            (
-                Ask::Memory(MemoryCommand::ReregisterMemory { mr, translation, .. }),
-                Answer::Memory(_, key),
-            ) => {
-                mine.keys.push(*key);
-                if let Some((_, memory)) = translation {
-                    mine.mrs.iter_mut().filter(|(own, _)| own == mr).for_each(|own| own.1 = bytes(memory));
-                }
-            }
-            (Ask::Memory(MemoryCommand::ResizeCq { cq, ring }), _) => {
-                mine.cqs
-                    .iter_mut()
-                    .filter(|(own, _)| own == cq)
-                    .for_each(|own| own.1 = u64::from(ring.capacity));
-            }
-            (
-                Ask::Memory(MemoryCommand::RegisterMemory { memory, .. })
-                | Ask::Memory(MemoryCommand::AllocFastMemory { memory, .. }),
-                Answer::Memory(mr, key),
-            ) => {
-                mine.mrs.push((*mr, bytes(memory)));
-                mine.keys.push(*key);
-            }
-            (Ask::Memory(MemoryCommand::CreateCq { ring, .. }), Answer::Cq(cq)) => {
-                mine.cqs.push((*cq, u64::from(ring.capacity)));
-            }
-            (Ask::Memory(MemoryCommand::CreateQp { init, sends, .. }), Answer::Qp(qp)) => {
-                mine.qps.push((qp.index, init.qp_type, sends.at as usize));
-            }
-            (_, Answer::Qp(qp)) => mine.qps.push((qp.index, QpType::XrcRecv, 0)),
-            (_, Answer::Pd(pd)) => mine.pds.push(*pd),
-            (_, Answer::Window(window, _)) => mine.windows.push(*window),
-            (_, Answer::Srq(srq, _)) => mine.srqs.push(*srq),
-            (_, Answer::Xrcd(xrcd)) => mine.xrcds.push(*xrcd),
-            (_, Answer::Ah(ah)) => mine.handles.push(*ah),
-            (_, Answer::Flow(flow)) => mine.flows.push(*flow),
-            (Ask::Command(command), _) => match command {
-                Command::DeallocPd(pd) => mine.pds.retain(|own| own != pd),
-                Command::DeregisterMemory(mr) | Command::ReleaseMemory(mr) => {
-                    mine.mrs.retain(|(own, _)| own != mr);
-                }
-                Command::FreeWindow(window) => mine.windows.retain(|own| own != window),
-                Command::DestroyCq(cq) => mine.cqs.retain(|(own, _)| own != cq),
-                Command::DestroySrq(srq) => mine.srqs.retain(|own| own != srq),
-                Command::CloseXrcd(xrcd) => mine.xrcds.retain(|own| own != xrcd),
-                Command::DestroyQp(qp) => mine.qps.retain(|(own, ..)| own != qp),
-                Command::DestroyAh(ah) => mine.handles.retain(|own| own != ah),
-                Command::DestroyFlow(flow) => mine.flows.retain(|own| own != flow),
-                _ => {}
-            },
-            _ => {}
         }
     }
 
@@ -385,7 +360,9 @@ impl Hostile {
         };
         let queue = self.stranger.arenas[0].part(at, SendRing::size(4, 1, 0)).expect("inside");
         let list = [if is_mad { mad } else { sge }];
-        let _ = SendRing::on(&queue, 4, 1, 0).map(|ring| ring.post(&wr, Payload::Sges(&list)));
+        let posted =
+            SendRing::on(&queue, 4, 1, 0).is_ok_and(|ring| ring.post(&wr, Payload::Sges(&list)).is_ok());
+        self.tally.note("a work request", posted);
         self.stranger.bells.ring(qp);
     }
 
@@ -436,26 +413,63 @@ impl Hostile {
                     _ => PortRequest::Bind(BoundPort { name, address, reuse, one_family, slot: 0, uid: 0 }),
                 })
             }
-            _ => Ask::Arena { words: 1 << self.below(24) },
+            _ => Ask::Arena { words: 1 << self.below(20) },
+        }
+    }
+
+    /// Makes what a program has that is about to send, as far as it gets it.
+    pub(super) fn settle(&mut self) -> Result<(), String> {
+        self.ask(Ask::Command(Command::AllocPd))?;
+        let (ring, access) = (self.place(), Access::READ_WRITE);
+        self.ask(create_cq(ring, 64))?;
+        let (Some(pd), Some((cq, _))) = (self.mine.pds.last().copied(), self.mine.cqs.last().copied()) else {
+            return Ok(());
+        };
+        let (memory, start) = (self.region(), self.address());
+        self.ask(Ask::Memory(MemoryCommand::RegisterMemory { pd, access, start, memory }))?;
+        let path = self.path();
+        self.ask(Ask::Command(Command::CreateAh(pd, Box::new(path))))?;
+        for qp_type in [QpType::Rc, [QpType::Ud, QpType::Gsi][self.below(2)]] {
+            let init = QpInit { qp_type, caps: CAPS, sq_sig_all: true };
+            let (sends, receives) = (self.place(), ReceiveSource::Own(receives_at(self.place())));
+            let before = self.mine.qps.len();
+            self.ask(Ask::Memory(MemoryCommand::CreateQp {
+                pd,
+                send_cq: cq,
+                recv_cq: cq,
+                init,
+                sends,
+                receives,
+            }))?;
+            let Some((qp, ..)) = self.mine.qps.get(before).copied() else { continue };
+            for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+                let attr = self.attributes_to(state, qp_type != QpType::Rc);
+                self.ask(Ask::Command(Command::ModifyQp(qp, Box::new(attr))))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Some question.
+    pub(super) fn question(&mut self) -> Ask {
+        match self.below(11) {
+            0 => self.pretend(),
+            1..=4 => self.ask_for_memory(),
+            _ => Ask::Command(self.command()),
         }
     }
 
     /// Does something. `Err`: what it got that it should not have.
     pub(super) fn step(&mut self) -> Result<(), String> {
-        let ask = match self.below(16) {
-            0..=3 => {
-                self.post();
-                return Ok(());
+        match self.below(16) {
+            0..=3 => self.post(),
+            4 => self.scribble(),
+            _ => {
+                let ask = self.question();
+                return self.ask(ask);
             }
-            4 => {
-                self.scribble();
-                return Ok(());
-            }
-            5 => self.pretend(),
-            6..=9 => self.ask_for_memory(),
-            _ => Ask::Command(self.command()),
-        };
-        self.ask(ask)
+        }
+        Ok(())
     }
 
     fn ask(&mut self, ask: Ask) -> Result<(), String> {
@@ -465,78 +479,18 @@ impl Hostile {
         }
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         self.stranger.link.send(&ask, &borrowed).map_err(|error| format!("{ask:?}: {error}"))?;
-        let told = match self.stranger.link.receive::<Reply>() {
-            Ok(Some((reply, _))) => reply,
+        let told = match self.stranger.reply() {
+            Ok(Some(reply)) => reply,
             other => return Err(format!("{ask:?} was not answered: {other:?}")),
         };
+        self.tally.note(&kind_of(&ask), !matches!(told, Err(_) | Ok(Told::Done(false))));
         match told {
             Ok(Told::Answer(answer)) => {
-                let stolen = self.mine.lacks(&ask);
-                self.note(&ask, &answer);
+                let stolen = if self.is_surprised { None } else { self.mine.lacks(&ask) };
+                self.mine.note(&ask, &answer);
                 stolen.map_or(Ok(()), |what| Err(format!("{ask:?}: {what} is not its own, but {answer:?}")))
             }
             Ok(_) | Err(_) => Ok(()),
-        }
-    }
-}
-
-fn bytes(memory: &Memory) -> u64 {
-    match memory {
-        Memory::Null => 0,
-        Memory::At { length, .. } => *length,
-    }
-}
-
-impl Mine {
-    /// What a question names that is not among these.
-    fn lacks(&self, ask: &Ask) -> Option<&'static str> {
-        let pd = |pd: &PdId| (!self.pds.contains(pd)).then_some("the domain");
-        let cq = |cq: &CqIndex| (!self.cqs.iter().any(|(own, _)| own == cq)).then_some("the queue");
-        let mr = |mr: &MrIndex| (!self.mrs.iter().any(|(own, _)| own == mr)).then_some("the region");
-        let mw = |window: &MwIndex| (!self.windows.contains(window)).then_some("the window");
-        let srq = |srq: &SrqIndex| (!self.srqs.contains(srq)).then_some("the shared queue");
-        let xrcd = |xrcd: &XrcdId| (!self.xrcds.contains(xrcd)).then_some("the XRC domain");
-        let qp = |qp: &QpIndex| (!self.qps.iter().any(|(own, ..)| own == qp)).then_some("the QP");
-        let path = |av: &AddressVector| (av.sgid != gid(1)).then_some("the address that it speaks from");
-        match ask {
-            Ask::Memory(MemoryCommand::RegisterMemory { pd: of, .. })
-            | Ask::Memory(MemoryCommand::AllocFastMemory { pd: of, .. }) => pd(of),
-            Ask::Memory(MemoryCommand::ReregisterMemory { mr: region, pd: to, .. }) => {
-                mr(region).or_else(|| to.as_ref().and_then(pd))
-            }
-            Ask::Memory(MemoryCommand::ResizeCq { cq: queue, .. }) => cq(queue),
-            Ask::Memory(MemoryCommand::CreateSrq { pd: of, init, .. }) => {
-                pd(of).or_else(|| match &init.kind {
-                    SrqKind::Basic => None,
-                    SrqKind::Xrc { xrcd: domain, cq: queue } => xrcd(domain).or_else(|| cq(queue)),
-                })
-            }
-            Ask::Memory(MemoryCommand::ModifySrq { srq: queue, .. }) => srq(queue),
-            Ask::Memory(MemoryCommand::CreateQp { pd: of, send_cq, recv_cq, receives, .. }) => {
-                let shared = if let ReceiveSource::Shared(queue) = receives { srq(queue) } else { None };
-                pd(of).or_else(|| cq(send_cq)).or_else(|| cq(recv_cq)).or(shared)
-            }
-            Ask::Command(command) => match command {
-                Command::DeallocPd(of) | Command::AllocWindow { pd: of, .. } => pd(of),
-                Command::CreateAh(of, av) => pd(of).or_else(|| path(av)),
-                Command::DeregisterMemory(region) | Command::ReleaseMemory(region) => mr(region),
-                Command::NextWindowKey(window) | Command::FreeWindow(window) => mw(window),
-                Command::ModerateCq { cq: queue, .. } | Command::DestroyCq(queue) => cq(queue),
-                Command::QuerySrq(queue) | Command::DestroySrq(queue) => srq(queue),
-                Command::CloseXrcd(of) | Command::CreateXrcTarget(of) => xrcd(of),
-                Command::ModifyQp(of, attr) => qp(of).or_else(|| attr.av.as_ref().and_then(path)),
-                Command::SetQpControl(of, _)
-                | Command::QueryQp(of)
-                | Command::DestroyQp(of)
-                | Command::AttachMulticast(of, _)
-                | Command::DetachMulticast(of, _)
-                | Command::CreateFlow(of, _) => qp(of),
-                Command::DestroyAh(ah) => (!self.handles.contains(ah)).then_some("the address handle"),
-                Command::DestroyFlow(flow) => (!self.flows.contains(flow)).then_some("the flow"),
-                Command::AddQpnUnit(_) => Some("the unit"),
-                _ => None,
-            },
-            _ => None,
         }
     }
 }

@@ -1,10 +1,13 @@
 //! Processes that mean harm. They speak to the NIC without the library that would keep them from it.
 
 mod bounds;
+mod budgets;
 mod callers;
+mod campaign;
 mod honest;
 mod hostile;
 mod isolation;
+mod mine;
 mod silent;
 mod tables;
 mod users;
@@ -66,6 +69,8 @@ fn nic(quota: Quota) -> Nic {
 struct Stranger {
     link: Link,
     slot: u8,
+    /// Its end at a NIC that no thread serves.
+    seated: Option<campaign::Seated>,
     /// What is handed over to those who are let in.
     fds: Vec<OwnedFd>,
     bells: Doorbells,
@@ -99,7 +104,7 @@ impl Nic {
         let [page, wake, ..] = &fds[..] else { panic!("three descriptors") };
         let wake = wake.try_clone().expect("a descriptor");
         let bells = Doorbells::map(page.as_fd(), wake, qps).expect("its page");
-        Ok(Stranger { link, slot, fds, bells, arenas: Vec::new() })
+        Ok(Stranger { link, slot, seated: None, fds, bells, arenas: Vec::new() })
     }
 
     fn wait(&self, what: &str, is_so: impl Fn(&Nic) -> bool) {
@@ -130,7 +135,13 @@ fn hello(secret: &u64) -> Hello {
 impl Stranger {
     fn ask_with(&self, ask: &Ask, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<Told, Refusal> {
         self.link.send(ask, fds).expect("it listens");
-        self.link.receive::<Reply>().expect("an answer").expect("it did not hang up").0
+        self.reply().expect("an answer").expect("it did not hang up")
+    }
+
+    /// What the NIC answers. `None`: it serves this client no more.
+    fn reply(&self) -> std::io::Result<Option<Reply>> {
+        self.seated.iter().for_each(campaign::Seated::answer);
+        Ok(self.link.receive()?.map(|(reply, _)| reply))
     }
 
     fn ask(&self, ask: Ask) -> Result<Told, Refusal> {

@@ -162,6 +162,8 @@ fn is_address_space(file: &File) -> Result<(), &'static str> {
 }
 
 #[cfg(test)]
+pub(crate) mod pages;
+#[cfg(test)]
 pub(crate) mod silent;
 #[cfg(test)]
 mod tests;

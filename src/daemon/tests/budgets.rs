@@ -1,0 +1,211 @@
+//! How much of the NIC's time and memory one client takes at once, whatever it posts.
+
+use std::fs;
+
+use nix::sys::resource::{Resource, setrlimit};
+
+use super::campaign::{Bench, is_alone};
+use super::{CAPS, Quota, Stranger, alloc_fast, create_cq, place, receives_at};
+use crate::nic::{Answer, Command, MemoryCommand, QpHandle, ReceiveSource};
+use crate::remote::message::{Ask, Memory, Place, Told};
+use crate::shared::work_queue::Payload;
+use crate::shared::{CompletionRing, PageList, SendRing};
+use crate::verbs::{
+    Access, AddressVector, CqIndex, FastRegistration, Gid, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit,
+    QpState, QpType, Qpn, RKey, SendFlags, SendWr, WcStatus, WrOpcode,
+};
+
+/// Work requests of a burst, and of one QP in it at most.
+const BURST: usize = 128;
+const OF_A_QP: usize = 64;
+
+fn to(state: QpState) -> QpAttr {
+    QpAttr { state: Some(state), ..QpAttr::default() }
+}
+
+/// A client of a NIC that no thread turns, with a domain and a queue for many completions.
+struct Client {
+    bench: Bench,
+    stranger: Stranger,
+    pd: PdId,
+    cq: CqIndex,
+    completions: CompletionRing,
+    /// Where the next queue lies in the second arena.
+    next: usize,
+}
+
+impl Client {
+    fn new(completions: u32, words: usize) -> Client {
+        let bench = Bench::new(1, Quota::default());
+        let mut stranger = bench.admitted(0, 1000).expect("let in");
+        stranger.arena(CompletionRing::size(completions));
+        stranger.arena(words);
+        let pd = stranger.pd();
+        let Ok(Told::Answer(Answer::Cq(cq))) = stranger.ask(create_cq(place(0), completions)) else {
+            panic!("a queue")
+        };
+        let ring = CompletionRing::on(&stranger.arenas[0], completions).expect("room");
+        Client { bench, stranger, pd, cq, completions: ring, next: 0 }
+    }
+
+    /// A place of so many words.
+    fn take(&mut self, words: usize) -> Place {
+        let at = self.next as u64;
+        self.next += words.next_multiple_of(8);
+        Place { arena: 1, at }
+    }
+
+    fn qp(&mut self, max_send_wr: u32) -> (QpIndex, SendRing) {
+        let size = SendRing::size(max_send_wr, 1, 0);
+        let (sends, receives) = (self.take(size), self.take(256));
+        let init = QpInit { qp_type: QpType::Rc, caps: QpCaps { max_send_wr, ..CAPS }, sq_sig_all: true };
+        let (pd, cq, receives) = (self.pd, self.cq, ReceiveSource::Own(receives_at(receives)));
+        let asked =
+            Ask::Memory(MemoryCommand::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives });
+        let made = self.stranger.ask(asked);
+        let Ok(Told::Answer(Answer::Qp(QpHandle { index, .. }))) = made else { panic!("{made:?}") };
+        let part = self.stranger.arenas[1].part(sends.at as usize, size).expect("inside");
+        (index, SendRing::on(&part, max_send_wr, 1, 0).expect("room"))
+    }
+
+    fn modify(&self, qp: QpIndex, attr: QpAttr) {
+        self.stranger.call(Command::ModifyQp(qp, Box::new(attr))).expect("a step");
+    }
+
+    fn pass(&self) -> usize {
+        let engine = self.bench.sides[0].engine();
+        engine.adjust(|worker| worker.poll(engine.now())).expect("no panic").completions
+    }
+
+    fn completed(&self) -> usize {
+        std::iter::from_fn(|| self.completions.poll()).count()
+    }
+}
+
+/// Flushing is the quickest way to have work requests fetched.
+#[test]
+fn bells_of_one_page_share_a_burst() {
+    const QPS: usize = 100;
+    let mut client = Client::new(1 << 13, QPS * (SendRing::size(64, 1, 0) + 512));
+    let qps: Vec<_> = (0..QPS).map(|_| client.qp(64)).collect();
+    for (qp, sends) in &qps {
+        client.modify(*qp, to(QpState::Err));
+        (0..64).for_each(|_| sends.post(&SendWr::default(), Payload::Sges(&[])).expect("room"));
+    }
+    qps.iter().for_each(|(qp, _)| client.stranger.bells.ring(*qp));
+    let passes: Vec<usize> = std::iter::repeat_with(|| client.pass()).take_while(|done| *done > 0).collect();
+    assert_eq!((passes.iter().sum::<usize>(), client.completed()), (64 * QPS, 64 * QPS));
+    let most = passes.iter().max().copied().unwrap_or_default();
+    assert!(most < BURST + OF_A_QP, "{most} work requests of one client in one pass");
+}
+
+/// A client may ring for a QP that is another's, and take the bell back.
+#[test]
+fn bells_for_others_qps_are_not_heard() {
+    let mut client = Client::new(1 << 8, 4096);
+    let other = client.bench.admitted(0, 1001).expect("let in");
+    other.ask(Ask::Port).expect("its bells are heard from its first question on");
+    let (qp, sends) = client.qp(64);
+    client.modify(qp, to(QpState::Err));
+    sends.post(&SendWr::default(), Payload::Sges(&[])).expect("room");
+    other.bells.ring(qp);
+    assert_eq!((client.pass(), client.completed()), (0, 0));
+    client.stranger.bells.ring(qp);
+    assert_eq!((client.pass(), client.completed()), (1, 1));
+}
+
+fn path() -> AddressVector {
+    let gid = |last| Gid::from(std::net::IpAddr::from([192, 0, 2, last]));
+    let (sgid, dgid, smac, dmac) = (gid(1), gid(2), [2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+    let (traffic_class, flow_label, hop_limit, sl, static_rate) = (0, 0, 64, 0, 0);
+    AddressVector { sgid, dgid, smac, dmac, traffic_class, flow_label, hop_limit, sl, static_rate }
+}
+
+/// They wait in a QP whose send queue is being drained, and may start all at once.
+#[test]
+fn local_work_counts_in_the_burst() {
+    const COUNT: u32 = 4000;
+    let mut client = Client::new(1 << 13, SendRing::size(4096, 1, 0) + 2048);
+    let pages = client.take(PageList::size(1));
+    let (pd, own) = (client.pd, Box::new([0u64; 1024]));
+    let address = (own.as_ptr() as u64).next_multiple_of(4096);
+    let memory = Memory::At { address, length: 4096, on_demand: false };
+    let made = client.stranger.ask(alloc_fast(pd, memory, pages, 1));
+    let Ok(Told::Answer(Answer::Memory(_, key))) = made else { panic!("{made:?}") };
+    let (qp, sends) = client.qp(4096);
+    client.modify(
+        qp,
+        QpAttr { pkey_index: Some(0), port: Some(1), access: Some(Access::empty()), ..to(QpState::Init) },
+    );
+    let rtr = QpAttr {
+        av: Some(path()),
+        path_mtu: Some(Mtu::Mtu1024),
+        dest_qpn: Some(Qpn::new(7)),
+        rq_psn: Some(Psn::new(0)),
+        max_dest_rd_atomic: Some(1),
+        min_rnr_timer: Some(1),
+        ..to(QpState::Rtr)
+    };
+    client.modify(qp, rtr);
+    let (timeout, retry_cnt, rnr_retry, max_rd_atomic) = (Some(14), Some(1), Some(1), Some(1));
+    client.modify(
+        qp,
+        QpAttr {
+            sq_psn: Some(Psn::new(0)),
+            timeout,
+            retry_cnt,
+            rnr_retry,
+            max_rd_atomic,
+            ..to(QpState::Rts)
+        },
+    );
+    client.modify(qp, to(QpState::Sqd));
+    let register =
+        FastRegistration { key: RKey(key), access: Access::empty(), start: 0, length: 8, page_shift: 12 };
+    let invalidate = SendWr { opcode: WrOpcode::LocalInvalidate, rkey: RKey(key), ..SendWr::default() };
+    for _ in 0..COUNT / 2 {
+        let register = SendWr::fast_register(0, SendFlags::empty(), &register);
+        [register, invalidate].iter().for_each(|wr| sends.post(wr, Payload::Sges(&[])).expect("room"));
+    }
+    client.stranger.bells.ring(qp);
+    (0..COUNT).for_each(|_| assert_eq!(client.pass(), 0));
+    assert_eq!(client.completed(), 0, "they wait");
+    client.modify(qp, to(QpState::Rts));
+    let mut done = client.completed();
+    assert!((1..=2 * BURST).contains(&done), "{done} in the passes of one command");
+    while done < COUNT as usize {
+        let more = client.pass();
+        assert!((1..=BURST).contains(&more), "{more} in a pass, after {done}");
+        let statuses: Vec<_> = std::iter::from_fn(|| client.completions.poll()).map(|wc| wc.status).collect();
+        assert!(statuses.iter().all(|status| *status == WcStatus::Success), "{statuses:?}");
+        done += statuses.len();
+    }
+}
+
+#[test]
+fn queue_without_memory_is_refused() {
+    /// What the process may have more than it has.
+    const ROOM: u64 = 128 << 20;
+    if !is_alone("budgets::queue_without_memory_is_refused") {
+        return;
+    }
+    let caps = QpCaps { max_send_wr: 1 << 14, max_send_sge: 32, max_inline: 512, ..CAPS };
+    let words = SendRing::size(caps.max_send_wr, caps.max_send_sge, caps.max_inline);
+    let mut client = Client::new(8, words + 2048);
+    let (sends, receives) = (client.take(words), ReceiveSource::Own(receives_at(client.take(256))));
+    let text = fs::read_to_string("/proc/self/statm").expect("this process's own");
+    let pages: u64 = text.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number");
+    let most = pages * 4096 + ROOM;
+    setrlimit(Resource::RLIMIT_AS, most, most).expect("less than before");
+    let init = QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true };
+    let (pd, cq) = (client.pd, client.cq);
+    let refused = (0..100).find_map(|_| {
+        client
+            .stranger
+            .ask(Ask::Memory(MemoryCommand::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives }))
+            .err()
+    });
+    let refused = refused.expect("there is less memory than that");
+    assert!(refused.errno == libc::ENOMEM && refused.why.contains("QP"), "{refused:?}");
+    client.stranger.call(Command::AllocPd).expect("it is served");
+}

@@ -1,0 +1,235 @@
+//! A NIC that no thread turns or serves, in virtual time: a seed decides everything.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use crossbeam_channel::Receiver;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::socket::MsgFlags;
+
+use super::super::{CAPS, Config, Quota, Stranger, hello};
+use crate::daemon::account::Accounts;
+use crate::daemon::guest::{Guest, Session};
+use crate::daemon::house::Users;
+use crate::daemon::{Inner, Visit};
+use crate::descriptors::send_with;
+use crate::engine::Engine;
+use crate::host::{Device, DeviceConfig, Drive, QueuePair};
+use crate::limits::Limits;
+use crate::nic::ObjectCounts;
+use crate::remote::link::{Link, Pieces};
+use crate::remote::message::{Hello, Welcome};
+use crate::shared::remote_memory::RemoteMemory;
+use crate::shared::{Doorbells, Region};
+use crate::threads::lock;
+use crate::time::{Nanos, set_virtual_time};
+use crate::verbs::{AsyncEvent, QpInit, QpType};
+
+/// Virtual time of a turn, as `sim` has it.
+const TURN: Nanos = Nanos(500);
+/// Words of the doorbell page of a small NIC: who sleeps, a summary, and a bit for each of 256 QPs.
+const BELLS: usize = 8 + 8 + 4;
+/// Bytes of a greeting at most, as at the NIC's door.
+const LONGEST_GREETING: usize = 4096;
+
+/// One NIC.
+pub(in super::super) struct Side {
+    pub(super) inner: Arc<Inner>,
+    raised: Receiver<AsyncEvent>,
+    _qp1: QueuePair,
+}
+
+/// Two NICs that a link of memory joins.
+pub(in super::super) struct Bench {
+    pub(in super::super) sides: [Side; 2],
+    now: Nanos,
+    turns: u64,
+    /// Questions that clients asked, each of which turns its NIC at least once.
+    asked: Arc<AtomicU64>,
+}
+
+/// A client's end at a NIC that no thread serves.
+pub(in super::super) struct Seated {
+    inner: Arc<Inner>,
+    guest: Arc<Guest>,
+    /// `None`: the NIC serves it no more.
+    session: Mutex<Option<Session>>,
+    asked: Arc<AtomicU64>,
+    /// The words of its doorbells.
+    pub(super) page: Arc<Region>,
+    /// The same bells, for a client that has closed its eventfd.
+    pub(super) without_eventfd: Mutex<Option<Doorbells>>,
+}
+
+impl Seated {
+    /// Has the NIC answer the client's next question, or see that there is none.
+    pub(in super::super) fn answer(&self) {
+        let mut session = lock(&self.session);
+        if let Some(asks) = session.as_mut()
+            && !self.guest.answer_next(&self.inner.house, asks)
+            && let Some(session) = session.take()
+        {
+            self.inner.part_from(&self.guest, session);
+        }
+        self.asked.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn slot(&self) -> u8 {
+        self.guest.slot
+    }
+
+    pub(super) fn is_served(&self) -> bool {
+        lock(&self.session).is_some()
+    }
+}
+
+impl Drop for Seated {
+    /// The client's end is closed already: the NIC answers what was asked, and hears of the end.
+    fn drop(&mut self) {
+        while self.is_served() && !std::thread::panicking() {
+            self.answer();
+        }
+    }
+}
+
+impl Side {
+    fn new(device: Device, quota: Quota) -> Side {
+        // Its own, as the connection manager of a NIC that serves has it.
+        let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(8, None).expect("a queue"));
+        let init = QpInit { qp_type: QpType::Gsi, caps: CAPS, sq_sig_all: true };
+        let _qp1 = device.create_qp_as(&pd, &cq, &cq, &init).expect("its QP1");
+        let config = Config { users: Users::All, quota, ..Config::default() };
+        let ignored = Box::new(|_: Visit| {});
+        let (inner, raised) = Inner::new(device, config, ignored).expect("a NIC");
+        Side { inner, raised, _qp1 }
+    }
+
+    pub(in super::super) fn engine(&self) -> &Engine {
+        self.inner.house.device.engine().expect("its own")
+    }
+
+    /// Counts the NIC's objects, which have to agree with one another.
+    pub(super) fn objects(&self) -> ObjectCounts {
+        assert!(!self.inner.house.device.has_failed(), "a pass panicked");
+        let worker = self.engine().inspect(|worker| (worker.nic().objects(), worker.nic().disagreement()));
+        assert_eq!(worker.1, None);
+        worker.0
+    }
+
+    pub(super) fn accounts(&self) -> &Accounts {
+        &self.inner.house.accounts
+    }
+
+    fn turn(&self, now: Nanos, tells_kept: bool) {
+        self.engine().adjust(|worker| worker.poll(now)).expect("a pass panicked");
+        while let Ok(event) = self.raised.try_recv() {
+            self.inner.tell_of(Some(event));
+        }
+        if tells_kept {
+            self.inner.tell_of(None);
+        }
+    }
+
+    /// What a worker does that falls asleep and wakes at once.
+    fn nap(&self) {
+        let bells = self.engine().inspect(|worker| worker.guests().clone());
+        let sleep = bells.sleep_begins();
+        let mut fds: Vec<_> = sleep.wake_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        poll(&mut fds, PollTimeout::ZERO).expect("descriptors");
+        sleep.ends(|at| fds[at].any() == Some(true));
+    }
+}
+
+impl Bench {
+    pub(in super::super) fn new(seed: u64, quota: Quota) -> Bench {
+        set_virtual_time(Some(Nanos::ZERO));
+        let limits = Limits::small();
+        let (drive, seed) = (Drive::CallerOnly, Some(seed));
+        let config = DeviceConfig { serves: true, drive, limits, seed, ..DeviceConfig::default() };
+        let (near, far) = Device::memory_pair(&config).expect("two devices");
+        let sides = [near, far].map(|device| Side::new(device, quota));
+        Bench { sides, now: Nanos::ZERO, turns: 0, asked: Arc::default() }
+    }
+
+    /// Turns both NICs once, after so much time besides the turn's own.
+    pub(in super::super) fn turn(&mut self, later: Nanos) {
+        self.now = self.now + TURN + later;
+        set_virtual_time(Some(self.now));
+        self.turns += 1;
+        for side in &self.sides {
+            side.turn(self.now, self.turns.is_multiple_of(16));
+            if self.turns.is_multiple_of(64) {
+                side.nap();
+            }
+        }
+    }
+
+    /// Turns of the NICs: those of its own, and one for each question.
+    pub(super) fn turns(&self) -> u64 {
+        self.turns + self.asked.load(Relaxed)
+    }
+
+    /// Whole greeting, without the door: its bytes and descriptors, and the user that the kernel would name. `Err`: why it is not let in.
+    pub(super) fn greet(
+        &self,
+        side: usize,
+        uid: u32,
+        bytes: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Stranger, String> {
+        let inner = &self.sides[side].inner;
+        let (own, nics) = UnixStream::pair().expect("two sockets");
+        send_with(own.as_fd(), bytes, fds, MsgFlags::empty()).map_err(|error| error.to_string())?;
+        let greeting = Pieces::new(LONGEST_GREETING).read::<Hello>(nics.as_fd());
+        let (hello, fds) = greeting.map_err(|error| error.to_string())?.ok_or("nothing")?;
+        let pid = std::process::id().cast_signed();
+        let admitted = inner.admit(nics, (pid, uid), hello, fds);
+        let link = Link::new(own);
+        let received = link.receive::<Result<Welcome, String>>().map_err(|error| error.to_string())?;
+        let (answer, fds) = received.ok_or("no answer")?;
+        let (guest, session) = admitted.ok_or_else(|| answer.clone().expect_err("it was not let in"))?;
+        let session = Mutex::new(Some(session));
+        let (inner, asked) = (Arc::clone(inner), Arc::clone(&self.asked));
+        let [page, wake, ..] = &fds[..] else { panic!("three descriptors") };
+        let Welcome { slot, qps, .. } = answer.expect("let in");
+        let map = |wake: OwnedFd| Doorbells::map(page.as_fd(), wake, qps).expect("its page");
+        let bells = map(wake.try_clone().expect("a descriptor"));
+        let other = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("a descriptor");
+        let (without_eventfd, words) =
+            (Mutex::new(Some(map(other.into()))), Region::map(page.as_fd(), BELLS));
+        let page = words.expect("its page");
+        let seated = Some(Seated { inner, guest, session, asked, page, without_eventfd });
+        Ok(Stranger { link, slot, seated, fds, bells, arenas: Vec::new() })
+    }
+
+    /// A client as the library is one.
+    pub(in super::super) fn admitted(&self, side: usize, uid: u32) -> Result<Stranger, String> {
+        let secret = Box::new(0x0123_4567_89ab_cdef_u64);
+        let fds = RemoteMemory::descriptors().expect("this process's own");
+        self.greet(side, uid, &message(&hello(&secret)), &borrowed(&fds))
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        set_virtual_time(None);
+    }
+}
+
+/// A message's bytes, its length in front.
+pub(super) fn message(what: &impl serde::Serialize) -> Vec<u8> {
+    let body = postcard::to_stdvec(what).expect("a message");
+    framed(&body)
+}
+
+/// Bytes with their length in front.
+pub(super) fn framed(body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_ne_bytes(), body].concat()
+}
+
+pub(super) fn borrowed(fds: &[OwnedFd]) -> Vec<BorrowedFd<'_>> {
+    fds.iter().map(AsFd::as_fd).collect()
+}

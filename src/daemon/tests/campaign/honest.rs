@@ -1,0 +1,254 @@
+//! Two honest clients that exchange messages in all ways, one after the other: what each has is compared byte for byte, and no message
+//! waits longer than a number of turns.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::super::{CAPS, Stranger, place, receives_at};
+use super::bench::Bench;
+use crate::nic::{Answer, Command, MemoryCommand, QpHandle, ReceiveSource};
+use crate::random::splitmix;
+use crate::remote::message::{Ask, Memory, Told};
+use crate::shared::work_queue::Payload;
+use crate::shared::{CompletionRing, RecvRing, SendRing};
+use crate::verbs::{
+    Access, AddressVector, CqIndex, Gid, LKey, Mtu, PdId, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, RKey,
+    SendWr, Sge, WcStatus, WrOpcode,
+};
+
+/// Words of a message, and of a client's memory.
+const MESSAGE: usize = 40;
+const ALL: usize = 256;
+/// Where in it lie messages that leave, that come, that are written or read, what is counted by atomics, and what those bring back.
+const OUT: usize = 0;
+const IN: usize = 64;
+const PLACED: usize = 128;
+const COUNTER: usize = 192;
+const OLD: usize = 193;
+const HONEST: QpCaps = QpCaps { max_send_wr: 8, max_recv_wr: 8, ..CAPS };
+
+/// One of them.
+struct End {
+    stranger: Stranger,
+    pd: PdId,
+    cq: CqIndex,
+    qp: QpHandle,
+    completions: CompletionRing,
+    sends: SendRing,
+    receives: RecvRing,
+    memory: Box<[AtomicU64; ALL]>,
+    key: u32,
+    /// What its memory has to hold.
+    image: [u64; ALL],
+}
+
+impl End {
+    fn new(bench: &Bench, side: usize, uid: u32, seed: u64) -> End {
+        let mut stranger = bench.admitted(side, uid).expect("let in");
+        stranger.arena(4096);
+        let (pd, cq) = (stranger.pd(), stranger.cq(0));
+        let init = QpInit { qp_type: QpType::Rc, caps: HONEST, sq_sig_all: true };
+        let (sends, receives) = (place(1024), ReceiveSource::Own(receives_at(place(2048))));
+        let made = stranger.ask(Ask::Memory(MemoryCommand::CreateQp {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            init,
+            sends,
+            receives,
+        }));
+        let Ok(Told::Answer(Answer::Qp(qp))) = made else { panic!("{made:?}") };
+        let mut state = seed;
+        let image = [0; ALL].map(|_: u64| splitmix(&mut state));
+        let memory = Box::new(image.map(AtomicU64::new));
+        let (address, length) = (memory.as_ptr() as u64, 8 * ALL as u64);
+        let access = Access::READ_WRITE | Access::REMOTE_ATOMIC;
+        let at = Memory::At { address, length, on_demand: false };
+        let made = stranger.ask(Ask::Memory(MemoryCommand::RegisterMemory {
+            pd,
+            access,
+            start: address,
+            memory: at,
+        }));
+        let Ok(Told::Answer(Answer::Memory(_, key))) = made else { panic!("{made:?}") };
+        let part = |at: usize, words| stranger.arenas[0].part(at, words).expect("inside");
+        let completions = CompletionRing::on(&part(0, CompletionRing::size(8)), 8).expect("room");
+        let sends = SendRing::on(&part(1024, SendRing::size(8, 1, 0)), 8, 1, 0).expect("room");
+        let receives = RecvRing::on(&part(2048, RecvRing::size(8, 1)), 8, 1).expect("room");
+        End { stranger, pd, cq, qp, completions, sends, receives, memory, key, image }
+    }
+
+    fn address(&self, word: usize) -> u64 {
+        std::ptr::from_ref(&self.memory[word]) as u64
+    }
+
+    fn sge(&self, word: usize, words: usize) -> Sge {
+        Sge { addr: self.address(word), length: 8 * words as u32, lkey: LKey(self.key) }
+    }
+
+    fn connect(&self, own: usize, peer: &End, other: usize) {
+        let gid = |side: usize| Gid::from(std::net::IpAddr::from([192, 0, 2, side as u8 + 1]));
+        let mac = |side: usize| [2, 0, 0, 0, 0, side as u8 + 1];
+        let (sgid, dgid, smac, dmac) = (gid(own), gid(other), mac(own), mac(other));
+        let (traffic_class, flow_label, hop_limit, sl, static_rate) = (0, 0, 64, 0, 0);
+        let av =
+            AddressVector { sgid, dgid, smac, dmac, traffic_class, flow_label, hop_limit, sl, static_rate };
+        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        let init = QpAttr {
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::READ_WRITE | Access::REMOTE_ATOMIC),
+            ..to(QpState::Init)
+        };
+        let rtr = QpAttr {
+            av: Some(av),
+            path_mtu: Some(Mtu::Mtu256),
+            dest_qpn: Some(peer.qp.qpn),
+            rq_psn: Some(Psn::new(7)),
+            max_dest_rd_atomic: Some(2),
+            min_rnr_timer: Some(1),
+            ..to(QpState::Rtr)
+        };
+        let rts = QpAttr {
+            sq_psn: Some(Psn::new(7)),
+            timeout: Some(14),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(2),
+            ..to(QpState::Rts)
+        };
+        for attr in [init, rtr, rts] {
+            self.stranger.call(Command::ModifyQp(self.qp.index, Box::new(attr))).expect("a step");
+        }
+    }
+
+    fn store(&mut self, word: usize, words: &[u64]) {
+        self.image[word..word + words.len()].copy_from_slice(words);
+    }
+
+    fn is_as_it_was(&self) {
+        let differs = (0..ALL).find(|word| self.memory[*word].load(Relaxed) != self.image[*word]);
+        assert_eq!(differs, None, "the first word of an honest client's memory that is another");
+        assert!(self.completions.poll().is_none(), "a completion that was not asked for");
+    }
+
+    /// What it asks the NIC is answered, and what it has is its own.
+    fn asks(&self) {
+        match self.stranger.call(Command::QueryQp(self.qp.index)) {
+            Ok(Answer::QpStatus(status)) => assert_eq!(status.state, QpState::Rts),
+            other => panic!("{other:?}"),
+        }
+        let moderate = Command::ModerateCq { cq: self.cq, count: 0, period: crate::time::Nanos::ZERO };
+        self.stranger.call(moderate).expect("its own");
+        let at = Memory::At { address: self.address(0), length: 8, on_demand: false };
+        let (pd, access) = (self.pd, Access::empty());
+        match self.stranger.ask(Ask::Memory(MemoryCommand::RegisterMemory {
+            pd,
+            access,
+            start: 0,
+            memory: at,
+        })) {
+            Ok(Told::Answer(Answer::Memory(mr, _))) => {
+                self.stranger.call(Command::DeregisterMemory(mr)).expect("its own");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Two of them.
+pub(super) struct Couple {
+    ends: [End; 2],
+    round: u64,
+    /// When what is under way was posted, in turns; `None`: nothing is.
+    since: Option<u64>,
+    /// Completions that are due at the sender and at the receiver.
+    due: [u32; 2],
+    pub(super) longest: u64,
+    pub(super) exchanges: u64,
+}
+
+impl Couple {
+    pub(super) fn new(bench: &Bench, [one, other]: [(usize, u32); 2], seed: u64) -> Couple {
+        let ends = [End::new(bench, one.0, one.1, seed), End::new(bench, other.0, other.1, seed + 1)];
+        ends[0].connect(one.0, &ends[1], other.0);
+        ends[1].connect(other.0, &ends[0], one.0);
+        Couple { ends, round: seed << 32, since: None, due: [0, 0], longest: 0, exchanges: 0 }
+    }
+
+    /// What others may know of them: numbers, keys, addresses and slots.
+    pub(super) fn known(&self) -> impl Iterator<Item = (QpHandle, u32, u64, u8)> {
+        let slot = |end: &End| end.stranger.seated.as_ref().map_or(0, |seated| seated.slot());
+        self.ends.iter().map(move |end| (end.qp, end.key, end.address(0), slot(end)))
+    }
+
+    /// Who sends in this round, and who receives.
+    fn roles(&mut self) -> (&mut End, &mut End) {
+        let [a, b] = &mut self.ends;
+        if self.round.is_multiple_of(2) { (a, b) } else { (b, a) }
+    }
+
+    fn message(&self) -> [u64; MESSAGE] {
+        let mut state = self.round;
+        [0; MESSAGE].map(|_: u64| splitmix(&mut state))
+    }
+
+    /// Goes on as far as it can. No message waits for more than `most` turns.
+    pub(super) fn step(&mut self, turns: u64, most: u64) {
+        let Some(since) = self.since else { return self.begin(turns) };
+        let mut due = self.due;
+        let (from, to) = self.roles();
+        for (end, due) in [from, to].into_iter().zip(&mut due) {
+            while *due > 0
+                && let Some(wc) = end.completions.poll()
+            {
+                assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
+                *due -= 1;
+            }
+        }
+        self.due = due;
+        self.longest = self.longest.max(turns - since);
+        assert!(turns - since <= most, "{due:?} of an honest client's completions are due for {most} turns");
+        if due == [0, 0] {
+            self.finish();
+        }
+    }
+
+    fn begin(&mut self, turns: u64) {
+        self.round += 1;
+        let (round, message) = (self.round, self.message());
+        let (from, to) = self.roles();
+        for (word, value) in from.memory[OUT..].iter().zip(message) {
+            word.store(value, Relaxed);
+        }
+        to.receives.post(round, &[to.sge(IN, MESSAGE)]).expect("room");
+        let there = |word: usize| (to.address(word), RKey(to.key));
+        for (opcode, (remote_addr, rkey), sge) in [
+            (WrOpcode::Send, there(0), from.sge(OUT, MESSAGE)),
+            (WrOpcode::Write, there(PLACED), from.sge(OUT, MESSAGE)),
+            (WrOpcode::Read, there(PLACED), from.sge(IN, MESSAGE)),
+            (WrOpcode::FetchAdd, there(COUNTER), from.sge(OLD, 1)),
+        ] {
+            let wr = SendWr { wr_id: round, opcode, remote_addr, rkey, compare_add: 3, ..SendWr::default() };
+            from.sends.post(&wr, Payload::Sges(&[sge])).expect("room");
+        }
+        from.stranger.bells.ring(from.qp.index);
+        (self.since, self.due) = (Some(turns), [4, 1]);
+    }
+
+    fn finish(&mut self) {
+        let message = self.message();
+        let (from, to) = self.roles();
+        let count = to.image[COUNTER];
+        from.store(OUT, &message);
+        from.store(IN, &message);
+        from.store(OLD, &[count]);
+        to.store(IN, &message);
+        to.store(PLACED, &message);
+        to.store(COUNTER, &[count.wrapping_add(3)]);
+        from.is_as_it_was();
+        to.is_as_it_was();
+        from.asks();
+        self.since = None;
+        self.exchanges += 1;
+    }
+}
