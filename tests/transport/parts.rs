@@ -103,7 +103,7 @@ fn what_no_library_would_post_fails_without_a_packet() {
             rd_atomic_limit: 4,
             srq_pd: None,
         };
-        let mut qp = Qp::new(&config, SendQueue::new(1, 1, 0).expect("memory"));
+        let mut qp = Qp::new(&config, SendQueue::new(1, 2, 8).expect("memory"));
         let (mut memory, limits) = (MemoryTable::new(1, 1), Limits::small());
         let handles = AddressHandles::new(1, Mtu::Mtu1024);
         let (mut out, mut counters) = (Output::default(), Counters::default());
