@@ -143,9 +143,8 @@ impl HandedOver {
     /// Settles for the client of `device` that handed it over, has ended, had this unit, and may have had `most` connections. Entries in
     /// the name of other clients are dropped, and those beyond.
     pub(crate) fn settle_for(&self, unit: u8, most: usize, device: &Device) -> Result<(), DeviceError> {
-        let mut left = self.left();
-        left.retain(|(_, of), _| *of == Some(unit));
-        let left = bounded(left, most);
+        let own = self.left().into_iter().filter(|((_, of), _)| *of == Some(unit)).collect();
+        let left = bounded(own, most);
         if left.is_empty() { Ok(()) } else { tell(left, device) }
     }
 

@@ -19,7 +19,7 @@ use super::message::{
     Ask, Beside, Completions, Hello, Memory, Pages, Place, Placed, Receives, Refusal, Reply, Told, VERSION,
     Welcome,
 };
-use super::trust::is_trusted;
+use super::trust::{is_trusted, name_of_process};
 use crate::descriptors::{children, connect, peer_of};
 use crate::engine::EventSink;
 use crate::nic::{Answer, Command, ControlError, Convert, Mapped};
@@ -52,6 +52,12 @@ pub fn name_of(interface: &str) -> String {
 /// If a process has its name that this process may not trust with its memory, or that accepts no connection.
 pub fn nic_of(interface: &str) -> Result<Option<u32>, AttachError> {
     Ok(connected(interface)?.map(|(_, pid)| pid.cast_unsigned()))
+}
+
+/// Returns the value of [`TRUSTED_NIC`](super::TRUSTED_NIC) for programs that are started here; `None`: the interface has no NIC that this
+/// process trusts.
+pub fn trusted_nic(interface: &str) -> Option<String> {
+    nic_of(interface).ok().flatten().and_then(name_of_process)
 }
 
 /// A connection to the NIC of an interface, and its process. `None`: there is none.

@@ -9,6 +9,6 @@ pub mod message;
 pub(crate) mod polling;
 mod trust;
 
-pub use attachment::{Attachment, name_of, nic_of};
+pub use attachment::{Attachment, name_of, nic_of, trusted_nic};
 pub use error::AttachError;
-pub use trust::{TRUSTED_NIC, trusted_nic};
+pub use trust::TRUSTED_NIC;

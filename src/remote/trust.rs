@@ -8,15 +8,8 @@ use std::fs;
 
 use nix::unistd::geteuid;
 
-use super::attachment::nic_of;
-
 /// The variable by which a launcher names the NIC of root's that it has found: `PROCESS:START`.
 pub const TRUSTED_NIC: &str = "ROXIE_TRUSTED_NIC";
-
-/// Returns the value of [`TRUSTED_NIC`] for programs that are started here; `None`: the interface has no NIC that this process trusts.
-pub fn trusted_nic(interface: &str) -> Option<String> {
-    nic_of(interface).ok().flatten().and_then(name_of_process)
-}
 
 /// True if a process of this user may reach into this process's memory.
 pub(super) fn is_trusted(pid: u32, uid: u32) -> bool {
@@ -28,7 +21,7 @@ pub(super) fn is_trusted(pid: u32, uid: u32) -> bool {
 }
 
 /// Returns a name that no other process has, now or later: the number, and the time at which the process started, in ticks since boot.
-fn name_of_process(pid: u32) -> Option<String> {
+pub(super) fn name_of_process(pid: u32) -> Option<String> {
     // `pid (name) state …`, and the start is field 22 (proc_pid_stat(5)).
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let start = stat.rsplit(')').next()?.split_whitespace().nth(22 - 3)?;

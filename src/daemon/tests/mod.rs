@@ -8,6 +8,7 @@ mod honest;
 mod hostile;
 mod isolation;
 mod mine;
+mod questions;
 mod silent;
 mod tables;
 mod users;
@@ -25,9 +26,7 @@ use crate::host::{Device, DeviceConfig, Drive};
 use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
 use crate::random::splitmix;
 use crate::remote::link::Link;
-use crate::remote::message::{
-    Ask, Beside, Completions, Hello, Memory, Pages, Place, Receives, Refusal, Reply, Told, VERSION, Welcome,
-};
+use crate::remote::message::{Ask, Hello, Memory, Place, Receives, Refusal, Reply, Told, VERSION, Welcome};
 use crate::remote::name_of;
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{CompletionRing, Doorbells, EventCounter, RecvRing, Region, SendRing};
@@ -37,6 +36,7 @@ use crate::verbs::{
     Access, CqIndex, Gid, OpenXrcd, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Rss, SrqInit,
     XrcdId,
 };
+use questions::{alloc_fast, create_counted_cq, create_cq, receives_at, resize_cq};
 
 /// Longer than anything takes here.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -191,28 +191,6 @@ impl Stranger {
             other => panic!("{other:?}"),
         }
     }
-}
-
-fn create_cq(place: Place, capacity: u32) -> Ask {
-    Ask::Memory(MemoryCommand::CreateCq { ring: Completions { place, capacity }, notify: None })
-}
-
-/// The same, and its events are counted in the descriptor that comes with it.
-fn create_counted_cq(place: Place, capacity: u32) -> Ask {
-    Ask::Memory(MemoryCommand::CreateCq { ring: Completions { place, capacity }, notify: Some(Beside) })
-}
-
-fn resize_cq(cq: CqIndex, place: Place, capacity: u32) -> Ask {
-    Ask::Memory(MemoryCommand::ResizeCq { cq, ring: Completions { place, capacity } })
-}
-
-fn alloc_fast(pd: PdId, memory: Memory, place: Place, capacity: u32) -> Ask {
-    Ask::Memory(MemoryCommand::AllocFastMemory { pd, memory, pages: Pages { place, capacity } })
-}
-
-/// A receive queue of the sizes of [`CAPS`].
-fn receives_at(place: Place) -> Receives {
-    Receives { place, capacity: CAPS.max_recv_wr, max_sge: CAPS.max_recv_sge }
 }
 
 fn place(at: usize) -> Place {

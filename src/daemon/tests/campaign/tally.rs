@@ -38,7 +38,8 @@ impl fmt::Display for Tally {
 
 /// Returns the name of a question's kind; of a command, that of the command's.
 pub(in super::super) fn kind_of(ask: &Ask) -> String {
-    let mut kind = Kind { depth: u32::from(matches!(ask, Ask::Command(_) | Ask::Memory(_))), ..Kind::default() };
+    let mut kind =
+        Kind { depth: u32::from(matches!(ask, Ask::Command(_) | Ask::Memory(_))), ..Kind::default() };
     // It stops where the name ends.
     let _ = write!(kind, "{ask:?}");
     kind.name

@@ -1,0 +1,28 @@
+//! Questions with memory, named by its place.
+
+use super::CAPS;
+use crate::nic::MemoryCommand;
+use crate::remote::message::{Ask, Beside, Completions, Memory, Pages, Place, Receives};
+use crate::verbs::{CqIndex, PdId};
+
+pub(super) fn create_cq(place: Place, capacity: u32) -> Ask {
+    Ask::Memory(MemoryCommand::CreateCq { ring: Completions { place, capacity }, notify: None })
+}
+
+/// The same, and its events are counted in the descriptor that comes with it.
+pub(super) fn create_counted_cq(place: Place, capacity: u32) -> Ask {
+    Ask::Memory(MemoryCommand::CreateCq { ring: Completions { place, capacity }, notify: Some(Beside) })
+}
+
+pub(super) fn resize_cq(cq: CqIndex, place: Place, capacity: u32) -> Ask {
+    Ask::Memory(MemoryCommand::ResizeCq { cq, ring: Completions { place, capacity } })
+}
+
+pub(super) fn alloc_fast(pd: PdId, memory: Memory, place: Place, capacity: u32) -> Ask {
+    Ask::Memory(MemoryCommand::AllocFastMemory { pd, memory, pages: Pages { place, capacity } })
+}
+
+/// A receive queue of the sizes of [`CAPS`].
+pub(super) fn receives_at(place: Place) -> Receives {
+    Receives { place, capacity: CAPS.max_recv_wr, max_sge: CAPS.max_recv_sge }
+}
