@@ -10,7 +10,7 @@ use super::account::{Account, Charge, Quota, Resource, cost, one, several};
 use super::house::House;
 use super::lent::{Finder, Lent, file_of, invalid, no_descriptor};
 use super::outbox::Outbox;
-use super::owned::{Owned, Role};
+use super::owned::{Making, Owned, Role};
 use crate::congestion::{Rate, SharedRate};
 use crate::host::HandedOver;
 use crate::host::inspect::{ClientEntry, Passes, Snapshot};
@@ -259,7 +259,7 @@ impl Guest {
     /// Has the NIC do what the process may ask for, and keeps book.
     fn carry_out(&self, house: &House, mut command: Command) -> Result<Told, ControlError> {
         self.may_ask(house, &mut command)?;
-        let role = Role::of_made(&command);
+        let making = Making::by(&command);
         let (changed, gone) = match &command {
             Command::Memory(command) => (command.changes(), None),
             command => (None, command.takes_away()),
@@ -277,7 +277,7 @@ impl Guest {
         {
             let mut owned = lock(&self.owned);
             if let (Some(charge), Some(object)) = (charge, answer.made().or(changed)) {
-                owned.enter(object, role, charge);
+                owned.enter(object, making, charge);
             }
             if let Some(gone) = gone {
                 owned.strike(gone);
@@ -290,7 +290,7 @@ impl Guest {
         if let (Answer::Qp(made), Some(rate)) = (&answer, &self.rate) {
             house.call(Command::ShareRate(made.index, rate.clone()))?;
         }
-        if role == Role::Gsi {
+        if making.role == Role::Gsi {
             self.route(house)?;
         }
         Ok(Told::Answer(answer))
@@ -304,6 +304,7 @@ impl Guest {
                 attr.av.as_mut().map_or(Ok(()), |path| speaks_for_its_host(house, path))
             }
             Command::CreateAh(_, path) => speaks_for_its_host(house, path),
+            Command::CloseXrcd(xrcd) => lock(&self.owned).may_close(*xrcd),
             Command::Memory(command) => match &**command {
                 MemoryCommand::CreateQp { init, .. } => match init.qp_type {
                     QpType::Gsi if lock(&self.owned).gsi().is_some() => Err(ControlError::Taken("QP1")),

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 
 use super::account::Charge;
 use crate::nic::{Command, ControlError, MemoryCommand, Object, PlantedBug};
-use crate::verbs::{Gid, QpIndex, QpInit, QpType, XrcdId};
+use crate::verbs::{Gid, QpIndex, QpInit, QpType, SrqInit, SrqKind, XrcdId};
 
 /// The objects of a process.
 #[derive(Debug, Default)]
@@ -21,13 +21,19 @@ pub(super) struct Owned {
 
 #[derive(Debug)]
 struct Holding {
-    role: Role,
-    /// How often an XRC domain is open. All others count as one.
-    times: u32,
+    made: Making,
     /// The file of an XRC domain, whose numbers are no other one's as long as this is open.
     file: Option<OwnedFd>,
-    /// For its cost.
-    charge: Charge,
+    /// For its cost: one, and of an XRC domain one for each time that it is open.
+    charges: Vec<Charge>,
+}
+
+/// Facts about the object that a command makes, which its answer does not tell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Making {
+    pub(super) role: Role,
+    /// The XRC domain that it is in.
+    within: Option<XrcdId>,
 }
 
 /// The role of an object, as far as it matters here.
@@ -40,17 +46,26 @@ pub(super) enum Role {
     Other,
 }
 
-impl Role {
-    /// Returns the role of the object that a command makes.
-    pub(super) fn of_made(command: &Command) -> Role {
+impl Making {
+    pub(super) fn by(command: &Command) -> Making {
+        let mut making = Making { role: Role::Other, within: None };
         match command {
-            Command::CreateRssQp(..) => Role::Spreads,
+            Command::CreateRssQp(..) => making.role = Role::Spreads,
+            Command::CreateXrcTarget(xrcd) => making.within = Some(*xrcd),
             Command::Memory(command) => match **command {
-                MemoryCommand::CreateQp { init: QpInit { qp_type: QpType::Gsi, .. }, .. } => Role::Gsi,
-                _ => Role::Other,
+                MemoryCommand::CreateQp { init: QpInit { qp_type: QpType::Gsi, .. }, .. } => {
+                    making.role = Role::Gsi;
+                }
+                MemoryCommand::CreateSrq {
+                    init: SrqInit { kind: SrqKind::Xrc { xrcd, .. }, .. }, ..
+                } => {
+                    making.within = Some(xrcd);
+                }
+                _ => {}
             },
-            _ => Role::Other,
+            _ => {}
         }
+        making
     }
 }
 
@@ -69,30 +84,41 @@ impl Owned {
     /// Its QP1.
     pub(super) fn gsi(&self) -> Option<QpIndex> {
         self.objects.iter().find_map(|(object, holding)| match object {
-            Object::Qp(qp) if holding.role == Role::Gsi => Some(*qp),
+            Object::Qp(qp) if holding.made.role == Role::Gsi => Some(*qp),
             _ => None,
         })
     }
 
     /// Returns the charge of an object.
     pub(super) fn charge_of(&self, object: Object) -> Option<&Charge> {
-        self.objects.get(&object).map(|holding| &holding.charge)
+        self.objects.get(&object).and_then(|holding| holding.charges.first())
+    }
+
+    /// Closes an XRC domain for the last time only when nothing of the process is in it (`uverbs_free_xrcd` of the kernel): the domain would stay, and
+    /// be nobody's.
+    pub(super) fn may_close(&self, xrcd: XrcdId) -> Result<(), ControlError> {
+        let times = self.objects.get(&Object::Xrcd(xrcd)).map_or(0, |holding| holding.charges.len());
+        let users = self.objects.values().filter(|holding| holding.made.within == Some(xrcd)).count() as u32;
+        if times > 1 || users == 0 {
+            return Ok(());
+        }
+        Err(ControlError::Busy { object: "XRC domain", users })
     }
 
     /// Enters an object that was made or changed, with its charge.
-    pub(super) fn enter(&mut self, object: Object, role: Role, charge: Charge) {
-        let opened = match (object, self.objects.get_mut(&object)) {
-            // One more time to close it. It is there already, and costs nothing more.
-            (Object::Xrcd(_), Some(holding)) => return holding.times += 1,
-            _ => Holding { role, times: 1, file: None, charge },
-        };
-        self.objects.insert(object, opened);
+    pub(super) fn enter(&mut self, object: Object, made: Making, charge: Charge) {
+        match (object, self.objects.get_mut(&object)) {
+            // One more time to close it.
+            (Object::Xrcd(_), Some(holding)) => holding.charges.push(charge),
+            (_, Some(holding)) => holding.charges = vec![charge],
+            _ => drop(self.objects.insert(object, Holding { made, file: None, charges: vec![charge] })),
+        }
     }
 
     /// Strikes an object that was taken away.
     pub(super) fn strike(&mut self, object: Object) {
         match self.objects.get_mut(&object) {
-            Some(holding) if holding.times > 1 => holding.times -= 1,
+            Some(holding) if holding.charges.len() > 1 => drop(holding.charges.pop()),
             _ => drop(self.objects.remove(&object)),
         }
         if let Object::Qp(qp) = object {
@@ -125,13 +151,12 @@ impl Owned {
     /// Returns the commands that take everything of it away, in an order in which nothing is needed any more when its turn comes. Each object
     /// is named once, and an XRC domain as often as it is open.
     pub(super) fn farewell(&self) -> Vec<Command> {
-        let mut objects: Vec<_> = self
-            .objects
-            .iter()
-            .map(|(object, holding)| (turn(*object, holding.role), *object, holding.times))
-            .collect();
+        let each = |(object, holding): (&Object, &Holding)| {
+            (turn(*object, holding.made.role), *object, holding.charges.len())
+        };
+        let mut objects: Vec<_> = self.objects.iter().map(each).collect();
         objects.sort_by_key(|(turn, ..)| *turn);
-        let each = |(_, object, times): (u8, Object, u32)| (0..times).map(move |_| end_of(object));
+        let each = |(_, object, times): (u8, Object, usize)| (0..times).map(move |_| end_of(object));
         objects.into_iter().flat_map(each).collect()
     }
 

@@ -6,6 +6,7 @@
 
 use super::Nic;
 use super::command::{Answer, ControlError};
+use crate::limits::MAX_CQE;
 use crate::shared::{CompletionRing, EventCounter};
 use crate::time::Nanos;
 use crate::transport::coverage::{Notice, Watch};
@@ -193,12 +194,14 @@ impl Nic {
         ring: CompletionRing,
         notify: Option<EventCounter>,
     ) -> Result<Answer, ControlError> {
+        check_size(&ring)?;
         let limit = self.config.limits.cqs;
         let cq = self.cqs.insert(CqEntry::new(ring, notify));
         cq.map(|cq| Answer::Cq(CqIndex(cq))).ok_or(ControlError::Full { object: CQ, limit })
     }
 
     pub(super) fn resize_cq(&mut self, cq: CqIndex, ring: CompletionRing) -> Result<Answer, ControlError> {
+        check_size(&ring)?;
         let entry = self.cq(cq).ok_or(ControlError::NotFound(CQ))?;
         let too_small = |holds| ControlError::TooSmall { object: CQ, size: ring.capacity(), holds };
         entry.ring.move_to(&ring).map_err(too_small)?;
@@ -237,4 +240,15 @@ impl Nic {
             }
         }
     }
+}
+
+/// # Errors
+/// [`ControlError::TooLarge`]: whoever lends a ring chooses its size.
+fn check_size(ring: &CompletionRing) -> Result<(), ControlError> {
+    let (value, limit) = (ring.capacity(), MAX_CQE);
+    if value <= limit {
+        return Ok(());
+    }
+    let what = "completion queue entries";
+    Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() })
 }

@@ -6,7 +6,7 @@ use super::command::{Answer, ControlError, QpHandle, QpStatus};
 use super::cq::CQ;
 use super::log::QpLog;
 use super::memory_command::ReceiveSource;
-use super::srq::Receives;
+use super::srq::{Receives, check_sizes};
 use super::{Nic, QpEntry, split};
 use crate::congestion::LastNotification;
 use crate::limits::MAX_SGE;
@@ -80,6 +80,7 @@ impl Nic {
                 return Err(ControlError::Receives(init.qp_type));
             }
             (_, ReceiveSource::Own(ring)) => {
+                check_sizes(&ring)?;
                 (config.init.caps.max_recv_wr, config.init.caps.max_recv_sge) =
                     (ring.capacity(), ring.max_sge());
                 Receives::Own(ring, 0)

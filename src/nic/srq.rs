@@ -413,7 +413,9 @@ impl Nic {
     }
 }
 
-fn check_sizes(ring: &RecvRing) -> Result<(), ControlError> {
+/// # Errors
+/// [`ControlError::TooLarge`]: whoever lends a ring chooses its sizes.
+pub(super) fn check_sizes(ring: &RecvRing) -> Result<(), ControlError> {
     let sizes = [("max_wr", ring.capacity(), MAX_WR), ("max_sge", ring.max_sge(), MAX_SGE as u32)];
     match sizes.into_iter().find(|(_, value, limit)| value > limit) {
         Some((what, value, limit)) => {

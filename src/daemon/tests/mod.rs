@@ -10,6 +10,7 @@ mod isolation;
 mod mine;
 mod questions;
 mod silent;
+mod sizes;
 mod tables;
 mod users;
 
