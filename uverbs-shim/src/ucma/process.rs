@@ -244,7 +244,7 @@ impl Process {
     /// Listens; an identifier that has no address yet gets all of IPv4.
     pub(super) fn listen(&'static self, channel: u64, handle: u32, backlog: u32) -> Result<(), Errno> {
         if self.state().id(channel, handle)?.stage == Stage::Idle {
-            self.bind(channel, handle, State::wildcard(true))?;
+            self.bind_for_use(channel, handle, State::wildcard(true))?;
         }
         self.connected("rdma_listen", |state, cm| state.listen(cm, channel, handle, backlog))
     }
