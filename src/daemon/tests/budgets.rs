@@ -5,8 +5,8 @@ use std::fs;
 use nix::sys::resource::{Resource, setrlimit};
 
 use super::campaign::{Bench, is_alone};
-use super::{CAPS, Quota, Stranger, alloc_fast, create_cq, place, receives_at};
-use crate::nic::{Answer, Command, MemoryCommand, QpHandle, ReceiveSource};
+use super::{CAPS, Quota, Stranger, alloc_fast, create_cq, create_qp, place, receives_at};
+use crate::nic::{Answer, Command, QpHandle, ReceiveSource};
 use crate::remote::message::{Ask, Memory, Place, Told};
 use crate::shared::work_queue::Payload;
 use crate::shared::{CompletionRing, PageList, SendRing};
@@ -60,8 +60,7 @@ impl Client {
         let (sends, receives) = (self.take(size), self.take(256));
         let init = QpInit { qp_type: QpType::Rc, caps: QpCaps { max_send_wr, ..CAPS }, sq_sig_all: true };
         let (pd, cq, receives) = (self.pd, self.cq, ReceiveSource::Own(receives_at(receives)));
-        let asked =
-            Ask::Memory(MemoryCommand::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives });
+        let asked = create_qp(pd, (cq, cq), init, sends, receives);
         let made = self.stranger.ask(asked);
         let Ok(Told::Answer(Answer::Qp(QpHandle { index, .. }))) = made else { panic!("{made:?}") };
         let part = self.stranger.arenas[1].part(sends.at as usize, size).expect("inside");
@@ -199,12 +198,8 @@ fn queue_without_memory_is_refused() {
     setrlimit(Resource::RLIMIT_AS, most, most).expect("less than before");
     let init = QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true };
     let (pd, cq) = (client.pd, client.cq);
-    let refused = (0..100).find_map(|_| {
-        client
-            .stranger
-            .ask(Ask::Memory(MemoryCommand::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives }))
-            .err()
-    });
+    let refused =
+        (0..100).find_map(|_| client.stranger.ask(create_qp(pd, (cq, cq), init, sends, receives)).err());
     let refused = refused.expect("there is less memory than that");
     assert!(refused.errno == libc::ENOMEM && refused.why.contains("QP"), "{refused:?}");
     client.stranger.call(Command::AllocPd).expect("it is served");

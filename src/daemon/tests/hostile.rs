@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::campaign::{Tally, kind_of};
 use super::honest::GROUP;
 use super::mine::Mine;
-use super::{CAPS, Nic, Stranger, alloc_fast, create_cq, receives_at, resize_cq};
+use super::{CAPS, Nic, Stranger, alloc_fast, create_cq, create_qp, receives_at, resize_cq};
 use crate::nic::{Command, MemoryCommand, ReceiveSource};
 use crate::random::splitmix;
 use crate::remote::message::{Ask, Memory, Place, Receives, Told};
@@ -318,14 +318,7 @@ impl Hostile {
                     ReceiveSource::Shared(srq)
                 };
                 let (pd, send_cq, recv_cq) = (self.pd(), self.cq(), self.cq());
-                Ask::Memory(MemoryCommand::CreateQp {
-                    pd,
-                    send_cq,
-                    recv_cq,
-                    init,
-                    sends: self.place(),
-                    receives,
-                })
+                create_qp(pd, (send_cq, recv_cq), init, self.place(), receives)
             }
         }
     }
@@ -433,14 +426,7 @@ impl Hostile {
             let init = QpInit { qp_type, caps: CAPS, sq_sig_all: true };
             let (sends, receives) = (self.place(), ReceiveSource::Own(receives_at(self.place())));
             let before = self.mine.qps.len();
-            self.ask(Ask::Memory(MemoryCommand::CreateQp {
-                pd,
-                send_cq: cq,
-                recv_cq: cq,
-                init,
-                sends,
-                receives,
-            }))?;
+            self.ask(create_qp(pd, (cq, cq), init, sends, receives))?;
             let Some((qp, ..)) = self.mine.qps.get(before).copied() else { continue };
             for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
                 let attr = self.attributes_to(state, qp_type != QpType::Rc);

@@ -37,7 +37,7 @@ use crate::verbs::{
     Access, CqIndex, Gid, OpenXrcd, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Rss, SrqInit,
     XrcdId,
 };
-use questions::{alloc_fast, create_counted_cq, create_cq, receives_at, resize_cq};
+use questions::{alloc_fast, create_counted_cq, create_cq, create_qp, receives_at, resize_cq};
 
 /// Longer than anything takes here.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -180,14 +180,7 @@ impl Stranger {
     fn qp(&self, pd: PdId, cq: CqIndex, qp_type: QpType) -> Result<QpIndex, Refusal> {
         let init = QpInit { qp_type, caps: CAPS, sq_sig_all: true };
         let (sends, receives) = (place(1024), ReceiveSource::Own(receives_at(place(2048))));
-        match self.ask(Ask::Memory(MemoryCommand::CreateQp {
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            init,
-            sends,
-            receives,
-        }))? {
+        match self.ask(create_qp(pd, (cq, cq), init, sends, receives))? {
             Told::Answer(Answer::Qp(handle)) => Ok(handle.index),
             other => panic!("{other:?}"),
         }
@@ -253,30 +246,9 @@ fn nothing_of_others_can_be_named() {
             translation: Some((0, memory)),
         }),
         resize_cq(cq, place(0), 8),
-        Ask::Memory(MemoryCommand::CreateQp {
-            pd,
-            send_cq: own_cq,
-            recv_cq: own_cq,
-            init,
-            sends: mine.0,
-            receives: mine.1,
-        }),
-        Ask::Memory(MemoryCommand::CreateQp {
-            pd: own_pd,
-            send_cq: cq,
-            recv_cq: own_cq,
-            init,
-            sends: mine.0,
-            receives: mine.1,
-        }),
-        Ask::Memory(MemoryCommand::CreateQp {
-            pd: own_pd,
-            send_cq: own_cq,
-            recv_cq: cq,
-            init,
-            sends: mine.0,
-            receives: mine.1,
-        }),
+        create_qp(pd, (own_cq, own_cq), init, mine.0, mine.1),
+        create_qp(own_pd, (cq, own_cq), init, mine.0, mine.1),
+        create_qp(own_pd, (own_cq, cq), init, mine.0, mine.1),
     ];
     for ask in with_memory {
         let what = format!("{ask:?}");
@@ -452,14 +424,7 @@ fn questions_that_are_bent_are_answered() {
                 init: SrqInit::default(),
                 ring: Receives { place: place(2048), capacity: 4, max_sge: 1 },
             }),
-            Ask::Memory(MemoryCommand::CreateQp {
-                pd,
-                send_cq: cq,
-                recv_cq: cq,
-                init,
-                sends: place(1024),
-                receives: ReceiveSource::Own(receives_at(place(2048))),
-            }),
+            create_qp(pd, (cq, cq), init, place(1024), ReceiveSource::Own(receives_at(place(2048)))),
             Ask::Services(vec![(7, None), (8, Some([192, 0, 2, 1].into()))]),
             Ask::Arena { words: 64 },
             Ask::TakeUnit(9),

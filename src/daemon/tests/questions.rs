@@ -1,9 +1,9 @@
 //! Questions with memory, named by its place.
 
 use super::CAPS;
-use crate::nic::MemoryCommand;
+use crate::nic::{MemoryCommand, ReceiveSource};
 use crate::remote::message::{Ask, Beside, Completions, Memory, Pages, Place, Receives};
-use crate::verbs::{CqIndex, PdId};
+use crate::verbs::{CqIndex, PdId, QpInit};
 
 pub(super) fn create_cq(place: Place, capacity: u32) -> Ask {
     Ask::Memory(MemoryCommand::CreateCq { ring: Completions { place, capacity }, notify: None })
@@ -12,6 +12,16 @@ pub(super) fn create_cq(place: Place, capacity: u32) -> Ask {
 /// The same, and its events are counted in the descriptor that comes with it.
 pub(super) fn create_counted_cq(place: Place, capacity: u32) -> Ask {
     Ask::Memory(MemoryCommand::CreateCq { ring: Completions { place, capacity }, notify: Some(Beside) })
+}
+
+pub(super) fn create_qp(
+    pd: PdId,
+    (send_cq, recv_cq): (CqIndex, CqIndex),
+    init: QpInit,
+    sends: Place,
+    receives: ReceiveSource<Receives>,
+) -> Ask {
+    Ask::Memory(MemoryCommand::CreateQp { pd, send_cq, recv_cq, init, sends, receives })
 }
 
 pub(super) fn resize_cq(cq: CqIndex, place: Place, capacity: u32) -> Ask {

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use super::{CAPS, Quota, create_cq, nic, place, settled};
+use super::{CAPS, Quota, create_cq, create_qp, nic, place, settled};
 use crate::limits::{MAX_CQE, MAX_WR};
 use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
 use crate::remote::message::{Ask, Place, Receives, Told};
@@ -20,7 +20,7 @@ fn receive_queue_beyond_the_limit_is_refused() {
     let make = |capacity| {
         let ring = Receives { place: Place { arena: 1, at: 0 }, capacity, max_sge: 0 };
         let (sends, receives) = (place(1024), ReceiveSource::Own(ring));
-        Ask::Memory(MemoryCommand::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives })
+        create_qp(pd, (cq, cq), init, sends, receives)
     };
     let refused = client.ask(make(MAX_WR + 1)).expect_err("beyond the limit");
     assert!(refused.errno == libc::EINVAL && refused.why.contains("max_wr"), "{refused:?}");

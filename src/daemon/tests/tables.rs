@@ -12,9 +12,10 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
 
 use super::{
-    CAPS, PATIENCE, Quota, alloc_fast, create_counted_cq, create_cq, nic, place, receives_at, settled,
+    CAPS, PATIENCE, Quota, alloc_fast, create_counted_cq, create_cq, create_qp, nic, place, receives_at,
+    settled,
 };
-use crate::nic::{Answer, Command, MemoryCommand, QpHandle, ReceiveSource};
+use crate::nic::{Answer, Command, QpHandle, ReceiveSource};
 use crate::remote::message::{Ask, Memory, Place, Told};
 use crate::shared::{EventCounter, Region, SendRing};
 use crate::verbs::{QpAttr, QpCaps, QpInit, QpState, QpType};
@@ -88,14 +89,7 @@ fn endless_send_queue_delays_no_other_client() {
     let caps = QpCaps { max_send_wr: CAPACITY, ..CAPS };
     let init = QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true };
     let (sends, receives) = (Place { arena: 1, at: 0 }, ReceiveSource::Own(receives_at(place(2048))));
-    let made = client.ask(Ask::Memory(MemoryCommand::CreateQp {
-        pd,
-        send_cq: cq,
-        recv_cq: cq,
-        init,
-        sends,
-        receives,
-    }));
+    let made = client.ask(create_qp(pd, (cq, cq), init, sends, receives));
     let Ok(Told::Answer(Answer::Qp(QpHandle { index: qp, .. }))) = made else { panic!("{made:?}") };
     let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
     client.call(Command::ModifyQp(qp, Box::new(error))).expect("its own");

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::super::{CAPS, Stranger, place, receives_at};
+use super::super::{CAPS, Stranger, create_qp, place, receives_at};
 use super::bench::Bench;
 use crate::nic::{Answer, Command, MemoryCommand, QpHandle, ReceiveSource};
 use crate::random::splitmix;
@@ -48,14 +48,7 @@ impl End {
         let (pd, cq) = (stranger.pd(), stranger.cq(0));
         let init = QpInit { qp_type: QpType::Rc, caps: HONEST, sq_sig_all: true };
         let (sends, receives) = (place(1024), ReceiveSource::Own(receives_at(place(2048))));
-        let made = stranger.ask(Ask::Memory(MemoryCommand::CreateQp {
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            init,
-            sends,
-            receives,
-        }));
+        let made = stranger.ask(create_qp(pd, (cq, cq), init, sends, receives));
         let Ok(Told::Answer(Answer::Qp(qp))) = made else { panic!("{made:?}") };
         let mut state = seed;
         let image = [0; ALL].map(|_: u64| splitmix(&mut state));
