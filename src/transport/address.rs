@@ -1,12 +1,12 @@
-//! Address handles: the ways that datagrams take, prepared once (IBTA 11.2.2.1).
+//! Address handles: prepared paths for datagrams (IBTA 11.2.2.1).
 //!
-//! A datagram names its way by a number in the work request. The number carries a generation, so that one kept
-//! beyond the handle's life names nothing, instead of another's way.
+//! A work request names its address handle by a number. The number includes a generation, so that the number of a
+//! destroyed handle is not valid for a later one.
 
 use crate::verbs::{AddressVector, AhId, Mtu, PdId};
 use crate::wire::{FlowSpec, Gid, RoceVersion, Template};
 
-/// The headers of a flow along a path; `tag`: of 802.1Q, if frames carry one.
+/// Returns the headers for a flow along path `av`. `tag` is the 802.1Q tag, if any.
 pub(super) fn template_of(av: &AddressVector, source_port: u16, tag: Option<u16>) -> Template {
     //= IBTA A17.4.5: addresses-and-class-come-from-the-path
     Template::new(&FlowSpec {
@@ -23,21 +23,21 @@ pub(super) fn template_of(av: &AddressVector, source_port: u16, tag: Option<u16>
     })
 }
 
-/// A way.
+/// A path that datagrams may take.
 #[derive(Clone, Debug)]
 pub struct AddressHandle {
-    /// For QPs of this domain.
+    /// Protection domain. Only its QPs may use the handle.
     pub pd: PdId,
-    /// Our address on it.
+    /// Local GID.
     pub sgid: Gid,
     av: AddressVector,
     tag: Option<u16>,
-    /// Headers below the transport. The UDP source port is the sender's to fill in.
+    /// Headers up to UDP. The sender fills in its own UDP source port.
     pub template: Template,
 }
 
 impl AddressHandle {
-    /// Its path.
+    /// Returns the path.
     pub fn av(&self) -> &AddressVector {
         &self.av
     }
@@ -54,34 +54,34 @@ pub struct AddressHandles {
 }
 
 impl AddressHandles {
-    /// Handles in it.
+    /// Returns the number of handles.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// The protection domain of each.
+    /// Returns the protection domain of every handle.
     pub fn domains(&self) -> impl Iterator<Item = PdId> {
         self.slots.iter().flatten().map(|handle| handle.pd)
     }
 
-    /// True if there is none.
+    /// True if the table is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A table of at most `bound` handles, at most 2^16. `largest_mtu` bounds what a datagram carries.
+    /// Returns an empty table for at most `bound` handles, capped at 2^16. `largest_mtu` bounds a datagram's payload.
     pub fn new(bound: u32, largest_mtu: Mtu) -> AddressHandles {
         let bound = bound.min(1 << 16) as usize;
         AddressHandles { slots: Vec::new(), generations: Vec::new(), free: Vec::new(), bound, largest_mtu }
     }
 
-    /// Makes a handle, with a tag of 802.1Q or none; `None`: the table is full.
+    /// Creates a handle, with an 802.1Q tag or without. Returns `None` if the table is full.
     pub fn create(&mut self, pd: PdId, av: &AddressVector, tag: Option<u16>) -> Option<AhId> {
         let index = match self.free.pop() {
             Some(index) => usize::from(index),
             None if self.slots.len() < self.bound => {
                 self.slots.push(None);
-                // Not from 0: a work request that was never told of a handle names none.
+                // Generations start at 1, so that id 0, a work request's default, is never valid.
                 self.generations.push(1);
                 self.slots.len() - 1
             }
@@ -92,7 +92,7 @@ impl AddressHandles {
         Some(AhId(u32::from(self.generations[index]) << 16 | index as u32))
     }
 
-    /// Takes a handle out and returns its domain; `None`: there is none of this number.
+    /// Destroys a handle and returns its domain. Returns `None` if the id is not valid.
     pub fn destroy(&mut self, id: AhId) -> Option<PdId> {
         let handle = self.find(id)?;
         let pd = handle.pd;
@@ -103,24 +103,24 @@ impl AddressHandles {
         Some(pd)
     }
 
-    /// The handle of this number.
+    /// Returns the handle with this id.
     pub fn find(&self, id: AhId) -> Option<&AddressHandle> {
         let index = (id.0 & 0xffff) as usize;
         let generation = self.generations.get(index)?;
         self.slots[index].as_ref().filter(|_| u32::from(*generation) == id.0 >> 16)
     }
 
-    /// Bytes that a datagram carries at most.
+    /// Returns the largest payload of a datagram in bytes.
     pub fn largest_payload(&self) -> usize {
         self.largest_mtu.bytes()
     }
 
-    /// The link changed.
+    /// Sets the largest MTU, after the link has changed.
     pub fn set_largest_mtu(&mut self, mtu: Mtu) {
         self.largest_mtu = mtu;
     }
 
-    /// Changes the paths by `change`: stations of a link may get other addresses. Returns how many it changed.
+    /// Applies `change` to every path, because a host's MAC address may change. Returns the number of changed handles.
     pub fn readdress(&mut self, change: impl Fn(&mut AddressVector)) -> u32 {
         let mut changed = 0;
         for handle in self.slots.iter_mut().flatten() {
@@ -134,7 +134,7 @@ impl AddressHandles {
         changed
     }
 
-    /// Gives their frames tags of 802.1Q, by the path, or none.
+    /// Sets the 802.1Q tag of every handle to `tag` of its path.
     pub fn set_tags(&mut self, tag: impl Fn(&AddressVector) -> Option<u16>) {
         for handle in self.slots.iter_mut().flatten() {
             handle.tag = tag(&handle.av);
@@ -142,7 +142,7 @@ impl AddressHandles {
         }
     }
 
-    /// How many there may be.
+    /// Returns the maximum number of handles.
     pub fn bound(&self) -> u32 {
         self.bound as u32
     }
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_station_that_changes_its_address_is_sent_to_at_the_new_one() {
+    fn readdress_updates_the_template_of_the_moved_station() {
         let mut handles = AddressHandles::new(2, Mtu::Mtu1024);
         let [here, there] = [[2; 16], [3; 16]].map(|dgid| {
             let av = AddressVector { dgid: Gid(dgid), ..path() };
@@ -179,7 +179,7 @@ mod tests {
             }
         };
         assert_eq!(handles.readdress(moved), 1);
-        assert_eq!(handles.readdress(moved), 0, "it is there already");
+        assert_eq!(handles.readdress(moved), 0, "address is unchanged");
         let now_at = |id| handles.find(id).expect("a handle").av.dmac;
         assert_eq!((now_at(here), now_at(there)), ([9; 6], [0; 6]));
         let expected = AddressVector { dmac: [9; 6], ..path() };
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_names_its_handle_until_it_is_destroyed() {
+    fn destroyed_handle_id_is_not_valid_again() {
         let mut handles = AddressHandles::new(1, Mtu::Mtu1024);
         let first = handles.create(PdId(1), &path(), None).expect("room");
         assert_eq!(handles.find(first).map(|h| h.pd), Some(PdId(1)));
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(handles.destroy(first), None);
         let second = handles.create(PdId(2), &path(), None).expect("room again");
         assert_ne!(first, second);
-        assert!(handles.find(first).is_none(), "the old number does not name the new handle");
+        assert!(handles.find(first).is_none(), "the old id does not name the new handle");
         assert!(handles.find(AhId::default()).is_none());
         assert!(handles.find(AhId(u32::MAX)).is_none());
     }

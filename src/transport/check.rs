@@ -1,8 +1,9 @@
-//! The checks of a request, by what it is refused for.
+//! The checks of a request, named for the reason of refusal.
 //!
-//! The order in which they are made is [`super::responder`]'s. A request that fails one is refused with the NAK that
-//! [`Check::nak`] gives (IBTA 9.7.4.1, 9.9.3); a service without acknowledgements drops it for the same reason.
-//! Those that a packet and the message under way decide are here; keys are [`super::memory`]'s.
+//! [`super::responder`] defines their order. A request that fails a check is refused with the NAK of [`Check::nak`]
+//! (IBTA 9.7.4.1, 9.9.3). Services without acknowledgements drop it.
+//!
+//! The checks of a packet against the current message are implemented here, the checks of keys in [`super::memory`].
 
 use std::fmt;
 
@@ -13,63 +14,63 @@ use crate::limits::MAX_MESSAGE;
 use crate::verbs::Access;
 use crate::wire::{NakCode, Operation, Packet, Position, Reth};
 
-/// A check that a request did not pass.
+/// A check that a request has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// It is ahead of its turn: another PSN is due.
+    /// The PSN is ahead of the expected one.
     Turn,
-    /// MIDDLE or LAST, and no message is under way.
+    /// MIDDLE or LAST without a message in progress.
     NotBegun,
-    /// A message is under way, and it does not go on with that.
+    /// The packet does not continue the message in progress.
     MidMessage,
-    /// Its payload and pad are no multiple of 4 bytes. Dropped on either side and by every service.
+    /// Payload and pad are not a multiple of 4 bytes. Requests and responses of every service are then dropped.
     Padding,
-    /// Its payload does not fit its place in the message, or the path MTU.
+    /// The payload length does not match the packet's position in the message, or exceeds the path MTU.
     PacketLength,
-    /// The payload of a WRITE is not what its RETH says.
+    /// The payload of a WRITE differs in length from its RETH.
     MessageLength,
-    /// Its RETH says more than 2^31 bytes.
+    /// The RETH asks for more than 2^31 bytes.
     TooLong,
-    /// Nothing here serves its opcode.
+    /// The opcode is not supported.
     Opcode,
-    /// The access flags of the QP.
+    /// The QP's access flags do not allow the operation.
     NotEnabled,
-    /// An atomic elsewhere than at a multiple of 8 bytes.
+    /// The address of an atomic is not a multiple of 8 bytes.
     Alignment,
-    /// READs and atomics outstanding beyond `max_dest_rd_atomic`.
+    /// More READs and atomics outstanding than `max_dest_rd_atomic`.
     Resources,
-    /// A FLUSH of a kind that there is not.
+    /// The FLUSH asks for an unknown placement or selectivity.
     Placement,
-    /// A message longer than the receive that it takes.
+    /// The message is longer than its receive.
     ReceiveLength,
-    /// XRC: no shared receive queue of the domain has its number.
+    /// XRC: the domain has no shared receive queue with this number.
     NoSuchQueue,
-    /// XRC: another shared receive queue than its message began with.
+    /// XRC: the packet names another shared receive queue than the first one of its message.
     OtherQueue,
-    /// Nothing has this key.
+    /// The key is unknown.
     UnknownKey,
     /// The key belongs to another protection domain.
     OtherDomain,
-    /// The key is a window of another QP.
+    /// The key belongs to a window that is bound to another QP.
     OtherQp,
-    /// The bytes are not all in what the key opens.
+    /// Some of the bytes are outside of the memory that the key grants.
     Bounds,
-    /// The key does not grant this.
+    /// The key does not grant this kind of access.
     Rights,
-    /// The key is of a kind that no peer may invalidate, or has windows bound to it.
+    /// The key must not be invalidated by a peer, or windows are bound to its region.
     NotToInvalidate,
-    /// A READ's memory went away before all of its answer had left.
+    /// The memory of a READ was deregistered before its response was complete.
     Gone,
-    /// Memory on demand had no page there.
+    /// Application memory had no page at the address.
     NoPage,
-    /// The receive that it takes names memory that is not to be written.
+    /// The receive names memory that is not writable.
     ReceiveProtection,
-    /// The receive that it takes names memory on demand, which had no page there.
+    /// The receive names application memory that had no page at the address.
     ReceiveNoPage,
 }
 
 impl Check {
-    /// The NAK that refuses what fails it.
+    /// Returns the NAK code that refuses a request for this reason.
     pub fn nak(self) -> NakCode {
         use Check as C;
         match self {
@@ -138,16 +139,16 @@ impl fmt::Display for Check {
 }
 
 impl Qp {
-    /// FIRST and ONLY start a message, MIDDLE and LAST go on with one of the same kind.
+    /// Checks the packet's position: FIRST and ONLY start a message, MIDDLE and LAST continue one of the same kind.
     pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Check> {
         let info = packet.info();
-        let goes_on = matches!(info.position, Position::Middle | Position::Last);
+        let continues = matches!(info.position, Position::Middle | Position::Last);
         let fits = match self.responder.message {
             //= IBTA 9.7.4.1: message-begins-with-first-or-only
-            Message::None => !goes_on,
+            Message::None => !continues,
             //= IBTA 9.7.4.1: message-is-not-interrupted
-            Message::Send { .. } => goes_on && info.operation == Operation::Send,
-            Message::Write { .. } => goes_on && info.operation == Operation::Write,
+            Message::Send { .. } => continues && info.operation == Operation::Send,
+            Message::Write { .. } => continues && info.operation == Operation::Write,
         };
         if fits { Ok(()) } else { Err(self.responder.out_of_order()) }
     }
@@ -169,7 +170,7 @@ impl Qp {
         if fits { Ok(()) } else { Err(Check::PacketLength) }
     }
 
-    /// What the QP's peer may ask for at all.
+    /// Checks the QP's access flags, and the length in the RETH.
     pub(super) fn check_allowed(&self, needed: Access, reth: &Reth) -> Result<(), Check> {
         //= IBTA 9.7.4.1: operation-is-enabled
         if !self.attributes().access.contains(needed) {

@@ -1,7 +1,7 @@
-//! The completer: what responses do to the requester (IBTA 9.7.6, 9.9.2).
+//! The completer: processes responses for the requester (IBTA 9.7.6, 9.9.2).
 //!
-//! A response acknowledges everything before it, except a READ or an atomic whose own response has not come: then the
-//! response has overtaken it, which is an implied NAK, and the requester goes back to that READ.
+//! A response acknowledges all earlier requests, except a READ or an atomic that still lacks its own response. Then the
+//! response has overtaken that one: an implied NAK, after which the requester retransmits from the READ or atomic.
 
 use super::planted::PlantedBug;
 use super::requester::packets_for;
@@ -24,7 +24,7 @@ impl Qp {
         //= IBTA 9.7.6: old-ack-is-dropped
         if before(psn, r.una) {
             ctx.counters.duplicate_acks += 1;
-            // What it says of PSNs is old, but its credits may be new: receives that were posted since.
+            // The PSN is old, but the credits may be new: the peer may have posted receives since.
             if let Some(aeth) = packet.aeth().filter(|_| psn + 1 == r.una)
                 && let Syndrome::Ack { credits } = Syndrome::from(aeth.syndrome)
             {
@@ -44,7 +44,7 @@ impl Qp {
         }
     }
 
-    /// An answer that no responder should send: the oldest request fails (IBTA 9.9.2).
+    /// Fails the oldest request, because no conforming responder sends this response (IBTA 9.9.2).
     #[cold]
     fn bad_response(&mut self, ctx: &mut Ctx<'_>) -> Verdict {
         self.fail_oldest(ctx, WcStatus::BadResp, 0);
@@ -60,7 +60,7 @@ impl Qp {
             Syndrome::RnrNak { timer } => {
                 ctx.counters.rcvd_rnr_err += 1;
                 match self.acknowledge_before(ctx, psn) {
-                    // Said again before the wait is over: the same refusal twice.
+                    // A repeated RNR NAK for the wait in progress.
                     Ok(()) if self.requester.rnr_until.is_some() => Verdict::Stale,
                     Ok(()) => self.go_back_after(ctx, timer),
                     Err(verdict) => verdict,
@@ -69,8 +69,8 @@ impl Qp {
             Syndrome::Nak(NakCode::PsnSequence) => {
                 ctx.counters.packet_seq_err += 1;
                 match self.acknowledge_before(ctx, psn) {
-                    // An answer to what had left before the RNR NAK came (rxe sends both, `rxe_resp.c`). The same
-                    // packets are to be sent again after the wait, and it is no failed try.
+                    // The NAK answers packets sent before the RNR NAK arrived (rxe sends both NAKs, `rxe_resp.c`). The
+                    // packets are sent again after the wait anyway, so this costs no retry.
                     Ok(()) if self.requester.rnr_until.is_some() => Verdict::Stale,
                     //= IBTA 9.7.6: sequence-nak-goes-back
                     Ok(()) => self.go_back(ctx, Cause::SequenceNak),
@@ -108,8 +108,8 @@ impl Qp {
 
     fn overtaken(&mut self, ctx: &mut Ctx<'_>) -> Verdict {
         if self.requester.implied_nak {
-            // The rest of a long answer that was under way when we went back. The peer is at work, and gets to our
-            // repeated request after it: only its silence is a timeout.
+            // Remainder of a long response that was in flight at the last rewind. The peer is busy sending, and will
+            // process the repeated request afterwards. Restart the timer: only silence is a timeout.
             self.restart_timer(ctx);
             return Verdict::Stale;
         }
@@ -120,7 +120,7 @@ impl Qp {
         verdict
     }
 
-    /// Waits for the peer anew, if anything has left since we last went back.
+    /// Restarts the retransmission timer, if a packet has been sent since the last rewind.
     fn restart_timer(&mut self, ctx: &Ctx<'_>) {
         let timeout = self.attributes().ack_timeout();
         let r = &mut self.requester;
@@ -141,14 +141,14 @@ impl Qp {
         let mtu = self.attributes().path_mtu.bytes() as u64;
         let left = wqe.length.saturating_sub(u64::from(k) * mtu);
         let last = k + 1 == packets_for(wqe.length, mtu as usize);
-        // The rest of a READ that is asked for again may come as MIDDLE and LAST (rxe, `rxe_resp.c`) or begin with FIRST or ONLY (the
-        // specification): both are taken, and the PSN says where it belongs.
-        let (begins, goes_on) = (k == wqe.asked_from, k > 0);
+        // The response to a READ that was requested again from the middle may continue with MIDDLE and LAST (rxe,
+        // `rxe_resp.c`) or begin with FIRST or ONLY (the specification). We accept either; the PSN gives the offset.
+        let (begins, continues) = (k == wqe.asked_from, k > 0);
         //= IBTA 9.9.2: response-fits-its-request
         let fits = match packet.info().position {
             Position::First => begins && !last,
-            Position::Middle => goes_on && !last,
-            Position::Last => goes_on && last,
+            Position::Middle => continues && !last,
+            Position::Last => continues && last,
             Position::Only => begins && last,
         };
         if matches!(wqe.wr.opcode, WrOpcode::AtomicWrite | WrOpcode::Flush) {
@@ -178,7 +178,7 @@ impl Qp {
         Verdict::Acknowledged
     }
 
-    /// ATOMIC WRITE and FLUSH are answered by a READ response without bytes (IBTA annex A19).
+    /// Handles the response to an ATOMIC WRITE or a FLUSH: a READ response without payload (IBTA annex A19).
     fn handle_empty_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
         if packet.info().position != Position::Only || !packet.payload.is_empty() || !positive(packet) {
             return self.bad_response(ctx);
@@ -209,9 +209,10 @@ impl Qp {
         Verdict::Acknowledged
     }
 
-    /// Acknowledges every PSN before `end`, completing what ends there or earlier. An error is what the response comes
-    /// to instead: it overtook that of a READ or atomic, or a work request that could not be sent has become the
-    /// oldest, has failed, and nothing is outstanding any more.
+    /// Acknowledges every PSN before `end` and completes the work requests that end there or earlier.
+    ///
+    /// Returns `Err` if the response must not be processed further: it overtook the response to a READ or atomic, or an
+    /// unsendable work request became the oldest and failed, so that the QP is in the error state.
     fn acknowledge_before(&mut self, ctx: &mut Ctx<'_>, end: Psn) -> Result<(), Verdict> {
         self.complete_plain(ctx, end);
         //= IBTA 9.7.6: ack-completes-what-is-before
@@ -238,8 +239,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Something new was acknowledged: counters start again, the timer too, and the position follows if an
-    /// answer came after going back.
+    /// Moves `una` forward: resets the retry counters, restarts the timer, and moves the position along if it is behind
+    /// (the response arrived after a rewind).
     pub(super) fn advance(&mut self, ctx: &mut Ctx<'_>, una: Psn) {
         let timeout = self.attributes().ack_timeout();
         let (retries, rnr_retries) = (self.attributes().retry_cnt, self.attributes().rnr_retry);
@@ -252,7 +253,7 @@ impl Qp {
             r.rnr_retries_left = rnr_retries;
         }
         r.implied_nak &= PlantedBug::GoesBackOnce.is();
-        // The receiver has gone on: what it asked us to wait for is there.
+        // Progress of the receiver ends the RNR wait.
         r.rnr_until = None;
         //= IBTA 9.7.6.1.3: timer-runs-while-something-is-outstanding
         r.retransmit_at = match timeout {
@@ -270,7 +271,7 @@ impl Qp {
         }
     }
 
-    /// The oldest work request is done.
+    /// Completes the oldest work request successfully.
     pub(super) fn complete_oldest(&mut self, ctx: &mut Ctx<'_>) {
         let wqe = self.requester.queue.at(self.requester.queue.tail());
         //= IBTA 10.8: unsignaled-success-does-not-complete
@@ -296,14 +297,14 @@ impl Qp {
         let messages = u32::from(!wqe.wr.opcode.is_local());
         r.queue.retire();
         r.messages_done = r.messages_done.wrapping_add(messages) & 0xff_ffff;
-        // An answer to what was to be sent again: it need not be any more.
+        // The response arrived before the retransmission, which is not needed any more.
         if r.next == position {
             r.next = r.queue.tail();
             r.next_packet = 0;
         }
     }
 
-    /// A work request that could not be sent fails once all before it are complete.
+    /// Fails the work request that could not be sent, if it is the oldest.
     pub(super) fn fail_if_oldest(&mut self, ctx: &mut Ctx<'_>) {
         let r = &self.requester;
         if let Some(status) = r.failed.filter(|_| r.next == r.queue.tail()) {
@@ -311,8 +312,8 @@ impl Qp {
         }
     }
 
-    /// The oldest work request carries the cause, all others flush, and the QP is in the error state: of its send queue
-    /// alone, where the service has that (IBTA 9.9.2.2).
+    /// Completes the oldest work request with `status`, flushes all others and enters the error state: SQE for services
+    /// that have it, otherwise ERR (IBTA 9.9.2.2).
     pub(super) fn fail_oldest(&mut self, ctx: &mut Ctx<'_>, status: WcStatus, vendor_err: u8) {
         debug_assert!(!self.requester.queue.is_empty(), "something was outstanding, or nothing could fail");
         let wqe = self.requester.queue.at(self.requester.queue.tail());
@@ -353,7 +354,7 @@ impl Qp {
         ctx.out.completions.push((self.send_cq, wc));
     }
 
-    /// In SQD: once everything that was started is done, say so.
+    /// Raises SQ_DRAINED once in SQD, when no started work request is left.
     pub(super) fn report_drained(&mut self, ctx: &mut Ctx<'_>) {
         let r = &self.requester;
         let waits = r.rnr_until.is_some() && PlantedBug::DrainedWhileItWaits.is();
@@ -365,7 +366,7 @@ impl Qp {
     }
 }
 
-/// True unless its AETH, if it has one, says something else than that all is well.
+/// True unless the packet has an AETH that is no ACK.
 fn positive(packet: &Packet) -> bool {
     packet.aeth().is_none_or(|aeth| matches!(Syndrome::from(aeth.syndrome), Syndrome::Ack { .. }))
 }

@@ -1,15 +1,15 @@
-//! What a NIC counts, under the names that mlx5 and rxe give it.
+//! Counters of a NIC, under the names of mlx5 and rxe.
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of a NIC. Names are those of mlx5's and rxe's `hw_counters`, where those have one.
+        /// Counters of a NIC. Names follow the `hw_counters` of mlx5 and rxe, where these have one.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Counters {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         impl Counters {
-            /// Names and values.
+            /// Returns names and values.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }
@@ -20,13 +20,13 @@ macro_rules! counters {
 counters! {
     /// RoCE packets sent.
     sent_pkts,
-    /// RoCE packets for a QP, of its service and from its peer, whatever its state then said to them.
+    /// RoCE packets received for a QP, with its service and from its peer, in any state of the QP.
     rcvd_pkts,
     /// Payload bytes sent.
     sent_bytes,
     /// Payload bytes received.
     rcvd_bytes,
-    /// SEND messages sent, and acknowledged where the service does that.
+    /// SEND messages sent. On reliable services, counted when acknowledged.
     rdma_sends,
     /// SEND messages received.
     rdma_recvs,
@@ -38,100 +38,100 @@ counters! {
     rx_atomic_requests,
     /// FLUSH requests received.
     rx_flush_requests,
-    /// Requests that found no receive.
+    /// Requests received while no receive was posted.
     out_of_buffer,
     /// Requests ahead of the expected PSN.
     out_of_sequence,
-    /// Requests seen before.
+    /// Duplicate requests received.
     duplicate_request,
-    /// Duplicates that could not be answered again: the saved result is gone.
+    /// Duplicate requests dropped, because the result is not stored any more.
     duplicate_dropped,
     /// RNR NAKs sent.
     send_rnr_err,
     /// RNR NAKs received.
     rcvd_rnr_err,
-    /// RNR retries exhausted.
+    /// RNR retry counter exceeded.
     retry_rnr_exceeded_err,
     /// PSN sequence NAKs received.
     packet_seq_err,
     /// Responses that overtook a READ or ATOMIC response.
     implied_nak_seq_err,
-    /// Transport timers expired.
+    /// Retransmission timeouts.
     local_ack_timeout_err,
-    /// Retries exhausted.
+    /// Retry counter exceeded.
     retry_exceeded_err,
-    /// Packets sent again.
+    /// Packets retransmitted.
     retransmitted_packets,
-    /// Acknowledgements for what was never sent, or that make no sense.
+    /// Acknowledgements for PSNs that were never sent, or with a reserved syndrome.
     ghost_acks,
-    /// Acknowledgements seen before.
+    /// Duplicate acknowledgements.
     duplicate_acks,
-    /// Requester: completions in error.
+    /// Requester: completions with an error status.
     req_cqe_error,
-    /// Requester: completions flushed.
+    /// Requester: flushed completions.
     req_cqe_flush_error,
-    /// Requester: NAK remote access error.
+    /// Requester: remote access error NAKs received.
     req_remote_access_errors,
-    /// Requester: NAK invalid request.
+    /// Requester: invalid request NAKs received.
     req_remote_invalid_request,
-    /// Responder: completions in error.
+    /// Responder: completions with an error status.
     resp_cqe_error,
-    /// Responder: completions flushed.
+    /// Responder: flushed completions.
     resp_cqe_flush_error,
     /// Responder: messages longer than the receive.
     resp_local_length_error,
-    /// Responder: requests refused for access rights, keys or bounds.
+    /// Responder: requests refused because of key, bounds or rights.
     resp_remote_access_errors,
     /// Responder: requests refused as invalid.
     resp_invalid_requests,
-    /// Packets for a QP in a state that takes none.
+    /// Packets for a QP in a state that accepts none.
     rx_wrong_state,
-    /// Packets for a QP from an address that is not its peer's.
+    /// Packets from another address than the peer's.
     rx_wrong_source,
-    /// Packets for a QPN that nobody has.
+    /// Packets for a QPN that does not exist.
     rx_unknown_qp,
     /// Packets for a multicast group with members.
     rx_multicast,
-    /// Frames of other protocols that flows took to raw packet QPs.
+    /// Frames of other protocols that flows have steered to raw packet QPs.
     rx_steered,
     /// Packets of another service than the QP's.
     rx_wrong_service,
-    /// Packets with a foreign partition key.
+    /// Packets with a P_Key that does not match.
     rx_bad_pkey,
-    /// Datagrams that presented another Q_Key than their QP's (`qkey_viol_cntr` of a port's attributes).
+    /// Datagrams with another Q_Key than the QP's (`qkey_viol_cntr` of a port's attributes).
     qkey_viol_cntr,
-    /// Packets of UC and UD dropped without a word: their message lost a packet, or there was no receive.
+    /// Datagrams and UC packets dropped silently: their message lost a packet, or no receive was posted.
     rx_dropped_unacknowledged,
-    /// Packets whose ICRC does not match (`rx_icrc_encapsulated` of mlx5).
+    /// Packets with a wrong ICRC (`rx_icrc_encapsulated` of mlx5).
     rx_icrc_encapsulated,
-    /// Packets accepted although the hidden IPv4 identification leaves their ICRC weak.
+    /// Packets accepted with a weak ICRC: it does not cover the IPv4 identification, which the port cannot see.
     icrc_weak,
-    /// Frames that are no RoCE packet, or a broken one.
+    /// Malformed frames.
     rx_malformed,
-    /// Frames that are not RoCE.
+    /// Frames of other protocols.
     rx_not_roce,
-    /// Congestion notifications of QPs' peers, heeded.
+    /// Congestion notifications handled.
     rp_cnp_handled,
-    /// Those that nobody heeded: their QP has no reaction point, or sent nothing that can have caused them.
+    /// Congestion notifications ignored: the QP has no reaction point, or has sent nothing that can have caused them.
     rp_cnp_ignored,
     /// Congestion notifications sent.
     np_cnp_sent,
-    /// Packets with CE set by a switch.
+    /// Packets received with a CE mark.
     np_ecn_marked_roce_packets,
-    /// Priority flow control frames sent that stop.
+    /// Priority flow control frames sent that pause.
     tx_prio_pause,
-    /// Those that let go on.
+    /// Priority flow control frames sent that resume.
     tx_prio_resume,
-    /// PAUSE frames that stopped everything.
+    /// PAUSE frames received that pause the whole link.
     rx_global_pause,
-    /// Priorities found paused for so long without a break that their pauses are ignored for a while (mlx5's name).
+    /// Pause storms detected: a priority was paused so long that pauses are ignored for a while (mlx5's name).
     rx_pause_storm_warning_events,
-    /// Pauses that were ignored for that.
+    /// Pauses ignored because of a pause storm.
     rx_pause_storm_ignored,
-    /// Copies that memory refused: it is not there, or not any more.
+    /// Copies that failed because memory was unmapped.
     memory_faults,
-    /// Completions lost to a full completion queue.
+    /// Completions lost because their completion queue was full.
     cq_overflow,
-    /// Asynchronous events lost because nobody took those before them.
+    /// Asynchronous events lost because the application did not read earlier ones.
     events_lost,
 }

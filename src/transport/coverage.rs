@@ -1,162 +1,161 @@
-//! What a simulation has reached: which packet found a QP in which state and where in its sequence, where it found its receive,
-//! what the timers did, and what became of the events of completion queues.
+//! Coverage of simulations: packets by QP state and PSN, sources of receives, timer transitions, and completion events.
 //!
-//! Recorded with the feature `planted-bugs`, for the thread that turns the NIC. Without it all of this is empty.
+//! Recorded per thread, with the feature `planted-bugs` only. Without it, recording compiles to nothing.
 
 use crate::verbs::QpState;
 use crate::wire::{Opcode, Service};
 
-/// Where a packet falls in the sequence of its QP.
+/// Place of a packet in the sequence of its QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
-    /// A request in its turn, or an answer to the oldest request that is not done.
+    /// A request with the expected PSN, or a response to the oldest incomplete request.
     Expected,
-    /// A request or an answer that came before.
+    /// A duplicate request or response.
     Duplicate,
-    /// A request ahead of its turn.
+    /// A request ahead of the expected PSN.
     Ahead,
-    /// An answer to a request behind the oldest that is not done.
+    /// A response to a later request than the oldest incomplete one.
     Later,
-    /// An answer to what was never sent.
+    /// A response to PSNs that were never sent.
     Ghost,
-    /// The state takes no packets, or the service knows no sequence.
+    /// A packet for a QP without a PSN sequence, because of its state or its service.
     Unordered,
 }
 
 impl Place {
-    /// All of them.
+    /// All values.
     pub const ALL: [Place; 6] =
         [Place::Expected, Place::Duplicate, Place::Ahead, Place::Later, Place::Ghost, Place::Unordered];
 }
 
-/// What a QP waits for.
+/// State of a QP's timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Timer {
-    /// Nothing.
+    /// Not running.
     Idle,
-    /// An acknowledgement, until the packets are sent again.
+    /// Waits for an acknowledgement; expiry causes a retransmission.
     Ack,
-    /// The end of a pause that the receiver asked for.
+    /// RNR wait, for which the receiver has asked.
     Rnr,
 }
 
 impl Timer {
-    /// All of them.
+    /// All values.
     pub const ALL: [Timer; 3] = [Timer::Idle, Timer::Ack, Timer::Rnr];
 }
 
-/// What moves a timer.
+/// Cause of a timer transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mover {
-    /// A packet that left.
+    /// A packet was sent.
     Sent,
-    /// The same of a QP whose rate somebody decides: its packets may be further apart than its timer is long.
+    /// A packet of a QP with a controlled rate was sent. Such packets may be further apart than the timeout.
     SentPaced,
-    /// A packet that came.
+    /// A packet was received.
     Packet,
-    /// Time that passed.
+    /// Time has passed.
     Time,
-    /// A command of the application's.
+    /// The application gave a command.
     Command,
 }
 
 impl Mover {
-    /// All of them.
+    /// All values.
     pub const ALL: [Mover; 5] = [Mover::Sent, Mover::SentPaced, Mover::Packet, Mover::Time, Mover::Command];
 }
 
-/// A move of a timer.
+/// A timer transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Move {
-    /// What the QP waited for before.
+    /// State before.
     pub from: Timer,
-    /// What happened that moved it.
+    /// Cause.
     pub by: Mover,
-    /// What it waits for after.
+    /// State after.
     pub to: Timer,
-    /// It waits for the same, but for another time.
+    /// True if the state is the same, but the deadline has changed.
     pub renewed: bool,
 }
 
-/// A packet that came, as it was found.
+/// A received packet, as found on arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// The state of the QP.
+    /// State of the QP.
     pub state: QpState,
-    /// The opcode of the packet that came.
+    /// Opcode of the packet.
     pub opcode: Opcode,
-    /// Where its PSN fell, as seen from what was expected.
+    /// Place of its PSN, relative to the expected one.
     pub place: Place,
 }
 
-/// Where receives are taken from.
+/// Source of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
-    /// The QP's own queue.
+    /// The QP's own receive queue.
     Own,
-    /// The shared queue that the QP was made for.
+    /// The shared receive queue of the QP.
     Shared,
-    /// The shared queue that the request names.
+    /// The shared receive queue that the request names (XRC).
     Named,
 }
 
 impl Source {
-    /// All of them.
+    /// All values.
     pub const ALL: [Source; 3] = [Source::Own, Source::Shared, Source::Named];
 }
 
-/// What a message that takes a receive found there.
+/// Result of taking a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Found {
-    /// A receive.
+    /// A receive was taken.
     Receive,
-    /// No receive.
+    /// No receive was posted.
     Nothing,
-    /// No such queue.
+    /// The named queue does not exist.
     NoQueue,
-    /// A receive that cannot hold it.
+    /// The receive cannot hold the message.
     Unfit,
 }
 
 impl Found {
-    /// All of them.
+    /// All values.
     pub const ALL: [Found; 4] = [Found::Receive, Found::Nothing, Found::NoQueue, Found::Unfit];
 }
 
-/// A message that takes a receive.
+/// A received message that takes a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receipt {
-    /// The service of its QP.
+    /// Service of its QP.
     pub service: Service,
-    /// Where its receive is to come from.
+    /// Source of the receive.
     pub source: Source,
-    /// What it found at that source.
+    /// Result.
     pub found: Found,
 }
 
-/// What a completion, or the time, did to the event of a completion queue.
+/// Effect of a completion, or of time, on the event of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Notice {
-    /// Nobody asked for one.
+    /// No event was requested.
     Unasked,
-    /// It left at once.
+    /// The event was raised at once.
     AtOnce,
-    /// It is held back from now on.
+    /// The event is held back from now on (moderation).
     HeldBack,
-    /// It stands for one completion more.
+    /// The held event covers one more completion.
     Joined,
-    /// It left: it stood for enough completions.
+    /// The held event was raised: the count was reached.
     ByCount,
-    /// It left: a completion was a failure.
+    /// The held event was raised: a completion had an error status.
     ByFailure,
-    /// It left: it had been held back long enough.
+    /// The held event was raised: the period has expired.
     ByTime,
-    /// It left: the rule was changed.
+    /// The held event was raised: the moderation was changed.
     ByCommand,
 }
 
 impl Notice {
-    /// All of them.
+    /// All values.
     pub const ALL: [Notice; 8] = [
         Notice::Unasked,
         Notice::AtOnce,
@@ -177,7 +176,7 @@ const PLACES: usize = 6;
 const OPCODES: usize = 256;
 const MOVES: usize = 3 * 5 * 3 * 2;
 
-/// How often what was reached.
+/// Number of occurrences of each case.
 #[derive(Clone, Debug)]
 pub struct Coverage {
     arrivals: Vec<u64>,
@@ -211,27 +210,27 @@ impl Coverage {
         (receipt.service as usize % SERVICES * 3 + receipt.source as usize) * 4 + receipt.found as usize
     }
 
-    /// How often a message found this where its receive was to come from.
+    /// Returns the number of received messages of this kind.
     pub fn receipts(&self, receipt: Receipt) -> u64 {
         self.receipts[Coverage::receipt_index(receipt)]
     }
 
-    /// How often this became of the event of a completion queue.
+    /// Returns the number of effects of this kind on completion events.
     pub fn notices(&self, notice: Notice) -> u64 {
         self.notices[notice as usize]
     }
 
-    /// How often a packet was found so.
+    /// Returns the number of received packets of this kind.
     pub fn arrivals(&self, arrival: Arrival) -> u64 {
         self.arrivals[Coverage::arrival_index(arrival)]
     }
 
-    /// How often a timer moved so.
+    /// Returns the number of timer transitions of this kind.
     pub fn moves(&self, step: Move) -> u64 {
         self.moves[Coverage::move_index(step)]
     }
 
-    /// Adds what was recorded elsewhere.
+    /// Adds the numbers of `other`.
     pub fn merge(&mut self, other: &Coverage) {
         let all = [
             (&mut self.arrivals, &other.arrivals),
@@ -258,19 +257,19 @@ mod record {
         static RECORD: RefCell<Coverage> = RefCell::default();
     }
 
-    /// A thread that ends its process may turn a NIC once more, when what it recorded is gone.
+    /// Records one case. A thread may drive a NIC once more while it exits, when its record is gone already.
     fn note(what: impl FnOnce(&mut Coverage)) {
         let _ = RECORD.try_with(|record| what(&mut record.borrow_mut()));
     }
 
     impl Coverage {
-        /// Takes what this thread has recorded since it was taken last.
+        /// Returns the record of this thread and clears it.
         pub fn take() -> Coverage {
             RECORD.take()
         }
     }
 
-    /// How the timer of a QP stands before something happens to it.
+    /// Timer state and deadline of a QP before an input.
     #[derive(Clone, Copy, Debug)]
     pub(crate) struct Watch(Timer, Nanos);
 
@@ -285,7 +284,7 @@ mod record {
             Watch(timer, qp.deadline())
         }
 
-        /// A packet came.
+        /// Records a received packet.
         pub(crate) fn arrival(qp: &Qp, packet: &Packet) -> Watch {
             if let Some(place) = place_of(qp, packet) {
                 let arrival = Arrival { state: qp.state(), opcode: packet.bth.opcode, place };
@@ -294,17 +293,17 @@ mod record {
             Watch::timer(qp)
         }
 
-        /// The same, on the shortest way.
+        /// Records a packet received on the fast path.
         pub(crate) fn usual_arrival(qp: &Qp, packet: &Usual<'_>) -> Watch {
             Watch::arrival(qp, &packet.read())
         }
 
-        /// What it came to there.
+        /// Records the verdict of a packet on the fast path.
         pub(crate) fn usual_judged(qp: &Qp, packet: &Usual<'_>, verdict: &Verdict) {
             Watch::judged(qp, &packet.read(), verdict);
         }
 
-        /// The packet came to this.
+        /// Records the verdict of a received packet.
         pub(crate) fn judged(qp: &Qp, packet: &Packet, verdict: &Verdict) {
             let (Some(found), Some(service)) = (found(packet, verdict), qp.service) else { return };
             let source = match (qp.qp_type, qp.shares_receives) {
@@ -332,7 +331,7 @@ mod record {
         }
     }
 
-    /// What a packet that takes a receive found; `None`: it takes none, or did not come so far.
+    /// Returns the result for a packet that takes a receive. `None`: it takes none, or failed an earlier check.
     fn found(packet: &Packet, verdict: &Verdict) -> Option<Found> {
         let takes = match (packet.info().operation, packet.info().position) {
             (Operation::Send, Position::First | Position::Only) => true,
@@ -350,7 +349,7 @@ mod record {
         }
     }
 
-    /// Where a packet of the QP's service falls; `None`: it is not for this QP.
+    /// Returns the packet's place in the sequence. `None`: its service is not the QP's.
     fn place_of(qp: &Qp, packet: &Packet) -> Option<Place> {
         if Some(packet.info().service) != qp.service {
             return None;

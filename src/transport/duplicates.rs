@@ -1,6 +1,6 @@
-//! Duplicates: what the responder has done, and a peer that goes back asks again (IBTA 9.7.5.1.2).
+//! Duplicate requests: the peer retransmits a request that this responder has executed (IBTA 9.7.5.1.2).
 //!
-//! Nothing is done twice but a READ. Answers are queued where their PSNs belong, also between those that have not left yet.
+//! Only a READ is executed again. Replies are queued in PSN order, before pending replies to later requests if need be.
 
 use super::planted::PlantedBug;
 use super::replies::Reply;
@@ -11,8 +11,8 @@ use crate::verbs::Access;
 use crate::wire::{Operation, Packet, Psn};
 
 impl Qp {
-    /// IBTA 9.7.5.1.2: a SEND or WRITE is acknowledged again, a READ executed again, an atomic answered with
-    /// what it found the first time.
+    /// Acknowledges a SEND or WRITE again, executes a READ again, and answers an atomic with its stored result (IBTA
+    /// 9.7.5.1.2).
     pub(super) fn handle_duplicate(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
         ctx.counters.duplicate_request += 1;
         let queued = match packet.info().operation {
@@ -35,7 +35,8 @@ impl Qp {
         Verdict::DuplicateForgotten
     }
 
-    /// The peer may ask for the whole READ or for the rest of it; what it asks is checked like a new request.
+    /// Queues the response to a duplicate READ. The peer may ask for the whole READ or its remainder. Key and bounds
+    /// are checked as for a new request.
     fn read_again(&mut self, ctx: &Ctx<'_>, packet: &Packet) -> bool {
         let Some(reth) = packet.reth() else { return false };
         let psn = packet.bth.psn;
@@ -54,7 +55,7 @@ impl Qp {
         if !same {
             return false;
         }
-        // An old packet must not end a connection whose region has been deregistered since: silence.
+        // The region was deregistered since. Drop silently: an old packet must not end the connection.
         let length = u64::from(reth.dma_len);
         //= IBTA 9.7.5.1: duplicate-read-is-checked-again
         if length > 0 && self.check_remote_in(pd, ctx, &reth, Access::REMOTE_READ).is_err() {
@@ -84,8 +85,9 @@ impl Qp {
 }
 
 impl Responder {
-    /// Acknowledges the duplicate `psn`, and what was done after it up to the next request that has an answer of its own: an
-    /// acknowledgement with the PSN of a READ or an atomic is none (IBTA 9.7.5.1.2; rdma_rxe of Linux 6.1 completes the READ with it).
+    /// Acknowledges the duplicate `psn` and everything executed after it, up to the next READ or atomic. An ACK must
+    /// not carry the PSN of a READ or an atomic, which have responses of their own (IBTA 9.7.5.1.2; rdma_rxe of Linux
+    /// 6.1 completes the READ with it).
     #[cold]
     fn acknowledge_again(&mut self, psn: Psn) {
         let last = Psn::new(self.expected.value().wrapping_sub(1));
@@ -106,7 +108,8 @@ impl Responder {
         }
         //= IBTA 9.7.5.1: duplicate-ack-covers-what-is-done
         let psn = match first_answered {
-            // As many as the peer may have outstanding came since: the duplicate is an old one, and so is what came next.
+            // All resources are newer than the duplicate, and others may have been overwritten since. The duplicate is
+            // an old packet: acknowledge it alone.
             _ if may_be_forgotten => psn,
             Some(first) => Psn::new(psn.value().wrapping_add_signed(first - 1)),
             None => last,
@@ -118,8 +121,8 @@ impl Responder {
         }
     }
 
-    /// Queues the answer to a duplicate before the answers to what was asked behind it: the peer wants them in the order of their
-    /// PSNs (IBTA 9.5), and takes what overtakes for a loss. False: there is no room.
+    /// Queues the reply to a duplicate before the replies to later requests. The peer expects replies in PSN order
+    /// (IBTA 9.5) and takes one out of order for a loss. Returns false if the queue is full.
     #[cold]
     fn queue_in_order(&mut self, reply: Reply, psn: Psn) -> bool {
         if PlantedBug::AnswersInOrderOfRequests.is() {
@@ -139,7 +142,7 @@ impl Responder {
         self.replies.insert_before(reply, is_behind)
     }
 
-    /// The newest resource that covers a PSN: an older one may carry the same PSNs from 2^24 ago.
+    /// Returns the newest resource that covers `psn`. An older one may carry the same PSNs, from 2^24 packets ago.
     pub(super) fn find_resource(&self, psn: Psn, operation: Operation) -> Option<u8> {
         let holds = |r: &Resource| {
             r.operation == operation && (0..r.packets as i32).contains(&psn.distance_from(r.first_psn))
@@ -150,7 +153,7 @@ impl Responder {
         held.next().map(|slot| slot as u8)
     }
 
-    /// Queues the answer of one packet that a resource holds once more.
+    /// Queues the response of a resource once more.
     pub(super) fn answer_again(&mut self, slot: u8) -> bool {
         let Some(resource) = self.resources[usize::from(slot)].as_mut() else { return false };
         resource.again = true;

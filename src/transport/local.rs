@@ -1,14 +1,14 @@
-//! Work requests that send nothing: they change what a key opens (IBTA 10.6.5 to 10.6.7, 11.4.1.1).
+//! Local work requests: they change what a key grants, and send no packet (IBTA 10.6.5 to 10.6.7, 11.4.1.1).
 //!
-//! They stand in the send queue like all others, take effect in its order, and complete in its order:
+//! Local work requests take effect and complete in the order of the send queue:
 //!
-//! * What comes after one in the queue sees its effect.
-//! * A bind or a fast registration takes effect when the position reaches it, be what went before complete or not; with
-//!   the fence flag it waits for READs and atomics before it, as any other work request (IBTA 10.8.3.3).
-//! * A local invalidation waits until all before it are complete, asked or not (the local invalidate fence of IBTA
-//!   10.6.5.1): a packet before it that was lost is built again under the key that it takes away. rdma_rxe does so too.
+//! * Work requests after a local one see its effect.
+//! * A bind or a fast registration takes effect when the position reaches it, even if earlier work requests are
+//!   incomplete. With the fence flag, it waits for earlier READs and atomics, as any work request does (IBTA 10.8.3.3).
+//! * A local invalidation always waits until all earlier work requests are complete (the local invalidate fence of IBTA
+//!   10.6.5.1), as in rdma_rxe. Otherwise a lost packet could not be rebuilt, because its key would be gone.
 //!
-//! A work request that has taken effect is `started` and takes no PSN, so that going back passes over it.
+//! A local work request that has taken effect is `started` and takes no PSN, so that a rewind skips it.
 
 use super::memory::Refusal;
 use super::requester::Requester;
@@ -16,7 +16,7 @@ use super::{Ctx, Qp};
 use crate::verbs::{SendFlags, WcStatus, WrOpcode};
 
 impl Requester {
-    /// The work request at the position has taken effect.
+    /// Moves the position past a local work request that has taken effect.
     fn pass(&mut self) {
         let psn = self.psn;
         let wqe = self.queue.at_mut(self.next);
@@ -31,8 +31,8 @@ impl Requester {
 }
 
 impl Qp {
-    /// Carries out the local work requests that stand at the position, as many as a QP sends packets in one turn. True: one stands there now
-    /// that sends packets.
+    /// Executes the local work requests at the position, at most `tx_quantum` in one turn of the QP. Returns true if a
+    /// work request that sends packets follows.
     pub(super) fn pass_local_work(&mut self, ctx: &mut Ctx<'_>) -> bool {
         while self.may_send_requests() {
             let r = &self.requester;
@@ -45,7 +45,7 @@ impl Qp {
             }
             ctx.out.local_work += 1;
             if !wqe.started {
-                // What was planned is gathered from the pages that the region has now.
+                // Payload of planned packets must be gathered from the region's current pages first.
                 let pages_in_use = ctx.gathers_pending && wqe.wr.opcode == WrOpcode::FastRegister;
                 if pages_in_use || self.local_work_waits() {
                     return false;
@@ -63,7 +63,7 @@ impl Qp {
         false
     }
 
-    /// Completes local work requests that have taken effect and have nothing incomplete before them.
+    /// Completes local work requests that have taken effect and are the oldest.
     #[inline]
     pub(super) fn complete_local_work(&mut self, ctx: &mut Ctx<'_>) {
         if self.oldest_is_done_local_work() {
@@ -93,7 +93,7 @@ impl Qp {
         }
     }
 
-    /// True if the local work request at the position has to wait for responses.
+    /// True if the local work request at the position must wait for responses.
     pub(super) fn local_work_waits(&self) -> bool {
         let r = &self.requester;
         let wr = &r.queue.at(r.next).wr;
@@ -104,7 +104,7 @@ impl Qp {
         }
     }
 
-    /// Lets the work request at the position take effect.
+    /// Applies the work request at the position to the memory table.
     fn change_key(&self, ctx: &mut Ctx<'_>) -> Result<(), WcStatus> {
         let r = &self.requester;
         let wr = &r.queue.at(r.next).wr;

@@ -1,16 +1,17 @@
-//! Memory that was not there when a copy came to it.
+//! Memory faults: pages that turn out to be missing during a copy.
 //!
-//! The table grants bytes; whether pages are behind them is seen when they are copied. For memory of the NIC's own that is no
-//! question. The application's may be gone (on demand it may, otherwise it should not), and pages may not be written back: then
-//! what the packet led to is taken back before anyone has seen it: the NIC runs such copies at once, before it takes the next packet in and long before it
-//! publishes completions or sends acknowledgements.
+//! The memory table checks keys, bounds and rights. Whether pages exist is known only at the copy. Memory of the NIC
+//! itself always has pages. Application memory may have none: on-demand memory at any time, other memory if the
+//! application has unmapped it. A flush for persistence may fail to write pages back.
+//!
+//! The NIC executes such copies at once, before it handles the next packet. On a fault, the effects of the packet are
+//! reverted before its completions are published and its acknowledgement is sent.
 //!
 //! ```text
-//! what failed                        to whom it is told
+//! what failed                        reported to
 //! bytes of a SEND                    our receive: LOC_PROT; the peer: remote operational error
 //! a WRITE, ATOMIC WRITE, FLUSH       the peer: remote access error
-//! bytes of a READ's or atomic's      our work request: LOC_PROT
-//! answer
+//! bytes of a READ/atomic response    our work request: LOC_PROT
 //! payload of a request of ours       our work request: LOC_PROT, once all before it are complete
 //! payload of a READ response         the peer: remote access error
 //! ```
@@ -22,18 +23,18 @@ use super::{Ctx, Qp, Verdict};
 use crate::verbs::{AsyncEvent, EventKind, QpState, RecvWr, SendFlags, SendWr, WcStatus};
 use crate::wire::{Operation, Packet, Psn};
 
-/// The state before a response completed its work request.
+/// State of the oldest work request before the current response completed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ResultPoint {
-    /// The work request's place in the send queue.
+    /// Position in the send queue.
     position: u32,
     wr: SendWr,
-    /// Completions that were there before its own.
+    /// Number of completions before its own.
     completions: usize,
 }
 
 impl Qp {
-    /// Notes where the oldest work request's completion will stand, should its bytes not find their place.
+    /// Records the oldest work request, in case the response's bytes cannot be stored.
     pub(super) fn note_result(&self, ctx: &mut Ctx<'_>) {
         if ctx.out.may_fault {
             let queue = &self.requester.queue;
@@ -42,8 +43,8 @@ impl Qp {
         }
     }
 
-    /// What this packet, the last one that was handled, asked of memory could not be done. `completions`: how many there were
-    /// before it.
+    /// Reverts the packet that was handled last, because its memory operation has failed. `completions` is the number
+    /// of pending completions before the packet.
     pub(crate) fn memory_fault(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, completions: usize) -> Verdict {
         match ctx.out.result.take() {
             Some(point) => self.result_lost(ctx, &point),
@@ -51,10 +52,10 @@ impl Qp {
         }
     }
 
-    /// Refuses a request that was executed.
+    /// Refuses a request after it was executed.
     fn request_failed(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, completions: usize) -> Verdict {
         let r = &mut self.responder;
-        // The receive that it filled is taken again.
+        // Take back the receive that the request completed.
         if let Some((_, wc)) = ctx.out.completions.drain(completions..).next() {
             r.receive = Some(RecvWr { wr_id: wc.wr_id, num_sge: 0 });
         }
@@ -79,14 +80,14 @@ impl Qp {
         self.refuse(ctx, packet, refusal)
     }
 
-    /// Fails a work request whose result has come and could not be stored.
+    /// Fails a work request, because its response arrived but could not be stored.
     fn result_lost(&mut self, ctx: &mut Ctx<'_>, point: &ResultPoint) -> Verdict {
         let status = WcStatus::LocProt;
         if point.position == self.requester.queue.tail() && self.state() != QpState::Err {
             self.fail_oldest(ctx, status, 0);
             return Verdict::Failed(status);
         }
-        // It has completed: its completion, and those of what came after it, have not been published.
+        // The work request has completed, but its completion and the later ones are not published yet.
         let later = ctx.out.completions.split_off(point.completions);
         self.push_send_completion(ctx, &point.wr, status, 0, 0);
         let signaled = self.sig_all || point.wr.flags.contains(SendFlags::SIGNALED);
@@ -103,7 +104,7 @@ impl Qp {
         Verdict::Failed(status)
     }
 
-    /// The payload of a packet that was planned could not be gathered, and the packet has not left.
+    /// Handles a planned packet that was not sent, because its payload could not be gathered.
     pub(crate) fn payload_missing(&mut self, ctx: &mut Ctx<'_>, psn: Psn, is_reply: bool) {
         if self.state() == QpState::Err {
             return;
@@ -120,7 +121,7 @@ impl Qp {
         }
     }
 
-    /// A READ response cannot be had: the rest is refused, or if it is the answer to a duplicate, left unsaid.
+    /// Refuses the rest of a READ, because its memory is missing. A response to a duplicate is dropped silently.
     fn reply_missing(&mut self, ctx: &mut Ctx<'_>, psn: Psn) {
         let r = &mut self.responder;
         let Some(slot) = r.find_resource(psn, Operation::ReadRequest) else { return };
@@ -131,7 +132,7 @@ impl Qp {
         }
         r.replies.push_front(Reply::Nak { psn, msn: r.msn, why: Check::NoPage });
         ctx.counters.resp_remote_access_errors += 1;
-        // A refusal that waits behind it has been told of.
+        // A pending NAK has raised its event already.
         if self.state() != QpState::Err {
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
         }

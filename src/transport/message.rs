@@ -1,16 +1,16 @@
-//! A request of several packets, between its first and its last.
+//! The message in progress: a request of several packets, between its first and its last one.
 
 use crate::wire::Reth;
 
-/// The message that is under way.
+/// The message in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     None,
-    /// Bytes of a SEND so far; its receive has been taken.
+    /// A SEND and the number of bytes received. Its receive is taken.
     Send {
         received: u64,
     },
-    /// A WRITE and its bytes so far.
+    /// A WRITE and the number of bytes received.
     Write {
         reth: Reth,
         received: u64,

@@ -1,27 +1,31 @@
-//! The transport: one QP, and nothing but the QP.
+//! The transport layer of one queue pair (QP): the protocol state machines of RC, XRC, UC, UD and raw packets.
 //!
-//! A [`Qp`] is driven by these calls and no others:
+//! The NIC drives a [`Qp`] by these calls only:
 //!
 //! ```text
-//! handle_packet(ctx, packet, frame)   a packet arrived          -> dma, completions, replies queued
-//! handle_timeout(ctx)                 deadline() has passed      -> retransmission, or an error
-//! post_send(ctx, fetched, ..)         a work request was fetched
-//! next_packet(ctx) -> plan            what would leave next; changes no sequence
-//! sent(ctx, plan)                     it has a slot: it leaves
+//! handle_packet(ctx, packet, frame)   a packet was received          -> DMA, completions, queued replies
+//! handle_timeout(ctx)                 deadline() has passed          -> retransmission, or an error
+//! post_send(copy)                     a work request was fetched
+//! next_packet(ctx) -> plan            plans the next packet; changes no sequence number
+//! sent(ctx, plan)                     the planned packet got a slot in the port and is sent
 //! ```
 //!
-//! After each of them ask `wants_transmit` and `deadline`. Effects are appended to [`Output`]: copies into
-//! memory, which run before anything that was sent because of them leaves, and completions, which are
-//! published after those copies.
+//! After each call, check `wants_transmit` and `deadline`. Effects are appended to [`Output`]. Copies into memory must
+//! run before any reply that depends on them is sent. Completions must be published after those copies.
 //!
-//! Read `requester`, `completer`, `retry` and `responder` in this order. The first three are one side of a
-//! connection, the last is the other, with `duplicates`; they share no state. `local` is the work requests that send nothing, and
-//! `memory` which key opens what to whom. `unacknowledged` is what services without acknowledgements share: a request
-//! is done when it has left. `uc` and `ud` are two of them; `raw` is frames of other protocols. `xrc` is what the extended reliable connection adds, and `pace` what
-//! congestion control does.
+//! Read `requester`, `completer`, `retry` and `responder` in this order. The first three form the requester side of a
+//! connection. `responder` and `duplicates` form the other side. The two sides share no state.
 //!
-//! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made.
-//! Whatever a peer sends ends in a counted drop, a NAK, or a completion with a status.
+//! * `local`: work requests that send no packet.
+//! * `memory`: protection keys, and the memory that each of them grants.
+//! * `unacknowledged`: common part of the services without acknowledgements, where a request is complete once it is
+//!   sent: `uc`, `ud` and `raw` (frames of other protocols).
+//! * `xrc`: additions of the extended reliable connection.
+//! * `pace`: congestion control and pacing.
+//! * `usual`, `usual_reads`: the fast path for common RC packets.
+//!
+//! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made. Every
+//! packet from a peer ends in a counted drop, a NAK, or a completion with a status.
 
 mod address;
 mod check;
@@ -70,134 +74,137 @@ use crate::time::Nanos;
 use crate::verbs::{AhId, AsyncEvent, CqIndex, PdId, QpIndex, RecvWr, Sge, Srqn, Wc};
 use crate::wire::{Bth, Ext};
 
-/// What a QP needs of its surroundings for one call.
+/// The environment of a QP during one call.
 pub struct Ctx<'a> {
-    /// The time of the call, which never goes back.
+    /// Time of the call. Never decreases.
     pub now: Nanos,
-    /// Which keys open what.
+    /// Protection keys of the NIC.
     pub memory: &'a mut MemoryTable,
-    /// Payload of packets that were planned has not been gathered yet: what it is made of must stay.
+    /// True if the payload of planned packets has not been gathered yet. Its source memory must then keep its
+    /// translation.
     pub gathers_pending: bool,
-    /// The ways of datagrams.
+    /// Address handles, which datagrams name as their destination.
     pub handles: &'a AddressHandles,
-    /// Where receives are taken from.
+    /// Source of receive work requests.
     pub receives: &'a mut dyn ReceiveQueue,
-    /// Where the effects of the call are appended.
+    /// Effects of the call are appended here.
     pub out: &'a mut Output,
-    /// Counted as the call goes, not taken back.
+    /// Counters, incremented during the call. Increments are never taken back.
     pub counters: &'a mut Counters,
-    /// How much one QP may have under way.
+    /// Limits on the packets and work of one QP.
     pub limits: &'a Limits,
-    /// The longest frame that the port carries, in bytes.
+    /// Longest frame that the port can send, in bytes.
     pub longest_frame: usize,
 }
 
-/// Where receives come from: a QP's own queue, or one shared by many.
+/// Source of receive work requests: a QP's own receive queue, or a shared one.
 pub trait ReceiveQueue {
     /// Takes the next receive and copies its scatter list; `None` if there is none.
     fn take(&mut self, sges: &mut [Sge]) -> Option<RecvWr>;
-    /// Receives that are waiting, for the credits in an AETH.
+    /// Number of receives posted, reported as credits in an AETH.
     fn available(&self) -> u32;
-    /// Of an XRC target: takes from the queue of this number from now on. `None`: its domain has none.
+    /// XRC targets: selects the shared receive queue `srqn` for the following calls. Returns `None` if the XRC domain
+    /// has no such queue.
     fn choose(&mut self, srqn: Srqn) -> Option<SharedQueue>;
 }
 
-/// What a shared receive queue that a request names lends to the QP.
+/// Attributes of the shared receive queue that an XRC request names. The target QP uses them for this request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedQueue {
-    /// The domain of the memory that the request touches.
+    /// Protection domain of the memory that the request accesses.
     pub pd: PdId,
-    /// The completion queue of its receives.
+    /// Completion queue for receives.
     pub cq: CqIndex,
 }
 
-/// Effects of the calls so far. Reused; cleared by whoever carries them out.
+/// Effects of the calls so far. The caller carries them out, then clears and reuses the object.
 #[derive(Debug, Default)]
 pub struct Output {
-    /// Copies into memory and atomics, in order.
+    /// Memory operations (copies, atomics, flushes), in order.
     pub dma_in: Vec<DmaIn>,
-    /// Completions, in order, with their queue.
+    /// Completions, in order, each with its completion queue.
     pub completions: Vec<(CqIndex, Wc)>,
     /// Asynchronous events for the application.
     pub events: Vec<AsyncEvent>,
-    /// The payload of the packet that `next_packet` planned last.
+    /// Payload of the packet that `next_packet` planned last.
     pub gather: Vec<Gather>,
-    /// Some of `dma_in` may fail: it is for memory that may be gone, or makes it persistent. See `memory_fault`.
+    /// True if an operation in `dma_in` may fail: its memory may be unmapped, or it flushes for persistence. See
+    /// `memory_fault`.
     pub may_fault: bool,
-    /// When the port saw the packet that is handled, as an input beside the effects: `now` or a little before.
+    /// Input, not an effect: the time at which the port received the current packet. At most `now`.
     pub arrived: Nanos,
-    /// Local work requests that were carried out since [`Nic::take_local_work`](crate::nic::Nic::take_local_work).
+    /// Number of local work requests executed since [`Nic::take_local_work`](crate::nic::Nic::take_local_work).
     pub local_work: u32,
-    /// A response whose bytes may not find their place.
+    /// Point to return to if the bytes of the current response cannot be stored.
     pub(crate) result: Option<memory_fault::ResultPoint>,
 }
 
 impl Output {
-    /// Adds an operation on memory.
+    /// Appends a memory operation.
     fn push_dma(&mut self, operation: DmaIn) {
         self.may_fault |= operation.may_fault();
         self.dma_in.push(operation);
     }
 }
 
-/// An operation on host memory because of a received packet.
+/// An operation on host memory, caused by a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaIn {
-    /// Copy `length` bytes at `offset` of received frame number `frame` to memory.
+    /// Copies `length` bytes at `offset` of received frame number `frame` to memory.
     Scatter {
         /// Index in the receive burst.
         frame: u16,
         /// Byte offset in the frame.
         offset: u16,
-        /// Bytes to copy.
+        /// Number of bytes to copy.
         length: u16,
-        /// Where the first byte goes.
+        /// Destination of the first byte.
         to: Span,
     },
-    /// Store the 8 bytes at `offset` of a received frame, in one piece.
+    /// Stores the 8 bytes at `offset` of a received frame by a single access.
     AtomicWrite {
         /// Index in the receive burst.
         frame: u16,
         /// Byte offset in the frame.
         offset: u16,
-        /// Where the 8 bytes go; 8-aligned.
+        /// Destination of the 8 bytes; 8-byte aligned.
         to: Span,
     },
-    /// Make what was written before visible to everyone, and if asked persistent.
+    /// Makes all earlier writes globally visible and, if requested, persistent.
     Flush {
-        /// Where the range begins.
+        /// Start of the range.
         at: Span,
-        /// Bytes of the range.
+        /// Length of the range in bytes.
         length: u64,
-        /// Until it survives a power loss.
+        /// True if the data must survive a power loss.
         persistent: bool,
     },
-    /// Run an atomic and tell the QP's responder what was there.
+    /// Executes an atomic and reports the original value to the QP's responder.
     Atomic {
-        /// The QP that was asked, and answers with the result.
+        /// The QP that received the request and sends the response.
         qp: QpIndex,
-        /// Which of its responder resources waits for the result.
+        /// The responder resource that stores the original value.
         resource: u8,
-        /// The 8 bytes that it works on.
+        /// The 8 bytes to operate on.
         at: Span,
-        /// The operation and its operands, in host order.
+        /// The operation with its operands, in host byte order.
         operation: AtomicOp,
     },
-    /// Store the result of an atomic that we requested, in host order.
+    /// Stores the result of an atomic that this side requested, in host byte order.
     Store {
-        /// The 8 bytes, or the first `length` of them.
+        /// The value, 8 bytes. Bytes `skip..skip + length` of it are stored.
         value: u64,
-        /// Bytes of `value`, in memory order, to skip.
+        /// Number of leading bytes of `value`, in memory order, to skip.
         skip: u8,
-        /// Bytes to store, 1 to 8.
+        /// Number of bytes to store, 1 to 8.
         length: u8,
-        /// Where the first byte goes.
+        /// Destination of the first stored byte.
         to: Span,
     },
 }
 
 impl DmaIn {
-    /// The received frame that its bytes are in; 0 if they are in none.
+    /// Returns the index of the received frame that holds the bytes; 0 for operations without a frame.
     pub(crate) fn frame(&self) -> u16 {
         match self {
             DmaIn::Scatter { frame, .. } | DmaIn::AtomicWrite { frame, .. } => *frame,
@@ -205,7 +212,7 @@ impl DmaIn {
         }
     }
 
-    /// True if it may turn out that memory is not there.
+    /// True if the memory may turn out to be unmapped.
     fn may_fault(&self) -> bool {
         match self {
             DmaIn::Scatter { to, .. } | DmaIn::AtomicWrite { to, .. } | DmaIn::Store { to, .. } => {
@@ -220,22 +227,22 @@ impl DmaIn {
 /// A 64-bit atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
-    /// Store `swap` if it is `compare`.
+    /// Stores `swap` if the current value equals `compare`.
     CompareSwap {
-        /// What it must be.
+        /// Value to compare with.
         compare: u64,
-        /// What is stored if they are equal.
+        /// Value to store on equality.
         swap: u64,
     },
-    /// Add, wrapping.
+    /// Adds with wrap-around.
     FetchAdd {
-        /// The addend; the sum wraps.
+        /// The addend.
         add: u64,
     },
 }
 
 impl AtomicOp {
-    /// The new value, or `None` if it stays.
+    /// Returns the new value, or `None` if the value stays.
     pub fn apply(self, value: u64) -> Option<u64> {
         match self {
             //= IBTA 9.4.5: compare-and-swap-swaps-what-compares
@@ -246,52 +253,52 @@ impl AtomicOp {
     }
 }
 
-/// A piece of a packet's payload, in order.
+/// A contiguous part of a packet's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gather {
-    /// Where the first byte lies.
+    /// Source of the first byte.
     pub from: Span,
-    /// Bytes of the piece.
+    /// Length in bytes.
     pub length: u16,
 }
 
-/// A packet that could leave now.
+/// A planned packet, ready to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct TxPlan {
-    /// Its base transport header; the pad count is filled in by the builder.
+    /// Base transport header (BTH). The packet builder fills in the pad count.
     pub bth: Bth,
-    /// What follows the BTH.
+    /// Extension headers that follow the BTH.
     pub ext: Ext,
-    /// Bytes of payload, without padding.
+    /// Payload length in bytes, without padding.
     pub payload_len: u16,
-    /// The payload is inline data of this send queue position from this byte on, instead of `Output::gather`.
+    /// Inline payload: (send queue position, offset in its inline data). `None`: `Output::gather` lists the payload.
     pub inline: Option<(u32, u32)>,
-    /// The way it takes, if not the QP's own.
+    /// Address handle with the packet's path. `None`: the QP's own path.
     pub way: Option<AhId>,
-    /// Why it leaves: new, or again and on whose account.
+    /// Reason of sending: a first transmission, a retransmission with its cause, or a reply.
     pub reason: TxReason,
-    /// Request or reply, and which.
+    /// Kind of packet: tells [`Qp::sent`] which state to advance.
     pub(crate) origin: Origin,
 }
 
 impl TxPlan {
-    /// True if it is more than an acknowledgement: what a switch may mark.
+    /// True for packets with data, which ECN-capable switches may mark: requests, and replies with payload.
     pub(crate) fn carries_data(&self) -> bool {
         self.payload_len > 0 || matches!(self.origin, Origin::Request | Origin::Unacknowledged)
     }
 
-    /// True if it never left before.
+    /// True for a first transmission.
     pub(crate) fn is_first(&self) -> bool {
         matches!(self.reason, TxReason::New)
     }
 }
 
-/// What `sent` has to advance.
+/// The state that [`Qp::sent`] advances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     Request,
     Reply,
-    /// A request that is done when its last packet has left.
+    /// A request of a service without acknowledgements. Complete when its last packet is sent.
     Unacknowledged,
     /// A congestion notification.
     Notification,

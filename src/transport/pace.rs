@@ -1,11 +1,12 @@
-//! The rate of a QP: what its reaction point is told, and when its next packet may leave.
+//! Pacing: when a QP's next packet may be sent, and the inputs of its reaction point.
 //!
-//! What carries data waits for its time: requests, and the responses of READs. Acknowledgements do not, nor the results of atomics:
-//! they are small, and the peer's rate hangs on them. A QP at line rate is not held, the link itself does that.
+//! Requests and READ responses wait for their time. ACKs and atomic responses are sent at once: they are small, and the
+//! peer's rate depends on them. A QP at line rate is not held back, because the link paces it.
 //!
-//! Each data packet may cause one notification. So as many are heeded as data packets have left that may be under way, and none before
-//! the first: who can forge one, but does not see what is sent, slows no QP that is idle, and others no more than a switch could. In a
-//! deep incast they come faster than data leaves, for what left before: each of them is news of the queue.
+//! A data packet causes at most one notification. Therefore a QP handles only as many notifications as it has sent data
+//! packets that may still be in flight, and none before the first. An attacker that forges notifications without seeing
+//! the traffic cannot slow an idle QP at all, and any other no more than a switch could. In a deep incast,
+//! notifications arrive faster than data is sent: each reports the queue that earlier data has met.
 
 use super::verdict::RateChange;
 use super::{Ctx, Origin, PlantedBug, Qp, Reply, TxPlan};
@@ -14,40 +15,40 @@ use crate::time::Nanos;
 use crate::verbs::QpType;
 use crate::wire::Psn;
 
-/// What a paced QP has.
+/// State of a paced QP.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// The reaction point; `None`: only a static limit holds.
+    /// The reaction point. `None`: only the static limits apply.
     control: Option<Box<dyn Control>>,
-    /// What it never exceeds, whatever the reaction point says.
+    /// Static rate limit, which the reaction point cannot exceed.
     limit: Option<Rate>,
     line_rate: Rate,
     pacer: Pacer,
-    /// What it has together with others, if it has.
+    /// Rate shared with other QPs, if any.
     share: Option<SharedRate>,
-    /// When its turn among those is.
+    /// Time of the QP's next turn on the shared rate.
     turn_at: Nanos,
-    /// Nothing was left to send when the last packet left, or it left at line rate: what is not used then is not caught up.
+    /// True if the last packet left nothing to send, or was sent at line rate. Unused credit is then discarded.
     idle: bool,
-    /// What left and may be notified of yet.
+    /// Sent packets that may still cause a notification.
     unnotified: Unnotified,
-    /// The packet whose round trip is measured, and when it left.
+    /// The packet for the round trip measurement, and the time when it was sent.
     probe: Option<(Psn, Nanos)>,
-    /// What was acknowledged up to the last sample, or when the first probe left.
+    /// PSN acknowledged at the last sample, or at the first probe.
     sampled: Option<Psn>,
 }
 
-/// Data packets that no notification was heeded for yet.
+/// Numbers of sent data packets that no notification has been handled for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unnotified {
-    /// Of requests: no more than are under way, where that is known.
+    /// Requests. At most the number of packets in flight, where acknowledgements tell that.
     requests: u32,
-    /// Of responses, of which nobody says when they have arrived.
+    /// READ responses, which the peer does not acknowledge.
     responses: u32,
 }
 
 impl Unnotified {
-    /// Of each kind: what a path of 100 Gb/s and 20 us holds, in packets of 1 KiB.
+    /// Upper limit of each: packets of 1 KiB that fill a path of 100 Gb/s and 20 us.
     const MOST: u32 = 256;
 
     fn sent(&mut self, is_response: bool) {
@@ -55,12 +56,12 @@ impl Unnotified {
         *count = Unnotified::MOST.min(*count + 1);
     }
 
-    /// So many packets of requests are under way still. The notification of one may come after its acknowledgement.
+    /// Limits the count to the packets in flight, but to 1 at least: a notification may follow the acknowledgement.
     fn acknowledged(&mut self, under_way: u32) {
         self.requests = self.requests.min(under_way.max(1));
     }
 
-    /// Something was notified of. False: nothing that has left.
+    /// Takes one packet for a notification. Returns false if no sent packet can have caused it.
     fn take(&mut self) -> bool {
         let count = if self.requests > 0 { &mut self.requests } else { &mut self.responses };
         let was_sent = *count > 0;
@@ -75,17 +76,17 @@ impl Pace {
         self.limit.map_or(rate, |limit| Rate(rate.0.min(limit.0)))
     }
 
-    /// True if the link itself holds it. A rate that was asked for is kept whatever the link is said to carry.
+    /// True if the link alone paces the QP. A static limit is kept even above the link's nominal rate.
     fn is_free(&self, rate: Rate) -> bool {
         self.limit.is_none() && rate >= self.line_rate
     }
 
-    /// When data may leave, if this is its rate.
+    /// Returns the time from which data may be sent at `rate`.
     fn ready_at(&self, rate: Rate) -> Nanos {
         if self.is_free(rate) { self.turn_at } else { self.turn_at.max(self.pacer.ready_at()) }
     }
 
-    /// The rate as of the last call.
+    /// Returns the rate as of the last evaluation.
     fn last_rate(&self) -> Rate {
         let rate = self.control.as_ref().map_or(Rate(f64::INFINITY), |control| control.state().rate);
         self.limit.map_or(rate, |limit| Rate(rate.0.min(limit.0)))
@@ -97,8 +98,9 @@ impl Pace {
 }
 
 impl Qp {
-    /// Has the reaction point of these settings decide how fast it sends; at `line_rate` or above it is not held. One of the same kind
-    /// keeps its rate. What the QP's own attributes say bounds it, and what it has together with others, its `share`.
+    /// Installs the reaction point of `settings` and evaluates the rate. A reaction point of the same kind keeps its
+    /// rate. At `line_rate` or above, the QP is not held back. The QP's own attributes and `share`, the rate shared
+    /// with other QPs, limit the rate further.
     pub fn set_control(
         &mut self,
         now: Nanos,
@@ -119,7 +121,7 @@ impl Qp {
         if pace.share.is_none()
             && let Some(share) = share
         {
-            // Behind those who sent before: to begin anew is no way past them.
+            // Queue behind earlier senders: a restart must not jump the queue.
             pace.turn_at = share.ready_at();
             self.held |= now < pace.turn_at;
         }
@@ -135,7 +137,7 @@ impl Qp {
         self.rate_changed(now);
     }
 
-    /// What its rate limit and its path's static rate bound it to.
+    /// Returns the smaller of the QP's rate limit and its path's static rate.
     fn limit(&self) -> Option<Rate> {
         let attributes = self.attributes();
         let own = attributes.rate_limit.map(|limit| limit.kbps).filter(|kbps| *kbps > 0);
@@ -160,17 +162,17 @@ impl Qp {
         })
     }
 
-    /// True if its reaction point measures round trips.
+    /// True if the reaction point measures round trips.
     pub fn goes_by_delay(&self) -> bool {
         self.pace.as_ref().is_some_and(|pace| pace.measures())
     }
 
-    /// True if somebody decides how fast it sends.
+    /// True if the QP's rate is controlled.
     pub fn is_paced(&self) -> bool {
         self.pace.is_some()
     }
 
-    /// What it holds back is held by another rate now.
+    /// Evaluates the rate and releases held data if its time has come.
     fn rate_changed(&mut self, now: Nanos) {
         let Some(pace) = &mut self.pace else { return };
         if pace.idle {
@@ -181,8 +183,8 @@ impl Qp {
         self.held &= now < pace.ready_at(rate);
     }
 
-    /// What its reaction point knew when it was last asked, with the rate that the QP's bounds leave of it. `None`: nobody decides how
-    /// fast it sends.
+    /// Returns the reaction point's state as of the last evaluation, with the rate that the limits leave. `None`: the
+    /// QP's rate is not controlled.
     pub fn control_state(&self) -> Option<State> {
         let pace = self.pace.as_ref()?;
         let known = pace.control.as_ref().map(|control| control.state());
@@ -192,20 +194,21 @@ impl Qp {
         Some(State { rate, ..known.unwrap_or(bare) })
     }
 
-    /// Asks its reaction point what the rate is by now.
+    /// Evaluates the current rate.
     pub fn evaluate_rate(&mut self, now: Nanos) {
         self.rate_changed(now);
     }
 
-    /// True if its data waits for its time.
+    /// True while data waits for the pacer.
     pub fn is_held(&self) -> bool {
         self.held
     }
 
-    /// When what it holds back may leave, or is to be looked at since the rate rises; `None`: it holds nothing back.
+    /// Returns the time at which held data may be sent, or the rate rises and must be evaluated again. `None`: nothing
+    /// is held.
     pub fn held_until(&self) -> Option<Nanos> {
         let pace = self.pace.as_ref().filter(|_| self.held)?;
-        // What rises above the limit is no reason to wake.
+        // A rise above the static limit changes nothing, and needs no wake-up.
         let rises = |control: &dyn Control| pace.limit.is_none_or(|limit| control.state().rate < limit);
         let control = pace.control.as_deref().filter(|control| rises(*control));
         let rises_at = control.map_or(Nanos::MAX, |control| control.rises_at());
@@ -214,14 +217,14 @@ impl Qp {
         Some(own.max(pace.turn_at))
     }
 
-    /// Time has passed: what was held back may leave, if it is its time.
+    /// Releases held data if its time has come.
     pub fn release(&mut self, now: Nanos) {
         if self.held {
             self.rate_changed(now);
         }
     }
 
-    /// While data is held back: an acknowledgement or the result of an atomic.
+    /// Plans an ACK or an atomic response while data is held back.
     #[cold]
     pub(crate) fn next_unpaced(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         match self.qp_type {
@@ -231,14 +234,14 @@ impl Qp {
         }
     }
 
-    /// True if what would leave next does not wait for its time.
+    /// True if the reply at the front of the queue is not paced.
     pub(crate) fn has_unpaced(&self) -> bool {
         let may_pass =
             |reply: Reply| !matches!(reply, Reply::Read(_)) && !PlantedBug::AcknowledgementsArePaced.is();
         self.responder.replies.front().is_some_and(may_pass)
     }
 
-    /// A packet has left.
+    /// Charges a sent packet to the pacer.
     #[cold]
     pub(super) fn note_departure(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
         let is_response = plan.origin == Origin::Reply;
@@ -279,29 +282,30 @@ impl Qp {
         if r.retransmit_at != Nanos::MAX
             && let Some(timeout) = timeout
         {
-            // Packets are far apart: that they leave is not the peer's silence.
+            // Packets are sent far apart: the timeout counts from the last one.
             r.retransmit_at = r.retransmit_at.max(ctx.now + timeout);
         }
-        // One at a time, and none that left twice: whose acknowledgement it would be is not known (Karn).
+        // One probe at a time. A retransmitted packet is no probe, because its acknowledgement is ambiguous (Karn).
         if plan.bth.ack_req && pace.probe.is_none() && plan.is_first() && pace.measures() {
             pace.probe = Some((plan.bth.psn, ctx.now));
             pace.sampled = pace.sampled.or(Some(r.una));
         }
     }
 
-    /// True if an acknowledgement is worth a packet of its own: packets of this QP are so far apart that its timer would not
-    /// wait for those after it.
+    /// True if every packet should ask for an acknowledgement: packets of this QP are so far apart that the
+    /// retransmission timer would not wait for the usual interval.
     #[cold]
     pub(super) fn asks_each_time(&self, ctx: &Ctx<'_>, bytes: u64) -> bool {
         let (Some(pace), Some(timeout)) = (&self.pace, self.attributes().ack_timeout()) else { return false };
-        // Among those who share a rate, the turn after this one comes when all have had theirs.
+        // With a shared rate, the next turn comes after those of the other QPs.
         let turn = pace.share.as_ref().map_or(Nanos::ZERO, |share| share.ready_at().since(ctx.now));
         let next = pace.last_rate().nanos_for(bytes).max(turn.0 as f64);
         let apart = next * f64::from(ctx.limits.ack_request_interval);
         apart > timeout.0 as f64 / 2.0
     }
 
-    /// Something new was acknowledged, by a packet that arrived at `ctx.out.arrived`.
+    /// Handles a new acknowledgement, in a packet that arrived at `ctx.out.arrived`: completes the round trip
+    /// measurement.
     #[cold]
     pub(super) fn note_arrival(&mut self, ctx: &mut Ctx<'_>) {
         let una = self.requester.una;
@@ -327,14 +331,14 @@ impl Qp {
         }
     }
 
-    /// What is under way was lost, or the QP begins anew: nothing of it is measured.
+    /// Cancels the round trip measurement after a loss or a restart.
     pub(super) fn forget_probe(&mut self) {
         if let Some(pace) = &mut self.pace {
             (pace.probe, pace.sampled) = (None, None);
         }
     }
 
-    /// A notification of the peer's, which is a good one. `None`: nobody heeds it.
+    /// Handles a valid notification from the peer. Returns `None` if it is ignored.
     pub(super) fn notified(&mut self, now: Nanos) -> Option<RateChange> {
         let pace = self.pace.as_mut()?;
         if !pace.unnotified.take() {

@@ -1,41 +1,41 @@
-//! Numbers that a table index hides behind: QPNs and memory keys.
+//! Keyed permutations, which turn table indices into numbers that are hard to guess: QPNs and memory keys.
 //!
-//! A number on the wire is a keyed permutation of (generation, index). Looking one up is
-//! arithmetic and an index, no hash; guessing one is guessing 24 bits, and a number that was
-//! in use before does not come back until its generation does.
+//! A number on the wire is a keyed permutation of (generation, index). A look-up needs only arithmetic and one index,
+//! no hash. A number has 24 random-looking bits, and is not reused until its generation wraps.
 
 use std::cell::Cell;
 
 use crate::random::splitmix;
 
-/// A keyed permutation of numbers of `2 * HALF_BITS` bits, `INDEX_BITS` of which are an index: a Feistel network of four rounds, which is what a
-/// pseudo-random permutation needs (Luby and Rackoff 1988).
+/// A keyed permutation of numbers of `2 * HALF_BITS` bits, of which `INDEX_BITS` are an index. Implemented as a Feistel
+/// network of four rounds, as a pseudo-random permutation requires (Luby and Rackoff 1988).
 ///
-/// It keeps off-path guessers out. It is no cipher: whoever sees many of its outputs may learn the key.
+/// The permutation protects against guesses by off-path attackers. The permutation is no cipher: many outputs may
+/// reveal the key.
 #[derive(Clone, Copy, Debug)]
 pub struct Feistel<const HALF_BITS: u32, const INDEX_BITS: u32> {
     keys: [u64; 4],
 }
 
-/// Of 24-bit numbers: an index of 16 bits, and a generation of 8.
+/// Permutation of 24-bit numbers: 16 bits of index, 8 of generation.
 pub type Permutation = Feistel<12, 16>;
-/// The same for who asks for each packet.
+/// Permutation of 24-bit numbers with a cache, for look-ups on the data path.
 pub type QuickPermutation = Remembering<12, 16>;
-/// Of 32-bit numbers: an index of 16 bits, and a generation of 16.
+/// Permutation of 32-bit numbers: 16 bits of index, 16 of generation.
 pub type LongPermutation = Feistel<16, 16>;
-/// Of 16-bit numbers: an index of 12 bits, and a generation of 4.
+/// Permutation of 16-bit numbers: 12 bits of index, 4 of generation.
 pub type ShortPermutation = Feistel<8, 12>;
 
 impl<const HALF_BITS: u32, const INDEX_BITS: u32> Feistel<HALF_BITS, INDEX_BITS> {
     const HALF: u32 = (1 << HALF_BITS) - 1;
 
-    /// A permutation of its own for each `seed`.
+    /// Returns the permutation that `seed` determines.
     pub fn new(seed: u64) -> Feistel<HALF_BITS, INDEX_BITS> {
         let mut state = seed;
         Feistel { keys: std::array::from_fn(|_| splitmix(&mut state) | 1) }
     }
 
-    /// The number for `index` in its `generation`. Bits that a short number has no room for are left out.
+    /// Returns the number of an index in a generation. High bits of the generation that do not fit are dropped.
     pub fn encode(&self, index: u16, generation: u16) -> u32 {
         let plain = u32::from(generation) << INDEX_BITS | u32::from(index);
         let (mut left, mut right) = (plain >> HALF_BITS & Self::HALF, plain & Self::HALF);
@@ -45,7 +45,7 @@ impl<const HALF_BITS: u32, const INDEX_BITS: u32> Feistel<HALF_BITS, INDEX_BITS>
         left << HALF_BITS | right
     }
 
-    /// The index and generation of a number; every number has one.
+    /// Returns the index and the generation of a number. Every number has one.
     pub fn decode(&self, number: u32) -> (u16, u16) {
         let (mut left, mut right) = (number >> HALF_BITS & Self::HALF, number & Self::HALF);
         for key in self.keys.into_iter().rev() {
@@ -56,38 +56,38 @@ impl<const HALF_BITS: u32, const INDEX_BITS: u32> Feistel<HALF_BITS, INDEX_BITS>
     }
 }
 
-/// Numbers that are remembered: a power of two.
+/// Entries of the cache; a power of two.
 const REMEMBERED: usize = 64;
 
-/// A permutation that remembers which numbers it was asked for, because most packets are for whom the one before was for, and name the
-/// same memory. What it answers is the same as without.
+/// A permutation with a cache of recent look-ups: most packets have the QPN and the key of the packet before. Results
+/// do not depend on the cache.
 #[derive(Debug)]
 pub struct Remembering<const HALF_BITS: u32, const INDEX_BITS: u32> {
     permutation: Feistel<HALF_BITS, INDEX_BITS>,
-    /// A number and its index, where the number's low bits say.
+    /// Numbers with their index, at the place given by the number's low bits.
     lately: Box<[Cell<(u32, u16)>; REMEMBERED]>,
 }
 
 impl<const HALF_BITS: u32, const INDEX_BITS: u32> Remembering<HALF_BITS, INDEX_BITS> {
-    /// A permutation of its own for each `seed`, as [`Feistel::new`] makes it.
+    /// Returns the permutation that `seed` determines, as [`Feistel::new`] does.
     pub fn new(seed: u64) -> Remembering<HALF_BITS, INDEX_BITS> {
         let permutation = Feistel::new(seed);
-        // Something true: that no number is 2^32 - 1 the type does not say.
+        // A valid entry for number 0. No value is free to mark an empty entry.
         let zero = (0, permutation.decode(0).0);
         Remembering { permutation, lately: Box::new(std::array::from_fn(|_| Cell::new(zero))) }
     }
 
-    /// As [`Feistel::encode`].
+    /// Same as [`Feistel::encode`].
     pub fn encode(&self, index: u16, generation: u16) -> u32 {
         self.permutation.encode(index, generation)
     }
 
-    /// As [`Feistel::decode`].
+    /// Same as [`Feistel::decode`].
     pub fn decode(&self, number: u32) -> (u16, u16) {
         self.permutation.decode(number)
     }
 
-    /// The index of a number.
+    /// Returns the index of a number.
     #[inline]
     pub fn index_of(&self, number: u32) -> u16 {
         let place = &self.lately[number as usize % REMEMBERED];
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn so_it_does_for_every_short_number() {
+    fn short_decoding_undoes_encoding_for_every_number() {
         let p = ShortPermutation::new(7);
         let mut seen = std::collections::BTreeSet::new();
         for number in 0..1 << 16 {
@@ -137,25 +137,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_what_would_be_worked_out() {
+    fn cached_index_equals_decoded_index() {
         let p = Remembering::<12, 16>::new(7);
         let mut seed = 1;
         for _ in 0..100_000 {
-            // Few enough to come again, many enough to take one another's places, and zero before it is remembered.
+            // Few enough numbers to repeat, enough to evict one another, and including 0.
             let number = (splitmix(&mut seed) % 200) as u32 * 37;
             assert_eq!(p.index_of(number), p.decode(number).0, "{number}");
         }
     }
 
     #[test]
-    fn neighbours_do_not_look_like_neighbours() {
+    fn neighbouring_indices_get_distant_numbers() {
         let p = Permutation::new(1);
         let close = (0..10_000).filter(|i| p.encode(*i, 0).abs_diff(p.encode(i + 1, 0)) < 1 << 12).count();
         assert!(close < 20, "{close} of 10,000 within 4,096; chance gives about 5");
     }
 
     #[test]
-    fn seeds_differ() {
+    fn different_seeds_give_different_numbers() {
         assert_ne!(Permutation::new(1).encode(0, 0), Permutation::new(2).encode(0, 0));
     }
 }

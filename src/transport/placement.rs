@@ -1,7 +1,7 @@
-//! Requests beyond READ and WRITE that act on the responder's memory: SEND with invalidate, ATOMIC WRITE, FLUSH (IBTA
-//! 9.4.1.1.3; annex A19, memory placement extensions).
+//! Requests on the responder's memory other than READ, WRITE and 64-bit atomics: SEND with invalidate (IBTA 9.4.1.1.3),
+//! ATOMIC WRITE and FLUSH (annex A19, memory placement extensions).
 //!
-//! ATOMIC WRITE and FLUSH count among the READs and atomics of a QP, and are answered by a READ response without bytes.
+//! ATOMIC WRITE and FLUSH count as READs and atomics of a QP. Their response is a READ response without payload.
 
 use super::check::Check;
 use super::memory;
@@ -10,21 +10,21 @@ use super::{Ctx, DmaIn, Qp, Span};
 use crate::verbs::{Access, WcStatus};
 use crate::wire::{Feth, Operation, Packet, Reth};
 
-/// FETH: the range of the RETH.
+/// FETH selectivity: the range of the RETH.
 const SELECT_RANGE: u8 = 0;
-/// FETH: all of the key's memory.
+/// FETH selectivity: all memory of the key.
 const SELECT_REGION: u8 = 1;
 
 impl Qp {
-    /// The invalidation that a SEND carries. A key that is not to be invalidated is an access error to the peer, and
-    /// the receive completes as rdma_rxe's does (class J in `rxe_resp.c`; its peer gets an acknowledgement all the same).
+    /// Executes the invalidation of a SEND with invalidate. If the key must not be invalidated, the peer gets an access
+    /// error. The receive completes as in rdma_rxe (class J in `rxe_resp.c`, which still acknowledges the SEND).
     pub(super) fn invalidate(&mut self, ctx: &mut Ctx<'_>, key: u32) -> Result<(), RequestRefused> {
         let refused =
             |why: memory::Refusal| RequestRefused { check: why.into(), receive: Some(WcStatus::RemInvReq) };
         ctx.memory.invalidate(self.user(), key, true).map_err(refused)
     }
 
-    /// The 8 bytes of an atomic or an ATOMIC WRITE: aligned as the peer counts, and in our memory.
+    /// Checks the 8 bytes of an atomic or an ATOMIC WRITE. The peer's address and ours must be 8-byte aligned.
     pub(super) fn check_aligned(
         &self,
         ctx: &Ctx<'_>,
@@ -102,14 +102,14 @@ impl Qp {
         self.enqueue_resource(operation, packet.bth.psn, 1, nothing)
     }
 
-    /// A duplicate: it was done, and is answered again.
+    /// Queues the response to a duplicate ATOMIC WRITE or FLUSH. Returns false if its resource is gone.
     pub(super) fn empty_again(&mut self, packet: &Packet, operation: Operation) -> bool {
         let Some(slot) = self.responder.find_resource(packet.bth.psn, operation) else { return false };
         self.responder.answer_again(slot)
     }
 }
 
-/// The rights that a FLUSH needs; `None`: it asks for nothing that there is.
+/// Returns the rights that a FLUSH needs, or `None` for an unknown or empty placement type.
 fn flush_access(feth: Feth) -> Option<Access> {
     let placement = feth.placement();
     let mut access = Access::empty();

@@ -1,75 +1,75 @@
-//! Bugs on purpose, so that the test harness can show that it would find them.
+//! Planted bugs, by which the test harness shows that it finds such bugs.
 //!
-//! Without the feature `planted-bugs` (the default) [`PlantedBug::is`] is a constant `false`.
+//! Without the feature `planted-bugs` (the default), [`PlantedBug::is`] is a constant `false`.
 
-/// A bug that can be planted.
+/// A bug that tests can plant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantedBug {
     /// A duplicate SEND or WRITE is executed again.
     NoDuplicateCheck,
     /// Acknowledgements overtake READ responses.
     AckBeforeReadResponse,
-    /// PSNs are compared as plain numbers.
+    /// PSNs are compared without wrap-around.
     PsnCompareWithoutWrap,
-    /// A lost ATOMIC acknowledgement makes the atomic run again.
+    /// A duplicate atomic is executed again.
     AtomicExecutedAgain,
     /// An acknowledgement for a later request completes a pending READ.
     AckCompletesRead,
     /// The last packet of a message does not ask for an acknowledgement after a retransmission.
     NoAckRequestOnRetransmission,
-    /// An unreliable connection goes on with a message that lost a packet.
+    /// UC continues a message after a lost packet.
     UcIgnoresGaps,
-    /// Datagrams are taken whatever Q_Key they present.
+    /// Datagrams with a wrong Q_Key are accepted.
     UdIgnoresQkey,
-    /// A QP that fails flushes what waits in the shared receive queue.
+    /// A QP in error flushes the receives of its shared receive queue.
     FlushesSharedReceives,
-    /// A duplicate is acknowledged with the PSN of a READ behind it.
+    /// A duplicate is acknowledged with the PSN of a later READ.
     AcknowledgesRead,
-    /// A READ that is asked again while its answer leaves goes on where it is.
+    /// A duplicate READ does not restart the response in progress.
     AnswerGoesOn,
-    /// Answers to duplicates stand in the order in which they were asked.
+    /// Replies to duplicates are queued in order of arrival, not of PSNs.
     AnswersInOrderOfRequests,
-    /// After an RNR NAK nothing that is ahead is asked for, however late it comes.
+    /// After an RNR NAK, packets ahead never cause a sequence NAK, even after the wait.
     SilentAfterRnr,
-    /// Tries after RNR NAKs are given back when all is acknowledged, and not with each progress.
+    /// The RNR retry counter is reset when everything is acknowledged, not with each progress.
     RnrTriesAreUsedUp,
-    /// A queue is drained while a request waits for its receiver.
+    /// SQ_DRAINED is raised although a request is in an RNR wait.
     DrainedWhileItWaits,
-    /// What is sent again is not solicited.
+    /// Retransmitted packets lack the solicited event bit.
     SolicitedOnlyOnce,
-    /// A queue pair whose turn is over gets the next one as well.
+    /// A QP with work left at the end of its turn gets the next turn as well.
     UnfinishedGoesFirst,
-    /// A datagram that is too long ends its QP.
+    /// A datagram longer than the receive moves the QP to the error state.
     LongDatagramEnds,
-    /// Packets are taken whatever address they come from.
+    /// Packets from any source address are accepted.
     AnySource,
-    /// Of the answers that overtake others only the first of a connection makes the requester go back.
+    /// Only the first overtaking response of a connection is taken for an implied NAK.
     GoesBackOnce,
-    /// Data that is held back stays so when nobody decides its rate any more.
+    /// Held-back data is not released when the rate control is removed.
     HeldForEver,
-    /// Each marked packet is answered with a notification, however short ago the last one left.
+    /// Every marked packet causes a CNP; the minimum interval is ignored.
     IntervalIgnored,
-    /// A notification goes to the number that its sender has.
+    /// A CNP carries the QPN of its sender as destination.
     NotifiesItself,
-    /// A marked packet that is executed is answered with nothing but what it asked for.
+    /// A marked packet that is executed causes no CNP.
     NotifiesNobody,
-    /// Whoever sends a marked packet is taken for the peer.
+    /// A marked packet from any source causes a CNP to the peer.
     NotifiesOfStrangers,
-    /// Acknowledgements wait for their time as data does.
+    /// ACKs are paced like data.
     AcknowledgementsArePaced,
-    /// The answers of READs leave as fast as they can.
+    /// READ responses are not paced.
     ResponsesAreNotPaced,
-    /// Time in which a QP was not served is credit without a bound.
+    /// Credit for unused time is not bounded.
     BurstsWithoutBound,
-    /// Acknowledgements are ECN-capable.
+    /// ACKs are sent as ECN-capable.
     AcknowledgementsAreCapable,
-    /// A priority that was paused is not resumed by time.
+    /// A pause does not end by time.
     PausedForEver,
-    /// A client of a NIC may name queue pairs of others.
+    /// A client of a NIC may name QPs of other clients.
     NamesOthersQps,
-    /// A NIC hears the doorbells of a client that has gone.
+    /// A NIC still reads the doorbells of a disconnected client.
     HearsTheGone,
-    /// No bug: nothing goes the way of `usual`, and all of it the longer one.
+    /// No bug: disables the fast path (`usual`).
     LongWay,
 }
 
@@ -83,7 +83,7 @@ mod switch {
     }
 
     impl PlantedBug {
-        /// Plants this bug in all QPs that this thread drives, or with `None` pulls it out.
+        /// Plants a bug in all QPs that this thread drives; `None` removes it.
         pub fn plant(bug: Option<PlantedBug>) {
             PLANTED.set(bug);
         }
@@ -92,7 +92,7 @@ mod switch {
             PLANTED.get() == Some(self)
         }
 
-        /// True if there is any: they are in the longer ways.
+        /// True if a bug is planted. Bugs are implemented in the slow path.
         pub(crate) fn is_any() -> bool {
             PLANTED.get().is_some()
         }

@@ -1,4 +1,4 @@
-//! The transport's queue pair: its state, its attributes, and who handles what.
+//! The queue pair: its state and attributes, and the dispatch of calls to requester, responder and services.
 
 use super::address::template_of;
 use super::check::Check;
@@ -20,81 +20,81 @@ use crate::wire::{
     Bth, Ends, Ext, Gid, Opcode, Packet, Psn, Qpn, Reth, Service, Template, Usual, entropy_port, flow_port,
 };
 
-/// The default partition's key: full member.
+/// P_Key of the default partition, full member.
 const PKEY: u16 = 0xffff;
 
-/// What a QP is made with.
+/// Parameters for the creation of a QP.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
-    /// Its place in the table.
+    /// Index in the NIC's QP table.
     pub index: QpIndex,
-    /// Its number on the wire.
+    /// QP number on the wire.
     pub qpn: Qpn,
-    /// The protection domain of the memory that it uses.
+    /// Protection domain of the QP's memory.
     pub pd: PdId,
-    /// Where send completions go.
+    /// Completion queue for sends.
     pub send_cq: CqIndex,
-    /// Where receive completions go.
+    /// Completion queue for receives.
     pub recv_cq: CqIndex,
-    /// Its service and its queues' sizes.
+    /// Service type and queue sizes.
     pub init: QpInit,
-    /// READs and atomics, both ways, at most.
+    /// Upper limit of `max_rd_atomic` and `max_dest_rd_atomic`.
     pub rd_atomic_limit: u8,
-    /// It takes its receives from a shared queue: the domain of their memory.
+    /// Protection domain of the shared receive queue, if the QP uses one.
     pub srq_pd: Option<PdId>,
 }
 
 /// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
-    /// Its place in the table.
+    /// Index in the NIC's QP table.
     pub index: QpIndex,
-    /// Its number on the wire.
+    /// QP number on the wire.
     pub qpn: Qpn,
-    /// The protection domain of the memory that it uses.
+    /// Protection domain of the QP's memory.
     pub pd: PdId,
-    /// Where send completions go.
+    /// Completion queue for sends.
     pub send_cq: CqIndex,
-    /// Where receive completions go.
+    /// Completion queue for receives.
     pub recv_cq: CqIndex,
-    /// Every send completes, whether or not it asks to be signalled.
+    /// If true, every send generates a completion, signaled or not.
     pub sig_all: bool,
-    /// The service, which never changes.
+    /// Service type. Constant during the QP's life.
     pub qp_type: QpType,
-    /// The sizes that it was made with.
+    /// Queue sizes at creation.
     pub caps: QpCaps,
-    /// What its packets' opcodes are of; `None`: they are no RoCE.
+    /// Service of the QP's opcodes. `None`: raw packets, which are not RoCE.
     pub(super) service: Option<Service>,
     state: QpState,
     attributes: QpAttributes,
     template: Option<Template>,
-    /// Between which addresses its peer's packets travel, if they are of IPv4.
+    /// Peer's and local IPv4 address, as its packets carry them. `None` over IPv6.
     ends: Option<Ends>,
-    /// The 802.1Q tag of its frames.
+    /// 802.1Q tag of sent frames.
     tag: Option<u16>,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
-    /// Its receives are of a shared queue: they outlive its errors.
+    /// The QP uses a shared receive queue. Its receives outlive the QP's errors.
     pub(super) shares_receives: bool,
     established: bool,
     drain_requested: bool,
-    /// A READ response has just left: a request goes before the next one.
+    /// A READ response packet was sent last: a request is sent before the next one.
     pub(super) request_is_due: bool,
-    /// A request has gone ahead of an acknowledgement: that is next.
+    /// A request was sent ahead of an acknowledgement, which is sent next.
     pub(super) acknowledgement_is_due: bool,
-    /// Our address in what was last sent to a multicast group.
+    /// Local GID of the last datagram sent to a multicast group.
     pub(super) group_source: Option<Gid>,
-    /// Who says how fast it sends, if anybody does.
+    /// Congestion control and pacing, if the QP's rate is controlled.
     pub(super) pace: Option<Box<Pace>>,
-    /// Its data waits for its time.
+    /// True while data waits for the pacer.
     pub(super) held: bool,
 }
 
 impl Qp {
-    /// A QP in RESET, with the NIC's copy of its send queue.
+    /// Returns a QP in RESET. `queue` is the NIC's copy of its send queue.
     pub fn new(config: &QpConfig, queue: SendQueue) -> Qp {
         let caps = &config.init.caps;
-        // Only a reliable responder keeps what it answered.
+        // Only a reliable responder keeps results for duplicates.
         let reliable = config.init.qp_type.is_reliable_responder();
         let resources = if reliable { config.rd_atomic_limit } else { 0 };
         Qp {
@@ -126,32 +126,32 @@ impl Qp {
         }
     }
 
-    /// Its state.
+    /// Returns the QP's state.
     pub fn state(&self) -> QpState {
         self.state
     }
 
-    /// Its attributes.
+    /// Returns the QP's attributes.
     pub fn attributes(&self) -> &QpAttributes {
         &self.attributes
     }
 
-    /// The PSNs that come next: sent, expected.
+    /// Returns the next PSNs: (to send, expected).
     pub fn psns(&self) -> (Psn, Psn) {
         (self.requester.psn, self.responder.expected)
     }
 
-    /// Headers of its flow, once there is a path.
+    /// Returns the prepared headers, once the QP has a path.
     pub fn template(&self) -> Option<&Template> {
         self.template.as_ref()
     }
 
-    /// The position of the oldest send work request that is not complete.
+    /// Returns the send queue position of the oldest incomplete work request.
     pub fn send_tail(&self) -> u32 {
         self.requester.queue.tail()
     }
 
-    /// Sets attributes that `check_transition` has found good, and goes to `next`.
+    /// Applies attributes that `check_transition` has accepted, and changes to state `next`.
     pub fn modify(&mut self, ctx: &mut Ctx<'_>, attr: &QpAttr, next: QpState) {
         if next == QpState::Reset {
             self.reset();
@@ -188,7 +188,7 @@ impl Qp {
         }
     }
 
-    /// Something around the QP broke: goes to the error state. False: it is not in use, or already there.
+    /// Moves the QP to the error state after an external failure. Returns false if it was in RESET or ERR already.
     pub fn fail(&mut self, ctx: &mut Ctx<'_>) -> bool {
         let in_use = !matches!(self.state, QpState::Reset | QpState::Err);
         if in_use {
@@ -197,7 +197,7 @@ impl Qp {
         in_use
     }
 
-    /// Sets what verbs has no attribute for.
+    /// Sets the attributes that verbs do not define.
     pub fn configure(&mut self, mig_req: bool, end_to_end_credits: bool) {
         self.attributes.mig_req = mig_req;
         self.attributes.end_to_end_credits = end_to_end_credits;
@@ -218,7 +218,7 @@ impl Qp {
         (self.pace, self.held) = (None, false);
     }
 
-    /// The BTH that all packets of this QP have in common.
+    /// Returns the BTH fields that all packets of this QP share.
     pub(super) fn bth(&self) -> Bth {
         Bth {
             //= IBTA 9.2: pkey-of-the-qp-is-sent
@@ -229,7 +229,7 @@ impl Qp {
         }
     }
 
-    /// A packet for this QP arrived; `frame` is its number in the receive burst.
+    /// Handles a received packet. `frame` is its index in the receive burst.
     pub fn handle_packet(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         if let Some(verdict) = self.unacceptable(ctx, packet) {
             return verdict;
@@ -252,18 +252,18 @@ impl Qp {
         }
     }
 
-    // Twice in the program: RC's way stays free of a call for XRC's sake.
+    // Inlined twice: XRC's dispatch must not cost RC a call.
     #[inline(always)]
     fn handle_reliable(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         let is_response = packet.info().is_response();
         match (self.state, is_response) {
-            // Nothing is expected yet, or any more.
+            // No packets are accepted in these states.
             //= IBTA 10.3.1.2: init-takes-receives-and-no-packets
             (QpState::Reset | QpState::Init | QpState::Err | QpState::Sqe, _) => {
                 ctx.counters.rx_wrong_state += 1;
                 Verdict::WrongState(self.state)
             }
-            // Nothing was sent, so nothing can be answered.
+            // Nothing was sent in RTR, so there is nothing to respond to.
             (QpState::Rtr, true) => {
                 ctx.counters.ghost_acks += 1;
                 Verdict::Ghost
@@ -277,7 +277,7 @@ impl Qp {
         }
     }
 
-    /// The first packet of the peer, before the application has gone on to RTS.
+    /// Raises COMM_EST for the peer's first packet, if the application has not moved the QP to RTS yet.
     pub(super) fn note_established(&mut self, ctx: &mut Ctx<'_>) {
         //= IBTA 10.3.1.3: rtr-tells-of-the-first-packet
         if !std::mem::replace(&mut self.established, true) {
@@ -285,7 +285,7 @@ impl Qp {
         }
     }
 
-    /// True if a request of RC is one that this QP may take in now, from its peer, and the one that is due.
+    /// True if an RC request comes from the peer, has the expected PSN, and the QP's state accepts it.
     //= IBTA 9.6.1: opcode-is-of-the-qps-service, pkey-matches, source-is-the-peer, destination-is-our-address
     #[inline(always)]
     pub(super) fn is_due(&self, packet: &Usual<'_>, bth: &Bth) -> bool {
@@ -297,7 +297,7 @@ impl Qp {
         takes && bth.psn == self.responder.expected && self.is_from_its_peer(packet, bth)
     }
 
-    /// True if a whole packet of RC is its peer's.
+    /// True if an RC packet comes from the peer, with matching partition and a length that is a multiple of 4 bytes.
     #[inline(always)]
     pub(super) fn is_from_its_peer(&self, packet: &Usual<'_>, bth: &Bth) -> bool {
         self.qp_type == QpType::Rc
@@ -306,17 +306,17 @@ impl Qp {
             && (packet.payload().len() + usize::from(bth.pad)).is_multiple_of(4)
     }
 
-    /// Why a packet is not for this QP at all (IBTA 9.6.1): service, partition, addresses.
+    /// Checks service, partition and addresses (IBTA 9.6.1), and handles CNPs. Returns `None` if the packet passes.
     fn unacceptable(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Option<Verdict> {
         let service = packet.info().service;
         let is_notification = service == Service::Cnp;
-        // Who sends datagrams to many has no one flow that could be slowed.
+        // A datagram QP has no single flow to slow down: notifications are for connected QPs.
         //= IBTA 9.6.1: opcode-is-of-the-qps-service
         if Some(service) != self.service && !(is_notification && self.qp_type.is_connected()) {
             ctx.counters.rx_wrong_service += 1;
             return Some(Verdict::WrongService);
         }
-        // Full and limited members of the default partition.
+        // Full and limited members of the default partition are accepted.
         //= IBTA 9.6.1: pkey-matches
         //= IBTA 10.9.3: limited-member-is-a-member
         if packet.bth.pkey & 0x7fff != PKEY & 0x7fff {
@@ -324,14 +324,14 @@ impl Qp {
             return Some(Verdict::BadPkey(packet.bth.pkey));
         }
         let av = self.attributes.av.as_ref();
-        // Its own GIDs are of RoCE v2, and so are its answers.
+        // Our GIDs are RoCE v2 GIDs, so responses carry the same addresses.
         //= IBTA 9.6.1: source-is-the-peer, destination-is-our-address
         let from_peer = av.is_some_and(|av| packet.is_on_path(&av.dgid, &av.sgid));
         if av.is_some() && !from_peer && !PlantedBug::AnySource.is() {
             ctx.counters.rx_wrong_source += 1;
             return Some(Verdict::WrongSource);
         }
-        // A packet is whole words on every link: one that is not was made by nobody who keeps to any of it.
+        // Payload and pad of a conforming packet are a multiple of 4 bytes.
         //= IBTA 9.6.1: packet-is-whole-words
         if !(packet.payload.len() + usize::from(packet.bth.pad)).is_multiple_of(4) {
             ctx.counters.rx_malformed += 1;
@@ -340,7 +340,7 @@ impl Qp {
         is_notification.then(|| self.judge_notification(ctx, packet))
     }
 
-    /// A congestion notification from the peer: BECN, 16 bytes that mean nothing, and no more (IBTA annex A17.9.3).
+    /// Handles a congestion notification packet (CNP) from the peer: BECN and 16 reserved bytes (IBTA annex A17.9.3).
     #[cold]
     fn judge_notification(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
         //= IBTA A17.9.3: cnp-is-checked
@@ -366,20 +366,20 @@ impl Qp {
         }
     }
 
-    /// True if another work request can be fetched.
+    /// True if the send queue has room for another work request.
     #[inline(always)]
     pub fn has_send_place(&self) -> bool {
         self.requester.queue.has_room()
     }
 
-    /// Takes in the work request that `copy` brings, and for which there is a place. In an error state it is to be flushed:
-    /// [`Qp::flush_posted`].
+    /// Appends the work request that `copy` writes. The caller must check [`Qp::has_send_place`] first. In an error
+    /// state, call [`Qp::flush_posted`] afterwards.
     #[inline(always)]
     pub fn post_send(&mut self, copy: impl FnOnce(&mut SendWr, &mut [Sge], &mut [u8]) -> FetchedSend) {
         self.requester.queue.push_with(copy);
     }
 
-    /// What was posted in an error state fails at once.
+    /// Flushes newly posted work requests if the QP is in an error state.
     pub fn flush_posted(&mut self, ctx: &mut Ctx<'_>) {
         if matches!(self.state, QpState::Err | QpState::Sqe) {
             self.flush_sends(ctx);
@@ -392,8 +392,7 @@ impl Qp {
         matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err)
     }
 
-    /// True if `next_packet` has something to look at. What must wait for a response or a timer does not count: the
-    /// QP is looked after again when that comes.
+    /// True if `next_packet` may have a packet to send. Packets that wait for a response or a timer do not count.
     pub fn wants_transmit(&self, limits: &Limits) -> bool {
         if self.held {
             return self.has_unpaced();
@@ -401,9 +400,11 @@ impl Qp {
         self.responder.has_replies() || (self.may_send_requests() && !self.must_wait(limits.window))
     }
 
-    /// What would leave next: replies first, but READ responses and requests take turns, so that neither starves
-    /// the other. One request goes ahead of an acknowledgement: an answer that the application gives at once leaves before what is
-    /// shorter and less urgent, and over sockets both make one train. Its payload is described in `Output::gather`.
+    /// Plans the next packet. Its payload is described in `Output::gather`.
+    ///
+    /// Replies precede requests, with two exceptions. READ responses and requests alternate, so that neither starves.
+    /// One request may precede an ACK: an application's immediate reply is more urgent, and over sockets both leave in
+    /// one segmented send.
     pub fn next_packet(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         if self.held {
             return self.next_unpaced(ctx);
@@ -426,7 +427,7 @@ impl Qp {
         self.next_reply(ctx).or_else(|| self.next_request(ctx))
     }
 
-    /// True if it is RC in RTS, nobody decides its rate, and a request would leave before what it has to answer.
+    /// True if the QP is an unpaced RC QP in RTS, and a request takes precedence over its pending replies.
     #[inline(always)]
     pub(super) fn request_goes_first(&self) -> bool {
         let first = match self.responder.replies.front() {
@@ -437,14 +438,14 @@ impl Qp {
         first && self.state == QpState::Rts && self.qp_type == QpType::Rc && self.pace.is_none()
     }
 
-    /// A request has left.
+    /// Updates the alternation of requests and replies after a request was sent.
     #[inline(always)]
     pub(super) fn request_left(&mut self) {
         self.request_is_due = false;
         self.acknowledgement_is_due = self.responder.has_replies();
     }
 
-    /// The planned packet has left.
+    /// Advances the state past `plan`, which the port has accepted.
     pub fn sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
         ctx.counters.sent_pkts += 1;
         ctx.counters.sent_bytes += u64::from(plan.payload_len);
@@ -461,7 +462,7 @@ impl Qp {
         }
     }
 
-    /// The packet that tells its peer of congestion on the way from there (IBTA annex A17.9.3).
+    /// Returns a congestion notification packet (CNP) for the peer (IBTA annex A17.9.3).
     pub fn notification(&self) -> TxPlan {
         //= IBTA A17.9.3: cnp-answers-a-mark
         let mut bth = Bth { opcode: Opcode::CNP, becn: true, ..self.bth() };
@@ -472,18 +473,19 @@ impl Qp {
         TxPlan { bth, ext, payload_len: 0, inline: None, way: None, reason: TxReason::Notification, origin }
     }
 
-    /// The inline payload of a planned packet.
+    /// Returns the inline payload of a planned packet.
     pub fn inline_payload(&self, plan: &TxPlan) -> Option<&[u8]> {
         let (position, offset) = plan.inline?;
         Some(self.requester.queue.inline(position, offset, plan.payload_len))
     }
 
-    /// The dma stage ran an atomic for this QP's peer: what was there before.
+    /// Stores the original value of an atomic that the DMA stage has executed for the peer.
     pub fn atomic_done(&mut self, resource: u8, before: u64) {
         self.responder.atomic_done(resource, before);
     }
 
-    /// Both queues are flushed, in order; what is posted later is flushed then. A refusal that waits still leaves.
+    /// Moves the QP to the error state and flushes both queues in order. Work requests posted later are flushed then. A
+    /// pending NAK that refuses a request is still sent.
     pub(super) fn enter_error(&mut self, ctx: &mut Ctx<'_>) {
         //= IBTA 10.3.1.7: error-flushes-both-queues
         let before = std::mem::replace(&mut self.state, QpState::Err);
@@ -498,7 +500,7 @@ impl Qp {
         }
     }
 
-    /// Changes the path by `change`, whatever the state: stations of a link may get other addresses at any time.
+    /// Applies `change` to the path. Allowed in every state, because a host's MAC address may change at any time.
     pub fn readdress(&mut self, change: impl FnOnce(&mut AddressVector)) {
         if let Some(mut av) = self.attributes.av {
             change(&mut av);
@@ -507,7 +509,7 @@ impl Qp {
         }
     }
 
-    /// Gives its frames a tag of 802.1Q, or none.
+    /// Sets or clears the 802.1Q tag of sent frames.
     pub fn set_tag(&mut self, tag: Option<u16>) {
         if std::mem::replace(&mut self.tag, tag) != tag {
             self.rebuild_template();
@@ -519,9 +521,9 @@ impl Qp {
         self.ends = self.attributes.av.and_then(|av| Ends::of(&av.dgid, &av.sgid));
     }
 
-    /// The headers of what it would send along this path, with a tag of 802.1Q or none.
+    /// Returns the headers for a packet along path `av`. `tag` is the 802.1Q tag, if any.
     pub fn template_along(&self, av: &AddressVector, tag: Option<u16>) -> Template {
-        // A flow label that was given says which way to take; else the pair of QPs does (`rdma_get_udp_sport`, `ib_verbs.h`).
+        // The UDP source port depends on the flow label, or on both QPNs (`rdma_get_udp_sport`, `ib_verbs.h`).
         let port = match av.flow_label {
             0 => entropy_port(self.qpn, self.attributes.dest_qpn),
             label => flow_port(label),
@@ -529,7 +531,7 @@ impl Qp {
         template_of(av, port, tag)
     }
 
-    /// Only the state: `enter_send_queue_error` does the rest.
+    /// Sets the state to SQE. [`Qp::enter_send_queue_error`] also flushes.
     pub(super) fn set_send_queue_error(&mut self) {
         self.state = QpState::Sqe;
     }
@@ -545,7 +547,7 @@ impl Qp {
         self.requester.next_packet = 0;
     }
 
-    /// In SQD, and something that was started is not complete yet.
+    /// True in SQD while a started work request is incomplete.
     pub fn is_draining(&self) -> bool {
         let queue = &self.requester.queue;
         self.state == QpState::Sqd && !queue.is_empty() && queue.at(queue.tail()).started
@@ -555,12 +557,12 @@ impl Qp {
         std::mem::take(&mut self.drain_requested)
     }
 
-    /// As whom it and its peer present keys.
+    /// Returns the identity under which keys are checked.
     pub(super) fn user(&self) -> User {
         User { pd: self.pd, qp: self.index }
     }
 
-    /// Checks what a request asks for against the domain that it was taken in.
+    /// Checks a peer's key against `pd`, the domain that was current when the request was accepted.
     pub(super) fn check_remote_in(
         &self,
         pd: PdId,

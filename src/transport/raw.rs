@@ -1,9 +1,9 @@
-//! Raw packets (`IBV_QPT_RAW_PACKET`): whole frames, written and read by the application.
+//! Raw packets (`IBV_QPT_RAW_PACKET`): the application reads and writes whole frames.
 //!
-//! A message is a frame from its Ethernet header on, without FCS; nothing is added to it and nothing checked in it. A request is done
-//! when its frame has left. What comes is what flows steer to the QP ([`crate::flow`]); who steers is the NIC.
+//! A message is a frame that begins with its Ethernet header and has no FCS. Contents are neither changed nor checked.
+//! A request is complete once its frame is sent. Flows ([`crate::flow`]) define which frames the NIC steers to the QP.
 //!
-//! As with datagrams, what is longer than the receive that it would take is dropped and counted, and the receive waits on.
+//! A frame longer than its receive is dropped and counted, and the receive stays posted, as for datagrams.
 
 use super::scatter::{self, FramePayload, ListError};
 use super::send_queue::Wqe;
@@ -13,7 +13,7 @@ use crate::verbs::{QpState, RecvWr, Wc, WcOpcode, WcStatus};
 use crate::wire::{Bth, Ext};
 
 impl Qp {
-    /// A frame that is shorter than its header or longer than the link carries fails with LOC_LEN.
+    /// Plans a frame. Fails with LOC_LEN if it is shorter than an Ethernet header or longer than the link allows.
     pub(super) fn plan_raw(&self, ctx: &mut Ctx<'_>, position: u32, wqe: &Wqe) -> Result<TxPlan, WcStatus> {
         let longest = ctx.longest_frame.min(usize::from(u16::MAX)) as u64;
         //= IBTA 9.8.4: raw-is-no-longer-than-the-link
@@ -23,13 +23,13 @@ impl Qp {
         let payload_len = wqe.length as u16;
         let inline = self.gather_payload(ctx, position, wqe, 0, payload_len)?;
         //= IBTA 9.8.4: raw-frame-is-sent-as-it-is
-        // No header is made of it; the PSN only counts.
+        // The BTH is not sent; its PSN only counts.
         let bth = Bth { psn: self.requester.position(), ..Bth::default() };
         let (reason, origin) = (TxReason::New, Origin::Unacknowledged);
         Ok(TxPlan { bth, ext: Ext::None, payload_len, inline, way: None, reason, origin })
     }
 
-    /// A frame of `length` bytes was steered here; `frame` is its number in the receive burst.
+    /// Handles a frame of `length` bytes, steered to this QP. `frame` is its index in the receive burst.
     pub fn handle_frame(&mut self, ctx: &mut Ctx<'_>, length: usize, frame: u16) -> Verdict {
         if matches!(self.state(), QpState::Reset | QpState::Init | QpState::Err) {
             ctx.counters.rx_wrong_state += 1;
@@ -58,7 +58,8 @@ impl Qp {
         Verdict::Executed
     }
 
-    /// The memory of the receive for the frame that was handled last is not there. `completions`: how many there were before it.
+    /// Fails the receive of the frame that was handled last, because its memory is missing. `completions` is the number
+    /// of pending completions before the frame.
     pub(crate) fn frame_fault(&mut self, ctx: &mut Ctx<'_>, completions: usize) -> Verdict {
         if let Some((_, wc)) = ctx.out.completions.drain(completions..).next() {
             self.responder.receive = Some(RecvWr { wr_id: wc.wr_id, num_sge: 0 });

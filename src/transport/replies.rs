@@ -1,7 +1,7 @@
-//! Replies that wait to leave, in the order in which the specification wants them seen (IBTA 9.5).
+//! Pending replies, in the order in which the specification requires them to be sent (IBTA 9.5).
 //!
-//! An acknowledgement must not overtake the response of a READ before it, so both stand in one queue.
-//! Acknowledgements that follow one another coalesce into the last.
+//! An ACK must not overtake an earlier READ response, so one queue holds all replies. Adjacent ACKs coalesce into the
+//! later one.
 
 use std::collections::VecDeque;
 
@@ -11,39 +11,39 @@ use crate::wire::Psn;
 /// A reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Acknowledges everything up to `psn`.
+    /// Acknowledges all PSNs up to `psn`.
     Ack {
-        /// The last PSN in order.
+        /// Last PSN received in order.
         psn: Psn,
-        /// Messages completed by then.
+        /// Number of messages completed at that time.
         msn: u32,
     },
-    /// Refuses `psn`, or asks for it.
+    /// Refuses `psn`, or requests its retransmission.
     Nak {
-        /// The PSN in question.
+        /// The PSN refused or requested.
         psn: Psn,
-        /// Messages completed by then.
+        /// Number of messages completed at that time.
         msn: u32,
-        /// Why, which gives the code.
+        /// Reason, which determines the NAK code.
         why: Check,
     },
-    /// Asks the peer to come again later.
+    /// Asks the peer to send again after a wait, because no receive is posted.
     RnrNak {
-        /// The PSN in question.
+        /// The PSN of the request.
         psn: Psn,
-        /// Messages completed by then.
+        /// Number of messages completed at that time.
         msn: u32,
-        /// The code of the RNR timer, 0 to 31: how long the peer is to wait.
+        /// RNR timer code of the wait, 0 to 31.
         timer: u8,
     },
-    /// The packets of a READ response, from a responder resource.
+    /// READ response packets, from this responder resource.
     Read(u8),
-    /// The response of an atomic, from a responder resource.
+    /// Atomic response, from this responder resource.
     Atomic(u8),
 }
 
 //= IBTA 9.5: ack-follows-read-response
-/// The queue. Bounded: what does not fit is not queued, and the peer's timer asks again.
+/// The queue of pending replies. Bounded: a reply that does not fit is dropped, and the peer's timer asks again.
 #[derive(Debug)]
 pub(super) struct Replies {
     queue: VecDeque<Reply>,
@@ -51,55 +51,55 @@ pub(super) struct Replies {
 }
 
 impl Replies {
-    /// A queue for a responder with `resources` READs and atomics.
+    /// Returns a queue for a responder with `resources` resources.
     pub(super) fn new(resources: usize) -> Replies {
-        // One acknowledgement can stand behind each response, a NAK behind that.
+        // Worst case: an ACK behind each response, and a NAK behind that.
         let bound = 2 * resources + 4;
         Replies { queue: VecDeque::with_capacity(bound + 1), bound }
     }
 
-    /// The responder has `resources` READs and atomics now; fewer than before change nothing.
+    /// Enlarges the queue for a responder with `resources` resources. Never shrinks it.
     pub(super) fn make_room_for(&mut self, resources: usize) {
         self.bound = self.bound.max(2 * resources + 4);
         self.queue.reserve(self.bound + 1 - self.queue.len());
     }
 
-    /// The oldest.
+    /// Returns the oldest reply.
     pub(super) fn front(&self) -> Option<Reply> {
         self.queue.front().copied()
     }
 
-    /// Takes the oldest out.
+    /// Removes the oldest reply.
     pub(super) fn pop(&mut self) {
         self.queue.pop_front();
     }
 
-    /// Takes a reply out, wherever it stands.
+    /// Removes `reply` from any place in the queue.
     pub(super) fn remove(&mut self, reply: Reply) {
         self.queue.retain(|r| *r != reply);
     }
 
-    /// True if an acknowledgement stands last, with which the next one becomes one.
+    /// True if the last reply is an ACK, which a further one would replace.
     pub(super) fn ends_with_ack(&self) -> bool {
         matches!(self.queue.back(), Some(Reply::Ack { .. }))
     }
 
-    /// How many wait.
+    /// Returns the number of pending replies.
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// True if none waits.
+    /// True if no reply is pending.
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Forgets all.
+    /// Removes all replies.
     pub(super) fn clear(&mut self) {
         self.queue.clear();
     }
 
-    /// Appends a reply; an acknowledgement directly behind another takes its place. False: full.
+    /// Appends a reply. An ACK directly behind another replaces it. Returns false if the queue is full.
     pub(super) fn push(&mut self, reply: Reply) -> bool {
         //= IBTA 9.7.5.1: acks-coalesce
         if let (Reply::Ack { .. }, Some(last @ Reply::Ack { .. })) = (reply, self.queue.back_mut()) {
@@ -113,7 +113,8 @@ impl Replies {
         true
     }
 
-    /// Puts a reply before the first that `is_behind` it; of two acknowledgements side by side the later stands for both. False: full.
+    /// Inserts a reply before the first one for which `is_behind` is true. Of two adjacent ACKs, only the later is
+    /// kept. Returns false if the queue is full.
     pub(super) fn insert_before(&mut self, reply: Reply, is_behind: impl Fn(&Reply) -> bool) -> bool {
         let at = self.queue.iter().position(is_behind).unwrap_or(self.queue.len());
         if matches!(reply, Reply::Ack { .. }) {
@@ -133,25 +134,25 @@ impl Replies {
         true
     }
 
-    /// Appends the refusal after which there are no more replies: there is always room for that one.
+    /// Appends the NAK that refuses a request. No reply follows it, so that it may exceed the bound.
     pub(super) fn push_last(&mut self, reply: Reply) {
         self.queue.push_back(reply);
     }
 
-    /// Takes the newest out if it is so.
+    /// Removes the newest reply if `is_so` is true for it.
     pub(super) fn pop_back_if(&mut self, is_so: impl Fn(&Reply) -> bool) {
         if self.queue.back().is_some_and(is_so) {
             self.queue.pop_back();
         }
     }
 
-    /// Keeps what stands before the last reply of this kind, and that; without one, nothing.
+    /// Drops all replies behind the last one for which `is_last` is true; all replies if there is none.
     pub(super) fn truncate_behind(&mut self, is_last: impl Fn(&Reply) -> bool) {
         let kept = self.queue.iter().rposition(is_last).map_or(0, |at| at + 1);
         self.queue.truncate(kept);
     }
 
-    /// Puts a reply before all others: what the oldest turned into.
+    /// Inserts a reply before all others, in place of the oldest one.
     pub(super) fn push_front(&mut self, reply: Reply) {
         self.queue.push_front(reply);
     }

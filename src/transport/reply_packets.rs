@@ -1,4 +1,4 @@
-//! What the responder's replies look like as packets, and when they have left.
+//! Packets of the responder's pending replies.
 
 use super::check::Check;
 use super::replies::Reply;
@@ -6,11 +6,11 @@ use super::{Ctx, Gather, Origin, Qp, TxPlan, TxReason};
 use crate::verbs::{Access, AsyncEvent, EventKind, QpState};
 use crate::wire::{Aeth, Bth, Ext, Opcode, Psn, Reth, Syndrome};
 
-/// Credits in an AETH that say nothing (IBTA 9.7.7.2).
+/// AETH credit code for no information (IBTA 9.7.7.2).
 pub(super) const NO_CREDITS: u8 = 31;
 
 impl Qp {
-    /// The reply that would leave next.
+    /// Plans the packet of the oldest pending reply.
     pub(super) fn next_reply(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         loop {
             let reply = self.responder.replies.front()?;
@@ -36,8 +36,8 @@ impl Qp {
         }
     }
 
-    /// A READ's region was deregistered before its response had left: the rest is refused. Not if it is the answer to
-    /// a duplicate: silence then, the peer may have had it all long ago.
+    /// Refuses the rest of a READ, because its region was deregistered meanwhile. The response to a duplicate is
+    /// dropped silently, because the peer may have received the first response.
     fn region_vanished(&mut self, ctx: &mut Ctx<'_>, reply: Reply) {
         let r = &mut self.responder;
         r.replies.pop();
@@ -50,16 +50,16 @@ impl Qp {
         //= IBTA 9.7.5.2.4: read-that-fails-later-is-nakd
         r.replies.push_front(Reply::Nak { psn, msn: r.msn, why: Check::Gone });
         ctx.counters.resp_remote_access_errors += 1;
-        // A refusal that waits behind it has been told of.
+        // A pending NAK has raised its event already.
         if self.state() != QpState::Err {
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
         }
         self.enter_error(ctx);
     }
 
-    /// 31: no information, unless credits are in use.
+    /// Returns the credit code for an AETH. Without end-to-end credits, 31 (no information).
     fn credits(&self, ctx: &Ctx<'_>) -> u8 {
-        // Receives that others may take are no credit (IBTA 9.7.7.2).
+        // Receives of a shared queue are no credit, because other QPs may take them (IBTA 9.7.7.2).
         //= IBTA 9.7.7.2: credits-are-told
         if !self.attributes().end_to_end_credits || self.shares_receives {
             return NO_CREDITS;
@@ -122,7 +122,7 @@ impl Qp {
         })
     }
 
-    /// The reply at the front has left.
+    /// Advances the state past the reply packet at the front, which is sent.
     pub(super) fn reply_sent(&mut self) {
         let r = &mut self.responder;
         let slot = match r.replies.front() {

@@ -1,4 +1,4 @@
-//! The requester: work requests become request packets (IBTA 9.7.2, 9.7.5).
+//! The requester: sends work requests as request packets (IBTA 9.7.2, 9.7.5).
 //!
 //! ```text
 //!   send queue   tail ........ next ............ head
@@ -7,9 +7,9 @@
 //!   PSNs         una ....... position ... sent_end
 //! ```
 //!
-//! `next`/`next_packet` is where transmission stands; going back moves it to `una` and nothing else, because packets are
-//! built from work requests each time. `sent_end` never goes back: what lies beyond it was never sent, so
-//! nothing may acknowledge it.
+//! The position (`next`, `next_packet`) is the next packet to send. A rewind only moves it back to `una`, because every
+//! packet is built from its work request. `sent_end` never moves back: PSNs from there on were never sent, so that no
+//! valid response acknowledges them.
 
 use super::planted::PlantedBug;
 use super::replies::Reply;
@@ -21,42 +21,42 @@ use crate::time::Nanos;
 use crate::verbs::{Access, QpState, SendFlags, WcStatus, WrOpcode};
 use crate::wire::{AtomicEth, Bth, Ext, Feth, Opcode, Psn, Reth, credits};
 
-/// PSNs between which an earlier one and a later one are told apart.
+/// Largest distance at which the order of two PSNs is known.
 const HALF_CIRCLE: u32 = 1 << 23;
 
-/// The requester's state.
+/// State of the requester.
 #[derive(Debug)]
 pub(super) struct Requester {
     pub(super) queue: SendQueue,
-    /// The work request that is sent next.
+    /// Send queue position of the next work request to send.
     pub(super) next: u32,
-    /// Which of its packets.
+    /// Index of its next packet.
     pub(super) next_packet: u32,
-    /// The PSN that the next work request to start gets.
+    /// First PSN of the next work request to start.
     pub(super) psn: Psn,
-    /// The oldest PSN that is not acknowledged.
+    /// The oldest unacknowledged PSN.
     pub(super) una: Psn,
-    /// The PSN after the last that was ever sent.
+    /// The PSN after the last one ever sent.
     pub(super) sent_end: Psn,
-    /// Work requests between tail and next that wait for a response of their own.
+    /// Number of READs and atomics between tail and next: sent, and their response is outstanding.
     pub(super) reads_outstanding: u32,
-    /// Packets since one that asked for an acknowledgement.
+    /// Number of packets since the last one that asked for an acknowledgement.
     pub(super) since_ack_request: u32,
-    /// When the oldest packet is given up.
+    /// Time of the next retransmission by timeout.
     pub(super) retransmit_at: Nanos,
-    /// The peer asked for peace until then.
+    /// End of the RNR wait that the peer has asked for.
     pub(super) rnr_until: Option<Nanos>,
     pub(super) retries_left: u8,
     pub(super) rnr_retries_left: u8,
-    /// Why packets before `sent_end` leave again.
+    /// Cause of the retransmission of packets before `sent_end`.
     pub(super) going_back: Option<Cause>,
-    /// A response overtook another; until something new is acknowledged, more of the kind are no news.
+    /// An implied NAK was handled. Further overtaking responses are ignored until something new is acknowledged.
     pub(super) implied_nak: bool,
-    /// The work request at `next` cannot be sent; it fails when it is the oldest.
+    /// Status of an unsendable work request at `next`, which fails once it is the oldest.
     pub(super) failed: Option<WcStatus>,
-    /// Messages that the peer has completed, and receives that it had then (AETH credits), if that is in use.
+    /// Number of the last message for which the peer has a receive (AETH's MSN plus credits), if credits are in use.
     pub(super) credit_limit: Option<u32>,
-    /// Messages started and completed, 24 bits, as the peer's MSN counts them.
+    /// Number of completed messages, modulo 2^24, as in the peer's MSN.
     pub(super) messages_done: u32,
 }
 
@@ -83,21 +83,21 @@ impl Requester {
         }
     }
 
-    /// Starts with nothing sent and nothing outstanding.
+    /// Starts at `psn` with nothing outstanding.
     pub(super) fn start(&mut self, psn: Psn) {
         self.psn = psn;
         self.una = psn;
         self.sent_end = psn;
     }
 
-    /// Forgets everything.
+    /// Removes all work requests and resets the state.
     pub(super) fn reset(&mut self) {
         let mut queue = std::mem::take(&mut self.queue);
         queue.reset();
         *self = Requester::new(queue);
     }
 
-    /// The PSN of the next packet, new or again.
+    /// Returns the PSN of the next packet, a first transmission or not.
     pub(super) fn position(&self) -> Psn {
         if self.next == self.queue.head() {
             return self.psn;
@@ -107,7 +107,7 @@ impl Requester {
         if wqe.started { wqe.first_psn + self.next_packet } else { self.psn }
     }
 
-    /// Moves the position to `psn`, which is `una` or a PSN that was sent before.
+    /// Moves the position to `psn`, which must be `una` or a PSN that was sent before.
     pub(super) fn rewind_to(&mut self, psn: Psn) {
         let mut at = self.queue.tail();
         let mut reads = 0;
@@ -128,16 +128,15 @@ impl Requester {
         self.since_ack_request = 0;
     }
 
-    /// Packets sent and not acknowledged. The position is never behind `una`; a READ of 2^31 bytes can be 2^23 ahead,
-    /// where signed distances end.
+    /// Returns the number of packets in flight. Computed modulo 2^24: a READ of 2^31 bytes can move the position 2^23
+    /// PSNs ahead, too far for a signed distance. The position is never behind `una`.
     pub(super) fn in_flight(&self) -> u32 {
         (self.position() - self.una.value()).value()
     }
 }
 
 impl Qp {
-    /// A request that could leave now. A work request that cannot be sent at all is marked here, and fails when it
-    /// is the oldest.
+    /// Plans the next request packet. A work request that cannot be sent is marked, and fails once it is the oldest.
     pub(super) fn next_request(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         if !self.may_send_requests() {
             return None;
@@ -163,27 +162,27 @@ impl Qp {
         plan
     }
 
-    /// True if some of what it has to send is more than an acknowledgement: a request, an answer or a refusal.
+    /// True if something other than an ACK is ready to be sent: a request, a response or a NAK.
     pub fn is_pressing(&self, limits: &Limits) -> bool {
         let acknowledges = matches!(self.responder.replies.front(), None | Some(Reply::Ack { .. }));
         !acknowledges || (!self.held && self.may_send_requests() && !self.must_wait(limits.window))
     }
 
-    /// True if there is a work request that is neither failed nor held back by the state or an RNR timer.
+    /// True if a work request is waiting and neither failed nor blocked by the QP's state or an RNR wait.
     pub(super) fn may_send_requests(&self) -> bool {
         let r = &self.requester;
         let is_there = r.next != r.queue.head() && r.rnr_until.is_none() && r.failed.is_none();
         is_there
             && match self.state() {
                 QpState::Rts => true,
-                // What was started finishes, nothing new starts.
+                // In SQD, started work requests are finished, and no new one is started.
                 //= IBTA 10.3.1.5: sqd-finishes-what-has-begun
                 QpState::Sqd => r.queue.at(r.next).started,
                 _ => false,
             }
     }
 
-    /// Checks that need doing once, before the first packet.
+    /// Validates a work request before its first packet.
     fn check_start(&self, ctx: &Ctx<'_>) -> Result<(), WcStatus> {
         let r = &self.requester;
         let wqe = r.queue.at(r.next);
@@ -213,12 +212,13 @@ impl Qp {
             _ => {}
         }
         //= IBTA 10.6.3.1: local-writing-needs-a-right
-        // A result that could not be stored must not be asked for: the peer's side of it would be done.
+        // Check the destination before the request is sent: the peer would execute it although its result cannot be
+        // stored.
         scatter::check(ctx.memory, self.pd, r.queue.sges(r.next), Access::LOCAL_WRITE)
             .map_err(|_| WcStatus::LocProt)
     }
 
-    /// True if the packet at the position has to wait for responses; `window`: packets in flight at most.
+    /// True if the packet at the position must wait for responses. `window` is the maximum number of packets in flight.
     pub(super) fn must_wait(&self, window: u32) -> bool {
         let r = &self.requester;
         let wqe = r.queue.at(r.next);
@@ -228,22 +228,22 @@ impl Qp {
         let starts = !wqe.started;
         //= IBTA 10.8.3.3: fence-waits-for-reads
         let fenced = starts && wqe.wr.flags.contains(SendFlags::FENCE) && r.reads_outstanding > 0;
-        // What was started before and leaves again was within the limit then. A limit of 0 is none to wait for: the work
-        // request fails when its turn comes.
+        // A retransmission was within the limit before. A limit of 0 is no reason to wait: `check_start` fails the work
+        // request.
         //= IBTA 9.7.3: reads-and-atomics-are-bounded
         let reads_full = starts
             && wqe.wr.opcode.takes_resource()
             && r.reads_outstanding >= u32::from(self.attributes().max_rd_atomic.max(1));
         let in_flight = r.in_flight();
         let window_full = in_flight >= window;
-        // PSNs are told apart over half their circle, which a READ of 2^31 bytes in packets of 256 fills alone.
+        // PSNs are ordered within half of their circle, which a READ of 2^31 bytes fills alone at an MTU of 256 bytes.
         //= IBTA 9.7.1: psns-in-flight-are-told-apart
         let too_far = starts && in_flight > 0 && in_flight + self.packets_of(r.next) > HALF_CIRCLE;
         fenced || reads_full || window_full || too_far || (starts && self.lacks_credit(wqe))
     }
 
-    /// End-to-end credits (IBTA 9.7.7.2): a SEND or WRITE with immediate beyond the limit waits, unless it is
-    /// the only message, which may always probe.
+    /// End-to-end credits (IBTA 9.7.7.2): True if a message that takes a receive exceeds the limit. The only
+    /// outstanding message may always be sent as a probe.
     fn lacks_credit(&self, wqe: &Wqe) -> bool {
         let r = &self.requester;
         //= IBTA 9.7.7.2: credits-hold-sends-back
@@ -256,7 +256,7 @@ impl Qp {
         Psn::new(limit).is_before(Psn::new(number))
     }
 
-    /// The packet at the position; `None`: its payload may not be read.
+    /// Plans the packet at the position. Returns `None` if its payload may not be read.
     fn plan_request(&self, ctx: &mut Ctx<'_>, position: u32) -> Option<TxPlan> {
         let r = &self.requester;
         let wqe = r.queue.at(position);
@@ -332,7 +332,7 @@ impl Qp {
         TxReason::Again { cause, attempt: of.saturating_sub(left), of }
     }
 
-    /// The request that `next_request` planned has left.
+    /// Advances the state past the packet that `next_request` planned, which is sent.
     pub(super) fn request_sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
         let packets = self.packets_of(self.requester.next);
         let again = matches!(plan.reason, TxReason::Again { .. });
@@ -368,7 +368,7 @@ impl Qp {
         ctx.counters.retransmitted_packets += u64::from(again);
     }
 
-    /// PSNs that a work request takes: one for each packet of its payload, or of its response.
+    /// Returns the number of PSNs that a work request takes: one for each packet of its payload or its response.
     fn packets_of(&self, position: u32) -> u32 {
         let wqe = self.requester.queue.at(position);
         if wqe.wr.opcode.takes_resource() && wqe.wr.opcode != WrOpcode::Read {
@@ -378,7 +378,7 @@ impl Qp {
         packets_for(wqe.length, self.attributes().path_mtu.bytes())
     }
 
-    /// Takes the credits of an AETH in. A limit that was given is not taken back: a smaller one is an old one.
+    /// Updates the credit limit from an AETH. A smaller limit than the current one is outdated, and ignored.
     pub(super) fn note_credits(&mut self, code: u8, msn: u32) {
         if !self.attributes().end_to_end_credits {
             return;
@@ -391,17 +391,17 @@ impl Qp {
     }
 }
 
-/// Packets that carry `length` bytes; an empty message takes one.
+/// Returns the number of packets that carry `length` bytes. An empty message takes one packet.
 pub(super) fn packets_for(length: u64, mtu: usize) -> u32 {
     length.div_ceil(mtu as u64).max(1) as u32
 }
 
 fn reth(wqe: &Wqe, offset: u64, length: u64) -> Reth {
-    // The peer judges the address: one that wraps is out of every region's bounds.
+    // A wrapping address is left to the peer, which refuses it as out of bounds.
     Reth { va: wqe.wr.remote_addr.wrapping_add(offset), rkey: wqe.wr.rkey.0, dma_len: length as u32 }
 }
 
-/// A FLUSH asks for something, of no more than 2^31 bytes.
+/// Checks a FLUSH: a placement type is given, and the length is at most 2^31 bytes.
 fn check_flush(wqe: &Wqe) -> Result<(), WcStatus> {
     let asks = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
     match wqe.wr.compare_add <= u64::from(MAX_MESSAGE) {
@@ -421,7 +421,7 @@ fn atomic(wqe: &Wqe) -> (Opcode, AtomicEth) {
     }
 }
 
-/// Opcode and headers of a packet of a SEND or WRITE of RC; those of UC differ in the bits of the service.
+/// Returns the opcode and the extension headers of a SEND or WRITE packet of RC. UC sets its service bits afterwards.
 pub(super) fn segment(wqe: &Wqe, first: bool, last: bool) -> (Opcode, Ext) {
     let imm = wqe.wr.imm;
     //= IBTA 9.7.3: message-is-cut-at-the-path-mtu

@@ -1,7 +1,7 @@
-//! The responder: requests become memory operations and replies (IBTA 9.7.4, 9.7.5.1, 9.9.3).
+//! The responder: executes requests as memory operations and replies (IBTA 9.7.4, 9.7.5.1, 9.9.3).
 //!
-//! A request is looked at in the specification's order: its PSN (in turn, ahead, seen before), then its opcode against
-//! the message under way, then its length, then its rights. Only what passes all of them touches memory.
+//! Checks follow the order of the specification: the PSN (expected, ahead, duplicate), then the opcode in the message
+//! sequence, then the length, then the access rights. Only a request that passes all checks accesses memory.
 
 use super::check::Check;
 use super::message::Message;
@@ -17,29 +17,29 @@ use crate::verbs::{
 };
 use crate::wire::{NakCode, Operation, Packet, Position, Psn, Reth, rnr_timer_ns};
 
-/// A READ or an atomic that was executed, for its response and for duplicates of it.
+/// An executed READ or atomic, kept for its response and for duplicates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resource {
     pub(super) operation: Operation,
     pub(super) first_psn: Psn,
     pub(super) packets: u32,
-    /// The packet of the response that leaves next.
+    /// Index of the response packet to send next.
     pub(super) next: u32,
     pub(super) reth: Reth,
     pub(super) msn: u32,
-    /// The domain in which its key was good.
+    /// Protection domain in which the key was valid.
     pub(super) pd: PdId,
-    /// What an atomic found.
+    /// Original value found by an atomic.
     pub(super) result: u64,
-    /// A reply for it waits in the queue.
+    /// True while its reply is queued.
     pub(super) queued: bool,
     pub(super) again: bool,
 }
 
-/// A request that cannot be executed.
+/// Reason why a request is refused.
 pub(super) struct RequestRefused {
     pub(super) check: Check,
-    /// How the receive that was taken for it completes; `None`: it is flushed.
+    /// Completion status of the receive that the request took. `None`: the receive is flushed.
     pub(super) receive: Option<WcStatus>,
 }
 
@@ -49,33 +49,35 @@ impl From<Check> for RequestRefused {
     }
 }
 
-/// How a request that passed went.
+/// Outcome of a request that passed all checks.
 pub(super) enum Executed {
     Done,
-    /// There is no receive for it.
+    /// No receive is posted.
     NotReady,
 }
 
-/// The responder's state.
+/// State of the responder.
 #[derive(Debug)]
 pub(super) struct Responder {
-    /// The PSN that is due.
+    /// The expected PSN.
     pub(super) expected: Psn,
-    /// Messages completed, 24 bits.
+    /// Number of completed messages, modulo 2^24.
     pub(super) msn: u32,
     pub(super) message: Message,
     pub(super) receive: Option<RecvWr>,
     pub(super) sges: Box<[Sge]>,
-    /// The domain of the memory in `sges`.
+    /// Protection domain of the memory in `sges`.
     pub(super) receive_pd: PdId,
-    /// XRC: the queue that the message under way named.
+    /// XRC: the shared receive queue of the message in progress.
     pub(super) srqn: Srqn,
-    /// A NAK has asked for `expected`: silence until it comes. After an RNR NAK until its wait is over: what is ahead then is sent
-    /// again already, and its head was lost, of which nothing else would tell the peer before its timer.
+    /// Packets ahead of `expected` are dropped without a NAK until this time. `Nanos::MAX` after a sequence NAK: until
+    /// `expected` arrives. After an RNR NAK, until its wait ends. A packet ahead that arrives after the wait belongs to
+    /// the retransmission, and shows that its first packet was lost. Without a NAK, only the peer's timer would reveal
+    /// the loss.
     silent_until: Nanos,
-    /// The acknowledgement that was queued last answers nothing but duplicates.
+    /// True if the last ACK in the queue answers duplicates only.
     pub(super) answers_duplicates: bool,
-    /// Packets since the last acknowledgement was queued.
+    /// Number of packets executed since an acknowledgement was queued.
     unacknowledged: u32,
     pub(super) replies: Replies,
     pub(super) resources: Vec<Option<Resource>>,
@@ -113,8 +115,8 @@ impl Responder {
         self.next_resource = 0;
     }
 
-    /// `max_dest_rd_atomic`. What was executed is kept, for the duplicates that may come, and so are the places of a
-    /// larger number from before: the peer knows how many it may use.
+    /// Applies `max_dest_rd_atomic`. Stored results are kept for duplicates. The table never shrinks, because the peer
+    /// observes the limit by itself.
     pub(super) fn set_resources(&mut self, count: u8) {
         let count = usize::from(count).max(self.resources.len());
         //= IBTA 9.7.5.1: as-many-results-are-kept-as-agreed
@@ -132,21 +134,21 @@ impl Responder {
         }
     }
 
-    /// In the error state nothing leaves any more but a refusal that is on its way, and what stands before it: the
-    /// peer is owed the answers to what it asked before.
+    /// Drops the pending replies on entry to the error state. A NAK that refuses a request is still sent, and so are
+    /// the replies before it, which answer earlier requests.
     pub(super) fn keep_up_to_refusal(&mut self) {
         let is_refusal = |r: &Reply| matches!(r, Reply::Nak { why, .. } if *why != Check::Turn);
         //= IBTA 9.7.5.1: nothing-follows-a-refusal
         self.replies.truncate_behind(is_refusal);
     }
 
-    /// The check that a packet failed which does not go on with the message under way.
+    /// Returns the check that fails when a packet does not continue the message in progress.
     #[cold]
     pub(super) fn out_of_order(&self) -> Check {
         if self.message == Message::None { Check::NotBegun } else { Check::MidMessage }
     }
 
-    /// Why the acknowledgement leaves that is the oldest reply.
+    /// Returns the reason for sending the ACK at the front of the queue.
     pub(super) fn reason_of_ack(&self) -> TxReason {
         let again = self.answers_duplicates && self.replies.len() == 1;
         if again { TxReason::AnswerAgain } else { TxReason::Answer }
@@ -164,13 +166,14 @@ impl Responder {
         }
     }
 
-    /// A packet came when it was due: nobody is asked for it any more.
-    pub(super) fn in_turn(&mut self) {
+    /// Ends the silence after a NAK: the expected packet has arrived.
+    pub(super) fn end_silence(&mut self) {
         self.silent_until = Nanos::ZERO;
     }
 
-    /// A packet of a SEND or WRITE was executed: the next one is due; acknowledge if asked to, or now and then.
-    pub(super) fn executed_in_turn(&mut self, ack_req: bool, limits: &Limits) {
+    /// Expects the next PSN after an executed SEND or WRITE packet. Queues an ACK if the packet asks for one, or if
+    /// `ack_coalesce` packets are unacknowledged.
+    pub(super) fn expect_next(&mut self, ack_req: bool, limits: &Limits) {
         self.expected = self.expected.next();
         self.unacknowledged += 1;
         //= IBTA 9.7.5.1: ack-answers-ack-request
@@ -185,9 +188,9 @@ impl Responder {
         self.message = Message::None;
     }
 
-    /// The place for another READ or atomic; `None`: the responses to all of them still wait to leave for the first
-    /// time. An answer to a duplicate gives way: a peer within its limit has the first answer already, and the
-    /// duplicate was an old packet that came late.
+    /// Allocates a resource for a READ or atomic. Returns `None` if the oldest resource's first response is still
+    /// queued, so that the peer exceeds its limit. A queued response to a duplicate is dropped instead: a peer within
+    /// its limit has the first response already, and the duplicate was a delayed packet.
     fn place_resource(&mut self, resource: Resource) -> Option<u8> {
         let slot = self.next_resource;
         let old = self.resources.get(slot)?.filter(|r| r.queued);
@@ -229,7 +232,7 @@ impl Qp {
         if ahead < 0 {
             return self.handle_duplicate(ctx, packet);
         }
-        r.in_turn();
+        r.end_silence();
         match self.execute(ctx, packet, frame) {
             Ok(Executed::Done) => {
                 self.after_request(ctx, packet);
@@ -241,7 +244,7 @@ impl Qp {
                 //= IBTA 9.7.5.2.8: rnr-nak-has-the-qps-timer
                 let timer = self.attributes().min_rnr_timer;
                 let r = &mut self.responder;
-                // What follows is ahead of its turn and dropped in silence: the peer knows.
+                // Packets ahead are dropped silently during the wait: the peer will send them again.
                 //= IBTA 9.7.5.2.8: rnr-nak-is-followed-by-silence
                 r.silent_until = match PlantedBug::SilentAfterRnr.is() {
                     false => ctx.now + Nanos(rnr_timer_ns(timer)),
@@ -357,7 +360,7 @@ impl Qp {
         }
         if payload.length > 0 {
             //= IBTA 9.7.4.1.5: key-is-checked-with-each-packet
-            // Checked for each packet: the region may be gone since the first.
+            // The region may have been deregistered since the first packet.
             let va = reth.va.wrapping_add(received);
             let to = self
                 .check_remote(ctx, va, reth.rkey, payload.length.into(), Access::REMOTE_WRITE)
@@ -380,7 +383,7 @@ impl Qp {
     fn check_write_start(&self, ctx: &Ctx<'_>, reth: &Reth) -> Result<(), RequestRefused> {
         self.check_allowed(Access::REMOTE_WRITE, reth)?;
         //= IBTA 9.7.4.1.5: empty-access-checks-no-key
-        // An empty WRITE does not look at the key (IBTA 9.7.4.1.5).
+        // The key of an empty WRITE is not checked (IBTA 9.7.4.1.5).
         if reth.dma_len > 0 {
             //= IBTA 9.7.4.1.5: write-is-checked-as-a-whole
             self.check_remote(ctx, reth.va, reth.rkey, reth.dma_len.into(), Access::REMOTE_WRITE)?;
@@ -420,7 +423,7 @@ impl Qp {
         Ok(Executed::Done)
     }
 
-    /// Takes a responder resource and queues its reply, unless the peer has more outstanding than was agreed.
+    /// Allocates a resource and queues its reply. Fails if the peer exceeds the agreed number of READs and atomics.
     pub(super) fn enqueue_resource(
         &mut self,
         operation: Operation,
@@ -450,14 +453,14 @@ impl Qp {
         Ok(resource)
     }
 
-    /// The request was executed: the next one is due; acknowledge if asked to, or now and then.
+    /// Expects the next PSN after an executed request, and queues an acknowledgement if one is due.
     fn after_request(&mut self, ctx: &Ctx<'_>, packet: &Packet) {
         let r = &mut self.responder;
         let operation = packet.info().operation;
         //= IBTA 9.7.5.1: read-response-acknowledges-what-is-before
         let answers_itself = !matches!(operation, Operation::Send | Operation::Write);
         if answers_itself {
-            // The response acknowledges it.
+            // The response acknowledges the request.
             let packets = match packet.reth().filter(|_| operation == Operation::ReadRequest) {
                 Some(reth) => packets_for(reth.dma_len.into(), self.attributes().path_mtu.bytes()),
                 None => 1,
@@ -468,10 +471,10 @@ impl Qp {
             r.unacknowledged = 0;
             return;
         }
-        r.executed_in_turn(packet.bth.ack_req, ctx.limits);
+        r.expect_next(packet.bth.ack_req, ctx.limits);
     }
 
-    /// NAK, error completion of the receive if one was taken, event, error state.
+    /// Queues the NAK, completes the receive in error if one was taken, raises the event, and enters the error state.
     pub(super) fn refuse(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, refusal: RequestRefused) -> Verdict {
         let r = &mut self.responder;
         let nak = Reply::Nak { psn: packet.bth.psn, msn: r.msn, why: refusal.check };
@@ -528,12 +531,12 @@ impl Qp {
         ctx.out.completions.push((self.recv_cq, wc));
     }
 
-    /// Flushes the receive that is under way and all that wait now. What is posted meanwhile rings.
+    /// Flushes the receive in progress, and the receives posted so far. Receives posted later ring the doorbell.
     pub fn flush_receives(&mut self, ctx: &mut Ctx<'_>) {
         let r = &mut self.responder;
         r.message = Message::None;
         let mut next = r.receive.take();
-        // What is shared is the others' as well.
+        // Receives of a shared queue belong to all of its QPs.
         //= IBTA 10.2.9: srq-outlives-a-qp
         let flushes = !self.shares_receives || PlantedBug::FlushesSharedReceives.is();
         let own = if flushes { ctx.receives.available() } else { 0 };
@@ -559,7 +562,7 @@ pub(super) fn reply_for(operation: Operation, resource: u8) -> Reply {
         Operation::CompareSwap | Operation::FetchAdd | Operation::AtomicAcknowledge => {
             Reply::Atomic(resource)
         }
-        // ATOMIC WRITE and FLUSH are answered like a READ of nothing.
+        // ATOMIC WRITE and FLUSH are answered like an empty READ.
         _ => Reply::Read(resource),
     }
 }

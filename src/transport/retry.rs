@@ -1,24 +1,24 @@
-//! Going back: timeouts, sequence NAKs, RNR waits (IBTA 9.9.2.1, 9.7.5.2.8).
+//! Retransmission: timeouts, sequence NAKs and RNR waits (IBTA 9.9.2.1, 9.7.5.2.8).
 //!
-//! Going back is go-back-N: the position moves to the oldest unacknowledged PSN, and all packets from there are built
-//! again from their work requests. Each going back without anything new acknowledged in between costs one retry.
+//! The protocol is go-back-N: the position moves back to the oldest unacknowledged PSN, and all packets from there are
+//! built again from their work requests. Each rewind costs one retry, unless something new is acknowledged in between.
 
 use super::{Cause, Ctx, Qp, Verdict};
 use crate::time::Nanos;
 use crate::verbs::WcStatus;
 use crate::wire::{Syndrome, rnr_timer_ns};
 
-/// `rnr_retry` that stands for ever.
-const RNR_FOR_EVER: u8 = 7;
+/// Value of `rnr_retry` for infinite retries.
+const RNR_INFINITE: u8 = 7;
 
 impl Qp {
-    /// When [`Qp::handle_timeout`] is to be called at the latest; `Nanos::MAX`: not at all.
+    /// Returns the latest time to call [`Qp::handle_timeout`]; `Nanos::MAX` for never.
     pub fn deadline(&self) -> Nanos {
         let r = &self.requester;
         r.rnr_until.unwrap_or(r.retransmit_at)
     }
 
-    /// Looks at the timers. Harmless if none is due.
+    /// Handles an expired timer. Does nothing if none has expired.
     pub fn handle_timeout(&mut self, ctx: &mut Ctx<'_>) -> Option<Verdict> {
         let r = &mut self.requester;
         if let Some(until) = r.rnr_until {
@@ -35,7 +35,7 @@ impl Qp {
         Some(self.go_back(ctx, Cause::Timeout))
     }
 
-    /// Sends everything unacknowledged again, or gives up.
+    /// Retransmits everything unacknowledged, or fails the oldest work request if no retry is left.
     pub(super) fn go_back(&mut self, ctx: &mut Ctx<'_>, cause: Cause) -> Verdict {
         let r = &mut self.requester;
         //= IBTA 9.9.2: retries-are-counted
@@ -49,15 +49,16 @@ impl Qp {
         Verdict::GoBack(cause)
     }
 
-    /// The peer had no receive: the same, after as long as its timer code says.
+    /// Retransmits after the wait of the peer's RNR timer code. Counts RNR retries instead of retries.
     pub(super) fn go_back_after(&mut self, ctx: &mut Ctx<'_>, timer: u8) -> Verdict {
         //= IBTA 9.9.2: seven-rnr-retries-are-for-ever
-        let for_ever = self.attributes().rnr_retry == RNR_FOR_EVER;
+        let infinite = self.attributes().rnr_retry == RNR_INFINITE;
         let retries = self.attributes().retry_cnt;
         let r = &mut self.requester;
-        // The packet has come through: losses before it are no silence, and those of a long wait must not add up to one.
+        // The packet reached the peer: reset the retry counter. Losses during a long RNR wait must not add up to a
+        // failure.
         r.retries_left = retries;
-        if !for_ever {
+        if !infinite {
             //= IBTA 9.9.2: rnr-retries-are-counted
             if r.rnr_retries_left == 0 {
                 ctx.counters.retry_rnr_exceeded_err += 1;
@@ -77,9 +78,9 @@ impl Qp {
         self.forget_probe();
         let r = &mut self.requester;
         r.going_back = Some(cause);
-        // Armed again by the first packet that leaves.
+        // The first packet sent restarts the timer.
         r.retransmit_at = Nanos::MAX;
-        // A work request that failed at the old position is found again when the position comes back to it.
+        // If the work request is still unsendable, this is noticed again at its position.
         r.failed = None;
         r.rewind_to(r.una);
     }

@@ -1,24 +1,24 @@
-//! Scatter/gather lists: which bytes of a message lie where.
+//! Scatter/gather lists: where the bytes of a message lie in memory.
 
 use super::{DmaIn, Gather, MemoryTable, Output, Span};
 use crate::verbs::{Access, PdId, Sge};
 
-/// Why a list cannot hold or give the bytes.
+/// Reason why a scatter/gather list cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListError {
-    /// It is shorter than the bytes.
+    /// The list is shorter than the message.
     TooShort,
-    /// An entry's key, bounds or rights forbid it.
+    /// The key, bounds or rights of an entry do not allow the access.
     Protection,
 }
 
-/// Bytes of all entries.
+/// Returns the length of a list in bytes.
 pub(super) fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|s| u64::from(s.length)).sum()
 }
 
-/// Where bytes `offset..offset + length` of a message of one piece lie; `None`: it is of several, or does not hold them, or they are not
-/// for this.
+/// Returns where bytes `offset..offset + length` of a message lie. Returns `None` if the list has more than one entry,
+/// is too short, or does not allow the access.
 #[inline(always)]
 pub(super) fn one(
     memory: &MemoryTable,
@@ -35,7 +35,7 @@ pub(super) fn one(
     memory.check_local(pd, lkey.0, addr.checked_add(offset)?, length, access).ok()
 }
 
-/// Calls `piece` for each stretch of memory that holds bytes `offset..offset + length` of the message.
+/// Calls `piece` for each part of memory that holds bytes `offset..offset + length` of the message.
 fn walk(
     memory: &MemoryTable,
     pd: PdId,
@@ -67,18 +67,19 @@ fn walk(
     if left == 0 { Ok(()) } else { Err(ListError::TooShort) }
 }
 
-/// Checks every entry that has bytes.
+/// Checks every entry that is not empty.
 ///
 /// # Errors
-/// The entry that names no memory of the domain, or none with such rights.
+/// If an entry names no memory of the domain, or memory without the required rights.
 pub(super) fn check(memory: &MemoryTable, pd: PdId, sges: &[Sge], access: Access) -> Result<(), ListError> {
     walk(memory, pd, sges, 0, total(sges), access, |_, _| ())
 }
 
-/// The payload of a packet: bytes `offset..offset + length` of the message. On error nothing was appended.
+/// Appends the pieces of a packet's payload: bytes `offset..offset + length` of the message. On error nothing was
+/// appended.
 ///
 /// # Errors
-/// The entry that names no memory of the domain, or none with such rights.
+/// If an entry names no memory of the domain, or the list is too short.
 pub(super) fn gather(
     memory: &MemoryTable,
     pd: PdId,
@@ -89,7 +90,7 @@ pub(super) fn gather(
 ) -> Result<(), ListError> {
     let before = out.len();
     //= IBTA 10.6.3.1: local-reading-needs-no-right
-    // Local reading needs no right (IBTA 10.6.3.1).
+    // Local reads need no access right (IBTA 10.6.3.1).
     let result = walk(memory, pd, sges, offset, length.into(), Access::empty(), |from, n| {
         out.push(Gather { from, length: n as u16 });
     });
@@ -99,21 +100,21 @@ pub(super) fn gather(
     result
 }
 
-/// Where the payload of a received packet is.
+/// Location of the payload in a received packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FramePayload {
     /// Index in the receive burst.
     pub frame: u16,
     /// Byte offset in the frame.
     pub offset: u16,
-    /// Bytes of payload.
+    /// Length in bytes.
     pub length: u16,
 }
 
-/// Copies a packet's payload to byte `offset` of the message. On error nothing was appended.
+/// Appends the copies of a packet's payload to byte `offset` of the message. On error nothing was appended.
 ///
 /// # Errors
-/// The entry that names no memory of the domain, or none with such rights.
+/// If an entry names no memory of the domain, or memory that is not writable, or the list is too short.
 pub(super) fn plan(
     memory: &MemoryTable,
     pd: PdId,
@@ -136,10 +137,10 @@ pub(super) fn plan(
     result
 }
 
-/// Zeroes the first `length` bytes of the message. On error nothing was appended.
+/// Appends stores of zeros to the first `length` bytes of the message. On error nothing was appended.
 ///
 /// # Errors
-/// The entry that names no memory of the domain, or none with such rights.
+/// If an entry names no memory of the domain, or memory that is not writable, or the list is too short.
 pub(super) fn zero(
     memory: &MemoryTable,
     pd: PdId,
@@ -160,10 +161,10 @@ pub(super) fn zero(
     result
 }
 
-/// Stores the 8 bytes of an atomic's result. On error nothing was appended.
+/// Appends the stores of an atomic's result, 8 bytes. On error nothing was appended.
 ///
 /// # Errors
-/// The entry that names no memory of the domain, or none with such rights.
+/// If an entry names no memory of the domain, or memory that is not writable, or the list is too short.
 pub(super) fn store(
     memory: &MemoryTable,
     pd: PdId,

@@ -1,7 +1,7 @@
-//! The requester's own copy of its work requests.
+//! The requester's private copy of its work requests.
 //!
-//! Copied from shared memory once, before anything in them is believed, and kept until they complete:
-//! retransmission builds packets from here. Positions count up for ever and wrap at 2^32.
+//! A work request is copied from shared memory once, before it is validated, and kept until it completes.
+//! Retransmission rebuilds packets from this copy. Positions count up and wrap at 2^32.
 
 use std::collections::TryReserveError;
 
@@ -14,34 +14,34 @@ use crate::wire::Psn;
 /// A work request in the send queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wqe {
-    /// The work request as it was posted.
+    /// The work request as posted.
     pub wr: SendWr,
-    /// False: the opcode in the slot was none.
+    /// False if the opcode in the slot was invalid.
     pub valid: bool,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub length: u64,
-    /// Entries of its list.
+    /// Number of entries of its scatter/gather list.
     pub num_sge: u32,
-    /// PSN of its first packet; valid once `started`.
+    /// PSN of its first packet. Valid if `started`.
     pub first_psn: Psn,
-    /// PSNs that it takes; valid once `started`.
+    /// Number of PSNs that it takes. Valid if `started`.
     pub packets: u32,
-    /// Its first packet was sent at least once.
+    /// True once its first packet was sent.
     pub started: bool,
-    /// A SEND or WRITE that waits for nothing and may be sent as it is.
+    /// True for a SEND or WRITE without immediate, invalidation or fence: the fast path may send it.
     pub plain: bool,
-    /// READ: the packet of its answer from which on it was asked for last.
+    /// READ: the response packet from which the last request asked. Otherwise the packet sent last.
     pub asked_from: u32,
 }
 
 impl Wqe {
-    /// The PSN after its last.
+    /// Returns the PSN after its last one.
     pub fn end_psn(&self) -> Psn {
         self.first_psn + self.packets
     }
 }
 
-/// So many default values.
+/// Returns `count` default values.
 fn filled<T: Clone + Default>(count: usize) -> Result<Box<[T]>, TryReserveError> {
     let mut values = Vec::new();
     values.try_reserve_exact(count)?;
@@ -49,7 +49,7 @@ fn filled<T: Clone + Default>(count: usize) -> Result<Box<[T]>, TryReserveError>
     Ok(values.into())
 }
 
-/// A ring of work requests, in three stretches: `tail..next` sent at least in part, `next..head` waiting.
+/// A ring of work requests: `tail..next` was sent at least in part, `next..head` is waiting.
 #[derive(Debug, Default)]
 pub struct SendQueue {
     wqes: Box<[Wqe]>,
@@ -64,17 +64,17 @@ pub struct SendQueue {
 }
 
 impl SendQueue {
-    /// Bytes of such a queue.
+    /// Returns the size of such a queue in bytes.
     pub fn size(capacity: u32, max_sge: u32, max_inline: u32) -> usize {
         let slots = capacity.max(1).next_power_of_two() as usize;
         let slot = size_of::<Wqe>() + max_sge as usize * size_of::<Sge>() + max_inline as usize;
         slots.saturating_mul(slot)
     }
 
-    /// A queue like the shared one.
+    /// Returns a queue with the capacities of the shared one.
     ///
     /// # Errors
-    /// If there is no memory for it: an application chooses the sizes.
+    /// If memory is exhausted: the application chooses the sizes.
     pub fn new(capacity: u32, max_sge: u32, max_inline: u32) -> Result<SendQueue, TryReserveError> {
         let slots = capacity.max(1).next_power_of_two() as usize;
         Ok(SendQueue {
@@ -90,17 +90,17 @@ impl SendQueue {
         })
     }
 
-    /// The position after the newest.
+    /// Returns the position after the newest work request.
     pub fn head(&self) -> u32 {
         self.head
     }
 
-    /// The oldest that is not complete.
+    /// Returns the position of the oldest incomplete work request.
     pub fn tail(&self) -> u32 {
         self.tail
     }
 
-    /// True if nothing is outstanding.
+    /// True if no work request is outstanding.
     pub fn is_empty(&self) -> bool {
         self.head == self.tail
     }
@@ -110,7 +110,7 @@ impl SendQueue {
         self.head.wrapping_sub(self.tail) < self.capacity
     }
 
-    /// Appends what `copy` brings: it is shown where the work request, its list and its inline bytes go.
+    /// Appends a work request. `copy` writes it, its scatter/gather list and its inline data to the given places.
     #[inline(always)]
     pub fn push_with(&mut self, copy: impl FnOnce(&mut SendWr, &mut [Sge], &mut [u8]) -> FetchedSend) {
         let slot = (self.head & self.mask) as usize;
@@ -135,35 +135,35 @@ impl SendQueue {
         self.head = self.head.wrapping_add(1);
     }
 
-    /// The work request at a position between tail and head.
+    /// Returns the work request at a position between tail and head.
     pub fn at(&self, position: u32) -> &Wqe {
         &self.wqes[(position & self.mask) as usize]
     }
 
-    /// The same, to change.
+    /// Returns the work request at a position between tail and head, mutably.
     pub fn at_mut(&mut self, position: u32) -> &mut Wqe {
         &mut self.wqes[(position & self.mask) as usize]
     }
 
-    /// Its scatter/gather list.
+    /// Returns the scatter/gather list of a work request.
     pub fn sges(&self, position: u32) -> &[Sge] {
         let slot = (position & self.mask) as usize;
         &self.sges[slot * self.max_sge..][..self.wqes[slot].num_sge as usize]
     }
 
-    /// Its inline bytes from `offset` on, `length` of them.
+    /// Returns `length` bytes of a work request's inline data, from `offset` on.
     pub fn inline(&self, position: u32, offset: u32, length: u16) -> &[u8] {
         let slot = (position & self.mask) as usize;
         &self.inline[slot * self.max_inline + offset as usize..][..length.into()]
     }
 
-    /// Takes the oldest out.
+    /// Removes the oldest work request.
     pub fn retire(&mut self) {
         debug_assert!(!self.is_empty());
         self.tail = self.tail.wrapping_add(1);
     }
 
-    /// Forgets everything and counts from zero again.
+    /// Removes all work requests and restarts positions at 0.
     pub fn reset(&mut self) {
         self.head = 0;
         self.tail = 0;

@@ -1,8 +1,8 @@
-//! The unreliable connection (IBTA 9.8.2). What it shares with datagrams is in [`super::unacknowledged`].
+//! The unreliable connection (UC, IBTA 9.8.2). [`super::unacknowledged`] has what UC shares with datagrams.
 //!
-//! The responder takes whole messages and drops, without a word, those that lost a packet. The message after a gap begins with a
-//! FIRST or ONLY, which is where it resumes. A message longer than the receive that it took is dropped and counted as well, and the
-//! receive serves the next one (class D of IBTA 9.9.3; `RESPST_ERR_LENGTH` in `rxe_resp.c` of Linux 6.12).
+//! The responder accepts complete messages. A message that lost a packet is dropped silently, and reception resumes at
+//! the next FIRST or ONLY. A message longer than its receive is dropped and counted, and the receive stays posted
+//! (class D of IBTA 9.9.3; `RESPST_ERR_LENGTH` in `rxe_resp.c` of Linux 6.12).
 
 use super::check::Check;
 use super::message::Message;
@@ -16,14 +16,14 @@ use crate::limits::MAX_MESSAGE;
 use crate::verbs::{Access, SendFlags, WcOpcode, WcStatus};
 use crate::wire::{Bth, Opcode, Operation, Packet, Position};
 
-/// Bits that tell an opcode of UC from the same of RC.
+/// Opcode bits that distinguish UC from RC.
 const UC: u8 = 0x20;
 
-/// Why a request packet has no effect.
+/// Reason why a request packet is not executed.
 enum UcFailure {
-    /// The message is dropped, and the peer not told.
+    /// The message is dropped silently.
     Silent(Verdict),
-    /// The receive that it was for must not be written to: it fails, and the QP with it.
+    /// The memory of the receive is not writable: the receive fails, and the QP with it.
     Protection,
 }
 
@@ -72,7 +72,8 @@ impl Qp {
 
 /// The responder.
 impl Qp {
-    /// IBTA 9.8.2.2.2: what begins a message is taken whatever its PSN; what goes on must follow its predecessor.
+    /// Handles a request packet. FIRST and ONLY are accepted with any PSN. MIDDLE and LAST must follow their
+    /// predecessor (IBTA 9.8.2.2.2).
     pub(super) fn handle_uc_request(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         let psn = packet.bth.psn;
         let r = &mut self.responder;
@@ -82,7 +83,7 @@ impl Qp {
         let starts = matches!(packet.info().position, Position::First | Position::Only);
         if starts {
             //= IBTA 9.8.2.2: uc-message-may-break-off
-            // One that was under way has lost its end. The receive that it took serves this one.
+            // A message in progress has lost its end. The new message reuses its receive.
             r.message = Message::None;
         } else if (psn != expected && !PlantedBug::UcIgnoresGaps.is()) || self.check_sequence(packet).is_err()
         {
@@ -107,14 +108,14 @@ impl Qp {
         }
     }
 
-    /// The rest of the message finds none under way, and goes the same way.
+    /// Drops the message. Its remaining packets find no message in progress, and are dropped as well.
     fn drop_message(&mut self, ctx: &mut Ctx<'_>, verdict: Verdict) -> Verdict {
         self.responder.message = Message::None;
         ctx.counters.rx_dropped_unacknowledged += 1;
         verdict
     }
 
-    /// The receive of a message that broke off, or a new one.
+    /// Ensures a receive: the one kept from a dropped message, or a new one.
     fn receive_at_hand(&mut self, ctx: &mut Ctx<'_>) -> Result<(), UcFailure> {
         let r = &mut self.responder;
         if r.receive.is_none() {
@@ -174,8 +175,8 @@ impl Qp {
             ctx.counters.resp_invalid_requests += 1;
             return Err(unsuitable(if fits { Check::TooLong } else { Check::MessageLength }));
         }
-        // The whole of it when it begins, and each packet: the region may be gone meanwhile. An empty WRITE does not
-        // look at the key (IBTA 9.7.4.1.5).
+        // Check the whole range at the start, and each packet: the region may be deregistered meanwhile. The key of an
+        // empty WRITE is not checked (IBTA 9.7.4.1.5).
         let allowed = self.attributes().access.contains(Access::REMOTE_WRITE);
         let check = |va, length| self.check_remote(ctx, va, reth.rkey, length, Access::REMOTE_WRITE);
         //= IBTA 9.7.4.1.5: write-is-checked-as-a-whole

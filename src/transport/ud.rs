@@ -1,14 +1,17 @@
-//! Datagrams (IBTA 9.8.3): one packet a message, to any QP, named by an address handle, a QPN and a Q_Key.
+//! Datagrams (UD, IBTA 9.8.3): messages of one packet to any QP, addressed by address handle, QPN and Q_Key.
 //!
-//! A receive begins with 40 bytes for the network header: an IPv6 header fills them, an IPv4 header stands in the last 20
-//! behind zeros (IBTA annex A17.9.1; `rxe_resp.c`, `build_rdma_network_hdr`). They count in the receive's length even when nobody
-//! looks at them.
+//! Every receive begins with 40 bytes for the network header. An IPv6 header fills them; an IPv4 header takes the last
+//! 20, after zeros (IBTA annex A17.9.1; `rxe_resp.c`, `build_rdma_network_hdr`). The 40 bytes count in the receive's
+//! length, whether the application reads them or not.
 //!
-//! Where devices differ: a datagram that is longer than the port's MTU completes with LOC_LEN, as ConnectX does (IBTA
-//! C10-93.1.1 lets it vanish with success, and rxe does so). What comes and is longer than the port's MTU, or than the receive
-//! that it would take, is dropped and counted, and the receive waits for what fits: so does rdma_rxe of Linux 6.12
-//! (`rxe_resp_check_length`, class D of IBTA 9.9.3; before, LOC_QP_OP ended the QP), while a ConnectX fails the receive with LOC_LEN
-//! and ends the QP. Anybody may send a datagram, and must end nobody's QP with it: least of all QP1, or all members of a group.
+//! Errors, where devices differ:
+//!
+//! * Sent datagram longer than the port's MTU: completes with LOC_LEN, as on ConnectX. (IBTA C10-93.1.1 drops it and
+//!   reports success; so does rxe.)
+//! * Received datagram longer than the port's MTU or than its receive: dropped and counted, and the receive stays
+//!   posted. rdma_rxe of Linux 6.12 does the same (`rxe_resp_check_length`, class D of IBTA 9.9.3); earlier versions
+//!   end the QP with LOC_QP_OP. ConnectX fails the receive with LOC_LEN and ends the QP. Any host may send a datagram,
+//!   and must not be able to end a QP by it, least of all QP1 or all members of a group.
 
 use super::check::Check;
 use super::planted::PlantedBug;
@@ -20,15 +23,15 @@ use crate::verbs::{QpType, SendFlags, UdAddress, Wc, WcFlags, WcOpcode, WcStatus
 pub(super) use crate::wire::mad::GSI_QKEY;
 use crate::wire::{Bth, Deth, Ext, NetHeader, Opcode, Packet, Qpn};
 
-/// Bytes that every receive of a datagram begins with.
+/// Bytes reserved for the network header at the start of a datagram's receive.
 pub(super) const GRH_LEN: u32 = 40;
-/// Bytes of an IPv4 header without options.
+/// Length of an IPv4 header without options.
 const IPV4_LEN: u32 = 20;
-/// In a work request's Q_Key: take the QP's own (IBTA 10.2.5).
+/// In a work request's Q_Key: use the QP's own Q_Key (IBTA 10.2.5).
 const OWN_QKEY: u32 = 1 << 31;
 
 impl Qp {
-    /// The key that a datagram to this QP must present.
+    /// Returns the Q_Key that datagrams to this QP must have.
     fn qkey(&self) -> u32 {
         //= IBTA 10.2.4: gsi-has-its-number-and-key
         if self.qp_type == QpType::Gsi { GSI_QKEY } else { self.attributes().qkey }
@@ -41,7 +44,7 @@ impl Qp {
         wqe: &Wqe,
     ) -> Result<TxPlan, WcStatus> {
         let UdAddress { ah, remote_qpn, remote_qkey } = wqe.wr.ud;
-        // Not there any more, or another domain's: no way that this QP may take.
+        // The handle was destroyed, or belongs to another domain.
         //= IBTA 11.2.2.1: ud-handle-is-of-the-domain
         ctx.handles.find(ah).filter(|handle| handle.pd == self.pd).ok_or(WcStatus::LocQpOp)?;
         //= IBTA 9.8.3: ud-is-no-longer-than-the-mtu
@@ -71,7 +74,7 @@ impl Qp {
         Ok(TxPlan { bth, ext, payload_len, inline, way: Some(ah), reason, origin })
     }
 
-    /// A datagram for this QP, which is in a state that takes them.
+    /// Handles a received datagram.
     pub(super) fn handle_datagram(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         //= IBTA 9.8.3: ud-psn-is-not-checked
         let Some(deth) = packet.deth() else {
@@ -83,7 +86,7 @@ impl Qp {
             ctx.counters.qkey_viol_cntr += 1;
             return Verdict::BadQkey(deth.qkey);
         }
-        // What it said itself comes round to the other members of the group, not to it.
+        // A QP does not receive its own datagrams to a multicast group.
         //= IBTA 10.5: multicast-does-not-come-back
         let own = packet.bth.dest_qp == Qpn::MULTICAST && deth.src_qp == self.qpn;
         if own && self.group_source == Some(packet.source_gid()) {
@@ -126,7 +129,7 @@ impl Qp {
         Verdict::Executed
     }
 
-    /// The network header, then the payload.
+    /// Scatters the network header, then the payload.
     fn scatter_datagram(&self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<(), ListError> {
         let r = &self.responder;
         let sges = &r.sges[..r.receive.map_or(0, |w| w.num_sge as usize)];

@@ -1,10 +1,10 @@
-//! What the unreliable connection, datagrams and raw packets have in common: nothing is acknowledged, nothing comes again.
+//! Common part of the services without acknowledgements and retransmission: UC, datagrams and raw packets.
 //!
-//! A request is done when its last packet has left. Whatever fails on the sending side stops the send queue (SQE), and receives live
-//! on. What comes and cannot be taken is dropped and counted, and its peer is not told.
+//! A request is complete once its last packet is sent. A send error stops the send queue only (SQE); receives continue.
+//! A received packet that cannot be accepted is dropped and counted, and the peer is not notified.
 //!
-//! [`super::uc`], [`super::ud`] and [`super::raw`] have what is each service's own: how a request becomes packets, and what a packet
-//! does to the receiver.
+//! [`super::uc`], [`super::ud`] and [`super::raw`] implement what differs: the packets of a request, and the effect of
+//! a received packet.
 
 use super::check::Check;
 use super::planted::PlantedBug;
@@ -17,7 +17,7 @@ use crate::wire::{Packet, Qpn};
 
 /// The requester.
 impl Qp {
-    /// A request that could leave now. One that cannot be sent fails here, and the send queue with it.
+    /// Plans the next request packet. A request that cannot be sent fails at once and moves the QP to SQE.
     pub(super) fn next_unacknowledged(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         if !self.may_send_requests() {
             return None;
@@ -49,7 +49,7 @@ impl Qp {
         }
     }
 
-    /// Lists the payload of a packet for the dma stage, or says where it stands inline.
+    /// Appends a packet's payload to the gather list. For inline data, returns (send queue position, offset) instead.
     pub(super) fn gather_payload(
         &self,
         ctx: &mut Ctx<'_>,
@@ -70,8 +70,8 @@ impl Qp {
         Ok(None)
     }
 
-    /// The planned packet has its slot: with the last of a message the work request is done. Its completion is
-    /// published after the payload was copied.
+    /// Advances the state past a planned packet, which got a slot in the port. The last packet of a message completes
+    /// the work request. The completion is published after the payload was copied.
     pub(super) fn unacknowledged_sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
         let mtu = self.attributes().path_mtu.bytes();
         let (datagram, connected) = (self.qp_type.is_datagram(), self.qp_type.is_connected());
@@ -100,13 +100,14 @@ impl Qp {
         }
     }
 
-    /// The send queue is flushed and takes nothing until `modify_qp` says so; receives live on (IBTA 10.3.1.6).
+    /// Flushes the send queue, which accepts no work until `modify_qp` leads out of SQE. Receives continue (IBTA
+    /// 10.3.1.6).
     pub(super) fn enter_send_queue_error(&mut self, ctx: &mut Ctx<'_>) {
         //= IBTA 10.3.1.6: sqe-stops-the-send-queue-alone
         self.set_send_queue_error();
         self.flush_sends(ctx);
         let r = &mut self.requester;
-        // A message that broke off in the middle gives the numbers of its unsent packets back.
+        // If a message was cut off, its unsent packets return their PSNs.
         r.psn = r.sent_end;
         r.failed = None;
     }
@@ -114,7 +115,7 @@ impl Qp {
 
 /// The responder.
 impl Qp {
-    /// A packet arrived for a QP that acknowledges nothing.
+    /// Handles a received packet of an unreliable service.
     pub(super) fn handle_unacknowledged(
         &mut self,
         ctx: &mut Ctx<'_>,
@@ -133,13 +134,13 @@ impl Qp {
                 self.note_established(ctx);
                 self.handle_uc_request(ctx, packet, frame)
             }
-            // An error of the send queue is none of the receives'.
+            // A send queue error does not affect receives.
             QpState::Rts | QpState::Sqd | QpState::Sqe => self.handle_uc_request(ctx, packet, frame),
         }
     }
 
-    /// What came does not go into the receive that it took. If it is too long it is dropped, and the receive serves the next one;
-    /// memory that is not to be written is the application's fault, and fails the receive.
+    /// Handles a message that does not fit its receive. A message that is too long is dropped, and the receive stays
+    /// posted. Memory that is not writable is the application's error, and fails the receive.
     #[cold]
     pub(super) fn not_received(&mut self, ctx: &mut Ctx<'_>, error: ListError) -> Verdict {
         match error {
@@ -156,8 +157,8 @@ impl Qp {
         }
     }
 
-    /// A receive for what is whole with one packet: the one that was too short for another, or a new one. `None`, and
-    /// counted: there is none.
+    /// Returns a receive for a single-packet message: the receive kept from an oversized message, or a new one. Returns
+    /// `None` and counts a drop if there is none.
     pub(super) fn receive_for_one(&mut self, ctx: &mut Ctx<'_>) -> Option<RecvWr> {
         let r = &mut self.responder;
         if r.receive.is_none() {
@@ -172,7 +173,7 @@ impl Qp {
         r.receive
     }
 
-    /// The memory of the receive that a message was for is not to be written: it fails, and the QP goes to the error state.
+    /// Fails the current receive, because its memory is not writable, and moves the QP to the error state.
     pub(super) fn fail_receive(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) -> Verdict {
         if let Some(receive) = self.responder.receive.take() {
             ctx.counters.resp_cqe_error += 1;

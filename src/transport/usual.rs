@@ -1,8 +1,8 @@
-//! SENDs and WRITEs of RC between two that want nothing else of one another: the packets that most traffic is made of, on the
-//! shortest way.
+//! Fast path for RC SENDs and WRITEs that are in order, without immediate, invalidation or special conditions. Most
+//! traffic consists of such packets.
 //!
-//! Nothing is decided here that `requester`, `responder` and `check` do not decide as well. What is unusual in any respect, or wrong, is
-//! left to them: `None` says so, and then nothing has changed.
+//! The fast path decides nothing that `requester`, `responder` and `check` do not decide in the same way. A result of
+//! `None` means: take the slow path. Nothing has changed in this case.
 
 use super::message::Message;
 use super::requester::{Requester, packets_for};
@@ -13,46 +13,46 @@ use crate::time::Nanos;
 use crate::verbs::{Access, CqIndex, QpState, RecvWr, SendFlags, Sge, Wc, WcFlags, WcOpcode, WrOpcode};
 use crate::wire::{Bth, Opcode, Psn, Reth, Usual};
 
-/// A request that is due.
+/// A received request, in order.
 pub(crate) struct Due {
     bth: Bth,
-    /// Bytes of its payload, which is not empty.
+    /// Payload length in bytes; not 0.
     length: u64,
     begins: bool,
     ends: bool,
     kind: Kind,
 }
 
-/// What a request does.
+/// Kind of request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It fills a receive.
+    /// A SEND, which fills a receive.
     Send,
-    /// It writes where its message says.
+    /// A WRITE, to the address in its RETH.
     Write,
 }
 
-/// Where the payload of a request goes.
+/// Destination of a request's payload.
 pub(crate) struct Placed {
     pub(crate) to: Span,
-    /// What its message is like after it.
+    /// State of the message after this packet.
     message: Message,
 }
 
 impl Due {
-    /// True if it is the last of its message.
+    /// True for the last packet of a message.
     #[inline(always)]
     pub(crate) fn ends(&self) -> bool {
         self.ends
     }
 
-    /// True if it is of a WRITE.
+    /// True for a packet of a WRITE.
     #[inline(always)]
     pub(crate) fn is_write(&self) -> bool {
         self.kind == Kind::Write
     }
 
-    /// True if it takes a receive.
+    /// True if the request takes a new receive.
     #[inline(always)]
     pub(crate) fn takes_receive(&self) -> bool {
         self.kind == Kind::Send && self.begins
@@ -60,7 +60,7 @@ impl Due {
 }
 
 impl Qp {
-    /// What a packet asks for, if it is one of these and the next one.
+    /// Returns the request if `packet` is the next in order and suits the fast path.
     //= IBTA 9.5: requests-are-executed-in-psn-order
     #[inline(always)]
     pub(crate) fn due(&self, packet: &Usual<'_>) -> Option<Due> {
@@ -80,7 +80,7 @@ impl Qp {
             return None;
         }
         //= IBTA 9.7.4.1: message-begins-with-first-or-only, message-is-not-interrupted
-        let goes_on = match self.responder.message {
+        let continues = match self.responder.message {
             Message::None => begins,
             Message::Send { .. } => !begins && kind == Kind::Send,
             Message::Write { .. } => !begins && kind == Kind::Write,
@@ -88,15 +88,16 @@ impl Qp {
         let mtu = self.attributes().path_mtu.bytes();
         //= IBTA 9.7.4.1.6: first-and-middle-are-full, last-is-not-empty, only-fits-the-path-mtu
         let fits = if ends { length <= mtu } else { length == mtu };
-        (goes_on && fits).then_some(Due { bth, length: length as u64, begins, ends, kind })
+        (continues && fits).then_some(Due { bth, length: length as u64, begins, ends, kind })
     }
 
-    /// Where the list of the next receive goes.
+    /// Returns the buffer for the scatter list of the next receive.
     pub(crate) fn receive_list(&mut self) -> &mut [Sge] {
         &mut self.responder.sges
     }
 
-    /// Where its payload goes; `None`: the longer way knows. `receive` is what it takes, its list in `receive_list`.
+    /// Returns the destination of the payload, or `None` for the slow path. `receive` is the receive that the request
+    /// takes, with its scatter list in `receive_list`.
     #[inline(always)]
     pub(crate) fn place_of(
         &self,
@@ -144,7 +145,8 @@ impl Qp {
         Some(Placed { to, message: Message::Write { reth, received: after } })
     }
 
-    /// The payload is where it belongs: the request is done. `receive` is what it took. Returns its completion, if it has one.
+    /// Advances the state past a request, after its payload was stored. `receive` is the receive that it took. Returns
+    /// its completion, if any.
     #[inline(always)]
     pub(crate) fn executed(
         &mut self,
@@ -166,32 +168,32 @@ impl Qp {
             }),
             _ => None,
         };
-        r.go_on(limits, due, message);
+        r.note_executed(limits, due, message);
         completion
     }
 }
 
-/// A request that leaves for the first time.
+/// A planned request, a first transmission.
 pub(crate) struct Leaving {
     pub(crate) bth: Bth,
-    /// The first packet of a WRITE has one.
+    /// RETH of the first packet of a WRITE.
     pub(crate) reth: Option<Reth>,
-    /// Bytes of its payload.
+    /// Payload length in bytes.
     pub(crate) length: u16,
     pub(crate) payload: Payload,
 }
 
-/// Where the payload of a request is.
+/// Source of a request's payload.
 #[derive(Clone, Copy)]
 pub(crate) enum Payload {
-    /// In registered memory.
+    /// Registered memory.
     Memory(Span),
-    /// In the work request at this position, from this byte on; maybe there is none.
+    /// Inline data: (send queue position, offset). Also stands for an empty payload.
     Inline(u32, u32),
 }
 
 impl Qp {
-    /// The packet that leaves next, if it is one of these. Nothing has changed until [`Qp::left`].
+    /// Plans the next packet if it suits the fast path. The state is advanced by [`Qp::left`].
     #[inline(always)]
     pub(crate) fn leaving(&self, limits: &Limits, memory: &MemoryTable) -> Option<Leaving> {
         let r = &self.requester;
@@ -250,7 +252,7 @@ impl Qp {
         Some(Leaving { bth, reth, length: length as u16, payload })
     }
 
-    /// It has a slot: it leaves.
+    /// Advances the state past `leaving`, which got a slot in the port and is sent.
     #[inline(always)]
     pub(crate) fn left(&mut self, now: Nanos, leaving: &Leaving) {
         self.request_left();
@@ -279,7 +281,7 @@ impl Qp {
         }
     }
 
-    /// The bytes of a payload that is in its work request.
+    /// Returns `length` bytes of the inline data of a work request.
     #[inline(always)]
     pub(crate) fn inline_bytes(&self, position: u32, offset: u32, length: u16) -> &[u8] {
         self.requester.queue.inline(position, offset, length)
@@ -287,8 +289,9 @@ impl Qp {
 }
 
 impl Qp {
-    /// Completes the SENDs and WRITEs that end before `end`, if nothing but them is there to be acknowledged: what else moves on with
-    /// them does so once. The rest, if any, is left to `acknowledge_before`.
+    /// Completes all plain SENDs and WRITEs that end at or before `end`, and advances the state once for all of them.
+    /// Does nothing outside of the common case: a failed work request, a position behind `end`, pacing, or a state
+    /// other than RTS. `acknowledge_before` handles the rest.
     pub(super) fn complete_plain(&mut self, ctx: &mut Ctx<'_>, end: Psn) {
         let r = &self.requester;
         let nothing_else = r.failed.is_none() && !r.position().is_before(end) && self.pace.is_none();
@@ -324,13 +327,13 @@ impl Qp {
 }
 
 impl Requester {
-    /// The oldest work request, which has left as a whole, is done.
+    /// Retires the oldest work request after a full acknowledgement.
     fn retire_plain(&mut self) {
         self.queue.retire();
         self.messages_done = (self.messages_done + 1) & 0xff_ffff;
     }
 
-    /// True if there is a work request and nothing that it would have to wait for.
+    /// True if there is a work request to send, and no RNR wait, failure or credit limit to consider.
     #[inline(always)]
     fn may_send_new(&self) -> bool {
         self.next != self.queue.head()
@@ -341,15 +344,15 @@ impl Requester {
 }
 
 impl Responder {
-    /// The next packet is due, and an acknowledgement if that was asked for.
+    /// Expects the next PSN, and queues an acknowledgement if one is due.
     #[inline(always)]
-    fn go_on(&mut self, limits: &Limits, due: &Due, message: Message) {
+    fn note_executed(&mut self, limits: &Limits, due: &Due, message: Message) {
         if due.ends {
             self.message_done();
         } else {
             self.message = message;
         }
-        self.in_turn();
-        self.executed_in_turn(due.bth.ack_req, limits);
+        self.end_silence();
+        self.expect_next(due.bth.ack_req, limits);
     }
 }

@@ -1,5 +1,5 @@
-//! Answers to READs of RC, on the shortest way, as `usual` has it for SENDs and WRITEs. What is unusual in any respect is left to
-//! `reply_packets` and `completer`: `None` says so, and then nothing has changed.
+//! Fast path for RC READ responses. As in `usual`, a result of `None` means: take the slow path (`reply_packets`,
+//! `completer`). Nothing has changed in this case.
 
 use super::replies::Reply;
 use super::reply_packets::NO_CREDITS;
@@ -7,32 +7,32 @@ use super::{Ctx, MemoryTable, PlantedBug, Qp, Span, User, scatter};
 use crate::verbs::{Access, QpState, QpType, WrOpcode};
 use crate::wire::{Aeth, Bth, Opcode, Operation, Psn, Syndrome, Usual};
 
-/// The next packet of an answer that leaves for the first time.
+/// A planned READ response packet, a first transmission.
 pub(crate) struct Answer {
     pub(crate) bth: Bth,
-    /// All but those between the first and the last have one.
+    /// AETH of the first, last or only packet.
     pub(crate) aeth: Option<Aeth>,
-    /// Bytes of its payload, which is not empty.
+    /// Payload length in bytes; not 0.
     pub(crate) length: u16,
     pub(crate) from: Span,
 }
 
-/// An answer that has come when it was due.
+/// A received READ response packet, in order.
 pub(crate) struct Awaited {
     psn: Psn,
     is_last: bool,
-    /// Where its payload goes.
+    /// Destination of the payload.
     pub(crate) to: Span,
 }
 
 impl Qp {
-    /// True if the oldest reply is the answer to a READ.
+    /// True if the oldest pending reply is a READ response.
     #[inline(always)]
     pub(crate) fn answers_read(&self) -> bool {
         matches!(self.responder.replies.front(), Some(Reply::Read(_)))
     }
 
-    /// The packet that leaves next, if it is one of these. Nothing has changed until [`Qp::answer_left`].
+    /// Plans the next packet if it suits the fast path. The state is advanced by [`Qp::answer_left`].
     pub(crate) fn next_answer(&self, memory: &MemoryTable) -> Option<Answer> {
         let Some(Reply::Read(slot)) = self.responder.replies.front() else { return None };
         let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
@@ -71,14 +71,14 @@ impl Qp {
         Some(Answer { bth, aeth, length: length as u16, from })
     }
 
-    /// It has a slot: it leaves.
+    /// Advances the state past the planned packet, which got a slot in the port and is sent.
     pub(crate) fn answer_left(&mut self) {
         self.request_is_due = true;
         self.acknowledgement_is_due = false;
         self.reply_sent();
     }
 
-    /// What a packet answers, if it is the next of the oldest request's answer.
+    /// Returns the response if `packet` is the next one of the oldest request, which is a READ.
     pub(crate) fn awaited(&self, memory: &MemoryTable, packet: &Usual<'_>) -> Option<Awaited> {
         let (r, bth, length) = (&self.requester, packet.bth(), packet.payload().len() as u64);
         let psn = bth.psn;
@@ -99,12 +99,12 @@ impl Qp {
         let mtu = self.attributes().path_mtu.bytes() as u64;
         let offset = u64::from(k) * mtu;
         let left = wqe.length.checked_sub(offset)?;
-        let (begins, goes_on, is_last) = (k == wqe.asked_from, k > 0, k + 1 == wqe.packets);
+        let (begins, continues, is_last) = (k == wqe.asked_from, k > 0, k + 1 == wqe.packets);
         //= IBTA 9.9.2: response-fits-its-request
         let fits = match bth.opcode {
             Opcode::RC_READ_RESPONSE_FIRST => begins && !is_last,
-            Opcode::RC_READ_RESPONSE_MIDDLE => goes_on && !is_last,
-            Opcode::RC_READ_RESPONSE_LAST => goes_on && is_last,
+            Opcode::RC_READ_RESPONSE_MIDDLE => continues && !is_last,
+            Opcode::RC_READ_RESPONSE_LAST => continues && is_last,
             Opcode::RC_READ_RESPONSE_ONLY => begins && is_last,
             _ => false,
         };
@@ -117,7 +117,7 @@ impl Qp {
         Some(Awaited { psn, is_last, to })
     }
 
-    /// Its payload is where it belongs.
+    /// Advances the state past a response, after its payload was stored.
     pub(crate) fn answered(&mut self, ctx: &mut Ctx<'_>, Awaited { psn, is_last, .. }: &Awaited) {
         self.advance(ctx, *psn + 1);
         if *is_last {

@@ -1,4 +1,4 @@
-//! Why: what became of a packet that arrived, and why one leaves. Captures and logs print these.
+//! Reasons: the outcome of a received packet, and the cause of a sent one. Captures and logs print them.
 
 use std::fmt;
 
@@ -8,81 +8,83 @@ use crate::time::Nanos;
 use crate::verbs::{QpState, WcStatus};
 use crate::wire::Psn;
 
-/// What a QP did with a packet.
+/// Outcome of a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// A request in its turn; executed.
+    /// A request in order; executed.
     Executed,
-    /// A request ahead of its turn; `nak`: a sequence NAK answers it, else silence until back in order.
+    /// A request ahead of the expected PSN. The first one causes a sequence NAK (`nak`), the following are dropped
+    /// silently.
     OutOfSequence {
-        /// The PSN that is due.
+        /// The expected PSN.
         expected: Psn,
-        /// A NAK was queued.
+        /// True if a NAK was queued.
         nak: bool,
     },
-    /// A request seen before; answered again, its memory effect not repeated.
+    /// A duplicate request; answered again. Only a READ is executed again.
     Duplicate,
-    /// A request seen before whose answer is gone.
+    /// A duplicate request, but its result is not stored any more; dropped.
     DuplicateForgotten,
-    /// No receive is posted: RNR NAK.
+    /// No receive was posted; RNR NAK.
     NotReady,
-    /// A request that is refused for this; the QP is in the error state.
+    /// A request that failed this check. The QP is in the error state.
     Refused(Check),
-    /// A response that moves the requester on.
+    /// A response that acknowledges something new.
     Acknowledged,
-    /// A response that says nothing new.
+    /// A response to PSNs that are acknowledged already.
     OldAck,
-    /// A response to nothing.
+    /// A response to PSNs that were never sent.
     Ghost,
-    /// A response after which the requester goes back.
+    /// A response that causes a retransmission.
     GoBack(Cause),
-    /// A response that was due to a request sent before the last going back.
+    /// A response to packets sent before the last rewind; ignored.
     Stale,
     /// A response that ends the connection.
     Failed(WcStatus),
-    /// The peer asked to wait.
+    /// An RNR NAK with this wait.
     Wait(Nanos),
-    /// The QP takes no packets in this state.
+    /// The QP accepts no packets in this state.
     WrongState(QpState),
-    /// Not from the QP's peer, or not to its address.
+    /// The packet's addresses are not the peer's and the QP's.
     WrongSource,
-    /// Another service's opcode.
+    /// The opcode belongs to another service than the QP's.
     WrongService,
-    /// A foreign partition.
+    /// The P_Key does not match.
     BadPkey(u16),
-    /// Part of a message that lost a packet; dropped in silence.
+    /// Part of a message that lost a packet; dropped silently.
     Incomplete {
-        /// The PSN that would have gone on with it.
+        /// The PSN that would have continued the message.
         expected: Psn,
     },
-    /// No receive is posted, and nobody is told.
+    /// No receive was posted; dropped silently.
     NoReceive,
-    /// A request of a service without acknowledgements that is not allowed for this; nobody is told.
+    /// A request of an unreliable service that failed this check; dropped silently.
     Unsuitable(Check),
-    /// The receive cannot hold the message; the QP is in the error state.
+    /// The receive failed with this status. The QP is in the error state.
     ReceiveFailed(WcStatus),
-    /// A datagram with another key than the QP's.
+    /// A datagram with a wrong Q_Key.
     BadQkey(u32),
-    /// What the QP itself sent to a group.
+    /// A multicast datagram that the QP has sent itself.
     OwnMulticast,
-    /// A reserved AETH syndrome.
+    /// An AETH with a reserved syndrome.
     ReservedSyndrome(u8),
-    /// A congestion notification that the QP heeds.
+    /// A congestion notification; the QP has adjusted its rate.
     Cnp(RateChange),
-    /// One that it does not: nothing that it sent can have caused it, or it has no reaction point.
+    /// A congestion notification that was ignored: the QP has no reaction point, or has sent nothing that can have
+    /// caused it.
     CnpIgnored,
-    /// One that notifies of nothing, or is too long.
+    /// A congestion notification without BECN or with an unexpected length.
     BadCnp,
 }
 
-/// What a notification or an acknowledgement did to the rate of a QP.
+/// Change of a QP's rate by a congestion notification or an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateChange {
-    /// Bits per second before.
+    /// Old rate in bits per second.
     pub from: u64,
-    /// The rate after it, in bits per second.
+    /// New rate in bits per second.
     pub to: u64,
-    /// DCQCN's alpha then, in thousandths.
+    /// DCQCN's alpha after the change, in thousandths.
     pub alpha: Option<u16>,
 }
 
@@ -99,47 +101,48 @@ impl fmt::Display for RateChange {
     }
 }
 
-/// Why the requester goes back.
+/// Cause of a retransmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The peer's sequence NAK.
+    /// A sequence NAK from the peer.
     SequenceNak,
-    /// A response overtook a READ or ATOMIC response.
+    /// A response that overtook a READ or ATOMIC response.
     ImpliedNak,
-    /// No answer in time.
+    /// No acknowledgement within the timeout.
     Timeout,
-    /// The peer had no receive.
+    /// An RNR NAK: the peer had no receive.
     Rnr,
 }
 
-/// Why a packet leaves.
+/// Cause of a sent packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TxReason {
-    /// A request, for the first time.
+    /// A request; first transmission.
     New,
-    /// A request, again.
+    /// A request; retransmission.
     Again {
-        /// What made it leave again.
+        /// Cause of the retransmission.
         cause: Cause,
-        /// Retries used up so far: 0 if this going back costs none.
+        /// Number of retries used so far; 0 if this retransmission costs none.
         attempt: u8,
-        /// How many there are.
+        /// Number of retries allowed.
         of: u8,
     },
-    /// An answer.
+    /// A response or ACK.
     Answer,
-    /// An answer that says no, for this.
+    /// A NAK because of this check.
     Nak(Check),
-    /// There was no receive.
+    /// An RNR NAK, because no receive was posted.
     RnrNak,
-    /// An answer, again.
+    /// A response or ACK to a duplicate.
     AnswerAgain,
-    /// A packet of the peer's came marked by a switch.
+    /// A congestion notification: a packet from the peer was marked by a switch.
     Notification,
 }
 
 impl Verdict {
-    /// True if there is nothing to tell: the packet did what it was sent for.
+    /// True if the outcome is not worth a log message: the packet had its intended effect, or a notification was
+    /// ignored.
     #[inline]
     pub fn is_routine(&self) -> bool {
         matches!(self, Verdict::Executed | Verdict::Acknowledged | Verdict::CnpIgnored)

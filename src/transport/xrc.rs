@@ -1,13 +1,13 @@
-//! What the extended reliable connection adds to the reliable one (IBTA annex A14).
+//! The extended reliable connection (XRC, IBTA annex A14), as far as it differs from RC.
 //!
 //! ```text
-//! initiator (XRC_INI)  requests only    each with an XRCETH: the number of a shared receive queue at the peer
+//! initiator (XRC_INI)  requests only    each has an XRCETH, which names a shared receive queue of the peer
 //! target (XRC_TGT)     responses only   as RC's
 //! ```
 //!
-//! A target has no protection domain and no queues. Each request, be it one that takes a receive or not, lends it those of the
-//! queue that it names: the domain in which keys are looked up, the receives, and the queue where they complete. A number that
-//! no queue of the target's XRC domain has is an invalid request, be there such a queue in another domain or not.
+//! A target has no protection domain and no queues of its own. Each request names a shared receive queue, even if it
+//! takes no receive. The target uses this queue's protection domain for keys, its receives, and its completion queue.
+//! If the target's XRC domain has no such queue, the request is invalid.
 
 use super::check::Check;
 use super::responder::RequestRefused;
@@ -15,11 +15,11 @@ use super::{Ctx, Origin, Qp, TxPlan, Verdict};
 use crate::verbs::{QpType, SendWr, Srqn};
 use crate::wire::{Ext, Opcode, Packet, Position, XrcEth};
 
-/// Bits that tell an opcode of XRC from the same of RC.
+/// Opcode bits that distinguish XRC from RC.
 const XRC: u8 = 0xa0;
 
 impl Qp {
-    /// An initiator takes no requests, a target no responses.
+    /// Rejects requests to an initiator and responses to a target.
     pub(super) fn wrong_direction(&self, ctx: &mut Ctx<'_>, packet: &Packet) -> Option<Verdict> {
         //= IBTA A14: xrc-has-one-direction
         match (self.qp_type, packet.info().is_response()) {
@@ -35,7 +35,7 @@ impl Qp {
         }
     }
 
-    /// The packet that leaves next: RC's, with XRC's opcode, and a request with the queue that it is for.
+    /// Plans the next packet as RC does, then sets XRC's opcode. Requests get an XRCETH.
     pub(super) fn next_extended(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         let mut plan = match self.qp_type {
             QpType::XrcRecv => self.next_reply(ctx)?,
@@ -50,16 +50,16 @@ impl Qp {
         Some(plan)
     }
 
-    /// Takes receives, keys and completions from where the request says. All packets of a message say the same.
+    /// Selects the shared receive queue that the request names. All packets of a message must name the same.
     pub(super) fn choose_receives(
         &mut self,
         ctx: &mut Ctx<'_>,
         packet: &Packet,
     ) -> Result<(), RequestRefused> {
         let srqn = Srqn(packet.xrceth().ok_or(Check::Opcode)?.srqn);
-        let goes_on = matches!(packet.info().position, Position::Middle | Position::Last);
+        let continues = matches!(packet.info().position, Position::Middle | Position::Last);
         //= IBTA A14: xrc-message-names-one-queue
-        if goes_on && srqn != self.responder.srqn {
+        if continues && srqn != self.responder.srqn {
             return Err(Check::OtherQueue.into());
         }
         //= IBTA A14: xrc-queue-is-of-the-domain
@@ -72,13 +72,13 @@ impl Qp {
         Ok(())
     }
 
-    /// The queue is gone that the receive under way was taken from: it completes to nobody.
+    /// Drops the current receive without a completion, because its shared receive queue was destroyed.
     pub fn forget_receive(&mut self) {
         self.responder.receive = None;
     }
 }
 
-/// The headers of a request of RC, with the queue that the work request names before them.
+/// Adds an XRCETH with the work request's queue to the headers of an RC request.
 fn addressed(ext: Ext, wr: &SendWr) -> Ext {
     let xrc = XrcEth { srqn: wr.remote_srqn.0 };
     match ext {
@@ -88,7 +88,7 @@ fn addressed(ext: Ext, wr: &SendWr) -> Ext {
         Ext::Ieth(key) => Ext::XrcIeth(xrc, key),
         Ext::Atomic(atomic) => Ext::XrcAtomic(xrc, atomic),
         Ext::FlushReth(feth, reth) => Ext::XrcFlushReth(xrc, feth, reth),
-        // No other stands in a request.
+        // Requests have no other headers.
         _ => Ext::Xrc(xrc),
     }
 }

@@ -1,43 +1,44 @@
-//! Fast registration: regions whose pages and key are given by work requests (IBTA 10.6.4, base memory management).
+//! Fast registration: work requests give a region its pages and its key (IBTA 10.6.4, base memory management).
 
 use super::{Kind, LOCAL_USE, MemoryTable, Refusal, User, allowed, needs_local_write};
 use crate::shared::PageList;
 use crate::verbs::{Access, FastRegistration, MrIndex, PdId};
 
-/// Sizes of a page, as powers of two.
+/// Supported page sizes, as powers of two.
 const PAGE_SHIFTS: std::ops::RangeInclusive<u8> = 12..=30;
 
-/// Which pages a region is made of.
+/// The pages of a fast-registered region.
 #[derive(Debug)]
 pub struct Translation {
-    /// Where the application writes them.
+    /// Page list, written by the application.
     list: PageList,
-    /// Bytes of the memory that they lie in.
+    /// Length in bytes of the memory from which pages are taken.
     memory_len: u64,
-    /// Where that begins in the memory of the host, modulo 8.
+    /// Address of that memory in host memory, modulo 8.
     misalignment: u8,
-    /// The pages in force: their places in that memory.
+    /// The current pages, as offsets in that memory.
     pages: Box<[u64]>,
     shift: u8,
     first: u32,
 }
 
-/// A stretch of memory without a gap.
+/// A contiguous piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where it begins in the memory that pages are taken from.
+    /// Offset in the memory from which pages are taken.
     pub offset: u64,
-    /// Bytes of the piece.
+    /// Length in bytes.
     pub length: usize,
 }
 
 impl Translation {
-    /// Where the region's first byte lies in its first page.
+    /// Returns the offset of the region's first byte in its first page.
     pub fn first(&self) -> u32 {
         self.first
     }
 
-    /// The stretch that begins at `offset` of the region, `length` bytes at most; `None`: beyond the pages.
+    /// Returns the contiguous piece at `offset` of the region, at most `length` bytes. `None`: `offset` is beyond the
+    /// pages.
     pub fn piece(&self, offset: u64, length: usize) -> Option<Piece> {
         //= IBTA 10.6.4: fast-registered-region-is-its-pages
         let place = offset.checked_add(self.first.into())?;
@@ -49,8 +50,9 @@ impl Translation {
 }
 
 impl MemoryTable {
-    /// Makes a region that opens nothing until a work request registers it, and its key. Its pages will be those that
-    /// `list` names then, in `memory_len` bytes of memory that begin at `misalignment` modulo 8. `None`: the table is full.
+    /// Allocates a fast-registered region. Returns its index and its key, which grants nothing until a work request
+    /// registers it, with the pages that `list` has then. The pages lie in `memory_len` bytes of memory, at an address
+    /// that is `misalignment` modulo 8. Returns `None` if the table is full.
     pub fn alloc_fast(
         &mut self,
         pd: PdId,
@@ -66,24 +68,24 @@ impl MemoryTable {
         Some((MrIndex(self.name_at(index)), key))
     }
 
-    /// The memory that a region's pages are taken from is the application's: a copy may find none.
+    /// Marks the region's memory as application memory: pages may be missing at the copy.
     pub fn pages_may_be_missing(&mut self, mr: MrIndex) {
         if let Some(entry) = &mut self.entries[mr.place()] {
             entry.base.may_fault = true;
         }
     }
 
-    /// The pages of a fast-registered region.
+    /// Returns the pages of a fast-registered region.
     pub fn translation(&self, mr: MrIndex) -> Option<&Translation> {
         self.translations.get(mr.place())?.as_deref()
     }
 
-    /// Makes a fast-registered region valid: reads its page list once, and gives it its key.
+    /// Makes a fast-registered region valid: reads its page list once, and sets its key.
     ///
     /// # Errors
-    /// Why not; then it opens nothing, as before.
+    /// The reason of the refusal. The region grants nothing then, as before.
     pub fn fast_register(&mut self, user: User, asked: &FastRegistration) -> Result<(), Refusal> {
-        // The work request names the new key: only the variant byte may differ from the old.
+        // The new key may differ from the old one in the variant byte only.
         let index = usize::from(self.index_of(asked.key.0));
         let entry = self.entries.get_mut(index).and_then(Option::as_mut).ok_or(Refusal::UnknownKey)?;
         if (entry.key ^ asked.key.0) >> 8 != 0 {
@@ -116,7 +118,7 @@ impl MemoryTable {
 }
 
 impl Translation {
-    /// Takes the page list in.
+    /// Reads and checks the page list.
     fn load(&mut self, asked: &FastRegistration) -> Result<(), Refusal> {
         if !PAGE_SHIFTS.contains(&asked.page_shift) {
             return Err(Refusal::OutOfBounds);
@@ -130,7 +132,7 @@ impl Translation {
         }
         for (index, place) in self.pages.iter_mut().take(count as usize).enumerate() {
             let at = self.list.page(index as u32).ok_or(Refusal::OutOfBounds)?;
-            // Of the last page only what is used must be there.
+            // Only the used part of the last page must exist.
             let used = (end - index as u64 * page).min(page);
             let inside = at.checked_add(used).is_some_and(|end| end <= self.memory_len);
             if !inside || at % (1 << PAGE_SHIFTS.start()) != 0 {

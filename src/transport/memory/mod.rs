@@ -1,22 +1,22 @@
-//! The transport's protection of memory: which key opens which memory to whom (IBTA 10.6).
+//! Memory protection: memory regions, memory windows and their keys (IBTA 10.6).
 //!
-//! Knows keys, bounds and rights, and nothing of the bytes themselves: an answer is a [`Span`], a place in a
-//! region that the dma stage resolves.
+//! The table knows keys, bounds and rights, but not the bytes. A successful check returns a [`Span`], a place in a
+//! region that the DMA stage resolves.
 //!
-//! Regions and windows stand in one table, and a key leads to its entry by arithmetic and one index. What an entry opens
-//! is a set of bits ([`Access`], and one for local use, which windows never have); an entry that opens nothing at the
-//! moment (an unbound window, a fast-registered region that is not valid) has none, so that the check of a key is the
-//! same few comparisons for all kinds.
+//! Regions and windows share one table, and a key leads to its entry by arithmetic and one index. Granted rights are a
+//! set of bits: [`Access`], and one for local use, which windows never have. An unbound window or an invalid
+//! fast-registered region grants nothing, so its set is empty. A key check therefore is the same few comparisons for
+//! all kinds.
 //!
 //! ```text
-//!            alloc            bind / FastRegister            invalidate (local, remote)
-//! window 1   opens nothing ──▶ valid, new key each time      (bind of length 0)
-//! window 2   free          ──▶ valid, for one QP         ──▶ free
-//! fast       free          ──▶ valid                     ──▶ free
-//! region     valid; new key when registered again
+//!            alloc             bind / FastRegister           invalidate (local, remote)
+//! window 1   grants nothing ──▶ valid, new key each time      (bind of length 0)
+//! window 2   free           ──▶ valid, for one QP          ──▶ free
+//! fast       free           ──▶ valid                      ──▶ free
+//! region     valid; new key when re-registered elsewhere
 //! ```
 //!
-//! [`window`] and [`fast`] are those transitions.
+//! [`window`] and [`fast`] implement these transitions.
 
 mod fast;
 mod window;
@@ -34,84 +34,84 @@ use fast::Translation;
 /// A place in a memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The index of the region that it is in.
+    /// Index of the region.
     pub mr: MrIndex,
-    /// Its pages are the application's: a copy may find none, and fail.
+    /// True for application memory, whose pages may be missing at the copy.
     pub may_fault: bool,
-    /// Bytes from its start.
+    /// Offset in the region, in bytes.
     pub offset: u64,
 }
 
-/// Why an access, or a change of what a key opens, was refused.
+/// Reason why an access, or a change to a key, was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Nothing has this key, or not any more.
+    /// No object has this key.
     UnknownKey,
-    /// It belongs to another protection domain.
+    /// The key belongs to another protection domain.
     OtherPd,
-    /// It is open to another QP only.
+    /// The key is valid for another QP only.
     OtherQp,
-    /// The bytes are not all inside.
+    /// Some of the bytes are outside of the granted range.
     OutOfBounds,
-    /// It does not grant this.
+    /// The key does not grant this access.
     AccessDenied,
-    /// Not in this state: a bound window is not bound again, a valid region not registered, and so on.
+    /// The object is in the wrong state: for example, the window is bound, or the region is valid already.
     WrongState,
-    /// Not with this kind: regions are not bound, windows of type 1 not invalidated, and so on.
+    /// The object is of the wrong kind: for example, a region cannot be bound, a type 1 window cannot be invalidated.
     WrongKind,
-    /// Windows are bound to the region.
+    /// Windows are bound to the region, as many as given.
     WindowsBound(u32),
 }
 
-/// Who presents a key.
+/// The user of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct User {
-    /// The protection domain of the QP.
+    /// Protection domain of the QP.
     pub pd: PdId,
-    /// The QP that the request came to.
+    /// The QP that received the request.
     pub qp: QpIndex,
 }
 
-/// What a region is made of.
+/// Parameters of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSpec {
-    /// For users of this domain.
+    /// Protection domain.
     pub pd: PdId,
-    /// What may be done to it.
+    /// Access rights.
     pub access: Access,
-    /// The address by which users call its first byte.
+    /// Address of the first byte, as users give it.
     pub start: u64,
-    /// Bytes of the region.
+    /// Length in bytes.
     pub length: u64,
-    /// The address of its first byte in the memory of the host, modulo 8: atomics ask for it.
+    /// Address of the first byte in host memory, modulo 8. Atomics depend on it.
     pub misalignment: u8,
-    /// Its pages are the application's: a copy may find none.
+    /// True for application memory, whose pages may be missing at the copy.
     pub may_fault: bool,
 }
 
-/// How a region or a window is.
+/// Status of a region or a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionStatus {
     /// `region`, `fast`, `window1` or `window2`.
     pub kind: &'static str,
-    /// Its lkey and rkey, which are one number; 0 while it opens nothing.
+    /// Key: lkey and rkey are one number. 0 if nothing is granted.
     pub key: u32,
-    /// Its protection domain.
+    /// Protection domain.
     pub pd: PdId,
-    /// The address of its first byte; 0 while it opens nothing.
+    /// Address of the first byte. 0 if nothing is granted.
     pub start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// What it lets a peer, or receives, do.
+    /// Granted access rights.
     pub access: Access,
 }
 
-/// The bit of an entry that work requests of ours may name.
+/// Right bit for local use: the key is valid in this host's work requests.
 const LOCAL_USE: u32 = 1 << 31;
-/// No QP in particular.
+/// No particular QP.
 const ANY_QP: u32 = u32::MAX;
 
-/// What an entry is, and what only its kind has.
+/// Kind of an entry, with the state of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Region { windows: u32 },
@@ -123,35 +123,35 @@ enum Kind {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     key: u32,
-    /// What it opens: bits of [`Access`], and [`LOCAL_USE`].
+    /// Granted rights: bits of [`Access`], and [`LOCAL_USE`].
     grants: u32,
     pd: PdId,
-    /// The only QP that it opens for, or [`ANY_QP`].
+    /// The only QP that may use the key, or [`ANY_QP`].
     qp: u32,
     start: u64,
     length: u64,
-    /// Where its first byte lies.
+    /// Place of the first byte.
     base: Span,
     misalignment: u8,
     kind: Kind,
 }
 
-/// All memory regions and windows of a NIC.
+/// All regions and windows of a NIC.
 #[derive(Debug)]
 pub struct MemoryTable {
     permutation: QuickPermutation,
     entries: Vec<Option<Entry>>,
     generations: Vec<u16>,
-    /// Generations of names: one for each object, whatever keys it had.
+    /// Generations of names. An object keeps its name for life, whatever keys it gets.
     lives: Vec<u16>,
     free: VecDeque<u16>,
     translations: Vec<Option<Box<Translation>>>,
-    /// Windows of type 2 that are bound.
+    /// Number of bound windows of type 2.
     bound_to_qps: u32,
 }
 
 impl MemoryTable {
-    /// A table of `capacity` regions and windows, at most 2^16, whose keys depend on `seed`.
+    /// Returns a table for `capacity` regions and windows, at most 2^16. `seed` determines the keys.
     pub fn new(capacity: u32, seed: u64) -> MemoryTable {
         let capacity = capacity.min(1 << 16) as usize;
         MemoryTable {
@@ -159,26 +159,26 @@ impl MemoryTable {
             entries: vec![None; capacity],
             generations: vec![0; capacity],
             lives: vec![0; capacity],
-            // Taken from the front, given back at the end: a place does not come back soon.
+            // First in, first out: a free place is reused as late as possible.
             free: (0..capacity).map(|i| i as u16).collect(),
             translations: (0..capacity).map(|_| None).collect(),
             bound_to_qps: 0,
         }
     }
 
-    /// Registers memory and returns its place and its key (lkey and rkey are one number; whether a peer may use it
-    /// depends on `access`). `None`: the table is full.
+    /// Registers memory. Returns its index and its key, which is both lkey and rkey; `access` decides whether peers may
+    /// use it. Returns `None` if the table is full.
     pub fn register(&mut self, spec: &RegionSpec) -> Option<(MrIndex, u32)> {
         let index = self.insert(spec.pd, Kind::Region { windows: 0 })?;
         let key = self.open(index, spec);
         Some((MrIndex(self.name_at(index)), key))
     }
 
-    /// Registers a region again, as something else. If it moved, its old key opens nothing from now on; if not, it keeps its key, as
-    /// in Linux (IBTA 11.2.8.5 leaves that open).
+    /// Changes a registration. If the region has `moved`, it gets a new key and the old one becomes invalid. Otherwise
+    /// the key stays, as in Linux (IBTA 11.2.8.5 leaves this open).
     ///
     /// # Errors
-    /// It is no ordinary region, or windows are bound to it; then it stays as it was.
+    /// If the region is not an ordinary one, or windows are bound to it. Nothing has changed then.
     pub fn reregister(&mut self, mr: MrIndex, spec: &RegionSpec, moved: bool) -> Result<u32, Refusal> {
         match self.entry(mr).ok_or(Refusal::UnknownKey)?.kind {
             Kind::Region { windows: 0 } => {
@@ -192,7 +192,7 @@ impl MemoryTable {
         }
     }
 
-    /// How a region is registered; `None`: there is none, or it is no ordinary one.
+    /// Returns the registration of a region. `None`: the region does not exist or is not an ordinary one.
     pub fn registered(&self, mr: MrIndex) -> Option<RegionSpec> {
         let entry = self.entry(mr).filter(|e| matches!(e.kind, Kind::Region { .. }))?;
         let access = Access::from_bits_retain(entry.grants & !LOCAL_USE);
@@ -200,10 +200,10 @@ impl MemoryTable {
         Some(RegionSpec { pd, access, start, length, misalignment, may_fault })
     }
 
-    /// Takes a region out: its key opens nothing from now on.
+    /// Removes a region. Its key becomes invalid.
     ///
     /// # Errors
-    /// There is none, or windows are bound to it; then it stays as it was.
+    /// If the region does not exist, or windows are bound to it. Nothing has changed then.
     pub fn deregister(&mut self, mr: MrIndex) -> Result<(), Refusal> {
         match self.entry(mr).ok_or(Refusal::UnknownKey)?.kind {
             Kind::Region { windows: 0 } | Kind::Fast { windows: 0 } => {
@@ -216,12 +216,12 @@ impl MemoryTable {
         }
     }
 
-    /// The protection domain of each.
+    /// Returns the protection domain of every entry.
     pub fn domains(&self) -> impl Iterator<Item = PdId> {
         self.entries.iter().flatten().map(|entry| entry.pd)
     }
 
-    /// How the regions and windows in a stretch of places are. `None`: all places lie below.
+    /// Returns the status of the regions and windows at `places`. `None`: `places` is beyond the table.
     pub fn statuses(&self, places: Range<usize>) -> Option<impl Iterator<Item = RegionStatus> + '_> {
         let entries = self.entries.get(places.start..places.end.min(self.entries.len()))?;
         let statuses = entries.iter().flatten().map(|entry| {
@@ -245,20 +245,20 @@ impl MemoryTable {
         (!entries.is_empty()).then_some(statuses)
     }
 
-    /// Regions and windows in the table.
+    /// Returns the number of regions and windows.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// True if there is none.
+    /// True if the table is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Checks `length` bytes at `address` under an lkey, for a work request of `pd` that needs `access`.
+    /// Checks `length` bytes at `address` under an lkey, for a work request in domain `pd` that needs `access`.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason of the refusal.
     pub fn check_local(
         &self,
         pd: PdId,
@@ -274,10 +274,10 @@ impl MemoryTable {
         entry.place(address, length, access.bits() | LOCAL_USE)
     }
 
-    /// Checks `length` bytes at `address` under an rkey that a peer presented to the QP of `user`.
+    /// Checks `length` bytes at `address` under an rkey that a peer has sent to the QP of `user`.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason of the refusal.
     pub fn check_remote(
         &self,
         user: User,
@@ -299,16 +299,16 @@ impl MemoryTable {
         entry.place(address, length, access.bits())
     }
 
-    /// All that an rkey opens, for a FLUSH of the whole region.
+    /// Checks access to all memory of an rkey, for a FLUSH of the whole region. Returns the place and the length.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason of the refusal.
     pub fn check_whole(&self, user: User, rkey: u32, access: Access) -> Result<(Span, u64), Refusal> {
         let (start, length) = self.find(rkey).map(|e| (e.start, e.length)).ok_or(Refusal::UnknownKey)?;
         Ok((self.check_remote(user, rkey, start, length, access)?, length))
     }
 
-    /// Where a span lies in the memory of the host, modulo 8.
+    /// Returns the address of a span in host memory, modulo 8.
     pub fn misalignment(&self, span: Span) -> u8 {
         let region = self.entries.get(span.mr.place()).and_then(Option::as_ref);
         let base = region.map_or(0, |e| e.misalignment);
@@ -317,13 +317,13 @@ impl MemoryTable {
         (place.wrapping_add(base.into()) % 8) as u8
     }
 
-    /// Makes a key open nothing. `remote`: a peer asks for it, by SEND with invalidate (IBTA 9.4.1.1.3, 10.6.5).
+    /// Invalidates a key. `remote`: requested by a peer, by SEND with invalidate (IBTA 9.4.1.1.3, 10.6.5).
     ///
-    /// A window must be of type 2 and bound to this QP; a region must be fast-registered and without windows. What is
-    /// free already stays so.
+    /// A window must be of type 2 and bound to this QP. A region must be fast-registered and without windows.
+    /// Invalidating a free one succeeds.
     ///
     /// # Errors
-    /// Why not; then nothing has changed.
+    /// The reason of the refusal. Nothing has changed then.
     pub fn invalidate(&mut self, user: User, key: u32, remote: bool) -> Result<(), Refusal> {
         let entry = self.find(key).ok_or(Refusal::UnknownKey)?;
         if entry.pd != user.pd {
@@ -333,7 +333,7 @@ impl MemoryTable {
             return Err(Refusal::OtherQp);
         }
         //= IBTA 9.4.1.1.3: invalidate-is-checked
-        // A key that no peer may use is not for a peer to invalidate.
+        // A peer must not invalidate a key that grants peers nothing.
         if remote && entry.grants != 0 && entry.grants & Access::REMOTE.bits() == 0 {
             return Err(Refusal::AccessDenied);
         }
@@ -366,7 +366,7 @@ impl MemoryTable {
         self.entries.get(mr.place())?.as_ref()
     }
 
-    /// The name of the object in a place.
+    /// Returns the name of the object at this index.
     fn name_at(&self, index: u16) -> u32 {
         name(self.lives[usize::from(index)], index.into())
     }
@@ -376,31 +376,31 @@ impl MemoryTable {
         self.entries.get(usize::from(index))?.as_ref().filter(|_| self.name_at(index) == name)
     }
 
-    /// True if a region has this name now.
+    /// True if a region has this name.
     pub fn has_region(&self, mr: MrIndex) -> bool {
         self.named(mr.0).is_some_and(|e| matches!(e.kind, Kind::Region { .. } | Kind::Fast { .. }))
     }
 
-    /// True if a window has this name now.
+    /// True if a window has this name.
     pub fn has_window(&self, window: MwIndex) -> bool {
         self.named(window.0).is_some_and(|e| matches!(e.kind, Kind::Window1(_) | Kind::Window2 { .. }))
     }
 
-    /// The key of a generation: it is in the 24 bits that cannot be guessed and in the variant byte, so that a key does not
-    /// come back for 2^16 generations.
+    /// Returns the key of a generation. The generation is spread over the 24 permuted bits and the variant byte, so
+    /// that a key is not reused for 2^16 generations.
     fn key_of(&self, index: u16, generation: u16) -> u32 {
         let variant = (generation >> 8) as u8 ^ index as u8;
         self.permutation.encode(index, generation & 0xff) << 8 | u32::from(variant)
     }
 
-    /// The generation of a key that `key_of` made for this index.
+    /// Returns the generation of a key; `None` if the key does not belong to this index.
     fn generation_of(&self, index: u16, key: u32) -> Option<u16> {
         let (found, low) = self.permutation.decode(key >> 8);
         let high = key as u8 ^ index as u8;
         (found == index).then(|| u16::from(high) << 8 | low)
     }
 
-    /// A new entry that opens nothing.
+    /// Allocates an entry that grants nothing. Returns `None` if the table is full.
     fn insert(&mut self, pd: PdId, kind: Kind) -> Option<u16> {
         let index = self.free.pop_front()?;
         self.entries[usize::from(index)] = Some(Entry {
@@ -417,7 +417,7 @@ impl MemoryTable {
         Some(index)
     }
 
-    /// Lets an ordinary region open what it is registered for, under the key of its generation.
+    /// Grants the rights of a registration under the key of the current generation. Returns the key.
     fn open(&mut self, index: u16, spec: &RegionSpec) -> u32 {
         let key = self.key_of(index, self.generations[usize::from(index)]);
         if let Some(entry) = &mut self.entries[usize::from(index)] {
@@ -432,7 +432,7 @@ impl MemoryTable {
         key
     }
 
-    /// Lets an entry open nothing.
+    /// Withdraws all rights.
     fn close(&mut self, index: u16) {
         if let Some(entry) = &mut self.entries[usize::from(index)] {
             entry.grants = 0;
@@ -451,7 +451,7 @@ impl MemoryTable {
         self.free.push_back(index);
     }
 
-    /// Counts windows at a region.
+    /// Adds `change` to the number of windows bound to a region.
     fn count_window(&mut self, region: u16, change: i32) {
         if let Some(Entry { kind: Kind::Region { windows } | Kind::Fast { windows }, .. }) =
             &mut self.entries[usize::from(region)]
@@ -462,7 +462,7 @@ impl MemoryTable {
 }
 
 impl Entry {
-    /// Where `length` bytes at `address` lie, if all that is needed is granted.
+    /// Returns the place of `length` bytes at `address`, if all `needed` rights are granted.
     fn place(&self, address: u64, length: u64, needed: u32) -> Result<Span, Refusal> {
         debug_assert!(needed != 0, "an entry that opens nothing would pass");
         //= IBTA 9.7.4.1.5: rkey-grants-the-operation
@@ -478,12 +478,12 @@ impl Entry {
     }
 }
 
-/// Flags that a work request may give a key; others are refused.
+/// True if `access` contains only rights of `of` and optional ones.
 fn allowed(access: Access, of: Access) -> bool {
     (of | Access::OPTIONAL).contains(access)
 }
 
-/// Remote writing needs local writing as well (IBTA 10.6.3.1).
+/// True if `access` requires local write as well: remote WRITE and atomics do (IBTA 10.6.3.1).
 pub(crate) fn needs_local_write(access: Access) -> bool {
     access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }

@@ -16,7 +16,7 @@ fn table() -> MemoryTable {
 //= test: IBTA 9.7.4.1.5: rkey-is-of-the-domain, rkey-has-bounds
 //= test: IBTA 10.6.3.1: local-reading-needs-no-right
 #[test]
-fn a_key_opens_its_region_to_the_last_byte_and_not_one_further() {
+fn key_grants_exactly_the_bytes_of_its_region() {
     let mut table = table();
     let (mr, key) = table.register(&spec(Access::REMOTE_READ, 0x1000, 100)).unwrap();
     let read =
@@ -28,7 +28,7 @@ fn a_key_opens_its_region_to_the_last_byte_and_not_one_further() {
     let write = table.check_remote(USER, key, 0x1000, 1, Access::REMOTE_WRITE);
     assert_eq!(write, Err(Refusal::AccessDenied));
     assert_eq!(read(&table, User { pd: PdId(2), ..USER }, key, 0x1000, 1), Err(Refusal::OtherPd));
-    assert_eq!(read(&table, USER, key ^ 1, 0x1000, 1), Err(Refusal::UnknownKey), "the variant counts");
+    assert_eq!(read(&table, USER, key ^ 1, 0x1000, 1), Err(Refusal::UnknownKey), "another variant");
     assert_eq!(
         table.check_local(PD, key, 0x1000, 100, Access::empty()),
         Ok(Span { mr, may_fault: false, offset: 0 })
@@ -37,7 +37,7 @@ fn a_key_opens_its_region_to_the_last_byte_and_not_one_further() {
 
 //= test: IBTA 10.6.5: key-dies-with-its-region
 #[test]
-fn a_key_is_dead_after_deregistration_and_the_next_one_differs() {
+fn deregistered_key_is_invalid_and_not_reused() {
     let mut table = MemoryTable::new(1, 1);
     let empty = spec(Access::empty(), 0, 8);
     let (mr, old) = table.register(&empty).unwrap();
@@ -50,7 +50,7 @@ fn a_key_is_dead_after_deregistration_and_the_next_one_differs() {
 }
 
 #[test]
-fn no_key_comes_back_for_65_536_generations() {
+fn no_key_is_reused_for_65_536_generations() {
     let mut table = MemoryTable::new(1, 1);
     let mut seen = std::collections::HashSet::new();
     for _ in 0..1 << 16 {
@@ -62,7 +62,7 @@ fn no_key_comes_back_for_65_536_generations() {
 
 //= test: IBTA 10.6.5: key-dies-with-its-region
 #[test]
-fn registering_again_kills_the_old_key_and_changes_what_is_asked() {
+fn reregistration_invalidates_the_old_key() {
     let mut table = table();
     let (mr, old) = table.register(&spec(Access::REMOTE_READ, 0, 64)).unwrap();
     let new = table.reregister(mr, &spec(Access::READ_WRITE, 0x100, 32), true).unwrap();
@@ -72,7 +72,7 @@ fn registering_again_kills_the_old_key_and_changes_what_is_asked() {
 }
 
 #[test]
-fn a_region_that_stays_where_it_is_keeps_its_key() {
+fn reregistration_in_place_keeps_the_key() {
     let mut table = table();
     let (mr, key) = table.register(&spec(Access::READ_WRITE, 0, 64)).unwrap();
     assert_eq!(table.reregister(mr, &spec(Access::REMOTE_READ, 0, 64), false), Ok(key));
@@ -104,7 +104,7 @@ use crate::verbs::MwIndex;
 
 //= test: IBTA 10.6.7: window-opens-a-part-to-peers, window-2-is-for-one-qp
 #[test]
-fn a_window_opens_its_part_for_peers_only_and_type_2_for_one_qp_only() {
+fn window_grants_its_part_to_peers_only() {
     for kind in [MwType::One, MwType::Two] {
         let (table, _, bind, mr) = bound(kind);
         let key = bind.new_key.0;
@@ -133,7 +133,7 @@ fn a_window_opens_its_part_for_peers_only_and_type_2_for_one_qp_only() {
 
 //= test: IBTA 10.6.4: zero-based-region-counts-from-zero
 #[test]
-fn a_zero_based_window_counts_from_zero() {
+fn zero_based_window_counts_from_zero() {
     let (mut table, _, bind, mr) = bound(MwType::Two);
     table.invalidate(USER, bind.new_key.0, false).unwrap();
     let bind = WindowBind { window: bind.new_key, access: bind.access | Access::ZERO_BASED, ..bind };
@@ -145,7 +145,7 @@ fn a_zero_based_window_counts_from_zero() {
 
 //= test: IBTA 10.6.7: region-with-windows-is-busy
 #[test]
-fn a_region_with_windows_stays() {
+fn region_with_windows_cannot_be_deregistered() {
     for kind in [MwType::One, MwType::Two] {
         let (mut table, window, ..) = bound(kind);
         let mr = MrIndex(0);
@@ -162,10 +162,10 @@ fn a_region_with_windows_stays() {
 //= test: IBTA 10.6.7 o10-36.2.2: window-1-is-not-zero-based
 //= test: IBTA 10.6.7: window-1-has-a-new-key-each-time
 #[test]
-fn type_1_takes_only_keys_that_were_given_out_and_each_once() {
+fn type_1_window_accepts_each_issued_key_once() {
     let (mut table, window, bind, _) = bound(MwType::One);
     let again = WindowBind { window: bind.new_key, ..bind };
-    assert_eq!(table.bind(USER, &again), Err(Refusal::UnknownKey), "the key it has");
+    assert_eq!(table.bind(USER, &again), Err(Refusal::UnknownKey), "its current key");
     let (first, second) = (table.next_window_key(window).unwrap(), table.next_window_key(window).unwrap());
     let skip = WindowBind { new_key: RKey(second), ..again };
     table.bind(USER, &skip).unwrap();
@@ -181,12 +181,12 @@ fn type_1_takes_only_keys_that_were_given_out_and_each_once() {
     assert_eq!(table.bind(USER, &zero_based), Err(Refusal::WrongKind), "o10-36.2.2: not zero-based");
     let unbind = WindowBind { window: RKey(second), new_key: RKey(third), length: 0, ..bind };
     table.bind(USER, &unbind).unwrap();
-    assert_eq!(table.deregister(MrIndex(0)), Ok(()), "nothing is bound to it any more");
+    assert_eq!(table.deregister(MrIndex(0)), Ok(()), "no window is bound");
 }
 
-/// Atomics ask where their word lies in the host's memory, which need not be aligned as the peer's address is.
+/// Alignment for atomics depends on the address in host memory, which may differ from the peer's address modulo 8.
 #[test]
-fn a_place_is_aligned_by_where_it_lies_in_the_hosts_memory() {
+fn alignment_depends_on_the_host_address() {
     let mut table = table();
     let aligned = |table: &MemoryTable, key, address| {
         let span = table.check_remote(USER, key, address, 1, Access::REMOTE_READ).unwrap();
@@ -213,7 +213,7 @@ fn a_place_is_aligned_by_where_it_lies_in_the_hosts_memory() {
 }
 
 #[test]
-fn memory_that_may_be_missing_is_said_to_be_so_of_each_place_in_it() {
+fn spans_of_application_memory_may_fault() {
     let (mut table, mr, _, asked) = fast();
     table.pages_may_be_missing(mr);
     table.fast_register(USER, &asked).unwrap();
@@ -229,7 +229,7 @@ fn memory_that_may_be_missing_is_said_to_be_so_of_each_place_in_it() {
 }
 
 #[test]
-fn a_region_that_is_given_to_another_domain_is_of_that_one_alone() {
+fn reregistered_region_belongs_to_the_new_domain_only() {
     let mut table = table();
     let (mr, _) = table.register(&spec(Access::READ_WRITE, 0, 64)).unwrap();
     let other = PdId(9);
@@ -240,7 +240,7 @@ fn a_region_that_is_given_to_another_domain_is_of_that_one_alone() {
 }
 
 #[test]
-fn pages_of_other_sizes_are_as_long_as_they_say() {
+fn fast_registered_pages_have_the_requested_size() {
     let (mut table, mr, _, asked) = fast();
     table.fast_register(USER, &FastRegistration { page_shift: 13, length: 8192, ..asked }).unwrap();
     let pages = table.translation(mr).unwrap();
@@ -250,13 +250,13 @@ fn pages_of_other_sizes_are_as_long_as_they_say() {
 }
 
 #[test]
-fn a_place_of_the_table_forgets_the_pages_of_who_had_it_before() {
+fn reused_index_has_no_pages_of_its_predecessor() {
     let (mut table, fast, _, _) = fast();
     assert_eq!(table.len(), 1);
     let free = |table: &MemoryTable| {
         table.statuses(0..usize::MAX).into_iter().flatten().map(|it| (it.key, it.length)).collect::<Vec<_>>()
     };
-    assert_eq!(free(&table), [(0, 0)], "it opens nothing yet");
+    assert_eq!(free(&table), [(0, 0)], "grants nothing yet");
     table.deregister(fast).unwrap();
     assert!(table.is_empty());
     let plain = (0..8).map(|_| table.register(&spec(Access::empty(), 0, 8)).unwrap());
@@ -267,7 +267,7 @@ fn a_place_of_the_table_forgets_the_pages_of_who_had_it_before() {
 }
 
 #[test]
-fn a_type_1_window_is_bound_beyond_the_generations_that_a_byte_counts() {
+fn type_1_window_binds_beyond_256_generations() {
     let (mut table, window, mut bind, _) = bound(MwType::One);
     for _ in 0..600 {
         let key = RKey(table.next_window_key(window).unwrap());
@@ -276,7 +276,7 @@ fn a_type_1_window_is_bound_beyond_the_generations_that_a_byte_counts() {
     }
 }
 
-/// Each rule of binding, by what is wrong.
+/// One case for each rule of a bind.
 //= test: IBTA 10.6.7 C10-72: window-is-of-the-domain
 //= test: IBTA 10.6.7 C10-73: window-needs-the-bind-right
 //= test: IBTA 10.6.7 C10-74: window-that-writes-needs-local-writing
@@ -284,7 +284,7 @@ fn a_type_1_window_is_bound_beyond_the_generations_that_a_byte_counts() {
 //= test: IBTA 10.6.7 o10-37.2.30: window-2-is-bound-when-free
 //= test: IBTA 10.6.7 o10-37.2.40: window-2-is-not-bound-to-nothing
 #[test]
-fn what_may_not_be_bound_is_not_bound() {
+fn invalid_bind_is_refused() {
     let (mut table, _, good, _) = bound(MwType::Two);
     table.invalidate(USER, good.new_key.0, false).unwrap();
     let good = WindowBind { window: good.new_key, ..good };
@@ -310,7 +310,7 @@ fn what_may_not_be_bound_is_not_bound() {
             Refusal::UnknownKey,
             "no variant of it",
         ),
-        (WindowBind { access: Access::LOCAL_WRITE, ..good }, Refusal::AccessDenied, "local access"),
+        (WindowBind { access: Access::LOCAL_WRITE, ..good }, Refusal::AccessDenied, "local right"),
         (WindowBind { access: Access::FLUSH_GLOBAL, ..good }, Refusal::AccessDenied, "more than the region"),
     ];
     for (bind, refusal, what) in cases {
@@ -328,7 +328,7 @@ fn what_may_not_be_bound_is_not_bound() {
 //= test: IBTA 10.6.7 o10-37.2.26: window-1-is-not-invalidated
 //= test: IBTA 9.4.1.1.3: invalidate-is-checked
 #[test]
-fn only_type_2_windows_and_fast_regions_are_invalidated_and_by_their_own_qp() {
+fn only_its_qp_invalidates_a_type_2_window() {
     let (mut table, _, two, _) = bound(MwType::Two);
     let other = User { qp: QpIndex(6), ..USER };
     assert_eq!(table.invalidate(other, two.new_key.0, true), Err(Refusal::OtherQp));
@@ -338,14 +338,14 @@ fn only_type_2_windows_and_fast_regions_are_invalidated_and_by_their_own_qp() {
     assert_eq!(table.invalidate(USER, two.new_key.0, true), Ok(()));
     let write = table.check_remote(USER, two.new_key.0, 0x1010, 1, Access::REMOTE_WRITE);
     assert_eq!(write, Err(Refusal::AccessDenied));
-    assert_eq!(table.invalidate(USER, two.new_key.0, true), Ok(()), "it is free already");
+    assert_eq!(table.invalidate(USER, two.new_key.0, true), Ok(()), "free already");
     let (mut table, _, one, _) = bound(MwType::One);
     assert_eq!(table.invalidate(USER, one.new_key.0, false), Err(Refusal::WrongKind), "o10-37.2.26");
 }
 
 //= test: IBTA 10.6.7: window-2-is-for-one-qp
 #[test]
-fn a_qp_that_goes_takes_the_bindings_of_its_windows_along() {
+fn destroyed_qp_unbinds_its_windows() {
     let (mut table, _, two, mr) = bound(MwType::Two);
     table.release_windows(QpIndex(6));
     assert!(table.check_remote(USER, two.new_key.0, 0x1010, 1, Access::REMOTE_WRITE).is_ok());
@@ -373,9 +373,9 @@ fn fast() -> (MemoryTable, MrIndex, PageList, FastRegistration) {
 
 //= test: IBTA 10.6.4: fast-registered-region-is-its-pages
 #[test]
-fn a_fast_registered_region_is_its_pages_in_their_order() {
+fn fast_registered_region_maps_its_pages_in_order() {
     let (mut table, mr, _, asked) = fast();
-    assert!(table.check_local(PD, asked.key.0 ^ 3, 0, 0, Access::empty()).is_err(), "it opens nothing yet");
+    assert!(table.check_local(PD, asked.key.0 ^ 3, 0, 0, Access::empty()).is_err(), "grants nothing yet");
     table.fast_register(USER, &asked).unwrap();
     let read = |at, n| table.check_remote(USER, asked.key.0, at, n, Access::REMOTE_READ);
     assert_eq!(read(0x5_0010, 8192), Ok(Span { mr, may_fault: false, offset: 0 }));
@@ -389,7 +389,7 @@ fn a_fast_registered_region_is_its_pages_in_their_order() {
 
 //= test: IBTA 10.6.4: fast-registration-needs-a-free-region
 #[test]
-fn a_fast_registered_region_goes_from_free_to_valid_and_back() {
+fn invalidated_region_can_be_fast_registered_again() {
     let (mut table, _, _, asked) = fast();
     table.fast_register(USER, &asked).unwrap();
     let again = FastRegistration { key: RKey(asked.key.0 ^ 1), ..asked };
@@ -404,7 +404,7 @@ fn a_fast_registered_region_goes_from_free_to_valid_and_back() {
 
 //= test: IBTA 9.4.1.1.3: invalidate-is-checked
 #[test]
-fn a_peer_does_not_invalidate_what_it_may_not_use() {
+fn peer_cannot_invalidate_a_key_without_remote_rights() {
     let (mut table, _, _, asked) = fast();
     let private = FastRegistration { access: Access::LOCAL_WRITE, ..asked };
     table.fast_register(USER, &private).unwrap();
@@ -415,13 +415,13 @@ fn a_peer_does_not_invalidate_what_it_may_not_use() {
 //= test: IBTA 10.6.3.1: remote-writing-needs-local-writing
 //= test: IBTA 10.6.4: fast-registration-needs-a-free-region
 #[test]
-fn what_may_not_be_fast_registered_is_not() {
+fn invalid_fast_registration_is_refused() {
     let (mut table, _, list, good) = fast();
     let ordinary = table.register(&spec(Access::READ_WRITE, 0, 8)).unwrap().1;
     let cases = [
         (FastRegistration { length: 4 * 4096, ..good }, Refusal::OutOfBounds, "five pages of four"),
-        (FastRegistration { length: u64::MAX, ..good }, Refusal::OutOfBounds, "it wraps"),
-        (FastRegistration { start: u64::MAX - 9, length: 64, ..good }, Refusal::OutOfBounds, "so does this"),
+        (FastRegistration { length: u64::MAX, ..good }, Refusal::OutOfBounds, "length wraps"),
+        (FastRegistration { start: u64::MAX - 9, length: 64, ..good }, Refusal::OutOfBounds, "start wraps"),
         (FastRegistration { page_shift: 11, ..good }, Refusal::OutOfBounds, "pages too small"),
         (FastRegistration { page_shift: 63, ..good }, Refusal::OutOfBounds, "pages too large"),
         (FastRegistration { access: Access::REMOTE_WRITE, ..good }, Refusal::AccessDenied, "no local write"),
@@ -442,10 +442,10 @@ fn what_may_not_be_fast_registered_is_not() {
 }
 
 proptest::proptest! {
-    /// Whatever keys, addresses and binds come, what is granted lies inside the region.
+    /// Every granted byte lies inside the region, for all keys, addresses and binds.
     //= test: IBTA 10.6.7 C10-75: window-lies-in-its-region
     #[test]
-    fn no_bind_opens_a_byte_outside_its_region(
+    fn no_bind_grants_a_byte_outside_its_region(
         address: u64, length: u64, near in 0u64..200, n in 0u64..200, access: u32, at: u64, take in 0u64..200,
     ) {
         let (mut table, _, good, mr) = bound(MwType::Two);

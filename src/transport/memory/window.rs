@@ -1,18 +1,19 @@
-//! Memory windows: keys to parts of regions, given and taken by work requests (IBTA 10.6.6, 10.6.7).
+//! Memory windows: work requests give and withdraw access to parts of a region (IBTA 10.6.6, 10.6.7).
 
 use super::{ANY_QP, Entry, Kind, LOCAL_USE, MemoryTable, Refusal, Span, User, allowed, needs_local_write};
 use crate::verbs::{Access, MrIndex, MwIndex, MwType, PdId, QpIndex, WindowBind, place_of};
 
-/// What a window of type 1 has.
+/// State of a type 1 window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct One {
     region: Option<u16>,
-    /// The newest generation whose key was given out for a bind to come.
+    /// The newest generation with a key issued for a future bind.
     reserved: u16,
 }
 
 impl MemoryTable {
-    /// Makes a window that opens nothing yet, and its key. `None`: the table is full.
+    /// Allocates a window. Returns its index and its key, which grants nothing yet. Returns `None` if the table is
+    /// full.
     pub fn alloc_window(&mut self, pd: PdId, kind: MwType) -> Option<(MwIndex, u32)> {
         let index = self.insert(pd, Kind::Window2 { region: None })?;
         let reserved = self.generations[usize::from(index)];
@@ -24,14 +25,15 @@ impl MemoryTable {
         Some((MwIndex(self.name_at(index)), key))
     }
 
-    /// Takes a window out, bound or not: its key opens nothing from now on. Its protection domain; `None`: there is none.
+    /// Removes a window, bound or not. Its key becomes invalid. Returns its protection domain, or `None` if it does not
+    /// exist.
     pub fn free_window(&mut self, window: MwIndex) -> Option<PdId> {
         let index = place_of(window.0) as u16;
         let entry = self.entries.get(usize::from(index))?.as_ref()?;
         let pd = entry.pd;
         match entry.kind {
             Kind::Region { .. } | Kind::Fast { .. } => return None,
-            // Keys that were given out for a bind are used up as well.
+            // Skip the keys that were issued for a bind, too.
             Kind::Window1(one) => self.generations[usize::from(index)] = one.reserved,
             Kind::Window2 { .. } => {}
         }
@@ -40,10 +42,10 @@ impl MemoryTable {
         Some(pd)
     }
 
-    /// The key that the next bind of a window of type 1 gives it. Each call gives another one.
+    /// Returns a key for the next bind of a type 1 window. Every call returns a new one.
     ///
     /// # Errors
-    /// There is no such window, or it is of type 2, whose keys the consumer chooses.
+    /// If the window does not exist, or is of type 2: its keys are chosen by the consumer.
     pub fn next_window_key(&mut self, window: MwIndex) -> Result<u32, Refusal> {
         let entry = self.entries.get_mut(place_of(window.0) as usize).and_then(Option::as_mut);
         let entry = entry.ok_or(Refusal::UnknownKey)?;
@@ -53,10 +55,10 @@ impl MemoryTable {
         Ok(self.key_of(place_of(window.0) as u16, generation))
     }
 
-    /// Binds a window, as a work request of the QP of `user` asks (IBTA C10-71 to C10-76, o10-36 and o10-37).
+    /// Binds a window for a work request of the QP of `user` (IBTA C10-71 to C10-76, o10-36 and o10-37).
     ///
     /// # Errors
-    /// Why not; then nothing has changed.
+    /// The reason of the refusal. Nothing has changed then.
     pub fn bind(&mut self, user: User, bind: &WindowBind) -> Result<(), Refusal> {
         let window = *self.find(bind.window.0).ok_or(Refusal::UnknownKey)?;
         let index = self.index_of(bind.window.0);
@@ -94,7 +96,7 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Unbinds the windows of type 2 that a QP has bound: it is about to go.
+    /// Unbinds all type 2 windows of a QP, which is about to be destroyed.
     pub fn release_windows(&mut self, qp: QpIndex) {
         if self.bound_to_qps == 0 {
             return;
@@ -106,7 +108,7 @@ impl MemoryTable {
         }
     }
 
-    /// Unbinds all windows of a region: its owner is gone.
+    /// Unbinds all windows of a region after its owner has ended.
     pub fn unbind_windows(&mut self, mr: MrIndex) {
         let bound =
             |e: &Entry| matches!(e.kind, Kind::Region { windows } | Kind::Fast { windows } if windows > 0);
@@ -126,12 +128,11 @@ impl MemoryTable {
         }
     }
 
-    /// A window's state and the key that it is to get. `Some`: the generation of a window of type 1.
+    /// Checks the window's state and its new key. Returns the generation of that key for a type 1 window.
     fn check_new_key(&self, index: u16, window: &Entry, bind: &WindowBind) -> Result<Option<u16>, Refusal> {
         match window.kind {
             Kind::Window1(one) => {
                 //= IBTA 10.6.7 o10-36.2.2: window-1-is-not-zero-based
-                // o10-36.2.2: no zero-based windows of type 1.
                 if bind.access.contains(Access::ZERO_BASED) {
                     return Err(Refusal::WrongKind);
                 }
@@ -145,7 +146,7 @@ impl MemoryTable {
             Kind::Window2 { region } => {
                 //= IBTA 10.6.7 o10-37.2.30: window-2-is-bound-when-free
                 //= IBTA 10.6.7 o10-37.2.40: window-2-is-not-bound-to-nothing
-                // o10-37.2.30: only a free window is bound. o10-37.2.40: a bind of nothing does not invalidate it.
+                // A bind of length 0 does not invalidate a type 2 window (o10-37.2.40).
                 if region.is_some() || bind.length == 0 {
                     return Err(Refusal::WrongState);
                 }
@@ -156,7 +157,7 @@ impl MemoryTable {
         }
     }
 
-    /// The region that is to be bound to, and where the window begins in it.
+    /// Checks the region of a bind. Returns its index and the place where the window begins.
     fn check_region(&self, user: User, bind: &WindowBind) -> Result<(u16, Span), Refusal> {
         let region = self.find(bind.region.0).ok_or(Refusal::UnknownKey)?;
         if !matches!(region.kind, Kind::Region { .. } | Kind::Fast { .. }) {
@@ -167,27 +168,25 @@ impl MemoryTable {
         }
         let grants = Access::from_bits_retain(region.grants);
         //= IBTA 10.6.7 C10-73: window-needs-the-bind-right
-        // C10-73; and a region of which addresses mean nothing to a window (`rxe_mw.c` refuses it as well).
+        // Windows on zero-based regions are refused, as in `rxe_mw.c`.
         if !grants.contains(Access::MW_BIND) || grants.contains(Access::ZERO_BASED) {
             return Err(Refusal::AccessDenied);
         }
         //= IBTA 10.6.7 C10-74: window-that-writes-needs-local-writing
-        // C10-74.
         if needs_local_write(bind.access) && !grants.contains(Access::LOCAL_WRITE) {
             return Err(Refusal::AccessDenied);
         }
-        // A window gives no more of FLUSH than its region does.
+        // A window grants no more FLUSH rights than its region.
         let flush = bind.access & (Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT);
         if !allowed(bind.access, Access::REMOTE | Access::ZERO_BASED) || !grants.contains(flush) {
             return Err(Refusal::AccessDenied);
         }
         //= IBTA 10.6.7 C10-75: window-lies-in-its-region
-        // C10-75.
         let base = region.place(bind.address, bind.length, LOCAL_USE)?;
         Ok((self.index_of(bind.region.0), base))
     }
 
-    /// Lets a window open nothing.
+    /// Withdraws all rights of a window.
     pub(super) fn unbind(&mut self, index: u16) {
         let Some(entry) = &mut self.entries[usize::from(index)] else { return };
         let region = match &mut entry.kind {
