@@ -1,7 +1,7 @@
-//! What a manager knows in two ways, compared: for tests, which ask after each step.
+//! Consistency check of a manager's redundant state, for tests that call it after each step.
 //!
-//! Tables by which connections are found, and the accounts of places that strangers may take, follow from the connections
-//! themselves. An entry that outlives its connection does no harm for long: an address that has had its share for ever does.
+//! The look-up tables and the quotas of peers must follow from the connections. A forgotten entry in a table does
+//! little harm, but a forgotten unit of an address's quota locks the address out for ever.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -11,7 +11,7 @@ use super::manager::Manager;
 use crate::wire::cm::CommId;
 
 impl Manager {
-    /// What is known twice and not alike; `None`: nothing.
+    /// Returns a description of the first inconsistency, or `None`.
     #[doc(hidden)]
     pub fn disagreement(&self) -> Option<String> {
         let all: Vec<(CommId, &Connection)> =
@@ -44,5 +44,5 @@ impl Manager {
 }
 
 fn differ<T: Debug + PartialEq>(what: &str, kept: &T, counted: &T) -> Option<String> {
-    (kept != counted).then(|| format!("{what}: {kept:?}, but by the connections {counted:?}"))
+    (kept != counted).then(|| format!("{what}: stored {kept:?}, counted {counted:?}"))
 }

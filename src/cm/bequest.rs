@@ -1,5 +1,5 @@
-//! What outlives a manager: enough of each connection for another manager to end it in the first one's place, as a kernel does for
-//! a program that dies.
+//! Handover: connection state for another manager, which ends the connections if this manager's process dies. A kernel
+//! does the same for its programs.
 
 use std::fmt::Debug;
 
@@ -11,14 +11,14 @@ use super::connection::{Connection, State};
 use super::manager::Manager;
 use super::{CmError, Parameters, Route};
 
-/// How long an heir waits for the answer to a DREQ before it says it again.
-const PATIENCE: Nanos = Nanos::from_millis(200);
-/// How often it says it again: a peer that is gone as well costs a second.
-const RETRIES: u8 = 4;
-/// How long it keeps a connection that is over: its last message has left by then.
+/// Time to wait for the answer to a DREQ before it is retransmitted.
+const DREQ_TIMEOUT: Nanos = Nanos::from_millis(200);
+/// Number of retransmissions: a dead peer costs 1 s.
+const DREQ_RETRIES: u8 = 4;
+/// Time to keep an ended connection, so that its last message is sent.
 const LINGER: Nanos = Nanos::from_millis(50);
 
-/// A connection whose peer has to hear something yet.
+/// A connection of which the peer must be notified when this process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bequest {
     pub(super) id: CommId,
@@ -29,13 +29,14 @@ pub struct Bequest {
     pub(super) remote_qpn: Qpn,
 }
 
-/// Who keeps what a manager would leave. It is told at each change of a connection's state.
+/// Storage for the handover state of a manager's connections.
 pub trait Keeper: Debug + Send {
-    /// `bequest` is what the connection `id` leaves from now on; `None`: nothing.
+    /// Stores the handover state of connection `id`. Called at each change of the connection's state. `None`: nothing
+    /// to hand over.
     fn keep(&mut self, id: CommId, bequest: Option<&Bequest>);
 }
 
-/// States in which a connection leaves something, by their place in the words of a bequest.
+/// States to hand over. Their index is part of the encoding.
 const STATES: [State; 9] = [
     State::ReqSent,
     State::RepWait,
@@ -49,15 +50,15 @@ const STATES: [State; 9] = [
 ];
 
 impl Bequest {
-    /// 64-bit words of one.
+    /// Length of the encoding in 64-bit words.
     pub const WORDS: usize = 7;
 
-    /// The way to the peer.
+    /// Returns the path to the peer.
     pub fn route(&self) -> &Route {
         &self.route
     }
 
-    /// As words, to be kept where another process finds them.
+    /// Encodes the state in words, to be stored where another process finds them.
     pub fn to_words(&self) -> [u64; Bequest::WORDS] {
         let halves = |gid: Gid| {
             let value = u128::from_be_bytes(gid.0);
@@ -78,7 +79,7 @@ impl Bequest {
         ]
     }
 
-    /// From such words. `None`: they are none.
+    /// Decodes the state from words. Returns `None` if they are not valid.
     pub fn from_words(words: &[u64; Bequest::WORDS]) -> Option<Bequest> {
         let [ids, qpns, way, local_high, local_low, remote_high, remote_low] = *words;
         let gid = |high: u64, low: u64| Gid((u128::from(high) << 64 | u128::from(low)).to_be_bytes());
@@ -103,7 +104,7 @@ impl Bequest {
 impl Connection {
     fn bequest(&self, id: CommId) -> Option<Bequest> {
         let state = match self.state {
-            // The peer may not have heard it.
+            // The peer may not have received the DREQ.
             State::DreqSent => State::Established,
             State::TimeWait if self.outgoing.as_ref()?.kind == Kind::Drep => State::DreqRcvd,
             State::TimeWait | State::SidrReqSent | State::SidrReqRcvd => return None,
@@ -122,31 +123,31 @@ impl Connection {
 }
 
 impl Manager {
-    /// From now on `keeper` knows what each connection would leave if this manager were no more.
+    /// Sets the storage for handover state, and stores the state of all connections.
     pub fn bequeath_to(&mut self, keeper: Box<dyn Keeper>) {
         self.keeper = Some(keeper);
         let ids: Vec<_> = self.ids().collect();
         ids.into_iter().for_each(|id| self.bequeath(id));
     }
 
-    /// What a connection would leave. `None`: it is none, or its peer needs to hear nothing more.
+    /// Returns the handover state of a connection. `None`: it does not exist, or its peer needs no further message.
     pub fn bequest(&self, id: CommId) -> Option<Bequest> {
         self.table.get(id)?.bequest(id)
     }
 
-    /// Ends a connection for a manager that is no more, whose [seed](super::Config::seed) this one has too: as its consumer's
-    /// [`destroy`](Manager::destroy) would have. It is over when the manager does not know it any more, after a second at most.
+    /// Takes over a connection of a manager that has ended, and ends it as [`destroy`](Manager::destroy) does. The
+    /// managers must have the same [seed](super::Config::seed). The connection is gone after 1 s at most.
     ///
     /// # Errors
-    /// If the name is in use, or beyond what the table holds.
+    /// If the ID is in use or beyond the table's limit.
     pub fn inherit(&mut self, now: Nanos, bequest: &Bequest) -> Result<(), CmError> {
         let Bequest { id, remote_id, state, route, local_qpn, remote_qpn } = *bequest;
         let parameters = Parameters { dest_qpn: Some(remote_qpn), ..Parameters::unknown(route) };
         let connection = Connection {
             remote_id,
             local_qpn,
-            patience: PATIENCE,
-            max_retries: RETRIES,
+            answer_timeout: DREQ_TIMEOUT,
+            max_retries: DREQ_RETRIES,
             linger: LINGER,
             ..Connection::new(state, route, parameters)
         };
@@ -159,7 +160,7 @@ impl Manager {
         Ok(())
     }
 
-    /// A connection has changed.
+    /// Stores the handover state of a changed connection.
     pub(super) fn bequeath(&mut self, id: CommId) {
         let Some(keeper) = &mut self.keeper else { return };
         let bequest = self.table.get(id).and_then(|connection| connection.bequest(id));
@@ -172,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_keep_all_of_it_in_each_state() {
+    fn encoding_keeps_all_fields_in_each_state() {
         for state in STATES {
             let bequest = Bequest {
                 id: CommId(0x8123_4567),

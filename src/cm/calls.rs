@@ -1,4 +1,4 @@
-//! What the consumer may do with a connection, and in which state.
+//! Calls of the consumer, with the states in which they are allowed.
 
 use crate::time::Nanos;
 use crate::verbs::Psn;
@@ -15,28 +15,29 @@ use super::{
     ResolveAnswer, ResolveRequest, Route,
 };
 
-/// No LID: RoCE has none (IBTA annex A17).
+/// RoCE has no LIDs (IBTA annex A17).
 const NO_LID: u16 = 0xffff;
 
 impl Manager {
-    /// Listens for requests. At most `backlog` (at least 1) wait for the consumer's answer; more are dropped, and come again.
-    /// Those that came a moment before are taken in by the next `handle_timeouts`.
+    /// Listens for requests. At most `backlog` (at least 1) requests may wait for the consumer's answer. Further ones
+    /// are dropped and will be retransmitted. Requests that arrived shortly before are processed by the next
+    /// `handle_timeouts`.
     ///
     /// # Errors
-    /// If somebody listens there already, or the manager has no room for another listener.
+    /// If the address is listened on already, or the maximum number of listeners is reached.
     pub fn listen(&mut self, service: ServiceId, on: ListenOn, backlog: u32) -> Result<Listener, CmError> {
         let listener = self.listeners.add(service, on, backlog)?;
-        self.look_at_early();
+        self.recheck_early();
         Ok(listener)
     }
 
-    /// Listens no more. Requests that came stay, and want an answer. False: there was no such listener.
+    /// Stops listening. Pending requests remain and must be answered. Returns false if there was no such listener.
     pub fn stop_listening(&mut self, listener: Listener) -> bool {
         self.listeners.remove(listener)
     }
 
-    /// Asks a peer for a connection: sends a REQ. [`Event::Reply`](super::Event::Reply),
-    /// [`Event::Rejected`](super::Event::Rejected) or [`Event::Unreachable`](super::Event::Unreachable) answers.
+    /// Requests a connection: sends a REQ. The answer is [`Event::Reply`](super::Event::Reply),
+    /// [`Event::Rejected`](super::Event::Rejected) or [`Event::Unreachable`](super::Event::Unreachable).
     ///
     /// # Errors
     /// If a value does not fit its field, or the table is full.
@@ -68,17 +69,17 @@ impl Manager {
             peer_srq: false,
             peer_flow_control: false,
         };
-        // There, the peer's thinking, and back.
+        // Path to the peer, the peer's response time, and the path back.
         let flight = self.span(request.packet_lifetime);
-        let patience = flight + flight + self.span(request.response_timeout);
+        let answer_timeout = flight + flight + self.span(request.response_timeout);
         let linger = self.span(timeout);
         let mut connection = Connection::new(State::ReqSent, request.route, parameters);
         connection.local_qpn = request.qp.qpn;
         connection.packet_lifetime = request.packet_lifetime;
-        connection.patience = patience;
+        connection.answer_timeout = answer_timeout;
         connection.max_retries = request.max_cm_retries;
         connection.linger = linger;
-        connection.insists_until = now + self.config.insistence;
+        connection.repeat_until = now + self.config.insistence;
         let id = self.insert(connection)?;
         self.begin_transaction(id);
         let req = req_of(request, id, self.config.ca_guid, timeout);
@@ -87,11 +88,11 @@ impl Manager {
         Ok(id)
     }
 
-    /// Accepts a request: sends a REP. [`Event::Established`](super::Event::Established),
-    /// [`Event::Rejected`](super::Event::Rejected) or [`Event::Unreachable`](super::Event::Unreachable) answers.
+    /// Accepts a request: sends a REP. The answer is [`Event::Established`](super::Event::Established),
+    /// [`Event::Rejected`](super::Event::Rejected) or [`Event::Unreachable`](super::Event::Unreachable).
     ///
     /// # Errors
-    /// If the connection does not wait for that, or a value does not fit its field.
+    /// If the connection has no pending request, or a value does not fit its field.
     pub fn accept(&mut self, now: Nanos, id: CommId, options: &AcceptOptions) -> Result<(), CmError> {
         let states = [State::ReqRcvd, State::MraReqSent];
         let (ca_guid, target_ack_delay) = (self.config.ca_guid, self.config.ack_delay);
@@ -99,7 +100,7 @@ impl Manager {
         options.private_data.check(Kind::Rep)?;
         check_values(&[("rnr_retry_count", options.rnr_retry_count, 7)])?;
         let p = &mut connection.parameters;
-        // The request said what the peer answers and uses; more would be of no use.
+        // Limit the depths to what the peer offers in its request.
         p.max_rd_atomic = p.max_rd_atomic.min(options.initiator_depth);
         p.max_dest_rd_atomic = p.max_dest_rd_atomic.min(options.responder_resources);
         p.rq_psn = options.qp.psn;
@@ -129,10 +130,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Answers a REP with an RTU: the QP is in RTS. Both may send.
+    /// Answers a REP with an RTU, after the QP is in RTS. Then both ends may send.
     ///
     /// # Errors
-    /// If the connection does not wait for that; too much private data.
+    /// If the connection has no pending REP, or there is too much private data.
     pub fn ready(&mut self, id: CommId, private_data: PrivateData) -> Result<(), CmError> {
         let connection = self.expect("ready", id, &[State::RepRcvd, State::MraRepSent])?;
         private_data.check(Kind::Rtu)?;
@@ -143,8 +144,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Data came over the connection, so the peer is ready though its RTU did not come (IBTA 12.9.6: communication
-    /// established). Nothing happens if that is known.
+    /// Establishes a connection that received data before the RTU: the peer is ready, and its RTU was lost or is late
+    /// (IBTA 12.9.6: communication established). Does nothing if the connection is established already.
     ///
     /// # Errors
     /// If the connection neither waits for an RTU nor is established.
@@ -156,10 +157,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Tells the peer with an MRA that the answer to its REQ or REP takes up to 4.096 us * 2^`service_timeout`.
+    /// Sends an MRA: the answer to the peer's REQ or REP takes up to 4.096 us * 2^`service_timeout`.
     ///
     /// # Errors
-    /// If the connection waits for no answer of ours, or a value does not fit its field.
+    /// If the connection has no pending REQ or REP, or a value does not fit its field.
     pub fn delay(
         &mut self,
         id: CommId,
@@ -174,10 +175,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Says no to a request or to a reply, with a REJ. No event of this connection follows.
+    /// Refuses a request or a reply: sends a REJ. No further event of this connection follows.
     ///
     /// # Errors
-    /// If the connection is neither asked for nor half made; too much private data.
+    /// If our REQ is unanswered or the setup is complete, or if there is too much private data.
     pub fn reject(
         &mut self,
         now: Nanos,
@@ -202,11 +203,11 @@ impl Manager {
         Ok(())
     }
 
-    /// Ends a connection with a DREQ, or agrees to its end with a DREP. [`Event::Disconnected`](super::Event::Disconnected)
-    /// follows.
+    /// Ends a connection with a DREQ, or agrees to its end with a DREP.
+    /// [`Event::Disconnected`](super::Event::Disconnected) follows.
     ///
     /// # Errors
-    /// If the connection is not established, or ends already; too much private data.
+    /// If the connection is not established or ends already, or there is too much private data.
     pub fn disconnect(&mut self, now: Nanos, id: CommId, private_data: PrivateData) -> Result<(), CmError> {
         let connection = self.expect("disconnect", id, &[State::Established, State::DreqRcvd])?;
         if connection.state == State::Established {
@@ -219,15 +220,15 @@ impl Manager {
         Ok(())
     }
 
-    /// The consumer is done with a connection, whatever its state: the peer is told, and no event follows; those that wait
-    /// are taken back. Nothing happens if there is no such connection.
+    /// Ends a connection in any state. The peer is notified. No event follows, and pending events are removed. Does
+    /// nothing if the connection does not exist.
     pub fn destroy(&mut self, now: Nanos, id: CommId) {
         self.forget_events(id);
         let Some(connection) = self.table.get_mut(id) else { return };
         connection.orphan = true;
         let (state, stage) = (connection.state, connection.stage());
         match state {
-            // Our request stands no more: as if no answer had come.
+            // Withdraw our request, as after a timeout.
             State::ReqSent | State::RepWait => {
                 self.send_rej_timeout(id, Stage::Req);
                 self.abandon(now, id);
@@ -245,7 +246,7 @@ impl Manager {
             State::DreqRcvd => {
                 self.agree_to_end(now, id, PrivateData::EMPTY, HowDisconnected::AsAsked);
             }
-            // These end by themselves.
+            // Ending already.
             State::DreqSent | State::TimeWait => {}
             State::SidrReqSent => self.remove(id),
             State::SidrReqRcvd => {
@@ -255,8 +256,8 @@ impl Manager {
         }
     }
 
-    /// Asks a peer which datagram QP serves a service: sends a SIDR_REQ. [`Event::Resolved`](super::Event::Resolved) or
-    /// [`Event::Unreachable`](super::Event::Unreachable) answers.
+    /// Asks a peer for the datagram QP of a service: sends a SIDR_REQ. The answer is
+    /// [`Event::Resolved`](super::Event::Resolved) or [`Event::Unreachable`](super::Event::Unreachable).
     ///
     /// # Errors
     /// If a value does not fit its field, or the table is full.
@@ -268,9 +269,9 @@ impl Manager {
         ])?;
         check_flow_label(&request.route)?;
         let mut connection = Connection::resolution(State::SidrReqSent, request.route);
-        connection.patience = self.span(request.response_timeout);
+        connection.answer_timeout = self.span(request.response_timeout);
         connection.max_retries = request.max_cm_retries;
-        connection.insists_until = now + self.config.insistence;
+        connection.repeat_until = now + self.config.insistence;
         let id = self.insert(connection)?;
         self.begin_transaction(id);
         let question = SidrReq {
@@ -284,10 +285,10 @@ impl Manager {
         Ok(id)
     }
 
-    /// Answers such a question: sends a SIDR_REP. No event of it follows.
+    /// Answers a SIDR_REQ: sends a SIDR_REP. No further event of this resolution follows.
     ///
     /// # Errors
-    /// If it is no question, or was answered; too much private data.
+    /// If `id` is no resolution request or was answered already, or there is too much private data.
     pub fn answer_resolution(
         &mut self,
         now: Nanos,
@@ -300,7 +301,7 @@ impl Manager {
         Ok(())
     }
 
-    /// A connection of the consumer's, in one of these states.
+    /// Returns a connection that the consumer owns, if it is in one of `states`.
     fn expect(
         &mut self,
         call: &'static str,
@@ -386,7 +387,7 @@ impl Manager {
     }
 }
 
-/// The REQ for a request.
+/// Returns the REQ message of a request.
 fn req_of(request: &ConnectRequest, id: CommId, ca_guid: u64, local_ack_timeout: u8) -> Req {
     Req {
         local_comm_id: id,

@@ -1,4 +1,4 @@
-//! One connection, or one resolution.
+//! State of one connection or resolution.
 
 use crate::time::Nanos;
 use crate::wire::cm::{CommId, Kind, Stage};
@@ -7,135 +7,135 @@ use crate::wire::{Gid, Qpn, ServiceId};
 
 use super::{Listener, Parameters, Route};
 
-/// Where a connection is (IBTA 12.9.7; the names are those of its diagrams).
+/// State of a connection, named as in the diagrams of IBTA 12.9.7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Active: our REQ is out.
+    /// Active: our REQ is sent.
     ReqSent,
-    /// Active: the peer said with an MRA that its REP will take longer.
+    /// Active: the peer has announced by MRA that its REP takes longer.
     RepWait,
-    /// Passive: the consumer knows of a REQ and has not answered.
+    /// Passive: the consumer has a REQ to answer.
     ReqRcvd,
-    /// Passive: likewise, and the peer knows that it takes longer.
+    /// Passive: the consumer has a REQ to answer, and the peer has our MRA.
     MraReqSent,
-    /// Passive: our REP is out.
+    /// Passive: our REP is sent.
     RepSent,
-    /// Passive: the peer said with an MRA that its RTU will take longer.
+    /// Passive: the peer has announced by MRA that its RTU takes longer.
     MraRepRcvd,
-    /// Active: the consumer knows of a REP and is not ready.
+    /// Active: the consumer has a REP to answer.
     RepRcvd,
-    /// Active: likewise, and the peer knows that it takes longer.
+    /// Active: the consumer has a REP to answer, and the peer has our MRA.
     MraRepSent,
-    /// Both may send.
+    /// Connected: both ends may send.
     Established,
-    /// Our DREQ is out.
+    /// Our DREQ is sent.
     DreqSent,
-    /// The consumer knows of a DREQ and has not agreed.
+    /// The consumer has a DREQ to answer.
     DreqRcvd,
-    /// It is over; what is still under way is waited for.
+    /// Ended. Waits for packets and messages in flight.
     TimeWait,
-    /// Our SIDR_REQ is out.
+    /// Our SIDR_REQ is sent.
     SidrReqSent,
-    /// The consumer knows of a SIDR_REQ and has not answered.
+    /// The consumer has a SIDR_REQ to answer.
     SidrReqRcvd,
 }
 
 impl State {
-    /// A peer is asked that may not be there at all.
+    /// True while a host that may not exist has not answered yet.
     pub(super) fn is_asking(self) -> bool {
         matches!(self, State::ReqSent | State::SidrReqSent)
     }
 
-    /// A peer has asked, and has not shown that it hears what it is answered.
+    /// True from a peer's request until the peer confirms our answer.
     pub(super) fn is_half_open(self) -> bool {
         matches!(self, State::ReqRcvd | State::MraReqSent | State::RepSent | State::MraRepRcvd)
     }
 
-    /// The consumer has not answered the peer's request yet.
+    /// True until the consumer answers the peer's request.
     pub(super) fn is_pending(self) -> bool {
         matches!(self, State::ReqRcvd | State::MraReqSent | State::SidrReqRcvd)
     }
 }
 
-/// The last message that may have to be sent again.
+/// The last message, kept for retransmission.
 #[derive(Clone, Debug)]
 pub(super) struct Outgoing {
     pub(super) kind: Kind,
     pub(super) mad: [u8; MAD_LEN],
 }
 
-/// Which table knows a connection by the peer's names for it.
+/// Key of `Manager::by_remote`: the peer's identifiers of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RemoteKey {
-    /// The peer's address: what one host says of another's connections counts for nothing.
+    /// Address of the peer. A host cannot affect the connections of another one.
     pub(super) address: Gid,
-    /// The peer's channel adapter.
+    /// GUID of the peer's channel adapter.
     pub(super) ca_guid: u64,
-    /// Its name for the connection.
+    /// The peer's ID of the connection.
     pub(super) comm_id: CommId,
-    /// A resolution, whose names are of another kind.
+    /// True for a resolution: its IDs form a separate space.
     pub(super) resolution: bool,
 }
 
-/// A connection that the manager knows.
+/// State of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Connection {
     pub(super) state: State,
-    /// The consumer hears of it no more.
+    /// True if the consumer gets no further events.
     pub(super) orphan: bool,
-    /// The way of its messages.
+    /// Path of the messages.
     pub(super) route: Route,
-    /// The transaction of the exchange that is going on.
+    /// Transaction ID of the current exchange.
     pub(super) tid: u64,
-    /// The peer's name for it, once it is known.
+    /// The peer's ID; 0 if unknown.
     pub(super) remote_id: CommId,
-    /// What it is found by in the table of peers' names.
+    /// Key in the table of peers' IDs.
     pub(super) remote_key: Option<RemoteKey>,
-    /// The peer's QP, as it is found by in the table of connected QPs.
+    /// Peer's adapter and QP, for the table of connected QPs.
     pub(super) connected: Option<(u64, Qpn)>,
     pub(super) local_qpn: Qpn,
-    /// The service identifier that a resolution (SIDR) asks for.
+    /// Service ID of a resolution (SIDR).
     pub(super) service: ServiceId,
     pub(super) parameters: Parameters,
-    /// How long a packet is under way at most, as a code; the active side's.
+    /// Active side: maximum lifetime of a packet, as a timeout code.
     pub(super) packet_lifetime: u8,
-    /// Whose backlog it counts in.
+    /// The listener with this request in its backlog.
     pub(super) listener: Option<Listener>,
-    /// Sent again when time is up or the peer shows that it did not come.
+    /// The message to retransmit after a timeout, or when the peer evidently lacks it.
     pub(super) outgoing: Option<Outgoing>,
-    /// How long an answer may take.
-    pub(super) patience: Nanos,
-    /// How often a message of this connection is sent again.
+    /// Time to wait for an answer.
+    pub(super) answer_timeout: Nanos,
+    /// Maximum number of retransmissions of a message.
     pub(super) max_retries: u8,
-    /// How often the present one will be.
+    /// Remaining retransmissions of the current message.
     pub(super) retries_left: u8,
-    /// When the first wait for an answer to the present one ends.
+    /// End of the first wait for an answer to the current message.
     pub(super) answer_due: Nanos,
-    /// How long after the last time it is said again before that. Zero: it is not.
+    /// Delay before the next repetition within that wait. Zero: no repetition.
     pub(super) pause: Nanos,
-    /// How often that has happened.
+    /// Number of repetitions so far.
     pub(super) repeats: u8,
-    /// When the peer's REQ or REP came, which the consumer is to answer.
-    pub(super) came: Nanos,
-    /// How long it lingers when it is over.
+    /// Arrival time of the peer's REQ or REP that the consumer must answer.
+    pub(super) arrived: Nanos,
+    /// Time to linger after the end.
     pub(super) linger: Nanos,
-    /// Until when a peer where nobody listens is asked again.
-    pub(super) insists_until: Nanos,
-    /// The peer has said something of it.
+    /// Time until which the request is repeated to a peer without a listener.
+    pub(super) repeat_until: Nanos,
+    /// True once a message from the peer has arrived.
     pub(super) heard: bool,
 }
 
-/// How long a resolution lingers: as long as a connection with the timeout code that Linux uses on RoCE.
+/// Timeout code for the lingering of a resolution: Linux's code for connections on RoCE.
 const RESOLUTION_LINGERS: u8 = 17;
 
 impl Connection {
-    /// It counts among those that its peer's address may have.
+    /// True if the connection counts in the quota of its peer's address.
     pub(super) fn is_half_open(&self) -> bool {
         self.state.is_half_open() && self.remote_key.is_some()
     }
 
-    /// Another may have its place when there is no other: nobody has shown to be there.
-    pub(super) fn may_make_room(&self) -> bool {
+    /// True if the connection may be evicted: its peer has not confirmed our answer, or it lingers without an owner.
+    pub(super) fn is_evictable(&self) -> bool {
         match self.state {
             State::RepSent => !self.heard,
             State::TimeWait => self.orphan,
@@ -143,18 +143,18 @@ impl Connection {
         }
     }
 
-    /// How often the peer was sent the present message.
+    /// Returns the number of times that the current message was sent.
     pub(super) fn asked(&self) -> u8 {
         let again = self.max_retries.saturating_sub(self.retries_left);
         again.saturating_add(self.repeats).saturating_add(1)
     }
 
-    /// The peer says something again to be sure, and not because its time is up: about as long as ours.
-    pub(super) fn is_hasty(&self, now: Nanos) -> bool {
-        now < self.came + Nanos(self.patience.0 / 2)
+    /// True if a repeated message from the peer comes too early for a timeout: within half of our own wait.
+    pub(super) fn is_early_repeat(&self, now: Nanos) -> bool {
+        now < self.arrived + Nanos(self.answer_timeout.0 / 2)
     }
 
-    /// One whose messages are not known yet.
+    /// Returns a connection without identifiers of the peer and without messages.
     pub(super) fn new(state: State, route: Route, parameters: Parameters) -> Connection {
         Connection {
             state,
@@ -170,27 +170,27 @@ impl Connection {
             packet_lifetime: 0,
             listener: None,
             outgoing: None,
-            patience: Nanos::ZERO,
+            answer_timeout: Nanos::ZERO,
             max_retries: 0,
             retries_left: 0,
             answer_due: Nanos::ZERO,
             pause: Nanos::ZERO,
             repeats: 0,
-            came: Nanos::ZERO,
+            arrived: Nanos::ZERO,
             linger: Nanos::ZERO,
-            insists_until: Nanos::ZERO,
+            repeat_until: Nanos::ZERO,
             heard: false,
         }
     }
 
-    /// A resolution, which has no parameters.
+    /// Returns a resolution, which has no parameters.
     pub(super) fn resolution(state: State, route: Route) -> Connection {
         let parameters = Parameters { active: state == State::SidrReqSent, ..Parameters::unknown(route) };
         let linger = span(RESOLUTION_LINGERS, RESOLUTION_LINGERS);
         Connection { linger, ..Connection::new(state, route, parameters) }
     }
 
-    /// Which message of the peer's a REJ would refuse now.
+    /// Returns the message of the peer that a REJ would refuse now.
     pub(super) fn stage(&self) -> Stage {
         match self.state {
             State::ReqRcvd | State::MraReqSent => Stage::Req,
@@ -199,19 +199,19 @@ impl Connection {
         }
     }
 
-    /// The peer's QP and adapter, for the table of connected QPs.
+    /// Returns the key in the table of connected QPs.
     pub(super) fn connected_key(&self) -> Option<(Gid, u64, Qpn)> {
         self.connected.map(|(guid, qpn)| (self.route.remote, guid, qpn))
     }
 }
 
-/// 4.096 us * 2^code (IBTA 9.9.2.1.1), of the codes up to `largest`.
+/// Returns 4.096 us * 2^code (IBTA 9.9.2.1.1). Codes are capped at `largest`.
 pub(super) fn span(code: u8, largest: u8) -> Nanos {
     Nanos(4096 << code.min(largest).min(31))
 }
 
-/// The local ACK timeout code for a path, from how long packets are under way and the other end takes to acknowledge: 2 *
-/// lifetime + delay, rounded up to a code as Linux does (`cm_ack_timeout`).
+/// Returns the local ACK timeout code of a path: 2 * packet lifetime + ACK delay of the other end, rounded up as Linux
+/// does (`cm_ack_timeout`).
 pub(super) fn ack_timeout(ack_delay: u8, packet_lifetime: u8) -> u8 {
     let round_trip = packet_lifetime + 1;
     let code = if round_trip >= ack_delay {
@@ -226,9 +226,10 @@ pub(super) fn ack_timeout(ack_delay: u8, packet_lifetime: u8) -> u8 {
 mod tests {
     use super::*;
 
-    /// Two times that differ by more than one code add up to the longer one's code, others to the next; nothing is beyond 31.
+    /// The sum has the longer one's code if the times differ by more than one code, otherwise the next code; 31 at
+    /// most.
     #[test]
-    fn the_ack_timeout_holds_the_way_there_and_back_and_the_peers_delay() {
+    fn ack_timeout_covers_round_trip_and_ack_delay() {
         for packet_lifetime in 0..=30 {
             for ack_delay in 0..=31 {
                 let codes = [packet_lifetime + 1, ack_delay];
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_is_a_power_of_two_of_4096_ns_up_to_the_largest_that_is_believed() {
+    fn timeout_code_is_capped_at_the_largest() {
         assert_eq!([span(0, 31), span(1, 31), span(20, 31)], [Nanos(4096), Nanos(8192), Nanos(4096 << 20)]);
         assert_eq!([span(21, 20), span(255, 40)], [Nanos(4096 << 20), Nanos(4096 << 31)]);
     }

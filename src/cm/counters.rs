@@ -1,35 +1,36 @@
-//! What a manager counts.
+//! Counters of a manager.
 
 use crate::wire::cm::Kind;
 
-/// Messages by kind, as Linux counts them (`/sys/class/infiniband/*/ports/*/counters`, `cm_tx_msgs` …), and what was dropped.
+/// Counters of messages by kind, as in Linux (`/sys/class/infiniband/*/ports/*/counters`, `cm_tx_msgs` …), and of
+/// drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CmCounters {
     pub(super) tx: [u64; Kind::ALL.len()],
     pub(super) tx_retries: [u64; Kind::ALL.len()],
     pub(super) rx: [u64; Kind::ALL.len()],
     pub(super) rx_duplicates: [u64; Kind::ALL.len()],
-    /// Bytes that are no message of communication management.
+    /// Datagrams that are not valid CM messages.
     pub not_cm: u64,
-    /// Messages that came from another QP than QP1.
+    /// Messages from another QP than QP1.
     pub not_from_gsi: u64,
-    /// Messages of a connection that came from elsewhere than its peer.
+    /// Messages of a connection from another address than its peer's.
     pub not_from_peer: u64,
-    /// Messages of connections that there are not, or of others' names.
+    /// Messages with an unknown connection ID, or with another ID of the peer.
     pub unknown_id: u64,
-    /// Messages that do not belong in the connection's state.
+    /// Messages that are not expected in the connection's state.
     pub out_of_state: u64,
-    /// Requests that found the listener's backlog full.
+    /// Requests dropped because the listener's backlog was full.
     pub backlog_full: u64,
-    /// Requests that found the table full.
+    /// Requests dropped because the table was full.
     pub table_full: u64,
-    /// Requests of addresses that have too many already, of which no connection has come.
+    /// Requests dropped because their address had too many half-open connections.
     pub address_full: u64,
-    /// Half-made connections that were given up for a new request when the table was full.
+    /// Connections evicted from a full table in favour of new requests.
     pub evicted: u64,
-    /// Requests that found too many events waiting.
+    /// Requests dropped because too many events were pending.
     pub events_full: u64,
-    /// Messages that were not sent because too many wait.
+    /// Messages not sent because too many were pending.
     pub transmits_full: u64,
 }
 
@@ -38,22 +39,22 @@ fn slot(kind: Kind) -> usize {
 }
 
 impl CmCounters {
-    /// Messages sent, those sent again included.
+    /// Returns the number of sent messages, repetitions included.
     pub fn sent(&self, kind: Kind) -> u64 {
         self.tx[slot(kind)]
     }
 
-    /// Messages sent again.
+    /// Returns the number of repeated messages.
     pub fn sent_again(&self, kind: Kind) -> u64 {
         self.tx_retries[slot(kind)]
     }
 
-    /// Messages received.
+    /// Returns the number of received messages.
     pub fn received(&self, kind: Kind) -> u64 {
         self.rx[slot(kind)]
     }
 
-    /// Messages received that had come before.
+    /// Returns the number of received duplicates.
     pub fn received_again(&self, kind: Kind) -> u64 {
         self.rx_duplicates[slot(kind)]
     }
@@ -71,7 +72,7 @@ impl CmCounters {
         self.rx_duplicates[slot(kind)] += 1;
     }
 
-    /// What was dropped, by name.
+    /// Returns the numbers of drops, by name.
     pub fn drops(&self) -> [(&'static str, u64); 11] {
         [
             ("cm_not_cm", self.not_cm),

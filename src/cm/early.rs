@@ -1,4 +1,4 @@
-//! Requests that come a moment before somebody listens, and wait.
+//! Requests that wait for a listener.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use crate::wire::cm::CmMessage;
 
 use super::Route;
 
-/// A request that waits, a REQ or a SIDR_REQ.
+/// A waiting request: a REQ or a SIDR_REQ.
 #[derive(Clone, Debug)]
 pub(super) struct Early {
     pub(super) until: Nanos,
@@ -17,11 +17,11 @@ pub(super) struct Early {
     pub(super) route: Route,
 }
 
-/// Those that wait, in the order in which they came.
+/// Waiting requests in order of arrival.
 pub(super) type EarlyRequests = VecDeque<Early>;
 
 impl Early {
-    /// Which service it is for.
+    /// Returns the service that is requested.
     pub(super) fn asked(&self) -> Option<ServiceId> {
         match &self.request {
             CmMessage::Req(req) => Some(req.service_id),

@@ -1,58 +1,58 @@
-//! Why a call was refused.
+//! Errors of the manager's calls.
 
 use crate::wire::ServiceId;
 use crate::wire::cm::{CommId, TooLong};
 
 use super::{ListenOn, State};
 
-/// Why a call was refused; nothing was changed.
+/// Reason why a call was refused. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CmError {
-    /// The connection is over, or never was.
-    #[error("{call}: there is no connection {id}; it ended, as an event said, or never was")]
+    /// The connection has ended or never existed.
+    #[error("{call}: no connection {id}: it has ended (see its last event) or never existed")]
     Unknown {
-        /// The manager's call, by its name in this API.
+        /// Name of the call.
         call: &'static str,
-        /// The connection that it was made on.
+        /// The connection that was given.
         id: CommId,
     },
-    /// The call does not belong in the connection's state.
+    /// The call is not allowed in the connection's state.
     #[error("{call}: connection {id} is in state {state:?}, where this cannot be done")]
     State {
-        /// The manager's call, by its name in this API.
+        /// Name of the call.
         call: &'static str,
-        /// The connection that it was made on.
+        /// The connection that was given.
         id: CommId,
-        /// The state that the connection is in.
+        /// State of the connection.
         state: State,
     },
-    /// More private data than the message has room for.
+    /// The private data is too long for the message.
     #[error(transparent)]
     PrivateData(#[from] TooLong),
-    /// A bound is reached.
+    /// A limit is reached.
     #[error("{limit} {what} are open, which is the limit; close some, or raise the limit")]
     Full {
-        /// What there is too much of: connections, listeners.
+        /// Kind of object: connections or listeners.
         what: &'static str,
-        /// How many of them there may be ([`crate::limits::CmLimits`]).
+        /// The limit ([`crate::limits::CmLimits`]).
         limit: u32,
     },
-    /// Somebody listens there already.
+    /// Another listener has this service and address.
     #[error("service ID {service} is listened to already on {on:?}")]
     InUse {
-        /// The service identifier that is taken.
+        /// The service ID.
         service: ServiceId,
-        /// The addresses on which it is listened for already.
+        /// The address or addresses.
         on: ListenOn,
     },
-    /// A value that cannot be sent.
+    /// A value is out of range.
     #[error("{what} = {value} is out of range, allowed: 0..={largest}")]
     Value {
-        /// The parameter, by its name in the message.
+        /// Name of the parameter.
         what: &'static str,
-        /// What was given, out of its field's range.
+        /// The value that was given.
         value: u64,
-        /// What may be given at most.
+        /// The largest allowed value.
         largest: u64,
     },
 }

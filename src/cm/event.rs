@@ -1,126 +1,127 @@
-//! What the manager tells its consumer.
+//! Events of the manager for its consumer.
 
 use crate::wire::cm::{CommId, Kind, PrivateData, Rej, Rep, Req, SidrRep, SidrReq};
 
 use super::Route;
 
-/// Names a listener, until it stops.
+/// Identifies a listener until it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener(pub u32);
 
-/// How a connection ended.
+/// How a connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HowDisconnected {
-    /// We asked, and the peer agreed.
+    /// We sent a DREQ, and the peer agreed.
     Agreed,
-    /// The peer asked, and we agreed.
+    /// The peer sent a DREQ, and we agreed.
     AsAsked,
-    /// The peer did not answer our request.
+    /// The peer did not answer our DREQ.
     NoAnswer,
-    /// The peer refused to know the connection any more: its REJ has the reason.
+    /// The peer refused the connection. Its REJ tells the reason.
     Refused,
 }
 
-/// Why a peer counts as unreachable.
+/// Reason why a peer is unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhyUnreachable {
-    /// It did not answer, so often was it asked.
+    /// The peer did not answer.
     Silent {
-        /// Messages that were sent.
+        /// Number of messages sent to it.
         asked: u8,
     },
-    /// Its host, or one on the way, says that nothing takes what comes for RoCE.
+    /// ICMP: the peer's host or a router reports that RoCE is not reachable there.
     NothingThere,
 }
 
-/// What happened to a connection.
+/// An event of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A peer asks for a connection. Answer with `accept` or `reject`; `delay` if that takes longer than the peer's timeout
-    /// (a request that comes again meanwhile is answered with an MRA anyway).
+    /// A peer requests a connection. Answer with `accept` or `reject`. Call `delay` if the answer takes longer than the
+    /// peer's timeout; a repeated request is answered with an MRA in any case.
     Request {
-        /// The connection that a consumer accepts or refuses.
+        /// ID of the new connection.
         id: CommId,
-        /// The listener at which it arrived.
+        /// The listener that matches the request.
         listener: Listener,
-        /// The way to the peer, as its request gives it.
+        /// Path to the peer, as given in its request.
         route: Route,
-        /// The whole request (REQ), private data included.
+        /// The request (REQ) with its private data.
         request: Box<Req>,
     },
-    /// A peer asks which datagram QP serves a service. Answer with `answer_resolution`.
+    /// A peer asks for the datagram QP of a service. Answer with `answer_resolution`.
     ResolutionRequest {
-        /// The question, to be answered or refused.
+        /// ID of the resolution.
         id: CommId,
-        /// The listener at which it arrived.
+        /// The listener that matches the request.
         listener: Listener,
-        /// The way to the peer.
+        /// Path to the peer.
         route: Route,
-        /// The whole question (SIDR_REQ), private data included.
+        /// The request (SIDR_REQ) with its private data.
         request: Box<SidrReq>,
     },
-    /// The peer accepts our request. Bring the QP to RTS, then call `ready`; or `reject`.
+    /// The peer accepts our request. Move the QP to RTS and call `ready`, or call `reject`.
     Reply {
-        /// The connection that this side asked for.
+        /// ID of the connection that we requested.
         id: CommId,
-        /// What the peer says.
+        /// The reply (REP).
         reply: Box<Rep>,
     },
-    /// The peer that we accepted is ready, or has sent data, which says so too.
+    /// The peer of an accepted connection is ready: it has sent an RTU or data.
     Established {
-        /// The connection that this side has agreed to.
+        /// ID of the connection that we accepted.
         id: CommId,
-        /// What came with its RTU; empty if data came first.
+        /// Private data of the RTU; empty if data arrived first.
         private_data: PrivateData,
     },
-    /// The peer refuses, or its REP was refused (stale: its QP counts as connected here). The last event of this connection.
+    /// The peer refuses, or its REP was refused (stale: its QP counts as connected here). Last event of this
+    /// connection.
     Rejected {
-        /// The connection, which is over.
+        /// ID of the connection, which has ended.
         id: CommId,
-        /// The refusal (REJ), with reason and private data.
+        /// The REJ with reason and private data.
         reject: Box<Rej>,
     },
-    /// The peer did not answer, or cannot. The last event of this connection.
+    /// The peer does not answer or is not reachable. Last event of this connection.
     Unreachable {
-        /// The connection, which is over.
+        /// ID of the connection, which has ended.
         id: CommId,
-        /// Which of our messages: REQ, REP or SIDR_REQ.
+        /// The unanswered message: REQ, REP or SIDR_REQ.
         unanswered: Kind,
-        /// How that is known.
+        /// The reason.
         why: WhyUnreachable,
     },
-    /// The peer wants the connection to end. Agree with `disconnect`.
+    /// The peer wants to end the connection. Agree with `disconnect`.
     DisconnectRequested {
-        /// The connection that the peer ends.
+        /// ID of the connection.
         id: CommId,
-        /// What the peer's consumer said with it.
+        /// Private data of the DREQ.
         private_data: PrivateData,
     },
-    /// The connection has ended. Its QP must not be used for another until [`Event::TimeWaitExit`].
+    /// The connection has ended. Do not reuse its QP until [`Event::TimeWaitExit`].
     Disconnected {
-        /// The connection; its QP is not free yet.
+        /// ID of the connection.
         id: CommId,
-        /// How it came to that.
+        /// How it has ended.
         how: HowDisconnected,
     },
-    /// Nothing of the connection is under way any more. The last event of this connection.
+    /// No packet of the connection is in flight any more. Last event of this connection.
     TimeWaitExit {
-        /// The connection, whose QP and identifiers are free again.
+        /// ID of the connection. Its QP and identifiers may be reused.
         id: CommId,
     },
-    /// The answer to our question. The last event of it.
+    /// The answer to a resolution. Last event of this resolution.
     Resolved {
-        /// The question of this side, which is over.
+        /// ID of the resolution, which has ended.
         id: CommId,
-        /// The way to the peer.
+        /// Path to the peer.
         route: Route,
-        /// The answer; look at its status first.
+        /// The answer (SIDR_REP). Check its status first.
         reply: Box<SidrRep>,
     },
 }
 
 impl Event {
-    /// Of which connection it is.
+    /// Returns the connection of the event.
     pub fn id(&self) -> CommId {
         match self {
             Event::Request { id, .. }
@@ -136,7 +137,7 @@ impl Event {
         }
     }
 
-    /// True if the connection's name means nothing after it.
+    /// True if the connection's ID is invalid after this event.
     pub fn is_last(&self) -> bool {
         matches!(
             self,

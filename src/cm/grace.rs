@@ -1,8 +1,8 @@
-//! Requests that come a moment before somebody listens. Ours is asked again for a moment if the peer says that nobody listens; a
-//! peer's waits for a moment before it is refused.
+//! Requests that arrive shortly before their listener exists. A peer's request waits for a moment before it is refused.
+//! Our request is repeated for a moment if the peer has no listener.
 //!
-//! A program that listens anew for each connection (`perftest` with `-R`) races with its client, which knows by other means that it
-//! is about to. To either end it is as if the link had been slow.
+//! A program that creates a listener for each connection (`perftest` with `-R`) races with its client, which knows
+//! about the listener by other means. To both ends, the wait looks like a slow link.
 
 use crate::time::Nanos;
 use crate::wire::cm::{Ari, CmMessage, CommId, RejReason, SidrRep, SidrStatus};
@@ -11,12 +11,12 @@ use super::Route;
 use super::early::Early;
 use super::manager::Manager;
 
-/// How long after a refusal it is asked again.
+/// Delay before a refused request is repeated.
 const AGAIN: Nanos = Nanos::from_millis(20);
 
 impl Manager {
-    /// Nobody listens: the request waits, if it may, or is refused.
-    pub(super) fn is_early(&mut self, now: Nanos, tid: u64, request: CmMessage, route: Route) {
+    /// Lets a request without a listener wait, or refuses it.
+    pub(super) fn hold_early(&mut self, now: Nanos, tid: u64, request: CmMessage, route: Route) {
         let grace = self.config.grace;
         if grace == Nanos::ZERO || self.early.len() >= self.config.limits.early {
             return self.refuse(tid, &request, route);
@@ -28,14 +28,14 @@ impl Manager {
         }
     }
 
-    /// Somebody listens now: what waits for that is looked at at once.
-    pub(super) fn look_at_early(&mut self) {
+    /// Makes the next `handle_timeouts` check the waiting requests, because a listener was added.
+    pub(super) fn recheck_early(&mut self) {
         if !self.early.is_empty() {
             self.wheel.set(self.table.limit(), Nanos::ZERO);
         }
     }
 
-    /// Those that somebody listens for now are taken in, and those that waited long enough refused.
+    /// Handles waiting requests that have a listener now, and refuses expired ones.
     pub(super) fn end_waits(&mut self, now: Nanos) {
         for early in std::mem::take(&mut self.early) {
             if early.asked().is_some_and(|service| self.listeners.serves(service, early.route.local)) {
@@ -49,24 +49,24 @@ impl Manager {
         self.set_early_timer();
     }
 
-    /// The peer says that nobody listens: it is asked again in a moment. False: it was asked for long enough.
-    pub(super) fn asks_again(&mut self, now: Nanos, id: CommId) -> bool {
+    /// Repeats a request soon, because the peer has no listener. Returns false if the time for repetitions is over.
+    pub(super) fn repeat_request(&mut self, now: Nanos, id: CommId) -> bool {
         let deadline = now + AGAIN;
-        let insists = self.table.get(id).is_some_and(|connection| deadline <= connection.insists_until);
+        let insists = self.table.get(id).is_some_and(|connection| deadline <= connection.repeat_until);
         if insists {
-            self.ask_again_at(id, deadline);
+            self.repeat_at(id, deadline);
         }
         insists
     }
 
     fn set_early_timer(&mut self) {
-        // All wait equally long.
+        // All requests wait equally long, so the first one expires first.
         if let Some(first) = self.early.front() {
             self.wheel.set(self.table.limit(), first.until);
         }
     }
 
-    /// Says that nobody listens.
+    /// Refuses a request because there is no listener.
     fn refuse(&mut self, tid: u64, request: &CmMessage, route: Route) {
         match request {
             CmMessage::Req(req) => {

@@ -1,4 +1,4 @@
-//! What a peer's message does: a function for each message, an arm for each state.
+//! Messages from peers: one function for each message, one arm for each state.
 
 use crate::time::Nanos;
 use crate::verbs::{Mtu, Psn};
@@ -14,7 +14,7 @@ use super::manager::Manager;
 use super::{Arrival, Event, HowDisconnected, Listener, Parameters, Route};
 
 impl Manager {
-    /// Takes in what QP1 received, behind the GRH.
+    /// Handles a datagram that QP1 received. `mad` begins after the GRH.
     pub fn handle_mad(&mut self, now: Nanos, mad: &[u8], from: &Arrival) {
         let Ok((tid, message)) = CmMessage::read(mad) else {
             self.counters.not_cm += 1;
@@ -40,13 +40,13 @@ impl Manager {
             CmMessage::SidrReq(m) => self.on_sidr_req(now, tid, m, route),
             CmMessage::SidrRep(m) => self.on_sidr_rep(now, m, route),
             CmMessage::Lap(m) => self.on_lap(tid, &m, route),
-            // We never ask for an alternate path.
+            // APR: we never ask for an alternate path.
             CmMessage::Apr(_) => self.counters.out_of_state += 1,
         }
     }
 
-    /// The connection that a message names by our name for it, if the message comes from its peer. `remote` is the peer's
-    /// name, as the message has it; a connection that does not know it yet takes any.
+    /// Finds the connection with our ID `local`. The message must come from its peer. `remote` is the peer's ID in the
+    /// message; a connection that does not know the peer's ID yet accepts any.
     fn addressed(&mut self, local: CommId, remote: CommId, route: &Route) -> Option<State> {
         let Some(connection) = self.table.get_mut(local) else {
             self.counters.unknown_id += 1;
@@ -74,24 +74,25 @@ impl Manager {
         if let Some(&id) = self.by_remote.get(&key) {
             return self.on_req_again(now, id);
         }
-        if let Some((reason, ari)) = objection(&req, &route) {
+        if let Some((reason, ari)) = req_error(&req, &route) {
             return self.refuse_req(tid, &req, route, reason, ari);
         }
         let peer_qp = (route.remote, req.local_ca_guid, req.local_qpn);
         if let Some(&old) = self.by_peer_qp.get(&peer_qp) {
             self.refuse_req(tid, &req, route, RejReason::STALE, Ari::NONE);
-            return self.is_stale(now, old);
+            return self.end_stale(now, old);
         }
         let Some(listener) = self.admit(req.service_id, &route) else {
             return;
         };
         let Some(listener) = listener else {
-            return self.is_early(now, tid, CmMessage::Req(req), route);
+            return self.hold_early(now, tid, CmMessage::Req(req), route);
         };
         self.take_req(now, tid, req, route, listener, key);
     }
 
-    /// Whether a request has a listener and a place. `None`: it is dropped. `Some(None)`: nobody listens.
+    /// Looks for a listener, and for room in its backlog and in the tables. `None`: the request is dropped.
+    /// `Some(None)`: there is no listener.
     fn admit(&mut self, service: ServiceId, route: &Route) -> Option<Option<Listener>> {
         if self.events.len() >= self.config.limits.events {
             self.counters.events_full += 1;
@@ -101,13 +102,13 @@ impl Manager {
             self.counters.address_full += 1;
             return None;
         }
-        if self.table.is_full() && !self.make_room() {
+        if self.table.is_full() && !self.evict_oldest() {
             self.counters.table_full += 1;
             return None;
         }
         match self.listeners.admit(service, route.local) {
             Admission::Taken(listener) => Some(Some(listener)),
-            Admission::NobodyListens => Some(None),
+            Admission::NoListener => Some(None),
             Admission::BacklogFull => {
                 self.counters.backlog_full += 1;
                 None
@@ -125,7 +126,7 @@ impl Manager {
         key: RemoteKey,
     ) {
         let path = &req.primary_path;
-        // Both ends use what the request says of the path.
+        // The request determines the path for both ends.
         let route = Route {
             traffic_class: path.traffic_class,
             flow_label: path.flow_label,
@@ -149,18 +150,18 @@ impl Manager {
             peer_flow_control: req.end_to_end_flow_control,
         };
         let mut connection = Connection::new(State::ReqRcvd, route, parameters);
-        connection.came = now;
+        connection.arrived = now;
         connection.tid = tid;
         connection.remote_id = req.local_comm_id;
         connection.remote_key = Some(key);
         connection.connected = Some((req.local_ca_guid, req.local_qpn));
         connection.listener = Some(listener);
         connection.linger = self.granted(parameters.timeout);
-        // There and back is in the ACK timeout.
-        connection.patience = self.granted(req.local_cm_response_timeout) + connection.linger;
+        // The ACK timeout includes the round trip.
+        connection.answer_timeout = self.granted(req.local_cm_response_timeout) + connection.linger;
         connection.max_retries = req.max_cm_retries.min(self.config.limits.granted_retries);
         let peer_qp = connection.connected_key();
-        // There was room when it was admitted.
+        // `admit` has ensured that there is room.
         let Ok(id) = self.insert(connection) else { return };
         self.by_remote.insert(key, id);
         if let Some(peer_qp) = peer_qp {
@@ -175,19 +176,19 @@ impl Manager {
         self.send(route, tid, &CmMessage::Rej(rej));
     }
 
-    /// A REQ that came before (IBTA 12.9.8.5): what was lost is said again.
+    /// Handles a repeated REQ (IBTA 12.9.8.5): sends the lost answer again.
     fn on_req_again(&mut self, now: Nanos, id: CommId) {
         self.counters.count_duplicate(Kind::Req);
         let Some(connection) = self.table.get(id) else { return };
         match connection.state {
-            // The consumer takes its time.
-            State::ReqRcvd | State::MraReqSent if !connection.is_hasty(now) => {
+            // The consumer has not answered yet.
+            State::ReqRcvd | State::MraReqSent if !connection.is_early_repeat(now) => {
                 self.send_mra(id, self.config.service_timeout, PrivateData::EMPTY);
             }
             State::RepSent | State::MraRepRcvd => self.send_again(id, Kind::Rep),
-            // Our last word, if it was about this.
+            // Repeat the REJ, if it refused this REQ.
             State::TimeWait => self.send_again(id, Kind::Rej),
-            // The peer has our REP, or is no passive side's peer: an old copy.
+            // The peer has our REP, or the REQ is an old copy for an active connection.
             State::ReqRcvd
             | State::MraReqSent
             | State::Established
@@ -202,8 +203,8 @@ impl Manager {
         }
     }
 
-    /// The peer connects a QP that was connected before: what it was connected to is history (IBTA 12.9.8.3.1).
-    fn is_stale(&mut self, now: Nanos, id: CommId) {
+    /// Ends the old connection of a peer's QP that connects anew (IBTA 12.9.8.3.1).
+    fn end_stale(&mut self, now: Nanos, id: CommId) {
         if self.table.get(id).is_some_and(|connection| connection.state == State::Established) {
             self.send_dreq(now, id, PrivateData::EMPTY);
         }
@@ -214,7 +215,8 @@ impl Manager {
         let other = |c: &Connection| {
             c.route.remote == route.remote && c.remote_id != CommId(0) && c.remote_id != rep.local_comm_id
         };
-        // Gone, or connected by another reply: a copy of our request came when the first answer to it was over.
+        // The connection is gone, or was set up by another REP: a copy of our REQ arrived after the first answer was
+        // over.
         if self.table.get(id).is_none_or(other) {
             self.counters.unknown_id += 1;
             let rej = refusal(&rep, RejReason::INVALID_COMM_ID);
@@ -223,10 +225,10 @@ impl Manager {
         let Some(state) = self.addressed(id, rep.local_comm_id, &route) else { return };
         match state {
             State::ReqSent | State::RepWait => self.take_rep(now, id, tid, rep, route),
-            // The consumer takes its time.
+            // The consumer has not answered yet.
             State::RepRcvd | State::MraRepSent => {
                 self.counters.count_duplicate(Kind::Rep);
-                if !self.table.get(id).is_some_and(|connection| connection.is_hasty(now)) {
+                if !self.table.get(id).is_some_and(|connection| connection.is_early_repeat(now)) {
                     self.send_mra(id, self.config.service_timeout, PrivateData::EMPTY);
                 }
             }
@@ -235,14 +237,14 @@ impl Manager {
                 self.counters.count_duplicate(Kind::Rep);
                 self.send_again(id, Kind::Rtu);
             }
-            // Our last word, if it was a refusal.
+            // Repeat the REJ, if there was one.
             State::TimeWait => {
                 self.counters.count_duplicate(Kind::Rep);
                 self.send_again(id, Kind::Rej);
             }
-            // The DREQ says more than an RTU would.
+            // The DREQ supersedes the RTU.
             State::DreqSent | State::DreqRcvd => self.counters.count_duplicate(Kind::Rep),
-            // Nobody asked.
+            // We sent no REQ for this connection.
             State::ReqRcvd
             | State::MraReqSent
             | State::RepSent
@@ -252,8 +254,8 @@ impl Manager {
         }
     }
 
-    /// A REP that cannot be, to one of our requests: both ends hear of it.
-    fn turn_down_rep(&mut self, now: Nanos, tid: u64, rep: &Rep, route: Route, reason: RejReason) {
+    /// Refuses an inconsistent REP to a REQ of ours. Peer and consumer are notified.
+    fn reject_rep(&mut self, now: Nanos, tid: u64, rep: &Rep, route: Route, reason: RejReason) {
         let id = rep.remote_comm_id;
         let rej = refusal(rep, reason);
         self.send(route, tid, &CmMessage::Rej(rej.clone()));
@@ -273,24 +275,24 @@ impl Manager {
             resolution: false,
         };
         if self.by_remote.get(&key).is_some_and(|other| *other != id) {
-            // Two connections of one name.
-            return self.turn_down_rep(now, tid, &rep, route, RejReason::DUPLICATE_COMM_ID);
+            // Another connection has the same peer ID.
+            return self.reject_rep(now, tid, &rep, route, RejReason::DUPLICATE_COMM_ID);
         }
         let peer_qp = (route.remote, rep.local_ca_guid, rep.local_qpn);
         if let Some(&old) = self.by_peer_qp.get(&peer_qp) {
-            self.turn_down_rep(now, tid, &rep, route, RejReason::STALE);
-            return self.is_stale(now, old);
+            self.reject_rep(now, tid, &rep, route, RejReason::STALE);
+            return self.end_stale(now, old);
         }
         let ack_delay = rep.target_ack_delay;
         let Some(connection) = self.table.get_mut(id) else { return };
-        connection.came = now;
+        connection.arrived = now;
         connection.remote_id = rep.local_comm_id;
         connection.remote_key = Some(key);
         connection.connected = Some((rep.local_ca_guid, rep.local_qpn));
         let p = &mut connection.parameters;
         p.dest_qpn = Some(rep.local_qpn);
         p.sq_psn = rep.starting_psn;
-        // No more than we offered and asked for.
+        // Limit to what our REQ offered and asked for.
         p.max_dest_rd_atomic = p.max_dest_rd_atomic.min(rep.initiator_depth);
         p.max_rd_atomic = p.max_rd_atomic.min(rep.responder_resources);
         p.timeout = ack_timeout(ack_delay, connection.packet_lifetime);
@@ -316,11 +318,11 @@ impl Manager {
         let Some(state) = self.addressed(id, rtu.local_comm_id, &route) else { return };
         match state {
             State::RepSent | State::MraRepRcvd => self.establish(id, rtu.private_data),
-            // Known already, by data or by the first copy.
+            // Established already, by data or by an earlier RTU.
             State::Established | State::DreqSent | State::DreqRcvd | State::TimeWait => {
                 self.counters.count_duplicate(Kind::Rtu);
             }
-            // No REP of ours is out.
+            // We sent no REP for this connection.
             State::ReqSent
             | State::RepWait
             | State::ReqRcvd
@@ -347,7 +349,7 @@ impl Manager {
         let next = match (state, mra.message) {
             (State::ReqSent, Stage::Req) => State::RepWait,
             (State::RepSent, Stage::Rep) => State::MraRepRcvd,
-            // It was granted already, or the answer is here.
+            // Granted already, or the answer has arrived.
             (State::RepWait | State::RepRcvd | State::MraRepSent, Stage::Req)
             | (State::MraRepRcvd, Stage::Rep)
             | (State::Established, _) => {
@@ -362,21 +364,21 @@ impl Manager {
         let granted = self.span(mra.service_timeout);
         let Some(connection) = self.table.get_mut(id) else { return };
         connection.pause = Nanos::ZERO;
-        let deadline = now + granted + connection.patience;
+        let deadline = now + granted + connection.answer_timeout;
         self.set_state(id, next);
         self.set_timer(id, deadline);
     }
 
     fn on_rej(&mut self, now: Nanos, rej: Rej, route: Route) {
         let Some((id, state)) = self.rejected(&rej, &route) else { return };
-        let nobody_listens = rej.message == Stage::Req && rej.reason == RejReason::INVALID_SERVICE_ID;
+        let no_listener = rej.message == Stage::Req && rej.reason == RejReason::INVALID_SERVICE_ID;
         match state {
-            State::ReqSent if nobody_listens && self.asks_again(now, id) => {}
-            // Of an earlier time that it was asked.
-            State::RepRcvd | State::MraRepSent | State::Established | State::DreqSent if nobody_listens => {
+            State::ReqSent if no_listener && self.repeat_request(now, id) => {}
+            // The answer to an earlier copy of our REQ.
+            State::RepRcvd | State::MraRepSent | State::Established | State::DreqSent if no_listener => {
                 self.counters.count_duplicate(Kind::Rej);
             }
-            // Nothing of it is left at the peer.
+            // The peer keeps no state for this connection.
             State::ReqSent | State::RepWait => {
                 let orphan = self.table.get(id).is_some_and(|connection| connection.orphan);
                 self.remove(id);
@@ -384,7 +386,7 @@ impl Manager {
                     self.emit(Event::Rejected { id, reject: Box::new(rej) });
                 }
             }
-            // The peer gave up while the consumer decided, or will not have what it was offered.
+            // The peer gave up waiting for the consumer, or refuses our offer.
             State::ReqRcvd
             | State::MraReqSent
             | State::RepSent
@@ -392,21 +394,22 @@ impl Manager {
             | State::RepRcvd
             | State::MraRepSent => {
                 if let Some(connection) = self.table.get_mut(id) {
-                    // Nothing is to be said again.
+                    // Nothing is left to retransmit.
                     connection.outgoing = None;
                 }
                 self.abandon(now, id);
                 self.emit(Event::Rejected { id, reject: Box::new(rej) });
             }
-            // The peer knows nothing of it (any more).
+            // The peer has no such connection (any more).
             State::Established | State::DreqSent => self.disconnected(now, id, HowDisconnected::Refused),
-            // It ends already.
+            // Ending already.
             State::DreqRcvd | State::TimeWait => self.counters.count_duplicate(Kind::Rej),
             State::SidrReqSent | State::SidrReqRcvd => self.counters.out_of_state += 1,
         }
     }
 
-    /// Which connection a REJ is about. One for a timeout may not know our name for it, but has the peer's adapter and name.
+    /// Finds the connection that a REJ refers to. A REJ for a timeout may lack our ID, but has the peer's adapter and
+    /// ID.
     fn rejected(&mut self, rej: &Rej, route: &Route) -> Option<(CommId, State)> {
         if rej.reason == RejReason::TIMEOUT
             && let Some(ca_guid) = rej.ari.guid()
@@ -418,7 +421,7 @@ impl Manager {
             }
         }
         let id = rej.remote_comm_id;
-        // Who has no name for the connection says 0.
+        // A peer without an ID for the connection sends 0.
         let known = self.table.get(id).map_or(CommId(0), |connection| connection.remote_id);
         let remote = if rej.local_comm_id == CommId(0) { known } else { rej.local_comm_id };
         Some((id, self.addressed(id, remote, route)?))
@@ -427,7 +430,7 @@ impl Manager {
     fn on_dreq(&mut self, now: Nanos, tid: u64, dreq: &Dreq, route: Route) {
         let id = dreq.remote_comm_id;
         if self.table.get(id).is_none() {
-            // It is over here; the peer may know (`cm_issue_drep`).
+            // Ended here already, though the peer may not know (`cm_issue_drep`).
             self.counters.unknown_id += 1;
             let drep = Drep {
                 local_comm_id: dreq.remote_comm_id,
@@ -443,7 +446,7 @@ impl Manager {
             return;
         }
         match state {
-            // Established for the peer, whatever of its RTU or ours is under way.
+            // The peer regards the connection as established, even if an RTU is still in flight.
             State::Established | State::RepSent | State::MraRepRcvd | State::RepRcvd | State::MraRepSent => {
                 connection.tid = tid;
                 let orphan = connection.orphan;
@@ -453,14 +456,14 @@ impl Manager {
                     self.emit(Event::DisconnectRequested { id, private_data: dreq.private_data });
                 }
             }
-            // Both want it.
+            // Disconnected by both ends at the same time.
             State::DreqSent => {
                 connection.tid = tid;
                 self.agree_to_end(now, id, PrivateData::EMPTY, HowDisconnected::Agreed);
             }
-            // The consumer takes its time.
+            // The consumer has not answered yet.
             State::DreqRcvd => self.counters.count_duplicate(Kind::Dreq),
-            // Our DREP was lost, or the peer asks on its own: it has the same answer.
+            // Our DREP was lost, or the peer disconnects at the same time. The answer is a DREP in either case.
             State::TimeWait => {
                 self.counters.count_duplicate(Kind::Dreq);
                 let drep = Drep {
@@ -470,7 +473,7 @@ impl Manager {
                 };
                 self.send(route, tid, &CmMessage::Drep(drep));
             }
-            // There is nothing to end yet.
+            // No connection to end yet.
             State::ReqSent
             | State::RepWait
             | State::ReqRcvd
@@ -486,7 +489,7 @@ impl Manager {
         match state {
             State::DreqSent => self.disconnected(now, id, HowDisconnected::Agreed),
             State::TimeWait => self.counters.count_duplicate(Kind::Drep),
-            // We did not ask.
+            // We sent no DREQ.
             State::ReqSent
             | State::RepWait
             | State::ReqRcvd
@@ -518,12 +521,12 @@ impl Manager {
             RemoteKey { address: route.remote, ca_guid: 0, comm_id: question.request_id, resolution: true };
         if let Some(&id) = self.by_remote.get(&key) {
             self.counters.count_duplicate(Kind::SidrReq);
-            // If it is answered, once more; else the consumer takes its time.
+            // Repeat the answer, if there is one. Otherwise the consumer has not answered yet.
             return self.send_again(id, Kind::SidrRep);
         }
         let Some(listener) = self.admit(question.service_id, &route) else { return };
         let Some(listener) = listener else {
-            return self.is_early(now, tid, CmMessage::SidrReq(question), route);
+            return self.hold_early(now, tid, CmMessage::SidrReq(question), route);
         };
         let mut connection = Connection::resolution(State::SidrReqRcvd, route);
         connection.tid = tid;
@@ -531,7 +534,7 @@ impl Manager {
         connection.remote_key = Some(key);
         connection.service = question.service_id;
         connection.listener = Some(listener);
-        // There was room when it was admitted.
+        // `admit` has ensured that there is room.
         let Ok(id) = self.insert(connection) else { return };
         self.by_remote.insert(key, id);
         self.emit(Event::ResolutionRequest { id, listener, route, request: Box::new(question) });
@@ -544,7 +547,7 @@ impl Manager {
             self.counters.out_of_state += 1;
             return;
         }
-        if reply.status == SidrStatus::UNSUPPORTED && self.asks_again(now, id) {
+        if reply.status == SidrStatus::UNSUPPORTED && self.repeat_request(now, id) {
             return;
         }
         self.remove(id);
@@ -552,7 +555,7 @@ impl Manager {
     }
 }
 
-/// The REJ of a REP.
+/// Returns the REJ that refuses a REP.
 fn refusal(rep: &Rep, reason: RejReason) -> Rej {
     Rej {
         local_comm_id: rep.remote_comm_id,
@@ -563,11 +566,11 @@ fn refusal(rep: &Rep, reason: RejReason) -> Rej {
     }
 }
 
-/// What speaks against a REQ before anybody is asked.
-fn objection(req: &Req, route: &Route) -> Option<(RejReason, Ari)> {
+/// Validates a REQ before it reaches a listener. Returns the reason to refuse it, if any.
+fn req_error(req: &Req, route: &Route) -> Option<(RejReason, Ari)> {
     let path = &req.primary_path;
     if (path.local_gid, path.remote_gid) != (route.remote, route.local) {
-        // Which GID is ours.
+        // Tell the peer our GID.
         return Some((RejReason::INVALID_GID, Ari::new(&route.local.0)));
     }
     if !matches!(req.transport, Transport::Rc | Transport::Uc | Transport::Xrc) {

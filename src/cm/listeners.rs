@@ -1,4 +1,4 @@
-//! Who listens where.
+//! Listeners by service and address.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ struct Entry {
     name: Listener,
     on: ListenOn,
     backlog: u32,
-    /// Requests that the consumer has not answered.
+    /// Number of requests that the consumer has not answered.
     pending: u32,
 }
 
@@ -25,12 +25,12 @@ pub(super) struct Listeners {
     version: u64,
 }
 
-/// Whether a listener takes a request.
+/// Result of the search for a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Taken(Listener),
     BacklogFull,
-    NobodyListens,
+    NoListener,
 }
 
 impl Listeners {
@@ -51,7 +51,7 @@ impl Listeners {
         if entries.iter().any(|entry| entry.on == on) {
             return Err(CmError::InUse { service, on });
         }
-        // Names come back after 2^32 listeners: one that lives so long keeps its own.
+        // Names wrap after 2^32 listeners. Skip those in use.
         let mut name = Listener(self.next);
         while self.service_of.contains_key(&name) {
             name = Listener(name.0.wrapping_add(1));
@@ -63,7 +63,7 @@ impl Listeners {
         Ok(name)
     }
 
-    /// False: there is none of that name.
+    /// Removes a listener. Returns false if it does not exist.
     pub(super) fn remove(&mut self, name: Listener) -> bool {
         let Some(service) = self.service_of.remove(&name) else { return false };
         self.version += 1;
@@ -76,7 +76,7 @@ impl Listeners {
         true
     }
 
-    /// Counts changes.
+    /// Returns the number of changes so far.
     pub(super) fn version(&self) -> u64 {
         self.version
     }
@@ -89,7 +89,7 @@ impl Listeners {
         self.service_of.len()
     }
 
-    /// Finds who listens closest to `local`, and counts a request in its backlog.
+    /// Finds the listener with the most specific match for `local`, and counts a request in its backlog.
     pub(super) fn admit(&mut self, service: ServiceId, local: Gid) -> Admission {
         let entries = self.by_service.get_mut(&service).map_or(&mut [][..], Vec::as_mut_slice);
         let closeness = |entry: &&mut Entry| match entry.on {
@@ -99,7 +99,7 @@ impl Listeners {
         };
         let closest = entries.iter_mut().filter(|entry| entry.on.covers(local)).max_by_key(closeness);
         match closest {
-            None => Admission::NobodyListens,
+            None => Admission::NoListener,
             Some(entry) if entry.pending >= entry.backlog => Admission::BacklogFull,
             Some(entry) => {
                 entry.pending += 1;
@@ -108,7 +108,7 @@ impl Listeners {
         }
     }
 
-    /// Requests that wait for each listener's consumer, as counted; those of listeners that are gone are taken over from `counted`.
+    /// Returns the number of pending requests of each listener. Numbers of removed listeners are copied from `counted`.
     pub(super) fn pending(&self, counted: &BTreeMap<Listener, u32>) -> BTreeMap<Listener, u32> {
         let gone = counted.iter().filter(|(name, _)| !self.service_of.contains_key(name));
         let kept = self.by_service.values().flatten().filter(|entry| entry.pending > 0);
@@ -117,14 +117,14 @@ impl Listeners {
             .collect()
     }
 
-    /// Somebody listens for a service at `local`.
+    /// True if a listener for the service covers `local`.
     pub(super) fn serves(&self, service: ServiceId, local: Gid) -> bool {
         self.by_service
             .get(&service)
             .is_some_and(|entries| entries.iter().any(|entry| entry.on.covers(local)))
     }
 
-    /// A request was answered, or is gone.
+    /// Releases the place of an answered or removed request in the backlog.
     pub(super) fn release(&mut self, name: Listener) {
         let Some(service) = self.service_of.get(&name) else { return };
         let entries = self.by_service.get_mut(service).map_or(&mut [][..], Vec::as_mut_slice);

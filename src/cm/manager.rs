@@ -1,4 +1,4 @@
-//! The manager: what it holds, what comes out of it, and how it sends.
+//! The manager: its state, its outputs, and the sending of messages.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,27 +16,28 @@ use super::listeners::Listeners;
 use super::table::Table;
 use super::{CmError, Event, HowDisconnected, Keeper, ListenOn, Parameters, Route, WhyUnreachable};
 
-/// How a manager behaves.
+/// Configuration of a manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// How many connections, listeners and waiting requests there may be.
+    /// Limits on connections, listeners and waiting requests.
     pub limits: CmLimits,
-    /// What its IDs are made from: they are as hard to guess as it is.
+    /// Secret from which IDs are derived.
     pub seed: u64,
-    /// The GUID of its channel adapter: by it peers tell its connections from others'.
+    /// GUID of the channel adapter, by which peers distinguish its connections from those of other adapters.
     pub ca_guid: u64,
-    /// How long its QPs take to acknowledge: 4.096 us * 2^code (rxe: 15).
+    /// Time that local QPs take to acknowledge: 4.096 us * 2^code (rxe: 15).
     pub ack_delay: u8,
-    /// How long its consumer may take to answer, as an MRA says: 4.096 us * 2^code (Linux: 24).
+    /// Time that the consumer may take to answer, sent in MRAs: 4.096 us * 2^code (Linux: 24).
     pub service_timeout: u8,
-    /// How long a request for a service that nobody listens for waits before it is refused. Zero: not at all.
+    /// Time that a request waits for a listener before it is refused. Zero: refused at once.
     pub grace: Nanos,
-    /// How long a peer that says that nobody listens is asked again. Zero: not at all.
+    /// Time during which a request is repeated although the peer has no listener. Zero: not repeated.
     pub insistence: Nanos,
-    /// How often a host that was never heard of is sent a REQ again at most.
+    /// Maximum number of retries of a REQ to an unknown host.
     pub silent_retries: u8,
-    /// How soon a message is said again the first time, then after twice as long and so on, within its first wait for an answer: a lost one then
-    /// costs that and not the peer's whole time to answer. It costs no try, and a peer that has had the message before says nothing to it. Zero: not at all.
+    /// Delay before a message is repeated within its first wait for an answer, doubled each time. A lost message so
+    /// costs this delay, not the peer's whole response timeout. Repetitions use no retry, and a peer that has the
+    /// message ignores them. Zero: no repetition.
     pub first_repeat: Nanos,
 }
 
@@ -56,36 +57,36 @@ impl Default for Config {
     }
 }
 
-/// A message to be sent from QP1 to QP1, with the Q_Key [`GSI_QKEY`](crate::wire::mad::GSI_QKEY).
+/// A message to send from QP1 to QP1, with the Q_Key [`GSI_QKEY`](crate::wire::mad::GSI_QKEY).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// The way between the two hosts' QP1.
+    /// Path between the QP1s of the two hosts.
     pub route: Route,
-    /// The management datagram of 256 bytes, ready for QP1.
+    /// The management datagram, 256 bytes.
     pub mad: [u8; MAD_LEN],
 }
 
 impl Transmit {
-    /// It is a request of ours, to somebody who may not be there: a REQ or a SIDR_REQ.
+    /// True for a request to a host that may not exist: a REQ or a SIDR_REQ.
     pub fn asks(&self) -> bool {
         let attribute = MadHeader::read(&self.mad).map(|header| header.attribute);
         matches!(attribute, Some(id) if id == Kind::Req as u16 || id == Kind::SidrReq as u16)
     }
 }
 
-/// A connection manager. See [`crate::cm`] for how it is driven.
+/// A connection manager. See [`crate::cm`] for the calls that drive it.
 #[derive(Debug)]
 pub struct Manager {
     pub(super) config: Config,
     pub(super) table: Table,
     pub(super) listeners: Listeners,
-    /// Connections by the peer's names for them.
+    /// Connections by the peer's identifiers.
     pub(super) by_remote: BTreeMap<RemoteKey, CommId>,
-    /// Connections by the peer's QP, while they may be in use.
+    /// Connections by the peer's QP, while in use.
     pub(super) by_peer_qp: BTreeMap<(Gid, u64, Qpn), CommId>,
-    /// Half-open connections of each address.
+    /// Number of half-open connections of each address.
     pub(super) half_open: BTreeMap<Gid, u32>,
-    /// Those that were answered or given up, oldest first, and some that have become something else since.
+    /// Candidates for eviction: connections that were accepted or abandoned, oldest first. May hold outdated entries.
     pub(super) answered: VecDeque<CommId>,
     pub(super) wheel: TimerWheel,
     pub(super) transmits: VecDeque<Transmit>,
@@ -94,17 +95,17 @@ pub struct Manager {
     pub(super) due: Vec<u32>,
     pub(super) early: EarlyRequests,
     pub(super) keeper: Option<Box<dyn Keeper>>,
-    /// Connections and resolutions that wait for a first answer.
+    /// Number of connections and resolutions that wait for a first answer.
     pub(super) asking: u32,
     transactions: u32,
 }
 
 impl Manager {
-    /// One with no connections.
+    /// Returns a manager without connections.
     pub fn new(config: Config) -> Manager {
         let table = Table::new(config.limits.connections, config.seed);
         Manager {
-            // The last one is for requests that came early.
+            // The additional timer is for requests that wait for a listener.
             wheel: TimerWheel::new(table.limit() + 1),
             table,
             listeners: Listeners::new(config.limits.listeners),
@@ -124,51 +125,52 @@ impl Manager {
         }
     }
 
-    /// Its IDs have these upper 8 bits from now on: other managers of this host have others, and messages are told apart by them. Before
-    /// its first connection.
+    /// Sets the upper 8 bits of all IDs. Other managers of this host use other bits, by which messages are routed. Must
+    /// be called before the first connection.
     pub fn set_unit(&mut self, unit: u8) {
         self.table.set_unit(unit);
     }
 
-    /// True if they were set.
+    /// True if `set_unit` was called.
     pub fn has_unit(&self) -> bool {
         self.table.has_unit()
     }
 
-    /// What is listened for, and where.
+    /// Returns the services of all listeners, with their addresses.
     pub fn services(&self) -> impl Iterator<Item = (ServiceId, ListenOn)> + '_ {
         self.listeners.services()
     }
 
-    /// Another number, other services.
+    /// Returns a number that changes whenever [`services`](Manager::services) change.
     pub fn services_version(&self) -> u64 {
         self.listeners.version()
     }
 
-    /// The next message to send.
+    /// Returns the next message to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.transmits.pop_front()
     }
 
-    /// The next event.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// When [`handle_timeouts`](Manager::handle_timeouts) must be called at the latest; at most early. `Nanos::MAX`: never.
+    /// Returns the latest time for the next [`handle_timeouts`](Manager::handle_timeouts), or slightly earlier.
+    /// `Nanos::MAX`: never.
     pub fn next_deadline(&self) -> Nanos {
         self.wheel.next_deadline()
     }
 
-    /// Where a connection is. `None`: there is none of that name.
+    /// Returns the state of a connection, or `None` if it does not exist.
     pub fn state(&self, id: CommId) -> Option<State> {
         self.table.get(id).map(|connection| connection.state)
     }
 
-    /// What the two ends agreed on so far.
+    /// Returns the parameters agreed on so far.
     ///
     /// # Errors
-    /// If there is no such connection, or it is a resolution.
+    /// If the connection does not exist, or is a resolution.
     pub fn parameters(&self, id: CommId) -> Result<Parameters, CmError> {
         const CALL: &str = "parameters";
         let connection = self.table.get(id).ok_or(CmError::Unknown { call: CALL, id })?;
@@ -180,47 +182,49 @@ impl Manager {
         }
     }
 
-    /// Connections and resolutions that are known, those that linger included.
+    /// Returns the number of connections and resolutions, lingering ones included.
     pub fn connections(&self) -> usize {
         self.table.len()
     }
 
-    /// Their names, in no order that means anything.
+    /// Returns the IDs of all connections, in no particular order.
     pub fn ids(&self) -> impl Iterator<Item = CommId> + '_ {
         self.table.ids()
     }
 
-    /// Listeners.
+    /// Returns the number of listeners.
     pub fn listeners(&self) -> usize {
         self.listeners.len()
     }
 
-    /// True while a peer is asked that may not be there: [`handle_undelivered`](Manager::handle_undelivered) has something to say then.
+    /// True while a request waits for its first answer. Only then does
+    /// [`handle_undelivered`](Manager::handle_undelivered) have an effect.
     pub fn is_asking(&self) -> bool {
         self.asking > 0
     }
 
-    /// What was counted.
+    /// Returns the counters.
     pub fn counters(&self) -> &CmCounters {
         &self.counters
     }
 
-    /// How it was set up.
+    /// Returns the configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// How long a timeout code of a peer lasts.
+    /// Returns the duration of a peer's timeout code.
     pub(super) fn span(&self, code: u8) -> Nanos {
         span(code, self.config.limits.timeout_code)
     }
 
-    /// How long a timeout code of a request lasts for what it takes a place.
+    /// Returns the duration of a timeout code for state that a peer's request occupies. More strictly limited than
+    /// [`Manager::span`].
     pub(super) fn granted(&self, code: u8) -> Nanos {
         span(code, self.config.limits.granted_code.min(self.config.limits.timeout_code))
     }
 
-    /// A transaction ID that was not used for long.
+    /// Returns a transaction ID that was not used recently.
     pub(super) fn new_tid(&mut self, id: CommId) -> u64 {
         self.transactions = self.transactions.wrapping_add(1);
         u64::from(self.transactions) << 32 | u64::from(id.0)
@@ -230,7 +234,7 @@ impl Manager {
         self.events.push_back(event);
     }
 
-    /// Sends a message that nobody keeps.
+    /// Sends a message without keeping it for retransmission.
     pub(super) fn send(&mut self, route: Route, tid: u64, message: &CmMessage) {
         self.put(route, message.kind(), message.to_mad(tid), false);
     }
@@ -244,7 +248,7 @@ impl Manager {
         self.transmits.push_back(Transmit { route, mad });
     }
 
-    /// Sends a connection's message, and keeps it for when it is needed again.
+    /// Sends a connection's message, and keeps it for retransmission.
     pub(super) fn send_and_keep(&mut self, id: CommId, message: &CmMessage) {
         let Some(connection) = self.table.get_mut(id) else { return };
         let outgoing = Outgoing { kind: message.kind(), mad: message.to_mad(connection.tid) };
@@ -253,7 +257,7 @@ impl Manager {
         self.put(route, kind, mad, false);
     }
 
-    /// Sends what was kept once more, if it is of this kind.
+    /// Retransmits the kept message, if it is of this kind.
     pub(super) fn send_again(&mut self, id: CommId, kind: Kind) {
         let Some(connection) = self.table.get(id) else { return };
         if let Some(outgoing) = connection.outgoing.as_ref().filter(|outgoing| outgoing.kind == kind) {
@@ -262,19 +266,19 @@ impl Manager {
         }
     }
 
-    /// Waits for an answer from now on, for the connection's patience.
+    /// Starts to wait for an answer, with all retries left.
     pub(super) fn await_answer(&mut self, now: Nanos, id: CommId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         connection.retries_left = connection.max_retries;
         connection.repeats = 0;
-        connection.answer_due = now + connection.patience;
+        connection.answer_due = now + connection.answer_timeout;
         connection.pause = if connection.max_retries == 0 { Nanos::ZERO } else { self.config.first_repeat };
         self.wait_on(now, id);
     }
 
-    /// Waits until the message is to be said again, or its time is up.
+    /// Sets the timer to the next repetition or the end of the wait, whichever is earlier.
     pub(super) fn wait_on(&mut self, now: Nanos, id: CommId) {
-        // A stranger who floods shall not have two replies for each of its requests.
+        // While the table is more than half full, REPs are not repeated, so that a flood of requests is not amplified.
         let crowded = self.table.len() > self.table.limit() as usize / 2;
         let Some(connection) = self.table.get_mut(id) else { return };
         if crowded && connection.state == State::RepSent {
@@ -289,8 +293,9 @@ impl Manager {
         self.set_timer(id, soon);
     }
 
-    /// It is asked again at a time of its own, since there was an answer, which costs no try.
-    pub(super) fn ask_again_at(&mut self, id: CommId, deadline: Nanos) {
+    /// Sets a special time for the next retransmission, which costs no retry, because the peer or the network has
+    /// answered.
+    pub(super) fn repeat_at(&mut self, id: CommId, deadline: Nanos) {
         if let Some(connection) = self.table.get_mut(id) {
             connection.retries_left = connection.retries_left.saturating_add(1);
             connection.pause = Nanos::ZERO;
@@ -310,7 +315,7 @@ impl Manager {
         }
     }
 
-    /// Goes to a state other than TimeWait. A request that was pending is not any more when it is answered.
+    /// Changes to a state other than TimeWait. Updates the counts of pending and half-open requests.
     pub(super) fn set_state(&mut self, id: CommId, state: State) {
         let Some(connection) = self.table.get_mut(id) else { return };
         let was_half_open = connection.is_half_open();
@@ -328,7 +333,7 @@ impl Manager {
         self.bequeath(id);
     }
 
-    /// Sends a REJ on behalf of a connection, and keeps it to say it again.
+    /// Sends a REJ for a connection, and keeps it for retransmission.
     pub(super) fn send_rej(
         &mut self,
         id: CommId,
@@ -349,13 +354,14 @@ impl Manager {
         self.send_and_keep(id, &CmMessage::Rej(rej));
     }
 
-    /// That an answer did not come. It names our adapter, since the peer may not know our name for the connection.
+    /// Sends a REJ because of a missing answer. The REJ contains our adapter's GUID, since the peer may not know our
+    /// ID.
     pub(super) fn send_rej_timeout(&mut self, id: CommId, message: Stage) {
         let ari = Ari::new(&self.config.ca_guid.to_be_bytes());
         self.send_rej(id, message, RejReason::TIMEOUT, ari, PrivateData::EMPTY);
     }
 
-    /// Both ends have agreed that it is over: the consumer hears of it, and once more when nothing is under way.
+    /// Ends an established connection. The consumer gets `Disconnected` now, and `TimeWaitExit` later.
     pub(super) fn disconnected(&mut self, now: Nanos, id: CommId, how: HowDisconnected) {
         let Some(connection) = self.table.get(id) else { return };
         if !connection.orphan {
@@ -364,7 +370,7 @@ impl Manager {
         self.linger(now, id);
     }
 
-    /// It is over for the consumer; what may still come of it is dealt with for a while.
+    /// Detaches a connection from the consumer, and lets it linger to answer late messages.
     pub(super) fn abandon(&mut self, now: Nanos, id: CommId) {
         if let Some(connection) = self.table.get_mut(id) {
             connection.orphan = true;
@@ -390,7 +396,7 @@ impl Manager {
         }
     }
 
-    /// Forgets a connection altogether.
+    /// Removes a connection completely.
     pub(super) fn remove(&mut self, id: CommId) {
         self.cancel_timer(id);
         let Some(connection) = self.table.remove(id) else { return };
@@ -408,7 +414,7 @@ impl Manager {
         self.bequeath(id);
     }
 
-    /// Takes a new connection in.
+    /// Inserts a new connection.
     ///
     /// # Errors
     /// If the table is full.
@@ -432,21 +438,23 @@ impl Manager {
         }
     }
 
-    /// A half-made connection was answered, and its peer has said nothing of it yet; or it is over for the consumer.
+    /// Adds a candidate for eviction: an accepted connection without a message from its peer since, or an abandoned
+    /// one.
     pub(super) fn note_answered(&mut self, id: CommId) {
-        // Most have become connections, or gone.
+        // Drop outdated entries: most connections are established or gone by now.
         if self.answered.len() >= 2 * self.table.limit() as usize {
             let table = &self.table;
-            self.answered.retain(|id| table.get(*id).is_some_and(Connection::may_make_room));
+            self.answered.retain(|id| table.get(*id).is_some_and(Connection::is_evictable));
         }
         self.answered.push_back(id);
     }
 
-    /// Makes room in a full table: of the connections that were answered and whose peers have said nothing since, and of those that linger and
-    /// nobody knows any more, the oldest goes. A peer that is there says something as soon as the answer has come. The one that goes is told nothing. False: there is none.
-    pub(super) fn make_room(&mut self) -> bool {
+    /// Makes room in a full table. Evicts the oldest connection that is half-open, or lingers without an owner. The
+    /// peer of a half-open one has sent no message since our answer, although a live peer replies at once. The evicted
+    /// peer is not notified. Returns false if there is no candidate.
+    pub(super) fn evict_oldest(&mut self) -> bool {
         while let Some(id) = self.answered.pop_front() {
-            let Some(connection) = self.table.get(id).filter(|c| c.may_make_room()) else { continue };
+            let Some(connection) = self.table.get(id).filter(|c| c.is_evictable()) else { continue };
             if !connection.orphan {
                 let why = WhyUnreachable::Silent { asked: connection.asked() };
                 self.emit(Event::Unreachable { id, unanswered: Kind::Rep, why });

@@ -1,18 +1,18 @@
-//! Communication management: how two ends agree on a connection, and on its end (IBTA chapter 12).
+//! Communication management (CM): how two ends set up and end a connection (IBTA chapter 12).
 //!
-//! A [`Manager`] does no I/O, reads no clock and draws no random numbers. Whoever owns one turns it:
+//! A [`Manager`] does no I/O, reads no clock and draws no random numbers. Its owner drives it:
 //!
 //! ```text
 //!  calls      listen, connect, accept, ready, reject, delay, disconnect, destroy, resolve, answer_resolution
-//!  inputs     handle_mad(now, bytes, from)     what QP1 received
-//!             handle_undelivered(now, …)       what the network says of a request that found nobody
-//!             handle_timeouts(now)             when next_deadline() has come
-//!  outputs    poll_transmit()                  what QP1 is to send, and to whom
-//!             poll_event()                     what the consumer is to know
-//!             next_deadline()                  when to call again at the latest
+//!  inputs     handle_mad(now, bytes, from)     a datagram that QP1 received
+//!             handle_undelivered(now, …)       an ICMP message that quotes a request of ours
+//!             handle_timeouts(now)             next_deadline() has passed
+//!  outputs    poll_transmit()                  the next datagram that QP1 must send
+//!             poll_event()                     the next event for the consumer
+//!             next_deadline()                  latest time of the next handle_timeouts
 //! ```
 //!
-//! After each call and each input, take all transmits, then all events, then look at the deadline.
+//! After each call and each input, take all transmits, then all events, then check the deadline.
 //!
 //! # A connection
 //!
@@ -21,53 +21,59 @@
 //!  connect(request)      -> REQ ------------------>  Event::Request: parameters(id), QP to RTR
 //!  Event::Reply          <------------------ REP <-  accept(id, …)
 //!    parameters(id), QP to RTR and RTS
-//!  ready(id)             -> RTU ------------------>  Event::Established: QP to RTS (it may be there already)
+//!  ready(id)             -> RTU ------------------>  Event::Established: QP to RTS (if not there already)
 //!  disconnect(id)        -> DREQ ----------------->  Event::DisconnectRequested
 //!  Event::Disconnected   <----------------- DREP <-  disconnect(id), then Event::Disconnected
 //!  Event::TimeWaitExit                               Event::TimeWaitExit
 //! ```
 //!
-//! A datagram QP is found with `resolve` (SIDR_REQ), answered by `answer_resolution` (SIDR_REP), and nothing stays.
+//! A datagram QP is found by `resolve` (SIDR_REQ) and `answer_resolution` (SIDR_REP). Such a resolution leaves no
+//! state.
 //!
-//! # Names
+//! # Identifiers
 //!
-//! A [`CommId`](crate::wire::cm::CommId) is both what calls and events name a connection by and its communication ID on the
-//! wire: a keyed permutation of an index and a generation, so that it is hard to guess and does not come back soon. It is the
-//! consumer's until an event that [is the last](Event::is_last), or until `destroy`. What a peer may still say of it is
+//! A [`CommId`](crate::wire::cm::CommId) identifies a connection in calls and events, and is its communication ID on
+//! the wire: a keyed permutation of index and generation, so that it is hard to guess and not reused soon. The consumer
+//! may use it until an event that [is the last](Event::is_last), or until `destroy`. Later messages from the peer are
 //! answered by the manager alone.
 //!
-//! # What outlives it
+//! # Handover
 //!
-//! A [`Keeper`] hears at each change what a connection [would leave](Bequest). If the manager dies with its consumer, another one
-//! [inherits](Manager::inherit) that, and the peer hears the end now and not when its timeouts say so.
+//! A [`Keeper`] receives, at each change of a connection, the state to [hand over](Bequest). If the process of a
+//! manager dies, another manager [takes over](Manager::inherit) its connections and ends them, so that peers need not
+//! wait for their timeouts.
 //!
-//! # Hosts that are not there
+//! # Unreachable hosts
 //!
-//! A host on which nothing takes RoCE's datagrams says so by ICMP, and a request that waits for it ends at once
-//! ([`WhyUnreachable::NothingThere`]). That is believed of a request that waits, and only of who can quote it, transaction included: nobody
-//! off the path knows that. A host that was never heard of is asked less often than one that was, so that it is
-//! given up in seconds.
+//! A host without RoCE answers a request with an ICMP message, and the request ends at once
+//! ([`WhyUnreachable::NothingThere`]). The message must quote a pending request with its transaction ID, which only
+//! hosts on the path know. An unknown host gets fewer retries than a known one, so that the request fails within
+//! seconds.
 //!
-//! # What a peer can do
+//! # Limits for peers
 //!
-//! A request takes one place of a bounded table, and of the listener's backlog until it is answered; what finds no place is
-//! dropped and counted. What it asks for in time and repetitions is granted within bounds, an address has a quota of half-made connections, and
-//! when the table is full the oldest makes room whose peer has not shown that it hears us. Each message leads to one message at most, to two if it shows that an older connection is stale. A message of a connection counts only if it comes from the
-//! address that the connection is with. What is no message, fits no connection or does not belong in its state is counted.
+//! * A request takes one place in a bounded table, and one in the listener's backlog until it is answered. Requests
+//!   without a place are dropped and counted.
+//! * Timeouts and retries that a peer asks for are granted within limits.
+//! * Each address has a quota of half-open connections.
+//! * If the table is full, the oldest connection that its peer has not confirmed is evicted.
+//! * Each message causes at most one message in return; two, if it reveals a stale connection.
+//! * Messages of a connection are accepted from its peer's address only.
+//! * Malformed messages, messages for unknown connections, and messages in the wrong state are counted.
 
-// What goes in and out.
+// Inputs and outputs.
 mod error;
 mod event;
 mod parameters;
 mod request;
 
-// What a manager knows.
+// State.
 mod connection;
 mod counters;
 mod listeners;
 mod table;
 
-// What it does: the calls, then what comes from peers, then what time brings.
+// Behaviour: calls of the consumer, messages from peers, timers.
 mod audit;
 mod bequest;
 mod calls;

@@ -1,46 +1,47 @@
-//! What the two ends agreed on, as attributes of a QP.
+//! Parameters of a connection, as attributes of its QP.
 
 use crate::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpState, Qpn};
 use crate::wire::cm::Transport;
 
 use super::Route;
 
-/// What a QP of a connection is to be set to: what `rdma_init_qp_attr` gives. On the passive side complete as soon as there is
-/// a request, but for [`rq_psn`](Parameters::rq_psn) and the depths, which `accept` decides; on the active side with the reply.
+/// Agreed attributes of a connection's QP, as `rdma_init_qp_attr` returns them. On the passive side, they are complete
+/// on arrival of the request, except [`rq_psn`](Parameters::rq_psn) and the depths, which `accept` sets. On the active
+/// side, they are complete on arrival of the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
-    /// The way to the peer.
+    /// Path to the peer.
     pub route: Route,
-    /// The transport service of both QPs.
+    /// Transport service of both QPs.
     pub transport: Transport,
-    /// We asked for the connection: of an XRC one, ours is the initiator.
+    /// True on the active side. The active QP of an XRC connection is the initiator.
     pub active: bool,
-    /// Path MTU that both ends use.
+    /// Path MTU of both ends.
     pub path_mtu: Mtu,
-    /// The peer's QP; `None`: not known yet.
+    /// The peer's QP; `None` if not known yet.
     pub dest_qpn: Option<Qpn>,
-    /// The first PSN that the peer sends: what we told it.
+    /// First PSN from the peer, as we told it.
     pub rq_psn: Psn,
-    /// The first PSN that we send: what the peer told us.
+    /// First PSN to the peer, as it told us.
     pub sq_psn: Psn,
-    /// READs and atomics that we answer at a time: the smaller of what we offer and the peer uses.
+    /// Number of READs and atomics that we execute at a time: the smaller of our offer and the peer's need.
     pub max_dest_rd_atomic: u8,
-    /// READs and atomics that we may have outstanding: the smaller of what we want and the peer answers.
+    /// Number of READs and atomics that we may have outstanding: the smaller of our need and the peer's offer.
     pub max_rd_atomic: u8,
     /// Local ACK timeout code.
     pub timeout: u8,
-    /// How often a packet is sent again before the connection fails, 0 to 7.
+    /// Transport retries, 0 to 7.
     pub retry_cnt: u8,
-    /// RNR retries, as the peer asks for.
+    /// RNR retries, set by the peer.
     pub rnr_retry: u8,
-    /// The peer takes its receives from a shared queue.
+    /// True if the peer's QP uses a shared receive queue.
     pub peer_srq: bool,
-    /// The peer keeps end-to-end credits.
+    /// True if the peer's QP uses end-to-end credits.
     pub peer_flow_control: bool,
 }
 
 impl Parameters {
-    /// Nothing but the way.
+    /// Returns parameters of which only the path is known.
     pub(super) fn unknown(route: Route) -> Parameters {
         Parameters {
             route,
@@ -60,7 +61,7 @@ impl Parameters {
         }
     }
 
-    /// For RESET to INIT; `access` is the consumer's choice.
+    /// Returns the attributes for RESET to INIT. The consumer chooses `access`.
     pub fn init(&self, access: Access) -> QpAttr {
         QpAttr {
             state: Some(QpState::Init),
@@ -71,18 +72,18 @@ impl Parameters {
         }
     }
 
-    /// Our QP answers READs and atomics: of an XRC connection, the end that was asked has receives, and nothing else.
+    /// True if our QP executes READs and atomics: RC, or the target of an XRC connection.
     pub fn answers(&self) -> bool {
         self.transport == Transport::Rc || self.transport == Transport::Xrc && !self.active
     }
 
-    /// Our QP sends requests that are acknowledged.
+    /// True if our QP sends reliable requests: RC, or the initiator of an XRC connection.
     pub fn asks(&self) -> bool {
         self.transport == Transport::Rc || self.transport == Transport::Xrc && self.active
     }
 
-    /// For INIT to RTR, with the route resolved to `av`. The RNR timer that is asked of the peer is no part of the agreement.
-    /// `None`: the peer's QP is not known yet.
+    /// Returns the attributes for INIT to RTR. `av` is the resolved path. The RNR timer is not part of the agreement.
+    /// Returns `None` if the peer's QP is not known yet.
     pub fn rtr(&self, av: AddressVector, min_rnr_timer: u8) -> Option<QpAttr> {
         let answers = self.answers();
         Some(QpAttr {
@@ -97,7 +98,7 @@ impl Parameters {
         })
     }
 
-    /// For RTR to RTS.
+    /// Returns the attributes for RTR to RTS.
     pub fn rts(&self) -> QpAttr {
         let asks = self.asks();
         QpAttr {

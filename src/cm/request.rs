@@ -1,4 +1,4 @@
-//! What a consumer asks the manager for.
+//! Parameters of the consumer's calls.
 
 use std::net::IpAddr;
 
@@ -6,87 +6,88 @@ use crate::verbs::{Mtu, Psn, Qpn};
 use crate::wire::cm::{Ari, PrivateData, SidrStatus, Transport};
 use crate::wire::{Gid, ServiceId};
 
-/// The way between two connection managers, which is the connection's too.
+/// Path between two connection managers, which is the path of the connection as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
-    /// The address of this host that the messages come from.
+    /// Local address.
     pub local: Gid,
-    /// The peer's; of the same family.
+    /// Peer's address, of the same family.
     pub remote: Gid,
     /// IPv4 TOS or IPv6 traffic class.
     pub traffic_class: u8,
-    /// Flow label, 20 bits. RDMA-CM makes it from the ports: [`port_flow_label`](crate::wire::service_id::port_flow_label).
+    /// Flow label, 20 bits. RDMA-CM derives it from the ports:
+    /// [`port_flow_label`](crate::wire::service_id::port_flow_label).
     pub flow_label: u32,
-    /// Time to live of IPv4, hop limit of IPv6.
+    /// IPv4 time to live or IPv6 hop limit.
     pub hop_limit: u8,
 }
 
 impl Route {
-    /// From `local` to `remote` in the usual way: traffic class 0, 64 hops.
+    /// Returns a path with default values: traffic class 0, flow label 0, hop limit 64.
     pub fn new(local: IpAddr, remote: IpAddr) -> Route {
         Route { local: local.into(), remote: remote.into(), traffic_class: 0, flow_label: 0, hop_limit: 64 }
     }
 }
 
-/// Where a management datagram came from.
+/// Origin of a received management datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// The way back: `local` is the address that it came to.
+    /// Path back to the sender. `local` is the address at which the datagram arrived.
     pub route: Route,
-    /// The QP that sent it; other than QP1 it is dropped.
+    /// QP of the sender. Datagrams from other QPs than QP1 are dropped.
     pub src_qp: Qpn,
 }
 
-/// Our QP, as a peer gets to know it.
+/// Our QP, as told to the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LocalQp {
-    /// The QP's number, which the peer sends to.
+    /// QP number.
     pub qpn: Qpn,
-    /// The first PSN that it expects: the peer begins to send with it.
+    /// First PSN that the QP expects from the peer.
     pub psn: Psn,
-    /// It takes its receives from a shared queue.
+    /// True if the QP uses a shared receive queue.
     pub srq: bool,
 }
 
-/// What [`Manager::connect`](super::Manager::connect) asks a peer for.
+/// Parameters of [`Manager::connect`](super::Manager::connect).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectRequest {
-    /// The service identifier that the peer listens on.
+    /// Service ID on which the peer listens.
     pub service: ServiceId,
-    /// The way between the two hosts.
+    /// Path between the two hosts.
     pub route: Route,
-    /// The QP of this side that the connection is for.
+    /// Local QP of the connection.
     pub qp: LocalQp,
-    /// The transport service of both QPs.
+    /// Transport service of both QPs.
     pub transport: Transport,
-    /// Path MTU, of both ends.
+    /// Path MTU of both ends.
     pub path_mtu: Mtu,
-    /// How long a packet is under way at most: 4.096 us * 2^code, 5 bits. The local ACK timeout follows from it.
+    /// Maximum lifetime of a packet: 4.096 us * 2^code, 5 bits. Determines the local ACK timeout.
     pub packet_lifetime: u8,
-    /// Packet rate code, 6 bits; of no meaning on RoCE.
+    /// Packet rate code, 6 bits. Unused on RoCE.
     pub packet_rate: u8,
-    /// READs and atomics that we answer at a time.
+    /// Number of READs and atomics that we can execute at a time.
     pub responder_resources: u8,
-    /// READs and atomics that we will have outstanding.
+    /// Number of READs and atomics that we will have outstanding.
     pub initiator_depth: u8,
-    /// Transport retries, of both ends, 0..=7.
+    /// Transport retries of both ends, 0..=7.
     pub retry_count: u8,
-    /// RNR retries that the peer is to set, 0..=7.
+    /// RNR retries for the peer to set, 0..=7.
     pub rnr_retry_count: u8,
-    /// Our QP keeps end-to-end credits.
+    /// True if our QP uses end-to-end credits.
     pub flow_control: bool,
-    /// Partition key; 0xffff is the default partition's.
+    /// P_Key; 0xffff is the default partition.
     pub pkey: u16,
-    /// Within how long each end should answer: 4.096 us * 2^code, 5 bits.
+    /// Response timeout of each end: 4.096 us * 2^code, 5 bits.
     pub response_timeout: u8,
-    /// How often a message is sent again, 0..=15.
+    /// Maximum number of retransmissions of a message, 0..=15.
     pub max_cm_retries: u8,
-    /// At most 92 bytes; for RDMA-CM with [`CmaHeader`](crate::wire::CmaHeader) in front, which leaves 56.
+    /// Private data, at most 92 bytes. With RDMA-CM's [`CmaHeader`](crate::wire::CmaHeader) in front, 56 bytes remain.
     pub private_data: PrivateData,
 }
 
 impl ConnectRequest {
-    /// A reliable connection with what Linux's RDMA-CM asks for on RoCE (`cma.c`).
+    /// Returns a request for an RC connection with the values of Linux's RDMA-CM on RoCE (`cma.c`).
     pub fn new(service: ServiceId, route: Route, qp: LocalQp, path_mtu: Mtu) -> ConnectRequest {
         ConnectRequest {
             service,
@@ -109,42 +110,44 @@ impl ConnectRequest {
     }
 }
 
-/// How [`Manager::accept`](super::Manager::accept) answers a request.
+/// Parameters of [`Manager::accept`](super::Manager::accept).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcceptOptions {
-    /// The QP of this side that the connection is for.
+    /// Local QP of the connection.
     pub qp: LocalQp,
-    /// READs and atomics that we answer at a time. No more than the peer will have outstanding are told and used.
+    /// Number of READs and atomics that we can execute at a time. Reduced to the number that the peer will have
+    /// outstanding.
     pub responder_resources: u8,
-    /// READs and atomics that we will have outstanding. No more than the peer answers are told and used.
+    /// Number of READs and atomics that we will have outstanding. Reduced to the number that the peer can execute.
     pub initiator_depth: u8,
-    /// RNR retries that the peer is to set, 0..=7.
+    /// RNR retries for the peer to set, 0..=7.
     pub rnr_retry_count: u8,
-    /// Our QP keeps end-to-end credits.
+    /// True if our QP uses end-to-end credits.
     pub flow_control: bool,
-    /// At most 196 bytes.
+    /// Private data, at most 196 bytes.
     pub private_data: PrivateData,
 }
 
-/// What [`Manager::resolve`](super::Manager::resolve) asks for: the datagram QP that serves a service ID.
+/// Parameters of [`Manager::resolve`](super::Manager::resolve), which asks for the datagram QP of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResolveRequest {
-    /// The service identifier that the peer listens on.
+    /// Service ID on which the peer listens.
     pub service: ServiceId,
-    /// The way between the two hosts.
+    /// Path between the two hosts.
     pub route: Route,
-    /// Partition key; 0xffff is the default partition's.
+    /// P_Key; 0xffff is the default partition.
     pub pkey: u16,
-    /// Within how long the peer should answer: 4.096 us * 2^code, 5 bits.
+    /// Response timeout of the peer: 4.096 us * 2^code, 5 bits.
     pub response_timeout: u8,
-    /// How often the question is sent again, 0..=15.
+    /// Maximum number of retransmissions of the request, 0..=15.
     pub max_cm_retries: u8,
-    /// At most 216 bytes; for RDMA-CM with [`CmaHeader`](crate::wire::CmaHeader) in front, which leaves 180.
+    /// Private data, at most 216 bytes. With RDMA-CM's [`CmaHeader`](crate::wire::CmaHeader) in front, 180 bytes
+    /// remain.
     pub private_data: PrivateData,
 }
 
 impl ResolveRequest {
-    /// With what Linux's RDMA-CM asks for (`cma.c`).
+    /// Returns a request with the values of Linux's RDMA-CM (`cma.c`).
     pub fn new(service: ServiceId, route: Route) -> ResolveRequest {
         ResolveRequest {
             service,
@@ -157,37 +160,36 @@ impl ResolveRequest {
     }
 }
 
-/// How [`Manager::answer_resolution`](super::Manager::answer_resolution) answers.
+/// Parameters of [`Manager::answer_resolution`](super::Manager::answer_resolution).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResolveAnswer {
-    /// Valid, or why not.
+    /// Valid, or the reason of the refusal.
     pub status: SidrStatus,
-    /// The QP that serves it.
+    /// The QP that serves the requested service.
     pub qpn: Qpn,
-    /// The key that datagrams to it must present; RDMA-CM's is
-    /// [`RDMA_UDP_QKEY`](crate::wire::service_id::RDMA_UDP_QKEY).
+    /// Q_Key for datagrams to this QP. RDMA-CM uses [`RDMA_UDP_QKEY`](crate::wire::service_id::RDMA_UDP_QKEY).
     pub qkey: u32,
-    /// More about the status.
+    /// Additional information on the status.
     pub info: Ari,
-    /// At most 136 bytes.
+    /// Private data, at most 136 bytes.
     pub private_data: PrivateData,
 }
 
-/// On which of our addresses a listener listens. One address goes before all of a family, those before any.
+/// Local addresses of a listener. A single address takes precedence over a family, and a family over `Any`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ListenOn {
-    /// All (RDMA-CM: the wildcard address of either family).
+    /// All addresses (RDMA-CM: the wildcard address of either family).
     Any,
-    /// All of IPv4.
+    /// All IPv4 addresses.
     AnyIpv4,
-    /// All of IPv6 (`RDMA_OPTION_ID_AFONLY`).
+    /// All IPv6 addresses (`RDMA_OPTION_ID_AFONLY`).
     AnyIpv6,
-    /// This one.
+    /// A single address.
     Address(Gid),
 }
 
 impl ListenOn {
-    /// True if a request to `local` is for it.
+    /// True if the listener accepts requests to `local`.
     pub fn covers(self, local: Gid) -> bool {
         match self {
             ListenOn::Any => true,

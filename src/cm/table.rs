@@ -1,7 +1,7 @@
-//! Communication IDs and what they name.
+//! The table of connections, indexed by communication ID.
 //!
-//! An ID is a keyed permutation of (generation, index): a look-up is arithmetic and an index, a guess is a guess of 32 bits
-//! among few, and an ID does not come back before its place was used 2^16 times.
+//! An ID is a keyed permutation of (generation, index). A look-up needs only arithmetic and one index. A guess must hit
+//! one of few valid IDs among 2^32. An ID is not reused before its place was used 2^16 times.
 
 use std::collections::VecDeque;
 
@@ -20,29 +20,29 @@ struct Slot {
 #[derive(Debug)]
 pub(super) struct Table {
     slots: Vec<Slot>,
-    /// Places that are free, that for longest first.
+    /// Free places, the longest free one first.
     free: VecDeque<u16>,
     names: LongPermutation,
-    /// The upper 8 bits of all IDs, and what the others are made by, if other managers of this host have the others.
+    /// Upper 8 bits of all IDs, with the permutation for the other 24 bits. `None`: this manager uses all IDs.
     unit: Option<(u8, Permutation)>,
     seed: u64,
     limit: u32,
 }
 
 impl Table {
-    /// For at most `limit` connections, which is at most 2^16.
+    /// Returns a table for at most `limit` connections, capped at 2^16.
     pub(super) fn new(limit: u32, seed: u64) -> Table {
         let names = LongPermutation::new(seed);
         Table { slots: Vec::new(), free: VecDeque::new(), names, unit: None, seed, limit: limit.min(1 << 16) }
     }
 
-    /// IDs begin with this from now on. There must be none yet.
+    /// Sets the upper 8 bits of all IDs. The table must be empty.
     pub(super) fn set_unit(&mut self, unit: u8) {
         debug_assert!(self.slots.is_empty(), "IDs of no unit are in use");
         self.unit = Some((unit, Permutation::new(self.seed)));
     }
 
-    /// After it comes 0 again.
+    /// Returns the generation before the wrap to 0.
     fn last_generation(&self) -> u16 {
         if self.unit.is_some() { u8::MAX.into() } else { u16::MAX }
     }
@@ -55,7 +55,7 @@ impl Table {
         self.limit
     }
 
-    /// Connections in it.
+    /// Returns the number of connections.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -64,12 +64,12 @@ impl Table {
         self.len() >= self.limit as usize
     }
 
-    /// Takes a connection in; `None`: it is full.
+    /// Inserts a connection. Returns `None` if the table is full.
     pub(super) fn insert(&mut self, connection: Connection) -> Option<CommId> {
         if self.is_full() {
             return None;
         }
-        // A place that was used is left alone as long as there are fresh ones, so that names come back late.
+        // Prefer places that were never used, so that IDs are reused late.
         let fresh = self.slots.len() < self.limit as usize;
         let index = if fresh {
             self.slots.push(Slot::default());
@@ -78,7 +78,7 @@ impl Table {
             self.free.pop_front()?
         };
         let mut generation = self.slots[usize::from(index)].generation;
-        // 0 is no name.
+        // ID 0 is reserved.
         if self.encode(index, generation) == CommId(0) {
             generation = generation.wrapping_add(1) & self.last_generation();
         }
@@ -88,7 +88,8 @@ impl Table {
         Some(self.encode(index, generation))
     }
 
-    /// Takes one in under a name that a table of the same seed gave. False: the name is taken, or beyond the limit.
+    /// Inserts a connection under an ID of another table with the same seed. Returns false if the ID is in use or
+    /// beyond the limit.
     pub(super) fn insert_as(&mut self, id: CommId, connection: Connection) -> bool {
         let (index, generation) = self.decode(id);
         if u32::from(index) >= self.limit
@@ -126,20 +127,20 @@ impl Table {
         self.slots[usize::from(index)].connection.as_deref_mut()
     }
 
-    /// The place of a connection: what its timer is called by.
+    /// Returns the place of a connection, which identifies its timer.
     pub(super) fn index(&self, id: CommId) -> Option<u16> {
         let (index, generation) = self.decode(id);
         let slot = self.slots.get(usize::from(index))?;
         (slot.generation == generation && slot.connection.is_some()).then_some(index)
     }
 
-    /// What is at a place.
+    /// Returns the ID of the connection at this place.
     pub(super) fn id_at(&self, index: u16) -> Option<CommId> {
         let slot = self.slots.get(usize::from(index))?;
         slot.connection.as_ref().map(|_| self.encode(index, slot.generation))
     }
 
-    /// All names, in the order of their places.
+    /// Returns all IDs, in the order of their places.
     pub(super) fn ids(&self) -> impl Iterator<Item = CommId> + '_ {
         (0..self.slots.len()).filter_map(|index| self.id_at(index as u16))
     }
@@ -154,7 +155,7 @@ impl Table {
     fn decode(&self, id: CommId) -> (u16, u16) {
         if let Some((unit, permutation)) = &self.unit {
             let (index, generation) = permutation.decode(id.0 & 0xff_ffff);
-            // Of another unit: no generation is that.
+            // An ID of another unit gets an impossible generation.
             return (index, if id.0 >> 24 == u32::from(*unit) { generation } else { u16::MAX });
         }
         self.names.decode(id.0)
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_a_unit_begin_with_it_and_no_others_are_found() {
+    fn ids_of_a_unit_have_its_upper_bits() {
         let mut table = Table::new(1 << 16, 7);
         table.set_unit(0xab);
         let mut seen = std::collections::BTreeSet::new();
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_do_not_look_like_neighbours() {
+    fn neighbouring_indices_get_distant_ids() {
         let table = Table::new(8, 7);
         let close = (0..10_000)
             .filter(|i| table.encode(*i, 0).0.abs_diff(table.encode(i + 1, 0).0) < 1 << 20)

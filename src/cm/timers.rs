@@ -1,4 +1,4 @@
-//! What happens when no answer came in time (IBTA 12.9.8.4), and when a connection has lingered long enough.
+//! Timers: missing answers (IBTA 12.9.8.4), and the end of lingering.
 
 use crate::time::Nanos;
 use crate::wire::Gid;
@@ -9,7 +9,7 @@ use super::manager::Manager;
 use super::{Event, HowDisconnected, WhyUnreachable};
 
 impl Manager {
-    /// Does what is due at `now`.
+    /// Handles all timers that have expired at `now`.
     pub fn handle_timeouts(&mut self, now: Nanos) {
         let mut due = std::mem::take(&mut self.due);
         self.wheel.advance(now, |index| due.push(index));
@@ -19,13 +19,13 @@ impl Manager {
                 continue;
             }
             if let Some(id) = self.table.id_at(index as u16) {
-                self.time_is_up(now, id);
+                self.handle_timer(now, id);
             }
         }
         self.due = due;
     }
 
-    fn time_is_up(&mut self, now: Nanos, id: CommId) {
+    fn handle_timer(&mut self, now: Nanos, id: CommId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         let orphan = connection.orphan;
         if connection.state == State::TimeWait {
@@ -38,22 +38,22 @@ impl Manager {
         let Some(kind) = connection.outgoing.as_ref().map(|outgoing| outgoing.kind) else { return };
         if connection.pause > Nanos::ZERO {
             connection.repeats += 1;
-            // Of a reply one more is enough: a peer that lacks it asks for it, too.
+            // A REP is repeated once. A peer that lacks it repeats its REQ.
             let once = connection.state == State::RepSent;
             connection.pause = if once { Nanos::ZERO } else { connection.pause + connection.pause };
             self.send_again(id, kind);
             return self.wait_on(now, id);
         }
         let asked = connection.max_retries.saturating_sub(connection.retries_left);
-        // Not so of a SIDR_REQ: who takes its time to answer one has no message to say so.
+        // Does not apply to SIDR_REQ: a slow host has no message to announce a delay.
         let (waits, heard) = (connection.state == State::ReqSent, connection.heard);
         let remote = connection.route.remote;
         let silent = waits && asked >= self.config.silent_retries && !heard && !self.knows(remote);
         let Some(connection) = self.table.get_mut(id) else { return };
         if connection.retries_left > 0 && !silent {
             connection.retries_left -= 1;
-            let deadline = now + connection.patience;
-            // What the peer asked for with an MRA is over; it may ask once more.
+            let deadline = now + connection.answer_timeout;
+            // The wait granted by the peer's MRA is over. The peer may send another MRA.
             let state = match connection.state {
                 State::RepWait => State::ReqSent,
                 State::MraRepRcvd => State::RepSent,
@@ -67,7 +67,7 @@ impl Manager {
         self.give_up(now, id, kind);
     }
 
-    /// The peer was asked often enough.
+    /// Gives up on an answer after the last retry.
     fn give_up(&mut self, now: Nanos, id: CommId, unanswered: Kind) {
         let Some(connection) = self.table.get(id) else { return };
         let (state, orphan) = (connection.state, connection.orphan);
@@ -84,7 +84,7 @@ impl Manager {
             }
             State::SidrReqSent => self.remove(id),
             State::DreqSent => return self.disconnected(now, id, HowDisconnected::NoAnswer),
-            // Nobody is asked in these.
+            // States without an outstanding request.
             State::ReqRcvd
             | State::MraReqSent
             | State::RepRcvd
@@ -99,7 +99,7 @@ impl Manager {
         }
     }
 
-    /// True if a host has said anything that led to a connection that is known.
+    /// True if a message from this host has led to a connection that still exists.
     fn knows(&self, remote: Gid) -> bool {
         let first = RemoteKey { address: remote, ca_guid: 0, comm_id: CommId(0), resolution: false };
         self.by_remote.range(first..).next().is_some_and(|(key, _)| key.address == remote)

@@ -1,4 +1,4 @@
-//! What the network says of requests that found nobody: ICMP, as whoever has the sockets hears it.
+//! Undeliverable requests: ICMP messages, as the owner of the sockets receives them.
 
 use crate::time::Nanos;
 use crate::wire::Gid;
@@ -9,16 +9,16 @@ use super::connection::State;
 use super::manager::Manager;
 use super::{Event, WhyUnreachable};
 
-/// How long after such an answer a peer is asked again, while it may be that it is only starting. Linux says it six times in a
-/// row to a host, then once a second.
+/// Delay before a request is repeated after such a message, while the peer may still be starting. Linux sends the
+/// message six times in a row to a host, then once a second.
 const AGAIN: Nanos = Nanos::from_millis(100);
 
 impl Manager {
-    /// `remote`, or a host on the way there, says that nothing takes a datagram of ours. `quoted` is the beginning of the management
-    /// datagram in it, as far as it was quoted.
+    /// Handles an ICMP message from `remote` or a router: a datagram of ours could not be delivered to RoCE there.
+    /// `quoted` is the beginning of the quoted management datagram.
     ///
-    /// It ends the request that it quotes, if that still waits for its first answer, with [`Event::Unreachable`]. What quotes too little to
-    /// name one, or another message, or another peer's, is counted and nothing else.
+    /// Ends the quoted request with [`Event::Unreachable`], if it still waits for its first answer. Messages that quote
+    /// too little, no pending request, or another peer's request are only counted.
     pub fn handle_undelivered(&mut self, now: Nanos, remote: Gid, quoted: &[u8]) {
         let quoted = &quoted[..quoted.len().min(MAD_LEN)];
         let Some(id) = self.quotes(remote, quoted) else {
@@ -28,8 +28,8 @@ impl Manager {
         let Some(connection) = self.table.get_mut(id) else { return };
         let (deadline, unanswered) =
             (now + AGAIN, if connection.state == State::ReqSent { Kind::Req } else { Kind::SidrReq });
-        if deadline <= connection.insists_until {
-            return self.ask_again_at(id, deadline);
+        if deadline <= connection.repeat_until {
+            return self.repeat_at(id, deadline);
         }
         let orphan = connection.orphan;
         self.remove(id);
@@ -38,10 +38,10 @@ impl Manager {
         }
     }
 
-    /// Which request is quoted, of those that wait for `remote`.
+    /// Returns the pending request to `remote` that is quoted.
     fn quotes(&self, remote: Gid, quoted: &[u8]) -> Option<CommId> {
         let header: &[u8; MAD_HEADER_LEN] = quoted.first_chunk()?;
-        // The lower half of a transaction ID of ours names the connection.
+        // The lower half of our transaction IDs is the connection's ID.
         let id = CommId(MadHeader::read(header)?.tid as u32);
         let connection = self.table.get(id)?;
         let ours = connection.outgoing.as_ref()?.mad.starts_with(quoted);
