@@ -30,8 +30,8 @@ pub enum Icrc {
 }
 
 /// Bytes of ones in place of the LRH. Hashing them for each packet is faster than starting from their CRC:
-/// ones and the usual 40 bytes of headers are three blocks of 16 bytes, so a payload of whole blocks leaves
-/// no remainder.
+/// ones and 40 bytes of headers (IPv4, UDP, BTH) are three blocks of 16 bytes, so a payload of whole blocks
+/// leaves no remainder.
 const ONES: usize = 8;
 /// An initial hasher, cloned for each frame. `Hasher::new` detects CPU features, so it runs once.
 static START: LazyLock<Hasher> = LazyLock::new(Hasher::new);
