@@ -191,7 +191,7 @@ impl Drop for Background {
 /// `limit`. Returns true if they are.
 ///
 /// For an exiting process. Locks are tried until `limit` only, because the caller may be a signal handler
-/// whose thread holds them. A child of a fork leaves its parent's files alone.
+/// that interrupted their holder. A child of a fork leaves its parent's files alone.
 pub fn write_out(limit: Duration) -> bool {
     let until = Instant::now() + limit;
     let Some(open) = lock_until(&OPEN, until) else { return false };

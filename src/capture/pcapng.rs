@@ -48,7 +48,7 @@ struct Packet {
 }
 
 impl Section {
-    /// Reads a section header whose block type has been read.
+    /// Reads a section header, after its block type.
     pub(super) fn read<R: Read>(source: &mut Source<R>) -> Result<Section, CaptureError> {
         let mut start = [0; 8];
         source.fill(&mut start, "a section header")?;

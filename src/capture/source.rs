@@ -47,7 +47,7 @@ pub enum CaptureError {
     UnknownFormat {
         /// First four bytes, big-endian.
         magic: u32,
-        /// What to do, for a recognised format.
+        /// Hint what to do, for a recognised format.
         hint: &'static str,
     },
     /// The file ends within a record or block.
@@ -63,7 +63,7 @@ pub enum CaptureError {
     /// The file is inconsistent.
     #[error("the capture is damaged before byte {offset}, after frame {after}: {why}")]
     Damaged {
-        /// What is wrong, with the values.
+        /// Description of the damage, with the values.
         why: String,
         /// Bytes read before the error.
         offset: u64,
