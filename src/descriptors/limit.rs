@@ -1,10 +1,10 @@
-//! How many descriptors this process may have.
+//! The limit of open descriptors.
 
 use std::io;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Raises the number of descriptors that this process may have to the most that its user is allowed (`RLIMIT_NOFILE`), and returns it.
+/// Raises the process's limit of open descriptors (`RLIMIT_NOFILE`) to the hard limit, and returns it.
 ///
 /// # Errors
 /// If the system refuses.
