@@ -64,7 +64,7 @@ pub fn ask_for_short_turns() -> io::Result<()> {
 /// priority, `sched(7)`). For threads that keep time and sleep most of it.
 ///
 /// # Errors
-/// Without CAP_SYS_NICE.
+/// If the process lacks CAP_SYS_NICE.
 #[allow(unsafe_code)]
 pub fn ask_to_go_first() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 1 };
